@@ -124,15 +124,16 @@ class PolicyFollower(StepThread):
             self._written = new
 
     def _read(self, policy: FabricPolicy, last: StoredPolicy | None) -> StoredPolicy | None:
-        """The policy, if its rules can be read; else what was in force of it."""
+        """The policy, if its rules can be read; else what was in force of it, or its subjects."""
         stored = policy.stored()
         if stored == last:
             return last
         try:
             _ = stored.read
         except DocumentError as error:
-            self._tell_unreadable(stored, f"{error}; {_in_force(last)}")
-            return last
+            kept = last or cluster.closed(stored)
+            self._tell_unreadable(stored, f"{error}; {_in_force(stored, kept)}")
+            return kept
         return stored
 
     def _tell_unreadable(self, stored: StoredPolicy, text: str) -> None:
@@ -188,7 +189,9 @@ def _looks_at_labels(rule: Rule) -> bool:
     return any(subject.namespace_selector is not None for subject in rule.subjects)
 
 
-def _in_force(last: StoredPolicy | None) -> str:
-    if last is None:
+def _in_force(stored: StoredPolicy, kept: StoredPolicy | None) -> str:
+    if kept is None:
         return "nothing of it is in force"
-    return f"generation {last.generation} stays in force"
+    if kept.generation == stored.generation:
+        return "only its subjects are in force: it allows their pods nothing"
+    return f"generation {kept.generation} stays in force"

@@ -3,7 +3,7 @@
 import argparse
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,15 +19,12 @@ from cli.output import Cell, Table
 from ipam.cluster.api import ApiError
 
 if TYPE_CHECKING:
-    from cli.policy_check import SharedPartition, Verdict, WrittenDefinition
+    from cli.policy_check import CheckedPolicy, WrittenDefinition
     from cni.policy.document import Rule
     from cni.policy.rules import Policy
     from ipam.cluster.api import ClusterApi
 
-_NOTE = (
-    "Devices, and what only a node knows of them, are compared when a pod is attached. Service "
-    "accounts are not known here: a rule that looks at them matches nobody."
-)
+_NOTE = "Devices, and what only a node knows of them, are compared when a pod is attached."
 
 
 class CheckInput:
@@ -126,12 +123,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     default = actions.add_parser(
         "default", help="print the safe settings of a node as a rule, to begin with"
     )
+    default.add_argument(
+        "--object", action="store_true", help="as a FabricPolicy, and not as a config.yaml"
+    )
     default.set_defaults(main=print_default)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the verdicts; 1 if something is refused or cannot be read."""
-    from cli.policy_check import CheckedPolicy, KnownNamespaces, shared_partitions, verdicts
+    from cli.policy_check import (
+        CheckedPolicy,
+        KnownNamespaces,
+        shared_partitions,
+        verdicts,
+        without_rules,
+    )
 
     found = CheckInput()
     try:
@@ -146,37 +152,49 @@ def run(arguments: argparse.Namespace) -> int:
     subjects = KnownNamespaces(found.labels)
     judged = verdicts(found.definitions, policy, subjects, arguments.namespace)
     names = (*found.labels, *(verdict.namespace for verdict in judged))
-    shared = shared_partitions(policy, subjects, names)
+    checked = CheckedPolicy(
+        tuple(judged),
+        tuple(shared_partitions(policy, subjects, names)),
+        without_rules(policy, subjects, names),
+    )
     if arguments.output != "table":
-        output.document(CheckedPolicy(tuple(judged), tuple(shared)), arguments.output)
+        output.document(checked, arguments.output)
     else:
-        _show(judged, shared)
+        _show(checked)
     return 1 if any(not verdict.allowed for verdict in judged) else 0
 
 
 def print_default(arguments: argparse.Namespace) -> int:
-    """Print the rules that say what a node without rules does, as a config.yaml."""
+    """Print the rules that say what a node without rules does."""
     from cni.policy import default, rules
 
-    output.document({rules.PART: {"rules": default.document()}}, "yaml")
+    listed = {"rules": default.document()}
+    if arguments.object:
+        from agent.policy_objects import FabricPolicy
+
+        kind = {"apiVersion": FabricPolicy.API, "kind": FabricPolicy.KIND}
+        output.document(kind | {"metadata": {"name": default.NAME}, "spec": listed}, "yaml")
+    else:
+        output.document({rules.PART: listed}, "yaml")
     return 0
 
 
-def _show(judged: "Sequence[Verdict]", shared: "Sequence[SharedPartition]") -> None:
+def _show(checked: "CheckedPolicy") -> None:
     rows = [
         (
             verdict.definition,
-            verdict.namespace,
+            verdict.namespace
+            + (f" as {verdict.service_account}" if verdict.service_account else ""),
             verdict.plugin,
             Cell("allowed", "green") if verdict.allowed else Cell("refused", "bold red"),
             ", ".join(verdict.rules) if verdict.allowed else verdict.said,
         )
-        for verdict in judged
+        for verdict in checked.verdicts
     ]
     lines = [
         f"{each.first if each.first == each.last else f'{each.first} to {each.last}'}: "
         f"{', '.join(each.namespaces)}"
-        for each in shared
+        for each in checked.shared_partitions
     ]
     output.show(
         Table(
@@ -185,6 +203,10 @@ def _show(judged: "Sequence[Verdict]", shared: "Sequence[SharedPartition]") -> N
         if rows
         else "There is no NetworkAttachmentDefinition.",
         "\n".join(("Partitions that namespaces share:", *lines)) if lines else "",
+        "No rule is for these namespaces: their pods may use every partition, also those of others:"
+        f"\n{', '.join(checked.without_rules)}"
+        if checked.without_rules
+        else "",
         _NOTE,
     )
 

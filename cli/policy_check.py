@@ -25,12 +25,15 @@ from cni.sriov import options as sriov_options
 from cni.sriov import permitted as sriov_permitted
 from ipam import permitted as ipam_permitted
 from ipam.delegation import require_allowed
+from ipam.nv_ipam import options as nv_options
+from ipam.nv_ipam import plugin as nv_ipam
 from ipam.nv_ipam.options import TYPE as NV_IPAM
 from ipam.options import TYPES
 
 SRIOV = ("sriov", "ib-sriov")
 _FULL = 0x8000
 _NODE = "the settings of the node"
+_NO_CONF = nv_options.NodeDefaults()
 
 
 class WrittenDefinition(msgspec.Struct, frozen=True):
@@ -46,6 +49,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
     definition: str
     namespace: str
+    service_account: str = ""  # that rules name; "" for pods of the others
     plugin: str
     allowed: bool
     rules: tuple[str, ...]  # that allow it; of what is refused, those that were left before
@@ -67,17 +71,24 @@ class CheckedPolicy(msgspec.Struct, frozen=True):
 
     verdicts: tuple[Verdict, ...]
     shared_partitions: tuple[SharedPartition, ...]
+    without_rules: tuple[str, ...]  # namespaces whose pods may join every partition
 
 
 class KnownNamespaces:
-    """The labels of the namespaces that are known. Service accounts are not."""
+    """The labels of the namespaces that are known, and one service account for all pods, if any."""
 
-    def __init__(self, labels: Mapping[str, Mapping[str, str]]) -> None:
+    def __init__(self, labels: Mapping[str, Mapping[str, str]], account: str | None = None) -> None:
         self._labels = labels
+        self._account = account
 
     def __call__(self, pod: Pod, wanted: Facts) -> CallingPod:
         """As a source of `Subjects`."""
-        return CallingPod(namespace=pod.namespace, labels=self._labels.get(pod.namespace))
+        labels = self._labels.get(pod.namespace)
+        return CallingPod(namespace=pod.namespace, labels=labels, service_account=self._account)
+
+    def of_account(self, account: str) -> "KnownNamespaces":
+        """The same for pods of a service account; "" is none that a rule names."""
+        return KnownNamespaces(self._labels, account or None)
 
 
 def verdicts(
@@ -91,19 +102,40 @@ def verdicts(
         verdict
         for definition in definitions
         for namespace in dict.fromkeys((definition.namespace, *namespaces))
-        for verdict in _of_definition(definition, namespace, policy, subjects)
+        for account in _accounts(policy.rules, namespace)
+        for verdict in _of_definition(definition, namespace, account, policy, subjects)
     ]
 
 
+def _accounts(rules: Sequence[Rule], namespace: str) -> list[str]:
+    """The service accounts, or patterns of them, that rules name which may be for a namespace.
+
+    "" comes first: an account that none of them names. A pattern stands for accounts that fit it.
+    """
+    named = (
+        account
+        for rule in rules
+        for subject in rule.subjects
+        if subject.service_accounts is not None
+        and (subject.namespaces is None or subject.namespaces.allows(namespace))
+        for account in subject.service_accounts.names
+    )
+    return list(dict.fromkeys(("", *named)))
+
+
 def _of_definition(
-    definition: WrittenDefinition, namespace: str, policy: Policy, subjects: KnownNamespaces
+    definition: WrittenDefinition,
+    namespace: str,
+    account: str,
+    policy: Policy,
+    subjects: KnownNamespaces,
 ) -> Iterator[Verdict]:
     name = f"{definition.namespace}/{definition.name}"
     plugin = ""
     try:
         for config in _plugins(definition):
             plugin = str(config.get("type", ""))
-            allowed = allowance.of_pod(policy, Pod(namespace, "pod"), subjects)
+            allowed = allowance.of_pod(policy, Pod(namespace, "pod"), subjects.of_account(account))
             request = Request(
                 command="ADD",
                 args=f"K8S_POD_NAMESPACE={namespace};K8S_POD_NAME=pod",
@@ -114,6 +146,7 @@ def _of_definition(
             yield Verdict(
                 definition=name,
                 namespace=namespace,
+                service_account=account,
                 plugin=plugin,
                 allowed=True,
                 rules=left.titles() or (_NODE,),
@@ -123,6 +156,7 @@ def _of_definition(
         yield Verdict(
             definition=name,
             namespace=namespace,
+            service_account=account,
             plugin=plugin,
             allowed=False,
             rules=refused.rules if refused else (),
@@ -148,8 +182,7 @@ def _judged(plugin: str, request: Request, allowed: Allowance) -> Allowance:
     """What is left of the allowance. CNIError 7 and 121."""
     if plugin == "ipoib":
         wanted = ipoib_options.read(request)
-        allowed = _addresses(request, ipoib_permitted.by_options(wanted, allowed))
-        return ipoib_permitted.completed(request, wanted, allowed)[1]
+        return _addresses(request, ipoib_permitted.by_options(wanted, allowed))
     if plugin in SRIOV:
         options = sriov_options.read(request, needs_device=False)
         return _addresses(request, sriov_permitted.by_options(options, allowed))
@@ -165,9 +198,27 @@ def _addresses(request: Request, allowed: Allowance) -> Allowance:
     allowed = ipam_permitted.of_type(allowed, config.type)
     if config.type in TYPES:
         return ipam_permitted.of_configuration(allowed, request)
-    if config.type != NV_IPAM:
-        require_allowed(config, allowed)
+    if config.type == NV_IPAM:  # as on a node whose nv-ipam.conf says nothing
+        return nv_ipam.permitted(
+            nv_options.read(request.config, request.arguments, _NO_CONF), allowed
+        )
+    require_allowed(config, allowed)
     return allowed
+
+
+def without_rules(
+    policy: Policy, subjects: KnownNamespaces, namespaces: Sequence[str]
+) -> tuple[str, ...]:
+    """The namespaces, sorted, for whose pods no rule is, where there are rules."""
+    if not policy.rules:
+        return ()
+    return tuple(
+        sorted(
+            name
+            for name in set(namespaces)
+            if allowance.of_pod(policy, Pod(name, "pod"), subjects).rules is None
+        )
+    )
 
 
 def shared_partitions(
@@ -200,9 +251,12 @@ def _named(rules: Sequence[Rule]) -> Iterator[str]:
 
 def _partitions(namespace: str, policy: Policy, subjects: KnownNamespaces) -> list[Span]:
     """The partitions that a namespace's pods may join, without the bit of a full member."""
-    found = allowance.of_pod(policy, Pod(namespace, "pod"), subjects).rules
+    asked = (
+        allowance.of_pod(policy, Pod(namespace, "pod"), subjects.of_account(account)).rules
+        for account in _accounts(policy.rules, namespace)
+    )
     partitions: list[Span] = []
-    for rule in found.rules if found is not None else ():
+    for rule in (rule for found in asked if found is not None for rule in found.rules):
         if rule.use.pkeys.any:
             partitions.append((1, _FULL - 1))
         for first, last in rule.use.pkeys.spans:

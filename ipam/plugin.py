@@ -310,8 +310,9 @@ def _attachment(request: Request) -> Attachment:
 
 
 def _owner(request: Request, allowed: Allowance) -> Owner:
-    most = allowed.addresses_of_namespace()
-    quota = None if most is None else Quota(most, allowed.titles())
+    of_pod, of_namespace = map(allowed.most, ("addresses_per_pod", "addresses_per_namespace"))
+    limited = of_pod is not None or of_namespace is not None
+    quota = Quota(of_pod, of_namespace, allowed.titles()) if limited else None
     return Owner(_attachment(request), _encodable(request.arguments.pod), quota)
 
 

@@ -17,16 +17,20 @@ from ipam.segments import BEFORE
 
 
 class Quota(msgspec.Struct, frozen=True):
-    """How many addresses a namespace may have on this node, by these rules of the policy."""
+    """How many addresses a pod and its namespace may have on this node, by rules of the policy.
 
-    addresses: int
+    None is without a limit.
+    """
+
+    of_pod: int | None = None
+    of_namespace: int | None = None
     rules: tuple[str, ...] = ()
 
 
 class Owner(msgspec.Struct, frozen=True):
     """An attachment, and the pod it is made for as far as the runtime named it.
 
-    `quota` is that of the pod's namespace; None without a limit.
+    `quota` is that of the pod and its namespace; None without a limit.
     """
 
     attachment: Attachment

@@ -11,6 +11,7 @@ from cni.ipoib import permitted
 from cni.ipoib.options import CONNECTED, CONNECTED_MTU, DATAGRAM, IpoibOptions
 from cni.policy.allowance import Allowance, NotAllowed
 from cni.spec.errors import CNIError, Code
+from cni.spec.request import Request
 from host import infiniband, links, pci
 from host.links import Link
 from host.netlink import Rtnetlink
@@ -21,6 +22,7 @@ UD_MTU = 4092  # a 4096 byte InfiniBand MTU less IPoIB's header of 4
 class ChildPlan(msgspec.Struct, frozen=True, kw_only=True):
     """The child to be made."""
 
+    options: IpoibOptions  # with what rules put in
     parent: Link
     port: infiniband.IpoibPort | None
     pkey: int
@@ -38,12 +40,16 @@ class ChildPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def choose(
-    route: Rtnetlink, paths: Paths, options: IpoibOptions, match: Match | None = None
+    route: Rtnetlink,
+    paths: Paths,
+    options: IpoibOptions,
+    request: Request | None = None,
+    match: Match | None = None,
 ) -> ChildPlan:
     """The first of the masters that can have the child, on an HCA of the pod if it holds any.
 
-    Raises CNIError with the reason for each master that cannot: 7, 11 if waiting may help, 120 if
-    only other HCAs than the pod's can.
+    An ADD passes its request and the match of its pod. Raises CNIError with the reason for each
+    master that cannot: 7, 11 if waiting may help, 120 if only other HCAs than the pod's can.
     """
     reasons = []
     code: int = Code.INVALID_CONFIG
@@ -59,12 +65,12 @@ def choose(
         if parent is not None and reason is None:
             plan = _plan(paths, parent, options)
             refusal: CNIError | None = None
-            if match is not None:
+            if match is not None and request is not None:
                 try:
-                    plan = _allowed(plan, options, match)
+                    plan = _allowed(paths, plan, request, match)
                 except NotAllowed as not_allowed:
                     refusal = refused = not_allowed
-            reason = _refused(plan, options) if refusal is None else None
+            reason = _refused(plan) if refusal is None else None
             if match is not None and reason is None and refusal is None:
                 refusal = _other_hca(plan, match)
             if refusal is not None:
@@ -144,10 +150,17 @@ def _other_hca(plan: ChildPlan, match: Match) -> CNIError | None:
     return match.entitlement.error(held, "master", what) if held is not None else None
 
 
-def _allowed(plan: ChildPlan, options: IpoibOptions, match: Match) -> ChildPlan:
-    """The plan with what the attachment may use beside it. NotAllowed if no rule has it."""
-    usual = _inherited_mtu(plan.parent, plan.mode)
-    allowance = permitted.on_parent(match, options, plan.parent.name, plan.hca, plan.pkey, usual)
+def _allowed(paths: Paths, plan: ChildPlan, request: Request, match: Match) -> ChildPlan:
+    """The plan with what rules put in, and what the attachment may use beside it.
+
+    NotAllowed if no rule has it.
+    """
+    parent = plan.parent
+    options, allowance = permitted.on_parent(request, match, plan.options, parent.name, plan.hca)
+    if options is not plan.options:
+        plan = _plan(paths, parent, options)
+    usual = _inherited_mtu(parent, plan.mode)
+    allowance = permitted.as_planned(options, plan.pkey, usual, allowance)
     return msgspec.structs.replace(plan, allowance=allowance)
 
 
@@ -160,6 +173,7 @@ def _plan(paths: Paths, parent: Link, options: IpoibOptions) -> ChildPlan:
     mode = options.mode or parent.mode or DATAGRAM
     port = infiniband.port_of(paths, parent)
     return ChildPlan(
+        options=options,
         parent=parent,
         port=port,
         pkey=options.pkey or (parent.pkey or 0xFFFF) | infiniband.FULL_MEMBER,
@@ -171,12 +185,12 @@ def _plan(paths: Paths, parent: Link, options: IpoibOptions) -> ChildPlan:
     )
 
 
-def _refused(plan: ChildPlan, options: IpoibOptions) -> str | None:
+def _refused(plan: ChildPlan) -> str | None:
     """Why the child cannot be made; None if it can."""
     parent, port = plan.parent, plan.port
     if port is not None and not port.has_pkey(plan.pkey):
         table = ", ".join(f"{pkey:#06x}" for pkey in port.pkeys) or "empty"
-        origin = "asked for" if options.pkey else f'of parent "{parent.name}"'
+        origin = "asked for" if plan.options.pkey else f'of parent "{parent.name}"'
         return (
             f"P_Key {plan.pkey:#06x} {origin} is not in the table of {port.hca} port "
             f"{port.number} ({table}): make the port a member in the subnet manager, or set "

@@ -30,13 +30,19 @@ def completed(
 
 
 def on_parent(
-    match: Match, wanted: IpoibOptions, parent: str, hca: str, pkey: int, usual_mtu: int
-) -> Allowance:
-    """The allowance of a child with this P_Key on a parent. CNIError 121.
+    request: Request, match: Match, wanted: IpoibOptions, parent: str, hca: str
+) -> tuple[IpoibOptions, Allowance]:
+    """The options on a parent, with what rules put in that have it. CNIError 121."""
+    allowance = match.using(hca, "master", parent, parent=parent)
+    return completed(request, wanted, allowance)
+
+
+def as_planned(wanted: IpoibOptions, pkey: int, usual_mtu: int, allowance: Allowance) -> Allowance:
+    """The allowance of a child with this P_Key. CNIError 121.
 
     `usual_mtu` is the one that a child of the parent has if the configuration says none.
     """
-    allowance = _with_pkey(pkey, match.using(hca, "master", parent, parent=parent))
+    allowance = _with_pkey(pkey, allowance)
     if wanted.mtu and wanted.mtu != usual_mtu:
         allowance.require_option("mtu", wanted.mtu, "mtu", wanted.mtu)
     return allowance

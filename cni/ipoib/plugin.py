@@ -42,11 +42,11 @@ class IPoIB(InterfacePlugin):
         wanted = options.read(request)
         allowance = permitted.by_options(wanted, self._allowance(request))
         ipam, allowance = self._ipam_of_add(request, allowance)
-        wanted, allowance = permitted.completed(request, wanted, allowance)
         attachment = Attachment.of(request)
         with self._attaching(attachment, request, wanted.ipam_type) as sandbox, Undo() as undo:
             namespace, host, pod = sandbox.namespace, sandbox.host, sandbox.pod
             plan = self._choose(host, request, wanted, allowance)
+            wanted = plan.options
             record = child.record_of(plan, wanted)
             entry = JournalEntry.begun(
                 self.name, request, namespace, self.paths.boot_id(), record, wanted.pod
@@ -143,7 +143,7 @@ class IPoIB(InterfacePlugin):
             allowance=allowance,
         )
         with match.choosing():
-            plan = parents.choose(host, self.paths, wanted, match)
+            plan = parents.choose(host, self.paths, wanted, request, match)
             match.take(plan.hca)
         return plan
 

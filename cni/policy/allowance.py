@@ -115,24 +115,24 @@ class Allowance(msgspec.Struct, frozen=True):
     def filled(self, written: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
         """By key, what the rules left put into a definition: into those of `keys` without a value.
 
-        As in Go's decoder, the case of a written key does not matter.
+        `written` are the keys as the plugin reads them: of two spellings, the one that counts.
         """
         if self.rules is None:
             return {}
         # 0 stands for no MTU.
         said = {
-            key.lower()
+            key
             for key, value in written.items()
-            if value not in (None, "") and (value != 0 or key.lower() != "mtu")
+            if value not in (None, "") and (value != 0 or key != "mtu")
         }
-        fixed = {key: self.fixed(key) for key in keys if key.lower() not in said}
+        fixed = {key: self.fixed(key) for key in keys if key not in said}
         return {key: value for key, value in fixed.items() if value is not None}
 
-    def addresses_of_namespace(self) -> int | None:
-        """How many addresses the pod's namespace may have on this node; None without a limit."""
+    def most(self, count: str) -> int | None:
+        """The largest limit that the rules left have for a count of `Use`; None without one."""
         if self.rules is None:
             return None
-        limits = [rule.use.addresses_per_namespace for rule in self.rules.of(self.left)]
+        limits = [getattr(rule.use, count) for rule in self.rules.of(self.left)]
         return None if None in limits else max(limit for limit in limits if limit is not None)
 
     def titles(self) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ no pod is attached: the runtime tries again.
 
 import zlib
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,22 @@ class StoredPolicy(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def read(self) -> tuple[Rule, ...]:
         """The rules, typed. Raises DocumentError."""
         return document.rules_of(self.rules, f"{KIND} {self.name}: spec.rules", self.name)
+
+
+def closed(policy: StoredPolicy) -> StoredPolicy | None:
+    """A policy whose rules cannot be read, with their subjects alone: it allows their pods nothing.
+
+    Otherwise pods would have the settings of the node for as long as their rules are of a later
+    version of podfabric. None if no rule's subjects can be read.
+    """
+    rules: list[Any] = []
+    for index, rule in enumerate(policy.rules):
+        subjects = rule.get("subjects") if isinstance(rule, dict) else None
+        alone = {"name": f"unreadable-{index}", "subjects": subjects}
+        with suppress(DocumentError):
+            document.rules_of([alone], policy.name)
+            rules.append(alone)
+    return msgspec.structs.replace(policy, rules=rules[: document.RULES]) if rules else None
 
 
 class ClusterPolicies(msgspec.Struct, frozen=True, kw_only=True, dict=True):

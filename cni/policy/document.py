@@ -80,7 +80,8 @@ class Use(msgspec.Struct, frozen=True):
     network_names: Values = NOTHING
     ranges: Values = NOTHING
     addresses_per_attachment: int | None = None
-    addresses_per_namespace: int | None = None
+    addresses_per_pod: int | None = None
+    addresses_per_namespace: int | None = None  # on one node, as is that of a pod
 
     def has_device(self, hca: HCA) -> bool:
         """Whether one of the selectors matches an HCA."""
@@ -154,6 +155,7 @@ USE: Mapping[str, tuple[str, Kind]] = {
 }
 COUNTS = {
     "addressesPerAttachment": "addresses_per_attachment",
+    "addressesPerPod": "addresses_per_pod",
     "addressesPerNamespace": "addresses_per_namespace",
 }
 

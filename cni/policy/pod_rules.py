@@ -5,6 +5,8 @@ number with a bit for each of them.
 """
 
 from collections.abc import Callable, Hashable, Mapping
+from contextlib import suppress
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -67,7 +69,6 @@ class PodRules:
         self.every = (1 << len(rules)) - 1
         self.blind = blind  # titles of rules that look at what this node does not know
         self._masks: dict[tuple[str, Hashable], int] = {}
-        self._by_ranges: dict[Values, int] = {}
 
     def allowing(self, key: str, value: Hashable) -> int:
         """The rules whose `use` has this value."""
@@ -89,15 +90,19 @@ class PodRules:
         mask = self._masks.get(at) if len(intervals) <= _FEW else None
         if mask is not None:
             return mask
-        if not self._by_ranges:
-            for i, rule in enumerate(self.rules):
-                ranges = rule.use.ranges
-                self._by_ranges[ranges] = self._by_ranges.get(ranges, 0) | 1 << i
         mask = 0
         for ranges, some in self._by_ranges.items():
             if all(ranges.allows_all(first, last) for first, last in intervals):
                 mask |= some
         return self._kept(at, mask) if len(intervals) <= _FEW else mask
+
+    @cached_property
+    def _by_ranges(self) -> dict[Values, int]:
+        """The rules that have the same networks. Whole once it is seen: calls share it."""
+        found: dict[Values, int] = {}
+        for i, rule in enumerate(self.rules):
+            found[rule.use.ranges] = found.get(rule.use.ranges, 0) | 1 << i
+        return found
 
     def may_set(self, key: str, value: int | str) -> bool:
         """Whether one of the rules lets a definition set an option to this value."""
@@ -134,12 +139,19 @@ class PodRules:
         return mask
 
 
+class _NamedRules(msgspec.Struct, frozen=True):
+    """Rules that may be for pods of a namespace, and what of the API server these look at."""
+
+    facts: Facts
+    rules: tuple[tuple[Rule, tuple[Subject, ...]], ...]  # with the subjects that name it
+
+
 class Ruleset:
     """All rules of a node."""
 
     def __init__(self, rules: tuple[Rule, ...]) -> None:
         self._rules = tuple(sorted(rules, key=lambda rule: rule.policy))  # which keeps their order
-        self._facts: dict[str, Facts] = {}
+        self._by_namespace: dict[str, _NamedRules] = {}
         self._of: dict[Hashable, PodRules | None] = {}
         self._made: dict[tuple[str, ...], PodRules] = {}
 
@@ -147,46 +159,49 @@ class Ruleset:
         """The rules for a pod; None if there are none. CNIError 11 from `subjects`."""
         if not self._rules:
             return None
-        facts = self._looked_at(pod.namespace)
-        if facts == Facts():
+        named = self._named(pod.namespace)
+        if named.facts == Facts():
             calling = CallingPod(namespace=pod.namespace, name=pod.name, uid=pod.uid)
         else:
-            calling = subjects(pod, facts)
+            calling = subjects(pod, named.facts)
         labels = calling.labels
         key = (
             calling.namespace,
             None if labels is None else frozenset(labels.items()),
             calling.service_account,
         )
-        if key not in self._of:
-            if len(self._of) >= _KEPT:
-                self._of.clear()
-                self._made.clear()
-            self._of[key] = self._matching(calling)
-        return self._of[key]
+        with suppress(KeyError):
+            return self._of[key]
+        if len(self._of) >= _KEPT:
+            self._of.clear()
+            self._made.clear()
+        found = self._of[key] = self._matching(calling, named)
+        return found
 
-    def _looked_at(self, namespace: str) -> Facts:
-        """What rules look at that may be for pods of a namespace."""
-        if namespace not in self._facts:
-            if len(self._facts) >= _KEPT:
-                self._facts.clear()
-            maybe = [
-                subject
+    def _named(self, namespace: str) -> _NamedRules:
+        found = self._by_namespace.get(namespace)
+        if found is None:
+            pairs = (
+                (rule, [each for each in rule.subjects if _names(each, namespace)])
                 for rule in self._rules
-                for subject in rule.subjects
-                if _names(subject, namespace)
-            ]
-            self._facts[namespace] = Facts(
-                labels=any(subject.namespace_selector is not None for subject in maybe),
-                service_account=any(subject.service_accounts is not None for subject in maybe),
             )
-        return self._facts[namespace]
+            rules = tuple((rule, tuple(subjects)) for rule, subjects in pairs if subjects)
+            every = [subject for _, subjects in rules for subject in subjects]
+            facts = Facts(
+                labels=any(subject.namespace_selector is not None for subject in every),
+                service_account=any(subject.service_accounts is not None for subject in every),
+            )
+            found = _NamedRules(facts, rules)
+            if len(self._by_namespace) >= _KEPT:
+                self._by_namespace.clear()
+            self._by_namespace[namespace] = found
+        return found
 
-    def _matching(self, pod: CallingPod) -> PodRules | None:
+    def _matching(self, pod: CallingPod, named: _NamedRules) -> PodRules | None:
         matching = []
         blind = []
-        for rule in self._rules:
-            answers = [_is_for(subject, pod) for subject in rule.subjects]
+        for rule, subjects in named.rules:
+            answers = [_is_for(subject, pod) for subject in subjects]
             if True in answers:
                 matching.append(rule)
             elif None in answers:
@@ -211,9 +226,9 @@ def _names(subject: Subject, namespace: str) -> bool:
 
 
 def _is_for(subject: Subject, pod: CallingPod) -> bool | None:
-    """Whether a subject matches a pod; None if this node does not know what it looks at."""
-    if not _names(subject, pod.namespace):
-        return False
+    """Whether a subject that names a pod's namespace matches the pod; None if this node does not
+    know what it looks at.
+    """
     selector, accounts = subject.namespace_selector, subject.service_accounts
     known = True
     if selector is not None:

@@ -91,6 +91,8 @@ def of(part: object, name: str) -> Policy:
     where = f"{name}: {PART}"
     values = documents.fields(part, shapes, where)
     values["rules"] = document.rules_of(values.get("rules"), f"{where}.rules")
+    if not values.get("cluster"):
+        _require_namespaces(values["rules"], f"{where}.rules")
     for key in ("log_directories", "resolv_conf_directories", "ipam_directories"):
         for index, directory in enumerate(values.get(key, ())):
             if not directory.startswith("/") or "\0" in directory:
@@ -98,6 +100,25 @@ def of(part: object, name: str) -> Policy:
                     f"{where}.{key}[{index}]: {documents.shown(directory)}: write an absolute path"
                 )
     return Policy(**values)
+
+
+def _require_namespaces(rules: tuple[Rule, ...], where: str) -> None:
+    """Raise DocumentError for a subject that a node cannot match which asks no API server.
+
+    A rule that matched nobody would leave its pods with the settings of the node.
+    """
+    for index, rule in enumerate(rules):
+        for place, subject in enumerate(rule.subjects):
+            for key, value in (
+                ("namespaceSelector", subject.namespace_selector),
+                ("serviceAccounts", subject.service_accounts),
+            ):
+                if value is not None:
+                    raise DocumentError(
+                        f"{where}[{index}].subjects[{place}].{key}: only the API server knows it, "
+                        f'and this node does not ask: set "{PART}.cluster" to true, or name the '
+                        "namespaces alone"
+                    )
 
 
 def not_allowed(what: str, setting: str, remedy: str = "remove it") -> CNIError:

@@ -97,6 +97,8 @@ def one(item: object, kind: Kind, where: str) -> Span | str:
 
 def fits(pattern: str, text: str) -> bool:
     """Whether a text fits a pattern, in which "*" is any text and "?" is any character."""
+    if "*" not in pattern and "?" not in pattern:
+        return pattern == text
     at = place = 0
     star, resume = -1, 0
     while place < len(text):
@@ -179,9 +181,9 @@ def _without_ipv4(span: Span) -> list[Span]:
     """A network of IPv6 without the place of IPv4's addresses: "::/0" allows none of these."""
     first, last = span
     behind = _MAPPED + (1 << 32)
-    if first < _MAPPED and last >= behind:
-        return [(first, _MAPPED - 1), (behind, last)]
-    return [span]
+    if first >= _MAPPED or last < _MAPPED:
+        return [span]
+    return [(first, _MAPPED - 1), (behind, last)] if behind <= last else [(first, _MAPPED - 1)]
 
 
 def _name(text: str) -> str:

@@ -148,8 +148,10 @@ class Claimer:
         if function is None or allowance.rules is None:
             return wanted, plan_of(host, self._paths, address, wanted), allowance
         infiniband = devices.is_infiniband(host, self._paths, function)
-        wanted, allowance = permitted.completed(request, wanted, allowance, infiniband=infiniband)
         allowance = permitted.on_device(self._paths, match, function, wanted, allowance)
+        wanted, allowance = permitted.completed(
+            request, wanted, allowance, function, infiniband=infiniband
+        )
         plan = plan_of(host, self._paths, address, wanted)
         return wanted, plan, permitted.as_planned(plan, wanted, allowance, infiniband=infiniband)
 

@@ -112,7 +112,7 @@ class SriovOptions(msgspec.Struct, frozen=True, kw_only=True):
     pod: Pod
 
 
-def _in_our_case(keys: dict[str, Any]) -> dict[str, Any]:
+def in_our_case(keys: dict[str, Any]) -> dict[str, Any]:
     """Keys with the case that they have here: Go's decoder, and so sriov-cni, ignores case."""
     folded = {
         _IN_OUR_CASE.get(key.lower(), key): value for key, value in keys.items() if key not in KNOWN
@@ -171,7 +171,7 @@ def read(request: Request, *, needs_device: bool = True) -> SriovOptions:
 
 def _written(network: NetworkConfig) -> tuple[_SriovConfig, Mapping[str, DeviceId]]:
     """The keys, and the device id at each path that has one."""
-    network = msgspec.structs.replace(network, keys=_in_our_case(network.keys))
+    network = msgspec.structs.replace(network, keys=in_our_case(network.keys))
     config.refuse_misspelt(network.keys, KNOWN)
     return config.convert(network.keys, _SriovConfig), network.device_ids()
 

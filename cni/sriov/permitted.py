@@ -1,5 +1,8 @@
 """What the rules for a pod say of an attachment of `sriov`: of its options, and of a device."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from base.paths import Paths
 from cni.attachments.matching import Match, require_allowed
 from cni.policy.allowance import Allowance
@@ -8,7 +11,7 @@ from cni.spec.request import Request
 from cni.sriov import options
 from cni.sriov.devices import hca_of
 from cni.sriov.options import SriovOptions
-from cni.sriov.plan import DevicePlan
+from cni.sriov.plan import DevicePlan, DeviceUnfit
 from cni.sriov.values import VLAN_PROTOCOLS
 from host.pci import Function
 
@@ -40,25 +43,34 @@ def by_options(wanted: SriovOptions, allowance: Allowance) -> Allowance:
 
 
 def completed(
-    request: Request, wanted: SriovOptions, allowance: Allowance, *, infiniband: bool
+    request: Request,
+    wanted: SriovOptions,
+    allowance: Allowance,
+    function: Function,
+    *,
+    infiniband: bool,
 ) -> tuple[SriovOptions, Allowance]:
-    """The options with what rules put in where the configuration is silent. CNIError 121.
+    """The options with what rules put in where the configuration is silent. CNIError 7, 121.
 
     A rule may fix a VLAN and a P_Key: the device has one of them. What does not go with the
     configuration is left out, so that the plan tells which of its keys the device cannot have.
     """
+    if function.userspace and not infiniband:
+        _require_ethernet(wanted, function)
     keys = ["link_state"]
     if infiniband and not _asks_for_ethernet(wanted):
         keys += _OF_INFINIBAND
     if not infiniband and not wanted.guid and wanted.pkey is None:
         keys += _OF_ETHERNET
-    if not wanted.vfio_pci_mode:
+    if not (function.userspace or wanted.vfio_pci_mode):
         keys += _OF_INTERFACES
     if wanted.vlan is not None:
         keys = [key for key in keys if key not in _OF_TAGS]
-    fixed = allowance.filled(request.config.keys, keys)
+    fixed = allowance.filled(options.in_our_case(request.config.keys), keys)
     if not fixed:
         return wanted, allowance
+    if not function.is_vf:
+        _require_none_of_vfs(fixed, function)
     wanted = options.read(request.with_keys(fixed))
     return wanted, by_options(wanted, allowance)
 
@@ -77,28 +89,54 @@ def as_planned(
 ) -> Allowance:
     """The allowance with what the device keeps where the configuration is silent. CNIError 121.
 
-    These are an Ethernet VF's VLAN and an InfiniBand interface's P_Key. The MTU that the device has
-    is as good as none.
+    These are an Ethernet device's VLAN and an InfiniBand interface's P_Key. No PF tags the frames
+    of an SF or of a whole PF: as with VLAN 0, the pod may send any tag. The MTU that the device
+    has is as good as none.
     """
     link = plan.link
     if wanted.mtu and link is not None and wanted.mtu != link.mtu:
         allowance.require_option("mtu", wanted.mtu, "mtu", wanted.mtu)
     if infiniband:
         # A new GUID brings another partition, which is known once the VF has it.
-        return allowance if wanted.guid else in_partition(plan, wanted, allowance)
-    if plan.vf is not None and wanted.vlan is None:
-        allowance = allowance.using(
-            "vlans", plan.vf.vlan, f"vlan of {plan.function.address}", plan.vf.vlan
-        )
+        return allowance if wanted.guid else in_partition(plan, allowance)
+    if wanted.vlan is None:
+        vlan = plan.vf.vlan if plan.vf is not None else 0
+        allowance = allowance.using("vlans", vlan, f"vlan of {plan.function.address}", vlan)
     return allowance
 
 
-def in_partition(plan: DevicePlan, wanted: SriovOptions, allowance: Allowance) -> Allowance:
-    """The allowance in the partition that an InfiniBand interface is in. CNIError 121."""
-    if plan.link is None or plan.link.pkey is None or wanted.pkey is not None:
+def in_partition(plan: DevicePlan, allowance: Allowance) -> Allowance:
+    """The allowance in the partition that an InfiniBand interface is in. CNIError 121.
+
+    Only the subnet manager sets it: a "pkey" that is written moves the interface nowhere.
+    """
+    if plan.link is None or plan.link.pkey is None:
         return allowance
     pkey = plan.link.pkey
     return allowance.using("pkeys", pkey, f"pkey of {plan.function.address}", f"{pkey:#06x}")
+
+
+def _require_ethernet(wanted: SriovOptions, function: Function) -> None:
+    """Refuse options of InfiniBand, which the plan cannot tell of a device without an interface.
+
+    With them, what a rule fixes for Ethernet would be left out.
+    """
+    for key, is_set in (("guid", bool(wanted.guid)), ("pkey", wanted.pkey is not None)):
+        if is_set:
+            raise DeviceUnfit(
+                f'"{key}": the link layer of device {function.address} is Ethernet, which has '
+                "none: remove it"
+            )
+
+
+def _require_none_of_vfs(fixed: Mapping[str, Any], function: Function) -> None:
+    """Refuse a device that cannot have what a rule fixes: no PF sets it for an SF or a PF."""
+    for key in ("link_state", *_OF_ETHERNET):
+        if key in fixed:
+            raise DeviceUnfit(
+                f'"{key}": a rule for this namespace puts it in, and device {function.address} is '
+                "not a VF, which alone can have it: use a VF, or ask the administrator"
+            )
 
 
 def _asks_for_ethernet(wanted: SriovOptions) -> bool:

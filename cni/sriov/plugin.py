@@ -65,7 +65,7 @@ class Sriov(InterfacePlugin):
             needs_interface = wanted.ipam_type == "dhcp"
             needs_binding = guids.needs_binding(plan.link, record)
             if not needs_binding:
-                allowance = permitted.in_partition(plan, wanted, allowance)
+                allowance = permitted.in_partition(plan, allowance)
             if ipam is not None and not needs_interface:
                 undo.register("the addresses", ipam.undo)
                 if not needs_binding:
@@ -78,7 +78,7 @@ class Sriov(InterfacePlugin):
                 plan, record = guids.rebind(host, self.paths, plan, record)
                 entry = entry.with_record(record)
                 self.journal.write(entry)
-                allowance = permitted.in_partition(plan, wanted, allowance)
+                allowance = permitted.in_partition(plan, allowance)
                 if ipam is not None:  # only now, for the GUID decides the partition
                     answer = ipam.add(record.segment, allowance)
             guids.note_other_partition(plan, wanted.pkey)

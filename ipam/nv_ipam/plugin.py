@@ -46,6 +46,15 @@ class PoolSource(Protocol):
         it was."""
 
 
+def permitted(options: NvIpamOptions, allowed: Allowance) -> Allowance:
+    """The allowance with these pools and requested addresses. CNIError 121."""
+    for key in options.pools:
+        allowed = allowed.using("networkNames", key, "ipam.poolName", key)
+    for where, address in options.requested:
+        allowed = of_address(allowed, address, where)
+    return allowed
+
+
 class NvIpam:
     """nv-ipam on one node. `directory` is the store's, `conf` is nv-ipam.conf.
 
@@ -106,12 +115,7 @@ class NvIpam:
 
         The rest of what `ranges` of rules say of it is known with the sets: see `reserve`.
         """
-        options = self._options(request)
-        for key in options.pools:
-            allowed = allowed.using("networkNames", key, "ipam.poolName", key)
-        for where, address in options.requested:
-            allowed = of_address(allowed, address, where)
-        return allowed
+        return permitted(self._options(request), allowed)
 
     def check(self, request: Request, held: Sequence[Reservation]) -> None:
         """CNIError 104 if prevResult has an address of a pool that is not among those held."""

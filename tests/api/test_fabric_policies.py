@@ -2,17 +2,21 @@
 
 import copy
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from base.documents import DocumentError
 from cni.policy import default, document
 from tests.api.server import ApiServer, Document
+from tests.runtime import CHECKOUT
 from tests.waiting import until
 
+EXAMPLES = sorted((CHECKOUT / "netattach-examples/policy").glob("*.yaml"))
 KIND = "/apis/fabric.podfabric.io/v1alpha1/fabricpolicies"
 RULE: Document = {
     "name": "team-a",
@@ -37,6 +41,7 @@ RULE: Document = {
         "networkNames": ["team-a-*"],
         "ranges": ["10.1.0.0/16", "2001:db8::/64", "10.9.9.9"],
         "addressesPerAttachment": 2,
+        "addressesPerPod": 4,
         "addressesPerNamespace": 100,
     },
     "set": {
@@ -105,6 +110,14 @@ def test_the_safe_settings_as_a_rule_are_admitted(server: ApiServer) -> None:
     assert create(server, *default.document())[0] == 201
 
 
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: str(path.stem))
+def test_the_policies_of_the_examples_are_admitted(server: ApiServer, example: Path) -> None:
+    (found,) = [
+        each for each in yaml.safe_load_all(example.read_text()) if each["kind"] == "FabricPolicy"
+    ]
+    assert create(server, *found["spec"]["rules"]) == (201, "")
+
+
 MISTAKES = [
     ("name", "a b", "name"),
     ("name", "-a", "name"),
@@ -159,6 +172,7 @@ MISTAKES = [
     ("use.ranges", ["10.1.0.0/33"], "ranges[0]"),
     ("use.ranges", ["10.1.0.0-10.1.0.9"], "ranges[0]"),
     ("use.addressesPerAttachment", -1, "addressesPerAttachment"),
+    ("use.addressesPerPod", -1, "addressesPerPod"),
     ("use.addressesPerNamespace", "9", "addressesPerNamespace"),
     ("use.addressesPerNamespace", (1 << 24) + 1, "addressesPerNamespace"),
     ("use.parents", ["ib0"], "parents"),

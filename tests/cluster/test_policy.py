@@ -6,8 +6,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+import yaml
 
 from agent.cluster_policies import DENIED
+from tests.cluster import images
 from tests.cluster.cluster import PATIENCE, Cluster, Document, Namespace, namespaces
 from tests.cluster.configurations import ipoib
 from tests.cluster.installation import (
@@ -19,8 +21,10 @@ from tests.cluster.installation import (
     with_vfs,
 )
 from tests.cluster.seen import pings
+from tests.runtime import CHECKOUT
 from tests.waiting import until
 
+EXAMPLE = CHECKOUT / "netattach-examples/policy/partition-per-namespace.yaml"
 POLICY = "tenants"
 SUBNETS = ("10.61.0.0/16", "10.62.0.0/16")
 PKEYS = ("0x8001", "0x8002")
@@ -136,6 +140,30 @@ def test_tenants_reach_their_own_pods_and_not_the_partition_or_the_addresses_of_
     assert f'podfabric_policy_denied_total{{key="pkey",rule="{POLICY}/a"}}' in metrics
     one.delete("first", "second", "partition", "range", "silent")
     other.delete("first", "second")
+
+
+def test_tenants_of_the_example_with_a_partition_each_run_and_do_not_hear_each_other(
+    cluster: Cluster,
+) -> None:
+    objects = list(yaml.safe_load_all(EXAMPLE.read_text()))
+    (rules,) = [each["spec"]["rules"] for each in objects if each["kind"] == "FabricPolicy"]
+    with namespaces(cluster, ["team-a", "team-b"]) as (one, other), policy(cluster, *rules):
+        for each in objects:
+            if each["kind"] == "Pod":
+                each["spec"]["terminationGracePeriodSeconds"] = 0
+                each["spec"]["containers"][0]["image"] = images.WORKLOAD
+            if "namespace" in each["metadata"]:
+                cluster.apply(each, each["metadata"]["namespace"])
+        for tenant in (one, other):
+            tenant.running("worker-0")
+        assert not pings(one, "worker-0", other.address("worker-0"))
+        own = ipoib("10.81.0.0/16", master="ib0", pkey=PKEYS[1])
+        one.network("partition", own)
+        one.pod("partition", networks="partition")
+        refused(one, "partition", "pkey", PKEYS[1], f"{POLICY}/team-a")
+        one.delete("worker-0", "partition")
+        other.delete("worker-0")
+    await_nothing_left(cluster)
 
 
 @pytest.fixture

@@ -196,6 +196,31 @@ def test_a_policy_that_cannot_be_read_leaves_what_was_in_force(
         assert again.may_use(0x8001)
 
 
+def test_a_policy_that_could_never_be_read_allows_its_pods_nothing(
+    server: FakeApi, tmp_path: Path
+) -> None:
+    """As one of a later version of podfabric: its pods are not taken for pods without rules."""
+    later = RULE | {"use": {"pkeys": ["0x8001"], "rails": [1]}}
+    wrong = {"name": "wrong", "subjects": [{"pods": ["p"]}]}
+    server.put(policy("later", later, later | {"name": "two"}, wrong))
+    elsewhere = Pod(namespace="team-b", name="p")
+    with following(server, tmp_path) as node:
+        assert node.titles() == ["later/unreadable-0", "later/unreadable-1"]
+        allowed = allowance.of_pod(node.source(), POD, node.follower.subjects)
+        with pytest.raises(NotAllowed, match="later/unreadable-0"):
+            allowed.using("pkeys", 0x8001, "pkey", "0x8001")
+        assert allowance.of_pod(node.source(), elsewhere, node.follower.subjects).rules is None
+        until(lambda: server.events, what="event")
+        assert "spec.rules[0].use.rails: unknown key" in server.events[0].message
+        assert "only its subjects are in force" in server.events[0].message
+        server.put(policy("teams", RULE))
+        until(lambda: node.may_use(0x8001), what="rule of another policy")
+        until(lambda: node.written() == node.follower.present(), what="file")
+    server.down = True
+    with running(server, tmp_path) as again:
+        assert again.titles() == ["later/unreadable-0", "later/unreadable-1", "teams/one"]
+
+
 @pytest.mark.parametrize("spec", [{}, {"rules": "all"}, {"rules": [7]}])
 def test_a_policy_of_another_form_makes_an_event_and_nothing_else(
     server: FakeApi, tmp_path: Path, spec: dict[str, object]
@@ -271,6 +296,22 @@ def test_a_label_that_changes_changes_who_may(server: FakeApi, tmp_path: Path) -
         until(lambda: node.may_use(0x8002), what="a match")
         server.put(replace(made, metadata=replace(made.metadata, labels={"tier": "iron"})))
         until(lambda: not node.may_use(0x8002), what="no match")
+
+
+def test_a_namespace_that_is_made_again_has_no_label_of_the_former_one(
+    server: FakeApi, tmp_path: Path
+) -> None:
+    server.put(policy("gold", LABELLED))
+    server.put(namespace("team-a", tier="gold"))
+    with following(server, tmp_path) as node:
+        until(lambda: node.follower.present().namespaces, what="labels")
+        assert node.may_use(0x8002)
+        server.remove(NamespaceObject, "team-a")
+        until(lambda: node.follower.present().namespaces == {}, what="end of the namespace")
+        assert 'namespace "team-a"' in node.told_to_come_again()
+        server.put(namespace("team-a"))
+        until(lambda: node.follower.present().namespaces, what="namespace")
+        assert not node.may_use(0x8002)
 
 
 def pod(uid: str, account: str = "trainer") -> AskingPod:

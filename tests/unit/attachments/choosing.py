@@ -92,10 +92,9 @@ def ipoib(
     call = request(ifname, cni_args, **{"type": "ipoib", "master": "auto"} | config)
     wanted = ipoib_options.read(call)
     allowance = ipoib_permitted.by_options(wanted, of_pod(policy, call.arguments.pod))
-    wanted, allowance = ipoib_permitted.completed(call, wanted, allowance)
     ask = {"needed": not wanted.masters, "wanted": wanted.match_device}
     with match_of(node.paths, call, allowance, **ask) as match:
-        plan = parents.choose(ROUTE, node.paths, wanted, match)
+        plan = parents.choose(ROUTE, node.paths, wanted, call, match)
         match.take(plan.hca)
     return plan.parent.name
 

@@ -70,6 +70,23 @@ def test_fixed_pkey_is_asked_of_the_port(server: Holding) -> None:
     assert ipoib(server, policy=full) == "ib0"
 
 
+def test_a_rule_fixes_values_of_its_own_parents_alone(server: Holding) -> None:
+    """As of two rails, each with a partition of its own. The ports are members of 0xffff only."""
+    server.give(POD, {f"{A}-0": [A], f"{B}-0": [B]})
+    rails = [{"devices": [{"ifNames": [name]}]} for name in ("ib0", "ib1")]
+    named = [
+        {"name": f"r{index}", "subjects": [{"namespaces": ["ml"]}], "use": use, "fixed": fixed}
+        for index, (use, fixed) in enumerate(
+            zip(rails, ({"pkey": "0x8123"}, {"pkey": "0x7fff"}), strict=True)
+        )
+    ]
+    both = Policy(rules=rules_of(named, "rules"))
+    assert ipoib(server, policy=both, master="ib1") == "ib1"
+    refused = refusal(ipoib, server, policy=both, master="ib0")
+    assert refused.code == 7 and "P_Key 0x8123 asked for" in refused.message
+    assert ipoib(server, policy=both) == "ib1"
+
+
 @pytest.mark.parametrize(("mtu", "code"), [(2044, 0), (2000, 0), (1999, 121)])
 def test_mtu_of_the_parent_needs_no_rule(server: Holding, mtu: int, code: int) -> None:
     server.give(POD, {f"{A}-0": [A]})

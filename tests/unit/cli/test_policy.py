@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
+from agent.policy_objects import FabricPolicy
 from base.paths import Paths
 from cni.policy import rules
 from tests.unit.cli.commands import Shell
@@ -93,6 +94,52 @@ def test_namespaces_that_share_a_partition_are_told(shell: Shell, tmp_path: Path
     assert printed.code == 0
 
 
+def test_namespaces_for_which_no_rule_is_may_use_every_partition_and_are_told(
+    shell: Shell, tmp_path: Path
+) -> None:
+    file = write(
+        tmp_path,
+        policy(A),
+        {"kind": "Namespace", "metadata": {"name": "team-b"}},
+        definition("team-c", **IPOIB),
+    )
+    printed = shell("policy", "check", file, "-o", "json").document()
+    assert printed["without_rules"] == ["team-b", "team-c"]
+    said = "may use every partition, also those of others:\nteam-b, team-c"
+    assert said in shell("policy", "check", file).out
+    everybody = rule("all", "*")
+    file = write(tmp_path, policy(A, everybody), definition("team-c", **IPOIB))
+    assert shell("policy", "check", file, "-o", "json").document()["without_rules"] == []
+    none = write(tmp_path, definition("team-c", **IPOIB))
+    assert shell("policy", "check", none, "-o", "json").document()["without_rules"] == []
+
+
+def test_pods_of_a_service_account_that_rules_name_are_judged_by_themselves(
+    shell: Shell, tmp_path: Path
+) -> None:
+    of_trainers = {
+        "name": "t",
+        "subjects": [{"namespaces": ["team-*"], "serviceAccounts": ["trainer"]}],
+        "use": {"pkeys": ["0x8009"]},
+    }
+    file = write(
+        tmp_path,
+        policy(of_trainers, rule("b", "team-b", use={"pkeys": ["0x8009"]})),
+        definition(**IPOIB, pkey="0x8002"),
+    )
+    printed = shell("policy", "check", file, "-o", "json").document()
+    judged = [
+        (each["namespace"], each["service_account"], each["allowed"], each["rules"])
+        for each in printed["verdicts"]
+    ]
+    assert judged == [
+        ("team-a", "", True, ["the settings of the node"]),
+        ("team-a", "trainer", False, ["gold/t"]),
+    ]
+    assert [each["namespaces"] for each in printed["shared_partitions"]] == [["team-a", "team-b"]]
+    assert "team-a as trainer" in shell("policy", "check", file).out
+
+
 def test_labels_come_from_namespaces_in_the_files(shell: Shell, tmp_path: Path) -> None:
     gold = {"namespaceSelector": {"matchLabels": {"tier": "gold"}}}
     file = write(
@@ -116,13 +163,16 @@ def test_labels_come_from_namespaces_in_the_files(shell: Shell, tmp_path: Path) 
         ({"plugins": [{"type": "sriov", "spoofchk": "off"}, {"type": "rdma"}]}, "spoofchk"),
         ({**IPOIB, "ipam": {"type": "static"}}, "ipam.type"),
         ({**IPOIB, "ipam": {"type": "podfabric-ipam", "range": "10.0.0.0/8"}}, "ipam.range"),
+        ({**IPOIB, "ipam": {"type": "nv-ipam", "poolName": "theirs"}}, "ipam.poolName"),
         ({"type": "macvlan", "ipam": {"type": "podfabric-ipam", "range": "10.0.0.0/8"}}, "ipam.r"),
     ],
 )
 def test_every_plugin_is_judged(
     shell: Shell, tmp_path: Path, config: dict[str, Any], key: str
 ) -> None:
-    file = write(tmp_path, policy(A), definition(**config))
+    types = ["podfabric-ipam", "nv-ipam"]
+    rules = policy(A | {"use": {**A["use"], "ipamTypes": types, "networkNames": ["own"]}})
+    file = write(tmp_path, rules, definition(**config))
     judged = shell("policy", "check", file, "-o", "json").document()["verdicts"]
     assert judged[-1]["allowed"] is False and judged[-1]["key"].startswith(key)
 
@@ -145,6 +195,22 @@ def test_the_default_rule_is_one_that_a_node_can_read(shell: Shell, tmp_path: Pa
     path.write_text(printed.out)
     (found,) = rules.load(path).rules
     assert (printed.code, found.name) == (0, "default")
+
+
+def test_the_default_rule_as_an_object_is_one_that_policy_check_reads(
+    shell: Shell, tmp_path: Path
+) -> None:
+    printed = shell("policy", "default", "--object")
+    path = tmp_path / "default.yaml"
+    path.write_text(printed.out)
+    written = yaml.safe_load(printed.out)
+    assert (written["apiVersion"], written["kind"]) == (
+        f"{FabricPolicy.API}",
+        "FabricPolicy",
+    )
+    file = write(tmp_path, definition(**IPOIB, pkey="0x8001"), definition(**IPOIB, mtu=1))
+    checked = shell("policy", "check", str(path), file, "-o", "json").document()
+    assert [each["rules"] for each in checked["verdicts"]] == [["default/default"], []]
 
 
 def test_a_list_of_kubectl_is_read(shell: Shell, tmp_path: Path) -> None:

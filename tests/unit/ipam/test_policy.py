@@ -109,6 +109,31 @@ def test_a_namespace_has_at_most_its_quota_on_this_node(node: Calls) -> None:
     assert sorted(node.held().values()) == ["c1-again", "c3"]
 
 
+def test_a_pod_has_at_most_its_quota_on_all_its_interfaces(node: Calls) -> None:
+    node.policy = policy({**USE, "addressesPerPod": 2})
+    pod = {"pod": "p1", "uid": "u1"}
+    for number in (1, 2):
+        node.add(POOL, "c1", **pod, ifname=f"net{number}")  # type: ignore[arg-type]
+    third = lambda: node.add(POOL, "c1", **pod, ifname="net3")  # type: ignore[arg-type]  # noqa: E731
+    error = error_of(third)
+    assert isinstance(error, NotAllowed)
+    assert (error.code, error.key, error.value) == (Code.NOT_ALLOWED, "addressesPerPod", "3")
+    assert error.rules == ("r",)
+    node.add(POOL, "c9", pod="p9", uid="u9")  # of another pod
+    node.add(POOL, "c1-again", **pod, ifname="net1")  # type: ignore[arg-type]
+    assert sorted(node.held().values()) == ["c1", "c1-again", "c9"]
+    node.delete(POOL, "c1", ifname="net2")
+    node.add(POOL, "c1-again", **pod, ifname="net3")  # type: ignore[arg-type]
+
+
+def test_a_pod_of_the_same_name_made_again_has_a_quota_of_its_own(node: Calls) -> None:
+    node.policy = policy({**USE, "addressesPerPod": 1})
+    node.add(POOL, "c1", pod="p1", uid="u1")
+    node.add(POOL, "c2", pod="p1", uid="u2")
+    node.boot = "22222222-2222-2222-2222-222222222222"
+    node.add(POOL, "c3", pod="p1", uid="u1", ifname="net2")
+
+
 def test_attachments_that_come_at_once_share_one_quota(node: Calls) -> None:
     node.policy = policy({**USE, "addressesPerNamespace": 5})
     answers: list[int] = []

@@ -1,5 +1,6 @@
 """What rules decide: as a whole for `use`, one by one for options, and as a plain model."""
 
+from collections.abc import Hashable, Iterator
 from typing import Any
 
 import pytest
@@ -9,8 +10,8 @@ from hypothesis import strategies as st
 from base.pod import Pod
 from cni.policy import allowance
 from cni.policy.allowance import Allowance, NotAllowed
-from cni.policy.document import rules_of
-from cni.policy.pod_rules import Device
+from cni.policy.document import Rule, rules_of
+from cni.policy.pod_rules import Device, PodRules
 from cni.policy.rules import Policy
 from cni.policy.subjects import CallingPod, Facts
 from cni.spec.errors import CNIError, Code
@@ -139,7 +140,12 @@ def test_a_rule_without_devices_allows_none() -> None:
 
 
 def test_ranges_lie_within_one_network_and_counts_below_the_limit() -> None:
-    use = {"ranges": ["10.1.0.0/16"], "addressesPerAttachment": 2, "addressesPerNamespace": 5}
+    use: dict[str, Any] = {
+        "ranges": ["10.1.0.0/16"],
+        "addressesPerAttachment": 2,
+        "addressesPerNamespace": 5,
+    }
+    use["addressesPerPod"] = 3
     rules = policy(
         {"name": "r", "subjects": EVERYBODY, "use": use},
         {"name": "s", "subjects": EVERYBODY, "use": use | {"addressesPerNamespace": 9}},
@@ -150,11 +156,56 @@ def test_ranges_lie_within_one_network_and_counts_below_the_limit() -> None:
         mine.within([(base, base + 5), (base, base + 0x10000)], "ipam.range", str)
     with pytest.raises(NotAllowed):
         mine.using("addressesPerAttachment", 3, "ipam", 3)
-    assert mine.using("addressesPerAttachment", 2, "ipam", 2).addresses_of_namespace() == 9
+    left = mine.using("addressesPerAttachment", 2, "ipam", 2)
+    assert left.most("addresses_per_namespace") == 9
+    assert left.most("addresses_per_pod") == 3
     unlimited = policy(
         {"name": "t", "subjects": EVERYBODY}, {"name": "r", "subjects": EVERYBODY, "use": use}
     )
-    assert of(unlimited).addresses_of_namespace() is None
+    assert of(unlimited).most("addresses_per_namespace") is None
+
+
+class _SeenTwiceAtOnce(tuple[Rule, ...]):
+    """Rules that a second call looks at while the first one is behind one of them."""
+
+    looked = False
+
+    def __iter__(self) -> Iterator[Rule]:
+        for rule in super().__iter__():
+            yield rule
+            if not self.looked:
+                self.looked = True
+                self.second()
+
+    def second(self) -> None:
+        """The second call."""
+
+
+def test_calls_that_come_at_once_see_all_rules() -> None:
+    rules = policy(
+        {"name": "r", "subjects": EVERYBODY, "use": {"ranges": ["10.1.0.0/16"]}},
+        {"name": "s", "subjects": EVERYBODY, "use": {"ranges": ["10.2.0.0/16"]}},
+    )
+    both = _SeenTwiceAtOnce(rules.rules)
+    found = PodRules(both)
+    address = (0xFFFF << 32) | 0x0A020001
+    seen: list[int] = []
+    both.second = lambda: seen.append(found.having(((address, address),)))  # type: ignore[method-assign]
+    assert [found.having(((address, address),)), *seen] == [0b10, 0b10]
+
+
+class _ForgottenAtOnce(dict[Hashable, Any]):
+    """What is kept of pods, which another call has just cleared."""
+
+    def __setitem__(self, key: Hashable, value: object) -> None:
+        super().__setitem__(key, value)
+        self.clear()
+
+
+def test_a_call_has_its_rules_also_if_another_one_clears_what_is_kept() -> None:
+    rules = policy({"name": "r", "subjects": EVERYBODY})
+    rules.ruleset._of = _ForgottenAtOnce()
+    assert of(rules).titles() == ("r",)
 
 
 def test_a_rule_fixes_what_a_definition_leaves_out_and_allows_what_it_fixes() -> None:

@@ -32,6 +32,7 @@ WHOLE = """
     networkNames: ["team-a-*"]
     ranges: ["10.1.0.0/16", "fd00::/64"]
     addressesPerAttachment: 2
+    addressesPerPod: 4
     addressesPerNamespace: 100
   set:
     trust: [true]
@@ -76,6 +77,7 @@ def test_every_key_of_a_rule_is_read() -> None:
         network_names=Values(names=("team-a-*",)),
         ranges=Values(spans=((mapped, mapped + 0xFFFF), (ipv6, ipv6 + (1 << 64) - 1))),
         addresses_per_attachment=2,
+        addresses_per_pod=4,
         addresses_per_namespace=100,
     )
     assert rule.allowed == {
@@ -246,6 +248,7 @@ def test_a_network_is_of_one_family() -> None:
     ipv4 = int(ipaddress.IPv6Address("::ffff:10.0.0.1"))
     ipv6 = int(ipaddress.IPv6Address("fd00::1"))
     both = {"0.0.0.0/0": (True, False), "::/0": (False, True), "::ffff:0:0/96": (True, False)}
+    both |= {"::/80": (False, False), "::8000:0:0/81": (False, False)}
     for text, expected in both.items():
         listed = values.read([text], "network", "x")
         assert (listed.allows(ipv4), listed.allows(ipv6)) == expected, text
@@ -253,7 +256,7 @@ def test_a_network_is_of_one_family() -> None:
 
 def test_the_part_of_the_nodes_file_has_the_same_rules(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
-    path.write_text("policy:\n  rules:\n" + WHOLE.replace("\n", "\n    "))
+    path.write_text("policy:\n  cluster: true\n  rules:\n" + WHOLE.replace("\n", "\n    "))
     assert rules.load(path).rules == read(WHOLE)
     path.write_text("policy: {rules: [{name: a}]}")
     with pytest.raises(DocumentError) as refused:

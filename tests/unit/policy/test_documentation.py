@@ -5,6 +5,7 @@ from collections import defaultdict
 
 import msgspec
 import pytest
+import yaml
 
 from cni.ipoib.options import KNOWN as IPOIB
 from cni.policy import document, values
@@ -66,6 +67,23 @@ def test_every_option_with_authority_names_a_test_that_exists() -> None:
             assert f"def {name}(" in (CHECKOUT / file).read_text(), row
 
 
+def test_every_line_of_the_threat_model_names_its_rule_and_a_test_that_exists() -> None:
+    text = (CHECKOUT / "docs/security.md").read_text()
+    section = text.partition("### What rules keep from a tenant")[2].partition("### ")[0]
+    rows = [line.split("|")[1:-1] for line in section.splitlines() if line.startswith("| ")][1:]
+    told = set()
+    for _, rule, test in rows:
+        assert rule.strip()
+        told |= set(re.findall(r"`((?:use|set)\.\w+)`", rule))
+        named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", test)
+        assert named, rule
+        for file, name in named:
+            assert f"def {name}(" in (CHECKOUT / file).read_text(), test
+    uses = ("devices", *document.USE, *document.COUNTS)
+    options = (*document.SETTABLE, "hostPaths")
+    assert told == {f"use.{key}" for key in uses} | {f"set.{key}" for key in options}
+
+
 def test_the_limits_are_those_of_the_code() -> None:
     assert (
         f"at most {document.RULES} rules, a rule {document.SUBJECTS} subjects, a list "
@@ -73,9 +91,15 @@ def test_the_limits_are_those_of_the_code() -> None:
     ) in TEXT
 
 
-def test_the_examples_are_valid() -> None:
-    import yaml
+def test_the_example_of_an_object_is_valid() -> None:
+    text = (CHECKOUT / "docs/cluster-objects.md").read_text().partition("## FabricPolicy")[2]
+    example = yaml.safe_load(re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)[0])
+    assert rules_of(example["spec"]["rules"], "rules")
 
+
+def test_the_examples_are_valid() -> None:
+    (first,) = re.findall(r"```yaml\n( +apiVersion: fabric.*?)```", TEXT, re.DOTALL)
+    assert rules_of(yaml.safe_load(first)["spec"]["rules"], "rules")
     blocks = re.findall(r"```yaml\n(policy:\n.*?)```", TEXT, re.DOTALL)
     assert blocks
     for block in blocks:

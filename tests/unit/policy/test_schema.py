@@ -37,8 +37,7 @@ def test_keys_are_those_of_the_agent() -> None:
     assert keys() == {"name", "subjects", "use", "set", "fixed"}
     assert keys("set") == {*document.SETTABLE, "hostPaths"}
     assert keys("fixed") == set(document.FIXABLE)
-    counts = {"addressesPerAttachment", "addressesPerNamespace"}
-    assert keys("use") == {"devices", *document.USE, *counts}
+    assert keys("use") == {"devices", *document.USE, *document.COUNTS}
     assert keys("use", "devices", "") == set(OWN)
     assert keys("subjects", "") == {"namespaces", "namespaceSelector", "serviceAccounts"}
 
