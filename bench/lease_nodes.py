@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from base import msgspec_warmup
 from cni.spec.errors import CNIError
+from cni.spec.result import Result
 from ipam.cluster.api import Unavailable
 from ipam.cluster.kubernetes_api import KubernetesApi
 from ipam.cluster.lessee import Lessee
@@ -59,6 +60,24 @@ class Did(NamedTuple):
     ended: float
     errors: Counter[int]
     failed: Sequence[str]
+
+
+class Answer(NamedTuple):
+    """One ADD: the address, or the error's code and text; seconds."""
+
+    address: str
+    code: int
+    text: str
+    seconds: float
+
+
+class Placed(NamedTuple):
+    """A pod that has its address: seconds from its first ADD on, and the answers with an error."""
+
+    pod: str
+    address: str
+    seconds: float
+    refused: Sequence[Answer]
 
 
 class FaultyTransport:
@@ -133,6 +152,17 @@ class Node:
                 did.append(time.monotonic() - began)
                 return ""
         return text
+
+    def add_once(self, pod: str, container: str, ipam: Ipam) -> Answer:
+        """One ADD."""
+        began = time.monotonic()
+        try:
+            result = self.plugin.add(request("ADD", ipam, container, pod=pod, ifname="net0"))
+        except CNIError as error:
+            return Answer("", int(error.code), error.message, time.monotonic() - began)
+        assert isinstance(result, Result)
+        address = result.ips[0].address.partition("/")[0]
+        return Answer(address, 0, "", time.monotonic() - began)
 
     def delete(self, pod: str, ifname: str) -> None:
         self.plugin.delete(request("DEL", None, f"{pod}-1", pod=pod, ifname=ifname))
@@ -248,6 +278,39 @@ def _churn(node: Node, for_: float, pause: float, ipams: Sequence[Ipam]) -> Did:
     return Did(seconds, time.monotonic(), errors, failed)
 
 
+def _placed(
+    node: Node, pods: Mapping[str, Sequence[str]], ipam: Ipam, for_: float
+) -> Sequence[Placed]:
+    """All pods of this node at once: each tries again, as a runtime does, for so many seconds."""
+    placed: list[Placed] = []
+
+    def place(pod: str) -> None:
+        began, refused = time.monotonic(), []
+        while time.monotonic() - began < for_:
+            answer = node.add_once(pod, f"{pod}-1", ipam)
+            if answer.address:
+                break
+            refused.append(answer)
+            time.sleep(0.2)
+        placed.append(Placed(pod, answer.address, time.monotonic() - began, refused))
+
+    threads = [threading.Thread(target=place, args=(pod,)) for pod in pods.get(node.place.name, ())]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return placed
+
+
+def _removed(node: Node, pods: Mapping[str, Sequence[str]]) -> None:
+    for pod in pods.get(node.place.name, ()):
+        node.delete(pod, "net0")
+
+
+def _tried(node: Node, pod: str, container: str, ipam: Ipam) -> Answer:
+    return node.add_once(f"{node.place.name}-{pod}", container, ipam)
+
+
 def _deletions(node: Node, names: Sequence[str], interfaces: int) -> Sequence[float]:
     """The seconds of each DEL."""
     took = []
@@ -278,6 +341,9 @@ def _faults(node: Node, rate: float) -> None:
 ORDERS: Mapping[str, Callable[..., Any]] = {
     "pods": _pods,
     "churn": _churn,
+    "placed": _placed,
+    "removed": _removed,
+    "tried": _tried,
     "deletions": _deletions,
     "forward": _forward,
     "idle": _idle,

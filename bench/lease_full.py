@@ -1,0 +1,210 @@
+"""Rows of `bench.leases`: pools with hardly a free address, and a cluster of 5,000 nodes."""
+
+import random
+import time
+import uuid
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from bench.lease_cluster import LeaseCluster, machine_ids
+from bench.lease_nodes import Answer, Placed
+from bench.lease_report import audited, requested, say, times
+from cni.spec.errors import Code
+from ipam.addresses import parse_interface, text
+from ipam.cluster.geometry import Geometry
+from ipam.cluster.objects import AddressBlock, AddressPool, BlockSpec, Holder, Meta
+from tests.waiting import until
+
+NODES = 64
+ROUNDS = 10
+SHARE = 1 / 3  # of the pods end in a round
+SETTLED = 5.0  # seconds after which an address that is free can be had anywhere
+PATIENCE = 60.0  # seconds that a pod tries
+
+
+def a10(cluster: LeaseCluster) -> None:
+    """64 nodes, ceding: 60 addresses and 60 pods; 254 addresses and 200 pods. Pods are placed at
+    random, and 10 times a third of them ends and others begin elsewhere"""
+    _crowded(cluster, "10.10.0.0/26", "a10", 60, exclude=("10.10.0.1", "10.10.0.2"))
+    _crowded(cluster, "10.11.0.0/24", "a10-more", 200)
+
+
+def _crowded(
+    cluster: LeaseCluster, range_: str, network: str, pods: int, exclude: tuple[str, ...] = ()
+) -> None:
+    ipam = cluster.pool(range_, network, ceding=True, block_size=4, exclude=exclude)
+    cluster.start(NODES)
+    crowd = _Crowd(cluster, ipam)
+    before = cluster.requests()
+    crowd.begin(pods)
+    for _ in range(ROUNDS):
+        crowd.end(int(pods * SHARE))
+        time.sleep(SETTLED)
+        crowd.begin(pods)
+    say("pods that run", f"{len(crowd.placed)} of {pods}, in each of {ROUNDS} rounds")
+    say("from the first ADD to the address", times(crowd.seconds))
+    say("of those that borrowed", times(crowd.borrowing))
+    say("answers with an error, by code", dict(crowd.refused) or "none")
+    requested(cluster, before)
+    audited(cluster)
+    assert not crowd.late, crowd.late
+
+
+class _Crowd:
+    """Pods on nodes of a cluster."""
+
+    def __init__(self, cluster: LeaseCluster, ipam: Mapping[str, object]) -> None:
+        self._cluster = cluster
+        self._ipam = ipam
+        self._chance = random.Random(14)
+        self._names = [place.name for each in cluster.nodes for place in each.places]
+        self._made = 0
+        self.placed: dict[str, str] = {}  # node by pod
+        self.seconds: list[float] = []
+        self.borrowing: list[float] = []
+        self.refused: Counter[int] = Counter()
+        self.late: list[Placed] = []
+
+    def begin(self, until: int) -> None:
+        """Place pods until there are so many, all at once."""
+        by_node: defaultdict[str, list[str]] = defaultdict(list)
+        while len(self.placed) < until:
+            self._made += 1
+            pod, node = f"p{self._made}", self._chance.choice(self._names)
+            self.placed[pod] = node
+            by_node[node].append(pod)
+        answered = self._cluster.all("placed", dict(by_node), self._ipam, PATIENCE)
+        lent = {each.spec.first for each in self._cluster.blocks() if each.spec.cover}
+        for placed in (one for each in answered for one in each):
+            self.seconds.append(placed.seconds)
+            if placed.address in lent:
+                self.borrowing.append(placed.seconds)
+            self.refused.update(each.code for each in placed.refused)
+            if not placed.address:
+                self.late.append(placed)
+
+    def end(self, count: int) -> None:
+        """So many pods end."""
+        by_node: defaultdict[str, list[str]] = defaultdict(list)
+        for pod in self._chance.sample(sorted(self.placed), count):
+            by_node[self.placed.pop(pod)].append(pod)
+        self._cluster.all("removed", dict(by_node))
+
+
+def a11(cluster: LeaseCluster) -> None:
+    """Two nodes hold all 14 addresses; a pod asks for one more. Then one ends on the other node"""
+    cluster.server.send("POST", "/api/v1/namespaces", {"metadata": {"name": "ns"}})
+    for ceding in (False, True):
+        number = 18 if ceding else 17
+        ipam = cluster.pool(f"10.{number}.0.0/28", f"a{number}", ceding=ceding, block_size=4)
+        cluster.start(2)
+        say("ceding", ceding)
+        one, other = (place.name for each in cluster.nodes for place in each.places)
+        halves = {one: [f"one{n}" for n in range(7)], other: [f"other{n}" for n in range(7)]}
+        halves = {name: [f"a{number}-{pod}" for pod in pods] for name, pods in halves.items()}
+        for pods in zip(*halves.values(), strict=True):  # so that each has blocks
+            names = zip(halves, pods, strict=True)
+            answered = cluster.all("placed", {name: [pod] for name, pod in names}, ipam, PATIENCE)
+            assert all(each.address for placed in answered for each in placed)
+        _one_more(cluster, ipam, one, f"a{number}-other3", other)
+        audited(cluster)
+
+
+def _one_more(
+    cluster: LeaseCluster, ipam: Mapping[str, object], node: str, ends: str, elsewhere: str
+) -> None:
+    process = next(each for each in cluster.nodes if each.places[0].name == node)
+
+    def tried() -> Answer:
+        process.ask("tried", "late", "late-1", ipam)
+        (answer,) = process.answer()
+        assert isinstance(answer, Answer)
+        return answer
+
+    answers = [tried() for _ in range(6)]
+    say("answers, by code", dict(Counter(each.code for each in answers)))
+    say("seconds of each", ", ".join(f"{each.seconds:.1f}" for each in answers))
+    say("the error", answers[-1].text)
+    until(lambda: _events(cluster, f"{node}-late"), what="event on the pod")
+    cluster.all("removed", {elsewhere: [ends]})
+    began = time.monotonic()
+    while not (last := tried()).address:
+        assert time.monotonic() - began < PATIENCE, last
+        time.sleep(0.1)
+    say("from a DEL elsewhere to the address", f"{time.monotonic() - began:.1f} s")
+    say("events on the pod", len(_events(cluster, f"{node}-late")))
+    assert answers[-1].code == Code.NO_FREE_ADDRESS
+    assert len(_events(cluster, f"{node}-late")) == 1
+
+
+def _events(cluster: LeaseCluster, pod: str) -> Sequence[object]:
+    events = cluster.server.send("GET", "/api/v1/namespaces/ns/events")[1]["items"]
+    return [
+        each
+        for each in events
+        if each["involvedObject"]["name"] == pod and each["reason"] == "AddressPoolExhausted"
+    ]
+
+
+def a19(cluster: LeaseCluster) -> None:
+    """The objects of 5,000 nodes with 25,000 blocks; a controller starts"""
+    cluster.pool("10.0.0.0/12", "a19", block_size=32)
+    cluster.stop_controller()
+    began = time.monotonic()
+    _fill(cluster, nodes=5_000, blocks=25_000)
+    say("objects are made after", f"{time.monotonic() - began:.0f} s")
+    for kind, path in (("Nodes", "/api/v1/nodes"), ("blocks", _BLOCKS)):
+        began = time.monotonic()
+        size = len(cluster.server.kubectl("get", "--raw", path))
+        say(f"one LIST of all {kind}", f"{time.monotonic() - began:.1f} s, {size / 1e6:.0f} MB")
+    began = time.monotonic()
+    pid = cluster.start_controller()
+
+    def leased() -> int:
+        (pool,) = cluster.server.admin.list(AddressPool).items
+        return pool.status.blocks.leased
+
+    until(lambda: leased() == 25_000, 300.0, "status of the pool", pause=0.2)
+    say(
+        "the controller's start until its first round has ended",
+        f"{time.monotonic() - began:.1f} s",
+    )
+    time.sleep(60.0)
+    status = Path(f"/proc/{pid}/status").read_text()
+    for what in ("VmHWM", "VmRSS"):
+        kilobytes = next(line.split()[1] for line in status.splitlines() if line.startswith(what))
+        say(f"its memory a minute later, {what}", f"{int(kilobytes) / 1e3:.0f} MB")
+
+
+_BLOCKS = "/apis/ipam.podfabric.io/v1alpha1/addressblocks"
+
+
+def _fill(cluster: LeaseCluster, nodes: int, blocks: int) -> None:
+    geometry = Geometry(parse_interface("10.0.0.0/12")[1], 32)
+    admin = cluster.server.client(cluster.server.plane.kubeconfig("admin"))
+
+    def machine(number: int) -> None:
+        cluster.server.machine(f"node-{number}", **machine_ids(f"node-{number}"))
+
+    def lease(index: int) -> None:
+        number = index % nodes
+        ids = {"machine_id": f"m-node-{number}", "system_uuid": f"s-node-{number}"}
+        holder = Holder(instance=f"store-{number}", node=f"node-{number}", boot="boot-1", **ids)
+        spec = BlockSpec(
+            pool="a19-10.0.0.0-12",
+            space="a19",
+            first=text(geometry.block(index).first),
+            prefix=geometry.prefix,
+            holder=holder,
+            nonce=str(uuid.uuid4()),
+        )
+        admin.create(AddressBlock(metadata=Meta(name=geometry.name("a19", index)), spec=spec))
+
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(machine, range(nodes)))
+        list(pool.map(lease, range(blocks)))
+
+
+ROWS: dict[str, Callable[[LeaseCluster], None]] = {"a10": a10, "a11": a11, "a19": a19}
