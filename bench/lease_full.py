@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from bench.lease_cluster import LeaseCluster, machine_ids
-from bench.lease_nodes import Answer, Placed
-from bench.lease_report import audited, requested, say, times
+from bench.lease_nodes import Answer, NodeProcess, Placed
+from bench.lease_report import audited, cpu, requested, say, times
 from cni.spec.errors import Code
 from ipam.addresses import parse_interface, text
 from ipam.cluster.geometry import Geometry
@@ -37,7 +37,8 @@ def _crowded(
     ipam = cluster.pool(range_, network, ceding=True, block_size=4, exclude=exclude)
     cluster.start(NODES)
     crowd = _Crowd(cluster, ipam)
-    before = cluster.requests()
+    before, used = cluster.requests(), cluster.cpu()
+    began = time.monotonic()
     crowd.begin(pods)
     for _ in range(ROUNDS):
         crowd.end(int(pods * SHARE))
@@ -48,6 +49,7 @@ def _crowded(
     say("of those that borrowed", times(crowd.borrowing))
     say("answers with an error, by code", dict(crowd.refused) or "none")
     requested(cluster, before)
+    cpu(cluster, used, time.monotonic() - began)
     audited(cluster)
     assert not crowd.late, crowd.late
 
@@ -94,49 +96,49 @@ class _Crowd:
 
 
 def a11(cluster: LeaseCluster) -> None:
-    """Two nodes hold all 14 addresses; a pod asks for one more. Then one ends on the other node"""
+    """A node has a pod, another one all other addresses, and asks for one more. The pod ends"""
     cluster.server.send("POST", "/api/v1/namespaces", {"metadata": {"name": "ns"}})
     for ceding in (False, True):
         number = 18 if ceding else 17
         ipam = cluster.pool(f"10.{number}.0.0/28", f"a{number}", ceding=ceding, block_size=4)
-        cluster.start(2)
-        say("ceding", ceding)
-        one, other = (place.name for each in cluster.nodes for place in each.places)
-        halves = {one: [f"one{n}" for n in range(7)], other: [f"other{n}" for n in range(7)]}
-        halves = {name: [f"a{number}-{pod}" for pod in pods] for name, pods in halves.items()}
-        for pods in zip(*halves.values(), strict=True):  # so that each has blocks
-            names = zip(halves, pods, strict=True)
-            answered = cluster.all("placed", {name: [pod] for name, pod in names}, ipam, PATIENCE)
-            assert all(each.address for placed in answered for each in placed)
-        _one_more(cluster, ipam, one, f"a{number}-other3", other)
+        cluster.start(0)
+        cluster.resume(cluster.new_places(2), processes=2)
+        has_one, has_all = cluster.nodes
+        assert _tried(has_one, "last", ipam).address
+        pods = 0
+        while (answer := _tried(has_all, f"p{pods}", ipam)).code != Code.NO_FREE_ADDRESS:
+            pods += bool(answer.address)
+        say("ceding: addresses of the other node", f"{ceding}: {pods} of 14")
+        _one_more(cluster, ipam)
         audited(cluster)
 
 
-def _one_more(
-    cluster: LeaseCluster, ipam: Mapping[str, object], node: str, ends: str, elsewhere: str
-) -> None:
-    process = next(each for each in cluster.nodes if each.places[0].name == node)
+def _tried(node: NodeProcess, pod: str, ipam: Mapping[str, object]) -> Answer:
+    node.ask("tried", pod, f"{pod}-1", ipam)
+    (answer,) = node.answer()
+    assert isinstance(answer, Answer)
+    return answer
 
-    def tried() -> Answer:
-        process.ask("tried", "late", "late-1", ipam)
-        (answer,) = process.answer()
-        assert isinstance(answer, Answer)
-        return answer
 
-    answers = [tried() for _ in range(6)]
+def _one_more(cluster: LeaseCluster, ipam: Mapping[str, object]) -> None:
+    has_one, has_all = cluster.nodes
+    late = f"{has_all.places[0].name}-late"
+    answers = [_tried(has_all, "late", ipam) for _ in range(6)]
     say("answers, by code", dict(Counter(each.code for each in answers)))
     say("seconds of each", ", ".join(f"{each.seconds:.1f}" for each in answers))
     say("the error", answers[-1].text)
-    until(lambda: _events(cluster, f"{node}-late"), what="event on the pod")
-    cluster.all("removed", {elsewhere: [ends]})
+    until(lambda: _events(cluster, late), what="event on the pod")
+    name = has_one.places[0].name
+    has_one.ask("departed", {name: [(f"{name}-last", "last-1")]}, ipam)
+    has_one.answer()
     began = time.monotonic()
-    while not (last := tried()).address:
+    while not (last := _tried(has_all, "late", ipam)).address:
         assert time.monotonic() - began < PATIENCE, last
         time.sleep(0.1)
     say("from a DEL elsewhere to the address", f"{time.monotonic() - began:.1f} s")
-    say("events on the pod", len(_events(cluster, f"{node}-late")))
-    assert answers[-1].code == Code.NO_FREE_ADDRESS
-    assert len(_events(cluster, f"{node}-late")) == 1
+    say("events on the pod", len(_events(cluster, late)))
+    assert {each.code for each in answers} == {Code.NO_FREE_ADDRESS}
+    assert len(_events(cluster, late)) == 1
 
 
 def _events(cluster: LeaseCluster, pod: str) -> Sequence[object]:

@@ -22,7 +22,7 @@ from ipam.cluster.rest_api import Body, Lines, Query, Response, RestApi
 from ipam.confirmed import boottime
 from ipam.plugin import AddressPlugin
 from ipam.resident import Resident
-from ipam.scope import Stores
+from ipam.scope import Compat, Stores
 from ipam.sqlite_store import SqliteStore
 from tests.unit.ipam.calls import request
 
@@ -38,6 +38,7 @@ class Place(NamedTuple):
     directory: Path
     boot: str = "boot-1"
     leases: bool = True
+    compat: Compat = "None"
 
 
 class State(NamedTuple):
@@ -125,11 +126,19 @@ class Node:
         self._client = KubernetesApi(place.kubeconfig)
         self.transport = FaultyTransport(self._client._client)
         self.files = Resident(place.directory)
+        beside = place.compat != "None"
         self.lessee = Lessee(
-            RestApi(self.transport), self.files, place.name, place.boot, clock=self.clock
+            RestApi(self.transport),
+            self.files,
+            place.name,
+            place.boot,
+            clock=self.clock,
+            compat=beside,
         )
         self._store = SqliteStore(self.files, place.boot)
-        stores = Stores(self.files, lambda: "cluster", self.lessee, clock=self.clock)
+        stores = Stores(
+            self.files, lambda: "cluster", self.lessee, lambda: place.compat, clock=self.clock
+        )
         self.plugin = AddressPlugin(stores, lambda: place.boot)
         if place.leases:
             self.lessee.start()
@@ -307,6 +316,29 @@ def _removed(node: Node, pods: Mapping[str, Sequence[str]]) -> None:
         node.delete(pod, "net0")
 
 
+def _departed(
+    node: Node, pods: Mapping[str, Sequence[tuple[str, str]]], ipam: Ipam
+) -> Sequence[float]:
+    """DEL of all these sandboxes of this node at once, pod and container of each; seconds."""
+    took: list[float] = []
+
+    def delete(pod: str, container: str) -> None:
+        began = time.monotonic()
+        node.plugin.delete(request("DEL", ipam, container, pod=pod, ifname="net0"))
+        took.append(time.monotonic() - began)
+
+    _in_threads(delete, pods.get(node.place.name, ()))
+    return took
+
+
+def _in_threads(work: Callable[..., object], each: Sequence[Sequence[str]]) -> None:
+    threads = [threading.Thread(target=work, args=arguments) for arguments in each]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
 def _tried(node: Node, pod: str, container: str, ipam: Ipam) -> Answer:
     return node.add_once(f"{node.place.name}-{pod}", container, ipam)
 
@@ -344,6 +376,7 @@ ORDERS: Mapping[str, Callable[..., Any]] = {
     "placed": _placed,
     "removed": _removed,
     "tried": _tried,
+    "departed": _departed,
     "deletions": _deletions,
     "forward": _forward,
     "idle": _idle,

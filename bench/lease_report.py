@@ -59,6 +59,13 @@ def requested(cluster: LeaseCluster, before: Counter[str]) -> int:
     return counted.total()
 
 
+def cpu(cluster: LeaseCluster, before: Counter[str], seconds: float) -> None:
+    """Print the CPU time since `before`, so many seconds ago: others have the rest of the CPUs."""
+    used = cluster.cpu() - before
+    spent = ", ".join(f"{what} {ms / 1e3:.1f} s" for what, ms in sorted(used.items()))
+    say("CPU time", f"{spent}, {used.total() / 1e3:.1f} s in all, in {seconds:.1f} s")
+
+
 def audited(cluster: LeaseCluster) -> None:
     """Stores and objects are read one after the other, and nodes may lease ahead meanwhile."""
     end = time.monotonic() + SETTLES

@@ -12,9 +12,9 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from bench import lease_full, lease_losses
+from bench import lease_full, lease_losses, lease_moves
 from bench.lease_cluster import LeaseCluster, audit, lease_cluster
-from bench.lease_report import audited, requested, say, times, told, told_of
+from bench.lease_report import audited, cpu, requested, say, times, told, told_of
 from ipam.addresses import parse
 
 
@@ -96,10 +96,9 @@ def _cold(cluster: LeaseCluster, ipams: Sequence[dict[str, object]]) -> None:
     cluster.start(cluster.cold)
     before, used, began = cluster.requests(), cluster.cpu(), time.monotonic()
     told(cluster.all("pods", ["cold"], ipams), began)
-    used = cluster.cpu() - used
+    took = time.monotonic() - began
     requested(cluster, before)
-    spent = ", ".join(f"{what} {ms / 1e3:.1f} s" for what, ms in sorted(used.items()))
-    say("CPU time", f"{spent}, {used.total() / 1e3:.1f} s in all")
+    cpu(cluster, used, took)
     audited(cluster)
 
 
@@ -262,6 +261,7 @@ ROWS: dict[str, Callable[[LeaseCluster], None]] = {
     "a21": a21,
     **lease_losses.ROWS,
     **lease_full.ROWS,
+    **lease_moves.ROWS,
 }
 
 if __name__ == "__main__":
