@@ -158,6 +158,8 @@ def main() -> None:
         }
         print(f"load average {os.getloadavg()[0]:.1f}", flush=True)
         beside.churn(arguments.pods // (2 * arguments.nodes), arguments.seconds)
+        runs = (root / "reconciler.log").read_text().count("reconciler run succeeded")
+        print(f"runs of the reconciler: {runs}", flush=True)
         _report(beside, staying)
 
 
