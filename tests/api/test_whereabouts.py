@@ -2,7 +2,7 @@
 
     PODFABRIC_TAKEOVER=2000x50 .venv/bin/python -m pytest tests/api/test_whereabouts.py -k takeover
 
-has 2,000 entries of whereabouts, and 50 pods of each of four nodes that restart: half an hour.
+has 2,000 entries of whereabouts, and 50 pods of each of four nodes that restart: some minutes.
 `python -m bench.leases a4` has row A4 with 512 DELs at once on 16 nodes.
 """
 
