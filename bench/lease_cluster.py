@@ -12,8 +12,9 @@ from typing import Any
 
 from bench.cpu import Usage
 from bench.lease_nodes import NodeProcess, Place, State
+from ipam.cluster.controller.reclaim import MARGIN
 from ipam.cluster.names import pool_name
-from ipam.cluster.objects import AddressBlock, AddressPool, Meta, PoolSpec
+from ipam.cluster.objects import AddressBlock, AddressPool, Compat, Meta, PoolSpec
 from tests.api.server import ApiServer, api_server
 from tests.waiting import until
 
@@ -24,14 +25,39 @@ _REQUESTS = re.compile(r"^apiserver_request_total\{(.*)\} (\d+)", re.MULTILINE)
 class LeaseCluster:
     """The API server, and nodes in some processes. A row has networks of its own."""
 
-    def __init__(self, server: ApiServer, directory: Path, processes: int, controller: int) -> None:
+    def __init__(self, server: ApiServer, directory: Path, processes: int) -> None:
         self.server = server
-        self._controller = controller
+        request = {"expirationSeconds": 7200}
+        self._account = server.kubeconfig("controller", request, account="podfabric-controller")
+        self._controller: subprocess.Popen[bytes] | None = None
         self._directory = directory
         self._processes = processes
         self.nodes: list[NodeProcess] = []
         self.cold = 128  # nodes of the rows that begin with none
         self._made = 0
+
+    def start_controller(self, margin: float = MARGIN, metrics: str = "") -> int:
+        """`podfabric controller`, in place of the one that runs; its pid. It waits for `margin`
+        seconds beyond maxOffline, and serves its metrics at that address."""
+        self.stop_controller()
+        program = (
+            "from ipam.cluster.controller.rounds import Rounds; "
+            f"Rounds.__init__.__kwdefaults__['margin'] = {margin}; "
+            "from cli.main import main; main()"
+        )
+        words = ["controller", "--kubeconfig", str(self._account), "--metrics", metrics]
+        with (self._directory / "controller.log").open("ab") as log:
+            self._controller = subprocess.Popen(
+                [sys.executable, "-c", program, *words], cwd=CHECKOUT, stderr=log
+            )
+        return self._controller.pid
+
+    def stop_controller(self) -> None:
+        """It gives its Lease back, so that the next one leads at once."""
+        if self._controller is not None:
+            self._controller.terminate()
+            self._controller.wait()
+            self._controller = None
 
     def pool(
         self,
@@ -60,21 +86,27 @@ class LeaseCluster:
         self.stop()
         self.resume(self.new_places(count, leases=leases))
 
-    def new_places(self, count: int, *, leases: bool = True) -> list[Place]:
+    def new_places(
+        self, count: int, *, leases: bool = True, compat: Compat = "None"
+    ) -> list[Place]:
         """Node objects, tokens and directories of nodes."""
         places = []
         for _ in range(count):
             self._made += 1
-            name = f"n{self._made}"
-            machine = {"machineID": f"m-{name}", "systemUUID": f"s-{name}", "bootID": "boot-1"}
-            self.server.node(name, **machine).close()
-            kubeconfig = self.server.plane.directory / f"{name}.kubeconfig"
-            places.append(Place(name, kubeconfig, self._directory / name, leases=leases))
+            place = self.new_place(f"n{self._made}", leases=leases)
+            places.append(place._replace(compat=compat))
         return places
 
-    def resume(self, places: Sequence[Place]) -> None:
+    def new_place(self, name: str, machine: str = "", *, leases: bool = True) -> Place:
+        """A machine that has this name; a store of its own."""
+        machine = machine or name
+        self.server.node(name, **machine_ids(machine)).close()
+        kubeconfig = self.server.plane.directory / f"{name}.kubeconfig"
+        return Place(name, kubeconfig, self._directory / machine, leases=leases)
+
+    def resume(self, places: Sequence[Place], processes: int = 0) -> None:
         """Agents of these nodes, over the stores that are there."""
-        self.resume_blindly(places, self._processes)
+        self.resume_blindly(places, processes or self._processes)
         if all(place.leases for place in places):
             until(lambda: all(each.confirmed is not None for each in self.states()), pause=0.5)
 
@@ -109,7 +141,9 @@ class LeaseCluster:
 
     def cpu(self) -> Counter[str]:
         """Milliseconds of CPU that the processes have used, by what they are."""
-        of = [*self.server.plane.pids().items(), ("controller", self._controller)]
+        of = [*self.server.plane.pids().items()]
+        if self._controller is not None:
+            of.append(("controller", self._controller.pid))
         of += [("nodes", each.pid) for each in self.nodes]
         used: Counter[str] = Counter()
         for what, pid in of:
@@ -118,6 +152,11 @@ class LeaseCluster:
 
     def blocks(self) -> tuple[AddressBlock, ...]:
         return self.server.admin.list(AddressBlock).items
+
+
+def machine_ids(machine: str) -> dict[str, str]:
+    """What the Node object of a machine says of it."""
+    return {"machineID": f"m-{machine}", "systemUUID": f"s-{machine}", "bootID": "boot-1"}
 
 
 def audit(cluster: LeaseCluster, *, forgotten: bool = False) -> Mapping[str, int]:
@@ -152,17 +191,8 @@ def lease_cluster(processes: int = 4) -> Iterator[LeaseCluster]:
             stack.enter_context(tempfile.TemporaryDirectory(prefix="podfabric-leases-"))
         )
         server = stack.enter_context(api_server())
-        request = {"expirationSeconds": 7200}
-        kubeconfig = server.kubeconfig("controller", request, account="podfabric-controller")
-        log = stack.enter_context((directory / "controller.log").open("wb"))
-        words = ["controller", "--kubeconfig", str(kubeconfig), "--metrics", ""]
-        controller = subprocess.Popen(
-            [sys.executable, "-c", "from cli.main import main; main()", *words],
-            cwd=CHECKOUT,
-            stderr=log,
-        )
-        stack.callback(controller.wait)
-        stack.callback(controller.kill)
-        cluster = LeaseCluster(server, directory, processes, controller.pid)
+        cluster = LeaseCluster(server, directory, processes)
+        stack.callback(cluster.stop_controller)
+        cluster.start_controller()
         stack.callback(cluster.stop)
         yield cluster

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from base import msgspec_warmup
 from cni.spec.errors import CNIError
+from cni.spec.result import Result
 from ipam.cluster.api import Unavailable
 from ipam.cluster.kubernetes_api import KubernetesApi
 from ipam.cluster.lessee import Lessee
@@ -21,7 +22,7 @@ from ipam.cluster.rest_api import Body, Lines, Query, Response, RestApi
 from ipam.confirmed import boottime
 from ipam.plugin import AddressPlugin
 from ipam.resident import Resident
-from ipam.scope import Stores
+from ipam.scope import Compat, Stores
 from ipam.sqlite_store import SqliteStore
 from tests.unit.ipam.calls import request
 
@@ -37,6 +38,7 @@ class Place(NamedTuple):
     directory: Path
     boot: str = "boot-1"
     leases: bool = True
+    compat: Compat = "None"
 
 
 class State(NamedTuple):
@@ -59,6 +61,24 @@ class Did(NamedTuple):
     ended: float
     errors: Counter[int]
     failed: Sequence[str]
+
+
+class Answer(NamedTuple):
+    """One ADD: the address, or the error's code and text; seconds."""
+
+    address: str
+    code: int
+    text: str
+    seconds: float
+
+
+class Placed(NamedTuple):
+    """A pod that has its address: seconds from its first ADD on, and the answers with an error."""
+
+    pod: str
+    address: str
+    seconds: float
+    refused: Sequence[Answer]
 
 
 class FaultyTransport:
@@ -106,11 +126,19 @@ class Node:
         self._client = KubernetesApi(place.kubeconfig)
         self.transport = FaultyTransport(self._client._client)
         self.files = Resident(place.directory)
+        beside = place.compat != "None"
         self.lessee = Lessee(
-            RestApi(self.transport), self.files, place.name, place.boot, clock=self.clock
+            RestApi(self.transport),
+            self.files,
+            place.name,
+            place.boot,
+            clock=self.clock,
+            compat=beside,
         )
         self._store = SqliteStore(self.files, place.boot)
-        stores = Stores(self.files, lambda: "cluster", self.lessee, clock=self.clock)
+        stores = Stores(
+            self.files, lambda: "cluster", self.lessee, lambda: place.compat, clock=self.clock
+        )
         self.plugin = AddressPlugin(stores, lambda: place.boot)
         if place.leases:
             self.lessee.start()
@@ -133,6 +161,17 @@ class Node:
                 did.append(time.monotonic() - began)
                 return ""
         return text
+
+    def add_once(self, pod: str, container: str, ipam: Ipam) -> Answer:
+        """One ADD."""
+        began = time.monotonic()
+        try:
+            result = self.plugin.add(request("ADD", ipam, container, pod=pod, ifname="net0"))
+        except CNIError as error:
+            return Answer("", int(error.code), error.message, time.monotonic() - began)
+        assert isinstance(result, Result)
+        address = result.ips[0].address.partition("/")[0]
+        return Answer(address, 0, "", time.monotonic() - began)
 
     def delete(self, pod: str, ifname: str) -> None:
         self.plugin.delete(request("DEL", None, f"{pod}-1", pod=pod, ifname=ifname))
@@ -248,6 +287,62 @@ def _churn(node: Node, for_: float, pause: float, ipams: Sequence[Ipam]) -> Did:
     return Did(seconds, time.monotonic(), errors, failed)
 
 
+def _placed(
+    node: Node, pods: Mapping[str, Sequence[str]], ipam: Ipam, for_: float
+) -> Sequence[Placed]:
+    """All pods of this node at once: each tries again, as a runtime does, for so many seconds."""
+    placed: list[Placed] = []
+
+    def place(pod: str) -> None:
+        began, refused = time.monotonic(), []
+        while time.monotonic() - began < for_:
+            answer = node.add_once(pod, f"{pod}-1", ipam)
+            if answer.address:
+                break
+            refused.append(answer)
+            time.sleep(0.2)
+        placed.append(Placed(pod, answer.address, time.monotonic() - began, refused))
+
+    threads = [threading.Thread(target=place, args=(pod,)) for pod in pods.get(node.place.name, ())]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return placed
+
+
+def _removed(node: Node, pods: Mapping[str, Sequence[str]]) -> None:
+    for pod in pods.get(node.place.name, ()):
+        node.delete(pod, "net0")
+
+
+def _departed(
+    node: Node, pods: Mapping[str, Sequence[tuple[str, str]]], ipam: Ipam
+) -> Sequence[float]:
+    """DEL of all these sandboxes of this node at once, pod and container of each; seconds."""
+    took: list[float] = []
+
+    def delete(pod: str, container: str) -> None:
+        began = time.monotonic()
+        node.plugin.delete(request("DEL", ipam, container, pod=pod, ifname="net0"))
+        took.append(time.monotonic() - began)
+
+    _in_threads(delete, pods.get(node.place.name, ()))
+    return took
+
+
+def _in_threads(work: Callable[..., object], each: Sequence[Sequence[str]]) -> None:
+    threads = [threading.Thread(target=work, args=arguments) for arguments in each]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def _tried(node: Node, pod: str, container: str, ipam: Ipam) -> Answer:
+    return node.add_once(f"{node.place.name}-{pod}", container, ipam)
+
+
 def _deletions(node: Node, names: Sequence[str], interfaces: int) -> Sequence[float]:
     """The seconds of each DEL."""
     took = []
@@ -278,6 +373,10 @@ def _faults(node: Node, rate: float) -> None:
 ORDERS: Mapping[str, Callable[..., Any]] = {
     "pods": _pods,
     "churn": _churn,
+    "placed": _placed,
+    "removed": _removed,
+    "tried": _tried,
+    "departed": _departed,
     "deletions": _deletions,
     "forward": _forward,
     "idle": _idle,

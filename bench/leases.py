@@ -6,17 +6,16 @@ compares all stores with all objects.
 """
 
 import argparse
+import os
 import signal
-import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 
+from bench import lease_full, lease_losses, lease_moves
 from bench.lease_cluster import LeaseCluster, audit, lease_cluster
-from bench.lease_nodes import Did
+from bench.lease_report import audited, cpu, requested, say, times, told, told_of
 from ipam.addresses import parse
-
-SETTLES = 60.0  # seconds within which stores and objects agree
 
 
 def main() -> None:
@@ -29,65 +28,9 @@ def main() -> None:
         # Each has an API server of its own: what one leaves behind costs the next nothing.
         with lease_cluster() as cluster:
             cluster.cold = arguments.cold
-            print(f"\n{name}: {ROWS[name].__doc__}", flush=True)
+            load = ", ".join(f"{each:.1f}" for each in os.getloadavg())
+            print(f"\n{name}: {ROWS[name].__doc__}\n    load average {load}", flush=True)
             ROWS[name](cluster)
-
-
-def _say(what: str, value: object) -> None:
-    print(f"    {what:<40} {value}", flush=True)
-
-
-def _times(seconds: Sequence[float]) -> str:
-    if len(seconds) < 2:
-        return f"{len(seconds)} calls"
-    p50, p99 = statistics.median(seconds), statistics.quantiles(seconds, n=100)[98]
-    return (
-        f"p50 {p50 * 1e3:.1f} ms, p99 {p99 * 1e3:.1f} ms, longest {max(seconds) * 1e3:.0f} ms "
-        f"({len(seconds)} calls)"
-    )
-
-
-def _summed(done: Sequence[Did]) -> tuple[list[float], Counter[int], list[str]]:
-    seconds = [each for did in done for each in did.seconds]
-    errors: Counter[int] = Counter()
-    for did in done:
-        errors += did.errors
-    return seconds, errors, [text for did in done for text in did.failed]
-
-
-def _told(done: Sequence[Did], began: float | None = None) -> list[float]:
-    """Print what ADDs did, and if they all `began` then, how long the last one took."""
-    seconds, errors, failed = _summed(done)
-    if began is not None:
-        _say("until the last", f"{max(did.ended for did in done) - began:.2f} s")
-    _say("ADD", _times(seconds))
-    _say("answers with an error, by code", dict(errors) or "none")
-    _say("ADDs that failed for good", failed[:2] or "none")
-    return seconds
-
-
-def _told_of(when: str, done: list[Did]) -> list[Did]:
-    _say(f"ADD {when}", _times([each for did in done for each in did.seconds]))
-    return done
-
-
-def _calls(cluster: LeaseCluster, before: Counter[str]) -> int:
-    counted = cluster.requests() - before
-    _say("requests about our objects", ", ".join(f"{n} {v}" for v, n in sorted(counted.items())))
-    return counted.total()
-
-
-def _audited(cluster: LeaseCluster) -> None:
-    """Stores and objects are read one after the other, and nodes may lease ahead meanwhile."""
-    end = time.monotonic() + SETTLES
-    while True:
-        found = audit(cluster)
-        wrong = {what: count for what, count in found.items() if what != "addresses" and count}
-        if not wrong or found["duplicates"] or time.monotonic() > end:
-            break
-        time.sleep(1.0)
-    _say("auditor", found)
-    assert not wrong, wrong
 
 
 def a1(cluster: LeaseCluster) -> None:
@@ -111,15 +54,15 @@ def _churn(cluster: LeaseCluster, ipams: Sequence[dict[str, object]], nodes: int
     cluster.start(nodes)
     cluster.all("pods", ["first"], ipams)
     before = cluster.requests()
-    seconds = _told(cluster.all("churn", 60.0, 0.0, ipams))
-    calls = _calls(cluster, before)
-    _say("ADDs (and as many DELs) a second", f"{len(seconds) / 60:.0f}")
-    _say("requests for each ADD", f"{calls / len(seconds):.5f}")
+    seconds = told(cluster.all("churn", 60.0, 0.0, ipams))
+    calls = requested(cluster, before)
+    say("ADDs (and as many DELs) a second", f"{len(seconds) / 60:.0f}")
+    say("requests for each ADD", f"{calls / len(seconds):.5f}")
     states = cluster.states()
     claims, lost = sum(each.claims for each in states), sum(each.conflicts for each in states)
-    _say("claims, and those that others won", f"{claims}, {lost}")
-    _say("tries of a claim, at the node with most", max(1 + each.conflicts for each in states))
-    _audited(cluster)
+    say("claims, and those that others won", f"{claims}, {lost}")
+    say("tries of a claim, at the node with most", max(1 + each.conflicts for each in states))
+    audited(cluster)
 
 
 def a2(cluster: LeaseCluster) -> None:
@@ -141,7 +84,7 @@ def a2_rails(cluster: LeaseCluster) -> None:
     rails += [cluster.pool(range_, "rails") for range_ in ranges[1:]]
     _cold(cluster, rails)
     indexes = [{parse(address) & 0xFFFF for _, address in each.held} for each in cluster.states()]
-    _say(
+    say(
         "nodes whose pod has one index",
         f"{sum(len(each) == 1 for each in indexes)} of {cluster.cold}",
     )
@@ -152,12 +95,11 @@ def a2_rails(cluster: LeaseCluster) -> None:
 def _cold(cluster: LeaseCluster, ipams: Sequence[dict[str, object]]) -> None:
     cluster.start(cluster.cold)
     before, used, began = cluster.requests(), cluster.cpu(), time.monotonic()
-    _told(cluster.all("pods", ["cold"], ipams), began)
-    used = cluster.cpu() - used
-    _calls(cluster, before)
-    spent = ", ".join(f"{what} {ms / 1e3:.1f} s" for what, ms in sorted(used.items()))
-    _say("CPU time", f"{spent}, {used.total() / 1e3:.1f} s in all")
-    _audited(cluster)
+    told(cluster.all("pods", ["cold"], ipams), began)
+    took = time.monotonic() - began
+    requested(cluster, before)
+    cpu(cluster, used, took)
+    audited(cluster)
 
 
 def a3(cluster: LeaseCluster) -> None:
@@ -166,25 +108,25 @@ def a3(cluster: LeaseCluster) -> None:
     ipam = cluster.pool("10.0.0.0/20", "a3", block_size=8)
     cluster.start(16)
     cluster.all("pods", pods, [ipam] * interfaces)
-    _audited(cluster)
+    audited(cluster)
     cluster.all("faults", 0.3)
     for each in cluster.nodes:
         each.ask("deletions", pods, interfaces)
     began = time.monotonic()
     cluster.server.plane.stop_api_server()
     took = [one for each in cluster.nodes for node in each.answer() for one in node]
-    _say("DEL", _times(took))
-    _say("until the last", f"{time.monotonic() - began:.2f} s")
+    say("DEL", times(took))
+    say("until the last", f"{time.monotonic() - began:.2f} s")
     cluster.server.plane.start_api_server()
-    _say("addresses that stores still hold", sum(len(each.held) for each in cluster.states()))
+    say("addresses that stores still hold", sum(len(each.held) for each in cluster.states()))
     for _ in range(30):
         cluster.all("forward", 30.0)
         time.sleep(2.0)
     cluster.all("faults", 0.0)
     time.sleep(30.0)
     left = Counter(each.spec.holder.node for each in cluster.blocks())
-    _say("blocks 15 min later, most on a node", f"{left.total()}, {max(left.values(), default=0)}")
-    _audited(cluster)
+    say("blocks 15 min later, most on a node", f"{left.total()}, {max(left.values(), default=0)}")
+    audited(cluster)
     assert max(left.values(), default=0) <= 1
 
 
@@ -194,32 +136,32 @@ def a5(cluster: LeaseCluster) -> None:
     ipam = cluster.pool("10.0.0.0/16", "a5")
     cluster.start(16)
     cluster.all("pods", ["stays"], [ipam])
-    before = _told(cluster.all("churn", 30.0, 1.0, [ipam]))
+    before = told(cluster.all("churn", 30.0, 1.0, [ipam]))
     assert before
     plane = cluster.server.plane
     plane.send_signal("kube-apiserver", signal.SIGSTOP)
     cluster.all("forward", 600.0)
-    done = _told_of("while it stands still", cluster.all("churn", 30.0, 1.0, [ipam]))
+    done = told_of("while it stands still", cluster.all("churn", 30.0, 1.0, [ipam]))
     half = cluster.nodes[: len(cluster.nodes) // 2]
     for each in half:
         each.kill()
         cluster.nodes.remove(each)
     for each in half:
         cluster.resume_blindly(each.places)
-    done += _told_of("after half were killed", cluster.all("churn", 30.0, 1.0, [ipam]))
+    done += told_of("after half were killed", cluster.all("churn", 30.0, 1.0, [ipam]))
     plane.stop_api_server()
-    done += _told_of("while it is away", cluster.all("churn", 60.0, 1.0, [ipam]))
-    _told(done)
+    done += told_of("while it is away", cluster.all("churn", 60.0, 1.0, [ipam]))
+    told(done)
     began = time.monotonic()
     plane.start_api_server()
     ready = time.monotonic()
     while any(each.confirmed is None or each.confirmed > 60 for each in cluster.states()):
         time.sleep(0.2)
-    _say("the server's start", f"{ready - began:.1f} s")
-    _say("from then until all nodes are confirmed", f"{time.monotonic() - ready:.1f} s")
+    say("the server's start", f"{ready - began:.1f} s")
+    say("from then until all nodes are confirmed", f"{time.monotonic() - ready:.1f} s")
     total = cluster.requests().total()  # the server has counted from its start
-    _say("requests a second since its start", f"{total / (time.monotonic() - began):.1f}")
-    _audited(cluster)
+    say("requests a second since its start", f"{total / (time.monotonic() - began):.1f}")
+    audited(cluster)
 
 
 def a12(cluster: LeaseCluster) -> None:
@@ -229,14 +171,14 @@ def a12(cluster: LeaseCluster) -> None:
     for network, shared in (("a12", True), ("a12-private", False)):
         ipams = [cluster.pool(range_, network, shared=shared) for range_ in ranges]
         cluster.start(16)
-        _told(cluster.all("pods", ["stays", "stays-too"], ipams))
-        _told(cluster.all("churn", 60.0, 0.0, ipams))
+        told(cluster.all("pods", ["stays", "stays-too"], ipams))
+        told(cluster.all("churn", 60.0, 0.0, ipams))
         states = cluster.states()
-        _say("addresses of pods", len({each for state in states for each in state.held}))
+        say("addresses of pods", len({each for state in states for each in state.held}))
         given = [address for state in states for _, address in state.held]
-        _say("of these, in both ranges", sum(count > 1 for count in Counter(given).values()))
+        say("of these, in both ranges", sum(count > 1 for count in Counter(given).values()))
         assert not shared or len(set(given)) == len(given)
-        _audited(cluster)
+        audited(cluster)
 
 
 def a16(cluster: LeaseCluster) -> None:
@@ -247,11 +189,11 @@ def a16(cluster: LeaseCluster) -> None:
     copy = cluster.server.plane.directory / "copy"
     cluster.server.plane.save_etcd(copy)
     cluster.all("pods", [f"new{number}" for number in range(40)], [ipam])
-    _audited(cluster)
+    audited(cluster)
     before = {(each.instance, name) for each in cluster.states() for name in each.rows}
     cluster.server.plane.restore_etcd(copy)
     kept = {(each.spec.holder.instance, each.metadata.name) for each in cluster.blocks()}
-    _say("blocks, and those that the API server forgot", f"{len(before)}, {len(before - kept)}")
+    say("blocks, and those that the API server forgot", f"{len(before)}, {len(before - kept)}")
     old, cluster.nodes = cluster.nodes, []
     cluster.resume(cluster.new_places(4))
     cluster.all("pods", [f"thief{number}" for number in range(100)], [ipam])
@@ -261,16 +203,16 @@ def a16(cluster: LeaseCluster) -> None:
     while not _settled(cluster):
         assert time.monotonic() - began < 120.0
         time.sleep(0.5)
-    _say("until each block is leased again or lost", f"{time.monotonic() - began:.1f} s")
+    say("until each block is leased again or lost", f"{time.monotonic() - began:.1f} s")
     found = audit(cluster)
     states = cluster.states()
     lost = {name for each in states for name, row in each.rows.items() if row[1] == "lost"}
-    _say("auditor", found)
-    _say("blocks lost to others", len(lost))
+    say("auditor", found)
+    say("blocks lost to others", len(lost))
     while not lost <= _named(cluster):
         assert time.monotonic() - began < 120.0
         time.sleep(1.0)
-    _say("until events name all of them", f"{time.monotonic() - began:.1f} s")
+    say("until events name all of them", f"{time.monotonic() - began:.1f} s")
     assert found["duplicates"] <= 8 * len(lost)
     assert not found["rows without object"]
 
@@ -298,12 +240,12 @@ def a21(cluster: LeaseCluster) -> None:
     cluster.all("idle", 600)
     states = cluster.states()
     calls = sum(sum(each.calls.values()) for each in states) - before
-    _say("requests of 128 nodes a second", f"{calls / 600:.2f}")
+    say("requests of 128 nodes a second", f"{calls / 600:.2f}")
     earlier = cluster.requests()
     time.sleep(60.0)
     counted = cluster.requests() - earlier
-    _say("requests of the controller a second", f"{counted.total() / 60:.2f}")
-    _audited(cluster)
+    say("requests of the controller a second", f"{counted.total() / 60:.2f}")
+    audited(cluster)
 
 
 ROWS: dict[str, Callable[[LeaseCluster], None]] = {
@@ -317,6 +259,9 @@ ROWS: dict[str, Callable[[LeaseCluster], None]] = {
     "a16": a16,
     "a20": a20,
     "a21": a21,
+    **lease_losses.ROWS,
+    **lease_full.ROWS,
+    **lease_moves.ROWS,
 }
 
 if __name__ == "__main__":

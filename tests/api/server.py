@@ -96,20 +96,36 @@ class ApiServer:
 
     def node(self, name: str, **machine: str) -> KubernetesApi:
         """The client of an agent on a new node: its token is bound to a pod there."""
+        self.machine(name, **machine)
+        return self.client(self._pods_kubeconfig(name))
+
+    def machine(self, name: str, **machine: str) -> None:
+        """A new Node object, which is Ready."""
         self.make(
             "/api/v1/nodes",
             {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}},
         )
-        self._set_machine(name, machine)
-        return self.client(self._pods_kubeconfig(name))
-
-    def _set_machine(self, name: str, machine: dict[str, str]) -> None:
         _, node = self.send("GET", f"/api/v1/nodes/{name}")
-        ready = {"type": "Ready", "status": "True", "reason": "Test", "message": ""}
         info = dict.fromkeys(_NODE_INFO, "") | machine
-        node["status"] = {"nodeInfo": info, "conditions": [ready]}
-        status, answer = self.send("PUT", f"/api/v1/nodes/{name}/status", node)
-        assert status == 200, answer
+        self._set_status(name, node, {"nodeInfo": info, "conditions": [_ready("True")]})
+
+    def silent(self, name: str) -> None:
+        """The Node is not ready any more, as where nothing is heard of the kubelet."""
+        _, node = self.send("GET", f"/api/v1/nodes/{name}")
+        self._set_status(name, node, {**node["status"], "conditions": [_ready("Unknown")]})
+
+    def _set_status(self, name: str, node: Document, status: Document) -> None:
+        code, answer = self.send("PUT", f"/api/v1/nodes/{name}/status", {**node, "status": status})
+        assert code == 200, answer
+
+    def remove_node(self, name: str, *, pods: bool) -> None:
+        """Delete the Node, and with `pods` that of its agent, too."""
+        code, answer = self.send("DELETE", f"/api/v1/nodes/{name}")
+        assert code == 200, answer
+        if pods:
+            pod = f"/api/v1/namespaces/{NAMESPACE}/pods/agent-{name}"
+            code, answer = self.send("DELETE", f"{pod}?gracePeriodSeconds=0")
+            assert code == 200, answer
 
     def _pods_kubeconfig(self, node: str) -> Path:
         pods = f"/api/v1/namespaces/{NAMESPACE}/pods"
@@ -153,6 +169,10 @@ class ApiServer:
             return "may not lease for node" in str(error)
         self.admin.delete(other)
         return False
+
+
+def _ready(status: str) -> Document:
+    return {"type": "Ready", "status": status, "reason": "Test", "message": ""}
 
 
 _NODE_INFO = (

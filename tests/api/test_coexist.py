@@ -1,7 +1,8 @@
 """Row A13: nodes of podfabric beside nodes of the real whereabouts, with the same definition.
 
-Scaled to two CPUs: four nodes of each side and some hundred pods. whereabouts' plugin is built from
-its sources, and started as a runtime starts it. Its reconciler runs once, in a test of its own.
+Scaled to two CPUs: four nodes of each side and some hundred pods (`python -m bench.coexist` has
+all). whereabouts' plugin is built from its sources, and started as a runtime starts it. Its
+reconciler runs once, in a test of its own.
 """
 
 import json
@@ -52,6 +53,7 @@ CONTROL_LOOP = Program(
 )
 RANGE = "10.89.0.0/24"
 IPAM = {"range": RANGE}
+DEFINITIONS = "network-attachment-definitions.k8s.cni.cncf.io"
 SIDES = 4  # nodes of each side
 PODS = 10  # that each node of ours churns at a time
 SECONDS = 40.0
@@ -259,15 +261,40 @@ def test_the_reconciler_of_whereabouts_leaves_placeholders_alone(
 @pytest.fixture
 def definitions(server: ApiServer) -> Iterator[str]:
     """The kind of definitions, and where those of a namespace are made."""
+    yield install_definitions(server)
+    server.kubectl("delete", "crd", DEFINITIONS)
+
+
+def install_definitions(server: ApiServer) -> str:
+    """See `definitions`."""
     for namespace in ("ns", "theirs"):
         server.send("POST", "/api/v1/namespaces", {"metadata": {"name": namespace}})
         accounts = f"/api/v1/namespaces/{namespace}/serviceaccounts"
         server.send("POST", accounts, {"metadata": {"name": "default"}})
     server.make("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", KIND)
-    kind = "network-attachment-definitions.k8s.cni.cncf.io"
-    server.kubectl("wait", "--for=condition=Established", "--timeout=120s", f"crd/{kind}")
-    yield "/apis/k8s.cni.cncf.io/v1/namespaces/theirs/network-attachment-definitions"
-    server.kubectl("delete", "crd", kind)
+    server.kubectl("wait", "--for=condition=Established", "--timeout=120s", f"crd/{DEFINITIONS}")
+    return "/apis/k8s.cni.cncf.io/v1/namespaces/theirs/network-attachment-definitions"
+
+
+def define(server: ApiServer, definitions: str) -> None:
+    """The definition of the pods of whereabouts."""
+    config = {"cniVersion": "1.0.0", "name": "n1", "type": "macvlan"}
+    ipam = {"type": "whereabouts", **IPAM}
+    server.make(
+        definitions,
+        {
+            "apiVersion": "k8s.cni.cncf.io/v1",
+            "kind": "NetworkAttachmentDefinition",
+            "metadata": {"name": "n1"},
+            "spec": {"config": json.dumps({**config, "ipam": ipam})},
+        },
+    )
+
+
+def their_status(address: str) -> dict[str, str]:
+    """The annotation that Multus gives to a pod of theirs."""
+    network = {"name": "theirs/n1", "interface": "eth0", "ips": [address], "default": False}
+    return {"k8s.v1.cni.cncf.io/network-status": json.dumps([network])}
 
 
 def test_the_control_loop_of_whereabouts_leaves_what_is_ours_alone(
@@ -282,22 +309,11 @@ def test_the_control_loop_of_whereabouts_leaves_what_is_ours_alone(
     placeholders = {entry.offset for entry in _entries(server) if entry.allocation.is_placeholder}
     reserved = _reserved(server)
     assert set(given.values()) <= reserved
-    config = {"cniVersion": "1.0.0", "name": "n1", "type": "macvlan"}
-    ipam = {"type": "whereabouts", **IPAM}
-    server.make(
-        definitions,
-        {
-            "apiVersion": "k8s.cni.cncf.io/v1",
-            "kind": "NetworkAttachmentDefinition",
-            "metadata": {"name": "n1"},
-            "spec": {"config": json.dumps({**config, "ipam": ipam})},
-        },
-    )
+    define(server, definitions)
 
     def comes_and_goes(pod: str, address: str) -> None:
         namespace, _, named = pod.partition("/")
-        network = {"name": "theirs/n1", "interface": "eth0", "ips": [address], "default": False}
-        status = {"k8s.v1.cni.cncf.io/network-status": json.dumps([network])}
+        status = their_status(address)
         spec = {"nodeName": nodes[0].name, "containers": [{"name": "c", "image": "c"}]}
         pods = f"/api/v1/namespaces/{namespace}/pods"
         server.make(pods, {"metadata": {"name": named, "annotations": status}, "spec": spec})

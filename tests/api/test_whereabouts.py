@@ -1,5 +1,12 @@
-"""Moving over from whereabouts on a real API server, with the rights of the agents."""
+"""Moving over from whereabouts on a real API server, with the rights of the agents.
 
+    PODFABRIC_TAKEOVER=2000x50 .venv/bin/python -m pytest tests/api/test_whereabouts.py -k takeover
+
+has 2,000 entries of whereabouts, and 50 pods of each of four nodes that restart: some minutes.
+`python -m bench.leases a4` has row A4 with 512 DELs at once on 16 nodes.
+"""
+
+import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -25,10 +32,10 @@ from tests.api.whereabouts import NAMESPACE, MovingNode, install_kinds, ready_po
 RANGE = "10.88.0.0/20"
 IPAM = {"range": RANGE}
 POOL = "10.88.0.0-20"
-ENTRIES = 300
-"""Of whereabouts. Each costs the server 2 ms in each patch: it works out whose fields they are."""
+ENTRIES, PODS = map(int, os.environ.get("PODFABRIC_TAKEOVER", "300x10").split("x"))
+"""Of whereabouts, and its pods that restart on each node. Each entry costs the server 2 ms in each
+patch: it works out whose fields they are."""
 NODES = 4
-PODS = 10  # of whereabouts, that are restarted on each node
 
 
 def pod_of(number: int) -> str:
@@ -109,7 +116,7 @@ def own(number: int) -> range:
 
 
 def test_a_takeover_changes_nothing_but_by_dels(server: ApiServer, nodes: list[MovingNode]) -> None:
-    """Row A14: entries of three versions of whereabouts, 40 pods that restart."""
+    """Row A14: entries of three versions of whereabouts, and pods that restart."""
     before = held(server)
     assert len(before) == ENTRIES
     given: list[str] = []

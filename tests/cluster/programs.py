@@ -134,6 +134,9 @@ def build(wanted: Sequence[Program]) -> list[Path]:
     """Builds those that are missing, and gives the directories of all."""
     if any(CACHE.resolve().is_relative_to(each) for each in NOT_IN_THE_NODE):
         raise SystemExit(f"cluster: the node cannot see {CACHE}: set PODFABRIC_CACHE to another")
+    directories = [program.directory() for program in wanted]
+    if all(directory.exists() for directory in directories):
+        return directories  # without the lock, which somebody else's build may hold for long
     CACHE.mkdir(parents=True, exist_ok=True)
     with (CACHE / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -143,7 +146,7 @@ def build(wanted: Sequence[Program]) -> list[Path]:
             if not program.directory().exists():
                 debian.install(PACKAGES)
                 _build(program)
-    return [program.directory() for program in wanted]
+    return directories
 
 
 def _build(program: Program) -> None:

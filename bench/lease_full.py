@@ -1,0 +1,250 @@
+"""Rows of `bench.leases`: pools with hardly a free address, and a cluster of 5,000 nodes."""
+
+import base64
+import json
+import random
+import time
+import urllib.request
+import uuid
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from bench.lease_cluster import LeaseCluster, machine_ids
+from bench.lease_nodes import Answer, NodeProcess, Placed
+from bench.lease_report import audited, cpu, requested, say, times
+from cni.spec.errors import Code
+from ipam.addresses import parse_interface, text
+from ipam.cluster.geometry import Geometry
+from ipam.cluster.objects import AddressBlock, AddressPool, BlockSpec, Holder, Meta
+from tests.waiting import until
+
+NODES = 64
+ROUNDS = 10
+SHARE = 1 / 3  # of the pods end in a round
+SETTLED = 5.0  # seconds after which an address that is free can be had anywhere
+PATIENCE = 60.0  # seconds that a pod tries
+
+
+def a10(cluster: LeaseCluster) -> None:
+    """64 nodes, ceding: 60 addresses and 60 pods; 254 addresses and 200 pods. Pods are placed at
+    random, and 10 times a third of them ends and others begin elsewhere"""
+    _crowded(cluster, "10.10.0.0/26", "a10", 60, exclude=("10.10.0.1", "10.10.0.2"))
+    _crowded(cluster, "10.11.0.0/24", "a10-more", 200)
+
+
+def _crowded(
+    cluster: LeaseCluster, range_: str, network: str, pods: int, exclude: tuple[str, ...] = ()
+) -> None:
+    ipam = cluster.pool(range_, network, ceding=True, block_size=4, exclude=exclude)
+    cluster.start(NODES)
+    crowd = _Crowd(cluster, ipam)
+    before, used = cluster.requests(), cluster.cpu()
+    began = time.monotonic()
+    crowd.begin(pods)
+    for _ in range(ROUNDS):
+        crowd.end(int(pods * SHARE))
+        time.sleep(SETTLED)
+        crowd.begin(pods)
+    say("pods that run", f"{len(crowd.placed)} of {pods}, in each of {ROUNDS} rounds")
+    say("from the first ADD to the address", times(crowd.seconds))
+    say("of those that borrowed", times(crowd.borrowing))
+    say("answers with an error, by code", dict(crowd.refused) or "none")
+    requested(cluster, before)
+    cpu(cluster, used, time.monotonic() - began)
+    audited(cluster)
+    assert not crowd.late, crowd.late
+
+
+class _Crowd:
+    """Pods on nodes of a cluster."""
+
+    def __init__(self, cluster: LeaseCluster, ipam: Mapping[str, object]) -> None:
+        self._cluster = cluster
+        self._ipam = ipam
+        self._chance = random.Random(14)
+        self._names = [place.name for each in cluster.nodes for place in each.places]
+        self._made = 0
+        self.placed: dict[str, str] = {}  # node by pod
+        self.seconds: list[float] = []
+        self.borrowing: list[float] = []
+        self.refused: Counter[int] = Counter()
+        self.late: list[Placed] = []
+
+    def begin(self, until: int) -> None:
+        """Place pods until there are so many, all at once."""
+        by_node: defaultdict[str, list[str]] = defaultdict(list)
+        while len(self.placed) < until:
+            self._made += 1
+            pod, node = f"p{self._made}", self._chance.choice(self._names)
+            self.placed[pod] = node
+            by_node[node].append(pod)
+        answered = self._cluster.all("placed", dict(by_node), self._ipam, PATIENCE)
+        lent = {each.spec.first for each in self._cluster.blocks() if each.spec.cover}
+        for placed in (one for each in answered for one in each):
+            self.seconds.append(placed.seconds)
+            if placed.address in lent:
+                self.borrowing.append(placed.seconds)
+            self.refused.update(each.code for each in placed.refused)
+            if not placed.address:
+                self.late.append(placed)
+
+    def end(self, count: int) -> None:
+        """So many pods end."""
+        by_node: defaultdict[str, list[str]] = defaultdict(list)
+        for pod in self._chance.sample(sorted(self.placed), count):
+            by_node[self.placed.pop(pod)].append(pod)
+        self._cluster.all("removed", dict(by_node))
+
+
+def a11(cluster: LeaseCluster) -> None:
+    """A node has a pod, another one all other addresses, and asks for one more. The pod ends"""
+    cluster.server.send("POST", "/api/v1/namespaces", {"metadata": {"name": "ns"}})
+    for ceding in (False, True):
+        number = 18 if ceding else 17
+        ipam = cluster.pool(f"10.{number}.0.0/28", f"a{number}", ceding=ceding, block_size=4)
+        cluster.start(0)
+        cluster.resume(cluster.new_places(2), processes=2)
+        has_one, has_all = cluster.nodes
+        assert _tried(has_one, "last", ipam).address
+        pods = 0
+        while (answer := _tried(has_all, f"p{pods}", ipam)).code != Code.NO_FREE_ADDRESS:
+            pods += bool(answer.address)
+        say("ceding: addresses of the other node", f"{ceding}: {pods} of 14")
+        _one_more(cluster, ipam)
+        audited(cluster)
+
+
+def _tried(node: NodeProcess, pod: str, ipam: Mapping[str, object]) -> Answer:
+    node.ask("tried", pod, f"{pod}-1", ipam)
+    (answer,) = node.answer()
+    assert isinstance(answer, Answer)
+    return answer
+
+
+def _one_more(cluster: LeaseCluster, ipam: Mapping[str, object]) -> None:
+    has_one, has_all = cluster.nodes
+    late = f"{has_all.places[0].name}-late"
+    answers = [_tried(has_all, "late", ipam) for _ in range(6)]
+    say("answers, by code", dict(Counter(each.code for each in answers)))
+    say("seconds of each", ", ".join(f"{each.seconds:.1f}" for each in answers))
+    say("the error", answers[-1].text)
+    until(lambda: _events(cluster, late), what="event on the pod")
+    name = has_one.places[0].name
+    has_one.ask("departed", {name: [(f"{name}-last", "last-1")]}, ipam)
+    has_one.answer()
+    began = time.monotonic()
+    while not (last := _tried(has_all, "late", ipam)).address:
+        assert time.monotonic() - began < PATIENCE, last
+        time.sleep(0.1)
+    say("from a DEL elsewhere to the address", f"{time.monotonic() - began:.1f} s")
+    say("events on the pod", len(_events(cluster, late)))
+    assert {each.code for each in answers} == {Code.NO_FREE_ADDRESS}
+    assert len(_events(cluster, late)) == 1
+
+
+def _events(cluster: LeaseCluster, pod: str) -> Sequence[object]:
+    events = cluster.server.send("GET", "/api/v1/namespaces/ns/events")[1]["items"]
+    return [
+        each
+        for each in events
+        if each["involvedObject"]["name"] == pod and each["reason"] == "AddressPoolExhausted"
+    ]
+
+
+def a19(cluster: LeaseCluster) -> None:
+    """The objects of 5,000 nodes with 25,000 blocks; a controller starts"""
+    cluster.pool("10.0.0.0/12", "a19", block_size=32)
+    cluster.stop_controller()
+    began = time.monotonic()
+    _fill(cluster, nodes=5_000, blocks=25_000)
+    say("objects are made after", f"{time.monotonic() - began:.0f} s")
+    for kind, listed in (("Nodes", cluster.server.admin.nodes), ("blocks", cluster.blocks)):
+        began = time.monotonic()
+        count = len(listed())
+        say(f"{kind} that one client lists", f"{count} in {time.monotonic() - began:.1f} s")
+    began = time.monotonic()
+    pid = cluster.start_controller()
+
+    def leased() -> int:
+        (pool,) = cluster.server.admin.list(AddressPool).items
+        return pool.status.blocks.leased
+
+    until(lambda: leased() == 25_000, 300.0, "status of the pool", pause=0.2)
+    say(
+        "the controller's start until its first round has ended",
+        f"{time.monotonic() - began:.1f} s",
+    )
+    time.sleep(60.0)
+    status = Path(f"/proc/{pid}/status").read_text()
+    for what in ("VmHWM", "VmRSS"):
+        kilobytes = next(line.split()[1] for line in status.splitlines() if line.startswith(what))
+        say(f"its memory a minute later, {what}", f"{int(kilobytes) / 1e3:.0f} MB")
+
+
+_BLOCKS = "/apis/ipam.podfabric.io/v1alpha1/addressblocks"
+
+
+def _fill(cluster: LeaseCluster, nodes: int, blocks: int) -> None:
+    """A Node and a block are made by the API server; all others are copied to etcd, many at once,
+    with other names, as making them would take half an hour on a busy machine."""
+    geometry = Geometry(parse_interface("10.0.0.0/12")[1], 32)
+    cluster.server.machine("node-0", **machine_ids("node-0"))
+    _, node = cluster.server.send("GET", "/api/v1/nodes/node-0")
+    node["status"]["images"] = [
+        {"names": [f"registry.example/team/image-{number}@sha256:{number:064x}"], "sizeBytes": 1}
+        for number in range(50)
+    ]
+    holder = Holder(instance="store-0", node="node-0", machine_id="m-node-0", boot="boot-1")
+    spec = BlockSpec(
+        pool="a19-10.0.0.0-12",
+        space="a19",
+        first=text(geometry.block(0).first),
+        prefix=geometry.prefix,
+        holder=msgspec.structs.replace(holder, system_uuid="s-node-0"),
+        nonce=str(uuid.uuid4()),
+    )
+    made = AddressBlock(metadata=Meta(name=geometry.name("a19", 0)), spec=spec)
+    cluster.server.admin.create(made)
+    _, block = cluster.server.send("GET", f"{_BLOCKS}/{made.metadata.name}")
+    for document in (node, block):
+        document["metadata"].pop("resourceVersion")  # etcd's revision
+    put: dict[str, str] = {}
+    for number in range(1, nodes):
+        copy = json.dumps(node).replace("node-0", f"node-{number}")
+        put[f"/registry/minions/node-{number}"] = _with_uid(copy, node)
+    for index in range(1, blocks):
+        name, number = geometry.name("a19", index), index % nodes
+        copy = json.dumps(block).replace("node-0", f"node-{number}")
+        copy = copy.replace("store-0", f"store-{number}").replace(made.metadata.name, name)
+        copy = copy.replace(f'"{spec.first}"', f'"{text(geometry.block(index).first)}"')
+        put[f"/registry/ipam.podfabric.io/addressblocks/{name}"] = _with_uid(copy, block)
+    keys = list(put)
+    for first in range(0, len(keys), _AT_ONCE):
+        operations = [
+            {"requestPut": {"key": _base64(key), "value": _base64(put[key])}}
+            for key in keys[first : first + _AT_ONCE]
+        ]
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{cluster.server.plane.etcd_port}/v3/kv/txn",
+            json.dumps({"success": operations}).encode(),
+        )
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            assert answer.status == 200
+
+
+_AT_ONCE = 50  # of etcd's 128 operations in a transaction, and 1.5 MB
+
+
+def _with_uid(copy: str, of: Mapping[str, Any]) -> str:
+    return copy.replace(of["metadata"]["uid"], str(uuid.uuid4()))
+
+
+def _base64(plain: str) -> str:
+    return base64.b64encode(plain.encode()).decode()
+
+
+ROWS: dict[str, Callable[[LeaseCluster], None]] = {"a10": a10, "a11": a11, "a19": a19}
