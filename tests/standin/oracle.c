@@ -68,7 +68,7 @@ static void print_use(FILE *out, const struct use *use)
             "\"queued\":%llu}",
             (unsigned long long)use->peak, (unsigned long long)use->contexts,
             (unsigned long long)use->launches, (unsigned long long)use->busy,
-            (unsigned long long)use->backlog, (unsigned long long)(use->pushed - use->finished));
+            (unsigned long long)queue_left(use, use->pushed), (unsigned long long)(use->pushed - use->finished));
 }
 
 static void print_slot(FILE *out, const struct slot *slot)

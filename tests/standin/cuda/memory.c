@@ -87,7 +87,8 @@ CUresult allocation_release(struct allocation *allocation)
         return graph_memory_free(allocation);
     if (allocation->kind == HELD_MANAGED)
         open_to_cpu(object->start, object->length, 0);
-    ledger_credit(object->gpu, allocation->kind, object->length);
+    if (!allocation->of_another)
+        ledger_credit(object->gpu, allocation->kind, object->length);
     object_destroy(object);
     return SUCCESS;
 }
@@ -101,7 +102,7 @@ static CUresult release(uint64_t pointer)
     TRY(current_context(&context));
     TRY(capture_forbids());
     struct allocation *allocation = object_at(pointer, ALLOCATION);
-    if (allocation == NULL || allocation->object.start != pointer)
+    if (allocation == NULL || allocation->object.start != pointer || allocation->of_another)
         return INVALID_VALUE;
     return allocation_release(allocation);
 }

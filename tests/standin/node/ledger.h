@@ -46,7 +46,6 @@ struct use {
     uint64_t contexts;
     uint64_t launches;
     uint64_t busy;     /* ns run so far */
-    uint64_t backlog;  /* ns given and not run */
     uint64_t pushed;   /* work given so far; the newest is queue[(pushed - 1) % QUEUE_LENGTH] */
     uint64_t finished; /* of these, done */
     struct work queue[QUEUE_LENGTH];

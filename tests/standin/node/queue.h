@@ -21,7 +21,10 @@ int queue_ended(unsigned gpu, uint64_t number);
 /* Whether the work at the mark has ended; if so `end` gets when, in ns of the node's clock. */
 int queue_mark_ended(unsigned gpu, const struct mark *mark, uint64_t *end);
 void queue_wait(unsigned gpu, uint64_t number);
-/* Bring a GPU's time to now. Needs the ledger's lock. */
+/* These need the ledger's lock. */
+/* The ns that a process' work up to that number has still to run. */
+uint64_t queue_left(const struct use *use, uint64_t number);
+/* Bring a GPU's time to now. */
 void queue_advance(unsigned gpu);
 
 #endif
