@@ -45,7 +45,8 @@ def libraries() -> Path:
 
 def _compile(directory: Path) -> None:
     include = [f"-I{HERE / 'node'}", f"-I{HERE / 'cuda'}"]
-    objects = {folder: _objects(folder, include, directory) for folder in ("node", "cuda", "nvml")}
+    folders_of_sources = ("node", "cuda", "nvml")
+    objects = {folder: _objects(folder, include, directory) for folder in folders_of_sources}
     for path, folders, further, flags in LIBRARIES:
         (directory / path).parent.mkdir(exist_ok=True)
         parts = [name for folder in folders for name in objects[folder]]
@@ -53,14 +54,15 @@ def _compile(directory: Path) -> None:
         output = ["-o", str(directory / path), f"-Wl,-soname,{Path(path).name}"]
         command = ["gcc", *FLAGS, *include, *parts, *LINK, *flags, *output]
         subprocess.run(command, check=True)
+    shutil.rmtree(directory / "objects")
     stress = ["-pthread", str(HERE / "stress.c"), *include, f"-L{directory}"]
     output = ["-l:libcuda.so.1", "-o", str(directory / "stress")]
     subprocess.run(["gcc", *FLAGS, *stress, *output], check=True)
 
 
 def _objects(folder: str, include: list[str], directory: Path) -> list[str]:
-    made = directory / f"objects-{folder}"
-    made.mkdir()
+    made = directory / "objects" / folder
+    made.mkdir(parents=True)
     sources = [str(path) for path in sorted((HERE / folder).glob("*.c"))]
     subprocess.run(["gcc", *FLAGS, *include, "-c", *sources], cwd=made, check=True)
     return [str(path) for path in sorted(made.glob("*.o"))]

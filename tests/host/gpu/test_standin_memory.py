@@ -12,7 +12,7 @@ from tests.standin.gpus import GIB, MIB, Node, gpus
 Run = Callable[..., Driver]
 MakeNode = Callable[..., Node]
 
-INVALID_VALUE, OUT_OF_MEMORY, INVALID_CONTEXT = 1, 2, 201
+INVALID_VALUE, OUT_OF_MEMORY, INVALID_CONTEXT, CONTEXT_IS_DESTROYED = 1, 2, 201, 709
 GLOBAL = 1
 
 
@@ -137,6 +137,17 @@ def test_host_memory_occupies_no_gpu(node: Node, run: Run) -> None:
         driver.do("cuMemFreeHost", pointer)
 
 
+def test_host_memory_that_is_registered_occupies_no_gpu(node: Node, run: Run) -> None:
+    driver = run(node)
+    start = 4096 * 99
+    for version in ("", "_v2"):
+        driver.do(f"cuMemHostRegister{version}", start, MIB, 0)
+        assert driver.result(f"cuMemHostRegister{version}", start + 4096, MIB, 0) == 712
+        assert node.read().gpus[0].resident == 0
+        driver.do("cuMemHostUnregister", start)
+    assert driver.result("cuMemHostUnregister", start) == 713
+
+
 @pytest.mark.parametrize(
     ("symbol", "further"),
     [("cuCtxCreate", 0), ("cuCtxCreate_v2", 0), ("cuCtxCreate_v3", 2), ("cuCtxCreate_v4", 1)],
@@ -172,6 +183,7 @@ def test_the_primary_context_ends_with_its_last_release_or_a_reset(
     driver.do("cuDevicePrimaryCtxReset", 0)
     assert node.read().gpus[0].resident == 0
     assert driver.do("cuDevicePrimaryCtxGetState", 0, Out(4), Out(4)) == [0, 0]
+    assert driver.result("cuMemAlloc_v2", Out(), MIB) == CONTEXT_IS_DESTROYED
 
 
 def test_a_context_that_does_not_fit_is_refused(make_node: MakeNode, run: Run) -> None:

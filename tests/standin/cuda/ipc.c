@@ -1,4 +1,5 @@
-/* Memory of another process, by a handle that it made. The process that made the memory is charged. */
+/* Memory of another process, by a handle that it made. The process that made the memory is
+ * charged. */
 #include "memory.h"
 
 #include <string.h>

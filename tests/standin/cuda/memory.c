@@ -5,7 +5,6 @@
 #include "pools.h"
 #include "vmm.h"
 
-#include <stdlib.h>
 #include <sys/mman.h>
 
 static uint32_t saturated(uint64_t bytes)
@@ -231,43 +230,5 @@ PUBLIC CUresult cuMemGetAddressRange_v2(CUdeviceptr *start, size_t *bytes, CUdev
         *start = found;
     if (bytes != NULL)
         *bytes = length;
-    return SUCCESS;
-}
-
-/* Pinned host memory occupies no GPU. */
-static CUresult allocate_host(void **pointer, size_t bytes)
-{
-    struct object *context;
-    LOCKED;
-    TRY(current_context(&context));
-    TRY(capture_forbids());
-    if (pointer == NULL || bytes == 0)
-        return INVALID_VALUE;
-    return posix_memalign(pointer, 4096, bytes) == 0 ? SUCCESS : OUT_OF_MEMORY;
-}
-
-PUBLIC CUresult cuMemAllocHost(void **pointer, uint32_t bytes)
-{
-    ENTER(cuMemAllocHost);
-    return allocate_host(pointer, bytes);
-}
-
-PUBLIC CUresult cuMemAllocHost_v2(void **pointer, size_t bytes)
-{
-    ENTER(cuMemAllocHost_v2);
-    return allocate_host(pointer, bytes);
-}
-
-PUBLIC CUresult cuMemHostAlloc(void **pointer, size_t bytes, unsigned flags)
-{
-    ENTER(cuMemHostAlloc);
-    (void)flags;
-    return allocate_host(pointer, bytes);
-}
-
-PUBLIC CUresult cuMemFreeHost(void *pointer)
-{
-    ENTER(cuMemFreeHost);
-    free(pointer);
     return SUCCESS;
 }
