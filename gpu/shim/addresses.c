@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "group.h"
+#include "old_glibc.h"
 
 static unsigned short by_address[HOOK_COUNT]; /* indices of hooks, sorted by `real` */
 static pthread_once_t sorted = PTHREAD_ONCE_INIT;

@@ -4,6 +4,7 @@
 #include "hooks.h"
 
 enum { PITCH_ALIGNMENT = 512 }; /* the largest pitch alignment of NVIDIA's GPUs */
+enum { BLOCK = 512, PAGE = 4096 }; /* what device memory and managed memory come in, at least */
 
 /* ---- allocations ---------------------------------------------------------------------------- */
 
@@ -18,20 +19,22 @@ static int finish(int result, struct entry *entry, uint64_t key)
     return result;
 }
 
-static int begin(struct entry *entry, uint64_t bytes)
+static int begin(struct entry *entry, uint64_t bytes, uint64_t block)
 {
-    *entry = (struct entry){.kind = TABLE_POINTER, .bytes = bytes};
+    uint64_t rounded = bytes > UINT64_MAX - block ? UINT64_MAX : (bytes + block - 1) / block * block;
+
+    *entry = (struct entry){.kind = TABLE_POINTER, .bytes = rounded};
     int result = current_owner(entry);
 
     if (result != CU_SUCCESS)
         return result;
-    return charge(entry->gpu, bytes) ? CU_SUCCESS : CU_OUT_OF_MEMORY;
+    return charge(entry->gpu, rounded) ? CU_SUCCESS : CU_OUT_OF_MEMORY;
 }
 
 int on_alloc(const struct hook *hook, PARAMS_alloc)
 {
     struct entry entry;
-    int result = begin(&entry, bytes);
+    int result = begin(&entry, bytes, BLOCK);
 
     if (result != CU_SUCCESS)
         return result;
@@ -42,7 +45,7 @@ int on_alloc(const struct hook *hook, PARAMS_alloc)
 int on_alloc_v1(const struct hook *hook, PARAMS_alloc_v1)
 {
     struct entry entry;
-    int result = begin(&entry, bytes);
+    int result = begin(&entry, bytes, BLOCK);
 
     if (result != CU_SUCCESS)
         return result;
@@ -59,7 +62,7 @@ int on_managed(const struct hook *hook, PARAMS_managed)
         return CU_NOT_SUPPORTED;
     if (policy & PF_MANAGED_IGNORE)
         return REAL(hook, managed)(ARGS_managed);
-    int result = begin(&entry, bytes);
+    int result = begin(&entry, bytes, PAGE);
 
     if (result != CU_SUCCESS)
         return result;
@@ -94,7 +97,7 @@ int on_pitch(const struct hook *hook, PARAMS_pitch)
     struct entry entry;
     uint64_t allocated = 0;
     size_t row = 0;
-    int result = begin(&entry, bytes_of_rows(width, height));
+    int result = begin(&entry, bytes_of_rows(width, height), BLOCK);
 
     if (result != CU_SUCCESS)
         return result;
@@ -115,7 +118,7 @@ int on_pitch(const struct hook *hook, PARAMS_pitch)
 int on_pitch_v1(const struct hook *hook, PARAMS_pitch_v1)
 {
     struct entry entry;
-    int result = begin(&entry, bytes_of_rows(width, height));
+    int result = begin(&entry, bytes_of_rows(width, height), BLOCK);
 
     if (result != CU_SUCCESS)
         return result;
