@@ -1,8 +1,8 @@
 """Every way to the driver's library leads through the shim, and is counted once."""
 
-import ctypes
-import os
+import json
 import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -83,11 +83,11 @@ def test_a_function_that_the_shim_does_not_know_is_the_drivers(place: Make) -> N
 
 @pytest.mark.parametrize("symbolic", [True, False])
 def test_a_driver_that_calls_its_own_exports_is_counted_once(
-    place: Make, symbolic: bool, tmp_path: Path
+    place: Make, symbolic: bool
 ) -> None:
     here = place(behaviour=Behaviour(reenter=True))
     if not symbolic:
-        here.libraries = groups.libraries(real=str(_not_symbolic(tmp_path)))
+        here.libraries = groups.libraries(real=str(_not_symbolic()))
     with here.started() as driver:
         pointer, pitch = driver.do("cuMemAllocPitch_v2", Out(), Out(), 1000, 1024, 4)
         assert here.group.used == here.resident() == pitch * 1024
@@ -95,12 +95,13 @@ def test_a_driver_that_calls_its_own_exports_is_counted_once(
         assert here.group.used == 0
 
 
-def _not_symbolic(directory: Path) -> Path:
+def _not_symbolic() -> Path:
     """The driver, linked so that what it calls by name is found in the shim first."""
     sources = [str(path) for part in ("node", "cuda") for path in (standin.HERE / part).glob("*.c")]
     include = [f"-I{standin.HERE / part}" for part in ("node", "cuda")]
-    command = ["gcc", *standin.FLAGS, *include, *sources, "-Wl,-soname,libcuda.so.1"]
-    return compiled(command, groups.BUILT / "not-symbolic.so", standin.HERE.rglob("*.[ch]"))
+    command = ["gcc", *standin.FLAGS, "-shared", *include, *sources]
+    command += ["-Wl,-soname,libcuda.so.1"]
+    return compiled(command, groups.BUILT / "not-symbolic.so", standin.HERE.rglob("*.[chd]*"))
 
 
 # ---- cuGetProcAddress ----------------------------------------------------------------------------
@@ -125,26 +126,37 @@ def hooked() -> set[str]:
 
 
 def test_each_version_of_a_function_leads_to_its_own_hook(place: Make) -> None:
-    """In both forms and both stream variants: what the driver would answer, or the hook of that."""
+    """In both forms and both stream variants: what dlsym(3) finds, which is the hook if there is one."""
     here = place()
-    names = hooked()
-    with here.process() as driver:
-        for base, version, symbol, per_thread in table():
-            flags = 2 if per_thread else 1
-            result, address, status = driver.proc(base, version, flags)
-            first = driver.call("cuGetProcAddress", base, Out(8), version, flags)
-            assert (result, status, first.result) == (0, 0, 0), symbol
-            assert first.ints == [address]
-            assert address == _address(driver, symbol), symbol
-        assert names <= {symbol for _, _, symbol, _ in table()} | NOT_IN_STANDIN
+    asked = [(base, version, symbol, 2 if own else 1) for base, version, symbol, own in table()]
+    done = subprocess.run(
+        [sys.executable, "-c", ADDRESSES],
+        input=json.dumps(asked),
+        stdout=subprocess.PIPE,
+        env=here.environment,
+        check=True,
+        text=True,
+    )
+    assert json.loads(done.stdout) == []
+    assert hooked() <= {symbol for _, _, symbol, _ in table()}
 
-
-NOT_IN_STANDIN: set[str] = set()
-
-
-def _address(driver: Driver, symbol: str) -> int:
-    [address] = driver.do("pf_test_address", symbol, Out())
-    return address
+ADDRESSES = """
+import ctypes, json, sys
+library = ctypes.CDLL("libcuda.so.1")
+def at(symbol):
+    return ctypes.cast(library[symbol], ctypes.c_void_p).value
+found = []
+for base, version, symbol, flags in json.load(sys.stdin):
+    pointer, first, status = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_int(-1)
+    name = base.encode()
+    ask = [ctypes.c_int(version), ctypes.c_uint64(flags)]
+    result = library.cuGetProcAddress_v2(name, ctypes.byref(pointer), *ask, ctypes.byref(status))
+    result |= library.cuGetProcAddress(name, ctypes.byref(first), *ask)
+    same = pointer.value == first.value == at(symbol)
+    if (result, status.value, same) != (0, 0, True):
+        found.append([symbol, result, status.value])
+print(json.dumps(found))
+"""
 
 
 def test_the_shim_hooks_at_most_90_functions_and_exports_nothing_else() -> None:
@@ -180,13 +192,11 @@ def test_the_shim_is_linked_as_its_mount_needs_it() -> None:
         "NODELETE",
     ):
         assert part.lower() in text.lower()
-    assert not os.path.isabs("libpfcuda-real.so.1")
 
 
 def test_the_shim_is_built_for_arm64(tmp_path: Path) -> None:
     for path in build_shim.build("aarch64-linux-gnu"):
         text = subprocess.check_output(["readelf", "-hVW", str(path)], text=True)
         assert "AArch64" in text
-        assert ctypes.sizeof(ctypes.c_void_p) == 8
         versions = [word for word in text.split() if word.startswith("GLIBC_")]
         assert set(versions) == {"GLIBC_2.17"}
