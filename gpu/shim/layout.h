@@ -64,7 +64,9 @@ struct pf_gpu_limit {
     uint64_t most_debt_ns;  /* `tat` is at most so far in the future */
     uint32_t share;         /* of the GPU's time, in 1/10000; 10000: launches are not delayed */
     uint32_t kappa;         /* what estimated costs are multiplied with: 16.16 fixed point */
-    uint8_t reserved[72];   /* 0 */
+    uint32_t count_launches; /* 1: count and time launches also while share is 10000, since another
+                               share may follow at any time (elastic shares); else 0 */
+    uint8_t reserved[68];   /* 0 */
 };
 
 enum pf_process_state {
@@ -122,7 +124,8 @@ struct pf_gpu {
                                at least, so the agent's "backlogged" is: after my last look */
     uint64_t longest_ns;    /* the largest estimate of a kernel or graph (d_f) in the last 30 s */
     uint64_t longest_at;    /* when longest_ns was set */
-    uint64_t reserved_gate[4];
+    uint64_t tat_share;     /* the share, in 1/10000, that `tat` was computed with; 0: none yet */
+    uint64_t reserved_gate[3];
 
     /* Counters since the region was made; relaxed atomics. */
     uint64_t launches;    /* of kernels and graphs */
