@@ -1,5 +1,5 @@
-"""GPUs that several containers share: limits of memory and of compute time.
+"""Limits of GPUs: how much memory and time of a GPU each container may use, and what it uses.
 
-`shim/` is the library in C that a container's CUDA programs load as libcuda, `shares` the agent's
-part of compute shares. This package may import `host` and `base`, and knows no kubelet and no CNI.
+Imports `host` and `base`. It knows neither the kubelet nor pools: the device plugin says which
+group of containers has which limits.
 """

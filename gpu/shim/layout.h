@@ -64,9 +64,7 @@ struct pf_gpu_limit {
     uint64_t most_debt_ns;  /* `tat` is at most so far in the future */
     uint32_t share;         /* of the GPU's time, in 1/10000; 10000: launches are not delayed */
     uint32_t kappa;         /* what estimated costs are multiplied with: 16.16 fixed point */
-    uint32_t count_launches; /* 1: count and time launches also while share is 10000, since another
-                               share may follow at any time (elastic shares); else 0 */
-    uint8_t reserved[68];   /* 0 */
+    uint8_t reserved[72];   /* 0 */
 };
 
 enum pf_process_state {
