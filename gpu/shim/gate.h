@@ -38,7 +38,6 @@ struct gate_launch {
     const struct pf_gpu_limit *limit;
     struct pf_gpu *gpu;
     enum gate_kind kind;
-    bool untimed; /* never time this launch: then gate_after need not be called */
     void *what;
     void *stream; /* as functions without _ptsz understand it */
 
@@ -58,7 +57,7 @@ static inline void gate_before(struct gate_launch *launch)
         gate_admit(launch);
 }
 
-/* The driver has answered the launch. */
+/* The driver has answered the launch. An error is that it did not begin, so it is not timed. */
 static inline void gate_after(struct gate_launch *launch, int result)
 {
     if (__builtin_expect(launch->start != NULL, 0))
