@@ -15,6 +15,8 @@ from typing import TypeVar
 
 import msgspec
 
+from gpu.region import RegionUse
+
 TICK = 0.5  # seconds from one correction to the next
 RECENT = 0.2  # seconds for which a launch makes a group active, and a wait makes it backlogged
 LEAST_SHARE = 1e-4  # what limits can express: 1/10000
@@ -44,7 +46,7 @@ class GroupUsage(msgspec.Struct, frozen=True, kw_only=True):
 class GroupShare(msgspec.Struct, frozen=True, kw_only=True):
     """The share of one group on one GPU, and how far its estimates were corrected."""
 
-    share: float  # what it was allocated
+    share: float  # what it was allocated, or less while its use of memory is held against it
     elastic: bool = False
     in_force: float = 0.0  # what limits say now; 0.0: nothing yet
     kappa: float = 1.0
@@ -57,31 +59,22 @@ class GroupShare(msgspec.Struct, frozen=True, kw_only=True):
             )
 
 
-def observe(
-    utilization: float,
-    now_ns: int,
-    *,
-    backlogged_at: int,
-    last_launch: int,
-    longest_ns: int,
-    longest_at: int,
-) -> GroupUsage:
-    """What a group did until `now_ns` (CLOCK_MONOTONIC).
+def observe(utilization: float, use: RegionUse, now_ns: int) -> GroupUsage:
+    """What a group did until `now_ns` (CLOCK_MONOTONIC), by the driver and by its region.
 
-    The last four are fields of `struct pf_gpu` in the region (shim/layout.h). The tenant can write
-    anything there: a time in the future counts as none, and no kernel is longer than the gate could
-    estimate.
+    The tenant can write anything into the region: that changes what it gets itself. No kernel is
+    longer than the gate could estimate.
     """
 
     def recent(at: int, seconds: float) -> bool:
         return now_ns - seconds * _NS <= at <= now_ns
 
-    backlogged = recent(backlogged_at, RECENT)
-    longest = longest_ns / _NS if recent(longest_at, _LONGEST_COUNTS) else 0.0
+    backlogged = recent(use.backlogged_at, RECENT)
+    longest = use.longest_ns / _NS if recent(use.longest_at, _LONGEST_COUNTS) else 0.0
     return GroupUsage(
         utilization=min(max(utilization, 0.0), 1.0),
         backlogged=backlogged,
-        active=backlogged or recent(last_launch, RECENT),
+        active=backlogged or recent(use.last_launch, RECENT),
         longest_kernel=min(longest, _LONGEST_KERNEL),
     )
 
@@ -154,15 +147,6 @@ def shares_in_force(
     }
 
 
-def share_units(share: float) -> int:
-    """A share as `pf_gpu_limit.share` has it, in 1/10000."""
-    return min(max(round(share / LEAST_SHARE), 1), 10_000)
-
-
-def kappa_units(kappa: float) -> int:
-    """Kappa as `pf_gpu_limit.kappa` has it, a 16.16 fixed-point number."""
-    return round(min(max(kappa, LEAST_KAPPA), MOST_KAPPA) * 65536)
-
-
 def _expressible(share: float) -> float:
-    return share_units(share) / 10_000
+    """A share as limits can say it."""
+    return min(max(round(share / LEAST_SHARE), 1) * LEAST_SHARE, 1.0)

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu import shares
+from gpu.region import RegionUse
 from gpu.shares import GroupShare, GroupUsage, observe
 from tests.unit.gpu.simulator import Group, Process, Simulation
 
@@ -338,17 +339,9 @@ def test_a_share_that_is_no_fraction_of_a_gpu_is_refused(share: float) -> None:
 # ---- what the region says
 
 
-def _observe(
-    backlogged_at: int = 0, last_launch: int = 0, longest_ns: int = 0, longest_at: int = 0
-) -> GroupUsage:
-    return observe(
-        0.5,
-        1000 * S,
-        backlogged_at=backlogged_at,
-        last_launch=last_launch,
-        longest_ns=longest_ns,
-        longest_at=longest_at,
-    )
+def _observe(utilization: float = 0.5, **fields: int) -> GroupUsage:
+    nothing = dict.fromkeys(RegionUse.__struct_fields__, 0)
+    return observe(utilization, RegionUse(**{**nothing, **fields}), 1000 * S)
 
 
 def test_a_launch_of_the_last_200_ms_makes_a_group_active() -> None:
@@ -365,7 +358,7 @@ def test_a_group_that_waits_is_active_although_it_does_not_launch() -> None:
 
 def test_what_a_tenant_writes_into_the_region_stays_within_bounds() -> None:
     most = 2**64 - 1
-    usage = _observe(most, most, most, 1000 * S)
+    usage = _observe(backlogged_at=most, last_launch=most, longest_ns=most, longest_at=1000 * S)
     assert not usage.backlogged
     assert not usage.active
     assert usage.longest_kernel == 60
@@ -378,11 +371,10 @@ def test_the_longest_kernel_counts_for_half_a_minute() -> None:
 
 
 def test_utilization_is_a_fraction_although_samples_overlap() -> None:
-    fields = {"backlogged_at": 0, "last_launch": 0, "longest_ns": 0, "longest_at": 0}
-    assert observe(1.2, 1000 * S, **fields).utilization == 1
-    assert observe(-0.1, 1000 * S, **fields).utilization == 0
+    assert _observe(1.2).utilization == 1
+    assert _observe(-0.1).utilization == 0
 
 
-def test_limits_hold_shares_in_ten_thousandths_and_kappa_in_fixed_point() -> None:
-    assert [shares.share_units(share) for share in (1e-9, 0.0001, 0.5, 1)] == [1, 1, 5000, 10000]
-    assert [shares.kappa_units(kappa) for kappa in (0, 1, 1.5, 99)] == [4096, 65536, 98304, 1 << 20]
+def test_shares_in_force_are_those_that_limits_can_express() -> None:
+    groups = _shares(a=(1 / 3, True), b=(1 / 7, False))
+    assert shares.shares_in_force(groups, set()) == pytest.approx({"a": 0.3333, "b": 0.1429})
