@@ -36,11 +36,15 @@ static int ask(int peer, long long deadline, uint32_t slot, struct pf_answer *an
     struct sockaddr_un address = {.sun_family = AF_UNIX, .sun_path = PF_SOCKET_PATH};
     struct pf_request request = {.version = PF_VERSION, .slot = slot};
     ssize_t length;
+    int error;
 
     do {
         if (!set_timeout(peer, deadline))
             return ETIMEDOUT;
-    } while (connect(peer, (struct sockaddr *)&address, sizeof address) != 0 && errno == EINTR);
+        error = connect(peer, (struct sockaddr *)&address, sizeof address) == 0 ? 0 : errno;
+    } while (error == EINTR);
+    if (error != 0)
+        return error == EAGAIN ? ETIMEDOUT : error;
     if (send(peer, &request, sizeof request, MSG_NOSIGNAL) != sizeof request)
         return errno ? errno : EIO;
     do {

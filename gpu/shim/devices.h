@@ -30,6 +30,13 @@ void end_own_calls(int mode);
 bool trim_pools(int gpu);
 bool trim_graphs(int gpu);
 
+/* What pools and graphs of a GPU take memory in: as far as seen, else what drivers do today. */
+uint64_t granule_of(int gpu);
+uint64_t round_up(uint64_t bytes, uint64_t granule);
+
+/* A captured allocation becomes a node of the graph that the stream captures. */
+void note_captured(void *stream, int gpu, uint64_t bytes);
+
 /* Read again what pools reserve on a GPU: memory freed in a stream's order goes later. */
 void settle_pools(int gpu);
 

@@ -23,9 +23,9 @@ enum cu_result {
 
 enum { CU_VERSION_NOT_SUFFICIENT = 2 };             /* CUdriverProcAddressQueryResult */
 enum { CU_CAPTURE_NONE = 0, CU_CAPTURE_RELAXED = 2 }; /* status of a stream; mode of a thread */
-enum { CU_NODE_ALLOCATES = 10 };                    /* CUgraphNodeType */
+enum { CU_NODE_IS_GRAPH = 4, CU_NODE_ALLOCATES = 10 }; /* CUgraphNodeType */
 enum { CU_POOL_RESERVED = 5, CU_POOL_USED = 7 };    /* CUmemPool_attribute, …_CURRENT */
-enum { CU_GRAPH_RESERVED = 2 };                     /* CUgraphMem_attribute, …_CURRENT */
+enum { CU_GRAPH_USED = 0, CU_GRAPH_RESERVED = 2 };   /* CUgraphMem_attribute, …_CURRENT */
 enum { CU_ON_DEVICE = 1, CU_IN_LOCALITY_DOMAIN = 6 }; /* CUmemLocationType */
 enum { CU_ARRAY_SPARSE = 0x40, CU_ARRAY_DEFERRED = 0x80, CU_ARRAY_LAYERED = 1, CU_ARRAY_CUBEMAP = 4 };
 
@@ -66,6 +66,7 @@ struct cu_node { /* CUgraphNodeParams */
     int reserved[3];
     union {
         struct cu_alloc_node alloc;
+        void *child;
         uint64_t rest[29];
     };
     uint64_t reserved_end;
@@ -136,6 +137,10 @@ struct driver {
     int (*cuDeviceGetGraphMemAttribute)(int device, int attribute, void *value);
     int (*cuDeviceGraphMemTrim)(int device);
     int (*cuStreamIsCapturing)(void *stream, int *status);
+    int (*cuStreamGetCaptureInfo_v2)(void *stream, int *status, uint64_t *id, void **graph,
+                                     void *after, size_t *count);
+    int (*cuStreamGetCaptureInfo_v3)(void *stream, int *status, uint64_t *id, void **graph,
+                                     void *after, void *edges, size_t *count);
     int (*cuStreamGetCtx)(void *stream, void **context);
     int (*cuCtxPushCurrent_v2)(void *context);
     int (*cuCtxPopCurrent_v2)(void **context);

@@ -8,7 +8,7 @@
 #include "hooks.h"
 #include "process.h"
 
-enum { SMALLEST_GRANULE = 2 << 20 }; /* a GPU's page: no pool grows by less */
+enum { SMALLEST_GRANULE = 2 << 20, USUAL_GRANULE = 32 << 20 }; /* a GPU's page; what pools grow by */
 
 static uint64_t attribute(void *pool, int which)
 {
@@ -31,6 +31,18 @@ static void know_pool(void *pool, int gpu)
     if (!table_get(TABLE_POOL, entry.key, &known))
         table_put(&entry);
     pthread_mutex_unlock(&process->lock);
+}
+
+uint64_t granule_of(int gpu)
+{
+    uint64_t granule = process->pool_granule[gpu];
+
+    return granule ? granule : USUAL_GRANULE;
+}
+
+uint64_t round_up(uint64_t bytes, uint64_t granule)
+{
+    return bytes > UINT64_MAX - granule ? UINT64_MAX : (bytes + granule - 1) / granule * granule;
 }
 
 /* Count what a pool reserves now. `grown` of that was counted for it beside its entry. Under `lock`.
@@ -94,11 +106,6 @@ bool trim_pools(int gpu)
     return settling.trimmed;
 }
 
-static uint64_t rounded(uint64_t bytes, uint64_t granule)
-{
-    return bytes > UINT64_MAX - granule ? UINT64_MAX : (bytes + granule - 1) / granule * granule;
-}
-
 /* Count what a pool may grow by for an allocation. False: it does not fit. */
 static bool charge_growth(const struct entry *pool, uint64_t bytes, uint64_t *grown)
 {
@@ -106,9 +113,7 @@ static bool charge_growth(const struct entry *pool, uint64_t bytes, uint64_t *gr
 
     if (pool->gpu < 0)
         return false;
-    uint64_t granule = process->pool_granule[pool->gpu];
-
-    *grown = rounded(bytes, granule ? granule : SMALLEST_GRANULE);
+    *grown = round_up(bytes, granule_of(pool->gpu));
     if (group_charge(pool->gpu, *grown))
         return true;
     /* Perhaps there is room in the pool for it. */
@@ -117,12 +122,6 @@ static bool charge_growth(const struct entry *pool, uint64_t bytes, uint64_t *gr
     if (reserved != UINT64_MAX && used < reserved && reserved - used >= bytes) {
         *grown = 0;
         return true;
-    }
-    if (granule > SMALLEST_GRANULE) {
-        *grown = rounded(bytes, SMALLEST_GRANULE);
-        if (group_charge(pool->gpu, *grown))
-            return true;
-        *grown = rounded(bytes, granule);
     }
     return charge(pool->gpu, *grown); /* with unused memory given up */
 }
@@ -188,16 +187,6 @@ static int finish_alloc(int result, const struct entry *pool, uint64_t grown, ui
     return CU_SUCCESS;
 }
 
-static void note_captured(int device, uint64_t bytes)
-{
-    int gpu = gpu_of_device(device);
-
-    if (gpu == GROUP_NO_GPU)
-        return;
-    atomic_fetch_add(&process->graph_pending[gpu], bytes);
-    atomic_store(&process->graph_allocates, true);
-}
-
 int on_alloc_async(const struct hook *hook, PARAMS_alloc_async)
 {
     struct entry entry;
@@ -214,7 +203,7 @@ int on_alloc_async(const struct hook *hook, PARAMS_alloc_async)
     if (is_capturing(on)) {
         result = REAL(hook, alloc_async)(ARGS_alloc_async);
         if (result == CU_SUCCESS)
-            note_captured(device, bytes); /* counted when the graph is launched */
+            note_captured(on, gpu_of_device(device), bytes); /* counted at the graph's launch */
         return result;
     }
     result = driver.cuDeviceGetMemPool(&pool, device);
@@ -245,7 +234,7 @@ int on_alloc_pool(const struct hook *hook, PARAMS_alloc_pool)
         int result = REAL(hook, alloc_pool)(ARGS_alloc_pool);
 
         if (result == CU_SUCCESS && device_of_stream(on, &device) == CU_SUCCESS)
-            note_captured(device, bytes);
+            note_captured(on, gpu_of_device(device), bytes);
         return result;
     }
     if (!pointer || !find_pool(pool, &entry) || entry.gpu == NOT_COUNTED)

@@ -43,8 +43,7 @@ struct process {
     unsigned contexts[PF_GPUS];          /* how many there are; under `lock` */
     uint64_t pool_granule[PF_GPUS];      /* what a pool grows by, as far as seen; under `lock` */
     uint64_t graph_bytes[PF_GPUS];       /* charged for memory of graphs; under `lock` */
-    atomic_ullong graph_pending[PF_GPUS]; /* asked for by nodes that no launch has made yet */
-    atomic_bool graph_allocates;
+    atomic_bool graph_allocates;         /* a graph has a node that allocates */
 
     struct table table;
 };

@@ -62,6 +62,8 @@ static void find_driver(void *library)
     FIND(cuDeviceGetGraphMemAttribute);
     FIND(cuDeviceGraphMemTrim);
     FIND(cuStreamIsCapturing);
+    FIND(cuStreamGetCaptureInfo_v2);
+    FIND(cuStreamGetCaptureInfo_v3);
     FIND(cuStreamGetCtx);
     FIND(cuCtxPushCurrent_v2);
     FIND(cuCtxPopCurrent_v2);

@@ -21,6 +21,8 @@ enum table_kind {
     TABLE_ARRAY,   /* owner: the context */
     TABLE_POOL,    /* bytes: what is counted for it */
     TABLE_CONTEXT,
+    TABLE_GRAPH, /* bytes: what its nodes ask for */
+    TABLE_EXEC,  /* the same of an instantiated one */
 };
 
 struct entry {

@@ -1,0 +1,345 @@
+/* Contexts: each thread has a stack of them, and each GPU a primary one that is counted. */
+#include "modules.h"
+
+enum { STACK = 64, LIMITS = 16 };
+
+struct context {
+    struct object object;
+    int retained; /* of a primary context */
+    unsigned flags;
+    size_t limits[LIMITS];
+};
+
+static struct context *primaries[MOST_GPUS];
+static unsigned primary_flags[MOST_GPUS];
+static __thread struct object *stack[STACK];
+static __thread int depth;
+
+CUresult current_context(struct object **found)
+{
+    *found = depth > 0 ? stack[depth - 1] : NULL;
+    return *found == NULL || (*found)->destroyed ? INVALID_CONTEXT : SUCCESS;
+}
+
+/* A context occupies memory of its GPU. */
+/* Free all that ends with a context. */
+static void release_of_context(const struct object *context)
+{
+    for (struct object *one = objects_newest(), *older; one != NULL; one = older) {
+        older = one->older;
+        if (one->context != context || one->destroyed)
+            continue;
+        if (one->type == ALLOCATION)
+            allocation_release(one);
+        else if (one->type == MODULE)
+            module_release((struct module *)one);
+        else
+            object_destroy(one);
+    }
+}
+
+static CUresult make_context(unsigned gpu, unsigned flags, struct context **made)
+{
+    const struct node_gpu *card = &node_get()->gpus[gpu];
+    if (ledger_charge(gpu, HELD_CONTEXT, card->context_bytes) != 0)
+        return OUT_OF_MEMORY;
+    *made = object_new(sizeof **made, CONTEXT, gpu, 0, 0, NULL);
+    (*made)->flags = flags;
+    ledger_lock();
+    ledger_own->gpus[gpu].contexts++;
+    ledger_unlock();
+    return SUCCESS;
+}
+
+static void end_context(struct context *context)
+{
+    unsigned gpu = context->object.gpu;
+    release_of_context(&context->object);
+    ledger_credit(gpu, HELD_CONTEXT, node_get()->gpus[gpu].context_bytes);
+    ledger_lock();
+    ledger_own->gpus[gpu].contexts--;
+    ledger_unlock();
+    object_destroy(&context->object);
+}
+
+PUBLIC CUresult cuDevicePrimaryCtxRetain(CUhandle *handle, CUdevice device)
+{
+    ENTER(cuDevicePrimaryCtxRetain);
+    GPU_OF(device);
+    if (handle == NULL)
+        return INVALID_VALUE;
+    LOCKED;
+    if (primaries[gpu] == NULL)
+        TRY(make_context(gpu, primary_flags[gpu], &primaries[gpu]));
+    primaries[gpu]->retained++;
+    *handle = &primaries[gpu]->object;
+    return SUCCESS;
+}
+
+static CUresult reset_primary(CUdevice device, int release)
+{
+    GPU_OF(device);
+    LOCKED;
+    struct context *primary = primaries[gpu];
+    if (primary == NULL)
+        return release ? INVALID_CONTEXT : SUCCESS;
+    TRY(capture_forbids());
+    if (release && --primary->retained > 0)
+        return SUCCESS;
+    primaries[gpu] = NULL;
+    end_context(primary);
+    return SUCCESS;
+}
+
+PUBLIC CUresult cuDevicePrimaryCtxRelease(CUdevice device)
+{
+    ENTER(cuDevicePrimaryCtxRelease);
+    return reset_primary(device, 1);
+}
+
+PUBLIC CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device)
+{
+    ENTER(cuDevicePrimaryCtxRelease_v2);
+    return reset_primary(device, 1);
+}
+
+PUBLIC CUresult cuDevicePrimaryCtxReset(CUdevice device)
+{
+    ENTER(cuDevicePrimaryCtxReset);
+    return reset_primary(device, 0);
+}
+
+PUBLIC CUresult cuDevicePrimaryCtxReset_v2(CUdevice device)
+{
+    ENTER(cuDevicePrimaryCtxReset_v2);
+    return reset_primary(device, 0);
+}
+
+static CUresult set_primary_flags(CUdevice device, unsigned flags)
+{
+    GPU_OF(device);
+    LOCKED;
+    primary_flags[gpu] = flags;
+    if (primaries[gpu] != NULL)
+        primaries[gpu]->flags = flags;
+    return SUCCESS;
+}
+
+PUBLIC CUresult cuDevicePrimaryCtxSetFlags(CUdevice device, unsigned flags)
+{
+    ENTER(cuDevicePrimaryCtxSetFlags);
+    return set_primary_flags(device, flags);
+}
+
+PUBLIC CUresult cuDevicePrimaryCtxSetFlags_v2(CUdevice device, unsigned flags)
+{
+    ENTER(cuDevicePrimaryCtxSetFlags_v2);
+    return set_primary_flags(device, flags);
+}
+
+PUBLIC CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned *flags, int *active)
+{
+    ENTER(cuDevicePrimaryCtxGetState);
+    GPU_OF(device);
+    LOCKED;
+    *flags = primary_flags[gpu];
+    *active = primaries[gpu] != NULL;
+    return SUCCESS;
+}
+
+static CUresult push(struct object *context)
+{
+    if (depth == STACK)
+        return OUT_OF_MEMORY;
+    stack[depth++] = context;
+    return SUCCESS;
+}
+
+static CUresult create(CUhandle *handle, unsigned flags, CUdevice device)
+{
+    GPU_OF(device);
+    struct context *made;
+    if (handle == NULL)
+        return INVALID_VALUE;
+    LOCKED;
+    TRY(capture_forbids());
+    TRY(make_context(gpu, flags, &made));
+    *handle = &made->object;
+    return push(&made->object);
+}
+
+PUBLIC CUresult cuCtxCreate(CUhandle *context, unsigned flags, CUdevice device)
+{
+    ENTER(cuCtxCreate);
+    return create(context, flags, device);
+}
+
+PUBLIC CUresult cuCtxCreate_v2(CUhandle *context, unsigned flags, CUdevice device)
+{
+    ENTER(cuCtxCreate_v2);
+    return create(context, flags, device);
+}
+
+PUBLIC CUresult cuCtxCreate_v3(CUhandle *context, void *affinity, int count, unsigned flags,
+                               CUdevice device)
+{
+    ENTER(cuCtxCreate_v3);
+    return (affinity == NULL) != (count == 0) ? INVALID_VALUE : create(context, flags, device);
+}
+
+PUBLIC CUresult cuCtxCreate_v4(CUhandle *context, void *parameters, unsigned flags, CUdevice device)
+{
+    ENTER(cuCtxCreate_v4);
+    (void)parameters;
+    return create(context, flags, device);
+}
+
+static CUresult destroy(CUhandle handle)
+{
+    LOCKED;
+    struct context *context = object_of(handle, CONTEXT);
+    if (context == NULL)
+        return INVALID_CONTEXT;
+    for (unsigned gpu = 0; gpu < MOST_GPUS; gpu++)
+        if (primaries[gpu] == context)
+            return INVALID_CONTEXT;
+    TRY(capture_forbids());
+    if (depth > 0 && stack[depth - 1] == handle)
+        depth--;
+    end_context(context);
+    return SUCCESS;
+}
+
+PUBLIC CUresult cuCtxDestroy(CUhandle context)
+{
+    ENTER(cuCtxDestroy);
+    return destroy(context);
+}
+
+PUBLIC CUresult cuCtxDestroy_v2(CUhandle context)
+{
+    ENTER(cuCtxDestroy_v2);
+    return destroy(context);
+}
+
+static CUresult push_current(CUhandle handle)
+{
+    LOCKED;
+    struct context *context = object_of(handle, CONTEXT);
+    return context == NULL ? INVALID_CONTEXT : push(&context->object);
+}
+
+PUBLIC CUresult cuCtxPushCurrent(CUhandle context)
+{
+    ENTER(cuCtxPushCurrent);
+    return push_current(context);
+}
+
+PUBLIC CUresult cuCtxPushCurrent_v2(CUhandle context)
+{
+    ENTER(cuCtxPushCurrent_v2);
+    return push_current(context);
+}
+
+static CUresult pop_current(CUhandle *context)
+{
+    if (depth == 0)
+        return INVALID_CONTEXT;
+    depth--;
+    if (context != NULL)
+        *context = stack[depth];
+    return SUCCESS;
+}
+
+PUBLIC CUresult cuCtxPopCurrent(CUhandle *context)
+{
+    ENTER(cuCtxPopCurrent);
+    return pop_current(context);
+}
+
+PUBLIC CUresult cuCtxPopCurrent_v2(CUhandle *context)
+{
+    ENTER(cuCtxPopCurrent_v2);
+    return pop_current(context);
+}
+
+/* The current context is replaced, or, with NULL, taken away. */
+PUBLIC CUresult cuCtxSetCurrent(CUhandle handle)
+{
+    ENTER(cuCtxSetCurrent);
+    LOCKED;
+    struct context *context = handle != NULL ? object_of(handle, CONTEXT) : NULL;
+    if (handle != NULL && context == NULL)
+        return INVALID_CONTEXT;
+    if (depth > 0)
+        depth--;
+    return context == NULL ? SUCCESS : push(&context->object);
+}
+
+PUBLIC CUresult cuCtxGetCurrent(CUhandle *context)
+{
+    ENTER(cuCtxGetCurrent);
+    if (context == NULL)
+        return INVALID_VALUE;
+    *context = depth > 0 ? stack[depth - 1] : NULL;
+    return SUCCESS;
+}
+
+PUBLIC CUresult cuCtxGetDevice(CUdevice *device)
+{
+    struct object *context;
+    ENTER(cuCtxGetDevice);
+    LOCKED;
+    TRY(current_context(&context));
+    *device = device_of(context->gpu);
+    return SUCCESS;
+}
+
+PUBLIC CUresult cuCtxGetDevice_v2(CUdevice *device, CUhandle handle)
+{
+    ENTER(cuCtxGetDevice_v2);
+    LOCKED;
+    const struct context *context = object_of(handle, CONTEXT);
+    if (context == NULL)
+        return INVALID_CONTEXT;
+    *device = device_of(context->object.gpu);
+    return SUCCESS;
+}
+
+PUBLIC CUresult cuCtxGetApiVersion(CUhandle context, unsigned *version)
+{
+    ENTER(cuCtxGetApiVersion);
+    (void)context;
+    *version = 3020;
+    return SUCCESS;
+}
+
+static CUresult limit_of(int limit, size_t **place)
+{
+    struct object *context;
+    TRY(current_context(&context));
+    if (limit < 0 || limit >= LIMITS)
+        return INVALID_VALUE;
+    *place = &((struct context *)context)->limits[limit];
+    return SUCCESS;
+}
+
+PUBLIC CUresult cuCtxSetLimit(int limit, size_t value)
+{
+    size_t *place;
+    ENTER(cuCtxSetLimit);
+    LOCKED;
+    TRY(limit_of(limit, &place));
+    *place = value;
+    return SUCCESS;
+}
+
+PUBLIC CUresult cuCtxGetLimit(size_t *value, int limit)
+{
+    size_t *place;
+    ENTER(cuCtxGetLimit);
+    LOCKED;
+    TRY(limit_of(limit, &place));
+    *value = *place;
+    return SUCCESS;
+}

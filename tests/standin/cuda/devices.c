@@ -1,0 +1,184 @@
+/* Devices, as CUDA_VISIBLE_DEVICES shows them. */
+#include "objects.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static unsigned visible[MOST_GPUS], visible_number;
+
+static int same_uuid(const char *wanted, size_t length, const char *uuid)
+{
+    return length >= 5 && length <= strlen(uuid) && strncmp(wanted, uuid, length) == 0;
+}
+
+/* As the driver reads it: indices, or beginnings of UUIDs, up to the first that names no GPU. */
+void visible_read(void)
+{
+    const struct node *node = node_get();
+    const char *wanted = getenv("CUDA_VISIBLE_DEVICES");
+    visible_number = 0;
+    for (unsigned gpu = 0; wanted == NULL && gpu < node->gpu_count; gpu++)
+        visible[visible_number++] = gpu;
+    while (wanted != NULL && *wanted != 0) {
+        char *end;
+        size_t length = strcspn(wanted, ",");
+        unsigned long gpu = strtoul(wanted, &end, 10);
+        if (end == wanted || end != wanted + length)
+            for (gpu = 0; gpu < node->gpu_count; gpu++)
+                if (same_uuid(wanted, length, node->gpus[gpu].uuid))
+                    break;
+        if (gpu >= node->gpu_count)
+            return;
+        for (unsigned i = 0; i < visible_number; i++)
+            if (visible[i] == gpu) { /* named twice: none is visible */
+                visible_number = 0;
+                return;
+            }
+        visible[visible_number++] = (unsigned)gpu;
+        wanted += length + (wanted[length] == ',');
+    }
+}
+
+unsigned visible_count(void)
+{
+    return visible_number;
+}
+
+int gpu_of(CUdevice device)
+{
+    return device < 0 || (unsigned)device >= visible_number ? -1 : (int)visible[device];
+}
+
+CUdevice device_of(unsigned gpu)
+{
+    for (unsigned i = 0; i < visible_number; i++)
+        if (visible[i] == gpu)
+            return (CUdevice)i;
+    return -1;
+}
+
+PUBLIC CUresult cuDeviceGetCount(int *count)
+{
+    ENTER(cuDeviceGetCount);
+    if (count == NULL)
+        return INVALID_VALUE;
+    *count = (int)visible_number;
+    return SUCCESS;
+}
+
+PUBLIC CUresult cuDeviceGet(CUdevice *device, int ordinal)
+{
+    ENTER(cuDeviceGet);
+    if (device == NULL)
+        return INVALID_VALUE;
+    if (gpu_of(ordinal) < 0)
+        return INVALID_DEVICE;
+    *device = ordinal;
+    return SUCCESS;
+}
+
+PUBLIC CUresult cuDeviceGetName(char *name, int length, CUdevice device)
+{
+    ENTER(cuDeviceGetName);
+    GPU_OF(device);
+    snprintf(name, (size_t)length, "%s", card->name);
+    return SUCCESS;
+}
+
+PUBLIC CUresult cuDeviceGetUuid(unsigned char uuid[16], CUdevice device)
+{
+    ENTER(cuDeviceGetUuid);
+    GPU_OF(device);
+    node_uuid_bytes(card, uuid);
+    return SUCCESS;
+}
+
+PUBLIC CUresult cuDeviceGetUuid_v2(unsigned char uuid[16], CUdevice device)
+{
+    ENTER(cuDeviceGetUuid_v2);
+    GPU_OF(device);
+    node_uuid_bytes(card, uuid);
+    return SUCCESS;
+}
+
+PUBLIC CUresult cuDeviceGetPCIBusId(char *text, int length, CUdevice device)
+{
+    ENTER(cuDeviceGetPCIBusId);
+    GPU_OF(device);
+    snprintf(text, (size_t)length, "%s", card->pci);
+    return SUCCESS;
+}
+
+PUBLIC CUresult cuDeviceGetByPCIBusId(CUdevice *device, const char *text)
+{
+    ENTER(cuDeviceGetByPCIBusId);
+    for (unsigned i = 0; i < visible_number; i++)
+        if (strcmp(node_get()->gpus[visible[i]].pci, text) == 0) {
+            *device = (CUdevice)i;
+            return SUCCESS;
+        }
+    return INVALID_VALUE;
+}
+
+PUBLIC CUresult cuDeviceCanAccessPeer(int *can, CUdevice device, CUdevice peer)
+{
+    ENTER(cuDeviceCanAccessPeer);
+    GPU_OF(device);
+    if (gpu_of(peer) < 0)
+        return INVALID_DEVICE;
+    *can = peer != device;
+    return SUCCESS;
+}
+
+PUBLIC CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice device)
+{
+    enum { MAX_THREADS_PER_BLOCK = 1, WARP_SIZE = 10, MULTIPROCESSORS = 16, PCI_BUS = 33, PCI_DEVICE = 34,
+           THREADS_PER_MULTIPROCESSOR = 39, UNIFIED_ADDRESSING = 41, PCI_DOMAIN = 50, CC_MAJOR = 75,
+           CC_MINOR = 76, MANAGED_MEMORY = 83, VIRTUAL_MEMORY = 102, MEMORY_POOLS = 115 };
+    unsigned domain = 0, bus = 0, slot = 0;
+    ENTER(cuDeviceGetAttribute);
+    GPU_OF(device);
+    sscanf(card->pci, "%x:%x:%x", &domain, &bus, &slot);
+    switch (attribute) {
+    case MAX_THREADS_PER_BLOCK: *value = 1024; break;
+    case WARP_SIZE: *value = 32; break;
+    case MULTIPROCESSORS: *value = (int)card->multiprocessors; break;
+    case PCI_BUS: *value = (int)bus; break;
+    case PCI_DEVICE: *value = (int)slot; break;
+    case PCI_DOMAIN: *value = (int)domain; break;
+    case THREADS_PER_MULTIPROCESSOR: *value = 2048; break;
+    case CC_MAJOR: *value = 9; break;
+    case UNIFIED_ADDRESSING:
+    case MANAGED_MEMORY:
+    case VIRTUAL_MEMORY:
+    case MEMORY_POOLS: *value = 1; break;
+    default: *value = 0;
+    }
+    return SUCCESS;
+}
+
+static uint32_t saturated(uint64_t bytes)
+{
+    return bytes > UINT32_MAX ? UINT32_MAX : (uint32_t)bytes;
+}
+
+PUBLIC CUresult cuDeviceTotalMem(uint32_t *bytes, CUdevice device)
+{
+    uint64_t free_bytes, total;
+    ENTER(cuDeviceTotalMem);
+    GPU_OF(device);
+    ledger_free_and_total(gpu, &free_bytes, &total);
+    *bytes = saturated(total);
+    return SUCCESS;
+}
+
+PUBLIC CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice device)
+{
+    uint64_t free_bytes, total;
+    ENTER(cuDeviceTotalMem_v2);
+    GPU_OF(device);
+    ledger_free_and_total(gpu, &free_bytes, &total);
+    *bytes = total;
+    return SUCCESS;
+}

@@ -1,0 +1,260 @@
+/* Linear memory: cuMemAlloc and its relatives, host memory, and what cuMemGetInfo says. */
+#include "objects.h"
+
+#include <stdlib.h>
+#include <sys/mman.h>
+
+static uint32_t saturated(uint64_t bytes)
+{
+    return bytes > UINT32_MAX ? UINT32_MAX : (uint32_t)bytes;
+}
+
+PUBLIC CUresult cuMemGetInfo(uint32_t *free_bytes, uint32_t *total)
+{
+    uint64_t free_64, total_64;
+    struct object *context;
+    ENTER(cuMemGetInfo);
+    LOCKED;
+    TRY(current_context(&context));
+    ledger_free_and_total(context->gpu, &free_64, &total_64);
+    *free_bytes = saturated(free_64);
+    *total = saturated(total_64);
+    return SUCCESS;
+}
+
+PUBLIC CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total)
+{
+    struct object *context;
+    ENTER(cuMemGetInfo_v2);
+    LOCKED;
+    TRY(current_context(&context));
+    ledger_free_and_total(context->gpu, free_bytes, total);
+    return SUCCESS;
+}
+
+enum { PITCH = 512, BLOCK = 512, PAGE = 4096, ATTACH_GLOBAL = 1, ATTACH_HOST = 2 };
+
+struct allocation {
+    struct object object; /* its length is what is asked, rounded up to BLOCK or PAGE */
+    enum kind kind;
+    uint64_t asked;
+    int narrow; /* its address has 32 bits */
+};
+
+/* Let the CPU touch a range of device addresses, or no longer. */
+static void open_to_cpu(uint64_t start, uint64_t bytes, int open)
+{
+    int shared = open ? MAP_SHARED : MAP_PRIVATE; /* shared: not counted as this process' data */
+    void *mapped = mmap((void *)(uintptr_t)start, bytes, open ? PROT_READ | PROT_WRITE : PROT_NONE,
+                        shared | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+    if (mapped == MAP_FAILED)
+        misuse("managed memory cannot be mapped", start);
+}
+
+/* Take memory of the current context's GPU. */
+static CUresult allocate(uint64_t bytes, enum kind kind, int narrow, uint64_t *pointer)
+{
+    struct object *context;
+    LOCKED;
+    TRY(current_context(&context));
+    if (bytes == 0)
+        return INVALID_VALUE;
+    TRY(capture_forbids());
+    if (bytes > 1ull << 60 || (narrow && bytes > UINT32_MAX - BLOCK))
+        return OUT_OF_MEMORY;
+    uint64_t block = kind == HELD_MANAGED ? PAGE : BLOCK;
+    uint64_t length = (bytes + block - 1) / block * block;
+    if (ledger_charge(context->gpu, kind, length) != 0)
+        return OUT_OF_MEMORY;
+    uint64_t start = narrow ? address_take_32((uint32_t)length) : address_take(length, block);
+    if (start == 0) {
+        ledger_credit(context->gpu, kind, length);
+        return OUT_OF_MEMORY;
+    }
+    struct allocation *made =
+        object_new(sizeof *made, ALLOCATION, context->gpu, start, length, context);
+    made->kind = kind;
+    made->asked = bytes;
+    made->narrow = narrow;
+    *pointer = start;
+    return SUCCESS;
+}
+
+CUresult allocation_release(struct object *object)
+{
+    struct allocation *allocation = (struct allocation *)object;
+    if (allocation->kind == HELD_MANAGED)
+        open_to_cpu(object->start, object->length, 0);
+    ledger_credit(object->gpu, allocation->kind, object->length);
+    object_destroy(object);
+    return SUCCESS;
+}
+
+static CUresult release(uint64_t pointer)
+{
+    struct object *context;
+    LOCKED;
+    if (pointer == 0)
+        return SUCCESS;
+    TRY(current_context(&context));
+    TRY(capture_forbids());
+    struct allocation *allocation = object_at(pointer, ALLOCATION);
+    if (allocation == NULL || allocation->object.start != pointer)
+        return INVALID_VALUE;
+    return allocation_release(&allocation->object);
+}
+
+PUBLIC CUresult cuMemAlloc(CUdeviceptr_v1 *pointer, uint32_t bytes)
+{
+    uint64_t start;
+    ENTER(cuMemAlloc);
+    if (pointer == NULL)
+        return INVALID_VALUE;
+    TRY(allocate(bytes, HELD_LINEAR, 1, &start));
+    *pointer = (CUdeviceptr_v1)start;
+    return SUCCESS;
+}
+
+PUBLIC CUresult cuMemAlloc_v2(CUdeviceptr *pointer, size_t bytes)
+{
+    ENTER(cuMemAlloc_v2);
+    return pointer == NULL ? INVALID_VALUE : allocate(bytes, HELD_LINEAR, 0, pointer);
+}
+
+static CUresult pitched(uint64_t width, uint64_t height, unsigned element, uint64_t *pitch)
+{
+    if (element != 4 && element != 8 && element != 16)
+        return INVALID_VALUE;
+    if (width == 0 || height == 0 || width > 1ull << 40 || height > 1ull << 40)
+        return INVALID_VALUE;
+    *pitch = (width + PITCH - 1) / PITCH * PITCH;
+    return *pitch > UINT64_MAX / height ? OUT_OF_MEMORY : SUCCESS;
+}
+
+PUBLIC CUresult cuMemAllocPitch(CUdeviceptr_v1 *pointer, uint32_t *pitch, uint32_t width,
+                                uint32_t height, unsigned element)
+{
+    uint64_t row, start;
+    ENTER(cuMemAllocPitch);
+    if (pointer == NULL || pitch == NULL)
+        return INVALID_VALUE;
+    TRY(pitched(width, height, element, &row));
+    TRY(allocate(row * height, HELD_LINEAR, 1, &start));
+    *pointer = (CUdeviceptr_v1)start;
+    *pitch = (uint32_t)row;
+    return SUCCESS;
+}
+
+PUBLIC CUresult cuMemAllocPitch_v2(CUdeviceptr *pointer, size_t *pitch, size_t width, size_t height,
+                                   unsigned element)
+{
+    uint64_t row;
+    ENTER(cuMemAllocPitch_v2);
+    if (pointer == NULL || pitch == NULL)
+        return INVALID_VALUE;
+    TRY(pitched(width, height, element, &row));
+    if (node_get()->reenter)
+        TRY(cuMemAlloc_v2(pointer, row * height));
+    else
+        TRY(allocate(row * height, HELD_LINEAR, 0, pointer));
+    *pitch = row;
+    return SUCCESS;
+}
+
+/* The CPU may touch managed memory. The GPU's part of it counts as wholly resident. */
+PUBLIC CUresult cuMemAllocManaged(CUdeviceptr *pointer, size_t bytes, unsigned flags)
+{
+    uint64_t start;
+    ENTER(cuMemAllocManaged);
+    if (pointer == NULL || (flags != ATTACH_GLOBAL && flags != ATTACH_HOST))
+        return INVALID_VALUE;
+    TRY(allocate(bytes, HELD_MANAGED, 0, &start));
+    open_to_cpu(start, (bytes + PAGE - 1) / PAGE * PAGE, 1);
+    *pointer = start;
+    return SUCCESS;
+}
+
+PUBLIC CUresult cuMemFree(CUdeviceptr_v1 pointer)
+{
+    ENTER(cuMemFree);
+    return release(pointer);
+}
+
+PUBLIC CUresult cuMemFree_v2(CUdeviceptr pointer)
+{
+    ENTER(cuMemFree_v2);
+    return release(pointer);
+}
+
+static CUresult range_of(uint64_t pointer, uint64_t *start, uint64_t *bytes)
+{
+    LOCKED;
+    const struct allocation *allocation = object_at(pointer, ALLOCATION);
+    if (allocation == NULL)
+        return INVALID_VALUE;
+    *start = allocation->object.start;
+    *bytes = allocation->asked;
+    return SUCCESS;
+}
+
+PUBLIC CUresult cuMemGetAddressRange(CUdeviceptr_v1 *start, uint32_t *bytes, CUdeviceptr_v1 pointer)
+{
+    uint64_t found, length;
+    ENTER(cuMemGetAddressRange);
+    TRY(range_of(pointer, &found, &length));
+    if (start != NULL)
+        *start = (CUdeviceptr_v1)found;
+    if (bytes != NULL)
+        *bytes = (uint32_t)length;
+    return SUCCESS;
+}
+
+PUBLIC CUresult cuMemGetAddressRange_v2(CUdeviceptr *start, size_t *bytes, CUdeviceptr pointer)
+{
+    uint64_t found, length;
+    ENTER(cuMemGetAddressRange_v2);
+    TRY(range_of(pointer, &found, &length));
+    if (start != NULL)
+        *start = found;
+    if (bytes != NULL)
+        *bytes = length;
+    return SUCCESS;
+}
+
+/* Pinned host memory occupies no GPU. */
+static CUresult allocate_host(void **pointer, size_t bytes)
+{
+    struct object *context;
+    LOCKED;
+    TRY(current_context(&context));
+    TRY(capture_forbids());
+    if (pointer == NULL || bytes == 0)
+        return INVALID_VALUE;
+    return posix_memalign(pointer, 4096, bytes) == 0 ? SUCCESS : OUT_OF_MEMORY;
+}
+
+PUBLIC CUresult cuMemAllocHost(void **pointer, uint32_t bytes)
+{
+    ENTER(cuMemAllocHost);
+    return allocate_host(pointer, bytes);
+}
+
+PUBLIC CUresult cuMemAllocHost_v2(void **pointer, size_t bytes)
+{
+    ENTER(cuMemAllocHost_v2);
+    return allocate_host(pointer, bytes);
+}
+
+PUBLIC CUresult cuMemHostAlloc(void **pointer, size_t bytes, unsigned flags)
+{
+    ENTER(cuMemHostAlloc);
+    (void)flags;
+    return allocate_host(pointer, bytes);
+}
+
+PUBLIC CUresult cuMemFreeHost(void *pointer)
+{
+    ENTER(cuMemFreeHost);
+    free(pointer);
+    return SUCCESS;
+}

@@ -1,0 +1,114 @@
+/* What this process made of the simulated driver: contexts, allocations, streams and so on. */
+#ifndef STANDIN_OBJECTS_H
+#define STANDIN_OBJECTS_H
+
+#include "cuda_abi.h"
+#include "ledger.h"
+
+#include <pthread.h>
+
+#define PUBLIC __attribute__((visibility("default")))
+
+enum export {
+#define EXPORT(base, version, symbol, per_thread) EXPORT_##symbol,
+#include "exports.def"
+#include "unsupported.def"
+#undef EXPORT
+    EXPORTS
+};
+_Static_assert((int)EXPORTS <= (int)MOST_EXPORTS, "room for the counts of calls");
+
+enum type { CONTEXT = 1, ALLOCATION, ARRAY, POOL, PHYSICAL, RESERVATION, STREAM, EVENT, MODULE, FUNCTION,
+            GRAPH, GRAPH_EXEC, GRAPH_NODE, GREEN_CONTEXT };
+
+/* The beginning of every object. A handle is the object's address; that of a thing with a device
+ * address is known by `start` as well. An object is marked when it is destroyed and never freed, so that a
+ * later use of it is found. */
+struct object {
+    enum type type;
+    int destroyed;
+    unsigned gpu;       /* index in the node, not in CUDA_VISIBLE_DEVICES */
+    uint64_t start;     /* key in the tree of objects: device address or handle */
+    uint64_t length;
+    struct object *context; /* that it ends with; NULL: none */
+    struct object *older, *newer; /* those made before and after it that live */
+};
+
+/* Begin an export: count the call, fail it if the node's file says so, wait its latency, and refuse it
+ * before cuInit. All but the first two exports of a program begin so. */
+#define ENTER(symbol)                                                                              \
+    do {                                                                                           \
+        CUresult entered = enter(EXPORT_##symbol, 1);                                              \
+        if (entered != SUCCESS)                                                                    \
+            return entered;                                                                        \
+    } while (0)
+/* The same for what is allowed before cuInit. */
+#define ENTER_EARLY(symbol)                                                                        \
+    do {                                                                                           \
+        CUresult entered = enter(EXPORT_##symbol, 0);                                              \
+        if (entered != SUCCESS)                                                                    \
+            return entered;                                                                        \
+    } while (0)
+#define TRY(call)                                                                                  \
+    do {                                                                                           \
+        CUresult tried = (call);                                                                   \
+        if (tried != SUCCESS)                                                                      \
+            return tried;                                                                          \
+    } while (0)
+
+CUresult enter(enum export export, int needs_init);
+/* Make the driver ready: what cuInit does after its own checks. */
+CUresult initialise(void);
+
+/* All objects are guarded by one lock, held to the end of the block that says LOCKED. */
+void objects_lock(void);
+void objects_unlock(int *held);
+#define LOCKED                                                                                     \
+    __attribute__((cleanup(objects_unlock))) int locked_here = 1;                                  \
+    (void)locked_here;                                                                             \
+    objects_lock()
+
+/* These need the lock. */
+/* A new object of `size` bytes (at least struct object); its handle is its address where `start` is 0. */
+void *object_new(size_t size, enum type type, unsigned gpu, uint64_t start, uint64_t length,
+                 struct object *context);
+/* The object of that type with that handle; NULL: there never was one. A destroyed one aborts. */
+void *object_of(CUhandle handle, enum type type);
+/* The object of that type whose range holds an address; NULL: none ever did. A freed one aborts. */
+void *object_at(uint64_t address, enum type type);
+/* Mark as destroyed; its address may be used again where the node says so. */
+void object_destroy(struct object *object);
+/* The newest object; the next is its `older`. */
+struct object *objects_newest(void);
+/* Ends the process after a line on stderr. */
+void misuse(const char *what, uint64_t handle) __attribute__((noreturn));
+
+/* A range of device addresses that nothing of this process has; 0: none is left. */
+uint64_t address_take(uint64_t bytes, uint64_t alignment);
+uint64_t address_take_32(uint32_t bytes);
+void address_give_back(uint64_t start, uint64_t bytes);
+
+/* devices.c */
+/* Read CUDA_VISIBLE_DEVICES. */
+void visible_read(void);
+unsigned visible_count(void);
+/* The node's index of a CUDA device; -1: no such device. */
+int gpu_of(CUdevice device);
+CUdevice device_of(unsigned gpu);
+/* `gpu` and `card` of a CUDA device, or return. */
+#define GPU_OF(device)                                                                             \
+    if (gpu_of(device) < 0)                                                                        \
+        return INVALID_DEVICE;                                                                     \
+    unsigned gpu = (unsigned)gpu_of(device);                                                       \
+    const struct node_gpu *card = &node_get()->gpus[gpu];                                          \
+    (void)card
+/* contexts.c: the thread's context in `found`, or INVALID_CONTEXT. Needs the lock. */
+CUresult current_context(struct object **found);
+
+/* memory.c: free an allocation; needs the lock. */
+CUresult allocation_release(struct object *object);
+
+/* capture.c: refuse what may not be called while a stream is captured, and spoil the capture. */
+CUresult capture_forbids(void);
+
+#endif

@@ -1,0 +1,139 @@
+"""A process that uses a driver's library, call by call, as a test says."""
+
+import os
+import struct
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+
+import msgspec
+
+CLIENT = Path(__file__).with_name("client.py")
+
+
+class Out(msgspec.Struct, frozen=True):
+    """Room for an output of so many bytes. It is filled with 0xee before the call."""
+
+    size: int = 8
+
+
+Argument = int | str | bytes | Out | None
+
+UNTOUCHED = int.from_bytes(b"\xee" * 8, "little")
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """A call's result, and the contents of its rooms and bytes afterwards, in order."""
+
+    result: int
+    outputs: tuple[bytes, ...]
+
+    @property
+    def ints(self) -> list[int]:
+        return [int.from_bytes(output, "little") for output in self.outputs]
+
+
+class Refused(Exception):
+    """A call that had to succeed did not."""
+
+    def __init__(self, symbol: str, result: int) -> None:
+        super().__init__(f"{symbol} answered {result}")
+        self.result = result
+
+
+class Driver:
+    """A process with a library loaded. Calls of each `thread` are made by a thread of their own."""
+
+    def __init__(self, environment: Mapping[str, str], library: str = "libcuda.so.1") -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-S", "-E", str(CLIENT), library],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**os.environ, **environment},
+        )
+        self.pid = self.process.pid
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+    def kill(self) -> None:
+        """SIGKILL it, and wait for its end."""
+        self.process.kill()
+        self.ended()
+
+    def ended(self) -> tuple[int, str]:
+        """Wait for its end; its return code, and what it wrote to standard error."""
+        _, err = self.process.communicate()
+        return self.process.returncode, err.decode()
+
+    def send(self, symbol: str | int, *arguments: Argument, thread: int = 0) -> None:
+        """Begin a call of a symbol, or of the function at an address."""
+        what = "address" if isinstance(symbol, int) else "symbol"
+        self._request(
+            {"thread": thread, what: symbol, "arguments": [_sent(one) for one in arguments]}
+        )
+
+    def _request(self, request: dict[str, Any]) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(msgspec.json.encode(request) + b"\n")
+        self.process.stdin.flush()
+
+    def receive(self) -> Answer:
+        """The answer of a call that was sent. EOFError if the process ended."""
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            raise EOFError
+        result, outputs = msgspec.json.decode(line, type=tuple[int, tuple[str, ...]])
+        return Answer(result, tuple(bytes.fromhex(output) for output in outputs))
+
+    def call(self, symbol: str | int, *arguments: Argument, thread: int = 0) -> Answer:
+        self.send(symbol, *arguments, thread=thread)
+        return self.receive()
+
+    def result(self, symbol: str | int, *arguments: Argument, thread: int = 0) -> int:
+        return self.call(symbol, *arguments, thread=thread).result
+
+    def do(self, symbol: str | int, *arguments: Argument, thread: int = 0) -> list[int]:
+        """A call that must succeed; its outputs as numbers."""
+        answer = self.call(symbol, *arguments, thread=thread)
+        if answer.result != 0:
+            raise Refused(str(symbol), answer.result)
+        return answer.ints
+
+    def start(self, device: int = 0) -> int:
+        """Initialise the driver, make the device's primary context current; its handle."""
+        self.do("cuInit", 0)
+        [context] = self.do("cuDevicePrimaryCtxRetain", Out(8), device)
+        self.do("cuCtxSetCurrent", context)
+        return context
+
+    def address(self, symbol: str) -> int:
+        """Where an export lies in that process, as dlsym(3) finds it."""
+        self._request({"thread": 0, "address_of": symbol})
+        return self.receive().result
+
+    def proc(self, base: str, version: int, flags: int = 0) -> tuple[int, int, int]:
+        """cuGetProcAddress of CUDA 12: result, address, status."""
+        answer = self.call("cuGetProcAddress_v2", base, Out(8), version, flags, Out(4))
+        address, status = answer.ints
+        return answer.result, address, status
+
+
+def _sent(argument: Argument) -> int | str | dict[str, int | str] | None:
+    if isinstance(argument, Out):
+        return {"out": argument.size}
+    if isinstance(argument, bytes):
+        return {"in": argument.hex()}
+    return argument
+
+
+def packed(form: str, *values: int) -> bytes:
+    """A C structure of this machine, in struct's notation."""
+    return struct.pack(f"@{form}", *values)

@@ -1,0 +1,230 @@
+"""A node with GPUs that are stand-ins: what it has, how its driver behaves, what lies on the GPUs.
+
+Processes find the node through the environment variable PODFABRIC_STANDIN_GPUS, and the libraries
+through LD_LIBRARY_PATH (`Node.environment`). No two nodes share anything.
+"""
+
+import ctypes
+import os
+import re
+from pathlib import Path
+from typing import Self
+
+import msgspec
+
+from tests.standin import build
+
+MIB = 2**20
+GIB = 2**30
+MOST_GPUS = 8
+KINDS = ("context", "module", "linear", "managed", "array", "pool", "physical", "graph")
+UNLIMITED = 2**64 - 1
+
+
+class Gpu(msgspec.Struct, frozen=True, kw_only=True):
+    """One GPU. `bytes` is all of its memory (NVML's total), `reserved_bytes` the driver's."""
+
+    uuid: str
+    pci: str
+    name: str = "Stand-in H200"
+    bytes: int = 8 * GIB
+    reserved_bytes: int = 0
+    context_bytes: int = 0  # what each context occupies
+    module_bytes: int = 0  # what each loaded module occupies
+    multiprocessors: int = 132
+    minor: int = 0
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """The n-th call (1 is the first) of an export in each process gives this result.
+
+    `result` is a number of CUresult or nvmlReturn_t, or "kill": the process is killed before the
+    call does anything.
+    """
+
+    call: str
+    nth: int
+    result: int | str
+
+
+class Behaviour(msgspec.Struct, frozen=True, kw_only=True):
+    """How the driver behaves; times are in nanoseconds."""
+
+    driver: str = "615.20.01"
+    cuda: int = 13050  # the newest version that it supports: 1000 · major + 10 · minor
+    manual_clock: bool = False  # GPU time passes only by `Node.let_pass`
+    reuse_addresses: bool = False  # else freed memory is recognised, and its use aborts
+    reenter: bool = False  # exports call each other, as in a library linked without -Bsymbolic
+    slice_ns: int = 2_000_000
+    sample_ns: int = 166_666_667
+    sample_age_ns: int = 0
+    pool_chunk: int = 32 * MIB
+    cgroups: str | None = None
+    latency_ns: dict[str, int] = {}  # per export, or "*" for all others
+    failures: tuple[Failure, ...] = ()
+
+
+class Use(msgspec.Struct, frozen=True):
+    """One process on one GPU: bytes held by each of KINDS, and work in nanoseconds of GPU time."""
+
+    held: tuple[int, ...]
+    peak: int
+    contexts: int
+    launches: int
+    busy_ns: int
+    backlog_ns: int
+    queued: int
+
+    @property
+    def bytes(self) -> int:
+        return sum(self.held)
+
+    def of(self, kind: str) -> int:
+        return self.held[KINDS.index(kind)]
+
+
+class Process(msgspec.Struct, frozen=True):
+    """A process that loaded libcuda. What one that is not alive did and held stays readable."""
+
+    pid: int
+    alive: bool
+    initialised: bool
+    cgroup: str
+    calls: dict[int, int]
+    gpus: tuple[Use, ...]
+
+    def called(self, symbol: str) -> int:
+        """How often it called an export."""
+        return self.calls.get(exports().index(symbol), 0)
+
+
+class Held(msgspec.Struct, frozen=True):
+    """A GPU: bytes that living processes hold, and the most that they held at once."""
+
+    resident: int
+    peak: int
+    time_ns: int
+
+
+class Limit(msgspec.Struct, frozen=True):
+    """A memory limit of a cgroup."""
+
+    cgroup: str
+    gpu: int
+    soft: int
+    hard: int
+
+
+class Accounts(msgspec.Struct, frozen=True):
+    """What lies on the node's GPUs at one moment."""
+
+    gpus: tuple[Held, ...]
+    processes: tuple[Process, ...]
+    limits: tuple[Limit, ...]
+
+    def process(self, pid: int) -> Process:
+        """The newest process with that pid."""
+        return [one for one in self.processes if one.pid == pid][-1]
+
+
+class Node:
+    """A node's GPUs, in files below `directory`."""
+
+    def __init__(self, directory: Path, gpus: tuple[Gpu, ...], behaviour: Behaviour) -> None:
+        assert len(gpus) <= MOST_GPUS
+        self.gpus = gpus
+        self.file = directory / "gpus.json"
+        self.state = directory / "gpus.state"
+        described = {
+            "state": str(self.state),
+            "gpus": gpus,
+            **{name: getattr(behaviour, name) for name in behaviour.__struct_fields__},
+        }
+        self.file.write_bytes(msgspec.json.encode(described))
+        self._oracle = _library().oracle_open(
+            os.fsencode(self.state), behaviour.slice_ns, behaviour.sample_ns, behaviour.manual_clock
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _library().oracle_close(self._oracle)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What a process needs to run on this node."""
+        return {
+            "PODFABRIC_STANDIN_GPUS": str(self.file),
+            "LD_LIBRARY_PATH": str(build.libraries()),
+        }
+
+    def read(self) -> Accounts:
+        """The accounts, read under their lock: of one moment."""
+        text = _library().oracle_read(self._oracle)
+        try:
+            return msgspec.json.decode(ctypes.string_at(text), type=Accounts)
+        finally:
+            _library().oracle_free(text)
+
+    def let_pass(self, ns: int) -> None:
+        """Let GPU time pass, on a node with a manual clock."""
+        _library().oracle_pass(self._oracle, ns)
+
+
+def gpus(count: int, **of_each: object) -> tuple[Gpu, ...]:
+    """GPUs with UUIDs and PCI addresses of their own, in the order of both."""
+    common = msgspec.to_builtins(of_each)
+    return tuple(
+        msgspec.convert(
+            {
+                "uuid": f"GPU-{index:08x}-57a0-4d1e-8000-00000000{index:04x}",
+                "pci": f"00000000:{0x10 + index:02X}:00.0",
+                "minor": index,
+                **common,
+            },
+            Gpu,
+        )
+        for index in range(count)
+    )
+
+
+def exports() -> list[str]:
+    """The symbols of libcuda in the order of the tables: calls are counted at their indices."""
+    return [symbol for _, _, symbol, _ in table()]
+
+
+def table() -> list[tuple[str, int, str, bool]]:
+    """Rows of the tables: base name, CUDA version of the ABI, symbol, is a per-thread variant."""
+    row = re.compile(r"^EXPORT\((\w+), (\d+), (\w+), ([01])\)$", re.MULTILINE)
+    text = "".join((build.HERE / "cuda" / name).read_text() for name in TABLES)
+    found = [
+        (base, int(version), symbol, own == "1") for base, version, symbol, own in row.findall(text)
+    ]
+    assert len(found) == text.count("EXPORT(") - text.count(" EXPORT("), "a row that is not read"
+    return found
+
+
+TABLES = ("exports.def", "unsupported.def")
+
+
+_oracle: list[ctypes.CDLL] = []
+
+
+def _library() -> ctypes.CDLL:
+    if not _oracle:
+        library = ctypes.CDLL(str(build.libraries() / "liboracle.so"))
+        library.oracle_open.restype = ctypes.c_void_p
+        library.oracle_open.argtypes = (
+            ctypes.c_char_p,
+            ctypes.c_uint64,
+            ctypes.c_uint64,
+            ctypes.c_int,
+        )
+        library.oracle_close.argtypes = (ctypes.c_void_p,)
+        library.oracle_pass.argtypes = (ctypes.c_void_p, ctypes.c_uint64)
+        library.oracle_read.restype = ctypes.c_void_p
+        library.oracle_read.argtypes = (ctypes.c_void_p,)
+        library.oracle_free.argtypes = (ctypes.c_void_p,)
+        _oracle.append(library)
+    return _oracle[0]

@@ -1,0 +1,281 @@
+#define _GNU_SOURCE
+#include "ledger.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+static const uint64_t MAGIC = 0x3174736e64617473; /* changes with the layout */
+
+struct ledger *ledger;
+struct slot *ledger_own;
+static char *ledger_path;
+int ledger_file = -1;
+
+static void make(struct ledger *fresh)
+{
+    pthread_mutexattr_t shared;
+    pthread_mutexattr_init(&shared);
+    pthread_mutexattr_setpshared(&shared, PTHREAD_PROCESS_SHARED);
+    pthread_mutexattr_setrobust(&shared, PTHREAD_MUTEX_ROBUST);
+    pthread_mutex_init(&fresh->mutex, &shared);
+    __atomic_store_n(&fresh->magic, MAGIC, __ATOMIC_RELEASE);
+}
+
+int ledger_open(const char *path, uint64_t slice_ns, uint64_t sample_ns, int manual_clock)
+{
+    int file = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    if (file < 0)
+        return -1;
+    fchmod(file, 0666); /* other users' processes map it, too; fails where it is another's file */
+    struct ledger *mapped = MAP_FAILED;
+    flock(file, LOCK_EX); /* until it is made; a maker that dies leaves the magic unset */
+    if (ftruncate(file, sizeof *mapped) == 0)
+        mapped = mmap(NULL, sizeof *mapped, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    if (mapped != MAP_FAILED && mapped->magic == 0)
+        make(mapped);
+    flock(file, LOCK_UN);
+    if (mapped == MAP_FAILED) {
+        close(file);
+        return -1;
+    }
+    if (mapped->magic != MAGIC) {
+        fprintf(stderr, "stand-in: %s was made by another version\n", path);
+        abort();
+    }
+    mapped->slice_ns = slice_ns;
+    mapped->sample_ns = sample_ns;
+    mapped->manual_clock = (uint32_t)manual_clock;
+    ledger_file = file;
+    ledger_path = strdup(path);
+    ledger = mapped;
+    return 0;
+}
+
+static int lock_byte(int command, unsigned slot, short *type)
+{
+    struct flock lock = {.l_type = *type, .l_whence = SEEK_SET, .l_start = slot, .l_len = 1};
+    int result = fcntl(ledger_file, command, &lock);
+    *type = lock.l_type;
+    return result;
+}
+
+int ledger_alive(unsigned slot)
+{
+    if (!ledger->slots[slot].taken)
+        return 0;
+    if (ledger_own == &ledger->slots[slot])
+        return 1; /* our own lock would not be seen */
+    short type = F_WRLCK;
+    return lock_byte(F_OFD_GETLK, slot, &type) == 0 && type != F_UNLCK;
+}
+
+/* A byte is locked before its slot is marked as taken, so that a slot with neither is free. */
+static int claim(unsigned slot)
+{
+    short type = F_WRLCK;
+    return lock_byte(F_OFD_SETLK, slot, &type) == 0;
+}
+
+static void take(unsigned slot)
+{
+    struct slot *mine = &ledger->slots[slot];
+    mine->taken = 0;
+    mine->initialised = 0;
+    mine->cgroup[0] = 0;
+    memset(mine->calls, 0, sizeof mine->calls);
+    for (unsigned gpu = 0; gpu < MOST_GPUS; gpu++) {
+        /* The queue's entries need no wiping, and would occupy memory. */
+        struct use *use = &mine->gpus[gpu];
+        memset(use, 0, offsetof(struct use, queue));
+        if (mine->pid != 0)
+            memset(use->samples, 0, sizeof use->samples);
+    }
+    mine->pid = (uint32_t)getpid();
+    if (slot >= ledger->slots_used)
+        ledger->slots_used = slot + 1;
+    __atomic_store_n(&mine->taken, 1, __ATOMIC_RELEASE);
+    ledger_own = mine;
+}
+
+/* The first slot never used; else that of a process which is gone, whose calls can no longer be read. */
+static void join(void)
+{
+    ledger_lock();
+    for (unsigned pass = 0; pass < 2 && ledger_own == NULL; pass++)
+        for (unsigned slot = 0; slot < MOST_SLOTS && ledger_own == NULL; slot++)
+            if ((pass > 0 || ledger->slots[slot].pid == 0) && claim(slot))
+                take(slot);
+    ledger_unlock();
+    if (ledger_own == NULL) {
+        fprintf(stderr, "stand-in: more than %d processes\n", MOST_SLOTS);
+        abort();
+    }
+}
+
+/* The child shares the parent's open file and with it the lock, until it closes its copy. */
+static void after_fork(void)
+{
+    close(ledger_file);
+    ledger_own = NULL;
+    ledger_file = open(ledger_path, O_RDWR | O_CLOEXEC);
+    if (ledger_file < 0)
+        abort();
+    join();
+}
+
+void ledger_join(void)
+{
+    join();
+    pthread_atfork(NULL, NULL, after_fork);
+}
+
+void ledger_lock(void)
+{
+    int result = pthread_mutex_lock(&ledger->mutex);
+    if (result == EOWNERDEAD)
+        result = pthread_mutex_consistent(&ledger->mutex);
+    if (result != 0) {
+        fprintf(stderr, "stand-in: %s: %s\n", ledger_path, strerror(result));
+        abort();
+    }
+}
+
+void ledger_unlock(void)
+{
+    pthread_mutex_unlock(&ledger->mutex);
+}
+
+void ledger_reap(void)
+{
+    for (unsigned slot = 0; slot < ledger->slots_used; slot++)
+        if (ledger->slots[slot].taken && !ledger_alive(slot))
+            ledger->slots[slot].taken = 0; /* its numbers stay readable until the slot is used again */
+}
+
+uint64_t ledger_held(const struct use *use)
+{
+    uint64_t sum = 0;
+    for (int kind = 0; kind < HELD_KINDS; kind++)
+        sum += use->bytes[kind];
+    return sum;
+}
+
+uint64_t ledger_resident(unsigned gpu)
+{
+    return ledger_resident_in("", gpu);
+}
+
+uint64_t ledger_resident_in(const char *cgroup, unsigned gpu)
+{
+    uint64_t sum = 0;
+    size_t length = strlen(cgroup);
+    for (unsigned slot = 0; slot < ledger->slots_used; slot++) {
+        const struct slot *one = &ledger->slots[slot];
+        if (!one->taken || strncmp(one->cgroup, cgroup, length) != 0)
+            continue;
+        if (length == 0 || one->cgroup[length] == 0 || one->cgroup[length] == '/')
+            sum += ledger_held(&one->gpus[gpu]);
+    }
+    return sum;
+}
+
+struct limit *ledger_limit(const char *cgroup, unsigned gpu)
+{
+    for (struct limit *limit = ledger->limits; limit < ledger->limits + MOST_LIMITS; limit++)
+        if (limit->cgroup[0] != 0 && limit->gpu == gpu && strcmp(limit->cgroup, cgroup) == 0)
+            return limit;
+    return NULL;
+}
+
+/* Whether `bytes` more fit into the GPU and into every limit above this process. */
+static int fits(unsigned gpu, uint64_t bytes)
+{
+    const struct node_gpu *card = &node_get()->gpus[gpu];
+    uint64_t room = card->bytes - card->reserved_bytes, held = ledger_resident(gpu);
+    if (bytes > room || held > room - bytes)
+        return 0;
+    for (const struct limit *limit = ledger->limits; limit < ledger->limits + MOST_LIMITS; limit++) {
+        size_t length = strlen(limit->cgroup);
+        if (length == 0 || limit->gpu != gpu || strncmp(ledger_own->cgroup, limit->cgroup, length) != 0)
+            continue;
+        char next = ledger_own->cgroup[length];
+        if (next != 0 && next != '/')
+            continue;
+        held = ledger_resident_in(limit->cgroup, gpu);
+        if (bytes > limit->hard || held > limit->hard - bytes)
+            return 0;
+    }
+    return 1;
+}
+
+int ledger_charge(unsigned gpu, enum kind kind, uint64_t bytes)
+{
+    struct use *use = &ledger_own->gpus[gpu];
+    ledger_lock();
+    int fit = fits(gpu, bytes);
+    if (!fit) {
+        ledger_reap();
+        fit = fits(gpu, bytes);
+    }
+    if (fit) {
+        use->bytes[kind] += bytes;
+        uint64_t held = ledger_held(use), resident = ledger_resident(gpu);
+        use->peak = held > use->peak ? held : use->peak;
+        if (resident > ledger->engines[gpu].peak) {
+            /* Not counting what a dead process no longer has. */
+            ledger_reap();
+            resident = ledger_resident(gpu);
+            if (resident > ledger->engines[gpu].peak)
+                ledger->engines[gpu].peak = resident;
+        }
+    }
+    ledger_unlock();
+    return fit ? 0 : -1;
+}
+
+void ledger_credit(unsigned gpu, enum kind kind, uint64_t bytes)
+{
+    ledger_lock();
+    if (ledger_own->gpus[gpu].bytes[kind] < bytes) {
+        fprintf(stderr, "stand-in: more of kind %d is freed than held\n", kind);
+        abort();
+    }
+    ledger_own->gpus[gpu].bytes[kind] -= bytes;
+    ledger_unlock();
+}
+
+void ledger_free_and_total(unsigned gpu, uint64_t *free_bytes, uint64_t *total)
+{
+    const struct node_gpu *card = &node_get()->gpus[gpu];
+    ledger_lock();
+    ledger_reap();
+    *total = card->bytes - card->reserved_bytes;
+    uint64_t held = ledger_resident(gpu);
+    *free_bytes = *total > held ? *total - held : 0;
+    const struct limit *limit = ledger_limit(ledger_own->cgroup, gpu);
+    if (limit != NULL && limit->hard < *total) {
+        held = ledger_resident_in(limit->cgroup, gpu);
+        uint64_t below = limit->hard > held ? limit->hard - held : 0;
+        *total = limit->hard;
+        *free_bytes = below < *free_bytes ? below : *free_bytes;
+    }
+    ledger_unlock();
+}
+
+uint64_t ledger_now(void)
+{
+    if (ledger->manual_clock)
+        return __atomic_load_n(&ledger->manual_now, __ATOMIC_ACQUIRE);
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
+}

@@ -1,0 +1,47 @@
+/* The GPUs of the simulated node, and how its driver behaves: the JSON file that PODFABRIC_STANDIN_GPUS
+ * names (tests/standin/gpus.py writes it and says what each key means). */
+#ifndef STANDIN_NODE_H
+#define STANDIN_NODE_H
+
+#include "json.h"
+
+#include <stdint.h>
+
+enum { MOST_GPUS = 8 };
+
+struct node_gpu {
+    const char *name;
+    const char *uuid;         /* GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx */
+    const char *pci;          /* dddddddd:bb:dd.f */
+    uint64_t bytes;           /* what NVML calls total */
+    uint64_t reserved_bytes;  /* of these, what the driver keeps: CUDA's total lacks them */
+    uint64_t context_bytes;   /* what a context occupies */
+    uint64_t module_bytes;    /* what a loaded module occupies */
+    unsigned minor;
+    unsigned multiprocessors;
+};
+
+struct node {
+    const char *state;        /* path of the shared file, see ledger.h */
+    const char *driver;       /* as "615.20.01" */
+    unsigned cuda;            /* newest CUDA version of the driver, as 13050 */
+    int manual_clock;         /* GPU time passes only when a test says so */
+    int reuse_addresses;      /* the address of freed memory is given to the next of its size */
+    int reenter;              /* exports call each other, as a library without -Bsymbolic does */
+    uint64_t slice_ns;        /* a process' turn on a busy GPU */
+    uint64_t sample_ns;       /* period of utilisation samples */
+    uint64_t sample_age_ns;   /* after its end, a period's sample is not yet shown for so long */
+    uint64_t pool_chunk;      /* a pool reserves multiples of these bytes */
+    const char *cgroups;      /* root of the cgroup tree of memory limits */
+    const struct json *latency_ns;     /* per export, or "*" */
+    const struct json *failures;       /* [{"call", "nth", "result"}] of one process */
+    unsigned gpu_count;
+    struct node_gpu gpus[MOST_GPUS];
+};
+
+/* The node, read on the first call; NULL where there is no such file: no driver is loaded. */
+const struct node *node_get(void);
+/* The UUID's 16 bytes. */
+void node_uuid_bytes(const struct node_gpu *gpu, unsigned char bytes[16]);
+
+#endif
