@@ -108,6 +108,7 @@ class PfGpu(LittleEndianStructure):
     backlogged_at: int
     longest_ns: int
     longest_at: int
+    tat_share: int
     launches: int
     throttled: int
     wait_ns: int
@@ -122,7 +123,8 @@ class PfGpu(LittleEndianStructure):
         ("backlogged_at", c_uint64),
         ("longest_ns", c_uint64),
         ("longest_at", c_uint64),
-        ("reserved_gate", c_uint64 * 4),
+        ("tat_share", c_uint64),
+        ("reserved_gate", c_uint64 * 3),
         ("launches", c_uint64),
         ("throttled", c_uint64),
         ("wait_ns", c_uint64),

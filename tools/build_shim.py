@@ -13,13 +13,14 @@ from tools.compiling import CHECKOUT, compiled
 SOURCES = CHECKOUT / "gpu/shim"
 ACCOUNT = ("group", "tenants", "slots", "files", "agent", "say", "table")
 DRIVER = ("addresses", "arrays", "contexts", "devices", "graphs", "handles", "launches", "memory")
+COMPUTE = ("gate", "estimates")
 # Output, what programs ask the loader for, the name of the real one, sources
 LIBRARIES = (
     (
         "libpfcuda.so",
         "libcuda.so.1",
         "libpfcuda-real.so.1",
-        ("stubs", *ACCOUNT, *DRIVER, "pools"),
+        ("stubs", *ACCOUNT, *DRIVER, *COMPUTE, "pools"),
     ),
 )
 FLAGS = [

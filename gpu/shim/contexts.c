@@ -4,6 +4,7 @@
  * that goes takes its allocations with it.
  */
 #include "devices.h"
+#include "gate.h"
 #include "group.h"
 #include "hooks.h"
 #include "process.h"
@@ -113,6 +114,8 @@ int on_context_destroy(const struct hook *hook, PARAMS_handle)
 {
     struct entry context;
     bool known = group_join() && table_take(TABLE_CONTEXT, (uintptr_t)handle, &context);
+
+    gate_forget_events();
     int result = REAL(hook, handle)(ARGS_handle);
 
     if (known && result != CU_SUCCESS) {
@@ -162,6 +165,7 @@ static void primary_gone(int device)
 
 int on_primary_release(const struct hook *hook, PARAMS_device)
 {
+    gate_forget_events();
     int result = REAL(hook, device)(ARGS_device);
 
     if (result != CU_SUCCESS || device < 0 || device >= ORDINALS || !group_join())
@@ -181,6 +185,7 @@ int on_primary_release(const struct hook *hook, PARAMS_device)
    it release it later. */
 int on_primary_reset(const struct hook *hook, PARAMS_device)
 {
+    gate_forget_events();
     int result = REAL(hook, device)(ARGS_device);
 
     if (result != CU_SUCCESS || device < 0 || device >= ORDINALS || !group_join())

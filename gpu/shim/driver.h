@@ -16,6 +16,7 @@ enum cu_result {
     CU_OUT_OF_MEMORY = 2,
     CU_NOT_INITIALIZED = 3,
     CU_NOT_FOUND = 500,
+    CU_NOT_READY = 600,
     CU_NOT_SUPPORTED = 801,
     CU_SYSTEM_NOT_READY = 802,
 };
@@ -144,6 +145,13 @@ struct driver {
     int (*cuCtxPushCurrent_v2)(void *context);
     int (*cuCtxPopCurrent_v2)(void **context);
     int (*cuThreadExchangeStreamCaptureMode)(int *mode);
+    int (*cuEventCreate)(void **event, unsigned flags);
+    int (*cuEventDestroy_v2)(void *event);
+    int (*cuEventRecord)(void *event, void *stream);
+    int (*cuEventQuery)(void *event);
+    int (*cuEventElapsedTime)(float *milliseconds, void *start, void *end);
+    int (*cuFuncGetName)(const char **name, void *function);
+    int (*cuKernelGetName)(const char **name, void *kernel);
 };
 
 extern struct driver driver;

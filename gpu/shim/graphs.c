@@ -251,9 +251,9 @@ int on_graph_upload(const struct hook *hook, PARAMS_graph)
 
 int on_graph_launch(const struct hook *hook, PARAMS_graph)
 {
-    struct launch launch;
+    struct gate_launch launch;
 
-    before_launch(&launch, hook, LAUNCH_GRAPH, graph, stream);
+    before_launch(&launch, hook, GATE_GRAPH, graph, stream);
     return after_launch(&launch, with_memory(hook, graph, stream));
 }
 

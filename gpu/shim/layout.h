@@ -122,7 +122,8 @@ struct pf_gpu {
                                at least, so the agent's "backlogged" is: after my last look */
     uint64_t longest_ns;    /* the largest estimate of a kernel or graph (d_f) in the last 30 s */
     uint64_t longest_at;    /* when longest_ns was set */
-    uint64_t reserved_gate[4];
+    uint64_t tat_share;     /* the share, in 1/10000, that `tat` was computed with; 0: none yet */
+    uint64_t reserved_gate[3];
 
     /* Counters since the region was made; relaxed atomics. */
     uint64_t launches;    /* of kernels and graphs */

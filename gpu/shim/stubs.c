@@ -68,6 +68,13 @@ static void find_driver(void *library)
     FIND(cuCtxPushCurrent_v2);
     FIND(cuCtxPopCurrent_v2);
     FIND(cuThreadExchangeStreamCaptureMode);
+    FIND(cuEventCreate);
+    FIND(cuEventDestroy_v2);
+    FIND(cuEventRecord);
+    FIND(cuEventQuery);
+    FIND(cuEventElapsedTime);
+    FIND(cuFuncGetName);
+    FIND(cuKernelGetName);
 #undef FIND
 }
 
