@@ -61,7 +61,7 @@ def _lay(directory: Path, built: Sequence[Path], plain: Path, driver: Path) -> N
     shutil.copy(built[0], directory / "libcuda.so.1")
     (directory / "libcuda.so").symlink_to("libcuda.so.1")
     shutil.copy(driver, directory / "libpfcuda-real.so.1")
-    for path in built[1:]:
+    for path in built[1:] if (plain / "libnvidia-ml.so.1").exists() else ():
         shutil.copy(path, directory / "libnvidia-ml.so.1")
         shutil.copy(plain / "libnvidia-ml.so.1", directory / "libpfnvidia-ml-real.so.1")
 
