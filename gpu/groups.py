@@ -184,6 +184,12 @@ class Groups:
             limits = self._configured(group, opened.gpus())
             self._write(group, opened, limits, None)
 
+    def settle(self, group: str) -> None:
+        """Finish the change that a killed agent had begun, as far as it came."""
+        with self._exclusive(), self._open(group) as opened:
+            if opened.header.sequence % 2:
+                opened.write()
+
     def register(self, group: str, slot: int, host_pid: int, start_time: int) -> Registered:
         """Enter a living process in a slot, under a new registration."""
         with self._exclusive(), self._open(group) as opened:
