@@ -5,15 +5,22 @@ import signal
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 
 import pytest
 
+from base.pod import Pod
+from gpu import processes
+from gpu.groups import Groups, Limit
 from gpu.processes import Container
+from gpu.registration import Registrar
+from gpu.tenants import Tenant, Tenants
 from tests.waiting import until
+
+GPU = "GPU-00000000-0000-0000-0000-00000000000a"
 
 # Each line of the input is a slot: registers there, and says what was answered.
 CLIENT = """
@@ -120,3 +127,49 @@ class RegisteringProcess:
         if self.process.poll() is None:
             self.process.kill()
         self._stack.close()
+
+
+class GroupsNode:
+    """Groups, their tenants, and a registrar, which can be started again."""
+
+    def __init__(self, root: Path) -> None:
+        self.groups = Groups(root)
+        self.tenants: list[Tenant] = []
+        self.stack = ExitStack()
+        self.registrar = self._registrar()
+        self.registrar.start()
+
+    def _registrar(self) -> Registrar:
+        return Registrar(self.groups, Tenants(lambda: self.tenants, self.groups.root))
+
+    def restart(self) -> None:
+        self.registrar.close()
+        self.registrar = self._registrar()
+        self.registrar.start()
+
+    def container(
+        self,
+        group: str,
+        version: int = 2,
+        pod_uid: str = "",
+        limits: Sequence[Limit] = (Limit(GPU, 1 << 30, 1.0),),
+    ) -> MadeContainer:
+        """A container that holds the group."""
+        container = self.stack.enter_context(made_container(version, pod_uid))
+        pod = Pod("default", f"pod-of-{group}", container.container.pod_uid)
+        self.tenants.append(Tenant(group=group, pod=pod, container="main"))
+        self.groups.make(group, limits)
+        return container
+
+    def socket(self, group: str) -> Path:
+        return self.groups.root / group / "agent/agent.sock"
+
+    def registered(self, group: str, slot: int, pid: int) -> None:
+        """Register a process that has no shim, as an earlier agent did."""
+        self.groups.register(group, slot, pid, processes.start_time(pid) or 0)
+        self.restart()
+
+    def alive(self, group: str) -> dict[int, int]:
+        """The pids of living processes, by slot."""
+        known = self.groups.read(group).processes
+        return {slot: each.host_pid for slot, each in known.items() if each.alive}

@@ -13,56 +13,18 @@ from pathlib import Path
 
 import pytest
 
-from base.pod import Pod
 from gpu import layout
-from gpu.groups import Groups, Limit
-from gpu.registration import CLIENTS, Registrar
-from gpu.tenants import Tenant, Tenants
-from tests.host.gpu.pods import MadeContainer, made_container
+from gpu.groups import Limit
+from gpu.registration import CLIENTS
+from tests.host.gpu.pods import GPU, GroupsNode
 from tests.waiting import PATIENCE, until
 
-GPU = "GPU-00000000-0000-0000-0000-00000000000a"
 LONG = "podfabric.io-gpu-10g-25." + "x" * 150  # its socket's path is longer than an address may be
 
 
-class Node:
-    """Groups, their tenants, and a registrar, which can be started again."""
-
-    def __init__(self, root: Path) -> None:
-        self.groups = Groups(root)
-        self.tenants: list[Tenant] = []
-        self.stack = ExitStack()
-        self.registrar = self._registrar()
-        self.registrar.start()
-
-    def _registrar(self) -> Registrar:
-        return Registrar(self.groups, Tenants(lambda: self.tenants, self.groups.root))
-
-    def restart(self) -> None:
-        self.registrar.close()
-        self.registrar = self._registrar()
-        self.registrar.start()
-
-    def container(self, group: str, version: int = 2, pod_uid: str = "") -> MadeContainer:
-        """A container that holds the group."""
-        container = self.stack.enter_context(made_container(version, pod_uid))
-        pod = Pod("default", f"pod-of-{group}", container.container.pod_uid)
-        self.tenants.append(Tenant(group=group, pod=pod, container="main"))
-        self.groups.make(group, [Limit(GPU, 1 << 30, 1.0)])
-        return container
-
-    def socket(self, group: str) -> Path:
-        return self.groups.root / group / "agent/agent.sock"
-
-    def alive(self, group: str) -> dict[int, int]:
-        """The pids of living processes, by slot."""
-        known = self.groups.read(group).processes
-        return {slot: each.host_pid for slot, each in known.items() if each.alive}
-
-
 @pytest.fixture
-def node(tmp_path: Path) -> Iterator[Node]:
-    node = Node(tmp_path / "gpu")
+def node(tmp_path: Path) -> Iterator[GroupsNode]:
+    node = GroupsNode(tmp_path / "gpu")
     with node.stack:
         yield node
     node.registrar.close()
@@ -70,7 +32,7 @@ def node(tmp_path: Path) -> Iterator[Node]:
 
 @pytest.mark.parametrize("version", [1, 2])
 def test_a_process_of_the_groups_container_is_registered_in_its_slot(
-    node: Node, version: int
+    node: GroupsNode, version: int
 ) -> None:
     container = node.container("a", version)
     with container.client(node.socket("a")) as client:
@@ -83,7 +45,7 @@ def test_a_process_of_the_groups_container_is_registered_in_its_slot(
         assert known[7].start_time == int(stat[19])
 
 
-def test_any_user_can_connect_also_at_a_socket_whose_path_is_long(node: Node) -> None:
+def test_any_user_can_connect_also_at_a_socket_whose_path_is_long(node: GroupsNode) -> None:
     container = node.container(LONG)
     directory = os.open(node.socket(LONG).parent, os.O_PATH)
     try:  # as a mount of the directory gives it to the container
@@ -96,7 +58,7 @@ def test_any_user_can_connect_also_at_a_socket_whose_path_is_long(node: Node) ->
 
 
 def test_a_process_of_another_groups_container_is_refused_whatever_it_asks_for(
-    node: Node,
+    node: GroupsNode,
 ) -> None:
     ours, theirs = node.container("a"), node.container("b")
     with ours.client(node.socket("a")) as own, theirs.client(node.socket("a")) as stranger:
@@ -107,7 +69,7 @@ def test_a_process_of_another_groups_container_is_refused_whatever_it_asks_for(
         assert node.alive("b") == {}
 
 
-def test_a_process_of_the_host_is_refused(node: Node) -> None:
+def test_a_process_of_the_host_is_refused(node: GroupsNode) -> None:
     node.container("a")
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as client:
         client.settimeout(PATIENCE)
@@ -117,7 +79,7 @@ def test_a_process_of_the_host_is_refused(node: Node) -> None:
 
 
 def test_containers_of_one_pod_are_told_apart_by_the_region_that_they_see(
-    node: Node, tmp_path: Path
+    node: GroupsNode, tmp_path: Path
 ) -> None:
     first = node.container("a")
     second = node.container("b", pod_uid=first.container.pod_uid)
@@ -165,14 +127,14 @@ with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as client:
     ],
 )
 def test_a_request_of_another_version_or_slot_is_refused(
-    node: Node, version: int, slot: int, status: int
+    node: GroupsNode, version: int, slot: int, status: int
 ) -> None:
     with node.container("a").client(node.socket("a")) as client:
         assert client.register(slot, version) == [status, 0, 0]
         assert client.register(255)[0] == layout.STATUS_OK
 
 
-def test_a_slot_of_a_living_process_is_not_given_to_another(node: Node) -> None:
+def test_a_slot_of_a_living_process_is_not_given_to_another(node: GroupsNode) -> None:
     container = node.container("a")
     with container.client(node.socket("a")) as first, container.client(node.socket("a")) as second:
         assert first.register(5) == [layout.STATUS_OK, first.pid, 1]
@@ -184,7 +146,9 @@ def test_a_slot_of_a_living_process_is_not_given_to_another(node: Node) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV])
-def test_the_slots_of_a_process_that_dies_in_any_way_are_freed(node: Node, number: int) -> None:
+def test_the_slots_of_a_process_that_dies_in_any_way_are_freed(
+    node: GroupsNode, number: int
+) -> None:
     container = node.container("a")
     with container.client(node.socket("a")) as dying, container.client(node.socket("a")) as other:
         assert [dying.register(1)[2], dying.register(2)[2], other.register(3)[2]] == [1, 1, 1]
@@ -195,7 +159,7 @@ def test_the_slots_of_a_process_that_dies_in_any_way_are_freed(node: Node, numbe
         assert list(node.registrar.living()) == [other.pid]
 
 
-def test_an_agent_that_starts_again_knows_who_has_died_and_who_lives(node: Node) -> None:
+def test_an_agent_that_starts_again_knows_who_has_died_and_who_lives(node: GroupsNode) -> None:
     container = node.container("a")
     with container.client(node.socket("a")) as dying, container.client(node.socket("a")) as living:
         for slot, client in enumerate((dying, living), start=1):
@@ -209,7 +173,7 @@ def test_an_agent_that_starts_again_knows_who_has_died_and_who_lives(node: Node)
         until(lambda: node.alive("a") == {}, what="end of a process that was adopted")
 
 
-def test_a_pid_that_is_used_again_is_not_the_process_that_was_registered(node: Node) -> None:
+def test_a_pid_that_is_used_again_is_not_the_process_that_was_registered(node: GroupsNode) -> None:
     container = node.container("a")
     with container.client(node.socket("a")) as client:
         # As if an earlier process with this pid had been registered.
@@ -218,7 +182,7 @@ def test_a_pid_that_is_used_again_is_not_the_process_that_was_registered(node: N
         assert node.alive("a") == {}
 
 
-def test_an_agent_that_was_killed_within_a_change_has_it_finished(node: Node) -> None:
+def test_an_agent_that_was_killed_within_a_change_has_it_finished(node: GroupsNode) -> None:
     node.container("a")
     limits = node.groups.root / "a/limits"
     with limits.open("r+b") as file:
@@ -228,7 +192,7 @@ def test_an_agent_that_was_killed_within_a_change_has_it_finished(node: Node) ->
     assert struct.unpack_from("<Q", limits.read_bytes(), 16) == (10,)
 
 
-def test_groups_that_are_removed_are_not_served_and_can_be_made_again(node: Node) -> None:
+def test_groups_that_are_removed_are_not_served_and_can_be_made_again(node: GroupsNode) -> None:
     container = node.container("a")
     with container.client(node.socket("a")) as client:
         assert client.register(0)[0] == layout.STATUS_OK
@@ -246,7 +210,7 @@ def _silent(path: Path) -> socket.socket:
 
 
 @pytest.mark.parametrize("content", [b"", b"x", b"x" * 9, b"x" * 60_000], ids=len)
-def test_what_is_no_request_ends_the_connection(node: Node, content: bytes) -> None:
+def test_what_is_no_request_ends_the_connection(node: GroupsNode, content: bytes) -> None:
     node.container("a")
     with _silent(node.socket("a")) as client:
         if content:
@@ -255,7 +219,9 @@ def test_what_is_no_request_ends_the_connection(node: Node, content: bytes) -> N
     assert node.alive("a") == {}
 
 
-def test_clients_of_one_group_that_say_nothing_keep_no_other_group_waiting(node: Node) -> None:
+def test_clients_of_one_group_that_say_nothing_keep_no_other_group_waiting(
+    node: GroupsNode,
+) -> None:
     node.container("a")
     other = node.container("b")
     with ExitStack() as stack:
@@ -266,7 +232,7 @@ def test_clients_of_one_group_that_say_nothing_keep_no_other_group_waiting(node:
                 assert client.register(slot)[0] == layout.STATUS_OK
 
 
-def test_a_group_that_connects_without_end_keeps_no_other_group_waiting(node: Node) -> None:
+def test_a_group_that_connects_without_end_keeps_no_other_group_waiting(node: GroupsNode) -> None:
     node.container("a")
     other = node.container("b")
     over = threading.Event()
@@ -307,7 +273,7 @@ sys.stdin.read()
 """
 
 
-def test_each_of_256_processes_at_once_gets_its_slot(node: Node) -> None:
+def test_each_of_256_processes_at_once_gets_its_slot(node: GroupsNode) -> None:
     container = node.container("a")
     with subprocess.Popen(
         [sys.executable, "-c", MANY, node.socket("a")], stdin=subprocess.PIPE, text=True
