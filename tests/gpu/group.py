@@ -61,7 +61,7 @@ def _lay(directory: Path, built: Sequence[Path], plain: Path, driver: Path) -> N
     shutil.copy(built[0], directory / "libcuda.so.1")
     (directory / "libcuda.so").symlink_to("libcuda.so.1")
     shutil.copy(driver, directory / "libpfcuda-real.so.1")
-    for path in built[1:] if (plain / "libnvidia-ml.so.1").exists() else ():
+    for path in built[1:]:
         shutil.copy(path, directory / "libnvidia-ml.so.1")
         shutil.copy(plain / "libnvidia-ml.so.1", directory / "libpfnvidia-ml-real.so.1")
 
@@ -182,9 +182,7 @@ class Group:
     def slots(self) -> dict[int, tuple[int, ...]]:
         """Bytes of data by GPU, for each used slot."""
         with Region(self.region, 1, ALLOCATION) as opened:
-            return {
-                slot: use.data_bytes for slot, use in opened.slots(range(layout.SLOTS)).items()
-            }
+            return {slot: use.data_bytes for slot, use in opened.slots(range(layout.SLOTS)).items()}
 
 
 def environment(node: Node, libraries: Libraries) -> dict[str, str]:
