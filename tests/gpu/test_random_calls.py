@@ -1,7 +1,7 @@
-"""Whatever processes call, in whatever order: never more than the limit lies on the GPU, and none is lost.
+"""Whatever processes call, in whatever order: the limit holds, and nothing is lost.
 
-What really lies there the stand-in for the driver knows, by accounts of its own. It keeps the most that
-there ever was, so one look at the end is a look after every call.
+What really lies on the GPU the stand-in for the driver knows, by accounts of its own. It keeps the
+most that there ever was, so one look at the end is a look after every call.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""The CUDA runtime, as NVIDIA ships it, gets the shim's functions and the driver's in their places."""
+"""The CUDA runtime, as NVIDIA ships it, gets the shim's functions, for all else the driver's."""
 
 import importlib.metadata
 import os
@@ -54,7 +54,10 @@ def questions_of(here: Place, version: str) -> list[Question]:
         "SPIED": str(here.libraries.shim / "libcuda.so.1"),
         "SPIED_LOG": str(log),
     }
-    code = f"import ctypes; n = ctypes.c_int(); ctypes.CDLL({str(path)!r}).cudaGetDeviceCount(ctypes.byref(n))"
+    code = (
+        f"import ctypes; runtime = ctypes.CDLL({str(path)!r}); "
+        "runtime.cudaGetDeviceCount(ctypes.byref(ctypes.c_int()))"
+    )
     subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=60)
     rows = (line.split("\t") for line in log.read_text().splitlines())
     return [Question(name, int(at), int(flags), *found) for name, at, flags, *found in rows]

@@ -59,8 +59,8 @@ class Calls:
         do("cuDevicePrimaryCtxRetain", byref(context), 0)
         do("cuCtxSetCurrent", context)
         self.pool = made("cuMemPoolCreate", struct.pack("@4iQQ56x", 1, 0, 1, 0, 0, 0))
-        self.ways = (self.linear, self.managed, self.rows, self.async_, self.pooled, self.physical)
-        self.ways += (self.array, self.mapped)
+        self.ways: list[Callable[[], Freeing | None]] = [self.linear, self.managed, self.rows]
+        self.ways += [self.async_, self.pooled, self.physical, self.mapped, self.array]
 
     def bytes(self) -> int:
         return self.random.choice((1, 511, 65536, MIB, GRANULE, self.random.randrange(1, 24 * MIB)))
