@@ -1,4 +1,4 @@
-"""Allocates and frees at random, in all ways; run with a seed and a number of calls.
+"""Allocates and frees at random, in all ways; run with a seed, and numbers of calls and threads.
 
 Ends with 0 if every call was answered with success or "out of memory", and all could be freed.
 """
@@ -8,6 +8,7 @@ import random
 import struct
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from ctypes import byref, c_int, c_size_t, c_uint64, c_void_p
 
 MIB = 1 << 20
@@ -140,5 +141,16 @@ class Calls:
         return self.freed("cuArrayDestroy", made("cuArray3DCreate_v2", described))
 
 
+def main() -> None:
+    seed, count, threads = map(int, sys.argv[1:])
+
+    def run(number: int) -> None:
+        Calls(seed * 100 + number).run(count // threads)
+
+    with ThreadPoolExecutor(threads) as executor:
+        for done in [executor.submit(run, number) for number in range(threads)]:
+            done.result()
+
+
 if __name__ == "__main__":
-    Calls(int(sys.argv[1])).run(int(sys.argv[2]))
+    main()
