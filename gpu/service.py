@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from base.paths import Paths
-from gpu import nvml
+from gpu import nvml, processes
 from gpu.enforcement import Action, Enforcement, OverUse
 from gpu.groups import CONTEXT_RESERVE, Groups
 from gpu.nvml import Nvml, NvmlError
@@ -43,6 +43,7 @@ class GpuLimitSettings(msgspec.Struct, frozen=True, kw_only=True):
     on_overuse: Action = "report"
     kill_unaccounted: bool = False
     context_reserve: int = CONTEXT_RESERVE  # bytes
+    alnair_metrics: bool = False  # Alnair's names of metrics, beside ours
 
 
 class GpuService:
@@ -92,6 +93,11 @@ class GpuService:
 
     def start(self) -> None:
         """Start the threads and return."""
+        if not processes.sees_the_host():
+            _log.error(
+                "GPUs: this agent does not see the host's processes, and registers none: run it in "
+                "the host's pid namespace (hostPID)"
+            )
         self._registrar.start()
         self._thread.start()
 
@@ -109,10 +115,12 @@ class GpuService:
 
     def families(self) -> "Sequence[Metric]":
         """What a scrape shows."""
-        from gpu import metrics
+        from gpu import alnair_metrics, metrics
 
-        return metrics.families(
-            self._sample, self._enforcement.kills, time.monotonic(), time.time()
+        sample = self._sample
+        shown = metrics.families(sample, self._enforcement.kills, time.monotonic(), time.time())
+        return (
+            (*shown, *alnair_metrics.families(sample)) if self._settings.alnair_metrics else shown
         )
 
     def _owned(self) -> dict[str, int | None]:
