@@ -30,7 +30,8 @@ struct estimate {
     uint32_t launches; /* wraps */
     uint32_t unpaid;   /* launches that were charged as UNKNOWN */
     uint32_t measured[MEASUREMENTS]; /* in units; under the lock, like the next one */
-    uint32_t measurements;
+    uint16_t measurements;
+    uint16_t timed;        /* timings of it that are not done */
     bool spared;
 } __attribute__((aligned(64)));
 
@@ -110,6 +111,7 @@ static struct estimate *replaced(struct estimate *set, void *what)
     STORE(least->launches, 0);
     STORE(least->unpaid, 0);
     STORE(least->measurements, 0);
+    STORE(least->timed, 0);
     STORE(least->what, what);
     return least;
 }
@@ -153,6 +155,12 @@ uint64_t estimate_ns(struct estimate *estimate)
 bool estimate_is_spared(const struct estimate *estimate)
 {
     return estimate && LOAD(estimate->spared);
+}
+
+bool estimate_is_due(const struct estimate *estimate)
+{
+    return estimate && LOAD(estimate->ns) == 0 && LOAD(estimate->launches) >= FIRST &&
+           LOAD(estimate->timed) > 0;
 }
 
 /* ---- measuring --------------------------------------------------------------------------- */
@@ -223,6 +231,7 @@ void gate_timed(struct gate_launch *launch, int result)
         timing->what = LOAD(launch->estimate->what);
         timing->limit = launch->limit;
         timing->gpu = launch->gpu;
+        __atomic_fetch_add(&launch->estimate->timed, 1, __ATOMIC_RELAXED);
         __atomic_store_n(&timing->state, TIMING_RUNS, __ATOMIC_RELEASE);
     } else {
         destroy(launch->start);
@@ -258,14 +267,17 @@ static void measured(const struct timing *timing, uint64_t ns)
 {
     struct estimate *estimate = timing->estimate;
     uint64_t before = LOAD(estimate->ns);
+    bool full = estimate->measurements >= MEASUREMENTS;
 
     estimate->measured[estimate->measurements % MEASUREMENTS] = (uint32_t)(ns / UNIT);
-    estimate->measurements++;
+    estimate->measurements = estimate->measurements < 2 * MEASUREMENTS - 1
+                                 ? estimate->measurements + 1
+                                 : MEASUREMENTS; /* which stands for the same place, and for full */
     uint64_t quartile = lower_quartile(estimate);
 
     if (estimate->measurements < 2)
         return;
-    if (estimate->measurements > MEASUREMENTS) {
+    if (full) {
         int64_t towards = (int64_t)(quartile < 4 * before ? quartile : 4 * before);
 
         quartile = (uint64_t)((int64_t)before + (towards - (int64_t)before) / 8);
@@ -279,6 +291,15 @@ static void measured(const struct timing *timing, uint64_t ns)
                         unpaid < LONGEST / (quartile - UNKNOWN) ? unpaid * (quartile - UNKNOWN)
                                                                 : LONGEST);
     }
+}
+
+static void end(struct timing *timing)
+{
+    destroy(timing->start);
+    destroy(timing->end);
+    if (LOAD(timing->estimate->what) == timing->what && LOAD(timing->estimate->timed) > 0)
+        __atomic_fetch_sub(&timing->estimate->timed, 1, __ATOMIC_RELAXED);
+    free_again(timing);
 }
 
 /* A timing whose launch is done, or failed: take it. */
@@ -296,9 +317,7 @@ static void look_at(struct timing *timing)
 
         measured(timing, ns < SHORTEST ? SHORTEST : ns > (double)LONGEST ? LONGEST : (uint64_t)ns);
     }
-    destroy(timing->start);
-    destroy(timing->end);
-    free_again(timing);
+    end(timing);
 }
 
 static bool lock(void)
@@ -336,11 +355,8 @@ void gate_forget_events(void)
     for (int i = 0; i < TIMINGS; i++) {
         struct timing *timing = &estimates->timing[i];
 
-        if (__atomic_load_n(&timing->state, __ATOMIC_ACQUIRE) == TIMING_RUNS) {
-            destroy(timing->start);
-            destroy(timing->end);
-            free_again(timing);
-        }
+        if (__atomic_load_n(&timing->state, __ATOMIC_ACQUIRE) == TIMING_RUNS)
+            end(timing);
     }
     end_own_calls(mode);
     unlock();

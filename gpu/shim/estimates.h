@@ -22,6 +22,10 @@ uint64_t estimate_ns(struct estimate *estimate);
    until all have begun. */
 bool estimate_is_spared(const struct estimate *estimate);
 
+/* Whether launches should wait for the first measurement, since some have begun and none is done: else
+   a program could give the driver a thousand long kernels at the price of short ones. */
+bool estimate_is_due(const struct estimate *estimate);
+
 /* Count a launch. If it is one to be timed, record an event before it in `launch->start`; gate_timed
    records the one after it. */
 void estimate_begin(struct gate_launch *launch);

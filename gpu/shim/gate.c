@@ -12,6 +12,8 @@
 #define PIECE_NS UINT64_C(100000000)               /* until a waiting launch looks at the share again */
 #define RECENT_NS UINT64_C(30000000000)            /* for which pf_gpu.longest_ns counts */
 #define MOST_NS UINT64_C(3600000000000)            /* of burst and debt, so that no sum overflows */
+#define PATIENCE_NS UINT64_C(1000000000)           /* for a function's first measurement */
+#define LOOK_NS UINT64_C(5000000)                  /* between two looks for it, at most */
 #define KAPPA_ONE UINT64_C(0x10000)
 #define LEAST_KAPPA (KAPPA_ONE / 16)
 #define MOST_KAPPA (KAPPA_ONE * 16)
@@ -183,6 +185,19 @@ static void wait_and_pay(const struct pf_gpu_limit *limit, struct pf_gpu *gpu, u
         ADD(gpu->throttled, 1);
 }
 
+/* A function's next launch, once its first ones are known; returns the time. */
+static uint64_t wait_for_estimate(const struct estimate *estimate, uint64_t now)
+{
+    uint64_t began = now;
+
+    while (estimate_is_due(estimate) && now - began < PATIENCE_NS) {
+        sleep_until(now + within((now - began) / 4, SPIN_NS, LOOK_NS));
+        now = gate_now();
+        estimates_update(now);
+    }
+    return now;
+}
+
 static void note_longest(struct pf_gpu *gpu, uint64_t gpu_ns, uint64_t now)
 {
     uint64_t at = LOAD(gpu->longest_at);
@@ -202,10 +217,14 @@ void gate_admit(struct gate_launch *launch)
 
     estimates_update(now);
     launch->estimate = estimate_of(launch->kind, launch->what);
+    bool spared = estimate_is_spared(launch->estimate);
+
+    if (!spared)
+        now = wait_for_estimate(launch->estimate, now);
     uint64_t gpu_ns = estimate_ns(launch->estimate);
 
     note_longest(launch->gpu, gpu_ns, now);
-    if (estimate_is_spared(launch->estimate))
+    if (spared)
         pay(launch->limit, launch->gpu, gpu_ns, now, true);
     else
         wait_and_pay(launch->limit, launch->gpu, gpu_ns, now);

@@ -275,19 +275,33 @@ def test_an_estimate_follows_a_kernel_whose_work_changes(measuring: Gate) -> Non
     assert _estimate(measuring, 1, 10 * MS) == pytest.approx(10 * MS, rel=0.05)
 
 
-def test_what_was_launched_before_the_first_estimate_is_paid_for_then(measuring: Gate) -> None:
-    """A hundred kernels of 50 ms go to the driver as if they were of 20 us."""
-    for _ in range(100):
-        assert measuring.launch(1, 50 * MS) == 0
-    measuring.now += 101 * MS  # two are measured
-    assert measuring.launch(1, 50 * MS) == pytest.approx(10 * S, rel=0.05)
+def test_after_four_launches_a_function_waits_for_its_first_measurement_and_pays_for_them(
+    measuring: Gate,
+) -> None:
+    assert [measuring.launch(1, 50 * MS) for _ in range(4)] == [0] * 4
+    paid = 4 * 50 * MS * 2 - 20 * MS
+    assert measuring.launch(1, 50 * MS) == pytest.approx(2 * 50 * MS + paid, rel=0.2)
 
 
-def test_unpaid_launches_cost_no_more_than_the_cap(measuring: Gate) -> None:
-    for _ in range(400):
-        measuring.launch(1, 30 * S)
-    measuring.now += 61 * S
+def test_a_function_whose_kernels_do_not_end_is_held_back_by_a_second_each(
+    measuring: Gate,
+) -> None:
+    launches = [measuring.launch(1, 30 * S) for _ in range(10)]
+    assert launches[:4] == [0] * 4
+    assert launches[4:] == pytest.approx([S] * 6, rel=0.01)
+    measuring.now += 61 * S  # two of them end
     assert measuring.launch(1, 30 * S) == 60 * S
+
+
+def test_other_functions_do_not_wait_for_the_measurement_of_one(measuring: Gate) -> None:
+    for _ in range(4):
+        measuring.launch(1, 30 * S)
+    assert [measuring.launch(2, US) for _ in range(4)] == [0] * 4
+
+
+def test_an_unmeasured_kernel_of_nccl_waits_for_nothing(measuring: Gate) -> None:
+    measuring.name(function=b"ncclDevKernel_Generic")
+    assert [measuring.launch(1, 30 * S) for _ in range(10)] == [0] * 10
 
 
 def test_more_functions_than_the_table_holds_are_still_estimated(measuring: Gate) -> None:
