@@ -115,15 +115,6 @@ int on_child(const struct hook *hook, PARAMS_child)
     return result;
 }
 
-int on_clone(const struct hook *hook, PARAMS_clone)
-{
-    int result = REAL(hook, clone)(ARGS_clone);
-
-    if (result == CU_SUCCESS)
-        add_graph(TABLE_GRAPH, *graph, from);
-    return result;
-}
-
 int on_instantiate(const struct hook *hook, PARAMS_instantiate)
 {
     int result = REAL(hook, instantiate)(ARGS_instantiate);

@@ -87,8 +87,6 @@
 #define ARGS_node_v2 node, graph, after, edges, count, parameters
 #define PARAMS_child void **node, void *graph, void *const *after, size_t count, void *child
 #define ARGS_child node, graph, after, count, child
-#define PARAMS_clone void **graph, void *from
-#define ARGS_clone graph, from
 #define PARAMS_instantiate void **exec, void *graph, void **node, char *log, size_t log_bytes
 #define ARGS_instantiate exec, graph, node, log, log_bytes
 #define PARAMS_instantiate_flags void **exec, void *graph, uint64_t flags_or_parameters
@@ -201,7 +199,6 @@
     HOOK(cuGraphAddNode_v2, node_v2, on_node_v2)             \
     HOOK(cuGraphAddNode_v3, node_v2, on_node_v2)             \
     HOOK(cuGraphAddChildGraphNode, child, on_child)          \
-    HOOK(cuGraphClone, clone, on_clone)                      \
     HOOK(cuGraphInstantiate, instantiate, on_instantiate)    \
     HOOK(cuGraphInstantiate_v2, instantiate, on_instantiate) \
     HOOK(cuGraphInstantiateWithFlags, instantiate_flags, on_instantiate_flags) \
