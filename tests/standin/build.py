@@ -15,6 +15,7 @@ LINK = ["-shared", "-pthread", "-Wl,-z,defs", "-Wl,-z,now", "-Wl,-Bsymbolic"]
 # File name, folders of sources, further sources
 LIBRARIES = (
     ("libcuda.so.1", ("node", "cuda"), ()),
+    ("libnvidia-ml.so.1", ("node", "nvml"), ()),
     ("liboracle.so", ("node",), ("oracle.c",)),
 )
 
@@ -43,6 +44,9 @@ def _compile(directory: Path) -> None:
         output = ["-o", str(directory / name), f"-Wl,-soname,{name}"]
         command = ["gcc", *FLAGS, *include, *map(str, sources), *LINK, *output]
         subprocess.run(command, check=True)
+    stress = ["-pthread", str(HERE / "stress.c"), f"-I{HERE / 'cuda'}", f"-L{directory}"]
+    output = ["-l:libcuda.so.1", "-o", str(directory / "stress")]
+    subprocess.run(["gcc", *FLAGS, *stress, *output], check=True)
 
 
 def _place(made: Path, wanted: Path) -> None:

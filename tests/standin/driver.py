@@ -134,6 +134,6 @@ def _sent(argument: Argument) -> int | str | dict[str, int | str] | None:
     return argument
 
 
-def packed(form: str, *values: int) -> bytes:
+def packed(form: str, *values: int | bytes) -> bytes:
     """A C structure of this machine, in struct's notation."""
     return struct.pack(f"@{form}", *values)

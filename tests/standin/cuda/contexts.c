@@ -1,5 +1,9 @@
 /* Contexts: each thread has a stack of them, and each GPU a primary one that is counted. */
+#include "capture.h"
+#include "graphs.h"
+#include "memory.h"
 #include "modules.h"
+#include "pools.h"
 
 enum { STACK = 64, LIMITS = 16 };
 
@@ -30,7 +34,11 @@ static void release_of_context(const struct object *context)
         if (one->context != context || one->destroyed)
             continue;
         if (one->type == ALLOCATION)
-            allocation_release(one);
+            allocation_release((struct allocation *)one);
+        else if (one->type == STREAM)
+            stream_release((struct stream *)one);
+        else if (one->type == ARRAY)
+            array_release(one);
         else if (one->type == MODULE)
             module_release((struct module *)one);
         else
@@ -83,10 +91,11 @@ static CUresult reset_primary(CUdevice device, int release)
     struct context *primary = primaries[gpu];
     if (primary == NULL)
         return release ? INVALID_CONTEXT : SUCCESS;
-    TRY(capture_forbids());
     if (release && --primary->retained > 0)
         return SUCCESS;
     primaries[gpu] = NULL;
+    pools_reset(gpu);
+    graph_memory_reset(gpu);
     end_context(primary);
     return SUCCESS;
 }
@@ -162,7 +171,6 @@ static CUresult create(CUhandle *handle, unsigned flags, CUdevice device)
     if (handle == NULL)
         return INVALID_VALUE;
     LOCKED;
-    TRY(capture_forbids());
     TRY(make_context(gpu, flags, &made));
     *handle = &made->object;
     return push(&made->object);
@@ -203,7 +211,6 @@ static CUresult destroy(CUhandle handle)
     for (unsigned gpu = 0; gpu < MOST_GPUS; gpu++)
         if (primaries[gpu] == context)
             return INVALID_CONTEXT;
-    TRY(capture_forbids());
     if (depth > 0 && stack[depth - 1] == handle)
         depth--;
     end_context(context);

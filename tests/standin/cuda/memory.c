@@ -1,5 +1,9 @@
 /* Linear memory: cuMemAlloc and its relatives, host memory, and what cuMemGetInfo says. */
-#include "objects.h"
+#include "memory.h"
+
+#include "capture.h"
+#include "pools.h"
+#include "vmm.h"
 
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -33,13 +37,6 @@ PUBLIC CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total)
 }
 
 enum { PITCH = 512, BLOCK = 512, PAGE = 4096, ATTACH_GLOBAL = 1, ATTACH_HOST = 2 };
-
-struct allocation {
-    struct object object; /* its length is what is asked, rounded up to BLOCK or PAGE */
-    enum kind kind;
-    uint64_t asked;
-    int narrow; /* its address has 32 bits */
-};
 
 /* Let the CPU touch a range of device addresses, or no longer. */
 static void open_to_cpu(uint64_t start, uint64_t bytes, int open)
@@ -75,14 +72,19 @@ static CUresult allocate(uint64_t bytes, enum kind kind, int narrow, uint64_t *p
         object_new(sizeof *made, ALLOCATION, context->gpu, start, length, context);
     made->kind = kind;
     made->asked = bytes;
-    made->narrow = narrow;
     *pointer = start;
     return SUCCESS;
 }
 
-CUresult allocation_release(struct object *object)
+CUresult allocation_release(struct allocation *allocation)
 {
-    struct allocation *allocation = (struct allocation *)object;
+    struct object *object = &allocation->object;
+    if (allocation->pool != NULL) {
+        pool_take_back(allocation);
+        return SUCCESS;
+    }
+    if (allocation->of_graph)
+        return graph_memory_free(allocation);
     if (allocation->kind == HELD_MANAGED)
         open_to_cpu(object->start, object->length, 0);
     ledger_credit(object->gpu, allocation->kind, object->length);
@@ -101,7 +103,17 @@ static CUresult release(uint64_t pointer)
     struct allocation *allocation = object_at(pointer, ALLOCATION);
     if (allocation == NULL || allocation->object.start != pointer)
         return INVALID_VALUE;
-    return allocation_release(&allocation->object);
+    return allocation_release(allocation);
+}
+
+int memory_is_usable(uint64_t pointer, uint64_t bytes)
+{
+    const struct allocation *allocation = object_at(pointer, ALLOCATION);
+    if (allocation == NULL)
+        return mapping_is_usable(pointer, bytes);
+    if (allocation->of_graph && !allocation->live)
+        misuse("use of a graph's memory outside of its life", pointer);
+    return pointer + bytes <= allocation->object.start + allocation->object.length;
 }
 
 PUBLIC CUresult cuMemAlloc(CUdeviceptr_v1 *pointer, uint32_t bytes)

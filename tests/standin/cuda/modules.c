@@ -32,7 +32,6 @@ static CUresult load(CUhandle *handle, const void *image)
     struct object *context;
     LOCKED;
     TRY(current_context(&context));
-    TRY(capture_forbids());
     if (handle == NULL || image == NULL)
         return INVALID_VALUE;
     struct module *made = object_new(sizeof *made, MODULE, context->gpu, 0, 0, context);

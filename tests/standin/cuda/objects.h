@@ -56,6 +56,21 @@ struct object {
             return tried;                                                                          \
     } while (0)
 
+/* Both ABIs of an export that takes a stream: NULL means another default stream in each. */
+#define BOTH(symbol, parameters, call)                                                             \
+    PUBLIC CUresult symbol parameters                                                              \
+    {                                                                                              \
+        const int per_thread = 0;                                                                  \
+        ENTER(symbol);                                                                             \
+        return call;                                                                               \
+    }                                                                                              \
+    PUBLIC CUresult symbol##_ptsz parameters                                                       \
+    {                                                                                              \
+        const int per_thread = 1;                                                                  \
+        ENTER(symbol##_ptsz);                                                                      \
+        return call;                                                                               \
+    }
+
 CUresult enter(enum export export, int needs_init);
 /* Make the driver ready: what cuInit does after its own checks. */
 CUresult initialise(void);
@@ -104,9 +119,6 @@ CUdevice device_of(unsigned gpu);
     (void)card
 /* contexts.c: the thread's context in `found`, or INVALID_CONTEXT. Needs the lock. */
 CUresult current_context(struct object **found);
-
-/* memory.c: free an allocation; needs the lock. */
-CUresult allocation_release(struct object *object);
 
 /* capture.c: refuse what may not be called while a stream is captured, and spoil the capture. */
 CUresult capture_forbids(void);

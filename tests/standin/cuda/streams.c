@@ -5,21 +5,6 @@
 
 enum { NON_BLOCKING = 1, EVENT_NO_TIMING = 2, EVENT_FLAGS = 7 };
 
-/* Both ABIs of an export that takes a stream: NULL means another default stream in each. */
-#define BOTH(symbol, parameters, call)                                                             \
-    PUBLIC CUresult symbol parameters                                                              \
-    {                                                                                              \
-        const int per_thread = 0;                                                                  \
-        ENTER(symbol);                                                                             \
-        return call;                                                                               \
-    }                                                                                              \
-    PUBLIC CUresult symbol##_ptsz parameters                                                       \
-    {                                                                                              \
-        const int per_thread = 1;                                                                  \
-        ENTER(symbol##_ptsz);                                                                      \
-        return call;                                                                               \
-    }
-
 CUresult stream_of(CUhandle handle, int per_thread, struct stream_place *found)
 {
     struct object *context;
@@ -41,6 +26,13 @@ void stream_push(const struct stream_place *place, uint64_t ns)
     uint64_t number = queue_push(place->gpu, ns, NULL);
     if (place->stream != NULL)
         __atomic_store_n(&place->stream->last, number, __ATOMIC_RELAXED);
+}
+
+/* The CPU has waited for the GPU's work. */
+static void release_unused(unsigned gpu)
+{
+    LOCKED;
+    pools_release_unused(gpu);
 }
 
 static CUresult create(CUhandle *handle, unsigned flags, int priority)
@@ -69,13 +61,22 @@ PUBLIC CUresult cuStreamCreateWithPriority(CUhandle *stream, unsigned flags, int
     return create(stream, flags, priority);
 }
 
+void stream_release(struct stream *stream)
+{
+    capture_loses(stream);
+    object_destroy(&stream->object);
+}
+
 static CUresult destroy(CUhandle handle, enum type type)
 {
     LOCKED;
     struct object *object = object_of(handle, type);
     if (object == NULL)
         return INVALID_HANDLE;
-    object_destroy(object);
+    if (type == STREAM)
+        stream_release((struct stream *)object);
+    else
+        object_destroy(object);
     return SUCCESS;
 }
 
@@ -117,7 +118,7 @@ static CUresult synchronize(CUhandle stream, int per_thread)
     uint64_t number;
     TRY(newest_of(stream, per_thread, &gpu, &number));
     queue_wait(gpu, number);
-    pools_release_unused(gpu);
+    release_unused(gpu);
     return SUCCESS;
 }
 
@@ -141,7 +142,7 @@ static CUresult synchronize_context(CUhandle handle)
         number = queue_last(gpu);
     }
     queue_wait(gpu, number);
-    pools_release_unused(gpu);
+    release_unused(gpu);
     return SUCCESS;
 }
 
@@ -252,13 +253,14 @@ static CUresult wait_event(CUhandle stream, CUhandle handle, unsigned flags, int
 BOTH(cuStreamWaitEvent, (CUhandle stream, CUhandle event, unsigned flags),
      wait_event(stream, event, flags, per_thread))
 
+/* An event that may be looked at. */
 static CUresult event_of(CUhandle handle, struct event **event)
 {
     LOCKED;
     *event = object_of(handle, EVENT);
     if (*event == NULL)
         return INVALID_HANDLE;
-    return (*event)->capture != NULL ? CAPTURED_EVENT : SUCCESS;
+    return (*event)->capture != NULL ? CAPTURED_EVENT : capture_forbids();
 }
 
 PUBLIC CUresult cuEventQuery(CUhandle handle)
@@ -276,7 +278,7 @@ PUBLIC CUresult cuEventSynchronize(CUhandle handle)
     ENTER(cuEventSynchronize);
     TRY(event_of(handle, &event));
     queue_wait(event->object.gpu, event->mark.number);
-    pools_release_unused(event->object.gpu);
+    release_unused(event->object.gpu);
     return SUCCESS;
 }
 

@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <ftw.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -54,7 +55,11 @@ int ledger_open(const char *path, uint64_t slice_ns, uint64_t sample_ns, int man
     mapped->slice_ns = slice_ns;
     mapped->sample_ns = sample_ns;
     mapped->manual_clock = (uint32_t)manual_clock;
-    ledger_file = file;
+    close(file);
+    /* Another open file: a mapping keeps its own open, in a forked child as well. */
+    ledger_file = open(path, O_RDWR | O_CLOEXEC);
+    if (ledger_file < 0)
+        return -1;
     ledger_path = strdup(path);
     ledger = mapped;
     return 0;
@@ -121,7 +126,7 @@ static void join(void)
     }
 }
 
-/* The child shares the parent's open file and with it the lock, until it closes its copy. */
+/* The child shares the parent's open file, and with it the lock, until it closes its copy. */
 static void after_fork(void)
 {
     close(ledger_file);
@@ -196,6 +201,36 @@ struct limit *ledger_limit(const char *cgroup, unsigned gpu)
     return NULL;
 }
 
+static int is_in(const char *procs)
+{
+    FILE *file = fopen(procs, "re");
+    unsigned pid = 0, found = 0;
+    while (file != NULL && !found && fscanf(file, "%u", &pid) == 1)
+        found = pid == ledger_own->pid;
+    if (file != NULL)
+        fclose(file);
+    return (int)found;
+}
+
+static int look_at(const char *path, const struct stat *kind, int type, struct FTW *place)
+{
+    size_t length = strlen(path) - strlen("/cgroup.procs");
+    (void)kind;
+    if (type != FTW_F || strcmp(path + place->base, "cgroup.procs") != 0 || !is_in(path))
+        return 0;
+    if (length >= sizeof ledger_own->cgroup)
+        return 0;
+    memcpy(ledger_own->cgroup, path, length);
+    ledger_own->cgroup[length] = 0;
+    return 1;
+}
+
+void ledger_find_cgroup(void)
+{
+    if (node_get()->cgroups != NULL)
+        nftw(node_get()->cgroups, look_at, 16, FTW_PHYS);
+}
+
 /* Whether `bytes` more fit into the GPU and into every limit above this process. */
 static int fits(unsigned gpu, uint64_t bytes)
 {
@@ -205,7 +240,9 @@ static int fits(unsigned gpu, uint64_t bytes)
         return 0;
     for (const struct limit *limit = ledger->limits; limit < ledger->limits + MOST_LIMITS; limit++) {
         size_t length = strlen(limit->cgroup);
-        if (length == 0 || limit->gpu != gpu || strncmp(ledger_own->cgroup, limit->cgroup, length) != 0)
+        if (length == 0 || limit->gpu != gpu ||
+            strncmp(ledger_own->cgroup, limit->cgroup, length) != 0 ||
+            access(limit->cgroup, F_OK) != 0)
             continue;
         char next = ledger_own->cgroup[length];
         if (next != 0 && next != '/')

@@ -97,6 +97,8 @@ extern int ledger_file;         /* its descriptor, whose locks say who lives */
 /* Map the node's file, making it where it is missing; 0, or -1 with errno. All processes give the
  * same settings. */
 int ledger_open(const char *path, uint64_t slice_ns, uint64_t sample_ns, int manual_clock);
+/* The cgroup of this process in the node's tree: whose cgroup.procs has its pid. */
+void ledger_find_cgroup(void);
 /* Take a slot for this process, and keep it over fork(2): a child gets one of its own. */
 void ledger_join(void);
 void ledger_lock(void);

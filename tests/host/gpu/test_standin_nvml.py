@@ -1,0 +1,271 @@
+"""The stand-in for libnvidia-ml, asked with its vendor's client."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.standin.driver import Driver, Out
+from tests.standin.gpus import GIB, MIB, UNLIMITED, Failure, Limit, Node, gpus
+
+Run = Callable[..., Driver]
+MakeNode = Callable[..., Node]
+
+NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND = 3, 4, 6
+OUT_OF_MEMORY = 2
+MS = 1_000_000
+
+
+def _ask(node: Node, *lines: str, user: int | None = None) -> Any:  # noqa: ANN401 - JSON
+    """The value of the last line after the others, in a process that has NVML initialised."""
+    *first, last = lines
+    text = "\n".join(
+        (
+            "import json, pynvml as n, ctypes",
+            "def code(call, *a):",
+            "    try:",
+            "        return call(*a)",
+            "    except n.NVMLError as error:",
+            "        return error.value",
+            "n.nvmlInit()",
+            "gpu = n.nvmlDeviceGetHandleByIndex(0)",
+            *first,
+            f"print(json.dumps({last}))",
+        )
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", text],
+        env={**os.environ, **node.environment},
+        user=user,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_devices_are_found_by_index_uuid_and_pci_address(make_node: MakeNode) -> None:
+    node = make_node(gpus(3))
+    wanted = node.gpus[2]
+    found = _ask(
+        node,
+        f"by_uuid = n.nvmlDeviceGetHandleByUUID(b'{wanted.uuid}')",
+        f"by_pci = n.nvmlDeviceGetHandleByPciBusId(b'{wanted.pci}')",
+        "by_sysfs = n.nvmlDeviceGetHandleByPciBusId(b'0000:12:00.0')",
+        "[n.nvmlDeviceGetIndex(d) for d in (by_uuid, by_pci, by_sysfs)]"
+        " + [n.nvmlDeviceGetCount(), n.nvmlDeviceGetUUID(by_pci), n.nvmlDeviceGetName(by_pci),"
+        "    n.nvmlDeviceGetPciInfo(by_pci).busId, n.nvmlDeviceGetMinorNumber(by_pci),"
+        "    n.nvmlSystemGetDriverVersion(),"
+        "    code(n.nvmlDeviceGetHandleByUUID, b'GPU-none')]",
+    )
+    assert found == [2, 2, 2, 3, wanted.uuid, wanted.name, wanted.pci, 2, "615.20.01", NOT_FOUND]
+
+
+def test_without_a_driver_nvml_does_not_start(node: Node) -> None:
+    text = "import pynvml as n\ntry: n.nvmlInit()\nexcept n.NVMLError as error: print(error.value)"
+    done = subprocess.run(
+        [sys.executable, "-c", text],
+        env={**os.environ, "LD_LIBRARY_PATH": node.environment["LD_LIBRARY_PATH"]},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout == "9\n", done.stderr
+
+
+def test_memory_counts_the_drivers_share_in_the_old_form_only(
+    make_node: MakeNode, run: Run
+) -> None:
+    node = make_node(gpus(1, bytes=8 * GIB, reserved_bytes=600 * MIB))
+    driver = run(node)
+    driver.do("cuMemAlloc_v2", Out(), GIB)
+    old, new = _ask(
+        node,
+        "m, v = n.nvmlDeviceGetMemoryInfo(gpu), n.nvmlDeviceGetMemoryInfo(gpu, n.nvmlMemory_v2)",
+        "[[m.total, m.used, m.free], [v.total, v.reserved, v.used, v.free]]",
+    )
+    assert old == [8 * GIB, GIB + 600 * MIB, 7 * GIB - 600 * MIB]
+    assert new == [8 * GIB, 600 * MIB, GIB, 7 * GIB - 600 * MIB]
+    seen_by_cuda = driver.do("cuMemGetInfo_v2", Out(), Out())
+    assert seen_by_cuda == [7 * GIB - 600 * MIB, 8 * GIB - 600 * MIB]
+
+
+@pytest.mark.parametrize("form", ["", "_v2", "_v3"])
+def test_running_processes_are_those_with_a_context_and_their_bytes(
+    make_node: MakeNode, run: Run, form: str
+) -> None:
+    node = make_node(gpus(2, context_bytes=300 * MIB))
+    first, second, idle = run(node), run(node, start=False), run(node, start=False)
+    idle.do("cuInit", 0)
+    second.start(1)
+    first.do("cuMemAlloc_v2", Out(), MIB)
+    call = f"n.nvmlDeviceGetComputeRunningProcesses{form}"
+    lines = (
+        "both = [gpu, n.nvmlDeviceGetHandleByIndex(1)]",
+        f"[[[p.pid, p.usedGpuMemory] for p in {call}(g)] for g in both]",
+    )
+    assert _ask(node, *lines) == [[[first.pid, 301 * MIB]], [[second.pid, 300 * MIB]]]
+    first.kill()
+    assert _ask(node, *lines) == [[], [[second.pid, 300 * MIB]]]
+    details = "[[p.pid, p.usedGpuMemory] for p in"
+    details += " n.nvmlDeviceGetRunningProcessDetailList(both[1], n.nvmlProcessDetailList_v1, 0)]"
+    assert _ask(node, lines[0], details) == [[second.pid, 300 * MIB]]
+
+
+def _work(driver: Driver, name: str) -> None:
+    [module, _] = driver.do("cuModuleLoadData", Out(), b"image")
+    [function, _] = driver.do("cuModuleGetFunction", Out(), module, name), 0
+    driver.do("cuLaunchKernel", function[0], 1, 1, 1, 32, 1, 1, 0, 0, None, None)
+
+
+_SAMPLES = "[[s.pid, s.timeStamp, s.smUtil] for s in r] if not isinstance(r, int) else r"
+
+
+def _samples(node: Node, since_us: int = 0) -> list[list[int]] | int:
+    found: list[list[int]] | int = _ask(
+        node, f"r = code(n.nvmlDeviceGetProcessUtilization, gpu, {since_us})", _SAMPLES
+    )
+    return found
+
+
+def test_utilization_is_each_processs_share_of_the_newest_period_with_its_time(
+    make_node: MakeNode, run: Run
+) -> None:
+    node = make_node(manual_clock=True, slice_ns=5 * MS, sample_ns=100 * MS)
+    first, second = run(node), run(node)
+    assert _samples(node) == NOT_FOUND
+    _work(first, "a_75ms")
+    _work(second, "b_25ms")
+    node.let_pass(99 * MS)
+    assert _samples(node) == NOT_FOUND
+    node.let_pass(1 * MS)
+    assert _samples(node) == [[first.pid, 100_000, 75], [second.pid, 100_000, 25]]
+    assert _ask(node, "n.nvmlDeviceGetUtilizationRates(gpu).gpu") == 100
+    _work(second, "c_30ms")
+    node.let_pass(100 * MS)
+    assert _samples(node) == [[first.pid, 100_000, 75], [second.pid, 200_000, 30]]
+    assert _samples(node, 100_000) == [[second.pid, 200_000, 30]]
+    assert _samples(node, 200_000) == NOT_FOUND
+    newer = _ask(node, "r = n.nvmlDeviceGetProcessesUtilizationInfo(gpu, 100000)", _SAMPLES)
+    assert newer == [[second.pid, 200_000, 30]]
+
+
+def test_a_sample_is_shown_as_late_as_the_node_says(make_node: MakeNode, run: Run) -> None:
+    node = make_node(manual_clock=True, sample_ns=100 * MS, sample_age_ns=500 * MS)
+    driver = run(node)
+    _work(driver, "a_100ms")
+    node.let_pass(599 * MS)
+    assert _samples(node) == NOT_FOUND
+    node.let_pass(1 * MS)
+    assert _samples(node) == [[driver.pid, 100_000, 100]]
+
+
+@pytest.mark.parametrize("result", [NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND, 999])
+def test_a_call_fails_as_the_node_says(make_node: MakeNode, tmp_path: Path, result: int) -> None:
+    failures = (Failure("nvmlDeviceSetMemoryLimits_v1", 2, result),)
+    node = make_node(cgroups=str(tmp_path), failures=failures)
+    (tmp_path / "pod").mkdir()
+    set_it = _set(tmp_path / "pod", GIB)
+    assert _ask(node, f"[{set_it}, {set_it}, {set_it}]") == [None, result, None]
+
+
+def _set(cgroup: Path, hard: int, soft: int = 0) -> str:
+    structure = f"n.c_nvmlSetMemoryLimits_v1_t(b'{cgroup}', {soft}, {hard})"
+    return f"code(n.nvmlDeviceSetMemoryLimits_v1, gpu, {structure})"
+
+
+def _get(cgroup: Path) -> str:
+    return f"get(b'{cgroup}')"
+
+
+_GET = "\n".join(
+    (
+        "def get(name):",
+        "    limits = n.c_nvmlGetMemoryLimits_v1_t(name)",
+        "    result = code(n.nvmlDeviceGetMemoryLimits_v1, gpu, limits)",
+        "    return result or [limits.softLimit, limits.hardLimit, limits.currentUsed]",
+    )
+)
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A cgroup tree of a kernel with the dmem controller, enabled in pod/leaf and not in other."""
+    root = tmp_path / "cgroup"
+    for directory in (root, root / "pod", root / "pod/leaf", root / "other"):
+        directory.mkdir()
+        (directory / "cgroup.procs").touch()
+    (root / "dmem.capacity").touch()
+    for directory in (root / "pod", root / "pod/leaf"):
+        (directory / "dmem.max").touch()
+    return root
+
+
+def test_a_limit_bounds_the_sum_of_its_cgroup_and_is_shown_as_the_total_in_it(
+    make_node: MakeNode, run: Run, tree: Path
+) -> None:
+    node = make_node(cgroups=str(tree))
+    leaf = tree / "pod/leaf"
+    before, done, after = _ask(node, _GET, f"[{_get(leaf)}, {_set(leaf, GIB)}, {_get(leaf)}]")
+    assert (before, done, after) == (NOT_FOUND, None, [0, GIB, 0])
+    assert (leaf / "dmem.max").read_text() == f"nvidia/{node.gpus[0].pci}/vidmem {GIB}\n"
+    assert node.read().limits == (Limit(str(leaf), 0, 0, GIB),)
+
+    first, second, outside = (run(node, start=False) for _ in range(3))
+    (leaf / "cgroup.procs").write_text(f"{first.pid}\n{second.pid}\n")
+    for driver in (first, second, outside):
+        driver.start()
+    first.do("cuMemAlloc_v2", Out(), GIB - MIB)
+    assert second.result("cuMemAlloc_v2", Out(), MIB + 1) == OUT_OF_MEMORY
+    assert second.do("cuMemGetInfo_v2", Out(), Out()) == [MIB, GIB]
+    assert second.do("cuDeviceTotalMem_v2", Out(), 0) == [GIB]
+    second.do("cuMemAlloc_v2", Out(), MIB)
+    assert _ask(node, _GET, _get(leaf)) == [0, GIB, GIB]
+    outside.do("cuMemAlloc_v2", Out(), 2 * GIB)
+    assert outside.do("cuMemGetInfo_v2", Out(), Out()) == [5 * GIB, 8 * GIB]
+    assert _ask(node, _set(leaf, UNLIMITED)) is None
+    first.do("cuMemAlloc_v2", Out(), MIB)
+
+
+def test_a_limit_of_a_parent_bounds_a_leaf_and_is_hidden_in_it(
+    make_node: MakeNode, run: Run, tree: Path
+) -> None:
+    node = make_node(cgroups=str(tree))
+    assert _ask(node, _set(tree / "pod", GIB)) is None
+    driver = run(node, start=False)
+    (tree / "pod/leaf/cgroup.procs").write_text(f"{driver.pid}\n")
+    driver.start()
+    assert driver.do("cuMemGetInfo_v2", Out(), Out()) == [8 * GIB, 8 * GIB]
+    assert driver.result("cuMemAlloc_v2", Out(), GIB + 1) == OUT_OF_MEMORY
+    driver.do("cuMemAlloc_v2", Out(), GIB)
+
+
+def test_limits_need_a_known_cgroup_with_the_controller_a_new_driver_and_root(
+    make_node: MakeNode, tree: Path, tmp_path: Path
+) -> None:
+    node = make_node(cgroups=str(tree))
+    assert _ask(node, _set(tree / "other", GIB)) == NOT_FOUND
+    assert _ask(node, _set(tree / "gone", GIB)) == NOT_FOUND
+    assert _ask(node, _set(tmp_path, GIB)) == NOT_FOUND
+    assert _ask(node, _set(tree / "pod", GIB, soft=2 * GIB)) == 2
+    old = make_node(cgroups=str(tree), driver="580.95.05")
+    assert _ask(old, _set(tree / "pod", GIB)) == NOT_SUPPORTED
+    assert _ask(make_node(), _set(tree / "pod", GIB)) == NOT_SUPPORTED
+
+
+def test_a_limit_ends_with_its_cgroup(make_node: MakeNode, run: Run, tmp_path: Path) -> None:
+    root = tmp_path / "cgroup"
+    (root / "pod").mkdir(parents=True)
+    node = make_node(cgroups=str(root))
+    driver = run(node, start=False)
+    (root / "pod/cgroup.procs").write_text(f"{driver.pid}\n")
+    assert _ask(node, _set(root / "pod", GIB)) is None
+    driver.start()
+    assert driver.result("cuMemAlloc_v2", Out(), 2 * GIB) == OUT_OF_MEMORY
+    (root / "pod/cgroup.procs").unlink()
+    (root / "pod").rmdir()
+    driver.do("cuMemAlloc_v2", Out(), 2 * GIB)

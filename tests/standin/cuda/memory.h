@@ -1,0 +1,26 @@
+/* Memory with a device address. */
+#ifndef STANDIN_MEMORY_H
+#define STANDIN_MEMORY_H
+
+#include "objects.h"
+
+struct pool;
+
+struct allocation {
+    struct object object; /* its length is what is asked, rounded up */
+    enum kind kind;
+    uint64_t asked;
+    struct pool *pool; /* that it is from; NULL: none */
+    int of_graph;      /* its memory comes and goes with launches of a graph */
+    int live;          /* of a graph's: between a launch and its being freed */
+};
+
+/* These need the lock. */
+/* Free what cuMemFree, or the end of a context, frees. */
+CUresult allocation_release(struct allocation *allocation);
+/* arrays.c: free an array, with its levels. */
+void array_release(struct object *array);
+/* Whether all of [pointer, pointer + bytes) is memory that may be used. Freed memory aborts. */
+int memory_is_usable(uint64_t pointer, uint64_t bytes);
+
+#endif

@@ -1,0 +1,254 @@
+/* The processes on a GPU: what they hold, and how much of its time they had. */
+#include "nvml.h"
+
+#include <time.h>
+
+enum { NO_INSTANCE = -1, UTILIZATION_V1 = 0x01000018, DETAIL_V1 = 0x01000018, MODE_COMPUTE = 0,
+       MODE_MPS = 2 };
+
+struct process_v1 {
+    unsigned pid;
+    unsigned long long bytes;
+};
+
+struct process_v2 {
+    unsigned pid;
+    unsigned long long bytes;
+    unsigned gpu_instance, compute_instance;
+};
+
+struct process_detail {
+    unsigned pid;
+    unsigned long long bytes;
+    unsigned gpu_instance, compute_instance;
+    unsigned long long protected_bytes;
+};
+
+struct detail_list {
+    unsigned version, mode, count;
+    struct process_detail *processes;
+};
+
+struct utilization {
+    unsigned pid;
+    unsigned long long time_us;
+    unsigned sm, memory, encoder, decoder;
+};
+
+struct utilization_info {
+    unsigned long long time_us;
+    unsigned pid, sm, memory, encoder, decoder, jpeg, flow;
+};
+
+struct utilization_list {
+    unsigned version, count;
+    unsigned long long last_seen_us;
+    struct utilization_info *samples;
+};
+
+struct rates {
+    unsigned gpu, memory;
+};
+
+/* The processes with a context on a GPU. Needs the ledger's lock. */
+static unsigned processes_on(unsigned gpu, struct process_v2 found[MOST_SLOTS])
+{
+    unsigned count = 0;
+    ledger_reap();
+    for (unsigned slot = 0; slot < ledger->slots_used; slot++) {
+        const struct use *use = &ledger->slots[slot].gpus[gpu];
+        if (ledger->slots[slot].taken && (use->contexts > 0 || ledger_held(use) > 0))
+            found[count++] = (struct process_v2){ledger->slots[slot].pid, ledger_held(use),
+                                                 (unsigned)NO_INSTANCE, (unsigned)NO_INSTANCE};
+    }
+    return count;
+}
+
+/* Fill the caller's room, or say how much is needed. */
+static nvmlReturn running(unsigned gpu, unsigned *count, struct process_v1 *old,
+                          struct process_v2 *processes)
+{
+    struct process_v2 found[MOST_SLOTS];
+    if (count == NULL)
+        return NVML_INVALID_ARGUMENT;
+    ledger_lock();
+    unsigned number = processes_on(gpu, found);
+    ledger_unlock();
+    unsigned room = *count;
+    *count = number;
+    if (number > room)
+        return NVML_INSUFFICIENT_SIZE;
+    for (unsigned i = 0; i < number; i++) {
+        if (old != NULL)
+            old[i] = (struct process_v1){found[i].pid, found[i].bytes};
+        if (processes != NULL)
+            processes[i] = found[i];
+    }
+    return NVML_SUCCESS;
+}
+
+PUBLIC nvmlReturn nvmlDeviceGetComputeRunningProcesses(nvmlDevice device, unsigned *count,
+                                                       struct process_v1 *processes)
+{
+    NVML_GPU(device);
+    return running(gpu, count, processes, NULL);
+}
+
+PUBLIC nvmlReturn nvmlDeviceGetComputeRunningProcesses_v2(nvmlDevice device, unsigned *count,
+                                                          struct process_v2 *processes)
+{
+    NVML_GPU(device);
+    return running(gpu, count, NULL, processes);
+}
+
+PUBLIC nvmlReturn nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice device, unsigned *count,
+                                                          struct process_v2 *processes)
+{
+    NVML_GPU(device);
+    return running(gpu, count, NULL, processes);
+}
+
+/* No process here draws, or is a client of MPS. */
+#define NONE_RUNNING(name, structure)                                                              \
+    PUBLIC nvmlReturn name(nvmlDevice device, unsigned *count, structure *processes)               \
+    {                                                                                              \
+        NVML_GPU(device);                                                                          \
+        (void)gpu, (void)processes;                                                                \
+        *count = 0;                                                                                \
+        return NVML_SUCCESS;                                                                       \
+    }
+
+NONE_RUNNING(nvmlDeviceGetGraphicsRunningProcesses, struct process_v1)
+NONE_RUNNING(nvmlDeviceGetGraphicsRunningProcesses_v2, struct process_v2)
+NONE_RUNNING(nvmlDeviceGetGraphicsRunningProcesses_v3, struct process_v2)
+NONE_RUNNING(nvmlDeviceGetMPSComputeRunningProcesses, struct process_v1)
+NONE_RUNNING(nvmlDeviceGetMPSComputeRunningProcesses_v2, struct process_v2)
+NONE_RUNNING(nvmlDeviceGetMPSComputeRunningProcesses_v3, struct process_v2)
+
+PUBLIC nvmlReturn nvmlDeviceGetRunningProcessDetailList(nvmlDevice device, struct detail_list *list)
+{
+    struct process_v2 found[MOST_SLOTS];
+    NVML_GPU(device);
+    if (list->version != DETAIL_V1)
+        return NVML_VERSION_MISMATCH;
+    if (list->mode > MODE_MPS)
+        return NVML_INVALID_ARGUMENT;
+    ledger_lock();
+    unsigned number = list->mode == MODE_COMPUTE ? processes_on(gpu, found) : 0;
+    ledger_unlock();
+    unsigned room = list->count;
+    list->count = number;
+    if (number > room)
+        return NVML_INSUFFICIENT_SIZE;
+    for (unsigned i = 0; i < number; i++)
+        list->processes[i] = (struct process_detail){found[i].pid, found[i].bytes,
+                                                     (unsigned)NO_INSTANCE, (unsigned)NO_INSTANCE, 0};
+    return NVML_SUCCESS;
+}
+
+/* The node's clock at `ns` as NVML writes it: microseconds since 1970, or since a manual clock's start. */
+static uint64_t microseconds(uint64_t ns)
+{
+    struct timespec real;
+    if (ledger->manual_clock)
+        return ns / 1000;
+    clock_gettime(CLOCK_REALTIME, &real);
+    uint64_t now = (uint64_t)real.tv_sec * 1000000000 + (uint64_t)real.tv_nsec;
+    return (now - ledger_now() + ns) / 1000;
+}
+
+/* The newest period whose sample is shown; -1: none is yet. */
+static int64_t newest_period(void)
+{
+    uint64_t now = ledger_now(), age = node_get()->sample_age_ns;
+    return now < age ? -1 : (int64_t)((now - age) / ledger->sample_ns) - 1;
+}
+
+/* A process' newest sample that is shown, and newer than `last_seen_us`; 0 where it has none. */
+static int sample_of(const struct use *use, unsigned pid, uint64_t last_seen_us,
+                     struct utilization *found)
+{
+    const uint64_t length = ledger->sample_ns;
+    const int64_t newest = newest_period();
+    const struct sample *best = NULL;
+    for (const struct sample *one = use->samples; one < use->samples + SAMPLES; one++)
+        if (one->busy > 0 && (int64_t)one->period <= newest &&
+            (best == NULL || one->period > best->period))
+            best = one;
+    if (best == NULL)
+        return 0;
+    uint64_t time = microseconds((best->period + 1) * length);
+    if (time <= last_seen_us)
+        return 0;
+    unsigned percent = (unsigned)((best->busy * 100 + length / 2) / length);
+    *found = (struct utilization){.pid = pid, .time_us = time, .sm = percent < 100 ? percent : 100};
+    return 1;
+}
+
+static unsigned samples_on(unsigned gpu, uint64_t last_seen_us, struct utilization found[MOST_SLOTS])
+{
+    unsigned count = 0;
+    ledger_lock();
+    queue_advance(gpu);
+    ledger_reap();
+    for (unsigned slot = 0; slot < ledger->slots_used; slot++)
+        if (ledger->slots[slot].taken)
+            count += (unsigned)sample_of(&ledger->slots[slot].gpus[gpu], ledger->slots[slot].pid,
+                                         last_seen_us, &found[count]);
+    ledger_unlock();
+    return count;
+}
+
+PUBLIC nvmlReturn nvmlDeviceGetProcessUtilization(nvmlDevice device, struct utilization *samples,
+                                                  unsigned *count, unsigned long long last_seen_us)
+{
+    struct utilization found[MOST_SLOTS];
+    NVML_GPU(device);
+    if (count == NULL)
+        return NVML_INVALID_ARGUMENT;
+    unsigned number = samples_on(gpu, last_seen_us, found), room = *count;
+    *count = number;
+    if (number == 0)
+        return NVML_NOT_FOUND;
+    if (samples == NULL || number > room)
+        return NVML_INSUFFICIENT_SIZE;
+    for (unsigned i = 0; i < number; i++)
+        samples[i] = found[i];
+    return NVML_SUCCESS;
+}
+
+PUBLIC nvmlReturn nvmlDeviceGetProcessesUtilizationInfo(nvmlDevice device,
+                                                        struct utilization_list *list)
+{
+    struct utilization found[MOST_SLOTS];
+    NVML_GPU(device);
+    if (list->version != UTILIZATION_V1)
+        return NVML_VERSION_MISMATCH;
+    unsigned number = samples_on(gpu, list->last_seen_us, found), room = list->count;
+    list->count = number;
+    if (number == 0)
+        return NVML_NOT_FOUND;
+    if (list->samples == NULL || number > room)
+        return NVML_INSUFFICIENT_SIZE;
+    for (unsigned i = 0; i < number; i++)
+        list->samples[i] = (struct utilization_info){
+            .time_us = found[i].time_us, .pid = found[i].pid, .sm = found[i].sm};
+    return NVML_SUCCESS;
+}
+
+/* The share of the newest period in which any process ran. */
+PUBLIC nvmlReturn nvmlDeviceGetUtilizationRates(nvmlDevice device, struct rates *rates)
+{
+    NVML_GPU(device);
+    uint64_t busy = 0;
+    ledger_lock();
+    queue_advance(gpu);
+    for (unsigned slot = 0; slot < ledger->slots_used; slot++)
+        for (int i = 0; i < SAMPLES; i++) {
+            const struct sample *one = &ledger->slots[slot].gpus[gpu].samples[i];
+            busy += (int64_t)one->period == newest_period() ? one->busy : 0;
+        }
+    ledger_unlock();
+    *rates = (struct rates){(unsigned)(busy * 100 / ledger->sample_ns), 0};
+    return NVML_SUCCESS;
+}
