@@ -2,9 +2,9 @@
 
     .venv/bin/python -m bench.gpu_gate
 
-The driver is the stand-in of the tests. Its launches do less than a real driver's, so that ratios are
-worse than there. What is added in ns is what the library does, and in launches that it times also what
-the driver's events cost. Rounds of all three alternate in one run.
+The driver is the stand-in of the tests. Its launches do less than a real driver's, so that ratios
+are worse than there. What is added in ns is what the library does, and in launches that it times
+also what the driver's events cost. Rounds of all three alternate in one run.
 """
 
 import os

@@ -65,8 +65,8 @@ def observe(group: GroupShare, utilization: float, use: RegionUse, now_ns: int) 
     The tenant can write anything into the region: that changes what it gets itself. No kernel is
     longer than the gate could estimate.
 
-    A group that owes more than a kernel or two pays for what it used earlier. What it uses meanwhile
-    says nothing of the estimates, so it does not count as backlogged.
+    A group that owes more than a kernel or two pays for what it used earlier. What it uses
+    meanwhile says nothing of the estimates, so it does not count as backlogged.
     """
 
     def recent(at: int, seconds: float) -> bool:

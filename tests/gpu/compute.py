@@ -19,7 +19,7 @@ from tests.gpu.programs import program
 from tests.standin.driver import Driver
 from tests.standin.gpus import Behaviour, Gpu, Node, gpus
 
-WINDOW = 4  # seconds of GPU time over which shares are measured
+WINDOW = 3  # seconds of GPU time over which shares are measured
 CLOSE = 0.05  # of the GPU's time
 
 

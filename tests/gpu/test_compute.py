@@ -61,6 +61,7 @@ def test_a_fixed_share_is_no_more_although_the_gpu_is_idle_beside_it(shared: Sha
     shared.settle(a=0.3)
 
 
+@pytest.mark.early
 def test_an_elastic_share_grows_while_the_neighbour_is_idle_and_shrinks_when_it_wakes(
     shared: Shared,
 ) -> None:
@@ -86,6 +87,7 @@ def _until_in_force(shared: Shared, **expected: float) -> None:
     waiting.until(reached, what=f"shares {expected}")
 
 
+@pytest.mark.early
 def test_a_group_is_killed_while_it_waits_and_the_others_go_on(shared: Shared) -> None:
     shared.add("a", 0.1)
     shared.add("b", 0.5)
@@ -145,12 +147,19 @@ def test_a_launch_into_a_graph_is_legal_and_costs_nothing_until_the_graph_is_lau
 def test_a_thread_that_captures_is_not_disturbed_by_what_was_launched_before(
     shared: Shared, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _, driver = _session(shared, monkeypatch)
+    tenant, driver = _session(shared, monkeypatch)
     stream, executable, kernel = _captured(driver, GLOBAL)
     for _ in range(3):
         driver.do("cuLaunchKernel", kernel, 1, 1, 1, 1, 1, 1, 0, None, None, None)
     driver.do("cuCtxSynchronize")
+    before = tenant.use()
     driver.do("cuStreamBeginCapture_v2", stream, GLOBAL)
+    for _ in range(100):
+        driver.do("cuLaunchKernel", kernel, 1, 1, 1, 1, 1, 1, 0, stream, None, None)
     driver.do("cuGraphLaunch", executable, stream)  # as a part of the new graph
     [graph] = driver.do("cuStreamEndCapture", stream, Out(8))
     assert graph
+    after = tenant.use()
+    assert (after.tat, after.throttled) == (before.tat, before.throttled)
+    driver.do("cuLaunchKernel", kernel, 1, 1, 1, 1, 1, 1, 0, stream, None, None)
+    assert tenant.use().tat > before.tat
