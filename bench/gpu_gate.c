@@ -1,5 +1,6 @@
 /*
- * Times launches of a kernel that takes no time, one by one, with the libcuda.so.1 that the loader finds:
+ * Times launches of a kernel that takes no time, one by one, with the libcuda.so.1 that the loader
+ * finds:
  *
  *   gpu_gate LAUNCHES
  *

@@ -64,8 +64,8 @@ class Compute:
 class GroupFiles(msgspec.Struct, frozen=True, kw_only=True):
     """What the files of a group say now."""
 
-    limits: tuple[Limit, ...]  # as configured, in the order of the files
-    in_force: tuple[GpuEntry, ...]
+    limits: tuple[Limit, ...]  # by GPU, as the device plugin set them
+    in_force: tuple[GpuEntry, ...]  # by GPU
     processes: Mapping[int, Registered]  # by slot
     allocation: bytes  # 16 bytes, which `region` has, too
 
@@ -144,9 +144,8 @@ class Groups:
         """What the files of a group say now."""
         with self._open(group) as opened:
             in_force = opened.gpus()
-            configured = self._configured(group, in_force)
             return GroupFiles(
-                limits=configured,
+                limits=self._configured(group, in_force),
                 in_force=in_force,
                 processes=opened.processes(),
                 allocation=bytes(opened.header.allocation),
@@ -183,6 +182,12 @@ class Groups:
                 self._ceilings[key] = share
             limits = self._configured(group, opened.gpus())
             self._write(group, opened, limits, None)
+
+    def settle(self, group: str) -> None:
+        """Finish the change that a killed agent had begun, as far as it came."""
+        with self._exclusive(), self._open(group) as opened:
+            if opened.header.sequence % 2:
+                opened.write()
 
     def register(self, group: str, slot: int, host_pid: int, start_time: int) -> Registered:
         """Enter a living process in a slot, under a new registration."""

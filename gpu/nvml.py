@@ -159,7 +159,7 @@ class Nvml:
         for kind in ("Compute", "Graphics", "MPSCompute"):
             for process in self._listed(uuid, f"nvmlDeviceGet{kind}RunningProcesses"):
                 pid = int(process.pid)
-                used[pid] = max(used.get(pid, 0), int(process.usedDeviceMemory or 0))
+                used[pid] = max(used.get(pid, 0), int(process.usedGpuMemory or 0))
         return used
 
     def utilization(self, uuid: str, since_us: int) -> list[Utilization]:

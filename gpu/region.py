@@ -6,6 +6,7 @@ shorter. Numbers are clamped to what they can be, and decide nothing about anoth
 
 import os
 import re
+import struct
 import time
 from collections.abc import Iterable
 from ctypes import sizeof
@@ -20,6 +21,8 @@ MOST_COUNT = 1 << 62
 MOST_NS = 1 << 62
 _SYMBOL = re.compile(rb"cu[A-Za-z0-9_]{1,53}")
 _GPU, _SLOT, _SYMBOL_SIZE = sizeof(layout.PfGpu), sizeof(layout.PfSlot), sizeof(layout.PfSymbol)
+# Fields of struct pf_slot: state, registration, data and context of each GPU
+_FIELDS = struct.Struct(f"<I28xQ24x{2 * layout.GPUS}Q")
 
 
 class RegionInvalid(Exception):
@@ -117,13 +120,13 @@ class Region:
         slots = {}
         for index in wanted:
             content = self._read(layout.SLOT_AT + index * _SLOT, _SLOT)
-            slot = layout.PfSlot.from_buffer_copy(content)
-            if slot.state == layout.SLOT_USED:
-                used = slot.gpu[: self._gpus]
+            state, registration, *gpus = _FIELDS.unpack(content)
+            if state == layout.SLOT_USED:
+                used = [min(number, MOST_BYTES) for number in gpus[: 2 * self._gpus]]
                 slots[index] = SlotUse(
-                    registration=slot.registration,
-                    data_bytes=tuple(min(gpu.data_bytes, MOST_BYTES) for gpu in used),
-                    context_bytes=tuple(min(gpu.context_bytes, MOST_BYTES) for gpu in used),
+                    registration=registration,
+                    data_bytes=tuple(used[::2]),
+                    context_bytes=tuple(used[1::2]),
                 )
         return slots
 

@@ -14,16 +14,16 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True):
     """The holder of a group: a container, or a whole pod."""
 
     group: str
-    pod: Pod  # with its UID
+    pod: Pod  # its UID may be "" while it is not known
     container: str  # "" if the group is all containers' of the pod
 
 
 class Tenants:
     """Finds the tenant of a process, among those that `listed` has now. Any thread may use it.
 
-    Nothing that the process says counts: its cgroup tells the pod. Where a pod has several groups,
-    the file that is mounted into the process' container tells which; a process can put another
-    there only if it has it.
+    Nothing that the process says counts: its cgroup tells the pod. Where that leaves several
+    groups, the file that is mounted as the region into the process' container tells which; a
+    process can put another file there only if it has it.
     """
 
     def __init__(self, listed: Callable[[], Sequence[Tenant]], root: Path) -> None:
@@ -39,11 +39,13 @@ class Tenants:
         container = processes.container_of(pid)
         if container is None:
             return None
-        own = [tenant for tenant in self.listed() if tenant.pod.uid == container.pod_uid]
-        if len(own) < 2:
-            return own[0] if own else None
-        mounted = processes.mounted_region(pid)
-        return next((tenant for tenant in own if mounted == self._region(tenant.group)), None)
+        listed = self.listed()
+        own = [tenant for tenant in listed if tenant.pod.uid == container.pod_uid]
+        if len(own) == 1:
+            return own[0]
+        possible = own or [tenant for tenant in listed if not tenant.pod.uid]
+        mounted = processes.mounted_region(pid) if possible else None
+        return next((each for each in possible if mounted == self._region(each.group)), None)
 
     def _region(self, group: str) -> Mount | None:
         if self._place is None:

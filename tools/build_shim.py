@@ -22,6 +22,12 @@ LIBRARIES = (
         "libpfcuda-real.so.1",
         ("stubs", *ACCOUNT, *DRIVER, *COMPUTE, "pools"),
     ),
+    (
+        "libpfnvml.so",
+        "libnvidia-ml.so.1",
+        "libpfnvidia-ml-real.so.1",
+        ("nvml", *ACCOUNT),
+    ),
 )
 FLAGS = [
     *("-std=gnu11", "-O2", "-fPIC", "-shared", "-fvisibility=hidden"),

@@ -48,7 +48,8 @@ struct timing {
     struct pf_gpu *gpu;
 };
 
-/* In the child of a fork the kernel makes it all zero (MADV_WIPEONFORK): events are the parent's. */
+/* In the child of a fork the kernel makes it all zero (MADV_WIPEONFORK): events are the
+   parent's. */
 static struct estimates {
     struct estimate estimate[SETS][WAYS];
     struct timing timing[TIMINGS];
@@ -95,9 +96,9 @@ static bool is_spared(enum gate_kind kind, void *what)
            is_nccl(name);
 }
 
-/* The entry of a set that was launched least, for something else; the others count half of what they
-   did, so that an old favourite goes in the end. Threads that still use it for what it was for spoil a
-   measurement at most. */
+/* The entry of a set that was launched least, for something else; the others count half of what
+   they did, so that an old favourite goes in the end. Threads that still use it for what it was for
+   spoil a measurement at most. */
 static struct estimate *replaced(struct estimate *set, void *what)
 {
     struct estimate *least = set;
@@ -118,7 +119,7 @@ static struct estimate *replaced(struct estimate *set, void *what)
 
 struct estimate *estimate_of(enum gate_kind kind, void *what)
 {
-    if (__builtin_expect(!estimates, 0))
+    if (__builtin_expect(!estimates || !what, 0))
         return NULL;
     uint64_t mixed = (uint64_t)(uintptr_t)what * UINT64_C(0x9e3779b97f4a7c15);
     struct estimate *set = estimates->estimate[mixed >> 56 & (SETS - 1)];
@@ -171,6 +172,12 @@ static void destroy(void *event)
         driver.cuEventDestroy_v2(event);
 }
 
+static bool can_time(void)
+{
+    return driver.cuEventCreate && driver.cuEventDestroy_v2 && driver.cuEventRecord &&
+           driver.cuEventQuery && driver.cuEventElapsedTime;
+}
+
 void estimate_begin(struct gate_launch *launch)
 {
     struct estimate *estimate = launch->estimate;
@@ -181,18 +188,17 @@ void estimate_begin(struct gate_launch *launch)
     uint32_t launches = LOAD(estimate->launches);
 
     STORE(estimate->launches, launches + 1);
-    if ((launches >= FIRST && launches % EVERY != 0) || LOAD(estimates->running) >= TIMINGS || !driver.cuEventCreate || !driver.cuEventRecord ||
-        !driver.cuEventQuery || !driver.cuEventElapsedTime || !driver.cuEventDestroy_v2)
+    if ((launches >= FIRST && launches % EVERY != 0) || LOAD(estimates->running) >= TIMINGS ||
+        !can_time())
         return;
     int mode = begin_own_calls();
     void *start = NULL;
 
     if (driver.cuEventCreate(&start, 0) == CU_SUCCESS) {
-        if (driver.cuEventRecord(start, launch->stream) == CU_SUCCESS) {
+        if (driver.cuEventRecord(start, launch->stream) == CU_SUCCESS)
             launch->start = start;
-        } else {
+        else
             destroy(start);
-        }
     }
     end_own_calls(mode);
 }
@@ -228,10 +234,11 @@ void gate_timed(struct gate_launch *launch, int result)
         timing->start = launch->start;
         timing->end = end;
         timing->estimate = launch->estimate;
-        timing->what = LOAD(launch->estimate->what);
+        timing->what = launch->what;
         timing->limit = launch->limit;
         timing->gpu = launch->gpu;
-        __atomic_fetch_add(&launch->estimate->timed, 1, __ATOMIC_RELAXED);
+        if (LOAD(launch->estimate->what) == launch->what)
+            __atomic_fetch_add(&launch->estimate->timed, 1, __ATOMIC_RELAXED);
         __atomic_store_n(&timing->state, TIMING_RUNS, __ATOMIC_RELEASE);
     } else {
         destroy(launch->start);
@@ -260,9 +267,9 @@ static uint64_t lower_quartile(const struct estimate *estimate)
     return (uint64_t)sorted[(count - 1) / 4] * UNIT;
 }
 
-/* One measurement more. Nothing is estimated of the first one alone: the driver may have loaded the
-   function's code between its events. What was launched until then is paid for now, since a queue of
-   long kernels may be among it. */
+/* One measurement more. Nothing is estimated of the first one alone: the driver may have loaded
+   the function's code between its events. What was launched until then is paid for now, since a
+   queue of long kernels may be among it. */
 static void measured(const struct timing *timing, uint64_t ns)
 {
     struct estimate *estimate = timing->estimate;

@@ -182,9 +182,7 @@ class Group:
     def slots(self) -> dict[int, tuple[int, ...]]:
         """Bytes of data by GPU, for each used slot."""
         with Region(self.region, 1, ALLOCATION) as opened:
-            return {
-                slot: use.data_bytes for slot, use in opened.slots(range(layout.SLOTS)).items()
-            }
+            return {slot: use.data_bytes for slot, use in opened.slots(range(layout.SLOTS)).items()}
 
 
 def environment(node: Node, libraries: Libraries) -> dict[str, str]:

@@ -93,7 +93,12 @@ WAYS = [
     Way("rows", _pitch, _freed_by("cuMemFree_v2")),
     Way("managed", _simple("cuMemAllocManaged", 1), _freed_by("cuMemFree_v2"), 4096),
     Way("async", _simple("cuMemAllocAsync", 0), _freed_by("cuMemFreeAsync", 0), 2 * MIB),
-    Way("async, thread's", _simple("cuMemAllocAsync_ptsz", 0), _freed_by("cuMemFreeAsync_ptsz", 0), 2 * MIB),
+    Way(
+        "async, thread's",
+        _simple("cuMemAllocAsync_ptsz", 0),
+        _freed_by("cuMemFreeAsync_ptsz", 0),
+        2 * MIB,
+    ),
     Way("async, freed at once", _simple("cuMemAllocAsync", 0), _freed_by("cuMemFree_v2"), 2 * MIB),
     Way("pool", _from_pool, _freed_by("cuMemFreeAsync", 0), 2 * MIB),
     Way("physical", _physical, _freed_by("cuMemRelease"), 2 * MIB),

@@ -82,9 +82,7 @@ def test_a_function_that_the_shim_does_not_know_is_the_drivers(place: Make) -> N
 
 
 @pytest.mark.parametrize("symbolic", [True, False])
-def test_a_driver_that_calls_its_own_exports_is_counted_once(
-    place: Make, symbolic: bool
-) -> None:
+def test_a_driver_that_calls_its_own_exports_is_counted_once(place: Make, symbolic: bool) -> None:
     here = place(behaviour=Behaviour(reenter=True))
     if not symbolic:
         here.libraries = groups.libraries(real=str(_not_symbolic()))
@@ -139,6 +137,7 @@ def test_each_version_of_a_function_leads_to_its_own_hook(place: Make) -> None:
     )
     assert json.loads(done.stdout) == []
     assert hooked() <= {symbol for _, _, symbol, _ in table()}
+
 
 ADDRESSES = """
 import ctypes, json, sys

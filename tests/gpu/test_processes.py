@@ -21,7 +21,9 @@ OUT_OF_MEMORY, NOT_INITIALIZED, SYSTEM_NOT_READY = 2, 3, 802
 
 
 def run(here: Place, command: list[str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, env=here.environment, capture_output=True, text=True, timeout=120)
+    return subprocess.run(
+        command, env=here.environment, capture_output=True, text=True, timeout=120
+    )
 
 
 def test_processes_share_the_limit(place: Make) -> None:
@@ -148,15 +150,20 @@ def say(what):
     os.read(0, 1)
 """
 
-BEFORE_INIT = FORK + """
+BEFORE_INIT = (
+    FORK
+    + """
 if os.fork() == 0:
     start(); take(2)
     os._exit(0)
 os.wait()
 start(); take(3); say(b"ready")
 """
+)
 
-AFTER_INIT = FORK + """
+AFTER_INIT = (
+    FORK
+    + """
 start(); take(3)
 child = os.fork()
 if child == 0:
@@ -166,12 +173,17 @@ _, status = os.waitpid(child, 0)
 say(b"%d" % os.waitstatus_to_exitcode(status))
 take(1); say(b"ready")
 """
+)
 
-EXEC = FORK + """
+EXEC = (
+    FORK
+    + """
 start(); take(3)
 os.execve(sys.executable, [sys.executable, "-c", '''%s
 start(); take(1); say(b"ready")'''], os.environ)
-""" % FORK.replace("\\n", "\\\\n")
+"""
+    % FORK.replace("\\n", "\\\\n")
+)
 
 
 def script(here: Place, text: str) -> "subprocess.Popen[bytes]":
@@ -310,7 +322,11 @@ def test_a_stopped_process_holds_nobody_up(place: Make) -> None:
 def refusal(here: Place) -> str:
     """What a process says that cannot start."""
     done = subprocess.run(
-        [sys.executable, "-c", "import ctypes, sys; sys.exit(ctypes.CDLL('libcuda.so.1').cuInit(0) != 802)"],
+        [
+            sys.executable,
+            "-c",
+            "import ctypes, sys; sys.exit(ctypes.CDLL('libcuda.so.1').cuInit(0) != 802)",
+        ],
         env=here.environment,
         stderr=subprocess.PIPE,
         text=True,

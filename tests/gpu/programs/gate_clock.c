@@ -1,6 +1,6 @@
 /*
- * The gate with a made-up clock and a made-up driver, for test_gate.py: one stream, whose kernels take
- * what the test says. Time passes while the gate sleeps or spins, and by `pass`.
+ * The gate with a made-up clock and a made-up driver, for test_gate.py: one stream, whose kernels
+ * take what the test says. Time passes while the gate sleeps or spins, and by `pass`.
  */
 #include <stdlib.h>
 #include <string.h>

@@ -3,8 +3,8 @@
  *
  *   launches KERNEL
  *
- * KERNEL is a function's name, which ends in how long it takes: work_5ms. Prints a line when it begins.
- * Each line that it reads stops it until the next one.
+ * KERNEL is a function's name, which ends in how long it takes: work_5ms. Prints a line when it
+ * begins. Each line that it reads stops it until the next one.
  */
 #include <dlfcn.h>
 #include <poll.h>
@@ -61,11 +61,14 @@ int main(int count, char **arguments)
     if (count != 2 || !library)
         return 2;
     check(((int (*)(unsigned))find("cuInit"))(0), "cuInit");
-    check(((int (*)(void **, int))find("cuDevicePrimaryCtxRetain"))(&context, 0), "cuDevicePrimaryCtxRetain");
+    check(((int (*)(void **, int))find("cuDevicePrimaryCtxRetain"))(&context, 0),
+          "cuDevicePrimaryCtxRetain");
     check(((int (*)(void *))find("cuCtxSetCurrent"))(context), "cuCtxSetCurrent");
-    check(((int (*)(void **, const void *))find("cuModuleLoadData"))(&module, "image"), "cuModuleLoadData");
-    check(((int (*)(void **, void *, const char *))find("cuModuleGetFunction"))(&function, module, arguments[1]),
-          "cuModuleGetFunction");
+    check(((int (*)(void **, const void *))find("cuModuleLoadData"))(&module, "image"),
+          "cuModuleLoadData");
+    int (*get_function)(void **, void *, const char *) = find("cuModuleGetFunction");
+
+    check(get_function(&function, module, arguments[1]), "cuModuleGetFunction");
     launch_kernel launch = (launch_kernel)find("cuLaunchKernel");
 
     puts("begins");

@@ -148,9 +148,9 @@ uint64_t address_take(uint64_t bytes, uint64_t alignment)
 
 uint64_t address_take_32(uint32_t bytes)
 {
-    const uint32_t room = 1u << 30;
     uint64_t found = 0;
-    if (space_32 == 0) {
+    /* The kernel looks for them in a range of 1 GiB, in which other mappings are. */
+    for (uint32_t room = 1u << 29; space_32 == 0 && room >= 1u << 24; room /= 2) {
         space_32 = reserve(room, MAP_32BIT);
         space_32_end = space_32 + room;
     }

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu import layout
+from gpu import layout, limits_file, region
 
 HEADER = Path(__file__).parents[3] / "gpu/shim/layout.h"
 
@@ -119,3 +119,11 @@ def test_every_field_of_the_header_is_known_here() -> None:
         if line.startswith(("    uint", "    char", "    struct pf")) and ";" in line
     }
     assert declared <= known
+
+
+def test_fields_that_are_read_at_once_are_those_of_the_structures() -> None:
+    assert limits_file._ENTRY.size == ctypes.sizeof(layout.PfProcess)
+    slot = layout.PfSlot()
+    slot.state, slot.registration = 1, 2
+    slot.gpu[0].data_bytes, slot.gpu[15].context_bytes = 3, 4
+    assert region._FIELDS.unpack(bytes(slot)) == (1, 2, 3, *([0] * 30), 4)
