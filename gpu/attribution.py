@@ -60,7 +60,7 @@ class Attribution:
 
     def _group_of(self, pid: int, living: Mapping[int, LivingProcess]) -> str | None:
         known = living.get(pid)
-        if known is not None:
+        if known is not None and processes.start_time(pid) == known.start_time:
             # Another thread may take the last slot away.
             group = next((group for group, _ in tuple(known.slots)), None)
             if group is not None:

@@ -184,10 +184,9 @@ class Groups:
             self._write(group, opened, limits, None)
 
     def settle(self, group: str) -> None:
-        """Finish the change that a killed agent had begun, as far as it came."""
+        """Write the configured limits: finish a killed agent's change, lift what it throttled."""
         with self._exclusive(), self._open(group) as opened:
-            if opened.header.sequence % 2:
-                opened.write()
+            self._write(group, opened, self._configured(group, opened.gpus()), None)
 
     def register(self, group: str, slot: int, host_pid: int, start_time: int) -> Registered:
         """Enter a living process in a slot, under a new registration."""

@@ -95,6 +95,15 @@ def has_ended(pidfd: int) -> bool:
     return bool(ended.poll(0))
 
 
+def sees_the_host() -> bool:
+    """Whether this process is in the pid namespace of the host, whose pids the driver tells."""
+    try:
+        own, host = Path("/proc/self/ns/pid").stat(), procfs.path("1/ns/pid").stat()
+    except OSError:  # it cannot be told
+        return True
+    return (own.st_dev, own.st_ino) == (host.st_dev, host.st_ino)
+
+
 def mounted_region(pid: int) -> Mount | None:
     """Which file the process sees as its group's region; None if it sees none."""
     try:

@@ -12,14 +12,12 @@ import logging
 import os
 import select
 import socket
-import struct
 import threading
 import time
 from collections import Counter
 from contextlib import suppress
-from pathlib import Path
 
-from gpu import layout, processes
+from gpu import group_socket, layout, processes
 from gpu.groups import GroupError, Groups
 from gpu.layout import (
     STATUS_BUSY,
@@ -32,14 +30,13 @@ from gpu.layout import (
 )
 from gpu.tenants import Tenants
 
-BACKLOG = 512  # more than the slots of a group: none that may register is refused by the kernel
 CLIENTS = 32  # of a group, whose request has not come
 ROUND = 16  # clients of a group that are accepted before another group's turn
 PATIENCE = 0.5  # seconds for a request; the shim waits as long for its answer
 TICK = 0.25  # seconds
+QUIET = 10.0  # seconds between two lines of the log about a group's clients
 RATE, BURST = 200.0, 1024.0  # clients of a group: per second, and after a quiet time
 
-_SO_PEERPIDFD = 77  # asm-generic/socket.h; Linux 6.5
 _REQUEST = 8  # bytes
 
 _log = logging.getLogger(__name__)
@@ -89,6 +86,7 @@ class Registrar:
         self._living: dict[int, LivingProcess] = {}  # by pidfd
         self._by_pid: dict[int, LivingProcess] = {}  # the same
         self._holders: dict[tuple[str, int], LivingProcess] = {}  # by group and slot
+        self._complained: dict[str, float] = {}  # when, by group
         self._closed = False
         self._epoll = select.epoll()
         self._end = os.eventfd(0, os.EFD_CLOEXEC)
@@ -138,7 +136,7 @@ class Registrar:
         with self._lock:
             if self._closed or any(each.group == group for each in self._listeners.values()):
                 return
-            listener = _GroupSocket(group, _listening(self._groups.root / group / "agent"))
+            listener = _GroupSocket(group, group_socket.listen(self._groups.root / group / "agent"))
             self._listeners[listener.socket.fileno()] = listener
             self._accept_if_possible(listener)
 
@@ -154,6 +152,7 @@ class Registrar:
                     listener.socket.close()
             for key in [key for key in self._holders if key[0] == group]:
                 del self._holders.pop(key).slots[key]
+            self._complained.pop(group, None)
 
     def _adopt(self, group: str) -> None:
         """Watch the processes that an earlier agent registered; bury those that ended since."""
@@ -175,22 +174,27 @@ class Registrar:
             self._groups.bury(group, dead)
 
     def _run(self) -> None:
-        while True:
-            for descriptor, _ in self._epoll.poll(TICK):
-                if descriptor == self._end:
-                    return
-                with self._lock:
-                    listener = self._listeners.get(descriptor)
-                    client = self._clients.get(descriptor)
-                if listener is not None:
-                    self._accept(listener)
-                elif client is not None:
-                    self._serve(client)
-                else:
-                    self._ended(descriptor)
-            now = time.monotonic()
-            if now - self._ticked >= TICK:
-                self._tick(now)
+        while not self._closed:
+            try:
+                self._round()
+            except Exception:  # noqa: BLE001 - without this thread no process gets a GPU
+                _log.exception("GPUs: an internal error while serving processes")
+                time.sleep(TICK)
+
+    def _round(self) -> None:
+        for descriptor, _ in self._epoll.poll(TICK):
+            with self._lock:
+                listener = self._listeners.get(descriptor)
+                client = self._clients.get(descriptor)
+            if listener is not None:
+                self._accept(listener)
+            elif client is not None:
+                self._serve(client)
+            elif descriptor != self._end:
+                self._ended(descriptor)
+        now = time.monotonic()
+        if now - self._ticked >= TICK:
+            self._tick(now)
 
     def _tick(self, now: float) -> None:
         with self._lock:
@@ -258,7 +262,7 @@ class Registrar:
         if request.slot >= layout.SLOTS:
             return PfAnswer(STATUS_SLOT)
         group = client.listener.group
-        peer = _peer(client.socket)
+        peer = group_socket.peer(client.socket)
         if peer is None:
             return None
         pid, pidfd = peer
@@ -267,7 +271,7 @@ class Registrar:
             if start_time is None or processes.has_ended(pidfd):
                 return None
             if tenant is None or tenant.group != group:
-                _log.warning("GPUs: group %s: process %d is in no container of it", group, pid)
+                self._complain(group, f"process {pid} is in no container of it")
                 return PfAnswer(STATUS_STRANGER)
             if self._is_taken(group, request.slot, pid, start_time):
                 return PfAnswer(STATUS_SLOT)
@@ -277,7 +281,7 @@ class Registrar:
             pidfd = -1
             return PfAnswer(STATUS_OK, pid, registration)
         except (GroupError, OSError) as error:
-            _log.warning("GPUs: group %s: cannot register process %d: %s", group, pid, error)
+            self._complain(group, f"cannot register process {pid}: {error}")
             return PfAnswer(STATUS_BUSY)
         finally:
             if pidfd >= 0:
@@ -333,6 +337,13 @@ class Registrar:
             except (GroupError, OSError) as error:
                 _log.warning("GPUs: group %s: process %d has ended: %s", group, process.pid, error)
 
+    def _complain(self, group: str, text: str) -> None:
+        """Log what a tenant can bring about, not as often as it likes."""
+        now = time.monotonic()
+        if now - self._complained.get(group, float("-inf")) >= QUIET:
+            self._complained[group] = now
+            _log.warning("GPUs: group %s: %s", group, text)
+
     def _close(self, client: _Registrant) -> None:
         with self._lock:
             if self._clients.pop(client.socket.fileno(), None) is None:
@@ -343,42 +354,3 @@ class Registrar:
             client.listener.clients -= 1
             if client.listener.socket.fileno() >= 0:
                 self._accept_if_possible(client.listener)
-
-
-def _peer(connection: socket.socket) -> tuple[int, int] | None:
-    """The pid and a pidfd of the process that connected; None if it has ended, or is not seen."""
-    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-    pid, _, _ = struct.unpack("iII", credentials)
-    if pid <= 0:
-        _log.error(
-            "GPUs: a process connected that this agent cannot see: run the agent in the host's pid "
-            "namespace (hostPID)"
-        )
-        return None
-    try:
-        return pid, connection.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
-    except OSError:  # Linux before 6.5, or it has ended
-        pidfd = processes.pidfd_of(pid)
-        return (pid, pidfd) if pidfd is not None else None
-
-
-def _listening(directory: Path) -> socket.socket:
-    """A socket that listens as agent.sock, in place of an earlier agent's. Raises OSError."""
-    parent = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
-    try:
-        with suppress(FileNotFoundError):
-            os.unlink(".new", dir_fd=parent)
-        # A socket's address has 107 bytes at most, and a group's directory may be longer.
-        address = f"/proc/self/fd/{parent}/.new"
-        listener.bind(address)
-        os.chmod(address, 0o666)  # noqa: PTH101 - the container's user may be any
-        listener.listen(BACKLOG)
-        listener.setblocking(False)
-        os.replace(".new", "agent.sock", src_dir_fd=parent, dst_dir_fd=parent)
-    except BaseException:
-        listener.close()
-        raise
-    finally:
-        os.close(parent)
-    return listener

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from base.paths import Paths
-from gpu import nvml
+from gpu import nvml, processes
 from gpu.enforcement import Action, Enforcement, OverUse
 from gpu.groups import CONTEXT_RESERVE, Groups
 from gpu.nvml import Nvml, NvmlError
@@ -92,6 +92,11 @@ class GpuService:
 
     def start(self) -> None:
         """Start the threads and return."""
+        if not processes.sees_the_host():
+            _log.error(
+                "GPUs: this agent does not see the host's processes, and registers none: run it in "
+                "the host's pid namespace (hostPID)"
+            )
         self._registrar.start()
         self._thread.start()
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from gpu import layout
-from gpu.groups import Limit
+from gpu.groups import Groups, Limit
 from gpu.registration import CLIENTS
 from tests.host.gpu.pods import GPU, GroupsNode
 from tests.waiting import PATIENCE, until
@@ -189,7 +189,15 @@ def test_an_agent_that_was_killed_within_a_change_has_it_finished(node: GroupsNo
         file.seek(16)
         file.write(struct.pack("<Q", 9))
     node.restart()
-    assert struct.unpack_from("<Q", limits.read_bytes(), 16) == (10,)
+    assert struct.unpack_from("<Q", limits.read_bytes(), 16)[0] % 2 == 0
+
+
+def test_what_a_former_agent_throttled_is_lifted(node: GroupsNode) -> None:
+    node.container("a", limits=[Limit(GPU, 1 << 30, 0.5)])
+    node.groups.throttle("a", GPU, 0.01)
+    node.groups = Groups(node.groups.root)  # another process knows nothing of it
+    node.restart()
+    assert [entry.share for entry in node.groups.read("a").in_force] == [0.5]
 
 
 def test_groups_that_are_removed_are_not_served_and_can_be_made_again(node: GroupsNode) -> None:

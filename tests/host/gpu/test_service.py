@@ -3,18 +3,18 @@
 import re
 import shutil
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.metrics_core import Metric
+from prometheus_client.parser import text_string_to_metric_families
 
 from base.pod import Pod
 from gpu import metrics, service
-from gpu.enforcement import OverUse
+from gpu.enforcement import Action, OverUse
 from gpu.groups import Limit
 from gpu.samples import NodeSample
 from gpu.service import GpuLimitSettings, GpuService
@@ -27,7 +27,6 @@ from tests.waiting import until
 
 TWO = gpus(2, bytes=16 * GIB, reserved_bytes=600 * MIB, context_bytes=300 * MIB)
 FIRST, SECOND = (gpu.uuid for gpu in TWO)
-ON_FIRST = f'container="main",gpu="0",gpu_uuid="{FIRST}",namespace="default",pod="pod-of-a"'
 
 
 class ServedNode:
@@ -46,9 +45,9 @@ class ServedNode:
             installed(self.directory / "driver", TWO, Behaviour())
         )
 
-    def start(self, **settings: Any) -> GpuService:
+    def start(self, on_overuse: Action = "report") -> GpuService:
         paths = paths_with(self.directory, TWO)
-        made = GpuLimitSettings(driver_root=self.directory / "driver", **settings)  # type: ignore[arg-type]
+        made = GpuLimitSettings(driver_root=self.directory / "driver", on_overuse=on_overuse)
         self.service = GpuService(paths, lambda: self.tenants, made, self.reported.append)
         self.stack.callback(self.service.close)
         self.service.start()
@@ -71,19 +70,33 @@ class ServedNode:
         process.do("cuMemAlloc_v2", Out(8), size)
         return process
 
+    def values(self) -> dict[tuple[str, str], float]:
+        return values(self.scrape())
+
     def scrape(self) -> str:
         assert self.service is not None
         return text_of(self.service.families)
 
 
-def text_of(families: Callable[[], "list[Metric] | tuple[Metric, ...]"]) -> str:
+def text_of(families: Callable[[], Sequence[Metric]]) -> str:
     class Collector:
-        def collect(self) -> "list[Metric] | tuple[Metric, ...]":
+        def collect(self) -> Sequence[Metric]:
             return families()
 
     registry = CollectorRegistry()
-    registry.register(Collector())  # type: ignore[arg-type]
+    registry.register(Collector())
     return generate_latest(registry).decode()
+
+
+def values(text: str) -> dict[tuple[str, str], float]:
+    """By name and holder: "pod/gpu" of a container, "gpu" of a GPU, "" otherwise."""
+    found = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            parts = (sample.labels.get("pod"), sample.labels.get("gpu"))
+            name = sample.name.removeprefix("podfabric_gpu_")
+            found[name, "/".join(part for part in parts if part is not None)] = sample.value
+    return found
 
 
 @pytest.fixture
@@ -106,10 +119,10 @@ def test_it_is_killed_where_that_is_configured(node: ServedNode) -> None:
     node.start(on_overuse="kill")
     over = node.process(node.container("a", Limit(FIRST, GIB, 1.0)), 2 * GIB)
     within = node.process(node.container("b", Limit(FIRST, GIB, 1.0)), GIB)
-    assert over.ended()[0] == -signal.SIGKILL
+    assert over.process.wait() == -signal.SIGKILL
     assert within.process.poll() is None
-    killed = f"podfabric_gpu_memory_overuse_kills_total{{{ON_FIRST}}} 1.0"
-    until(lambda: killed in node.scrape(), what="count of the kill")
+    key = "memory_overuse_kills_total", "pod-of-a/0"
+    until(lambda: node.values().get(key) == 1, what="count of the kill")
 
 
 def test_a_driver_that_comes_later_is_used_without_a_restart(
@@ -119,14 +132,13 @@ def test_a_driver_that_comes_later_is_used_without_a_restart(
     started = node.start()
     node.container("a", Limit(FIRST, GIB, 1.0))
     until(lambda: "no libnvidia-ml.so.1" in started.sample.problem, what="problem")
-    text = node.scrape()
-    assert "podfabric_gpu_nvml_up 0.0" in text
-    assert f"podfabric_gpu_memory_limit_bytes{{{ON_FIRST}}} " in text
-    assert "podfabric_gpu_memory_device_bytes{" not in text
-    assert "podfabric_gpu_capacity_bytes{" not in text
+    shown = node.values()
+    assert shown["nvml_up", ""] == 0
+    assert shown["memory_limit_bytes", "pod-of-a/0"] == GIB
+    assert not {name for name, _ in shown} & {"memory_device_bytes", "capacity_bytes"}
     node.install_driver()
     until(lambda: started.sample.nvml_up, what="NVML")
-    assert f"podfabric_gpu_memory_device_bytes{{{ON_FIRST}}} 0.0" in node.scrape()
+    assert node.values()["memory_device_bytes", "pod-of-a/0"] == 0
 
 
 def test_a_driver_that_goes_and_comes_back_is_opened_again(
@@ -163,32 +175,31 @@ def test_the_series_of_containers_with_and_without_a_limit_and_after_their_end(
     node.container("idle", Limit(FIRST, 2**64 - 1, 1.0))
     process = node.process(busy, GIB)
 
-    def shows(*lines: str) -> Callable[[], bool]:
-        return lambda: all(line in node.scrape() for line in lines)
-
-    on_gpu = f'{{gpu="0",gpu_uuid="{FIRST}"}}'
-    idle = ON_FIRST.replace("pod-of-a", "pod-of-idle")
-    until(
-        shows(
-            "podfabric_gpu_nvml_up 1.0",
-            f"podfabric_gpu_memory_limit_bytes{{{ON_FIRST}}} {float(4 * GIB)}",
-            f"podfabric_gpu_memory_device_bytes{{{ON_FIRST}}} {float(GIB + 300 * MIB)}",
-            f"podfabric_gpu_memory_overuse_bytes{{{ON_FIRST}}} 0.0",
-            f"podfabric_gpu_compute_share_ratio{{{ON_FIRST}}} 0.25",
-            f"podfabric_gpu_compute_utilization_ratio{{{ON_FIRST}}} 0.0",
-            f"podfabric_gpu_memory_device_bytes{{{idle}}} 0.0",
-            f"podfabric_gpu_tenants{on_gpu} 2.0",
-            f"podfabric_gpu_capacity_bytes{on_gpu} {float(16 * GIB - 600 * MIB)}",
-            f"podfabric_gpu_unaccounted_bytes{on_gpu} 0.0",
-            f"podfabric_gpu_allocated_share_ratio{on_gpu} 1.25",
-            f'podfabric_gpu_tier_info{{backend="none",driver="615.20.01",gpu="0",gpu_uuid="{FIRST}"'
-            ',tier="shim"} 1.0',
-        ),
-        what="series of both",
-    )
-    assert f"podfabric_gpu_memory_limit_bytes{{{idle}}}" not in node.scrape()
+    wanted = {
+        ("nvml_up", ""): 1,
+        ("memory_limit_bytes", "pod-of-a/0"): 4 * GIB,
+        ("memory_device_bytes", "pod-of-a/0"): GIB + 300 * MIB,
+        ("memory_device_bytes", "pod-of-a/1"): 0,
+        ("memory_device_bytes", "pod-of-idle/0"): 0,
+        ("memory_overuse_bytes", "pod-of-a/0"): 0,
+        ("memory_used_bytes", "pod-of-a/0"): 0,
+        ("memory_denied_total", "pod-of-a/0"): 0,
+        ("compute_share_ratio", "pod-of-a/0"): 0.25,
+        ("compute_utilization_ratio", "pod-of-a/0"): 0,
+        ("processes", "pod-of-a/0"): 0,
+        ("lock_recoveries_total", "pod-of-a"): 0,
+        ("tenants", "0"): 2,
+        ("tenants", "1"): 1,
+        ("capacity_bytes", "0"): 16 * GIB - 600 * MIB,
+        ("allocated_share_ratio", "0"): 1.25,
+        ("unaccounted_bytes", "0"): 0,
+        ("tier_info", "0"): 1,
+    }
+    until(lambda: wanted.items() <= node.values().items(), what="series of both")
+    assert ("memory_limit_bytes", "pod-of-idle/0") not in node.values()
     process.kill()
-    until(shows(f"podfabric_gpu_memory_device_bytes{{{ON_FIRST}}} 0.0"), what="end of the process")
+    key = "memory_device_bytes", "pod-of-a/0"
+    until(lambda: node.values()[key] == 0, what="end of the process")
     node.tenants[:] = [tenant for tenant in node.tenants if tenant.group != "a"]
     started.groups.remove("a")
     until(lambda: "pod-of-a" not in node.scrape(), what="end of the container's series")
@@ -225,7 +236,7 @@ def test_what_the_driver_said_long_ago_is_left_out(node: ServedNode) -> None:
     at = sample.at
 
     def text(now: float) -> str:
-        return text_of(lambda: tuple(metrics.families(sample, {}, now, 1e9)))
+        return text_of(lambda: metrics.families(sample, {}, now, 1e9))
 
     assert "podfabric_gpu_nvml_up 1.0" in text(at + 1)
     stale = text(at + metrics.OLD + 1)
@@ -235,6 +246,6 @@ def test_what_the_driver_said_long_ago_is_left_out(node: ServedNode) -> None:
 
 
 def test_before_the_first_look_there_is_no_series_of_a_container() -> None:
-    text = text_of(lambda: tuple(metrics.families(NodeSample(), {}, 1e6, 1e9)))
+    text = text_of(lambda: metrics.families(NodeSample(), {}, 1e6, 1e9))
     assert "podfabric_gpu_nvml_up 0.0" in text
     assert "namespace=" not in text
