@@ -59,23 +59,29 @@ class GroupShare(msgspec.Struct, frozen=True, kw_only=True):
             )
 
 
-def observe(utilization: float, use: RegionUse, now_ns: int) -> GroupUsage:
+def observe(group: GroupShare, utilization: float, use: RegionUse, now_ns: int) -> GroupUsage:
     """What a group did until `now_ns` (CLOCK_MONOTONIC), by the driver and by its region.
 
     The tenant can write anything into the region: that changes what it gets itself. No kernel is
     longer than the gate could estimate.
+
+    A group that owes more than a kernel or two pays for what it used earlier. What it uses
+    meanwhile says nothing of the estimates, so it does not count as backlogged.
     """
 
     def recent(at: int, seconds: float) -> bool:
         return now_ns - seconds * _NS <= at <= now_ns
 
-    backlogged = recent(use.backlogged_at, RECENT)
+    waits = recent(use.backlogged_at, RECENT)
     longest = use.longest_ns / _NS if recent(use.longest_at, _LONGEST_COUNTS) else 0.0
+    longest = min(longest, _LONGEST_KERNEL)
+    share = group.in_force or group.share
+    owes = (use.tat - now_ns) / _NS
     return GroupUsage(
         utilization=min(max(utilization, 0.0), 1.0),
-        backlogged=backlogged,
-        active=backlogged or recent(use.last_launch, RECENT),
-        longest_kernel=min(longest, _LONGEST_KERNEL),
+        backlogged=waits and owes <= 2 * group.kappa * longest / share + RECENT,
+        active=waits or recent(use.last_launch, RECENT),
+        longest_kernel=longest,
     )
 
 

@@ -30,7 +30,8 @@ struct estimate {
     uint32_t launches; /* wraps */
     uint32_t unpaid;   /* launches that were charged as UNKNOWN */
     uint32_t measured[MEASUREMENTS]; /* in units; under the lock, like the next one */
-    uint32_t measurements;
+    uint16_t measurements;
+    uint16_t timed;        /* timings of it that are not done */
     bool spared;
 } __attribute__((aligned(64)));
 
@@ -47,7 +48,8 @@ struct timing {
     struct pf_gpu *gpu;
 };
 
-/* In the child of a fork the kernel makes it all zero (MADV_WIPEONFORK): events are the parent's. */
+/* In the child of a fork the kernel makes it all zero (MADV_WIPEONFORK): events are the
+   parent's. */
 static struct estimates {
     struct estimate estimate[SETS][WAYS];
     struct timing timing[TIMINGS];
@@ -94,9 +96,9 @@ static bool is_spared(enum gate_kind kind, void *what)
            is_nccl(name);
 }
 
-/* The entry of a set that was launched least, for something else; the others count half of what they
-   did, so that an old favourite goes in the end. Threads that still use it for what it was for spoil a
-   measurement at most. */
+/* The entry of a set that was launched least, for something else; the others count half of what
+   they did, so that an old favourite goes in the end. Threads that still use it for what it was for
+   spoil a measurement at most. */
 static struct estimate *replaced(struct estimate *set, void *what)
 {
     struct estimate *least = set;
@@ -110,13 +112,14 @@ static struct estimate *replaced(struct estimate *set, void *what)
     STORE(least->launches, 0);
     STORE(least->unpaid, 0);
     STORE(least->measurements, 0);
+    STORE(least->timed, 0);
     STORE(least->what, what);
     return least;
 }
 
 struct estimate *estimate_of(enum gate_kind kind, void *what)
 {
-    if (__builtin_expect(!estimates, 0))
+    if (__builtin_expect(!estimates || !what, 0))
         return NULL;
     uint64_t mixed = (uint64_t)(uintptr_t)what * UINT64_C(0x9e3779b97f4a7c15);
     struct estimate *set = estimates->estimate[mixed >> 56 & (SETS - 1)];
@@ -155,12 +158,24 @@ bool estimate_is_spared(const struct estimate *estimate)
     return estimate && LOAD(estimate->spared);
 }
 
+bool estimate_is_due(const struct estimate *estimate)
+{
+    return estimate && LOAD(estimate->ns) == 0 && LOAD(estimate->launches) >= FIRST &&
+           LOAD(estimate->timed) > 0;
+}
+
 /* ---- measuring --------------------------------------------------------------------------- */
 
 static void destroy(void *event)
 {
     if (event)
         driver.cuEventDestroy_v2(event);
+}
+
+static bool can_time(void)
+{
+    return driver.cuEventCreate && driver.cuEventDestroy_v2 && driver.cuEventRecord &&
+           driver.cuEventQuery && driver.cuEventElapsedTime;
 }
 
 void estimate_begin(struct gate_launch *launch)
@@ -173,18 +188,17 @@ void estimate_begin(struct gate_launch *launch)
     uint32_t launches = LOAD(estimate->launches);
 
     STORE(estimate->launches, launches + 1);
-    if ((launches >= FIRST && launches % EVERY != 0) || LOAD(estimates->running) >= TIMINGS || !driver.cuEventCreate || !driver.cuEventRecord ||
-        !driver.cuEventQuery || !driver.cuEventElapsedTime || !driver.cuEventDestroy_v2)
+    if ((launches >= FIRST && launches % EVERY != 0) || LOAD(estimates->running) >= TIMINGS ||
+        !can_time())
         return;
     int mode = begin_own_calls();
     void *start = NULL;
 
     if (driver.cuEventCreate(&start, 0) == CU_SUCCESS) {
-        if (driver.cuEventRecord(start, launch->stream) == CU_SUCCESS) {
+        if (driver.cuEventRecord(start, launch->stream) == CU_SUCCESS)
             launch->start = start;
-        } else {
+        else
             destroy(start);
-        }
     }
     end_own_calls(mode);
 }
@@ -220,9 +234,11 @@ void gate_timed(struct gate_launch *launch, int result)
         timing->start = launch->start;
         timing->end = end;
         timing->estimate = launch->estimate;
-        timing->what = LOAD(launch->estimate->what);
+        timing->what = launch->what;
         timing->limit = launch->limit;
         timing->gpu = launch->gpu;
+        if (LOAD(launch->estimate->what) == launch->what)
+            __atomic_fetch_add(&launch->estimate->timed, 1, __ATOMIC_RELAXED);
         __atomic_store_n(&timing->state, TIMING_RUNS, __ATOMIC_RELEASE);
     } else {
         destroy(launch->start);
@@ -251,21 +267,24 @@ static uint64_t lower_quartile(const struct estimate *estimate)
     return (uint64_t)sorted[(count - 1) / 4] * UNIT;
 }
 
-/* One measurement more. Nothing is estimated of the first one alone: the driver may have loaded the
-   function's code between its events. What was launched until then is paid for now, since a queue of
-   long kernels may be among it. */
+/* One measurement more. Nothing is estimated of the first one alone: the driver may have loaded
+   the function's code between its events. What was launched until then is paid for now, since a
+   queue of long kernels may be among it. */
 static void measured(const struct timing *timing, uint64_t ns)
 {
     struct estimate *estimate = timing->estimate;
     uint64_t before = LOAD(estimate->ns);
+    bool full = estimate->measurements >= MEASUREMENTS;
 
     estimate->measured[estimate->measurements % MEASUREMENTS] = (uint32_t)(ns / UNIT);
-    estimate->measurements++;
+    estimate->measurements = estimate->measurements < 2 * MEASUREMENTS - 1
+                                 ? estimate->measurements + 1
+                                 : MEASUREMENTS; /* which stands for the same place, and for full */
     uint64_t quartile = lower_quartile(estimate);
 
     if (estimate->measurements < 2)
         return;
-    if (estimate->measurements > MEASUREMENTS) {
+    if (full) {
         int64_t towards = (int64_t)(quartile < 4 * before ? quartile : 4 * before);
 
         quartile = (uint64_t)((int64_t)before + (towards - (int64_t)before) / 8);
@@ -279,6 +298,15 @@ static void measured(const struct timing *timing, uint64_t ns)
                         unpaid < LONGEST / (quartile - UNKNOWN) ? unpaid * (quartile - UNKNOWN)
                                                                 : LONGEST);
     }
+}
+
+static void end(struct timing *timing)
+{
+    destroy(timing->start);
+    destroy(timing->end);
+    if (LOAD(timing->estimate->what) == timing->what && LOAD(timing->estimate->timed) > 0)
+        __atomic_fetch_sub(&timing->estimate->timed, 1, __ATOMIC_RELAXED);
+    free_again(timing);
 }
 
 /* A timing whose launch is done, or failed: take it. */
@@ -296,9 +324,7 @@ static void look_at(struct timing *timing)
 
         measured(timing, ns < SHORTEST ? SHORTEST : ns > (double)LONGEST ? LONGEST : (uint64_t)ns);
     }
-    destroy(timing->start);
-    destroy(timing->end);
-    free_again(timing);
+    end(timing);
 }
 
 static bool lock(void)
@@ -336,11 +362,8 @@ void gate_forget_events(void)
     for (int i = 0; i < TIMINGS; i++) {
         struct timing *timing = &estimates->timing[i];
 
-        if (__atomic_load_n(&timing->state, __ATOMIC_ACQUIRE) == TIMING_RUNS) {
-            destroy(timing->start);
-            destroy(timing->end);
-            free_again(timing);
-        }
+        if (__atomic_load_n(&timing->state, __ATOMIC_ACQUIRE) == TIMING_RUNS)
+            end(timing);
     }
     end_own_calls(mode);
     unlock();

@@ -12,18 +12,23 @@
 
 #include "gate.h"
 
-/* The estimate for what is launched; made if there is none. NULL: no memory. */
+/* The estimate for what is launched; made if there is none. NULL: no memory, or nothing is
+   launched. */
 struct estimate *estimate_of(enum gate_kind kind, void *what);
 
 /* GPU time of one launch, ns. */
 uint64_t estimate_ns(struct estimate *estimate);
 
-/* Whether launches must not be held back: kernels of NCCL. Each rank of a collective spins on its GPU
-   until all have begun. */
+/* Whether launches must not be held back: kernels of NCCL. Each rank of a collective spins on
+   its GPU until all have begun. */
 bool estimate_is_spared(const struct estimate *estimate);
 
-/* Count a launch. If it is one to be timed, record an event before it in `launch->start`; gate_timed
-   records the one after it. */
+/* Whether launches should wait for the first measurement, since some have begun and none is
+   done: else a program could give the driver a thousand long kernels at the price of short ones. */
+bool estimate_is_due(const struct estimate *estimate);
+
+/* Count a launch. If it is one to be timed, record an event before it in `launch->start`;
+   gate_timed records the one after it. */
 void estimate_begin(struct gate_launch *launch);
 
 /* Take the measurements that are done by now, unless another thread does. */

@@ -9,9 +9,11 @@
 #include "estimates.h"
 
 #define SPIN_NS UINT64_C(30000)                    /* less is not slept: waking takes longer */
-#define PIECE_NS UINT64_C(100000000)               /* until a waiting launch looks at the share again */
+#define PIECE_NS UINT64_C(100000000)               /* between two looks at the share, at most */
 #define RECENT_NS UINT64_C(30000000000)            /* for which pf_gpu.longest_ns counts */
 #define MOST_NS UINT64_C(3600000000000)            /* of burst and debt, so that no sum overflows */
+#define PATIENCE_NS UINT64_C(1000000000)           /* for a function's first measurement */
+#define LOOK_NS UINT64_C(5000000)                  /* between two looks for it, at most */
 #define KAPPA_ONE UINT64_C(0x10000)
 #define LEAST_KAPPA (KAPPA_ONE / 16)
 #define MOST_KAPPA (KAPPA_ONE * 16)
@@ -158,8 +160,8 @@ static void wait_for(uint64_t then, uint64_t now)
         sleep_until(then - now < PIECE_NS ? then : now + PIECE_NS);
 }
 
-/* Pay, and wait before that until the group may. What was waited is counted piece by piece: the agent
-   looks at it meanwhile. */
+/* Pay, and wait before that until the group may. What was waited is counted piece by piece: the
+   agent looks at it meanwhile. */
 static void wait_and_pay(const struct pf_gpu_limit *limit, struct pf_gpu *gpu, uint64_t gpu_ns,
                          uint64_t now)
 {
@@ -183,6 +185,20 @@ static void wait_and_pay(const struct pf_gpu_limit *limit, struct pf_gpu *gpu, u
         ADD(gpu->throttled, 1);
 }
 
+/* Wait until the first launches of a function are measured, for a while; returns the time. */
+static uint64_t wait_for_estimate(const struct pf_gpu_limit *limit, const struct estimate *estimate,
+                                  uint64_t now)
+{
+    uint64_t began = now;
+
+    while (estimate_is_due(estimate) && now - began < PATIENCE_NS && share_of(limit) < GATE_WHOLE) {
+        sleep_until(now + within((now - began) / 4, SPIN_NS, LOOK_NS));
+        now = gate_now();
+        estimates_update(now);
+    }
+    return now;
+}
+
 static void note_longest(struct pf_gpu *gpu, uint64_t gpu_ns, uint64_t now)
 {
     uint64_t at = LOAD(gpu->longest_at);
@@ -202,10 +218,14 @@ void gate_admit(struct gate_launch *launch)
 
     estimates_update(now);
     launch->estimate = estimate_of(launch->kind, launch->what);
+    bool spared = estimate_is_spared(launch->estimate);
+
+    if (!spared)
+        now = wait_for_estimate(launch->limit, launch->estimate, now);
     uint64_t gpu_ns = estimate_ns(launch->estimate);
 
     note_longest(launch->gpu, gpu_ns, now);
-    if (estimate_is_spared(launch->estimate))
+    if (spared)
         pay(launch->limit, launch->gpu, gpu_ns, now, true);
     else
         wait_and_pay(launch->limit, launch->gpu, gpu_ns, now);

@@ -1,9 +1,10 @@
 /*
- * Compute shares: launches of a group are held back so that the group gets its share of a GPU's time.
- * This is the generic cell rate algorithm (ITU-T I.371) with GPU time in place of cells. A launch
- * costs what its kernel or graph is estimated to take (estimates.h), times kappa, divided by the
- * share, and moves the group's theoretical arrival time (`tat` in the region) that far. A launch waits
- * while `tat` is in the future, so one kernel may be longer than the burst: the next ones pay for it.
+ * Compute shares: launches of a group are held back so that the group gets its share of a GPU's
+ * time. This is the generic cell rate algorithm (ITU-T I.371) with GPU time in place of cells. A
+ * launch costs what its kernel or graph is estimated to take (estimates.h), times kappa, divided by
+ * the share, and moves the group's theoretical arrival time (`tat` in the region) that far. A
+ * launch waits while `tat` is in the future, so one kernel may be longer than the burst: the next
+ * ones pay for it.
  *
  * A hook of a launch function, at raised depth since the gate calls the driver:
  *
@@ -13,10 +14,10 @@
  *     result = the real function;
  *     gate_after(&launch, result);
  *
- * g is the GPU of the current context. `limit` must be in the mapped file and not in a copy, since a
- * share changes at any time; each value is read alone, without `sequence`. Several threads may be
- * here at the same time. None holds a lock while it waits, and one that is killed there leaves nothing
- * that others wait for.
+ * g is the GPU of the current context. `limit` must be in the mapped file and not in a copy, since
+ * a share changes at any time; each value is read alone, without `sequence`. Several threads may be
+ * here at the same time. None holds a lock while it waits, and one that is killed there leaves
+ * nothing that others wait for.
  */
 #ifndef PODFABRIC_GPU_GATE_H
 #define PODFABRIC_GPU_GATE_H

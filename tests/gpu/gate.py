@@ -62,7 +62,7 @@ class Gate:
         self.gpu = layout.PfGpu()
         self.now = now
         if not measures:
-            self.set("query_result", 700)
+            self.set("create_result", 801)
 
     def launch(
         self, what: int = 1, ns: int = UNKNOWN, *, kind: int = KERNEL, result: int = 0

@@ -275,19 +275,33 @@ def test_an_estimate_follows_a_kernel_whose_work_changes(measuring: Gate) -> Non
     assert _estimate(measuring, 1, 10 * MS) == pytest.approx(10 * MS, rel=0.05)
 
 
-def test_what_was_launched_before_the_first_estimate_is_paid_for_then(measuring: Gate) -> None:
-    """A hundred kernels of 50 ms go to the driver as if they were of 20 us."""
-    for _ in range(100):
-        assert measuring.launch(1, 50 * MS) == 0
-    measuring.now += 101 * MS  # two are measured
-    assert measuring.launch(1, 50 * MS) == pytest.approx(10 * S, rel=0.05)
+def test_after_four_launches_a_function_waits_for_its_first_measurement_and_pays_for_them(
+    measuring: Gate,
+) -> None:
+    assert [measuring.launch(1, 50 * MS) for _ in range(4)] == [0] * 4
+    paid = 4 * 50 * MS * 2 - 20 * MS
+    assert measuring.launch(1, 50 * MS) == pytest.approx(2 * 50 * MS + paid, rel=0.2)
 
 
-def test_unpaid_launches_cost_no_more_than_the_cap(measuring: Gate) -> None:
-    for _ in range(400):
-        measuring.launch(1, 30 * S)
-    measuring.now += 61 * S
+def test_a_function_whose_kernels_do_not_end_is_held_back_by_a_second_each(
+    measuring: Gate,
+) -> None:
+    launches = [measuring.launch(1, 30 * S) for _ in range(10)]
+    assert launches[:4] == [0] * 4
+    assert launches[4:] == pytest.approx([S] * 6, rel=0.01)
+    measuring.now += 61 * S  # two of them end
     assert measuring.launch(1, 30 * S) == 60 * S
+
+
+def test_other_functions_do_not_wait_for_the_measurement_of_one(measuring: Gate) -> None:
+    for _ in range(4):
+        measuring.launch(1, 30 * S)
+    assert [measuring.launch(2, US) for _ in range(4)] == [0] * 4
+
+
+def test_an_unmeasured_kernel_of_nccl_waits_for_nothing(measuring: Gate) -> None:
+    measuring.name(function=b"ncclDevKernel_Generic")
+    assert [measuring.launch(1, 30 * S) for _ in range(10)] == [0] * 10
 
 
 def test_more_functions_than_the_table_holds_are_still_estimated(measuring: Gate) -> None:
@@ -397,15 +411,17 @@ def test_other_kernels_wait_like_all(gate: Gate, name: bytes) -> None:
 
 # ---- several processes, by the real clock
 
+LAUNCHES = 1_000_000  # of each process: so many that they run at the same time
+
 
 def test_four_processes_lose_no_payment_of_each_other(tmp_path: Path) -> None:
     files = Files(tmp_path, share=5000)
     files.set_most_debt(3600 * S)
     start = time.monotonic_ns() + 100 * S
     files.set_tat(start)  # in the future, so that each launch moves it by its price exactly
-    processes = [files.start("spared", 20_000) for _ in range(4)]
+    processes = [files.start("spared", LAUNCHES) for _ in range(4)]
     assert [process.wait(waiting.PATIENCE) for process in processes] == [0] * 4
-    assert files.gpu().tat - start == 4 * 20_000 * 2 * UNKNOWN
+    assert files.gpu().tat - start == 4 * LAUNCHES * 2 * UNKNOWN
 
 
 def test_four_processes_together_get_no_more_than_the_share(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 /*
- * The gate with a made-up clock and a made-up driver, for test_gate.py: one stream, whose kernels take
- * what the test says. Time passes while the gate sleeps or spins, and by `pass`.
+ * The gate with a made-up clock and a made-up driver, for test_gate.py: one stream, whose kernels
+ * take what the test says. Time passes while the gate sleeps or spins, and by `pass`.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -21,7 +21,8 @@ PUBLIC int capturing;
 PUBLIC int live_events;
 PUBLIC int created_events;
 PUBLIC int illegal_calls;     /* of what must not be called in a thread that captures */
-PUBLIC int query_result;      /* in place of success */
+PUBLIC int create_result;     /* of cuEventCreate */
+PUBLIC int query_result;      /* of cuEventQuery, where the event was reached */
 PUBLIC const char *function_name, *kernel_name;
 PUBLIC void (*slept)(uint64_t then); /* called before a sleep ends */
 PUBLIC uint64_t longest_sleep, spun;
@@ -75,6 +76,8 @@ static int event_create(void **made, unsigned flags)
 {
     (void)flags;
     must_be_legal();
+    if (create_result)
+        return create_result;
     *made = calloc(1, sizeof(struct event));
     live_events++;
     created_events++;

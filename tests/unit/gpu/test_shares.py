@@ -341,7 +341,7 @@ def test_a_share_that_is_no_fraction_of_a_gpu_is_refused(share: float) -> None:
 
 def _observe(utilization: float = 0.5, **fields: int) -> GroupUsage:
     nothing = dict.fromkeys(RegionUse.__struct_fields__, 0)
-    return observe(utilization, RegionUse(**{**nothing, **fields}), 1000 * S)
+    return observe(_at(0.5), utilization, RegionUse(**{**nothing, **fields}), 1000 * S)
 
 
 def test_a_launch_of_the_last_200_ms_makes_a_group_active() -> None:
@@ -354,6 +354,14 @@ def test_a_group_that_waits_is_active_although_it_does_not_launch() -> None:
     assert usage.backlogged
     assert usage.active
     assert not _observe(backlogged_at=999 * S).backlogged
+
+
+def test_a_group_that_pays_for_earlier_use_is_not_backlogged_but_active() -> None:
+    waits = {"backlogged_at": 1000 * S, "longest_ns": S, "longest_at": 1000 * S}
+    assert _observe(tat=1004 * S, **waits).backlogged
+    usage = _observe(tat=1010 * S, **waits)
+    assert usage.active
+    assert not usage.backlogged
 
 
 def test_what_a_tenant_writes_into_the_region_stays_within_bounds() -> None:
