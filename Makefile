@@ -1,12 +1,12 @@
 # podfabric: each target works alone on a fresh Debian 12 or 13 machine, as root.
 
 PY := .venv/bin/python
-SOURCES := agent base cni deploy deviceplugin host ipam cli tests bench tools
+SOURCES := agent base cni deploy deviceplugin gpu host ipam cli tests bench tools
 
 # Else every agent that a test starts compiles all of its modules again, half a second each time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test cni setup check test-host test-kernel test-cluster test-nodes test-api image \
+.PHONY: help demo test cni gpu setup check test-host test-kernel test-cluster test-nodes test-api image \
 	manifests format lock protos bench quick-start clean
 
 help: ## what there is
@@ -22,6 +22,10 @@ test: setup cni check test-host test-kernel ## everything CI runs
 cni: ## the CNI executables, in build/cni/bin
 	@tools/setup.sh base
 	@$(PY) -m tools.make_cni build/cni/bin
+
+gpu: ## the libraries of containers with a part of a GPU, in build/gpu/shim
+	@tools/setup.sh base
+	@$(PY) -m tools.build_shim
 
 setup:
 	@tools/setup.sh test

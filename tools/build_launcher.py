@@ -1,12 +1,10 @@
 """Compile the launcher, a static executable, if its sources or flags have changed."""
 
 import argparse
-import hashlib
-import os
-import subprocess
 from pathlib import Path
 
-CHECKOUT = Path(__file__).resolve().parent.parent
+from tools.compiling import CHECKOUT, compiled
+
 SOURCES = CHECKOUT / "cni/launcher"
 FLAGS = [
     *("-std=gnu11", "-O2", "-static", "-s"),
@@ -25,29 +23,7 @@ def build(target: str = "", output: Path | None = None) -> Path:
         output = CHECKOUT / "build/cni" / "-".join(filter(None, ("launcher", target)))
     sources = sorted(SOURCES.glob("*.c"))
     command = [compiler, *FLAGS, *(str(source) for source in sources)]
-    stamp = output.with_name(f".{output.name}.built-from")
-    state = _state(command)
-    if output.exists() and stamp.exists() and stamp.read_text() == state:
-        return output
-    output.parent.mkdir(parents=True, exist_ok=True)
-    temporary = output.with_name(f".{output.name}.{os.getpid()}")
-    try:
-        done = subprocess.run([*command, "-o", str(temporary)], check=False)
-    except FileNotFoundError:
-        raise SystemExit(f"no compiler {compiler}: run `tools/setup.sh base`") from None
-    if done.returncode != 0:
-        raise SystemExit(f"{compiler} failed with exit code {done.returncode}")
-    temporary.replace(output)
-    stamp.write_text(state)
-    return output
-
-
-def _state(command: list[str]) -> str:
-    """A hash of the command and the sources."""
-    made_of = hashlib.sha256("\0".join(command).encode())
-    for source in sorted(SOURCES.glob("*.[ch]")):
-        made_of.update(source.read_bytes())
-    return made_of.hexdigest()
+    return compiled(command, output, SOURCES.glob("*.[ch]"))
 
 
 def main() -> None:

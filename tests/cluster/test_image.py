@@ -124,13 +124,24 @@ def test_interpreter_is_the_one_that_the_code_is_tested_on(rootfs: Path) -> None
 
 def test_launchers_of_both_architectures_are_there_and_need_no_library(rootfs: Path) -> None:
     directory = rootfs / "opt/podfabric/lib/podfabric"
-    assert {path.name for path in directory.iterdir()} == MACHINES.keys()
+    assert {path.name for path in directory.iterdir() if path.is_file()} == MACHINES.keys()
     for name, machine in MACHINES.items():
         content = (directory / name).read_bytes()
         assert content[:5] == b"\x7fELF\x02"
         assert int.from_bytes(content[18:20], "little") == machine
         assert b"podfabric launcher 1" in content
         assert PT_INTERP not in _segments(content)
+
+
+def test_libraries_for_gpus_of_both_architectures_are_there(rootfs: Path) -> None:
+    directory = rootfs / "opt/podfabric/lib/podfabric"
+    for name, machine in MACHINES.items():
+        libraries = directory / name.replace("launcher", "gpu")
+        assert {path.name for path in libraries.iterdir()} == {"libpfcuda.so", "libpfnvml.so"}
+        for path in libraries.iterdir():
+            content = path.read_bytes()
+            assert content[:5] == b"\x7fELF\x02"
+            assert int.from_bytes(content[18:20], "little") == machine
 
 
 def test_bill_of_materials_lists_what_is_there(rootfs: Path) -> None:

@@ -1,0 +1,378 @@
+"""The groups of this node: containers that share limits of GPUs, and the files they are told in.
+
+A group is one container, or all containers of a pod that hold the same GPUs. Its directory has
+
+    limits       mounted read-only as /run/podfabric/gpu/limits
+    region       mounted read-write as /run/podfabric/gpu/region
+    agent/       mounted read-only as /run/podfabric/gpu/agent; the agent's socket is there
+    configured   for the agent alone: what the device plugin said
+
+below a directory that only root can enter, on a tmpfs. The two mounted files are made whole under
+another name, and later only written in place: a mount stays with the file that it began with.
+"""
+
+import os
+import re
+import threading
+import uuid as uuids
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from base import files, locks
+from base.paths import boot_id_of
+from gpu import layout, limits_file, region
+from gpu.limits_file import GpuEntry, LimitsFile, LimitsInvalid, Registered
+from gpu.region import Region, RegionInvalid
+from host import procfs
+
+CONTEXT_RESERVE = 400 << 20  # bytes, for a CUDA context that is not measured yet
+NO_LIMIT = layout.NO_LIMIT
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
+_LOCK = ".lock"
+_PATIENCE = 10.0  # seconds; a change takes less than a millisecond
+
+
+class GroupError(Exception):
+    """Limits cannot be set. The text names the group and says what to do."""
+
+
+@dataclass(frozen=True)
+class Limit:
+    """What a group may use of one GPU."""
+
+    uuid: str  # "GPU-…" or "MIG-…"
+    memory_bytes: int  # of all its processes together; NO_LIMIT
+    compute_share: float  # of the GPU's time, in (0, 1]
+
+
+_CONFIGURED = msgspec.json.Decoder(tuple[Limit, ...])  # built before there are threads
+
+
+@dataclass(frozen=True)
+class Compute:
+    """How launches on one GPU are delayed: a share in (0, 1], and the factor of estimated costs."""
+
+    share: float
+    kappa: float = 1.0
+
+
+class GroupFiles(msgspec.Struct, frozen=True, kw_only=True):
+    """What the files of a group say now."""
+
+    limits: tuple[Limit, ...]  # by GPU, as the device plugin set them
+    in_force: tuple[GpuEntry, ...]  # by GPU
+    processes: Mapping[int, Registered]  # by slot
+    allocation: bytes  # 16 bytes, which `region` has, too
+
+
+class Groups:
+    """All groups of the node. Any thread may use it, and any process of the node's.
+
+    Methods raise GroupError and OSError. `made` is called with a group's name before `make`
+    returns, from the caller's thread; `removed` after its files have gone.
+    """
+
+    def __init__(self, root: Path, *, context_reserve: int = CONTEXT_RESERVE) -> None:
+        self.root = root
+        self.made: Callable[[str], object] = lambda group: None
+        self.removed: Callable[[str], object] = lambda group: None
+        self._context_reserve = context_reserve
+        self._thread_lock = threading.Lock()
+        self._ceilings: dict[tuple[str, bytes], float] = {}  # of shares, by group and GPU
+
+    def make(self, group: str, limits: Sequence[Limit], policy: int = 0) -> Path:
+        """The directory of a group with these limits, before its container is created or started.
+
+        Called again it does the same: the files of a group whose GPUs are the same stay, with what
+        its processes have allocated, and get these limits. Others are replaced, unless a process
+        uses them. `policy` are bits of layout.h.
+        """
+        self._check(group, limits)
+        directory = self.root / group
+        with self._exclusive():
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            sockets = directory / "agent"
+            sockets.mkdir(exist_ok=True)
+            sockets.chmod(0o755)  # whatever the umask: the container's user looks the socket up
+            if not self._keep(group, limits, policy):
+                self._replace(group, limits, policy)
+        self.made(group)
+        return directory
+
+    def change(self, group: str, limits: Sequence[Limit]) -> None:
+        """Change the limits of a group's GPUs while its processes run. They see it at once."""
+        self._check(group, limits)
+        with self._exclusive(), self._open(group) as opened:
+            in_file = _by_uuid(limits, opened)
+            if in_file is None:
+                raise GroupError(
+                    f"group {group}: its GPUs cannot change while it lives: remove it, and make it "
+                    "again for a new container"
+                )
+            self._write(group, opened, in_file, None)
+
+    def remove(self, group: str) -> None:
+        """Remove the files of a group whose containers are gone. None is no error."""
+        if not _NAME.fullmatch(group):
+            raise GroupError(f"group {group!r}: no group can have this name")
+        directory = self.root / group
+        with self._exclusive():
+            # Without `limits` it is none of the groups; a kill leaves the rest to the next call.
+            for name in ("limits", "configured", "region", "agent/agent.sock", "agent/.new"):
+                with suppress(FileNotFoundError, NotADirectoryError):
+                    files.remove(directory / name, durable=False)
+            for empty in (directory / "agent", directory):
+                with suppress(FileNotFoundError):
+                    empty.rmdir()
+            for key in [key for key in self._ceilings if key[0] == group]:
+                del self._ceilings[key]
+        self.removed(group)
+
+    def names(self) -> list[str]:
+        """The groups that are made, sorted."""
+        with suppress(FileNotFoundError):
+            found = os.listdir(self.root)  # noqa: PTH208 - paths cost more, each second
+            return sorted(name for name in found if (self.root / name / "limits").exists())
+        return []
+
+    def read(self, group: str) -> GroupFiles:
+        """What the files of a group say now."""
+        with self._open(group) as opened:
+            in_force = opened.gpus()
+            return GroupFiles(
+                limits=self._configured(group, in_force),
+                in_force=in_force,
+                processes=opened.processes(),
+                allocation=bytes(opened.header.allocation),
+            )
+
+    def region(self, group: str, of: GroupFiles) -> Region:
+        """The open region of a group that was read. Raises RegionInvalid."""
+        return Region(self.root / group / "region", len(of.in_force), of.allocation)
+
+    def set_compute(self, group: str, computes: Mapping[str, Compute]) -> None:
+        """Set how launches are delayed now, by GPU; the configured shares stay as they are."""
+        with self._exclusive(), self._open(group) as opened:
+            by_gpu = {bytes_of(uuid): compute for uuid, compute in computes.items()}
+            entries = [
+                msgspec.structs.replace(
+                    entry,
+                    share=min(compute.share, self._ceilings.get((group, entry.uuid), 1.0)),
+                    kappa=compute.kappa,
+                )
+                if (compute := by_gpu.get(entry.uuid)) is not None
+                else entry
+                for entry in opened.gpus()
+            ]
+            if tuple(entries) != opened.gpus():
+                opened.write(entries)
+
+    def throttle(self, group: str, uuid: str, share: float | None) -> None:
+        """Let a group have at most `share` of a GPU's time until this is called with None."""
+        key = (group, bytes_of(uuid))
+        with self._exclusive(), self._open(group) as opened:
+            if share is None:
+                self._ceilings.pop(key, None)
+            else:
+                self._ceilings[key] = share
+            limits = self._configured(group, opened.gpus())
+            self._write(group, opened, limits, None)
+
+    def settle(self, group: str) -> None:
+        """Write the configured limits: finish a killed agent's change, lift what it throttled."""
+        with self._exclusive(), self._open(group) as opened:
+            self._write(group, opened, self._configured(group, opened.gpus()), None)
+
+    def register(self, group: str, slot: int, host_pid: int, start_time: int) -> Registered:
+        """Enter a living process in a slot, under a new registration."""
+        with self._exclusive(), self._open(group) as opened:
+            former = opened.process(slot)
+            registered = Registered(
+                registration=former.registration + 1 if former is not None else 1,
+                host_pid=host_pid,
+                start_time=start_time,
+                alive=True,
+                overhead_bytes=(),
+            )
+            opened.write(processes={slot: registered})
+            return registered
+
+    def bury(self, group: str, slots: Mapping[int, int]) -> None:
+        """Say that processes are dead. `slots` has their registrations: a later one stays."""
+        with self._exclusive(), self._open(group) as opened:
+            known = ((slot, opened.process(slot), of) for slot, of in slots.items())
+            dead = {
+                slot: msgspec.structs.replace(process, alive=False, overhead_bytes=())
+                for slot, process, registration in known
+                if process is not None and process.alive and process.registration == registration
+            }
+            if dead:
+                opened.write(processes=dead)
+
+    def measured(self, group: str, overheads: Mapping[int, Registered]) -> None:
+        """Enter what contexts were measured to need: processes as they were read, but for that."""
+        with self._exclusive(), self._open(group) as opened:
+            known = ((slot, opened.process(slot), of) for slot, of in overheads.items())
+            changed = {
+                slot: msgspec.structs.replace(process, overhead_bytes=of.overhead_bytes)
+                for slot, process, of in known
+                if process is not None
+                and process.alive
+                and process.registration == of.registration
+                and process.overhead_bytes != of.overhead_bytes
+            }
+            if changed:
+                opened.write(processes=changed)
+
+    def _keep(self, group: str, limits: Sequence[Limit], policy: int) -> bool:
+        """Whether the files that are there can stay; they have the limits then."""
+        try:
+            with self._open(group) as opened:
+                allocation = bytes(opened.header.allocation)
+                in_file = _by_uuid(limits, opened)
+                alive = [each.host_pid for each in opened.processes().values() if each.alive]
+                try:
+                    path = self.root / group / "region"
+                    Region(path, opened.header.gpus, allocation).close()
+                    whole = True
+                except RegionInvalid:
+                    whole = False
+                if in_file is not None and whole:
+                    self._write(group, opened, in_file, policy)
+                    return True
+        except GroupError:
+            return False
+        if alive:
+            raise GroupError(
+                f"group {group}: processes {alive} still use its files, which are of other GPUs or "
+                "damaged: end them first"
+            )
+        return False
+
+    def _replace(self, group: str, limits: Sequence[Limit], policy: int) -> None:
+        directory = self.root / group
+        allocation = os.urandom(16)
+        boot_id = uuids.UUID(boot_id_of(procfs.path())).bytes
+        entries = [self._entry(group, limit) for limit in limits]
+        content = limits_file.content_of(entries, policy, boot_id, allocation)
+        # Last `limits`, by which the group is one: a kill before that leaves none.
+        files.remove(directory / "limits", durable=False)
+        _store(directory / "configured", limits)
+        empty = region.content_of(allocation)
+        files.write_atomically(directory / "region", empty, 0o666, durable=False)
+        files.write_atomically(directory / "limits", content, 0o644, durable=False)
+
+    def _write(
+        self, group: str, opened: LimitsFile, limits: Sequence[Limit], policy: int | None
+    ) -> None:
+        """Write limits, in the order of the file, there and where they are known after a kill."""
+        _store(self.root / group / "configured", limits)
+        former = opened.gpus()
+        entries = [
+            self._entry(group, limit, kappa=entry.kappa)
+            for limit, entry in zip(limits, former, strict=True)
+        ]
+        opened.write(entries, policy=policy)
+
+    def _entry(self, group: str, limit: Limit, kappa: float = 1.0) -> GpuEntry:
+        uuid = bytes_of(limit.uuid)
+        return GpuEntry(
+            uuid=uuid,
+            memory_bytes=min(limit.memory_bytes, NO_LIMIT),
+            context_bytes=self._context_reserve,
+            share=min(limit.compute_share, self._ceilings.get((group, uuid), 1.0)),
+            kappa=kappa,
+        )
+
+    def _configured(self, group: str, entries: Sequence[GpuEntry]) -> tuple[Limit, ...]:
+        """What was configured, in the order of the file; what is in force if that is lost."""
+        in_force = tuple(
+            Limit(f"GPU-{uuids.UUID(bytes=entry.uuid)}", entry.memory_bytes, entry.share)
+            for entry in entries
+        )
+        try:
+            content = files.read(str(self.root / group / "configured"))
+            stored = _CONFIGURED.decode(content)
+            by_gpu = {bytes_of(limit.uuid): limit for limit in stored}
+            return tuple(by_gpu[entry.uuid] for entry in entries)
+        except (OSError, msgspec.MsgspecError, GroupError, KeyError):
+            return in_force
+
+    def _check(self, group: str, limits: Sequence[Limit]) -> None:
+        if not _NAME.fullmatch(group):
+            raise GroupError(
+                f"group {group!r}: a name has up to 200 letters, digits, dots, dashes, underscores"
+            )
+        if not 1 <= len(limits) <= layout.GPUS:
+            raise GroupError(f"group {group}: {len(limits)} GPUs: 1 to {layout.GPUS} are possible")
+        if len({bytes_of(limit.uuid) for limit in limits}) != len(limits):
+            raise GroupError(f"group {group}: a GPU is listed twice: add up its limits")
+        for limit in limits:
+            if limit.memory_bytes <= self._context_reserve:
+                raise GroupError(
+                    f"group {group}: {limit.uuid}: {limit.memory_bytes} bytes are not enough for a "
+                    f"CUDA context: more than {self._context_reserve} are needed"
+                )
+            if not 0 < limit.compute_share <= 1:
+                raise GroupError(
+                    f"group {group}: {limit.uuid}: share {limit.compute_share:g}: must be above 0, "
+                    "and 1 at most"
+                )
+
+    @contextmanager
+    def _open(self, group: str) -> Iterator[LimitsFile]:
+        try:
+            opened = LimitsFile(self.root / group / "limits")
+        except LimitsInvalid as error:
+            raise GroupError(f"group {group}: {error}") from None
+        with opened:
+            yield opened
+
+    @contextmanager
+    def _exclusive(self) -> Iterator[None]:
+        """One writer on this node: an agent that stops, and the next one, write for a while."""
+        with self._thread_lock:
+            lock = locks.locked(
+                self.root / _LOCK, "the limits of GPUs", _PATIENCE, keep=True, pause=0.001
+            )
+            try:
+                lock.acquire()
+            except locks.Busy as busy:
+                raise GroupError(str(busy)) from None
+            try:
+                yield
+            finally:
+                lock.release()
+
+
+def bytes_of(uuid: str) -> bytes:
+    """The 16 bytes of "GPU-…" or "MIG-…", as cuDeviceGetUuid answers them. Raises GroupError."""
+    kind, _, number = uuid.partition("-")
+    try:
+        if kind not in ("GPU", "MIG"):
+            raise ValueError
+        return uuids.UUID(number).bytes
+    except ValueError:
+        raise GroupError(f"{uuid!r}: expected the UUID of a GPU, GPU-… or MIG-…") from None
+
+
+def _by_uuid(limits: Sequence[Limit], opened: LimitsFile) -> tuple[Limit, ...] | None:
+    """The limits in the order of the file; None if it is of other GPUs."""
+    by_gpu = {bytes_of(limit.uuid): limit for limit in limits}
+    order = [entry.uuid for entry in opened.gpus()]
+    return tuple(by_gpu[uuid] for uuid in order) if set(order) == by_gpu.keys() else None
+
+
+def _store(path: Path, limits: Sequence[Limit]) -> None:
+    content = msgspec.json.encode(limits)
+    try:
+        if files.read(str(path)) == content:
+            return
+    except OSError:
+        pass
+    files.write_atomically(path, content, durable=False)

@@ -1,0 +1,239 @@
+"""The files `limits` and `region` of a group, and the messages of its socket: gpu/shim/layout.h.
+
+The header says what each field means and who writes it. A test compares every offset with it.
+"""
+
+from ctypes import LittleEndianStructure, c_char, c_uint8, c_uint32, c_uint64, sizeof
+
+VERSION = 1
+GPUS = 16
+SLOTS = 256
+SYMBOLS = 50
+SYMBOL_LENGTH = 56
+LIMITS_MAGIC = 0x7374696D694C6650
+REGION_MAGIC = 0x6E6F696765526650
+NO_LIMIT = NOT_MEASURED = 2**64 - 1
+MUTEX_KIND, MUTEX_KIND_AT = 0x90, 16
+
+MANAGED_IGNORE, MANAGED_DENY, EXTERNAL_DENY, UNKNOWN_WARN, ERROR_ALLOW = (1 << n for n in range(5))
+PROCESS_NONE, PROCESS_ALIVE, PROCESS_DEAD = range(3)
+SLOT_FREE, SLOT_USED = range(2)
+STATUS_OK, STATUS_VERSION, STATUS_STRANGER, STATUS_SLOT, STATUS_BUSY = range(5)
+
+
+class PfGpuLimit(LittleEndianStructure):
+    """struct pf_gpu_limit."""
+
+    uuid: bytes
+    memory_bytes: int
+    context_bytes: int
+    burst_ns: int
+    most_debt_ns: int
+    share: int
+    kappa: int
+    _fields_ = [
+        ("uuid", c_uint8 * 16),
+        ("memory_bytes", c_uint64),
+        ("context_bytes", c_uint64),
+        ("burst_ns", c_uint64),
+        ("most_debt_ns", c_uint64),
+        ("share", c_uint32),
+        ("kappa", c_uint32),
+        ("reserved", c_uint8 * 72),
+    ]
+
+
+class PfProcess(LittleEndianStructure):
+    """struct pf_process."""
+
+    registration: int
+    start_time: int
+    host_pid: int
+    state: int
+    overhead_bytes: list[int]
+    _fields_ = [
+        ("registration", c_uint64),
+        ("start_time", c_uint64),
+        ("host_pid", c_uint32),
+        ("state", c_uint32),
+        ("reserved", c_uint64),
+        ("overhead_bytes", c_uint64 * GPUS),
+    ]
+
+
+class PfLimitsHeader(LittleEndianStructure):
+    """struct pf_limits before `gpu`."""
+
+    magic: int
+    version: int
+    size: int
+    sequence: int
+    boot_id: bytes
+    allocation: bytes
+    gpus: int
+    policy: int
+    _fields_ = [
+        ("magic", c_uint64),
+        ("version", c_uint32),
+        ("size", c_uint32),
+        ("sequence", c_uint64),
+        ("boot_id", c_uint8 * 16),
+        ("allocation", c_uint8 * 16),
+        ("gpus", c_uint32),
+        ("policy", c_uint32),
+    ]
+
+
+class PfLimits(LittleEndianStructure):
+    """struct pf_limits."""
+
+    header: PfLimitsHeader
+    gpu: list[PfGpuLimit]
+    process: list[PfProcess]
+    _fields_ = [
+        ("header", PfLimitsHeader),
+        ("gpu", PfGpuLimit * GPUS),
+        ("process", PfProcess * SLOTS),
+    ]
+
+
+class PfGpu(LittleEndianStructure):
+    """struct pf_gpu."""
+
+    used_bytes: int
+    peak_bytes: int
+    denied: int
+    external_imports: int
+    tat: int
+    backlogged_at: int
+    longest_ns: int
+    longest_at: int
+    tat_share: int
+    launches: int
+    throttled: int
+    wait_ns: int
+    last_launch: int
+    _fields_ = [
+        ("used_bytes", c_uint64),
+        ("peak_bytes", c_uint64),
+        ("denied", c_uint64),
+        ("external_imports", c_uint64),
+        ("reserved", c_uint64 * 4),
+        ("tat", c_uint64),
+        ("backlogged_at", c_uint64),
+        ("longest_ns", c_uint64),
+        ("longest_at", c_uint64),
+        ("tat_share", c_uint64),
+        ("reserved_gate", c_uint64 * 3),
+        ("launches", c_uint64),
+        ("throttled", c_uint64),
+        ("wait_ns", c_uint64),
+        ("last_launch", c_uint64),
+        ("reserved_counters", c_uint64 * 4),
+    ]
+
+
+class PfSlotGpu(LittleEndianStructure):
+    """One of `gpu` in struct pf_slot."""
+
+    data_bytes: int
+    context_bytes: int
+    _fields_ = [("data_bytes", c_uint64), ("context_bytes", c_uint64)]
+
+
+class PfSlot(LittleEndianStructure):
+    """struct pf_slot."""
+
+    state: int
+    pid: int
+    pid_namespace: int
+    start_time: int
+    image: int
+    registration: int
+    instance: int
+    gpu: list[PfSlotGpu]
+    _fields_ = [
+        ("state", c_uint32),
+        ("pid", c_uint32),
+        ("pid_namespace", c_uint64),
+        ("start_time", c_uint64),
+        ("image", c_uint64),
+        ("registration", c_uint64),
+        ("instance", c_uint64),
+        ("reserved", c_uint64 * 2),
+        ("gpu", PfSlotGpu * GPUS),
+    ]
+
+
+class PfSymbol(LittleEndianStructure):
+    """struct pf_symbol."""
+
+    name: bytes
+    count: int
+    _fields_ = [("name", c_char * SYMBOL_LENGTH), ("count", c_uint64)]
+
+
+class PfRegionHeader(LittleEndianStructure):
+    """struct pf_region before `gpu`."""
+
+    magic: int
+    version: int
+    size: int
+    allocation: bytes
+    mutex: list[int]
+    applied: int
+    lock_recoveries: int
+    stale_slots: int
+    refused_slots: int
+    _fields_ = [
+        ("magic", c_uint64),
+        ("version", c_uint32),
+        ("size", c_uint32),
+        ("allocation", c_uint8 * 16),
+        ("reserved", c_uint8 * 32),
+        ("mutex", c_uint8 * 64),
+        ("applied", c_uint64),
+        ("lock_recoveries", c_uint64),
+        ("stale_slots", c_uint64),
+        ("refused_slots", c_uint64),
+        ("reserved_counters", c_uint64 * 4),
+    ]
+
+
+class PfRegion(LittleEndianStructure):
+    """struct pf_region."""
+
+    header: PfRegionHeader
+    gpu: list[PfGpu]
+    slot: list[PfSlot]
+    symbol: list[PfSymbol]
+    _fields_ = [
+        ("header", PfRegionHeader),
+        ("gpu", PfGpu * GPUS),
+        ("slot", PfSlot * SLOTS),
+        ("symbol", PfSymbol * SYMBOLS),
+    ]
+
+
+class PfRequest(LittleEndianStructure):
+    """struct pf_request."""
+
+    version: int
+    slot: int
+    _fields_ = [("version", c_uint32), ("slot", c_uint32)]
+
+
+class PfAnswer(LittleEndianStructure):
+    """struct pf_answer."""
+
+    status: int
+    host_pid: int
+    registration: int
+    _fields_ = [("status", c_uint32), ("host_pid", c_uint32), ("registration", c_uint64)]
+
+
+LIMITS_SIZE, REGION_SIZE = sizeof(PfLimits), sizeof(PfRegion)
+GPU_AT, PROCESS_AT = sizeof(PfLimitsHeader), sizeof(PfLimitsHeader) + GPUS * sizeof(PfGpuLimit)
+USE_AT = sizeof(PfRegionHeader)
+SLOT_AT = USE_AT + GPUS * sizeof(PfGpu)
+SYMBOL_AT = SLOT_AT + SLOTS * sizeof(PfSlot)

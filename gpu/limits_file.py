@@ -1,0 +1,207 @@
+"""The file `limits` of a group: what its containers read, and only the agent writes.
+
+A change is a few pwrite(2)s between two of the sequence number, which is odd meanwhile. Each holds
+the inode's lock, which orders them on every architecture. What a killed writer left (an odd number)
+the next writer makes even again. Writers exclude each other: see `Groups`.
+"""
+
+import os
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from ctypes import sizeof
+from pathlib import Path
+
+import msgspec
+
+from base import files
+from gpu import layout
+
+SHARES = 10_000  # a share of 1 in the file
+KAPPA = 1 << 16  # a kappa of 1 in the file
+BURST = 20_000_000  # ns
+MOST_DEBT = 60_000_000_000  # ns
+
+_SEQUENCE_AT = layout.PfLimitsHeader.sequence.offset  # type: ignore[attr-defined]
+_POLICY_AT = layout.PfLimitsHeader.policy.offset  # type: ignore[attr-defined]
+_GPU, _PROCESS = sizeof(layout.PfGpuLimit), sizeof(layout.PfProcess)
+
+
+class LimitsInvalid(Exception):
+    """The file does not exist, or is not one that this version wrote. The text names it."""
+
+
+class GpuEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """What one GPU is limited to now."""
+
+    uuid: bytes  # 16 bytes
+    memory_bytes: int  # layout.NO_LIMIT
+    context_bytes: int  # charged for a context until it is measured
+    share: float  # of the GPU's time, in (0, 1]
+    kappa: float = 1.0  # what estimated costs are multiplied with
+    burst_ns: int = BURST
+    most_debt_ns: int = MOST_DEBT
+
+
+class Registered(msgspec.Struct, frozen=True, kw_only=True):
+    """What the agent knows of the process in a slot."""
+
+    registration: int
+    host_pid: int
+    start_time: int  # clock ticks since the boot
+    alive: bool
+    overhead_bytes: tuple[int | None, ...]  # by GPU; None: not measured
+
+
+class LimitsFile:
+    """An open `limits`. Raises LimitsInvalid, later OSError.
+
+    The caller makes sure that there is one writer at a time.
+    """
+
+    def __init__(self, path: Path) -> None:
+        try:
+            self._descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError as error:
+            raise LimitsInvalid(f"{path}: {error.strerror}") from None
+        try:
+            if os.fstat(self._descriptor).st_size != layout.LIMITS_SIZE:
+                raise LimitsInvalid(f"{path}: has not the size of this version's file")
+            self.header = layout.PfLimitsHeader.from_buffer_copy(self._read(0, layout.GPU_AT))
+            wanted = (layout.LIMITS_MAGIC, layout.VERSION, layout.LIMITS_SIZE)
+            if (self.header.magic, self.header.version, self.header.size) != wanted:
+                raise LimitsInvalid(f"{path}: is not of this version")
+            if not 1 <= self.header.gpus <= layout.GPUS:
+                raise LimitsInvalid(f"{path}: has {self.header.gpus} GPUs")
+        except BaseException:
+            os.close(self._descriptor)
+            raise
+
+    def __enter__(self) -> "LimitsFile":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._descriptor)
+
+    def gpus(self) -> tuple[GpuEntry, ...]:
+        """The limits of each GPU, in the order of the file and of `region`."""
+        content = self._read(layout.GPU_AT, self.header.gpus * _GPU)
+        read = (
+            layout.PfGpuLimit.from_buffer_copy(content, n * _GPU) for n in range(self.header.gpus)
+        )
+        return tuple(
+            GpuEntry(
+                uuid=bytes(gpu.uuid),
+                memory_bytes=gpu.memory_bytes,
+                context_bytes=gpu.context_bytes,
+                share=gpu.share / SHARES,
+                kappa=gpu.kappa / KAPPA,
+                burst_ns=gpu.burst_ns,
+                most_debt_ns=gpu.most_debt_ns,
+            )
+            for gpu in read
+        )
+
+    def processes(self) -> dict[int, Registered]:
+        """What is known of the processes, by slot; without slots that were never registered."""
+        content = self._read(layout.PROCESS_AT, layout.SLOTS * _PROCESS)
+        return {
+            slot: self._registered(content, slot * _PROCESS)
+            for slot, (registration,) in enumerate(_REGISTRATION.iter_unpack(content))
+            if registration
+        }
+
+    def process(self, slot: int) -> Registered | None:
+        """What is known of the process in one slot."""
+        content = self._read(layout.PROCESS_AT + slot * _PROCESS, _PROCESS)
+        registered = self._registered(content, 0)
+        return registered if registered.registration else None
+
+    def write(
+        self,
+        gpus: Sequence[GpuEntry] = (),
+        processes: Mapping[int, Registered] | None = None,
+        policy: int | None = None,
+    ) -> None:
+        """Change the limits of all GPUs, the processes in some slots, or the policy, at once."""
+        changes = [(layout.GPU_AT + n * _GPU, _gpu(gpu)) for n, gpu in enumerate(gpus)]
+        if policy is not None:
+            changes.append((_POLICY_AT, struct.pack("<I", policy)))
+        for slot, process in (processes or {}).items():
+            changes.append((layout.PROCESS_AT + slot * _PROCESS, _process(process)))
+        with self._changing():
+            for offset, content in changes:
+                files.write_at(self._descriptor, content, offset)
+
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        (sequence,) = struct.unpack("<Q", self._read(_SEQUENCE_AT, 8))
+        odd = sequence | 1  # it is odd already if a writer was killed
+        files.write_at(self._descriptor, struct.pack("<Q", odd), _SEQUENCE_AT)
+        yield
+        # Not after an error: readers keep their copy of the last whole content.
+        even = (odd + 1) % 2**64 or 2
+        files.write_at(self._descriptor, struct.pack("<Q", even), _SEQUENCE_AT)
+
+    def _registered(self, content: bytes, offset: int) -> Registered:
+        registration, start_time, host_pid, state, _, *overheads = _ENTRY.unpack_from(
+            content, offset
+        )
+        measured = overheads[: self.header.gpus]
+        return Registered(
+            registration=registration,
+            host_pid=host_pid,
+            start_time=start_time,
+            alive=state == layout.PROCESS_ALIVE,
+            overhead_bytes=tuple(None if n == layout.NOT_MEASURED else n for n in measured),
+        )
+
+    def _read(self, offset: int, size: int) -> bytes:
+        content = os.pread(self._descriptor, size, offset)
+        if len(content) != size:
+            raise LimitsInvalid("limits: has become shorter")
+        return content
+
+
+_REGISTRATION = struct.Struct(f"<Q{_PROCESS - 8}x")
+_ENTRY = struct.Struct(f"<QQIIQ{layout.GPUS}Q")  # struct pf_process; quicker than its fields
+
+
+def content_of(gpus: Sequence[GpuEntry], policy: int, boot_id: bytes, allocation: bytes) -> bytes:
+    """A new file's content. `boot_id` and `allocation` have 16 bytes, the latter as in `region`."""
+    content = layout.PfLimits()
+    header = content.header
+    header.magic, header.version = layout.LIMITS_MAGIC, layout.VERSION
+    header.size, header.sequence = layout.LIMITS_SIZE, 2
+    header.gpus, header.policy = len(gpus), policy
+    header.boot_id[:] = boot_id  # type: ignore[index]
+    header.allocation[:] = allocation  # type: ignore[index]
+    image = bytes(content)
+    entries = b"".join(map(_gpu, gpus))
+    return image[: layout.GPU_AT] + entries + image[layout.GPU_AT + len(entries) :]
+
+
+def _gpu(gpu: GpuEntry) -> bytes:
+    entry = layout.PfGpuLimit()
+    entry.uuid[:] = gpu.uuid  # type: ignore[index]
+    entry.memory_bytes, entry.context_bytes = gpu.memory_bytes, gpu.context_bytes
+    entry.burst_ns, entry.most_debt_ns = gpu.burst_ns, gpu.most_debt_ns
+    entry.share = min(SHARES, max(1, round(gpu.share * SHARES)))
+    entry.kappa = min(2**32 - 1, max(1, round(gpu.kappa * KAPPA)))
+    return bytes(entry)
+
+
+def _process(process: Registered) -> bytes:
+    entry = layout.PfProcess()
+    entry.registration, entry.start_time = process.registration, process.start_time
+    entry.host_pid = process.host_pid
+    entry.state = layout.PROCESS_ALIVE if process.alive else layout.PROCESS_DEAD
+    entry.overhead_bytes[:] = [layout.NOT_MEASURED] * layout.GPUS
+    for n, measured in enumerate(process.overhead_bytes):
+        if measured is not None:
+            entry.overhead_bytes[n] = min(measured, layout.NOT_MEASURED - 1)
+    return bytes(entry)

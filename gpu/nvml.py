@@ -1,0 +1,223 @@
+"""NVML, the driver's library: what processes use of each GPU, and the memory limits of cgroups.
+
+nvidia-ml-py wraps the library's functions; this module gives them types, and one exception. Both
+are loaded by `open_driver`, so a node without GPUs does without (nvidia-ml-py needs 17 MB of
+memory). Its functions may block for long when a GPU is in trouble: no other work waits for them.
+
+Sources: nvml.h; docs of NVML, "Device Queries", "Device Commands".
+"""
+
+import ctypes
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from base.types import Bdf
+
+LIBRARY = "libnvidia-ml.so.1"
+# Where a driver's libraries are below its root: Debian, RPM distributions, Google's COS, NixOS.
+DIRECTORIES = (
+    *("usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "usr/lib64"),
+    *("usr/lib/x86_64-linux-gnu/nvidia/current", "usr/lib/aarch64-linux-gnu/nvidia/current"),
+    *("lib/x86_64-linux-gnu", "lib/aarch64-linux-gnu", "lib64", "usr/lib", "lib"),
+)
+NOT_SUPPORTED = 3
+NOT_FOUND = 6
+_SUCCESS, _INSUFFICIENT_SIZE, _FUNCTION_NOT_FOUND = 0, 7, 13
+UNLIMITED = 2**64 - 1
+
+_loading = threading.Lock()  # nvidia-ml-py has one library in a process
+
+
+class NvmlError(Exception):
+    """The driver cannot answer. `code` is nvmlReturn_t's, 0 if the library cannot be loaded."""
+
+    def __init__(self, text: str, code: int = 0) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+class DeviceMemory(msgspec.Struct, frozen=True):
+    """The memory of a GPU, bytes. What the driver keeps for itself is `reserved`."""
+
+    total: int
+    reserved: int
+    used: int
+
+
+class Utilization(msgspec.Struct, frozen=True):
+    """How busy a process kept the GPU's SMs in a sampling period of the driver (1/6 to 1 s)."""
+
+    pid: int
+    at_us: int  # the end of the period, by the driver's clock
+    sm: float  # 0 to 1
+
+
+class CgroupLimit(msgspec.Struct, frozen=True):
+    """The memory of one GPU that the processes of a cgroup may use and do use, bytes."""
+
+    soft: int
+    hard: int  # UNLIMITED
+    used: int
+
+
+def library_of(driver_root: Path) -> Path | None:
+    """The driver's NVML below its root, by the name that a new driver has a new file for."""
+    for directory in DIRECTORIES:
+        path = driver_root / directory / LIBRARY
+        if path.exists():
+            # The loader takes a library that it has by its path for the same one.
+            return path.resolve()
+    return None
+
+
+def open_driver(driver_root: Path = Path("/")) -> "Nvml":
+    """NVML of the driver that is installed below `driver_root`. Raises NvmlError without one."""
+    path = library_of(driver_root)
+    if path is None:
+        raise NvmlError(
+            f"no {LIBRARY} below {driver_root}: install NVIDIA's driver, or set the driver's root"
+        )
+    return Nvml(path)
+
+
+class Nvml:
+    """NVML of one driver, until `close`. The latest one that was opened is the process' only one.
+
+    Every method raises NvmlError. GPUs and MIG devices are named by their UUIDs, "GPU-…".
+    """
+
+    def __init__(self, library: Path) -> None:
+        import pynvml
+
+        self._nvml: Any = pynvml
+        with _loading:
+            try:
+                pynvml.nvmlLib = ctypes.CDLL(str(library))
+            except OSError as error:
+                raise NvmlError(f"cannot load {library}: {error}") from None
+            pynvml._nvmlGetFunctionPointer_cache.clear()  # has functions of the former library
+            self._call(pynvml.nvmlInitWithFlags, 0)
+        self._handles: dict[str, object] = {}
+
+    def close(self) -> None:
+        """Let the driver go."""
+        with _loading:
+            self._call(self._nvml.nvmlShutdown)
+
+    def driver_version(self) -> str:
+        """As "580.65.06"."""
+        return str(self._call(self._nvml.nvmlSystemGetDriverVersion))
+
+    def uuids(self) -> list[str]:
+        """The GPUs, in the driver's order (by PCI address). One that cannot be read is left out."""
+        uuids = []
+        for index in range(int(self._call(self._nvml.nvmlDeviceGetCount))):
+            try:
+                handle = self._call(self._nvml.nvmlDeviceGetHandleByIndex, index)
+                uuid = str(self._call(self._nvml.nvmlDeviceGetUUID, handle))
+            except NvmlError:  # it has fallen off the bus
+                continue
+            self._handles[uuid] = handle
+            uuids.append(uuid)
+        return uuids
+
+    def minor(self, uuid: str) -> int:
+        """N of /dev/nvidiaN."""
+        return int(self._of(uuid, self._nvml.nvmlDeviceGetMinorNumber))
+
+    def address(self, uuid: str) -> Bdf:
+        """The PCI address as sysfs writes it."""
+        pci = self._of(uuid, self._nvml.nvmlDeviceGetPciInfo)
+        function = 0  # all GPUs'; NVML has no field for it
+        return Bdf(f"{pci.domain:04x}:{pci.bus:02x}:{pci.device:02x}.{function}")
+
+    def in_mig_mode(self, uuid: str) -> bool:
+        """Whether the GPU is cut into MIG devices."""
+        try:
+            return bool(self._of(uuid, self._nvml.nvmlDeviceGetMigMode)[0])
+        except NvmlError as error:
+            if error.code == NOT_SUPPORTED:
+                return False
+            raise
+
+    def memory(self, uuid: str) -> DeviceMemory:
+        """The GPU's memory; total includes what is reserved."""
+        memory = self._of(uuid, self._nvml.nvmlDeviceGetMemoryInfo, self._nvml.nvmlMemory_v2)
+        return DeviceMemory(memory.total, memory.reserved, memory.used)
+
+    def processes(self, uuid: str) -> dict[int, int]:
+        """Bytes that each process uses on the GPU, by the pid in this process' pid namespace.
+
+        A process that computes and draws is in two of the driver's lists, each with all it uses. A
+        process whose use the driver cannot tell counts as 0.
+        """
+        used: dict[int, int] = {}
+        for kind in ("Compute", "Graphics", "MPSCompute"):
+            for process in self._listed(uuid, f"nvmlDeviceGet{kind}RunningProcesses"):
+                pid = int(process.pid)
+                used[pid] = max(used.get(pid, 0), int(process.usedGpuMemory or 0))
+        return used
+
+    def utilization(self, uuid: str, since_us: int) -> list[Utilization]:
+        """Samples that are newer than `since_us` of the driver's clock (0: all that it has)."""
+        for _ in range(3):  # a sample may come between the call for the size and the other
+            try:
+                samples = self._of(uuid, self._nvml.nvmlDeviceGetProcessUtilization, since_us)
+            except NvmlError as error:
+                if error.code in (_SUCCESS, NOT_FOUND):  # there is none
+                    return []
+                if error.code != _INSUFFICIENT_SIZE:
+                    raise
+            else:
+                return [
+                    Utilization(sample.pid, sample.timeStamp, min(sample.smUtil, 100) / 100)
+                    for sample in samples
+                    if sample.pid and sample.timeStamp > since_us
+                ]
+        return []
+
+    def set_cgroup_limit(self, uuid: str, cgroup: Path, hard: int) -> None:
+        """Limit the memory of the GPU that processes of `cgroup` (its directory) use together.
+
+        The soft limit is 0: soft limits add up in every ancestor, and stay there. NOT_FOUND means
+        that a level of the cgroup lacks the dmem controller, NOT_SUPPORTED a driver before R615.
+        """
+        limits = self._nvml.c_nvmlSetMemoryLimits_v1_t()
+        limits.nameSpace, limits.softLimit, limits.hardLimit = str(cgroup).encode(), 0, hard
+        self._of(uuid, self._nvml.nvmlDeviceSetMemoryLimits_v1, limits)
+
+    def cgroup_limit(self, uuid: str, cgroup: Path) -> CgroupLimit:
+        """The limit and use of a cgroup. Before a first limit: NOT_SUPPORTED or NOT_FOUND."""
+        limits = self._nvml.c_nvmlGetMemoryLimits_v1_t()
+        limits.nameSpace = str(cgroup).encode()
+        self._of(uuid, self._nvml.nvmlDeviceGetMemoryLimits_v1, limits)
+        return CgroupLimit(limits.softLimit, limits.hardLimit, limits.currentUsed)
+
+    def _listed(self, uuid: str, function: str) -> Sequence[Any]:
+        """The answer of a function's newest version that the driver has; [] if it has none."""
+        for version in ("_v3", "_v2"):
+            try:
+                listed: Sequence[Any] = self._of(uuid, getattr(self._nvml, function + version))
+            except NvmlError as error:
+                if error.code not in (_FUNCTION_NOT_FOUND, NOT_SUPPORTED):
+                    raise
+            else:
+                return listed
+        return ()
+
+    def _of(self, uuid: str, function: Callable[..., Any], *arguments: object) -> Any:  # noqa: ANN401
+        handle = self._handles.get(uuid)
+        if handle is None:
+            handle = self._handles[uuid] = self._call(self._nvml.nvmlDeviceGetHandleByUUID, uuid)
+        return self._call(function, handle, *arguments)
+
+    def _call(self, function: Callable[..., Any], *arguments: object) -> Any:  # noqa: ANN401
+        try:
+            return function(*arguments)
+        except self._nvml.NVMLError as error:
+            name = function.__name__
+            raise NvmlError(f"{name}: {error}", error.value) from None

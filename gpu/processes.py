@@ -1,0 +1,162 @@
+"""Which container a process of the host is in, told by the kernel.
+
+Sources: cgroups(7), proc(5); pkg/kubelet/cm/pod_container_manager_linux.go and
+cgroup_manager_linux.go for pods' cgroups; the names that containerd's CRI plugin, CRI-O and
+cri-dockerd give their containers', with the runtime's drivers cgroupfs and systemd.
+"""
+
+import os
+import re
+import select
+from pathlib import Path
+
+import msgspec
+
+from host import procfs
+
+MOUNTED_REGION = "/run/podfabric/gpu/region"  # PF_REGION_PATH of shim/layout.h
+
+# "pod" and the UID, or the hash that a static pod has in its place; systemd's names have "_".
+_UID = r"pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})"
+_POD = re.compile(
+    rf"(?:kubepods-(?:burstable-|besteffort-)?|kubelet-kubepods-[a-z-]*)?{_UID}(?:\.slice)?"
+)
+_CONTAINER = re.compile(r"(?:(?:cri-containerd|crio|docker)-)?([0-9a-f]{64})(?:\.scope)?")
+# containerd with the driver cgroupfs below a kubelet with systemd's
+_BOTH = re.compile(rf"[a-z-]*{_UID}\.slice:(?:cri-containerd|crio|docker):([0-9a-f]{{64}})")
+_FIRST = ("memory", "devices", "pids", "name=systemd", "")  # hierarchies; "" is version 2's
+
+
+class Container(msgspec.Struct, frozen=True):
+    """A container of a pod."""
+
+    pod_uid: str  # with dashes; of a static pod, 32 digits
+    id: str  # 64 hexadecimal digits
+
+
+class Mount(msgspec.Struct, frozen=True):
+    """A place in a file system, as mountinfo has it."""
+
+    device: str  # "0:25"
+    path: str  # from the file system's root
+
+
+def container_of(pid: int) -> Container | None:
+    """The container that a process is in; None outside of pods, or without such a process."""
+    try:
+        text = _read(pid, "cgroup")
+    except OSError:
+        return None
+    return container_in(text)
+
+
+def container_in(cgroups: str) -> Container | None:
+    """The container that the text of /proc/PID/cgroup names, of version 1, 2 or both."""
+    paths: dict[str, str] = {}
+    for line in cgroups.splitlines():
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        paths |= dict.fromkeys(controllers.split(","), path)
+    ordered = (paths.pop(name) for name in _FIRST if name in paths)
+    for path in (*ordered, *paths.values()):
+        container = _container(path)
+        if container is not None:
+            return container
+    return None
+
+
+def start_time(pid: int) -> int | None:
+    """When the process began, in clock ticks since the boot; None if it does not exist."""
+    fields = _stat(pid)
+    return int(fields[19]) if fields is not None else None
+
+
+def image_of(pid: int) -> int | None:
+    """A number that changes when the process executes a program (where its stack begins).
+
+    0 to a reader who may not trace it; None if there is no such process.
+    """
+    fields = _stat(pid)
+    return int(fields[25]) if fields is not None else None
+
+
+def pidfd_of(pid: int) -> int | None:
+    """A pidfd of a process, which another process of its number cannot take; None if it ended."""
+    try:
+        return os.pidfd_open(pid)
+    except OSError:
+        return None
+
+
+def has_ended(pidfd: int) -> bool:
+    """Whether the process has ended. What was read by its pid before this is False, is its own."""
+    ended = select.poll()
+    ended.register(pidfd, select.POLLIN)
+    return bool(ended.poll(0))
+
+
+def sees_the_host() -> bool:
+    """Whether this process is in the pid namespace of the host, whose pids the driver tells."""
+    try:
+        own, host = Path("/proc/self/ns/pid").stat(), procfs.path("1/ns/pid").stat()
+    except OSError:  # it cannot be told
+        return True
+    return (own.st_dev, own.st_ino) == (host.st_dev, host.st_ino)
+
+
+def mounted_region(pid: int) -> Mount | None:
+    """Which file the process sees as its group's region; None if it sees none."""
+    try:
+        lines = _read(pid, "mountinfo").splitlines()
+    except OSError:
+        return None
+    found = None
+    for line in lines:  # later mounts lie on earlier ones
+        _, _, device, path, point, *_ = line.split(" ", 5)
+        if point == MOUNTED_REGION:
+            found = Mount(device, _unescaped(path))
+    return found
+
+
+def place_of(directory: Path) -> Mount:
+    """Where a directory of this process is in its file system. Raises OSError."""
+    resolved = directory.resolve(strict=True)
+    best = Mount("", "/"), Path("/")
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as lines:  # noqa: PTH123
+        for line in lines:
+            _, _, device, path, point, *_ = line.split(" ", 5)
+            mounted = Path(_unescaped(point))
+            if resolved.is_relative_to(mounted) and mounted.is_relative_to(best[1]):
+                best = Mount(device, _unescaped(path)), mounted
+    mount, mounted = best
+    return Mount(mount.device, str(Path(mount.path) / resolved.relative_to(mounted)))
+
+
+def _container(path: str) -> Container | None:
+    """Of the outermost pod: a container may have cgroups of any name below its own."""
+    components = path.split("/")
+    for component, below in zip(components, [*components[1:], ""], strict=True):
+        if both := _BOTH.fullmatch(component):
+            return Container(both[1].replace("_", "-"), both[2])
+        if pod := _POD.fullmatch(component):
+            inside = _CONTAINER.fullmatch(below)
+            return Container(pod[1].replace("_", "-"), inside[1]) if inside else None
+    return None
+
+
+def _stat(pid: int) -> list[str] | None:
+    """The fields of /proc/PID/stat after the name of the program, which may have any character."""
+    try:
+        return _read(pid, "stat").rpartition(")")[2].split()
+    except OSError:
+        return None
+
+
+def _read(pid: int, name: str) -> str:
+    # Paths cost more than the reading, and the watch reads this for each process each second.
+    with open(f"{procfs.path()}/{pid}/{name}", encoding="utf-8", errors="surrogateescape") as file:  # noqa: PTH123
+        return file.read()
+
+
+def _unescaped(text: str) -> str:
+    return re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), text)

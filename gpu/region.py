@@ -1,0 +1,204 @@
+"""The file `region` of a group: what its processes say they use. They can write anything there.
+
+So it is only read, with pread(2): a mapping would end in SIGBUS if the tenant made the file
+shorter. Numbers are clamped to what they can be, and decide nothing about another group.
+"""
+
+import os
+import re
+import struct
+import time
+from collections.abc import Iterable
+from ctypes import sizeof
+from pathlib import Path
+
+import msgspec
+
+from gpu import layout
+
+MOST_BYTES = 1 << 50  # more than any GPU has
+MOST_COUNT = 1 << 62
+MOST_NS = 1 << 62
+_SYMBOL = re.compile(rb"cu[A-Za-z0-9_]{1,53}")
+_GPU, _SLOT, _SYMBOL_SIZE = sizeof(layout.PfGpu), sizeof(layout.PfSlot), sizeof(layout.PfSymbol)
+# Fields of struct pf_slot: state, registration, data and context of each GPU
+_FIELDS = struct.Struct(f"<I28xQ24x{2 * layout.GPUS}Q")
+
+
+class RegionInvalid(Exception):
+    """The tenant has damaged its file. The text names the file and says what is wrong."""
+
+
+class RegionUse(msgspec.Struct, frozen=True, kw_only=True):
+    """What a group says of one GPU. Bytes, counts, ns; times by CLOCK_MONOTONIC, not in the future.
+
+    `tat`, which is in the future while launches wait, is at most 2^62.
+    """
+
+    used_bytes: int
+    peak_bytes: int
+    denied: int
+    external_imports: int
+    tat: int
+    backlogged_at: int  # 0: never
+    longest_ns: int
+    longest_at: int
+    launches: int
+    throttled: int
+    wait_ns: int
+    last_launch: int  # 0: never
+
+
+class SlotUse(msgspec.Struct, frozen=True, kw_only=True):
+    """What one process says it has allocated, by GPU; bytes."""
+
+    registration: int
+    data_bytes: tuple[int, ...]
+    context_bytes: tuple[int, ...]
+
+
+class RegionCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """Counters of a group's region."""
+
+    lock_recoveries: int
+    stale_slots: int
+    refused_slots: int
+
+
+class Region:
+    """An open `region`. Every method raises RegionInvalid.
+
+    Args:
+        path: the file.
+        gpus: how many GPUs the group has, from `limits`.
+        allocation: 16 bytes, from `limits`.
+    """
+
+    def __init__(self, path: Path, gpus: int, allocation: bytes) -> None:
+        self._path = path
+        self._gpus = gpus
+        try:
+            self._descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError as error:
+            raise RegionInvalid(f"{path}: {error.strerror}") from None
+        try:
+            self._header = self._checked(allocation)
+        except BaseException:
+            os.close(self._descriptor)
+            raise
+
+    def __enter__(self) -> "Region":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._descriptor)
+
+    @property
+    def counts(self) -> RegionCounts:
+        """The counters of the group, as of the opening."""
+        header = self._header
+        return RegionCounts(
+            lock_recoveries=min(header.lock_recoveries, MOST_COUNT),
+            stale_slots=min(header.stale_slots, MOST_COUNT),
+            refused_slots=min(header.refused_slots, MOST_COUNT),
+        )
+
+    def uses(self) -> tuple[RegionUse, ...]:
+        """What the group says of each of its GPUs."""
+        content = self._read(layout.USE_AT, self._gpus * _GPU)
+        now = time.monotonic_ns()
+        return tuple(
+            _use(layout.PfGpu.from_buffer_copy(content, n * _GPU), now) for n in range(self._gpus)
+        )
+
+    def slots(self, wanted: Iterable[int]) -> dict[int, SlotUse]:
+        """The slots of these indices that a process uses."""
+        slots = {}
+        for index in wanted:
+            content = self._read(layout.SLOT_AT + index * _SLOT, _SLOT)
+            state, registration, *gpus = _FIELDS.unpack(content)
+            if state == layout.SLOT_USED:
+                used = [min(number, MOST_BYTES) for number in gpus[: 2 * self._gpus]]
+                slots[index] = SlotUse(
+                    registration=registration,
+                    data_bytes=tuple(used[::2]),
+                    context_bytes=tuple(used[1::2]),
+                )
+        return slots
+
+    def unknown_symbols(self) -> dict[str, int]:
+        """How often functions of the driver were asked for that the shim does not know, by name."""
+        content = self._read(layout.SYMBOL_AT, layout.SYMBOLS * _SYMBOL_SIZE)
+        symbols: dict[str, int] = {}
+        for n in range(layout.SYMBOLS):
+            symbol = layout.PfSymbol.from_buffer_copy(content, n * _SYMBOL_SIZE)
+            if symbol.count and _SYMBOL.fullmatch(symbol.name):
+                name = symbol.name.decode("ascii")
+                symbols[name] = min(symbols.get(name, 0) + symbol.count, MOST_COUNT)
+        return symbols
+
+    def cut(self) -> bool:
+        """Take back the room that the tenant gave the file beyond its size; whether there was any.
+
+        Otherwise a tenant could fill the file system of all groups.
+        """
+        status = os.fstat(self._descriptor)
+        # A page table's worth of slack: the file system counts whole blocks.
+        most_blocks = (layout.REGION_SIZE + 65536) // 512
+        if status.st_size <= layout.REGION_SIZE and status.st_blocks <= most_blocks:
+            return False
+        os.ftruncate(self._descriptor, layout.REGION_SIZE)
+        return True
+
+    def _checked(self, allocation: bytes) -> layout.PfRegionHeader:
+        size = os.fstat(self._descriptor).st_size
+        if size != layout.REGION_SIZE:
+            self.cut()
+        content = self._read(0, layout.USE_AT)
+        header = layout.PfRegionHeader.from_buffer_copy(content)
+        wanted = (layout.REGION_MAGIC, layout.VERSION, layout.REGION_SIZE)
+        if (header.magic, header.version, header.size) != wanted:
+            raise RegionInvalid(f"{self._path}: its header was overwritten")
+        if bytes(header.allocation) != allocation:
+            raise RegionInvalid(f"{self._path}: belongs to another allocation than its limits")
+        return header
+
+    def _read(self, offset: int, size: int) -> bytes:
+        try:
+            content = os.pread(self._descriptor, size, offset)
+        except OSError as error:
+            raise RegionInvalid(f"{self._path}: {error.strerror}") from None
+        if len(content) != size:
+            raise RegionInvalid(f"{self._path}: was made shorter")
+        return content
+
+
+def content_of(allocation: bytes) -> bytes:
+    """A new file's content: nothing is used, and the mutex is open."""
+    header = layout.PfRegionHeader()
+    header.magic, header.version = layout.REGION_MAGIC, layout.VERSION
+    header.size = layout.REGION_SIZE
+    header.allocation[:] = allocation  # type: ignore[index]
+    header.mutex[layout.MUTEX_KIND_AT] = layout.MUTEX_KIND
+    return bytes(header).ljust(layout.REGION_SIZE, b"\0")
+
+
+def _use(gpu: layout.PfGpu, now: int) -> RegionUse:
+    return RegionUse(
+        used_bytes=min(gpu.used_bytes, MOST_BYTES),
+        peak_bytes=min(gpu.peak_bytes, MOST_BYTES),
+        denied=min(gpu.denied, MOST_COUNT),
+        external_imports=min(gpu.external_imports, MOST_COUNT),
+        tat=min(gpu.tat, MOST_NS),
+        backlogged_at=min(gpu.backlogged_at, now),
+        longest_ns=min(gpu.longest_ns, MOST_NS),
+        longest_at=min(gpu.longest_at, now),
+        launches=min(gpu.launches, MOST_COUNT),
+        throttled=min(gpu.throttled, MOST_COUNT),
+        wait_ns=min(gpu.wait_ns, MOST_NS),
+        last_launch=min(gpu.last_launch, now),
+    )

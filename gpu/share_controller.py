@@ -1,0 +1,98 @@
+"""Applies `shares` to the groups of this node: reads what they did, and writes their limits."""
+
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+
+from gpu import shares
+from gpu.groups import Compute, GroupError, GroupFiles, Groups
+from gpu.region import RegionInvalid, RegionUse
+from gpu.shares import GroupShare, GroupUsage
+
+_log = logging.getLogger(__name__)
+
+_SAME = 1e-6  # of kappa or a share: less than limits can express
+
+
+class ShareController:
+    """Corrects the compute shares of all groups, each time that it is called: every `shares.TICK`.
+
+    Kappa and the share in force are in the groups' files, so that an agent that starts again goes
+    on from there. One thread at a time may call it.
+
+    Args:
+        groups: the groups of this node.
+        elastic: whether a group, by name, may also use what the others leave.
+    """
+
+    def __init__(
+        self, groups: Groups, elastic: Callable[[str], bool] = lambda group: False
+    ) -> None:
+        self._groups = groups
+        self._elastic = elastic
+        self._excess: dict[tuple[str, str], float] = {}  # by group and GPU
+
+    def __call__(self, utilization: Mapping[tuple[str, str], float]) -> None:
+        """Correct shares after a tick, in which groups used so much of GPUs (by group and UUID).
+
+        A group whose files cannot be read, since it goes or spoiled them, keeps what it has; the
+        others do not wait for it.
+        """
+        states: dict[str, dict[str, GroupShare]] = defaultdict(dict)  # by GPU, then group
+        usages: dict[str, dict[str, GroupUsage]] = defaultdict(dict)
+        for group in self._groups.names():
+            try:
+                files = self._groups.read(group)
+            except (GroupError, OSError) as error:
+                _log.debug("%s: its compute shares stay as they are: %s", group, error)
+                continue
+            uses = self._uses(group, files)
+            now = time.monotonic_ns()
+            for index, limit in enumerate(files.limits):
+                entry = files.in_force[index]
+                state = GroupShare(
+                    share=min(max(limit.compute_share, shares.LEAST_SHARE), 1.0),
+                    elastic=self._elastic(group),
+                    in_force=entry.share,
+                    kappa=entry.kappa,
+                    excess=self._excess.get((group, limit.uuid), 0.0),
+                )
+                used = utilization.get((group, limit.uuid), 0.0)
+                states[limit.uuid][group] = state
+                usages[limit.uuid][group] = (
+                    shares.observe(state, used, uses[index], now)
+                    if uses is not None
+                    else GroupUsage(utilization=used, active=used > 0)
+                )
+        self._write(states, usages)
+
+    def _uses(self, group: str, files: GroupFiles) -> tuple[RegionUse, ...] | None:
+        try:
+            with self._groups.region(group, files) as region:
+                return region.uses()
+        except RegionInvalid as error:
+            _log.debug("%s: not known whether its launches wait: %s", group, error)
+            return None
+
+    def _write(
+        self,
+        states: Mapping[str, Mapping[str, GroupShare]],
+        usages: Mapping[str, Mapping[str, GroupUsage]],
+    ) -> None:
+        self._excess = {}
+        changed: dict[str, dict[str, Compute]] = defaultdict(dict)  # by group, then GPU
+        for uuid, before in states.items():
+            for group, state in shares.tick(before, usages[uuid]).items():
+                self._excess[group, uuid] = state.excess
+                if _differ(state, before[group]):
+                    changed[group][uuid] = Compute(state.in_force, state.kappa)
+        for group, computes in changed.items():
+            try:
+                self._groups.set_compute(group, computes)
+            except (GroupError, OSError) as error:
+                _log.debug("%s: its compute shares stay as they are: %s", group, error)
+
+
+def _differ(one: GroupShare, other: GroupShare) -> bool:
+    return abs(one.in_force - other.in_force) > _SAME or abs(one.kappa - other.kappa) > _SAME

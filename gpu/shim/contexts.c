@@ -1,0 +1,203 @@
+/*
+ * Contexts: each device's first one of a process takes memory that no call tells (CUDA's own, and the
+ * code of modules). The agent measures it; until then the group's limit has a number for it. A context
+ * that goes takes its allocations with it.
+ */
+#include "devices.h"
+#include "gate.h"
+#include "group.h"
+#include "hooks.h"
+#include "process.h"
+
+/* Count a device's context, if it is the first one. False: it does not fit. */
+static bool add_context(int gpu)
+{
+    bool done = true;
+
+    if (gpu < 0)
+        return false;
+    pthread_mutex_lock(&process->lock);
+    if (process->contexts[gpu] == 0)
+        done = group_charge_context(gpu);
+    process->contexts[gpu] += done;
+    pthread_mutex_unlock(&process->lock);
+    if (!done)
+        group_denied(gpu);
+    return done;
+}
+
+static void remove_context(int gpu)
+{
+    if (gpu < 0)
+        return;
+    pthread_mutex_lock(&process->lock);
+    if (process->contexts[gpu] > 0 && --process->contexts[gpu] == 0)
+        group_release_context(gpu);
+    pthread_mutex_unlock(&process->lock);
+}
+
+struct dropping {
+    uint64_t context;
+    uint64_t bytes[PF_GPUS];
+};
+
+static bool drop(struct entry *entry, void *with)
+{
+    struct dropping *dropping = with;
+
+    if (entry->owner != dropping->context || entry->gpu < 0)
+        return true;
+    dropping->bytes[entry->gpu] += entry->bytes;
+    return false;
+}
+
+/* Count no more what belonged to a context that is gone. */
+static void drop_allocations(void *context)
+{
+    struct dropping dropping = {.context = (uintptr_t)context};
+
+    table_visit(TABLE_POINTER, drop, &dropping);
+    table_visit(TABLE_ARRAY, drop, &dropping);
+    for (int gpu = 0; gpu < PF_GPUS; gpu++)
+        group_release(gpu, dropping.bytes[gpu]);
+}
+
+static int begin(int device)
+{
+    if (!group_join())
+        return CU_SYSTEM_NOT_READY;
+    return add_context(gpu_of_device(device)) ? CU_SUCCESS : CU_OUT_OF_MEMORY;
+}
+
+static int finish(int result, int device, void *const *context)
+{
+    int gpu = gpu_of_device(device);
+
+    if (result != CU_SUCCESS)
+        remove_context(gpu);
+    else if (context)
+        table_put(&(struct entry){.kind = TABLE_CONTEXT, .key = (uintptr_t)*context,
+                                  .gpu = (int8_t)gpu});
+    return result;
+}
+
+int on_context(const struct hook *hook, PARAMS_context)
+{
+    int result = begin(device);
+
+    return result ? result : finish(REAL(hook, context)(ARGS_context), device, context);
+}
+
+int on_context_v3(const struct hook *hook, PARAMS_context_v3)
+{
+    int result = begin(device);
+
+    return result ? result : finish(REAL(hook, context_v3)(ARGS_context_v3), device, context);
+}
+
+int on_context_v4(const struct hook *hook, PARAMS_context_v4)
+{
+    int result = begin(device);
+
+    return result ? result : finish(REAL(hook, context_v4)(ARGS_context_v4), device, context);
+}
+
+/* A green context is a part of the device's primary one, and counted with it. */
+int on_green(const struct hook *hook, PARAMS_green)
+{
+    if (!group_join())
+        return CU_SYSTEM_NOT_READY;
+    return gpu_of_device(device) < 0 ? CU_OUT_OF_MEMORY : REAL(hook, green)(ARGS_green);
+}
+
+int on_context_destroy(const struct hook *hook, PARAMS_handle)
+{
+    struct entry context;
+    bool known = group_join() && table_take(TABLE_CONTEXT, (uintptr_t)handle, &context);
+
+    gate_forget_events();
+    int result = REAL(hook, handle)(ARGS_handle);
+
+    if (known && result != CU_SUCCESS) {
+        table_put(&context);
+    } else if (known) {
+        drop_allocations(handle);
+        remove_context(context.gpu);
+    }
+    return result;
+}
+
+/* ---- primary contexts: one for each device and process, which libraries share ---------------- */
+
+int on_primary_retain(const struct hook *hook, PARAMS_primary)
+{
+    if (!group_join())
+        return CU_SYSTEM_NOT_READY;
+    if (device < 0 || device >= ORDINALS)
+        return REAL(hook, primary)(ARGS_primary);
+    struct ordinal *ordinal = &process->ordinal[device];
+    int result = begin(device);
+
+    if (result != CU_SUCCESS)
+        return result;
+    result = REAL(hook, primary)(ARGS_primary);
+    pthread_mutex_lock(&process->lock);
+    bool first = result == CU_SUCCESS && ordinal->primary++ == 0;
+
+    if (first)
+        ordinal->primary_context = *context;
+    pthread_mutex_unlock(&process->lock);
+    if (!first)
+        remove_context(gpu_of_device(device)); /* it is counted once */
+    return result;
+}
+
+static void primary_gone(int device)
+{
+    struct ordinal *ordinal = &process->ordinal[device];
+    int gpu = gpu_of_device(device);
+
+    drop_allocations(ordinal->primary_context);
+    remove_context(gpu);
+    if (gpu >= 0)
+        settle_pools(gpu);
+}
+
+int on_primary_release(const struct hook *hook, PARAMS_device)
+{
+    gate_forget_events();
+    int result = REAL(hook, device)(ARGS_device);
+
+    if (result != CU_SUCCESS || device < 0 || device >= ORDINALS || !group_join())
+        return result;
+    struct ordinal *ordinal = &process->ordinal[device];
+
+    pthread_mutex_lock(&process->lock);
+    bool last = ordinal->primary > 0 && --ordinal->primary == 0;
+
+    pthread_mutex_unlock(&process->lock);
+    if (last)
+        primary_gone(device);
+    return result;
+}
+
+/* Destroys what the context has, and the context, however often it is retained; those who retained
+   it release it later. */
+int on_primary_reset(const struct hook *hook, PARAMS_device)
+{
+    gate_forget_events();
+    int result = REAL(hook, device)(ARGS_device);
+
+    if (result != CU_SUCCESS || device < 0 || device >= ORDINALS || !group_join())
+        return result;
+    struct ordinal *ordinal = &process->ordinal[device];
+
+    pthread_mutex_lock(&process->lock);
+    bool was = ordinal->primary > 0;
+
+    ordinal->primary = 0;
+    pthread_mutex_unlock(&process->lock);
+    if (was)
+        primary_gone(device);
+    return result;
+}

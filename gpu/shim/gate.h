@@ -1,0 +1,80 @@
+/*
+ * Compute shares: launches of a group are held back so that the group gets its share of a GPU's
+ * time. This is the generic cell rate algorithm (ITU-T I.371) with GPU time in place of cells. A
+ * launch costs what its kernel or graph is estimated to take (estimates.h), times kappa, divided by
+ * the share, and moves the group's theoretical arrival time (`tat` in the region) that far. A
+ * launch waits while `tat` is in the future, so one kernel may be longer than the burst: the next
+ * ones pay for it.
+ *
+ * A hook of a launch function, at raised depth since the gate calls the driver:
+ *
+ *     struct gate_launch launch = {.limit = &limits_file->gpu[g], .gpu = &region->gpu[g],
+ *                                  .kind = GATE_KERNEL, .what = function, .stream = stream};
+ *     gate_before(&launch);
+ *     result = the real function;
+ *     gate_after(&launch, result);
+ *
+ * g is the GPU of the current context. `limit` must be in the mapped file and not in a copy, since
+ * a share changes at any time; each value is read alone, without `sequence`. Several threads may be
+ * here at the same time. None holds a lock while it waits, and one that is killed there leaves
+ * nothing that others wait for.
+ */
+#ifndef PODFABRIC_GPU_GATE_H
+#define PODFABRIC_GPU_GATE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "layout.h"
+
+enum { GATE_WHOLE = 10000 }; /* pf_gpu_limit.share of a group whose launches are not held back */
+
+enum gate_kind {
+    GATE_KERNEL, /* `what` is a CUfunction, or a CUkernel in its place */
+    GATE_GRAPH,  /* `what` is a CUgraphExec */
+};
+
+struct gate_launch {
+    const struct pf_gpu_limit *limit;
+    struct pf_gpu *gpu;
+    enum gate_kind kind;
+    void *what;
+    void *stream; /* as functions without _ptsz understand it */
+
+    /* The gate's own: */
+    void *start;               /* an event before the launch, if this one is timed; else NULL */
+    struct estimate *estimate; /* that the time is for */
+};
+
+void gate_admit(struct gate_launch *launch);
+void gate_timed(struct gate_launch *launch, int result);
+
+/* Wait until the launch may go to the driver. Costs a load and a branch with a share of all. */
+static inline void gate_before(struct gate_launch *launch)
+{
+    launch->start = NULL;
+    if (__builtin_expect(__atomic_load_n(&launch->limit->share, __ATOMIC_RELAXED) < GATE_WHOLE, 0))
+        gate_admit(launch);
+}
+
+/* The driver has answered the launch. An error is that it did not begin, so it is not timed. */
+static inline void gate_after(struct gate_launch *launch, int result)
+{
+    if (__builtin_expect(launch->start != NULL, 0))
+        gate_timed(launch, result);
+}
+
+/* Call before a context is destroyed, or a primary one reset or released: events for timing go with
+   their context. */
+void gate_forget_events(void);
+
+/* ---- for estimates.c --------------------------------------------------------------------- */
+
+/* CLOCK_MONOTONIC, ns. */
+uint64_t gate_now(void);
+
+/* Add GPU time that the group has used and not paid for, without waiting. */
+void gate_charge(const struct pf_gpu_limit *limit, struct pf_gpu *gpu, uint64_t gpu_ns);
+
+#endif

@@ -1,0 +1,268 @@
+/*
+ * Memory that graphs allocate. The driver takes it when a graph is first uploaded or launched, and keeps
+ * it on the device for all graphs of the process. So the shim adds up what the nodes of a graph ask for;
+ * before a launch it counts what the driver may have to take for them, and after it what the driver says.
+ */
+#include "devices.h"
+#include "group.h"
+#include "hooks.h"
+#include "launches.h"
+#include "process.h"
+
+/* A graph, or what was instantiated of it, and a GPU: handles are aligned, so their low bits are 0. */
+static uint64_t key_of(const void *graph, int gpu)
+{
+    return (uint64_t)(uintptr_t)graph << 4 | (uint64_t)gpu;
+}
+
+static bool more(struct entry *entry, void *bytes)
+{
+    entry->bytes += *(uint64_t *)bytes;
+    return true;
+}
+
+static void add_bytes(enum table_kind kind, const void *graph, int gpu, uint64_t bytes)
+{
+    uint64_t key = key_of(graph, gpu);
+
+    if (gpu < 0 || bytes == 0)
+        return;
+    atomic_store(&process->graph_allocates, true);
+    if (!table_change(kind, key, more, &bytes))
+        table_put(&(struct entry){.kind = (uint8_t)kind, .key = key, .bytes = bytes,
+                                  .gpu = (int8_t)gpu});
+}
+
+/* What the nodes of a graph ask for is asked for by another one, too. */
+static void add_graph(enum table_kind kind, const void *to, const void *from)
+{
+    struct entry entry;
+
+    if (!process || !atomic_load_explicit(&process->graph_allocates, memory_order_relaxed))
+        return;
+    for (int gpu = 0; gpu < (int)group_gpus(); gpu++)
+        if (table_get(TABLE_GRAPH, key_of(from, gpu), &entry))
+            add_bytes(kind, to, gpu, entry.bytes);
+}
+
+static void forget(enum table_kind kind, const void *graph)
+{
+    struct entry entry;
+
+    for (int gpu = 0; process && gpu < (int)group_gpus(); gpu++)
+        table_take(kind, key_of(graph, gpu), &entry);
+}
+
+void note_captured(void *stream, int gpu, uint64_t bytes)
+{
+    int status = 0;
+    void *graph = NULL;
+
+    if (driver.cuStreamGetCaptureInfo_v2)
+        driver.cuStreamGetCaptureInfo_v2(stream, &status, NULL, &graph, NULL, NULL);
+    else if (driver.cuStreamGetCaptureInfo_v3)
+        driver.cuStreamGetCaptureInfo_v3(stream, &status, NULL, &graph, NULL, NULL, NULL);
+    add_bytes(TABLE_GRAPH, graph, gpu, bytes);
+}
+
+static void note_node(void *graph, const struct cu_alloc_node *node)
+{
+    if (node->pool.location.type == CU_ON_DEVICE && group_join())
+        add_bytes(TABLE_GRAPH, graph, gpu_of_device(node->pool.location.id), node->bytes);
+}
+
+static void note_any(void *graph, const struct cu_node *node)
+{
+    if (node->type == CU_NODE_ALLOCATES)
+        note_node(graph, &node->alloc);
+    else if (node->type == CU_NODE_IS_GRAPH)
+        add_graph(TABLE_GRAPH, graph, node->child);
+}
+
+int on_node_alloc(const struct hook *hook, PARAMS_node_alloc)
+{
+    int result = REAL(hook, node_alloc)(ARGS_node_alloc);
+
+    if (result == CU_SUCCESS)
+        note_node(graph, parameters);
+    return result;
+}
+
+int on_node(const struct hook *hook, PARAMS_node)
+{
+    int result = REAL(hook, node)(ARGS_node);
+
+    if (result == CU_SUCCESS)
+        note_any(graph, parameters);
+    return result;
+}
+
+int on_node_v2(const struct hook *hook, PARAMS_node_v2)
+{
+    int result = REAL(hook, node_v2)(ARGS_node_v2);
+
+    if (result == CU_SUCCESS)
+        note_any(graph, parameters);
+    return result;
+}
+
+int on_child(const struct hook *hook, PARAMS_child)
+{
+    int result = REAL(hook, child)(ARGS_child);
+
+    if (result == CU_SUCCESS)
+        add_graph(TABLE_GRAPH, graph, child);
+    return result;
+}
+
+int on_instantiate(const struct hook *hook, PARAMS_instantiate)
+{
+    int result = REAL(hook, instantiate)(ARGS_instantiate);
+
+    if (result == CU_SUCCESS)
+        add_graph(TABLE_EXEC, *exec, graph);
+    return result;
+}
+
+int on_instantiate_flags(const struct hook *hook, PARAMS_instantiate_flags)
+{
+    int result = REAL(hook, instantiate_flags)(ARGS_instantiate_flags);
+
+    if (result == CU_SUCCESS)
+        add_graph(TABLE_EXEC, *exec, graph);
+    return result;
+}
+
+int on_graph_destroy(const struct hook *hook, PARAMS_handle)
+{
+    forget(TABLE_GRAPH, handle);
+    return REAL(hook, handle)(ARGS_handle);
+}
+
+int on_exec_destroy(const struct hook *hook, PARAMS_handle)
+{
+    forget(TABLE_EXEC, handle);
+    return REAL(hook, handle)(ARGS_handle);
+}
+
+static uint64_t attribute(int device, int which)
+{
+    uint64_t bytes = 0;
+
+    if (!driver.cuDeviceGetGraphMemAttribute ||
+        driver.cuDeviceGetGraphMemAttribute(device, which, &bytes) != CU_SUCCESS)
+        return UINT64_MAX;
+    return bytes;
+}
+
+/* Count what the driver reserves for graphs on a device. `expected` of it was counted before. */
+static void settle_graphs(int device, int gpu, uint64_t expected)
+{
+    pthread_mutex_lock(&process->lock);
+    uint64_t counted = process->graph_bytes[gpu] + expected, reserved = attribute(device,
+                                                                                  CU_GRAPH_RESERVED);
+
+    if (reserved == UINT64_MAX)
+        reserved = counted;
+    if (reserved != counted)
+        group_replace(gpu, counted, reserved);
+    process->graph_bytes[gpu] = reserved;
+    pthread_mutex_unlock(&process->lock);
+}
+
+bool trim_graphs(int gpu)
+{
+    bool trimmed = false;
+
+    for (int device = 0; device < ORDINALS; device++)
+        if (atomic_load(&process->ordinal[device].gpu) == gpu + 2 && process->graph_bytes[gpu] > 0 &&
+            driver.cuDeviceGraphMemTrim) {
+            driver.cuDeviceGraphMemTrim(device);
+            settle_graphs(device, gpu, 0);
+            trimmed = true;
+        }
+    return trimmed;
+}
+
+/* What a launch may make the driver reserve beyond what it has. */
+static uint64_t growth(int device, int gpu, void *exec)
+{
+    struct entry entry;
+
+    if (!table_get(TABLE_EXEC, key_of(exec, gpu), &entry))
+        return 0;
+    uint64_t used = attribute(device, CU_GRAPH_USED), reserved = attribute(device, CU_GRAPH_RESERVED);
+    uint64_t wanted = used == UINT64_MAX ? UINT64_MAX : round_up(used + entry.bytes, granule_of(gpu));
+
+    if (reserved == UINT64_MAX)
+        return round_up(entry.bytes, granule_of(gpu));
+    return wanted > reserved ? wanted - reserved : 0;
+}
+
+static void settle_all(const uint64_t expected[ORDINALS])
+{
+    for (int device = 0; device < ORDINALS; device++) {
+        int gpu = atomic_load(&process->ordinal[device].gpu) - 2;
+
+        if (gpu >= 0)
+            settle_graphs(device, gpu, expected[device]);
+    }
+}
+
+/* Before an upload or launch: count what it may need. False: it does not fit. */
+static bool charge_all(void *exec, uint64_t expected[ORDINALS])
+{
+    for (int device = 0; device < ORDINALS; device++)
+        expected[device] = 0;
+    for (int device = 0; device < ORDINALS; device++) {
+        int gpu = atomic_load(&process->ordinal[device].gpu) - 2;
+        uint64_t bytes = gpu >= 0 ? growth(device, gpu, exec) : 0;
+
+        if (bytes > 0 && !charge(gpu, bytes)) {
+            settle_all(expected);
+            return false;
+        }
+        expected[device] = bytes;
+    }
+    return true;
+}
+
+static int with_memory(const struct hook *hook, void *graph, void *stream)
+{
+    uint64_t expected[ORDINALS];
+
+    if (!process || !atomic_load_explicit(&process->graph_allocates, memory_order_relaxed) ||
+        is_capturing(stream_of(hook, stream)))
+        return REAL(hook, graph)(ARGS_graph);
+    if (!charge_all(graph, expected))
+        return CU_OUT_OF_MEMORY;
+    int result = REAL(hook, graph)(ARGS_graph);
+    int mode = begin_own_calls();
+
+    settle_all(expected);
+    end_own_calls(mode);
+    return result;
+}
+
+int on_graph_upload(const struct hook *hook, PARAMS_graph)
+{
+    return with_memory(hook, graph, stream);
+}
+
+int on_graph_launch(const struct hook *hook, PARAMS_graph)
+{
+    struct gate_launch launch;
+
+    before_launch(&launch, hook, GATE_GRAPH, graph, stream);
+    return after_launch(&launch, with_memory(hook, graph, stream));
+}
+
+int on_graph_trim(const struct hook *hook, PARAMS_device)
+{
+    int result = REAL(hook, device)(ARGS_device);
+    int gpu = gpu_of_device(device);
+
+    if (result == CU_SUCCESS && gpu >= 0 && group_join())
+        settle_graphs(device, gpu, 0);
+    return result;
+}

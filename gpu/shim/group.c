@@ -1,0 +1,299 @@
+#define _GNU_SOURCE
+#include "group.h"
+
+#include <errno.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "old_glibc.h"
+#include "process.h"
+#include "say.h"
+
+#ifndef MADV_WIPEONFORK
+#define MADV_WIPEONFORK 18
+#endif
+
+struct process *process;
+
+/* Before the other constructors: they need it. */
+__attribute__((constructor(101))) static void make_process(void)
+{
+    void *made = mmap(NULL, sizeof *process, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1,
+                      0);
+
+    if (made == MAP_FAILED || madvise(made, sizeof *process, MADV_WIPEONFORK) != 0)
+        say("%s: no GPU can be used; the kernel must be Linux 4.14 or later", strerror(errno));
+    else
+        process = made;
+}
+
+/* ---- the region's mutex --------------------------------------------------------------------- */
+
+static void refresh_limits(void)
+{
+    if (__atomic_load_n(&limits_file->sequence, __ATOMIC_ACQUIRE) != process->limits.sequence &&
+        files_read_limits(&process->fresh))
+        process->limits = process->fresh;
+    if (region->applied != process->limits.sequence)
+        slots_recompute();
+}
+
+bool region_lock(void)
+{
+    if (!process || !region)
+        return false;
+    pthread_mutex_t *mutex = (pthread_mutex_t *)&region->mutex;
+    int error = pthread_mutex_lock(mutex);
+
+    if (error == EOWNERDEAD) {
+        STEP("lock recovered");
+        slots_recompute();
+        region->lock_recoveries++;
+        pthread_mutex_consistent(mutex);
+    } else if (error != 0) {
+        return false;
+    }
+    STEP("locked");
+    refresh_limits();
+    return true;
+}
+
+void region_unlock(void)
+{
+    STEP("before unlock");
+    pthread_mutex_unlock((pthread_mutex_t *)&region->mutex);
+}
+
+/* ---- joining -------------------------------------------------------------------------------- */
+
+static bool open_group(void)
+{
+    if (!files_open())
+        return false;
+    if (process->limits.sequence == 0) {
+        if (!files_read_limits(&process->fresh)) {
+            COMPLAIN("the agent ended while it wrote " PF_LIMITS_PATH ": no GPU can be used until it "
+                     "runs again");
+            return false;
+        }
+        process->limits = process->fresh;
+    }
+    return true;
+}
+
+static const char *reason(int error)
+{
+    switch (-error) {
+    case PF_STATUS_VERSION:
+        return "it speaks another version; start the container again";
+    case PF_STATUS_STRANGER:
+        return "it knows of no GPU of this container";
+    case PF_STATUS_SLOT:
+        return "it has another process in the same slot";
+    case PF_STATUS_BUSY:
+        return "it could not do it now; try again";
+    default:
+        return error > 0 ? strerror(error) : "it answered what this library does not know";
+    }
+}
+
+static bool take_slot(void)
+{
+    if (!region_lock())
+        return false;
+    bool taken = slot_take();
+
+    region_unlock();
+    return taken;
+}
+
+/* Put the agent's answer into the slot, or leave it. */
+static bool finish_slot(int error, const struct pf_answer *answer)
+{
+    bool allowed = error == 0 || process->limits.policy & PF_ERROR_ALLOW;
+
+    if (!region_lock())
+        return false;
+    struct pf_slot *slot = &region->slot[process->slot];
+
+    if (slot_is_ours()) {
+        if (!allowed)
+            slot->state = PF_SLOT_FREE;
+        else if (error == 0)
+            process->registration = slot->registration = answer->registration;
+    }
+    slots_recompute();
+    region_unlock();
+    return allowed;
+}
+
+static bool join(void)
+{
+    struct pf_answer answer = {0};
+
+    if (!open_group())
+        return false;
+    process_identify();
+    if (!take_slot())
+        return false;
+    int error = agent_register(process->slot, &answer);
+
+    if (error != 0 && !(process->limits.policy & PF_ERROR_ALLOW))
+        COMPLAIN("the agent does not register this process at " PF_SOCKET_PATH ": %s. No GPU can be "
+                 "used", reason(error));
+    return finish_slot(error, &answer);
+}
+
+bool group_join(void)
+{
+    if (!process)
+        return false;
+    if (atomic_load_explicit(&process->joined, memory_order_acquire) == JOINED)
+        return true;
+    pthread_mutex_lock(&process->join_lock);
+    if (process->joined != JOINED)
+        process->joined = join() ? JOINED : JOIN_FAILED;
+    bool joined = process->joined == JOINED;
+
+    pthread_mutex_unlock(&process->join_lock);
+    return joined;
+}
+
+bool group_look(void)
+{
+    if (!process)
+        return false;
+    pthread_mutex_lock(&process->join_lock);
+    bool open = open_group();
+
+    pthread_mutex_unlock(&process->join_lock);
+    return open;
+}
+
+/* Take the mutex, with a slot that is still this process'. The agent may have taken it for dead, and
+   a tenant can write there what it likes. */
+static bool enter(void)
+{
+    for (int attempt = 0; attempt < 2; attempt++) {
+        if (!group_join() || !region_lock())
+            return false;
+        if (slot_is_ours())
+            return true;
+        region_unlock();
+        atomic_store(&process->joined, JOINED_NOT);
+    }
+    return false;
+}
+
+/* ---- the account ---------------------------------------------------------------------------- */
+
+static void set_used(struct pf_gpu *account, uint64_t used)
+{
+    account->used_bytes = used;
+    if (used > account->peak_bytes)
+        account->peak_bytes = used;
+}
+
+static void add(int gpu, uint64_t bytes)
+{
+    region->slot[process->slot].gpu[gpu].data_bytes += bytes;
+    STEP("slot charged");
+    process->data_bytes[gpu] += bytes;
+    set_used(&region->gpu[gpu], region->gpu[gpu].used_bytes + bytes);
+    STEP("charged");
+}
+
+static void subtract(int gpu, uint64_t bytes)
+{
+    uint64_t *data = &region->slot[process->slot].gpu[gpu].data_bytes;
+    uint64_t *used = &region->gpu[gpu].used_bytes;
+
+    bytes = bytes < process->data_bytes[gpu] ? bytes : process->data_bytes[gpu];
+    process->data_bytes[gpu] -= bytes;
+    *data -= bytes < *data ? bytes : *data;
+    STEP("slot released");
+    *used -= bytes < *used ? bytes : *used;
+}
+
+static bool fits(int gpu, uint64_t bytes)
+{
+    uint64_t limit = process->limits.gpu[gpu].memory_bytes;
+    uint64_t used = region->gpu[gpu].used_bytes;
+
+    return limit == PF_NO_LIMIT || (used <= limit && bytes <= limit - used);
+}
+
+static bool is_gpu(int gpu)
+{
+    return gpu >= 0 && gpu < (int)group_gpus();
+}
+
+bool group_charge(int gpu, uint64_t bytes)
+{
+    if (!is_gpu(gpu) || !enter())
+        return false;
+    bool done = fits(gpu, bytes) || (slots_reap() && fits(gpu, bytes));
+
+    if (done)
+        add(gpu, bytes);
+    region_unlock();
+    return done;
+}
+
+void group_release(int gpu, uint64_t bytes)
+{
+    if (bytes == 0 || !is_gpu(gpu) || !enter())
+        return;
+    subtract(gpu, bytes);
+    region_unlock();
+}
+
+bool group_replace(int gpu, uint64_t counted, uint64_t actual)
+{
+    if (!is_gpu(gpu) || !enter())
+        return false;
+    if (actual > counted)
+        add(gpu, actual - counted);
+    else
+        subtract(gpu, counted - actual);
+    bool within = fits(gpu, 0);
+
+    region_unlock();
+    return within;
+}
+
+bool group_charge_context(int gpu)
+{
+    if (!is_gpu(gpu) || !enter())
+        return false;
+    uint64_t bytes = process->limits.gpu[gpu].context_bytes;
+    bool done = fits(gpu, bytes) || (slots_reap() && fits(gpu, bytes));
+
+    if (done) {
+        region->slot[process->slot].gpu[gpu].context_bytes = bytes;
+        slots_recompute();
+    }
+    region_unlock();
+    return done;
+}
+
+void group_release_context(int gpu)
+{
+    if (!is_gpu(gpu) || !enter())
+        return;
+    region->slot[process->slot].gpu[gpu].context_bytes = 0;
+    slots_recompute();
+    region_unlock();
+}
+
+struct group_usage group_usage(int gpu)
+{
+    struct group_usage usage = {0};
+
+    if (!is_gpu(gpu) || !region_lock())
+        return usage;
+    usage.used_bytes = region->gpu[gpu].used_bytes;
+    usage.limit_bytes = process->limits.gpu[gpu].memory_bytes;
+    region_unlock();
+    return usage;
+}

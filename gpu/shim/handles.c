@@ -1,0 +1,215 @@
+/*
+ * Physical memory by handle (virtual memory management): cuMemCreate allocates it, on the device that
+ * its properties name and whichever context is current. It is free again when it was released as often
+ * as it was created, retained and imported, and no address is mapped to it.
+ */
+#include <stdlib.h>
+
+#include "devices.h"
+#include "group.h"
+#include "hooks.h"
+#include "process.h"
+
+/* True: it is the host's, which is not counted. */
+static bool is_host(const struct cu_location *location)
+{
+    return location->type != CU_ON_DEVICE && location->type != CU_IN_LOCALITY_DOMAIN;
+}
+
+int on_create(const struct hook *hook, PARAMS_create)
+{
+    if (!group_join())
+        return CU_SYSTEM_NOT_READY;
+    if (!handle || !properties || is_host(&properties->location))
+        return REAL(hook, create)(ARGS_create);
+    int device = properties->location.id;
+    struct entry entry = {.kind = TABLE_HANDLE, .bytes = bytes, .references = 1};
+
+    if (properties->location.type == CU_IN_LOCALITY_DOMAIN)
+        device &= 0xff;
+    entry.gpu = (int8_t)gpu_of_device(device);
+    if (!charge(entry.gpu, bytes))
+        return CU_OUT_OF_MEMORY;
+    int result = REAL(hook, create)(ARGS_create);
+
+    if (result == CU_SUCCESS) {
+        entry.key = *handle;
+        table_put(&entry);
+    } else {
+        group_release(entry.gpu, bytes);
+    }
+    return result;
+}
+
+/* A change of a handle's entry, and what it was after that. */
+struct change {
+    int references;
+    int mappings;
+    struct entry entry;
+    bool gone;
+};
+
+static bool apply(struct entry *entry, void *with)
+{
+    struct change *change = with;
+
+    entry->references += (uint32_t)change->references;
+    entry->owner += (uint64_t)(int64_t)change->mappings;
+    change->entry = *entry;
+    change->gone = entry->references == 0 && entry->owner == 0;
+    if (change->gone)
+        entry->kind = TABLE_NONE;
+    return true;
+}
+
+/* True: the handle is known. */
+static bool change_handle(uint64_t handle, struct change *change)
+{
+    return table_change(TABLE_HANDLE, handle, apply, change);
+}
+
+/* Take a change back that the driver refused. */
+static void undo(uint64_t handle, const struct change *done)
+{
+    struct change back = {.references = -done->references, .mappings = -done->mappings};
+
+    if (done->gone) {
+        struct entry entry = done->entry;
+
+        entry.references += (uint32_t)back.references;
+        entry.owner += (uint64_t)(int64_t)back.mappings;
+        table_put(&entry);
+    } else {
+        change_handle(handle, &back);
+    }
+}
+
+int on_release(const struct hook *hook, PARAMS_release)
+{
+    struct change change = {.references = -1};
+    bool known = group_join() && change_handle(handle, &change);
+    int result = REAL(hook, release)(ARGS_release);
+
+    if (known && result != CU_SUCCESS)
+        undo(handle, &change);
+    else if (known && change.gone)
+        group_release(change.entry.gpu, change.entry.bytes);
+    return result;
+}
+
+int on_retain(const struct hook *hook, PARAMS_retain)
+{
+    int result = REAL(hook, retain)(ARGS_retain);
+    struct change change = {.references = 1};
+
+    if (result == CU_SUCCESS && group_join())
+        change_handle(*handle, &change);
+    return result;
+}
+
+int on_import(const struct hook *hook, PARAMS_import)
+{
+    struct change change = {.references = 1};
+    int gpu;
+
+    if (group_policy() & PF_EXTERNAL_DENY)
+        return CU_NOT_SUPPORTED;
+    int result = REAL(hook, import)(ARGS_import);
+
+    if (result != CU_SUCCESS || !group_join())
+        return result;
+    if (!change_handle(*handle, &change))
+        table_put(&(struct entry){.kind = TABLE_HANDLE, .key = *handle, .references = 1,
+                                  .gpu = GROUP_NO_GPU});
+    if (current_gpu(&gpu) == CU_SUCCESS)
+        group_count_import(gpu);
+    return result;
+}
+
+int on_multicast(const struct hook *hook, PARAMS_multicast)
+{
+    int gpu;
+
+    if (group_policy() & PF_EXTERNAL_DENY)
+        return CU_NOT_SUPPORTED;
+    int result = REAL(hook, multicast)(ARGS_multicast);
+
+    if (result == CU_SUCCESS && current_gpu(&gpu) == CU_SUCCESS)
+        group_count_import(gpu);
+    return result;
+}
+
+int on_map(const struct hook *hook, PARAMS_map)
+{
+    struct change change = {.mappings = 1};
+    /* Before the call: another thread may release the handle as soon as it is mapped. */
+    bool known = group_join() && change_handle(handle, &change);
+    int result = REAL(hook, map)(ARGS_map);
+
+    if (known && result != CU_SUCCESS)
+        undo(handle, &change);
+    else if (known)
+        table_put(&(struct entry){.kind = TABLE_MAPPING, .key = pointer, .bytes = bytes,
+                                  .owner = handle, .gpu = change.entry.gpu});
+    return result;
+}
+
+/* A mapping that is being taken away, and what that does to its handle. */
+struct unmapping {
+    struct entry mapping;
+    struct change change;
+    bool known;
+};
+
+/* How many known mappings follow each other in a range of addresses. */
+static size_t count_mappings(uint64_t pointer, size_t bytes)
+{
+    struct entry mapping;
+    size_t count = 0;
+
+    for (uint64_t at = pointer; at - pointer < bytes; at += mapping.bytes, count++)
+        if (!table_get(TABLE_MAPPING, at, &mapping) || mapping.bytes == 0)
+            break;
+    return count;
+}
+
+static void begin_unmap(struct unmapping *each, size_t count, uint64_t at)
+{
+    for (; count > 0; count--, each++) {
+        each->change.mappings = -1;
+        if (!table_take(TABLE_MAPPING, at, &each->mapping))
+            return; /* by two threads at once: one of their calls fails */
+        each->known = change_handle(each->mapping.owner, &each->change);
+        at += each->mapping.bytes;
+    }
+}
+
+static void finish_unmap(struct unmapping *each, size_t count, int result)
+{
+    for (; count > 0; count--, each++) {
+        if (result != CU_SUCCESS && each->mapping.bytes > 0)
+            table_put(&each->mapping);
+        if (result != CU_SUCCESS && each->known)
+            undo(each->mapping.owner, &each->change);
+        else if (each->known && each->change.gone)
+            group_release(each->change.entry.gpu, each->change.entry.bytes);
+    }
+}
+
+int on_unmap(const struct hook *hook, PARAMS_unmap)
+{
+    if (!group_join())
+        return REAL(hook, unmap)(ARGS_unmap);
+    size_t count = count_mappings(pointer, bytes);
+    struct unmapping *each = count > 0 ? calloc(count, sizeof *each) : NULL;
+
+    if (count > 0 && !each)
+        return CU_OUT_OF_MEMORY;
+    /* Before the call: after it, the handle and the address may be another thread's. */
+    begin_unmap(each, count, pointer);
+    int result = REAL(hook, unmap)(ARGS_unmap);
+
+    finish_unmap(each, count, result);
+    free(each);
+    return result;
+}

@@ -1,0 +1,20 @@
+/*
+ * Containers bring their own glibc, back to 2.17. A build on a newer one would ask for the versions
+ * that these functions got when they moved into libc.so.6 (2.34); the first ones are still there.
+ */
+#ifndef PODFABRIC_GPU_OLD_GLIBC_H
+#define PODFABRIC_GPU_OLD_GLIBC_H
+
+#if defined(__x86_64__)
+__asm__(".symver dlsym,dlsym@GLIBC_2.2.5");
+__asm__(".symver dlopen,dlopen@GLIBC_2.2.5");
+__asm__(".symver pthread_mutex_consistent,pthread_mutex_consistent@GLIBC_2.12");
+__asm__(".symver pthread_once,pthread_once@GLIBC_2.2.5");
+#elif defined(__aarch64__)
+__asm__(".symver dlsym,dlsym@GLIBC_2.17");
+__asm__(".symver dlopen,dlopen@GLIBC_2.17");
+__asm__(".symver pthread_mutex_consistent,pthread_mutex_consistent@GLIBC_2.17");
+__asm__(".symver pthread_once,pthread_once@GLIBC_2.17");
+#endif
+
+#endif

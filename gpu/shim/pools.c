@@ -1,0 +1,363 @@
+/*
+ * Memory pools. A pool takes memory from the GPU in large pieces, and keeps freed ones: so what counts
+ * is what it reserves, which the driver tells. Before an allocation the shim counts what the pool may
+ * grow by; after it, what it grew by.
+ */
+#include "devices.h"
+#include "group.h"
+#include "hooks.h"
+#include "process.h"
+
+enum { SMALLEST_GRANULE = 2 << 20, USUAL_GRANULE = 32 << 20 }; /* a GPU's page; what pools grow by */
+
+static uint64_t attribute(void *pool, int which)
+{
+    uint64_t bytes = 0;
+
+    if (!driver.cuMemPoolGetAttribute ||
+        driver.cuMemPoolGetAttribute(pool, which, &bytes) != CU_SUCCESS)
+        return UINT64_MAX;
+    return bytes;
+}
+
+enum { NOT_COUNTED = -2 }; /* as gpu: memory of the host, or of another process */
+
+/* Remember a pool of a GPU. */
+static void know_pool(void *pool, int gpu)
+{
+    struct entry entry = {.key = (uintptr_t)pool, .kind = TABLE_POOL, .gpu = (int8_t)gpu}, known;
+
+    pthread_mutex_lock(&process->lock);
+    if (!table_get(TABLE_POOL, entry.key, &known))
+        table_put(&entry);
+    pthread_mutex_unlock(&process->lock);
+}
+
+uint64_t granule_of(int gpu)
+{
+    uint64_t granule = process->pool_granule[gpu];
+
+    return granule ? granule : USUAL_GRANULE;
+}
+
+uint64_t round_up(uint64_t bytes, uint64_t granule)
+{
+    return bytes > UINT64_MAX - granule ? UINT64_MAX : (bytes + granule - 1) / granule * granule;
+}
+
+/* Count what a pool reserves now. `grown` of that was counted for it beside its entry. Under `lock`.
+   False: it is more than before, and more than the group may have. */
+static bool settle(struct entry *pool, uint64_t grown)
+{
+    uint64_t counted = pool->bytes + grown, reserved = attribute((void *)(uintptr_t)pool->key,
+                                                                 CU_POOL_RESERVED);
+
+    if (pool->gpu < 0)
+        return true;
+    if (reserved == UINT64_MAX)
+        reserved = counted; /* the driver does not tell */
+    uint64_t *granule = &process->pool_granule[pool->gpu], step = reserved & -reserved;
+
+    if (step && (*granule == 0 || step < *granule))
+        *granule = step < SMALLEST_GRANULE ? SMALLEST_GRANULE : step;
+    bool within = true;
+
+    if (reserved != counted)
+        within = group_replace(pool->gpu, counted, reserved) || reserved <= counted;
+    pool->bytes = reserved;
+    return within;
+}
+
+struct settling {
+    int gpu;
+    bool trim, trimmed;
+};
+
+static bool settle_one(struct entry *pool, void *with)
+{
+    struct settling *settling = with;
+
+    if (pool->gpu != settling->gpu)
+        return true;
+    if (settling->trim && driver.cuMemPoolTrimTo && pool->bytes > 0) {
+        driver.cuMemPoolTrimTo((void *)(uintptr_t)pool->key, 0);
+        settling->trimmed = true;
+    }
+    settle(pool, 0);
+    return true;
+}
+
+void settle_pools(int gpu)
+{
+    struct settling settling = {.gpu = gpu};
+
+    pthread_mutex_lock(&process->lock);
+    table_visit(TABLE_POOL, settle_one, &settling);
+    pthread_mutex_unlock(&process->lock);
+}
+
+bool trim_pools(int gpu)
+{
+    struct settling settling = {.gpu = gpu, .trim = true};
+
+    pthread_mutex_lock(&process->lock);
+    table_visit(TABLE_POOL, settle_one, &settling);
+    pthread_mutex_unlock(&process->lock);
+    return settling.trimmed;
+}
+
+/* Count what a pool may grow by for an allocation. False: it does not fit. */
+static bool charge_growth(const struct entry *pool, uint64_t bytes, uint64_t *grown)
+{
+    void *handle = (void *)(uintptr_t)pool->key;
+
+    if (pool->gpu < 0)
+        return false;
+    *grown = round_up(bytes, granule_of(pool->gpu));
+    if (group_charge(pool->gpu, *grown))
+        return true;
+    /* Perhaps there is room in the pool for it. */
+    uint64_t reserved = attribute(handle, CU_POOL_RESERVED), used = attribute(handle, CU_POOL_USED);
+
+    if (reserved != UINT64_MAX && used < reserved && reserved - used >= bytes) {
+        *grown = 0;
+        return true;
+    }
+    return charge(pool->gpu, *grown); /* with unused memory given up */
+}
+
+struct growth {
+    uint64_t grown;
+    bool within;
+};
+
+static bool settle_growth(struct entry *pool, void *with)
+{
+    struct growth *growth = with;
+
+    growth->within = settle(pool, growth->grown);
+    return true;
+}
+
+/* After an allocation from a pool: count what the pool grew by. False: that was too much. */
+static bool finish_growth(const struct entry *pool, uint64_t grown)
+{
+    struct growth growth = {.grown = grown, .within = true};
+
+    pthread_mutex_lock(&process->lock);
+    if (!table_change(TABLE_POOL, pool->key, settle_growth, &growth))
+        group_release(pool->gpu, grown); /* another thread destroyed it */
+    pthread_mutex_unlock(&process->lock);
+    return growth.within;
+}
+
+static void give_back(uint64_t pointer, void *stream, const struct entry *pool)
+{
+    driver.cuMemFreeAsync(pointer, stream);
+    trim_pools(pool->gpu);
+    group_denied(pool->gpu);
+}
+
+/* The entry of a pool; of one that is not known, as if it was of the current context's GPU. */
+static bool find_pool(void *pool, struct entry *entry)
+{
+    int gpu;
+
+    if (table_get(TABLE_POOL, (uintptr_t)pool, entry))
+        return true;
+    if (!pool || current_gpu(&gpu) != CU_SUCCESS)
+        return false;
+    know_pool(pool, gpu);
+    return table_get(TABLE_POOL, (uintptr_t)pool, entry);
+}
+
+static int finish_alloc(int result, const struct entry *pool, uint64_t grown, uint64_t *pointer,
+                        uint64_t bytes, void *stream)
+{
+    bool within = finish_growth(pool, grown);
+
+    if (result != CU_SUCCESS)
+        return result;
+    if (!within) {
+        give_back(*pointer, stream, pool);
+        return CU_OUT_OF_MEMORY;
+    }
+    table_put(&(struct entry){.key = *pointer, .bytes = bytes, .owner = pool->key, .gpu = pool->gpu,
+                              .kind = TABLE_POOLED});
+    return CU_SUCCESS;
+}
+
+int on_alloc_async(const struct hook *hook, PARAMS_alloc_async)
+{
+    struct entry entry;
+    uint64_t grown, allocated = 0;
+    void *pool = NULL, *on = stream_of(hook, stream);
+    int device = 0;
+
+    if (!group_join())
+        return CU_SYSTEM_NOT_READY;
+    int result = device_of_stream(on, &device);
+
+    if (result != CU_SUCCESS)
+        return result;
+    if (is_capturing(on)) {
+        result = REAL(hook, alloc_async)(ARGS_alloc_async);
+        if (result == CU_SUCCESS)
+            note_captured(on, gpu_of_device(device), bytes); /* counted at the graph's launch */
+        return result;
+    }
+    result = driver.cuDeviceGetMemPool(&pool, device);
+    if (result != CU_SUCCESS)
+        return result;
+    know_pool(pool, gpu_of_device(device));
+    if (!pointer || !find_pool(pool, &entry) || entry.gpu == NOT_COUNTED)
+        return REAL(hook, alloc_async)(ARGS_alloc_async);
+    if (!charge_growth(&entry, bytes, &grown))
+        return CU_OUT_OF_MEMORY;
+    result = REAL(hook, alloc_async)(&allocated, bytes, stream);
+    result = finish_alloc(result, &entry, grown, &allocated, bytes, on);
+    if (result == CU_SUCCESS)
+        *pointer = allocated;
+    return result;
+}
+
+int on_alloc_pool(const struct hook *hook, PARAMS_alloc_pool)
+{
+    struct entry entry;
+    uint64_t grown, allocated = 0;
+    void *on = stream_of(hook, stream);
+    int device = 0;
+
+    if (!group_join())
+        return CU_SYSTEM_NOT_READY;
+    if (is_capturing(on)) {
+        int result = REAL(hook, alloc_pool)(ARGS_alloc_pool);
+
+        if (result == CU_SUCCESS && device_of_stream(on, &device) == CU_SUCCESS)
+            note_captured(on, gpu_of_device(device), bytes);
+        return result;
+    }
+    if (!pointer || !find_pool(pool, &entry) || entry.gpu == NOT_COUNTED)
+        return REAL(hook, alloc_pool)(ARGS_alloc_pool);
+    if (!charge_growth(&entry, bytes, &grown))
+        return CU_OUT_OF_MEMORY;
+    int result = REAL(hook, alloc_pool)(&allocated, bytes, pool, stream);
+
+    result = finish_alloc(result, &entry, grown, &allocated, bytes, on);
+    if (result == CU_SUCCESS)
+        *pointer = allocated;
+    return result;
+}
+
+/* ---- pools themselves ----------------------------------------------------------------------- */
+
+static int gpu_of_location(const struct cu_location *location)
+{
+    if (location->type == CU_ON_DEVICE)
+        return gpu_of_device(location->id);
+    if (location->type == CU_IN_LOCALITY_DOMAIN)
+        return gpu_of_device(location->id & 0xff);
+    return NOT_COUNTED;
+}
+
+int on_pool_create(const struct hook *hook, PARAMS_pool_create)
+{
+    int version = 0;
+
+    if (!group_join())
+        return CU_SYSTEM_NOT_READY;
+    if (!pool || !properties)
+        return REAL(hook, pool_create)(ARGS_pool_create);
+    struct cu_pool limited = *properties;
+    int gpu = gpu_of_location(&limited.location);
+    uint64_t limit = group_usage(gpu).limit_bytes;
+
+    /* Since CUDA 12.2 the driver itself keeps a pool below a size. */
+    if (gpu >= 0 && limit != PF_NO_LIMIT && driver.cuDriverGetVersion &&
+        driver.cuDriverGetVersion(&version) == CU_SUCCESS && version >= 12020 &&
+        (limited.most_bytes == 0 || limited.most_bytes > limit))
+        limited.most_bytes = limit;
+    int result = REAL(hook, pool_create)(pool, &limited);
+
+    if (result == CU_SUCCESS)
+        know_pool(*pool, gpu);
+    return result;
+}
+
+/* An allocation that outlives its pool is counted by itself. */
+static bool leave_pool(struct entry *entry, void *with)
+{
+    struct entry *pool = with;
+
+    if (entry->owner == pool->key) {
+        entry->kind = TABLE_POINTER;
+        entry->owner = 0;
+        pool->owner += entry->bytes;
+    }
+    return true;
+}
+
+int on_pool_destroy(const struct hook *hook, PARAMS_handle)
+{
+    struct entry pool;
+
+    if (!group_join())
+        return REAL(hook, handle)(ARGS_handle);
+    pthread_mutex_lock(&process->lock);
+    bool known = table_take(TABLE_POOL, (uintptr_t)handle, &pool);
+    int result = REAL(hook, handle)(ARGS_handle);
+
+    if (known && result != CU_SUCCESS) {
+        table_put(&pool);
+    } else if (known) {
+        pool.owner = 0;
+        table_visit(TABLE_POOLED, leave_pool, &pool);
+        group_replace(pool.gpu, pool.bytes, pool.owner);
+    }
+    pthread_mutex_unlock(&process->lock);
+    return result;
+}
+
+int on_pool_trim(const struct hook *hook, PARAMS_pool_trim)
+{
+    int result = REAL(hook, pool_trim)(ARGS_pool_trim);
+    struct entry entry;
+
+    if (result == CU_SUCCESS && group_join() && table_get(TABLE_POOL, (uintptr_t)pool, &entry))
+        finish_growth(&entry, 0);
+    return result;
+}
+
+int on_pool_import(const struct hook *hook, PARAMS_pool_import)
+{
+    int gpu;
+
+    if (group_policy() & PF_EXTERNAL_DENY)
+        return CU_NOT_SUPPORTED;
+    int result = REAL(hook, pool_import)(ARGS_pool_import);
+
+    if (result == CU_SUCCESS && group_join()) {
+        know_pool(*pool, NOT_COUNTED);
+        if (current_gpu(&gpu) == CU_SUCCESS)
+            group_count_import(gpu);
+    }
+    return result;
+}
+
+int on_pool_of_device(const struct hook *hook, PARAMS_pool_device)
+{
+    int result = REAL(hook, pool_device)(ARGS_pool_device);
+
+    if (result == CU_SUCCESS && group_join())
+        know_pool(*pool, gpu_of_device(device));
+    return result;
+}
+
+int on_pool_of_location(const struct hook *hook, PARAMS_pool_location)
+{
+    int result = REAL(hook, pool_location)(ARGS_pool_location);
+
+    if (result == CU_SUCCESS && group_join())
+        know_pool(*pool, gpu_of_location(location));
+    return result;
+}

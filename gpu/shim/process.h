@@ -1,0 +1,87 @@
+/*
+ * What the shim knows in this process. All of it lies in one mapping that the kernel empties in the
+ * child of a fork (MADV_WIPEONFORK): a child starts without slot and allocations, whether fork(3)
+ * or a bare system call made it, and its parent's locks are open.
+ */
+#ifndef PODFABRIC_GPU_PROCESS_H
+#define PODFABRIC_GPU_PROCESS_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "layout.h"
+#include "table.h"
+
+enum { ORDINALS = 64 }; /* of devices, as the driver numbers them */
+
+enum joined { JOINED_NOT = 0, JOINED_LOOKS, JOINED, JOIN_FAILED };
+
+struct ordinal {
+    atomic_int gpu;     /* 0: not asked yet; else the group's index + 2, so 1 is GROUP_NO_GPU */
+    unsigned primary;   /* how often the primary context is retained; under `lock` */
+    void *primary_context;
+};
+
+struct process {
+    pthread_mutex_t join_lock; /* joining; within it the region's is taken */
+    pthread_mutex_t lock;      /* contexts, pools, graphs; within it both others are taken */
+    atomic_int joined;    /* enum joined */
+    bool complained;
+
+    /* Who this is, as a slot tells it. */
+    uint32_t pid;
+    uint64_t pid_namespace, start_time, image;
+
+    uint32_t slot;
+    uint64_t registration;
+    uint64_t data_bytes[PF_GPUS]; /* what the slot must say; under the region's mutex */
+
+    struct pf_limits limits; /* a copy, under the region's mutex; */
+    struct pf_limits fresh;  /* and the next one, while it is read */
+
+    struct ordinal ordinal[ORDINALS];
+    unsigned contexts[PF_GPUS];          /* how many there are; under `lock` */
+    uint64_t pool_granule[PF_GPUS];      /* what a pool grows by, as far as seen; under `lock` */
+    uint64_t graph_bytes[PF_GPUS];       /* charged for memory of graphs; under `lock` */
+    atomic_bool graph_allocates;         /* a graph has a node that allocates */
+
+    struct table table;
+};
+
+/* NULL only where the kernel has no MADV_WIPEONFORK (before 4.14). */
+extern struct process *process;
+
+/* Tell why nothing works: once in a process. */
+#define COMPLAIN(...) (process->complained ? (void)0 : (process->complained = true, say(__VA_ARGS__)))
+
+/* The files, which a fork shares. */
+extern const struct pf_limits *limits_file;
+extern struct pf_region *region;
+
+/* A step at which tests kill the process. */
+#ifdef PF_STEPS
+void pf_step(const char *name) __attribute__((weak));
+#define STEP(NAME) (pf_step ? pf_step(NAME) : (void)0)
+#else
+#define STEP(NAME) ((void)0)
+#endif
+
+/* files.c */
+bool files_open(void);
+bool files_read_limits(struct pf_limits *copy);
+
+/* slots.c. All but slot_of_process under the region's mutex. */
+void process_identify(void);
+void slots_recompute(void);
+bool slots_reap(void);
+bool slot_take(void);
+bool slot_is_ours(void);
+
+/* agent.c: 0, an errno, or a status of the agent as -enum pf_status. */
+int agent_register(uint32_t slot, struct pf_answer *answer);
+
+/* group.c */
+bool region_lock(void);
+void region_unlock(void);
+
+#endif

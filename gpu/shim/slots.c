@@ -1,0 +1,228 @@
+/*
+ * The slots of a group's processes in `region`, all under its mutex: taking one, freeing those of dead
+ * processes, and computing from them what is used.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/auxv.h>
+#include <unistd.h>
+
+#include "process.h"
+#include "say.h"
+
+enum { FIELD_STATE = 3, FIELD_THREADS = 20, FIELD_START = 22 }; /* of /proc/PID/stat, proc(5) */
+
+struct stat_fields {
+    char state;
+    unsigned long long threads, start_time;
+};
+
+/* False: the process is gone, or what the kernel says of it is hidden (hidepid). */
+static bool read_stat(const char *path, struct stat_fields *fields)
+{
+    char text[1024];
+    int descriptor = open(path, O_RDONLY | O_CLOEXEC);
+
+    if (descriptor < 0)
+        return false;
+    ssize_t length = read(descriptor, text, sizeof text - 1);
+
+    close(descriptor);
+    if (length <= 0)
+        return false;
+    text[length] = '\0';
+    char *at = strrchr(text, ')'); /* the name before it may hold anything */
+
+    if (!at || at[1] != ' ' || !at[2])
+        return false;
+    fields->state = at[2];
+    at += 2;
+    for (int field = FIELD_STATE; field < FIELD_START; field++) {
+        at = strchr(at, ' ');
+        if (!at)
+            return false;
+        at++;
+        if (field + 1 == FIELD_THREADS)
+            fields->threads = strtoull(at, NULL, 10);
+    }
+    fields->start_time = strtoull(at, NULL, 10);
+    return true;
+}
+
+void process_identify(void)
+{
+    char link[64] = "";
+    struct stat_fields fields = {0};
+    const uint64_t *random = (const uint64_t *)getauxval(AT_RANDOM);
+    ssize_t length = readlink("/proc/self/ns/pid", link, sizeof link - 1);
+
+    process->pid = (uint32_t)getpid();
+    process->pid_namespace = length > 5 ? strtoull(link + 5, NULL, 10) : 0; /* "pid:[4026531836]" */
+    if (read_stat("/proc/self/stat", &fields))
+        process->start_time = fields.start_time;
+    /* The kernel gives each program that is executed 16 random bytes. The C library makes secrets of
+       them, so that only 32 bits of a mix leave this process. */
+    uint64_t mixed = random ? (random[0] ^ random[1]) * UINT64_C(0x9e3779b97f4a7c15) : 0;
+
+    process->image = mixed >> 32 | UINT64_C(1) << 32;
+}
+
+static uint64_t add(uint64_t left, uint64_t right)
+{
+    return left + right < left ? UINT64_MAX : left + right;
+}
+
+static uint64_t bytes_of(const struct pf_slot *slot, const struct pf_process *known, unsigned gpu)
+{
+    bool measured = known->registration == slot->registration && known->registration != 0 &&
+                    known->overhead_bytes[gpu] != PF_NOT_MEASURED;
+
+    return add(slot->gpu[gpu].data_bytes,
+               measured ? known->overhead_bytes[gpu] : slot->gpu[gpu].context_bytes);
+}
+
+static void free_slot(struct pf_slot *slot)
+{
+    slot->state = PF_SLOT_FREE; /* first: after a kill here it counts no more */
+    STEP("slot freed");
+    memset(slot, 0, sizeof *slot);
+}
+
+/* Compute what is used, from the slots and from what the agent says of their processes. */
+void slots_recompute(void)
+{
+    uint64_t used[PF_GPUS] = {0};
+
+    for (unsigned i = 0; i < PF_SLOTS; i++) {
+        struct pf_slot *slot = &region->slot[i];
+        const struct pf_process *known = &process->limits.process[i];
+
+        if (slot->state != PF_SLOT_USED)
+            continue;
+        if (known->state == PF_PROCESS_DEAD && slot->registration != 0 &&
+            known->registration == slot->registration) {
+            free_slot(slot);
+            region->stale_slots++;
+            continue;
+        }
+        for (unsigned gpu = 0; gpu < process->limits.gpus; gpu++)
+            used[gpu] = add(used[gpu], bytes_of(slot, known, gpu));
+    }
+    for (unsigned gpu = 0; gpu < process->limits.gpus; gpu++) {
+        region->gpu[gpu].used_bytes = used[gpu];
+        STEP("used recomputed");
+        if (used[gpu] > region->gpu[gpu].peak_bytes)
+            region->gpu[gpu].peak_bytes = used[gpu];
+    }
+    region->applied = process->limits.sequence;
+}
+
+/* Whether the process of a slot has ended. One in another pid namespace cannot be asked after. */
+static bool is_dead(const struct pf_slot *slot)
+{
+    char path[40];
+    struct stat_fields fields;
+
+    if (slot->pid_namespace != process->pid_namespace || slot->pid == 0)
+        return false;
+    if (kill((pid_t)slot->pid, 0) != 0 && errno == ESRCH)
+        return true;
+    snprintf(path, sizeof path, "/proc/%u/stat", slot->pid);
+    if (!read_stat(path, &fields))
+        return false;
+    if (fields.start_time != slot->start_time)
+        return true;
+    /* A zombie holds nothing; but of a process whose first thread ended, others may run. */
+    return fields.state == 'Z' && fields.threads <= 1;
+}
+
+bool slots_reap(void)
+{
+    bool found = false;
+
+    for (unsigned i = 0; i < PF_SLOTS; i++) {
+        struct pf_slot *slot = &region->slot[i];
+
+        if (slot->state != PF_SLOT_USED || slot->pid == process->pid || !is_dead(slot))
+            continue;
+        free_slot(slot);
+        region->stale_slots++;
+        found = true;
+    }
+    if (found)
+        slots_recompute();
+    return found;
+}
+
+/* The slots that this process had before it executed this program. */
+static void free_earlier_images(void)
+{
+    bool found = false;
+
+    for (unsigned i = 0; i < PF_SLOTS; i++) {
+        struct pf_slot *slot = &region->slot[i];
+
+        if (slot->state != PF_SLOT_USED || slot->pid_namespace != process->pid_namespace ||
+            slot->pid != process->pid || slot->image == process->image)
+            continue;
+        free_slot(slot); /* also if it was another process, whose pid this is now */
+        found = true;
+    }
+    if (found)
+        slots_recompute();
+}
+
+static int free_index(void)
+{
+    for (unsigned i = 0; i < PF_SLOTS; i++)
+        if (region->slot[i].state == PF_SLOT_FREE)
+            return (int)i;
+    return -1;
+}
+
+bool slot_take(void)
+{
+    free_earlier_images();
+    int index = free_index();
+
+    if (index < 0 && slots_reap())
+        index = free_index();
+    if (index < 0) {
+        region->refused_slots++;
+        COMPLAIN("%d processes of this container use a GPU, and there may be no more", PF_SLOTS);
+        return false;
+    }
+    struct pf_slot *slot = &region->slot[index];
+
+    memset(slot, 0, sizeof *slot);
+    slot->pid = process->pid;
+    slot->pid_namespace = process->pid_namespace;
+    slot->start_time = process->start_time;
+    slot->image = process->image;
+    slot->instance = (uintptr_t)&process;
+    for (unsigned gpu = 0; gpu < PF_GPUS; gpu++) {
+        slot->gpu[gpu].data_bytes = process->data_bytes[gpu];
+        if (process->contexts[gpu] > 0)
+            slot->gpu[gpu].context_bytes = process->limits.gpu[gpu].context_bytes;
+    }
+    STEP("slot filled");
+    slot->state = PF_SLOT_USED;
+    STEP("slot taken");
+    process->slot = (uint32_t)index;
+    process->registration = 0;
+    return true;
+}
+
+bool slot_is_ours(void)
+{
+    const struct pf_slot *slot = &region->slot[process->slot];
+
+    return slot->state == PF_SLOT_USED && slot->pid == process->pid &&
+           slot->registration == process->registration && slot->instance == (uintptr_t)&process &&
+           slot->pid_namespace == process->pid_namespace;
+}

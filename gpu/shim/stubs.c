@@ -1,0 +1,99 @@
+/*
+ * What libcuda.so.1 exports in place of the driver: a function for each row of the table in hooks.h.
+ * The driver itself is loaded with the shim, under the name that DT_NEEDED has for it; the program
+ * that asks the shim for another symbol finds it there.
+ *
+ * A driver that calls its own exports by name reaches these functions again; so does a function here
+ * that calls the driver. `depth` lets such calls through: only a program's own calls count.
+ */
+#include "hooks.h"
+
+#include <dlfcn.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "old_glibc.h"
+#include "say.h"
+
+#define REAL_LIBRARY "libpfcuda-real.so.1"
+
+static __thread int depth __attribute__((tls_model("initial-exec")));
+
+struct driver driver;
+
+#define STUB(NAME, ABI, ACT)                                                              \
+    __attribute__((visibility("default"))) int NAME(PARAMS_##ABI);                        \
+    int NAME(PARAMS_##ABI)                                                                \
+    {                                                                                     \
+        const struct hook *hook = &hooks[HOOK_##NAME];                                    \
+                                                                                          \
+        if (__builtin_expect(!hook->real, 0))                                             \
+            return CU_NOT_FOUND;                                                          \
+        if (depth > 0)                                                                    \
+            return REAL(hook, ABI)(ARGS_##ABI);                                           \
+        depth++;                                                                          \
+        int result = ACT(hook, ARGS_##ABI);                                               \
+        depth--;                                                                          \
+        return result;                                                                    \
+    }
+HOOKS(STUB)
+#undef STUB
+
+struct hook hooks[HOOK_COUNT] = {
+#define ENTRY(NAME, ABI, ACT) [HOOK_##NAME] = {.name = #NAME, .stub = (void *)NAME},
+    HOOKS(ENTRY)
+#undef ENTRY
+};
+
+static void find_driver(void *library)
+{
+#define FIND(NAME) driver.NAME = (__typeof__(driver.NAME))dlsym(library, #NAME)
+    FIND(cuCtxGetCurrent);
+    FIND(cuCtxGetDevice);
+    FIND(cuDeviceGetUuid);
+    FIND(cuDeviceGetUuid_v2);
+    FIND(cuDriverGetVersion);
+    FIND(cuDeviceGetMemPool);
+    FIND(cuMemFree_v2);
+    FIND(cuMemFreeAsync);
+    FIND(cuMemPoolGetAttribute);
+    FIND(cuMemPoolTrimTo);
+    FIND(cuDeviceGetGraphMemAttribute);
+    FIND(cuDeviceGraphMemTrim);
+    FIND(cuStreamIsCapturing);
+    FIND(cuStreamGetCaptureInfo_v2);
+    FIND(cuStreamGetCaptureInfo_v3);
+    FIND(cuStreamGetCtx);
+    FIND(cuCtxPushCurrent_v2);
+    FIND(cuCtxPopCurrent_v2);
+    FIND(cuThreadExchangeStreamCaptureMode);
+    FIND(cuEventCreate);
+    FIND(cuEventDestroy_v2);
+    FIND(cuEventRecord);
+    FIND(cuEventQuery);
+    FIND(cuEventElapsedTime);
+    FIND(cuFuncGetName);
+    FIND(cuKernelGetName);
+#undef FIND
+}
+
+/* Before any function of the driver can be called. Without the real functions each one fails. */
+__attribute__((constructor)) static void load(void)
+{
+    void *library = dlopen(REAL_LIBRARY, RTLD_LAZY | RTLD_NOLOAD);
+
+    if (!library) {
+        say("the driver is not loaded as " REAL_LIBRARY ": no GPU can be used");
+        return;
+    }
+    find_driver(library);
+    for (size_t i = 0; i < HOOK_COUNT; i++) {
+        size_t length = strlen(hooks[i].name);
+
+        hooks[i].real = dlsym(library, hooks[i].name);
+        hooks[i].per_thread = length > 5 && strcmp(hooks[i].name + length - 5, "_ptsz") == 0;
+        if (hooks[i].real == hooks[i].stub)
+            hooks[i].real = NULL; /* never call ourselves */
+    }
+}

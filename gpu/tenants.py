@@ -1,0 +1,56 @@
+"""Who holds the groups of this node, and which of them a process of the host belongs to."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from base.pod import Pod
+from gpu import processes
+from gpu.processes import Mount
+
+
+class Tenant(msgspec.Struct, frozen=True, kw_only=True):
+    """The holder of a group: a container, or a whole pod."""
+
+    group: str
+    pod: Pod  # its UID may be "" while it is not known
+    container: str  # "" if the group is all containers' of the pod
+
+
+class Tenants:
+    """Finds the tenant of a process, among those that `listed` has now. Any thread may use it.
+
+    Nothing that the process says counts: its cgroup tells the pod. Where that leaves several
+    groups, the file that is mounted as the region into the process' container tells which; a
+    process can put another file there only if it has it.
+    """
+
+    def __init__(self, listed: Callable[[], Sequence[Tenant]], root: Path) -> None:
+        self.listed = listed
+        self._root = root
+        self._place: Mount | None = None
+
+    def of(self, pid: int) -> Tenant | None:
+        """The tenant of the process; None if it is in no container that holds a group.
+
+        The caller makes sure that the pid is still that process' (`processes.has_ended`).
+        """
+        container = processes.container_of(pid)
+        if container is None:
+            return None
+        listed = self.listed()
+        own = [tenant for tenant in listed if tenant.pod.uid == container.pod_uid]
+        if len(own) == 1:
+            return own[0]
+        possible = own or [tenant for tenant in listed if not tenant.pod.uid]
+        mounted = processes.mounted_region(pid) if possible else None
+        return next((each for each in possible if mounted == self._region(each.group)), None)
+
+    def _region(self, group: str) -> Mount | None:
+        if self._place is None:
+            try:
+                self._place = processes.place_of(self._root)
+            except OSError:  # no group was ever made
+                return None
+        return Mount(self._place.device, f"{self._place.path}/{group}/region")

@@ -1,0 +1,257 @@
+"""Compares what processes use of each GPU, as the driver says, with the limits of their groups.
+
+The driver counts all memory, by whatever library it was allocated, so this sees what shims do not.
+What is done about it is decided elsewhere (`enforcement`).
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from typing import NamedTuple, TypeVar
+
+from gpu.attribution import Attribution, PidBytes
+from gpu.groups import NO_LIMIT, GroupError, GroupFiles, Groups
+from gpu.measuring import Measuring, Slots
+from gpu.nvml import Nvml, NvmlError, Utilization
+from gpu.region import Region, RegionCounts, RegionInvalid, RegionUse, SlotUse
+from gpu.registration import LivingProcess
+from gpu.samples import GpuSample, NodeSample, TenantSample
+from gpu.tenants import Tenant, Tenants
+
+TOLERANCE_BYTES, TOLERANCE = 64 << 20, 0.01  # above the limit: bytes, and a part of the limit
+MOST_SYMBOLS = 50  # of a group, in the life of an agent
+
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+
+
+class Watch:
+    """Looks at all groups and GPUs. One thread may use it.
+
+    Args:
+        groups: the groups.
+        tenants: who holds them; a group that it does not list is not looked at.
+        living: the registered processes, by pid.
+        owned: the GPUs whose use is compared, beside those of groups: minor numbers by UUID.
+    """
+
+    def __init__(
+        self,
+        groups: Groups,
+        tenants: Tenants,
+        living: Callable[[], Mapping[int, LivingProcess]],
+        owned: Callable[[], Mapping[str, int | None]],
+    ) -> None:
+        self._groups = groups
+        self._tenants = tenants
+        self._living = living
+        self._owned = owned
+        self.attribution = Attribution(tenants, living)
+        self._measuring = Measuring()
+        self._since: dict[str, int] = {}  # the driver's time of the last utilization, by GPU
+        self._ticks: list[dict[tuple[str, str], float]] = []  # since the last look
+        self._told: dict[str, str] = {}  # the last complaint about a group or GPU
+        self._capacities: dict[str, int] = {}  # bytes, by GPU
+        self._symbols: dict[str, set[str]] = {}  # the first ones of each group
+        self._driver = ""
+
+    def look(self, nvml: Nvml | None, problem: str = "") -> NodeSample:
+        """Look once. Without NVML only at the groups' own files; `problem` says why."""
+        tenants = {tenant.group: tenant for tenant in self._tenants.listed()}
+        self._symbols = {group: of for group, of in self._symbols.items() if group in tenants}
+        files = self._read(tenants)
+        before = self._slots(files)
+        minors = self._owned()
+        uuids = dict.fromkeys([*minors, *_uuids(files)])
+        used, problems = self._used(nvml, uuids) if nvml is not None else ({}, [problem])
+        after = self._slots(files)
+        by_group, others = self.attribution.memory(used)
+        utilization = self._utilization()
+        self._tell_shims(files, before, used, after, complete=not problems)
+        return NodeSample(
+            at=time.monotonic(),
+            nvml_up=not problems,
+            problem="; ".join(problems),
+            driver=self._driver,
+            tenants=tuple(self._compared(tenants, files, minors, used, by_group, utilization)),
+            gpus=tuple(
+                GpuSample(
+                    uuid=uuid,
+                    minor=minors.get(uuid),
+                    capacity_bytes=self._capacities[uuid],
+                    unaccounted=others[uuid],
+                    unaccounted_bytes=sum(others[uuid].values()),
+                )
+                for uuid in used
+            ),
+        )
+
+    def tick(self, nvml: Nvml) -> dict[tuple[str, str], float]:
+        """The part of each GPU's time that each group used since the last tick, 0 to 1.
+
+        By group and GPU; a group that is not in it used none. Ticks come several times a look.
+        """
+        samples: dict[str, list[Utilization]] = {}
+        for uuid in list(self._capacities):
+            try:
+                samples[uuid] = nvml.utilization(uuid, self._since.get(uuid, 0))
+            except NvmlError as error:
+                self._complain(uuid, str(error))
+                continue
+            times = [sample.at_us for sample in samples[uuid]]
+            self._since[uuid] = max(times, default=self._since.get(uuid, 0))
+        used = self.attribution.utilization(samples)
+        self._ticks.append(used)
+        return used
+
+    def _utilization(self) -> dict[tuple[str, str], float]:
+        """The mean of the ticks since the last look."""
+        ticks, self._ticks = self._ticks, []
+        keys = {key for tick in ticks for key in tick}
+        return {key: sum(tick.get(key, 0.0) for tick in ticks) / len(ticks) for key in keys}
+
+    def new_driver(self) -> None:
+        """Forget what the former driver told."""
+        self._since, self._capacities, self._ticks, self._driver = {}, {}, [], ""
+
+    def _used(self, nvml: Nvml, uuids: Iterable[str]) -> tuple[dict[str, PidBytes], list[str]]:
+        """Bytes by GPU and pid, of the GPUs that the driver tells about; and why not the others."""
+        used: dict[str, PidBytes] = {}
+        problems = []
+        for uuid in uuids:
+            try:
+                if uuid not in self._capacities:
+                    memory = nvml.memory(uuid)
+                    self._capacities[uuid] = memory.total - memory.reserved
+                    self._driver = nvml.driver_version()
+                used[uuid] = nvml.processes(uuid)
+            except NvmlError as error:
+                problems.append(f"{uuid}: {error}")
+        return used, problems
+
+    def _read(self, groups: Iterable[str]) -> dict[str, GroupFiles]:
+        files = {}
+        for group in groups:
+            try:
+                files[group] = self._groups.read(group)
+            except (GroupError, OSError) as error:
+                self._complain(group, str(error))
+        return files
+
+    def _slots(self, files: Mapping[str, GroupFiles]) -> dict[str, dict[int, SlotUse]]:
+        """What living processes say, by group and slot; nothing of a damaged region."""
+        found: dict[str, dict[int, SlotUse]] = {}
+        for group, of in files.items():
+            alive = [slot for slot, process in of.processes.items() if process.alive]
+            read = partial(Region.slots, wanted=alive)
+            slots = (self._from_region(group, of, read) if alive else None) or {}
+            found[group] = {
+                slot: use
+                for slot, use in slots.items()
+                if use.registration == of.processes[slot].registration
+            }
+        return found
+
+    def _from_region(self, group: str, files: GroupFiles, read: Callable[[Region], T]) -> T | None:
+        """What `read` finds in the group's region; None if the tenant has damaged it."""
+        try:
+            with self._groups.region(group, files) as region:
+                if region.cut():
+                    self._complain(group, "its region had been made larger: it is cut")
+                return read(region)
+        except (RegionInvalid, OSError) as error:
+            self._complain(group, str(error))
+            return None
+
+    def _tell_shims(
+        self,
+        files: Mapping[str, GroupFiles],
+        before: Slots,
+        used: Mapping[str, PidBytes],
+        after: Slots,
+        *,
+        complete: bool,
+    ) -> None:
+        """Tell what contexts need, and after a complete look which programs are over."""
+        for group, changed in self._measuring.overheads(files, before, used, after).items():
+            self._try(group, partial(self._groups.measured, group, changed))
+        if complete:
+            over = self._measuring.former_programs(
+                files, after, used, self._living(), time.monotonic()
+            )
+            for group, registrations in over.items():
+                self._try(group, partial(self._groups.bury, group, registrations))
+
+    def _compared(
+        self,
+        tenants: Mapping[str, Tenant],
+        files: Mapping[str, GroupFiles],
+        minors: Mapping[str, int | None],
+        used: Mapping[str, PidBytes],
+        by_group: Mapping[tuple[str, str], PidBytes],
+        utilization: Mapping[tuple[str, str], float],
+    ) -> Iterator[TenantSample]:
+        for group, of in files.items():
+            said = self._from_region(group, of, _said) or _Said(None, None, {})
+            alive = [process for process in of.processes.values() if process.alive]
+            for n, (limit, entry) in enumerate(zip(of.limits, of.in_force, strict=True)):
+                told = limit.uuid in used
+                device = sum(by_group.get((group, limit.uuid), {}).values())
+                yield TenantSample(
+                    tenant=tenants[group],
+                    uuid=limit.uuid,
+                    minor=minors.get(limit.uuid),
+                    share=limit.compute_share,
+                    in_force=entry,
+                    use=said.uses[n] if said.uses is not None else None,
+                    counts=said.counts,
+                    symbols=self._bounded(group, said.symbols),
+                    processes=len({process.host_pid for process in alive}),
+                    overhead_bytes=sum(process.overhead_bytes[n] or 0 for process in alive),
+                    device_bytes=device if told else None,
+                    overuse_bytes=overuse(device, entry.memory_bytes) if told else None,
+                    utilization=utilization.get((group, limit.uuid), 0.0) if told else None,
+                )
+
+    def _bounded(self, group: str, symbols: Mapping[str, int]) -> dict[str, int]:
+        """The symbols without those that the tenant wrote after its first MOST_SYMBOLS."""
+        known = self._symbols.setdefault(group, set())
+        known |= set(sorted(symbols.keys() - known)[: MOST_SYMBOLS - len(known)])
+        return {symbol: count for symbol, count in symbols.items() if symbol in known}
+
+    def _try(self, group: str, act: Callable[[], object]) -> None:
+        try:
+            act()
+        except (GroupError, OSError) as error:  # it is being removed
+            self._complain(group, str(error))
+
+    def _complain(self, of: str, text: str) -> None:
+        """Log what is wrong with a group or a GPU, once while it stays the same."""
+        if self._told.get(of) != text:
+            _log.warning("GPUs: %s: %s", of, text)
+        self._told[of] = text
+
+
+def overuse(device_bytes: int, limit_bytes: int) -> int:
+    """Bytes above the limit and what is tolerated; 0 for none."""
+    if limit_bytes == NO_LIMIT:
+        return 0
+    return max(0, device_bytes - limit_bytes - TOLERANCE_BYTES - int(limit_bytes * TOLERANCE))
+
+
+class _Said(NamedTuple):
+    """What a group says of itself."""
+
+    uses: tuple[RegionUse, ...] | None
+    counts: RegionCounts | None
+    symbols: Mapping[str, int]
+
+
+def _said(region: Region) -> _Said:
+    return _Said(region.uses(), region.counts, region.unknown_symbols())
+
+
+def _uuids(files: Mapping[str, GroupFiles]) -> Iterator[str]:
+    return (limit.uuid for of in files.values() for limit in of.limits)

@@ -1,0 +1,80 @@
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.gpu import group as groups
+from tests.gpu.group import Group, Libraries
+from tests.standin.driver import Driver
+from tests.standin.gpus import Behaviour, Gpu, Node, gpus
+
+MIB = 1 << 20
+
+
+@pytest.fixture(scope="session")
+def libraries() -> Libraries:
+    return groups.libraries()
+
+
+class Place:
+    """A node, a group on it, and processes that use the shim there."""
+
+    def __init__(self, directory: Path, libraries: Libraries, stack: ExitStack) -> None:
+        self.directory = directory
+        self.libraries = libraries
+        self._stack = stack
+        self.node: Node
+        self.group: Group
+
+    def make(
+        self,
+        count: int = 1,
+        *,
+        memory: int = 64 * MIB,
+        context: int = 0,
+        policy: int = 0,
+        agent: bool = True,
+        only: slice = slice(None),
+        behaviour: Behaviour | None = None,
+        **of_each: object,
+    ) -> "Place":
+        """A node with `count` GPUs, of which the group has `only`, each with this limit."""
+        cards: tuple[Gpu, ...] = gpus(count, **of_each)
+        behaviour = behaviour or Behaviour(pool_chunk=2 * MIB)
+        self.node = self._stack.enter_context(Node(self.directory, cards, behaviour))
+        self.group = Group(self.directory, cards[only], memory, context, policy)
+        if agent:
+            self._stack.enter_context(self.group)
+        return self
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return groups.environment(self.node, self.libraries)
+
+    def process(self, library: str = "libcuda.so.1", **variables: str) -> Driver:
+        """A process with the library loaded."""
+        return self._stack.enter_context(Driver({**self.environment, **variables}, library))
+
+    def stranger(self) -> Driver:
+        """A process of another container, for which nothing is limited."""
+        return Driver({**self.environment, "LD_LIBRARY_PATH": str(self.libraries.plain)})
+
+    def started(self, device: int = 0) -> Driver:
+        """A process with a context."""
+        driver = self.process()
+        driver.start(device)
+        return driver
+
+    def resident(self, gpu: int = 0) -> int:
+        """Bytes that lie on a GPU, as the stand-in knows."""
+        return self.node.read().gpus[gpu].resident
+
+
+@pytest.fixture
+def place(
+    tmp_path: Path, libraries: Libraries, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., Place]]:
+    monkeypatch.chdir(tmp_path)
+    with ExitStack() as stack:
+        yield Place(tmp_path, libraries, stack).make

@@ -1,0 +1,191 @@
+"""A group of containers on a stand-in node: its files, an agent that answers, the shim's libraries.
+
+Processes start in the test's directory: the shim under test has a relative path to the files.
+"""
+
+import os
+import shutil
+import socket
+import struct
+import tempfile
+import threading
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Self
+
+import msgspec
+
+from gpu import layout, limits_file, region
+from gpu.limits_file import GpuEntry, LimitsFile, Registered
+from gpu.region import Region, RegionUse
+from tests.standin import build as standin
+from tests.standin.gpus import Gpu, Node
+from tools import build_shim
+from tools.compiling import CHECKOUT
+
+DIRECTORY = "pf-gpu"
+BUILT = CHECKOUT / "build/gpu/tests"
+ALLOCATION = bytes(range(16))
+
+
+class Libraries(msgspec.Struct, frozen=True):
+    """Directories for LD_LIBRARY_PATH: the shim over the stand-ins, and the stand-ins alone."""
+
+    shim: Path
+    plain: Path
+
+
+def libraries(steps: bool = False, real: str = "") -> Libraries:
+    """The shim under the driver's name, and the driver under the other, as mounts have them.
+
+    `steps`: of the shim that a test program kills at each step; `real`: another driver's library.
+    """
+    plain = standin.libraries()
+    defines = [f'PF_DIRECTORY="{DIRECTORY}"', *(["PF_STEPS"] if steps else [])]
+    built = build_shim.build("", BUILT / ("steps" if steps else "shim"), defines)
+    driver = Path(real) if real else plain / "libcuda.so.1"
+    version = "-".join(str(path.stat().st_mtime_ns) for path in (*built, driver))
+    directory = BUILT / f"{'steps' if steps else 'over'}-{version}"
+    if not directory.exists():
+        with tempfile.TemporaryDirectory(dir=BUILT) as made:
+            _lay(Path(made), built, plain, driver)
+            shutil.copytree(made, f"{made}.done", symlinks=True)
+            try:
+                Path(f"{made}.done").rename(directory)
+            except OSError:  # another worker was first
+                shutil.rmtree(f"{made}.done")
+    return Libraries(shim=directory, plain=plain)
+
+
+def _lay(directory: Path, built: Sequence[Path], plain: Path, driver: Path) -> None:
+    shutil.copy(built[0], directory / "libcuda.so.1")
+    (directory / "libcuda.so").symlink_to("libcuda.so.1")
+    shutil.copy(driver, directory / "libpfcuda-real.so.1")
+    for path in built[1:]:
+        shutil.copy(path, directory / "libnvidia-ml.so.1")
+        shutil.copy(plain / "libnvidia-ml.so.1", directory / "libpfnvidia-ml-real.so.1")
+
+
+class Group:
+    """The two files and the socket of a group, in `directory`/pf-gpu, and who registered there."""
+
+    def __init__(
+        self,
+        directory: Path,
+        gpus: Sequence[Gpu],
+        memory: int = layout.NO_LIMIT,
+        context: int = 0,
+        policy: int = 0,
+    ) -> None:
+        self.directory = directory / DIRECTORY
+        (self.directory / "agent").mkdir(parents=True)
+        entries = [
+            GpuEntry(
+                uuid=uuid.UUID(gpu.uuid.removeprefix("GPU-")).bytes,
+                memory_bytes=memory,
+                context_bytes=context,
+                share=1.0,
+            )
+            for gpu in gpus
+        ]
+        self.limits = self.directory / "limits"
+        self.region = self.directory / "region"
+        content = limits_file.content_of(entries, policy, bytes(16), ALLOCATION)
+        self.limits.write_bytes(content)
+        self.region.write_bytes(region.content_of(ALLOCATION))
+        self.registered: list[tuple[int, int]] = []  # slot, pid
+        self.answer: bytes | None = None  # in place of a right one
+        self._agent: socket.socket | None = None
+
+    def __enter__(self) -> Self:
+        self.start_agent()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop_agent()
+
+    def start_agent(self) -> None:
+        """Listen at the socket, and register everyone who asks."""
+        path = self.directory / "agent/agent.sock"
+        path.unlink(missing_ok=True)
+        self._agent = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._agent.bind(str(path))
+        self._agent.listen(512)
+        threading.Thread(target=self._serve, args=(self._agent,), daemon=True).start()
+
+    def stop_agent(self) -> None:
+        """Listen no longer; the socket stays, as after a kill."""
+        if self._agent is not None:
+            self._agent.shutdown(socket.SHUT_RDWR)
+            self._agent.close()
+            self._agent = None
+
+    def _serve(self, agent: socket.socket) -> None:
+        while True:
+            try:
+                peer, _ = agent.accept()
+            except OSError:
+                return
+            with peer:
+                credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+                pid, _, _ = struct.unpack("3i", credentials)
+                version, slot = struct.unpack("<II", peer.recv(64))
+                assert version == layout.VERSION
+                peer.send(self._answer(slot, pid))
+
+    def _answer(self, slot: int, pid: int) -> bytes:
+        if self.answer is not None:
+            return self.answer
+        self.registered.append((slot, pid))
+        registration = len(self.registered)
+        self.know(slot, registration, pid, alive=True)
+        return struct.pack("<IIQ", 0, pid, registration)
+
+    def know(
+        self, slot: int, registration: int, pid: int, *, alive: bool, overhead: int | None = None
+    ) -> None:
+        """Write what the agent knows of a process."""
+        with LimitsFile(self.limits) as opened:
+            process = Registered(
+                registration=registration,
+                host_pid=pid,
+                start_time=0,
+                alive=alive,
+                overhead_bytes=(overhead,) * opened.header.gpus,
+            )
+            opened.write(processes={slot: process})
+
+    def bury(self, pid: int) -> None:
+        """Say that a process is dead."""
+        for registration, (slot, of) in enumerate(self.registered, 1):
+            if of == pid:
+                self.know(slot, registration, pid, alive=False)
+
+    def set_memory(self, memory: int) -> None:
+        """Change the limit of all GPUs."""
+        with LimitsFile(self.limits) as opened:
+            entries = [msgspec.structs.replace(one, memory_bytes=memory) for one in opened.gpus()]
+            opened.write(entries)
+
+    def uses(self) -> tuple[RegionUse, ...]:
+        """What the shims say of each GPU."""
+        with LimitsFile(self.limits) as opened:
+            gpus = opened.header.gpus
+        with Region(self.region, gpus, ALLOCATION) as opened_region:
+            return opened_region.uses()
+
+    @property
+    def used(self) -> int:
+        """Bytes on the first GPU."""
+        return self.uses()[0].used_bytes
+
+    def slots(self) -> dict[int, tuple[int, ...]]:
+        """Bytes of data by GPU, for each used slot."""
+        with Region(self.region, 1, ALLOCATION) as opened:
+            return {slot: use.data_bytes for slot, use in opened.slots(range(layout.SLOTS)).items()}
+
+
+def environment(node: Node, libraries: Libraries) -> dict[str, str]:
+    """What a process needs to find the shim over the node's driver."""
+    return {**node.environment, "LD_LIBRARY_PATH": str(libraries.shim), "HOME": os.sep}

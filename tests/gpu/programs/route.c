@@ -1,0 +1,103 @@
+/*
+ * Reaches the driver in the way that its argument names, allocates 1 MiB and waits for the end of its
+ * input. Built with -DLINKED it is linked with libcuda.so.1, else it knows it by name alone.
+ *
+ *   route linked | next | default | dlopen NAME FLAGS | dlmopen NAME | address VERSION FLAGS
+ */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+typedef int init_function(unsigned);
+typedef int retain_function(void **, int);
+typedef int current_function(void *);
+typedef int alloc_function(uint64_t *, size_t);
+typedef int address_function(const char *, void **, int, uint64_t, int *);
+typedef int address_function_v1(const char *, void **, int, uint64_t);
+
+#ifdef LINKED
+extern init_function cuInit;
+#endif
+
+static void *handle;
+static const char *route;
+static uint64_t flags;
+
+static void *must(void *found, const char *what)
+{
+    if (!found) {
+        fprintf(stderr, "%s: %s\n", what, dlerror());
+        exit(3);
+    }
+    return found;
+}
+
+/* What cuGetProcAddress answers, of either version, fetched through itself once more. */
+static void *through_itself(const char *name, int version)
+{
+    address_function *ask = (address_function *)must(dlsym(handle, "cuGetProcAddress_v2"), "v2");
+    address_function_v1 *first = (address_function_v1 *)must(dlsym(handle, "cuGetProcAddress"), "v1");
+    void *again = NULL, *first_again = NULL, *found = NULL, *found_first = NULL;
+    int status = -1;
+
+    if (ask("cuGetProcAddress", &again, 12000, flags, &status) != 0 || status != 0 ||
+        ask("cuGetProcAddress", &first_again, 11030, flags, &status) != 0 || status != 0)
+        exit(4);
+    if (((address_function *)again)(name, &found, version, flags, NULL) != 0 ||
+        ((address_function_v1 *)first_again)(name, &found_first, version, flags) != 0 ||
+        first(name, &found_first, version, flags) != 0)
+        exit(5);
+    if (found != found_first)
+        exit(6);
+    return found;
+}
+
+static void *find(const char *base, const char *symbol, int version)
+{
+    if (strcmp(route, "address") == 0)
+        return must(through_itself(base, version), base);
+    return must(dlsym(handle, symbol), symbol);
+}
+
+int main(int count, char **arguments)
+{
+    uint64_t pointer = 0;
+    void *context = NULL;
+    char byte;
+
+    route = arguments[1];
+    handle = RTLD_DEFAULT;
+    if (strcmp(route, "next") == 0)
+        handle = RTLD_NEXT;
+    else if (strcmp(route, "dlopen") == 0)
+        handle = must(dlopen(arguments[2], atoi(arguments[3])), arguments[2]);
+    else if (strcmp(route, "default") == 0)
+        must(dlopen("libcuda.so.1", RTLD_NOW | RTLD_GLOBAL), "libcuda.so.1");
+    else if (strcmp(route, "dlmopen") == 0)
+        handle = must(dlmopen(LM_ID_NEWLM, arguments[2], RTLD_NOW), arguments[2]);
+    else if (strcmp(route, "address") == 0) {
+        handle = must(dlopen("libcuda.so.1", RTLD_NOW), "libcuda.so.1");
+        flags = strtoull(arguments[2], NULL, 10);
+    }
+#ifdef LINKED
+    int result = cuInit(0);
+#else
+    int result = ((init_function *)find("cuInit", "cuInit", 2000))(0);
+#endif
+    if (result != 0)
+        return result;
+    if (((retain_function *)find("cuDevicePrimaryCtxRetain", "cuDevicePrimaryCtxRetain", 7000))(
+            &context, 0) != 0 ||
+        ((current_function *)find("cuCtxSetCurrent", "cuCtxSetCurrent", 4000))(context) != 0 ||
+        ((alloc_function *)find("cuMemAlloc", "cuMemAlloc_v2", 3020))(&pointer, 1 << 20) != 0)
+        return 7;
+    puts("ready");
+    fflush(stdout);
+    while (read(STDIN_FILENO, &byte, 1) > 0)
+        ;
+    return count < 0;
+}

@@ -1,0 +1,481 @@
+"""The gate of compute shares: who waits, for how long, and what that costs the group."""
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from tests import waiting
+from tests.gpu.gate import GRAPH, KAPPA, MS, UNKNOWN, US, WHOLE, Files, Gate, S
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Gate:
+    """Half of a GPU, and every launch is taken for one of 20 us."""
+    return Gate(tmp_path, measures=False)
+
+
+@pytest.fixture
+def measuring(tmp_path: Path) -> Gate:
+    """Half of a GPU, and events that tell how long kernels take."""
+    return Gate(tmp_path)
+
+
+# ---- how long launches wait
+
+
+def test_a_group_with_the_whole_gpu_never_waits_and_nothing_is_counted(tmp_path: Path) -> None:
+    gate = Gate(tmp_path, share=WHOLE)
+    assert {gate.launch(ns=S) for _ in range(1000)} == {0}
+    assert gate.gpu.tat == 0
+    assert gate.number("created_events") == 0
+
+
+def test_launches_are_as_far_apart_as_their_cost_divided_by_the_share(gate: Gate) -> None:
+    while gate.launch() == 0:  # the burst
+        pass
+    assert [gate.launch() for _ in range(100)] == [2 * UNKNOWN] * 100
+
+
+def test_a_burst_is_what_may_be_used_at_once_after_a_pause(gate: Gate) -> None:
+    def burst() -> int:
+        count = 1
+        while gate.launch() == 0:
+            count += 1
+        return count
+
+    gate.now += 3600 * S
+    assert burst() == 20 * MS // (2 * UNKNOWN) + 2  # the last one waited
+    gate.now += 3600 * S
+    assert burst() == 20 * MS // (2 * UNKNOWN) + 2
+
+
+def test_a_kernel_longer_than_the_burst_goes_at_once_and_the_next_one_waits(
+    measuring: Gate,
+) -> None:
+    measuring.know(1, S)
+    assert measuring.launch(1, S) == 0
+    assert measuring.launch(1, S) == pytest.approx(2 * S - 20 * MS, rel=0.01)
+
+
+def test_debt_is_at_most_the_cap(tmp_path: Path) -> None:
+    """A kernel of 10 s with a hundredth of a GPU would have to pay for 1000 s."""
+    gate = Gate(tmp_path, share=100)
+    gate.know(1, 10 * S)
+    assert gate.launch(1, 10 * S) == 0
+    assert gate.debt == 60 * S
+    assert gate.launch(1, 10 * S) == 60 * S
+    assert gate.number("longest_sleep") <= 100 * MS
+
+
+def test_short_waits_spin_and_long_ones_sleep(tmp_path: Path) -> None:
+    gate = Gate(tmp_path, share=8000, measures=False)
+    while gate.launch() == 0:
+        pass
+    assert gate.number("spun") == 25 * US
+    assert gate.number("longest_sleep") == 0
+    gate.limit.share = 5000
+    gate.launch()
+    assert gate.number("spun") == 25 * US
+    assert gate.number("longest_sleep") == 40 * US
+
+
+def test_kappa_multiplies_costs_within_bounds(gate: Gate) -> None:
+    while gate.launch() == 0:
+        pass
+    for kappa, factor in ((KAPPA, 1), (KAPPA * 4, 4), (KAPPA // 4, 1 / 4), (0, 1 / 16)):
+        gate.limit.kappa = kappa
+        gate.launch()
+        assert gate.launch() == 2 * UNKNOWN * factor
+    gate.limit.kappa = 2**32 - 1
+    gate.launch()
+    assert gate.launch() == 2 * UNKNOWN * 16
+
+
+# ---- changes while a launch waits
+
+
+def test_a_group_that_gets_the_whole_gpu_stops_waiting_within_100_ms(tmp_path: Path) -> None:
+    gate = Gate(tmp_path, share=100)
+    gate.gpu.tat, gate.gpu.tat_share = gate.now + 50 * S, 100
+    sleeps: list[int] = []
+
+    def change(then: int) -> None:
+        sleeps.append(then)
+        if len(sleeps) == 3:
+            gate.limit.share = WHOLE
+
+    gate.while_sleeping(change)
+    assert gate.launch() == 300 * MS
+
+
+def test_debt_shrinks_as_the_share_grows_and_grows_as_it_shrinks(tmp_path: Path) -> None:
+    gate = Gate(tmp_path, share=100)
+    gate.gpu.tat, gate.gpu.tat_share = gate.now + 50 * S, 100
+    gate.limit.share = 5000
+    assert gate.launch() == S
+    gate.gpu.tat = gate.now + S
+    gate.limit.share = 500
+    assert gate.launch() == 10 * S
+    assert gate.gpu.tat_share == 500
+
+
+def test_a_share_that_grows_while_a_launch_waits_counts_at_once(tmp_path: Path) -> None:
+    gate = Gate(tmp_path, share=100)
+    gate.gpu.tat, gate.gpu.tat_share = gate.now + 50 * S, 100
+    gate.while_sleeping(lambda _: setattr(gate.limit, "share", 5000))
+    assert gate.launch() == pytest.approx(100 * MS + (50 * S - 100 * MS) / 50, rel=0.001)
+
+
+def test_a_cap_that_is_lowered_counts_at_once(gate: Gate) -> None:
+    gate.gpu.tat = gate.now + 50 * S
+    gate.limit.most_debt_ns = S
+    assert gate.launch() == S
+
+
+def test_no_share_at_all_is_the_least_that_there_is(gate: Gate) -> None:
+    gate.limit.share = 0
+    gate.launch()
+    assert gate.debt == UNKNOWN * WHOLE - 20 * MS
+
+
+# ---- clocks that jump, and what a tenant writes
+
+
+@pytest.mark.parametrize("jump", [3600 * S, -900 * S])
+def test_a_clock_that_jumps_delays_no_launch_by_more_than_the_cap(gate: Gate, jump: int) -> None:
+    for _ in range(1000):
+        gate.launch()
+    gate.now += jump
+    assert gate.launch() <= 60 * S
+    gate.now += S
+    waits = [gate.launch() for _ in range(1000)]
+    assert max(waits) == 2 * UNKNOWN
+
+
+@pytest.mark.parametrize("tat", [2**64 - 1, 2**63, 1])
+@pytest.mark.parametrize("tat_share", [0, 1, 2**64 - 1])
+def test_a_group_that_spoils_its_region_waits_no_longer_than_the_cap(
+    gate: Gate, tat: int, tat_share: int
+) -> None:
+    gate.gpu.tat, gate.gpu.tat_share = tat, tat_share
+    gate.gpu.longest_at = gate.gpu.backlogged_at = 2**64 - 1
+    assert gate.launch() <= 60 * S
+    gate.now += S
+    assert gate.launch() == 0
+
+
+def test_the_clock_of_a_machine_that_has_just_started_is_no_burst(tmp_path: Path) -> None:
+    gate = Gate(tmp_path, now=5 * MS, measures=False)
+    launches = [gate.launch() for _ in range(1000)]
+    assert launches.count(0) == 5 * MS // (2 * UNKNOWN) + 1
+
+
+# ---- what the agent sees
+
+
+def test_the_region_tells_that_launches_wait_and_for_how_long(gate: Gate) -> None:
+    while gate.launch() == 0:
+        pass
+    throttled, waited = gate.gpu.throttled, gate.gpu.wait_ns
+    assert (throttled, waited) == (1, 2 * UNKNOWN)
+    before = gate.now
+    gate.launch()
+    assert gate.gpu.backlogged_at == before
+    assert (gate.gpu.throttled, gate.gpu.wait_ns) == (2, 4 * UNKNOWN)
+
+
+def test_a_launch_that_waits_for_long_says_so_again_each_100_ms(gate: Gate) -> None:
+    gate.gpu.tat = gate.now + S
+    seen: list[int] = []
+    gate.while_sleeping(lambda then: seen.append(then - gate.gpu.backlogged_at))
+    gate.launch()
+    assert seen == [100 * MS] * 10
+
+
+def test_the_longest_kernel_of_the_last_half_minute_is_told(measuring: Gate) -> None:
+    measuring.know(1, 300 * MS)
+    measuring.know(2, 2 * MS)
+    measuring.launch(1, 300 * MS)
+    measuring.now += 100 * S
+    measuring.launch(1, 300 * MS)
+    measuring.now += S
+    measuring.launch(2, 2 * MS)
+    assert measuring.gpu.longest_ns == pytest.approx(300 * MS, rel=0.01)
+    measuring.now += 31 * S
+    measuring.launch(2, 2 * MS)
+    assert measuring.gpu.longest_ns == pytest.approx(2 * MS, rel=0.01)
+
+
+# ---- estimates
+
+
+def _estimate(measuring: Gate, what: int, ns: int, kind: int = 0) -> int:
+    """What the gate takes one launch for, ns, from its price."""
+    measuring.now += 600 * S
+    before = measuring.now
+    measuring.launch(what, ns, kind=kind)
+    return (int(measuring.gpu.tat) - (before - 20 * MS)) // 2
+
+
+@pytest.mark.parametrize("ns", [US, 3 * US, 20 * US, MS, 50 * MS, S, 10 * S])
+def test_a_kernel_costs_what_it_takes_once_it_was_measured(measuring: Gate, ns: int) -> None:
+    assert _estimate(measuring, 1, ns) == UNKNOWN
+    measuring.know(1, ns)
+    assert _estimate(measuring, 1, ns) == pytest.approx(ns, rel=0.01, abs=16)
+
+
+def test_kernels_and_graphs_are_estimated_by_handle(measuring: Gate) -> None:
+    measuring.know(1, MS)
+    measuring.know(2, 7 * MS, kind=GRAPH)
+    assert _estimate(measuring, 1, MS) == pytest.approx(MS, rel=0.01)
+    assert _estimate(measuring, 2, 7 * MS, GRAPH) == pytest.approx(7 * MS, rel=0.01)
+    assert _estimate(measuring, 3, MS) == UNKNOWN
+
+
+def test_the_first_launch_alone_says_nothing_since_the_driver_may_load_code_in_it(
+    measuring: Gate,
+) -> None:
+    measuring.launch(1, 300 * MS)
+    measuring.now += S
+    measuring.launch(1, MS)
+    assert measuring.gpu.tat - (measuring.now - 20 * MS) == 2 * UNKNOWN
+    measuring.now += S
+    for _ in range(3):
+        measuring.launch(1, MS)
+        measuring.now += S
+    assert _estimate(measuring, 1, MS) == pytest.approx(MS, rel=0.01)
+
+
+def test_the_first_four_launches_are_timed_and_then_every_64th(measuring: Gate) -> None:
+    timed = []
+    for _ in range(300):
+        before = measuring.number("created_events")
+        measuring.launch(1, US)
+        timed.append(measuring.number("created_events") > before)
+        measuring.now += MS
+    assert [index for index, yes in enumerate(timed) if yes] == [0, 1, 2, 3, 64, 128, 192, 256]
+
+
+def test_time_slices_of_others_in_some_measurements_do_not_count(measuring: Gate) -> None:
+    measuring.know(1, MS)
+    for index in range(64 * 20):
+        slow = index // 64 % 2 == 0  # every other one that is timed
+        measuring.launch(1, 40 * MS if slow else MS)
+        measuring.now = max(measuring.now, measuring.number("stream_free")) + 40 * MS
+    assert _estimate(measuring, 1, MS) == pytest.approx(MS, rel=0.05)
+
+
+def test_an_estimate_follows_a_kernel_whose_work_changes(measuring: Gate) -> None:
+    measuring.know(1, MS)
+    for _ in range(64 * 60):
+        measuring.launch(1, 10 * MS)
+        measuring.now = max(measuring.now, measuring.number("stream_free")) + 40 * MS
+    assert _estimate(measuring, 1, 10 * MS) == pytest.approx(10 * MS, rel=0.05)
+
+
+def test_after_four_launches_a_function_waits_for_its_first_measurement_and_pays_for_them(
+    measuring: Gate,
+) -> None:
+    assert [measuring.launch(1, 50 * MS) for _ in range(4)] == [0] * 4
+    paid = 4 * 50 * MS * 2 - 20 * MS
+    assert measuring.launch(1, 50 * MS) == pytest.approx(2 * 50 * MS + paid, rel=0.2)
+
+
+def test_a_function_whose_kernels_do_not_end_is_held_back_by_a_second_each(
+    measuring: Gate,
+) -> None:
+    launches = [measuring.launch(1, 30 * S) for _ in range(10)]
+    assert launches[:4] == [0] * 4
+    assert launches[4:] == pytest.approx([S] * 6, rel=0.01)
+    measuring.now += 61 * S  # two of them end
+    assert measuring.launch(1, 30 * S) == 60 * S
+
+
+def test_other_functions_do_not_wait_for_the_measurement_of_one(measuring: Gate) -> None:
+    for _ in range(4):
+        measuring.launch(1, 30 * S)
+    assert [measuring.launch(2, US) for _ in range(4)] == [0] * 4
+
+
+def test_an_unmeasured_kernel_of_nccl_waits_for_nothing(measuring: Gate) -> None:
+    measuring.name(function=b"ncclDevKernel_Generic")
+    assert [measuring.launch(1, 30 * S) for _ in range(10)] == [0] * 10
+
+
+def test_more_functions_than_the_table_holds_are_still_estimated(measuring: Gate) -> None:
+    for what in range(1, 5000):
+        measuring.launch(what * 64, US)
+        measuring.now += MS
+    measuring.know(64, 5 * MS)
+    assert _estimate(measuring, 64, 5 * MS) == pytest.approx(5 * MS, rel=0.01)
+
+
+# ---- events
+
+
+def test_no_event_is_left_once_launches_are_measured(measuring: Gate) -> None:
+    for what in range(1, 200):
+        measuring.know(what, 10 * US)
+    measuring.launch(1, US)
+    assert measuring.number("live_events") == 0
+
+
+def test_events_are_looked_at_while_a_launch_waits(measuring: Gate) -> None:
+    for _ in range(4):
+        measuring.launch(1, MS)
+    measuring.gpu.tat = measuring.now + S
+    measuring.launch(2, MS)
+    assert measuring.number("live_events") == 2  # of the last launch
+
+
+def test_events_go_with_their_context(measuring: Gate) -> None:
+    for what in range(1, 10):
+        measuring.launch(what, S)
+    assert measuring.number("live_events") == 18
+    measuring.forget_events()
+    assert measuring.number("live_events") == 0
+    measuring.know(1, MS)
+    assert _estimate(measuring, 1, MS) == pytest.approx(MS, rel=0.01)
+
+
+def test_there_are_never_more_events_than_fit(measuring: Gate) -> None:
+    for what in range(1, 500):
+        measuring.launch(what, S)
+    assert measuring.number("live_events") == 128
+
+
+def test_a_launch_that_fails_leaves_no_event_and_no_estimate(measuring: Gate) -> None:
+    for _ in range(10):
+        measuring.launch(1, result=700)
+        measuring.now += MS
+    assert measuring.number("live_events") == 0
+    assert _estimate(measuring, 1, MS) == UNKNOWN
+
+
+def test_an_event_that_reports_an_error_is_no_measurement(measuring: Gate) -> None:
+    measuring.set("query_result", 700)
+    measuring.know(1, MS)
+    assert measuring.number("live_events") == 0
+    assert _estimate(measuring, 1, MS) == UNKNOWN
+
+
+# ---- capture, and kernels that must not wait
+
+
+def test_a_launch_that_is_captured_waits_for_nothing_and_costs_nothing(gate: Gate) -> None:
+    gate.gpu.tat = tat = gate.now + S
+    gate.set("capturing", 1)
+    assert [gate.launch(1, MS) for _ in range(200)] == [0] * 200
+    assert gate.gpu.tat == tat
+    assert gate.number("created_events") == 0
+
+
+def test_events_of_earlier_launches_are_left_alone_while_a_stream_captures(measuring: Gate) -> None:
+    measuring.launch(1, MS)
+    measuring.now += S
+    measuring.set("capturing", 1)
+    measuring.launch(1, MS)
+    assert measuring.number("illegal_calls") == 0
+    measuring.set("capturing", 0)
+    measuring.launch(1, MS)
+    assert measuring.number("illegal_calls") == 0  # the thread said that it knows what it does
+
+
+def test_the_graph_pays_when_it_is_launched(measuring: Gate) -> None:
+    measuring.know(9, 30 * MS, kind=GRAPH)
+    assert measuring.launch(9, 30 * MS, kind=GRAPH) == 0
+    assert measuring.launch(9, 30 * MS, kind=GRAPH) > 30 * MS
+
+
+@pytest.mark.parametrize(
+    "name", [b"ncclDevKernel_Generic", b"_Z27ncclDevKernel_AllGather_LL24ncclDevKernelArgsStorage"]
+)
+@pytest.mark.parametrize("by", ["function", "kernel"])
+def test_kernels_of_nccl_pay_and_never_wait(gate: Gate, name: bytes, by: str) -> None:
+    gate.name(**{by: name})
+    gate.gpu.tat = gate.now + S
+    assert [gate.launch(1, MS) for _ in range(10)] == [0] * 10
+    assert gate.debt == S + 10 * 2 * UNKNOWN
+    gate.name(function=b"matmul")
+    assert gate.launch(2, MS) > 0
+
+
+@pytest.mark.parametrize("name", [b"myncclKernel", b"_Z12my_nccl_copyPf", b"_Znccl", b"", b"_Z4"])
+def test_other_kernels_wait_like_all(gate: Gate, name: bytes) -> None:
+    gate.name(function=name)
+    gate.gpu.tat = gate.now + S
+    assert gate.launch(1, MS) == (0 if name == b"_Znccl" else S)
+
+
+# ---- several processes, by the real clock
+
+LAUNCHES = 1_000_000  # of each process: so many that they run at the same time
+
+
+def test_four_processes_lose_no_payment_of_each_other(tmp_path: Path) -> None:
+    files = Files(tmp_path, share=5000)
+    files.set_most_debt(3600 * S)
+    start = time.monotonic_ns() + 100 * S
+    files.set_tat(start)  # in the future, so that each launch moves it by its price exactly
+    processes = [files.start("spared", LAUNCHES) for _ in range(4)]
+    assert [process.wait(waiting.PATIENCE) for process in processes] == [0] * 4
+    assert files.gpu().tat - start == 4 * LAUNCHES * 2 * UNKNOWN
+
+
+def test_four_processes_together_get_no_more_than_the_share(tmp_path: Path) -> None:
+    """Each launch costs 32 ms of waiting: there are so many after the burst as time has passed."""
+    files = Files(tmp_path, share=100, kappa=16 * KAPPA)
+    processes = [files.start("held", 5) for _ in range(4)]
+    times = [int(line) for process in processes for line in process.communicate()[0].split()]
+    assert [process.returncode for process in processes] == [0] * 4
+    passed, price = max(times) - min(times), 32 * MS
+    assert (passed + 20 * MS) / price + 1 >= 4 * 5
+    assert files.gpu().tat >= min(times) - 20 * MS + 4 * 5 * price
+
+
+def test_a_process_that_is_killed_while_it_waits_leaves_nothing_behind(tmp_path: Path) -> None:
+    files = Files(tmp_path, share=100)
+    tat = time.monotonic_ns() + 50 * S
+    files.set_tat(tat)
+    killed = files.start("held", 1)
+    waiting.until(lambda: files.gpu().wait_ns > 0, what="launch that waits")
+    killed.kill()
+    assert killed.wait() == -9
+    assert files.gpu().tat == tat
+    assert files.gpu().throttled == 0
+    files.set_tat(0)
+    after = files.start("held", 1)
+    assert after.wait(waiting.PATIENCE) == 0
+    assert files.gpu().tat > tat - 50 * S
+
+
+def test_a_process_that_waits_sees_a_new_share(tmp_path: Path) -> None:
+    files = Files(tmp_path, share=1)
+    files.set_most_debt(3600 * S)
+    files.set_tat(time.monotonic_ns() + 3600 * S)
+    process = files.start("held", 1)
+    waiting.until(lambda: files.gpu().wait_ns > 0, what="launch that waits")
+    assert process.poll() is None
+    files.set_share(WHOLE)
+    assert process.wait(waiting.PATIENCE) == 0
+
+
+def test_signals_do_not_shorten_a_wait(tmp_path: Path) -> None:
+    files = Files(tmp_path, share=100)
+    until = time.monotonic_ns() + S
+    files.set_tat(until)
+    process = files.start("held", 1)
+    stop = threading.Event()
+
+    def disturb() -> None:
+        while not stop.wait(0.01):
+            process.send_signal(23)  # SIGURG: ignored, and it ends system calls of a handler's
+
+    disturbing = threading.Thread(target=disturb)
+    disturbing.start()
+    printed = process.communicate()[0].split()
+    stop.set()
+    waiting.join(disturbing)
+    assert int(printed[1]) >= until

@@ -1,0 +1,118 @@
+"""NVML with types, of a driver below a root of its own."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpu import nvml
+from gpu.nvml import UNLIMITED, CgroupLimit, Nvml, NvmlError
+from tests.host.gpu.driver_root import installed
+from tests.standin.driver import Driver, Out
+from tests.standin.gpus import GIB, MIB, Behaviour, Failure, Node, gpus
+
+TWO = gpus(2, bytes=8 * GIB, reserved_bytes=600 * MIB, context_bytes=300 * MIB)
+FIRST, SECOND = (gpu.uuid for gpu in TWO)
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    (tmp_path / "cgroups/pod").mkdir(parents=True)
+    behaviour = Behaviour(manual_clock=True, cgroups=str(tmp_path / "cgroups"))
+    with installed(tmp_path, TWO, behaviour) as node:
+        yield node
+
+
+@pytest.fixture
+def opened(node: Node) -> Iterator[Nvml]:
+    opened = nvml.open_driver(node.file.parent)
+    yield opened
+    opened.close()
+
+
+def test_a_node_without_a_driver_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(NvmlError, match=f"no libnvidia-ml.so.1 below {tmp_path}: install"):
+        nvml.open_driver(tmp_path)
+
+
+def test_a_file_that_is_no_library_is_an_error_that_names_it(tmp_path: Path) -> None:
+    (tmp_path / "lib64").mkdir()
+    (tmp_path / "lib64/libnvidia-ml.so.1").write_text("no library")
+    with pytest.raises(NvmlError, match=r"cannot load .*lib64/libnvidia-ml\.so\.1"):
+        nvml.open_driver(tmp_path)
+
+
+def test_a_driver_whose_module_is_not_loaded_is_an_error(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PODFABRIC_STANDIN_GPUS")
+    with pytest.raises(NvmlError, match="nvmlInitWithFlags") as caught:
+        nvml.open_driver(node.file.parent)
+    assert caught.value.code == 9
+
+
+def test_gpus_and_their_memory(opened: Nvml) -> None:
+    assert opened.uuids() == [FIRST, SECOND]
+    assert opened.driver_version() == "615.20.01"
+    assert (opened.minor(SECOND), opened.address(SECOND)) == (1, "0000:11:00.0")
+    memory = opened.memory(FIRST)
+    assert (memory.total, memory.reserved, memory.used) == (8 * GIB, 600 * MIB, 0)
+    with pytest.raises(NvmlError, match="nvmlDeviceGetHandleByUUID"):
+        opened.memory("GPU-ffffffff-0000-0000-0000-000000000000")
+
+
+def test_processes_and_what_they_use(node: Node, opened: Nvml) -> None:
+    assert opened.processes(FIRST) == {}
+    with Driver(node.environment) as driver:
+        driver.start()
+        driver.do("cuMemAlloc_v2", Out(8), GIB)
+        assert opened.processes(FIRST) == {driver.pid: GIB + 300 * MIB}
+        assert opened.processes(SECOND) == {}
+    assert opened.processes(FIRST) == {}
+
+
+def test_utilization_of_a_gpu_that_was_never_used_is_none(opened: Nvml) -> None:
+    assert opened.utilization(FIRST, 0) == []
+
+
+def test_a_limit_of_a_cgroup_can_be_set_and_read_back(node: Node, opened: Nvml) -> None:
+    cgroup = node.file.parent / "cgroups/pod"
+    with pytest.raises(NvmlError) as none_yet:
+        opened.cgroup_limit(FIRST, cgroup)
+    assert none_yet.value.code == nvml.NOT_FOUND
+    opened.set_cgroup_limit(FIRST, cgroup, 2 * GIB)
+    assert opened.cgroup_limit(FIRST, cgroup) == CgroupLimit(soft=0, hard=2 * GIB, used=0)
+    opened.set_cgroup_limit(FIRST, cgroup, UNLIMITED)
+    assert opened.cgroup_limit(FIRST, cgroup).hard == UNLIMITED
+    with pytest.raises(NvmlError) as gone:
+        opened.set_cgroup_limit(FIRST, cgroup / "gone", GIB)
+    assert gone.value.code == nvml.NOT_FOUND
+
+
+def test_a_driver_of_another_file_can_be_opened_after_the_first(
+    node: Node, opened: Nvml, tmp_path: Path
+) -> None:
+    other = gpus(1, uuid="GPU-0000000f-57a0-4d1e-8000-000000000000")
+    with installed(tmp_path / "other", other, Behaviour(driver="580.65.06")) as newer:
+        again = nvml.open_driver(newer.file.parent)
+        assert again.driver_version() == "580.65.06"
+        assert again.uuids() == [other[0].uuid]
+        with pytest.raises(NvmlError) as refused:
+            again.set_cgroup_limit(other[0].uuid, tmp_path, GIB)
+        assert refused.value.code == nvml.NOT_SUPPORTED
+        again.close()
+    # `opened` was of the former library: the process has one at a time.
+    reopened = nvml.open_driver(node.file.parent)
+    assert reopened.uuids() == [FIRST, SECOND]
+
+
+def test_a_failure_of_the_driver_is_an_error_that_names_the_call(tmp_path: Path) -> None:
+    lost = Failure("nvmlDeviceGetMemoryInfo_v2", 2, 15)
+    with installed(tmp_path, TWO, Behaviour(failures=(lost,))) as node:
+        opened = nvml.open_driver(node.file.parent)
+        opened.memory(FIRST)
+        with pytest.raises(NvmlError, match="nvmlDeviceGetMemoryInfo: ") as caught:
+            opened.memory(FIRST)
+        assert caught.value.code == 15
+        opened.memory(FIRST)
+        opened.close()

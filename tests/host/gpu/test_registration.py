@@ -1,0 +1,308 @@
+"""Processes register at their group's socket: the kernel says who they are, and when they end."""
+
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from gpu import layout
+from gpu.groups import Groups, Limit
+from gpu.registration import CLIENTS
+from tests.host.gpu.pods import GPU, GroupsNode
+from tests.waiting import PATIENCE, until
+
+LONG = "podfabric.io-gpu-10g-25." + "x" * 150  # its socket's path is longer than an address may be
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[GroupsNode]:
+    node = GroupsNode(tmp_path / "gpu")
+    with node.stack:
+        yield node
+    node.registrar.close()
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_process_of_the_groups_container_is_registered_in_its_slot(
+    node: GroupsNode, version: int
+) -> None:
+    container = node.container("a", version)
+    with container.client(node.socket("a")) as client:
+        assert client.register(7) == [layout.STATUS_OK, client.pid, 1]
+        known = node.groups.read("a").processes
+        assert list(known) == [7]
+        assert (known[7].host_pid, known[7].alive) == (client.pid, True)
+        assert known[7].overhead_bytes == (None,)
+        stat = Path(f"/proc/{client.pid}/stat").read_text().rpartition(")")[2].split()
+        assert known[7].start_time == int(stat[19])
+
+
+def test_any_user_can_connect_also_at_a_socket_whose_path_is_long(node: GroupsNode) -> None:
+    container = node.container(LONG)
+    directory = os.open(node.socket(LONG).parent, os.O_PATH)
+    try:  # as a mount of the directory gives it to the container
+        reached = Path(f"/proc/{os.getpid()}/fd/{directory}/agent.sock")
+        with container.client(reached) as client:
+            assert client.register(0)[0] == layout.STATUS_OK
+    finally:
+        os.close(directory)
+    assert node.socket(LONG).stat().st_mode & 0o777 == 0o666
+
+
+def test_a_process_of_another_groups_container_is_refused_whatever_it_asks_for(
+    node: GroupsNode,
+) -> None:
+    ours, theirs = node.container("a"), node.container("b")
+    with ours.client(node.socket("a")) as own, theirs.client(node.socket("a")) as stranger:
+        assert own.register(3)[0] == layout.STATUS_OK
+        for slot in (0, 3):
+            assert stranger.register(slot) == [layout.STATUS_STRANGER, 0, 0]
+        assert node.alive("a") == {3: own.pid}
+        assert node.alive("b") == {}
+
+
+def test_a_process_of_the_host_is_refused(node: GroupsNode) -> None:
+    node.container("a")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as client:
+        client.settimeout(PATIENCE)
+        client.connect(str(node.socket("a")))
+        client.send(struct.pack("<II", layout.VERSION, 0))
+        assert client.recv(64) == struct.pack("<IIQ", layout.STATUS_STRANGER, 0, 0)
+
+
+def test_containers_of_one_pod_are_told_apart_by_the_region_that_they_see(
+    node: GroupsNode, tmp_path: Path
+) -> None:
+    first = node.container("a")
+    second = node.container("b", pod_uid=first.container.pod_uid)
+    script = """
+        mkdir -p /run/podfabric/gpu && mount -t tmpfs none /run/podfabric/gpu &&
+        touch /run/podfabric/gpu/region && mount --bind "$0" /run/podfabric/gpu/region &&
+        exec "$@"
+    """
+    tried = []
+    for container, region in ((first, "a"), (second, "b")):
+        for group in ("a", "b"):
+            command = [
+                *("unshare", "-m", "sh", "-ec", script, str(node.groups.root / region / "region")),
+                *(sys.executable, "-c", ONCE, str(node.socket(group))),
+            ]
+            with subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            ) as process:
+                container.take(process.pid)
+                printed, _ = process.communicate("go\n")
+            tried.append((region, group, printed.strip()))
+    ok, stranger = str(layout.STATUS_OK), str(layout.STATUS_STRANGER)
+    assert tried == [
+        ("a", "a", ok), ("a", "b", stranger), ("b", "a", stranger), ("b", "b", ok)
+    ]  # fmt: skip
+
+
+ONCE = """
+import socket, struct, sys
+input()
+with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as client:
+    client.connect(sys.argv[1])
+    client.send(struct.pack("<II", 1, 0))
+    print(struct.unpack("<IIQ", client.recv(64))[0])
+"""
+
+
+@pytest.mark.parametrize(
+    ("version", "slot", "status"),
+    [
+        (2, 0, layout.STATUS_VERSION),
+        (0, 0, layout.STATUS_VERSION),
+        (1, 256, layout.STATUS_SLOT),
+        (1, 2**32 - 1, layout.STATUS_SLOT),
+    ],
+)
+def test_a_request_of_another_version_or_slot_is_refused(
+    node: GroupsNode, version: int, slot: int, status: int
+) -> None:
+    with node.container("a").client(node.socket("a")) as client:
+        assert client.register(slot, version) == [status, 0, 0]
+        assert client.register(255)[0] == layout.STATUS_OK
+
+
+def test_a_slot_of_a_living_process_is_not_given_to_another(node: GroupsNode) -> None:
+    container = node.container("a")
+    with container.client(node.socket("a")) as first, container.client(node.socket("a")) as second:
+        assert first.register(5) == [layout.STATUS_OK, first.pid, 1]
+        node.claim("a", 5)
+        assert second.register(5) == [layout.STATUS_SLOT, 0, 0]
+        assert first.register(5) == [layout.STATUS_OK, first.pid, 2]  # it executed a program
+        first.kill()
+        until(lambda: node.alive("a") == {}, what="end of the first")
+        assert second.register(5) == [layout.STATUS_OK, second.pid, 3]
+
+
+def test_a_slot_is_free_whose_process_did_not_wait_for_its_registration(
+    node: GroupsNode,
+) -> None:
+    container = node.container("a")
+    with container.client(node.socket("a")) as first, container.client(node.socket("a")) as second:
+        first.register(5)  # and it does not enter it: to its shim the answer came too late
+        assert second.register(5) == [layout.STATUS_OK, second.pid, 2]
+        first.kill()
+        second.register(6)
+        assert node.alive("a") == {5: second.pid, 6: second.pid}
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV])
+def test_the_slots_of_a_process_that_dies_in_any_way_are_freed(
+    node: GroupsNode, number: int
+) -> None:
+    container = node.container("a")
+    with container.client(node.socket("a")) as dying, container.client(node.socket("a")) as other:
+        assert [dying.register(1)[2], dying.register(2)[2], other.register(3)[2]] == [1, 1, 1]
+        assert node.alive("a") == {1: dying.pid, 2: dying.pid, 3: other.pid}
+        dying.kill(number)
+        until(lambda: node.alive("a") == {3: other.pid}, what="end of the slots")
+        assert {each.registration for each in node.groups.read("a").processes.values()} == {1}
+        assert list(node.registrar.living()) == [other.pid]
+
+
+def test_an_agent_that_starts_again_knows_who_has_died_and_who_lives(node: GroupsNode) -> None:
+    container = node.container("a")
+    with container.client(node.socket("a")) as dying, container.client(node.socket("a")) as living:
+        for slot, client in enumerate((dying, living), start=1):
+            assert client.register(slot)[0] == layout.STATUS_OK
+        node.registrar.close()
+        dying.kill()
+        node.restart()
+        assert node.alive("a") == {2: living.pid}
+        assert living.register(9)[0] == layout.STATUS_OK
+        living.kill()
+        until(lambda: node.alive("a") == {}, what="end of a process that was adopted")
+
+
+def test_a_pid_that_is_used_again_is_not_the_process_that_was_registered(node: GroupsNode) -> None:
+    container = node.container("a")
+    with container.client(node.socket("a")) as client:
+        # As if an earlier process with this pid had been registered.
+        node.groups.register("a", 4, client.pid, start_time=1)
+        node.restart()
+        assert node.alive("a") == {}
+
+
+def test_an_agent_that_was_killed_within_a_change_has_it_finished(node: GroupsNode) -> None:
+    node.container("a")
+    limits = node.groups.root / "a/limits"
+    with limits.open("r+b") as file:
+        file.seek(16)
+        file.write(struct.pack("<Q", 9))
+    node.restart()
+    assert struct.unpack_from("<Q", limits.read_bytes(), 16)[0] % 2 == 0
+
+
+def test_what_a_former_agent_throttled_is_lifted(node: GroupsNode) -> None:
+    node.container("a", limits=[Limit(GPU, 1 << 30, 0.5)])
+    node.groups.throttle("a", GPU, 0.01)
+    node.groups = Groups(node.groups.root)  # another process knows nothing of it
+    node.restart()
+    assert [entry.share for entry in node.groups.read("a").in_force] == [0.5]
+
+
+def test_groups_that_are_removed_are_not_served_and_can_be_made_again(node: GroupsNode) -> None:
+    container = node.container("a")
+    with container.client(node.socket("a")) as client:
+        assert client.register(0)[0] == layout.STATUS_OK
+        node.groups.remove("a")
+        assert not node.socket("a").exists()
+        node.groups.make("a", [Limit(GPU, 1 << 30, 1.0)])
+        assert client.register(0) == [layout.STATUS_OK, client.pid, 1]
+
+
+def _silent(path: Path) -> socket.socket:
+    client = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    client.settimeout(PATIENCE)
+    client.connect(str(path))
+    return client
+
+
+@pytest.mark.parametrize("content", [b"", b"x", b"x" * 9, b"x" * 60_000], ids=len)
+def test_what_is_no_request_ends_the_connection(node: GroupsNode, content: bytes) -> None:
+    node.container("a")
+    with _silent(node.socket("a")) as client:
+        if content:
+            client.send(content)
+        assert client.recv(64) == b""  # after the agent's patience, or at once
+    assert node.alive("a") == {}
+
+
+def test_clients_of_one_group_that_say_nothing_keep_no_other_group_waiting(
+    node: GroupsNode,
+) -> None:
+    node.container("a")
+    other = node.container("b")
+    with ExitStack() as stack:
+        for _ in range(4 * CLIENTS):
+            stack.enter_context(_silent(node.socket("a")))
+        with other.client(node.socket("b")) as client:
+            for slot in range(20):
+                assert client.register(slot)[0] == layout.STATUS_OK
+
+
+def test_a_group_that_connects_without_end_keeps_no_other_group_waiting(node: GroupsNode) -> None:
+    node.container("a")
+    other = node.container("b")
+    over = threading.Event()
+
+    def flood() -> None:
+        while not over.is_set():
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as client:
+                client.setblocking(False)
+                try:
+                    client.connect(str(node.socket("a")))
+                except OSError:  # the backlog is full
+                    over.wait(0.001)
+
+    flooding = [threading.Thread(target=flood) for _ in range(3)]
+    for thread in flooding:
+        thread.start()
+    try:
+        with other.client(node.socket("b")) as client:
+            for slot in range(100):
+                assert client.register(slot)[0] == layout.STATUS_OK
+    finally:
+        over.set()
+        for thread in flooding:
+            thread.join()
+
+
+MANY = """
+import os, socket, struct, sys
+sys.stdin.readline()
+for slot in range(256):
+    if os.fork() == 0:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as client:
+            client.connect(sys.argv[1])
+            client.send(struct.pack("<II", 1, slot))
+            client.recv(64)
+        break
+sys.stdin.read()
+"""
+
+
+def test_each_of_256_processes_at_once_gets_its_slot(node: GroupsNode) -> None:
+    container = node.container("a")
+    with subprocess.Popen(
+        [sys.executable, "-c", MANY, node.socket("a")], stdin=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None
+        container.take(process.pid)
+        process.stdin.write("\n")
+        process.stdin.flush()
+        until(lambda: len(node.alive("a")) == layout.SLOTS, what="registration of all")
+        assert len(set(node.alive("a").values())) == layout.SLOTS
+    until(lambda: node.alive("a") == {}, what="end of all")

@@ -1,0 +1,251 @@
+"""The agent's part of GPU limits as a whole: its threads, and what a scrape shows of it."""
+
+import re
+import shutil
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.metrics_core import Metric
+from prometheus_client.parser import text_string_to_metric_families
+
+from base.pod import Pod
+from gpu import metrics, service
+from gpu.enforcement import Action, OverUse
+from gpu.groups import Limit
+from gpu.samples import NodeSample
+from gpu.service import GpuLimitSettings, GpuService
+from gpu.tenants import Tenant
+from tests.host.gpu.driver_root import installed, paths_with
+from tests.host.gpu.pods import MadeContainer, made_container
+from tests.standin.driver import Driver, Out
+from tests.standin.gpus import GIB, MIB, Behaviour, Node, gpus
+from tests.waiting import until
+
+TWO = gpus(2, bytes=16 * GIB, reserved_bytes=600 * MIB, context_bytes=300 * MIB)
+FIRST, SECOND = (gpu.uuid for gpu in TWO)
+
+
+class ServedNode:
+    """A node with a driver, on which the service runs."""
+
+    def __init__(self, directory: Path, stack: ExitStack) -> None:
+        self.directory = directory
+        self.stack = stack
+        self.driver: Node | None = None
+        self.tenants: list[Tenant] = []
+        self.reported: list[OverUse] = []
+        self.service: GpuService | None = None
+
+    def install_driver(self) -> None:
+        self.driver = self.stack.enter_context(
+            installed(self.directory / "driver", TWO, Behaviour())
+        )
+
+    def start(self, on_overuse: Action = "report") -> GpuService:
+        paths = paths_with(self.directory, TWO)
+        made = GpuLimitSettings(driver_root=self.directory / "driver", on_overuse=on_overuse)
+        self.service = GpuService(paths, lambda: self.tenants, made, self.reported.append)
+        self.stack.callback(self.service.close)
+        self.service.start()
+        return self.service
+
+    def container(self, group: str, *limits: Limit) -> MadeContainer:
+        container = self.stack.enter_context(made_container())
+        pod = Pod("default", f"pod-of-{group}", container.container.pod_uid)
+        self.tenants.append(Tenant(group=group, pod=pod, container="main"))
+        assert self.service is not None
+        self.service.groups.make(group, limits)
+        return container
+
+    def process(self, container: MadeContainer, size: int) -> Driver:
+        """A process of a container that allocates without a shim."""
+        assert self.driver is not None
+        process = self.stack.enter_context(Driver(self.driver.environment))
+        container.take(process.pid)
+        process.start()
+        process.do("cuMemAlloc_v2", Out(8), size)
+        return process
+
+    def values(self) -> dict[tuple[str, str], float]:
+        return values(self.scrape())
+
+    def scrape(self) -> str:
+        assert self.service is not None
+        return text_of(self.service.families)
+
+
+def text_of(families: Callable[[], Sequence[Metric]]) -> str:
+    class Collector:
+        def collect(self) -> Sequence[Metric]:
+            return families()
+
+    registry = CollectorRegistry()
+    registry.register(Collector())
+    return generate_latest(registry).decode()
+
+
+def values(text: str) -> dict[tuple[str, str], float]:
+    """By name and holder: "pod/gpu" of a container, "gpu" of a GPU, "" otherwise."""
+    found = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            parts = (sample.labels.get("pod"), sample.labels.get("gpu"))
+            name = sample.name.removeprefix("podfabric_gpu_")
+            found[name, "/".join(part for part in parts if part is not None)] = sample.value
+    return found
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[ServedNode]:
+    with ExitStack() as stack:
+        yield ServedNode(tmp_path, stack)
+
+
+def test_a_process_without_a_shim_that_uses_too_much_is_reported(node: ServedNode) -> None:
+    node.install_driver()
+    node.start()
+    process = node.process(node.container("a", Limit(FIRST, GIB, 1.0)), 2 * GIB)
+    until(lambda: node.reported, what="report of the over-use")
+    assert node.reported[0].device_bytes == 2 * GIB + 300 * MIB
+    assert process.process.poll() is None
+
+
+def test_it_is_killed_where_that_is_configured(node: ServedNode) -> None:
+    node.install_driver()
+    node.start(on_overuse="kill")
+    over = node.process(node.container("a", Limit(FIRST, GIB, 1.0)), 2 * GIB)
+    within = node.process(node.container("b", Limit(FIRST, GIB, 1.0)), GIB)
+    assert over.process.wait() == -signal.SIGKILL
+    assert within.process.poll() is None
+    key = "memory_overuse_kills_total", "pod-of-a/0"
+    until(lambda: node.values().get(key) == 1, what="count of the kill")
+
+
+def test_a_driver_that_comes_later_is_used_without_a_restart(
+    node: ServedNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "TRY_AGAIN", 0.2)
+    started = node.start()
+    node.container("a", Limit(FIRST, GIB, 1.0))
+    until(lambda: "no libnvidia-ml.so.1" in started.sample.problem, what="problem")
+    shown = node.values()
+    assert shown["nvml_up", ""] == 0
+    assert shown["memory_limit_bytes", "pod-of-a/0"] == GIB
+    assert not {name for name, _ in shown} & {"memory_device_bytes", "capacity_bytes"}
+    node.install_driver()
+    until(lambda: started.sample.nvml_up, what="NVML")
+    assert node.values()["memory_device_bytes", "pod-of-a/0"] == 0
+
+
+def test_a_driver_that_goes_and_comes_back_is_opened_again(
+    node: ServedNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "TRY_AGAIN", 0.2)
+    node.install_driver()
+    started = node.start()
+    node.container("a", Limit(FIRST, GIB, 1.0))
+    until(lambda: started.sample.nvml_up, what="NVML")
+    listed = node.directory / "proc/driver/nvidia/gpus"
+    shutil.move(listed, node.directory / "gone")
+    node.tenants.clear()
+    until(lambda: not started.sample.gpus, what="end of the GPUs")
+    shutil.move(node.directory / "gone", listed)
+    until(lambda: len(started.sample.gpus) == 2, what="the GPUs again")
+
+
+def test_a_node_without_gpus_loads_no_nvml(node: ServedNode) -> None:
+    made = GpuLimitSettings(driver_root=node.directory)
+    paths = paths_with(node.directory, ())
+    started = GpuService(paths, lambda: node.tenants, made)
+    node.stack.callback(started.close)
+    started.start()
+    until(lambda: started.sample.problem == service.NO_DRIVER, what="look")
+
+
+def test_the_series_of_containers_with_and_without_a_limit_and_after_their_end(
+    node: ServedNode,
+) -> None:
+    node.install_driver()
+    started = node.start()
+    busy = node.container("a", Limit(FIRST, 4 * GIB, 0.25), Limit(SECOND, 4 * GIB, 0.5))
+    node.container("idle", Limit(FIRST, 2**64 - 1, 1.0))
+    process = node.process(busy, GIB)
+
+    wanted = {
+        ("nvml_up", ""): 1,
+        ("memory_limit_bytes", "pod-of-a/0"): 4 * GIB,
+        ("memory_device_bytes", "pod-of-a/0"): GIB + 300 * MIB,
+        ("memory_device_bytes", "pod-of-a/1"): 0,
+        ("memory_device_bytes", "pod-of-idle/0"): 0,
+        ("memory_overuse_bytes", "pod-of-a/0"): 0,
+        ("memory_used_bytes", "pod-of-a/0"): 0,
+        ("memory_denied_total", "pod-of-a/0"): 0,
+        ("compute_share_ratio", "pod-of-a/0"): 0.25,
+        ("compute_utilization_ratio", "pod-of-a/0"): 0,
+        ("processes", "pod-of-a/0"): 0,
+        ("lock_recoveries_total", "pod-of-a"): 0,
+        ("tenants", "0"): 2,
+        ("tenants", "1"): 1,
+        ("capacity_bytes", "0"): 16 * GIB - 600 * MIB,
+        ("allocated_share_ratio", "0"): 1.25,
+        ("unaccounted_bytes", "0"): 0,
+        ("tier_info", "0"): 1,
+    }
+    until(lambda: wanted.items() <= node.values().items(), what="series of both")
+    assert ("memory_limit_bytes", "pod-of-idle/0") not in node.values()
+    process.kill()
+    key = "memory_device_bytes", "pod-of-a/0"
+    until(lambda: node.values()[key] == 0, what="end of the process")
+    node.tenants[:] = [tenant for tenant in node.tenants if tenant.group != "a"]
+    started.groups.remove("a")
+    until(lambda: "pod-of-a" not in node.scrape(), what="end of the container's series")
+    assert "pod-of-idle" in node.scrape()
+
+
+def test_no_series_has_a_pid_and_their_number_is_containers_times_gpus(node: ServedNode) -> None:
+    node.install_driver()
+    started = node.start()
+    for n in range(4):
+        container = node.container(f"g{n}", Limit(FIRST, GIB, 0.25), Limit(SECOND, GIB, 0.25))
+        for _ in range(2):
+            node.process(container, 2 * MIB)
+    until(lambda: len(started.sample.tenants) == 8, what="look")
+    text = node.scrape()
+    assert "pid=" not in text
+    per_name: dict[str, int] = {}
+    for line in text.splitlines():
+        name, _, labels = line.partition("{")
+        if not line.startswith("#") and 'namespace="' in labels:
+            per_name[name] = per_name.get(name, 0) + 1
+    per_group = {"process_slots_stale", "lock_recoveries", "process_slots_refused"}
+    for name, count in per_name.items():
+        short = name.removeprefix("podfabric_gpu_").removesuffix("_total").removesuffix("_created")
+        assert count == (4 if short in per_group else 8), name
+
+
+def test_what_the_driver_said_long_ago_is_left_out(node: ServedNode) -> None:
+    node.install_driver()
+    started = node.start()
+    node.container("a", Limit(FIRST, GIB, 1.0))
+    sample = until(lambda: started.sample if started.sample.tenants else None, what="look")
+    assert sample is not None
+    at = sample.at
+
+    def text(now: float) -> str:
+        return text_of(lambda: metrics.families(sample, {}, now, 1e9))
+
+    assert "podfabric_gpu_nvml_up 1.0" in text(at + 1)
+    stale = text(at + metrics.OLD + 1)
+    assert "podfabric_gpu_nvml_up 0.0" in stale
+    assert not re.search(r"^podfabric_gpu_(memory_device|capacity)_bytes\{", stale, re.MULTILINE)
+    assert "podfabric_gpu_memory_limit_bytes{" in stale
+
+
+def test_before_the_first_look_there_is_no_series_of_a_container() -> None:
+    text = text_of(lambda: metrics.families(NodeSample(), {}, 1e6, 1e9))
+    assert "podfabric_gpu_nvml_up 0.0" in text
+    assert "namespace=" not in text

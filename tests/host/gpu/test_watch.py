@@ -1,0 +1,340 @@
+"""The watch sees real processes in real cgroups that use the stand-in's driver without a shim."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpu import layout, nvml
+from gpu.enforcement import Action, Enforcement, OverUse
+from gpu.groups import Limit
+from gpu.nvml import Nvml
+from gpu.samples import NodeSample, TenantSample
+from gpu.watch import TOLERANCE_BYTES, Watch
+from tests.host.gpu.driver_root import installed
+from tests.host.gpu.pods import GroupsNode, MadeContainer
+from tests.standin.driver import Driver, Out
+from tests.standin.gpus import GIB, MIB, Behaviour, Failure, Node, gpus
+from tests.waiting import until
+
+CONTEXT = 300 * MIB
+TWO = gpus(2, bytes=16 * GIB, reserved_bytes=600 * MIB, context_bytes=CONTEXT)
+FIRST, SECOND = (gpu.uuid for gpu in TWO)
+MINORS = {FIRST: 0, SECOND: 1}
+
+
+@pytest.fixture
+def driver(tmp_path: Path) -> Iterator[Node]:
+    with installed(tmp_path / "driver", TWO, Behaviour()) as node:
+        yield node
+
+
+@pytest.fixture
+def opened(driver: Node) -> Iterator[Nvml]:
+    opened = nvml.open_driver(driver.file.parent)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[GroupsNode]:
+    node = GroupsNode(tmp_path / "gpu")
+    with node.stack:
+        yield node
+    node.registrar.close()
+
+
+@pytest.fixture
+def watch(node: GroupsNode) -> Watch:
+    return Watch(
+        node.groups,
+        node.registrar._tenants,
+        lambda: node.registrar.living(),
+        lambda: MINORS,
+    )
+
+
+def using(node: GroupsNode, driver: Node, container: MadeContainer | None) -> Driver:
+    """A process of a container that uses CUDA."""
+    process = node.stack.enter_context(Driver(driver.environment))
+    if container is not None:
+        container.take(process.pid)
+    process.start()
+    return process
+
+
+def allocate(process: Driver, size: int) -> int:
+    [address] = process.do("cuMemAlloc_v2", Out(8), size)
+    return address
+
+
+def of(sample: NodeSample, group: str, uuid: str = FIRST) -> TenantSample:
+    return next(each for each in sample.tenants if each.key == (group, uuid))
+
+
+def test_what_the_driver_says_of_processes_is_their_containers(
+    node: GroupsNode, driver: Node, opened: Nvml, watch: Watch
+) -> None:
+    limits = [Limit(FIRST, 4 * GIB, 0.5), Limit(SECOND, 2 * GIB, 1.0)]
+    a, b = node.container("a", limits=limits), node.container("b", 1, limits=limits[:1])
+    allocate(using(node, driver, a), GIB)
+    allocate(using(node, driver, a), 2 * GIB)
+    allocate(using(node, driver, b), 3 * GIB)
+    sample = watch.look(opened)
+    assert sample.nvml_up and sample.problem == "" and sample.driver == "615.20.01"
+    assert of(sample, "a").device_bytes == 3 * GIB + 2 * CONTEXT
+    assert of(sample, "a", SECOND).device_bytes == 0
+    assert of(sample, "b").device_bytes == 3 * GIB + CONTEXT
+    assert [of(sample, "a").share, of(sample, "a").minor] == [0.5, 0]
+    assert [gpu.capacity_bytes for gpu in sample.gpus] == [16 * GIB - 600 * MIB] * 2
+    assert [gpu.unaccounted_bytes for gpu in sample.gpus] == [0, 0]
+
+
+def test_a_process_that_holds_no_part_of_a_gpu_is_unaccounted_and_lives(
+    node: GroupsNode, driver: Node, opened: Nvml, watch: Watch
+) -> None:
+    node.container("a", limits=[Limit(FIRST, GIB, 1.0)])
+    stranger = using(node, driver, None)
+    allocate(stranger, 2 * GIB)
+    enforcement = enforcing(node, watch, "kill")
+    for _ in range(4):
+        sample = watch.look(opened)
+        enforcement.decide(sample, opened)
+    assert sample.gpus[0].unaccounted == {stranger.pid: 2 * GIB + CONTEXT}
+    assert of(sample, "a").device_bytes == 0
+    assert stranger.process.poll() is None
+
+
+def test_processes_without_an_allocation_are_killed_where_that_is_configured(
+    node: GroupsNode, driver: Node, opened: Nvml, watch: Watch
+) -> None:
+    tenant = using(node, driver, node.container("a", limits=[Limit(FIRST, GIB, 1.0)]))
+    stranger = using(node, driver, None)
+    enforcement = Enforcement(node.groups, watch.attribution.group_of, kill_unaccounted=True)
+    enforcement.decide(watch.look(opened), opened)
+    assert stranger.process.poll() is None
+    enforcement.decide(watch.look(opened), opened)
+    assert stranger.ended()[0] == -signal.SIGKILL
+    assert enforcement.unaccounted_kills == 1
+    assert tenant.process.poll() is None
+
+
+def enforcing(
+    node: GroupsNode, watch: Watch, action: Action, reported: list[OverUse] | None = None
+) -> Enforcement:
+    reports = reported if reported is not None else []
+    return Enforcement(node.groups, watch.attribution.group_of, reports.append, action=action)
+
+
+def test_over_use_counts_at_the_second_look_and_is_reported_once(
+    node: GroupsNode, driver: Node, opened: Nvml, watch: Watch
+) -> None:
+    container = node.container("a", limits=[Limit(FIRST, GIB, 1.0)])
+    reported: list[OverUse] = []
+    enforcement = enforcing(node, watch, "report", reported)
+    process = using(node, driver, container)
+    within = GIB + TOLERANCE_BYTES + GIB // 100 - CONTEXT
+    allocate(process, within // (2 * MIB) * 2 * MIB)
+    for _ in range(3):
+        enforcement.decide(watch.look(opened), opened)
+    assert reported == []
+    more = allocate(process, 100 * MIB)
+    enforcement.decide(watch.look(opened), opened)
+    assert reported == []
+    for _ in range(3):
+        sample = watch.look(opened)
+        enforcement.decide(sample, opened)
+    assert [(each.tenant.group, each.uuid, each.action) for each in reported] == [
+        ("a", FIRST, "report")
+    ]
+    assert str(reported[0]).startswith("uses 1198 MiB of GPU-00000000-57a0")
+    assert 96 * MIB < (of(sample, "a").overuse_bytes or 0) <= 100 * MIB
+    assert process.process.poll() is None
+    process.do("cuMemFree_v2", more)  # ended: the next one is another
+    enforcement.decide(watch.look(opened), opened)
+    allocate(process, 200 * MIB)
+    for _ in range(2):
+        enforcement.decide(watch.look(opened), opened)
+    assert len(reported) == 2
+
+
+def test_kill_hits_exactly_the_processes_of_the_container_on_that_gpu(
+    node: GroupsNode, driver: Node, opened: Nvml, watch: Watch
+) -> None:
+    limits = [Limit(FIRST, GIB, 1.0), Limit(SECOND, GIB, 1.0)]
+    a, b = node.container("a", limits=limits), node.container("b", limits=limits)
+    over = [using(node, driver, a), using(node, driver, a)]
+    allocate(over[0], 2 * GIB)
+    elsewhere = node.stack.enter_context(Driver(driver.environment))
+    a.take(elsewhere.pid)
+    elsewhere.start(device=1)
+    neighbour = using(node, driver, b)
+    with a.client(node.socket("a")) as without_gpu:
+        reported: list[OverUse] = []
+        enforcement = enforcing(node, watch, "kill", reported)
+        enforcement.decide(watch.look(opened), opened)
+        assert over[0].process.poll() is None
+        enforcement.decide(watch.look(opened), opened)
+        assert [process.ended()[0] for process in over] == [-signal.SIGKILL] * 2
+        for alive in (elsewhere.process, neighbour.process, without_gpu.process):
+            assert alive.poll() is None
+        assert sorted(reported[0].killed) == sorted(process.pid for process in over)
+        assert enforcement.kills == {("a", FIRST): 2}
+
+
+def test_throttle_lasts_as_long_as_the_over_use(
+    node: GroupsNode, driver: Node, opened: Nvml, watch: Watch
+) -> None:
+    process = using(node, driver, node.container("a", limits=[Limit(FIRST, GIB, 0.5)]))
+    enforcement = enforcing(node, watch, "throttle")
+    address = allocate(process, 2 * GIB)
+    shares = []
+    for _ in range(3):
+        enforcement.decide(watch.look(opened), opened)
+        shares.append(node.groups.read("a").in_force[0].share)
+    process.do("cuMemFree_v2", address)
+    enforcement.decide(watch.look(opened), opened)
+    shares.append(node.groups.read("a").in_force[0].share)
+    assert shares == [0.5, 0.01, 0.01, 0.5]
+
+
+def test_what_a_registered_process_needs_beside_its_allocations_is_told_to_the_shims(
+    node: GroupsNode, driver: Node, opened: Nvml, watch: Watch
+) -> None:
+    process = using(node, driver, node.container("a", limits=[Limit(FIRST, 4 * GIB, 1.0)]))
+    node.registered("a", 5, process.pid)
+    node.claim("a", 5, data=GIB)
+    allocate(process, GIB)
+    sample = watch.look(opened)
+    assert node.groups.read("a").processes[5].overhead_bytes == (CONTEXT,)
+    before = (node.groups.root / "a/limits").read_bytes()
+    assert of(watch.look(opened), "a").overhead_bytes == CONTEXT
+    assert (node.groups.root / "a/limits").read_bytes() == before  # nothing has changed
+    assert of(sample, "a").processes == 1
+
+
+def test_a_lie_about_allocations_makes_no_negative_overhead(
+    node: GroupsNode, driver: Node, opened: Nvml, watch: Watch
+) -> None:
+    process = using(node, driver, node.container("a", limits=[Limit(FIRST, 4 * GIB, 1.0)]))
+    node.registered("a", 5, process.pid)
+    node.claim("a", 5, data=2**64 - 1)
+    watch.look(opened)
+    assert node.groups.read("a").processes[5].overhead_bytes == (0,)
+
+
+def test_two_copies_of_the_shim_in_one_process_have_its_context_once(
+    node: GroupsNode, driver: Node, opened: Nvml, watch: Watch
+) -> None:
+    process = using(node, driver, node.container("a", limits=[Limit(FIRST, 4 * GIB, 1.0)]))
+    for slot, data in ((5, GIB), (2, 2 * GIB)):
+        node.registered("a", slot, process.pid)
+        node.claim("a", slot, data)
+    allocate(process, 3 * GIB)
+    watch.look(opened)
+    known = node.groups.read("a").processes
+    assert (known[2].overhead_bytes, known[5].overhead_bytes) == ((CONTEXT,), (0,))
+
+
+def test_a_program_that_is_executed_frees_what_the_former_one_had(
+    node: GroupsNode, opened: Nvml, watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    container = node.container("a", limits=[Limit(FIRST, 4 * GIB, 1.0)])
+    with container.client(node.socket("a")) as client:
+        assert client.register(1)[0] == layout.STATUS_OK
+        node.claim("a", 1, data=GIB)
+        now = time.monotonic()
+        for seconds in (0, 1, 3, 5):
+            monkeypatch.setattr(time, "monotonic", lambda seconds=seconds: now + seconds)
+            watch.look(opened)
+        assert node.alive("a") == {1: client.pid}  # it has no context yet: that is no reason
+        node.registrar.living()[client.pid].image = 4711  # as of another program's stack
+        for seconds in (6, 7, 9):
+            monkeypatch.setattr(time, "monotonic", lambda seconds=seconds: now + seconds)
+            watch.look(opened)
+        assert node.alive("a") == {}
+
+
+@pytest.mark.parametrize("size", [0, 100, layout.REGION_SIZE + 10_000_000])
+def test_a_tenant_that_destroys_its_region_hides_nothing_and_breaks_no_other_group(
+    node: GroupsNode, driver: Node, opened: Nvml, watch: Watch, size: int
+) -> None:
+    limits = [Limit(FIRST, GIB, 1.0)]
+    a, b = node.container("a", limits=limits), node.container("b", limits=limits)
+    over, other = using(node, driver, a), using(node, driver, b)
+    for group, process in (("a", over), ("b", other)):
+        node.registered(group, 0, process.pid)
+    allocate(over, 3 * GIB)
+    untouched = (node.groups.root / "b/limits").read_bytes()
+    (node.groups.root / "a/region").write_bytes(os.urandom(size))
+    enforcement = enforcing(node, watch, "kill")
+    for _ in range(2):
+        sample = watch.look(opened)
+        enforcement.decide(sample, opened)
+    assert over.ended()[0] == -signal.SIGKILL
+    assert of(sample, "a").use is None
+    assert of(sample, "b").use is not None
+    assert other.process.poll() is None
+    assert (node.groups.root / "b/limits").read_bytes()[64:192] == untouched[64:192]
+    assert (node.groups.root / "a/region").stat().st_size <= layout.REGION_SIZE
+
+
+def test_a_gpu_that_the_driver_does_not_tell_about_makes_nothing_of_the_others_unknown(
+    node: GroupsNode, tmp_path: Path, watch: Watch
+) -> None:
+    lost = Failure("nvmlDeviceGetComputeRunningProcesses_v3", 1, 15)
+    with installed(tmp_path / "driver", TWO, Behaviour(failures=(lost,))) as driver:
+        opened = nvml.open_driver(driver.file.parent)
+        limits = [Limit(FIRST, GIB, 1.0), Limit(SECOND, GIB, 1.0)]
+        node.container("a", limits=limits)
+        sample = watch.look(opened)
+        assert not sample.nvml_up and FIRST in sample.problem
+        assert of(sample, "a").device_bytes is None
+        assert of(sample, "a").overuse_bytes is None
+        assert of(sample, "a", SECOND).device_bytes == 0
+        assert [gpu.uuid for gpu in sample.gpus] == [SECOND]
+        assert watch.look(opened).nvml_up
+        opened.close()
+
+
+def test_without_nvml_the_groups_own_numbers_are_there(node: GroupsNode, watch: Watch) -> None:
+    node.container("a")
+    sample = watch.look(None, "no driver")
+    assert (sample.nvml_up, sample.problem, sample.gpus) == (False, "no driver", ())
+    [only] = sample.tenants
+    assert only.use is not None and only.device_bytes is None
+
+
+def test_symbols_that_a_tenant_makes_up_are_bounded_for_the_life_of_the_agent(
+    node: GroupsNode, watch: Watch
+) -> None:
+    node.container("a")
+    names = set()
+    for round_ in range(5):
+        with (node.groups.root / "a/region").open("r+b") as region:
+            region.seek(layout.SYMBOL_AT)
+            for n in range(layout.SYMBOLS):
+                symbol = layout.PfSymbol(f"cuNew{round_}x{n}".encode(), 1)
+                region.write(bytes(symbol))
+        names |= set(watch.look(None).tenants[0].symbols)
+    assert len(names) == layout.SYMBOLS
+
+
+def test_the_time_that_a_container_used_a_gpu_is_seen_with_and_without_limits(
+    node: GroupsNode, driver: Node, opened: Nvml, watch: Watch
+) -> None:
+    container = node.container("a", limits=[Limit(FIRST, 4 * GIB, 1.0)])
+    process = using(node, driver, container)
+    watch.look(opened)
+    module, _ = process.do("cuModuleLoadData", Out(8), b"\0" * 16)
+    [function] = process.do("cuModuleGetFunction", Out(8), module, "busy_1s")
+
+    def seen() -> float:
+        process.do("cuLaunchKernel", function, *(1, 1, 1, 1, 1, 1), 0, None, None, None)
+        watch.tick(opened)
+        return of(watch.look(opened), "a").utilization or 0.0
+
+    assert 0 < until(seen, what="utilization", pause=0.3) <= 1

@@ -1,0 +1,131 @@
+"""What a tenant writes into its region: the agent reads numbers that can be, or an error."""
+
+import os
+import struct
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpu import layout, region
+from gpu.region import MOST_BYTES, MOST_COUNT, MOST_NS, Region, RegionInvalid
+
+ALLOCATION = bytes(range(16))
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "region"
+    path.write_bytes(region.content_of(ALLOCATION))
+    return path
+
+
+def opened(path: Path, gpus: int = 2) -> Region:
+    return Region(path, gpus, ALLOCATION)
+
+
+def write(path: Path, offset: int, content: bytes) -> None:
+    with path.open("r+b") as file:
+        file.seek(offset)
+        file.write(content)
+
+
+def test_numbers_of_a_slot_are_read_for_the_groups_gpus(path: Path) -> None:
+    slot = layout.PfSlot()
+    slot.state, slot.registration = layout.SLOT_USED, 8
+    for n in range(3):
+        slot.gpu[n].data_bytes, slot.gpu[n].context_bytes = 100 + n, 200 + n
+    write(path, layout.SLOT_AT + 255 * 320, bytes(slot))
+    with opened(path) as reading:
+        assert reading.slots([0, 255]) == {
+            255: region.SlotUse(registration=8, data_bytes=(100, 101), context_bytes=(200, 201))
+        }
+
+
+def test_numbers_that_cannot_be_are_clamped(path: Path) -> None:
+    write(path, layout.USE_AT, b"\xff" * (layout.REGION_SIZE - layout.USE_AT))
+    with opened(path) as reading:
+        (use, _), now = reading.uses(), time.monotonic_ns()
+        assert (use.used_bytes, use.peak_bytes) == (MOST_BYTES, MOST_BYTES)
+        assert (use.denied, use.launches, use.throttled) == (MOST_COUNT,) * 3
+        assert (use.tat, use.longest_ns, use.wait_ns) == (MOST_NS,) * 3
+        assert max(use.backlogged_at, use.longest_at, use.last_launch) <= now
+        assert reading.slots(range(layout.SLOTS)) == {}  # no such state
+        assert reading.unknown_symbols() == {}
+
+
+@given(st.data())
+def test_garbage_anywhere_gives_an_error_or_numbers_within_their_bounds(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "garbage"
+    content = bytearray(region.content_of(ALLOCATION))
+    for _ in range(data.draw(st.integers(1, 4))):
+        offset = data.draw(st.sampled_from((0, 8, 16, 64, 128, 192, 3264, 85184)))
+        part = data.draw(st.binary(max_size=400))
+        content[offset : offset + len(part)] = part
+    path.write_bytes(bytes(content[: data.draw(st.sampled_from((0, 191, 3000, 88383, 90000)))]))
+    try:
+        with opened(path) as reading:
+            for use in reading.uses():
+                assert 0 <= use.used_bytes <= MOST_BYTES
+                assert 0 <= use.last_launch <= time.monotonic_ns()
+            for slot in reading.slots(range(layout.SLOTS)).values():
+                assert all(0 <= number <= MOST_BYTES for number in slot.data_bytes)
+            for name, number in reading.unknown_symbols().items():
+                assert name.isidentifier() and name.isascii()
+                assert 0 < number <= MOST_COUNT
+    except RegionInvalid as error:
+        assert str(path) in str(error)
+
+
+@pytest.mark.parametrize(
+    ("offset", "content"),
+    [
+        (0, b"x"),
+        (8, struct.pack("<I", 2)),
+        (12, struct.pack("<I", layout.REGION_SIZE + 1)),
+        (16, b"\xff"),
+    ],
+    ids=["magic", "version", "size", "allocation"],
+)
+def test_a_header_of_another_file_is_refused(path: Path, offset: int, content: bytes) -> None:
+    write(path, offset, content)
+    with pytest.raises(RegionInvalid, match=r"header was overwritten|another allocation"):
+        opened(path)
+
+
+def test_a_file_that_is_made_shorter_while_it_is_read_is_an_error(path: Path) -> None:
+    with opened(path) as reading:
+        os.truncate(path, layout.SLOT_AT + 10)
+        with pytest.raises(RegionInvalid, match="was made shorter"):
+            reading.slots([0])
+        os.truncate(path, 0)
+        with pytest.raises(RegionInvalid, match="was made shorter"):
+            reading.uses()
+
+
+def test_a_link_in_place_of_the_file_is_not_followed(path: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(path)
+    with pytest.raises(RegionInvalid, match="Too many levels of symbolic links"):
+        opened(tmp_path / "link")
+
+
+def test_room_that_a_tenant_took_beyond_the_files_size_is_taken_back(path: Path) -> None:
+    with opened(path) as reading:
+        assert not reading.cut()
+        with path.open("ab") as file:
+            file.write(b"x" * 10_000_000)
+        assert reading.cut()
+        assert path.stat().st_size == layout.REGION_SIZE
+        assert not reading.cut()
+
+
+def test_only_names_of_driver_functions_are_symbols(path: Path) -> None:
+    names = (b"cuMemNew", b'cu"} 1\nx', b"malloc", b"cu\xff", b"cuMemNew", b"")
+    for n, name in enumerate(names):
+        write(path, layout.SYMBOL_AT + n * 64, name.ljust(56, b"\0") + struct.pack("<Q", 3))
+    with opened(path) as reading:
+        assert reading.unknown_symbols() == {"cuMemNew": 6}

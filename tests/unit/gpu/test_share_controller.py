@@ -1,0 +1,141 @@
+"""Compute shares of the groups of a node: from what was seen to their files."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from gpu import layout
+from gpu.groups import Groups
+from gpu.share_controller import ShareController
+from tests.unit.gpu.made import A, B, limit
+
+
+@pytest.fixture
+def groups(tmp_path: Path) -> Groups:
+    return Groups(tmp_path)
+
+
+def _in_force(groups: Groups, group: str, index: int = 0) -> tuple[float, float]:
+    """The share and kappa that the gates see."""
+    entry = groups.read(group).in_force[index]
+    return round(entry.share, 4), round(entry.kappa, 3)
+
+
+def _says(groups: Groups, group: str, **fields: int) -> None:
+    """Write what a group's shims would write of their first GPU."""
+    gpu = layout.PfGpu(**fields)
+    with (groups.root / group / "region").open("r+b") as opened:
+        opened.seek(layout.USE_AT)
+        opened.write(bytes(gpu))
+
+
+def _launches(groups: Groups, *names: str) -> None:
+    for name in names:
+        _says(groups, name, last_launch=time.monotonic_ns())
+
+
+def test_a_group_that_uses_more_than_its_share_pays_more(groups: Groups) -> None:
+    groups.make("a", [limit(share=0.3)])
+    groups.make("b", [limit(share=0.7)])
+    control = ShareController(groups)
+    for _ in range(4):
+        control({("a", A): 0.6, ("b", A): 0.4})
+    assert _in_force(groups, "a")[1] > 1.2
+    assert _in_force(groups, "b") == (0.7, 1.0)  # its launches do not wait
+
+
+def test_a_group_whose_launches_wait_below_its_share_pays_less(groups: Groups) -> None:
+    groups.make("a", [limit(share=0.5)])
+    control = ShareController(groups)
+    for _ in range(4):
+        _says(groups, "a", backlogged_at=time.monotonic_ns())
+        control({("a", A): 0.1})
+    assert _in_force(groups, "a")[1] < 0.8
+
+
+def test_elastic_groups_get_what_idle_ones_leave(groups: Groups) -> None:
+    for name, share in (("a", 0.3), ("b", 0.7), ("fixed", 0.2)):
+        groups.make(name, [limit(share=share)])
+    control = ShareController(groups, elastic=lambda group: group != "fixed")
+    _launches(groups, "a")
+    control({})
+    assert _in_force(groups, "a")[0] == 1.0
+    _launches(groups, "a", "fixed")
+    control({})
+    assert _in_force(groups, "a")[0] == 0.8
+    assert _in_force(groups, "fixed")[0] == 0.2
+    _launches(groups, "a", "b")
+    control({})
+    assert (_in_force(groups, "a")[0], _in_force(groups, "b")[0]) == (0.3, 0.7)
+
+
+def test_each_gpu_is_shared_by_itself(groups: Groups) -> None:
+    groups.make("a", [limit(A, share=0.5), limit(B, share=0.25)])
+    groups.make("b", [limit(B, share=0.5)])
+    control = ShareController(groups)
+    for _ in range(4):
+        control({("a", B): 0.9})
+    assert _in_force(groups, "a", 0) == (0.5, 1.0)
+    assert _in_force(groups, "a", 1)[1] > 1.2
+    assert _in_force(groups, "b") == (0.5, 1.0)
+
+
+def test_a_new_controller_goes_on_from_the_files(groups: Groups) -> None:
+    groups.make("a", [limit(share=0.3)])
+    for _ in range(6):
+        ShareController(groups)({("a", A): 0.9})
+    kappa = _in_force(groups, "a")[1]
+    assert kappa > 2
+    ShareController(groups)({("a", A): 0.3})
+    assert _in_force(groups, "a") == (0.3, kappa)
+
+
+def test_a_share_that_is_held_down_for_its_memory_stays_down_and_is_what_counts(
+    groups: Groups,
+) -> None:
+    groups.make("a", [limit(share=0.5)])
+    groups.throttle("a", A, 0.01)
+    control = ShareController(groups)
+    for _ in range(4):
+        control({("a", A): 0.3})
+    share, kappa = _in_force(groups, "a")
+    assert share == 0.01
+    assert kappa > 1.2
+
+
+@pytest.mark.parametrize("spoiled", ["limits", "region"])
+def test_a_group_that_spoils_a_file_disturbs_no_other(groups: Groups, spoiled: str) -> None:
+    groups.make("a", [limit(share=0.3)])
+    groups.make("b", [limit(share=0.3)])
+    (groups.root / "a" / spoiled).write_bytes(b"x")
+    control = ShareController(groups)
+    for _ in range(4):
+        control({("a", A): 0.6, ("b", A): 0.6})
+    assert _in_force(groups, "b")[1] > 1.2
+    if spoiled == "region":
+        assert _in_force(groups, "a")[1] > 1.2
+
+
+def test_a_group_that_goes_while_its_shares_are_corrected_is_no_error(
+    groups: Groups, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    groups.make("a", [limit(share=0.3)])
+    groups.make("b", [limit(share=0.3)])
+    names = groups.names()
+    groups.remove("a")
+    monkeypatch.setattr(groups, "names", lambda: names)
+    control = ShareController(groups)
+    for _ in range(4):
+        control({("a", A): 0.6, ("b", A): 0.6})
+    assert _in_force(groups, "b")[1] > 1.2
+
+
+def test_nothing_is_written_while_nothing_changes(groups: Groups) -> None:
+    groups.make("a", [limit(share=0.3)])
+    control = ShareController(groups)
+    path = groups.root / "a" / "limits"
+    before = path.read_bytes()
+    for _ in range(4):
+        control({})
+    assert path.read_bytes() == before
