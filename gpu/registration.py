@@ -28,6 +28,7 @@ from gpu.layout import (
     PfAnswer,
     PfRequest,
 )
+from gpu.region import RegionInvalid
 from gpu.tenants import Tenants
 
 CLIENTS = 32  # of a group, whose request has not come
@@ -288,14 +289,25 @@ class Registrar:
                 os.close(pidfd)
 
     def _is_taken(self, group: str, slot: int, pid: int, start_time: int) -> bool:
-        """Whether another process, which lives, is registered in the slot."""
+        """Whether another process, which lives, is registered in the slot and uses it.
+
+        One whose answer came too late has given the slot back, so that it does not say so itself.
+        """
         with self._lock:
             holder = self._holders.get((group, slot))
-            return (
-                holder is not None
-                and (holder.pid, holder.start_time) != (pid, start_time)
-                and not processes.has_ended(holder.pidfd)
-            )
+            if (
+                holder is None
+                or (holder.pid, holder.start_time) == (pid, start_time)
+                or processes.has_ended(holder.pidfd)
+            ):
+                return False
+            registration = holder.slots[group, slot]
+        try:
+            with self._groups.region(group, self._groups.read(group)) as region:
+                said = region.slots([slot]).get(slot)
+        except RegionInvalid:
+            return True
+        return said is not None and said.registration == registration
 
     def _watch(
         self, pidfd: int, pid: int, start_time: int, group: str, slot: int, registration: int

@@ -43,6 +43,7 @@ class GpuLimitSettings(msgspec.Struct, frozen=True, kw_only=True):
     on_overuse: Action = "report"
     kill_unaccounted: bool = False
     context_reserve: int = CONTEXT_RESERVE  # bytes
+    alnair_metrics: bool = False  # Alnair's names of metrics, beside ours
 
 
 class GpuService:
@@ -114,10 +115,12 @@ class GpuService:
 
     def families(self) -> "Sequence[Metric]":
         """What a scrape shows."""
-        from gpu import metrics
+        from gpu import alnair_metrics, metrics
 
-        return metrics.families(
-            self._sample, self._enforcement.kills, time.monotonic(), time.time()
+        sample = self._sample
+        shown = metrics.families(sample, self._enforcement.kills, time.monotonic(), time.time())
+        return (
+            (*shown, *alnair_metrics.families(sample)) if self._settings.alnair_metrics else shown
         )
 
     def _owned(self) -> dict[str, int | None]:

@@ -1,7 +1,7 @@
-"""Compile the libraries that take the place of NVIDIA's in a container with a part of a GPU (gpu/shim).
+"""Compile the libraries of gpu/shim, which take the place of NVIDIA's in a container.
 
-Each is linked with the library that it stands in for, under the name that the container has it by. That
-library is not here, and need not be: the linker gets an empty one of that name.
+Each is linked with the library that it stands in for, under the name that the container has it by.
+That library is not here, and need not be: the linker gets an empty one of that name.
 """
 
 import argparse

@@ -13,7 +13,7 @@ CHECKOUT = Path(__file__).resolve().parent.parent
 
 
 def compiled(command: list[str], output: Path, sources: Iterable[Path]) -> Path:
-    """Run a compiler for `output`, which is made from `sources` (those that they include too); its path.
+    """Run a compiler for `output`, which is made from `sources` and what they include; its path.
 
     Raises SystemExit, after the compiler's own words, if it does not compile.
     """

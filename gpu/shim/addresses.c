@@ -14,6 +14,7 @@
 #include "old_glibc.h"
 
 static unsigned short by_address[HOOK_COUNT]; /* indices of hooks, sorted by `real` */
+static unsigned char base_lengths[HOOK_COUNT];    /* of their names */
 static pthread_once_t sorted = PTHREAD_ONCE_INIT;
 
 static int compare(const void *left, const void *right)
@@ -22,13 +23,6 @@ static int compare(const void *left, const void *right)
     uintptr_t b = (uintptr_t)hooks[*(const unsigned short *)right].real;
 
     return (a > b) - (a < b);
-}
-
-static void sort(void)
-{
-    for (unsigned short i = 0; i < HOOK_COUNT; i++)
-        by_address[i] = i;
-    qsort(by_address, HOOK_COUNT, sizeof by_address[0], compare);
 }
 
 /* The length of an exported name without _v2, _ptsz and the like: as cuGetProcAddress takes it. */
@@ -48,9 +42,18 @@ static size_t base_length(const char *name)
     }
 }
 
-static bool same_base(const char *hooked, const char *symbol, size_t length)
+static void sort(void)
 {
-    return base_length(hooked) == length && strncmp(hooked, symbol, length) == 0;
+    for (unsigned short i = 0; i < HOOK_COUNT; i++) {
+        by_address[i] = i;
+        base_lengths[i] = (unsigned char)base_length(hooks[i].name);
+    }
+    qsort(by_address, HOOK_COUNT, sizeof by_address[0], compare);
+}
+
+static bool same_base(size_t hook, const char *symbol, size_t length)
+{
+    return base_lengths[hook] == length && memcmp(hooks[hook].name, symbol, length) == 0;
 }
 
 /* The hook for an address of the driver. Two exports may be one function there: then by name. */
@@ -69,7 +72,7 @@ static const struct hook *hook_at(const void *address, const char *symbol, size_
     if (low == HOOK_COUNT || hooks[by_address[low]].real != address)
         return NULL;
     for (size_t i = low; i < HOOK_COUNT && hooks[by_address[i]].real == address; i++)
-        if (same_base(hooks[by_address[i]].name, symbol, length))
+        if (same_base(by_address[i], symbol, length))
             return &hooks[by_address[i]];
     return &hooks[by_address[low]];
 }
@@ -77,7 +80,16 @@ static const struct hook *hook_at(const void *address, const char *symbol, size_
 static bool is_hooked(const char *symbol, size_t length)
 {
     for (size_t i = 0; i < HOOK_COUNT; i++)
-        if (same_base(hooks[i].name, symbol, length))
+        if (same_base(i, symbol, length))
+            return true;
+    return false;
+}
+
+/* A driver whose own symbols are not bound to itself answers with ours at once. */
+static bool is_ours(const void *address)
+{
+    for (size_t i = 0; i < HOOK_COUNT; i++)
+        if (hooks[i].stub == address)
             return true;
     return false;
 }
@@ -94,7 +106,7 @@ static bool answer(const char *symbol, void **function)
         *function = hook->stub;
         return true;
     }
-    if (!is_hooked(symbol, length))
+    if (!is_hooked(symbol, length) || is_ours(*function))
         return true;
     if (group_count_unknown(symbol))
         return true;

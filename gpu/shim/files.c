@@ -60,25 +60,34 @@ static struct pf_region *own_region(void)
     return own;
 }
 
-bool files_open(void)
+static bool open_limits(void)
 {
-    if (limits_file && region)
+    if (limits_file)
         return true;
     const struct pf_limits *limits = map_file(PF_LIMITS_PATH, sizeof *limits, false);
 
     if (!limits || !right_version(PF_LIMITS_PATH, limits->magic, PF_LIMITS_MAGIC, limits->version))
         return false;
     limits_file = limits;
+    return true;
+}
+
+bool files_open(void)
+{
+    if (region)
+        return true;
+    if (!open_limits())
+        return false;
     struct pf_region *found = map_file(PF_REGION_PATH, sizeof *found, true);
 
-    if (!found && limits->policy & PF_ERROR_ALLOW)
+    if (!found && limits_file->policy & PF_ERROR_ALLOW)
         found = own_region();
     if (!found || !right_version(PF_REGION_PATH, found->magic, PF_REGION_MAGIC, found->version))
         return false;
-    if (memcmp(found->allocation, limits->allocation, sizeof found->allocation) != 0 ||
+    if (memcmp(found->allocation, limits_file->allocation, sizeof found->allocation) != 0 ||
         found->mutex.bytes[PF_MUTEX_KIND_AT] != PF_MUTEX_KIND) {
-        COMPLAIN(PF_REGION_PATH " does not belong to " PF_LIMITS_PATH ": no GPU can be used; start the "
-            "container again");
+        COMPLAIN(PF_REGION_PATH " does not belong to " PF_LIMITS_PATH ": no GPU can be used; start "
+                 "the container again");
         return false;
     }
     region = found;

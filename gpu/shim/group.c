@@ -40,6 +40,8 @@ static void refresh_limits(void)
 
 bool region_lock(void)
 {
+    if (!process || !region)
+        return false;
     pthread_mutex_t *mutex = (pthread_mutex_t *)&region->mutex;
     int error = pthread_mutex_lock(mutex);
 

@@ -1,6 +1,6 @@
-"""A group of containers on a stand-in node: its files, an agent that answers, and the shim's libraries.
+"""A group of containers on a stand-in node: its files, an agent that answers, the shim's libraries.
 
-Processes start in the test's directory: the shim under test has the files' directory as a relative path.
+Processes start in the test's directory: the shim under test has a relative path to the files.
 """
 
 import os
@@ -22,14 +22,15 @@ from gpu.region import Region, RegionUse
 from tests.standin import build as standin
 from tests.standin.gpus import Gpu, Node
 from tools import build_shim
+from tools.compiling import CHECKOUT
 
 DIRECTORY = "pf-gpu"
-BUILT = build_shim.CHECKOUT / "build/gpu/tests"
+BUILT = CHECKOUT / "build/gpu/tests"
 ALLOCATION = bytes(range(16))
 
 
 class Libraries(msgspec.Struct, frozen=True):
-    """Directories for LD_LIBRARY_PATH: with the shim over the stand-ins, and the stand-ins alone."""
+    """Directories for LD_LIBRARY_PATH: the shim over the stand-ins, and the stand-ins alone."""
 
     shim: Path
     plain: Path

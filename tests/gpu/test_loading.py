@@ -1,6 +1,7 @@
 """Every way to the driver's library leads through the shim, and is counted once."""
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -9,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from gpu import layout
+from gpu.region import Region
 from tests.gpu import group as groups
 from tests.gpu.conftest import MIB, Place
 from tests.gpu.programs import program
@@ -20,6 +23,7 @@ from tools.compiling import compiled
 
 Make = Callable[..., Place]
 
+NOT_FOUND, VERSION_NOT_SUFFICIENT = 500, 2
 RTLD_LAZY, RTLD_NOW, RTLD_DEEPBIND, RTLD_GLOBAL = 1, 2, 8, 0x100
 # glibc's file of the real library, as a program names it
 ROUTES = [
@@ -95,11 +99,16 @@ def test_a_driver_that_calls_its_own_exports_is_counted_once(place: Make, symbol
 
 def _not_symbolic() -> Path:
     """The driver, linked so that what it calls by name is found in the shim first."""
-    sources = [str(path) for part in ("node", "cuda") for path in (standin.HERE / part).glob("*.c")]
-    include = [f"-I{standin.HERE / part}" for part in ("node", "cuda")]
-    command = ["gcc", *standin.FLAGS, "-shared", *include, *sources]
-    command += ["-Wl,-soname,libcuda.so.1"]
-    return compiled(command, groups.BUILT / "not-symbolic.so", standin.HERE.rglob("*.[chd]*"))
+    return _driver_of(standin.HERE, "not-symbolic.so")
+
+
+def _driver_of(directory: Path, name: str) -> Path:
+    """The stand-in for the driver from other sources, linked without -Bsymbolic."""
+    parts = [directory / part for part in ("node", "cuda")]
+    sources = [str(path) for part in parts for path in sorted(part.glob("*.c"))]
+    include = [f"-I{part}" for part in parts]
+    command = ["gcc", *standin.FLAGS, "-shared", *include, *sources, "-Wl,-soname,libcuda.so.1"]
+    return compiled(command, groups.BUILT / name, directory.rglob("*.[chd]*"))
 
 
 # ---- cuGetProcAddress ----------------------------------------------------------------------------
@@ -124,7 +133,7 @@ def hooked() -> set[str]:
 
 
 def test_each_version_of_a_function_leads_to_its_own_hook(place: Make) -> None:
-    """In both forms and both stream variants: what dlsym(3) finds, which is the hook if there is one."""
+    """In both forms and both stream variants: what dlsym(3) finds, the hook if there is one."""
     here = place()
     asked = [(base, version, symbol, 2 if own else 1) for base, version, symbol, own in table()]
     done = subprocess.run(
@@ -199,3 +208,40 @@ def test_the_shim_is_built_for_arm64(tmp_path: Path) -> None:
         assert "AArch64" in text
         versions = [word for word in text.split() if word.startswith("GLIBC_")]
         assert set(versions) == {"GLIBC_2.17"}
+
+
+# ---- a driver that is newer than the shim --------------------------------------------------------
+
+NEWER_ROW = "EXPORT(cuMemAlloc, 14000, cuMemAlloc_v9, 0)\n"
+NEWER = '#include "objects.h"\nPUBLIC CUresult cuMemAlloc_v9(void) { return SUCCESS; }\n'
+
+
+def _newer() -> Path:
+    """The driver with a version of cuMemAlloc that no shim knows."""
+    sources = groups.BUILT / "newer-sources"
+    for part in ("node", "cuda"):
+        shutil.copytree(standin.HERE / part, sources / part, dirs_exist_ok=True)
+    table_of_exports = sources / "cuda/exports.def"
+    table_of_exports.write_text(table_of_exports.read_text() + NEWER_ROW)
+    (sources / "cuda/newer.c").write_text(NEWER)
+    return _driver_of(sources, "newer.so")
+
+
+@pytest.mark.parametrize("policy", [0, layout.UNKNOWN_WARN])
+def test_a_version_that_the_shim_does_not_know_is_counted_and_handed_out_by_policy(
+    place: Make, policy: int
+) -> None:
+    here = place(policy=policy, behaviour=Behaviour(cuda=14000))
+    here.libraries = groups.libraries(real=str(_newer()))
+    with here.process() as driver:
+        result, address, status = driver.proc("cuMemAlloc", 14000)
+        first = driver.call("cuGetProcAddress", "cuMemAlloc", Out(8), 14000, 0)
+        if policy:
+            assert (result, status, first.result) == (0, 0, 0)
+            assert address == first.ints[0] != 0
+        else:
+            assert (result, address, status) == (0, 0, VERSION_NOT_SUFFICIENT)
+            assert (first.result, first.ints) == (NOT_FOUND, [0])
+        assert driver.proc("cuMemAlloc", 12000)[1] != address
+        with Region(here.group.region, 1, groups.ALLOCATION) as region:
+            assert region.unknown_symbols() == {"cuMemAlloc": 2}

@@ -3,14 +3,17 @@
 import itertools
 import os
 import signal
+import socket
 import struct
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from gpu import layout
+from gpu.region import Region
 from tests.gpu import group as groups
 from tests.gpu.conftest import MIB, Place
 from tests.gpu.programs import program
@@ -72,11 +75,11 @@ def test_a_kill_at_any_step_leaves_what_the_others_have(place: Make) -> None:
             here.group.bury(pid)
         free, total = survivor.do("cuMemGetInfo_v2", Out(), Out())
         assert total == 8 * MIB
-        # One that was not registered yet has nothing, and its slot is taken when slots are needed.
+        # One that was not registered yet had nothing; its slot is freed when there are no more.
         assert free == 6 * MIB, done.stdout
     assert step > 30
     assert seen >= {"locked", "slot taken", "slot charged", "charged", "slot released"}
-    with groups.Region(here.group.region, 1, groups.ALLOCATION) as region:
+    with Region(here.group.region, 1, groups.ALLOCATION) as region:
         assert region.counts.lock_recoveries >= 10
 
 
@@ -179,10 +182,9 @@ EXEC = (
     FORK
     + """
 start(); take(3)
-os.execve(sys.executable, [sys.executable, "-c", '''%s
+os.execve(sys.executable, [sys.executable, "-c", '''{}
 start(); take(1); say(b"ready")'''], os.environ)
-"""
-    % FORK.replace("\\n", "\\\\n")
+""".format(FORK.replace("\\n", "\\\\n"))
 )
 
 
@@ -274,7 +276,7 @@ def fill_slots(here: Place, pid: int, start_time: int) -> None:
     """Let one process have all slots but the first."""
     slot = layout.PfSlot()
     slot.state, slot.pid, slot.start_time, slot.image = 1, pid, start_time, 7
-    slot.registration, slot.pid_namespace = 999, os.stat("/proc/self/ns/pid").st_ino
+    slot.registration, slot.pid_namespace = 999, Path("/proc/self/ns/pid").stat().st_ino
     content = bytes(slot)
     with here.group.region.open("r+b") as file:
         for index in range(1, layout.SLOTS):
@@ -283,8 +285,8 @@ def fill_slots(here: Place, pid: int, start_time: int) -> None:
 
 
 def start_time_of(pid: int) -> int:
-    with open(f"/proc/{pid}/stat") as file:
-        return int(file.read().rpartition(")")[2].split()[19])
+    text = Path(f"/proc/{pid}/stat").read_text()
+    return int(text.rpartition(")")[2].split()[19])
 
 
 def test_the_257th_process_is_refused(place: Make) -> None:
@@ -294,7 +296,7 @@ def test_the_257th_process_is_refused(place: Make) -> None:
     driver.do("cuMemAlloc_v2", Out(), MIB)
     with here.process() as last:
         assert last.result("cuInit", 0) == SYSTEM_NOT_READY
-    with groups.Region(here.group.region, 1, groups.ALLOCATION) as region:
+    with Region(here.group.region, 1, groups.ALLOCATION) as region:
         assert region.counts.refused_slots == 1
 
 
@@ -316,7 +318,10 @@ def test_a_stopped_process_holds_nobody_up(place: Make) -> None:
     driver.do("cuMemAlloc_v2", Out(), MIB)
 
 
-# ---- what is missing or wrong ---------------------------------------------------------------------
+# ---- what is missing or wrong --------------------------------------------------------------------
+
+
+START = "import ctypes, sys; sys.exit(ctypes.CDLL('libcuda.so.1').cuInit(0) != 802)"
 
 
 def refusal(here: Place) -> str:
@@ -325,7 +330,7 @@ def refusal(here: Place) -> str:
         [
             sys.executable,
             "-c",
-            "import ctypes, sys; sys.exit(ctypes.CDLL('libcuda.so.1').cuInit(0) != 802)",
+            START,
         ],
         env=here.environment,
         stderr=subprocess.PIPE,
@@ -394,7 +399,7 @@ def test_what_the_agent_answers_is_told(place: Make, status: int, words: str) ->
 def test_an_agent_that_does_not_answer_is_not_waited_for_long(place: Make) -> None:
     here = place(agent=False)
     path = here.group.directory / "agent/agent.sock"
-    with groups.socket.socket(groups.socket.AF_UNIX, groups.socket.SOCK_SEQPACKET) as silent:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as silent:
         silent.bind(str(path))
         silent.listen()
         assert "timed out" in refusal(here)
@@ -436,7 +441,7 @@ def test_an_agent_that_died_while_it_wrote_stops_nobody_who_runs(place: Make) ->
 
 
 def test_what_a_tenant_writes_into_the_region_is_its_own_harm(place: Make) -> None:
-    """Its processes may fail, or be counted wrongly, but end by no signal of ours and do not hang."""
+    """Its processes may fail or be counted wrongly, but end by no signal of ours, nor hang."""
     here = place(memory=8 * MIB)
     driver = here.started()
     driver.do("cuMemAlloc_v2", Out(), MIB)

@@ -1,4 +1,4 @@
-"""The CUDA runtime, as NVIDIA ships it, gets the shim's functions and the driver's in their places."""
+"""The CUDA runtime, as NVIDIA ships it, gets the shim's functions, for all else the driver's."""
 
 import importlib.metadata
 import os
@@ -54,7 +54,10 @@ def questions_of(here: Place, version: str) -> list[Question]:
         "SPIED": str(here.libraries.shim / "libcuda.so.1"),
         "SPIED_LOG": str(log),
     }
-    code = f"import ctypes; n = ctypes.c_int(); ctypes.CDLL({str(path)!r}).cudaGetDeviceCount(ctypes.byref(n))"
+    code = (
+        f"import ctypes; runtime = ctypes.CDLL({str(path)!r}); "
+        "runtime.cudaGetDeviceCount(ctypes.byref(ctypes.c_int()))"
+    )
     subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=60)
     rows = (line.split("\t") for line in log.read_text().splitlines())
     return [Question(name, int(at), int(flags), *found) for name, at, flags, *found in rows]
@@ -82,3 +85,22 @@ def test_the_runtime_gets_each_hook_and_the_driver_for_all_else(place: Make, ver
     own = {q.version: q.symbol for q in answered if q.name == "cuGetProcAddress"}
     assert own[11030] == "cuGetProcAddress"
     assert own[12000] == "cuGetProcAddress_v2"
+
+
+STATIC = (
+    "int cudaGetDeviceCount(int *); int main(void) { int n; return cudaGetDeviceCount(&n) / 10; }"
+)
+
+
+def test_a_program_with_the_runtime_linked_into_it_is_no_way_round(
+    place: Make, tmp_path: Path
+) -> None:
+    """It loads the driver by name, too. Without a GPU it ends with error 500 after cuInit."""
+    here = place()
+    source = tmp_path / "static.c"
+    source.write_text(STATIC)
+    library = runtime("12.9")[0].with_name("libcudart_static.a")
+    command = ["gcc", str(source), str(library), "-ldl", "-lrt", "-lpthread", "-o", "static"]
+    subprocess.run(command, check=True)
+    assert subprocess.run(["./static"], env=here.environment, timeout=60).returncode == 50
+    assert len(here.group.registered) == 1

@@ -10,19 +10,26 @@ from pathlib import Path
 HERE = Path(__file__).parent
 BUILT = HERE.parents[1] / "build/standin"
 FLAGS = ["-std=gnu11", "-O2", "-g", "-Wall", "-Wextra", "-Werror", "-fPIC", "-fvisibility=hidden"]
-LINK = ["-shared", "-pthread", "-Wl,-z,defs", "-Wl,-z,now", "-Wl,-Bsymbolic"]
+LINK = ["-shared", "-pthread", "-Wl,-z,defs", "-Wl,-z,now"]
 
-# File name, folders of sources, further sources
+OWN_CALLS = "-Wl,-Bsymbolic"  # a library's calls of its own exports cannot be interposed
+
+# Path, folders of sources, further sources, further flags
 LIBRARIES = (
-    ("libcuda.so.1", ("node", "cuda"), ()),
-    ("libnvidia-ml.so.1", ("node", "nvml"), ()),
-    ("liboracle.so", ("node",), ("oracle.c",)),
+    ("libcuda.so.1", ("node", "cuda"), (), (OWN_CALLS,)),
+    ("interposable/libcuda.so.1", ("node", "cuda"), (), ()),
+    ("libnvidia-ml.so.1", ("node", "nvml"), (), (OWN_CALLS,)),
+    ("liboracle.so", ("node",), ("oracle.c",), (OWN_CALLS,)),
 )
 
 
 @functools.cache
 def libraries() -> Path:
-    """The directory of the built libraries, to be put into LD_LIBRARY_PATH."""
+    """The directory of the built libraries, to be put into LD_LIBRARY_PATH.
+
+    Its directory `interposable` has a libcuda whose calls of its own exports another library may
+    interpose, as those of a library linked without -Bsymbolic.
+    """
     sources = sorted(path for path in HERE.rglob("*") if path.suffix in (".c", ".h", ".def"))
     content = hashlib.sha256(repr((FLAGS, LINK, LIBRARIES)).encode())
     for path in sources:
@@ -37,16 +44,28 @@ def libraries() -> Path:
 
 
 def _compile(directory: Path) -> None:
-    for name, folders, further in LIBRARIES:
-        sources = [path for folder in folders for path in sorted((HERE / folder).glob("*.c"))]
-        sources += [HERE / source for source in further]
-        include = [f"-I{HERE / 'node'}", f"-I{HERE / 'cuda'}"]
-        output = ["-o", str(directory / name), f"-Wl,-soname,{name}"]
-        command = ["gcc", *FLAGS, *include, *map(str, sources), *LINK, *output]
+    include = [f"-I{HERE / 'node'}", f"-I{HERE / 'cuda'}"]
+    folders_of_sources = ("node", "cuda", "nvml")
+    objects = {folder: _objects(folder, include, directory) for folder in folders_of_sources}
+    for path, folders, further, flags in LIBRARIES:
+        (directory / path).parent.mkdir(exist_ok=True)
+        parts = [name for folder in folders for name in objects[folder]]
+        parts += [str(HERE / source) for source in further]
+        output = ["-o", str(directory / path), f"-Wl,-soname,{Path(path).name}"]
+        command = ["gcc", *FLAGS, *include, *parts, *LINK, *flags, *output]
         subprocess.run(command, check=True)
-    stress = ["-pthread", str(HERE / "stress.c"), f"-I{HERE / 'cuda'}", f"-L{directory}"]
+    shutil.rmtree(directory / "objects")
+    stress = ["-pthread", str(HERE / "stress.c"), *include, f"-L{directory}"]
     output = ["-l:libcuda.so.1", "-o", str(directory / "stress")]
     subprocess.run(["gcc", *FLAGS, *stress, *output], check=True)
+
+
+def _objects(folder: str, include: list[str], directory: Path) -> list[str]:
+    made = directory / "objects" / folder
+    made.mkdir(parents=True)
+    sources = [str(path) for path in sorted((HERE / folder).glob("*.c"))]
+    subprocess.run(["gcc", *FLAGS, *include, "-c", *sources], cwd=made, check=True)
+    return [str(path) for path in sorted(made.glob("*.o"))]
 
 
 def _place(made: Path, wanted: Path) -> None:

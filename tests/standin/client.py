@@ -4,19 +4,27 @@ Run by `Driver` of tests/standin/driver.py. It imports nothing of podfabric: it 
 container.
 
 A call is {"thread", "symbol" or "address", "arguments"}; its answer is [result, outputs], and that
-of {"thread", "address_of"} a symbol's address. An
-argument is a number, a text, null, {"out": n} for room of n bytes, or {"in": hex} for bytes; the
-contents of both come back, in order. Calls of one thread are made by one thread of this process.
+of {"thread", "address_of"} a symbol's address. An argument is a number, a text, null, {"out": n}
+for room of n bytes, or {"in": hex} for bytes; the contents of both come back, in order;
+{"value": hex} is a CUipcMemHandle. Calls of one thread are made by one thread of this process.
 """
 
 import ctypes
 import json
+import os
 import queue
 import sys
 import threading
 from typing import Any
 
-Argument = ctypes.c_void_p | ctypes.c_uint64 | ctypes.c_char_p
+
+class IpcHandle(ctypes.Structure):
+    """CUipcMemHandle, which calls take by its value."""
+
+    _fields_ = (("reserved", ctypes.c_char * 64),)
+
+
+Argument = ctypes.c_void_p | ctypes.c_uint64 | ctypes.c_char_p | IpcHandle
 
 
 def _argument(
@@ -28,14 +36,28 @@ def _argument(
         return ctypes.c_uint64(given % 2**64)
     if isinstance(given, str):
         return ctypes.c_char_p(given.encode())
+    if "value" in given:
+        return IpcHandle.from_buffer_copy(bytes.fromhex(given["value"]))
     content = bytes.fromhex(given["in"]) if "in" in given else b"\xee" * given["out"]
     kept.append(ctypes.create_string_buffer(content, len(content)))
     return ctypes.cast(kept[-1], ctypes.c_void_p)
 
 
+def _touch(address: int) -> int:
+    """Write to memory through the kernel, which answers with an error where a write would fault."""
+    read, write = os.pipe()
+    os.write(write, b"x")
+    result = ctypes.CDLL(None, use_errno=True).read(read, ctypes.c_void_p(address), 1)
+    os.close(read)
+    os.close(write)
+    return 0 if result == 1 else ctypes.get_errno()
+
+
 def _call(library: ctypes.CDLL, request: dict[str, Any]) -> list[Any]:
     if "address_of" in request:
         return [ctypes.cast(library[request["address_of"]], ctypes.c_void_p).value, []]
+    if "touch" in request:
+        return [_touch(request["touch"]), []]
     kept: list[ctypes.Array[ctypes.c_char]] = []
     arguments = [_argument(given, kept) for given in request["arguments"]]
     if "address" in request:

@@ -119,6 +119,20 @@ class Driver:
         self._request({"thread": 0, "address_of": symbol})
         return self.receive().result
 
+    def by_value(self, symbol: str, structure: bytes, *arguments: Argument) -> list[int]:
+        """A call that must succeed, of room for 8 bytes and a CUipcMemHandle, by its value."""
+        sent: list[Any] = [_sent(Out()), {"value": structure.hex()}, *map(_sent, arguments)]
+        self._request({"thread": 0, "symbol": symbol, "arguments": sent})
+        answer = self.receive()
+        if answer.result != 0:
+            raise Refused(symbol, answer.result)
+        return answer.ints
+
+    def touch(self, address: int) -> bool:
+        """Whether the CPU of that process can write a byte at an address, which it tries."""
+        self._request({"thread": 0, "touch": address})
+        return self.receive().result == 0
+
     def proc(self, base: str, version: int, flags: int = 0) -> tuple[int, int, int]:
         """cuGetProcAddress of CUDA 12: result, address, status."""
         answer = self.call("cuGetProcAddress_v2", base, Out(8), version, flags, Out(4))

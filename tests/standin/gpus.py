@@ -5,6 +5,7 @@ through LD_LIBRARY_PATH (`Node.environment`). No two nodes share anything.
 """
 
 import ctypes
+import functools
 import os
 import re
 from pathlib import Path
@@ -19,6 +20,7 @@ GIB = 2**30
 MOST_GPUS = 8
 KINDS = ("context", "module", "linear", "managed", "array", "pool", "physical", "graph")
 UNLIMITED = 2**64 - 1
+TABLES = ("exports.def", "unsupported.def")
 
 
 class Gpu(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,6 +91,7 @@ class Process(msgspec.Struct, frozen=True):
     pid: int
     alive: bool
     initialised: bool
+    not_found: int  # look-ups by cuGetProcAddress that found nothing
     cgroup: str
     calls: dict[int, int]
     gpus: tuple[Use, ...]
@@ -189,11 +192,13 @@ def gpus(count: int, **of_each: object) -> tuple[Gpu, ...]:
     )
 
 
+@functools.cache
 def exports() -> list[str]:
     """The symbols of libcuda in the order of the tables: calls are counted at their indices."""
     return [symbol for _, _, symbol, _ in table()]
 
 
+@functools.cache
 def table() -> list[tuple[str, int, str, bool]]:
     """Rows of the tables: base name, CUDA version of the ABI, symbol, is a per-thread variant."""
     row = re.compile(r"^EXPORT\((\w+), (\d+), (\w+), ([01])\)$", re.MULTILINE)
@@ -203,9 +208,6 @@ def table() -> list[tuple[str, int, str, bool]]:
     ]
     assert len(found) == text.count("EXPORT(") - text.count(" EXPORT("), "a row that is not read"
     return found
-
-
-TABLES = ("exports.def", "unsupported.def")
 
 
 _oracle: list[ctypes.CDLL] = []

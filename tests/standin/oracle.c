@@ -1,4 +1,5 @@
-/* What tests read: the ledger of a node as JSON, all at one moment. Loaded by tests/standin/gpus.py. */
+/* What tests read: the ledger of a node as JSON, all at one moment. Loaded by
+ * tests/standin/gpus.py. */
 #include "queue.h"
 
 #include <stdio.h>
@@ -68,14 +69,14 @@ static void print_use(FILE *out, const struct use *use)
             "\"queued\":%llu}",
             (unsigned long long)use->peak, (unsigned long long)use->contexts,
             (unsigned long long)use->launches, (unsigned long long)use->busy,
-            (unsigned long long)use->backlog, (unsigned long long)(use->pushed - use->finished));
+            (unsigned long long)queue_left(use, use->pushed), (unsigned long long)(use->pushed - use->finished));
 }
 
 static void print_slot(FILE *out, const struct slot *slot)
 {
     const char *comma = "";
-    fprintf(out, "{\"pid\":%u,\"alive\":%s,\"initialised\":%s,\"cgroup\":\"%s\",\"calls\":{", slot->pid,
-            slot->taken ? "true" : "false", slot->initialised ? "true" : "false", slot->cgroup);
+    fprintf(out, "{\"pid\":%u,\"alive\":%s,\"initialised\":%s,\"not_found\":%u,\"cgroup\":\"%s\",\"calls\":{", slot->pid,
+            slot->taken ? "true" : "false", slot->initialised ? "true" : "false", slot->not_found, slot->cgroup);
     for (unsigned export = 0; export < MOST_EXPORTS; export++)
         if (slot->calls[export] != 0) {
             fprintf(out, "%s\"%u\":%u", comma, export, slot->calls[export]);

@@ -6,7 +6,7 @@ from tools.compiling import CHECKOUT, compiled
 
 HERE = Path(__file__).parent
 BUILT = CHECKOUT / "build/gpu/programs"
-FLAGS = "-std=gnu11 -O2 -Wall -Wextra -Werror -rdynamic -pthread".split()
+FLAGS = ["-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", "-rdynamic", "-pthread"]
 
 
 def program(name: str, *flags: str, output: str = "") -> Path:

@@ -1,4 +1,4 @@
-"""Allocates and frees at random, in all ways; run with a seed and a number of calls.
+"""Allocates and frees at random, in all ways; run with a seed, and numbers of calls and threads.
 
 Ends with 0 if every call was answered with success or "out of memory", and all could be freed.
 """
@@ -8,6 +8,7 @@ import random
 import struct
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from ctypes import byref, c_int, c_size_t, c_uint64, c_void_p
 
 MIB = 1 << 20
@@ -59,8 +60,8 @@ class Calls:
         do("cuDevicePrimaryCtxRetain", byref(context), 0)
         do("cuCtxSetCurrent", context)
         self.pool = made("cuMemPoolCreate", struct.pack("@4iQQ56x", 1, 0, 1, 0, 0, 0))
-        self.ways = (self.linear, self.managed, self.rows, self.async_, self.pooled, self.physical)
-        self.ways += (self.array, self.mapped)
+        self.ways: list[Callable[[], Freeing | None]] = [self.linear, self.managed, self.rows]
+        self.ways += [self.async_, self.pooled, self.physical, self.mapped, self.array]
 
     def bytes(self) -> int:
         return self.random.choice((1, 511, 65536, MIB, GRANULE, self.random.randrange(1, 24 * MIB)))
@@ -140,5 +141,16 @@ class Calls:
         return self.freed("cuArrayDestroy", made("cuArray3DCreate_v2", described))
 
 
+def main() -> None:
+    seed, count, threads = map(int, sys.argv[1:])
+
+    def run(number: int) -> None:
+        Calls(seed * 100 + number).run(count // threads)
+
+    with ThreadPoolExecutor(threads) as executor:
+        for done in [executor.submit(run, number) for number in range(threads)]:
+            done.result()
+
+
 if __name__ == "__main__":
-    Calls(int(sys.argv[1])).run(int(sys.argv[2]))
+    main()

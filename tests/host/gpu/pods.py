@@ -7,13 +7,14 @@ import sys
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from ctypes import sizeof
 from pathlib import Path
 from types import TracebackType
 
 import pytest
 
 from base.pod import Pod
-from gpu import processes
+from gpu import layout, processes
 from gpu.groups import Groups, Limit
 from gpu.processes import Container
 from gpu.registration import Registrar
@@ -168,6 +169,16 @@ class GroupsNode:
         """Register a process that has no shim, as an earlier agent did."""
         self.groups.register(group, slot, pid, processes.start_time(pid) or 0)
         self.restart()
+
+    def claim(self, group: str, slot: int, data: int = 0, context: int = 0) -> None:
+        """Write what a shim does: a slot of the process that was registered in it; bytes."""
+        content = layout.PfSlot()
+        content.state = layout.SLOT_USED
+        content.registration = self.groups.read(group).processes[slot].registration
+        content.gpu[0].data_bytes, content.gpu[0].context_bytes = data, context
+        with (self.groups.root / group / "region").open("r+b") as region:
+            region.seek(layout.SLOT_AT + slot * sizeof(layout.PfSlot))
+            region.write(bytes(content))
 
     def alive(self, group: str) -> dict[int, int]:
         """The pids of living processes, by slot."""

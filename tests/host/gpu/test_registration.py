@@ -138,11 +138,24 @@ def test_a_slot_of_a_living_process_is_not_given_to_another(node: GroupsNode) ->
     container = node.container("a")
     with container.client(node.socket("a")) as first, container.client(node.socket("a")) as second:
         assert first.register(5) == [layout.STATUS_OK, first.pid, 1]
+        node.claim("a", 5)
         assert second.register(5) == [layout.STATUS_SLOT, 0, 0]
         assert first.register(5) == [layout.STATUS_OK, first.pid, 2]  # it executed a program
         first.kill()
         until(lambda: node.alive("a") == {}, what="end of the first")
         assert second.register(5) == [layout.STATUS_OK, second.pid, 3]
+
+
+def test_a_slot_is_free_whose_process_did_not_wait_for_its_registration(
+    node: GroupsNode,
+) -> None:
+    container = node.container("a")
+    with container.client(node.socket("a")) as first, container.client(node.socket("a")) as second:
+        first.register(5)  # and it does not enter it: to its shim the answer came too late
+        assert second.register(5) == [layout.STATUS_OK, second.pid, 2]
+        first.kill()
+        second.register(6)
+        assert node.alive("a") == {5: second.pid, 6: second.pid}
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV])

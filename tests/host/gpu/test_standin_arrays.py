@@ -32,16 +32,16 @@ def _resident(node: Node) -> int:
 @pytest.mark.parametrize(
     ("symbol", "descriptor"),
     [
-        ("cuArrayCreate", packed("IIiI", 1024, 1024, FLOAT, 4)),
-        ("cuArrayCreate_v2", packed("QQiI", 1024, 1024, FLOAT, 4)),
-        ("cuArray3DCreate", packed("IIIiII", 1024, 1024, 0, FLOAT, 4, 0)),
-        ("cuArray3DCreate_v2", _three(1024, 1024, 0, FLOAT, 4)),
+        ("cuArrayCreate", ("IIiI", 1024, 1024, FLOAT, 4)),
+        ("cuArrayCreate_v2", ("QQiI", 1024, 1024, FLOAT, 4)),
+        ("cuArray3DCreate", ("IIIiII", 1024, 1024, 0, FLOAT, 4, 0)),
+        ("cuArray3DCreate_v2", ("QQQiII", 1024, 1024, 0, FLOAT, 4, 0)),
     ],
 )
 def test_an_array_occupies_its_elements_in_every_abi(
-    node: Node, driver: Driver, symbol: str, descriptor: bytes
+    node: Node, driver: Driver, symbol: str, descriptor: tuple[str, *tuple[int, ...]]
 ) -> None:
-    array = driver.do(symbol, Out(), descriptor)[0]
+    array = driver.do(symbol, Out(), packed(*descriptor))[0]
     assert _resident(node) == 1024 * 1024 * 16
     driver.do("cuArrayDestroy", array)
     assert _resident(node) == 0
@@ -50,40 +50,40 @@ def test_an_array_occupies_its_elements_in_every_abi(
 @pytest.mark.parametrize(
     ("descriptor", "expected"),
     [
-        (_three(1, 0, 0, UINT8, 1), ROUND),
-        (_three(1 << 16, 0, 0, UINT8, 1), ROUND),
-        (_three((1 << 16) + 1, 0, 0, UINT8, 1), 2 * ROUND),
-        (_three(256, 256, 16, UINT8, 4), 256 * 256 * 16 * 4),
-        (_three(1024, 1024, 0, NV12, 3), 1024 * 1024 * 3 // 2),
-        (_three(1024, 1024, 0, BC1, 4), 1024 * 1024 // 2),
-        (_three(1024, 1024, 0, BC7, 4), 1024 * 1024),
-        (_three(1022, 1021, 0, BC7, 4), 1024 * 1024),
-        (_three(1024, 1024, 0, FLOAT, 4, SPARSE), 0),
-        (_three(1024, 1024, 0, FLOAT, 4, DEFERRED), 0),
+        ((1, 0, 0, UINT8, 1), ROUND),
+        ((1 << 16, 0, 0, UINT8, 1), ROUND),
+        (((1 << 16) + 1, 0, 0, UINT8, 1), 2 * ROUND),
+        ((256, 256, 16, UINT8, 4), 256 * 256 * 16 * 4),
+        ((1024, 1024, 0, NV12, 3), 1024 * 1024 * 3 // 2),
+        ((1024, 1024, 0, BC1, 4), 1024 * 1024 // 2),
+        ((1024, 1024, 0, BC7, 4), 1024 * 1024),
+        ((1022, 1021, 0, BC7, 4), 1024 * 1024),
+        ((1024, 1024, 0, FLOAT, 4, SPARSE), 0),
+        ((1024, 1024, 0, FLOAT, 4, DEFERRED), 0),
     ],
 )
 def test_an_arrays_memory_follows_its_format_and_is_rounded_to_64_kib(
-    node: Node, driver: Driver, descriptor: bytes, expected: int
+    node: Node, driver: Driver, descriptor: tuple[int, ...], expected: int
 ) -> None:
-    driver.do("cuArray3DCreate_v2", Out(), descriptor)
+    driver.do("cuArray3DCreate_v2", Out(), _three(*descriptor))
     assert _resident(node) == expected
 
 
 @pytest.mark.parametrize(
     ("descriptor", "levels", "elements"),
     [
-        (_three(1024, 1024, 0, FLOAT, 1), 1, 1024 * 1024),
-        (_three(1024, 1024, 0, FLOAT, 1), 2, 1024 * 1024 + 512 * 512),
-        (_three(64, 64, 64, FLOAT, 1), 2, 64**3 + 32**3),
-        (_three(256, 256, 6, FLOAT, 1, CUBEMAP), 2, 6 * (256 * 256 + 128 * 128)),
-        (_three(256, 256, 4, FLOAT, 1, LAYERED), 2, 4 * (256 * 256 + 128 * 128)),
-        (_three(1024, 1024, 0, FLOAT, 1), 99, sum(4**level for level in range(11))),
+        ((1024, 1024, 0, FLOAT, 1), 1, 1024 * 1024),
+        ((1024, 1024, 0, FLOAT, 1), 2, 1024 * 1024 + 512 * 512),
+        ((64, 64, 64, FLOAT, 1), 2, 64**3 + 32**3),
+        ((256, 256, 6, FLOAT, 1, CUBEMAP), 2, 6 * (256 * 256 + 128 * 128)),
+        ((256, 256, 4, FLOAT, 1, LAYERED), 2, 4 * (256 * 256 + 128 * 128)),
+        ((1024, 1024, 0, FLOAT, 1), 99, sum(4**level for level in range(11))),
     ],
 )
 def test_a_mipmapped_array_occupies_all_its_levels(
-    node: Node, driver: Driver, descriptor: bytes, levels: int, elements: int
+    node: Node, driver: Driver, descriptor: tuple[int, ...], levels: int, elements: int
 ) -> None:
-    array = driver.do("cuMipmappedArrayCreate", Out(), descriptor, levels)[0]
+    array = driver.do("cuMipmappedArrayCreate", Out(), _three(*descriptor), levels)[0]
     assert _resident(node) == -(-elements * 4 // ROUND) * ROUND
     [level] = driver.do("cuMipmappedArrayGetLevel", Out(), array, 0)
     assert driver.result("cuArrayDestroy", level) == 400

@@ -86,5 +86,6 @@ def test_a_runtime_resolves_its_entry_points_and_stops_at_the_export_tables(
     pid, result = json.loads(done.stdout)
     process = node.read().process(pid)
     assert process.called("cuGetProcAddress_v2") == look_ups
+    assert process.not_found == 1  # the empty name, its first
     assert process.called("cuGetExportTable") > 0
     assert result == SYSTEM_ERROR

@@ -201,23 +201,12 @@ def test_throttle_lasts_as_long_as_the_over_use(
     assert shares == [0.5, 0.01, 0.01, 0.5]
 
 
-def claim(node: GroupsNode, slot: int, data: int, context: int = 0) -> None:
-    """Write what a shim would: a slot of the process that was registered in it."""
-    content = layout.PfSlot()
-    content.state = layout.SLOT_USED
-    content.registration = node.groups.read("a").processes[slot].registration
-    content.gpu[0].data_bytes, content.gpu[0].context_bytes = data, context
-    with (node.groups.root / "a/region").open("r+b") as region:
-        region.seek(layout.SLOT_AT + slot * 320)
-        region.write(bytes(content))
-
-
 def test_what_a_registered_process_needs_beside_its_allocations_is_told_to_the_shims(
     node: GroupsNode, driver: Node, opened: Nvml, watch: Watch
 ) -> None:
     process = using(node, driver, node.container("a", limits=[Limit(FIRST, 4 * GIB, 1.0)]))
     node.registered("a", 5, process.pid)
-    claim(node, 5, data=GIB)
+    node.claim("a", 5, data=GIB)
     allocate(process, GIB)
     sample = watch.look(opened)
     assert node.groups.read("a").processes[5].overhead_bytes == (CONTEXT,)
@@ -232,7 +221,7 @@ def test_a_lie_about_allocations_makes_no_negative_overhead(
 ) -> None:
     process = using(node, driver, node.container("a", limits=[Limit(FIRST, 4 * GIB, 1.0)]))
     node.registered("a", 5, process.pid)
-    claim(node, 5, data=2**64 - 1)
+    node.claim("a", 5, data=2**64 - 1)
     watch.look(opened)
     assert node.groups.read("a").processes[5].overhead_bytes == (0,)
 
@@ -243,7 +232,7 @@ def test_two_copies_of_the_shim_in_one_process_have_its_context_once(
     process = using(node, driver, node.container("a", limits=[Limit(FIRST, 4 * GIB, 1.0)]))
     for slot, data in ((5, GIB), (2, 2 * GIB)):
         node.registered("a", slot, process.pid)
-        claim(node, slot, data)
+        node.claim("a", slot, data)
     allocate(process, 3 * GIB)
     watch.look(opened)
     known = node.groups.read("a").processes
@@ -256,7 +245,7 @@ def test_a_program_that_is_executed_frees_what_the_former_one_had(
     container = node.container("a", limits=[Limit(FIRST, 4 * GIB, 1.0)])
     with container.client(node.socket("a")) as client:
         assert client.register(1)[0] == layout.STATUS_OK
-        claim(node, 1, data=GIB)
+        node.claim("a", 1, data=GIB)
         now = time.monotonic()
         for seconds in (0, 1, 3, 5):
             monkeypatch.setattr(time, "monotonic", lambda seconds=seconds: now + seconds)

@@ -1,5 +1,5 @@
-/* Streams that are captured into a graph: what is recorded, and what is not allowed meanwhile. All need
- * the lock. */
+/* Streams that are captured into a graph: what is recorded, and what is not allowed meanwhile.
+ * All need the lock. */
 #ifndef STANDIN_CAPTURE_H
 #define STANDIN_CAPTURE_H
 
@@ -8,8 +8,8 @@
 
 /* Refuse a look at a stream that is captured, which spoils the capture. */
 CUresult capture_forbids_stream(const struct stream_place *place);
-/* Record in place of doing, if the stream is captured. A kernel without a function is a copy, a fill or a
- * host function. */
+/* Record in place of doing, if the stream is captured. A kernel without a function is a copy, a
+ * fill or a host function. */
 CUresult capture_kernel(const struct stream_place *place, const struct function *function,
                         int *captured);
 CUresult capture_alloc(const struct stream_place *place, unsigned gpu, uint64_t bytes,

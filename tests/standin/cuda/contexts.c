@@ -22,7 +22,9 @@ static __thread int depth;
 CUresult current_context(struct object **found)
 {
     *found = depth > 0 ? stack[depth - 1] : NULL;
-    return *found == NULL || (*found)->destroyed ? INVALID_CONTEXT : SUCCESS;
+    if (*found == NULL)
+        return INVALID_CONTEXT;
+    return (*found)->destroyed ? CONTEXT_IS_DESTROYED : SUCCESS;
 }
 
 /* A context occupies memory of its GPU. */

@@ -1,5 +1,5 @@
-/* Copies and fills. They check their addresses, and are kept in the order of their stream; memory has no
- * content here. */
+/* Copies and fills. They check their addresses, and are kept in the order of their stream;
+ * memory has no content here. */
 #include "capture.h"
 #include "memory.h"
 #include "streams.h"

@@ -1,5 +1,5 @@
-/* The part of the CUDA driver's ABI that the stand-in has, written from its documentation. Names are
- * the driver's; _v1 marks the ABI of CUDA before 3.2, with 32-bit device pointers and sizes. */
+/* The part of the CUDA driver's ABI that the stand-in has, written from its documentation. Names
+ * are the driver's; _v1 marks the ABI of CUDA before 3.2, with 32-bit device pointers and sizes. */
 #ifndef STANDIN_CUDA_ABI_H
 #define STANDIN_CUDA_ABI_H
 
@@ -20,14 +20,14 @@ enum {
     NOT_INITIALIZED = 3,
     NO_DEVICE = 100,
     INVALID_DEVICE = 101,
-    INVALID_IMAGE = 200,
     INVALID_CONTEXT = 201,
     INVALID_HANDLE = 400,
     ILLEGAL_STATE = 401,
     NOT_FOUND = 500,
     NOT_READY = 600,
-    PRIMARY_CONTEXT_ACTIVE = 708,
-    NOT_PERMITTED = 800,
+    CONTEXT_IS_DESTROYED = 709,
+    HOST_MEMORY_ALREADY_REGISTERED = 712,
+    HOST_MEMORY_NOT_REGISTERED = 713,
     NOT_SUPPORTED = 801,
     CAPTURE_UNSUPPORTED = 900,
     CAPTURE_INVALIDATED = 901,

@@ -1,4 +1,5 @@
-/* The way into the stand-in for libcuda: what every export does first, cuInit, and cuGetProcAddress. */
+/* The way into the stand-in for libcuda: what every export does first, cuInit, and
+ * cuGetProcAddress. */
 #define _GNU_SOURCE
 #include "objects.h"
 
@@ -162,8 +163,9 @@ PUBLIC CUresult cuDriverGetVersion(int *version)
     return SUCCESS;
 }
 
-/* The newest ABI of `base` that is not newer than `version`: 0 found, 1 no such name, 2 only newer ones.
- * A per-thread variant counts where the flags ask for it, and wins over the other of its version. */
+/* The newest ABI of `base` that is not newer than `version`: 0 found, 1 no such name, 2 only
+ * newer ones. A per-thread variant counts where the flags ask for it, and wins over the other of
+ * its version. */
 static int find_entry(const char *base, int version, uint64_t flags, void **found)
 {
     int best = -1, named = 0;
@@ -192,6 +194,8 @@ static CUresult get_proc_address(const char *symbol, void **function, int versio
     if (node_get() != NULL && version > (int)node_get()->cuda)
         return INVALID_VALUE;
     *status = find_entry(symbol, version, flags, function);
+    if (*status != 0 && ledger_own != NULL)
+        __atomic_add_fetch(&ledger_own->not_found, 1, __ATOMIC_RELAXED);
     return SUCCESS;
 }
 

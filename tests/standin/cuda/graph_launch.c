@@ -30,7 +30,8 @@ struct instantiation {
 
 static struct reserve reserves[MOST_GPUS];
 
-/* The steps of a graph and its child graphs, in order; returns how many, and fills `steps` if given. */
+/* The steps of a graph and its child graphs, in order; returns how many, and fills `steps` if
+ * given. */
 static unsigned flatten(const struct graph *graph, struct step *steps, unsigned depth)
 {
     unsigned count = 0;

@@ -1,5 +1,5 @@
-/* Graphs. Their nodes run in the order in which they were added; memory that they allocate lies in one
- * reserve per GPU, which grows when a graph is uploaded or launched. All need the lock. */
+/* Graphs. Their nodes run in the order in which they were added; memory that they allocate lies
+ * in one reserve per GPU, which grows when a graph is uploaded or launched. All need the lock. */
 #ifndef STANDIN_GRAPHS_H
 #define STANDIN_GRAPHS_H
 

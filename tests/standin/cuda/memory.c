@@ -5,7 +5,6 @@
 #include "pools.h"
 #include "vmm.h"
 
-#include <stdlib.h>
 #include <sys/mman.h>
 
 static uint32_t saturated(uint64_t bytes)
@@ -87,7 +86,8 @@ CUresult allocation_release(struct allocation *allocation)
         return graph_memory_free(allocation);
     if (allocation->kind == HELD_MANAGED)
         open_to_cpu(object->start, object->length, 0);
-    ledger_credit(object->gpu, allocation->kind, object->length);
+    if (!allocation->of_another)
+        ledger_credit(object->gpu, allocation->kind, object->length);
     object_destroy(object);
     return SUCCESS;
 }
@@ -101,7 +101,7 @@ static CUresult release(uint64_t pointer)
     TRY(current_context(&context));
     TRY(capture_forbids());
     struct allocation *allocation = object_at(pointer, ALLOCATION);
-    if (allocation == NULL || allocation->object.start != pointer)
+    if (allocation == NULL || allocation->object.start != pointer || allocation->of_another)
         return INVALID_VALUE;
     return allocation_release(allocation);
 }
@@ -230,43 +230,5 @@ PUBLIC CUresult cuMemGetAddressRange_v2(CUdeviceptr *start, size_t *bytes, CUdev
         *start = found;
     if (bytes != NULL)
         *bytes = length;
-    return SUCCESS;
-}
-
-/* Pinned host memory occupies no GPU. */
-static CUresult allocate_host(void **pointer, size_t bytes)
-{
-    struct object *context;
-    LOCKED;
-    TRY(current_context(&context));
-    TRY(capture_forbids());
-    if (pointer == NULL || bytes == 0)
-        return INVALID_VALUE;
-    return posix_memalign(pointer, 4096, bytes) == 0 ? SUCCESS : OUT_OF_MEMORY;
-}
-
-PUBLIC CUresult cuMemAllocHost(void **pointer, uint32_t bytes)
-{
-    ENTER(cuMemAllocHost);
-    return allocate_host(pointer, bytes);
-}
-
-PUBLIC CUresult cuMemAllocHost_v2(void **pointer, size_t bytes)
-{
-    ENTER(cuMemAllocHost_v2);
-    return allocate_host(pointer, bytes);
-}
-
-PUBLIC CUresult cuMemHostAlloc(void **pointer, size_t bytes, unsigned flags)
-{
-    ENTER(cuMemHostAlloc);
-    (void)flags;
-    return allocate_host(pointer, bytes);
-}
-
-PUBLIC CUresult cuMemFreeHost(void *pointer)
-{
-    ENTER(cuMemFreeHost);
-    free(pointer);
     return SUCCESS;
 }

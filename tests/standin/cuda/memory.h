@@ -11,6 +11,7 @@ struct allocation {
     enum kind kind;
     uint64_t asked;
     struct pool *pool; /* that it is from; NULL: none */
+    int of_another; /* process, which is charged */
     int of_graph;      /* its memory comes and goes with launches of a graph */
     int live;          /* of a graph's: between a launch and its being freed */
 };

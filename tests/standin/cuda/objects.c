@@ -110,9 +110,10 @@ struct object *objects_newest(void)
 }
 
 /* Address space that the kernel gives to no other: a device address that the CPU touches faults. */
-static uint64_t reserve(uint64_t bytes, int flags)
+static uint64_t reserve(uint64_t wanted, uint64_t bytes, int flags)
 {
-    void *start = mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | flags, -1, 0);
+    void *start = mmap((void *)(uintptr_t)wanted, bytes, PROT_NONE,
+                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | flags, -1, 0);
     return start == MAP_FAILED ? 0 : (uint64_t)(uintptr_t)start;
 }
 
@@ -134,7 +135,7 @@ uint64_t address_take(uint64_t bytes, uint64_t alignment)
 {
     uint64_t found = reuse(bytes, alignment);
     for (uint64_t room = 1ull << 45; space == 0 && room >= 1ull << 32; room /= 2) {
-        space = reserve(room, 0);
+        space = reserve(0, room, 0);
         space_end = space + room;
     }
     if (found != 0)
@@ -148,10 +149,11 @@ uint64_t address_take(uint64_t bytes, uint64_t alignment)
 
 uint64_t address_take_32(uint32_t bytes)
 {
+    const uint64_t room = 1u << 29;
     uint64_t found = 0;
-    /* The kernel looks for them in a range of 1 GiB, in which other mappings are. */
-    for (uint32_t room = 1u << 29; space_32 == 0 && room >= 1u << 24; room /= 2) {
-        space_32 = reserve(room, MAP_32BIT);
+    /* Above what programs and MAP_32BIT use; another copy of the library may have the first. */
+    for (uint64_t start = 4 * room; space_32 == 0 && start < 1ull << 32; start += room) {
+        space_32 = reserve(start, room, MAP_FIXED_NOREPLACE);
         space_32_end = space_32 + room;
     }
     if (space_32 != 0 && bytes <= space_32_end - space_32) {

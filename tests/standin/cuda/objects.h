@@ -19,11 +19,11 @@ enum export {
 _Static_assert((int)EXPORTS <= (int)MOST_EXPORTS, "room for the counts of calls");
 
 enum type { CONTEXT = 1, ALLOCATION, ARRAY, POOL, PHYSICAL, RESERVATION, STREAM, EVENT, MODULE, FUNCTION,
-            GRAPH, GRAPH_EXEC, GRAPH_NODE, GREEN_CONTEXT };
+            GRAPH, GRAPH_EXEC, GRAPH_NODE, REGISTRATION };
 
 /* The beginning of every object. A handle is the object's address; that of a thing with a device
- * address is known by `start` as well. An object is marked when it is destroyed and never freed, so that a
- * later use of it is found. */
+ * address is known by `start` as well. An object is marked when it is destroyed and never freed,
+ * so that a later use of it is found. */
 struct object {
     enum type type;
     int destroyed;
@@ -34,8 +34,8 @@ struct object {
     struct object *older, *newer; /* those made before and after it that live */
 };
 
-/* Begin an export: count the call, fail it if the node's file says so, wait its latency, and refuse it
- * before cuInit. All but the first two exports of a program begin so. */
+/* Begin an export: count the call, fail it if the node's file says so, wait its latency, and
+ * refuse it before cuInit. */
 #define ENTER(symbol)                                                                              \
     do {                                                                                           \
         CUresult entered = enter(EXPORT_##symbol, 1);                                              \
@@ -72,8 +72,6 @@ struct object {
     }
 
 CUresult enter(enum export export, int needs_init);
-/* Make the driver ready: what cuInit does after its own checks. */
-CUresult initialise(void);
 
 /* All objects are guarded by one lock, held to the end of the block that says LOCKED. */
 void objects_lock(void);
@@ -84,7 +82,8 @@ void objects_unlock(int *held);
     objects_lock()
 
 /* These need the lock. */
-/* A new object of `size` bytes (at least struct object); its handle is its address where `start` is 0. */
+/* A new object of `size` bytes (at least struct object); its handle is its address where `start`
+ * is 0. */
 void *object_new(size_t size, enum type type, unsigned gpu, uint64_t start, uint64_t length,
                  struct object *context);
 /* The object of that type with that handle; NULL: there never was one. A destroyed one aborts. */

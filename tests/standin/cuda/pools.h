@@ -1,6 +1,6 @@
-/* Memory pools, from which memory is taken in the order of a stream. Each reserves multiples of the
- * node's `pool_chunk`, and keeps what is freed until the CPU waits for work, or longer: up to its release
- * threshold. All need the lock. */
+/* Memory pools, from which memory is taken in the order of a stream. Each reserves multiples of
+ * the node's `pool_chunk`, and keeps what is freed until the CPU waits for work, or longer: up
+ * to its release threshold. All need the lock. */
 #ifndef STANDIN_POOLS_H
 #define STANDIN_POOLS_H
 

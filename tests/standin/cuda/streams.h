@@ -1,4 +1,5 @@
-/* Streams and events. All streams of a process share one queue per GPU: work ends in the order given. */
+/* Streams and events. All streams of a process share one queue per GPU: work ends in the order
+ * given. */
 #ifndef STANDIN_STREAMS_H
 #define STANDIN_STREAMS_H
 
@@ -13,7 +14,8 @@ struct stream {
     int priority;
     uint64_t last;           /* number of its newest work */
     struct capture *capture; /* NULL: it is not captured */
-    /* Of the work recorded in the capture, how much there is and how much another stream waited for. */
+    /* Of the work recorded in the capture, how much there is and how much another stream waited
+     * for. */
     uint64_t recorded, joined;
 };
 
@@ -27,8 +29,8 @@ struct event {
     uint64_t recorder_count;
 };
 
-/* A stream that a handle means: an object, or one of the two default streams of the current context.
- * Needs the lock. */
+/* A stream that a handle means: an object, or one of the two default streams of the current
+ * context. Needs the lock. */
 struct stream_place {
     unsigned gpu;
     struct stream *stream; /* NULL: a default stream */

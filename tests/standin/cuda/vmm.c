@@ -190,7 +190,8 @@ PUBLIC CUresult cuMemMap(CUdeviceptr pointer, size_t bytes, size_t offset, CUmem
     return SUCCESS;
 }
 
-/* The bytes of [start, start + bytes) that lie in mappings; -1 where one lies in it only in part. */
+/* The bytes of [start, start + bytes) that lie in mappings; -1 where one lies in it only in
+ * part. */
 static int64_t mapped_bytes(const struct reservation *reservation, uint64_t start, uint64_t bytes)
 {
     int64_t sum = 0;

@@ -16,6 +16,8 @@
 
 static const uint64_t MAGIC = 0x3174736e64617473; /* changes with the layout */
 
+enum { PATIENCE_S = 100 };
+
 struct ledger *ledger;
 struct slot *ledger_own;
 static char *ledger_path;
@@ -95,6 +97,7 @@ static void take(unsigned slot)
     struct slot *mine = &ledger->slots[slot];
     mine->taken = 0;
     mine->initialised = 0;
+    mine->not_found = 0;
     mine->cgroup[0] = 0;
     memset(mine->calls, 0, sizeof mine->calls);
     for (unsigned gpu = 0; gpu < MOST_GPUS; gpu++) {
@@ -111,7 +114,8 @@ static void take(unsigned slot)
     ledger_own = mine;
 }
 
-/* The first slot never used; else that of a process which is gone, whose calls can no longer be read. */
+/* The first slot never used; else that of a process which is gone, whose calls can no longer be
+ * read. */
 static void join(void)
 {
     ledger_lock();
@@ -145,7 +149,13 @@ void ledger_join(void)
 
 void ledger_lock(void)
 {
-    int result = pthread_mutex_lock(&ledger->mutex);
+    int result = pthread_mutex_trylock(&ledger->mutex);
+    if (result == EBUSY) {
+        struct timespec latest;
+        clock_gettime(CLOCK_REALTIME, &latest);
+        latest.tv_sec += PATIENCE_S; /* only a process that was stopped holds it for so long */
+        result = pthread_mutex_timedlock(&ledger->mutex, &latest);
+    }
     if (result == EOWNERDEAD)
         result = pthread_mutex_consistent(&ledger->mutex);
     if (result != 0) {

@@ -1,10 +1,10 @@
 /* What the simulated node's GPUs hold and do, in a file that all processes of the node map.
  *
- * Each process has a slot, and holds a lock on the slot's byte of the file (an open file description
- * lock, fcntl(2)) as long as it lives: the kernel drops it however the process ends, so a slot
- * whose byte can be locked counts nothing, as a driver frees what a dead process had. All else is
- * guarded by one robust mutex. A process killed inside it leaves its own slot wrong, which no longer
- * counts, or loses microseconds of a GPU's time. */
+ * Each process has a slot, and holds a lock on the slot's byte of the file (an open file
+ * description lock, fcntl(2)) as long as it lives: the kernel drops it however the process ends,
+ * so a slot whose byte can be locked counts nothing, as a driver frees what a dead process had.
+ * All else is guarded by one robust mutex. A process killed inside it leaves its own slot wrong,
+ * which no longer counts, or loses microseconds of a GPU's time. */
 #ifndef STANDIN_LEDGER_H
 #define STANDIN_LEDGER_H
 
@@ -46,7 +46,6 @@ struct use {
     uint64_t contexts;
     uint64_t launches;
     uint64_t busy;     /* ns run so far */
-    uint64_t backlog;  /* ns given and not run */
     uint64_t pushed;   /* work given so far; the newest is queue[(pushed - 1) % QUEUE_LENGTH] */
     uint64_t finished; /* of these, done */
     struct work queue[QUEUE_LENGTH];
@@ -57,6 +56,7 @@ struct slot {
     uint32_t taken; /* 0: never used or given back; written last */
     uint32_t pid;
     uint32_t initialised;
+    uint32_t not_found; /* look-ups by cuGetProcAddress that found nothing */
     char cgroup[256];
     uint32_t calls[MOST_EXPORTS]; /* of each export, in the order of the tables */
     struct use gpus[MOST_GPUS];

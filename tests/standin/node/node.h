@@ -1,5 +1,5 @@
-/* The GPUs of the simulated node, and how its driver behaves: the JSON file that PODFABRIC_STANDIN_GPUS
- * names (tests/standin/gpus.py writes it and says what each key means). */
+/* The GPUs of the simulated node, and how its driver behaves: the JSON file that
+ * PODFABRIC_STANDIN_GPUS names (tests/standin/gpus.py writes it and says what each key means). */
 #ifndef STANDIN_NODE_H
 #define STANDIN_NODE_H
 

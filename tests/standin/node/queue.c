@@ -14,7 +14,6 @@ static uint64_t run(struct use *use, uint64_t start, uint64_t ns)
         uint64_t step = start + ns - at < work->left ? start + ns - at : work->left;
         at += step;
         work->left -= step;
-        use->backlog -= step;
         if (work->left > 0)
             break;
         work->end = at;
@@ -95,7 +94,6 @@ static void append(unsigned gpu, struct use *use, uint64_t ns, struct mark *mark
     if (old != NULL && old->number + QUEUE_LENGTH == use->pushed + 1)
         old->end = use->queue[place].end; /* else it has been set to later work */
     use->queue[place] = (struct work){.left = ns};
-    use->backlog += ns;
     use->pushed++;
     marks[gpu][place] = mark;
     if (mark != NULL)
@@ -149,14 +147,19 @@ int queue_mark_ended(unsigned gpu, const struct mark *mark, uint64_t *end)
     return ended;
 }
 
+uint64_t queue_left(const struct use *use, uint64_t number)
+{
+    uint64_t left = 0;
+    for (uint64_t one = use->finished; one < number; one++)
+        left += use->queue[one % QUEUE_LENGTH].left;
+    return left;
+}
+
 /* How long that work takes at least, if no other process has any. */
 static uint64_t soonest(unsigned gpu, uint64_t number)
 {
-    const struct use *use = &ledger_own->gpus[gpu];
-    uint64_t left = 0;
     ledger_lock();
-    for (uint64_t one = use->finished; one < number; one++)
-        left += use->queue[one % QUEUE_LENGTH].left;
+    uint64_t left = queue_left(&ledger_own->gpus[gpu], number);
     ledger_unlock();
     return left;
 }

@@ -1,5 +1,5 @@
-/* The simulated GPUs: each runs the work of its processes in turns of a slice, one process after the
- * other, and each process' work in the order given. Time passes when a process looks. */
+/* The simulated GPUs: each runs the work of its processes in turns of a slice, one process after
+ * the other, and each process' work in the order given. Time passes when a process looks. */
 #ifndef STANDIN_QUEUE_H
 #define STANDIN_QUEUE_H
 
@@ -11,9 +11,9 @@ struct mark {
     uint64_t end;    /* when it ended, where the queue no longer knows */
 };
 
-/* Give a GPU work of `ns`, which ends after all that this process gave before. Returns its number, and
- * keeps `mark` (may be NULL) right from now on. Waits while the process has QUEUE_LENGTH outstanding, as a
- * driver's queue does. */
+/* Give a GPU work of `ns`, which ends after all that this process gave before. Returns its
+ * number, and keeps `mark` (may be NULL) right from now on. Waits while the process has
+ * QUEUE_LENGTH outstanding, as a driver's queue does. */
 uint64_t queue_push(unsigned gpu, uint64_t ns, struct mark *mark);
 /* The number of the newest work of this process on a GPU; 0: there was none. */
 uint64_t queue_last(unsigned gpu);
@@ -21,7 +21,10 @@ int queue_ended(unsigned gpu, uint64_t number);
 /* Whether the work at the mark has ended; if so `end` gets when, in ns of the node's clock. */
 int queue_mark_ended(unsigned gpu, const struct mark *mark, uint64_t *end);
 void queue_wait(unsigned gpu, uint64_t number);
-/* Bring a GPU's time to now. Needs the ledger's lock. */
+/* These need the ledger's lock. */
+/* The ns that a process' work up to that number has still to run. */
+uint64_t queue_left(const struct use *use, uint64_t number);
+/* Bring a GPU's time to now. */
 void queue_advance(unsigned gpu);
 
 #endif

@@ -1,6 +1,7 @@
-/* Memory limits of cgroups, of drivers from R615 on. The cgroup tree is made up: a directory that the
- * node's file names. Where it has the file dmem.capacity in its root, the kernel's dmem controller holds
- * the limits, and must be enabled in a cgroup (dmem.max is there); else the driver itself does. */
+/* Memory limits of cgroups, of drivers from R615 on. The cgroup tree is made up: a directory
+ * that the node's file names. Where it has the file dmem.capacity in its root, the kernel's dmem
+ * controller holds the limits, and must be enabled in a cgroup (dmem.max is there); else the
+ * driver itself does. */
 #include "nvml.h"
 
 #include <limits.h>

@@ -146,7 +146,8 @@ PUBLIC nvmlReturn nvmlDeviceGetRunningProcessDetailList(nvmlDevice device, struc
     return NVML_SUCCESS;
 }
 
-/* The node's clock at `ns` as NVML writes it: microseconds since 1970, or since a manual clock's start. */
+/* The node's clock at `ns` as NVML writes it: microseconds since 1970, or since a manual clock's
+ * start. */
 static uint64_t microseconds(uint64_t ns)
 {
     struct timespec real;

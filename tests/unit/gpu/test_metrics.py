@@ -1,0 +1,150 @@
+"""Metrics from made-up samples: what is not known is left out, and nothing has a pid."""
+
+from collections.abc import Iterable
+
+from prometheus_client.metrics_core import Metric
+
+from base.pod import Pod
+from gpu import alnair_metrics, metrics
+from gpu.groups import NO_LIMIT
+from gpu.limits_file import GpuEntry
+from gpu.region import RegionCounts, RegionUse
+from gpu.samples import GpuSample, NodeSample, TenantSample
+from gpu.tenants import Tenant
+from tests.unit.gpu.made import GIB, A, B
+
+USE = RegionUse(
+    used_bytes=3 * GIB,
+    peak_bytes=4 * GIB,
+    denied=5,
+    external_imports=6,
+    tat=0,
+    backlogged_at=0,
+    longest_ns=0,
+    longest_at=0,
+    launches=700,
+    throttled=8,
+    wait_ns=1_500_000_000,
+    last_launch=90_000_000_000,
+)
+COUNTS = RegionCounts(lock_recoveries=1, stale_slots=2, refused_slots=3)
+
+
+def tenant(uuid: str = A, minor: int = 0, **more: object) -> TenantSample:
+    values: dict[str, object] = {
+        "tenant": Tenant(group="g", pod=Pod("ns", "pod", "uid"), container="main"),
+        "uuid": uuid,
+        "minor": minor,
+        "share": 0.5,
+        "in_force": GpuEntry(uuid=b"", memory_bytes=4 * GIB, context_bytes=0, share=0.25),
+        "use": USE,
+        "counts": COUNTS,
+        "symbols": {"cuNew": 9},
+        "processes": 2,
+        "overhead_bytes": 10,
+        "device_bytes": 2 * GIB,
+        "overuse_bytes": 0,
+        "utilization": 0.125,
+    }
+    return TenantSample(**(values | more))  # type: ignore[arg-type]
+
+
+def node(*tenants: TenantSample) -> NodeSample:
+    gpus = (
+        GpuSample(
+            uuid=A, minor=0, capacity_bytes=8 * GIB, unaccounted={7: 11}, unaccounted_bytes=11
+        ),
+    )
+    return NodeSample(at=100.0, nvml_up=True, driver="615.1", tenants=tenants, gpus=gpus)
+
+
+def shown(families: Iterable[Metric]) -> dict[str, float | list[float]]:
+    """The values by name; those with several series as a list."""
+    found: dict[str, list[float]] = {}
+    for family in families:
+        for sample in family.samples:
+            assert "pid" not in sample.labels
+            found.setdefault(sample.name.removeprefix("podfabric_gpu_"), []).append(sample.value)
+    return {name: values[0] if len(values) == 1 else values for name, values in found.items()}
+
+
+def at(now: float, sample: NodeSample) -> dict[str, float | list[float]]:
+    return shown(metrics.families(sample, {("g", A): 12}, now, wall=1000.0))
+
+
+def test_every_metric_of_a_tenant_and_a_gpu_has_its_unit() -> None:
+    assert at(101.0, node(tenant())) == {
+        "nvml_up": 1,
+        "memory_limit_bytes": 4 * GIB,
+        "memory_used_bytes": 3 * GIB,
+        "memory_peak_bytes": 4 * GIB,
+        "memory_overhead_bytes": 10,
+        "memory_device_bytes": 2 * GIB,
+        "memory_overuse_bytes": 0,
+        "memory_overuse_kills_total": 12,
+        "memory_denied_total": 5,
+        "compute_share_ratio": 0.5,
+        "compute_utilization_ratio": 0.125,
+        "launches_total": 700,
+        "throttled_launches_total": 8,
+        "launch_wait_seconds_total": 1.5,
+        "last_launch_timestamp_seconds": 989.0,
+        "external_imports_total": 6,
+        "processes": 2,
+        "process_slots_stale_total": 2,
+        "process_slots_refused_total": 3,
+        "lock_recoveries_total": 1,
+        "unknown_entry_points_total": 9,
+        "capacity_bytes": 8 * GIB,
+        "allocated_bytes": 4 * GIB,
+        "allocated_share_ratio": 0.5,
+        "tenants": 1,
+        "unaccounted_bytes": 11,
+        "tier_info": 1,
+    }
+
+
+def test_what_is_not_known_is_left_out() -> None:
+    unlimited = GpuEntry(uuid=b"", memory_bytes=NO_LIMIT, context_bytes=0, share=1.0)
+    found = at(
+        101.0,
+        node(
+            tenant(
+                in_force=unlimited,
+                use=None,
+                counts=None,
+                symbols={},
+                device_bytes=None,
+                overuse_bytes=None,
+                utilization=None,
+            )
+        ),
+    )
+    assert {name for name in found if name.startswith(("memory", "compute"))} == {
+        "memory_overhead_bytes",
+        "memory_overuse_kills_total",
+        "compute_share_ratio",
+    }
+    assert found["allocated_bytes"] == 8 * GIB
+
+
+def test_counters_of_a_group_with_two_gpus_are_there_once() -> None:
+    found = at(101.0, node(tenant(), tenant(B, 1)))
+    assert found["lock_recoveries_total"] == 1
+    assert found["launches_total"] == [700, 700]
+
+
+def test_what_the_driver_said_is_left_out_once_it_is_old() -> None:
+    found = at(100.0 + metrics.OLD + 1, node(tenant()))
+    assert found["nvml_up"] == 0
+    assert not {"memory_device_bytes", "compute_utilization_ratio", "capacity_bytes"} & found.keys()
+    assert found["memory_used_bytes"] == 3 * GIB
+
+
+def test_alnairs_names_are_summed_over_the_gpus_of_a_pod() -> None:
+    assert shown(alnair_metrics.families(node(tenant(), tenant(B, 1)))) == {
+        "alnair_cuda_launch_kernel_cnt": 1400,
+        "alnair_cuda_mem_used": 6 * GIB,
+        "alnair_gpu_util": [12.5, 12.5],
+        "alnair_gpu_mem_util": 25.0,
+    }
