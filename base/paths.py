@@ -21,6 +21,7 @@ class Paths(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     devinfo: Path = Path("/var/run/k8s.cni.cncf.io/devinfo")
     cni_conf: Path = Path("/etc/cni/net.d")
     cni_bin: Path = Path("/opt/cni/bin")
+    plugin_directory: Path = Path()  # of the device plugins' sockets, if it is not the kubelet's
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> "Paths":
@@ -60,7 +61,8 @@ class Paths(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @cached_property
     def device_plugins(self) -> Path:
         """The directory of the kubelet's and the device plugins' sockets."""
-        return self.kubelet / "device-plugins"
+        elsewhere = self.plugin_directory
+        return elsewhere if elsewhere != Path() else self.kubelet / "device-plugins"
 
     @cached_property
     def pod_resources(self) -> Path:

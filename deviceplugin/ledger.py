@@ -20,6 +20,7 @@ from base.paths import Paths
 from base.types import DeviceId
 from deviceplugin import checkpoint
 from deviceplugin.checkpoint import (
+    AllocatedGPU,
     AllocatedHCA,
     Allocation,
     AllocationKey,
@@ -120,6 +121,29 @@ class Ledger:
         """Record what an Allocate gives, by device id. On disk when it returns. Raises OSError."""
         with self._lock:
             self._add(self._allocations(resource, devices))
+
+    def record_gpus(
+        self, resource: str, gpus: Mapping[DeviceId, AllocatedGPU], *, adopted: bool = False
+    ) -> None:
+        """Record what an Allocate gives of GPUs, by device id. On disk when it returns.
+
+        `adopted`: only the kubelet knew, and what is recorded already stays. Raises OSError.
+        """
+        now = timestamp()
+        with self._lock:
+            self._add(
+                Allocation(
+                    resource=resource,
+                    id=device_id,
+                    devices=(),
+                    time=now,
+                    boot_id=self._boot_id,
+                    adopted=adopted,
+                    gpu=given,
+                )
+                for device_id, given in gpus.items()
+                if not adopted or (resource, device_id) not in self._entries
+            )
 
     def adopt(
         self,

@@ -116,6 +116,8 @@ def given_to(
                     f"pod {pod} holds {device_id} of {row.resource}, which {paths.checkpoint} does "
                     "not have: the agent takes it over from the kubelet within a minute; try again"
                 )
+            if allocation is not None and allocation.gpu is not None:
+                continue
             if allocation is not None and not allocation.devices:
                 raise Unknown(
                     f"pod {pod} holds {device_id} of {row.resource}, and nothing tells which HCA "

@@ -105,6 +105,11 @@ class PoolService:
         """The resource's name."""
         return self.pool.config.resource
 
+    @property
+    def pre_start_required(self) -> bool:
+        """Not required: Allocate has given the nodes."""
+        return False
+
     def listing(self) -> Listing:
         """Every device id, whether it is healthy, and its NUMA nodes."""
         return self._listing

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PRODUCT = ("agent", "base", "cli", "cni", "deviceplugin", "host", "ipam")
+PRODUCT = ("agent", "base", "cli", "cni", "deviceplugin", "gpu", "host", "ipam")
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
 _HEADING = re.compile(r"^### `([\w/]+)/`$", re.MULTILINE)
 _MODULE = re.compile(r"^- `(\w+(?:\.py)?)`:", re.MULTILINE)

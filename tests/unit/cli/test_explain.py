@@ -45,6 +45,8 @@ class Gpus:
     def allocate(self, ids: list[str]) -> v1beta1_pb2.ContainerAllocateResponse:
         return v1beta1_pb2.ContainerAllocateResponse()
 
+    pre_start_required = False
+
     def pre_start(self, ids: list[str]) -> None:
         pass
 
