@@ -16,6 +16,7 @@ from contextlib import ExitStack
 from base.paths import Paths
 from deviceplugin.allocate import allocation, cdi
 from deviceplugin.availability import changes, held_elsewhere, unavailable
+from deviceplugin.gpus.parts import GpuParts
 from deviceplugin.gpus.plugin import GpuPools
 from deviceplugin.health import Health
 from deviceplugin.inventory import Inventory
@@ -35,6 +36,7 @@ LOOK_EVERY = 1.0  # seconds
 LOOK_AGAIN = 0.25  # seconds, while a port's change must still prove to last
 PORTS_EVERY = 10.0  # seconds, for every port's state and rate
 COMPARE_EVERY = 60.0  # seconds
+COMPARE_SHARES = 10.0  # seconds, where containers that end make room on GPUs
 
 _log = logging.getLogger(__name__)
 
@@ -50,6 +52,7 @@ class DevicePlugin:
         paths: Paths,
         config: DevicePluginConfig,
         pods_known: PodsKnown = lambda names, uids: None,
+        gpu_parts: GpuParts | None = None,
     ) -> None:
         self._paths = paths
         self._config = config
@@ -62,13 +65,14 @@ class DevicePlugin:
         self._overlap = False  # some HCA is in two pools
         self._allocated = False  # such an HCA was allocated since the last look
         self._services: dict[str, PoolService] = {}
-        self._gpus = GpuPools(paths, self._ledger, self._look_soon)
         self._servers: dict[str, PluginServer] = {}
         self._problems: dict[str, str] = {}
         self._ended = threading.Event()
         self._stack = ExitStack()
         self._events: Events | None = None
         self._kubelet = self._stack.enter_context(PodResourcesClient(paths))
+        parts = gpu_parts or GpuParts()
+        self._gpus = GpuPools(paths, self._ledger, self._kubelet, parts, self._look_soon)
         self._reconciler = Reconciler(paths, self._ledger, self._kubelet, pods_known)
         self._threads = [
             threading.Thread(target=self._watch, name="devices", daemon=True),
@@ -303,5 +307,5 @@ class DevicePlugin:
                 self.compare()
             except Exception:  # noqa: BLE001 - the next comparison may succeed
                 _log.exception("comparing with the kubelet failed")
-            if self._ended.wait(COMPARE_EVERY):
+            if self._ended.wait(COMPARE_SHARES if self._gpus.has_shares else COMPARE_EVERY):
                 return

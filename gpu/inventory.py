@@ -6,14 +6,21 @@ the driver shows it or a container holds it: the kubelet must not forget a devic
 has.
 """
 
+import logging
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 
 from base.paths import Paths
 from gpu import nodes
+from host.errors import HostError
 from host.gpus import GPU, GPUs
+
+ASK_AGAIN = 10.0  # seconds, for GPUs whose memory is not known
+
+_log = logging.getLogger(__name__)
 
 
 class GpuMemory(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,6 +45,7 @@ class NodeGPU(msgspec.Struct, frozen=True, kw_only=True):
     gpu: GPU
     minor: int  # N in /dev/nvidiaN
     fault: str | None = None  # why it cannot be given now; None if it can
+    memory: GpuMemory | None = None  # None if it is not known
 
     @property
     def name(self) -> str:
@@ -48,9 +56,12 @@ class NodeGPU(msgspec.Struct, frozen=True, kw_only=True):
 class GpuInventory:
     """The GPUs of this node as last looked at. Any thread may use it."""
 
-    def __init__(self, paths: Paths) -> None:
+    def __init__(self, paths: Paths, memory: MemorySource = dict) -> None:
         self._paths = paths
         self._gpus = GPUs(paths)
+        self._source = memory
+        self._memory: dict[str, GpuMemory] = {}  # by UUID
+        self._ask_at = 0.0  # time.monotonic(), where the source lacked a GPU
         self._lock = threading.Lock()
         self._ready: set[str] = set()  # the addresses of those that could be given at some time
 
@@ -65,6 +76,7 @@ class GpuInventory:
 
     def _look(self, held: Iterable[GPU]) -> list[NodeGPU]:
         present = {gpu.address: gpu for gpu in self._gpus.read()}
+        memory = self._memory_of({gpu.uuid for gpu in present.values()} - {""})
         listed: dict[str, NodeGPU] = {}
         for address, gpu in present.items():
             if gpu.minor is None:
@@ -72,13 +84,31 @@ class GpuInventory:
             fault = nodes.fault(self._paths, gpu.minor)
             if fault is None:
                 self._ready.add(address)
-            listed[address] = NodeGPU(gpu=gpu, minor=gpu.minor, fault=fault)
+            listed[address] = NodeGPU(
+                gpu=gpu, minor=gpu.minor, fault=fault, memory=memory.get(gpu.uuid)
+            )
         of_holders = {gpu.address: gpu for gpu in held}
         self._ready &= {*present, *of_holders}
         kept = [node for address, node in listed.items() if address in self._ready | {*of_holders}]
         kept += [
-            NodeGPU(gpu=gpu, minor=gpu.minor, fault=f"{address} is not on this node now")
+            NodeGPU(
+                gpu=gpu,
+                minor=gpu.minor,
+                fault=f"{address} is not on this node now",
+                memory=memory.get(gpu.uuid),
+            )
             for address, gpu in of_holders.items()
             if address not in listed and gpu.minor is not None
         ]
         return sorted(kept, key=lambda node: node.minor)
+
+    def _memory_of(self, uuids: set[str]) -> Mapping[str, GpuMemory]:
+        """The memory of these GPUs, as far as it is known. It does not change while one runs."""
+        now = time.monotonic()
+        if not uuids <= self._memory.keys() and now >= self._ask_at:
+            self._ask_at = now + ASK_AGAIN
+            try:
+                self._memory |= self._source()
+            except HostError as error:
+                _log.warning("the memory of the GPUs is not known: %s", error)
+        return self._memory

@@ -31,7 +31,7 @@ from host.errors import HostError
 _log = logging.getLogger(__name__)
 
 
-class _Offered(msgspec.Struct, frozen=True):
+class _ReplicaList(msgspec.Struct, frozen=True):
     """What the kubelet is told, replaced as a whole."""
 
     listing: Listing = []
@@ -50,7 +50,7 @@ class ReplicaService:
         self._ledger = ledger
         self._allocated = allocated
         self._config = GpuPoolConfig(mode="replicas")
-        self._offered = _Offered()
+        self._offered = _ReplicaList()
         self.problem: str | None = None  # why there are fewer ids than configured
 
     @property
@@ -81,7 +81,7 @@ class ReplicaService:
             (device_id, gpu.fault is None or device_id in waiting, numa(gpu))
             for device_id, gpu in by_id.items()
         ]
-        self._config, self._offered = config, _Offered(listing, by_id)
+        self._config, self._offered = config, _ReplicaList(listing, by_id)
         return listing != before.listing
 
     def listing(self) -> Listing:

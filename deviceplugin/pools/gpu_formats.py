@@ -73,8 +73,6 @@ def together_problem(pools: Sequence[GpuPoolConfig], others: Iterable[str]) -> s
 def _pool(value: object, where: str) -> GpuPoolConfig:
     values = documents.fields(value, KEYS, where)
     mode: GpuMode = values.pop("mode", "slices")
-    if mode != "replicas":
-        raise DocumentError(f"{where}.mode: {mode}: write replicas, the only mode so far")
     for key, modes in _ONLY_OF.items():
         if key in values and mode not in modes:
             raise DocumentError(
