@@ -21,7 +21,6 @@ class Paths(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     devinfo: Path = Path("/var/run/k8s.cni.cncf.io/devinfo")
     cni_conf: Path = Path("/etc/cni/net.d")
     cni_bin: Path = Path("/opt/cni/bin")
-    plugin_directory: Path = Path()  # of the device plugins' sockets, if it is not the kubelet's
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> "Paths":
@@ -61,8 +60,7 @@ class Paths(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @cached_property
     def device_plugins(self) -> Path:
         """The directory of the kubelet's and the device plugins' sockets."""
-        elsewhere = self.plugin_directory
-        return elsewhere if elsewhere != Path() else self.kubelet / "device-plugins"
+        return self.kubelet / "device-plugins"
 
     @cached_property
     def pod_resources(self) -> Path:
@@ -92,6 +90,17 @@ class Paths(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def boot_id(self) -> str:
         """The identity of this boot (proc(5)). State of an earlier boot's kernel is void."""
         return boot_id_of(self.proc)
+
+
+class PathsWithSockets(Paths, frozen=True, kw_only=True, dict=True):
+    """The same where the device plugins' sockets are not in the kubelet's root directory."""
+
+    sockets: Path
+
+    @cached_property
+    def device_plugins(self) -> Path:
+        """The directory of the kubelet's and the device plugins' sockets."""
+        return self.sockets
 
 
 @cache

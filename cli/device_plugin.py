@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from functools import partial
 from queue import SimpleQueue
 
-from msgspec.structs import replace
+from msgspec.structs import asdict
 
 USAGE = """\
 usage: podfabric device-plugin [-config FILE]
@@ -29,7 +29,7 @@ plugin: see docs/pools.md.
 def run(arguments: Sequence[str]) -> int:
     """Serve until SIGTERM or SIGINT; the exit code."""
     from agent import logs, settings
-    from base.paths import Paths
+    from base.paths import Paths, PathsWithSockets
     from cni.attachments import pod_choices
     from deviceplugin.pools.config import ConfigError
     from deviceplugin.pools.flags import parse_command_line
@@ -47,7 +47,7 @@ def run(arguments: Sequence[str]) -> int:
         # The same file says how to log.
         logs.configure(settings.load(command.watched(paths.config) or paths.config))
         if command.plugin_directory is not None:
-            paths = replace(paths, plugin_directory=command.plugin_directory)
+            paths = PathsWithSockets(**asdict(paths), sockets=command.plugin_directory)
     except (ConfigError, settings.SettingsError) as error:
         sys.stderr.write(f"podfabric device-plugin: {error}\n")
         return 2

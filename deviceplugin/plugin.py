@@ -234,7 +234,9 @@ class DevicePlugin:
             changed = self._update(service, pool, ours, fabric=resource == fabric)
             if changed and resource in self._servers:
                 self._servers[resource].changed()
-        for resource in self._gpus.look(self._config.gpus).intersection(self._servers):
+        for resource in self._gpus.look(self._config.gpus, self._config.gpu_binding).intersection(
+            self._servers
+        ):
             self._servers[resource].changed()
         # All are updated by now.
         serving: dict[str, ServedPool] = {

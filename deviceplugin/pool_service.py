@@ -125,7 +125,14 @@ class PoolService:
         if gpus:
             try:
                 rows = records.from_answer(self._kubelet.list(ASK_KUBELET))
-                near = demand.waiting_gpus(rows, self._resources, gpus, self._in_checkpoint())
+                known = {
+                    (entry.resource, str(entry.id)): entry.gpu.bdf
+                    for entry in self._ledger.allocations()
+                    if entry.gpu is not None
+                }
+                near = demand.waiting_gpus(
+                    rows, self._resources, gpus, self._in_checkpoint(), known
+                )
             except KubeletUnreadable as error:
                 _log.debug("%s: the container's GPUs are unknown: %s", self.name, error)
         gpu_addresses = [gpu.address for gpu in gpus]

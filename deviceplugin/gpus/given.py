@@ -1,8 +1,9 @@
 """What a container with parts of a GPU gets: its nodes, the driver, and the files of its limits.
 
-With `binding` at admission, Allocate answers with the nodes of the GPU that it chose. The files of
-the limits have the same paths whichever GPU it is: a group is named after the container's slot,
-which is the first of its ids.
+Bound at admission, Allocate answers with the nodes of the GPU that it chose. Bound at the start, it
+answers with a CDI name, and the start writes what that is (`slot_files`). The files of the limits
+have the same paths whichever GPU it is: a group is named after the container's slot, which is the
+first of its ids, and so is the CDI device.
 """
 
 import re
@@ -14,15 +15,18 @@ import grpc
 from base.paths import Paths
 from deviceplugin.api import v1beta1_pb2
 from deviceplugin.checkpoint import AllocatedGPU
-from deviceplugin.gpus import answer
+from deviceplugin.gpus import answer, slot_files
 from deviceplugin.gpus.parts import GpuLimit, GpuParts, SharedFile
 from deviceplugin.kubelet.server import Rejected
-from deviceplugin.pools.gpu_pool import GpuPoolConfig
+from deviceplugin.pools.gpu_pool import GpuBinding, GpuPoolConfig
 from gpu import nodes
 from gpu.nodes import GpuNode
 from host.errors import HostError
 
 INSIDE = "/run/podfabric/gpu"
+
+# The nvidia runtime would give a container what its image asks for, which may be all GPUs.
+_VARIABLES = {"NVIDIA_VISIBLE_DEVICES": "void"}
 
 
 class Giver:
@@ -31,6 +35,7 @@ class Giver:
     def __init__(self, paths: Paths, parts: GpuParts) -> None:
         self._paths = paths
         self._parts = parts
+        self.binding: GpuBinding = "admission"  # of new containers
 
     @property
     def tier(self) -> str:
@@ -54,13 +59,13 @@ class Giver:
         """
         if not given.slot:
             return v1beta1_pb2.ContainerAllocateResponse()
-        found = self.nodes(given, resource)
-        files: list[SharedFile] = []
-        if self._parts.groups is not None:
-            group = group_of(resource, given.slot)
-            limit = GpuLimit(given.uuid, given.memory_bytes, given.compute_share or 1.0)
-            files = [*_files_of(self._parts.groups.make(group, [limit])), *self._parts.files]
-        return answer.response(found, config.driver_mount, files=files)
+        group = group_of(resource, given.slot)
+        if given.cdi:
+            name = slot_files.qualified(group)
+            return answer.response((), config.driver_mount, cdi=[name])
+        limit = GpuLimit(given.uuid, given.memory_bytes, given.compute_share or 1.0)
+        files = self._limited(group, [limit])
+        return answer.response(self.nodes(given, resource), config.driver_mount, files=files)
 
     def nodes(self, given: AllocatedGPU, resource: str) -> tuple[GpuNode, ...]:
         """The nodes of a GPU. Raises Rejected."""
@@ -72,16 +77,30 @@ class Giver:
                 f"cannot give {given.bdf} for {resource}: {error}",
             ) from None
 
-    def limit(self, group: str, limits: Sequence[GpuLimit]) -> None:
-        """Have the group of a container that starts, with these limits. Raises OSError."""
+    def start(self, resource: str, given: AllocatedGPU, limits: Sequence[GpuLimit]) -> None:
+        """What a container has that starts: its limits, then its CDI device.
+
+        Raises Rejected and OSError.
+        """
+        found = self.nodes(given, resource)
+        files = self._limited(given.group, limits)
         if self._parts.groups is not None:
-            self._parts.groups.make(group, limits)
-            self._parts.groups.change(group, limits)
+            self._parts.groups.change(given.group, limits)
+        if given.cdi:
+            slot_files.write(self._paths, given.group, found, files, _VARIABLES)
 
     def remove(self, group: str) -> None:
-        """Remove the group of a container that is gone. Raises OSError."""
+        """Remove what a container had that is gone. Raises OSError."""
+        slot_files.remove(self._paths, group)
         if self._parts.groups is not None:
             self._parts.groups.remove(group)
+
+    def _limited(self, group: str, limits: Sequence[GpuLimit]) -> list[SharedFile]:
+        """Have a group with limits; the files that its container sees. Raises OSError."""
+        if self._parts.groups is None:
+            return []
+        directory = self._parts.groups.make(group, limits)
+        return [*_files_of(directory), *self._parts.files]
 
 
 def group_of(resource: str, slot: str) -> str:

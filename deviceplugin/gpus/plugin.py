@@ -9,7 +9,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 
 from base.paths import Paths
+from deviceplugin.gpus import slot_files
 from deviceplugin.gpus.given import Giver, group_of
+from deviceplugin.gpus.near import Nearness
 from deviceplugin.gpus.parts import GpuParts
 from deviceplugin.gpus.replicas import ReplicaService
 from deviceplugin.gpus.share_pool import SharePool, kinds
@@ -18,7 +20,7 @@ from deviceplugin.gpus.start import Starter
 from deviceplugin.kubelet.pod_resources import PodResourcesClient
 from deviceplugin.kubelet.records import PodDevices
 from deviceplugin.ledger import Ledger
-from deviceplugin.pools.gpu_pool import GpuPoolConfig
+from deviceplugin.pools.gpu_pool import GpuBinding, GpuPoolConfig
 from deviceplugin.startup_grace import GRACE
 from gpu.inventory import GpuInventory, NodeGPU
 from host.gpus import GPU
@@ -50,7 +52,8 @@ class GpuPools:
         self._configs: Sequence[GpuPoolConfig] = ()
         self._inventory = GpuInventory(paths, parts.memory)
         self._giver = Giver(paths, parts)
-        self._starter = Starter(paths, ledger, kubelet, self._giver)
+        self._near = Nearness(paths, ledger, kubelet)
+        self._starter = Starter(paths, ledger, kubelet, self._giver, self._near)
         self._gpus: list[NodeGPU] = []
         self._expected: frozenset[str] = frozenset()
         self._began = time.monotonic()
@@ -77,11 +80,12 @@ class GpuPools:
         gpus = self._inventory.look(self._held())
         return gpus != self._gpus or self._expected_of(gpus) != self._expected
 
-    def look(self, configs: Sequence[GpuPoolConfig]) -> set[str]:
+    def look(self, configs: Sequence[GpuPoolConfig], binding: GpuBinding = "admission") -> set[str]:
         """Update every resource; those whose lists have changed."""
+        self._giver.binding = binding
         if configs != self._configs:
             self._configure(configs)
-        self._remove_groups()
+        self._remove_gone()
         if not configs:
             return set()
         gpus = self._inventory.look(self._held())
@@ -127,7 +131,9 @@ class GpuPools:
                 self._shares[kind.resource] = (
                     old
                     if old is not None and same
-                    else ShareService(pool, kind, self._giver, self._starter, self._allocated)
+                    else ShareService(
+                        pool, kind, self._giver, self._starter, self._near, self._allocated
+                    )
                 )
 
     def _update_replicas(self, config: GpuPoolConfig, gpus: Sequence[NodeGPU]) -> set[str]:
@@ -167,10 +173,14 @@ class GpuPools:
         named = ((gpu.group, group_of(resource, gpu.slot)) for resource, gpu in given if gpu.slot)
         return frozenset(filter(None, chain.from_iterable(named)))
 
-    def _remove_groups(self) -> None:
-        """Remove the groups of containers that are gone."""
+    def _remove_gone(self) -> None:
+        """Remove the groups and CDI files of containers that are gone."""
         with self._ledger.allocating:  # an Allocate may give the same slot again
             live = self._live_groups()
+            try:
+                slot_files.remove_others(self._paths, live)
+            except OSError as error:
+                _log.warning("%s: cannot be removed: %s", error.filename, error.strerror)
             gone, self._groups = self._groups - live, live
             for group in sorted(gone):
                 try:

@@ -17,6 +17,7 @@ from deviceplugin.api import v1beta1_pb2
 from deviceplugin.checkpoint import AllocatedGPU, AllocationKey
 from deviceplugin.gpus import preferred
 from deviceplugin.gpus.given import Giver
+from deviceplugin.gpus.near import Nearness
 from deviceplugin.gpus.records import adopted
 from deviceplugin.gpus.replicas import numa
 from deviceplugin.gpus.share_pool import IdKind, SharedGPU, SharePool, healthy_ids
@@ -39,12 +40,14 @@ class ShareService:
         kind: IdKind,
         giver: Giver,
         starter: Starter,
+        near: Nearness,
         allocated: Callable[[], object] = lambda: None,
     ) -> None:
         self.kind = kind
         self.pool = pool
         self._giver = giver
         self._starter = starter
+        self._near = near
         self._allocated = allocated
         self._listing: Listing = []
         self._gpus: dict[str, SharedGPU] = {}  # that an id names
@@ -89,7 +92,7 @@ class ShareService:
         return self._listing
 
     def preferred(self, available: list[str], must_include: list[str], size: int) -> list[str]:
-        """The ids of one GPU, if one has enough."""
+        """The ids of one GPU, if one has enough; near the container's HCAs, if these are known."""
         free = {(self.name, DeviceId(device_id)) for device_id in available}
         used = {
             address: gpu.capacity.minus(room)
@@ -103,7 +106,13 @@ class ShareService:
         }
         loads = {address: share.memory or share.compute for address, share in used.items()}
         spread = self.pool.config.placement == "spread"
-        return preferred.together(of, available, must_include, size, loads, spread=spread)
+        costs: dict[str, int] = {}
+        if self._giver.binding == "admission":  # else the start knows them
+            hcas = self._near.waiting_hcas([self.name])
+            costs = self._near.costs({*of.values()}, hcas)
+        return preferred.together(
+            of, available, must_include, size, loads, spread=spread, costs=costs
+        )
 
     def allocate(self, ids: list[str]) -> v1beta1_pb2.ContainerAllocateResponse:
         """Reserve room on one GPU. It is on disk before this returns."""
@@ -200,6 +209,7 @@ class ShareService:
             compute_share=self.kind.share.compute / 100,
             tier=self._giver.tier,
             slot=ids[0] if gpu is not None else "",
+            cdi=gpu is not None and self._giver.binding == "start",
         )
 
     def _refusal(self, what: str, why: str) -> Rejected:

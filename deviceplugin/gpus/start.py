@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from base.paths import Paths
 from deviceplugin.checkpoint import AllocatedGPU, Allocation, AllocationKey
 from deviceplugin.gpus.given import Giver, group_of
+from deviceplugin.gpus.near import Nearness
 from deviceplugin.gpus.parts import GpuLimit
 from deviceplugin.gpus.share_pool import SharedGPU, SharePool, percents
 from deviceplugin.kubelet import records
@@ -21,7 +22,7 @@ from deviceplugin.kubelet.pod_resources import PodResourcesClient
 from deviceplugin.kubelet.records import KubeletUnreadable, PodDevices
 from deviceplugin.kubelet.server import Rejected
 from deviceplugin.ledger import Ledger
-from gpu.shares import Share
+from gpu.shares import Share, choose
 
 ASK_KUBELET = 5.0  # seconds, of the 30 that the kubelet waits
 
@@ -32,12 +33,18 @@ class Starter:
     """Decides at the start of a container."""
 
     def __init__(
-        self, paths: Paths, ledger: Ledger, kubelet: PodResourcesClient, giver: Giver
+        self,
+        paths: Paths,
+        ledger: Ledger,
+        kubelet: PodResourcesClient,
+        giver: Giver,
+        near: Nearness,
     ) -> None:
         self._paths = paths
         self._ledger = ledger
         self._kubelet = kubelet
         self._giver = giver
+        self._near = near
 
     def start(self, pool: SharePool, resource: str, ids: Sequence[str]) -> None:
         """A container with these ids of a resource starts. Raises Rejected."""
@@ -51,7 +58,7 @@ class Starter:
                     f"{rows[0].container} asks for {resource} alone, which is time of a GPU: ask "
                     f"for {pool.config.memory_resource} too"
                 )
-            chosen = self._choose(pool, held, memory)
+            chosen = self._choose(pool, held, memory, self._near.hcas(rows))
             self._write(chosen, held, memory)
 
     def _container(self, resource: str, ids: Sequence[str]) -> list[PodDevices]:
@@ -116,14 +123,23 @@ class Starter:
         pool: SharePool,
         held: Mapping[AllocationKey, Allocation],
         memory: Mapping[AllocationKey, Allocation],
+        hcas: Sequence[str],
     ) -> SharedGPU:
-        """The GPU of the container: the one that Allocate chose. Raises Rejected."""
+        """The GPU of the container. Raises Rejected.
+
+        Before the first start of a container with a CDI name, it is the nearest to its HCAs that
+        has room. Otherwise it is the one that Allocate, or an earlier start, chose.
+        """
         wanted = Share(
             sum(_gpu(entry).memory_bytes for entry in held.values()),
             sum(percents(_gpu(entry)) for entry in held.values()),
         )
         free = pool.free(held.keys())
         own = _gpu(next(iter(memory.values()))).bdf
+        if all(_gpu(entry).cdi and not _gpu(entry).group for entry in memory.values()):
+            spread = pool.config.placement == "spread"
+            costs = self._near.costs(free, hcas)
+            own = choose(free, wanted, spread=spread, costs=costs) or own
         if own in free and free[own].holds(wanted):
             return pool.gpus[own]
         names = pool.gpus[own].node.name if own in pool.gpus else own or "no GPU"
@@ -160,7 +176,8 @@ class Starter:
         )
         try:
             self._ledger.bind(bound)
-            self._giver.limit(group, [limit])
+            given = next(gpu for key, gpu in bound.items() if key in memory)
+            self._giver.start(resource, given, [limit])
         except OSError as error:
             raise Rejected(
                 grpc.StatusCode.INTERNAL,

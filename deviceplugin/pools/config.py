@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-from deviceplugin.pools.gpu_pool import GpuPoolConfig
+from deviceplugin.pools.gpu_pool import GpuBinding, GpuPoolConfig
 from host.selectors import Selector
 
 Mode = Literal["all", "exclusive", "shared"]
@@ -66,6 +66,7 @@ class DevicePluginConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     pools: tuple[PoolConfig, ...]
     gpus: tuple[GpuPoolConfig, ...] = ()
+    gpu_binding: GpuBinding = "admission"  # when the GPU of a container is chosen
     registration: Registration = "legacy"
     rescan: float = 60.0  # seconds between reads of sysfs without an event; 0: never
 

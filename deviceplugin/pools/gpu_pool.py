@@ -6,6 +6,7 @@ import msgspec
 
 from host.gpus import GPU
 
+GpuBinding = Literal["admission", "start"]
 GpuMode = Literal["replicas", "slices", "units"]
 
 RESERVE = 256 << 20  # bytes of each GPU that no container is given
