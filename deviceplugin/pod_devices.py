@@ -96,7 +96,9 @@ def given_to(
     is the checkpoint, for a caller that has read it.
     """
     ours = recorded(paths) if ours is None else ours
-    asks = ours.allocations or (needed and (ours.resources or paths.device_plugins.is_dir()))
+    asks = any(allocation.gpu is None for allocation in ours.allocations) or (
+        needed and (ours.resources or paths.device_plugins.is_dir())
+    )
     if not pod.name or not asks:
         return PodHoldings(pod)
     try:

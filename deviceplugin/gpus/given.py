@@ -89,6 +89,10 @@ class Giver:
         if given.cdi:
             slot_files.write(self._paths, given.group, found, files, _VARIABLES)
 
+    def started(self, group: str) -> frozenset[int]:
+        """N of each /dev/nvidiaN that a container with a CDI name was given when it started."""
+        return slot_files.minors(self._paths, group)
+
     def remove(self, group: str) -> None:
         """Remove what a container had that is gone. Raises OSError."""
         slot_files.remove(self._paths, group)

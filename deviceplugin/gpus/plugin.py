@@ -62,6 +62,7 @@ class GpuPools:
         self._pools: dict[tuple[str, ...], SharePool] = {}  # by their resources
         self._shares: dict[str, ShareService] = {}
         self._groups = self._live_groups()
+        self._adopted = False  # before, the ledger may lack containers that run
 
     @property
     def services(self) -> Mapping[str, GpuService]:
@@ -85,7 +86,8 @@ class GpuPools:
         self._giver.binding = binding
         if configs != self._configs:
             self._configure(configs)
-        self._remove_gone()
+        if self._adopted:
+            self._remove_gone()
         if not configs:
             return set()
         gpus = self._inventory.look(self._held())
@@ -106,6 +108,7 @@ class GpuPools:
         """Record what only the kubelet knows. Raises OSError."""
         for service in self.services.values():
             service.adopt(rows)
+        self._adopted = True
 
     def _configure(self, configs: Sequence[GpuPoolConfig]) -> None:
         """Have a service for each resource of these pools. One that stays is kept."""

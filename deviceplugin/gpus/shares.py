@@ -9,14 +9,16 @@ Sources: CentaurusInfra/alnair, alnair-device-plugin, for names, units and ids o
 
 import logging
 from collections.abc import Callable, Collection, Sequence
+from itertools import chain
 
 import grpc
+from msgspec.structs import replace
 
 from base.types import DeviceId
 from deviceplugin.api import v1beta1_pb2
 from deviceplugin.checkpoint import AllocatedGPU, AllocationKey
 from deviceplugin.gpus import preferred
-from deviceplugin.gpus.given import Giver
+from deviceplugin.gpus.given import Giver, group_of
 from deviceplugin.gpus.near import Nearness
 from deviceplugin.gpus.records import adopted
 from deviceplugin.gpus.replicas import numa
@@ -144,13 +146,18 @@ class ShareService:
         self._allocated()
 
     def adopt(self, rows: Sequence[PodDevices]) -> None:
-        """Record what only the kubelet knows, on the GPUs that the ids name. Raises OSError."""
-        ids = [name for name in adopted(self.pool.ledger, self.name, rows) if name in self._gpus]
-        for device_id in ids:
-            given = self._given([device_id], self._gpus[device_id])
-            self.pool.ledger.record_gpus(self.name, {device_id: given}, adopted=True)
-        if ids:
-            self._allocated()
+        """Record what only the kubelet knows, on the GPU that its container was given.
+
+        Raises OSError.
+        """
+        missing = set(adopted(self.pool.ledger, self.name, rows)) & self._gpus.keys()
+        for row in rows:
+            ids = sorted(missing.intersection(row.ids)) if row.resource == self.name else []
+            if ids:
+                known = self._recorded(row, ids, rows)
+                self.pool.ledger.record_gpus(self.name, dict.fromkeys(ids, known), adopted=True)
+                missing.difference_update(ids)
+                self._allocated()
 
     def _check(self, ids: Sequence[str]) -> None:
         for device_id in ids:
@@ -210,6 +217,40 @@ class ShareService:
             tier=self._giver.tier,
             slot=ids[0] if gpu is not None else "",
             cdi=gpu is not None and self._giver.binding == "start",
+        )
+
+    def _recorded(
+        self, row: PodDevices, ids: Sequence[DeviceId], rows: Sequence[PodDevices]
+    ) -> AllocatedGPU:
+        """What an id of a container is that has started before, by the kubelet's record of it.
+
+        The memory's record has the nodes of its GPU or the name of its CDI device. If neither
+        tells, the ids do.
+        """
+        memory = self.pool.config.resources[0] if not self.kind.shape else self.name
+        own = (row.uid, row.namespace, row.name, row.container)
+        main = next(
+            (
+                other
+                for other in rows
+                if (other.uid, other.namespace, other.name, other.container) == own
+                and other.resource == memory
+            ),
+            row,
+        )
+        slot, has_slot = min(main.ids), bool(self.kind.share.memory)
+        group = group_of(main.resource, slot)
+        started = self._giver.started(group)
+        minors = set(main.gpus) or started
+        gpus = self.pool.gpus.values()
+        by_node = (gpu for gpu in gpus if gpu.node.minor in minors)
+        by_name = (gpu for gpu in gpus if slot.startswith((f"{gpu.uuid}_", f"{gpu.short}.")))
+        gpu = next(chain(by_node, by_name), self._gpus[ids[0]])
+        return replace(
+            self._given(ids, gpu),
+            group=group,
+            slot=slot if has_slot else "",
+            cdi=has_slot and bool(main.cdi or started),
         )
 
     def _refusal(self, what: str, why: str) -> Rejected:

@@ -21,6 +21,23 @@ from base.paths import Paths
 from deviceplugin.gpus.parts import SharedFile
 from gpu.nodes import GpuNode
 
+
+class _SlotNode(msgspec.Struct):
+    path: str = ""
+
+
+class _SlotEdits(msgspec.Struct):
+    deviceNodes: list[_SlotNode] = []
+
+
+class _SlotDevice(msgspec.Struct):
+    containerEdits: _SlotEdits
+
+
+class _SlotFile(msgspec.Struct):
+    devices: list[_SlotDevice] = []
+
+
 KIND = "podfabric.io/gpu"
 VERSION = "0.5.0"
 
@@ -85,6 +102,20 @@ def write(
         file.parent.mkdir(parents=True)
         file.parent.chmod(0o755)  # others read it; our umask must not prevent that
     files.write_atomically(file, content, 0o644, durable=False)
+
+
+def minors(paths: Paths, slot: str) -> frozenset[int]:
+    """N of each /dev/nvidiaN in the file of a slot; none if there is no file, or it is damaged."""
+    try:
+        file = msgspec.json.decode(path(paths, slot).read_bytes(), type=_SlotFile)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+        return frozenset()
+    names = (
+        node.path.removeprefix("/dev/nvidia")
+        for device in file.devices
+        for node in device.containerEdits.deviceNodes
+    )
+    return frozenset(int(name) for name in names if name.isdecimal())
 
 
 def remove(paths: Paths, slot: str) -> None:

@@ -8,6 +8,7 @@ from deviceplugin.gpus.parts import GpuParts
 from deviceplugin.plugin import DevicePlugin
 from deviceplugin.pools.config import DevicePluginConfig, PoolConfig
 from deviceplugin.pools.gpu_pool import GpuPoolConfig
+from tests.kubelet.kubelet import Kubelet
 from tests.unit.gpu.driver import Driver
 from tests.unit.gpu.groups import FileGroups
 
@@ -59,6 +60,16 @@ class GpuNode:
     def restart(self) -> None:
         self.plugin.close()
         self.start()
+
+
+def await_restarted(kubelet: Kubelet) -> None:
+    """Wait until the kubelet reads the lists of the second plugin, for both resources."""
+
+    def reads(resource: str) -> bool:
+        again = kubelet.count("ListAndWatch", resource) == 2
+        return again and kubelet.allocatable(resource) > 0
+
+    kubelet.wait(lambda: reads(MEMORY) and reads(COMPUTE))
 
 
 def container(

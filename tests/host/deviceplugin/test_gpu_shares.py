@@ -15,6 +15,7 @@ from tests.host.deviceplugin.gpu_node import (
     GIB,
     MEMORY,
     GpuNode,
+    await_restarted,
     container,
     made_paths,
     units,
@@ -209,13 +210,26 @@ def test_restart_changes_nothing_of_a_running_container(node: GpuNode, kubelet: 
     before = given(node.paths)
     node.groups.removed.clear()
     node.restart()
-    kubelet.wait(lambda: kubelet.count("ListAndWatch", MEMORY) == 2)
+    await_restarted(kubelet)
     kubelet.wait(lambda: kubelet.allocatable(MEMORY) == 16)
     assert given(node.paths) == before
     assert {path: path.stat() for path in (node.paths.run / "gpu").rglob("*")} == files
     assert node.groups.removed == []
     kubelet.run(pod)  # the container is started again
     assert given(node.paths) == before
+
+
+def test_lost_checkpoint_is_filled_with_the_gpu_that_the_container_has(
+    node: GpuNode, kubelet: Kubelet
+) -> None:
+    kubelet.admit("first", [container(memory=5, compute=50)])
+    kubelet.admit("second", [container(memory=5, compute=50)])
+    before = bound(node.paths)
+    assert before == {gpu_uuid(0): (5, 50), gpu_uuid(1): (5, 50)}
+    node.plugin.close()
+    node.paths.checkpoint.unlink()
+    node.start()
+    assert bound(node.paths) == before
 
 
 def test_group_of_a_pod_that_is_gone_is_removed(

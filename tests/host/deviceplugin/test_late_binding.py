@@ -19,6 +19,7 @@ from tests.host.deviceplugin.gpu_node import (
     GIB,
     MEMORY,
     GpuNode,
+    await_restarted,
     container,
     made_paths,
     units,
@@ -153,7 +154,7 @@ def test_restart_touches_no_file_of_a_running_container(node: GpuNode, kubelet: 
     roots = (node.paths.cdi, node.paths.run / "gpu")
     files = {path: path.stat() for root in roots for path in root.rglob("*")}
     node.restart()
-    kubelet.wait(lambda: kubelet.count("ListAndWatch", MEMORY) == 2)
+    await_restarted(kubelet)
     kubelet.run(pod)
     now = {path: path.stat() for root in roots for path in root.rglob("*") if path.name != "limits"}
     assert {path: status.st_ino for path, status in now.items()} == {
@@ -257,7 +258,7 @@ def test_kill_between_ledger_and_file_is_made_up_for_by_the_next_start(
     for group in node.groups.limits():
         node.groups.remove(group)
     node.start()
-    kubelet.wait(lambda: kubelet.count("ListAndWatch", MEMORY) == 2)
+    await_restarted(kubelet)
     kubelet.run(pod)
     assert given(node.paths) == before
     assert gpu_node_of(edits(node.paths, pod)) == "/dev/nvidia0"
@@ -271,7 +272,7 @@ def test_container_with_a_name_starts_again_after_the_setting_has_changed(
     node.plugin.close()
     node.config = type(node.config)(pools=(), gpus=node.config.gpus)
     node.start()
-    kubelet.wait(lambda: kubelet.count("ListAndWatch", MEMORY) == 2)
+    await_restarted(kubelet)
     for file in node.paths.cdi.iterdir():
         file.unlink()
     kubelet.run(pod)
@@ -279,6 +280,26 @@ def test_container_with_a_name_starts_again_after_the_setting_has_changed(
     other = kubelet.admit("other", [container(memory=2, compute=50)])
     assert other.containers["main"].cdi == []
     assert "/dev/nvidia0" in other.containers["main"].devices
+
+
+def test_lost_checkpoint_is_filled_with_the_gpus_that_containers_have(
+    node: GpuNode, kubelet: Kubelet
+) -> None:
+    """Also with the one that no id names, and for the time, which names nothing."""
+    pods = [kubelet.admit(name, [container(memory=2, compute=70)]) for name in ("first", "second")]
+    before = given(node.paths)
+    files = {path: path.read_bytes() for path in node.paths.cdi.iterdir()}
+    node.plugin.close()
+    node.paths.checkpoint.unlink()
+    node.start()
+    await_restarted(kubelet)
+    key = AllocatedGPU.__struct_fields__
+    assert sorted(given(node.paths), key=lambda gpu: [str(getattr(gpu, name)) for name in key]) == (
+        sorted(before, key=lambda gpu: [str(getattr(gpu, name)) for name in key])
+    )
+    for pod in pods:
+        kubelet.run(pod)
+    assert {path: path.read_bytes() for path in node.paths.cdi.iterdir()} == files
 
 
 @pytest.mark.parametrize("binding", ["start", "admission"])
