@@ -79,7 +79,8 @@ class Reconciler:
         in_checkpoint, in_pod_resources, problem = self._read_kubelet()
         rows = [*in_checkpoint, *in_pod_resources]
         changed = self._adopt_all(services, rows)
-        adopt_gpus(rows)
+        if rows or problem is None:
+            adopt_gpus(rows)
         if problem is None:
             changed |= self._forget(rows)
             ours = {

@@ -135,13 +135,20 @@ class Starter:
             sum(percents(_gpu(entry)) for entry in held.values()),
         )
         free = pool.free(held.keys())
-        own = _gpu(next(iter(memory.values()))).bdf
+        recorded = _gpu(next(iter(memory.values())))
+        own = recorded.bdf
         if all(_gpu(entry).cdi and not _gpu(entry).group for entry in memory.values()):
             spread = pool.config.placement == "spread"
             costs = self._near.costs(free, hcas)
             own = choose(free, wanted, spread=spread, costs=costs) or own
         if own in free and free[own].holds(wanted):
-            return pool.gpus[own]
+            chosen = pool.gpus[own]
+            if not recorded.cdi and chosen.node.minor != recorded.minor:
+                raise _refusal(
+                    f"it was given /dev/nvidia{recorded.minor} for the GPU {own}, which is "
+                    f"{chosen.node.name} now: delete the pod, so that it gets the right node"
+                )
+            return chosen
         names = pool.gpus[own].node.name if own in pool.gpus else own or "no GPU"
         raise _refusal(
             f"its memory is on {names}, and no GPU has {wanted} free for it: {pool.shown(free)}: "

@@ -232,6 +232,24 @@ def test_lost_checkpoint_is_filled_with_the_gpu_that_the_container_has(
     assert bound(node.paths) == before
 
 
+def test_container_whose_node_is_another_gpus_after_a_reboot_does_not_start(
+    node: GpuNode, kubelet: Kubelet
+) -> None:
+    """The kubelet gives a container that starts again the nodes of its first start."""
+    pod = kubelet.admit("trainer", [container(memory=2, compute=50)])
+    node.plugin.close()
+    gpus = node.paths.proc / "driver/nvidia/gpus"
+    for number, other in ((0, 1), (1, 0)):
+        file = gpus / f"0000:1{number}:00.0/information"
+        file.write_text(file.read_text().replace(f"Minor: \t {number}", f"Minor: \t {other}"))
+    node.start()
+    await_restarted(kubelet)
+    with pytest.raises(
+        NotStarted, match=r"given /dev/nvidia0 for the GPU .*, which is nvidia1 now"
+    ):
+        kubelet.run(pod)
+
+
 def test_group_of_a_pod_that_is_gone_is_removed(
     node: GpuNode, kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -235,6 +235,22 @@ def test_file_that_cannot_be_written_is_an_error_and_the_next_start_succeeds(
     assert gpu_node_of(edits(node.paths, pod)) == "/dev/nvidia0"
 
 
+def test_container_has_its_gpu_again_though_a_reboot_gave_it_another_node(
+    node: GpuNode, kubelet: Kubelet
+) -> None:
+    pod = kubelet.admit("trainer", [container(memory=2, compute=50)])
+    node.plugin.close()
+    gpus = node.paths.proc / "driver/nvidia/gpus"
+    for number, other in ((0, 1), (1, 0)):
+        file = gpus / f"0000:1{number}:00.0/information"
+        file.write_text(file.read_text().replace(f"Minor: \t {number}", f"Minor: \t {other}"))
+    node.start()
+    await_restarted(kubelet)
+    kubelet.run(pod)
+    assert gpu_node_of(edits(node.paths, pod)) == "/dev/nvidia1"
+    assert {(gpu.uuid, gpu.minor) for gpu in given(node.paths)} == {(gpu_uuid(0), 1)}
+
+
 @pytest.mark.parametrize("content", [b"", b"{", b"\0" * 100])
 def test_damaged_file_is_replaced_at_the_next_start(
     node: GpuNode, kubelet: Kubelet, content: bytes
