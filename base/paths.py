@@ -92,6 +92,17 @@ class Paths(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return boot_id_of(self.proc)
 
 
+class PathsWithSockets(Paths, frozen=True, kw_only=True, dict=True):
+    """The same where the device plugins' sockets are not in the kubelet's root directory."""
+
+    sockets: Path
+
+    @cached_property
+    def device_plugins(self) -> Path:
+        """The directory of the kubelet's and the device plugins' sockets."""
+        return self.sockets
+
+
 @cache
 def boot_id_of(proc: Path) -> str:
     """The identity of the boot, read once: no process outlives a boot."""

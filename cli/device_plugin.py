@@ -11,12 +11,16 @@ from collections.abc import Sequence
 from functools import partial
 from queue import SimpleQueue
 
+from msgspec.structs import asdict
+
 USAGE = """\
 usage: podfabric device-plugin [-config FILE]
        podfabric device-plugin -config-file FILE [-resource-prefix DOMAIN] [-use-cdi]
        podfabric device-plugin -resource-name NAME [-resource-amount N | -master INTERFACE]
+       podfabric device-plugin -gpu-duplication-factor N [-host-path DIR] [-container-path DIR]
+                               [-plugin-directory DIR]
 
-Offer the HCAs of this node to the kubelet until SIGTERM. Without flags the pools come from
+Offer the HCAs and GPUs of this node to the kubelet until SIGTERM. Without flags the pools come from
 /etc/podfabric/config.yaml. FILE replaces it, and may be the configuration of another device
 plugin: see docs/pools.md.
 """
@@ -25,7 +29,7 @@ plugin: see docs/pools.md.
 def run(arguments: Sequence[str]) -> int:
     """Serve until SIGTERM or SIGINT; the exit code."""
     from agent import logs, settings
-    from base.paths import Paths
+    from base.paths import Paths, PathsWithSockets
     from cni.attachments import pod_choices
     from deviceplugin.pools.config import ConfigError
     from deviceplugin.pools.flags import parse_command_line
@@ -42,6 +46,8 @@ def run(arguments: Sequence[str]) -> int:
         command.load(paths.config)  # report a mistake on the command line now
         # The same file says how to log.
         logs.configure(settings.load(command.watched(paths.config) or paths.config))
+        if command.plugin_directory is not None:
+            paths = PathsWithSockets(**asdict(paths), sockets=command.plugin_directory)
     except (ConfigError, settings.SettingsError) as error:
         sys.stderr.write(f"podfabric device-plugin: {error}\n")
         return 2

@@ -128,7 +128,7 @@ def _devices(devices: "tuple[HeldDevice, ...]") -> Table | str:
                 device.container,
                 device.resource,
                 device.id,
-                device.gpu or device.hca,
+                f"{device.gpu or device.hca}{_share(device)}",
                 "\n".join(rdma.rdma for rdma in device.verbs),
                 "\n".join(verbs),
                 ",".join(device.netdevs),
@@ -136,6 +136,14 @@ def _devices(devices: "tuple[HeldDevice, ...]") -> Table | str:
             )
         )
     return Table(headers, rows)
+
+
+def _share(device: "HeldDevice") -> str:
+    """What the container has of a GPU: ", 2 GiB", ", 50 %"; "" if that is not limited."""
+    if not device.gpu and device.compute_share:
+        return f"{device.compute_share:.4g} of a GPU's time, of which one the start decides"
+    memory = f", {device.memory_bytes / 2**30:.4g} GiB" if device.memory_bytes else ""
+    return f"{memory}, {device.compute_share:.4g} of its time" if device.compute_share else memory
 
 
 def _attachments(attachments: "tuple[AttachedInterface, ...]") -> Table | str:
@@ -171,7 +179,7 @@ def _kept(explanation: "Explained") -> Table | str:
 
 
 def _ways(ways: "tuple[Way, ...]") -> Table | str:
-    """The distance of each GPU to each HCA."""
+    """The distance of each GPU to each HCA, and what that costs where GPUs and HCAs are chosen."""
     if not ways:
         return ""
     hcas = dict.fromkeys(way.rdma for way in ways)
@@ -179,7 +187,7 @@ def _ways(ways: "tuple[Way, ...]") -> Table | str:
         (
             gpu,
             *(
-                Cell(way.distance, "green" if way.gpudirect else "red")
+                Cell(f"{way.distance}, cost {way.cost}", "green" if way.gpudirect else "red")
                 for way in ways
                 if way.gpu == gpu
             ),

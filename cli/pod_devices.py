@@ -1,11 +1,13 @@
 """The devices of a pod, from the kubelet, the checkpoint and sysfs."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import msgspec
 
+from base.types import DeviceId
 from cli.this_node import ThisNode, gpu_label
 from deviceplugin import checkpoint, pod_devices
+from deviceplugin.checkpoint import AllocatedGPU
 from deviceplugin.kubelet.records import PodDevices
 from deviceplugin.pod_devices import NOT_TOLD, PodDevice, Stale
 from deviceplugin.pools.config import ConfigError
@@ -30,6 +32,8 @@ class HeldDevice(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     hca: str = ""  # id of the HCA; "" if the id is another device plugin's
     gpu: str = ""  # "GPU0 0000:1a:00.0"
+    memory_bytes: int = 0  # of the GPU's memory, by one of our pools of GPUs
+    compute_share: float = 0.0  # of the GPU's time, the same
     verbs: tuple[HeldRdmaDevice, ...] = ()
     netdevs: tuple[str, ...] = ()
     since: str = ""
@@ -44,7 +48,16 @@ def devices_of(node: ThisNode, rows: list[PodDevices], notes: list[str]) -> Iter
         allocations = {}
     ours = _our_pools(node, notes)
     for row in rows:
+        of_gpus = {
+            device_id: gpu
+            for device_id in row.ids
+            if (known := allocations.get((row.resource, device_id))) and (gpu := known.gpu)
+        }
+        if of_gpus:
+            yield from _gpus(node, row, of_gpus)
         for device_id in row.ids:
+            if device_id in of_gpus:
+                continue
             allocation = allocations.get((row.resource, device_id))
             if allocation is None or not allocation.devices:
                 if allocation is not None:
@@ -70,6 +83,25 @@ def devices_of(node: ThisNode, rows: list[PodDevices], notes: list[str]) -> Iter
                     netdevs=device.netdevs,
                     since=allocation.time,
                 )
+
+
+def _gpus(
+    node: ThisNode, row: PodDevices, by_id: Mapping[DeviceId, AllocatedGPU]
+) -> Iterator[HeldDevice]:
+    """What a container has of each GPU: its ids of one GPU are one device."""
+    by_address: dict[str, list[DeviceId]] = {}
+    for device_id, gpu in by_id.items():
+        by_address.setdefault(gpu.bdf, []).append(device_id)
+    for address, ids in by_address.items():
+        label = f"{gpu_label(node.gpus, address)} {address}"
+        yield HeldDevice(
+            container=row.container,
+            resource=row.resource,
+            id=ids[0] if len(ids) == 1 else f"{ids[0]} and {len(ids) - 1} more",
+            gpu=label if address else "",
+            memory_bytes=sum(by_id[device_id].memory_bytes for device_id in ids),
+            compute_share=round(sum(by_id[device_id].compute_share for device_id in ids), 4),
+        )
 
 
 def _our_pools(node: ThisNode, notes: list[str]) -> dict[str, Pool]:

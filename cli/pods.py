@@ -9,6 +9,7 @@ from cli.pod_devices import HeldDevice, devices_of
 from cli.this_node import ThisNode, rdma_label
 from cni.attachments import pod_choices
 from cni.attachments.journal import Journal, JournalDamaged, JournalEntry
+from deviceplugin.allocate.preferred import COSTS
 from deviceplugin.kubelet import records
 from deviceplugin.kubelet.records import KubeletUnreadable, PodDevices
 from host.discovery import HCA
@@ -40,6 +41,7 @@ class Way(msgspec.Struct, frozen=True):
     hca: str
     rdma: str
     distance: str
+    cost: int  # of the distance, as docs/allocation.md has it
     gpudirect: bool
 
 
@@ -218,7 +220,8 @@ def _ways(
             hca = node.hca(hca_id)
             distance = topology.distance(gpu.rpartition(" ")[2], hca.address if hca else "")
             rdma = rdma_label(hca) if hca else hca_id
-            yield Way(gpu, hca_id, rdma, distance.name, distance <= Distance.PXB)
+            direct = distance <= Distance.PXB
+            yield Way(gpu, hca_id, rdma, distance.name, COSTS[distance], direct)
 
 
 def _warnings(ways: tuple[Way, ...]) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""The allocation checkpoint: which HCAs the kubelet's containers hold.
+"""The allocation checkpoint: which HCAs and GPUs the kubelet's containers hold.
 
 docs/checkpoint.md describes every field for other programs. The device plugin replaces the file
 before it answers the kubelet's Allocate; the CNI plugins read it. Device numbers are those of the
@@ -69,6 +69,20 @@ class AllocatedHCA(msgspec.Struct, frozen=True, kw_only=True):
     rdma: tuple[AllocatedRdmaDevice, ...]
 
 
+class AllocatedGPU(msgspec.Struct, frozen=True, kw_only=True):
+    """What a container has of a GPU by one device id."""
+
+    uuid: str  # "GPU-…"; "" if the id is not bound to a GPU yet, or if the driver told none
+    bdf: str  # "0000:1a:00.0"; "" if the id is not bound to a GPU yet
+    minor: int  # N in /dev/nvidiaN; -1 if the id is not bound to a GPU yet
+    memory_bytes: int = 0  # of its memory, by this id; 0: no limit in a pool of replicas
+    compute_share: float = 0.0  # of its time, from 0 to 1, by this id; 0 as above
+    tier: str = "none"  # what enforces both: "none", "shim"
+    slot: str = ""  # the first of the container's ids of the resource; "" for time of a GPU
+    cdi: bool = False  # its holder was given the name of the slot's CDI device, not nodes
+    group: str = ""  # the group whose limits they are (gpu/groups.py); "" before the first start
+
+
 class Allocation(msgspec.Struct, frozen=True, kw_only=True):
     """One device id of one resource that a container holds."""
 
@@ -79,6 +93,7 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
     time: str  # "2026-11-21T19:12:56Z"
     boot_id: str
     adopted: bool = False  # from the kubelet's records, not from an Allocate of this plugin
+    gpu: AllocatedGPU | None = None  # for an id of a pool of GPUs, which has no `devices`
 
     @property
     def key(self) -> AllocationKey:
@@ -108,6 +123,7 @@ class StoredAllocation(msgspec.Struct, frozen=True, kw_only=True):
     time: str
     boot_id: str
     adopted: bool
+    gpu: AllocatedGPU | None = None  # None in files of a podfabric without pools of GPUs
 
 
 class CheckpointFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -182,6 +198,7 @@ def encode(allocation: Allocation) -> EncodedAllocation:
         time=allocation.time,
         boot_id=allocation.boot_id,
         adopted=allocation.adopted,
+        gpu=allocation.gpu,
     )
     return EncodedAllocation(msgspec.Raw(msgspec.json.encode(stored)), tuple(hcas.items()))
 
@@ -241,6 +258,7 @@ def _resolved(file: CheckpointFile) -> Checkpoint:
             time=stored.time,
             boot_id=stored.boot_id,
             adopted=stored.adopted,
+            gpu=stored.gpu,
         )
         for stored in file.allocations
     )

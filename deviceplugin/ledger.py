@@ -16,10 +16,13 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from datetime import UTC, datetime
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from base.paths import Paths
 from base.types import DeviceId
 from deviceplugin import checkpoint
 from deviceplugin.checkpoint import (
+    AllocatedGPU,
     AllocatedHCA,
     Allocation,
     AllocationKey,
@@ -29,6 +32,7 @@ from deviceplugin.checkpoint import (
 )
 
 YOUNG = 120.0  # seconds in which the kubelet may not have written an allocation down yet
+YOUNG_GPU = 15.0  # the same for GPUs, which others cannot be given meanwhile
 
 _NOTHING: Mapping[str, Allocation] = {}
 
@@ -121,6 +125,51 @@ class Ledger:
         with self._lock:
             self._add(self._allocations(resource, devices))
 
+    def record_gpus(
+        self, resource: str, gpus: Mapping[DeviceId, AllocatedGPU], *, adopted: bool = False
+    ) -> None:
+        """Record what an Allocate gives of GPUs, by device id. On disk when it returns.
+
+        `adopted`: only the kubelet knew, and what is recorded already stays. Raises OSError.
+        """
+        now = timestamp()
+        with self._lock:
+            self._add(
+                Allocation(
+                    resource=resource,
+                    id=device_id,
+                    devices=(),
+                    time=now,
+                    boot_id=self._boot_id,
+                    adopted=adopted,
+                    gpu=given,
+                )
+                for device_id, given in gpus.items()
+                if not adopted or (resource, device_id) not in self._entries
+            )
+
+    def bind(self, gpus: Mapping[AllocationKey, AllocatedGPU]) -> None:
+        """Replace what allocations have of GPUs, all in one write. On disk when it returns.
+
+        Keys without an allocation are left out. Raises OSError.
+        """
+        with self._lock:
+            changed = {
+                key: replace(self._entries[key].allocation, gpu=gpu)
+                for key, gpu in gpus.items()
+                if key in self._entries and self._entries[key].allocation.gpu != gpu
+            }
+            if changed:
+                self._replace(
+                    self._entries
+                    | {
+                        key: _LedgerEntry(
+                            allocation, checkpoint.encode(allocation), self._entries[key].made
+                        )
+                        for key, allocation in changed.items()
+                    }
+                )
+
     def adopt(
         self,
         resource: str,
@@ -143,13 +192,17 @@ class Ledger:
     def drop_unknown(
         self, in_kubelet: Collection[AllocationKey], age: float = YOUNG
     ) -> list[AllocationKey]:
-        """Drop what the kubelet does not know and is older than `age` seconds; return its keys."""
+        """Drop what the kubelet does not know and is older than `age` seconds; return its keys.
+
+        Parts of GPUs are dropped when they are older than YOUNG_GPU.
+        """
         now = time.monotonic()
         with self._lock:
             dropped = [
                 key
                 for key, entry in self._entries.items()
-                if key not in in_kubelet and now - entry.made > age
+                if key not in in_kubelet
+                and now - entry.made > (min(age, YOUNG_GPU) if entry.allocation.gpu else age)
             ]
             if dropped:
                 self._replace(

@@ -1,4 +1,4 @@
-"""The device plugin of a node: it finds HCAs, offers pools, and allocates devices.
+"""The device plugin of a node: it finds HCAs and GPUs, offers pools, and allocates devices.
 
 Two threads run beside the kubelet's calls, which come on threads of each pool's server. One looks
 at the HCAs after each kernel event; besides it reads the ports without a carrier every second and
@@ -16,10 +16,12 @@ from contextlib import ExitStack
 from base.paths import Paths
 from deviceplugin.allocate import allocation, cdi
 from deviceplugin.availability import changes, held_elsewhere, unavailable
+from deviceplugin.gpus.parts import GpuParts
+from deviceplugin.gpus.plugin import GpuPools
 from deviceplugin.health import Health
 from deviceplugin.inventory import Inventory
 from deviceplugin.kubelet.pod_resources import PodResourcesClient
-from deviceplugin.kubelet.server import PluginServer, PoolState
+from deviceplugin.kubelet.server import PluginServer, PoolState, ServedPool
 from deviceplugin.ledger import Ledger
 from deviceplugin.pool_service import PoolService
 from deviceplugin.pools.config import DevicePluginConfig
@@ -34,6 +36,7 @@ LOOK_EVERY = 1.0  # seconds
 LOOK_AGAIN = 0.25  # seconds, while a port's change must still prove to last
 PORTS_EVERY = 10.0  # seconds, for every port's state and rate
 COMPARE_EVERY = 60.0  # seconds
+COMPARE_SHARES = 10.0  # seconds, where containers that end make room on GPUs
 
 _log = logging.getLogger(__name__)
 
@@ -49,6 +52,7 @@ class DevicePlugin:
         paths: Paths,
         config: DevicePluginConfig,
         pods_known: PodsKnown = lambda names, uids: None,
+        gpu_parts: GpuParts | None = None,
     ) -> None:
         self._paths = paths
         self._config = config
@@ -67,6 +71,8 @@ class DevicePlugin:
         self._stack = ExitStack()
         self._events: Events | None = None
         self._kubelet = self._stack.enter_context(PodResourcesClient(paths))
+        parts = gpu_parts or GpuParts()
+        self._gpus = GpuPools(paths, self._ledger, self._kubelet, parts, self._look_soon)
         self._reconciler = Reconciler(paths, self._ledger, self._kubelet, pods_known)
         self._threads = [
             threading.Thread(target=self._watch, name="devices", daemon=True),
@@ -81,7 +87,7 @@ class DevicePlugin:
             _log.warning("no kernel events: %s: looking every second", error)
         self.look()
         try:
-            self._reconciler.adopt_written(self._services)
+            self._reconciler.adopt_written(self._services, self._gpus.adopt)
         except OSError as error:
             self._tell("checkpoint", f"{self._paths.checkpoint}: {error.strerror}")
         self._grace = StartupGrace(self._ledger.keys(), time.monotonic())
@@ -114,7 +120,7 @@ class DevicePlugin:
 
     def compare(self) -> None:
         """Compare the ledger with the kubelet's records now. Raises OSError."""
-        if self._reconciler.reconcile(self._services, self._servers):
+        if self._reconciler.reconcile(self._services, self._servers, self._gpus.adopt):
             self.look(again=False)
         self._ledger.settle()
 
@@ -145,7 +151,12 @@ class DevicePlugin:
                 if due or self._inventory.differs(event=event, ports=ports):
                     looked = now
                     self.look()
-                elif self._health.pending or self._grace.pending or self._allocated:
+                elif (
+                    self._health.pending
+                    or self._grace.pending
+                    or self._allocated
+                    or self._gpus.differs()
+                ):
                     self.look(again=False)
             except Exception:  # noqa: BLE001 - the next look may succeed
                 _log.exception("looking at the HCAs failed")
@@ -154,9 +165,12 @@ class DevicePlugin:
     def _on_allocate(self) -> None:
         """Have the other pools updated soon: the kubelet may choose from them next."""
         if self._overlap:
-            self._allocated = True
-            if self._events is not None:
-                self._events.wake()
+            self._look_soon()
+
+    def _look_soon(self) -> None:
+        self._allocated = True
+        if self._events is not None:
+            self._events.wake()
 
     def _wait(self, seconds: float) -> bool:
         """Wait for a kernel event; False if there was none for `seconds`."""
@@ -198,7 +212,8 @@ class DevicePlugin:
 
     def _offer(self, current_pools: Sequence[Pool]) -> None:
         ours = frozenset(pool.config.resource for pool in current_pools)
-        self._withdraw([resource for resource in self._servers if resource not in ours])
+        of_gpus = {resource for config in self._config.gpus for resource in config.resources}
+        self._withdraw([name for name in self._servers if name not in ours | of_gpus])
         try:
             self._ledger.serve(
                 {pool.config.resource: [hca.id for hca in pool.hcas] for pool in current_pools}
@@ -219,9 +234,18 @@ class DevicePlugin:
             changed = self._update(service, pool, ours, fabric=resource == fabric)
             if changed and resource in self._servers:
                 self._servers[resource].changed()
-        for resource in [pool.config.resource for pool in current_pools]:  # all are updated by now
+        for resource in self._gpus.look(self._config.gpus, self._config.gpu_binding).intersection(
+            self._servers
+        ):
+            self._servers[resource].changed()
+        # All are updated by now.
+        serving: dict[str, ServedPool] = {
+            **{resource: self._services[resource] for resource in sorted(ours)},
+            **self._gpus.services,
+        }
+        for resource, served in serving.items():
             if self._serving and resource not in self._servers:
-                self._serve(resource, self._services[resource])
+                self._serve(resource, served)
 
     def _update(
         self, service: PoolService, pool: Pool, ours: frozenset[str], *, fabric: bool
@@ -265,7 +289,7 @@ class DevicePlugin:
                 problems.append(str(error))
         self._tell("CDI", "; ".join(problems) or None)
 
-    def _serve(self, resource: str, service: PoolService) -> None:
+    def _serve(self, resource: str, service: ServedPool) -> None:
         try:
             server = PluginServer(self._paths, service, self._config.registration)
             server.start()
@@ -285,5 +309,5 @@ class DevicePlugin:
                 self.compare()
             except Exception:  # noqa: BLE001 - the next comparison may succeed
                 _log.exception("comparing with the kubelet failed")
-            if self._ended.wait(COMPARE_EVERY):
+            if self._ended.wait(COMPARE_SHARES if self._gpus.has_shares else COMPARE_EVERY):
                 return

@@ -96,7 +96,9 @@ def given_to(
     is the checkpoint, for a caller that has read it.
     """
     ours = recorded(paths) if ours is None else ours
-    asks = ours.allocations or (needed and (ours.resources or paths.device_plugins.is_dir()))
+    asks = any(allocation.gpu is None for allocation in ours.allocations) or (
+        needed and (ours.resources or paths.device_plugins.is_dir())
+    )
     if not pod.name or not asks:
         return PodHoldings(pod)
     try:
@@ -116,6 +118,8 @@ def given_to(
                     f"pod {pod} holds {device_id} of {row.resource}, which {paths.checkpoint} does "
                     "not have: the agent takes it over from the kubelet within a minute; try again"
                 )
+            if allocation is not None and allocation.gpu is not None:
+                continue
             if allocation is not None and not allocation.devices:
                 raise Unknown(
                     f"pod {pod} holds {device_id} of {row.resource}, and nothing tells which HCA "

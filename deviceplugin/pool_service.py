@@ -105,6 +105,11 @@ class PoolService:
         """The resource's name."""
         return self.pool.config.resource
 
+    @property
+    def pre_start_required(self) -> bool:
+        """Not required: Allocate has given the nodes."""
+        return False
+
     def listing(self) -> Listing:
         """Every device id, whether it is healthy, and its NUMA nodes."""
         return self._listing
@@ -120,7 +125,14 @@ class PoolService:
         if gpus:
             try:
                 rows = records.from_answer(self._kubelet.list(ASK_KUBELET))
-                near = demand.waiting_gpus(rows, self._resources, gpus, self._in_checkpoint())
+                known = {
+                    (entry.resource, str(entry.id)): entry.gpu.bdf
+                    for entry in self._ledger.allocations()
+                    if entry.gpu is not None
+                }
+                near = demand.waiting_gpus(
+                    rows, self._resources, gpus, self._in_checkpoint(), known
+                )
             except KubeletUnreadable as error:
                 _log.debug("%s: the container's GPUs are unknown: %s", self.name, error)
         gpu_addresses = [gpu.address for gpu in gpus]

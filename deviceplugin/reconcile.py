@@ -44,6 +44,9 @@ _log = logging.getLogger(__name__)
 PodsKnown = Callable[[Collection[tuple[str, str]], Collection[str]], object]
 """Gets the (namespace, name) and the UIDs of all pods that hold devices, after each comparison."""
 
+AdoptGpus = Callable[[Sequence[PodDevices]], object]
+"""Records of GPUs what only the kubelet knows. Raises OSError."""
+
 
 class Reconciler:
     """Compares the ledger with the kubelet's records. One thread at a time may use it."""
@@ -62,7 +65,10 @@ class Reconciler:
         self._problem: str | None = None
 
     def reconcile(
-        self, services: Mapping[str, PoolService], servers: Mapping[str, PluginServer]
+        self,
+        services: Mapping[str, PoolService],
+        servers: Mapping[str, PluginServer],
+        adopt_gpus: AdoptGpus = lambda rows: None,
     ) -> bool:
         """Adopt what only the kubelet knows, drop what it has forgotten; True if there was any.
 
@@ -73,9 +79,15 @@ class Reconciler:
         in_checkpoint, in_pod_resources, problem = self._read_kubelet()
         rows = [*in_checkpoint, *in_pod_resources]
         changed = self._adopt_all(services, rows)
+        if rows or problem is None:
+            adopt_gpus(rows)
         if problem is None:
             changed |= self._forget(rows)
-            ours = {*services, *(allocation.resource for allocation in self._ledger.allocations())}
+            ours = {
+                *list(servers),
+                *services,
+                *(allocation.resource for allocation in self._ledger.allocations()),
+            }
             if any(
                 resource in ours for resource, _ in _keys(in_checkpoint) - _keys(in_pod_resources)
             ):
@@ -83,13 +95,17 @@ class Reconciler:
                     server.changed(again=True)
         return changed
 
-    def adopt_written(self, services: Mapping[str, PoolService]) -> None:
+    def adopt_written(
+        self, services: Mapping[str, PoolService], adopt_gpus: AdoptGpus = lambda rows: None
+    ) -> None:
         """Adopt what the kubelet's checkpoint has. The kubelet need not run. Raises OSError.
 
         Called before anything is offered, so that no id is offered that a container holds.
         """
         try:
-            self._adopt_all(services, records.from_checkpoint(self._paths, nodes=True))
+            rows = records.from_checkpoint(self._paths, nodes=True)
+            self._adopt_all(services, rows)
+            adopt_gpus(rows)
         except KubeletUnreadable as error:
             self._tell(str(error))
 

@@ -19,6 +19,7 @@ from base.watching import WatchedFile
 from deviceplugin.pools.config import ConfigError, DevicePluginConfig
 
 if TYPE_CHECKING:
+    from deviceplugin.gpus.parts import GpuParts
     from deviceplugin.kubelet.server import PoolState
     from deviceplugin.plugin import DevicePlugin
     from deviceplugin.reconcile import PodsKnown
@@ -33,7 +34,8 @@ class Service:
     """Serves the configuration that `load` reads, from `start` to `close`.
 
     It is loaded again whenever `file` changes. `pods_known` is called with the pods that the
-    kubelet knows, after each comparison with it.
+    kubelet knows, after each comparison with it. `gpu_parts` are NVML and the limits of groups, for
+    pools of GPUs.
     """
 
     def __init__(
@@ -42,7 +44,9 @@ class Service:
         load: Callable[[], DevicePluginConfig],
         file: Path | None,
         pods_known: "PodsKnown" = lambda names, uids: None,
+        gpu_parts: "GpuParts | None" = None,
     ) -> None:
+        self._gpu_parts = gpu_parts
         self._pods_known = pods_known
         self._paths = paths
         self._load = load
@@ -143,7 +147,9 @@ class Service:
         if self._ended.is_set() or (config == self._config and self._failed is None):
             return
         self._config = config
-        offered = ", ".join(f"{pool.resource} ({pool.mode})" for pool in config.pools)
+        named = [f"{pool.resource} ({pool.mode})" for pool in config.pools]
+        named += [f"{name} ({pool.mode})" for pool in config.gpus for name in pool.resources]
+        offered = ", ".join(named)
         _log.info("device plugin: pools %s", offered or "none")
         try:
             self._apply(config)
@@ -161,7 +167,7 @@ class Service:
         if self._plugin is not None:
             self._plugin.reconfigure(config)
             return
-        plugin = DevicePlugin(self._paths, config, self._pods_known)
+        plugin = DevicePlugin(self._paths, config, self._pods_known, self._gpu_parts)
         try:
             plugin.start()
         except BaseException:

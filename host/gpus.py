@@ -76,6 +76,11 @@ class GPUs:
         return self._gpus
 
 
+def is_uuid(text: str) -> bool:
+    """Whether a text is the UUID of a GPU: "GPU-…"."""
+    return _GPU.fullmatch(text) is not None
+
+
 def address_of(gpus: Iterable[GPU], device_id: str) -> str:
     """The PCI address of the GPU with this device plugin id; "" if it is unknown."""
     if by_uuid := _BY_UUID.fullmatch(device_id):

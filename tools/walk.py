@@ -20,13 +20,14 @@ from types import CodeType, FrameType
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("cni", "ipam", "deviceplugin", "host", "base")
+PACKAGES = ("cni", "ipam", "deviceplugin", "gpu", "host", "base")
 LAYERS = (  # from above; a call from a later into an earlier one is a climb
     ("cni/ipoib", "cni/sriov"),
     ("cni/attachments",),
     ("ipam",),
     ("cni/policy",),
     ("deviceplugin",),
+    ("gpu",),
     ("host", "cni/spec"),
     ("base",),
 )

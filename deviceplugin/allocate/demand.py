@@ -1,4 +1,4 @@
-"""Guesses which GPUs the container has that will get HCAs now.
+"""Guesses which GPUs the container has that will get HCAs now, and which HCAs for its GPUs.
 
 The kubelet does not say for which container it allocates. It allocates the resources of a container
 one after the other in random order, so a container may already have its GPUs and still lack its
@@ -7,10 +7,12 @@ there. But the kubelet writes its checkpoint only after it has finished with a c
 (allocateContainerResources in its manager.go): a container in the checkpoint gets no more devices.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from deviceplugin.kubelet.records import PodDevices
 from host.gpus import GPU, address_of
+
+NOTHING_KNOWN: Mapping[tuple[str, str], str] = {}
 
 _Container = tuple[str, str, str, str]  # namespace, name, uid, container
 _Devices = frozenset[tuple[str, str]]  # resource, id
@@ -21,25 +23,44 @@ def waiting_gpus(
     ours: Collection[str],
     gpus: Sequence[GPU],
     in_checkpoint: Iterable[PodDevices] = (),
+    known: Mapping[tuple[str, str], str] = NOTHING_KNOWN,
 ) -> list[str]:
-    """The sorted addresses of the GPUs of the one container that has GPUs and none of our devices.
+    """The sorted addresses of the GPUs of the one container that has GPUs and none of our HCAs.
+
+    As `waiting`. `known` has the addresses of ids of our own pools of GPUs.
+    """
+
+    def addresses(resource: str, device_id: str) -> Iterable[str]:
+        return (known.get((resource, device_id)) or address_of(gpus, device_id),)
+
+    return waiting(rows, ours, addresses, in_checkpoint)
+
+
+def waiting(
+    rows: Iterable[PodDevices],
+    ours: Collection[str],
+    addresses_of: Callable[[str, str], Iterable[str]],
+    in_checkpoint: Iterable[PodDevices] = (),
+) -> list[str]:
+    """The sorted addresses of the devices of the one container that has some and none of `ours`.
 
     `rows` are PodResources', `in_checkpoint` those of the kubelet's checkpoint, () if it cannot be
-    read; `ours` are this plugin's resources. [] if there is no such container, or if several hold
-    different GPUs, since it is unknown which of them is asking. Containers with the same GPUs count
-    as one, for example a container and the init container before it.
+    read; `ours` are the resources that are asked for now; `addresses_of` tells the devices of a
+    resource's id. [] if there is no such container, or if several hold different devices, since it
+    is unknown which of them is asking. Containers with the same devices count as one, for example
+    a container and the init container before it.
 
     The two sources identify pods differently, so a container is found in the checkpoint by its
     name and its devices. It may be confused with a container of the same name that ended a moment
     ago, had the same devices, and had no HCA.
     """
     finished = {(key[3], devices) for key, devices in _without_ours(in_checkpoint, ours).items()}
-    waiting = set()
+    held_by_waiting = set()
     for key, devices in _without_ours(rows, ours).items():
-        addresses = {address_of(gpus, device_id) for _, device_id in devices} - {""}
+        addresses = {address for device in devices for address in addresses_of(*device)} - {""}
         if addresses and (key[3], devices) not in finished:
-            waiting.add(frozenset(addresses))
-    return sorted(next(iter(waiting))) if len(waiting) == 1 else []
+            held_by_waiting.add(frozenset(addresses))
+    return sorted(next(iter(held_by_waiting))) if len(held_by_waiting) == 1 else []
 
 
 def _without_ours(rows: Iterable[PodDevices], ours: Collection[str]) -> dict[_Container, _Devices]:

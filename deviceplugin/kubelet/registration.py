@@ -35,9 +35,14 @@ from deviceplugin.kubelet.waker import Waker
 RegistrationMode = Literal["legacy", "watcher"]
 
 VERSION = "v1beta1"
-OPTIONS = v1beta1_pb2.DevicePluginOptions(
-    pre_start_required=False, get_preferred_allocation_available=True
-)
+
+
+def options(*, pre_start: bool) -> v1beta1_pb2.DevicePluginOptions:
+    """A pool's options; with `pre_start` the kubelet calls PreStartContainer before each start."""
+    return v1beta1_pb2.DevicePluginOptions(
+        pre_start_required=pre_start, get_preferred_allocation_available=True
+    )
+
 
 TIMEOUT = 15.0  # seconds for a Register, in which the kubelet calls back for up to 10
 WATCHDOG = 10.0  # seconds without a ListAndWatch, after which the pool registers again
@@ -66,9 +71,12 @@ class Keeper:
         mode: RegistrationMode,
         listen: Callable[[Path], Listener],
         streams: Streams,
+        *,
+        pre_start: bool = False,
     ) -> None:
         self.problem = ""
         self._resource = resource
+        self._options = options(pre_start=pre_start)
         self._legacy = mode == "legacy"
         self._directory = (
             paths.device_plugins if self._legacy else paths.kubelet / "plugins_registry"
@@ -246,7 +254,7 @@ class Keeper:
             version=VERSION,
             endpoint=self._listener.path.name,
             resource_name=self._resource,
-            options=OPTIONS,
+            options=self._options,
         )
         with open_channel(self._kubelet) as channel:
             stub = v1beta1_pb2_grpc.RegistrationStub(channel)  # type: ignore[no-untyped-call]

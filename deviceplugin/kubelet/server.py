@@ -16,7 +16,7 @@ import msgspec
 from base.paths import Paths
 from deviceplugin.api import v1beta1_pb2, v1beta1_pb2_grpc
 from deviceplugin.kubelet import streams
-from deviceplugin.kubelet.registration import OPTIONS, Keeper, RegistrationMode
+from deviceplugin.kubelet.registration import Keeper, RegistrationMode, options
 from deviceplugin.kubelet.sockets import Listener
 from deviceplugin.kubelet.streams import Streams
 
@@ -42,6 +42,10 @@ class ServedPool(Protocol):
     @property
     def name(self) -> str:
         """The resource: "rdma/hca"."""
+
+    @property
+    def pre_start_required(self) -> bool:
+        """Whether the kubelet must call `pre_start` before each start of a container."""
 
     def listing(self) -> Listing:
         """All devices: id, healthy, NUMA nodes. Must not block."""
@@ -82,7 +86,14 @@ class PluginServer:
         self._mode = mode
         self._streams = Streams()
         self._servicer = Servicer(resource, self._streams)
-        self._keeper = Keeper(paths, resource.name, mode, self._listen, self._streams)
+        self._keeper = Keeper(
+            paths,
+            resource.name,
+            mode,
+            self._listen,
+            self._streams,
+            pre_start=resource.pre_start_required,
+        )
         self._streams.on_change = self._keeper.wake
 
     def start(self) -> None:
@@ -138,7 +149,7 @@ class Servicer(v1beta1_pb2_grpc.DevicePluginServicer):
         self, request: v1beta1_pb2.Empty, context: grpc.ServicerContext
     ) -> v1beta1_pb2.DevicePluginOptions:
         """The kubelet waits for this inside its Register: it must not block."""
-        return OPTIONS
+        return options(pre_start=self._resource.pre_start_required)
 
     def ListAndWatch(
         self, request: v1beta1_pb2.Empty, context: grpc.ServicerContext

@@ -10,6 +10,7 @@ from typing import Literal
 
 import msgspec
 
+from deviceplugin.pools.gpu_pool import GpuBinding, GpuPoolConfig
 from host.selectors import Selector
 
 Mode = Literal["all", "exclusive", "shared"]
@@ -17,7 +18,7 @@ Placement = Literal["spread", "pack"]
 Registration = Literal["legacy", "watcher"]
 
 PARTS = (
-    *("agent", "policy", "ipam", "pools", "devices"),
+    *("agent", "policy", "ipam", "pools", "gpus", "devices"),
     *("configList", "periodicUpdateInterval", "resourceList"),
 )
 """The top-level keys of config.yaml. The last three belong to other plugins' files."""
@@ -26,7 +27,7 @@ ID_BYTES = 70  # at most, of a device in a ListAndWatch answer
 LIST_BYTES = 3_670_016  # 3.5 MiB, since gRPC accepts at most 4 MiB
 MOST_IDS = LIST_BYTES // ID_BYTES
 
-_FOREIGN = {key.lower() for key in PARTS[5:]}
+_FOREIGN = {key.lower() for key in PARTS[6:]}
 _SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _QUALIFIED = re.compile(r"([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]")
 _QUOTA = "requests."  # the prefix of the name in a ResourceQuota, where it must be valid too
@@ -64,6 +65,8 @@ class DevicePluginConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The whole configuration of the device plugin."""
 
     pools: tuple[PoolConfig, ...]
+    gpus: tuple[GpuPoolConfig, ...] = ()
+    gpu_binding: GpuBinding = "admission"  # when the GPU of a container is chosen
     registration: Registration = "legacy"
     rescan: float = 60.0  # seconds between reads of sysfs without an event; 0: never
 

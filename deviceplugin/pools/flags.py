@@ -10,13 +10,14 @@ from pathlib import Path
 import msgspec
 
 from base.documents import DocumentError
-from deviceplugin.pools import formats
+from deviceplugin.pools import formats, gpu_formats
 from deviceplugin.pools.config import (
     ConfigError,
     DevicePluginConfig,
     PoolConfig,
     resource_problem,
 )
+from deviceplugin.pools.gpu_pool import GpuPoolConfig
 from host.selectors import Selector
 from host.selectors import parse as parse_selector
 
@@ -28,9 +29,23 @@ _WITH_VALUE = {
     "resource-amount": "amount",  # k8s-ib-device-plugin
     "resouce-amount": "amount",  # as its README has it
     "master": "master",  # k8s-rdma-device-plugin
+    "host-path": "host-path",  # Deepomatic's shared-gpu, and the three below
+    "container-path": "container-path",
+    "plugin-directory": "plugin-directory",
+    "gpu-duplication-factor": "factor",
 }
 _SWITCHES = {"use-cdi": "cdi"}  # Mellanox, SR-IOV
 _POOL_FLAGS = {"name": "resource-name", "amount": "resource-amount", "master": "master"}
+
+_GPU_FLAGS = {
+    "host-path": "host-path",
+    "container-path": "container-path",
+    "plugin-directory": "plugin-directory",
+    "factor": "gpu-duplication-factor",
+}
+SHARED_GPU = "deepomatic.com/shared-gpu"
+SOCKETS = Path("/device-plugin")
+"""Where Deepomatic's plugin has its sockets, unless -plugin-directory says otherwise."""
 
 # strconv.ParseBool
 _TRUE = ("1", "t", "T", "TRUE", "true", "True")
@@ -46,13 +61,17 @@ class CommandLine(msgspec.Struct, frozen=True, kw_only=True):
     prefix: str = ""
     cdi: bool = False
     pool: PoolConfig | None = None  # the only pool, in place of a file
+    gpus: GpuPoolConfig | None = None  # the same, for a pool of GPUs
+    plugin_directory: Path | None = None  # of the sockets; None: the kubelet's
 
     def watched(self, usual: Path) -> Path | None:
         """The file to watch for changes; None if no file is read."""
-        return None if self.pool else self.file or usual
+        return None if self.pool or self.gpus else self.file or usual
 
     def load(self, usual: Path) -> DevicePluginConfig:
         """Read the configuration. Raises ConfigError."""
+        if self.gpus:
+            return DevicePluginConfig(pools=(), gpus=(self.gpus,))
         if self.pool:
             return DevicePluginConfig(pools=(self.pool,))
         return formats.load(
@@ -63,6 +82,14 @@ class CommandLine(msgspec.Struct, frozen=True, kw_only=True):
 def parse_command_line(arguments: Sequence[str]) -> tuple[CommandLine, list[str]]:
     """The flags, and the arguments that are not flags. Raises ConfigError."""
     flags, rest = _split(arguments)
+    gpu_flags = [f"-{flag}" for key, flag in _GPU_FLAGS.items() if key in flags]
+    if gpu_flags:
+        if others := sorted(set(flags).difference(_GPU_FLAGS)):
+            raise ConfigError(
+                f"{gpu_flags[0]} and {_flag(others[0])}: belong to two different plugins: write "
+                "the pools into a file, and name that with -config alone"
+            )
+        return _shared_gpu(flags), rest
     pool_flags = [f"-{flag}" for key, flag in _POOL_FLAGS.items() if key in flags]
     if not pool_flags:
         file = flags.get("config")
@@ -124,6 +151,46 @@ def _pool(flags: dict[str, str]) -> PoolConfig:
         except DocumentError:
             raise ConfigError(f"-master: {master!r}: is not an interface name") from None
     return PoolConfig(resource=resource, mode="exclusive", selectors=chosen, used="named", cdi=cdi)
+
+
+def _shared_gpu(flags: dict[str, str]) -> CommandLine:
+    """The pool of Deepomatic's flags, with its defaults."""
+    mounted = {
+        "host": flags.get("host-path", "/home/kubernetes/bin/nvidia"),
+        "container": flags.get("container-path", "/usr/local/nvidia"),
+    }
+    try:
+        driver = gpu_formats.driver_mount(mounted, "-host-path, -container-path")
+    except DocumentError as error:
+        raise ConfigError(str(error)) from None
+    directory = flags.get("plugin-directory")
+    if directory == "":
+        raise ConfigError("-plugin-directory: is empty: name a directory, or leave the flag out")
+    if directory is None and SOCKETS.is_dir():
+        directory = str(SOCKETS)
+    pool = GpuPoolConfig(
+        mode="replicas",
+        resource=SHARED_GPU,
+        replicas=_factor(flags.get("factor", "100")),
+        placement="spread",
+        driver_mount=driver,
+    )
+    return CommandLine(gpus=pool, plugin_directory=Path(directory) if directory else None)
+
+
+def _factor(text: str) -> int:
+    """A number as Go's flag package reads it: "100", "0x64"."""
+    try:
+        factor = int(text, 0) if len(text) <= 8 and text.isascii() else 0
+    except ValueError:
+        factor = 0
+    if not 1 <= factor <= 10_000:
+        raise ConfigError(f"-gpu-duplication-factor: {text!r}: expected a number from 1 to 10000")
+    return factor
+
+
+def _flag(key: str) -> str:
+    return f"-{next(flag for flag, of in (_WITH_VALUE | _SWITCHES).items() if of == key)}"
 
 
 def _resource(name: str) -> str:

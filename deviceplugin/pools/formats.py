@@ -19,7 +19,7 @@ import msgspec
 from base import documents
 from base.documents import DocumentError
 from base.text import resembling
-from deviceplugin.pools import config
+from deviceplugin.pools import config, gpu_formats
 from deviceplugin.pools.config import (
     ConfigError,
     DevicePluginConfig,
@@ -28,6 +28,7 @@ from deviceplugin.pools.config import (
     PoolConfig,
     Registration,
 )
+from deviceplugin.pools.gpu_pool import GpuBinding
 from host import pci, selectors
 from host.selectors import Selector
 
@@ -142,15 +143,21 @@ def _read(document: object, name: str, prefix: str) -> DevicePluginConfig:
     pools = tuple(pool for form in lists for pool in _each(parts, form, name, prefix))
     if not lists:
         pools = (config.DEFAULT,)
-    if problem := config.together_problem(pools):
+    gpus = gpu_formats.parse(parts.get("gpus"), f"{name}: gpus")
+    problem = config.together_problem(pools) or gpu_formats.together_problem(
+        gpus, [pool.resource for pool in pools]
+    )
+    if problem:
         raise DocumentError(f"{name}: {problem}")
-    return DevicePluginConfig(pools=pools, **settings)
+    return DevicePluginConfig(pools=pools, gpus=gpus, **settings)
 
 
 def _devices(parts: dict[str, Any], name: str) -> dict[str, Any]:
-    """The settings for all pools: `registration`, `rescan`."""
-    shapes = {"registration": Registration, "rescan": _Seconds}
+    """The settings for all pools: `registration`, `rescan`, `gpuBinding`."""
+    shapes = {"registration": Registration, "rescan": _Seconds, "gpuBinding": GpuBinding}
     settings = documents.fields(parts.get("devices"), shapes, f"{name}: devices")
+    if "gpuBinding" in settings:
+        settings["gpu_binding"] = settings.pop("gpuBinding")
     interval = parts.get("periodicUpdateInterval")
     if "periodicUpdateInterval" not in parts:
         return settings

@@ -20,6 +20,7 @@ class Pool:
 
     def __init__(self, count: int = 4, name: str = NAME, numa: tuple[int, ...] = ()) -> None:
         self.name = name
+        self.pre_start_required = False
         self.devices: Listing = [(str(number), True, numa) for number in range(count)]
         self.broken: set[str] = set()
         self.preferences: list[tuple[list[str], list[str], int]] = []

@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -37,7 +37,7 @@ def configure(paths: Paths, *pools: Mapping[str, object], **parts: object) -> No
 class Process:
     """A running `podfabric PART`."""
 
-    def __init__(self, paths: Paths, part: str) -> None:
+    def __init__(self, paths: Paths, part: str, flags: Sequence[str] = ()) -> None:
         roots = {
             f"PODFABRIC_{name.upper()}": str(getattr(paths, name))
             for name in Paths.__struct_fields__
@@ -45,7 +45,7 @@ class Process:
         self._log = paths.kubelet.parent / f"{part}-{time.monotonic_ns()}.log"
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
-                [PODFABRIC, part], env={**os.environ, **roots}, cwd=CHECKOUT, stderr=log
+                [PODFABRIC, part, *flags], env={**os.environ, **roots}, cwd=CHECKOUT, stderr=log
             )
 
     @property
@@ -65,9 +65,11 @@ class Process:
 
 
 @contextmanager
-def running(paths: Paths, part: str = "device-plugin") -> Iterator[Process]:
+def running(
+    paths: Paths, part: str = "device-plugin", flags: Sequence[str] = ()
+) -> Iterator[Process]:
     """A process that has ended afterwards."""
-    process = Process(paths, part)
+    process = Process(paths, part, flags)
     try:
         yield process
     finally:

@@ -72,7 +72,7 @@ def test_a_pool_is_registered_by_its_file_name_and_asked_for_options_then_the_li
     assert path.stat().st_mode & 0o777 == 0o600
     endpoint = kubelet.endpoint(NAME)
     assert endpoint is not None
-    assert endpoint.options == registration.OPTIONS
+    assert endpoint.options == registration.options(pre_start=False)
     assert not endpoint.options.pre_start_required
     assert endpoint.options.get_preferred_allocation_available
     kubelet.wait(lambda: server.state().registered)

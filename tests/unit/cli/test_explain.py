@@ -18,8 +18,10 @@ from deviceplugin.api import v1beta1_pb2
 from deviceplugin.kubelet.server import Listing, PluginServer
 from deviceplugin.plugin import DevicePlugin
 from deviceplugin.pools.config import DevicePluginConfig, PoolConfig
+from deviceplugin.pools.gpu_pool import GpuPoolConfig
 from tests.kubelet import Kubelet
 from tests.unit.cli.commands import Shell, short_path
+from tests.unit.gpu.driver import Driver
 from tests.unit.host import servers
 from tests.unit.host.sysfs import Tree
 from tests.waiting import PATIENCE
@@ -32,6 +34,7 @@ class Gpus:
     """NVIDIA's device plugin, as far as the kubelet can tell."""
 
     name = "nvidia.com/gpu"
+    pre_start_required = False
 
     def __init__(self) -> None:
         self.best = 0  # the number of the GPU that is handed out next
@@ -154,6 +157,42 @@ def test_a_pods_devices_attachment_and_distances_are_one_picture(fleet: Fleet) -
     assert found["notes"] == []
 
 
+def test_what_a_pod_has_of_a_gpu_is_shown_with_the_cost_of_the_way_to_its_hca(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with short_path() as directory:
+        paths = servers.dgx(directory, nodes=True)
+        Driver(paths).nodes(range(8))
+        shell = Shell(paths, monkeypatch, capsys)
+        _prepared(paths, 'pools: [{name: "rdma/hca", mode: exclusive}]')
+        units = GpuPoolConfig(mode="units", memory=8 << 30, reserve=0)
+        config = DevicePluginConfig(pools=CONFIG.pools, gpus=(units,), gpu_binding="start")
+        plugin = DevicePlugin(paths, config)
+        with Kubelet(paths.kubelet) as kubelet:
+            plugin.start()
+            try:
+                kubelet.wait(lambda: kubelet.allocatable(units.compute_resource) == 800)
+                kubelet.wait(lambda: kubelet.allocatable(units.memory_resource) == 64)
+                kubelet.wait(lambda: kubelet.allocatable("rdma/hca") == 8)
+                limits = {"rdma/hca": 1, units.memory_resource: 2, units.compute_resource: 50}
+                kubelet.admit("trainer", [{"name": "main", "limits": limits}], namespace="ml")
+                found = shell("explain", "ml/trainer", "-o", "json").document()
+                text = shell("explain", "ml/trainer").out
+            finally:
+                plugin.close()
+    devices = {device["resource"]: device for device in found["devices"]}
+    memory, compute = devices[units.memory_resource], devices[units.compute_resource]
+    assert memory["gpu"] == compute["gpu"] == f"GPU0 {servers.DGX_GPUS[0]}"
+    assert memory["id"].endswith("_0 and 1 more")
+    assert (memory["memory_bytes"], compute["compute_share"]) == (2 << 30, 0.5)
+    (way,) = found["ways"]
+    assert (way["distance"], way["cost"]) == ("PIX", 0)
+    assert found["notes"] == []
+    assert "PIX, cost 0" in text
+    assert ", 2 GiB" in text
+    assert ", 0.5 of its time" in text
+
+
 def test_the_text_has_the_same_for_people(fleet: Fleet) -> None:
     fleet.admit("worker-0", gpu=1, rdma_hca=1)
     _attached(fleet.paths, "worker-0", "net1", parent="ib0", pkey=0xFFFF)
@@ -167,7 +206,7 @@ def test_the_text_has_the_same_for_people(fleet: Fleet) -> None:
     assert "ib0 0xffff" in match
     assert "yes: on the HCA of main" in match
     assert out.splitlines()[-2].split() == ["GPU", "mlx5_0"]
-    assert out.splitlines()[-1].split() == ["GPU0", servers.DGX_GPUS[0], "PIX"]
+    assert out.splitlines()[-1].split() == ["GPU0", servers.DGX_GPUS[0], "PIX,", "cost", "0"]
 
 
 def test_an_interface_on_another_hca_is_a_mismatch_that_names_both(fleet: Fleet) -> None:

@@ -7,11 +7,13 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from base.paths import Paths
 from base.types import DeviceId
 from deviceplugin import checkpoint
 from deviceplugin.checkpoint import (
+    AllocatedGPU,
     AllocatedHCA,
     AllocatedNode,
     AllocatedPort,
@@ -27,6 +29,7 @@ PAGE = (CHECKOUT / "docs/checkpoint.md").read_text()
 STRUCTS: tuple[type[msgspec.Struct], ...] = (
     CheckpointFile,
     StoredAllocation,
+    AllocatedGPU,
     AllocatedHCA,
     AllocatedRdmaDevice,
     AllocatedPort,
@@ -139,6 +142,15 @@ def test_what_cannot_be_read_says_why_and_what_to_do(
     assert f"remove {paths.checkpoint} and restart the agent" in text
 
 
+def test_what_a_container_has_of_a_gpu_is_kept(paths: Paths) -> None:
+    given = AllocatedGPU(
+        uuid="GPU-1", bdf="0000:1a:00.0", minor=0, memory_bytes=1 << 30, compute_share=0.25
+    )
+    kept = replace(allocation(), devices=(), gpu=given)
+    write(paths, kept)
+    assert checkpoint.read(paths).allocations == (kept,)
+
+
 def test_reader_sees_the_old_file_or_the_new_one(
     paths: Paths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -187,6 +199,7 @@ def _heading(struct: type[msgspec.Struct]) -> str:
     return {
         CheckpointFile: "The file",
         StoredAllocation: "An allocation",
+        AllocatedGPU: "A GPU",
         AllocatedHCA: "A device",
         AllocatedRdmaDevice: "An RDMA device",
         AllocatedPort: "A port",
@@ -196,7 +209,7 @@ def _heading(struct: type[msgspec.Struct]) -> str:
 
 def _shown(hint: object) -> str:
     """As the page has it: "list of string", "node or null"."""
-    names = {int: "number", str: "string", bool: "bool"}
+    names = {int: "number", float: "number", str: "string", bool: "bool"}
     hint = getattr(hint, "__supertype__", hint)  # of a NewType
     if isinstance(hint, type) and hint in names:
         return names[hint]

@@ -1,11 +1,14 @@
 """The flags of the plugins that this one stands in for."""
 
+import re
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from deviceplugin.pools.config import ConfigError, DevicePluginConfig, PoolConfig
 from deviceplugin.pools.flags import CommandLine, parse_command_line
+from deviceplugin.pools.gpu_pool import DriverMount, GpuPoolConfig
 from host.selectors import Selector
 
 USUAL = Path("/nowhere/config.yaml")
@@ -26,6 +29,52 @@ USUAL = Path("/nowhere/config.yaml")
 )
 def test_a_file_is_named(arguments: list[str], expected: CommandLine) -> None:
     assert parse_command_line(arguments) == (expected, [])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "pool", "directory"),
+    [
+        (["-gpu-duplication-factor=2"], {"replicas": 2}, None),
+        (["--gpu-duplication-factor", "0x10"], {"replicas": 16}, None),
+        (
+            ["-host-path", "/a", "--container-path=/b/"],
+            {"driver_mount": DriverMount(host="/a", container="/b")},
+            None,
+        ),
+        (["-plugin-directory=/x"], {}, Path("/x")),
+    ],
+)
+def test_flags_of_shared_gpu_are_a_pool_of_gpus(
+    arguments: list[str], pool: dict[str, object], directory: Path | None
+) -> None:
+    usual = GpuPoolConfig(
+        mode="replicas",
+        resource="deepomatic.com/shared-gpu",
+        replicas=100,
+        placement="spread",
+        driver_mount=DriverMount(host="/home/kubernetes/bin/nvidia", container="/usr/local/nvidia"),
+    )
+    command, rest = parse_command_line(arguments)
+    assert rest == []
+    assert command.load(USUAL) == DevicePluginConfig(pools=(), gpus=(replace(usual, **pool),))
+    assert command.plugin_directory == directory
+    assert command.watched(USUAL) is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (["-gpu-duplication-factor=x"], "-gpu-duplication-factor: 'x': expected a number"),
+        (["-gpu-duplication-factor=10001"], "expected a number from 1 to 10000"),
+        (["-host-path=nvidia"], "-host-path, -container-path.host: 'nvidia'"),
+        (["-plugin-directory="], "-plugin-directory: is empty"),
+        (["-host-path=/a", "-master=ib0"], "-host-path and -master: belong to two different"),
+        (["-host-path=/a", "-config=/b"], "-host-path and -config: belong to two different"),
+    ],
+)
+def test_flags_of_shared_gpu_are_checked(arguments: list[str], error: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(error)):
+        parse_command_line(arguments)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,1 @@
+"""Pools of GPUs: their resources, what containers get, and when it is decided."""

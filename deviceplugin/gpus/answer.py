@@ -1,0 +1,35 @@
+"""What a container gets of the driver: device nodes and the directory of its libraries."""
+
+from collections.abc import Iterable
+
+from deviceplugin.api import v1beta1_pb2
+from deviceplugin.gpus.parts import SharedFile
+from deviceplugin.pools.gpu_pool import DriverMount
+from gpu.nodes import GpuNode
+
+
+def response(
+    nodes: Iterable[GpuNode] = (),
+    driver: DriverMount | None = None,
+    *,
+    files: Iterable[SharedFile] = (),
+    cdi: Iterable[str] = (),
+) -> v1beta1_pb2.ContainerAllocateResponse:
+    """The answer of Allocate: each node once, readable and writable but not to be made."""
+    by_path = {node.path: node for node in nodes}
+    every = list(files)
+    if driver is not None:
+        every.insert(0, SharedFile(driver.host, driver.container))
+    return v1beta1_pb2.ContainerAllocateResponse(
+        devices=[
+            v1beta1_pb2.DeviceSpec(container_path=path, host_path=node.host, permissions="rw")
+            for path, node in by_path.items()
+        ],
+        mounts=[
+            v1beta1_pb2.Mount(
+                container_path=file.container, host_path=file.host, read_only=file.read_only
+            )
+            for file in every
+        ],
+        cdi_devices=[v1beta1_pb2.CDIDevice(name=name) for name in sorted(cdi)],
+    )

@@ -1,0 +1,119 @@
+"""What a container with parts of a GPU gets: its nodes, the driver, and the files of its limits.
+
+Bound at admission, Allocate answers with the nodes of the GPU that it chose. Bound at the start, it
+answers with a CDI name, and the start writes what that is (`slot_files`). The files of the limits
+have the same paths whichever GPU it is: a group is named after the container's slot, which is the
+first of its ids, and so is the CDI device.
+"""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import grpc
+
+from base.paths import Paths
+from deviceplugin.api import v1beta1_pb2
+from deviceplugin.checkpoint import AllocatedGPU
+from deviceplugin.gpus import answer, slot_files
+from deviceplugin.gpus.parts import GpuLimit, GpuParts, SharedFile
+from deviceplugin.kubelet.server import Rejected
+from deviceplugin.pools.gpu_pool import GpuBinding, GpuPoolConfig
+from gpu import nodes
+from gpu.nodes import GpuNode
+from host.errors import HostError
+
+INSIDE = "/run/podfabric/gpu"
+
+# The nvidia runtime would give a container what its image asks for, which may be all GPUs.
+_VARIABLES = {"NVIDIA_VISIBLE_DEVICES": "void"}
+
+
+class Giver:
+    """Makes what containers get, in the order in which a kill may interrupt it."""
+
+    def __init__(self, paths: Paths, parts: GpuParts) -> None:
+        self._paths = paths
+        self._parts = parts
+        self.binding: GpuBinding = "admission"  # of new containers
+
+    @property
+    def tier(self) -> str:
+        """What enforces the limits of new containers."""
+        return "none" if self._parts.groups is None else "shim"
+
+    def clear(self, resource: str, given: AllocatedGPU) -> None:
+        """Before an Allocate is recorded: remove what an earlier holder of the slot had.
+
+        Its processes have ended, since the kubelet gives the slot away again. Raises OSError.
+        """
+        if given.slot:
+            self.remove(group_of(resource, given.slot))
+
+    def answer(
+        self, resource: str, given: AllocatedGPU, config: GpuPoolConfig
+    ) -> v1beta1_pb2.ContainerAllocateResponse:
+        """The answer of an Allocate that is recorded; nothing for time alone.
+
+        Raises Rejected and OSError.
+        """
+        if not given.slot:
+            return v1beta1_pb2.ContainerAllocateResponse()
+        group = group_of(resource, given.slot)
+        if given.cdi:
+            name = slot_files.qualified(group)
+            return answer.response((), config.driver_mount, cdi=[name])
+        limit = GpuLimit(given.uuid, given.memory_bytes, given.compute_share or 1.0)
+        files = self._limited(group, [limit])
+        return answer.response(self.nodes(given, resource), config.driver_mount, files=files)
+
+    def nodes(self, given: AllocatedGPU, resource: str) -> tuple[GpuNode, ...]:
+        """The nodes of a GPU. Raises Rejected."""
+        try:
+            return nodes.of_gpus(self._paths, [given.minor], nodes.TOOLS_AND_DISPLAY)
+        except HostError as error:
+            raise Rejected(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                f"cannot give {given.bdf} for {resource}: {error}",
+            ) from None
+
+    def start(self, resource: str, given: AllocatedGPU, limits: Sequence[GpuLimit]) -> None:
+        """What a container has that starts: its limits, then its CDI device.
+
+        Raises Rejected and OSError.
+        """
+        found = self.nodes(given, resource)
+        files = self._limited(given.group, limits)
+        if self._parts.groups is not None:
+            self._parts.groups.change(given.group, limits)
+        if given.cdi:
+            slot_files.write(self._paths, given.group, found, files, _VARIABLES)
+
+    def started(self, group: str) -> frozenset[int]:
+        """N of each /dev/nvidiaN that a container with a CDI name was given when it started."""
+        return slot_files.minors(self._paths, group)
+
+    def remove(self, group: str) -> None:
+        """Remove what a container had that is gone. Raises OSError."""
+        slot_files.remove(self._paths, group)
+        if self._parts.groups is not None:
+            self._parts.groups.remove(group)
+
+    def _limited(self, group: str, limits: Sequence[GpuLimit]) -> list[SharedFile]:
+        """Have a group with limits; the files that its container sees. Raises OSError."""
+        if self._parts.groups is None:
+            return []
+        directory = self._parts.groups.make(group, limits)
+        return [*_files_of(directory), *self._parts.files]
+
+
+def group_of(resource: str, slot: str) -> str:
+    """The group of the container whose slot of a resource that is: a name of a directory."""
+    return re.sub(r"[^A-Za-z0-9_.-]", "-", f"{resource}.{slot}")
+
+
+def _files_of(directory: Path) -> tuple[SharedFile, SharedFile]:
+    return (
+        SharedFile(str(directory / "limits"), f"{INSIDE}/limits"),
+        SharedFile(str(directory / "region"), f"{INSIDE}/region", read_only=False),
+    )

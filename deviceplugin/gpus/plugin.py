@@ -1,0 +1,209 @@
+"""The GPUs of a node and the resources that its pools of GPUs offer.
+
+`DevicePlugin` calls this beside its pools of HCAs, and serves each resource to the kubelet.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
+
+from base.paths import Paths
+from deviceplugin.gpus import slot_files
+from deviceplugin.gpus.given import Giver, group_of
+from deviceplugin.gpus.near import Nearness
+from deviceplugin.gpus.parts import GpuParts
+from deviceplugin.gpus.replicas import ReplicaService
+from deviceplugin.gpus.share_pool import SharePool, kinds
+from deviceplugin.gpus.shares import ShareService
+from deviceplugin.gpus.start import Starter
+from deviceplugin.kubelet.pod_resources import PodResourcesClient
+from deviceplugin.kubelet.records import PodDevices
+from deviceplugin.ledger import Ledger
+from deviceplugin.pools.gpu_pool import GpuBinding, GpuPoolConfig
+from deviceplugin.startup_grace import GRACE
+from gpu.inventory import GpuInventory, NodeGPU
+from host.gpus import GPU
+
+_log = logging.getLogger(__name__)
+
+NOTHING = "nothing is offered: no GPU has its device nodes: is NVIDIA's driver loaded?"
+
+GpuService = ReplicaService | ShareService
+
+
+class GpuPools:
+    """The pools of GPUs of a node. `look` and `adopt` are called by one thread at a time.
+
+    `allocated` is called after each Allocate: other ids may not fit any more.
+    """
+
+    def __init__(
+        self,
+        paths: Paths,
+        ledger: Ledger,
+        kubelet: PodResourcesClient,
+        parts: GpuParts,
+        allocated: Callable[[], object],
+    ) -> None:
+        self._paths = paths
+        self._ledger = ledger
+        self._allocated = allocated
+        self._configs: Sequence[GpuPoolConfig] = ()
+        self._inventory = GpuInventory(paths, parts.memory)
+        self._giver = Giver(paths, parts)
+        self._near = Nearness(paths, ledger, kubelet)
+        self._starter = Starter(paths, ledger, kubelet, self._giver, self._near)
+        self._gpus: list[NodeGPU] = []
+        self._expected: frozenset[str] = frozenset()
+        self._began = time.monotonic()
+        self._problems: dict[str, str] = {}
+        self._replicas: dict[str, ReplicaService] = {}
+        self._pools: dict[tuple[str, ...], SharePool] = {}  # by their resources
+        self._shares: dict[str, ShareService] = {}
+        self._groups = self._live_groups()
+        self._adopted = False  # before, the ledger may lack containers that run
+
+    @property
+    def services(self) -> Mapping[str, GpuService]:
+        """The resources that are offered now."""
+        return {**self._replicas, **self._shares}
+
+    @property
+    def has_shares(self) -> bool:
+        """Whether containers that end make room for others, which only the kubelet tells."""
+        return bool(self._shares)
+
+    def differs(self) -> bool:
+        """Whether the GPUs or their nodes are others than at the last `look`."""
+        if not self._configs:
+            return False
+        gpus = self._inventory.look(self._held())
+        return gpus != self._gpus or self._expected_of(gpus) != self._expected
+
+    def look(self, configs: Sequence[GpuPoolConfig], binding: GpuBinding = "admission") -> set[str]:
+        """Update every resource; those whose lists have changed."""
+        self._giver.binding = binding
+        if configs != self._configs:
+            self._configure(configs)
+        if self._adopted:
+            self._remove_gone()
+        if not configs:
+            return set()
+        gpus = self._inventory.look(self._held())
+        self._tell_changes(gpus)
+        self._gpus, self._expected = gpus, self._expected_of(gpus)
+        changed: set[str] = set()
+        left = list(gpus)
+        for config in configs:
+            mine = [gpu for gpu in left if config.selects(gpu.gpu)]
+            left = [gpu for gpu in left if gpu not in mine]
+            if config.mode == "replicas":
+                changed |= self._update_replicas(config, mine)
+            else:
+                changed |= self._update_shares(config, mine)
+        return changed
+
+    def adopt(self, rows: Sequence[PodDevices]) -> None:
+        """Record what only the kubelet knows. Raises OSError."""
+        for service in self.services.values():
+            service.adopt(rows)
+        self._adopted = True
+
+    def _configure(self, configs: Sequence[GpuPoolConfig]) -> None:
+        """Have a service for each resource of these pools. One that stays is kept."""
+        self._configs = configs
+        replicas = {config.resource for config in configs if config.mode == "replicas"}
+        self._replicas = {
+            resource: self._replicas.get(resource)
+            or ReplicaService(self._paths, self._ledger, self._allocated)
+            for resource in sorted(replicas)
+        }
+        shared = [config for config in configs if config.mode != "replicas"]
+        self._pools = {
+            config.resources: self._pools.get(config.resources) or SharePool(self._ledger)
+            for config in shared
+        }
+        before = self._shares
+        self._shares = {}
+        for config in shared:
+            pool = self._pools[config.resources]
+            for kind in kinds(config):
+                old = before.get(kind.resource)
+                same = old is not None and old.kind == kind and old.pool is pool
+                self._shares[kind.resource] = (
+                    old
+                    if old is not None and same
+                    else ShareService(
+                        pool, kind, self._giver, self._starter, self._near, self._allocated
+                    )
+                )
+
+    def _update_replicas(self, config: GpuPoolConfig, gpus: Sequence[NodeGPU]) -> set[str]:
+        service = self._replicas[config.resource]
+        changed = service.update(config, gpus, self._expected)
+        self._tell(config.resource, service.problem if gpus else NOTHING)
+        return {config.resource} if changed else set()
+
+    def _update_shares(self, config: GpuPoolConfig, gpus: Sequence[NodeGPU]) -> set[str]:
+        pool = self._pools[config.resources]
+        pool.update(config, gpus)
+        self._tell(", ".join(config.resources), pool.problem if gpus else NOTHING)
+        return {name for name in config.resources if self._shares[name].update(self._expected)}
+
+    def _expected_of(self, gpus: Iterable[NodeGPU]) -> frozenset[str]:
+        """The GPUs that have not been ready since the plugin started, a short while ago.
+
+        A node that boots starts its pods again before the driver is loaded, and the kubelet rejects
+        for good a pod with an unhealthy id (see `startup_grace`).
+        """
+        if time.monotonic() >= self._began + GRACE:
+            return frozenset()
+        never = (gpu.gpu.address for gpu in gpus if not self._inventory.was_ready(gpu.gpu))
+        return frozenset(never)
+
+    def _held(self) -> list[GPU]:
+        given = (allocation.gpu for allocation in self._ledger.allocations())
+        return [
+            GPU(uuid=gpu.uuid, address=gpu.bdf, minor=gpu.minor, numa=None)
+            for gpu in given
+            if gpu is not None and gpu.bdf
+        ]
+
+    def _live_groups(self) -> frozenset[str]:
+        """The groups of containers that have a GPU, also of those that have not started yet."""
+        given = [(entry.resource, entry.gpu) for entry in self._ledger.allocations() if entry.gpu]
+        named = ((gpu.group, group_of(resource, gpu.slot)) for resource, gpu in given if gpu.slot)
+        return frozenset(filter(None, chain.from_iterable(named)))
+
+    def _remove_gone(self) -> None:
+        """Remove the groups and CDI files of containers that are gone."""
+        with self._ledger.allocating:  # an Allocate may give the same slot again
+            live = self._live_groups()
+            try:
+                slot_files.remove_others(self._paths, live)
+            except OSError as error:
+                _log.warning("%s: cannot be removed: %s", error.filename, error.strerror)
+            gone, self._groups = self._groups - live, live
+            for group in sorted(gone):
+                try:
+                    self._giver.remove(group)
+                except OSError as error:
+                    self._groups |= {group}  # tried again
+                    _log.warning("%s: cannot be removed: %s", group, error)
+
+    def _tell_changes(self, gpus: Sequence[NodeGPU]) -> None:
+        before = {gpu.gpu.address: gpu.fault for gpu in self._gpus}
+        for gpu in gpus:
+            if gpu.gpu.address not in before or before[gpu.gpu.address] != gpu.fault:
+                level = logging.INFO if gpu.fault is None else logging.WARNING
+                _log.log(level, "%s (%s): %s", gpu.name, gpu.gpu.address, gpu.fault or "healthy")
+
+    def _tell(self, resource: str, problem: str | None) -> None:
+        """Log a problem, once while it stays the same."""
+        if problem is not None and self._problems.get(resource) != problem:
+            _log.warning("%s: %s", resource, problem)
+        if problem is None:
+            self._problems.pop(resource, None)
+        else:
+            self._problems[resource] = problem

@@ -1,0 +1,172 @@
+"""Mode "replicas": each GPU is K ids of one resource, and each id gives the whole GPU.
+
+Nothing is limited: containers with the same GPU share its memory and its time as they come. Ids
+and answers are those of Deepomatic's shared-gpu: "nvidia0-_-1" to "nvidia0-_-K".
+
+Source: Deepomatic/container-engine-accelerators, pkg/gpu/nvidia/manager.go and beta_plugin.go.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+
+import grpc
+import msgspec
+
+from base.paths import Paths
+from base.types import DeviceId
+from deviceplugin.api import v1beta1_pb2
+from deviceplugin.checkpoint import AllocatedGPU
+from deviceplugin.gpus import answer, preferred
+from deviceplugin.gpus.records import adopted
+from deviceplugin.kubelet.records import PodDevices
+from deviceplugin.kubelet.server import Listing, Rejected
+from deviceplugin.ledger import Ledger
+from deviceplugin.pools.config import MOST_IDS
+from deviceplugin.pools.gpu_pool import GpuPoolConfig
+from gpu import nodes
+from gpu.inventory import NodeGPU
+from host.errors import HostError
+
+_log = logging.getLogger(__name__)
+
+
+class _ReplicaList(msgspec.Struct, frozen=True):
+    """What the kubelet is told, replaced as a whole."""
+
+    listing: Listing = []
+    gpus: dict[str, NodeGPU] = {}  # by device id
+
+
+class ReplicaService:
+    """A pool of mode "replicas", as the kubelet sees it. Several threads may call it."""
+
+    pre_start_required = False
+
+    def __init__(
+        self, paths: Paths, ledger: Ledger, allocated: Callable[[], object] = lambda: None
+    ) -> None:
+        self._paths = paths
+        self._ledger = ledger
+        self._allocated = allocated
+        self._config = GpuPoolConfig(mode="replicas")
+        self._offered = _ReplicaList()
+        self.problem: str | None = None  # why there are fewer ids than configured
+
+    @property
+    def name(self) -> str:
+        """The resource."""
+        return self._config.resource
+
+    def update(
+        self, config: GpuPoolConfig, gpus: Sequence[NodeGPU], expected: Collection[str] = ()
+    ) -> bool:
+        """Replace the pool and its GPUs; True if the kubelet must get a new list.
+
+        `expected` has the addresses of GPUs that are not ready yet, and whose ids are listed as
+        healthy where a container holds them.
+        """
+        before = self._offered
+        each = min(config.replicas, MOST_IDS // max(len(gpus), 1))
+        self.problem = None
+        if each != config.replicas:
+            self.problem = (
+                f"{config.resource}: {config.replicas} replicas of {len(gpus)} GPUs are more ids "
+                f"than the kubelet accepts ({MOST_IDS}): {each} of each are offered"
+            )
+        by_id = {f"{gpu.name}-_-{k}": gpu for gpu in gpus for k in range(1, each + 1)}
+        waiting = {name for name in self._ledger.held(config.resource) if name in by_id}
+        waiting = {name for name in waiting if by_id[name].gpu.address in expected}
+        listing: Listing = [
+            (device_id, gpu.fault is None or device_id in waiting, numa(gpu))
+            for device_id, gpu in by_id.items()
+        ]
+        self._config, self._offered = config, _ReplicaList(listing, by_id)
+        return listing != before.listing
+
+    def listing(self) -> Listing:
+        """Every device id, whether it is healthy, and its NUMA node."""
+        return self._offered.listing
+
+    def preferred(self, available: list[str], must_include: list[str], size: int) -> list[str]:
+        """The ids of one GPU if it has enough, else of as few as possible; or of as many."""
+        gpus = self._offered.gpus
+        of = {device_id: gpus[device_id].name for device_id in available if device_id in gpus}
+        free = {(self.name, device_id) for device_id in available}
+        held = Counter(
+            f"nvidia{allocation.gpu.minor}"
+            for allocation in self._ledger.allocations()
+            if allocation.gpu is not None and allocation.key not in free
+        )
+        spread = self._config.placement == "spread"
+        return preferred.together(of, available, must_include, size, held, spread=spread)
+
+    def allocate(self, ids: list[str]) -> v1beta1_pb2.ContainerAllocateResponse:
+        """The nodes of the ids' GPUs, each once. They are on disk before this returns."""
+        config = self._config
+        gpus = self._checked(ids)
+        try:
+            given = nodes.of_gpus(self._paths, {gpu.minor for gpu in gpus.values()})
+        except HostError as error:
+            raise self._refusal(ids[0], str(error)) from None
+        try:
+            self._ledger.record_gpus(
+                self.name, {device_id: _recorded(gpu) for device_id, gpu in gpus.items()}
+            )
+        except OSError as error:
+            raise Rejected(
+                grpc.StatusCode.INTERNAL,
+                f"cannot write the allocation to {self._paths.checkpoint}: {error.strerror}: "
+                "check the disk and its free space",
+            ) from None
+        self._allocated()
+        _log.info("%s: %s allocated", self.name, ", ".join(sorted(ids)))
+        return answer.response(given, config.driver_mount)
+
+    def pre_start(self, ids: list[str]) -> None:
+        """Do nothing: Allocate has given the nodes."""
+
+    def adopt(self, rows: Sequence[PodDevices]) -> None:
+        """Record what only the kubelet knows. Raises OSError."""
+        gpus = self._offered.gpus
+        of_ids = {
+            device_id: _recorded(gpus[device_id])
+            for device_id in adopted(self._ledger, self.name, rows)
+            if device_id in gpus
+        }
+        if of_ids:
+            self._ledger.record_gpus(self.name, of_ids, adopted=True)
+
+    def _checked(self, ids: Sequence[str]) -> dict[DeviceId, NodeGPU]:
+        """The GPU of each id. Raises Rejected, which names the first id that cannot be given."""
+        known = self._offered.gpus
+        for device_id in ids:
+            if device_id not in known:
+                raise Rejected(
+                    grpc.StatusCode.INVALID_ARGUMENT,
+                    f"cannot allocate {device_id} of {self.name}: the pool has no such id",
+                )
+        for device_id in ids:
+            if fault := known[device_id].fault:
+                raise self._refusal(device_id, f"its GPU is unhealthy: {fault}")
+        most = self._config.most
+        if most and len(ids) > most:
+            raise self._refusal(
+                f"{len(ids)} ids", f"a container may have {most} (maxPerContainer): ask for fewer"
+            )
+        return {DeviceId(device_id): known[device_id] for device_id in sorted(ids)}
+
+    def _refusal(self, what: str, why: str) -> Rejected:
+        return Rejected(
+            grpc.StatusCode.FAILED_PRECONDITION, f"cannot allocate {what} of {self.name}: {why}"
+        )
+
+
+def numa(gpu: NodeGPU) -> tuple[int, ...]:
+    """The GPU's NUMA node for a list; () if the kernel does not know."""
+    node = gpu.gpu.numa
+    return (node,) if node is not None and node >= 0 else ()
+
+
+def _recorded(gpu: NodeGPU) -> AllocatedGPU:
+    return AllocatedGPU(uuid=gpu.gpu.uuid, bdf=gpu.gpu.address, minor=gpu.minor)

@@ -1,0 +1,85 @@
+"""A node with GPUs and their device plugin, for tests with the stand-in for the kubelet."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from base.paths import Paths
+from deviceplugin.gpus.parts import GpuParts
+from deviceplugin.plugin import DevicePlugin
+from deviceplugin.pools.config import DevicePluginConfig, PoolConfig
+from deviceplugin.pools.gpu_pool import GpuPoolConfig
+from tests.kubelet.kubelet import Kubelet
+from tests.unit.gpu.driver import Driver
+from tests.unit.gpu.groups import FileGroups
+
+GIB = 1 << 30
+NONE: Mapping[str, int] = {}
+MEMORY, COMPUTE = "alnair/vgpu-memory", "alnair/vgpu-compute"
+
+
+def made_paths(kubelet: Path) -> Paths:
+    """Roots beside the kubelet's, with the files that each node has."""
+    base = kubelet.parent
+    names = ("sys", "proc", "dev", "run", "state", "etc", "cdi", "devinfo")
+    paths = Paths(kubelet=kubelet, **{name: base / name for name in names})
+    boot_id = paths.proc / "sys/kernel/random/boot_id"
+    boot_id.parent.mkdir(parents=True)
+    boot_id.write_text("9b6b5c1e-0d5a-4a3f-8f0e-6d5b1b1c9d11\n")
+    for directory in (paths.sys, paths.dev, paths.etc):
+        directory.mkdir()
+    return paths
+
+
+def units(gib: int, **changed: object) -> GpuPoolConfig:
+    """A pool of mode units of GPUs with so many units of memory each."""
+    fields = {"mode": "units", "memory": gib * GIB, "reserve": 0}
+    return GpuPoolConfig(**{**fields, **changed})  # type: ignore[arg-type]
+
+
+class GpuNode:
+    """A node whose device plugin can be restarted."""
+
+    def __init__(
+        self,
+        paths: Paths,
+        gpus: Sequence[GpuPoolConfig],
+        pools: Sequence[PoolConfig] = (),
+        **settings: object,
+    ) -> None:
+        self.paths = paths
+        self.driver = Driver(paths)
+        self.config = DevicePluginConfig(pools=tuple(pools), gpus=tuple(gpus), **settings)  # type: ignore[arg-type]
+        self.groups = FileGroups(paths.run / "gpu")
+        self.start()
+
+    def start(self) -> None:
+        """Start the plugin, after the present one was closed."""
+        self.plugin = DevicePlugin(self.paths, self.config, gpu_parts=GpuParts(groups=self.groups))
+        self.plugin.start()
+
+    def restart(self) -> None:
+        self.plugin.close()
+        self.start()
+
+
+def await_restarted(kubelet: Kubelet) -> None:
+    """Wait until the kubelet reads the lists of the second plugin, for both resources."""
+
+    def reads(resource: str) -> bool:
+        again = kubelet.count("ListAndWatch", resource) == 2
+        return again and kubelet.allocatable(resource) > 0
+
+    kubelet.wait(lambda: reads(MEMORY) and reads(COMPUTE))
+
+
+def container(
+    name: str = "main",
+    *,
+    memory: int = 0,
+    compute: int = 0,
+    init: bool = False,
+    others: Mapping[str, int] = NONE,
+) -> Mapping[str, object]:
+    """A container of a pod that asks for units of memory and percents of time, and for `others`."""
+    asked = {name: count for name, count in ((MEMORY, memory), (COMPUTE, compute)) if count}
+    return {"name": name, "limits": {**asked, **others}, "init": init}

@@ -1,0 +1,340 @@
+"""Pools of mode slices and units on real sockets: each container has one GPU, with room for it."""
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from base.paths import Paths
+from deviceplugin import checkpoint, ledger
+from deviceplugin.checkpoint import AllocatedGPU
+from deviceplugin.pools.gpu_pool import GpuPoolConfig, Shape
+from tests.host.deviceplugin.gpu_node import (
+    COMPUTE,
+    GIB,
+    MEMORY,
+    GpuNode,
+    await_restarted,
+    container,
+    made_paths,
+    units,
+)
+from tests.kubelet.devices import NotStarted, PodRejected
+from tests.kubelet.kubelet import Kubelet
+from tests.unit.gpu.driver import Driver
+from tests.unit.host.servers import gpu_uuid
+from tests.waiting import until
+
+SMALL, LARGE = "podfabric.io/gpu-2g-25", "podfabric.io/gpu-4g-50"
+
+
+@pytest.fixture
+def paths(root: Path) -> Paths:
+    made = made_paths(root)
+    Driver(made).load(2)
+    return made
+
+
+@pytest.fixture
+def kubelet(paths: Paths) -> Iterator[Kubelet]:
+    with Kubelet(paths.kubelet) as own_kubelet:
+        yield own_kubelet
+
+
+@pytest.fixture
+def node(paths: Paths, kubelet: Kubelet) -> Iterator[GpuNode]:
+    """Two GPUs with 8 units of memory each."""
+    new_node = GpuNode(paths, [units(8)])
+    kubelet.wait(lambda: kubelet.allocatable(MEMORY) == 16 and kubelet.allocatable(COMPUTE) == 200)
+    yield new_node
+    new_node.plugin.close()
+
+
+@pytest.fixture
+def slices(paths: Paths, kubelet: Kubelet) -> Iterator[GpuNode]:
+    """Two GPUs of 8 GiB, in slices of two shapes."""
+    shapes = (
+        Shape(resource=SMALL, memory=2 * GIB, compute=25),
+        Shape(resource=LARGE, memory=4 * GIB, compute=50),
+    )
+    new_node = GpuNode(paths, [GpuPoolConfig(shapes=shapes, memory=8 * GIB, reserve=0)])
+    kubelet.wait(lambda: kubelet.allocatable(SMALL) == 8 and kubelet.allocatable(LARGE) == 4)
+    yield new_node
+    new_node.plugin.close()
+
+
+def first_of_two(seed: int) -> str:
+    """Which of the two resources a kubelet with this seed allocates first."""
+    order = [MEMORY, COMPUTE]
+    random.Random(seed).shuffle(order)
+    return order[0]
+
+
+def given(paths: Paths) -> list[AllocatedGPU]:
+    return [entry.gpu for entry in checkpoint.read(paths).allocations if entry.gpu is not None]
+
+
+def bound(paths: Paths) -> dict[str, tuple[int, int]]:
+    """GiB and percent by GPU, and "" for what is not bound."""
+    sums: dict[str, tuple[int, int]] = {}
+    for gpu in given(paths):
+        memory, compute = sums.get(gpu.uuid, (0, 0))
+        sums[gpu.uuid] = (
+            memory + gpu.memory_bytes // GIB,
+            compute + round(gpu.compute_share * 100),
+        )
+    return sums
+
+
+@pytest.mark.parametrize("first", [MEMORY, COMPUTE])
+def test_alnairs_pod_has_memory_and_time_of_one_gpu_in_both_orders(
+    paths: Paths, first: str
+) -> None:
+    seed = next(seed for seed in range(99) if first_of_two(seed) == first)
+    with Kubelet(paths.kubelet, seed=seed) as kubelet:
+        node = GpuNode(paths, [units(8)])
+        try:
+            kubelet.wait(lambda: kubelet.allocatable(MEMORY) and kubelet.allocatable(COMPUTE))
+            pod = kubelet.admit("trainer", [container(memory=2, compute=50)])
+            calls = [call.resource for call in kubelet.calls if call.method == "Allocate"]
+            assert calls[0] == first
+            assert bound(paths) == {gpu_uuid(0): (2, 50)}
+            (limits,) = node.groups.limits().values()
+            assert limits == [(gpu_uuid(0), 2 * GIB, 0.5)]
+            assert "/dev/nvidia0" in pod.containers["main"].devices
+            assert "/dev/nvidia1" not in pod.containers["main"].devices
+        finally:
+            node.plugin.close()
+
+
+def test_container_sees_its_limits_and_cannot_change_them(node: GpuNode, kubelet: Kubelet) -> None:
+    pod = kubelet.admit("trainer", [container(memory=2, compute=50)])
+    mounts = pod.containers["main"].mounts
+    (group,) = node.groups.limits()
+    directory = node.paths.run / "gpu" / group
+    assert mounts == {
+        "/run/podfabric/gpu/limits": (str(directory / "limits"), True),
+        "/run/podfabric/gpu/region": (str(directory / "region"), False),
+    }
+    assert {gpu.group for gpu in given(node.paths)} == {group}
+    assert {gpu.tier for gpu in given(node.paths)} == {"shim"}
+
+
+def test_request_that_fits_on_no_gpu_is_refused_with_the_room_of_each(
+    paths: Paths, kubelet: Kubelet
+) -> None:
+    node = GpuNode(paths, [units(3)])
+    try:
+        kubelet.wait(lambda: kubelet.allocatable(MEMORY) == 6)
+        with pytest.raises(PodRejected) as refused:
+            kubelet.admit("trainer", [container(memory=4)])
+        text = str(refused.value)
+        assert "no GPU has 4 GiB free" in text
+        assert "nvidia0 has 3 GiB and 100 %; nvidia1 has 3 GiB and 100 %" in text
+        assert given(paths) == []
+    finally:
+        node.plugin.close()
+
+
+def test_ids_of_two_gpus_are_memory_of_one(node: GpuNode, kubelet: Kubelet) -> None:
+    """A kubelet may choose ids as it likes."""
+    endpoint = kubelet.endpoint(MEMORY)
+    assert endpoint is not None
+    endpoint.allocate([f"{gpu_uuid(0)}_0", f"{gpu_uuid(1)}_0"])
+    assert len(bound(node.paths)) == 1
+
+
+def test_time_that_the_memorys_gpu_lacks_is_refused_and_never_of_another(
+    node: GpuNode, kubelet: Kubelet
+) -> None:
+    kubelet.admit("first", [container(memory=2, compute=80)])
+    before = bound(node.paths)
+    with pytest.raises(NotStarted, match=r"its memory is on nvidia0, and no GPU has .* 50 % free"):
+        kubelet.admit("second", [container(memory=2, compute=50)])
+    after = bound(node.paths)
+    assert after[gpu_uuid(0)] == (4, 80)  # its memory is reserved until the pod is gone
+    assert before[gpu_uuid(0)] == (2, 80)
+    assert gpu_uuid(1) not in after
+
+
+def test_time_alone_is_refused(node: GpuNode, kubelet: Kubelet) -> None:
+    with pytest.raises(NotStarted, match="asks for alnair/vgpu-compute alone"):
+        kubelet.admit("trainer", [container(compute=50)])
+
+
+def test_more_time_than_is_left_is_refused_at_admission(node: GpuNode, kubelet: Kubelet) -> None:
+    endpoint = kubelet.endpoint(COMPUTE)
+    assert endpoint is not None
+    kubelet.admit("first", [container(memory=1, compute=80)])
+    with pytest.raises(Exception, match="no GPU has 101 % of its time free"):
+        endpoint.allocate(
+            [f"{gpu_uuid(number)}_{i}" for number in (0, 1) for i in range(20, 71)][:101]
+        )
+
+
+def test_memory_alone_has_no_limit_of_time(node: GpuNode, kubelet: Kubelet) -> None:
+    kubelet.admit("trainer", [container(memory=3)])
+    (limits,) = node.groups.limits().values()
+    assert limits == [(gpu_uuid(0), 3 * GIB, 1.0)]
+
+
+def test_containers_of_a_pod_have_limits_of_their_own(node: GpuNode, kubelet: Kubelet) -> None:
+    containers = [container("a", memory=2, compute=20), container("b", memory=3, compute=30)]
+    kubelet.admit("trainer", containers)
+    assert sorted(limits[0][1:] for limits in node.groups.limits().values()) == [
+        (2 * GIB, 0.2),
+        (3 * GIB, 0.3),
+    ]
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_container_after_an_init_container_has_what_it_asks_for(paths: Paths, listed: bool) -> None:
+    with Kubelet(paths.kubelet, init_containers_listed=listed) as kubelet:
+        node = GpuNode(paths, [units(8)])
+        try:
+            kubelet.wait(lambda: kubelet.allocatable(MEMORY) and kubelet.allocatable(COMPUTE))
+            first = container("prepare", init=True, memory=2, compute=10)
+            kubelet.admit("trainer", [first, container("main", memory=4, compute=40)])
+            assert bound(paths) == {gpu_uuid(0): (4, 40)}
+            assert (gpu_uuid(0), 4 * GIB, 0.4) in [
+                limits[0] for limits in node.groups.limits().values()
+            ]
+        finally:
+            node.plugin.close()
+
+
+def test_restart_changes_nothing_of_a_running_container(node: GpuNode, kubelet: Kubelet) -> None:
+    pod = kubelet.admit("trainer", [container(memory=2, compute=50)])
+    files = {path: path.stat() for path in (node.paths.run / "gpu").rglob("*")}
+    before = given(node.paths)
+    node.groups.removed.clear()
+    node.restart()
+    await_restarted(kubelet)
+    kubelet.wait(lambda: kubelet.allocatable(MEMORY) == 16)
+    assert given(node.paths) == before
+    assert {path: path.stat() for path in (node.paths.run / "gpu").rglob("*")} == files
+    assert node.groups.removed == []
+    kubelet.run(pod)  # the container is started again
+    assert given(node.paths) == before
+
+
+def test_lost_checkpoint_is_filled_with_the_gpu_that_the_container_has(
+    node: GpuNode, kubelet: Kubelet
+) -> None:
+    kubelet.admit("first", [container(memory=5, compute=50)])
+    kubelet.admit("second", [container(memory=5, compute=50)])
+    before = bound(node.paths)
+    assert before == {gpu_uuid(0): (5, 50), gpu_uuid(1): (5, 50)}
+    node.plugin.close()
+    node.paths.checkpoint.unlink()
+    node.start()
+    assert bound(node.paths) == before
+
+
+def test_container_whose_node_is_another_gpus_after_a_reboot_does_not_start(
+    node: GpuNode, kubelet: Kubelet
+) -> None:
+    """The kubelet gives a container that starts again the nodes of its first start."""
+    pod = kubelet.admit("trainer", [container(memory=2, compute=50)])
+    node.plugin.close()
+    gpus = node.paths.proc / "driver/nvidia/gpus"
+    for number, other in ((0, 1), (1, 0)):
+        file = gpus / f"0000:1{number}:00.0/information"
+        file.write_text(file.read_text().replace(f"Minor: \t {number}", f"Minor: \t {other}"))
+    node.start()
+    await_restarted(kubelet)
+    with pytest.raises(
+        NotStarted, match=r"given /dev/nvidia0 for the GPU .*, which is nvidia1 now"
+    ):
+        kubelet.run(pod)
+
+
+def test_group_of_a_pod_that_is_gone_is_removed(
+    node: GpuNode, kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ledger, "YOUNG_GPU", 0.0)
+    pod = kubelet.admit("trainer", [container(memory=2, compute=50)])
+    assert len(node.groups.limits()) == 1
+    kubelet.remove(pod)
+
+    def gone() -> bool:
+        node.plugin.compare()
+        return not given(node.paths) and not node.groups.limits()
+
+    until(gone)
+
+
+def test_slot_that_is_given_again_has_a_new_group(node: GpuNode, kubelet: Kubelet) -> None:
+    """What an earlier holder left in the region must not be charged to the next one."""
+    pod = kubelet.admit("first", [container(memory=8)])
+    (group,) = node.groups.limits()
+    region = node.paths.run / "gpu" / group / "region"
+    region.write_text("of the first")
+    kubelet.remove(pod)
+    kubelet.admit("second", [container(memory=8)])
+    kubelet.admit("third", [container(memory=8)])
+    assert [path.read_text() for path in (node.paths.run / "gpu").glob("*/region")] == ["", ""]
+
+
+def test_full_disk_at_the_start_is_an_error_and_the_next_start_succeeds(
+    node: GpuNode, kubelet: Kubelet
+) -> None:
+    pod = kubelet.admit("trainer", [container(memory=2, compute=50)], start=False)
+    node.groups.broken = True
+    with pytest.raises(NotStarted, match="No space left on device"):
+        kubelet.run(pod)
+    node.groups.broken = False
+    kubelet.run(pod)
+    (limits,) = node.groups.limits().values()
+    assert limits == [(gpu_uuid(0), 2 * GIB, 0.5)]
+
+
+def test_slice_is_memory_and_time(slices: GpuNode, kubelet: Kubelet) -> None:
+    kubelet.admit("trainer", [container(others={SMALL: 1})])
+    (limits,) = slices.groups.limits().values()
+    assert limits == [(gpu_uuid(0), 2 * GIB, 0.25)]
+
+
+def test_two_slices_of_a_container_are_of_one_gpu(slices: GpuNode, kubelet: Kubelet) -> None:
+    kubelet.admit("first", [container(others={SMALL: 3})])
+    kubelet.admit("second", [container(others={SMALL: 2})])
+    assert bound(slices.paths) == {gpu_uuid(0): (6, 75), gpu_uuid(1): (4, 50)}
+
+
+def test_slices_of_the_other_shape_become_unhealthy_as_room_is_used(
+    slices: GpuNode, kubelet: Kubelet
+) -> None:
+    kubelet.admit("first", [container(others={LARGE: 1})])
+    kubelet.wait(lambda: kubelet.allocatable(SMALL) == 6)
+    kubelet.admit("second", [container(others={SMALL: 1})])
+    kubelet.wait(lambda: kubelet.allocatable(LARGE) == 3)  # one of them is held
+    assert kubelet.capacity(LARGE) == 4
+
+
+def test_slice_that_does_not_fit_is_refused_though_the_kubelet_has_an_old_list(
+    slices: GpuNode, kubelet: Kubelet
+) -> None:
+    for number in range(3):
+        kubelet.admit(f"large-{number}", [container(others={LARGE: 1})])
+    small = kubelet.endpoint(SMALL)
+    assert small is not None
+    ids = sorted(kubelet.devices(SMALL))
+    small.allocate(ids[:2])
+    with pytest.raises(Exception, match="no GPU has 2 GiB and 25 % of its time free"):
+        small.allocate(ids[2:3])
+
+
+def test_slices_of_two_shapes_are_refused(slices: GpuNode, kubelet: Kubelet) -> None:
+    with pytest.raises(NotStarted, match="slices of one shape"):
+        kubelet.admit("trainer", [container(others={SMALL: 1, LARGE: 1})])
+
+
+def test_old_checkpoint_without_gpus_is_read(paths: Paths) -> None:
+    paths.devices.mkdir(parents=True)
+    paths.checkpoint.write_text(
+        '{"version":2,"resources":["a/b"],"hcas":{},"allocations":[{"resource":"a/b","id":"0",'
+        '"devices":[],"time":"2026-01-02T03:04:05Z","boot_id":"x","adopted":false}],"offered":{}}'
+    )
+    (entry,) = checkpoint.read(paths).allocations
+    assert entry.gpu is None

@@ -1,0 +1,354 @@
+"""GPUs that are chosen when the container starts: names at admission, their files at the start."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from base.paths import Paths
+from deviceplugin import checkpoint, ledger
+from deviceplugin.checkpoint import AllocatedGPU
+from deviceplugin.gpus import near, slot_files, start
+from deviceplugin.pools.config import PoolConfig
+from deviceplugin.pools.gpu_pool import GpuPoolConfig, Shape
+from host.topology import Distance, Topology
+from tests.host.deviceplugin.gpu_node import (
+    COMPUTE,
+    GIB,
+    MEMORY,
+    GpuNode,
+    await_restarted,
+    container,
+    made_paths,
+    units,
+)
+from tests.kubelet.devices import NotStarted
+from tests.kubelet.kubelet import Kubelet, Pod
+from tests.unit.gpu.driver import Driver
+from tests.unit.host.servers import gpu_uuid
+from tests.waiting import PATIENCE, until
+
+SLICE = "podfabric.io/gpu-2g-25"
+HCA = "rdma/hca"
+SLICES = GpuPoolConfig(
+    shapes=(Shape(resource=SLICE, memory=2 * GIB, compute=25),), memory=8 * GIB, reserve=0
+)
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (near, start):
+        monkeypatch.setattr(module, "ASK_KUBELET", PATIENCE)
+
+
+@pytest.fixture
+def paths(root: Path) -> Paths:
+    made = made_paths(root)
+    Driver(made).load(2)
+    return made
+
+
+@pytest.fixture
+def kubelet(paths: Paths) -> Iterator[Kubelet]:
+    with Kubelet(paths.kubelet) as own_kubelet:
+        yield own_kubelet
+
+
+@pytest.fixture
+def node(paths: Paths, kubelet: Kubelet) -> Iterator[GpuNode]:
+    new_node = GpuNode(paths, [units(8)], gpu_binding="start")
+    kubelet.wait(lambda: kubelet.allocatable(MEMORY) == 16 and kubelet.allocatable(COMPUTE) == 200)
+    yield new_node
+    new_node.plugin.close()
+
+
+def given(paths: Paths) -> list[AllocatedGPU]:
+    return [entry.gpu for entry in checkpoint.read(paths).allocations if entry.gpu is not None]
+
+
+def edits(paths: Paths, pod: Pod, name: str = "main") -> dict[str, Any]:
+    """What the runtime finds for the CDI name that a container was given."""
+    (qualified,) = pod.containers[name].cdi
+    kind, _, slot = qualified.partition("=")
+    document = json.loads((paths.cdi / f"podfabric-slot-{slot}.json").read_text())
+    assert document["kind"] == kind
+    (device,) = document["devices"]
+    assert device["name"] == slot
+    found: dict[str, Any] = device["containerEdits"]
+    return found
+
+
+def gpu_node_of(found: dict[str, Any]) -> str:
+    """The one node of a GPU among the edits."""
+    (path,) = [node["path"] for node in found["deviceNodes"] if node["path"][-1].isdigit()]
+    return str(path)
+
+
+def test_admission_gives_a_name_and_the_start_says_what_it_is(
+    node: GpuNode, kubelet: Kubelet
+) -> None:
+    pod = kubelet.admit("trainer", [container(memory=2, compute=50)], start=False)
+    assert list(node.paths.cdi.glob("*")) == []
+    kubelet.run(pod)
+    given_now = pod.containers["main"]
+    assert (given_now.devices, given_now.mounts, given_now.env) == ({}, {}, {})
+    found = edits(node.paths, pod)
+    assert found["deviceNodes"][0] == {
+        "path": "/dev/nvidia0",
+        "hostPath": str(node.paths.dev / "nvidia0"),
+        "type": "c",
+        "major": 195,
+        "minor": 0,
+        "permissions": "rw",
+    }
+    assert len(found["deviceNodes"]) == 4
+    assert found["env"] == ["NVIDIA_VISIBLE_DEVICES=void"]
+    assert [mount["containerPath"] for mount in found["mounts"]] == [
+        "/run/podfabric/gpu/limits",
+        "/run/podfabric/gpu/region",
+    ]
+    assert found["mounts"][0]["options"][0] == "ro"
+    (limits,) = node.groups.limits().values()
+    assert limits == [(gpu_uuid(0), 2 * GIB, 0.5)]
+
+
+def test_memory_moves_to_the_gpu_that_has_the_time(node: GpuNode, kubelet: Kubelet) -> None:
+    first = kubelet.admit("first", [container(memory=2, compute=80)])
+    second = kubelet.admit("second", [container(memory=2, compute=50)])
+    assert gpu_node_of(edits(node.paths, first)) == "/dev/nvidia0"
+    assert gpu_node_of(edits(node.paths, second)) == "/dev/nvidia1"
+    by_group = {gpu.group: gpu.uuid for gpu in given(node.paths)}
+    assert sorted(by_group.values()) == [gpu_uuid(0), gpu_uuid(1)]
+    assert all(
+        len({gpu.uuid for gpu in given(node.paths) if gpu.group == group}) == 1
+        for group in by_group
+    )
+
+
+def test_container_that_fits_nowhere_does_not_start_and_gets_nothing(
+    node: GpuNode, kubelet: Kubelet
+) -> None:
+    """One GPU has the time that it asks for, and the other one the memory."""
+    kubelet.admit("first", [container(memory=8, compute=10)])
+    kubelet.admit("second", [container(memory=2, compute=60)])
+    third = kubelet.admit("third", [container(memory=2, compute=50)], start=False)
+    before = sorted(node.paths.cdi.iterdir())
+    with pytest.raises(NotStarted, match="nvidia0 has 0 GiB and 90 %; nvidia1 has 6 GiB and 40 %"):
+        kubelet.run(third)
+    assert sorted(node.paths.cdi.iterdir()) == before
+
+
+def test_container_that_starts_again_keeps_its_gpu(node: GpuNode, kubelet: Kubelet) -> None:
+    first = kubelet.admit("first", [container(memory=2, compute=80)])
+    second = kubelet.admit("second", [container(memory=2, compute=50)])
+    kubelet.remove(first)
+    before = edits(node.paths, second)
+    kubelet.run(second)
+    assert edits(node.paths, second) == before
+
+
+def test_restart_touches_no_file_of_a_running_container(node: GpuNode, kubelet: Kubelet) -> None:
+    pod = kubelet.admit("trainer", [container(memory=2, compute=50)])
+    roots = (node.paths.cdi, node.paths.run / "gpu")
+    files = {path: path.stat() for root in roots for path in root.rglob("*")}
+    node.restart()
+    await_restarted(kubelet)
+    kubelet.run(pod)
+    now = {path: path.stat() for root in roots for path in root.rglob("*") if path.name != "limits"}
+    assert {path: status.st_ino for path, status in now.items()} == {
+        path: status.st_ino for path, status in files.items() if path.name != "limits"
+    }
+    (cdi,) = node.paths.cdi.iterdir()
+    assert cdi.stat().st_mtime_ns == files[cdi].st_mtime_ns
+
+
+def test_slot_that_is_given_again_has_no_file_until_its_holder_starts(
+    node: GpuNode, kubelet: Kubelet
+) -> None:
+    """A runtime that looks too early must find nothing, rather than another pod's GPU."""
+    first = kubelet.admit("first", [container(memory=8, compute=10)])
+    name = first.containers["main"].cdi
+    kubelet.remove(first)
+    second = kubelet.admit("second", [container(memory=8, compute=10)], start=False)
+    third = kubelet.admit("third", [container(memory=8, compute=10)], start=False)
+    assert list(node.paths.cdi.iterdir()) == []
+    kubelet.run(second)
+    kubelet.run(third)
+    assert name in (second.containers["main"].cdi, third.containers["main"].cdi)
+    nodes = {gpu_node_of(edits(node.paths, pod)) for pod in (second, third)}
+    assert nodes == {"/dev/nvidia0", "/dev/nvidia1"}
+
+
+def test_name_of_a_slot_stands_for_another_gpu_with_its_next_holder(
+    node: GpuNode, kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same rounds as in tests/cluster/test_late_binding.py."""
+    monkeypatch.setattr(ledger, "YOUNG_GPU", 0.0)
+    names = []
+    for pods in (((80, 0), (50, 1), (20, 0)), ((20, 0), (80, 0), (50, 1))):
+        admitted = []
+        for percent, gpu in pods:
+            pod = kubelet.admit(f"trainer-{percent}", [container(memory=1, compute=percent)])
+            assert gpu_node_of(edits(node.paths, pod)) == f"/dev/nvidia{gpu}"
+            admitted.append(pod)
+        names.append([pod.containers["main"].cdi for pod in admitted])
+        for pod in admitted:
+            kubelet.remove(pod)
+
+        def gone() -> bool:
+            node.plugin.compare()
+            return list(node.paths.cdi.iterdir()) == []
+
+        until(gone)
+    assert names[0] == names[1]
+
+
+def test_file_of_a_pod_that_is_gone_is_removed(
+    node: GpuNode, kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ledger, "YOUNG_GPU", 0.0)
+    pod = kubelet.admit("trainer", [container(memory=2, compute=50)])
+    kubelet.remove(pod)
+
+    def gone() -> bool:
+        node.plugin.compare()
+        return list(node.paths.cdi.iterdir()) == []
+
+    until(gone)
+
+
+def test_file_that_cannot_be_written_is_an_error_and_the_next_start_succeeds(
+    node: GpuNode, kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pod = kubelet.admit("trainer", [container(memory=2, compute=50)], start=False)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device", "x.json")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(slot_files, "write", full)
+        with pytest.raises(NotStarted, match="No space left on device"):
+            kubelet.run(pod)
+    kubelet.run(pod)
+    assert gpu_node_of(edits(node.paths, pod)) == "/dev/nvidia0"
+
+
+def test_container_has_its_gpu_again_though_a_reboot_gave_it_another_node(
+    node: GpuNode, kubelet: Kubelet
+) -> None:
+    pod = kubelet.admit("trainer", [container(memory=2, compute=50)])
+    node.plugin.close()
+    gpus = node.paths.proc / "driver/nvidia/gpus"
+    for number, other in ((0, 1), (1, 0)):
+        file = gpus / f"0000:1{number}:00.0/information"
+        file.write_text(file.read_text().replace(f"Minor: \t {number}", f"Minor: \t {other}"))
+    node.start()
+    await_restarted(kubelet)
+    kubelet.run(pod)
+    assert gpu_node_of(edits(node.paths, pod)) == "/dev/nvidia1"
+    assert {(gpu.uuid, gpu.minor) for gpu in given(node.paths)} == {(gpu_uuid(0), 1)}
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"\0" * 100])
+def test_damaged_file_is_replaced_at_the_next_start(
+    node: GpuNode, kubelet: Kubelet, content: bytes
+) -> None:
+    pod = kubelet.admit("trainer", [container(memory=2, compute=50)])
+    (file,) = node.paths.cdi.iterdir()
+    whole = file.read_bytes()
+    file.write_bytes(content)
+    kubelet.run(pod)
+    assert file.read_bytes() == whole
+
+
+def test_kill_between_ledger_and_file_is_made_up_for_by_the_next_start(
+    node: GpuNode, kubelet: Kubelet
+) -> None:
+    pod = kubelet.admit("trainer", [container(memory=2, compute=50)])
+    before = given(node.paths)
+    node.plugin.close()
+    for file in node.paths.cdi.iterdir():
+        file.unlink()
+    for group in node.groups.limits():
+        node.groups.remove(group)
+    node.start()
+    await_restarted(kubelet)
+    kubelet.run(pod)
+    assert given(node.paths) == before
+    assert gpu_node_of(edits(node.paths, pod)) == "/dev/nvidia0"
+    assert len(node.groups.limits()) == 1
+
+
+def test_container_with_a_name_starts_again_after_the_setting_has_changed(
+    node: GpuNode, kubelet: Kubelet
+) -> None:
+    pod = kubelet.admit("trainer", [container(memory=2, compute=50)])
+    node.plugin.close()
+    node.config = type(node.config)(pools=(), gpus=node.config.gpus)
+    node.start()
+    await_restarted(kubelet)
+    for file in node.paths.cdi.iterdir():
+        file.unlink()
+    kubelet.run(pod)
+    assert gpu_node_of(edits(node.paths, pod)) == "/dev/nvidia0"
+    other = kubelet.admit("other", [container(memory=2, compute=50)])
+    assert other.containers["main"].cdi == []
+    assert "/dev/nvidia0" in other.containers["main"].devices
+
+
+def test_lost_checkpoint_is_filled_with_the_gpus_that_containers_have(
+    node: GpuNode, kubelet: Kubelet
+) -> None:
+    """Also with the one that no id names, and for the time, which names nothing."""
+    pods = [kubelet.admit(name, [container(memory=2, compute=70)]) for name in ("first", "second")]
+    before = given(node.paths)
+    files = {path: path.read_bytes() for path in node.paths.cdi.iterdir()}
+    node.plugin.close()
+    node.paths.checkpoint.unlink()
+    node.start()
+    await_restarted(kubelet)
+    key = AllocatedGPU.__struct_fields__
+    assert sorted(given(node.paths), key=lambda gpu: [str(getattr(gpu, name)) for name in key]) == (
+        sorted(before, key=lambda gpu: [str(getattr(gpu, name)) for name in key])
+    )
+    for pod in pods:
+        kubelet.run(pod)
+    assert {path: path.read_bytes() for path in node.paths.cdi.iterdir()} == files
+
+
+@pytest.mark.parametrize("binding", ["start", "admission"])
+@pytest.mark.parametrize("seed", range(4))
+def test_gpu_and_hca_of_a_container_are_the_closest_that_are_free(
+    server: Paths, binding: str, seed: int
+) -> None:
+    """In both orders in which a kubelet allocates, while containers have the nearest ones."""
+    Driver(server).nodes(range(8))
+    pool = PoolConfig(resource=HCA, slots=4)
+    with Kubelet(server.kubelet, seed=seed) as kubelet:
+        node = GpuNode(server, [SLICES], [pool], gpu_binding=binding)
+        try:
+            kubelet.wait(
+                lambda: kubelet.allocatable(HCA) == 32 and kubelet.allocatable(SLICE) == 32
+            )
+            for number in range(6):
+                kubelet.admit(f"trainer-{number}", [container(others={SLICE: 3, HCA: 1})])
+            assert sorted(pairs(server, kubelet)) == [Distance.PIX] * 6
+        finally:
+            node.plugin.close()
+
+
+def pairs(paths: Paths, kubelet: Kubelet) -> list[Distance]:
+    """How far the GPU of each container is from its HCA."""
+    held = {entry.key: entry for entry in checkpoint.read(paths).allocations}
+    distances = []
+    for pod in kubelet.pods.values():
+        ids = pod.containers["main"].ids
+        gpu = held[SLICE, ids[SLICE][0]].gpu  # type: ignore[index]
+        (hca,) = held[HCA, ids[HCA][0]].devices  # type: ignore[index]
+        assert gpu is not None
+        distances.append(
+            Topology.read(paths, [gpu.bdf, hca.address]).distance(gpu.bdf, hca.address)
+        )
+    return distances

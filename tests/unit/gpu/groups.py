@@ -1,0 +1,48 @@
+"""Groups of limits as files, for tests of who asks for which."""
+
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+
+class FileGroups:
+    """A directory for each group, with `limits` as JSON and an empty `region`."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.removed: list[str] = []
+        self.broken = False
+
+    def make(self, group: str, limits: Sequence[Any]) -> Path:
+        self._perhaps_fail()
+        directory = self.root / group
+        if not directory.exists():
+            directory.mkdir(parents=True)
+            (directory / "region").touch()
+            self._write(group, limits)
+        return directory
+
+    def change(self, group: str, limits: Sequence[Any]) -> None:
+        self._write(group, limits)
+
+    def remove(self, group: str) -> None:
+        self.removed.append(group)
+        shutil.rmtree(self.root / group, ignore_errors=True)
+
+    def limits(self) -> dict[str, list[tuple[str, int, float]]]:
+        """UUID, bytes and share of each limit, by group."""
+        return {
+            path.parent.name: [tuple(limit) for limit in json.loads(path.read_text())]
+            for path in self.root.glob("*/limits")
+        }
+
+    def _write(self, group: str, limits: Sequence[Any]) -> None:
+        self._perhaps_fail()
+        content = [(limit.uuid, limit.memory_bytes, limit.compute_share) for limit in limits]
+        (self.root / group / "limits").write_text(json.dumps(content))
+
+    def _perhaps_fail(self) -> None:
+        if self.broken:
+            raise OSError(28, "No space left on device", str(self.root))
