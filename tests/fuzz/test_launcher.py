@@ -8,7 +8,8 @@ import pytest
 
 from agent import framing
 from tests.waiting import PATIENCE
-from tools.build_launcher import CHECKOUT, SOURCES
+from tools.build_launcher import SOURCES
+from tools.compiling import CHECKOUT
 
 BUILD = CHECKOUT / "build/fuzz"
 TARGET = Path(__file__).with_name("launcher_answer.c")

@@ -9,7 +9,7 @@ import pytest
 from agent import framing
 from tests.host.launcher.fake import CONFIG, RESULT, Agent, Launcher, Recorder
 from tools import build_launcher
-from tools.build_launcher import CHECKOUT
+from tools.compiling import CHECKOUT
 
 TARGET = "aarch64-linux-gnu"
 THROUGH = ("qemu-aarch64",)
