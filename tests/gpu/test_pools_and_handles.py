@@ -1,0 +1,232 @@
+"""Memory that outlives what names it: handles, pools, arrays and graphs."""
+
+from collections.abc import Callable
+
+import pytest
+
+from gpu import layout
+from tests.gpu.conftest import MIB, Place
+from tests.gpu.forms import ON_HOST, array, on_device, pool_on
+from tests.standin.driver import Driver, Out, packed
+from tests.standin.gpus import Behaviour
+
+OUT_OF_MEMORY, NOT_SUPPORTED = 2, 801
+Make = Callable[..., Place]
+
+
+# ---- physical memory by handle -------------------------------------------------------------------
+
+
+def test_physical_memory_is_the_named_devices_and_host_memory_is_not_counted(place: Make) -> None:
+    here = place(count=2, memory=4 * MIB)
+    driver = here.started(device=0)
+    driver.do("cuMemCreate", Out(), 4 * MIB, on_device(1), 0)
+    assert here.group.uses()[0].used_bytes == here.resident(0) == 0
+    assert here.group.uses()[1].used_bytes == here.resident(1) == 4 * MIB
+    assert driver.result("cuMemCreate", Out(), 2 * MIB, on_device(1), 0) == OUT_OF_MEMORY
+    driver.do("cuMemCreate", Out(), 64 * MIB, on_device(0, ON_HOST), 0)
+    domain = on_device(0x0100, 6)  # a locality domain of device 0
+    driver.do("cuMemCreate", Out(), 2 * MIB, domain, 0)
+    assert here.group.uses()[0].used_bytes == here.resident(0) == 2 * MIB
+
+
+def test_physical_memory_is_counted_until_it_is_neither_held_nor_mapped(place: Make) -> None:
+    here = place()
+    driver = here.started()
+    handle = driver.do("cuMemCreate", Out(), 4 * MIB, on_device(0), 0)[0]
+    [address] = driver.do("cuMemAddressReserve", Out(), 8 * MIB, 0, 0, 0)
+    driver.do("cuMemMap", address, 2 * MIB, 0, handle, 0)
+    driver.do("cuMemMap", address + 2 * MIB, 2 * MIB, 2 * MIB, handle, 0)
+    driver.do("cuMemRelease", handle)
+    assert here.group.used == here.resident() == 4 * MIB
+    assert driver.do("cuMemRetainAllocationHandle", Out(), address) == [handle]
+    driver.do("cuMemUnmap", address, 4 * MIB)
+    assert here.group.used == here.resident() == 4 * MIB
+    assert driver.result("cuMemUnmap", address, 4 * MIB) != 0
+    driver.do("cuMemRelease", handle)
+    assert here.group.used == here.resident() == 0
+
+
+def test_refused_calls_on_handles_change_nothing(place: Make) -> None:
+    here = place()
+    driver = here.started()
+    handle = driver.do("cuMemCreate", Out(), 2 * MIB, on_device(0), 0)[0]
+    assert driver.result("cuMemMap", 4096, 2 * MIB, 0, handle, 0) != 0
+    assert driver.result("cuMemMap", 4096, 2 * MIB, 0, 12345, 0) != 0
+    driver.do("cuMemRelease", handle)
+    assert here.group.used == here.resident() == 0
+
+
+# ---- pools ---------------------------------------------------------------------------------------
+
+
+def test_a_pool_counts_with_what_it_reserves(place: Make) -> None:
+    here = place(behaviour=Behaviour(pool_chunk=8 * MIB), memory=64 * MIB)
+    driver = here.started()
+    [first] = driver.do("cuMemAllocAsync", Out(), MIB, 0)
+    assert here.group.used == here.resident() == 8 * MIB
+    [second] = driver.do("cuMemAllocAsync", Out(), MIB, 0)
+    assert here.group.used == here.resident() == 8 * MIB
+    driver.do("cuMemFreeAsync", first, 0)
+    driver.do("cuMemFreeAsync", second, 0)
+    driver.do("cuCtxSynchronize")
+    assert driver.do("cuMemGetInfo_v2", Out(), Out()) == [64 * MIB, 64 * MIB]
+    assert here.group.used == here.resident() == 0
+
+
+def test_unused_memory_of_pools_is_given_up_before_a_denial(place: Make) -> None:
+    here = place(behaviour=Behaviour(pool_chunk=8 * MIB), memory=64 * MIB)
+    driver = here.started()
+    [pool] = driver.do("cuDeviceGetDefaultMemPool", Out(), 0)
+    driver.do("cuMemPoolSetAttribute", pool, 4, packed("Q", 2**40))
+    [pointer] = driver.do("cuMemAllocAsync", Out(), 24 * MIB, 0)
+    driver.do("cuMemFreeAsync", pointer, 0)
+    driver.do("cuCtxSynchronize")
+    assert here.resident() == 24 * MIB
+    driver.do("cuMemAlloc_v2", Out(), 64 * MIB)
+    assert here.group.used == here.resident() == 64 * MIB
+
+
+def test_memory_of_a_pool_fits_into_what_it_has(place: Make) -> None:
+    here = place(behaviour=Behaviour(pool_chunk=8 * MIB), memory=64 * MIB)
+    driver = here.started()
+    driver.do("cuMemAllocAsync", Out(), MIB, 0)
+    driver.do("cuMemAlloc_v2", Out(), 56 * MIB)
+    driver.do("cuMemAllocAsync", Out(), 7 * MIB, 0)
+    assert driver.result("cuMemAllocAsync", Out(), MIB, 0) == OUT_OF_MEMORY
+    assert here.group.used == here.resident() == 64 * MIB
+
+
+def test_a_pool_that_is_destroyed_counts_until_its_memory_is_freed(place: Make) -> None:
+    here = place()
+    driver = here.started()
+    pool = driver.do("cuMemPoolCreate", Out(), pool_on(0))[0]
+    [first] = driver.do("cuMemAllocFromPoolAsync", Out(), 4 * MIB, pool, 0)
+    driver.do("cuMemPoolDestroy", pool)
+    assert here.group.used == here.resident() == 4 * MIB
+    driver.do("cuMemFreeAsync", first, 0)
+    assert here.group.used == here.resident() == 0
+
+
+def test_a_pool_in_host_memory_is_not_counted(place: Make) -> None:
+    here = place()
+    driver = here.started()
+    pool = driver.do("cuMemPoolCreate", Out(), pool_on(0, ON_HOST))[0]
+    driver.do("cuMemAllocFromPoolAsync", Out(), 100 * MIB, pool, 0)
+    assert here.group.used == here.resident() == 0
+
+
+def test_the_driver_itself_keeps_a_pool_below_the_limit(place: Make) -> None:
+    here = place(memory=64 * MIB)
+    driver = here.started()
+    pool = driver.do("cuMemPoolCreate", Out(), pool_on(0, most=2**40))[0]
+    driver.do("cuMemAllocFromPoolAsync", Out(), 64 * MIB, pool, 0)
+    here.group.set_memory(layout.NO_LIMIT)
+    assert driver.result("cuMemAllocFromPoolAsync", Out(), MIB, pool, 0) == OUT_OF_MEMORY
+
+
+# ---- arrays --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("levels", [1, 4, 9])
+@pytest.mark.parametrize("form", [0x01, 0x10, 0x20, 0x91, 0x9D, 0xB0, 0xB1, 0xC5, 0x5E])
+def test_mipmapped_arrays_count_as_the_driver_lays_them_out(
+    place: Make, levels: int, form: int
+) -> None:
+    here = place(memory=256 * MIB)
+    driver = here.started()
+    for depth, flags in ((0, 0), (16, 0), (6, 1)):
+        described = array(250, 130, depth, flags, form)
+        handle = driver.do("cuMipmappedArrayCreate", Out(), described, levels)[0]
+        assert here.group.used == here.resident() > 0
+        driver.do("cuMipmappedArrayDestroy", handle)
+        assert here.group.used == 0
+
+
+def test_an_array_whose_memory_comes_later_is_not_counted(place: Make) -> None:
+    here = place()
+    driver = here.started()
+    for flags in (0x40, 0x80):
+        driver.do("cuArray3DCreate_v2", Out(), array(1024, 1024, 0, flags))
+    assert here.group.used == here.resident() == 0
+
+
+# ---- graphs --------------------------------------------------------------------------------------
+
+
+def captured(driver: Driver, bytes_: int) -> tuple[int, int]:
+    """A graph that allocates and frees, by capture; it and the stream."""
+    [stream] = driver.do("cuStreamCreate", Out(), 1)
+    driver.do("cuStreamBeginCapture_v2", stream, 0)
+    [pointer] = driver.do("cuMemAllocAsync", Out(), bytes_, stream)
+    driver.do("cuMemFreeAsync", pointer, stream)
+    [graph] = driver.do("cuStreamEndCapture", stream, Out())
+    return graph, stream
+
+
+def test_memory_of_a_graph_counts_when_it_is_launched(place: Make) -> None:
+    here = place(memory=64 * MIB)
+    driver = here.started()
+    graph, stream = captured(driver, 8 * MIB)
+    [exec_] = driver.do("cuGraphInstantiateWithFlags", Out(), graph, 0)
+    assert here.group.used == here.resident() == 0
+    for _ in range(3):
+        driver.do("cuGraphLaunch", exec_, stream)
+        assert here.group.used == here.resident() == 8 * MIB
+    driver.do("cuStreamSynchronize", stream)
+    # What graphs no longer use is given up for others.
+    driver.do("cuMemAlloc_v2", Out(), 64 * MIB)
+    assert here.group.used == here.resident() == 64 * MIB
+    assert driver.result("cuGraphLaunch", exec_, stream) == OUT_OF_MEMORY
+    assert here.resident() == 64 * MIB
+
+
+def test_memory_nodes_of_a_graph_count_as_captured_ones_do(place: Make) -> None:
+    here = place(memory=64 * MIB)
+    driver = here.started()
+    [graph] = driver.do("cuGraphCreate", Out(), 0)
+    for bytes_, result in ((8 * MIB, 0), (100 * MIB, OUT_OF_MEMORY)):
+        node = pool_on(0) + packed("4Q", 0, 0, bytes_, 0)
+        driver.do("cuGraphAddMemAllocNode", Out(), graph, None, 0, node)
+        [exec_] = driver.do("cuGraphInstantiate_v2", Out(), graph, None, None, 0)
+        assert driver.result("cuGraphLaunch", exec_, 0) == result
+        driver.do("cuGraphExecDestroy", exec_)
+    assert here.node.read().gpus[0].peak <= 64 * MIB
+
+
+def test_a_capture_is_not_disturbed(place: Make) -> None:
+    """Allocations, denials and launches within it are legal; a launch waits for nothing."""
+    here = place(memory=64 * MIB)
+    driver = here.started()
+    [stream] = driver.do("cuStreamCreate", Out(), 1)
+    driver.do("cuMemAllocAsync", Out(), 2 * MIB, 0)
+    driver.do("cuStreamBeginCapture_v2", stream, 0)
+    driver.do("cuMemAllocAsync", Out(), 100 * MIB, stream)
+    assert driver.result("cuMemCreate", Out(), 100 * MIB, on_device(0), 0) == OUT_OF_MEMORY
+    [graph] = driver.do("cuStreamEndCapture", stream, Out())
+    [exec_] = driver.do("cuGraphInstantiateWithFlags", Out(), graph, 0)
+    assert driver.result("cuGraphLaunch", exec_, stream) == OUT_OF_MEMORY
+    assert here.node.read().gpus[0].peak <= 64 * MIB
+
+
+# ---- other processes' memory ---------------------------------------------------------------------
+
+
+def test_imported_memory_is_counted_where_it_was_made(place: Make) -> None:
+    here = place()
+    driver = here.started()
+    handle = driver.do("cuMemCreate", Out(), 4 * MIB, on_device(0), 0)[0]
+    [file] = driver.do("cuMemExportToShareableHandle", Out(4), handle, 1, 0)
+    assert driver.do("cuMemImportFromShareableHandle", Out(), file, 1) == [handle]
+    driver.do("cuMemRelease", handle)
+    assert here.group.used == here.resident() == 4 * MIB
+    driver.do("cuMemRelease", handle)
+    assert here.group.used == here.resident() == 0
+    assert here.group.uses()[0].external_imports == 1
+
+
+def test_imports_can_be_denied(place: Make) -> None:
+    driver = place(policy=layout.EXTERNAL_DENY).started()
+    assert driver.result("cuMemImportFromShareableHandle", Out(), 0, 1) == NOT_SUPPORTED
+    assert driver.result("cuImportExternalMemory", Out(), None) == NOT_SUPPORTED
+    assert driver.result("cuMemPoolImportFromShareableHandle", Out(), 0, 1, 0) == NOT_SUPPORTED

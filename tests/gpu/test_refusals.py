@@ -1,0 +1,159 @@
+"""What is missing or wrong is told in one line, and then nothing starts."""
+
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from gpu import layout
+from tests.gpu.conftest import MIB, Place
+from tests.standin.driver import Out
+
+Make = Callable[..., Place]
+OUT_OF_MEMORY, SYSTEM_NOT_READY = 2, 802
+
+
+START = "import ctypes, sys; sys.exit(ctypes.CDLL('libcuda.so.1').cuInit(0) != 802)"
+
+
+def refusal(here: Place) -> str:
+    """What a process says that cannot start."""
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            START,
+        ],
+        env=here.environment,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    [text] = done.stderr.splitlines()
+    assert text.startswith("podfabric: ")
+    return text
+
+
+def test_without_the_files_nothing_starts(place: Make) -> None:
+    here = place()
+    here.group.region.unlink()
+    assert "region: No such file" in refusal(here)
+    here.group.limits.unlink()
+    assert "limits: No such file" in refusal(here)
+
+
+@pytest.mark.parametrize("name", ["limits", "region"])
+def test_files_of_another_version_or_size_are_refused(place: Make, name: str) -> None:
+    here = place()
+    path = here.group.directory / name
+    content = path.read_bytes()
+    path.write_bytes(content[:-1])
+    assert "bytes instead of" in refusal(here)
+    path.write_bytes(content[:8] + struct.pack("<I", 2) + content[12:])
+    assert "not of version 1" in refusal(here)
+    path.write_bytes(b"\0" * 8 + content[8:])
+    assert "not of version 1" in refusal(here)
+    path.write_bytes(content)
+    here.started()
+
+
+def test_files_of_two_groups_are_refused(place: Make) -> None:
+    here = place()
+    content = here.group.region.read_bytes()
+    here.group.region.write_bytes(content[:16] + b"x" * 16 + content[32:])
+    assert "does not belong" in refusal(here)
+
+
+def test_without_the_agent_nothing_starts_and_its_slot_is_free(place: Make) -> None:
+    here = place(agent=False)
+    assert "agent" in refusal(here)
+    here.group.start_agent()
+    here.group.stop_agent()
+    assert "Connection refused" in refusal(here)
+    assert here.group.slots() == {}
+    here.group.start_agent()
+    here.started()
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [(1, "another version"), (2, "no GPU of this container"), (3, "same slot"), (4, "try again")],
+)
+def test_what_the_agent_answers_is_told(place: Make, status: int, words: str) -> None:
+    here = place()
+    here.group.answer = struct.pack("<IIQ", status, 0, 0)
+    assert words in refusal(here)
+    here.group.answer = b"short"
+    assert "Protocol error" in refusal(here)
+
+
+def test_an_agent_that_does_not_answer_is_not_waited_for_long(place: Make) -> None:
+    here = place(agent=False)
+    path = here.group.directory / "agent/agent.sock"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as silent:
+        silent.bind(str(path))
+        silent.listen()
+        assert "timed out" in refusal(here)
+
+
+def test_the_policy_may_let_processes_start_without_an_agent(place: Make) -> None:
+    here = place(agent=False, policy=layout.ERROR_ALLOW, memory=4 * MIB)
+    with here.started() as driver:
+        driver.do("cuMemAlloc_v2", Out(), 4 * MIB)
+        assert driver.result("cuMemAlloc_v2", Out(), MIB) == OUT_OF_MEMORY
+        assert here.group.used == 4 * MIB
+    here.group.region.unlink()
+    with here.started() as driver:
+        driver.do("cuMemAlloc_v2", Out(), 4 * MIB)
+        assert driver.result("cuMemAlloc_v2", Out(), MIB) == OUT_OF_MEMORY
+
+
+def test_a_limit_that_changes_is_seen_at_the_next_call(place: Make) -> None:
+    here = place(memory=8 * MIB)
+    driver = here.started()
+    driver.do("cuMemAlloc_v2", Out(), 4 * MIB)
+    here.group.set_memory(2 * MIB)
+    assert driver.do("cuMemGetInfo_v2", Out(), Out()) == [0, 2 * MIB]
+    assert driver.result("cuMemAlloc_v2", Out(), 512) == OUT_OF_MEMORY
+    here.group.set_memory(5 * MIB)
+    assert driver.do("cuMemGetInfo_v2", Out(), Out()) == [MIB, 5 * MIB]
+    driver.do("cuMemAlloc_v2", Out(), MIB)
+
+
+def test_an_agent_that_died_while_it_wrote_stops_nobody_who_runs(place: Make) -> None:
+    here = place(memory=8 * MIB)
+    driver = here.started()
+    with here.group.limits.open("r+b") as file:
+        file.seek(16)
+        file.write(struct.pack("<Q", 1001))
+    driver.do("cuMemAlloc_v2", Out(), 8 * MIB)
+    assert driver.result("cuMemAlloc_v2", Out(), 512) == OUT_OF_MEMORY
+    assert "ended while it wrote" in refusal(here)
+
+
+def test_what_a_tenant_writes_into_the_region_is_its_own_harm(place: Make) -> None:
+    """Its processes may fail or be counted wrongly, but end by no signal of ours, nor hang."""
+    here = place(memory=8 * MIB)
+    driver = here.started()
+    driver.do("cuMemAlloc_v2", Out(), MIB)
+    content = bytearray(here.group.region.read_bytes())
+    content[layout.USE_AT :] = b"\xff" * (len(content) - layout.USE_AT)
+    with here.group.region.open("r+b") as file:
+        file.write(content)
+    assert driver.call("cuMemAlloc_v2", Out(), MIB).result in (0, OUT_OF_MEMORY, SYSTEM_NOT_READY)
+    assert driver.call("cuMemGetInfo_v2", Out(), Out()).result in (0, SYSTEM_NOT_READY)
+    assert driver.process.poll() is None
+
+
+def test_a_slot_that_was_taken_away_is_replaced_by_another(place: Make) -> None:
+    here = place(memory=8 * MIB)
+    driver = here.started()
+    driver.do("cuMemAlloc_v2", Out(), 3 * MIB)
+    here.group.bury(driver.pid)
+    driver.do("cuMemAlloc_v2", Out(), MIB)
+    assert here.group.used == here.resident() == 4 * MIB
+    assert len(here.group.registered) == 2
