@@ -101,6 +101,8 @@ void object_destroy(struct object *object)
     if (object->start != (uintptr_t)object && node_get()->reuse_addresses) {
         tdelete(object, &by_start, compare);
         address_give_back(object->start, object->length);
+        if (object->type == ALLOCATION)
+            free(object); /* nothing else knows it, and there may be millions */
     }
 }
 

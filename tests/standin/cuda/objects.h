@@ -90,7 +90,8 @@ void *object_new(size_t size, enum type type, unsigned gpu, uint64_t start, uint
 void *object_of(CUhandle handle, enum type type);
 /* The object of that type whose range holds an address; NULL: none ever did. A freed one aborts. */
 void *object_at(uint64_t address, enum type type);
-/* Mark as destroyed; its address may be used again where the node says so. */
+/* Mark as destroyed; its address may be used again where the node says so, and the object is then
+ * gone if it is an allocation. */
 void object_destroy(struct object *object);
 /* The newest object; the next is its `older`. */
 struct object *objects_newest(void);
