@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +17,8 @@ from gpu.groups import CONTEXT_RESERVE, Groups
 from gpu.nvml import Nvml, NvmlError
 from gpu.registration import Registrar
 from gpu.samples import NodeSample
+from gpu.share_controller import ShareController
+from gpu.shares import TICK
 from gpu.tenants import Tenant, Tenants
 from gpu.watch import Watch
 from host.gpus import GPUs
@@ -24,16 +26,11 @@ from host.gpus import GPUs
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
-TICK = 0.5  # seconds between two corrections of the compute shares
 LOOK = 1.0  # seconds between two looks
 TRY_AGAIN = 5.0  # seconds after NVML could not be used
 NO_DRIVER = "no NVIDIA driver is loaded"
 
 _log = logging.getLogger(__name__)
-
-Shares = Callable[[Mapping[tuple[str, str], float]], object]
-"""Corrects the compute shares: gets the GPU time that each group used in a tick, by group and GPU
-(0 to 1), and sets them with `Groups.set_compute`."""
 
 
 class GpuLimitSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,7 +54,7 @@ class GpuService:
         listed: answers who holds which group now.
         settings: how limits are enforced.
         report: gets each over-use that counts, for an event of the pod.
-        shares: is called twice a second.
+        elastic: whether a group, by name, may also use the GPU time that others leave.
     """
 
     def __init__(
@@ -66,13 +63,13 @@ class GpuService:
         listed: Callable[[], Sequence[Tenant]],
         settings: GpuLimitSettings,
         report: Callable[[OverUse], object] = lambda overuse: None,
-        shares: Shares = lambda utilization: None,
+        elastic: Callable[[str], bool] = lambda group: False,
     ) -> None:
         root = paths.run / "gpu"
         self.groups = Groups(root, context_reserve=settings.context_reserve)
         self._gpus = GPUs(paths)
         self._settings = settings
-        self._shares = shares
+        self._shares = ShareController(self.groups, elastic)
         tenants = Tenants(listed, root)
         self._registrar = Registrar(self.groups, tenants)
         self._watch = Watch(self.groups, tenants, self._registrar.living, self._owned)
@@ -132,7 +129,7 @@ class GpuService:
             try:
                 driver = self._driver()
                 if driver is not None:
-                    self._shares(self._watch.tick(driver))
+                    self._shares(self._watch.tick(driver), self._watch.measured)
                 if time.monotonic() - looked >= LOOK - TICK / 2:
                     looked = time.monotonic()
                     self._look(driver)

@@ -3,7 +3,7 @@
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from gpu import shares
 from gpu.groups import Compute, GroupError, GroupFiles, Groups
@@ -33,8 +33,14 @@ class ShareController:
         self._elastic = elastic
         self._excess: dict[tuple[str, str], float] = {}  # by group and GPU
 
-    def __call__(self, utilization: Mapping[tuple[str, str], float]) -> None:
+    def __call__(
+        self, utilization: Mapping[tuple[str, str], float], measured: Collection[str]
+    ) -> None:
         """Correct shares after a tick, in which groups used so much of GPUs (by group and UUID).
+
+        The driver told of the GPUs of `measured`; a group that is not in `utilization` used none of
+        them. On others, as those in MIG mode, nothing is corrected: no use was seen there, which
+        would look like estimates that are far too large.
 
         A group whose files cannot be read, since it goes or spoiled them, keeps what it has; the
         others do not wait for it.
@@ -58,12 +64,12 @@ class ShareController:
                     kappa=entry.kappa,
                     excess=self._excess.get((group, limit.uuid), 0.0),
                 )
-                used = utilization.get((group, limit.uuid), 0.0)
+                used = utilization.get((group, limit.uuid), 0.0) if limit.uuid in measured else None
                 states[limit.uuid][group] = state
                 usages[limit.uuid][group] = (
                     shares.observe(state, used, uses[index], now)
                     if uses is not None
-                    else GroupUsage(utilization=used, active=used > 0)
+                    else GroupUsage(utilization=used, active=bool(used))
                 )
         self._write(states, usages)
 

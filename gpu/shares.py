@@ -37,7 +37,9 @@ K = TypeVar("K", bound=Hashable)
 class GroupUsage(msgspec.Struct, frozen=True, kw_only=True):
     """What was seen of one group on one GPU during a tick."""
 
-    utilization: float  # the sum of its processes' smUtil, of samples newer than the last tick
+    # The sum of its processes' smUtil, of samples newer than the last tick; None: the driver did
+    # not tell of this GPU.
+    utilization: float | None
     backlogged: bool = False  # at the tick's end launches wait in the gate, or just did
     active: bool = False  # backlogged, or it launched just now
     longest_kernel: float = 0.0  # seconds: its longest kernel or graph of the last time
@@ -59,7 +61,9 @@ class GroupShare(msgspec.Struct, frozen=True, kw_only=True):
             )
 
 
-def observe(group: GroupShare, utilization: float, use: RegionUse, now_ns: int) -> GroupUsage:
+def observe(
+    group: GroupShare, utilization: float | None, use: RegionUse, now_ns: int
+) -> GroupUsage:
     """What a group did until `now_ns` (CLOCK_MONOTONIC), by the driver and by its region.
 
     The tenant can write anything into the region: that changes what it gets itself. No kernel is
@@ -78,7 +82,7 @@ def observe(group: GroupShare, utilization: float, use: RegionUse, now_ns: int) 
     share = group.in_force or group.share
     owes = (use.tat - now_ns) / _NS
     return GroupUsage(
-        utilization=min(max(utilization, 0.0), 1.0),
+        utilization=None if utilization is None else min(max(utilization, 0.0), 1.0),
         backlogged=waits and owes <= 2 * group.kappa * longest / share + RECENT,
         active=waits or recent(use.last_launch, RECENT),
         longest_kernel=longest,
@@ -106,13 +110,16 @@ def corrected(group: GroupShare, usage: GroupUsage) -> GroupShare:
     to the share that was in force, so that a change of the share does not count as a deviation.
     """
     share = group.in_force
-    if not 0 < share < 1:
-        return group  # its launches are not delayed
+    if not 0 < share < 1 or usage.utilization is None:
+        return group  # its launches are not delayed, or nothing is known
     if not usage.backlogged and usage.utilization <= 0:
         return msgspec.structs.replace(group, kappa=group.kappa**DECAY)
     window = _KERNELS_IN_WINDOW * group.kappa * usage.longest_kernel / share
     weight = TICK / min(max(window, _SHORTEST_WINDOW), _LONGEST_WINDOW)
-    excess = group.excess + (deviation(usage, share) - group.excess) * weight
+    excess = (
+        group.excess
+        + (deviation(usage.utilization, share, usage.backlogged) - group.excess) * weight
+    )
     kappa = group.kappa
     if abs(excess) > TOLERANCE and (excess > 0 or usage.backlogged):
         step = min(max(1 + 2 * excess * weight, _LEAST_STEP), _MOST_STEP)
@@ -120,7 +127,7 @@ def corrected(group: GroupShare, usage: GroupUsage) -> GroupShare:
     return msgspec.structs.replace(group, kappa=kappa, excess=excess)
 
 
-def deviation(usage: GroupUsage, share: float) -> float:
+def deviation(utilization: float, share: float, backlogged: bool) -> float:
     """How far a group was from its share in a tick, relative to the share.
 
     Two conditions keep kappa from running away while something else holds the group back
@@ -128,8 +135,8 @@ def deviation(usage: GroupUsage, share: float) -> float:
     estimates that are too small the driver's queue is what blocks. Use below the share counts only
     while launches wait in the gate: else the group asks for no more.
     """
-    relative = usage.utilization / share - 1
-    return relative if relative > 0 or usage.backlogged else 0.0
+    relative = utilization / share - 1
+    return relative if relative > 0 or backlogged else 0.0
 
 
 def shares_in_force(

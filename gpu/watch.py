@@ -50,6 +50,7 @@ class Watch:
         self._owned = owned
         self.attribution = Attribution(tenants, living)
         self._measuring = Measuring()
+        self.measured: frozenset[str] = frozenset()  # GPUs that the driver told of in the last tick
         self._since: dict[str, int] = {}  # the driver's time of the last utilization, by GPU
         self._ticks: list[dict[tuple[str, str], float]] = []  # since the last look
         self._told: dict[str, str] = {}  # the last complaint about a group or GPU
@@ -102,6 +103,7 @@ class Watch:
                 continue
             times = [sample.at_us for sample in samples[uuid]]
             self._since[uuid] = max(times, default=self._since.get(uuid, 0))
+        self.measured = frozenset(samples)
         used = self.attribution.utilization(samples)
         self._ticks.append(used)
         return used

@@ -40,7 +40,7 @@ def test_a_group_that_uses_more_than_its_share_pays_more(groups: Groups) -> None
     groups.make("b", [limit(share=0.7)])
     control = ShareController(groups)
     for _ in range(4):
-        control({("a", A): 0.6, ("b", A): 0.4})
+        control({("a", A): 0.6, ("b", A): 0.4}, (A, B))
     assert _in_force(groups, "a")[1] > 1.2
     assert _in_force(groups, "b") == (0.7, 1.0)  # its launches do not wait
 
@@ -50,8 +50,19 @@ def test_a_group_whose_launches_wait_below_its_share_pays_less(groups: Groups) -
     control = ShareController(groups)
     for _ in range(4):
         _says(groups, "a", backlogged_at=time.monotonic_ns())
-        control({("a", A): 0.1})
+        control({("a", A): 0.1}, (A, B))
     assert _in_force(groups, "a")[1] < 0.8
+
+
+def test_a_gpu_of_which_the_driver_does_not_tell_is_shared_by_estimates_alone(
+    groups: Groups,
+) -> None:
+    groups.make("a", [limit(share=0.5)])
+    control = ShareController(groups)
+    for _ in range(4):
+        _says(groups, "a", backlogged_at=time.monotonic_ns())
+        control({}, (B,))
+    assert _in_force(groups, "a") == (0.5, 1.0)
 
 
 def test_elastic_groups_get_what_idle_ones_leave(groups: Groups) -> None:
@@ -59,14 +70,14 @@ def test_elastic_groups_get_what_idle_ones_leave(groups: Groups) -> None:
         groups.make(name, [limit(share=share)])
     control = ShareController(groups, elastic=lambda group: group != "fixed")
     _launches(groups, "a")
-    control({})
+    control({}, (A, B))
     assert _in_force(groups, "a")[0] == 1.0
     _launches(groups, "a", "fixed")
-    control({})
+    control({}, (A, B))
     assert _in_force(groups, "a")[0] == 0.8
     assert _in_force(groups, "fixed")[0] == 0.2
     _launches(groups, "a", "b")
-    control({})
+    control({}, (A, B))
     assert (_in_force(groups, "a")[0], _in_force(groups, "b")[0]) == (0.3, 0.7)
 
 
@@ -75,7 +86,7 @@ def test_each_gpu_is_shared_by_itself(groups: Groups) -> None:
     groups.make("b", [limit(B, share=0.5)])
     control = ShareController(groups)
     for _ in range(4):
-        control({("a", B): 0.9})
+        control({("a", B): 0.9}, (A, B))
     assert _in_force(groups, "a", 0) == (0.5, 1.0)
     assert _in_force(groups, "a", 1)[1] > 1.2
     assert _in_force(groups, "b") == (0.5, 1.0)
@@ -84,10 +95,10 @@ def test_each_gpu_is_shared_by_itself(groups: Groups) -> None:
 def test_a_new_controller_goes_on_from_the_files(groups: Groups) -> None:
     groups.make("a", [limit(share=0.3)])
     for _ in range(6):
-        ShareController(groups)({("a", A): 0.9})
+        ShareController(groups)({("a", A): 0.9}, (A, B))
     kappa = _in_force(groups, "a")[1]
     assert kappa > 2
-    ShareController(groups)({("a", A): 0.3})
+    ShareController(groups)({("a", A): 0.3}, (A, B))
     assert _in_force(groups, "a") == (0.3, kappa)
 
 
@@ -98,7 +109,7 @@ def test_a_share_that_is_held_down_for_its_memory_stays_down_and_is_what_counts(
     groups.throttle("a", A, 0.01)
     control = ShareController(groups)
     for _ in range(4):
-        control({("a", A): 0.3})
+        control({("a", A): 0.3}, (A, B))
     share, kappa = _in_force(groups, "a")
     assert share == 0.01
     assert kappa > 1.2
@@ -111,7 +122,7 @@ def test_a_group_that_spoils_a_file_disturbs_no_other(groups: Groups, spoiled: s
     (groups.root / "a" / spoiled).write_bytes(b"x")
     control = ShareController(groups)
     for _ in range(4):
-        control({("a", A): 0.6, ("b", A): 0.6})
+        control({("a", A): 0.6, ("b", A): 0.6}, (A, B))
     assert _in_force(groups, "b")[1] > 1.2
     if spoiled == "region":
         assert _in_force(groups, "a")[1] > 1.2
@@ -127,7 +138,7 @@ def test_a_group_that_goes_while_its_shares_are_corrected_is_no_error(
     monkeypatch.setattr(groups, "names", lambda: names)
     control = ShareController(groups)
     for _ in range(4):
-        control({("a", A): 0.6, ("b", A): 0.6})
+        control({("a", A): 0.6, ("b", A): 0.6}, (A, B))
     assert _in_force(groups, "b")[1] > 1.2
 
 
@@ -137,5 +148,5 @@ def test_nothing_is_written_while_nothing_changes(groups: Groups) -> None:
     path = groups.root / "a" / "limits"
     before = path.read_bytes()
     for _ in range(4):
-        control({})
+        control({}, (A, B))
     assert path.read_bytes() == before

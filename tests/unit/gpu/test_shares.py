@@ -163,14 +163,14 @@ def test_a_wrong_estimate_stays_corrected() -> None:
 # ---- the two conditions against windup: without either, a simulation fails
 
 
-def _without_the_driver_s_queue(usage: GroupUsage, share: float) -> float:
+def _without_the_driver_s_queue(utilization: float, share: float, backlogged: bool) -> float:
     """`deviation` without the condition that use above the share counts in any case."""
-    return usage.utilization / share - 1 if usage.backlogged else 0.0
+    return utilization / share - 1 if backlogged else 0.0
 
 
-def _without_demand(usage: GroupUsage, share: float) -> float:
+def _without_demand(utilization: float, share: float, backlogged: bool) -> float:
     """`deviation` without the condition that use below the share counts for waiting groups only."""
-    return usage.utilization / share - 1
+    return utilization / share - 1
 
 
 def _behind_a_full_queue() -> float:
@@ -314,6 +314,12 @@ def test_the_window_grows_with_the_kernel() -> None:
         return shares.corrected(_at(0.5), usage).kappa
 
     assert step(1e-3) == step(50e-3) > step(150e-3) > step(5.0) == step(50.0)
+
+
+def test_nothing_is_corrected_while_the_driver_does_not_tell_of_the_gpu() -> None:
+    group = _at(0.5, kappa=2.0, excess=0.3)
+    unknown = GroupUsage(utilization=None, backlogged=True, active=True)
+    assert shares.tick({"a": group}, {"a": unknown}) == {"a": group}
 
 
 def test_a_change_of_the_share_is_no_deviation() -> None:

@@ -1,0 +1,77 @@
+"""The gate of compute shares between processes of one group, by the real clock."""
+
+import threading
+import time
+from pathlib import Path
+
+from tests import waiting
+from tests.gpu.gate import KAPPA, MS, UNKNOWN, WHOLE, Files, S
+
+LAUNCHES = 1_000_000  # of each process: so many that they run at the same time
+
+
+def test_four_processes_lose_no_payment_of_each_other(tmp_path: Path) -> None:
+    files = Files(tmp_path, share=5000)
+    files.set_most_debt(3600 * S)
+    start = time.monotonic_ns() + 100 * S
+    files.set_tat(start)  # in the future, so that each launch moves it by its price exactly
+    processes = [files.start("spared", LAUNCHES) for _ in range(4)]
+    assert [process.wait(waiting.PATIENCE) for process in processes] == [0] * 4
+    assert files.gpu().tat - start == 4 * LAUNCHES * 2 * UNKNOWN
+
+
+def test_four_processes_together_get_no_more_than_the_share(tmp_path: Path) -> None:
+    """Each launch costs 32 ms of waiting: there are so many after the burst as time has passed."""
+    files = Files(tmp_path, share=100, kappa=16 * KAPPA)
+    processes = [files.start("held", 5) for _ in range(4)]
+    times = [int(line) for process in processes for line in process.communicate()[0].split()]
+    assert [process.returncode for process in processes] == [0] * 4
+    passed, price = max(times) - min(times), 32 * MS
+    assert (passed + 20 * MS) / price + 1 >= 4 * 5
+    assert files.gpu().tat >= min(times) - 20 * MS + 4 * 5 * price
+
+
+def test_a_process_that_is_killed_while_it_waits_leaves_nothing_behind(tmp_path: Path) -> None:
+    files = Files(tmp_path, share=100)
+    tat = time.monotonic_ns() + 50 * S
+    files.set_tat(tat)
+    killed = files.start("held", 1)
+    waiting.until(lambda: files.gpu().wait_ns > 0, what="launch that waits")
+    killed.kill()
+    assert killed.wait() == -9
+    assert files.gpu().tat == tat
+    assert files.gpu().throttled == 0
+    files.set_tat(0)
+    after = files.start("held", 1)
+    assert after.wait(waiting.PATIENCE) == 0
+    assert files.gpu().tat > tat - 50 * S
+
+
+def test_a_process_that_waits_sees_a_new_share(tmp_path: Path) -> None:
+    files = Files(tmp_path, share=1)
+    files.set_most_debt(3600 * S)
+    files.set_tat(time.monotonic_ns() + 3600 * S)
+    process = files.start("held", 1)
+    waiting.until(lambda: files.gpu().wait_ns > 0, what="launch that waits")
+    assert process.poll() is None
+    files.set_share(WHOLE)
+    assert process.wait(waiting.PATIENCE) == 0
+
+
+def test_signals_do_not_shorten_a_wait(tmp_path: Path) -> None:
+    files = Files(tmp_path, share=100)
+    until = time.monotonic_ns() + S
+    files.set_tat(until)
+    process = files.start("held", 1)
+    stop = threading.Event()
+
+    def disturb() -> None:
+        while not stop.wait(0.01):
+            process.send_signal(23)  # SIGURG: ignored, and it ends system calls of a handler's
+
+    disturbing = threading.Thread(target=disturb)
+    disturbing.start()
+    printed = process.communicate()[0].split()
+    stop.set()
+    waiting.join(disturbing)
+    assert int(printed[1]) >= until
