@@ -13,7 +13,7 @@ from deviceplugin.checkpoint import AllocatedGPU, AllocationKey
 from deviceplugin.ledger import Ledger
 from deviceplugin.pools.gpu_pool import GpuPoolConfig, Shape
 from gpu.inventory import NodeGPU
-from gpu.shares import WHOLE, Share
+from gpu.placement import WHOLE, Share
 
 _SHORT = len("GPU-12345678")
 

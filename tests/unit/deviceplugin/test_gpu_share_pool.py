@@ -14,7 +14,7 @@ from deviceplugin.gpus.share_pool import SharePool, healthy_ids, kinds
 from deviceplugin.ledger import Ledger
 from deviceplugin.pools.gpu_pool import GpuPoolConfig, Shape
 from gpu.inventory import GpuMemory, NodeGPU
-from gpu.shares import Share
+from gpu.placement import Share
 from host.gpus import GPU
 from tests.unit.host.servers import gpu_uuid
 
