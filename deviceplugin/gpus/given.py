@@ -6,6 +6,7 @@ have the same paths whichever GPU it is: a group is named after the container's 
 first of its ids, and so is the CDI device.
 """
 
+import hashlib
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,6 +23,8 @@ from deviceplugin.pools.gpu_pool import GpuBinding, GpuPoolConfig
 from gpu import nodes
 from gpu.nodes import GpuNode
 from host.errors import HostError
+
+_LONGEST = 200  # bytes of a group's name, which is part of the name of a file
 
 INSIDE = "/run/podfabric/gpu"
 
@@ -109,7 +112,10 @@ class Giver:
 
 def group_of(resource: str, slot: str) -> str:
     """The group of the container whose slot of a resource that is: a name of a directory."""
-    return re.sub(r"[^A-Za-z0-9_.-]", "-", f"{resource}.{slot}")
+    name = re.sub(r"[^A-Za-z0-9_.-]", "-", f"{resource}.{slot}")
+    if len(name) <= _LONGEST:
+        return name
+    return f"{name[: _LONGEST - 9]}-{hashlib.sha256(f'{resource}.{slot}'.encode()).hexdigest()[:8]}"
 
 
 def _files_of(directory: Path) -> tuple[SharedFile, SharedFile]:
