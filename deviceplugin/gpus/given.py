@@ -17,10 +17,11 @@ from base.paths import Paths
 from deviceplugin.api import v1beta1_pb2
 from deviceplugin.checkpoint import AllocatedGPU
 from deviceplugin.gpus import answer, slot_files
-from deviceplugin.gpus.parts import GpuLimit, GpuParts, SharedFile
+from deviceplugin.gpus.parts import GpuParts, SharedFile
 from deviceplugin.kubelet.server import Rejected
 from deviceplugin.pools.gpu_pool import GpuBinding, GpuPoolConfig
 from gpu import nodes
+from gpu.groups import GroupError, Limit
 from gpu.nodes import GpuNode
 from host.errors import HostError
 
@@ -66,7 +67,7 @@ class Giver:
         if given.cdi:
             name = slot_files.qualified(group)
             return answer.response((), config.driver_mount, cdi=[name])
-        limit = GpuLimit(given.uuid, given.memory_bytes, given.compute_share or 1.0)
+        limit = Limit(given.uuid, given.memory_bytes, given.compute_share or 1.0)
         files = self._limited(group, [limit])
         return answer.response(self.nodes(given, resource), config.driver_mount, files=files)
 
@@ -80,15 +81,13 @@ class Giver:
                 f"cannot give {given.bdf} for {resource}: {error}",
             ) from None
 
-    def start(self, resource: str, given: AllocatedGPU, limits: Sequence[GpuLimit]) -> None:
+    def start(self, resource: str, given: AllocatedGPU, limits: Sequence[Limit]) -> None:
         """What a container has that starts: its limits, then its CDI device.
 
         Raises Rejected and OSError.
         """
         found = self.nodes(given, resource)
-        files = self._limited(given.group, limits)
-        if self._parts.groups is not None:
-            self._parts.groups.change(given.group, limits)
+        files = self._limited(given.group, limits, change=True)
         if given.cdi:
             slot_files.write(self._paths, given.group, found, files, _VARIABLES)
 
@@ -102,11 +101,21 @@ class Giver:
         if self._parts.groups is not None:
             self._parts.groups.remove(group)
 
-    def _limited(self, group: str, limits: Sequence[GpuLimit]) -> list[SharedFile]:
-        """Have a group with limits; the files that its container sees. Raises OSError."""
+    def _limited(
+        self, group: str, limits: Sequence[Limit], *, change: bool = False
+    ) -> list[SharedFile]:
+        """Have a group with limits, with `change` these; the files that its container sees.
+
+        Raises Rejected and OSError.
+        """
         if self._parts.groups is None:
             return []
-        directory = self._parts.groups.make(group, limits)
+        try:
+            directory = self._parts.groups.make(group, limits)
+            if change:
+                self._parts.groups.change(group, limits)
+        except GroupError as error:
+            raise Rejected(grpc.StatusCode.FAILED_PRECONDITION, str(error)) from None
         return [*_files_of(directory), *self._parts.files]
 
 
@@ -118,8 +127,10 @@ def group_of(resource: str, slot: str) -> str:
     return f"{name[: _LONGEST - 9]}-{hashlib.sha256(f'{resource}.{slot}'.encode()).hexdigest()[:8]}"
 
 
-def _files_of(directory: Path) -> tuple[SharedFile, SharedFile]:
+def _files_of(directory: Path) -> tuple[SharedFile, ...]:
     return (
         SharedFile(str(directory / "limits"), f"{INSIDE}/limits"),
         SharedFile(str(directory / "region"), f"{INSIDE}/region", read_only=False),
+        # The directory, since an agent that starts again makes a new socket.
+        SharedFile(str(directory / "agent"), f"{INSIDE}/agent"),
     )

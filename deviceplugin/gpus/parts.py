@@ -7,30 +7,22 @@ GPUs have, and nothing enforces the limits.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
+from gpu.groups import Limit
 from gpu.inventory import GpuMemory, MemorySource
 
 
-@dataclass(frozen=True)
-class GpuLimit:
-    """What the processes of a group may use of one GPU together."""
-
-    uuid: str
-    memory_bytes: int
-    compute_share: float  # in (0, 1]
-
-
 class LimitedGroups(Protocol):
-    """The groups of processes with common limits: one for each container.
+    """The groups of processes with common limits, one for each container: gpu.groups.Groups.
 
-    `limits` have the fields of GpuLimit.
+    Raises GroupError and OSError.
     """
 
-    def make(self, group: str, limits: Sequence[Any]) -> Path:
+    def make(self, group: str, limits: Sequence[Limit]) -> Path:
         """Make a group unless it exists; its directory, with the files `limits` and `region`."""
 
-    def change(self, group: str, limits: Sequence[Any]) -> None:
+    def change(self, group: str, limits: Sequence[Limit]) -> None:
         """Give a group other limits, which its processes follow at once."""
 
     def remove(self, group: str) -> None:

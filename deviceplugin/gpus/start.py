@@ -15,13 +15,13 @@ from base.paths import Paths
 from deviceplugin.checkpoint import AllocatedGPU, Allocation, AllocationKey
 from deviceplugin.gpus.given import Giver, group_of
 from deviceplugin.gpus.near import Nearness
-from deviceplugin.gpus.parts import GpuLimit
 from deviceplugin.gpus.share_pool import SharedGPU, SharePool, percents
 from deviceplugin.kubelet import records
 from deviceplugin.kubelet.pod_resources import PodResourcesClient
 from deviceplugin.kubelet.records import KubeletUnreadable, PodDevices
 from deviceplugin.kubelet.server import Rejected
 from deviceplugin.ledger import Ledger
+from gpu.groups import Limit
 from gpu.placement import Share, choose
 
 ASK_KUBELET = 5.0  # seconds, of the 30 that the kubelet waits
@@ -176,7 +176,7 @@ class Starter:
             for key, entry in held.items()
         }
         share = sum(percents(gpu) for gpu in bound.values())
-        limit = GpuLimit(
+        limit = Limit(
             chosen.uuid,
             sum(gpu.memory_bytes for gpu in bound.values()),
             share / 100 if share else 1.0,  # without time, it is not limited

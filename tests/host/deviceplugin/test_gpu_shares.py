@@ -116,6 +116,7 @@ def test_container_sees_its_limits_and_cannot_change_them(node: GpuNode, kubelet
     assert mounts == {
         "/run/podfabric/gpu/limits": (str(directory / "limits"), True),
         "/run/podfabric/gpu/region": (str(directory / "region"), False),
+        "/run/podfabric/gpu/agent": (str(directory / "agent"), True),
     }
     assert {gpu.group for gpu in given(node.paths)} == {group}
     assert {gpu.tier for gpu in given(node.paths)} == {"shim"}

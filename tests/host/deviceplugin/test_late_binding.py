@@ -108,6 +108,7 @@ def test_admission_gives_a_name_and_the_start_says_what_it_is(
     assert [mount["containerPath"] for mount in found["mounts"]] == [
         "/run/podfabric/gpu/limits",
         "/run/podfabric/gpu/region",
+        "/run/podfabric/gpu/agent",
     ]
     assert found["mounts"][0]["options"][0] == "ro"
     (limits,) = node.groups.limits().values()

@@ -4,7 +4,8 @@ import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+
+from gpu.groups import Limit
 
 
 class FileGroups:
@@ -15,16 +16,17 @@ class FileGroups:
         self.removed: list[str] = []
         self.broken = False
 
-    def make(self, group: str, limits: Sequence[Any]) -> Path:
+    def make(self, group: str, limits: Sequence[Limit]) -> Path:
         self._perhaps_fail()
         directory = self.root / group
         if not directory.exists():
             directory.mkdir(parents=True)
             (directory / "region").touch()
+            (directory / "agent").mkdir()
             self._write(group, limits)
         return directory
 
-    def change(self, group: str, limits: Sequence[Any]) -> None:
+    def change(self, group: str, limits: Sequence[Limit]) -> None:
         self._write(group, limits)
 
     def remove(self, group: str) -> None:
@@ -38,7 +40,7 @@ class FileGroups:
             for path in self.root.glob("*/limits")
         }
 
-    def _write(self, group: str, limits: Sequence[Any]) -> None:
+    def _write(self, group: str, limits: Sequence[Limit]) -> None:
         self._perhaps_fail()
         content = [(limit.uuid, limit.memory_bytes, limit.compute_share) for limit in limits]
         (self.root / group / "limits").write_text(json.dumps(content))
