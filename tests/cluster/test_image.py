@@ -165,7 +165,7 @@ def test_bill_of_materials_lists_what_is_there(rootfs: Path) -> None:
 
 def test_a_package_with_another_hash_is_not_installed(tmp_path: Path) -> None:
     built()  # the stages before it, and the base
-    for name in ("deploy", "tools", "cni"):
+    for name in ("deploy", "tools", "cni", "gpu"):
         shutil.copytree(CHECKOUT / name, tmp_path / name)
     lock = (CHECKOUT / "requirements.lock").read_text()
     assert "inotify-simple==" in lock
