@@ -11,6 +11,11 @@ from ipam.nv_ipam.pools import ROUTED, NodePool, NodePools
 from ipam.ranges import Range, RangeSet
 from ipam.store import Reservation
 
+END_OVERLAP = (
+    "give one of the pools another range, or, if their networks are apart, the annotation "
+    "ipam.podfabric.io/private: true"
+)
+
 
 class ResolvedRequest(NamedTuple):
     """One set for each pool, in their order, and the routes of the result."""
@@ -186,10 +191,21 @@ def _is_usable(pool: NodePool, address: int) -> bool:
 
 def taken(pool: NodePool, address: int, node: str = "another node") -> CNIError:
     """The address is of this pool, and another node uses it."""
+    if node == "another node" and pool.older:
+        return of_older(pool, address, pool.older, f"in use on {node}, or ")
     return CNIError(
         Code.ADDRESS_TAKEN,
         f"{text(address)} of {pool.key} is in use on {node}: nothing was reserved; ask for another "
         "address",
+    )
+
+
+def of_older(pool: NodePool, address: int, older: Sequence[str], or_else: str = "") -> CNIError:
+    """The address is of this pool, and older ones have it, too."""
+    return CNIError(
+        Code.ADDRESS_TAKEN,
+        f"{text(address)} of {pool.key} is {or_else}also of {', '.join(older)}, which is older: "
+        f"nothing was reserved; {END_OVERLAP}, or ask for another address",
     )
 
 
