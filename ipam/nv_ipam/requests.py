@@ -6,6 +6,7 @@ from typing import NamedTuple
 from cni.spec.errors import CNIError, Code, invalid_config
 from cni.spec.result import Route
 from ipam.addresses import Interval, Network, family, parse, parse_interval, text
+from ipam.confirmed import spoken
 from ipam.nv_ipam.options import NvIpamOptions
 from ipam.nv_ipam.pools import ROUTED, NodePool, NodePools
 from ipam.ranges import Range, RangeSet
@@ -75,7 +76,10 @@ def kept(pool: NodePool, wanted: RangeSet, held: HeldByPod, now: float, why: str
         return RangeSet(ranges, wanted.fixed)
     since = "since it booted"
     if pool.boot == held.boot and now >= pool.confirmed:
-        since = f"for {(now - pool.confirmed) / 60:.0f} minutes"
+        since = (
+            f"for {spoken(now - pool.confirmed)}, longer than maxOffline "
+            f"({spoken(pool.max_offline)})"
+        )
     raise CNIError(
         Code.TRY_AGAIN,
         f"this node has not confirmed its share of {pool.key} at the API server {since} "

@@ -179,7 +179,7 @@ def test_pools_that_overlap_give_no_address_twice_and_it_is_told_within_ten_seco
         )
 
     until(lambda: a.name in told() and b.name in told(), what="the events", seconds=10.0)
-    annotated = ("ippool", young, "ipam.podfabric.io/private=true")
+    annotated = ("ippool.nv-ipam.nvidia.com", young, "ipam.podfabric.io/private=true")
     kinds.kubectl("-n", nv_ipam.NAMESPACE, "annotate", *annotated)
     gets(b, "q", f"{first[0]}/24", {"poolName": young})
 

@@ -90,7 +90,8 @@ class MoveReports:
     def _overlap(self, key: str, pool: NvPool | None, left: LeftToOlder) -> str:
         annotated = ""
         if pool is not None:
-            meta, kind = pool.metadata, pool.KIND.lower()
+            # whereabouts has a kind of that name, too
+            meta, kind = pool.metadata, f"{pool.KIND.lower()}.{API.partition('/')[0]}"
             annotated = f"-n {meta.namespace} annotate {kind} {meta.name} {PRIVATE}=true"
         return (
             f"{left.size} of the addresses of {key} in the entry of node {self._node} are also of "
