@@ -88,6 +88,6 @@ def _families(service: "NvPoolService | OwnPoolService") -> "Sequence[Metric]":
         labels=("pool", "state"),
     )
     for key, state in service.follower.states.items():
-        for name in ("usable", "blocked", "outside"):
+        for name in ("usable", "blocked", "outside", "overlap"):
             addresses.add_metric((key, name), getattr(state, name))
     return (addresses,)

@@ -78,6 +78,7 @@ class ClusterStore:
         """See Store.reserve. Waits for a block where this node has no free address of a set."""
         pool_deadline = time.monotonic() + self._pool_patience
         in_vain = waits = 0
+        view: LeasedView | None = None
         try:
             claim = self._claims.claimed(owner) if self._persistent else None
             if claim is not None:
@@ -103,8 +104,9 @@ class ClusterStore:
             if claim is not None:
                 self._fill(claim, owner, grant)
         except CNIError as error:
-            self._claims.failed(owner, error)
-            raise
+            told = _explained(error, view)
+            self._claims.failed(owner, told)
+            raise told from None
         for want, occupancy in view.occupancies:
             self._claims.used(want, occupancy)
         return grant
@@ -113,7 +115,8 @@ class ClusterStore:
         """See Store.exhausted: without a call to the API server."""
         view = self._view(None, [each for each in sets if not each.fixed])
         self._local.look(view.narrowed)
-        return self._claims.unable(view.wants) if view.wants else None
+        why = self._claims.unable(view.wants) if view.wants else None
+        return f"{view.why_unconfirmed}: {why}" if why and view.why_unconfirmed else why
 
     def _view(
         self,
@@ -237,6 +240,14 @@ def _require_free_choice(claim: NamedClaim, sets: Sequence[RangeSet]) -> None:
             f"the pod names IPAMClaim {claim}, and the network or the pod names addresses, too: "
             "leave one of them out; a claim asks for addresses by spec.ipRequests"
         )
+
+
+def _explained(error: CNIError, view: LeasedView | None) -> CNIError:
+    """With the reason why what the node has leased was of no use, if that is so."""
+    why = view.why_unconfirmed if view is not None else ""
+    if error.code != Code.TRY_AGAIN or not why:
+        return error
+    return CNIError(error.code, f"{why}: {error.message}", error.details)
 
 
 def _given_away(grant: Grant) -> CNIError:

@@ -11,6 +11,7 @@ from ipam.blocks import LeasedBlock
 from ipam.cluster.block_store import Survey
 from ipam.cluster.sticky import is_for
 from ipam.cluster.wants import NamedClaim, Occupancy, PodInterface, PoolRange, Want
+from ipam.confirmed import spoken
 from ipam.ranges import Range, RangeSet, merged, outside
 from ipam.store import AddressTaken, Owner
 from ipam.tables import Tables
@@ -65,6 +66,16 @@ class LeasedView:
         self.wants: list[Want] = []
         self.occupancies: list[tuple[Want, Occupancy]] = []
         self.is_passed_over = False
+        self._unconfirmed: LeasedBlock | None = None
+        self._looked_at = 0.0
+
+    @property
+    def why_unconfirmed(self) -> str:
+        """Why a new pod gets no address of the blocks that this node has; "" if they are in force,
+        or it has none."""
+        if self._unconfirmed is None:
+            return ""
+        return _why_unconfirmed(self._unconfirmed, self._boot, self._looked_at)
 
     def narrowed(self, tables: Tables) -> Sequence[RangeSet]:
         """The sets within confirmed blocks, the fullest first. None if a set has no address there.
@@ -73,6 +84,7 @@ class LeasedView:
         """
         now = self._clock()
         self.wants, self.occupancies = [], []
+        self._unconfirmed, self._looked_at = None, now
         held = _HeldBefore(tables, self.owner, self._boot)
         sets = [self._narrowed(tables, range_set, now, held) for range_set in self._sets]
         return [] if self.wants and not held.is_attached else sets
@@ -115,6 +127,9 @@ class LeasedView:
                 if is_for(block, sticky)
             ]
             confirmed = [block for block in blocks if block.is_confirmed(self._boot, now)]
+            if not confirmed:
+                late = (block for block in blocks if block.state == "usable")
+                self._unconfirmed = next(late, self._unconfirmed)
             aligned = held.on_other_rails(range_, blocks, confirmed)
             by_room = sorted(
                 (_Remaining.of(tables, range_, block, self._boot) for block in confirmed),
@@ -295,6 +310,24 @@ def _require_own_index(range_: Range, confirmed: Sequence[LeasedBlock]) -> None:
             f"{range_.where}: another pod has the index of address {text(range_.first)} on another "
             "rail of its AddressPool: nothing was reserved; ask for another address"
         )
+
+
+def _why_unconfirmed(block: LeasedBlock, boot: str, now: float) -> str:
+    if block.boot == boot and now >= block.confirmed:
+        when = (
+            f"the API server last confirmed its lease of AddressBlock {block.name} "
+            f"{spoken(now - block.confirmed)} ago, longer than spec.reclaim.maxOffline of "
+            f"AddressPool {block.pool} ({spoken(block.max_offline)})"
+        )
+    else:
+        when = (
+            f"it has not confirmed its lease of AddressBlock {block.name} at the API server since "
+            "it booted"
+        )
+    return (
+        f"this node gives no address to a new pod: {when}; see that the API server answers on this "
+        "node, and that the Node object of this node exists"
+    )
 
 
 def _not_confirmed(block: LeasedBlock) -> CNIError:

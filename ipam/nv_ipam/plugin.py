@@ -20,7 +20,7 @@ from ipam.nv_ipam import importing
 from ipam.nv_ipam import options as nv_options
 from ipam.nv_ipam.options import NvIpamOptions
 from ipam.nv_ipam.pools import NodePools, PoolsFile, domain_of
-from ipam.nv_ipam.requests import HeldByPod, NotHere, ResolvedRequest, kept, resolved
+from ipam.nv_ipam.requests import END_OVERLAP, HeldByPod, NotHere, ResolvedRequest, kept, resolved
 from ipam.permitted import of_address
 from ipam.ranges import RangeSet
 from ipam.sqlite_store import SqliteStore
@@ -206,7 +206,7 @@ class NvIpam:
         now = self._clock()
         return tuple(
             each
-            if pool.is_confirmed(boot, now)
+            if pool.is_confirmed(boot, now) or pool.is_left_to_older
             else kept(pool, each, held(), now, self._silence(pool.key))
             for pool, each in zip(pools, sets, strict=True)
         )
@@ -232,6 +232,11 @@ class NvIpam:
                     f"{key}: node {known.node} has {pool.first} to {pool.last}, {for_pods} for "
                     f"pods; {others}, which are not lent"
                 )
+                if pool.older:
+                    lines.append(
+                        f"addresses of {key} are also of {', '.join(pool.older)}, which is older "
+                        f"and has them: {END_OVERLAP}"
+                    )
         return CNIError(error.code, f"{'; '.join(lines)}: {error.message}")
 
 

@@ -32,6 +32,9 @@ class NodePool(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     are the runs of it that no other node uses. `beside` are addresses outside of the entry that
     pods of this node asked for by name. `routes` go through the gateway, in the result's order.
 
+    `older` are pools that have addresses of the entry, too: these are not usable. Before more of
+    the pool is used, the shares of `overlapping` ones are read, which may be gone already.
+
     `share` is the uid of the AddressShare by which the others leave all of this alone. It was last
     `confirmed` at that time of CLOCK_BOOTTIME in `boot`, and new pods get addresses for
     `max_offline` seconds from then.
@@ -46,6 +49,8 @@ class NodePool(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     routes: tuple[str, ...] = ()
     usable: tuple[str, ...] = ()
     beside: tuple[str, ...] = ()
+    older: tuple[str, ...] = ()
+    overlapping: tuple[str, ...] = ()
     share: str = ""
     boot: str = ""
     confirmed: float = 0.0
@@ -54,6 +59,12 @@ class NodePool(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def is_confirmed(self, boot: str, now: float) -> bool:
         """Whether new pods may get addresses of it at that time of CLOCK_BOOTTIME."""
         return is_recent((self.boot, self.confirmed), self.max_offline, boot, now)
+
+    @property
+    def is_left_to_older(self) -> bool:
+        """Whether older pools have all of it that no other node uses: it is full, with a share or
+        without one."""
+        return bool(self.older) and not (self.usable or self.beside)
 
     @property
     def domain(self) -> str:

@@ -6,10 +6,16 @@ from typing import NamedTuple
 from cni.spec.errors import CNIError, Code, invalid_config
 from cni.spec.result import Route
 from ipam.addresses import Interval, Network, family, parse, parse_interval, text
+from ipam.confirmed import spoken
 from ipam.nv_ipam.options import NvIpamOptions
 from ipam.nv_ipam.pools import ROUTED, NodePool, NodePools
 from ipam.ranges import Range, RangeSet
 from ipam.store import Reservation
+
+END_OVERLAP = (
+    "give one of the pools another range, or, if their networks are apart, the annotation "
+    "ipam.podfabric.io/private: true"
+)
 
 
 class ResolvedRequest(NamedTuple):
@@ -70,7 +76,10 @@ def kept(pool: NodePool, wanted: RangeSet, held: HeldByPod, now: float, why: str
         return RangeSet(ranges, wanted.fixed)
     since = "since it booted"
     if pool.boot == held.boot and now >= pool.confirmed:
-        since = f"for {(now - pool.confirmed) / 60:.0f} minutes"
+        since = (
+            f"for {spoken(now - pool.confirmed)}, longer than maxOffline "
+            f"({spoken(pool.max_offline)})"
+        )
     raise CNIError(
         Code.TRY_AGAIN,
         f"this node has not confirmed its share of {pool.key} at the API server {since} "
@@ -186,10 +195,21 @@ def _is_usable(pool: NodePool, address: int) -> bool:
 
 def taken(pool: NodePool, address: int, node: str = "another node") -> CNIError:
     """The address is of this pool, and another node uses it."""
+    if node == "another node" and pool.older:
+        return of_older(pool, address, pool.older, f"in use on {node}, or ")
     return CNIError(
         Code.ADDRESS_TAKEN,
         f"{text(address)} of {pool.key} is in use on {node}: nothing was reserved; ask for another "
         "address",
+    )
+
+
+def of_older(pool: NodePool, address: int, older: Sequence[str], or_else: str = "") -> CNIError:
+    """The address is of this pool, and older ones have it, too."""
+    return CNIError(
+        Code.ADDRESS_TAKEN,
+        f"{text(address)} of {pool.key} is {or_else}also of {', '.join(older)}, which is older: "
+        f"nothing was reserved; {END_OVERLAP}, or ask for another address",
     )
 
 

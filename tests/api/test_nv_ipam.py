@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from ipaddress import ip_interface
 from pathlib import Path
 from typing import Any
@@ -144,6 +145,43 @@ def test_a_requested_address_is_one_nodes_at_a_time(kinds: ApiServer, nodes: Nod
     assert a.add("p1", ipam, config=ask) == ["10.5.0.200/24"]
     with pytest.raises(CNIError, match=f"in use on node {a.name}"):
         b.add("q1", ipam, config=ask)
+
+
+def left_to_older(node: ApiNode, key: str) -> int:
+    """How many addresses of its entry the node leaves to older pools."""
+    state = node.service.follower.states.get(key)
+    return state.overlap if state is not None else 0
+
+
+def test_pools_that_overlap_give_no_address_twice_and_it_is_told_within_ten_seconds(
+    kinds: ApiServer, nodes: Nodes
+) -> None:
+    old, young = name("a-old"), name("b-young")
+    a, b = nodes(name("overlap-a")), nodes(name("overlap-b"))
+    first, second = ("10.14.0.1", "10.14.0.4"), ("10.14.0.5", "10.14.0.8")
+    for pool in (old, young):
+        put_pool(kinds, "ippools", pool, {"subnet": "10.14.0.0/24", "perNodeBlockSize": 4})
+    put_entries(kinds, "ippools", old, [entry(a.name, *first), entry(b.name, *second)])
+    put_entries(kinds, "ippools", young, [entry(a.name, *second), entry(b.name, *first)])
+    for node, address in ((a, first[0]), (b, second[0])):
+        gets(node, "p", f"{address}/24", {"poolName": old})
+        until(partial(left_to_older, node, f"ippool/{young}"), seconds=10.0, what="the metric")
+        with pytest.raises(CNIError, match=f"ippool/{old}, which is older") as caught:
+            node.add("q", {"poolName": young})
+        assert caught.value.code == Code.NO_FREE_ADDRESS
+
+    def told() -> str:
+        listed = kinds.kubectl("-n", nv_ipam.NAMESPACE, "get", "events", "-o", "json")
+        return "".join(
+            each["message"]
+            for each in json.loads(listed)["items"]
+            if each["reason"] == "AddressesOverlap" and young == each["involvedObject"]["name"]
+        )
+
+    until(lambda: a.name in told() and b.name in told(), what="the events", seconds=10.0)
+    annotated = ("ippool.nv-ipam.nvidia.com", young, "ipam.podfabric.io/private=true")
+    kinds.kubectl("-n", nv_ipam.NAMESPACE, "annotate", *annotated)
+    gets(b, "q", f"{first[0]}/24", {"poolName": young})
 
 
 def test_an_agent_writes_no_share_of_another_node(kinds: ApiServer, node_a: KubernetesApi) -> None:

@@ -12,7 +12,6 @@ machine is looked at (docs/cluster-protocol.md, "Time").
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -25,7 +24,8 @@ from ipam.cluster.identity import identified
 from ipam.cluster.nv_ipam.neighbours import Neighbours, SharesWatch
 from ipam.cluster.nv_ipam.node_file import NodeFile, with_lease
 from ipam.cluster.nv_ipam.objects import Invalid, NvPool, allotted, elsewhere, entry_with, node_pool
-from ipam.cluster.nv_ipam.reports import MoveReports
+from ipam.cluster.nv_ipam.overlaps import Overlaps
+from ipam.cluster.nv_ipam.reports import FollowedPool, LeftToOlder, MoveReports
 from ipam.cluster.nv_ipam.retries import Retries
 from ipam.cluster.nv_ipam.shares import MAX_OFFLINE, Shares, common, intervals, size, without
 from ipam.cluster.nv_ipam.takeover import address_pool_of, used_before, why_no_more
@@ -33,7 +33,7 @@ from ipam.cluster.pools import Unusable
 from ipam.cluster.step_thread import StepThread
 from ipam.confirmed import boottime
 from ipam.nv_ipam.pools import NodePool, domain_of, listed
-from ipam.nv_ipam.requests import taken
+from ipam.nv_ipam.requests import of_older, taken
 from ipam.ranges import merged
 from ipam.store import Owner, Reservation
 from ipam.store_files import StoreFiles
@@ -48,22 +48,6 @@ _CONFIRM = "shares"  # what is tried again; no pool has that key
 
 Source = Callable[[], Sequence[NvPool] | None]
 """All pools of a kind as they were last seen; None before that."""
-
-
-class FollowedPool(NamedTuple):
-    """Of one pool: how many addresses the entry has, how many of them may be handed out, how many
-    of them other nodes use, how many pods hold outside of it, and how many were asked for."""
-
-    entry: int = 0
-    usable: int = 0
-    blocked: int = 0
-    outside: int = 0
-    beside: int = 0
-
-    @property
-    def is_plain(self) -> bool:
-        """All is as the pool says."""
-        return self.usable == self.entry and not (self.outside or self.beside)
 
 
 class PoolFollower(StepThread):
@@ -104,6 +88,7 @@ class PoolFollower(StepThread):
         self._retries = Retries(clock)
         self._working = threading.Lock()
         self._objects: dict[str, NvPool] = {}
+        self._overlaps = Overlaps()
         self._views: dict[str, tuple[tuple[str, str], NodePool]] = {}
         self._asked: dict[tuple[str, int], float] = {}
         self._confirmed = 0.0
@@ -126,6 +111,7 @@ class PoolFollower(StepThread):
             if len(seen) < len(self._sources):
                 return LOOK_EVERY
             self._objects = {each.key: each for pools in seen for each in pools}
+            self._overlaps = Overlaps(self._objects.values())
             states: dict[str, FollowedPool] = {}
             for key in sorted(self._keys()):
                 states[key] = self.states.get(key, FollowedPool())
@@ -143,7 +129,7 @@ class PoolFollower(StepThread):
                 self._neighbours.forget(key)
             self.states = states
         self._events.send()
-        if any(each.outside or each.beside for each in states.values()):
+        if any(each.outside or each.beside or each.overlap for each in states.values()):
             return LOOK_EVERY
         due = self._confirm_at - self._clock() if self._retries.is_due(_CONFIRM) else REST
         return min(REST, self._retries.wait(), max(due, 0.0))
@@ -213,29 +199,34 @@ class PoolFollower(StepThread):
     def _follow(self, key: str) -> FollowedPool:
         old = self._file.known().pools.get(key)
         new = self._view(key, old)
-        entry = allotted(new) if new is not None else ()
+        whole = self._overlaps.given(key, allotted(new)) if new is not None else ()
         if self._unjoined is not None:
-            return self._left_alone(key, new, entry)
+            return self._left_alone(key, new, whole)
+        entry, older = self._overlaps.left_by(key, whole), self._overlaps.older(key, whole)
         usable = common(entry, _runs(old.usable)) if old is not None else ()
         beside = self._beside(key, old, entry) if new is not None else ()
-        now = new and with_lease(replace(new, usable=listed(usable), beside=beside), old)
+        overlapping = self._overlaps.of(key, old.overlapping if old is not None else ())
+        now = new and replace(new, older=older, overlapping=overlapping)
+        now = now and with_lease(replace(now, usable=listed(usable), beside=beside), old)
         self._file.write(key, now)
         # From here on no ADD begins with a lost address; those before have their reservations.
         asked = _runs(beside)
         held = self._held(key)
-        outside = without(held, (*entry, *asked))
+        outside = without(held, (*whole, *asked))
+        left = LeftToOlder(size(whole) - size(entry), older)
         if self._shares.is_read and self._retries.is_due(key):
             usable = self._share(key, now, entry, merged((*entry, *held, *asked)))
             blocked = self._neighbours.blocked(key, entry)
             others = self._neighbours.of(key)
             holders = self._holders(key, outside)
-            self._reports.tell(key, self._objects.get(key), holders, blocked, others)
-            self._neighbours.keep_watch(key, is_blocked=bool(blocked))
+            self._reports.tell(key, self._objects.get(key), holders, blocked, others, left)
+            self._neighbours.keep_watch(key, self._neighbours.blocking(key, entry))
             self._settled.add(key)
             self._retries.worked(key)
             self._reports.say(key, "")
         blocked = self._neighbours.blocked(key, entry)
-        return FollowedPool(size(entry), size(usable), size(blocked), size(outside), len(beside))
+        counts = (size(usable), size(blocked), size(outside), len(beside), left.size)
+        return FollowedPool(size(whole), *counts)
 
     def _left_alone(
         self, key: str, new: NodePool | None, entry: Sequence[Interval]
@@ -266,12 +257,14 @@ class PoolFollower(StepThread):
         usable, foreign = _runs(now.usable), self._neighbours.intervals(key)
         is_new = is_wider or key not in self._settled or (wanted and not now.share)
         is_old = usable != without(entry, foreign) or self._neighbours.has_news(key, entry)
-        if is_new or is_old:
-            self._neighbours.read(key)
+        if is_new or is_old or not self._neighbours.were_read_with(key, now.overlapping):
+            self._neighbours.read(key, now.overlapping)
             foreign = self._neighbours.intervals(key)
+            with_shares = {each.pool for each in self._neighbours.of(key)} - {key}
+            overlapping = self._overlaps.of(key, with_shares)
             beside = tuple(each for each in now.beside if not common(_runs((each,)), foreign))
             free = replace(now, usable=listed(without(entry, foreign)), beside=beside)
-            now = self._allowed(key, now, free)
+            now = self._allowed(key, now, replace(free, overlapping=overlapping))
             usable = _runs(now.usable)
         self._file.write(key, self._leased(key, now))
         return usable
@@ -346,11 +339,14 @@ class PoolFollower(StepThread):
         entry = entry_with(pool, address)
         if entry is not None and entry.node != self._node and text(address) != old.gateway:
             raise taken(old, address, f"node {entry.node}, whose entry has it")
+        if older := self._overlaps.older(key, one):
+            raise of_older(old, address, older)
         self._wake.set()  # the share is mended if anything fails
         try:
             share = self._shares.own(key)
             self._shares.write(key, (*(intervals(share) if share else ()), *one))
-            for other in self._shares.others(key):
+            overlapping = self._overlaps.of(key, old.overlapping)
+            for other in self._shares.others(key, overlapping):
                 if common(other.intervals, one):
                     self._settled.discard(key)
                     raise taken(old, address, other.whose)

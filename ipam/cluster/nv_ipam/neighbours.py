@@ -1,6 +1,6 @@
 """What the other machines use of each pool, as this one read it last, and when to read it again."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence, Set
 from typing import Protocol
 
 from ipam.addresses import Interval
@@ -26,7 +26,9 @@ class Neighbours:
         self._shares = shares
         self._watch = watch
         self._others: dict[str, Sequence[OtherShare]] = {}
-        self._watches: dict[str, SharesWatch] = {}  # of pools of which others block a part
+        self._with: dict[str, frozenset[str]] = {}
+        # By pool of which others block a part: of that pool, and of those that overlap it.
+        self._watches: dict[str, dict[str, SharesWatch]] = {}
 
     def of(self, key: str) -> Sequence[OtherShare]:
         """As they were read last."""
@@ -36,9 +38,19 @@ class Neighbours:
         """The addresses of all of them."""
         return _all_of(self.of(key))
 
-    def read(self, key: str) -> None:
-        """Read them now. Raises ApiError, and CNIError 6 for a share that cannot be read."""
-        self._others[key] = self._shares.others(key)
+    def read(self, key: str, overlapping: Collection[str]) -> None:
+        """Read them now, also those of pools that overlap it. Raises ApiError, and CNIError 6 for a
+        share that cannot be read."""
+        self._others[key] = self._shares.others(key, overlapping)
+        self._with[key] = frozenset(overlapping)
+
+    def were_read_with(self, key: str, overlapping: Collection[str]) -> bool:
+        """Whether these pools that overlap it were read, and no others."""
+        return self._with.get(key, frozenset()) == frozenset(overlapping)
+
+    def blocking(self, key: str, entry: Sequence[Interval]) -> set[str]:
+        """The pools by which others use a part of the entry."""
+        return {each.pool for each in self.of(key) if common(entry, each.intervals)}
 
     def blocked(self, key: str, entry: Sequence[Interval]) -> tuple[Interval, ...]:
         """What others use of the entry."""
@@ -49,29 +61,37 @@ class Neighbours:
 
         A watch may be late, so that decides nothing: they are read again then. CNIError 6.
         """
-        watch = self._watches.get(key)
-        seen = watch.items() if watch is not None else None
-        if seen is None:
-            return False
-        return common(entry, _all_of(self._shares.of_others(seen))) != self.blocked(key, entry)
+        for pool, watch in self._watches.get(key, {}).items():
+            seen = watch.items()
+            if seen is None:
+                continue
+            now = common(entry, _all_of(self._shares.of_others(key, seen)))
+            read = (each for each in self.of(key) if each.pool == pool)
+            if now != common(entry, _all_of(read)):
+                return True
+        return False
 
-    def keep_watch(self, key: str, *, is_blocked: bool) -> None:
-        """Watch the pool as long as others use a part of the entry."""
-        if is_blocked and key not in self._watches:
-            self._watches[key] = self._watch(key)
-        elif not is_blocked and key in self._watches:
-            self._watches.pop(key).close()
+    def keep_watch(self, key: str, blocking: Set[str]) -> None:
+        """Watch these pools, by which others use a part of the entry, and no longer."""
+        watches = self._watches.setdefault(key, {})
+        for pool in blocking - watches.keys():
+            watches[pool] = self._watch(pool)
+        for pool in watches.keys() - blocking:
+            watches.pop(pool).close()
 
     def forget(self, key: str) -> None:
         """The pool is not followed any more."""
         self._others.pop(key, None)
-        self.keep_watch(key, is_blocked=False)
+        self._with.pop(key, None)
+        self.keep_watch(key, set())
+        del self._watches[key]
 
     def close(self) -> None:
         """Watch nothing any more."""
-        for watch in tuple(self._watches.values()):
-            watch.close()
+        for watches in tuple(self._watches.values()):
+            for watch in tuple(watches.values()):
+                watch.close()
 
 
-def _all_of(shares: Sequence[OtherShare]) -> tuple[Interval, ...]:
+def _all_of(shares: Iterable[OtherShare]) -> tuple[Interval, ...]:
     return merged(run for share in shares for run in share.intervals)

@@ -239,8 +239,13 @@ def allotted(pool: NodePool) -> tuple[Interval, ...]:
     return (entry,)
 
 
+def excluded_runs(pool: NvPool) -> list[Interval]:
+    """What no node hands out. Invalid."""
+    return [_run("spec.exclusions", each.start, each.end) for each in pool.spec.exclusions or ()]
+
+
 def _excluded(pool: NvPool, own: Entry) -> tuple[Interval, ...]:
-    runs = [_run("spec.exclusions", each.start, each.end) for each in pool.spec.exclusions or ()]
+    runs = excluded_runs(pool)
     origin = own.interval.first if isinstance(pool, NvIPPool) else own.network.address
     for each in pool.spec.per_node_exclusions or ():
         runs.append(Interval(origin + each.start_index, origin + each.end_index))

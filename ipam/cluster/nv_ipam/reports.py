@@ -6,18 +6,45 @@ once.
 
 import logging
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from base.text import printable
 from ipam.addresses import Interval, parse
 from ipam.cluster.api import ClusterApi
 from ipam.cluster.events import PendingEvents, pod_of
 from ipam.cluster.nv_ipam.objects import API, NvPool, entry_with
+from ipam.cluster.nv_ipam.overlaps import PRIVATE
 from ipam.cluster.nv_ipam.shares import OtherShare, Shares, common, size
 from ipam.store import Reservation
 
 _SHOWN = 8  # addresses, or nodes, in a message
 
 _log = logging.getLogger(__name__)
+
+
+class FollowedPool(NamedTuple):
+    """Of one pool: how many addresses the entry has, how many of them may be handed out, how many
+    of them other nodes use, how many pods hold outside of it, how many were asked for,
+    and how many of the entry are left to older pools."""
+
+    entry: int = 0
+    usable: int = 0
+    blocked: int = 0
+    outside: int = 0
+    beside: int = 0
+    overlap: int = 0
+
+    @property
+    def is_plain(self) -> bool:
+        """All is as the pool says."""
+        return self.usable == self.entry and not (self.outside or self.beside)
+
+
+class LeftToOlder(NamedTuple):
+    """How many addresses of the entry older pools have, and which pools these are."""
+
+    size: int
+    pools: Sequence[str]
 
 
 class MoveReports:
@@ -38,9 +65,11 @@ class MoveReports:
         held: Sequence[Reservation],
         blocked: Sequence[Interval],
         others: Iterable[OtherShare],
+        left: LeftToOlder,
     ) -> None:
         """`held` is what pods hold outside of the entry, `blocked` what of the entry is in use
-        elsewhere, by the shares of `others`. Raises ApiError."""
+        elsewhere, by the shares of `others`, `left` what of it older pools have. Raises
+        ApiError."""
         lost = self._outside_now(key, pool, held) if held else ""
         nodes = sorted(each.whose for each in others if common(each.intervals, blocked))
         waiting = (
@@ -48,12 +77,27 @@ class MoveReports:
             f"use on {_named(nodes)}: they are handed out when they are free"
         )
         conditions = {"Outside": lost, "Blocked": waiting if blocked else ""}
+        overlap = f"{key}: Overlap"
+        if left.size or self.said(overlap):  # few shares need that condition
+            conditions["Overlap"] = self._overlap(key, pool, left) if left.size else ""
         self._shares.tell(key, conditions)
         for type_, message in conditions.items():
             if self.say(f"{key}: {type_}", message) and message:
                 self._api.report(f"Addresses{type_}", message, _reference(pool, self._node))
         for each in held:
             self._events.of_pod("AddressOutsideOfEntry", lost, pod_of(each))
+
+    def _overlap(self, key: str, pool: NvPool | None, left: LeftToOlder) -> str:
+        annotated = ""
+        if pool is not None:
+            # whereabouts has a kind of that name, too
+            meta, kind = pool.metadata, f"{pool.KIND.lower()}.{API.partition('/')[0]}"
+            annotated = f"-n {meta.namespace} annotate {kind} {meta.name} {PRIVATE}=true"
+        return (
+            f"{left.size} of the addresses of {key} in the entry of node {self._node} are also of "
+            f"{_named(left.pools)}, which is older: no new pod gets them by {key}. Give one pool "
+            f"another range; or, if their networks are apart: kubectl {annotated}"
+        )
 
     def say(self, what: str, message: str) -> bool:
         """Log it once, and its end once ("" is the end); whether it is new."""

@@ -46,13 +46,16 @@ its store, and nothing comes from its entry any more. So the share stands in pla
 
 WRITTEN_AFTER = "ipam.podfabric.io/written-after"  # an annotation: the version before this one
 _LONGEST_NAME = 253
+_REASONS = {"Overlap": "OlderPool"}  # of conditions
 
 _log = logging.getLogger(__name__)
 
 
 class OtherShare(NamedTuple):
-    """What another machine uses of a pool. `whose` is for people."""
+    """What another machine uses of a pool, or any machine of one that overlaps it. `whose` is for
+    people."""
 
+    pool: str
     whose: str
     intervals: tuple[Interval, ...]
 
@@ -155,19 +158,29 @@ class Shares:
                 self._api.delete(self._unnamed[key])
             del self._unnamed[key]
 
-    def others(self, key: str) -> Sequence[OtherShare]:
-        """What all other machines use of the pool now: one consistent LIST. Raises ApiError."""
-        return self.of_others(self._api.list(AddressShare, {"spec.pool": key}).items)
-
-    def of_others(self, shares: Iterable[AddressShare]) -> Sequence[OtherShare]:
-        """What of these shares is not this machine's. CNIError 6."""
-        assert self._holder is not None
-        unnamed = {each.metadata.uid for each in self._unnamed.values()}
+    def others(self, key: str, overlapping: Iterable[str] = ()) -> Sequence[OtherShare]:
+        """What all other machines use of the pool now, and all machines of those that overlap it:
+        one consistent LIST each. Raises ApiError."""
         return [
-            OtherShare(self._whose(each), intervals(each))
-            for each in shares
-            if each.holder.instance != self._holder.instance and each.metadata.uid not in unnamed
+            each
+            for pool in (key, *overlapping)
+            for each in self.of_others(key, self._api.list(AddressShare, {"spec.pool": pool}).items)
         ]
+
+    def of_others(self, key: str, shares: Iterable[AddressShare]) -> Sequence[OtherShare]:
+        """What of these shares is not this machine's part of the pool. CNIError 6."""
+        return [
+            OtherShare(each.spec.pool, self._whose(key, each), intervals(each))
+            for each in shares
+            if each.spec.pool != key or not self._is_own(each)
+        ]
+
+    def _is_own(self, share: AddressShare) -> bool:
+        assert self._holder is not None
+        unnamed = self._unnamed.get(share.spec.pool)
+        if unnamed is not None and unnamed.metadata.uid == share.metadata.uid:
+            return True
+        return share.holder.instance == self._holder.instance
 
     def tell(self, key: str, conditions: Mapping[str, str]) -> None:
         """Write conditions that are true, with their messages. Raises ApiError."""
@@ -185,7 +198,7 @@ class Shares:
                 Condition(
                     type=type_,
                     status=status,
-                    reason="Moved" if message else "AsThePoolSays",
+                    reason=_REASONS.get(type_, "Moved") if message else "AsThePoolSays",
                     message=message,
                     last_transition_time=last.last_transition_time if last and same else now,
                     observed_generation=share.metadata.generation,
@@ -244,7 +257,9 @@ class Shares:
         else:
             _log.info("nv-ipam: share %s: deleted: it is over", share.metadata.name)
 
-    def _whose(self, share: AddressShare) -> str:
+    def _whose(self, key: str, share: AddressShare) -> str:
+        if share.spec.pool != key:
+            return f"node {share.spec.node} by {share.spec.pool}"
         name, mine, other = share.metadata.name, self._holder, share.holder
         if share.spec.node != self._node:
             return f"node {share.spec.node}"

@@ -16,7 +16,7 @@ from agent.metrics import MAX_REASONS, Lasting, Metrics
 from cni.spec.errors import CNIError, Code
 from deviceplugin.kubelet.server import PoolState
 from ipam.cluster.lessee import Lessee
-from ipam.cluster.nv_ipam.follower import FollowedPool
+from ipam.cluster.nv_ipam.reports import FollowedPool
 from ipam.cluster.nv_ipam.service import NvPoolService
 from ipam.store import RangeUsage
 from ipam.store_files import PerCall

@@ -57,14 +57,41 @@ def test_new_pods_get_addresses_for_max_offline_and_no_longer(
     node.lessee.step()
     (p1,) = node.add("p1")
     node.clock.now += 1
+    node.clock.now += 719
     error = error_of(lambda: node.add("p2"))
     assert (error.code, "API server is away" in error.message) == (Code.TRY_AGAIN, True)
+    (pool,) = {block.spec.pool for block in server.look_at_all(AddressBlock).items}
+    assert "last confirmed its lease of AddressBlock" in error.message
+    assert "42 minutes ago" in error.message
+    assert f"spec.reclaim.maxOffline of AddressPool {pool} (30 minutes)" in error.message
+    assert "see that the API server answers on this node" in error.message
     # A pod that comes back has its address still.
     assert node.add("p1", container="p1-2") == [p1]
     node.delete("p0")
     server.down = False
     node.lessee.step()
     assert node.add("p2")
+
+
+def test_a_node_that_has_room_elsewhere_or_is_in_touch_does_not_speak_of_max_offline(
+    server: FakeApi, node: ClusterNode
+) -> None:
+    server.down = True
+    error = error_of(lambda: [node.add(f"p{number}") for number in range(1, 300)])
+    assert error.code == Code.TRY_AGAIN
+    assert "maxOffline" not in error.message
+
+
+def test_a_node_that_has_booted_says_that_it_has_confirmed_nothing_since(
+    server: FakeApi, node: ClusterNode
+) -> None:
+    server.down = True
+    node.restart(boot="boot-2")
+    error = error_of(lambda: node.add("p2"))
+    assert error.code == Code.TRY_AGAIN
+    assert "has not confirmed" in error.message
+    assert "since it booted" in error.message
+    assert "see that the API server answers on this node" in error.message
 
 
 def test_the_time_of_a_confirmation_is_before_its_request(

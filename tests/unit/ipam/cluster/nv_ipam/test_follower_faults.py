@@ -72,7 +72,7 @@ def test_shares_of_two_pools_never_have_one_name() -> None:
 
 
 def test_a_share_that_cannot_be_read_stops_its_pool_only(server: FakeApi, a: FollowingNode) -> None:
-    put_ippool(server, ENTRY, name="first")
+    put_ippool(server, {"a": ("10.1.0.1", "10.1.0.9")}, "10.1.0.0/24", "first")
     put_ippool(server, ENTRY, name="pool")
     server.put(
         AddressShare(

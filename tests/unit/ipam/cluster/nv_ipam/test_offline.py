@@ -60,6 +60,7 @@ def test_new_pods_get_addresses_for_half_an_hour_after_the_last_confirmation(
     a.step(0.0)
     message = refused(a)
     assert "for 30 minutes" in message
+    assert "longer than maxOffline (30 minutes)" in message
     assert "get Node a: no answer" in message
     assert "nothing was reserved" in message
     # Pods that run keep their addresses, and all that is theirs goes on.
