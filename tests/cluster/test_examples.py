@@ -269,7 +269,7 @@ def test_the_example_with_an_infiniband_vf_has_its_guid(namespace: Namespace) ->
     (pod,) = [each for each in documents(OF_INFINIBAND_VFS) if each["kind"] == "Pod"]
     name = pod["metadata"]["name"]
     (asked,) = json.loads(pod["metadata"]["annotations"][NETWORKS_ANNOTATION])
-    assert asked["infinibandGUID"] in namespace.run(name, "ip", "link", "show", "net1")
+    assert asked["infiniband-guid"] in namespace.run(name, "ip", "link", "show", "net1")
     (device,) = namespace.run(name, "ls", "/sys/class/infiniband").split()
     assert (
         namespace.run(name, "cat", f"/sys/class/infiniband/{device}/ports/1/state").strip()

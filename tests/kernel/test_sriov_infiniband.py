@@ -418,10 +418,10 @@ def test_example_gives_the_vf_of_the_pod_with_the_guid_of_its_annotation(
             (vf,) = worker.containers["main"].ids[resource]
             config = definition.config | {
                 "deviceID": vf,
-                "runtimeConfig": {"infinibandGUID": network["infinibandGUID"]},
+                "runtimeConfig": {"infinibandGUID": network["infiniband-guid"]},
             }
             reply = node.add(node.sriov, worker, **config)
-            assert (uid, guid_in(name)) == (uid, network["infinibandGUID"])
+            assert (uid, guid_in(name)) == (uid, network["infiniband-guid"])
             assert cards.setting(vf, "link_state") == "enable"
             assert beside(name) == uverbs_numbers(worker)
             inside = run(IP, "netns", "exec", name, igb.RDMA, "dev").split()

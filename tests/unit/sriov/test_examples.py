@@ -21,6 +21,10 @@ RESOURCE = "k8s.v1.cni.cncf.io/resourceName"
 NETWORKS = "k8s.v1.cni.cncf.io/networks"
 BDF = "0000:af:06.1"
 GIVEN = {"mac": "02:00:00:00:00:01", "infinibandGUID": "02:00:00:00:00:00:00:01"}
+OF_MULTUS = {  # NetworkSelectionElement in pkg/types/types.go of multus-cni 4
+    *("name", "namespace", "ips", "mac", "infiniband-guid", "interface", "portMappings"),
+    *("bandwidth", "cni-args", "default-route", "ipam-claim-reference"),
+}
 FILES = [
     path
     for path in sorted((CHECKOUT / "netattach-examples").glob("*.yaml"))
@@ -84,6 +88,20 @@ def _read(name: str, selection: dict[str, Any] | None = None) -> SriovOptions:
 
 def test_there_are_examples() -> None:
     assert len(FILES) == 8
+
+
+def test_annotations_have_the_keys_that_multus_reads() -> None:
+    """Multus ignores any other key, and the pod gets less than it asked for."""
+    asked = [
+        element
+        for path in (CHECKOUT / "netattach-examples").glob("**/*.yaml")
+        for document in yaml.safe_load_all(path.read_text())
+        for written in [document["metadata"].get("annotations", {}).get(NETWORKS, "")]
+        if "[" in written
+        for element in json.loads(written)
+    ]
+    assert any("infiniband-guid" in element for element in asked)
+    assert [element for element in asked if not element.keys() <= OF_MULTUS] == []
 
 
 @pytest.mark.parametrize("name", sorted(EVERY))
