@@ -1,6 +1,6 @@
 /*
  * Times calls of the driver's library by a program, with the library of gpu/shim between and without it, in
- * the same process and by turns. Times are of CLOCK_MONOTONIC, in nanoseconds, and hold the clock's own.
+ * the same process, in turns. Times are of CLOCK_MONOTONIC, in nanoseconds, and hold the clock's own.
  *
  *   gpu_calls LIBRARY launch ROUNDS      lines "with NS" and "without NS", one for each call
  *   gpu_calls LIBRARY alloc ROUNDS LIVE  the same, for pairs of cuMemAlloc and cuMemFree

@@ -2,9 +2,10 @@
 
     .venv/bin/python -m bench.gpu_shim
 
-Each call is timed with and without them by turns in one process (bench/gpu_calls.c). "added" is the
-difference of the two medians or 99th percentiles; the ratio is that of the medians. The stand-in's
-calls take as long as they do, so ratios to a real driver's are others: the differences count.
+Each call is timed with and without them, in turns, in one process (bench/gpu_calls.c). "added" is
+the difference of the two medians or 99th percentiles; the ratio is that of the medians. The
+stand-in's calls take as long as they do, so ratios to a real driver's are others: the differences
+count.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""The groups of this node: containers that share limits of GPUs, and the files they are told in.
+"""The groups of this node: containers that share limits of GPUs, and the files that tell them.
 
 A group is one container, or all containers of a pod that hold the same GPUs. Its directory has
 

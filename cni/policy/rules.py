@@ -105,7 +105,7 @@ def of(part: object, name: str) -> Policy:
 def _require_namespaces(rules: tuple[Rule, ...], where: str) -> None:
     """Raise DocumentError for a subject that a node cannot match which asks no API server.
 
-    A rule that matched nobody would leave its pods with the settings of the node.
+    A rule that matches no pod would leave its pods with the settings of the node.
     """
     for index, rule in enumerate(rules):
         for place, subject in enumerate(rule.subjects):
