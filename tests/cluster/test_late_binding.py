@@ -49,6 +49,7 @@ def gpus(cluster: Cluster) -> Iterator[None]:
         await_agent(cluster)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("gpus")
 def test_container_has_the_gpu_that_was_chosen_at_its_start(
     cluster: Cluster, namespace: Namespace
