@@ -117,7 +117,7 @@ class Groups:
             self._write(group, opened, in_file, None)
 
     def remove(self, group: str) -> None:
-        """Remove the files of a group whose containers are gone. None is no error."""
+        """Remove the files of a group whose containers are gone, if there are any."""
         if not _NAME.fullmatch(group):
             raise GroupError(f"group {group!r}: no group can have this name")
         directory = self.root / group

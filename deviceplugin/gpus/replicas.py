@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 
 class _ReplicaList(msgspec.Struct, frozen=True):
-    """What the kubelet is told, replaced as a whole."""
+    """The ids as the kubelet sees them. A change replaces the whole value."""
 
     listing: Listing = []
     gpus: dict[str, NodeGPU] = {}  # by device id

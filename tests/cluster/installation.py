@@ -99,12 +99,7 @@ def configured(
     """
     upgrade(cluster, configuration)
     try:
-        until(
-            lambda: {name: cluster.allocatable(name) for name in offered} == offered,
-            PATIENCE,
-            f"node with {offered}",
-            pause=0.5,
-        )
+        _await_offered(cluster, offered)
         yield
     finally:
         upgrade(cluster, {})
@@ -139,12 +134,7 @@ def with_pools_of_vfs(cluster: Cluster, rdma: str, pools: Mapping[str, str]) -> 
         ]
         try:
             upgrade(cluster, {"pools": own})
-            until(
-                lambda: {name: cluster.allocatable(name) for name in offered} == offered,
-                PATIENCE,
-                f"node with {offered}",
-                pause=0.5,
-            )
+            _await_offered(cluster, offered)
             yield
         finally:
             upgrade(cluster, {})
@@ -266,6 +256,16 @@ def helm(cluster: Cluster, *words: str, standard_input: str = "") -> None:
         input=standard_input,
         text=True,
         check=True,
+    )
+
+
+def _await_offered(cluster: Cluster, offered: Mapping[str, int]) -> None:
+    """Waits until the node has as many device ids of each resource for pods."""
+    until(
+        lambda: {name: cluster.allocatable(name) for name in offered} == offered,
+        PATIENCE,
+        f"node with {offered}",
+        pause=0.5,
     )
 
 
