@@ -118,7 +118,7 @@ def test_it_is_killed_where_that_is_configured(node: ServedNode) -> None:
     node.install_driver()
     node.start(on_overuse="kill")
     over = node.process(node.container("a", Limit(FIRST, GIB, 1.0)), 2 * GIB)
-    within = node.process(node.container("b", Limit(FIRST, GIB, 1.0)), GIB)
+    within = node.process(node.container("b", Limit(FIRST, 2 * GIB, 1.0)), GIB)  # and its context
     assert over.process.wait() == -signal.SIGKILL
     assert within.process.poll() is None
     key = "memory_overuse_kills_total", "pod-of-a/0"
