@@ -3,6 +3,7 @@
 import os
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from agent import cluster_addresses
@@ -13,6 +14,7 @@ from base.pod import Pod
 from cni.policy import cluster, rules
 from cni.policy.cluster import ClusterPolicies
 from cni.policy.subjects import CallingPod, Facts, nothing_known
+from cni.spec.errors import CNIError
 
 if TYPE_CHECKING:
     from agent.policy_follower import PolicyFollower
@@ -39,16 +41,24 @@ class AgentPolicies:
         self.denials = Denials(self._tell)
 
     def start(self) -> None:
-        """Follow the cluster's policies, if the node does now. Else nothing is begun."""
+        """Take the node's rules, and follow the cluster's if the node does now."""
         with self._starting:
-            if self._closed or not self._node().cluster:
-                return
-            if self._follower is not None:
-                self._follower.wake()  # other rules of the node may look at labels
-                return
-            self._follower = self._new_follower()
-            if self._follower is not None:
-                self._follower.start()
+            if not self._closed and self._node().cluster:
+                self._follow()
+        self._prepare()
+
+    def _follow(self) -> None:
+        if self._follower is not None:
+            self._follower.wake()  # other rules of the node may look at labels
+            return
+        self._follower = self._new_follower()
+        if self._follower is not None:
+            self._follower.start()
+
+    def _prepare(self) -> None:
+        """Make the index of the rules in force now: no call waits for it then."""
+        with suppress(CNIError):  # which a call gets, too
+            self.source().ruleset  # noqa: B018 - it is kept
 
     def _new_follower(self) -> "PolicyFollower | None":
         setting, until_then = '"policy.cluster" is true', "no pod is attached"
@@ -58,7 +68,7 @@ class AgentPolicies:
         from agent.policy_follower import PolicyFollower
 
         msgspec_warmup.build()  # of the modules that were imported just now
-        return PolicyFollower(api, self._paths.cluster_policies, self._node)
+        return PolicyFollower(api, self._paths.cluster_policies, self._node, self._prepare)
 
     def close(self) -> None:
         """Follow no more. What is in force stays so for the calls that run."""

@@ -6,7 +6,7 @@ policy that cannot be read changes nothing of what is in force, and an event say
 
 import logging
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -37,18 +37,26 @@ _log = logging.getLogger(__name__)
 
 class PolicyFollower(StepThread):
     """The policies in force, and who asks. Threads may share it. `path` is the file of the node,
-    `node` the rules of its configuration, which may look at labels, too.
+    `node` the rules of its configuration, which may look at labels, too. `changed` is called when
+    others are in force.
 
     Nothing is asked before `start`.
     """
 
-    def __init__(self, api: ClusterApi, path: Path, node: rules.Source) -> None:
+    def __init__(
+        self,
+        api: ClusterApi,
+        path: Path,
+        node: rules.Source,
+        changed: Callable[[], object] = lambda: None,
+    ) -> None:
         super().__init__("policies")
         self._api = api
         self._closing = UntilClosed(api)
         self._asked = cast(ClusterApi, self._closing)
         self._path = path
         self._node = node
+        self._changed = changed
         self._present: ClusterPolicies | None = None
         self._written: ClusterPolicies | None = None
         self._policies: Mirror[FabricPolicy] | None = None
@@ -108,9 +116,11 @@ class PolicyFollower(StepThread):
             policies = present.policies  # with what was worked out of them
         new = ClusterPolicies(policies=policies, namespaces=self._labels(policies))
         count = len(new.rules)
-        if present is None or policies is not present.policies:
-            _log.info("policies of the cluster: %d, with %d rules", len(policies), count)
+        others = present is None or policies is not present.policies
         self._present = new
+        if others:
+            _log.info("policies of the cluster: %d, with %d rules", len(policies), count)
+            self._changed()
         if new != self._written:
             self._write(new)
 

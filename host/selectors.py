@@ -94,6 +94,19 @@ def names(selector: Selector) -> bool:
     return bool(selector.pciAddresses or selector.ifNames or selector.rdmaDevices)
 
 
+def needed_names(selector: Selector) -> tuple[str, ...]:
+    """Names of which an HCA has one (`names_of`) if the selector matches it; () if it need not."""
+    for wanted in (selector.pciAddresses, selector.rdmaDevices, selector.ifNames):
+        if wanted:
+            return wanted
+    return tuple(ranges(text)[0] for text in selector.pfNames or selector.rootDevices)
+
+
+def names_of(hca: HCA) -> frozenset[str]:
+    """The names by which selectors may name an HCA: its own, and those of its PF."""
+    return frozenset((hca.address, hca.pf, *rdma_names(hca), *hca.netdevs, *hca.pf_netdevs))
+
+
 def rdma_names(hca: HCA) -> tuple[str, ...]:
     """The RDMA devices of an HCA, also those in other network namespaces, sorted."""
     return tuple(sorted({*(rdma.name for rdma in hca.rdma), *hca.rdma_names}))

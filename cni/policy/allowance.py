@@ -12,7 +12,6 @@ import msgspec
 
 from base.pod import Pod
 from cni.policy import rules
-from cni.policy.document import Rule
 from cni.policy.pod_rules import PodRules
 from cni.policy.rules import Policy
 from cni.policy.subjects import Subjects, nothing_known
@@ -73,7 +72,7 @@ class Allowance(msgspec.Struct, frozen=True):
             raise self._refused(
                 what,
                 shown,
-                f"none of the rules that allow the rest ({self.rules.titles(self.left)}) lists it "
+                f"none of the rules that allow the rest ({self.rules.shown(self.left)}) lists it "
                 f'in "use.{key}"',
                 self.left,
             )
@@ -92,7 +91,7 @@ class Allowance(msgspec.Struct, frozen=True):
         raise self._refused(
             what,
             shown(next(alone, intervals[0])),
-            f"none of the rules that allow the rest ({self.rules.titles(self.left)}) lists it "
+            f"none of the rules that allow the rest ({self.rules.shown(self.left)}) lists it "
             'in "use.ranges"',
             self.left,
         )
@@ -103,7 +102,7 @@ class Allowance(msgspec.Struct, frozen=True):
             raise self._refused(
                 what,
                 shown,
-                f"no rule for this namespace ({self.rules.titles(self.rules.every)}) lists it in "
+                f"no rule for this namespace ({self.rules.shown(self.rules.every)}) lists it in "
                 f'"set.{key}"',
                 self.rules.every,
             )
@@ -132,45 +131,41 @@ class Allowance(msgspec.Struct, frozen=True):
         """The largest limit that the rules left have for a count of `Use`; None without one."""
         if self.rules is None:
             return None
-        limits = [getattr(rule.use, count) for rule in self.rules.of(self.left)]
-        return None if None in limits else max(limit for limit in limits if limit is not None)
+        return self.rules.most(self.left, count)
 
     def titles(self) -> tuple[str, ...]:
         """The names of the rules that are left."""
-        return () if self.rules is None else tuple(map(_title, self.rules.of(self.left)))
+        return () if self.rules is None else tuple(self.rules.titles(self.left))
 
     def not_allowed(self, what: str, setting: str, remedy: str = "remove it") -> CNIError:
         """The error for what neither the settings nor the rules allow, as `rules.not_allowed`."""
         if self.rules is None:
             return rules.not_allowed(what, setting, remedy)
-        titles = self.rules.titles(self.rules.every)
+        every = self.rules.every
         return NotAllowed(
             f"{what} is not allowed for this namespace: {remedy}, or ask the administrator, who "
-            f'can list it in "set.{_SET_KEYS[setting]}" of a rule for it ({titles})',
+            f'can list it in "set.{_SET_KEYS[setting]}" of a rule for it '
+            f"({self.rules.shown(every)})",
             _SET_KEYS[setting],
             what,
-            tuple(rule.title for rule in self.rules.rules),
+            tuple(self.rules.titles(every)),
         )
 
     def _refused(self, what: str, shown: object, why: str, left: int) -> NotAllowed:
         assert self.rules is not None
         blind = ""
-        if self.rules.blind:
+        if unknown := self.rules.blind:
             blind = (
                 f" (this node does not know the labels and service accounts that rules "
-                f"{', '.join(self.rules.blind[:8])} look at)"
+                f"{', '.join(unknown[:8])} look at)"
             )
         return NotAllowed(
             f'"{what}": {shown} is not allowed for this namespace: {why}{blind}: use another '
             "value, or ask the administrator",
             what,
             str(shown),
-            tuple(rule.title for rule in self.rules.of(left)),
+            tuple(self.rules.titles(left)),
         )
-
-
-def _title(rule: Rule) -> str:
-    return rule.title
 
 
 def of_pod(policy: Policy, pod: Pod, subjects: Subjects = nothing_known) -> Allowance:
@@ -186,11 +181,11 @@ def for_anyone(policy: Policy, check: Callable[[Allowance], T]) -> T:
     except CNIError as error:
         if error.code != Code.NOT_ALLOWED or not policy.rules:
             raise
-    return check(_by_rules(PodRules(policy.rules)))
+    return check(_by_rules(policy.ruleset.whole()))
 
 
 def _by_rules(found: PodRules) -> Allowance:
-    directories = tuple(dict.fromkeys(path for rule in found.rules for path in rule.host_paths))
+    directories = found.host_paths
     settings = Policy(
         log_directories=directories,
         resolv_conf_directories=directories,

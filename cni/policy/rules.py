@@ -46,7 +46,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def ruleset(self) -> Ruleset:
-        """The rules, with what is kept of their evaluation for as long as they stay."""
+        """The rules with their index, which is made once."""
         return Ruleset(self.rules)
 
 

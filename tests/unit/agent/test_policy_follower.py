@@ -46,8 +46,12 @@ class Node:
     def __init__(self, client: FakeClient, directory: Path) -> None:
         self.client = client
         self.path = directory / "cluster_policies.json"
-        self.follower = PolicyFollower(client, self.path, lambda: NODE)
+        self.follower = PolicyFollower(client, self.path, lambda: NODE, self._changed)
         self.source = cluster.joined(lambda: NODE, self.follower.present)
+        self.changes: list[list[str]] = []  # the rules' titles at each change
+
+    def _changed(self) -> None:
+        self.changes.append([rule.title for rule in self.source().ruleset.rules])
 
     def may_use(self, pkey: int, pod: Pod = POD) -> bool:
         allowed = allowance.of_pod(self.source(), pod, self.follower.subjects)
@@ -101,6 +105,18 @@ def following(server: FakeApi, directory: Path) -> Iterator[Node]:
 @pytest.fixture
 def server() -> FakeApi:
     return FakeApi()
+
+
+def test_each_change_of_the_rules_is_told_once(server: FakeApi, tmp_path: Path) -> None:
+    with following(server, tmp_path) as node:
+        made = node.client.create(policy("team-a", for_pkey("0x8001")))
+        until(lambda: len(node.changes) == 2, what="change")
+        for _ in range(3):  # steps that find nothing new
+            node.follower.step()
+        assert node.changes == [[], ["team-a/one"]]
+        node.client.delete(made)
+        until(lambda: len(node.changes) == 3, what="change")
+        assert node.changes[-1] == []
 
 
 def test_policies_are_in_force_and_on_disk_as_they_come_change_and_go(

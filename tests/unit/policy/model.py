@@ -77,5 +77,20 @@ def _is_for(subject: Mapping[str, Any], asker: Asker) -> bool:
         asker.service_account, subject["serviceAccounts"]
     ):
         return False
-    wanted = subject.get("namespaceSelector", {}).get("matchLabels", {})
-    return all(asker.labels.get(key) == value for key, value in wanted.items())
+    selector = subject.get("namespaceSelector", {})
+    wanted = selector.get("matchLabels", {})
+    return all(asker.labels.get(key) == value for key, value in wanted.items()) and all(
+        _met(each, asker.labels) for each in selector.get("matchExpressions", [])
+    )
+
+
+def _met(expression: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
+    has, listed = expression["key"] in labels, labels.get(expression["key"])
+    match expression["operator"]:
+        case "In":
+            return listed in expression["values"]
+        case "NotIn":
+            return listed not in expression["values"]
+        case "Exists":
+            return has
+    return not has

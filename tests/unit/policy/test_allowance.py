@@ -1,6 +1,5 @@
 """What rules decide: as a whole for `use`, one by one for options, and as a plain model."""
 
-from collections.abc import Hashable, Iterator
 from typing import Any
 
 import pytest
@@ -10,8 +9,8 @@ from hypothesis import strategies as st
 from base.pod import Pod
 from cni.policy import allowance
 from cni.policy.allowance import Allowance, NotAllowed
-from cni.policy.document import Rule, rules_of
-from cni.policy.pod_rules import Device, PodRules
+from cni.policy.device_index import Device
+from cni.policy.document import rules_of
 from cni.policy.rules import Policy
 from cni.policy.subjects import CallingPod, Facts
 from cni.spec.errors import CNIError, Code
@@ -165,49 +164,6 @@ def test_ranges_lie_within_one_network_and_counts_below_the_limit() -> None:
     assert of(unlimited).most("addresses_per_namespace") is None
 
 
-class _SeenTwiceAtOnce(tuple[Rule, ...]):
-    """Rules that a second call looks at while the first one is behind one of them."""
-
-    looked = False
-
-    def __iter__(self) -> Iterator[Rule]:
-        for rule in super().__iter__():
-            yield rule
-            if not self.looked:
-                self.looked = True
-                self.second()
-
-    def second(self) -> None:
-        """The second call."""
-
-
-def test_calls_that_come_at_once_see_all_rules() -> None:
-    rules = policy(
-        {"name": "r", "subjects": EVERYBODY, "use": {"ranges": ["10.1.0.0/16"]}},
-        {"name": "s", "subjects": EVERYBODY, "use": {"ranges": ["10.2.0.0/16"]}},
-    )
-    both = _SeenTwiceAtOnce(rules.rules)
-    found = PodRules(both)
-    address = (0xFFFF << 32) | 0x0A020001
-    seen: list[int] = []
-    both.second = lambda: seen.append(found.having(((address, address),)))  # type: ignore[method-assign]
-    assert [found.having(((address, address),)), *seen] == [0b10, 0b10]
-
-
-class _ForgottenAtOnce(dict[Hashable, Any]):
-    """What is kept of pods, which another call has just cleared."""
-
-    def __setitem__(self, key: Hashable, value: object) -> None:
-        super().__setitem__(key, value)
-        self.clear()
-
-
-def test_a_call_has_its_rules_also_if_another_one_clears_what_is_kept() -> None:
-    rules = policy({"name": "r", "subjects": EVERYBODY})
-    rules.ruleset._of = _ForgottenAtOnce()
-    assert of(rules).titles() == ("r",)
-
-
 def test_a_rule_fixes_what_a_definition_leaves_out_and_allows_what_it_fixes() -> None:
     rules = policy(
         {"name": "r", "subjects": EVERYBODY, "use": {"networkNames": ["r"]}},
@@ -248,7 +204,7 @@ def test_labels_and_service_accounts_are_asked_for_only_where_rules_look_at_them
     )
     found = [allowance.of_pod(rules, Pod(name, "p"), subjects).rules for name in "abcd"]
     titles = [each and each.titles(each.every) for each in found]
-    assert titles == ["r", "s", "t", None]
+    assert titles == [["r"], ["s"], ["t"], None]
     assert asked == [Facts(labels=True), Facts(service_account=True)]
 
 
@@ -300,13 +256,27 @@ SPANS = st.lists(
     ),
     max_size=3,
 )
+LABELS = st.dictionaries(st.sampled_from("kl"), st.sampled_from("12"))
+EXPRESSIONS = st.one_of(
+    st.fixed_dictionaries(
+        {
+            "key": st.sampled_from("kl"),
+            "operator": st.sampled_from(["In", "NotIn"]),
+            "values": st.lists(st.sampled_from("12"), min_size=1, max_size=2),
+        }
+    ),
+    st.fixed_dictionaries(
+        {"key": st.sampled_from("kl"), "operator": st.sampled_from(["Exists", "DoesNotExist"])}
+    ),
+)
 SUBJECTS = st.lists(
     st.fixed_dictionaries(
         {"namespaces": PATTERNS},
         optional={
             "serviceAccounts": PATTERNS,
             "namespaceSelector": st.fixed_dictionaries(
-                {"matchLabels": st.dictionaries(st.sampled_from("kl"), st.sampled_from("12"))}
+                {"matchLabels": LABELS},
+                optional={"matchExpressions": st.lists(EXPRESSIONS, max_size=2)},
             ),
         },
     ),
@@ -342,7 +312,7 @@ OPTIONS = st.dictionaries(st.sampled_from(["mtu", "trust", "link_state"]), st.no
 @settings(max_examples=400, deadline=None)
 @given(
     RULES,
-    st.builds(Asker, NAMES, st.dictionaries(st.sampled_from("kl"), st.sampled_from("12")), NAMES),
+    st.builds(Asker, NAMES, LABELS, NAMES),
     st.lists(
         st.builds(
             Wish,
@@ -360,7 +330,7 @@ def test_random_rules_decide_as_the_plain_model(
 ) -> None:
     named = [rule | {"name": f"r{index}"} for index, rule in enumerate(document)]
     rules = policy(*named)
-    for wish in wishes:  # by one policy, which keeps what it found before
+    for wish in wishes:  # by one index
         mine = of(rules, asker.namespace, asker.service_account, **asker.labels)
         expected = model.allowed(named, asker, wish)
         assert (mine.rules is None) is (expected is None)
