@@ -82,6 +82,11 @@ class AllocatedGPU(msgspec.Struct, frozen=True, kw_only=True):
     cdi: bool = False  # its holder was given the name of the slot's CDI device, not nodes
     group: str = ""  # the group whose limits they are (gpu/groups.py); "" before the first start
 
+    @property
+    def open(self) -> bool:
+        """Whether the start of its container may still choose another GPU."""
+        return self.cdi and not self.group
+
 
 class Allocation(msgspec.Struct, frozen=True, kw_only=True):
     """One device id of one resource that a container holds."""

@@ -229,7 +229,12 @@ class DevicePlugin:
             service = self._services.get(resource)
             if service is None:
                 service = self._services[resource] = PoolService(
-                    self._paths, self._ledger, self._inventory, self._kubelet, self._on_allocate
+                    self._paths,
+                    self._ledger,
+                    self._inventory,
+                    self._kubelet,
+                    self._on_allocate,
+                    self._gpus.with_room,
                 )
             changed = self._update(service, pool, ours, fabric=resource == fabric)
             if changed and resource in self._servers:

@@ -34,7 +34,8 @@ _log = logging.getLogger(__name__)
 class PoolService:
     """A pool with the availability of its ids. Call `update` before anything else.
 
-    `allocated` is called after each Allocate: other pools with these HCAs are affected.
+    `allocated` is called after each Allocate: other pools with these HCAs are affected. `open_gpus`
+    tells which GPUs of our own pools a container may get whose GPU is not known.
     """
 
     def __init__(
@@ -44,8 +45,10 @@ class PoolService:
         inventory: Inventory,
         kubelet: PodResourcesClient,
         allocated: Callable[[], object] = lambda: None,
+        open_gpus: Callable[[], Sequence[str]] = lambda: (),
     ) -> None:
         self._paths = paths
+        self._open_gpus = open_gpus
         self._kubelet = kubelet
         self._ledger = ledger
         self._inventory = inventory
@@ -126,7 +129,7 @@ class PoolService:
             try:
                 rows = records.from_answer(self._kubelet.list(ASK_KUBELET))
                 known = {
-                    (entry.resource, str(entry.id)): entry.gpu.bdf
+                    (entry.resource, str(entry.id)): "" if entry.gpu.open else entry.gpu.bdf
                     for entry in self._ledger.allocations()
                     if entry.gpu is not None
                 }
@@ -138,7 +141,9 @@ class PoolService:
         gpu_addresses = [gpu.address for gpu in gpus]
         topology = self._topology_of([hca.address for hca in pool.hcas], gpu_addresses)
         loads = self._ledger.loads({(self.name, DeviceId(device_id)) for device_id in available})
-        return preferred(pool, available, must_include, size, loads, near, topology)
+        return preferred(
+            pool, available, must_include, size, loads, near, topology, self._open_gpus()
+        )
 
     def allocate(self, ids: list[str]) -> v1beta1_pb2.ContainerAllocateResponse:
         """What a container with these ids gets. It is on disk before this returns."""

@@ -27,11 +27,12 @@ def waiting_gpus(
 ) -> list[str]:
     """The sorted addresses of the GPUs of the one container that has GPUs and none of our HCAs.
 
-    As `waiting`. `known` has the addresses of ids of our own pools of GPUs.
+    As `waiting`. `known` has the addresses of ids of our own pools of GPUs, "" if they may change.
     """
 
     def addresses(resource: str, device_id: str) -> Iterable[str]:
-        return (known.get((resource, device_id)) or address_of(gpus, device_id),)
+        address = known.get((resource, device_id))
+        return (address_of(gpus, device_id) if address is None else address,)
 
     return waiting(rows, ours, addresses, in_checkpoint)
 

@@ -2,8 +2,9 @@
 
 Without GPUs, each HCA is taken once before any is taken twice, the least loaded first, from the
 switches in turn, so that each switch keeps HCAs for the GPUs that are free there. With the
-addresses of the container's GPUs, each GPU gets one HCA at the least total distance. A pool that
-packs takes as few HCAs as possible, and of these the most loaded.
+addresses of the container's GPUs, each GPU gets one HCA at the least total distance. Where a GPU
+may be chosen after its HCAs, these are near one that is open: one with room. A pool that packs
+takes as few HCAs as possible, and of these the most loaded.
 
 VFs and SFs share the link of their PF, so "HCA" here means a PF with all its functions.
 
@@ -42,19 +43,21 @@ def preferred(
     held: Mapping[str, int],
     gpu_addresses: Sequence[str],
     topology: Topology,
+    open_gpus: Sequence[str] = (),
 ) -> list[str]:
     """`size` different ids of `available`, fewer only if there are fewer.
 
     The available ids of `must_include` come first, ids that the pool does not have last. `held` has
-    the number of allocated ids of each HCA. Between equals the lower address decides, then the
-    lower slot.
+    the number of allocated ids of each HCA. `open_gpus` are those of which the container may get
+    one, if its GPUs are not known. Between equals the lower address decides, then the lower slot.
     """
     free = set(available)
     chosen = [device_id for device_id in dict.fromkeys(must_include) if device_id in free][
         : max(size, 0)
     ]
     if len(chosen) < size:
-        request = _PreferenceSearch(pool, free, chosen, held, gpu_addresses, topology)
+        open_gpus = () if gpu_addresses else open_gpus
+        request = _PreferenceSearch(pool, free, chosen, held, gpu_addresses, topology, open_gpus)
         chosen += request.more(size - len(chosen))
     return chosen
 
@@ -70,12 +73,14 @@ class _PreferenceSearch:
         held: Mapping[str, int],
         gpus: Sequence[str],
         topology: Topology,
+        open_gpus: Sequence[str],
     ) -> None:
         mode = pool.config.mode
         self._exclusive = mode == "exclusive"
         self._packs = mode == "shared" and pool.config.placement == "pack"
         self._topology = topology
         self._gpus = sorted(set(gpus), key=_order)
+        self._open = open_gpus
         self._switches: dict[str, str] = {}
         self._distances: dict[tuple[str, str], Distance] = {}
         places = {hca.id: hca.pf or hca.address or hca.id for hca in pool.hcas}
@@ -144,6 +149,7 @@ class _PreferenceSearch:
                 -(self._taken[place] > 0),
                 -min(len(self._free[place]), size),
                 sum(self._cost(place, gpu) for gpu in self._gpus),
+                self._to_open(place),
                 -self._loads[place],
                 self._rank[place],
             )
@@ -192,6 +198,7 @@ class _PreferenceSearch:
             place: min((self._cost(place, gpu) for gpu in self._gpus), default=0)
             for place in self._free
         }
+        to_open = {place: self._to_open(place) * _LOADS_PER_COST for place in self._free}
         apart = {
             place: sum(self._apart(place, other) for other in self._taken) for place in nearest
         }
@@ -211,6 +218,7 @@ class _PreferenceSearch:
             return (
                 self._taken[place],
                 nearest[place],
+                to_open[place] + min(load, _MOST_LOAD) if self._open else 0,
                 taken[switch] if self._gpus else 0,
                 *((-free[switch], load) if self._exclusive else (load, on_switch)),
                 taken[switch],
@@ -227,6 +235,9 @@ class _PreferenceSearch:
             for other in apart:
                 apart[other] += self._apart(other, place)
             yield place
+
+    def _to_open(self, place: str) -> int:
+        return min((self._cost(place, gpu) for gpu in self._open), default=0)
 
     def _cost(self, place: str, gpu: str) -> int:
         return COSTS[self._distance(place, gpu)]

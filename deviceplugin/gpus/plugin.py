@@ -110,6 +110,14 @@ class GpuPools:
             service.adopt(rows)
         self._adopted = True
 
+    def with_room(self) -> list[str]:
+        """The GPUs that a container may get of which only the HCAs are chosen now.
+
+        If one container waits for its start, they have room for that one; else for the least that
+        a container can have.
+        """
+        return sorted({address for pool in self._pools.values() for address in pool.with_room()})
+
     def _configure(self, configs: Sequence[GpuPoolConfig]) -> None:
         """Have a service for each resource of these pools. One that stays is kept."""
         self._configs = configs

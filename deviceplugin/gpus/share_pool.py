@@ -112,6 +112,26 @@ class SharePool:
             and not allocation.gpu.bdf
         )
 
+    def with_room(self) -> set[str]:
+        """The healthy GPUs for a container whose GPU is not known, as `GpuPools.with_room`."""
+        waiting: dict[tuple[str, str], Share] = {}  # by resource and slot
+        keys: list[AllocationKey] = []
+        for entry in self.ledger.allocations():
+            gpu = entry.gpu
+            if gpu is not None and gpu.open and entry.resource in self.config.resources:
+                at = entry.resource, gpu.slot
+                share = Share(gpu.memory_bytes, percents(gpu))
+                waiting[at] = waiting.get(at, Share()).plus(share)
+                keys.append(entry.key)
+        if len(waiting) == 1:
+            wanted, free = [*waiting.values()], self.free(keys)
+        else:
+            shares = (kind.share for kind in kinds(self.config))
+            wanted, free = [share for share in shares if share.memory], self.free()
+        return {
+            address for address, room in free.items() if any(room.holds(each) for each in wanted)
+        }
+
     def shown(self, free: Mapping[str, Share]) -> str:
         """What is free of each GPU, in words."""
         texts = [f"{self.gpus[address].node.name} has {room}" for address, room in free.items()]

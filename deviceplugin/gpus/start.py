@@ -137,7 +137,7 @@ class Starter:
         free = pool.free(held.keys())
         recorded = _gpu(next(iter(memory.values())))
         own = recorded.bdf
-        if all(_gpu(entry).cdi and not _gpu(entry).group for entry in memory.values()):
+        if all(_gpu(entry).open for entry in memory.values()):
             spread = pool.config.placement == "spread"
             costs = self._near.costs(free, hcas)
             own = choose(free, wanted, spread=spread, costs=costs) or own

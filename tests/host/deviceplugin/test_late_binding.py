@@ -340,12 +340,35 @@ def test_gpu_and_hca_of_a_container_are_the_closest_that_are_free(
             node.plugin.close()
 
 
+@pytest.mark.parametrize("binding", ["start", "admission"])
+@pytest.mark.parametrize("seed", range(4))
+def test_hcas_are_near_a_gpu_that_has_room(server: Paths, binding: str, seed: int) -> None:
+    """Containers without an HCA have the first GPUs, whose HCAs are the least loaded then."""
+    Driver(server).nodes(range(8))
+    pool = PoolConfig(resource=HCA, slots=4)
+    with Kubelet(server.kubelet, seed=seed) as kubelet:
+        node = GpuNode(server, [SLICES], [pool], gpu_binding=binding)
+        try:
+            kubelet.wait(
+                lambda: kubelet.allocatable(HCA) == 32 and kubelet.allocatable(SLICE) == 32
+            )
+            for number in range(5):
+                kubelet.admit(f"lonely-{number}", [container(others={SLICE: 4})])
+            for number in range(3):
+                kubelet.admit(f"trainer-{number}", [container(others={SLICE: 3, HCA: 1})])
+            assert sorted(pairs(server, kubelet)) == [Distance.PIX] * 3
+        finally:
+            node.plugin.close()
+
+
 def pairs(paths: Paths, kubelet: Kubelet) -> list[Distance]:
     """How far the GPU of each container is from its HCA."""
     held = {entry.key: entry for entry in checkpoint.read(paths).allocations}
     distances = []
     for pod in kubelet.pods.values():
         ids = pod.containers["main"].ids
+        if HCA not in ids:
+            continue
         gpu = held[SLICE, ids[SLICE][0]].gpu  # type: ignore[index]
         (hca,) = held[HCA, ids[HCA][0]].devices  # type: ignore[index]
         assert gpu is not None

@@ -271,6 +271,24 @@ def test_load_decides_between_hcas_of_one_switch_and_does_not_send_traffic_over_
     )  # others have none, but at NODE and SYS
 
 
+@pytest.mark.parametrize("placement", ["spread", "pack"])
+def test_where_a_gpu_is_chosen_later_hcas_are_near_one_that_is_open(
+    server: Server, placement: str
+) -> None:
+    of = pool(server.pool.hcas, mode="shared", slots=1000, placement=placement)
+    held = dict.fromkeys(server.hcas, 70)
+
+    def number_of(opened: str, known: str = "") -> int:
+        open_gpus, gpus = ([server.gpus[int(n)] for n in each] for each in (opened, known))
+        (chosen,) = preferred(of, _ids(of), [], 1, held, gpus, server.topology, open_gpus)
+        return server.hcas.index(chosen.rpartition("-")[0]) // 2
+
+    assert [number_of(n) for n in "0246"] == [0, 1, 2, 3]  # one switch for two of each
+    assert number_of("46", known="0") == 0
+    held[server.hcas[4]] = held[server.hcas[5]] = 0 if placement == "pack" else 71
+    assert number_of("46") == 3  # of several, one whose HCAs suit the pool
+
+
 def test_more_hcas_than_gpus_are_of_the_gpus_switches_in_turn(server: Server) -> None:
     first, last = server.hcas[0], server.hcas[6]
     hcas = {f"0000:00:{n:02x}.0": first if n < 4 else last for n in range(6)}
