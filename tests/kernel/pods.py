@@ -9,7 +9,7 @@ import fcntl
 import json
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -23,6 +23,7 @@ from cni.spec.dispatch import answer
 from cni.spec.plugin import Plugin
 from cni.sriov.plugin import Sriov
 from host import links
+from host.errors import NamespaceGone
 from host.links import Link
 from host.namespaces import NetworkNamespace
 from host.netlink import netlink
@@ -188,11 +189,17 @@ def _listing(directory: Path) -> list[Path]:
 
 @contextmanager
 def pod(name: str) -> Iterator[str]:
-    """A pod's network namespace."""
+    """A pod's network namespace. What is left of children in it ends with it.
+
+    The kernel gives children of a namespace that ends to the host, some time later.
+    """
     run(IP, "netns", "add", name)
     try:
         yield name
     finally:
+        with suppress(NamespaceGone):
+            for child_name in link_names(name, "ipoib"):
+                run(IP, "-n", name, "link", "delete", child_name)
         subprocess.run([IP, "netns", "delete", name], check=False, capture_output=True)
 
 
@@ -202,13 +209,13 @@ def link_in(netns: str, name: str = "net1") -> Link | None:
         return links.find(route, name)
 
 
-def link_names(netns: str = "") -> set[str]:
-    """The names of the interfaces of a pod, or of the host."""
+def link_names(netns: str = "", kind: str = "") -> set[str]:
+    """The names of the interfaces of a pod, or of the host; of one kind, or all."""
     if not netns:
         with netlink() as route:
-            return {link.name for link in links.every(route)}
+            return {link.name for link in links.every(route, kind)}
     with NetworkNamespace.open(f"/var/run/netns/{netns}") as space, netlink(space) as route:
-        return {link.name for link in links.every(route)}
+        return {link.name for link in links.every(route, kind)}
 
 
 def pings(netns: str, address: str, tries: int = 5) -> bool:
