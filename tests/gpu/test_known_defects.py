@@ -17,8 +17,9 @@ import pytest
 from gpu import layout
 from gpu.limits_file import LimitsFile
 from tests.gpu.conftest import MIB, Place
+from tests.gpu.group import hooked
 from tests.gpu.programs import program
-from tests.gpu.test_loading import hooked, running
+from tests.gpu.test_loading import running
 from tests.standin.driver import Out, packed
 from tests.standin.gpus import Behaviour, table
 from tools import build_shim
