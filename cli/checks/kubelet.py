@@ -32,7 +32,7 @@ def configuration(node: ThisNode) -> Iterator[Outcome]:
         problems.append(str(error))
     try:
         config = formats.load(path)
-        named = [(pool.resource, pool.mode) for pool in config.pools]
+        named: list[tuple[str, str]] = [(pool.resource, pool.mode) for pool in config.pools]
         named += [(name, of.mode) for of in config.gpus for name in of.resources]
         shown = ", ".join(f"{name} ({mode})" for name, mode in named)
     except ConfigError as error:

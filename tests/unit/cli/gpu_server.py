@@ -98,7 +98,7 @@ class GpuServer:
 
     def held_by_other(self, resource: str, ids: Sequence[str]) -> None:
         """A container holds ids, by the kubelet's record alone."""
-        entry = {
+        entry: dict[str, object] = {
             "PodUID": POD_UID,
             "ContainerName": f"container-{len(self._entries)}",
             "ResourceName": resource,
