@@ -7,7 +7,7 @@ SOURCES := agent base cni deploy deviceplugin gpu host ipam cli tests bench tool
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo test cni gpu setup check test-host test-kernel test-cluster test-nodes test-api image \
-	manifests format lock protos bench quick-start clean
+	manifests format lock protos bench bench-gpu quick-start clean
 
 help: ## what there is
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 16
@@ -107,6 +107,9 @@ protos: setup ## make the modules of the kubelet's APIs from their .proto files
 
 bench: setup cni ## measure against the reference plugins
 	$(PY) -m bench
+
+bench-gpu: setup ## try bench/gpu.sh, which measures on a GPU, over the tests' stand-in
+	@bench/gpu.sh --stand-in --short
 
 clean: ## forget everything that was built
 	rm -rf build .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -5,4 +5,7 @@ processes (`processes`), and `floor.c`, which does the kernel's part of an attac
 else. `cpu` measures the CPU time of the agent for each call, `vf` a VF in the virtual machine,
 `devices` the device plugin, and `ipam` calls the address store as a library. `python -m bench` is
 all of them but `vf`.
+
+`gpu.sh` measures the libraries of containers with a part of a GPU, on a real one or over the
+stand-in of the tests.
 """

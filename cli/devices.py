@@ -1,4 +1,4 @@
-"""`podfabric devices`: every HCA of the node, which pools offer it, and why others do not."""
+"""`podfabric devices`: the HCAs and GPUs of the node, which pools offer them, or why none does."""
 
 import argparse
 import os
@@ -9,8 +9,9 @@ from collections.abc import Mapping
 import msgspec
 
 from base.paths import Paths
-from cli import output
+from cli import gpu_tables, node_gpus, output
 from cli.arguments import file
+from cli.node_gpus import NodeGPUs
 from cli.output import Cell, Table
 from cli.this_node import ThisNode, numa_text
 from deviceplugin import availability
@@ -51,36 +52,57 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     output.add_option(parser)
     parser.add_argument("--pool", metavar="RESOURCE", help='only this pool: "rdma/hca"')
     parser.add_argument(
+        "--gpus", action="store_true", help="only GPUs; json and yaml have only HCAs without this"
+    )
+    parser.add_argument(
         "--config", type=file, metavar="FILE", help="pools of this file (default: config.yaml)"
     )
     parser.set_defaults(main=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the HCAs; the exit code."""
+    """Print the HCAs and the GPUs; the exit code."""
     node = ThisNode(Paths.from_environ(os.environ), arguments.config)
+    pool: str | None = arguments.pool
     try:
-        hcas = devices(node)
+        of_hcas = [each.config.resource for each in node.pools]
+        of_gpus = [name for config in node.config.gpus for name in config.resources]
+        only_gpus = arguments.gpus or pool in of_gpus
+        hcas = [] if only_gpus else devices(node)
+        is_text = arguments.output == "table"
+        with_gpus = only_gpus or (is_text and (pool is None or pool in of_gpus))
+        gpus = node_gpus.listed(node) if with_gpus else NodeGPUs()
     except (ConfigError, CheckpointDamaged) as error:
         sys.stderr.write(f"podfabric devices: {error}\n")
         return 1
-    resources = [pool.config.resource for pool in node.pools]
-    if arguments.pool is not None and arguments.pool not in resources:
-        names = ", ".join(resources) or "none"
-        sys.stderr.write(f"podfabric devices: no pool {arguments.pool}: the pools are {names}\n")
+    if pool is not None and pool not in (*of_hcas, *of_gpus):
+        names = ", ".join([*of_hcas, *of_gpus]) or "none"
+        sys.stderr.write(f"podfabric devices: no pool {pool}: the pools are {names}\n")
         return 1
-    if arguments.pool is not None:
-        hcas = [_narrowed(device, arguments.pool) for device in hcas]
-    if arguments.output != "table":
-        output.document(hcas, arguments.output)
-    elif hcas:
-        output.show(_offered(hcas), _unfit(hcas), _others(hcas), _problems(node))
+    if pool is not None:
+        hcas = [_narrowed(device, pool) for device in hcas]
+        gpus = node_gpus.narrowed(gpus, pool) if pool in of_gpus else gpus
+    if not is_text:
+        output.document(gpus if only_gpus else hcas, arguments.output)
     else:
-        output.show(
+        _show(node, hcas, gpus, only_gpus=only_gpus)
+    return 0
+
+
+def _show(node: ThisNode, hcas: list[ListedHCA], gpus: NodeGPUs, *, only_gpus: bool) -> None:
+    parts: list[Table | str] = []
+    if hcas:
+        parts = [_offered(hcas), _unfit(hcas), _others(hcas), _problems(node)]
+    elif not only_gpus:
+        parts = [
             f"no HCA was found below {node.paths.sys}: does `lspci` show it, and is this the "
             "host's /sys?"
-        )
-    return 0
+        ]
+    if node.config.gpus or gpus.unbound or any(gpu.held for gpu in gpus.gpus):
+        parts += gpu_tables.every(gpus)
+    elif only_gpus:
+        parts = [gpu_tables.not_well(gpus.gpus) or f"no GPU was found below {node.paths.proc}"]
+    output.show(*parts)
 
 
 def devices(node: ThisNode) -> list[ListedHCA]:

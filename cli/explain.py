@@ -6,10 +6,10 @@ import sys
 from typing import TYPE_CHECKING, NoReturn
 
 from base.paths import Paths
-from cli import output
+from cli import gpu_tables, output
 from cli.arguments import count, namespace, pod
 from cli.output import Cell, Table
-from cli.this_node import ThisNode
+from cli.this_node import ThisNode, gpu_label
 
 if TYPE_CHECKING:
     from cli.dry_run import PreferredIds
@@ -69,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.output != "table":
         output.document(explanation, arguments.output)
     else:
-        _show(explanation)
+        _show(node, explanation)
     return 0 if explanation.known else 1
 
 
@@ -98,7 +98,7 @@ def _wrong(arguments: argparse.Namespace, text: str) -> NoReturn:
     raise AssertionError  # unreachable: argparse exits
 
 
-def _show(explanation: "Explained") -> None:
+def _show(node: ThisNode, explanation: "Explained") -> None:
     uid = f" ({explanation.pod.uid})" if explanation.pod.uid else ""
     notes = "\n".join(f"* {note}" for note in explanation.notes)
     output.show(
@@ -109,6 +109,10 @@ def _show(explanation: "Explained") -> None:
         _attachments(explanation.attachments),
         _kept(explanation),
         _ways(explanation.ways),
+        gpu_tables.parts(
+            explanation.gpus,
+            [(part.gpu, gpu_label(node.gpus, part.gpu)) for part in explanation.gpus],
+        ),
         notes,
     )
 

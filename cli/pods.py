@@ -5,11 +5,14 @@ from collections.abc import Iterator
 import msgspec
 
 from base.pod import Pod
+from cli import gpu_parts
+from cli.gpu_parts import GpuPart
 from cli.pod_devices import HeldDevice, devices_of
 from cli.this_node import ThisNode, rdma_label
 from cni.attachments import pod_choices
 from cni.attachments.journal import Journal, JournalDamaged, JournalEntry
 from deviceplugin.allocate.preferred import COSTS
+from deviceplugin.checkpoint import CheckpointDamaged
 from deviceplugin.kubelet import records
 from deviceplugin.kubelet.records import KubeletUnreadable, PodDevices
 from host.discovery import HCA
@@ -53,6 +56,7 @@ class Explained(msgspec.Struct, frozen=True, kw_only=True):
     attachments: tuple[AttachedInterface, ...]
     claims: dict[str, str]  # the HCA that an attachment keeps, by "network/interface"
     ways: tuple[Way, ...]
+    gpus: tuple[GpuPart, ...]  # what its containers hold of our pools' GPUs, and what they use
     notes: tuple[str, ...]
     answered: bool  # the kubelet said what the pod holds
 
@@ -91,15 +95,25 @@ def explained(node: ThisNode, namespace: str, name: str) -> Explained:
         for entry in entries
     )
     ways = tuple(_ways(node, devices, hcas, notes))
+    parts = tuple(_parts(node, rows or []))
+    notes += [part.problem for part in parts if part.problem]
     return Explained(
         pod=pod,
         devices=devices,
         attachments=attachments,
         claims=claims.get(pod.uid) or claims.get("", {}),  # not every runtime passes the UID
         ways=ways,
+        gpus=parts,
         notes=tuple(dict.fromkeys([*notes, *_warnings(ways), *_mismatches(attachments)])),
         answered=rows is not None,
     )
+
+
+def _parts(node: ThisNode, rows: list[PodDevices]) -> list[GpuPart]:
+    try:
+        return list(gpu_parts.of_pod(node, rows))
+    except CheckpointDamaged:  # the devices say so
+        return []
 
 
 def _entries(node: ThisNode, namespace: str, name: str, notes: list[str]) -> list[JournalEntry]:

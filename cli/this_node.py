@@ -13,6 +13,9 @@ from deviceplugin.inventory import Inventory
 from deviceplugin.pools.config import ConfigError, DevicePluginConfig
 from deviceplugin.pools.formats import load
 from deviceplugin.pools.pool import Left, Pool, left_out, pools, used_netdevs
+from gpu import nvml
+from gpu.inventory import GpuMemory
+from gpu.nvml import NvmlError
 from host.discovery import HCA
 from host.gpus import GPU, gpus
 from host.topology import Topology
@@ -29,6 +32,7 @@ class ThisNode:
         self, paths: Paths, config_file: Path | None = None, *, tolerant: bool = False
     ) -> None:
         self.paths = paths
+        self.driver_root = Path("/")  # of NVIDIA's driver
         self._tolerant = tolerant
         self.config_file = config_file or paths.config
         self._required = config_file is not None
@@ -114,6 +118,24 @@ class ThisNode:
     def gpus(self) -> list[GPU]:
         """NVIDIA's GPUs, by address."""
         return gpus(self.paths)
+
+    @cached_property
+    def gpu_memory(self) -> Mapping[str, GpuMemory]:
+        """The memory of each GPU by its UUID, as far as a pool needs it and NVML tells."""
+        if all(pool.memory or pool.mode == "replicas" for pool in self.config.gpus):
+            return {}
+        try:
+            driver = nvml.open_driver(self.driver_root)
+            try:
+                told = {uuid: driver.memory(uuid) for uuid in driver.uuids()}
+            finally:
+                driver.close()
+        except NvmlError:
+            return {}
+        return {
+            uuid: GpuMemory(total=memory.total, reserved=memory.reserved)
+            for uuid, memory in told.items()
+        }
 
     @cached_property
     def topology(self) -> Topology:

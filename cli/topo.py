@@ -1,4 +1,4 @@
-"""`podfabric topo`: how far GPUs and HCAs are from each other, as a matrix or a drawing."""
+"""`podfabric topo`: how far GPUs and HCAs are from each other, and who holds parts of the GPUs."""
 
 import argparse
 import os
@@ -6,11 +6,14 @@ import sys
 from pathlib import Path
 
 from base.paths import Paths
-from cli import output, topo_svg
+from cli import gpu_tables, node_gpus, output, topo_svg
 from cli.arguments import file_name
+from cli.node_gpus import NodeGPUs
 from cli.output import Cell, Table
 from cli.this_node import ThisNode, numa_text
 from cli.topo_picture import Picture, picture
+from deviceplugin.checkpoint import CheckpointDamaged
+from deviceplugin.pools.config import ConfigError
 from host.errors import HostError
 from host.topology import Distance
 
@@ -52,13 +55,23 @@ def run(arguments: argparse.Namespace) -> int:
         return 1
     if arguments.svg:
         return _draw(drawn, arguments.svg)
+    gpus = _gpus(node)
     if arguments.output != "table":
-        output.document(_document(drawn), arguments.output)
+        output.document(_document(drawn, gpus), arguments.output)
     elif drawn.devices:
-        output.show(_matrix(drawn), _near(drawn), _LEGEND_TEXT, _notes(drawn))
+        held = gpu_tables.held(gpus.gpus, gpus.unbound), gpu_tables.problems(gpus)
+        output.show(_matrix(drawn), _near(drawn), _LEGEND_TEXT, _notes(drawn), *held)
     else:
         output.show(_notes(drawn) or _nothing(node.paths))
     return 0
+
+
+def _gpus(node: ThisNode) -> NodeGPUs:
+    """Who holds what of the GPUs. Distances do without the records that say it."""
+    try:
+        return node_gpus.listed(node)
+    except (ConfigError, CheckpointDamaged) as error:
+        return NodeGPUs(notes=(f"who holds what is not known: {error}",))
 
 
 def printed(distance: str) -> str:
@@ -79,7 +92,7 @@ def _draw(drawn: Picture, target: str) -> int:
     return 0
 
 
-def _document(drawn: Picture) -> object:
+def _document(drawn: Picture, gpus: NodeGPUs) -> object:
     labels = [device.label for device in drawn.devices]
     rows = zip(labels, drawn.distances, strict=True)
     return {
@@ -87,6 +100,9 @@ def _document(drawn: Picture) -> object:
         "distances": {label: dict(zip(labels, row, strict=True)) for label, row in rows},
         "not_shown": drawn.not_shown,
         "without_place": drawn.without_place,
+        "gpus": gpus.gpus,
+        "unbound": gpus.unbound,
+        "notes": gpus.notes,
     }
 
 

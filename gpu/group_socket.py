@@ -5,15 +5,38 @@ import logging
 import os
 import socket
 import struct
+import time
 from contextlib import suppress
 from pathlib import Path
 
 from gpu import processes
 
 BACKLOG = 512  # more than the slots of a group: none that may register is refused by the kernel
+BURST = 1024.0  # clients of a group after a quiet time
+PATIENCE = 0.5  # seconds for a request; the shim waits as long for its answer
 _SO_PEERPIDFD = 77  # asm-generic/socket.h; Linux 6.5
 
 _log = logging.getLogger(__name__)
+
+
+class GroupSocket:
+    """The socket of a group, and how many clients it may have."""
+
+    def __init__(self, group: str, opened: socket.socket) -> None:
+        self.group = group
+        self.socket = opened
+        self.accepting = False
+        self.clients = 0
+        self.budget = BURST
+
+
+class Registrant:
+    """A connection whose request has not come yet."""
+
+    def __init__(self, listener: GroupSocket, peer: socket.socket) -> None:
+        self.listener = listener
+        self.socket = peer
+        self.deadline = time.monotonic() + PATIENCE
 
 
 def peer(connection: socket.socket) -> tuple[int, int] | None:

@@ -220,16 +220,27 @@ class Groups:
 
     def register(self, group: str, slot: int, host_pid: int, start_time: int) -> Registered:
         """Enter a living process in a slot, under a new registration."""
+        return self.register_all(group, {slot: (host_pid, start_time)})[slot]
+
+    def register_all(
+        self, group: str, processes: Mapping[int, tuple[int, int]]
+    ) -> dict[int, Registered]:
+        """Enter living processes in slots, under new registrations, with one change of the file.
+
+        `processes` has the pid on the host and the start time of each, by slot.
+        """
         with self._exclusive(), self._open(group) as opened:
-            former = opened.process(slot)
-            registered = Registered(
-                registration=former.registration + 1 if former is not None else 1,
-                host_pid=host_pid,
-                start_time=start_time,
-                alive=True,
-                overhead_bytes=(),
-            )
-            opened.write(processes={slot: registered})
+            registered: dict[int, Registered] = {}
+            for slot, (host_pid, start_time) in processes.items():
+                former = opened.process(slot)
+                registered[slot] = Registered(
+                    registration=former.registration + 1 if former is not None else 1,
+                    host_pid=host_pid,
+                    start_time=start_time,
+                    alive=True,
+                    overhead_bytes=(),
+                )
+            opened.write(processes=registered)
             return registered
 
     def bury(self, group: str, slots: Mapping[int, int]) -> None:

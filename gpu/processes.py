@@ -8,6 +8,7 @@ cri-dockerd give their containers', with the runtime's drivers cgroupfs and syst
 import os
 import re
 import select
+from functools import lru_cache
 from pathlib import Path
 
 import msgspec
@@ -34,6 +35,13 @@ class Container(msgspec.Struct, frozen=True):
     id: str  # 64 hexadecimal digits
 
 
+class Program(msgspec.Struct, frozen=True):
+    """A program that a process runs."""
+
+    start_time: int  # of the process, in clock ticks since the boot
+    image: int  # as `image_of`
+
+
 class Mount(msgspec.Struct, frozen=True):
     """A place in a file system, as mountinfo has it."""
 
@@ -50,6 +58,7 @@ def container_of(pid: int) -> Container | None:
     return container_in(text)
 
 
+@lru_cache(maxsize=256)  # the text is the same for all processes of a container
 def container_in(cgroups: str) -> Container | None:
     """The container that the text of /proc/PID/cgroup names, of version 1, 2 or both."""
     paths: dict[str, str] = {}
@@ -69,6 +78,12 @@ def start_time(pid: int) -> int | None:
     """When the process began, in clock ticks since the boot; None if it does not exist."""
     fields = _stat(pid)
     return int(fields[19]) if fields is not None else None
+
+
+def program_of(pid: int) -> Program | None:
+    """Both of what `start_time` and `image_of` tell; None if the process does not exist."""
+    fields = _stat(pid)
+    return Program(int(fields[19]), int(fields[25])) if fields is not None else None
 
 
 def image_of(pid: int) -> int | None:

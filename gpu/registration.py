@@ -15,9 +15,12 @@ import socket
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from typing import NamedTuple
 
 from gpu import group_socket, layout, processes
+from gpu.group_socket import BURST, GroupSocket, Registrant
 from gpu.groups import GroupError, Groups
 from gpu.layout import (
     STATUS_BUSY,
@@ -28,50 +31,44 @@ from gpu.layout import (
     PfAnswer,
     PfRequest,
 )
+from gpu.limits_file import LimitsInvalid
+from gpu.processes import Program
 from gpu.region import RegionInvalid
 from gpu.tenants import Tenants
 
 CLIENTS = 32  # of a group, whose request has not come
 ROUND = 16  # clients of a group that are accepted before another group's turn
-PATIENCE = 0.5  # seconds for a request; the shim waits as long for its answer
 TICK = 0.25  # seconds
 QUIET = 10.0  # seconds between two lines of the log about a group's clients
-RATE, BURST = 200.0, 1024.0  # clients of a group: per second, and after a quiet time
+RATE = 200.0  # clients of a group, per second
 
 _REQUEST = 8  # bytes
 
 _log = logging.getLogger(__name__)
 
 
-class _GroupSocket:
-    """The socket of a group."""
-
-    def __init__(self, group: str, opened: socket.socket) -> None:
-        self.group = group
-        self.socket = opened
-        self.accepting = False
-        self.clients = 0
-        self.budget = BURST
-
-
-class _Registrant:
-    """A connection whose request has not come yet."""
-
-    def __init__(self, listener: _GroupSocket, peer: socket.socket) -> None:
-        self.listener = listener
-        self.socket = peer
-        self.deadline = time.monotonic() + PATIENCE
-
-
 class LivingProcess:
     """A process that is registered, until it ends."""
 
-    def __init__(self, pidfd: int, pid: int, start_time: int) -> None:
+    def __init__(self, pidfd: int, pid: int, program: Program) -> None:
         self.pidfd = pidfd
         self.pid = pid
-        self.start_time = start_time
-        self.image = processes.image_of(pid)  # another one after it executed a program
+        self.start_time = program.start_time
+        self.image = program.image  # another one after it executed a program
         self.slots: dict[tuple[str, int], int] = {}  # registrations by group and slot
+
+
+class _Newcomer(NamedTuple):
+    """A process that may have the slot that it asks for."""
+
+    client: Registrant
+    pid: int
+    pidfd: int
+    program: Program
+
+
+_Asked = dict[str, list[tuple[Registrant, PfRequest]]]
+"""Requests that have come, by group."""
 
 
 class Registrar:
@@ -82,8 +79,8 @@ class Registrar:
         self._tenants = tenants
         self.answered: Counter[int] = Counter()  # by status
         self._lock = threading.RLock()  # of the following six
-        self._listeners: dict[int, _GroupSocket] = {}  # by descriptor
-        self._clients: dict[int, _Registrant] = {}
+        self._listeners: dict[int, GroupSocket] = {}  # by descriptor
+        self._clients: dict[int, Registrant] = {}
         self._living: dict[int, LivingProcess] = {}  # by pidfd
         self._by_pid: dict[int, LivingProcess] = {}  # the same
         self._holders: dict[tuple[str, int], LivingProcess] = {}  # by group and slot
@@ -137,7 +134,7 @@ class Registrar:
         with self._lock:
             if self._closed or any(each.group == group for each in self._listeners.values()):
                 return
-            listener = _GroupSocket(group, group_socket.listen(self._groups.root / group / "agent"))
+            listener = GroupSocket(group, group_socket.listen(self._groups.root / group / "agent"))
             self._listeners[listener.socket.fileno()] = listener
             self._accept_if_possible(listener)
 
@@ -163,14 +160,13 @@ class Registrar:
             if not known.alive:
                 continue
             pidfd = processes.pidfd_of(known.host_pid)
-            if pidfd is None or processes.start_time(known.host_pid) != known.start_time:
+            program = processes.program_of(known.host_pid)
+            if pidfd is None or program is None or program.start_time != known.start_time:
                 dead[slot] = known.registration
                 if pidfd is not None:
                     os.close(pidfd)
             else:
-                self._watch(
-                    pidfd, known.host_pid, known.start_time, group, slot, known.registration
-                )
+                self._watch(pidfd, known.host_pid, program, group, slot, known.registration)
         if dead:
             self._groups.bury(group, dead)
 
@@ -183,16 +179,21 @@ class Registrar:
                 time.sleep(TICK)
 
     def _round(self) -> None:
+        asked: _Asked = {}
+        ended: list[int] = []
         for descriptor, _ in self._epoll.poll(TICK):
             with self._lock:
                 listener = self._listeners.get(descriptor)
                 client = self._clients.get(descriptor)
             if listener is not None:
-                self._accept(listener)
+                self._accept(listener, asked)
             elif client is not None:
-                self._serve(client)
+                self._take(client, asked)
             elif descriptor != self._end:
-                self._ended(descriptor)
+                ended.append(descriptor)
+        self._ended(ended)
+        for group, requests in asked.items():
+            self._answer(group, requests)
         now = time.monotonic()
         if now - self._ticked >= TICK:
             self._tick(now)
@@ -207,7 +208,7 @@ class Registrar:
                 listener.budget = min(BURST, listener.budget + passed * RATE)
                 self._accept_if_possible(listener)
 
-    def _accept_if_possible(self, listener: _GroupSocket) -> None:
+    def _accept_if_possible(self, listener: GroupSocket) -> None:
         """Accept up to the bounds of the group; more clients wait in the backlog."""
         possible = listener.clients < CLIENTS and listener.budget >= 1
         if possible and not listener.accepting:
@@ -216,7 +217,7 @@ class Registrar:
             self._epoll.unregister(listener.socket)
         listener.accepting = possible
 
-    def _accept(self, listener: _GroupSocket) -> None:
+    def _accept(self, listener: GroupSocket, asked: _Asked) -> None:
         for _ in range(ROUND):
             with self._lock:
                 if listener.socket.fileno() < 0 or not listener.accepting:  # removed meanwhile
@@ -231,16 +232,16 @@ class Registrar:
                     listener.accepting = False
                     return
                 peer.setblocking(False)
-                client = _Registrant(listener, peer)
+                client = Registrant(listener, peer)
                 listener.clients += 1
                 listener.budget -= 1
                 self._clients[peer.fileno()] = client
                 self._accept_if_possible(listener)
-            if not self._serve(client):
+            if not self._take(client, asked):
                 self._epoll.register(peer, select.EPOLLIN)
 
-    def _serve(self, client: _Registrant) -> bool:
-        """Answer a request and close; False if it has not come yet."""
+    def _take(self, client: Registrant, asked: _Asked) -> bool:
+        """Take a client's request, to be answered with others; False if it has not come yet."""
         try:
             content = client.socket.recv(_REQUEST + 1)
         except BlockingIOError:
@@ -248,45 +249,91 @@ class Registrar:
         except OSError:
             content = b""
         if len(content) == _REQUEST:
-            answer = self._answered(client, PfRequest.from_buffer_copy(content))
-            if answer is not None:
-                self.answered[answer.status] += 1
-                with suppress(OSError):  # it has gone
-                    client.socket.send(bytes(answer), socket.MSG_NOSIGNAL)
-        self._close(client)
+            request = PfRequest.from_buffer_copy(content)
+            asked.setdefault(client.listener.group, []).append((client, request))
+        else:
+            self._close(client)
         return True
 
-    def _answered(self, client: _Registrant, request: PfRequest) -> PfAnswer | None:
-        """The answer; None if the process has ended."""
+    def _answer(self, group: str, requests: Sequence[tuple[Registrant, PfRequest]]) -> None:
+        """Register those who ask and may, with one change of the limits for all of them.
+
+        Each change makes all processes of the group read their limits again. Of two who ask for one
+        slot, the second is looked at when the first has it.
+        """
+        newcomers: dict[int, _Newcomer] = {}
+        for client, request in requests:
+            if client.socket.fileno() < 0:  # it was closed meanwhile
+                continue
+            if request.slot in newcomers:
+                self._register(group, newcomers)
+                newcomers = {}
+            known = self._identified(client, request)
+            if isinstance(known, _Newcomer):
+                newcomers[request.slot] = known
+            else:
+                self._finish(client, known)
+        self._register(group, newcomers)
+
+    def _identified(self, client: Registrant, request: PfRequest) -> _Newcomer | PfAnswer | None:
+        """Who asks; the answer if it may not have the slot; None if the process has ended."""
         if request.version != layout.VERSION:
             return PfAnswer(STATUS_VERSION)
         if request.slot >= layout.SLOTS:
             return PfAnswer(STATUS_SLOT)
-        group = client.listener.group
         peer = group_socket.peer(client.socket)
         if peer is None:
             return None
         pid, pidfd = peer
+        answer: PfAnswer | None = None
         try:
-            tenant, start_time = self._tenants.of(pid), processes.start_time(pid)
-            if start_time is None or processes.has_ended(pidfd):
+            tenant, program = self._tenants.of(pid), processes.program_of(pid)
+            if program is None or processes.has_ended(pidfd):
                 return None
+            group = client.listener.group
             if tenant is None or tenant.group != group:
                 self._complain(group, f"process {pid} is in no container of it")
-                return PfAnswer(STATUS_STRANGER)
-            if self._is_taken(group, request.slot, pid, start_time):
-                return PfAnswer(STATUS_SLOT)
-            registered = self._groups.register(group, request.slot, pid, start_time)
-            registration = registered.registration
-            self._watch(pidfd, pid, start_time, group, request.slot, registration)
-            pidfd = -1
-            return PfAnswer(STATUS_OK, pid, registration)
+                answer = PfAnswer(STATUS_STRANGER)
+            elif self._is_taken(group, request.slot, pid, program.start_time):
+                answer = PfAnswer(STATUS_SLOT)
+            else:
+                newcomer = _Newcomer(client, pid, pidfd, program)
+                pidfd = -1
+                return newcomer
         except (GroupError, OSError) as error:
-            self._complain(group, f"cannot register process {pid}: {error}")
-            return PfAnswer(STATUS_BUSY)
+            self._complain(client.listener.group, f"cannot register process {pid}: {error}")
+            answer = PfAnswer(STATUS_BUSY)
         finally:
             if pidfd >= 0:
                 os.close(pidfd)
+        return answer
+
+    def _register(self, group: str, newcomers: Mapping[int, _Newcomer]) -> None:
+        """Enter processes in their slots, watch them, and answer them."""
+        if not newcomers:
+            return
+        began = {slot: (each.pid, each.program.start_time) for slot, each in newcomers.items()}
+        try:
+            registered = self._groups.register_all(group, began)
+        except (GroupError, LimitsInvalid, OSError) as error:
+            pids = ", ".join(str(each.pid) for each in newcomers.values())
+            self._complain(group, f"cannot register {pids}: {error}")
+            for each in newcomers.values():
+                os.close(each.pidfd)
+                self._finish(each.client, PfAnswer(STATUS_BUSY))
+            return
+        for slot, each in newcomers.items():
+            registration = registered[slot].registration
+            self._watch(each.pidfd, each.pid, each.program, group, slot, registration)
+            self._finish(each.client, PfAnswer(STATUS_OK, each.pid, registration))
+
+    def _finish(self, client: Registrant, answer: PfAnswer | None) -> None:
+        """Answer a client, unless its process has ended, and close."""
+        if answer is not None:
+            self.answered[answer.status] += 1
+            with suppress(OSError):  # it has gone
+                client.socket.send(bytes(answer), socket.MSG_NOSIGNAL)
+        self._close(client)
 
     def _is_taken(self, group: str, slot: int, pid: int, start_time: int) -> bool:
         """Whether another process, which lives, is registered in the slot and uses it.
@@ -310,7 +357,7 @@ class Registrar:
         return said is not None and said.registration == registration
 
     def _watch(
-        self, pidfd: int, pid: int, start_time: int, group: str, slot: int, registration: int
+        self, pidfd: int, pid: int, program: Program, group: str, slot: int, registration: int
     ) -> None:
         """Notice the end of a process. Takes the pidfd."""
         with self._lock:
@@ -318,36 +365,38 @@ class Registrar:
             if former is not None:
                 del former.slots[group, slot]
             process = self._by_pid.get(pid)
-            if process is not None and process.start_time == start_time:
+            if process is not None and process.start_time == program.start_time:
                 os.close(pidfd)
-                process.image = processes.image_of(pid)
+                process.image = program.image
             else:
-                process = LivingProcess(pidfd, pid, start_time)
+                process = LivingProcess(pidfd, pid, program)
                 self._living[pidfd] = self._by_pid[pid] = process
                 self._epoll.register(pidfd, select.EPOLLIN)
             process.slots[group, slot] = registration
             self._holders[group, slot] = process
 
-    def _ended(self, pidfd: int) -> None:
-        """A process has ended: say so in the limits of its groups."""
+    def _ended(self, pidfds: Iterable[int]) -> None:
+        """Processes have ended: say so in the limits of their groups, in one change of each."""
+        dead: dict[str, dict[int, int]] = {}
         with self._lock:
-            process = self._living.get(pidfd)
-            # Ask: the event may be about an earlier descriptor of this number.
-            if process is None or not processes.has_ended(pidfd):
-                return
-            del self._living[pidfd]
-            if self._by_pid.get(process.pid) is process:
-                del self._by_pid[process.pid]
-            for key in process.slots:
-                del self._holders[key]
-            self._epoll.unregister(pidfd)
-            os.close(pidfd)
-        for group in {group for group, _ in process.slots}:
-            slots = {slot: of for (name, slot), of in process.slots.items() if name == group}
+            for pidfd in pidfds:
+                process = self._living.get(pidfd)
+                # Ask: the event may be about an earlier descriptor of this number.
+                if process is None or not processes.has_ended(pidfd):
+                    continue
+                del self._living[pidfd]
+                if self._by_pid.get(process.pid) is process:
+                    del self._by_pid[process.pid]
+                for (group, slot), registration in process.slots.items():
+                    del self._holders[group, slot]
+                    dead.setdefault(group, {})[slot] = registration
+                self._epoll.unregister(pidfd)
+                os.close(pidfd)
+        for group, slots in dead.items():
             try:
                 self._groups.bury(group, slots)
-            except (GroupError, OSError) as error:
-                _log.warning("GPUs: group %s: process %d has ended: %s", group, process.pid, error)
+            except (GroupError, LimitsInvalid, OSError) as error:
+                _log.warning("GPUs: group %s: processes have ended: %s", group, error)
 
     def _complain(self, group: str, text: str) -> None:
         """Log what a tenant can bring about, not as often as it likes."""
@@ -356,7 +405,7 @@ class Registrar:
             self._complained[group] = now
             _log.warning("GPUs: group %s: %s", group, text)
 
-    def _close(self, client: _Registrant) -> None:
+    def _close(self, client: Registrant) -> None:
         with self._lock:
             if self._clients.pop(client.socket.fileno(), None) is None:
                 return

@@ -31,7 +31,10 @@ def configuration(node: ThisNode) -> Iterator[Outcome]:
     except settings.SettingsError as error:
         problems.append(str(error))
     try:
-        shown = ", ".join(f"{pool.resource} ({pool.mode})" for pool in formats.load(path).pools)
+        config = formats.load(path)
+        named: list[tuple[str, str]] = [(pool.resource, pool.mode) for pool in config.pools]
+        named += [(name, of.mode) for of in config.gpus for name in of.resources]
+        shown = ", ".join(f"{name} ({mode})" for name, mode in named)
     except ConfigError as error:
         problems.append(str(error))
     for text in dict.fromkeys(problems):
@@ -128,8 +131,8 @@ def plugin_sockets(node: ThisNode) -> Iterator[Outcome]:
     if not directory.is_dir():
         yield not_applicable(f"{directory} does not exist")
         return
-    for pool in node.pools:
-        name = pool.config.resource
+    names = [pool.config.resource for pool in node.pools]
+    for name in (*names, *(name for of in node.config.gpus for name in of.resources)):
         own = sorted(sockets.siblings(directory, name, None))
         alive = [path.name for path in own if _answers(path)]
         if len(alive) == 1:
@@ -187,6 +190,7 @@ def checkpoint(node: ThisNode) -> Iterator[Outcome]:
         except KubeletUnreadable as error:
             problems.append(str(error))
     ours = {pool.config.resource for pool in node.pools}
+    ours.update(name for of in node.config.gpus for name in of.resources)
     theirs = {
         (row.resource, device_id) for row in rows for device_id in row.ids if row.resource in ours
     }

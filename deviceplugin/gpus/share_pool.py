@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
-from deviceplugin.checkpoint import AllocatedGPU, AllocationKey
+from deviceplugin.checkpoint import AllocatedGPU, Allocation, AllocationKey
 from deviceplugin.ledger import Ledger
 from deviceplugin.pools.gpu_pool import GpuPoolConfig, Shape
 from gpu.inventory import NodeGPU
@@ -82,24 +82,14 @@ class SharePool:
     ) -> None:
         """Replace the configuration, the GPUs, and by their address what keeps their limits."""
         self._tiers = tiers
-        known = [node for node in nodes if node.gpu.uuid and _usable(config, node) is not None]
-        unknown = [node.name for node in nodes if node not in known]
+        self.config, self.gpus = config, shared_gpus(config, nodes)
+        unknown = [node.name for node in nodes if node.gpu.address not in self.gpus]
         self.problem = None
         if unknown:
             self.problem = (
                 f"{', '.join(unknown)}: how much memory it has is not known, so it is not "
                 "offered: NVML tells the agent; or write `memory` into the pool"
             )
-        shorts = [node.gpu.uuid[:_SHORT] for node in known]
-        self.config = config
-        self.gpus = {
-            node.gpu.address: SharedGPU(
-                node,
-                Share(_usable(config, node) or 0, WHOLE),
-                (short if shorts.count(short) == 1 else node.gpu.uuid).removeprefix("GPU-"),
-            )
-            for node, short in zip(known, shorts, strict=True)
-        }
 
     def tier(self, address: str) -> Tier:
         """What keeps the limits of new containers on a GPU."""
@@ -107,7 +97,7 @@ class SharePool:
 
     def free(self, without: Collection[AllocationKey] = ()) -> dict[str, Share]:
         """What is free of each healthy GPU, by address; allocations in `without` do not count."""
-        used = self._used(without)
+        used = given(entry for entry in self.ledger.allocations() if entry.key not in without)
         return {
             address: gpu.capacity.minus(used.get(address, Share()))
             for address, gpu in self.gpus.items()
@@ -155,14 +145,30 @@ class SharePool:
         ]
         return "; ".join(texts) or "there is no GPU"
 
-    def _used(self, without: Collection[AllocationKey]) -> dict[str, Share]:
-        used: dict[str, Share] = {}
-        for allocation in self.ledger.allocations():
-            gpu = allocation.gpu
-            if gpu is not None and gpu.bdf and allocation.key not in without:
-                share = Share(gpu.memory_bytes, percents(gpu))
-                used[gpu.bdf] = used.get(gpu.bdf, Share()).plus(share)
-        return used
+
+def shared_gpus(config: GpuPoolConfig, nodes: Sequence[NodeGPU]) -> dict[str, SharedGPU]:
+    """Those of a pool's GPUs whose memory is known, by address."""
+    known = [node for node in nodes if node.gpu.uuid and _usable(config, node) is not None]
+    shorts = [node.gpu.uuid[:_SHORT] for node in known]
+    return {
+        node.gpu.address: SharedGPU(
+            node,
+            Share(_usable(config, node) or 0, WHOLE),
+            (short if shorts.count(short) == 1 else node.gpu.uuid).removeprefix("GPU-"),
+        )
+        for node, short in zip(known, shorts, strict=True)
+    }
+
+
+def given(allocations: Iterable[Allocation]) -> dict[str, Share]:
+    """What allocations have of each GPU, by address."""
+    shares: dict[str, Share] = {}
+    for allocation in allocations:
+        gpu = allocation.gpu
+        if gpu is not None and gpu.bdf:
+            share = Share(gpu.memory_bytes, percents(gpu))
+            shares[gpu.bdf] = shares.get(gpu.bdf, Share()).plus(share)
+    return shares
 
 
 def percents(gpu: AllocatedGPU) -> int:

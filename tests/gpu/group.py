@@ -7,6 +7,7 @@ import os
 import shutil
 import socket
 import struct
+import subprocess
 import tempfile
 import threading
 import uuid
@@ -65,6 +66,13 @@ def _lay(directory: Path, built: Sequence[Path], plain: Path, driver: Path) -> N
     for path in built[1:]:
         shutil.copy(path, directory / "libnvidia-ml.so.1")
         shutil.copy(plain / "libnvidia-ml.so.1", directory / "libpfnvidia-ml-real.so.1")
+
+
+def hooked() -> set[str]:
+    """The functions that the shim exports."""
+    library = build_shim.build()[0]
+    text = subprocess.check_output(["nm", "-D", "--defined-only", str(library)], text=True)
+    return {line.split()[-1] for line in text.splitlines()}
 
 
 class Group:

@@ -14,6 +14,7 @@ from gpu import layout
 from gpu.region import Region
 from tests.gpu import group as groups
 from tests.gpu.conftest import MIB, Place
+from tests.gpu.group import hooked
 from tests.gpu.programs import program
 from tests.standin import build as standin
 from tests.standin.driver import Driver, Out
@@ -123,13 +124,6 @@ def test_an_empty_name_is_handed_to_the_driver(place: Make) -> None:
                 assert driver.call(
                     "cuGetProcAddress_v2", symbol, Out(8), version, 0, Out(4)
                 ) == real.call("cuGetProcAddress_v2", symbol, Out(8), version, 0, Out(4))
-
-
-def hooked() -> set[str]:
-    """The names that the shim exports."""
-    library = build_shim.build()[0]
-    text = subprocess.check_output(["nm", "-D", "--defined-only", str(library)], text=True)
-    return {line.split()[-1] for line in text.splitlines()}
 
 
 def test_each_version_of_a_function_leads_to_its_own_hook(place: Make) -> None:

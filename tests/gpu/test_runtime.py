@@ -11,8 +11,8 @@ import msgspec
 import pytest
 
 from tests.gpu.conftest import Place
+from tests.gpu.group import hooked
 from tests.gpu.programs import program
-from tests.gpu.test_loading import hooked
 
 Make = Callable[..., Place]
 

@@ -60,7 +60,10 @@ static void *find(const char *base, const char *symbol, int version)
 {
     if (strcmp(route, "address") == 0)
         return must(through_itself(base, version), base);
-    return must(dlsym(handle, symbol), symbol);
+    void *found = must(dlsym(handle, symbol), symbol);
+    if (dlsym(handle, symbol) != found)
+        exit(8);
+    return found;
 }
 
 int main(int count, char **arguments)

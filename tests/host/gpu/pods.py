@@ -108,10 +108,19 @@ class RegisteringProcess:
 
     def register(self, slot: int, version: int = 1) -> list[int]:
         """Status, host pid and registration; [] if it was not answered."""
-        assert self.process.stdin is not None and self.process.stdout is not None
+        self.ask(slot, version)
+        return [int(word) for word in self.answer().split()]
+
+    def ask(self, slot: int, version: int = 1) -> None:
+        """Ask for a slot."""
+        assert self.process.stdin is not None
         self.process.stdin.write(f"{version} {slot}\n")
         self.process.stdin.flush()
-        return [int(word) for word in self.process.stdout.readline().split()]
+
+    def answer(self) -> str:
+        """What was answered: status, host pid and registration."""
+        assert self.process.stdout is not None
+        return self.process.stdout.readline()
 
     def kill(self, number: int = signal.SIGKILL) -> None:
         self.process.send_signal(number)

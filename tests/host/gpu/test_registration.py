@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 
 from gpu import layout
+from gpu.group_socket import GroupSocket, Registrant
 from gpu.groups import Groups, Limit
 from gpu.registration import CLIENTS
-from tests.host.gpu.pods import GPU, GroupsNode
+from tests.host.gpu.pods import GPU, GroupsNode, MadeContainer, RegisteringProcess
 from tests.unit.gpu.groups import PlainRooms
 from tests.waiting import PATIENCE, until
 
@@ -309,3 +310,73 @@ def test_each_of_256_processes_at_once_gets_its_slot(node: GroupsNode) -> None:
         until(lambda: len(node.alive("a")) == layout.SLOTS, what="registration of all")
         assert len(set(node.alive("a").values())) == layout.SLOTS
     until(lambda: node.alive("a") == {}, what="end of all")
+
+
+def test_processes_that_ask_at_once_are_registered_with_one_change_of_the_limits(
+    node: GroupsNode, tmp_path: Path
+) -> None:
+    container = node.container("a")
+    slots = [5, 9, 7, layout.SLOTS]
+    with ExitStack() as stack:
+        _, clients, requests = _asking(stack, container, tmp_path / "own.sock", slots)
+        before = _sequence(node)
+        node.registrar._answer("a", requests)
+        assert _sequence(node) == before + 2
+        for client, slot in zip(clients, slots, strict=True):
+            status, pid, registration = map(int, client.answer().split())
+            expected = (layout.STATUS_OK, client.pid, 1)
+            if slot == layout.SLOTS:
+                expected = (layout.STATUS_SLOT, 0, 0)
+            assert (status, pid, registration) == expected
+        assert node.alive("a") == {slots[n]: clients[n].pid for n in range(3)}
+    until(lambda: node.alive("a") == {}, what="end of all")
+
+
+def test_of_two_that_ask_at_once_for_one_slot_the_later_one_has_it(
+    node: GroupsNode, tmp_path: Path
+) -> None:
+    """The first has not said in its region that it uses the slot: its answer may be too late."""
+    container = node.container("a")
+    with ExitStack() as stack:
+        _, clients, requests = _asking(stack, container, tmp_path / "own.sock", [5, 5])
+        node.registrar._answer("a", requests)
+        assert [client.answer().split()[0] for client in clients] == ["0", "0"]
+        assert node.alive("a") == {5: clients[1].pid}
+
+
+def test_a_failure_to_write_is_told_to_all_that_asked_at_once(
+    node: GroupsNode, tmp_path: Path
+) -> None:
+    container = node.container("a")
+    with ExitStack() as stack:
+        _, clients, requests = _asking(stack, container, tmp_path / "own.sock", [1, 2])
+        (node.groups.root / "a/limits").write_bytes(b"")
+        descriptors = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+        node.registrar._answer("a", requests)
+        answers = [client.answer().split()[0] for client in clients]
+        assert answers == [str(layout.STATUS_BUSY)] * 2
+        assert len(os.listdir("/proc/self/fd")) == descriptors  # noqa: PTH208 - no pidfd is left
+
+
+def _asking(
+    stack: ExitStack, container: MadeContainer, path: Path, slots: list[int]
+) -> tuple[socket.socket, list[RegisteringProcess], list[tuple[Registrant, layout.PfRequest]]]:
+    """Processes that have asked for slots at a socket of the test's own, and their requests."""
+    own = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+    own.bind(str(path))
+    own.listen()
+    clients, requests = [], []
+    for slot in slots:
+        client = stack.enter_context(container.client(path))
+        client.ask(slot)
+        clients.append(client)
+        peer = stack.enter_context(own.accept()[0])
+        request = layout.PfRequest.from_buffer_copy(peer.recv(8))
+        requests.append((Registrant(GroupSocket("a", own), peer), request))
+    return own, clients, requests
+
+
+def _sequence(node: GroupsNode) -> int:
+    content = (node.groups.root / "a/limits").read_bytes()
+    (number,) = struct.unpack_from("<Q", content, 16)
+    return int(number)

@@ -265,6 +265,21 @@ def test_registrations_of_a_slot_never_come_again(groups: Groups) -> None:
     assert groups.read("g").processes[9].alive
 
 
+def test_processes_that_register_together_are_one_change_of_the_limits(groups: Groups) -> None:
+    limits = groups.make("g", [limit()]) / "limits"
+    groups.register("g", 4, host_pid=10, start_time=1)
+    before = sequence(limits)
+    registered = groups.register_all("g", {n: (100 + n, 1000 + n) for n in range(8)})
+    assert sequence(limits) == before + 2
+    known = groups.read("g").processes
+    assert {n: each.registration for n, each in registered.items()} == {
+        n: each.registration for n, each in known.items()
+    }
+    assert all(each.alive for each in known.values())
+    assert [known[n].host_pid for n in range(8)] == list(range(100, 108))
+    assert [known[n].registration for n in range(8)] == [1, 1, 1, 1, 2, 1, 1, 1]
+
+
 def test_a_throttled_group_has_its_ceiling_until_it_is_lifted(groups: Groups) -> None:
     groups.make("g", [limit(A, share=0.5)])
 

@@ -1,0 +1,290 @@
+/*
+ * What bench/gpu.sh lets processes do on a GPU, by the libcuda.so.1 that the loader finds. It needs no
+ * header of CUDA and no compiler for GPUs: its kernels are PTX, which the driver translates.
+ *
+ *   gpu_device uuid                  the first device's UUID, as 32 hexadecimal digits
+ *   gpu_device launch COUNT          ns of an empty launch: the mean, synchronised after each thousand
+ *   gpu_device alloc COUNT BYTES     ns of a cuMemAlloc and its cuMemFree: the mean
+ *   gpu_device init                  ns of cuInit, which it calls when its input ends
+ *   gpu_device fill KIND BYTES       takes memory (alloc, physical, async) in pieces until it is refused:
+ *                                    the bytes it got, the total that it was shown, and the refusal's
+ *                                    number. Then it waits for the end of its input
+ *   gpu_device churn SEED            says "begins", then takes and frees memory until it is killed
+ *   gpu_device calibrate             ns of one round of the kernels' loop
+ *   gpu_device work KERNEL NS ROUND  launches work_... kernels of NS ns until its input ends, never more
+ *                                    than two batches ahead; answers each line with how many are done
+ */
+#include <dlfcn.h>
+#include <poll.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#define BODY                                                                          \
+    "(.param .u64 rounds) { .reg .u64 %r<4>; .reg .pred %p<3>;\n"                     \
+    "ld.param.u64 %r1, [rounds]; mov.u64 %r2, 0; mov.u64 %r3, 1;\n"                   \
+    "LOOP: mad.lo.u64 %r3, %r3, 6364136223846793005, 1442695040888963407;\n"          \
+    "add.u64 %r2, %r2, 1; setp.lt.u64 %p1, %r2, %r1; @%p1 bra LOOP;\n"                \
+    "setp.eq.u64 %p2, %r3, 0; @%p2 st.global.u64 [%r3], %r2; ret; }\n"
+#define KERNEL(NAME) ".visible .entry " #NAME BODY
+
+static const char ptx[] = ".version 7.0\n.target sm_70\n.address_size 64\n"
+                          ".visible .entry empty() { ret; }\n"
+    KERNEL(work_20us) KERNEL(work_1ms) KERNEL(work_5ms) KERNEL(work_100ms);
+
+enum { CHUNK = 1000, BATCH_NS = 20000000, TRIED_ROUNDS = 1000000, SLOTS = 64, MIB = 1 << 20 };
+
+struct place { int type, id; };
+struct properties { int type, handle_types; struct place place; void *security; uint64_t flags; };
+
+static void *library, *stream;
+
+static void *find(const char *name)
+{
+    void *found = dlsym(library, name);
+
+    if (!found) {
+        fprintf(stderr, "gpu_device: %s\n", dlerror());
+        exit(2);
+    }
+    return found;
+}
+
+static void check(int result, const char *what)
+{
+    if (result) {
+        fprintf(stderr, "gpu_device: %s answered %d\n", what, result);
+        exit(3);
+    }
+}
+
+#define CALL(NAME, PARAMETERS, ...) \
+    check(((int (*)PARAMETERS)find(#NAME))(__VA_ARGS__), #NAME)
+
+static uint64_t now(void)
+{
+    struct timespec time;
+
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (uint64_t)time.tv_sec * 1000000000 + (uint64_t)time.tv_nsec;
+}
+
+static void start(void)
+{
+    void *context;
+
+    CALL(cuInit, (unsigned), 0);
+    CALL(cuDevicePrimaryCtxRetain, (void **, int), &context, 0);
+    CALL(cuCtxSetCurrent, (void *), context);
+}
+
+static void until_end(void)
+{
+    char byte;
+
+    while (read(STDIN_FILENO, &byte, 1) > 0)
+        ;
+}
+
+static void print(uint64_t number)
+{
+    printf("%llu\n", (unsigned long long)number);
+    fflush(stdout);
+}
+
+static void print_uuid(void)
+{
+    unsigned char uuid[16];
+
+    CALL(cuInit, (unsigned), 0);
+    CALL(cuDeviceGetUuid, (void *, int), uuid, 0);
+    for (size_t i = 0; i < sizeof uuid; i++)
+        printf("%02x", uuid[i]);
+    printf("\n");
+}
+
+static void *function_of(const char *name)
+{
+    void *module, *function;
+
+    CALL(cuModuleLoadData, (void **, const void *), &module, ptx);
+    CALL(cuModuleGetFunction, (void **, void *, const char *), &function, module, name);
+    return function;
+}
+
+typedef int launch_function(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
+                            unsigned, void *, void **, void **);
+
+static void time_launches(long count)
+{
+    void *function = function_of("empty");
+    launch_function *launch = (launch_function *)find("cuLaunchKernel");
+    int (*synchronize)(void) = (int (*)(void))find("cuCtxSynchronize");
+    uint64_t spent = 0;
+
+    for (long i = -CHUNK; i < count; i += CHUNK) { /* the first chunk is not counted */
+        uint64_t began = now();
+
+        for (int k = 0; k < CHUNK; k++)
+            check(launch(function, 1, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL), "cuLaunchKernel");
+        spent += i < 0 ? 0 : now() - began;
+        check(synchronize(), "cuCtxSynchronize");
+    }
+    print(spent / (uint64_t)count);
+}
+
+static void time_allocations(long count, size_t bytes)
+{
+    int (*alloc)(uint64_t *, size_t) = (int (*)(uint64_t *, size_t))find("cuMemAlloc_v2");
+    int (*release)(uint64_t) = (int (*)(uint64_t))find("cuMemFree_v2");
+    uint64_t pointer, began = now();
+
+    for (long i = 0; i < count; i++)
+        check(alloc(&pointer, bytes) || release(pointer), "cuMemAlloc_v2");
+    print((now() - began) / (uint64_t)count);
+}
+
+static int take(const char *kind, size_t bytes)
+{
+    static const struct properties properties = {.type = 1, .place = {1, 0}};
+    uint64_t taken;
+
+    if (strcmp(kind, "physical") == 0)
+        return ((int (*)(uint64_t *, size_t, const void *, uint64_t))find("cuMemCreate"))(
+            &taken, bytes, &properties, 0);
+    if (strcmp(kind, "async") == 0)
+        return ((int (*)(uint64_t *, size_t, void *))find("cuMemAllocAsync"))(&taken, bytes, NULL);
+    return ((int (*)(uint64_t *, size_t))find("cuMemAlloc_v2"))(&taken, bytes);
+}
+
+static void fill(const char *kind, size_t bytes)
+{
+    size_t got = 0, left, total;
+    int result;
+
+    CALL(cuMemGetInfo_v2, (size_t *, size_t *), &left, &total);
+    while ((result = take(kind, bytes)) == 0)
+        got += bytes;
+    CALL(cuCtxSynchronize, (void));
+    printf("%zu %zu %d\n", got, total, result);
+    fflush(stdout);
+    until_end();
+}
+
+static void churn(unsigned seed)
+{
+    int (*alloc)(uint64_t *, size_t) = (int (*)(uint64_t *, size_t))find("cuMemAlloc_v2");
+    int (*release)(uint64_t) = (int (*)(uint64_t))find("cuMemFree_v2");
+    uint64_t held[SLOTS] = {0};
+
+    printf("begins\n");
+    fflush(stdout);
+    for (;;) {
+        int slot = rand_r(&seed) % SLOTS;
+
+        if (held[slot])
+            check(release(held[slot]), "cuMemFree_v2");
+        held[slot] = 0;
+        if (alloc(&held[slot], (size_t)(1 + rand_r(&seed) % 8) * MIB) != 0)
+            held[slot] = 0;
+    }
+}
+
+/* Launch a kernel so many times with so many rounds of its loop, and an event behind them. */
+static void launch_batch(void *function, long count, uint64_t rounds, void *event)
+{
+    launch_function *launch = (launch_function *)find("cuLaunchKernel");
+    void *parameters[] = {&rounds};
+
+    for (long i = 0; i < count; i++)
+        check(launch(function, 1, 1, 1, 1, 1, 1, 0, stream, parameters, NULL), "cuLaunchKernel");
+    CALL(cuEventRecord, (void *, void *), event, stream);
+}
+
+static void make_events(void **events, int count)
+{
+    CALL(cuStreamCreate, (void **, unsigned), &stream, 1);
+    for (int i = 0; i < count; i++)
+        CALL(cuEventCreate, (void **, unsigned), &events[i], 0);
+}
+
+static void calibrate(void)
+{
+    void *events[2], *function = function_of("work_1ms");
+    float ms = 0;
+
+    make_events(events, 2);
+    for (int i = 0; i < 3; i++) { /* the last one counts: clocks rise at first */
+        CALL(cuEventRecord, (void *, void *), events[0], stream);
+        launch_batch(function, 1, TRIED_ROUNDS, events[1]);
+        CALL(cuEventSynchronize, (void *), events[1]);
+    }
+    CALL(cuEventElapsedTime, (float *, void *, void *), &ms, events[0], events[1]);
+    printf("%.9f\n", (double)ms * 1e6 / TRIED_ROUNDS);
+}
+
+static void work(const char *name, uint64_t ns, double ns_of_round)
+{
+    void *events[2], *function = function_of(name);
+    long batch = ns < BATCH_NS ? (long)(BATCH_NS / ns) : 1, batches = 0;
+    uint64_t rounds = (uint64_t)((double)ns / ns_of_round) + 1;
+    struct pollfd input = {.fd = STDIN_FILENO, .events = POLLIN};
+    char byte;
+
+    make_events(events, 2);
+    launch_batch(function, batch, rounds, events[0]);
+    printf("begins\n");
+    fflush(stdout);
+    for (;; batches++) {
+        launch_batch(function, batch, rounds, events[(batches + 1) % 2]);
+        CALL(cuEventSynchronize, (void *), events[batches % 2]);
+        if (poll(&input, 1, 0) > 0) {
+            if (read(STDIN_FILENO, &byte, 1) <= 0)
+                return;
+            print((uint64_t)(batches + 1) * (uint64_t)batch);
+        }
+    }
+}
+
+int main(int count, char **words)
+{
+    const char *what = count > 1 ? words[1] : "", *first = count > 2 ? words[2] : "";
+    const char *second = count > 3 ? words[3] : "";
+
+    library = dlopen("libcuda.so.1", RTLD_NOW);
+    if (!library) {
+        fprintf(stderr, "gpu_device: %s\n", dlerror());
+        return 2;
+    }
+    if (strcmp(what, "uuid") == 0) {
+        print_uuid();
+        return 0;
+    }
+    if (strcmp(what, "init") == 0) {
+        until_end();
+        uint64_t began = now();
+
+        CALL(cuInit, (unsigned), 0);
+        print(now() - began);
+        return 0;
+    }
+    start();
+    if (strcmp(what, "launch") == 0)
+        time_launches(atol(first));
+    else if (strcmp(what, "alloc") == 0)
+        time_allocations(atol(first), (size_t)atoll(second));
+    else if (strcmp(what, "fill") == 0)
+        fill(first, (size_t)atoll(second));
+    else if (strcmp(what, "churn") == 0)
+        churn((unsigned)atol(first));
+    else if (strcmp(what, "calibrate") == 0)
+        calibrate();
+    else if (strcmp(what, "work") == 0 && count > 4)
+        work(first, (uint64_t)atoll(second), atof(words[4]));
+    else
+        return 2;
+    return 0;
+}

@@ -1,0 +1,221 @@
+"""One row of bench/gpu.sh: measures it, and prints a line for each number.
+
+    python -m bench.gpu_rows ROW [--real LIBCUDA] [--short]
+
+A line is "ROW what: number | target | ok, miss, or skipped: why". Without `--real` the driver is
+the stand-in of the tests, and the numbers say nothing about a GPU.
+"""
+
+import argparse
+import json
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from bench import gpu_shared, gpu_tools
+from bench.gpu_place import BenchGroup, Place, finished, line
+from tests.gpu.group import hooked
+from tests.standin.gpus import GIB, MIB, table
+
+LIMIT = 8 * GIB
+CONTEXT = 400 * MIB
+PIECE = 64 * MIB
+SLACK = 2 * PIECE  # below a limit: a pool grows in pieces, and the last one may not fit
+KINDS = ("alloc", "physical", "async")
+OUT_OF_MEMORY = 2
+MOST_IN_GROUP = 250  # processes; a group has room for 256
+
+
+class Rows:
+    """Rows that need a driver alone. `short`: few rounds, to try the script itself."""
+
+    def __init__(self, place: Place, *, short: bool) -> None:
+        self.place = place
+        self.short = short
+
+    def g2(self) -> None:
+        """Whether cuGetProcAddress answers the addresses that dlsym finds, for each hook."""
+        names = hooked()
+        asked = [(base, at, symbol, 2 if own else 1) for base, at, symbol, own in table()]
+        asked = [each for each in asked if each[2] in names]
+        command = [sys.executable, "-c", ADDRESSES]
+        process = self.place.group("g2").popen(command, shim=False)
+        same, other, missing = json.loads(finished(process, json.dumps(asked)))
+        what = "hooks whose address by cuGetProcAddress is dlsym's"
+        value = f"{len(same)} of {len(same) + len(other)}"
+        more = f", {len(missing)} are not in this driver" if missing else ""
+        differ = f" ({', '.join(other[:4])} differ)" if other else ""
+        line("G2", what, f"{value}{differ}{more}", "all", bool(same) and not other)
+
+    def g3(self) -> None:
+        """Memory of each kind is given up to the limit, and the limit is the total."""
+        for kind in KINDS:
+            group = self.place.group(f"g3-{kind}", memory=LIMIT, context=CONTEXT)
+            got, total, result = map(int, group.say("fill", kind, str(PIECE)).split())
+            well = LIMIT - CONTEXT - SLACK <= got <= LIMIT and (total, result) == (
+                LIMIT,
+                OUT_OF_MEMORY,
+            )
+            value = f"{got / GIB:.2f} GiB, total {total / GIB:.2f} GiB, then error {result}"
+            line(
+                "G3",
+                f"{kind} at a limit of {LIMIT / GIB:.0f} GiB",
+                value,
+                "the limit, error 2",
+                well,
+            )
+
+    def g6(self) -> None:
+        """What a launch costs more, with the whole GPU and with a share that it does not use up."""
+        count, rounds = (2_000, 3) if self.short else (200_000, 10)
+        group = self.place.group("g6")
+        times: dict[float, list[float]] = {0.0: [], 1.0: [], 0.99: []}
+        for _ in range(rounds):  # alternately, so that a slow round makes all of them slower
+            for share, of in times.items():
+                group.set_share(share or 1.0)
+                of.append(float(group.say("launch", str(count), shim=share > 0)))
+        self._added("G6", "launch at s = 1", times[1.0], times[0.0], 30, "ns")
+        self._added("G6", "launch at s < 1, not held back", times[0.99], times[0.0], 150, "ns")
+
+    def g7(self) -> None:
+        """What an allocation and its free cost more."""
+        count, rounds = (500, 3) if self.short else (10_000, 10)
+        for size in (MIB, 64 * MIB):
+            group = self.place.group(f"g7-{size}")
+            words = ("alloc", str(count), str(size))
+            both: tuple[list[float], list[float]] = ([], [])
+            for _ in range(rounds):
+                for shim in (True, False):
+                    both[not shim].append(float(group.say(*words, shim=shim)))
+            self._added("G7", f"alloc and free of {size // MIB} MiB", both[0], both[1], 1000, "ns")
+
+    def g8(self) -> None:
+        """How long cuInit takes in many processes at once."""
+        for count in (8,) if self.short else (1, 64, 300):
+            with_shim = self._starts(count, shim=True)
+            without = self._starts(count, shim=False)
+            target = 2.0 if count == 1 else 50.0
+            added = _percentile(with_shim, 99) - (_percentile(without, 99) if count == 1 else 0)
+            value = (
+                f"p50 {_percentile(with_shim, 50):.1f}, p99 {_percentile(with_shim, 99):.1f} ms; "
+                f"without {_percentile(without, 50):.1f}, {_percentile(without, 99):.1f} ms"
+            )
+            said = "+2 ms" if count == 1 else "p99 50 ms"
+            line("G8", f"cuInit of {count} at once", value, said, added <= target)
+
+    def g10(self) -> None:
+        """Processes that allocate are killed at any moment: nothing stays counted or hangs."""
+        kills = 10 if self.short else 200
+        group = self.place.group("g10", memory=LIMIT)
+        chance = random.Random(1)
+        running: list[subprocess.Popen[str]] = []
+        for number in range(kills + 8):
+            if len(running) == 8:
+                _kill(group, running.pop(chance.randrange(8)))
+            process = group.start("churn", str(number))
+            assert process.stdout is not None
+            if process.stdout.readline() != "begins\n":
+                line("G10", "kills", f"process {number} did not start", "no hang", False)
+                return
+            running.append(process)
+        for process in running:
+            _kill(group, process)
+        got, total, _ = map(int, group.say("fill", "alloc", str(PIECE)).split())
+        value = f"{got / GIB:.2f} of {total / GIB:.2f} GiB are free after {kills + 8} kills"
+        line("G10", "kill -9 among 8 processes", value, "all", got >= total - PIECE)
+
+    def _starts(self, count: int, *, shim: bool) -> list[float]:
+        """Milliseconds of cuInit in processes that begin at once."""
+        names = range(0, count, MOST_IN_GROUP)
+        of = [self.place.group(f"g8-{count}-{shim}-{number}") for number in names]
+        running = [of[n // MOST_IN_GROUP].start("init", shim=shim) for n in range(count)]
+        for process in running:
+            assert process.stdin is not None
+            process.stdin.close()
+        times = []
+        for process in running:
+            assert process.stdout is not None
+            times.append(float(process.stdout.read() or "nan") / 1e6)
+            process.wait()
+        return times
+
+    def _added(
+        self,
+        row: str,
+        what: str,
+        with_shim: list[float],
+        without: list[float],
+        target: float,
+        unit: str,
+    ) -> None:
+        pairs = list(zip(with_shim, without, strict=True))
+        added = statistics.median(one - other for one, other in pairs)
+        ratio = statistics.median(one / other for one, other in pairs)
+        line(
+            row,
+            f"{what}, added",
+            f"{added:.0f} {unit} (x{ratio:.2f})",
+            f"{target:g} {unit}",
+            added <= target,
+        )
+
+
+ADDRESSES = """
+import ctypes, json, sys
+library = ctypes.CDLL("libcuda.so.1")
+same, other, missing = [], [], []
+for base, version, symbol, flags in json.load(sys.stdin):
+    try:
+        found = ctypes.cast(library[symbol], ctypes.c_void_p).value
+    except AttributeError:
+        missing.append(symbol)
+        continue
+    pointer, status = ctypes.c_void_p(), ctypes.c_int(-1)
+    asked = base.encode(), ctypes.byref(pointer), ctypes.c_int(version), ctypes.c_uint64(flags)
+    result = library.cuGetProcAddress_v2(*asked, ctypes.byref(status))
+    (same if result == 0 and pointer.value == found else other).append(symbol)
+print(json.dumps([same, other, missing]))
+"""
+
+
+def _kill(group: BenchGroup, process: "subprocess.Popen[str]") -> None:
+    process.kill()
+    process.communicate()
+    group.group.bury(process.pid)
+
+
+def _percentile(times: list[float], percent: int) -> float:
+    return sorted(times)[min(len(times) - 1, len(times) * percent // 100)]
+
+
+def main() -> int:
+    """Measure a row; 0 unless it could not be measured at all."""
+    parser = argparse.ArgumentParser(description="Measure a row of bench/gpu.sh.")
+    parser.add_argument("row")
+    parser.add_argument("--real", type=Path, help="the machine's libcuda.so.1")
+    parser.add_argument("--short", action="store_true", help="few rounds, to try the script")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="podfabric-bench-", dir="/var/tmp") as name:
+        place = Place(Path(name), arguments.real)
+        try:
+            rows = Rows(place, short=arguments.short)
+            measures: dict[str, Callable[[], object]] = {
+                **{row: getattr(rows, row) for row in ("g2", "g3", "g6", "g7", "g8", "g10")},
+                "g9": lambda: gpu_shared.measure(place, short=arguments.short),
+                **gpu_tools.rows(place, short=arguments.short),
+            }
+            measures[arguments.row.lower()]()
+        except (RuntimeError, OSError, subprocess.SubprocessError) as error:
+            line(arguments.row.upper(), "could not be measured", str(error), "-", False)
+            return 1
+        finally:
+            place.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

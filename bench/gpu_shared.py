@@ -1,0 +1,190 @@
+"""Row G9 of bench/gpu.sh: groups share a GPU's time, and their processes launch without a pause."""
+
+import subprocess
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from bench.gpu_place import NVML, BenchGroup, Place, line
+from gpu import shares
+from gpu.nvml import Nvml, NvmlError
+from gpu.shares import GroupShare, GroupUsage
+
+MS = 1_000_000  # nanoseconds
+KERNELS = {"work_20us": MS // 50, "work_1ms": MS, "work_100ms": 100 * MS}
+SETTLING, WINDOW = 3.0, 10.0  # seconds
+WITHIN = 0.05  # of the GPU's time; kernels above 50 ms: twice that
+LOSS = 0.08  # of the throughput of one process without shares
+
+
+class Sharing:
+    """Tenants of one GPU, and the controller of their shares."""
+
+    def __init__(self, place: Place, name: str, tenants: Mapping[str, tuple[float, int]]) -> None:
+        self._place = place
+        self.groups = {of: place.group(f"{name}-{of}") for of in tenants}
+        self.states = {of: GroupShare(share=share) for of, (share, _) in tenants.items()}
+        self._counts = {of: count for of, (_, count) in tenants.items()}
+        self._running: dict[str, list[subprocess.Popen[str]]] = {}
+        self._driver = _nvml(place)
+        self._since = 0
+        self._busy: dict[int, int] = {}
+        self._looked = 0
+        self.is_corrected = place.real is None
+
+    def begin(self, kernel: str, ns: int, ns_of_round: str) -> None:
+        """Start every process."""
+        self._apply(shares.tick(self.states, {}))
+        for of, group in self.groups.items():
+            count = self._counts[of]
+            self._running[of] = [_working(group, kernel, ns, ns_of_round) for _ in range(count)]
+
+    def done(self) -> dict[str, int]:
+        """How many kernels of each tenant are done."""
+        return {of: sum(map(_count, running)) for of, running in self._running.items()}
+
+    def end(self) -> None:
+        """Stop every process."""
+        for running in self._running.values():
+            for process in running:
+                process.kill()
+                process.communicate()
+        if self._driver is not None:
+            self._driver.close()
+
+    def run(self, seconds: float) -> None:
+        """Correct shares at each tick, as the agent does."""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            time.sleep(shares.TICK)
+            used, now = self._utilization(), time.monotonic_ns()
+            usages: dict[str, GroupUsage] = {}
+            for of, state in self.states.items():
+                [use] = self.groups[of].group.uses()
+                pids = [process.pid for process in self._running[of]]
+                seen = None if used is None else sum(used.get(pid, 0.0) for pid in pids)
+                usages[of] = shares.observe(state, seen, use, now)
+            self._apply(shares.tick(self.states, usages))
+
+    def _apply(self, states: dict[str, GroupShare]) -> None:
+        self.states = states
+        for of, state in states.items():
+            self.groups[of].set_share(state.in_force, state.kappa)
+
+    def _utilization(self) -> dict[int, float] | None:
+        """The part of the GPU's time of each process since the last tick; None: not told."""
+        if self._place.node is not None:
+            accounts = self._place.node.read()
+            now, busy = accounts.gpus[0].time_ns, self._busy
+            passed = max(1, now - self._looked)
+            self._busy = {process.pid: process.gpus[0].busy_ns for process in accounts.processes}
+            self._looked = now
+            return {pid: (ns - busy.get(pid, 0)) / passed for pid, ns in self._busy.items()}
+        if self._driver is None:
+            return None
+        samples = self._driver.utilization(self._place.gpu.uuid, self._since)
+        self._since = max((sample.at_us for sample in samples), default=self._since)
+        ours = {process.pid for running in self._running.values() for process in running}
+        self.is_corrected |= any(sample.pid in ours for sample in samples)
+        by_pid: dict[int, list[float]] = {}
+        for sample in samples:
+            by_pid.setdefault(sample.pid, []).append(sample.sm)
+        return {pid: sum(of) / len(of) for pid, of in by_pid.items()}
+
+
+def measure(place: Place, *, short: bool) -> None:
+    """Print a line for each division of the GPU's time and each length of kernels."""
+    probe = place.group("g9-alone")
+    ns_of_round = probe.say("calibrate").strip()
+    divisions: list[tuple[str, dict[str, tuple[float, int]]]] = [
+        ("30/70", {"a": (0.3, 1), "b": (0.7, 1)})
+    ]
+    if not short:
+        divisions += [
+            ("10/90", {"a": (0.1, 1), "b": (0.9, 1)}),
+            ("50/50, four processes against one", {"a": (0.5, 4), "b": (0.5, 1)}),
+        ]
+    kernels = {"work_5ms": 5 * MS} if short else KERNELS
+    window = 2.0 if short else WINDOW
+    for kernel, ns in kernels.items():
+        alone = _rate(place, f"g9-{kernel}-alone", kernel, ns, ns_of_round, window)
+        for number, (what, tenants) in enumerate(divisions):
+            sharing = Sharing(place, f"g9-{kernel}-{number}", tenants)
+            try:
+                sharing.begin(kernel, ns, ns_of_round)
+                sharing.run(1.0 if short else SETTLING)
+                before, began = sharing.done(), time.monotonic()
+                sharing.run(window)
+                after, seconds = sharing.done(), time.monotonic() - began
+            finally:
+                sharing.end()
+            done = {of: after[of] - before[of] for of in tenants}
+            _tell(what, kernel, ns, tenants, done, sum(done.values()) / seconds / alone, sharing)
+
+
+def _tell(
+    what: str,
+    kernel: str,
+    ns: int,
+    tenants: Mapping[str, tuple[float, int]],
+    done: Mapping[str, int],
+    of_alone: float,
+    sharing: Sharing,
+) -> None:
+    total = max(1, sum(done.values()))
+    found = {of: count / total for of, count in done.items()}
+    within = WITHIN if ns <= 50 * MS else 2 * WITHIN
+    well = all(abs(found[of] - share) <= within for of, (share, _) in tenants.items())
+    value = "/".join(f"{100 * part:.1f}" for part in found.values())
+    if not sharing.is_corrected:
+        value += " (not corrected: NVML does not tell of these processes)"
+    target = f"±{100 * within:.0f} points, {1 - LOSS:.0%} of the throughput"
+    value += f", {of_alone:.0%} of the throughput without shares"
+    line(
+        "G9",
+        f"{what} of {kernel.removeprefix('work_')}",
+        value,
+        target,
+        well and of_alone >= 1 - LOSS,
+    )
+
+
+def _rate(place: Place, name: str, kernel: str, ns: int, ns_of_round: str, seconds: float) -> float:
+    """Kernels a second of one process without the shim."""
+    group = place.group(name)
+    process = _working(group, kernel, ns, ns_of_round, shim=False)
+    time.sleep(min(1.0, seconds))
+    before, began = _count(process), time.monotonic()
+    time.sleep(seconds)
+    rate = (_count(process) - before) / (time.monotonic() - began)
+    process.kill()
+    process.communicate()
+    return max(rate, 1e-9)
+
+
+def _working(
+    group: BenchGroup, kernel: str, ns: int, ns_of_round: str, *, shim: bool = True
+) -> "subprocess.Popen[str]":
+    process = group.start("work", kernel, str(ns), ns_of_round, shim=shim)
+    assert process.stdout is not None
+    if process.stdout.readline() != "begins\n":
+        _, error = process.communicate()
+        raise RuntimeError(f"{kernel} does not start: {error.strip()}")
+    return process
+
+
+def _count(process: "subprocess.Popen[str]") -> int:
+    assert process.stdin is not None and process.stdout is not None
+    process.stdin.write("\n")
+    process.stdin.flush()
+    return int(process.stdout.readline())
+
+
+def _nvml(place: Place) -> Nvml | None:
+    if place.real is None:
+        return None
+    path = place.real.with_name(NVML)
+    try:
+        return Nvml(Path(path).resolve())
+    except (NvmlError, ImportError):
+        return None

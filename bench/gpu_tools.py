@@ -1,0 +1,179 @@
+"""Rows of bench/gpu.sh that need NVIDIA's tools, PyTorch or CuPy, and say where these are not."""
+
+import json
+import os
+import shutil
+import statistics
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from bench.gpu_place import BenchGroup, Place, finished, line
+from tests.standin.gpus import GIB, MIB
+
+LIMIT = 8 * GIB
+CONTEXT = 400 * MIB
+PIECE = 64 * MIB
+TOLERANCE = 0.01  # of the limit, and 64 MiB: what the watch tolerates
+FRAMEWORKS = Path(__file__).with_name("gpu_frameworks.py")
+NO_GPU = "it needs a real GPU"
+ALLOCATORS = {
+    "plain": "",
+    "expandable segments": "expandable_segments:True",
+    "cudaMallocAsync": "backend:cudaMallocAsync",
+}
+TOOLS = {
+    "compute-sanitizer": ("compute-sanitizer", "--error-exitcode", "9"),
+    "ncu": ("ncu", "--target-processes", "all"),
+    "cuda-gdb": ("cuda-gdb", "-batch", "-ex", "run", "--args"),
+}
+
+
+def rows(place: Place, *, short: bool) -> dict[str, Callable[[], object]]:
+    """The rows, by their names."""
+    of = ToolRows(place, short=short)
+    return {row: getattr(of, row) for row in ("g3t", "g4", "g5", "g11", "g12", "g13")}
+
+
+class ToolRows:
+    """Rows that need more than a driver."""
+
+    def __init__(self, place: Place, *, short: bool) -> None:
+        self.place = place
+        self.short = short
+        self.python = os.environ.get("BENCH_PYTHON", "python3")
+
+    def g3t(self) -> None:
+        """PyTorch's three allocators end at the limit, and show it as the total."""
+        if why := self._lacks("torch"):
+            line("G3", "PyTorch at a limit", "-", "the limit", why)
+            return
+        for name, conf in ALLOCATORS.items():
+            group = self._group(f"g3-{name.split()[0]}")
+            found = self._framework(group, "fill", PYTORCH_CUDA_ALLOC_CONF=conf)
+            well = (
+                0.9 * LIMIT <= found["bytes"] + CONTEXT <= 1.05 * LIMIT and found["total"] == LIMIT
+            )
+            value = f"{found['bytes'] / GIB:.2f} GiB, total {found['total'] / GIB:.2f} GiB"
+            line("G3", f"PyTorch, {name}, at {LIMIT / GIB:.0f} GiB", value, "the limit", well)
+
+    def g4(self) -> None:
+        """CuPy's pools, managed memory and textures, and a graph of PyTorch's that allocates."""
+        if why := self._lacks("cupy"):
+            line("G4", "CuPy: pools, managed, textures", "-", "the limit", why)
+        else:
+            for kind, got in self._framework(self._group("g4"), "cupy").items():
+                well = 0.9 * LIMIT <= got + CONTEXT <= 1.05 * LIMIT
+                line("G4", f"CuPy, {kind}", f"{got / GIB:.2f} GiB", "the limit", well)
+        if why := self._lacks("torch"):
+            line("G4", "PyTorch: a graph that allocates", "-", "right results", why)
+        else:
+            well = self._framework(self._group("g4-graph"), "graph")["ok"]
+            line("G4", "PyTorch: a graph that allocates", str(well), "right results", well)
+
+    def g5(self) -> None:
+        """What nvidia-smi says that a process uses which has taken all that its group may."""
+        if why := self._lacks_tool("nvidia-smi"):
+            line("G5", "physical use at a limit", "-", "the limit", why)
+            return
+        process = self._group("g5").start("fill", "alloc", str(PIECE))
+        assert process.stdout is not None
+        got = int(process.stdout.readline().split()[0])
+        query = [
+            "nvidia-smi",
+            "--query-compute-apps=pid,used_memory",
+            "--format=csv,noheader,nounits",
+        ]
+        rows = subprocess.check_output(query, text=True).splitlines()
+        finished(process)
+        used = {int(pid): int(mib) * MIB for pid, mib in (row.split(",") for row in rows)}
+        mine = used.get(process.pid) or max(used.values(), default=0)  # in a pid namespace
+        value = f"{mine / GIB:.2f} GiB, of which {(mine - got) / MIB:.0f} MiB are not allocations"
+        well = 0 < mine <= LIMIT * (1 + TOLERANCE) + PIECE
+        line("G5", f"physical use at {LIMIT / GIB:.0f} GiB", value, "the limit, 1 %, 64 MiB", well)
+
+    def g11(self) -> None:
+        """What MPS limits: each client, so that two get twice as much; and the shim beside it."""
+        if why := self._lacks_tool("nvidia-cuda-mps-control"):
+            line("G11", "MPS", "-", "-", why)
+            return
+        group = self._group("g11")
+        own = {
+            "CUDA_MPS_PIPE_DIRECTORY": str(group.directory / "pipe"),
+            "CUDA_MPS_LOG_DIRECTORY": str(group.directory / "log"),
+        }
+        for path in own.values():
+            Path(path).mkdir()
+        control = ["nvidia-cuda-mps-control"]
+        environment = {**os.environ, **own}
+        subprocess.run([*control, "-d"], env=environment, check=True, timeout=60)
+        try:
+            client = {**own, "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=4G"}
+            for shim in (False, True):
+                both = [group.start("fill", "alloc", str(PIECE), shim=shim, **client) for _ in "12"]
+                got = [int(_first(process).split()[0]) / GIB for process in both]
+                for process in both:
+                    finished(process)
+                what = "two clients of MPS with 4 GiB each" + (", and the shim" if shim else "")
+                value = " and ".join(f"{each:.2f}" for each in got)
+                most = LIMIT / GIB if shim else 8
+                line("G11", what, f"{value} GiB", "4 GiB each", sum(got) <= most)
+        finally:
+            subprocess.run(
+                control, input="quit\n", text=True, env=environment, check=False, timeout=60
+            )
+
+    def g12(self) -> None:
+        """Whether NVIDIA's tools start a program that has the shim."""
+        for name, command in TOOLS.items():
+            if why := self._lacks_tool(name):
+                line("G12", f"{name} over the shim", "-", "starts", why)
+                continue
+            words = [*command, str(self.place.program), "launch", "2000"]
+            try:
+                finished(self._group(f"g12-{name}").popen(words), patience=300)
+                line("G12", f"{name} over the shim", "it ran", "starts", True)
+            except RuntimeError as error:
+                line("G12", f"{name} over the shim", str(error), "starts", False)
+
+    def g13(self) -> None:
+        """A training step of a transformer, with the shim and without it in turns."""
+        if why := self._lacks("torch"):
+            line("G13", "training step with the whole GPU", "-", "x1.01", why)
+            return
+        group = self.place.group("g13")
+        count = "5" if self.short else "30"
+        ratios = []
+        for _ in range(2 if self.short else 5):
+            with_shim = self._framework(group, "step", count)
+            ratios.append(with_shim / self._framework(group, "step", count, shim=False))
+        ratio = statistics.median(ratios)
+        line("G13", "training step with the whole GPU", f"x{ratio:.3f}", "x1.01", ratio <= 1.01)
+
+    def _group(self, name: str) -> BenchGroup:
+        return self.place.group(name, memory=LIMIT, context=CONTEXT)
+
+    def _framework(
+        self, group: BenchGroup, *words: str, shim: bool = True, **variables: str
+    ) -> Any:  # noqa: ANN401 - JSON
+        command = [self.python, str(FRAMEWORKS), *words]
+        return json.loads(finished(group.popen(command, shim=shim, **variables)))
+
+    def _lacks(self, module: str) -> str:
+        """Why a framework cannot be used; "" if it can."""
+        if self.place.real is None:
+            return NO_GPU
+        code = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({module!r}) is None)"
+        done = subprocess.run([self.python, "-c", code], check=False)
+        return "" if done.returncode == 0 else f"{self.python} has no {module}"
+
+    def _lacks_tool(self, name: str) -> str:
+        if self.place.real is None:
+            return NO_GPU
+        return "" if shutil.which(name) else f"{name} is not installed"
+
+
+def _first(process: "subprocess.Popen[str]") -> str:
+    assert process.stdout is not None
+    return process.stdout.readline() or "0"

@@ -1,0 +1,193 @@
+"""Parts of GPUs that containers of this node hold: who, how much, and what they use of it.
+
+The allocation checkpoint says who holds what, the kubelet has the names of pods, and the files of a
+group say what it uses. All of it is only read.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+
+import msgspec
+
+from base.types import DeviceId
+from cli.this_node import ThisNode
+from deviceplugin.checkpoint import AllocatedGPU, Allocation, AllocationKey
+from deviceplugin.kubelet import records
+from deviceplugin.kubelet.records import KubeletUnreadable, PodDevices
+from gpu import groups, layout
+from gpu.groups import GroupError, GroupFiles, Groups
+from gpu.region import RegionInvalid, RegionUse
+
+
+class PartHolder(msgspec.Struct, frozen=True):
+    """A container, as far as the kubelet tells."""
+
+    pod: str = ""  # "ml/worker-0"; the pod's UID if only that is known; "" if neither is
+    name: str = ""
+
+
+class GroupUse(msgspec.Struct, frozen=True, kw_only=True):
+    """What a group's files say of one GPU now. The tenant writes what its processes use."""
+
+    memory_bytes: int  # what it may use; layout.NO_LIMIT
+    compute_share: float  # of the GPU's time, in (0, 1]
+    share_now: float  # the same, in force: elastic shares grow, over-use may lower it
+    processes: int  # registered ones that have not ended
+    used_bytes: int | None = None  # None: the tenant has damaged its file
+    peak_bytes: int | None = None
+    denied: int | None = None  # refused allocations
+
+
+class GpuPart(msgspec.Struct, frozen=True, kw_only=True):
+    """What one container holds of one GPU."""
+
+    gpu: str  # the GPU's address; "" until the container's start decides
+    container: PartHolder
+    resources: tuple[str, ...]
+    ids: tuple[DeviceId, ...]
+    memory_bytes: int  # by the allocation; 0: not limited
+    compute_share: float  # of the GPU's time, by the allocation; 0: not limited
+    tier: str  # what enforces both
+    group: str = ""  # whose limits they are; "" if nothing is limited
+    use: GroupUse | None = None  # None: there is no group, or `problem`
+    problem: str = ""  # why its use is not known, or what is wrong with it
+
+
+def containers_by_key(node: ThisNode, notes: list[str]) -> dict[AllocationKey, PartHolder]:
+    """The holder of each device id. A source that cannot be read becomes a note."""
+    found: dict[AllocationKey, PartHolder] = {}
+    rows: list[PodDevices] = []
+    for read in (records.from_checkpoint, records.from_pod_resources):  # names replace UIDs
+        try:
+            rows += read(node.paths)
+        except KubeletUnreadable as error:
+            notes.append(f"who holds parts of GPUs is not fully known: {error}")
+    for row in rows:
+        pod = f"{row.namespace}/{row.name}" if row.name else row.uid
+        found |= {(row.resource, name): PartHolder(pod, row.container) for name in row.ids}
+    return found
+
+
+def parts(node: ThisNode, notes: list[str]) -> list[GpuPart]:
+    """Every part that a container holds, by GPU and holder.
+
+    Raises CheckpointDamaged.
+    """
+    of_gpus = [entry for entry in node.allocations if entry.gpu is not None]
+    if not of_gpus:
+        return []
+    holders = containers_by_key(node, notes)
+    together: dict[tuple[str, ...], list[tuple[Allocation, AllocatedGPU]]] = {}
+    for entry in of_gpus:
+        assert entry.gpu is not None
+        holder = holders.get(entry.key, PartHolder())
+        own = group_of(entry.resource, entry.gpu) or entry.resource
+        who = (holder.pod, holder.name) if holder.pod else (own,)
+        together.setdefault((entry.gpu.bdf, *who), []).append((entry, entry.gpu))
+    made = [
+        _part(node, entries, holders.get(entries[0][0].key, PartHolder()))
+        for entries in together.values()
+    ]
+    return sorted(made, key=lambda part: (part.gpu, part.container.pod, part.container.name))
+
+
+def of_pod(node: ThisNode, rows: Iterable[PodDevices]) -> Iterator[GpuPart]:
+    """The parts that a pod's containers hold, by the kubelet's rows of it."""
+    known = {entry.key: entry for entry in node.allocations if entry.gpu is not None}
+    together: dict[tuple[str, str], list[tuple[Allocation, AllocatedGPU]]] = {}
+    holders: dict[tuple[str, str], PartHolder] = {}
+    for row in rows:
+        for name in row.ids:
+            entry = known.get((row.resource, name))
+            if entry is not None and entry.gpu is not None:
+                key = row.container, entry.gpu.bdf
+                together.setdefault(key, []).append((entry, entry.gpu))
+                holders[key] = PartHolder(f"{row.namespace}/{row.name}", row.container)
+    for key, entries in together.items():
+        yield _part(node, entries, holders[key])
+
+
+def group_of(resource: str, gpu: AllocatedGPU) -> str:
+    """The group of an allocation; "" for one that has none: a replica, or one before its start.
+
+    Bound at admission, a container has its group from its Allocate on.
+    """
+    if gpu.group or gpu.cdi or not gpu.slot:
+        return gpu.group
+    from deviceplugin.gpus import given  # it loads gRPC
+
+    return given.group_of(resource, gpu.slot)
+
+
+def _part(
+    node: ThisNode, entries: list[tuple[Allocation, AllocatedGPU]], holder: PartHolder
+) -> GpuPart:
+    gpu = entries[0][1]
+    of = (group_of(entry.resource, each) for entry, each in entries)
+    group = next(filter(None, of), "")
+    is_limited = gpu.tier != "none" and bool(group)
+    use, problem = _use(node, group, gpu.uuid) if is_limited else (None, "")
+    return GpuPart(
+        gpu=gpu.bdf,
+        container=holder,
+        resources=tuple(dict.fromkeys(entry.resource for entry, _ in entries)),
+        ids=tuple(entry.id for entry, _ in entries),
+        memory_bytes=sum(each.memory_bytes for _, each in entries),
+        compute_share=round(sum(each.compute_share for _, each in entries), 4),
+        tier=gpu.tier,
+        group=group,
+        use=use,
+        problem=problem,
+    )
+
+
+def _use(node: ThisNode, group: str, uuid: str) -> tuple[GroupUse | None, str]:
+    """What the group's files say of that GPU; and why not, or what is wrong with them."""
+    opened = Groups(node.paths.run / "gpu")
+    try:
+        files = opened.read(group)
+        index = [entry.uuid for entry in files.in_force].index(groups.bytes_of(uuid))
+    except (GroupError, OSError) as error:
+        return None, str(error)
+    except ValueError:
+        return None, f"group {group}: its limits are not of {uuid}"
+    entry, limit = files.in_force[index], files.limits[index]
+    said, problem = _said(opened, group, files, index)
+    return GroupUse(
+        memory_bytes=entry.memory_bytes,
+        compute_share=limit.compute_share,
+        share_now=entry.share,
+        processes=len({each.host_pid for each in files.processes.values() if each.alive}),
+        used_bytes=said.used_bytes if said else None,
+        peak_bytes=said.peak_bytes if said else None,
+        denied=said.denied if said else None,
+    ), problem
+
+
+def _said(
+    opened: Groups, group: str, files: GroupFiles, index: int
+) -> tuple[RegionUse | None, str]:
+    """What the tenant's file says, without a change to it: a file of another size stays so."""
+    path = opened.root / group / "region"
+    try:
+        size = path.stat(follow_symlinks=False).st_size
+        if size != layout.REGION_SIZE:
+            return None, f"{path}: has {size} bytes and not {layout.REGION_SIZE}"
+        with opened.region(group, files) as region:
+            return region.uses()[index], ""
+    except (RegionInvalid, OSError) as error:
+        return None, str(error)
+
+
+def bytes_text(size: int | None) -> str:
+    """Bytes of a GPU for a table; "" if they are not known."""
+    if size is None:
+        return ""
+    return "all" if size == layout.NO_LIMIT else f"{size / 2**30:.4g} GiB"
+
+
+def by_gpu(found: Iterable[GpuPart]) -> Mapping[str, list[GpuPart]]:
+    """Parts by the address of their GPU."""
+    of: dict[str, list[GpuPart]] = {}
+    for part in found:
+        of.setdefault(part.gpu, []).append(part)
+    return of

@@ -1,0 +1,120 @@
+"""Tables of GPUs and of what containers hold of them, for `devices`, `topo` and `explain`."""
+
+from collections.abc import Sequence
+
+from cli.gpu_parts import GpuPart, bytes_text
+from cli.node_gpus import ListedGPU, NodeGPUs
+from cli.output import Cell, Table
+from cli.this_node import numa_text
+from host.topology import Distance
+
+
+def every(found: NodeGPUs) -> list[Table | str]:
+    """All of `devices`."""
+    return [
+        offered(found.gpus),
+        held(found.gpus, found.unbound),
+        not_well(found.gpus),
+        problems(found),
+    ]
+
+
+def offered(gpus: Sequence[ListedGPU]) -> Table | str:
+    """The GPUs that pools offer: how many ids, what is free, and the nearest HCAs."""
+    rows = [_row(gpu) for gpu in gpus if gpu.offered]
+    headers = (
+        "GPU", "ADDRESS", "NODE", "NUMA", "HEALTH", "RESOURCE", "IDS", "HELD", "FREE", "NEAREST",
+    )  # fmt: skip
+    return Table(headers, rows) if rows else ""
+
+
+def held(gpus: Sequence[ListedGPU], unbound: Sequence[GpuPart] = ()) -> Table | str:
+    """Who holds what of each GPU."""
+    rows = [_part(gpu.label, part) for gpu in gpus for part in gpu.held]
+    rows += [_part("at the start", part) for part in unbound]
+    headers = (
+        "GPU", "HELD BY", "CONTAINER", "RESOURCE", "IDS", "LIMIT", "USED", "PEAK", "TIME", "TIER",
+    )  # fmt: skip
+    return Table(headers, rows) if rows else ""
+
+
+def not_well(gpus: Sequence[ListedGPU]) -> Table | str:
+    """Why GPUs cannot be given, or are not offered."""
+    rows = [
+        (gpu.label, gpu.address, why)
+        for gpu in gpus
+        for why in (gpu.fault if gpu.offered or gpu.held else "", gpu.not_offered)
+        if why
+    ]
+    return Table(("GPU", "ADDRESS", "WHY"), rows, folded=True) if rows else ""
+
+
+def problems(found: NodeGPUs) -> str:
+    """What could not be read, and what is wrong with the files of groups."""
+    of = [part for gpu in found.gpus for part in gpu.held]
+    lines = [*found.notes, *(part.problem for part in (*of, *found.unbound) if part.problem)]
+    return "\n".join(f"* {line}" for line in dict.fromkeys(lines))
+
+
+def parts(found: Sequence[GpuPart], labels: Sequence[tuple[str, str]]) -> Table | str:
+    """What the containers of one pod hold; `labels` are those of the GPUs, by address."""
+    of = dict(labels)
+    rows = []
+    for part in found:
+        _, _, *rest = _part("", part)
+        label = of.get(part.gpu, part.gpu) or "at the start"
+        rows.append((rest[0], label, *rest[1:]))
+    headers = ("CONTAINER", "GPU", "RESOURCE", "IDS", "LIMIT", "USED", "PEAK", "TIME", "TIER")
+    return Table(headers, rows) if rows else ""
+
+
+def _row(gpu: ListedGPU) -> tuple[str | Cell, ...]:
+    free = ""
+    if gpu.free_bytes is not None and gpu.free_share is not None:
+        free = f"{bytes_text(gpu.free_bytes)}, {gpu.free_share:.0%}"
+    return (
+        gpu.label,
+        gpu.address,
+        "" if gpu.minor is None else f"nvidia{gpu.minor}",
+        numa_text(gpu.numa),
+        Cell("unhealthy", "red") if gpu.fault else Cell("healthy", "green"),
+        "\n".join(each.resource for each in gpu.offered),
+        "\n".join(str(each.ids) for each in gpu.offered),
+        "\n".join(str(each.held) for each in gpu.offered),
+        free,
+        _nearest(gpu),
+    )
+
+
+def _nearest(gpu: ListedGPU) -> str:
+    """The HCAs at the least distance: "mlx5_0, mlx5_1 (PIX)"."""
+    if not gpu.distances:
+        return ""
+    least = min(Distance[name] for name in gpu.distances.values())
+    labels = [label for label, name in gpu.distances.items() if name == least.name]
+    return f"{', '.join(labels)} ({least.name})"
+
+
+def _part(label: str, part: GpuPart) -> tuple[str | Cell, ...]:
+    use = part.use
+    return (
+        label,
+        part.container.pod or "not known",
+        part.container.name,
+        "\n".join(part.resources),
+        str(len(part.ids)),
+        bytes_text(part.memory_bytes) if part.memory_bytes else "all",
+        bytes_text(use.used_bytes) if use is not None else "",
+        bytes_text(use.peak_bytes) if use is not None else "",
+        _time(part),
+        Cell(part.tier, "yellow" if part.tier == "none" else ""),
+    )
+
+
+def _time(part: GpuPart) -> str:
+    """The share of the GPU's time; what limits have in force if that is another one."""
+    allocated = part.compute_share or 1.0
+    text = f"{allocated:.0%}"
+    if part.use is not None and abs(part.use.share_now - allocated) >= 0.01:
+        text += f", now {part.use.share_now:.0%}"
+    return text

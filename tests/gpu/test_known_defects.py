@@ -1,0 +1,303 @@
+"""Defects that other libraries of this kind had, and the test of each here.
+
+HAMi-core and vcuda stand in for the driver's library, too. `DEFECTS` lists what programs saw go
+wrong there, and the test that fails if it goes wrong here.
+
+Sources: the code of Project-HAMi/HAMi-core, and its threads (or HAMi's) of the numbers here.
+"""
+
+import ast
+import subprocess
+import time
+from collections.abc import Callable
+
+import msgspec
+import pytest
+
+from gpu import layout
+from gpu.limits_file import LimitsFile
+from tests.gpu.conftest import MIB, Place
+from tests.gpu.group import hooked
+from tests.gpu.programs import program
+from tests.gpu.test_loading import running
+from tests.standin.driver import Out, packed
+from tests.standin.gpus import Behaviour, table
+from tools import build_shim
+from tools.compiling import CHECKOUT
+
+Make = Callable[..., Place]
+MS = 1_000_000  # nanoseconds
+
+HERE = "tests/gpu/test_known_defects.py"
+LOADING, ALLOCATIONS = "tests/gpu/test_loading.py", "tests/gpu/test_allocations.py"
+DEFECTS = (
+    (
+        "cuGetProcAddress ignores the stream's flag: the thread's stream gets the legacy launch",
+        "tests/gpu/test_runtime.py",
+        "test_the_runtime_gets_each_hook_and_the_driver_for_all_else",
+    ),
+    (
+        "the forms of cuGetProcAddress with four and five arguments are mixed up (#36)",
+        LOADING,
+        "test_each_version_of_a_function_leads_to_its_own_hook",
+    ),
+    (
+        "a newer version of a function is answered by its name, with the older hook (#233)",
+        LOADING,
+        "test_a_version_that_the_shim_does_not_know_is_counted_and_handed_out_by_policy",
+    ),
+    (
+        "functions of graphs are left out of cuGetProcAddress (#192)",
+        HERE,
+        "test_functions_of_graphs_are_found_by_address_as_by_name",
+    ),
+    (
+        "graphs and cooperative kernels are never held back",
+        HERE,
+        "test_every_way_to_launch_is_held_back",
+    ),
+    (
+        "without a current context the device is not initialised (#187, #188)",
+        ALLOCATIONS,
+        "test_without_a_context_nothing_is_counted",
+    ),
+    (
+        "cuMemCreate counts on the current context's GPU, not on the one that it names",
+        "tests/gpu/test_pools_and_handles.py",
+        "test_physical_memory_is_the_named_devices_and_host_memory_is_not_counted",
+    ),
+    (
+        "what is free wraps around below zero to 18 EB (#200)",
+        ALLOCATIONS,
+        "test_the_total_is_the_limit_and_what_is_free_is_never_negative",
+    ),
+    (
+        "cuMemGetInfo fails while more is used than the limit (HAMi #1370)",
+        ALLOCATIONS,
+        "test_the_total_is_the_limit_and_what_is_free_is_never_negative",
+    ),
+    (
+        "an asynchronous allocation beyond the limit answers -1 and not 2 (#55, #217)",
+        ALLOCATIONS,
+        "test_each_kind_is_given_up_to_the_limit_and_not_beyond",
+    ),
+    (
+        "host memory is refused for the GPU's limit",
+        HERE,
+        "test_host_memory_is_neither_counted_nor_refused",
+    ),
+    (
+        "each free walks a list of all allocations",
+        HERE,
+        "test_a_free_is_as_short_among_many_allocations_as_among_few",
+    ),
+    (
+        "an order in CUDA_VISIBLE_DEVICES makes the process another one (#225)",
+        HERE,
+        "test_a_process_is_known_whichever_gpus_it_chose_to_see",
+    ),
+    (
+        "one build lacks the NVML library, so programs that ask it take too much (#181, #182)",
+        HERE,
+        "test_each_build_has_the_nvml_library_with_what_programs_ask_for_memory",
+    ),
+    (
+        "every name that begins with cu is taken, also cudnnCreate, which calls itself (#215)",
+        HERE,
+        "test_only_functions_of_the_driver_are_taken",
+    ),
+    (
+        "dlsym with RTLD_NEXT finds nothing when it is asked again",
+        HERE,
+        "test_a_name_that_is_looked_up_again_is_found_again",
+    ),
+    (
+        "a time-out ends the limit of the GPU's time for good",
+        HERE,
+        "test_launches_are_held_back_while_the_agent_is_away",
+    ),
+    (
+        "what is used of the GPU's time reads 0 unless it is limited (HAMi #1864)",
+        "tests/host/gpu/test_watch.py",
+        "test_the_time_that_a_container_used_a_gpu_is_seen_with_and_without_limits",
+    ),
+)
+
+
+@pytest.mark.parametrize(("file", "test"), sorted({row[1:] for row in DEFECTS}))
+def test_each_listed_defect_has_the_test_that_is_named(file: str, test: str) -> None:
+    tree = ast.parse((CHECKOUT / file).read_text())
+    found = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == test]
+    assert len(found) == 1
+    assert any(isinstance(node, ast.Assert) for node in ast.walk(found[0]))
+
+
+# ---- which functions are taken, and how they are found
+
+
+def test_functions_of_graphs_are_found_by_address_as_by_name(place: Make) -> None:
+    with place().process() as driver:
+        ours = [row for row in table() if row[2].startswith("cuGraph") and row[2] in hooked()]
+        assert {"cuGraphLaunch", "cuGraphLaunch_ptsz"} <= {symbol for _, _, symbol, _ in ours}
+        for base, version, symbol, own in ours:
+            result, address, _ = driver.proc(base, version, 2 if own else 0)
+            assert (result, address) == (0, driver.address(symbol)), symbol
+
+
+def test_only_functions_of_the_driver_are_taken() -> None:
+    of_the_driver = {symbol for _, _, symbol, _ in table()}
+    assert hooked() <= of_the_driver
+    others = ("cudnn", "cublas", "cufft", "curand", "cusolver", "cusparse", "cupti", "cuda")
+    assert not [name for name in hooked() if name.startswith(others)]
+
+
+@pytest.mark.parametrize("route", ["linked", "next"])
+def test_a_name_that_is_looked_up_again_is_found_again(place: Make, route: str) -> None:
+    here = place()
+    library = here.libraries.shim / "libcuda.so.1"
+    flags = ["-DLINKED", "-Wl,--no-as-needed", str(library), "-Wl,--allow-shlib-undefined"]
+    executable = program("route", *flags, output="linked")
+    with running(here, executable, [route], here.environment):
+        assert here.group.used == MIB
+
+
+def test_each_build_has_the_nvml_library_with_what_programs_ask_for_memory() -> None:
+    for target in ("", "aarch64-linux-gnu"):
+        _, library = build_shim.build(target)
+        text = subprocess.check_output(["nm", "-D", "--defined-only", str(library)], text=True)
+        names = {line.split()[-1] for line in text.splitlines()}
+        assert {"nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMemoryInfo_v2"} <= names
+
+
+# ---- memory
+
+
+HOST_MEMORY = [
+    ("cuMemHostAlloc", (Out(), 256 * MIB, 0)),
+    ("cuMemAllocHost_v2", (Out(), 256 * MIB)),
+]
+
+
+@pytest.mark.parametrize(("symbol", "arguments"), HOST_MEMORY, ids=[row[0] for row in HOST_MEMORY])
+def test_host_memory_is_neither_counted_nor_refused(
+    place: Make, symbol: str, arguments: tuple[Out | int, ...]
+) -> None:
+    here = place(memory=16 * MIB)
+    driver = here.started()
+    driver.do("cuMemAlloc_v2", Out(), 16 * MIB)
+    [pointer] = driver.do(symbol, *arguments)
+    assert here.group.used == here.resident() == 16 * MIB
+    driver.do("cuMemFreeHost", pointer)
+    assert here.group.used == 16 * MIB
+
+
+def test_a_free_is_as_short_among_many_allocations_as_among_few(place: Make) -> None:
+    """The instructions that the shim adds to a free, among ten allocations and among 20,000."""
+    here = place(memory=layout.NO_LIMIT, behaviour=Behaviour(reuse_addresses=True))
+
+    def added(live: int) -> int:
+        plain = {**here.environment, "LD_LIBRARY_PATH": str(here.libraries.plain)}
+        command = [str(program("steps", "-ldl")), str(live)]
+        with_shim = int(subprocess.check_output(command, env=here.environment))
+        return with_shim - int(subprocess.check_output(command, env=plain))
+
+    few, many = added(10), added(20_000)
+    assert few > 0
+    assert many <= 4 * few  # a walk through all would be a hundred times as many
+
+
+# ---- processes
+
+
+@pytest.mark.parametrize("visible", ["1,0", "1", "0,1"])
+def test_a_process_is_known_whichever_gpus_it_chose_to_see(place: Make, visible: str) -> None:
+    here = place(count=2, memory=16 * MIB)
+    with here.process(CUDA_VISIBLE_DEVICES=visible) as driver:
+        driver.do("cuInit", 0)
+        assert [pid for _, pid in here.group.registered] == [driver.pid]
+
+
+# ---- the GPU's time
+
+
+LAUNCHES = (
+    "cuLaunchKernel", "cuLaunchKernel_ptsz", "cuLaunchKernelEx", "cuLaunchKernelEx_ptsz",
+    "cuLaunchCooperativeKernel", "cuLaunchCooperativeKernel_ptsz",
+    "cuLaunchCooperativeKernelMultiDevice", "cuLaunch", "cuLaunchGrid", "cuLaunchGridAsync",
+    "cuGraphLaunch", "cuGraphLaunch_ptsz",
+)  # fmt: skip
+
+
+class _Launcher:
+    """A process whose group has half of a GPU's time and owes some of it."""
+
+    def __init__(self, here: Place) -> None:
+        self.here = here
+        with LimitsFile(here.group.limits) as opened:
+            [limit] = opened.gpus()
+            opened.write([msgspec.structs.replace(limit, share=0.5)])
+        self.driver = here.started()
+        module, _ = self.driver.do("cuModuleLoadData", Out(8), b"image")
+        [self.kernel] = self.driver.do("cuModuleGetFunction", Out(8), module, "work_1ms")
+        [self.stream] = self.driver.do("cuStreamCreate", Out(8), 1)
+
+    def graph(self) -> int:
+        """An executable graph of one kernel."""
+        self.driver.do("cuStreamBeginCapture_v2", self.stream, 0)
+        self.launch("cuLaunchKernel")
+        [graph] = self.driver.do("cuStreamEndCapture", self.stream, Out(8))
+        [executable] = self.driver.do("cuGraphInstantiateWithFlags", Out(8), graph, 0)
+        return executable
+
+    def launch(self, symbol: str, graph: int = 0) -> int:
+        """Launch by that function; its result."""
+        kernel, stream, ones = self.kernel, self.stream, (1, 1, 1, 1, 1, 1)
+        form = packed("7I4xQPI4x", *ones, 0, stream, 0, 0)
+        list_of_one = packed("Q7I4xQP", kernel, *ones, 0, stream, 0)
+        arguments: dict[str, tuple[int | bytes | None, ...]] = {
+            "cuLaunchKernel": (kernel, *ones, 0, stream, None, None),
+            "cuLaunchKernelEx": (form, kernel, None, None),
+            "cuLaunchCooperativeKernel": (kernel, *ones, 0, stream, None),
+            "cuLaunchCooperativeKernelMultiDevice": (list_of_one, 1, 0),
+            "cuLaunch": (kernel,),
+            "cuLaunchGrid": (kernel, 1, 1),
+            "cuLaunchGridAsync": (kernel, 1, 1, stream),
+            "cuGraphLaunch": (graph, stream),
+        }
+        return self.driver.result(symbol, *arguments[symbol.removesuffix("_ptsz")])
+
+    def owe(self, ns: int) -> None:
+        """Let the group have used more than its share."""
+        with self.here.group.region.open("r+b") as region:
+            region.seek(layout.USE_AT + layout.PfGpu.tat.offset)  # type: ignore[attr-defined]
+            region.write((time.monotonic_ns() + ns).to_bytes(8, "little"))
+
+    @property
+    def held_back(self) -> int:
+        """Launches that waited."""
+        return self.here.group.uses()[0].throttled
+
+
+def test_every_way_to_launch_is_held_back(place: Make) -> None:
+    launcher = _Launcher(place())
+    assert set(LAUNCHES) == {
+        name for name in hooked() if "Launch" in name and name != "cuLaunchHostFunc"
+    }
+    graph = launcher.graph()
+    if launcher.driver.result("cuFuncSetBlockShape", launcher.kernel, 1, 1, 1) != 0:
+        raise AssertionError("the old launches need a block's shape")
+    for symbol in LAUNCHES:
+        before = launcher.held_back
+        launcher.owe(100 * MS)
+        assert launcher.launch(symbol, graph) == 0, symbol
+        assert launcher.held_back == before + 1, symbol
+
+
+def test_launches_are_held_back_while_the_agent_is_away(place: Make) -> None:
+    here = place()
+    launcher = _Launcher(here)
+    here.group.stop_agent()
+    for count in range(1, 6):
+        launcher.owe(100 * MS)
+        assert launcher.launch("cuLaunchKernel") == 0
+        assert launcher.held_back == count

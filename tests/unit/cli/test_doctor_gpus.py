@@ -1,0 +1,273 @@
+"""`podfabric doctor` on a server with GPUs: each thing that can be wrong with them is seen."""
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from base.paths import Paths
+from cli import doctor
+from cli.checks import Finding
+from cli.this_node import ThisNode
+from gpu import processes
+from gpu.groups import Compute, Limit
+from tests.unit.cli.commands import short_path
+from tests.unit.cli.gpu_server import GIB, SLICE, SLICES, GpuServer
+from tests.unit.host import servers
+
+ELSEWHERE = {"x86_64": 183, "aarch64": 62}  # e_machine of the other architecture
+HERE = {"x86_64": 62, "aarch64": 183}
+
+
+@pytest.fixture
+def server() -> Iterator[GpuServer]:
+    with short_path() as directory:
+        yield GpuServer(servers.dgx(directory))
+
+
+def _found(paths: Paths, check: str) -> list[Finding]:
+    checks = [each for each in doctor.CHECKS if each[0] == check]
+    assert checks
+    return doctor.examine(ThisNode(paths, tolerant=True), checks)
+
+
+def _only(paths: Paths, check: str) -> Finding:
+    (finding,) = _found(paths, check)
+    assert finding.remedy or finding.status in ("ok", "not applicable")
+    return finding
+
+
+GPU_CHECKS = [name for name, _ in doctor.CHECKS if name.startswith("GPU ") and name != "GPU memory"]
+
+
+@pytest.mark.parametrize("check", GPU_CHECKS)
+def test_a_node_without_pools_of_gpus_has_nothing_to_check(server: GpuServer, check: str) -> None:
+    server.paths.config.write_text("pools: []")
+
+    assert _only(server.paths, check).status == "not applicable"
+
+
+def test_gpus_with_their_nodes_are_well(server: GpuServer) -> None:
+    found = _only(server.paths, "GPU nodes")
+
+    assert (found.status, found.seen[:6]) == ("ok", "8 of 8")
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("nvidia3", "GPU3: "),
+        ("nvidiactl", "is NVIDIA's driver loaded?"),
+        ("nvidia-uvm", "nvidia-modprobe -u -c 0"),
+    ],
+)
+def test_a_missing_node_fails_with_the_gpus_that_need_it(
+    server: GpuServer, name: str, words: str
+) -> None:
+    (server.paths.dev / name).unlink()
+
+    bad = [each for each in _found(server.paths, "GPU nodes") if each.status == "failed"]
+
+    assert len(bad) == 1
+    assert words in bad[0].seen
+
+
+def test_a_driver_that_is_not_loaded_fails_where_pools_need_it(server: GpuServer) -> None:
+    server.driver.unload()
+
+    found = _only(server.paths, "GPU nodes")
+
+    assert found.status == "failed"
+    assert "modprobe nvidia" in found.remedy
+
+
+def test_gpus_of_unknown_memory_are_not_offered_and_that_fails(server: GpuServer) -> None:
+    server.paths.config.write_text("gpus: [{mode: units}]")
+
+    (found,) = _found(server.paths, "GPU nodes")
+
+    assert found.status == "failed"
+    assert "GPU0, GPU1" in found.seen
+    assert "write `memory` into the pool" in found.seen
+
+
+def test_gpus_that_no_pool_is_meant_to_have_are_no_problem(server: GpuServer) -> None:
+    (first, *_) = servers.DGX_GPUS
+    server.paths.config.write_text(f'{SLICES}    devices: ["{first}"]\n')
+
+    found = _only(server.paths, "GPU nodes")
+
+    assert (found.status, found.seen[:6]) == ("ok", "1 of 8")
+
+
+def _library(path: Path, machine: int, mode: int = 0o755) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"\x7fELF".ljust(18, b"\0") + machine.to_bytes(2, "little") + bytes(44))
+    path.chmod(mode)
+
+
+def _install(paths: Paths) -> Path:
+    directory = paths.state / "gpu/shim"
+    for name in ("libpfcuda.so", "libpfnvml.so"):
+        _library(directory / name, HERE[os.uname().machine])
+    return directory
+
+
+def test_libraries_of_containers_are_there_or_missed(server: GpuServer) -> None:
+    assert _only(server.paths, "GPU libraries").status == "warning"
+
+    _install(server.paths)
+
+    assert _only(server.paths, "GPU libraries").status == "ok"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (Path.unlink, "No such file"),
+        (lambda path: path.write_bytes(b"\x7fELF"), "is not a library"),
+        (lambda path: path.write_bytes(b"#!/bin/sh\n# not at all a library"), "is not a library"),
+        (lambda path: path.chmod(0o775), "can be changed by others"),
+        (lambda path: path.chmod(0o700), "cannot be read by users of containers"),
+        (lambda path: _library(path, ELSEWHERE[os.uname().machine]), "is not for"),
+        (lambda path: os.chown(path, 1000, 0), "can be changed by others"),
+    ],
+)
+def test_a_wrong_library_of_containers_fails(
+    server: GpuServer, change: Callable[[Path], object], words: str
+) -> None:
+    change(_install(server.paths) / "libpfcuda.so")
+
+    found = _only(server.paths, "GPU libraries")
+
+    assert found.status == "failed"
+    assert f"libpfcuda.so: {words}" in found.seen
+
+
+def test_a_library_that_is_a_link_fails(server: GpuServer) -> None:
+    """Whoever can change what it leads to can change what containers load."""
+    library = _install(server.paths) / "libpfnvml.so"
+    library.rename(library.with_name("elsewhere.so"))
+    library.symlink_to("elsewhere.so")
+
+    assert "libpfnvml.so: can be changed by others" in _only(server.paths, "GPU libraries").seen
+
+
+def test_an_agent_that_does_not_see_the_hosts_processes_fails(
+    server: GpuServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert _only(server.paths, "GPU processes").status == "ok"
+
+    monkeypatch.setattr(processes, "sees_the_host", lambda: False)
+
+    found = _only(server.paths, "GPU processes")
+    assert (found.status, "hostPID" in found.remedy) == ("failed", True)
+
+
+@pytest.mark.parametrize(
+    ("resource", "ids", "status"),
+    [
+        ("nvidia.com/gpu", [servers.gpu_uuid(0)], "failed"),
+        ("nvidia.com/gpu.shared", [f"{servers.gpu_uuid(0)}::3"], "failed"),
+        ("nvidia.com/gpu", ["nvidia0"], "failed"),
+        ("nvidia.com/gpu", [], "ok"),  # it was removed, or all are unhealthy
+        ("nvidia.com/gpu", ["GPU-99999999-1111-2222-3333-444444444444"], "ok"),
+        (SLICE, [f"{servers.gpu_uuid(0)}"], "ok"),
+        ("rdma/hca", ["0000:1c:00.0"], "ok"),
+    ],
+)
+def test_a_gpu_that_another_plugin_offers_too_is_found(
+    server: GpuServer, resource: str, ids: list[str], status: str
+) -> None:
+    server.registered(resource, ids)
+
+    found = _only(server.paths, "GPU plugins")
+
+    assert found.status == status
+    assert status != "failed" or f"{resource} of another device plugin offers GPU0" in found.seen
+
+
+def test_another_plugins_gpu_of_no_pool_of_ours_is_no_problem(server: GpuServer) -> None:
+    server.paths.config.write_text(f'{SLICES}    devices: ["{servers.DGX_GPUS[1]}"]\n')
+    server.registered("nvidia.com/gpu", [servers.gpu_uuid(0)])
+
+    assert _only(server.paths, "GPU plugins").status == "ok"
+
+
+def test_limits_that_are_as_allocated_are_well(server: GpuServer) -> None:
+    assert _only(server.paths, "GPU limits").status == "not applicable"
+
+    group = server.hold(0, ["00000000.10g-25.0"])
+
+    assert _only(server.paths, "GPU limits").status == "ok"
+    for share in (0.01, 0.75):  # over-use lowers it, and it grows where it is elastic
+        server.groups.set_compute(group, {servers.gpu_uuid(0): Compute(share)})
+        assert _only(server.paths, "GPU limits").status == "ok"
+
+
+def test_an_allocation_without_limits_and_limits_without_allocation_are_found(
+    server: GpuServer,
+) -> None:
+    server.hold(0, ["00000000.10g-25.0"], limited=False)
+    server.groups.make("stray", [Limit(servers.gpu_uuid(0), GIB, 0.5)])
+
+    stray, missing = _found(server.paths, "GPU limits")
+
+    assert (stray.status, missing.status) == ("warning", "failed")
+    assert "limits of no allocation: stray" in stray.seen
+    assert "group-00000000.10g-25.0) has no limits" in missing.seen
+
+
+def test_allocations_that_nothing_enforces_need_no_limits(server: GpuServer) -> None:
+    server.hold(0, ["00000000.10g-25.0"], tier="none", limited=False)
+
+    assert _only(server.paths, "GPU limits").status == "not applicable"
+
+
+@pytest.mark.parametrize(("memory", "share"), [(20, 0.25), (5, 0.25), (10, 0.5)])
+def test_other_limits_than_were_allocated_are_found(
+    server: GpuServer, memory: int, share: float
+) -> None:
+    group = server.hold(0, ["00000000.10g-25.0"])
+    server.groups.change(group, [Limit(servers.gpu_uuid(0), memory * GIB, share)])
+
+    found = _only(server.paths, "GPU limits")
+
+    assert found.status == "failed"
+    assert f"is limited to {memory * GIB} bytes and {share:.0%}" in found.seen
+
+
+def test_a_count_that_a_tenant_damaged_is_a_warning(server: GpuServer) -> None:
+    group = server.hold(0, ["00000000.10g-25.0"])
+    (server.groups.root / group / "region").write_bytes(b"")
+
+    found = _only(server.paths, "GPU limits")
+
+    assert (found.status, "has 0 bytes" in found.seen) == ("warning", True)
+
+
+def test_without_nvml_the_driver_and_tiers_are_warnings(server: GpuServer, tmp_path: Path) -> None:
+    node = ThisNode(server.paths, tolerant=True)
+    node.driver_root = tmp_path
+
+    checks = [each for each in doctor.CHECKS if each[0] in ("GPU driver", "GPU tiers")]
+    found = doctor.examine(node, checks)
+
+    assert [each.status for each in found] == ["warning", "warning"]
+    assert all(f"no libnvidia-ml.so.1 below {tmp_path}" in each.seen for each in found)
+
+
+def test_a_container_whose_start_chooses_its_gpu_has_no_limits_before_that(
+    server: GpuServer,
+) -> None:
+    server.hold(0, ["00000000.10g-25.0"], limited=False, cdi=True, group="")
+
+    assert _only(server.paths, "GPU limits").status == "not applicable"
+
+
+def test_containers_that_hold_a_gpu_by_the_other_plugin_are_counted(server: GpuServer) -> None:
+    server.registered("nvidia.com/gpu", [servers.gpu_uuid(n) for n in range(8)])
+    server.held_by_other("nvidia.com/gpu", [servers.gpu_uuid(0), servers.gpu_uuid(4)])
+
+    assert "containers hold 2 of them by it now" in _only(server.paths, "GPU plugins").seen
