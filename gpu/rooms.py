@@ -89,10 +89,9 @@ class TmpfsRooms:
             finally:
                 self.remove(tried)
         except OSError as error:
-            return (
-                f"cannot mount file systems below {root}: {error.strerror}: the agent needs the "
-                "capability SYS_ADMIN"
-            )
+            needs = "the agent needs the capability SYS_ADMIN, and no profile that denies mounts"
+            remedy = f": {needs}" if error.errno in (errno.EPERM, errno.EACCES) else ""
+            return f"cannot mount file systems below {root}: {error.strerror}{remedy}"
         self._possible = True
         return None
 
