@@ -58,6 +58,11 @@ class Paths(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return self.devices / "checkpoint.json"
 
     @cached_property
+    def shims(self) -> Path:
+        """The libraries that containers with a part of a GPU get (cli/shims.py)."""
+        return self.state / "gpu/shim"
+
+    @cached_property
     def device_plugins(self) -> Path:
         """The directory of the kubelet's and the device plugins' sockets."""
         return self.kubelet / "device-plugins"

@@ -25,6 +25,25 @@ app.kubernetes.io/component: agent
 {{ dig "agent" "listen" "127.0.0.1:9810" .Values.config }}
 {{- end }}
 
+{{- /* "true" if a pool of GPUs has limits, which the agent keeps: one of another mode than replicas. */}}
+{{- define "podfabric.limits-gpus" -}}
+{{- range .Values.config.gpus }}{{ if ne (default "slices" .mode) "replicas" }}true{{ break }}{{ end }}{{ end }}
+{{- end }}
+
+{{- /* The RuntimeClass by which the agent may open the GPUs' nodes. */}}
+{{- define "podfabric.gpu-runtime" -}}
+{{- if include "podfabric.limits-gpus" . }}{{ (.Values.gpu | default dict).runtimeClassName | default "" }}{{ end }}
+{{- end }}
+
+{{- define "podfabric.driver-root" -}}
+{{ dig "gpuLimits" "driverRoot" "/" .Values.config }}
+{{- end }}
+
+{{- /* docs/security.md says what each is for. */}}
+{{- define "podfabric.capabilities" -}}
+[SYS_ADMIN, NET_ADMIN, NET_RAW, SYS_PTRACE, DAC_READ_SEARCH{{ if include "podfabric.limits-gpus" . }}, KILL{{ end }}]
+{{- end }}
+
 {{- /* Objects that `helm uninstall` leaves behind, as a hook: `helm install` takes them over. */}}
 {{- define "podfabric.left-behind" -}}
 helm.sh/hook: post-delete
