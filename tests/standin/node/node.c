@@ -24,8 +24,8 @@ static void load_gpu(struct node_gpu *gpu, const struct json *from, unsigned ind
 
 static void load(void)
 {
-    const char *path = getenv("PODFABRIC_STANDIN_GPUS");
-    struct json *file = path != NULL ? json_load(path) : NULL;
+    const char *named = getenv("PODFABRIC_STANDIN_GPUS"), *path = named ? named : NODE_OF_MACHINE;
+    struct json *file = json_load(path);
     if (file == NULL)
         return;
     loaded.state = json_text(file, "state", NULL);

@@ -1,11 +1,14 @@
 /* The GPUs of the simulated node, and how its driver behaves: the JSON file that
- * PODFABRIC_STANDIN_GPUS names (tests/standin/gpus.py writes it and says what each key means). */
+ * PODFABRIC_STANDIN_GPUS names (tests/standin/gpus.py writes it and says what each key means), or
+ * else NODE_OF_MACHINE, as a machine has one driver and no variable for it. */
 #ifndef STANDIN_NODE_H
 #define STANDIN_NODE_H
 
 #include "json.h"
 
 #include <stdint.h>
+
+#define NODE_OF_MACHINE "/run/standin-gpus/gpus.json"
 
 enum { MOST_GPUS = 8 };
 
