@@ -13,6 +13,7 @@ class Paths(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     sys: Path = Path("/sys")
     proc: Path = Path("/proc")
     dev: Path = Path("/dev")
+    host: Path = Path("/")  # the host's root directory: where files are that have paths of the host
     run: Path = Path("/run/podfabric")
     state: Path = Path("/var/lib/podfabric")
     etc: Path = Path("/etc/podfabric")

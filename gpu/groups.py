@@ -27,9 +27,9 @@ from base.paths import boot_id_of
 from gpu import layout, limits_file, region
 from gpu.limits_file import GpuEntry, LimitsFile, LimitsInvalid, Registered
 from gpu.region import Region, RegionInvalid
+from gpu.settings import CONTEXT_RESERVE
 from host import procfs
 
-CONTEXT_RESERVE = 400 << 20  # bytes, for a CUDA context that is not measured yet
 NO_LIMIT = layout.NO_LIMIT
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")

@@ -14,7 +14,9 @@ from deviceplugin.ledger import Ledger
 from deviceplugin.pools.gpu_pool import GpuPoolConfig, Shape
 from gpu.inventory import NodeGPU
 from gpu.placement import WHOLE, Share
+from gpu.tiers import Tier
 
+NO_TIERS: Mapping[str, Tier] = {}
 _SHORT = len("GPU-12345678")
 
 
@@ -70,9 +72,16 @@ class SharePool:
         self.config = GpuPoolConfig()
         self.gpus: Mapping[str, SharedGPU] = {}  # by address, all whose memory is known
         self.problem: str | None = None
+        self._tiers: Mapping[str, Tier] = {}
 
-    def update(self, config: GpuPoolConfig, nodes: Sequence[NodeGPU]) -> None:
-        """Replace the configuration and the GPUs."""
+    def update(
+        self,
+        config: GpuPoolConfig,
+        nodes: Sequence[NodeGPU],
+        tiers: Mapping[str, Tier] = NO_TIERS,
+    ) -> None:
+        """Replace the configuration, the GPUs, and by their address what keeps their limits."""
+        self._tiers = tiers
         known = [node for node in nodes if node.gpu.uuid and _usable(config, node) is not None]
         unknown = [node.name for node in nodes if node not in known]
         self.problem = None
@@ -91,6 +100,10 @@ class SharePool:
             )
             for node, short in zip(known, shorts, strict=True)
         }
+
+    def tier(self, address: str) -> Tier:
+        """What keeps the limits of new containers on a GPU."""
+        return self._tiers.get(address, "none")
 
     def free(self, without: Collection[AllocationKey] = ()) -> dict[str, Share]:
         """What is free of each healthy GPU, by address; allocations in `without` do not count."""
@@ -115,7 +128,12 @@ class SharePool:
     def shown(self, free: Mapping[str, Share]) -> str:
         """What is free of each GPU, in words."""
         texts = [f"{self.gpus[address].node.name} has {room}" for address, room in free.items()]
-        return "; ".join(texts) or "no GPU is healthy"
+        texts += [
+            f"{gpu.node.name} is unhealthy: {gpu.node.fault}"
+            for gpu in self.gpus.values()
+            if gpu.node.fault is not None
+        ]
+        return "; ".join(texts) or "there is no GPU"
 
     def _used(self, without: Collection[AllocationKey]) -> dict[str, Share]:
         used: dict[str, Share] = {}

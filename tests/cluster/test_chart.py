@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from agent import settings
+from agent import gpu_limits, settings
 from cli.executables import EVERY
 from ipam import scope
 from tools import manifests
@@ -262,6 +262,17 @@ def test_parts_of_gpus_need_the_hosts_pids_and_the_driver_and_no_other_pool_does
         "name": "driver",
         "hostPath": {"path": "/", "type": "DirectoryOrCreate"},
     }
+    elsewhere = ("--set", "config.gpuLimits.driverRoot=/run/nvidia/driver")
+    pod = _pod(_objects(*PARTS_OF_GPUS, *elsewhere))
+    assert pod["volumes"][-1]["hostPath"]["path"] == "/run/nvidia/driver"
+    (agent,) = pod["containers"]
+    (root,) = (each["value"] for each in agent["env"] if each["name"] == "PODFABRIC_HOST")
+    assert agent["volumeMounts"][-1] == {
+        "name": "driver",
+        "mountPath": f"{root}/run/nvidia/driver",
+        "readOnly": True,
+        "mountPropagation": "HostToContainer",
+    }
 
 
 def test_nvidias_runtime_lets_the_agent_ask_the_driver() -> None:
@@ -354,6 +365,12 @@ def test_what_agents_read_at_their_start_only_replaces_them() -> None:
     assert not _replaced_by("ipam.ceding=true")
     at_start = {"ipam", *settings.Settings.__struct_fields__} & settings.AT_START_ONLY
     assert at_start == {"ipam", "listen", "sweep"}  # those that the chart's checksum is about
+    of_gpus = {key for _, key in gpu_limits.AT_START_ONLY}
+    assert of_gpus == {
+        *("compat.metrics", "contextReserve", "driverRoot", "killUnaccounted", "onOveruse")
+    }
+    assert _replaced_by('config.gpuLimits.onOveruse="kill"')
+    assert not _replaced_by('config.gpuLimits.require="none"')
 
 
 def test_agents_may_touch_whereabouts_objects_only_where_they_are_to_be_looked_at() -> None:
@@ -507,6 +524,7 @@ def test_openshift_allows_what_the_agents_pod_has(values: tuple[str, ...]) -> No
         ('install.plugins=["ipoip"]', "/install/plugins/0", "'ipoib'"),
         ("tolerations={}", "/tolerations", "want array"),
         ('gpu.runtimeClassName="Nvidia!"', "/gpu/runtimeClassName", "does not match"),
+        ('config.gpuLimits.driverRoot="usr"', "/config/gpuLimits/driverRoot", "does not match"),
         ('podLabels={"a":1}', "/podLabels/a", "want string"),
         ("metrics.proxy.port=70000", "/metrics/proxy/port", "maximum"),
         ('metrics.serviceMonitor.interval="often"', "/metrics/serviceMonitor/interval", "pattern"),

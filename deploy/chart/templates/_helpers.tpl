@@ -60,11 +60,12 @@ matter of rights: agents refuse a key that they do not know. */}}
 {{ toYaml $ipam }}
 {{- end }}
 
-{{- /* What agents read at their start only (agent/settings.py, AT_START_ONLY): other agents follow
-when it changes. */}}
+{{- /* What agents read at their start only (AT_START_ONLY of agent/settings.py and
+agent/gpu_limits.py): other agents follow when it changes. */}}
 {{- define "podfabric.at-start" -}}
 {{- $agent := pick (.Values.config.agent | default dict) "listen" "sweep" -}}
-{{ printf "%s\n%s" (include "podfabric.ipam" .) (toYaml $agent) | sha256sum | trunc 16 }}
+{{- $gpus := omit (.Values.config.gpuLimits | default dict) "enforce" "require" -}}
+{{ printf "%s\n%s\n%s" (include "podfabric.ipam" .) (toYaml $agent) (toYaml $gpus) | sha256sum | trunc 16 }}
 {{- end }}
 
 {{- define "podfabric.service-account" -}}

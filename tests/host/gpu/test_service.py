@@ -14,10 +14,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from base.pod import Pod
 from gpu import metrics, service
-from gpu.enforcement import Action, OverUse
+from gpu.enforcement import OverUse
 from gpu.groups import Limit
 from gpu.samples import NodeSample
-from gpu.service import GpuLimitSettings, GpuService
+from gpu.service import GpuService
+from gpu.settings import Action, GpuLimitSettings
 from gpu.tenants import Tenant
 from tests.host.gpu.driver_root import installed, paths_with
 from tests.host.gpu.pods import MadeContainer, made_container
