@@ -163,7 +163,7 @@ def remove_state(paths: Paths) -> None:
     _remove(paths.cluster_policies)
     remove_identity(paths.state)
     for path in paths.run.iterdir():
-        if path in (paths.locks, paths.agent_socket) or path.match("state-*.json"):
+        if path in (paths.locks, paths.agent_socket) or path.match("*.json"):
             _remove(path)
     sync_directory(paths.state)
     begun.unlink(missing_ok=True)

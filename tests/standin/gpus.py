@@ -66,6 +66,7 @@ class Behaviour(msgspec.Struct, frozen=True, kw_only=True):
     sample_age_ns: int = 0
     pool_chunk: int = 32 * MIB
     cgroups: str | None = None
+    nodes: str | None = None  # the directory of /dev/nvidiaN: a process has those it can open
     latency_ns: dict[str, int] = {}  # per export, or "*" for all others
     failures: tuple[Failure, ...] = ()
 
