@@ -15,6 +15,7 @@ from gpu.groups import Groups
 from gpu.inventory import GpuMemory
 from gpu.nvml import Nvml, NvmlError
 from gpu.registration import Registrar
+from gpu.rooms import RegionRooms
 from gpu.samples import NodeSample
 from gpu.settings import GpuLimitSettings
 from gpu.share_controller import ShareController
@@ -51,6 +52,7 @@ class GpuService:
         report: gets each over-use that counts, for an event of the pod.
         elastic: whether a group, by name, may also use the GPU time that others leave.
         tiers: answers what keeps the limits of each GPU, for a scrape.
+        rooms: makes the groups' regions; on file systems of their own if it is None.
     """
 
     def __init__(
@@ -61,15 +63,16 @@ class GpuService:
         report: Callable[[OverUse], object] = lambda overuse: None,
         elastic: Callable[[str], bool] = lambda group: False,
         tiers: Callable[[], Sequence[TieredGPU]] = tuple,
+        rooms: RegionRooms | None = None,
     ) -> None:
         root = paths.run / "gpu"
-        self.groups = Groups(root, context_reserve=settings.context_reserve)
+        self.groups = Groups(root, context_reserve=settings.context_reserve, rooms=rooms)
         self._gpus = GPUs(paths)
         self._cgroups = paths.sys / "fs/cgroup"
         self._driver_root = paths.host / settings.driver_root.relative_to("/")
         self._settings = settings
         self._tiers = tiers
-        self._shim = ShimTier(paths, settings, lambda: None)
+        self._shim = ShimTier(paths, settings, self.groups.obstacle)
         self._memory: dict[str, GpuMemory] = {}  # by UUID
         self._kernel: dict[str, str] = {}  # why the driver does not keep limits, by UUID
         self._shares = ShareController(self.groups, elastic)
