@@ -259,7 +259,9 @@ def test_alnairs_pod_has_its_2_gib_and_the_agent_tells_of_it(
 
     until(has_measured, PATIENCE, "measured context", pause=1)
     assert told["memory_limit_bytes"] == 2 * GIB
-    assert told["memory_used_bytes"] == told["memory_device_bytes"] == said["allocated"] + CONTEXT
+    assert told["memory_device_bytes"] == said["allocated"] + CONTEXT
+    # The context counts as it was charged until the program allocates again.
+    assert said["allocated"] + CONTEXT <= told["memory_used_bytes"] <= 2 * GIB
     assert told["memory_denied_total"] == 1
     assert told["memory_overuse_bytes"] == 0
     assert told["compute_share_ratio"] == 0.5
