@@ -5,7 +5,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 
 from base.paths import Paths
@@ -194,16 +194,19 @@ class GpuPools:
         self._tell(", ".join(config.resources), pool.problem if gpus else NOTHING)
         return {name for name in config.resources if self._shares[name].update(self._expected)}
 
-    def _expected_of(self, gpus: Iterable[NodeGPU]) -> frozenset[str]:
-        """The GPUs that have not been ready since the plugin started, a short while ago.
+    def _expected_of(self, gpus: Sequence[NodeGPU]) -> frozenset[str]:
+        """The GPUs that have not been ready since the plugin started, a short while ago, or whose
+        limits cannot be kept yet.
 
         A node that boots starts its pods again before the driver is loaded, and the kubelet rejects
         for good a pod with an unhealthy id (see `startup_grace`).
         """
         if time.monotonic() >= self._began + GRACE:
             return frozenset()
+        choices = self._choices(gpus)
+        withheld_now = (address for address, of in choices.items() if of.choice.unhealthy)
         never = (gpu.gpu.address for gpu in gpus if not self._inventory.was_ready(gpu.gpu))
-        return frozenset(never)
+        return frozenset((*never, *withheld_now))
 
     def _held(self) -> list[GPU]:
         given = (allocation.gpu for allocation in self._ledger.allocations())

@@ -204,7 +204,7 @@ def test_policies_are_of_the_service_account_of_the_agents_pod() -> None:
 def test_agent_has_the_capabilities_that_security_md_lists_and_no_other() -> None:
     section = (CHECKOUT / "docs/security.md").read_text().partition("## What the agent may do")[2]
     listed = re.findall(r"^\| `CAP_(\w+)` \|", section.partition("\n## ")[0], re.MULTILINE)
-    of_gpus = listed.pop()
+    listed, of_gpus = listed[:-2], listed[-2:]
     unit = (CHECKOUT / "agent/units/podfabric-agent.service").read_text()
     (bounding,) = re.findall(r"^CapabilityBoundingSet=(.*)$", unit, re.MULTILINE)
     scc = _objects(*OPENSHIFT)["SecurityContextConstraints", "podfabric"]
@@ -214,7 +214,7 @@ def test_agent_has_the_capabilities_that_security_md_lists_and_no_other() -> Non
     assert scc["allowedCapabilities"] == listed
     assert _agent(*WHOLE_GPUS)["securityContext"] == context
     gpus = _agent(*PARTS_OF_GPUS)["securityContext"]
-    assert gpus["capabilities"]["add"] == [*listed, of_gpus] == [*listed, "KILL"]
+    assert gpus["capabilities"]["add"] == [*listed, *of_gpus] == [*listed, "SYS_CHROOT", "KILL"]
 
 
 def test_no_container_is_privileged_or_writes_to_its_root() -> None:
@@ -253,6 +253,9 @@ def test_parts_of_gpus_need_the_hosts_pids_and_the_driver_and_no_other_pool_does
     plain, parts = _pod(_objects()), _pod(_objects(*PARTS_OF_GPUS))
     assert _pod(_objects(*WHOLE_GPUS)) == plain
     assert "hostPID" not in plain and parts["hostPID"] is True
+    # Where the agent mounts what containers have: it does that on the host, and must see it.
+    (run,) = (each for each in parts["containers"][0]["volumeMounts"] if each["name"] == "run")
+    assert run["mountPropagation"] == "HostToContainer"
     (install,) = parts["initContainers"]
     assert install["args"] == ["install", "--gpu"]
     assert {mount["mountPath"] for mount in install["volumeMounts"]} == {

@@ -44,19 +44,17 @@ class Refused(Exception):
 
 
 class Driver:
-    """A process with a library loaded. Calls of each `thread` are made by a thread of their own.
-
-    `prefix` are the words of a command that starts it.
-    """
+    """A process with a library loaded. Calls of each `thread` are made by a thread of their own."""
 
     def __init__(
         self,
         environment: Mapping[str, str],
         library: str = "libcuda.so.1",
-        prefix: Sequence[str] = (),
+        through: Sequence[str] = (),
     ) -> None:
+        """With `through`, that command starts the process, in a container for example."""
         self.process = subprocess.Popen(
-            [*prefix, sys.executable, "-S", "-E", str(CLIENT), library],
+            [*through, sys.executable, "-S", "-E", str(CLIENT), library],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -193,6 +193,10 @@ spec:
             # The socket that the launchers connect to, and lock files.
             - name: run
               mountPath: /run/podfabric
+              {{- if $limitsGpus }}
+              # The agent mounts a file system for each container's count of GPU memory on the host.
+              mountPropagation: HostToContainer
+              {{- end }}
             # The journal, the address store, the allocation checkpoint.
             - name: state
               mountPath: /var/lib/podfabric

@@ -41,7 +41,7 @@ app.kubernetes.io/component: agent
 
 {{- /* docs/security.md says what each is for. */}}
 {{- define "podfabric.capabilities" -}}
-[SYS_ADMIN, NET_ADMIN, NET_RAW, SYS_PTRACE, DAC_READ_SEARCH{{ if include "podfabric.limits-gpus" . }}, KILL{{ end }}]
+[SYS_ADMIN, NET_ADMIN, NET_RAW, SYS_PTRACE, DAC_READ_SEARCH{{ if include "podfabric.limits-gpus" . }}, SYS_CHROOT, KILL{{ end }}]
 {{- end }}
 
 {{- /* Objects that `helm uninstall` leaves behind, as a hook: `helm install` takes them over. */}}

@@ -175,3 +175,18 @@ def test_too_few_units_for_a_context_are_refused_with_the_number_that_is_enough(
         kubelet.admit("small", [container(memory=1)])
     kubelet.admit("enough", [container(memory=2)])
     assert node.tier() == "shim"
+
+
+def test_after_a_boot_a_holder_is_admitted_again_before_the_driver_is_there(
+    node: TieredNode, kubelet: Kubelet
+) -> None:
+    """The kubelet rejects for good a pod with an unhealthy id."""
+    node.start(GpuLimitSettings())
+    kubelet.wait(lambda: kubelet.allocatable(MEMORY) == 8)
+    kubelet.admit("trainer", [container(memory=3)])
+    assert node.plugin is not None
+    node.plugin.close()
+    node.obstacles["shim"] = "no libcuda.so.1 below /"
+    node.start(GpuLimitSettings())
+    kubelet.wait(lambda: kubelet.count("ListAndWatch", MEMORY) == 2)
+    kubelet.wait(lambda: kubelet.capacity(MEMORY) == 8 and kubelet.allocatable(MEMORY) == 3)
