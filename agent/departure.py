@@ -157,12 +157,14 @@ def _remove_all(paths: Paths, uninstall: Callable[[Path], Iterable[str]]) -> Non
 def remove_state(paths: Paths) -> None:
     """Remove podfabric's files but for the lock, and last the sign of a removal. Raises OSError."""
     begun = paths.state / _BEGUN
-    for directory in (paths.attachments, paths.devices, paths.ipam):
+    # Containers with a part of a GPU keep what they have mounted of the last two.
+    gpu = (paths.shims.parent, paths.run / "gpu")
+    for directory in (paths.attachments, paths.devices, paths.ipam, *gpu):
         _remove(directory)
     _remove(paths.cluster_policies)
     remove_identity(paths.state)
     for path in paths.run.iterdir():
-        if path in (paths.locks, paths.agent_socket) or path.match("state-*.json"):
+        if path in (paths.locks, paths.agent_socket) or path.match("*.json"):
             _remove(path)
     sync_directory(paths.state)
     begun.unlink(missing_ok=True)

@@ -1,5 +1,7 @@
 """`podfabric install` and `uninstall`: the CNI executables in a runtime's directory.
 
+With `--gpu` also the libraries that containers with a part of a GPU get (cli/shims.py).
+
 Both leave the files of other software alone, and check everything before they change anything.
 """
 
@@ -14,7 +16,7 @@ import msgspec
 from base.documents import DocumentError
 from base.files import sync_directory
 from base.paths import Paths
-from cli import executables
+from cli import executables, shims
 from cli.arguments import file
 from cli.executables import EVERY, FALLBACK, PLUGINS
 from cni import installation
@@ -40,6 +42,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--fallback",
         action="store_true",
         help="also install the scripts that run the plugins where the agent does not run",
+    )
+    parser.add_argument(
+        "--gpu",
+        action="store_true",
+        help="also install the libraries that keep the limits of containers on GPUs",
     )
     parser.add_argument("--force", action="store_true", help="overwrite files of other software")
     parser.add_argument(
@@ -85,6 +92,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _install(arguments: argparse.Namespace) -> Iterator[str]:
     launcher = _read_launcher(arguments.launcher)
+    libraries = _read_libraries() if arguments.gpu else {}
     bin_dir: Path = arguments.bin_dir
     if bin_dir == DEFAULT_BIN_DIR:  # the usual directory, which may not exist yet
         bin_dir.mkdir(parents=True, exist_ok=True)
@@ -110,10 +118,13 @@ def _install(arguments: argparse.Namespace) -> Iterator[str]:
         yield from (f"installed {path}" for path in contents)
         if not arguments.fallback:
             yield from _remove_fallback(fallback)
+    if arguments.gpu:
+        yield from shims.install(libraries, Paths.from_environ(os.environ).shims)
 
 
 def _uninstall(arguments: argparse.Namespace) -> Iterator[str]:
-    return uninstall(arguments.bin_dir)
+    yield from uninstall(arguments.bin_dir)
+    yield from shims.uninstall(Paths.from_environ(os.environ).shims)
 
 
 def uninstall(bin_dir: Path) -> Iterator[str]:
@@ -177,6 +188,13 @@ def _read_launcher(path: Path) -> bytes:
             f"{path}: is not a launcher of podfabric: run `make cni` and name its result"
         )
     return content
+
+
+def _read_libraries() -> dict[str, bytes]:
+    try:
+        return shims.read(shims.BUILT)
+    except shims.Missing as missing:
+        raise InstallRefused(str(missing)) from None
 
 
 def _refuse_foreign(fallback: Path, contents: dict[Path, bytes], *, force: bool) -> None:

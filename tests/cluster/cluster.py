@@ -338,8 +338,11 @@ def cluster(kubernetes: str) -> Iterator[Cluster]:
         archives = {name: files / f"workload-{n}.tar" for n, name in enumerate(WORKLOADS)}
         for name, archive in archives.items():
             images.write_workload(archive, name)
+        for_gpus = files / "for-gpus.tar"
+        images.write_for_gpus(for_gpus)
         disk = files / "disk"
-        make_disk(disk, directories["containerd"], [built_image.built(), *archives.values()])
+        every = [built_image.built(), *archives.values(), for_gpus]
+        make_disk(disk, directories["containerd"], every)
         node = Node(directories, plane, disk)
         stack.callback(node.pull_the_plug)
         whole = Cluster(plane, node)

@@ -1,5 +1,7 @@
 """Images of the tests' pods, as OCI archives: one static executable, and where it has what links.
 
+The image for GPUs also has a C library and a program that uses CUDA, and no driver.
+
 No registry is needed: `node` imports them into containerd, under the names that pods use.
 """
 
@@ -7,25 +9,48 @@ import gzip
 import hashlib
 import io
 import json
+import os
 import subprocess
 import tarfile
+from collections.abc import Mapping
 from pathlib import Path
+
+from tools.compiling import CHECKOUT, compiled
 
 BUSYBOX = Path("/bin/busybox")
 WORKLOAD = "test.podfabric/workload:1"
 """busybox, for the containers of test pods and for their sandboxes."""
 OF_EXAMPLES = "docker.io/library/busybox:1.37"
 """The image that the examples name, which cannot be pulled here."""
+OF_ALNAIR = "docker.io/hxhp/elastic-horovod-demo:1.0"
+"""The image that Alnair's pod names, which cannot be pulled here: gpu_program.c as its python."""
+
+LIBRARIES = Path(f"/usr/lib/{os.uname().machine}-linux-gnu")
+LOADERS = ("lib64/ld-linux-x86-64.so.2", "lib/ld-linux-aarch64.so.1")
+C_LIBRARY = ("libc.so.6", "libdl.so.2", "libpthread.so.0")
 
 
 def write_workload(path: Path, name: str = WORKLOAD) -> None:
     """Write the archive of `WORKLOAD`, whose command sleeps until SIGTERM."""
-    layer = _layer(BUSYBOX)
     command = ["/bin/sh", "-c", "trap exit TERM INT; while :; do sleep 3600 & wait $!; done"]
-    _write_archive(path, name, layer, command)
+    _write_archive(path, name, _layer(BUSYBOX), command, ["PATH=/bin"])
 
 
-def _layer(busybox: Path) -> bytes:
+def write_for_gpus(path: Path) -> None:
+    """Write the archive of `OF_ALNAIR`. Its variables are those of NVIDIA's images for CUDA."""
+    program = CHECKOUT / "tests/cluster/gpu_program.c"
+    flags = ["-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror"]
+    built = CHECKOUT / "build/gpu/programs/gpu_program"
+    compiled(["gcc", *flags, str(program), "-ldl"], built, [program])
+    files = {"usr/bin/python": built}
+    files |= {loader: Path("/", loader) for loader in LOADERS if Path("/", loader).exists()}
+    files |= {str(LIBRARIES / name)[1:]: LIBRARIES / name for name in C_LIBRARY}
+    layer = _layer(BUSYBOX, {name: file.read_bytes() for name, file in files.items()})
+    where = "LD_LIBRARY_PATH=/usr/local/nvidia/lib:/usr/local/nvidia/lib64"
+    _write_archive(path, OF_ALNAIR, layer, ["/bin/sh"], ["PATH=/usr/bin:/bin", where])
+
+
+def _layer(busybox: Path, more: Mapping[str, bytes] = {}) -> bytes:
     links = subprocess.run(
         [busybox, "--list"], check=True, capture_output=True, text=True
     ).stdout.split()
@@ -42,16 +67,22 @@ def _layer(busybox: Path) -> bytes:
             member = tarfile.TarInfo(f"bin/{name}")
             member.type, member.linkname = tarfile.SYMTYPE, "busybox"
             tar.addfile(member)
+        for name, data in more.items():
+            member = tarfile.TarInfo(name)
+            member.mode, member.size = 0o755, len(data)
+            tar.addfile(member, io.BytesIO(data))
     return content.getvalue()
 
 
-def _write_archive(path: Path, name: str, layer: bytes, command: list[str]) -> None:
+def _write_archive(
+    path: Path, name: str, layer: bytes, command: list[str], variables: list[str]
+) -> None:
     """An OCI image layout in a tar file, with one image of one layer."""
     compressed = gzip.compress(layer, mtime=0)
     configuration = {
         "architecture": "amd64",
         "os": "linux",
-        "config": {"Cmd": command, "Env": ["PATH=/bin"]},
+        "config": {"Cmd": command, "Env": variables},
         "rootfs": {"type": "layers", "diff_ids": [_digest(layer)]},
     }
     blobs = {"config": json.dumps(configuration).encode(), "layer": compressed}

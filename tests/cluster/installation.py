@@ -91,13 +91,16 @@ def kill_agent(cluster: Cluster) -> None:
 
 @contextmanager
 def configured(
-    cluster: Cluster, configuration: Mapping[str, object], offered: Mapping[str, int]
+    cluster: Cluster,
+    configuration: Mapping[str, object],
+    offered: Mapping[str, int],
+    **values: object,
 ) -> Iterator[None]:
     """Another configuration for the block, once the node offers what it should.
 
-    Afterwards the node has the default one, as before.
+    `values` are more of the chart's. Afterwards the node has the default ones, as before.
     """
-    upgrade(cluster, configuration)
+    upgrade(cluster, configuration, **values)
     try:
         _await_offered(cluster, offered)
         yield
@@ -225,7 +228,7 @@ def following_nv_ipam(cluster: Cluster, namespace: str, crds: Iterable[str]) -> 
     for crd in crds:
         for document in yaml.safe_load_all(crd):
             cluster.apply(document)
-    upgrade(cluster, {}, {"nv_ipam": "follow", "nv_ipam_namespace": namespace})
+    upgrade(cluster, {}, ipam={"nv_ipam": "follow", "nv_ipam_namespace": namespace})
     try:
         await_agent(cluster)
         yield
@@ -234,11 +237,9 @@ def following_nv_ipam(cluster: Cluster, namespace: str, crds: Iterable[str]) -> 
         await_agent(cluster)
 
 
-def upgrade(
-    cluster: Cluster, configuration: Mapping[str, object], ipam: Mapping[str, object] | None = None
-) -> None:
-    """Installs the chart, or gives its release another configuration and values of `ipam`."""
-    values = {"image": {"pullPolicy": "Never"}, "config": configuration, "ipam": ipam or {}}
+def upgrade(cluster: Cluster, configuration: Mapping[str, object], **values: object) -> None:
+    """Installs the chart, or gives its release another configuration, and other `values`."""
+    values = {"image": {"pullPolicy": "Never"}, "config": configuration, **values}
     words = ("upgrade", "--install", "podfabric", "deploy/chart", "--create-namespace")
     helm(cluster, *words, "--values", "-", standard_input=json.dumps(values))
     for agent in agents(cluster):  # a changed pod gets a changed ConfigMap at once

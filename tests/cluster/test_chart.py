@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from agent import settings
+from agent import gpu_limits, settings
 from cli.executables import EVERY
 from ipam import scope
 from tools import manifests
@@ -31,6 +31,8 @@ CONTROLLERS = (
 )
 NO_POLICIES = ("--set", "policy.enabled=false")
 PER_NODE = ("--set", "ipam.scope=node", *NO_POLICIES)
+PARTS_OF_GPUS = ("--set-json", 'config.gpus=[{"mode":"replicas"},{"mode":"units"}]')
+WHOLE_GPUS = ("--set-json", 'config.gpus=[{"mode":"replicas","name":"a/b","replicas":2}]')
 
 
 def _objects(*arguments: str) -> dict[tuple[str, str], Manifest]:
@@ -202,6 +204,7 @@ def test_policies_are_of_the_service_account_of_the_agents_pod() -> None:
 def test_agent_has_the_capabilities_that_security_md_lists_and_no_other() -> None:
     section = (CHECKOUT / "docs/security.md").read_text().partition("## What the agent may do")[2]
     listed = re.findall(r"^\| `CAP_(\w+)` \|", section.partition("\n## ")[0], re.MULTILINE)
+    listed, of_gpus = listed[:-2], listed[-2:]
     unit = (CHECKOUT / "agent/units/podfabric-agent.service").read_text()
     (bounding,) = re.findall(r"^CapabilityBoundingSet=(.*)$", unit, re.MULTILINE)
     scc = _objects(*OPENSHIFT)["SecurityContextConstraints", "podfabric"]
@@ -209,10 +212,13 @@ def test_agent_has_the_capabilities_that_security_md_lists_and_no_other() -> Non
     assert context["capabilities"] == {"drop": ["ALL"], "add": listed}
     assert bounding.split() == [f"CAP_{name}" for name in listed]
     assert scc["allowedCapabilities"] == listed
+    assert _agent(*WHOLE_GPUS)["securityContext"] == context
+    gpus = _agent(*PARTS_OF_GPUS)["securityContext"]
+    assert gpus["capabilities"]["add"] == [*listed, *of_gpus] == [*listed, "SYS_CHROOT", "KILL"]
 
 
 def test_no_container_is_privileged_or_writes_to_its_root() -> None:
-    for objects in (_objects(*METRICS), _objects(*CUSTODIAN)):
+    for objects in (_objects(*METRICS), _objects(*CUSTODIAN), _objects(*PARTS_OF_GPUS)):
         for (kind, _), one in objects.items():
             if kind != "DaemonSet":
                 continue
@@ -227,18 +233,61 @@ def test_no_container_is_privileged_or_writes_to_its_root() -> None:
 
 def test_every_mount_is_in_install_md_and_every_volume_is_mounted() -> None:
     section = (CHECKOUT / "docs/install.md").read_text().partition("## What the agent's pod has")[2]
-    listed = dict(re.findall(r"^\| `(/[^`]+)` \| (read|write) \|", section, re.MULTILINE))
-    pod = _pod(_objects())
-    host = {
-        volume["name"]: volume["hostPath"]["path"]
-        for volume in pod["volumes"]
-        if "hostPath" in volume
+    row = re.compile(r"^\| `(/[^`]*)` \| (read|write) \|", re.MULTILINE)
+    every, _, of_gpus = section.partition("### With parts of GPUs")
+    for values, listed in (((), every), (PARTS_OF_GPUS, every + of_gpus)):
+        pod = _pod(_objects(*values))
+        host = {
+            volume["name"]: volume["hostPath"]["path"]
+            for volume in pod["volumes"]
+            if "hostPath" in volume
+        }
+        mounts = {mount["name"]: mount for mount in pod["containers"][0]["volumeMounts"]}
+        assert mounts.keys() == host.keys() | {"config"}
+        assert {
+            path: "read" if mounts[name].get("readOnly") else "write" for name, path in host.items()
+        } == dict(row.findall(listed))
+
+
+def test_parts_of_gpus_need_the_hosts_pids_and_the_driver_and_no_other_pool_does() -> None:
+    plain, parts = _pod(_objects()), _pod(_objects(*PARTS_OF_GPUS))
+    assert _pod(_objects(*WHOLE_GPUS)) == plain
+    assert "hostPID" not in plain and parts["hostPID"] is True
+    # Where the agent mounts what containers have: it does that on the host, and must see it.
+    (run,) = (each for each in parts["containers"][0]["volumeMounts"] if each["name"] == "run")
+    assert run["mountPropagation"] == "HostToContainer"
+    (install,) = parts["initContainers"]
+    assert install["args"] == ["install", "--gpu"]
+    assert {mount["mountPath"] for mount in install["volumeMounts"]} == {
+        *("/opt/cni/bin", "/var/lib/podfabric")
     }
-    mounts = {mount["name"]: mount for mount in pod["containers"][0]["volumeMounts"]}
-    assert mounts.keys() == host.keys() | {"config"}
-    assert {
-        path: "read" if mounts[name].get("readOnly") else "write" for name, path in host.items()
-    } == listed
+    assert parts["volumes"][-1] == {
+        "name": "driver",
+        "hostPath": {"path": "/", "type": "DirectoryOrCreate"},
+    }
+    elsewhere = ("--set", "config.gpuLimits.driverRoot=/run/nvidia/driver")
+    pod = _pod(_objects(*PARTS_OF_GPUS, *elsewhere))
+    assert pod["volumes"][-1]["hostPath"]["path"] == "/run/nvidia/driver"
+    (agent,) = pod["containers"]
+    (root,) = (each["value"] for each in agent["env"] if each["name"] == "PODFABRIC_HOST")
+    assert agent["volumeMounts"][-1] == {
+        "name": "driver",
+        "mountPath": f"{root}/run/nvidia/driver",
+        "readOnly": True,
+        "mountPropagation": "HostToContainer",
+    }
+
+
+def test_nvidias_runtime_lets_the_agent_ask_the_driver() -> None:
+    runtime = ("--set", "gpu.runtimeClassName=nvidia")
+    assert "runtimeClassName" not in _pod(_objects(*runtime))
+    pod = _pod(_objects(*runtime, *PARTS_OF_GPUS))
+    assert pod["runtimeClassName"] == "nvidia"
+    variables = {each["name"]: each.get("value") for each in pod["containers"][0]["env"]}
+    assert variables["NVIDIA_VISIBLE_DEVICES"] == "all"
+    assert variables["NVIDIA_DRIVER_CAPABILITIES"] == "utility"
+    (install,) = pod["initContainers"]
+    assert "env" not in install
 
 
 def test_every_mount_has_its_reason_in_a_comment() -> None:
@@ -319,6 +368,12 @@ def test_what_agents_read_at_their_start_only_replaces_them() -> None:
     assert not _replaced_by("ipam.ceding=true")
     at_start = {"ipam", *settings.Settings.__struct_fields__} & settings.AT_START_ONLY
     assert at_start == {"ipam", "listen", "sweep"}  # those that the chart's checksum is about
+    of_gpus = {key for _, key in gpu_limits.AT_START_ONLY}
+    assert of_gpus == {
+        *("compat.metrics", "contextReserve", "driverRoot", "killUnaccounted", "onOveruse")
+    }
+    assert _replaced_by('config.gpuLimits.onOveruse="kill"')
+    assert not _replaced_by('config.gpuLimits.require="none"')
 
 
 def test_agents_may_touch_whereabouts_objects_only_where_they_are_to_be_looked_at() -> None:
@@ -370,10 +425,11 @@ def test_pods_and_claims_are_read_only_where_pods_may_name_ipam_claims() -> None
     assert binding == {"policyName": name, "validationActions": ["Deny", "Audit"]}
 
 
-def test_custodian_is_the_agent_with_another_argument() -> None:
+@pytest.mark.parametrize("values", [(), PARTS_OF_GPUS], ids=["hcas", "gpus"])
+def test_custodian_is_the_agent_with_another_argument(values: tuple[str, ...]) -> None:
     """So `helm install` takes it over: a patch of the lists of the one makes the other."""
-    agents = _objects()["DaemonSet", "podfabric"]
-    left = _objects(*CUSTODIAN)["DaemonSet", "podfabric"]
+    agents = _objects(*values)["DaemonSet", "podfabric"]
+    left = _objects(*values, *CUSTODIAN)["DaemonSet", "podfabric"]
     annotations = left["metadata"].pop("annotations")
     assert annotations["meta.helm.sh/release-name"] == "podfabric"
     assert annotations["helm.sh/hook"] == "post-delete"
@@ -426,8 +482,9 @@ def test_service_monitor_without_the_proxy_says_what_is_missing() -> None:
     assert "needs metrics.proxy.enabled" in refused.value.stderr
 
 
-def test_openshift_allows_what_the_agents_pod_has() -> None:
-    objects = _objects(*OPENSHIFT)
+@pytest.mark.parametrize("values", [(), PARTS_OF_GPUS], ids=["hcas", "gpus"])
+def test_openshift_allows_what_the_agents_pod_has(values: tuple[str, ...]) -> None:
+    objects = _objects(*OPENSHIFT, *values)
     scc = objects["SecurityContextConstraints", "podfabric"]
     pod = _pod(objects)
     assert scc["users"] == ["system:serviceaccount:podfabric:podfabric"]
@@ -437,6 +494,8 @@ def test_openshift_allows_what_the_agents_pod_has() -> None:
     assert scc["allowPrivilegedContainer"] is False
     kinds = {key for volume in pod["volumes"] for key in volume if key != "name"}
     assert set(scc["volumes"]) == kinds | {"projected"}  # the token
+    context = pod["containers"][0]["securityContext"]
+    assert scc["allowedCapabilities"] == context["capabilities"]["add"]
     per_node = _objects(*OPENSHIFT, *PER_NODE)["SecurityContextConstraints", "podfabric"]
     assert set(per_node["volumes"]) == kinds
     host = {volume["name"]: volume.get("hostPath", {}).get("path") for volume in pod["volumes"]}
@@ -467,6 +526,8 @@ def test_openshift_allows_what_the_agents_pod_has() -> None:
         ('config.ipam={"scope":"node"}', "/config", "'ipam' not allowed"),
         ('install.plugins=["ipoip"]', "/install/plugins/0", "'ipoib'"),
         ("tolerations={}", "/tolerations", "want array"),
+        ('gpu.runtimeClassName="Nvidia!"', "/gpu/runtimeClassName", "does not match"),
+        ('config.gpuLimits.driverRoot="usr"', "/config/gpuLimits/driverRoot", "does not match"),
         ('podLabels={"a":1}', "/podLabels/a", "want string"),
         ("metrics.proxy.port=70000", "/metrics/proxy/port", "maximum"),
         ('metrics.serviceMonitor.interval="often"', "/metrics/serviceMonitor/interval", "pattern"),
@@ -495,6 +556,27 @@ def test_openshifts_overlay_is_the_charts_for_openshift() -> None:
 def test_custodians_overlay_is_the_charts_custodian() -> None:
     charts = _objects(*CUSTODIAN)["DaemonSet", "podfabric"]["spec"]
     assert _kustomize(KUSTOMIZE / "custodian")["DaemonSet", "podfabric"]["spec"] == charts
+
+
+@pytest.mark.parametrize("folder", ["base", "openshift"])
+def test_component_for_gpus_adds_what_the_chart_adds(folder: str, tmp_path: Path) -> None:
+    (tmp_path / "component").mkdir()
+    added = (KUSTOMIZE / "gpus/kustomization.yaml").read_text()
+    (tmp_path / "component/kustomization.yaml").write_text(added)
+    objects = _kustomize(KUSTOMIZE / folder)
+    (tmp_path / "objects.yaml").write_text(yaml.safe_dump_all(objects.values()))
+    (tmp_path / "kustomization.yaml").write_text(
+        yaml.safe_dump({"resources": ["objects.yaml"], "components": ["component"]})
+    )
+    ours = _kustomize(tmp_path)
+    charts = _objects(*(OPENSHIFT if folder == "openshift" else ()), *PARTS_OF_GPUS)
+    for pod in (_pod(ours), _pod(charts)):
+        pod["volumes"].sort(key=lambda volume: volume["name"])
+    assert _pod(ours) == _pod(charts)
+    if folder == "openshift":
+        name = ("SecurityContextConstraints", "podfabric")
+        for key in ("allowHostPID", "allowedCapabilities"):
+            assert ours[name][key] == charts[name][key]
 
 
 def test_thick_multus_sees_the_agents_socket(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import yaml
 
+from cli import shims
 from deploy.assemble import ONLY_FOR_ASYNCIO
 from tests.cluster.built_image import (
     SBOM,
@@ -219,6 +220,21 @@ def test_init_container_installs_this_machines_launchers(rootfs: Path, tmp_path:
         *("ib-sriov", "ipoib", "podfabric-ipam", "rdma", "sriov")
     }
     assert all(path.read_bytes() == ours.read_bytes() for path in installed.iterdir())
+
+
+def test_init_container_installs_the_libraries_for_parts_of_gpus(
+    rootfs: Path, tmp_path: Path
+) -> None:
+    pod, _ = _pod("--set-json", 'config.gpus=[{"mode":"units"}]')
+    (install,) = pod["initContainers"]
+    container = _container(rootfs, tmp_path, install, pod["volumes"])
+    done = container.run(*install["args"])
+    assert done.returncode == 0, done.stderr
+    ours = rootfs / f"opt/podfabric/lib/podfabric/gpu-{platform.machine()}"
+    installed = tmp_path / "host/var/lib/podfabric/gpu/shim"
+    assert sorted(path.name for path in installed.iterdir()) == sorted(shims.LIBRARIES)
+    for path in installed.iterdir():
+        assert path.read_bytes() == (ours / path.name).read_bytes()
 
 
 def _answers(probe: dict[str, Any], running: RunningContainer) -> bool:

@@ -1,7 +1,8 @@
 """A node with GPUs that are stand-ins: what it has, how its driver behaves, what lies on the GPUs.
 
 Processes find the node through the environment variable PODFABRIC_STANDIN_GPUS, and the libraries
-through LD_LIBRARY_PATH (`Node.environment`). No two nodes share anything.
+through LD_LIBRARY_PATH (`Node.environment`). No two nodes share anything. Without the variable they
+find the machine's own, in `OF_MACHINE`.
 """
 
 import ctypes
@@ -14,6 +15,9 @@ from typing import Self
 import msgspec
 
 from tests.standin import build
+
+OF_MACHINE = Path("/run/standin-gpus")
+"""The directory of the files of a machine that has one driver."""
 
 MIB = 2**20
 GIB = 2**30
@@ -62,6 +66,7 @@ class Behaviour(msgspec.Struct, frozen=True, kw_only=True):
     sample_age_ns: int = 0
     pool_chunk: int = 32 * MIB
     cgroups: str | None = None
+    nodes: str | None = None  # the directory of /dev/nvidiaN: a process has those it can open
     latency_ns: dict[str, int] = {}  # per export, or "*" for all others
     failures: tuple[Failure, ...] = ()
 
@@ -138,12 +143,20 @@ class Node:
         self.gpus = gpus
         self.file = directory / "gpus.json"
         self.state = directory / "gpus.state"
-        described = {
-            "state": str(self.state),
-            "gpus": gpus,
-            **{name: getattr(behaviour, name) for name in behaviour.__struct_fields__},
-        }
-        self.file.write_bytes(msgspec.json.encode(described))
+        self.file.write_bytes(described(directory, gpus, behaviour))
+        self._open(behaviour)
+
+    @classmethod
+    def found(cls, directory: Path = OF_MACHINE) -> "Node":
+        """The node whose files are below `directory` already, by whoever wrote them."""
+        node = cls.__new__(cls)
+        node.file, node.state = directory / "gpus.json", directory / "gpus.state"
+        content = node.file.read_bytes()
+        node.gpus = msgspec.json.decode(content, type=_Described).gpus
+        node._open(msgspec.json.decode(content, type=Behaviour))
+        return node
+
+    def _open(self, behaviour: Behaviour) -> None:
         self._oracle = _library().oracle_open(
             os.fsencode(self.state), behaviour.slice_ns, behaviour.sample_ns, behaviour.manual_clock
         )
@@ -173,6 +186,21 @@ class Node:
     def let_pass(self, ns: int) -> None:
         """Let GPU time pass, on a node with a manual clock."""
         _library().oracle_pass(self._oracle, ns)
+
+
+def described(directory: Path, gpus: tuple[Gpu, ...], behaviour: Behaviour) -> bytes:
+    """The content of gpus.json in the directory of a node's files."""
+    return msgspec.json.encode(
+        {
+            "state": str(directory / "gpus.state"),
+            "gpus": gpus,
+            **{name: getattr(behaviour, name) for name in behaviour.__struct_fields__},
+        }
+    )
+
+
+class _Described(msgspec.Struct):
+    gpus: tuple[Gpu, ...]
 
 
 def gpus(count: int, **of_each: object) -> tuple[Gpu, ...]:

@@ -75,8 +75,8 @@ static void print_use(FILE *out, const struct use *use)
 static void print_slot(FILE *out, const struct slot *slot)
 {
     const char *comma = "";
-    fprintf(out, "{\"pid\":%u,\"alive\":%s,\"initialised\":%s,\"not_found\":%u,\"cgroup\":\"%s\",\"calls\":{", slot->pid,
-            slot->taken ? "true" : "false", slot->initialised ? "true" : "false", slot->not_found, slot->cgroup);
+    fprintf(out, "{\"pid\":%u,\"alive\":%s,\"initialised\":%s,\"not_found\":%u,\"cgroup\":\"%s\",\"calls\":{",
+            ledger_pid((unsigned)(slot - ledger->slots)), slot->taken ? "true" : "false", slot->initialised ? "true" : "false", slot->not_found, slot->cgroup);
     for (unsigned export = 0; export < MOST_EXPORTS; export++)
         if (slot->calls[export] != 0) {
             fprintf(out, "%s\"%u\":%u", comma, export, slot->calls[export]);

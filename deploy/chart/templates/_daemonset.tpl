@@ -8,6 +8,9 @@ uninstall takes it over and updates it to the agent.
 {{- $listen := include "podfabric.listen" $root -}}
 {{- $host := $listen | regexFind "^.*:" | trimSuffix ":" | trimAll "[]" -}}
 {{- $port := $listen | regexFind "[0-9]+$" | int -}}
+{{- $limitsGpus := include "podfabric.limits-gpus" $root -}}
+{{- $gpuRuntime := include "podfabric.gpu-runtime" $root -}}
+{{- $driverRoot := include "podfabric.driver-root" $root -}}
 apiVersion: apps/v1
 kind: DaemonSet
 metadata:
@@ -53,6 +56,15 @@ spec:
       priorityClassName: {{ $root.Values.priorityClassName }}
       # Interfaces of the host are created, moved and restored here.
       hostNetwork: true
+      {{- if $limitsGpus }}
+      # By their pids NVIDIA's driver names the processes on a GPU, and the kernel those that register
+      # with the agent.
+      hostPID: true
+      {{- end }}
+      {{- with $gpuRuntime }}
+      # Its runtime lets the agent open the GPUs' nodes, as it lets NVIDIA's device plugin.
+      runtimeClassName: {{ . }}
+      {{- end }}
       # Above `agent.grace`, and what a call may take beyond it.
       terminationGracePeriodSeconds: {{ add 30 (dig "agent" "grace" 60 $root.Values.config | int) }}
       {{- with $root.Values.nodeSelector }}
@@ -81,6 +93,9 @@ spec:
             {{- if $root.Values.install.force }}
             - --force
             {{- end }}
+            {{- if $limitsGpus }}
+            - --gpu
+            {{- end }}
           {{- with $root.Values.resources }}
           resources: {{- toYaml . | nindent 12 }}
           {{- end }}
@@ -98,6 +113,11 @@ spec:
             # The runtime starts CNI executables of this directory of the host.
             - name: cni-bin
               mountPath: /opt/cni/bin
+            {{- if $limitsGpus }}
+            # Containers with a part of a GPU have libraries of this directory mounted.
+            - name: state
+              mountPath: /var/lib/podfabric
+            {{- end }}
       {{- end }}
       containers:
         - name: agent
@@ -113,6 +133,18 @@ spec:
             # Who leases addresses, where these are the cluster's.
             - name: NODE_NAME
               valueFrom: {fieldRef: {fieldPath: spec.nodeName}}
+            {{- if $limitsGpus }}
+            # Where files are here that have paths of the host: the driver's.
+            - name: PODFABRIC_HOST
+              value: /host/root
+            {{- end }}
+            {{- if $gpuRuntime }}
+            # Which GPUs' nodes that runtime lets the agent open, and for what: NVML.
+            - name: NVIDIA_VISIBLE_DEVICES
+              value: all
+            - name: NVIDIA_DRIVER_CAPABILITIES
+              value: utility
+            {{- end }}
           {{- with $root.Values.resources }}
           resources: {{- toYaml . | nindent 12 }}
           {{- end }}
@@ -148,7 +180,7 @@ spec:
             # docs/security.md says what each is for.
             capabilities:
               drop: [ALL]
-              add: [SYS_ADMIN, NET_ADMIN, NET_RAW, SYS_PTRACE, DAC_READ_SEARCH]
+              add: {{ include "podfabric.capabilities" $root }}
             seccompProfile: {type: RuntimeDefault}
             # A runtime's profile and SELinux' container type deny /sys and /proc/sys of the host.
             appArmorProfile: {type: Unconfined}
@@ -161,6 +193,10 @@ spec:
             # The socket that the launchers connect to, and lock files.
             - name: run
               mountPath: /run/podfabric
+              {{- if $limitsGpus }}
+              # The agent mounts a file system for each container's count of GPU memory on the host.
+              mountPropagation: HostToContainer
+              {{- end }}
             # The journal, the address store, the allocation checkpoint.
             - name: state
               mountPath: /var/lib/podfabric
@@ -191,8 +227,11 @@ spec:
             # Device-information files, which Multus copies into a pod's network-status.
             - name: devinfo
               mountPath: /var/run/k8s.cni.cncf.io/devinfo
-            # The numbers of device nodes, which a container gets. No device is opened. The whole
-            # directory, because the kernel replaces /dev/infiniband when drivers are reloaded.
+            # The numbers of device nodes, which a container gets. The whole directory, because the
+            # kernel replaces /dev/infiniband when drivers are reloaded. No device is opened, except
+            # that NVML opens the GPUs' nodes. A pod that is not privileged may not open those by
+            # seeing them here: the runtime of gpu.runtimeClassName permits it (the container's
+            # device cgroup), and read-only mounts let devices be written.
             - name: dev
               mountPath: /dev
               readOnly: true
@@ -208,6 +247,15 @@ spec:
               mountPath: /run/netns
               readOnly: true
               mountPropagation: HostToContainer
+            {{- if $limitsGpus }}
+            # NVIDIA's driver: its libraries, which containers with a part of a GPU get, and NVML.
+            # HostToContainer: a driver's container may come later, and what the host unmounts must
+            # not stay mounted here.
+            - name: driver
+              mountPath: /host/root{{ trimSuffix "/" $driverRoot }}
+              readOnly: true
+              mountPropagation: HostToContainer
+            {{- end }}
             {{- range $i, $directory := $root.Values.host.extraDirectories }}
             - name: extra-{{ $i }}
               mountPath: {{ $directory.path }}
@@ -246,6 +294,10 @@ spec:
           hostPath: {path: /proc, type: Directory}
         - name: netns
           hostPath: {path: /run/netns, type: DirectoryOrCreate}
+        {{- if $limitsGpus }}
+        - name: driver
+          hostPath: {path: {{ $driverRoot }}, type: DirectoryOrCreate}
+        {{- end }}
         {{- range $i, $directory := $root.Values.host.extraDirectories }}
         - name: extra-{{ $i }}
           hostPath: {path: {{ $directory.path }}, type: DirectoryOrCreate}

@@ -25,6 +25,25 @@ app.kubernetes.io/component: agent
 {{ dig "agent" "listen" "127.0.0.1:9810" .Values.config }}
 {{- end }}
 
+{{- /* "true" if a pool of GPUs has limits, which the agent keeps: one of another mode than replicas. */}}
+{{- define "podfabric.limits-gpus" -}}
+{{- range .Values.config.gpus }}{{ if ne (default "slices" .mode) "replicas" }}true{{ break }}{{ end }}{{ end }}
+{{- end }}
+
+{{- /* The RuntimeClass by which the agent may open the GPUs' nodes. */}}
+{{- define "podfabric.gpu-runtime" -}}
+{{- if include "podfabric.limits-gpus" . }}{{ (.Values.gpu | default dict).runtimeClassName | default "" }}{{ end }}
+{{- end }}
+
+{{- define "podfabric.driver-root" -}}
+{{ dig "gpuLimits" "driverRoot" "/" .Values.config }}
+{{- end }}
+
+{{- /* docs/security.md says what each is for. */}}
+{{- define "podfabric.capabilities" -}}
+[SYS_ADMIN, NET_ADMIN, NET_RAW, SYS_PTRACE, DAC_READ_SEARCH{{ if include "podfabric.limits-gpus" . }}, SYS_CHROOT, KILL{{ end }}]
+{{- end }}
+
 {{- /* Objects that `helm uninstall` leaves behind, as a hook: `helm install` takes them over. */}}
 {{- define "podfabric.left-behind" -}}
 helm.sh/hook: post-delete
@@ -41,11 +60,12 @@ matter of rights: agents refuse a key that they do not know. */}}
 {{ toYaml $ipam }}
 {{- end }}
 
-{{- /* What agents read at their start only (agent/settings.py, AT_START_ONLY): other agents follow
-when it changes. */}}
+{{- /* What agents read at their start only (AT_START_ONLY of agent/settings.py and
+agent/gpu_limits.py): other agents follow when it changes. */}}
 {{- define "podfabric.at-start" -}}
 {{- $agent := pick (.Values.config.agent | default dict) "listen" "sweep" -}}
-{{ printf "%s\n%s" (include "podfabric.ipam" .) (toYaml $agent) | sha256sum | trunc 16 }}
+{{- $gpus := omit (.Values.config.gpuLimits | default dict) "enforce" "require" -}}
+{{ printf "%s\n%s\n%s" (include "podfabric.ipam" .) (toYaml $agent) (toYaml $gpus) | sha256sum | trunc 16 }}
 {{- end }}
 
 {{- define "podfabric.service-account" -}}

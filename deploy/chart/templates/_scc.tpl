@@ -15,12 +15,12 @@ metadata:
 users: ["system:serviceaccount:{{ $root.Release.Namespace }}:podfabric"]
 allowPrivilegedContainer: false
 allowPrivilegeEscalation: false
-allowedCapabilities: [SYS_ADMIN, NET_ADMIN, NET_RAW, SYS_PTRACE, DAC_READ_SEARCH]
+allowedCapabilities: {{ include "podfabric.capabilities" $root }}
 requiredDropCapabilities: []
 allowHostDirVolumePlugin: true
 allowHostIPC: false
 allowHostNetwork: true
-allowHostPID: false
+allowHostPID: {{ eq (include "podfabric.limits-gpus" $root) "true" }}
 allowHostPorts: false
 readOnlyRootFilesystem: true
 runAsUser: {type: RunAsAny}

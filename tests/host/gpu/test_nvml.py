@@ -71,6 +71,14 @@ def test_processes_and_what_they_use(node: Node, opened: Nvml) -> None:
     assert opened.processes(FIRST) == {}
 
 
+def test_a_process_of_a_container_is_told_by_its_pid_on_the_host(node: Node, opened: Nvml) -> None:
+    contained = ("unshare", "--pid", "--fork", "--kill-child")
+    with Driver(node.environment, through=contained) as driver:
+        driver.start()
+        inside = Path(f"/proc/{driver.pid}/task/{driver.pid}/children").read_text()
+        assert opened.processes(FIRST) == {int(inside): 300 * MIB}
+
+
 def test_utilization_of_a_gpu_that_was_never_used_is_none(opened: Nvml) -> None:
     assert opened.utilization(FIRST, 0) == []
 

@@ -1,6 +1,7 @@
 """The stand-in for libcuda: entry points, and which ABI a look-up gets."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -136,6 +137,21 @@ def test_without_a_visible_device_there_is_none(
 ) -> None:
     driver = run(make_node(gpus(3)), start=False, CUDA_VISIBLE_DEVICES=visible)
     assert driver.result("cuInit", 0) == NO_DEVICE
+
+
+def test_a_process_has_the_gpus_whose_nodes_it_can_open(
+    tmp_path: Path, make_node: MakeNode, run: Run
+) -> None:
+    (tmp_path / "nvidia1").touch()
+    node = make_node(gpus(3), nodes=str(tmp_path))
+    driver = run(node, start=False)
+    driver.do("cuInit", 0)
+    assert driver.do("cuDeviceGetCount", Out(4)) == [1]
+    [uuid] = driver.call("cuDeviceGetUuid_v2", Out(16), 0).outputs
+    assert uuid.hex().startswith("00000001")
+    nvml = run(node, start=False, library="libnvidia-ml.so.1")
+    nvml.do("nvmlInit_v2")
+    assert nvml.do("nvmlDeviceGetCount_v2", Out(4)) == [1]
 
 
 def test_the_nth_call_of_each_process_fails_as_the_node_says(make_node: MakeNode, run: Run) -> None:

@@ -18,24 +18,25 @@ void visible_read(void)
     const struct node *node = node_get();
     const char *wanted = getenv("CUDA_VISIBLE_DEVICES");
     visible_number = 0;
-    for (unsigned gpu = 0; wanted == NULL && gpu < node->gpu_count; gpu++)
-        visible[visible_number++] = gpu;
+    for (unsigned i = 0; wanted == NULL && i < node->opened_count; i++)
+        visible[visible_number++] = node->opened[i];
     while (wanted != NULL && *wanted != 0) {
         char *end;
         size_t length = strcspn(wanted, ",");
-        unsigned long gpu = strtoul(wanted, &end, 10);
+        unsigned long one = strtoul(wanted, &end, 10);
         if (end == wanted || end != wanted + length)
-            for (gpu = 0; gpu < node->gpu_count; gpu++)
-                if (same_uuid(wanted, length, node->gpus[gpu].uuid))
+            for (one = 0; one < node->opened_count; one++)
+                if (same_uuid(wanted, length, node->gpus[node->opened[one]].uuid))
                     break;
-        if (gpu >= node->gpu_count)
+        if (one >= node->opened_count)
             return;
+        unsigned gpu = node->opened[one];
         for (unsigned i = 0; i < visible_number; i++)
             if (visible[i] == gpu) { /* named twice: none is visible */
                 visible_number = 0;
                 return;
             }
-        visible[visible_number++] = (unsigned)gpu;
+        visible[visible_number++] = gpu;
         wanted += length + (wanted[length] == ',');
     }
 }

@@ -21,6 +21,7 @@ enum { PATIENCE_S = 100 };
 struct ledger *ledger;
 struct slot *ledger_own;
 static char *ledger_path;
+static int pids_file = -1; /* never closed: that would drop this process' locks */
 int ledger_file = -1;
 
 static void make(struct ledger *fresh)
@@ -31,6 +32,18 @@ static void make(struct ledger *fresh)
     pthread_mutexattr_setrobust(&shared, PTHREAD_MUTEX_ROBUST);
     pthread_mutex_init(&fresh->mutex, &shared);
     __atomic_store_n(&fresh->magic, MAGIC, __ATOMIC_RELEASE);
+}
+
+static int open_pids(void)
+{
+    char *path = NULL;
+    if (asprintf(&path, "%s.pids", ledger_path) < 0)
+        return -1;
+    pids_file = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    if (pids_file >= 0)
+        fchmod(pids_file, 0666);
+    free(path);
+    return pids_file < 0 ? -1 : 0;
 }
 
 int ledger_open(const char *path, uint64_t slice_ns, uint64_t sample_ns, int manual_clock)
@@ -64,7 +77,7 @@ int ledger_open(const char *path, uint64_t slice_ns, uint64_t sample_ns, int man
         return -1;
     ledger_path = strdup(path);
     ledger = mapped;
-    return 0;
+    return open_pids();
 }
 
 static int lock_byte(int command, unsigned slot, short *type)
@@ -83,6 +96,22 @@ int ledger_alive(unsigned slot)
         return 1; /* our own lock would not be seen */
     short type = F_WRLCK;
     return lock_byte(F_OFD_GETLK, slot, &type) == 0 && type != F_UNLCK;
+}
+
+/* The kernel translates the holder of a record lock into the pid namespace of who asks. */
+static struct flock record(unsigned slot, int command)
+{
+    struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = slot, .l_len = 1};
+    if (fcntl(pids_file, command, &lock) != 0)
+        lock.l_type = F_UNLCK;
+    return lock;
+}
+
+uint32_t ledger_pid(unsigned slot)
+{
+    struct flock lock = record(slot, F_GETLK);
+    return lock.l_type != F_UNLCK && lock.l_pid > 0 ? (uint32_t)lock.l_pid
+                                                    : ledger->slots[slot].pid;
 }
 
 /* A byte is locked before its slot is marked as taken, so that a slot with neither is free. */
@@ -108,6 +137,7 @@ static void take(unsigned slot)
             memset(use->samples, 0, sizeof use->samples);
     }
     mine->pid = (uint32_t)getpid();
+    record(slot, F_SETLK);
     if (slot >= ledger->slots_used)
         ledger->slots_used = slot + 1;
     __atomic_store_n(&mine->taken, 1, __ATOMIC_RELEASE);

@@ -3,6 +3,7 @@
  * Each process has a slot, and holds a lock on the slot's byte of the file (an open file
  * description lock, fcntl(2)) as long as it lives: the kernel drops it however the process ends,
  * so a slot whose byte can be locked counts nothing, as a driver frees what a dead process had.
+ * Its record lock (F_SETLK) in a second file says which process that is, in anyone's pid namespace.
  * All else is guarded by one robust mutex. A process killed inside it leaves its own slot wrong,
  * which no longer counts, or loses microseconds of a GPU's time. */
 #ifndef STANDIN_LEDGER_H
@@ -54,7 +55,7 @@ struct use {
 
 struct slot {
     uint32_t taken; /* 0: never used or given back; written last */
-    uint32_t pid;
+    uint32_t pid; /* in its own pid namespace */
     uint32_t initialised;
     uint32_t not_found; /* look-ups by cuGetProcAddress that found nothing */
     char cgroup[256];
@@ -107,6 +108,8 @@ void ledger_unlock(void);
 /* These need the lock. */
 void ledger_reap(void);
 int ledger_alive(unsigned slot);
+/* The process of a slot, by its pid in the pid namespace of this process, as a driver tells it. */
+uint32_t ledger_pid(unsigned slot);
 uint64_t ledger_held(const struct use *use);
 uint64_t ledger_resident(unsigned gpu);
 /* What processes in the cgroup, or below it, hold on a GPU. */

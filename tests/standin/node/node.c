@@ -1,9 +1,12 @@
+#define _GNU_SOURCE
 #include "node.h"
 
+#include <fcntl.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 static struct node loaded;
 static int found;
@@ -22,10 +25,23 @@ static void load_gpu(struct node_gpu *gpu, const struct json *from, unsigned ind
     gpu->multiprocessors = (unsigned)json_number(from, "multiprocessors", 132);
 }
 
+/* A driver shows a process the GPUs whose nodes it has and may open: a container has not all. */
+static int can_open(const char *nodes, unsigned minor)
+{
+    char path[256];
+    if (nodes == NULL)
+        return 1;
+    snprintf(path, sizeof path, "%s/nvidia%u", nodes, minor);
+    int node = open(path, O_RDWR | O_CLOEXEC);
+    if (node >= 0)
+        close(node);
+    return node >= 0;
+}
+
 static void load(void)
 {
-    const char *path = getenv("PODFABRIC_STANDIN_GPUS");
-    struct json *file = path != NULL ? json_load(path) : NULL;
+    const char *named = getenv("PODFABRIC_STANDIN_GPUS"), *path = named ? named : NODE_OF_MACHINE;
+    struct json *file = json_load(path);
     if (file == NULL)
         return;
     loaded.state = json_text(file, "state", NULL);
@@ -38,6 +54,7 @@ static void load(void)
     loaded.sample_ns = json_number(file, "sample_ns", 166666667);
     loaded.sample_age_ns = json_number(file, "sample_age_ns", 0);
     loaded.pool_chunk = json_number(file, "pool_chunk", 32 << 20);
+    loaded.nodes = json_text(file, "nodes", NULL);
     loaded.cgroups = json_text(file, "cgroups", NULL);
     loaded.latency_ns = json_get(file, "latency_ns");
     loaded.failures = json_get(file, "failures");
@@ -48,6 +65,8 @@ static void load(void)
             abort();
         }
         load_gpu(&loaded.gpus[loaded.gpu_count], gpu, loaded.gpu_count);
+        if (can_open(loaded.nodes, loaded.gpus[loaded.gpu_count].minor))
+            loaded.opened[loaded.opened_count++] = loaded.gpu_count;
         loaded.gpu_count++;
     }
     if (loaded.state == NULL || loaded.slice_ns == 0 || loaded.sample_ns == 0) {

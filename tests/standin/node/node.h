@@ -1,11 +1,14 @@
 /* The GPUs of the simulated node, and how its driver behaves: the JSON file that
- * PODFABRIC_STANDIN_GPUS names (tests/standin/gpus.py writes it and says what each key means). */
+ * PODFABRIC_STANDIN_GPUS names (tests/standin/gpus.py writes it and says what each key means), or
+ * else NODE_OF_MACHINE, as a machine has one driver and no variable for it. */
 #ifndef STANDIN_NODE_H
 #define STANDIN_NODE_H
 
 #include "json.h"
 
 #include <stdint.h>
+
+#define NODE_OF_MACHINE "/run/standin-gpus/gpus.json"
 
 enum { MOST_GPUS = 8 };
 
@@ -35,8 +38,11 @@ struct node {
     const char *cgroups;      /* root of the cgroup tree of memory limits */
     const struct json *latency_ns;     /* per export, or "*" */
     const struct json *failures;       /* [{"call", "nth", "result"}] of one process */
+    const char *nodes;        /* directory of the GPUs' device nodes; NULL: there are none */
     unsigned gpu_count;
     struct node_gpu gpus[MOST_GPUS];
+    unsigned opened_count;        /* GPUs that this process has: whose node it can open */
+    unsigned opened[MOST_GPUS];   /* their indices in `gpus` */
 };
 
 /* The node, read on the first call; NULL where there is no such file: no driver is loaded. */

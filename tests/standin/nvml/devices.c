@@ -145,22 +145,22 @@ PUBLIC nvmlReturn nvmlSystemGetCudaDriverVersion_v2(int *version)
 PUBLIC nvmlReturn nvmlDeviceGetCount(unsigned *count)
 {
     NVML_ENTER;
-    *count = node_get()->gpu_count;
+    *count = node_get()->opened_count;
     return NVML_SUCCESS;
 }
 
 PUBLIC nvmlReturn nvmlDeviceGetCount_v2(unsigned *count)
 {
     NVML_ENTER;
-    *count = node_get()->gpu_count;
+    *count = node_get()->opened_count;
     return NVML_SUCCESS;
 }
 
 static nvmlReturn by_index(unsigned index, nvmlDevice *device)
 {
-    if (device == NULL || index >= node_get()->gpu_count)
+    if (device == NULL || index >= node_get()->opened_count)
         return NVML_INVALID_ARGUMENT;
-    *device = &node_get()->gpus[index];
+    *device = &node_get()->gpus[node_get()->opened[index]];
     return NVML_SUCCESS;
 }
 
@@ -179,9 +179,9 @@ PUBLIC nvmlReturn nvmlDeviceGetHandleByIndex_v2(unsigned index, nvmlDevice *devi
 PUBLIC nvmlReturn nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice *device)
 {
     NVML_ENTER;
-    for (unsigned gpu = 0; uuid != NULL && gpu < node_get()->gpu_count; gpu++)
-        if (strcmp(node_get()->gpus[gpu].uuid, uuid) == 0)
-            return by_index(gpu, device);
+    for (unsigned i = 0; uuid != NULL && i < node_get()->opened_count; i++)
+        if (strcmp(node_get()->gpus[node_get()->opened[i]].uuid, uuid) == 0)
+            return by_index(i, device);
     return uuid == NULL ? NVML_INVALID_ARGUMENT : NVML_NOT_FOUND;
 }
 
@@ -192,10 +192,11 @@ static nvmlReturn by_pci(const char *pci, nvmlDevice *device)
     if (pci == NULL ||
         sscanf(pci, "%x:%x:%x.%x", &wanted[0], &wanted[1], &wanted[2], &wanted[3]) != 4)
         return NVML_INVALID_ARGUMENT;
-    for (unsigned gpu = 0; gpu < node_get()->gpu_count; gpu++) {
-        sscanf(node_get()->gpus[gpu].pci, "%x:%x:%x.%x", &has[0], &has[1], &has[2], &has[3]);
+    for (unsigned i = 0; i < node_get()->opened_count; i++) {
+        const char *address = node_get()->gpus[node_get()->opened[i]].pci;
+        sscanf(address, "%x:%x:%x.%x", &has[0], &has[1], &has[2], &has[3]);
         if (memcmp(wanted, has, sizeof has) == 0)
-            return by_index(gpu, device);
+            return by_index(i, device);
     }
     return NVML_NOT_FOUND;
 }
@@ -227,7 +228,8 @@ PUBLIC nvmlReturn nvmlDeviceGetUUID(nvmlDevice device, char *uuid, unsigned leng
 PUBLIC nvmlReturn nvmlDeviceGetIndex(nvmlDevice device, unsigned *index)
 {
     NVML_GPU(device);
-    *index = gpu;
+    for (*index = 0; node_get()->opened[*index] != gpu;)
+        ++*index;
     return NVML_SUCCESS;
 }
 

@@ -58,7 +58,7 @@ static unsigned processes_on(unsigned gpu, struct process_v2 found[MOST_SLOTS])
     for (unsigned slot = 0; slot < ledger->slots_used; slot++) {
         const struct use *use = &ledger->slots[slot].gpus[gpu];
         if (ledger->slots[slot].taken && (use->contexts > 0 || ledger_held(use) > 0))
-            found[count++] = (struct process_v2){ledger->slots[slot].pid, ledger_held(use),
+            found[count++] = (struct process_v2){ledger_pid(slot), ledger_held(use),
                                                  (unsigned)NO_INSTANCE, (unsigned)NO_INSTANCE};
     }
     return count;
@@ -194,8 +194,8 @@ static unsigned samples_on(unsigned gpu, uint64_t last_seen_us, struct utilizati
     ledger_reap();
     for (unsigned slot = 0; slot < ledger->slots_used; slot++)
         if (ledger->slots[slot].taken)
-            count += (unsigned)sample_of(&ledger->slots[slot].gpus[gpu], ledger->slots[slot].pid,
-                                         last_seen_us, &found[count]);
+            count += (unsigned)sample_of(&ledger->slots[slot].gpus[gpu], ledger_pid(slot), last_seen_us,
+                                         &found[count]);
     ledger_unlock();
     return count;
 }

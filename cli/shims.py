@@ -1,0 +1,76 @@
+"""The libraries of gpu/shim on a node: where containers with a part of a GPU get them from.
+
+A container has them mounted, file by file, for as long as it runs. So a file is never written in
+place: another version is another file under the same name, and running containers keep theirs. A
+file that is the same already stays, so that its pages stay in memory once for all containers.
+"""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from base.files import sync_directory
+from cli import executables
+from cli.executables import CODE
+
+LIBRARIES = ("libpfcuda.so", "libpfnvml.so")  # tools/build_shim.py makes them
+
+_OF_IMAGE = Path(sys.prefix) / f"lib/podfabric/gpu-{os.uname().machine}"
+BUILT = _OF_IMAGE if _OF_IMAGE.exists() else CODE / "build/gpu/shim"
+"""The image's libraries for this machine (deploy/Containerfile), or what `make gpu` built."""
+
+_ELF = b"\x7fELF"
+
+
+class Missing(Exception):
+    """There are no libraries to install. The text names the file and says what to do."""
+
+
+def read(source: Path) -> dict[str, bytes]:
+    """The libraries in a directory, by their names. Raises Missing and OSError."""
+    contents = {}
+    for name in LIBRARIES:
+        path = source / name
+        if not path.is_file():
+            raise Missing(f"{path}: this library does not exist: run `make gpu`")
+        contents[name] = path.read_bytes()
+        if not contents[name].startswith(_ELF):
+            raise Missing(f"{path}: is not a library: remove {source} and run `make gpu`")
+    return contents
+
+
+def install(contents: dict[str, bytes], directory: Path) -> Iterator[str]:
+    """Have these libraries in a directory; a line for each that was not there. Raises OSError."""
+    for parent in (directory.parent.parent, directory.parent, directory):
+        parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with executables.locked(directory):
+        other = {
+            directory / name: content
+            for name, content in contents.items()
+            if not _is(directory / name, content)
+        }
+        executables.install(other)
+    yield from (f"installed {path}" for path in other)
+
+
+def uninstall(directory: Path) -> Iterator[str]:
+    """Remove the libraries; running containers keep theirs. Raises OSError."""
+    if directory.is_dir():
+        with executables.locked(directory):
+            for path in (directory / name for name in LIBRARIES):
+                if path.exists():
+                    path.unlink()
+                    yield f"removed {path}"
+            sync_directory(directory)
+    for empty in (directory, directory.parent):
+        with suppress(OSError):  # it has something else, or is gone
+            empty.rmdir()
+
+
+def _is(path: Path, content: bytes) -> bool:
+    try:
+        return not path.is_symlink() and path.read_bytes() == content
+    except FileNotFoundError:
+        return False
