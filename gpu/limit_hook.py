@@ -43,14 +43,14 @@ class OciHook(msgspec.Struct, frozen=True, kw_only=True):
     timeout: int = TIMEOUT  # seconds
 
 
-class _ContainerState(msgspec.Struct):
+class _StartingContainer(msgspec.Struct):
     """What a hook is told of its container."""
 
     status: str
     pid: int
 
 
-class Refused(Exception):
+class StartRefused(Exception):
     """The container must not start. The text says why."""
 
 
@@ -122,9 +122,9 @@ class LimitHook:
         try:
             request = _read(connection)
             if uid != 0:
-                raise Refused(f"a process of user {uid} asks for limits: only root may")
+                raise StartRefused(f"a process of user {uid} asks for limits: only root may")
             self._limit(request)
-        except Refused as error:
+        except StartRefused as error:
             answer = f"{error}\n"
             _log.error("GPUs: a container does not start: %s", error)
         except OSError:  # the hook has gone, or waits for nothing
@@ -135,45 +135,47 @@ class LimitHook:
         connection.sendall(answer.encode())
 
     def _limit(self, request: bytes) -> None:
-        """Limit the container's cgroup. Raises Refused."""
+        """Limit the container's cgroup. Raises StartRefused."""
         name, newline, text = request.partition(b"\n")
         group = name.decode(errors="replace")
         try:
-            state = msgspec.json.decode(text, type=_ContainerState)
+            state = msgspec.json.decode(text, type=_StartingContainer)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise Refused(f"group {group}: the runtime's state of the container: {error}") from None
+            raise StartRefused(
+                f"group {group}: the runtime's state of the container: {error}"
+            ) from None
         if not newline or state.status not in _STARTING or state.pid <= 0:
-            raise Refused(
+            raise StartRefused(
                 f"group {group}: the container is {state.status} with process {state.pid}: its "
                 "limits are set before it starts, by a hook createRuntime"
             )
         try:
             limits = self._groups.read(group).limits
         except (GroupError, OSError) as error:
-            raise Refused(f"group {group}: has no limits: {error}") from None
+            raise StartRefused(f"group {group}: has no limits: {error}") from None
         driver = self._driver()
         if driver is None:
-            raise Refused(f"group {group}: NVIDIA's driver does not answer the agent")
+            raise StartRefused(f"group {group}: NVIDIA's driver does not answer the agent")
         try:
             cgroup = kernel_tier.cgroup_of(state.pid, self._cgroups)
             if processes.container_in(f"0::/{cgroup.relative_to(self._cgroups)}") is None:
-                raise Refused(
+                raise StartRefused(
                     f"group {group}: process {state.pid} is in {cgroup}, which is no container's: "
                     "this runtime starts hooks before it has made the container's cgroup"
                 )
             backend = kernel_tier.limit(driver, cgroup, limits)
         except KernelTierError as error:
-            raise Refused(f"group {group}: {error}") from None
+            raise StartRefused(f"group {group}: {error}") from None
         _log.info("GPUs: %s: limits are kept by the driver (%s) in %s", group, backend, cgroup)
 
 
 def _read(connection: socket.socket) -> bytes:
-    """The request. Raises Refused and OSError."""
+    """The request. Raises StartRefused and OSError."""
     parts: list[bytes] = []
     length = 0
     while part := connection.recv(65536):
         parts.append(part)
         length += len(part)
         if length > MOST:
-            raise Refused(f"the runtime's state of the container has more than {MOST} bytes")
+            raise StartRefused(f"the runtime's state of the container has more than {MOST} bytes")
     return b"".join(parts)
