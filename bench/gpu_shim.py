@@ -5,7 +5,8 @@
 Each call is timed with and without them, in turns, in one process (bench/gpu_calls.c). "added" is
 the difference of the two medians or 99th percentiles; the ratio is that of the medians. The
 stand-in's calls take as long as they do, so ratios to a real driver's are others: the differences
-count.
+count. Many processes that start at once are measured by `bench.gpu_registration`, with the agent's
+own registrar.
 """
 
 import os
@@ -26,7 +27,6 @@ from tools.compiling import compiled
 SOURCE = Path(__file__).with_name("gpu_calls.c")
 MANY = 1_000_000  # live allocations
 STARTS = 30
-AT_ONCE = 250  # processes; a group has room for 256
 
 
 class Times(msgspec.Struct, frozen=True):
@@ -141,8 +141,6 @@ def _begins(bench: Bench) -> None:
     plain = [bench.starts(1, with_shim=False)[0] for _ in range(STARTS)]
     added = (statistics.median(alone) - statistics.median(plain)) / 1e6
     _row("cuInit (ms)", added, statistics.median(alone) / statistics.median(plain), 2)
-    at_once = bench.starts(AT_ONCE, with_shim=True)
-    _row(f"cuInit of {AT_ONCE} at once, p99 (ms)", _percentile(at_once, 99) / 1e6, None, 50)
     for version in RUNTIMES:
         with_shim = [bench.runtime(version, True) for _ in range(STARTS)]
         without = [bench.runtime(version, False) for _ in range(STARTS)]

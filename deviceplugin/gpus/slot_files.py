@@ -19,6 +19,7 @@ import msgspec
 from base import files
 from base.paths import Paths
 from gpu.driver_files import SharedFile
+from gpu.limit_hook import OciHook
 from gpu.nodes import GpuNode
 
 
@@ -60,6 +61,7 @@ def write(
     nodes: Sequence[GpuNode],
     mounts: Sequence[SharedFile] = (),
     variables: Mapping[str, str] = {},
+    hooks: Sequence[OciHook] = (),
 ) -> None:
     """Write the file of a slot if it differs. A reader sees the old or the new. Raises OSError."""
     edits: dict[str, Any] = {
@@ -89,6 +91,8 @@ def write(
         ]
     if variables:
         edits["env"] = [f"{name}={value}" for name, value in sorted(variables.items())]
+    if hooks:
+        edits["hooks"] = hooks
     document = {
         "cdiVersion": VERSION,
         "kind": KIND,

@@ -16,17 +16,19 @@ import pytest
 
 from gpu import layout
 from gpu.limits_file import LimitsFile
+from gpu.region import RegionUse
 from tests.gpu.conftest import MIB, Place
 from tests.gpu.group import hooked
 from tests.gpu.programs import program
 from tests.gpu.test_loading import running
 from tests.standin.driver import Out, packed
 from tests.standin.gpus import Behaviour, table
+from tests.waiting import until
 from tools import build_shim
 from tools.compiling import CHECKOUT
 
 Make = Callable[..., Place]
-MS = 1_000_000  # nanoseconds
+S = 1_000_000_000  # nanoseconds
 
 HERE = "tests/gpu/test_known_defects.py"
 LOADING, ALLOCATIONS = "tests/gpu/test_loading.py", "tests/gpu/test_allocations.py"
@@ -233,9 +235,7 @@ class _Launcher:
 
     def __init__(self, here: Place) -> None:
         self.here = here
-        with LimitsFile(here.group.limits) as opened:
-            [limit] = opened.gpus()
-            opened.write([msgspec.structs.replace(limit, share=0.5)])
+        self._share(0.5)
         self.driver = here.started()
         module, _ = self.driver.do("cuModuleLoadData", Out(8), b"image")
         [self.kernel] = self.driver.do("cuModuleGetFunction", Out(8), module, "work_1ms")
@@ -244,13 +244,24 @@ class _Launcher:
     def graph(self) -> int:
         """An executable graph of one kernel."""
         self.driver.do("cuStreamBeginCapture_v2", self.stream, 0)
-        self.launch("cuLaunchKernel")
+        self._send("cuLaunchKernel")
+        assert self.driver.receive().result == 0
         [graph] = self.driver.do("cuStreamEndCapture", self.stream, Out(8))
         [executable] = self.driver.do("cuGraphInstantiateWithFlags", Out(8), graph, 0)
         return executable
 
-    def launch(self, symbol: str, graph: int = 0) -> int:
-        """Launch by that function; its result."""
+    def is_held_back(self, symbol: str, graph: int = 0) -> bool:
+        """Launch by that function while the group owes 20 s; let it go once it waits."""
+        before = self._use()
+        self._owe(20 * S)
+        self._send(symbol, graph)
+        until(lambda: self._use().backlogged_at > before.backlogged_at, what=f"wait of {symbol}")
+        self._share(1.0)
+        assert self.driver.receive().result == 0, symbol
+        self._share(0.5)
+        return self._use().throttled == before.throttled + 1
+
+    def _send(self, symbol: str, graph: int = 0) -> None:
         kernel, stream, ones = self.kernel, self.stream, (1, 1, 1, 1, 1, 1)
         form = packed("7I4xQPI4x", *ones, 0, stream, 0, 0)
         list_of_one = packed("Q7I4xQP", kernel, *ones, 0, stream, 0)
@@ -264,18 +275,21 @@ class _Launcher:
             "cuLaunchGridAsync": (kernel, 1, 1, stream),
             "cuGraphLaunch": (graph, stream),
         }
-        return self.driver.result(symbol, *arguments[symbol.removesuffix("_ptsz")])
+        self.driver.send(symbol, *arguments[symbol.removesuffix("_ptsz")])
 
-    def owe(self, ns: int) -> None:
+    def _share(self, share: float) -> None:
+        with LimitsFile(self.here.group.limits) as opened:
+            [limit] = opened.gpus()
+            opened.write([msgspec.structs.replace(limit, share=share)])
+
+    def _owe(self, ns: int) -> None:
         """Let the group have used more than its share."""
         with self.here.group.region.open("r+b") as region:
             region.seek(layout.USE_AT + layout.PfGpu.tat.offset)  # type: ignore[attr-defined]
             region.write((time.monotonic_ns() + ns).to_bytes(8, "little"))
 
-    @property
-    def held_back(self) -> int:
-        """Launches that waited."""
-        return self.here.group.uses()[0].throttled
+    def _use(self) -> RegionUse:
+        return self.here.group.uses()[0]
 
 
 def test_every_way_to_launch_is_held_back(place: Make) -> None:
@@ -287,17 +301,12 @@ def test_every_way_to_launch_is_held_back(place: Make) -> None:
     if launcher.driver.result("cuFuncSetBlockShape", launcher.kernel, 1, 1, 1) != 0:
         raise AssertionError("the old launches need a block's shape")
     for symbol in LAUNCHES:
-        before = launcher.held_back
-        launcher.owe(100 * MS)
-        assert launcher.launch(symbol, graph) == 0, symbol
-        assert launcher.held_back == before + 1, symbol
+        assert launcher.is_held_back(symbol, graph), symbol
 
 
 def test_launches_are_held_back_while_the_agent_is_away(place: Make) -> None:
     here = place()
     launcher = _Launcher(here)
     here.group.stop_agent()
-    for count in range(1, 6):
-        launcher.owe(100 * MS)
-        assert launcher.launch("cuLaunchKernel") == 0
-        assert launcher.held_back == count
+    for _ in range(5):
+        assert launcher.is_held_back("cuLaunchKernel")
