@@ -42,6 +42,19 @@ def unmount(target: Path) -> None:
         raise OSError(code, os.strerror(code), str(target))
 
 
+def below(directory: Path) -> list[Path]:
+    """Where something is mounted below `directory`, the deepest first. Raises OSError."""
+    lines = Path("/proc/thread-self/mountinfo").read_text(errors="surrogateescape").splitlines()
+    points = {procfs.unescaped(line.split(" ", 5)[4]) for line in lines}
+    return [Path(point) for point in sorted(points)[::-1] if point.startswith(f"{directory}/")]
+
+
+def unmount_below(directory: Path) -> None:
+    """Take away all that is mounted below `directory`; who uses it keeps it. Raises OSError."""
+    for point in below(directory):
+        unmount(point)
+
+
 def in_host(act: Callable[[], T]) -> T:
     """What `act` returns, with the host's root directory and mounts. Raises OSError, and its own.
 

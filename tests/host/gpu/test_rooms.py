@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from agent import departure
 from gpu import layout, processes
 from gpu.groups import GroupError, Groups
 from gpu.region import RegionInvalid
@@ -150,6 +151,18 @@ def test_an_agent_that_may_not_mount_is_told_what_it_needs(
     told = Groups(tmp_path).obstacle()
     assert told is not None
     assert "somewhere: Operation not permitted: the agent needs the capabilities" in told
+
+
+def test_an_agent_that_leaves_takes_the_mounts_away(tmp_path: Path) -> None:
+    def act() -> None:
+        groups = Groups(tmp_path / "gpu with a space")
+        for name in ("a", "b"):
+            groups.make(name, [limit(A)])
+        departure._remove(groups.root)
+        assert mounts_below(tmp_path, "1") == []
+        assert not groups.root.exists()
+
+    in_container(act)
 
 
 def test_a_tenants_lease_keeps_the_agent_waiting_for_nothing(tmp_path: Path) -> None:
