@@ -84,6 +84,16 @@ def await_controller(cluster: Cluster) -> None:
     until(is_available, PATIENCE, "controller", pause=0.5)
 
 
+def await_offered(cluster: Cluster, offered: Mapping[str, int]) -> None:
+    """Waits until the node has as many device ids of each resource for pods."""
+    until(
+        lambda: {name: cluster.allocatable(name) for name in offered} == offered,
+        PATIENCE,
+        f"node with {offered}",
+        pause=0.5,
+    )
+
+
 def kill_agent(cluster: Cluster) -> None:
     """Kills the agent's process, for the kubelet to start another."""
     cluster.node.run("kill -9 $(pgrep -f 'podfabric agent$')")
@@ -91,18 +101,15 @@ def kill_agent(cluster: Cluster) -> None:
 
 @contextmanager
 def configured(
-    cluster: Cluster,
-    configuration: Mapping[str, object],
-    offered: Mapping[str, int],
-    **values: object,
+    cluster: Cluster, configuration: Mapping[str, object], offered: Mapping[str, int]
 ) -> Iterator[None]:
     """Another configuration for the block, once the node offers what it should.
 
-    `values` are more of the chart's. Afterwards the node has the default ones, as before.
+    Afterwards the node has the default one, as before.
     """
-    upgrade(cluster, configuration, **values)
+    upgrade(cluster, configuration)
     try:
-        _await_offered(cluster, offered)
+        await_offered(cluster, offered)
         yield
     finally:
         upgrade(cluster, {})
@@ -137,7 +144,7 @@ def with_pools_of_vfs(cluster: Cluster, rdma: str, pools: Mapping[str, str]) -> 
         ]
         try:
             upgrade(cluster, {"pools": own})
-            _await_offered(cluster, offered)
+            await_offered(cluster, offered)
             yield
         finally:
             upgrade(cluster, {})
@@ -257,16 +264,6 @@ def helm(cluster: Cluster, *words: str, standard_input: str = "") -> None:
         input=standard_input,
         text=True,
         check=True,
-    )
-
-
-def _await_offered(cluster: Cluster, offered: Mapping[str, int]) -> None:
-    """Waits until the node has as many device ids of each resource for pods."""
-    until(
-        lambda: {name: cluster.allocatable(name) for name in offered} == offered,
-        PATIENCE,
-        f"node with {offered}",
-        pause=0.5,
     )
 
 

@@ -19,11 +19,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.cluster import images
 from tests.cluster.cluster import PATIENCE, Cluster, Document, Namespace
 from tests.cluster.installation import (
-    HCA,
     await_agent,
     await_nothing_left,
-    configured,
+    await_offered,
     kill_agent,
+    unplugged,
+    upgrade,
     with_vfs,
 )
 from tests.cluster.seen import uverbs
@@ -145,33 +146,43 @@ def _loaded(cluster: Cluster, cards: Sequence[Gpu]) -> Iterator[None]:
         _unload(cluster)
 
 
+@contextmanager
+def _hca_on_a_card(cluster: Cluster) -> Iterator[tuple[str, str]]:
+    """An HCA on a VF in place of the node's own ones; the addresses of that VF and of another."""
+    with with_vfs(cluster, 2) as pf, unplugged(cluster):
+        links = f"/sys/class/net/{pf}/device/virtfn"
+        beside = f"for n in 0 1; do basename $(readlink {links}$n); done"
+        vf, other = cluster.node.run(beside).split()
+        cluster.node.run(f"/sbin/modprobe ibloop parents={vf}")
+        try:
+            yield vf, other
+        finally:
+            cluster.node.run("/sbin/modprobe --remove ibloop")
+
+
 @pytest.fixture(scope="module")
 def cards(cluster: Cluster) -> Iterator[tuple[Gpu, ...]]:
-    """Three GPUs and a VF with an RDMA device: one GPU is on the VF's card, the others are not."""
-    with with_vfs(cluster, 2, "soft") as pf:
-        link = f"/sys/class/net/{pf}/device/virtfn1"
-        beside = cluster.node.run(f"basename $(readlink {link})").strip()
+    """Three GPUs and an HCA: one GPU is on the HCA's card, the others are not."""
+    with _hca_on_a_card(cluster) as (hca, beside):
         made = _cards(("0000:00:00.0", beside, "0000:00:01.0"))
         shared = {"mode": "replicas", "name": SHARED, "replicas": 100}
         shared |= {"devices": [made[WHOLE].uuid]}
         shared |= {"driverMount": {"host": DRIVER, "container": IN_CONTAINER}}
         configuration = {
-            "pools": [
-                {"name": VF, "mode": "exclusive", "selectors": {"rdmaDevices": ["rxe0"]}},
-                {"name": HCA},
-            ],
+            "pools": [{"name": VF, "mode": "exclusive", "selectors": {"pciAddresses": [hca]}}],
             "gpus": [shared, {"mode": "units", "reserve": 0}],
             "gpuLimits": {"driverRoot": DRIVER},
             "devices": {"gpuBinding": "start"},
         }
-        offered = {SHARED: 100, MEMORY: 8, COMPUTE: 200, VF: 1}
         directories = {"extraDirectories": [{"path": str(OF_MACHINE)}]}
-        with (
-            _loaded(cluster, made),
-            configured(cluster, configuration, offered, host=directories),
-        ):
-            yield made
-            await_nothing_left(cluster, allocations=True)
+        with _loaded(cluster, made):
+            upgrade(cluster, configuration, host=directories)
+            try:
+                await_offered(cluster, {SHARED: 100, MEMORY: 8, COMPUTE: 200, VF: 1})
+                yield made
+                await_nothing_left(cluster, allocations=True)
+            finally:
+                upgrade(cluster, {})
     kill_agent(cluster)  # the next one sees the node's /proc/driver again
     await_agent(cluster)
 
