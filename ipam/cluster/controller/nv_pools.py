@@ -62,9 +62,9 @@ class NvPools:
         refused = self._refused.get(pool.metadata.name)
         if refused is not None and self._clock() - refused < REFUSED_AGAIN:
             return False
-        left = waiting(pool, shares)
+        there = pools.get(name_of(pool))
+        left = waiting(pool, shares, there)
         wanted = address_pool(left, shares)
-        there = pools.get(wanted.metadata.name)
         if there is None or left != pool:
             return True
         if there.spec.network_name != wanted.spec.network_name:
@@ -87,7 +87,11 @@ class NvPools:
                 _log.info("pool %s: made of nv-ipam's %s", there.metadata.name, pool.key)
                 pool = self._read(name) or pool
             shares = self._api.list(AddressShare, {"spec.pool": pool.key}).items
-            left = waiting(pool, shares)
+            left = waiting(pool, shares, there)
+            if left != pool:
+                # Who hands a node back names it in the AddressPool first, then writes its entry.
+                there = pools[name_of(pool)] = self._api.get(AddressPool, name_of(pool))
+                left = waiting(pool, shares, there)
             if left != pool:
                 pool = self._api.update_status(left)
             wanted = address_pool(pool, shares)

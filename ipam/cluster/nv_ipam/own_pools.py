@@ -25,6 +25,13 @@ LABEL = f"{GROUP}/nv-ipam"
 TAKEN_OVER = f"{GROUP}/nv-ipam-allocations"
 """The annotation of such a pool that names the IPPool's `status.allocations` that it excludes."""
 
+HANDED_BACK = f"{GROUP}/nv-ipam-handed-back"
+"""The annotation of such a pool that names nodes, with commas between them, which nv-ipam's own
+daemon serves again (`hand_back`): their entries stay, whatever their shares say."""
+
+PENDING = "?"
+"""Behind the name of a node there: its entry is not sure to be free yet. No node's name has it."""
+
 MOST_EXCLUDED = 64  # of an AddressPool
 LARGEST_BLOCK = 256  # the same
 MOST_NODE_RUNS = 16_384  # in which `perNodeExclusions` are worked out
@@ -90,14 +97,23 @@ def foreign(pool: NvIPPool, shares: Iterable[AddressShare]) -> tuple[str, ...]:
     return listed(coarse(found, MOST_EXCLUDED))
 
 
-def waiting(pool: NvIPPool, shares: Iterable[AddressShare]) -> NvIPPool:
+def handed_back(there: AddressPool | None) -> frozenset[str]:
+    """The nodes that nv-ipam's own daemon serves again, by what the AddressPool says."""
+    written = there.metadata.annotations.get(HANDED_BACK, "") if there is not None else ""
+    return frozenset(each.removesuffix(PENDING) for each in written.split(",") if each)
+
+
+def waiting(
+    pool: NvIPPool, shares: Iterable[AddressShare], there: AddressPool | None = None
+) -> NvIPPool:
     """The IPPool without the entries of nodes that have joined: their shares stand for these, and
-    when such a node is gone, so is its entry."""
+    when such a node is gone, so is its entry. `there` is its AddressPool, which names the nodes
+    that were handed back."""
     joined = {
         each.spec.node
         for each in shares
         if each.spec.pool == pool.key and JOINED in each.metadata.annotations
-    }
+    } - handed_back(there)
     former = pool.status.allocations or ()
     left = tuple(each for each in former if each.node not in joined)
     return pool if left == former else replace(pool, status=NvIPPoolStatus(allocations=left))
