@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import replace
+
 from cni.spec.errors import CNIError, Code, invalid_config
 from cni.spec.request import Request
 from cni.spec.result import Result
@@ -22,7 +24,7 @@ from ipam.nv_ipam.pools import OWN_FILE, ROUTED, NodePools, PoolsFile
 from ipam.nv_ipam.requests import ResolvedRequest, resolved
 from ipam.ranges import RangeSet
 from ipam.sqlite_store import SqliteStore
-from ipam.store import Grant, Owner
+from ipam.store import Grant, Owner, Quota
 
 if TYPE_CHECKING:
     from ipam.cluster.store import ClusterStore
@@ -53,7 +55,7 @@ class OwnNvIpam(NvIpam):
         owner: Owner,
         request: Request,
         segment: str,
-        answerable: Callable[[Sequence[RangeSet]], None],
+        answerable: Callable[[Sequence[RangeSet]], Quota | None],
     ) -> tuple[Result, Grant, tuple[RangeSet, ...]]:
         """See NvIpam.reserve."""
         options = self._options(request)
@@ -61,7 +63,7 @@ class OwnNvIpam(NvIpam):
             return self._routed.reserve(store, owner, request, segment, answerable)
         known = self._file.read()
         found = self._resolved(options, known)
-        answerable(found.sets)
+        owner = replace(owner, quota=answerable(found.sets))
         # Of a pod whose address the daemon gave: first its network is put right.
         store.revise(lambda tables: importing.imported(tables, owner))
         try:

@@ -24,7 +24,7 @@ from ipam.nv_ipam.requests import END_OVERLAP, HeldByPod, NotHere, ResolvedReque
 from ipam.permitted import of_address
 from ipam.ranges import RangeSet
 from ipam.sqlite_store import SqliteStore
-from ipam.store import Grant, Owner, Reservation, ReservedAddress
+from ipam.store import Grant, Owner, Quota, Reservation, ReservedAddress
 from ipam.tables import Tables
 
 
@@ -79,18 +79,21 @@ class NvIpam:
         owner: Owner,
         request: Request,
         segment: str,
-        answerable: Callable[[Sequence[RangeSet]], None],
+        answerable: Callable[[Sequence[RangeSet]], Quota | None],
     ) -> tuple[Result, Grant, tuple[RangeSet, ...]]:
         """Reserve an address of each pool; the result, what `undo` needs, and the sets.
 
-        `answerable` raises CNIError for sets that no result could hold.
+        `answerable` raises CNIError for sets that no result could hold, or that the rules do not
+        allow; it answers the quota that the pod has with these sets.
         """
         options = self._options(request)
+        quota: Quota | None = None
 
         def sets_now(tables: Tables) -> tuple[ResolvedRequest, tuple[RangeSet, ...]]:
             known = self._file.read()
             found = resolved(options, known)
-            answerable(found.sets)
+            nonlocal quota
+            quota = answerable(found.sets)
             if importing.imported(tables, owner):
                 return found, ()
 
@@ -101,7 +104,7 @@ class NvIpam:
             return found, self._confirmed(known, options, found.sets, store.boot, held)
 
         try:
-            found, grant = self._attempts(store, owner, sets_now, segment)
+            found, grant = self._attempts(store, owner, sets_now, segment, lambda: quota)
         except CNIError as error:
             told = self._explained(error, options)
             if self._follower is not None:
@@ -165,6 +168,7 @@ class NvIpam:
         owner: Owner,
         sets_now: Callable[[Tables], tuple[ResolvedRequest, tuple[RangeSet, ...]]],
         segment: str,
+        limit: Callable[[], Quota | None],
     ) -> tuple[ResolvedRequest, Grant]:
         """A grant. What this node does not have yet it asks for: each address once."""
         asked: set[tuple[str, int]] = set()
@@ -177,7 +181,7 @@ class NvIpam:
                 return sets
 
             try:
-                grant = store.reserve_seen(owner, seen, segment=segment)
+                grant = store.reserve_seen(owner, seen, segment=segment, limit=limit)
                 if grant.granted:
                     return found[0], grant
                 # The daemon gave the pod its address: first its network is put right.
