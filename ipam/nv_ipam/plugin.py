@@ -20,7 +20,14 @@ from ipam.nv_ipam import importing
 from ipam.nv_ipam import options as nv_options
 from ipam.nv_ipam.options import NvIpamOptions
 from ipam.nv_ipam.pools import NodePools, PoolsFile, domain_of
-from ipam.nv_ipam.requests import END_OVERLAP, HeldByPod, NotHere, ResolvedRequest, kept, resolved
+from ipam.nv_ipam.requests import (
+    HeldByPod,
+    NotHere,
+    ResolvedRequest,
+    kept,
+    left_to_older,
+    resolved,
+)
 from ipam.permitted import of_address
 from ipam.ranges import RangeSet
 from ipam.sqlite_store import SqliteStore
@@ -236,11 +243,7 @@ class NvIpam:
                     f"{key}: node {known.node} has {pool.first} to {pool.last}, {for_pods} for "
                     f"pods; {others}, which are not lent"
                 )
-                if pool.older:
-                    lines.append(
-                        f"addresses of {key} are also of {', '.join(pool.older)}, which is older "
-                        f"and has them: {END_OVERLAP}"
-                    )
+                lines += filter(None, (left_to_older(pool),))
         return CNIError(error.code, f"{'; '.join(lines)}: {error.message}")
 
 

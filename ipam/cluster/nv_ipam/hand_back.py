@@ -20,6 +20,7 @@ from ipam.addresses import Interval, parse, text
 from ipam.cluster import geometry
 from ipam.cluster.api import ClusterApi, Conflict, Node, NotFound
 from ipam.cluster.nv_ipam.objects import NvIPPool, NvIPPoolEntry, NvIPPoolStatus, excluded_runs
+from ipam.cluster.nv_ipam.own_overlaps import beside_now
 from ipam.cluster.nv_ipam.own_pools import (
     HANDED_BACK,
     PENDING,
@@ -147,7 +148,8 @@ def _is_free(api: ClusterApi, pool: NvIPPool, run: Interval) -> bool:
     """Whether no node leases of the run, once no node can begin to. Conflict, NotFound."""
     there = _address_pool(api, pool)
     shares = api.list(AddressShare, {"spec.pool": pool.key}).items
-    wanted = changed(there, address_pool(pool, shares))
+    beside = beside_now(api, pool.metadata.namespace, pool)
+    wanted = changed(there, address_pool(pool, shares, beside))
     if wanted != there:
         api.update(wanted)
     return not without((run,), without((run,), _leased(api, pool))) and not any(

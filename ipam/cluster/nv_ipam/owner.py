@@ -21,6 +21,7 @@ from ipam.cluster.api import AlreadyExists, ApiError, ClusterApi, NotFound
 from ipam.cluster.block_store import BlockStore
 from ipam.cluster.identity import identified
 from ipam.cluster.nv_ipam.objects import Invalid, NvIPPool, NvIPPoolEntry
+from ipam.cluster.nv_ipam.overlaps import Overlaps
 from ipam.cluster.nv_ipam.own_pools import (
     TAKEN_OVER,
     allocations_of,
@@ -120,18 +121,19 @@ class PoolOwner(StepThread):
             self._labels = self._api.node(self._node).labels
         known = self._known()
         former = known.pools if known is not None else {}
-        views = {pool.key: self._view(pool, former.get(pool.key)) for pool in pools}
+        overlaps = Overlaps(pools)
+        views = {pool.key: self._view(pool, former.get(pool.key), overlaps) for pool in pools}
         new = NodePools(
             node=self._node, pools={key: view for key, view in views.items() if view is not None}
         )
         if new != known:
             self._file.write(new)
 
-    def _view(self, pool: NvIPPool, former: NodePool | None) -> NodePool | None:
+    def _view(self, pool: NvIPPool, former: NodePool | None, overlaps: Overlaps) -> NodePool | None:
         """What the file says of a pool. Of one that is invalid this node hands out nothing more."""
         what = f"{pool.key}: spec"
         try:
-            view = own_node_pool(pool, self._node, self._labels or {})
+            view = own_node_pool(pool, self._node, self._labels or {}, overlaps)
         except Invalid as error:
             self._guarded(what, partial(_raise, error))
             return former and replace(former, first="", last="", usable=(), excluded=())
