@@ -20,6 +20,7 @@ from ipam.addresses import Interval, parse, text
 from ipam.cluster import geometry
 from ipam.cluster.api import ClusterApi, Conflict, Node, NotFound
 from ipam.cluster.nv_ipam.objects import NvIPPool, NvIPPoolEntry, NvIPPoolStatus, excluded_runs
+from ipam.cluster.nv_ipam.overlaps import Overlaps
 from ipam.cluster.nv_ipam.own_overlaps import beside_now
 from ipam.cluster.nv_ipam.own_pools import (
     HANDED_BACK,
@@ -93,20 +94,23 @@ def _of_pool(api: ClusterApi, namespace: str, name: str, node: Node) -> str:
     """Hand the node back for one pool; what was done."""
     tried: list[Interval] = []
     for _ in range(_ATTEMPTS):
-        pool = _read(api, namespace, name)
+        pools = api.list(NvIPPool, namespace=namespace).items
+        pool = next((each for each in pools if each.metadata.name == name), None)
         if pool is None:
             return f"ippool/{name} is gone"
+        if not Overlaps(pools).left_by(pool.key, (hosts_of(pool.network),)):
+            return f"{pool.key}: all of its addresses are also of older pools, which have them"
         if not selects(pool.spec.node_selector, node.name, node.labels):
             return f"{pool.key}: its nodeSelector does not select {node.name}"
         try:
             there = _address_pool(api, pool)
             own = _entry_of(pool, node.name)
-            if node.name in _named(there):
+            if node.name in _named(there) and own is not None:
                 return _said(pool, node.name, own)
             if node.name + PENDING not in _named(there):
                 if own is not None:
                     return _not_joined(api, pool, node.name, own)
-                _name(api, there, _named(there) | {node.name + PENDING})
+                _name(api, there, _named(there) - {node.name} | {node.name + PENDING})
                 continue
             if own is None:
                 own = _free_run(api, pool, tried)
@@ -122,9 +126,7 @@ def _of_pool(api: ClusterApi, namespace: str, name: str, node: Node) -> str:
     raise Conflict(f"update ippool/{name}: it changes all the time: say it again")
 
 
-def _said(pool: NvIPPool, node: str, own: Interval | None) -> str:
-    if own is None:
-        return f"{pool.key}: {node} was handed back before, and its entry is gone since"
+def _said(pool: NvIPPool, node: str, own: Interval) -> str:
     return f"{pool.key}: {node} has {text(own.first)} to {text(own.last)}, for nv-ipam's daemon"
 
 
@@ -164,6 +166,7 @@ def _free_run(api: ClusterApi, pool: NvIPPool, tried: Collection[Interval]) -> I
     if size < 1:
         raise NotPossible(f'{pool.key}: "spec.perNodeBlockSize" must be 1 or more')
     taken = [*_leased(api, pool), *tried, *(each.interval for each in pool.entries())]
+    taken += beside_now(api, pool.metadata.namespace, pool)
     for share in api.list(AddressShare, {"spec.pool": pool.key}).items:
         taken += intervals(share)
     if size == 1 and pool.spec.gateway:
@@ -210,11 +213,6 @@ def _with_entry(pool: NvIPPool, node: str, run: Interval | None) -> NvIPPool:
 
 
 # --- objects ---------------------------------------------------------------------------------
-
-
-def _read(api: ClusterApi, namespace: str, name: str) -> NvIPPool | None:
-    listed = api.list(NvIPPool, namespace=namespace).items
-    return next((each for each in listed if each.metadata.name == name), None)
 
 
 def _address_pool(api: ClusterApi, pool: NvIPPool) -> AddressPool:

@@ -4,12 +4,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from cni.spec.errors import CNIError, Code
 from ipam.addresses import Interval, parse, text
 from ipam.cluster.api import ApiError
 from ipam.cluster.nv_ipam.hand_back import NotPossible, hand_back, revoke
-from ipam.cluster.nv_ipam.objects import NvIPPool
+from ipam.cluster.nv_ipam.objects import NvIPPool, NvIPPoolStatus
 from ipam.cluster.nv_ipam.own_pools import HANDED_BACK
 from ipam.cluster.nv_ipam.selectors import NodeSelector, Requirement, SelectorTerm
 from ipam.cluster.objects import AddressBlock, AddressPool, AddressShare
@@ -152,6 +153,32 @@ def test_it_may_be_said_again_and_moving_over_again_needs_an_import(world: World
     assert given in share.spec.ranges
     fills(world, world.nodes["b"], "more")
     assert not duplicates(world.nodes.values())
+
+
+def test_a_node_whose_entry_somebody_removed_gets_another(world: World) -> None:
+    say(world)
+    (pool,) = world.server.look_at_all(NvIPPool, namespace=NAMESPACE).items
+    world.server.put(replace(pool, status=NvIPPoolStatus()))
+    (line,) = say(world)
+    daemon = Daemon(world, "a")
+    assert len(daemon.gives()) == 8, line
+    check(world, daemon)
+    assert own_pool(world.server).metadata.annotations[HANDED_BACK] == "a"
+
+
+def test_an_entry_has_no_address_of_another_pool(memory_path: Path) -> None:
+    """Younger pools overlap, one of them wholly: there nv-ipam would give addresses twice."""
+    world = moved_over(memory_path)
+    put_ippool(world.server, {}, "10.0.0.0/25", "wide", per_node_block_size=8)
+    put_ippool(world.server, {}, "10.0.0.0/27", "within", per_node_block_size=8)
+    world.settle()
+    lines = say(world)
+    assert "ippool/within: all of its addresses are also of older pools, which have them" in lines
+    pools = world.server.look_at_all(NvIPPool, namespace=NAMESPACE).items
+    found = {pool.metadata.name: list(pool.entries("a")) for pool in pools}
+    (entry,) = found["wide"]
+    assert entry.interval.first > parse("10.0.0.63")
+    assert (len(found["pool"]), found["within"]) == (1, [])
 
 
 def test_every_node_can_go_back_and_each_entry_is_its_own(world: World) -> None:
