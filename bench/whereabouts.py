@@ -79,6 +79,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=15.0, help="of each number of clients")
     parser.add_argument("--pods", type=int, default=16, help=f"with {NICS} NICs each, at once")
     parser.add_argument("--more-pods", type=int, default=128, help="the same, podfabric only")
+    parser.add_argument(
+        "--most", type=float, default=600.0, help="seconds after which no more NIC is begun"
+    )
     parser.add_argument("--at-once", type=int, default=64, help="deletions")
     parser.add_argument("--agents", type=int, default=2)
     arguments = parser.parse_args()
@@ -106,11 +109,13 @@ def main() -> None:
         errors = stack.enter_context((root / "errors").open("wb"))
         stack.callback(os.dup2, os.dup(2), 2)
         os.dup2(errors.fileno(), 2)  # theirs tells of each attempt
-        _rates(sides, arguments.seconds)
-        _nics(sides, arguments.pods)
+        if arguments.seconds:
+            _rates(sides, arguments.seconds)
+        _nics(sides, arguments.pods, arguments.most)
         faulty = _theirs(server, theirs_at / "whereabouts", root, proxy.port)
-        _delete((ours, faulty), arguments.pods, arguments.at_once, proxy)
-        _nics((ours,), arguments.more_pods)
+        if arguments.at_once:
+            _delete((ours, faulty), arguments.pods, arguments.at_once, proxy)
+        _nics((ours,), arguments.more_pods, arguments.most)
 
 
 def _rates(sides: Sequence[Contender], seconds: float) -> None:
@@ -141,18 +146,20 @@ def _rate(side: Contender, clients: int, seconds: float) -> float:
     return tally.rate
 
 
-def _nics(sides: Sequence[Contender], pods: int) -> None:
-    print(f"\n{pods} pods at once, {NICS} NICs each")
-    tallies = [_attached(side, pods) for side in sides]
+def _nics(sides: Sequence[Contender], pods: int, most: float) -> None:
+    print(f"\n{pods} pods at once, {NICS} NICs each, for {most:g} s at most")
+    tallies = [_attached(side, pods, most) for side in sides]
     if len(tallies) > 1:
         print(f"{'':4}{tallies[1].seconds / tallies[0].seconds:.0f} times", flush=True)
 
 
-def _attached(side: Contender, pods: int) -> "Tally":
+def _attached(side: Contender, pods: int, most: float) -> "Tally":
     tally = Tally()
 
     def attach(pod: int) -> None:
         for nic in range(NICS):
+            if time.monotonic() - tally.began > most:
+                return
             tally.add(partial(side.call, "ADD", pod, f"net{nic}"))
 
     _in_threads(pods, attach)

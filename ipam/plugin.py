@@ -159,9 +159,9 @@ class AddressPlugin:
                 'IPAMClaim: remove the key, or give the network another "ipam"'
             )
 
-        def usable(sets: Sequence[RangeSet]) -> None:
+        def usable(sets: Sequence[RangeSet]) -> Quota | None:
             _require_answerable(sets, request)
-            permitted.of_sets(allowed, (), sets)
+            return _quota(permitted.of_sets(allowed, (), sets))
 
         result, grant, sets = self._of_nv_ipam().reserve(
             self._store(self._boot()),
@@ -310,10 +310,14 @@ def _attachment(request: Request) -> Attachment:
 
 
 def _owner(request: Request, allowed: Allowance) -> Owner:
+    return Owner(_attachment(request), _encodable(request.arguments.pod), _quota(allowed))
+
+
+def _quota(allowed: Allowance) -> Quota | None:
+    """What the rules left say of how many addresses pod and namespace may have."""
     of_pod, of_namespace = map(allowed.most, ("addresses_per_pod", "addresses_per_namespace"))
     limited = of_pod is not None or of_namespace is not None
-    quota = Quota(of_pod, of_namespace, allowed.titles()) if limited else None
-    return Owner(_attachment(request), _encodable(request.arguments.pod), quota)
+    return Quota(of_pod, of_namespace, allowed.titles()) if limited else None
 
 
 def _encodable(pod: Pod) -> Pod:

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from cni.spec.attachment import Attachment
 from cni.spec.errors import CNIError, Code
 from ipam import allocation, quota
@@ -16,7 +18,7 @@ from ipam.changes import change
 from ipam.others import Others
 from ipam.ranges import Range, RangeSet
 from ipam.segments import BEFORE
-from ipam.store import Grant, Owner, Reservation, ReservedAddress, Usage
+from ipam.store import Grant, Owner, Quota, Reservation, ReservedAddress, Usage
 from ipam.store_files import PerCall, StoreFiles
 from ipam.tables import Tables
 from ipam.usage import usage_of
@@ -61,15 +63,19 @@ class SqliteStore:
         *,
         segment: str = "",
         alone: Sequence[Range] = (),
+        limit: Callable[[], Quota | None] | None = None,
     ) -> Grant:
         """`reserve` of the sets that `seen` answers for what the store holds at that moment.
 
-        Nothing is reserved if it answers none.
+        Nothing is reserved if it answers none. `limit` answers the owner's quota, where only the
+        sets tell it: it is asked after `seen`.
         """
         with self._files.transaction() as tables:
             sets = seen(tables)
             if not sets:
                 return Grant()
+            if limit is not None:
+                owner = replace(owner, quota=limit())
             others = Others(tables, segment, self.boot)
             others.require_absent(owner, alone)
             choices = allocation.choose(tables, owner, sets, self.boot, others)

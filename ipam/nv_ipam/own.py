@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import replace
+
 from cni.spec.errors import CNIError, Code, invalid_config
 from cni.spec.request import Request
 from cni.spec.result import Result
@@ -19,10 +21,10 @@ from ipam.nv_ipam import importing
 from ipam.nv_ipam.options import NvIpamOptions
 from ipam.nv_ipam.plugin import NvIpam, PoolSource, ip_of
 from ipam.nv_ipam.pools import OWN_FILE, ROUTED, NodePools, PoolsFile
-from ipam.nv_ipam.requests import ResolvedRequest, resolved
+from ipam.nv_ipam.requests import ResolvedRequest, left_to_older, resolved
 from ipam.ranges import RangeSet
 from ipam.sqlite_store import SqliteStore
-from ipam.store import Grant, Owner
+from ipam.store import Grant, Owner, Quota
 
 if TYPE_CHECKING:
     from ipam.cluster.store import ClusterStore
@@ -53,7 +55,7 @@ class OwnNvIpam(NvIpam):
         owner: Owner,
         request: Request,
         segment: str,
-        answerable: Callable[[Sequence[RangeSet]], None],
+        answerable: Callable[[Sequence[RangeSet]], Quota | None],
     ) -> tuple[Result, Grant, tuple[RangeSet, ...]]:
         """See NvIpam.reserve."""
         options = self._options(request)
@@ -61,7 +63,7 @@ class OwnNvIpam(NvIpam):
             return self._routed.reserve(store, owner, request, segment, answerable)
         known = self._file.read()
         found = self._resolved(options, known)
-        answerable(found.sets)
+        owner = replace(owner, quota=answerable(found.sets))
         # Of a pod whose address the daemon gave: first its network is put right.
         store.revise(lambda tables: importing.imported(tables, owner))
         try:
@@ -69,10 +71,7 @@ class OwnNvIpam(NvIpam):
         except CNIError as error:
             if error.code != Code.NO_FREE_ADDRESS:
                 raise
-            node = known.node if known else ""
-            raise CNIError(
-                error.code, f"{', '.join(options.pools)} on node {node}: {error.message}"
-            ) from None
+            raise _explained(error, options, known) from None
         ips = tuple(map(ip_of, grant.granted))
         return Result(ips=ips, routes=found.routes), grant, found.sets
 
@@ -114,7 +113,17 @@ class OwnNvIpam(NvIpam):
                     "see that the pool's nodeSelector selects the node, and that its spec is valid "
                     "(the log of the node's agent says what is not)",
                 )
+            if pool is not None and pool.is_left_to_older:
+                raise CNIError(Code.NO_FREE_ADDRESS, f"{left_to_older(pool)}: nothing was reserved")
         return resolved(options, known)
+
+
+def _explained(error: CNIError, options: NvIpamOptions, known: NodePools | None) -> CNIError:
+    """The error of a full pool, with the pools and what older ones have of them."""
+    node, found = (known.node, known.pools) if known is not None else ("", {})
+    pools = [found[key] for key in options.pools if key in found]
+    lines = [f"{', '.join(options.pools)} on node {node}", *map(left_to_older, pools)]
+    return CNIError(error.code, f"{'; '.join(filter(None, lines))}: {error.message}")
 
 
 def _is_routed(options: NvIpamOptions) -> bool:

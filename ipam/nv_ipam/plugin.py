@@ -20,11 +20,18 @@ from ipam.nv_ipam import importing
 from ipam.nv_ipam import options as nv_options
 from ipam.nv_ipam.options import NvIpamOptions
 from ipam.nv_ipam.pools import NodePools, PoolsFile, domain_of
-from ipam.nv_ipam.requests import END_OVERLAP, HeldByPod, NotHere, ResolvedRequest, kept, resolved
+from ipam.nv_ipam.requests import (
+    HeldByPod,
+    NotHere,
+    ResolvedRequest,
+    kept,
+    left_to_older,
+    resolved,
+)
 from ipam.permitted import of_address
 from ipam.ranges import RangeSet
 from ipam.sqlite_store import SqliteStore
-from ipam.store import Grant, Owner, Reservation, ReservedAddress
+from ipam.store import Grant, Owner, Quota, Reservation, ReservedAddress
 from ipam.tables import Tables
 
 
@@ -79,18 +86,21 @@ class NvIpam:
         owner: Owner,
         request: Request,
         segment: str,
-        answerable: Callable[[Sequence[RangeSet]], None],
+        answerable: Callable[[Sequence[RangeSet]], Quota | None],
     ) -> tuple[Result, Grant, tuple[RangeSet, ...]]:
         """Reserve an address of each pool; the result, what `undo` needs, and the sets.
 
-        `answerable` raises CNIError for sets that no result could hold.
+        `answerable` raises CNIError for sets that no result could hold, or that the rules do not
+        allow; it answers the quota that the pod has with these sets.
         """
         options = self._options(request)
+        quota: Quota | None = None
 
         def sets_now(tables: Tables) -> tuple[ResolvedRequest, tuple[RangeSet, ...]]:
             known = self._file.read()
             found = resolved(options, known)
-            answerable(found.sets)
+            nonlocal quota
+            quota = answerable(found.sets)
             if importing.imported(tables, owner):
                 return found, ()
 
@@ -101,7 +111,7 @@ class NvIpam:
             return found, self._confirmed(known, options, found.sets, store.boot, held)
 
         try:
-            found, grant = self._attempts(store, owner, sets_now, segment)
+            found, grant = self._attempts(store, owner, sets_now, segment, lambda: quota)
         except CNIError as error:
             told = self._explained(error, options)
             if self._follower is not None:
@@ -165,6 +175,7 @@ class NvIpam:
         owner: Owner,
         sets_now: Callable[[Tables], tuple[ResolvedRequest, tuple[RangeSet, ...]]],
         segment: str,
+        limit: Callable[[], Quota | None],
     ) -> tuple[ResolvedRequest, Grant]:
         """A grant. What this node does not have yet it asks for: each address once."""
         asked: set[tuple[str, int]] = set()
@@ -177,7 +188,7 @@ class NvIpam:
                 return sets
 
             try:
-                grant = store.reserve_seen(owner, seen, segment=segment)
+                grant = store.reserve_seen(owner, seen, segment=segment, limit=limit)
                 if grant.granted:
                     return found[0], grant
                 # The daemon gave the pod its address: first its network is put right.
@@ -232,11 +243,7 @@ class NvIpam:
                     f"{key}: node {known.node} has {pool.first} to {pool.last}, {for_pods} for "
                     f"pods; {others}, which are not lent"
                 )
-                if pool.older:
-                    lines.append(
-                        f"addresses of {key} are also of {', '.join(pool.older)}, which is older "
-                        f"and has them: {END_OVERLAP}"
-                    )
+                lines += filter(None, (left_to_older(pool),))
         return CNIError(error.code, f"{'; '.join(lines)}: {error.message}")
 
 

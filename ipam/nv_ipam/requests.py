@@ -193,6 +193,16 @@ def _is_usable(pool: NodePool, address: int) -> bool:
     return any(run.first <= address <= run.last for run in map(parse_interval, pool.usable))
 
 
+def left_to_older(pool: NodePool) -> str:
+    """That older pools have addresses of it; "" if none has."""
+    if not pool.older:
+        return ""
+    return (
+        f"addresses of {pool.key} are also of {', '.join(pool.older)}, which is older and has "
+        f"them: {END_OVERLAP}"
+    )
+
+
 def taken(pool: NodePool, address: int, node: str = "another node") -> CNIError:
     """The address is of this pool, and another node uses it."""
     if node == "another node" and pool.older:

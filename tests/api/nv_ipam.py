@@ -169,7 +169,7 @@ class NodeDaemon:
     def running(self) -> Iterator[subprocess.Popen[bytes]]:
         """The daemon, until the end of the block."""
         conf = self._root / "conf"
-        conf.mkdir(parents=True)
+        conf.mkdir(parents=True, exist_ok=True)
         arguments = [
             "--metrics-bind-address=0",
             "--health-probe-bind-address=0",

@@ -19,6 +19,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from base.files import write_atomically
 from tests.waiting import until
 
 HOST_OF_NODE = "10.0.2.2"
@@ -78,7 +79,8 @@ class ControlPlane:
             "users": [{"name": user, "user": {"token": self._token(user)}}],
             "contexts": [{"name": "test", "context": {"cluster": "test", "user": user}}],
         }
-        path.write_text(json.dumps(document))
+        # A program that has just started may read it: it is whole at any time.
+        write_atomically(path, json.dumps(document).encode(), 0o644, durable=False)
         return path
 
     def ca(self) -> str:

@@ -5,12 +5,15 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from cni.spec.errors import CNIError
+from ipam.addresses import Interval
 from ipam.cluster.api import AlreadyExists, ClusterApi, Conflict, NotFound, Refused
 from ipam.cluster.controller.reports import Reports
 from ipam.cluster.controller.steps import Steps
 from ipam.cluster.nv_ipam.objects import Invalid, NvIPPool
+from ipam.cluster.nv_ipam.overlaps import PRIVATE, Overlaps
+from ipam.cluster.nv_ipam.own_overlaps import OwnPools, beside_now
 from ipam.cluster.nv_ipam.own_pools import address_pool, changed, closed, name_of, waiting
-from ipam.cluster.objects import AddressPool, AddressShare
+from ipam.cluster.objects import AddressBlock, AddressPool, AddressShare
 
 REFUSED_AGAIN = 60.0  # seconds until a pool that was refused is made again
 
@@ -34,6 +37,7 @@ class NvPools:
         ippools: Sequence[NvIPPool],
         shares: Sequence[AddressShare],
         pools: dict[str, AddressPool],
+        blocks: Sequence[AddressBlock],
         steps: Steps,
     ) -> int:
         """Bring the pools up to date, on the API server and in `pools`; how many IPPools get none.
@@ -46,9 +50,11 @@ class NvPools:
         self._refused = {name: at for name, at in self._refused.items() if name in names}
         unusable = list[str]()
         due = []
+        world = OwnPools.of(ippools, shares, pools, blocks)
         for pool in ippools:
             try:
-                if self._is_due(pool, shares, pools):
+                self._tell_overlap(pool, world.overlaps)
+                if self._is_due(pool, world):
                     due.append((pool.metadata.name, pool.metadata.name))
             except (Invalid, CNIError) as error:
                 unusable.append(pool.metadata.name)
@@ -56,15 +62,28 @@ class NvPools:
         steps.each("pools of nv-ipam", due, partial(self._write, pools))
         return len(unusable) + len(self._refused)
 
-    def _is_due(
-        self, pool: NvIPPool, shares: Sequence[AddressShare], pools: dict[str, AddressPool]
-    ) -> bool:
+    def _tell_overlap(self, pool: NvIPPool, overlaps: Overlaps) -> None:
+        """Invalid."""
+        network = pool.network
+        older = overlaps.older(pool.key, (Interval(network.address, network.last),))
+        if older:
+            self._reports.resource(
+                "AddressesOverlap",
+                f"addresses of {pool.key} are also of {', '.join(older)}, which is older: no new "
+                f"pod gets them by {pool.key}. Give one pool another range; or, if their networks "
+                f"are apart: kubectl -n {pool.metadata.namespace} annotate "
+                f"ippool.nv-ipam.nvidia.com {pool.metadata.name} {PRIVATE}=true",
+                pool,
+                once=" ".join(older),
+            )
+
+    def _is_due(self, pool: NvIPPool, world: OwnPools) -> bool:
         refused = self._refused.get(pool.metadata.name)
         if refused is not None and self._clock() - refused < REFUSED_AGAIN:
             return False
-        left = waiting(pool, shares)
-        wanted = address_pool(left, shares)
-        there = pools.get(wanted.metadata.name)
+        there = world.pools.get(name_of(pool))
+        left = waiting(pool, world.shares, there)
+        wanted = address_pool(left, world.shares, world.beside(pool))
         if there is None or left != pool:
             return True
         if there.spec.network_name != wanted.spec.network_name:
@@ -87,10 +106,14 @@ class NvPools:
                 _log.info("pool %s: made of nv-ipam's %s", there.metadata.name, pool.key)
                 pool = self._read(name) or pool
             shares = self._api.list(AddressShare, {"spec.pool": pool.key}).items
-            left = waiting(pool, shares)
+            left = waiting(pool, shares, there)
+            if left != pool:
+                # Who hands a node back names it in the AddressPool first, then writes its entry.
+                there = pools[name_of(pool)] = self._api.get(AddressPool, name_of(pool))
+                left = waiting(pool, shares, there)
             if left != pool:
                 pool = self._api.update_status(left)
-            wanted = address_pool(pool, shares)
+            wanted = address_pool(pool, shares, beside_now(self._api, self._namespace, pool))
             if wanted.metadata.name == there.metadata.name and changed(there, wanted) != there:
                 pools[there.metadata.name] = self._api.update(changed(there, wanted))
         except (Invalid, CNIError, AlreadyExists, Conflict, NotFound):

@@ -156,7 +156,9 @@ class Rounds:
         """Do everything once. A step that fails is left for the next round: see `steps`."""
         pools = {pool.metadata.name: pool for pool in world.pools}
         unusable = self._pool_maker.make(world.definitions, pools, self.steps)
-        unusable += self._nv_pools.keep(world.ippools, world.shares, pools, self.steps)
+        unusable += self._nv_pools.keep(
+            world.ippools, world.shares, pools, world.blocks, self.steps
+        )
         unusable += self._nv_prefixes.keep(world.cidrpools, world.nodes, world.shares, self.steps)
         self._bound_pods.begin()
         machines = Machines(world.nodes, (*world.blocks, *world.shares), self._bound_pods.on)

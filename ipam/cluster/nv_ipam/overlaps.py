@@ -12,6 +12,7 @@ from ipam.addresses import Interval
 from ipam.cluster.nv_ipam.objects import Invalid, NvPool, excluded_runs
 from ipam.cluster.nv_ipam.shares import common, without
 from ipam.cluster.objects import GROUP
+from ipam.ranges import merged
 
 PRIVATE = f"{GROUP}/private"
 """The annotation ("true") of a pool whose network is apart from all others: its addresses are
@@ -61,12 +62,19 @@ class Overlaps:
         """The older pools that have addresses of these runs."""
         return tuple(each.key for each in self._older.get(key, ()) if common(runs, each.runs))
 
+    def younger(self, key: str) -> tuple[str, ...]:
+        """The younger pools that leave addresses to it."""
+        return tuple(
+            young for young, olds in self._older.items() if any(old.key == key for old in olds)
+        )
+
+    def of_older(self, key: str) -> tuple[Interval, ...]:
+        """What of the pool older ones have."""
+        return merged(run for each in self._older.get(key, ()) for run in each.runs)
+
     def left_by(self, key: str, runs: Sequence[Interval]) -> tuple[Interval, ...]:
         """What of the runs it may give: no address of an older pool."""
-        older = self._older.get(key)
-        if older is None:
-            return tuple(runs)
-        return without(runs, (run for each in older for run in each.runs))
+        return without(runs, self.of_older(key)) if key in self._older else tuple(runs)
 
 
 class _Span(NamedTuple):

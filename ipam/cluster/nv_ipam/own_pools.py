@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from ipam.addresses import Interval, Network, family, parse, text
 from ipam.cluster.names import pool_name
 from ipam.cluster.nv_ipam.objects import Invalid, NvIPPool, NvIPPoolStatus, node_pool
+from ipam.cluster.nv_ipam.overlaps import Overlaps
 from ipam.cluster.nv_ipam.selectors import selects
 from ipam.cluster.nv_ipam.shares import JOINED, coarse, intervals
 from ipam.cluster.objects import GROUP, AddressPool, AddressShare, Meta, PoolSpec
@@ -24,6 +25,13 @@ LABEL = f"{GROUP}/nv-ipam"
 
 TAKEN_OVER = f"{GROUP}/nv-ipam-allocations"
 """The annotation of such a pool that names the IPPool's `status.allocations` that it excludes."""
+
+HANDED_BACK = f"{GROUP}/nv-ipam-handed-back"
+"""The annotation of such a pool that names nodes, with commas between them, which nv-ipam's own
+daemon serves again (`hand_back`): their entries stay, whatever their shares say."""
+
+PENDING = "?"
+"""Behind the name of a node there: its entry is not sure to be free yet. No node's name has it."""
 
 MOST_EXCLUDED = 64  # of an AddressPool
 LARGEST_BLOCK = 256  # the same
@@ -37,8 +45,11 @@ def name_of(pool: NvIPPool) -> str:
     return pool_name(domain_of(pool.key), str(pool.network))
 
 
-def address_pool(pool: NvIPPool, shares: Iterable[AddressShare]) -> AddressPool:
-    """The AddressPool of an IPPool, with the nodes' shares of it. Invalid, CNIError 6.
+def address_pool(
+    pool: NvIPPool, shares: Iterable[AddressShare], overlap: Iterable[Interval] = ()
+) -> AddressPool:
+    """The AddressPool of an IPPool, with the nodes' shares of it. It keeps out what pools that
+    overlap it have or hold. Invalid, CNIError 6.
 
     Its network name has slashes, which no definition's has: so no other pool has its addresses. A
     node has a whole block of nv-ipam's size only if that is a power of two: else it leases several.
@@ -54,7 +65,7 @@ def address_pool(pool: NvIPPool, shares: Iterable[AddressShare]) -> AddressPool:
         spec=PoolSpec(
             range=str(network),
             network_name=domain_of(pool.key),
-            exclude=foreign(pool, shares),
+            exclude=foreign(pool, shares, overlap),
             block_size=1 << (size.bit_length() - 1) if size > 0 else 0,
             ceding=True,  # no ADD fails while there is a free address
         ),
@@ -79,25 +90,38 @@ def changed(there: AddressPool, wanted: AddressPool) -> AddressPool:
     return replace(there, metadata=replace(there.metadata, annotations=notes), spec=spec)
 
 
-def foreign(pool: NvIPPool, shares: Iterable[AddressShare]) -> tuple[str, ...]:
-    """What no node may hand out: entries of nodes that have not joined (`waiting`), and shares.
-    Invalid, CNIError 6. Gaps may be closed: then some that is free is excluded too."""
+def foreign(
+    pool: NvIPPool, shares: Iterable[AddressShare], overlap: Iterable[Interval] = ()
+) -> tuple[str, ...]:
+    """What no node may hand out: entries of nodes that have not joined (`waiting`), shares, and
+    what is another pool's. Invalid, CNIError 6. Gaps may be closed: then some that is free is
+    excluded too."""
     whole = pool.network
     runs = [run for each in shares if each.spec.pool == pool.key for run in intervals(each)]
     runs += (entry.interval for entry in pool.entries())
+    runs += overlap
     clamped = (Interval(max(run.first, whole.address), min(run.last, whole.last)) for run in runs)
     found = merged(run for run in clamped if run.first <= run.last)
     return listed(coarse(found, MOST_EXCLUDED))
 
 
-def waiting(pool: NvIPPool, shares: Iterable[AddressShare]) -> NvIPPool:
+def handed_back(there: AddressPool | None) -> frozenset[str]:
+    """The nodes that nv-ipam's own daemon serves again, by what the AddressPool says."""
+    written = there.metadata.annotations.get(HANDED_BACK, "") if there is not None else ""
+    return frozenset(each.removesuffix(PENDING) for each in written.split(",") if each)
+
+
+def waiting(
+    pool: NvIPPool, shares: Iterable[AddressShare], there: AddressPool | None = None
+) -> NvIPPool:
     """The IPPool without the entries of nodes that have joined: their shares stand for these, and
-    when such a node is gone, so is its entry."""
+    when such a node is gone, so is its entry. `there` is its AddressPool, which names the nodes
+    that were handed back."""
     joined = {
         each.spec.node
         for each in shares
         if each.spec.pool == pool.key and JOINED in each.metadata.annotations
-    }
+    } - handed_back(there)
     former = pool.status.allocations or ()
     left = tuple(each for each in former if each.node not in joined)
     return pool if left == former else replace(pool, status=NvIPPoolStatus(allocations=left))
@@ -112,18 +136,24 @@ def allocations_of(pool: NvIPPool) -> str:
 # --- a node's part ---------------------------------------------------------------------------
 
 
-def own_node_pool(pool: NvIPPool, node: str, labels: Mapping[str, str]) -> NodePool:
-    """What the node may have of the pool: all of it, or nothing if it is not selected. Invalid."""
+def own_node_pool(
+    pool: NvIPPool, node: str, labels: Mapping[str, str], overlaps: Overlaps | None = None
+) -> NodePool:
+    """What the node may have of the pool: all that no older pool has, or nothing if it is not
+    selected. Invalid."""
     network = pool.network
     view = node_pool(replace(pool, status=type(pool.status)()), node)
     if not selects(pool.spec.node_selector, node, labels):
         return view
     hosts = hosts_of(network)
+    overlaps = overlaps or Overlaps()
+    given = overlaps.given(pool.key, (hosts,))
     return replace(
         view,
         first=text(hosts.first),
         last=text(hosts.last),
-        usable=listed((hosts,)),
+        usable=listed(overlaps.left_by(pool.key, given)),
+        older=overlaps.older(pool.key, given),
         excluded=listed(merged(_excluded(pool, hosts))),
     )
 

@@ -21,7 +21,14 @@ from ipam.cluster.api import AlreadyExists, ApiError, ClusterApi, NotFound
 from ipam.cluster.block_store import BlockStore
 from ipam.cluster.identity import identified
 from ipam.cluster.nv_ipam.objects import Invalid, NvIPPool, NvIPPoolEntry
-from ipam.cluster.nv_ipam.own_pools import TAKEN_OVER, allocations_of, name_of, own_node_pool
+from ipam.cluster.nv_ipam.overlaps import Overlaps
+from ipam.cluster.nv_ipam.own_pools import (
+    TAKEN_OVER,
+    allocations_of,
+    handed_back,
+    name_of,
+    own_node_pool,
+)
 from ipam.cluster.nv_ipam.shares import JOINED, MAX_OFFLINE, coarse, share_name, without
 from ipam.cluster.objects import AddressPool, AddressShare, Holder, Meta, ShareSpec
 from ipam.cluster.pools import Unusable
@@ -114,18 +121,19 @@ class PoolOwner(StepThread):
             self._labels = self._api.node(self._node).labels
         known = self._known()
         former = known.pools if known is not None else {}
-        views = {pool.key: self._view(pool, former.get(pool.key)) for pool in pools}
+        overlaps = Overlaps(pools)
+        views = {pool.key: self._view(pool, former.get(pool.key), overlaps) for pool in pools}
         new = NodePools(
             node=self._node, pools={key: view for key, view in views.items() if view is not None}
         )
         if new != known:
             self._file.write(new)
 
-    def _view(self, pool: NvIPPool, former: NodePool | None) -> NodePool | None:
+    def _view(self, pool: NvIPPool, former: NodePool | None, overlaps: Overlaps) -> NodePool | None:
         """What the file says of a pool. Of one that is invalid this node hands out nothing more."""
         what = f"{pool.key}: spec"
         try:
-            view = own_node_pool(pool, self._node, self._labels or {})
+            view = own_node_pool(pool, self._node, self._labels or {}, overlaps)
         except Invalid as error:
             self._guarded(what, partial(_raise, error))
             return former and replace(former, first="", last="", usable=(), excluded=())
@@ -188,7 +196,16 @@ class PoolOwner(StepThread):
         now, held = self._held(domain_of(pool.key))
         if now != store:
             raise Invalid("the store of this node has just been replaced")
+        if has_entry and self._is_handed_back(pool):
+            raise Invalid("this node's entry is for nv-ipam's own daemon: the node was handed back")
         self._write_share(pool.key, share, listed(coarse(held)))
+
+    def _is_handed_back(self, pool: NvIPPool) -> bool:
+        """Whether nv-ipam's own daemon serves this node again (`hand_back`)."""
+        try:
+            return self._node in handed_back(self._api.get(AddressPool, name_of(pool)))
+        except NotFound:
+            return False
 
     def _why_unfinished(self, key: str, store: str) -> str | None:
         """Why the store of that id may lack what pods have of the pool, or soon will have."""

@@ -15,6 +15,8 @@ from ipam.scope import Stores
 from tests.fake_api import FakeApi
 from tests.unit.ipam.calls import error_of, request
 from tests.unit.ipam.cluster.nv_ipam.nodes import FollowingNode, put_ippool
+from tests.unit.ipam.cluster.nv_ipam.own import OwnNode
+from tests.unit.ipam.cluster.nv_ipam.test_own import World
 
 ENTRY = {"a": ("10.0.0.1", "10.0.0.10")}
 USE = {"ipamTypes": ["nv-ipam"], "networkNames": ["ippool/po*"]}
@@ -59,3 +61,63 @@ def test_a_pool_outside_of_the_ranges_gives_no_address(memory_path: Path) -> Non
     assert node.held() == set()
     plugin(policy(ranges=["10.0.0.0/24"])).add(call)
     assert len(node.held()) == 1
+
+
+LIMITS = [
+    {"name": "narrow", "use": USE | {"ranges": ["10.0.0.0/24"], "addressesPerPod": 1}},
+    {"name": "wide", "use": USE | {"ranges": ["10.7.0.0/24"], "addressesPerPod": 3}},
+    {"name": "both", "use": USE | {"ranges": ["10.0.0.0/24", "10.7.0.0/24"], "addressesPerPod": 2}},
+]
+"""Rules with a range and a limit each."""
+
+
+def limits(*names: str) -> Policy:
+    found = [
+        each | {"subjects": [{"namespaces": ["ns"]}]} for each in LIMITS if each["name"] in names
+    ]
+    return Policy(rules=rules_of(found, "rules"))
+
+
+@pytest.mark.parametrize("mode", ["follow", "own"])
+@pytest.mark.parametrize(
+    ("names", "pool", "most", "left"),
+    [
+        (("narrow", "wide"), "pool", 1, "narrow"),
+        (("narrow", "wide"), "pool2", 3, "wide"),
+        (("narrow", "wide", "both"), "pool", 2, "narrow, both"),
+        (("narrow", "wide", "both"), "pool,pool2", 2, "both"),
+    ],
+)
+def test_the_limit_is_that_of_the_rules_that_have_the_pools_addresses(
+    memory_path: Path, mode: str, names: tuple[str, ...], pool: str, most: int, left: str
+) -> None:
+    """Also where a rule for another range has a larger one."""
+    world = World(memory_path)
+    entries = ENTRY if mode == "follow" else {}
+    put_ippool(world.server, entries, per_node_block_size=8)
+    other = {"a": ("10.7.0.1", "10.7.0.10")} if mode == "follow" else {}
+    put_ippool(world.server, other, "10.7.0.0/24", "pool2", per_node_block_size=8)
+    node: FollowingNode | OwnNode
+    if mode == "follow":
+        node = FollowingNode(world.server, memory_path, "a")
+        node.step()
+    else:
+        node = world.node("a")
+        world.settle()
+    rules = limits(*names)
+    plugin = AddressPlugin(
+        Stores(node.files), lambda: node.boot, lambda: rules, lambda: node.nv_ipam
+    )
+
+    def add(number: int) -> None:
+        keys = {"type": "nv-ipam", "poolName": pool}
+        plugin.add(request("ADD", keys, "p-1", pod="p", ifname=f"net{number}"))
+
+    of_one = len(pool.split(","))
+    for number in range(most // of_one):
+        add(number)
+    error = error_of(lambda: add(most))
+    assert isinstance(error, NotAllowed), error
+    assert error.key == "addressesPerPod"
+    assert f"the rules ({left}) allow {most}" in error.message
+    assert len(node.held()) == most

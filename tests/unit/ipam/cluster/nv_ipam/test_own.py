@@ -16,6 +16,7 @@ from ipam.cluster.nv_ipam.objects import ExcludedIndexes, ExcludedRun, NvIPPool,
 from ipam.cluster.nv_ipam.own_pools import TAKEN_OVER
 from ipam.cluster.nv_ipam.selectors import NodeSelector, Requirement, SelectorTerm, selects
 from ipam.cluster.objects import AddressBlock, AddressPool, AddressShare, Meta, ShareSpec
+from ipam.importing import import_all
 from ipam.nv_ipam import importing
 from tests.fake_api import FakeApi, Fault
 from tests.unit.ipam.cluster.nodes import Clock
@@ -85,7 +86,7 @@ def daemon_writes(
 
 def import_(node: OwnNode) -> None:
     """As `podfabric ipam import` does."""
-    node.store.load(importing.reservations(node.daemon_store, node.boot))
+    import_all(node.store, importing.reservations(node.daemon_store, node.boot))
     ids: list[str] = []
     node.store.look(lambda tables: ids.append(tables.meta.store))
     importing.mark(node.directory, ids[0], node.daemon_store.read_bytes())

@@ -1,0 +1,296 @@
+"""Nodes on a real API server whose processes are killed, and machines whose power is lost.
+
+A child process does the work of a node's agent and kills itself with SIGKILL at a point of it. The
+next process begins with what is on disk and on the API server. Time is a clock that both share.
+"""
+
+import mmap
+import os
+import random
+import shutil
+import signal
+import struct
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from cni.spec.errors import CNIError
+from ipam.addresses import parse
+from ipam.cluster.api import ApiError, ClusterApi
+from ipam.cluster.geometry import interval
+from ipam.cluster.lessee import Lessee
+from ipam.cluster.objects import AddressBlock, Compat, Holder
+from ipam.plugin import AddressPlugin
+from ipam.scope import Stores
+from ipam.sqlite_store import SqliteStore
+from ipam.store_files import PerCall
+from ipam.tables import Tables
+from tests.api.server import ApiServer
+from tests.unit.ipam.calls import request
+from tests.unit.ipam.cluster.audit import audit, instance_of, rows_of
+from tests.unit.ipam.cluster.nodes import Clock, ClusterNode
+
+MOST_DROPPED = 10  # commits that a power loss takes
+SURVIVED = 3  # the exit code of a child that reached its end
+
+Die = Callable[[], None]
+Arm = Callable[["CrashingNode", Die], None]
+"""Makes a node's process die at a point of its work."""
+
+
+class SharedClock(Clock):
+    """CLOCK_BOOTTIME of all nodes, which goes on in a child."""
+
+    def __init__(self) -> None:
+        self._memory = mmap.mmap(-1, 8)
+        super().__init__()
+
+    @property
+    def now(self) -> float:
+        found: float = struct.unpack("d", self._memory[:8])[0]
+        return found
+
+    @now.setter
+    def now(self, value: float) -> None:
+        self._memory[:8] = struct.pack("d", value)
+
+
+class Objects:
+    """What audits ask of the server."""
+
+    def __init__(self, api: ClusterApi) -> None:
+        self._api = api
+
+    def look_at_all(self, kind: Any, fields: Mapping[str, str] | None = None) -> Any:  # noqa: ANN401
+        """All objects of a kind, by a consistent read."""
+        return self._api.list(kind, fields)
+
+
+class CrashingNode(ClusterNode):
+    """A node with its own token. `snapshots` are its disk after each of the last commits."""
+
+    def __init__(
+        self, server: ApiServer, directory: Path, name: str, clock: Clock, compat: Compat = "None"
+    ) -> None:
+        self.objects = Objects(server.admin)
+        self.server = self.objects  # type: ignore[assignment]
+        self.directory = directory
+        self.snapshots = directory.with_name(f"{directory.name}-disk")
+        self.directory.mkdir()
+        self.snapshots.mkdir()
+        self.name = name
+        self.clock = clock
+        self.boot = "boot-1"
+        self.compat = compat
+        self.forced = set()
+        self._api_server = server
+        self.client = server.node(name, machineID=f"m-{name}", systemUUID=f"s-{name}")
+        self.restart()
+
+    def restart(self, boot: str = "") -> None:
+        """A new agent process."""
+        self.boot = boot or self.boot
+        self.client = self._api_server.client(
+            self._api_server.plane.directory / f"{self.name}.kubeconfig"
+        )
+        self.files = PerCall(self.directory, report=lambda text: None)
+        self.lessee = Lessee(
+            self.client,
+            self.files,
+            self.name,
+            self.boot,
+            clock=self.clock,
+            compat=self.compat != "None",
+        )
+
+    def killed_at(self, arm: Arm, work: Callable[["CrashingNode"], None]) -> None:
+        """Do `work` in a child, which dies where `arm` says: by SIGKILL, not by an exception."""
+        child = os.fork()
+        if child == 0:
+            try:
+                self.restart()
+                self._keep_commits()
+                arm(self, _die)
+                work(self)
+            except (CNIError, ApiError, AssertionError, OSError):
+                traceback.print_exc()
+            finally:
+                os._exit(SURVIVED)
+        _, status = os.waitpid(child, 0)
+        assert os.WIFSIGNALED(status), (
+            f"it did not die: exit code {os.waitstatus_to_exitcode(status)}"
+        )
+        assert os.WTERMSIG(status) == signal.SIGKILL
+
+    def lose_power(self, boot: str) -> None:
+        """The machine is off, and its disk lacks some of the last commits. It boots."""
+        disks = sorted(self.snapshots.iterdir(), key=lambda path: int(path.name))
+        kept = random.choice(disks[-1 - MOST_DROPPED :])
+        shutil.rmtree(self.directory)
+        shutil.copytree(kept, self.directory)
+        self.boot = boot
+
+    def plain(self) -> AddressPlugin:
+        """The plugin in a process beside the agent: it leases nothing and calls no server."""
+        stores = Stores(
+            PerCall(self.directory, report=lambda text: None),
+            lambda: "cluster",
+            compat=lambda: self.compat,
+            clock=self.clock,
+            patience=0.0,
+            pool_patience=0.0,
+        )
+        return AddressPlugin(stores, lambda: self.boot)
+
+    def delete_plainly(self, pod: str) -> None:
+        """I9: DEL without the server, and once more."""
+        for _ in range(2):
+            self.plain().delete(request("DEL", None, f"{pod}-1", pod=pod))
+
+    def _keep_commits(self) -> None:
+        assert isinstance(self.files, PerCall)
+        inner, number = self.files.transaction, 0
+
+        def keep() -> None:
+            nonlocal number
+            shutil.copytree(self.directory, self.snapshots / str(number))
+            shutil.rmtree(self.snapshots / str(number - MOST_DROPPED - 1), ignore_errors=True)
+            number += 1
+
+        @contextmanager
+        def transaction() -> Iterator[Tables]:
+            with inner() as tables:
+                before = tables.meta.seq
+                yield tables
+                is_changed = tables.meta.seq != before
+            if is_changed:
+                keep()
+
+        keep()
+        self.files.transaction = transaction  # type: ignore[method-assign]
+
+
+def _die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+# --- points ----------------------------------------------------------------------------------
+
+
+def after_call(verb: str, is_it: Callable[[Any], bool]) -> Arm:
+    """After the server has done a call about such an object, before the answer is used."""
+
+    def arm(node: CrashingNode, die: Die) -> None:
+        call = getattr(node.client, verb)
+
+        def wrapped(resource: Any) -> Any:  # noqa: ANN401 - any object
+            answer = call(resource)
+            if is_it(resource):
+                die()
+            return answer
+
+        setattr(node.client, verb, wrapped)
+
+    return arm
+
+
+def before_call(verb: str, is_it: Callable[[Any], bool]) -> Arm:
+    """Before the request is sent."""
+
+    def arm(node: CrashingNode, die: Die) -> None:
+        call = getattr(node.client, verb)
+
+        def wrapped(resource: Any) -> Any:  # noqa: ANN401 - any object
+            if is_it(resource):
+                die()
+            return call(resource)
+
+        setattr(node.client, verb, wrapped)
+
+    return arm
+
+
+def after_commit(verb: str) -> Arm:
+    """After a transaction of the lessee that changed something."""
+
+    def arm(node: CrashingNode, die: Die) -> None:
+        store = node.lessee._store
+        call = getattr(store, verb)
+
+        def wrapped(*arguments: Any) -> Any:  # noqa: ANN401 - any verb
+            before = store.seq()
+            answer = call(*arguments)
+            if store.seq() != before:
+                die()
+            return answer
+
+        setattr(store, verb, wrapped)
+
+    return arm
+
+
+def after_reservation(node: CrashingNode, die: Die) -> None:
+    """After the address is reserved, before ADD answers."""
+    call = SqliteStore.reserve_seen
+
+    def wrapped(*arguments: Any, **named: Any) -> Any:  # noqa: ANN401 - as it is called
+        grant = call(*arguments, **named)
+        if grant.granted:
+            die()
+        return grant
+
+    SqliteStore.reserve_seen = wrapped  # type: ignore[method-assign]
+
+
+# --- what must hold --------------------------------------------------------------------------
+
+
+class Auditor:
+    """I1 to I10 of docs/cluster-protocol.md over these nodes and the server."""
+
+    def __init__(self, objects: Objects, *nodes: CrashingNode) -> None:
+        self._objects = objects
+        self._nodes = nodes
+        self._holders: dict[tuple[str, int], Holder] = {}
+
+    def check(self) -> None:
+        """I1 to I4, I6 and I10 by `audit`; I5, I7 and I8 here. I9 is `delete_plainly`."""
+        audit(self._objects, self._nodes)  # type: ignore[arg-type]
+        blocks = {
+            each.metadata.name: each for each in self._objects.look_at_all(AddressBlock).items
+        }
+        for block in blocks.values():
+            key = block.metadata.uid, block.spec.epoch
+            known = self._holders.setdefault(key, block.spec.holder)
+            assert known == block.spec.holder, f"I8: {block.metadata.name}: {known}"
+        for node in self._nodes:
+            self._used_is_leased(node, blocks)
+            self._ceded_is_marked(node, blocks)
+
+    def _used_is_leased(self, node: CrashingNode, blocks: Mapping[str, AddressBlock]) -> None:
+        """I7: what pods of this boot hold is in a block of their node on the server."""
+        own = instance_of(node)
+        for held in node.store.reservations():
+            if held.boot == node.boot:
+                around = [
+                    each
+                    for each in blocks.values()
+                    if interval(each).first <= parse(held.address) <= interval(each).last
+                ]
+                assert own in {each.spec.holder.instance for each in around}, f"I7: {held.address}"
+
+    def _ceded_is_marked(self, node: CrashingNode, blocks: Mapping[str, AddressBlock]) -> None:
+        """I5."""
+        held = {each.address for each in node.store.reservations() if each.boot == node.boot}
+        for row in rows_of(node):
+            found = blocks.get(row.name)
+            if found is None or found.metadata.uid != row.uid:
+                continue
+            if row.is_confirmed(node.boot, node.clock()) and found.spec.state == "Active":
+                for written in found.spec.ceded:
+                    address = parse(written)
+                    is_marked = any(first <= address <= last for first, last in row.ceded)
+                    assert is_marked, f"I5: {written} of {row.name} is not marked"
+                    assert written not in held, f"I5: {written} is held"

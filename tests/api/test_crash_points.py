@@ -1,0 +1,436 @@
+"""Row A15: SIGKILL at each crash point of the protocol, and power loss, on a real API server.
+
+tests/unit/ipam/cluster/test_crashes.py and test_ceding_crashes.py have every boundary of a call,
+with a stand-in for the server. Here are the points that the protocol names, with processes,
+requests and files that are real, PODFABRIC_CRASHES (20) times each.
+"""
+
+import os
+import random
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from cni.spec.errors import CNIError, Code
+from ipam.cluster.api import ApiError
+from ipam.cluster.ceding import REVIEW_EVERY
+from ipam.cluster.controller.rounds import Rounds, read_world
+from ipam.cluster.lessee import CONFIRM_EVERY
+from ipam.cluster.names import pool_name
+from ipam.cluster.objects import AddressBlock, AddressPool, AddressRequest, Compat, Meta, PoolSpec
+from ipam.cluster.whereabouts.objects import PLACEHOLDER, IPPool
+from tests.api.crashing import (
+    SURVIVED,
+    Arm,
+    Auditor,
+    CrashingNode,
+    Die,
+    SharedClock,
+    after_call,
+    after_commit,
+    after_reservation,
+    before_call,
+)
+from tests.api.server import ApiServer, name
+from tests.api.whereabouts import install_kinds
+from tests.unit.ipam.calls import request
+from tests.unit.ipam.cluster.audit import audit_settled
+from tests.waiting import until
+
+TIMES = int(os.environ.get("PODFABRIC_CRASHES", "20"))
+RANGE = "10.83.0.0/27"  # 30 addresses in eight blocks of 4
+SMALL = "10.83.1.0/29"  # 6 addresses in two
+PODS = 6
+BOTH = [False, True]
+
+
+def is_block(resource: object) -> bool:
+    return isinstance(resource, AddressBlock) and not resource.spec.cover
+
+
+def is_pending(resource: object) -> bool:
+    return is_block(resource) and getattr(resource.spec, "state", "") == "Pending"  # type: ignore[attr-defined]
+
+
+def is_sub_block(resource: object) -> bool:
+    return isinstance(resource, AddressBlock) and bool(resource.spec.cover)
+
+
+class Point(NamedTuple):
+    """A row of "What a crash leaves" in docs/cluster-protocol.md."""
+
+    arm: Arm
+    compat: Compat = "None"
+
+
+POINTS = {
+    "POST, before the row": Point(after_call("create", is_block)),
+    "row, before the address": Point(after_commit("put")),
+    "reservation, before the answer": Point(after_reservation),
+    "mark returning, before DELETE": Point(after_commit("begin_return")),
+    "DELETE, answer lost": Point(after_call("delete", is_block)),
+    "Coexist: POST, before placeholders": Point(after_call("create", is_pending), "Coexist"),
+    "Coexist: placeholders gone, before DELETE": Point(before_call("delete", is_block), "Coexist"),
+}
+CEDING = {
+    "marks, before PUT ceded": ("holder", after_commit("cede")),
+    "borrower's POST, before the GET": ("borrower", after_call("create", is_sub_block)),
+}
+
+
+class Fabric:
+    """A pool, two nodes, and the controller; all of one turn."""
+
+    def __init__(
+        self, server: ApiServer, root: Path, range_: str, compat: Compat, ceding: bool
+    ) -> None:
+        self.server = server
+        self.ceding = ceding
+        self.clock = SharedClock()
+        self.ipam: dict[str, object] = {"range": range_}
+        self.pool = pool_name("", range_)
+        spec = PoolSpec(range=range_, block_size=4, ceding=ceding, compat=compat)
+        server.admin.create(AddressPool(metadata=Meta(name=self.pool), spec=spec))
+        self.a, self.b = (
+            CrashingNode(server, root / each, name(f"crash-{each}"), self.clock, compat)
+            for each in ("a", "b")
+        )
+        self.new_leader()
+        self.round()
+        self.auditor = Auditor(self.a.objects, self.a, self.b)
+
+    def new_leader(self) -> None:
+        self.rounds = Rounds(self.server.admin, clock=self.clock, wall=self.clock)
+
+    def round(self) -> None:
+        self.rounds.round(read_world(self.server.admin, self.clock))
+
+    def work(self, times: int = 1, seconds: float = 1.0) -> None:
+        """Agents do what is due, and the controller, where it is asked to find addresses."""
+        for _ in range(times):
+            self.clock.now += seconds
+            if self.ceding:
+                self.round()
+            for node in (self.a, self.b):
+                if self.ceding:
+                    node.notice()
+                node.lessee.step()
+        self.auditor.check()
+
+    def add(self, node: CrashingNode, pod: str, again: bool = True) -> float:
+        """ADD, as a runtime repeats it; after how many seconds it succeeds."""
+        began = time.monotonic()
+
+        def added() -> bool:
+            try:
+                node.add(pod, dict(self.ipam))
+            except CNIError as error:
+                assert error.code in (Code.TRY_AGAIN, Code.NO_FREE_ADDRESS), error
+                self.work()
+                return False
+            return True
+
+        until(added, what=f"address for {pod}", pause=0.0)
+        return time.monotonic() - began
+
+    def recover(self, node: CrashingNode, *, power: bool) -> float:
+        """What happens after the kill; after how many seconds an ADD succeeds again."""
+        if power:
+            node.lose_power("boot-2")
+        else:
+            self.auditor.check()
+        for number in range(PODS):  # the runtime undoes unanswered calls; no server is needed
+            node.delete_plainly(f"p{number}")
+        began = time.monotonic()
+        node.restart()
+        if power:
+            node.store.release_stale()  # as the agent's sweep does
+        self.add(node, "after")
+        took = time.monotonic() - began
+        self.auditor.check()
+        return took
+
+    def settle(self) -> None:
+        """All is well then: nothing is left of the kill."""
+        for node in (self.a, self.b):
+            for pod in ("after", "q", *(f"p{number}" for number in range(PODS))):
+                node.delete_plainly(pod)
+        self.work(1, 30.0)
+        self.work(1, CONFIRM_EVERY)
+        self.work(3, REVIEW_EVERY)
+        self.work(3, 20.0)
+        audit_settled(self.a.objects, [self.a, self.b])  # type: ignore[arg-type]
+        uids = {each.metadata.uid for each in self.blocks()}
+        for pool in self.server.admin.list(IPPool).items if self.a.compat == "Coexist" else ():
+            for entry in (pool.spec.allocations or {}).values():
+                left = entry.id.removeprefix(PLACEHOLDER)
+                assert left == entry.id or left in uids, f"a placeholder of {left} is left"
+
+    def blocks(self) -> list[AddressBlock]:
+        return list(self.server.admin.list(AddressBlock, {"spec.pool": self.pool}).items)
+
+    def end(self) -> None:
+        admin = self.server.admin
+        for block in self.blocks():
+            admin.delete(block)
+        for asked in admin.list(AddressRequest, {"spec.pool": self.pool}).items:
+            admin.delete(asked)
+        admin.delete(admin.get(AddressPool, self.pool))
+        if self.a.compat == "Coexist":
+            for each in admin.list(IPPool).items:
+                admin.delete(each)
+        for node in (self.a, self.b):
+            with suppress(AssertionError):  # a test may have removed it
+                self.server.remove_node(node.name, pods=True)
+
+
+@contextmanager
+def fabric_of(
+    server: ApiServer,
+    root: Path,
+    range_: str = RANGE,
+    compat: Compat = "None",
+    *,
+    ceding: bool = False,
+) -> Iterator[Fabric]:
+    root.mkdir()
+    fabric = Fabric(server, root, range_, compat, ceding)
+    try:
+        yield fabric
+    finally:
+        fabric.end()
+
+
+@pytest.fixture(scope="module")
+def coexisting(server: ApiServer) -> ApiServer:
+    """The server, with whereabouts' kinds."""
+    install_kinds(server)
+    return server
+
+
+def told(point: str, power: bool, took: list[float]) -> None:
+    """A line for those who run it with -s."""
+    loss = ", power lost" if power else ""
+    sys.stdout.write(
+        f"\n{point}{loss}: {len(took)} kills, ADD again after {max(took):.2f} s at most\n"
+    )
+
+
+def life(node: CrashingNode) -> None:
+    """Claims, and then returns."""
+    for number in range(PODS):
+        node.add(f"p{number}", {"range": RANGE})
+    for number in range(PODS):
+        node.delete(f"p{number}")
+    node.steps(40, 60.0)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("power", BOTH, ids=["killed", "power lost"])
+@pytest.mark.parametrize("point", POINTS)
+def test_a_node_killed_at_a_crash_point_loses_and_doubles_nothing(
+    coexisting: ApiServer, tmp_path: Path, point: str, power: bool
+) -> None:
+    arm, compat = POINTS[point]
+    took = []
+    for turn in range(TIMES):
+        with fabric_of(coexisting, tmp_path / str(turn), RANGE, compat) as fabric:
+            fabric.add(fabric.b, "q")
+            if turn % 2:  # the store knows blocks already
+                fabric.add(fabric.a, "after")
+                fabric.a.delete("after")
+            fabric.a.killed_at(arm, life)
+            took.append(fabric.recover(fabric.a, power=power))
+            fabric.settle()
+    told(point, power, took)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("power", BOTH, ids=["killed", "power lost"])
+@pytest.mark.parametrize("point", CEDING)
+def test_a_holder_or_borrower_killed_while_an_address_is_ceded_doubles_nothing(
+    coexisting: ApiServer, tmp_path: Path, point: str, power: bool
+) -> None:
+    who, arm = CEDING[point]
+    took = []
+    for turn in range(TIMES):
+        with fabric_of(coexisting, tmp_path / str(turn), SMALL, ceding=True) as fabric:
+            holder, borrower = fabric.a, fabric.b
+            for number in range(4):  # of both blocks
+                fabric.add(holder, f"p{number}")
+            fabric.work(2, 11.0)  # it publishes what it has
+            with pytest.raises(CNIError):
+                borrower.add("q", dict(fabric.ipam))
+            fabric.round()
+            if who == "holder":
+                holder.killed_at(arm, cede)
+                dead = holder
+            else:
+                cede(holder)
+                fabric.round()
+                borrower.killed_at(arm, lambda node: borrow(node, fabric))
+                dead = borrower
+            if power:
+                dead.lose_power("boot-2")
+            else:
+                fabric.auditor.check()
+            began = time.monotonic()
+            dead.restart()
+            if power:
+                dead.store.release_stale()
+            fabric.add(borrower, "q")
+            took.append(time.monotonic() - began)
+            fabric.settle()
+            blocks = fabric.blocks()
+            assert not any(each.spec.cover or each.spec.ceded for each in blocks)
+    told(point, power, took)
+
+
+def cede(node: CrashingNode) -> None:
+    """What the holder does soon after the controller has asked it."""
+    for _ in range(3):
+        node.notice()
+        node.steps(1, 2.0)
+
+
+def borrow(node: CrashingNode, fabric: Fabric) -> None:
+    """The borrower's next attempts."""
+    for _ in range(6):
+        node.clock.now += 1.5
+        with suppress(CNIError):
+            node.add("q", dict(fabric.ipam))
+
+
+@pytest.mark.long
+def test_a_controller_killed_at_any_change_leaves_the_rest_to_the_next_one(
+    coexisting: ApiServer, tmp_path: Path
+) -> None:
+    """A node is gone for good, and its blocks are fenced and freed; another one lives."""
+    took, kills, at = [], 0, 0
+    while kills < TIMES:
+        with fabric_of(coexisting, tmp_path / f"{kills}-{at}") as fabric:
+            fabric.add(fabric.a, "p0")
+            fabric.add(fabric.b, "q")
+            gone = {each.metadata.name for each in fabric.blocks()}
+            gone -= {each.metadata.name for each in fabric.blocks() if of(each, fabric.a)}
+            coexisting.remove_node(fabric.b.name, pods=True)
+            at += 1
+            if dies_at(fabric, at):
+                kills += 1
+            else:
+                at = 0  # the whole life has fewer changes
+            fabric.new_leader()
+            began = time.monotonic()
+            fabric.add(fabric.a, "after")
+            took.append(time.monotonic() - began)
+            until(partial(freed, fabric, gone), what=f"end of {gone}", pause=0.0)
+            audit_settled(fabric.a.objects, [fabric.a])  # type: ignore[arg-type]
+    told("controller, anywhere", False, took)
+
+
+def of(block: AddressBlock, node: CrashingNode) -> bool:
+    return block.spec.holder.node == node.name
+
+
+def freed(fabric: Fabric, gone: set[str]) -> bool:
+    """What a leader does in five minutes; whether the dead node's blocks are free."""
+    fabric.clock.now += 300.0
+    fabric.a.lessee.step()
+    fabric.round()
+    return not gone & {each.metadata.name for each in fabric.blocks() if of(each, fabric.b)}
+
+
+def dies_at(fabric: Fabric, at: int) -> bool:
+    """Rounds of a leader in a child, which dies after its change of that number, if it gets so
+    far."""
+    child = os.fork()
+    if child == 0:
+        try:
+            server, count = fabric.server, 0
+            client = server.client(server.plane.kubeconfig("admin"))
+
+            def counted(call: Callable[..., object]) -> Callable[..., object]:
+                def wrapped(*arguments: object) -> object:
+                    nonlocal count
+                    answer = call(*arguments)
+                    count += 1
+                    if count == at:
+                        os.kill(os.getpid(), signal.SIGKILL)
+                    return answer
+
+                return wrapped
+
+            for verb in ("create", "update", "update_status", "delete"):
+                setattr(client, verb, counted(getattr(client, verb)))
+            rounds = Rounds(client, clock=fabric.clock, wall=fabric.clock)
+            for _ in range(15):
+                fabric.clock.now += 300.0
+                with suppress(ApiError):
+                    rounds.round(read_world(client, fabric.clock))
+        finally:
+            os._exit(SURVIVED)
+    _, status = os.waitpid(child, 0)
+    assert os.WIFSIGNALED(status) or os.waitstatus_to_exitcode(status) == SURVIVED
+    return os.WIFSIGNALED(status)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("power", BOTH, ids=["killed", "power lost"])
+def test_without_the_agent_the_plugin_serves_what_is_leased(
+    coexisting: ApiServer, tmp_path: Path, power: bool
+) -> None:
+    """The agent is killed at any moment. ADD of leased blocks and DEL go on; what needs another
+    block, or a boot's first confirmation, is code 11."""
+    took = []
+    for turn in range(TIMES):
+        with fabric_of(coexisting, tmp_path / str(turn)) as fabric:
+            node = fabric.a
+            fabric.add(node, "p0")
+            fabric.add(fabric.b, "q")
+            node.killed_at(at_any_moment, churn)
+            if power:
+                node.lose_power("boot-2")
+            else:
+                fabric.auditor.check()
+            for number in range(PODS):
+                node.delete_plainly(f"p{number}")
+            plugin = node.plain()
+            given = 0
+            with pytest.raises(CNIError) as ended:
+                for number in range(40):
+                    plugin.add(request("ADD", dict(fabric.ipam), f"w{number}-1", pod=f"w{number}"))
+                    given += 1
+            assert ended.value.code == Code.TRY_AGAIN
+            assert (given == 0) is power
+            if not power:
+                fabric.auditor.check()
+            for number in range(given):
+                node.delete_plainly(f"w{number}")
+            took.append(fabric.recover(node, power=False))
+            fabric.settle()
+    told("agent gone", power, took)
+
+
+def at_any_moment(node: CrashingNode, die: Die) -> None:
+    """Another thread kills the process, whatever this one does."""
+    threading.Timer(random.uniform(0.01, 0.4), die).start()
+
+
+def churn(node: CrashingNode) -> None:
+    """Pods come and go for longer than the process lives."""
+    while True:
+        for number in range(1, PODS):
+            with suppress(CNIError):
+                node.add(f"p{number}", {"range": RANGE})
+            node.steps(1, 1.0)
+        for number in range(1, PODS):
+            node.delete(f"p{number}")
+        node.steps(2, 20.0)
