@@ -70,12 +70,14 @@ class Borrowing:
         holder = self.holder
         assert holder is not None
         is_new_look = self.known(want) is not left
-        asked = self._ask(holder, want, left, waiting)
+        asked, is_new = self._ask(holder, want, left, waiting)
         if not _is_ceding(left):
             raise left.error
         if is_new_look and self._take_back(holder, left):
             self.served(want)
             return ()
+        if is_new:  # nobody has seen it yet
+            raise _pending(want, asked.name)
         try:
             request = self._api.get(AddressRequest, asked.name)
         except NotFound:
@@ -129,9 +131,10 @@ class Borrowing:
             name = request.metadata.name
             self._asked = {key: each for key, each in self._asked.items() if each.name != name}
 
-    def _ask(self, holder: Holder, want: Want, left: NoneLeft, waiting: int) -> _Asked:
-        """Have a request at the API server; a failure is one of the ADD only if it needs it."""
-        key, now = _key(want), self._clock()
+    def _ask(self, holder: Holder, want: Want, left: NoneLeft, waiting: int) -> tuple[_Asked, bool]:
+        """Have a request at the API server, and whether it is a new one; a failure is one of the
+        ADD only if it needs it."""
+        key, now, is_new = _key(want), self._clock(), False
         asked = self._asked.get(key)
         if asked is None:
             name = f"{holder.instance}.{key}"
@@ -152,11 +155,12 @@ class Borrowing:
             try:
                 with suppress(AlreadyExists):
                     self._api.create(new)
+                    is_new = True
                 asked.made = now
             except ApiError:
                 if _is_ceding(left):
                     raise
-        return asked
+        return asked, is_new
 
     def _take_back(self, holder: Holder, left: NoneLeft) -> bool:
         """Take back an address that this node has ceded, and that no node leases."""

@@ -45,6 +45,8 @@ from ipam.cluster.whereabouts import placeholders, slices
 from ipam.ranges import is_within, merged, outside
 
 _LOSSES = 8  # claims that others won, before the pool is read again
+_FEW_BLOCKS = 256  # of a pool: to list them costs the API server as much as the claims of one node
+_LOSSES_OF_FEW = 2  # the same, and the pool's blocks are listed then
 _MOST_LISTED = 4096  # blocks of a pool that are listed where its map shows none as free
 _ATTEMPTS = 3  # of one POST whose answers are lost
 
@@ -114,7 +116,9 @@ class Claimant:
             self._require_few(pool, mine.values())
             others = self._listed(pool) if listed else ()
             leased = {block.metadata.name for block in others}
-            losses = 0
+            if listed:
+                self._pools.learn_leased(pool, blocks, others)
+            is_small, losses = blocks.total <= _FEW_BLOCKS, 0
             for index in self._candidates.of(pool, blocks, sought, holes, use_map=not listed):
                 block_name = blocks.name(pool.status.space, index)
                 if block_name in tried or block_name in mine or block_name in leased:
@@ -126,7 +130,7 @@ class Claimant:
                     return block
                 tried.add(block_name)
                 losses += 1
-                if losses == _LOSSES:
+                if losses == (_LOSSES_OF_FEW if is_small else _LOSSES):
                     break
             else:
                 if alone is not None and want.fixed and alone.why(sought.range.first):
@@ -140,8 +144,8 @@ class Claimant:
                     raise NoneLeft(error, pool, blocks, sought)
                 listed = True  # the map may be older than what others gave back
             former, pool = pool, self._pools.read(name)
-            if losses and pool.status.free_map == former.status.free_map:
-                listed = listed or pool.status.blocks.leased <= _MOST_LISTED  # it is old
+            if losses and (is_small or pool.status.free_map == former.status.free_map):
+                listed = listed or pool.status.blocks.leased <= _MOST_LISTED  # the map is old
 
     def _leasing(self, want: Want) -> AddressPool:
         """The pool that blocks for the want are of: one that has its range, or has it as a rail.

@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -100,6 +101,14 @@ def is_exhausted(pool: AddressPool) -> bool:
     )
 
 
+class _ListedMap(NamedTuple):
+    """What a list of blocks has shown: it counts while the map of the pool itself is `before`."""
+
+    before: str
+    free_map: str
+    leased: int
+
+
 class Pools:
     """Reads pools and what whereabouts holds of them, and remembers both. Threads may share it.
 
@@ -121,6 +130,7 @@ class Pools:
         self._clock = clock
         self._compat = compat
         self._known: dict[str, AddressPool] = {}  # as they are on the API server
+        self._listed_maps: dict[str, _ListedMap] = {}
         self._sharing: Mapping[str, AddressPool] = {}  # all pools with a compat, by uid
         self.all_pools: Sequence[AddressPool] = ()  # as read last, while one has a compat
         self._compats: dict[tuple[str, Compat], Compat] = {}  # by uid and their own
@@ -188,7 +198,13 @@ class Pools:
         return found
 
     def _used(self, pool: AddressPool) -> AddressPool:
-        """The pool with the `compat` that it is used by."""
+        """The pool with the `compat` that it is used by, and the newest map of its blocks."""
+        listed = self._listed_maps.get(pool.metadata.name)
+        if listed is not None and listed.before == pool.status.free_map:
+            blocks = replace(pool.status.blocks, leased=listed.leased)
+            pool = replace(
+                pool, status=replace(pool.status, free_map=listed.free_map, blocks=blocks)
+            )
         if not self._sharing:
             return pool
         compats, key = self._compats, (pool.metadata.uid, pool.spec.compat)
@@ -197,6 +213,20 @@ class Pools:
         if compats[key] == pool.spec.compat:
             return pool
         return replace(pool, spec=replace(pool.spec, compat=compats[key]))
+
+    def learn_leased(
+        self, pool: AddressPool, blocks: Geometry, leased: Iterable[AddressBlock]
+    ) -> None:
+        """Note which blocks of the pool a list has shown as leased: its map may be older."""
+        known = self._known.get(pool.metadata.name)
+        if known is None or blocks.total > geometry.MOST_MAPPED:
+            return
+        whole = (block for block in leased if not block.spec.cover)
+        indexes = {blocks.index(parse(block.spec.first)) for block in whole}
+        indexes = {index for index in indexes if 0 <= index < blocks.total}
+        self._listed_maps[pool.metadata.name] = _ListedMap(
+            known.status.free_map, geometry.free_map(indexes, blocks.total), len(indexes)
+        )
 
     def known(self, name: str) -> AddressPool | None:
         """The pool as it was read last; None if that failed, or never happened."""

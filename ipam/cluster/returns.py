@@ -94,7 +94,7 @@ class Empties:
                 if each.block.state in ("usable", "draining") and each.block.boot == self._boot
             ]
             empty = [each.block for each in present if _is_empty(each)]
-            usable = [block for block in empty if block.state == "usable" and not block.sticky]
+            usable = [block for block in empty if block.state == "usable" and not _is_small(block)]
             kept = [block for block in usable if block.uid not in wanted][:1]
             for block in kept[:]:  # one that was just claimed stays in any case
                 since = self._since[block.name, block.uid]
@@ -103,11 +103,10 @@ class Empties:
             if len(present) > 1:
                 kept = [block for block in kept if self._age(block, now) < HOLD]
             for block in empty:
-                small = block.size <= SMALL or bool(block.sticky)
                 age = self._age(block, now)
                 if block.uid in wanted:  # others wait: it is enough that it was not just claimed
                     age = max(age, now - block.confirmed)
-                if (small or block not in kept) and age >= _GRACE:
+                if block not in kept and age >= _GRACE:
                     yield block
 
     def _age(self, block: LeasedBlock, now: float) -> float:
@@ -119,6 +118,11 @@ class Empties:
 def _is_empty(each: Surveyed) -> bool:
     """Whether no pod needs it: what is ceded may be in use."""
     return not each.used and not each.block.ceded
+
+
+def _is_small(block: LeasedBlock) -> bool:
+    """Whether it has nothing to spare: it goes back as soon as it is empty."""
+    return block.size <= SMALL or bool(block.sticky)
 
 
 def returning(survey: Survey) -> Iterable[LeasedBlock]:

@@ -125,4 +125,6 @@ class Sharing:
 
     def _answer(self, upkeep: Upkeep, name: str, instance: str) -> None:
         if self.ceding.answer(name, instance) is not None:
-            upkeep.tell_of(name)  # what it could not cede shows there
+            # What it could not cede shows there. And a store that is put back to before this is
+            # seen to lack a mark: its `seq` is lower.
+            upkeep.tell_of(name)

@@ -52,11 +52,13 @@ class StatusReports:
         return True
 
     def has_room_again(self, survey: Survey) -> Sequence[LeasedBlock]:
-        """The blocks that were about full when they were told last, and have more room now."""
+        """The blocks that were about full when they were told last, and have more room now: of a
+        sub-block nobody can have a part."""
         return [
             each.block
             for each in survey.blocks
             if each.block.state == "usable"
+            and not each.block.cover
             and (told := self._told.get(each.block.name)) is not None
             and told.uid == each.block.uid
             and told.free <= _ABOUT_FULL

@@ -141,7 +141,7 @@ def test_a_delete_that_is_late_does_not_take_a_block_that_was_taken_over(
     assert blocks_of(server) == [name] == list(node.rows())
 
 
-@pytest.mark.parametrize(("mapped", "conflicts"), [(False, 8), (True, 0)])
+@pytest.mark.parametrize(("mapped", "conflicts"), [(False, 2), (True, 0)])
 def test_blocks_of_others_are_passed_over_and_the_map_saves_the_attempts(
     server: FakeApi, memory_path: Path, mapped: bool, conflicts: int
 ) -> None:

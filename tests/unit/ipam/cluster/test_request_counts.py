@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from cni.spec.errors import CNIError
 from ipam.cluster.borrowing import UNWANTED
 from ipam.cluster.ceding import REVIEW_EVERY
 from ipam.cluster.objects import AddressPool
 from ipam.cluster.pools import AT_ONCE
 from ipam.plugin import AddressPlugin
 from ipam.scope import Stores
-from tests.fake_api import FakeApi, Fault
+from tests.fake_api import FakeApi, Fault, Faults
 from tests.unit.ipam.calls import Json, request
 from tests.unit.ipam.cluster.nodes import RANGE, ClusterNode, put_pool
 from tests.unit.ipam.cluster.test_ceding import Fabric, full_fabric
@@ -148,22 +149,60 @@ def test_a_pool_that_nobody_makes_is_not_looked_for_among_all(
     assert set(node.api.calls) == {("get", "AddressPool")}
 
 
-def test_a_block_that_another_node_won_costs_one_request(
-    server: FakeApi, node: ClusterNode
-) -> None:
-    put_pool(server)
-    lost = 3
+def losses(count: int) -> Faults:
+    """Other nodes win the first so many claims."""
+    left = count
 
     def faults(verb: str, kind: str, name: str) -> Fault | None:
-        nonlocal lost
-        if verb == "create" and lost:
-            lost -= 1
+        nonlocal left
+        if verb == "create" and left:
+            left -= 1
             return Fault.CONFLICT
         return None
 
-    node.api.faults = faults
-    node.add("p0")
+    return faults
+
+
+def test_a_block_that_another_node_won_costs_one_request(
+    server: FakeApi, node: ClusterNode
+) -> None:
+    ipam = {"range": "10.0.0.0/16"}  # 4096 blocks
+    put_pool(server, ipam["range"])
+    node.api.faults = losses(3)
+    node.add("p0", ipam)
     assert node.api.calls == {("get", "AddressPool"): 2, ("create", "AddressBlock"): 4}
+
+
+def test_the_blocks_of_a_small_pool_are_listed_after_others_won_two(
+    server: FakeApi, node: ClusterNode
+) -> None:
+    put_pool(server)  # 16 blocks
+    node.api.faults = losses(2)
+    node.add("p0")
+    assert node.api.calls == {
+        ("get", "AddressPool"): 3,
+        ("create", "AddressBlock"): 3,
+        ("list", "AddressBlock"): 1,
+    }
+
+
+def test_blocks_that_a_list_has_shown_as_leased_are_not_tried_again(
+    server: FakeApi, node: ClusterNode, memory_path: Path
+) -> None:
+    """The controller's map is as old as the pool: it shows none of them."""
+    put_pool(server, claim_from="High")
+    other = ClusterNode(server, memory_path / "b", "node-b")
+    for number in range(13 * 16):
+        other.add(f"q{number}")
+    for number in range(2 * 16 - 1):
+        node.add(f"p{number}")
+    assert node.lessee.counted().conflicts == 2
+    node.api.calls.clear()
+    for number in range(3):  # none is free
+        with pytest.raises(CNIError):
+            node.add(f"late-{number}")
+        node.clock.now += 2
+    assert ("create", "AddressBlock") not in node.api.calls
 
 
 def test_a_confirmation_of_one_pool_is_three_requests(server: FakeApi, node: ClusterNode) -> None:
@@ -267,7 +306,8 @@ def asked(calls: Counter[tuple[str, str]]) -> dict[str, int]:
 def test_a_request_for_addresses_that_is_withdrawn_costs_its_node_four_requests(
     full: Fabric,
 ) -> None:
-    """Beside one for each further attempt: a pod that is gone is a GET and a DELETE."""
+    """Beside one for each further attempt: a pod that is gone is a GET and a DELETE. The attempt
+    that makes the request does not look for an answer."""
     calls = full.nodes["a"].api.calls
     calls.clear()
     full.code("a", "late")
@@ -275,7 +315,7 @@ def test_a_request_for_addresses_that_is_withdrawn_costs_its_node_four_requests(
     for _ in range(5):  # the runtime tries again in the same second
         full.code("a", "late")
     assert calls.total() == first + 5
-    assert asked(calls) == {"create": 1, "get": 6}
+    assert asked(calls) == {"create": 1, "get": 5}
     calls.clear()
     full.work(8, UNWANTED)
     assert full.requests() == []
