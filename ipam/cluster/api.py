@@ -1,6 +1,6 @@
 """What podfabric does with the API server, with any client.
 
-`kubernetes_api` implements it over HTTP; tests have one of their own. All reads are
+`kubernetes_api` implements it with the official client; tests have one of their own. All reads are
 consistent (no resourceVersion parameter), but for watches: these are hints and decide nothing.
 """
 

@@ -1,23 +1,21 @@
-"""The API server over HTTP: where it is, who asks, and the connections.
+"""The API server through the official client: its configuration, authentication, connections.
 
-In a pod three files and two variables say that. A kubeconfig has more forms, which the official
-client reads. To import that one costs a process 18 MB, so it is imported for a kubeconfig only. Its
-models are not used: `documents` decodes 20 times as fast.
+This is the only module that imports `kubernetes`, which costs a process 35 MB: import it only where
+a pool is cluster-wide. The client's models are not used: `documents` decodes 20 times as fast.
 """
 
 import logging
-import os
-import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from http import HTTPStatus
 from pathlib import Path
-from typing import Protocol
 from urllib.parse import urlencode
 
 import msgspec
-from urllib3 import BaseHTTPResponse, PoolManager, Timeout
-from urllib3.connection import HTTPConnection
+from kubernetes.client import ApiClient, Configuration
+from kubernetes.client.exceptions import OpenApiException
+from kubernetes.config import ConfigException, load_incluster_config, load_kube_config
+from urllib3 import HTTPResponse, Timeout
 from urllib3.exceptions import HTTPError
 
 from ipam.cluster.api import Refused, Unavailable
@@ -28,15 +26,7 @@ from ipam.cluster.rest_api import TIMEOUT, Body, Lines, Query, Response, RestApi
 CONNECT, READ = 2.0, 5.0  # seconds of one request, for each wait
 SILENCE = 150.0  # seconds without a line that end a watch; it has a bookmark each minute
 CONNECTIONS = 8  # that are kept open
-ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-"""Where a pod has the token of its service account, and the certificate of the API server's CA."""
-
-_LOOK_AT_TOKEN = 10.0  # seconds; a kubelet writes another token long before one ends
-_KEEP_ALIVE = (  # seconds: a firewall must not forget a connection between two confirmations
-    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 15),
-)
+_LOOK_AT_TOKEN = 10.0  # seconds; the client itself reads a file of it every minute
 
 _log = logging.getLogger(__name__)
 
@@ -60,100 +50,24 @@ class KubernetesApi(RestApi):
         self._client.close()
 
 
-class _Access(Protocol):
-    """Where the API server is, and who asks it."""
-
-    url: str
-    connections: PoolManager
-
-    def headers(self) -> Mapping[str, str]:
-        """Who asks, as it is now. Unavailable, OSError."""
-
-    def reload(self) -> None:
-        """The server takes the last headers for nobody's: read all again. Refused."""
-
-
-class _Pod:
-    """The service account of this process' pod. A proxy of the environment is not used."""
-
-    def __init__(self) -> None:
-        host, port = (os.environ.get(f"KUBERNETES_SERVICE_{each}", "") for each in ("HOST", "PORT"))
-        if not (host and port):
-            raise Refused("no API server in this pod: KUBERNETES_SERVICE_HOST or _PORT is not set")
-        self.url = f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
-        self.reload()
-        self.connections = PoolManager(
-            cert_reqs="CERT_REQUIRED",
-            ca_certs=str(ACCOUNT / "ca.crt"),
-            maxsize=CONNECTIONS,
-            retries=False,  # urllib3 would repeat a PUT and a DELETE, which may have had an effect
-            socket_options=[*HTTPConnection.default_socket_options, *_KEEP_ALIVE],
-        )
-
-    def headers(self) -> Mapping[str, str]:
-        token = (ACCOUNT / "token").read_text().strip()
-        if not token:
-            raise OSError(f"{ACCOUNT / 'token'} is empty")
-        return {"Authorization": f"Bearer {token}"}
-
-    def reload(self) -> None:
-        try:
-            self.headers()
-            if not (ACCOUNT / "ca.crt").stat().st_size:
-                raise OSError(f"{ACCOUNT / 'ca.crt'} is empty")
-        except OSError as error:
-            raise Refused(f"no API server in this pod: {error}") from error
-
-
-class _Kubeconfig:
-    """What a kubeconfig says, read by the official client."""
-
-    def __init__(self, path: Path) -> None:
-        from kubernetes.client import ApiClient, Configuration
-
-        self._path = path
-        self._configuration = Configuration()
-        self._configuration.retries = False  # as above
-        self._configuration.connection_pool_maxsize = CONNECTIONS
-        self._configuration.keep_alive = True
-        self.reload()
-        self.url: str = self._configuration.host
-        self._client = ApiClient(self._configuration)
-        self.connections: PoolManager = self._client.rest_client.pool_manager
-
-    def headers(self) -> Mapping[str, str]:
-        from kubernetes.client.exceptions import OpenApiException
-        from kubernetes.config import ConfigException
-
-        headers: dict[str, str] = {}
-        try:
-            self._client.update_params_for_auth(headers, [], ["BearerToken"], "", "", None)
-        except (OpenApiException, ConfigException) as error:
-            raise Unavailable(f"no token: {error}") from error
-        return headers
-
-    def reload(self) -> None:
-        from kubernetes.config import load_kube_config
-
-        try:
-            load_kube_config(
-                str(self._path), client_configuration=self._configuration, persist_config=False
-            )
-        except Exception as error:  # a file that is not a kubeconfig: YAMLError, TypeError, ...
-            raise Refused(f"no API server in {self._path}: {error}") from error
-
-
 class _Client:
     """A Transport."""
 
     def __init__(self, kubeconfig: Path | None, user_agent: str) -> None:
-        self._access: _Access = _Kubeconfig(kubeconfig) if kubeconfig else _Pod()
-        self._user_agent = user_agent
+        self._kubeconfig = kubeconfig
+        configuration = Configuration()
+        # urllib3 would repeat a PUT and a DELETE, which may have had their effect.
+        configuration.retries = False
+        configuration.connection_pool_maxsize = CONNECTIONS
+        configuration.keep_alive = True
+        self._configure(configuration)
+        self._client = ApiClient(configuration)
+        self._client.user_agent = user_agent
         self._headers: dict[str, str] = {}
         self._headers_until = 0.0
 
     def close(self) -> None:
-        self._access.connections.clear()
+        self._client.close()
 
     def send(
         self,
@@ -170,7 +84,7 @@ class _Client:
         if response.status == HTTPStatus.UNAUTHORIZED:
             # Nothing was done. The token may be a new one by now.
             _body(response, deadline)
-            self._access.reload()
+            self._configure(self._client.configuration)
             self._headers_until = 0.0
             response = self._open(method, where, query, body, accept, limits)
         asked = response.headers.get("Retry-After", "")
@@ -183,12 +97,28 @@ class _Client:
             return Lines(response.status, iter([_body(response, time.monotonic() + READ)]))
         return Lines(response.status, _lines(response))
 
-    def _identity(self) -> Mapping[str, str]:
-        """Who asks. To read that takes a fifth of the CPU time of a request."""
+    def _configure(self, configuration: Configuration) -> None:
+        """Read the server's address and the token again. The client itself reads the token of a
+        service account again every minute."""
+        try:
+            if self._kubeconfig is None:
+                load_incluster_config(client_configuration=configuration)
+            else:
+                load_kube_config(
+                    str(self._kubeconfig), client_configuration=configuration, persist_config=False
+                )
+        except Exception as error:  # a file that is not a kubeconfig: YAMLError, TypeError, ...
+            where = f"in {self._kubeconfig}" if self._kubeconfig else "in this pod"
+            raise Refused(f"no API server {where}: {error}") from error
+
+    def _identity(self) -> dict[str, str]:
+        """Who asks. The client reads the environment too when it is asked for the token, which
+        takes a fifth of the CPU time of a request."""
         now = time.monotonic()
         if now >= self._headers_until:
-            self._headers = {"User-Agent": self._user_agent, **self._access.headers()}
-            self._headers_until = now + _LOOK_AT_TOKEN
+            headers = {"User-Agent": self._client.user_agent}
+            self._client.update_params_for_auth(headers, [], ["BearerToken"], "", "", None)
+            self._headers, self._headers_until = headers, now + _LOOK_AT_TOKEN
         return self._headers
 
     def _open(
@@ -199,18 +129,19 @@ class _Client:
         body: Body | None,
         accept: str,
         limits: tuple[float, float],
-    ) -> BaseHTTPResponse:
+    ) -> HTTPResponse:
         headers, sent = {"Accept": accept}, None
         if body is not None:
             headers["Content-Type"] = JSON_PATCH if method == "PATCH" else JSON
             sent = msgspec.json.encode(body)
-        url = f"{self._access.url}{where}"
+        url = f"{self._client.configuration.host}{where}"
         if query:
             url = f"{url}?{urlencode(query)}"
         connect, read = limits
         try:
             headers |= self._identity()
-            response: BaseHTTPResponse = self._access.connections.urlopen(
+            # As `ApiClient.call_api` does it, without what that does to each value of a body.
+            response: HTTPResponse = self._client.rest_client.pool_manager.urlopen(
                 method,
                 url,
                 body=sent,
@@ -218,12 +149,12 @@ class _Client:
                 timeout=Timeout(connect=connect, read=read),
                 preload_content=False,
             )
-        except (HTTPError, OSError) as error:
+        except (HTTPError, OpenApiException, ConfigException, OSError) as error:
             raise Unavailable(f"no answer from the API server: {error}") from error
         return response
 
 
-def _body(response: BaseHTTPResponse, deadline: float) -> bytes:
+def _body(response: HTTPResponse, deadline: float) -> bytes:
     """The whole body. One that is complete is used, however late it is."""
     parts: list[bytes] = []
     is_late = False
@@ -240,7 +171,7 @@ def _body(response: BaseHTTPResponse, deadline: float) -> bytes:
     return b"".join(parts)
 
 
-def _lines(response: BaseHTTPResponse) -> Iterator[bytes]:
+def _lines(response: HTTPResponse) -> Iterator[bytes]:
     """The lines, as they come. What is cut off at the end does not count."""
     rest = b""
     try:

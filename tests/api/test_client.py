@@ -7,9 +7,10 @@ import uuid
 from pathlib import Path
 
 import pytest
+from kubernetes.config import incluster_config
 from msgspec.structs import replace
 
-from ipam.cluster import documents, kubernetes_api, rest_api
+from ipam.cluster import documents, rest_api
 from ipam.cluster.api import AlreadyExists, Change, ClusterApi, NetworkDefinition, Refused
 from ipam.cluster.kubernetes_api import KubernetesApi
 from ipam.cluster.objects import AddressBlock
@@ -188,7 +189,8 @@ def test_a_pods_client_reads_its_token_again(
     token, ca = tmp_path / "token", tmp_path / "ca.crt"
     token.write_text("no-longer-valid")
     ca.write_text(server.plane.ca())
-    monkeypatch.setattr(kubernetes_api, "ACCOUNT", tmp_path)
+    monkeypatch.setattr(incluster_config, "SERVICE_TOKEN_FILENAME", str(token))
+    monkeypatch.setattr(incluster_config, "SERVICE_CERT_FILENAME", str(ca))
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", str(server.plane.port))
     api = KubernetesApi(timeout=PATIENCE)

@@ -5,8 +5,6 @@ tests/api has what a real server does with its requests.
 
 import json
 import re
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -375,61 +373,6 @@ def test_no_configuration_is_refused_with_what_is_missing(tmp_path: Path) -> Non
         KubernetesApi(tmp_path / "missing")
     with pytest.raises(Refused, match="no API server in this pod"):
         KubernetesApi()
-
-
-@pytest.fixture
-def pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The files of a pod's service account."""
-    monkeypatch.setattr(kubernetes_api, "ACCOUNT", tmp_path)
-    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.96.0.1")
-    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
-    (tmp_path / "token").write_text("first\n")
-    (tmp_path / "ca.crt").write_text("a certificate")
-    return tmp_path
-
-
-@pytest.mark.parametrize("name", ["token", "ca.crt"])
-@pytest.mark.parametrize("content", [None, ""])
-def test_a_pod_without_a_service_account_is_refused_with_what_is_missing(
-    pod: Path, name: str, content: str | None
-) -> None:
-    (pod / name).unlink()
-    if content is not None:
-        (pod / name).write_text(content)
-    with pytest.raises(Refused, match=f"no API server in this pod: .*{pod / name}"):
-        KubernetesApi()
-
-
-@pytest.mark.parametrize(
-    ("host", "url"), [("10.96.0.1", "https://10.96.0.1:443"), ("fd00::1", "https://[fd00::1]:443")]
-)
-def test_a_pod_asks_the_server_of_its_environment(
-    pod: Path, monkeypatch: pytest.MonkeyPatch, host: str, url: str
-) -> None:
-    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", host)
-    access = kubernetes_api._Pod()
-    assert access.url == url
-    assert access.headers() == {"Authorization": "Bearer first"}
-    (pod / "token").write_text("second")
-    assert access.headers() == {"Authorization": "Bearer second"}
-
-
-def test_a_token_that_vanishes_is_unavailable(pod: Path) -> None:
-    """A kubelet that replaces it may be late."""
-    api = KubernetesApi(timeout=0.3)
-    (pod / "token").unlink()
-    with pytest.raises(Unavailable, match="token"):
-        api.nodes()
-    api.close()
-
-
-def test_a_pod_needs_no_official_client() -> None:
-    """It would cost each agent 18 MB."""
-    program = (
-        "import sys, ipam.cluster.kubernetes_api; "
-        "sys.exit(any(each.partition('.')[0] == 'kubernetes' for each in sys.modules))"
-    )
-    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
 def test_a_list_has_all_pages_of_one_moment(server: Server, api: KubernetesApi) -> None:
