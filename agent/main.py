@@ -37,6 +37,7 @@ from agent import (
 from agent.calls import Calls, Loader
 from agent.cluster_policies import AgentPolicies
 from agent.departure import STANDING_BY, Departure, Leaving
+from agent.gpu_limits import AgentGpuLimits
 from agent.http import Endpoint
 from agent.metrics import Lasting, Metrics
 from agent.server import BACKLOG, OVERTIME, Server
@@ -135,11 +136,15 @@ class Agent:
         self._ipoib = IPoIB(paths, self._addresses, policies.source, policies.subjects)
         self._sriov = Sriov(paths, self._addresses, policies.source, policies.subjects)
         self._rdma = Rdma(paths)
+        gpu_limits = AgentGpuLimits(
+            paths, lambda: self._devices.tenants(), lambda: self._devices.gpu_tiers()
+        )
         self._devices = Service(
             paths,
             lambda: formats.load(paths.config),
             paths.config,
             pods_known=partial(pod_choices.prune, paths),
+            gpu_limits=gpu_limits,
         )
         stack.callback(self._devices.close)
         self._workers = Workers(loaded.workers)
@@ -151,6 +156,7 @@ class Agent:
             allocations=self._devices.held,
             by_range=loaded.listen.startswith(UNIX),  # only root can read there
         )
+        self._metrics.more.append(gpu_limits.families)
         if self._lessee is not None:
             self._metrics.more.append(cluster_addresses.families(self._lessee))
             self._lessee.leaving = leaving is not None

@@ -13,6 +13,7 @@ class Paths(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     sys: Path = Path("/sys")
     proc: Path = Path("/proc")
     dev: Path = Path("/dev")
+    host: Path = Path("/")  # the host's root directory: where files are that have paths of the host
     run: Path = Path("/run/podfabric")
     state: Path = Path("/var/lib/podfabric")
     etc: Path = Path("/etc/podfabric")
@@ -56,6 +57,11 @@ class Paths(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def checkpoint(self) -> Path:
         """The allocation checkpoint (deviceplugin/checkpoint.py)."""
         return self.devices / "checkpoint.json"
+
+    @cached_property
+    def shims(self) -> Path:
+        """The libraries that containers with a part of a GPU get (cli/shims.py)."""
+        return self.state / "gpu/shim"
 
     @cached_property
     def device_plugins(self) -> Path:

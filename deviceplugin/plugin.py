@@ -28,6 +28,8 @@ from deviceplugin.pools.config import DevicePluginConfig
 from deviceplugin.pools.pool import Pool, left_out, pools, used_netdevs
 from deviceplugin.reconcile import PodsKnown, Reconciler
 from deviceplugin.startup_grace import StartupGrace
+from gpu.tenants import Tenant
+from gpu.tiers import TieredGPU
 from host.discovery import HCA
 from host.errors import HostError
 from host.events import Events
@@ -110,9 +112,10 @@ class DevicePlugin:
             self._withdraw(list(self._servers))
         self._stack.close()
 
-    def reconfigure(self, config: DevicePluginConfig) -> None:
+    def reconfigure(self, config: DevicePluginConfig, gpu_parts: GpuParts | None = None) -> None:
         """Serve the pools of this configuration. A pool that keeps its name stays connected."""
         with self._lock:
+            self._gpus.use(gpu_parts or GpuParts())
             if config.registration != self._config.registration:
                 self._withdraw(list(self._servers))
             self._config = config
@@ -132,6 +135,14 @@ class DevicePlugin:
     def services(self) -> Mapping[str, PoolService]:
         """The pools that are served now, by resource."""
         return self._services
+
+    def tenants(self) -> Sequence[Tenant]:
+        """The containers that hold parts of GPUs and have started."""
+        return self._gpus.holders.listed()
+
+    def gpu_tiers(self) -> Sequence[TieredGPU]:
+        """What keeps the limits on each GPU that is given in parts."""
+        return self._gpus.tiers
 
     def held(self) -> Mapping[str, int]:
         """How many device ids containers hold, by resource."""
@@ -234,9 +245,7 @@ class DevicePlugin:
             changed = self._update(service, pool, ours, fabric=resource == fabric)
             if changed and resource in self._servers:
                 self._servers[resource].changed()
-        for resource in self._gpus.look(self._config.gpus, self._config.gpu_binding).intersection(
-            self._servers
-        ):
+        for resource in self._gpus.look(self._config).intersection(self._servers):
             self._servers[resource].changed()
         # All are updated by now.
         serving: dict[str, ServedPool] = {

@@ -7,7 +7,7 @@ that saves a third of the agent's memory. A wrong configuration is logged and ig
 import gc
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,10 +19,12 @@ from base.watching import WatchedFile
 from deviceplugin.pools.config import ConfigError, DevicePluginConfig
 
 if TYPE_CHECKING:
-    from deviceplugin.gpus.parts import GpuParts
+    from deviceplugin.gpus.parts import GpuLimits
     from deviceplugin.kubelet.server import PoolState
     from deviceplugin.plugin import DevicePlugin
     from deviceplugin.reconcile import PodsKnown
+    from gpu.tenants import Tenant
+    from gpu.tiers import TieredGPU
 
 LOOK_EVERY = 1.0  # seconds, for a kubelet's directory
 TRY_AGAIN = 5.0  # seconds after the pools could not be served
@@ -34,8 +36,8 @@ class Service:
     """Serves the configuration that `load` reads, from `start` to `close`.
 
     It is loaded again whenever `file` changes. `pods_known` is called with the pods that the
-    kubelet knows, after each comparison with it. `gpu_parts` are NVML and the limits of groups, for
-    pools of GPUs.
+    kubelet knows, after each comparison with it. `gpu_limits` keeps the limits of containers that
+    have parts of GPUs, and ends with this.
     """
 
     def __init__(
@@ -44,9 +46,9 @@ class Service:
         load: Callable[[], DevicePluginConfig],
         file: Path | None,
         pods_known: "PodsKnown" = lambda names, uids: None,
-        gpu_parts: "GpuParts | None" = None,
+        gpu_limits: "GpuLimits | None" = None,
     ) -> None:
-        self._gpu_parts = gpu_parts
+        self._gpu_limits = gpu_limits
         self._pods_known = pods_known
         self._paths = paths
         self._load = load
@@ -79,6 +81,8 @@ class Service:
             self._watched.close()
         with self._lock:
             plugin, self._plugin = self._plugin, None
+        if self._gpu_limits is not None:
+            self._gpu_limits.close()
         if plugin is not None:
             plugin.close()
         self._held.close()
@@ -90,6 +94,14 @@ class Service:
     def held(self) -> Mapping[str, int]:
         """How many device ids containers hold, by resource."""
         return self._plugin.held() if self._plugin is not None else {}
+
+    def tenants(self) -> "Sequence[Tenant]":
+        """The containers that hold parts of GPUs; [] before the plugin runs."""
+        return self._plugin.tenants() if self._plugin is not None else []
+
+    def gpu_tiers(self) -> "Sequence[TieredGPU]":
+        """What keeps the limits on each GPU that is given in parts; [] before the plugin runs."""
+        return self._plugin.gpu_tiers() if self._plugin is not None else []
 
     def _run(self) -> None:
         directory = self._paths.device_plugins
@@ -164,15 +176,20 @@ class Service:
         from deviceplugin.plugin import DevicePlugin  # it loads gRPC
 
         msgspec_warmup.build()
+        parts = self._gpu_limits.parts(config) if self._gpu_limits is not None else None
         if self._plugin is not None:
-            self._plugin.reconfigure(config)
-            return
-        plugin = DevicePlugin(self._paths, config, self._pods_known, self._gpu_parts)
+            self._plugin.reconfigure(config, parts)
+        else:
+            self._plugin = self._started(DevicePlugin(self._paths, config, self._pods_known, parts))
+        if self._gpu_limits is not None:
+            self._gpu_limits.start()
+        gc.collect()
+        gc.freeze()  # gRPC and the pools stay: later collections need not visit them
+
+    def _started(self, plugin: "DevicePlugin") -> "DevicePlugin":
         try:
             plugin.start()
         except BaseException:
             plugin.close()
             raise
-        self._plugin = plugin
-        gc.collect()
-        gc.freeze()  # gRPC and the pools stay: later collections need not visit them
+        return plugin

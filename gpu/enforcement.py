@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from functools import partial
-from typing import Literal
 
 import msgspec
 
@@ -19,12 +18,11 @@ from gpu import processes
 from gpu.groups import GroupError, Groups
 from gpu.nvml import Nvml, NvmlError
 from gpu.samples import GpuSample, NodeSample, TenantSample
+from gpu.settings import Action
 from gpu.tenants import Tenant
 
 LOOKS = 2  # in a row
 THROTTLED = 0.01  # of the GPU's time
-
-Action = Literal["report", "throttle", "kill"]
 
 _log = logging.getLogger(__name__)
 

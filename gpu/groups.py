@@ -7,8 +7,9 @@ A group is one container, or all containers of a pod that hold the same GPUs. It
     agent/       mounted read-only as /run/podfabric/gpu/agent; the agent's socket is there
     configured   for the agent alone: what the device plugin said
 
-below a directory that only root can enter, on a tmpfs. The two mounted files are made whole under
-another name, and later only written in place: a mount stays with the file that it began with.
+below a directory that only root can enter, on a tmpfs. The two mounted files are made whole, and
+later only written in place: a mount stays with the file that it began with. The region has a file
+system of its own (`rooms`), since the tenant can write to it.
 """
 
 import os
@@ -25,11 +26,12 @@ import msgspec
 from base import files, locks
 from base.paths import boot_id_of
 from gpu import layout, limits_file, region
-from gpu.limits_file import GpuEntry, LimitsFile, LimitsInvalid, Registered
+from gpu.limits_file import GpuEntry, LimitsFile, LimitsInvalid, LimitsLeased, Registered
 from gpu.region import Region, RegionInvalid
+from gpu.rooms import RegionRooms, TmpfsRooms
+from gpu.settings import CONTEXT_RESERVE
 from host import procfs
 
-CONTEXT_RESERVE = 400 << 20  # bytes, for a CUDA context that is not measured yet
 NO_LIMIT = layout.NO_LIMIT
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
@@ -39,6 +41,10 @@ _PATIENCE = 10.0  # seconds; a change takes less than a millisecond
 
 class GroupError(Exception):
     """Limits cannot be set. The text names the group and says what to do."""
+
+
+class GroupLeased(GroupError):
+    """The tenant keeps the group's limits from being opened for a while."""
 
 
 @dataclass(frozen=True)
@@ -77,8 +83,15 @@ class Groups:
     returns, from the caller's thread; `removed` after its files have gone.
     """
 
-    def __init__(self, root: Path, *, context_reserve: int = CONTEXT_RESERVE) -> None:
+    def __init__(
+        self,
+        root: Path,
+        *,
+        context_reserve: int = CONTEXT_RESERVE,
+        rooms: RegionRooms | None = None,
+    ) -> None:
         self.root = root
+        self._rooms = rooms or TmpfsRooms()
         self.made: Callable[[str], object] = lambda group: None
         self.removed: Callable[[str], object] = lambda group: None
         self._context_reserve = context_reserve
@@ -123,15 +136,21 @@ class Groups:
         directory = self.root / group
         with self._exclusive():
             # Without `limits` it is none of the groups; a kill leaves the rest to the next call.
-            for name in ("limits", "configured", "region", "agent/agent.sock", "agent/.new"):
+            for name in ("limits", "configured", "agent/agent.sock", "agent/.new"):
                 with suppress(FileNotFoundError, NotADirectoryError):
                     files.remove(directory / name, durable=False)
+            self._rooms.remove(directory / "region")
             for empty in (directory / "agent", directory):
                 with suppress(FileNotFoundError):
                     empty.rmdir()
             for key in [key for key in self._ceilings if key[0] == group]:
                 del self._ceilings[key]
         self.removed(group)
+
+    def obstacle(self) -> str | None:
+        """Why no group can be made on this node; None if one can."""
+        with self._thread_lock:
+            return self._rooms.obstacle(self.root)
 
     def names(self) -> list[str]:
         """The groups that are made, sorted."""
@@ -141,15 +160,26 @@ class Groups:
         return []
 
     def read(self, group: str) -> GroupFiles:
-        """What the files of a group say now."""
-        with self._open(group) as opened:
-            in_force = opened.gpus()
-            return GroupFiles(
-                limits=self._configured(group, in_force),
-                in_force=in_force,
-                processes=opened.processes(),
-                allocation=bytes(opened.header.allocation),
-            )
+        """What the files of a group say now.
+
+        While the tenant keeps `limits` from being opened, what was configured counts: so it cannot
+        hide what it uses.
+        """
+        try:
+            with self._open(group) as opened:
+                in_force = opened.gpus()
+                return GroupFiles(
+                    limits=self._configured(group, in_force),
+                    in_force=in_force,
+                    processes=opened.processes(),
+                    allocation=bytes(opened.header.allocation),
+                )
+        except GroupLeased:
+            limits = self._stored(group)
+            if not limits:
+                raise
+            entries = tuple(self._entry(group, limit) for limit in limits)
+            return GroupFiles(limits=limits, in_force=entries, processes={}, allocation=b"")
 
     def region(self, group: str, of: GroupFiles) -> Region:
         """The open region of a group that was read. Raises RegionInvalid."""
@@ -256,6 +286,8 @@ class Groups:
                 if in_file is not None and whole:
                     self._write(group, opened, in_file, policy)
                     return True
+        except GroupLeased:
+            raise
         except GroupError:
             return False
         if alive:
@@ -274,8 +306,7 @@ class Groups:
         # Last `limits`, by which the group is one: a kill before that leaves none.
         files.remove(directory / "limits", durable=False)
         _store(directory / "configured", limits)
-        empty = region.content_of(allocation)
-        files.write_atomically(directory / "region", empty, 0o666, durable=False)
+        self._rooms.put(directory / "region", region.content_of(allocation))
         files.write_atomically(directory / "limits", content, 0o644, durable=False)
 
     def _write(
@@ -307,12 +338,17 @@ class Groups:
             for entry in entries
         )
         try:
-            content = files.read(str(self.root / group / "configured"))
-            stored = _CONFIGURED.decode(content)
-            by_gpu = {bytes_of(limit.uuid): limit for limit in stored}
+            by_gpu = {bytes_of(limit.uuid): limit for limit in self._stored(group)}
             return tuple(by_gpu[entry.uuid] for entry in entries)
-        except (OSError, msgspec.MsgspecError, GroupError, KeyError):
+        except (GroupError, KeyError):
             return in_force
+
+    def _stored(self, group: str) -> tuple[Limit, ...]:
+        """What the agent's own file says; () if that is lost."""
+        try:
+            return _CONFIGURED.decode(files.read(str(self.root / group / "configured")))
+        except (OSError, msgspec.MsgspecError):
+            return ()
 
     def _check(self, group: str, limits: Sequence[Limit]) -> None:
         if not _NAME.fullmatch(group):
@@ -340,7 +376,8 @@ class Groups:
         try:
             opened = LimitsFile(self.root / group / "limits")
         except LimitsInvalid as error:
-            raise GroupError(f"group {group}: {error}") from None
+            kind = GroupLeased if isinstance(error, LimitsLeased) else GroupError
+            raise kind(f"group {group}: {error}") from None
         with opened:
             yield opened
 

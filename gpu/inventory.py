@@ -18,7 +18,7 @@ from gpu import nodes
 from host.errors import HostError
 from host.gpus import GPU, GPUs
 
-ASK_AGAIN = 10.0  # seconds, for GPUs whose memory is not known
+ASK_AGAIN = 1.0  # seconds, for GPUs whose memory is not known
 
 _log = logging.getLogger(__name__)
 
@@ -62,6 +62,7 @@ class GpuInventory:
         self._source = memory
         self._memory: dict[str, GpuMemory] = {}  # by UUID
         self._ask_at = 0.0  # time.monotonic(), where the source lacked a GPU
+        self._told = ""  # why it could not tell
         self._lock = threading.Lock()
         self._ready: set[str] = set()  # the addresses of those that could be given at some time
 
@@ -109,6 +110,9 @@ class GpuInventory:
             self._ask_at = now + ASK_AGAIN
             try:
                 self._memory |= self._source()
+                self._told = ""
             except HostError as error:
-                _log.warning("the memory of the GPUs is not known: %s", error)
+                if str(error) != self._told:
+                    _log.warning("the memory of the GPUs is not known: %s", error)
+                self._told = str(error)
         return self._memory

@@ -27,8 +27,16 @@ _POLICY_AT = layout.PfLimitsHeader.policy.offset  # type: ignore[attr-defined]
 _GPU, _PROCESS = sizeof(layout.PfGpuLimit), sizeof(layout.PfProcess)
 
 
+# Without waiting: a tenant may hold a lease of a file that it reads (fcntl(2), F_SETLEASE).
+_OPENED = os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
 class LimitsInvalid(Exception):
     """The file does not exist, or is not one that this version wrote. The text names it."""
+
+
+class LimitsLeased(LimitsInvalid):
+    """The tenant keeps the file from being opened for a while."""
 
 
 class GpuEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,7 +69,9 @@ class LimitsFile:
 
     def __init__(self, path: Path) -> None:
         try:
-            self._descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+            self._descriptor = os.open(path, _OPENED)
+        except BlockingIOError:
+            raise LimitsLeased(f"{path}: a process of the container holds a lease of it") from None
         except OSError as error:
             raise LimitsInvalid(f"{path}: {error.strerror}") from None
         try:

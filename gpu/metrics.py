@@ -12,6 +12,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from gpu.groups import NO_LIMIT
 from gpu.region import RegionCounts, RegionUse
 from gpu.samples import NodeSample, TenantSample
+from gpu.tiers import TieredGPU
 
 OLD = 10.0  # seconds; a look that is older says nothing: the driver hangs
 _HOLDER = ("namespace", "pod", "container")
@@ -94,7 +95,7 @@ def families(
     kills: Mapping[tuple[str, str], int],
     now: float,
     wall: float,
-    tier: str = "shim",
+    tiers: Sequence[TieredGPU] = (),
 ) -> Sequence[Metric]:
     """All families.
 
@@ -102,7 +103,7 @@ def families(
         kills: how many processes were killed, by group and GPU.
         now: time.monotonic(): what the driver said long ago is left out.
         wall: time.time(), of the same moment.
-        tier: what enforces the limits.
+        tiers: what keeps the limits of each GPU that is given in parts.
     """
     if now - sample.at > OLD:
         sample = NodeSample(at=sample.at, problem=sample.problem, tenants=_forgotten(sample))
@@ -135,7 +136,13 @@ def families(
             ((labels, kills.get(of.key, 0)) for labels, of in on_gpu),
         ),
         *_of_groups(sample),
-        *_of_gpus(sample, tier),
+        *_of_gpus(sample, {of.uuid: of.choice.tier for of in tiers}),
+        _gauge(
+            "withheld",
+            "Whether the GPU is not given, since its limits cannot be kept as they must.",
+            _GPU,
+            (((of.uuid, str(of.minor)), int(of.choice.unhealthy is not None)) for of in tiers),
+        ),
     )
 
 
@@ -157,7 +164,7 @@ def _of_groups(sample: NodeSample) -> Iterable[Metric]:
     )
 
 
-def _of_gpus(sample: NodeSample, tier: str) -> Iterable[Metric]:
+def _of_gpus(sample: NodeSample, tiers: Mapping[str, str]) -> Iterable[Metric]:
     def of(uuid: str) -> list[TenantSample]:
         return [each for each in sample.tenants if each.uuid == uuid]
 
@@ -200,9 +207,12 @@ def _of_gpus(sample: NodeSample, tier: str) -> Iterable[Metric]:
     )
     yield _gauge(
         "tier_info",
-        "1, for what enforces the limits, with what in the driver, and the driver's version.",
+        "1, for what keeps the limits, with what in the driver, and the driver's version.",
         (*_GPU, "tier", "backend", "driver"),
-        (((*labels, tier, "none", sample.driver), 1) for labels, _ in labelled),
+        (
+            ((*labels, tiers.get(gpu.uuid, "none"), "none", sample.driver), 1)
+            for labels, gpu in labelled
+        ),
     )
 
 

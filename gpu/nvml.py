@@ -16,14 +16,9 @@ from typing import Any
 import msgspec
 
 from base.types import Bdf
+from gpu.driver_files import library
 
 LIBRARY = "libnvidia-ml.so.1"
-# Where a driver's libraries are below its root: Debian, RPM distributions, Google's COS, NixOS.
-DIRECTORIES = (
-    *("usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "usr/lib64"),
-    *("usr/lib/x86_64-linux-gnu/nvidia/current", "usr/lib/aarch64-linux-gnu/nvidia/current"),
-    *("lib/x86_64-linux-gnu", "lib/aarch64-linux-gnu", "lib64", "usr/lib", "lib"),
-)
 NOT_SUPPORTED = 3
 NOT_FOUND = 6
 _SUCCESS, _INSUFFICIENT_SIZE, _FUNCTION_NOT_FOUND = 0, 7, 13
@@ -64,19 +59,11 @@ class CgroupLimit(msgspec.Struct, frozen=True):
     used: int
 
 
-def library_of(driver_root: Path) -> Path | None:
-    """The driver's NVML below its root, by the name that a new driver has a new file for."""
-    for directory in DIRECTORIES:
-        path = driver_root / directory / LIBRARY
-        if path.exists():
-            # The loader takes a library that it has by its path for the same one.
-            return path.resolve()
-    return None
-
-
 def open_driver(driver_root: Path = Path("/")) -> "Nvml":
     """NVML of the driver that is installed below `driver_root`. Raises NvmlError without one."""
-    path = library_of(driver_root)
+    # The file has the driver's version in its name: the loader takes a library that it has by its
+    # path for the same one.
+    path = library(driver_root, LIBRARY)
     if path is None:
         raise NvmlError(
             f"no {LIBRARY} below {driver_root}: install NVIDIA's driver, or set the driver's root"

@@ -133,18 +133,19 @@ def mounted_region(pid: int) -> Mount | None:
     return found
 
 
-def place_of(directory: Path) -> Mount:
-    """Where a directory of this process is in its file system. Raises OSError."""
-    resolved = directory.resolve(strict=True)
-    best = Mount("", "/"), Path("/")
+def place_of(path: Path) -> Mount:
+    """Where a file or directory of this process is in its file system. Raises OSError."""
+    resolved = str(path.resolve(strict=True))
+    best, inside = Mount("", "/"), "/"
     with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as lines:  # noqa: PTH123
         for line in lines:
-            _, _, device, path, point, *_ = line.split(" ", 5)
-            mounted = Path(_unescaped(point))
-            if resolved.is_relative_to(mounted) and mounted.is_relative_to(best[1]):
-                best = Mount(device, _unescaped(path)), mounted
-    mount, mounted = best
-    return Mount(mount.device, str(Path(mount.path) / resolved.relative_to(mounted)))
+            _, _, device, root, point, *_ = line.split(" ", 5)
+            if "\\" in point:
+                point = _unescaped(point)
+            below = resolved == point or resolved.startswith(f"{point.rstrip('/')}/")
+            if below and len(point) >= len(inside):  # later mounts lie on earlier ones
+                best, inside = Mount(device, _unescaped(root)), point
+    return Mount(best.device, str(Path(best.path) / Path(resolved).relative_to(inside)))
 
 
 def _container(path: str) -> Container | None:

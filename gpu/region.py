@@ -29,6 +29,10 @@ class RegionInvalid(Exception):
     """The tenant has damaged its file. The text names the file and says what is wrong."""
 
 
+# Without waiting: the tenant may hold a lease of its file (fcntl(2), F_SETLEASE).
+_OPENED = os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
 class RegionUse(msgspec.Struct, frozen=True, kw_only=True):
     """What a group says of one GPU. Bytes, counts, ns; times by CLOCK_MONOTONIC, not in the future.
 
@@ -78,7 +82,9 @@ class Region:
         self._path = path
         self._gpus = gpus
         try:
-            self._descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+            self._descriptor = os.open(path, _OPENED)
+        except BlockingIOError:
+            raise RegionInvalid(f"{path}: a process of the container holds a lease of it") from None
         except OSError as error:
             raise RegionInvalid(f"{path}: {error.strerror}") from None
         try:

@@ -3,24 +3,28 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from base.paths import Paths
-from gpu import nvml, processes
-from gpu.enforcement import Action, Enforcement, OverUse
-from gpu.groups import CONTEXT_RESERVE, Groups
+from gpu import kernel_tier, nvml, processes
+from gpu.driver_files import SharedFile
+from gpu.enforcement import Enforcement, OverUse
+from gpu.groups import Groups
+from gpu.inventory import GpuMemory
 from gpu.nvml import Nvml, NvmlError
 from gpu.registration import Registrar
+from gpu.rooms import RegionRooms
 from gpu.samples import NodeSample
+from gpu.settings import GpuLimitSettings
 from gpu.share_controller import ShareController
 from gpu.shares import TICK
+from gpu.shim_tier import ShimTier
 from gpu.tenants import Tenant, Tenants
+from gpu.tiers import Obstacle, Tier, TieredGPU
 from gpu.watch import Watch
+from host.errors import HostError
 from host.gpus import GPUs
 
 if TYPE_CHECKING:
@@ -28,26 +32,18 @@ if TYPE_CHECKING:
 
 LOOK = 1.0  # seconds between two looks
 TRY_AGAIN = 5.0  # seconds after NVML could not be used
+PATIENCE = 5.0  # seconds for the driver's first answer
 NO_DRIVER = "no NVIDIA driver is loaded"
+NOT_SET = "this version of podfabric does not set the driver's limits for containers"
 
 _log = logging.getLogger(__name__)
-
-
-class GpuLimitSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How limits of GPUs are enforced on this node."""
-
-    driver_root: Path = Path("/")
-    on_overuse: Action = "report"
-    kill_unaccounted: bool = False
-    context_reserve: int = CONTEXT_RESERVE  # bytes
-    alnair_metrics: bool = False  # Alnair's names of metrics, beside ours
 
 
 class GpuService:
     """Limits of GPUs on this node.
 
-    `groups` can be used at once. From `start` to `close` their processes can register, and what
-    they use is compared with their limits each second.
+    `groups` can be used at once. `prepare` asks the driver for what there is. From `start` to
+    `close` processes can register, and what they use is compared with their limits each second.
 
     Args:
         paths: the node's files; the groups are below `run`.
@@ -55,6 +51,8 @@ class GpuService:
         settings: how limits are enforced.
         report: gets each over-use that counts, for an event of the pod.
         elastic: whether a group, by name, may also use the GPU time that others leave.
+        tiers: answers what keeps the limits of each GPU, for a scrape.
+        rooms: makes the groups' regions; on file systems of their own if it is None.
     """
 
     def __init__(
@@ -64,11 +62,19 @@ class GpuService:
         settings: GpuLimitSettings,
         report: Callable[[OverUse], object] = lambda overuse: None,
         elastic: Callable[[str], bool] = lambda group: False,
+        tiers: Callable[[], Sequence[TieredGPU]] = tuple,
+        rooms: RegionRooms | None = None,
     ) -> None:
         root = paths.run / "gpu"
-        self.groups = Groups(root, context_reserve=settings.context_reserve)
+        self.groups = Groups(root, context_reserve=settings.context_reserve, rooms=rooms)
         self._gpus = GPUs(paths)
+        self._cgroups = paths.sys / "fs/cgroup"
+        self._driver_root = paths.host / settings.driver_root.relative_to("/")
         self._settings = settings
+        self._tiers = tiers
+        self._shim = ShimTier(paths, settings, self.groups.obstacle)
+        self._memory: dict[str, GpuMemory] = {}  # by UUID
+        self._kernel: dict[str, str] = {}  # why the driver does not keep limits, by UUID
         self._shares = ShareController(self.groups, elastic)
         tenants = Tenants(listed, root)
         self._registrar = Registrar(self.groups, tenants)
@@ -85,18 +91,46 @@ class GpuService:
         self._tried = float("-inf")
         self._failure = ""
         self._sample = NodeSample(problem="not looked at yet")
+        self._asked = threading.Event()  # the driver, for the first time
+        self._begun = threading.Event()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="gpu-watch", daemon=True)
 
+    def prepare(self) -> None:
+        """Start to ask the driver, and wait for its first answer, but not for long."""
+        self._thread.start()
+        self._asked.wait(PATIENCE)
+
     def start(self) -> None:
-        """Start the threads and return."""
+        """Let processes register, and compare what they use. `listed` must be right by now."""
+        if self._begun.is_set():
+            return
+        if self._thread.ident is None:
+            self.prepare()
         if not processes.sees_the_host():
             _log.error(
                 "GPUs: this agent does not see the host's processes, and registers none: run it in "
                 "the host's pid namespace (hostPID)"
             )
         self._registrar.start()
-        self._thread.start()
+        self._begun.set()
+
+    def memory(self) -> Mapping[str, GpuMemory]:
+        """The memory of each GPU that the driver has told of, by UUID. Raises HostError."""
+        if not self._memory and self._problem:
+            raise HostError(self._problem)
+        return dict(self._memory)
+
+    def obstacles(self, mount: SharedFile | None, uuid: str) -> Mapping[Tier, Obstacle]:
+        """Why a GPU cannot have each tier, in a pool with this mount of the driver."""
+        return {
+            "kernel": lambda: self._kernel.get(uuid, self._problem or "not looked at yet"),
+            "shim": lambda: self._shim.obstacle(mount),
+        }
+
+    def files(self, mount: SharedFile | None) -> Sequence[SharedFile]:
+        """What a container with limits sees of the driver and the shims. Raises HostError."""
+        return self._shim.files(mount)
 
     def close(self) -> None:
         """Stop. The groups and what their processes hold stay for the next agent."""
@@ -115,7 +149,9 @@ class GpuService:
         from gpu import alnair_metrics, metrics
 
         sample = self._sample
-        shown = metrics.families(sample, self._enforcement.kills, time.monotonic(), time.time())
+        shown = metrics.families(
+            sample, self._enforcement.kills, time.monotonic(), time.time(), self._tiers()
+        )
         return (
             (*shown, *alnair_metrics.families(sample)) if self._settings.alnair_metrics else shown
         )
@@ -128,9 +164,15 @@ class GpuService:
         while not self._ended.wait(TICK):
             try:
                 driver = self._driver()
+                due = time.monotonic() - looked >= LOOK - TICK / 2
+                if driver is not None and due:
+                    self._learn(driver)
+                self._asked.set()
+                if not self._begun.is_set():
+                    continue
                 if driver is not None:
                     self._shares(self._watch.tick(driver), self._watch.measured)
-                if time.monotonic() - looked >= LOOK - TICK / 2:
+                if due:
                     looked = time.monotonic()
                     self._look(driver)
             except Exception as error:  # noqa: BLE001 - the agent must go on serving processes
@@ -138,6 +180,7 @@ class GpuService:
                 if text != self._failure:
                     _log.exception("GPUs: cannot compare their use with limits (tried again)")
                 self._failure = text
+                self._asked.set()
         self._let_go()
 
     def _look(self, driver: Nvml | None) -> None:
@@ -157,12 +200,22 @@ class GpuService:
                 return None
             self._tried = time.monotonic()
             try:
-                self._nvml = nvml.open_driver(self._settings.driver_root)
+                self._nvml = nvml.open_driver(self._driver_root)
                 self._problem = ""
                 self._watch.new_driver()
+                self._memory.clear()
             except NvmlError as error:
                 self._problem = str(error)
         return self._nvml
+
+    def _learn(self, driver: Nvml) -> None:
+        """Ask for what does not change while the driver is loaded, of GPUs that are new."""
+        for uuid in self._owned().keys() - self._memory.keys():
+            with suppress(NvmlError):  # the next look tells why
+                told = driver.memory(uuid)
+                unsupported = kernel_tier.unsupported(driver, uuid, self._cgroups)
+                self._kernel[uuid] = unsupported or NOT_SET
+                self._memory[uuid] = GpuMemory(total=told.total, reserved=told.reserved)
 
     def _let_go(self) -> None:
         if self._nvml is not None:

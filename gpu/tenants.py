@@ -29,7 +29,6 @@ class Tenants:
     def __init__(self, listed: Callable[[], Sequence[Tenant]], root: Path) -> None:
         self.listed = listed
         self._root = root
-        self._place: Mount | None = None
 
     def of(self, pid: int) -> Tenant | None:
         """The tenant of the process; None if it is in no container that holds a group.
@@ -45,12 +44,13 @@ class Tenants:
             return own[0]
         possible = own or [tenant for tenant in listed if not tenant.pod.uid]
         mounted = processes.mounted_region(pid) if possible else None
+        if mounted is None:
+            return None
         return next((each for each in possible if mounted == self._region(each.group)), None)
 
     def _region(self, group: str) -> Mount | None:
-        if self._place is None:
-            try:
-                self._place = processes.place_of(self._root)
-            except OSError:  # no group was ever made
-                return None
-        return Mount(self._place.device, f"{self._place.path}/{group}/region")
+        """Where the group's region is: each has a file system of its own."""
+        try:
+            return processes.place_of(self._root / group / "region")
+        except OSError:  # it is being removed
+            return None

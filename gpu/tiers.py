@@ -20,6 +20,14 @@ class TierChoice(msgspec.Struct, frozen=True, kw_only=True):
     unhealthy: str | None = None  # why the GPU must not be given; None if it may
 
 
+class TieredGPU(msgspec.Struct, frozen=True, kw_only=True):
+    """A GPU that is given in parts, and what keeps the limits on it."""
+
+    uuid: str
+    minor: int  # N of /dev/nvidiaN
+    choice: TierChoice
+
+
 def choose(
     obstacles: Mapping[Tier, Obstacle], allowed: Collection[Tier], required: Tier | None = None
 ) -> TierChoice:

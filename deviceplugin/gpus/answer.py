@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 
 from deviceplugin.api import v1beta1_pb2
-from deviceplugin.gpus.parts import SharedFile
 from deviceplugin.pools.gpu_pool import DriverMount
+from gpu.driver_files import SharedFile
 from gpu.nodes import GpuNode
 
 

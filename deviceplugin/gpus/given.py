@@ -6,6 +6,7 @@ have the same paths whichever GPU it is: a group is named after the container's 
 first of its ids, and so is the CDI device.
 """
 
+import errno
 import hashlib
 import re
 from collections.abc import Sequence
@@ -17,10 +18,12 @@ from base.paths import Paths
 from deviceplugin.api import v1beta1_pb2
 from deviceplugin.checkpoint import AllocatedGPU
 from deviceplugin.gpus import answer, slot_files
-from deviceplugin.gpus.parts import GpuParts, SharedFile
+from deviceplugin.gpus.parts import GpuParts
+from deviceplugin.gpus.tiers import mounted
 from deviceplugin.kubelet.server import Rejected
 from deviceplugin.pools.gpu_pool import GpuBinding, GpuPoolConfig
 from gpu import nodes
+from gpu.driver_files import SharedFile
 from gpu.groups import GroupError, Limit
 from gpu.nodes import GpuNode
 from host.errors import HostError
@@ -38,13 +41,13 @@ class Giver:
 
     def __init__(self, paths: Paths, parts: GpuParts) -> None:
         self._paths = paths
-        self._parts = parts
+        self.parts = parts
         self.binding: GpuBinding = "admission"  # of new containers
 
     @property
-    def tier(self) -> str:
-        """What enforces the limits of new containers."""
-        return "none" if self._parts.groups is None else "shim"
+    def context_reserve(self) -> int:
+        """Bytes above which each limit must be."""
+        return self.parts.context_reserve
 
     def clear(self, resource: str, given: AllocatedGPU) -> None:
         """Before an Allocate is recorded: remove what an earlier holder of the slot had.
@@ -55,7 +58,7 @@ class Giver:
             self.remove(group_of(resource, given.slot))
 
     def answer(
-        self, resource: str, given: AllocatedGPU, config: GpuPoolConfig
+        self, resource: str, given: AllocatedGPU, config: GpuPoolConfig, limit: Limit
     ) -> v1beta1_pb2.ContainerAllocateResponse:
         """The answer of an Allocate that is recorded; nothing for time alone.
 
@@ -67,8 +70,7 @@ class Giver:
         if given.cdi:
             name = slot_files.qualified(group)
             return answer.response((), config.driver_mount, cdi=[name])
-        limit = Limit(given.uuid, given.memory_bytes, given.compute_share or 1.0)
-        files = self._limited(group, [limit])
+        files = self._limited(given, config, group, [limit])
         return answer.response(self.nodes(given, resource), config.driver_mount, files=files)
 
     def nodes(self, given: AllocatedGPU, resource: str) -> tuple[GpuNode, ...]:
@@ -81,13 +83,15 @@ class Giver:
                 f"cannot give {given.bdf} for {resource}: {error}",
             ) from None
 
-    def start(self, resource: str, given: AllocatedGPU, limits: Sequence[Limit]) -> None:
+    def start(
+        self, resource: str, given: AllocatedGPU, config: GpuPoolConfig, limit: Limit
+    ) -> None:
         """What a container has that starts: its limits, then its CDI device.
 
         Raises Rejected and OSError.
         """
         found = self.nodes(given, resource)
-        files = self._limited(given.group, limits, change=True)
+        files = self._limited(given, config, given.group, [limit], change=True)
         if given.cdi:
             slot_files.write(self._paths, given.group, found, files, _VARIABLES)
 
@@ -98,25 +102,34 @@ class Giver:
     def remove(self, group: str) -> None:
         """Remove what a container had that is gone. Raises OSError."""
         slot_files.remove(self._paths, group)
-        if self._parts.groups is not None:
-            self._parts.groups.remove(group)
+        if self.parts.groups is not None:
+            try:
+                self.parts.groups.remove(group)
+            except GroupError as error:
+                raise OSError(errno.EBUSY, str(error), group) from None
 
     def _limited(
-        self, group: str, limits: Sequence[Limit], *, change: bool = False
+        self,
+        given: AllocatedGPU,
+        config: GpuPoolConfig,
+        group: str,
+        limits: Sequence[Limit],
+        *,
+        change: bool = False,
     ) -> list[SharedFile]:
         """Have a group with limits, with `change` these; the files that its container sees.
 
-        Raises Rejected and OSError.
+        Nothing for a container whose limits are not kept. Raises Rejected and OSError.
         """
-        if self._parts.groups is None:
+        if given.tier == "none" or self.parts.groups is None:
             return []
         try:
-            directory = self._parts.groups.make(group, limits)
+            directory = self.parts.groups.make(group, limits)
             if change:
-                self._parts.groups.change(group, limits)
-        except GroupError as error:
+                self.parts.groups.change(group, limits)
+            return [*_files_of(directory), *self.parts.files(mounted(config))]
+        except (GroupError, HostError) as error:
             raise Rejected(grpc.StatusCode.FAILED_PRECONDITION, str(error)) from None
-        return [*_files_of(directory), *self._parts.files]
 
 
 def group_of(resource: str, slot: str) -> str:

@@ -1,16 +1,22 @@
-"""What the agent adds to pools of GPUs: NVML, and the groups whose limits are enforced.
+"""What the agent adds to pools of GPUs: NVML, and the groups whose limits are kept.
 
 A device plugin that runs alone has neither: then `memory` in config.yaml says how much memory the
-GPUs have, and nothing enforces the limits.
+GPUs have, and nothing keeps the limits.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from deviceplugin.pools.config import DevicePluginConfig
+from gpu.driver_files import SharedFile
 from gpu.groups import Limit
 from gpu.inventory import GpuMemory, MemorySource
+from gpu.settings import CONTEXT_RESERVE
+from gpu.tiers import Obstacle, Tier
+
+ALONE = "the device plugin runs alone: run `podfabric agent`, which keeps limits"
 
 
 class LimitedGroups(Protocol):
@@ -29,23 +35,42 @@ class LimitedGroups(Protocol):
         """Remove a group if it exists."""
 
 
-@dataclass(frozen=True)
-class SharedFile:
-    """A file or directory of the host that each container with limits sees."""
-
-    host: str
-    container: str
-    read_only: bool = True
-
-
 def _no_memory() -> Mapping[str, GpuMemory]:
     return {}
 
 
+def _alone(mount: SharedFile | None, uuid: str) -> Mapping[Tier, Obstacle]:
+    return {"shim": lambda: ALONE}
+
+
+def _no_files(mount: SharedFile | None) -> Sequence[SharedFile]:
+    return ()
+
+
 @dataclass(frozen=True)
 class GpuParts:
-    """The parts of an agent. Without `groups` nothing is enforced: the tier is "none"."""
+    """The parts of an agent. Without them nothing is enforced: the tier is "none".
+
+    `obstacles` answers why a GPU cannot have each tier, and `files` what a container with limits
+    sees beside the files of its group; it raises HostError. Both get what the pool mounts of the
+    driver.
+    """
 
     memory: MemorySource = _no_memory
     groups: LimitedGroups | None = None
-    files: tuple[SharedFile, ...] = ()  # of the library that enforces the limits, and its socket
+    obstacles: Callable[[SharedFile | None, str], Mapping[Tier, Obstacle]] = _alone
+    files: Callable[[SharedFile | None], Sequence[SharedFile]] = _no_files
+    context_reserve: int = CONTEXT_RESERVE  # bytes, above which each limit must be
+
+
+class GpuLimits(Protocol):
+    """Keeps the limits of containers on this node, for a `Service`, from one thread at a time."""
+
+    def parts(self, config: DevicePluginConfig) -> GpuParts:
+        """The parts for that configuration, before its pools are served."""
+
+    def start(self) -> None:
+        """The device plugin knows now who holds what. Called again it does nothing."""
+
+    def close(self) -> None:
+        """Stop. What containers have stays."""

@@ -5,24 +5,29 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 
 from base.paths import Paths
 from deviceplugin.gpus import slot_files
 from deviceplugin.gpus.given import Giver, group_of
+from deviceplugin.gpus.holders import Holders
 from deviceplugin.gpus.near import Nearness
 from deviceplugin.gpus.parts import GpuParts
 from deviceplugin.gpus.replicas import ReplicaService
 from deviceplugin.gpus.share_pool import SharePool, kinds
 from deviceplugin.gpus.shares import ShareService
 from deviceplugin.gpus.start import Starter
+from deviceplugin.gpus.tiers import GpuTiers, chosen, withheld
 from deviceplugin.kubelet.pod_resources import PodResourcesClient
 from deviceplugin.kubelet.records import PodDevices
 from deviceplugin.ledger import Ledger
-from deviceplugin.pools.gpu_pool import GpuBinding, GpuPoolConfig
+from deviceplugin.pools.config import DevicePluginConfig
+from deviceplugin.pools.gpu_pool import GpuPoolConfig
 from deviceplugin.startup_grace import GRACE
 from gpu.inventory import GpuInventory, NodeGPU
+from gpu.settings import GpuLimitSettings
+from gpu.tiers import TieredGPU
 from host.gpus import GPU
 
 _log = logging.getLogger(__name__)
@@ -50,10 +55,13 @@ class GpuPools:
         self._ledger = ledger
         self._allocated = allocated
         self._configs: Sequence[GpuPoolConfig] = ()
-        self._inventory = GpuInventory(paths, parts.memory)
+        self._inventory = GpuInventory(paths, lambda: self._giver.parts.memory())
         self._giver = Giver(paths, parts)
         self._near = Nearness(paths, ledger, kubelet)
-        self._starter = Starter(paths, ledger, kubelet, self._giver, self._near)
+        self.holders = Holders(paths, ledger)
+        self._starter = Starter(paths, ledger, kubelet, self._giver, self._near, self.holders)
+        self._tiers = GpuTiers(paths)
+        self._limits = GpuLimitSettings()
         self._gpus: list[NodeGPU] = []
         self._expected: frozenset[str] = frozenset()
         self._began = time.monotonic()
@@ -74,16 +82,30 @@ class GpuPools:
         """Whether containers that end make room for others, which only the kubelet tells."""
         return bool(self._shares)
 
+    @property
+    def tiers(self) -> Sequence[TieredGPU]:
+        """What keeps the limits on each GPU that is given in parts."""
+        return tuple(self._tiers.chosen.values())
+
+    def use(self, parts: GpuParts) -> None:
+        """Use other parts of the agent."""
+        self._giver.parts = parts
+
     def differs(self) -> bool:
-        """Whether the GPUs or their nodes are others than at the last `look`."""
+        """Whether the GPUs, their nodes or tiers are others than at the last `look`."""
         if not self._configs:
             return False
         gpus = self._inventory.look(self._held())
-        return gpus != self._gpus or self._expected_of(gpus) != self._expected
+        return (
+            gpus != self._gpus
+            or self._expected_of(gpus) != self._expected
+            or self._choices(gpus) != self._tiers.chosen
+        )
 
-    def look(self, configs: Sequence[GpuPoolConfig], binding: GpuBinding = "admission") -> set[str]:
+    def look(self, config: DevicePluginConfig) -> set[str]:
         """Update every resource; those whose lists have changed."""
-        self._giver.binding = binding
+        configs = config.gpus
+        self._giver.binding, self._limits = config.gpu_binding, config.gpu_limits
         if configs != self._configs:
             self._configure(configs)
         if self._adopted:
@@ -93,22 +115,38 @@ class GpuPools:
         gpus = self._inventory.look(self._held())
         self._tell_changes(gpus)
         self._gpus, self._expected = gpus, self._expected_of(gpus)
+        self._tiers.take(self._choices(gpus))
         changed: set[str] = set()
-        left = list(gpus)
-        for config in configs:
-            mine = [gpu for gpu in left if config.selects(gpu.gpu)]
-            left = [gpu for gpu in left if gpu not in mine]
-            if config.mode == "replicas":
-                changed |= self._update_replicas(config, mine)
+        for pool, mine in self._by_pool(gpus):
+            if pool.mode == "replicas":
+                changed |= self._update_replicas(pool, mine)
             else:
-                changed |= self._update_shares(config, mine)
+                changed |= self._update_shares(pool, mine)
         return changed
 
     def adopt(self, rows: Sequence[PodDevices]) -> None:
         """Record what only the kubelet knows. Raises OSError."""
         for service in self.services.values():
             service.adopt(rows)
+        self.holders.learn(rows)
         self._adopted = True
+
+    def _by_pool(self, gpus: Sequence[NodeGPU]) -> Iterator[tuple[GpuPoolConfig, list[NodeGPU]]]:
+        """The GPUs of each pool: the first that selects a GPU has it."""
+        left = list(gpus)
+        for config in self._configs:
+            mine = [gpu for gpu in left if config.selects(gpu.gpu)]
+            left = [gpu for gpu in left if gpu not in mine]
+            yield config, mine
+
+    def _choices(self, gpus: Sequence[NodeGPU]) -> dict[str, TieredGPU]:
+        """What keeps the limits on each GPU that is given in parts, by address."""
+        parts = self._giver.parts
+        return {
+            gpu.gpu.address: chosen(gpu, config, self._limits, parts)
+            for config, mine in self._by_pool(gpus)
+            for gpu in (mine if config.mode != "replicas" else ())
+        }
 
     def _configure(self, configs: Sequence[GpuPoolConfig]) -> None:
         """Have a service for each resource of these pools. One that stays is kept."""
@@ -147,20 +185,28 @@ class GpuPools:
 
     def _update_shares(self, config: GpuPoolConfig, gpus: Sequence[NodeGPU]) -> set[str]:
         pool = self._pools[config.resources]
-        pool.update(config, gpus)
+        tiered = self._tiers.chosen
+        pool.update(
+            config,
+            [withheld(gpu, tiered[gpu.gpu.address]) for gpu in gpus],
+            {address: of.choice.tier for address, of in tiered.items()},
+        )
         self._tell(", ".join(config.resources), pool.problem if gpus else NOTHING)
         return {name for name in config.resources if self._shares[name].update(self._expected)}
 
-    def _expected_of(self, gpus: Iterable[NodeGPU]) -> frozenset[str]:
-        """The GPUs that have not been ready since the plugin started, a short while ago.
+    def _expected_of(self, gpus: Sequence[NodeGPU]) -> frozenset[str]:
+        """The GPUs that have not been ready since the plugin started, a short while ago, or whose
+        limits cannot be kept yet.
 
         A node that boots starts its pods again before the driver is loaded, and the kubelet rejects
         for good a pod with an unhealthy id (see `startup_grace`).
         """
         if time.monotonic() >= self._began + GRACE:
             return frozenset()
+        choices = self._choices(gpus)
+        withheld_now = (address for address, of in choices.items() if of.choice.unhealthy)
         never = (gpu.gpu.address for gpu in gpus if not self._inventory.was_ready(gpu.gpu))
-        return frozenset(never)
+        return frozenset((*never, *withheld_now))
 
     def _held(self) -> list[GPU]:
         given = (allocation.gpu for allocation in self._ledger.allocations())

@@ -14,7 +14,9 @@ from deviceplugin.ledger import Ledger
 from deviceplugin.pools.gpu_pool import GpuPoolConfig, Shape
 from gpu.inventory import NodeGPU
 from gpu.placement import WHOLE, Share
+from gpu.tiers import Tier
 
+NO_TIERS: Mapping[str, Tier] = {}
 _SHORT = len("GPU-12345678")
 
 
@@ -70,9 +72,16 @@ class SharePool:
         self.config = GpuPoolConfig()
         self.gpus: Mapping[str, SharedGPU] = {}  # by address, all whose memory is known
         self.problem: str | None = None
+        self._tiers: Mapping[str, Tier] = {}
 
-    def update(self, config: GpuPoolConfig, nodes: Sequence[NodeGPU]) -> None:
-        """Replace the configuration and the GPUs."""
+    def update(
+        self,
+        config: GpuPoolConfig,
+        nodes: Sequence[NodeGPU],
+        tiers: Mapping[str, Tier] = NO_TIERS,
+    ) -> None:
+        """Replace the configuration, the GPUs, and by their address what keeps their limits."""
+        self._tiers = tiers
         self.config, self.gpus = config, shared_gpus(config, nodes)
         unknown = [node.name for node in nodes if node.gpu.address not in self.gpus]
         self.problem = None
@@ -81,6 +90,10 @@ class SharePool:
                 f"{', '.join(unknown)}: how much memory it has is not known, so it is not "
                 "offered: NVML tells the agent; or write `memory` into the pool"
             )
+
+    def tier(self, address: str) -> Tier:
+        """What keeps the limits of new containers on a GPU."""
+        return self._tiers.get(address, "none")
 
     def free(self, without: Collection[AllocationKey] = ()) -> dict[str, Share]:
         """What is free of each healthy GPU, by address; allocations in `without` do not count."""
@@ -105,7 +118,12 @@ class SharePool:
     def shown(self, free: Mapping[str, Share]) -> str:
         """What is free of each GPU, in words."""
         texts = [f"{self.gpus[address].node.name} has {room}" for address, room in free.items()]
-        return "; ".join(texts) or "no GPU is healthy"
+        texts += [
+            f"{gpu.node.name} is unhealthy: {gpu.node.fault}"
+            for gpu in self.gpus.values()
+            if gpu.node.fault is not None
+        ]
+        return "; ".join(texts) or "there is no GPU"
 
 
 def shared_gpus(config: GpuPoolConfig, nodes: Sequence[NodeGPU]) -> dict[str, SharedGPU]:

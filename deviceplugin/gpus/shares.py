@@ -26,6 +26,7 @@ from deviceplugin.gpus.share_pool import IdKind, SharedGPU, SharePool, healthy_i
 from deviceplugin.gpus.start import Starter
 from deviceplugin.kubelet.records import PodDevices
 from deviceplugin.kubelet.server import Listing, Rejected
+from gpu.groups import Limit
 from gpu.placement import Share, choose
 
 _log = logging.getLogger(__name__)
@@ -124,11 +125,13 @@ class ShareService:
             keys = [(self.name, device_id) for device_id in ordered]
             wanted = self.kind.share.times(len(ordered))
             chosen = self._choose(ordered, keys, wanted)
+            self._check_context(chosen, wanted)
             given = self._given(ordered, chosen)
             try:
                 self._giver.clear(self.name, given)
                 self.pool.ledger.record_gpus(self.name, dict.fromkeys(ordered, given))
-                answer = self._giver.answer(self.name, given, self.pool.config)
+                limit = Limit(given.uuid, wanted.memory, wanted.compute / 100 or 1.0)
+                answer = self._giver.answer(self.name, given, self.pool.config, limit)
             except OSError as error:
                 raise Rejected(
                     grpc.StatusCode.INTERNAL,
@@ -175,6 +178,17 @@ class ShareService:
                 f"{len(ids)} ids", f"a container may have {most} (maxPerContainer): ask for fewer"
             )
 
+    def _check_context(self, gpu: SharedGPU | None, wanted: Share) -> None:
+        """Refuse a limit within which no program could begin to use CUDA."""
+        reserve, unit = self._giver.context_reserve, self.kind.share.memory
+        if gpu is None or self.pool.tier(gpu.address) != "shim" or wanted.memory > reserve:
+            return
+        raise self._refusal(
+            f"{wanted.memory >> 20} MiB",
+            f"a CUDA context is charged with {reserve >> 20} MiB (gpuLimits.contextReserve), and a "
+            f"container must have more: ask for {reserve // unit + 1} or more",
+        )
+
     def _choose(
         self, ids: Sequence[str], keys: Collection[AllocationKey], wanted: Share
     ) -> SharedGPU | None:
@@ -214,7 +228,7 @@ class ShareService:
             minor=gpu.node.minor if gpu is not None else -1,
             memory_bytes=self.kind.share.memory,
             compute_share=self.kind.share.compute / 100,
-            tier=self._giver.tier,
+            tier=self.pool.tier(gpu.address) if gpu is not None else "none",
             slot=ids[0] if gpu is not None else "",
             cdi=gpu is not None and self._giver.binding == "start",
         )

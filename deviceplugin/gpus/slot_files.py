@@ -18,7 +18,7 @@ import msgspec
 
 from base import files
 from base.paths import Paths
-from deviceplugin.gpus.parts import SharedFile
+from gpu.driver_files import SharedFile
 from gpu.limit_hook import OciHook
 from gpu.nodes import GpuNode
 

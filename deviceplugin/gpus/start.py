@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from base.paths import Paths
 from deviceplugin.checkpoint import AllocatedGPU, Allocation, AllocationKey
 from deviceplugin.gpus.given import Giver, group_of
+from deviceplugin.gpus.holders import Holders
 from deviceplugin.gpus.near import Nearness
 from deviceplugin.gpus.share_pool import SharedGPU, SharePool, percents
 from deviceplugin.kubelet import records
@@ -39,7 +40,9 @@ class Starter:
         kubelet: PodResourcesClient,
         giver: Giver,
         near: Nearness,
+        holders: Holders,
     ) -> None:
+        self._holders = holders
         self._paths = paths
         self._ledger = ledger
         self._kubelet = kubelet
@@ -59,7 +62,7 @@ class Starter:
                     f"for {pool.config.memory_resource} too"
                 )
             chosen = self._choose(pool, held, memory, self._near.hcas(rows))
-            self._write(chosen, held, memory)
+            self._write(pool, chosen, held, memory, rows)
 
     def _container(self, resource: str, ids: Sequence[str]) -> list[PodDevices]:
         """All rows of the container that has exactly these ids of the resource.
@@ -157,20 +160,26 @@ class Starter:
 
     def _write(
         self,
+        pool: SharePool,
         chosen: SharedGPU,
         held: Mapping[AllocationKey, Allocation],
         memory: Mapping[AllocationKey, Allocation],
+        rows: Sequence[PodDevices],
     ) -> None:
         """Write the ledger, then the limits. After a kill between them the kubelet calls again."""
-        resource, _ = next(iter(memory))
+        resource, recorded = next(iter(memory))[0], _gpu(next(iter(memory.values())))
         slot = min(device_id for _, device_id in memory)
         group = group_of(resource, slot)
+        self._holders.starts(group, rows)
+        # One with nodes has the mounts that Allocate answered with, or none.
+        tier = pool.tier(chosen.address) if recorded.cdi else recorded.tier
         bound = {
             key: replace(
                 _gpu(entry),
                 uuid=chosen.uuid,
                 bdf=chosen.address,
                 minor=chosen.node.minor,
+                tier=tier,
                 group=group,
             )
             for key, entry in held.items()
@@ -184,7 +193,7 @@ class Starter:
         try:
             self._ledger.bind(bound)
             given = next(gpu for key, gpu in bound.items() if key in memory)
-            self._giver.start(resource, given, [limit])
+            self._giver.start(resource, given, pool.config, limit)
         except OSError as error:
             raise Rejected(
                 grpc.StatusCode.INTERNAL,

@@ -11,23 +11,22 @@ from typing import Literal
 import msgspec
 
 from deviceplugin.pools.gpu_pool import GpuBinding, GpuPoolConfig
+from gpu.settings import GpuLimitSettings
 from host.selectors import Selector
 
 Mode = Literal["all", "exclusive", "shared"]
 Placement = Literal["spread", "pack"]
 Registration = Literal["legacy", "watcher"]
 
-PARTS = (
-    *("agent", "policy", "ipam", "pools", "gpus", "devices"),
-    *("configList", "periodicUpdateInterval", "resourceList"),
-)
+_OF_OTHERS = ("configList", "periodicUpdateInterval", "resourceList")
+PARTS = ("agent", "policy", "ipam", "pools", "gpus", "gpuLimits", "devices", *_OF_OTHERS)
 """The top-level keys of config.yaml. The last three belong to other plugins' files."""
 
 ID_BYTES = 70  # at most, of a device in a ListAndWatch answer
 LIST_BYTES = 3_670_016  # 3.5 MiB, since gRPC accepts at most 4 MiB
 MOST_IDS = LIST_BYTES // ID_BYTES
 
-_FOREIGN = {key.lower() for key in PARTS[6:]}
+_FOREIGN = {key.lower() for key in _OF_OTHERS}
 _SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _QUALIFIED = re.compile(r"([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]")
 _QUOTA = "requests."  # the prefix of the name in a ResourceQuota, where it must be valid too
@@ -67,8 +66,14 @@ class DevicePluginConfig(msgspec.Struct, frozen=True, kw_only=True):
     pools: tuple[PoolConfig, ...]
     gpus: tuple[GpuPoolConfig, ...] = ()
     gpu_binding: GpuBinding = "admission"  # when the GPU of a container is chosen
+    gpu_limits: GpuLimitSettings = GpuLimitSettings()
     registration: Registration = "legacy"
     rescan: float = 60.0  # seconds between reads of sysfs without an event; 0: never
+
+    @property
+    def has_gpu_limits(self) -> bool:
+        """Whether containers may have parts of GPUs, which have limits."""
+        return any(pool.mode != "replicas" for pool in self.gpus)
 
 
 class ConfigError(Exception):

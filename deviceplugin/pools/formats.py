@@ -19,7 +19,7 @@ import msgspec
 from base import documents
 from base.documents import DocumentError
 from base.text import resembling
-from deviceplugin.pools import config, gpu_formats
+from deviceplugin.pools import config, gpu_formats, gpu_limits
 from deviceplugin.pools.config import (
     ConfigError,
     DevicePluginConfig,
@@ -144,12 +144,15 @@ def _read(document: object, name: str, prefix: str) -> DevicePluginConfig:
     if not lists:
         pools = (config.DEFAULT,)
     gpus = gpu_formats.parse(parts.get("gpus"), f"{name}: gpus")
-    problem = config.together_problem(pools) or gpu_formats.together_problem(
-        gpus, [pool.resource for pool in pools]
+    limits = gpu_limits.parse(parts.get(gpu_limits.PART), f"{name}: {gpu_limits.PART}")
+    problem = (
+        config.together_problem(pools)
+        or gpu_formats.together_problem(gpus, [pool.resource for pool in pools])
+        or gpu_limits.clash(gpus, limits)
     )
     if problem:
         raise DocumentError(f"{name}: {problem}")
-    return DevicePluginConfig(pools=pools, gpus=gpus, **settings)
+    return DevicePluginConfig(pools=pools, gpus=gpus, gpu_limits=limits, **settings)
 
 
 def _devices(parts: dict[str, Any], name: str) -> dict[str, Any]:

@@ -88,7 +88,7 @@ def _pool(value: object, where: str) -> GpuPoolConfig:
         fields["driver_mount"] = driver_mount(values["driverMount"], f"{where}.driverMount")
     for key in ("reserve", "memory"):
         if key in values:
-            fields[key] = _bytes(values[key], f"{where}.{key}")
+            fields[key] = amount(values[key], f"{where}.{key}")
     return GpuPoolConfig(**fields, **_OF_MODE[mode](values, where))
 
 
@@ -126,7 +126,7 @@ def _of_slices(values: Mapping[str, Any], where: str) -> dict[str, Any]:
         for key in _SHAPE:
             if key not in fields:
                 raise DocumentError(f"{at}.{key}: is required")
-        memory = _bytes(fields["memory"], f"{at}.memory", SMALLEST)
+        memory = amount(fields["memory"], f"{at}.memory", SMALLEST)
         name = _resource(fields["name"], f"{at}.name")
         shapes.append(Shape(resource=name, memory=memory, compute=fields["compute"]))
     return {"shapes": tuple(shapes)}
@@ -138,7 +138,7 @@ def _of_units(values: Mapping[str, Any], where: str) -> dict[str, Any]:
         if key in values:
             fields[field] = _resource(values[key], f"{where}.{key}")
     if "unit" in values:
-        fields["unit"] = _bytes(values["unit"], f"{where}.unit", SMALLEST)
+        fields["unit"] = amount(values["unit"], f"{where}.unit", SMALLEST)
     return fields
 
 
@@ -164,8 +164,8 @@ def _devices(names: Sequence[str], where: str) -> tuple[str, ...]:
     return tuple(devices)
 
 
-def _bytes(value: object, where: str, least: int = 0) -> int:
-    """A number of bytes, as Kubernetes writes it: "10Gi"."""
+def amount(value: object, where: str, least: int = 0) -> int:
+    """A number of bytes, as Kubernetes writes it: "10Gi". Raises DocumentError."""
     match = _QUANTITY.fullmatch(value) if isinstance(value, str) else None
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         size = value

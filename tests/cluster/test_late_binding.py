@@ -13,6 +13,7 @@ from tests.cluster.installation import await_agent, await_nothing_left, configur
 MEMORY, COMPUTE = "alnair/vgpu-memory", "alnair/vgpu-compute"
 CONFIGURATION = {
     "gpus": [{"mode": "units", "memory": "8Gi", "reserve": 0}],
+    "gpuLimits": {"require": "none"},  # these nodes have no driver that a shim could lie over
     "devices": {"gpuBinding": "start"},
 }
 # Both are devices that any container may open: null and zero, random and urandom.

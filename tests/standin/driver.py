@@ -4,7 +4,7 @@ import os
 import struct
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -46,9 +46,15 @@ class Refused(Exception):
 class Driver:
     """A process with a library loaded. Calls of each `thread` are made by a thread of their own."""
 
-    def __init__(self, environment: Mapping[str, str], library: str = "libcuda.so.1") -> None:
+    def __init__(
+        self,
+        environment: Mapping[str, str],
+        library: str = "libcuda.so.1",
+        through: Sequence[str] = (),
+    ) -> None:
+        """With `through`, that command starts the process, in a container for example."""
         self.process = subprocess.Popen(
-            [sys.executable, "-S", "-E", str(CLIENT), library],
+            [*through, sys.executable, "-S", "-E", str(CLIENT), library],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

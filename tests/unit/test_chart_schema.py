@@ -9,6 +9,7 @@ import pytest
 
 from agent.settings import Settings
 from cni.policy.rules import Policy
+from deviceplugin.pools import gpu_formats, gpu_limits
 from deviceplugin.pools.config import PARTS
 from deviceplugin.pools.formats import POOL_KEYS
 from host.selectors import Selector
@@ -54,6 +55,21 @@ def test_pools_are_those_of_the_code() -> None:
         value = msgspec.json.schema(POOL_KEYS[key])
         wanted = compared({"type": "string"} | value if "enum" in value else value)
         assert compared(charts[key]) == wanted, key
+
+
+def test_limits_of_gpus_are_those_of_the_code() -> None:
+    charts = CONFIG["properties"]["gpuLimits"]["properties"]
+    assert sorted(charts) == sorted(gpu_limits.KEYS)
+    for key in ("require", "onOveruse", "killUnaccounted"):
+        value = msgspec.json.schema(gpu_limits.KEYS[key])
+        wanted = compared({"type": "string"} | value if "enum" in value else value)
+        assert compared(charts[key]) == wanted, key
+    assert sorted(charts["enforce"]["items"]["enum"]) == sorted(charts["require"]["enum"])
+
+
+def test_pools_of_gpus_are_those_of_the_code() -> None:
+    charts = CONFIG["properties"]["gpus"]["items"]["properties"]
+    assert sorted(charts) == sorted(gpu_formats.KEYS)
 
 
 def test_selectors_are_those_of_the_code() -> None:

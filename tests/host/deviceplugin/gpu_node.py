@@ -54,7 +54,8 @@ class GpuNode:
 
     def start(self) -> None:
         """Start the plugin, after the present one was closed."""
-        self.plugin = DevicePlugin(self.paths, self.config, gpu_parts=GpuParts(groups=self.groups))
+        parts = GpuParts(groups=self.groups, obstacles=lambda mount, uuid: {"shim": lambda: None})
+        self.plugin = DevicePlugin(self.paths, self.config, gpu_parts=parts)
         self.plugin.start()
 
     def restart(self) -> None:

@@ -19,6 +19,7 @@ from gpu.groups import Groups, Limit
 from gpu.processes import Container
 from gpu.registration import Registrar
 from gpu.tenants import Tenant, Tenants
+from tests.unit.gpu.groups import PlainRooms
 from tests.waiting import until
 
 GPU = "GPU-00000000-0000-0000-0000-00000000000a"
@@ -143,7 +144,7 @@ class GroupsNode:
     """Groups, their tenants, and a registrar, which can be started again."""
 
     def __init__(self, root: Path) -> None:
-        self.groups = Groups(root)
+        self.groups = Groups(root, rooms=PlainRooms())
         self.tenants: list[Tenant] = []
         self.stack = ExitStack()
         self.registrar = self._registrar()

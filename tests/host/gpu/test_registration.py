@@ -18,6 +18,7 @@ from gpu.group_socket import GroupSocket, Registrant
 from gpu.groups import Groups, Limit
 from gpu.registration import CLIENTS
 from tests.host.gpu.pods import GPU, GroupsNode, MadeContainer, RegisteringProcess
+from tests.unit.gpu.groups import PlainRooms
 from tests.waiting import PATIENCE, until
 
 LONG = "podfabric.io-gpu-10g-25." + "x" * 150  # its socket's path is longer than an address may be
@@ -209,7 +210,9 @@ def test_an_agent_that_was_killed_within_a_change_has_it_finished(node: GroupsNo
 def test_what_a_former_agent_throttled_is_lifted(node: GroupsNode) -> None:
     node.container("a", limits=[Limit(GPU, 1 << 30, 0.5)])
     node.groups.throttle("a", GPU, 0.01)
-    node.groups = Groups(node.groups.root)  # another process knows nothing of it
+    node.groups = Groups(
+        node.groups.root, rooms=PlainRooms()
+    )  # another process knows nothing of it
     node.restart()
     assert [entry.share for entry in node.groups.read("a").in_force] == [0.5]
 

@@ -14,15 +14,17 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from base.pod import Pod
 from gpu import metrics, service
-from gpu.enforcement import Action, OverUse
+from gpu.enforcement import OverUse
 from gpu.groups import Limit
 from gpu.samples import NodeSample
-from gpu.service import GpuLimitSettings, GpuService
+from gpu.service import GpuService
+from gpu.settings import Action, GpuLimitSettings
 from gpu.tenants import Tenant
 from tests.host.gpu.driver_root import installed, paths_with
 from tests.host.gpu.pods import MadeContainer, made_container
 from tests.standin.driver import Driver, Out
 from tests.standin.gpus import GIB, MIB, Behaviour, Node, gpus
+from tests.unit.gpu.groups import PlainRooms
 from tests.waiting import until
 
 TWO = gpus(2, bytes=16 * GIB, reserved_bytes=600 * MIB, context_bytes=300 * MIB)
@@ -48,7 +50,9 @@ class ServedNode:
     def start(self, on_overuse: Action = "report") -> GpuService:
         paths = paths_with(self.directory, TWO)
         made = GpuLimitSettings(driver_root=self.directory / "driver", on_overuse=on_overuse)
-        self.service = GpuService(paths, lambda: self.tenants, made, self.reported.append)
+        self.service = GpuService(
+            paths, lambda: self.tenants, made, self.reported.append, rooms=PlainRooms()
+        )
         self.stack.callback(self.service.close)
         self.service.start()
         return self.service
@@ -160,7 +164,7 @@ def test_a_driver_that_goes_and_comes_back_is_opened_again(
 def test_a_node_without_gpus_loads_no_nvml(node: ServedNode) -> None:
     made = GpuLimitSettings(driver_root=node.directory)
     paths = paths_with(node.directory, ())
-    started = GpuService(paths, lambda: node.tenants, made)
+    started = GpuService(paths, lambda: node.tenants, made, rooms=PlainRooms())
     node.stack.callback(started.close)
     started.start()
     until(lambda: started.sample.problem == service.NO_DRIVER, what="look")

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from gpu import layout, nvml
-from gpu.enforcement import Action, Enforcement, OverUse
+from gpu.enforcement import Enforcement, OverUse
 from gpu.groups import Limit
 from gpu.nvml import Nvml
 from gpu.samples import NodeSample, TenantSample
+from gpu.settings import Action
 from gpu.watch import TOLERANCE_BYTES, Watch
 from tests.host.gpu.driver_root import installed
 from tests.host.gpu.pods import GroupsNode, MadeContainer

@@ -5,7 +5,10 @@ import sys
 
 from tests.plugins import CHECKOUT
 
-HEAVY = ("asyncio", "difflib", "grpc", "prometheus_client", "rich", "ssl", "yaml")
+HEAVY = (
+    *("asyncio", "difflib", "grpc", "prometheus_client", "rich", "ssl", "yaml"),
+    *("gpu.groups", "gpu.service", "pynvml"),
+)
 SERVING = "import cli.agent, agent.main, agent.departure, cli.install"
 LOADED = f"""
 import sys

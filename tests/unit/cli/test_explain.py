@@ -19,6 +19,7 @@ from deviceplugin.kubelet.server import Listing, PluginServer
 from deviceplugin.plugin import DevicePlugin
 from deviceplugin.pools.config import DevicePluginConfig, PoolConfig
 from deviceplugin.pools.gpu_pool import GpuPoolConfig
+from gpu.settings import GpuLimitSettings
 from tests.kubelet import Kubelet
 from tests.unit.cli.commands import Shell, short_path
 from tests.unit.gpu.driver import Driver
@@ -27,6 +28,7 @@ from tests.unit.host.sysfs import Tree
 from tests.waiting import PATIENCE
 
 FIRST, SECOND = servers.DGX_HCAS[:2]
+UNLIMITED = GpuLimitSettings(require="none")
 CONFIG = DevicePluginConfig(pools=(PoolConfig(resource="rdma/hca", mode="exclusive"),))
 
 
@@ -166,7 +168,9 @@ def test_what_a_pod_has_of_a_gpu_is_shown_with_the_cost_of_the_way_to_its_hca(
         shell = Shell(paths, monkeypatch, capsys)
         _prepared(paths, 'pools: [{name: "rdma/hca", mode: exclusive}]')
         units = GpuPoolConfig(mode="units", memory=8 << 30, reserve=0)
-        config = DevicePluginConfig(pools=CONFIG.pools, gpus=(units,), gpu_binding="start")
+        config = DevicePluginConfig(
+            pools=CONFIG.pools, gpus=(units,), gpu_binding="start", gpu_limits=UNLIMITED
+        )
         plugin = DevicePlugin(paths, config)
         with Kubelet(paths.kubelet) as kubelet:
             plugin.start()

@@ -5,7 +5,21 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+from base import files
 from gpu.groups import Limit
+
+
+class PlainRooms:
+    """Regions that are plain files, for tests that make no mounts."""
+
+    def put(self, path: Path, content: bytes) -> None:
+        files.write_atomically(path, content, 0o666, durable=False)
+
+    def remove(self, path: Path) -> None:
+        files.remove(path, durable=False)
+
+    def obstacle(self, root: Path) -> str | None:
+        return None
 
 
 class FileGroups:

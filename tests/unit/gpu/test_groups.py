@@ -15,6 +15,7 @@ from gpu import layout
 from gpu.groups import Compute, GroupError, Groups, Limit
 from gpu.limits_file import LimitsFile
 from gpu.region import RegionInvalid
+from tests.unit.gpu.groups import PlainRooms
 from tests.unit.gpu.killing import killed_at
 from tests.unit.gpu.made import GIB, A, B, limit
 
@@ -23,7 +24,7 @@ NO_REGION = b"\0" * layout.REGION_SIZE
 
 @pytest.fixture
 def groups(tmp_path: Path) -> Groups:
-    return Groups(tmp_path / "gpu")
+    return Groups(tmp_path / "gpu", rooms=PlainRooms())
 
 
 def memory(groups: Groups, group: str = "g") -> list[int]:

@@ -8,12 +8,13 @@ import pytest
 from gpu import layout
 from gpu.groups import Groups
 from gpu.share_controller import ShareController
+from tests.unit.gpu.groups import PlainRooms
 from tests.unit.gpu.made import A, B, limit
 
 
 @pytest.fixture
 def groups(tmp_path: Path) -> Groups:
-    return Groups(tmp_path)
+    return Groups(tmp_path, rooms=PlainRooms())
 
 
 def _in_force(groups: Groups, group: str, index: int = 0) -> tuple[float, float]:

@@ -1,0 +1,111 @@
+"""The agent's part of GPU limits, for pools whose containers have parts of GPUs.
+
+It is made when the first such pool is configured. Until then its modules are not loaded.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from agent.gpu_events import OverUseEvents
+from base import msgspec_warmup
+from base.paths import Paths
+
+if TYPE_CHECKING:
+    from prometheus_client.metrics_core import Metric
+
+    from deviceplugin.gpus.parts import GpuParts
+    from deviceplugin.pools.config import DevicePluginConfig
+    from gpu.service import GpuService
+    from gpu.settings import GpuLimitSettings
+    from gpu.tenants import Tenant
+    from gpu.tiers import TieredGPU
+
+AT_START_ONLY = (
+    ("driver_root", "driverRoot"),
+    ("on_overuse", "onOveruse"),
+    ("kill_unaccounted", "killUnaccounted"),
+    ("context_reserve", "contextReserve"),
+    ("alnair_metrics", "compat.metrics"),
+)
+"""Settings that take effect only when the agent starts, and their keys below `gpuLimits`."""
+
+_log = logging.getLogger(__name__)
+
+
+class AgentGpuLimits:
+    """Keeps the limits of containers, for the device plugin's `Service`, which calls it.
+
+    Args:
+        paths: the node's files.
+        tenants: answers which containers hold parts of GPUs.
+        tiers: answers what keeps the limits of each GPU.
+    """
+
+    def __init__(
+        self,
+        paths: Paths,
+        tenants: "Callable[[], Sequence[Tenant]]",
+        tiers: "Callable[[], Sequence[TieredGPU]]",
+    ) -> None:
+        self._paths = paths
+        self._tenants = tenants
+        self._tiers = tiers
+        self._events = OverUseEvents()
+        self._service: GpuService | None = None
+        self._settings: GpuLimitSettings | None = None
+        self._told: GpuLimitSettings | None = None
+
+    def parts(self, config: "DevicePluginConfig") -> "GpuParts":
+        """The parts for that configuration. Waits a few seconds for the driver, the first time."""
+        from deviceplugin.gpus.parts import GpuParts
+
+        if self._service is None:
+            if not config.has_gpu_limits:
+                return GpuParts()
+            self._service = self._made(config.gpu_limits)
+            self._service.prepare()
+        self._tell_later(config.gpu_limits)
+        return GpuParts(
+            memory=self._service.memory,
+            groups=self._service.groups,
+            obstacles=self._service.obstacles,
+            files=self._service.files,
+            context_reserve=(self._settings or config.gpu_limits).context_reserve,
+        )
+
+    def start(self) -> None:
+        """The device plugin knows now who holds what. Called again it does nothing."""
+        if self._service is not None:
+            self._service.start()
+
+    def close(self) -> None:
+        """Stop. What containers have stays."""
+        if self._service is not None:
+            self._service.close()
+        self._events.close()
+
+    def families(self) -> "Sequence[Metric]":
+        """What a scrape shows."""
+        return self._service.families() if self._service is not None else ()
+
+    def _made(self, settings: "GpuLimitSettings") -> "GpuService":
+        from gpu.service import GpuService
+
+        msgspec_warmup.build()  # of the modules that were imported just now
+        self._settings = self._told = settings
+        return GpuService(
+            self._paths, self._tenants, settings, self._events.tell, tiers=self._tiers
+        )
+
+    def _tell_later(self, settings: "GpuLimitSettings") -> None:
+        """Log which changes do not take effect now."""
+        if settings == self._told:
+            return
+        changed = [key for name, key in AT_START_ONLY if self._differs(settings, name)]
+        if changed:
+            _log.warning("gpuLimits: %s: when the agent starts again", ", ".join(changed))
+        self._told = settings
+
+    def _differs(self, settings: "GpuLimitSettings", name: str) -> bool:
+        return bool(getattr(settings, name) != getattr(self._settings, name))

@@ -1,0 +1,92 @@
+"""Reads how limits of GPUs are kept: the part `gpuLimits` of config.yaml.
+
+docs/gpu-limits.md describes every key.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal
+
+from base import documents
+from base.documents import DocumentError
+from deviceplugin.pools.gpu_formats import amount
+from deviceplugin.pools.gpu_pool import GpuPoolConfig
+from gpu.settings import Action, GpuLimitSettings
+from gpu.tiers import STRONGEST_FIRST, Tier
+
+PART = "gpuLimits"
+KEYS: Mapping[str, object] = {
+    "enforce": tuple[Tier, ...],
+    "require": Tier,
+    "driverRoot": str,
+    "onOveruse": Action,
+    "killUnaccounted": bool,
+    "contextReserve": object,
+    "compat": object,
+}
+_COMPAT = {"metrics": tuple[Literal["alnair"], ...]}
+
+
+def parse(value: object, where: str) -> GpuLimitSettings:
+    """The settings in the part `gpuLimits`. Raises DocumentError."""
+    values = documents.fields(value, KEYS, where)
+    fields: dict[str, Any] = {}
+    for key, field in (
+        ("enforce", "enforce"),
+        ("require", "require"),
+        ("onOveruse", "on_overuse"),
+        ("killUnaccounted", "kill_unaccounted"),
+    ):
+        if key in values:
+            fields[field] = values[key]
+    if "driverRoot" in values:
+        fields["driver_root"] = _root(values["driverRoot"], f"{where}.driverRoot")
+    if "contextReserve" in values:
+        fields["context_reserve"] = amount(values["contextReserve"], f"{where}.contextReserve")
+    if "compat" in values:
+        compat = documents.fields(values["compat"], _COMPAT, f"{where}.compat")
+        fields["alnair_metrics"] = "alnair" in compat.get("metrics", ())
+    settings = GpuLimitSettings(**fields)
+    _check_tiers(settings, where)
+    return settings
+
+
+def clash(pools: Sequence[GpuPoolConfig], limits: GpuLimitSettings) -> str | None:
+    """Why no container of a shape could start a program that uses CUDA; None if all could.
+
+    The first context on a GPU is charged with the reserve until the agent has measured it, so a
+    limit must be above that. In mode units a container may ask for several units, so that is
+    checked when it is admitted.
+    """
+    if "shim" not in limits.enforce:
+        return None
+    for number, pool in enumerate(pools):
+        for n, shape in enumerate(pool.shapes if pool.mode == "slices" else ()):
+            if shape.memory <= limits.context_reserve:
+                return (
+                    f"gpus[{number}].shapes[{n}].memory: {shape.memory >> 20}Mi is not enough for "
+                    f"a CUDA context, which is charged with {limits.context_reserve >> 20}Mi: "
+                    f"write more than that, or set {PART}.contextReserve to what contexts need here"
+                )
+    return None
+
+
+def _root(text: str, where: str) -> Path:
+    path = PurePosixPath(text)
+    if not path.is_absolute() or ".." in path.parts:
+        raise DocumentError(
+            f"{where}: {documents.shown(text)}: expected the path of a directory of the host, from "
+            '"/" on and without ".."'
+        )
+    return Path(path)
+
+
+def _check_tiers(settings: GpuLimitSettings, where: str) -> None:
+    required = STRONGEST_FIRST.index(settings.require)
+    enough = STRONGEST_FIRST[: required + 1]
+    if settings.require != "none" and not set(enough).intersection(settings.enforce):
+        raise DocumentError(
+            f"{where}.require: {settings.require}: {where.rpartition(' ')[2]}.enforce allows "
+            f"{', '.join(settings.enforce) or 'nothing'}, so no GPU would be given: add one of "
+            f"{', '.join(enough)} to it, or require none"
+        )

@@ -1,0 +1,25 @@
+"""How limits of GPUs are kept on a node: the part `gpuLimits` of config.yaml."""
+
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from gpu.tiers import Tier
+
+CONTEXT_RESERVE = 400 << 20  # bytes, for a CUDA context that is not measured yet
+
+Action = Literal["report", "throttle", "kill"]
+"""What is done about a group that uses more memory than it may."""
+
+
+class GpuLimitSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How limits of GPUs are kept. docs/gpu-limits.md has the table."""
+
+    enforce: tuple[Tier, ...] = ("shim",)  # the tiers that are allowed
+    require: Tier = "shim"  # the weakest one with which a GPU is given
+    driver_root: Path = Path("/")  # of the host, where NVIDIA's driver is installed
+    on_overuse: Action = "report"
+    kill_unaccounted: bool = False
+    context_reserve: int = CONTEXT_RESERVE  # bytes
+    alnair_metrics: bool = False  # Alnair's names of metrics, beside ours

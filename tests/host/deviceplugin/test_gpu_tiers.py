@@ -1,0 +1,192 @@
+"""A GPU is given in parts only if its limits can be kept as the configuration says."""
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from base.paths import Paths
+from deviceplugin import checkpoint
+from deviceplugin.gpus import tiers
+from deviceplugin.gpus.parts import ALONE, GpuParts
+from deviceplugin.plugin import DevicePlugin
+from deviceplugin.pools.config import DevicePluginConfig
+from gpu.driver_files import SharedFile
+from gpu.settings import GpuLimitSettings
+from gpu.tiers import Tier
+from tests.host.deviceplugin.gpu_node import MEMORY, container, made_paths, units
+from tests.kubelet.devices import PodRejected
+from tests.kubelet.kubelet import Kubelet
+from tests.unit.gpu.driver import Driver
+from tests.unit.gpu.groups import FileGroups
+from tests.waiting import until
+
+MIB = 1 << 20
+OLD = "driver 580.65.06 has no memory limits of cgroups: R615 or later has them"
+LIBRARY = SharedFile("/var/lib/podfabric/gpu/shim/libpfcuda.so", "/usr/lib64/libcuda.so.1")
+
+
+class TieredNode:
+    """A node with one GPU, whose obstacles can change."""
+
+    def __init__(self, paths: Paths, stack: ExitStack) -> None:
+        self.paths = paths
+        self.stack = stack
+        self.groups = FileGroups(paths.run / "gpu")
+        self.obstacles: dict[Tier, str | None] = {"kernel": OLD, "shim": None}
+        self.plugin: DevicePlugin | None = None
+
+    def parts(self) -> GpuParts:
+        return GpuParts(
+            groups=self.groups,
+            obstacles=lambda mount, uuid: {
+                tier: (lambda tier=tier: self.obstacles[tier])  # type: ignore[misc]
+                for tier in self.obstacles
+            },
+            files=self.files,
+        )
+
+    def files(self, mount: SharedFile | None) -> Sequence[SharedFile]:
+        return (LIBRARY,)
+
+    def start(
+        self, settings: GpuLimitSettings, parts: GpuParts | None = None, **pool: object
+    ) -> None:
+        config = DevicePluginConfig(pools=(), gpus=(units(8, **pool),), gpu_limits=settings)
+        self.plugin = DevicePlugin(self.paths, config, gpu_parts=parts or self.parts())
+        self.stack.callback(self.plugin.close)
+        self.plugin.start()
+
+    def tier(self) -> str:
+        (allocated,) = {
+            entry.gpu.tier for entry in checkpoint.read(self.paths).allocations if entry.gpu
+        }
+        return allocated
+
+
+@pytest.fixture
+def paths(root: Path) -> Paths:
+    made = made_paths(root)
+    Driver(made).load(1)
+    return made
+
+
+@pytest.fixture
+def kubelet(paths: Paths) -> Iterator[Kubelet]:
+    with Kubelet(paths.kubelet) as own_kubelet:
+        yield own_kubelet
+
+
+@pytest.fixture
+def node(paths: Paths) -> Iterator[TieredNode]:
+    with ExitStack() as stack:
+        yield TieredNode(paths, stack)
+
+
+def withheld(kubelet: Kubelet) -> Callable[[], bool]:
+    return lambda: kubelet.capacity(MEMORY) == 8 and kubelet.allocatable(MEMORY) == 0
+
+
+def test_an_old_driver_makes_gpus_unhealthy_where_the_kernel_tier_is_required(
+    node: TieredNode, kubelet: Kubelet, caplog: pytest.LogCaptureFixture
+) -> None:
+    node.start(GpuLimitSettings(enforce=("kernel", "shim"), require="kernel"))
+    kubelet.wait(withheld(kubelet))
+    assert "nvidia0 is not given: limits must be enforced by kernel or stronger" in caplog.text
+    assert OLD in caplog.text
+    (written,) = tiers.written(node.paths).values()
+    assert written.choice.unhealthy is not None and OLD in written.choice.unhealthy
+
+
+def test_a_stronger_tier_that_cannot_be_had_is_told_and_the_next_one_taken(
+    node: TieredNode, kubelet: Kubelet, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    node.start(GpuLimitSettings(enforce=("kernel", "shim")))
+    kubelet.wait(lambda: kubelet.allocatable(MEMORY) == 8)
+    assert f"nvidia0: limits are kept by: shim (kernel: {OLD})" in caplog.text
+    pod = kubelet.admit("trainer", [container(memory=2)])
+    assert pod.containers["main"].mounts[LIBRARY.container] == (LIBRARY.host, True)
+    assert node.tier() == "shim"
+
+
+def test_a_gpu_without_shims_is_given_only_where_nothing_is_required(
+    node: TieredNode, kubelet: Kubelet
+) -> None:
+    node.obstacles["shim"] = "/var/lib/podfabric/gpu/shim has no libpfcuda.so"
+    node.start(GpuLimitSettings(require="none"))
+    kubelet.wait(lambda: kubelet.allocatable(MEMORY) == 8)
+    pod = kubelet.admit("trainer", [container(memory=2)])
+    assert pod.containers["main"].mounts == {}
+    assert node.groups.limits() == {}
+    assert node.tier() == "none"
+
+
+def test_a_gpu_is_given_once_the_shims_are_there_and_not_when_they_are_gone(
+    node: TieredNode, kubelet: Kubelet
+) -> None:
+    node.obstacles["shim"] = "/var/lib/podfabric/gpu/shim has no libpfcuda.so"
+    node.start(GpuLimitSettings())
+    kubelet.wait(withheld(kubelet))
+    node.obstacles["shim"] = None
+    kubelet.wait(lambda: kubelet.allocatable(MEMORY) == 8)
+    node.obstacles["shim"] = "no libcuda.so.1 below /"
+    kubelet.wait(withheld(kubelet))
+    endpoint = kubelet.endpoint(MEMORY)
+    assert endpoint is not None
+    (first, *_) = sorted(kubelet.devices(MEMORY))
+    with pytest.raises(Exception, match=r"its GPU is unhealthy: .* no libcuda.so.1 below /"):
+        endpoint.allocate([first])
+
+
+def test_a_container_keeps_the_tier_that_it_was_given_when_it_starts_again(
+    node: TieredNode, kubelet: Kubelet
+) -> None:
+    """Its mounts are those of Allocate: it has no shim, whatever the node has by now."""
+    node.obstacles["shim"] = "no driver"
+    node.start(GpuLimitSettings(require="none"))
+    kubelet.wait(lambda: kubelet.allocatable(MEMORY) == 8)
+    pod = kubelet.admit("trainer", [container(memory=2)])
+    node.obstacles["shim"] = None
+    assert node.plugin is not None
+    until(lambda: node.plugin.gpu_tiers()[0].choice.tier == "shim")  # type: ignore[union-attr]
+    kubelet.run(pod)
+    assert node.tier() == "none"
+    assert node.groups.limits() == {}
+
+
+def test_a_plugin_alone_gives_no_part_unless_nothing_is_required(
+    node: TieredNode, kubelet: Kubelet, caplog: pytest.LogCaptureFixture
+) -> None:
+    node.start(GpuLimitSettings(), GpuParts())
+    kubelet.wait(withheld(kubelet))
+    assert ALONE in caplog.text
+
+
+def test_too_few_units_for_a_context_are_refused_with_the_number_that_is_enough(
+    node: TieredNode, kubelet: Kubelet
+) -> None:
+    node.start(GpuLimitSettings(), unit=256 * MIB)
+    kubelet.wait(lambda: kubelet.allocatable(MEMORY) == 32)
+    text = r"256 MiB of alnair/vgpu-memory: a CUDA context is charged with 400 MiB .* ask for 2 or"
+    with pytest.raises(PodRejected, match=text):
+        kubelet.admit("small", [container(memory=1)])
+    kubelet.admit("enough", [container(memory=2)])
+    assert node.tier() == "shim"
+
+
+def test_after_a_boot_a_holder_is_admitted_again_before_the_driver_is_there(
+    node: TieredNode, kubelet: Kubelet
+) -> None:
+    """The kubelet rejects for good a pod with an unhealthy id."""
+    node.start(GpuLimitSettings())
+    kubelet.wait(lambda: kubelet.allocatable(MEMORY) == 8)
+    kubelet.admit("trainer", [container(memory=3)])
+    assert node.plugin is not None
+    node.plugin.close()
+    node.obstacles["shim"] = "no libcuda.so.1 below /"
+    node.start(GpuLimitSettings())
+    kubelet.wait(lambda: kubelet.count("ListAndWatch", MEMORY) == 2)
+    kubelet.wait(lambda: kubelet.capacity(MEMORY) == 8 and kubelet.allocatable(MEMORY) == 3)

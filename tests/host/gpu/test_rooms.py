@@ -1,0 +1,169 @@
+"""Each region has a file system of its own, which the tenant can fill and nothing else."""
+
+import errno
+import fcntl
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from gpu import layout, processes, rooms
+from gpu.groups import GroupError, Groups
+from gpu.region import RegionInvalid
+from host import procfs
+from tests.host.gpu.own_mounts import with_own_mounts
+from tests.unit.gpu.killing import killed_at
+from tests.unit.gpu.made import A, B, limit
+
+PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+def mounts_below(root: Path) -> list[str]:
+    points = (line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines())
+    return [point.removeprefix(f"{root}/") for point in points if point.startswith(f"{root}/")]
+
+
+def fill(path: Path) -> int:
+    """Write at the end of a file until nothing fits; how many bytes did."""
+    with path.open("ab", buffering=0) as file:
+        before = file.tell()
+        try:
+            while file.tell() < before + (64 << 20):
+                file.write(b"x" * 65536)
+        except OSError as error:
+            assert error.errno == errno.ENOSPC
+        return file.tell() - before
+
+
+@contextmanager
+def lease(path: Path, kind: int, flags: int) -> Iterator[None]:
+    descriptor = os.open(path, flags)
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_SETLEASE, kind)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def test_a_tenant_that_enlarges_its_region_takes_no_room_of_others(tmp_path: Path) -> None:
+    def act() -> None:
+        groups = Groups(tmp_path)
+        first = groups.make("a", [limit(A)])
+        before = os.statvfs(tmp_path).f_bavail
+        assert fill(first / "region") < PAGE
+        os.truncate(first / "region", 1 << 40)  # no page behind it
+        assert os.statvfs(first / "region").f_blocks * PAGE < layout.REGION_SIZE + PAGE
+        assert os.statvfs(tmp_path).f_bavail >= before - 16
+        second = groups.make("b", [limit(A)])
+        assert (second / "region").stat().st_dev != (first / "region").stat().st_dev
+        groups.region("b", groups.read("b")).close()
+        groups.region("a", groups.read("a")).close()  # its size is taken back
+
+    with_own_mounts(act)
+
+
+def test_the_room_ends_with_the_group_and_a_former_holder_keeps_its_own(tmp_path: Path) -> None:
+    def act() -> None:
+        groups = Groups(tmp_path)
+        path = groups.make("a", [limit(A)]) / "region"
+        assert mounts_below(tmp_path) == ["a/region"]
+        with path.open("r+b") as former:
+            groups.make("a", [limit(B)])  # a new container has the slot
+            assert mounts_below(tmp_path) == ["a/region"]
+            former.write(b"written by the former holder")
+            groups.region("a", groups.read("a")).close()
+        groups.remove("a")
+        assert (mounts_below(tmp_path), list(tmp_path.glob("a*"))) == ([], [])
+        groups.remove("a")
+
+    with_own_mounts(act)
+
+
+def test_a_kill_at_any_change_leaves_no_group_or_a_whole_one_and_no_mount(tmp_path: Path) -> None:
+    def act() -> None:
+        groups = Groups(tmp_path)
+        for number in count():
+            killed = killed_at(number, lambda: groups.make("g", [limit(A)]))
+            if "g" in groups.names():
+                groups.region("g", groups.read("g")).close()
+            groups.make("g", [limit(B)])
+            groups.region("g", groups.read("g")).close()
+            assert mounts_below(tmp_path) == ["g/region"]
+            removed = killed_at(number, lambda: groups.remove("g"))
+            groups.remove("g")
+            assert mounts_below(tmp_path) == []
+            if not killed and not removed:
+                break
+        assert number > 10
+
+    with_own_mounts(act)
+
+
+def test_the_agent_finds_the_region_that_a_container_has_mounted(tmp_path: Path) -> None:
+    def act() -> None:
+        path = Groups(tmp_path).make("a", [limit(A)]) / "region"
+        device = path.stat().st_dev
+        place = processes.place_of(path)
+        assert place.path == "/region"
+        assert place.device == f"{os.major(device)}:{os.minor(device)}"
+
+    with_own_mounts(act)
+
+
+def test_what_the_host_does_not_see_is_an_obstacle(tmp_path: Path) -> None:
+    """As in a container whose mounts are not propagated."""
+
+    def act() -> None:
+        groups = Groups(tmp_path / "gpu")
+        told = groups.obstacle()
+        assert told is not None and "mountPropagation Bidirectional" in told
+        (tmp_path / "proc").mkdir()
+        (tmp_path / "proc/1").symlink_to("/proc/self")
+        procfs.use(tmp_path / "proc")
+        assert groups.obstacle() is None
+        assert mounts_below(tmp_path) == []
+        assert [path.name for path in (tmp_path / "gpu").iterdir()] == []
+
+    with_own_mounts(act)
+
+
+def test_an_agent_that_may_not_mount_is_told_what_it_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*arguments: object) -> None:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(rooms, "_mount", refuse)
+    told = Groups(tmp_path).obstacle()
+    assert told is not None and "Operation not permitted: the agent needs the capability" in told
+
+
+def test_a_tenants_lease_keeps_the_agent_waiting_for_nothing(tmp_path: Path) -> None:
+    """An open(2) would wait for up to 45 s, and with it the limits of all groups."""
+
+    def act() -> None:
+        groups = Groups(tmp_path)
+        directory = groups.make("a", [limit(A)])
+        known = groups.read("a")
+        signal.signal(signal.SIGIO, signal.SIG_IGN)  # which asks the holder to give it back
+        holds = "a process of the container holds a lease"
+        with (
+            lease(directory / "region", fcntl.F_WRLCK, os.O_RDWR),
+            pytest.raises(RegionInvalid, match=holds),
+        ):
+            groups.region("a", known)
+        with (
+            lease(directory / "limits", fcntl.F_RDLCK, os.O_RDONLY),
+            pytest.raises(GroupError, match=holds),
+        ):
+            groups.change("a", [limit(A, 5 << 30)])
+        with lease(directory / "limits", fcntl.F_RDLCK, os.O_RDONLY):
+            assert groups.read("a").limits == known.limits
+            assert groups.read("a").in_force == known.in_force
+        groups.region("a", groups.read("a")).close()
+
+    with_own_mounts(act)

@@ -1,0 +1,165 @@
+"""From a pod's admission to its metrics: the agent, the kubelet, the shim in a container."""
+
+import signal
+import tempfile
+import uuid
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from deviceplugin import checkpoint
+from tests.host.gpu.pods import MadeContainer, made_container
+from tests.host.gpu.whole_node import LIBRARIES, WholeNode, whole_node
+from tests.kubelet.kubelet import Pod
+from tests.standin.driver import Driver, Out
+from tests.standin.gpus import GIB, MIB, gpus
+from tests.waiting import PATIENCE, until
+
+MEMORY, COMPUTE = "alnair/vgpu-memory", "alnair/vgpu-compute"
+OUT_OF_MEMORY, SYSTEM_NOT_READY = 2, 802
+CONTEXT = 300 * MIB
+ONE = gpus(1, bytes=16 * GIB, reserved_bytes=600 * MIB, context_bytes=CONTEXT)
+
+Mounts = Mapping[str, tuple[str, bool]]
+
+
+@pytest.fixture
+def node() -> Iterator[WholeNode]:
+    """A node with one GPU. Its agent runs, and offers units of 1 GiB."""
+    with tempfile.TemporaryDirectory(prefix="pf-") as root, whole_node(Path(root), ONE) as made:
+        yield made
+
+
+def start(node: WholeNode, binding: str = "admission", **limits: object) -> None:
+    node.configure(
+        gpus=[{"mode": "units"}],
+        devices={"gpuBinding": binding},
+        gpuLimits={"driverRoot": str(node.root / "driver"), **limits},
+    )
+    node.start_agent()
+    # 16 GiB, less 600 MiB of the driver's and 256 MiB that are kept: NVML told it.
+    wanted = {MEMORY: 15, COMPUTE: 100}
+    for name, count in wanted.items():
+        node.kubelet.wait(lambda: node.kubelet.allocatable(name) == count)  # noqa: B023
+
+
+def admitted(node: WholeNode, name: str) -> tuple[Pod, MadeContainer, Mounts]:
+    """A pod with 2 GiB and half of the time, its cgroup, and what its container has mounted."""
+    uid = str(uuid.uuid4())
+    container = node.stack.enter_context(made_container(2, uid))
+    limits = {MEMORY: 2, COMPUTE: 50}
+    pod = node.kubelet.admit(name, [{"name": "main", "limits": limits}], uid=uid)
+    given = pod.containers["main"]
+    if given.cdi:
+        (device,) = given.cdi
+        file = node.paths.cdi / f"podfabric-slot-{device.partition('=')[2]}.json"
+        document = msgspec.json.decode(file.read_bytes())
+        mounts = document["devices"][0]["containerEdits"]["mounts"]
+        return (
+            pod,
+            container,
+            {each["containerPath"]: (each["hostPath"], "ro" in each["options"]) for each in mounts},
+        )
+    return pod, container, given.mounts
+
+
+def free(process: Driver) -> int:
+    left, total = process.do("cuMemGetInfo_v2", Out(8), Out(8))
+    assert total == 2 * GIB
+    return left
+
+
+@pytest.mark.parametrize("binding", ["admission", "start"])
+def test_a_container_is_limited_and_in_the_metrics_and_the_agents_end_changes_nothing(
+    node: WholeNode, binding: str
+) -> None:
+    start(node, binding)
+    _, container, mounts = admitted(node, "trainer")
+    assert {entry.gpu.tier for entry in checkpoint.read(node.paths).allocations if entry.gpu} == {
+        "shim"
+    }
+    first = node.process(container, mounts)
+    first.start()
+    assert first.result("cuMemAlloc_v2", Out(8), 2 * GIB) == OUT_OF_MEMORY
+    first.do("cuMemAlloc_v2", Out(8), GIB)
+    wanted = {
+        ("memory_limit_bytes", "trainer/main"): 2 * GIB,
+        ("memory_used_bytes", "trainer/main"): GIB + CONTEXT,
+        ("memory_device_bytes", "trainer/main"): GIB + CONTEXT,
+        ("memory_denied_total", "trainer/main"): 1,
+        ("compute_share_ratio", "trainer/main"): 0.5,
+        ("processes", "trainer/main"): 1,
+        ("tier_info", "shim"): 1,
+        ("withheld", "0"): 0,
+        ("nvml_up", ""): 1,
+    }
+    until(lambda: free(first) == GIB - CONTEXT, what="measured context")
+    until(lambda: wanted.items() <= node.values().items(), what="series of the container")
+    (region,) = node.mounts_of_groups()
+
+    node.kill_agent()
+    first.do("cuMemAlloc_v2", Out(8), 256 * MIB)  # needs no agent
+    assert first.result("cuMemAlloc_v2", Out(8), GIB) == OUT_OF_MEMORY
+    refused = node.process(container, mounts)
+    assert refused.result("cuInit", 0) == SYSTEM_NOT_READY
+
+    node.start_agent()
+    node.kubelet.wait(lambda: node.kubelet.count("ListAndWatch", MEMORY) == 2)
+    until(lambda: node.values().get(("processes", "trainer/main")) == 1, what="the first again")
+    second = node.process(container, mounts)
+    until(lambda: second.result("cuInit", 0) == 0, what="registration", pause=0.5)
+    second.start()
+    assert second.result("cuMemAlloc_v2", Out(8), GIB) == OUT_OF_MEMORY
+    key = "processes", "trainer/main"
+    until(lambda: node.values().get(key) == 2, what="both processes")
+    assert node.mounts_of_groups() == [region]
+    first.kill()
+    until(lambda: node.values().get(key) == 1, what="end of the first")
+    until(lambda: free(second) == 2 * GIB - CONTEXT, what="memory of the first")
+
+
+def test_what_a_pod_had_is_gone_after_it(node: WholeNode) -> None:
+    start(node)
+    pod, container, mounts = admitted(node, "trainer")
+    process = node.process(container, mounts)
+    process.start()
+    assert len(node.mounts_of_groups()) == 1
+    process.kill()
+    node.kubelet.remove(pod)
+    until(lambda: node.mounts_of_groups() == [], what="end of the group")
+    until(lambda: ("memory_limit_bytes", "trainer/main") not in node.values(), what="end of series")
+    groups = [path.name for path in (node.paths.run / "gpu").iterdir() if path.is_dir()]
+    assert groups == []
+
+
+def test_a_process_that_goes_round_the_shim_is_killed_where_that_is_configured(
+    node: WholeNode,
+) -> None:
+    start(node, onOveruse="kill")
+    modest = node.process(*admitted(node, "modest")[1:])
+    modest.start()
+    _, container, mounts = admitted(node, "greedy")
+    over = node.process(container, mounts, f"{node.root}/driver/{LIBRARIES}/libcuda.so.1")
+    over.start()
+    over.do("cuMemAlloc_v2", Out(8), 4 * GIB)
+    assert over.process.wait(PATIENCE) == -signal.SIGKILL  # nsenter ends as its child did
+    key = "memory_overuse_kills_total", "greedy/main"
+    until(lambda: node.values().get(key, 0) >= 1, what="count of the kill")
+    assert "pod default/greedy, container main: uses 4396 MiB" in node.log
+    assert free(modest) > 0
+
+
+def test_without_the_shims_no_part_of_a_gpu_is_given(node: WholeNode) -> None:
+    shim = node.paths.shims / "libpfcuda.so"
+    shim.rename(node.root / "libpfcuda.so")
+    node.configure(gpus=[{"mode": "units"}], gpuLimits={"driverRoot": str(node.root / "driver")})
+    node.start_agent()
+    node.kubelet.wait(lambda: node.kubelet.capacity(MEMORY) == 15)
+    assert node.kubelet.allocatable(MEMORY) == 0
+    assert f"{node.paths.shims} has no libpfcuda.so: run `podfabric install --gpu`" in node.log
+    until(lambda: node.values().get(("withheld", "0")) == 1, what="metric")
+    (node.root / "libpfcuda.so").rename(shim)
+    node.kubelet.wait(lambda: node.kubelet.allocatable(MEMORY) == 15)
+    until(lambda: node.values().get(("withheld", "0")) == 0, what="metric")

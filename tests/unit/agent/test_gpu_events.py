@@ -1,0 +1,68 @@
+"""Events on pods that use too much of a GPU: each pod once, and nothing without an API server."""
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+from agent.gpu_events import KILLED, OVER, OverUseEvents
+from base.pod import Pod
+from gpu.enforcement import OverUse
+from gpu.tenants import Tenant
+from ipam.cluster.api import ClusterApi
+from tests.waiting import until
+
+IN_CLUSTER = {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
+
+
+class Reported:
+    """The API server, as far as events go."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[str, str, str]] = []
+
+    def report(self, reason: str, message: str, regarding: Mapping[str, Any]) -> None:
+        self.events.append((reason, message, regarding["name"]))
+
+
+def overuse(pod: str, *killed: int) -> OverUse:
+    tenant = Tenant(group=pod, pod=Pod("ml", pod, f"uid-{pod}"), container="main")
+    return OverUse(
+        tenant=tenant,
+        uuid="GPU-1",
+        device_bytes=3 << 30,
+        limit_bytes=2 << 30,
+        action="kill" if killed else "report",
+        killed=killed,
+    )
+
+
+def test_a_pod_is_told_once_and_again_when_it_is_killed() -> None:
+    api = Reported()
+    events = OverUseEvents(IN_CLUSTER, lambda environ: cast(ClusterApi, api))
+    for told in (overuse("a"), overuse("a"), overuse("b"), overuse("a", 7), overuse("a", 8)):
+        events.tell(told)
+    until(lambda: len(api.events) == 3, what="three events")
+    events.close()
+    assert [(reason, pod) for reason, _, pod in api.events] == [
+        (OVER, "a"),
+        (OVER, "b"),
+        (KILLED, "a"),
+    ]
+    assert api.events[0][1] == (
+        "container main uses 3072 MiB of GPU-1, and may use 2048 MiB: nothing is done "
+        "(onOveruse: report)"
+    )
+
+
+def test_without_an_api_server_nothing_is_asked() -> None:
+    asked: list[object] = []
+    events = OverUseEvents({}, lambda environ: asked.append(environ))
+    events.tell(overuse("a"))
+    events.close()
+    assert asked == []
+
+
+def test_an_api_server_that_cannot_be_used_stops_nothing() -> None:
+    events = OverUseEvents(IN_CLUSTER, lambda environ: None)
+    for _ in range(1000):
+        events.tell(overuse("a"))
+    events.close()
