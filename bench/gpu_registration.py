@@ -23,6 +23,7 @@ from bench.gpu_place import Place
 from gpu.groups import Groups, Limit
 from tests.gpu.group import DIRECTORY
 from tests.host.gpu.pods import MadeContainer, made_container
+from tests.unit.gpu.groups import PlainRooms
 from tools.compiling import CHECKOUT
 
 GROUP = "a"
@@ -64,7 +65,7 @@ class Registering:
         """
         root = self._place.directory / "groups"
         shutil.rmtree(root, ignore_errors=True)
-        Groups(root).make(GROUP, [Limit(self._place.gpu.uuid, 2**64 - 1, 1.0)])
+        Groups(root, rooms=PlainRooms()).make(GROUP, [Limit(self._place.gpu.uuid, 2**64 - 1, 1.0)])
         uid = self._container.container.pod_uid
         command = [sys.executable, "-c", AGENT, str(root), uid]
         with _running(command, checkout) as agent:

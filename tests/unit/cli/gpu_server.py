@@ -11,6 +11,7 @@ from deviceplugin import checkpoint
 from deviceplugin.checkpoint import AllocatedGPU, Allocation
 from gpu.groups import Groups, Limit
 from tests.unit.gpu.driver import Driver
+from tests.unit.gpu.groups import PlainRooms
 from tests.unit.host import servers
 
 GIB = 1 << 30
@@ -31,7 +32,7 @@ class GpuServer:
         self.paths = paths
         self.driver = Driver(paths)
         self.driver.nodes(range(8))
-        self.groups = Groups(paths.run / "gpu")
+        self.groups = Groups(paths.run / "gpu", rooms=PlainRooms())
         self._allocations: list[Allocation] = []
         self._entries: list[dict[str, object]] = []
         self._registered: dict[str, list[str]] = {}
