@@ -20,6 +20,7 @@ from base.paths import Paths
 from cni.attachments.journal import Journal
 from cni.installation import remove_identity
 from cni.spec.errors import CNIError
+from host import mounts
 from ipam.departures import Departures
 from ipam.sqlite_store import SqliteStore
 from ipam.store_files import StoreFiles
@@ -177,6 +178,8 @@ def remove_directories(paths: Paths) -> None:
 
 def _remove(path: Path) -> None:
     if path.is_dir() and not path.is_symlink():
+        if mounts.below(path):  # regions of groups (gpu/rooms.py)
+            mounts.in_host(lambda: mounts.unmount_below(path))
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)

@@ -129,7 +129,7 @@ def mounted_region(pid: int) -> Mount | None:
     for line in lines:  # later mounts lie on earlier ones
         _, _, device, path, point, *_ = line.split(" ", 5)
         if point == MOUNTED_REGION:
-            found = Mount(device, _unescaped(path))
+            found = Mount(device, procfs.unescaped(path))
     return found
 
 
@@ -141,10 +141,10 @@ def place_of(path: Path) -> Mount:
         for line in lines:
             _, _, device, root, point, *_ = line.split(" ", 5)
             if "\\" in point:
-                point = _unescaped(point)
+                point = procfs.unescaped(point)
             below = resolved == point or resolved.startswith(f"{point.rstrip('/')}/")
             if below and len(point) >= len(inside):  # later mounts lie on earlier ones
-                best, inside = Mount(device, _unescaped(root)), point
+                best, inside = Mount(device, procfs.unescaped(root)), point
     return Mount(best.device, str(Path(best.path) / Path(resolved).relative_to(inside)))
 
 
@@ -172,7 +172,3 @@ def _read(pid: int, name: str) -> str:
     # Paths cost more than the reading, and the watch reads this for each process each second.
     with open(f"{procfs.path()}/{pid}/{name}", encoding="utf-8", errors="surrogateescape") as file:  # noqa: PTH123
         return file.read()
-
-
-def _unescaped(text: str) -> str:
-    return re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), text)

@@ -5,6 +5,7 @@ sysctls are read-only there. The host's /proc is mounted elsewhere: it shows the
 in pods' namespaces. In both, /proc/sys/net is that of the namespace of the thread that looks.
 """
 
+import re
 from pathlib import Path
 
 _root = Path("/proc")
@@ -19,3 +20,8 @@ def use(root: Path) -> None:
 def path(name: str = "") -> Path:
     """The host's /proc/NAME."""
     return _root / name
+
+
+def unescaped(text: str) -> str:
+    """A path as it is, from mountinfo, which writes "\\040" for a space."""
+    return re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), text)

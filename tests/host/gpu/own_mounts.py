@@ -1,21 +1,61 @@
-"""Runs a part of a test in a child process with mounts of its own, which end with it."""
+"""Runs a part of a test in child processes with mounts of their own, which end with them."""
 
 import ctypes
 import os
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 
+from host import procfs
+
+_libc = ctypes.CDLL(None, use_errno=True)
 _CLONE_NEWNS = 0x20000
-_MS_REC, _MS_PRIVATE = 16384, 1 << 18
+REC, PRIVATE, SLAVE, SHARED = 16384, 1 << 18, 1 << 19, 1 << 20  # linux/mount.h
 
 
 def with_own_mounts(act: Callable[[], object]) -> None:
-    """Run `act` in a mount namespace. What it raises fails the test; its mounts end with it."""
+    """Run `act` in a mount namespace that is the host's to it. What it raises fails the test."""
+
+    def host() -> None:
+        _enter(PRIVATE)
+        _look_at_host("self")
+        act()
+
+    _in_child(host)
+
+
+def in_container(act: Callable[[], object], propagation: int = SLAVE) -> None:
+    """Run `act` in a mount namespace below another one, which is the host's to it.
+
+    What is mounted in the host's is seen in it with the propagation SLAVE, as with HostToContainer.
+    """
+
+    def host() -> None:
+        _enter(PRIVATE)
+        _mount("none", "/", "", REC | SHARED)
+
+        def container() -> None:
+            _enter(propagation)
+            _look_at_host(str(os.getppid()))
+            act()
+
+        _in_child(container)
+
+    _in_child(host)
+
+
+def mounts_below(root: Path, pid: str = "self") -> list[str]:
+    """What is mounted below a directory, as a process sees it."""
+    lines = procfs.path(f"{pid}/mountinfo").read_text().splitlines()
+    points = (line.split()[4] for line in lines)
+    return [point.removeprefix(f"{root}/") for point in points if point.startswith(f"{root}/")]
+
+
+def _in_child(act: Callable[[], object]) -> None:
     child = os.fork()
     if child == 0:
         status = 1
         try:
-            enter()
             act()
             status = 0
         except BaseException:  # noqa: BLE001 - the child must not return into pytest
@@ -23,12 +63,26 @@ def with_own_mounts(act: Callable[[], object]) -> None:
         finally:
             os._exit(status)
     _, status = os.waitpid(child, 0)
-    assert os.waitstatus_to_exitcode(status) == 0, "failed with mounts of its own: see above"
+    assert os.waitstatus_to_exitcode(status) == 0, "the child failed: see its standard error"
 
 
-def enter() -> None:
+def _enter(propagation: int) -> None:
     """Give this process mounts of its own."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.unshare(_CLONE_NEWNS) or libc.mount(b"none", b"/", None, _MS_REC | _MS_PRIVATE, None):
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code))
+    if _libc.unshare(_CLONE_NEWNS) != 0:
+        raise OSError(ctypes.get_errno(), "unshare")
+    _mount("none", "/", "", REC | propagation)
+
+
+def _mount(source: str, target: str, kind: str, flags: int = 0) -> None:
+    if _libc.mount(source.encode(), target.encode(), kind.encode(), flags, None) != 0:
+        raise OSError(ctypes.get_errno(), "mount", target)
+
+
+def _look_at_host(pid: str) -> None:
+    """Take that process for the host's first one."""
+    proc = Path("/mnt")
+    _mount("tmpfs", str(proc), "tmpfs")
+    (proc / "1").symlink_to(f"/proc/{pid}")
+    for name in ("self", "sys"):
+        (proc / name).symlink_to(f"/proc/{name}")
+    procfs.use(proc)

@@ -11,20 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from gpu import layout, processes, rooms
+from agent import departure
+from gpu import layout, processes
 from gpu.groups import GroupError, Groups
 from gpu.region import RegionInvalid
-from host import procfs
-from tests.host.gpu.own_mounts import with_own_mounts
+from host import mounts
+from tests.host.gpu.own_mounts import PRIVATE, in_container, mounts_below, with_own_mounts
 from tests.unit.gpu.killing import killed_at
 from tests.unit.gpu.made import A, B, limit
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
-
-
-def mounts_below(root: Path) -> list[str]:
-    points = (line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines())
-    return [point.removeprefix(f"{root}/") for point in points if point.startswith(f"{root}/")]
 
 
 def fill(path: Path) -> int:
@@ -114,32 +110,59 @@ def test_the_agent_finds_the_region_that_a_container_has_mounted(tmp_path: Path)
     with_own_mounts(act)
 
 
-def test_what_the_host_does_not_see_is_an_obstacle(tmp_path: Path) -> None:
-    """As in a container whose mounts are not propagated."""
+def test_an_agent_in_a_container_mounts_where_the_runtime_sees_it(tmp_path: Path) -> None:
+    def act() -> None:
+        groups = Groups(tmp_path)
+        assert groups.obstacle() is None
+        first, second = (groups.make(name, [limit(A)]) for name in ("a", "b"))
+        for pid in ("self", "1"):
+            assert mounts_below(tmp_path, pid) == ["a/region", "b/region"]
+        groups.region("a", groups.read("a")).close()
+        assert processes.place_of(second / "region").path == "/region"
+        groups.remove("a")
+        groups.make("b", [limit(B)])
+        for pid in ("self", "1"):
+            assert mounts_below(tmp_path, pid) == ["b/region"]
+        assert not first.exists()
+
+    in_container(act)
+
+
+def test_mounts_that_the_agent_does_not_see_are_an_obstacle(tmp_path: Path) -> None:
+    """As in a container whose directory is mounted without propagation."""
 
     def act() -> None:
-        groups = Groups(tmp_path / "gpu")
-        told = groups.obstacle()
-        assert told is not None and "mountPropagation Bidirectional" in told
-        (tmp_path / "proc").mkdir()
-        (tmp_path / "proc/1").symlink_to("/proc/self")
-        procfs.use(tmp_path / "proc")
-        assert groups.obstacle() is None
-        assert mounts_below(tmp_path) == []
-        assert [path.name for path in (tmp_path / "gpu").iterdir()] == []
+        told = Groups(tmp_path).obstacle()
+        assert told is not None
+        assert "mountPropagation HostToContainer" in told
+        assert mounts_below(tmp_path, "1") == []
+        assert list(tmp_path.iterdir()) == []
 
-    with_own_mounts(act)
+    in_container(act, PRIVATE)
 
 
 def test_an_agent_that_may_not_mount_is_told_what_it_needs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*arguments: object) -> None:
-        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM), "somewhere")
 
-    monkeypatch.setattr(rooms, "_mount", refuse)
+    monkeypatch.setattr(mounts, "in_host", refuse)
     told = Groups(tmp_path).obstacle()
-    assert told is not None and "Operation not permitted: the agent needs the capability" in told
+    assert told is not None
+    assert "somewhere: Operation not permitted: the agent needs the capabilities" in told
+
+
+def test_an_agent_that_leaves_takes_the_mounts_away(tmp_path: Path) -> None:
+    def act() -> None:
+        groups = Groups(tmp_path / "gpu with a space")
+        for name in ("a", "b"):
+            groups.make(name, [limit(A)])
+        departure._remove(groups.root)
+        assert mounts_below(tmp_path, "1") == []
+        assert not groups.root.exists()
+
+    in_container(act)
 
 
 def test_a_tenants_lease_keeps_the_agent_waiting_for_nothing(tmp_path: Path) -> None:

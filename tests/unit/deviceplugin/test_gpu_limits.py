@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from deviceplugin.pools import gpu_limits
 from deviceplugin.pools.config import ConfigError, DevicePluginConfig
 from deviceplugin.pools.formats import parse
 from gpu.settings import GpuLimitSettings
@@ -71,3 +72,8 @@ def test_a_slice_that_is_too_small_for_a_context_is_refused() -> None:
 def test_a_unit_may_be_smaller_since_a_container_asks_for_several() -> None:
     (pool,) = parsed("{}", "[{mode: units, unit: 256Mi}]").gpus
     assert pool.unit == 256 << 20
+
+
+def test_every_key_is_in_the_document() -> None:
+    table = (Path(__file__).parents[3] / "docs/gpu-limits.md").read_text()
+    assert [key for key in gpu_limits.KEYS if f"| `{key}` |" not in table] == []

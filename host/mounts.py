@@ -1,0 +1,100 @@
+"""Mounts, and the mount namespace of the host.
+
+An agent in a container mounts in the host's namespace: what it mounts in its own no runtime sees.
+setns(2) moves a thread into a mount namespace only if it shares its root and working directory with
+no other one (unshare(2), CLONE_FS), and there is no way back. So each such work has a thread of its
+own, which ends with it.
+
+Sources: mount(2), umount2(2), setns(2), unshare(2).
+"""
+
+import ctypes
+import errno
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from host import procfs
+
+NOSUID, NODEV, NOEXEC, BIND = 2, 4, 8, 4096  # linux/mount.h, MS_...
+_MNT_DETACH, _UMOUNT_NOFOLLOW = 2, 8
+_CLONE_FS, _CLONE_NEWNS = 0x200, 0x20000  # linux/sched.h
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+T = TypeVar("T")
+
+
+def mount(source: str, target: Path, kind: str, flags: int, options: str = "") -> None:
+    """Mount as mount(2) does. Raises OSError."""
+    encoded = os.fsencode(source), os.fsencode(target), kind.encode(), flags, options.encode()
+    _check(_libc.mount(*encoded), str(target))
+
+
+def unmount(target: Path) -> None:
+    """Take away all that is mounted at `target`, at once; who uses it keeps it. Raises OSError."""
+    while _libc.umount2(os.fsencode(target), _MNT_DETACH | _UMOUNT_NOFOLLOW) == 0:
+        pass
+    code = ctypes.get_errno()
+    if code not in (errno.EINVAL, errno.ENOENT):  # not a mount, or not there
+        raise OSError(code, os.strerror(code), str(target))
+
+
+def below(directory: Path) -> list[Path]:
+    """Where something is mounted below `directory`, the deepest first. Raises OSError."""
+    lines = Path("/proc/thread-self/mountinfo").read_text(errors="surrogateescape").splitlines()
+    points = {procfs.unescaped(line.split(" ", 5)[4]) for line in lines}
+    return [Path(point) for point in sorted(points)[::-1] if point.startswith(f"{directory}/")]
+
+
+def unmount_below(directory: Path) -> None:
+    """Take away all that is mounted below `directory`; who uses it keeps it. Raises OSError."""
+    for point in below(directory):
+        unmount(point)
+
+
+def in_host(act: Callable[[], T]) -> T:
+    """What `act` returns, with the host's root directory and mounts. Raises OSError, and its own.
+
+    Without another namespace of the host that is this thread's own work.
+    """
+    host = procfs.path("1/ns/mnt")
+    try:
+        descriptor = os.open(host, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return act()
+    try:
+        own, other = Path("/proc/thread-self/ns/mnt").stat(), os.fstat(descriptor)
+        if (own.st_dev, own.st_ino) == (other.st_dev, other.st_ino):
+            return act()
+        return _in_thread(descriptor, act)
+    finally:
+        os.close(descriptor)
+
+
+def _in_thread(namespace: int, act: Callable[[], T]) -> T:
+    results: list[T] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            _check(_libc.unshare(_CLONE_FS), "unshare")
+            _check(_libc.setns(namespace, _CLONE_NEWNS), "the host's mount namespace")
+            results.append(act())
+        except BaseException as error:  # noqa: BLE001 - raised by the caller
+            errors.append(error)
+
+    thread = threading.Thread(target=run, name="host-mounts", daemon=True)
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]
+    return results[0]
+
+
+def _check(result: int, what: str) -> None:
+    if result != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code), what)
