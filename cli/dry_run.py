@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from base.pod import Pod
+from cli import node_gpus
 from cli.this_node import ThisNode, gpu_label, rdma_label
 from cni.policy import allowance, cluster
 from cni.policy.allowance import NotAllowed
@@ -67,6 +68,8 @@ def choose(
         allocations, topology = node.allocations, node.topology
     except (ConfigError, CheckpointDamaged, HostError) as error:
         raise Impossible(str(error)) from None
+    if any(resource in config.resources for config in node.config.gpus):
+        raise Impossible(_of_gpus(node, resource))
     if pool is None:
         names = ", ".join(pool.config.resource for pool in node.pools) or "none"
         raise Impossible(f"no pool {resource}: the pools of {node.config_file} are {names}")
@@ -153,6 +156,16 @@ def _gpu(node: ThisNode, text: str) -> str:
         return address
     gpus = ", ".join(f"{gpu_label(node.gpus, gpu.address)} {gpu.address}" for gpu in node.gpus)
     raise Impossible(f"{text} is not a GPU of this node: its GPUs are {gpus or 'none'}")
+
+
+def _of_gpus(node: ThisNode, resource: str) -> str:
+    """What can be said of a resource of GPUs, whose ids are tokens."""
+    of = [gpu for gpu in node_gpus.listed(node).gpus if gpu.fault and not gpu.not_offered]
+    faults = "".join(f"; {gpu.label} is not given: {gpu.fault}" for gpu in of)
+    return (
+        f"{resource} is of GPUs, and which one a container gets is decided when it is there: "
+        f"`podfabric devices --pool {resource}` shows what is free{faults}"
+    )
 
 
 def _hca_of(pool: Pool, device_id: str) -> str:

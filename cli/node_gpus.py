@@ -48,6 +48,7 @@ class ListedGPU(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int | None  # that containers can be given together; None: not known, or replicas
     free_bytes: int | None
     free_share: float | None  # of its time
+    tier: str  # what keeps the limits of new containers; "" while the device plugin has not chosen
     held: tuple[GpuPart, ...]
     distances: dict[str, str]  # to each HCA, by the label of topo: "PIX"
 
@@ -129,7 +130,7 @@ def _offers(node: ThisNode, found: Sequence[NodeGPU]) -> dict[str, _Offer]:
 def _listed(
     node: ThisNode, each: NodeGPU, offer: _Offer, held: list[GpuPart], notes: list[str]
 ) -> ListedGPU:
-    gpu = each.gpu
+    gpu, chosen = each.gpu, node.gpu_tiers.get(each.gpu.address)
     used = given(node.allocations).get(gpu.address, Share())
     free = offer.capacity.minus(used) if offer.capacity is not None else None
     counts = Counter(
@@ -159,6 +160,7 @@ def _listed(
         memory_bytes=offer.capacity.memory if offer.capacity is not None else None,
         free_bytes=max(free.memory, 0) if free is not None else None,
         free_share=max(free.compute, 0) / 100 if free is not None else None,
+        tier=chosen.choice.tier if chosen is not None else "",
         held=tuple(held),
         distances=dict(_distances(node, gpu, notes)),
     )
@@ -180,6 +182,9 @@ def _found(node: ThisNode, gpu: GPU, *, present: bool) -> NodeGPU:
         fault = "the driver does not tell the number of its device node"
     elif present and gpu.minor is not None:
         fault = nodes.fault(node.paths, gpu.minor)
+        chosen = node.gpu_tiers.get(gpu.address)
+        if fault is None and chosen is not None and chosen.uuid == gpu.uuid:
+            fault = chosen.choice.unhealthy
     minor = gpu.minor if gpu.minor is not None else -1
     return NodeGPU(gpu=gpu, minor=minor, fault=fault, memory=node.gpu_memory.get(gpu.uuid))
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from base.paths import Paths
 from deviceplugin import availability, checkpoint
 from deviceplugin.checkpoint import Allocation, CheckpointDamaged
+from deviceplugin.gpus import tiers
 from deviceplugin.health import Health
 from deviceplugin.inventory import Inventory
 from deviceplugin.pools.config import ConfigError, DevicePluginConfig
@@ -16,6 +17,7 @@ from deviceplugin.pools.pool import Left, Pool, left_out, pools, used_netdevs
 from gpu import nvml
 from gpu.inventory import GpuMemory
 from gpu.nvml import NvmlError
+from gpu.tiers import TieredGPU
 from host.discovery import HCA
 from host.gpus import GPU, gpus
 from host.topology import Topology
@@ -32,7 +34,6 @@ class ThisNode:
         self, paths: Paths, config_file: Path | None = None, *, tolerant: bool = False
     ) -> None:
         self.paths = paths
-        self.driver_root = Path("/")  # of NVIDIA's driver
         self._tolerant = tolerant
         self.config_file = config_file or paths.config
         self._required = config_file is not None
@@ -118,6 +119,16 @@ class ThisNode:
     def gpus(self) -> list[GPU]:
         """NVIDIA's GPUs, by address."""
         return gpus(self.paths)
+
+    @cached_property
+    def driver_root(self) -> Path:
+        """Where this process finds the root of NVIDIA's driver."""
+        return self.paths.host / self.config.gpu_limits.driver_root.relative_to("/")
+
+    @cached_property
+    def gpu_tiers(self) -> Mapping[str, TieredGPU]:
+        """What keeps the limits on each GPU by its address, as the device plugin chose last."""
+        return tiers.written(self.paths)
 
     @cached_property
     def gpu_memory(self) -> Mapping[str, GpuMemory]:

@@ -23,6 +23,7 @@ from host.gpus import GPU, address_of
 LIBRARIES = ("libpfcuda.so", "libpfnvml.so")
 _MACHINES: Mapping[str, int] = {"x86_64": 62, "aarch64": 183}  # elf.h: EM_X86_64, EM_AARCH64
 _NO_POOL = "no pool of GPUs is configured"
+_NONE = "limits are counted, and no container is held to them"
 _SHOWN = 4
 
 
@@ -87,13 +88,11 @@ def libraries(node: ThisNode) -> Iterator[Outcome]:
     wrong = _wrong_libraries(node)
     if not directory.is_dir():
         yield warning(
-            f"{directory} does not exist: nothing enforces the limits of new containers",
-            "see docs/gpus.md for who installs the libraries there",
+            f"{directory} does not exist: no container can have the tier shim",
+            "`podfabric install --gpu`",
         )
     elif wrong:
-        yield failed(
-            f"{directory}: {'; '.join(wrong)}", "restart the agent's pod, which installs them"
-        )
+        yield failed(f"{directory}: {'; '.join(wrong)}", "`podfabric install --gpu`")
     else:
         yield ok(f"{directory} has {' and '.join(LIBRARIES)}")
 
@@ -113,15 +112,41 @@ def host_pids(node: ThisNode) -> Iterator[Outcome]:
 
 
 def enforcing(node: ThisNode) -> Iterator[Outcome]:
-    """The strongest tier that each GPU can have, and what keeps it from stronger ones."""
+    """The tier of each GPU, as the device plugin chose it; the strongest possible before that."""
     if not node.gpus or not _limiting(node):
         yield not_applicable("no pool limits GPUs (modes slices and units do)")
         return
+    if node.gpu_tiers:
+        yield from _chosen(node)
+    else:
+        yield from _possible(node)
+    yield from _without_dmem(node)
+
+
+def _chosen(node: ThisNode) -> Iterator[Outcome]:
+    found: dict[tuple[Tier, str, str], list[str]] = {}
+    for address, of in sorted(node.gpu_tiers.items()):
+        refused = of.choice.refused.items()
+        why = "; ".join(f"not {tier}: {text}" for tier, text in refused)
+        key = of.choice.tier, of.choice.unhealthy or "", why
+        found.setdefault(key, []).append(gpu_label(node.gpus, address))
+    for (tier, unhealthy, why), labels in found.items():
+        names = ", ".join(labels)
+        if unhealthy:
+            yield failed(f"{names}: not given: {unhealthy}", "see docs/gpu-watch.md, what it needs")
+        elif tier == "none":
+            yield warning(f"{names}: nothing keeps limits: {why or 'none is allowed'}", _NONE)
+        else:
+            yield ok(f"{names}: {tier} keeps limits{f' ({why})' if why else ''}")
+
+
+def _possible(node: ThisNode) -> Iterator[Outcome]:
     chosen: dict[tuple[Tier, str], list[str]] = {}
     try:
         with _opened(node) as nvml_driver:
             for gpu in node.gpus:
-                choice = tiers.choose(_obstacles(node, nvml_driver, gpu), ("kernel", "shim"))
+                obstacles = _obstacles(node, nvml_driver, gpu)
+                choice = tiers.choose(obstacles, node.config.gpu_limits.enforce)
                 why = "; ".join(f"not {tier}: {text}" for tier, text in choice.refused.items())
                 label = gpu_label(node.gpus, gpu.address)
                 chosen.setdefault((choice.tier, why), []).append(label)
@@ -131,10 +156,9 @@ def enforcing(node: ThisNode) -> Iterator[Outcome]:
     for (tier, why), labels in chosen.items():
         seen = f"{', '.join(labels)}: {tier} is the strongest that can be had"
         if tier == "none":
-            yield warning(f"{seen}: {why}", "limits are counted, and no container is held to them")
+            yield warning(f"{seen}: {why}", _NONE)
         else:
             yield ok(f"{seen}{f' ({why})' if why else ''}")
-    yield from _without_dmem(node)
 
 
 def other_plugins(node: ThisNode) -> Iterator[Outcome]:
@@ -258,7 +282,7 @@ def _without_dmem(node: ThisNode) -> Iterator[Outcome]:
 
 
 def _directory(node: ThisNode) -> Path:
-    return node.paths.state / "gpu/shim"
+    return node.paths.shims
 
 
 def _wrong_libraries(node: ThisNode) -> list[str]:

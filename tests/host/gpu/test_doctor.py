@@ -33,7 +33,7 @@ def examine(tmp_path: Path) -> Iterator[Callable[..., Examine]]:
                 kubelet=tmp_path / "kubelet",
             )
             paths.etc.mkdir()
-            paths.config.write_text("gpus: [{mode: units}]")
+            paths.config.write_text("gpus: [{mode: units}]\ngpuLimits: {enforce: [kernel, shim]}\n")
             (paths.sys / "fs/cgroup").mkdir(parents=True)
             (paths.sys / "fs/cgroup/cgroup.controllers").touch()
             root = tmp_path / "driver"

@@ -26,6 +26,7 @@ from tests.host.gpu.driver_root import installed
 from tests.host.gpu.pods import cgroup_root
 from tests.host.gpu.test_doctor import R580, R615
 from tests.standin.gpus import GIB, Behaviour, Failure, Node, gpus
+from tests.unit.gpu.groups import PlainRooms
 from tests.waiting import until
 from tools import build_hook
 
@@ -47,7 +48,7 @@ class Runtime:
         self.node = node
         self.cgroups = directory / "cgroup"
         self.socket = directory / "gpu-limit.sock"
-        self.groups = Groups(directory / "gpu")
+        self.groups = Groups(directory / "gpu", rooms=PlainRooms())
         self.groups.make(GROUP, [Limit(FIRST, 2 * GIB, 1.0), Limit(SECOND, 3 * GIB, 1.0)])
         self.driver: Nvml | None = driver
         self.program = directory / "same-cgroup"

@@ -4,14 +4,17 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from base.paths import Paths
 from cli import doctor
 from cli.checks import Finding
 from cli.this_node import ThisNode
+from deviceplugin.gpus import tiers
 from gpu import processes
 from gpu.groups import Compute, Limit
+from gpu.tiers import TierChoice, TieredGPU
 from tests.unit.cli.commands import short_path
 from tests.unit.cli.gpu_server import GIB, SLICE, SLICES, GpuServer
 from tests.unit.host import servers
@@ -271,3 +274,23 @@ def test_containers_that_hold_a_gpu_by_the_other_plugin_are_counted(server: GpuS
     server.held_by_other("nvidia.com/gpu", [servers.gpu_uuid(0), servers.gpu_uuid(4)])
 
     assert "containers hold 2 of them by it now" in _only(server.paths, "GPU plugins").seen
+
+
+def test_what_the_device_plugin_chose_is_told_with_its_reasons(server: GpuServer) -> None:
+    shim = TierChoice(tier="shim", refused={"kernel": "driver 580"})
+    choices = (shim, shim, TierChoice(tier="none", refused={"shim": "no libraries"}))
+    bad = TierChoice(tier="none", refused={}, unhealthy="only none can be had")
+    written = {
+        servers.DGX_GPUS[n]: TieredGPU(uuid=servers.gpu_uuid(n), minor=n, choice=choice)
+        for n, choice in enumerate((*choices, bad))
+    }
+    server.paths.run.mkdir(exist_ok=True)
+    tiers.path(server.paths).write_bytes(msgspec.json.encode(written))
+
+    found = _found(server.paths, "GPU tiers")
+
+    assert [(each.status, each.seen) for each in found] == [
+        ("ok", "GPU0, GPU1: shim keeps limits (not kernel: driver 580)"),
+        ("warning", "GPU2: nothing keeps limits: not shim: no libraries"),
+        ("failed", "GPU3: not given: only none can be had"),
+    ]

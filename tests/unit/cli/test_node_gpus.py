@@ -4,14 +4,17 @@ from collections.abc import Callable, Iterator
 from ctypes import sizeof
 from typing import Any
 
+import msgspec
 import pytest
 
 from base.paths import Paths
+from deviceplugin.gpus import tiers
 from deviceplugin.gpus.parts import GpuParts
 from deviceplugin.plugin import DevicePlugin
 from deviceplugin.pools.formats import load
 from gpu import layout
 from gpu.groups import Limit
+from gpu.tiers import TierChoice, TieredGPU
 from tests.kubelet import Kubelet
 from tests.unit.cli.commands import Shell, short_path
 from tests.unit.cli.gpu_server import GIB, POD_UID, SLICE, SLICES, GpuServer
@@ -265,3 +268,29 @@ def test_a_pods_parts_are_explained_with_use_tier_and_the_way_to_its_hca(
 def _of_another_gpu(server: GpuServer, group: str) -> None:
     server.groups.remove(group)
     server.groups.make(group, [Limit(servers.gpu_uuid(7), 10 * GIB, 0.25)])
+
+
+def _tier(server: GpuServer, number: int, choice: TierChoice) -> None:
+    """What the device plugin chose for one GPU."""
+    chosen = TieredGPU(uuid=servers.gpu_uuid(number), minor=number, choice=choice)
+    written = {**tiers.written(server.paths), servers.DGX_GPUS[number]: chosen}
+    tiers.path(server.paths).write_bytes(msgspec.json.encode(written))
+
+
+def test_a_gpu_whose_limits_cannot_be_kept_as_required_says_why(paths: Paths, shell: Shell) -> None:
+    server = GpuServer(paths)
+    paths.run.mkdir(exist_ok=True)
+    why = "limits must be enforced by kernel or stronger (require), and only shim can be had"
+    _tier(server, 0, TierChoice(tier="shim", refused={"kernel": "driver 580"}, unhealthy=why))
+    _tier(server, 1, TierChoice(tier="shim", refused={}))
+
+    first, second, third = _gpus(shell)[:3]
+
+    assert (first["fault"], first["tier"]) == (why, "shim")
+    assert (second["fault"], second["tier"]) == ("", "shim")
+    assert (third["fault"], third["tier"]) == ("", "")
+    assert why in shell("devices").out
+    printed = shell("explain", "--dry-run", "--resource", SLICE)
+    assert printed.code == 1
+    assert f"GPU0 is not given: {why}" in printed.err
+    assert f"`podfabric devices --pool {SLICE}`" in printed.err
