@@ -68,6 +68,7 @@ class OverUseEvents:
     def _write(self) -> None:
         api = self._api(self._environ)
         if api is None:
+            self._environ = {}  # the log has said why
             return
         from ipam.cluster.events import PendingEvents
 

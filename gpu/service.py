@@ -51,7 +51,8 @@ class GpuService:
         settings: how limits are enforced.
         report: gets each over-use that counts, for an event of the pod.
         elastic: whether a group, by name, may also use the GPU time that others leave.
-        tiers: answers what keeps the limits of each GPU, for a scrape.
+        tiers: answers which GPUs are given in parts, and what keeps the limits of each; all GPUs
+            of the node if it is None. Processes on others are none of this part's business.
         rooms: makes the groups' regions; on file systems of their own if it is None.
     """
 
@@ -62,7 +63,7 @@ class GpuService:
         settings: GpuLimitSettings,
         report: Callable[[OverUse], object] = lambda overuse: None,
         elastic: Callable[[str], bool] = lambda group: False,
-        tiers: Callable[[], Sequence[TieredGPU]] = tuple,
+        tiers: Callable[[], Sequence[TieredGPU]] | None = None,
         rooms: RegionRooms | None = None,
     ) -> None:
         root = paths.run / "gpu"
@@ -150,13 +151,23 @@ class GpuService:
 
         sample = self._sample
         shown = metrics.families(
-            sample, self._enforcement.kills, time.monotonic(), time.time(), self._tiers()
+            sample,
+            self._enforcement.kills,
+            time.monotonic(),
+            time.time(),
+            self._tiers() if self._tiers is not None else (),
         )
         return (
             (*shown, *alnair_metrics.families(sample)) if self._settings.alnair_metrics else shown
         )
 
     def _owned(self) -> dict[str, int | None]:
+        """The GPUs that are given in parts: minor numbers by UUID."""
+        if self._tiers is None:
+            return self._present()
+        return {of.uuid: of.minor for of in self._tiers() if of.uuid}
+
+    def _present(self) -> dict[str, int | None]:
         return {gpu.uuid: gpu.minor for gpu in self._gpus.read() if gpu.uuid}
 
     def _run(self) -> None:
@@ -195,7 +206,7 @@ class GpuService:
     def _driver(self) -> Nvml | None:
         """NVML, opened again at times while it cannot be used. None without GPUs."""
         if self._nvml is None and time.monotonic() - self._tried >= TRY_AGAIN:
-            if not self._owned():
+            if not self._present():
                 self._problem = NO_DRIVER
                 return None
             self._tried = time.monotonic()
@@ -210,7 +221,7 @@ class GpuService:
 
     def _learn(self, driver: Nvml) -> None:
         """Ask for what does not change while the driver is loaded, of GPUs that are new."""
-        for uuid in self._owned().keys() - self._memory.keys():
+        for uuid in self._present().keys() - self._memory.keys():
             with suppress(NvmlError):  # the next look tells why
                 told = driver.memory(uuid)
                 unsupported = kernel_tier.unsupported(driver, uuid, self._cgroups)

@@ -16,6 +16,7 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True):
     group: str
     pod: Pod  # its UID may be "" while it is not known
     container: str  # "" if the group is all containers' of the pod
+    limited: bool = True  # False: nothing keeps its limits, and the group has no files
 
 
 class Tenants:

@@ -62,7 +62,7 @@ class Watch:
         """Look once. Without NVML only at the groups' own files; `problem` says why."""
         tenants = {tenant.group: tenant for tenant in self._tenants.listed()}
         self._symbols = {group: of for group, of in self._symbols.items() if group in tenants}
-        files = self._read(tenants)
+        files = self._read(group for group, tenant in tenants.items() if tenant.limited)
         before = self._slots(files)
         minors = self._owned()
         uuids = dict.fromkeys([*minors, *_uuids(files)])

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from base.paths import Paths
 from base.pod import Pod
-from deviceplugin.checkpoint import Allocation, AllocationKey
+from deviceplugin.checkpoint import AllocatedGPU, Allocation, AllocationKey
 from deviceplugin.kubelet import records
 from deviceplugin.kubelet.records import KubeletUnreadable, PodDevices
 from deviceplugin.ledger import Ledger
@@ -34,7 +34,10 @@ class Holders:
         A pod's name or UID is "" while the kubelet has not told it.
         """
         with self._lock:
-            return [self._tenant(group) for group, _ in _groups(self._ledger.allocations())]
+            return [
+                replace(self._tenant(group), limited=gpu.tier != "none")
+                for group, _, gpu in _groups(self._ledger.allocations())
+            ]
 
     def starts(self, group: str, rows: Sequence[PodDevices]) -> None:
         """A container starts that has these rows of one of the kubelet's records."""
@@ -52,18 +55,20 @@ class Holders:
     def learn(self, rows: Collection[PodDevices]) -> None:
         """Complete what is known from the kubelet's records."""
         with self._lock:
-            for group, key in _groups(self._ledger.allocations()):
+            for group, key, _ in _groups(self._ledger.allocations()):
                 self._known[group] = _completed(self._tenant(group), {key}, rows)
 
     def _tenant(self, group: str) -> Tenant:
         return self._known.get(group) or Tenant(group=group, pod=Pod(), container="")
 
 
-def _groups(allocations: Iterable[Allocation]) -> Iterable[tuple[str, AllocationKey]]:
+def _groups(
+    allocations: Iterable[Allocation],
+) -> Iterable[tuple[str, AllocationKey, AllocatedGPU]]:
     """Each group whose container has started, and the allocation that it is named after."""
     for entry in allocations:
         if entry.gpu is not None and entry.gpu.group and entry.gpu.slot == entry.id:
-            yield entry.gpu.group, entry.key
+            yield entry.gpu.group, entry.key, entry.gpu
 
 
 def _completed(

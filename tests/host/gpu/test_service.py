@@ -20,6 +20,7 @@ from gpu.samples import NodeSample
 from gpu.service import GpuService
 from gpu.settings import Action, GpuLimitSettings
 from gpu.tenants import Tenant
+from gpu.tiers import TierChoice, TieredGPU
 from tests.host.gpu.driver_root import installed, paths_with
 from tests.host.gpu.pods import MadeContainer, made_container
 from tests.standin.driver import Driver, Out
@@ -47,11 +48,25 @@ class ServedNode:
             installed(self.directory / "driver", TWO, Behaviour())
         )
 
-    def start(self, on_overuse: Action = "report") -> GpuService:
+    def start(
+        self,
+        on_overuse: Action = "report",
+        kill_unaccounted: bool = False,
+        tiers: Sequence[TieredGPU] | None = None,
+    ) -> GpuService:
         paths = paths_with(self.directory, TWO)
-        made = GpuLimitSettings(driver_root=self.directory / "driver", on_overuse=on_overuse)
+        made = GpuLimitSettings(
+            driver_root=self.directory / "driver",
+            on_overuse=on_overuse,
+            kill_unaccounted=kill_unaccounted,
+        )
         self.service = GpuService(
-            paths, lambda: self.tenants, made, self.reported.append, rooms=PlainRooms()
+            paths,
+            lambda: self.tenants,
+            made,
+            self.reported.append,
+            tiers=None if tiers is None else lambda: tiers,
+            rooms=PlainRooms(),
         )
         self.stack.callback(self.service.close)
         self.service.start()
@@ -65,12 +80,12 @@ class ServedNode:
         self.service.groups.make(group, limits)
         return container
 
-    def process(self, container: MadeContainer, size: int) -> Driver:
+    def process(self, container: MadeContainer, size: int, device: int = 0) -> Driver:
         """A process of a container that allocates without a shim."""
         assert self.driver is not None
         process = self.stack.enter_context(Driver(self.driver.environment))
         container.take(process.pid)
-        process.start()
+        process.start(device)
         process.do("cuMemAlloc_v2", Out(8), size)
         return process
 
@@ -127,6 +142,30 @@ def test_it_is_killed_where_that_is_configured(node: ServedNode) -> None:
     assert within.process.poll() is None
     key = "memory_overuse_kills_total", "pod-of-a/0"
     until(lambda: node.values().get(key) == 1, what="count of the kill")
+
+
+def test_only_strangers_on_gpus_that_are_given_in_parts_are_killed(
+    node: ServedNode, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Other GPUs may be a pool of replicas', or another device plugin's."""
+    node.install_driver()
+    choice = TierChoice(tier="none", refused={})
+    tiers = [TieredGPU(uuid=FIRST, minor=0, choice=choice)]
+    started = node.start(kill_unaccounted=True, tiers=tiers)
+    unlimited = node.stack.enter_context(made_container())
+    pod = Pod("default", "unlimited", unlimited.container.pod_uid)
+    node.tenants.append(Tenant(group="u", pod=pod, container="main", limited=False))
+    elsewhere, stranger = (node.stack.enter_context(made_container()) for _ in range(2))
+    held = node.process(unlimited, GIB)
+    on_second = node.process(elsewhere, GIB, device=1)
+    on_first = node.process(stranger, GIB)
+    assert on_first.process.wait() == -signal.SIGKILL
+    looked = started.sample
+    until(lambda: started.sample.at > looked.at + 2.5, what="more looks")
+    assert held.process.poll() is None
+    assert on_second.process.poll() is None
+    assert [gpu.uuid for gpu in started.sample.gpus] == [FIRST]
+    assert "No such file" not in caplog.text
 
 
 def test_a_driver_that_comes_later_is_used_without_a_restart(

@@ -26,8 +26,10 @@ def holders(tmp_path: Path, ledger: Ledger) -> Holders:
     return Holders(Paths(state=tmp_path, kubelet=tmp_path), ledger)
 
 
-def give(ledger: Ledger, *ids: str, group: str) -> None:
-    given = AllocatedGPU(uuid="GPU-1", bdf="0000:10:00.0", minor=0, slot=ids[0], group=group)
+def give(ledger: Ledger, *ids: str, group: str, tier: str = "shim") -> None:
+    given = AllocatedGPU(
+        uuid="GPU-1", bdf="0000:10:00.0", minor=0, tier=tier, slot=ids[0], group=group
+    )
     ledger.record_gpus(MEMORY, {DeviceId(device_id): given for device_id in ids})
 
 
@@ -95,3 +97,11 @@ def test_a_container_that_has_not_started_and_one_that_is_gone_are_not_listed(
     holders.starts("h", [row("a_1", name="gone", uid="u")])
     ledger.drop_unknown([], age=-1.0)
     assert holders.listed() == []
+
+
+def test_a_container_whose_limits_nothing_keeps_is_listed_as_such(
+    holders: Holders, ledger: Ledger
+) -> None:
+    """So its processes are not those of a stranger."""
+    give(ledger, "a_0", group="g", tier="none")
+    assert [tenant.limited for tenant in holders.listed()] == [False]
