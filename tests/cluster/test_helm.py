@@ -107,8 +107,9 @@ def _install(client: Client, *words: str) -> None:
         ("--set-json", 'host.extraDirectories=[{"path":"/var/log/podfabric"}]'),
         ("--set-json", 'nodeSelector={"a":"b"}', "--set-json", 'image.pullSecrets=[{"name":"x"}]'),
         ("--set", "config.agent.listen=[::1]:9810,config.agent.grace=10"),
+        ("--set-json", 'config.gpus=[{"mode":"units"}]', "--set", "gpu.runtimeClassName=nvidia"),
     ],
-    ids=["defaults", "openshift", "metrics", "directories", "selector", "agent"],
+    ids=["defaults", "openshift", "metrics", "directories", "selector", "agent", "gpus"],
 )
 def test_api_server_accepts_every_field(empty: Client, values: tuple[str, ...]) -> None:
     """Hooks too: `helm template` prints them."""

@@ -43,6 +43,7 @@ def gpus(cluster: Cluster) -> Iterator[None]:
         kill_agent(cluster)  # its next container has the node's new mount
         await_agent(cluster)
         with configured(cluster, CONFIGURATION, {MEMORY: 16, COMPUTE: 200}):
+            await_agent(cluster)  # the one with the rights for such pools
             yield
     finally:
         cluster.node.run("umount -l /proc/driver; rm -f /dev/nvidia*")

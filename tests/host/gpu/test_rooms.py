@@ -153,6 +153,18 @@ def test_an_agent_that_may_not_mount_is_told_what_it_needs(
     assert "somewhere: Operation not permitted: the agent needs the capabilities" in told
 
 
+def test_an_agent_that_may_not_mount_removes_what_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An agent without these rights gives GPUs whose limits nothing keeps, and has no groups."""
+
+    def refused(act: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted", "the host's mounts")
+
+    monkeypatch.setattr(mounts, "in_host", refused)
+    Groups(tmp_path).remove("a")
+
+
 def test_an_agent_that_leaves_takes_the_mounts_away(tmp_path: Path) -> None:
     def act() -> None:
         groups = Groups(tmp_path / "gpu with a space")
