@@ -115,7 +115,8 @@ def main() -> None:
         faulty = _theirs(server, theirs_at / "whereabouts", root, proxy.port)
         if arguments.at_once:
             _delete((ours, faulty), arguments.pods, arguments.at_once, proxy)
-        _nics((ours,), arguments.more_pods, arguments.most)
+        if arguments.more_pods:
+            _nics((ours,), arguments.more_pods, arguments.most)
 
 
 def _rates(sides: Sequence[Contender], seconds: float) -> None:
@@ -150,7 +151,8 @@ def _nics(sides: Sequence[Contender], pods: int, most: float) -> None:
     print(f"\n{pods} pods at once, {NICS} NICs each, for {most:g} s at most")
     tallies = [_attached(side, pods, most) for side in sides]
     if len(tallies) > 1:
-        print(f"{'':4}{tallies[1].seconds / tallies[0].seconds:.0f} times", flush=True)
+        ours, theirs = (each.rate for each in tallies)
+        print(f"{'':4}{ours / max(theirs, 0.01):.0f} times as many a second", flush=True)
 
 
 def _attached(side: Contender, pods: int, most: float) -> "Tally":

@@ -70,17 +70,21 @@ class Departures:
     def hold(self, departure: DepartedAttachment) -> None:
         """An entry or reservations will be written for the attachment, beside its former ones."""
         former = self._read(Path(self._path(departure.attachment, HELD)))
-        if former is not None:
-            departure = msgspec.structs.replace(
-                departure,
-                ranges=tuple(dict.fromkeys((*former.ranges, *departure.ranges))),
-                reserved=tuple(dict.fromkeys((*former.reserved, *departure.reserved))),
-            )
-        self._write(departure, HELD)
+        self._write(_with(departure, former), HELD)
 
     def depart(self, departure: DepartedAttachment) -> None:
-        """The attachment is gone: its entry is to be removed."""
+        """The attachment is gone: its entry is to be removed. A runtime may say so again, before
+        that is done, or after another ADD: what was to be removed still is."""
         held = self._path(departure.attachment, HELD)
+        former = self._read(Path(self._path(departure.attachment, DEPARTED)))
+        if former is not None:
+            last = self._read(Path(held))
+            self._write(_with(last or departure, former), DEPARTED)
+            try:
+                remove(held)
+            except OSError as error:
+                raise _failure(error) from None
+            return
         try:
             os.replace(held, self._path(departure.attachment, DEPARTED))  # noqa: PTH105
             sync_directory(self._directory)
@@ -98,9 +102,12 @@ class Departures:
         return self._all(DEPARTED)
 
     def settle(self, departure: DepartedAttachment) -> None:
-        """Nothing is left to do for it."""
+        """Nothing is left to do for it, unless another DEL has added to it meanwhile."""
+        path = self._path(departure.attachment, DEPARTED)
+        if self._read(Path(path)) not in (None, departure):
+            return
         try:
-            remove(self._path(departure.attachment, DEPARTED))
+            remove(path)
         except OSError as error:
             raise _failure(error) from None
 
@@ -135,6 +142,17 @@ class Departures:
 
     def _path(self, attachment: Attachment, state: str) -> str:
         return f"{self._directory}/{attachment.key}{state}"
+
+
+def _with(departure: DepartedAttachment, former: DepartedAttachment | None) -> DepartedAttachment:
+    """The attachment with what an earlier file says that it has, too."""
+    if former is None:
+        return departure
+    return msgspec.structs.replace(
+        departure,
+        ranges=tuple(dict.fromkeys((*former.ranges, *departure.ranges))),
+        reserved=tuple(dict.fromkeys((*former.reserved, *departure.reserved))),
+    )
 
 
 def _failure(error: OSError) -> CNIError:

@@ -22,13 +22,14 @@ from ipam.cluster.api import ApiError, ClusterApi
 from ipam.cluster.geometry import interval
 from ipam.cluster.lessee import Lessee
 from ipam.cluster.objects import AddressBlock, Compat, Holder
+from ipam.departures import DIRECTORY
 from ipam.plugin import AddressPlugin
 from ipam.scope import Stores
 from ipam.sqlite_store import SqliteStore
 from ipam.store_files import PerCall
 from ipam.tables import Tables
 from tests.api.server import ApiServer
-from tests.unit.ipam.calls import request
+from tests.unit.ipam.calls import Json, request
 from tests.unit.ipam.cluster.audit import audit, instance_of, rows_of
 from tests.unit.ipam.cluster.nodes import Clock, ClusterNode
 
@@ -125,9 +126,16 @@ class CrashingNode(ClusterNode):
         assert os.WTERMSIG(status) == signal.SIGKILL
 
     def lose_power(self, boot: str) -> None:
-        """The machine is off, and its disk lacks some of the last commits. It boots."""
+        """The machine is off, and its disk lacks some of the last commits. It boots.
+
+        What is owed to whereabouts is in files that each writer waits for, so these are there.
+        """
         disks = sorted(self.snapshots.iterdir(), key=lambda path: int(path.name))
         kept = random.choice(disks[-1 - MOST_DROPPED :])
+        owed = self.directory / DIRECTORY
+        if owed.is_dir():
+            shutil.rmtree(kept / DIRECTORY, ignore_errors=True)
+            shutil.copytree(owed, kept / DIRECTORY)
         shutil.rmtree(self.directory)
         shutil.copytree(kept, self.directory)
         self.boot = boot
@@ -144,10 +152,10 @@ class CrashingNode(ClusterNode):
         )
         return AddressPlugin(stores, lambda: self.boot)
 
-    def delete_plainly(self, pod: str) -> None:
+    def delete_plainly(self, pod: str, ipam: Json) -> None:
         """I9: DEL without the server, and once more."""
         for _ in range(2):
-            self.plain().delete(request("DEL", None, f"{pod}-1", pod=pod))
+            self.plain().delete(request("DEL", ipam, f"{pod}-1", pod=pod))
 
     def _keep_commits(self) -> None:
         assert isinstance(self.files, PerCall)

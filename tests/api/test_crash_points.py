@@ -26,7 +26,12 @@ from ipam.cluster.controller.rounds import Rounds, read_world
 from ipam.cluster.lessee import CONFIRM_EVERY
 from ipam.cluster.names import pool_name
 from ipam.cluster.objects import AddressBlock, AddressPool, AddressRequest, Compat, Meta, PoolSpec
-from ipam.cluster.whereabouts.objects import PLACEHOLDER, IPPool
+from ipam.cluster.whereabouts.objects import (
+    PLACEHOLDER,
+    IPPool,
+    OverlappingRangeIPReservation,
+)
+from ipam.cluster.whereabouts.settling import UNUSED
 from tests.api.crashing import (
     SURVIVED,
     Arm,
@@ -148,7 +153,7 @@ class Fabric:
         else:
             self.auditor.check()
         for number in range(PODS):  # the runtime undoes unanswered calls; no server is needed
-            node.delete_plainly(f"p{number}")
+            node.delete_plainly(f"p{number}", self.ipam)
         began = time.monotonic()
         node.restart()
         if power:
@@ -162,17 +167,22 @@ class Fabric:
         """All is well then: nothing is left of the kill."""
         for node in (self.a, self.b):
             for pod in ("after", "q", *(f"p{number}" for number in range(PODS))):
-                node.delete_plainly(pod)
+                node.delete_plainly(pod, self.ipam)
         self.work(1, 30.0)
         self.work(1, CONFIRM_EVERY)
         self.work(3, REVIEW_EVERY)
         self.work(3, 20.0)
+        if self.a.compat == "Coexist":  # also of an ADD that died, and of a machine that booted
+            self.work(3, UNUSED)
         audit_settled(self.a.objects, [self.a, self.b])  # type: ignore[arg-type]
         uids = {each.metadata.uid for each in self.blocks()}
         for pool in self.server.admin.list(IPPool).items if self.a.compat == "Coexist" else ():
             for entry in (pool.spec.allocations or {}).values():
                 left = entry.id.removeprefix(PLACEHOLDER)
                 assert left == entry.id or left in uids, f"a placeholder of {left} is left"
+        if self.a.compat == "Coexist":
+            kept = self.server.admin.list(OverlappingRangeIPReservation).items
+            assert not kept, f"reservations for whereabouts are left: {kept}"
 
     def blocks(self) -> list[AddressBlock]:
         return list(self.server.admin.list(AddressBlock, {"spec.pool": self.pool}).items)
@@ -185,8 +195,9 @@ class Fabric:
             admin.delete(asked)
         admin.delete(admin.get(AddressPool, self.pool))
         if self.a.compat == "Coexist":
-            for each in admin.list(IPPool).items:
-                admin.delete(each)
+            for kind in (IPPool, OverlappingRangeIPReservation):
+                for each in admin.list(kind).items:
+                    admin.delete(each)
         for node in (self.a, self.b):
             with suppress(AssertionError):  # a test may have removed it
                 self.server.remove_node(node.name, pods=True)
@@ -401,7 +412,7 @@ def test_without_the_agent_the_plugin_serves_what_is_leased(
             else:
                 fabric.auditor.check()
             for number in range(PODS):
-                node.delete_plainly(f"p{number}")
+                node.delete_plainly(f"p{number}", fabric.ipam)
             plugin = node.plain()
             given = 0
             with pytest.raises(CNIError) as ended:
@@ -413,7 +424,7 @@ def test_without_the_agent_the_plugin_serves_what_is_leased(
             if not power:
                 fabric.auditor.check()
             for number in range(given):
-                node.delete_plainly(f"w{number}")
+                node.delete_plainly(f"w{number}", fabric.ipam)
             took.append(fabric.recover(node, power=False))
             fabric.settle()
     told("agent gone", power, took)

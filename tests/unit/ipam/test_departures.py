@@ -49,3 +49,26 @@ def test_a_second_hold_forgets_no_reservation_of_the_first(tmp_path: Path) -> No
     departures.hold(replace(held, reserved=(("", "10.0.0.2"),)))
     (found,) = departures.held()
     assert found.reserved == (("", "10.0.0.1"), ("", "10.0.0.2"))
+
+
+def test_a_repeated_del_forgets_no_reservation(tmp_path: Path) -> None:
+    departures = Departures(tmp_path)
+    held = DepartedAttachment(
+        network="fabric", container_id="a", ifname="net1", reserved=(("", "10.0.0.1"),)
+    )
+    told = replace(held, reserved=(), ranges=(("", "10.0.0.0/24"),))  # as a DEL has it
+    departures.hold(held)
+    departures.depart(told)
+    (first,) = departures.departed()
+    departures.depart(told)
+    (found,) = departures.departed()
+    assert (found.reserved, found.ranges) == (held.reserved, told.ranges)
+    departures.hold(replace(held, reserved=(("", "10.0.0.2"),)))  # another ADD of the attachment
+    departures.depart(told)
+    assert not list(departures.held())
+    (found,) = departures.departed()
+    assert found.reserved == (("", "10.0.0.1"), ("", "10.0.0.2"))
+    departures.settle(first)  # of what there is now the agent has not removed all
+    assert list(departures.departed()) == [found]
+    departures.settle(found)
+    assert not list(departures.departed())
