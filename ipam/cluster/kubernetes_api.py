@@ -13,10 +13,16 @@ from collections.abc import Iterator, Mapping
 from http import HTTPStatus
 from pathlib import Path
 from typing import Protocol
-from urllib.parse import urlencode
+from urllib.parse import urlencode, urlsplit
 
 import msgspec
-from urllib3 import BaseHTTPResponse, PoolManager, Timeout
+from urllib3 import (
+    BaseHTTPResponse,
+    HTTPConnectionPool,
+    HTTPSConnectionPool,
+    PoolManager,
+    Timeout,
+)
 from urllib3.connection import HTTPConnection
 from urllib3.exceptions import HTTPError
 
@@ -61,10 +67,10 @@ class KubernetesApi(RestApi):
 
 
 class _Access(Protocol):
-    """Where the API server is, and who asks it."""
+    """Where the API server is, and who asks it. `prefix` goes before the path of a request."""
 
-    url: str
-    connections: PoolManager
+    connections: HTTPConnectionPool | PoolManager
+    prefix: str
 
     def headers(self) -> Mapping[str, str]:
         """Who asks, as it is now. Unavailable, OSError."""
@@ -80,9 +86,11 @@ class _Pod:
         host, port = (os.environ.get(f"KUBERNETES_SERVICE_{each}", "") for each in ("HOST", "PORT"))
         if not (host and port):
             raise Refused("no API server in this pod: KUBERNETES_SERVICE_HOST or _PORT is not set")
-        self.url = f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
         self.reload()
-        self.connections = PoolManager(
+        self.prefix = ""
+        self.connections: HTTPConnectionPool | PoolManager = HTTPSConnectionPool(
+            host,
+            int(port),
             cert_reqs="CERT_REQUIRED",
             ca_certs=str(ACCOUNT / "ca.crt"),
             maxsize=CONNECTIONS,
@@ -117,9 +125,14 @@ class _Kubeconfig:
         self._configuration.connection_pool_maxsize = CONNECTIONS
         self._configuration.keep_alive = True
         self.reload()
-        self.url: str = self._configuration.host
         self._client = ApiClient(self._configuration)
-        self.connections: PoolManager = self._client.rest_client.pool_manager
+        manager: PoolManager = self._client.rest_client.pool_manager
+        host: str = self._configuration.host
+        self.connections: HTTPConnectionPool | PoolManager = manager
+        self.prefix = host
+        if manager.proxy is None:  # the manager would look for the connections at each request
+            self.connections = manager.connection_from_url(host)
+            self.prefix = urlsplit(host).path.rstrip("/")
 
     def headers(self) -> Mapping[str, str]:
         from kubernetes.client.exceptions import OpenApiException
@@ -153,7 +166,11 @@ class _Client:
         self._headers_until = 0.0
 
     def close(self) -> None:
-        self._access.connections.clear()
+        connections = self._access.connections
+        if isinstance(connections, PoolManager):
+            connections.clear()
+        else:
+            connections.close()
 
     def send(
         self,
@@ -204,7 +221,7 @@ class _Client:
         if body is not None:
             headers["Content-Type"] = JSON_PATCH if method == "PATCH" else JSON
             sent = msgspec.json.encode(body)
-        url = f"{self._access.url}{where}"
+        url = f"{self._access.prefix}{where}"
         if query:
             url = f"{url}?{urlencode(query)}"
         connect, read = limits

@@ -19,6 +19,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from kubernetes.client import configuration
 from msgspec.structs import replace
+from urllib3 import HTTPSConnectionPool
 
 from ipam.cluster import kubernetes_api
 from ipam.cluster.api import (
@@ -400,18 +401,37 @@ def test_a_pod_without_a_service_account_is_refused_with_what_is_missing(
         KubernetesApi()
 
 
-@pytest.mark.parametrize(
-    ("host", "url"), [("10.96.0.1", "https://10.96.0.1:443"), ("fd00::1", "https://[fd00::1]:443")]
-)
-def test_a_pod_asks_the_server_of_its_environment(
-    pod: Path, monkeypatch: pytest.MonkeyPatch, host: str, url: str
+@pytest.mark.parametrize("host", ["10.96.0.1", "fd00::1"])
+def test_a_pod_asks_the_server_of_its_environment_by_its_token(
+    pod: Path, monkeypatch: pytest.MonkeyPatch, host: str
 ) -> None:
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", host)
     access = kubernetes_api._Pod()
-    assert access.url == url
+    assert isinstance(access.connections, HTTPSConnectionPool)
+    assert access.connections.host.strip("[]") == host
+    assert access.connections.port == 443
     assert access.headers() == {"Authorization": "Bearer first"}
     (pod / "token").write_text("second")
     assert access.headers() == {"Authorization": "Bearer second"}
+
+
+@pytest.mark.parametrize("proxied", [False, True])
+def test_a_path_and_a_proxy_of_a_kubeconfig_are_used(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, proxied: bool
+) -> None:
+    """Of a cluster behind a gateway, that is."""
+    path = write_kubeconfig(tmp_path / "kubeconfig", server, "first")
+    document = json.loads(path.read_text())
+    cluster = document["clusters"][0]["cluster"]
+    if proxied:  # a proxy gets the whole URL
+        cluster["proxy-url"], cluster["server"] = cluster["server"], "http://gateway.example"
+    cluster["server"] += "/clusters/blue"
+    path.write_text(json.dumps(document))
+    api = KubernetesApi(path, timeout=PATIENCE)
+    server.replies = [Reply(200, sent(stored()))]
+    api.get(AddressBlock, "any")
+    assert server.requests[0].path == f"/clusters/blue{BLOCKS}/any"
+    api.close()
 
 
 def test_a_token_that_vanishes_is_unavailable(pod: Path) -> None:
