@@ -190,6 +190,8 @@ class Lessee:
         )
 
     def _run(self) -> None:
+        # A first confirmation may wait long, and the first ADD is not to wait until files are open.
+        self._failures.guarded("read the store", self._upkeep.look)
         while not self._closed:
             try:
                 wait = self.step()
