@@ -79,7 +79,7 @@ class _Access(Protocol):
         """The server takes the last headers for nobody's: read all again. Refused."""
 
 
-class _Pod:
+class _PodAccess:
     """The service account of this process' pod. A proxy of the environment is not used."""
 
     def __init__(self) -> None:
@@ -113,7 +113,7 @@ class _Pod:
             raise Refused(f"no API server in this pod: {error}") from error
 
 
-class _Kubeconfig:
+class _KubeconfigAccess:
     """What a kubeconfig says, read by the official client."""
 
     def __init__(self, path: Path) -> None:
@@ -160,7 +160,7 @@ class _Client:
     """A Transport."""
 
     def __init__(self, kubeconfig: Path | None, user_agent: str) -> None:
-        self._access: _Access = _Kubeconfig(kubeconfig) if kubeconfig else _Pod()
+        self._access: _Access = _KubeconfigAccess(kubeconfig) if kubeconfig else _PodAccess()
         self._user_agent = user_agent
         self._headers: dict[str, str] = {}
         self._headers_until = 0.0

@@ -406,7 +406,7 @@ def test_a_pod_asks_the_server_of_its_environment_by_its_token(
     pod: Path, monkeypatch: pytest.MonkeyPatch, host: str
 ) -> None:
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", host)
-    access = kubernetes_api._Pod()
+    access = kubernetes_api._PodAccess()
     assert isinstance(access.connections, HTTPSConnectionPool)
     assert access.connections.host.strip("[]") == host
     assert access.connections.port == 443
