@@ -166,6 +166,8 @@ class Stores:
         compat: CompatSource = no_compat,
         **timing: Any,  # noqa: ANN401 - a clock, and seconds
     ) -> None:
+        if claims is not None:  # an agent's, whose first ADD is to wait for no import
+            import ipam.cluster.store  # noqa: F401
         self._of_boot = partial(SqliteStore, files)
         self._scope = scope
         self._claims = claims

@@ -25,7 +25,7 @@ from ipam.ranges import outside
 GIVEN_UP = 60.0  # seconds without an ADD that asks: the runtime tries again within less
 UNWANTED = 3.0  # the same of a request that others wait behind; an ADD that waits asks each second
 _AGAIN = 60.0  # seconds until a request is made again, as the controller may have deleted it
-_LOOK_AT_POOL = 1.0  # seconds between two looks for a free block, while an ADD waits
+_LOOK_AT_POOL, _LONGEST_LOOK = 1.0, 4.0  # seconds between looks for a free block, while ADDs wait
 _MOST_PARTS = 32
 _MOST_COUNT = 64
 
@@ -38,6 +38,7 @@ class _Asked(msgspec.Struct):
     looked: float  # when there was no free block
     wanted: float
     made: float
+    pause: float = _LOOK_AT_POOL  # until the next look
     exhausted: bool = False  # nothing was to be had: it holds no offer
 
 
@@ -57,7 +58,7 @@ class Borrowing:
     def known(self, want: Want) -> NoneLeft | None:
         """What a look for a free block has said a moment ago, while others are asked for one."""
         asked = self._asked.get(_key(want))
-        if asked is None or self._clock() - asked.looked >= _LOOK_AT_POOL:
+        if asked is None or self._clock() - asked.looked >= asked.pause:
             return None
         return asked.left if _is_ceding(asked.left) else None
 
@@ -139,8 +140,9 @@ class Borrowing:
         if asked is None:
             name = f"{holder.instance}.{key}"
             asked = self._asked[key] = _Asked(name, left, now, now, -_AGAIN)
-        if asked.left is not left:
+        if asked.left is not left:  # each look lists the blocks: a busy API server gets fewer
             asked.left, asked.looked = left, now
+            asked.pause = min(2 * asked.pause, _LONGEST_LOOK)
         asked.wanted = now
         if now - asked.made >= _AGAIN:
             spec = RequestSpec(
@@ -181,7 +183,7 @@ class Borrowing:
         try:
             found = self._api.get(AddressBlock, cover)
         except NotFound:
-            asked.looked = -_LOOK_AT_POOL  # the whole block is free
+            asked.looked = -_LONGEST_LOOK  # the whole block is free
             raise _pending(want, asked.name) from None
         if text(address) in found.spec.ceded:
             subs = SubBlocks(self._api, self._store, holder, self._clock)

@@ -8,7 +8,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple, cast
 
 from cni.spec.errors import CNIError, Code
@@ -190,6 +190,8 @@ class Lessee:
         )
 
     def _run(self) -> None:
+        # A first confirmation may wait long, and the first ADD is not to wait until files are open.
+        self._failures.guarded("read the store", self._upkeep.look)
         while not self._closed:
             try:
                 wait = self.step()
@@ -293,7 +295,8 @@ class Lessee:
             self._objects[block.metadata.name] = block
             _log.info("leases: leased %s", block.metadata.name)
         if leased:  # its pool's maxOffline may be the shortest
-            self._confirm_at = min(self._confirm_at, self._clock() + self._interval())
+            interval = self._interval(block.spec.max_offline_seconds for block in leased)
+            self._confirm_at = min(self._confirm_at, self._clock() + interval)
 
     # --- confirmation ------------------------------------------------------------------------
 
@@ -329,16 +332,17 @@ class Lessee:
         self._confirmed = at
         self._in_touch = True
         self._retry = _FIRST_RETRY
-        self._confirm_at = at + self._interval()
+        rows = self._store.blocks().values()
+        self._confirm_at = at + self._interval(row.max_offline for row in rows)
 
-    def _interval(self) -> float:
-        # A block of a pool that cannot be used has the limit 0.
-        limits = (block.max_offline / 4 for block in self._store.blocks().values())
+    def _interval(self, limits: Iterable[float]) -> float:
+        """Seconds from one confirmation to the next, where blocks have these `limits`: one of a
+        pool that cannot be used has the limit 0."""
         is_watched = any(
             block.spec.foreign or block.spec.compat == "Coexist" for block in self._objects.values()
         )
         longest = FOREIGN_EVERY if is_watched else CONFIRM_EVERY
-        return max(_FIRST_RETRY, min([longest, *filter(None, limits)]))
+        return max(_FIRST_RETRY, min([longest, *(limit / 4 for limit in limits if limit)]))
 
     def _heed_ranges(self) -> None:
         """Confirm soon where whereabouts' nodes may have IPPools of our addresses that are new."""
