@@ -343,9 +343,10 @@ def test_container_with_a_vf_has_the_gpu_that_is_nearest_to_it(
     cluster: Cluster, cards: tuple[Gpu, ...], namespace: Namespace
 ) -> None:
     namespace.apply(_trainer("alone", memory=1, compute=10))
-    namespace.apply(_trainer("pair", memory=1, compute=10, vf=1))
-    namespace.running("alone", "pair")
+    namespace.running("alone")
     assert f"nvidia{FAR}" in _gpu_nodes(namespace, "alone")  # of equals, the first
+    namespace.apply(_trainer("pair", memory=1, compute=10, vf=1))
+    namespace.running("pair")
     assert f"nvidia{NEAR}" in _gpu_nodes(namespace, "pair")
     assert len(uverbs(namespace, "pair")) == 1
     said = json.loads(_said(namespace, "pair"))
