@@ -10,7 +10,7 @@ from base.paths import Paths
 from cni.ipoib.plugin import IPoIB
 from tests.kernel.cards import Card, cards
 from tests.kernel.igb import with_addressed_vfs
-from tests.kernel.pods import Node, SriovNode, pod
+from tests.kernel.pods import Node, SriovNode, delete_children, pod
 
 
 @pytest.fixture
@@ -24,7 +24,10 @@ def pods() -> Iterator[list[str]]:
     """Three pods, on a host where no failed test has left an interface."""
     IPoIB(Paths()).remove_strays()
     with ExitStack() as stack:
-        yield [stack.enter_context(pod(f"pod{number}")) for number in range(3)]
+        names = [stack.enter_context(pod(f"pod{number}")) for number in range(3)]
+        for name in names:
+            stack.callback(delete_children, name)
+        yield names
 
 
 @pytest.fixture

@@ -189,18 +189,19 @@ def _listing(directory: Path) -> list[Path]:
 
 @contextmanager
 def pod(name: str) -> Iterator[str]:
-    """A pod's network namespace. What is left of children in it ends with it.
-
-    The kernel gives children of a namespace that ends to the host, some time later.
-    """
+    """A pod's network namespace."""
     run(IP, "netns", "add", name)
     try:
         yield name
     finally:
-        with suppress(NamespaceGone):
-            for child_name in link_names(name, "ipoib"):
-                run(IP, "-n", name, "link", "delete", child_name)
         subprocess.run([IP, "netns", "delete", name], check=False, capture_output=True)
+
+
+def delete_children(netns: str) -> None:
+    """Delete the children in a pod. Else the kernel gives them to the host, some time later."""
+    with suppress(NamespaceGone):
+        for name in link_names(netns, "ipoib"):
+            run(IP, "-n", netns, "link", "delete", name)
 
 
 def link_in(netns: str, name: str = "net1") -> Link | None:
