@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -319,46 +320,44 @@ def test_lost_checkpoint_is_filled_with_the_gpus_that_containers_have(
     assert {path: path.read_bytes() for path in node.paths.cdi.iterdir()} == files
 
 
+@contextmanager
+def with_hcas(server: Paths, binding: str, seed: int) -> Iterator[Kubelet]:
+    """A kubelet, which allocates in an order that `seed` decides, of a node with HCAs and GPUs."""
+    Driver(server).nodes(range(8))
+    pool = PoolConfig(resource=HCA, slots=4)
+    with Kubelet(server.kubelet, seed=seed) as kubelet:
+        node = GpuNode(server, [SLICES], [pool], gpu_binding=binding)
+        try:
+            kubelet.wait(
+                lambda: kubelet.allocatable(HCA) == 32 and kubelet.allocatable(SLICE) == 32
+            )
+            yield kubelet
+        finally:
+            node.plugin.close()
+
+
 @pytest.mark.parametrize("binding", ["start", "admission"])
 @pytest.mark.parametrize("seed", range(4))
 def test_gpu_and_hca_of_a_container_are_the_closest_that_are_free(
     server: Paths, binding: str, seed: int
 ) -> None:
     """In both orders in which a kubelet allocates, while containers have the nearest ones."""
-    Driver(server).nodes(range(8))
-    pool = PoolConfig(resource=HCA, slots=4)
-    with Kubelet(server.kubelet, seed=seed) as kubelet:
-        node = GpuNode(server, [SLICES], [pool], gpu_binding=binding)
-        try:
-            kubelet.wait(
-                lambda: kubelet.allocatable(HCA) == 32 and kubelet.allocatable(SLICE) == 32
-            )
-            for number in range(6):
-                kubelet.admit(f"trainer-{number}", [container(others={SLICE: 3, HCA: 1})])
-            assert sorted(pairs(server, kubelet)) == [Distance.PIX] * 6
-        finally:
-            node.plugin.close()
+    with with_hcas(server, binding, seed) as kubelet:
+        for number in range(6):
+            kubelet.admit(f"trainer-{number}", [container(others={SLICE: 3, HCA: 1})])
+        assert sorted(pairs(server, kubelet)) == [Distance.PIX] * 6
 
 
 @pytest.mark.parametrize("binding", ["start", "admission"])
 @pytest.mark.parametrize("seed", range(4))
 def test_hcas_are_near_a_gpu_that_has_room(server: Paths, binding: str, seed: int) -> None:
     """Containers without an HCA have the first GPUs, whose HCAs are the least loaded then."""
-    Driver(server).nodes(range(8))
-    pool = PoolConfig(resource=HCA, slots=4)
-    with Kubelet(server.kubelet, seed=seed) as kubelet:
-        node = GpuNode(server, [SLICES], [pool], gpu_binding=binding)
-        try:
-            kubelet.wait(
-                lambda: kubelet.allocatable(HCA) == 32 and kubelet.allocatable(SLICE) == 32
-            )
-            for number in range(5):
-                kubelet.admit(f"lonely-{number}", [container(others={SLICE: 4})])
-            for number in range(3):
-                kubelet.admit(f"trainer-{number}", [container(others={SLICE: 3, HCA: 1})])
-            assert sorted(pairs(server, kubelet)) == [Distance.PIX] * 3
-        finally:
-            node.plugin.close()
+    with with_hcas(server, binding, seed) as kubelet:
+        for number in range(5):
+            kubelet.admit(f"lonely-{number}", [container(others={SLICE: 4})])
+        for number in range(3):
+            kubelet.admit(f"trainer-{number}", [container(others={SLICE: 3, HCA: 1})])
+        assert sorted(pairs(server, kubelet)) == [Distance.PIX] * 3
 
 
 def pairs(paths: Paths, kubelet: Kubelet) -> list[Distance]:
