@@ -21,7 +21,7 @@ from ipam.cluster import geometry
 from ipam.cluster.api import ClusterApi, Conflict, Node, NotFound
 from ipam.cluster.nv_ipam.objects import NvIPPool, NvIPPoolEntry, NvIPPoolStatus, excluded_runs
 from ipam.cluster.nv_ipam.overlaps import Overlaps
-from ipam.cluster.nv_ipam.own_overlaps import beside_now
+from ipam.cluster.nv_ipam.own_overlaps import all_pools, beside_now
 from ipam.cluster.nv_ipam.own_pools import (
     HANDED_BACK,
     PENDING,
@@ -94,9 +94,9 @@ def _of_pool(api: ClusterApi, namespace: str, name: str, node: Node) -> str:
     """Hand the node back for one pool; what was done."""
     tried: list[Interval] = []
     for _ in range(_ATTEMPTS):
-        pools = api.list(NvIPPool, namespace=namespace).items
-        pool = next((each for each in pools if each.metadata.name == name), None)
-        if pool is None:
+        pools = all_pools(api, namespace)
+        pool = next((each for each in pools if each.key == f"ippool/{name}"), None)
+        if not isinstance(pool, NvIPPool):
             return f"ippool/{name} is gone"
         if not Overlaps(pools).left_by(pool.key, (hosts_of(pool.network),)):
             return f"{pool.key}: all of its addresses are also of older pools, which have them"

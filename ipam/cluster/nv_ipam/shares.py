@@ -128,8 +128,9 @@ class Shares:
         share = self.own(key)
         return share is not None and (share.spec.state, share.holder) == ("Active", self._holder)
 
-    def write(self, key: str, wanted: Iterable[Interval]) -> None:
-        """Let others know what this machine uses: by no share if it uses nothing. Raises ApiError.
+    def write(self, key: str, wanted: Iterable[Interval], *, keeps: bool = False) -> None:
+        """Let others know what this machine uses: by no share if it uses nothing, but where it
+        `keeps` one, to say that it has joined. Raises ApiError.
 
         An earlier write without an answer may take effect later, unless the version that it was
         made for is gone. So then, and after a restart, the share is written even if it is equal.
@@ -140,9 +141,9 @@ class Shares:
             self._unsure.add(key)  # it is read again, also after a failure
             self._answered.discard(key)
             if last is None:
-                if new.ranges:
+                if new.ranges or keeps:
                     self._own[key] = self._created(key, new)
-            elif new.ranges:
+            elif new.ranges or keeps:
                 # An update that changes nothing would leave the version as it is.
                 notes = {**last.metadata.annotations, WRITTEN_AFTER: last.metadata.resource_version}
                 notes.pop(JOINED, None)  # this node follows
