@@ -203,7 +203,7 @@ class NodeDaemon:
         return json.dumps(document | more).encode()
 
     def call(
-        self, command: str, config: bytes, container: str, *args: str
+        self, command: str, config: bytes, container: str, *args: str, ifname: str = "eth0"
     ) -> tuple[int, dict[str, Any]]:
         """Exit code and answer of one call."""
         done = subprocess.run(
@@ -212,7 +212,7 @@ class NodeDaemon:
             env={
                 "CNI_COMMAND": command,
                 "CNI_CONTAINERID": container,
-                "CNI_IFNAME": "eth0",
+                "CNI_IFNAME": ifname,
                 "CNI_NETNS": "/none",
                 "CNI_PATH": str(self.executable.parent),
                 "CNI_ARGS": ";".join(

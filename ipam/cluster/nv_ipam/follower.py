@@ -32,6 +32,7 @@ from ipam.cluster.nv_ipam.takeover import address_pool_of, used_before, why_no_m
 from ipam.cluster.pools import Unusable
 from ipam.cluster.step_thread import StepThread
 from ipam.confirmed import boottime
+from ipam.nv_ipam import exporting
 from ipam.nv_ipam.pools import NodePool, domain_of, listed
 from ipam.nv_ipam.requests import of_older, taken
 from ipam.ranges import merged
@@ -237,6 +238,8 @@ class PoolFollower(StepThread):
         self._settled.discard(key)
         nothing = {"usable": (), "beside": (), "share": "", "confirmed": 0.0}
         self._file.write(key, new and replace(new, **nothing))
+        if exporting.is_complete(self._files):
+            self._shares.hand_over(key)
         if entry:
             self._reports.say(key, f"{key}: this node's entry stays as it is: {self._unjoined}")
         return FollowedPool(size(entry))
