@@ -58,6 +58,9 @@ def export(store: SqliteStore, source: Path) -> list[Reservation]:
     store.look(closed)
     source.parent.mkdir(exist_ok=True)
     write_atomically(source, written, _MODE)
+    importing.require_stopped(
+        source.with_name(importing.SOCKET)
+    )  # a daemon has read what was there
     importing.mark(store.directory, store_id, written)
     return given
 

@@ -102,6 +102,14 @@ def put_pool(server: ApiServer, plural: str, name: str, spec: Mapping[str, Any])
     server.make(where, {"apiVersion": API, "kind": kind, "metadata": meta, "spec": spec})
 
 
+def remove_pools(server: ApiServer) -> None:
+    """Delete all pools: those of another test may have the same addresses."""
+    for plural in ("ippools", "cidrpools"):
+        where = f"/apis/{API}/namespaces/{NAMESPACE}/{plural}"
+        for pool in server.send("GET", where)[1].get("items", ()):
+            server.send("DELETE", f"{where}/{pool['metadata']['name']}")
+
+
 def put_entries(server: ApiServer, plural: str, name: str, entries: list[dict[str, str]]) -> None:
     """What nv-ipam's controller would write."""
     where = f"/apis/{API}/namespaces/{NAMESPACE}/{plural}/{name}"

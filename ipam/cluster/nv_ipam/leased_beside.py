@@ -15,6 +15,7 @@ from ipam.cluster import geometry
 from ipam.cluster.api import ClusterApi
 from ipam.cluster.nv_ipam.objects import NvCIDRPool, NvIPPool, NvPool
 from ipam.cluster.nv_ipam.overlaps import Overlaps
+from ipam.cluster.nv_ipam.own_overlaps import pools_of
 from ipam.cluster.nv_ipam.own_pools import name_of
 from ipam.cluster.nv_ipam.shares import OtherShare, common, intervals, without
 from ipam.cluster.objects import AddressBlock, AddressPool, AddressShare
@@ -58,12 +59,11 @@ class LeasedBeside:
         pool = self._known(key)
         if not isinstance(pool, NvCIDRPool):
             return
-        ippools = self._api.list(NvIPPool, namespace=self._namespace).items
+        ippools = pools_of(self._api, NvIPPool, self._namespace)
         if not any(each.startswith("ippool/") for each in Overlaps((*ippools, pool)).of(key, ())):
             return  # CIDRPools have an entry for each node: they are not read for nothing
-        cidrpools = self._api.list(NvCIDRPool, namespace=self._namespace).items
-        both: tuple[NvPool, ...] = (*ippools, *cidrpools)
-        pools = {each.key: each for each in both}
+        cidrpools = pools_of(self._api, NvCIDRPool, self._namespace)
+        pools = {each.key: each for each in (*ippools, *cidrpools)}
         overlaps = Overlaps(pools.values())
         if not overlaps.of(key, ()):
             return

@@ -13,7 +13,7 @@ from typing import NamedTuple, Self
 
 from ipam.addresses import Interval, parse_interval
 from ipam.cluster import geometry
-from ipam.cluster.api import ClusterApi
+from ipam.cluster.api import ClusterApi, NotFound
 from ipam.cluster.nv_ipam.objects import NvCIDRPool, NvIPPool, NvPool
 from ipam.cluster.nv_ipam.overlaps import Overlaps
 from ipam.cluster.nv_ipam.own_pools import name_of
@@ -35,8 +35,18 @@ def beside_now(api: ClusterApi, namespace: str, pool: NvIPPool) -> Sequence[Inte
 
 def all_pools(api: ClusterApi, namespace: str) -> tuple[NvPool, ...]:
     """All pools of nv-ipam, by consistent reads. ApiError."""
-    ippools = api.list(NvIPPool, namespace=namespace).items
-    return (*ippools, *api.list(NvCIDRPool, namespace=namespace).items)
+    ippools = pools_of(api, NvIPPool, namespace)
+    return (*ippools, *pools_of(api, NvCIDRPool, namespace))
+
+
+def pools_of(
+    api: ClusterApi, kind: type[NvIPPool] | type[NvCIDRPool], namespace: str
+) -> tuple[NvPool, ...]:
+    """All pools of that kind, by a consistent read; none where it is not installed. ApiError."""
+    try:
+        return api.list(kind, namespace=namespace).items
+    except NotFound:
+        return ()
 
 
 class OwnPools(NamedTuple):

@@ -74,6 +74,7 @@ class PoolOwner(StepThread):
         self._routed = routed
         self._daemon_store = daemon_store
         self._clock = clock
+        self._began = clock()
         self._compared_at: float | None = None
         self._labels: Mapping[str, str] | None = None  # of the Node; None: not read
         self._holder: Holder | None = None  # this machine; None: not read
@@ -85,9 +86,10 @@ class PoolOwner(StepThread):
     def step(self) -> float:
         """Do what is due; for how many seconds nothing is due then."""
         pools, routed = self._source(), self._routed()
-        if pools is None or routed is None:
-            return LOOK_EVERY
         now = self._clock()
+        if pools is None or (routed is None and now - self._began < REST):
+            return LOOK_EVERY
+        routed = routed or ()  # the kind is not installed, or not read: AddressPools know of it
         if self._compared_at is None or now - self._compared_at >= COMPARE_EVERY:
             self._labels = self._holder = self._shares = None
             self._compared_at = now
