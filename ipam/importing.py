@@ -33,7 +33,7 @@ class Defaults(msgspec.Struct, frozen=True, kw_only=True):
 
 class _ImportedAddress(msgspec.Struct, frozen=True):
     id: str
-    podref: str
+    podref: str = ""  # whereabouts before 0.4.2 wrote none
     ifname: str = ""
 
 

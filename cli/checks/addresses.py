@@ -8,6 +8,7 @@ from cli.this_node import ThisNode
 from ipam import scope
 from ipam.addresses import Interval, parse, parse_interval
 from ipam.confirmed import boottime
+from ipam.nv_ipam import importing
 from ipam.nv_ipam.pools import OWN_FILE, ROUTED, NodePool, NodePools, PoolsFile, domain_of
 from ipam.sqlite_store import SqliteStore
 from ipam.store import Reservation
@@ -21,6 +22,14 @@ def nv_ipam(node: ThisNode) -> Iterator[Outcome]:
     if known is None:
         yield not_applicable('nv-ipam\'s pools are not served ("ipam.nv_ipam")')
         return
+    path = node.paths.cni_bin / EXECUTABLE
+    is_theirs = path.exists() and not executables.is_ours(path)
+    if (closed := importing.why_closed(node.paths.ipam)) is not None:
+        if is_theirs:
+            yield ok("nv-ipam's own daemon serves this node (`podfabric ipam export`)")
+        else:
+            yield warning("pods get no addresses of nv-ipam's pools here", closed)
+        return
     boot = node.paths.boot_id()
     held = SqliteStore(node.paths.ipam, boot).reservations()
     is_own = scope.settings(node.paths.config).nv_ipam == "own"
@@ -31,8 +40,7 @@ def nv_ipam(node: ThisNode) -> Iterator[Outcome]:
     for key in sorted(known.pools.keys() | _keys(held)):
         if key.startswith(ROUTED) or not is_own:
             yield from _pool(key, known.pools.get(key), held, boot)
-    path = node.paths.cni_bin / EXECUTABLE
-    if path.exists() and not executables.is_ours(path):
+    if is_theirs:
         yield warning(
             f"{path} is not podfabric's: definitions of type nv-ipam start it",
             f"stop nv-ipam's DaemonSet, and `podfabric install --plugins {EXECUTABLE} --force`",

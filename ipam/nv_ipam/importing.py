@@ -6,6 +6,7 @@ finds it by container and interface, or by pod and interface: both are unique on
 """
 
 import hashlib
+import os
 import re
 import socket
 from collections.abc import Sequence
@@ -34,16 +35,26 @@ SOCKET = "daemon.sock"
 MARK = "nv-ipam-imported"
 """Beside our store: which content of the daemon's store was imported into it."""
 
+EXPORTED = "nv-ipam-exported"
+"""Beside our store, while nv-ipam's daemon serves this node again: what its store was given."""
+
 _VERSION = 1
 _CHECKSUM = re.compile(rb'"checksum":(\d+)')
 _FNV_PRIME, _FNV_BASIS = 16777619, 2166136261
 
 
-class _EntryMetadata(msgspec.Struct, frozen=True):
+class EntryMetadata(msgspec.Struct, frozen=True):
+    """Of a reservation; `pool_config_snapshot` is a JSON document in a text.
+
+    The fields of this and of what follows are in the order of nv-ipam (pkg/ipam-node/types): its
+    checksum depends on it.
+    """
+
     create_time: str = ""
     pod_uuid: str = ""
     pod_name: str = ""
     pod_namespace: str = ""
+    device_id: str = ""
     pool_config_snapshot: str = ""
 
 
@@ -53,13 +64,16 @@ class StoredEntry(msgspec.Struct, frozen=True):
     container_id: str
     interface_name: str
     ip_address: str
-    metadata: _EntryMetadata = _EntryMetadata()
+    metadata: EntryMetadata = EntryMetadata()
 
 
 class StoredPool(msgspec.Struct, frozen=True):
-    """The reservations of a pool."""
+    """The reservations of a pool, by `<container>_<interface>`."""
 
+    name: str = ""
     entries: dict[str, StoredEntry] | None = None
+    last_pool_config: str = ""
+    last_reserved_ip: str | None = ""
 
 
 class DaemonStore(msgspec.Struct, frozen=True):
@@ -81,21 +95,38 @@ def is_store(content: bytes) -> bool:
 
 def reservations(source: Path, boot: str) -> list[Reservation]:
     """Everything in the store. CNIError 6 if it is damaged, 11 if the daemon still runs."""
-    _require_stopped(source.with_name(SOCKET))
-    content = source.read_bytes()
+    require_stopped(source.with_name(SOCKET))
+    return reservations_of(source, source.read_bytes(), boot)
+
+
+def reservations_of(source: Path, content: bytes, boot: str) -> list[Reservation]:
+    """The same of a content of that file. CNIError 6 if it is damaged."""
+    store = decoded(source, content)
     try:
-        store = msgspec.json.decode(content, type=DaemonStore)
-        if store.version != _VERSION:
-            raise ValueError(f"it has version {store.version}, and {_VERSION} is known")
-        if _checksum(content) != store.checksum:
-            raise ValueError("its checksum is wrong")
         return [
             _reservation(key, entry, boot)
             for key, pool in sorted((store.pools or {}).items())
             for entry in (pool.entries or {}).values()
         ]
     except (msgspec.MsgspecError, ValueError) as error:
-        raise CNIError(Code.DECODING_FAILURE, f"{source}: {error}: nothing was imported") from None
+        raise _damaged(source, error) from None
+
+
+def decoded(source: Path, content: bytes) -> DaemonStore:
+    """The content of the daemon's store. CNIError 6 if it is damaged."""
+    try:
+        store = msgspec.json.decode(content, type=DaemonStore)
+        if store.version != _VERSION:
+            raise ValueError(f"it has version {store.version}, and {_VERSION} is known")
+        if checksum_of(content) != store.checksum:
+            raise ValueError("its checksum is wrong")
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise _damaged(source, error) from None
+    return store
+
+
+def _damaged(source: Path, error: Exception) -> CNIError:
+    return CNIError(Code.DECODING_FAILURE, f"{source}: {error}: nothing was done")
 
 
 def imported(tables: Tables, owner: Owner) -> Sequence[Reservation]:
@@ -112,10 +143,37 @@ def mark(directory: Path, store: str, content: bytes) -> None:
     write_atomically(directory / MARK, _marked(store, content))
 
 
+def is_marked(directory: Path, store: str, content: bytes) -> bool:
+    """Whether `mark` remembers that. OSError."""
+    try:
+        return (directory / MARK).read_bytes() == _marked(store, content)
+    except FileNotFoundError:
+        return False
+
+
+def require_open(directory: Path) -> None:
+    """Raises CNIError 11 where nv-ipam's own daemon serves the node again (`exporting`)."""
+    if why := why_closed(directory):
+        raise CNIError(Code.TRY_AGAIN, f"{why}: nothing was reserved")
+
+
+def why_closed(directory: Path) -> str | None:
+    """Why podfabric gives no address of nv-ipam's pools here; None if it may."""
+    if not os.path.exists(f"{directory}/{EXPORTED}"):  # noqa: PTH110 - each ADD does this
+        return None
+    return (
+        "this node was given back to nv-ipam's daemon (`podfabric ipam export`): put NVIDIA's "
+        "executable nv-ipam into the CNI directory and start the daemon; or stop it and run "
+        f"`podfabric ipam import {STORE}`, and podfabric serves the node"
+    )
+
+
 def why_unfinished(source: Path, directory: Path, store: str) -> str | None:
     """Why the store of that id may lack what pods have from the daemon; None if it has it all."""
+    if (why := why_closed(directory)) is not None:
+        return why
     try:
-        _require_stopped(source.with_name(SOCKET))
+        require_stopped(source.with_name(SOCKET))
         content = source.read_bytes()
     except FileNotFoundError:
         state = source.parent.parent
@@ -125,10 +183,8 @@ def why_unfinished(source: Path, directory: Path, store: str) -> str | None:
     except CNIError as error:
         return error.message
     try:
-        if (directory / MARK).read_bytes() == _marked(store, content):
+        if is_marked(directory, store, content):
             return None
-    except FileNotFoundError:
-        pass
     except OSError as error:
         return f"cannot read {directory / MARK}: {error.strerror}"
     try:
@@ -174,7 +230,7 @@ def _seconds(written: str) -> int:
         return 0
 
 
-def _checksum(content: bytes) -> int:
+def checksum_of(content: bytes) -> int:
     """FNV-1a of the file with the checksum 0 in it."""
     found = _FNV_BASIS
     for byte in _CHECKSUM.sub(b'"checksum":0', content, count=1).rstrip():
@@ -182,7 +238,8 @@ def _checksum(content: bytes) -> int:
     return found
 
 
-def _require_stopped(path: Path) -> None:
+def require_stopped(path: Path) -> None:
+    """Raises CNIError 11 if the daemon answers at that socket, or that cannot be told."""
     with socket.socket(socket.AF_UNIX) as client:
         client.settimeout(5.0)
         try:

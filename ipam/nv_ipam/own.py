@@ -61,6 +61,7 @@ class OwnNvIpam(NvIpam):
         options = self._options(request)
         if _is_routed(options):
             return self._routed.reserve(store, owner, request, segment, answerable)
+        importing.require_open(self._directory)
         known = self._file.read()
         found = self._resolved(options, known)
         owner = replace(owner, quota=answerable(found.sets))
@@ -72,6 +73,11 @@ class OwnNvIpam(NvIpam):
             if error.code != Code.NO_FREE_ADDRESS:
                 raise
             raise _explained(error, options, known) from None
+        try:
+            importing.require_open(self._directory)
+        except CNIError:
+            store.undo(grant)  # it may have been reserved after the daemon's store was written
+            raise
         ips = tuple(map(ip_of, grant.granted))
         return Result(ips=ips, routes=found.routes), grant, found.sets
 
@@ -80,6 +86,7 @@ class OwnNvIpam(NvIpam):
         plain = NvIpamOptions(pools=self._options(request).pools)
         if _is_routed(plain):
             return self._routed.status(store, request)
+        importing.require_open(self._directory)
         sets = self._resolved(plain, self._file.read()).sets
         return self._leasing(store, sets).exhausted(sets)
 

@@ -75,6 +75,7 @@ class NvIpam:
         follower: PoolSource | None = None,
         clock: Callable[[], float] = boottime,
     ) -> None:
+        self._directory = directory
         self._file = PoolsFile(directory)
         self._conf = conf
         self._follower = follower
@@ -97,6 +98,7 @@ class NvIpam:
         quota: Quota | None = None
 
         def sets_now(tables: Tables) -> tuple[ResolvedRequest, tuple[RangeSet, ...]]:
+            importing.require_open(self._directory)  # it is closed in a transaction, too
             known = self._file.read()
             found = resolved(options, known)
             nonlocal quota
@@ -146,6 +148,7 @@ class NvIpam:
     def status(self, store: SqliteStore, request: Request) -> str | None:
         """Why an ADD would get no address now; None if it would. CNIError as of an ADD."""
         plain = NvIpamOptions(pools=self._options(request).pools)
+        importing.require_open(self._directory)
         known, boot = self._file.read(), store.boot
         sets = resolved(plain, known).sets
         return store.exhausted(self._confirmed(known, plain, sets, boot, lambda: HeldByPod(boot)))

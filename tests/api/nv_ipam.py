@@ -102,6 +102,14 @@ def put_pool(server: ApiServer, plural: str, name: str, spec: Mapping[str, Any])
     server.make(where, {"apiVersion": API, "kind": kind, "metadata": meta, "spec": spec})
 
 
+def remove_pools(server: ApiServer) -> None:
+    """Delete all pools: those of another test may have the same addresses."""
+    for plural in ("ippools", "cidrpools"):
+        where = f"/apis/{API}/namespaces/{NAMESPACE}/{plural}"
+        for pool in server.send("GET", where)[1].get("items", ()):
+            server.send("DELETE", f"{where}/{pool['metadata']['name']}")
+
+
 def put_entries(server: ApiServer, plural: str, name: str, entries: list[dict[str, str]]) -> None:
     """What nv-ipam's controller would write."""
     where = f"/apis/{API}/namespaces/{NAMESPACE}/{plural}/{name}"
@@ -203,7 +211,7 @@ class NodeDaemon:
         return json.dumps(document | more).encode()
 
     def call(
-        self, command: str, config: bytes, container: str, *args: str
+        self, command: str, config: bytes, container: str, *args: str, ifname: str = "eth0"
     ) -> tuple[int, dict[str, Any]]:
         """Exit code and answer of one call."""
         done = subprocess.run(
@@ -212,7 +220,7 @@ class NodeDaemon:
             env={
                 "CNI_COMMAND": command,
                 "CNI_CONTAINERID": container,
-                "CNI_IFNAME": "eth0",
+                "CNI_IFNAME": ifname,
                 "CNI_NETNS": "/none",
                 "CNI_PATH": str(self.executable.parent),
                 "CNI_ARGS": ";".join(

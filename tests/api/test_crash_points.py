@@ -146,22 +146,30 @@ class Fabric:
         until(added, what=f"address for {pod}", pause=0.0)
         return time.monotonic() - began
 
-    def recover(self, node: CrashingNode, *, power: bool) -> float:
-        """What happens after the kill; after how many seconds an ADD succeeds again."""
+    def look(self, node: CrashingNode, *, power: bool) -> None:
+        """What the kill has left, or the loss of power."""
         if power:
             node.lose_power("boot-2")
         else:
             self.auditor.check()
-        for number in range(PODS):  # the runtime undoes unanswered calls; no server is needed
-            node.delete_plainly(f"p{number}", self.ipam)
+
+    def back(self, node: CrashingNode, on: CrashingNode, pod: str, *, power: bool) -> float:
+        """The next agent of the node begins; after how many seconds an ADD on `on` succeeds."""
         began = time.monotonic()
         node.restart()
         if power:
             node.store.release_stale()  # as the agent's sweep does
-        self.add(node, "after")
+        self.add(on, pod)
         took = time.monotonic() - began
         self.auditor.check()
         return took
+
+    def recover(self, node: CrashingNode, *, power: bool) -> float:
+        """What happens after the kill; after how many seconds an ADD succeeds again."""
+        self.look(node, power=power)
+        for number in range(PODS):  # the runtime undoes unanswered calls; no server is needed
+            node.delete_plainly(f"p{number}", self.ipam)
+        return self.back(node, node, "after", power=power)
 
     def settle(self) -> None:
         """All is well then: nothing is left of the kill."""
@@ -289,16 +297,8 @@ def test_a_holder_or_borrower_killed_while_an_address_is_ceded_doubles_nothing(
                 fabric.round()
                 borrower.killed_at(arm, lambda node: borrow(node, fabric))
                 dead = borrower
-            if power:
-                dead.lose_power("boot-2")
-            else:
-                fabric.auditor.check()
-            began = time.monotonic()
-            dead.restart()
-            if power:
-                dead.store.release_stale()
-            fabric.add(borrower, "q")
-            took.append(time.monotonic() - began)
+            fabric.look(dead, power=power)
+            took.append(fabric.back(dead, borrower, "q", power=power))
             fabric.settle()
             blocks = fabric.blocks()
             assert not any(each.spec.cover or each.spec.ceded for each in blocks)
@@ -407,10 +407,7 @@ def test_without_the_agent_the_plugin_serves_what_is_leased(
             fabric.add(node, "p0")
             fabric.add(fabric.b, "q")
             node.killed_at(at_any_moment, churn)
-            if power:
-                node.lose_power("boot-2")
-            else:
-                fabric.auditor.check()
+            fabric.look(node, power=power)
             for number in range(PODS):
                 node.delete_plainly(f"p{number}", fabric.ipam)
             plugin = node.plain()

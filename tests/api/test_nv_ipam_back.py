@@ -11,11 +11,13 @@ import pytest
 from cni.spec.errors import CNIError, Code
 from ipam.addresses import parse, text
 from ipam.cluster.controller.rounds import Rounds, read_world
-from ipam.cluster.nv_ipam.hand_back import hand_back
+from ipam.cluster.nv_ipam.hand_back import NotPossible, hand_back, revoke
 from ipam.cluster.nv_ipam.shares import JOINED
 from ipam.cluster.objects import AddressBlock, AddressShare
+from ipam.confirmed import boottime
 from ipam.importing import import_all
 from ipam.nv_ipam import importing
+from ipam.nv_ipam.exporting import export, forget_freed, reopen
 from tests.api import nv_ipam
 from tests.api.nv_ipam import NAMESPACE, NodeDaemon, put_pool
 from tests.api.server import ApiServer, name
@@ -48,6 +50,10 @@ class Return:
         selector = {"nodeSelectorTerms": [{"matchFields": [each]} for each in selected]}
         spec = {"subnet": "10.31.0.0/24", "perNodeBlockSize": SIZE, "nodeSelector": selector}
         put_pool(server, "ippools", self.pool, spec)
+        self.routed = {"poolName": name("prefixes"), "poolType": "cidrpool"}
+        self.routed_spec = {"cidr": "10.32.0.0/26", "perNodeNetworkPrefix": 28} | {
+            "nodeSelector": selector
+        }
 
     def _node(self, root: Path, stack: ExitStack, letter: str) -> OwnApiNode:
         node = OwnApiNode(self.server, root, name(letter))
@@ -80,12 +86,12 @@ class Return:
         is_said = any(JOINED in share.metadata.annotations for share in self.shares())
         return is_said and not self.entries()
 
-    def add(self, node: OwnApiNode, pod: str) -> None:
+    def add(self, node: OwnApiNode, pod: str, ipam: dict[str, Any] | None = None) -> None:
         """ADD by podfabric, which the runtime repeats."""
 
         def added() -> bool:
             try:
-                node.add(pod, self.ipam)
+                node.add(pod, ipam or self.ipam)
             except CNIError as error:
                 assert error.code == Code.TRY_AGAIN, error
                 self.settle()
@@ -95,18 +101,20 @@ class Return:
 
         until(added, what=f"address for {pod}", pause=0.2)
 
-    def theirs(self, container: str) -> tuple[int, dict[str, Any]]:
+    def theirs(
+        self, container: str, ipam: dict[str, Any] | None = None, command: str = "ADD"
+    ) -> tuple[int, dict[str, Any]]:
         """ADD by nv-ipam's executable and daemon."""
-        return self.daemon.call("ADD", self.daemon.config(self.ipam), container)
+        return self.daemon.call(command, self.daemon.config(ipam or self.ipam), container)
 
-    def gives(self, container: str) -> str:
+    def gives(self, container: str, ipam: dict[str, Any] | None = None) -> str:
         """The same, as soon as the daemon has seen the pool."""
         found: list[str] = []
         answer: dict[str, Any] = {}
 
         def given() -> bool:
             nonlocal answer
-            code, answer = self.theirs(container)
+            code, answer = self.theirs(container, ipam)
             if code == 0:
                 found.append(answer["ips"][0]["address"].partition("/")[0])
             return code == 0
@@ -187,3 +195,66 @@ def test_their_daemon_with_its_old_store_gives_nothing_that_podfabric_gave(
             until(lambda: there.newcomer in there.entries(), what="entry of the new node")
             assert there.entries()[there.a.name] == entry
     there.server.kubectl("delete", "node", there.newcomer)
+
+
+@pytest.mark.long
+def test_their_daemon_is_given_what_pods_of_prefixes_hold_and_goes_on_from_there(
+    there: Return,
+) -> None:
+    a, store = there.a, there.state / "store"
+    put_pool(there.server, "cidrpools", str(there.routed["poolName"]), there.routed_spec)
+    # Shares are confirmed by the clock of this machine: ADDs are later, by the node's own.
+    a.leases.clock.now = boottime() + 600.0
+    for number in range(5):
+        there.add(a, f"r{number}", there.routed)
+        there.add(a, f"p{number}")
+    ours = {*a.held()}
+    with pytest.raises(NotPossible, match="podfabric ipam export"):
+        list(hand_back(there.server.admin, NAMESPACE, a.name))
+
+    # While the daemon runs nothing is written: it would not see it.
+    with there.daemon.running():
+        until(lambda: (there.state / "daemon.sock").exists(), what="socket of the daemon")
+        with pytest.raises(CNIError, match="daemon answers"):
+            until(lambda: bool(export(a.store, store)) and False, what="refusal", pause=0.1)
+    assert len(export(a.store, store)) == 10
+    with pytest.raises(CNIError, match="given back"):
+        a.add("more", there.routed)
+
+    def is_handed_back() -> bool:
+        there.settle()
+        try:
+            return len(list(hand_back(there.server.admin, NAMESPACE, a.name))) == 2
+        except NotPossible:
+            a.service.follower.wake()
+            return False
+
+    until(is_handed_back, what="word of the node's agent", pause=0.2)
+
+    with there.daemon.running():
+        first = there.gives("first", there.routed)  # its store was read: the checksum is right
+        given = {first} | {there.gives(f"new-{number}", there.routed) for number in range(8)}
+        assert len(given) == 9  # of 14 addresses podfabric's pods have five
+        assert not given & ours
+        code, answer = there.theirs("too-many", there.routed)
+        assert (code != 0, "no free addresses" in str(answer)) == (True, True), answer
+        entry = there.entries()[a.name]
+        by_pool = {there.gives(f"in-pool-{number}") for number in range(SIZE)}
+        assert by_pool == entry
+        assert not by_pool & ours
+        # A pod of podfabric's ends there, and its address is free.
+        (gone,) = [each for each in a.store.reservations() if each.container_id == "r0-1"]
+        config = there.daemon.config(there.routed)
+        assert there.daemon.call("DEL", config, gone.container_id, ifname=gone.ifname)[0] == 0
+        assert there.gives("after", there.routed) == gone.address
+        assert there.daemon.call("DEL", config, "after")[0] == 0
+        assert there.daemon.call("DEL", config, "first")[0] == 0
+
+    # And once more to podfabric.
+    assert forget_freed(a.store, store, store.read_bytes()) == 1
+    imported(a, store)
+    reopen(a.directory)
+    assert list(revoke(there.server.admin, NAMESPACE, a.name))
+    there.add(a, "again", there.routed)
+    held = [each.address for each in a.store.reservations()]
+    assert len(held) == len(set(held)) == 4 + 8 + 1 + 5 + SIZE  # ours, theirs; in each pool

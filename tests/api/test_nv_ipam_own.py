@@ -12,6 +12,7 @@ from ipam.cluster.controller.rounds import Rounds, read_world
 from ipam.cluster.nv_ipam.own_claims import OwnClaims
 from ipam.cluster.nv_ipam.service import OwnPoolService
 from ipam.cluster.objects import AddressBlock, AddressPool, AddressShare
+from ipam.confirmed import boottime
 from ipam.nv_ipam.own import OwnNvIpam
 from ipam.plugin import AddressPlugin
 from ipam.scope import Stores
@@ -70,7 +71,9 @@ def kinds(server: ApiServer) -> Iterator[ApiServer]:
     """The server, with nv-ipam's kinds; without what the test made, as others count it."""
     if server.send("GET", f"/api/v1/namespaces/{NAMESPACE}")[0] != 200:
         nv_ipam.install(server)
+    nv_ipam.remove_pools(server)
     yield server
+    nv_ipam.remove_pools(server)
     for pool in server.admin.list(AddressPool).items:
         if pool.spec.network_name.startswith("nv-ipam/"):
             for block in server.admin.list(AddressBlock, {"spec.pool": pool.metadata.name}).items:
@@ -147,3 +150,53 @@ def test_nodes_lease_blocks_of_an_ippool_and_leave_alone_what_others_may_hold(
         result = a.result("routed", ipam)
         assert result.ips[0].gateway == "10.7.0.1"
         assert [route.dst for route in result.routes] == ["0.0.0.0/0"]
+
+
+def test_an_ippool_and_a_cidrpool_that_overlap_give_no_address_twice(
+    kinds: ApiServer, tmp_path: Path
+) -> None:
+    """With the rights of agents; the CIDRPool, which has the kind that sorts first, is older."""
+    routed, pool = name("prefixes"), name("beside")
+    put_pool(kinds, "cidrpools", routed, {"cidr": "10.8.0.0/28", "perNodeNetworkPrefix": 29})
+    put_pool(kinds, "ippools", pool, {"subnet": "10.8.0.0/27", "perNodeBlockSize": 4})
+    rounds = Rounds(kinds.admin, nv_ipam=NAMESPACE)
+    with ExitStack() as stack:
+        nodes = []
+        for each in ("c", "d"):
+            node = OwnApiNode(kinds, tmp_path, name(each))
+            stack.callback(kinds.kubectl, "delete", "node", node.name, "--ignore-not-found")
+            stack.callback(node.service.close)
+            # Shares are confirmed by the clock of this machine: ADDs are later, by the node's own.
+            node.leases.clock.now = boottime() + 600.0
+            nodes.append(node)
+
+        def fill(node: OwnApiNode, ipam: dict[str, object], pods: str) -> set[str]:
+            """All that the node gets of the pool, which it is asked for until it is full."""
+            found: set[str] = set()
+
+            def is_full() -> bool:
+                rounds.round(read_world(kinds.admin, time.monotonic, NAMESPACE))
+                assert not rounds.steps.taken_errors()
+                node.leases.lessee.step()
+                try:
+                    while True:
+                        found.update(node.add(f"{pods}-{len(found)}", ipam))
+                except CNIError as error:
+                    return error.code == Code.NO_FREE_ADDRESS
+
+            until(is_full, what=f"all addresses for {node.name}", pause=0.2)
+            return {each.partition("/")[0] for each in found}
+
+        prefixes = [fill(node, {"poolName": routed, "poolType": "cidrpool"}, "r") for node in nodes]
+        assert prefixes[0] | prefixes[1] == {
+            f"10.8.0.{last}" for last in (*range(1, 7), *range(9, 15))
+        }
+        leased = fill(nodes[1], {"poolName": pool}, "p")
+        assert leased == {f"10.8.0.{last}" for last in range(16, 31)}
+        (own,) = [
+            each
+            for each in kinds.admin.list(AddressPool).items
+            if each.spec.network_name == f"nv-ipam/ippool/{pool}"
+        ]
+        (said,) = [each for each in own.status.conditions if each.type == "Overlap"]
+        assert f"also of cidrpool/{routed}, which is older" in said.message

@@ -5,12 +5,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from cni.spec.errors import CNIError
-from ipam.addresses import Interval
 from ipam.cluster.api import AlreadyExists, ClusterApi, Conflict, NotFound, Refused
 from ipam.cluster.controller.reports import Reports
 from ipam.cluster.controller.steps import Steps
-from ipam.cluster.nv_ipam.objects import Invalid, NvIPPool
-from ipam.cluster.nv_ipam.overlaps import PRIVATE, Overlaps
+from ipam.cluster.nv_ipam.objects import Invalid, NvIPPool, NvPool
 from ipam.cluster.nv_ipam.own_overlaps import OwnPools, beside_now
 from ipam.cluster.nv_ipam.own_pools import address_pool, changed, closed, name_of, waiting
 from ipam.cluster.objects import AddressBlock, AddressPool, AddressShare
@@ -34,26 +32,27 @@ class NvPools:
 
     def keep(
         self,
-        ippools: Sequence[NvIPPool],
+        nv_pools: Sequence[NvPool],
         shares: Sequence[AddressShare],
         pools: dict[str, AddressPool],
         blocks: Sequence[AddressBlock],
         steps: Steps,
     ) -> int:
         """Bring the pools up to date, on the API server and in `pools`; how many IPPools get none.
+        `nv_pools` are those of both kinds.
 
         What is excluded must not rest on what a watch has shown: before each change it is read.
         """
         if not self._namespace:
             return 0
+        ippools = [pool for pool in nv_pools if isinstance(pool, NvIPPool)]
         names = {pool.metadata.name for pool in ippools}
         self._refused = {name: at for name, at in self._refused.items() if name in names}
         unusable = list[str]()
         due = []
-        world = OwnPools.of(ippools, shares, pools, blocks)
+        world = OwnPools.of(nv_pools, shares, pools, blocks)
         for pool in ippools:
             try:
-                self._tell_overlap(pool, world.overlaps)
                 if self._is_due(pool, world):
                     due.append((pool.metadata.name, pool.metadata.name))
             except (Invalid, CNIError) as error:
@@ -62,28 +61,14 @@ class NvPools:
         steps.each("pools of nv-ipam", due, partial(self._write, pools))
         return len(unusable) + len(self._refused)
 
-    def _tell_overlap(self, pool: NvIPPool, overlaps: Overlaps) -> None:
-        """Invalid."""
-        network = pool.network
-        older = overlaps.older(pool.key, (Interval(network.address, network.last),))
-        if older:
-            self._reports.resource(
-                "AddressesOverlap",
-                f"addresses of {pool.key} are also of {', '.join(older)}, which is older: no new "
-                f"pod gets them by {pool.key}. Give one pool another range; or, if their networks "
-                f"are apart: kubectl -n {pool.metadata.namespace} annotate "
-                f"ippool.nv-ipam.nvidia.com {pool.metadata.name} {PRIVATE}=true",
-                pool,
-                once=" ".join(older),
-            )
-
     def _is_due(self, pool: NvIPPool, world: OwnPools) -> bool:
         refused = self._refused.get(pool.metadata.name)
         if refused is not None and self._clock() - refused < REFUSED_AGAIN:
             return False
         there = world.pools.get(name_of(pool))
-        left = waiting(pool, world.shares, there)
-        wanted = address_pool(left, world.shares, world.beside(pool))
+        shares = world.shares.get(pool.key, ())
+        left = waiting(pool, shares, there)
+        wanted = address_pool(left, shares, world.beside(pool))
         if there is None or left != pool:
             return True
         if there.spec.network_name != wanted.spec.network_name:

@@ -31,6 +31,7 @@ def status(
     now: str,
     refused: Sequence[str] = (),
     full: str = "",
+    overlaps: Sequence[str] = (),
 ) -> PoolStatus:
     """The status that the pool should have.
 
@@ -43,12 +44,14 @@ def status(
         now: the time, for people.
         refused: the reservations that the pool cannot keep, a sentence each.
         full: why it reserves no further address, "" if it does.
+        overlaps: which pools of nv-ipam have addresses of it, too, a sentence each.
     """
     if not plan.block_size:
         conditions = [
             pool_conditions.ready(plan.reason, plan.message, is_true=plan.ready),
             pool_conditions.conflict(conflicts),
             *pool_conditions.reservations_refused(refused, full),
+            *pool_conditions.overlap(overlaps),
         ]
         return PoolStatus(
             space=plan.space,
@@ -90,6 +93,7 @@ def status(
                 pool_conditions.exhausted(free),
                 pool_conditions.conflict(conflicts),
                 *pool_conditions.reservations_refused(refused, full),
+                *pool_conditions.overlap(overlaps),
             ],
             now,
         ),

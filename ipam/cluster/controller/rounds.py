@@ -8,8 +8,9 @@ what is there.
 import logging
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from typing import NamedTuple
 
 import msgspec
 from msgspec.structs import replace
@@ -29,6 +30,7 @@ from ipam.cluster.controller.bound_pods import BoundPods
 from ipam.cluster.controller.claim_ends import ClaimEnds
 from ipam.cluster.controller.machines import Machines, Standing
 from ipam.cluster.controller.market import Market
+from ipam.cluster.controller.nv_overlaps import Overlap, tell_overlaps
 from ipam.cluster.controller.nv_pools import NvPools
 from ipam.cluster.controller.nv_prefixes import NvPrefixes
 from ipam.cluster.controller.owner_ends import OwnerEnds
@@ -42,7 +44,7 @@ from ipam.cluster.controller.reports import Reports
 from ipam.cluster.controller.requests import Requests
 from ipam.cluster.controller.reservations import refused, reserve
 from ipam.cluster.controller.steps import Steps
-from ipam.cluster.nv_ipam.objects import NvCIDRPool, NvIPPool
+from ipam.cluster.nv_ipam.objects import NvCIDRPool, NvIPPool, NvPool
 from ipam.cluster.objects import (
     AddressBlock,
     AddressPool,
@@ -78,6 +80,15 @@ class World(msgspec.Struct, frozen=True, kw_only=True):
     cidrpools: tuple[NvCIDRPool, ...] = ()
 
 
+class PoolTexts(NamedTuple):
+    """What the conditions of pools say, by their names."""
+
+    conflicts: Mapping[str, Sequence[str]]
+    refusals: Mapping[str, Sequence[str]]
+    full: Mapping[str, str]
+    overlaps: Mapping[str, Sequence[str]]
+
+
 class Seen(msgspec.Struct, frozen=True, kw_only=True):
     """What a round saw, for metrics."""
 
@@ -88,6 +99,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     contradictions: int = 0  # what fsck --cluster would report
     over_limit: int = 0  # nodes that hold more blocks of a pool than it allows
     unusable: int = 0  # definitions that get no pool, and pools of nv-ipam that cannot be used
+    overlaps: Sequence[Overlap] = ()  # of nv-ipam's pools
 
 
 def read_world(api: ClusterApi, clock: Callable[[], float], nv_ipam: str = "") -> World:
@@ -156,9 +168,9 @@ class Rounds:
         """Do everything once. A step that fails is left for the next round: see `steps`."""
         pools = {pool.metadata.name: pool for pool in world.pools}
         unusable = self._pool_maker.make(world.definitions, pools, self.steps)
-        unusable += self._nv_pools.keep(
-            world.ippools, world.shares, pools, world.blocks, self.steps
-        )
+        nv_pools: tuple[NvPool, ...] = (*world.ippools, *world.cidrpools)
+        unusable += self._nv_pools.keep(nv_pools, world.shares, pools, world.blocks, self.steps)
+        overlapping = tell_overlaps(nv_pools, self._reports)
         unusable += self._nv_prefixes.keep(world.cidrpools, world.nodes, world.shares, self.steps)
         self._bound_pods.begin()
         machines = Machines(world.nodes, (*world.blocks, *world.shares), self._bound_pods.on)
@@ -182,7 +194,8 @@ class Rounds:
             refusals[reservation.spec.pool].append(f"{name_of(reservation)}: {why}")
             self._reports.reservation("AddressReservationRefused", why, reservation)
         full = self._full(world.blocks, pools)
-        self._write_statuses(pools, index, machines.count, quarantined, conflicts, refusals, full)
+        texts = PoolTexts(conflicts, refusals, full, overlapping.sentences)
+        self._write_statuses(pools, index, machines.count, quarantined, texts)
         over_limit = self._watch_limits(world.blocks, pools)
         return Seen(
             pools=tuple(pools.values()),
@@ -192,6 +205,7 @@ class Rounds:
             contradictions=len(found),
             over_limit=over_limit,
             unusable=unusable,
+            overlaps=overlapping.overlaps,
         )
 
     def _write_statuses(
@@ -200,9 +214,7 @@ class Rounds:
         index: BlockIndex,
         nodes: int,
         quarantined: Collection[str],
-        conflicts: Mapping[str, list[str]],
-        refusals: defaultdict[str, list[str]],
-        full: Mapping[str, str],
+        texts: PoolTexts,
     ) -> None:
         """Bring the statuses of `pools` up to date, on the API server and there."""
         quiet = self._quiet(pools.values())
@@ -223,16 +235,16 @@ class Rounds:
 
         def write(item: tuple[str, Plan]) -> None:
             name, plan = item
-            texts = conflicts.get(name, [])
             wanted = status(
                 pools[name],
                 plan,
                 index,
                 quarantined,
-                texts,
+                texts.conflicts.get(name, ()),
                 self._now(),
-                sorted(refusals[name]),
-                full.get(name, ""),
+                sorted(texts.refusals.get(name, ())),
+                texts.full.get(name, ""),
+                texts.overlaps.get(name, ()),
             )
             pools[name] = self._write(pools[name], wanted)
 

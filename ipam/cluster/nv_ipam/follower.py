@@ -21,7 +21,7 @@ from ipam.cluster.api import ApiError, ClusterApi, Refused
 from ipam.cluster.block_store import BlockStore
 from ipam.cluster.events import PendingEvents
 from ipam.cluster.identity import identified
-from ipam.cluster.nv_ipam.neighbours import Neighbours, SharesWatch
+from ipam.cluster.nv_ipam.neighbours import LeasedElsewhere, Neighbours, SharesWatch
 from ipam.cluster.nv_ipam.node_file import NodeFile, with_lease
 from ipam.cluster.nv_ipam.objects import Invalid, NvPool, allotted, elsewhere, entry_with, node_pool
 from ipam.cluster.nv_ipam.overlaps import Overlaps
@@ -32,6 +32,7 @@ from ipam.cluster.nv_ipam.takeover import address_pool_of, used_before, why_no_m
 from ipam.cluster.pools import Unusable
 from ipam.cluster.step_thread import StepThread
 from ipam.confirmed import boottime
+from ipam.nv_ipam import exporting
 from ipam.nv_ipam.pools import NodePool, domain_of, listed
 from ipam.nv_ipam.requests import of_older, taken
 from ipam.ranges import merged
@@ -54,8 +55,9 @@ class PoolFollower(StepThread):
     """Implements `ipam.nv_ipam.plugin.PoolSource`. Without `start`, `step` does what is due.
 
     `watch` begins a watch of the shares of a pool. `clock` is CLOCK_BOOTTIME. Only pools whose keys
-    begin with `serves` are followed. `why_not` says why the store may lack what nv-ipam's daemon
-    gave here: then the node hands out nothing, and its shares stay as they are.
+    begin with `serves` are followed: `leases` is what others lease of these. `why_not` says why the
+    store may lack what nv-ipam's daemon gave here: then the node hands out nothing, and its shares
+    stay as they are.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class PoolFollower(StepThread):
         clock: Callable[[], float] = boottime,
         serves: str = "",
         why_not: Callable[[], str | None] = lambda: None,
+        leases: LeasedElsewhere | None = None,
     ) -> None:
         super().__init__("nv-ipam")
         self._api = api
@@ -82,7 +85,7 @@ class PoolFollower(StepThread):
         self._sources = sources
         self._clock = clock
         self._shares = Shares(api, node)
-        self._neighbours = Neighbours(self._shares, watch)
+        self._neighbours = Neighbours(self._shares, watch, leases)
         self._events = PendingEvents(api)
         self._reports = MoveReports(api, self._shares, self._events, node)
         self._retries = Retries(clock)
@@ -129,7 +132,7 @@ class PoolFollower(StepThread):
                 self._neighbours.forget(key)
             self.states = states
         self._events.send()
-        if any(each.outside or each.beside or each.overlap for each in states.values()):
+        if any(each.is_moving or (each.blocked and self._serves) for each in states.values()):
             return LOOK_EVERY
         due = self._confirm_at - self._clock() if self._retries.is_due(_CONFIRM) else REST
         return min(REST, self._retries.wait(), max(due, 0.0))
@@ -235,6 +238,8 @@ class PoolFollower(StepThread):
         self._settled.discard(key)
         nothing = {"usable": (), "beside": (), "share": "", "confirmed": 0.0}
         self._file.write(key, new and replace(new, **nothing))
+        if exporting.is_complete(self._files):
+            self._shares.hand_over(key)
         if entry:
             self._reports.say(key, f"{key}: this node's entry stays as it is: {self._unjoined}")
         return FollowedPool(size(entry))
@@ -250,7 +255,8 @@ class PoolFollower(StepThread):
             # Somebody deleted the share: all of it may be another's.
             now = replace(now, share="", confirmed=0.0)
             self._file.write(key, now)
-        self._shares.write(key, wanted)
+        has_prefix = bool(self._serves) and now is not None and bool(now.first)
+        self._shares.write(key, wanted, keeps=has_prefix)
         if now is None:
             self._neighbours.forget(key)
             return ()
@@ -258,7 +264,7 @@ class PoolFollower(StepThread):
         is_new = is_wider or key not in self._settled or (wanted and not now.share)
         is_old = usable != without(entry, foreign) or self._neighbours.has_news(key, entry)
         if is_new or is_old or not self._neighbours.were_read_with(key, now.overlapping):
-            self._neighbours.read(key, now.overlapping)
+            self._neighbours.read(key, now.overlapping, entry)
             foreign = self._neighbours.intervals(key)
             with_shares = {each.pool for each in self._neighbours.of(key)} - {key}
             overlapping = self._overlaps.of(key, with_shares)
@@ -346,7 +352,7 @@ class PoolFollower(StepThread):
             share = self._shares.own(key)
             self._shares.write(key, (*(intervals(share) if share else ()), *one))
             overlapping = self._overlaps.of(key, old.overlapping)
-            for other in self._shares.others(key, overlapping):
+            for other in self._neighbours.now(key, overlapping, one):
                 if common(other.intervals, one):
                     self._settled.discard(key)
                     raise taken(old, address, other.whose)

@@ -21,7 +21,7 @@ from ipam.cluster import geometry
 from ipam.cluster.api import ClusterApi, Conflict, Node, NotFound
 from ipam.cluster.nv_ipam.objects import NvIPPool, NvIPPoolEntry, NvIPPoolStatus, excluded_runs
 from ipam.cluster.nv_ipam.overlaps import Overlaps
-from ipam.cluster.nv_ipam.own_overlaps import beside_now
+from ipam.cluster.nv_ipam.own_overlaps import all_pools, beside_now
 from ipam.cluster.nv_ipam.own_pools import (
     HANDED_BACK,
     PENDING,
@@ -31,8 +31,9 @@ from ipam.cluster.nv_ipam.own_pools import (
     name_of,
 )
 from ipam.cluster.nv_ipam.selectors import selects
-from ipam.cluster.nv_ipam.shares import JOINED, intervals, without
+from ipam.cluster.nv_ipam.shares import HANDED_OVER, JOINED, intervals, without
 from ipam.cluster.objects import AddressBlock, AddressPool, AddressShare
+from ipam.nv_ipam.importing import STORE
 from ipam.nv_ipam.pools import ROUTED
 
 _ATTEMPTS = 8  # for a pool that changes meanwhile
@@ -47,21 +48,26 @@ def hand_back(
 ) -> Iterator[str]:
     """Give the node an entry in each IPPool of the namespace that selects it; a line for each.
 
-    Of a CIDRPool it has a prefix, and podfabric gave addresses of just that: so it is refused, but
-    with `leave_cidrpools`, the word of an administrator that no pod has one. NotPossible, Invalid,
-    ApiError.
+    Of a CIDRPool it has a prefix, and podfabric gave addresses of just that: so it is refused until
+    the daemon's store has these (`ipam.nv_ipam.exporting`), but with `leave_cidrpools`, the word of
+    an administrator that no pod has one. NotPossible, Invalid, ApiError.
     """
     machine = next((each for each in api.nodes(labels=True) if each.name == node), None)
     if machine is None:
         raise NotPossible(f"there is no Node {node}: say the name of its Node object")
     shares = api.list(AddressShare, {"spec.node": node}).items
-    routed = sorted(each.spec.pool for each in shares if each.spec.pool.startswith(ROUTED))
-    if routed and not leave_cidrpools:
+    routed = [each for each in shares if each.spec.pool.startswith(ROUTED)]
+    unknown = {each.spec.pool for each in routed if HANDED_OVER not in each.metadata.annotations}
+    if unknown and not leave_cidrpools:
         raise NotPossible(
-            f"podfabric gave addresses of {node}'s prefix of {', '.join(routed)}, and nv-ipam's "
-            "daemon would give the same: end the pods there that have some, and add "
+            f"podfabric gave addresses of {node}'s prefix of {', '.join(sorted(unknown))}, and "
+            "nv-ipam's daemon would give the same: with the daemon stopped run `podfabric ipam "
+            f"export {STORE}` on the node, and say it again when its agent has told of that, "
+            "after a minute at most; or end the pods there that have some, and add "
             "--leave-cidrpools"
         )
+    for key in sorted({each.spec.pool for each in routed} - unknown):
+        yield f"{key}: {node} keeps its prefix: the daemon's store has what podfabric gave of it"
     for name in [pool.metadata.name for pool in api.list(NvIPPool, namespace=namespace).items]:
         yield _of_pool(api, namespace, name, machine)
 
@@ -94,9 +100,9 @@ def _of_pool(api: ClusterApi, namespace: str, name: str, node: Node) -> str:
     """Hand the node back for one pool; what was done."""
     tried: list[Interval] = []
     for _ in range(_ATTEMPTS):
-        pools = api.list(NvIPPool, namespace=namespace).items
-        pool = next((each for each in pools if each.metadata.name == name), None)
-        if pool is None:
+        pools = all_pools(api, namespace)
+        pool = next((each for each in pools if each.key == f"ippool/{name}"), None)
+        if not isinstance(pool, NvIPPool):
             return f"ippool/{name} is gone"
         if not Overlaps(pools).left_by(pool.key, (hosts_of(pool.network),)):
             return f"{pool.key}: all of its addresses are also of older pools, which have them"

@@ -62,11 +62,14 @@ class Overlaps:
         """The older pools that have addresses of these runs."""
         return tuple(each.key for each in self._older.get(key, ()) if common(runs, each.runs))
 
-    def younger(self, key: str) -> tuple[str, ...]:
-        """The younger pools that leave addresses to it."""
-        return tuple(
-            young for young, olds in self._older.items() if any(old.key == key for old in olds)
-        )
+    def part(self, key: str) -> tuple[Interval, ...]:
+        """All that it may give: what it does not exclude, and no older pool has. Nothing of one
+        that overlaps none."""
+        return self.left_by(key, self._runs[key]) if key in self._others else ()
+
+    def left_to(self, key: str) -> tuple[OlderPool, ...]:
+        """What of the pool each older one has."""
+        return self._older.get(key, ())
 
     def of_older(self, key: str) -> tuple[Interval, ...]:
         """What of the pool older ones have."""

@@ -20,7 +20,7 @@ from ipam.addresses import Interval
 from ipam.cluster.api import AlreadyExists, ApiError, ClusterApi, NotFound
 from ipam.cluster.block_store import BlockStore
 from ipam.cluster.identity import identified
-from ipam.cluster.nv_ipam.objects import Invalid, NvIPPool, NvIPPoolEntry
+from ipam.cluster.nv_ipam.objects import Invalid, NvCIDRPool, NvIPPool, NvIPPoolEntry, NvPool
 from ipam.cluster.nv_ipam.overlaps import Overlaps
 from ipam.cluster.nv_ipam.own_pools import (
     TAKEN_OVER,
@@ -49,8 +49,8 @@ _log = logging.getLogger(__name__)
 
 
 class PoolOwner(StepThread):
-    """For the node `node`. `daemon_store` is the file of nv-ipam's daemon. Without `start`, `step`
-    does what is due. `clock` is monotonic."""
+    """For the node `node`. `daemon_store` is the file of nv-ipam's daemon, `routed` are the
+    CIDRPools. Without `start`, `step` does what is due. `clock` is monotonic."""
 
     def __init__(
         self,
@@ -61,6 +61,7 @@ class PoolOwner(StepThread):
         source: Source,
         daemon_store: Path = importing.STORE,
         clock: Callable[[], float] = time.monotonic,
+        routed: Callable[[], Sequence[NvCIDRPool] | None] = tuple,
     ) -> None:
         super().__init__("nv-ipam")
         self._api = api
@@ -70,8 +71,10 @@ class PoolOwner(StepThread):
         self._node = node
         self._boot = boot
         self._source = source
+        self._routed = routed
         self._daemon_store = daemon_store
         self._clock = clock
+        self._began = clock()
         self._compared_at: float | None = None
         self._labels: Mapping[str, str] | None = None  # of the Node; None: not read
         self._holder: Holder | None = None  # this machine; None: not read
@@ -82,14 +85,15 @@ class PoolOwner(StepThread):
 
     def step(self) -> float:
         """Do what is due; for how many seconds nothing is due then."""
-        pools = self._source()
-        if pools is None:
-            return LOOK_EVERY
+        pools, routed = self._source(), self._routed()
         now = self._clock()
+        if pools is None or (routed is None and now - self._began < REST):
+            return LOOK_EVERY
+        routed = routed or ()  # the kind is not installed, or not read: AddressPools know of it
         if self._compared_at is None or now - self._compared_at >= COMPARE_EVERY:
             self._labels = self._holder = self._shares = None
             self._compared_at = now
-        is_well = self._guarded("the pools", lambda: self._write_file(pools))
+        is_well = self._guarded("the pools", lambda: self._write_file(pools, (*pools, *routed)))
         self._taken_over = {
             pool.key: self._taken_over[pool.key] for pool in pools if pool.key in self._taken_over
         }
@@ -116,12 +120,12 @@ class PoolOwner(StepThread):
 
     # --- the file ----------------------------------------------------------------------------
 
-    def _write_file(self, pools: Sequence[NvIPPool]) -> None:
+    def _write_file(self, pools: Sequence[NvIPPool], beside: Sequence[NvPool]) -> None:
         if any(pool.spec.node_selector is not None for pool in pools) and self._labels is None:
             self._labels = self._api.node(self._node).labels
         known = self._known()
         former = known.pools if known is not None else {}
-        overlaps = Overlaps(pools)
+        overlaps = Overlaps(beside)
         views = {pool.key: self._view(pool, former.get(pool.key), overlaps) for pool in pools}
         new = NodePools(
             node=self._node, pools={key: view for key, view in views.items() if view is not None}

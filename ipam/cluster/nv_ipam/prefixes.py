@@ -58,10 +58,10 @@ def cut(
             joined.append(entry)
         elif own is None or any(share.spec.state != "Reclaiming" for share in own):
             entries.setdefault(entry.node, entry)
-    staying = list(map(_network, entries.values()))
+    staying = list(map(prefix_of, entries.values()))
     taken = _Taken(staying, used)
     for entry in joined:
-        network = _network(entry)
+        network = prefix_of(entry)
         if entry.node not in selected or entry.node in entries or network in taken.given:
             continue
         if grid.fits(entry):
@@ -73,7 +73,7 @@ def cut(
         wanted = grid.static[entry.node]
         if not taken.is_free(wanted, entry.node) and grid.is_of_it(entry):
             entries[entry.node] = entry
-            taken.given.add(_network(entry))
+            taken.given.add(prefix_of(entry))
     lacking = []
     shared = (run for own in used.values() for run in own)
     search = _Search(grid, (*map(_run, staying), *shared), taken.given)
@@ -165,13 +165,13 @@ class Grid(NamedTuple):
 
     def is_of_it(self, entry: NvCIDRPoolEntry) -> bool:
         """Whether the entry is a prefix of the pool, and no other node's static one."""
-        network = _network(entry)
+        network = prefix_of(entry)
         is_in = network.prefix == self.prefix and network.address in self.whole
         return is_in and self.reserved.get(network, entry.node) == entry.node
 
     def fits(self, entry: NvCIDRPoolEntry) -> bool:
         """Whether the spec gives that node this prefix, or may."""
-        network, static = _network(entry), self.static.get(entry.node)
+        network, static = prefix_of(entry), self.static.get(entry.node)
         if static is not None:
             return network == static
         return self.is_of_it(entry) and not self.is_excluded(network)
@@ -289,8 +289,8 @@ def _runs(shares: Iterable[AddressShare]) -> Iterator[Interval]:
     return (run for share in shares for run in intervals(share))
 
 
-def _network(entry: NvCIDRPoolEntry) -> Network:
-    """Invalid if it is none: then it is not known what to leave alone."""
+def prefix_of(entry: NvCIDRPoolEntry) -> Network:
+    """The prefix of an entry. Invalid if it is none: then it is not known what to leave alone."""
     try:
         return parse_interface(entry.prefix)[1]
     except ValueError as error:

@@ -39,6 +39,11 @@ class FollowedPool(NamedTuple):
         """All is as the pool says."""
         return self.usable == self.entry and not (self.outside or self.beside)
 
+    @property
+    def is_moving(self) -> bool:
+        """Pods hold what is not in the entry, or older pools have a part of it."""
+        return bool(self.outside or self.beside or self.overlap)
+
 
 class LeftToOlder(NamedTuple):
     """How many addresses of the entry older pools have, and which pools these are."""

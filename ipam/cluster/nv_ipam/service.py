@@ -10,11 +10,13 @@ from cni.spec.errors import CNIError
 from ipam.cluster.api import ClusterApi
 from ipam.cluster.controller.mirror import Mirror
 from ipam.cluster.nv_ipam.follower import PoolFollower
+from ipam.cluster.nv_ipam.leased_beside import LeasedBeside
 from ipam.cluster.nv_ipam.neighbours import SharesWatch
 from ipam.cluster.nv_ipam.objects import NvCIDRPool, NvIPPool, NvPool
 from ipam.cluster.nv_ipam.owner import PoolOwner
 from ipam.cluster.objects import AddressShare
 from ipam.cluster.until_closed import UntilClosed
+from ipam.confirmed import boottime
 from ipam.nv_ipam import importing
 from ipam.nv_ipam.pools import ROUTED
 from ipam.store_files import StoreFiles
@@ -89,25 +91,36 @@ class OwnPoolService:
             boot,
             lambda: self._ippools.items() if self._ippools is not None else None,
             daemon_store,
+            routed=lambda: self._cidrpools.items() if self._cidrpools is not None else None,
         )
         self.follower = PoolFollower(
             calls,
             files,
             node,
             boot,
-            (lambda: _seen(self._cidrpools),),
+            (lambda: _seen(self._ippools), lambda: _seen(self._cidrpools)),
             self._watched,
             serves=ROUTED,
             why_not=lambda: why_not_joined(daemon_store, files),
+            leases=LeasedBeside(calls, namespace, self._routed, boottime),
         )
 
     def start(self) -> None:
         """Keep the node's part up to date until `close`, in threads of its own."""
         where = self._namespace
-        self._ippools = Mirror(self._api, NvIPPool, self.owner.wake, namespace=where)
-        self._cidrpools = Mirror(self._api, NvCIDRPool, self.follower.wake, namespace=where)
+        self._ippools = Mirror(self._api, NvIPPool, self._wake, namespace=where)
+        self._cidrpools = Mirror(self._api, NvCIDRPool, self._wake, namespace=where)
         self.owner.start(self._calls)
         self.follower.start(self._calls)
+
+    def _wake(self) -> None:
+        # Pools of either kind may overlap those of the other.
+        self.owner.wake()
+        self.follower.wake()
+
+    def _routed(self, key: str) -> NvPool | None:
+        pools = self._cidrpools.items() if self._cidrpools is not None else None
+        return next((each for each in pools or () if each.key == key), None)
 
     def _watched(self, key: str) -> SharesWatch:
         return Mirror(self._api, AddressShare, self.follower.wake, fields={"spec.pool": key})

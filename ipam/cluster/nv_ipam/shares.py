@@ -44,6 +44,10 @@ JOINED = f"{GROUP}/nv-ipam-joined"
 """The annotation of a share in mode own: all that nv-ipam's daemon gave to the node's pods is in
 its store, and nothing comes from its entry any more. So the share stands in place of the entry."""
 
+HANDED_OVER = f"{GROUP}/nv-ipam-exported"
+"""The annotation of a share: nv-ipam's own daemon has been given what pods hold of the pool, and
+podfabric gives nothing of it here (`ipam.nv_ipam.exporting`)."""
+
 WRITTEN_AFTER = "ipam.podfabric.io/written-after"  # an annotation: the version before this one
 _LONGEST_NAME = 253
 _REASONS = {"Overlap": "OlderPool"}  # of conditions
@@ -128,24 +132,27 @@ class Shares:
         share = self.own(key)
         return share is not None and (share.spec.state, share.holder) == ("Active", self._holder)
 
-    def write(self, key: str, wanted: Iterable[Interval]) -> None:
-        """Let others know what this machine uses: by no share if it uses nothing. Raises ApiError.
+    def write(self, key: str, wanted: Iterable[Interval], *, keeps: bool = False) -> None:
+        """Let others know what this machine uses: by no share if it uses nothing, but where it
+        `keeps` one, to say that it has joined. Raises ApiError.
 
         An earlier write without an answer may take effect later, unless the version that it was
         made for is gone. So then, and after a restart, the share is written even if it is equal.
         """
         last = self.own(key)
         new = self._spec(key, listed(coarse(merged(wanted))), last)
-        if last is None or last.spec != new or key not in self._answered:
+        is_handed_over = last is not None and HANDED_OVER in last.metadata.annotations
+        if last is None or last.spec != new or key not in self._answered or is_handed_over:
             self._unsure.add(key)  # it is read again, also after a failure
             self._answered.discard(key)
             if last is None:
-                if new.ranges:
+                if new.ranges or keeps:
                     self._own[key] = self._created(key, new)
-            elif new.ranges:
+            elif new.ranges or keeps:
                 # An update that changes nothing would leave the version as it is.
                 notes = {**last.metadata.annotations, WRITTEN_AFTER: last.metadata.resource_version}
                 notes.pop(JOINED, None)  # this node follows
+                notes.pop(HANDED_OVER, None)  # and serves the pool
                 meta = replace(last.metadata, annotations=notes)
                 self._own[key] = self._api.update(replace(last, metadata=meta, spec=new))
             else:
@@ -157,6 +164,17 @@ class Shares:
             with suppress(NotFound):
                 self._api.delete(self._unnamed[key])
             del self._unnamed[key]
+
+    def hand_over(self, key: str) -> None:
+        """Let others know that nv-ipam's own daemon serves this node. Raises ApiError."""
+        share = self.own(key)
+        if share is None or HANDED_OVER in share.metadata.annotations:
+            return
+        notes = {**share.metadata.annotations, HANDED_OVER: "true"}
+        self._unsure.add(key)  # it is read again after a failure
+        meta = replace(share.metadata, annotations=notes)
+        self._own[key] = self._api.update(replace(share, metadata=meta))
+        self._unsure.discard(key)
 
     def others(self, key: str, overlapping: Iterable[str] = ()) -> Sequence[OtherShare]:
         """What all other machines use of the pool now, and all machines of those that overlap it:

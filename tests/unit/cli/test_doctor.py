@@ -22,6 +22,7 @@ from deviceplugin.plugin import DevicePlugin
 from deviceplugin.pools.config import DevicePluginConfig, PoolConfig
 from host.errors import HostError
 from ipam.confirmed import boottime
+from ipam.nv_ipam.exporting import export
 from ipam.nv_ipam.pools import OWN_FILE, NodePool, NodePools, PoolsFile
 from ipam.sqlite_store import SqliteStore
 from tests.kubelet import Kubelet
@@ -172,6 +173,15 @@ def test_addresses_that_are_not_as_nv_ipams_pools_say_are_found(node: Paths) -> 
     assert "is not podfabric's" in theirs.seen
     file.write(NodePools(node="n", pools={"ippool/b": NodePool(key="b", network="10.1.0.0/24")}))
     assert _found(node, "nv-ipam")[1].status == "not applicable"
+
+
+def test_a_node_that_was_given_back_to_nv_ipams_daemon_needs_its_executable(node: Paths) -> None:
+    PoolsFile(node.ipam).write(NodePools(node="n"))
+    export(SqliteStore(node.ipam, "a-boot"), node.ipam / "daemon/store")
+    (found,) = _found(node, "nv-ipam")
+    assert (found.status, "put NVIDIA's executable" in found.remedy) == ("warning", True)
+    (node.cni_bin / "nv-ipam").write_bytes(b"theirs")
+    assert [each.status for each in _found(node, "nv-ipam")] == ["ok"]
 
 
 def test_pods_of_pools_that_podfabric_owns_are_where_they_must_be(node: Paths) -> None:

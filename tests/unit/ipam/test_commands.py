@@ -5,7 +5,9 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import pytest
+from msgspec.structs import replace
 
 from base.paths import Paths
 from cli.commands import run
@@ -13,6 +15,7 @@ from ipam.nv_ipam import importing
 from ipam.recovery import BACKUP, DATABASE, MARK, back_up
 from ipam.store_files import PerCall
 from tests.unit.ipam.calls import NEXT_BOOT, Calls
+from tests.unit.ipam.nv_ipam.test_importing import checksummed
 from tests.unit.ipam.nv_ipam.test_importing import thousand as nv_ipam_store
 
 POOL = {"range": "10.0.0.0/24"}
@@ -189,6 +192,39 @@ def test_import_of_nv_ipams_store_is_remembered_for_that_content(
     assert "podfabric ipam import" in str(why())
     source.unlink()
     assert why() is None
+
+
+def test_what_nv_ipams_daemon_is_given_can_be_imported_again(
+    node: Calls, say: Say, tmp_path: Path
+) -> None:
+    source = tmp_path / "cni/nv-ipam/store"
+    source.parent.mkdir(parents=True)
+    source.write_bytes(nv_ipam_store(3))
+    code, _, error = say("export", str(source))
+    assert (code, "podfabric ipam import" in error) == (1, True)  # what it has would be lost
+    assert source.read_bytes() == nv_ipam_store(3)
+    assert say("import", str(source))[0] == 0
+    held = node.store.reservations()
+    node.store.forget(held[0])  # the pod has ended
+    code, said, _ = say("export", str(source))
+    assert (code, "has 2 reservations of ippool/pool" in said) == (0, True)
+    given = importing.reservations(source, node.boot)  # the checksum is right
+    assert [(each.address, each.container_id, each.uid, each.range) for each in given] == [
+        (each.address, each.container_id, each.uid, each.range) for each in held[1:]
+    ]
+    assert say("export", str(source))[0] == 0  # once more
+    # The daemon frees one, and gives another.
+    store = importing.decoded(source, source.read_bytes())
+    entries = store.pools["pool"].entries if store.pools else None
+    assert entries is not None
+    freed = entries.pop("c1_net1")
+    entries["new_net1"] = replace(freed, container_id="new")
+    source.write_bytes(checksummed(msgspec.to_builtins(store)))
+    assert say("export", str(source))[0] == 1  # it has what our store lacks
+    code, said, _ = say("import", str(source))
+    assert (code, "forgot 1 reservations" in said) == (0, True)
+    found = {each.container_id: each.address for each in node.store.reservations()}
+    assert found == {"c2": held[2].address, "new": freed.ip_address}
 
 
 def test_import_asks_for_what_it_cannot_know(node: Calls, say: Say, tmp_path: Path) -> None:

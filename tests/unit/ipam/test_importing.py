@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from cni.spec.errors import CNIError, Code
 from ipam.addresses import parse_interface
@@ -46,6 +47,18 @@ def pools(tmp_path: Path) -> Path:
     file = tmp_path / "pools.yaml"
     file.write_text(POOLS)
     return file
+
+
+def test_an_entry_of_an_old_whereabouts_names_no_pod(tmp_path: Path) -> None:
+    file = tmp_path / "pools.yaml"
+    file.write_text("kind: IPPool\nspec: {range: 10.0.0.0/24, allocations: {'1': {id: c1}}}\n")
+    (found,) = whereabouts(file, replace(DEFAULTS, network_name=""), [])
+    assert (found.address, found.container_id, found.pod, found.namespace) == (
+        "10.0.0.1",
+        "c1",
+        "",
+        "",
+    )
 
 
 def test_pools_of_whereabouts_are_read(pools: Path) -> None:

@@ -83,7 +83,7 @@ def test_a_damaged_store_is_refused_whole(
     source: Path, pattern: bytes, by: bytes, said: str
 ) -> None:
     source.write_bytes(re.sub(pattern, by, STORE.rstrip(), count=1))
-    with pytest.raises(CNIError, match="nothing was imported") as caught:
+    with pytest.raises(CNIError, match="nothing was done") as caught:
         reservations(source, BOOT)
     assert (caught.value.code, said in caught.value.message) == (Code.DECODING_FAILURE, True)
 

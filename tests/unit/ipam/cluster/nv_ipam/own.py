@@ -6,6 +6,7 @@ from pathlib import Path
 from ipam.cluster.api import ApiError
 from ipam.cluster.controller.rounds import Rounds, Seen, read_world
 from ipam.cluster.nv_ipam.follower import PoolFollower
+from ipam.cluster.nv_ipam.leased_beside import LeasedBeside
 from ipam.cluster.nv_ipam.objects import NvCIDRPool, NvIPPool
 from ipam.cluster.nv_ipam.own_claims import OwnClaims
 from ipam.cluster.nv_ipam.owner import PoolOwner
@@ -80,17 +81,19 @@ class OwnNode(NodeVerbs):
             self.ippools,
             self.daemon_store,
             self.clock,
+            self.cidrpools,
         )
         self.follower = PoolFollower(
             self.api,
             self.files,
             self.name,
             self.boot,
-            (self.cidrpools,),
+            (self.ippools, self.cidrpools),
             lambda key: Looked(self.server, key),
             self.clock,
             ROUTED,
             lambda: why_not_joined(self.daemon_store, self.files),
+            LeasedBeside(self.api, NAMESPACE, self.routed, self.clock),
         )
         self.nv_ipam = OwnNvIpam(
             self.directory,
@@ -117,6 +120,9 @@ class OwnNode(NodeVerbs):
         if self.api.down or self.server.down:
             return None
         return self.server.look_at_all(NvCIDRPool, namespace=NAMESPACE).items
+
+    def routed(self, key: str) -> NvCIDRPool | None:
+        return next((each for each in self.cidrpools() or () if each.key == key), None)
 
     @property
     def plugin(self) -> AddressPlugin:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from base.files import write_atomically
 from cni.spec.errors import CNIError, Code
 from ipam.addresses import Interval, parse, text
 from ipam.cluster.api import ApiError
@@ -14,7 +15,8 @@ from ipam.cluster.nv_ipam.objects import NvIPPool, NvIPPoolStatus
 from ipam.cluster.nv_ipam.own_pools import HANDED_BACK
 from ipam.cluster.nv_ipam.selectors import NodeSelector, Requirement, SelectorTerm
 from ipam.cluster.objects import AddressBlock, AddressPool, AddressShare
-from ipam.nv_ipam import importing
+from ipam.nv_ipam import exporting, importing
+from ipam.nv_ipam.exporting import export, forget_freed, reopen
 from tests.fake_api import Fault
 from tests.unit.ipam.cluster.nv_ipam.nodes import (
     NAMESPACE,
@@ -357,3 +359,86 @@ def test_a_share_that_its_node_writes_meanwhile_does_not_end_the_entry(world: Wo
     assert Daemon(world, "a").entry() == entry
     assert own_pool(world.server).metadata.annotations[HANDED_BACK] == "a"
     assert len(world.server.look_at_all(AddressShare).items) == 1
+
+
+# --- prefixes of CIDRPools -------------------------------------------------------------------
+
+ROUTED: dict[str, object] = {"poolName": "routed", "poolType": "cidrpool"}
+
+
+def routed(directory: Path) -> tuple[World, OwnNode]:
+    """A node with pods of its prefix."""
+    world = World(directory)
+    put_cidrpool(world.server, {}, "10.8.0.0/28", per_node_network_prefix=29)
+    a = world.node("a")
+    world.settle()
+    for number in range(3):
+        a.add(f"p{number}", ROUTED)
+    return world, a
+
+
+def test_a_node_whose_daemon_was_given_what_pods_hold_needs_no_word_on_cidrpools(
+    memory_path: Path,
+) -> None:
+    world, a = routed(memory_path)
+    with pytest.raises(NotPossible, match=r"prefix of cidrpool/routed.*podfabric ipam export"):
+        say(world)
+    export(a.store, a.daemon_store)
+    with pytest.raises(CNIError, match="given back to nv-ipam's daemon") as caught:
+        a.add("more", ROUTED)
+    assert caught.value.code == Code.TRY_AGAIN
+    a.step()
+    (line,) = say(world)
+    assert "cidrpool/routed: a keeps its prefix" in line
+    world.settle()
+    assert share_of(world, "a") is not None  # no other node gets the prefix
+    # And to podfabric once more.
+    import_(a)
+    reopen(a.directory)
+    world.settle()
+    assert a.add("more", ROUTED)
+    with pytest.raises(NotPossible, match="podfabric ipam export"):
+        say(world)
+
+
+def test_an_export_that_was_killed_is_no_word_on_cidrpools(
+    memory_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world, a = routed(memory_path)
+
+    def fails(*arguments: object) -> None:
+        raise OSError(28, "No space left on device", "store")
+
+    monkeypatch.setattr(importing, "mark", fails)
+    with pytest.raises(OSError, match="No space"):
+        export(a.store, a.daemon_store)
+    world.settle()
+    with pytest.raises(NotPossible, match="podfabric ipam export"):
+        say(world)
+    monkeypatch.undo()
+    export(a.store, a.daemon_store)
+    world.settle()
+    assert say(world)
+
+
+def test_nothing_is_forgotten_that_the_daemon_was_not_given(
+    memory_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command died before it wrote the daemon's store, which has not changed since."""
+    _, a = routed(memory_path)
+    daemon_writes(a)
+    content = a.daemon_store.read_bytes()
+
+    def fails(path: Path, *arguments: object) -> None:
+        if path == a.daemon_store:
+            raise OSError(28, "No space left on device", str(path))
+        write_atomically(path, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(exporting, "write_atomically", fails)
+    with pytest.raises(OSError, match="No space"):
+        export(a.store, a.daemon_store)
+    assert a.daemon_store.read_bytes() == content
+    with pytest.raises(CNIError, match="given back"):
+        a.add("more", ROUTED)
+    assert not forget_freed(a.store, a.daemon_store, content)
+    assert len(a.held()) == 3

@@ -282,7 +282,7 @@ def test_a_node_does_not_join_while_its_store_may_lack_something(
         def answers(path: Path) -> None:
             raise CNIError(Code.TRY_AGAIN, "nv-ipam's daemon answers")
 
-        monkeypatch.setattr(importing, "_require_stopped", answers)
+        monkeypatch.setattr(importing, "require_stopped", answers)
     elif spoilt == "changed":
         daemon_writes(a, "10.0.0.3", "10.0.0.4")
     else:
