@@ -6,7 +6,8 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping
 
 from gpu import shares
-from gpu.groups import Compute, GroupError, GroupFiles, Groups
+from gpu.group_limits import GroupError
+from gpu.groups import Compute, GroupFiles, Groups
 from gpu.region import RegionInvalid, RegionUse
 from gpu.shares import GroupShare, GroupUsage
 

@@ -24,7 +24,7 @@ from deviceplugin.kubelet.server import Rejected
 from deviceplugin.pools.gpu_pool import GpuBinding, GpuPoolConfig
 from gpu import nodes
 from gpu.driver_files import SharedFile
-from gpu.groups import GroupError, Limit
+from gpu.group_limits import GroupError, Limit
 from gpu.nodes import GpuNode
 from host.errors import HostError
 

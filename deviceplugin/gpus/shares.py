@@ -26,7 +26,7 @@ from deviceplugin.gpus.share_pool import IdKind, SharedGPU, SharePool, healthy_i
 from deviceplugin.gpus.start import Starter
 from deviceplugin.kubelet.records import PodDevices
 from deviceplugin.kubelet.server import Listing, Rejected
-from gpu.groups import Limit
+from gpu.group_limits import Limit
 from gpu.placement import Share, choose
 
 _log = logging.getLogger(__name__)

@@ -22,7 +22,7 @@ from deviceplugin.kubelet.pod_resources import PodResourcesClient
 from deviceplugin.kubelet.records import KubeletUnreadable, PodDevices
 from deviceplugin.kubelet.server import Rejected
 from deviceplugin.ledger import Ledger
-from gpu.groups import Limit
+from gpu.group_limits import Limit
 from gpu.placement import Share, choose
 
 ASK_KUBELET = 5.0  # seconds, of the 30 that the kubelet waits

@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from base.pod import Pod
 from gpu import metrics, service
 from gpu.enforcement import OverUse
-from gpu.groups import Limit
+from gpu.group_limits import Limit
 from gpu.samples import NodeSample
 from gpu.service import GpuService
 from gpu.settings import Action, GpuLimitSettings

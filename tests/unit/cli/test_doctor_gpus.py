@@ -13,7 +13,8 @@ from cli.checks import Finding
 from cli.this_node import ThisNode
 from deviceplugin.gpus import tiers
 from gpu import processes
-from gpu.groups import Compute, Limit
+from gpu.group_limits import Limit
+from gpu.groups import Compute
 from gpu.tiers import TierChoice, TieredGPU
 from tests.unit.cli.commands import short_path
 from tests.unit.cli.gpu_server import GIB, SLICE, SLICES, GpuServer

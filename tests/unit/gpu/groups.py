@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from base import files
-from gpu.groups import Limit
+from gpu.group_limits import Limit
 
 
 class PlainRooms:

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from gpu import layout
-from gpu.groups import Compute, GroupError, Groups, Limit
+from gpu.group_limits import GroupError, Limit
+from gpu.groups import Compute, Groups
 from gpu.limits_file import LimitsFile
 from gpu.region import RegionInvalid
 from tests.unit.gpu.groups import PlainRooms
