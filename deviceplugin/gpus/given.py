@@ -17,7 +17,7 @@ import grpc
 from base.paths import Paths
 from deviceplugin.api import v1beta1_pb2
 from deviceplugin.checkpoint import AllocatedGPU
-from deviceplugin.gpus import answer, slot_files
+from deviceplugin.gpus import alnair, answer, slot_files
 from deviceplugin.gpus.parts import GpuParts
 from deviceplugin.gpus.tiers import mounted
 from deviceplugin.kubelet.server import Rejected
@@ -33,7 +33,7 @@ _LONGEST = 200  # bytes of a group's name, which is part of the name of a file
 INSIDE = "/run/podfabric/gpu"
 
 # The nvidia runtime would give a container what its image asks for, which may be all GPUs.
-_VARIABLES = {"NVIDIA_VISIBLE_DEVICES": "void"}
+VOID = {"NVIDIA_VISIBLE_DEVICES": "void"}
 
 
 class Giver:
@@ -60,18 +60,25 @@ class Giver:
     def answer(
         self, resource: str, given: AllocatedGPU, config: GpuPoolConfig, limit: Limit
     ) -> v1beta1_pb2.ContainerAllocateResponse:
-        """The answer of an Allocate that is recorded; nothing for time alone.
+        """The answer of an Allocate that is recorded; variables at most for time alone.
 
         Raises Rejected and OSError.
         """
-        if not given.slot:
-            return v1beta1_pb2.ContainerAllocateResponse()
-        group = group_of(resource, given.slot)
+        group = group_of(resource, given.slot) if given.slot else ""
+        variables = alnair.variables(group, limit) if config.compat == "alnair" else {}
+        if not group:
+            return answer.response(variables=variables)
         if given.cdi:
             name = slot_files.qualified(group)
-            return answer.response((), config.driver_mount, cdi=[name])
+            return answer.response((), config.driver_mount, cdi=[name], variables=variables)
         files = self._limited(given, config, group, [limit])
-        return answer.response(self.nodes(given, resource), config.driver_mount, files=files)
+        return answer.response(
+            self.nodes(given, resource),
+            config.driver_mount,
+            files=files,
+            # One without limits has no files of the driver from us, and may need the runtime's.
+            variables={**(VOID if files else {}), **variables},
+        )
 
     def nodes(self, given: AllocatedGPU, resource: str) -> tuple[GpuNode, ...]:
         """The nodes of a GPU. Raises Rejected."""
@@ -93,7 +100,7 @@ class Giver:
         found = self.nodes(given, resource)
         files = self._limited(given, config, given.group, [limit], change=True)
         if given.cdi:
-            slot_files.write(self._paths, given.group, found, files, _VARIABLES)
+            slot_files.write(self._paths, given.group, found, files, VOID)
 
     def started(self, group: str) -> frozenset[int]:
         """N of each /dev/nvidiaN that a container with a CDI name was given when it started."""

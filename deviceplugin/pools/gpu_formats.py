@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import PurePosixPath
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -39,6 +39,7 @@ KEYS: Mapping[str, object] = {
     "reserve": object,
     "memory": object,
     "driverMount": object,
+    "compat": Literal["alnair"],
 }
 _ONLY_OF: Mapping[str, tuple[GpuMode, ...]] = {
     "name": ("replicas",),
@@ -49,6 +50,7 @@ _ONLY_OF: Mapping[str, tuple[GpuMode, ...]] = {
     "unit": ("units",),
     "reserve": ("slices", "units"),
     "memory": ("slices", "units"),
+    "compat": ("units",),
 }
 
 
@@ -133,7 +135,7 @@ def _of_slices(values: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def _of_units(values: Mapping[str, Any], where: str) -> dict[str, Any]:
-    fields: dict[str, Any] = {}
+    fields: dict[str, Any] = {"compat": values.get("compat")}
     for key, field in (("memoryName", "memory_resource"), ("computeName", "compute_resource")):
         if key in values:
             fields[field] = _resource(values[key], f"{where}.{key}")

@@ -43,6 +43,7 @@ class GpuPoolConfig(msgspec.Struct, frozen=True, kw_only=True):
     reserve: int = RESERVE  # bytes of each GPU that no container is given
     memory: int = 0  # bytes of each GPU, in place of what NVML reports; 0: NVML is asked
     driver_mount: DriverMount | None = None
+    compat: Literal["alnair"] | None = None  # mode "units": whose variables containers have, too
 
     @property
     def resources(self) -> tuple[str, ...]:

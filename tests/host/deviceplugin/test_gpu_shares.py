@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -106,6 +107,32 @@ def test_alnairs_pod_has_memory_and_time_of_one_gpu_in_both_orders(
             assert "/dev/nvidia1" not in pod.containers["main"].devices
         finally:
             node.plugin.close()
+
+
+@pytest.mark.parametrize("binding", ["admission", "start"])
+def test_containers_of_a_compatible_pool_have_alnairs_variables(
+    paths: Paths, kubelet: Kubelet, binding: str
+) -> None:
+    node = GpuNode(paths, [units(8, compat="alnair")], gpu_binding=binding)
+    try:
+        kubelet.wait(lambda: kubelet.allocatable(MEMORY) == 16 and kubelet.allocatable(COMPUTE))
+        pods = [kubelet.admit(name, [container(memory=2, compute=30)]) for name in ("a", "b")]
+        pods.append(kubelet.admit("c", [container(memory=1)]))
+        variables = [pod.containers["main"].env for pod in pods]
+        time = "ALNAIR_VGPU_COMPUTE_PERCENTILE"
+        assert [each.get(time) for each in variables] == ["30", "30", None]
+        assert {each["ALNAIR_ID"] for each in variables} == node.groups.limits().keys()
+        assert len(node.groups.limits()) == 3
+        assert {*chain.from_iterable(variables)} - {"NVIDIA_VISIBLE_DEVICES"} == {time, "ALNAIR_ID"}
+    finally:
+        node.plugin.close()
+
+
+def test_container_with_limits_gets_no_gpu_that_its_image_asks_the_runtime_for(
+    node: GpuNode, kubelet: Kubelet
+) -> None:
+    pod = kubelet.admit("trainer", [container(memory=2, compute=50)])
+    assert pod.containers["main"].env == {"NVIDIA_VISIBLE_DEVICES": "void"}
 
 
 def test_container_sees_its_limits_and_cannot_change_them(node: GpuNode, kubelet: Kubelet) -> None:
