@@ -32,6 +32,7 @@ class Limit:
     uuid: str  # "GPU-…" or "MIG-…"
     memory_bytes: int  # of all its processes together; NO_LIMIT
     compute_share: float  # of the GPU's time, in (0, 1]
+    elastic: bool = False  # it may also use the time that other groups leave
 
 
 _CONFIGURED = msgspec.json.Decoder(tuple[Limit, ...])  # built before there are threads

@@ -130,7 +130,7 @@ class ShareService:
             try:
                 self._giver.clear(self.name, given)
                 self.pool.ledger.record_gpus(self.name, dict.fromkeys(ordered, given))
-                limit = Limit(given.uuid, wanted.memory, wanted.compute / 100 or 1.0)
+                limit = self._limit(given.uuid, wanted)
                 answer = self._giver.answer(self.name, given, self.pool.config, limit)
             except OSError as error:
                 raise Rejected(
@@ -232,6 +232,10 @@ class ShareService:
             slot=ids[0] if gpu is not None else "",
             cdi=gpu is not None and self._giver.binding == "start",
         )
+
+    def _limit(self, uuid: str, wanted: Share) -> Limit:
+        share = wanted.compute / 100 or 1.0  # without time, it is not limited
+        return Limit(uuid, wanted.memory, share, elastic=self.pool.config.elastic)
 
     def _recorded(
         self, row: PodDevices, ids: Sequence[DeviceId], rows: Sequence[PodDevices]

@@ -189,6 +189,7 @@ class Starter:
             chosen.uuid,
             sum(gpu.memory_bytes for gpu in bound.values()),
             share / 100 if share else 1.0,  # without time, it is not limited
+            elastic=pool.config.elastic,
         )
         try:
             self._ledger.bind(bound)

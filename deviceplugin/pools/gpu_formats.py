@@ -15,7 +15,7 @@ from base import documents
 from base.documents import DocumentError
 from deviceplugin.pools import config
 from deviceplugin.pools.config import Placement
-from deviceplugin.pools.gpu_pool import DriverMount, GpuMode, GpuPoolConfig, Shape
+from deviceplugin.pools.gpu_pool import ComputePolicy, DriverMount, GpuMode, GpuPoolConfig, Shape
 from host import gpus, pci
 
 SMALLEST = 256 << 20  # bytes: smaller units would be more ids than a kubelet accepts
@@ -39,6 +39,7 @@ KEYS: Mapping[str, object] = {
     "reserve": object,
     "memory": object,
     "driverMount": object,
+    "computePolicy": ComputePolicy,
     "compat": Literal["alnair"],
 }
 _ONLY_OF: Mapping[str, tuple[GpuMode, ...]] = {
@@ -50,6 +51,7 @@ _ONLY_OF: Mapping[str, tuple[GpuMode, ...]] = {
     "unit": ("units",),
     "reserve": ("slices", "units"),
     "memory": ("slices", "units"),
+    "computePolicy": ("slices", "units"),
     "compat": ("units",),
 }
 
@@ -86,6 +88,8 @@ def _pool(value: object, where: str) -> GpuPoolConfig:
         "most": values.get("maxPerContainer", 0),
         "devices": _devices(values.get("devices", ()), f"{where}.devices"),
     }
+    if "computePolicy" in values:
+        fields["compute_policy"] = values["computePolicy"]
     if "driverMount" in values:
         fields["driver_mount"] = driver_mount(values["driverMount"], f"{where}.driverMount")
     for key in ("reserve", "memory"):

@@ -88,6 +88,12 @@ def bound(paths: Paths) -> dict[str, tuple[int, int]]:
     return sums
 
 
+def states(node: GpuNode) -> dict[Path, tuple[int, ...]]:
+    """What changes when one of the groups' files is written or replaced."""
+    found = {path: path.stat() for path in (node.paths.run / "gpu").rglob("*")}
+    return {path: (of.st_ino, of.st_mtime_ns, of.st_ctime_ns) for path, of in found.items()}
+
+
 @pytest.mark.parametrize("first", [MEMORY, COMPUTE])
 def test_alnairs_pod_has_memory_and_time_of_one_gpu_in_both_orders(
     paths: Paths, first: str
@@ -124,6 +130,21 @@ def test_containers_of_a_compatible_pool_have_alnairs_variables(
         assert {each["ALNAIR_ID"] for each in variables} == node.groups.limits().keys()
         assert len(node.groups.limits()) == 3
         assert {*chain.from_iterable(variables)} - {"NVIDIA_VISIBLE_DEVICES"} == {time, "ALNAIR_ID"}
+    finally:
+        node.plugin.close()
+
+
+@pytest.mark.parametrize("binding", ["admission", "start"])
+@pytest.mark.parametrize("policy", ["fixed", "elastic"])
+def test_containers_have_the_policy_of_their_pool(
+    paths: Paths, kubelet: Kubelet, binding: str, policy: str
+) -> None:
+    node = GpuNode(paths, [units(8, compute_policy=policy)], gpu_binding=binding)
+    try:
+        kubelet.wait(lambda: kubelet.allocatable(MEMORY) == 16 and kubelet.allocatable(COMPUTE))
+        kubelet.admit("trainer", [container(memory=2, compute=30)])
+        ((limit,),) = node.groups.given.values()
+        assert (limit.compute_share, limit.elastic) == (0.3, policy == "elastic")
     finally:
         node.plugin.close()
 
@@ -234,14 +255,14 @@ def test_container_after_an_init_container_has_what_it_asks_for(paths: Paths, li
 
 def test_restart_changes_nothing_of_a_running_container(node: GpuNode, kubelet: Kubelet) -> None:
     pod = kubelet.admit("trainer", [container(memory=2, compute=50)])
-    files = {path: path.stat() for path in (node.paths.run / "gpu").rglob("*")}
+    files = states(node)
     before = given(node.paths)
     node.groups.removed.clear()
     node.restart()
     await_restarted(kubelet)
     kubelet.wait(lambda: kubelet.allocatable(MEMORY) == 16)
     assert given(node.paths) == before
-    assert {path: path.stat() for path in (node.paths.run / "gpu").rglob("*")} == files
+    assert states(node) == files
     assert node.groups.removed == []
     kubelet.run(pod)  # the container is started again
     assert given(node.paths) == before
