@@ -18,7 +18,7 @@ from base.types import DeviceId
 from deviceplugin.api import v1beta1_pb2
 from deviceplugin.checkpoint import AllocatedGPU, AllocationKey
 from deviceplugin.gpus import preferred
-from deviceplugin.gpus.given import Giver, group_of
+from deviceplugin.gpus.given import Giver
 from deviceplugin.gpus.near import Nearness
 from deviceplugin.gpus.records import adopted
 from deviceplugin.gpus.replicas import numa
@@ -257,18 +257,17 @@ class ShareService:
             row,
         )
         slot, has_slot = min(main.ids), bool(self.kind.share.memory)
-        group = group_of(main.resource, slot)
-        started = self._giver.started(group)
-        minors = set(main.gpus) or started
+        started = self._giver.started(main.resource, slot)
+        minors = set(main.gpus) or started.minors
         gpus = self.pool.gpus.values()
         by_node = (gpu for gpu in gpus if gpu.node.minor in minors)
         by_name = (gpu for gpu in gpus if slot.startswith((f"{gpu.uuid}_", f"{gpu.short}.")))
         gpu = next(chain(by_node, by_name), self._gpus[ids[0]])
         return replace(
             self._given(ids, gpu),
-            group=group,
+            group=started.group,
             slot=slot if has_slot else "",
-            cdi=has_slot and bool(main.cdi or started),
+            cdi=has_slot and bool(main.cdi or started.minors),
         )
 
     def _refusal(self, what: str, why: str) -> Rejected:

@@ -52,12 +52,18 @@ def parse(value: object, where: str) -> GpuLimitSettings:
 
 
 def clash(pools: Sequence[GpuPoolConfig], limits: GpuLimitSettings) -> str | None:
-    """Why no container of a shape could start a program that uses CUDA; None if all could.
+    """Why limits could not be kept, or no container start a program that uses CUDA; None if not.
 
     The first context on a GPU is charged with the reserve until the agent has measured it, so a
     limit must be above that. In mode units a container may ask for several units, so that is
     checked when it is admitted.
     """
+    for number, pool in enumerate(pools):
+        if pool.scope == "pod" and "kernel" in limits.enforce:
+            return (
+                f"gpus[{number}].scope: pod: the driver limits each container by itself: remove "
+                f"kernel from {PART}.enforce"
+            )
     if "shim" not in limits.enforce:
         return None
     for number, pool in enumerate(pools):

@@ -8,6 +8,7 @@ from host.gpus import GPU
 
 GpuBinding = Literal["admission", "start"]
 ComputePolicy = Literal["fixed", "elastic"]
+LimitScope = Literal["container", "pod"]
 GpuMode = Literal["replicas", "slices", "units"]
 
 RESERVE = 256 << 20  # bytes of each GPU that no container is given
@@ -45,6 +46,7 @@ class GpuPoolConfig(msgspec.Struct, frozen=True, kw_only=True):
     memory: int = 0  # bytes of each GPU, in place of what NVML reports; 0: NVML is asked
     driver_mount: DriverMount | None = None
     compute_policy: ComputePolicy = "fixed"  # "elastic": what others leave of a GPU's time, too
+    scope: LimitScope = "container"  # "pod": all of a pod's containers on a GPU share one limit
     compat: Literal["alnair"] | None = None  # mode "units": whose variables containers have, too
 
     @property

@@ -104,6 +104,14 @@ def test_units_have_alnairs_names() -> None:
     assert (other.resources, other.unit, other.memory) == (("a/m", "a/c"), 2 << 30, 80 << 30)
 
 
+def test_limits_of_pods_go_with_gpus_that_are_chosen_at_the_start() -> None:
+    content = "gpus: [{mode: units, scope: pod}]\ndevices: {gpuBinding: start}"
+    (pool,) = parse(content.encode(), "config.yaml").gpus
+    assert pool.scope == "pod"
+    with pytest.raises(ConfigError, match=r"gpus\[0\].scope: pod: .* remove kernel from gpuLimits"):
+        parse(f"{content}\ngpuLimits: {{enforce: [kernel, shim]}}".encode(), "config.yaml")
+
+
 def test_every_key_is_in_the_document() -> None:
     table = (Path(__file__).parents[3] / "docs/gpus.md").read_text()
     assert [key for key in gpu_formats.KEYS if f"| `{key}` |" not in table] == []
@@ -123,6 +131,8 @@ def test_every_key_is_in_the_document() -> None:
             "[{mode: replicas, name: a/b, replicas: 1, computePolicy: elastic}]",
             r"gpus\[0\].computePolicy: is for mode slices or units, this pool's is replicas",
         ),
+        ("[{mode: units, scope: node}]", "gpus.0..scope: 'node': expected one of container, pod"),
+        ("[{mode: units, scope: pod}]", r"gpus\[0\].scope: pod: .* devices: {gpuBinding: start}"),
         ("[{mode: units, compat: hami}]", r"gpus\[0\].compat: 'hami': expected one of alnair"),
         (
             "[{compat: alnair, shapes: [{name: a/b, memory: 1Gi, compute: 1}]}]",

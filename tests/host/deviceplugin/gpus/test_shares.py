@@ -9,38 +9,23 @@ import pytest
 
 from base.paths import Paths
 from deviceplugin import checkpoint, ledger
-from deviceplugin.checkpoint import AllocatedGPU
 from deviceplugin.pools.gpu_pool import GpuPoolConfig, Shape
-from tests.host.deviceplugin.gpu_node import (
+from tests.host.deviceplugin.gpus.gpu_node import (
     COMPUTE,
     GIB,
     MEMORY,
     GpuNode,
     await_restarted,
     container,
-    made_paths,
+    given,
     units,
 )
 from tests.kubelet.devices import NotStarted, PodRejected
 from tests.kubelet.kubelet import Kubelet
-from tests.unit.gpu.driver import Driver
 from tests.unit.host.servers import gpu_uuid
 from tests.waiting import until
 
 SMALL, LARGE = "podfabric.io/gpu-2g-25", "podfabric.io/gpu-4g-50"
-
-
-@pytest.fixture
-def paths(root: Path) -> Paths:
-    made = made_paths(root)
-    Driver(made).load(2)
-    return made
-
-
-@pytest.fixture
-def kubelet(paths: Paths) -> Iterator[Kubelet]:
-    with Kubelet(paths.kubelet) as own_kubelet:
-        yield own_kubelet
 
 
 @pytest.fixture
@@ -70,10 +55,6 @@ def first_of_two(seed: int) -> str:
     order = [MEMORY, COMPUTE]
     random.Random(seed).shuffle(order)
     return order[0]
-
-
-def given(paths: Paths) -> list[AllocatedGPU]:
-    return [entry.gpu for entry in checkpoint.read(paths).allocations if entry.gpu is not None]
 
 
 def bound(paths: Paths) -> dict[str, tuple[int, int]]:
