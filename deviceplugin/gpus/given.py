@@ -54,6 +54,7 @@ class Giver:
         self._paths = paths
         self.parts = parts
         self.binding: GpuBinding = "admission"  # of new containers
+        self.leaving = False  # there are to be no new containers
 
     @property
     def context_reserve(self) -> int:

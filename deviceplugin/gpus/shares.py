@@ -78,7 +78,7 @@ class ShareService:
         room = self.pool.free()
         fits = {address: free.count(self.kind.share) for address, free in room.items()}
         pending = self.pool.pending() if self.kind.share.compute and not self.kind.shape else 0
-        healthy = healthy_ids(free_ids, fits, pending)
+        healthy = set() if self._giver.leaving else healthy_ids(free_ids, fits, pending)
         for device_id, allocation in held.items():
             given = allocation.gpu
             if given is None or (given.bdf or gpus_address(gpus, device_id)) not in bad_for_holders:
@@ -163,6 +163,10 @@ class ShareService:
                 self._allocated()
 
     def _check(self, ids: Sequence[str]) -> None:
+        if self._giver.leaving:
+            raise self._refusal(
+                f"{len(ids)} ids", "podfabric is leaving this node: let the pod run on another one"
+            )
         for device_id in ids:
             if device_id not in self._gpus:
                 raise Rejected(

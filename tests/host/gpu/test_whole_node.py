@@ -12,6 +12,7 @@ import pytest
 from deviceplugin import checkpoint
 from tests.host.gpu.pods import MadeContainer, made_container
 from tests.host.gpu.whole_node import LIBRARIES, WholeNode, whole_node
+from tests.kubelet.devices import PodRejected
 from tests.kubelet.kubelet import Pod
 from tests.standin.driver import Driver, Out
 from tests.standin.gpus import GIB, MIB, gpus
@@ -132,6 +133,32 @@ def test_what_a_pod_had_is_gone_after_it(node: WholeNode) -> None:
     until(lambda: ("memory_limit_bytes", "trainer/main") not in node.values(), what="end of series")
     groups = [path.name for path in (node.paths.run / "gpu").iterdir() if path.is_dir()]
     assert groups == []
+
+
+def test_an_agent_that_leaves_keeps_limits_until_the_last_container_has_ended(
+    node: WholeNode,
+) -> None:
+    start(node, "start")
+    pod, container, mounts = admitted(node, "trainer")
+    node.kill_agent()
+    node.start_agent("--until-empty", "0")
+    node.kubelet.wait(lambda: node.kubelet.count("ListAndWatch", MEMORY) == 2)
+    node.kubelet.wait(lambda: node.kubelet.allocatable(MEMORY) == 2)  # the pod's own
+    process = node.process(container, mounts)
+    until(lambda: process.result("cuInit", 0) == 0, what="registration", pause=0.5)
+    process.start()
+    assert process.result("cuMemAlloc_v2", Out(8), 2 * GIB) == OUT_OF_MEMORY
+    node.kubelet.run(pod)  # the container starts again
+    refused = [{"name": "main", "limits": {MEMORY: 1, COMPUTE: 10}}]
+    with pytest.raises(PodRejected):
+        node.kubelet.admit("late", refused)
+    assert "container with limits of a GPU left" in node.state()
+    process.kill()
+    node.kubelet.remove(pod)
+    until(lambda: node.state().startswith("the node has no attachment"), what="end of the node")
+    assert not node.paths.checkpoint.exists()
+    assert node.mounts_of_groups() == []
+    node.kubelet.wait(lambda: node.kubelet.allocatable(MEMORY) == 0)
 
 
 def test_a_process_that_goes_round_the_shim_is_killed_where_that_is_configured(

@@ -88,7 +88,7 @@ class WholeNode:
         agent = {"listen": f"unix:{self.root}/http", "sweep": False}
         self.paths.config.write_text(json.dumps({"agent": agent, "pools": [], **parts}))
 
-    def start_agent(self) -> None:
+    def start_agent(self, *words: str) -> None:
         roots = {
             f"PODFABRIC_{name.upper()}": str(getattr(self.paths, name))
             for name in Paths.__struct_fields__
@@ -98,7 +98,7 @@ class WholeNode:
         with (self.root / "agent.log").open("ab") as log:
             self._agent = self.stack.enter_context(
                 subprocess.Popen(
-                    [*self.inside, PODFABRIC, "agent"],
+                    [*self.inside, PODFABRIC, "agent", *words],
                     env={**os.environ, **roots, **node},
                     cwd=CHECKOUT,
                     stdin=subprocess.DEVNULL,
@@ -114,6 +114,11 @@ class WholeNode:
             for pid in children.read_text().split():
                 os.kill(int(pid), 9)
             self._agent.wait(PATIENCE)
+
+    def state(self) -> str:
+        """What the agent says that it does."""
+        said = (path.read_text() for path in self.paths.run.glob("agent-*.state"))
+        return next(said, "").strip()
 
     @property
     def log(self) -> str:
@@ -211,7 +216,7 @@ def whole_node(root: Path, gpus: tuple[Gpu, ...]) -> Iterator[WholeNode]:
 
 
 def _paths(root: Path) -> Paths:
-    names = ("sys", "dev", "run", "state", "etc", "cdi", "devinfo", "kubelet")
+    names = ("sys", "dev", "run", "state", "etc", "cdi", "devinfo", "kubelet", "cni_bin")
     return Paths(proc=Path("/proc"), **{name: root / name for name in names})
 
 
