@@ -8,7 +8,7 @@ Sources: CentaurusInfra/alnair, alnair-device-plugin, for names, units and ids o
 """
 
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import chain
 
 import grpc
@@ -53,6 +53,7 @@ class ShareService:
         self._near = near
         self._allocated = allocated
         self._listing: Listing = []
+        self._refused: set[AllocationKey] = set()  # that pods had which were refused
         self._gpus: dict[str, SharedGPU] = {}  # that an id names
 
     @property
@@ -127,6 +128,7 @@ class ShareService:
             chosen = self._choose(ordered, keys, wanted)
             self._check_context(chosen, wanted)
             given = self._given(ordered, chosen)
+            self._refused.difference_update(keys)
             try:
                 self._giver.clear(self.name, given)
                 self.pool.ledger.record_gpus(self.name, dict.fromkeys(ordered, given))
@@ -214,15 +216,40 @@ class ShareService:
         if alone:
             return None
         # A container after an init container of its pod gets ids that were that one's.
-        before = {
-            entry.gpu.bdf
+        former = {
+            entry.key: entry.gpu
             for entry in self.pool.ledger.allocations()
             if entry.key in keys and entry.gpu is not None
         }
+        before = {gpu.bdf for gpu in former.values()}
+        self._check_before(former, fitting, wanted)
         preferred_gpus = next((few for few in (before, named) if len(few) == 1), set())
         candidates = {key: fitting[key] for key in preferred_gpus & fitting.keys()} or fitting
         spread = self.pool.config.placement == "spread"
         return self.pool.gpus[choose(candidates, wanted, spread=spread) or ""]
+
+    def _check_before(
+        self,
+        former: Mapping[AllocationKey, AllocatedGPU],
+        fitting: Mapping[str, Share],
+        wanted: Share,
+    ) -> None:
+        """Refuse another GPU than an init container has, which was given nodes and not started.
+
+        The ledger has one GPU for each id: that container would use one of which it holds nothing.
+        What the ledger has may also be a pod's that was never started and is gone. A pod that is
+        refused is gone for good, so no second one is refused for the same.
+        """
+        for key, gpu in former.items():
+            started = gpu.cdi or gpu.group or not gpu.slot
+            if not started and gpu.bdf not in fitting and key not in self._refused:
+                self._refused.update(former)
+                raise self._refusal(
+                    _amount(wanted),
+                    f"nvidia{gpu.minor}, which its pod's init container was given, has not so much "
+                    "free, and parts of a pod's containers that follow each other are on one GPU: "
+                    "let the init container ask for as much, or write devices: {gpuBinding: start}",
+                )
 
     def _given(self, ids: Sequence[str], gpu: SharedGPU | None) -> AllocatedGPU:
         """What each of the ids is, before the container has started."""

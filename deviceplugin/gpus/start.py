@@ -61,8 +61,7 @@ class Starter:
                     f"{rows[0].container} asks for {resource} alone, which is time of a GPU: ask "
                     f"for {pool.config.memory_resource} too"
                 )
-            recorded = _gpu(next(iter(memory.values())))
-            uid = self._pod(rows) if _is_of_pod(pool, recorded) else ""
+            uid = self._pod(rows) if _is_of_pod(pool, held, memory) else ""
             chosen = self._choose(pool, held, memory, self._near.hcas(rows), uid)
             self._write(pool, chosen, held, memory, rows, uid)
 
@@ -150,8 +149,9 @@ class Starter:
         """The GPU of the container. Raises Rejected.
 
         Before the first start of a container with a CDI name, it is the nearest to its HCAs that
-        has room; with limits of a pod (`uid`), one that the pod has is preferred. Otherwise it is
-        the one that Allocate, or an earlier start, chose.
+        has room; with limits of a pod (`uid`), one that the pod has is preferred. That may be
+        another one than its pod's init container had, which has ended. Otherwise it is the one that
+        Allocate, or an earlier start, chose.
         """
         wanted = Share(
             sum(_gpu(entry).memory_bytes for entry in held.values()),
@@ -160,7 +160,7 @@ class Starter:
         free = pool.free(held.keys())
         recorded = _gpu(next(iter(memory.values())))
         own = recorded.bdf
-        if all(_gpu(entry).open for entry in memory.values()):
+        if recorded.cdi and not _has_started(held):
             spread = pool.config.placement == "spread"
             costs = self._near.costs(free, hcas)
             shared = {bdf: free[bdf] for bdf in self._of_pod(uid) & free.keys()} if uid else {}
@@ -245,9 +245,19 @@ def _check_one_slot(pool: SharePool, held: Collection[AllocationKey]) -> None:
         )
 
 
-def _is_of_pod(pool: SharePool, recorded: AllocatedGPU) -> bool:
+def _has_started(held: Mapping[AllocationKey, Allocation]) -> bool:
+    """Whether the container has started before: with some of its ids an init container may have."""
+    return all(_gpu(entry).group for entry in held.values())
+
+
+def _is_of_pod(
+    pool: SharePool,
+    held: Mapping[AllocationKey, Allocation],
+    memory: Mapping[AllocationKey, Allocation],
+) -> bool:
     """Whether the container shares its limit with its pod. One that started keeps what it has."""
-    if recorded.open:
+    recorded = _gpu(next(iter(memory.values())))
+    if recorded.cdi and not _has_started(held):
         return pool.config.scope == "pod"
     return recorded.group.startswith(POD)
 
