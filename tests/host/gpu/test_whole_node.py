@@ -21,6 +21,7 @@ from tests.waiting import PATIENCE, until
 MEMORY, COMPUTE = "alnair/vgpu-memory", "alnair/vgpu-compute"
 OUT_OF_MEMORY, SYSTEM_NOT_READY = 2, 802
 CONTEXT = 300 * MIB
+UNITS = {"mode": "units"}
 ONE = gpus(1, bytes=16 * GIB, reserved_bytes=600 * MIB, context_bytes=CONTEXT)
 
 Mounts = Mapping[str, tuple[str, bool]]
@@ -33,9 +34,11 @@ def node() -> Iterator[WholeNode]:
         yield made
 
 
-def start(node: WholeNode, binding: str = "admission", **limits: object) -> None:
+def start(
+    node: WholeNode, binding: str = "admission", pool: Mapping[str, str] = UNITS, **limits: object
+) -> None:
     node.configure(
-        gpus=[{"mode": "units"}],
+        gpus=[pool],
         devices={"gpuBinding": binding},
         gpuLimits={"driverRoot": str(node.root / "driver"), **limits},
     )
@@ -52,18 +55,19 @@ def admitted(node: WholeNode, name: str) -> tuple[Pod, MadeContainer, Mounts]:
     container = node.stack.enter_context(made_container(2, uid))
     limits = {MEMORY: 2, COMPUTE: 50}
     pod = node.kubelet.admit(name, [{"name": "main", "limits": limits}], uid=uid)
-    given = pod.containers["main"]
-    if given.cdi:
-        (device,) = given.cdi
-        file = node.paths.cdi / f"podfabric-slot-{device.partition('=')[2]}.json"
-        document = msgspec.json.decode(file.read_bytes())
-        mounts = document["devices"][0]["containerEdits"]["mounts"]
-        return (
-            pod,
-            container,
-            {each["containerPath"]: (each["hostPath"], "ro" in each["options"]) for each in mounts},
-        )
-    return pod, container, given.mounts
+    return pod, container, mounts_of(node, pod, "main")
+
+
+def mounts_of(node: WholeNode, pod: Pod, name: str) -> Mounts:
+    """What a container of the pod has mounted."""
+    given = pod.containers[name]
+    if not given.cdi:
+        return given.mounts
+    (device,) = given.cdi
+    file = node.paths.cdi / f"podfabric-slot-{device.partition('=')[2]}.json"
+    document = msgspec.json.decode(file.read_bytes())
+    mounts = document["devices"][0]["containerEdits"]["mounts"]
+    return {each["containerPath"]: (each["hostPath"], "ro" in each["options"]) for each in mounts}
 
 
 def free(process: Driver) -> int:
@@ -119,6 +123,36 @@ def test_a_container_is_limited_and_in_the_metrics_and_the_agents_end_changes_no
     first.kill()
     until(lambda: node.values().get(key) == 1, what="end of the first")
     until(lambda: free(second) == 2 * GIB - CONTEXT, what="memory of the first")
+
+
+def test_containers_of_a_pod_share_one_limit_and_each_has_pids_of_its_own(node: WholeNode) -> None:
+    start(node, "start", {**UNITS, "scope": "pod"})
+    uid = str(uuid.uuid4())
+    asked = [{"name": name, "limits": {MEMORY: 1, COMPUTE: 25}} for name in ("a", "b")]
+    pod = node.kubelet.admit("trainer", asked, uid=uid)
+    first, second = (
+        node.process(
+            node.stack.enter_context(made_container(2, uid)),
+            mounts_of(node, pod, name),
+            own_pids=True,
+        )
+        for name in ("a", "b")
+    )
+    first.start()
+    second.start()
+    for each in (first, second):
+        until(lambda: free(each) == 2 * (GIB - CONTEXT), what="measured contexts")  # noqa: B023
+    first.do("cuMemAlloc_v2", Out(8), GIB)  # more than it asked for
+    assert second.result("cuMemAlloc_v2", Out(8), GIB) == OUT_OF_MEMORY
+    second.do("cuMemAlloc_v2", Out(8), 256 * MIB)
+    wanted = {
+        ("memory_limit_bytes", "trainer/"): 2 * GIB,
+        ("compute_share_ratio", "trainer/"): 0.5,
+        ("processes", "trainer/"): 2,
+    }
+    until(lambda: wanted.items() <= node.values().items(), what="series of the pod")
+    first.kill()
+    until(lambda: free(second) == 2 * GIB - CONTEXT - 256 * MIB, what="memory of the first")
 
 
 def test_what_a_pod_had_is_gone_after_it(node: WholeNode) -> None:

@@ -148,8 +148,13 @@ class WholeNode:
         container: MadeContainer,
         mounts: Mapping[str, tuple[str, bool]],
         library: str = "libcuda.so.1",
+        *,
+        own_pids: bool = False,
     ) -> Driver:
-        """A process of a container that loads a library, by a name wherever the loader finds it."""
+        """A process of a container that loads a library, by a name wherever the loader finds it.
+
+        With `own_pids` it is the first of a pid namespace, as that of a container is.
+        """
         self._count += 1
         listed = self.root / f"mounts-{self._count}"
         listed.write_text(
@@ -161,6 +166,8 @@ class WholeNode:
         room = self.root / f"room-{self._count}"
         through = [*self.inside, "unshare", "--mount", "--propagation", "private"]
         through += ["sh", "-c", CONTAINER, "sh", str(container.directory), str(room), str(listed)]
+        if own_pids:
+            through += ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
         # A driver knows its GPUs; the stand-in is told by a variable.
         environment = {"PODFABRIC_STANDIN_GPUS": str(self.driver.file), "LD_LIBRARY_PATH": ""}
         return self.stack.enter_context(Driver(environment, library, through))
