@@ -61,7 +61,8 @@ class Groups:
     """All groups of the node. Any thread may use it, and any process of the node's.
 
     Methods raise GroupError and OSError. `made` is called with a group's name before `make`
-    returns, from the caller's thread; `removed` after its files have gone.
+    returns, from the caller's thread; `removed` after its files have gone. `policy` are bits of
+    layout.h.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class Groups:
         root: Path,
         *,
         context_reserve: int = CONTEXT_RESERVE,
+        policy: int = 0,
         rooms: RegionRooms | None = None,
     ) -> None:
         self.root = root
@@ -76,15 +78,16 @@ class Groups:
         self.made: Callable[[str], object] = lambda group: None
         self.removed: Callable[[str], object] = lambda group: None
         self._context_reserve = context_reserve
+        self._policy = policy
         self._thread_lock = threading.Lock()
         self._ceilings: dict[tuple[str, bytes], float] = {}  # of shares, by group and GPU
 
-    def make(self, group: str, limits: Sequence[Limit], policy: int = 0) -> Path:
+    def make(self, group: str, limits: Sequence[Limit]) -> Path:
         """The directory of a group with these limits, before its container is created or started.
 
         Called again it does the same: the files of a group whose GPUs are the same stay, with what
         its processes have allocated, and get these limits. Others are replaced, unless a process
-        uses them. `policy` are bits of layout.h.
+        uses them.
         """
         group_limits.check(group, limits, self._context_reserve)
         directory = self.root / group
@@ -93,8 +96,8 @@ class Groups:
             sockets = directory / "agent"
             sockets.mkdir(exist_ok=True)
             sockets.chmod(0o755)  # whatever the umask: the container's user looks the socket up
-            if not self._keep(group, limits, policy):
-                self._replace(group, limits, policy)
+            if not self._keep(group, limits):
+                self._replace(group, limits)
         self.made(group)
         return directory
 
@@ -108,7 +111,7 @@ class Groups:
                     f"group {group}: its GPUs cannot change while it lives: remove it, and make it "
                     "again for a new container"
                 )
-            self._write(group, opened, in_file, None)
+            self._write(group, opened, in_file)
 
     def remove(self, group: str) -> None:
         """Remove the files of a group whose containers are gone, if there are any."""
@@ -191,17 +194,13 @@ class Groups:
             else:
                 self._ceilings[key] = share
             limits = group_limits.stored_or_in_force(self._configured(group), opened.gpus())
-            self._write(group, opened, limits, None)
+            self._write(group, opened, limits)
 
     def settle(self, group: str) -> None:
         """Write the configured limits: finish a killed agent's change, lift what it throttled."""
         with self._exclusive(), self._open(group) as opened:
-            self._write(
-                group,
-                opened,
-                group_limits.stored_or_in_force(self._configured(group), opened.gpus()),
-                None,
-            )
+            limits = group_limits.stored_or_in_force(self._configured(group), opened.gpus())
+            self._write(group, opened, limits)
 
     def register(self, group: str, slot: int, host_pid: int, start_time: int) -> Registered:
         """Enter a living process in a slot, under a new registration."""
@@ -255,7 +254,7 @@ class Groups:
             if changed:
                 opened.write(processes=changed)
 
-    def _keep(self, group: str, limits: Sequence[Limit], policy: int) -> bool:
+    def _keep(self, group: str, limits: Sequence[Limit]) -> bool:
         """Whether the files that are there can stay; they have the limits then."""
         try:
             with self._open(group) as opened:
@@ -269,7 +268,7 @@ class Groups:
                 except RegionInvalid:
                     whole = False
                 if in_file is not None and whole:
-                    self._write(group, opened, in_file, policy)
+                    self._write(group, opened, in_file)
                     return True
         except GroupLeased:
             raise
@@ -282,21 +281,19 @@ class Groups:
             )
         return False
 
-    def _replace(self, group: str, limits: Sequence[Limit], policy: int) -> None:
+    def _replace(self, group: str, limits: Sequence[Limit]) -> None:
         directory = self.root / group
         allocation = os.urandom(16)
         boot_id = uuids.UUID(boot_id_of(procfs.path())).bytes
         entries = [self._entry(group, limit) for limit in limits]
-        content = limits_file.content_of(entries, policy, boot_id, allocation)
+        content = limits_file.content_of(entries, self._policy, boot_id, allocation)
         # Last `limits`, by which the group is one: a kill before that leaves none.
         files.remove(directory / "limits", durable=False)
         group_limits.store(directory / "configured", limits)
         self._rooms.put(directory / "region", region.content_of(allocation))
         files.write_atomically(directory / "limits", content, 0o644, durable=False)
 
-    def _write(
-        self, group: str, opened: LimitsFile, limits: Sequence[Limit], policy: int | None
-    ) -> None:
+    def _write(self, group: str, opened: LimitsFile, limits: Sequence[Limit]) -> None:
         """Write limits, in the order of the file, there and where they are known after a kill."""
         group_limits.store(self._configured(group), limits)
         former = opened.gpus()
@@ -304,7 +301,7 @@ class Groups:
             self._entry(group, limit, kappa=entry.kappa)
             for limit, entry in zip(limits, former, strict=True)
         ]
-        opened.write(entries, policy=policy)
+        opened.write(entries, policy=self._policy)
 
     def _entry(self, group: str, limit: Limit, kappa: float = 1.0) -> GpuEntry:
         uuid = bytes_of(limit.uuid)

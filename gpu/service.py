@@ -65,7 +65,9 @@ class GpuService:
         rooms: RegionRooms | None = None,
     ) -> None:
         root = paths.run / "gpu"
-        self.groups = Groups(root, context_reserve=settings.context_reserve, rooms=rooms)
+        self.groups = Groups(
+            root, context_reserve=settings.context_reserve, policy=settings.policy, rooms=rooms
+        )
         self._gpus = GPUs(paths)
         self._cgroups = paths.sys / "fs/cgroup"
         self._driver_root = paths.host / settings.driver_root.relative_to("/")

@@ -11,7 +11,14 @@ from base import documents
 from base.documents import DocumentError
 from deviceplugin.pools.gpu_formats import amount
 from deviceplugin.pools.gpu_pool import GpuPoolConfig
-from gpu.settings import Action, GpuLimitSettings
+from gpu.settings import (
+    Action,
+    ExternalMemory,
+    GpuLimitSettings,
+    ManagedMemory,
+    OnError,
+    UnknownVersion,
+)
 from gpu.tiers import STRONGEST_FIRST, Tier
 
 PART = "gpuLimits"
@@ -22,6 +29,10 @@ KEYS: Mapping[str, object] = {
     "onOveruse": Action,
     "killUnaccounted": bool,
     "contextReserve": object,
+    "managed": ManagedMemory,
+    "external": ExternalMemory,
+    "unknown": UnknownVersion,
+    "onError": OnError,
     "compat": object,
 }
 _COMPAT = {"metrics": tuple[Literal["alnair"], ...]}
@@ -36,6 +47,10 @@ def parse(value: object, where: str) -> GpuLimitSettings:
         ("require", "require"),
         ("onOveruse", "on_overuse"),
         ("killUnaccounted", "kill_unaccounted"),
+        ("managed", "managed"),
+        ("external", "external"),
+        ("unknown", "unknown"),
+        ("onError", "on_error"),
     ):
         if key in values:
             fields[field] = values[key]

@@ -19,7 +19,7 @@ from tests.standin.gpus import GIB, MIB, gpus
 from tests.waiting import PATIENCE, until
 
 MEMORY, COMPUTE = "alnair/vgpu-memory", "alnair/vgpu-compute"
-OUT_OF_MEMORY, SYSTEM_NOT_READY = 2, 802
+OUT_OF_MEMORY, NOT_SUPPORTED, SYSTEM_NOT_READY = 2, 801, 802
 CONTEXT = 300 * MIB
 UNITS = {"mode": "units"}
 ONE = gpus(1, bytes=16 * GIB, reserved_bytes=600 * MIB, context_bytes=CONTEXT)
@@ -210,6 +210,22 @@ def test_a_process_that_goes_round_the_shim_is_killed_where_that_is_configured(
     until(lambda: node.values().get(key, 0) >= 1, what="count of the kill")
     assert "pod default/greedy, container main: uses 4396 MiB" in node.log
     assert free(modest) > 0
+
+
+def test_what_the_configuration_forbids_is_refused_in_containers_that_run_too(
+    node: WholeNode,
+) -> None:
+    start(node)
+    _, container, mounts = admitted(node, "trainer")
+    process = node.process(container, mounts)
+    process.start()
+    process.do("cuMemAllocManaged", Out(8), MIB, 1)
+    node.kill_agent()
+    start(node, managed="deny")
+    until(
+        lambda: process.result("cuMemAllocManaged", Out(8), MIB, 1) == NOT_SUPPORTED,
+        what="refusal",
+    )
 
 
 def test_without_the_shims_no_part_of_a_gpu_is_given(node: WholeNode) -> None:

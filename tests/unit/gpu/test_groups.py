@@ -37,8 +37,9 @@ def sequence(path: Path) -> int:
     return int(number)
 
 
-def test_a_new_group_has_both_files_as_the_header_describes_them(groups: Groups) -> None:
-    directory = groups.make("g", [limit(A, 2 * GIB, 0.25), limit(B, 3 * GIB, 0.5)], policy=4)
+def test_a_new_group_has_both_files_as_the_header_describes_them(tmp_path: Path) -> None:
+    groups = Groups(tmp_path, policy=4, rooms=PlainRooms())
+    directory = groups.make("g", [limit(A, 2 * GIB, 0.25), limit(B, 3 * GIB, 0.5)])
     limits = layout.PfLimits.from_buffer_copy((directory / "limits").read_bytes())
     region = layout.PfRegion.from_buffer_copy((directory / "region").read_bytes())
     assert (limits.header.magic, limits.header.version) == (layout.LIMITS_MAGIC, 1)
@@ -55,6 +56,13 @@ def test_a_new_group_has_both_files_as_the_header_describes_them(groups: Groups)
     assert region.header.mutex[layout.MUTEX_KIND_AT] == layout.MUTEX_KIND
     assert sum(region.header.mutex) == layout.MUTEX_KIND
     assert bytes(region)[layout.USE_AT :] == NO_REGION[layout.USE_AT :]
+
+
+def test_the_next_agents_policy_holds_for_groups_that_exist(groups: Groups) -> None:
+    directory = groups.make("g", [limit()])
+    Groups(groups.root, policy=18, rooms=PlainRooms()).settle("g")
+    limits = layout.PfLimits.from_buffer_copy((directory / "limits").read_bytes())
+    assert limits.header.policy == 18
 
 
 def test_tenants_may_write_the_region_and_read_the_limits_and_nobody_else_gets_there(
@@ -242,7 +250,7 @@ def test_a_kill_at_any_write_of_a_change_is_finished_by_the_next_one(groups: Gro
         groups.remove("g")
         if not killed:
             break
-    assert odd == 3  # before each write between the two of the sequence
+    assert odd == 4  # before each write between the two of the sequence
 
 
 def test_a_kill_at_any_change_of_remove_leaves_what_the_next_call_removes(groups: Groups) -> None:
