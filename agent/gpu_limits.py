@@ -30,6 +30,7 @@ AT_START_ONLY = (
     ("external", "external"),
     ("unknown", "unknown"),
     ("on_error", "onError"),
+    ("mask_compat", "maskCompat"),
     ("alnair_metrics", "compat.metrics"),
 )
 """Settings that take effect only when the agent starts, and their keys below `gpuLimits`."""

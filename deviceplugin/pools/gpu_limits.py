@@ -33,6 +33,7 @@ KEYS: Mapping[str, object] = {
     "external": ExternalMemory,
     "unknown": UnknownVersion,
     "onError": OnError,
+    "maskCompat": bool,
     "compat": object,
 }
 _COMPAT = {"metrics": tuple[Literal["alnair"], ...]}
@@ -51,6 +52,7 @@ def parse(value: object, where: str) -> GpuLimitSettings:
         ("external", "external"),
         ("unknown", "unknown"),
         ("onError", "on_error"),
+        ("maskCompat", "mask_compat"),
     ):
         if key in values:
             fields[field] = values[key]
