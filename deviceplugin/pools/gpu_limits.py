@@ -76,11 +76,12 @@ def clash(pools: Sequence[GpuPoolConfig], limits: GpuLimitSettings) -> str | Non
     checked when it is admitted.
     """
     for number, pool in enumerate(pools):
-        if pool.scope == "pod" and "kernel" in limits.enforce:
-            return (
-                f"gpus[{number}].scope: pod: the driver limits each container by itself: remove "
-                f"kernel from {PART}.enforce"
-            )
+        for tier in ("kernel", "mps") if pool.scope == "pod" else ():
+            if tier in limits.enforce:
+                return (
+                    f"gpus[{number}].scope: pod: the tier {tier} limits each container by itself: "
+                    f"remove {tier} from {PART}.enforce"
+                )
     if "shim" not in limits.enforce:
         return None
     for number, pool in enumerate(pools):

@@ -146,31 +146,19 @@ class Fabric:
         until(added, what=f"address for {pod}", pause=0.0)
         return time.monotonic() - began
 
-    def recover(
-        self,
-        node: CrashingNode,
-        *,
-        power: bool,
-        undone: int = PODS,
-        to: CrashingNode | None = None,
-        pod: str = "after",
-    ) -> float:
-        """What happens after the kill; after how many seconds an ADD succeeds again.
-
-        The first calls, so many as are `undone`, were not answered. The ADD is of `pod`, on the
-        killed node or on `to`.
-        """
+    def recover(self, node: CrashingNode, *, power: bool) -> float:
+        """What happens after the kill; after how many seconds an ADD succeeds again."""
         if power:
             node.lose_power("boot-2")
         else:
             self.auditor.check()
-        for number in range(undone):  # by the runtime; no server is needed
+        for number in range(PODS):  # the runtime undoes unanswered calls; no server is needed
             node.delete_plainly(f"p{number}", self.ipam)
         began = time.monotonic()
         node.restart()
         if power:
             node.store.release_stale()  # as the agent's sweep does
-        self.add(to or node, pod)
+        self.add(node, "after")
         took = time.monotonic() - began
         self.auditor.check()
         return took
@@ -301,7 +289,16 @@ def test_a_holder_or_borrower_killed_while_an_address_is_ceded_doubles_nothing(
                 fabric.round()
                 borrower.killed_at(arm, lambda node: borrow(node, fabric))
                 dead = borrower
-            took.append(fabric.recover(dead, power=power, undone=0, to=borrower, pod="q"))
+            if power:
+                dead.lose_power("boot-2")
+            else:
+                fabric.auditor.check()
+            began = time.monotonic()
+            dead.restart()
+            if power:
+                dead.store.release_stale()
+            fabric.add(borrower, "q")
+            took.append(time.monotonic() - began)
             fabric.settle()
             blocks = fabric.blocks()
             assert not any(each.spec.cover or each.spec.ceded for each in blocks)

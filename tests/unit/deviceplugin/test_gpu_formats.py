@@ -108,8 +108,12 @@ def test_limits_of_pods_go_with_gpus_that_are_chosen_at_the_start() -> None:
     content = "gpus: [{mode: units, scope: pod}]\ndevices: {gpuBinding: start}"
     (pool,) = parse(content.encode(), "config.yaml").gpus
     assert pool.scope == "pod"
-    with pytest.raises(ConfigError, match=r"gpus\[0\].scope: pod: .* remove kernel from gpuLimits"):
-        parse(f"{content}\ngpuLimits: {{enforce: [kernel, shim]}}".encode(), "config.yaml")
+    for tier in ("kernel", "mps"):
+        limits = f"gpuLimits: {{enforce: [{tier}, shim]}}"
+        with pytest.raises(
+            ConfigError, match=rf"\[0\].scope: pod: .* remove {tier} from gpuLimits"
+        ):
+            parse(f"{content}\n{limits}".encode(), "config.yaml")
 
 
 def test_every_key_is_in_the_document() -> None:
