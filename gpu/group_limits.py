@@ -93,13 +93,20 @@ def stored(configured: Path) -> tuple[Limit, ...]:
 
 
 def stored_or_in_force(configured: Path, entries: Sequence[GpuEntry]) -> tuple[Limit, ...]:
-    """What `configured` says, in the order of the entries of `limits`; these if that is lost."""
+    """What `configured` says, in the order of the entries of `limits`; these if that is lost.
+
+    Shares are fixed then.
+    """
     try:
         by_gpu = {bytes_of(limit.uuid): limit for limit in stored(configured)}
         return tuple(by_gpu[entry.uuid] for entry in entries)
     except (GroupError, KeyError):
         return tuple(
-            Limit(f"GPU-{uuids.UUID(bytes=entry.uuid)}", entry.memory_bytes, entry.share)
+            Limit(
+                f"GPU-{uuids.UUID(bytes=entry.uuid)}",
+                entry.memory_bytes,
+                entry.allocated or entry.share,
+            )
             for entry in entries
         )
 

@@ -310,6 +310,7 @@ class Groups:
             memory_bytes=min(limit.memory_bytes, layout.NO_LIMIT),
             context_bytes=self._context_reserve,
             share=min(limit.compute_share, self._ceilings.get((group, uuid), 1.0)),
+            allocated=limit.compute_share,
             kappa=kappa,
         )
 

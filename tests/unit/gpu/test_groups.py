@@ -306,6 +306,20 @@ def test_a_throttled_group_has_its_ceiling_until_it_is_lifted(groups: Groups) ->
     assert [each.compute_share for each in groups.read("g").limits] == [0.5]
 
 
+def test_what_was_lent_or_held_back_is_not_taken_for_the_share_without_the_agents_own_file(
+    groups: Groups,
+) -> None:
+    directory = groups.make("g", [limit(A, share=0.25, elastic=True), limit(B, share=0.5)])
+    groups.set_compute("g", {A: Compute(1.0)})
+    groups.throttle("g", B, 0.01)
+    groups.set_compute("g", {A: Compute(1.0)})
+    assert [entry.share for entry in groups.read("g").in_force] == [1.0, 0.01]
+    (directory / "configured").write_bytes(b"")
+    assert [limit.compute_share for limit in groups.read("g").limits] == [0.25, 0.5]
+    Groups(groups.root, rooms=PlainRooms()).settle("g")
+    assert [entry.share for entry in groups.read("g").in_force] == [0.25, 0.5]
+
+
 def test_what_was_configured_is_known_without_the_agents_own_file(groups: Groups) -> None:
     directory = groups.make("g", [limit(A, 2 * GIB, 0.25)])
     for content in (b"", b"[]", b'[{"uuid": "GPU-x", "memory_bytes": 1, "compute_share": 1}]'):
