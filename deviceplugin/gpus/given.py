@@ -32,9 +32,8 @@ from host.errors import HostError
 _LONGEST = 200  # bytes of a group's name, which is part of the name of a file
 
 INSIDE = "/run/podfabric/gpu"
-POD = (
-    "Pod-"  # how the groups of pods begin, and those of containers cannot: resources are lower case
-)
+# How the groups of pods begin, and those of containers cannot: resources begin in lower case.
+POD = "Pod-"
 
 # The nvidia runtime would give a container what its image asks for, which may be all GPUs.
 VOID = {"NVIDIA_VISIBLE_DEVICES": "void"}

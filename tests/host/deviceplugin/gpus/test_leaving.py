@@ -34,14 +34,15 @@ def test_what_containers_hold_is_served_and_nothing_else_offered(
     pool = PoolConfig(resource="rdma/hca", cdi=True)
     node = GpuNode(paths, [whole, units(8)], [pool], gpu_binding=binding)
     try:
-        kubelet.wait(lambda: kubelet.allocatable(MEMORY) == 8 and kubelet.allocatable(SHARED) == 4)
+        for resource, count in ((MEMORY, 8), (COMPUTE, 100), (SHARED, 4)):
+            kubelet.wait(lambda: kubelet.allocatable(resource) == count)  # noqa: B023
         pod = kubelet.admit("trainer", [container(memory=2, compute=50)])
         before, limits = given(paths), node.groups.limits()
         node.plugin.close()
         node.config = replace(node.config, leaving=True)
         node.start()
         kubelet.wait(lambda: (kubelet.allocatable(MEMORY), kubelet.allocatable(COMPUTE)) == (2, 50))
-        assert kubelet.allocatable(SHARED) == 0
+        kubelet.wait(lambda: kubelet.allocatable(SHARED) == 0)
         assert sorted(state.resource for state in node.plugin.states()) == [COMPUTE, MEMORY]
         kubelet.run(pod)
         assert (given(paths), node.groups.limits()) == (before, limits)
