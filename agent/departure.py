@@ -1,8 +1,9 @@
 """Leaving a node: what is left there, and the removal of everything when nothing is.
 
-`podfabric agent --until-empty` serves calls that detach, until the node has had no attachment and
-no address for a while. Then it removes the launchers and podfabric's files. A file says that the
-removal has begun, so whoever starts after a kill finishes it: half of the files are worth nothing.
+`podfabric agent --until-empty` serves calls that detach, and containers with parts of GPUs, until
+the node has had no attachment, no address and no such container for a while. Then it removes the
+launchers and podfabric's files. A file says that the removal has begun, so whoever starts after a
+kill finishes it: half of the files are worth nothing.
 """
 
 import logging
@@ -20,6 +21,8 @@ from base.paths import Paths
 from cni.attachments.journal import Journal
 from cni.installation import remove_identity
 from cni.spec.errors import CNIError
+from deviceplugin import checkpoint
+from deviceplugin.checkpoint import CheckpointDamaged, CheckpointUnreadable
 from host import mounts
 from ipam.departures import Departures
 from ipam.sqlite_store import SqliteStore
@@ -32,6 +35,18 @@ STANDING_BY = "standing by"
 _BEGUN = "removal-has-begun"
 
 _log = logging.getLogger(__name__)
+
+
+def gpu_holders(paths: Paths) -> int:
+    """How many containers have parts of GPUs whose limits are kept; 1 while that cannot be read."""
+    try:
+        allocations = checkpoint.read(paths).allocations
+    except CheckpointUnreadable:
+        return 1
+    except CheckpointDamaged:  # the device plugin makes it again, if it runs
+        return 0
+    given = ((entry.resource, entry.gpu) for entry in allocations if entry.gpu is not None)
+    return len({(resource, gpu.slot) for resource, gpu in given if gpu.slot and gpu.tier != "none"})
 
 
 class Leaving(NamedTuple):
@@ -114,7 +129,12 @@ def left(paths: Paths, store: StoreFiles) -> str:
         boot = paths.boot_id()
         reservations = SqliteStore(store, boot).reservations()
         addresses = sum(reservation.boot == boot for reservation in reservations)
-    parts = ((attachments, "attachment"), (addresses, "address"), (owed, "removal for whereabouts"))
+    parts = (
+        (attachments, "attachment"),
+        (addresses, "address"),
+        (owed, "removal for whereabouts"),
+        (gpu_holders(paths), "container with limits of a GPU"),
+    )
     return ", ".join(_counted(count, word) for count, word in parts if count)
 
 

@@ -26,6 +26,11 @@ AT_START_ONLY = (
     ("on_overuse", "onOveruse"),
     ("kill_unaccounted", "killUnaccounted"),
     ("context_reserve", "contextReserve"),
+    ("managed", "managed"),
+    ("external", "external"),
+    ("unknown", "unknown"),
+    ("on_error", "onError"),
+    ("mask_compat", "maskCompat"),
     ("alnair_metrics", "compat.metrics"),
 )
 """Settings that take effect only when the agent starts, and their keys below `gpuLimits`."""

@@ -114,6 +114,7 @@ class Agent:
         self._server: Server | None = None
         self._leaving = leaving
         self._departure: Departure | None = None
+        self._withdrawing: threading.Thread | None = None
         self._paths = paths
         self._settings = loaded
         self._stack = stack
@@ -145,6 +146,7 @@ class Agent:
             paths.config,
             pods_known=partial(pod_choices.prune, paths),
             gpu_limits=gpu_limits,
+            leaving=leaving is not None,
         )
         stack.callback(self._devices.close)
         self._workers = Workers(loaded.workers)
@@ -221,7 +223,7 @@ class Agent:
         watched = settings.WatchedSettings(self._paths.config, self._settings, self._take)
         self._stack.callback(watched.close)
         self._policies.start()
-        if self._leaving is None:
+        if self._leaving is None or departure.gpu_holders(self._paths):
             self._devices.start()
         if self._lessee is not None:
             self._lessee.start()
@@ -357,9 +359,9 @@ class Agent:
     def _leave(self) -> None:
         """Let the next agent take over. The running calls end here."""
         self._presence.tell("stopping")
-        withdrawing = threading.Thread(target=self._devices.close, name="withdrawing")
-        withdrawing.start()
-        self._stack.callback(withdrawing.join)
+        self._withdrawing = threading.Thread(target=self._devices.close, name="withdrawing")
+        self._withdrawing.start()
+        self._stack.callback(self._withdrawing.join)
         self._sockets.close()
         if self._lessee is not None:  # there is one lessee of a node at a time
             self._lessee.close()
@@ -373,6 +375,8 @@ class Agent:
     def _depart(self, leaving: Leaving, *, empty: bool) -> None:
         """Remove launchers and files from an empty node. Then wait for SIGTERM, do nothing else."""
         self._store.close()
+        if self._withdrawing is not None:
+            self._withdrawing.join()
         if empty:
             departure.remove(self._paths, leaving.uninstall, lambda: self._stopping)
         self._turn.close()

@@ -64,6 +64,11 @@ class Paths(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return self.state / "gpu/shim"
 
     @cached_property
+    def empty(self) -> Path:
+        """An empty directory, which lies over what containers must not see (gpu/shim_tier.py)."""
+        return self.state / "gpu/empty"
+
+    @cached_property
     def device_plugins(self) -> Path:
         """The directory of the kubelet's and the device plugins' sockets."""
         return self.kubelet / "device-plugins"

@@ -20,7 +20,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from bench.gpu_place import Place
-from gpu.groups import Groups, Limit
+from gpu.group_limits import Limit
+from gpu.groups import Groups
 from tests.gpu.group import DIRECTORY
 from tests.host.gpu.pods import MadeContainer, made_container
 from tests.unit.gpu.groups import PlainRooms

@@ -13,8 +13,9 @@ from cli.this_node import ThisNode
 from deviceplugin.checkpoint import AllocatedGPU, Allocation, AllocationKey
 from deviceplugin.kubelet import records
 from deviceplugin.kubelet.records import KubeletUnreadable, PodDevices
-from gpu import groups, layout
-from gpu.groups import GroupError, GroupFiles, Groups
+from gpu import layout
+from gpu.group_limits import GroupError, bytes_of
+from gpu.groups import GroupFiles, Groups
 from gpu.region import RegionInvalid, RegionUse
 
 
@@ -145,7 +146,7 @@ def _use(node: ThisNode, group: str, uuid: str) -> tuple[GroupUse | None, str]:
     opened = Groups(node.paths.run / "gpu")
     try:
         files = opened.read(group)
-        index = [entry.uuid for entry in files.in_force].index(groups.bytes_of(uuid))
+        index = [entry.uuid for entry in files.in_force].index(bytes_of(uuid))
     except (GroupError, OSError) as error:
         return None, str(error)
     except ValueError:

@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
         sys.stderr.write(f"podfabric topo: {error}\n")
         return 1
     if arguments.svg:
-        return _draw(drawn, arguments.svg)
+        return _draw(drawn, _gpus(node), arguments.svg)
     gpus = _gpus(node)
     if arguments.output != "table":
         output.document(_document(drawn, gpus), arguments.output)
@@ -79,8 +79,8 @@ def printed(distance: str) -> str:
     return "X" if distance == "SAME" else distance
 
 
-def _draw(drawn: Picture, target: str) -> int:
-    text = topo_svg.drawing(drawn)
+def _draw(drawn: Picture, gpus: NodeGPUs, target: str) -> int:
+    text = topo_svg.drawing(drawn, gpus)
     if target == "-":
         sys.stdout.write(text)
         return 0

@@ -1,14 +1,17 @@
 """The drawing of `podfabric topo`: NUMA nodes, host bridges, switches and devices as nested boxes.
 
-The same topology gives the same bytes.
+In the box of a GPU are its holders. The same topology with the same holders gives the same bytes.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from itertools import zip_longest
+from textwrap import wrap
 
 import msgspec
 
+from cli.gpu_parts import GpuPart, bytes_text
+from cli.node_gpus import NodeGPUs
 from cli.topo_picture import Picture, TopologyDevice
 
 # Pixels.
@@ -18,6 +21,10 @@ _PAD = 12
 _GAP = 10
 _TITLE = 24
 _HEAD = 52
+
+_MOST_HOLDERS = 12  # of a GPU; a pool of replicas may have thousands
+_LONGEST = 44  # characters of a holder's name
+_WIDEST = 80  # characters of a line of a note
 
 _STYLE = """\
 text { font: 12px ui-monospace, Menlo, Consolas, 'DejaVu Sans Mono', monospace; fill: #1f2933 }
@@ -40,11 +47,24 @@ class _Box(msgspec.Struct):
     height: float = 0.0
 
 
-def drawing(picture: Picture) -> str:
-    """The whole SVG document."""
+def drawing(picture: Picture, held: NodeGPUs) -> str:
+    """The whole SVG document. `held` says who holds what of the GPUs."""
     gpus = sum(device.kind == "gpu" for device in picture.devices)
     head = f"PCIe topology: {gpus} GPUs, {len(picture.devices) - gpus} HCAs"
-    page = _Box("page", (), _numa_nodes(picture.devices))
+    shown = {device.address for device in picture.devices}
+    holders = {gpu.address: _holders(gpu.held) for gpu in held.gpus}
+    # Parts of no GPU in the picture: chosen at the start, or the GPU is gone.
+    others = [part for gpu in held.gpus if gpu.address not in shown for part in gpu.held]
+    left = [
+        _Box("numa", (title, *_holders(parts)))
+        for title, parts in (
+            ("held, and the GPU is chosen at the start", held.unbound),
+            ("held, and the GPU is gone", others),
+        )
+        if parts
+    ]
+    notes = [_Box("numa", tuple(wrap(note, _WIDEST))) for note in held.notes]
+    page = _Box("page", (), [*_numa_nodes(picture.devices, holders), *left, *notes])
     _measure(page)
     width = max(page.width, len(head) * 10 + 2 * _PAD)
     height = page.height + _HEAD
@@ -54,7 +74,7 @@ def drawing(picture: Picture) -> str:
         *_key(),
         *_placed(page, 0, _HEAD - _PAD),
     ]
-    if not picture.devices:
+    if not page.inside:
         shapes.append(f'<text x="{_PAD}" y="{_HEAD + 16}">no GPU and no HCA was found</text>')
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:g}" height="{height:g}" '
@@ -73,7 +93,22 @@ def _key() -> Iterator[str]:
         x += 17 + len(text) * _CHARACTER + 16
 
 
-def _numa_nodes(devices: Sequence[TopologyDevice]) -> list[_Box]:
+def _holders(parts: Iterable[GpuPart]) -> list[str]:
+    """A line for each: "ml/trainer main: 20 GiB, 50%"."""
+    lines = []
+    for part in parts:
+        name = f"{part.container.pod or 'not known'} {part.container.name}".strip()
+        name = name if len(name) <= _LONGEST else f"{name[: _LONGEST - 1]}…"
+        memory = bytes_text(part.memory_bytes) if part.memory_bytes else "all"
+        share = f", {part.compute_share:.0%}" if part.compute_share else ""
+        lines.append(f"{name}: {memory}{share}")
+    more = len(lines) - _MOST_HOLDERS
+    return [*lines[:_MOST_HOLDERS], *([f"and {more} more"] if more > 0 else [])]
+
+
+def _numa_nodes(
+    devices: Sequence[TopologyDevice], holders: Mapping[str, Sequence[str]]
+) -> list[_Box]:
     by_numa: dict[int | None, list[TopologyDevice]] = {}
     for device in devices:
         by_numa.setdefault(device.numa, []).append(device)
@@ -82,13 +117,13 @@ def _numa_nodes(devices: Sequence[TopologyDevice]) -> list[_Box]:
         _Box(
             "numa",
             (f"NUMA node {numa}" if numa is not None else "NUMA node unknown",),
-            _bridges(by_numa[numa]),
+            _bridges(by_numa[numa], holders),
         )
         for numa in order
     ]
 
 
-def _bridges(devices: Sequence[TopologyDevice]) -> list[_Box]:
+def _bridges(devices: Sequence[TopologyDevice], holders: Mapping[str, Sequence[str]]) -> list[_Box]:
     by_bridge: dict[str, list[TopologyDevice]] = {}
     for device in devices:
         by_bridge.setdefault(device.bridge, []).append(device)
@@ -96,13 +131,15 @@ def _bridges(devices: Sequence[TopologyDevice]) -> list[_Box]:
         _Box(
             "bridge",
             (f"host bridge {bridge}" if bridge else "position unknown",),
-            _below(by_bridge[bridge], 0),
+            _below(by_bridge[bridge], 0, holders),
         )
         for bridge in sorted(by_bridge)
     ]
 
 
-def _below(devices: Sequence[TopologyDevice], level: int) -> list[_Box]:
+def _below(
+    devices: Sequence[TopologyDevice], level: int, holders: Mapping[str, Sequence[str]]
+) -> list[_Box]:
     """The switches at that level with everything below them, then the devices without one."""
     switches: dict[str, list[TopologyDevice]] = {}
     here: list[TopologyDevice] = []
@@ -112,20 +149,22 @@ def _below(devices: Sequence[TopologyDevice], level: int) -> list[_Box]:
         else:
             here.append(device)
     boxes = [
-        _Box("switch", (f"switch {switch}",), _below(switches[switch], level + 1))
+        _Box("switch", (f"switch {switch}",), _below(switches[switch], level + 1, holders))
         for switch in sorted(switches)
     ]
-    gpus = [_device(device) for device in here if device.kind == "gpu"]
+    gpus = [
+        _device(device, holders.get(device.address, ())) for device in here if device.kind == "gpu"
+    ]
     hcas = [_device(device) for device in here if device.kind == "hca"]
     rows = zip_longest(gpus, hcas)  # a GPU and an HCA side by side as long as there are both
     return [*boxes, *(box for row in rows for box in row if box is not None)]
 
 
-def _device(device: TopologyDevice) -> _Box:
+def _device(device: TopologyDevice, holders: Sequence[str] = ()) -> _Box:
     style = device.kind if device.working else "down"
     netdevs = ", ".join(device.netdevs)
     lines = (device.label, device.address, netdevs if device.kind == "hca" else device.uuid[:12])
-    return _Box(style, tuple(line for line in lines if line))
+    return _Box(style, tuple(line for line in (*lines, *holders) if line))
 
 
 def _measure(box: _Box) -> None:

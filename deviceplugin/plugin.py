@@ -257,6 +257,8 @@ class DevicePlugin:
             **{resource: self._services[resource] for resource in sorted(ours)},
             **self._gpus.services,
         }
+        if self._config.leaving:  # a container that starts again asks for its part of a GPU
+            serving = {**self._gpus.shares}
         for resource, served in serving.items():
             if self._serving and resource not in self._servers:
                 self._serve(resource, served)

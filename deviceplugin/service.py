@@ -12,6 +12,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from base import locks, msgspec_warmup
 from base.locks import Busy
 from base.paths import Paths
@@ -37,7 +39,7 @@ class Service:
 
     It is loaded again whenever `file` changes. `pods_known` is called with the pods that the
     kubelet knows, after each comparison with it. `gpu_limits` keeps the limits of containers that
-    have parts of GPUs, and ends with this.
+    have parts of GPUs, and ends with this. With `leaving` none but these containers are served.
     """
 
     def __init__(
@@ -47,7 +49,9 @@ class Service:
         file: Path | None,
         pods_known: "PodsKnown" = lambda names, uids: None,
         gpu_limits: "GpuLimits | None" = None,
+        leaving: bool = False,
     ) -> None:
+        self._leaving = leaving
         self._gpu_limits = gpu_limits
         self._pods_known = pods_known
         self._paths = paths
@@ -148,7 +152,7 @@ class Service:
     def _load_locked(self) -> None:
         """Load the configuration; serve it if it has changed or could not be served before."""
         try:
-            config = self._load()
+            config = replace(self._load(), leaving=self._leaving)
         except ConfigError as error:
             if str(error) != self._wrong:
                 before = "the former one stays" if self._config else "nothing is offered"

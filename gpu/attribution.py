@@ -5,8 +5,8 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 
 from gpu import processes
+from gpu.living_processes import LivingProcess
 from gpu.nvml import Utilization
-from gpu.registration import LivingProcess
 from gpu.tenants import Tenants
 
 PidBytes = Mapping[int, int]

@@ -15,7 +15,8 @@ from functools import partial
 import msgspec
 
 from gpu import processes
-from gpu.groups import GroupError, Groups
+from gpu.group_limits import GroupError
+from gpu.groups import Groups
 from gpu.nvml import Nvml, NvmlError
 from gpu.samples import GpuSample, NodeSample, TenantSample
 from gpu.settings import Action

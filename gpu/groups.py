@@ -13,7 +13,6 @@ system of its own (`rooms`), since the tenant can write to it.
 """
 
 import os
-import re
 import threading
 import uuid as uuids
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,38 +24,20 @@ import msgspec
 
 from base import files, locks
 from base.paths import boot_id_of
-from gpu import layout, limits_file, region
+from gpu import group_limits, layout, limits_file, region
+from gpu.group_limits import GroupError, Limit, bytes_of
 from gpu.limits_file import GpuEntry, LimitsFile, LimitsInvalid, LimitsLeased, Registered
 from gpu.region import Region, RegionInvalid
 from gpu.rooms import RegionRooms, TmpfsRooms
 from gpu.settings import CONTEXT_RESERVE
 from host import procfs
 
-NO_LIMIT = layout.NO_LIMIT
-
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 _LOCK = ".lock"
 _PATIENCE = 10.0  # seconds; a change takes less than a millisecond
 
 
-class GroupError(Exception):
-    """Limits cannot be set. The text names the group and says what to do."""
-
-
 class GroupLeased(GroupError):
     """The tenant keeps the group's limits from being opened for a while."""
-
-
-@dataclass(frozen=True)
-class Limit:
-    """What a group may use of one GPU."""
-
-    uuid: str  # "GPU-…" or "MIG-…"
-    memory_bytes: int  # of all its processes together; NO_LIMIT
-    compute_share: float  # of the GPU's time, in (0, 1]
-
-
-_CONFIGURED = msgspec.json.Decoder(tuple[Limit, ...])  # built before there are threads
 
 
 @dataclass(frozen=True)
@@ -80,7 +61,8 @@ class Groups:
     """All groups of the node. Any thread may use it, and any process of the node's.
 
     Methods raise GroupError and OSError. `made` is called with a group's name before `make`
-    returns, from the caller's thread; `removed` after its files have gone.
+    returns, from the caller's thread; `removed` after its files have gone. `policy` are bits of
+    layout.h.
     """
 
     def __init__(
@@ -88,6 +70,7 @@ class Groups:
         root: Path,
         *,
         context_reserve: int = CONTEXT_RESERVE,
+        policy: int = 0,
         rooms: RegionRooms | None = None,
     ) -> None:
         self.root = root
@@ -95,44 +78,44 @@ class Groups:
         self.made: Callable[[str], object] = lambda group: None
         self.removed: Callable[[str], object] = lambda group: None
         self._context_reserve = context_reserve
+        self._policy = policy
         self._thread_lock = threading.Lock()
         self._ceilings: dict[tuple[str, bytes], float] = {}  # of shares, by group and GPU
 
-    def make(self, group: str, limits: Sequence[Limit], policy: int = 0) -> Path:
+    def make(self, group: str, limits: Sequence[Limit]) -> Path:
         """The directory of a group with these limits, before its container is created or started.
 
         Called again it does the same: the files of a group whose GPUs are the same stay, with what
         its processes have allocated, and get these limits. Others are replaced, unless a process
-        uses them. `policy` are bits of layout.h.
+        uses them.
         """
-        self._check(group, limits)
+        group_limits.check(group, limits, self._context_reserve)
         directory = self.root / group
         with self._exclusive():
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             sockets = directory / "agent"
             sockets.mkdir(exist_ok=True)
             sockets.chmod(0o755)  # whatever the umask: the container's user looks the socket up
-            if not self._keep(group, limits, policy):
-                self._replace(group, limits, policy)
+            if not self._keep(group, limits):
+                self._replace(group, limits)
         self.made(group)
         return directory
 
     def change(self, group: str, limits: Sequence[Limit]) -> None:
         """Change the limits of a group's GPUs while its processes run. They see it at once."""
-        self._check(group, limits)
+        group_limits.check(group, limits, self._context_reserve)
         with self._exclusive(), self._open(group) as opened:
-            in_file = _by_uuid(limits, opened)
+            in_file = group_limits.in_order(limits, opened.gpus())
             if in_file is None:
                 raise GroupError(
                     f"group {group}: its GPUs cannot change while it lives: remove it, and make it "
                     "again for a new container"
                 )
-            self._write(group, opened, in_file, None)
+            self._write(group, opened, in_file)
 
     def remove(self, group: str) -> None:
         """Remove the files of a group whose containers are gone, if there are any."""
-        if not _NAME.fullmatch(group):
-            raise GroupError(f"group {group!r}: no group can have this name")
+        group_limits.check_name(group)
         directory = self.root / group
         with self._exclusive():
             # Without `limits` it is none of the groups; a kill leaves the rest to the next call.
@@ -169,13 +152,13 @@ class Groups:
             with self._open(group) as opened:
                 in_force = opened.gpus()
                 return GroupFiles(
-                    limits=self._configured(group, in_force),
+                    limits=group_limits.stored_or_in_force(self._configured(group), in_force),
                     in_force=in_force,
                     processes=opened.processes(),
                     allocation=bytes(opened.header.allocation),
                 )
         except GroupLeased:
-            limits = self._stored(group)
+            limits = group_limits.stored(self._configured(group))
             if not limits:
                 raise
             entries = tuple(self._entry(group, limit) for limit in limits)
@@ -210,13 +193,14 @@ class Groups:
                 self._ceilings.pop(key, None)
             else:
                 self._ceilings[key] = share
-            limits = self._configured(group, opened.gpus())
-            self._write(group, opened, limits, None)
+            limits = group_limits.stored_or_in_force(self._configured(group), opened.gpus())
+            self._write(group, opened, limits)
 
     def settle(self, group: str) -> None:
         """Write the configured limits: finish a killed agent's change, lift what it throttled."""
         with self._exclusive(), self._open(group) as opened:
-            self._write(group, opened, self._configured(group, opened.gpus()), None)
+            limits = group_limits.stored_or_in_force(self._configured(group), opened.gpus())
+            self._write(group, opened, limits)
 
     def register(self, group: str, slot: int, host_pid: int, start_time: int) -> Registered:
         """Enter a living process in a slot, under a new registration."""
@@ -270,12 +254,12 @@ class Groups:
             if changed:
                 opened.write(processes=changed)
 
-    def _keep(self, group: str, limits: Sequence[Limit], policy: int) -> bool:
+    def _keep(self, group: str, limits: Sequence[Limit]) -> bool:
         """Whether the files that are there can stay; they have the limits then."""
         try:
             with self._open(group) as opened:
                 allocation = bytes(opened.header.allocation)
-                in_file = _by_uuid(limits, opened)
+                in_file = group_limits.in_order(limits, opened.gpus())
                 alive = [each.host_pid for each in opened.processes().values() if each.alive]
                 try:
                     path = self.root / group / "region"
@@ -284,7 +268,7 @@ class Groups:
                 except RegionInvalid:
                     whole = False
                 if in_file is not None and whole:
-                    self._write(group, opened, in_file, policy)
+                    self._write(group, opened, in_file)
                     return True
         except GroupLeased:
             raise
@@ -297,79 +281,41 @@ class Groups:
             )
         return False
 
-    def _replace(self, group: str, limits: Sequence[Limit], policy: int) -> None:
+    def _replace(self, group: str, limits: Sequence[Limit]) -> None:
         directory = self.root / group
         allocation = os.urandom(16)
         boot_id = uuids.UUID(boot_id_of(procfs.path())).bytes
         entries = [self._entry(group, limit) for limit in limits]
-        content = limits_file.content_of(entries, policy, boot_id, allocation)
+        content = limits_file.content_of(entries, self._policy, boot_id, allocation)
         # Last `limits`, by which the group is one: a kill before that leaves none.
         files.remove(directory / "limits", durable=False)
-        _store(directory / "configured", limits)
+        group_limits.store(directory / "configured", limits)
         self._rooms.put(directory / "region", region.content_of(allocation))
         files.write_atomically(directory / "limits", content, 0o644, durable=False)
 
-    def _write(
-        self, group: str, opened: LimitsFile, limits: Sequence[Limit], policy: int | None
-    ) -> None:
+    def _write(self, group: str, opened: LimitsFile, limits: Sequence[Limit]) -> None:
         """Write limits, in the order of the file, there and where they are known after a kill."""
-        _store(self.root / group / "configured", limits)
+        group_limits.store(self._configured(group), limits)
         former = opened.gpus()
         entries = [
             self._entry(group, limit, kappa=entry.kappa)
             for limit, entry in zip(limits, former, strict=True)
         ]
-        opened.write(entries, policy=policy)
+        opened.write(entries, policy=self._policy)
 
     def _entry(self, group: str, limit: Limit, kappa: float = 1.0) -> GpuEntry:
         uuid = bytes_of(limit.uuid)
         return GpuEntry(
             uuid=uuid,
-            memory_bytes=min(limit.memory_bytes, NO_LIMIT),
+            memory_bytes=min(limit.memory_bytes, layout.NO_LIMIT),
             context_bytes=self._context_reserve,
             share=min(limit.compute_share, self._ceilings.get((group, uuid), 1.0)),
+            allocated=limit.compute_share,
             kappa=kappa,
         )
 
-    def _configured(self, group: str, entries: Sequence[GpuEntry]) -> tuple[Limit, ...]:
-        """What was configured, in the order of the file; what is in force if that is lost."""
-        in_force = tuple(
-            Limit(f"GPU-{uuids.UUID(bytes=entry.uuid)}", entry.memory_bytes, entry.share)
-            for entry in entries
-        )
-        try:
-            by_gpu = {bytes_of(limit.uuid): limit for limit in self._stored(group)}
-            return tuple(by_gpu[entry.uuid] for entry in entries)
-        except (GroupError, KeyError):
-            return in_force
-
-    def _stored(self, group: str) -> tuple[Limit, ...]:
-        """What the agent's own file says; () if that is lost."""
-        try:
-            return _CONFIGURED.decode(files.read(str(self.root / group / "configured")))
-        except (OSError, msgspec.MsgspecError):
-            return ()
-
-    def _check(self, group: str, limits: Sequence[Limit]) -> None:
-        if not _NAME.fullmatch(group):
-            raise GroupError(
-                f"group {group!r}: a name has up to 200 letters, digits, dots, dashes, underscores"
-            )
-        if not 1 <= len(limits) <= layout.GPUS:
-            raise GroupError(f"group {group}: {len(limits)} GPUs: 1 to {layout.GPUS} are possible")
-        if len({bytes_of(limit.uuid) for limit in limits}) != len(limits):
-            raise GroupError(f"group {group}: a GPU is listed twice: add up its limits")
-        for limit in limits:
-            if limit.memory_bytes <= self._context_reserve:
-                raise GroupError(
-                    f"group {group}: {limit.uuid}: {limit.memory_bytes} bytes are not enough for a "
-                    f"CUDA context: more than {self._context_reserve} are needed"
-                )
-            if not 0 < limit.compute_share <= 1:
-                raise GroupError(
-                    f"group {group}: {limit.uuid}: share {limit.compute_share:g}: must be above 0, "
-                    "and 1 at most"
-                )
+    def _configured(self, group: str) -> Path:
+        return self.root / group / "configured"
 
     @contextmanager
     def _open(self, group: str) -> Iterator[LimitsFile]:
@@ -396,31 +342,3 @@ class Groups:
                 yield
             finally:
                 lock.release()
-
-
-def bytes_of(uuid: str) -> bytes:
-    """The 16 bytes of "GPU-…" or "MIG-…", as cuDeviceGetUuid answers them. Raises GroupError."""
-    kind, _, number = uuid.partition("-")
-    try:
-        if kind not in ("GPU", "MIG"):
-            raise ValueError
-        return uuids.UUID(number).bytes
-    except ValueError:
-        raise GroupError(f"{uuid!r}: expected the UUID of a GPU, GPU-… or MIG-…") from None
-
-
-def _by_uuid(limits: Sequence[Limit], opened: LimitsFile) -> tuple[Limit, ...] | None:
-    """The limits in the order of the file; None if it is of other GPUs."""
-    by_gpu = {bytes_of(limit.uuid): limit for limit in limits}
-    order = [entry.uuid for entry in opened.gpus()]
-    return tuple(by_gpu[uuid] for uuid in order) if set(order) == by_gpu.keys() else None
-
-
-def _store(path: Path, limits: Sequence[Limit]) -> None:
-    content = msgspec.json.encode(limits)
-    try:
-        if files.read(str(path)) == content:
-            return
-    except OSError:
-        pass
-    files.write_atomically(path, content, durable=False)

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
-from gpu.groups import NO_LIMIT, Limit
+from gpu.group_limits import NO_LIMIT, Limit
 from gpu.nvml import NOT_FOUND, NOT_SUPPORTED, UNLIMITED, Nvml, NvmlError
 from host import procfs
 

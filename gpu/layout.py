@@ -31,6 +31,7 @@ class PfGpuLimit(LittleEndianStructure):
     most_debt_ns: int
     share: int
     kappa: int
+    allocated: int
     _fields_ = [
         ("uuid", c_uint8 * 16),
         ("memory_bytes", c_uint64),
@@ -39,7 +40,8 @@ class PfGpuLimit(LittleEndianStructure):
         ("most_debt_ns", c_uint64),
         ("share", c_uint32),
         ("kappa", c_uint32),
-        ("reserved", c_uint8 * 72),
+        ("allocated", c_uint32),
+        ("reserved", c_uint8 * 68),
     ]
 
 

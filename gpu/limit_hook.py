@@ -19,7 +19,8 @@ from pathlib import Path
 import msgspec
 
 from gpu import kernel_tier, processes
-from gpu.groups import GroupError, Groups
+from gpu.group_limits import GroupError
+from gpu.groups import Groups
 from gpu.kernel_tier import KernelTierError
 from gpu.nvml import Nvml
 

@@ -46,6 +46,7 @@ class GpuEntry(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int  # layout.NO_LIMIT
     context_bytes: int  # charged for a context until it is measured
     share: float  # of the GPU's time, in (0, 1]
+    allocated: float = 0.0  # the share without what is lent or held back for a while; 0: the same
     kappa: float = 1.0  # what estimated costs are multiplied with
     burst_ns: int = BURST
     most_debt_ns: int = MOST_DEBT
@@ -109,6 +110,7 @@ class LimitsFile:
                 memory_bytes=gpu.memory_bytes,
                 context_bytes=gpu.context_bytes,
                 share=gpu.share / SHARES,
+                allocated=gpu.allocated / SHARES,
                 kappa=gpu.kappa / KAPPA,
                 burst_ns=gpu.burst_ns,
                 most_debt_ns=gpu.most_debt_ns,
@@ -201,6 +203,7 @@ def _gpu(gpu: GpuEntry) -> bytes:
     entry.memory_bytes, entry.context_bytes = gpu.memory_bytes, gpu.context_bytes
     entry.burst_ns, entry.most_debt_ns = gpu.burst_ns, gpu.most_debt_ns
     entry.share = min(SHARES, max(1, round(gpu.share * SHARES)))
+    entry.allocated = round(gpu.allocated * SHARES)
     entry.kappa = min(2**32 - 1, max(1, round(gpu.kappa * KAPPA)))
     return bytes(entry)
 

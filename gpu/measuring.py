@@ -9,9 +9,9 @@ from gpu import processes
 from gpu.attribution import PidBytes
 from gpu.groups import GroupFiles
 from gpu.limits_file import Registered
+from gpu.living_processes import LivingProcess
 from gpu.overhead import Overheads
 from gpu.region import SlotUse
-from gpu.registration import LivingProcess
 
 STALE = 2.0  # seconds without memory on any GPU, after which another program has none
 

@@ -9,7 +9,7 @@ from typing import TypeVar
 from msgspec.structs import replace
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from gpu.groups import NO_LIMIT
+from gpu.group_limits import NO_LIMIT
 from gpu.region import RegionCounts, RegionUse
 from gpu.samples import NodeSample, TenantSample
 from gpu.tiers import TieredGPU

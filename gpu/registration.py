@@ -15,13 +15,14 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
 from gpu import group_socket, layout, processes
+from gpu.group_limits import GroupError
 from gpu.group_socket import BURST, GroupSocket, Registrant
-from gpu.groups import GroupError, Groups
+from gpu.groups import Groups
 from gpu.layout import (
     STATUS_BUSY,
     STATUS_OK,
@@ -32,6 +33,7 @@ from gpu.layout import (
     PfRequest,
 )
 from gpu.limits_file import LimitsInvalid
+from gpu.living_processes import LivingProcess, LivingProcesses
 from gpu.processes import Program
 from gpu.region import RegionInvalid
 from gpu.tenants import Tenants
@@ -45,17 +47,6 @@ RATE = 200.0  # clients of a group, per second
 _REQUEST = 8  # bytes
 
 _log = logging.getLogger(__name__)
-
-
-class LivingProcess:
-    """A process that is registered, until it ends."""
-
-    def __init__(self, pidfd: int, pid: int, program: Program) -> None:
-        self.pidfd = pidfd
-        self.pid = pid
-        self.start_time = program.start_time
-        self.image = program.image  # another one after it executed a program
-        self.slots: dict[tuple[str, int], int] = {}  # registrations by group and slot
 
 
 class _Newcomer(NamedTuple):
@@ -78,15 +69,13 @@ class Registrar:
         self._groups = groups
         self._tenants = tenants
         self.answered: Counter[int] = Counter()  # by status
-        self._lock = threading.RLock()  # of the following six
+        self._lock = threading.RLock()  # of the following four
         self._listeners: dict[int, GroupSocket] = {}  # by descriptor
         self._clients: dict[int, Registrant] = {}
-        self._living: dict[int, LivingProcess] = {}  # by pidfd
-        self._by_pid: dict[int, LivingProcess] = {}  # the same
-        self._holders: dict[tuple[str, int], LivingProcess] = {}  # by group and slot
         self._complained: dict[str, float] = {}  # when, by group
         self._closed = False
         self._epoll = select.epoll()
+        self._living = LivingProcesses(self._epoll)
         self._end = os.eventfd(0, os.EFD_CLOEXEC)
         self._ticked = 0.0
         self._thread = threading.Thread(target=self._run, name="gpu-registrar", daemon=True)
@@ -117,17 +106,14 @@ class Registrar:
                 listener.socket.close()
             for client in self._clients.values():
                 client.socket.close()
-            for pidfd in self._living:
-                os.close(pidfd)
-            self._listeners, self._clients, self._living = {}, {}, {}
-            self._by_pid, self._holders = {}, {}
+            self._listeners, self._clients = {}, {}
+        self._living.close()
         self._epoll.close()
         os.close(self._end)
 
     def living(self) -> dict[int, LivingProcess]:
         """The registered processes that have not ended, by pid."""
-        with self._lock:
-            return dict(self._by_pid)
+        return self._living.by_pid()
 
     def _listen(self, group: str) -> None:
         """Open the socket of a group, unless it is open. Raises OSError."""
@@ -148,9 +134,8 @@ class Registrar:
                     if listener.accepting:
                         self._epoll.unregister(descriptor)
                     listener.socket.close()
-            for key in [key for key in self._holders if key[0] == group]:
-                del self._holders.pop(key).slots[key]
             self._complained.pop(group, None)
+        self._living.forget(group)
 
     def _adopt(self, group: str) -> None:
         """Watch the processes that an earlier agent registered; bury those that ended since."""
@@ -166,7 +151,7 @@ class Registrar:
                 if pidfd is not None:
                     os.close(pidfd)
             else:
-                self._watch(pidfd, known.host_pid, program, group, slot, known.registration)
+                self._living.watch(pidfd, known.host_pid, program, group, slot, known.registration)
         if dead:
             self._groups.bury(group, dead)
 
@@ -324,7 +309,7 @@ class Registrar:
             return
         for slot, each in newcomers.items():
             registration = registered[slot].registration
-            self._watch(each.pidfd, each.pid, each.program, group, slot, registration)
+            self._living.watch(each.pidfd, each.pid, each.program, group, slot, registration)
             self._finish(each.client, PfAnswer(STATUS_OK, each.pid, registration))
 
     def _finish(self, client: Registrant, answer: PfAnswer | None) -> None:
@@ -340,15 +325,9 @@ class Registrar:
 
         One whose answer came too late has given the slot back, so that it does not say so itself.
         """
-        with self._lock:
-            holder = self._holders.get((group, slot))
-            if (
-                holder is None
-                or (holder.pid, holder.start_time) == (pid, start_time)
-                or processes.has_ended(holder.pidfd)
-            ):
-                return False
-            registration = holder.slots[group, slot]
+        registration = self._living.other_holder(group, slot, pid, start_time)
+        if registration is None:
+            return False
         try:
             with self._groups.region(group, self._groups.read(group)) as region:
                 said = region.slots([slot]).get(slot)
@@ -356,43 +335,9 @@ class Registrar:
             return True
         return said is not None and said.registration == registration
 
-    def _watch(
-        self, pidfd: int, pid: int, program: Program, group: str, slot: int, registration: int
-    ) -> None:
-        """Notice the end of a process. Takes the pidfd."""
-        with self._lock:
-            former = self._holders.pop((group, slot), None)
-            if former is not None:
-                del former.slots[group, slot]
-            process = self._by_pid.get(pid)
-            if process is not None and process.start_time == program.start_time:
-                os.close(pidfd)
-                process.image = program.image
-            else:
-                process = LivingProcess(pidfd, pid, program)
-                self._living[pidfd] = self._by_pid[pid] = process
-                self._epoll.register(pidfd, select.EPOLLIN)
-            process.slots[group, slot] = registration
-            self._holders[group, slot] = process
-
-    def _ended(self, pidfds: Iterable[int]) -> None:
+    def _ended(self, pidfds: Sequence[int]) -> None:
         """Processes have ended: say so in the limits of their groups, in one change of each."""
-        dead: dict[str, dict[int, int]] = {}
-        with self._lock:
-            for pidfd in pidfds:
-                process = self._living.get(pidfd)
-                # Ask: the event may be about an earlier descriptor of this number.
-                if process is None or not processes.has_ended(pidfd):
-                    continue
-                del self._living[pidfd]
-                if self._by_pid.get(process.pid) is process:
-                    del self._by_pid[process.pid]
-                for (group, slot), registration in process.slots.items():
-                    del self._holders[group, slot]
-                    dead.setdefault(group, {})[slot] = registration
-                self._epoll.unregister(pidfd)
-                os.close(pidfd)
-        for group, slots in dead.items():
+        for group, slots in self._living.take_ended(pidfds).items():
             try:
                 self._groups.bury(group, slots)
             except (GroupError, LimitsInvalid, OSError) as error:

@@ -50,7 +50,6 @@ class GpuService:
         listed: answers who holds which group now.
         settings: how limits are enforced.
         report: gets each over-use that counts, for an event of the pod.
-        elastic: whether a group, by name, may also use the GPU time that others leave.
         tiers: answers which GPUs are given in parts, and what keeps the limits of each; all GPUs
             of the node if it is None. Processes on others are none of this part's business.
         rooms: makes the groups' regions; on file systems of their own if it is None.
@@ -62,12 +61,13 @@ class GpuService:
         listed: Callable[[], Sequence[Tenant]],
         settings: GpuLimitSettings,
         report: Callable[[OverUse], object] = lambda overuse: None,
-        elastic: Callable[[str], bool] = lambda group: False,
         tiers: Callable[[], Sequence[TieredGPU]] | None = None,
         rooms: RegionRooms | None = None,
     ) -> None:
         root = paths.run / "gpu"
-        self.groups = Groups(root, context_reserve=settings.context_reserve, rooms=rooms)
+        self.groups = Groups(
+            root, context_reserve=settings.context_reserve, policy=settings.policy, rooms=rooms
+        )
         self._gpus = GPUs(paths)
         self._cgroups = paths.sys / "fs/cgroup"
         self._driver_root = paths.host / settings.driver_root.relative_to("/")
@@ -76,7 +76,7 @@ class GpuService:
         self._shim = ShimTier(paths, settings, self.groups.obstacle)
         self._memory: dict[str, GpuMemory] = {}  # by UUID
         self._kernel: dict[str, str] = {}  # why the driver does not keep limits, by UUID
-        self._shares = ShareController(self.groups, elastic)
+        self._shares = ShareController(self.groups)
         tenants = Tenants(listed, root)
         self._registrar = Registrar(self.groups, tenants)
         self._watch = Watch(self.groups, tenants, self._registrar.living, self._owned)
@@ -139,6 +139,7 @@ class GpuService:
         self._registrar.close()
         if self._thread.ident is not None:
             self._thread.join(2 * LOOK)  # not for long: the driver may hang
+        self._shares.settle()
 
     @property
     def sample(self) -> NodeSample:
@@ -183,6 +184,8 @@ class GpuService:
                     continue
                 if driver is not None:
                     self._shares(self._watch.tick(driver), self._watch.measured)
+                else:  # elastic shares follow what groups launch, which regions tell
+                    self._shares({}, ())
                 if due:
                     looked = time.monotonic()
                     self._look(driver)

@@ -3,10 +3,12 @@
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
+from contextlib import suppress
 
 from gpu import shares
-from gpu.groups import Compute, GroupError, GroupFiles, Groups
+from gpu.group_limits import GroupError
+from gpu.groups import Compute, GroupFiles, Groups
 from gpu.region import RegionInvalid, RegionUse
 from gpu.shares import GroupShare, GroupUsage
 
@@ -20,17 +22,10 @@ class ShareController:
 
     Kappa and the share in force are in the groups' files, so that an agent that starts again goes
     on from there. One thread at a time may call it.
-
-    Args:
-        groups: the groups of this node.
-        elastic: whether a group, by name, may also use what the others leave.
     """
 
-    def __init__(
-        self, groups: Groups, elastic: Callable[[str], bool] = lambda group: False
-    ) -> None:
+    def __init__(self, groups: Groups) -> None:
         self._groups = groups
-        self._elastic = elastic
         self._excess: dict[tuple[str, str], float] = {}  # by group and GPU
 
     def __call__(
@@ -59,7 +54,7 @@ class ShareController:
                 entry = files.in_force[index]
                 state = GroupShare(
                     share=min(max(limit.compute_share, shares.LEAST_SHARE), 1.0),
-                    elastic=self._elastic(group),
+                    elastic=limit.elastic,
                     in_force=entry.share,
                     kappa=entry.kappa,
                     excess=self._excess.get((group, limit.uuid), 0.0),
@@ -72,6 +67,13 @@ class ShareController:
                     else GroupUsage(utilization=used, active=bool(used))
                 )
         self._write(states, usages)
+
+    def settle(self) -> None:
+        """Give elastic groups their own shares: while no agent runs, none would take more back."""
+        for group in self._groups.names():
+            with suppress(GroupError, OSError):
+                if any(limit.elastic for limit in self._groups.read(group).limits):
+                    self._groups.settle(group)
 
     def _uses(self, group: str, files: GroupFiles) -> tuple[RegionUse, ...] | None:
         try:

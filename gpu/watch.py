@@ -11,11 +11,12 @@ from functools import partial
 from typing import NamedTuple, TypeVar
 
 from gpu.attribution import Attribution, PidBytes
-from gpu.groups import NO_LIMIT, GroupError, GroupFiles, Groups
+from gpu.group_limits import NO_LIMIT, GroupError
+from gpu.groups import GroupFiles, Groups
+from gpu.living_processes import LivingProcess
 from gpu.measuring import Measuring, Slots
 from gpu.nvml import Nvml, NvmlError, Utilization
 from gpu.region import Region, RegionCounts, RegionInvalid, RegionUse, SlotUse
-from gpu.registration import LivingProcess
 from gpu.samples import GpuSample, NodeSample, TenantSample
 from gpu.tenants import Tenant, Tenants
 

@@ -2,7 +2,7 @@
 
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -198,7 +198,10 @@ def limits(node: ThisNode) -> Iterator[Outcome]:
     notes: list[str] = []
     found = [part for part in gpu_parts.parts(node, notes) if part.tier != "none"]
     present = set(Groups(node.paths.run / "gpu").names())
-    expected = {part.group: part for part in found if part.group}
+    expected: dict[str, list[GpuPart]] = {}  # of one container, or of several of a pod
+    for part in found:
+        if part.group:
+            expected.setdefault(part.group, []).append(part)
     if not present and not expected:
         yield not_applicable("no container has limits that are enforced")
         return
@@ -207,11 +210,12 @@ def limits(node: ThisNode) -> Iterator[Outcome]:
         bad = True
         yield (failed if is_failure else warning)(seen, remedy)
     if not bad:
-        yield ok(f"{len(expected)} containers have limits, and each its files")
+        count = sum(map(len, expected.values()))
+        yield ok(f"{count} containers have limits, and each its files")
 
 
 def _unlike(
-    node: ThisNode, present: set[str], expected: Mapping[str, GpuPart]
+    node: ThisNode, present: set[str], expected: Mapping[str, Sequence[GpuPart]]
 ) -> Iterator[tuple[str, str, bool]]:
     """What is wrong, what to do, and whether that is a failure."""
     root = node.paths.run / "gpu"
@@ -221,7 +225,7 @@ def _unlike(
             "a running agent removes them within a minute: look at its log",
             False,
         )
-    for group, part in sorted(expected.items()):
+    for group, (part, *others) in sorted(expected.items()):
         who = f"{part.container.pod or 'a pod'} ({group})"
         if group not in present:
             yield (
@@ -232,7 +236,11 @@ def _unlike(
         elif part.use is None:
             yield part.problem, "delete the pod, so that it gets new files", True
         else:
-            allocated = part.memory_bytes, part.compute_share or 1.0
+            share = sum(each.compute_share for each in (part, *others))
+            allocated = (
+                sum(each.memory_bytes for each in (part, *others)),
+                round(share, 4) or 1.0,
+            )
             limited = part.use.memory_bytes, round(part.use.compute_share, 4)
             if limited != allocated:
                 yield (

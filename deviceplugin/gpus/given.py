@@ -11,29 +11,39 @@ import hashlib
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import grpc
 
 from base.paths import Paths
 from deviceplugin.api import v1beta1_pb2
 from deviceplugin.checkpoint import AllocatedGPU
-from deviceplugin.gpus import answer, slot_files
+from deviceplugin.gpus import alnair, answer, slot_files
 from deviceplugin.gpus.parts import GpuParts
 from deviceplugin.gpus.tiers import mounted
 from deviceplugin.kubelet.server import Rejected
 from deviceplugin.pools.gpu_pool import GpuBinding, GpuPoolConfig
 from gpu import nodes
 from gpu.driver_files import SharedFile
-from gpu.groups import GroupError, Limit
+from gpu.group_limits import GroupError, Limit
 from gpu.nodes import GpuNode
 from host.errors import HostError
 
 _LONGEST = 200  # bytes of a group's name, which is part of the name of a file
 
 INSIDE = "/run/podfabric/gpu"
+# How the groups of pods begin, and those of containers cannot: resources begin in lower case.
+POD = "Pod-"
 
 # The nvidia runtime would give a container what its image asks for, which may be all GPUs.
-_VARIABLES = {"NVIDIA_VISIBLE_DEVICES": "void"}
+VOID = {"NVIDIA_VISIBLE_DEVICES": "void"}
+
+
+class StartedSlot(NamedTuple):
+    """What the CDI file of a slot gave to its container."""
+
+    minors: frozenset[int]  # N of each /dev/nvidiaN
+    group: str  # whose limits it sees
 
 
 class Giver:
@@ -43,6 +53,7 @@ class Giver:
         self._paths = paths
         self.parts = parts
         self.binding: GpuBinding = "admission"  # of new containers
+        self.leaving = False  # there are to be no new containers
 
     @property
     def context_reserve(self) -> int:
@@ -60,18 +71,25 @@ class Giver:
     def answer(
         self, resource: str, given: AllocatedGPU, config: GpuPoolConfig, limit: Limit
     ) -> v1beta1_pb2.ContainerAllocateResponse:
-        """The answer of an Allocate that is recorded; nothing for time alone.
+        """The answer of an Allocate that is recorded; variables at most for time alone.
 
         Raises Rejected and OSError.
         """
-        if not given.slot:
-            return v1beta1_pb2.ContainerAllocateResponse()
-        group = group_of(resource, given.slot)
+        group = group_of(resource, given.slot) if given.slot else ""
+        variables = alnair.variables(group, limit) if config.compat == "alnair" else {}
+        if not group:
+            return answer.response(variables=variables)
         if given.cdi:
             name = slot_files.qualified(group)
-            return answer.response((), config.driver_mount, cdi=[name])
+            return answer.response((), config.driver_mount, cdi=[name], variables=variables)
         files = self._limited(given, config, group, [limit])
-        return answer.response(self.nodes(given, resource), config.driver_mount, files=files)
+        return answer.response(
+            self.nodes(given, resource),
+            config.driver_mount,
+            files=files,
+            # One without limits has no files of the driver from us, and may need the runtime's.
+            variables={**(VOID if files else {}), **variables},
+        )
 
     def nodes(self, given: AllocatedGPU, resource: str) -> tuple[GpuNode, ...]:
         """The nodes of a GPU. Raises Rejected."""
@@ -93,11 +111,15 @@ class Giver:
         found = self.nodes(given, resource)
         files = self._limited(given, config, given.group, [limit], change=True)
         if given.cdi:
-            slot_files.write(self._paths, given.group, found, files, _VARIABLES)
+            slot_files.write(self._paths, group_of(resource, given.slot), found, files, VOID)
 
-    def started(self, group: str) -> frozenset[int]:
-        """N of each /dev/nvidiaN that a container with a CDI name was given when it started."""
-        return slot_files.minors(self._paths, group)
+    def started(self, resource: str, slot: str) -> StartedSlot:
+        """What a container with a CDI name was given when it started."""
+        name = group_of(resource, slot)
+        edits = slot_files.read(self._paths, name)
+        limits = (host for host, inside in edits.mounts if inside == f"{INSIDE}/limits")
+        group = next((Path(host).parent.name for host in limits), name)
+        return StartedSlot(edits.minors, group)
 
     def remove(self, group: str) -> None:
         """Remove what a container had that is gone. Raises OSError."""
@@ -138,6 +160,11 @@ def group_of(resource: str, slot: str) -> str:
     if len(name) <= _LONGEST:
         return name
     return f"{name[: _LONGEST - 9]}-{hashlib.sha256(f'{resource}.{slot}'.encode()).hexdigest()[:8]}"
+
+
+def pod_group(uid: str, gpu: str) -> str:
+    """The group of the containers of a pod that have parts of that GPU (both by their UIDs)."""
+    return f"{POD}{uid}.{gpu}"
 
 
 def _files_of(directory: Path) -> tuple[SharedFile, ...]:

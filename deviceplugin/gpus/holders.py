@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from base.paths import Paths
 from base.pod import Pod
 from deviceplugin.checkpoint import AllocatedGPU, Allocation, AllocationKey
+from deviceplugin.gpus.given import POD
 from deviceplugin.kubelet import records
 from deviceplugin.kubelet.records import KubeletUnreadable, PodDevices
 from deviceplugin.ledger import Ledger
@@ -34,23 +35,33 @@ class Holders:
         A pod's name or UID is "" while the kubelet has not told it.
         """
         with self._lock:
-            return [
-                replace(self._tenant(group), limited=gpu.tier != "none")
+            tenants = {
+                group: replace(self._tenant(group), limited=gpu.tier != "none")
                 for group, _, gpu in _groups(self._ledger.allocations())
-            ]
+            }
+        return [
+            replace(tenant, container="") if group.startswith(POD) else tenant
+            for group, tenant in tenants.items()
+        ]
 
     def starts(self, group: str, rows: Sequence[PodDevices]) -> None:
         """A container starts that has these rows of one of the kubelet's records."""
+        tenant = Tenant(group=group, pod=self.pod(rows), container=rows[0].container)
+        with self._lock:
+            self._known[group] = tenant
+
+    def pod(self, rows: Sequence[PodDevices]) -> Pod:
+        """The pod of a container with these rows, as far as the kubelet tells."""
         row = rows[0]
-        pod = Pod(row.namespace, row.name, row.uid)
-        tenant = Tenant(group=group, pod=pod, container=row.container)
+        tenant = Tenant(
+            group="", pod=Pod(row.namespace, row.name, row.uid), container=row.container
+        )
         try:
-            written = records.from_checkpoint(self._paths) if not pod.uid else []
+            written = records.from_checkpoint(self._paths) if not row.uid else []
         except KubeletUnreadable:
             written = []
         keys = {(each.resource, device_id) for each in rows for device_id in each.ids}
-        with self._lock:
-            self._known[group] = _completed(tenant, keys, written)
+        return _completed(tenant, keys, written).pod
 
     def learn(self, rows: Collection[PodDevices]) -> None:
         """Complete what is known from the kubelet's records."""

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from deviceplugin.pools.config import DevicePluginConfig
 from gpu.driver_files import SharedFile
-from gpu.groups import Limit
+from gpu.group_limits import Limit
 from gpu.inventory import GpuMemory, MemorySource
 from gpu.settings import CONTEXT_RESERVE
 from gpu.tiers import Obstacle, Tier

@@ -78,6 +78,11 @@ class GpuPools:
         return {**self._replicas, **self._shares}
 
     @property
+    def shares(self) -> Mapping[str, ShareService]:
+        """Those of them whose ids are parts of GPUs."""
+        return self._shares
+
+    @property
     def has_shares(self) -> bool:
         """Whether containers that end make room for others, which only the kubelet tells."""
         return bool(self._shares)
@@ -106,6 +111,7 @@ class GpuPools:
         """Update every resource; those whose lists have changed."""
         configs = config.gpus
         self._giver.binding, self._limits = config.gpu_binding, config.gpu_limits
+        self._giver.leaving = config.leaving
         if configs != self._configs:
             self._configure(configs)
         if self._adopted:

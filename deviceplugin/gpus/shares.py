@@ -8,7 +8,7 @@ Sources: CentaurusInfra/alnair, alnair-device-plugin, for names, units and ids o
 """
 
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import chain
 
 import grpc
@@ -18,7 +18,7 @@ from base.types import DeviceId
 from deviceplugin.api import v1beta1_pb2
 from deviceplugin.checkpoint import AllocatedGPU, AllocationKey
 from deviceplugin.gpus import preferred
-from deviceplugin.gpus.given import Giver, group_of
+from deviceplugin.gpus.given import Giver
 from deviceplugin.gpus.near import Nearness
 from deviceplugin.gpus.records import adopted
 from deviceplugin.gpus.replicas import numa
@@ -26,7 +26,7 @@ from deviceplugin.gpus.share_pool import IdKind, SharedGPU, SharePool, healthy_i
 from deviceplugin.gpus.start import Starter
 from deviceplugin.kubelet.records import PodDevices
 from deviceplugin.kubelet.server import Listing, Rejected
-from gpu.groups import Limit
+from gpu.group_limits import Limit
 from gpu.placement import Share, choose
 
 _log = logging.getLogger(__name__)
@@ -53,6 +53,7 @@ class ShareService:
         self._near = near
         self._allocated = allocated
         self._listing: Listing = []
+        self._refused: set[AllocationKey] = set()  # that pods had which were refused
         self._gpus: dict[str, SharedGPU] = {}  # that an id names
 
     @property
@@ -78,7 +79,7 @@ class ShareService:
         room = self.pool.free()
         fits = {address: free.count(self.kind.share) for address, free in room.items()}
         pending = self.pool.pending() if self.kind.share.compute and not self.kind.shape else 0
-        healthy = healthy_ids(free_ids, fits, pending)
+        healthy = set() if self._giver.leaving else healthy_ids(free_ids, fits, pending)
         for device_id, allocation in held.items():
             given = allocation.gpu
             if given is None or (given.bdf or gpus_address(gpus, device_id)) not in bad_for_holders:
@@ -127,10 +128,11 @@ class ShareService:
             chosen = self._choose(ordered, keys, wanted)
             self._check_context(chosen, wanted)
             given = self._given(ordered, chosen)
+            self._refused.difference_update(keys)
             try:
                 self._giver.clear(self.name, given)
                 self.pool.ledger.record_gpus(self.name, dict.fromkeys(ordered, given))
-                limit = Limit(given.uuid, wanted.memory, wanted.compute / 100 or 1.0)
+                limit = self._limit(given.uuid, wanted)
                 answer = self._giver.answer(self.name, given, self.pool.config, limit)
             except OSError as error:
                 raise Rejected(
@@ -163,6 +165,10 @@ class ShareService:
                 self._allocated()
 
     def _check(self, ids: Sequence[str]) -> None:
+        if self._giver.leaving:
+            raise self._refusal(
+                f"{len(ids)} ids", "podfabric is leaving this node: let the pod run on another one"
+            )
         for device_id in ids:
             if device_id not in self._gpus:
                 raise Rejected(
@@ -210,15 +216,40 @@ class ShareService:
         if alone:
             return None
         # A container after an init container of its pod gets ids that were that one's.
-        before = {
-            entry.gpu.bdf
+        former = {
+            entry.key: entry.gpu
             for entry in self.pool.ledger.allocations()
             if entry.key in keys and entry.gpu is not None
         }
+        before = {gpu.bdf for gpu in former.values()}
+        self._check_before(former, fitting, wanted)
         preferred_gpus = next((few for few in (before, named) if len(few) == 1), set())
         candidates = {key: fitting[key] for key in preferred_gpus & fitting.keys()} or fitting
         spread = self.pool.config.placement == "spread"
         return self.pool.gpus[choose(candidates, wanted, spread=spread) or ""]
+
+    def _check_before(
+        self,
+        former: Mapping[AllocationKey, AllocatedGPU],
+        fitting: Mapping[str, Share],
+        wanted: Share,
+    ) -> None:
+        """Refuse another GPU than an init container has, which was given nodes and not started.
+
+        The ledger has one GPU for each id: that container would use one of which it holds nothing.
+        What the ledger has may also be a pod's that was never started and is gone. A pod that is
+        refused is gone for good, so no second one is refused for the same.
+        """
+        for key, gpu in former.items():
+            started = gpu.cdi or gpu.group or not gpu.slot
+            if not started and gpu.bdf not in fitting and key not in self._refused:
+                self._refused.update(former)
+                raise self._refusal(
+                    _amount(wanted),
+                    f"nvidia{gpu.minor}, which its pod's init container was given, has not so much "
+                    "free, and parts of a pod's containers that follow each other are on one GPU: "
+                    "let the init container ask for as much, or write devices: {gpuBinding: start}",
+                )
 
     def _given(self, ids: Sequence[str], gpu: SharedGPU | None) -> AllocatedGPU:
         """What each of the ids is, before the container has started."""
@@ -232,6 +263,10 @@ class ShareService:
             slot=ids[0] if gpu is not None else "",
             cdi=gpu is not None and self._giver.binding == "start",
         )
+
+    def _limit(self, uuid: str, wanted: Share) -> Limit:
+        share = wanted.compute / 100 or 1.0  # without time, it is not limited
+        return Limit(uuid, wanted.memory, share, elastic=self.pool.config.elastic)
 
     def _recorded(
         self, row: PodDevices, ids: Sequence[DeviceId], rows: Sequence[PodDevices]
@@ -253,18 +288,17 @@ class ShareService:
             row,
         )
         slot, has_slot = min(main.ids), bool(self.kind.share.memory)
-        group = group_of(main.resource, slot)
-        started = self._giver.started(group)
-        minors = set(main.gpus) or started
+        started = self._giver.started(main.resource, slot)
+        minors = set(main.gpus) or started.minors
         gpus = self.pool.gpus.values()
         by_node = (gpu for gpu in gpus if gpu.node.minor in minors)
         by_name = (gpu for gpu in gpus if slot.startswith((f"{gpu.uuid}_", f"{gpu.short}.")))
         gpu = next(chain(by_node, by_name), self._gpus[ids[0]])
         return replace(
             self._given(ids, gpu),
-            group=group,
+            group=started.group,
             slot=slot if has_slot else "",
-            cdi=has_slot and bool(main.cdi or started),
+            cdi=has_slot and bool(main.cdi or started.minors),
         )
 
     def _refusal(self, what: str, why: str) -> Rejected:

@@ -69,6 +69,9 @@ class DevicePluginConfig(msgspec.Struct, frozen=True, kw_only=True):
     gpu_limits: GpuLimitSettings = GpuLimitSettings()
     registration: Registration = "legacy"
     rescan: float = 60.0  # seconds between reads of sysfs without an event; 0: never
+    # Never in a file: podfabric leaves the node. Nothing is given, and parts of GPUs are served to
+    # those who have them.
+    leaving: bool = False
 
     @property
     def has_gpu_limits(self) -> bool:

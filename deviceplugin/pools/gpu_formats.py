@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import PurePosixPath
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -15,7 +15,15 @@ from base import documents
 from base.documents import DocumentError
 from deviceplugin.pools import config
 from deviceplugin.pools.config import Placement
-from deviceplugin.pools.gpu_pool import DriverMount, GpuMode, GpuPoolConfig, Shape
+from deviceplugin.pools.gpu_pool import (
+    ComputePolicy,
+    DriverMount,
+    GpuBinding,
+    GpuMode,
+    GpuPoolConfig,
+    LimitScope,
+    Shape,
+)
 from host import gpus, pci
 
 SMALLEST = 256 << 20  # bytes: smaller units would be more ids than a kubelet accepts
@@ -39,6 +47,9 @@ KEYS: Mapping[str, object] = {
     "reserve": object,
     "memory": object,
     "driverMount": object,
+    "computePolicy": ComputePolicy,
+    "scope": LimitScope,
+    "compat": Literal["alnair"],
 }
 _ONLY_OF: Mapping[str, tuple[GpuMode, ...]] = {
     "name": ("replicas",),
@@ -49,6 +60,9 @@ _ONLY_OF: Mapping[str, tuple[GpuMode, ...]] = {
     "unit": ("units",),
     "reserve": ("slices", "units"),
     "memory": ("slices", "units"),
+    "computePolicy": ("slices", "units"),
+    "scope": ("slices", "units"),
+    "compat": ("units",),
 }
 
 
@@ -70,6 +84,20 @@ def together_problem(pools: Sequence[GpuPoolConfig], others: Iterable[str]) -> s
     return None
 
 
+def binding_problem(pools: Sequence[GpuPoolConfig], binding: GpuBinding) -> str | None:
+    """Why pools need that GPUs are chosen when containers start; None if they do not.
+
+    No kubelet says at the admission of a container whose it is.
+    """
+    for number, pool in enumerate(pools):
+        if pool.scope == "pod" and binding != "start":
+            return (
+                f"gpus[{number}].scope: pod: a container's pod is known when it starts: write "
+                "devices: {gpuBinding: start}"
+            )
+    return None
+
+
 def _pool(value: object, where: str) -> GpuPoolConfig:
     values = documents.fields(value, KEYS, where)
     mode: GpuMode = values.pop("mode", "slices")
@@ -84,6 +112,9 @@ def _pool(value: object, where: str) -> GpuPoolConfig:
         "most": values.get("maxPerContainer", 0),
         "devices": _devices(values.get("devices", ()), f"{where}.devices"),
     }
+    for key, field in (("computePolicy", "compute_policy"), ("scope", "scope")):
+        if key in values:
+            fields[field] = values[key]
     if "driverMount" in values:
         fields["driver_mount"] = driver_mount(values["driverMount"], f"{where}.driverMount")
     for key in ("reserve", "memory"):
@@ -133,7 +164,7 @@ def _of_slices(values: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def _of_units(values: Mapping[str, Any], where: str) -> dict[str, Any]:
-    fields: dict[str, Any] = {}
+    fields: dict[str, Any] = {"compat": values.get("compat")}
     for key, field in (("memoryName", "memory_resource"), ("computeName", "compute_resource")):
         if key in values:
             fields[field] = _resource(values[key], f"{where}.{key}")

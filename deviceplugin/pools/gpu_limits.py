@@ -11,7 +11,14 @@ from base import documents
 from base.documents import DocumentError
 from deviceplugin.pools.gpu_formats import amount
 from deviceplugin.pools.gpu_pool import GpuPoolConfig
-from gpu.settings import Action, GpuLimitSettings
+from gpu.settings import (
+    Action,
+    ExternalMemory,
+    GpuLimitSettings,
+    ManagedMemory,
+    OnError,
+    UnknownVersion,
+)
 from gpu.tiers import STRONGEST_FIRST, Tier
 
 PART = "gpuLimits"
@@ -22,6 +29,11 @@ KEYS: Mapping[str, object] = {
     "onOveruse": Action,
     "killUnaccounted": bool,
     "contextReserve": object,
+    "managed": ManagedMemory,
+    "external": ExternalMemory,
+    "unknown": UnknownVersion,
+    "onError": OnError,
+    "maskCompat": bool,
     "compat": object,
 }
 _COMPAT = {"metrics": tuple[Literal["alnair"], ...]}
@@ -36,6 +48,11 @@ def parse(value: object, where: str) -> GpuLimitSettings:
         ("require", "require"),
         ("onOveruse", "on_overuse"),
         ("killUnaccounted", "kill_unaccounted"),
+        ("managed", "managed"),
+        ("external", "external"),
+        ("unknown", "unknown"),
+        ("onError", "on_error"),
+        ("maskCompat", "mask_compat"),
     ):
         if key in values:
             fields[field] = values[key]
@@ -52,12 +69,19 @@ def parse(value: object, where: str) -> GpuLimitSettings:
 
 
 def clash(pools: Sequence[GpuPoolConfig], limits: GpuLimitSettings) -> str | None:
-    """Why no container of a shape could start a program that uses CUDA; None if all could.
+    """Why limits could not be kept, or no container start a program that uses CUDA; None if not.
 
     The first context on a GPU is charged with the reserve until the agent has measured it, so a
     limit must be above that. In mode units a container may ask for several units, so that is
     checked when it is admitted.
     """
+    for number, pool in enumerate(pools):
+        for tier in ("kernel", "mps") if pool.scope == "pod" else ():
+            if tier in limits.enforce:
+                return (
+                    f"gpus[{number}].scope: pod: the tier {tier} limits each container by itself: "
+                    f"remove {tier} from {PART}.enforce"
+                )
     if "shim" not in limits.enforce:
         return None
     for number, pool in enumerate(pools):

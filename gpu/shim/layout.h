@@ -64,7 +64,9 @@ struct pf_gpu_limit {
     uint64_t most_debt_ns;  /* `tat` is at most so far in the future */
     uint32_t share;         /* of the GPU's time, in 1/10000; 10000: launches are not delayed */
     uint32_t kappa;         /* what estimated costs are multiplied with: 16.16 fixed point */
-    uint8_t reserved[72];   /* 0 */
+    uint32_t allocated;     /* for the agent: the share that was allocated, as `share`, which may be more
+                               for a while (elastic) or less (over-use); 0: as `share` */
+    uint8_t reserved[68];   /* 0 */
 };
 
 enum pf_process_state {

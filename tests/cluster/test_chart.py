@@ -370,7 +370,8 @@ def test_what_agents_read_at_their_start_only_replaces_them() -> None:
     assert at_start == {"ipam", "listen", "sweep"}  # those that the chart's checksum is about
     of_gpus = {key for _, key in gpu_limits.AT_START_ONLY}
     assert of_gpus == {
-        *("compat.metrics", "contextReserve", "driverRoot", "killUnaccounted", "onOveruse")
+        *("compat.metrics", "contextReserve", "driverRoot", "killUnaccounted", "onOveruse"),
+        *("external", "managed", "maskCompat", "onError", "unknown"),
     }
     assert _replaced_by('config.gpuLimits.onOveruse="kill"')
     assert not _replaced_by('config.gpuLimits.require="none"')

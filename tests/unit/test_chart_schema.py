@@ -60,7 +60,10 @@ def test_pools_are_those_of_the_code() -> None:
 def test_limits_of_gpus_are_those_of_the_code() -> None:
     charts = CONFIG["properties"]["gpuLimits"]["properties"]
     assert sorted(charts) == sorted(gpu_limits.KEYS)
-    for key in ("require", "onOveruse", "killUnaccounted"):
+    for key in (
+        *("require", "onOveruse", "killUnaccounted"),
+        *("managed", "external", "unknown", "onError", "maskCompat"),
+    ):
         value = msgspec.json.schema(gpu_limits.KEYS[key])
         wanted = compared({"type": "string"} | value if "enum" in value else value)
         assert compared(charts[key]) == wanted, key

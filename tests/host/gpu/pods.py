@@ -15,7 +15,8 @@ import pytest
 
 from base.pod import Pod
 from gpu import layout, processes
-from gpu.groups import Groups, Limit
+from gpu.group_limits import Limit
+from gpu.groups import Groups
 from gpu.processes import Container
 from gpu.registration import Registrar
 from gpu.tenants import Tenant, Tenants

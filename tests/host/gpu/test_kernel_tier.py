@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpu import kernel_tier, nvml
-from gpu.groups import NO_LIMIT, Limit
+from gpu.group_limits import NO_LIMIT, Limit
 from gpu.kernel_tier import KernelTierError, limit, unsupported
 from gpu.nvml import Nvml
 from gpu.tiers import choose

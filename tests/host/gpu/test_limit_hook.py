@@ -19,7 +19,8 @@ import pytest
 from base.paths import Paths
 from deviceplugin.gpus import slot_files
 from gpu import kernel_tier, limit_hook, nvml
-from gpu.groups import Groups, Limit
+from gpu.group_limits import Limit
+from gpu.groups import Groups
 from gpu.limit_hook import LimitHook
 from gpu.nvml import Nvml
 from tests.host.gpu.driver_root import installed

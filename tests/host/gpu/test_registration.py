@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from gpu import layout
+from gpu.group_limits import Limit
 from gpu.group_socket import GroupSocket, Registrant
-from gpu.groups import Groups, Limit
+from gpu.groups import Groups
 from gpu.registration import CLIENTS
 from tests.host.gpu.pods import GPU, GroupsNode, MadeContainer, RegisteringProcess
 from tests.unit.gpu.groups import PlainRooms

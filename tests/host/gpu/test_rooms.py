@@ -13,7 +13,8 @@ import pytest
 
 from agent import departure
 from gpu import layout, processes
-from gpu.groups import GroupError, Groups
+from gpu.group_limits import GroupError
+from gpu.groups import Groups
 from gpu.region import RegionInvalid
 from host import mounts
 from tests.host.gpu.own_mounts import PRIVATE, in_container, mounts_below, with_own_mounts

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpu import nvml
-from gpu.groups import Limit
+from gpu.group_limits import Limit
 from gpu.watch import Watch
 from tests.host.gpu.driver_root import installed
 from tests.host.gpu.pods import GroupsNode, MadeContainer

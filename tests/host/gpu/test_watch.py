@@ -10,7 +10,7 @@ import pytest
 
 from gpu import layout, nvml
 from gpu.enforcement import Enforcement, OverUse
-from gpu.groups import Limit
+from gpu.group_limits import Limit
 from gpu.nvml import Nvml
 from gpu.samples import NodeSample, TenantSample
 from gpu.settings import Action

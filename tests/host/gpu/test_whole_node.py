@@ -12,14 +12,16 @@ import pytest
 from deviceplugin import checkpoint
 from tests.host.gpu.pods import MadeContainer, made_container
 from tests.host.gpu.whole_node import LIBRARIES, WholeNode, whole_node
+from tests.kubelet.devices import PodRejected
 from tests.kubelet.kubelet import Pod
 from tests.standin.driver import Driver, Out
 from tests.standin.gpus import GIB, MIB, gpus
 from tests.waiting import PATIENCE, until
 
 MEMORY, COMPUTE = "alnair/vgpu-memory", "alnair/vgpu-compute"
-OUT_OF_MEMORY, SYSTEM_NOT_READY = 2, 802
+OUT_OF_MEMORY, NOT_SUPPORTED, SYSTEM_NOT_READY = 2, 801, 802
 CONTEXT = 300 * MIB
+UNITS = {"mode": "units"}
 ONE = gpus(1, bytes=16 * GIB, reserved_bytes=600 * MIB, context_bytes=CONTEXT)
 
 Mounts = Mapping[str, tuple[str, bool]]
@@ -32,9 +34,11 @@ def node() -> Iterator[WholeNode]:
         yield made
 
 
-def start(node: WholeNode, binding: str = "admission", **limits: object) -> None:
+def start(
+    node: WholeNode, binding: str = "admission", pool: Mapping[str, str] = UNITS, **limits: object
+) -> None:
     node.configure(
-        gpus=[{"mode": "units"}],
+        gpus=[pool],
         devices={"gpuBinding": binding},
         gpuLimits={"driverRoot": str(node.root / "driver"), **limits},
     )
@@ -51,18 +55,19 @@ def admitted(node: WholeNode, name: str) -> tuple[Pod, MadeContainer, Mounts]:
     container = node.stack.enter_context(made_container(2, uid))
     limits = {MEMORY: 2, COMPUTE: 50}
     pod = node.kubelet.admit(name, [{"name": "main", "limits": limits}], uid=uid)
-    given = pod.containers["main"]
-    if given.cdi:
-        (device,) = given.cdi
-        file = node.paths.cdi / f"podfabric-slot-{device.partition('=')[2]}.json"
-        document = msgspec.json.decode(file.read_bytes())
-        mounts = document["devices"][0]["containerEdits"]["mounts"]
-        return (
-            pod,
-            container,
-            {each["containerPath"]: (each["hostPath"], "ro" in each["options"]) for each in mounts},
-        )
-    return pod, container, given.mounts
+    return pod, container, mounts_of(node, pod, "main")
+
+
+def mounts_of(node: WholeNode, pod: Pod, name: str) -> Mounts:
+    """What a container of the pod has mounted."""
+    given = pod.containers[name]
+    if not given.cdi:
+        return given.mounts
+    (device,) = given.cdi
+    file = node.paths.cdi / f"podfabric-slot-{device.partition('=')[2]}.json"
+    document = msgspec.json.decode(file.read_bytes())
+    mounts = document["devices"][0]["containerEdits"]["mounts"]
+    return {each["containerPath"]: (each["hostPath"], "ro" in each["options"]) for each in mounts}
 
 
 def free(process: Driver) -> int:
@@ -120,6 +125,36 @@ def test_a_container_is_limited_and_in_the_metrics_and_the_agents_end_changes_no
     until(lambda: free(second) == 2 * GIB - CONTEXT, what="memory of the first")
 
 
+def test_containers_of_a_pod_share_one_limit_and_each_has_pids_of_its_own(node: WholeNode) -> None:
+    start(node, "start", {**UNITS, "scope": "pod"})
+    uid = str(uuid.uuid4())
+    asked = [{"name": name, "limits": {MEMORY: 1, COMPUTE: 25}} for name in ("a", "b")]
+    pod = node.kubelet.admit("trainer", asked, uid=uid)
+    first, second = (
+        node.process(
+            node.stack.enter_context(made_container(2, uid)),
+            mounts_of(node, pod, name),
+            own_pids=True,
+        )
+        for name in ("a", "b")
+    )
+    first.start()
+    second.start()
+    for each in (first, second):
+        until(lambda: free(each) == 2 * (GIB - CONTEXT), what="measured contexts")  # noqa: B023
+    first.do("cuMemAlloc_v2", Out(8), GIB)  # more than it asked for
+    assert second.result("cuMemAlloc_v2", Out(8), GIB) == OUT_OF_MEMORY
+    second.do("cuMemAlloc_v2", Out(8), 256 * MIB)
+    wanted = {
+        ("memory_limit_bytes", "trainer/"): 2 * GIB,
+        ("compute_share_ratio", "trainer/"): 0.5,
+        ("processes", "trainer/"): 2,
+    }
+    until(lambda: wanted.items() <= node.values().items(), what="series of the pod")
+    first.kill()
+    until(lambda: free(second) == 2 * GIB - CONTEXT - 256 * MIB, what="memory of the first")
+
+
 def test_what_a_pod_had_is_gone_after_it(node: WholeNode) -> None:
     start(node)
     pod, container, mounts = admitted(node, "trainer")
@@ -132,6 +167,32 @@ def test_what_a_pod_had_is_gone_after_it(node: WholeNode) -> None:
     until(lambda: ("memory_limit_bytes", "trainer/main") not in node.values(), what="end of series")
     groups = [path.name for path in (node.paths.run / "gpu").iterdir() if path.is_dir()]
     assert groups == []
+
+
+def test_an_agent_that_leaves_keeps_limits_until_the_last_container_has_ended(
+    node: WholeNode,
+) -> None:
+    start(node, "start")
+    pod, container, mounts = admitted(node, "trainer")
+    node.kill_agent()
+    node.start_agent("--until-empty", "0")
+    node.kubelet.wait(lambda: node.kubelet.count("ListAndWatch", MEMORY) == 2)
+    node.kubelet.wait(lambda: node.kubelet.allocatable(MEMORY) == 2)  # the pod's own
+    process = node.process(container, mounts)
+    until(lambda: process.result("cuInit", 0) == 0, what="registration", pause=0.5)
+    process.start()
+    assert process.result("cuMemAlloc_v2", Out(8), 2 * GIB) == OUT_OF_MEMORY
+    node.kubelet.run(pod)  # the container starts again
+    refused = [{"name": "main", "limits": {MEMORY: 1, COMPUTE: 10}}]
+    with pytest.raises(PodRejected):
+        node.kubelet.admit("late", refused)
+    assert "container with limits of a GPU left" in node.state()
+    process.kill()
+    node.kubelet.remove(pod)
+    until(lambda: node.state().startswith("the node has no attachment"), what="end of the node")
+    assert not node.paths.checkpoint.exists()
+    assert node.mounts_of_groups() == []
+    node.kubelet.wait(lambda: node.kubelet.allocatable(MEMORY) == 0)
 
 
 def test_a_process_that_goes_round_the_shim_is_killed_where_that_is_configured(
@@ -149,6 +210,22 @@ def test_a_process_that_goes_round_the_shim_is_killed_where_that_is_configured(
     until(lambda: node.values().get(key, 0) >= 1, what="count of the kill")
     assert "pod default/greedy, container main: uses 4396 MiB" in node.log
     assert free(modest) > 0
+
+
+def test_what_the_configuration_forbids_is_refused_in_containers_that_run_too(
+    node: WholeNode,
+) -> None:
+    start(node)
+    _, container, mounts = admitted(node, "trainer")
+    process = node.process(container, mounts)
+    process.start()
+    process.do("cuMemAllocManaged", Out(8), MIB, 1)
+    node.kill_agent()
+    start(node, managed="deny")
+    until(
+        lambda: process.result("cuMemAllocManaged", Out(8), MIB, 1) == NOT_SUPPORTED,
+        what="refusal",
+    )
 
 
 def test_without_the_shims_no_part_of_a_gpu_is_given(node: WholeNode) -> None:

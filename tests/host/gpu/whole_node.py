@@ -88,7 +88,7 @@ class WholeNode:
         agent = {"listen": f"unix:{self.root}/http", "sweep": False}
         self.paths.config.write_text(json.dumps({"agent": agent, "pools": [], **parts}))
 
-    def start_agent(self) -> None:
+    def start_agent(self, *words: str) -> None:
         roots = {
             f"PODFABRIC_{name.upper()}": str(getattr(self.paths, name))
             for name in Paths.__struct_fields__
@@ -98,7 +98,7 @@ class WholeNode:
         with (self.root / "agent.log").open("ab") as log:
             self._agent = self.stack.enter_context(
                 subprocess.Popen(
-                    [*self.inside, PODFABRIC, "agent"],
+                    [*self.inside, PODFABRIC, "agent", *words],
                     env={**os.environ, **roots, **node},
                     cwd=CHECKOUT,
                     stdin=subprocess.DEVNULL,
@@ -114,6 +114,11 @@ class WholeNode:
             for pid in children.read_text().split():
                 os.kill(int(pid), 9)
             self._agent.wait(PATIENCE)
+
+    def state(self) -> str:
+        """What the agent says that it does."""
+        said = (path.read_text() for path in self.paths.run.glob("agent-*.state"))
+        return next(said, "").strip()
 
     @property
     def log(self) -> str:
@@ -143,8 +148,13 @@ class WholeNode:
         container: MadeContainer,
         mounts: Mapping[str, tuple[str, bool]],
         library: str = "libcuda.so.1",
+        *,
+        own_pids: bool = False,
     ) -> Driver:
-        """A process of a container that loads a library, by a name wherever the loader finds it."""
+        """A process of a container that loads a library, by a name wherever the loader finds it.
+
+        With `own_pids` it is the first of a pid namespace, as that of a container is.
+        """
         self._count += 1
         listed = self.root / f"mounts-{self._count}"
         listed.write_text(
@@ -156,6 +166,8 @@ class WholeNode:
         room = self.root / f"room-{self._count}"
         through = [*self.inside, "unshare", "--mount", "--propagation", "private"]
         through += ["sh", "-c", CONTAINER, "sh", str(container.directory), str(room), str(listed)]
+        if own_pids:
+            through += ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
         # A driver knows its GPUs; the stand-in is told by a variable.
         environment = {"PODFABRIC_STANDIN_GPUS": str(self.driver.file), "LD_LIBRARY_PATH": ""}
         return self.stack.enter_context(Driver(environment, library, through))
@@ -211,7 +223,7 @@ def whole_node(root: Path, gpus: tuple[Gpu, ...]) -> Iterator[WholeNode]:
 
 
 def _paths(root: Path) -> Paths:
-    names = ("sys", "dev", "run", "state", "etc", "cdi", "devinfo", "kubelet")
+    names = ("sys", "dev", "run", "state", "etc", "cdi", "devinfo", "kubelet", "cni_bin")
     return Paths(proc=Path("/proc"), **{name: root / name for name in names})
 
 

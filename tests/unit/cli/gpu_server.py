@@ -9,7 +9,8 @@ from base.paths import Paths
 from base.types import DeviceId
 from deviceplugin import checkpoint
 from deviceplugin.checkpoint import AllocatedGPU, Allocation
-from gpu.groups import Groups, Limit
+from gpu.group_limits import Limit
+from gpu.groups import Groups
 from tests.unit.gpu.driver import Driver
 from tests.unit.gpu.groups import PlainRooms
 from tests.unit.host import servers

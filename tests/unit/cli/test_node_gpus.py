@@ -13,7 +13,7 @@ from deviceplugin.gpus.parts import GpuParts
 from deviceplugin.plugin import DevicePlugin
 from deviceplugin.pools.formats import load
 from gpu import layout
-from gpu.groups import Limit
+from gpu.group_limits import Limit
 from gpu.tiers import TierChoice, TieredGPU
 from tests.kubelet import Kubelet
 from tests.unit.cli.commands import Shell, short_path

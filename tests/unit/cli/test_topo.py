@@ -11,6 +11,7 @@ import yaml
 
 from base.paths import Paths
 from tests.unit.cli.commands import Shell
+from tests.unit.cli.gpu_server import POD_UID, GpuServer
 from tests.unit.host import servers
 from tests.unit.host.sysfs import Tree
 
@@ -154,8 +155,11 @@ def test_the_drawing_labels_what_it_shows(
 
 @pytest.mark.parametrize("build", [servers.dgx, servers.domains, servers.flat_vm, servers.vfs])
 def test_boxes_of_the_drawing_lie_in_each_other_or_apart(shell_on: ShellOn, build: Build) -> None:
-    drawing = ElementTree.fromstring(shell_on(build)("topo", "--all", "--svg", "-").out)
+    check_boxes(shell_on(build)("topo", "--all", "--svg", "-").out)
 
+
+def check_boxes(drawn: str) -> None:
+    drawing = ElementTree.fromstring(drawn)
     boxes = []
     for rectangle in drawing.iter(f"{SVG}rect"):
         x, y = float(rectangle.get("x", 0)), float(rectangle.get("y", 0))
@@ -172,6 +176,37 @@ def test_boxes_of_the_drawing_lie_in_each_other_or_apart(shell_on: ShellOn, buil
         x, y = float(text.get("x", 0)), float(text.get("y", 0))
         around = [box for box in boxes if box[0] <= x <= box[2] and box[1] <= y <= box[3]]
         assert x + 7.3 * len(text.text or "") <= around[-1][2]
+
+
+def test_the_drawing_says_who_holds_what_of_each_gpu(shell_on: ShellOn, tmp_path: Path) -> None:
+    server = GpuServer(servers.dgx(tmp_path, nodes=True))
+    shell = shell_on(lambda _: server.paths)
+    server.hold(0, ["00000000.10g-25.0", "00000000.10g-25.1"])
+    server.hold(0, ["00000000.10g-25.2"])
+    for n in range(20):
+        server.hold_whole(3, "example.com/shared-gpu", [f"nvidia3-_-{n}"])
+    server.hold(1, ["00000001.10g-25.0"], address="0000:ff:00.0")  # it is gone
+    server.hold(2, ["00000002.10g-25.0"], uuid="", bdf="", minor=-1, cdi=True, group="")
+
+    drawn = shell("topo", "--svg", "-").out
+
+    check_boxes(drawn)
+    texts = [text.text or "" for text in ElementTree.fromstring(drawn).iter(f"{SVG}text")]
+    at = texts.index("GPU0")
+    name = f"{POD_UID} container-0"[:43]
+    assert texts[at + 3] == f"{name}…: 20 GiB, 50%"
+    assert texts[at + 4].endswith(": 10 GiB, 25%")
+    assert "and 8 more" in texts
+    assert texts[texts.index("held, and the GPU is gone") + 1].endswith(": 10 GiB, 25%")
+    assert texts[texts.index("held, and the GPU is chosen at the start") + 1].endswith("25%")
+
+
+def test_a_drawing_without_the_records_says_so(shell_on: ShellOn, tmp_path: Path) -> None:
+    server = GpuServer(servers.dgx(tmp_path, nodes=True), "gpus: [{mode: none}]")
+    drawn = shell_on(lambda _: server.paths)("topo", "--svg", "-").out
+    check_boxes(drawn)
+    assert "who holds what is not known" in drawn
+    assert "GPU7" in drawn
 
 
 def test_an_hca_without_a_working_port_is_drawn_as_down(shell_on: ShellOn, tmp_path: Path) -> None:

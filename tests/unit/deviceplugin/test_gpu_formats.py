@@ -1,10 +1,18 @@
 """Pools of GPUs in config.yaml: what is read, and what is an error."""
 
+from pathlib import Path
+
 import pytest
 
+from deviceplugin.pools import gpu_formats
 from deviceplugin.pools.config import ConfigError
 from deviceplugin.pools.formats import parse
 from deviceplugin.pools.gpu_pool import DriverMount, GpuPoolConfig, Shape
+
+ELASTIC = (
+    "[{mode: units, computePolicy: elastic}, "
+    "{computePolicy: elastic, shapes: [{name: a/b, memory: 1Gi, compute: 1}]}]"
+)
 
 
 def gpus(text: str) -> tuple[GpuPoolConfig, ...]:
@@ -88,9 +96,29 @@ def test_slices_are_the_default_mode() -> None:
 def test_units_have_alnairs_names() -> None:
     (pool,) = gpus("[{mode: units}]")
     assert pool.resources == ("alnair/vgpu-memory", "alnair/vgpu-compute")
-    assert pool.unit == 1 << 30
+    assert (pool.unit, pool.compat) == (1 << 30, None)
     (other,) = gpus("[{mode: units, memoryName: a/m, computeName: a/c, unit: 2Gi, memory: 80Gi}]")
+    (compatible,) = gpus("[{mode: units, compat: alnair}]")
+    assert compatible.compat == "alnair"
+    assert [compatible.elastic, *(each.elastic for each in gpus(ELASTIC))] == [False, True, True]
     assert (other.resources, other.unit, other.memory) == (("a/m", "a/c"), 2 << 30, 80 << 30)
+
+
+def test_limits_of_pods_go_with_gpus_that_are_chosen_at_the_start() -> None:
+    content = "gpus: [{mode: units, scope: pod}]\ndevices: {gpuBinding: start}"
+    (pool,) = parse(content.encode(), "config.yaml").gpus
+    assert pool.scope == "pod"
+    for tier in ("kernel", "mps"):
+        limits = f"gpuLimits: {{enforce: [{tier}, shim]}}"
+        with pytest.raises(
+            ConfigError, match=rf"\[0\].scope: pod: .* remove {tier} from gpuLimits"
+        ):
+            parse(f"{content}\n{limits}".encode(), "config.yaml")
+
+
+def test_every_key_is_in_the_document() -> None:
+    table = (Path(__file__).parents[3] / "docs/gpus.md").read_text()
+    assert [key for key in gpu_formats.KEYS if f"| `{key}` |" not in table] == []
 
 
 @pytest.mark.parametrize(
@@ -102,6 +130,18 @@ def test_units_have_alnairs_names() -> None:
         ("[{shapes: [{name: a/b, memory: 1GB, compute: 1}]}]", "expected bytes, such as"),
         ("[{mode: units, unit: 1Mi}]", "would be 81920 ids, and a kubelet accepts 52428"),
         ("[{mode: units, name: a/b}]", "is for mode replicas, this pool's is units"),
+        ("[{mode: units, computePolicy: best}]", "gpus.0..computePolicy: 'best': expected one of"),
+        (
+            "[{mode: replicas, name: a/b, replicas: 1, computePolicy: elastic}]",
+            r"gpus\[0\].computePolicy: is for mode slices or units, this pool's is replicas",
+        ),
+        ("[{mode: units, scope: node}]", "gpus.0..scope: 'node': expected one of container, pod"),
+        ("[{mode: units, scope: pod}]", r"gpus\[0\].scope: pod: .* devices: {gpuBinding: start}"),
+        ("[{mode: units, compat: hami}]", r"gpus\[0\].compat: 'hami': expected one of alnair"),
+        (
+            "[{compat: alnair, shapes: [{name: a/b, memory: 1Gi, compute: 1}]}]",
+            r"gpus\[0\].compat: is for mode units, this pool's is slices",
+        ),
         ("[{mode: units, memory: true}]", "gpus.0..memory: True: expected bytes"),
         ("[{mode: units, memoryName: a/b, computeName: a/b}]", "a/b: the resource already exists"),
     ],

@@ -8,6 +8,7 @@ from base.paths import Paths
 from base.pod import Pod
 from base.types import DeviceId
 from deviceplugin.checkpoint import AllocatedGPU
+from deviceplugin.gpus.given import pod_group
 from deviceplugin.gpus.holders import Holders
 from deviceplugin.kubelet.records import PodDevices
 from deviceplugin.ledger import Ledger
@@ -52,6 +53,20 @@ def test_a_container_is_known_from_its_start_and_its_uid_from_the_checkpoint(
     assert holders.listed() == [Tenant(group="g", pod=Pod("ml", "trainer"), container="main")]
     holders.learn([row("a_0", "a_1", uid="u")])
     assert holders.listed()[0].pod == Pod("ml", "trainer", "u")
+
+
+def test_a_pods_group_is_of_all_its_containers(
+    tmp_path: Path, holders: Holders, ledger: Ledger
+) -> None:
+    group = pod_group("u", "GPU-1")
+    for n, name in enumerate(("a", "b")):
+        give(ledger, f"a_{n}", group=group)
+        holders.starts(group, [row(f"a_{n}", name="trainer", uid="u", container=name)])
+    expected = [Tenant(group=group, pod=Pod("ml", "trainer", "u"), container="")]
+    assert holders.listed() == expected
+    again = Holders(Paths(state=tmp_path, kubelet=tmp_path), ledger)
+    again.learn([row(f"a_{n}", name="trainer", uid="u", container=str(n)) for n in (0, 1)])
+    assert again.listed() == expected
 
 
 def test_after_a_restart_the_records_tell(holders: Holders, ledger: Ledger) -> None:

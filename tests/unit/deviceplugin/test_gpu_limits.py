@@ -7,6 +7,7 @@ import pytest
 from deviceplugin.pools import gpu_limits
 from deviceplugin.pools.config import ConfigError, DevicePluginConfig
 from deviceplugin.pools.formats import parse
+from gpu import layout
 from gpu.settings import GpuLimitSettings
 
 SLICE = "[{shapes: [{name: a/b, memory: 400Mi, compute: 10}]}]"
@@ -27,7 +28,8 @@ def test_every_key_is_read() -> None:
     read = parsed(
         "{enforce: [kernel, shim], require: none, driverRoot: /run/nvidia/driver, "
         "onOveruse: kill, killUnaccounted: true, contextReserve: 500Mi, "
-        "compat: {metrics: [alnair]}}"
+        "managed: ignore, external: deny, unknown: warn, onError: allow, "
+        "maskCompat: true, compat: {metrics: [alnair]}}"
     )
     assert read.gpu_limits == GpuLimitSettings(
         enforce=("kernel", "shim"),
@@ -36,8 +38,27 @@ def test_every_key_is_read() -> None:
         on_overuse="kill",
         kill_unaccounted=True,
         context_reserve=500 << 20,
+        managed="ignore",
+        external="deny",
+        unknown="warn",
+        on_error="allow",
+        mask_compat=True,
         alnair_metrics=True,
     )
+
+
+@pytest.mark.parametrize(
+    ("text", "policy"),
+    [
+        ("{}", 0),
+        ("{managed: charge, external: allow, unknown: deny, onError: deny}", 0),
+        ("{managed: ignore}", layout.MANAGED_IGNORE),
+        ("{managed: deny, external: deny}", layout.MANAGED_DENY | layout.EXTERNAL_DENY),
+        ("{unknown: warn, onError: allow}", layout.UNKNOWN_WARN | layout.ERROR_ALLOW),
+    ],
+)
+def test_what_shims_do_is_told_by_bits(text: str, policy: int) -> None:
+    assert parsed(text).gpu_limits.policy == policy
 
 
 @pytest.mark.parametrize(
@@ -52,6 +73,11 @@ def test_every_key_is_read() -> None:
         ("{driverRoot: /run/../nvidia}", "gpuLimits.driverRoot: '/run/../nvidia'"),
         ("{onOveruse: stop}", "gpuLimits.onOveruse: 'stop': expected one of report, throttle"),
         ("{contextReserve: lots}", "gpuLimits.contextReserve: 'lots': expected bytes"),
+        ("{managed: count}", "gpuLimits.managed: 'count': expected one of charge, ignore, deny"),
+        ("{external: none}", "gpuLimits.external: 'none': expected one of allow, deny"),
+        ("{unknown: allow}", "gpuLimits.unknown: 'allow': expected one of deny, warn"),
+        ("{maskCompat: 1}", "gpuLimits.maskCompat: 1: expected bool"),
+        ("{onError: warn}", "gpuLimits.onError: 'warn': expected one of deny, allow"),
         ("{compat: {metrics: [hami]}}", r"gpuLimits.compat.metrics\[0\]: 'hami'"),
         ("{compat: {metric: []}}", "gpuLimits.compat.metric: unknown key"),
     ],

@@ -5,7 +5,9 @@ from pathlib import Path
 
 from base.paths import Paths
 from deviceplugin.gpus import slot_files
+from deviceplugin.gpus.slot_files import WrittenSlot
 from gpu import limit_hook
+from gpu.driver_files import SharedFile
 from gpu.nodes import GpuNode
 
 NODE = GpuNode(path="/dev/nvidia3", host="/dev/nvidia3", major=195, minor=3)
@@ -26,7 +28,21 @@ def test_a_device_names_the_hooks_of_its_container_as_cdi_writes_them(tmp_path: 
             "timeout": 10,
         }
     ]
-    assert slot_files.minors(paths, "a.slot") == {3}
+    assert slot_files.read(paths, "a.slot").minors == {3}
+
+
+def test_what_a_file_gives_is_read_again_and_nothing_of_a_damaged_one(tmp_path: Path) -> None:
+    paths = Paths(cdi=tmp_path / "cdi")
+    mount = SharedFile("/run/podfabric/gpu/g/limits", "/run/podfabric/gpu/limits")
+    slot_files.write(paths, "a.slot", [NODE], [mount])
+    mounts = ((mount.host, mount.container),)
+    assert slot_files.read(paths, "a.slot") == WrittenSlot(frozenset({3}), mounts)
+    file = slot_files.path(paths, "a.slot")
+    whole = file.read_bytes()
+    for content in (b"", whole[:-9], b"\xff", b'{"devices": [{}]}', b'{"devices": 1}'):
+        file.write_bytes(content)
+        assert slot_files.read(paths, "a.slot") == WrittenSlot(frozenset(), ())
+    assert slot_files.read(paths, "another.slot") == WrittenSlot(frozenset(), ())
 
 
 def test_a_device_without_hooks_has_none_and_its_file_is_written_once(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from base import files
-from gpu.groups import Limit
+from gpu.group_limits import Limit
 
 
 class PlainRooms:
@@ -28,6 +28,7 @@ class FileGroups:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.removed: list[str] = []
+        self.given: dict[str, Sequence[Limit]] = {}  # the last of each group
         self.broken = False
 
     def make(self, group: str, limits: Sequence[Limit]) -> Path:
@@ -56,6 +57,7 @@ class FileGroups:
 
     def _write(self, group: str, limits: Sequence[Limit]) -> None:
         self._perhaps_fail()
+        self.given[group] = limits
         content = [(limit.uuid, limit.memory_bytes, limit.compute_share) for limit in limits]
         (self.root / group / "limits").write_text(json.dumps(content))
 

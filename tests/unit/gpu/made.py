@@ -1,11 +1,11 @@
 """Limits for tests."""
 
-from gpu.groups import Limit
+from gpu.group_limits import Limit
 
 A = "GPU-00000000-0000-0000-0000-00000000000a"
 B = "GPU-00000000-0000-0000-0000-00000000000b"
 GIB = 1 << 30
 
 
-def limit(uuid: str = A, memory: int = GIB, share: float = 1.0) -> Limit:
-    return Limit(uuid, memory, share)
+def limit(uuid: str = A, memory: int = GIB, share: float = 1.0, *, elastic: bool = False) -> Limit:
+    return Limit(uuid, memory, share, elastic)

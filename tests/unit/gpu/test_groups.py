@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from gpu import layout
-from gpu.groups import Compute, GroupError, Groups, Limit
+from gpu.group_limits import GroupError, Limit
+from gpu.groups import Compute, Groups
 from gpu.limits_file import LimitsFile
 from gpu.region import RegionInvalid
 from tests.unit.gpu.groups import PlainRooms
@@ -36,8 +37,9 @@ def sequence(path: Path) -> int:
     return int(number)
 
 
-def test_a_new_group_has_both_files_as_the_header_describes_them(groups: Groups) -> None:
-    directory = groups.make("g", [limit(A, 2 * GIB, 0.25), limit(B, 3 * GIB, 0.5)], policy=4)
+def test_a_new_group_has_both_files_as_the_header_describes_them(tmp_path: Path) -> None:
+    groups = Groups(tmp_path, policy=4, rooms=PlainRooms())
+    directory = groups.make("g", [limit(A, 2 * GIB, 0.25), limit(B, 3 * GIB, 0.5)])
     limits = layout.PfLimits.from_buffer_copy((directory / "limits").read_bytes())
     region = layout.PfRegion.from_buffer_copy((directory / "region").read_bytes())
     assert (limits.header.magic, limits.header.version) == (layout.LIMITS_MAGIC, 1)
@@ -54,6 +56,13 @@ def test_a_new_group_has_both_files_as_the_header_describes_them(groups: Groups)
     assert region.header.mutex[layout.MUTEX_KIND_AT] == layout.MUTEX_KIND
     assert sum(region.header.mutex) == layout.MUTEX_KIND
     assert bytes(region)[layout.USE_AT :] == NO_REGION[layout.USE_AT :]
+
+
+def test_the_next_agents_policy_holds_for_groups_that_exist(groups: Groups) -> None:
+    directory = groups.make("g", [limit()])
+    Groups(groups.root, policy=18, rooms=PlainRooms()).settle("g")
+    limits = layout.PfLimits.from_buffer_copy((directory / "limits").read_bytes())
+    assert limits.header.policy == 18
 
 
 def test_tenants_may_write_the_region_and_read_the_limits_and_nobody_else_gets_there(
@@ -241,7 +250,7 @@ def test_a_kill_at_any_write_of_a_change_is_finished_by_the_next_one(groups: Gro
         groups.remove("g")
         if not killed:
             break
-    assert odd == 3  # before each write between the two of the sequence
+    assert odd == 4  # before each write between the two of the sequence
 
 
 def test_a_kill_at_any_change_of_remove_leaves_what_the_next_call_removes(groups: Groups) -> None:
@@ -295,6 +304,20 @@ def test_a_throttled_group_has_its_ceiling_until_it_is_lifted(groups: Groups) ->
     groups.throttle("g", A, None)
     assert in_force() == (0.5, 4.0)
     assert [each.compute_share for each in groups.read("g").limits] == [0.5]
+
+
+def test_what_was_lent_or_held_back_is_not_taken_for_the_share_without_the_agents_own_file(
+    groups: Groups,
+) -> None:
+    directory = groups.make("g", [limit(A, share=0.25, elastic=True), limit(B, share=0.5)])
+    groups.set_compute("g", {A: Compute(1.0)})
+    groups.throttle("g", B, 0.01)
+    groups.set_compute("g", {A: Compute(1.0)})
+    assert [entry.share for entry in groups.read("g").in_force] == [1.0, 0.01]
+    (directory / "configured").write_bytes(b"")
+    assert [limit.compute_share for limit in groups.read("g").limits] == [0.25, 0.5]
+    Groups(groups.root, rooms=PlainRooms()).settle("g")
+    assert [entry.share for entry in groups.read("g").in_force] == [0.25, 0.5]
 
 
 def test_what_was_configured_is_known_without_the_agents_own_file(groups: Groups) -> None:

@@ -6,7 +6,7 @@ from prometheus_client.metrics_core import Metric
 
 from base.pod import Pod
 from gpu import alnair_metrics, metrics
-from gpu.groups import NO_LIMIT
+from gpu.group_limits import NO_LIMIT
 from gpu.limits_file import GpuEntry
 from gpu.region import RegionCounts, RegionUse
 from gpu.samples import GpuSample, NodeSample, TenantSample

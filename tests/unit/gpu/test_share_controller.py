@@ -68,8 +68,8 @@ def test_a_gpu_of_which_the_driver_does_not_tell_is_shared_by_estimates_alone(
 
 def test_elastic_groups_get_what_idle_ones_leave(groups: Groups) -> None:
     for name, share in (("a", 0.3), ("b", 0.7), ("fixed", 0.2)):
-        groups.make(name, [limit(share=share)])
-    control = ShareController(groups, elastic=lambda group: group != "fixed")
+        groups.make(name, [limit(share=share, elastic=name != "fixed")])
+    control = ShareController(groups)
     _launches(groups, "a")
     control({}, (A, B))
     assert _in_force(groups, "a")[0] == 1.0
@@ -80,6 +80,19 @@ def test_elastic_groups_get_what_idle_ones_leave(groups: Groups) -> None:
     _launches(groups, "a", "b")
     control({}, (A, B))
     assert (_in_force(groups, "a")[0], _in_force(groups, "b")[0]) == (0.3, 0.7)
+
+
+def test_elastic_groups_have_their_own_shares_when_the_controller_ends(groups: Groups) -> None:
+    groups.make("a", [limit(share=0.3, elastic=True)])
+    groups.make("fixed", [limit(share=0.5)])
+    control = ShareController(groups)
+    for _ in range(4):
+        _launches(groups, "a")
+        control({("fixed", A): 0.9}, (A,))
+    assert _in_force(groups, "a")[0] == 1.0
+    control.settle()
+    assert _in_force(groups, "a")[0] == 0.3
+    assert _in_force(groups, "fixed")[1] > 1.2  # what was learnt of it stays
 
 
 def test_each_gpu_is_shared_by_itself(groups: Groups) -> None:

@@ -1,7 +1,6 @@
 """Pools of mode replicas on a real socket: what a kubelet is offered and given (Deepomatic's)."""
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 
 import pytest
 
@@ -31,30 +30,13 @@ def container(count: int = 1, resource: str = RESOURCE) -> Mapping[str, object]:
 
 
 @pytest.fixture
-def paths(root: Path) -> Paths:
-    base = root.parent
-    paths = Paths(
-        kubelet=root,
-        **{name: base / name for name in ("sys", "proc", "dev", "run", "state", "etc", "cdi")},
-        devinfo=base / "devinfo",
-    )
-    boot_id = paths.proc / "sys/kernel/random/boot_id"
-    boot_id.parent.mkdir(parents=True)
-    boot_id.write_text("9b6b5c1e-0d5a-4a3f-8f0e-6d5b1b1c9d11\n")
-    for directory in (paths.sys, paths.dev, paths.etc):
-        directory.mkdir()
-    return paths
+def gpus() -> int:
+    return 0
 
 
 @pytest.fixture
 def driver(paths: Paths) -> Driver:
     return Driver(paths)
-
-
-@pytest.fixture
-def kubelet(paths: Paths) -> Iterator[Kubelet]:
-    with Kubelet(paths.kubelet) as own_kubelet:
-        yield own_kubelet
 
 
 @pytest.fixture

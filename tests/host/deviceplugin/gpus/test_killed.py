@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,17 +9,15 @@ import pytest
 from base.paths import Paths
 from deviceplugin import checkpoint
 from deviceplugin.gpus import start
-from tests.host.deviceplugin.gpu_node import (
+from tests.host.deviceplugin.gpus.gpu_node import (
     COMPUTE,
     GIB,
     MEMORY,
     GpuNode,
     container,
-    made_paths,
     units,
 )
 from tests.kubelet.kubelet import Kubelet
-from tests.unit.gpu.driver import Driver
 from tests.unit.gpu.groups import FileGroups
 from tests.unit.host.servers import gpu_uuid
 from tests.waiting import PATIENCE
@@ -54,18 +51,8 @@ class Steps:
 
 
 @pytest.fixture
-def kubelet(root: Path) -> Iterator[Kubelet]:
-    paths = made_paths(root)
-    Driver(paths).load(2)
-    with Kubelet(paths.kubelet) as own_kubelet:
-        yield own_kubelet
-
-
-@pytest.fixture
-def node(root: Path, kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch) -> Iterator[GpuNode]:
+def node(paths: Paths, kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch) -> Iterator[GpuNode]:
     monkeypatch.setattr(start, "ASK_KUBELET", PATIENCE)
-    names = ("sys", "proc", "dev", "run", "state", "etc", "cdi", "devinfo")
-    paths = Paths(kubelet=root, **{name: root.parent / name for name in names})
     new_node = GpuNode(paths, [units(8)], gpu_binding="start")
     await_lists(kubelet)
     yield new_node

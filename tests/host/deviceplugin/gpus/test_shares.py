@@ -2,44 +2,30 @@
 
 import random
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 import pytest
 
 from base.paths import Paths
 from deviceplugin import checkpoint, ledger
-from deviceplugin.checkpoint import AllocatedGPU
 from deviceplugin.pools.gpu_pool import GpuPoolConfig, Shape
-from tests.host.deviceplugin.gpu_node import (
+from tests.host.deviceplugin.gpus.gpu_node import (
     COMPUTE,
     GIB,
     MEMORY,
     GpuNode,
     await_restarted,
     container,
-    made_paths,
+    given,
     units,
 )
 from tests.kubelet.devices import NotStarted, PodRejected
 from tests.kubelet.kubelet import Kubelet
-from tests.unit.gpu.driver import Driver
 from tests.unit.host.servers import gpu_uuid
 from tests.waiting import until
 
 SMALL, LARGE = "podfabric.io/gpu-2g-25", "podfabric.io/gpu-4g-50"
-
-
-@pytest.fixture
-def paths(root: Path) -> Paths:
-    made = made_paths(root)
-    Driver(made).load(2)
-    return made
-
-
-@pytest.fixture
-def kubelet(paths: Paths) -> Iterator[Kubelet]:
-    with Kubelet(paths.kubelet) as own_kubelet:
-        yield own_kubelet
 
 
 @pytest.fixture
@@ -71,10 +57,6 @@ def first_of_two(seed: int) -> str:
     return order[0]
 
 
-def given(paths: Paths) -> list[AllocatedGPU]:
-    return [entry.gpu for entry in checkpoint.read(paths).allocations if entry.gpu is not None]
-
-
 def bound(paths: Paths) -> dict[str, tuple[int, int]]:
     """GiB and percent by GPU, and "" for what is not bound."""
     sums: dict[str, tuple[int, int]] = {}
@@ -85,6 +67,12 @@ def bound(paths: Paths) -> dict[str, tuple[int, int]]:
             compute + round(gpu.compute_share * 100),
         )
     return sums
+
+
+def states(node: GpuNode) -> dict[Path, tuple[int, ...]]:
+    """What changes when one of the groups' files is written or replaced."""
+    found = {path: path.stat() for path in (node.paths.run / "gpu").rglob("*")}
+    return {path: (of.st_ino, of.st_mtime_ns, of.st_ctime_ns) for path, of in found.items()}
 
 
 @pytest.mark.parametrize("first", [MEMORY, COMPUTE])
@@ -106,6 +94,47 @@ def test_alnairs_pod_has_memory_and_time_of_one_gpu_in_both_orders(
             assert "/dev/nvidia1" not in pod.containers["main"].devices
         finally:
             node.plugin.close()
+
+
+@pytest.mark.parametrize("binding", ["admission", "start"])
+def test_containers_of_a_compatible_pool_have_alnairs_variables(
+    paths: Paths, kubelet: Kubelet, binding: str
+) -> None:
+    node = GpuNode(paths, [units(8, compat="alnair")], gpu_binding=binding)
+    try:
+        kubelet.wait(lambda: kubelet.allocatable(MEMORY) == 16 and kubelet.allocatable(COMPUTE))
+        pods = [kubelet.admit(name, [container(memory=2, compute=30)]) for name in ("a", "b")]
+        pods.append(kubelet.admit("c", [container(memory=1)]))
+        variables = [pod.containers["main"].env for pod in pods]
+        time = "ALNAIR_VGPU_COMPUTE_PERCENTILE"
+        assert [each.get(time) for each in variables] == ["30", "30", None]
+        assert {each["ALNAIR_ID"] for each in variables} == node.groups.limits().keys()
+        assert len(node.groups.limits()) == 3
+        assert {*chain.from_iterable(variables)} - {"NVIDIA_VISIBLE_DEVICES"} == {time, "ALNAIR_ID"}
+    finally:
+        node.plugin.close()
+
+
+@pytest.mark.parametrize("binding", ["admission", "start"])
+@pytest.mark.parametrize("policy", ["fixed", "elastic"])
+def test_containers_have_the_policy_of_their_pool(
+    paths: Paths, kubelet: Kubelet, binding: str, policy: str
+) -> None:
+    node = GpuNode(paths, [units(8, compute_policy=policy)], gpu_binding=binding)
+    try:
+        kubelet.wait(lambda: kubelet.allocatable(MEMORY) == 16 and kubelet.allocatable(COMPUTE))
+        kubelet.admit("trainer", [container(memory=2, compute=30)])
+        ((limit,),) = node.groups.given.values()
+        assert (limit.compute_share, limit.elastic) == (0.3, policy == "elastic")
+    finally:
+        node.plugin.close()
+
+
+def test_container_with_limits_gets_no_gpu_that_its_image_asks_the_runtime_for(
+    node: GpuNode, kubelet: Kubelet
+) -> None:
+    pod = kubelet.admit("trainer", [container(memory=2, compute=50)])
+    assert pod.containers["main"].env == {"NVIDIA_VISIBLE_DEVICES": "void"}
 
 
 def test_container_sees_its_limits_and_cannot_change_them(node: GpuNode, kubelet: Kubelet) -> None:
@@ -207,14 +236,14 @@ def test_container_after_an_init_container_has_what_it_asks_for(paths: Paths, li
 
 def test_restart_changes_nothing_of_a_running_container(node: GpuNode, kubelet: Kubelet) -> None:
     pod = kubelet.admit("trainer", [container(memory=2, compute=50)])
-    files = {path: path.stat() for path in (node.paths.run / "gpu").rglob("*")}
+    files = states(node)
     before = given(node.paths)
     node.groups.removed.clear()
     node.restart()
     await_restarted(kubelet)
     kubelet.wait(lambda: kubelet.allocatable(MEMORY) == 16)
     assert given(node.paths) == before
-    assert {path: path.stat() for path in (node.paths.run / "gpu").rglob("*")} == files
+    assert states(node) == files
     assert node.groups.removed == []
     kubelet.run(pod)  # the container is started again
     assert given(node.paths) == before

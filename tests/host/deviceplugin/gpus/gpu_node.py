@@ -1,14 +1,18 @@
 """A node with GPUs and their device plugin, for tests with the stand-in for the kubelet."""
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from base.paths import Paths
+from deviceplugin import checkpoint
+from deviceplugin.checkpoint import AllocatedGPU
 from deviceplugin.gpus.parts import GpuParts
 from deviceplugin.plugin import DevicePlugin
 from deviceplugin.pools.config import DevicePluginConfig, PoolConfig
 from deviceplugin.pools.gpu_pool import GpuPoolConfig
-from tests.kubelet.kubelet import Kubelet
+from tests.kubelet.kubelet import Kubelet, Pod
 from tests.unit.gpu.driver import Driver
 from tests.unit.gpu.groups import FileGroups
 
@@ -84,3 +88,26 @@ def container(
     """A container of a pod that asks for units of memory and percents of time, and for `others`."""
     asked = {name: count for name, count in ((MEMORY, memory), (COMPUTE, compute)) if count}
     return {"name": name, "limits": {**asked, **others}, "init": init}
+
+
+def given(paths: Paths) -> list[AllocatedGPU]:
+    """The parts of GPUs that the checkpoint has."""
+    return [entry.gpu for entry in checkpoint.read(paths).allocations if entry.gpu is not None]
+
+
+def edits(paths: Paths, pod: Pod, name: str = "main") -> dict[str, Any]:
+    """What the runtime finds for the CDI name that a container was given."""
+    (qualified,) = pod.containers[name].cdi
+    kind, _, slot = qualified.partition("=")
+    document = json.loads((paths.cdi / f"podfabric-slot-{slot}.json").read_text())
+    assert document["kind"] == kind
+    (device,) = document["devices"]
+    assert device["name"] == slot
+    found: dict[str, Any] = device["containerEdits"]
+    return found
+
+
+def gpu_node_of(found: dict[str, Any]) -> str:
+    """The one node of a GPU among the edits."""
+    (path,) = [node["path"] for node in found["deviceNodes"] if node["path"][-1].isdigit()]
+    return str(path)

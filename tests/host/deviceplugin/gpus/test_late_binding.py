@@ -1,10 +1,7 @@
 """GPUs that are chosen when the container starts: names at admission, their files at the start."""
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,18 +12,20 @@ from deviceplugin.gpus import near, slot_files, start
 from deviceplugin.pools.config import PoolConfig
 from deviceplugin.pools.gpu_pool import GpuPoolConfig, Shape
 from host.topology import Distance, Topology
-from tests.host.deviceplugin.gpu_node import (
+from tests.host.deviceplugin.gpus.gpu_node import (
     COMPUTE,
     GIB,
     MEMORY,
     GpuNode,
     await_restarted,
     container,
-    made_paths,
+    edits,
+    given,
+    gpu_node_of,
     units,
 )
 from tests.kubelet.devices import NotStarted
-from tests.kubelet.kubelet import Kubelet, Pod
+from tests.kubelet.kubelet import Kubelet
 from tests.unit.gpu.driver import Driver
 from tests.unit.host.servers import gpu_uuid
 from tests.waiting import PATIENCE, until
@@ -45,46 +44,11 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def paths(root: Path) -> Paths:
-    made = made_paths(root)
-    Driver(made).load(2)
-    return made
-
-
-@pytest.fixture
-def kubelet(paths: Paths) -> Iterator[Kubelet]:
-    with Kubelet(paths.kubelet) as own_kubelet:
-        yield own_kubelet
-
-
-@pytest.fixture
 def node(paths: Paths, kubelet: Kubelet) -> Iterator[GpuNode]:
     new_node = GpuNode(paths, [units(8)], gpu_binding="start")
     kubelet.wait(lambda: kubelet.allocatable(MEMORY) == 16 and kubelet.allocatable(COMPUTE) == 200)
     yield new_node
     new_node.plugin.close()
-
-
-def given(paths: Paths) -> list[AllocatedGPU]:
-    return [entry.gpu for entry in checkpoint.read(paths).allocations if entry.gpu is not None]
-
-
-def edits(paths: Paths, pod: Pod, name: str = "main") -> dict[str, Any]:
-    """What the runtime finds for the CDI name that a container was given."""
-    (qualified,) = pod.containers[name].cdi
-    kind, _, slot = qualified.partition("=")
-    document = json.loads((paths.cdi / f"podfabric-slot-{slot}.json").read_text())
-    assert document["kind"] == kind
-    (device,) = document["devices"]
-    assert device["name"] == slot
-    found: dict[str, Any] = device["containerEdits"]
-    return found
-
-
-def gpu_node_of(found: dict[str, Any]) -> str:
-    """The one node of a GPU among the edits."""
-    (path,) = [node["path"] for node in found["deviceNodes"] if node["path"][-1].isdigit()]
-    return str(path)
 
 
 def test_admission_gives_a_name_and_the_start_says_what_it_is(

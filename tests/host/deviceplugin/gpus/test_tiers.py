@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from pathlib import Path
 
 import pytest
 
@@ -16,10 +15,9 @@ from deviceplugin.pools.config import DevicePluginConfig
 from gpu.driver_files import SharedFile
 from gpu.settings import GpuLimitSettings
 from gpu.tiers import Tier
-from tests.host.deviceplugin.gpu_node import MEMORY, container, made_paths, units
+from tests.host.deviceplugin.gpus.gpu_node import MEMORY, container, units
 from tests.kubelet.devices import PodRejected
 from tests.kubelet.kubelet import Kubelet
-from tests.unit.gpu.driver import Driver
 from tests.unit.gpu.groups import FileGroups
 from tests.waiting import until
 
@@ -67,16 +65,8 @@ class TieredNode:
 
 
 @pytest.fixture
-def paths(root: Path) -> Paths:
-    made = made_paths(root)
-    Driver(made).load(1)
-    return made
-
-
-@pytest.fixture
-def kubelet(paths: Paths) -> Iterator[Kubelet]:
-    with Kubelet(paths.kubelet) as own_kubelet:
-        yield own_kubelet
+def gpus() -> int:
+    return 1
 
 
 @pytest.fixture

@@ -1,0 +1,102 @@
+"""The registered processes of all groups that have not ended: a pidfd of each tells its end."""
+
+import os
+import select
+import threading
+from collections.abc import Iterable
+
+from gpu import processes
+from gpu.processes import Program
+
+
+class LivingProcess:
+    """A process that is registered, until it ends."""
+
+    def __init__(self, pidfd: int, pid: int, program: Program) -> None:
+        self.pidfd = pidfd
+        self.pid = pid
+        self.start_time = program.start_time
+        self.image = program.image  # another one after it executed a program
+        self.slots: dict[tuple[str, int], int] = {}  # registrations by group and slot
+
+
+class LivingProcesses:
+    """Which processes live, and which slots they have. Any thread may use it.
+
+    The pidfds are in `epoll`, where each can be read once its process has ended.
+    """
+
+    def __init__(self, epoll: select.epoll) -> None:
+        self._epoll = epoll
+        self._lock = threading.Lock()  # of the following three
+        self._by_pidfd: dict[int, LivingProcess] = {}
+        self._by_pid: dict[int, LivingProcess] = {}  # the same
+        self._holders: dict[tuple[str, int], LivingProcess] = {}  # by group and slot
+
+    def by_pid(self) -> dict[int, LivingProcess]:
+        """All of them, by pid."""
+        with self._lock:
+            return dict(self._by_pid)
+
+    def watch(
+        self, pidfd: int, pid: int, program: Program, group: str, slot: int, registration: int
+    ) -> None:
+        """Notice the end of the process that is registered in a slot now. Takes the pidfd."""
+        with self._lock:
+            former = self._holders.pop((group, slot), None)
+            if former is not None:
+                del former.slots[group, slot]
+            process = self._by_pid.get(pid)
+            if process is not None and process.start_time == program.start_time:
+                os.close(pidfd)
+                process.image = program.image
+            else:
+                process = LivingProcess(pidfd, pid, program)
+                self._by_pidfd[pidfd] = self._by_pid[pid] = process
+                self._epoll.register(pidfd, select.EPOLLIN)
+            process.slots[group, slot] = registration
+            self._holders[group, slot] = process
+
+    def other_holder(self, group: str, slot: int, pid: int, start_time: int) -> int | None:
+        """The registration of another process, which lives, in the slot; None if there is none."""
+        with self._lock:
+            holder = self._holders.get((group, slot))
+            if (
+                holder is None
+                or (holder.pid, holder.start_time) == (pid, start_time)
+                or processes.has_ended(holder.pidfd)
+            ):
+                return None
+            return holder.slots[group, slot]
+
+    def take_ended(self, pidfds: Iterable[int]) -> dict[str, dict[int, int]]:
+        """Forget those of these that have ended: their registrations, by group and slot."""
+        dead: dict[str, dict[int, int]] = {}
+        with self._lock:
+            for pidfd in pidfds:
+                process = self._by_pidfd.get(pidfd)
+                # Ask: the event may be about an earlier descriptor of this number.
+                if process is None or not processes.has_ended(pidfd):
+                    continue
+                del self._by_pidfd[pidfd]
+                if self._by_pid.get(process.pid) is process:
+                    del self._by_pid[process.pid]
+                for (group, slot), registration in process.slots.items():
+                    del self._holders[group, slot]
+                    dead.setdefault(group, {})[slot] = registration
+                self._epoll.unregister(pidfd)
+                os.close(pidfd)
+        return dead
+
+    def forget(self, group: str) -> None:
+        """A group was removed: its slots are of no process any more."""
+        with self._lock:
+            for key in [key for key in self._holders if key[0] == group]:
+                del self._holders.pop(key).slots[key]
+
+    def close(self) -> None:
+        """Forget all."""
+        with self._lock:
+            for pidfd in self._by_pidfd:
+                os.close(pidfd)
+            self._by_pidfd, self._by_pid, self._holders = {}, {}, {}
