@@ -71,6 +71,7 @@ class AgentGpuLimits:
             groups=self._service.groups,
             obstacles=self._service.obstacles,
             files=self._service.files,
+            edits=self._service.edits,
             context_reserve=(self._settings or config.gpu_limits).context_reserve,
         )
 

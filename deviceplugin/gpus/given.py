@@ -23,9 +23,11 @@ from deviceplugin.gpus.tiers import mounted
 from deviceplugin.kubelet.server import Rejected
 from deviceplugin.pools.gpu_pool import GpuBinding, GpuPoolConfig
 from gpu import nodes
+from gpu.container_edits import ContainerEdits
 from gpu.driver_files import SharedFile
 from gpu.groups import GroupError, Limit
 from gpu.nodes import GpuNode
+from gpu.tiers import BY_CDI
 from host.errors import HostError
 
 _LONGEST = 200  # bytes of a group's name, which is part of the name of a file
@@ -67,6 +69,11 @@ class Giver:
         if not given.slot:
             return v1beta1_pb2.ContainerAllocateResponse()
         group = group_of(resource, given.slot)
+        if given.tier in BY_CDI and not given.cdi:  # `gpuBinding` has changed since the last look
+            raise Rejected(
+                grpc.StatusCode.UNAVAILABLE,
+                f"what keeps limits of {resource} changes now: try again in a second",
+            )
         if given.cdi:
             name = slot_files.qualified(group)
             return answer.response((), config.driver_mount, cdi=[name])
@@ -93,7 +100,15 @@ class Giver:
         found = self.nodes(given, resource)
         files = self._limited(given, config, given.group, [limit], change=True)
         if given.cdi:
-            slot_files.write(self._paths, given.group, found, files, _VARIABLES)
+            edits = self._edits(given, limit)
+            slot_files.write(
+                self._paths,
+                given.group,
+                found,
+                [*files, *edits.files],
+                {**_VARIABLES, **edits.variables},
+                edits.hooks,
+            )
 
     def started(self, group: str) -> frozenset[int]:
         """N of each /dev/nvidiaN that a container with a CDI name was given when it started."""
@@ -129,6 +144,13 @@ class Giver:
                 self.parts.groups.change(group, limits)
             return [*_files_of(directory), *self.parts.files(mounted(config))]
         except (GroupError, HostError) as error:
+            raise Rejected(grpc.StatusCode.FAILED_PRECONDITION, str(error)) from None
+
+    def _edits(self, given: AllocatedGPU, limit: Limit) -> ContainerEdits:
+        """What the container gets for its tier beside that of the shims. Raises Rejected."""
+        try:
+            return self.parts.edits(given.tier, given.group, limit)
+        except HostError as error:
             raise Rejected(grpc.StatusCode.FAILED_PRECONDITION, str(error)) from None
 
 

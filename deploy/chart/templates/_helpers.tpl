@@ -35,6 +35,13 @@ app.kubernetes.io/component: agent
 {{- if include "podfabric.limits-gpus" . }}{{ (.Values.gpu | default dict).runtimeClassName | default "" }}{{ end }}
 {{- end }}
 
+{{- /* "true" if the driver may limit the memory of containers' cgroups: the tier kernel. */}}
+{{- define "podfabric.limits-cgroups" -}}
+{{- if include "podfabric.limits-gpus" . }}
+{{- if has "kernel" (dig "gpuLimits" "enforce" (list) .Values.config) }}true{{ end }}
+{{- end }}
+{{- end }}
+
 {{- define "podfabric.driver-root" -}}
 {{ dig "gpuLimits" "driverRoot" "/" .Values.config }}
 {{- end }}

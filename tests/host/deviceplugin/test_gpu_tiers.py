@@ -13,6 +13,7 @@ from deviceplugin.gpus import tiers
 from deviceplugin.gpus.parts import ALONE, GpuParts
 from deviceplugin.plugin import DevicePlugin
 from deviceplugin.pools.config import DevicePluginConfig
+from deviceplugin.pools.gpu_pool import GpuBinding
 from gpu.driver_files import SharedFile
 from gpu.settings import GpuLimitSettings
 from gpu.tiers import Tier
@@ -52,9 +53,15 @@ class TieredNode:
         return (LIBRARY,)
 
     def start(
-        self, settings: GpuLimitSettings, parts: GpuParts | None = None, **pool: object
+        self,
+        settings: GpuLimitSettings,
+        parts: GpuParts | None = None,
+        binding: GpuBinding = "admission",
+        **pool: object,
     ) -> None:
-        config = DevicePluginConfig(pools=(), gpus=(units(8, **pool),), gpu_limits=settings)
+        config = DevicePluginConfig(
+            pools=(), gpus=(units(8, **pool),), gpu_limits=settings, gpu_binding=binding
+        )
         self.plugin = DevicePlugin(self.paths, config, gpu_parts=parts or self.parts())
         self.stack.callback(self.plugin.close)
         self.plugin.start()
@@ -155,6 +162,24 @@ def test_a_container_keeps_the_tier_that_it_was_given_when_it_starts_again(
     kubelet.run(pod)
     assert node.tier() == "none"
     assert node.groups.limits() == {}
+
+
+def test_a_container_without_a_cdi_device_that_is_taken_over_from_the_kubelet_has_the_shims(
+    node: TieredNode, kubelet: Kubelet
+) -> None:
+    settings = GpuLimitSettings(enforce=("kernel", "shim"))
+    node.obstacles["kernel"] = None
+    node.start(settings)
+    kubelet.wait(lambda: kubelet.allocatable(MEMORY) == 8)
+    kubelet.run(kubelet.admit("trainer", [container(memory=2)]))
+    assert node.tier() == "shim"
+    assert node.plugin is not None
+    node.plugin.close()
+    node.paths.checkpoint.unlink()
+    node.start(settings, binding="start")
+    until(lambda: len(checkpoint.read(node.paths).allocations) == 2, what="its ids")
+    assert node.plugin.gpu_tiers()[0].choice.tier == "kernel"
+    assert node.tier() == "shim"
 
 
 def test_a_plugin_alone_gives_no_part_unless_nothing_is_required(
