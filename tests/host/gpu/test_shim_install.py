@@ -15,7 +15,7 @@ from cli.shims import FILES
 from tests.plugins import CHECKOUT
 from tools import build_hook, build_shim
 
-NAMES = list(FILES)
+NAMES = sorted(FILES)
 COMMANDS = """
 import json, os, signal, sys
 
@@ -162,7 +162,7 @@ def test_libraries_of_make_gpu_are_installed_for_every_user_to_read(
 ) -> None:
     built = build_shim.build(directory=tmp_path / "built")
     built.append(build_hook.build(directory=tmp_path / "built"))
-    assert [path.name for path in built] == NAMES
+    assert sorted(path.name for path in built) == NAMES
     list(shims.install(shims.read(tmp_path / "built"), host.shims))
     for path in built:
         installed = host.shims / path.name
