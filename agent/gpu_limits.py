@@ -27,6 +27,7 @@ AT_START_ONLY = (
     ("kill_unaccounted", "killUnaccounted"),
     ("context_reserve", "contextReserve"),
     ("alnair_metrics", "compat.metrics"),
+    ("mps", "mps"),
 )
 """Settings that take effect only when the agent starts, and their keys below `gpuLimits`."""
 

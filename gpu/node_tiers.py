@@ -1,10 +1,11 @@
 """The tiers on this node: why each cannot be had on a GPU, and what each adds to a container.
 
-The tier `kernel` is the shim's and the driver's together: the driver keeps the limit of memory, and
-the shim shares of time and what programs see.
+The tiers `kernel` and `mps` have the shim, too. With `kernel` the driver keeps the limit of memory,
+and the shim shares of time and what programs see. With `mps` MPS keeps a part of the GPU's
+multiprocessors in place of shares of time, and the shim the limit of memory for all processes.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from base.paths import Paths
 from gpu import kernel_tier, limit_hook
@@ -12,6 +13,7 @@ from gpu.container_edits import ContainerEdits
 from gpu.driver_files import SharedFile
 from gpu.groups import Groups, Limit
 from gpu.limit_hook import LimitHook
+from gpu.mps_tier import MpsTier
 from gpu.nvml import Nvml
 from gpu.settings import GpuLimitSettings
 from gpu.shim_tier import ShimTier
@@ -41,6 +43,7 @@ class NodeTiers:
         self._problem = problem
         self._cgroups = paths.sys / "fs/cgroup"
         self._shim = ShimTier(paths, settings, groups.obstacle)
+        self._mps = MpsTier(paths, settings.mps)
         self._unsupported: dict[str, str | None] = {}  # why no limits of cgroups, by UUID
         self._hook = LimitHook(paths.gpu_limit_socket, groups, driver, self._cgroups)
         self._deaf: str | None = f"{paths.gpu_limit_socket} is not served yet"
@@ -62,6 +65,11 @@ class NodeTiers:
         """Ask what does not change while the driver is loaded. Raises NvmlError."""
         self._unsupported[uuid] = kernel_tier.unsupported(driver, uuid, self._cgroups)
 
+    def look(self, driver: Nvml, uuids: Iterable[str]) -> None:
+        """Ask what may change at any time."""
+        for uuid in uuids:
+            self._mps.learn(driver, uuid)
+
     def backend(self, tier: Tier) -> str:
         """What counts memory in the driver for a tier; "none" where nothing does."""
         return kernel_tier.node_backend(self._cgroups) if tier == "kernel" else "none"
@@ -70,6 +78,7 @@ class NodeTiers:
         """Why a GPU cannot have each tier, in a pool with this mount of the driver."""
         return {
             "kernel": lambda: self._kernel_obstacle(mount, uuid),
+            "mps": lambda: self._mps.obstacle(uuid) or self._shim.obstacle(mount),
             "shim": lambda: self._shim.obstacle(mount),
         }
 
@@ -78,7 +87,12 @@ class NodeTiers:
         return self._shim.files(mount)
 
     def edits(self, tier: str, group: str, limit: Limit) -> ContainerEdits:
-        """What a container of a group gets by its CDI device, beside `files`."""
+        """What a container that starts gets by its CDI device, beside `files`.
+
+        Raises HostError if the tier cannot keep the limit now: the container must not start.
+        """
+        if tier == "mps":
+            return self._mps.edits(limit)
         if tier != "kernel":
             return ContainerEdits()
         hook = limit_hook.hook(self._paths.gpu_limit, self._paths.gpu_limit_socket, group)

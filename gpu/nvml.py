@@ -23,6 +23,8 @@ NOT_SUPPORTED = 3
 NOT_FOUND = 6
 _SUCCESS, _INSUFFICIENT_SIZE, _FUNCTION_NOT_FOUND = 0, 7, 13
 UNLIMITED = 2**64 - 1
+EXCLUSIVE_PROCESS = 3
+"""The compute mode in which a GPU serves one process at a time, as an MPS server is."""
 
 _loading = threading.Lock()  # nvidia-ml-py has one library in a process
 
@@ -130,6 +132,10 @@ class Nvml:
             if error.code == NOT_SUPPORTED:
                 return False
             raise
+
+    def compute_mode(self, uuid: str) -> int:
+        """Which processes may use the GPU: nvmlComputeMode_t."""
+        return int(self._of(uuid, self._nvml.nvmlDeviceGetComputeMode))
 
     def memory(self, uuid: str) -> DeviceMemory:
         """The GPU's memory; total includes what is reserved."""

@@ -132,7 +132,10 @@ class GpuService:
         return self._node_tiers.files(mount)
 
     def edits(self, tier: str, group: str, limit: Limit) -> ContainerEdits:
-        """What a container of a group gets by its CDI device for its tier, beside `files`."""
+        """What a container of a group gets by its CDI device for its tier, beside `files`.
+
+        Raises HostError if the tier cannot keep the limit now.
+        """
         return self._node_tiers.edits(tier, group, limit)
 
     def close(self) -> None:
@@ -225,7 +228,9 @@ class GpuService:
 
     def _learn(self, driver: Nvml) -> None:
         """Ask for what does not change while the driver is loaded, of GPUs that are new."""
-        for uuid in self._present().keys() - self._memory.keys():
+        present = self._present().keys()
+        self._node_tiers.look(driver, present)
+        for uuid in present - self._memory.keys():
             with suppress(NvmlError):  # the next look tells why
                 told = driver.memory(uuid)
                 self._node_tiers.learn(driver, uuid)

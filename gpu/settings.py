@@ -13,6 +13,13 @@ Action = Literal["report", "throttle", "kill"]
 """What is done about a group that uses more memory than it may."""
 
 
+class MpsDirectories(msgspec.Struct, frozen=True, kw_only=True):
+    """Directories of the host that MPS' control daemon and its clients share."""
+
+    pipes: Path  # CUDA_MPS_PIPE_DIRECTORY of the daemon
+    shm: Path  # what the daemon has as /dev/shm
+
+
 class GpuLimitSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How limits of GPUs are kept. docs/gpu-limits.md has the table."""
 
@@ -23,3 +30,4 @@ class GpuLimitSettings(msgspec.Struct, frozen=True, kw_only=True):
     kill_unaccounted: bool = False
     context_reserve: int = CONTEXT_RESERVE  # bytes
     alnair_metrics: bool = False  # Alnair's names of metrics, beside ours
+    mps: MpsDirectories | None = None

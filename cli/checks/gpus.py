@@ -16,6 +16,7 @@ from deviceplugin.kubelet import records
 from deviceplugin.kubelet.records import KubeletUnreadable
 from gpu import kernel_tier, nvml, processes, tiers
 from gpu.groups import Groups
+from gpu.mps_tier import MpsTier
 from gpu.nvml import Nvml, NvmlError
 from gpu.tiers import Obstacle, Tier
 from host.gpus import GPU, address_of
@@ -233,7 +234,8 @@ def _unlike(
         elif part.use is None:
             yield part.problem, "delete the pod, so that it gets new files", True
         else:
-            allocated = part.memory_bytes, part.compute_share or 1.0
+            share = 1.0 if part.tier == "mps" else part.compute_share or 1.0
+            allocated = part.memory_bytes, share
             limited = part.use.memory_bytes, round(part.use.compute_share, 4)
             if limited != allocated:
                 yield (
@@ -266,12 +268,18 @@ def _obstacles(node: ThisNode, driver: Nvml, gpu: GPU) -> Mapping[Tier, Obstacle
     def files() -> str | None:
         return "; ".join(_wrong_libraries(node)) or None
 
+    without_cdi = None if node.config.gpu_binding == "start" else NO_CDI
+
     def kernel() -> str | None:
-        without_cdi = None if node.config.gpu_binding == "start" else NO_CDI
         unsupported = kernel_tier.unsupported(driver, gpu.uuid, cgroups)
         return unsupported or kernel_tier.dmem_obstacle(cgroups) or files() or without_cdi
 
-    return {"kernel": kernel, "shim": files}
+    def mps() -> str | None:
+        tier = MpsTier(node.paths, node.config.gpu_limits.mps)
+        tier.learn(driver, gpu.uuid)
+        return tier.obstacle(gpu.uuid) or files() or without_cdi
+
+    return {"kernel": kernel, "mps": mps, "shim": files}
 
 
 def _without_dmem(node: ThisNode) -> Iterator[Outcome]:

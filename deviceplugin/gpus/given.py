@@ -10,6 +10,7 @@ import errno
 import hashlib
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
@@ -97,10 +98,9 @@ class Giver:
 
         Raises Rejected and OSError.
         """
-        found = self.nodes(given, resource)
+        found, edits = self.nodes(given, resource), self._edits(given, limit)
         files = self._limited(given, config, given.group, [limit], change=True)
         if given.cdi:
-            edits = self._edits(given, limit)
             slot_files.write(
                 self._paths,
                 given.group,
@@ -138,6 +138,8 @@ class Giver:
         """
         if given.tier == "none" or self.parts.groups is None:
             return []
+        if given.tier == "mps":  # which keeps a part of the multiprocessors, not of the time
+            limits = [replace(limit, compute_share=1.0) for limit in limits]
         try:
             directory = self.parts.groups.make(group, limits)
             if change:

@@ -284,6 +284,16 @@ def test_parts_of_gpus_need_the_hosts_pids_and_the_driver_and_no_other_pool_does
     }
 
 
+def test_the_pipes_of_mps_are_seen_where_the_drivers_root_is_elsewhere() -> None:
+    mps = {"mps": {"pipes": "/tmp/nvidia-mps", "shm": "/dev/shm"}}
+    for root, seen in (("/", False), ("/run/nvidia/driver", True)):
+        limits = json.dumps({**mps, "driverRoot": root})
+        pod = _pod(_objects(*PARTS_OF_GPUS, "--set-json", f"config.gpuLimits={limits}"))
+        paths = {mount["mountPath"] for mount in pod["containers"][0]["volumeMounts"]}
+        assert ("/host/root/tmp/nvidia-mps" in paths) is seen
+        assert any(volume["name"] == "mps" for volume in pod["volumes"]) is seen
+
+
 def test_nvidias_runtime_lets_the_agent_ask_the_driver() -> None:
     runtime = ("--set", "gpu.runtimeClassName=nvidia")
     assert "runtimeClassName" not in _pod(_objects(*runtime))
@@ -376,7 +386,7 @@ def test_what_agents_read_at_their_start_only_replaces_them() -> None:
     assert at_start == {"ipam", "listen", "sweep"}  # those that the chart's checksum is about
     of_gpus = {key for _, key in gpu_limits.AT_START_ONLY}
     assert of_gpus == {
-        *("compat.metrics", "contextReserve", "driverRoot", "killUnaccounted", "onOveruse")
+        *("compat.metrics", "contextReserve", "driverRoot", "killUnaccounted", "mps", "onOveruse")
     }
     assert _replaced_by('config.gpuLimits.onOveruse="kill"')
     assert not _replaced_by('config.gpuLimits.require="none"')

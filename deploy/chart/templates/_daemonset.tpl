@@ -10,6 +10,7 @@ uninstall takes it over and updates it to the agent.
 {{- $port := $listen | regexFind "[0-9]+$" | int -}}
 {{- $limitsGpus := include "podfabric.limits-gpus" $root -}}
 {{- $limitsCgroups := include "podfabric.limits-cgroups" $root | trim -}}
+{{- $mpsPipes := include "podfabric.mps-pipes" $root | trim -}}
 {{- $gpuRuntime := include "podfabric.gpu-runtime" $root -}}
 {{- $driverRoot := include "podfabric.driver-root" $root -}}
 apiVersion: apps/v1
@@ -258,6 +259,13 @@ spec:
               readOnly: true
               mountPropagation: HostToContainer
             {{- end }}
+            {{- with $mpsPipes }}
+            # The socket of MPS' control daemon: whether it listens.
+            - name: mps
+              mountPath: /host/root{{ . }}
+              readOnly: true
+              mountPropagation: HostToContainer
+            {{- end }}
             {{- if $limitsCgroups }}
             # All cgroups of the node, where a container has its own alone: the driver limits the
             # memory of those of containers.
@@ -305,6 +313,10 @@ spec:
         {{- if $limitsGpus }}
         - name: driver
           hostPath: {path: {{ $driverRoot }}, type: DirectoryOrCreate}
+        {{- end }}
+        {{- with $mpsPipes }}
+        - name: mps
+          hostPath: {path: {{ . }}, type: DirectoryOrCreate}
         {{- end }}
         {{- if $limitsCgroups }}
         - name: cgroup

@@ -42,6 +42,13 @@ app.kubernetes.io/component: agent
 {{- end }}
 {{- end }}
 
+{{- /* The directory of MPS' pipes, if the agent does not see it with the driver's root. */}}
+{{- define "podfabric.mps-pipes" -}}
+{{- if and (include "podfabric.limits-gpus" .) (ne (include "podfabric.driver-root" . | trim) "/") }}
+{{- dig "gpuLimits" "mps" "pipes" "" .Values.config }}
+{{- end }}
+{{- end }}
+
 {{- define "podfabric.driver-root" -}}
 {{ dig "gpuLimits" "driverRoot" "/" .Values.config }}
 {{- end }}

@@ -1,5 +1,6 @@
 """`podfabric doctor` with a driver: what it answers, and which tier each GPU can have."""
 
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -105,6 +106,26 @@ def test_libraries_that_were_built_are_ones_that_containers_can_load(
     _install(tmp_path / "state/gpu/shim")
 
     assert [each.status for each in ask("GPU libraries")] == ["ok"]
+
+
+def test_what_mps_lacks_is_named(examine: Callable[..., Examine], tmp_path: Path) -> None:
+    ask = examine(R580)
+    _install(tmp_path / "state/gpu/shim")
+    (tmp_path / "etc/config.yaml").write_text(
+        "gpus: [{mode: units}]\ndevices: {gpuBinding: start}\n"
+        f"gpuLimits: {{enforce: [mps, shim], mps: {{pipes: {tmp_path}/mps, shm: /dev/shm}}}}\n"
+    )
+
+    (found,) = ask("GPU tiers")
+    assert (
+        f"not mps: no MPS control daemon listens at {tmp_path}/mps/control: No such" in found.seen
+    )
+    (tmp_path / "mps").mkdir()
+    with socket.socket(socket.AF_UNIX) as daemon:
+        daemon.bind(f"{tmp_path}/mps/control")
+        daemon.listen()
+        (found,) = ask("GPU tiers")
+    assert "not mps: the GPU is not in the compute mode EXCLUSIVE_PROCESS" in found.seen
 
 
 def test_a_level_of_cgroups_without_dmem_is_named(

@@ -7,7 +7,7 @@ import pytest
 from deviceplugin.pools import gpu_limits
 from deviceplugin.pools.config import ConfigError, DevicePluginConfig
 from deviceplugin.pools.formats import parse
-from gpu.settings import GpuLimitSettings
+from gpu.settings import GpuLimitSettings, MpsDirectories
 
 SLICE = "[{shapes: [{name: a/b, memory: 400Mi, compute: 10}]}]"
 
@@ -27,7 +27,7 @@ def test_every_key_is_read() -> None:
     read = parsed(
         "{enforce: [kernel, shim], require: none, driverRoot: /run/nvidia/driver, "
         "onOveruse: kill, killUnaccounted: true, contextReserve: 500Mi, "
-        "compat: {metrics: [alnair]}}"
+        "compat: {metrics: [alnair]}, mps: {pipes: /tmp/nvidia-mps, shm: /dev/shm}}"
     )
     assert read.gpu_limits == GpuLimitSettings(
         enforce=("kernel", "shim"),
@@ -37,6 +37,7 @@ def test_every_key_is_read() -> None:
         kill_unaccounted=True,
         context_reserve=500 << 20,
         alnair_metrics=True,
+        mps=MpsDirectories(pipes=Path("/tmp/nvidia-mps"), shm=Path("/dev/shm")),
     )
 
 
@@ -54,6 +55,10 @@ def test_every_key_is_read() -> None:
         ("{contextReserve: lots}", "gpuLimits.contextReserve: 'lots': expected bytes"),
         ("{compat: {metrics: [hami]}}", r"gpuLimits.compat.metrics\[0\]: 'hami'"),
         ("{compat: {metric: []}}", "gpuLimits.compat.metric: unknown key"),
+        ("{enforce: [mps]}", "gpuLimits.enforce: mps: write gpuLimits.mps too, with the director"),
+        ("{mps: {pipes: /tmp/nvidia-mps}}", "gpuLimits.mps.shm: is missing: write a directory"),
+        ("{mps: {pipes: mps, shm: /dev/shm}}", "gpuLimits.mps.pipes: 'mps': expected the path"),
+        ("{mps: {pipe: /a, shm: /dev/shm}}", 'gpuLimits.mps.pipe: unknown key: did you mean "pi'),
     ],
 )
 def test_a_mistake_names_the_key(text: str, error: str) -> None:
@@ -66,6 +71,8 @@ def test_a_slice_that_is_too_small_for_a_context_is_refused() -> None:
     with pytest.raises(ConfigError, match=text):
         parsed("{}", SLICE)
     parsed("{contextReserve: 399Mi}", SLICE)
+    with pytest.raises(ConfigError, match=text):
+        parsed("{enforce: [kernel], require: kernel}", SLICE)
     parsed("{enforce: [], require: none}", SLICE)  # nothing is charged
 
 
