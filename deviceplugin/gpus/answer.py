@@ -1,11 +1,13 @@
-"""What a container gets of the driver: device nodes and the directory of its libraries."""
+"""What a container gets of the driver: device nodes, the directory of its libraries, variables."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from deviceplugin.api import v1beta1_pb2
 from deviceplugin.pools.gpu_pool import DriverMount
 from gpu.driver_files import SharedFile
 from gpu.nodes import GpuNode
+
+NOTHING: Mapping[str, str] = {}
 
 
 def response(
@@ -14,6 +16,7 @@ def response(
     *,
     files: Iterable[SharedFile] = (),
     cdi: Iterable[str] = (),
+    variables: Mapping[str, str] = NOTHING,
 ) -> v1beta1_pb2.ContainerAllocateResponse:
     """The answer of Allocate: each node once, readable and writable but not to be made."""
     by_path = {node.path: node for node in nodes}
@@ -31,5 +34,6 @@ def response(
             )
             for file in every
         ],
+        envs=dict(variables),
         cdi_devices=[v1beta1_pb2.CDIDevice(name=name) for name in sorted(cdi)],
     )

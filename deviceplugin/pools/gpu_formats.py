@@ -15,7 +15,7 @@ from base import documents
 from base.documents import DocumentError
 from deviceplugin.pools import config
 from deviceplugin.pools.config import Placement
-from deviceplugin.pools.gpu_pool import DriverMount, GpuMode, GpuPoolConfig, Shape
+from deviceplugin.pools.gpu_pool import DriverMount, GpuMode, GpuPoolConfig, Injection, Shape
 from host import gpus, pci
 
 SMALLEST = 256 << 20  # bytes: smaller units would be more ids than a kubelet accepts
@@ -39,6 +39,7 @@ KEYS: Mapping[str, object] = {
     "reserve": object,
     "memory": object,
     "driverMount": object,
+    "inject": Injection,
 }
 _ONLY_OF: Mapping[str, tuple[GpuMode, ...]] = {
     "name": ("replicas",),
@@ -86,10 +87,24 @@ def _pool(value: object, where: str) -> GpuPoolConfig:
     }
     if "driverMount" in values:
         fields["driver_mount"] = driver_mount(values["driverMount"], f"{where}.driverMount")
+    fields["inject"] = values.get("inject", "nodes")
+    if fields["inject"] == "nvidia-runtime":
+        _check_runtime(mode, values, f"{where}.inject: nvidia-runtime")
     for key in ("reserve", "memory"):
         if key in values:
             fields[key] = amount(values[key], f"{where}.{key}")
     return GpuPoolConfig(**fields, **_OF_MODE[mode](values, where))
+
+
+def _check_runtime(mode: GpuMode, values: Mapping[str, Any], where: str) -> None:
+    """Whether NVIDIA's runtime may give what the pool gives. Raises DocumentError."""
+    if mode != "replicas":
+        raise DocumentError(
+            f"{where}: in mode {mode} that runtime would lay the driver over the libraries that "
+            "keep limits: remove it, or use mode replicas"
+        )
+    if "driverMount" in values:
+        raise DocumentError(f"{where}: that runtime mounts the driver itself: remove driverMount")
 
 
 def driver_mount(value: object, where: str) -> DriverMount:

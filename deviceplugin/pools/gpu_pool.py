@@ -8,6 +8,8 @@ from host.gpus import GPU
 
 GpuBinding = Literal["admission", "start"]
 GpuMode = Literal["replicas", "slices", "units"]
+Injection = Literal["nodes", "nvidia-runtime"]
+"""Who gives a container the GPU's nodes and the driver: the answer of Allocate, or its runtime."""
 
 RESERVE = 256 << 20  # bytes of each GPU that no container is given
 
@@ -43,6 +45,7 @@ class GpuPoolConfig(msgspec.Struct, frozen=True, kw_only=True):
     reserve: int = RESERVE  # bytes of each GPU that no container is given
     memory: int = 0  # bytes of each GPU, in place of what NVML reports; 0: NVML is asked
     driver_mount: DriverMount | None = None
+    inject: Injection = "nodes"  # mode "replicas"
 
     @property
     def resources(self) -> tuple[str, ...]:
