@@ -30,6 +30,7 @@ from gpu.groups import GroupError, Limit
 from gpu.nodes import GpuNode
 from gpu.tiers import BY_CDI
 from host.errors import HostError
+from host.selinux import READ, WRITE, ContainerLabels
 
 _LONGEST = 200  # bytes of a group's name, which is part of the name of a file
 
@@ -44,6 +45,7 @@ class Giver:
 
     def __init__(self, paths: Paths, parts: GpuParts) -> None:
         self._paths = paths
+        self._labels = ContainerLabels(paths.sys)
         self.parts = parts
         self.binding: GpuBinding = "admission"  # of new containers
 
@@ -144,9 +146,21 @@ class Giver:
             directory = self.parts.groups.make(group, limits)
             if change:
                 self.parts.groups.change(group, limits)
-            return [*_files_of(directory), *self.parts.files(mounted(config))]
+            files = [*_files_of(directory), *self.parts.files(mounted(config))]
         except (GroupError, HostError) as error:
             raise Rejected(grpc.StatusCode.FAILED_PRECONDITION, str(error)) from None
+        self._label(directory, files)
+        return files
+
+    def _label(self, directory: Path, files: Sequence[SharedFile]) -> None:
+        """Let containers use what is podfabric's of these, where SELinux denies it else."""
+        for host in {file.host for file in files}:
+            path = Path(host)
+            if path.parent == self._paths.shims or path == directory / "limits":
+                self._labels.set(path, READ)
+        # What is made in the directory `agent` later, a new socket, has the directory's label.
+        for path in (directory / "region", directory / "agent", *(directory / "agent").iterdir()):
+            self._labels.set(path, WRITE)
 
     def _edits(self, given: AllocatedGPU, limit: Limit) -> ContainerEdits:
         """What the container gets for its tier beside that of the shims. Raises Rejected."""

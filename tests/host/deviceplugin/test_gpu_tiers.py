@@ -1,6 +1,7 @@
 """A GPU is given in parts only if its limits can be kept as the configuration says."""
 
 import logging
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -17,6 +18,7 @@ from deviceplugin.pools.gpu_pool import GpuBinding
 from gpu.driver_files import SharedFile
 from gpu.settings import GpuLimitSettings
 from gpu.tiers import Tier
+from host.selinux import ATTRIBUTE, READ, WRITE
 from tests.host.deviceplugin.gpu_node import MEMORY, container, made_paths, units
 from tests.kubelet.devices import PodRejected
 from tests.kubelet.kubelet import Kubelet
@@ -38,6 +40,7 @@ class TieredNode:
         self.groups = FileGroups(paths.run / "gpu")
         self.obstacles: dict[Tier, str | None] = {"kernel": OLD, "shim": None}
         self.plugin: DevicePlugin | None = None
+        self.shared: Sequence[SharedFile] = (LIBRARY,)
 
     def parts(self) -> GpuParts:
         return GpuParts(
@@ -50,7 +53,7 @@ class TieredNode:
         )
 
     def files(self, mount: SharedFile | None) -> Sequence[SharedFile]:
-        return (LIBRARY,)
+        return self.shared
 
     def start(
         self,
@@ -180,6 +183,29 @@ def test_a_container_without_a_cdi_device_that_is_taken_over_from_the_kubelet_ha
     until(lambda: len(checkpoint.read(node.paths).allocations) == 2, what="its ids")
     assert node.plugin.gpu_tiers()[0].choice.tier == "kernel"
     assert node.tier() == "shim"
+
+
+def test_where_the_kernel_has_selinux_containers_may_use_what_is_ours_and_nothing_else_changes(
+    node: TieredNode, kubelet: Kubelet
+) -> None:
+    switch = node.paths.sys / "fs/selinux/enforce"
+    switch.parent.mkdir(parents=True)
+    switch.write_text("1")
+    node.paths.shims.mkdir(parents=True)
+    shim, driver = node.paths.shims / "libpfcuda.so", node.paths.state / "libcuda.so.580"
+    for file in (shim, driver):
+        file.touch()
+    node.shared = (SharedFile(str(shim), "/lib/libcuda.so"), SharedFile(str(driver), "/lib/real"))
+    node.start(GpuLimitSettings())
+    kubelet.wait(lambda: kubelet.allocatable(MEMORY) == 8)
+    mounts = kubelet.admit("trainer", [container(memory=2)]).containers["main"].mounts
+    host = {inside: Path(path) for inside, (path, _) in mounts.items()}
+    labels = {"limits": READ, "region": WRITE, "agent": WRITE}
+    for name, wanted in labels.items():
+        assert os.getxattr(host[f"/run/podfabric/gpu/{name}"], ATTRIBUTE) == wanted
+    assert os.getxattr(shim, ATTRIBUTE) == READ
+    with pytest.raises(OSError, match="No data"):
+        os.getxattr(driver, ATTRIBUTE)
 
 
 def test_a_plugin_alone_gives_no_part_unless_nothing_is_required(
