@@ -26,6 +26,7 @@ from host.errors import HostError
 CONTROL = "control"  # the daemon's socket, in the directory of its pipes
 PATIENCE = 1.0  # seconds for a connection
 LOOK_AGAIN = 5.0  # seconds; the daemon logs connections
+OLD = 30.0  # seconds, after which what the driver told of a GPU counts no more
 
 PIPES, THREADS = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 MEMORY = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
@@ -37,24 +38,24 @@ class MpsTier:
     def __init__(self, paths: Paths, directories: MpsDirectories | None) -> None:
         self._directories = directories
         self._host = paths.host
-        self._modes: dict[str, str | None] = {}  # what is wrong with the compute mode, by UUID
+        # By UUID: when the driver told the compute mode, and what is wrong with that.
+        self._modes: dict[str, tuple[float, str | None]] = {}
         self._told: tuple[float, str | None] = (float("-inf"), None)
 
     def learn(self, driver: Nvml, uuid: str) -> None:
         """Ask for a GPU's compute mode, which may change at any time."""
         if self._directories is None:
             return
+        wrong = None
         try:
-            exclusive = driver.compute_mode(uuid) == EXCLUSIVE_PROCESS
+            if driver.compute_mode(uuid) != EXCLUSIVE_PROCESS:
+                wrong = (
+                    "the GPU is not in the compute mode EXCLUSIVE_PROCESS, so programs could use "
+                    "it without MPS: `nvidia-smi -c EXCLUSIVE_PROCESS`"
+                )
         except NvmlError as error:
-            self._modes[uuid] = f"the GPU's compute mode is not known: {error}"
-            return
-        self._modes[uuid] = None
-        if not exclusive:
-            self._modes[uuid] = (
-                "the GPU is not in the compute mode EXCLUSIVE_PROCESS, so programs could use it "
-                "without MPS: `nvidia-smi -c EXCLUSIVE_PROCESS`"
-            )
+            wrong = f"the GPU's compute mode is not known: {error}"
+        self._modes[uuid] = time.monotonic(), wrong
 
     def obstacle(self, uuid: str) -> str | None:
         """Why containers cannot be limited on a GPU, as it was some seconds ago."""
@@ -83,7 +84,10 @@ class MpsTier:
         )
 
     def _mode(self, uuid: str) -> str | None:
-        return self._modes.get(uuid, "the driver has not told the GPU's compute mode yet")
+        at, wrong = self._modes.get(uuid, (float("-inf"), None))
+        if time.monotonic() - at > OLD:
+            return "the driver does not tell the GPU's compute mode"
+        return wrong
 
     def _daemon(self) -> str | None:
         """Why nothing can be asked of the control daemon; None if it listens."""

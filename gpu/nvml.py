@@ -91,9 +91,11 @@ class Nvml:
             pynvml._nvmlGetFunctionPointer_cache.clear()  # has functions of the former library
             self._call(pynvml.nvmlInitWithFlags, 0)
         self._handles: dict[str, object] = {}
+        self._closed = False
 
     def close(self) -> None:
-        """Let the driver go."""
+        """Let the driver go. Later calls, of other threads too, raise NvmlError."""
+        self._closed = True  # a later driver's library does not know these handles
         with _loading:
             self._call(self._nvml.nvmlShutdown)
 
@@ -203,6 +205,8 @@ class Nvml:
         return ()
 
     def _of(self, uuid: str, function: Callable[..., Any], *arguments: object) -> Any:  # noqa: ANN401
+        if self._closed:
+            raise NvmlError("the driver was let go")
         handle = self._handles.get(uuid)
         if handle is None:
             handle = self._handles[uuid] = self._call(self._nvml.nvmlDeviceGetHandleByUUID, uuid)
