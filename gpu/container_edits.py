@@ -9,7 +9,7 @@ import msgspec
 
 from gpu.driver_files import SharedFile
 
-TIMEOUT = 10  # seconds, after which a runtime ends a hook and gives the container up
+TIMEOUT = 20  # seconds, after which a runtime ends a hook and gives the container up
 
 
 class OciHook(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,7 +11,8 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -210,16 +211,40 @@ def test_a_cgroup_that_is_no_containers_is_not_limited(runtime: Callable[..., Ru
     assert here.node.read().limits == ()
 
 
-def test_without_an_agent_no_container_starts_and_with_the_next_one_it_does(
-    runtime: Callable[..., Runtime],
+@pytest.mark.parametrize("is_killed", [True, False])
+def test_without_an_agent_no_container_starts(
+    runtime: Callable[..., Runtime], is_killed: bool
 ) -> None:
     here = runtime()
     here.agent.close()
-    _refused(here, "gpu-limit.sock: Connection refused", "must not start without limits")
-    here.socket.unlink()
-    _refused(here, "gpu-limit.sock: No such file")
-    here.agent = here.new_agent()
-    assert here.run().returncode == 0
+    if is_killed:  # which leaves the socket's file
+        _refused(here, "gpu-limit.sock: Connection refused", "must not start without limits")
+    else:
+        here.socket.unlink()
+        _refused(here, "gpu-limit.sock: No such file", "must not start without limits")
+
+
+@pytest.mark.parametrize("is_killed", [True, False])
+def test_a_start_waits_for_an_agent_that_comes_at_once(
+    runtime: Callable[..., Runtime], is_killed: bool
+) -> None:
+    here = runtime()
+    here.agent.close()
+    if not is_killed:
+        here.socket.unlink()
+    with ThreadPoolExecutor() as starting:
+        container = starting.submit(here.run)
+        until(_is_waiting, what="the hook")
+        here.agent = here.new_agent()
+        assert container.result().returncode == 0
+
+
+def _is_waiting() -> bool:
+    for path in Path("/proc").glob("[0-9]*/comm"):
+        with suppress(OSError):  # it has ended
+            if path.read_text() == "gpu-limit\n":
+                return True
+    return False
 
 
 def test_an_agent_that_ends_without_an_answer_fails_the_start(
