@@ -41,7 +41,7 @@ def _no_memory() -> Mapping[str, GpuMemory]:
 
 
 def _alone(mount: SharedFile | None, uuid: str) -> Mapping[Tier, Obstacle]:
-    return {"shim": lambda: ALONE}
+    return {"kernel": lambda: ALONE, "mps": lambda: ALONE, "shim": lambda: ALONE}
 
 
 def _no_files(mount: SharedFile | None) -> Sequence[SharedFile]:
