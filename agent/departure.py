@@ -184,7 +184,8 @@ def remove_state(paths: Paths) -> None:
     _remove(paths.cluster_policies)
     remove_identity(paths.state)
     for path in paths.run.iterdir():
-        if path in (paths.locks, paths.agent_socket) or path.match("*.json"):
+        sockets = (paths.agent_socket, paths.gpu_limit_socket)
+        if path in (paths.locks, *sockets) or path.match("*.json"):
             _remove(path)
     sync_directory(paths.state)
     begun.unlink(missing_ok=True)

@@ -32,6 +32,7 @@ AT_START_ONLY = (
     ("on_error", "onError"),
     ("mask_compat", "maskCompat"),
     ("alnair_metrics", "compat.metrics"),
+    ("mps", "mps"),
 )
 """Settings that take effect only when the agent starts, and their keys below `gpuLimits`."""
 
@@ -76,6 +77,7 @@ class AgentGpuLimits:
             groups=self._service.groups,
             obstacles=self._service.obstacles,
             files=self._service.files,
+            edits=self._service.edits,
             context_reserve=(self._settings or config.gpu_limits).context_reserve,
         )
 

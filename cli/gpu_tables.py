@@ -115,6 +115,8 @@ def _time(part: GpuPart) -> str:
     """The share of the GPU's time; what limits have in force if that is another one."""
     allocated = part.compute_share or 1.0
     text = f"{allocated:.0%}"
+    if part.tier == "mps":  # a part of the multiprocessors at any time
+        return f"{text} of the SMs"
     if part.use is not None and abs(part.use.share_now - part.use.compute_share) >= 0.01:
         text += f", now {part.use.share_now:.0%}"
     return text

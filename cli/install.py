@@ -1,6 +1,6 @@
 """`podfabric install` and `uninstall`: the CNI executables in a runtime's directory.
 
-With `--gpu` also the libraries that containers with a part of a GPU get (cli/shims.py).
+With `--gpu` also what keeps the limits of containers on GPUs (cli/shims.py).
 
 Both leave the files of other software alone, and check everything before they change anything.
 """
@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--gpu",
         action="store_true",
-        help="also install the libraries that keep the limits of containers on GPUs",
+        help="also install what keeps the limits of containers on GPUs: libraries and a hook",
     )
     parser.add_argument("--force", action="store_true", help="overwrite files of other software")
     parser.add_argument(

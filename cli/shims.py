@@ -1,8 +1,10 @@
-"""The libraries of gpu/shim on a node: where containers with a part of a GPU get them from.
+"""What keeps limits of GPUs on a node: the libraries of gpu/shim, and the hook of gpu/hook.
 
-A container has them mounted, file by file, for as long as it runs. So a file is never written in
-place: another version is another file under the same name, and running containers keep theirs. A
-file that is the same already stays, so that its pages stay in memory once for all containers.
+A container has the libraries mounted, file by file, for as long as it runs. So a file is never
+written in place: another version is another file under the same name, and running containers keep
+theirs. A file that is the same already stays, so that its pages stay in memory once for all
+containers. The hook is beside them: a runtime starts it for each container whose memory the driver
+is to limit.
 """
 
 import os
@@ -15,34 +17,34 @@ from base.files import sync_directory
 from cli import executables
 from cli.executables import CODE
 
-LIBRARIES = ("libpfcuda.so", "libpfnvml.so")  # tools/build_shim.py makes them
+FILES = ("libpfcuda.so", "libpfnvml.so", "gpu-limit")  # tools/build_shim.py, build_hook.py
 
 _OF_IMAGE = Path(sys.prefix) / f"lib/podfabric/gpu-{os.uname().machine}"
 BUILT = _OF_IMAGE if _OF_IMAGE.exists() else CODE / "build/gpu/shim"
-"""The image's libraries for this machine (deploy/Containerfile), or what `make gpu` built."""
+"""The image's files for this machine (deploy/Containerfile), or what `make gpu` built."""
 
 _ELF = b"\x7fELF"
 
 
 class Missing(Exception):
-    """There are no libraries to install. The text names the file and says what to do."""
+    """There is nothing to install. The text names the file and says what to do."""
 
 
 def read(source: Path) -> dict[str, bytes]:
-    """The libraries in a directory, by their names. Raises Missing and OSError."""
+    """The files in a directory, by their names. Raises Missing and OSError."""
     contents = {}
-    for name in LIBRARIES:
+    for name in FILES:
         path = source / name
         if not path.is_file():
-            raise Missing(f"{path}: this library does not exist: run `make gpu`")
+            raise Missing(f"{path}: this file does not exist: run `make gpu`")
         contents[name] = path.read_bytes()
         if not contents[name].startswith(_ELF):
-            raise Missing(f"{path}: is not a library: remove {source} and run `make gpu`")
+            raise Missing(f"{path}: is no ELF file: remove {source} and run `make gpu`")
     return contents
 
 
 def install(contents: dict[str, bytes], directory: Path) -> Iterator[str]:
-    """Have these libraries in a directory; a line for each that was not there. Raises OSError."""
+    """Have these files in a directory; a line for each that was not there. Raises OSError."""
     for parent in (directory.parent.parent, directory.parent, directory):
         parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with executables.locked(directory):
@@ -56,10 +58,13 @@ def install(contents: dict[str, bytes], directory: Path) -> Iterator[str]:
 
 
 def uninstall(directory: Path) -> Iterator[str]:
-    """Remove the libraries; running containers keep theirs. Raises OSError."""
+    """Remove the files; running containers keep their libraries, and need the hook no more.
+
+    Raises OSError.
+    """
     if directory.is_dir():
         with executables.locked(directory):
-            for path in (directory / name for name in LIBRARIES):
+            for path in (directory / name for name in FILES):
                 if path.exists():
                     path.unlink()
                     yield f"removed {path}"

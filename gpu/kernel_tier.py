@@ -98,6 +98,39 @@ def backend_of(cgroup: Path) -> Backend:
     return "dmem" if (cgroup / "dmem.max").exists() else "misc"
 
 
+def node_backend(cgroups: Path) -> Backend:
+    """What counts memory on this node: the driver registers its GPUs where it uses dmem."""
+    with suppress(OSError):
+        lines = (cgroups / "dmem.capacity").read_text().splitlines()
+        if any(line.startswith("nvidia/") for line in lines):
+            return "dmem"
+    return "misc"
+
+
+def above_pods_without_dmem(cgroups: Path) -> Path | None:
+    """The uppermost cgroup above pods that does not enable dmem, where the driver uses that.
+
+    None if all do. The levels below the kubelet's own are made with each pod, and not looked at.
+    """
+    if node_backend(cgroups) == "dmem":
+        for name in ("kubepods", "kubepods.slice"):
+            pods = cgroups / name
+            if pods.is_dir() and (lacking := without_dmem(pods / "pod", cgroups)) is not None:
+                return lacking
+    return None
+
+
+def dmem_obstacle(cgroups: Path) -> str | None:
+    """Why limits of pods' containers would fail where the kernel counts; None if not so."""
+    lacking = above_pods_without_dmem(cgroups)
+    if lacking is None:
+        return None
+    return (
+        f"{lacking}/cgroup.subtree_control lacks dmem: `echo +dmem > "
+        f"{lacking}/cgroup.subtree_control`, or load the driver with RmMemacctMode=1"
+    )
+
+
 def without_dmem(cgroup: Path, cgroups: Path) -> Path | None:
     """The uppermost cgroup that does not enable dmem for its children, on the way to `cgroup`.
 

@@ -19,6 +19,7 @@ from pathlib import Path
 import msgspec
 
 from gpu import kernel_tier, processes
+from gpu.container_edits import OciHook
 from gpu.group_limits import GroupError
 from gpu.groups import Groups
 from gpu.kernel_tier import KernelTierError
@@ -27,21 +28,11 @@ from gpu.nvml import Nvml
 DONE = "done\n"
 MOST = (1 << 20) + 512  # bytes of a request: the state, with the container's annotations
 PATIENCE = 5.0  # seconds for a request, and for the hook to take its answer
-TIMEOUT = 10  # seconds, after which the runtime ends the hook and gives the container up
 BACKLOG = 128
 
 _STARTING = ("creating", "created")
 
 _log = logging.getLogger(__name__)
-
-
-class OciHook(msgspec.Struct, frozen=True, kw_only=True):
-    """A hook of a runtime, as a CDI file names it."""
-
-    hookName: str = "createRuntime"
-    path: str
-    args: tuple[str, ...]  # the first is the program's name
-    timeout: int = TIMEOUT  # seconds
 
 
 class _StartingContainer(msgspec.Struct):
@@ -97,7 +88,7 @@ class LimitHook:
         with suppress(OSError):  # it does not listen
             self._listener.shutdown(socket.SHUT_RDWR)
         if self._thread.ident is not None:
-            self._thread.join()
+            self._thread.join(PATIENCE)  # not for long: the driver may hang
         self._listener.close()
 
     def _run(self) -> None:

@@ -12,7 +12,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from gpu.group_limits import NO_LIMIT
 from gpu.region import RegionCounts, RegionUse
 from gpu.samples import NodeSample, TenantSample
-from gpu.tiers import TieredGPU
+from gpu.tiers import Tier, TieredGPU
 
 OLD = 10.0  # seconds; a look that is older says nothing: the driver hangs
 _HOLDER = ("namespace", "pod", "container")
@@ -96,6 +96,7 @@ def families(
     now: float,
     wall: float,
     tiers: Sequence[TieredGPU] = (),
+    backend: Callable[[Tier], str] = lambda tier: "none",
 ) -> Sequence[Metric]:
     """All families.
 
@@ -104,6 +105,7 @@ def families(
         now: time.monotonic(): what the driver said long ago is left out.
         wall: time.time(), of the same moment.
         tiers: what keeps the limits of each GPU that is given in parts.
+        backend: what counts memory in the driver for a tier.
     """
     if now - sample.at > OLD:
         sample = NodeSample(at=sample.at, problem=sample.problem, tenants=_forgotten(sample))
@@ -136,7 +138,7 @@ def families(
             ((labels, kills.get(of.key, 0)) for labels, of in on_gpu),
         ),
         *_of_groups(sample),
-        *_of_gpus(sample, {of.uuid: of.choice.tier for of in tiers}),
+        *_of_gpus(sample, {of.uuid: of.choice.tier for of in tiers}, backend),
         _gauge(
             "withheld",
             "Whether the GPU is not given, since its limits cannot be kept as they must.",
@@ -164,7 +166,9 @@ def _of_groups(sample: NodeSample) -> Iterable[Metric]:
     )
 
 
-def _of_gpus(sample: NodeSample, tiers: Mapping[str, str]) -> Iterable[Metric]:
+def _of_gpus(
+    sample: NodeSample, tiers: Mapping[str, Tier], backend: Callable[[Tier], str]
+) -> Iterable[Metric]:
     def of(uuid: str) -> list[TenantSample]:
         return [each for each in sample.tenants if each.uuid == uuid]
 
@@ -210,8 +214,9 @@ def _of_gpus(sample: NodeSample, tiers: Mapping[str, str]) -> Iterable[Metric]:
         "1, for what keeps the limits, with what in the driver, and the driver's version.",
         (*_GPU, "tier", "backend", "driver"),
         (
-            ((*labels, tiers.get(gpu.uuid, "none"), "none", sample.driver), 1)
+            ((*labels, tier, backend(tier), sample.driver), 1)
             for labels, gpu in labelled
+            for tier in (tiers.get(gpu.uuid, "none"),)
         ),
     )
 

@@ -23,6 +23,8 @@ NOT_SUPPORTED = 3
 NOT_FOUND = 6
 _SUCCESS, _INSUFFICIENT_SIZE, _FUNCTION_NOT_FOUND = 0, 7, 13
 UNLIMITED = 2**64 - 1
+EXCLUSIVE_PROCESS = 3
+"""The compute mode in which a GPU serves one process at a time, as an MPS server is."""
 
 _loading = threading.Lock()  # nvidia-ml-py has one library in a process
 
@@ -89,9 +91,11 @@ class Nvml:
             pynvml._nvmlGetFunctionPointer_cache.clear()  # has functions of the former library
             self._call(pynvml.nvmlInitWithFlags, 0)
         self._handles: dict[str, object] = {}
+        self._closed = False
 
     def close(self) -> None:
-        """Let the driver go."""
+        """Let the driver go. Later calls, of other threads too, raise NvmlError."""
+        self._closed = True  # a later driver's library does not know these handles
         with _loading:
             self._call(self._nvml.nvmlShutdown)
 
@@ -130,6 +134,10 @@ class Nvml:
             if error.code == NOT_SUPPORTED:
                 return False
             raise
+
+    def compute_mode(self, uuid: str) -> int:
+        """Which processes may use the GPU: nvmlComputeMode_t."""
+        return int(self._of(uuid, self._nvml.nvmlDeviceGetComputeMode))
 
     def memory(self, uuid: str) -> DeviceMemory:
         """The GPU's memory; total includes what is reserved."""
@@ -197,6 +205,8 @@ class Nvml:
         return ()
 
     def _of(self, uuid: str, function: Callable[..., Any], *arguments: object) -> Any:  # noqa: ANN401
+        if self._closed:
+            raise NvmlError("the driver was let go")
         handle = self._handles.get(uuid)
         if handle is None:
             handle = self._handles[uuid] = self._call(self._nvml.nvmlDeviceGetHandleByUUID, uuid)

@@ -8,11 +8,14 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from base.paths import Paths
-from gpu import kernel_tier, nvml, processes
+from gpu import nvml, processes
+from gpu.container_edits import ContainerEdits
 from gpu.driver_files import SharedFile
 from gpu.enforcement import Enforcement, OverUse
+from gpu.group_limits import Limit
 from gpu.groups import Groups
 from gpu.inventory import GpuMemory
+from gpu.node_tiers import NodeTiers
 from gpu.nvml import Nvml, NvmlError
 from gpu.registration import Registrar
 from gpu.rooms import RegionRooms
@@ -20,7 +23,6 @@ from gpu.samples import NodeSample
 from gpu.settings import GpuLimitSettings
 from gpu.share_controller import ShareController
 from gpu.shares import TICK
-from gpu.shim_tier import ShimTier
 from gpu.tenants import Tenant, Tenants
 from gpu.tiers import Obstacle, Tier, TieredGPU
 from gpu.watch import Watch
@@ -34,7 +36,6 @@ LOOK = 1.0  # seconds between two looks
 TRY_AGAIN = 5.0  # seconds after NVML could not be used
 PATIENCE = 5.0  # seconds for the driver's first answer
 NO_DRIVER = "no NVIDIA driver is loaded"
-NOT_SET = "this version of podfabric does not set the driver's limits for containers"
 
 _log = logging.getLogger(__name__)
 
@@ -69,13 +70,13 @@ class GpuService:
             root, context_reserve=settings.context_reserve, policy=settings.policy, rooms=rooms
         )
         self._gpus = GPUs(paths)
-        self._cgroups = paths.sys / "fs/cgroup"
         self._driver_root = paths.host / settings.driver_root.relative_to("/")
         self._settings = settings
         self._tiers = tiers
-        self._shim = ShimTier(paths, settings, self.groups.obstacle)
+        self._node_tiers = NodeTiers(
+            paths, settings, self.groups, lambda: self._nvml, lambda: self._problem
+        )
         self._memory: dict[str, GpuMemory] = {}  # by UUID
-        self._kernel: dict[str, str] = {}  # why the driver does not keep limits, by UUID
         self._shares = ShareController(self.groups)
         tenants = Tenants(listed, root)
         self._registrar = Registrar(self.groups, tenants)
@@ -99,6 +100,7 @@ class GpuService:
 
     def prepare(self) -> None:
         """Start to ask the driver, and wait for its first answer, but not for long."""
+        self._node_tiers.start()
         self._thread.start()
         self._asked.wait(PATIENCE)
 
@@ -124,18 +126,23 @@ class GpuService:
 
     def obstacles(self, mount: SharedFile | None, uuid: str) -> Mapping[Tier, Obstacle]:
         """Why a GPU cannot have each tier, in a pool with this mount of the driver."""
-        return {
-            "kernel": lambda: self._kernel.get(uuid, self._problem or "not looked at yet"),
-            "shim": lambda: self._shim.obstacle(mount),
-        }
+        return self._node_tiers.obstacles(mount, uuid)
 
     def files(self, mount: SharedFile | None) -> Sequence[SharedFile]:
         """What a container with limits sees of the driver and the shims. Raises HostError."""
-        return self._shim.files(mount)
+        return self._node_tiers.files(mount)
+
+    def edits(self, tier: str, group: str, limit: Limit) -> ContainerEdits:
+        """What a container of a group gets by its CDI device for its tier, beside `files`.
+
+        Raises HostError if the tier cannot keep the limit now.
+        """
+        return self._node_tiers.edits(tier, group, limit)
 
     def close(self) -> None:
         """Stop. The groups and what their processes hold stay for the next agent."""
         self._ended.set()
+        self._node_tiers.close()
         self._registrar.close()
         if self._thread.ident is not None:
             self._thread.join(2 * LOOK)  # not for long: the driver may hang
@@ -157,6 +164,7 @@ class GpuService:
             time.monotonic(),
             time.time(),
             self._tiers() if self._tiers is not None else (),
+            self._node_tiers.backend,
         )
         return (
             (*shown, *alnair_metrics.families(sample)) if self._settings.alnair_metrics else shown
@@ -224,11 +232,12 @@ class GpuService:
 
     def _learn(self, driver: Nvml) -> None:
         """Ask for what does not change while the driver is loaded, of GPUs that are new."""
-        for uuid in self._present().keys() - self._memory.keys():
+        present = self._present().keys()
+        self._node_tiers.look(driver, present)
+        for uuid in present - self._memory.keys():
             with suppress(NvmlError):  # the next look tells why
                 told = driver.memory(uuid)
-                unsupported = kernel_tier.unsupported(driver, uuid, self._cgroups)
-                self._kernel[uuid] = unsupported or NOT_SET
+                self._node_tiers.learn(driver, uuid)
                 self._memory[uuid] = GpuMemory(total=told.total, reserved=told.reserved)
 
     def _let_go(self) -> None:

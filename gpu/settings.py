@@ -27,6 +27,13 @@ OnError = Literal["deny", "allow"]
 """Whether a process that cannot register, or finds no region, may use the GPU, counted alone."""
 
 
+class MpsDirectories(msgspec.Struct, frozen=True, kw_only=True):
+    """Directories of the host that MPS' control daemon and its clients share."""
+
+    pipes: Path  # CUDA_MPS_PIPE_DIRECTORY of the daemon
+    shm: Path  # what the daemon has as /dev/shm
+
+
 class GpuLimitSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How limits of GPUs are kept. docs/gpu-limits.md has the table."""
 
@@ -42,6 +49,7 @@ class GpuLimitSettings(msgspec.Struct, frozen=True, kw_only=True):
     on_error: OnError = "deny"
     mask_compat: bool = False  # containers do not see CUDA's compatibility libraries
     alnair_metrics: bool = False  # Alnair's names of metrics, beside ours
+    mps: MpsDirectories | None = None
 
     @property
     def policy(self) -> int:

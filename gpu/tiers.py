@@ -8,6 +8,9 @@ import msgspec
 Tier = Literal["mig", "kernel", "mps", "shim", "none"]
 STRONGEST_FIRST: tuple[Tier, ...] = ("mig", "kernel", "mps", "shim", "none")
 
+BY_CDI: frozenset[Tier] = frozenset({"kernel", "mps"})
+"""Tiers that take a CDI device. What the container gets otherwise is that of the tier `shim`."""
+
 Obstacle = Callable[[], str | None]
 """Why a tier cannot be had on a GPU; None if it can."""
 

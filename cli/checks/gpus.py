@@ -4,7 +4,6 @@ import os
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 
 from cli import gpu_parts, node_gpus
@@ -12,15 +11,18 @@ from cli.checks import Outcome, failed, not_applicable, ok, warning
 from cli.gpu_parts import GpuPart
 from cli.node_gpus import ListedGPU
 from cli.this_node import ThisNode, gpu_label
+from deviceplugin.gpus.tiers import NO_CDI
 from deviceplugin.kubelet import records
 from deviceplugin.kubelet.records import KubeletUnreadable
 from gpu import kernel_tier, nvml, processes, tiers
 from gpu.groups import Groups
+from gpu.mps_tier import MpsTier
 from gpu.nvml import Nvml, NvmlError
 from gpu.tiers import Obstacle, Tier
 from host.gpus import GPU, address_of
 
 LIBRARIES = ("libpfcuda.so", "libpfnvml.so")
+HOOK = "gpu-limit"  # of the tier kernel
 _MACHINES: Mapping[str, int] = {"x86_64": 62, "aarch64": 183}  # elf.h: EM_X86_64, EM_AARCH64
 _NO_POOL = "no pool of GPUs is configured"
 _NONE = "limits are counted, and no container is held to them"
@@ -94,7 +96,7 @@ def libraries(node: ThisNode) -> Iterator[Outcome]:
     elif wrong:
         yield failed(f"{directory}: {'; '.join(wrong)}", "`podfabric install --gpu`")
     else:
-        yield ok(f"{directory} has {' and '.join(LIBRARIES)}")
+        yield ok(f"{directory} has {' and '.join(_files(node))}")
 
 
 def host_pids(node: ThisNode) -> Iterator[Outcome]:
@@ -236,7 +238,9 @@ def _unlike(
         elif part.use is None:
             yield part.problem, "delete the pod, so that it gets new files", True
         else:
-            share = sum(each.compute_share for each in (part, *others))
+            share = (
+                1.0 if part.tier == "mps" else sum(each.compute_share for each in (part, *others))
+            )
             allocated = (
                 sum(each.memory_bytes for each in (part, *others)),
                 round(share, 4) or 1.0,
@@ -269,24 +273,32 @@ def _opened(node: ThisNode) -> Iterator[Nvml]:
 
 def _obstacles(node: ThisNode, driver: Nvml, gpu: GPU) -> Mapping[Tier, Obstacle]:
     cgroups = node.paths.sys / "fs/cgroup"
-    return {
-        "kernel": partial(kernel_tier.unsupported, driver, gpu.uuid, cgroups),
-        "shim": lambda: "; ".join(_wrong_libraries(node)) or None,
-    }
+
+    def files() -> str | None:
+        return "; ".join(_wrong_libraries(node)) or None
+
+    without_cdi = None if node.config.gpu_binding == "start" else NO_CDI
+
+    def kernel() -> str | None:
+        unsupported = kernel_tier.unsupported(driver, gpu.uuid, cgroups)
+        return unsupported or kernel_tier.dmem_obstacle(cgroups) or files() or without_cdi
+
+    def mps() -> str | None:
+        tier = MpsTier(node.paths, node.config.gpu_limits.mps)
+        tier.learn(driver, gpu.uuid)
+        return tier.obstacle(gpu.uuid) or files() or without_cdi
+
+    return {"kernel": kernel, "mps": mps, "shim": files}
 
 
 def _without_dmem(node: ThisNode) -> Iterator[Outcome]:
-    """Where the kernel has dmem, every cgroup above a container's must enable it."""
-    cgroups = node.paths.sys / "fs/cgroup"
-    if not (cgroups / "dmem.capacity").exists():
-        return
-    pods = [path for name in ("kubepods", "kubepods.slice") if (path := cgroups / name).is_dir()]
-    for directory in pods:
-        if lacking := kernel_tier.without_dmem(directory / "container", cgroups):
-            yield warning(
-                f"{lacking}/cgroup.subtree_control lacks dmem: the tier kernel fails below it",
-                f"`echo +dmem > {lacking}/cgroup.subtree_control`, also after a boot",
-            )
+    """Where the driver counts with dmem, every cgroup above a container's must enable it."""
+    lacking = kernel_tier.above_pods_without_dmem(node.paths.sys / "fs/cgroup")
+    if lacking is not None and "kernel" in node.config.gpu_limits.enforce:
+        yield warning(
+            f"{lacking}/cgroup.subtree_control lacks dmem: the tier kernel fails below it",
+            f"`echo +dmem > {lacking}/cgroup.subtree_control`, also after a boot",
+        )
 
 
 def _directory(node: ThisNode) -> Path:
@@ -294,12 +306,17 @@ def _directory(node: ThisNode) -> Path:
 
 
 def _wrong_libraries(node: ThisNode) -> list[str]:
-    of = ((name, _wrong(_directory(node) / name)) for name in LIBRARIES)
+    of = ((name, _wrong(_directory(node) / name)) for name in _files(node))
     return [f"{name}: {why}" for name, why in of if why]
 
 
+def _files(node: ThisNode) -> tuple[str, ...]:
+    """What containers need of the directory, by what the configuration allows."""
+    return (*LIBRARIES, HOOK) if "kernel" in node.config.gpu_limits.enforce else LIBRARIES
+
+
 def _wrong(library: Path) -> str:
-    """What is wrong with a library that tenants load; "" if nothing is."""
+    """What is wrong with a library that tenants load, or with the hook; "" if nothing is."""
     try:
         status = library.stat(follow_symlinks=False)
         with library.open("rb") as file:
@@ -308,7 +325,7 @@ def _wrong(library: Path) -> str:
         return error.strerror or "cannot be read"
     machine = os.uname().machine
     if header[:4] != b"\x7fELF" or len(header) < 20:
-        return "is not a library"
+        return "is not a library or program"
     if int.from_bytes(header[18:20], "little") != _MACHINES.get(machine):
         return f"is not for {machine}"
     if not stat.S_ISREG(status.st_mode) or status.st_uid != 0 or status.st_mode & 0o022:

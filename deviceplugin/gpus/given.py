@@ -10,6 +10,7 @@ import errno
 import hashlib
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,10 +25,13 @@ from deviceplugin.gpus.tiers import mounted
 from deviceplugin.kubelet.server import Rejected
 from deviceplugin.pools.gpu_pool import GpuBinding, GpuPoolConfig
 from gpu import nodes
+from gpu.container_edits import ContainerEdits
 from gpu.driver_files import SharedFile
 from gpu.group_limits import GroupError, Limit
 from gpu.nodes import GpuNode
+from gpu.tiers import BY_CDI
 from host.errors import HostError
+from host.selinux import READ, WRITE, ContainerLabels
 
 _LONGEST = 200  # bytes of a group's name, which is part of the name of a file
 
@@ -51,6 +55,7 @@ class Giver:
 
     def __init__(self, paths: Paths, parts: GpuParts) -> None:
         self._paths = paths
+        self._labels = ContainerLabels(paths.sys)
         self.parts = parts
         self.binding: GpuBinding = "admission"  # of new containers
         self.leaving = False  # there are to be no new containers
@@ -79,6 +84,11 @@ class Giver:
         variables = alnair.variables(group, limit) if config.compat == "alnair" else {}
         if not group:
             return answer.response(variables=variables)
+        if given.tier in BY_CDI and not given.cdi:  # `gpuBinding` has changed since the last look
+            raise Rejected(
+                grpc.StatusCode.UNAVAILABLE,
+                f"what keeps limits of {resource} changes now: try again in a second",
+            )
         if given.cdi:
             name = slot_files.qualified(group)
             return answer.response((), config.driver_mount, cdi=[name], variables=variables)
@@ -108,10 +118,17 @@ class Giver:
 
         Raises Rejected and OSError.
         """
-        found = self.nodes(given, resource)
+        found, edits = self.nodes(given, resource), self._edits(given, limit)
         files = self._limited(given, config, given.group, [limit], change=True)
         if given.cdi:
-            slot_files.write(self._paths, group_of(resource, given.slot), found, files, VOID)
+            slot_files.write(
+                self._paths,
+                group_of(resource, given.slot),
+                found,
+                [*files, *edits.files],
+                {**VOID, **edits.variables},
+                edits.hooks,
+            )
 
     def started(self, resource: str, slot: str) -> StartedSlot:
         """What a container with a CDI name was given when it started."""
@@ -145,12 +162,33 @@ class Giver:
         """
         if given.tier == "none" or self.parts.groups is None:
             return []
+        if given.tier == "mps":  # which keeps a part of the multiprocessors, not of the time
+            limits = [replace(limit, compute_share=1.0) for limit in limits]
         try:
             directory = self.parts.groups.make(group, limits)
             if change:
                 self.parts.groups.change(group, limits)
-            return [*_files_of(directory), *self.parts.files(mounted(config))]
+            files = [*_files_of(directory), *self.parts.files(mounted(config))]
         except (GroupError, HostError) as error:
+            raise Rejected(grpc.StatusCode.FAILED_PRECONDITION, str(error)) from None
+        self._label(directory, files)
+        return files
+
+    def _label(self, directory: Path, files: Sequence[SharedFile]) -> None:
+        """Let containers use what is podfabric's of these, where SELinux denies it else."""
+        for host in {file.host for file in files}:
+            path = Path(host)
+            if path.parent == self._paths.shims or path == directory / "limits":
+                self._labels.set(path, READ)
+        # What is made in the directory `agent` later, a new socket, has the directory's label.
+        for path in (directory / "region", directory / "agent", *(directory / "agent").iterdir()):
+            self._labels.set(path, WRITE)
+
+    def _edits(self, given: AllocatedGPU, limit: Limit) -> ContainerEdits:
+        """What the container gets for its tier beside that of the shims. Raises Rejected."""
+        try:
+            return self.parts.edits(given.tier, given.group, limit)
+        except HostError as error:
             raise Rejected(grpc.StatusCode.FAILED_PRECONDITION, str(error)) from None
 
 

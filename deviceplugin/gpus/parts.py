@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from deviceplugin.pools.config import DevicePluginConfig
+from gpu.container_edits import ContainerEdits
 from gpu.driver_files import SharedFile
 from gpu.group_limits import Limit
 from gpu.inventory import GpuMemory, MemorySource
@@ -40,11 +41,15 @@ def _no_memory() -> Mapping[str, GpuMemory]:
 
 
 def _alone(mount: SharedFile | None, uuid: str) -> Mapping[Tier, Obstacle]:
-    return {"shim": lambda: ALONE}
+    return {"kernel": lambda: ALONE, "mps": lambda: ALONE, "shim": lambda: ALONE}
 
 
 def _no_files(mount: SharedFile | None) -> Sequence[SharedFile]:
     return ()
+
+
+def _no_edits(tier: str, group: str, limit: Limit) -> ContainerEdits:
+    return ContainerEdits()
 
 
 @dataclass(frozen=True)
@@ -52,14 +57,16 @@ class GpuParts:
     """The parts of an agent. Without them nothing is enforced: the tier is "none".
 
     `obstacles` answers why a GPU cannot have each tier, and `files` what a container with limits
-    sees beside the files of its group; it raises HostError. Both get what the pool mounts of the
-    driver.
+    sees beside the files of its group. Both get what the pool mounts of the driver. `edits` answers
+    what a container that starts gets by its CDI device for its tier, with that limit. `files` and
+    `edits` raise HostError.
     """
 
     memory: MemorySource = _no_memory
     groups: LimitedGroups | None = None
     obstacles: Callable[[SharedFile | None, str], Mapping[Tier, Obstacle]] = _alone
     files: Callable[[SharedFile | None], Sequence[SharedFile]] = _no_files
+    edits: Callable[[str, str, Limit], ContainerEdits] = _no_edits
     context_reserve: int = CONTEXT_RESERVE  # bytes, above which each limit must be
 
 

@@ -155,9 +155,9 @@ class GpuPools:
 
     def _choices(self, gpus: Sequence[NodeGPU]) -> dict[str, TieredGPU]:
         """What keeps the limits on each GPU that is given in parts, by address."""
-        parts = self._giver.parts
+        parts, binding = self._giver.parts, self._giver.binding
         return {
-            gpu.gpu.address: chosen(gpu, config, self._limits, parts)
+            gpu.gpu.address: chosen(gpu, config, self._limits, parts, binding)
             for config, mine in self._by_pool(gpus)
             for gpu in (mine if config.mode != "replicas" else ())
         }

@@ -28,6 +28,9 @@ from gpu import nodes
 from gpu.inventory import NodeGPU
 from host.errors import HostError
 
+VISIBLE = "NVIDIA_VISIBLE_DEVICES"
+"""By this variable NVIDIA's runtime knows which GPUs a container gets."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -102,7 +105,10 @@ class ReplicaService:
         return preferred.together(of, available, must_include, size, held, spread=spread)
 
     def allocate(self, ids: list[str]) -> v1beta1_pb2.ContainerAllocateResponse:
-        """The nodes of the ids' GPUs, each once. They are on disk before this returns."""
+        """The nodes of the ids' GPUs, each once; or their UUIDs, for NVIDIA's runtime.
+
+        They are on disk before this returns.
+        """
         config = self._config
         gpus = self._checked(ids)
         try:
@@ -121,6 +127,9 @@ class ReplicaService:
             ) from None
         self._allocated()
         _log.info("%s: %s allocated", self.name, ", ".join(sorted(ids)))
+        if config.inject == "nvidia-runtime":
+            uuids = sorted({gpu.gpu.uuid for gpu in gpus.values()})
+            return answer.response(variables={VISIBLE: ",".join(uuids)})
         return answer.response(given, config.driver_mount)
 
     def pre_start(self, ids: list[str]) -> None:
@@ -149,6 +158,8 @@ class ReplicaService:
         for device_id in ids:
             if fault := known[device_id].fault:
                 raise self._refusal(device_id, f"its GPU is unhealthy: {fault}")
+            if self._config.inject == "nvidia-runtime" and not known[device_id].gpu.uuid:
+                raise self._refusal(device_id, "its GPU has no UUID yet, by which it would be told")
         most = self._config.most
         if most and len(ids) > most:
             raise self._refusal(

@@ -28,6 +28,7 @@ from deviceplugin.kubelet.records import PodDevices
 from deviceplugin.kubelet.server import Listing, Rejected
 from gpu.group_limits import Limit
 from gpu.placement import Share, choose
+from gpu.tiers import BY_CDI
 
 _log = logging.getLogger(__name__)
 
@@ -187,7 +188,7 @@ class ShareService:
     def _check_context(self, gpu: SharedGPU | None, wanted: Share) -> None:
         """Refuse a limit within which no program could begin to use CUDA."""
         reserve, unit = self._giver.context_reserve, self.kind.share.memory
-        if gpu is None or self.pool.tier(gpu.address) != "shim" or wanted.memory > reserve:
+        if gpu is None or self.pool.tier(gpu.address) == "none" or wanted.memory > reserve:
             return
         raise self._refusal(
             f"{wanted.memory >> 20} MiB",
@@ -294,11 +295,13 @@ class ShareService:
         by_node = (gpu for gpu in gpus if gpu.node.minor in minors)
         by_name = (gpu for gpu in gpus if slot.startswith((f"{gpu.uuid}_", f"{gpu.short}.")))
         gpu = next(chain(by_node, by_name), self._gpus[ids[0]])
+        made, cdi = self._given(ids, gpu), has_slot and bool(main.cdi or started.minors)
         return replace(
-            self._given(ids, gpu),
+            made,
+            tier="shim" if made.tier in BY_CDI and not cdi else made.tier,
             group=started.group,
             slot=slot if has_slot else "",
-            cdi=has_slot and bool(main.cdi or started.minors),
+            cdi=cdi,
         )
 
     def _refusal(self, what: str, why: str) -> Rejected:

@@ -18,8 +18,8 @@ import msgspec
 
 from base import files
 from base.paths import Paths
+from gpu.container_edits import OciHook
 from gpu.driver_files import SharedFile
-from gpu.limit_hook import OciHook
 from gpu.nodes import GpuNode
 
 

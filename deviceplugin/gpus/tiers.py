@@ -5,6 +5,7 @@ The choice is also in a file, for commands that tell people why a GPU is not giv
 
 import logging
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -13,12 +14,14 @@ from msgspec.structs import replace
 from base import files
 from base.paths import Paths
 from deviceplugin.gpus.parts import GpuParts
-from deviceplugin.pools.gpu_pool import GpuPoolConfig
+from deviceplugin.pools.gpu_pool import GpuBinding, GpuPoolConfig
 from gpu import tiers
 from gpu.driver_files import SharedFile
 from gpu.inventory import NodeGPU
 from gpu.settings import GpuLimitSettings
-from gpu.tiers import TieredGPU
+from gpu.tiers import Obstacle, TieredGPU
+
+NO_CDI = "it takes CDI devices, which containers get with `devices: {gpuBinding: start}`"
 
 _log = logging.getLogger(__name__)
 
@@ -50,10 +53,17 @@ class GpuTiers:
 
 
 def chosen(
-    gpu: NodeGPU, config: GpuPoolConfig, settings: GpuLimitSettings, parts: GpuParts
+    gpu: NodeGPU,
+    config: GpuPoolConfig,
+    settings: GpuLimitSettings,
+    parts: GpuParts,
+    binding: GpuBinding,
 ) -> TieredGPU:
-    """What keeps the limits on a GPU of a pool."""
-    obstacles = parts.obstacles(mounted(config), gpu.gpu.uuid)
+    """What keeps the limits on a GPU of a pool. `binding` is when containers get their GPU."""
+    obstacles = dict(parts.obstacles(mounted(config), gpu.gpu.uuid))
+    if binding != "start":
+        by_cdi = tiers.BY_CDI & obstacles.keys()
+        obstacles |= {tier: partial(_first, obstacles[tier], NO_CDI) for tier in by_cdi}
     choice = tiers.choose(obstacles, settings.enforce, settings.require)
     return TieredGPU(uuid=gpu.gpu.uuid, minor=gpu.minor, choice=choice)
 
@@ -82,6 +92,10 @@ def mounted(config: GpuPoolConfig) -> SharedFile | None:
     """What a pool mounts of the driver."""
     mount = config.driver_mount
     return None if mount is None else SharedFile(mount.host, mount.container)
+
+
+def _first(obstacle: Obstacle, other: str) -> str:
+    return obstacle() or other
 
 
 def _tell(of: TieredGPU) -> None:

@@ -16,6 +16,7 @@ from gpu.settings import (
     ExternalMemory,
     GpuLimitSettings,
     ManagedMemory,
+    MpsDirectories,
     OnError,
     UnknownVersion,
 )
@@ -35,8 +36,10 @@ KEYS: Mapping[str, object] = {
     "onError": OnError,
     "maskCompat": bool,
     "compat": object,
+    "mps": object,
 }
 _COMPAT = {"metrics": tuple[Literal["alnair"], ...]}
+_MPS = {"pipes": str, "shm": str}
 
 
 def parse(value: object, where: str) -> GpuLimitSettings:
@@ -63,6 +66,8 @@ def parse(value: object, where: str) -> GpuLimitSettings:
     if "compat" in values:
         compat = documents.fields(values["compat"], _COMPAT, f"{where}.compat")
         fields["alnair_metrics"] = "alnair" in compat.get("metrics", ())
+    if "mps" in values:
+        fields["mps"] = _mps(values["mps"], f"{where}.mps")
     settings = GpuLimitSettings(**fields)
     _check_tiers(settings, where)
     return settings
@@ -82,7 +87,7 @@ def clash(pools: Sequence[GpuPoolConfig], limits: GpuLimitSettings) -> str | Non
                     f"gpus[{number}].scope: pod: the tier {tier} limits each container by itself: "
                     f"remove {tier} from {PART}.enforce"
                 )
-    if "shim" not in limits.enforce:
+    if not {"kernel", "mps", "shim"}.intersection(limits.enforce):
         return None
     for number, pool in enumerate(pools):
         for n, shape in enumerate(pool.shapes if pool.mode == "slices" else ()):
@@ -93,6 +98,14 @@ def clash(pools: Sequence[GpuPoolConfig], limits: GpuLimitSettings) -> str | Non
                     f"write more than that, or set {PART}.contextReserve to what contexts need here"
                 )
     return None
+
+
+def _mps(value: object, where: str) -> MpsDirectories:
+    directories = documents.fields(value, _MPS, where)
+    for key in _MPS:
+        if key not in directories:
+            raise DocumentError(f"{where}.{key}: is missing: write a directory of the host")
+    return MpsDirectories(**{key: _root(directories[key], f"{where}.{key}") for key in _MPS})
 
 
 def _root(text: str, where: str) -> Path:
@@ -106,6 +119,11 @@ def _root(text: str, where: str) -> Path:
 
 
 def _check_tiers(settings: GpuLimitSettings, where: str) -> None:
+    if "mps" in settings.enforce and settings.mps is None:
+        raise DocumentError(
+            f"{where}.enforce: mps: write {where.rpartition(' ')[2]}.mps too, with the directories "
+            "of MPS' control daemon: {pipes: /tmp/nvidia-mps, shm: /dev/shm}"
+        )
     required = STRONGEST_FIRST.index(settings.require)
     enough = STRONGEST_FIRST[: required + 1]
     if settings.require != "none" and not set(enough).intersection(settings.enforce):

@@ -2,7 +2,8 @@
  * A hook of container runtimes (OCI's createRuntime): it runs when a container's cgroup exists and before
  * the container's first program. It hands the state that the runtime gives it to this node's agent, which
  * limits the memory of GPUs for that cgroup. Unless the agent says that this is done, it fails, and with it
- * the start of the container.
+ * the start of the container. It waits a few seconds for an agent that starts, as in an update: a pod that
+ * is not to be restarted would fail for good.
  *
  *   gpu-limit SOCKET GROUP     the agent's socket, and the group whose limits they are
  *
@@ -17,9 +18,11 @@
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/un.h>
+#include <time.h>
 #include <unistd.h>
 
-enum { SECONDS = 8, MOST_STATE = 1 << 20, MOST_ANSWER = 8192 };
+/* Together less than the runtime waits (TIMEOUT in gpu/container_edits.py). */
+enum { WAIT_SECONDS = 5, STEPS_A_SECOND = 20, SECONDS = 8, MOST_STATE = 1 << 20, MOST_ANSWER = 8192 };
 
 static const char done[] = "done\n";
 
@@ -61,6 +64,20 @@ static bool read_all(int descriptor, char *bytes, size_t most, size_t *length)
     return false;
 }
 
+/* Connect to an agent, also one that does not listen yet. */
+static bool reach(int client, const struct sockaddr_un *agent)
+{
+    const struct timespec pause = {.tv_nsec = 1000000000 / STEPS_A_SECOND};
+
+    for (int step = 0;; step++) {
+        if (connect(client, (const struct sockaddr *)agent, sizeof *agent) == 0)
+            return true;
+        if ((errno != ECONNREFUSED && errno != ENOENT) || step == WAIT_SECONDS * STEPS_A_SECOND)
+            return false;
+        nanosleep(&pause, NULL);
+    }
+}
+
 int main(int count, char **words)
 {
     static char state[MOST_STATE], answer[MOST_ANSWER + 1];
@@ -79,7 +96,7 @@ int main(int count, char **words)
 
     if (agent < 0 || setsockopt(agent, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience) != 0 ||
         setsockopt(agent, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience) != 0 ||
-        connect(agent, (struct sockaddr *)&address, sizeof address) != 0)
+        !reach(agent, &address))
         return fail(words[1]);
     if (!write_all(agent, words[2], strlen(words[2])) || !write_all(agent, "\n", 1) ||
         !write_all(agent, state, length) || shutdown(agent, SHUT_WR) != 0)

@@ -232,7 +232,7 @@ def test_init_container_installs_the_libraries_for_parts_of_gpus(
     assert done.returncode == 0, done.stderr
     ours = rootfs / f"opt/podfabric/lib/podfabric/gpu-{platform.machine()}"
     installed = tmp_path / "host/var/lib/podfabric/gpu/shim"
-    assert sorted(path.name for path in installed.iterdir()) == sorted(shims.LIBRARIES)
+    assert sorted(path.name for path in installed.iterdir()) == sorted(shims.FILES)
     for path in installed.iterdir():
         assert path.read_bytes() == (ours / path.name).read_bytes()
 

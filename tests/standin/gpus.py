@@ -39,6 +39,7 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     module_bytes: int = 0  # what each loaded module occupies
     multiprocessors: int = 132
     minor: int = 0
+    compute_mode: int = 0  # nvmlComputeMode_t; 3: EXCLUSIVE_PROCESS
 
 
 class Failure(msgspec.Struct, frozen=True):

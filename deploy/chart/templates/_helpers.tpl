@@ -35,6 +35,20 @@ app.kubernetes.io/component: agent
 {{- if include "podfabric.limits-gpus" . }}{{ (.Values.gpu | default dict).runtimeClassName | default "" }}{{ end }}
 {{- end }}
 
+{{- /* "true" if the driver may limit the memory of containers' cgroups: the tier kernel. */}}
+{{- define "podfabric.limits-cgroups" -}}
+{{- if include "podfabric.limits-gpus" . }}
+{{- if has "kernel" (dig "gpuLimits" "enforce" (list) .Values.config) }}true{{ end }}
+{{- end }}
+{{- end }}
+
+{{- /* The directory of MPS' pipes, if the agent does not see it with the driver's root. */}}
+{{- define "podfabric.mps-pipes" -}}
+{{- if and (include "podfabric.limits-gpus" .) (ne (include "podfabric.driver-root" . | trim) "/") }}
+{{- dig "gpuLimits" "mps" "pipes" "" .Values.config }}
+{{- end }}
+{{- end }}
+
 {{- define "podfabric.driver-root" -}}
 {{ dig "gpuLimits" "driverRoot" "/" .Values.config }}
 {{- end }}

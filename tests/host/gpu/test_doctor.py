@@ -1,5 +1,6 @@
 """`podfabric doctor` with a driver: what it answers, and which tier each GPU can have."""
 
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,7 +13,7 @@ from cli.checks import Finding
 from cli.this_node import ThisNode
 from tests.host.gpu.driver_root import installed, paths_with
 from tests.standin.gpus import GIB, Behaviour, gpus
-from tools import build_shim
+from tools import build_hook, build_shim
 
 TWO = gpus(2, bytes=16 * GIB)
 R580, R615 = "580.65.06", "615.20.01"
@@ -33,7 +34,10 @@ def examine(tmp_path: Path) -> Iterator[Callable[..., Examine]]:
                 kubelet=tmp_path / "kubelet",
             )
             paths.etc.mkdir()
-            paths.config.write_text("gpus: [{mode: units}]\ngpuLimits: {enforce: [kernel, shim]}\n")
+            paths.config.write_text(
+                "gpus: [{mode: units}]\ngpuLimits: {enforce: [kernel, shim]}\n"
+                "devices: {gpuBinding: start}\n"
+            )
             (paths.sys / "fs/cgroup").mkdir(parents=True)
             (paths.sys / "fs/cgroup/cgroup.controllers").touch()
             root = tmp_path / "driver"
@@ -47,6 +51,12 @@ def examine(tmp_path: Path) -> Iterator[Callable[..., Examine]]:
             return examined
 
         yield made
+
+
+def _install(directory: Path) -> None:
+    """What `podfabric install --gpu` installs."""
+    for path in (*build_shim.build("", directory), build_hook.build("", directory)):
+        path.chmod(0o755)
 
 
 def test_the_driver_answers_for_every_gpu(examine: Callable[..., Examine]) -> None:
@@ -65,8 +75,9 @@ def test_a_gpu_that_the_driver_does_not_tell_of_fails(examine: Callable[..., Exa
 @pytest.mark.parametrize(
     ("driver", "library", "status", "words"),
     [
-        (R615, False, "ok", "kernel is the strongest"),
+        (R615, True, "ok", "kernel is the strongest"),
         (R580, True, "ok", "shim is the strongest that can be had (not kernel: driver 580.65.06"),
+        (R615, False, "warning", "none is the strongest that can be had: not kernel: libpfcuda.so"),
         (R580, False, "warning", "none is the strongest that can be had: not kernel: driver 580"),
     ],
 )
@@ -80,7 +91,7 @@ def test_the_strongest_tier_is_named_with_what_keeps_gpus_from_a_stronger_one(
 ) -> None:
     ask = examine(driver)
     if library:
-        build_shim.build("", tmp_path / "state/gpu/shim")
+        _install(tmp_path / "state/gpu/shim")
 
     (found,) = ask("GPU tiers")
 
@@ -92,26 +103,47 @@ def test_libraries_that_were_built_are_ones_that_containers_can_load(
     examine: Callable[..., Examine], tmp_path: Path
 ) -> None:
     ask = examine()
-    for path in build_shim.build("", tmp_path / "state/gpu/shim"):
-        path.chmod(0o755)
+    _install(tmp_path / "state/gpu/shim")
 
     assert [each.status for each in ask("GPU libraries")] == ["ok"]
+
+
+def test_what_mps_lacks_is_named(examine: Callable[..., Examine], tmp_path: Path) -> None:
+    ask = examine(R580)
+    _install(tmp_path / "state/gpu/shim")
+    (tmp_path / "etc/config.yaml").write_text(
+        "gpus: [{mode: units}]\ndevices: {gpuBinding: start}\n"
+        f"gpuLimits: {{enforce: [mps, shim], mps: {{pipes: {tmp_path}/mps, shm: /dev/shm}}}}\n"
+    )
+
+    (found,) = ask("GPU tiers")
+    assert (
+        f"not mps: no MPS control daemon listens at {tmp_path}/mps/control: No such" in found.seen
+    )
+    (tmp_path / "mps").mkdir()
+    with socket.socket(socket.AF_UNIX) as daemon:
+        daemon.bind(f"{tmp_path}/mps/control")
+        daemon.listen()
+        (found,) = ask("GPU tiers")
+    assert "not mps: the GPU is not in the compute mode EXCLUSIVE_PROCESS" in found.seen
 
 
 def test_a_level_of_cgroups_without_dmem_is_named(
     examine: Callable[..., Examine], tmp_path: Path
 ) -> None:
     ask = examine()
+    _install(tmp_path / "state/gpu/shim")
     cgroups = tmp_path / "sys/fs/cgroup"
     pods = cgroups / "kubepods.slice"
     pods.mkdir()
-    (cgroups / "dmem.capacity").touch()
+    (cgroups / "dmem.capacity").write_text("nvidia/00000000:10:00.0/vidmem 17179869184\n")
     (cgroups / "cgroup.subtree_control").write_text("cpu memory dmem\n")
     (pods / "cgroup.subtree_control").write_text("cpu memory\n")
 
     found = ask("GPU tiers")
 
     assert [each.status for each in found] == ["ok", "warning"]
+    assert "shim is the strongest" in found[0].seen
     assert f"{pods}/cgroup.subtree_control lacks dmem" in found[1].seen
     (pods / "cgroup.subtree_control").write_text("cpu memory dmem\n")
     assert [each.status for each in ask("GPU tiers")] == ["ok"]

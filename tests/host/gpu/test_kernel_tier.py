@@ -76,6 +76,25 @@ def test_a_level_without_dmem_fails_the_start_and_is_named(host: Callable[..., O
     assert kernel_tier.without_dmem(leaf, cgroups) is None
 
 
+@pytest.mark.parametrize("pods", ["kubepods", "kubepods.slice"])
+def test_the_first_level_above_pods_without_dmem_is_an_obstacle_where_the_driver_uses_that(
+    tmp_path: Path, pods: str
+) -> None:
+    (tmp_path / pods).mkdir()
+    (tmp_path / "cgroup.subtree_control").write_text("cpu dmem\n")
+    capacity = tmp_path / "dmem.capacity"
+    capacity.write_text("drm/0000:03:00.0/vram0 8514437120\n")  # another driver's
+    assert kernel_tier.node_backend(tmp_path) == "misc"
+    assert kernel_tier.dmem_obstacle(tmp_path) is None
+    capacity.write_text("nvidia/00000000:10:00.0/vidmem 17179869184\n")
+    assert kernel_tier.node_backend(tmp_path) == "dmem"
+    assert f"{tmp_path}/{pods}/cgroup.subtree_control lacks dmem" in (
+        kernel_tier.dmem_obstacle(tmp_path) or ""
+    )
+    (tmp_path / pods / "cgroup.subtree_control").write_text("cpu dmem\n")
+    assert kernel_tier.dmem_obstacle(tmp_path) is None
+
+
 @pytest.mark.parametrize("result", [3, 4, 6, 999])
 @pytest.mark.parametrize("call", ["nvmlDeviceSetMemoryLimits_v1", "nvmlDeviceGetMemoryLimits_v1"])
 def test_a_failure_of_the_driver_fails_the_start(

@@ -11,7 +11,8 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,8 @@ SAME_CGROUP = """#!/bin/sh
 pid=$(sed -n 's/.*"pid": *\\([0-9]*\\).*/\\1/p')
 mkdir -p "$1$(sed -n 's/^0:://p' "/proc/$pid/cgroup")"
 """
+# crun refuses a machine with cgroups of both versions: it sees those of version 2 alone.
+ALONE = 'mount --bind "$0" /sys/fs/cgroup && exec "$@"'
 
 
 class Runtime:
@@ -63,7 +66,9 @@ class Runtime:
         agent.start()
         return agent
 
-    def run(self, *, group: str = GROUP, cgroup: str = "") -> "subprocess.CompletedProcess[str]":
+    def run(
+        self, *, group: str = GROUP, cgroup: str = "", by: str = "runc"
+    ) -> "subprocess.CompletedProcess[str]":
         """Start a container, whose first program makes `started`, and wait for its end."""
         root = self.directory / "root"
         (root / "bin").mkdir(parents=True, exist_ok=True)
@@ -81,7 +86,10 @@ class Runtime:
                 "cwd": "/",
             },
             "root": {"path": str(root)},
-            "mounts": [{"destination": "/proc", "type": "proc", "source": "proc"}],
+            "mounts": [
+                {"destination": "/proc", "type": "proc", "source": "proc"},
+                {"destination": "/dev", "type": "tmpfs", "source": "tmpfs"},
+            ],
             "hooks": {"createRuntime": [same, *edits]},
             "linux": {
                 "cgroupsPath": cgroup or f"/kubepods/burstable/pod{pod}/{name}",
@@ -92,12 +100,20 @@ class Runtime:
         bundle.mkdir()
         (bundle / "config.json").write_text(json.dumps(spec))
         return subprocess.run(
-            ["runc", "run", "--bundle", str(bundle), f"pf-{name[:12]}"],
+            [*self._seeing(by), by, "run", "--bundle", str(bundle), f"pf-{name[:12]}"],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
             check=False,
         )
+
+    def _seeing(self, by: str) -> list[str]:
+        """A command that runs another one with the cgroups that a runtime supports."""
+        if by == "runc":
+            return []
+        if shutil.which(by) is None:  # it is not installed for this: podman would take it then
+            pytest.skip(f"this machine has no {by}")
+        return ["unshare", "--mount", "sh", "-c", ALONE, str(cgroup_root(2))]
 
     def _edits(self, group: str) -> list[dict[str, object]]:
         """The hooks createRuntime of the container's CDI device, as a runtime reads them."""
@@ -131,8 +147,9 @@ def runtime(tmp_path: Path) -> Iterator[Callable[..., Runtime]]:
         yield made
 
 
+@pytest.mark.parametrize("by", ["runc", "crun"])
 def test_the_limit_is_set_softly_by_nothing_before_the_first_program_runs(
-    runtime: Callable[..., Runtime], monkeypatch: pytest.MonkeyPatch
+    runtime: Callable[..., Runtime], monkeypatch: pytest.MonkeyPatch, by: str
 ) -> None:
     here = runtime()
     seen: list[tuple[bool, Path]] = []
@@ -144,7 +161,7 @@ def test_the_limit_is_set_softly_by_nothing_before_the_first_program_runs(
         return backend
 
     monkeypatch.setattr(kernel_tier, "limit", limit)
-    done = here.run()
+    done = here.run(by=by)
     assert (done.returncode, done.stderr) == (0, "")
     assert here.started.exists()
     [(had_started, cgroup)] = seen
@@ -182,6 +199,15 @@ def test_a_failure_of_the_driver_fails_the_start(
     _refused(runtime(failures=(Failure(call, 2, 999),)), f"group {GROUP}", SECOND)
 
 
+def test_crun_lets_no_container_start_either_and_the_agents_log_says_why(
+    runtime: Callable[..., Runtime], caplog: pytest.LogCaptureFixture
+) -> None:
+    here = runtime(failures=(Failure("nvmlDeviceSetMemoryLimits_v1", 2, 999),))
+    _refused(here, "error executing hook", by="crun")
+    assert f"a container does not start: group {GROUP}" in caplog.text
+    assert SECOND in caplog.text
+
+
 def test_a_driver_without_such_limits_fails_the_start(runtime: Callable[..., Runtime]) -> None:
     _refused(runtime(R580), "this driver has no memory limits of cgroups (R615 has)")
 
@@ -211,16 +237,40 @@ def test_a_cgroup_that_is_no_containers_is_not_limited(runtime: Callable[..., Ru
     assert here.node.read().limits == ()
 
 
-def test_without_an_agent_no_container_starts_and_with_the_next_one_it_does(
-    runtime: Callable[..., Runtime],
+@pytest.mark.parametrize("is_killed", [True, False])
+def test_without_an_agent_no_container_starts(
+    runtime: Callable[..., Runtime], is_killed: bool
 ) -> None:
     here = runtime()
     here.agent.close()
-    _refused(here, "gpu-limit.sock: Connection refused", "must not start without limits")
-    here.socket.unlink()
-    _refused(here, "gpu-limit.sock: No such file")
-    here.agent = here.new_agent()
-    assert here.run().returncode == 0
+    if is_killed:  # which leaves the socket's file
+        _refused(here, "gpu-limit.sock: Connection refused", "must not start without limits")
+    else:
+        here.socket.unlink()
+        _refused(here, "gpu-limit.sock: No such file", "must not start without limits")
+
+
+@pytest.mark.parametrize("is_killed", [True, False])
+def test_a_start_waits_for_an_agent_that_comes_at_once(
+    runtime: Callable[..., Runtime], is_killed: bool
+) -> None:
+    here = runtime()
+    here.agent.close()
+    if not is_killed:
+        here.socket.unlink()
+    with ThreadPoolExecutor() as starting:
+        container = starting.submit(here.run)
+        until(_is_waiting, what="the hook")
+        here.agent = here.new_agent()
+        assert container.result().returncode == 0
+
+
+def _is_waiting() -> bool:
+    for path in Path("/proc").glob("[0-9]*/comm"):
+        with suppress(OSError):  # it has ended
+            if path.read_text() == "gpu-limit\n":
+                return True
+    return False
 
 
 def test_an_agent_that_ends_without_an_answer_fails_the_start(

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from cli import shims
-from cli.shims import LIBRARIES
+from cli.shims import FILES
 from tests.plugins import CHECKOUT
-from tools import build_shim
+from tools import build_hook, build_shim
 
-NAMES = list(LIBRARIES)
+NAMES = sorted(FILES)
 COMMANDS = """
 import json, os, signal, sys
 
@@ -81,7 +81,7 @@ class Host:
         source = self.root / name
         if not source.exists():
             source.mkdir()
-            for library in LIBRARIES:
+            for library in FILES:
                 (source / library).write_bytes(b"\x7fELF" + f"{library} {name}".encode() * 5000)
         return source
 
@@ -103,7 +103,7 @@ class Host:
     def installed(self) -> dict[str, str]:
         """The version of each library that is installed; it must be whole."""
         found = {}
-        for name in LIBRARIES:
+        for name in FILES:
             path = self.shims / name
             if path.exists():
                 content = path.read_bytes()
@@ -125,7 +125,7 @@ class Host:
         )
         command = ["unshare", "--mount", "--propagation", "private", "sh", "-ec", script]
         with subprocess.Popen(
-            [*command, str(target), *LIBRARIES],
+            [*command, str(target), *FILES],
             env={**os.environ, "SHIMS": str(self.shims)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -146,7 +146,7 @@ def _seen(container: "subprocess.Popen[str]") -> str:
 
 
 def _content(source: Path) -> str:
-    return "".join((source / name).read_text() for name in LIBRARIES)
+    return "".join((source / name).read_text() for name in FILES)
 
 
 @pytest.fixture
@@ -161,7 +161,8 @@ def test_libraries_of_make_gpu_are_installed_for_every_user_to_read(
     tmp_path: Path, host: Host
 ) -> None:
     built = build_shim.build(directory=tmp_path / "built")
-    assert [path.name for path in built] == NAMES
+    built.append(build_hook.build(directory=tmp_path / "built"))
+    assert sorted(path.name for path in built) == NAMES
     list(shims.install(shims.read(tmp_path / "built"), host.shims))
     for path in built:
         installed = host.shims / path.name
@@ -188,7 +189,7 @@ def test_container_keeps_the_libraries_that_it_began_with(host: Host) -> None:
 
 def test_library_that_is_there_already_stays_and_a_damaged_one_is_replaced(host: Host) -> None:
     assert host.install("one") == 0
-    whole, damaged = (host.shims / name for name in LIBRARIES)
+    whole, damaged, _ = (host.shims / name for name in FILES)
     before = whole.stat().st_ino
     os.truncate(damaged, 100)
     assert host.install("one") == 0
@@ -223,9 +224,9 @@ def test_uninstall_after_a_kill_at_any_step_removes_everything(host: Host) -> No
 
 
 def test_library_that_is_missing_or_none_is_refused_and_nothing_is_changed(host: Host) -> None:
-    (host.version("bad") / LIBRARIES[0]).write_text("no library")
+    (host.version("bad") / FILES[0]).write_text("no library")
     assert host.install("bad") == 1
-    (host.version("bad") / LIBRARIES[0]).unlink()
+    (host.version("bad") / FILES[0]).unlink()
     assert host.install("bad") == 1
     assert list(host.bin.iterdir()) == []
     assert not host.shims.exists()

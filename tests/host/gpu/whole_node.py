@@ -16,16 +16,16 @@ from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
 
 from base.paths import Paths
-from tests.host.gpu.pods import MadeContainer
+from tests.host.gpu.pods import MadeContainer, cgroup_root
 from tests.kubelet.kubelet import Kubelet
 from tests.runtime import CHECKOUT
 from tests.standin import build as standin
 from tests.standin.driver import Driver
-from tests.standin.gpus import Behaviour, Gpu, Node
+from tests.standin.gpus import Behaviour, Failure, Gpu, Node
 from tests.unit.gpu.driver import Driver as ShownDriver
 from tests.unix_http import UnixHTTPConnection
 from tests.waiting import PATIENCE
-from tools import build_shim
+from tools import build_hook, build_shim
 
 PODFABRIC = Path(sys.executable).with_name("podfabric")
 LIBRARIES = "usr/lib64"
@@ -34,6 +34,7 @@ LIBRARIES = "usr/lib64"
 HOST = """
 set -e
 mount --bind "$1" /proc/driver
+[ -z "${2-}" ] || mount --bind "$2" "$3"
 echo ready
 exec cat
 """
@@ -88,18 +89,34 @@ class WholeNode:
         agent = {"listen": f"unix:{self.root}/http", "sweep": False}
         self.paths.config.write_text(json.dumps({"agent": agent, "pools": [], **parts}))
 
-    def start_agent(self, *words: str) -> None:
+    @property
+    def _environment(self) -> dict[str, str]:
         roots = {
             f"PODFABRIC_{name.upper()}": str(getattr(self.paths, name))
             for name in Paths.__struct_fields__
         }
         node = {"PODFABRIC_STANDIN_GPUS": str(self.driver.file)}
+        return {**os.environ, **roots, **node}
+
+    def podfabric(self, *words: str) -> str:
+        """What a command prints, on both outputs."""
+        return subprocess.run(
+            [*self.inside, PODFABRIC, *words],
+            env=self._environment,
+            cwd=CHECKOUT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        ).stdout
+
+    def start_agent(self, *words: str) -> None:
         (self.root / "http").unlink(missing_ok=True)
         with (self.root / "agent.log").open("ab") as log:
             self._agent = self.stack.enter_context(
                 subprocess.Popen(
                     [*self.inside, PODFABRIC, "agent", *words],
-                    env={**os.environ, **roots, **node},
+                    env=self._environment,
                     cwd=CHECKOUT,
                     stdin=subprocess.DEVNULL,
                     stderr=log,
@@ -186,18 +203,28 @@ class WholeNode:
 
 
 @contextmanager
-def whole_node(root: Path, gpus: tuple[Gpu, ...]) -> Iterator[WholeNode]:
-    """A node below `root`, which must be short, for sockets. Its agent is not started."""
+def whole_node(
+    root: Path, gpus: tuple[Gpu, ...], driver: str = "", failures: tuple[Failure, ...] = ()
+) -> Iterator[WholeNode]:
+    """A node below `root`, which must be short, for sockets. Its agent is not started.
+
+    With a version of the `driver`, that driver sees the machine's cgroups of version 2, as the
+    agent does, and its calls fail as `failures` say.
+    """
     paths = _paths(root)
     with ExitStack() as stack:
         for directory in (paths.sys, paths.dev, paths.etc, paths.kubelet, root / "proc/driver"):
             directory.mkdir(parents=True)
         _show(root, gpus)
-        behaviour = Behaviour()
-        driver = stack.enter_context(Node(root, gpus, behaviour))
+        behaviour, cgroups = Behaviour(), []
+        if driver:
+            cgroups = [cgroup_root(2), paths.sys / "fs/cgroup"]
+            cgroups[1].mkdir(parents=True)
+            behaviour = Behaviour(driver=driver, cgroups=str(cgroups[1]), failures=failures)
+        node = stack.enter_context(Node(root, gpus, behaviour))
         _install(root / "driver" / LIBRARIES, behaviour.driver)
         paths.shims.mkdir(parents=True)
-        for built in build_shim.build():
+        for built in (*build_shim.build(), build_hook.build()):
             shutil.copy(built, paths.shims)
         command = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
         holder = stack.enter_context(
@@ -211,6 +238,7 @@ def whole_node(root: Path, gpus: tuple[Gpu, ...]) -> Iterator[WholeNode]:
                     HOST,
                     "sh",
                     root / "proc/driver",
+                    *cgroups,
                 ],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -219,7 +247,7 @@ def whole_node(root: Path, gpus: tuple[Gpu, ...]) -> Iterator[WholeNode]:
         assert holder.stdout is not None
         assert holder.stdout.readline() == b"ready\n", "no namespaces"
         kubelet = stack.enter_context(Kubelet(paths.kubelet))
-        yield WholeNode(root, driver, kubelet, holder.pid, stack)
+        yield WholeNode(root, node, kubelet, holder.pid, stack)
 
 
 def _paths(root: Path) -> Paths:

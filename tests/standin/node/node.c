@@ -23,6 +23,7 @@ static void load_gpu(struct node_gpu *gpu, const struct json *from, unsigned ind
     gpu->module_bytes = json_number(from, "module_bytes", 0);
     gpu->minor = (unsigned)json_number(from, "minor", index);
     gpu->multiprocessors = (unsigned)json_number(from, "multiprocessors", 132);
+    gpu->compute_mode = (unsigned)json_number(from, "compute_mode", 0);
 }
 
 /* A driver shows a process the GPUs whose nodes it has and may open: a container has not all. */

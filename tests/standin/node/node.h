@@ -22,6 +22,7 @@ struct node_gpu {
     uint64_t module_bytes;    /* what a loaded module occupies */
     unsigned minor;
     unsigned multiprocessors;
+    unsigned compute_mode;    /* nvmlComputeMode_t */
 };
 
 struct node {

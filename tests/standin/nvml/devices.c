@@ -240,6 +240,13 @@ PUBLIC nvmlReturn nvmlDeviceGetMinorNumber(nvmlDevice device, unsigned *minor)
     return NVML_SUCCESS;
 }
 
+PUBLIC nvmlReturn nvmlDeviceGetComputeMode(nvmlDevice device, unsigned *mode)
+{
+    NVML_GPU(device);
+    *mode = node_get()->gpus[gpu].compute_mode;
+    return NVML_SUCCESS;
+}
+
 /* MIG cannot be switched on here. */
 PUBLIC nvmlReturn nvmlDeviceGetMigMode(nvmlDevice device, unsigned *now, unsigned *next)
 {

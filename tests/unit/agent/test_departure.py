@@ -34,6 +34,7 @@ def paths(tmp_path: Path) -> Paths:
         paths.state / departure.LOCK,
         paths.run / "state-1.json",
         paths.agent_socket,
+        paths.gpu_limit_socket,
         paths.run / "of-somebody-else",
         paths.cni_bin / "ipoib",
         paths.cni_bin / "bridge",

@@ -53,6 +53,16 @@ def test_file_without_the_key_has_no_pool_of_gpus() -> None:
         ("[{mode: replicas, name: a/b, replicas: 1, replica: 1}]", 'did you mean "replicas"'),
         ("[{mode: replicas, name: a/b, replicas: 1, devices: [gpu0]}]", "neither a PCI address"),
         (
+            "[{mode: units, inject: nvidia-runtime}]",
+            r"gpus\[0\].inject: nvidia-runtime: in mode units that runtime would lay the driver",
+        ),
+        (
+            "[{mode: replicas, name: a/b, replicas: 1, inject: nvidia-runtime, "
+            "driverMount: {host: /x, container: /y}}]",
+            r"gpus\[0\].inject: nvidia-runtime: that runtime mounts the driver itself",
+        ),
+        ("[{mode: units, inject: cdi}]", r"gpus\[0\].inject: 'cdi': expected one of nodes, nvi"),
+        (
             "[{mode: replicas, name: a/b, replicas: 1, driverMount: {host: x, container: /y}}]",
             r"gpus\[0\].driverMount.host: 'x'",
         ),
@@ -109,7 +119,8 @@ def test_limits_of_pods_go_with_gpus_that_are_chosen_at_the_start() -> None:
     (pool,) = parse(content.encode(), "config.yaml").gpus
     assert pool.scope == "pod"
     for tier in ("kernel", "mps"):
-        limits = f"gpuLimits: {{enforce: [{tier}, shim]}}"
+        mps = "mps: {pipes: /tmp/nvidia-mps, shm: /dev/shm}"
+        limits = f"gpuLimits: {{enforce: [{tier}, shim], {mps}}}"
         with pytest.raises(
             ConfigError, match=rf"\[0\].scope: pod: .* remove {tier} from gpuLimits"
         ):

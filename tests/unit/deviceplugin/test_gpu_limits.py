@@ -8,7 +8,7 @@ from deviceplugin.pools import gpu_limits
 from deviceplugin.pools.config import ConfigError, DevicePluginConfig
 from deviceplugin.pools.formats import parse
 from gpu import layout
-from gpu.settings import GpuLimitSettings
+from gpu.settings import GpuLimitSettings, MpsDirectories
 
 SLICE = "[{shapes: [{name: a/b, memory: 400Mi, compute: 10}]}]"
 
@@ -29,7 +29,8 @@ def test_every_key_is_read() -> None:
         "{enforce: [kernel, shim], require: none, driverRoot: /run/nvidia/driver, "
         "onOveruse: kill, killUnaccounted: true, contextReserve: 500Mi, "
         "managed: ignore, external: deny, unknown: warn, onError: allow, "
-        "maskCompat: true, compat: {metrics: [alnair]}}"
+        "maskCompat: true, compat: {metrics: [alnair]}, "
+        "mps: {pipes: /tmp/nvidia-mps, shm: /dev/shm}}"
     )
     assert read.gpu_limits == GpuLimitSettings(
         enforce=("kernel", "shim"),
@@ -44,6 +45,7 @@ def test_every_key_is_read() -> None:
         on_error="allow",
         mask_compat=True,
         alnair_metrics=True,
+        mps=MpsDirectories(pipes=Path("/tmp/nvidia-mps"), shm=Path("/dev/shm")),
     )
 
 
@@ -80,6 +82,10 @@ def test_what_shims_do_is_told_by_bits(text: str, policy: int) -> None:
         ("{onError: warn}", "gpuLimits.onError: 'warn': expected one of deny, allow"),
         ("{compat: {metrics: [hami]}}", r"gpuLimits.compat.metrics\[0\]: 'hami'"),
         ("{compat: {metric: []}}", "gpuLimits.compat.metric: unknown key"),
+        ("{enforce: [mps]}", "gpuLimits.enforce: mps: write gpuLimits.mps too, with the director"),
+        ("{mps: {pipes: /tmp/nvidia-mps}}", "gpuLimits.mps.shm: is missing: write a directory"),
+        ("{mps: {pipes: mps, shm: /dev/shm}}", "gpuLimits.mps.pipes: 'mps': expected the path"),
+        ("{mps: {pipe: /a, shm: /dev/shm}}", 'gpuLimits.mps.pipe: unknown key: did you mean "pi'),
     ],
 )
 def test_a_mistake_names_the_key(text: str, error: str) -> None:
@@ -92,6 +98,8 @@ def test_a_slice_that_is_too_small_for_a_context_is_refused() -> None:
     with pytest.raises(ConfigError, match=text):
         parsed("{}", SLICE)
     parsed("{contextReserve: 399Mi}", SLICE)
+    with pytest.raises(ConfigError, match=text):
+        parsed("{enforce: [kernel], require: kernel}", SLICE)
     parsed("{enforce: [], require: none}", SLICE)  # nothing is charged
 
 

@@ -25,7 +25,7 @@ def test_a_device_names_the_hooks_of_its_container_as_cdi_writes_them(tmp_path: 
             "hookName": "createRuntime",
             "path": "/opt/gpu-limit",
             "args": ["gpu-limit", "/run/podfabric/gpu-limit.sock", "a.slot"],
-            "timeout": 10,
+            "timeout": 20,
         }
     ]
     assert slot_files.read(paths, "a.slot").minors == {3}

@@ -1,8 +1,10 @@
 """A GPU is given in parts only if its limits can be kept as the configuration says."""
 
 import logging
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
@@ -12,9 +14,11 @@ from deviceplugin.gpus import tiers
 from deviceplugin.gpus.parts import ALONE, GpuParts
 from deviceplugin.plugin import DevicePlugin
 from deviceplugin.pools.config import DevicePluginConfig
+from deviceplugin.pools.gpu_pool import GpuBinding
 from gpu.driver_files import SharedFile
 from gpu.settings import GpuLimitSettings
 from gpu.tiers import Tier
+from host.selinux import ATTRIBUTE, READ, WRITE
 from tests.host.deviceplugin.gpus.gpu_node import MEMORY, container, units
 from tests.kubelet.devices import PodRejected
 from tests.kubelet.kubelet import Kubelet
@@ -35,6 +39,7 @@ class TieredNode:
         self.groups = FileGroups(paths.run / "gpu")
         self.obstacles: dict[Tier, str | None] = {"kernel": OLD, "shim": None}
         self.plugin: DevicePlugin | None = None
+        self.shared: Sequence[SharedFile] = (LIBRARY,)
 
     def parts(self) -> GpuParts:
         return GpuParts(
@@ -47,12 +52,18 @@ class TieredNode:
         )
 
     def files(self, mount: SharedFile | None) -> Sequence[SharedFile]:
-        return (LIBRARY,)
+        return self.shared
 
     def start(
-        self, settings: GpuLimitSettings, parts: GpuParts | None = None, **pool: object
+        self,
+        settings: GpuLimitSettings,
+        parts: GpuParts | None = None,
+        binding: GpuBinding = "admission",
+        **pool: object,
     ) -> None:
-        config = DevicePluginConfig(pools=(), gpus=(units(8, **pool),), gpu_limits=settings)
+        config = DevicePluginConfig(
+            pools=(), gpus=(units(8, **pool),), gpu_limits=settings, gpu_binding=binding
+        )
         self.plugin = DevicePlugin(self.paths, config, gpu_parts=parts or self.parts())
         self.stack.callback(self.plugin.close)
         self.plugin.start()
@@ -145,6 +156,47 @@ def test_a_container_keeps_the_tier_that_it_was_given_when_it_starts_again(
     kubelet.run(pod)
     assert node.tier() == "none"
     assert node.groups.limits() == {}
+
+
+def test_a_container_without_a_cdi_device_that_is_taken_over_from_the_kubelet_has_the_shims(
+    node: TieredNode, kubelet: Kubelet
+) -> None:
+    settings = GpuLimitSettings(enforce=("kernel", "shim"))
+    node.obstacles["kernel"] = None
+    node.start(settings)
+    kubelet.wait(lambda: kubelet.allocatable(MEMORY) == 8)
+    kubelet.run(kubelet.admit("trainer", [container(memory=2)]))
+    assert node.tier() == "shim"
+    assert node.plugin is not None
+    node.plugin.close()
+    node.paths.checkpoint.unlink()
+    node.start(settings, binding="start")
+    until(lambda: len(checkpoint.read(node.paths).allocations) == 2, what="its ids")
+    assert node.plugin.gpu_tiers()[0].choice.tier == "kernel"
+    assert node.tier() == "shim"
+
+
+def test_where_the_kernel_has_selinux_containers_may_use_what_is_ours_and_nothing_else_changes(
+    node: TieredNode, kubelet: Kubelet
+) -> None:
+    switch = node.paths.sys / "fs/selinux/enforce"
+    switch.parent.mkdir(parents=True)
+    switch.write_text("1")
+    node.paths.shims.mkdir(parents=True)
+    shim, driver = node.paths.shims / "libpfcuda.so", node.paths.state / "libcuda.so.580"
+    for file in (shim, driver):
+        file.touch()
+    node.shared = (SharedFile(str(shim), "/lib/libcuda.so"), SharedFile(str(driver), "/lib/real"))
+    node.start(GpuLimitSettings())
+    kubelet.wait(lambda: kubelet.allocatable(MEMORY) == 8)
+    mounts = kubelet.admit("trainer", [container(memory=2)]).containers["main"].mounts
+    host = {inside: Path(path) for inside, (path, _) in mounts.items()}
+    labels = {"limits": READ, "region": WRITE, "agent": WRITE}
+    for name, wanted in labels.items():
+        assert os.getxattr(host[f"/run/podfabric/gpu/{name}"], ATTRIBUTE) == wanted
+    assert os.getxattr(shim, ATTRIBUTE) == READ
+    with pytest.raises(OSError, match="No data"):
+        os.getxattr(driver, ATTRIBUTE)
 
 
 def test_a_plugin_alone_gives_no_part_unless_nothing_is_required(

@@ -1,0 +1,57 @@
+"""Labels by which SELinux lets containers use files of the host.
+
+A container may use files of few types only, wherever they are mounted from. A runtime labels the
+volumes of a pod, and what a CDI file or a device plugin has mounted it leaves as it is.
+
+Sources: container.te and container.fc of container-selinux; selinux(8), xattr(7).
+"""
+
+import logging
+import os
+from pathlib import Path
+
+READ = b"system_u:object_r:container_ro_file_t:s0"
+WRITE = b"system_u:object_r:container_file_t:s0"
+"""Without categories: the containers of all pods may use such a file, if they have it mounted."""
+
+ATTRIBUTE = "security.selinux"
+
+_log = logging.getLogger(__name__)
+
+
+class ContainerLabels:
+    """Labels files for containers, on a node whose kernel has SELinux; else it does nothing.
+
+    `sys` is where sysfs is. After a failure it logs why, once while it stays the same: containers
+    cannot use the file then, and what needs it fails there.
+    """
+
+    def __init__(self, sys: Path) -> None:
+        self._switch = sys / "fs/selinux/enforce"
+        self._failed: str | None = None
+
+    def set(self, path: Path, label: bytes) -> None:
+        """Label a file, directory or socket, unless it has that label."""
+        if not self._switch.exists():
+            return
+        try:
+            if _label(path) != label:
+                os.setxattr(path, ATTRIBUTE, label, follow_symlinks=False)
+            self._failed = None
+        except OSError as error:
+            if error.strerror != self._failed:
+                _log.warning(
+                    "SELinux: %s cannot get the label %s: %s: containers may not use it",
+                    path,
+                    label.decode(),
+                    error.strerror,
+                )
+            self._failed = error.strerror
+
+
+def _label(path: Path) -> bytes:
+    """The label of a file; b"" if it has none."""
+    try:
+        return os.getxattr(path, ATTRIBUTE, follow_symlinks=False).rstrip(b"\0")
+    except OSError:
+        return b""
