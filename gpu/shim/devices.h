@@ -34,6 +34,11 @@ bool trim_graphs(int gpu);
 uint64_t granule_of(int gpu);
 uint64_t round_up(uint64_t bytes, uint64_t granule);
 
+/* What counts for memory that the driver keeps, of which it reserves so much now, after a call. Before
+   it `counted` was, with `growing` of that for calls of other threads that are not done: what the
+   memory grew by may be theirs in part, and what they have not taken of it yet they may still take. */
+uint64_t counted_now(uint64_t counted, uint64_t growing, uint64_t reserved);
+
 /* A captured allocation becomes a node of the graph that the stream captures. */
 void note_captured(void *stream, int gpu, uint64_t bytes);
 

@@ -42,7 +42,8 @@ struct process {
     struct ordinal ordinal[ORDINALS];
     unsigned contexts[PF_GPUS];          /* how many there are; under `lock` */
     uint64_t pool_granule[PF_GPUS];      /* what a pool grows by, as far as seen; under `lock` */
-    uint64_t graph_bytes[PF_GPUS];       /* charged for memory of graphs; under `lock` */
+    uint64_t graph_bytes[PF_GPUS];       /* charged for memory of graphs; under `lock`, */
+    uint64_t graph_growing[PF_GPUS];     /* and beside that for launches that are not done */
     atomic_bool graph_allocates;         /* a graph has a node that allocates */
 
     struct table table;
