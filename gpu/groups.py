@@ -217,9 +217,8 @@ class Groups:
         with self._exclusive(), self._open(group) as opened:
             registered: dict[int, Registered] = {}
             for slot, (host_pid, start_time) in processes.items():
-                former = opened.process(slot)
                 registered[slot] = Registered(
-                    registration=former.registration + 1 if former is not None else 1,
+                    registration=opened.registration(slot) + 1,
                     host_pid=host_pid,
                     start_time=start_time,
                     alive=True,

@@ -26,9 +26,9 @@ bool is_capturing(void *stream);
 int begin_own_calls(void);
 void end_own_calls(int mode);
 
-/* Give up pools' and graphs' unused memory of a GPU. True: there may be some now. */
-bool trim_pools(int gpu);
-bool trim_graphs(int gpu);
+/* Give up pools' and graphs' unused memory of a GPU. */
+void trim_pools(int gpu);
+void trim_graphs(int gpu);
 
 /* What pools and graphs of a GPU take memory in: as far as seen, else what drivers do today. */
 uint64_t granule_of(int gpu);

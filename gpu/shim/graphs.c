@@ -171,18 +171,14 @@ static void settle_graphs(int device, int gpu, uint64_t expected)
     pthread_mutex_unlock(&process->lock);
 }
 
-bool trim_graphs(int gpu)
+void trim_graphs(int gpu)
 {
-    bool trimmed = false;
-
     for (int device = 0; device < ORDINALS; device++)
         if (atomic_load(&process->ordinal[device].gpu) == gpu + 2 && process->graph_bytes[gpu] > 0 &&
             driver.cuDeviceGraphMemTrim) {
             driver.cuDeviceGraphMemTrim(device);
             settle_graphs(device, gpu, 0);
-            trimmed = true;
         }
-    return trimmed;
 }
 
 /* What a launch may make the driver reserve beyond what it has. */

@@ -80,7 +80,7 @@ static bool settle(struct entry *pool, uint64_t grown)
 
 struct settling {
     int gpu;
-    bool trim, trimmed;
+    bool trim;
 };
 
 static bool settle_one(struct entry *pool, void *with)
@@ -89,10 +89,8 @@ static bool settle_one(struct entry *pool, void *with)
 
     if (pool->gpu != settling->gpu)
         return true;
-    if (settling->trim && driver.cuMemPoolTrimTo && pool->bytes > 0) {
+    if (settling->trim && driver.cuMemPoolTrimTo && pool->bytes > 0)
         driver.cuMemPoolTrimTo((void *)(uintptr_t)pool->key, 0);
-        settling->trimmed = true;
-    }
     settle(pool, 0);
     return true;
 }
@@ -106,14 +104,13 @@ void settle_pools(int gpu)
     pthread_mutex_unlock(&process->lock);
 }
 
-bool trim_pools(int gpu)
+void trim_pools(int gpu)
 {
     struct settling settling = {.gpu = gpu, .trim = true};
 
     pthread_mutex_lock(&process->lock);
     table_visit(TABLE_POOL, settle_one, &settling);
     pthread_mutex_unlock(&process->lock);
-    return settling.trimmed;
 }
 
 /* An allocation from a pool, while the driver does it. */
