@@ -47,6 +47,8 @@ class _Handler(socketserver.StreamRequestHandler):
 class _Server(socketserver.ThreadingTCPServer):
     allow_reuse_address = True
     daemon_threads = True
+    # QEMU's network does not try a connection again that came when the queue was full.
+    request_queue_size = 64
 
 
 if __name__ == "__main__":

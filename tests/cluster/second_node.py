@@ -1,71 +1,84 @@
-"""A second node of the cluster: an agent of this machine with a store and a Node object of its own.
+"""A second node of the cluster: an agent with a store and a Node object of its own.
 
-It has no kubelet. Its calls are those that `ipoib` makes for its IPAM part, with the definition as
-it stands on the API server.
+It has no kubelet: a runtime's calls come from here, with the definition as it stands on the API
+server. It shares the HCAs of the first node's machine, and nothing else: the emulation of a second
+machine would take the CPU that both need.
 """
 
 import json
-import os
-import sys
-import tempfile
+import shlex
+import signal
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from kubernetes import client
 
-from tests import netns
 from tests.cluster.cluster import PATIENCE, Cluster, Document, Namespace, is_ready
+from tests.cluster.control_plane import HOST_OF_NODE
 from tests.cluster.installation import NAMESPACE, agents
-from tests.plugins.service import Service
-from tests.runtime import Runtime
+from tests.cluster.node import CNI_BIN, Node
+from tests.kernel.vm import layout
 from tests.waiting import until
 
 NAME = "node-2"
-PODFABRIC = str(Path(sys.executable).with_name("podfabric"))
 ACCOUNT = "podfabric"
-OURS = "podfabric-ipam"
+_SERVICE = f"agent-of-{NAME}"
+_ROOT = Path("/run") / NAME
+_ROOTS = ("run", "state", "etc", "kubelet", "cdi", "devinfo")
 _AT_ONCE = 8
 
 
 @dataclass
 class SecondNode:
-    """A node whose pods have nothing but addresses."""
+    """A node whose runtime calls the plugins that are installed on the first one's machine."""
 
-    runtime: Runtime
-    netns: Path
+    node: Node
 
     def add(self, network: Document, pods: Sequence[str]) -> list[str]:
         """The address of each of these pods, all at once, as a kubelet starts them."""
+        self._in_each_namespace("add", pods)
         with ThreadPoolExecutor(_AT_ONCE) as executor:
             return list(executor.map(lambda pod: self._add(network, pod), pods))
 
     def delete(self, network: Document, pods: Sequence[str]) -> None:
-        """Releases the addresses of these pods."""
+        """Detaches these pods."""
         for pod in pods:
-            outcome = self._call("DEL", network, pod)
-            assert outcome.exit_code == 0, outcome
+            self._call("DEL", network, pod)
+        self._in_each_namespace("delete", pods)
 
     def _add(self, network: Document, pod: str) -> str:
-        outcome = self._call("ADD", network, pod)
-        assert outcome.exit_code == 0, outcome
-        result = json.loads(outcome.stdout)
-        address: str = result["ips"][0]["address"].partition("/")[0]
-        return address
+        result = json.loads(self._call("ADD", network, pod))
+        (interface,) = result["interfaces"]
+        name, namespace = interface["name"], _namespace(pod)
+        shown = self.node.run(f"ip netns exec {namespace} ip -o -4 address show dev {name}")
+        address: str = result["ips"][0]["address"]
+        assert f" {address} " in shown, f"{pod} has {shown}, not {address}"
+        return address.partition("/")[0]
 
-    def _call(self, command: str, network: Document, pod: str) -> Any:  # noqa: ANN401
+    def _call(self, command: str, network: Document, pod: str) -> str:
         config = json.loads(network["spec"]["config"])
-        config = {"name": network["metadata"]["name"], **config, "type": OURS}
-        return self.runtime.call(
-            command,
-            config,
-            container_id=f"{NAME}-{pod}",
-            netns=str(self.netns),
-            args=f"K8S_POD_NAMESPACE=elsewhere;K8S_POD_NAME={pod};K8S_POD_INFRA_CONTAINER_ID=0",
-        )
+        environ = {
+            "PODFABRIC_SOCKET": f"{_ROOT}/run/agent.sock",
+            "CNI_COMMAND": command,
+            "CNI_CONTAINERID": f"{NAME}-{pod}",
+            "CNI_NETNS": f"/run/netns/{_namespace(pod)}",
+            "CNI_IFNAME": "net1",
+            "CNI_PATH": str(CNI_BIN),
+            "CNI_ARGS": f"K8S_POD_NAMESPACE=elsewhere;K8S_POD_NAME={pod}",
+        }
+        program = [f"{CNI_BIN}/{config['type']}"]
+        words = ["env", *(f"{name}={value}" for name, value in environ.items()), *program]
+        return self.node.run(shlex.join(words), standard_input=json.dumps(config))
+
+    def _in_each_namespace(self, verb: str, pods: Sequence[str]) -> None:
+        self.node.run("set -e; " + "; ".join(f"ip netns {verb} {_namespace(pod)}" for pod in pods))
+
+
+def _namespace(pod: str) -> str:
+    return f"{NAME}-{pod}"
 
 
 @contextmanager
@@ -78,22 +91,23 @@ def second_node(cluster: Cluster) -> Iterator[SecondNode]:
     try:
         room = {"cpu": "2", "memory": "4Gi", "pods": "250"}
         cluster.core.patch_node_status(NAME, {"status": {"capacity": room, "allocatable": room}})
-        with tempfile.TemporaryDirectory(prefix="pf", dir="/dev/shm") as directory:
-            root = Path(directory)
-            kubeconfig = root / "kubeconfig"
-            kubeconfig.write_text(json.dumps(_kubeconfig(cluster, first)))
-            (root / "etc").mkdir()
-            configuration = {"agent": {"listen": ""}, "ipam": {"scope": "cluster"}}
-            (root / "etc/config.yaml").write_text(json.dumps(configuration))
-            environ = {"NODE_NAME": NAME, "PODFABRIC_KUBECONFIG": str(kubeconfig)}
-            service = Service(root, environ=environ, command=(PODFABRIC, "agent"))
-            try:
-                service.wait_until_ready()
-                socket = {"PODFABRIC_SOCKET": str(service.socket)}
-                with netns.namespace() as pods:
-                    yield SecondNode(Runtime(environ=os.environ | socket), pods)
-            finally:
-                service.stop()
+        kubeconfig = f"{_ROOT}/kubeconfig"
+        cluster.node.write(kubeconfig, json.dumps(_kubeconfig(cluster, first)))
+        configuration = {"agent": {"listen": ""}, "ipam": {"scope": "cluster"}}
+        cluster.node.write(f"{_ROOT}/etc/config.yaml", json.dumps(configuration))
+        cluster.node.run("mkdir -p " + " ".join(f"{_ROOT}/{name}" for name in _ROOTS))
+        environ = {f"PODFABRIC_{name.upper()}": f"{_ROOT}/{name}" for name in _ROOTS}
+        environ |= {"NODE_NAME": NAME, "PODFABRIC_KUBECONFIG": kubeconfig}
+        words = [f"{name}={value}" for name, value in environ.items()]
+        program = layout.PYTHON.with_name("podfabric")
+        cluster.node.start(_SERVICE, shlex.join([*words, str(program), "agent"]))
+        try:
+            listens = f"test -S {_ROOT}/run/agent.sock"
+            until(lambda: not cluster.node.status_of(listens)[0], PATIENCE, "agent", pause=0.5)
+            yield SecondNode(cluster.node)
+        finally:
+            cluster.node.kill(_SERVICE, signal.SIGTERM)
+            cluster.node.run(f"rm -r {_ROOT}")
     finally:
         cluster.core.delete_node(NAME)
         _delete_pods_there(cluster, first)
@@ -111,7 +125,7 @@ def _kubeconfig(cluster: Cluster, first: set[str]) -> Document:
     }
     request = {"spec": {"audiences": [], "boundObjectRef": reference}}
     token = cluster.core.create_namespaced_service_account_token(ACCOUNT, NAMESPACE, request)
-    document: Document = json.loads(cluster.plane.kubeconfig("admin").read_text())
+    document: Document = json.loads(cluster.plane.kubeconfig("admin", HOST_OF_NODE).read_text())
     document["users"] = [
         {**user, "user": {"token": token.status.token}} for user in document["users"]
     ]

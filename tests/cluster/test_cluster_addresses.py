@@ -34,8 +34,7 @@ def test_two_nodes_with_one_definition_give_each_pod_its_own_address(
     cluster: Cluster, namespace: Namespace, scaling: tuple[int, int]
 ) -> None:
     """By default 50 pods of each node: 100 pods, 100 addresses. The definition is that of
-    netattach-examples. On the first node its pods get interfaces by it; the second one has no HCA,
-    and makes the calls of `ipoib` for the IPAM part of it."""
+    netattach-examples, unchanged on both."""
     replicas, times = scaling
     network, example = documents(EXAMPLE)
     namespace.apply(network)
