@@ -42,10 +42,11 @@ class GroupLeased(GroupError):
 
 @dataclass(frozen=True)
 class Compute:
-    """How launches on one GPU are delayed: a share in (0, 1], and the factor of estimated costs."""
+    """How launches on one GPU are delayed."""
 
-    share: float
-    kappa: float = 1.0
+    share: float  # in (0, 1]
+    kappa: float = 1.0  # the factor of estimated costs
+    most_debt: float = limits_file.MOST_DEBT / 1e9  # seconds
 
 
 class GroupFiles(msgspec.Struct, frozen=True, kw_only=True):
@@ -174,6 +175,7 @@ class Groups:
                     entry,
                     share=min(compute.share, self._ceilings.get((group, entry.uuid), 1.0)),
                     kappa=compute.kappa,
+                    most_debt_ns=round(compute.most_debt * 1e9),
                 )
                 if (compute := by_gpu.get(entry.uuid)) is not None
                 else entry
