@@ -82,7 +82,7 @@ class Registering:
             groups.make(f"g{n}", [Limit(self._place.gpu.uuid, 2**64 - 1, 1.0)])
         uids = [each.container.pod_uid for each in self._containers]
         command = [sys.executable, "-c", AGENT, str(self._root), *uids]
-        with _running(command, checkout) as agent:
+        with running_agent(command, checkout) as agent:
             times = self._starts(count, shim=True)
             assert agent.stdin is not None and agent.stdout is not None
             agent.stdin.write("\n")
@@ -127,7 +127,7 @@ class Registering:
 
 
 @contextmanager
-def _running(command: list[str], checkout: Path) -> "Iterator[subprocess.Popen[str]]":
+def running_agent(command: list[str], checkout: Path) -> "Iterator[subprocess.Popen[str]]":
     environment = {**os.environ, "PYTHONPATH": str(checkout)}
     pipe = subprocess.PIPE
     with subprocess.Popen(
