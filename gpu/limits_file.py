@@ -118,7 +118,8 @@ class LimitsFile:
 
     def processes(self) -> dict[int, Registered]:
         """What is known of the processes, by slot; without slots that were never registered."""
-        content = self._read(layout.PROCESS_AT, layout.SLOTS * _PROCESS)
+        content = self._read(layout.PROCESS_AT, layout.SLOTS * _PROCESS).rstrip(b"\0")
+        content += bytes(-len(content) % _PROCESS)  # without the slots behind the last one used
         return {
             slot: self._registered(content, slot * _PROCESS)
             for slot, (registration,) in enumerate(_REGISTRATION.iter_unpack(content))
