@@ -1,11 +1,12 @@
 """How long cuInit takes in many processes of a container at once: they register with the agent.
 
-    .venv/bin/python -m bench.gpu_registration [--against CHECKOUT] [--count 250] [--rounds 5]
+    .venv/bin/python -m bench.gpu_registration [--against CHECKOUT] [--count 300] [--rounds 5]
 
-The agent's registrar is a process of its own, the clients are processes of a made-up pod's cgroup
-with the library of gpu/shim over the stand-in for the driver. With `--against`, rounds with the
-registrar of another checkout alternate with ours. "without" is cuInit of the stand-in alone. "inf"
-are processes that were refused, since the agent did not answer in time.
+The agent's registrar is a process of its own, the clients are processes in the cgroups of made-up
+pods, with the library of gpu/shim over the stand-in for the driver. With `--against`, rounds with
+the registrar of another checkout alternate with ours. "without" is cuInit of the stand-in alone.
+"inf" are processes that were refused. The CPU time, of each process within cuInit and of the agent
+for each, says more than the time that passes on a machine that is busy.
 """
 
 import argparse
@@ -15,9 +16,11 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+
+import msgspec
 
 from bench.gpu_place import Place
 from gpu.group_limits import Limit
@@ -27,7 +30,7 @@ from tests.host.gpu.pods import MadeContainer, made_container
 from tests.unit.gpu.groups import PlainRooms
 from tools.compiling import CHECKOUT
 
-GROUP = "a"
+IN_GROUP = 250  # processes; a group has 256 slots
 AGENT = """
 import sys, time
 from pathlib import Path
@@ -35,11 +38,10 @@ from base.pod import Pod
 from gpu.groups import Groups
 from gpu.registration import Registrar
 from gpu.tenants import Tenant, Tenants
-root, uid = Path(sys.argv[1]), sys.argv[2]
-tenants = [Tenant(group="a", pod=Pod("default", "pod", uid), container="main")]
-tenants += [
-    Tenant(group=f"other-{n}", pod=Pod("default", f"pod-{n}", f"{n:08}"), container="main")
-    for n in range(63)
+root, uids = Path(sys.argv[1]), sys.argv[2:]
+tenants = [
+    Tenant(group=f"g{n}", pod=Pod("default", f"pod-{n}", uid), container="main")
+    for n, uid in enumerate([*uids, *(f"{n:08}" for n in range(64 - len(uids)))])
 ]
 registrar = Registrar(Groups(root), Tenants(lambda: tenants, root))
 registrar.start()
@@ -52,24 +54,35 @@ registrar.close()
 """
 
 
+class Times(msgspec.Struct, frozen=True):
+    """What many calls of cuInit at once took."""
+
+    wall: list[float]  # milliseconds of each; "inf": it was refused
+    client: float  # microseconds of CPU time, the mean of all
+    agent: float  # the same of the agent, for each
+
+
 class Registering:
-    """A container, and the stand-in's GPU, in a directory of its own."""
+    """Containers, and the stand-in's GPU, in a directory of its own."""
 
-    def __init__(self, place: Place, container: MadeContainer) -> None:
+    def __init__(self, place: Place, containers: Sequence[MadeContainer]) -> None:
         self._place = place
-        self._container = container
+        self._containers = containers
+        self._root = place.directory / "groups"
+        for n in range(len(containers)):
+            directory = self._directory(n)
+            directory.mkdir()
+            (directory / DIRECTORY).symlink_to(self._root / f"g{n}")
 
-    def with_agent(self, checkout: Path, count: int) -> tuple[list[float], float]:
-        """Milliseconds of cuInit in so many processes, which an agent of that checkout registers.
-
-        Beside them, the microseconds of CPU time that the agent needs for each.
-        """
-        root = self._place.directory / "groups"
-        shutil.rmtree(root, ignore_errors=True)
-        Groups(root, rooms=PlainRooms()).make(GROUP, [Limit(self._place.gpu.uuid, 2**64 - 1, 1.0)])
-        uid = self._container.container.pod_uid
-        command = [sys.executable, "-c", AGENT, str(root), uid]
-        with _running(command, checkout) as agent:
+    def with_agent(self, checkout: Path, count: int) -> Times:
+        """So many processes, which an agent of that checkout registers."""
+        shutil.rmtree(self._root, ignore_errors=True)
+        groups = Groups(self._root, rooms=PlainRooms())
+        for n in range(len(self._containers)):
+            groups.make(f"g{n}", [Limit(self._place.gpu.uuid, 2**64 - 1, 1.0)])
+        uids = [each.container.pod_uid for each in self._containers]
+        command = [sys.executable, "-c", AGENT, str(self._root), *uids]
+        with running_agent(command, checkout) as agent:
             times = self._starts(count, shim=True)
             assert agent.stdin is not None and agent.stdout is not None
             agent.stdin.write("\n")
@@ -77,13 +90,16 @@ class Registering:
             registered, spent = map(float, agent.stdout.readline().split())
         if registered < count:
             print(f"{checkout}: {registered:.0f} of {count} processes were registered in time")
-        return times, spent / max(registered, 1) * 1e6
+        return msgspec.structs.replace(times, agent=spent / max(registered, 1) * 1e6)
 
-    def without(self, count: int) -> list[float]:
+    def without(self, count: int) -> Times:
         """The same without the shim."""
         return self._starts(count, shim=False)
 
-    def _starts(self, count: int, *, shim: bool) -> list[float]:
+    def _directory(self, n: int) -> Path:
+        return self._place.directory / f"in-{n}"
+
+    def _starts(self, count: int, *, shim: bool) -> Times:
         running = [
             subprocess.Popen(
                 [str(self._place.program), "init"],
@@ -91,24 +107,27 @@ class Registering:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 env=self._place.environment(shim=shim),
+                cwd=self._directory(n // IN_GROUP),
             )
-            for _ in range(count)
+            for n in range(count)
         ]
-        for process in running:
-            self._container.take(process.pid)
+        for n, process in enumerate(running):
+            self._containers[n // IN_GROUP].take(process.pid)
         for process in running:
             assert process.stdin is not None
             process.stdin.close()
-        times = []
+        wall, cpu = [], []
         for process in running:
             assert process.stdout is not None
-            times.append(float(process.stdout.read() or "inf") / 1e6)  # "inf": it was refused
+            took, _, used = process.stdout.read().partition(b"\n")
+            wall.append(float(took or "inf") / 1e6)
+            cpu.append(float(used or "nan") / 1e3)
             process.wait()
-        return times
+        return Times(wall, statistics.mean(cpu), 0.0)
 
 
 @contextmanager
-def _running(command: list[str], checkout: Path) -> "Iterator[subprocess.Popen[str]]":
+def running_agent(command: list[str], checkout: Path) -> "Iterator[subprocess.Popen[str]]":
     environment = {**os.environ, "PYTHONPATH": str(checkout)}
     pipe = subprocess.PIPE
     with subprocess.Popen(
@@ -124,39 +143,42 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description="Measure how long processes take to register.")
     parser.add_argument("--against", type=Path, help="another checkout, whose registrar alternates")
-    parser.add_argument("--count", type=int, default=250, help="processes; a group has 256 slots")
+    parser.add_argument("--count", type=int, default=300, help="processes")
     parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
     kinds: dict[str, Path | None] = {"without": None, "this checkout": CHECKOUT}
     if arguments.against is not None:
         kinds[str(arguments.against)] = arguments.against.resolve()
-    rounds: dict[str, list[list[float]]] = {name: [] for name in kinds}
-    cpu: dict[str, list[float]] = {name: [] for name in kinds}
+    rounds: dict[str, list[Times]] = {name: [] for name in kinds}
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(dir="/dev/shm")))
         place = Place(directory, None)
         stack.callback(place.close)
-        (directory / DIRECTORY).symlink_to(directory / "groups" / GROUP)
-        measured = Registering(place, stack.enter_context(made_container()))
+        count = -(-arguments.count // IN_GROUP)
+        containers = [stack.enter_context(made_container()) for _ in range(count)]
+        measured = Registering(place, containers)
         for _ in range(arguments.rounds):
             for name, checkout in kinds.items():
                 if checkout is None:
                     rounds[name].append(measured.without(arguments.count))
-                    continue
-                times, spent = measured.with_agent(checkout, arguments.count)
-                rounds[name].append(times)
-                cpu[name].append(spent)
-    headers = f"{'p50':>10}{'p99':>10}{'CPU of the agent (us)':>24}"
-    print(f"{f'cuInit of {arguments.count} at once (ms)':40}{headers}")
+                else:
+                    rounds[name].append(measured.with_agent(checkout, arguments.count))
+    _print(f"cuInit of {arguments.count} at once", rounds)
+
+
+def _print(what: str, rounds: Mapping[str, Sequence[Times]]) -> None:
+    headers = f"{'p50 (ms)':>10}{'p99 (ms)':>10}{'CPU of each (us)':>18}{'of the agent (us)':>19}"
+    print(f"{what:40}{headers}")
     for name, of in rounds.items():
-        of_agent = f"{statistics.median(cpu[name]):24.0f}" if cpu[name] else ""
-        print(f"{name:40}{_median(of, 50):10.1f}{_median(of, 99):10.1f}{of_agent}")
+        client = statistics.median(times.client for times in of)
+        agent = statistics.median(times.agent for times in of)
+        print(f"{name:40}{_median(of, 50):10.1f}{_median(of, 99):10.1f}{client:18.0f}{agent:19.0f}")
 
 
-def _median(rounds: list[list[float]], percent: int) -> float:
+def _median(rounds: Sequence[Times], percent: int) -> float:
     """The median of a percentile over the rounds."""
     return statistics.median(
-        sorted(times)[min(len(times) - 1, len(times) * percent // 100)] for times in rounds
+        sorted(of.wall)[min(len(of.wall) - 1, len(of.wall) * percent // 100)] for of in rounds
     )
 
 

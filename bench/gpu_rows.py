@@ -139,7 +139,7 @@ class Rows:
         times = []
         for process in running:
             assert process.stdout is not None
-            times.append(float(process.stdout.read() or "nan") / 1e6)
+            times.append(float(process.stdout.readline() or "nan") / 1e6)
             process.wait()
         return times
 

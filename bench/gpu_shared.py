@@ -69,7 +69,7 @@ class Sharing:
     def _apply(self, states: dict[str, GroupShare]) -> None:
         self.states = states
         for of, state in states.items():
-            self.groups[of].set_share(state.in_force, state.kappa)
+            self.groups[of].set_share(state.in_force, state.kappa, state.most_debt)
 
     def _utilization(self) -> dict[int, float] | None:
         """The part of the GPU's time of each process since the last tick; None: not told."""

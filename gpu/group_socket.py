@@ -13,7 +13,7 @@ from gpu import processes
 
 BACKLOG = 512  # more than the slots of a group: none that may register is refused by the kernel
 BURST = 1024.0  # clients of a group after a quiet time
-PATIENCE = 0.5  # seconds for a request; the shim waits as long for its answer
+PATIENCE = 30.0  # seconds for a request: a client may be slow, too, where a node has much to do
 _SO_PEERPIDFD = 77  # asm-generic/socket.h; Linux 6.5
 
 _log = logging.getLogger(__name__)
@@ -37,6 +37,7 @@ class Registrant:
         self.listener = listener
         self.socket = peer
         self.deadline = time.monotonic() + PATIENCE
+        self.awaited = False  # its request has not come, and the kernel tells when it does
 
 
 def peer(connection: socket.socket) -> tuple[int, int] | None:

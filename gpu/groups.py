@@ -42,10 +42,11 @@ class GroupLeased(GroupError):
 
 @dataclass(frozen=True)
 class Compute:
-    """How launches on one GPU are delayed: a share in (0, 1], and the factor of estimated costs."""
+    """How launches on one GPU are delayed."""
 
-    share: float
-    kappa: float = 1.0
+    share: float  # in (0, 1]
+    kappa: float = 1.0  # the factor of estimated costs
+    most_debt: float = limits_file.MOST_DEBT / 1e9  # seconds
 
 
 class GroupFiles(msgspec.Struct, frozen=True, kw_only=True):
@@ -177,6 +178,7 @@ class Groups:
                     entry,
                     share=min(compute.share, self._ceilings.get((group, entry.uuid), 1.0)),
                     kappa=compute.kappa,
+                    most_debt_ns=round(compute.most_debt * 1e9),
                 )
                 if (compute := by_gpu.get(entry.uuid)) is not None
                 else entry
@@ -216,9 +218,8 @@ class Groups:
         with self._exclusive(), self._open(group) as opened:
             registered: dict[int, Registered] = {}
             for slot, (host_pid, start_time) in processes.items():
-                former = opened.process(slot)
                 registered[slot] = Registered(
-                    registration=former.registration + 1 if former is not None else 1,
+                    registration=opened.registration(slot) + 1,
                     host_pid=host_pid,
                     start_time=start_time,
                     alive=True,

@@ -120,7 +120,8 @@ class LimitsFile:
 
     def processes(self) -> dict[int, Registered]:
         """What is known of the processes, by slot; without slots that were never registered."""
-        content = self._read(layout.PROCESS_AT, layout.SLOTS * _PROCESS)
+        content = self._read(layout.PROCESS_AT, layout.SLOTS * _PROCESS).rstrip(b"\0")
+        content += bytes(-len(content) % _PROCESS)  # without the slots behind the last one used
         return {
             slot: self._registered(content, slot * _PROCESS)
             for slot, (registration,) in enumerate(_REGISTRATION.iter_unpack(content))
@@ -132,6 +133,11 @@ class LimitsFile:
         content = self._read(layout.PROCESS_AT + slot * _PROCESS, _PROCESS)
         registered = self._registered(content, 0)
         return registered if registered.registration else None
+
+    def registration(self, slot: int) -> int:
+        """The last registration in a slot; 0 before the first one."""
+        content = self._read(layout.PROCESS_AT + slot * _PROCESS, 8)
+        return int.from_bytes(content, "little")
 
     def write(
         self,
@@ -209,12 +215,10 @@ def _gpu(gpu: GpuEntry) -> bytes:
 
 
 def _process(process: Registered) -> bytes:
-    entry = layout.PfProcess()
-    entry.registration, entry.start_time = process.registration, process.start_time
-    entry.host_pid = process.host_pid
-    entry.state = layout.PROCESS_ALIVE if process.alive else layout.PROCESS_DEAD
-    entry.overhead_bytes[:] = [layout.NOT_MEASURED] * layout.GPUS
+    overheads = [layout.NOT_MEASURED] * layout.GPUS
     for n, measured in enumerate(process.overhead_bytes):
         if measured is not None:
-            entry.overhead_bytes[n] = min(measured, layout.NOT_MEASURED - 1)
-    return bytes(entry)
+            overheads[n] = min(measured, layout.NOT_MEASURED - 1)
+    state = layout.PROCESS_ALIVE if process.alive else layout.PROCESS_DEAD
+    began = process.registration, process.start_time, process.host_pid
+    return _ENTRY.pack(*began, state, 0, *overheads)

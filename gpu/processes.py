@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from base import files
 from host import procfs
 
 MOUNTED_REGION = "/run/podfabric/gpu/region"  # PF_REGION_PATH of shim/layout.h
@@ -52,10 +53,10 @@ class Mount(msgspec.Struct, frozen=True):
 def container_of(pid: int) -> Container | None:
     """The container that a process is in; None outside of pods, or without such a process."""
     try:
-        text = _read(pid, "cgroup")
+        content = files.read(procfs.name(f"{pid}/cgroup"))
     except OSError:
         return None
-    return container_in(text)
+    return container_in(os.fsdecode(content))
 
 
 @lru_cache(maxsize=256)  # the text is the same for all processes of a container
@@ -121,8 +122,10 @@ def sees_the_host() -> bool:
 
 def mounted_region(pid: int) -> Mount | None:
     """Which file the process sees as its group's region; None if it sees none."""
+    path = procfs.name(f"{pid}/mountinfo")
     try:
-        lines = _read(pid, "mountinfo").splitlines()
+        with open(path, encoding="utf-8", errors="surrogateescape") as file:  # noqa: PTH123
+            lines = file.read().splitlines()
     except OSError:
         return None
     found = None
@@ -160,15 +163,9 @@ def _container(path: str) -> Container | None:
     return None
 
 
-def _stat(pid: int) -> list[str] | None:
+def _stat(pid: int) -> list[bytes] | None:
     """The fields of /proc/PID/stat after the name of the program, which may have any character."""
     try:
-        return _read(pid, "stat").rpartition(")")[2].split()
+        return files.read(procfs.name(f"{pid}/stat")).rpartition(b")")[2].split()
     except OSError:
         return None
-
-
-def _read(pid: int, name: str) -> str:
-    # Paths cost more than the reading, and the watch reads this for each process each second.
-    with open(f"{procfs.path()}/{pid}/{name}", encoding="utf-8", errors="surrogateescape") as file:  # noqa: PTH123
-        return file.read()

@@ -140,6 +140,8 @@ class Region:
         """How often functions of the driver were asked for that the shim does not know, by name."""
         content = self._read(layout.SYMBOL_AT, layout.SYMBOLS * _SYMBOL_SIZE)
         symbols: dict[str, int] = {}
+        if not content.strip(b"\0"):  # nearly always, and this is asked of each group each second
+            return symbols
         for n in range(layout.SYMBOLS):
             symbol = layout.PfSymbol.from_buffer_copy(content, n * _SYMBOL_SIZE)
             if symbol.count and _SYMBOL.fullmatch(symbol.name):

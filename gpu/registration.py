@@ -36,10 +36,10 @@ from gpu.limits_file import LimitsInvalid
 from gpu.living_processes import LivingProcess, LivingProcesses
 from gpu.processes import Program
 from gpu.region import RegionInvalid
-from gpu.tenants import Tenants
+from gpu.tenants import Tenant, Tenants
 
 CLIENTS = 32  # of a group, whose request has not come
-ROUND = 16  # clients of a group that are accepted before another group's turn
+ROUND = 32  # clients of a group that are accepted before another group's turn
 TICK = 0.25  # seconds
 QUIET = 10.0  # seconds between two lines of the log about a group's clients
 RATE = 200.0  # clients of a group, per second
@@ -216,7 +216,6 @@ class Registrar:
                     self._epoll.unregister(listener.socket)
                     listener.accepting = False
                     return
-                peer.setblocking(False)
                 client = Registrant(listener, peer)
                 listener.clients += 1
                 listener.budget -= 1
@@ -224,11 +223,12 @@ class Registrar:
                 self._accept_if_possible(listener)
             if not self._take(client, asked):
                 self._epoll.register(peer, select.EPOLLIN)
+                client.awaited = True
 
     def _take(self, client: Registrant, asked: _Asked) -> bool:
         """Take a client's request, to be answered with others; False if it has not come yet."""
         try:
-            content = client.socket.recv(_REQUEST + 1)
+            content = client.socket.recv(_REQUEST + 1, socket.MSG_DONTWAIT)
         except BlockingIOError:
             return False
         except OSError:
@@ -247,20 +247,23 @@ class Registrar:
         slot, the second is looked at when the first has it.
         """
         newcomers: dict[int, _Newcomer] = {}
+        listed = self._tenants.listed()
         for client, request in requests:
             if client.socket.fileno() < 0:  # it was closed meanwhile
                 continue
             if request.slot in newcomers:
                 self._register(group, newcomers)
                 newcomers = {}
-            known = self._identified(client, request)
+            known = self._identified(client, request, listed)
             if isinstance(known, _Newcomer):
                 newcomers[request.slot] = known
             else:
                 self._finish(client, known)
         self._register(group, newcomers)
 
-    def _identified(self, client: Registrant, request: PfRequest) -> _Newcomer | PfAnswer | None:
+    def _identified(
+        self, client: Registrant, request: PfRequest, listed: Sequence[Tenant]
+    ) -> _Newcomer | PfAnswer | None:
         """Who asks; the answer if it may not have the slot; None if the process has ended."""
         if request.version != layout.VERSION:
             return PfAnswer(STATUS_VERSION)
@@ -272,7 +275,8 @@ class Registrar:
         pid, pidfd = peer
         answer: PfAnswer | None = None
         try:
-            tenant, program = self._tenants.of(pid), processes.program_of(pid)
+            tenant = self._tenants.among(listed, pid)
+            program = processes.program_of(pid)
             if program is None or processes.has_ended(pidfd):
                 return None
             group = client.listener.group
@@ -317,7 +321,7 @@ class Registrar:
         if answer is not None:
             self.answered[answer.status] += 1
             with suppress(OSError):  # it has gone
-                client.socket.send(bytes(answer), socket.MSG_NOSIGNAL)
+                client.socket.send(bytes(answer), socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
         self._close(client)
 
     def _is_taken(self, group: str, slot: int, pid: int, start_time: int) -> bool:
@@ -354,7 +358,7 @@ class Registrar:
         with self._lock:
             if self._clients.pop(client.socket.fileno(), None) is None:
                 return
-            with suppress(FileNotFoundError):  # its request was there when it was accepted
+            if client.awaited:
                 self._epoll.unregister(client.socket)
             client.socket.close()
             client.listener.clients -= 1

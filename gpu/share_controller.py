@@ -14,7 +14,7 @@ from gpu.shares import GroupShare, GroupUsage
 
 _log = logging.getLogger(__name__)
 
-_SAME = 1e-6  # of kappa or a share: less than limits can express
+_SAME = 1e-6  # of kappa, a share, or seconds: less than limits can express
 
 
 class ShareController:
@@ -26,7 +26,7 @@ class ShareController:
 
     def __init__(self, groups: Groups) -> None:
         self._groups = groups
-        self._excess: dict[tuple[str, str], float] = {}  # by group and GPU
+        self._before: dict[tuple[str, str], GroupShare] = {}  # by group and GPU
 
     def __call__(
         self, utilization: Mapping[tuple[str, str], float], measured: Collection[str]
@@ -52,12 +52,15 @@ class ShareController:
             now = time.monotonic_ns()
             for index, limit in enumerate(files.limits):
                 entry = files.in_force[index]
+                before = self._before.get((group, limit.uuid))
                 state = GroupShare(
                     share=min(max(limit.compute_share, shares.LEAST_SHARE), 1.0),
                     elastic=limit.elastic,
                     in_force=entry.share,
                     kappa=entry.kappa,
-                    excess=self._excess.get((group, limit.uuid), 0.0),
+                    excess=before.excess if before is not None else 0.0,
+                    account=before.account if before is not None else None,
+                    most_debt=entry.most_debt_ns / 1e9,
                 )
                 used = utilization.get((group, limit.uuid), 0.0) if limit.uuid in measured else None
                 states[limit.uuid][group] = state
@@ -88,13 +91,13 @@ class ShareController:
         states: Mapping[str, Mapping[str, GroupShare]],
         usages: Mapping[str, Mapping[str, GroupUsage]],
     ) -> None:
-        self._excess = {}
+        self._before = {}
         changed: dict[str, dict[str, Compute]] = defaultdict(dict)  # by group, then GPU
         for uuid, before in states.items():
             for group, state in shares.tick(before, usages[uuid]).items():
-                self._excess[group, uuid] = state.excess
+                self._before[group, uuid] = state
                 if _differ(state, before[group]):
-                    changed[group][uuid] = Compute(state.in_force, state.kappa)
+                    changed[group][uuid] = Compute(state.in_force, state.kappa, state.most_debt)
         for group, computes in changed.items():
             try:
                 self._groups.set_compute(group, computes)
@@ -103,4 +106,11 @@ class ShareController:
 
 
 def _differ(one: GroupShare, other: GroupShare) -> bool:
-    return abs(one.in_force - other.in_force) > _SAME or abs(one.kappa - other.kappa) > _SAME
+    return any(
+        abs(x - y) > _SAME
+        for x, y in (
+            (one.in_force, other.in_force),
+            (one.kappa, other.kappa),
+            (one.most_debt, other.most_debt),
+        )
+    )

@@ -15,6 +15,8 @@ from typing import TypeVar
 
 import msgspec
 
+from gpu import overestimates
+from gpu.overestimates import TimeAccount
 from gpu.region import RegionUse
 
 TICK = 0.5  # seconds from one correction to the next
@@ -22,6 +24,7 @@ RECENT = 0.2  # seconds for which a launch makes a group active, and a wait make
 LEAST_SHARE = 1e-4  # what limits can express: 1/10000
 TOLERANCE = 0.03  # of the share: smaller deviations are noise of the driver's samples
 LEAST_KAPPA, MOST_KAPPA = 1 / 16, 16.0
+MOST_DEBT = 60.0  # seconds that a group may have to wait, whatever was estimated
 DECAY = 0.98  # of an idle group's log(kappa), each tick
 
 _SHORTEST_WINDOW, _LONGEST_WINDOW = 2.0, 30.0  # seconds over which utilization is averaged
@@ -43,6 +46,9 @@ class GroupUsage(msgspec.Struct, frozen=True, kw_only=True):
     backlogged: bool = False  # at the tick's end launches wait in the gate, or just did
     active: bool = False  # backlogged, or it launched just now
     longest_kernel: float = 0.0  # seconds: its longest kernel or graph of the last time
+    # When what it launched is paid for (`tat`), and when that was read: seconds of CLOCK_MONOTONIC.
+    paid_until: float = 0.0
+    at: float | None = None  # it was not
 
 
 class GroupShare(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,6 +59,8 @@ class GroupShare(msgspec.Struct, frozen=True, kw_only=True):
     in_force: float = 0.0  # what limits say now; 0.0: nothing yet
     kappa: float = 1.0
     excess: float = 0.0  # the mean of utilization/share - 1: 0.5 is half as much again as its share
+    account: TimeAccount | None = None  # of what it paid for and used; None: not known
+    most_debt: float = MOST_DEBT  # seconds, until the next tick
 
     def __post_init__(self) -> None:
         if not LEAST_SHARE <= self.share <= 1:
@@ -86,6 +94,8 @@ def observe(
         backlogged=waits and owes <= 2 * group.kappa * longest / share + RECENT,
         active=waits or recent(use.last_launch, RECENT),
         longest_kernel=longest,
+        paid_until=use.tat / _NS,
+        at=now_ns / _NS,
     )
 
 
@@ -96,22 +106,28 @@ def tick(groups: Mapping[K, GroupShare], usages: Mapping[K, GroupUsage]) -> dict
     (`in_force` 0.0) has nothing to be corrected yet.
     """
     idle = GroupUsage(utilization=0.0)
+    busy = sum(usage.utilization or 0.0 for usage in usages.values())
     shares = shares_in_force(groups, {key for key, usage in usages.items() if usage.active})
     return {
-        key: msgspec.structs.replace(corrected(group, usages.get(key, idle)), in_force=shares[key])
+        key: msgspec.structs.replace(
+            corrected(group, usages.get(key, idle), busy), in_force=shares[key]
+        )
         for key, group in groups.items()
     }
 
 
-def corrected(group: GroupShare, usage: GroupUsage) -> GroupShare:
+def corrected(group: GroupShare, usage: GroupUsage, busy: float = 1.0) -> GroupShare:
     """The group with `kappa` for the next tick, after a tick with the share in force.
 
     Utilization is averaged over a window that grows with the longest kernel. It is taken relative
     to the share that was in force, so that a change of the share does not count as a deviation.
+    `busy` is the part of the GPU's time that all groups used.
     """
     share = group.in_force
     if not 0 < share < 1 or usage.utilization is None:
-        return group  # its launches are not delayed, or nothing is known
+        # Its launches are not delayed, or nothing is known.
+        return msgspec.structs.replace(group, account=None, most_debt=MOST_DEBT)
+    group = without_overestimates(group, usage, usage.utilization, busy)
     if not usage.backlogged and usage.utilization <= 0:
         return msgspec.structs.replace(group, kappa=group.kappa**DECAY)
     window = _KERNELS_IN_WINDOW * group.kappa * usage.longest_kernel / share
@@ -125,6 +141,33 @@ def corrected(group: GroupShare, usage: GroupUsage) -> GroupShare:
         step = min(max(1 + 2 * excess * weight, _LEAST_STEP), _MOST_STEP)
         kappa = min(max(kappa * step, LEAST_KAPPA), MOST_KAPPA)
     return msgspec.structs.replace(group, kappa=kappa, excess=excess)
+
+
+def without_overestimates(
+    group: GroupShare, usage: GroupUsage, utilization: float, busy: float
+) -> GroupShare:
+    """The group with kappa and debt corrected, if its estimates turn out to be far too large.
+
+    What it owes is written as the most that it may owe, until the next tick: it must not launch
+    before that, or the launch would cost no more.
+    """
+    share, tat, now = group.in_force, usage.paid_until, usage.at
+    account = group.account
+    if now is None:
+        account = None
+    elif account is None or account.share != share:
+        account = overestimates.begun(share, tat, now)
+    elif not usage.backlogged or tat <= now:
+        account = overestimates.begun(share, tat, now, slack=TICK)
+    else:
+        found = overestimates.after_tick(account, utilization, busy, tat, now, TICK)
+        debt = MOST_DEBT if found.debt is None else max(found.debt, TICK + RECENT)
+        kappa = max(group.kappa * found.factor, LEAST_KAPPA)
+        excess = group.excess if found.factor == 1 else 0.0
+        return msgspec.structs.replace(
+            group, account=found.account, kappa=kappa, excess=excess, most_debt=debt
+        )
+    return msgspec.structs.replace(group, account=account, most_debt=MOST_DEBT)
 
 
 def deviation(utilization: float, share: float, backlogged: bool) -> float:

@@ -9,17 +9,23 @@ import re
 from pathlib import Path
 
 _root = Path("/proc")
+_root_name = "/proc"
 
 
 def use(root: Path) -> None:
     """Take the host's from there, in the whole process; before its first thread."""
-    global _root
-    _root = root
+    global _root, _root_name
+    _root, _root_name = root, str(root)
 
 
 def path(name: str = "") -> Path:
     """The host's /proc/NAME."""
     return _root / name
+
+
+def name(of: str) -> str:
+    """The same as a string. A Path costs as much as it takes to read a small file."""
+    return f"{_root_name}/{of}"
 
 
 def unescaped(text: str) -> str:

@@ -9,7 +9,7 @@
 
 #include "process.h"
 
-enum { WAIT_MILLISECONDS = 500 };
+static const struct sockaddr_un address = {.sun_family = AF_UNIX, .sun_path = PF_SOCKET_PATH};
 
 static long long milliseconds(void)
 {
@@ -19,10 +19,9 @@ static long long milliseconds(void)
     return (long long)now.tv_sec * 1000 + now.tv_nsec / 1000000;
 }
 
-/* What connect, send and recv may still take together; false: nothing is left. */
-static bool set_timeout(int peer, long long deadline)
+/* How long connect, send and recv may still take; false: no time is left. */
+static bool set_patience(int peer, long long left)
 {
-    long long left = deadline - milliseconds();
     struct timeval patience = {.tv_sec = left / 1000, .tv_usec = left % 1000 * 1000};
 
     if (left <= 0)
@@ -31,29 +30,28 @@ static bool set_timeout(int peer, long long deadline)
            setsockopt(peer, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience) == 0;
 }
 
-static int ask(int peer, long long deadline, uint32_t slot, struct pf_answer *answer)
+/* After a signal: wait on, for what is left of the time. */
+static bool wait_on(int peer, long long deadline)
 {
-    struct sockaddr_un address = {.sun_family = AF_UNIX, .sun_path = PF_SOCKET_PATH};
-    struct pf_request request = {.version = PF_VERSION, .slot = slot};
-    ssize_t length;
-    int error;
+    return errno == EINTR && set_patience(peer, deadline - milliseconds());
+}
 
-    do {
-        if (!set_timeout(peer, deadline))
-            return ETIMEDOUT;
-        error = connect(peer, (struct sockaddr *)&address, sizeof address) == 0 ? 0 : errno;
-    } while (error == EINTR);
-    if (error != 0)
-        return error == EAGAIN ? ETIMEDOUT : error;
+static int ask(int peer, uint32_t slot, struct pf_answer *answer)
+{
+    struct pf_request request = {.version = PF_VERSION, .slot = slot};
+    long long deadline = milliseconds() + PF_PATIENCE_MS;
+    ssize_t length;
+
+    if (!set_patience(peer, PF_PATIENCE_MS))
+        return errno;
+    while (connect(peer, (const struct sockaddr *)&address, sizeof address) != 0)
+        if (!wait_on(peer, deadline))
+            return errno == EAGAIN || errno == EINTR ? ETIMEDOUT : errno;
     if (send(peer, &request, sizeof request, MSG_NOSIGNAL) != sizeof request)
         return errno ? errno : EIO;
-    do {
-        if (!set_timeout(peer, deadline))
-            return ETIMEDOUT;
-        length = recv(peer, answer, sizeof *answer, 0);
-    } while (length < 0 && errno == EINTR);
-    if (length < 0)
-        return errno == EAGAIN ? ETIMEDOUT : errno;
+    while ((length = recv(peer, answer, sizeof *answer, 0)) < 0)
+        if (!wait_on(peer, deadline))
+            return errno == EAGAIN || errno == EINTR ? ETIMEDOUT : errno;
     if (length != sizeof *answer)
         return EPROTO;
     return answer->status == PF_STATUS_OK ? 0 : -(int)(answer->status & 0xff);
@@ -66,8 +64,21 @@ int agent_register(uint32_t slot, struct pf_answer *answer)
     if (peer < 0)
         return errno;
     errno = 0;
-    int error = ask(peer, milliseconds() + WAIT_MILLISECONDS, slot, answer);
+    int error = ask(peer, slot, answer);
 
     close(peer);
     return error;
+}
+
+/* Whether someone listens at the agent's socket. */
+bool agent_runs(void)
+{
+    int peer = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+
+    if (peer < 0)
+        return false;
+    bool runs = connect(peer, (const struct sockaddr *)&address, sizeof address) == 0 || errno == EAGAIN;
+
+    close(peer);
+    return runs;
 }

@@ -109,11 +109,11 @@ bool charge(int gpu, uint64_t bytes)
     if (group_charge(gpu, bytes))
         return true;
     int mode = begin_own_calls();
-    bool trimmed = trim_pools(gpu);
 
-    trimmed = trim_graphs(gpu) || trimmed;
+    trim_pools(gpu);
+    trim_graphs(gpu);
     end_own_calls(mode);
-    if (trimmed && group_charge(gpu, bytes))
+    if (group_charge(gpu, bytes)) /* another thread may have given up what there was, too */
         return true;
     group_denied(gpu);
     return false;

@@ -26,13 +26,18 @@ bool is_capturing(void *stream);
 int begin_own_calls(void);
 void end_own_calls(int mode);
 
-/* Give up pools' and graphs' unused memory of a GPU. True: there may be some now. */
-bool trim_pools(int gpu);
-bool trim_graphs(int gpu);
+/* Give up pools' and graphs' unused memory of a GPU. */
+void trim_pools(int gpu);
+void trim_graphs(int gpu);
 
 /* What pools and graphs of a GPU take memory in: as far as seen, else what drivers do today. */
 uint64_t granule_of(int gpu);
 uint64_t round_up(uint64_t bytes, uint64_t granule);
+
+/* What counts for memory that the driver keeps, of which it reserves so much now, after a call. Before
+   it `counted` was, with `growing` of that for calls of other threads that are not done: what the
+   memory grew by may be theirs in part, and what they have not taken of it yet they may still take. */
+uint64_t counted_now(uint64_t counted, uint64_t growing, uint64_t reserved);
 
 /* A captured allocation becomes a node of the graph that the stream captures. */
 void note_captured(void *stream, int gpu, uint64_t bytes);

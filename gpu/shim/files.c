@@ -94,22 +94,21 @@ bool files_open(void)
     return true;
 }
 
-bool files_read_limits(struct pf_limits *copy)
+bool files_read_limits(struct limits *copy)
 {
     for (int i = 0; i < READS; i++) {
-        uint64_t before = __atomic_load_n(&limits_file->sequence, __ATOMIC_ACQUIRE);
+        struct limits read = {.sequence = limits_stable()};
 
-        if (before % 2 == 0) {
-            memcpy(copy, limits_file, sizeof *copy);
-            __atomic_thread_fence(__ATOMIC_ACQUIRE);
-            if (__atomic_load_n(&limits_file->sequence, __ATOMIC_RELAXED) == before) {
-                copy->sequence = before;
-                if (copy->gpus > PF_GPUS)
-                    copy->gpus = PF_GPUS;
+        if (read.sequence != 0) {
+            read.policy = limits_file->policy;
+            read.gpus = limits_file->gpus <= PF_GPUS ? limits_file->gpus : PF_GPUS;
+            memcpy(read.gpu, limits_file->gpu, sizeof read.gpu);
+            if (limits_are_still(read.sequence)) {
+                *copy = read;
                 return true;
             }
         }
         sched_yield();
     }
-    return false; /* the agent died while it wrote */
+    return false; /* the agent writes, or died while it wrote */
 }

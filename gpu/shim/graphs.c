@@ -155,33 +155,30 @@ static uint64_t attribute(int device, int which)
     return bytes;
 }
 
-/* Count what the driver reserves for graphs on a device. `expected` of it was counted before. */
+/* Count what the driver reserves for graphs on a device, after a launch for which `expected` was. */
 static void settle_graphs(int device, int gpu, uint64_t expected)
 {
     pthread_mutex_lock(&process->lock);
-    uint64_t counted = process->graph_bytes[gpu] + expected, reserved = attribute(device,
-                                                                                  CU_GRAPH_RESERVED);
+    uint64_t counted = process->graph_bytes[gpu] + process->graph_growing[gpu];
+    uint64_t growing = process->graph_growing[gpu] - expected;
+    uint64_t reserved = attribute(device, CU_GRAPH_RESERVED);
+    uint64_t now = counted_now(counted, growing, reserved == UINT64_MAX ? counted - growing : reserved);
 
-    if (reserved == UINT64_MAX)
-        reserved = counted;
-    if (reserved != counted)
-        group_replace(gpu, counted, reserved);
-    process->graph_bytes[gpu] = reserved;
+    if (now != counted)
+        group_replace(gpu, counted, now);
+    process->graph_bytes[gpu] = now - growing;
+    process->graph_growing[gpu] = growing;
     pthread_mutex_unlock(&process->lock);
 }
 
-bool trim_graphs(int gpu)
+void trim_graphs(int gpu)
 {
-    bool trimmed = false;
-
     for (int device = 0; device < ORDINALS; device++)
         if (atomic_load(&process->ordinal[device].gpu) == gpu + 2 && process->graph_bytes[gpu] > 0 &&
             driver.cuDeviceGraphMemTrim) {
             driver.cuDeviceGraphMemTrim(device);
             settle_graphs(device, gpu, 0);
-            trimmed = true;
         }
-    return trimmed;
 }
 
 /* What a launch may make the driver reserve beyond what it has. */
@@ -197,6 +194,13 @@ static uint64_t growth(int device, int gpu, void *exec)
     if (reserved == UINT64_MAX)
         return round_up(entry.bytes, granule_of(gpu));
     return wanted > reserved ? wanted - reserved : 0;
+}
+
+static void add_growing(int gpu, uint64_t bytes)
+{
+    pthread_mutex_lock(&process->lock);
+    process->graph_growing[gpu] += bytes;
+    pthread_mutex_unlock(&process->lock);
 }
 
 static void settle_all(const uint64_t expected[ORDINALS])
@@ -222,6 +226,8 @@ static bool charge_all(void *exec, uint64_t expected[ORDINALS])
             settle_all(expected);
             return false;
         }
+        if (bytes > 0)
+            add_growing(gpu, bytes);
         expected[device] = bytes;
     }
     return true;

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <time.h>
 
 #include "old_glibc.h"
 #include "process.h"
@@ -29,12 +30,16 @@ __attribute__((constructor(101))) static void make_process(void)
 
 /* ---- the region's mutex --------------------------------------------------------------------- */
 
+/* While the agent writes, what it wrote before counts. */
 static void refresh_limits(void)
 {
-    if (__atomic_load_n(&limits_file->sequence, __ATOMIC_ACQUIRE) != process->limits.sequence &&
-        files_read_limits(&process->fresh))
-        process->limits = process->fresh;
-    if (region->applied != process->limits.sequence)
+    uint64_t sequence = limits_stable();
+
+    if (sequence == 0)
+        return;
+    if (sequence != process->limits.sequence)
+        files_read_limits(&process->limits);
+    if (sequence != region->applied)
         slots_recompute();
 }
 
@@ -70,13 +75,14 @@ static bool open_group(void)
 {
     if (!files_open())
         return false;
-    if (process->limits.sequence == 0) {
-        if (!files_read_limits(&process->fresh)) {
+    for (int waited = 0; process->limits.sequence == 0 && !files_read_limits(&process->limits); waited++) {
+        /* It writes for microseconds, but other work of the node may keep it from that. */
+        if (waited == PF_PATIENCE_MS || !agent_runs()) {
             COMPLAIN("the agent ended while it wrote " PF_LIMITS_PATH ": no GPU can be used until it "
                      "runs again");
             return false;
         }
-        process->limits = process->fresh;
+        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
     }
     return true;
 }
@@ -122,7 +128,8 @@ static bool finish_slot(int error, const struct pf_answer *answer)
         else if (error == 0)
             process->registration = slot->registration = answer->registration;
     }
-    slots_recompute();
+    if (slot_counts()) /* a process that was taken for dead has what it had */
+        slots_recompute();
     region_unlock();
     return allowed;
 }

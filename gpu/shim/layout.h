@@ -194,8 +194,16 @@ struct pf_region {
  * first calls cuInit: it takes a free slot in `region` and names it. Who is asking the agent learns
  * from SO_PEERCRED: the host's pid, from its cgroup the container, from that the group. It opens a
  * pidfd, writes limits.process[slot] (host pid, ALIVE, nothing measured), and answers. When the
- * process ends it writes DEAD there, with the same registration. The shim waits 500 ms at most.
+ * process ends it writes DEAD there, with the same registration.
+ *
+ * An agent that does not run is told at once: the kernel refuses the connection, or ends it. One that
+ * runs may be slow, where the node has much else to do, and the shim waits for it, PF_PATIENCE_MS at
+ * most to connect and as long for the answer.
  */
+#ifndef PF_PATIENCE_MS
+#define PF_PATIENCE_MS 30000
+#endif
+
 struct pf_request {
     uint32_t version; /* PF_VERSION */
     uint32_t slot;    /* index in pf_region.slot */

@@ -1,7 +1,8 @@
 /*
  * Memory pools. A pool takes memory from the GPU in large pieces, and keeps freed ones: so what counts
  * is what it reserves, which the driver tells. Before an allocation the shim counts what the pool may
- * grow by; after it, what it grew by.
+ * grow by; after it, what it grew by. Several threads may be between the two with one pool: then what
+ * it grew by is within what all of them counted, and none of it is counted twice.
  */
 #include "devices.h"
 #include "group.h"
@@ -45,32 +46,41 @@ uint64_t round_up(uint64_t bytes, uint64_t granule)
     return bytes > UINT64_MAX - granule ? UINT64_MAX : (bytes + granule - 1) / granule * granule;
 }
 
-/* Count what a pool reserves now. `grown` of that was counted for it beside its entry. Under `lock`.
-   False: it is more than before, and more than the group may have. */
+uint64_t counted_now(uint64_t counted, uint64_t growing, uint64_t reserved)
+{
+    if (reserved >= counted)
+        return reserved;
+    return reserved + growing < counted ? reserved + growing : counted;
+}
+
+/* Count what a pool reserves now, after a call for which `grown` of pool->owner was counted. Under
+   `lock`. False: it grew by more than was counted for all calls, and the group may not have that. */
 static bool settle(struct entry *pool, uint64_t grown)
 {
-    uint64_t counted = pool->bytes + grown, reserved = attribute((void *)(uintptr_t)pool->key,
-                                                                 CU_POOL_RESERVED);
+    uint64_t counted = pool->bytes + pool->owner, growing = pool->owner - grown;
+    uint64_t reserved = attribute((void *)(uintptr_t)pool->key, CU_POOL_RESERVED);
 
     if (pool->gpu < 0)
         return true;
     if (reserved == UINT64_MAX)
-        reserved = counted; /* the driver does not tell */
+        reserved = counted - growing; /* the driver does not tell */
     uint64_t *granule = &process->pool_granule[pool->gpu], step = reserved & -reserved;
 
     if (step && (*granule == 0 || step < *granule))
         *granule = step < SMALLEST_GRANULE ? SMALLEST_GRANULE : step;
     bool within = true;
+    uint64_t now = counted_now(counted, growing, reserved);
 
-    if (reserved != counted)
-        within = group_replace(pool->gpu, counted, reserved) || reserved <= counted;
-    pool->bytes = reserved;
+    if (now != counted)
+        within = group_replace(pool->gpu, counted, now) || now <= counted;
+    pool->bytes = now - growing;
+    pool->owner = growing;
     return within;
 }
 
 struct settling {
     int gpu;
-    bool trim, trimmed;
+    bool trim;
 };
 
 static bool settle_one(struct entry *pool, void *with)
@@ -79,10 +89,8 @@ static bool settle_one(struct entry *pool, void *with)
 
     if (pool->gpu != settling->gpu)
         return true;
-    if (settling->trim && driver.cuMemPoolTrimTo && pool->bytes > 0) {
+    if (settling->trim && driver.cuMemPoolTrimTo && pool->bytes > 0)
         driver.cuMemPoolTrimTo((void *)(uintptr_t)pool->key, 0);
-        settling->trimmed = true;
-    }
     settle(pool, 0);
     return true;
 }
@@ -96,59 +104,87 @@ void settle_pools(int gpu)
     pthread_mutex_unlock(&process->lock);
 }
 
-bool trim_pools(int gpu)
+void trim_pools(int gpu)
 {
     struct settling settling = {.gpu = gpu, .trim = true};
 
     pthread_mutex_lock(&process->lock);
     table_visit(TABLE_POOL, settle_one, &settling);
     pthread_mutex_unlock(&process->lock);
-    return settling.trimmed;
 }
 
-/* Count what a pool may grow by for an allocation. False: it does not fit. */
-static bool charge_growth(const struct entry *pool, uint64_t bytes, uint64_t *grown)
-{
-    void *handle = (void *)(uintptr_t)pool->key;
-
-    if (pool->gpu < 0)
-        return false;
-    *grown = round_up(bytes, granule_of(pool->gpu));
-    if (group_charge(pool->gpu, *grown))
-        return true;
-    /* Perhaps there is room in the pool for it. */
-    uint64_t reserved = attribute(handle, CU_POOL_RESERVED), used = attribute(handle, CU_POOL_USED);
-
-    if (reserved != UINT64_MAX && used < reserved && reserved - used >= bytes) {
-        *grown = 0;
-        return true;
-    }
-    return charge(pool->gpu, *grown); /* with unused memory given up */
-}
-
+/* An allocation from a pool, while the driver does it. */
 struct growth {
-    uint64_t grown;
+    struct entry pool;
+    uint64_t bytes; /* that were counted for what the pool grows by */
+    bool locked;    /* by this call: nothing was counted */
     bool within;
 };
+
+static bool begin(struct entry *pool, void *with)
+{
+    pool->owner += ((struct growth *)with)->bytes;
+    return true;
+}
 
 static bool settle_growth(struct entry *pool, void *with)
 {
     struct growth *growth = with;
+    bool begun = growth->bytes <= pool->owner; /* else with another pool, which had this handle */
 
-    growth->within = settle(pool, growth->grown);
+    growth->within = settle(pool, begun ? growth->bytes : 0);
+    return begun;
+}
+
+static bool has_room(const struct entry *pool, uint64_t bytes)
+{
+    void *handle = (void *)(uintptr_t)pool->key;
+    uint64_t reserved = attribute(handle, CU_POOL_RESERVED), used = attribute(handle, CU_POOL_USED);
+
+    return reserved != UINT64_MAX && used < reserved && reserved - used >= bytes;
+}
+
+/* Count what a pool may grow by for an allocation. False: it does not fit. Perhaps there is room in the
+   pool for it. Then the lock stays taken until the driver is done: no other thread may trim the pool
+   meanwhile, or find the same room. One that counted before may take it: what that counted makes up
+   for it. */
+static bool begin_growth(struct growth *growth, uint64_t bytes)
+{
+    int gpu = growth->pool.gpu;
+
+    if (gpu < 0)
+        return false;
+    growth->bytes = round_up(bytes, granule_of(gpu));
+    bool counted = group_charge(gpu, growth->bytes);
+
+    if (!counted) {
+        pthread_mutex_lock(&process->lock);
+        if (has_room(&growth->pool, bytes)) {
+            growth->bytes = 0;
+            growth->locked = true;
+            return true;
+        }
+        pthread_mutex_unlock(&process->lock);
+        counted = charge(gpu, growth->bytes); /* with unused memory given up */
+    }
+    if (!counted)
+        return false;
+    pthread_mutex_lock(&process->lock);
+    table_change(TABLE_POOL, growth->pool.key, begin, growth);
+    pthread_mutex_unlock(&process->lock);
     return true;
 }
 
-/* After an allocation from a pool: count what the pool grew by. False: that was too much. */
-static bool finish_growth(const struct entry *pool, uint64_t grown)
+/* After the driver's answer: count what the pool grew by. False: that was too much. */
+static bool finish_growth(struct growth *growth)
 {
-    struct growth growth = {.grown = grown, .within = true};
-
-    pthread_mutex_lock(&process->lock);
-    if (!table_change(TABLE_POOL, pool->key, settle_growth, &growth))
-        group_release(pool->gpu, grown); /* another thread destroyed it */
+    if (!growth->locked)
+        pthread_mutex_lock(&process->lock);
+    growth->within = true;
+    if (!table_change(TABLE_POOL, growth->pool.key, settle_growth, growth))
+        group_release(growth->pool.gpu, growth->bytes); /* another thread destroyed it */
     pthread_mutex_unlock(&process->lock);
-    return growth.within;
+    return growth->within;
 }
 
 static void give_back(uint64_t pointer, void *stream, const struct entry *pool)
@@ -171,26 +207,27 @@ static bool find_pool(void *pool, struct entry *entry)
     return table_get(TABLE_POOL, (uintptr_t)pool, entry);
 }
 
-static int finish_alloc(int result, const struct entry *pool, uint64_t grown, uint64_t *pointer,
-                        uint64_t bytes, void *stream)
+static int finish_alloc(int result, struct growth *growth, uint64_t pointer, uint64_t bytes,
+                        void *stream)
 {
-    bool within = finish_growth(pool, grown);
+    const struct entry *pool = &growth->pool;
+    bool within = finish_growth(growth);
 
     if (result != CU_SUCCESS)
         return result;
     if (!within) {
-        give_back(*pointer, stream, pool);
+        give_back(pointer, stream, pool);
         return CU_OUT_OF_MEMORY;
     }
-    table_put(&(struct entry){.key = *pointer, .bytes = bytes, .owner = pool->key, .gpu = pool->gpu,
+    table_put(&(struct entry){.key = pointer, .bytes = bytes, .owner = pool->key, .gpu = pool->gpu,
                               .kind = TABLE_POOLED});
     return CU_SUCCESS;
 }
 
 int on_alloc_async(const struct hook *hook, PARAMS_alloc_async)
 {
-    struct entry entry;
-    uint64_t grown, allocated = 0;
+    struct growth growth = {0};
+    uint64_t allocated = 0;
     void *pool = NULL, *on = stream_of(hook, stream);
     int device = 0;
 
@@ -210,12 +247,12 @@ int on_alloc_async(const struct hook *hook, PARAMS_alloc_async)
     if (result != CU_SUCCESS)
         return result;
     know_pool(pool, gpu_of_device(device));
-    if (!pointer || !find_pool(pool, &entry) || entry.gpu == NOT_COUNTED)
+    if (!pointer || !find_pool(pool, &growth.pool) || growth.pool.gpu == NOT_COUNTED)
         return REAL(hook, alloc_async)(ARGS_alloc_async);
-    if (!charge_growth(&entry, bytes, &grown))
+    if (!begin_growth(&growth, bytes))
         return CU_OUT_OF_MEMORY;
     result = REAL(hook, alloc_async)(&allocated, bytes, stream);
-    result = finish_alloc(result, &entry, grown, &allocated, bytes, on);
+    result = finish_alloc(result, &growth, allocated, bytes, on);
     if (result == CU_SUCCESS)
         *pointer = allocated;
     return result;
@@ -223,8 +260,8 @@ int on_alloc_async(const struct hook *hook, PARAMS_alloc_async)
 
 int on_alloc_pool(const struct hook *hook, PARAMS_alloc_pool)
 {
-    struct entry entry;
-    uint64_t grown, allocated = 0;
+    struct growth growth = {0};
+    uint64_t allocated = 0;
     void *on = stream_of(hook, stream);
     int device = 0;
 
@@ -237,13 +274,13 @@ int on_alloc_pool(const struct hook *hook, PARAMS_alloc_pool)
             note_captured(on, gpu_of_device(device), bytes);
         return result;
     }
-    if (!pointer || !find_pool(pool, &entry) || entry.gpu == NOT_COUNTED)
+    if (!pointer || !find_pool(pool, &growth.pool) || growth.pool.gpu == NOT_COUNTED)
         return REAL(hook, alloc_pool)(ARGS_alloc_pool);
-    if (!charge_growth(&entry, bytes, &grown))
+    if (!begin_growth(&growth, bytes))
         return CU_OUT_OF_MEMORY;
     int result = REAL(hook, alloc_pool)(&allocated, bytes, pool, stream);
 
-    result = finish_alloc(result, &entry, grown, &allocated, bytes, on);
+    result = finish_alloc(result, &growth, allocated, bytes, on);
     if (result == CU_SUCCESS)
         *pointer = allocated;
     return result;
@@ -321,10 +358,10 @@ int on_pool_destroy(const struct hook *hook, PARAMS_handle)
 int on_pool_trim(const struct hook *hook, PARAMS_pool_trim)
 {
     int result = REAL(hook, pool_trim)(ARGS_pool_trim);
-    struct entry entry;
+    struct growth growth = {0};
 
-    if (result == CU_SUCCESS && group_join() && table_get(TABLE_POOL, (uintptr_t)pool, &entry))
-        finish_growth(&entry, 0);
+    if (result == CU_SUCCESS && group_join() && table_get(TABLE_POOL, (uintptr_t)pool, &growth.pool))
+        finish_growth(&growth);
     return result;
 }
 

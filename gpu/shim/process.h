@@ -22,6 +22,13 @@ struct ordinal {
     void *primary_context;
 };
 
+/* What `limits` says of the group. */
+struct limits {
+    uint64_t sequence; /* 0: not read yet */
+    uint32_t gpus, policy;
+    struct pf_gpu_limit gpu[PF_GPUS];
+};
+
 struct process {
     pthread_mutex_t join_lock; /* joining; within it the region's is taken */
     pthread_mutex_t lock;      /* contexts, pools, graphs; within it both others are taken */
@@ -36,13 +43,13 @@ struct process {
     uint64_t registration;
     uint64_t data_bytes[PF_GPUS]; /* what the slot must say; under the region's mutex */
 
-    struct pf_limits limits; /* a copy, under the region's mutex; */
-    struct pf_limits fresh;  /* and the next one, while it is read */
+    struct limits limits; /* a copy, under the region's mutex */
 
     struct ordinal ordinal[ORDINALS];
     unsigned contexts[PF_GPUS];          /* how many there are; under `lock` */
     uint64_t pool_granule[PF_GPUS];      /* what a pool grows by, as far as seen; under `lock` */
-    uint64_t graph_bytes[PF_GPUS];       /* charged for memory of graphs; under `lock` */
+    uint64_t graph_bytes[PF_GPUS];       /* charged for memory of graphs; under `lock`, */
+    uint64_t graph_growing[PF_GPUS];     /* and beside that for launches that are not done */
     atomic_bool graph_allocates;         /* a graph has a node that allocates */
 
     struct table table;
@@ -58,6 +65,21 @@ extern struct process *process;
 extern const struct pf_limits *limits_file;
 extern struct pf_region *region;
 
+/* The sequence number of `limits`, for who reads there; 0 while the agent writes. Then what was read is
+   whole if the limits are still the same. */
+static inline uint64_t limits_stable(void)
+{
+    uint64_t sequence = __atomic_load_n(&limits_file->sequence, __ATOMIC_ACQUIRE);
+
+    return sequence % 2 == 0 ? sequence : 0;
+}
+
+static inline bool limits_are_still(uint64_t sequence)
+{
+    __atomic_thread_fence(__ATOMIC_ACQUIRE);
+    return __atomic_load_n(&limits_file->sequence, __ATOMIC_RELAXED) == sequence;
+}
+
 /* A step at which tests kill the process. */
 #ifdef PF_STEPS
 void pf_step(const char *name) __attribute__((weak));
@@ -68,17 +90,19 @@ void pf_step(const char *name) __attribute__((weak));
 
 /* files.c */
 bool files_open(void);
-bool files_read_limits(struct pf_limits *copy);
+bool files_read_limits(struct limits *copy);
 
-/* slots.c. All but slot_of_process under the region's mutex. */
+/* slots.c. All but process_identify under the region's mutex. */
 void process_identify(void);
 void slots_recompute(void);
 bool slots_reap(void);
 bool slot_take(void);
 bool slot_is_ours(void);
+bool slot_counts(void);
 
-/* agent.c: 0, an errno, or a status of the agent as -enum pf_status. */
+/* agent.c. The first: 0, an errno, or a status of the agent as -enum pf_status. */
 int agent_register(uint32_t slot, struct pf_answer *answer);
+bool agent_runs(void);
 
 /* group.c */
 bool region_lock(void);

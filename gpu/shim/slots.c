@@ -15,6 +15,7 @@
 #include "process.h"
 #include "say.h"
 
+enum { SUMS = 10 }; /* of an agent that writes meanwhile */
 enum { FIELD_STATE = 3, FIELD_THREADS = 20, FIELD_START = 22 }; /* of /proc/PID/stat, proc(5) */
 
 struct stat_fields {
@@ -93,33 +94,49 @@ static void free_slot(struct pf_slot *slot)
     memset(slot, 0, sizeof *slot);
 }
 
-/* Compute what is used, from the slots and from what the agent says of their processes. */
-void slots_recompute(void)
+/* Add up the slots of all processes but those that the agent says are dead. */
+static void sum_slots(uint64_t used[PF_GPUS], bool dead[PF_SLOTS])
 {
-    uint64_t used[PF_GPUS] = {0};
-
+    memset(used, 0, PF_GPUS * sizeof *used);
     for (unsigned i = 0; i < PF_SLOTS; i++) {
-        struct pf_slot *slot = &region->slot[i];
-        const struct pf_process *known = &process->limits.process[i];
+        const struct pf_slot *slot = &region->slot[i];
+        const struct pf_process *known = &limits_file->process[i];
 
+        dead[i] = false;
         if (slot->state != PF_SLOT_USED)
             continue;
-        if (known->state == PF_PROCESS_DEAD && slot->registration != 0 &&
-            known->registration == slot->registration) {
-            free_slot(slot);
-            region->stale_slots++;
-            continue;
-        }
-        for (unsigned gpu = 0; gpu < process->limits.gpus; gpu++)
+        dead[i] = known->state == PF_PROCESS_DEAD && slot->registration != 0 &&
+                  known->registration == slot->registration;
+        for (unsigned gpu = 0; !dead[i] && gpu < process->limits.gpus; gpu++)
             used[gpu] = add(used[gpu], bytes_of(slot, known, gpu));
     }
+}
+
+/* Compute what is used, from the slots and from what the agent says of their processes. What it says of
+   one it writes at once. So if it writes all the time, or died while it wrote, what is there now counts;
+   and is looked at again by the next one. */
+void slots_recompute(void)
+{
+    uint64_t used[PF_GPUS], sequence;
+    bool dead[PF_SLOTS];
+    int left = SUMS;
+
+    do {
+        sequence = limits_stable();
+        sum_slots(used, dead);
+    } while ((sequence == 0 || !limits_are_still(sequence)) && --left > 0);
+    for (unsigned i = 0; i < PF_SLOTS; i++)
+        if (dead[i]) {
+            free_slot(&region->slot[i]);
+            region->stale_slots++;
+        }
     for (unsigned gpu = 0; gpu < process->limits.gpus; gpu++) {
         region->gpu[gpu].used_bytes = used[gpu];
         STEP("used recomputed");
         if (used[gpu] > region->gpu[gpu].peak_bytes)
             region->gpu[gpu].peak_bytes = used[gpu];
     }
-    region->applied = process->limits.sequence;
+    region->applied = left > 0 ? sequence : 0;
 }
 
 /* Whether the process of a slot has ended. One in another pid namespace cannot be asked after. */
@@ -216,6 +233,17 @@ bool slot_take(void)
     process->slot = (uint32_t)index;
     process->registration = 0;
     return true;
+}
+
+/* Whether this process' slot has any bytes. */
+bool slot_counts(void)
+{
+    const struct pf_process *known = &limits_file->process[process->slot];
+
+    for (unsigned gpu = 0; gpu < process->limits.gpus; gpu++)
+        if (bytes_of(&region->slot[process->slot], known, gpu) > 0)
+            return true;
+    return false;
 }
 
 bool slot_is_ours(void)

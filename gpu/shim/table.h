@@ -19,7 +19,7 @@ enum table_kind {
     TABLE_HANDLE,  /* of cuMemCreate; owner: how many mappings it has */
     TABLE_MAPPING, /* by its address; owner: the handle */
     TABLE_ARRAY,   /* owner: the context */
-    TABLE_POOL,    /* bytes: what is counted for it */
+    TABLE_POOL,    /* bytes: what is counted for it; owner: beside that, for calls that are not done */
     TABLE_CONTEXT,
     TABLE_GRAPH, /* bytes: what its nodes ask for */
     TABLE_EXEC,  /* the same of an instantiated one */

@@ -77,7 +77,7 @@ bool group_has_process(uint32_t pid)
         return false;
     for (unsigned i = 0; i < PF_SLOTS && !found; i++) {
         const struct pf_slot *slot = &region->slot[i];
-        const struct pf_process *known = &process->limits.process[i];
+        const struct pf_process *known = &limits_file->process[i];
 
         found = slot->state == PF_SLOT_USED &&
                 (slot->pid == pid || (known->registration == slot->registration &&

@@ -34,11 +34,18 @@ class Tenant:
         self.processes: list[subprocess.Popen[bytes]] = []
 
     def write(self) -> None:
-        """Tell the gates the share in force and kappa."""
+        """Tell the gates the share in force, kappa, and the most debt."""
         with LimitsFile(self.group.limits) as opened:
             [limit] = opened.gpus()
             opened.write(
-                [msgspec.structs.replace(limit, share=self.state.in_force, kappa=self.state.kappa)]
+                [
+                    msgspec.structs.replace(
+                        limit,
+                        share=self.state.in_force,
+                        kappa=self.state.kappa,
+                        most_debt_ns=round(self.state.most_debt * 1e9),
+                    )
+                ]
             )
 
     def use(self) -> RegionUse:

@@ -40,10 +40,14 @@ class Libraries(msgspec.Struct, frozen=True):
 def libraries(steps: bool = False, real: str = "") -> Libraries:
     """The shim under the driver's name, and the driver under the other, as mounts have them.
 
-    `steps`: of the shim that a test program kills at each step; `real`: another driver's library.
+    `steps`: of the shim that a test program kills at each step, and which waits less long for the
+    agent; `real`: another driver's library.
     """
     plain = standin.libraries()
-    defines = [f'PF_DIRECTORY="{DIRECTORY}"', *(["PF_STEPS"] if steps else [])]
+    defines = [
+        f'PF_DIRECTORY="{DIRECTORY}"',
+        *(["PF_STEPS", "PF_PATIENCE_MS=1000"] if steps else []),
+    ]
     built = build_shim.build("", BUILT / ("steps" if steps else "shim"), defines)
     driver = Path(real) if real else plain / "libcuda.so.1"
     version = "-".join(str(path.stat().st_mtime_ns) for path in (*built, driver))
@@ -104,6 +108,8 @@ class Group:
         self.region.write_bytes(region.content_of(ALLOCATION))
         self.registered: list[tuple[int, int]] = []  # slot, pid
         self.answer: bytes | None = None  # in place of a right one
+        self.answers = threading.Event()  # else those who ask wait
+        self.answers.set()
         self._agent: socket.socket | None = None
 
     def __enter__(self) -> Self:
@@ -138,8 +144,12 @@ class Group:
             with peer:
                 credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
                 pid, _, _ = struct.unpack("3i", credentials)
-                version, slot = struct.unpack("<II", peer.recv(64))
+                request = peer.recv(64)
+                if not request:  # it only looked whether an agent runs
+                    continue
+                version, slot = struct.unpack("<II", request)
                 assert version == layout.VERSION
+                self.answers.wait()
                 peer.send(self._answer(slot, pid))
 
     def _answer(self, slot: int, pid: int) -> bytes:

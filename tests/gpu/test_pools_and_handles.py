@@ -1,5 +1,7 @@
 """Memory that outlives what names it: handles, pools, arrays and graphs."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -72,6 +74,44 @@ def test_a_pool_counts_with_what_it_reserves(place: Make) -> None:
     driver.do("cuCtxSynchronize")
     assert driver.do("cuMemGetInfo_v2", Out(), Out()) == [64 * MIB, 64 * MIB]
     assert here.group.used == here.resident() == 0
+
+
+POOLED = """
+import ctypes, threading
+cuda = ctypes.CDLL("libcuda.so.1")
+context = ctypes.c_void_p()
+def start():
+    assert cuda.cuInit(0) == 0
+    assert cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+    assert cuda.cuCtxSetCurrent(context) == 0
+def allocate(results):
+    pointer = ctypes.c_uint64()
+    assert cuda.cuCtxSetCurrent(context) == 0
+    together.wait()
+    results.append(cuda.cuMemAllocAsync(ctypes.byref(pointer), ctypes.c_size_t(6 << 20), None))
+    together.wait()
+    assert cuda.cuMemFreeAsync(pointer, None) == 0
+together = threading.Barrier(8)
+start()
+pointer = ctypes.c_uint64()  # the first one shows in what pieces the pool grows
+assert cuda.cuMemAllocAsync(ctypes.byref(pointer), ctypes.c_size_t(1), None) == 0
+assert cuda.cuMemFreeAsync(pointer, None) == 0
+for _ in range(20):
+    assert cuda.cuCtxSynchronize() == 0
+    results = []
+    threads = [threading.Thread(target=allocate, args=(results,)) for _ in range(8)]
+    for thread in threads: thread.start()
+    for thread in threads: thread.join()
+    print(*results)
+"""
+
+
+def test_threads_that_allocate_from_a_pool_at_once_are_counted_once_each(place: Make) -> None:
+    behaviour = Behaviour(pool_chunk=2 * MIB, latency_ns={"cuMemPoolGetAttribute": 200_000})
+    here = place(behaviour=behaviour, memory=48 * MIB)
+    printed = subprocess.check_output([sys.executable, "-c", POOLED], env=here.environment)
+    assert printed.split() == [b"0"] * 8 * 20
+    assert here.group.uses()[0].peak_bytes == here.node.read().gpus[0].peak == 48 * MIB
 
 
 def test_unused_memory_of_pools_is_given_up_before_a_denial(place: Make) -> None:

@@ -37,12 +37,9 @@ def test_processes_share_the_limit(place: Make) -> None:
     assert here.group.uses()[0].denied == 1
 
 
-ROUNDS = int(os.environ.get("PODFABRIC_GPU_ROUNDS", "1000"))
-
-
 def test_the_last_bytes_are_given_to_one_of_many(place: Make) -> None:
     here = place(memory=16 * MIB)
-    done = run(here, [str(program("race")), "8", str(ROUNDS), str(4 * MIB)])
+    done = run(here, [str(program("race")), "8", "10000", str(4 * MIB)])
     assert done.returncode == 0, done.stderr
     assert here.node.read().gpus[0].peak <= 16 * MIB
     assert here.group.uses()[0].denied > 0

@@ -4,7 +4,6 @@ What really lies on the GPU the stand-in for the driver knows, by accounts of it
 most that there ever was, so one look at the end is a look after every call.
 """
 
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -18,20 +17,32 @@ from tests.standin.gpus import Behaviour
 Make = Callable[..., Place]
 
 PROGRAM = Path(__file__).parent / "programs/random_calls.py"
-# For a run of all that is promised: PODFABRIC_GPU_CALLS=100000 PODFABRIC_GPU_SEEDS=20.
-CALLS = os.environ.get("PODFABRIC_GPU_CALLS", "1500")
-SEEDS = int(os.environ.get("PODFABRIC_GPU_SEEDS", "3"))
+SHAPES = pytest.mark.parametrize(("chunk", "threads"), [(2, 1), (32, 1), (2, 8)])
 
 
-@pytest.mark.parametrize(("chunk", "threads"), [(2, 1), (32, 1), (2, 8)])
-@pytest.mark.parametrize("seed", range(SEEDS))
+@SHAPES
+@pytest.mark.parametrize("seed", range(3))
 def test_the_limit_holds_at_every_step_and_nothing_is_lost(
     place: Make, seed: int, chunk: int, threads: int
 ) -> None:
+    check(place, seed, chunk, threads, calls=1500)
+
+
+@pytest.mark.long
+@SHAPES
+@pytest.mark.parametrize("seed", range(20))
+def test_the_limit_holds_in_each_of_a_hundred_thousand_calls(
+    place: Make, seed: int, chunk: int, threads: int
+) -> None:
+    check(place, seed, chunk, threads, calls=100_000)
+
+
+def check(place: Make, seed: int, chunk: int, threads: int, calls: int) -> None:
+    """Two processes, each with so many calls."""
     limit = 160 * MIB
     here = place(memory=limit, behaviour=Behaviour(pool_chunk=chunk * MIB))
     commands = [
-        [sys.executable, str(PROGRAM), f"{seed}{process}", CALLS, str(threads)]
+        [sys.executable, str(PROGRAM), f"{seed}{process}", str(calls), str(threads)]
         for process in range(2)
     ]
     running = [subprocess.Popen(command, env=here.environment) for command in commands]

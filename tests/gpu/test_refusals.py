@@ -9,8 +9,10 @@ from collections.abc import Callable
 import pytest
 
 from gpu import layout
+from tests.gpu import group as groups
 from tests.gpu.conftest import MIB, Place
 from tests.standin.driver import Out
+from tests.waiting import until
 
 Make = Callable[..., Place]
 OUT_OF_MEMORY, SYSTEM_NOT_READY = 2, 802
@@ -91,13 +93,75 @@ def test_what_the_agent_answers_is_told(place: Make, status: int, words: str) ->
     assert "Protocol error" in refusal(here)
 
 
-def test_an_agent_that_does_not_answer_is_not_waited_for_long(place: Make) -> None:
+def test_an_agent_that_does_not_answer_is_not_waited_for_without_end(place: Make) -> None:
     here = place(agent=False)
+    here.libraries = groups.libraries(steps=True)
     path = here.group.directory / "agent/agent.sock"
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as silent:
         silent.bind(str(path))
         silent.listen()
         assert "timed out" in refusal(here)
+
+
+INIT = """
+import ctypes
+print("asks", flush=True)
+print(ctypes.CDLL("libcuda.so.1").cuInit(0))
+"""
+
+
+def asking(here: Place) -> "subprocess.Popen[str]":
+    """A process that calls cuInit, and has asked the agent."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", INIT], stdout=subprocess.PIPE, env=here.environment, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "asks\n"
+    until(lambda: len(here.group.slots()) == 1, what="slot of the process")
+    return process
+
+
+def test_an_agent_that_runs_and_is_slow_is_waited_for(place: Make) -> None:
+    """Other work of a node may keep its agent waiting for longer than half a second."""
+    here = place()
+    here.group.answers.clear()
+    with asking(here) as process:
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.7)
+        here.group.answers.set()
+        assert process.communicate()[0] == "0\n"
+
+
+def test_an_agent_that_ends_before_it_answers_is_waited_for_no_longer(place: Make) -> None:
+    here = place(agent=False)
+    path = here.group.directory / "agent/agent.sock"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as agent:
+        agent.bind(str(path))
+        agent.listen()
+        process = asking(here)
+    with process:
+        assert process.communicate()[0] == f"{SYSTEM_NOT_READY}\n"
+    assert here.group.slots() == {}
+
+
+def test_limits_that_the_agent_writes_for_long_are_waited_for_while_it_runs(place: Make) -> None:
+    here = place(agent=False)
+    content = here.group.limits.read_bytes()
+    with here.group.limits.open("r+b", buffering=0) as file:
+        file.seek(16)
+        file.write(struct.pack("<Q", 1001))
+        assert "ended while it wrote" in refusal(here)
+        here.group.start_agent()
+        process = subprocess.Popen(
+            [sys.executable, "-c", INIT], stdout=subprocess.PIPE, env=here.environment, text=True
+        )
+        with process:
+            with pytest.raises(subprocess.TimeoutExpired):
+                process.wait(0.7)
+            file.seek(16)
+            file.write(content[16:24])
+            assert process.communicate()[0] == "asks\n0\n"
+    here.group.stop_agent()
 
 
 def test_the_policy_may_let_processes_start_without_an_agent(place: Make) -> None:
@@ -132,6 +196,7 @@ def test_an_agent_that_died_while_it_wrote_stops_nobody_who_runs(place: Make) ->
         file.write(struct.pack("<Q", 1001))
     driver.do("cuMemAlloc_v2", Out(), 8 * MIB)
     assert driver.result("cuMemAlloc_v2", Out(), 512) == OUT_OF_MEMORY
+    here.group.stop_agent()
     assert "ended while it wrote" in refusal(here)
 
 

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from gpu import layout
+from gpu import group_socket, layout
 from gpu.group_limits import Limit
 from gpu.group_socket import GroupSocket, Registrant
 from gpu.groups import Groups
-from gpu.registration import CLIENTS
+from gpu.registration import CLIENTS, TICK
 from tests.host.gpu.pods import GPU, GroupsNode, MadeContainer, RegisteringProcess
 from tests.unit.gpu.groups import PlainRooms
 from tests.waiting import PATIENCE, until
@@ -236,13 +236,29 @@ def _silent(path: Path) -> socket.socket:
 
 
 @pytest.mark.parametrize("content", [b"", b"x", b"x" * 9, b"x" * 60_000], ids=len)
-def test_what_is_no_request_ends_the_connection(node: GroupsNode, content: bytes) -> None:
+def test_what_is_no_request_ends_the_connection(
+    node: GroupsNode, content: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(group_socket, "PATIENCE", 0.1)
     node.container("a")
     with _silent(node.socket("a")) as client:
         if content:
             client.send(content)
         assert client.recv(64) == b""  # after the agent's patience, or at once
     assert node.alive("a") == {}
+
+
+def test_a_client_that_is_slow_to_ask_is_answered(node: GroupsNode) -> None:
+    """Other work of a node may keep it from that between its connection and its request."""
+    node.container("a")
+    with _silent(node.socket("a")) as client:
+        client.settimeout(3 * TICK)
+        with pytest.raises(TimeoutError):
+            client.recv(64)
+        client.settimeout(PATIENCE)
+        client.send(struct.pack("<II", layout.VERSION, 0))
+        # It is of no container: what counts is that it is answered.
+        assert client.recv(64) == struct.pack("<IIQ", layout.STATUS_STRANGER, 0, 0)
 
 
 def test_clients_of_one_group_that_say_nothing_keep_no_other_group_waiting(

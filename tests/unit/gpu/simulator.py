@@ -14,7 +14,6 @@ from gpu.shares import RECENT, TICK, GroupShare, GroupUsage, tick
 SLICE = 0.002  # what a process gets of the GPU in a turn
 QUEUE = 1024  # launches of a process that the driver holds
 BURST = 0.020
-MOST_DEBT = 60.0
 STEP = 0.0005
 
 Controller = Callable[[Mapping[str, GroupShare], Mapping[str, GroupUsage]], dict[str, GroupShare]]
@@ -49,7 +48,7 @@ class Group:
     launched: float = -1.0  # when it last launched
     turn: int = 0
 
-    def admit(self, now: float, share: float, kappa: float) -> None:
+    def admit(self, now: float, state: GroupShare) -> None:
         """Let through what the gate lets through now, of each process in turn."""
         members = len(self.processes)
         asked = True
@@ -62,20 +61,23 @@ class Group:
                 if room <= 0 or not process.wants(now):
                     continue
                 most = room if members == 1 else max(1, room // 8)
-                admitted = self._admitted(now, most, kappa * process.kernel * process.wrong, share)
+                cost = state.kappa * process.kernel * process.wrong
+                admitted = self._admitted(now, most, cost, state)
                 process.work += admitted * process.kernel
                 if admitted:
                     self.launched = now
                 asked = asked or (members > 1 and admitted > 0)
 
-    def _admitted(self, now: float, most: int, cost: float, share: float) -> int:
+    def _admitted(self, now: float, most: int, cost: float, state: GroupShare) -> int:
+        share = state.in_force
         if share >= 1:
             return most
+        self.tat = min(self.tat, now + state.most_debt)
         base = max(self.tat, now - BURST)
         admitted = 0
         if base <= now:
             admitted = min(most, int((now - base) / (cost / share)) + 1)
-            self.tat = min(base + admitted * cost / share, now + MOST_DEBT)
+            self.tat = min(base + admitted * cost / share, now + state.most_debt)
         if admitted < most:
             self.waited = now
         return admitted
@@ -83,7 +85,7 @@ class Group:
 
 @dataclass
 class Simulation:
-    """Groups on one GPU, with a controller that is told of each tick `late` ticks later."""
+    """Groups on one GPU, with a controller that is told of their use `late` ticks later."""
 
     groups: Mapping[str, Group]
     controller: Controller = tick
@@ -97,13 +99,14 @@ class Simulation:
             name: GroupShare(share=group.share, elastic=group.elastic)
             for name, group in self.groups.items()
         }
-        self.states = self.controller(states, {})
+        idle = {name: GroupUsage(utilization=0.0, at=0.0) for name in self.groups}
+        self.states = self.controller(self.controller(states, {}), idle)
         self._order = [
             (group, process) for group in self.groups.values() for process in group.processes
         ]
         self._current, self._left = 0, SLICE
         self._next_tick = TICK
-        self._usages: list[dict[str, GroupUsage]] = []
+        self._used: list[dict[str, float]] = []
 
     def run(self, seconds: float) -> dict[str, float]:
         """Let time pass; the fraction of the GPU's time that each group used of it."""
@@ -112,7 +115,7 @@ class Simulation:
         while self.now < end - STEP / 2:
             for name, group in self.groups.items():
                 state = self.states[name]
-                group.admit(self.now, state.in_force, state.kappa)
+                group.admit(self.now, state)
             self._serve()
             self.now += STEP
             if self.now >= self._next_tick - STEP / 2:
@@ -143,20 +146,21 @@ class Simulation:
 
     def _tick(self) -> None:
         self._next_tick += TICK
-        self._usages.append(
-            {
-                name: GroupUsage(
-                    utilization=min(1.0, group.used_in_tick / TICK),
-                    backlogged=self.now - group.waited <= RECENT,
-                    active=self.now - max(group.waited, group.launched) <= RECENT,
-                    longest_kernel=max(
-                        process.kernel * process.wrong for process in group.processes
-                    ),
-                )
-                for name, group in self.groups.items()
-            }
-        )
+        self._used.append({name: group.used_in_tick / TICK for name, group in self.groups.items()})
         for group in self.groups.values():
             group.used_in_tick = 0.0
-        if len(self._usages) > self.late:
-            self.states = self.controller(self.states, self._usages.pop(0))
+        if len(self._used) <= self.late:
+            return
+        used = self._used.pop(0)
+        usages = {
+            name: GroupUsage(
+                utilization=min(1.0, used[name]),
+                backlogged=self.now - group.waited <= RECENT,
+                active=self.now - max(group.waited, group.launched) <= RECENT,
+                longest_kernel=max(process.kernel * process.wrong for process in group.processes),
+                paid_until=group.tat,
+                at=self.now,
+            )
+            for name, group in self.groups.items()
+        }
+        self.states = self.controller(self.states, usages)

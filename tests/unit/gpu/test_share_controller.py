@@ -55,6 +55,22 @@ def test_a_group_whose_launches_wait_below_its_share_pays_less(groups: Groups) -
     assert _in_force(groups, "a")[1] < 0.8
 
 
+def test_what_is_owed_for_a_far_too_large_estimate_is_remitted_once(groups: Groups) -> None:
+    groups.make("a", [limit(share=0.5)])
+    control = ShareController(groups)
+    began = time.monotonic_ns()
+    control({}, (A, B))
+    debts = []
+    for used in (0.2, 0.0, 0.0, 0.0):
+        now = time.monotonic_ns()
+        waits = {"backlogged_at": now, "longest_ns": 10**10, "longest_at": now}
+        _says(groups, "a", tat=began + 2 * 10**10, **waits)
+        control({("a", A): used}, (A, B))
+        debts.append(groups.read("a").in_force[0].most_debt_ns)
+    assert debts == [60 * 10**9, 60 * 10**9, 7 * 10**8, 60 * 10**9]
+    assert _in_force(groups, "a")[1] == pytest.approx(1 / 16, rel=0.1)
+
+
 def test_a_gpu_of_which_the_driver_does_not_tell_is_shared_by_estimates_alone(
     groups: Groups,
 ) -> None:
