@@ -108,8 +108,13 @@ def compact(directory: Path, tables: Tables, report: Report, *, patience: int = 
     return True
 
 
+def is_to_look(tables: Tables, last: int) -> bool:
+    """Whether there were enough transactions since the one with that number, the last look."""
+    return abs(tables.meta.seq - last) >= _LOOK_AT_WAL
+
+
 def compact_early(directory: Path, tables: Tables, report: Report) -> bool:
-    """The same, for who does nothing else with the store."""
+    """As `compact`, for a thread that does nothing else with the store, and knows when to look."""
     if not _is_due(directory, tables, 1):
         return False
     _compact(directory, tables, report)

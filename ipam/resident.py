@@ -27,6 +27,7 @@ from ipam.recovery import (
     compact,
     compact_early,
     explained,
+    is_to_look,
     open_store,
 )
 from ipam.store_files import LOCK_TIMEOUT, lock_of, locked, take
@@ -53,6 +54,7 @@ class Resident:
         self._process = 0
         self._closed = False
         self._tended_at = -math.inf
+        self._looked_at = 0  # how many transactions there were
 
     @contextmanager
     def transaction(self) -> Iterator[Tables]:
@@ -63,8 +65,14 @@ class Resident:
 
     def tend(self) -> None:
         """See StoreFiles.tend."""
-        with self._transaction(compact_early):
+        with self._transaction(self._compact_early):
             self._tended_at = time.monotonic()
+
+    def _compact_early(self, directory: Path, tables: Tables, report: Report) -> bool:
+        if not is_to_look(tables, self._looked_at):
+            return False
+        self._looked_at = tables.meta.seq
+        return compact_early(directory, tables, report)
 
     @contextmanager
     def _transaction(self, compact: Callable[[Path, Tables, Report], bool]) -> Iterator[Tables]:

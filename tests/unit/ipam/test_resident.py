@@ -170,7 +170,7 @@ def test_a_wal_is_written_back_before_a_call_has_to_where_somebody_tends_the_sto
     kept: Resident, store: SqliteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(recovery, "_LARGE_WAL", 200_000)
-    monkeypatch.setattr(recovery, "_LOOK_AT_WAL", 1)
+    monkeypatch.setattr(recovery, "_LOOK_AT_WAL", 4)
     checkpoints = 0
     checkpoint = Tables.checkpoint
 
@@ -182,10 +182,9 @@ def test_a_wal_is_written_back_before_a_call_has_to_where_somebody_tends_the_sto
     monkeypatch.setattr(Tables, "checkpoint", counted)
     tended = 0
     for number in range(60):
-        if number % 5 == 0:
-            before = checkpoints
-            kept.tend()
-            tended += checkpoints - before
+        before = checkpoints
+        kept.tend()
+        tended += checkpoints - before
         store.reserve(owner(f"c{number}"), SETS)
     assert checkpoints == tended > 1
     while checkpoints == tended:  # nobody tends it now

@@ -62,7 +62,7 @@ def compact(directory: Path) -> None:
 def tend(directory: Path) -> None:
     with closing(Resident(directory)) as kept:
         store = SqliteStore(kept, BOOT)
-        with mock.patch.multiple(recovery, _CHANGES_WORTH_A_CHECKPOINT=1):
+        with mock.patch.multiple(recovery, _CHANGES_WORTH_A_CHECKPOINT=1, _LOOK_AT_WAL=1):
             kept.tend()
             store.reserve(owner("victim"), SETS)
             kept.tend()
