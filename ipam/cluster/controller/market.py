@@ -4,7 +4,7 @@ Everything here is a hint, by what nodes have published: the holder looks into i
 cedes, and who leases the address reads the covering block.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from itertools import islice
 
 import msgspec
@@ -44,15 +44,7 @@ class Market:
         self._index = index
         self._standings = standings
         self._given: set[tuple[str, int]] = set()  # by space
-        self._kept: dict[tuple[str, int], str] = {}  # for the request with this uid
         self._withheld = False  # whether another request has an address that this one could use
-
-    def keep(self, request: AddressRequest, pool: AddressPool) -> None:
-        """Leave a request what it was offered before: its node may be about to lease it, and each
-        change is a write for both that swap. ValueError."""
-        space, uid = pool.status.space, request.metadata.uid
-        for address in map(parse, request.status.offers):
-            self._kept.setdefault((space, address), uid)
 
     def offers(self, request: AddressRequest, pool: AddressPool) -> Offers:
         """What the request may have: ceded already, asked for already, and to be asked for.
@@ -73,25 +65,19 @@ class Market:
         blocks = list({placed.block.metadata.name: placed for placed in blocks}.values())
         found: list[int] = []
         self._withheld = False
-        cedes, uid = pool.spec.cedes, request.metadata.uid
-
-        def take(addresses: Iterable[int]) -> list[int]:
-            return self._take(space, uid, addresses, spec.count - len(found))
-
-        present: list[int] = []
+        cedes = pool.spec.cedes
         if cedes:
             for placed in blocks:
-                present += self._ceded(placed, parts)
+                found += self._take(space, self._ceded(placed, parts), spec.count - len(found))
         for placed in blocks:
-            present += _inside(map(parse, placed.block.spec.cede_wanted), parts)
-        found += take(each for each in present if self._kept.get((space, each)) == uid)
-        found += take(each for each in present if each not in found)
+            asked = _inside(map(parse, placed.block.spec.cede_wanted), parts)
+            found += self._take(space, asked, spec.count - len(found))
         wanted = []
         for placed in sorted(blocks, key=_published_free, reverse=True):
             if len(found) >= spec.count:
                 break
             if cedes or _is_idle(placed.block):
-                more = take(_free(placed, parts))
+                more = self._take(space, _free(placed, parts), spec.count - len(found))
                 if more:
                     found += more
                     wanted.append((placed.block, tuple(more)))
@@ -112,11 +98,10 @@ class Market:
         ceded = (parse(each) for each in placed.block.spec.ceded)
         return _inside((address for address in ceded if address not in leased), parts)
 
-    def _take(self, space: str, uid: str, addresses: Iterable[int], most: int) -> list[int]:
+    def _take(self, space: str, addresses: Iterator[int], most: int) -> list[int]:
         taken: list[int] = []
         for address in addresses if most > 0 else ():
-            key = space, address
-            if key in self._given or self._kept.get(key, uid) != uid:
+            if (space, address) in self._given:
                 self._withheld = True
                 continue
             taken.append(address)

@@ -3,7 +3,6 @@
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
 
 import msgspec
 from msgspec.structs import replace
@@ -83,19 +82,13 @@ class Requests:
     ) -> None:
         """Ask holders for addresses, and then tell the nodes that need them.
 
-        The oldest request is first, behind those that have left fewer offers untaken. What was
-        offered before stays, unless it was left untaken.
+        The oldest request is first, behind those that have left fewer offers untaken.
         """
         answers: list[tuple[AddressRequest, Offers]] = []
         wanted: defaultdict[str, list[int]] = defaultdict(list)
         blocks: dict[str, AddressBlock] = {}
         requests = tuple(requests)
         self._take_turns(requests)
-        for request in requests:
-            offered_in = pools.get(request.spec.pool)
-            if offered_in is not None and not self._turns[request.metadata.uid].missed:
-                with suppress(ValueError):
-                    market.keep(request, offered_in)
         for request in sorted(requests, key=self._place):
             pool = pools.get(request.spec.pool)
             if pool is None or not is_ready(pool):

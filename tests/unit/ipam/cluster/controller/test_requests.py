@@ -140,21 +140,3 @@ def test_a_node_that_was_told_that_there_is_none_comes_behind_those_that_asked_l
         "early": RequestStatus(),
         "late": RequestStatus(offers=("10.64.0.3",)),
     }
-
-
-def test_a_request_keeps_what_it_was_offered_when_one_before_it_comes() -> None:
-    cluster, block = _with_one_address()
-    _ask(cluster, "b")
-    cluster.round()
-    offered = _answers(cluster)["b"]
-    found = cluster.api.look(AddressBlock, block.metadata.name)
-    assert found.spec.cede_wanted == offered.offers
-    ceding = replace(found.spec, ceded=offered.offers, cede_wanted=())
-    cluster.api.update(replace(found, spec=ceding))
-    _ask(cluster, "a")  # in the same second, and its name is lower
-    cluster.round()
-    answers = _answers(cluster)
-    assert answers["b"] == offered
-    assert answers["a"].offers not in ((), offered.offers)
-    cluster.run(TURN + 1.0)  # an address that is ceded already is had sooner
-    assert _answers(cluster)["a"] == offered
