@@ -54,10 +54,18 @@ class State(NamedTuple):
     confirmed: float | None  # seconds ago
 
 
-class Did(NamedTuple):
-    """ADDs: the seconds of each, when the last one ended, errors by code, what failed for good."""
+class Took(NamedTuple):
+    """How long an ADD took, and how much CPU time of it its own thread: what else runs on this
+    machine changes the latter little."""
 
-    seconds: Sequence[float]
+    seconds: float
+    cpu: float
+
+
+class Did(NamedTuple):
+    """ADDs: how long each took, when the last one ended, errors by code, what failed for good."""
+
+    took: Sequence[Took]
     ended: float
     errors: Counter[int]
     failed: Sequence[str]
@@ -146,9 +154,9 @@ class Node:
     def clock(self) -> float:
         return boottime() + self.offset
 
-    def add(self, pod: str, ipam: Ipam, ifname: str, did: list[float], errors: Counter[int]) -> str:
+    def add(self, pod: str, ipam: Ipam, ifname: str, did: list[Took], errors: Counter[int]) -> str:
         """One interface of a pod, as a runtime asks for it again and again; "", or an error."""
-        began = time.monotonic()
+        began, used = time.monotonic(), time.thread_time()
         text = ""
         for _ in range(TRIES):
             try:
@@ -158,7 +166,7 @@ class Node:
                 text = f"{self.place.name} {pod}: {error.message}"
                 time.sleep(0.2)
             else:
-                did.append(time.monotonic() - began)
+                did.append(Took(time.monotonic() - began, time.thread_time() - used))
                 return ""
         return text
 
@@ -256,20 +264,20 @@ def _all(nodes: Sequence[Node], work: Callable[[Node], Any]) -> list[Any]:
 
 def _pods(node: Node, names: Sequence[str], ipams: Sequence[Ipam]) -> Did:
     """A pod of each name with an interface for each `ipam`, one after the other."""
-    seconds: list[float] = []
+    took: list[Took] = []
     errors: Counter[int] = Counter()
     failed = [
         text
         for pod in names
         for number, ipam in enumerate(ipams)
-        if (text := node.add(f"{node.place.name}-{pod}", ipam, f"net{number}", seconds, errors))
+        if (text := node.add(f"{node.place.name}-{pod}", ipam, f"net{number}", took, errors))
     ]
-    return Did(seconds, time.monotonic(), errors, failed)
+    return Did(took, time.monotonic(), errors, failed)
 
 
 def _churn(node: Node, for_: float, pause: float, ipams: Sequence[Ipam]) -> Did:
     """ADD and DEL of a pod, again and again."""
-    seconds: list[float] = []
+    took: list[Took] = []
     errors: Counter[int] = Counter()
     failed: list[str] = []
     end = time.monotonic() + for_
@@ -278,13 +286,13 @@ def _churn(node: Node, for_: float, pause: float, ipams: Sequence[Ipam]) -> Did:
         number += 1
         pod = f"{node.place.name}-churn-{number}"
         for index, ipam in enumerate(ipams):
-            if text := node.add(pod, ipam, f"net{index}", seconds, errors):
+            if text := node.add(pod, ipam, f"net{index}", took, errors):
                 failed.append(text)
         for index in range(len(ipams)):
             node.delete(pod, f"net{index}")
         if pause:
             time.sleep(pause * random.uniform(0.5, 1.5))
-    return Did(seconds, time.monotonic(), errors, failed)
+    return Did(took, time.monotonic(), errors, failed)
 
 
 def _placed(

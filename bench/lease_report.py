@@ -27,8 +27,12 @@ def times(seconds: Sequence[float]) -> str:
     )
 
 
+def _seconds(done: Sequence[Did]) -> list[float]:
+    return [each.seconds for did in done for each in did.took]
+
+
 def _summed(done: Sequence[Did]) -> tuple[list[float], Counter[int], list[str]]:
-    seconds = [each for did in done for each in did.seconds]
+    seconds = _seconds(done)
     errors: Counter[int] = Counter()
     for did in done:
         errors += did.errors
@@ -47,8 +51,9 @@ def told(done: Sequence[Did], began: float | None = None) -> list[float]:
 
 
 def told_of(when: str, done: list[Did]) -> list[Did]:
-    """Print how long ADDs took; answers them."""
-    say(f"ADD {when}", times([each for did in done for each in did.seconds]))
+    """Print how long ADDs took, and how much CPU time; answers them."""
+    say(f"ADD {when}", times(_seconds(done)))
+    say("    its CPU time", times([each.cpu for did in done for each in did.took]))
     return done
 
 

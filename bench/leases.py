@@ -136,8 +136,7 @@ def a5(cluster: LeaseCluster) -> None:
     ipam = cluster.pool("10.0.0.0/16", "a5")
     cluster.start(16)
     cluster.all("pods", ["stays"], [ipam])
-    before = told(cluster.all("churn", 30.0, 1.0, [ipam]))
-    assert before
+    assert told_of("before", cluster.all("churn", 30.0, 1.0, [ipam]))
     plane = cluster.server.plane
     plane.send_signal("kube-apiserver", signal.SIGSTOP)
     cluster.all("forward", 600.0)

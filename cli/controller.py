@@ -117,11 +117,17 @@ def _serve(arguments: argparse.Namespace, ended: SimpleQueue[None], stack: ExitS
     from ipam.cluster.controller.exposition import ControllerExposition
     from ipam.cluster.controller.leadership import Leadership
     from ipam.cluster.controller.pool_maker import POOLS_PER_NAMESPACE
-    from ipam.cluster.controller.process import ControllerProcess
+    from ipam.cluster.controller.process import (
+        REQUESTS_AT_ONCE,
+        REQUESTS_PER_SECOND,
+        ControllerProcess,
+    )
     from ipam.cluster.kubernetes_api import KubernetesApi
+    from ipam.cluster.pace import Pace
 
     msgspec_warmup.build()  # several threads read their first lists at the same time
-    api = KubernetesApi(arguments.kubeconfig, writer="podfabric-controller")
+    pace = Pace(REQUESTS_PER_SECOND, REQUESTS_AT_ONCE)
+    api = KubernetesApi(arguments.kubeconfig, writer="podfabric-controller", pace=pace)
     stack.callback(api.close)
     # Of its own, so that the pace of many writes is not that of the renewals.
     election = KubernetesApi(

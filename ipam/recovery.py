@@ -94,14 +94,34 @@ def missing_changes(meta: StoreMeta, mark: Progress | None) -> str | None:
     return None
 
 
-def compact(directory: Path, tables: Tables, report: Report) -> bool:
-    """Write the WAL back, and make a backup copy, once much has changed since the last time.
+def compact(directory: Path, tables: Tables, report: Report, *, patience: int = 1) -> bool:
+    """Write the WAL back, and make a backup copy, once much has changed since the last time: with
+    `patience`, so many times as much. This may take as long as ten transactions.
 
     Answers whether it tried. The transaction is over and will be answered: a failure is left to a
     later call.
     """
-    if not _is_due(directory, tables):
+    # A reader may keep the WAL: then the next try is later.
+    if tables.meta.seq % _LOOK_AT_WAL or not _is_due(directory, tables, patience):
         return False
+    _compact(directory, tables, report)
+    return True
+
+
+def is_to_look(tables: Tables, last: int) -> bool:
+    """Whether there were enough transactions since the one with that number, the last look."""
+    return abs(tables.meta.seq - last) >= _LOOK_AT_WAL
+
+
+def compact_early(directory: Path, tables: Tables, report: Report) -> bool:
+    """As `compact`, for a thread that does nothing else with the store, and knows when to look."""
+    if not _is_due(directory, tables, 1):
+        return False
+    _compact(directory, tables, report)
+    return True
+
+
+def _compact(directory: Path, tables: Tables, report: Report) -> None:
     try:
         saved = 0 if tables.mark is None else tables.mark.saved
         is_old = tables.meta.seq - saved >= _CHANGES_WORTH_A_CHECKPOINT
@@ -110,7 +130,6 @@ def compact(directory: Path, tables: Tables, report: Report) -> bool:
     except FAILURES as error:
         reason = explained(error, directory, "the store is as it was")
         report(f"address store: no backup copy was made: {reason}")
-    return True
 
 
 def back_up(directory: Path, tables: Tables) -> None:
@@ -248,14 +267,13 @@ def _reach(meta: StoreMeta, watermark: Watermark) -> None:
     watermark.write(Progress(boot_id(), meta.store, meta.seq, meta.held, synced, saved))
 
 
-def _is_due(directory: Path, tables: Tables) -> bool:
+def _is_due(directory: Path, tables: Tables, patience: int) -> bool:
     synced = 0 if tables.mark is None else tables.mark.synced
-    if tables.meta.seq % _LOOK_AT_WAL:  # a reader may keep the WAL: then the next try is later
-        return False
-    if tables.meta.seq - synced >= _CHANGES_WORTH_A_CHECKPOINT:
+    if tables.meta.seq - synced >= patience * _CHANGES_WORTH_A_CHECKPOINT:
         return True
     try:
-        return os.stat(f"{directory}/{WAL}").st_size > _LARGE_WAL  # noqa: PTH116 - costs less
+        size = os.stat(f"{directory}/{WAL}").st_size  # noqa: PTH116 - a Path costs more
+        return size > patience * _LARGE_WAL
     except OSError:
         return False
 

@@ -6,21 +6,35 @@ file: so the files' status is compared before each transaction, and after any di
 is opened again, with all checks.
 """
 
+import math
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from cni.spec.errors import CNIError, Code
 from cni.spec.notes import note
-from ipam.recovery import DATABASE, FAILURES, WAL, Report, back_up, compact, explained, open_store
+from ipam.recovery import (
+    DATABASE,
+    FAILURES,
+    WAL,
+    Report,
+    back_up,
+    compact,
+    compact_early,
+    explained,
+    is_to_look,
+    open_store,
+)
 from ipam.store_files import LOCK_TIMEOUT, lock_of, locked, take
 from ipam.tables import Tables
 
 _CLOSE_TIME = 2.0  # seconds
+_TENDED = 60.0  # seconds for which transactions count on `tend`
 
 
 class Resident:
@@ -39,10 +53,30 @@ class Resident:
         self._files: tuple[_FileStatus | None, _FileStatus | None] = (None, None)
         self._process = 0
         self._closed = False
+        self._tended_at = -math.inf
+        self._looked_at = 0  # how many transactions there were
 
     @contextmanager
     def transaction(self) -> Iterator[Tables]:
         """See StoreFiles.transaction."""
+        patience = 2 if time.monotonic() - self._tended_at < _TENDED else 1
+        with self._transaction(partial(compact, patience=patience)) as tables:
+            yield tables
+
+    def tend(self) -> None:
+        """See StoreFiles.tend."""
+        with self._transaction(self._compact_early):
+            self._tended_at = time.monotonic()
+
+    def _compact_early(self, directory: Path, tables: Tables, report: Report) -> bool:
+        if not is_to_look(tables, self._looked_at):
+            return False
+        self._looked_at = tables.meta.seq
+        return compact_early(directory, tables, report)
+
+    @contextmanager
+    def _transaction(self, compact: Callable[[Path, Tables, Report], bool]) -> Iterator[Tables]:
+        """A transaction. What `compact` does comes after its end, with the store still locked."""
         deadline = time.monotonic() + self._lock_timeout
         self._require_own_process()
         if not self._turn.acquire(timeout=self._lock_timeout):

@@ -29,6 +29,9 @@ class StoreFiles(Protocol):
     def transaction(self) -> AbstractContextManager[Tables]:
         """The open database, locked. CNIError 5, 11 and 112."""
 
+    def tend(self) -> None:
+        """Write the WAL back if that is due, so that no transaction of a call has to. The same."""
+
 
 class PerCall:
     """Opens the files for each transaction, and keeps nothing of a store in the process."""
@@ -50,6 +53,9 @@ class PerCall:
                 compact(self.directory, tables, self._report)
             finally:
                 tables.close()
+
+    def tend(self) -> None:
+        """Nothing: each transaction writes the WAL back."""
 
 
 @contextmanager

@@ -1,15 +1,16 @@
 """Which blocks of a pool a claim tries, and in which order.
 
 Each node has an order of its own, so that nodes which claim at the same time try different blocks.
+And each tries the index first that it leased last: a pod has interfaces of several pools, and nodes
+that won different indexes of the first pool do not try each other's in the next.
 """
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 
 from ipam.addresses import Interval
-from ipam.cluster import geometry
-from ipam.cluster.geometry import MOST_MAPPED, Geometry
+from ipam.cluster.geometry import MOST_MAPPED, Geometry, is_leased, read_map
 from ipam.cluster.objects import AddressPool
 from ipam.cluster.wants import Want
 from ipam.ranges import outside
@@ -23,6 +24,11 @@ class Candidates:
 
     def __init__(self, instance: str) -> None:
         self._random = random.Random(instance)
+        self._leased: int | None = None
+
+    def leased(self, index: int) -> None:
+        """This node has leased the block with that index of a pool."""
+        self._leased = index
 
     def of(
         self,
@@ -45,15 +51,25 @@ class Candidates:
         if sum(map(_length, stretches)) > MOST_MAPPED:
             end = 2 * pool.status.high_water + _AHEAD
             low = [range(each.start, min(each.stop, end)) for each in stretches]
-            return self._drawn([each for each in low if each] or stretches[:1])
-        indexes = {index for stretch in stretches for index in stretch}
-        if use_map and pool.status.free_map:
-            with suppress(ValueError):  # it is a hint
-                indexes &= set(geometry.free_indexes(pool.status.free_map, blocks.total))
+            yield from self._same(low)
+            yield from self._drawn([each for each in low if each] or stretches[:1])
+            return
         # whereabouts hands out the lowest address first
         from_top = pool.spec.claim_from == "High" or pool.spec.compat == "Coexist"
+        bits = b""
+        if use_map and pool.status.free_map:
+            with suppress(ValueError):  # it is a hint
+                bits = read_map(pool.status.free_map, blocks.total)
+        if not from_top:
+            yield from (index for index in self._same(stretches) if not is_leased(bits, index))
+        indexes = {index for each in stretches for index in each if not is_leased(bits, index)}
         order = sorted(indexes, reverse=from_top)
-        return iter(order) if from_top else self._shuffled(order)
+        yield from order if from_top else self._shuffled(order)
+
+    def _same(self, stretches: Iterable[range]) -> Iterator[int]:
+        """The index that was leased last, if these have it."""
+        if self._leased is not None and any(self._leased in each for each in stretches):
+            yield self._leased
 
     def _shuffled(self, indexes: list[int]) -> Iterator[int]:
         """All of them in a random order. A claim tries a few: the others are not moved."""

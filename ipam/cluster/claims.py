@@ -127,6 +127,7 @@ class Claimant:
                     raise Late
                 block = self._attempt(pool, blocks, index, want, sticky, foreign)
                 if block is not None:
+                    self._candidates.leased(index)
                     return block
                 tried.add(block_name)
                 losses += 1

@@ -76,9 +76,20 @@ def free_map(leased: Iterable[int], total: int) -> str:
     return b64encode(bits).decode()
 
 
-def free_indexes(written: str, total: int) -> tuple[int, ...]:
-    """The free blocks of a free map, lowest first. ValueError if it is not a free map."""
+def read_map(written: str, total: int) -> bytes:
+    """The bitmap of a free map. ValueError if it is none of so many blocks."""
     bits = b64decode(written, validate=True)
     if len(bits) != (total + 7) // 8:
         raise ValueError(f"a free map of {len(bits)} bytes does not belong to {total} blocks")
-    return tuple(index for index in range(total) if not bits[index // 8] >> index % 8 & 1)
+    return bits
+
+
+def is_leased(bits: bytes, index: int) -> bool:
+    """What a bitmap says of a block; of one behind its end: no."""
+    return index // 8 < len(bits) and bool(bits[index // 8] >> index % 8 & 1)
+
+
+def free_indexes(written: str, total: int) -> tuple[int, ...]:
+    """The free blocks of a free map, lowest first. ValueError if it is not a free map."""
+    bits = read_map(written, total)
+    return tuple(index for index in range(total) if not is_leased(bits, index))

@@ -293,6 +293,7 @@ class Lessee:
             raise _no_address(want, f"the API server {what}: {error}") from None
         for block in leased:
             self._objects[block.metadata.name] = block
+            self._upkeep.leased(block.spec.pool)
             _log.info("leases: leased %s", block.metadata.name)
         if leased:  # its pool's maxOffline may be the shortest
             interval = self._interval(block.spec.max_offline_seconds for block in leased)

@@ -18,6 +18,8 @@ from ipam.cluster.wants import Want
 
 _LOOK_AT_POOL = 450.0  # seconds; only where an empty block is kept, and no confirmation came
 _ROOM_AGAIN = 2.0  # seconds between two statuses of blocks about full, where nodes cede
+_CALM = 5.0  # seconds after a claim until a status is written: pods have many interfaces
+_LONGEST_STORM = 3 * EVERY  # seconds from one status to the next, however many claims there are
 _ROOM = 0.9  # of the blocks of a pool that are leased: from there on nothing is leased ahead
 
 Guarded = Callable[[str, Callable[[], object]], bool]
@@ -49,7 +51,7 @@ class Upkeep:
         self._status = StatusReports(api, store)
         self._seen_seq = -1
         self._pool_seen: dict[str, float] = {}
-        self._tell_at = self._room_at = clock()
+        self._told_at = self._tell_at = self._room_at = clock()
 
     def look(self) -> None:
         """See what is held now, and forget what is over."""
@@ -57,6 +59,7 @@ class Upkeep:
         if seq != self._seen_seq:
             self.survey = self._store.survey()
             self._seen_seq = self.survey.seq
+            self._store.tend()
         for name, uid in over(self.survey).items():
             self._store.forget(name, uid)
 
@@ -92,11 +95,19 @@ class Upkeep:
             if self._is_ample(want) and not self.leaving:
                 guarded("lease a block ahead", partial(lease, want, is_late))
 
+    def leased(self, pool: str) -> None:
+        """A block was leased, and more may follow at once: a status can wait for these, unless the
+        controller chooses by it who is to cede."""
+        known = self._pools.known(pool)
+        if known is None or not known.spec.ceding:
+            calm = min(self._clock() + _CALM, self._told_at + _LONGEST_STORM)
+            self._tell_at = max(self._tell_at, calm)
+
     def tell(self) -> None:
         """Write one status, now and then. Raises ApiError."""
         now = self._clock()
         if now >= self._tell_at:
-            self._tell_at = now + EVERY
+            self._told_at, self._tell_at = now, now + EVERY
             if not self._status.tell(self.survey, self._objects):
                 self._tell_at = now
         elif now >= self._room_at:

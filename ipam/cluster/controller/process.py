@@ -30,6 +30,8 @@ SHARE = 4  # of the last round's CPU time: so rounds take a fifth of a CPU in th
 ROUND_EVERY = 5.0  # seconds at most
 DEFINITIONS_EVERY = 60.0  # also without a sign that one has changed
 NODES_PER_SECOND = 100  # Node objects are large, and there is no watch of them
+REQUESTS_PER_SECOND = 100.0  # all nodes wait for this one client; each of them sends 20
+REQUESTS_AT_ONCE = 400  # two for each of 200 pods that begin at once on nodes without an address
 STUCK_AFTER = 300.0  # seconds without a step of the loop
 
 _log = logging.getLogger(__name__)

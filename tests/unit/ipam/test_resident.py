@@ -166,6 +166,34 @@ def test_a_large_wal_is_written_back_and_the_files_stay_open(
     assert 0 in sizes
 
 
+def test_a_wal_is_written_back_before_a_call_has_to_where_somebody_tends_the_store(
+    kept: Resident, store: SqliteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recovery, "_LARGE_WAL", 200_000)
+    monkeypatch.setattr(recovery, "_LOOK_AT_WAL", 4)
+    checkpoints = 0
+    checkpoint = Tables.checkpoint
+
+    def counted(tables: Tables) -> bool:
+        nonlocal checkpoints
+        checkpoints += 1
+        return checkpoint(tables)
+
+    monkeypatch.setattr(Tables, "checkpoint", counted)
+    tended = 0
+    for number in range(60):
+        before = checkpoints
+        kept.tend()
+        tended += checkpoints - before
+        store.reserve(owner(f"c{number}"), SETS)
+    assert checkpoints == tended > 1
+    while checkpoints == tended:  # nobody tends it now
+        number += 1
+        store.reserve(owner(f"c{number}"), SETS)
+        assert (store.directory / WAL).stat().st_size < 600_000
+    assert is_kept(store.directory)
+
+
 # --- threads ---------------------------------------------------------------------------------
 
 

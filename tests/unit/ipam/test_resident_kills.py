@@ -5,7 +5,7 @@ import random
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 from unittest import mock
@@ -59,7 +59,16 @@ def compact(directory: Path) -> None:
         store.reserve(owner("victim"), SETS)
 
 
-@pytest.mark.parametrize("work", [reserve, both, compact])
+def tend(directory: Path) -> None:
+    with closing(Resident(directory)) as kept:
+        store = SqliteStore(kept, BOOT)
+        with mock.patch.multiple(recovery, _CHANGES_WORTH_A_CHECKPOINT=1, _LOOK_AT_WAL=1):
+            kept.tend()
+            store.reserve(owner("victim"), SETS)
+            kept.tend()
+
+
+@pytest.mark.parametrize("work", [reserve, both, compact, tend])
 def test_a_kill_at_any_line_leaves_a_state_between_two_transactions(
     memory_path: Path, work: Callable[[Path], None]
 ) -> None:

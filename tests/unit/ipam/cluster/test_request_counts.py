@@ -101,6 +101,30 @@ def test_the_blocks_of_many_pools_are_two_requests_each_and_two_more_for_all(
     }
 
 
+@pytest.mark.parametrize(("ceding", "seconds"), [(False, 6), (True, 2)])
+def test_no_status_is_written_until_blocks_are_leased_no_more(
+    server: FakeApi, node: ClusterNode, ceding: bool, seconds: int
+) -> None:
+    """Where nodes cede, the controller goes by the statuses."""
+    for number in range(5):
+        put_pool(server, f"10.{number}.0.0/24", name=f"net{number}", ceding=ceding)
+        node.add("p0", network(number), ifname=f"net{number}")
+        node.steps(1, 1.0)
+        assert ceding or not node.api.calls["update_status", "AddressBlock"]
+    node.steps(seconds, 1.0)
+    assert node.api.calls["update_status", "AddressBlock"] == 1
+
+
+def test_a_status_is_written_however_long_blocks_are_leased(
+    server: FakeApi, node: ClusterNode
+) -> None:
+    for number in range(POOLS):
+        put_pool(server, f"10.{number}.0.0/24", name=f"net{number}")
+        node.add("p0", network(number), ifname=f"net{number}")
+        node.steps(1, 3.0)
+    assert node.api.calls["update_status", "AddressBlock"] == 1
+
+
 def test_in_a_cluster_of_more_pools_than_one_list_shows_each_is_asked_for(
     server: FakeApi, node: ClusterNode
 ) -> None:
