@@ -134,12 +134,15 @@ def test_launchers_of_both_architectures_are_there_and_need_no_library(rootfs: P
         assert PT_INTERP not in _segments(content)
 
 
-def test_libraries_for_gpus_of_both_architectures_are_there(rootfs: Path) -> None:
+def test_programs_for_gpus_of_both_architectures_are_there(rootfs: Path) -> None:
     directory = rootfs / "opt/podfabric/lib/podfabric"
     for name, machine in MACHINES.items():
-        libraries = directory / name.replace("launcher", "gpu")
-        assert {path.name for path in libraries.iterdir()} == {"libpfcuda.so", "libpfnvml.so"}
-        for path in libraries.iterdir():
+        programs = directory / name.replace("launcher", "gpu")
+        assert {path.name for path in programs.iterdir()} == {
+            *("libpfcuda.so", "libpfnvml.so"),  # the shims
+            "gpu-limit",  # the hook
+        }
+        for path in programs.iterdir():
             content = path.read_bytes()
             assert content[:5] == b"\x7fELF\x02"
             assert int.from_bytes(content[18:20], "little") == machine

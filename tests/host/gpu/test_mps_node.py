@@ -51,7 +51,8 @@ def make_node() -> Iterator[MakeNode]:
     with ExitStack() as stack:
 
         def made(*, require: str = "mps", mode: int = EXCLUSIVE_PROCESS) -> WholeNode:
-            root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pf-")))
+            # Not below /dev/shm: containers have the daemon's, which hides the stand-in driver.
+            root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pf-", dir="/tmp")))
             one = gpus(1, bytes=16 * GIB, reserved_bytes=600 * MIB, compute_mode=mode)
             node = stack.enter_context(whole_node(root, one, R580))
             for name in ("mps", "shm"):
