@@ -134,6 +134,9 @@ def test_without_a_control_daemon_no_container_starts(make_node: MakeNode) -> No
     assert "nvidia0 is not given: limits must be enforced by mps or stronger" in node.log
     with daemon.running():
         until(lambda: "limits are kept by: mps" in node.log.rpartition("not given")[2])
+        # A resource's list is written after the other's: the start looks at both.
+        node.kubelet.wait(lambda: node.kubelet.allocatable(MEMORY) == 15)
+        node.kubelet.wait(lambda: node.kubelet.allocatable(COMPUTE) == 100)
         node.kubelet.run(pod)
         assert "env" in container.edits
 
