@@ -39,7 +39,7 @@ def read(source: Path) -> dict[str, bytes]:
             raise Missing(f"{path}: this file does not exist: run `make gpu`")
         contents[name] = path.read_bytes()
         if not contents[name].startswith(_ELF):
-            raise Missing(f"{path}: is no ELF file: remove {source} and run `make gpu`")
+            raise Missing(f"{path}: is not an ELF file: remove {source} and run `make gpu`")
     return contents
 
 

@@ -1,4 +1,4 @@
-"""Estimates of a group's kernels that are far too large, and the debt that they made.
+"""Finds estimates of a group's kernels that are far too large, and the debt that they made.
 
 The correction in `shares` averages over a dozen kernels at the group's share. A group that pays for
 seconds where its kernels take a tenth of that would wait for most of a minute until then. What it

@@ -122,7 +122,7 @@ def write(
 
 
 def read(paths: Paths, slot: str) -> WrittenSlot:
-    """What the file of a slot gives; nothing if there is no file, or it is damaged."""
+    """What the file of a slot gives: nothing if the file is missing or damaged."""
     try:
         file = msgspec.json.decode(path(paths, slot).read_bytes(), type=_SlotFile)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError):

@@ -187,7 +187,7 @@ def test_a_wal_is_written_back_before_a_call_has_to_where_somebody_tends_the_sto
         tended += checkpoints - before
         store.reserve(owner(f"c{number}"), SETS)
     assert checkpoints == tended > 1
-    while checkpoints == tended:  # nobody tends it now
+    while checkpoints == tended:  # no thread tends it now
         number += 1
         store.reserve(owner(f"c{number}"), SETS)
         assert (store.directory / WAL).stat().st_size < 600_000

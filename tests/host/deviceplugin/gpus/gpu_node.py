@@ -34,6 +34,13 @@ def made_paths(kubelet: Path) -> Paths:
     return paths
 
 
+def swap_nodes(paths: Paths) -> None:
+    """Give the first two GPUs each other's node, as a reboot may."""
+    for number, other in ((0, 1), (1, 0)):
+        file = paths.proc / f"driver/nvidia/gpus/0000:1{number}:00.0/information"
+        file.write_text(file.read_text().replace(f"Minor: \t {number}", f"Minor: \t {other}"))
+
+
 def units(gib: int, **changed: object) -> GpuPoolConfig:
     """A pool of mode units of GPUs with so many units of memory each."""
     fields = {"mode": "units", "memory": gib * GIB, "reserve": 0}

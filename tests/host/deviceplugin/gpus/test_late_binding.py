@@ -22,6 +22,7 @@ from tests.host.deviceplugin.gpus.gpu_node import (
     edits,
     given,
     gpu_node_of,
+    swap_nodes,
     units,
 )
 from tests.kubelet.devices import NotStarted
@@ -206,10 +207,7 @@ def test_container_has_its_gpu_again_though_a_reboot_gave_it_another_node(
 ) -> None:
     pod = kubelet.admit("trainer", [container(memory=2, compute=50)])
     node.plugin.close()
-    gpus = node.paths.proc / "driver/nvidia/gpus"
-    for number, other in ((0, 1), (1, 0)):
-        file = gpus / f"0000:1{number}:00.0/information"
-        file.write_text(file.read_text().replace(f"Minor: \t {number}", f"Minor: \t {other}"))
+    swap_nodes(node.paths)
     node.start()
     await_restarted(kubelet)
     kubelet.run(pod)

@@ -18,6 +18,7 @@ from tests.host.deviceplugin.gpus.gpu_node import (
     await_restarted,
     container,
     given,
+    swap_nodes,
     units,
 )
 from tests.kubelet.devices import NotStarted, PodRejected
@@ -268,10 +269,7 @@ def test_container_whose_node_is_another_gpus_after_a_reboot_does_not_start(
     """The kubelet gives a container that starts again the nodes of its first start."""
     pod = kubelet.admit("trainer", [container(memory=2, compute=50)])
     node.plugin.close()
-    gpus = node.paths.proc / "driver/nvidia/gpus"
-    for number, other in ((0, 1), (1, 0)):
-        file = gpus / f"0000:1{number}:00.0/information"
-        file.write_text(file.read_text().replace(f"Minor: \t {number}", f"Minor: \t {other}"))
+    swap_nodes(node.paths)
     node.start()
     await_restarted(kubelet)
     with pytest.raises(
