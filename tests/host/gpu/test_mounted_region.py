@@ -1,0 +1,64 @@
+"""Which region a process sees is found among its mounts, whatever a tenant mounts beside it."""
+
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from gpu import processes
+
+SEEN = """
+set -e
+mkdir -p /run/podfabric/gpu
+mount -t tmpfs none /run/podfabric/gpu
+touch /run/podfabric/gpu/region
+mount --bind "$0" /run/podfabric/gpu/region
+mkdir /run/podfabric/gpu/odd && mount -t tmpfs "$1" "/run/podfabric/gpu/odd"
+echo mounted
+exec cat
+"""
+
+
+@pytest.mark.parametrize("name", ["a\fb", "a\rb", "a\u2028b", processes.MOUNTED_REGION], ids=ascii)
+def test_the_region_of_a_process_is_found_beside_mounts_of_any_name(
+    tmp_path: Path, name: str
+) -> None:
+    directory = tmp_path / "group\f\r"
+    directory.mkdir()
+    region = directory / "region"
+    region.touch()
+    with _mounting(SEEN, str(region), name) as process:
+        found = processes.mounted_region(process.pid)
+        process.communicate()
+    assert found == processes.place_of(region)
+
+
+def test_a_process_with_far_too_many_mounts_sees_no_region(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tenant with a user namespace can make 100,000, which would be read at each connection."""
+    region = tmp_path / "region"
+    region.touch()
+    with _mounting(SEEN, str(region), "odd") as process:
+        size = len(Path(f"/proc/{process.pid}/mountinfo").read_bytes())
+        monkeypatch.setattr(processes, "_MOST_MOUNTINFO", size)
+        assert processes.mounted_region(process.pid) is not None
+        monkeypatch.setattr(processes, "_MOST_MOUNTINFO", size - 1)
+        assert processes.mounted_region(process.pid) is None
+        process.communicate()
+
+
+@contextmanager
+def _mounting(script: str, *arguments: str) -> Iterator["subprocess.Popen[str]"]:
+    """A process with mounts of its own, made by a script that says so and then waits."""
+    with subprocess.Popen(
+        ["unshare", "-m", "sh", "-c", script, *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "mounted\n"
+        yield process
