@@ -9,7 +9,6 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,13 +18,7 @@ from gpu.group_limits import Limit
 from gpu.group_socket import GroupSocket, Registrant
 from gpu.groups import Groups
 from gpu.registration import CLIENTS, TICK
-from tests.host.gpu.pods import (
-    GPU,
-    GroupsNode,
-    MadeContainer,
-    RegisteringProcess,
-    removed,
-)
+from tests.host.gpu.pods import GPU, GroupsNode, MadeContainer, RegisteringProcess
 from tests.unit.gpu.groups import PlainRooms
 from tests.waiting import PATIENCE, until
 
@@ -77,25 +70,6 @@ def test_a_process_of_another_groups_container_is_refused_whatever_it_asks_for(
             assert stranger.register(slot) == [layout.STATUS_STRANGER, 0, 0]
         assert node.alive("a") == {3: own.pid}
         assert node.alive("b") == {}
-
-
-def test_a_container_that_names_its_cgroups_after_another_pods_stays_what_it_is(
-    node: GroupsNode,
-) -> None:
-    """It may write to its cgroup where the runtime lets it, and make directories of any name."""
-    ours, theirs = node.container("a"), node.container("b")
-    names = ours.directory / "x\f0::"
-    below = names / "kubepods" / f"pod{theirs.container.pod_uid}" / theirs.container.id
-    below.mkdir(parents=True)
-    try:
-        with ours.client(node.socket("b")) as stranger, ours.client(node.socket("a")) as own:
-            for client in (stranger, own):
-                (below / "cgroup.procs").write_text(f"{client.pid}\n")
-            assert stranger.register(0) == [layout.STATUS_STRANGER, 0, 0]
-            assert own.register(0)[0] == layout.STATUS_OK
-    finally:
-        for directory in (below, *list(below.parents)[:3]):
-            until(partial(removed, directory), what="end of the processes there")
 
 
 def test_a_process_of_the_host_is_refused(node: GroupsNode) -> None:

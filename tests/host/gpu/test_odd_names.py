@@ -1,13 +1,44 @@
-"""Which region a process sees is found among its mounts, whatever a tenant mounts beside it."""
+"""Whatever names tenants give to their cgroups and mounts, their processes stay their own."""
 
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from gpu import processes
+from gpu import layout, processes
+from tests.host.gpu.pods import GroupsNode, removed
+from tests.waiting import until
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[GroupsNode]:
+    node = GroupsNode(tmp_path / "gpu")
+    with node.stack:
+        yield node
+    node.registrar.close()
+
+
+def test_a_container_that_names_its_cgroups_after_another_pods_stays_what_it_is(
+    node: GroupsNode,
+) -> None:
+    """It may write to its cgroup where the runtime lets it, and make directories of any name."""
+    ours, theirs = node.container("a"), node.container("b")
+    names = ours.directory / "x\f0::"
+    below = names / "kubepods" / f"pod{theirs.container.pod_uid}" / theirs.container.id
+    below.mkdir(parents=True)
+    try:
+        with ours.client(node.socket("b")) as stranger, ours.client(node.socket("a")) as own:
+            for client in (stranger, own):
+                (below / "cgroup.procs").write_text(f"{client.pid}\n")
+            assert stranger.register(0) == [layout.STATUS_STRANGER, 0, 0]
+            assert own.register(0)[0] == layout.STATUS_OK
+    finally:
+        for directory in (below, *list(below.parents)[:3]):
+            until(partial(removed, directory), what="end of the processes there")
+
 
 SEEN = """
 set -e
