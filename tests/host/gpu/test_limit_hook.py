@@ -324,7 +324,10 @@ def _asked(here: Runtime, request: bytes, uid: int = 0) -> str:
         (b"", "the runtime's state of the container"),
         (b"a\n{", "the runtime's state of the container"),
         (b"a\n\xff\xfe", "the runtime's state of the container"),
-        (b'a\n{"id": "a", "status": "creating", "pid": "7"}', "the runtime's state of the container"),
+        (
+            b'a\n{"id": "a", "status": "creating", "pid": "7"}',
+            "the runtime's state of the container",
+        ),
         (b'a\n{"id": "a", "status": "running", "pid": 7}', "is running with process 7"),
         (b'a\n{"id": "a", "status": "creating", "pid": 0}', "with process 0"),
         (b'../../etc\n{"id": "a", "status": "creating", "pid": 1}', "has no limits"),
