@@ -125,7 +125,7 @@ class LimitHook:
         except Exception:  # noqa: BLE001 - else no container would start again
             answer = "an internal error of podfabric's agent, see its log\n"
             _log.exception("GPUs: a container does not start")
-        connection.sendall(answer.encode())
+        connection.sendall(answer.encode(errors="backslashreplace"))
 
     def _limit(self, request: bytes) -> None:
         """Limit the container's cgroup. Raises StartRefused."""

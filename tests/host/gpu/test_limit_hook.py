@@ -25,7 +25,7 @@ from gpu.groups import Groups
 from gpu.limit_hook import LimitHook
 from gpu.nvml import Nvml
 from tests.host.gpu.driver_root import installed
-from tests.host.gpu.pods import cgroup_root
+from tests.host.gpu.pods import cgroup_root, removed
 from tests.host.gpu.test_doctor import R580, R615
 from tests.standin.gpus import GIB, Behaviour, Failure, Node, gpus
 from tests.unit.gpu.groups import PlainRooms
@@ -340,6 +340,24 @@ def test_what_is_no_request_is_refused_and_the_next_one_is_served(
 ) -> None:
     here = runtime()
     assert words in _asked(here, request_)
+    assert here.run().returncode == 0
+
+
+def test_a_cgroup_whose_name_is_no_text_is_told_and_the_next_start_is_served(
+    runtime: Callable[..., Runtime],
+) -> None:
+    here = runtime()
+    own = os.fsencode(cgroup_root(2)) + b"/pf-\xff"
+    Path(os.fsdecode(own)).mkdir()
+    try:
+        with subprocess.Popen(["sleep", "1000"]) as process:
+            Path(os.fsdecode(own), "cgroup.procs").write_text(f"{process.pid}\n")
+            state = json.dumps({"id": "a", "status": "creating", "pid": process.pid}).encode()
+            answer = _asked(here, f"{GROUP}\n".encode() + state)
+            process.kill()
+        assert "pf-\\udcff" in answer
+    finally:
+        until(lambda: removed(Path(os.fsdecode(own))), what="end of the process")
     assert here.run().returncode == 0
 
 
