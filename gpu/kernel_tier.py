@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
+from base import files
 from gpu.group_limits import NO_LIMIT, Limit
 from gpu.nvml import NOT_FOUND, NOT_SUPPORTED, UNLIMITED, Nvml, NvmlError
 from host import procfs
@@ -72,10 +73,10 @@ def cgroup_of(pid: int, cgroups: Path) -> Path:
     The rest of such a path is looked for then: a container's name is unique.
     """
     try:
-        lines = procfs.path(f"{pid}/cgroup").read_text().splitlines()
+        text = os.fsdecode(files.read(procfs.name(f"{pid}/cgroup")))
     except OSError as error:
         raise KernelTierError(f"process {pid}: {error.strerror}") from None
-    path = next((line[3:] for line in lines if line.startswith("0::")), "/")
+    path = next((line[3:] for line in procfs.lines(text) if line.startswith("0::")), "/")
     names = [name for name in path.split("/") if name]
     rest = [name for name in names if name != ".."]
     if not rest:

@@ -38,6 +38,7 @@ _log = logging.getLogger(__name__)
 class _StartingContainer(msgspec.Struct):
     """What a hook is told of its container."""
 
+    id: str  # the runtime's name of it, which its cgroup has, too
     status: str
     pid: int
 
@@ -124,7 +125,7 @@ class LimitHook:
         except Exception:  # noqa: BLE001 - else no container would start again
             answer = "an internal error of podfabric's agent, see its log\n"
             _log.exception("GPUs: a container does not start")
-        connection.sendall(answer.encode())
+        connection.sendall(answer.encode(errors="backslashreplace"))
 
     def _limit(self, request: bytes) -> None:
         """Limit the container's cgroup. Raises StartRefused."""
@@ -150,10 +151,13 @@ class LimitHook:
             raise StartRefused(f"group {group}: NVIDIA's driver does not answer the agent")
         try:
             cgroup = kernel_tier.cgroup_of(state.pid, self._cgroups)
-            if processes.container_in(f"0::/{cgroup.relative_to(self._cgroups)}") is None:
+            container = processes.container_in(f"0::/{cgroup.relative_to(self._cgroups)}")
+            # A hook that was given up waits no more, and its process' number may be another's now.
+            if container is None or container.id != state.id:
                 raise StartRefused(
-                    f"group {group}: process {state.pid} is in {cgroup}, which is no container's: "
-                    "this runtime starts hooks before it has made the container's cgroup"
+                    f"group {group}: process {state.pid} is in {cgroup}, which is not container "
+                    f"{state.id}'s: this runtime starts hooks before it has made the container's "
+                    "cgroup"
                 )
             backend = kernel_tier.limit(driver, cgroup, limits)
         except KernelTierError as error:

@@ -8,6 +8,7 @@ Sources: nvml.h; docs of NVML, "Device Queries", "Device Commands".
 """
 
 import ctypes
+import os
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -182,13 +183,13 @@ class Nvml:
         that a level of the cgroup lacks the dmem controller, NOT_SUPPORTED a driver before R615.
         """
         limits = self._nvml.c_nvmlSetMemoryLimits_v1_t()
-        limits.nameSpace, limits.softLimit, limits.hardLimit = str(cgroup).encode(), 0, hard
+        limits.nameSpace, limits.softLimit, limits.hardLimit = os.fsencode(cgroup), 0, hard
         self._of(uuid, self._nvml.nvmlDeviceSetMemoryLimits_v1, limits)
 
     def cgroup_limit(self, uuid: str, cgroup: Path) -> CgroupLimit:
         """The limit and use of a cgroup. Before a first limit: NOT_SUPPORTED or NOT_FOUND."""
         limits = self._nvml.c_nvmlGetMemoryLimits_v1_t()
-        limits.nameSpace = str(cgroup).encode()
+        limits.nameSpace = os.fsencode(cgroup)
         self._of(uuid, self._nvml.nvmlDeviceGetMemoryLimits_v1, limits)
         return CgroupLimit(limits.softLimit, limits.hardLimit, limits.currentUsed)
 

@@ -17,6 +17,8 @@ from base import files
 from host import procfs
 
 MOUNTED_REGION = "/run/podfabric/gpu/region"  # PF_REGION_PATH of shim/layout.h
+# Bytes of a mountinfo; one has 300 for each mount, and a tenant may make 100,000.
+_MOST_MOUNTINFO = 4 << 20
 
 # "pod" and the UID, or the hash that a static pod has in its place; systemd's names have "_".
 _UID = r"pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})"
@@ -63,7 +65,7 @@ def container_of(pid: int) -> Container | None:
 def container_in(cgroups: str) -> Container | None:
     """The container that the text of /proc/PID/cgroup names, of version 1, 2 or both."""
     paths: dict[str, str] = {}
-    for line in cgroups.splitlines():
+    for line in procfs.lines(cgroups):
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         paths |= dict.fromkeys(controllers.split(","), path)
@@ -121,33 +123,33 @@ def sees_the_host() -> bool:
 
 
 def mounted_region(pid: int) -> Mount | None:
-    """Which file the process sees as its group's region; None if it sees none."""
-    path = procfs.name(f"{pid}/mountinfo")
+    """Which file the process sees as its group's region; None if it sees none, or far too many."""
     try:
-        with open(path, encoding="utf-8", errors="surrogateescape") as file:  # noqa: PTH123
-            lines = file.read().splitlines()
+        with open(procfs.name(f"{pid}/mountinfo"), "rb") as file:  # noqa: PTH123
+            content = file.read(_MOST_MOUNTINFO + 1)
     except OSError:
         return None
-    found = None
-    for line in lines:  # later mounts lie on earlier ones
-        _, _, device, path, point, *_ = line.split(" ", 5)
-        if point == MOUNTED_REGION:
-            found = Mount(device, procfs.unescaped(path))
-    return found
+    if len(content) > _MOST_MOUNTINFO:
+        return None
+    for line in reversed(procfs.lines(os.fsdecode(content))):  # later mounts lie on earlier ones
+        if MOUNTED_REGION in line:
+            _, _, device, path, point, *_ = line.split(" ", 5)
+            if point == MOUNTED_REGION:
+                return Mount(device, procfs.unescaped(path))
+    return None
 
 
 def place_of(path: Path) -> Mount:
     """Where a file or directory of this process is in its file system. Raises OSError."""
     resolved = str(path.resolve(strict=True))
     best, inside = Mount("", "/"), "/"
-    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as lines:  # noqa: PTH123
-        for line in lines:
-            _, _, device, root, point, *_ = line.split(" ", 5)
-            if "\\" in point:
-                point = procfs.unescaped(point)
-            below = resolved == point or resolved.startswith(f"{point.rstrip('/')}/")
-            if below and len(point) >= len(inside):  # later mounts lie on earlier ones
-                best, inside = Mount(device, procfs.unescaped(root)), point
+    for line in procfs.lines(os.fsdecode(files.read("/proc/self/mountinfo"))):
+        _, _, device, root, point, *_ = line.split(" ", 5)
+        if "\\" in point:
+            point = procfs.unescaped(point)
+        below = resolved == point or resolved.startswith(f"{point.rstrip('/')}/")
+        if below and len(point) >= len(inside):  # later mounts lie on earlier ones
+            best, inside = Mount(device, procfs.unescaped(root)), point
     return Mount(best.device, str(Path(best.path) / Path(resolved).relative_to(inside)))
 
 

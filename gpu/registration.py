@@ -69,10 +69,12 @@ class Registrar:
         self._groups = groups
         self._tenants = tenants
         self.answered: Counter[int] = Counter()  # by status
-        self._lock = threading.RLock()  # of the following four
+        self._lock = threading.RLock()  # of the following five
         self._listeners: dict[int, GroupSocket] = {}  # by descriptor
         self._clients: dict[int, Registrant] = {}
         self._complained: dict[str, float] = {}  # when, by group
+        # What could not be written yet: registrations of processes that ended, by group and slot.
+        self._unburied: dict[str, dict[int, int]] = {}
         self._closed = False
         self._epoll = select.epoll()
         self._living = LivingProcesses(self._epoll)
@@ -135,6 +137,7 @@ class Registrar:
                         self._epoll.unregister(descriptor)
                     listener.socket.close()
             self._complained.pop(group, None)
+            self._unburied.pop(group, None)  # another of this name counts registrations from one
         self._living.forget(group)
 
     def _adopt(self, group: str) -> None:
@@ -184,6 +187,9 @@ class Registrar:
             self._tick(now)
 
     def _tick(self, now: float) -> None:
+        with self._lock:
+            unburied, self._unburied = self._unburied, {}
+        self._bury(unburied)
         with self._lock:
             passed, self._ticked = min(now - self._ticked, 5.0), now
             for client in list(self._clients.values()):
@@ -341,11 +347,18 @@ class Registrar:
 
     def _ended(self, pidfds: Sequence[int]) -> None:
         """Processes have ended: say so in the limits of their groups, in one change of each."""
-        for group, slots in self._living.take_ended(pidfds).items():
+        self._bury(self._living.take_ended(pidfds))
+
+    def _bury(self, dead: Mapping[str, Mapping[int, int]]) -> None:
+        """Write that processes are dead; again later where that fails, unless the group is gone."""
+        for group, slots in dead.items():
             try:
                 self._groups.bury(group, slots)
             except (GroupError, LimitsInvalid, OSError) as error:
-                _log.warning("GPUs: group %s: processes have ended: %s", group, error)
+                self._complain(group, f"processes have ended: {error}")
+                with self._lock:
+                    if any(each.group == group for each in self._listeners.values()):
+                        self._unburied.setdefault(group, {}).update(slots)
 
     def _complain(self, group: str, text: str) -> None:
         """Log what a tenant can bring about, not as often as it likes."""

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 
-from gpu import shares
+from gpu import limits_file, shares
 from gpu.group_limits import GroupError
 from gpu.groups import Compute, GroupFiles, Groups
 from gpu.region import RegionInvalid, RegionUse
@@ -72,10 +72,16 @@ class ShareController:
         self._write(states, usages)
 
     def settle(self) -> None:
-        """Give elastic groups their own shares: while no agent runs, none would take more back."""
+        """Take back what is for a tick alone, as no other one follows while no agent runs.
+
+        That is what elastic groups were lent, and a debt that was made smaller.
+        """
         for group in self._groups.names():
             with suppress(GroupError, OSError):
-                if any(limit.elastic for limit in self._groups.read(group).limits):
+                files = self._groups.read(group)
+                if any(limit.elastic for limit in files.limits) or any(
+                    entry.most_debt_ns != limits_file.MOST_DEBT for entry in files.in_force
+                ):
                     self._groups.settle(group)
 
     def _uses(self, group: str, files: GroupFiles) -> tuple[RegionUse, ...] | None:

@@ -44,7 +44,7 @@ def unmount(target: Path) -> None:
 
 def below(directory: Path) -> list[Path]:
     """Where something is mounted below `directory`, the deepest first. Raises OSError."""
-    lines = Path("/proc/thread-self/mountinfo").read_text(errors="surrogateescape").splitlines()
+    lines = procfs.lines(os.fsdecode(Path("/proc/thread-self/mountinfo").read_bytes()))
     points = {procfs.unescaped(line.split(" ", 5)[4]) for line in lines}
     return [Path(point) for point in sorted(points)[::-1] if point.startswith(f"{directory}/")]
 

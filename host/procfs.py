@@ -28,6 +28,15 @@ def name(of: str) -> str:
     return f"{_root_name}/{of}"
 
 
+def lines(text: str) -> list[str]:
+    """The lines of a file of proc(5), without empty ones.
+
+    Only a line feed ends one: a name of a directory may have any other of the characters at which
+    str.splitlines splits, and proc(5) does not escape them.
+    """
+    return [line for line in text.split("\n") if line]
+
+
 def unescaped(text: str) -> str:
     """A path as it is, from mountinfo, which writes "\\040" for a space."""
     return re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), text)

@@ -45,9 +45,14 @@ class Holders:
         ]
 
     def starts(self, group: str, rows: Sequence[PodDevices]) -> None:
-        """A container starts that has these rows of one of the kubelet's records."""
+        """A container starts that has these rows of one of the kubelet's records.
+
+        One at a time may start: its group is in the ledger before the next one does.
+        """
         tenant = Tenant(group=group, pod=self.pod(rows), container=rows[0].container)
+        live = {held for held, _, _ in _groups(self._ledger.allocations())}
         with self._lock:
+            self._known = {held: of for held, of in self._known.items() if held in live}
             self._known[group] = tenant
 
     def pod(self, rows: Sequence[PodDevices]) -> Pod:

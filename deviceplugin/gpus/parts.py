@@ -35,6 +35,9 @@ class LimitedGroups(Protocol):
     def remove(self, group: str) -> None:
         """Remove a group if it exists."""
 
+    def names(self) -> list[str]:
+        """The groups that exist."""
+
 
 def _no_memory() -> Mapping[str, GpuMemory]:
     return {}

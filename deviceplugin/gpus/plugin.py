@@ -5,12 +5,12 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import chain
 
 from base.paths import Paths
 from deviceplugin.gpus import slot_files
-from deviceplugin.gpus.given import Giver, group_of
+from deviceplugin.gpus.given import Giver, group_of, pod_group
 from deviceplugin.gpus.holders import Holders
 from deviceplugin.gpus.near import Nearness
 from deviceplugin.gpus.parts import GpuParts
@@ -71,6 +71,7 @@ class GpuPools:
         self._shares: dict[str, ShareService] = {}
         self._groups = self._live_groups()
         self._adopted = False  # before, the ledger may lack containers that run
+        self._recorded: frozenset[str] = frozenset()  # names of slots, by the kubelet's records
 
     @property
     def services(self) -> Mapping[str, GpuService]:
@@ -135,6 +136,13 @@ class GpuPools:
         for service in self.services.values():
             service.adopt(rows)
         self.holders.learn(rows)
+        self._recorded = frozenset(
+            group_of(row.resource, min(row.ids))
+            for row in rows
+            if row.ids and row.resource in self._shares
+        )
+        if not self._adopted:
+            self._groups |= self._left_over({row.uid for row in rows if row.uid})
         self._adopted = True
 
     def with_room(self) -> list[str]:
@@ -236,10 +244,21 @@ class GpuPools:
         named = ((gpu.group, group_of(resource, gpu.slot)) for resource, gpu in given if gpu.slot)
         return frozenset(filter(None, chain.from_iterable(named)))
 
+    def _left_over(self, pods: Collection[str]) -> set[str]:
+        """The groups of an earlier agent, which may have been killed before it removed them.
+
+        Not those of `pods`, by their UIDs: the kubelet may know more of them than the ledger does.
+        """
+        groups = self._giver.parts.groups
+        names = groups.names() if groups is not None else []
+        of_pods = tuple(pod_group(uid, "") for uid in pods)
+        return {name for name in names if not name.startswith(of_pods)}
+
     def _remove_gone(self) -> None:
         """Remove the groups and CDI files of containers that are gone."""
         with self._ledger.allocating:  # an Allocate may give the same slot again
-            live = self._live_groups()
+            # One whose GPU is not there cannot be adopted, and may run all the same.
+            live = self._live_groups() | self._recorded
             try:
                 slot_files.remove_others(self._paths, live)
             except OSError as error:

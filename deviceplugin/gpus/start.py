@@ -24,6 +24,7 @@ from deviceplugin.kubelet.server import Rejected
 from deviceplugin.ledger import Ledger
 from gpu.group_limits import Limit
 from gpu.placement import Share, choose
+from gpu.tiers import BY_CDI
 
 ASK_KUBELET = 5.0  # seconds, of the 30 that the kubelet waits
 
@@ -199,6 +200,8 @@ class Starter:
         self._holders.starts(group, rows)
         # One with nodes has the mounts that Allocate answered with, or none.
         tier = pool.tier(chosen.address) if recorded.cdi else recorded.tier
+        if uid and tier in BY_CDI:  # since a change of the settings: that limits each container
+            tier = "shim"
         bound = {
             key: replace(
                 _gpu(entry),

@@ -187,6 +187,7 @@ static bool enter(void)
         if (slot_is_ours())
             return true;
         region_unlock();
+        STEP("slot lost");
         atomic_store(&process->joined, JOINED_NOT);
     }
     return false;

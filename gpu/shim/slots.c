@@ -176,8 +176,9 @@ bool slots_reap(void)
     return found;
 }
 
-/* The slots that this process had before it executed this program. */
-static void free_earlier_images(void)
+/* The slots that this process had before it executed this program; and one of this copy of the shim, if
+   another thread has just taken that in place of a lost one, since what is allocated counts once. */
+static void free_earlier_slots(void)
 {
     bool found = false;
 
@@ -185,7 +186,8 @@ static void free_earlier_images(void)
         struct pf_slot *slot = &region->slot[i];
 
         if (slot->state != PF_SLOT_USED || slot->pid_namespace != process->pid_namespace ||
-            slot->pid != process->pid || slot->image == process->image)
+            slot->pid != process->pid ||
+            (slot->image == process->image && slot->instance != (uintptr_t)&process))
             continue;
         free_slot(slot); /* also if it was another process, whose pid this is now */
         found = true;
@@ -204,7 +206,7 @@ static int free_index(void)
 
 bool slot_take(void)
 {
-    free_earlier_images();
+    free_earlier_slots();
     int index = free_index();
 
     if (index < 0 && slots_reap())

@@ -14,6 +14,7 @@ from tests.gpu import group as groups
 from tests.gpu.conftest import MIB, Place
 from tests.gpu.programs import program
 from tests.standin.driver import Out
+from tools.compiling import CHECKOUT
 
 Make = Callable[..., Place]
 OUT_OF_MEMORY, NOT_INITIALIZED, SYSTEM_NOT_READY = 2, 3, 802
@@ -95,6 +96,15 @@ def test_what_a_dead_process_had_is_free_as_soon_as_the_agent_says_so(place: Mak
         other.kill()
     here.group.bury(other.pid)
     assert survivor.do("cuMemGetInfo_v2", Out(), Out()) == [8 * MIB, 8 * MIB]
+
+
+def test_threads_that_find_their_slot_lost_at_once_have_one_slot_again(place: Make) -> None:
+    here = place(memory=8 * MIB)
+    here.libraries = groups.libraries(steps=True)
+    done = run(here, [str(program("lost", f"-I{CHECKOUT}")), str(here.group.region)])
+    assert done.returncode == 0, done
+    assert list(here.group.slots().values()) == [(3 * MIB,)]
+    assert here.group.used == 3 * MIB
 
 
 def test_a_measured_context_counts_instead_of_the_reserve(place: Make) -> None:

@@ -53,7 +53,7 @@ class CdiContainer:
         self.cgroup = f"/kubepods/burstable/pod{self._pod_uid}/{name}"
         (bundle / "config.json").write_bytes(msgspec.json.encode(self._spec(library)))
         through = [*self._node.inside, "unshare", "--mount", "--propagation", "private"]
-        through += ["sh", "-c", RUN, "sh", str(bundle), f"pf-{name[:12]}"]
+        through += ["sh", "-c", RUN, "sh", str(bundle), name]
         return self._node.stack.enter_context(Driver({}, library, through))
 
     def _spec(self, library: str) -> dict[str, Any]:

@@ -76,13 +76,14 @@ def made_container(version: int = 2, pod_uid: str = "") -> Iterator[MadeContaine
     try:
         yield MadeContainer(directory, container)
     finally:
-        until(lambda: _removed(directory), what="end of the container's processes")
+        until(lambda: removed(directory), what="end of the container's processes")
         for empty in (pod, pod.parent, pod.parent.parent):
             with suppress(OSError):  # others use it
                 empty.rmdir()
 
 
-def _removed(directory: Path) -> bool:
+def removed(directory: Path) -> bool:
+    """Remove a cgroup; False while a process is in it."""
     try:
         directory.rmdir()
     except OSError:

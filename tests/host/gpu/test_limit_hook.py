@@ -25,7 +25,7 @@ from gpu.groups import Groups
 from gpu.limit_hook import LimitHook
 from gpu.nvml import Nvml
 from tests.host.gpu.driver_root import installed
-from tests.host.gpu.pods import cgroup_root
+from tests.host.gpu.pods import cgroup_root, removed
 from tests.host.gpu.test_doctor import R580, R615
 from tests.standin.gpus import GIB, Behaviour, Failure, Node, gpus
 from tests.unit.gpu.groups import PlainRooms
@@ -67,7 +67,7 @@ class Runtime:
         return agent
 
     def run(
-        self, *, group: str = GROUP, cgroup: str = "", by: str = "runc"
+        self, *, group: str = GROUP, cgroup: str = "", by: str = "runc", container: str = ""
     ) -> "subprocess.CompletedProcess[str]":
         """Start a container, whose first program makes `started`, and wait for its end."""
         root = self.directory / "root"
@@ -100,7 +100,7 @@ class Runtime:
         bundle.mkdir()
         (bundle / "config.json").write_text(json.dumps(spec))
         return subprocess.run(
-            [*self._seeing(by), by, "run", "--bundle", str(bundle), f"pf-{name[:12]}"],
+            [*self._seeing(by), by, "run", "--bundle", str(bundle), container or name],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -233,7 +233,14 @@ def test_a_group_without_limits_fails_the_start(runtime: Callable[..., Runtime])
 def test_a_cgroup_that_is_no_containers_is_not_limited(runtime: Callable[..., Runtime]) -> None:
     """A runtime that starts hooks too early would have its own cgroup limited."""
     here = runtime()
-    _refused(here, "which is no container's", cgroup=f"/system.slice/pf-{uuid.uuid4().hex[:8]}")
+    _refused(here, "which is not container", cgroup=f"/system.slice/pf-{uuid.uuid4().hex[:8]}")
+    assert here.node.read().limits == ()
+
+
+def test_a_cgroup_of_another_container_is_not_limited(runtime: Callable[..., Runtime]) -> None:
+    """The number of a process that has ended may be that of one in another container."""
+    here = runtime()
+    _refused(here, "which is not container pf-other's", container="pf-other")
     assert here.node.read().limits == ()
 
 
@@ -317,10 +324,13 @@ def _asked(here: Runtime, request: bytes, uid: int = 0) -> str:
         (b"", "the runtime's state of the container"),
         (b"a\n{", "the runtime's state of the container"),
         (b"a\n\xff\xfe", "the runtime's state of the container"),
-        (b'a\n{"status": "creating", "pid": "7"}', "the runtime's state of the container"),
-        (b'a\n{"status": "running", "pid": 7}', "is running with process 7"),
-        (b'a\n{"status": "creating", "pid": 0}', "with process 0"),
-        (b'../../etc\n{"status": "creating", "pid": 1}', "has no limits"),
+        (
+            b'a\n{"id": "a", "status": "creating", "pid": "7"}',
+            "the runtime's state of the container",
+        ),
+        (b'a\n{"id": "a", "status": "running", "pid": 7}', "is running with process 7"),
+        (b'a\n{"id": "a", "status": "creating", "pid": 0}', "with process 0"),
+        (b'../../etc\n{"id": "a", "status": "creating", "pid": 1}', "has no limits"),
         (b"a\n" + b" " * (2 << 20), ""),  # it is not read to its end
     ],
     ids=range(8),
@@ -333,6 +343,24 @@ def test_what_is_no_request_is_refused_and_the_next_one_is_served(
     assert here.run().returncode == 0
 
 
+def test_a_cgroup_whose_name_is_no_text_is_told_and_the_next_start_is_served(
+    runtime: Callable[..., Runtime],
+) -> None:
+    here = runtime()
+    own = os.fsencode(cgroup_root(2)) + b"/pf-\xff"
+    Path(os.fsdecode(own)).mkdir()
+    try:
+        with subprocess.Popen(["sleep", "1000"]) as process:
+            Path(os.fsdecode(own), "cgroup.procs").write_text(f"{process.pid}\n")
+            state = json.dumps({"id": "a", "status": "creating", "pid": process.pid}).encode()
+            answer = _asked(here, f"{GROUP}\n".encode() + state)
+            process.kill()
+        assert "pf-\\udcff" in answer
+    finally:
+        until(lambda: removed(Path(os.fsdecode(own))), what="end of the process")
+    assert here.run().returncode == 0
+
+
 def test_only_root_may_ask(runtime: Callable[..., Runtime]) -> None:
     here = runtime()
     assert here.socket.stat().st_mode & 0o777 == 0o600
@@ -340,7 +368,7 @@ def test_only_root_may_ask(runtime: Callable[..., Runtime]) -> None:
     for directory in (here.directory, *here.directory.parents):
         if directory.stat().st_uid == os.getuid() and directory != Path("/"):
             directory.chmod(directory.stat().st_mode | 0o011)
-    state = json.dumps({"status": "creating", "pid": os.getpid()}).encode()
+    state = json.dumps({"id": "a", "status": "creating", "pid": os.getpid()}).encode()
     assert "only root may" in _asked(here, f"{GROUP}\n".encode() + state, uid=65534)
 
 

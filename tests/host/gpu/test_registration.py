@@ -16,7 +16,7 @@ import pytest
 from gpu import group_socket, layout
 from gpu.group_limits import Limit
 from gpu.group_socket import GroupSocket, Registrant
-from gpu.groups import Groups
+from gpu.groups import GroupLeased, Groups
 from gpu.registration import CLIENTS, TICK
 from tests.host.gpu.pods import GPU, GroupsNode, MadeContainer, RegisteringProcess
 from tests.unit.gpu.groups import PlainRooms
@@ -173,6 +173,27 @@ def test_the_slots_of_a_process_that_dies_in_any_way_are_freed(
         until(lambda: node.alive("a") == {3: other.pid}, what="end of the slots")
         assert {each.registration for each in node.groups.read("a").processes.values()} == {1}
         assert list(node.registrar.living()) == [other.pid]
+
+
+def test_the_end_of_a_process_that_cannot_be_written_at_once_is_written_later(
+    node: GroupsNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when no descriptor is left, or a process of the container holds a lease of the file."""
+    container, failed = node.container("a"), threading.Event()
+
+    def leased(group: str, slots: object) -> None:
+        failed.set()
+        raise GroupLeased(group)
+
+    with container.client(node.socket("a")) as client:
+        assert client.register(3)[0] == layout.STATUS_OK
+        with monkeypatch.context() as patch:
+            patch.setattr(node.groups, "bury", leased)
+            client.kill()
+            assert failed.wait(PATIENCE)
+        until(lambda: node.alive("a") == {}, what="end of the process in the limits")
+    node.groups.remove("a")
+    until(lambda: not node.registrar._unburied, what="end of what was not written")
 
 
 def test_an_agent_that_starts_again_knows_who_has_died_and_who_lives(node: GroupsNode) -> None:

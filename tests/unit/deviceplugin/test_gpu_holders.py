@@ -114,6 +114,16 @@ def test_a_container_that_has_not_started_and_one_that_is_gone_are_not_listed(
     assert holders.listed() == []
 
 
+def test_pods_that_are_gone_are_forgotten(holders: Holders, ledger: Ledger) -> None:
+    """The groups of pods have names that never come again."""
+    for n in range(3):
+        group = pod_group(f"u{n}", "GPU-1")
+        holders.starts(group, [row("a_0", name=f"trainer-{n}", uid=f"u{n}")])
+        give(ledger, "a_0", group=group)
+    assert list(holders._known) == [pod_group("u1", "GPU-1"), pod_group("u2", "GPU-1")]
+    assert [tenant.pod.name for tenant in holders.listed()] == ["trainer-2"]
+
+
 def test_a_container_whose_limits_nothing_keeps_is_listed_as_such(
     holders: Holders, ledger: Ledger
 ) -> None:

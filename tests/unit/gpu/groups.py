@@ -48,6 +48,9 @@ class FileGroups:
         self.removed.append(group)
         shutil.rmtree(self.root / group, ignore_errors=True)
 
+    def names(self) -> list[str]:
+        return [path.parent.name for path in self.root.glob("*/limits")]
+
     def limits(self) -> dict[str, list[tuple[str, int, float]]]:
         """UUID, bytes and share of each limit, by group."""
         return {

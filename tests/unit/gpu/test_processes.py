@@ -70,6 +70,15 @@ def test_a_cgroup_of_no_container(path: str, version: Callable[[str], str]) -> N
     assert container_in(version(path)) is None
 
 
+# At each of these str.splitlines splits; a name of a directory may have all but the line feed.
+@pytest.mark.parametrize("end", [*"\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"], ids=ascii)
+def test_a_containers_own_cgroups_cannot_be_named_so_that_it_is_another_pods(end: str) -> None:
+    path = f"/kubepods/pod{UID}/{ID}/x{end}0::/kubepods/pod{OTHER}/{THEIRS}"
+    assert container_in(in_version_2(path)) == OURS
+    hidden = f"/kubepods/pod{UID}/{ID}/x{end}5:memory:/kubepods/pod{OTHER}/{THEIRS}"
+    assert container_in(in_version_2(hidden)) == OURS
+
+
 def test_a_static_pod_has_a_hash_for_its_uid() -> None:
     path = f"/kubepods/besteffort/pod{'ab' * 16}/{ID}"
     assert container_in(in_version_2(path)) == Container("ab" * 16, ID)

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from gpu import layout
-from gpu.groups import Groups
+from gpu import layout, limits_file
+from gpu.groups import Compute, Groups
 from gpu.share_controller import ShareController
 from tests.unit.gpu.groups import PlainRooms
 from tests.unit.gpu.made import A, B, limit
@@ -69,6 +69,41 @@ def test_what_is_owed_for_a_far_too_large_estimate_is_remitted_once(groups: Grou
         debts.append(groups.read("a").in_force[0].most_debt_ns)
     assert debts == [60 * 10**9, 60 * 10**9, 7 * 10**8, 60 * 10**9]
     assert _in_force(groups, "a")[1] == pytest.approx(1 / 16, rel=0.1)
+
+
+def _remits(groups: Groups) -> ShareController:
+    """A controller that has just written a smaller debt, for one tick."""
+    groups.make("a", [limit(share=0.5)])
+    control = ShareController(groups)
+    groups.set_compute("a", {A: Compute(0.5, kappa=0.25, most_debt=0.7)})
+    return control
+
+
+def _most_debt(groups: Groups) -> int:
+    return groups.read("a").in_force[0].most_debt_ns
+
+
+def test_a_debt_that_was_remitted_for_a_tick_is_whole_after_an_agent_that_stops(
+    groups: Groups,
+) -> None:
+    """Otherwise no launch of the group would cost more, as long as no agent runs."""
+    control = _remits(groups)
+    control.settle()
+    assert _most_debt(groups) == limits_file.MOST_DEBT
+    assert _in_force(groups, "a") == (0.5, 0.25)
+
+
+@pytest.mark.parametrize("measured", [(), (A, B)], ids=["without a driver", "with one"])
+def test_a_debt_that_was_remitted_for_a_tick_is_whole_after_the_first_tick_of_the_next_agent(
+    groups: Groups, measured: tuple[str, ...]
+) -> None:
+    """The one that wrote it was killed within that tick."""
+    _remits(groups)
+    now = time.monotonic_ns()
+    waits = {"backlogged_at": now, "longest_ns": 10**10, "longest_at": now}
+    _says(groups, "a", tat=now + 2 * 10**10, **waits)
+    ShareController(groups)({("a", A): 0.2}, measured)
+    assert _most_debt(groups) == limits_file.MOST_DEBT
 
 
 def test_a_gpu_of_which_the_driver_does_not_tell_is_shared_by_estimates_alone(

@@ -8,6 +8,7 @@ import pytest
 from base.paths import Paths
 from deviceplugin import ledger
 from deviceplugin.gpus import start
+from gpu.group_limits import Limit
 from tests.host.deviceplugin.gpus.gpu_node import (
     COMPUTE,
     GIB,
@@ -159,6 +160,46 @@ def test_group_goes_with_the_pod_and_not_before(
         return not node.groups.limits() and not list(node.paths.cdi.iterdir())
 
     until(gone)
+
+
+def test_what_an_agent_left_that_was_killed_before_it_removed_a_group_goes_with_the_next_one(
+    node: GpuNode, kubelet: Kubelet
+) -> None:
+    """The ledger has forgotten it by then, as it is written first."""
+    kubelet.admit("trainer", TWO)
+    limits = node.groups.limits()
+    node.plugin.close()
+    left = [Limit(gpu_uuid(0), GIB, 1.0)]
+    for group in (f"Pod-0000-00.{gpu_uuid(0)}", "podfabric.io-gpu-10g-25.00000000.10g-25.0"):
+        node.groups.make(group, left)
+    node.start()
+    await_restarted(kubelet)
+    until(lambda: node.groups.limits() == limits, what="removal of what was left")
+
+
+def test_without_a_checkpoint_and_a_driver_nothing_of_containers_that_run_is_removed(
+    node: GpuNode, kubelet: Kubelet
+) -> None:
+    kubelet.admit("trainer", TWO)
+    before = given(node.paths)
+    limits, files = node.groups.limits(), sorted(node.paths.cdi.iterdir())
+    node.plugin.close()
+    node.paths.checkpoint.unlink()
+    node.driver.unload()
+    node.start()
+    node.plugin.compare()
+    node.plugin.look()
+    assert given(node.paths) == []
+    assert (node.groups.limits(), sorted(node.paths.cdi.iterdir())) == (limits, files)
+    node.driver.load(2)
+    kubelet.wait(lambda: kubelet.allocatable(MEMORY) > 0)
+
+    def adopted() -> bool:
+        node.plugin.compare()
+        groups = [{gpu.group for gpu in found} for found in (given(node.paths), before)]
+        return groups[0] == groups[1]
+
+    until(adopted)
 
 
 def test_without_the_pods_uid_no_container_starts_and_later_it_does(
