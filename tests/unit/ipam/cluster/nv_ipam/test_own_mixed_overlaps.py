@@ -89,14 +89,6 @@ def overlap_of(world: World) -> str:
     return next((each.message for each in conditions if each.type == "Overlap"), "")
 
 
-@pytest.fixture
-def world(memory_path: Path) -> World:
-    world = World(memory_path)
-    for name in ("a", "b"):
-        world.node(name)
-    return world
-
-
 def test_a_younger_cidrpool_gives_no_address_of_an_ippool_and_names_it(world: World) -> None:
     put(world, "10.0.0.0/27", EARLY)
     put_routed(world, "10.0.0.0/27")
