@@ -1,7 +1,7 @@
 """Makes an AddressPool of each IPPool of nv-ipam, and keeps it as the IPPool says."""
 
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from cni.spec.errors import CNIError
@@ -58,9 +58,8 @@ class NvPools:
             except (Invalid, CNIError) as error:
                 unusable.append(pool.metadata.name)
                 self._reports.resource("InvalidPool", f"it gets no AddressPool: {error}", pool)
-        holding = world.shares.keys()
-        steps.each("pools of nv-ipam", due, partial(self._write, pools, holding))
-        former = [each for each in world.former() if shut(each, world.present(each)) != each]
+        steps.each("pools of nv-ipam", due, partial(self._write, pools, world))
+        former = [each for each in world.former if shut(each, world.present(each)) != each]
         names_of = [(each.metadata.name, each.metadata.name) for each in former]
         steps.each("former pools of nv-ipam", names_of, partial(self._shut, pools))
         return len(unusable) + len(self._refused)
@@ -85,7 +84,7 @@ class NvPools:
         ippools = self._api.list(NvIPPool, namespace=self._namespace).items
         there = {each.metadata.name: each for each in self._api.list(AddressPool).items}
         world = OwnPools.of(ippools, (), there, ())
-        for each in world.former():
+        for each in world.former:
             wanted = shut(each, world.present(each))
             if each.metadata.name != name or wanted == each:
                 continue
@@ -95,7 +94,7 @@ class NvPools:
                 return  # the next round sees it
             _log.info("pool %s: shut: no IPPool of nv-ipam is of that range now", name)
 
-    def _write(self, pools: dict[str, AddressPool], holding: Collection[str], name: str) -> None:
+    def _write(self, pools: dict[str, AddressPool], seen: OwnPools, name: str) -> None:
         """Make or change the pool of an IPPool, by what is there now.
 
         It is made with nothing to lease. The shares are read after that, since from then on a node
@@ -118,7 +117,7 @@ class NvPools:
                 left = waiting(pool, shares, there)
             if left != pool:
                 pool = self._api.update_status(left)
-            beside = beside_now(self._api, self._namespace, pool, holding)
+            beside = beside_now(self._api, self._namespace, pool, seen.holding(pool))
             wanted = address_pool(pool, shares, beside)
             if wanted.metadata.name == there.metadata.name and changed(there, wanted) != there:
                 pools[there.metadata.name] = self._api.update(changed(there, wanted))

@@ -32,8 +32,8 @@ def beside_now(
     api: ClusterApi, namespace: str, pool: NvIPPool, holding: Collection[str]
 ) -> Sequence[Interval]:
     """`OwnPools.beside`, as all is now: AddressPools are read before the blocks, since a claim
-    reads its AddressPool after its block is there. `holding` are the keys of pools of which there
-    are shares, pools that are gone included. Raises ApiError, Invalid, CNIError 6."""
+    reads its AddressPool after its block is there. `holding` are pools by `OwnPools.holding`: the
+    shares of no others are read. Raises ApiError, Invalid, CNIError 6."""
     nv_pools = all_pools(api, namespace)
     overlaps = Overlaps(nv_pools)
     pools = {each.metadata.name: each for each in api.list(AddressPool).items}
@@ -84,6 +84,7 @@ class OwnPools(NamedTuple):
     pools: Mapping[str, AddressPool]  # by name
     blocks: Mapping[str, Sequence[AddressBlock]]  # by their AddressPool
     overlaps: Overlaps
+    former: Sequence[AddressPool]  # of IPPools that do not name them any more
     held: dict[str, Sequence[Interval]]  # the addresses of `shares`, as far as they were needed
 
     @classmethod
@@ -102,7 +103,8 @@ class OwnPools(NamedTuple):
         for share in shares:
             by_key[share.spec.pool].append(share)
         named = {pool.key: pool for pool in nv_pools}
-        return cls(named, by_key, pools, by_pool, Overlaps(nv_pools), {})
+        former = tuple(each for each in pools.values() if _is_former(each, named))
+        return cls(named, by_key, pools, by_pool, Overlaps(nv_pools), former, {})
 
     def beside(self, pool: NvIPPool) -> Sequence[Interval]:
         """What a pool leaves to the others: what those that overlap it may give, and what nodes
@@ -122,26 +124,18 @@ class OwnPools(NamedTuple):
         for key in self.shares:
             if key != pool.key and not self.overlaps.is_private(key):
                 runs += self._held_by(key)
-        for former in self.former():
+        for former in self.former:
             if key_of(former) != pool.key and not self.overlaps.is_private(key_of(former)):
                 runs += without((whole_of(former),), map(parse_interval, former.spec.exclude))
                 runs += map(geometry.interval, self.blocks.get(former.metadata.name, ()))
         return runs
 
-    def former(self) -> Iterator[AddressPool]:
-        """The AddressPools of IPPools that do not name them any more. Of one whose range cannot be
-        read it is not known."""
-        for there in self.pools.values():
-            key = key_of(there)
-            pool = self.nv_pools.get(key)
-            if not key:
-                continue
-            try:
-                if isinstance(pool, NvIPPool) and name_of(pool) == there.metadata.name:
-                    continue
-            except (Invalid, CNIError):
-                continue
-            yield there
+    def holding(self, pool: NvIPPool) -> Collection[str]:
+        """The other pools of which there are shares with addresses of this one, pools that are gone
+        included. Invalid, CNIError 6."""
+        whole = (Interval(pool.network.address, pool.network.last),)
+        others = (key for key in self.shares if key != pool.key)
+        return {key for key in others if common(self._held_by(key), whole)}
 
     def present(self, former: AddressPool) -> AddressPool | None:
         """The AddressPool that the IPPool of a former one has now. Invalid, CNIError 6."""
@@ -171,3 +165,15 @@ class OwnPools(NamedTuple):
             if entry.node not in joined:
                 network = prefix_of(entry)
                 yield Interval(network.address, network.last)
+
+
+def _is_former(there: AddressPool, nv_pools: Mapping[str, NvPool]) -> bool:
+    """Whether it was made of an IPPool that does not name it any more. Of one whose range cannot be
+    read that is not known."""
+    key = key_of(there)
+    pool = nv_pools.get(key)
+    try:
+        is_named = isinstance(pool, NvIPPool) and name_of(pool) == there.metadata.name
+    except (Invalid, CNIError):
+        return False
+    return bool(key) and not is_named
