@@ -5,7 +5,9 @@ that the AddressPool of each such IPPool excludes it, and that no block has it. 
 reads the AddressPool after its block is there. So of the two at least one sees the other. The
 controller ends an exclusion only after it has read the pools and then the shares: what it lets go
 is in no share, or the pools that a node reads after its share was written do not give it the
-address. So pools are read here, too, and not taken from a watch.
+address: unless the pool is edited between the controller's look and its change (see "Pools of
+nv-ipam that overlap" in docs/cluster-protocol.md). So pools are read here, too, and not taken from
+a watch.
 """
 
 from collections.abc import Callable, Iterator, Sequence
