@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from base.pod import Pod
 from cni.spec.errors import CNIError, Code
+from cni.spec.limits import ADDRESSES
 from ipam.addresses import parse_interface
 from ipam.cluster.api import ApiError, ClusterApi, Conflict, NotFound, Refused
 from ipam.cluster.objects import Condition, Resource
@@ -100,6 +101,11 @@ class IpamClaims:
                 f"annotation {ANNOTATION}"
             )
         asked = claim.status.ips or spec.ip_requests
+        if len(asked) > ADDRESSES:  # whoever makes claims in a namespace writes them
+            raise ClaimRefused(
+                f"IPAMClaim {pod.namespace}/{name}: status.ips or spec.ipRequests has {len(asked)} "
+                f"addresses, and at most {ADDRESSES} are read: nothing was reserved; name fewer"
+            )
         try:
             addresses = tuple(parse_interface(each)[0] for each in asked)
         except ValueError as error:

@@ -122,7 +122,7 @@ def _is_empty(each: Surveyed) -> bool:
 
 def _is_small(block: LeasedBlock) -> bool:
     """Whether it has nothing to spare: it goes back as soon as it is empty."""
-    return block.size <= SMALL or bool(block.sticky)
+    return block.size <= SMALL or bool(block.sticky) or not block.parts
 
 
 def returning(survey: Survey) -> Iterable[LeasedBlock]:

@@ -102,12 +102,14 @@ class NodePools(msgspec.Struct, frozen=True, kw_only=True):
     """All pools that the node's agent saw, by key. `node` is the name of the Node.
 
     Without `is_named`, an older agent's shares may be there, which do not name their machine: they
-    are this machine's, since this file is.
+    are this machine's, since this file is. `gone` are pools that are deleted, and of which a pool
+    that comes may have addresses: it counts them among those that overlap it.
     """
 
     node: str = ""
     pools: dict[str, NodePool] = {}
     is_named: bool = False
+    gone: tuple[str, ...] = ()
 
 
 class PoolsFile:

@@ -10,7 +10,7 @@ from ipam.cluster.controller.reports import Reports
 from ipam.cluster.controller.steps import Steps
 from ipam.cluster.nv_ipam.objects import Invalid, NvIPPool, NvPool
 from ipam.cluster.nv_ipam.own_overlaps import OwnPools, beside_now
-from ipam.cluster.nv_ipam.own_pools import address_pool, changed, closed, name_of, waiting
+from ipam.cluster.nv_ipam.own_pools import address_pool, changed, closed, name_of, shut, waiting
 from ipam.cluster.objects import AddressBlock, AddressPool, AddressShare
 
 REFUSED_AGAIN = 60.0  # seconds until a pool that was refused is made again
@@ -58,7 +58,10 @@ class NvPools:
             except (Invalid, CNIError) as error:
                 unusable.append(pool.metadata.name)
                 self._reports.resource("InvalidPool", f"it gets no AddressPool: {error}", pool)
-        steps.each("pools of nv-ipam", due, partial(self._write, pools))
+        steps.each("pools of nv-ipam", due, partial(self._write, pools, world))
+        former = [each for each in world.former if shut(each, world.present(each)) != each]
+        names_of = [(each.metadata.name, each.metadata.name) for each in former]
+        steps.each("former pools of nv-ipam", names_of, partial(self._shut, pools))
         return len(unusable) + len(self._refused)
 
     def _is_due(self, pool: NvIPPool, world: OwnPools) -> bool:
@@ -75,7 +78,23 @@ class NvPools:
             raise Invalid(f"AddressPool {there.metadata.name} is another network's")
         return changed(there, wanted) != there
 
-    def _write(self, pools: dict[str, AddressPool], name: str) -> None:
+    def _shut(self, pools: dict[str, AddressPool], name: str) -> None:
+        """Have nothing more leased of a pool that no IPPool names now, but what that leases by the
+        range that it has now: other pools get its addresses when its blocks are gone."""
+        ippools = self._api.list(NvIPPool, namespace=self._namespace).items
+        there = {each.metadata.name: each for each in self._api.list(AddressPool).items}
+        world = OwnPools.of(ippools, (), there, ())
+        for each in world.former:
+            wanted = shut(each, world.present(each))
+            if each.metadata.name != name or wanted == each:
+                continue
+            try:
+                pools[name] = self._api.update(wanted)
+            except (Conflict, NotFound):
+                return  # the next round sees it
+            _log.info("pool %s: shut: no IPPool of nv-ipam is of that range now", name)
+
+    def _write(self, pools: dict[str, AddressPool], seen: OwnPools, name: str) -> None:
         """Make or change the pool of an IPPool, by what is there now.
 
         It is made with nothing to lease. The shares are read after that, since from then on a node
@@ -98,7 +117,8 @@ class NvPools:
                 left = waiting(pool, shares, there)
             if left != pool:
                 pool = self._api.update_status(left)
-            wanted = address_pool(pool, shares, beside_now(self._api, self._namespace, pool))
+            beside = beside_now(self._api, self._namespace, pool, seen.holding(pool))
+            wanted = address_pool(pool, shares, beside)
             if wanted.metadata.name == there.metadata.name and changed(there, wanted) != there:
                 pools[there.metadata.name] = self._api.update(changed(there, wanted))
         except (Invalid, CNIError, AlreadyExists, Conflict, NotFound):

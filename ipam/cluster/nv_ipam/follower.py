@@ -92,6 +92,7 @@ class PoolFollower(StepThread):
         self._working = threading.Lock()
         self._objects: dict[str, NvPool] = {}
         self._overlaps = Overlaps()
+        self._gone: frozenset[str] = frozenset()
         self._views: dict[str, tuple[tuple[str, str], NodePool]] = {}
         self._asked: dict[tuple[str, int], float] = {}
         self._confirmed = 0.0
@@ -115,8 +116,9 @@ class PoolFollower(StepThread):
                 return LOOK_EVERY
             self._objects = {each.key: each for pools in seen for each in pools}
             self._overlaps = Overlaps(self._objects.values())
+            self._gone = self._file.missing(self._objects)
             states: dict[str, FollowedPool] = {}
-            for key in sorted(self._keys()):
+            for key in self._keys():
                 states[key] = self.states.get(key, FollowedPool())
                 if self._closed:
                     return LOOK_EVERY
@@ -130,6 +132,7 @@ class PoolFollower(StepThread):
             for key in self.states.keys() - states.keys():
                 self._retries.worked(key)
                 self._neighbours.forget(key)
+            self._file.forget_missing(self._objects.keys(), self._settled)
             self.states = states
         self._events.send()
         if any(each.is_moving or (each.blocked and self._serves) for each in states.values()):
@@ -137,11 +140,13 @@ class PoolFollower(StepThread):
         due = self._confirm_at - self._clock() if self._retries.is_due(_CONFIRM) else REST
         return min(REST, self._retries.wait(), max(due, 0.0))
 
-    def _keys(self) -> set[str]:
-        """All pools to look at: also gone ones of which this node still has a share."""
+    def _keys(self) -> list[str]:
+        """All pools to look at. Gone ones, of which this node may still have a share, come last:
+        all others know of them then."""
         unsettled = self.states.keys() - self._settled
         keys = {*self._objects, *self._file.known().pools, *unsettled, *self._shares.pools()}
-        return {key for key in keys if key.startswith(self._serves)}
+        served = (key for key in keys if key.startswith(self._serves))
+        return sorted(served, key=lambda key: (key not in self._objects, key))
 
     # --- confirmation ------------------------------------------------------------------------
 
@@ -203,12 +208,13 @@ class PoolFollower(StepThread):
         old = self._file.known().pools.get(key)
         new = self._view(key, old)
         whole = self._overlaps.given(key, allotted(new)) if new is not None else ()
+        before = {*(old.overlapping if old is not None else ()), *self._gone} - {key}
+        overlapping = self._overlaps.of(key, before)
         if self._unjoined is not None:
-            return self._left_alone(key, new, whole)
+            return self._left_alone(key, new and replace(new, overlapping=overlapping), whole)
         entry, older = self._overlaps.left_by(key, whole), self._overlaps.older(key, whole)
         usable = common(entry, _runs(old.usable)) if old is not None else ()
         beside = self._beside(key, old, entry) if new is not None else ()
-        overlapping = self._overlaps.of(key, old.overlapping if old is not None else ())
         now = new and replace(new, older=older, overlapping=overlapping)
         now = now and with_lease(replace(now, usable=listed(usable), beside=beside), old)
         self._file.write(key, now)

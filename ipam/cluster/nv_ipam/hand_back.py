@@ -21,7 +21,7 @@ from ipam.cluster import geometry
 from ipam.cluster.api import ClusterApi, Conflict, Node, NotFound
 from ipam.cluster.nv_ipam.objects import NvIPPool, NvIPPoolEntry, NvIPPoolStatus, excluded_runs
 from ipam.cluster.nv_ipam.overlaps import Overlaps
-from ipam.cluster.nv_ipam.own_overlaps import all_pools, beside_now
+from ipam.cluster.nv_ipam.own_overlaps import OwnPools, all_pools, beside_now
 from ipam.cluster.nv_ipam.own_pools import (
     HANDED_BACK,
     PENDING,
@@ -156,7 +156,7 @@ def _is_free(api: ClusterApi, pool: NvIPPool, run: Interval) -> bool:
     """Whether no node leases of the run, once no node can begin to. Conflict, NotFound."""
     there = _address_pool(api, pool)
     shares = api.list(AddressShare, {"spec.pool": pool.key}).items
-    beside = beside_now(api, pool.metadata.namespace, pool)
+    beside = _beside(api, pool)
     wanted = changed(there, address_pool(pool, shares, beside))
     if wanted != there:
         api.update(wanted)
@@ -172,7 +172,7 @@ def _free_run(api: ClusterApi, pool: NvIPPool, tried: Collection[Interval]) -> I
     if size < 1:
         raise NotPossible(f'{pool.key}: "spec.perNodeBlockSize" must be 1 or more')
     taken = [*_leased(api, pool), *tried, *(each.interval for each in pool.entries())]
-    taken += beside_now(api, pool.metadata.namespace, pool)
+    taken += _beside(api, pool)
     for share in api.list(AddressShare, {"spec.pool": pool.key}).items:
         taken += intervals(share)
     if size == 1 and pool.spec.gateway:
@@ -203,6 +203,12 @@ def _on_grid(gaps: Iterable[Interval], hosts: Interval, size: int) -> Iterator[I
 def _leased(api: ClusterApi, pool: NvIPPool) -> Sequence[Interval]:
     blocks = api.list(AddressBlock, {"spec.pool": name_of(pool)}).items
     return [geometry.interval(each) for each in blocks]
+
+
+def _beside(api: ClusterApi, pool: NvIPPool) -> Sequence[Interval]:
+    """What the pool leaves to others."""
+    seen = OwnPools.of((), api.list(AddressShare).items, {}, ())
+    return beside_now(api, pool.metadata.namespace, pool, seen.holding(pool))
 
 
 def _entry_of(pool: NvIPPool, node: str) -> Interval | None:

@@ -1,6 +1,6 @@
 """The file of this node's pools, as the follower changes it: one writer, in one thread."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Set
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -49,8 +49,26 @@ class NodeFile:
         self.write_all(pools, is_named=known.is_named)
 
     def write_all(self, pools: Mapping[str, NodePool], *, is_named: bool) -> None:
-        """Change all of it."""
-        new = NodePools(node=self._node, pools=dict(pools), is_named=is_named)
+        """Change all of it, but what is gone."""
+        gone = self.known().gone
+        self._replace(NodePools(node=self._node, pools=dict(pools), is_named=is_named, gone=gone))
+
+    def missing(self, present: Collection[str]) -> frozenset[str]:
+        """The pools that it knows, and that are not `present`. They are remembered."""
+        known = self.known()
+        overlapping = (key for pool in known.pools.values() for key in pool.overlapping)
+        missing = frozenset((*known.gone, *known.pools, *overlapping)) - frozenset(present)
+        self._replace(replace(known, gone=tuple(sorted(missing))))
+        return missing
+
+    def forget_missing(self, present: Set[str], settled: Set[str]) -> None:
+        """Forget them if each pool that is present and served is `settled`: then it knows by itself
+        which ones it overlaps."""
+        known, served = self.known(), {key for key in present if key.startswith(self._serves)}
+        if served and served <= settled & known.pools.keys():
+            self._replace(replace(known, gone=()))
+
+    def _replace(self, new: NodePools) -> None:
         if new != self.known():
             self._file.write(new)
 

@@ -37,6 +37,7 @@ class Overlaps:
         self._private = {pool.key for pool in pools if _is_private(pool)}
         spans = [each for pool in pools if (each := _span(pool)) is not None]
         self._runs = {each.key: each.runs for each in spans}
+        self._whole = {each.key: each.whole for each in spans}
         spans.sort(key=lambda each: (each.made, each.key))
         for index, young in enumerate(spans):
             for old in spans[:index]:
@@ -53,6 +54,10 @@ class Overlaps:
             return ()
         return tuple(sorted({*self._others.get(key, ()), *before} - self._private))
 
+    def is_private(self, key: str) -> bool:
+        """Whether its addresses are unique within that pool only."""
+        return key in self._private
+
     def given(self, key: str, runs: Sequence[Interval]) -> tuple[Interval, ...]:
         """What of the runs it gives to pods, be they asked for: where it overlaps others, no
         address that it excludes. So two pools may divide a subnet by their exclusions."""
@@ -66,6 +71,17 @@ class Overlaps:
         """All that it may give: what it does not exclude, and no older pool has. Nothing of one
         that overlaps none."""
         return self.left_by(key, self._runs[key]) if key in self._others else ()
+
+    def now(self, key: str) -> tuple[Interval, ...]:
+        """All that it may give: of one that overlaps none, all of it."""
+        whole = self._whole.get(key)
+        if key in self._others or whole is None:
+            return self.part(key)
+        return (whole,)
+
+    def meets(self, key: str, runs: Sequence[Interval]) -> bool:
+        """Whether an address of these runs is in its range. A private pool meets none."""
+        return key in self._whole and bool(common(runs, (self._whole[key],)))
 
     def left_to(self, key: str) -> tuple[OlderPool, ...]:
         """What of the pool each older one has."""

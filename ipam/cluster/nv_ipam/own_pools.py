@@ -10,12 +10,20 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from msgspec.structs import replace
 
-from ipam.addresses import Interval, Network, family, parse, text
+from ipam.addresses import (
+    Interval,
+    Network,
+    family,
+    parse,
+    parse_interface,
+    parse_interval,
+    text,
+)
 from ipam.cluster.names import pool_name
 from ipam.cluster.nv_ipam.objects import Invalid, NvIPPool, NvIPPoolStatus, node_pool
 from ipam.cluster.nv_ipam.overlaps import Overlaps
 from ipam.cluster.nv_ipam.selectors import selects
-from ipam.cluster.nv_ipam.shares import JOINED, coarse, intervals
+from ipam.cluster.nv_ipam.shares import JOINED, coarse, common, intervals, without
 from ipam.cluster.objects import GROUP, AddressPool, AddressShare, Meta, PoolSpec
 from ipam.nv_ipam.pools import NodePool, domain_of, listed
 from ipam.ranges import merged
@@ -43,6 +51,18 @@ MOST_NODE_RUNS = 16_384  # in which `perNodeExclusions` are worked out
 def name_of(pool: NvIPPool) -> str:
     """The AddressPool's name. Invalid."""
     return pool_name(domain_of(pool.key), str(pool.network))
+
+
+def key_of(there: AddressPool) -> str:
+    """The key of the IPPool that an AddressPool is made of, "" if it is made of none."""
+    name, prefix = there.spec.network_name, domain_of("")
+    return name.removeprefix(prefix) if name.startswith(f"{prefix}ippool/") else ""
+
+
+def whole_of(there: AddressPool) -> Interval:
+    """All addresses of an AddressPool. ValueError."""
+    network = parse_interface(there.spec.range)[1]
+    return Interval(network.address, network.last)
 
 
 def address_pool(
@@ -80,6 +100,18 @@ def closed(pool: NvIPPool) -> AddressPool:
         metadata=replace(made.metadata, annotations={}),
         spec=replace(made.spec, exclude=listed((Interval(whole.address, whole.last),))),
     )
+
+
+def shut(there: AddressPool, present: AddressPool | None) -> AddressPool:
+    """The AddressPool of an IPPool that is gone (`present` is None), or has another range now, that
+    of `present`: nodes give no more of it than of that. ValueError."""
+    whole = whole_of(there)
+    excluded: tuple[Interval, ...] = (whole,)
+    if present is not None:
+        inside = common((whole,), tuple(map(parse_interval, present.spec.exclude)))
+        excluded = merged((*without((whole,), (whole_of(present),)), *inside))
+    exclude = listed(coarse(excluded, MOST_EXCLUDED))
+    return replace(there, spec=replace(there.spec, exclude=exclude))
 
 
 def changed(there: AddressPool, wanted: AddressPool) -> AddressPool:

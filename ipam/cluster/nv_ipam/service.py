@@ -40,7 +40,15 @@ class NvPoolService:
         self._calls = UntilClosed(api)
         calls = cast(ClusterApi, self._calls)
         sources = (lambda: _seen(self._ippools), lambda: _seen(self._cidrpools))
-        self.follower = PoolFollower(calls, files, node, boot, sources, self._watched)
+        self.follower = PoolFollower(
+            calls,
+            files,
+            node,
+            boot,
+            sources,
+            self._watched,
+            leases=LeasedBeside(calls, namespace, boottime, follows=True),
+        )
 
     def start(self) -> None:
         """Follow until `close`, in threads of its own."""
@@ -102,7 +110,7 @@ class OwnPoolService:
             self._watched,
             serves=ROUTED,
             why_not=lambda: why_not_joined(daemon_store, files),
-            leases=LeasedBeside(calls, namespace, self._routed, boottime),
+            leases=LeasedBeside(calls, namespace, boottime),
         )
 
     def start(self) -> None:
@@ -117,10 +125,6 @@ class OwnPoolService:
         # Pools of either kind may overlap those of the other.
         self.owner.wake()
         self.follower.wake()
-
-    def _routed(self, key: str) -> NvPool | None:
-        pools = self._cidrpools.items() if self._cidrpools is not None else None
-        return next((each for each in pools or () if each.key == key), None)
 
     def _watched(self, key: str) -> SharesWatch:
         return Mirror(self._api, AddressShare, self.follower.wake, fields={"spec.pool": key})

@@ -226,6 +226,19 @@ def test_a_claim_gets_the_address_that_it_asks_for(
     assert error.code == Code.NO_FREE_ADDRESS
 
 
+def test_a_claim_with_very_many_addresses_is_refused(
+    server: FakeApi, nodes: list[ClusterNode]
+) -> None:
+    asked = tuple(f"10.0.{number // 250}.{number % 250}/24" for number in range(65))
+    server.put(claim("many", requests=asked))
+    server.put(pod("vm-a", selection(**{REFERENCE: "many"})))
+    error = error_of(lambda: add(nodes[0], "vm-a"))
+    assert error.code == Code.TRY_AGAIN
+    assert "IPAMClaim ns/many: status.ips or spec.ipRequests has 65 addresses" in error.message
+    server.put(claim("many", requests=asked[1:]))
+    assert set(add(nodes[0], "vm-a")) < {each.partition("/")[0] for each in asked}
+
+
 def test_a_claim_whose_block_is_gone_gets_the_address_of_its_status(
     server: FakeApi, nodes: list[ClusterNode]
 ) -> None:

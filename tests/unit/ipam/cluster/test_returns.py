@@ -6,6 +6,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from cni.spec.errors import CNIError, Code
 from ipam.cluster.attempts import Attempts
@@ -44,6 +45,21 @@ def node(server: FakeApi, memory_path: Path) -> ClusterNode:
 def fill(node: ClusterNode, count: int) -> None:
     for number in range(count):
         node.add(f"p{number}")
+
+
+def test_an_empty_block_of_which_the_pool_excludes_all_is_not_kept(
+    server: FakeApi, node: ClusterNode
+) -> None:
+    fill(node, 1)
+    node.delete("p0")
+    node.steps(4)
+    (block,) = server.look_at_all(AddressBlock).items
+    (pool,) = server.look_at_all(AddressPool).items
+    exclude = (f"{block.spec.first}/{block.spec.prefix}",)
+    server.put(replace(pool, spec=replace(pool.spec, exclude=exclude)))
+    node.steps(2, CONFIRM_EVERY + 1)
+    assert not blocks_of(server)
+    assert not node.rows()
 
 
 def test_empty_blocks_go_back_and_one_is_kept(server: FakeApi, node: ClusterNode) -> None:

@@ -13,6 +13,7 @@ from cni.spec.errors import CNIError
 from cni.spec.result import Result
 from ipam.addresses import parse, parse_interval, text
 from ipam.cluster.nv_ipam.follower import PoolFollower
+from ipam.cluster.nv_ipam.leased_beside import LeasedBeside
 from ipam.cluster.nv_ipam.neighbours import SharesWatch
 from ipam.cluster.nv_ipam.objects import (
     NvCIDRPool,
@@ -220,6 +221,7 @@ class FollowingNode(NodeVerbs):
             (self.ippools, self.cidrpools),
             self.watched,
             self.clock,
+            leases=LeasedBeside(self.api, NAMESPACE, self.clock, follows=True),
         )
         self.nv_ipam = NvIpam(
             self.directory,

@@ -93,7 +93,7 @@ class OwnNode(NodeVerbs):
             self.clock,
             ROUTED,
             lambda: why_not_joined(self.daemon_store, self.files),
-            LeasedBeside(self.api, NAMESPACE, self.routed, self.clock),
+            LeasedBeside(self.api, NAMESPACE, self.clock),
         )
         self.nv_ipam = OwnNvIpam(
             self.directory,
@@ -120,9 +120,6 @@ class OwnNode(NodeVerbs):
         if self.api.down or self.server.down:
             return None
         return self.server.look_at_all(NvCIDRPool, namespace=NAMESPACE).items
-
-    def routed(self, key: str) -> NvCIDRPool | None:
-        return next((each for each in self.cidrpools() or () if each.key == key), None)
 
     @property
     def plugin(self) -> AddressPlugin:

@@ -89,14 +89,6 @@ def overlap_of(world: World) -> str:
     return next((each.message for each in conditions if each.type == "Overlap"), "")
 
 
-@pytest.fixture
-def world(memory_path: Path) -> World:
-    world = World(memory_path)
-    for name in ("a", "b"):
-        world.node(name)
-    return world
-
-
 def test_a_younger_cidrpool_gives_no_address_of_an_ippool_and_names_it(world: World) -> None:
     put(world, "10.0.0.0/27", EARLY)
     put_routed(world, "10.0.0.0/27")
@@ -261,6 +253,15 @@ def test_a_node_takes_no_address_before_the_controller_has_excluded_it(world: Wo
     assert len(fills_routed(world, a)) == 6
 
 
+def go_on(world: World, turns: int, *works: Callable[[], None]) -> None:
+    """All do their work some more times; no address is given twice, then or before."""
+    assert not twice(world)
+    for _ in range(turns):
+        for work in works:
+            work()
+            assert not twice(world)
+
+
 def overlapping_later(directory: Path, older: str) -> tuple[World, Callable[[], None]]:
     """Two pools, and what makes them overlap."""
     world = World(directory)
@@ -321,11 +322,7 @@ def test_at_each_request_the_others_may_do_all_of_their_work(
 
         overlap()
         is_over = interleaved(number, clients[of], work[of], others)
-        assert not twice(world), number
-        for _ in range(2):
-            for each in work.values():
-                each()
-                assert not twice(world), number
+        go_on(world, 2, *work.values())
         if is_over:
             break
     else:
@@ -361,11 +358,7 @@ def test_at_each_request_another_node_may_join_and_keeps_what_its_pods_have(
                 world.controller.round()
 
         is_over = interleaved(number, a.api, routes, joins)
-        assert not twice(world), number
-        for _ in range(3):
-            joins()
-            routes()
-            assert not twice(world), number
+        go_on(world, 3, joins, routes)
         if is_over:
             break
     else:

@@ -25,14 +25,6 @@ YOUNG = {"poolName": "young"}
 SUBNET = "10.0.0.0/27"
 
 
-@pytest.fixture
-def world(memory_path: Path) -> World:
-    world = World(memory_path)
-    for name in ("a", "b"):
-        world.node(name)
-    return world
-
-
 def put(world: World, subnet: str, name: str = "pool", **spec: Any) -> NvIPPool:  # noqa: ANN401
     return put_ippool(world.server, {}, subnet, name, per_node_block_size=4, **spec)
 
