@@ -90,7 +90,10 @@ def _listen(
         interrupts.checkpoint()
         for descriptor, _ in poll.poll(1000 * min(left, _LOOK_EVERY)):
             protocol = protocols[descriptor]
-            payload = sockets[protocol].recv(2048)
+            try:
+                payload = sockets[protocol].recv(2048, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                continue
             for address, target in targets.items():
                 if target.protocol == protocol:
                     owner = _owner(payload, target, mine)

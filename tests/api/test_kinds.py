@@ -164,7 +164,6 @@ STICKY = {"reservation": "a/web", "pod": "web-0", "ifname": "net1", "address": "
         (BLOCK, {"spec.compat": "Read", "spec.foreign": ["10.7.0.65"]}),
         (BLOCK, {"spec.holder": {"instance": "i", "node": "n"}}),
         (BLOCK, {"spec.probe": True}),
-        (BLOCK, {"spec.probe": GONE}),  # by an agent of an earlier version
         (REQUEST, {}),
         (REQUEST, {"spec.address": "10.7.0.9", "spec.count": 4096}),
         (REQUEST, {"spec.parts": ["10.7.0.9", "10.7.0.16-10.7.0.31"]}),

@@ -29,10 +29,13 @@ def mark(api: ClusterApi, block: AddressBlock, pools: MutableMapping[str, Addres
 
     ApiError: then the block must not be freed yet.
     """
-    covered = geometry.interval(block)
+    try:
+        covered = [geometry.interval(block)]
+    except ValueError:  # it covers nothing that a node could lease
+        covered = []
     is_marked = False
     for name, known in tuple(pools.items()):
-        part = tuple(common(_range(known), [covered]))
+        part = tuple(common(_range(known), covered))
         if known.status.space != block.spec.space or not part:
             continue
         try:
