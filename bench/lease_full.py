@@ -42,21 +42,30 @@ def _crowded(
     ipam = cluster.pool(range_, network, ceding=True, block_size=4, exclude=exclude)
     cluster.start(NODES)
     crowd = _Crowd(cluster, ipam)
+    _measured(cluster, crowd, "no node has a block yet", lambda: crowd.begin(pods))
+
+    def churn() -> None:
+        for _ in range(ROUNDS):
+            crowd.end(int(pods * SHARE))
+            time.sleep(SETTLED)
+            crowd.begin(pods)
+
+    _measured(cluster, crowd, f"{ROUNDS} rounds", churn)
+    audited(cluster)
+    assert not crowd.late, crowd.late
+
+
+def _measured(cluster: LeaseCluster, crowd: "_Crowd", what: str, work: Callable[[], None]) -> None:
+    crowd.seconds, crowd.borrowing, crowd.refused = [], [], Counter()
     before, used = cluster.requests(), cluster.cpu()
     began = time.monotonic()
-    crowd.begin(pods)
-    for _ in range(ROUNDS):
-        crowd.end(int(pods * SHARE))
-        time.sleep(SETTLED)
-        crowd.begin(pods)
-    say("pods that run", f"{len(crowd.placed)} of {pods}, in each of {ROUNDS} rounds")
+    work()
+    say("pods that run", f"{len(crowd.placed)}; {what}")
     say("from the first ADD to the address", times(crowd.seconds))
     say("of those that borrowed", times(crowd.borrowing))
     say("answers with an error, by code", dict(crowd.refused) or "none")
     requested(cluster, before)
     cpu(cluster, used, time.monotonic() - began)
-    audited(cluster)
-    assert not crowd.late, crowd.late
 
 
 class _Crowd:

@@ -5,6 +5,7 @@ leases one of these. Without ceding the request still makes nodes give back bloc
 """
 
 import hashlib
+import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 
@@ -26,6 +27,7 @@ GIVEN_UP = 60.0  # seconds without an ADD that asks: the runtime tries again wit
 UNWANTED = 3.0  # the same of a request that others wait behind; an ADD that waits asks each second
 _AGAIN = 60.0  # seconds until a request is made again, as the controller may have deleted it
 _LOOK_AT_POOL, _LONGEST_LOOK = 1.0, 4.0  # seconds between looks for a free block, while ADDs wait
+_MOST_ANSWERS = 3  # of the controller to a request that is being deleted; then a second later
 _MOST_PARTS = 32
 _MOST_COUNT = 64
 
@@ -99,7 +101,8 @@ class Borrowing:
                 leased.append(block)
         if not leased:
             raise _pending(want, asked.name)
-        self._end(request)
+        with suppress(ApiError):
+            self._withdraw(_key(want), request)
         return leased
 
     def served(self, want: Want) -> None:
@@ -118,19 +121,24 @@ class Borrowing:
             if now - asked.wanted >= (UNWANTED if is_in_the_way else GIVEN_UP):
                 self._withdraw(key)
 
-    def _withdraw(self, key: str) -> None:
+    def _withdraw(self, key: str, request: AddressRequest | None = None) -> None:
+        """Delete a request, last seen as `request`: no node is to cede more for it, and what is
+        offered to it is not offered to others. `tend` repeats what fails. Raises ApiError."""
         asked = self._asked.get(key)
-        if asked is not None:
-            with suppress(NotFound, Conflict):
-                self._api.delete(self._api.get(AddressRequest, asked.name))
-            del self._asked[key]
-
-    def _end(self, request: AddressRequest) -> None:
-        """Delete a request that was served, so that no node cedes more. Else `tend` does."""
-        with suppress(ApiError):
-            self._api.delete(request)
-            name = request.metadata.name
-            self._asked = {key: each for key, each in self._asked.items() if each.name != name}
+        if asked is None:
+            return
+        asked.wanted = -math.inf
+        with suppress(NotFound):
+            for _ in range(_MOST_ANSWERS):
+                request = request or self._api.get(AddressRequest, asked.name)
+                try:
+                    self._api.delete(request)
+                    break
+                except Conflict:  # the controller has answered it meanwhile, once more
+                    request = None
+            else:
+                return
+        del self._asked[key]
 
     def _ask(self, holder: Holder, want: Want, left: NoneLeft, waiting: int) -> tuple[_Asked, bool]:
         """Have a request at the API server, and whether it is a new one; a failure is one of the

@@ -17,14 +17,19 @@ _log = logging.getLogger(__name__)
 
 
 class OwnBlocks:
-    """Tells `notice` of each block of an instance of which others want addresses."""
+    """Tells `notice` of each block of an instance of which others want addresses.
 
-    def __init__(self, api: ClusterApi, instance: str, notice: Callable[[str], None]) -> None:
+    All is known up to `version`, a resource version; "" if that is not known.
+    """
+
+    def __init__(
+        self, api: ClusterApi, instance: str, notice: Callable[[str], None], version: str = ""
+    ) -> None:
         self.instance = instance
         self._api = api
         self._notice = notice
         self._closed = threading.Event()
-        self._version = ""  # up to which all was seen; "" if that is not known
+        self._version = version
 
     def start(self) -> None:
         """Follow the blocks until `close`."""
@@ -52,7 +57,7 @@ class OwnBlocks:
             self._closed.wait(pause)
 
     def follow(self) -> None:
-        """One watch to its end, after a list if it is the first. ApiError."""
+        """One watch to its end, after a list if nothing is known. ApiError."""
         mine = {"spec.holder.instance": self.instance}
         if not self._version:
             listing = self._api.list(AddressBlock, mine)

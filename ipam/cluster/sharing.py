@@ -67,17 +67,18 @@ class Sharing:
         for block in self._objects.values():
             self._follow(holder.instance, block.spec.pool)
 
-    def _follow(self, instance: str, pool: str) -> None:
+    def _follow(self, instance: str, pool: str, version: str = "") -> None:
         """Follow this node's blocks from now on, if nodes cede addresses of this pool.
 
-        Of all other blocks a watch has no news, and would cost the API server with each claim.
+        Of all other blocks a watch has no news, and would cost the API server with each claim. All
+        is known up to the resource version `version`; "" if that is not known.
         """
         known = self._pools.known(pool)
         if not self._follows or known is None or not known.spec.cedes:
             return
         if self._watch is None or self._watch.instance != instance:
             self.close()
-            self._watch = OwnBlocks(self._api, instance, self.notice)
+            self._watch = OwnBlocks(self._api, instance, self.notice, version)
             self._watch.start()
 
     def close(self) -> None:
@@ -98,7 +99,9 @@ class Sharing:
                 block = claimant.claim(want, is_late)
                 if block is None:
                     return ()
-                self._follow(claimant.holder.instance, block.spec.pool)
+                # The first block of a node is all that there is: many nodes lease it at once.
+                known = "" if self._objects else block.metadata.resource_version
+                self._follow(claimant.holder.instance, block.spec.pool, known)
                 self._borrowing.served(want)
                 return (block,)
             except NoneLeft as none_left:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from cni.spec.errors import CNIError, Code
 from ipam.addresses import parse
@@ -13,8 +14,9 @@ from ipam.blocks import LeasedBlock
 from ipam.cluster.block_store import Survey, Surveyed
 from ipam.cluster.borrowing import GIVEN_UP, UNWANTED
 from ipam.cluster.ceding import REVIEW_EVERY
+from ipam.cluster.lessee import LOOK_EVERY
 from ipam.cluster.names import pool_name
-from ipam.cluster.objects import AddressBlock, AddressRequest
+from ipam.cluster.objects import AddressBlock, AddressRequest, RequestStatus
 from ipam.cluster.returns import Empties
 from ipam.store import AddressTaken
 from tests.unit.ipam.cluster.audit import audit, audit_settled
@@ -295,6 +297,28 @@ def test_a_requested_address_that_a_pod_has_is_111_and_names_the_node(full: Fabr
 
 def test_a_request_is_deleted_when_it_is_served(full: Fabric) -> None:
     full.borrow("a", "one-more")
+    assert full.requests() == []
+
+
+@pytest.mark.parametrize("answers", [1, 3, 4])
+def test_a_request_is_deleted_although_the_controller_answers_it_just_then(
+    full: Fabric, answers: int
+) -> None:
+    """Else others would wait for what it is offered, until the node is seen to want nothing."""
+    left = answers
+
+    def answered(verb: str, kind: str, _name: str) -> None:
+        nonlocal left
+        if (verb, kind) == ("delete", AddressRequest.KIND) and left:
+            left -= 1
+            (request,) = full.requests()
+            status = RequestStatus(offers=(f"10.99.0.{left}",))
+            full.api.update_status(replace(request, status=status))
+
+    full.nodes["a"].api.faults = answered
+    full.borrow("a", "one-more")
+    full.work(1, LOOK_EVERY)  # what the borrower has not got done is due then
+    assert not left
     assert full.requests() == []
 
 
