@@ -12,17 +12,20 @@ import pytest
 from msgspec.structs import replace
 
 from cni.spec.errors import CNIError, Code
-from ipam.addresses import Interval
+from ipam.addresses import Interval, parse
 from ipam.cluster.controller.machines import OUT_OF_SERVICE
 from ipam.cluster.controller.probe_marks import MOST, narrowed
 from ipam.cluster.controller.reclaim import TAINTED_FOR, free_powered_off
 from ipam.cluster.controller.rounds import COUNTS_EVERY
-from ipam.cluster.objects import AddressBlock, AddressPool, StickySpec
+from ipam.cluster.lessee import CONFIRM_EVERY
+from ipam.cluster.objects import AddressBlock, AddressPool, BlockStatus, StickySpec
+from ipam.cluster.probing import to_probe_below
 from ipam.cluster.upkeep import ANSWERED_AGAIN
 from ipam.store import AddressInUse, Grant
 from tests.unit.ipam.calls import request
 from tests.unit.ipam.cluster.controller.cluster import GONE_AFTER, MARGIN, OFFLINE, Cluster
 from tests.unit.ipam.cluster.nodes import ClusterNode
+from tests.unit.ipam.cluster.test_crashes import Kill, Killed, armed, disarmed
 
 BLOCK = "default.10.64.0.8-29"
 RUN = ("10.64.0.8-10.64.0.15",)
@@ -382,3 +385,67 @@ def test_a_sticky_block_says_itself_that_it_is_to_be_probed() -> None:
     assert marks(cluster) == RUN
     left = list(cluster.api.look_at_all(AddressBlock).items)
     assert all(each.spec.probe for each in left)
+
+
+# --- crashes of the next holder, and other ways to begin to use a block ------------------------
+
+
+@pytest.mark.parametrize("at", range(1, 21))
+def test_a_kill_at_any_boundary_of_the_claim_loses_no_mark(
+    stack: ExitStack, tmp_path: Path, at: int
+) -> None:
+    _, node = freed(stack, tmp_path)
+    armed(node, Kill(at))
+    with suppress(Killed):
+        reserve(node, "p1")
+    disarmed(node, "boot-1")
+    node.steps(3)
+    for number in range(2, 5):
+        grant = reserve(node, f"p{number}")
+        assert grant.unprobed == addresses(grant)
+
+
+def test_a_kill_between_reservation_and_result_leaves_the_address_to_be_probed(
+    stack: ExitStack, tmp_path: Path
+) -> None:
+    _, node = freed(stack, tmp_path)
+    first = reserve(node, "p1")
+    node.restart()
+    node.delete("p1")
+    again = reserve(node, "p2")
+    assert addresses(again) == again.unprobed == addresses(first)
+
+
+def test_a_block_that_pods_hold_and_that_is_leased_again_is_probed(
+    stack: ExitStack, tmp_path: Path
+) -> None:
+    """Its node came back after the wait, and another one may have had the block meanwhile."""
+    cluster, node = freed(stack, tmp_path)
+    for number in range(7):
+        settle(node, f"p{number}", reserve(node, f"p{number}"))
+    node.steps(3)
+    cluster.run(2 * COUNTS_EVERY)
+    assert marks(cluster) == ("10.64.0.15",)  # which no pod can have
+    cluster.api.delete(cluster.api.look(AddressBlock, BLOCK))
+    pool = cluster.pool_now("10.64.0.0-28")
+    cluster.api.put(replace(pool, status=replace(pool.status, probe=("10.64.0.12-10.64.0.13",))))
+    node.steps(2, CONFIRM_EVERY)
+    assert list(cluster.blocks()) == [BLOCK]
+    for number in range(7):
+        node.delete(f"p{number}")
+    unprobed = [grant.unprobed for grant in (reserve(node, f"q{each}") for each in range(7))]
+    assert [each for (each,) in filter(None, unprobed)] == ["10.64.0.12", "10.64.0.13"]
+
+
+def test_an_address_that_was_ceded_unprobed_is_probed_by_who_borrows_it() -> None:
+    cluster = lost()
+    found = cluster.api.look(AddressBlock, BLOCK)
+    cover = replace(
+        found,
+        spec=replace(found.spec, probe=True),
+        status=BlockStatus(probed=("10.64.0.8", "10.64.0.10-10.64.0.15")),
+    )
+    open_ = parse("10.64.0.9")
+    assert to_probe_below(cover, open_) == (Interval(open_, open_),)
+    assert to_probe_below(cover, parse("10.64.0.10")) == ()
+    assert to_probe_below(found, open_) == ()
