@@ -103,6 +103,13 @@ def _families(lessee: "Lessee") -> "Sequence[Metric]":
     )
     addresses.add_metric(("used",), counted.used)
     addresses.add_metric(("free",), counted.free)
+    addresses_to_probe = GaugeMetricFamily(
+        "podfabric_lost_addresses",
+        "Leased addresses that a lost machine may use (unprobed), or does use (answered).",
+        labels=("state",),
+    )
+    addresses_to_probe.add_metric(("unprobed",), counted.unprobed)
+    addresses_to_probe.add_metric(("answered",), counted.answered)
     age = GaugeMetricFamily(
         "podfabric_leases_confirmed_seconds",
         "Seconds since the API server confirmed the leases of this node, -1 before the first time.",
@@ -113,6 +120,7 @@ def _families(lessee: "Lessee") -> "Sequence[Metric]":
             "podfabric_leased_blocks", "Blocks that this node leases.", value=counted.blocks
         ),
         addresses,
+        addresses_to_probe,
         age,
         CounterMetricFamily(
             "podfabric_lease_claims", "Blocks that this node has leased.", counted.claims

@@ -1,28 +1,22 @@
 """Announces new addresses: gratuitous ARP and unsolicited neighbour advertisements.
 
 On InfiniBand a hardware address has 20 bytes and the ARP hardware type is 32 (RFC 4391).
-ipoib_start_xmit silently drops frames made for Ethernet. Python's AF_PACKET addresses have at
-most 8 bytes, so this module calls sendto(2) with a longer sockaddr_ll.
+ipoib_start_xmit silently drops frames made for Ethernet (`packets`).
 """
 
-import ctypes
-import os
 import socket
 import struct
-import threading
 import time
-from contextlib import ExitStack, suppress
-from queue import SimpleQueue
+from contextlib import ExitStack
 
 from base import interrupts
 from base.waiting import wait_until
-from host import links
+from host import links, packets
 from host.errors import HostError, LinkMissing
 from host.links import Link
 from host.namespaces import NetworkNamespace
 from host.netlink import Rtnetlink
 
-ETH_P_ARP = 0x0806
 ARPOP_REQUEST = 1
 ND_NEIGHBOR_ADVERT = 136  # RFC 4861, 4.4
 ND_NA_FLAG_OVERRIDE = 0x20000000
@@ -30,8 +24,6 @@ ND_OPT_TARGET_LINKADDR = 2
 ALL_NODES = "ff02::1"
 
 LOOK_EVERY = 0.002  # seconds between two looks for carrier, at first
-
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 def await_carrier(pod: Rtnetlink, link: Link, seconds: float) -> Link:
@@ -64,7 +56,7 @@ def await_carrier(pod: Rtnetlink, link: Link, seconds: float) -> Link:
 def announce(namespace: NetworkNamespace, link: Link, addresses: list[str]) -> None:
     """Send one announcement for each address (CIDR) of an interface that has carrier."""
     ips = [cidr.partition("/")[0] for cidr in addresses]
-    mac = _bytes(link.mac)
+    mac = packets.octets(link.mac)
     with ExitStack() as stack, namespace.entered():
         sender = None
         for ip in ips:
@@ -72,7 +64,7 @@ def announce(namespace: NetworkNamespace, link: Link, addresses: list[str]) -> N
                 address = socket.inet_pton(socket.AF_INET6, ip)
                 _send_advertisement(link, neighbour_advertisement(mac, address))
             else:
-                sender = sender or _packet_socket(stack)
+                sender = sender or packets.packet_socket(stack)
                 address = socket.inet_pton(socket.AF_INET, ip)
                 _send_arp(sender, link, gratuitous_arp(link.link_type, mac, address))
 
@@ -95,74 +87,11 @@ def neighbour_advertisement(mac: bytes, address: bytes) -> bytes:
     return head + address + bytes((ND_OPT_TARGET_LINKADDR, units)) + option
 
 
-def packet_address(link: Link) -> bytes:
-    """A sockaddr_ll with the link's broadcast address, of that address' length."""
-    broadcast = _bytes(link.broadcast)
-    # packet(7): family, protocol (network order), index, hardware type, packet type, length
-    return (
-        struct.pack("=H", socket.AF_PACKET)
-        + struct.pack("!H", ETH_P_ARP)
-        + struct.pack("=iHBB", link.index, link.link_type, 0, len(broadcast))
-        + broadcast.ljust(8, b"\0")  # at least the size of a sockaddr_ll
-    )
-
-
-def _packet_socket(stack: ExitStack) -> socket.socket:
-    """A socket that only sends (protocol 0). The stack closes it, outside the namespace."""
-    sender = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC, 0)
-    stack.callback(_closer.close, sender)
-    return sender
-
-
-class _Closer:
-    """Closes packet sockets in a thread, so that no call waits for it.
-
-    packet_release (net/packet/af_packet.c) waits for an RCU grace period, ~16 ms, as long as the
-    interface's move takes. The thread lasts: to start one takes 0.2 ms of CPU, a tenth of an ADD.
-    """
-
-    def __init__(self) -> None:
-        self._sockets: SimpleQueue[socket.socket] = SimpleQueue()
-        self._starting = threading.Lock()
-        self._process = 0  # the one that has the thread: a forked child has none
-
-    def close(self, sender: socket.socket) -> None:
-        """Close the socket soon. Call this outside of pods' namespaces.
-
-        A thread starts in its creator's namespace and would keep that alive.
-        """
-        if self._process != os.getpid() and not self._is_started():
-            sender.close()
-        else:
-            self._sockets.put(sender)
-
-    def _is_started(self) -> bool:
-        """Whether there is a thread; False if the limit of threads is reached."""
-        with self._starting:
-            if self._process != os.getpid():
-                try:
-                    threading.Thread(target=self._work, name="closer", daemon=True).start()
-                except RuntimeError:
-                    return False
-                self._process = os.getpid()
-        return True
-
-    def _work(self) -> None:
-        while True:
-            with suppress(OSError):
-                self._sockets.get().close()
-
-
-_closer = _Closer()
-
-
 def _send_arp(sender: socket.socket, link: Link, frame: bytes) -> None:
-    address = packet_address(link)
-    sent = _libc.sendto(sender.fileno(), frame, len(frame), 0, address, len(address))
-    if sent < 0:
-        raise HostError(
-            f'announcing an address on "{link.name}": {os.strerror(ctypes.get_errno())}'
-        )
+    try:
+        packets.send(sender, frame, packets.packet_address(link, packets.ETH_P_ARP))
+    except OSError as error:
+        raise HostError(f'announcing an address on "{link.name}": {error.strerror}') from None
 
 
 def _send_advertisement(link: Link, message: bytes) -> None:
@@ -175,7 +104,3 @@ def _send_advertisement(link: Link, message: bytes) -> None:
             sender.sendto(message, (ALL_NODES, 0, 0, link.index))
     except OSError as error:
         raise HostError(f'announcing {source} on "{link.name}": {error.strerror}') from None
-
-
-def _bytes(mac: str) -> bytes:
-    return bytes.fromhex(mac.replace(":", ""))

@@ -163,6 +163,8 @@ def configure(
     sysctls: Sequence[Sysctl] = (),
     link_local: str = "",
     modes: tuple[int, int] = (0, 0),
+    *,
+    set_addresses: bool = True,
 ) -> Link:
     """Set sysctls, modes and addresses, then set the interface up. Returns it as it is then.
 
@@ -174,6 +176,8 @@ def configure(
         link_local: an IPv6 address to use in place of the kernel's. An interface without IPv6
             (a sysctl, the kernel, an MTU below 1280) gets none.
         modes: the flags of MODES to set, and the mask of those to set or clear.
+        set_addresses: False leaves out `cidrs`, for which all else is made ready, so that they can
+            be probed. Call this again then.
 
     Raises HostError, and LinkMissing if the interface has gone or has lost its mark.
     """
@@ -186,7 +190,8 @@ def configure(
         changes.append(link_changes.no_generated_address(link))
     if modes[1]:
         changes.append(link_changes.flagged(link, *modes))
-    changes += [addresses.addition(link, cidr) for cidr in cidrs]
+    if set_addresses:
+        changes += [addresses.addition(link, cidr) for cidr in cidrs]
     if link_local:
         changes.append(addresses.addition(link, link_local, if_possible=True))
     ready = links.by_index(pod, link.index, after=[*changes, link_changes.up(link)])

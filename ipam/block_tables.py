@@ -52,6 +52,13 @@ class BlockTables:
         ).fetchone()
         return None if row is None else _seen(row)
 
+    def unprobed(self) -> list[LeasedBlock]:
+        """The blocks of which addresses are to be probed before their first use."""
+        rows = self.connection.execute(
+            f"SELECT {BLOCK_COLUMNS}, crc FROM block WHERE unprobed != '[]' ORDER BY name"
+        )
+        return list(map(_seen, rows))
+
     def put_block(self, block: LeasedBlock) -> None:
         """Record a block, or what changed of it."""
         self.connection.execute(f"REPLACE INTO block VALUES ({BLOCK_MARKS})", block_row(block))

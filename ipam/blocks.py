@@ -33,7 +33,9 @@ class LeasedBlock(msgspec.Struct, frozen=True, kw_only=True):
     It was last `confirmed` at that time of CLOCK_BOOTTIME in `boot`, and hands out addresses for
     `max_offline` seconds from then. `rails` are its first addresses on the other rails of its pool:
     the lease is of the same addresses on all of them, and nothing of it is ceded. `sticky` names
-    the pod that the block is for (`ipam.cluster.sticky`), "" for any.
+    the pod that the block is for (`ipam.cluster.sticky`), "" for any. Each address in `unprobed` is
+    probed before its first use, as a lost machine may use it; for those in `answered` one does
+    (`ipam.cluster.probing`). Both are addresses of all rails, and sorted.
     """
 
     name: str
@@ -52,6 +54,8 @@ class LeasedBlock(msgspec.Struct, frozen=True, kw_only=True):
     confirmed: float = 0.0
     rails: tuple[int, ...] = ()
     sticky: str = ""
+    unprobed: tuple[Interval, ...] = ()
+    answered: tuple[Interval, ...] = ()
 
     @property
     def interval(self) -> Interval:
@@ -61,7 +65,9 @@ class LeasedBlock(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def parts(self) -> tuple[Interval, ...]:
         """Those of its addresses that may be handed out."""
-        holes = merged((*self.kept_out, *self.ceded)) if self.ceded else self.kept_out
+        holes = self.kept_out
+        if self.ceded or self.answered:
+            holes = merged((*holes, *self.ceded, *self.answered))
         return tuple(outside(self.interval, holes))
 
     @property

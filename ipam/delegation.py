@@ -5,6 +5,7 @@ later step.
 """
 
 import os
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -42,6 +43,19 @@ class IpamCall(Protocol):
         Interfaces with the same segment share a link. "" is an unknown link. `allowance` is what is
         left of the attachment's with its device; None where no device is known.
         """
+
+    @property
+    def unprobed(self) -> Sequence[str]:
+        """Addresses of `add` that a machine whose node was lost may still use: to be probed."""
+
+    def settle_probes(self, answers: Mapping[str, str]) -> None:
+        """Note that they were probed, and for which of them which hardware address answered.
+
+        CNIError 11 if there is any.
+        """
+
+    def pass_unprobed(self, why: str) -> None:
+        """Note that they are set without a probe."""
 
     def undo(self) -> None:
         """Undo what `add` of this object did, if anything."""
@@ -211,6 +225,16 @@ class InProcess:
             result, self._grant = self._plugin.reserve(self._request, segment, left)
         return result
 
+    @property
+    def unprobed(self) -> Sequence[str]:
+        return self._grant.unprobed
+
+    def settle_probes(self, answers: Mapping[str, str]) -> None:
+        self._plugin.settle_probes(self._request, self._grant, answers)
+
+    def pass_unprobed(self, why: str) -> None:
+        self._plugin.pass_unprobed(self._request, self._grant, why)
+
     def undo(self) -> None:
         grant, self._grant = self._grant, Grant()
         if grant.granted:
@@ -259,6 +283,14 @@ class _ForeignIpam:
         except CNIError:
             self.undo()
             raise
+
+    unprobed: Sequence[str] = ()
+
+    def settle_probes(self, answers: Mapping[str, str]) -> None:
+        pass
+
+    def pass_unprobed(self, why: str) -> None:
+        pass
 
     def undo(self) -> None:
         if self._added:

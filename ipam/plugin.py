@@ -4,7 +4,7 @@ ADD and CHECK read the configuration strictly. DEL and GC go by the attachment a
 also release addresses reserved under an earlier configuration, or one that is broken now.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -33,7 +33,9 @@ from ipam.ranges import Range, RangeSet
 from ipam.requested_ips import final_sets
 from ipam.scope import Stores
 from ipam.store import (
+    AddressInUse,
     AddressTaken,
+    AddressUnprobed,
     Grant,
     Owner,
     Quota,
@@ -87,8 +89,37 @@ class AddressPlugin:
         return cls(Stores(files, scope, compat=compat), boot_id, policy, nv_ipam, subjects)
 
     def add(self, request: Request) -> Result | dict[str, Any]:
-        """Reserve addresses and return them."""
-        return self.reserve(request)[0]
+        """Reserve addresses and return them. The caller sets them, and we cannot probe them."""
+        result, grant = self.reserve(request)
+        if grant.unprobed:
+            self.pass_unprobed(request, grant, "only ipoib and sriov probe addresses")
+        return result
+
+    def settle_probes(self, request: Request, grant: Grant, answers: Mapping[str, str]) -> None:
+        """Note what probes of the grant's `unprobed` have shown: `answers` has the hardware address
+        that answered for an address. AddressInUse if there is any."""
+        open_ = [
+            each.reservation for each in grant.granted if each.reservation.address in grant.unprobed
+        ]
+        self._store(self._boot()).settle_probes(
+            [each for each in open_ if each.address not in answers],
+            [each for each in open_ if each.address in answers],
+        )
+        if answers:
+            error = AddressInUse(answers)
+            self._tell(request, error)
+            raise error
+
+    def pass_unprobed(self, request: Request, grant: Grant, why: str) -> None:
+        """Tell people that the grant's addresses are used without a probe: they stay to be probed
+        by the next who can."""
+        error = AddressUnprobed(grant.unprobed, why)
+        note(printable(f"ADD {_attachment(request)}: {error}"))
+        self._tell(request, error)
+
+    def _tell(self, request: Request, error: CNIError) -> None:
+        self._messages(request).warning(f"ADD {_attachment(request)}: {error}")
+        self._stores.failed(Owner(_attachment(request), request.arguments.pod), error)
 
     def allowance(self, request: Request) -> Allowance:
         """What the pod's attachment may use beside what its configuration asks of this plugin.

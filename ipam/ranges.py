@@ -99,6 +99,16 @@ def outside(interval: Interval, holes: Sequence[Interval]) -> Iterator[Interval]
         yield Interval(cursor, interval.last)
 
 
+def common(one: Iterable[Interval], other: Iterable[Interval]) -> Iterator[Interval]:
+    """What is in both: of few intervals each."""
+    others = list(other)
+    for each in one:
+        for part in others:
+            first, last = max(each.first, part.first), min(each.last, part.last)
+            if first <= last:
+                yield Interval(first, last)
+
+
 def is_within(address: int, parts: Iterable[Interval]) -> bool:
     """Whether one of the intervals has the address."""
     return any(part.first <= address <= part.last for part in parts)
@@ -173,6 +183,11 @@ def merged(intervals: Iterable[Interval]) -> tuple[Interval, ...]:
         else:
             result.append(interval)
     return tuple(result)
+
+
+def size_of(intervals: Iterable[Interval]) -> int:
+    """How many addresses they have."""
+    return sum(each.last - each.first + 1 for each in intervals)
 
 
 def never_usable(network: Network) -> tuple[Interval, ...]:

@@ -27,7 +27,7 @@ from ipam.departures import DepartedAttachment, Departures
 from ipam.options import IpamOptions
 from ipam.recovery import DATABASE
 from ipam.sqlite_store import SqliteStore
-from ipam.store import Store
+from ipam.store import Owner, Store
 from ipam.store_files import PerCall, StoreFiles
 
 if TYPE_CHECKING:
@@ -178,6 +178,11 @@ class Stores:
     def of_node(self, boot: str) -> SqliteStore:
         """The store of this node."""
         return self._of_boot(boot)
+
+    def failed(self, owner: Owner, error: CNIError) -> None:
+        """See Claims.failed."""
+        if self._claims is not None:
+            self._claims.failed(owner, error)
 
     def leave(self, request: Request, attachment: Attachment, *, was_known: bool) -> None:
         """What a DEL owes to whereabouts' objects, which is done later: CNIError 5 if that cannot

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from cni.spec.attachment import Attachment
 from cni.spec.errors import CNIError, Code
-from ipam import allocation, quota
+from ipam import allocation, probes, quota
 from ipam.addresses import parse, text
 from ipam.allocation import AddressChoice
 from ipam.changes import change
@@ -86,8 +86,22 @@ class SqliteStore:
                 )
                 for choice in choices
             )
-            self._write(tables, put=[reserved.reservation for reserved in granted])
-        return Grant(granted)
+            reservations = [reserved.reservation for reserved in granted]
+            unprobed = probes.to_probe(tables, reservations)
+            self._write(tables, put=reservations)
+        return Grant(granted, unprobed)
+
+    def settle_probes(
+        self, silent: Collection[Reservation], answered: Collection[Reservation]
+    ) -> None:
+        """Note that no other machine answered for the one addresses, and one did for the other:
+        those are not handed out any more."""
+        with self._files.transaction() as tables:
+            changed = list(probes.settled(tables, silent, answered))
+            if changed:
+                with change(tables, self.directory):
+                    for block in changed:
+                        tables.put_block(block)
 
     def undo(self, grant: Grant) -> None:
         """See Store.undo."""

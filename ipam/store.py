@@ -4,7 +4,7 @@ The store of one node is `sqlite_store`. A store that is shared by a cluster com
 same interface.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -105,6 +105,31 @@ class AddressTaken(CNIError):
         self.holder = holder
 
 
+class AddressInUse(CNIError):
+    """Another machine on the link has addresses that were about to be set. `answers` gives its
+    hardware address for each. The runtime tries again, and gets others."""
+
+    def __init__(self, answers: Mapping[str, str]) -> None:
+        listed = ", ".join(f"{address} ({who})" for address, who in answers.items())
+        super().__init__(
+            Code.TRY_AGAIN,
+            f"another machine on the link already has {listed}: its node was lost, and still runs: "
+            "nothing was reserved; the runtime tries again, with another address; find that "
+            "machine by its hardware address, and stop it",
+        )
+
+
+class AddressUnprobed(CNIError):
+    """An address is set although a lost machine may still use it: nothing could probe it."""
+
+    def __init__(self, addresses: Sequence[str], why: str) -> None:
+        super().__init__(
+            Code.TRY_AGAIN,
+            f"{', '.join(addresses)} may still be used by a machine whose node was lost, and was "
+            f"not probed: {why}",
+        )
+
+
 class ReservedAddress(msgspec.Struct, frozen=True):
     """An address that `reserve` gave out, its range, and the reservation that it replaced."""
 
@@ -114,9 +139,13 @@ class ReservedAddress(msgspec.Struct, frozen=True):
 
 
 class Grant(msgspec.Struct, frozen=True):
-    """What one `reserve` did, in the order of its range sets: all that `undo` needs."""
+    """What one `reserve` did, in the order of its range sets: all that `undo` needs.
+
+    A lost machine may still use the addresses in `unprobed`: they are probed before they are set.
+    """
 
     granted: tuple[ReservedAddress, ...] = ()
+    unprobed: tuple[str, ...] = ()
 
 
 class RangeUsage(msgspec.Struct, frozen=True):

@@ -2,11 +2,12 @@
 
 Version 1 did not record on which link an address is used. Such a reservation counts as on every
 link until its pod comes again (`segments.BEFORE`). Version 2 knew no leased blocks. In version 3
-the table of blocks got columns from build to build. The upgrade is one transaction of SQLite, so a
-process that is killed in it leaves the former version.
+the table of blocks got columns from build to build, in version 4 none says which addresses are to
+be probed. The upgrade is one transaction of SQLite, so a process that is killed in it leaves the
+former version.
 
-An agent of a build of version 3 that is replaced may still end a call in the upgraded database, and
-writes its own version then. So a database of version 3 may also have the tables of this one.
+An agent of version 3 or 4 that is replaced may still end a call in the upgraded database, and
+writes its own version then. So a database of such a version may also have the tables of this one.
 """
 
 import sqlite3
@@ -31,11 +32,19 @@ from ipam.schema import (
 )
 from ipam.segments import BEFORE
 
-FORMER = (1, 2, 3)
+FORMER = (1, 2, 3, 4)
 FORMER_COLUMNS = COLUMNS.removesuffix(", segment")
 _RESERVATION = RESERVATION.replace("segment TEXT, ", "")
 _SCHEMAS = {1: (META, _RESERVATION, RUN, *INDEXES[:-1]), 2: (META, RESERVATION, RUN, *INDEXES)}
-_LATER = {"kept_out": "[]", "rails": "[]", "sticky": "", "cover": "", "ceded": "[]"}
+_LATER = {
+    "kept_out": "[]",
+    "rails": "[]",
+    "sticky": "",
+    "cover": "",
+    "ceded": "[]",
+    "unprobed": "[]",
+    "answered": "[]",
+}
 """What a block has in the columns that came later: none of its addresses is kept out, and so on."""
 _FIRST_BLOCK_COLUMNS = tuple(column for column in BLOCK_COLUMNS.split(", ") if column not in _LATER)
 _UNSOUND = -1  # not a crc32: a row that did not match its checksum must not match the new one

@@ -96,12 +96,23 @@ def move(
 
 
 def configure(
-    pod: Rtnetlink, namespace: NetworkNamespace, child: Link, cidrs: list[str], proxy_arp: bool
+    pod: Rtnetlink,
+    namespace: NetworkNamespace,
+    child: Link,
+    cidrs: list[str],
+    proxy_arp: bool,
+    *,
+    set_addresses: bool = True,
 ) -> Link:
-    """Add the addresses and set the child up. Answers it as it is then."""
+    """Add the addresses and set the child up. Answers it as it is then.
+
+    Without `set_addresses` it has all but these, so that they can be probed.
+    """
     sysctls = [Sysctl(4, "proxy_arp", "1")] if proxy_arp else []
     own = link_local(child)
-    return netdev_move.configure(pod, namespace, child, cidrs, sysctls, own)
+    return netdev_move.configure(
+        pod, namespace, child, cidrs, sysctls, own, set_addresses=set_addresses
+    )
 
 
 def link_local(child: Link) -> str:

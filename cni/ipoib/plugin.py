@@ -10,7 +10,7 @@ import msgspec
 
 from base import interrupts
 from base.waiting import wait_until
-from cni.attachments import results
+from cni.attachments import probing, results
 from cni.attachments.journal import JournalDamaged, JournalEntry
 from cni.attachments.lifecycle import InterfacePlugin, Sandbox, Undo
 from cni.attachments.matching import matched, require_records
@@ -61,6 +61,12 @@ class IPoIB(InterfacePlugin):
             made = child.make(host, attachment, plan)
             moved = child.move(host, pod, namespace, made, attachment)
             cidrs = [ip.address for ip in answer.ips]
+            if ipam is not None and ipam.unprobed:
+                up = child.configure(
+                    pod, namespace, moved, cidrs, wanted.proxy_arp, set_addresses=False
+                )
+                up = self._wait_for_carrier(sandbox, up, plan, wanted.carrier_wait)
+                probing.probe(ipam, pod, namespace, up)
             moved = child.configure(pod, namespace, moved, cidrs, wanted.proxy_arp)
             add_routes(pod, moved, results.hops(answer))
             ready = self._wait_for_carrier(sandbox, moved, plan, wanted.carrier_wait)

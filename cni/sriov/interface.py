@@ -9,6 +9,7 @@ import msgspec
 
 from base.paths import Paths
 from base.waiting import wait_until
+from cni.attachments import probing
 from cni.attachments.results import hops
 from cni.spec.attachment import Attachment
 from cni.spec.result import Result
@@ -22,6 +23,7 @@ from host.links import Link
 from host.namespaces import NetworkNamespace
 from host.netdev_move import Mark
 from host.netlink import Rtnetlink
+from ipam.delegation import IpamCall
 
 CARRIER_WAIT = 0.2  # seconds, only for the announcement: a VF's link may stay down
 MAC_TIME = 2.0  # seconds until a new address shows, as in sriov-cni (20 attempts)
@@ -44,10 +46,17 @@ def place(
     plan: DevicePlan,
     record: DeviceRecord,
     answer: Result,
+    ipam: IpamCall | None = None,
 ) -> Placed:
-    """Move a device into the pod and configure it there. The caller undoes this after a failure."""
+    """Move a device into the pod and configure it there. The caller undoes this after a failure.
+
+    The addresses of `answer` are those of `ipam`.
+    """
     bdf = plan.function.address if ":" in plan.function.address else ""
+    unprobed = ipam is not None and bool(ipam.unprobed)
     if plan.link is None:
+        if ipam is not None and unprobed:
+            ipam.pass_unprobed("the device has no network interface")
         return Placed(*_mac_and_mtu_at_pf(host, paths, record), bdf)
     link = plan.link
     if plan.infiniband and record.rdma:
@@ -61,6 +70,11 @@ def place(
         )
         moved = _with_its_address(pod, moved, record)
         cidrs = [ip.address for ip in answer.ips]
+        if ipam is not None and unprobed:
+            up = netdev_move.configure(
+                pod, namespace, moved, cidrs, modes=record.modes, set_addresses=False
+            )
+            probing.probe(ipam, pod, namespace, up)
         ready = netdev_move.configure(pod, namespace, moved, cidrs, modes=record.modes)
         add_routes(pod, ready, hops(answer))
         if not plan.infiniband:

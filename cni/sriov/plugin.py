@@ -82,7 +82,7 @@ class Sriov(InterfacePlugin):
                 if ipam is not None:  # only now, for the GUID decides the partition
                     answer = ipam.add(record.segment, allowance)
             guids.note_other_partition(plan, wanted.pkey)
-            placed = place(host, pod, namespace, self.paths, attachment, plan, record, answer)
+            placed = place(host, pod, namespace, self.paths, attachment, plan, record, answer, ipam)
             if ipam is not None and needs_interface:
                 undo.register("the addresses", ipam.undo)
                 answer = ipam.add(record.segment, allowance)

@@ -12,6 +12,7 @@ import msgspec
 
 from cni.spec.attachment import Attachment
 from cni.spec.errors import CNIError, Code
+from ipam import probes
 from ipam.addresses import Interval, parse
 from ipam.block_tables import taken_on
 from ipam.blocks import Instance, LeasedBlock
@@ -213,6 +214,15 @@ class BlockStore:
                 left = [part for each in block.ceded for part in outside(each, back)]
                 with self._changing(tables):
                     tables.put_block(_ceding(block, left))
+
+    def look_again(self) -> None:
+        """Have the addresses for which other machines answered probed again, when their turn is."""
+        with self._files.transaction() as tables:
+            answered = [block for block in tables.blocks() if block.answered]
+            if answered:
+                with self._changing(tables):
+                    for block in answered:
+                        tables.put_block(probes.looked_at_again(block))
 
     def forget(self, name: str, uid: str) -> None:
         """Drop the row of a lease that is over and of which nothing is held."""

@@ -23,6 +23,7 @@ from ipam.cluster.block_store import MOST_CEDED, BlockStore, Survey
 from ipam.cluster.names import sub_block_name
 from ipam.cluster.objects import AddressBlock
 from ipam.cluster.pools import Pools, Unusable
+from ipam.ranges import common
 
 REVIEW_EVERY = 60.0  # seconds between two looks whether others still have what is ceded
 REVIEW_EMPTY = 10.0  # the same of a block of which this node uses nothing: it is to go back
@@ -102,7 +103,7 @@ class Ceding:
         if row is None or found is None or not row.ceded:
             return False
         marked = set(_each(row.ceded))
-        asked = marked if within is None else marked & set(_each(_common(row.ceded, within)))
+        asked = marked if within is None else marked & set(_each(common(row.ceded, within)))
         leased = {parse(each.spec.first) for each in self._sub_blocks(name)}  # a hint
         held = self._store.held_marks(name, self._boot)
         back = sorted(asked - leased, key=lambda each: (each not in held, each))[:most]
@@ -183,13 +184,3 @@ def ceded_by(found: AddressBlock) -> Iterable[int]:
 
 def _each(intervals: Iterable[Interval]) -> Iterable[int]:
     return (address for first, last in intervals for address in range(first, last + 1))
-
-
-def _common(one: Iterable[Interval], other: Iterable[Interval]) -> Iterable[Interval]:
-    """What is in both: of few intervals each."""
-    others = list(other)
-    for each in one:
-        for part in others:
-            first, last = max(each.first, part.first), min(each.last, part.last)
-            if first <= last:
-                yield Interval(first, last)

@@ -120,6 +120,15 @@ def is_kept_out(want: Want, pool: AddressPool) -> AddressTaken:
     )
 
 
+def is_answered(want: Want) -> AddressTaken:
+    """Another machine answers for the address, though no node has leased it."""
+    return AddressTaken(
+        f"{want.range.where}: another machine on the link answers for address "
+        f"{text(want.range.first)}: nothing was reserved; ask for another address",
+        "see docs/cluster-addresses.md, addresses that a lost machine may still use",
+    )
+
+
 def is_elsewhere(want: Want, alone: LeftAlone) -> AddressTaken:
     """Beside whereabouts the node leases other parts of the range only. No pool has rails there."""
     return AddressTaken(

@@ -21,6 +21,7 @@ from ipam.cluster.api import AlreadyExists, ApiError, ClusterApi, Conflict, NotF
 from ipam.cluster.candidates import Candidates
 from ipam.cluster.claim_errors import (
     ClaimErrors,
+    is_answered,
     is_elsewhere,
     is_kept_out,
     is_reserved,
@@ -37,12 +38,13 @@ from ipam.cluster.pools import (
     pool_of,
     require_usable,
 )
+from ipam.cluster.probing import marks_of, to_probe
 from ipam.cluster.rails import Rails
 from ipam.cluster.rows import row_of
 from ipam.cluster.sticky_claims import StickyClaims, pinned
 from ipam.cluster.wants import Want
 from ipam.cluster.whereabouts import placeholders, slices
-from ipam.ranges import is_within, merged, outside
+from ipam.ranges import common, is_within, merged, outside
 
 _LOSSES = 8  # claims that others won, before the pool is read again
 _FEW_BLOCKS = 256  # of a pool: to list them costs the API server as much as the claims of one node
@@ -190,6 +192,8 @@ class Claimant:
                     raise is_reserved(sought)
                 if is_within(address, block.kept_out):
                     raise is_kept_out(sought, pool)
+                if is_within(address, block.answered):
+                    raise is_answered(sought)
                 return True
         return False
 
@@ -248,7 +252,10 @@ class Claimant:
                 f"another node reserves an address of {want.range} for the same pod or claim: "
                 "nothing was reserved; the runtime tries again",
             )
-        row = row_of(stored, fresh, want.range.domain, self.holder.boot, at)
+        unprobed = to_probe(fresh, stored.spec, blocks.block(index))
+        if unprobed and not stored.spec.probe:  # what was known of the pool is older than the mark
+            stored = self._api.update(replace(stored, spec=replace(stored.spec, probe=True)))
+        row = row_of(stored, fresh, want.range.domain, self.holder.boot, at, unprobed)
         self._store.put(replace(row, max_offline=min(max_offline(pool), row.max_offline)))
         self.claims += 1
         return stored
@@ -288,6 +295,7 @@ class Claimant:
                 compat="None" if coexists else pool.spec.compat,
                 state="Pending" if coexists else "Active",
                 max_offline_seconds=math.ceil(max_offline(pool)),
+                probe=any(common([interval], marks_of(pool))),
             ),
         )
 

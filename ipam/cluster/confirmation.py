@@ -32,7 +32,9 @@ from ipam.cluster.objects import (
     Meta,
 )
 from ipam.cluster.pools import Unusable, max_offline, require_usable
+from ipam.cluster.probing import to_probe
 from ipam.cluster.rails import Rails
+from ipam.cluster.rows import renewed
 from ipam.cluster.sticky import holes, is_let_go, of_row, row_text
 from ipam.cluster.sub_blocks import is_ceded
 from ipam.cluster.whereabouts.looks import Looks
@@ -84,7 +86,7 @@ class Confirmation:
                 if row.cover and not self._may_be_ceded(found):
                     self._give_up(row, found)
                     continue
-                row = _renewed(row, found.metadata.uid)
+                row = renewed(row, found.metadata.uid, self._pools)
                 self._store.put(row)
             if row is not None and row.uid != found.metadata.uid:
                 self._lose(row, "its lease had ended, and this node has leased it again")
@@ -232,6 +234,7 @@ class Confirmation:
             cover=found.spec.cover,
             ceded=merged(Interval(address, address) for address in ceded_by(found)),
             sticky=row_text(found.spec.sticky),
+            unprobed=to_probe(pool, found.spec, interval),
         )
         self._store.put(row)
         return ours
@@ -297,10 +300,10 @@ class Confirmation:
         if row.cover and not self._may_be_ceded(stored):
             self._give_up(row, stored)
             return True
-        renewed = _renewed(row, stored.metadata.uid)
+        again = renewed(row, stored.metadata.uid, self._pools)
         self._store.put(
             _confirmed(
-                renewed,
+                again,
                 state="usable",
                 boot=self._holder.boot,
                 at=when,
@@ -363,10 +366,6 @@ def domain_of_pool(pool: AddressPool) -> str:
     """The store's domain of the addresses of a pool."""
     name = pool.spec.network_name
     return name if pool.spec.shared else f"{name} {pool.spec.range}"
-
-
-def _renewed(row: LeasedBlock, uid: str) -> LeasedBlock:
-    return msgspec.structs.replace(row, uid=uid)
 
 
 def _confirmed(

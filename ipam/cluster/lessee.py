@@ -45,7 +45,8 @@ from ipam.cluster.whereabouts.settling import Settling
 from ipam.cluster.whereabouts.takeover import Takeover
 from ipam.confirmed import boottime
 from ipam.departures import Departures
-from ipam.store import Grant, Owner
+from ipam.ranges import size_of
+from ipam.store import AddressInUse, AddressUnprobed, Grant, Owner
 from ipam.store_files import StoreFiles
 
 CONFIRM_EVERY = 450.0  # seconds at most; less where a pool's maxOffline is below 30 min
@@ -57,6 +58,13 @@ _AHEAD = 3.0  # seconds for what is leased ahead: ADDs wait meanwhile
 _RETURN_RETRY = 5.0  # seconds after something could not be given back
 _QUIET = 120.0  # seconds without a claim after the API server has forgotten blocks
 _JOIN = 15.0  # seconds; a call to the API server takes about 10, and a launcher waits for 20
+
+_REASONS: Mapping[type[CNIError], str] = {
+    ReservationRefused: "AddressReservationRefused",
+    ClaimRefused: "IPAMClaimRefused",
+    AddressInUse: "AddressInUse",
+    AddressUnprobed: "AddressNotProbed",
+}  # of events on pods
 
 _log = logging.getLogger(__name__)
 
@@ -71,6 +79,8 @@ class Counted(NamedTuple):
     conflicts: int = 0
     errors: int = 0
     confirmed: float | None = None  # seconds ago
+    unprobed: int = 0
+    answered: int = 0
 
 
 class Lessee:
@@ -187,6 +197,8 @@ class Lessee:
             conflicts=claimant.conflicts if claimant else 0,
             errors=self._failures.api_errors,
             confirmed=None if self._confirmed is None else self._clock() - self._confirmed,
+            unprobed=sum(size_of(each.block.unprobed) for each in blocks),
+            answered=sum(size_of(each.block.answered) for each in blocks),
         )
 
     def _run(self) -> None:
@@ -253,10 +265,10 @@ class Lessee:
         """See Claims.failed."""
         if error.code == Code.NO_FREE_ADDRESS:
             self._events.of_pod("AddressPoolExhausted", error.message, owner.pod)
-        elif isinstance(error, ReservationRefused):
-            self._events.of_pod("AddressReservationRefused", error.message, owner.pod)
-        elif isinstance(error, ClaimRefused):
-            self._events.of_pod("IPAMClaimRefused", error.message, owner.pod)
+        reason = _REASONS.get(type(error))
+        if reason is not None:  # each address that another machine has is worth an event
+            each = isinstance(error, AddressInUse)
+            self._events.of_pod(reason, error.message, owner.pod, each_message=each)
 
     def unable(self, wants: Sequence[Want]) -> str | None:
         """See Claims.unable."""

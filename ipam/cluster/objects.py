@@ -133,6 +133,8 @@ class PoolStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit
     `rail_of` is the pool that leases these addresses as one of its rails, "" for none.
     `free_map` is a hint: the base64 of a bitmap, lowest block first, a set bit is a leased block;
     "" if there are more than 65,536 blocks. `high_water` is the index behind the last leased one.
+    `probe` are runs of addresses ("10.0.0.8-10.0.0.15") that a lost machine may still use: whoever
+    leases them probes each before its first use (`ipam.cluster.probing`).
     """
 
     space: str = ""
@@ -142,6 +144,7 @@ class PoolStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit
     addresses: AddressCounts = AddressCounts()
     free_map: str = ""
     high_water: int = 0
+    probe: tuple[str, ...] = ()
     conditions: tuple[Condition, ...] = ()
 
 
@@ -199,6 +202,7 @@ class BlockSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     whereabouts' objects have them; `compat` is the pool's by which the holder last looked there.
     `max_offline_seconds`: the holder hands out addresses for no longer than that after its last
     confirmation. 0: not written, by an older agent; then the pool's `max_offline` counts.
+    `probe`: when it was leased, the pool's status said that some of it was to be probed.
     """
 
     pool: str
@@ -218,6 +222,7 @@ class BlockSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     foreign: tuple[str, ...] = ()
     compat: Compat = "None"
     max_offline_seconds: int = 0
+    probe: bool = False
 
 
 class BlockStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
@@ -225,7 +230,9 @@ class BlockStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omi
 
     `holders` maps the offset of an address in the block to its pod: "66": "team-a/trainer-0 net1".
     `seq` is the sequence number of the holder's store. `confirmed` is for people: no decision
-    compares it with another machine's clock.
+    compares it with another machine's clock. Of a block with `probe`, `probed` are runs of
+    addresses that the holder need not probe (any more), as no other machine has them; for those in
+    `answered` another machine answers, so they are not handed out.
     """
 
     used: int = 0
@@ -233,6 +240,8 @@ class BlockStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omi
     seq: int = 0
     confirmed: str = ""
     holders: dict[str, str] = {}
+    probed: tuple[str, ...] = ()
+    answered: tuple[str, ...] = ()
 
 
 class AddressBlock(Resource, frozen=True, kw_only=True):

@@ -46,7 +46,7 @@ class Returns:
                         placeholders.remove(self._api, block.uid)
                     self._api.delete(found)
                 elif self._is_returning(block):
-                    drain(self._api, found)
+                    drain(self._api, found, probe=bool(block.unprobed or block.answered))
                 else:
                     return  # the pod came back, and the block was taken again
             except Conflict:

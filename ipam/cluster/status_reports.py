@@ -8,10 +8,12 @@ import msgspec
 
 from ipam.blocks import LeasedBlock
 from ipam.cluster.api import ClusterApi, Conflict, NotFound
-from ipam.cluster.block_store import BlockStore, Survey
+from ipam.cluster.block_store import BlockStore, Survey, Surveyed
 from ipam.cluster.objects import AddressBlock, BlockStatus
+from ipam.cluster.probing import proven, written
 
 EVERY = 10.0  # seconds between two writes of one node, and more in a large cluster
+_MOST_ANSWERED = 128  # runs in a status: a block with rails may have more
 _ABOUT_FULL = 3  # addresses: networks often leave out network address, broadcast address, gateway
 
 
@@ -40,7 +42,7 @@ class StatusReports:
         `objects` are the blocks as they were last seen, and gets the written ones.
         """
         changes = {
-            each.block.name: abs(each.used - self._last(each.block, objects[each.block.name]))
+            each.block.name: self._changes(each, objects[each.block.name])
             for each in survey.blocks
             if each.block.state in ("usable", "draining") and each.block.name in objects
         }
@@ -78,6 +80,8 @@ class StatusReports:
             seq=seq,
             confirmed=self._now().strftime("%Y-%m-%dT%H:%M:%SZ"),
             holders=holders,
+            probed=_probed(block, objects[name]),
+            answered=_answered(block),
         )
         try:
             objects[name] = self._api.update_status(
@@ -92,10 +96,27 @@ class StatusReports:
         """Forget the reports of blocks that are gone."""
         self._told = {name: told for name, told in self._told.items() if name in present}
 
+    def _changes(self, each: Surveyed, found: AddressBlock) -> int:
+        """By how many addresses its use has changed; 1 if only what was probed has."""
+        used = abs(each.used - self._last(each.block, found))
+        probes = _probed(each.block, found), _answered(each.block)
+        return used or int(probes != (found.status.probed, found.status.answered))
+
     def _last(self, block: LeasedBlock, found: AddressBlock) -> int:
         """How many were used by the last status: at first the one that an earlier agent wrote."""
         told = self._told.get(block.name)
         return told.used if told and told.uid == block.uid else found.status.used
+
+
+def _probed(block: LeasedBlock, found: AddressBlock) -> tuple[str, ...]:
+    """What the holder has proved free of other machines, where the block says that it is to."""
+    is_told = found.spec.probe and found.metadata.uid == block.uid
+    return written(proven(block)) if is_told else ()
+
+
+def _answered(block: LeasedBlock) -> tuple[str, ...]:
+    """What other machines have, as much of it as a status has room for."""
+    return written(block.answered)[:_MOST_ANSWERED]
 
 
 def _free(block: LeasedBlock, used: int) -> int:

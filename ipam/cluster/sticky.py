@@ -150,11 +150,12 @@ def is_let_go(found: AddressBlock) -> bool:
     return bool(found.spec.sticky.reservation) and found.spec.state == "Draining"
 
 
-def drain(api: ClusterApi, found: AddressBlock) -> None:
-    """Let go of a block of which nothing is held, for the pod's next node. ApiError.
+def drain(api: ClusterApi, found: AddressBlock, *, probe: bool) -> None:
+    """Let go of a block of which nothing is held, for the pod's next node, which is to probe the
+    address if `probe` says so. ApiError.
 
     The status goes first: it is of this holder's store, and the next one compares it with its own.
     """
     if found.spec.state != "Draining":
         found = api.update_status(replace(found, status=BlockStatus()))
-        api.update(replace(found, spec=replace(found.spec, state="Draining")))
+        api.update(replace(found, spec=replace(found.spec, state="Draining", probe=probe)))

@@ -17,6 +17,7 @@ from ipam.cluster.api import AlreadyExists, Conflict, NotFound, Unavailable
 from ipam.cluster.leasing import Leasing
 from ipam.cluster.objects import AddressBlock, AddressPool, AddressReservation, StickySpec
 from ipam.cluster.pools import Unusable, kept_out, max_offline
+from ipam.cluster.probing import to_probe_of_sticky
 from ipam.cluster.rows import row_of
 from ipam.cluster.sticky import (
     is_of,
@@ -155,7 +156,15 @@ class StickyClaims:
         return stored
 
     def _require_free(self, row: LeasedBlock, sticky: StickySpec, want: Want) -> None:
-        """CNIError 11 if a sandbox of this boot has the address: the runtime deletes it first."""
+        """CNIError 11 if a sandbox of this boot has the address: the runtime deletes it first. Or
+        if another machine has it."""
+        if row.answered:
+            raise CNIError(
+                Code.TRY_AGAIN,
+                f"{sticky.address} is reserved for {_whose(want, sticky)}, and another machine on "
+                "the link answers for it: nothing was reserved; the runtime tries again; find that "
+                "machine, and stop it",
+            )
         held = self._store.holders(row.name).values()
         holder = next((each for each in held if each.boot == self._holder.boot), None)
         if holder is not None and want.claim is not None:
@@ -211,7 +220,8 @@ class StickyClaims:
                     f"{address} changes hands: nothing was reserved; the runtime tries again: "
                     f"{error}",
                 ) from None
-        return stored, row_of(stored, pool, want.range.domain, self._holder.boot, at)
+        unprobed = to_probe_of_sticky(stored.spec)
+        return stored, row_of(stored, pool, want.range.domain, self._holder.boot, at, unprobed)
 
 
 def pinned(want: Want, pool: AddressPool) -> Want:

@@ -21,6 +21,7 @@ from ipam.cluster.geometry import Geometry
 from ipam.cluster.names import single_prefix, sub_block_name
 from ipam.cluster.objects import AddressBlock, AddressPool, BlockSpec, Holder, Meta
 from ipam.cluster.pools import kept_out, max_offline
+from ipam.cluster.probing import to_probe_below
 
 
 class SubBlocks:
@@ -58,7 +59,8 @@ class SubBlocks:
         if stored is None:
             return None
         at = self._clock()
-        if not is_ceded(self._api, stored):
+        cover = cover_of(self._api, stored)
+        if cover is None or not may_begin(stored, cover):
             with suppress(NotFound, Conflict):  # what remains is found by the next confirmation
                 self._api.delete(stored)
             return None
@@ -81,6 +83,7 @@ class SubBlocks:
                 max_offline=max_offline(pool),
                 boot=self._holder.boot,
                 confirmed=at,
+                unprobed=to_probe_below(cover, address),
             )
         )
         return active
@@ -88,8 +91,18 @@ class SubBlocks:
 
 def is_ceded(api: ClusterApi, block: AddressBlock) -> bool:
     """Whether a sub-block may be used: its cover has ceded the address. Read it after the POST."""
+    cover = cover_of(api, block)
+    return cover is not None and may_begin(block, cover)
+
+
+def cover_of(api: ClusterApi, block: AddressBlock) -> AddressBlock | None:
+    """The block that a sub-block's address is in, as it is now; None if there is none."""
     try:
-        cover = api.get(AddressBlock, block.spec.cover)
+        return api.get(AddressBlock, block.spec.cover)
     except NotFound:
-        return False
+        return None
+
+
+def may_begin(block: AddressBlock, cover: AddressBlock) -> bool:
+    """Whether the holder of a block that was read after its sub-block was POSTed has ceded it."""
     return cover.spec.state == "Active" and block.spec.first in cover.spec.ceded

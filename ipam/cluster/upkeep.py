@@ -18,6 +18,7 @@ from ipam.cluster.wants import Want
 
 _LOOK_AT_POOL = 450.0  # seconds; only where an empty block is kept, and no confirmation came
 _ROOM_AGAIN = 2.0  # seconds between two statuses of blocks about full, where nodes cede
+ANSWERED_AGAIN = 3600.0  # seconds until addresses that other machines have are probed again
 _CALM = 5.0  # seconds after a claim until a status is written: pods have many interfaces
 _LONGEST_STORM = 3 * EVERY  # seconds from one status to the next, however many claims there are
 _ROOM = 0.9  # of the blocks of a pool that are leased: from there on nothing is leased ahead
@@ -52,6 +53,7 @@ class Upkeep:
         self._seen_seq = -1
         self._pool_seen: dict[str, float] = {}
         self._told_at = self._tell_at = self._room_at = clock()
+        self._again_at = clock() + ANSWERED_AGAIN
 
     def look(self) -> None:
         """See what is held now, and forget what is over."""
@@ -62,6 +64,10 @@ class Upkeep:
             self._store.tend()
         for name, uid in over(self.survey).items():
             self._store.forget(name, uid)
+        if self._clock() >= self._again_at:
+            self._again_at = self._clock() + ANSWERED_AGAIN
+            if any(each.block.answered for each in self.survey.blocks):
+                self._store.look_again()
 
     @property
     def has_unconfirmed(self) -> bool:

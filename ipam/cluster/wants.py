@@ -139,7 +139,7 @@ class Claims(Protocol):
         """Such an address was handed out, and this is what this node's blocks have."""
 
     def failed(self, owner: Owner, error: CNIError) -> None:
-        """A pod got no address."""
+        """A pod got no address, or one that was not probed."""
 
     def unable(self, wants: Sequence[Want]) -> str | None:
         """Why `claim` would fail, as far as that is known without asking anybody."""

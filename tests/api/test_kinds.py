@@ -163,7 +163,7 @@ STICKY = {"reservation": "a/web", "pod": "web-0", "ifname": "net1", "address": "
         (BLOCK, {"spec.compat": "Coexist", "spec.state": "Pending"}),
         (BLOCK, {"spec.compat": "Read", "spec.foreign": ["10.7.0.65"]}),
         (BLOCK, {"spec.holder": {"instance": "i", "node": "n"}}),
-        (BLOCK, {"spec.probe": False}),  # by an agent of an earlier version
+        (BLOCK, {"spec.probe": True}),
         (REQUEST, {}),
         (REQUEST, {"spec.address": "10.7.0.9", "spec.count": 4096}),
         (REQUEST, {"spec.parts": ["10.7.0.9", "10.7.0.16-10.7.0.31"]}),

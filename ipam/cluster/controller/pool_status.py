@@ -32,6 +32,7 @@ def status(
     refused: Sequence[str] = (),
     full: str = "",
     overlaps: Sequence[str] = (),
+    probe: tuple[str, ...] = (),
 ) -> PoolStatus:
     """The status that the pool should have.
 
@@ -45,6 +46,7 @@ def status(
         refused: the reservations that the pool cannot keep, a sentence each.
         full: why it reserves no further address, "" if it does.
         overlaps: which pools of nv-ipam have addresses of it, too, a sentence each.
+        probe: the addresses that a lost machine may still use.
     """
     if not plan.block_size:
         conditions = [
@@ -56,6 +58,7 @@ def status(
         return PoolStatus(
             space=plan.space,
             rail_of=plan.rail_of,
+            probe=probe,
             conditions=pool_conditions.dated(pool, conditions, now),
         )
     geometry = Geometry(parse_interface(pool.spec.range)[1], plan.block_size)
@@ -86,6 +89,7 @@ def status(
         ),
         free_map=free_map(indexes, geometry.total) if mapped else "",
         high_water=min(indexes[-1] + 1, MOST) if indexes else 0,
+        probe=probe,
         conditions=pool_conditions.dated(
             pool,
             [

@@ -5,14 +5,15 @@ What is said of blocks here is done with shares, too.
 A proof must hold for a while before anything is done, since a Node object may be deleted by
 mistake and come back. Then the block is fenced: its state is `Reclaiming`, and no confirmation of
 its holder succeeds any more. Unless the holder's machine was off, the wait follows: after
-maxOffline and a margin no node can still hand out from the block. A holder that lives answers the
+maxOffline and a margin no node can still hand out from the block. Its pods may run all the same, so
+its addresses are marked then, to be probed (`probe_marks`). A holder that lives answers the
 fence by writing `Active`, which changes the resource version; and the deletion names the version
 that the fence was seen with. A sticky block is let go instead of deleted. All times are of this
 process: a new leader waits again.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from typing import TypeVar
 
 import msgspec
@@ -20,6 +21,7 @@ from msgspec.structs import replace
 
 from ipam.cluster.api import ApiError, ClusterApi, Conflict, NotFound, Refused
 from ipam.cluster.controller.machines import POWERED_OFF, PROOFS, Machines, Standing
+from ipam.cluster.controller.probe_marks import mark
 from ipam.cluster.controller.steps import Steps
 from ipam.cluster.durations import seconds
 from ipam.cluster.objects import (
@@ -93,7 +95,7 @@ class Reclaim:
     def step(
         self,
         blocks: Iterable[AnyLease],
-        pools: Mapping[str, AddressPool],
+        pools: MutableMapping[str, AddressPool],
         machines: Machines,
         polled: tuple[float, float],
         steps: Steps,
@@ -102,7 +104,7 @@ class Reclaim:
 
         `polled` are the times before and after the Nodes of `machines` were read, which may take
         long. What is older than FRESH is not acted on, and a deletion needs a proof that was read
-        after the fence. What fails is left for the next round.
+        after the fence. What fails is left for the next round. `pools` gets those that were marked.
         """
         blocks = tuple(blocks)
         began, ended = polled
@@ -191,7 +193,7 @@ class Reclaim:
         self,
         block: AnyLease,
         standing: Standing,
-        pools: Mapping[str, AddressPool],
+        pools: MutableMapping[str, AddressPool],
         read_at: float,
     ) -> int:
         """Fence the block, or delete it if that may be done; how many requests it took."""
@@ -216,7 +218,10 @@ class Reclaim:
                 return 0
             if sub_blocks_of(self._api, block):
                 return 1  # pods of other nodes have addresses of it
-            give_to_others(self._api, block)
+            probe = standing not in POWERED_OFF
+            if probe and isinstance(block, AddressBlock):
+                mark(self._api, block, pools)  # before anyone can lease it
+            give_to_others(self._api, block, probe=probe)
             self._counts.freed += 1
             _log.warning("%s: freed: the node %s %s", meta.name, block.holder.node, standing.value)
         except (Conflict, NotFound, Refused) as error:
@@ -248,13 +253,15 @@ def fence(api: ClusterApi, block: Leased) -> Leased:
     return api.update(replace(block, spec=replace(block.spec, state="Reclaiming")))
 
 
-def give_to_others(api: ClusterApi, block: AnyLease) -> None:
+def give_to_others(api: ClusterApi, block: AnyLease, *, probe: bool = False) -> None:
     """Let somebody else have what is fenced: a sticky block its pod, any other block anybody.
+
+    `probe`: its machine may still run.
 
     Conflict, NotFound, Refused, Unavailable.
     """
     if isinstance(block, AddressBlock) and block.spec.sticky.reservation:
-        drain(api, block)
+        drain(api, block, probe=probe or block.spec.probe)
     else:
         api.delete(block)
 

@@ -38,6 +38,7 @@ from ipam.cluster.controller.plans import plans
 from ipam.cluster.controller.pool_conditions import is_ready
 from ipam.cluster.controller.pool_maker import POOLS_PER_NAMESPACE, PoolMaker
 from ipam.cluster.controller.pool_status import decides_alike, differs_in_use_only, status
+from ipam.cluster.controller.probe_marks import ProbeMarks
 from ipam.cluster.controller.ranged import Plan
 from ipam.cluster.controller.reclaim import MARGIN, Reclaim, ReclaimCounts
 from ipam.cluster.controller.reports import Reports
@@ -195,7 +196,7 @@ class Rounds:
             self._reports.reservation("AddressReservationRefused", why, reservation)
         full = self._full(world.blocks, pools)
         texts = PoolTexts(conflicts, refusals, full, overlapping.sentences)
-        self._write_statuses(pools, index, machines.count, quarantined, texts)
+        self._write_statuses(pools, world.blocks, index, machines.count, quarantined, texts)
         over_limit = self._watch_limits(world.blocks, pools)
         return Seen(
             pools=tuple(pools.values()),
@@ -211,6 +212,7 @@ class Rounds:
     def _write_statuses(
         self,
         pools: dict[str, AddressPool],
+        blocks: Sequence[AddressBlock],
         index: BlockIndex,
         nodes: int,
         quarantined: Collection[str],
@@ -220,17 +222,22 @@ class Rounds:
         quiet = self._quiet(pools.values())
         uids = {pool.metadata.uid for pool in pools.values()}
         self._written = {uid: at for uid, at in self._written.items() if uid in uids}
+        marks = ProbeMarks(pools.values(), blocks)
         planned = plans(pools.values(), index, nodes, quiet)
-        if any(_decides(plan, pools[name]) for name, plan in planned.items()):
+        if any(_decides(plan, pools[name], marks) for name, plan in planned.items()):
             # What is decided must not rest on what a watch has shown: look now.
             try:
-                index = BlockIndex(self._api.list(AddressBlock).items)
+                blocks = self._api.list(AddressBlock).items
             except ApiError as error:
                 self.steps.failed(error)
+                marks = ProbeMarks(pools.values(), ())
                 planned = {
-                    name: plan for name, plan in planned.items() if not _decides(plan, pools[name])
+                    name: plan
+                    for name, plan in planned.items()
+                    if not _decides(plan, pools[name], marks)
                 }
             else:
+                index, marks = BlockIndex(blocks), ProbeMarks(pools.values(), blocks)
                 planned = plans(pools.values(), index, nodes, quiet)
 
         def write(item: tuple[str, Plan]) -> None:
@@ -245,6 +252,7 @@ class Rounds:
                 sorted(texts.refusals.get(name, ())),
                 texts.full.get(name, ""),
                 texts.overlaps.get(name, ()),
+                marks.of(pools[name], plan.space),
             )
             pools[name] = self._write(pools[name], wanted)
 
@@ -317,9 +325,10 @@ class Rounds:
         return datetime.fromtimestamp(self._wall(), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _decides(plan: Plan, pool: AddressPool) -> bool:
-    decided = pool.status.space, pool.status.block_size, pool.status.rail_of
-    return (plan.space, plan.block_size, plan.rail_of) != decided
+def _decides(plan: Plan, pool: AddressPool, marks: ProbeMarks) -> bool:
+    status = pool.status
+    decided = status.space, status.block_size, status.rail_of, status.probe
+    return (plan.space, plan.block_size, plan.rail_of, marks.of(pool, plan.space)) != decided
 
 
 def _quarantined(

@@ -3,8 +3,9 @@
 import ipaddress
 import struct
 
-from host.announce import gratuitous_arp, neighbour_advertisement, packet_address
+from host.announce import gratuitous_arp, neighbour_advertisement
 from host.links import Link
+from host.packets import ETH_P_ARP, packet_address
 
 MAC = bytes.fromhex("800001010fe80000000000000002001b10000001")[:20]
 ADDRESS = ipaddress.IPv4Address("10.1.2.3")
@@ -54,7 +55,7 @@ def test_advertisement_on_ethernet_has_one_unit() -> None:
 
 def test_packet_address_is_as_long_as_the_links_addresses() -> None:
     broadcast = bytes.fromhex("00ffffffff12401b80010000000000000ffffffff0")[:20]
-    raw = packet_address(_link(32, broadcast))
+    raw = packet_address(_link(32, broadcast), ETH_P_ARP)
     family, protocol, index, hardware, packet, length = struct.unpack("=HHiHBB", raw[:12])
     assert (family, index, hardware, packet, length) == (17, 7, 32, 0, 20)
     assert protocol.to_bytes(2, "little") == bytes.fromhex("0806")
@@ -63,6 +64,6 @@ def test_packet_address_is_as_long_as_the_links_addresses() -> None:
 
 def test_packet_address_is_never_shorter_than_the_kernel_takes() -> None:
     """packet_snd refuses less than a struct sockaddr_ll, which has room for 8 bytes of address."""
-    raw = packet_address(_link(1, b"\xff" * 6))
+    raw = packet_address(_link(1, b"\xff" * 6), ETH_P_ARP)
     assert len(raw) == 20
     assert raw[11:] == bytes((6,)) + b"\xff" * 6 + bytes(2)

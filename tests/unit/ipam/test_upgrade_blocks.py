@@ -1,4 +1,4 @@
-"""A store of version 3, whose table of blocks had fewer columns, by the build that wrote it."""
+"""A store of version 3 or 4, whose table of blocks had fewer columns, by the build that made it."""
 
 import shutil
 import sqlite3
@@ -56,21 +56,34 @@ def rows_in(statement: str) -> list[LeasedBlock]:
 
 def earlier_row(row: LeasedBlock, statement: str) -> tuple[object, ...]:
     """The row as such a build writes it."""
-    *content, _ = block_row(row)
     written = tuple(
-        value for name, value in zip(COLUMNS, content, strict=True) if f"{name} " in statement
+        value
+        for name, value in zip(COLUMNS, block_row(row), strict=False)
+        if f"{name} " in statement
     )
     return (*written, crc_of(written))
 
 
-@pytest.fixture(params=[BEFORE_KEPT_OUT, BEFORE_RAILS, BEFORE_CEDING, LAST])
-def statement(request: pytest.FixtureRequest) -> str:
-    made: str = request.param
+@pytest.fixture(
+    params=[(BEFORE_KEPT_OUT, 3), (BEFORE_RAILS, 3), (BEFORE_CEDING, 3), (LAST, 3), (LAST, 4)]
+)
+def former(request: pytest.FixtureRequest) -> tuple[str, int]:
+    made: tuple[str, int] = request.param
     return made
 
 
 @pytest.fixture
-def directory(statement: str, memory_path: Path) -> Path:
+def statement(former: tuple[str, int]) -> str:
+    return former[0]
+
+
+@pytest.fixture
+def version(former: tuple[str, int]) -> int:
+    return former[1]
+
+
+@pytest.fixture
+def directory(statement: str, version: int, memory_path: Path) -> Path:
     """A store of such a build, closed."""
     directory = memory_path / "ipam"
     SqliteStore(directory, BOOT).reserve(owner("c1"), SETS)
@@ -83,7 +96,7 @@ def directory(statement: str, memory_path: Path) -> Path:
             written = earlier_row(row, statement)
             marks = ", ".join("?" * len(written))
             database.execute(f"INSERT INTO block VALUES ({marks})", written)
-        write_version(database, 3)
+        write_version(database, version)
     return directory
 
 
@@ -111,8 +124,8 @@ def is_upgraded(directory: Path, statement: str) -> bool:
     return version_of(directory) == VERSION and fsck.check(directory, fail)
 
 
-def test_the_next_call_upgrades_it(directory: Path, statement: str) -> None:
-    assert version_of(directory) == 3
+def test_the_next_call_upgrades_it(directory: Path, statement: str, version: int) -> None:
+    assert version_of(directory) == version
     SqliteStore(directory, BOOT).reserve(owner("c2"), SETS)
     assert SqliteStore(directory, BOOT).release(owner("c2").attachment)
     assert is_upgraded(directory, statement)
@@ -124,20 +137,20 @@ def test_an_agent_upgrades_it(directory: Path, statement: str) -> None:
     assert is_upgraded(directory, statement)
 
 
-def test_a_replaced_agent_of_version_3_may_end_a_call_in_it(
-    directory: Path, statement: str
+def test_a_replaced_agent_of_the_former_version_may_end_a_call_in_it(
+    directory: Path, statement: str, version: int
 ) -> None:
     assert is_upgraded(directory, statement)
     with closing(sqlite3.connect(directory / DATABASE)) as database:
-        write_version(database, 3)
+        write_version(database, version)
     assert is_upgraded(directory, statement)
 
 
 def test_fsck_finds_it_sound_and_rebuilds_it_with_its_blocks(
-    directory: Path, statement: str
+    directory: Path, statement: str, version: int
 ) -> None:
     assert fsck.check(directory, fail)
-    assert version_of(directory) == 3
+    assert version_of(directory) == version
     assert fsck.rebuild(directory, lambda line: None)
     instance, rows = leases(directory)
     assert (instance, rows) == (INSTANCE, unconfirmed(rows_in(statement)))
@@ -183,21 +196,21 @@ def no_table(database: sqlite3.Connection) -> None:
 
 @pytest.mark.parametrize("damage", [more_columns, fewer_columns, no_table])
 def test_other_columns_are_damage_and_stay(
-    directory: Path, damage: Callable[[sqlite3.Connection], None]
+    directory: Path, version: int, damage: Callable[[sqlite3.Connection], None]
 ) -> None:
     with closing(sqlite3.connect(directory / DATABASE)) as database:
         damage(database)
         database.commit()
     error = error_of(partial(held, directory))
-    assert (error.code, "version 3" in error.message) == (Code.STORE_DAMAGED, True)
-    assert version_of(directory) == 3
+    assert (error.code, f"version {version}" in error.message) == (Code.STORE_DAMAGED, True)
+    assert version_of(directory) == version
     assert fsck.rebuild(directory, lambda line: None)
     assert held(directory) == ["10.0.0.1"]
     assert leases(directory)[0] == Instance(*INSTANCE)
 
 
-def test_a_kill_at_any_line_leaves_version_3_or_this_one(
-    directory: Path, statement: str, monkeypatch: pytest.MonkeyPatch
+def test_a_kill_at_any_line_leaves_the_former_version_or_this_one(
+    directory: Path, statement: str, version: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tests.unit.ipam.kills.MODULES", MODULES | {upgrade.__file__})
     base = directory.with_name("base")
@@ -219,4 +232,4 @@ def test_a_kill_at_any_line_leaves_version_3_or_this_one(
         kill_at(count, partial(opened, fresh()))
         seen.add(version_of(directory))
         assert is_upgraded(directory, statement), f"line {line}"
-    assert seen == {3, VERSION}
+    assert seen == {version, VERSION}

@@ -15,7 +15,6 @@ from ipam.cluster.objects import (
     GROUP,
     KINDS,
     VERSION,
-    AddressBlock,
     AddressReservation,
     Resource,
 )
@@ -25,9 +24,6 @@ CHECKOUT = Path(__file__).resolve().parents[4]
 MANIFEST = CHECKOUT / "deploy/kustomize/base/podfabric.yaml"
 DOCUMENT = (CHECKOUT / "docs/cluster-objects.md").read_text()
 Schema = dict[str, Any]
-
-WITHOUT_EFFECT = {"spec.probe"}
-"""Fields that agents of earlier versions write, and that this one does not know."""
 
 CRDS: dict[str, Schema] = {
     each["spec"]["names"]["kind"]: each
@@ -70,8 +66,7 @@ def compare(where: str, schema: Schema, type_: object) -> None:
 def compare_struct(where: str, schema: Schema, type_: type[msgspec.Struct]) -> None:
     """The same of a struct: each field, and which fields must be there."""
     fields = {each.encode_name: each for each in msgspec.structs.fields(type_)}
-    ours = {name for name in schema["properties"] if f"{where}.{name}" not in WITHOUT_EFFECT}
-    assert sorted(ours) == sorted(fields), where
+    assert sorted(schema["properties"]) == sorted(fields), where
     assert set(schema.get("required", ())) == {
         name for name, each in fields.items() if each.required
     }, where
@@ -139,10 +134,3 @@ def test_the_document_lists_every_field_with_its_default(kind: type[Resource]) -
             schema = schema["properties"][name]
         shown = yaml.safe_load(written.strip("`")) if written else None
         assert shown == schema.get("default"), path
-
-
-def test_what_agents_of_earlier_versions_write_is_accepted_and_has_no_effect() -> None:
-    """They are replaced node by node, after the CRDs, and say `fieldValidation=Strict`."""
-    written = properties(AddressBlock)["spec"]["properties"]["probe"]
-    assert written["type"] == "boolean"
-    assert "default" not in written  # what we write loses it

@@ -9,6 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from cni.spec.errors import CNIError, Code
+from ipam.cluster.controller.reclaim import give_to_others
 from ipam.cluster.objects import (
     AddressBlock,
     AddressPool,
@@ -19,8 +20,9 @@ from ipam.cluster.objects import (
     StickyLimits,
 )
 from ipam.cluster.wants import PATIENCE
+from ipam.store import AddressInUse, Grant
 from tests.fake_api import FakeApi, Fault
-from tests.unit.ipam.calls import error_of
+from tests.unit.ipam.calls import error_of, request
 from tests.unit.ipam.cluster.audit import audit, audit_settled
 from tests.unit.ipam.cluster.nodes import RANGE, ClusterNode, blocks_of, put_pool
 from tests.unit.ipam.cluster.test_crashes import Kill, Killed, armed, disarmed
@@ -556,3 +558,47 @@ def test_a_stateful_set_of_20_that_moves_ten_times_keeps_its_addresses(
     blocks = server.look_at_all(AddressBlock).items
     assert len(blocks) == 20
     assert {block.spec.epoch for block in blocks} == {11}
+
+
+def test_a_block_of_a_lost_node_is_probed_by_the_pods_next_node_until_one_has_done_so(
+    server: FakeApi, nodes: list[ClusterNode]
+) -> None:
+    a, b, c = nodes
+    address = add(a, "web-0")
+    (found,) = server.look_at_all(AddressBlock).items
+    give_to_others(server, found, probe=True)  # as the controller does for a Node that is gone
+    (let_go_of,) = server.look_at_all(AddressBlock).items
+    assert (let_go_of.spec.state, let_go_of.spec.probe) == ("Draining", True)
+
+    def grant_of(node: ClusterNode) -> Grant:
+        return node.plugin.reserve(request("ADD", IPAM, "web-0-1", pod="web-0"))[1]
+
+    grant = grant_of(b)
+    assert grant.unprobed == (address,)
+    b.delete("web-0")  # without a probe
+    let_go(b)
+    grant = grant_of(c)
+    assert grant.unprobed == (address,)
+    c.plugin.settle_probes(request("ADD", IPAM, "web-0-1", pod="web-0"), grant, {})
+    c.delete("web-0")
+    let_go(c)
+    assert bound(server)["web-0"] == ("node-c", "Draining")
+    assert grant_of(b).unprobed == ()
+
+
+def test_a_reserved_address_that_another_machine_has_is_given_to_no_pod(
+    server: FakeApi, nodes: list[ClusterNode]
+) -> None:
+    a, b, _ = nodes
+    add(a, "web-0")
+    (found,) = server.look_at_all(AddressBlock).items
+    give_to_others(server, found, probe=True)
+    asked = request("ADD", IPAM, "web-0-1", pod="web-0")
+    grant = b.plugin.reserve(asked)[1]
+    answers = dict.fromkeys(grant.unprobed, "02:00:00:00:00:02")
+    with pytest.raises(AddressInUse):
+        b.plugin.settle_probes(asked, grant, answers)
+    b.plugin.undo(grant)
+    error = error_of(lambda: add(b, "web-0"))
+    assert error.code == Code.TRY_AGAIN
+    assert "another machine on the link answers" in error.message

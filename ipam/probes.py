@@ -1,0 +1,63 @@
+"""Addresses of leased blocks that a lost machine may still use: what probes of them have shown.
+
+`ipam.cluster.probing` says which these are. The main plugin of a pod probes them, on the pod's
+interface, before they are set there.
+"""
+
+from collections.abc import Collection, Iterable
+from functools import partial
+from typing import Protocol
+
+from msgspec.structs import replace
+
+from ipam.addresses import Interval, parse
+from ipam.blocks import LeasedBlock
+from ipam.ranges import is_within, merged, outside
+from ipam.store import Reservation
+
+
+class Blocks(Protocol):
+    """What this needs to know of a store."""
+
+    def unprobed(self) -> list[LeasedBlock]:
+        """The blocks of which addresses are to be probed before their first use."""
+
+
+def to_probe(tables: Blocks, reservations: Iterable[Reservation]) -> tuple[str, ...]:
+    """The addresses of these reservations whose first use this is."""
+    blocks = tables.unprobed()
+    if not blocks:
+        return ()
+    return tuple(each.address for each in reservations if any(map(partial(_is_open, each), blocks)))
+
+
+def settled(
+    tables: Blocks, silent: Collection[Reservation], answered: Collection[Reservation]
+) -> Iterable[LeasedBlock]:
+    """The blocks that change, after nobody answered for the one and somebody did for the other."""
+    for block in tables.unprobed():
+        here = [each for each in (*silent, *answered) if _is_open(each, block)]
+        if not here:
+            continue
+        seen = merged(map(_address, here))
+        taken = [_address(each) for each in answered if _is_open(each, block)]
+        yield replace(
+            block,
+            unprobed=tuple(part for run in block.unprobed for part in outside(run, seen)),
+            answered=merged((*block.answered, *taken)),
+        )
+
+
+def looked_at_again(block: LeasedBlock) -> LeasedBlock:
+    """The block whose answered addresses are probed again before they are handed out."""
+    return replace(block, answered=(), unprobed=merged((*block.unprobed, *block.answered)))
+
+
+def _is_open(reservation: Reservation, block: LeasedBlock) -> bool:
+    is_here = reservation.domain in block.domains
+    return is_here and is_within(parse(reservation.address), block.unprobed)
+
+
+def _address(reservation: Reservation) -> Interval:
+    address = parse(reservation.address)
+    return Interval(address, address)

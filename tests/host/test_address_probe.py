@@ -1,0 +1,122 @@
+"""Probes of addresses, as the neighbour at the other end of a veth pair answers them."""
+
+import ipaddress
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack
+from uuid import uuid4
+
+import pytest
+
+from host import address_probe, announce, links, netdev_move
+from host.links import Link
+from host.namespaces import NetworkNamespace
+from host.netlink import Rtnetlink, netlink
+from tests.waiting import PATIENCE
+
+IP = "/usr/sbin/ip"
+HOLDER = "02:00:00:00:00:02"
+
+
+def _run(*arguments: str) -> None:
+    subprocess.run([IP, *arguments], check=True)
+
+
+class Wire:
+    """A namespace with the interface `near`, one with `far`, whose hardware address is HOLDER."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self.names = [f"t{uuid4().hex[:10]}" for _ in range(2)]
+        for name in self.names:
+            _run("netns", "add", name)
+            stack.callback(_run, "netns", "delete", name)
+        here, there = self.names
+        ends = ("near", "type", "veth", "peer", "far", "address", HOLDER, "netns", there)
+        _run("-n", here, "link", "add", *ends)
+        _run("-n", there, "link", "set", "far", "up")
+        self.namespace = stack.enter_context(NetworkNamespace.open(f"/var/run/netns/{here}"))
+        self.route: Rtnetlink = stack.enter_context(netlink(self.namespace))
+
+    def give(self, cidr: str) -> None:
+        """The other end gets an address, as a pod of podfabric does."""
+        _run("-n", self.names[1], "address", "add", cidr, "dev", "far", "nodad")
+
+    def near(self, *cidrs: str) -> Link:
+        """This end, made ready for these addresses, with carrier."""
+        link = links.require(self.route, "near")
+        up = netdev_move.configure(self.route, self.namespace, link, cidrs, set_addresses=False)
+        ready = announce.await_carrier(self.route, up, PATIENCE)
+        assert ready.carrier
+        return ready
+
+    def answers(self, *cidrs: str) -> dict[str, str]:
+        """Who answers for the addresses."""
+        hosts = [str(ipaddress.ip_interface(cidr).ip) for cidr in cidrs]
+        return address_probe.answers(self.namespace, self.near(*cidrs), hosts)
+
+
+@pytest.fixture
+def wire() -> Iterator[Wire]:
+    with ExitStack() as stack:
+        yield Wire(stack)
+
+
+CIDRS = ("10.9.0.7/24", "fd00:9::7/64")
+
+
+@pytest.mark.parametrize("cidr", CIDRS)
+def test_a_machine_that_has_the_address_is_found(wire: Wire, cidr: str) -> None:
+    wire.give(cidr)
+    host = cidr.partition("/")[0]
+    assert wire.answers(cidr) == {host: HOLDER}
+
+
+def test_addresses_that_no_machine_has_get_no_answer(wire: Wire) -> None:
+    wire.give("10.9.0.8/24")
+    wire.give("fd00:9::8/64")
+    assert wire.answers(*CIDRS) == {}
+
+
+def test_each_of_several_addresses_is_told_apart(wire: Wire) -> None:
+    wire.give("fd00:9::7/64")
+    assert wire.answers("10.9.0.7/24", "fd00:9::7/64", "fd00:9::8/64") == {"fd00:9::7": HOLDER}
+
+
+def test_probes_teach_the_other_machine_nothing_and_set_nothing(wire: Wire) -> None:
+    wire.give("10.9.0.7/24")
+    wire.answers(*CIDRS)
+    shown = subprocess.run(
+        [IP, "-n", wire.names[1], "neighbour", "show", "10.9.0.7"],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert shown.stdout == ""
+    own = subprocess.run(
+        [IP, "-n", wire.names[0], "address", "show", "dev", "near"],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert "10.9.0.7" not in own.stdout
+    assert "fd00:9::7" not in own.stdout
+
+
+def test_an_address_of_this_very_interface_is_no_answer(wire: Wire) -> None:
+    """A packet that the link sends back must not count as another machine's."""
+    link = wire.near(*CIDRS)
+    mine = bytes.fromhex(link.mac.replace(":", ""))
+    packet = address_probe.arp_probe(link.link_type, mine, bytes((10, 9, 0, 7)))
+    target = address_probe._target(link, mine, "10.9.0.7")
+    assert address_probe._owner(packet, target, mine) is None
+
+
+def test_another_machine_that_probes_the_address_counts(wire: Wire) -> None:
+    link = wire.near(*CIDRS)
+    mine = bytes.fromhex(link.mac.replace(":", ""))
+    other = bytes.fromhex(HOLDER.replace(":", ""))
+    target = address_probe._target(link, mine, "10.9.0.7")
+    packet = address_probe.arp_probe(link.link_type, other, bytes((10, 9, 0, 7)))
+    assert address_probe._owner(packet, target, mine) == other
+    packet = address_probe.arp_probe(link.link_type, other, bytes((10, 9, 0, 8)))
+    assert address_probe._owner(packet, target, mine) is None

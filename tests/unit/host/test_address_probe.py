@@ -1,0 +1,88 @@
+"""Probes as they are sent, and what counts as an answer. tests/host and tests/kernel send them."""
+
+import socket
+
+import pytest
+
+from host import address_probe
+from host.address_probe import arp_probe, solicitation
+from host.links import ARPHRD_ETHER, ARPHRD_INFINIBAND, Link
+from tests.unit.sriov.node import link
+
+MAC = bytes.fromhex("020000000001")
+GUID = bytes.fromhex("000000480000000000000000") + bytes.fromhex("0002c90300a1b2c3")
+ADDRESS4 = socket.inet_pton(socket.AF_INET, "10.9.0.7")
+ADDRESS6 = socket.inet_pton(socket.AF_INET6, "fd00:9::a1:b2c3")
+BROADCAST = "00:ff:ff:ff:ff:12:40:1b:80:01:00:00:00:00:00:00:ff:ff:ff:ff"
+
+
+def _link(link_type: int, mac: bytes, broadcast: str = "ff:ff:ff:ff:ff:ff") -> Link:
+    return link("net1", "", link_type=link_type, mac=mac.hex(":"), broadcast=broadcast)
+
+
+ETHERNET = _link(ARPHRD_ETHER, MAC)
+INFINIBAND = _link(ARPHRD_INFINIBAND, GUID, BROADCAST)
+
+
+def _owner(packet: bytes, where: Link, mine: bytes, address: str) -> bytes | None:
+    target = address_probe._target(where, mine, address)
+    return address_probe._owner(packet, target, mine)
+
+
+def test_an_arp_probe_has_no_senders_address() -> None:
+    packet = arp_probe(ARPHRD_ETHER, MAC, ADDRESS4)
+    assert packet.hex() == "0001080006040001" + MAC.hex() + "00000000" + "00" * 6 + "0a090007"
+    assert len(arp_probe(ARPHRD_INFINIBAND, GUID, ADDRESS4)) == 8 + 2 * (20 + 4)
+
+
+def test_a_solicitation_goes_to_the_addresses_group_from_nowhere() -> None:
+    packet = solicitation(ADDRESS6)
+    assert packet[:8].hex() == "6000000000183aff"
+    assert packet[8:24] == bytes(16)
+    assert socket.inet_ntop(socket.AF_INET6, packet[24:40]) == "ff02::1:ffa1:b2c3"
+    assert packet[48:64] == ADDRESS6
+    words = packet[8:40] + (24).to_bytes(4, "big") + (58).to_bytes(4, "big") + packet[40:]
+    total = sum(int.from_bytes(words[at : at + 2], "big") for at in range(0, len(words), 2))
+    while total >> 16:
+        total = (total & 0xFFFF) + (total >> 16)
+    assert total == 0xFFFF  # RFC 1071: with the checksum the sum is minus zero
+
+
+def test_a_group_has_the_hardware_address_of_the_links_type() -> None:
+    target = address_probe._target(ETHERNET, MAC, "fd00:9::a1:b2c3")
+    assert target.destination.hex() == "3333ffa1b2c3"
+    target = address_probe._target(INFINIBAND, GUID, "fd00:9::a1:b2c3")
+    # QPN of multicast; ff12, IPv6's signature and the P_Key; the last ten bytes of the group
+    assert target.destination.hex() == "00ffffffff12601b8001" + "000000000001ffa1b2c3"
+
+
+@pytest.mark.parametrize(
+    ("where", "mine", "other"), [(ETHERNET, MAC, b"\x02" * 6), (INFINIBAND, GUID, b"\x02" * 20)]
+)
+def test_any_arp_packet_from_the_address_counts(where: Link, mine: bytes, other: bytes) -> None:
+    head = where.link_type.to_bytes(2, "big") + b"\x08\x00" + bytes((len(mine), 4))
+    for operation in (b"\0\1", b"\0\2"):
+        packet = head + operation + other + ADDRESS4 + mine + bytes(4)
+        assert _owner(packet, where, mine, "10.9.0.7") == other
+        assert _owner(packet, where, mine, "10.9.0.8") is None
+        assert _owner(packet[:-1], where, mine, "10.9.0.7") is None
+    own = head + b"\0\2" + mine + ADDRESS4 + mine + bytes(4)
+    assert _owner(own, where, mine, "10.9.0.7") is None
+
+
+def _advertisement(option: bytes, hops: int = 255, kind: int = 136) -> bytes:
+    head = b"\x60\0\0\0" + (24 + len(option)).to_bytes(2, "big") + bytes((58, hops))
+    return head + bytes(32) + bytes((kind, 0, 0, 0)) + bytes(4) + ADDRESS6 + option
+
+
+def test_an_advertisement_of_the_link_counts() -> None:
+    def owner(packet: bytes) -> bytes | None:
+        return _owner(packet, ETHERNET, MAC, "fd00:9::a1:b2c3")
+
+    assert owner(_advertisement(b"\2\1" + b"\x02" * 6)) == b"\x02" * 6
+    assert owner(_advertisement(b"\2\3\0\0" + GUID)) == GUID
+    assert owner(_advertisement(b"")) == b""  # nobody said who it is
+    assert owner(_advertisement(b"", hops=64)) is None
+    assert owner(_advertisement(b"", kind=135)) is None
+    assert owner(_advertisement(b"")[:60]) is None
+    assert _owner(_advertisement(b""), ETHERNET, MAC, "fd00:9::a1:b2c4") is None
