@@ -1,96 +1,195 @@
 """What the agent's part of GPU limits needs: CPU time, and memory for each container.
 
-    .venv/bin/python -m bench.gpu_agent [--tenants 64] [--seconds 20]
+    .venv/bin/python -m bench.gpu_agent [--against CHECKOUT] [--tenants 64] [--working 0]
+                                        [--seconds 10] [--rounds 3]
 
 Eight GPUs of the stand-in for the driver, of which the containers have equal parts. Each container
-has a process with a context. The service runs in this process: its watch looks each second, and
-corrects shares each half second.
+has a registered process with a context; those of `--working` launch kernels all the time, and wait
+for their share. The service is a process of its own: its watch looks each second, and corrects
+shares each half second. With `--against`, rounds with the service of another checkout alternate
+with ours, for the same processes.
 """
 
 import argparse
+import json
+import statistics
 import subprocess
+import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from base.pod import Pod
+import msgspec
+
 from bench.gpu_place import Place
+from bench.gpu_registration import running_agent
 from gpu.group_limits import Limit
-from gpu.service import GpuService
-from gpu.settings import GpuLimitSettings
-from gpu.tenants import Tenant
-from tests.host.gpu.driver_root import environment_of_tenant, installed, paths_with
+from gpu.groups import Groups
+from tests.gpu.group import DIRECTORY, environment, libraries
+from tests.host.gpu.driver_root import installed, paths_with
 from tests.host.gpu.pods import made_container
 from tests.standin.gpus import GIB, MIB, Behaviour, Node, gpus
 from tests.unit.gpu.groups import PlainRooms
+from tests.waiting import until
+from tools.compiling import CHECKOUT
 
 EIGHT = gpus(8, bytes=64 * GIB, context_bytes=300 * MIB)
+SETTLING = 3.0  # seconds
+AGENT = """
+import json, sys, time
+from pathlib import Path
+from base.paths import Paths
+from base.pod import Pod
+from gpu.service import GpuService
+from gpu.settings import GpuLimitSettings
+from gpu.tenants import Tenant
+from tests.unit.gpu.groups import PlainRooms
+directory, uids = Path(sys.argv[1]), json.loads(sys.argv[2])
+tenants = [
+    Tenant(group=f"g{n}", pod=Pod("default", f"p{n}", uid), container="main")
+    for n, uid in enumerate(uids)
+]
+run = directory / ("run" if uids else "empty")
+paths = Paths(proc=directory / "proc", run=run, sys=directory / "sys")
+settings = GpuLimitSettings(driver_root=directory / "driver")
+service = GpuService(paths, lambda: tenants, settings, rooms=PlainRooms())
+service.start()
+print("serves", flush=True)
+for _ in sys.stdin:
+    [resident] = [line for line in Path("/proc/self/status").open() if line.startswith("VmRSS:")]
+    alive = sum(each.processes for each in service.sample.tenants)
+    print(time.process_time(), time.monotonic(), resident.split()[1], alive, flush=True)
+service.close()
+"""
 
 
-def _resident() -> int:
-    """KiB of this process."""
-    [line] = [
-        line
-        for line in Path("/proc/self/status").read_text().splitlines()
-        if line.startswith("VmRSS:")
-    ]
-    return int(line.split()[1])
+class Spent(msgspec.Struct, frozen=True):
+    """What an agent needed."""
+
+    cpu: float  # of one CPU
+    resident: int  # KiB
+    alive: int  # the processes that it saw
 
 
-def _service(directory: Path, tenants: list[Tenant]) -> GpuService:
-    settings = GpuLimitSettings(driver_root=directory / "driver")
-    return GpuService(paths_with(directory, EIGHT), lambda: tenants, settings, rooms=PlainRooms())
+class Tenancies:
+    """Containers with a process each."""
 
+    def __init__(self, directory: Path, node: Node, program: Path, stack: ExitStack) -> None:
+        self._directory = directory
+        self._node = node
+        self._program = program
+        self._stack = stack
+        paths = paths_with(directory, EIGHT)
+        self._groups = Groups(paths.run / "gpu", rooms=PlainRooms())
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self.uids: list[str] = []
 
-def _waiting(node: Node, device: int, program: Path, stack: ExitStack) -> "subprocess.Popen[bytes]":
-    """A process with a context on a device, which waits."""
-    process = stack.enter_context(
-        subprocess.Popen(
-            [str(program), "fill", "alloc", str(65 * GIB)],  # which it does not get
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**environment_of_tenant(node), "CUDA_VISIBLE_DEVICES": str(device)},
+    def make(self, number: int, count: int, words: Sequence[str]) -> None:
+        """One of `count` containers, and a process that waits until `begin`."""
+        container = self._stack.enter_context(made_container())
+        self.uids.append(container.container.pod_uid)
+        device = number % len(EIGHT)
+        limit = Limit(EIGHT[device].uuid, GIB, len(EIGHT) / count)
+        directory = self._directory / f"in-{number}"
+        directory.mkdir()
+        (directory / DIRECTORY).symlink_to(self._groups.make(f"g{number}", [limit]))
+        process = self._stack.enter_context(
+            subprocess.Popen(
+                ["sh", "-c", 'read -r begin; exec "$0" "$@"', str(self._program), *words],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                cwd=directory,
+                env={
+                    **environment(self._node, libraries()),
+                    "PATH": "/usr/bin:/bin",
+                    "CUDA_VISIBLE_DEVICES": str(device),
+                },
+            )
         )
-    )
-    stack.callback(process.kill)
-    return process
+        self._stack.callback(process.kill)
+        container.take(process.pid)
+        self._processes.append(process)
+
+    def begin(self) -> None:
+        """Let all processes use CUDA, while an agent registers them."""
+        for process in self._processes:
+            assert process.stdin is not None
+            process.stdin.write(b"\n")
+            process.stdin.flush()
+
+
+def _asked(agent: "subprocess.Popen[str]") -> list[float]:
+    """CPU time and time of an agent, seconds; KiB that it holds; the processes that it sees."""
+    assert agent.stdin is not None and agent.stdout is not None
+    agent.stdin.write("\n")
+    agent.stdin.flush()
+    return [float(word) for word in agent.stdout.readline().split()]
+
+
+class Bench:
+    """Agents of checkouts, over the same containers."""
+
+    def __init__(self, directory: Path, tenancies: Tenancies, seconds: float) -> None:
+        self._directory = directory
+        self._tenancies = tenancies
+        self._seconds = seconds
+
+    def agent(self, checkout: Path, *, tenants: bool = True, begins: bool = False) -> Spent:
+        """Run an agent for a while; `begins`: the processes register with it."""
+        uids = json.dumps(self._tenancies.uids if tenants else [])
+        command = [sys.executable, "-c", AGENT, str(self._directory), uids]
+        with running_agent(command, checkout) as agent:
+            if begins:
+                self._tenancies.begin()
+                count = len(self._tenancies.uids)
+                until(lambda: _asked(agent)[3] == count, 60, what="registration of all processes")
+            time.sleep(SETTLING)
+            cpu, clock, _, _ = _asked(agent)
+            time.sleep(self._seconds if tenants else 0)
+            cpu_then, clock_then, resident, alive = _asked(agent)
+            assert agent.stdin is not None
+            agent.stdin.close()
+        return Spent((cpu_then - cpu) / (clock_then - clock), int(resident), int(alive))
 
 
 def main() -> None:
     """Print what was measured."""
     parser = argparse.ArgumentParser(description="Measure the agent's part of GPU limits.")
+    parser.add_argument("--against", type=Path, help="another checkout, whose service alternates")
     parser.add_argument("--tenants", type=int, default=64)
-    parser.add_argument("--seconds", type=float, default=20)
+    parser.add_argument("--working", type=int, default=0, help="of them, those that launch")
+    parser.add_argument("--seconds", type=float, default=10)
+    parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
     count: int = arguments.tenants
+    checkouts = [CHECKOUT, *([arguments.against.resolve()] if arguments.against else [])]
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(dir="/dev/shm")))
         (directory / "bench").mkdir()
         place = Place(directory / "bench", None)
         stack.callback(place.close)
         node = stack.enter_context(installed(directory / "driver", EIGHT, Behaviour()))
-        tenants: list[Tenant] = []
-        service = _service(directory, tenants)
-        stack.callback(service.close)
-        service.start()
-        before = _resident()
+        tenancies = Tenancies(directory, node, place.program, stack)
+        bench = Bench(directory, tenancies, arguments.seconds)
+        empty = {of: bench.agent(of, tenants=False).resident for of in checkouts}
+        idle = ["fill", "alloc", str(65 * GIB)]  # which it does not get
+        work = ["work", "work_1ms", "1000000", "1"]
         for number in range(count):
-            container = stack.enter_context(made_container())
-            uid = container.container.pod_uid
-            tenants.append(
-                Tenant(group=f"g{number}", pod=Pod("default", f"p{number}", uid), container="main")
-            )
-            device = number % len(EIGHT)
-            limit = Limit(EIGHT[device].uuid, GIB, len(EIGHT) / count)
-            service.groups.make(f"g{number}", [limit])
-            container.take(_waiting(node, device, place.program, stack).pid)
-        time.sleep(3)
-        began, clock = time.process_time(), time.monotonic()
-        time.sleep(arguments.seconds)
-        spent = (time.process_time() - began) / (time.monotonic() - clock)
-        grown = (_resident() - before) / count
-    print(f"{count} containers on 8 GPUs: {spent:.1%} of a CPU, {grown:.0f} KiB for each")
+            tenancies.make(number, count, work if number < arguments.working else idle)
+        bench.agent(CHECKOUT, begins=True)
+        rounds = [{of: bench.agent(of) for of in checkouts} for _ in range(arguments.rounds)]
+    print(f"{count} containers on 8 GPUs, {arguments.working} of them launch:")
+    for of in checkouts:
+        cpu = [spent[of].cpu for spent in rounds]
+        grown = statistics.median(spent[of].resident - empty[of] for spent in rounds) / count
+        alive = min(spent[of].alive for spent in rounds)
+        print(
+            f"{'this checkout' if of == CHECKOUT else of}: {statistics.median(cpu):.2%} of a CPU "
+            f"({min(cpu):.2%} to {max(cpu):.2%}), {grown:.0f} KiB for each of {count} containers, "
+            f"{alive} processes"
+        )
 
 
 if __name__ == "__main__":

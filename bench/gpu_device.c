@@ -5,7 +5,8 @@
  *   gpu_device uuid                  the first device's UUID, as 32 hexadecimal digits
  *   gpu_device launch COUNT          ns of an empty launch: the mean, synchronised after each thousand
  *   gpu_device alloc COUNT BYTES     ns of a cuMemAlloc and its cuMemFree: the mean
- *   gpu_device init                  calls cuInit when its input ends: its ns, and ns of CPU time
+ *   gpu_device init                  calls cuInit at the first line of its input, or its end: its ns, and
+ *                                    ns of CPU time. Then it waits for the end of its input
  *   gpu_device fill KIND BYTES       takes memory (alloc, physical, async) in pieces until it is refused:
  *                                    the bytes it got, the total that it was shown, and the refusal's
  *                                    number. Then it waits for the end of its input
@@ -269,13 +270,17 @@ int main(int count, char **words)
         return 0;
     }
     if (strcmp(what, "init") == 0) {
-        until_end();
+        char line;
+
+        if (read(STDIN_FILENO, &line, 1) < 0)
+            return 2;
         uint64_t began = now(), used = ns_of(CLOCK_PROCESS_CPUTIME_ID);
 
         CALL(cuInit, (unsigned), 0);
         used = ns_of(CLOCK_PROCESS_CPUTIME_ID) - used;
         print(now() - began);
         print(used);
+        until_end();
         return 0;
     }
     start();

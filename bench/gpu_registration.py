@@ -5,8 +5,10 @@
 The agent's registrar is a process of its own, the clients are processes in the cgroups of made-up
 pods, with the library of gpu/shim over the stand-in for the driver. With `--against`, rounds with
 the registrar of another checkout alternate with ours. "without" is cuInit of the stand-in alone.
-"inf" are processes that were refused. The CPU time, of each process within cuInit and of the agent
-for each, says more than the time that passes on a machine that is busy.
+"floor" is the same with an agent that answers at once, and does none of what it should
+(bench/gpu_floor.c): what the machine needs to let so many processes ask and be answered. "inf" are
+processes that were refused. The CPU time, of each process within cuInit and of the agent for each,
+says more than the time that passes on a machine that is busy.
 """
 
 import argparse
@@ -25,11 +27,12 @@ import msgspec
 from bench.gpu_place import Place
 from gpu.group_limits import Limit
 from gpu.groups import Groups
-from tests.gpu.group import DIRECTORY
+from tests.gpu.group import BUILT, DIRECTORY
 from tests.host.gpu.pods import MadeContainer, made_container
 from tests.unit.gpu.groups import PlainRooms
-from tools.compiling import CHECKOUT
+from tools.compiling import CHECKOUT, compiled
 
+FLOOR = Path(__file__).with_name("gpu_floor.c")
 IN_GROUP = 250  # processes; a group has 256 slots
 AGENT = """
 import sys, time
@@ -76,30 +79,47 @@ class Registering:
 
     def with_agent(self, checkout: Path, count: int) -> Times:
         """So many processes, which an agent of that checkout registers."""
-        shutil.rmtree(self._root, ignore_errors=True)
-        groups = Groups(self._root, rooms=PlainRooms())
-        for n in range(len(self._containers)):
-            groups.make(f"g{n}", [Limit(self._place.gpu.uuid, 2**64 - 1, 1.0)])
+        self._make_groups()
         uids = [each.container.pod_uid for each in self._containers]
-        command = [sys.executable, "-c", AGENT, str(self._root), *uids]
-        with running_agent(command, checkout) as agent:
-            times = self._starts(count, shim=True)
+        return self._measured(
+            [sys.executable, "-c", AGENT, str(self._root), *uids], checkout, count
+        )
+
+    def floor(self, count: int) -> Times:
+        """The same with an agent that answers at once."""
+        self._make_groups()
+        options = ["gcc", "-O2", "-Wall", "-Wextra", "-Werror", str(FLOOR)]
+        program = compiled(options, BUILT / "gpu_floor", [FLOOR])
+        sockets = [f"groups/g{n}/agent/agent.sock" for n in range(len(self._containers))]
+        return self._measured([str(program), *sockets], self._place.directory, count)
+
+    def _measured(self, command: list[str], directory: Path, count: int) -> Times:
+        with running_agent(command, directory) as agent, self._started(count, shim=True) as times:
             assert agent.stdin is not None and agent.stdout is not None
             agent.stdin.write("\n")
             agent.stdin.flush()
             registered, spent = map(float, agent.stdout.readline().split())
         if registered < count:
-            print(f"{checkout}: {registered:.0f} of {count} processes were registered in time")
+            print(f"{command[0]}: {registered:.0f} of {count} processes were registered in time")
         return msgspec.structs.replace(times, agent=spent / max(registered, 1) * 1e6)
 
     def without(self, count: int) -> Times:
         """The same without the shim."""
-        return self._starts(count, shim=False)
+        with self._started(count, shim=False) as times:
+            return times
+
+    def _make_groups(self) -> None:
+        shutil.rmtree(self._root, ignore_errors=True)
+        groups = Groups(self._root, rooms=PlainRooms())
+        for n in range(len(self._containers)):
+            groups.make(f"g{n}", [Limit(self._place.gpu.uuid, 2**64 - 1, 1.0)])
 
     def _directory(self, n: int) -> Path:
         return self._place.directory / f"in-{n}"
 
-    def _starts(self, count: int, *, shim: bool) -> Times:
+    @contextmanager
+    def _started(self, count: int, *, shim: bool) -> Iterator[Times]:
+        """What processes took. None ends while another one waits: that needs a CPU, too."""
         running = [
             subprocess.Popen(
                 [str(self._place.program), "init"],
@@ -115,15 +135,18 @@ class Registering:
             self._containers[n // IN_GROUP].take(process.pid)
         for process in running:
             assert process.stdin is not None
-            process.stdin.close()
+            process.stdin.write(b"\n")
+            process.stdin.flush()
         wall, cpu = [], []
         for process in running:
             assert process.stdout is not None
-            took, _, used = process.stdout.read().partition(b"\n")
-            wall.append(float(took or "inf") / 1e6)
-            cpu.append(float(used or "nan") / 1e3)
-            process.wait()
-        return Times(wall, statistics.mean(cpu), 0.0)
+            wall.append(float(process.stdout.readline() or "inf") / 1e6)
+            cpu.append(float(process.stdout.readline() or "nan") / 1e3)
+        try:
+            yield Times(wall, statistics.mean(cpu), 0.0)
+        finally:
+            for process in running:
+                process.communicate()
 
 
 @contextmanager
@@ -146,7 +169,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=300, help="processes")
     parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
-    kinds: dict[str, Path | None] = {"without": None, "this checkout": CHECKOUT}
+    kinds: dict[str, Path | None] = {"without": None, "floor": None, "this checkout": CHECKOUT}
     if arguments.against is not None:
         kinds[str(arguments.against)] = arguments.against.resolve()
     rounds: dict[str, list[Times]] = {name: [] for name in kinds}
@@ -159,10 +182,12 @@ def main() -> None:
         measured = Registering(place, containers)
         for _ in range(arguments.rounds):
             for name, checkout in kinds.items():
-                if checkout is None:
-                    rounds[name].append(measured.without(arguments.count))
-                else:
+                if checkout is not None:
                     rounds[name].append(measured.with_agent(checkout, arguments.count))
+                elif name == "floor":
+                    rounds[name].append(measured.floor(arguments.count))
+                else:
+                    rounds[name].append(measured.without(arguments.count))
     _print(f"cuInit of {arguments.count} at once", rounds)
 
 

@@ -135,12 +135,14 @@ class Rows:
         running = [of[n // MOST_IN_GROUP].start("init", shim=shim) for n in range(count)]
         for process in running:
             assert process.stdin is not None
-            process.stdin.close()
+            process.stdin.write("\n")
+            process.stdin.flush()
         times = []
         for process in running:
             assert process.stdout is not None
             times.append(float(process.stdout.readline() or "nan") / 1e6)
-            process.wait()
+        for process in running:  # none ends while another one waits: that needs a CPU, too
+            process.communicate()
         return times
 
     def _added(

@@ -5,13 +5,15 @@
 Each call is timed with and without them, in turns, in one process (bench/gpu_calls.c). "added" is
 the difference of the two medians or 99th percentiles; the ratio is that of the medians. The
 stand-in's calls take as long as they do, so ratios to a real driver's are others: the differences
-count. Many processes that start at once are measured by `bench.gpu_registration`, with the agent's
-own registrar.
+count. Of a start of the runtime and of its cuInit the CPU time is shown: cuInit waits for an agent,
+here one in Python that shares the machine's CPUs with the rest. Many processes that start at once
+are measured by `bench.gpu_registration`, with the agent's own registrar.
 """
 
 import os
 import statistics
 import subprocess
+import sys
 import tempfile
 from contextlib import ExitStack, chdir
 from pathlib import Path
@@ -26,7 +28,18 @@ from tools.compiling import compiled
 
 SOURCE = Path(__file__).with_name("gpu_calls.c")
 MANY = 1_000_000  # live allocations
-STARTS = 30
+STARTS = 60
+RUNTIME = """
+import ctypes, sys, time
+count, runtime = ctypes.c_int(), ctypes.CDLL(sys.argv[1])
+began = time.process_time_ns()
+driver = ctypes.CDLL("libcuda.so.1")
+loaded = time.process_time_ns()
+driver.cuInit(0)
+initialised = time.process_time_ns()
+runtime.cudaGetDeviceCount(ctypes.byref(count))
+print(loaded - began, initialised - loaded, time.process_time_ns() - initialised)
+"""
 
 
 class Times(msgspec.Struct, frozen=True):
@@ -93,15 +106,30 @@ class Bench:
             self._group.bury(process.pid) if with_shim else None
         return times
 
-    def runtime(self, version: str, with_shim: bool) -> float:
-        """Seconds of the first call of a CUDA runtime: it asks for all functions of the driver."""
-        code = (
-            "import ctypes, time; n = ctypes.c_int(); "
-            f"library = ctypes.CDLL({str(runtime(version)[0])!r}); began = time.perf_counter(); "
-            "library.cudaGetDeviceCount(ctypes.byref(n)); print(time.perf_counter() - began)"
+    def runtime(self, version: str, with_shim: bool) -> tuple[int, int]:
+        """Nanoseconds of CPU time: the start of a CUDA runtime without cuInit, and cuInit's.
+
+        Its first call loads the driver, initialises it, and asks for all functions.
+        """
+        command = [sys.executable, "-c", RUNTIME, str(runtime(version)[0])]
+        environment = self._environment(with_shim)
+        with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as process:
+            assert process.stdout is not None
+            load, initialise, call = map(int, process.stdout.read().split())
+        self._group.bury(process.pid) if with_shim else None
+        return load + call, initialise
+
+    def runtimes(self, version: str) -> tuple[Times, Times]:
+        """The same of many starts, in turns."""
+        found: dict[bool, list[tuple[int, int]]] = {True: [], False: []}
+        for number in range(STARTS):
+            for with_shim in (number % 2 == 0, number % 2 != 0):
+                found[with_shim].append(self.runtime(version, with_shim))
+        starts, initialisations = (
+            Times([times[n] for times in found[True]], [times[n] for times in found[False]])
+            for n in (0, 1)
         )
-        command = ["python3", "-c", code]
-        return float(subprocess.check_output(command, env=self._environment(with_shim)))
+        return starts, initialisations
 
 
 def main() -> None:
@@ -142,11 +170,12 @@ def _begins(bench: Bench) -> None:
     added = (statistics.median(alone) - statistics.median(plain)) / 1e6
     _row("cuInit (ms)", added, statistics.median(alone) / statistics.median(plain), 2)
     for version in RUNTIMES:
-        with_shim = [bench.runtime(version, True) for _ in range(STARTS)]
-        without = [bench.runtime(version, False) for _ in range(STARTS)]
-        difference = (statistics.median(with_shim) - statistics.median(without)) * 1e3
-        ratio = statistics.median(with_shim) / statistics.median(without)
-        _row(f"first call of CUDA {version}'s runtime (ms)", difference, ratio, 0.2)
+        start, initialisation = bench.runtimes(version)
+        _row(
+            f"start of CUDA {version}'s runtime, CPU (ms)", start.added(50) / 1e6, start.ratio, 0.2
+        )
+        added = initialisation.added(50) / 1e6
+        _row("  its cuInit, CPU (ms)", added, initialisation.ratio, 2)
 
 
 def _memory(bench: Bench) -> None:
@@ -158,7 +187,7 @@ def _memory(bench: Bench) -> None:
 
 def _row(what: str, added: float, ratio: float | None, target: float) -> None:
     shown = f"{ratio:8.2f}" if ratio is not None else f"{'':8}"
-    print(f"{what:44}{added:12.1f}{shown}   {target:g}", flush=True)
+    print(f"{what:44}{added:12.2f}{shown}   {target:g}", flush=True)
 
 
 def _percentile(times: list[int], percent: int) -> float:

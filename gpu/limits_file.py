@@ -65,7 +65,8 @@ class Registered(msgspec.Struct, frozen=True, kw_only=True):
 class LimitsFile:
     """An open `limits`. Raises LimitsInvalid, later OSError.
 
-    The caller makes sure that there is one writer at a time.
+    The caller makes sure that there is one writer at a time. `state` are the bytes of the header:
+    while they are the same, so is all else, unless the file `is_changing`.
     """
 
     def __init__(self, path: Path) -> None:
@@ -78,7 +79,8 @@ class LimitsFile:
         try:
             if os.fstat(self._descriptor).st_size != layout.LIMITS_SIZE:
                 raise LimitsInvalid(f"{path}: has not the size of this version's file")
-            self.header = layout.PfLimitsHeader.from_buffer_copy(self._read(0, layout.GPU_AT))
+            self.state = self._read(0, layout.GPU_AT)
+            self.header = layout.PfLimitsHeader.from_buffer_copy(self.state)
             wanted = (layout.LIMITS_MAGIC, layout.VERSION, layout.LIMITS_SIZE)
             if (self.header.magic, self.header.version, self.header.size) != wanted:
                 raise LimitsInvalid(f"{path}: is not of this version")
@@ -97,6 +99,10 @@ class LimitsFile:
     def close(self) -> None:
         """Close the file."""
         os.close(self._descriptor)
+
+    def is_changing(self) -> bool:
+        """Whether a writer is, was since the opening, or was killed in the middle of a change."""
+        return self.header.sequence % 2 != 0 or self._read(0, layout.GPU_AT) != self.state
 
     def gpus(self) -> tuple[GpuEntry, ...]:
         """The limits of each GPU, in the order of the file and of `region`."""
@@ -120,11 +126,11 @@ class LimitsFile:
 
     def processes(self) -> dict[int, Registered]:
         """What is known of the processes, by slot; without slots that were never registered."""
-        content = self._read(layout.PROCESS_AT, layout.SLOTS * _PROCESS).rstrip(b"\0")
-        content += bytes(-len(content) % _PROCESS)  # without the slots behind the last one used
+        content = self._read(layout.PROCESS_AT, layout.SLOTS * _PROCESS)
+        registrations = memoryview(content).cast("Q")[:: _PROCESS // 8]  # each entry's first field
         return {
             slot: self._registered(content, slot * _PROCESS)
-            for slot, (registration,) in enumerate(_REGISTRATION.iter_unpack(content))
+            for slot, registration in enumerate(registrations.tolist())
             if registration
         }
 
@@ -185,7 +191,6 @@ class LimitsFile:
         return content
 
 
-_REGISTRATION = struct.Struct(f"<Q{_PROCESS - 8}x")
 _ENTRY = struct.Struct(f"<QQIIQ{layout.GPUS}Q")  # struct pf_process; quicker than its fields
 
 

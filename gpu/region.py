@@ -21,6 +21,7 @@ MOST_COUNT = 1 << 62
 MOST_NS = 1 << 62
 _SYMBOL = re.compile(rb"cu[A-Za-z0-9_]{1,53}")
 _GPU, _SLOT, _SYMBOL_SIZE = sizeof(layout.PfGpu), sizeof(layout.PfSlot), sizeof(layout.PfSymbol)
+_NO_SYMBOLS = bytes(layout.SYMBOLS * _SYMBOL_SIZE)
 # Fields of struct pf_slot: state, registration, data and context of each GPU
 _FIELDS = struct.Struct(f"<I28xQ24x{2 * layout.GPUS}Q")
 
@@ -138,9 +139,9 @@ class Region:
 
     def unknown_symbols(self) -> dict[str, int]:
         """How often functions of the driver were asked for that the shim does not know, by name."""
-        content = self._read(layout.SYMBOL_AT, layout.SYMBOLS * _SYMBOL_SIZE)
+        content = self._read(layout.SYMBOL_AT, len(_NO_SYMBOLS))
         symbols: dict[str, int] = {}
-        if not content.strip(b"\0"):  # nearly always, and this is asked of each group each second
+        if content == _NO_SYMBOLS:  # nearly always, and this is asked of each group each second
             return symbols
         for n in range(layout.SYMBOLS):
             symbol = layout.PfSymbol.from_buffer_copy(content, n * _SYMBOL_SIZE)

@@ -68,7 +68,8 @@ class Watch:
         minors = self._owned()
         uuids = dict.fromkeys([*minors, *_uuids(files)])
         used, problems = self._used(nvml, uuids) if nvml is not None else ({}, [problem])
-        after = self._slots(files)
+        said = self._said(files)
+        after = {group: of.slots for group, of in said.items()}
         by_group, others = self.attribution.memory(used)
         utilization = self._utilization()
         self._tell_shims(files, before, used, after, complete=not problems)
@@ -77,7 +78,9 @@ class Watch:
             nvml_up=not problems,
             problem="; ".join(problems),
             driver=self._driver,
-            tenants=tuple(self._compared(tenants, files, minors, used, by_group, utilization)),
+            tenants=tuple(
+                self._compared(tenants, files, said, minors, used, by_group, utilization)
+            ),
             gpus=tuple(
                 GpuSample(
                     uuid=uuid,
@@ -147,15 +150,16 @@ class Watch:
         """What living processes say, by group and slot; nothing of a damaged region."""
         found: dict[str, dict[int, SlotUse]] = {}
         for group, of in files.items():
-            alive = [slot for slot, process in of.processes.items() if process.alive]
-            read = partial(Region.slots, wanted=alive)
-            slots = (self._from_region(group, of, read) if alive else None) or {}
-            found[group] = {
-                slot: use
-                for slot, use in slots.items()
-                if use.registration == of.processes[slot].registration
-            }
+            read = partial(_slots, of)
+            found[group] = (self._from_region(group, of, read) if _alive(of) else None) or {}
         return found
+
+    def _said(self, files: Mapping[str, GroupFiles]) -> "dict[str, _Said]":
+        """What groups say of themselves, with the same slots; one opening of each region."""
+        return {
+            group: self._from_region(group, of, partial(_said, of)) or _Said({}, None, None, {})
+            for group, of in files.items()
+        }
 
     def _from_region(self, group: str, files: GroupFiles, read: Callable[[Region], T]) -> T | None:
         """What `read` finds in the group's region; None if the tenant has damaged it."""
@@ -191,14 +195,15 @@ class Watch:
         self,
         tenants: Mapping[str, Tenant],
         files: Mapping[str, GroupFiles],
+        said: "Mapping[str, _Said]",
         minors: Mapping[str, int | None],
         used: Mapping[str, PidBytes],
         by_group: Mapping[tuple[str, str], PidBytes],
         utilization: Mapping[tuple[str, str], float],
     ) -> Iterator[TenantSample]:
         for group, of in files.items():
-            said = self._from_region(group, of, _said) or _Said(None, None, {})
-            alive = [process for process in of.processes.values() if process.alive]
+            alive = [of.processes[slot] for slot in _alive(of)]
+            _, uses, counts, symbols = said[group]
             for n, (limit, entry) in enumerate(zip(of.limits, of.in_force, strict=True)):
                 told = limit.uuid in used
                 device = sum(by_group.get((group, limit.uuid), {}).values())
@@ -208,9 +213,9 @@ class Watch:
                     minor=minors.get(limit.uuid),
                     share=limit.compute_share,
                     in_force=entry,
-                    use=said.uses[n] if said.uses is not None else None,
-                    counts=said.counts,
-                    symbols=self._bounded(group, said.symbols),
+                    use=uses[n] if uses is not None else None,
+                    counts=counts,
+                    symbols=self._bounded(group, symbols),
                     processes=len({process.host_pid for process in alive}),
                     overhead_bytes=sum(process.overhead_bytes[n] or 0 for process in alive),
                     device_bytes=device if told else None,
@@ -247,13 +252,27 @@ def overuse(device_bytes: int, limit_bytes: int) -> int:
 class _Said(NamedTuple):
     """What a group says of itself."""
 
-    uses: tuple[RegionUse, ...] | None
+    slots: Mapping[int, SlotUse]  # of living processes
+    uses: tuple[RegionUse, ...] | None  # None: the tenant has damaged its region
     counts: RegionCounts | None
     symbols: Mapping[str, int]
 
 
-def _said(region: Region) -> _Said:
-    return _Said(region.uses(), region.counts, region.unknown_symbols())
+def _said(files: GroupFiles, region: Region) -> _Said:
+    return _Said(_slots(files, region), region.uses(), region.counts, region.unknown_symbols())
+
+
+def _slots(files: GroupFiles, region: Region) -> dict[int, SlotUse]:
+    return {
+        slot: use
+        for slot, use in region.slots(_alive(files)).items()
+        if use.registration == files.processes[slot].registration
+    }
+
+
+def _alive(files: GroupFiles) -> list[int]:
+    """The slots of living processes."""
+    return [slot for slot, process in files.processes.items() if process.alive]
 
 
 def _uuids(files: Mapping[str, GroupFiles]) -> Iterator[str]:

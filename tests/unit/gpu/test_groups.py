@@ -107,6 +107,43 @@ def test_other_gpus_get_new_files_unless_a_process_uses_the_old_ones(groups: Gro
     assert groups.read("g").processes == {}
 
 
+def test_what_another_process_of_the_node_changes_is_read_at_once(groups: Groups) -> None:
+    """What was read is kept until the files have changed."""
+    other = Groups(groups.root, rooms=PlainRooms())
+    other.make("g", [limit()])
+    assert groups.read("g") is groups.read("g")
+    other.change("g", [limit(memory=2 * GIB, elastic=True)])
+    assert memory(groups) == [2 * GIB]
+    assert groups.read("g").limits == (limit(memory=2 * GIB, elastic=True),)
+    other.register("g", layout.SLOTS - 1, host_pid=7, start_time=1)
+    second = other.register("g", 0, host_pid=8, start_time=2)
+    pids = {slot: each.host_pid for slot, each in groups.read("g").processes.items()}
+    assert pids == {0: 8, layout.SLOTS - 1: 7}
+    other.bury("g", {0: second.registration})
+    assert not groups.read("g").processes[0].alive
+    other.remove("g")
+    with pytest.raises(GroupError):
+        groups.read("g")
+    other.make("g", [limit(memory=3 * GIB)])  # with the same sequence number as at first
+    assert memory(groups) == [3 * GIB]
+    assert groups.read("g").processes == {}
+
+
+def test_what_is_read_during_a_change_or_of_a_killed_one_is_not_kept(groups: Groups) -> None:
+    path = groups.make("g", [limit()]) / "limits"
+    with LimitsFile(path) as opened, path.open("r+b", buffering=0) as file:
+        assert not opened.is_changing()
+        [entry] = opened.gpus()
+        os.pwrite(file.fileno(), struct.pack("<Q", 3), 16)
+        assert opened.is_changing()
+        os.pwrite(file.fileno(), struct.pack("<Q", GIB // 2), layout.GPU_AT + 16)
+        assert memory(groups) == [GIB // 2]
+        os.pwrite(file.fileno(), struct.pack("<Q", GIB // 4), layout.GPU_AT + 16)
+        assert memory(groups) == [GIB // 4]
+    groups.settle("g")
+    assert groups.read("g").in_force == (entry,)
+
+
 @pytest.mark.parametrize("content", [b"", b"x", NO_REGION, NO_REGION + b"x"], ids=len)
 def test_a_region_that_the_tenant_destroyed_is_made_again_for_its_next_container(
     groups: Groups, content: bytes
