@@ -18,6 +18,7 @@ from pathlib import Path
 
 import msgspec
 
+from base.text import printable
 from gpu import kernel_tier, processes
 from gpu.container_edits import OciHook
 from gpu.group_limits import GroupError
@@ -118,14 +119,15 @@ class LimitHook:
                 raise StartRefused(f"a process of user {uid} asks for limits: only root may")
             self._limit(request)
         except StartRefused as error:
-            answer = f"{error}\n"
-            _log.error("GPUs: a container does not start: %s", error)
+            why = printable(str(error))  # it may name a cgroup, as its container has named it
+            answer = f"{why}\n"
+            _log.error("GPUs: a container does not start: %s", why)
         except OSError:  # the hook has gone, or waits for nothing
             raise
         except Exception:  # noqa: BLE001 - else no container would start again
             answer = "an internal error of podfabric's agent, see its log\n"
             _log.exception("GPUs: a container does not start")
-        connection.sendall(answer.encode(errors="backslashreplace"))
+        connection.sendall(answer.encode())
 
     def _limit(self, request: bytes) -> None:
         """Limit the container's cgroup. Raises StartRefused."""
@@ -162,7 +164,8 @@ class LimitHook:
             backend = kernel_tier.limit(driver, cgroup, limits)
         except KernelTierError as error:
             raise StartRefused(f"group {group}: {error}") from None
-        _log.info("GPUs: %s: limits are kept by the driver (%s) in %s", group, backend, cgroup)
+        where = printable(str(cgroup))
+        _log.info("GPUs: %s: limits are kept by the driver (%s) in %s", group, backend, where)
 
 
 def _read(connection: socket.socket) -> bytes:
