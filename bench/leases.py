@@ -150,6 +150,7 @@ def a5(cluster: LeaseCluster) -> None:
     done += told_of("after half were killed", cluster.all("churn", 30.0, 1.0, [ipam]))
     plane.stop_api_server()
     done += told_of("while it is away", cluster.all("churn", 60.0, 1.0, [ipam]))
+    told_of("in all of the outage", done)
     told(done)
     began = time.monotonic()
     plane.start_api_server()
