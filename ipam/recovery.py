@@ -183,6 +183,14 @@ def explained(error: Exception, directory: Path, outcome: str = UNCHANGED) -> CN
     )
 
 
+def shows_damage(error: BaseException | None, directory: Path) -> bool:
+    """Whether the files cannot be trusted after it. Then they are left as they are: the close of a
+    database would write its WAL back."""
+    if not isinstance(error, FAILURES):
+        return False
+    return explained(error, directory).code == Code.STORE_DAMAGED
+
+
 def verify(tables: Tables) -> None:
     """Read all of the database. Damage, or sqlite3.Error, if anything in it does not fit."""
     for (answer,) in tables.connection.execute("PRAGMA integrity_check(1)").fetchall():

@@ -29,6 +29,7 @@ from ipam.recovery import (
     explained,
     is_to_look,
     open_store,
+    shows_damage,
 )
 from ipam.store_files import LOCK_TIMEOUT, lock_of, locked, take
 from ipam.tables import Tables
@@ -95,9 +96,9 @@ class Resident:
                     self._settle()
                     if compact(self.directory, tables, self._report):
                         self._files = self._status()
-                except BaseException:
+                except BaseException as error:
                     self._settle()
-                    self._close()  # this writes the WAL back: on a full disk it takes room
+                    self._close(error)  # this writes the WAL back: on a full disk it takes room
                     raise
                 if self._closed or not tables.is_shared:
                     self._close()
@@ -140,8 +141,8 @@ class Resident:
             self._files = self._status()
         try:
             self._tables.look()
-        except BaseException:
-            self._close()
+        except BaseException as error:
+            self._close(error)
             raise
         return self._tables
 
@@ -155,16 +156,18 @@ class Resident:
         if now is not None and wal is not None and now[:2] == wal[:2]:
             self._files = database, now
 
-    def _close(self) -> None:
-        """Close the files. A failure shows when they are opened again.
+    def _close(self, error: BaseException | None = None) -> None:
+        """Close the files, after `error` if there was one. A failure shows when they are opened
+        again.
 
-        Files that another program changed are not written to: the WAL may not be theirs.
+        Files that another program changed are not written to: the WAL may not be theirs. Nor are
+        damaged ones.
         """
         tables, self._tables = self._tables, None
         if tables is None:
             return
         with suppress(*FAILURES):
-            if self._status() == self._files:
+            if self._status() == self._files and not shows_damage(error, self.directory):
                 tables.close()
             else:
                 tables.abandon()

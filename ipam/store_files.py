@@ -12,7 +12,7 @@ from typing import Protocol
 from base.locks import Busy, LockFile
 from cni.spec.errors import CNIError, Code
 from cni.spec.notes import note
-from ipam.recovery import FAILURES, LOCK, Report, compact, explained, open_store
+from ipam.recovery import FAILURES, LOCK, Report, compact, explained, open_store, shows_damage
 from ipam.tables import Tables
 
 LOCK_TIMEOUT = 30.0  # seconds; kubelet gives a sandbox 2 min
@@ -51,8 +51,13 @@ class PerCall:
             try:
                 yield tables
                 compact(self.directory, tables, self._report)
-            finally:
-                tables.close()
+            except BaseException as error:
+                if shows_damage(error, self.directory):
+                    tables.abandon()
+                else:
+                    tables.close()
+                raise
+            tables.close()
 
     def tend(self) -> None:
         """Nothing: each transaction writes the WAL back."""
