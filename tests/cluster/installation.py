@@ -45,6 +45,13 @@ def controllers(cluster: Cluster) -> list[client.V1Pod]:
     return [pod for pod in pods if pod.metadata.labels[COMPONENT] == CONTROLLER]
 
 
+_WHAT_IS_LEFT = """
+tail -n +1 /run/podfabric/*.state
+find /var/lib/podfabric/attachments /var/lib/podfabric/ipam
+tail -n 40 /var/log/pods/podfabric_*/*/*.log
+"""
+
+
 def uninstall(cluster: Cluster) -> None:
     """Uninstalls podfabric, and deletes the custodian once the node is empty."""
     helm(cluster, "uninstall", "podfabric", "--wait")
@@ -56,7 +63,12 @@ def await_custodian_and_delete_it(cluster: Cluster) -> None:
 
     A former agent that ends may still be ready, so this waits as `kubectl rollout status` does.
     """
-    until(lambda: _is_rolled_out(cluster), PATIENCE, "custodian that is done", pause=1)
+    try:
+        until(lambda: _is_rolled_out(cluster), PATIENCE, "custodian that is done", pause=1)
+    except AssertionError:
+        print(*((pod.metadata.name, pod.status.phase) for pod in agents(cluster)))
+        print(cluster.node.status_of(_WHAT_IS_LEFT)[1])
+        raise
     cluster.core.delete_namespaced_service_account(CUSTODIAN, NAMESPACE)
     sets = cluster.objects.resources.get(api_version="apps/v1", kind="DaemonSet")
     sets.delete(name=CUSTODIAN, namespace=NAMESPACE)
