@@ -93,13 +93,18 @@ class Departure:
 
     def _run(self) -> None:
         empty_since: float | None = None
+        logged = ""
         while not self._ended.wait(LOOK_EVERY):
             if presence.others(self._paths.run, STANDING_BY):
                 _log.info("another agent stands by, which attaches pods: it takes over")
                 break
             now = time.monotonic()
             text = self._left()
-            self._tell(f"serving until empty: {text or 'nothing'} left")
+            state = f"serving until empty: {text or 'nothing'} left"
+            self._tell(state)
+            if state != logged:
+                _log.info("%s", state)
+                logged = state
             if text:
                 empty_since = None
             elif empty_since is None:
@@ -114,6 +119,8 @@ class Departure:
             return "" if self._begun else left(self._paths, self._store)
         except CNIError as error:
             return f"addresses that cannot be counted ({error})"
+        except OSError as error:  # looked at again, or the node would never be empty
+            return f"what cannot be counted ({error})"
 
 
 def left(paths: Paths, store: StoreFiles) -> str:

@@ -111,7 +111,7 @@ def _target(link: Link, mine: bytes, address: str) -> _Target:
 
 
 def arp_probe(link_type: int, mac: bytes, address: bytes) -> bytes:
-    """An ARP request for an address from nobody's address (RFC 5227, 1.1)."""
+    """An ARP request for an address, with 0.0.0.0 as the sender's (RFC 5227, 1.1)."""
     header = struct.pack("!HHBBH", link_type, 0x0800, len(mac), 4, _ARPOP_REQUEST)
     return header + mac + bytes(4) + bytes(len(mac)) + address
 

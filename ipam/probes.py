@@ -34,7 +34,8 @@ def to_probe(tables: Blocks, reservations: Iterable[Reservation]) -> tuple[str, 
 def settled(
     tables: Blocks, silent: Collection[Reservation], answered: Collection[Reservation]
 ) -> Iterable[LeasedBlock]:
-    """The blocks that change, after nobody answered for the one and somebody did for the other."""
+    """The blocks as they are after the probes: no machine answered for the `silent` reservations,
+    one did for the `answered` ones. Those that do not change are left out."""
     for block in tables.unprobed():
         here = [each for each in (*silent, *answered) if _is_open(each, block)]
         if not here:

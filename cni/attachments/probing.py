@@ -13,8 +13,8 @@ CARRIER_WAIT = 2.0  # seconds
 def probe(ipam: IpamCall, pod: Rtnetlink, namespace: NetworkNamespace, link: Link) -> None:
     """Ask the link for the addresses of `ipam` that are to be probed. The interface is up.
 
-    CNIError 11 if another machine has one. Without carrier nobody can answer: then they are set
-    all the same, as the interface is, and people are told.
+    CNIError 11 if another machine has one. Without carrier no answer can come: then the pod gets
+    the addresses unprobed, and an event says so.
     """
     ready = announce.await_carrier(pod, link, CARRIER_WAIT)
     if not ready.carrier:

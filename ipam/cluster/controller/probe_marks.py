@@ -105,7 +105,7 @@ def _probed(block: AddressBlock) -> tuple[Interval, ...]:
 
 
 def _range(pool: AddressPool) -> tuple[Interval, ...]:
-    """The addresses of a pool: none if its range is no network, so that nothing is leased of it."""
+    """The addresses of a pool; none if its range is unreadable, as nothing is leased of it then."""
     try:
         network = parse_interface(pool.spec.range)[1]
     except ValueError:

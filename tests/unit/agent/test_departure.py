@@ -1,15 +1,20 @@
 """What is left on a node, and a removal that may be killed at any line."""
 
+import logging
 import shutil
+import threading
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from agent import departure
+from agent.departure import Departure
 from base.paths import Paths
 from ipam.departures import DepartedAttachment, Departures
-from ipam.store_files import PerCall
+from ipam.store_files import PerCall, StoreFiles
+from tests.waiting import PATIENCE
 
 
 class Killed(BaseException):
@@ -116,6 +121,35 @@ def test_files_that_cannot_be_removed_are_tried_again(
         caplog.messages.count("cannot remove /opt/cni/bin/ipoib: Permission denied (tried again)")
         == 1
     )
+
+
+def test_a_node_is_left_although_a_look_at_it_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(departure, "LOOK_EVERY", 0.01)
+    seen: Iterator[OSError | str] = iter([OSError(24, "Too many open files"), "1 address"])
+
+    def left(paths: Paths, store: StoreFiles) -> str:
+        answer = next(seen, "")
+        if isinstance(answer, OSError):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(departure, "left", left)
+    over = threading.Event()
+    paths = Paths(state=tmp_path / "state", run=tmp_path / "run")
+    leaving = Departure(paths, 0.0, PerCall(paths.ipam), lambda text: None, over.set)
+    try:
+        assert over.wait(PATIENCE)
+    finally:
+        leaving.close()
+    assert leaving.empty
+    assert [message for message in caplog.messages if "until empty" in message] == [
+        "serving until empty: what cannot be counted ([Errno 24] Too many open files) left",
+        "serving until empty: 1 address left",
+        "serving until empty: nothing left",
+    ]
 
 
 def test_a_node_that_owes_something_to_whereabouts_is_not_empty(tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ def test_an_advertisement_of_the_link_counts() -> None:
 
     assert owner(_advertisement(b"\2\1" + b"\x02" * 6)) == b"\x02" * 6
     assert owner(_advertisement(b"\2\3\0\0" + GUID)) == GUID
-    assert owner(_advertisement(b"")) == b""  # nobody said who it is
+    assert owner(_advertisement(b"")) == b""  # without its hardware address
     assert owner(_advertisement(b"", hops=64)) is None
     assert owner(_advertisement(b"", kind=135)) is None
     assert owner(_advertisement(b"")[:60]) is None

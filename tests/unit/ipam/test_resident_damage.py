@@ -19,7 +19,7 @@ from ipam.recovery import DATABASE, LOCK, MARK, WAL, back_up
 from ipam.resident import Resident
 from ipam.sqlite_store import SqliteStore
 from ipam.store import Reservation
-from ipam.store_files import PerCall
+from ipam.store_files import PerCall, StoreFiles
 from tests.unit.ipam.calls import BOOT, error_of, owner, range_of, sets_of
 
 SETS = sets_of(range_of("10.0.0.0/24"), range_of("fd00::/64"))
@@ -93,6 +93,19 @@ def replaced(path: Path) -> None:
     new = path.with_name("elsewhere")
     new.write_bytes(b"something else")
     new.replace(path)
+
+
+@pytest.mark.parametrize("files_of", [PerCall, Resident])
+def test_the_wal_of_a_damaged_database_is_not_written_back(
+    node: Node, memory_path: Path, files_of: Callable[[Path], StoreFiles]
+) -> None:
+    """The error says that nothing was changed."""
+    killed = memory_path / "killed"
+    shutil.copytree(node.directory, killed, ignore=shutil.ignore_patterns("*-shm"))
+    halved(killed / DATABASE)
+    before = [(killed / name).read_bytes() for name in (DATABASE, WAL)]
+    assert outcome(SqliteStore(files_of(killed), BOOT), node.held) == Code.STORE_DAMAGED
+    assert [(killed / name).read_bytes() for name in (DATABASE, WAL)] == before
 
 
 @pytest.mark.parametrize("how", [emptied, halved, zeroed, removed, replaced])

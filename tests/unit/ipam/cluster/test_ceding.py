@@ -304,7 +304,7 @@ def test_a_request_is_deleted_when_it_is_served(full: Fabric) -> None:
 def test_a_request_is_deleted_although_the_controller_answers_it_just_then(
     full: Fabric, answers: int
 ) -> None:
-    """Else others would wait for what it is offered, until the node is seen to want nothing."""
+    """Others wait for the address that is offered to it, so it must not stay."""
     left = answers
 
     def answered(verb: str, kind: str, _name: str) -> None:
