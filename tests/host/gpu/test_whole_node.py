@@ -186,7 +186,8 @@ def test_an_agent_that_leaves_keeps_limits_until_the_last_container_has_ended(
     refused = [{"name": "main", "limits": {MEMORY: 1, COMPUTE: 10}}]
     with pytest.raises(PodRejected):
         node.kubelet.admit("late", refused)
-    assert "container with limits of a GPU left" in node.state()
+    holds = "container with limits of a GPU left"
+    until(lambda: holds in node.state(), what="word of what keeps the agent there")
     process.kill()
     node.kubelet.remove(pod)
     until(lambda: node.state().startswith("the node has no attachment"), what="end of the node")
