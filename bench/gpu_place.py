@@ -43,12 +43,12 @@ class BenchGroup:
         self.group.start_agent()
         self.set_share(share)
 
-    def set_share(self, share: float, kappa: float = 1.0, most_debt: float = 60.0) -> None:
-        """The share of the GPU's time that its gate keeps, in (0, 1]; debt in seconds."""
+    def set_share(self, share: float, kappa: float = 1.0, settled: float = 0.0) -> None:
+        """The share of the GPU's time that its gate keeps, in (0, 1]; what it owes, s."""
         with LimitsFile(self.group.limits) as opened:
             [limit] = opened.gpus()
-            debt = round(most_debt * 1e9)
-            changed = msgspec.structs.replace(limit, share=share, kappa=kappa, most_debt_ns=debt)
+            owed = round(settled * 1e9)
+            changed = msgspec.structs.replace(limit, share=share, kappa=kappa, settled_ns=owed)
             opened.write([changed])
 
     def start(self, *words: str, shim: bool = True, **variables: str) -> "subprocess.Popen[str]":

@@ -8,6 +8,7 @@ from pathlib import Path
 from bench.gpu_place import NVML, BenchGroup, Place, line
 from gpu import shares
 from gpu.nvml import Nvml, NvmlError
+from gpu.sampled_time import SampledTime, UsedTime
 from gpu.shares import GroupShare, GroupUsage
 
 MS = 1_000_000  # nanoseconds
@@ -27,9 +28,8 @@ class Sharing:
         self._counts = {of: count for of, (_, count) in tenants.items()}
         self._running: dict[str, list[subprocess.Popen[str]]] = {}
         self._driver = _nvml(place)
-        self._since = 0
+        self._sampled = SampledTime()
         self._busy: dict[int, int] = {}
-        self._looked = 0
         self.is_corrected = place.real is None
 
     def begin(self, kernel: str, ns: int, ns_of_round: str) -> None:
@@ -57,39 +57,34 @@ class Sharing:
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             time.sleep(shares.TICK)
-            used, now = self._utilization(), time.monotonic_ns()
+            used, now = self._used(), time.monotonic_ns()
             usages: dict[str, GroupUsage] = {}
-            for of, state in self.states.items():
+            for of in self.states:
                 [use] = self.groups[of].group.uses()
                 pids = [process.pid for process in self._running[of]]
-                seen = None if used is None else sum(used.get(pid, 0.0) for pid in pids)
-                usages[of] = shares.observe(state, seen, use, now)
+                seen = UsedTime()
+                for pid in pids:
+                    seen += (used or {}).get(pid, UsedTime())
+                usages[of] = shares.observe(seen if used is not None else None, use, now)
             self._apply(shares.tick(self.states, usages))
 
     def _apply(self, states: dict[str, GroupShare]) -> None:
         self.states = states
         for of, state in states.items():
-            self.groups[of].set_share(state.in_force, state.kappa, state.most_debt)
+            self.groups[of].set_share(state.in_force, state.kappa, state.settled)
 
-    def _utilization(self) -> dict[int, float] | None:
-        """The part of the GPU's time of each process since the last tick; None: not told."""
+    def _used(self) -> dict[int, UsedTime] | None:
+        """What each process used of the GPU since the last tick; None: not told."""
         if self._place.node is not None:
-            accounts = self._place.node.read()
-            now, busy = accounts.gpus[0].time_ns, self._busy
-            passed = max(1, now - self._looked)
+            accounts, busy = self._place.node.read(), self._busy
             self._busy = {process.pid: process.gpus[0].busy_ns for process in accounts.processes}
-            self._looked = now
-            return {pid: (ns - busy.get(pid, 0)) / passed for pid, ns in self._busy.items()}
+            return {pid: UsedTime((ns - busy.get(pid, 0)) / 1e9) for pid, ns in self._busy.items()}
         if self._driver is None:
             return None
-        samples = self._driver.utilization(self._place.gpu.uuid, self._since)
-        self._since = max((sample.at_us for sample in samples), default=self._since)
+        samples = self._driver.utilization(self._place.gpu.uuid, self._sampled.since_us)
         ours = {process.pid for running in self._running.values() for process in running}
         self.is_corrected |= any(sample.pid in ours for sample in samples)
-        by_pid: dict[int, list[float]] = {}
-        for sample in samples:
-            by_pid.setdefault(sample.pid, []).append(sample.sm)
-        return {pid: sum(of) / len(of) for pid, of in by_pid.items()}
+        return self._sampled.add(samples, time.monotonic())
 
 
 def measure(place: Place, *, short: bool) -> None:

@@ -1,12 +1,12 @@
 """Whose use of a GPU it is that the driver reports: pids become groups."""
 
 import os
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 
 from gpu import processes
-from gpu.living_processes import LivingProcess
-from gpu.nvml import Utilization
+from gpu.living_processes import LivingProcesses
+from gpu.sampled_time import UsedTime
 from gpu.tenants import Tenants
 
 PidBytes = Mapping[int, int]
@@ -14,15 +14,15 @@ PidBytes = Mapping[int, int]
 
 
 class Attribution:
-    """Finds the groups of processes. `living` answers those that are registered, by pid."""
+    """Finds the groups of processes."""
 
-    def __init__(self, tenants: Tenants, living: Callable[[], Mapping[int, LivingProcess]]) -> None:
+    def __init__(self, tenants: Tenants, living: LivingProcesses) -> None:
         self._tenants = tenants
         self._living = living
 
     def group_of(self, pid: int) -> str | None:
         """The group of a process; None if it has none, or has ended."""
-        return self._group_of(pid, self._living())
+        return self._groups_of((pid,))[pid]
 
     def memory(
         self, used: Mapping[str, PidBytes]
@@ -38,33 +38,32 @@ class Attribution:
                 place[pid] = size
         return by_group, others
 
-    def utilization(
-        self, samples: Mapping[str, Iterable[Utilization]]
-    ) -> dict[tuple[str, str], float]:
-        """The part of each GPU's time that each group used: the mean of each process' samples."""
-        by_process: dict[tuple[str, int], list[float]] = defaultdict(list)
-        for uuid, of_gpu in samples.items():
-            for sample in of_gpu:
-                by_process[uuid, sample.pid].append(sample.sm)
-        groups = self._groups_of(pid for _, pid in by_process)
-        found: Counter[tuple[str, str]] = Counter()
-        for (uuid, pid), values in by_process.items():
-            group = groups[pid]
-            if group is not None:
-                found[group, uuid] += sum(values) / len(values)  # type: ignore[assignment]
-        return {key: min(1.0, value) for key, value in found.items()}
+    def used_time(
+        self, used: Mapping[str, Mapping[int, UsedTime]]
+    ) -> dict[tuple[str, str], UsedTime]:
+        """What each group used of each GPU; `used` is by GPU and pid.
+
+        A process that has ended since then counts, if it was registered.
+        """
+        pids = {pid for of_gpu in used.values() for pid in of_gpu}
+        groups = self._living.groups_of_ended(pids) | {
+            pid: group for pid, group in self._groups_of(pids).items() if group is not None
+        }
+        found: dict[tuple[str, str], UsedTime] = {}
+        for uuid, of_gpu in used.items():
+            for pid, time in of_gpu.items():
+                if pid in groups:
+                    key = groups[pid], uuid
+                    found[key] = found.get(key, UsedTime()) + time
+        return found
 
     def _groups_of(self, pids: Iterable[int]) -> dict[int, str | None]:
-        living = self._living()
-        return {pid: self._group_of(pid, living) for pid in set(pids)}
+        wanted = set(pids)
+        registered = self._living.groups_of(wanted)
+        return {pid: registered.get(pid) or self._by_cgroup(pid) for pid in wanted}
 
-    def _group_of(self, pid: int, living: Mapping[int, LivingProcess]) -> str | None:
-        known = living.get(pid)
-        if known is not None and processes.start_time(pid) == known.start_time:
-            # Another thread may take the last slot away.
-            group = next((group for group, _ in tuple(known.slots)), None)
-            if group is not None:
-                return group
+    def _by_cgroup(self, pid: int) -> str | None:
+        """The group of the container that a process is in which did not register."""
         pidfd = processes.pidfd_of(pid)
         if pidfd is None:
             return None

@@ -46,7 +46,7 @@ class Compute:
 
     share: float  # in (0, 1]
     kappa: float = 1.0  # the factor of estimated costs
-    most_debt: float = limits_file.MOST_DEBT / 1e9  # seconds
+    settled: float = 0.0  # seconds of GPU time owed beside what launches paid for; negative: less
 
 
 class GroupFiles(msgspec.Struct, frozen=True, kw_only=True):
@@ -177,7 +177,7 @@ class Groups:
 
     def region(self, group: str, of: GroupFiles) -> Region:
         """The open region of a group that was read. Raises RegionInvalid."""
-        return Region(self.root / group / "region", len(of.in_force), of.allocation)
+        return Region(f"{self.root}/{group}/region", len(of.in_force), of.allocation)
 
     def set_compute(self, group: str, computes: Mapping[str, Compute]) -> None:
         """Set how launches are delayed now, by GPU; the configured shares stay as they are."""
@@ -188,7 +188,7 @@ class Groups:
                     entry,
                     share=min(compute.share, self._ceilings.get((group, entry.uuid), 1.0)),
                     kappa=compute.kappa,
-                    most_debt_ns=round(compute.most_debt * 1e9),
+                    settled_ns=round(compute.settled * 1e9),
                 )
                 if (compute := by_gpu.get(entry.uuid)) is not None
                 else entry
@@ -309,12 +309,14 @@ class Groups:
         group_limits.store(self._configured(group), limits)
         former = opened.gpus()
         entries = [
-            self._entry(group, limit, kappa=entry.kappa)
+            msgspec.structs.replace(
+                self._entry(group, limit), kappa=entry.kappa, settled_ns=entry.settled_ns
+            )
             for limit, entry in zip(limits, former, strict=True)
         ]
         opened.write(entries, policy=self._policy)
 
-    def _entry(self, group: str, limit: Limit, kappa: float = 1.0) -> GpuEntry:
+    def _entry(self, group: str, limit: Limit) -> GpuEntry:
         uuid = bytes_of(limit.uuid)
         return GpuEntry(
             uuid=uuid,
@@ -322,7 +324,6 @@ class Groups:
             context_bytes=self._context_reserve,
             share=min(limit.compute_share, self._ceilings.get((group, uuid), 1.0)),
             allocated=limit.compute_share,
-            kappa=kappa,
         )
 
     def _configured(self, group: str) -> Path:
@@ -331,7 +332,7 @@ class Groups:
     @contextmanager
     def _open(self, group: str) -> Iterator[LimitsFile]:
         try:
-            opened = LimitsFile(self.root / group / "limits")
+            opened = LimitsFile(f"{self.root}/{group}/limits")  # a path costs more
         except LimitsInvalid as error:
             kind = GroupLeased if isinstance(error, LimitsLeased) else GroupError
             raise kind(f"group {group}: {error}") from None

@@ -3,7 +3,7 @@
 The header says what each field means and who writes it. A test compares every offset with it.
 """
 
-from ctypes import LittleEndianStructure, c_char, c_uint8, c_uint32, c_uint64, sizeof
+from ctypes import LittleEndianStructure, c_char, c_int64, c_uint8, c_uint32, c_uint64, sizeof
 
 VERSION = 1
 GPUS = 16
@@ -32,6 +32,7 @@ class PfGpuLimit(LittleEndianStructure):
     share: int
     kappa: int
     allocated: int
+    settled_ns: int
     _fields_ = [
         ("uuid", c_uint8 * 16),
         ("memory_bytes", c_uint64),
@@ -41,7 +42,9 @@ class PfGpuLimit(LittleEndianStructure):
         ("share", c_uint32),
         ("kappa", c_uint32),
         ("allocated", c_uint32),
-        ("reserved", c_uint8 * 68),
+        ("reserved_share", c_uint32),
+        ("settled_ns", c_int64),
+        ("reserved", c_uint8 * 56),
     ]
 
 
@@ -111,10 +114,15 @@ class PfGpu(LittleEndianStructure):
     longest_ns: int
     longest_at: int
     tat_share: int
+    settled_ns: int
+    launched_ns: int
+    paid_ns: int
     launches: int
     throttled: int
     wait_ns: int
     last_launch: int
+    finished_ns: int
+    paid_finished_ns: int
     _fields_ = [
         ("used_bytes", c_uint64),
         ("peak_bytes", c_uint64),
@@ -126,12 +134,16 @@ class PfGpu(LittleEndianStructure):
         ("longest_ns", c_uint64),
         ("longest_at", c_uint64),
         ("tat_share", c_uint64),
-        ("reserved_gate", c_uint64 * 3),
+        ("settled_ns", c_int64),
+        ("launched_ns", c_uint64),
+        ("paid_ns", c_uint64),
         ("launches", c_uint64),
         ("throttled", c_uint64),
         ("wait_ns", c_uint64),
         ("last_launch", c_uint64),
-        ("reserved_counters", c_uint64 * 4),
+        ("finished_ns", c_uint64),
+        ("paid_finished_ns", c_uint64),
+        ("reserved_counters", c_uint64 * 2),
     ]
 
 

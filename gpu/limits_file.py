@@ -50,6 +50,7 @@ class GpuEntry(msgspec.Struct, frozen=True, kw_only=True):
     kappa: float = 1.0  # what estimated costs are multiplied with
     burst_ns: int = BURST
     most_debt_ns: int = MOST_DEBT
+    settled_ns: int = 0  # GPU time owed beside what launches paid for; negative: less
 
 
 class Registered(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,7 +70,7 @@ class LimitsFile:
     while they are the same, so is all else, unless the file `is_changing`.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path | str) -> None:
         try:
             self._descriptor = os.open(path, _OPENED)
         except BlockingIOError:
@@ -120,6 +121,7 @@ class LimitsFile:
                 kappa=gpu.kappa / KAPPA,
                 burst_ns=gpu.burst_ns,
                 most_debt_ns=gpu.most_debt_ns,
+                settled_ns=gpu.settled_ns,
             )
             for gpu in read
         )
@@ -215,6 +217,7 @@ def _gpu(gpu: GpuEntry) -> bytes:
     entry.burst_ns, entry.most_debt_ns = gpu.burst_ns, gpu.most_debt_ns
     entry.share = min(SHARES, max(1, round(gpu.share * SHARES)))
     entry.allocated = round(gpu.allocated * SHARES)
+    entry.settled_ns = min(2**63 - 1, max(-(2**63), gpu.settled_ns))
     entry.kappa = min(2**32 - 1, max(1, round(gpu.kappa * KAPPA)))
     return bytes(entry)
 

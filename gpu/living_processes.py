@@ -3,10 +3,13 @@
 import os
 import select
 import threading
+import time
 from collections.abc import Iterable
 
 from gpu import processes
 from gpu.processes import Program
+
+REMEMBERED = 3.0  # seconds after its end: the driver tells of its use later
 
 
 class LivingProcess:
@@ -28,15 +31,36 @@ class LivingProcesses:
 
     def __init__(self, epoll: select.epoll) -> None:
         self._epoll = epoll
-        self._lock = threading.Lock()  # of the following three
+        self._lock = threading.Lock()  # of the following
         self._by_pidfd: dict[int, LivingProcess] = {}
         self._by_pid: dict[int, LivingProcess] = {}  # the same
         self._holders: dict[tuple[str, int], LivingProcess] = {}  # by group and slot
+        # Those that ended in the last seconds, by pid: the group, and when.
+        self._ended: dict[int, tuple[str, float]] = {}
 
     def by_pid(self) -> dict[int, LivingProcess]:
         """All of them, by pid."""
         with self._lock:
             return dict(self._by_pid)
+
+    def groups_of(self, pids: Iterable[int]) -> dict[int, str]:
+        """The groups of those that are registered and have not ended, by pid.
+
+        A pid is theirs until then: no other process can have it.
+        """
+        with self._lock:
+            known = [self._by_pid[pid] for pid in pids if pid in self._by_pid]
+            ended = processes.ended(process.pidfd for process in known)
+            return {
+                process.pid: next(iter(process.slots))[0]
+                for process in known
+                if process.slots and process.pidfd not in ended
+            }
+
+    def groups_of_ended(self, pids: Iterable[int]) -> dict[int, str]:
+        """The groups of those that were registered and have ended a moment ago, by pid."""
+        with self._lock:
+            return {pid: self._ended[pid][0] for pid in pids if pid in self._ended}
 
     def watch(
         self, pidfd: int, pid: int, program: Program, group: str, slot: int, registration: int
@@ -72,7 +96,13 @@ class LivingProcesses:
     def take_ended(self, pidfds: Iterable[int]) -> dict[str, dict[int, int]]:
         """Forget those of these that have ended: their registrations, by group and slot."""
         dead: dict[str, dict[int, int]] = {}
+        now = time.monotonic()
         with self._lock:
+            self._ended = {
+                pid: (group, at)
+                for pid, (group, at) in self._ended.items()
+                if now - at < REMEMBERED
+            }
             for pidfd in pidfds:
                 process = self._by_pidfd.get(pidfd)
                 # Ask: the event may be about an earlier descriptor of this number.
@@ -82,6 +112,7 @@ class LivingProcesses:
                 if self._by_pid.get(process.pid) is process:
                     del self._by_pid[process.pid]
                 for (group, slot), registration in process.slots.items():
+                    self._ended[process.pid] = group, now
                     del self._holders[group, slot]
                     dead.setdefault(group, {})[slot] = registration
                 self._epoll.unregister(pidfd)

@@ -8,6 +8,7 @@ cri-dockerd give their containers', with the runtime's drivers cgroupfs and syst
 import os
 import re
 import select
+from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
 
@@ -108,9 +109,15 @@ def pidfd_of(pid: int) -> int | None:
 
 def has_ended(pidfd: int) -> bool:
     """Whether the process has ended. What was read by its pid before this is False, is its own."""
-    ended = select.poll()
-    ended.register(pidfd, select.POLLIN)
-    return bool(ended.poll(0))
+    return bool(ended((pidfd,)))
+
+
+def ended(pidfds: Iterable[int]) -> set[int]:
+    """Those of these pidfds whose processes have ended."""
+    poll = select.poll()
+    for pidfd in pidfds:
+        poll.register(pidfd, select.POLLIN)
+    return {pidfd for pidfd, _ in poll.poll(0)}
 
 
 def sees_the_host() -> bool:

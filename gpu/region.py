@@ -52,6 +52,10 @@ class RegionUse(msgspec.Struct, frozen=True, kw_only=True):
     throttled: int
     wait_ns: int
     last_launch: int  # 0: never
+    launched_ns: int  # GPU time of all launches that paid, as estimated
+    finished_ns: int
+    paid_ns: int
+    paid_finished_ns: int
 
 
 class SlotUse(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,7 +83,7 @@ class Region:
         allocation: 16 bytes, from `limits`.
     """
 
-    def __init__(self, path: Path, gpus: int, allocation: bytes) -> None:
+    def __init__(self, path: Path | str, gpus: int, allocation: bytes) -> None:
         self._path = path
         self._gpus = gpus
         try:
@@ -210,4 +214,8 @@ def _use(gpu: layout.PfGpu, now: int) -> RegionUse:
         throttled=min(gpu.throttled, MOST_COUNT),
         wait_ns=min(gpu.wait_ns, MOST_NS),
         last_launch=min(gpu.last_launch, now),
+        launched_ns=min(gpu.launched_ns, MOST_NS),
+        finished_ns=min(gpu.finished_ns, MOST_NS),
+        paid_ns=min(gpu.paid_ns, MOST_NS),
+        paid_finished_ns=min(gpu.paid_finished_ns, MOST_NS),
     )

@@ -33,7 +33,7 @@ from gpu.layout import (
     PfRequest,
 )
 from gpu.limits_file import LimitsInvalid
-from gpu.living_processes import LivingProcess, LivingProcesses
+from gpu.living_processes import LivingProcesses
 from gpu.processes import Program
 from gpu.region import RegionInvalid
 from gpu.tenants import Tenant, Tenants
@@ -77,7 +77,7 @@ class Registrar:
         self._unburied: dict[str, dict[int, int]] = {}
         self._closed = False
         self._epoll = select.epoll()
-        self._living = LivingProcesses(self._epoll)
+        self.living = LivingProcesses(self._epoll)
         self._end = os.eventfd(0, os.EFD_CLOEXEC)
         self._ticked = 0.0
         self._thread = threading.Thread(target=self._run, name="gpu-registrar", daemon=True)
@@ -109,13 +109,9 @@ class Registrar:
             for client in self._clients.values():
                 client.socket.close()
             self._listeners, self._clients = {}, {}
-        self._living.close()
+        self.living.close()
         self._epoll.close()
         os.close(self._end)
-
-    def living(self) -> dict[int, LivingProcess]:
-        """The registered processes that have not ended, by pid."""
-        return self._living.by_pid()
 
     def _listen(self, group: str) -> None:
         """Open the socket of a group, unless it is open. Raises OSError."""
@@ -138,7 +134,7 @@ class Registrar:
                     listener.socket.close()
             self._complained.pop(group, None)
             self._unburied.pop(group, None)  # another of this name counts registrations from one
-        self._living.forget(group)
+        self.living.forget(group)
 
     def _adopt(self, group: str) -> None:
         """Watch the processes that an earlier agent registered; bury those that ended since."""
@@ -154,7 +150,7 @@ class Registrar:
                 if pidfd is not None:
                     os.close(pidfd)
             else:
-                self._living.watch(pidfd, known.host_pid, program, group, slot, known.registration)
+                self.living.watch(pidfd, known.host_pid, program, group, slot, known.registration)
         if dead:
             self._groups.bury(group, dead)
 
@@ -319,7 +315,7 @@ class Registrar:
             return
         for slot, each in newcomers.items():
             registration = registered[slot].registration
-            self._living.watch(each.pidfd, each.pid, each.program, group, slot, registration)
+            self.living.watch(each.pidfd, each.pid, each.program, group, slot, registration)
             self._finish(each.client, PfAnswer(STATUS_OK, each.pid, registration))
 
     def _finish(self, client: Registrant, answer: PfAnswer | None) -> None:
@@ -335,7 +331,7 @@ class Registrar:
 
         One whose answer came too late has given the slot back, so that it does not say so itself.
         """
-        registration = self._living.other_holder(group, slot, pid, start_time)
+        registration = self.living.other_holder(group, slot, pid, start_time)
         if registration is None:
             return False
         try:
@@ -347,7 +343,7 @@ class Registrar:
 
     def _ended(self, pidfds: Sequence[int]) -> None:
         """Processes have ended: say so in the limits of their groups, in one change of each."""
-        self._bury(self._living.take_ended(pidfds))
+        self._bury(self.living.take_ended(pidfds))
 
     def _bury(self, dead: Mapping[str, Mapping[int, int]]) -> None:
         """Write that processes are dead; again later where that fails, unless the group is gone."""

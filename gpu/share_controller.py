@@ -6,11 +6,13 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 
-from gpu import limits_file, shares
+from gpu import shares
 from gpu.group_limits import GroupError
 from gpu.groups import Compute, GroupFiles, Groups
 from gpu.region import RegionInvalid, RegionUse
+from gpu.sampled_time import UsedTime
 from gpu.shares import GroupShare, GroupUsage
+from gpu.time_account import TimeAccount
 
 _log = logging.getLogger(__name__)
 
@@ -20,28 +22,28 @@ _SAME = 1e-6  # of kappa, a share, or seconds: less than limits can express
 class ShareController:
     """Corrects the compute shares of all groups, each time that it is called: every `shares.TICK`.
 
-    Kappa and the share in force are in the groups' files, so that an agent that starts again goes
-    on from there. One thread at a time may call it.
+    Kappa, what is settled and the share in force are in the groups' files, so that an agent that
+    starts again goes on from there. One thread at a time may call it.
     """
 
     def __init__(self, groups: Groups) -> None:
         self._groups = groups
-        self._before: dict[tuple[str, str], GroupShare] = {}  # by group and GPU
+        self._accounts: dict[tuple[str, str], TimeAccount | None] = {}  # by group and GPU
+        self._allocations: dict[str, bytes] = {}  # that the groups had then
 
-    def __call__(
-        self, utilization: Mapping[tuple[str, str], float], measured: Collection[str]
-    ) -> None:
+    def __call__(self, used: Mapping[tuple[str, str], UsedTime], measured: Collection[str]) -> None:
         """Correct shares after a tick, in which groups used so much of GPUs (by group and UUID).
 
-        The driver told of the GPUs of `measured`; a group that is not in `utilization` used none of
-        them. On others, as those in MIG mode, nothing is corrected: no use was seen there, which
-        would look like estimates that are far too large.
+        The driver told of the GPUs of `measured`; a group that is not in `used` used none of them.
+        On others, as those in MIG mode, nothing is corrected: no use was seen there, which would
+        look like estimates that are too large.
 
         A group whose files cannot be read, since it goes or spoiled them, keeps what it has; the
         others do not wait for it.
         """
         states: dict[str, dict[str, GroupShare]] = defaultdict(dict)  # by GPU, then group
         usages: dict[str, dict[str, GroupUsage]] = defaultdict(dict)
+        allocations: dict[str, bytes] = {}
         for group in self._groups.names():
             try:
                 files = self._groups.read(group)
@@ -50,38 +52,33 @@ class ShareController:
                 continue
             uses = self._uses(group, files)
             now = time.monotonic_ns()
+            same = self._allocations.get(group) == files.allocation  # else its files are new
+            allocations[group] = files.allocation
             for index, limit in enumerate(files.limits):
-                entry = files.in_force[index]
-                before = self._before.get((group, limit.uuid))
+                key, entry = (group, limit.uuid), files.in_force[index]
                 state = GroupShare(
                     share=min(max(limit.compute_share, shares.LEAST_SHARE), 1.0),
                     elastic=limit.elastic,
                     in_force=entry.share,
                     kappa=entry.kappa,
-                    excess=before.excess if before is not None else 0.0,
-                    account=before.account if before is not None else None,
-                    most_debt=entry.most_debt_ns / 1e9,
+                    settled=entry.settled_ns / 1e9,
+                    account=self._accounts.get(key) if same else None,
                 )
-                used = utilization.get((group, limit.uuid), 0.0) if limit.uuid in measured else None
+                told = used.get(key, UsedTime()) if limit.uuid in measured else None
                 states[limit.uuid][group] = state
                 usages[limit.uuid][group] = (
-                    shares.observe(state, used, uses[index], now)
+                    shares.observe(told, uses[index], now)
                     if uses is not None
-                    else GroupUsage(utilization=used, active=bool(used))
+                    else GroupUsage(used=told, active=bool(told and told.seconds), at=now / 1e9)
                 )
+        self._allocations = allocations
         self._write(states, usages)
 
     def settle(self) -> None:
-        """Take back what is for a tick alone, as no other one follows while no agent runs.
-
-        That is what elastic groups were lent, and a debt that was made smaller.
-        """
+        """Take back what elastic groups were lent, as nobody else does while no agent runs."""
         for group in self._groups.names():
             with suppress(GroupError, OSError):
-                files = self._groups.read(group)
-                if any(limit.elastic for limit in files.limits) or any(
-                    entry.most_debt_ns != limits_file.MOST_DEBT for entry in files.in_force
-                ):
+                if any(limit.elastic for limit in self._groups.read(group).limits):
                     self._groups.settle(group)
 
     def _uses(self, group: str, files: GroupFiles) -> tuple[RegionUse, ...] | None:
@@ -97,13 +94,13 @@ class ShareController:
         states: Mapping[str, Mapping[str, GroupShare]],
         usages: Mapping[str, Mapping[str, GroupUsage]],
     ) -> None:
-        self._before = {}
+        self._accounts = {}
         changed: dict[str, dict[str, Compute]] = defaultdict(dict)  # by group, then GPU
         for uuid, before in states.items():
             for group, state in shares.tick(before, usages[uuid]).items():
-                self._before[group, uuid] = state
+                self._accounts[group, uuid] = state.account
                 if _differ(state, before[group]):
-                    changed[group][uuid] = Compute(state.in_force, state.kappa, state.most_debt)
+                    changed[group][uuid] = Compute(state.in_force, state.kappa, state.settled)
         for group, computes in changed.items():
             try:
                 self._groups.set_compute(group, computes)
@@ -117,6 +114,6 @@ def _differ(one: GroupShare, other: GroupShare) -> bool:
         for x, y in (
             (one.in_force, other.in_force),
             (one.kappa, other.kappa),
-            (one.most_debt, other.most_debt),
+            (one.settled, other.settled),
         )
     )

@@ -6,6 +6,7 @@ What is done about it is decided elsewhere (`enforcement`).
 
 import logging
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import NamedTuple, TypeVar
@@ -13,10 +14,11 @@ from typing import NamedTuple, TypeVar
 from gpu.attribution import Attribution, PidBytes
 from gpu.group_limits import NO_LIMIT, GroupError
 from gpu.groups import GroupFiles, Groups
-from gpu.living_processes import LivingProcess
+from gpu.living_processes import LivingProcesses
 from gpu.measuring import Measuring, Slots
-from gpu.nvml import Nvml, NvmlError, Utilization
+from gpu.nvml import Nvml, NvmlError
 from gpu.region import Region, RegionCounts, RegionInvalid, RegionUse, SlotUse
+from gpu.sampled_time import SampledTime, UsedTime
 from gpu.samples import GpuSample, NodeSample, TenantSample
 from gpu.tenants import Tenant, Tenants
 
@@ -34,7 +36,7 @@ class Watch:
     Args:
         groups: the groups.
         tenants: who holds them; a group that it does not list is not looked at.
-        living: the registered processes, by pid.
+        living: the registered processes.
         owned: the GPUs whose use is compared, beside those of groups: minor numbers by UUID.
     """
 
@@ -42,7 +44,7 @@ class Watch:
         self,
         groups: Groups,
         tenants: Tenants,
-        living: Callable[[], Mapping[int, LivingProcess]],
+        living: LivingProcesses,
         owned: Callable[[], Mapping[str, int | None]],
     ) -> None:
         self._groups = groups
@@ -52,8 +54,9 @@ class Watch:
         self.attribution = Attribution(tenants, living)
         self._measuring = Measuring()
         self.measured: frozenset[str] = frozenset()  # GPUs that the driver told of in the last tick
-        self._since: dict[str, int] = {}  # the driver's time of the last utilization, by GPU
-        self._ticks: list[dict[tuple[str, str], float]] = []  # since the last look
+        self._sampled: dict[str, SampledTime] = {}  # by GPU
+        self._used_since_look: dict[tuple[str, str], float] = defaultdict(float)  # seconds
+        self._looked = time.monotonic()
         self._told: dict[str, str] = {}  # the last complaint about a group or GPU
         self._capacities: dict[str, int] = {}  # bytes, by GPU
         self._symbols: dict[str, set[str]] = {}  # the first ones of each group
@@ -93,34 +96,37 @@ class Watch:
             ),
         )
 
-    def tick(self, nvml: Nvml) -> dict[tuple[str, str], float]:
-        """The part of each GPU's time that each group used since the last tick, 0 to 1.
+    def tick(self, nvml: Nvml) -> dict[tuple[str, str], UsedTime]:
+        """What each group used of each GPU since the last tick; one that is not in it: nothing.
 
-        By group and GPU; a group that is not in it used none. Ticks come several times a look.
+        Ticks come several times a look.
         """
-        samples: dict[str, list[Utilization]] = {}
+        told: dict[str, dict[int, UsedTime]] = {}
         for uuid in list(self._capacities):
+            sampled = self._sampled.setdefault(uuid, SampledTime())
             try:
-                samples[uuid] = nvml.utilization(uuid, self._since.get(uuid, 0))
+                samples = nvml.utilization(uuid, sampled.since_us)
             except NvmlError as error:
                 self._complain(uuid, str(error))
                 continue
-            times = [sample.at_us for sample in samples[uuid]]
-            self._since[uuid] = max(times, default=self._since.get(uuid, 0))
-        self.measured = frozenset(samples)
-        used = self.attribution.utilization(samples)
-        self._ticks.append(used)
+            told[uuid] = sampled.add(samples, time.monotonic())
+        self.measured = frozenset(told)
+        used = self.attribution.used_time(told)
+        for key, of in used.items():
+            self._used_since_look[key] += of.seconds
         return used
 
     def _utilization(self) -> dict[tuple[str, str], float]:
-        """The mean of the ticks since the last look."""
-        ticks, self._ticks = self._ticks, []
-        keys = {key for tick in ticks for key in tick}
-        return {key: sum(tick.get(key, 0.0) for tick in ticks) / len(ticks) for key in keys}
+        """The part of the time since the last look."""
+        used, self._used_since_look = self._used_since_look, defaultdict(float)
+        now = time.monotonic()
+        passed, self._looked = now - self._looked, now
+        return {key: min(1.0, seconds / passed) for key, seconds in used.items()}
 
     def new_driver(self) -> None:
         """Forget what the former driver told."""
-        self._since, self._capacities, self._ticks, self._driver = {}, {}, [], ""
+        self._sampled, self._capacities, self._driver = {}, {}, ""
+        self._used_since_look.clear()
 
     def _used(self, nvml: Nvml, uuids: Iterable[str]) -> tuple[dict[str, PidBytes], list[str]]:
         """Bytes by GPU and pid, of the GPUs that the driver tells about; and why not the others."""
@@ -186,7 +192,7 @@ class Watch:
             self._try(group, partial(self._groups.measured, group, changed))
         if complete:
             over = self._measuring.former_programs(
-                files, after, used, self._living(), time.monotonic()
+                files, after, used, self._living.by_pid(), time.monotonic()
             )
             for group, registrations in over.items():
                 self._try(group, partial(self._groups.bury, group, registrations))

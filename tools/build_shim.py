@@ -13,7 +13,7 @@ from tools.compiling import CHECKOUT, compiled
 SOURCES = CHECKOUT / "gpu/shim"
 ACCOUNT = ("group", "tenants", "slots", "files", "agent", "say", "table")
 DRIVER = ("addresses", "arrays", "contexts", "devices", "graphs", "handles", "launches", "memory")
-COMPUTE = ("gate", "estimates")
+COMPUTE = ("gate", "estimates", "timings")
 # Output, what programs ask the loader for, the name of the real one, sources
 LIBRARIES = (
     (

@@ -1,13 +1,12 @@
 #define _GNU_SOURCE
 #include "estimates.h"
 
-#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 
 #include "devices.h"
 #include "driver.h"
+#include "forks.h"
 
 enum {
     WAYS = 8,   /* entries that a handle can be in */
@@ -15,11 +14,9 @@ enum {
     MEASUREMENTS = 8,
     FIRST = 4,        /* launches of a function that are all timed, */
     EVERY = 64,       /* and then one of so many */
-    TIMINGS = 64,     /* at the same time */
     UNIT = 16,        /* of a measurement, ns */
     UNKNOWN = 20000,  /* what a launch is taken for before two are measured, ns */
     SHORTEST = 500,   /* ns; the resolution of events */
-    LOOK_EVERY = 200000, /* ns between two looks at events */
 };
 
 #define LONGEST UINT64_C(60000000000) /* ns */
@@ -29,7 +26,7 @@ struct estimate {
     uint64_t ns;       /* 0: not measured yet */
     uint32_t launches; /* wraps */
     uint32_t unpaid;   /* launches that were charged as UNKNOWN */
-    uint32_t measured[MEASUREMENTS]; /* in units; under the lock, like the next one */
+    uint32_t measured[MEASUREMENTS]; /* in units; one thread at a time, like the next one */
     uint16_t measurements;
     uint16_t timed;        /* timings of it that are not done */
     bool spared;
@@ -37,38 +34,11 @@ struct estimate {
 
 _Static_assert(sizeof(struct estimate) == 64, "one cache line");
 
-enum timing_state { TIMING_FREE, TIMING_FILLED_IN, TIMING_RUNS };
-
-struct timing {
-    int state; /* enum timing_state */
-    void *start, *end; /* events */
-    struct estimate *estimate;
-    void *what; /* it was for; the estimate may be another's by now */
-    const struct pf_gpu_limit *limit;
-    struct pf_gpu *gpu;
-};
-
-/* In the child of a fork the kernel makes it all zero (MADV_WIPEONFORK): events are the
-   parent's. */
-static struct estimates {
-    struct estimate estimate[SETS][WAYS];
-    struct timing timing[TIMINGS];
-    int running;       /* timings that are not FREE */
-    int lock;          /* 1: a thread looks at events */
-    uint64_t looks_at; /* when to look at events again */
-} *estimates;
+static struct estimate (*estimates)[WAYS]; /* by set */
 
 __attribute__((constructor)) static void make_estimates(void)
 {
-    void *made = mmap(NULL, sizeof *estimates, PROT_READ | PROT_WRITE,
-                      MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-
-    if (made == MAP_FAILED)
-        return;
-#ifdef MADV_WIPEONFORK
-    madvise(made, sizeof *estimates, MADV_WIPEONFORK);
-#endif
-    estimates = made;
+    estimates = zero_after_fork(SETS * sizeof *estimates);
 }
 
 #define LOAD(PLACE) __atomic_load_n(&(PLACE), __ATOMIC_RELAXED)
@@ -122,7 +92,7 @@ struct estimate *estimate_of(enum gate_kind kind, void *what)
     if (__builtin_expect(!estimates || !what, 0))
         return NULL;
     uint64_t mixed = (uint64_t)(uintptr_t)what * UINT64_C(0x9e3779b97f4a7c15);
-    struct estimate *set = estimates->estimate[mixed >> 56 & (SETS - 1)];
+    struct estimate *set = estimates[mixed >> 56 & (SETS - 1)];
 
     for (int i = 0; i < WAYS; i++)
         if (LOAD(set[i].what) == what)
@@ -142,15 +112,11 @@ struct estimate *estimate_of(enum gate_kind kind, void *what)
     return made;
 }
 
-uint64_t estimate_ns(struct estimate *estimate)
+uint64_t estimate_ns(const struct estimate *estimate)
 {
     uint64_t ns = estimate ? LOAD(estimate->ns) : 0;
 
-    if (ns > 0)
-        return ns;
-    if (estimate)
-        __atomic_fetch_add(&estimate->unpaid, 1, __ATOMIC_RELAXED);
-    return UNKNOWN;
+    return ns > 0 ? ns : UNKNOWN;
 }
 
 bool estimate_is_spared(const struct estimate *estimate)
@@ -166,88 +132,29 @@ bool estimate_is_due(const struct estimate *estimate)
 
 /* ---- measuring --------------------------------------------------------------------------- */
 
-static void destroy(void *event)
+bool estimate_counts(struct estimate *estimate)
 {
-    if (event)
-        driver.cuEventDestroy_v2(event);
-}
-
-static bool can_time(void)
-{
-    return driver.cuEventCreate && driver.cuEventDestroy_v2 && driver.cuEventRecord &&
-           driver.cuEventQuery && driver.cuEventElapsedTime;
-}
-
-void estimate_begin(struct gate_launch *launch)
-{
-    struct estimate *estimate = launch->estimate;
-
     if (!estimate)
-        return;
+        return false;
     /* Two threads may count one launch: that only shifts which one is timed. */
     uint32_t launches = LOAD(estimate->launches);
 
     STORE(estimate->launches, launches + 1);
-    if ((launches >= FIRST && launches % EVERY != 0) || LOAD(estimates->running) >= TIMINGS ||
-        !can_time())
-        return;
-    int mode = begin_own_calls();
-    void *start = NULL;
-
-    if (driver.cuEventCreate(&start, 0) == CU_SUCCESS) {
-        if (driver.cuEventRecord(start, launch->stream) == CU_SUCCESS)
-            launch->start = start;
-        else
-            destroy(start);
-    }
-    end_own_calls(mode);
+    if (LOAD(estimate->ns) == 0)
+        __atomic_fetch_add(&estimate->unpaid, 1, __ATOMIC_RELAXED);
+    return launches < FIRST || launches % EVERY == 0;
 }
 
-static struct timing *free_timing(void)
+void estimate_timing_begins(struct estimate *estimate, const void *what)
 {
-    for (int i = 0; i < TIMINGS; i++) {
-        int free = TIMING_FREE;
-
-        if (__atomic_compare_exchange_n(&estimates->timing[i].state, &free, TIMING_FILLED_IN, false,
-                                        __ATOMIC_ACQUIRE, __ATOMIC_RELAXED)) {
-            __atomic_fetch_add(&estimates->running, 1, __ATOMIC_RELAXED);
-            return &estimates->timing[i];
-        }
-    }
-    return NULL;
+    if (estimate && LOAD(estimate->what) == what)
+        __atomic_fetch_add(&estimate->timed, 1, __ATOMIC_RELAXED);
 }
 
-static void free_again(struct timing *timing)
+void estimate_timing_ends(struct estimate *estimate, const void *what)
 {
-    __atomic_fetch_sub(&estimates->running, 1, __ATOMIC_RELAXED);
-    __atomic_store_n(&timing->state, TIMING_FREE, __ATOMIC_RELEASE);
-}
-
-void gate_timed(struct gate_launch *launch, int result)
-{
-    struct timing *timing = result == CU_SUCCESS ? free_timing() : NULL;
-    int mode = begin_own_calls();
-    void *end = NULL;
-
-    if (timing && driver.cuEventCreate(&end, 0) == CU_SUCCESS &&
-        driver.cuEventRecord(end, launch->stream) == CU_SUCCESS) {
-        timing->start = launch->start;
-        timing->end = end;
-        timing->estimate = launch->estimate;
-        timing->what = launch->what;
-        timing->limit = launch->limit;
-        timing->gpu = launch->gpu;
-        if (LOAD(launch->estimate->what) == launch->what)
-            __atomic_fetch_add(&launch->estimate->timed, 1, __ATOMIC_RELAXED);
-        __atomic_store_n(&timing->state, TIMING_RUNS, __ATOMIC_RELEASE);
-    } else {
-        destroy(launch->start);
-        destroy(end);
-        if (timing)
-            free_again(timing);
-    }
-    end_own_calls(mode);
-    launch->start = NULL;
+    if (estimate && LOAD(estimate->what) == what && LOAD(estimate->timed) > 0)
+        __atomic_fetch_sub(&estimate->timed, 1, __ATOMIC_RELAXED);
 }
 
 static int by_size(const void *a, const void *b)
@@ -267,12 +174,24 @@ static uint64_t lower_quartile(const struct estimate *estimate)
     return (uint64_t)sorted[(count - 1) / 4] * UNIT;
 }
 
-/* One measurement more. Nothing is estimated of the first one alone: the driver may have loaded
-   the function's code between its events. What was launched until then is paid for now, since a
-   queue of long kernels may be among it. */
-static void measured(const struct timing *timing, uint64_t ns)
+/* What launches that were taken for UNKNOWN took beyond that. */
+static uint64_t unpaid(struct estimate *estimate, uint64_t ns)
 {
-    struct estimate *estimate = timing->estimate;
+    uint64_t launches = __atomic_exchange_n(&estimate->unpaid, 0, __ATOMIC_RELAXED);
+
+    if (ns <= UNKNOWN)
+        return 0;
+    return launches < LONGEST / (ns - UNKNOWN) ? launches * (ns - UNKNOWN) : LONGEST;
+}
+
+/* Nothing is estimated of the first measurement alone: the driver may have loaded the function's
+   code between its events. What was launched until the second one is paid for then, since a queue of
+   long kernels may be among it. */
+uint64_t estimate_measured(struct estimate *estimate, const void *what, uint64_t ns)
+{
+    if (!estimate || LOAD(estimate->what) != what)
+        return 0;
+    ns = ns < SHORTEST ? SHORTEST : ns > LONGEST ? LONGEST : ns;
     uint64_t before = LOAD(estimate->ns);
     bool full = estimate->measurements >= MEASUREMENTS;
 
@@ -283,88 +202,12 @@ static void measured(const struct timing *timing, uint64_t ns)
     uint64_t quartile = lower_quartile(estimate);
 
     if (estimate->measurements < 2)
-        return;
+        return 0;
     if (full) {
         int64_t towards = (int64_t)(quartile < 4 * before ? quartile : 4 * before);
 
         quartile = (uint64_t)((int64_t)before + (towards - (int64_t)before) / 8);
     }
     STORE(estimate->ns, quartile);
-    if (before == 0) {
-        uint64_t unpaid = __atomic_exchange_n(&estimate->unpaid, 0, __ATOMIC_RELAXED);
-
-        if (quartile > UNKNOWN)
-            gate_charge(timing->limit, timing->gpu,
-                        unpaid < LONGEST / (quartile - UNKNOWN) ? unpaid * (quartile - UNKNOWN)
-                                                                : LONGEST);
-    }
-}
-
-static void end(struct timing *timing)
-{
-    destroy(timing->start);
-    destroy(timing->end);
-    if (LOAD(timing->estimate->what) == timing->what && LOAD(timing->estimate->timed) > 0)
-        __atomic_fetch_sub(&timing->estimate->timed, 1, __ATOMIC_RELAXED);
-    free_again(timing);
-}
-
-/* A timing whose launch is done, or failed: take it. */
-static void look_at(struct timing *timing)
-{
-    float milliseconds = 0;
-    int result = driver.cuEventQuery(timing->end);
-
-    if (result == CU_NOT_READY)
-        return;
-    if (result == CU_SUCCESS && LOAD(timing->estimate->what) == timing->what &&
-        driver.cuEventElapsedTime(&milliseconds, timing->start, timing->end) == CU_SUCCESS &&
-        milliseconds >= 0) {
-        double ns = (double)milliseconds * 1e6;
-
-        measured(timing, ns < SHORTEST ? SHORTEST : ns > (double)LONGEST ? LONGEST : (uint64_t)ns);
-    }
-    end(timing);
-}
-
-static bool lock(void)
-{
-    return __atomic_exchange_n(&estimates->lock, 1, __ATOMIC_ACQUIRE) == 0;
-}
-
-static void unlock(void)
-{
-    __atomic_store_n(&estimates->lock, 0, __ATOMIC_RELEASE);
-}
-
-void estimates_update(uint64_t now)
-{
-    if (!estimates || LOAD(estimates->running) == 0 || now < LOAD(estimates->looks_at) || !lock())
-        return;
-    int mode = begin_own_calls();
-
-    for (int i = 0; i < TIMINGS; i++)
-        if (__atomic_load_n(&estimates->timing[i].state, __ATOMIC_ACQUIRE) == TIMING_RUNS)
-            look_at(&estimates->timing[i]);
-    end_own_calls(mode);
-    STORE(estimates->looks_at, now + LOOK_EVERY);
-    unlock();
-}
-
-void gate_forget_events(void)
-{
-    if (!estimates || LOAD(estimates->running) == 0)
-        return;
-    while (!lock())
-        sched_yield();
-    int mode = begin_own_calls();
-
-    for (int i = 0; i < TIMINGS; i++) {
-        struct timing *timing = &estimates->timing[i];
-
-        if (__atomic_load_n(&timing->state, __ATOMIC_ACQUIRE) == TIMING_RUNS)
-            end(timing);
-    }
-    end_own_calls(mode);
-    unlock();
+    return before == 0 ? unpaid(estimate, quartile) : 0;
 }

@@ -7,13 +7,18 @@
 
 #include "devices.h"
 #include "estimates.h"
+#include "timings.h"
 
 #define SPIN_NS UINT64_C(30000)                    /* less is not slept: waking takes longer */
 #define PIECE_NS UINT64_C(100000000)               /* between two looks at the share, at most */
 #define RECENT_NS UINT64_C(30000000000)            /* for which pf_gpu.longest_ns counts */
 #define MOST_NS UINT64_C(3600000000000)            /* of burst and debt, so that no sum overflows */
 #define PATIENCE_NS UINT64_C(1000000000)           /* for a function's first measurement */
-#define LOOK_NS UINT64_C(5000000)                  /* between two looks for it, at most */
+#define LOOK_NS UINT64_C(2000000)                  /* between two looks at events, at most */
+#define LOOKS 32                                   /* of what was waited: between two, too */
+#define HELD_NS UINT64_C(200000000)                /* for which a wait tells that there is work */
+#define QUEUE_NS UINT64_C(20000000)                /* of unfinished work in a stream, at most */
+#define LAG_NS UINT64_C(2000000000)                /* by which a group that had work may catch up */
 #define KAPPA_ONE UINT64_C(0x10000)
 #define LEAST_KAPPA (KAPPA_ONE / 16)
 #define MOST_KAPPA (KAPPA_ONE * 16)
@@ -89,12 +94,42 @@ static uint64_t latest(const struct pf_gpu_limit *limit, uint64_t now)
     return now + within(LOAD(limit->most_debt_ns), 0, MOST_NS);
 }
 
-/* A group that launched nothing for a while may use a burst at once, and no more. */
-static uint64_t not_before(const struct pf_gpu_limit *limit, uint64_t now)
+/* The earliest that a launch may be paid from. A group that had nothing to do may use a burst at
+   once, and no more. One whose work was not finished has been held up by other groups, and catches
+   up. */
+static uint64_t not_before(const struct gate_launch *launch, uint64_t now)
 {
-    uint64_t burst = within(LOAD(limit->burst_ns), 0, MOST_NS);
+    uint64_t held = LOAD(launch->gpu->backlogged_at); /* of any process of the group */
+    bool works = timings_unfinished(launch->index, now) || (held <= now && now - held < HELD_NS);
+    uint64_t before = works ? LAG_NS : within(LOAD(launch->limit->burst_ns), 0, MOST_NS);
 
-    return now > burst ? now - burst : 0;
+    return now > before ? now - before : 0;
+}
+
+/* Move the group's debt by GPU time, which may be negative. */
+static void owe(struct pf_gpu *gpu, int64_t gpu_ns, uint64_t share)
+{
+    uint64_t size = within(gpu_ns < 0 ? -(uint64_t)gpu_ns : (uint64_t)gpu_ns, 0, MOST_NS);
+    uint64_t moved = size * GATE_WHOLE / share;
+
+    for (;;) {
+        uint64_t tat = LOAD(gpu->tat);
+
+        if (swap(&gpu->tat, tat, gpu_ns > 0 ? tat + moved : tat > moved ? tat - moved : 0))
+            return;
+    }
+}
+
+/* What the agent found that the group owes, or paid too much, beside its launches. The thread that
+   notes it applies it; if it is killed between the two, that is not done. */
+static void follow_settled(const struct pf_gpu_limit *limit, struct pf_gpu *gpu, uint64_t share)
+{
+    int64_t settled = LOAD(limit->settled_ns), before = LOAD(gpu->settled_ns);
+
+    if (__builtin_expect(settled != before, 0) &&
+        __atomic_compare_exchange_n(&gpu->settled_ns, &before, settled, false, __ATOMIC_RELAXED,
+                                    __ATOMIC_RELAXED))
+        owe(gpu, (int64_t)((uint64_t)settled - (uint64_t)before), share);
 }
 
 /* Debt is GPU time divided by the share: another share makes it shorter or longer. The thread that
@@ -118,15 +153,20 @@ static void follow_share(struct pf_gpu *gpu, uint64_t share, uint64_t now)
     }
 }
 
-/* Pay for a launch. 0: done; else when it may be tried again. */
-static uint64_t pay(const struct pf_gpu_limit *limit, struct pf_gpu *gpu, uint64_t gpu_ns,
-                    uint64_t now, bool at_once)
+/* Pay for a launch that was asked for when `earliest` was the earliest. 0: done; else when it may be
+   tried again. */
+static uint64_t pay(struct gate_launch *launch, uint64_t earliest, uint64_t now, bool at_once)
 {
+    const struct pf_gpu_limit *limit = launch->limit;
+    struct pf_gpu *gpu = launch->gpu;
     uint64_t share = share_of(limit);
 
-    if (share == GATE_WHOLE)
+    if (share == GATE_WHOLE) {
+        launch->time = (struct gate_time){0};
         return 0;
+    }
     follow_share(gpu, share, now);
+    follow_settled(limit, gpu, share);
     for (;;) {
         uint64_t tat = LOAD(gpu->tat);
         uint64_t last = latest(limit, now);
@@ -135,18 +175,29 @@ static uint64_t pay(const struct pf_gpu_limit *limit, struct pf_gpu *gpu, uint64
             swap(&gpu->tat, tat, last);
             continue;
         }
-        uint64_t base = within(tat, not_before(limit, now), last);
+        uint64_t base = within(tat, earliest, last);
 
         if (base > now && !at_once)
             return base;
-        if (swap(&gpu->tat, tat, within(base + price(limit, gpu_ns, share), 0, last)))
+        uint64_t cost = price(limit, launch->time.ns, share);
+        uint64_t until = within(base + cost, 0, last);
+
+        if (swap(&gpu->tat, tat, until)) {
+            launch->time.paid_ns = (until - base) * share / GATE_WHOLE;
+            ADD(gpu->launched_ns, launch->time.ns);
+            ADD(gpu->paid_ns, launch->time.paid_ns);
             return 0;
+        }
     }
 }
 
-void gate_charge(const struct pf_gpu_limit *limit, struct pf_gpu *gpu, uint64_t gpu_ns)
+struct gate_time gate_charge(const struct pf_gpu_limit *limit, struct pf_gpu *gpu, uint64_t gpu_ns)
 {
-    pay(limit, gpu, gpu_ns, gate_now(), true);
+    struct gate_launch before = {.limit = limit, .gpu = gpu, .time.ns = gpu_ns};
+    uint64_t now = gate_now();
+
+    pay(&before, now > LAG_NS ? now - LAG_NS : 0, now, true);
+    return before.time;
 }
 
 /* ---- waiting ----------------------------------------------------------------------------- */
@@ -160,41 +211,56 @@ static void wait_for(uint64_t then, uint64_t now)
         sleep_until(then - now < PIECE_NS ? then : now + PIECE_NS);
 }
 
-/* Pay, and wait before that until the group may. What was waited is counted piece by piece: the
-   agent looks at it meanwhile. */
-static void wait_and_pay(const struct pf_gpu_limit *limit, struct pf_gpu *gpu, uint64_t gpu_ns,
-                         uint64_t now)
+/* What was waited is counted piece by piece: the agent looks at it meanwhile. Returns the time. */
+static uint64_t wait_piece(struct pf_gpu *gpu, uint64_t then, uint64_t now)
 {
-    bool waited = false;
+    STORE(gpu->backlogged_at, now);
+    wait_for(then, now);
+    uint64_t later = gate_now();
 
-    for (;;) {
-        uint64_t then = pay(limit, gpu, gpu_ns, now, false);
-
-        if (then == 0)
-            break;
-        STORE(gpu->backlogged_at, now);
-        wait_for(then, now);
-        uint64_t later = gate_now();
-
-        ADD(gpu->wait_ns, later > now ? later - now : 0);
-        now = later;
-        waited = true;
-        estimates_update(now);
-    }
-    if (waited)
-        ADD(gpu->throttled, 1);
+    ADD(gpu->wait_ns, later > now ? later - now : 0);
+    timings_update(later);
+    return later;
 }
 
-/* Wait until the first launches of a function are measured, for a while; returns the time. */
-static uint64_t wait_for_estimate(const struct pf_gpu_limit *limit, const struct estimate *estimate,
-                                  uint64_t now)
+/* Pay, and wait before that until the group may. Returns the time. */
+static uint64_t wait_and_pay(struct gate_launch *launch, uint64_t earliest, uint64_t now)
+{
+    uint64_t then;
+
+    while ((then = pay(launch, earliest, now, false)) != 0)
+        now = wait_piece(launch->gpu, then, now);
+    return now;
+}
+
+/* For how long a launch waits for those before it in its stream: what it would cost if the estimate
+   was as far too small as kappa can correct. A program may need it to be launched before they can
+   end. */
+static uint64_t patience(const struct gate_launch *launch)
+{
+    uint64_t most = launch->time.ns * (MOST_KAPPA / KAPPA_ONE) * GATE_WHOLE / share_of(launch->limit);
+
+    return within(most, 0, within(LOAD(launch->limit->most_debt_ns), 0, MOST_NS));
+}
+
+static bool must_wait_for_others(const struct gate_launch *launch, uint64_t waited)
+{
+    return share_of(launch->limit) < GATE_WHOLE &&
+           ((waited < PATIENCE_NS && estimate_is_due(launch->estimate)) ||
+            (waited < patience(launch) && timings_queue(launch->gpu, launch->stream, QUEUE_NS)));
+}
+
+/* Wait for launches before this one: until the first ones of its function are measured, and until
+   its stream has little to do. Returns the time. */
+static uint64_t wait_for_others(struct gate_launch *launch, uint64_t now)
 {
     uint64_t began = now;
 
-    while (estimate_is_due(estimate) && now - began < PATIENCE_NS && share_of(limit) < GATE_WHOLE) {
-        sleep_until(now + within((now - began) / 4, SPIN_NS, LOOK_NS));
-        now = gate_now();
-        estimates_update(now);
+    while (must_wait_for_others(launch, now - began)) {
+        uint64_t piece = within((now - began) / LOOKS, SPIN_NS, LOOK_NS);
+
+        now = wait_piece(launch->gpu, now + piece, now);
+        launch->time.ns = estimate_ns(launch->estimate);
     }
     return now;
 }
@@ -216,18 +282,22 @@ void gate_admit(struct gate_launch *launch)
         return;
     uint64_t now = gate_now();
 
-    estimates_update(now);
+    timings_update(now);
+    uint64_t earliest = not_before(launch, now);
+
     launch->estimate = estimate_of(launch->kind, launch->what);
+    launch->time.ns = estimate_ns(launch->estimate);
     bool spared = estimate_is_spared(launch->estimate);
+    uint64_t asked = now;
 
     if (!spared)
-        now = wait_for_estimate(launch->limit, launch->estimate, now);
-    uint64_t gpu_ns = estimate_ns(launch->estimate);
-
-    note_longest(launch->gpu, gpu_ns, now);
+        now = wait_for_others(launch, now);
+    note_longest(launch->gpu, launch->time.ns, now);
     if (spared)
-        pay(launch->limit, launch->gpu, gpu_ns, now, true);
+        pay(launch, earliest, now, true);
     else
-        wait_and_pay(launch->limit, launch->gpu, gpu_ns, now);
-    estimate_begin(launch);
+        now = wait_and_pay(launch, earliest, now);
+    if (now != asked)
+        ADD(launch->gpu->throttled, 1);
+    timing_begin(launch);
 }

@@ -6,6 +6,10 @@
  * launch waits while `tat` is in the future, so one kernel may be longer than the burst: the next
  * ones pay for it.
  *
+ * What the driver has queued cannot be called back. So a launch also waits while its stream has more
+ * than a little unfinished work of this process: what estimates that are too small let through is
+ * little then. Such a wait costs the group nothing of its share.
+ *
  * A hook of a launch function, at raised depth since the gate calls the driver:
  *
  *     struct gate_launch launch = {.limit = &limits_file->gpu[g], .gpu = &region->gpu[g],
@@ -35,14 +39,21 @@ enum gate_kind {
     GATE_GRAPH,  /* `what` is a CUgraphExec */
 };
 
+struct gate_time {
+    uint64_t ns;      /* of the GPU, as estimated */
+    uint64_t paid_ns; /* what was paid for it */
+};
+
 struct gate_launch {
     const struct pf_gpu_limit *limit;
     struct pf_gpu *gpu;
     enum gate_kind kind;
     void *what;
     void *stream; /* as functions without _ptsz understand it */
+    unsigned index; /* of the GPU in the group, below PF_GPUS */
 
     /* The gate's own: */
+    struct gate_time time;
     void *start;               /* an event before the launch, if this one is timed; else NULL */
     struct estimate *estimate; /* that the time is for */
 };
@@ -69,12 +80,13 @@ static inline void gate_after(struct gate_launch *launch, int result)
    their context. */
 void gate_forget_events(void);
 
-/* ---- for estimates.c --------------------------------------------------------------------- */
+/* ---- for timings.c ----------------------------------------------------------------------- */
 
 /* CLOCK_MONOTONIC, ns. */
 uint64_t gate_now(void);
 
-/* Add GPU time that the group has used and not paid for, without waiting. */
-void gate_charge(const struct pf_gpu_limit *limit, struct pf_gpu *gpu, uint64_t gpu_ns);
+/* Let the group pay for GPU time that launches before were not estimated at, without waiting. Returns
+   what it paid. */
+struct gate_time gate_charge(const struct pf_gpu_limit *limit, struct pf_gpu *gpu, uint64_t gpu_ns);
 
 #endif

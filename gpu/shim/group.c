@@ -3,29 +3,21 @@
 
 #include <errno.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <time.h>
 
+#include "forks.h"
 #include "old_glibc.h"
 #include "process.h"
 #include "say.h"
-
-#ifndef MADV_WIPEONFORK
-#define MADV_WIPEONFORK 18
-#endif
 
 struct process *process;
 
 /* Before the other constructors: they need it. */
 __attribute__((constructor(101))) static void make_process(void)
 {
-    void *made = mmap(NULL, sizeof *process, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1,
-                      0);
-
-    if (made == MAP_FAILED || madvise(made, sizeof *process, MADV_WIPEONFORK) != 0)
+    process = zero_after_fork(sizeof *process);
+    if (!process)
         say("%s: no GPU can be used; the kernel must be Linux 4.14 or later", strerror(errno));
-    else
-        process = made;
 }
 
 /* ---- the region's mutex --------------------------------------------------------------------- */

@@ -32,6 +32,7 @@ void before_launch(struct gate_launch *launch, const struct hook *hook, enum gat
                      __ATOMIC_RELAXED);
     launch->limit = &limits_file->gpu[index];
     launch->gpu = gpu;
+    launch->index = (unsigned)index;
     gate_before(launch);
 }
 

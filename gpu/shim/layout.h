@@ -66,7 +66,10 @@ struct pf_gpu_limit {
     uint32_t kappa;         /* what estimated costs are multiplied with: 16.16 fixed point */
     uint32_t allocated;     /* for the agent: the share that was allocated, as `share`, which may be more
                                for a while (elastic) or less (over-use); 0: as `share` */
-    uint8_t reserved[68];   /* 0 */
+    uint32_t reserved_share; /* 0 */
+    int64_t settled_ns;     /* GPU time that the group owes beside what its launches paid for, since the
+                               files were made; negative: less. A change moves `tat` once */
+    uint8_t reserved[56];   /* 0 */
 };
 
 enum pf_process_state {
@@ -125,14 +128,20 @@ struct pf_gpu {
     uint64_t longest_ns;    /* the largest estimate of a kernel or graph (d_f) in the last 30 s */
     uint64_t longest_at;    /* when longest_ns was set */
     uint64_t tat_share;     /* the share, in 1/10000, that `tat` was computed with; 0: none yet */
-    uint64_t reserved_gate[3];
+    int64_t settled_ns;     /* of `limits`, as far as `tat` has it */
+    /* GPU time of all launches that paid, and of those that are known to be finished: as estimated,
+       and as paid for (times kappa; less where most_debt_ns was reached). */
+    uint64_t launched_ns;
+    uint64_t paid_ns;
 
     /* Counters since the region was made; relaxed atomics. */
     uint64_t launches;    /* of kernels and graphs */
     uint64_t throttled;   /* launches that waited */
     uint64_t wait_ns;     /* what all launches waited together */
     uint64_t last_launch; /* when: CLOCK_MONOTONIC, ns, by its coarse clock (1 to 4 ms); 0: never */
-    uint64_t reserved_counters[4];
+    uint64_t finished_ns; /* see launched_ns */
+    uint64_t paid_finished_ns;
+    uint64_t reserved_counters[2];
 };
 
 enum pf_slot_state { PF_SLOT_FREE = 0, PF_SLOT_USED = 1 };

@@ -11,6 +11,7 @@ import msgspec
 from gpu import shares
 from gpu.limits_file import LimitsFile
 from gpu.region import RegionUse
+from gpu.sampled_time import UsedTime
 from gpu.shares import GroupShare, GroupUsage
 from tests import waiting
 from tests.gpu import group as groups
@@ -34,7 +35,7 @@ class Tenant:
         self.processes: list[subprocess.Popen[bytes]] = []
 
     def write(self) -> None:
-        """Tell the gates the share in force, kappa, and the most debt."""
+        """Tell the gates the share in force, kappa, and what is settled."""
         with LimitsFile(self.group.limits) as opened:
             [limit] = opened.gpus()
             opened.write(
@@ -43,7 +44,7 @@ class Tenant:
                         limit,
                         share=self.state.in_force,
                         kappa=self.state.kappa,
-                        most_debt_ns=round(self.state.most_debt * 1e9),
+                        settled_ns=round(self.state.settled * 1e9),
                     )
                 ]
             )
@@ -111,13 +112,13 @@ class Shared:
     def tick(self) -> None:
         """One tick of the controller, once its time has come."""
         time.sleep(shares.TICK)
-        before, used_before = self._ticked
-        now, used = self._ticked = self._busy()
+        _, used_before = self._ticked
+        _, used = self._ticked = self._busy()
         clock = time.monotonic_ns()
         usages: dict[str, GroupUsage] = {}
         for name, tenant in self.tenants.items():
-            utilization = (used[name] - used_before.get(name, 0)) / max(1, now - before)
-            usages[name] = shares.observe(tenant.state, utilization, tenant.use(), clock)
+            seconds = (used[name] - used_before.get(name, 0)) / 1e9
+            usages[name] = shares.observe(UsedTime(seconds), tenant.use(), clock)
         self._set(shares.tick({name: one.state for name, one in self.tenants.items()}, usages))
 
     def _set(self, states: dict[str, GroupShare]) -> None:

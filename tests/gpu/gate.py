@@ -22,7 +22,7 @@ _SLEPT = ctypes.CFUNCTYPE(None, ctypes.c_uint64)
 
 
 def _compiled(name: str, source: str, *flags: str) -> Path:
-    sources = [_PROGRAMS / source, _SHIM / "gate.c", _SHIM / "estimates.c"]
+    sources = [_PROGRAMS / source, _SHIM / "gate.c", _SHIM / "estimates.c", _SHIM / "timings.c"]
     command = ["gcc", *_FLAGS, *flags, *map(str, sources)]
     made_from = [*sources, *_SHIM.glob("*.h")]
     return compiled(command, CHECKOUT / "build/gpu/tests" / name, made_from)
@@ -51,8 +51,8 @@ class Gate:
         self._library = ctypes.CDLL(str(copy))
         self._launch = self._library.launch
         self._launch.argtypes = [
-            *(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p),
-            *(ctypes.c_uint64, ctypes.c_int),
+            *(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_int),
+            *(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64, ctypes.c_int),
         ]
         self._launch.restype = ctypes.c_uint64
         self._slept = _SLEPT()
@@ -60,17 +60,30 @@ class Gate:
         self.limit.share, self.limit.kappa = share, KAPPA
         self.limit.burst_ns, self.limit.most_debt_ns = 20 * MS, 60 * S
         self.gpu = layout.PfGpu()
+        self.other_gpu = layout.PfGpu()  # of the same group, with the same limits
         self.now = now
         if not measures:
             self.set("create_result", 801)
 
     def launch(
-        self, what: int = 1, ns: int = UNKNOWN, *, kind: int = KERNEL, result: int = 0
+        self,
+        what: int = 1,
+        ns: int = UNKNOWN,
+        *,
+        kind: int = KERNEL,
+        stream: int = 0,
+        other: bool = False,
+        result: int = 0,
     ) -> int:
-        """Launch what takes so long; when the driver got it, relative to the call."""
+        """Launch what takes so long; when the driver got it, relative to the call.
+
+        Args:
+            other: on the other GPU of the group.
+        """
         before = self.now
-        limit, gpu = ctypes.addressof(self.limit), ctypes.addressof(self.gpu)
-        at: int = self._launch(limit, gpu, kind, what, ns, result)
+        limit = ctypes.addressof(self.limit)
+        gpu = ctypes.addressof(self.other_gpu if other else self.gpu)
+        at: int = self._launch(limit, gpu, int(other), kind, what, stream, ns, result)
         return at - before
 
     def know(self, what: int, ns: int, *, kind: int = KERNEL) -> None:
@@ -123,7 +136,7 @@ class Gate:
 
 
 _KINDS: dict[str, type[ctypes.c_uint64]] = dict.fromkeys(
-    ("now", "stream_free", "longest_sleep", "spun"), ctypes.c_uint64
+    ("now", "stream_free", "other_free", "longest_sleep", "spun"), ctypes.c_uint64
 )
 
 

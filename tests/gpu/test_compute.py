@@ -4,8 +4,10 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from gpu import shares
 from tests import waiting
 from tests.gpu.compute import Shared, Tenant, switch
 from tests.gpu.group import Libraries
@@ -30,6 +32,21 @@ def test_groups_get_thirty_and_seventy_hundredths_of_the_time(
     shared.start("a", first)
     shared.start("b", second)
     shared.settle(a=0.3, b=0.7)
+
+
+@pytest.mark.parametrize("kernel", ["work_1ms", "work_40ms"])
+@pytest.mark.parametrize("kappa", [8.0, 1 / 8])
+def test_prices_that_are_wrong_by_eight_times_come_right(
+    shared: Shared, kernel: str, kappa: float
+) -> None:
+    shared.add("a", 0.3)
+    shared.add("b", 0.3)
+    for tenant in shared.tenants.values():
+        tenant.state = msgspec.structs.replace(tenant.state, kappa=kappa)
+        tenant.write()
+    shared.start("a", kernel)
+    shared.start("b", kernel)
+    shared.settle(a=0.3, b=0.3)
 
 
 def test_four_processes_of_a_group_share_what_the_group_has(shared: Shared) -> None:
@@ -71,7 +88,7 @@ def test_an_elastic_share_grows_while_the_neighbour_is_idle_and_shrinks_when_it_
     pausing = shared.start("pauses", "work_500us")
     shared.settle(stays=0.3, pauses=0.7)
     switch(pausing)
-    _until_in_force(shared, stays=1.0)
+    _until_in_force(shared, stays=shares.ALONE)
     assert shared.measure(2)["stays"] >= 0.9
     switch(pausing)
     _until_in_force(shared, stays=0.3, pauses=0.7)
@@ -100,6 +117,20 @@ def test_a_group_is_killed_while_it_waits_and_the_others_go_on(shared: Shared) -
     shared.settle(a=0.0, b=0.5)
     shared.start("a", "work_20ms")
     shared.settle(a=0.1, b=0.5)
+
+
+def test_a_process_that_ends_leaves_nothing_unfinished(
+    shared: Shared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tenant, driver = _session(shared, monkeypatch)
+    module, _ = driver.do("cuModuleLoadData", Out(8), b"image")
+    [kernel] = driver.do("cuModuleGetFunction", Out(8), module, "work_2ms")
+    for _ in range(3):
+        driver.do("cuLaunchKernel", kernel, 1, 1, 1, 1, 1, 1, 0, None, None, None)
+    assert tenant.use().finished_ns < tenant.use().launched_ns
+    driver.ended()
+    use = tenant.use()
+    assert (use.finished_ns, use.paid_finished_ns) == (use.launched_ns, use.paid_ns)
 
 
 # ---- graphs

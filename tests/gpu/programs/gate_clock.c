@@ -1,6 +1,6 @@
 /*
- * The gate with a made-up clock and a made-up driver, for test_gate.py: one stream, whose kernels
- * take what the test says. Time passes while the gate sleeps or spins, and by `pass`.
+ * The gate with a made-up clock and a made-up driver, for test_gate.py: two streams, whose kernels
+ * take what the test says. Time passes while the gate sleeps or spins, and as the test sets it.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -16,13 +16,15 @@ struct event {
 };
 
 PUBLIC uint64_t now;
-PUBLIC uint64_t stream_free;  /* when the stream has done all that was launched */
+PUBLIC uint64_t stream_free;  /* when the first stream has done all that was launched */
+PUBLIC uint64_t other_free;   /* and the other one */
 PUBLIC int capturing;
 PUBLIC int live_events;
 PUBLIC int created_events;
 PUBLIC int illegal_calls;     /* of what must not be called in a thread that captures */
 PUBLIC int create_result;     /* of cuEventCreate */
 PUBLIC int query_result;      /* of cuEventQuery, where the event was reached */
+PUBLIC int record_result;     /* of cuEventRecord */
 PUBLIC const char *function_name, *kernel_name;
 PUBLIC void (*slept)(uint64_t then); /* called before a sleep ends */
 PUBLIC uint64_t longest_sleep, spun;
@@ -91,11 +93,17 @@ static int event_destroy(void *event)
     return CU_SUCCESS;
 }
 
+static uint64_t *free_of(void *stream)
+{
+    return stream ? &other_free : &stream_free;
+}
+
 static int event_record(void *event, void *stream)
 {
-    (void)stream;
     must_be_legal();
-    ((struct event *)event)->at = stream_free > now ? stream_free : now;
+    if (record_result)
+        return record_result;
+    ((struct event *)event)->at = *free_of(stream) > now ? *free_of(stream) : now;
     return CU_SUCCESS;
 }
 
@@ -136,16 +144,17 @@ struct driver driver = {
 };
 
 /* Launch, and give the stream that much to do. The time at which the driver got it. */
-PUBLIC uint64_t launch(const struct pf_gpu_limit *limit, struct pf_gpu *gpu, int kind, void *what,
-                       uint64_t ns, int result)
+PUBLIC uint64_t launch(const struct pf_gpu_limit *limit, struct pf_gpu *gpu, unsigned index,
+                       int kind, void *what, void *stream, uint64_t ns, int result)
 {
-    struct gate_launch one = {.limit = limit, .gpu = gpu, .kind = kind, .what = what};
+    struct gate_launch one = {.limit = limit, .gpu = gpu, .index = index, .kind = kind,
+                              .what = what, .stream = stream};
 
     gate_before(&one);
     uint64_t at = now;
 
     if (result == CU_SUCCESS && !capturing)
-        stream_free = (stream_free > now ? stream_free : now) + ns;
+        *free_of(stream) = (*free_of(stream) > now ? *free_of(stream) : now) + ns;
     gate_after(&one, result);
     return at;
 }

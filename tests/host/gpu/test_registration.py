@@ -172,7 +172,7 @@ def test_the_slots_of_a_process_that_dies_in_any_way_are_freed(
         dying.kill(number)
         until(lambda: node.alive("a") == {3: other.pid}, what="end of the slots")
         assert {each.registration for each in node.groups.read("a").processes.values()} == {1}
-        assert list(node.registrar.living()) == [other.pid]
+        assert list(node.registrar.living.by_pid()) == [other.pid]
 
 
 def test_the_end_of_a_process_that_cannot_be_written_at_once_is_written_later(

@@ -20,6 +20,7 @@ from gpu.group_limits import Limit
 from gpu.samples import NodeSample
 from gpu.service import GpuService
 from gpu.settings import Action, GpuLimitSettings
+from gpu.shares import ALONE
 from gpu.tenants import Tenant
 from gpu.tiers import TierChoice, TieredGPU
 from tests.host.gpu.driver_root import installed, paths_with
@@ -166,9 +167,9 @@ def test_an_elastic_container_has_what_its_neighbour_leaves_until_that_launches(
         shares = {name: round(groups.read(name).in_force[0].share, 4) for name in expected}
         return shares == expected
 
-    until(lambda: shared(stays=1.0), what="share of the neighbour that is idle")
+    until(lambda: shared(stays=ALONE), what="share of the neighbour that is idle")
     until(lambda: shared(stays=0.3, pauses=0.7), what="return to the own share")
-    until(lambda: shared(stays=1.0), what="share of the neighbour that is idle again")
+    until(lambda: shared(stays=ALONE), what="share of the neighbour that is idle again")
     service.close()
     assert round(groups.read("stays").in_force[0].share, 4) == 0.3
 

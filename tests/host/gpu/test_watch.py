@@ -12,6 +12,7 @@ from gpu import layout, nvml
 from gpu.enforcement import Enforcement, OverUse
 from gpu.group_limits import Limit
 from gpu.nvml import Nvml
+from gpu.sampled_time import UsedTime
 from gpu.samples import NodeSample, TenantSample
 from gpu.settings import Action
 from gpu.watch import TOLERANCE_BYTES, Watch
@@ -53,7 +54,7 @@ def watch(node: GroupsNode) -> Watch:
     return Watch(
         node.groups,
         node.registrar._tenants,
-        lambda: node.registrar.living(),
+        node.registrar.living,
         lambda: MINORS,
     )
 
@@ -252,7 +253,7 @@ def test_a_program_that_is_executed_frees_what_the_former_one_had(
             monkeypatch.setattr(time, "monotonic", lambda seconds=seconds: now + seconds)
             watch.look(opened)
         assert node.alive("a") == {1: client.pid}  # it has no context yet: that is no reason
-        node.registrar.living()[client.pid].image = 4711  # as of another program's stack
+        node.registrar.living.by_pid()[client.pid].image = 4711  # as of another program's stack
         for seconds in (6, 7, 9):
             monkeypatch.setattr(time, "monotonic", lambda seconds=seconds: now + seconds)
             watch.look(opened)
@@ -322,6 +323,19 @@ def test_symbols_that_a_tenant_makes_up_are_bounded_for_the_life_of_the_agent(
                 region.write(bytes(symbol))
         names |= set(watch.look(None).tenants[0].symbols)
     assert len(names) == layout.SYMBOLS
+
+
+def test_what_a_process_used_just_before_it_ended_counts(node: GroupsNode, watch: Watch) -> None:
+    """The driver tells of it in the next tick. Else its group would get back what it paid."""
+    container = node.container("a")
+    with container.client(node.socket("a")) as client:
+        assert client.register(3)[0] == layout.STATUS_OK
+        pid = client.pid
+        client.kill()
+        until(lambda: node.alive("a") == {}, what="end of the process in the limits")
+    used = {FIRST: {pid: UsedTime(0.4)}}
+    assert watch.attribution.used_time(used) == {("a", FIRST): UsedTime(0.4)}
+    assert watch.attribution.group_of(pid) is None
 
 
 def test_the_time_that_a_container_used_a_gpu_is_seen_with_and_without_limits(

@@ -2,19 +2,29 @@
 
 The GPU serves processes in turns, a time slice each; a process without work loses its turn, and the
 driver queues `QUEUE` launches of each process. The gate is that of gpu/shim/gate.c in arithmetic,
-with estimates that are wrong by a factor. Time passes in steps of `STEP`, at whose beginnings the
-gates admit what they would have admitted until then. Times are seconds.
+with estimates that are wrong by a factor; each process has one stream. Time passes in steps of
+`STEP`, at whose beginnings the gates admit what they would have admitted until then. Times are
+seconds.
 """
 
+import math
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from gpu.sampled_time import UsedTime
 from gpu.shares import RECENT, TICK, GroupShare, GroupUsage, tick
+from gpu.time_account import LaunchTimes
 
 SLICE = 0.002  # what a process gets of the GPU in a turn
 QUEUE = 1024  # launches of a process that the driver holds
 BURST = 0.020
+LAG = 2.0  # by which a group whose work is not finished may catch up
+HELD = 0.2  # for which a wait tells that there is work
+UNFINISHED = 0.020  # as estimated: a process with more launches nothing
+MOST_DEBT = 60.0
 STEP = 0.0005
+_TIMES = LaunchTimes.__struct_fields__
 
 Controller = Callable[[Mapping[str, GroupShare], Mapping[str, GroupUsage]], dict[str, GroupShare]]
 
@@ -27,11 +37,47 @@ class Process:
     wrong: float = 1.0  # what the gate estimates, relative to `kernel`
     wants: Callable[[float], bool] = lambda _: True
     work: float = 0.0  # seconds of GPU time in the driver's queue
+    launched: int = 0
+    finished: int = 0
+    # Launches that are not known to be finished: how many, and what was paid for each.
+    unfinished: deque[tuple[int, float]] = field(default_factory=deque)
+    blocked: bool = False  # its stream had too much unfinished work at the last look
 
     @property
-    def room(self) -> int:
-        """How many more launches the driver takes."""
-        return QUEUE - round(self.work / self.kernel + 0.5)
+    def estimate(self) -> float:
+        """What the gate takes one launch for."""
+        return self.kernel * self.wrong
+
+    @property
+    def queued(self) -> int:
+        """Launches that are not finished."""
+        return math.ceil(self.work / self.kernel - 1e-9)
+
+    def room(self, share: float) -> int:
+        """How many more launches the gate or the driver takes."""
+        if share >= 1:
+            return QUEUE - self.queued
+        return min(QUEUE, int(UNFINISHED / self.estimate) + 1) - self.queued
+
+    def launch(self, count: int, paid: float) -> None:
+        """Give launches to the driver, for which this was paid together."""
+        self.work += count * self.kernel
+        self.launched += count
+        self.unfinished.append((count, paid / count))
+
+    def finish(self) -> tuple[int, float]:
+        """How many launches are finished that were not before, and what was paid for them."""
+        done = left = self.launched - self.queued - self.finished
+        self.finished += done
+        paid = 0.0
+        while left > 0:
+            count, each = self.unfinished.popleft()
+            taken = min(count, left)
+            if taken < count:
+                self.unfinished.appendleft((count - taken, each))
+            left -= taken
+            paid += taken * each
+        return done, paid
 
 
 @dataclass
@@ -42,6 +88,8 @@ class Group:
     share: float
     elastic: bool = False
     tat: float = 0.0
+    settled: float = 0.0  # as far as `tat` has it
+    times: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_TIMES, 0.0))
     used: float = 0.0  # seconds of GPU time, in all
     used_in_tick: float = 0.0
     waited: float = -1.0  # when a launch last waited in the gate
@@ -51,36 +99,56 @@ class Group:
     def admit(self, now: float, state: GroupShare) -> None:
         """Let through what the gate lets through now, of each process in turn."""
         members = len(self.processes)
-        asked = True
         self.turn += 1
+        for process in self.processes:
+            done, paid = process.finish()
+            self.times["finished"] += done * process.estimate
+            self.times["paid_finished"] += paid
+        asked = True
         while asked:
             asked = False
             for index in range(members):
                 process = self.processes[(self.turn + index) % members]
-                room = process.room
-                if room <= 0 or not process.wants(now):
-                    continue
-                most = room if members == 1 else max(1, room // 8)
-                cost = state.kappa * process.kernel * process.wrong
-                admitted = self._admitted(now, most, cost, state)
-                process.work += admitted * process.kernel
-                if admitted:
-                    self.launched = now
+                admitted = self._of_process(now, process, state) if process.wants(now) else 0
                 asked = asked or (members > 1 and admitted > 0)
 
-    def _admitted(self, now: float, most: int, cost: float, state: GroupShare) -> int:
+    def _of_process(self, now: float, process: Process, state: GroupShare) -> int:
+        room = process.room(state.in_force)
+        if room <= 0:
+            process.blocked = True
+            self.waited = now
+            return 0
+        most = room if len(self.processes) == 1 else max(1, room // 8)
+        held = now - self.waited <= HELD
+        busy = process.blocked or process.queued > 0 or held
+        admitted, paid = self._admitted(now, most, process.estimate, state, busy=busy)
+        if admitted:
+            process.blocked = False
+            process.launch(admitted, paid)
+            self.launched = now
+            self.times["launched"] += admitted * process.estimate
+            self.times["paid"] += paid
+        return admitted
+
+    def _admitted(
+        self, now: float, most: int, estimate: float, state: GroupShare, *, busy: bool
+    ) -> tuple[int, float]:
+        """How many launches may go, and what they pay together."""
         share = state.in_force
         if share >= 1:
-            return most
-        self.tat = min(self.tat, now + state.most_debt)
-        base = max(self.tat, now - BURST)
-        admitted = 0
-        if base <= now:
-            admitted = min(most, int((now - base) / (cost / share)) + 1)
-            self.tat = min(base + admitted * cost / share, now + state.most_debt)
+            return most, 0.0
+        self.tat = min(self.tat + (state.settled - self.settled) / share, now + MOST_DEBT)
+        self.settled = state.settled
+        base = max(self.tat, now - (LAG if busy else BURST))
+        if base > now:
+            self.waited = now
+            return 0, 0.0
+        cost = state.kappa * estimate / share
+        admitted = min(most, int((now - base) / cost) + 1)
+        self.tat = min(base + admitted * cost, now + MOST_DEBT)
         if admitted < most:
             self.waited = now
-        return admitted
+        return admitted, (self.tat - base) * share
 
 
 @dataclass
@@ -99,7 +167,7 @@ class Simulation:
             name: GroupShare(share=group.share, elastic=group.elastic)
             for name, group in self.groups.items()
         }
-        idle = {name: GroupUsage(utilization=0.0, at=0.0) for name in self.groups}
+        idle = {name: GroupUsage(used=UsedTime(), times=LaunchTimes(), at=0.0) for name in states}
         self.states = self.controller(self.controller(states, {}), idle)
         self._order = [
             (group, process) for group in self.groups.values() for process in group.processes
@@ -146,7 +214,7 @@ class Simulation:
 
     def _tick(self) -> None:
         self._next_tick += TICK
-        self._used.append({name: group.used_in_tick / TICK for name, group in self.groups.items()})
+        self._used.append({name: group.used_in_tick for name, group in self.groups.items()})
         for group in self.groups.values():
             group.used_in_tick = 0.0
         if len(self._used) <= self.late:
@@ -154,11 +222,10 @@ class Simulation:
         used = self._used.pop(0)
         usages = {
             name: GroupUsage(
-                utilization=min(1.0, used[name]),
-                backlogged=self.now - group.waited <= RECENT,
+                used=UsedTime(used[name]),
                 active=self.now - max(group.waited, group.launched) <= RECENT,
-                longest_kernel=max(process.kernel * process.wrong for process in group.processes),
-                paid_until=group.tat,
+                longest_kernel=max(process.estimate for process in group.processes),
+                times=LaunchTimes(**group.times),
                 at=self.now,
             )
             for name, group in self.groups.items()

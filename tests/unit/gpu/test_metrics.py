@@ -26,6 +26,10 @@ USE = RegionUse(
     throttled=8,
     wait_ns=1_500_000_000,
     last_launch=90_000_000_000,
+    launched_ns=0,
+    finished_ns=0,
+    paid_ns=0,
+    paid_finished_ns=0,
 )
 COUNTS = RegionCounts(lock_recoveries=1, stale_slots=2, refused_slots=3)
 

@@ -1,20 +1,59 @@
 """Compute shares of the groups of a node: from what was seen to their files."""
 
+import ctypes
 import time
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 import pytest
 
-from gpu import layout, limits_file
-from gpu.groups import Compute, Groups
+from gpu import layout, shares
+from gpu.groups import Groups
+from gpu.sampled_time import UsedTime
 from gpu.share_controller import ShareController
 from tests.unit.gpu.groups import PlainRooms
 from tests.unit.gpu.made import A, B, limit
+
+NS = 10**9
+Control = Callable[[Mapping[tuple[str, str], float], Collection[str]], None]
 
 
 @pytest.fixture
 def groups(tmp_path: Path) -> Groups:
     return Groups(tmp_path, rooms=PlainRooms())
+
+
+class Clock:
+    """CLOCK_MONOTONIC, which passes between the ticks of a controller."""
+
+    def __init__(self) -> None:
+        self.now = time.monotonic_ns()
+
+    def __call__(self) -> int:
+        return self.now
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(time, "monotonic_ns", made)
+    return made
+
+
+@pytest.fixture
+def control(groups: Groups, clock: Clock) -> Control:
+    """A controller, each of whose ticks is half a second later; it gets parts of the time."""
+    return _controller(groups, clock)
+
+
+def _controller(groups: Groups, clock: Clock) -> Control:
+    controller = ShareController(groups)
+
+    def tick(used: Mapping[tuple[str, str], float], measured: Collection[str]) -> None:
+        clock.now += NS // 2
+        controller({key: UsedTime(part / 2) for key, part in used.items()}, measured)
+
+    return tick
 
 
 def _in_force(groups: Groups, group: str, index: int = 0) -> tuple[float, float]:
@@ -23,107 +62,96 @@ def _in_force(groups: Groups, group: str, index: int = 0) -> tuple[float, float]
     return round(entry.share, 4), round(entry.kappa, 3)
 
 
-def _says(groups: Groups, group: str, **fields: int) -> None:
-    """Write what a group's shims would write of their first GPU."""
+def _settled(groups: Groups, group: str, index: int = 0) -> float:
+    """What the gates see of what the group owes, seconds of GPU time."""
+    return round(groups.read(group).in_force[index].settled_ns / NS, 3)
+
+
+def _says(groups: Groups, group: str, index: int = 0, **fields: int) -> None:
+    """Write what a group's shims would write of a GPU."""
     gpu = layout.PfGpu(**fields)
     with (groups.root / group / "region").open("r+b") as opened:
-        opened.seek(layout.USE_AT)
+        opened.seek(layout.USE_AT + index * ctypes.sizeof(gpu))
         opened.write(bytes(gpu))
 
 
+def _paid(seconds: float, *, finished: bool = True) -> dict[str, int]:
+    """Fields of a region whose launches paid for so much GPU time, all right."""
+    ns = round(seconds * NS)
+    done = ns if finished else 0
+    return {"launched_ns": ns, "paid_ns": ns, "finished_ns": done, "paid_finished_ns": done}
+
+
+def _made(groups: Groups, group: str, share: float) -> None:
+    """A group that launched once."""
+    groups.make(group, [limit(share=share)])
+    _says(groups, group, **_paid(0.001))
+
+
 def _launches(groups: Groups, *names: str) -> None:
+    """They launch just before the next tick."""
     for name in names:
-        _says(groups, name, last_launch=time.monotonic_ns())
+        _says(groups, name, last_launch=time.monotonic_ns() + NS // 2)
 
 
-def test_a_group_that_uses_more_than_its_share_pays_more(groups: Groups) -> None:
+def test_a_group_that_uses_more_than_it_paid_for_owes_the_rest_and_pays_more(
+    groups: Groups, control: Control
+) -> None:
     groups.make("a", [limit(share=0.3)])
     groups.make("b", [limit(share=0.7)])
-    control = ShareController(groups)
-    for _ in range(4):
+    for n in range(4):
+        _says(groups, "a", **_paid(n * 0.1))
+        _says(groups, "b", **_paid(n * 0.2))
         control({("a", A): 0.6, ("b", A): 0.4}, (A, B))
     assert _in_force(groups, "a")[1] > 1.2
-    assert _in_force(groups, "b") == (0.7, 1.0)  # its launches do not wait
+    assert _settled(groups, "a") == pytest.approx(3 * (0.3 - 0.1))
+    assert _in_force(groups, "b") == (0.7, 1.0)
+    assert _settled(groups, "b") == 0
 
 
-def test_a_group_whose_launches_wait_below_its_share_pays_less(groups: Groups) -> None:
+def test_a_group_that_pays_more_than_it_uses_gets_the_rest_back_and_pays_less(
+    groups: Groups, control: Control
+) -> None:
     groups.make("a", [limit(share=0.5)])
-    control = ShareController(groups)
-    for _ in range(4):
-        _says(groups, "a", backlogged_at=time.monotonic_ns())
+    for n in range(4):
+        _says(groups, "a", **_paid(n * 0.25), last_launch=time.monotonic_ns())
         control({("a", A): 0.1}, (A, B))
     assert _in_force(groups, "a")[1] < 0.8
+    assert _settled(groups, "a") == pytest.approx(3 * 0.05 - 2 * 0.25)
 
 
-def test_what_is_owed_for_a_far_too_large_estimate_is_remitted_once(groups: Groups) -> None:
-    groups.make("a", [limit(share=0.5)])
-    control = ShareController(groups)
-    began = time.monotonic_ns()
-    control({}, (A, B))
-    debts = []
-    for used in (0.2, 0.0, 0.0, 0.0):
-        now = time.monotonic_ns()
-        waits = {"backlogged_at": now, "longest_ns": 10**10, "longest_at": now}
-        _says(groups, "a", tat=began + 2 * 10**10, **waits)
-        control({("a", A): used}, (A, B))
-        debts.append(groups.read("a").in_force[0].most_debt_ns)
-    assert debts == [60 * 10**9, 60 * 10**9, 7 * 10**8, 60 * 10**9]
-    assert _in_force(groups, "a")[1] == pytest.approx(1 / 16, rel=0.1)
-
-
-def _remits(groups: Groups) -> ShareController:
-    """A controller that has just written a smaller debt, for one tick."""
-    groups.make("a", [limit(share=0.5)])
-    control = ShareController(groups)
-    groups.set_compute("a", {A: Compute(0.5, kappa=0.25, most_debt=0.7)})
-    return control
-
-
-def _most_debt(groups: Groups) -> int:
-    return groups.read("a").in_force[0].most_debt_ns
-
-
-def test_a_debt_that_was_remitted_for_a_tick_is_whole_after_an_agent_that_stops(
-    groups: Groups,
+def test_what_is_settled_stays_when_limits_are_changed_or_written_again(
+    groups: Groups, control: Control
 ) -> None:
-    """Otherwise no launch of the group would cost more, as long as no agent runs."""
-    control = _remits(groups)
-    control.settle()
-    assert _most_debt(groups) == limits_file.MOST_DEBT
-    assert _in_force(groups, "a") == (0.5, 0.25)
-
-
-@pytest.mark.parametrize("measured", [(), (A, B)], ids=["without a driver", "with one"])
-def test_a_debt_that_was_remitted_for_a_tick_is_whole_after_the_first_tick_of_the_next_agent(
-    groups: Groups, measured: tuple[str, ...]
-) -> None:
-    """The one that wrote it was killed within that tick."""
-    _remits(groups)
-    now = time.monotonic_ns()
-    waits = {"backlogged_at": now, "longest_ns": 10**10, "longest_at": now}
-    _says(groups, "a", tat=now + 2 * 10**10, **waits)
-    ShareController(groups)({("a", A): 0.2}, measured)
-    assert _most_debt(groups) == limits_file.MOST_DEBT
+    """It counts from the first one on: another number would move what the group owes again."""
+    _made(groups, "a", 0.5)
+    for _ in range(3):
+        control({("a", A): 0.5}, (A, B))
+    assert _settled(groups, "a") == 0.5
+    groups.change("a", [limit(share=0.6)])
+    groups.throttle("a", A, 0.01)
+    groups.settle("a")
+    groups.make("a", [limit(share=0.6)])
+    assert _settled(groups, "a") == 0.5
 
 
 def test_a_gpu_of_which_the_driver_does_not_tell_is_shared_by_estimates_alone(
-    groups: Groups,
+    groups: Groups, control: Control
 ) -> None:
     groups.make("a", [limit(share=0.5)])
-    control = ShareController(groups)
-    for _ in range(4):
-        _says(groups, "a", backlogged_at=time.monotonic_ns())
+    for n in range(4):
+        _says(groups, "a", **_paid(n * 0.25), backlogged_at=time.monotonic_ns())
         control({}, (B,))
     assert _in_force(groups, "a") == (0.5, 1.0)
+    assert _settled(groups, "a") == 0
 
 
-def test_elastic_groups_get_what_idle_ones_leave(groups: Groups) -> None:
+def test_elastic_groups_get_what_idle_ones_leave(groups: Groups, control: Control) -> None:
     for name, share in (("a", 0.3), ("b", 0.7), ("fixed", 0.2)):
         groups.make(name, [limit(share=share, elastic=name != "fixed")])
-    control = ShareController(groups)
     _launches(groups, "a")
     control({}, (A, B))
-    assert _in_force(groups, "a")[0] == 1.0
+    assert _in_force(groups, "a")[0] == shares.ALONE
     _launches(groups, "a", "fixed")
     control({}, (A, B))
     assert _in_force(groups, "a")[0] == 0.8
@@ -135,83 +163,122 @@ def test_elastic_groups_get_what_idle_ones_leave(groups: Groups) -> None:
 
 def test_elastic_groups_have_their_own_shares_when_the_controller_ends(groups: Groups) -> None:
     groups.make("a", [limit(share=0.3, elastic=True)])
-    groups.make("fixed", [limit(share=0.5)])
     control = ShareController(groups)
-    for _ in range(4):
-        _launches(groups, "a")
-        control({("fixed", A): 0.9}, (A,))
-    assert _in_force(groups, "a")[0] == 1.0
+    _launches(groups, "a")
+    control({}, (A,))
+    assert _in_force(groups, "a")[0] == shares.ALONE
     control.settle()
     assert _in_force(groups, "a")[0] == 0.3
-    assert _in_force(groups, "fixed")[1] > 1.2  # what was learnt of it stays
 
 
-def test_each_gpu_is_shared_by_itself(groups: Groups) -> None:
+def test_each_gpu_is_shared_by_itself(groups: Groups, control: Control) -> None:
     groups.make("a", [limit(A, share=0.5), limit(B, share=0.25)])
     groups.make("b", [limit(B, share=0.5)])
-    control = ShareController(groups)
-    for _ in range(4):
+    for name, index in (("a", 0), ("a", 1), ("b", 0)):
+        _says(groups, name, index, **_paid(0.001))
+    for _ in range(3):
         control({("a", B): 0.9}, (A, B))
-    assert _in_force(groups, "a", 0) == (0.5, 1.0)
-    assert _in_force(groups, "a", 1)[1] > 1.2
-    assert _in_force(groups, "b") == (0.5, 1.0)
+    assert _settled(groups, "a", 0) == 0
+    assert _settled(groups, "a", 1) == pytest.approx(0.9)
+    assert _settled(groups, "b") == 0
 
 
-def test_a_new_controller_goes_on_from_the_files(groups: Groups) -> None:
+def test_a_group_that_is_made_again_between_two_ticks_begins_anew(
+    groups: Groups, control: Control
+) -> None:
     groups.make("a", [limit(share=0.3)])
-    for _ in range(6):
-        ShareController(groups)({("a", A): 0.9}, (A, B))
-    kappa = _in_force(groups, "a")[1]
+    for n in range(3):
+        _says(groups, "a", **_paid(1000 + n * 0.15))
+        control({("a", A): 0.3}, (A,))
+    groups.remove("a")
+    _made(groups, "a", 0.3)
+    for _ in range(3):
+        control({}, (A,))
+    assert _settled(groups, "a") == 0
+
+
+def test_of_gates_that_do_not_count_what_launches_pay_nothing_is_settled(
+    groups: Groups, control: Control
+) -> None:
+    """They are of an earlier version: the container runs since before an update."""
+    groups.make("a", [limit(share=0.3)])
+    for _ in range(20):
+        _launches(groups, "a")
+        control({("a", A): 0.3}, (A,))
+    assert (_settled(groups, "a"), _in_force(groups, "a")) == (0, (0.3, 1.0))
+
+
+def test_a_tick_that_came_far_too_late_is_not_settled(
+    groups: Groups, control: Control, clock: Clock
+) -> None:
+    _made(groups, "a", 0.3)
+    control({("a", A): 0.3}, (A,))
+    clock.now += 60 * NS
+    _says(groups, "a", **_paid(18.15))
+    control({("a", A): 1.0}, (A,))
+    assert (_settled(groups, "a"), _in_force(groups, "a")) == (0, (0.3, 1.0))
+
+
+def test_a_new_controller_goes_on_from_the_files(groups: Groups, clock: Clock) -> None:
+    groups.make("a", [limit(share=0.3)])
+    control = _controller(groups, clock)
+    for n in range(6):
+        _says(groups, "a", **_paid(n * 0.05))
+        control({("a", A): 0.9}, (A, B))
+    (_, kappa), settled = _in_force(groups, "a"), _settled(groups, "a")
     assert kappa > 2
-    ShareController(groups)({("a", A): 0.3}, (A, B))
-    assert _in_force(groups, "a") == (0.3, kappa)
+    assert settled > 1
+    control = _controller(groups, clock)
+    for n in range(6):
+        _says(groups, "a", **_paid(0.25 + n * 0.15))
+        control({("a", A): 0.3}, (A, B))
+    assert _settled(groups, "a") == settled
 
 
 def test_a_share_that_is_held_down_for_its_memory_stays_down_and_is_what_counts(
-    groups: Groups,
+    groups: Groups, control: Control
 ) -> None:
-    groups.make("a", [limit(share=0.5)])
+    _made(groups, "a", 0.5)
     groups.throttle("a", A, 0.01)
-    control = ShareController(groups)
     for _ in range(4):
         control({("a", A): 0.3}, (A, B))
-    share, kappa = _in_force(groups, "a")
-    assert share == 0.01
-    assert kappa > 1.2
+    assert _in_force(groups, "a")[0] == 0.01
+    assert _settled(groups, "a") == pytest.approx(3 * 0.15)
 
 
 @pytest.mark.parametrize("spoiled", ["limits", "region"])
-def test_a_group_that_spoils_a_file_disturbs_no_other(groups: Groups, spoiled: str) -> None:
-    groups.make("a", [limit(share=0.3)])
-    groups.make("b", [limit(share=0.3)])
+def test_a_group_that_spoils_a_file_disturbs_no_other(
+    groups: Groups, control: Control, spoiled: str
+) -> None:
+    _made(groups, "a", 0.3)
+    _made(groups, "b", 0.3)
+    control({}, (A, B))
     (groups.root / "a" / spoiled).write_bytes(b"x")
-    control = ShareController(groups)
     for _ in range(4):
         control({("a", A): 0.6, ("b", A): 0.6}, (A, B))
-    assert _in_force(groups, "b")[1] > 1.2
+    assert _settled(groups, "b") == pytest.approx(4 * 0.3)
     if spoiled == "region":
-        assert _in_force(groups, "a")[1] > 1.2
+        assert _settled(groups, "a") == pytest.approx(4 * 0.3)
 
 
 def test_a_group_that_goes_while_its_shares_are_corrected_is_no_error(
-    groups: Groups, monkeypatch: pytest.MonkeyPatch
+    groups: Groups, control: Control, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    groups.make("a", [limit(share=0.3)])
-    groups.make("b", [limit(share=0.3)])
+    _made(groups, "a", 0.3)
+    _made(groups, "b", 0.3)
     names = groups.names()
     groups.remove("a")
     monkeypatch.setattr(groups, "names", lambda: names)
-    control = ShareController(groups)
     for _ in range(4):
         control({("a", A): 0.6, ("b", A): 0.6}, (A, B))
-    assert _in_force(groups, "b")[1] > 1.2
+    assert _settled(groups, "b") == pytest.approx(3 * 0.3)
 
 
-def test_nothing_is_written_while_nothing_changes(groups: Groups) -> None:
+def test_nothing_is_written_while_nothing_changes(groups: Groups, control: Control) -> None:
     groups.make("a", [limit(share=0.3)])
-    control = ShareController(groups)
     path = groups.root / "a" / "limits"
     before = path.read_bytes()
-    for _ in range(4):
-        control({}, (A, B))
+    for n in range(4):
+        _says(groups, "a", **_paid(n * 0.15))
+        control({("a", A): 0.3 if n else 0.0}, (A, B))
     assert path.read_bytes() == before

@@ -4,14 +4,22 @@ Errors are in points: the difference between the time that a group had of the GP
 times 100. Unless a test says otherwise, a simulation settles for 3 s and is measured over 10 s.
 """
 
+import itertools
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu import shares
+from gpu import shares, time_account
 from gpu.region import RegionUse
+from gpu.sampled_time import ROUNDING, UsedTime
 from gpu.shares import GroupShare, GroupUsage, observe
-from tests.unit.gpu.simulator import Group, Process, Simulation
+from gpu.time_account import LaunchTimes, Settlement
+from tests.unit.gpu import simulator
+from tests.unit.gpu.simulator import Controller, Group, Process, Simulation
 
 S = 10**9  # nanoseconds
 LENGTHS = [1e-6, 20e-6, 1e-3, 50e-3, 1.0]  # seconds of a kernel
@@ -107,38 +115,30 @@ def test_kernels_of_every_length_beside_each_other_are_within_two_points() -> No
     assert _worst(*(_group(1 / 10, LENGTHS[index % 5]) for index in range(10))) <= 2
 
 
-GROUPS = pytest.mark.parametrize(
-    "groups", [(0.3, 0.7), (0.1, 0.9), (0.3, 0.3), (1 / 8,) * 8], ids=str
+@pytest.mark.parametrize("wrong", [8, 1 / 8])
+@pytest.mark.parametrize("kernel", [1e-6, 20e-6, 100e-6, 1e-3, 5e-3, 20e-3, 50e-3, 200e-3, 0.5, 1])
+@pytest.mark.parametrize(
+    "groups", [(0.3, 0.7), (0.1, 0.9), (0.3, 0.3), (1 / 4,) * 4, (1 / 8,) * 8, (1 / 16,) * 16]
 )
-
-
-@pytest.mark.parametrize("kernel", [1e-6, 100e-6, 5e-3, 20e-3, 50e-3, 200e-3, 500e-3])
-@GROUPS
-def test_estimates_eight_times_too_large_come_within_five_points(
-    groups: tuple[float, ...], kernel: float
+def test_estimates_that_are_wrong_by_eight_times_come_within_five_points(
+    groups: tuple[float, ...], kernel: float, wrong: float
 ) -> None:
-    assert _worst(*(_group(share, kernel, 8) for share in groups)) <= 5
+    assert _worst(*(_group(share, kernel, wrong) for share in groups)) <= 5
 
 
-@pytest.mark.parametrize(("kernel", "over"), [(100e-3, 20), (1.0, 30)])
-@GROUPS
-def test_a_part_of_a_kernel_more_or_less_is_less_than_five_points_of_a_longer_time(
-    groups: tuple[float, ...], kernel: float, over: float
-) -> None:
-    """Of kernels of a second 10 s hold ten, so that each is ten points."""
-    assert _worst(*(_group(share, kernel, 8) for share in groups), over=over) <= 5
+@pytest.mark.parametrize("wrong", [1, 8, 1 / 8])
+@pytest.mark.parametrize("kernel", [20e-6, 5e-3, 200e-3])
+def test_sixteen_processes_of_a_group_get_its_share(kernel: float, wrong: float) -> None:
+    assert _worst(_group(0.3, kernel, wrong, 16), _group(0.3, kernel, wrong)) <= 5
+    assert _worst(_group(0.3, kernel, wrong, 4), _group(0.7, 20e-6, wrong)) <= 5
 
 
-@pytest.mark.parametrize(("kernel", "settle"), [(5e-3, 20), (50e-3, 40)])
-def test_what_small_estimates_let_into_the_drivers_queue_must_drain_first(
-    kernel: float, settle: float
-) -> None:
-    def error(settle: float) -> float:
-        groups = (_group(0.3, kernel, 1 / 8) for _ in range(2))
-        return _worst(*groups, settle=settle, over=20)
-
-    assert error(3) > 5  # 1024 launches are 5 s of the GPU, and more
-    assert error(settle) <= 5
+def test_each_process_has_a_long_kernel_in_the_drivers_queue() -> None:
+    """A group with sixteen processes has sixteen seconds of the GPU there, and pays later."""
+    groups = _group(0.3, 1, 1 / 8, 16), _group(0.3, 1, 1 / 8)
+    assert _worst(*groups) > 5
+    groups = _group(0.3, 1, 1 / 8, 16), _group(0.3, 1, 1 / 8)
+    assert _worst(*groups, settle=60, over=30) <= 5
 
 
 def test_thirty_to_seventy_keeps_its_ratio_and_no_time_is_lost() -> None:
@@ -155,10 +155,58 @@ def test_equal_shares_are_fair_although_the_kernels_are_not_equal() -> None:
 _UNLIKE = [(20e-6, 1), (1e-3, 4), (10e-3, 1), (100e-6, 1 / 4)]
 
 
-@pytest.mark.parametrize("kernel", [20e-6, 1e-3])
+@pytest.mark.parametrize("kernel", [20e-6, 1e-3, 20e-3, 200e-3])
 def test_utilization_that_is_told_a_tick_late_still_comes_right(kernel: float) -> None:
-    assert _worst(_group(0.3, kernel), _group(0.7, kernel), late=1) <= 2
-    assert _worst(_group(0.3, kernel, 8), _group(0.7, kernel, 8), late=1, settle=5) <= 5
+    for wrong in (1, 8, 1 / 8):
+        groups = _group(0.3, kernel, wrong), _group(0.7, kernel, wrong)
+        assert _worst(*groups, late=1, settle=5) <= 5
+
+
+def _sampled(period: int) -> Controller:
+    """The controller, whose driver tells hundredths of each period of so many ticks."""
+    used: dict[str, float] = defaultdict(float)
+    ticks = itertools.count()
+
+    def control(
+        groups: Mapping[str, GroupShare], usages: Mapping[str, GroupUsage]
+    ) -> dict[str, GroupShare]:
+        told = next(ticks) % period == 0
+        seen = {}
+        for name, usage in usages.items():
+            used[name] += usage.used.seconds if usage.used else 0.0
+            length = period * shares.TICK
+            part = round(used[name] / length, 2) if told else 0.0
+            time = UsedTime(part * length, ROUNDING * length if part else 0.0)
+            seen[name] = msgspec.structs.replace(usage, used=time)
+        if told:
+            used.clear()
+        return shares.tick(groups, seen)
+
+    return control
+
+
+@pytest.mark.parametrize("wrong", [1, 8, 1 / 8])
+@pytest.mark.parametrize("period", [1, 2])
+@pytest.mark.parametrize(
+    ("kernel", "settle"), [(100e-6, 3), (5e-3, 3), (50e-3, 3), (200e-3, 3), (1, 6)]
+)
+def test_use_that_is_told_in_hundredths_of_a_period_comes_right(
+    kernel: float, settle: float, period: int, wrong: float
+) -> None:
+    for parts in ((0.3, 0.3), (0.1, 0.9)):
+        groups = {name: _group(part, kernel, wrong) for name, part in zip("ab", parts, strict=True)}
+        simulation = Simulation(groups, controller=_sampled(period))
+        simulation.run(settle)
+        expected = {name: group.share for name, group in groups.items()}
+        assert simulation.run(10) == pytest.approx(expected, abs=0.05)
+
+
+@pytest.mark.parametrize("wrong", [1, 8, 1 / 8])
+def test_small_shares_come_right_although_the_driver_tells_hundredths(wrong: float) -> None:
+    groups = {"a": _group(0.02, 100e-6, wrong), "b": _group(0.05, 100e-6, wrong)}
+    simulation = Simulation(groups, controller=_sampled(1))
+    simulation.run(3)
+    assert simulation.run(10) == pytest.approx({"a": 0.02, "b": 0.05}, abs=0.02)
 
 
 def test_a_wrong_estimate_stays_corrected() -> None:
@@ -166,50 +214,58 @@ def test_a_wrong_estimate_stays_corrected() -> None:
     assert _worst(*groups, settle=60, over=60) <= 1
 
 
-# ---- the two conditions against windup: without either, a simulation fails
+# ---- what each part is for: without it, a simulation fails
 
 
-def _without_the_driver_s_queue(utilization: float, share: float, backlogged: bool) -> float:
-    """`deviation` without the condition that use above the share counts in any case."""
-    return utilization / share - 1 if backlogged else 0.0
+def _pair(kernel: float, wrong: float) -> float:
+    return _worst(_group(0.3, kernel, wrong), _group(0.3, kernel, wrong))
 
 
-def _without_demand(utilization: float, share: float, backlogged: bool) -> float:
-    """`deviation` without the condition that use below the share counts for waiting groups only."""
-    return utilization / share - 1
+def test_little_is_in_the_drivers_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _pair(50e-3, 1 / 8) <= 1
+    monkeypatch.setattr(simulator, "UNFINISHED", 60.0)
+    assert _pair(50e-3, 1 / 8) > 5
 
 
-def _behind_a_full_queue() -> float:
-    """A group with small estimates fills the driver's queue while it is alone."""
-    late = Group([Process(5e-3, wants=lambda now: now > 6)], 0.7, elastic=True)
-    first = Group([Process(5e-3, 1 / 8)], 0.3, elastic=True)
-    simulation = Simulation({"first": first, "late": late})
-    simulation.run(30)
-    return simulation.run(10)["first"]
+def _keeps(name: str) -> Callable[..., Settlement]:
+    """`after_tick` that leaves `settled` or `kappa` as it is."""
+
+    def after_tick(*seen: object, **options: float) -> Settlement:
+        after = time_account.after_tick(*seen, **options)  # type: ignore[arg-type]
+        return msgspec.structs.replace(after, **{name: options[name]})
+
+    return after_tick
 
 
-def _after_little_demand() -> float:
-    """A group that wants a tenth of the GPU for 20 s, and then all that it can get."""
+def test_what_was_used_is_settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert max(_pair(1, 8), _pair(1, 1 / 8)) <= 1
+    monkeypatch.setattr(shares, "after_tick", _keeps("settled"))
+    assert min(_pair(1, 8), _pair(1, 1 / 8)) > 5
+
+
+def test_estimates_are_corrected(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _pair(1e-3, 8) <= 1
+    monkeypatch.setattr(shares, "after_tick", _keeps("kappa"))
+    assert _pair(1e-3, 8) > 5
+
+
+def test_a_group_that_was_held_up_by_others_catches_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four processes with long kernels leave a fifth of the time to the other group meanwhile."""
+
+    def error() -> float:
+        return _worst(_group(0.3, 200e-3, processes=4), _group(0.7, 20e-6))
+
+    assert error() <= 1
+    monkeypatch.setattr(simulator, "LAG", simulator.BURST)
+    assert error() > 5
+
+
+def test_a_group_that_asked_for_little_gets_no_more_than_its_share_afterwards() -> None:
+    """It wants a tenth of the GPU for 20 s, and then all that it can get."""
     quiet = Group([Process(1e-3, wants=lambda now: now > 20 or now % 1 < 0.1)], 0.3)
     simulation = Simulation({"quiet": quiet, "other": _group(0.7, 1e-3)})
     simulation.run(20)
-    return simulation.run(3)["quiet"]
-
-
-def test_use_above_the_share_counts_although_the_drivers_queue_blocks(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    assert _behind_a_full_queue() == pytest.approx(0.3, abs=0.05)
-    monkeypatch.setattr(shares, "deviation", _without_the_driver_s_queue)
-    assert _behind_a_full_queue() > 0.4
-
-
-def test_a_group_that_asked_for_little_gets_no_more_than_its_share_afterwards(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    assert _after_little_demand() == pytest.approx(0.3, abs=0.05)
-    monkeypatch.setattr(shares, "deviation", _without_demand)
-    assert _after_little_demand() > 0.4
+    assert simulation.run(3)["quiet"] == pytest.approx(0.3, abs=0.05)
 
 
 # ---- elastic shares
@@ -240,6 +296,16 @@ def test_a_neighbour_that_wakes_has_its_share_again_within_a_second() -> None:
     assert used["pauses"] == pytest.approx(0.7, abs=0.05)
 
 
+def test_a_neighbour_that_wakes_beside_long_kernels_has_its_share_within_a_second() -> None:
+    """The elastic group was alone, and its estimates are too small: few are in the queue."""
+    stays = Group([Process(5e-3, 1 / 8)], 0.3, elastic=True)
+    wakes = Group([Process(5e-3, wants=lambda t: t > 6)], 0.7, elastic=True)
+    simulation = Simulation({"stays": stays, "wakes": wakes})
+    assert simulation.run(6)["stays"] >= 0.95
+    simulation.run(1)
+    assert simulation.run(10)["stays"] == pytest.approx(0.3, abs=0.05)
+
+
 def test_a_fixed_group_keeps_to_its_share_beside_an_idle_neighbour() -> None:
     simulation = _neighbours(elastic=False)
     simulation.run(6)
@@ -260,8 +326,10 @@ def test_the_rest_goes_to_active_elastic_groups_in_proportion() -> None:
     )
 
 
-def test_one_active_elastic_group_has_the_whole_gpu() -> None:
-    assert shares.shares_in_force(_shares(a=(0.3, True), b=(0.7, True)), {"a"})["a"] == 1
+def test_one_active_elastic_group_has_nearly_the_whole_gpu() -> None:
+    both = _shares(a=(0.3, True), b=(0.7, True))
+    assert shares.shares_in_force(both, {"a"}) == pytest.approx({"a": shares.ALONE, "b": 0.7})
+    assert shares.shares_in_force(_shares(a=(1, True)), {"a"})["a"] == 1
 
 
 @given(
@@ -288,8 +356,23 @@ def test_no_group_gets_less_than_its_share_and_the_rest_is_given_once(
 # ---- one tick
 
 
-def _at(share: float, kappa: float = 1.0, excess: float = 0.0) -> GroupShare:
-    return GroupShare(share=share, in_force=share, kappa=kappa, excess=excess)
+def _at(share: float, kappa: float = 1.0) -> GroupShare:
+    return GroupShare(share=share, in_force=share, kappa=kappa)
+
+
+def _ticks(group: GroupShare, *seen: tuple[float, float, float]) -> GroupShare:
+    """The group after ticks in which it used a part of the time, launched, and finished so much."""
+    launched = finished = 0.0
+    for tick, (used, more, done) in enumerate([(0.0, 0.0, 0.0), *seen]):
+        launched, finished = launched + more, finished + done
+        times = LaunchTimes(
+            launched=launched, finished=finished, paid=launched, paid_finished=finished
+        )
+        usage = GroupUsage(
+            used=UsedTime(used * shares.TICK), active=True, times=times, at=100 + tick * shares.TICK
+        )
+        group = shares.tick({"a": group}, {"a": usage})["a"]
+    return group
 
 
 def test_kappa_of_an_idle_group_goes_back_to_one() -> None:
@@ -300,46 +383,110 @@ def test_kappa_of_an_idle_group_goes_back_to_one() -> None:
     assert groups["small"].kappa == pytest.approx(1, abs=0.01)
 
 
-@pytest.mark.parametrize(("utilization", "bound"), [(1.0, 16.0), (0.0, 1 / 16)])
-def test_kappa_stays_within_its_bounds(utilization: float, bound: float) -> None:
-    groups = {"a": _at(0.5)}
-    for _ in range(100):
-        usage = GroupUsage(utilization=utilization, backlogged=True, active=True)
-        groups = shares.tick(groups, {"a": usage})
-    assert groups["a"].kappa == bound
+@pytest.mark.parametrize(("used", "launched", "bound"), [(1.0, 1e-3, 16.0), (0.0, 10, 1 / 16)])
+def test_kappa_stays_within_its_bounds(used: float, launched: float, bound: float) -> None:
+    assert _ticks(_at(0.5), *[(used, launched, launched)] * 100).kappa == bound
 
 
 def test_small_deviations_change_nothing() -> None:
-    usage = GroupUsage(utilization=0.51, backlogged=True, active=True)
-    assert shares.corrected(_at(0.5), usage).kappa == 1.0
+    assert _ticks(_at(0.5), *[(0.502, 0.25, 0.25)] * 2).kappa == 1
 
 
-def test_the_window_grows_with_the_kernel() -> None:
-    def step(longest: float) -> float:
-        usage = GroupUsage(utilization=1.0, backlogged=True, longest_kernel=longest)
-        return shares.corrected(_at(0.5), usage).kappa
+def test_a_group_that_used_more_than_it_paid_for_owes_the_rest() -> None:
+    group = _ticks(_at(0.5), (0.8, 0.25, 0.0), (0.8, 0.25, 0.0), (0.0, 0.0, 0.0))
+    assert group.settled == pytest.approx(0.8 - 0.5)
 
-    assert step(1e-3) == step(50e-3) > step(150e-3) > step(5.0) == step(50.0)
+
+def test_a_group_gets_back_what_it_paid_too_much_for_finished_launches() -> None:
+    """The driver may tell of a tick's use in the next one: so a tick later."""
+    seen = [(0.4, 1.0, 0.0), (0.4, 0.0, 1.0)]
+    assert _ticks(_at(0.5), *seen).settled == 0
+    group = _ticks(_at(0.5), *seen, (0.0, 0.0, 0.0))
+    assert group.settled == pytest.approx(0.4 - 1.0)
+    assert _ticks(_at(0.5), *seen, *[(0.0, 0.0, 0.0)] * 3).settled == group.settled
+
+
+def _rounded_up(group: GroupShare, ticks: int, more: float) -> GroupShare:
+    """The group after ticks in which the driver says `more` than the tenth that it used."""
+    for tick in range(ticks):
+        done = tick * 0.1
+        times = LaunchTimes(launched=done, finished=done, paid=done, paid_finished=done)
+        used = UsedTime(0.1 + more, rounding=0.05)
+        usage = GroupUsage(used=used, active=True, times=times, at=tick * shares.TICK)
+        group = shares.tick({"a": group}, {"a": usage})["a"]
+    return group
+
+
+def test_what_may_be_rounded_is_not_settled() -> None:
+    """Of each of many processes the driver may tell half of a hundredth more than it used."""
+    group = _rounded_up(_at(0.5), 100, 0.04)
+    assert (group.settled, group.kappa) == (0, 1)
+    assert _rounded_up(_at(0.5), 100, 0.1).settled > 1
+
+
+def test_a_long_kernel_beside_short_ones_does_not_make_them_dearer() -> None:
+    """It is estimated right, and runs for longer than its length counts."""
+    group = _at(0.5)
+    for tick in range(200):
+        short = tick * 0.005
+        times = LaunchTimes(
+            launched=60 + short, finished=short, paid=60 + short, paid_finished=short
+        )
+        usage = GroupUsage(used=UsedTime(0.25), active=True, times=times, at=tick * shares.TICK)
+        group = shares.tick({"a": group}, {"a": usage})["a"]
+    assert (group.settled, group.kappa) == (0, 1)
+
+
+def test_what_is_launched_and_not_finished_is_neither_owed_nor_given_back() -> None:
+    assert _ticks(_at(0.5), *[(0.0, 10.0, 0.0), (0.5, 0.0, 0.0)] * 10).settled == 0
 
 
 def test_nothing_is_corrected_while_the_driver_does_not_tell_of_the_gpu() -> None:
-    group = _at(0.5, kappa=2.0, excess=0.3)
-    unknown = GroupUsage(utilization=None, backlogged=True, active=True)
+    group = _at(0.5, kappa=2.0)
+    unknown = GroupUsage(used=None, active=True, times=LaunchTimes(launched=9), at=1.0)
     assert shares.tick({"a": group}, {"a": unknown}) == {"a": group}
 
 
-def test_a_change_of_the_share_is_no_deviation() -> None:
-    """The group used what it might: all of the GPU, and 0.3 of it after its neighbour woke."""
-    whole = GroupShare(share=0.3, elastic=True, in_force=1.0)
-    other = GroupShare(share=0.7, elastic=True, in_force=0.7)
-    busy = GroupUsage(utilization=1.0, active=True)
-    woken = shares.tick(
-        {"a": whole, "b": other}, {"a": busy, "b": GroupUsage(utilization=0.0, active=True)}
-    )
-    assert (woken["a"].in_force, woken["a"].kappa) == (0.3, 1.0)
-    held = GroupUsage(utilization=0.3, backlogged=True, active=True)
-    after = shares.tick(woken, {"a": held, "b": held})
-    assert after["a"].kappa == 1.0
+def test_use_that_was_not_told_for_a_while_is_not_settled_later() -> None:
+    group = _ticks(_at(0.5), (0.5, 0.25, 0.25))
+    unknown = GroupUsage(used=None, active=True, at=110.0)
+    group = shares.tick({"a": group}, {"a": unknown})["a"]
+    again = _ticks(group, (0.5, 0.25, 0.25), (0.5, 0.25, 0.25))
+    assert (again.kappa, again.settled) == (1, 0)
+
+
+def test_a_group_whose_region_cannot_be_read_any_more_pays_for_what_it_uses() -> None:
+    group = _ticks(_at(0.5), (0.5, 0.25, 0.25))
+    for tick in range(4):
+        spoiled = GroupUsage(used=UsedTime(0.25), active=True, at=101.0 + tick * shares.TICK)
+        group = shares.tick({"a": group}, {"a": spoiled})["a"]
+    assert group.settled == pytest.approx(4 * 0.25)
+
+
+def test_a_change_of_the_share_is_settled_neither_way() -> None:
+    """The group used what it might: nearly all of the GPU, and 0.3 of it after another woke."""
+    alone = GroupShare(share=0.3, elastic=True, in_force=shares.ALONE)
+    group = _ticks(alone, (1.0, 0.5, 0.5), (1.0, 0.5, 0.5))
+    held = msgspec.structs.replace(group, in_force=0.3)
+    times = LaunchTimes(launched=1.15, finished=1.15, paid=1.15, paid_finished=1.15)
+    usage = GroupUsage(used=UsedTime(0.15), active=True, times=times, at=101.5)
+    after = shares.corrected(held, usage)
+    assert (after.kappa, after.settled) == (1, 0)
+
+
+@given(st.lists(st.tuples(*[st.floats(0, 2**62 / 1e9)] * 4, st.floats(0, 1)), min_size=2))
+def test_nothing_that_a_tenant_writes_breaks_the_account(
+    drawn: list[tuple[float, float, float, float, float]],
+) -> None:
+    group = _at(0.5)
+    for tick, (launched, finished, paid, paid_finished, used) in enumerate(drawn):
+        times = LaunchTimes(
+            launched=launched, finished=finished, paid=paid, paid_finished=paid_finished
+        )
+        usage = GroupUsage(used=UsedTime(used), active=True, times=times, at=tick * shares.TICK)
+        group = shares.tick({"a": group}, {"a": usage})["a"]
+        assert time_account.LEAST_KAPPA <= group.kappa <= time_account.MOST_KAPPA
+        assert abs(group.settled) <= 2**63 / 1e9
 
 
 @pytest.mark.parametrize("share", [0.0, -0.1, 1.01, float("nan")])
@@ -351,9 +498,9 @@ def test_a_share_that_is_no_fraction_of_a_gpu_is_refused(share: float) -> None:
 # ---- what the region says
 
 
-def _observe(utilization: float = 0.5, **fields: int) -> GroupUsage:
+def _observe(**fields: int) -> GroupUsage:
     nothing = dict.fromkeys(RegionUse.__struct_fields__, 0)
-    return observe(_at(0.5), utilization, RegionUse(**{**nothing, **fields}), 1000 * S)
+    return observe(UsedTime(), RegionUse(**{**nothing, **fields}), 1000 * S)
 
 
 def test_a_launch_of_the_last_200_ms_makes_a_group_active() -> None:
@@ -362,24 +509,13 @@ def test_a_launch_of_the_last_200_ms_makes_a_group_active() -> None:
 
 
 def test_a_group_that_waits_is_active_although_it_does_not_launch() -> None:
-    usage = _observe(backlogged_at=1000 * S - S // 10, last_launch=990 * S)
-    assert usage.backlogged
-    assert usage.active
-    assert not _observe(backlogged_at=999 * S).backlogged
-
-
-def test_a_group_that_pays_for_earlier_use_is_not_backlogged_but_active() -> None:
-    waits = {"backlogged_at": 1000 * S, "longest_ns": S, "longest_at": 1000 * S}
-    assert _observe(tat=1004 * S, **waits).backlogged
-    usage = _observe(tat=1010 * S, **waits)
-    assert usage.active
-    assert not usage.backlogged
+    assert _observe(backlogged_at=1000 * S - S // 10, last_launch=990 * S).active
+    assert not _observe(backlogged_at=999 * S).active
 
 
 def test_what_a_tenant_writes_into_the_region_stays_within_bounds() -> None:
     most = 2**64 - 1
     usage = _observe(backlogged_at=most, last_launch=most, longest_ns=most, longest_at=1000 * S)
-    assert not usage.backlogged
     assert not usage.active
     assert usage.longest_kernel == 60
     assert _observe(longest_ns=S, longest_at=most).longest_kernel == 0
@@ -388,11 +524,6 @@ def test_what_a_tenant_writes_into_the_region_stays_within_bounds() -> None:
 def test_the_longest_kernel_counts_for_half_a_minute() -> None:
     assert _observe(longest_ns=S, longest_at=971 * S).longest_kernel == 1
     assert _observe(longest_ns=S, longest_at=969 * S).longest_kernel == 0
-
-
-def test_utilization_is_a_fraction_although_samples_overlap() -> None:
-    assert _observe(1.2).utilization == 1
-    assert _observe(-0.1).utilization == 0
 
 
 def test_shares_in_force_are_those_that_limits_can_express() -> None:

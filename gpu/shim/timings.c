@@ -1,0 +1,289 @@
+#define _GNU_SOURCE
+#include "timings.h"
+
+#include <sched.h>
+
+#include "devices.h"
+#include "driver.h"
+#include "estimates.h"
+#include "forks.h"
+
+enum {
+    TIMINGS = 64,        /* at the same time */
+    LOOK_EVERY = 200000, /* ns between two looks at events */
+    FRESH = 1000000,     /* ns for which a look tells what is unfinished */
+};
+
+#define MOST_UNTIMED UINT64_C(1000000) /* ns; a launch is timed after so much that was not */
+
+enum timing_state { TIMING_FREE, TIMING_FILLED_IN, TIMING_RUNS };
+
+struct timing {
+    int state; /* enum timing_state */
+    void *start, *end; /* events */
+    struct estimate *estimate;
+    void *what; /* it was for; the estimate may be another's by now */
+    const struct pf_gpu_limit *limit;
+    struct pf_gpu *gpu;
+    unsigned index;
+    const void *stream;
+    struct gate_time covers; /* this launch, and those since the one before it that was timed */
+};
+
+/* Zero in the child of a fork: events are the parent's. */
+static struct timings {
+    struct timing timing[TIMINGS];
+    struct gate_time untimed[PF_GPUS]; /* launches since the last one that was timed */
+    uint64_t covered_ns; /* by all timings that run */
+    int running;          /* timings that are not FREE */
+    int running_on[PF_GPUS]; /* those that run, by the index of their GPU */
+    struct pf_gpu *gpu[PF_GPUS]; /* that anything was launched on */
+    int lock;          /* 1: a thread looks at events */
+    uint64_t looks_at; /* when to look at events again */
+} *timings;
+
+__attribute__((constructor)) static void make_timings(void)
+{
+    timings = zero_after_fork(sizeof *timings);
+}
+
+#define LOAD(PLACE) __atomic_load_n(&(PLACE), __ATOMIC_RELAXED)
+#define STORE(PLACE, VALUE) __atomic_store_n(&(PLACE), (VALUE), __ATOMIC_RELAXED)
+#define ADD(PLACE, VALUE) __atomic_fetch_add(&(PLACE), (VALUE), __ATOMIC_RELAXED)
+#define TAKE(PLACE) __atomic_exchange_n(&(PLACE), 0, __ATOMIC_RELAXED)
+
+static bool is_running(const struct timing *timing)
+{
+    return __atomic_load_n(&timing->state, __ATOMIC_ACQUIRE) == TIMING_RUNS;
+}
+
+static void destroy(void *event)
+{
+    if (event)
+        driver.cuEventDestroy_v2(event);
+}
+
+static bool can_time(void)
+{
+    return driver.cuEventCreate && driver.cuEventDestroy_v2 && driver.cuEventRecord &&
+           driver.cuEventQuery && driver.cuEventElapsedTime;
+}
+
+static struct gate_time take_untimed(unsigned index)
+{
+    struct gate_time *untimed = &timings->untimed[index];
+
+    return (struct gate_time){.ns = TAKE(untimed->ns), .paid_ns = TAKE(untimed->paid_ns)};
+}
+
+/* Returns how much is not timed now. */
+static uint64_t add_untimed(unsigned index, struct gate_time time)
+{
+    struct gate_time *untimed = &timings->untimed[index];
+
+    ADD(untimed->paid_ns, time.paid_ns);
+    return ADD(untimed->ns, time.ns) + time.ns;
+}
+
+static void finish(struct pf_gpu *gpu, struct gate_time time)
+{
+    ADD(gpu->finished_ns, time.ns);
+    ADD(gpu->paid_finished_ns, time.paid_ns);
+}
+
+/* What cannot be timed counts as finished: else each launch would try it again. */
+static void give_up(struct pf_gpu *gpu, unsigned index)
+{
+    finish(gpu, take_untimed(index));
+}
+
+/* ---- a launch ---------------------------------------------------------------------------- */
+
+void timing_begin(struct gate_launch *launch)
+{
+    bool due = estimate_counts(launch->estimate);
+
+    if (!timings)
+        return;
+    STORE(timings->gpu[launch->index], launch->gpu);
+    due |= add_untimed(launch->index, launch->time) >= MOST_UNTIMED;
+    if (!due || LOAD(timings->running) >= TIMINGS || !can_time())
+        return;
+    int mode = begin_own_calls();
+    void *start = NULL;
+
+    if (driver.cuEventCreate(&start, 0) == CU_SUCCESS &&
+        driver.cuEventRecord(start, launch->stream) == CU_SUCCESS) {
+        launch->start = start;
+    } else {
+        destroy(start);
+        give_up(launch->gpu, launch->index);
+    }
+    end_own_calls(mode);
+}
+
+static struct timing *free_timing(void)
+{
+    for (int i = 0; i < TIMINGS; i++) {
+        int free = TIMING_FREE;
+
+        if (__atomic_compare_exchange_n(&timings->timing[i].state, &free, TIMING_FILLED_IN, false,
+                                        __ATOMIC_ACQUIRE, __ATOMIC_RELAXED)) {
+            ADD(timings->running, 1);
+            return &timings->timing[i];
+        }
+    }
+    return NULL;
+}
+
+static void free_again(struct timing *timing)
+{
+    __atomic_fetch_sub(&timings->running, 1, __ATOMIC_RELAXED);
+    __atomic_store_n(&timing->state, TIMING_FREE, __ATOMIC_RELEASE);
+}
+
+static void fill_in(struct timing *timing, const struct gate_launch *launch, void *end)
+{
+    timing->start = launch->start;
+    timing->end = end;
+    timing->estimate = launch->estimate;
+    timing->what = launch->what;
+    timing->limit = launch->limit;
+    timing->gpu = launch->gpu;
+    timing->index = launch->index;
+    timing->stream = launch->stream;
+    timing->covers = take_untimed(launch->index);
+    ADD(timings->covered_ns, timing->covers.ns);
+    ADD(timings->running_on[launch->index], 1);
+    estimate_timing_begins(launch->estimate, launch->what);
+    __atomic_store_n(&timing->state, TIMING_RUNS, __ATOMIC_RELEASE);
+}
+
+void gate_timed(struct gate_launch *launch, int result)
+{
+    struct timing *timing = result == CU_SUCCESS ? free_timing() : NULL;
+    int mode = begin_own_calls();
+    void *end = NULL;
+
+    if (timing && driver.cuEventCreate(&end, 0) == CU_SUCCESS &&
+        driver.cuEventRecord(end, launch->stream) == CU_SUCCESS) {
+        fill_in(timing, launch, end);
+    } else {
+        destroy(launch->start);
+        destroy(end);
+        if (timing)
+            free_again(timing);
+        give_up(launch->gpu, launch->index);
+    }
+    end_own_calls(mode);
+    launch->start = NULL;
+}
+
+/* ---- launches that are finished ---------------------------------------------------------- */
+
+static void end(struct timing *timing)
+{
+    destroy(timing->start);
+    destroy(timing->end);
+    estimate_timing_ends(timing->estimate, timing->what);
+    __atomic_fetch_sub(&timings->covered_ns, timing->covers.ns, __ATOMIC_RELAXED);
+    __atomic_fetch_sub(&timings->running_on[timing->index], 1, __ATOMIC_RELAXED);
+    finish(timing->gpu, timing->covers);
+    free_again(timing);
+}
+
+/* A timing whose launch is done, or failed: take it. */
+static void look_at(struct timing *timing)
+{
+    float milliseconds = 0;
+    int result = driver.cuEventQuery(timing->end);
+
+    if (result == CU_NOT_READY)
+        return;
+    if (result == CU_SUCCESS &&
+        driver.cuEventElapsedTime(&milliseconds, timing->start, timing->end) == CU_SUCCESS &&
+        milliseconds >= 0) {
+        float most = 1e8; /* which milliseconds are in no measurement, and ns in 64 bits */
+        uint64_t ns = (uint64_t)((double)(milliseconds < most ? milliseconds : most) * 1e6);
+
+        uint64_t more = estimate_measured(timing->estimate, timing->what, ns);
+
+        /* Of launches before this one, of which some may run: they finish with the next one. */
+        if (more > 0)
+            add_untimed(timing->index, gate_charge(timing->limit, timing->gpu, more));
+    }
+    end(timing);
+}
+
+static bool lock(void)
+{
+    return __atomic_exchange_n(&timings->lock, 1, __ATOMIC_ACQUIRE) == 0;
+}
+
+static void unlock(void)
+{
+    __atomic_store_n(&timings->lock, 0, __ATOMIC_RELEASE);
+}
+
+void timings_update(uint64_t now)
+{
+    if (!timings || LOAD(timings->running) == 0 || now < LOAD(timings->looks_at) || !lock())
+        return;
+    int mode = begin_own_calls();
+
+    for (int i = 0; i < TIMINGS; i++)
+        if (is_running(&timings->timing[i]))
+            look_at(&timings->timing[i]);
+    end_own_calls(mode);
+    STORE(timings->looks_at, now + LOOK_EVERY);
+    unlock();
+}
+
+void gate_forget_events(void)
+{
+    if (!timings || LOAD(timings->running) == 0)
+        return;
+    while (!lock())
+        sched_yield();
+    int mode = begin_own_calls();
+
+    for (int i = 0; i < TIMINGS; i++)
+        if (is_running(&timings->timing[i]))
+            end(&timings->timing[i]);
+    end_own_calls(mode);
+    unlock();
+}
+
+bool timings_unfinished(unsigned index, uint64_t now)
+{
+    return timings && LOAD(timings->running_on[index]) > 0 &&
+           now < LOAD(timings->looks_at) + FRESH;
+}
+
+/* A process that ends takes what it had to do with it. The region stays until the very end. */
+__attribute__((destructor)) static void finish_all(void)
+{
+    if (!timings)
+        return;
+    for (int i = 0; i < TIMINGS; i++)
+        if (is_running(&timings->timing[i]))
+            finish(timings->timing[i].gpu, timings->timing[i].covers);
+    for (unsigned index = 0; index < PF_GPUS; index++)
+        if (timings->gpu[index])
+            give_up(timings->gpu[index], index);
+}
+
+bool timings_queue(const struct pf_gpu *gpu, const void *stream, uint64_t most)
+{
+    uint64_t ns = 0;
+
+    if (!timings || LOAD(timings->covered_ns) <= most)
+        return false;
+    for (int i = 0; i < TIMINGS && ns <= most; i++) {
+        const struct timing *timing = &timings->timing[i];
+
+        if (is_running(timing) && timing->gpu == gpu && timing->stream == stream)
+            ns += timing->covers.ns;
+    }
+    return ns > most;
+}

@@ -1,0 +1,71 @@
+"""GPU time of processes, from samples like those of NVML."""
+
+import pytest
+
+from gpu.nvml import Utilization
+from gpu.sampled_time import ROUNDING, SampledTime
+
+START = 1_700_000_000.0  # seconds of the driver's clock
+TICK = 0.5
+LATE = 0.07  # seconds from the end of a period until its samples are told
+
+
+def _asked(
+    busy: dict[int, list[tuple[float, float]]], period: float, *, all_periods: bool, ticks: int
+) -> dict[int, float]:
+    """What is found of processes that use the GPU in these times (from, to), asked each tick."""
+    sampled = SampledTime()
+    found = dict.fromkeys(busy, 0.0)
+    for tick in range(ticks + 1):
+        now = tick * TICK
+        samples = []
+        for pid, times in busy.items():
+            ends = [n * period for n in range(-3, int((now - LATE) // period) + 1)]
+            own = [
+                Utilization(pid, round((START + end) * 1e6), part)
+                for end in ends
+                if (part := _part(times, end - period, end)) > 0
+            ]
+            newer = [sample for sample in own if sample.at_us > sampled.since_us]
+            samples += newer if all_periods else newer[-1:]
+        for pid, used in sampled.add(samples, now).items():
+            found[pid] += used.seconds
+            assert used.rounding >= 0
+    return found
+
+
+def _part(times: list[tuple[float, float]], began: float, ended: float) -> float:
+    inside = (max(0.0, min(ended, end) - max(began, start)) for start, end in times)
+    return sum(inside) / (ended - began)
+
+
+@pytest.mark.parametrize("all_periods", [True, False], ids=["all periods", "the newest one"])
+@pytest.mark.parametrize("period", [1 / 6, 0.25, 0.5, 1.0])
+def test_time_is_used_once_however_long_the_drivers_periods_are(
+    period: float, all_periods: bool
+) -> None:
+    always, half = [(-9.0, 99.0)], [(n * 0.02, n * 0.02 + 0.01) for n in range(-450, 4950)]
+    found = _asked({1: always, 2: half}, period, all_periods=all_periods, ticks=40)
+    assert found[1] == pytest.approx(20, abs=2 * period + TICK)
+    assert found[2] == pytest.approx(10, abs=period + TICK)
+
+
+@pytest.mark.parametrize("period", [1 / 6, 0.5, 1.0])
+def test_a_gpu_that_was_idle_is_not_used_from_the_last_sample_on(period: float) -> None:
+    bursts = [(n * 5.0, n * 5.0 + 2) for n in range(-2, 8)]
+    found = _asked({1: bursts}, period, all_periods=True, ticks=60)
+    assert found[1] == pytest.approx(12, abs=6 * period / 2 + 1)
+
+
+def test_what_was_used_before_the_first_question_is_not_known() -> None:
+    sampled = SampledTime()
+    assert sampled.add([Utilization(1, 10**15, 1.0)], 0.0) == {}
+    used = sampled.add([Utilization(1, 10**15 + 500_000, 0.4)], 0.5)[1]
+    assert used.seconds == pytest.approx(0.2)
+    assert used.rounding == pytest.approx(0.5 * ROUNDING)
+
+
+def test_a_sample_stands_for_no_more_than_two_seconds() -> None:
+    sampled = SampledTime()
+    sampled.add([Utilization(1, 10**15, 1.0)], 0.0)
+    assert sampled.add([Utilization(1, 10**15 + 60_000_000, 1.0)], 60.0)[1].seconds == 2
