@@ -60,7 +60,12 @@ class LivingProcesses:
     def groups_of_ended(self, pids: Iterable[int]) -> dict[int, str]:
         """The groups of those that were registered and have ended a moment ago, by pid."""
         with self._lock:
+            self._forget_ended(time.monotonic())
             return {pid: self._ended[pid][0] for pid in pids if pid in self._ended}
+
+    def _forget_ended(self, now: float) -> None:
+        for pid in [pid for pid, (_, at) in self._ended.items() if now - at >= REMEMBERED]:
+            del self._ended[pid]
 
     def watch(
         self, pidfd: int, pid: int, program: Program, group: str, slot: int, registration: int
@@ -98,11 +103,7 @@ class LivingProcesses:
         dead: dict[str, dict[int, int]] = {}
         now = time.monotonic()
         with self._lock:
-            self._ended = {
-                pid: (group, at)
-                for pid, (group, at) in self._ended.items()
-                if now - at < REMEMBERED
-            }
+            self._forget_ended(now)
             for pidfd in pidfds:
                 process = self._by_pidfd.get(pidfd)
                 # Ask: the event may be about an earlier descriptor of this number.

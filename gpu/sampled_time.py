@@ -17,7 +17,7 @@ ROUNDING = 0.005  # of a period
 LONGEST_PERIOD = 1.0  # seconds
 
 _SHORTEST_PERIOD = 0.1
-_LONGEST_GAP = 2.0  # that a sample stands for
+_ASK_ANEW = 5.0  # seconds without samples: the driver's clock, that of the day, may have been set
 _US = 1e-6
 
 
@@ -48,17 +48,20 @@ class SampledTime:
         by_pid: dict[int, list[Utilization]] = defaultdict(list)
         for sample in samples:
             by_pid[sample.pid].append(sample)
+        passed = now - self._came
         if not by_pid:
-            self._idle = self._idle or now - self._came > 1.2 * self._period
+            self._idle = self._idle or passed > 1.2 * self._period
+            if passed > _ASK_ANEW:
+                self.since_us, self._came = 0, now
             return {}
         began = self.since_us == 0
-        used = {pid: self._used(of) for pid, of in by_pid.items()}
+        used = {} if began else {pid: self._used(of, passed) for pid, of in by_pid.items()}
         self.since_us = max(sample.at_us for of in by_pid.values() for sample in of)
-        self._came, self._idle = now, False
-        return {} if began else used
+        self._came, self._idle = now, began
+        return used
 
-    def _used(self, samples: Sequence[Utilization]) -> UsedTime:
-        """What one process used."""
+    def _used(self, samples: Sequence[Utilization], passed: float) -> UsedTime:
+        """What one process used, of which samples came so long after the ones before."""
         used = UsedTime()
         before, follows = self.since_us, not self._idle
         for sample in sorted(samples, key=lambda of: of.at_us):
@@ -67,7 +70,7 @@ class SampledTime:
                 self._period = min(self._period, gap)
             # Between two samples of one answer the process was idle, if that is long.
             joined = follows and (before == self.since_us or gap <= 1.5 * self._period)
-            length = min(gap, _LONGEST_GAP) if joined else min(gap, self._period)
+            length = min(gap, passed + self._period if joined else self._period)
             used += UsedTime(sample.sm * length, ROUNDING * length)
             before, follows = sample.at_us, True
         return used

@@ -44,7 +44,7 @@ def _part(times: list[tuple[float, float]], began: float, ended: float) -> float
 def test_time_is_used_once_however_long_the_drivers_periods_are(
     period: float, all_periods: bool
 ) -> None:
-    always, half = [(-9.0, 99.0)], [(n * 0.02, n * 0.02 + 0.01) for n in range(-450, 4950)]
+    always, half = [(-9.0, 99.0)], [(n * 0.02, n * 0.02 + 0.01) for n in range(-150, 1100)]
     found = _asked({1: always, 2: half}, period, all_periods=all_periods, ticks=40)
     assert found[1] == pytest.approx(20, abs=2 * period + TICK)
     assert found[2] == pytest.approx(10, abs=period + TICK)
@@ -65,7 +65,21 @@ def test_what_was_used_before_the_first_question_is_not_known() -> None:
     assert used.rounding == pytest.approx(0.5 * ROUNDING)
 
 
-def test_a_sample_stands_for_no_more_than_two_seconds() -> None:
+def test_a_clock_of_the_day_that_is_set_forward_makes_little_use() -> None:
     sampled = SampledTime()
     sampled.add([Utilization(1, 10**15, 1.0)], 0.0)
-    assert sampled.add([Utilization(1, 10**15 + 60_000_000, 1.0)], 60.0)[1].seconds == 2
+    sampled.add([Utilization(1, 10**15 + 500_000, 1.0)], 0.5)
+    assert sampled.add([Utilization(1, 10**15 + 60_000_000, 1.0)], 1.0)[1].seconds <= 1.5
+
+
+def test_a_clock_of_the_day_that_is_set_back_is_noticed() -> None:
+    """The driver is asked for what is newer than a time that comes in an hour."""
+    sampled = SampledTime()
+    sampled.add([Utilization(1, 10**15, 1.0)], 0.0)
+    for tick in range(1, 20):
+        assert sampled.add([], tick / 2) == {}
+    assert sampled.since_us == 0
+    earlier = 10**15 - 3600_000_000
+    assert sampled.add([Utilization(1, earlier, 1.0)], 10.0) == {}
+    used = sampled.add([Utilization(1, earlier + 500_000, 1.0)], 10.5)
+    assert used[1].seconds == pytest.approx(0.5)
