@@ -46,7 +46,7 @@ class Attribution:
         A process that has ended since then counts, if it was registered.
         """
         pids = {pid for of_gpu in used.values() for pid in of_gpu}
-        groups = self._living.groups_of_ended(pids) | {
+        groups = self._living.last_groups_of(pids) | {
             pid: group for pid, group in self._groups_of(pids).items() if group is not None
         }
         found: dict[tuple[str, str], UsedTime] = {}

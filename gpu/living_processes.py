@@ -57,11 +57,16 @@ class LivingProcesses:
                 if process.slots and process.pidfd not in ended
             }
 
-    def groups_of_ended(self, pids: Iterable[int]) -> dict[int, str]:
-        """The groups of those that were registered and have ended a moment ago, by pid."""
+    def last_groups_of(self, pids: Iterable[int]) -> dict[int, str]:
+        """The groups of those that are registered, or were until they ended a moment ago, by pid.
+
+        One that has ended may be another process by now.
+        """
         with self._lock:
             self._forget_ended(time.monotonic())
-            return {pid: self._ended[pid][0] for pid in pids if pid in self._ended}
+            found = {pid: self._ended[pid][0] for pid in pids if pid in self._ended}
+            known = [self._by_pid[pid] for pid in pids if pid in self._by_pid]
+            return found | {each.pid: next(iter(each.slots))[0] for each in known if each.slots}
 
     def _forget_ended(self, now: float) -> None:
         for pid in [pid for pid, (_, at) in self._ended.items() if now - at >= REMEMBERED]:
@@ -125,10 +130,12 @@ class LivingProcesses:
         with self._lock:
             for key in [key for key in self._holders if key[0] == group]:
                 del self._holders.pop(key).slots[key]
+            for pid in [pid for pid, (of, _) in self._ended.items() if of == group]:
+                del self._ended[pid]
 
     def close(self) -> None:
         """Forget all."""
         with self._lock:
             for pidfd in self._by_pidfd:
                 os.close(pidfd)
-            self._by_pidfd, self._by_pid, self._holders = {}, {}, {}
+            self._by_pidfd, self._by_pid, self._holders, self._ended = {}, {}, {}, {}

@@ -160,13 +160,13 @@ class Nvml:
 
     def utilization(self, uuid: str, since_us: int) -> list[Utilization]:
         """Samples that are newer than `since_us` of the driver's clock (0: all that it has)."""
-        for _ in range(3):  # a sample may come between the call for the size and the other
+        for attempt in range(3):  # a sample may come between the call for the size and the other
             try:
                 samples = self._of(uuid, self._nvml.nvmlDeviceGetProcessUtilization, since_us)
             except NvmlError as error:
                 if error.code in (_SUCCESS, NOT_FOUND):  # there is none
                     return []
-                if error.code != _INSUFFICIENT_SIZE:
+                if error.code != _INSUFFICIENT_SIZE or attempt == 2:
                     raise
             else:
                 return [

@@ -10,7 +10,7 @@ from gpu import shares
 from gpu.group_limits import GroupError
 from gpu.groups import Compute, GroupFiles, Groups
 from gpu.region import RegionInvalid, RegionUse
-from gpu.sampled_time import UsedTime
+from gpu.sampled_time import ROUNDING, UsedTime
 from gpu.shares import GroupShare, GroupUsage
 from gpu.time_account import TimeAccount
 
@@ -50,7 +50,11 @@ class ShareController:
             except (GroupError, OSError) as error:
                 _log.debug("%s: its compute shares stay as they are: %s", group, error)
                 continue
+            if not files.allocation:  # the tenant keeps its files from being read
+                continue
             uses = self._uses(group, files)
+            alive = len({each.host_pid for each in files.processes.values() if each.alive})
+            unseen = alive * ROUNDING * shares.TICK  # of each the driver may tell nothing
             now = time.monotonic_ns()
             same = self._allocations.get(group) == files.allocation  # else its files are new
             allocations[group] = files.allocation
@@ -64,7 +68,9 @@ class ShareController:
                     settled=entry.settled_ns / 1e9,
                     account=self._accounts.get(key) if same else None,
                 )
-                told = used.get(key, UsedTime()) if limit.uuid in measured else None
+                told = (
+                    used.get(key, UsedTime()).at_least(unseen) if limit.uuid in measured else None
+                )
                 states[limit.uuid][group] = state
                 usages[limit.uuid][group] = (
                     shares.observe(told, uses[index], now)

@@ -9,7 +9,8 @@ So a group that used more than it paid for owes the rest, and one that paid more
 launches than it used gets the rest back: that is settled, each tick. In the same way the two sums
 of its estimates bound the factor kappa that makes them right.
 
-A process that is killed leaves launches that are never finished. That makes the bounds wider.
+A process that is killed leaves launches that are never finished. They count as finished once the
+group has launched and used nothing for a while.
 
 Times are seconds, of CLOCK_MONOTONIC where they are points in time.
 """
@@ -24,8 +25,9 @@ LEAST_KAPPA, MOST_KAPPA = 1 / 16, 16.0
 SMALL_DEBT = 0.002  # GPU time that is not settled: limits are not written for less
 SMALL_CHANGE = 0.01  # of kappa, which is not made
 
-_MANY = 12  # kernels, or times what is rounded: a part more or less is little
-_FEW = 3  # points: what the driver told late counts too much
+_MANY = 12  # parts of a sum, so that one of them more or less is little
+_FEW = 3  # points: what the driver tells late counts too much then
+_STILL = 4  # ticks without use and launches, after which nothing is unfinished
 
 
 class LaunchTimes(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,7 +43,7 @@ class Point(msgspec.Struct, frozen=True):
     """How far an account was at the end of a tick."""
 
     at: float
-    used: UsedTime  # in the end the same as `paid` and what was settled
+    used: UsedTime  # since the account began; from what was paid for finished launches then
     times: LaunchTimes
 
     @property
@@ -51,10 +53,13 @@ class Point(msgspec.Struct, frozen=True):
 
 
 class TimeAccount(msgspec.Struct, frozen=True):
-    """What a group used and launched in the last ticks, the oldest one first."""
+    """What a group used and launched."""
 
-    points: tuple[Point, ...]
-    fitted: float = 0.0  # `used.rounding` when it last lay between what was paid
+    points: tuple[Point, ...]  # after the last ticks, the oldest one first
+    fitted: float = 0.0  # `used.rounding` after the last tick whose use lay within the bounds
+    # Of launches that are never finished: as estimated, and as paid for.
+    lost: float = 0.0
+    lost_paid: float = 0.0
 
 
 class Settlement(msgspec.Struct, frozen=True):
@@ -87,6 +92,10 @@ def after_tick(
     last = account.points[-1]
     if at - last.at > LONGEST_TICK:
         return Settlement(begun(times, settled, at), settled, kappa)
+    lost, lost_paid = _lost(account, used, times)
+    times = msgspec.structs.replace(
+        times, finished=times.finished + lost, paid_finished=times.paid_finished + lost_paid
+    )
     point = Point(at, last.used + used, times)
     owed = point.used.seconds - (times.paid + settled)
     paid_too_much = last.times.paid_finished + settled - point.used.seconds
@@ -103,7 +112,20 @@ def after_tick(
     found = _kappa(points, kappa, longest)
     if abs(found / kappa - 1) < SMALL_CHANGE:
         found = kappa
-    return Settlement(TimeAccount(points, fitted), settled, found)
+    return Settlement(TimeAccount(points, fitted, lost, lost_paid), settled, found)
+
+
+def _lost(account: TimeAccount, used: UsedTime, times: LaunchTimes) -> tuple[float, float]:
+    """Launches that are never finished: as estimated, and as paid for."""
+    lost, paid = times.launched - times.finished, times.paid - times.paid_finished
+    recent = account.points[-_STILL:]
+    still = used.seconds == 0 and all(
+        (point.used.seconds, point.times.launched) == (recent[-1].used.seconds, times.launched)
+        for point in recent
+    )
+    if len(recent) == _STILL and still:
+        return max(lost, 0.0), max(paid, 0.0)
+    return min(account.lost, max(lost, 0.0)), min(account.lost_paid, max(paid, 0.0))
 
 
 def _kappa(points: tuple[Point, ...], kappa: float, longest: float) -> float:
@@ -111,7 +133,7 @@ def _kappa(points: tuple[Point, ...], kappa: float, longest: float) -> float:
     first, before, last = points[0], points[-2], points[-1]
     used = last.used.seconds - first.used.seconds
     rounding = last.used.rounding - first.used.rounding
-    begun = last.times.launched - first.times.finished  # all that can have used it
+    launched = last.times.launched - first.times.finished  # all that can have used it
     ended = before.times.finished - first.times.launched  # all that has, whenever the driver told
     counted = last.times.finished - first.times.finished
     part = max(longest, first.unfinished, last.unfinished)  # of which it may have used any part
@@ -121,6 +143,6 @@ def _kappa(points: tuple[Point, ...], kappa: float, longest: float) -> float:
             kappa += (mean - kappa) / 2
     if ended > 0:
         kappa = min(kappa, (used + rounding) / ended)
-    if begun > 0:
-        kappa = max(kappa, (used - rounding) / begun)
+    if launched > 0:
+        kappa = max(kappa, (used - rounding) / launched)
     return min(max(kappa, LEAST_KAPPA), MOST_KAPPA)

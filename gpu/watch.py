@@ -23,6 +23,7 @@ from gpu.samples import GpuSample, NodeSample, TenantSample
 from gpu.tenants import Tenant, Tenants
 
 TOLERANCE_BYTES, TOLERANCE = 64 << 20, 0.01  # above the limit: bytes, and a part of the limit
+_AHEAD_US = 1_000_000  # of the clock of the day, by which the driver tells times
 MOST_SYMBOLS = 50  # of a group, in the life of an agent
 
 T = TypeVar("T")
@@ -104,6 +105,10 @@ class Watch:
         told: dict[str, dict[int, UsedTime]] = {}
         for uuid in list(self._capacities):
             sampled = self._sampled.setdefault(uuid, SampledTime())
+            if sampled.since_us > time.time_ns() // 1000 + _AHEAD_US:
+                # The clock of the day was set back: the driver has nothing that is newer than that.
+                del self._sampled[uuid]
+                continue
             try:
                 samples = nvml.utilization(uuid, sampled.since_us)
             except NvmlError as error:

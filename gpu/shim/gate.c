@@ -100,7 +100,8 @@ static uint64_t latest(const struct pf_gpu_limit *limit, uint64_t now)
 static uint64_t not_before(const struct gate_launch *launch, uint64_t now)
 {
     uint64_t held = LOAD(launch->gpu->backlogged_at); /* of any process of the group */
-    bool works = timings_unfinished(launch->index, now) || (held <= now && now - held < HELD_NS);
+    uint64_t ago = held < now ? now - held : held - now; /* another one may have waited meanwhile */
+    bool works = timings_unfinished(launch->index, now) || ago < HELD_NS;
     uint64_t before = works ? LAG_NS : within(LOAD(launch->limit->burst_ns), 0, MOST_NS);
 
     return now > before ? now - before : 0;
@@ -228,8 +229,10 @@ static uint64_t wait_and_pay(struct gate_launch *launch, uint64_t earliest, uint
 {
     uint64_t then;
 
-    while ((then = pay(launch, earliest, now, false)) != 0)
+    while ((then = pay(launch, earliest, now, false)) != 0) {
         now = wait_piece(launch->gpu, then, now);
+        launch->time.ns = estimate_ns(launch->estimate);
+    }
     return now;
 }
 

@@ -57,6 +57,15 @@ static bool is_running(const struct timing *timing)
     return __atomic_load_n(&timing->state, __ATOMIC_ACQUIRE) == TIMING_RUNS;
 }
 
+/* Whether this thread may end a timing that ran: the end of the process takes no lock. */
+static bool claim(struct timing *timing)
+{
+    int runs = TIMING_RUNS;
+
+    return __atomic_compare_exchange_n(&timing->state, &runs, TIMING_FILLED_IN, false,
+                                       __ATOMIC_ACQUIRE, __ATOMIC_RELAXED);
+}
+
 static void destroy(void *event)
 {
     if (event)
@@ -76,13 +85,12 @@ static struct gate_time take_untimed(unsigned index)
     return (struct gate_time){.ns = TAKE(untimed->ns), .paid_ns = TAKE(untimed->paid_ns)};
 }
 
-/* Returns how much is not timed now. */
-static uint64_t add_untimed(unsigned index, struct gate_time time)
+static void add_untimed(unsigned index, struct gate_time time)
 {
     struct gate_time *untimed = &timings->untimed[index];
 
     ADD(untimed->paid_ns, time.paid_ns);
-    return ADD(untimed->ns, time.ns) + time.ns;
+    ADD(untimed->ns, time.ns);
 }
 
 static void finish(struct pf_gpu *gpu, struct gate_time time)
@@ -91,24 +99,30 @@ static void finish(struct pf_gpu *gpu, struct gate_time time)
     ADD(gpu->paid_finished_ns, time.paid_ns);
 }
 
-/* What cannot be timed counts as finished: else each launch would try it again. */
-static void give_up(struct pf_gpu *gpu, unsigned index)
-{
-    finish(gpu, take_untimed(index));
-}
 
 /* ---- a launch ---------------------------------------------------------------------------- */
+
+/* What cannot be timed counts as finished: else each launch would try it again. */
+static void give_up(const struct gate_launch *launch)
+{
+    finish(launch->gpu, launch->time);
+    finish(launch->gpu, take_untimed(launch->index));
+}
 
 void timing_begin(struct gate_launch *launch)
 {
     bool due = estimate_counts(launch->estimate);
 
-    if (!timings)
+    if (!timings || !can_time()) {
+        finish(launch->gpu, launch->time);
         return;
+    }
     STORE(timings->gpu[launch->index], launch->gpu);
-    due |= add_untimed(launch->index, launch->time) >= MOST_UNTIMED;
-    if (!due || LOAD(timings->running) >= TIMINGS || !can_time())
+    due |= LOAD(timings->untimed[launch->index].ns) + launch->time.ns >= MOST_UNTIMED;
+    if (!due || LOAD(timings->running) >= TIMINGS) {
+        add_untimed(launch->index, launch->time);
         return;
+    }
     int mode = begin_own_calls();
     void *start = NULL;
 
@@ -117,7 +131,7 @@ void timing_begin(struct gate_launch *launch)
         launch->start = start;
     } else {
         destroy(start);
-        give_up(launch->gpu, launch->index);
+        give_up(launch);
     }
     end_own_calls(mode);
 }
@@ -153,6 +167,8 @@ static void fill_in(struct timing *timing, const struct gate_launch *launch, voi
     timing->index = launch->index;
     timing->stream = launch->stream;
     timing->covers = take_untimed(launch->index);
+    timing->covers.ns += launch->time.ns;
+    timing->covers.paid_ns += launch->time.paid_ns;
     ADD(timings->covered_ns, timing->covers.ns);
     ADD(timings->running_on[launch->index], 1);
     estimate_timing_begins(launch->estimate, launch->what);
@@ -173,7 +189,7 @@ void gate_timed(struct gate_launch *launch, int result)
         destroy(end);
         if (timing)
             free_again(timing);
-        give_up(launch->gpu, launch->index);
+        give_up(launch);
     }
     end_own_calls(mode);
     launch->start = NULL;
@@ -198,7 +214,7 @@ static void look_at(struct timing *timing)
     float milliseconds = 0;
     int result = driver.cuEventQuery(timing->end);
 
-    if (result == CU_NOT_READY)
+    if (result == CU_NOT_READY || !claim(timing))
         return;
     if (result == CU_SUCCESS &&
         driver.cuEventElapsedTime(&milliseconds, timing->start, timing->end) == CU_SUCCESS &&
@@ -248,7 +264,7 @@ void gate_forget_events(void)
     int mode = begin_own_calls();
 
     for (int i = 0; i < TIMINGS; i++)
-        if (is_running(&timings->timing[i]))
+        if (claim(&timings->timing[i]))
             end(&timings->timing[i]);
     end_own_calls(mode);
     unlock();
@@ -266,11 +282,11 @@ __attribute__((destructor)) static void finish_all(void)
     if (!timings)
         return;
     for (int i = 0; i < TIMINGS; i++)
-        if (is_running(&timings->timing[i]))
+        if (claim(&timings->timing[i]))
             finish(timings->timing[i].gpu, timings->timing[i].covers);
     for (unsigned index = 0; index < PF_GPUS; index++)
         if (timings->gpu[index])
-            give_up(timings->gpu[index], index);
+            finish(timings->gpu[index], take_untimed(index));
 }
 
 bool timings_queue(const struct pf_gpu *gpu, const void *stream, uint64_t most)

@@ -290,6 +290,9 @@ def test_a_process_without_work_leaves_what_others_of_its_group_may_catch_up(gat
     gate.gpu.tat, gate.gpu.backlogged_at = gate.now - S, gate.now - 100 * MS
     gate.launch()
     assert gate.debt == -S + 2 * UNKNOWN
+    gate.gpu.tat, gate.gpu.backlogged_at = gate.now - S, gate.now + US
+    gate.launch()
+    assert gate.debt == -S + 2 * UNKNOWN
     gate.gpu.tat, gate.gpu.backlogged_at = gate.now - S, gate.now - 300 * MS
     gate.launch()
     assert gate.debt == -20 * MS + 2 * UNKNOWN
@@ -327,6 +330,19 @@ def test_first_launches_that_took_longer_than_they_paid_for_finish_when_they_do(
     measuring.now += 100 * S
     measuring.launch(1, 10 * S)
     assert measuring.gpu.finished_ns == pytest.approx(50 * S, rel=0.01)
+
+
+def test_a_long_kernel_does_not_finish_with_a_short_one_of_another_stream(measuring: Gate) -> None:
+    measuring.know(1, 10 * US)
+    measuring.know(2, 10 * S)
+    finished = measuring.gpu.launched_ns
+    measuring.limit.most_debt_ns = 0  # so that no launch waits
+    measuring.launch(2, 10 * S)
+    for _ in range(200):
+        measuring.launch(1, 10 * US, stream=1)
+    measuring.now += S
+    measuring.launch(1, 10 * US, stream=1)
+    assert 0 < measuring.gpu.finished_ns - finished < 10 * MS
 
 
 def test_launches_that_cannot_be_timed_count_as_finished_and_are_not_all_tried(

@@ -11,6 +11,7 @@ import pytest
 from gpu import layout, nvml
 from gpu.enforcement import Enforcement, OverUse
 from gpu.group_limits import Limit
+from gpu.living_processes import REMEMBERED
 from gpu.nvml import Nvml
 from gpu.sampled_time import UsedTime
 from gpu.samples import NodeSample, TenantSample
@@ -20,7 +21,7 @@ from tests.host.gpu.driver_root import installed
 from tests.host.gpu.pods import GroupsNode, MadeContainer
 from tests.standin.driver import Driver, Out
 from tests.standin.gpus import GIB, MIB, Behaviour, Failure, Node, gpus
-from tests.waiting import until
+from tests.waiting import PATIENCE, until
 
 CONTEXT = 300 * MIB
 TWO = gpus(2, bytes=16 * GIB, reserved_bytes=600 * MIB, context_bytes=CONTEXT)
@@ -336,6 +337,28 @@ def test_what_a_process_used_just_before_it_ended_counts(node: GroupsNode, watch
     used = {FIRST: {pid: UsedTime(0.4)}}
     assert watch.attribution.used_time(used) == {("a", FIRST): UsedTime(0.4)}
     assert watch.attribution.group_of(pid) is None
+    assert watch.attribution.memory({FIRST: {pid: GIB}}) == ({}, {FIRST: {pid: GIB}})
+    until(lambda: not watch.attribution.used_time(used), REMEMBERED + PATIENCE, "end of that")
+
+
+def test_a_clock_of_the_day_that_is_set_back_is_no_time_without_use(
+    node: GroupsNode, driver: Node, opened: Nvml, watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing that the driver tells is newer than the last sample, for as long as the step is."""
+    process = using(node, driver, node.container("a", limits=[Limit(FIRST, 4 * GIB, 1.0)]))
+    watch.look(opened)
+    module, _ = process.do("cuModuleLoadData", Out(8), b"\0" * 16)
+    [function] = process.do("cuModuleGetFunction", Out(8), module, "busy_1s")
+    process.do("cuLaunchKernel", function, *(1, 1, 1, 1, 1, 1), 0, None, None, None)
+    sampled = watch._sampled
+    until(lambda: watch.tick(opened) is not None and sampled[FIRST].since_us, what="sample")
+    assert FIRST in watch.measured
+    set_back = sampled[FIRST].since_us - 3600 * 10**6
+    monkeypatch.setattr(time, "time_ns", lambda: set_back * 1000)
+    watch.tick(opened)
+    assert FIRST not in watch.measured  # so that nothing is settled
+    watch.tick(opened)
+    assert FIRST in watch.measured
 
 
 def test_the_time_that_a_container_used_a_gpu_is_seen_with_and_without_limits(

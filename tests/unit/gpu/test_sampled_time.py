@@ -3,7 +3,7 @@
 import pytest
 
 from gpu.nvml import Utilization
-from gpu.sampled_time import ROUNDING, SampledTime
+from gpu.sampled_time import ROUNDING, SampledTime, UsedTime
 
 START = 1_700_000_000.0  # seconds of the driver's clock
 TICK = 0.5
@@ -50,16 +50,38 @@ def test_time_is_used_once_however_long_the_drivers_periods_are(
     assert found[2] == pytest.approx(10, abs=period + TICK)
 
 
-@pytest.mark.parametrize("period", [1 / 6, 0.5, 1.0])
-def test_a_gpu_that_was_idle_is_not_used_from_the_last_sample_on(period: float) -> None:
-    bursts = [(n * 5.0, n * 5.0 + 2) for n in range(-2, 8)]
-    found = _asked({1: bursts}, period, all_periods=True, ticks=60)
-    assert found[1] == pytest.approx(12, abs=6 * period / 2 + 1)
+@pytest.mark.parametrize("all_periods", [True, False], ids=["all periods", "the newest one"])
+@pytest.mark.parametrize("period", [1 / 6, 0.25, 0.5, 1.0])
+def test_a_gpu_that_was_idle_is_not_used_from_the_last_sample_on(
+    period: float, all_periods: bool
+) -> None:
+    bursts = [(n * 5.0 + 0.05, n * 5.0 + 2.05) for n in range(-2, 8)]
+    found = _asked({1: bursts}, period, all_periods=all_periods, ticks=60)
+    assert found[1] == pytest.approx(12, abs=2.5)
+
+
+@pytest.mark.parametrize("period", [1 / 6, 0.25, 0.5])
+def test_short_bursts_beside_a_busy_process_count_as_long_as_they_are(period: float) -> None:
+    bursts = [(n + 0.05, n + 0.15) for n in range(-9, 99)]
+    found = _asked({1: bursts, 2: [(-9.0, 99.0)]}, period, all_periods=True, ticks=120)
+    assert found[1] == pytest.approx(6, abs=0.5)
+
+
+@pytest.mark.parametrize("all_periods", [True, False], ids=["all periods", "the newest one"])
+def test_one_late_sample_spoils_nothing(all_periods: bool) -> None:
+    sampled = SampledTime()
+    found = 0.0
+    for tick in range(60):
+        ends = [3 * tick + n for n in range(1, 4)] if all_periods else [3 * tick + 3]
+        late = 60_000 if tick == 5 else 0
+        samples = [Utilization(1, 10**15 + end * 166_667 + late, 1.0) for end in ends]
+        found += sampled.add(samples, tick * TICK).get(1, UsedTime()).seconds
+    assert found == pytest.approx(29.5, abs=0.5)
 
 
 def test_what_was_used_before_the_first_question_is_not_known() -> None:
     sampled = SampledTime()
-    assert sampled.add([Utilization(1, 10**15, 1.0)], 0.0) == {}
+    assert not sampled.add([Utilization(1, 10**15, 1.0)], 0.0)
     used = sampled.add([Utilization(1, 10**15 + 500_000, 0.4)], 0.5)[1]
     assert used.seconds == pytest.approx(0.2)
     assert used.rounding == pytest.approx(0.5 * ROUNDING)
@@ -70,16 +92,3 @@ def test_a_clock_of_the_day_that_is_set_forward_makes_little_use() -> None:
     sampled.add([Utilization(1, 10**15, 1.0)], 0.0)
     sampled.add([Utilization(1, 10**15 + 500_000, 1.0)], 0.5)
     assert sampled.add([Utilization(1, 10**15 + 60_000_000, 1.0)], 1.0)[1].seconds <= 1.5
-
-
-def test_a_clock_of_the_day_that_is_set_back_is_noticed() -> None:
-    """The driver is asked for what is newer than a time that comes in an hour."""
-    sampled = SampledTime()
-    sampled.add([Utilization(1, 10**15, 1.0)], 0.0)
-    for tick in range(1, 20):
-        assert sampled.add([], tick / 2) == {}
-    assert sampled.since_us == 0
-    earlier = 10**15 - 3600_000_000
-    assert sampled.add([Utilization(1, earlier, 1.0)], 10.0) == {}
-    used = sampled.add([Utilization(1, earlier + 500_000, 1.0)], 10.5)
-    assert used[1].seconds == pytest.approx(0.5)

@@ -208,6 +208,18 @@ def test_of_gates_that_do_not_count_what_launches_pay_nothing_is_settled(
     assert (_settled(groups, "a"), _in_force(groups, "a")) == (0, (0.3, 1.0))
 
 
+def test_what_the_driver_may_not_tell_of_many_processes_is_not_settled(
+    groups: Groups, control: Control
+) -> None:
+    groups.make("a", [limit(share=0.3)])
+    for slot in range(40):
+        groups.register("a", slot, host_pid=1000 + slot, start_time=1)
+    for n in range(20):
+        _says(groups, "a", **_paid(0.001 + n * 0.15))
+        control({}, (A,))
+    assert (_settled(groups, "a"), _in_force(groups, "a")) == (0, (0.3, 1.0))
+
+
 def test_a_tick_that_came_far_too_late_is_not_settled(
     groups: Groups, control: Control, clock: Clock
 ) -> None:

@@ -424,6 +424,32 @@ def test_what_may_be_rounded_is_not_settled() -> None:
     assert _rounded_up(_at(0.5), 100, 0.1).settled > 1
 
 
+@pytest.mark.parametrize(("processes", "share"), [(10, 0.05), (40, 0.1), (4, 0.02)])
+def test_many_small_processes_are_held_to_the_share_by_estimates(
+    processes: int, share: float
+) -> None:
+    """Each uses less than half of a hundredth in a tick, of which the driver tells nothing."""
+    group = _at(share)
+    for tick in range(60):
+        done = tick * share * shares.TICK
+        times = LaunchTimes(launched=done, finished=done, paid=done, paid_finished=done)
+        told = UsedTime().at_least(processes * ROUNDING * shares.TICK)
+        usage = GroupUsage(used=told, active=True, times=times, at=tick * shares.TICK)
+        group = shares.tick({"a": group}, {"a": usage})["a"]
+    assert (group.settled, group.kappa) == (0, 1)
+
+
+def test_launches_of_killed_processes_count_as_finished_once_the_group_is_still() -> None:
+    """They would make the bounds wide for ever."""
+    lost = (0.0, 3.0, 0.0)
+    still = [(0.0, 0.0, 0.0)] * 5
+    runs = [(0.8, 0.05, 0.05)] * 30  # estimates are eight times too small
+    kept = _ticks(_at(0.5), *[(0.1, 0.05, 0.05)] * 4, lost, *runs)
+    assert kept.kappa < 3
+    found = _ticks(_at(0.5), *[(0.1, 0.05, 0.05)] * 4, lost, *still, *runs)
+    assert found.kappa == pytest.approx(8, rel=0.05)
+
+
 def test_a_long_kernel_beside_short_ones_does_not_make_them_dearer() -> None:
     """It is estimated right, and runs for longer than its length counts."""
     group = _at(0.5)
