@@ -17,7 +17,7 @@
 #define LOOK_NS UINT64_C(2000000)                  /* between two looks at events, at most */
 #define LOOKS 32                                   /* of what was waited: between two, too */
 #define HELD_NS UINT64_C(200000000)                /* for which a wait tells that there is work */
-#define QUEUE_NS UINT64_C(20000000)                /* of unfinished work in a stream, at most */
+#define QUEUE_NS UINT64_C(50000000)                /* of unfinished work in a stream, at most */
 #define LAG_NS UINT64_C(2000000000)                /* by which a group that had work may catch up */
 #define KAPPA_ONE UINT64_C(0x10000)
 #define LEAST_KAPPA (KAPPA_ONE / 16)
