@@ -54,6 +54,7 @@ tail -n 40 /var/log/pods/podfabric_*/*/*.log
 
 def uninstall(cluster: Cluster) -> None:
     """Uninstalls podfabric, and deletes the custodian once the node is empty."""
+    _await_watch_of_daemonsets(cluster)
     helm(cluster, "uninstall", "podfabric", "--wait")
     await_custodian_and_delete_it(cluster)
 
@@ -75,6 +76,34 @@ def await_custodian_and_delete_it(cluster: Cluster) -> None:
     until(
         lambda: not Namespace(cluster, NAMESPACE).pods(), PATIENCE, "end of the custodian", pause=1
     )
+
+
+def _await_watch_of_daemonsets(cluster: Cluster) -> None:
+    """Waits until the controller manager watches DaemonSets.
+
+    After an outage of the API server it does not for some seconds. One that is deleted meanwhile,
+    and made again with the same name, seems to have changed, and the garbage collector leaves the
+    pods of the former one for ever.
+    """
+    sets = cluster.objects.resources.get(api_version="apps/v1", kind="DaemonSet")
+    labels = {"tests": "watched"}
+    nowhere = {"nodeSelector": labels, "containers": [{"name": "none", "image": "none"}]}
+    spec = {
+        "selector": {"matchLabels": labels},
+        "template": {"metadata": {"labels": labels}, "spec": nowhere},
+    }
+    kind = {"apiVersion": "apps/v1", "kind": "DaemonSet"}
+    body = {**kind, "metadata": {"name": "watched"}, "spec": spec}
+    made = sets.create(body=body, namespace="default")
+
+    def is_seen() -> bool:
+        seen = sets.get(name="watched", namespace="default").to_dict()
+        return bool(seen["status"].get("observedGeneration") == made.metadata.generation)
+
+    try:
+        until(is_seen, PATIENCE, "watch of the DaemonSets", pause=0.5)
+    finally:
+        sets.delete(name="watched", namespace="default")
 
 
 def await_agent(cluster: Cluster) -> None:
