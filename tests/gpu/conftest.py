@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.gpu import group as groups
+from tests.gpu.gate import Gate
 from tests.gpu.group import Group, Libraries
 from tests.standin.driver import Driver
 from tests.standin.gpus import Behaviour, Gpu, Node, gpus
@@ -78,3 +79,15 @@ def place(
     monkeypatch.chdir(tmp_path)
     with ExitStack() as stack:
         yield Place(tmp_path, libraries, stack).make
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Gate:
+    """Half of a GPU, and every launch is taken for one of 20 us."""
+    return Gate(tmp_path, measures=False)
+
+
+@pytest.fixture
+def measuring(tmp_path: Path) -> Gate:
+    """Half of a GPU, and events that tell how long kernels take."""
+    return Gate(tmp_path)
