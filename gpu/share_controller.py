@@ -81,7 +81,7 @@ class ShareController:
         self._write(states, usages)
 
     def settle(self) -> None:
-        """Take back what elastic groups were lent: while no agent runs, nobody else does."""
+        """Give elastic groups their own shares again: while no agent runs, nobody else does."""
         for group in self._groups.names():
             with suppress(GroupError, OSError):
                 if any(limit.elastic for limit in self._groups.read(group).limits):

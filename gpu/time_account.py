@@ -26,7 +26,7 @@ SMALL_DEBT = 0.002  # GPU time that is not settled: limits are not written for l
 SMALL_CHANGE = 0.01  # of kappa, which is not made
 
 _MANY = 12  # parts of a sum, so that one of them more or less is little
-_FEW = 3  # points: what the driver tells late counts too much then
+_FEW = 3  # points, among which what the driver tells late counts too much
 _STILL = 4  # ticks without use and launches, after which nothing is unfinished
 
 

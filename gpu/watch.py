@@ -23,8 +23,8 @@ from gpu.samples import GpuSample, NodeSample, TenantSample
 from gpu.tenants import Tenant, Tenants
 
 TOLERANCE_BYTES, TOLERANCE = 64 << 20, 0.01  # above the limit: bytes, and a part of the limit
-_AHEAD_US = 1_000_000  # of the clock of the day, by which the driver tells times
 MOST_SYMBOLS = 50  # of a group, in the life of an agent
+_AHEAD_US = 1_000_000  # how far a sample's time may be ahead of the clock of the day
 
 T = TypeVar("T")
 

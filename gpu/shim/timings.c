@@ -34,12 +34,12 @@ struct timing {
 static struct timings {
     struct timing timing[TIMINGS];
     struct gate_time untimed[PF_GPUS]; /* launches since the last one that was timed */
-    uint64_t covered_ns; /* by all timings that run */
-    int running;          /* timings that are not FREE */
-    int running_on[PF_GPUS]; /* those that run, by the index of their GPU */
-    struct pf_gpu *gpu[PF_GPUS]; /* that anything was launched on */
-    int lock;          /* 1: a thread looks at events */
-    uint64_t looks_at; /* when to look at events again */
+    struct pf_gpu *gpu[PF_GPUS];       /* that anything was launched on */
+    uint64_t covered_ns;               /* by all timings that run */
+    int running;                       /* timings that are not FREE */
+    int running_on[PF_GPUS];           /* those that run, by the index of their GPU */
+    int lock;                          /* 1: a thread looks at events */
+    uint64_t looks_at;                 /* when to look at events again */
 } *timings;
 
 __attribute__((constructor)) static void make_timings(void)
@@ -98,7 +98,6 @@ static void finish(struct pf_gpu *gpu, struct gate_time time)
     ADD(gpu->finished_ns, time.ns);
     ADD(gpu->paid_finished_ns, time.paid_ns);
 }
-
 
 /* ---- a launch ---------------------------------------------------------------------------- */
 
@@ -221,7 +220,6 @@ static void look_at(struct timing *timing)
         milliseconds >= 0) {
         float most = 1e8; /* which milliseconds are in no measurement, and ns in 64 bits */
         uint64_t ns = (uint64_t)((double)(milliseconds < most ? milliseconds : most) * 1e6);
-
         uint64_t more = estimate_measured(timing->estimate, timing->what, ns);
 
         /* Of launches before this one, of which some may run: they finish with the next one. */

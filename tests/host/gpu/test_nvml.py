@@ -83,6 +83,19 @@ def test_utilization_of_a_gpu_that_was_never_used_is_none(opened: Nvml) -> None:
     assert opened.utilization(FIRST, 0) == []
 
 
+def test_samples_that_grow_at_each_question_are_no_answer(
+    opened: Nvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An answer without samples would say that no process used the GPU."""
+
+    def too_small(*_: object) -> None:
+        raise NvmlError("insufficient size", 7)
+
+    monkeypatch.setattr(opened, "_of", too_small)
+    with pytest.raises(NvmlError, match="insufficient size"):
+        opened.utilization(FIRST, 0)
+
+
 def test_a_limit_of_a_cgroup_can_be_set_and_read_back(node: Node, opened: Nvml) -> None:
     cgroup = node.file.parent / "cgroups/pod"
     with pytest.raises(NvmlError) as none_yet:

@@ -7,7 +7,7 @@ from gpu.sampled_time import ROUNDING, SampledTime, UsedTime
 
 START = 1_700_000_000.0  # seconds of the driver's clock
 TICK = 0.5
-LATE = 0.07  # seconds from the end of a period until its samples are told
+LATE = 0.07  # seconds after a period, when the driver tells its samples
 
 
 def _asked(
