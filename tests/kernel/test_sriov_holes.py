@@ -13,11 +13,13 @@ from cni.spec.attachment import Attachment
 from cni.sriov.plugin import Sriov
 from host import link_changes, links, netdev_move, vfs
 from host.errors import HostError
+from host.links import IFF_RUNNING
 from host.namespaces import NetworkNamespace
 from host.netlink import Rtnetlink, netlink
 from tests.kernel import cards, igb
 from tests.kernel.cards import Card
 from tests.kernel.pods import IP, NETWORK, SriovNode, ipam, link_in, pod, run
+from tests.waiting import until
 
 MAC = "02:ab:cd:00:00:07"
 
@@ -52,8 +54,10 @@ def test_hole_a_what_the_driver_cannot_do_is_named(
 def test_hole_b_interface_that_has_the_name_is_left_alone(
     sriov: SriovNode, pods: list[str], card: Card
 ) -> None:
+    """A bridge without ports has no carrier; the kernel tells that a moment after it is up."""
     run(IP, "-n", pods[0], "link", "add", "net1", "address", MAC, "type", "bridge")
     run(IP, "-n", pods[0], "link", "set", "net1", "up", "mtu", "1234")
+    until(lambda: (link := link_in(pods[0])) is not None and not link.flags & IFF_RUNNING)
     before, foreign = cards.snapshot(), link_in(pods[0])
     reply = sriov.refused("c1", pods[0], deviceID=card.vfs[0], vlan=100)
     assert 'already has a link of kind bridge named "net1"' in reply.text
