@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from agent import presence
+from base import files
 from base.files import sync_directory
 from base.paths import Paths
 from cni.attachments.journal import Journal
@@ -188,12 +189,14 @@ def remove_state(paths: Paths) -> None:
     gpu = (paths.shims.parent, paths.run / "gpu")
     for directory in (paths.attachments, paths.devices, paths.ipam, *gpu):
         _remove(directory)
-    _remove(paths.cluster_policies)
+    files.remove(paths.cluster_policies)
     remove_identity(paths.state)
     for path in paths.run.iterdir():
         sockets = (paths.agent_socket, paths.gpu_limit_socket)
-        if path in (paths.locks, *sockets) or path.match("*.json"):
+        # What a kill left of a file that was to be made is removed with it: ".state-<boot>.json.7".
+        if path in (paths.locks, *sockets) or path.match("*.json") or path.match(".*.json.*"):
             _remove(path)
+    presence.remove_dead(paths.run)
     sync_directory(paths.state)
     begun.unlink(missing_ok=True)
     sync_directory(paths.state)

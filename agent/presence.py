@@ -17,14 +17,13 @@ _PREFIX = "agent-"
 class Presence:
     """The state of this process, from its start to the end of the block that made it."""
 
-    def __init__(self, path: Path, descriptor: int) -> None:
-        self._path = path
+    def __init__(self, descriptor: int, state: str) -> None:
         self._descriptor = descriptor
-        self._length = 0
+        self._length = len(_line(state))
 
     def tell(self, state: str) -> None:
         """Replace the state by this line, in one write: a reader sees the old or the new one."""
-        line = f"{state}\n".encode().ljust(self._length)
+        line = _line(state).ljust(self._length)
         self._length = len(line)
         os.pwrite(self._descriptor, line, 0)
 
@@ -33,21 +32,23 @@ class Presence:
 def present(run: Path, state: str) -> Iterator[Presence]:
     """Tell in the directory `run` that this process is an agent. Raises OSError."""
     run.mkdir(mode=0o700, parents=True, exist_ok=True)
-    for path in _files(run, ""):
-        if not _lives(path):
-            path.unlink(missing_ok=True)
+    remove_dead(run)
     path = run / f"{_PREFIX}{_mounts()}-{os.getpid()}.state"
-    hidden = path.with_name(f".{path.name}")
-    descriptor = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    descriptor = -1
+    while descriptor < 0:
+        descriptor = _locked(path, state)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        presence = Presence(path, descriptor)
-        presence.tell(state)
-        hidden.replace(path)
-        yield presence
+        yield Presence(descriptor, state)
     finally:
         path.unlink(missing_ok=True)
         os.close(descriptor)
+
+
+def remove_dead(run: Path) -> None:
+    """Remove the files of agents that were killed. Raises OSError."""
+    for path in (*_files(run, ""), *run.glob(f".{_PREFIX}*.state")):
+        if not _lives(path):
+            path.unlink(missing_ok=True)
 
 
 def states(run: Path) -> list[str]:
@@ -67,6 +68,29 @@ def others(run: Path, state: str) -> bool:
             if path.read_text().strip() == state and _lives(path):
                 return True
     return False
+
+
+def _locked(path: Path, state: str) -> int:
+    """A descriptor of the file, which is locked before it has its name; -1 if that failed.
+
+    Until it is locked another agent that starts may take it for a dead one's, and remove it.
+    """
+    hidden = path.with_name(f".{path.name}")
+    descriptor = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        os.pwrite(descriptor, _line(state), 0)
+        hidden.replace(path)
+    except BaseException as error:
+        os.close(descriptor)
+        if isinstance(error, FileNotFoundError):
+            return -1
+        raise
+    return descriptor
+
+
+def _line(state: str) -> bytes:
+    return f"{state}\n".encode()
 
 
 def _files(run: Path, of: str) -> list[Path]:

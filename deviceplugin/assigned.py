@@ -15,7 +15,7 @@ from base.types import DeviceId
 from deviceplugin.checkpoint import AllocatedHCA, AllocationKey, Checkpoint
 from deviceplugin.kubelet import records
 from deviceplugin.kubelet.records import KubeletUnreadable
-from deviceplugin.pod_devices import KUBELET_TIMEOUT, PodHoldings, Unknown, hca_of, recorded
+from deviceplugin.pod_devices import PodHoldings, Unknown, hca_of, recorded
 from host import pci, sysfs
 
 _NONE: Mapping[str, str] = {}
@@ -98,7 +98,7 @@ def _require_none(paths: Paths, ours: Checkpoint) -> None:
     The kubelet writes its checkpoint with the first list.
     """
     if not ours.resources and not ours.allocations:
-        held = {row.resource for row in records.from_pod_resources(paths, KUBELET_TIMEOUT)}
+        held = {row.resource for row in records.from_pod_resources(paths)}
         if not held:
             return
     raise KubeletUnreadable(

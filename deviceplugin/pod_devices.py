@@ -24,7 +24,6 @@ from deviceplugin.kubelet import records
 from deviceplugin.kubelet.records import KubeletUnreadable
 from host import pci
 
-KUBELET_TIMEOUT = 2.0  # seconds, of the kubelet's PodResources API
 _LONG = 256  # characters, which no id of a device has
 NOT_TOLD = (
     "it is not on this node now, or another device plugin gave it: delete the pod, so that it gets "
@@ -102,7 +101,7 @@ def given_to(
     if not pod.name or not asks:
         return PodHoldings(pod)
     try:
-        rows = records.of_pod(paths, pod.namespace, pod.name, pod.uid, KUBELET_TIMEOUT)
+        rows = records.of_pod(paths, pod.namespace, pod.name, pod.uid)
     except KubeletUnreadable as error:
         raise Unknown(f"cannot tell which HCAs pod {pod} was given: {error}") from None
     allocations = {allocation.key: allocation for allocation in ours.allocations}

@@ -23,6 +23,8 @@ from deviceplugin.kubelet.errors import KubeletUnreadable as KubeletUnreadable
 if TYPE_CHECKING:
     from deviceplugin.api import podresources_pb2
 
+KUBELET_TIMEOUT = 2.0  # seconds, of the PodResources API
+
 _Key = tuple[str, str, str, str, str]  # namespace, name, uid, container, resource
 # Drivers write "0000:3b:00.0" as "0000-3b-00-0" where only letters, digits and "-" may stand.
 _ADDRESS = re.compile(
@@ -130,17 +132,19 @@ def _listed(content: _Data) -> dict[str, list[str]]:
 
 
 def from_pod_resources(
-    paths: Paths, timeout: float = 2.0, *, claimed: bool = False
+    paths: Paths, timeout: float | None = None, *, claimed: bool = False
 ) -> list[PodDevices]:
     """The devices of all containers by PodResources; `claimed` as in `from_answer`.
 
-    Raises KubeletUnreadable, after `timeout` seconds at the latest.
+    Raises KubeletUnreadable, after `timeout` seconds at the latest; None: KUBELET_TIMEOUT.
     """
     # Imported here since callers that read only the checkpoint do not need gRPC.
     from deviceplugin.kubelet.pod_resources import PodResourcesClient
 
     with PodResourcesClient(paths) as kubelet:
-        return from_answer(kubelet.list(timeout), claimed=claimed)
+        return from_answer(
+            kubelet.list(KUBELET_TIMEOUT if timeout is None else timeout), claimed=claimed
+        )
 
 
 def from_answer(
@@ -170,7 +174,7 @@ def from_answer(
 
 
 def of_pod(
-    paths: Paths, namespace: str, name: str, uid: str, timeout: float = 2.0
+    paths: Paths, namespace: str, name: str, uid: str, timeout: float | None = None
 ) -> list[PodDevices]:
     """The devices of one pod's containers, in PodResources' order, then those it omits.
 

@@ -163,7 +163,10 @@ class CrashingNode(ClusterNode):
 
         def keep() -> None:
             nonlocal number
-            shutil.copytree(self.directory, self.snapshots / str(number))
+            new = self.snapshots.with_name(f"{self.snapshots.name}-new")
+            shutil.rmtree(new, ignore_errors=True)
+            shutil.copytree(self.directory, new)
+            new.rename(self.snapshots / str(number))  # a kill leaves no part of a copy
             shutil.rmtree(self.snapshots / str(number - MOST_DROPPED - 1), ignore_errors=True)
             number += 1
 

@@ -8,6 +8,7 @@ import urllib.request
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http import HTTPStatus
 from pathlib import Path
 from ssl import create_default_context
 from typing import Any
@@ -25,6 +26,7 @@ from tools.manifests import KUSTOMIZE, NAMESPACE
 Document = dict[str, Any]
 ACCOUNT = "podfabric"
 OURS = "/apis/ipam.podfabric.io/v1alpha1"
+A_DAY = 86400  # seconds
 
 
 class ApiServer:
@@ -75,12 +77,22 @@ class ApiServer:
             with urllib.request.urlopen(request, context=self._trust, timeout=60) as answer:
                 return answer.status, json.load(answer)
         except urllib.error.HTTPError as error:
-            return error.code, json.load(error)
+            return error.code, _document(error.read())
 
     def make(self, path: str, body: object) -> Document:
-        """The object, which is made."""
-        status, document = self.send("POST", path, body)
-        assert status == 201, document
+        """The object, which is made.
+
+        A new kind is served a moment after kubectl has seen that it is established.
+        """
+        status, document = 0, Document()
+
+        def is_served() -> bool:
+            nonlocal status, document
+            status, document = self.send("POST", path, body)
+            return status != HTTPStatus.NOT_FOUND
+
+        until(is_served, what=f"kind at {path}")
+        assert status == HTTPStatus.CREATED, document
         return document
 
     def install(self) -> None:
@@ -144,7 +156,7 @@ class ApiServer:
         )
         meta = pod["metadata"]
         bound = {"kind": "Pod", "apiVersion": "v1", "name": meta["name"], "uid": meta["uid"]}
-        return self.kubeconfig(node, {"boundObjectRef": bound})
+        return self.kubeconfig(node, {"boundObjectRef": bound, "expirationSeconds": A_DAY})
 
     def kubeconfig(self, name: str, request: Document, account: str = ACCOUNT) -> Path:
         """The configuration of a client with a new token of the service account, the agents'."""
@@ -198,3 +210,12 @@ def api_server() -> Iterator[ApiServer]:
 def name(prefix: str) -> str:
     """A name that nothing else has."""
     return f"{prefix}-{uuid.uuid4().hex[:8]}"
+
+
+def _document(content: bytes) -> Document:
+    """The answer to a request that failed; it is a line of text if the kind is not served yet."""
+    try:
+        document: Document = json.loads(content)
+    except ValueError:
+        return {"message": content.decode(errors="replace")}
+    return document

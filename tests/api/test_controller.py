@@ -273,7 +273,8 @@ def test_the_process_leads_follows_and_gives_its_lease_back(
         process.stop()
         join(thread)
     assert server.admin.lease(NAMESPACE, "podfabric-controller").holder == ""
-    assert not process.errors
+    # Another's write, or its own, that its mirror did not show yet.
+    assert process.errors.keys() <= {("update", "Conflict"), ("create", "AlreadyExists")}
 
 
 def _ready(server: ApiServer) -> set[str]:

@@ -54,7 +54,7 @@ tail -n 40 /var/log/pods/podfabric_*/*/*.log
 
 def uninstall(cluster: Cluster) -> None:
     """Uninstalls podfabric, and deletes the custodian once the node is empty."""
-    _await_watch_of_daemonsets(cluster)
+    await_watch_of_daemonsets(cluster)
     helm(cluster, "uninstall", "podfabric", "--wait")
     await_custodian_and_delete_it(cluster)
 
@@ -78,7 +78,7 @@ def await_custodian_and_delete_it(cluster: Cluster) -> None:
     )
 
 
-def _await_watch_of_daemonsets(cluster: Cluster) -> None:
+def await_watch_of_daemonsets(cluster: Cluster) -> None:
     """Waits until the controller manager watches DaemonSets.
 
     After an outage of the API server it does not for some seconds. One that is deleted meanwhile,
@@ -137,7 +137,7 @@ def await_offered(cluster: Cluster, offered: Mapping[str, int]) -> None:
 
 def kill_agent(cluster: Cluster) -> None:
     """Kills the agent's process, for the kubelet to start another."""
-    cluster.node.run("kill -9 $(pgrep -f 'podfabric agent$')")
+    cluster.node.run("pkill -9 -f 'podfabric agent$'")
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from kubernetes import client
 from tests.cluster.cluster import PATIENCE, Cluster, Document, Namespace, is_ready
 from tests.cluster.control_plane import HOST_OF_NODE
 from tests.cluster.installation import NAMESPACE, agents
-from tests.cluster.node import CNI_BIN, Node
+from tests.cluster.node import CNI_BIN, Node, NodeError
 from tests.kernel.vm import layout
 from tests.waiting import until
 
@@ -50,13 +50,22 @@ class SecondNode:
         self._in_each_namespace("delete", pods)
 
     def _add(self, network: Document, pod: str) -> str:
-        result = json.loads(self._call("ADD", network, pod))
+        result = json.loads(until(lambda: self._added(network, pod), PATIENCE, f"{pod}", pause=1))
         (interface,) = result["interfaces"]
         name, namespace = interface["name"], _namespace(pod)
         shown = self.node.run(f"ip netns exec {namespace} ip -o -4 address show dev {name}")
         address: str = result["ips"][0]["address"]
         assert f" {address} " in shown, f"{pod} has {shown}, not {address}"
         return address.partition("/")[0]
+
+    def _added(self, network: Document, pod: str) -> str:
+        """The result of an ADD; "" if its block was not there in time: a runtime calls again."""
+        try:
+            return self._call("ADD", network, pod)
+        except NodeError as error:
+            if '"code":11' not in str(error).replace(" ", ""):
+                raise
+            return ""
 
     def _call(self, command: str, network: Document, pod: str) -> str:
         config = json.loads(network["spec"]["config"])

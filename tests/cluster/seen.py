@@ -9,8 +9,12 @@ def uverbs(namespace: Namespace, name: str) -> set[str]:
     return {device for device in listed if device.startswith("uverbs")}
 
 
-def pings(namespace: Namespace, name: str, address: str) -> bool:
-    """Whether a pod reaches an address."""
+def pings(namespace: Namespace, name: str, address: str, tries: int = 3) -> bool:
+    """Whether a pod reaches an address. Of a new interface the first packet may be lost."""
+    return any(_answers(namespace, name, address) for _ in range(tries))
+
+
+def _answers(namespace: Namespace, name: str, address: str) -> bool:
     try:
         namespace.run(name, "ping", "-c", "1", "-W", "5", address)
     except AssertionError:

@@ -316,6 +316,7 @@ def test_two_pods_hold_their_shares_of_a_gpus_time(
         assert told[name]["compute_share_ratio"] == share
         assert told[name]["throttled_launches_total"] > 0
     namespace.delete(*shares)
+    await_nothing_left(cluster, allocations=True)  # the next pods find both GPUs free
 
 
 def _parts(cluster: Cluster, window: int) -> list[float]:

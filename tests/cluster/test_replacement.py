@@ -14,6 +14,7 @@ from tests.cluster.installation import (
     await_agent,
     await_custodian_and_delete_it,
     await_nothing_left,
+    await_watch_of_daemonsets,
     helm,
     upgrade,
 )
@@ -122,7 +123,12 @@ def test_no_sandbox_fails_in_a_rolling_update(
 @pytest.fixture
 def uninstalled(cluster: Cluster) -> Iterator[Callable[[], None]]:
     """A function that uninstalls the chart. Afterwards it is installed again."""
-    yield lambda: helm(cluster, "uninstall", "podfabric", "--wait")
+
+    def uninstall() -> None:
+        await_watch_of_daemonsets(cluster)
+        helm(cluster, "uninstall", "podfabric", "--wait")
+
+    yield uninstall
     upgrade(cluster, {})
     await_agent(cluster)
 

@@ -12,7 +12,7 @@ from host import address_probe, announce, links, netdev_move
 from host.links import Link
 from host.namespaces import NetworkNamespace
 from host.netlink import Rtnetlink, netlink
-from tests.waiting import PATIENCE
+from tests.waiting import PATIENCE, until
 
 IP = "/usr/sbin/ip"
 HOLDER = "02:00:00:00:00:02"
@@ -47,7 +47,18 @@ class Wire:
         up = netdev_move.configure(self.route, self.namespace, link, cidrs, set_addresses=False)
         ready = announce.await_carrier(self.route, up, PATIENCE)
         assert ready.carrier
+        # The kernel tells the two ends one after the other; until then nothing reaches the far one.
+        until(self._far_is_up)
         return ready
+
+    def _far_is_up(self) -> bool:
+        shown = subprocess.run(
+            [IP, "-n", self.names[1], "link", "show", "far"],
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+        return "state UP" in shown.stdout
 
     def answers(self, *cidrs: str) -> dict[str, str]:
         """Who answers for the addresses."""

@@ -100,9 +100,9 @@ def hidden(run_inside: "object") -> bool:
         own, there = (Path(f"/proc/{pid}/ns/net") for pid in ("self", process.pid))
         until(lambda: there.stat().st_ino != own.stat().st_ino, what="namespace")
         shown = run_inside(sys.executable, "-c", script).stdout.split()  # type: ignore[operator]
+        inode = there.stat().st_ino
         assert process.stdin is not None
         process.stdin.close()
-        inode = there.stat().st_ino if there.exists() else 0
         return str(inode) in shown
 
 

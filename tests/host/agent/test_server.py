@@ -20,6 +20,13 @@ from tests.host.agent.serving import Limits, Reply, descriptors, read, send, ser
 from tests.waiting import PATIENCE, until
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The agent waits as long as a test for what a busy machine sends or reads late."""
+    for name in ("RECEIVE_TIME", "READ_TIME"):
+        monkeypatch.setattr(server_module, name, PATIENCE)
+
+
 def waiting(request: LauncherRequest, netns: int | None) -> bytes:
     """A call that takes long, and may be ended."""
     until(interrupts.checkpoint)
@@ -115,7 +122,9 @@ def test_broken_framing_is_answered_by_an_error(tmp_path: Path, sent: bytes) -> 
         assert serving.ask().status == ANSWERED
 
 
-def test_ten_megabytes_of_garbage_and_of_configuration_delay_nobody(tmp_path: Path) -> None:
+def test_ten_megabytes_of_garbage_and_of_configuration_delay_nobody(
+    tmp_path: Path, patient: None
+) -> None:
     with server(tmp_path) as serving:
         stop = threading.Event()
 
@@ -416,7 +425,7 @@ def test_environment_that_is_read_in_parts_decides_as_well(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("command", ["DEL", "GC"])
 def test_what_cleans_up_may_be_as_large_as_the_protocol_allows(
-    tmp_path: Path, command: str
+    tmp_path: Path, patient: None, command: str
 ) -> None:
     with server(tmp_path, lambda request, netns: b"%d" % len(request.config)) as serving:
         config = b" " * framing.MAX_CONFIG

@@ -9,20 +9,17 @@ from pathlib import Path
 import pytest
 
 from base.paths import Paths
-from deviceplugin import pod_devices, pool_service, reconcile
 from deviceplugin.kubelet import registration
 from deviceplugin.kubelet.registration import RegistrationMode
 from deviceplugin.kubelet.server import PluginServer, ServedPool
 from tests.host.deviceplugin.processes import made_server
 from tests.kubelet import Kubelet
+from tests.kubelet.patience import kubelet_may_take_its_time
 from tests.waiting import PATIENCE
 
+__all__ = ["kubelet_may_take_its_time"]
+
 Serve = Callable[..., PluginServer]
-ASKING = (
-    (pool_service, "ASK_KUBELET"),
-    (reconcile, "ASK_KUBELET"),
-    (pod_devices, "KUBELET_TIMEOUT"),
-)
 
 
 @pytest.fixture
@@ -37,13 +34,6 @@ def server() -> Iterator[Paths]:
     """A made-up server of eight HCAs, with all of its roots."""
     with tempfile.TemporaryDirectory(prefix="pf-") as directory:
         yield made_server(Path(directory))
-
-
-@pytest.fixture(autouse=True)
-def kubelet_may_take_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the plugin asks of a kubelet on a busy machine it is told, however late."""
-    for module, name in ASKING:
-        monkeypatch.setattr(module, name, PATIENCE)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import os
 import shutil
 import stat
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -60,10 +60,10 @@ def node(server: Paths, kubelet: Kubelet) -> Iterator[Node]:
 
 
 @pytest.fixture
-def nothing_is_young(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kubelet has had its time for every allocation."""
+def grow_old(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """From then on the kubelet has had its time for every allocation."""
     old = functools.partialmethod(Ledger.drop_unknown, age=-1.0)
-    monkeypatch.setattr(Ledger, "drop_unknown", old)
+    return lambda: monkeypatch.setattr(Ledger, "drop_unknown", old)
 
 
 def held(paths: Paths) -> dict[str, Allocation]:
@@ -105,7 +105,7 @@ def all_are_back(node: Node, kubelet: Kubelet) -> None:
 
 
 def test_ids_come_back_when_the_pods_that_a_reload_made_stale_are_gone(
-    node: Node, kubelet: Kubelet, nothing_is_young: None
+    node: Node, kubelet: Kubelet, grow_old: Callable[[], None]
 ) -> None:
     """The kubelet frees what they had in memory alone, and with nothing allocatable it stays so."""
     pods = [kubelet.admit(f"worker-{number}", [container()]) for number in range(8)]
@@ -113,11 +113,12 @@ def test_ids_come_back_when_the_pods_that_a_reload_made_stale_are_gone(
     kubelet.wait(lambda: kubelet.allocatable(HCA) == 0)
     for pod in pods:
         kubelet.remove(pod)
+    grow_old()
     all_are_back(node, kubelet)
 
 
 def test_ids_come_back_when_the_pods_of_another_mode_are_gone(
-    server: Paths, kubelet: Kubelet, nothing_is_young: None
+    server: Paths, kubelet: Kubelet, grow_old: Callable[[], None]
 ) -> None:
     node = Node(server, SHARED)
     try:
@@ -127,19 +128,21 @@ def test_ids_come_back_when_the_pods_of_another_mode_are_gone(
         kubelet.wait(lambda: kubelet.capacity(HCA) == 8 and kubelet.allocatable(HCA) == 0)
         for pod in pods:
             kubelet.remove(pod)
+        grow_old()
         all_are_back(node, kubelet)
     finally:
         node.plugin.close()
 
 
 def test_an_hca_comes_back_when_the_pods_of_a_resource_that_is_no_more_are_gone(
-    node: Node, kubelet: Kubelet, nothing_is_young: None
+    node: Node, kubelet: Kubelet, grow_old: Callable[[], None]
 ) -> None:
     """No list of that resource can be sent any more."""
     pod = kubelet.admit("worker-0", [container()])
     node.plugin.reconfigure(config(PoolConfig(resource="rdma/new", mode="exclusive")))
     kubelet.wait(lambda: kubelet.capacity("rdma/new") == 7)
     kubelet.remove(pod)
+    grow_old()
     node.plugin.compare()
     kubelet.wait(lambda: records.from_checkpoint(node.paths) == [])
     node.plugin.compare()

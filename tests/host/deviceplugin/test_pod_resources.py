@@ -57,13 +57,14 @@ def test_new_kubelet_is_asked_at_once(
 
 
 def test_absent_kubelet_is_told_and_nothing_waits_when_it_is_back(
-    kubelet: Kubelet, connection: PodResourcesClient
+    kubelet: Kubelet, connection: PodResourcesClient, channels: list[grpc.Channel]
 ) -> None:
     for _ in range(3):
         with pytest.raises(KubeletUnreadable, match="does not exist: is the kubelet running"):
             connection.list(0.5)
     kubelet.start()
-    assert not connection.list(0.5).pod_resources
+    assert not connection.list(PATIENCE).pod_resources
+    assert len(channels) == 4  # none waits for the end of what gRPC waits after a failure
 
 
 def test_connects_again_after_it_was_closed(

@@ -486,7 +486,8 @@ def test_a_watched_socket_that_vanished_is_made_again(
 def test_a_problem_is_logged_for_the_pool_it_is_of(
     kubelet: Kubelet, serve: Serve, root: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    told = f"{NAME}: {root}/device-plugins: the directory does not exist"
     with caplog.at_level(logging.INFO):
         server = serve(Pool())
-        kubelet.wait(lambda: server.state().problem)
-    assert f"{NAME}: {root}/device-plugins: the directory does not exist" in caplog.text
+        kubelet.wait(lambda: told in caplog.text)
+    assert server.state().problem

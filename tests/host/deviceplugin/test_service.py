@@ -62,7 +62,7 @@ def test_kubelet_that_comes_later_is_waited_for(service: Service, server: Paths)
     assert service.states() == []
     with Kubelet(server.kubelet) as kubelet:
         kubelet.wait(lambda: kubelet.allocatable(HCA) == IDS)
-        (state,) = service.states()
+        (state,) = until(service.states)
         assert (state.resource, state.devices, state.healthy) == (HCA, IDS, IDS)
 
 
@@ -118,7 +118,7 @@ def test_held_devices_are_told_by_resource(
     service.start()
     kubelet.wait(lambda: kubelet.allocatable(HCA) == IDS)
     kubelet.admit("worker-0", [{"name": "main", "limits": {HCA: 3}}])
-    assert service.held() == {HCA: 3}
+    until(lambda: service.held() == {HCA: 3})
 
 
 def test_second_instance_waits_and_takes_over(server: Paths, kubelet: Kubelet) -> None:

@@ -32,7 +32,7 @@ def in_container(act: Callable[[], object], propagation: int = SLAVE) -> None:
 
     def host() -> None:
         _enter(PRIVATE)
-        _mount("none", "/", "", REC | SHARED)
+        mount("none", "/", "", REC | SHARED)
 
         def container() -> None:
             _enter(propagation)
@@ -70,10 +70,11 @@ def _enter(propagation: int) -> None:
     """Give this process mounts of its own."""
     if _libc.unshare(_CLONE_NEWNS) != 0:
         raise OSError(ctypes.get_errno(), "unshare")
-    _mount("none", "/", "", REC | propagation)
+    mount("none", "/", "", REC | propagation)
 
 
-def _mount(source: str, target: str, kind: str, flags: int = 0) -> None:
+def mount(source: str, target: str, kind: str, flags: int = 0) -> None:
+    """mount(2), without options."""
     if _libc.mount(source.encode(), target.encode(), kind.encode(), flags, None) != 0:
         raise OSError(ctypes.get_errno(), "mount", target)
 
@@ -81,7 +82,7 @@ def _mount(source: str, target: str, kind: str, flags: int = 0) -> None:
 def _look_at_host(pid: str) -> None:
     """Take that process for the host's first one."""
     proc = Path("/mnt")
-    _mount("tmpfs", str(proc), "tmpfs")
+    mount("tmpfs", str(proc), "tmpfs")
     (proc / "1").symlink_to(f"/proc/{pid}")
     for name in ("self", "sys"):
         (proc / name).symlink_to(f"/proc/{name}")

@@ -17,7 +17,7 @@ from gpu.group_limits import GroupError
 from gpu.groups import Groups
 from gpu.region import RegionInvalid
 from host import mounts
-from tests.host.gpu.own_mounts import PRIVATE, in_container, mounts_below, with_own_mounts
+from tests.host.gpu.own_mounts import PRIVATE, in_container, mount, mounts_below, with_own_mounts
 from tests.unit.gpu.killing import killed_at
 from tests.unit.gpu.made import A, B, limit
 
@@ -48,6 +48,7 @@ def lease(path: Path, kind: int, flags: int) -> Iterator[None]:
 
 def test_a_tenant_that_enlarges_its_region_takes_no_room_of_others(tmp_path: Path) -> None:
     def act() -> None:
+        mount("tmpfs", str(tmp_path), "tmpfs")  # which nobody else fills meanwhile
         groups = Groups(tmp_path)
         first = groups.make("a", [limit(A)])
         before = os.statvfs(tmp_path).f_bavail

@@ -204,7 +204,8 @@ def test_a_driver_that_comes_later_is_used_without_a_restart(
     monkeypatch.setattr(service, "TRY_AGAIN", 0.2)
     started = node.start()
     node.container("a", Limit(FIRST, GIB, 1.0))
-    until(lambda: "no libnvidia-ml.so.1" in started.sample.problem, what="problem")
+    until(lambda: started.sample.tenants, what="tenant")
+    assert "no libnvidia-ml.so.1" in started.sample.problem
     shown = node.values()
     assert shown["nvml_up", ""] == 0
     assert shown["memory_limit_bytes", "pod-of-a/0"] == GIB

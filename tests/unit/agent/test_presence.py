@@ -1,9 +1,12 @@
 """What an agent tells of itself, as long as it lives."""
 
+import fcntl
 import os
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 from agent import presence
 from tests.plugins import CHECKOUT
@@ -39,6 +42,33 @@ def test_killed_agent_tells_nothing_and_the_next_removes_its_file(tmp_path: Path
     assert not presence.others(tmp_path, "serving")
     with presence.present(tmp_path, "starting"):
         assert not left.exists()
+
+
+def test_an_agent_that_is_killed_before_it_tells_anything_leaves_nothing_for_long(
+    tmp_path: Path,
+) -> None:
+    dies = DIES.replace("with ", "Path.replace = lambda *_: os.kill(os.getpid(), 9)\nwith ")
+    subprocess.run([sys.executable, "-c", dies, tmp_path], cwd=CHECKOUT, check=False)
+    (left,) = tmp_path.iterdir()
+    assert left.name.startswith(".agent-")
+    with presence.present(tmp_path, "starting"):
+        assert not left.exists()
+
+
+def test_agents_that_start_at_once_take_none_for_dead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = fcntl.flock
+
+    def meanwhile(descriptor: int, operation: int) -> None:
+        monkeypatch.undo()
+        with presence.present(tmp_path, "another"):  # removes what nobody has locked
+            pass
+        lock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", meanwhile)
+    with presence.present(tmp_path, "starting"):
+        assert presence.states(tmp_path) == ["starting"]
 
 
 def test_agent_with_other_mounts_is_another_container_s(tmp_path: Path) -> None:

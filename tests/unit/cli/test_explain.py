@@ -15,6 +15,7 @@ from cni.attachments.journal import Journal, JournalEntry, Phase
 from cni.attachments.pod_choices import PodChoices
 from cni.policy.cluster import ClusterPolicies, StoredPolicy, save
 from deviceplugin.api import v1beta1_pb2
+from deviceplugin.kubelet import records
 from deviceplugin.kubelet.server import Listing, PluginServer
 from deviceplugin.plugin import DevicePlugin
 from deviceplugin.pools.config import DevicePluginConfig, PoolConfig
@@ -25,7 +26,6 @@ from tests.unit.cli.commands import Shell, short_path
 from tests.unit.gpu.driver import Driver
 from tests.unit.host import servers
 from tests.unit.host.sysfs import Tree
-from tests.waiting import PATIENCE
 
 FIRST, SECOND = servers.DGX_HCAS[:2]
 UNLIMITED = GpuLimitSettings(require="none")
@@ -71,7 +71,6 @@ class Fleet(msgspec.Struct, frozen=True):
 
 @pytest.fixture
 def fleet(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Fleet]:
-    monkeypatch.setattr("deviceplugin.pool_service.ASK_KUBELET", PATIENCE)
     with short_path() as directory:
         paths = servers.dgx(directory, nodes=True)
         yield from _running(paths, Shell(paths, monkeypatch, capsys))
@@ -448,6 +447,7 @@ def test_no_wait_for_a_silent_kubelet(
         paths.pod_resources.parent.mkdir(parents=True)
         silent.bind(str(paths.pod_resources))
         silent.listen()
+        monkeypatch.setattr(records, "KUBELET_TIMEOUT", 0.2)
 
         printed = Shell(paths, monkeypatch, capsys)("explain", "ml/worker-0")
 

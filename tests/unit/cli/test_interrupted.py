@@ -66,7 +66,7 @@ def test_sigterm_at_any_line_of_threading_ends_the_process(program: str, tmp_pat
         capture_output=True,
         text=True,
         check=False,
-        timeout=PATIENCE,
+        timeout=5 * PATIENCE,
     )
     assert done.returncode == 0, done.stderr
     assert "stopped" in done.stderr

@@ -20,7 +20,7 @@ from ipam.sqlite_store import SqliteStore
 from ipam.store_files import LOCK_TIMEOUT
 from ipam.tables import Tables
 from tests.unit.ipam.calls import BOOT, error_of, owner, range_of, sets_of
-from tests.waiting import until
+from tests.waiting import PATIENCE, until
 
 SETS = sets_of(range_of("10.0.0.0/8"))
 SPAWN = multiprocessing.get_context("spawn")
@@ -28,7 +28,7 @@ SPAWN = multiprocessing.get_context("spawn")
 
 @pytest.fixture
 def kept(memory_path: Path) -> Iterator[Resident]:
-    with closing(Resident(memory_path / "ipam")) as kept:
+    with closing(Resident(memory_path / "ipam", lock_timeout=PATIENCE)) as kept:
         yield kept
 
 

@@ -25,6 +25,8 @@ from ipam.cluster.wants import PATIENCE, Want
 from tests.unit.ipam.cluster.audit import audit
 from tests.unit.ipam.cluster.test_ceding import Fabric
 
+pytestmark = pytest.mark.usefixtures("same_uuids")
+
 LONGEST = 6.0  # seconds: no ADD of few nodes waits for so long while an address is free
 BORROWS_WITHIN = 3.0  # seconds, for 99 of 100 ADDs that get a sub-block
 STEP = 0.5  # seconds
@@ -198,7 +200,9 @@ def test_no_add_fails_for_long_while_an_address_is_free(tmp_path: Path) -> None:
     ],
     ids=["60 addresses, 60 pods", "254 addresses, 200 pods"],
 )
-def test_row_a10_in_full(tmp_path: Path, range_: str, pods: int, exclude: tuple[str, ...]) -> None:
+def test_no_add_fails_for_long_on_a_whole_fabric(
+    tmp_path: Path, range_: str, pods: int, exclude: tuple[str, ...]
+) -> None:
     """No ADD fails: each gets its address while it waits.
 
     Some 500 ADDs borrow in so many rounds, enough for a p99.

@@ -29,6 +29,8 @@ from tests.fake_api import FakeApi, Fault
 from tests.unit.ipam.cluster.beside import NAMESPACE
 from tests.unit.ipam.cluster.nodes import Clock, ClusterNode, blocks_of, put_pool
 
+pytestmark = pytest.mark.usefixtures("same_uuids")
+
 RANGE, WITHIN = "10.0.0.0/28", "10.0.0.8/29"
 SEEDS = range(10)
 STEPS = 30

@@ -14,6 +14,8 @@ from tests.unit.ipam.cluster.controller.cluster import Cluster
 from tests.unit.ipam.cluster.nodes import ClusterNode, put_pool
 from tests.unit.ipam.cluster.test_sticky import IPAM, reserve
 
+pytestmark = pytest.mark.usefixtures("same_uuids")
+
 PODS = ["web-0", "web-1", "db-0"]
 STEPS = 80
 FAULTS = [Fault.LOST_ANSWER, Fault.LOST_REQUEST, Fault.CONFLICT]
