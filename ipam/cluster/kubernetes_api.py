@@ -79,7 +79,9 @@ class _Client:
         patience: float,
     ) -> Response:
         deadline = time.monotonic() + patience
-        limits = (min(CONNECT, patience), min(READ, patience))
+        # The server works on a patch of a large object for seconds. It stops when nobody waits.
+        read = patience if method == "PATCH" else min(READ, patience)
+        limits = (min(CONNECT, patience), read)
         response = self._open(method, where, query, body, accept, limits)
         if response.status == HTTPStatus.UNAUTHORIZED:
             # Nothing was done. The token may be a new one by now.

@@ -35,6 +35,7 @@ from ipam.cluster.kubernetes_api import KubernetesApi
 from ipam.cluster.objects import AddressBlock, Meta
 from ipam.cluster.pace import Pace
 from ipam.cluster.rest_api import Body, Lines, Query, Response, RestApi
+from ipam.cluster.whereabouts.objects import IPPool
 from tests.ipam_claims import claim
 from tests.unit.ipam.cluster.contract import block
 from tests.waiting import PATIENCE
@@ -600,6 +601,27 @@ def test_an_answer_that_does_not_come_is_not_waited_for(
     with pytest.raises(Unavailable, match="no answer"):
         api.delete(stored())
     hold.set()
+    api.close()
+
+
+def test_a_patch_may_take_as_long_as_the_call(
+    server: Server, kubeconfig: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server takes 2 ms for each entry of an IPPool of whereabouts, and has thousands."""
+    monkeypatch.setattr(kubernetes_api, "READ", 0.2)
+    meta = Meta(name="10.0.0.0-24", namespace="default", uid="u-1", resource_version="7")
+    server.replies = [Reply(200)]
+    reply = server.replies[0]
+
+    def late() -> Reply:
+        time.sleep(0.6)
+        return reply
+
+    monkeypatch.setattr(server, "next", late)
+    api = KubernetesApi(kubeconfig, timeout=PATIENCE)
+    api.patch(IPPool(metadata=meta), [{"op": "remove", "path": "/spec/allocations/1"}])
+    with pytest.raises(Unavailable, match="no answer"):
+        api.delete(stored())
     api.close()
 
 
