@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 from kubernetes import client
 from kubernetes.client.exceptions import ApiException
+from prometheus_client.parser import text_string_to_metric_families
 
 from tests.cluster.cluster import PATIENCE, Cluster, Namespace, is_ready
 from tests.kernel.igb import PARENTS
@@ -110,7 +111,22 @@ def await_agent(cluster: Cluster) -> None:
     """Waits until the agent of the present version serves alone, and the node offers HCAs."""
     until(lambda: _is_rolled_out(cluster), PATIENCE, "agent in place of the former one", pause=0.5)
     until(lambda: _serves(cluster), PATIENCE, "agent that serves", pause=0.5)
+    until(lambda: HCA in registered(cluster), PATIENCE, f"pool of {HCA}", pause=0.5)
     until(lambda: cluster.allocatable(HCA), PATIENCE, f"node with {HCA}", pause=0.5)
+
+
+def registered(cluster: Cluster) -> set[str]:
+    """The resources whose lists the kubelet reads from the present agent.
+
+    The node's status may be that of the former one.
+    """
+    text = cluster.node.run("busybox wget -q -O - http://127.0.0.1:9810/metrics")
+    return {
+        sample.labels["resource"]
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.labels.get("state") == "registered" and sample.value == 1
+    }
 
 
 def await_controller(cluster: Cluster) -> None:

@@ -6,10 +6,15 @@ The node's GPUs are made up: files below /proc/driver and device nodes, which le
 from collections.abc import Iterator
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from tests.cluster.cluster import PATIENCE, Cluster, Namespace
-from tests.cluster.installation import await_agent, await_nothing_left, configured, kill_agent
+from tests.cluster.installation import (
+    await_agent,
+    await_nothing_left,
+    configured,
+    kill_agent,
+    registered,
+)
 from tests.waiting import until
 
 MEMORY, COMPUTE = "alnair/vgpu-memory", "alnair/vgpu-compute"
@@ -46,24 +51,17 @@ def gpus(cluster: Cluster) -> Iterator[None]:
         await_agent(cluster)
         with configured(cluster, CONFIGURATION, {MEMORY: 16, COMPUTE: 200}):
             await_agent(cluster)  # the one with the rights for such pools
-            until(lambda: _are_registered(cluster), PATIENCE, "pools of that agent", pause=0.5)
+            until(
+                lambda: registered(cluster) >= {MEMORY, COMPUTE},
+                PATIENCE,
+                "pools of that agent",
+                pause=0.5,
+            )
             yield
     finally:
         cluster.node.run("umount -l /proc/driver; rm -f /dev/nvidia*")
         kill_agent(cluster)
         await_agent(cluster)
-
-
-def _are_registered(cluster: Cluster) -> bool:
-    """Whether the kubelet reads the lists of the present agent: the node's status may be older."""
-    text = cluster.node.run("busybox wget -q -O - http://127.0.0.1:9810/metrics")
-    registered = {
-        sample.labels["resource"]
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-        if sample.labels.get("state") == "registered" and sample.value == 1
-    }
-    return registered >= {MEMORY, COMPUTE}
 
 
 @pytest.mark.long
