@@ -45,7 +45,7 @@ def test_processes_of_a_group_have_its_share_together_within_two_points(
 
 
 @pytest.mark.parametrize("share", [0.3, 0.9])
-def test_so_have_processes_whose_kernels_are_of_every_length(share: float) -> None:
+def test_processes_whose_kernels_are_of_every_length_have_their_groups_share(share: float) -> None:
     every = Group([Process(kernel) for kernel in 3 * LENGTHS], share)
     assert worst_error(every, alike(1 - share, 1.0)) <= 2
 
