@@ -109,8 +109,9 @@ protos: setup ## make the modules of the kubelet's APIs from their .proto files
 bench: setup cni ## measure against the reference plugins
 	$(PY) -m bench
 
-bench-gpu: setup ## try bench/gpu.sh, which measures on a GPU, over the tests' stand-in
+bench-gpu: setup ## measure limits of GPUs, over the tests' stand-in for the driver
 	@bench/gpu.sh --stand-in --short
+	@for bench in gate shim registration agent; do $(PY) -m bench.gpu_$$bench || exit; done
 
 clean: ## forget everything that was built
 	rm -rf build .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis

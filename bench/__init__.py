@@ -7,5 +7,6 @@ else. `cpu` measures the CPU time of the agent for each call, `vf` a VF in the v
 all of them but `vf`.
 
 `gpu.sh` measures the libraries of containers with a part of a GPU, on a real one or over the
-stand-in of the tests.
+stand-in of the tests. `gpu_shim`, `gpu_gate`, `gpu_registration` and `gpu_agent` measure what these
+and the agent's part cost, over the stand-in; `make bench-gpu` is all of them.
 """

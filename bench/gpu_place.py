@@ -26,12 +26,6 @@ SOURCE = Path(__file__).with_name("gpu_device.c")
 NVML = "libnvidia-ml.so.1"
 
 
-def line(row: str, what: str, value: str, target: str, verdict: bool | str) -> None:
-    """Print a result. A text as the verdict says why it was skipped."""
-    said = f"skipped: {verdict}" if isinstance(verdict, str) else "ok" if verdict else "miss"
-    print(f"{row:4} {what}: {value} | {target} | {said}", flush=True)
-
-
 class BenchGroup:
     """A group of its own directory, where its processes start."""
 

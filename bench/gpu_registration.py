@@ -1,4 +1,4 @@
-"""How long cuInit takes in many processes of a container at once: they register with the agent.
+"""How long cuInit takes in a process, and in many at once: they register with the agent.
 
     .venv/bin/python -m bench.gpu_registration [--against CHECKOUT] [--count 300] [--rounds 5]
 
@@ -24,6 +24,7 @@ from pathlib import Path
 
 import msgspec
 
+from bench.gpu_figures import figure, percentile
 from bench.gpu_place import Place
 from gpu.group_limits import Limit
 from gpu.groups import Groups
@@ -32,7 +33,9 @@ from tests.host.gpu.pods import MadeContainer, made_container
 from tests.unit.gpu.groups import PlainRooms
 from tools.compiling import CHECKOUT, compiled
 
-FLOOR = Path(__file__).with_name("gpu_floor.c")
+ROW = "init"
+WITHOUT, FLOOR, OURS = "without", "floor", "this checkout"
+FLOOR_SOURCE = Path(__file__).with_name("gpu_floor.c")
 IN_GROUP = 250  # processes; a group has 256 slots
 AGENT = """
 import sys, time
@@ -88,8 +91,8 @@ class Registering:
     def floor(self, count: int) -> Times:
         """The same with an agent that answers at once."""
         self._make_groups()
-        options = ["gcc", "-O2", "-Wall", "-Wextra", "-Werror", str(FLOOR)]
-        program = compiled(options, BUILT / "gpu_floor", [FLOOR])
+        options = ["gcc", "-O2", "-Wall", "-Wextra", "-Werror", str(FLOOR_SOURCE)]
+        program = compiled(options, BUILT / "gpu_floor", [FLOOR_SOURCE])
         sockets = [f"groups/g{n}/agent/agent.sock" for n in range(len(self._containers))]
         return self._measured([str(program), *sockets], self._place.directory, count)
 
@@ -107,6 +110,21 @@ class Registering:
         """The same without the shim."""
         with self._started(count, shim=False) as times:
             return times
+
+    def rounds(
+        self, kinds: Mapping[str, Path | None], count: int, rounds: int
+    ) -> Mapping[str, Sequence[Times]]:
+        """What so many processes took in rounds, each with all kinds of agents."""
+        found: dict[str, list[Times]] = {name: [] for name in kinds}
+        for _ in range(rounds):
+            for name, checkout in kinds.items():
+                if checkout is not None:
+                    found[name].append(self.with_agent(checkout, count))
+                elif name == FLOOR:
+                    found[name].append(self.floor(count))
+                else:
+                    found[name].append(self.without(count))
+        return found
 
     def _make_groups(self) -> None:
         shutil.rmtree(self._root, ignore_errors=True)
@@ -163,16 +181,15 @@ def running_agent(command: list[str], checkout: Path) -> "Iterator[subprocess.Po
 
 
 def main() -> None:
-    """Print the table."""
+    """Print the table, and the figures."""
     parser = argparse.ArgumentParser(description="Measure how long processes take to register.")
     parser.add_argument("--against", type=Path, help="another checkout, whose registrar alternates")
     parser.add_argument("--count", type=int, default=300, help="processes")
     parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
-    kinds: dict[str, Path | None] = {"without": None, "floor": None, "this checkout": CHECKOUT}
+    kinds: dict[str, Path | None] = {WITHOUT: None, FLOOR: None, OURS: CHECKOUT}
     if arguments.against is not None:
         kinds[str(arguments.against)] = arguments.against.resolve()
-    rounds: dict[str, list[Times]] = {name: [] for name in kinds}
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(dir="/dev/shm")))
         place = Place(directory, None)
@@ -180,31 +197,28 @@ def main() -> None:
         count = -(-arguments.count // IN_GROUP)
         containers = [stack.enter_context(made_container()) for _ in range(count)]
         measured = Registering(place, containers)
-        for _ in range(arguments.rounds):
-            for name, checkout in kinds.items():
-                if checkout is not None:
-                    rounds[name].append(measured.with_agent(checkout, arguments.count))
-                elif name == "floor":
-                    rounds[name].append(measured.floor(arguments.count))
-                else:
-                    rounds[name].append(measured.without(arguments.count))
-    _print(f"cuInit of {arguments.count} at once", rounds)
+        for count in sorted({1, arguments.count}):
+            _print(count, measured.rounds(kinds, count, arguments.rounds))
 
 
-def _print(what: str, rounds: Mapping[str, Sequence[Times]]) -> None:
+def _print(count: int, rounds: Mapping[str, Sequence[Times]]) -> None:
     headers = f"{'p50 (ms)':>10}{'p99 (ms)':>10}{'CPU of each (us)':>18}{'of the agent (us)':>19}"
-    print(f"{what:40}{headers}")
+    print(f"{f'cuInit of {count} at once':40}{headers}")
     for name, of in rounds.items():
         client = statistics.median(times.client for times in of)
         agent = statistics.median(times.agent for times in of)
         print(f"{name:40}{_median(of, 50):10.1f}{_median(of, 99):10.1f}{client:18.0f}{agent:19.0f}")
+    percent = 50 if count == 1 else 99
+    wall, plain = (_median(rounds[name], percent) for name in (OURS, WITHOUT))
+    if count == 1:
+        figure(ROW, "cuInit alone, p50", wall - plain, "ms", 2, wall / plain)
+    else:
+        figure(ROW, f"cuInit of {count} at once, p99 in all", wall, "ms", 50, wall / plain)
 
 
 def _median(rounds: Sequence[Times], percent: int) -> float:
     """The median of a percentile over the rounds."""
-    return statistics.median(
-        sorted(of.wall)[min(len(of.wall) - 1, len(of.wall) * percent // 100)] for of in rounds
-    )
+    return statistics.median(percentile(of.wall, percent) for of in rounds)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bench import gpu_shared, gpu_tools
-from bench.gpu_place import BenchGroup, Place, finished, line
+from bench.gpu_figures import figure, line, percentile
+from bench.gpu_place import BenchGroup, Place, finished
 from tests.gpu.group import hooked
 from tests.standin.gpus import GIB, MIB, table
 
@@ -99,10 +100,10 @@ class Rows:
             with_shim = self._starts(count, shim=True)
             without = self._starts(count, shim=False)
             target = 2.0 if count == 1 else 50.0
-            added = _percentile(with_shim, 99) - (_percentile(without, 99) if count == 1 else 0)
+            added = percentile(with_shim, 99) - (percentile(without, 99) if count == 1 else 0)
             value = (
-                f"p50 {_percentile(with_shim, 50):.1f}, p99 {_percentile(with_shim, 99):.1f} ms; "
-                f"without {_percentile(without, 50):.1f}, {_percentile(without, 99):.1f} ms"
+                f"p50 {percentile(with_shim, 50):.1f}, p99 {percentile(with_shim, 99):.1f} ms; "
+                f"without {percentile(without, 50):.1f}, {percentile(without, 99):.1f} ms"
             )
             said = "+2 ms" if count == 1 else "p99 50 ms"
             line("G8", f"cuInit of {count} at once", value, said, added <= target)
@@ -157,13 +158,7 @@ class Rows:
         pairs = list(zip(with_shim, without, strict=True))
         added = statistics.median(one - other for one, other in pairs)
         ratio = statistics.median(one / other for one, other in pairs)
-        line(
-            row,
-            f"{what}, added",
-            f"{added:.0f} {unit} (x{ratio:.2f})",
-            f"{target:g} {unit}",
-            added <= target,
-        )
+        figure(row, f"{what}, added", added, unit, target, ratio)
 
 
 ADDRESSES = """
@@ -188,10 +183,6 @@ def _kill(group: BenchGroup, process: "subprocess.Popen[str]") -> None:
     process.kill()
     process.communicate()
     group.group.bury(process.pid)
-
-
-def _percentile(times: list[float], percent: int) -> float:
-    return sorted(times)[min(len(times) - 1, len(times) * percent // 100)]
 
 
 def main() -> int:

@@ -1,17 +1,17 @@
 """What a call of CUDA costs more with the libraries of gpu/shim, over the stand-in for the driver.
 
-    .venv/bin/python -m bench.gpu_shim
+    .venv/bin/python -m bench.gpu_shim [--short]
 
-Each call is timed with and without them, in turns, in one process (bench/gpu_calls.c). "added" is
-the difference of the two medians or 99th percentiles; the ratio is that of the medians. The
+Each call is timed with and without them, in turns, in one process (bench/gpu_calls.c). A figure is
+the difference of the two medians, or 99th percentiles, and the ratio is that of the same two. The
 stand-in's calls take as long as they do, so ratios to a real driver's are others: the differences
 count. Of a start of the runtime and of its cuInit the CPU time is shown: cuInit waits for an agent,
 here one in Python that shares the machine's CPUs with the rest. Many processes that start at once
 are measured by `bench.gpu_registration`, with the agent's own registrar.
 """
 
+import argparse
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -20,6 +20,7 @@ from pathlib import Path
 
 import msgspec
 
+from bench.gpu_figures import figure, percentile
 from tests.gpu import group as groups
 from tests.gpu.group import Group, Libraries
 from tests.gpu.test_runtime import RUNTIMES, runtime
@@ -27,8 +28,7 @@ from tests.standin.gpus import GIB, Behaviour, Node, gpus
 from tools.compiling import compiled
 
 SOURCE = Path(__file__).with_name("gpu_calls.c")
-MANY = 1_000_000  # live allocations
-STARTS = 60
+ROW = "shim"
 RUNTIME = """
 import ctypes, sys, time
 count, runtime = ctypes.c_int(), ctypes.CDLL(sys.argv[1])
@@ -49,11 +49,22 @@ class Times(msgspec.Struct, frozen=True):
     without: list[int]
 
     def added(self, percent: int) -> float:
-        return _percentile(self.with_shim, percent) - _percentile(self.without, percent)
+        return percentile(self.with_shim, percent) - percentile(self.without, percent)
 
-    @property
-    def ratio(self) -> float:
-        return statistics.median(self.with_shim) / statistics.median(self.without)
+    def ratio(self, percent: int) -> float:
+        return percentile(self.with_shim, percent) / percentile(self.without, percent)
+
+
+class Effort(msgspec.Struct, frozen=True):
+    """How much is measured."""
+
+    calls: int
+    live: int  # allocations beside which others are timed
+    starts: int  # of processes, one after the other
+
+
+FULL = Effort(calls=50_000, live=1_000_000, starts=60)
+SHORT = Effort(calls=500, live=10_000, starts=2)
 
 
 class Bench:
@@ -119,10 +130,10 @@ class Bench:
         self._group.bury(process.pid) if with_shim else None
         return load + call, initialise
 
-    def runtimes(self, version: str) -> tuple[Times, Times]:
-        """The same of many starts, in turns."""
+    def runtimes(self, version: str, count: int) -> tuple[Times, Times]:
+        """The same of so many starts, in turns."""
         found: dict[bool, list[tuple[int, int]]] = {True: [], False: []}
-        for number in range(STARTS):
+        for number in range(count):
             for with_shim in (number % 2 == 0, number % 2 != 0):
                 found[with_shim].append(self.runtime(version, with_shim))
         starts, initialisations = (
@@ -133,7 +144,10 @@ class Bench:
 
 
 def main() -> None:
-    """Print the table."""
+    """Print the figures."""
+    parser = argparse.ArgumentParser(description="Measure what calls of CUDA cost more.")
+    parser.add_argument("--short", action="store_true", help="few calls, to try the bench itself")
+    effort = SHORT if parser.parse_args().short else FULL
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         stack.enter_context(chdir(directory))
@@ -144,54 +158,52 @@ def main() -> None:
         command = ["gcc", "-O2", "-Wall", "-Wextra", "-Werror", str(SOURCE)]
         program = compiled(command, groups.BUILT / "gpu_calls", [SOURCE])
         bench = Bench(node, group, groups.libraries(), program)
-        print(f"{'':44}{'added':>12}{'ratio':>8}   target")
-        _calls(bench)
-        _begins(bench)
-        _memory(bench)
+        _calls(bench, effort)
+        _begins(bench, effort)
+        _memory(bench, effort)
 
 
-def _calls(bench: Bench) -> None:
-    launch = bench.times("launch", "100000")
-    _row("launch at a share of 1, p50 (ns)", launch.added(50), launch.ratio, 30)
-    _row("launch at a share of 1, p99 (ns)", launch.added(99), None, 100)
-    few, many = bench.times("alloc", "50000", "10"), bench.times("alloc", "50000", str(MANY))
-    _row("cuMemAlloc and cuMemFree, p50 (ns)", few.added(50), few.ratio, 1000)
-    _row("cuMemAlloc and cuMemFree, p99 (ns)", few.added(99), None, 10000)
-    _row(f"  among {MANY} others, p50 (ns)", many.added(50), many.ratio, 1000)
+def _calls(bench: Bench, effort: Effort) -> None:
+    launch = bench.times("launch", str(2 * effort.calls))
+    _added("launch with the whole GPU, p50", launch, 50, 30)
+    _added("launch with the whole GPU, p99", launch, 99, 100)
+    few, many = (bench.times("alloc", str(effort.calls), str(of)) for of in (10, effort.live))
+    for among, pair in ((10, few), (effort.live, many)):
+        _added(f"cuMemAlloc and cuMemFree among {among} others, p50", pair, 50, 1000)
+        _added(f"cuMemAlloc and cuMemFree among {among} others, p99", pair, 99, 10000)
     growth = many.added(50) / max(few.added(50), 1)
-    print(f"{'  the same, to that among 10':44}{'':12}{growth:8.2f}   2")
-    asked = bench.times("address", "60000")
-    _row("cuGetProcAddress, p50 (ns)", asked.added(50), asked.ratio, 200)
+    figure(ROW, f"added among {effort.live} to that among 10, p50", growth, "times", 2)
+    asked = bench.times("address", str(effort.calls))
+    _added("cuGetProcAddress, p50", asked, 50, 200)
 
 
-def _begins(bench: Bench) -> None:
-    alone = [bench.starts(1, with_shim=True)[0] for _ in range(STARTS)]
-    plain = [bench.starts(1, with_shim=False)[0] for _ in range(STARTS)]
-    added = (statistics.median(alone) - statistics.median(plain)) / 1e6
-    _row("cuInit (ms)", added, statistics.median(alone) / statistics.median(plain), 2)
-    for version in RUNTIMES:
-        start, initialisation = bench.runtimes(version)
-        _row(
-            f"start of CUDA {version}'s runtime, CPU (ms)", start.added(50) / 1e6, start.ratio, 0.2
+def _begins(bench: Bench, effort: Effort) -> None:
+    alone = Times(
+        *(
+            [bench.starts(1, with_shim=with_shim)[0] for _ in range(effort.starts)]
+            for with_shim in (True, False)
         )
-        added = initialisation.added(50) / 1e6
-        _row("  its cuInit, CPU (ms)", added, initialisation.ratio, 2)
+    )
+    figure(ROW, "cuInit, p50", alone.added(50) / 1e6, "ms", 2, alone.ratio(50))
+    for version in RUNTIMES:
+        start, initialisation = bench.runtimes(version, effort.starts)
+        for what, times, target in (
+            (f"start of CUDA {version}'s runtime, CPU, p50", start, 0.2),
+            (f"cuInit of CUDA {version}'s runtime, CPU, p50", initialisation, 2),
+        ):
+            figure(ROW, what, times.added(50) / 1e6, "ms", target, times.ratio(50))
 
 
-def _memory(bench: Bench) -> None:
+def _memory(bench: Bench, effort: Effort) -> None:
     none = bench.resident(0, True) - bench.resident(0, False)
-    _row("resident without allocations (KiB)", none / 1024, None, 1024)
-    many = bench.resident(MANY, True) - bench.resident(MANY, False)
-    _row("resident for each live allocation (bytes)", (many - none) / MANY, None, 64)
+    figure(ROW, "resident memory without allocations", none / 1024, "KiB", 1024)
+    many = bench.resident(effort.live, True) - bench.resident(effort.live, False)
+    each = (many - none) / effort.live
+    figure(ROW, "resident memory for each live allocation", each, "bytes", 64)
 
 
-def _row(what: str, added: float, ratio: float | None, target: float) -> None:
-    shown = f"{ratio:8.2f}" if ratio is not None else f"{'':8}"
-    print(f"{what:44}{added:12.2f}{shown}   {target:g}", flush=True)
-
-
-def _percentile(times: list[int], percent: int) -> float:
-    return sorted(times)[min(len(times) - 1, len(times) * percent // 100)]
+def _added(what: str, times: Times, percent: int, target: float) -> None:
+    figure(ROW, what, times.added(percent), "ns", target, times.ratio(percent))
 
 
 if __name__ == "__main__":

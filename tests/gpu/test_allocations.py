@@ -130,9 +130,10 @@ def test_each_kind_counts_on_the_gpu_that_it_lies_on(place: Make, way: Way) -> N
 
 
 def test_without_a_context_nothing_is_counted(place: Make) -> None:
-    here = place()
+    here = place(context_bytes=40 * MIB)
     driver = here.process()
     driver.do("cuInit", 0)
+    assert here.resident() == 0, "cuInit makes no context"
     assert driver.result("cuMemAlloc_v2", Out(), MIB) == INVALID_CONTEXT
     assert driver.result("cuMemAllocAsync", Out(), MIB, 0) == INVALID_CONTEXT
     assert driver.result("cuMemGetInfo_v2", Out(), Out()) == INVALID_CONTEXT

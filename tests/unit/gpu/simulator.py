@@ -231,3 +231,23 @@ class Simulation:
             for name, group in self.groups.items()
         }
         self.states = self.controller(self.states, usages)
+
+
+def alike(share: float, kernel: float, wrong: float = 1.0, processes: int = 1) -> Group:
+    """A group of processes with the same kernel."""
+    return Group([Process(kernel, wrong) for _ in range(processes)], share)
+
+
+def parts_of_time(
+    *groups: Group, settle: float = 3, over: float = 10, late: int = 0
+) -> list[float]:
+    """The fraction of the GPU's time that each group had, measured after `settle` seconds."""
+    simulation = Simulation({str(index): group for index, group in enumerate(groups)}, late=late)
+    simulation.run(settle)
+    return list(simulation.run(over).values())
+
+
+def worst_error(*groups: Group, settle: float = 3, over: float = 10, late: int = 0) -> float:
+    """The largest difference between what a group had and its share, in hundredths of the GPU."""
+    had = parts_of_time(*groups, settle=settle, over=over, late=late)
+    return max(abs(part - group.share) * 100 for part, group in zip(had, groups, strict=True))

@@ -1,0 +1,67 @@
+"""Compute shares on a simulated GPU, where the driver tells late or roughly what was used."""
+
+import itertools
+from collections import defaultdict
+from collections.abc import Mapping
+
+import msgspec
+import pytest
+
+from gpu import shares
+from gpu.sampled_time import ROUNDING, UsedTime
+from gpu.shares import GroupShare, GroupUsage
+from tests.unit.gpu.simulator import Controller, Simulation, alike, worst_error
+
+
+@pytest.mark.parametrize("kernel", [20e-6, 1e-3, 20e-3, 200e-3])
+def test_utilization_that_is_told_a_tick_late_still_comes_right(kernel: float) -> None:
+    for wrong in (1, 8, 1 / 8):
+        groups = alike(0.3, kernel, wrong), alike(0.7, kernel, wrong)
+        assert worst_error(*groups, late=1, settle=5) <= 5
+
+
+def _sampled(period: int) -> Controller:
+    """The controller, whose driver tells hundredths of each period of so many ticks."""
+    used: dict[str, float] = defaultdict(float)
+    ticks = itertools.count()
+
+    def control(
+        groups: Mapping[str, GroupShare], usages: Mapping[str, GroupUsage]
+    ) -> dict[str, GroupShare]:
+        told = next(ticks) % period == 0
+        seen = {}
+        for name, usage in usages.items():
+            used[name] += usage.used.seconds if usage.used else 0.0
+            length = period * shares.TICK
+            part = round(used[name] / length, 2) if told else 0.0
+            time = UsedTime(part * length, ROUNDING * length if part else 0.0)
+            seen[name] = msgspec.structs.replace(usage, used=time)
+        if told:
+            used.clear()
+        return shares.tick(groups, seen)
+
+    return control
+
+
+@pytest.mark.parametrize("wrong", [1, 8, 1 / 8])
+@pytest.mark.parametrize("period", [1, 2])
+@pytest.mark.parametrize(
+    ("kernel", "settle"), [(100e-6, 3), (5e-3, 3), (50e-3, 3), (200e-3, 3), (1, 6)]
+)
+def test_use_that_is_told_in_hundredths_of_a_period_comes_right(
+    kernel: float, settle: float, period: int, wrong: float
+) -> None:
+    for parts in ((0.3, 0.3), (0.1, 0.9)):
+        groups = {name: alike(part, kernel, wrong) for name, part in zip("ab", parts, strict=True)}
+        simulation = Simulation(groups, controller=_sampled(period))
+        simulation.run(settle)
+        expected = {name: group.share for name, group in groups.items()}
+        assert simulation.run(10) == pytest.approx(expected, abs=0.05)
+
+
+@pytest.mark.parametrize("wrong", [1, 8, 1 / 8])
+def test_small_shares_come_right_although_the_driver_tells_hundredths(wrong: float) -> None:
+    groups = {"a": alike(0.02, 100e-6, wrong), "b": alike(0.05, 100e-6, wrong)}
+    simulation = Simulation(groups, controller=_sampled(1))
+    simulation.run(3)
+    assert simulation.run(10) == pytest.approx({"a": 0.02, "b": 0.05}, abs=0.02)

@@ -1,0 +1,207 @@
+"""One tick of the controller of compute shares: what it sees of a group, and what it settles."""
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpu import shares, time_account
+from gpu.region import RegionUse
+from gpu.sampled_time import ROUNDING, UsedTime
+from gpu.shares import GroupShare, GroupUsage, observe
+from gpu.time_account import LaunchTimes
+
+S = 10**9  # nanoseconds
+
+
+def _at(share: float, kappa: float = 1.0) -> GroupShare:
+    return GroupShare(share=share, in_force=share, kappa=kappa)
+
+
+def _ticks(group: GroupShare, *seen: tuple[float, float, float]) -> GroupShare:
+    """The group after ticks in which it used a part of the time, launched, and finished so much."""
+    launched = finished = 0.0
+    for tick, (used, more, done) in enumerate([(0.0, 0.0, 0.0), *seen]):
+        launched, finished = launched + more, finished + done
+        times = LaunchTimes(
+            launched=launched, finished=finished, paid=launched, paid_finished=finished
+        )
+        usage = GroupUsage(
+            used=UsedTime(used * shares.TICK), active=True, times=times, at=100 + tick * shares.TICK
+        )
+        group = shares.tick({"a": group}, {"a": usage})["a"]
+    return group
+
+
+def test_kappa_of_an_idle_group_goes_back_to_one() -> None:
+    groups = {"large": _at(0.5, 8.0), "small": _at(0.5, 1 / 8)}
+    for _ in range(600):
+        groups = shares.tick(groups, {})
+    assert groups["large"].kappa == pytest.approx(1, abs=0.01)
+    assert groups["small"].kappa == pytest.approx(1, abs=0.01)
+
+
+@pytest.mark.parametrize(("used", "launched", "bound"), [(1.0, 1e-3, 16.0), (0.0, 10, 1 / 16)])
+def test_kappa_stays_within_its_bounds(used: float, launched: float, bound: float) -> None:
+    assert _ticks(_at(0.5), *[(used, launched, launched)] * 100).kappa == bound
+
+
+def test_small_deviations_change_nothing() -> None:
+    assert _ticks(_at(0.5), *[(0.502, 0.25, 0.25)] * 2).kappa == 1
+
+
+def test_a_group_that_used_more_than_it_paid_for_owes_the_rest() -> None:
+    group = _ticks(_at(0.5), (0.8, 0.25, 0.0), (0.8, 0.25, 0.0), (0.0, 0.0, 0.0))
+    assert group.settled == pytest.approx(0.8 - 0.5)
+
+
+def test_a_group_gets_back_what_it_paid_too_much_for_finished_launches() -> None:
+    """The driver may tell of a tick's use in the next one: so a tick later."""
+    seen = [(0.4, 1.0, 0.0), (0.4, 0.0, 1.0)]
+    assert _ticks(_at(0.5), *seen).settled == 0
+    group = _ticks(_at(0.5), *seen, (0.0, 0.0, 0.0))
+    assert group.settled == pytest.approx(0.4 - 1.0)
+    assert _ticks(_at(0.5), *seen, *[(0.0, 0.0, 0.0)] * 3).settled == group.settled
+
+
+def _rounded_up(group: GroupShare, ticks: int, more: float) -> GroupShare:
+    """The group after ticks in which the driver says `more` than the tenth that it used."""
+    for tick in range(ticks):
+        done = tick * 0.1
+        times = LaunchTimes(launched=done, finished=done, paid=done, paid_finished=done)
+        used = UsedTime(0.1 + more, rounding=0.05)
+        usage = GroupUsage(used=used, active=True, times=times, at=tick * shares.TICK)
+        group = shares.tick({"a": group}, {"a": usage})["a"]
+    return group
+
+
+def test_what_may_be_rounded_is_not_settled() -> None:
+    """Of each of many processes the driver may tell half of a hundredth more than it used."""
+    group = _rounded_up(_at(0.5), 100, 0.04)
+    assert (group.settled, group.kappa) == (0, 1)
+    assert _rounded_up(_at(0.5), 100, 0.1).settled > 1
+
+
+@pytest.mark.parametrize(("processes", "share"), [(10, 0.05), (40, 0.1), (4, 0.02)])
+def test_many_small_processes_are_held_to_the_share_by_estimates(
+    processes: int, share: float
+) -> None:
+    """Each uses less than half of a hundredth in a tick, of which the driver tells nothing."""
+    group = _at(share)
+    for tick in range(60):
+        done = tick * share * shares.TICK
+        times = LaunchTimes(launched=done, finished=done, paid=done, paid_finished=done)
+        told = UsedTime().at_least(processes * ROUNDING * shares.TICK)
+        usage = GroupUsage(used=told, active=True, times=times, at=tick * shares.TICK)
+        group = shares.tick({"a": group}, {"a": usage})["a"]
+    assert (group.settled, group.kappa) == (0, 1)
+
+
+def test_launches_of_killed_processes_count_as_finished_once_the_group_is_still() -> None:
+    """They would make the bounds wide for ever."""
+    lost = (0.0, 3.0, 0.0)
+    still = [(0.0, 0.0, 0.0)] * 5
+    runs = [(0.8, 0.05, 0.05)] * 30  # estimates are eight times too small
+    kept = _ticks(_at(0.5), *[(0.1, 0.05, 0.05)] * 4, lost, *runs)
+    assert kept.kappa < 3
+    found = _ticks(_at(0.5), *[(0.1, 0.05, 0.05)] * 4, lost, *still, *runs)
+    assert found.kappa == pytest.approx(8, rel=0.05)
+
+
+def test_a_long_kernel_beside_short_ones_does_not_make_them_dearer() -> None:
+    """It is estimated right, and runs for longer than its length counts."""
+    group = _at(0.5)
+    for tick in range(200):
+        short = tick * 0.005
+        times = LaunchTimes(
+            launched=60 + short, finished=short, paid=60 + short, paid_finished=short
+        )
+        usage = GroupUsage(used=UsedTime(0.25), active=True, times=times, at=tick * shares.TICK)
+        group = shares.tick({"a": group}, {"a": usage})["a"]
+    assert (group.settled, group.kappa) == (0, 1)
+
+
+def test_what_is_launched_and_not_finished_is_neither_owed_nor_given_back() -> None:
+    assert _ticks(_at(0.5), *[(0.0, 10.0, 0.0), (0.5, 0.0, 0.0)] * 10).settled == 0
+
+
+def test_nothing_is_corrected_while_the_driver_does_not_tell_of_the_gpu() -> None:
+    group = _at(0.5, kappa=2.0)
+    unknown = GroupUsage(used=None, active=True, times=LaunchTimes(launched=9), at=1.0)
+    assert shares.tick({"a": group}, {"a": unknown}) == {"a": group}
+
+
+def test_use_that_was_not_told_for_a_while_is_not_settled_later() -> None:
+    group = _ticks(_at(0.5), (0.5, 0.25, 0.25))
+    unknown = GroupUsage(used=None, active=True, at=110.0)
+    group = shares.tick({"a": group}, {"a": unknown})["a"]
+    again = _ticks(group, (0.5, 0.25, 0.25), (0.5, 0.25, 0.25))
+    assert (again.kappa, again.settled) == (1, 0)
+
+
+def test_a_group_whose_region_cannot_be_read_any_more_pays_for_what_it_uses() -> None:
+    group = _ticks(_at(0.5), (0.5, 0.25, 0.25))
+    for tick in range(4):
+        spoiled = GroupUsage(used=UsedTime(0.25), active=True, at=101.0 + tick * shares.TICK)
+        group = shares.tick({"a": group}, {"a": spoiled})["a"]
+    assert group.settled == pytest.approx(4 * 0.25)
+
+
+def test_a_change_of_the_share_is_settled_neither_way() -> None:
+    """The group used what it might: nearly all of the GPU, and 0.3 of it after another woke."""
+    alone = GroupShare(share=0.3, elastic=True, in_force=shares.ALONE)
+    group = _ticks(alone, (1.0, 0.5, 0.5), (1.0, 0.5, 0.5))
+    held = msgspec.structs.replace(group, in_force=0.3)
+    times = LaunchTimes(launched=1.15, finished=1.15, paid=1.15, paid_finished=1.15)
+    usage = GroupUsage(used=UsedTime(0.15), active=True, times=times, at=101.5)
+    after = shares.corrected(held, usage)
+    assert (after.kappa, after.settled) == (1, 0)
+
+
+@given(st.lists(st.tuples(*[st.floats(0, 2**62 / 1e9)] * 4, st.floats(0, 1)), min_size=2))
+def test_nothing_that_a_tenant_writes_breaks_the_account(
+    drawn: list[tuple[float, float, float, float, float]],
+) -> None:
+    group = _at(0.5)
+    for tick, (launched, finished, paid, paid_finished, used) in enumerate(drawn):
+        times = LaunchTimes(
+            launched=launched, finished=finished, paid=paid, paid_finished=paid_finished
+        )
+        usage = GroupUsage(used=UsedTime(used), active=True, times=times, at=tick * shares.TICK)
+        group = shares.tick({"a": group}, {"a": usage})["a"]
+        assert time_account.LEAST_KAPPA <= group.kappa <= time_account.MOST_KAPPA
+        assert abs(group.settled) <= 2**63 / 1e9
+
+
+@pytest.mark.parametrize("share", [0.0, -0.1, 1.01, float("nan")])
+def test_a_share_that_is_no_fraction_of_a_gpu_is_refused(share: float) -> None:
+    with pytest.raises(ValueError, match="it is a fraction of one GPU"):
+        GroupShare(share=share)
+
+
+def _observe(**fields: int) -> GroupUsage:
+    nothing = dict.fromkeys(RegionUse.__struct_fields__, 0)
+    return observe(UsedTime(), RegionUse(**{**nothing, **fields}), 1000 * S)
+
+
+def test_a_launch_of_the_last_200_ms_makes_a_group_active() -> None:
+    assert _observe(last_launch=1000 * S - S // 5).active
+    assert not _observe(last_launch=1000 * S - S // 4).active
+
+
+def test_a_group_that_waits_is_active_although_it_does_not_launch() -> None:
+    assert _observe(backlogged_at=1000 * S - S // 10, last_launch=990 * S).active
+    assert not _observe(backlogged_at=999 * S).active
+
+
+def test_what_a_tenant_writes_into_the_region_stays_within_bounds() -> None:
+    most = 2**64 - 1
+    usage = _observe(backlogged_at=most, last_launch=most, longest_ns=most, longest_at=1000 * S)
+    assert not usage.active
+    assert usage.longest_kernel == 60
+    assert _observe(longest_ns=S, longest_at=most).longest_kernel == 0
+
+
+def test_the_longest_kernel_counts_for_half_a_minute() -> None:
+    assert _observe(longest_ns=S, longest_at=971 * S).longest_kernel == 1
+    assert _observe(longest_ns=S, longest_at=969 * S).longest_kernel == 0
