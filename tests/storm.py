@@ -245,15 +245,19 @@ def kill_launchers(pid_file: Path, agents: int, clients: list[Client], seconds: 
     """Let the clients kill launchers until they have killed enough; kill `agents` agents meanwhile.
 
     The kills of agents are spread over those of launchers. It ends early if something is wrong,
-    or after `seconds`.
+    or after `seconds` in which a launcher was killed and a container attached.
     """
     kills, seen = clients[0].kills, clients[0].seen
     assert kills is not None
     end = time.monotonic() + seconds
+    over = end + 10 * PATIENCE
+
+    def has_seen_both() -> bool:
+        return bool(kills.done and seen.results) or time.monotonic() > over
 
     def work() -> None:
         killed, so_often = 0, 0
-        while not (kills.enough or seen.wrong or time.monotonic() > end):
+        while not (kills.enough or seen.wrong or (time.monotonic() > end and has_seen_both())):
             if kills.done >= kills.wanted * (so_often + 1) // (agents + 1):
                 so_often += 1
                 killed = _kill_another(pid_file, killed)

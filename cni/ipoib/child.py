@@ -11,6 +11,7 @@ the initial namespace, down and under any name (ipoib_link_ops.netns_refund).
 
 import hashlib
 import socket
+from collections.abc import Iterable
 from contextlib import suppress
 
 import msgspec
@@ -174,12 +175,17 @@ def remove_from_host(host: Rtnetlink, attachment: Attachment, mac: str = "") -> 
     return removed
 
 
-def remove_strays(host: Rtnetlink) -> list[str]:
-    """Delete every marked child that came back to the host; their names."""
+def returned(host: Rtnetlink) -> list[Link]:
+    """The marked children that came back to the host."""
+    found = links.every(host, "ipoib")
+    return [link for link in found if link.alias.startswith(ALIAS_PREFIX) and link.parent]
+
+
+def remove_strays(host: Rtnetlink, strays: Iterable[Link]) -> list[str]:
+    """Delete these children; the names of those that are deleted."""
     removed = []
-    for link in links.every(host, "ipoib"):
-        if link.alias.startswith(ALIAS_PREFIX) and link.parent:
-            with suppress(HostError):  # the next sweep tries again
-                link_changes.delete(host, link)
-                removed.append(link.name)
+    for link in strays:
+        with suppress(HostError):  # the next sweep tries again
+            link_changes.delete(host, link)
+            removed.append(link.name)
     return removed

@@ -115,9 +115,21 @@ class IPoIB(InterfacePlugin):
                 await_return(self.journal, entry, f'"{entry.ifname}"')
 
     def remove_strays(self) -> list[str]:
-        """Delete the children that dead namespaces gave back; their names."""
+        """Delete the children that dead namespaces gave back; their names.
+
+        A DEL may wait just now for the child of an attachment that is in the journal: that stays.
+        """
         with netlink() as host:
-            return child.remove_strays(host)
+            returned = child.returned(host)
+            entries = self.journal.entries() if returned else ()
+            awaited = {
+                child.alias_of(entry.attachment)
+                for entry in entries
+                if isinstance(entry, JournalEntry)
+            }
+            return child.remove_strays(
+                host, [each for each in returned if each.alias not in awaited]
+            )
 
     def compare(self, attachment: Attachment, request: Request) -> None:
         """Compare the child with the record and prevResult. CNIError 102 for a difference."""

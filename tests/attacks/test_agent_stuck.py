@@ -69,7 +69,7 @@ class Node(Caller):
 def running(root: Path, environ: dict[str, str]) -> Iterator[Node]:
     (root / "etc").mkdir(parents=True)
     (root / "etc/config.yaml").write_text(
-        f'agent: {{workers: {WORKERS}, deadline: 1, grace: 0, listen: "unix:{root}/http"}}\n'
+        f'agent: {{workers: {WORKERS}, deadline: 3, grace: 0, listen: "unix:{root}/http"}}\n'
     )
     os.mkfifo(root / "fifo")
     install_launchers(root / "bin", ["noop"])

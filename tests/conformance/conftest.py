@@ -72,7 +72,11 @@ def surroundings(
     if not through_agent:
         yield {"PODFABRIC_SOCKET": str(tmp_path_factory.mktemp("none") / "agent.sock")}
         return
-    service = Service(tmp_path_factory.mktemp("agent"))
+    root = tmp_path_factory.mktemp("agent")
+    (root / "etc").mkdir()
+    # A sweep would take what other nodes' tests have on this host, whose journals it does not see.
+    (root / "etc/config.yaml").write_text("agent: {sweep: false}\n")
+    service = Service(root)
     service.keep_alive()
     service.wait_until_ready()
     yield {"PODFABRIC_SOCKET": str(service.socket)}

@@ -69,12 +69,17 @@ def with_hcas(*functions: str) -> Iterator[None]:
 @contextmanager
 def exclusive_rdma() -> Iterator[None]:
     """Each RDMA device is in one namespace. The kernel refuses it while other namespaces exist."""
-    run(RDMA, "system", "set", "netns", "exclusive")
-    command = [RDMA, "system", "set", "netns", "shared"]
+    _set_rdma("exclusive")
     try:
         yield
-    finally:  # the kernel removes a deleted namespace a little later
-        until(lambda: not subprocess.run(command, capture_output=True).returncode)
+    finally:
+        _set_rdma("shared")
+
+
+def _set_rdma(mode: str) -> None:
+    """The kernel removes a deleted namespace a little later."""
+    command = [RDMA, "system", "set", "netns", mode]
+    until(lambda: not subprocess.run(command, capture_output=True).returncode, what=f"{mode} RDMA")
 
 
 def await_carrier(interface: str, netns: str = "") -> None:

@@ -14,6 +14,7 @@ from tests.kernel import cards, igb
 from tests.kernel.pods import IP, pod
 from tests.plugins.service import Service, install_launchers
 from tests.storm import Client, Kills, Seen, kill_launchers, kill_often
+from tests.waiting import until
 
 KILLS = int(os.environ.get("PODFABRIC_KILLS", "8"))
 LAUNCHER_KILLS = 300
@@ -85,7 +86,7 @@ def test_killed_agent_leaves_nothing_behind(service: Service, tmp_path: Path) ->
         assert seen.results > 0
         assert [links("-n", name) for name in (first, other)] == [{"lo"}, {"lo"}]
     assert links() == before
-    assert left(service) == []
+    until(lambda: left(service) == [], what="end of all locks")
 
 
 def test_killed_launchers_leave_no_child_behind(service: Service, tmp_path: Path) -> None:
@@ -99,7 +100,7 @@ def test_killed_launchers_leave_no_child_behind(service: Service, tmp_path: Path
         assert min(kills.done, seen.results) > 0
         assert [links("-n", name) for name in (first, other)] == [{"lo"}, {"lo"}]
     assert links() == before
-    assert left(service) == []
+    until(lambda: left(service) == [], what="end of all locks")
 
 
 def test_killed_launchers_leave_every_vf_as_it_was(service: Service, tmp_path: Path) -> None:
@@ -129,4 +130,4 @@ def test_killed_launchers_leave_every_vf_as_it_was(service: Service, tmp_path: P
         assert min(kills.done, seen.results) > 0
         assert [links("-n", name) for name in names] == [{"lo"}] * VFS
         assert cards.snapshot() == before
-    assert left(service) == []
+    until(lambda: left(service) == [], what="end of all locks")

@@ -428,7 +428,7 @@ def test_isolated_vfs_are_those_of_the_pods_verbs_devices(vfs: Card) -> None:
             assert [number_of(name) for name in names] == uverbs_numbers(worker)
         node.plugin.look()
         assert not node.plugin._health.pending
-        assert all(node.listed(VF).values())
+        node.await_healthy(VF, 2)
         node.restart()
         node.kubelet.wait(lambda: node.kubelet.count("Register", VF) == 2)
         node.await_healthy(VF, 2)

@@ -7,16 +7,11 @@ from typing import Any
 
 from cni.attachments.journal import Journal
 from cni.spec.attachment import Attachment
-from cni.spec.errors import Code
-from tests.kernel.pods import NETWORK, Node, ipam, link_in, link_names, pings, pod
+from tests.kernel.pods import AT_ONCE, NETWORK, Node, ipam, link_in, link_names, pings, pod
 from tests.kernel.processes import in_processes
-from tests.waiting import until
 
 PARENTS = ("ib0", "ib1")
 PKEYS = ("0x8001", "0x8002", "0x8003")
-# Twenty processes use one store in turns. A busy machine makes some of them wait in vain, again and
-# again, until the others are done.
-AT_ONCE = 400.0  # seconds
 
 
 def _config(parent: str, pkey: str) -> dict[str, Any]:
@@ -30,7 +25,7 @@ def test_twenty_attachments_at_once_on_two_parents_and_three_partitions(node: No
     with ExitStack() as stack:
         names = [stack.enter_context(pod(f"load{number}")) for number in range(20)]
         placed = {name: kinds[number % len(kinds)] for number, name in enumerate(names)}
-        adds = [partial(_add, node, name, _config(*placed[name])) for name in names]
+        adds = [partial(node.attach, name, **_config(*placed[name])) for name in names]
         assert in_processes(adds, 1.5 * AT_ONCE) == [0] * 20
         assert len(set(node.reservations())) == 20
 
@@ -45,7 +40,7 @@ def test_twenty_attachments_at_once_on_two_parents_and_three_partitions(node: No
             assert placed[source][1] != placed[target][1]
             assert not pings(source, address[target], tries=1), (source, target)
 
-        deletes = [partial(_delete, node, name, _config(*placed[name])) for name in names]
+        deletes = [partial(node.detach, name, **_config(*placed[name])) for name in names]
         assert in_processes(deletes, 1.5 * AT_ONCE) == [0] * 20
         for name in names:
             assert link_names(name) == {"lo"}
@@ -63,31 +58,6 @@ def test_two_hundred_cycles_leave_nothing(node: Node, pods: list[str]) -> None:
     assert node.leftovers() == []
     assert link_names() == before
     assert link_in(pods[0]) is None
-
-
-def _add(node: Node, name: str, config: dict[str, Any]) -> None:
-    """As a runtime does: DEL and ADD again if the machine was too busy for the first ADD."""
-
-    def is_attached() -> bool:
-        reply = node.call("ADD", name, name, **config)
-        if reply.exit_code:
-            assert reply.document["code"] == Code.TRY_AGAIN, reply
-            _delete(node, name, config)
-        return reply.exit_code == 0
-
-    until(is_attached, AT_ONCE)
-
-
-def _delete(node: Node, name: str, config: dict[str, Any]) -> None:
-    def is_detached() -> bool:
-        reply = node.call("DEL", name, name, **config)
-        if reply.exit_code:  # on a busy machine a call may wait in vain for the store
-            again = (Code.TRY_AGAIN, Code.CLEANUP_INCOMPLETE)
-            assert reply.document["code"] in again, reply
-            assert "try again" in reply.document["msg"], reply
-        return reply.exit_code == 0
-
-    until(is_detached, AT_ONCE)
 
 
 def _address(node: Node, container_id: str) -> str:

@@ -11,6 +11,7 @@ import pytest
 from cni.attachments.journal import Journal
 from cni.attachments.sweep import sweep
 from cni.ipoib.plugin import IPoIB
+from cni.spec.attachment import Attachment
 from host import link_changes, links
 from host.errors import HostError
 from host.links import Link
@@ -243,6 +244,18 @@ def test_sweep_removes_dead_sandboxes_and_keeps_living_ones(node: Node, pods: li
     assert node.reservations() == living.addresses
     assert link_names(pods[0]) == {"lo", "net1"}
     node.delete("c1", pods[0], **CONFIG)
+    assert node.leftovers() == []
+
+
+def test_sweep_leaves_the_child_that_a_delete_waits_for(node: Node) -> None:
+    with pod("killed") as netns:
+        node.add("c1", netns, **CONFIG)
+        run(IP, "netns", "delete", netns)
+    with Journal(node.paths).locked(Attachment(NETWORK, "c1", "net1")):
+        _wait_for_stray()
+        assert sweep(IPoIB(node.paths)) == ()
+        assert any(name.startswith("interface") for name in node.leftovers())
+    node.delete("c1", "", **CONFIG)
     assert node.leftovers() == []
 
 

@@ -427,7 +427,7 @@ def test_example_gives_the_vf_of_the_pod_with_the_guid_of_its_annotation(
             inside = run(IP, "netns", "exec", name, igb.RDMA, "dev").split()
             assert inside[1].rstrip(":") == reply.interface["rdmaDevice"]
             node.plugin.look()
-            assert all(node.listed(resource).values())
+            node.await_healthy(resource, len(hca.vfs))
             node.delete(node.sriov, worker, **config)
             node.kubelet.remove(worker)
         assert node.sriov.leftovers() == []

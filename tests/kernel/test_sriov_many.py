@@ -10,7 +10,7 @@ import pytest
 
 from tests.kernel import cards, igb
 from tests.kernel.cards import Card
-from tests.kernel.pods import IP, SriovNode, ipam, link_in, link_names, pings, pod, run
+from tests.kernel.pods import AT_ONCE, IP, SriovNode, ipam, link_in, link_names, pings, pod, run
 from tests.kernel.processes import in_processes
 
 ALL = 7  # of igb's VFs at each PF
@@ -42,16 +42,16 @@ def test_all_vfs_of_two_pfs_at_once(sriov: SriovNode, both: tuple[Card, Card]) -
     with ExitStack() as stack:
         names = [stack.enter_context(pod(f"many{number}")) for number in range(len(devices))]
         each = list(zip(names, configs, strict=True))
-        adds = [partial(sriov.add, name, name, **config) for name, config in each]
-        assert in_processes(adds) == [0] * len(devices)
+        adds = [partial(sriov.attach, name, **config) for name, config in each]
+        assert in_processes(adds, 1.5 * AT_ONCE) == [0] * len(devices)
         assert len(set(sriov.reservations())) == len(devices)
         for name, config in each:
             link = link_in(name)
             assert link is not None
             assert link.device == config["deviceID"]
             assert cards.setting(str(config["deviceID"]), "trust") is True
-        deletes = [partial(sriov.delete, name, name, **config) for name, config in each]
-        assert in_processes(deletes) == [0] * len(devices)
+        deletes = [partial(sriov.detach, name, **config) for name, config in each]
+        assert in_processes(deletes, 1.5 * AT_ONCE) == [0] * len(devices)
     assert cards.snapshot() == before
     assert sriov.leftovers() == []
 
@@ -61,8 +61,8 @@ def test_master_gives_each_of_many_another_vf(sriov: SriovNode, both: tuple[Card
     card = both[0]
     with ExitStack() as stack:
         names = [stack.enter_context(pod(f"many{number}")) for number in range(ALL)]
-        adds = [partial(sriov.add, name, name, master=card.pf) for name in names]
-        assert in_processes(adds) == [0] * ALL
+        adds = [partial(sriov.attach, name, master=card.pf) for name in names]
+        assert in_processes(adds, 1.5 * AT_ONCE) == [0] * ALL
         devices = {link.device for name in names if (link := link_in(name)) is not None}
         assert devices == set(card.vfs)
         refused = sriov.call("ADD", "late", names[0], ifname="net2", master=card.pf)
