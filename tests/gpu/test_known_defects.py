@@ -119,6 +119,11 @@ DEFECTS = (
         "test_launches_are_held_back_while_the_agent_is_away",
     ),
     (
+        "a launch that waited as long as it may ends the limit of the GPU's time for good",
+        "tests/gpu/test_gate_processes.py",
+        "test_processes_that_waited_for_as_long_as_they_may_are_held_back_on",
+    ),
+    (
         "what is used of the GPU's time reads 0 unless it is limited (HAMi #1864)",
         "tests/host/gpu/test_watch.py",
         "test_the_time_that_a_container_used_a_gpu_is_seen_with_and_without_limits",
