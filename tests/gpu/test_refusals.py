@@ -241,6 +241,24 @@ def test_what_a_tenant_writes_into_the_region_is_its_own_harm(
     assert ("region was written over" in said) == (part == "mutex" or part == "whole")
 
 
+def test_who_waited_in_vain_for_the_lock_has_it_as_soon_as_it_is_open_again(place: Make) -> None:
+    """As after a process that was stopped while it had the lock."""
+    here = place(memory=8 * MIB)
+    here.libraries = groups.libraries(steps=True)
+    driver = here.started()
+    with here.group.region.open("r+b", buffering=0) as file:
+        file.seek(PARTS["mutex"][0])
+        opened = file.read(64)
+        file.seek(PARTS["mutex"][0])
+        file.write(TAKEN)
+        assert driver.outcome("cuMemAlloc_v2", Out(), MIB) == OUT_OF_MEMORY
+        assert here.group.used == here.resident() == 0
+        file.seek(PARTS["mutex"][0])
+        file.write(opened)
+    driver.do("cuMemAlloc_v2", Out(), MIB)
+    assert here.group.used == here.resident() == MIB
+
+
 def test_a_slot_that_was_taken_away_is_replaced_by_another(place: Make) -> None:
     here = place(memory=8 * MIB)
     driver = here.started()
