@@ -34,6 +34,7 @@ struct process {
     pthread_mutex_t lock;      /* contexts, pools, graphs; within it both others are taken */
     atomic_int joined;    /* enum joined */
     bool complained;
+    atomic_bool lock_is_stuck; /* the region's, when it was last waited for */
 
     /* Who this is, as a slot tells it. */
     uint32_t pid;

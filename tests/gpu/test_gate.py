@@ -43,13 +43,15 @@ def test_a_kernel_longer_than_the_burst_goes_at_once_and_the_next_one_waits(
     assert measuring.launch(1, S) == pytest.approx(2 * S - 20 * MS, rel=0.01)
 
 
-def test_debt_is_at_most_the_cap(tmp_path: Path) -> None:
+def test_debt_is_at_most_the_cap_and_who_waited_for_that_lets_no_other_go(tmp_path: Path) -> None:
     """A kernel of 10 s with a hundredth of a GPU would have to pay for 1000 s."""
     gate = Gate(tmp_path, share=100)
     gate.know(1, 10 * S)
     assert gate.launch(1, 10 * S) == 0
     assert gate.debt == 60 * S
-    assert gate.launch(1, 10 * S) == 60 * S
+    before = gate.gpu.throttled
+    assert [gate.launch(1, 10 * S) for _ in range(5)] == [60 * S] * 5
+    assert gate.gpu.throttled == before + 5
     assert gate.number("longest_sleep") <= 100 * MS
 
 

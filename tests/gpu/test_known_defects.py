@@ -114,9 +114,24 @@ DEFECTS = (
         "test_a_name_that_is_looked_up_again_is_found_again",
     ),
     (
+        "a process that is killed while it has the lock hangs all others (HAMi #2500)",
+        "tests/gpu/test_processes.py",
+        "test_who_waits_for_the_lock_of_a_process_that_is_killed_has_it_within_10_ms",
+    ),
+    (
+        "a dead process keeps its slot once its pid is another's (#191)",
+        "tests/gpu/test_processes.py",
+        "test_the_slots_of_processes_whose_pid_is_anothers_now_are_taken",
+    ),
+    (
         "a time-out ends the limit of the GPU's time for good",
         HERE,
         "test_launches_are_held_back_while_the_agent_is_away",
+    ),
+    (
+        "a launch that waited as long as it may ends the limit of the GPU's time for good",
+        "tests/gpu/test_gate_processes.py",
+        "test_processes_that_waited_for_as_long_as_they_may_are_held_back_on",
     ),
     (
         "what is used of the GPU's time reads 0 unless it is limited (HAMi #1864)",

@@ -1,5 +1,6 @@
 """What is missing or wrong is told in one line, and then nothing starts."""
 
+import random
 import socket
 import struct
 import subprocess
@@ -200,18 +201,62 @@ def test_an_agent_that_died_while_it_wrote_stops_nobody_who_runs(place: Make) ->
     assert "ended while it wrote" in refusal(here)
 
 
-def test_what_a_tenant_writes_into_the_region_is_its_own_harm(place: Make) -> None:
+PARTS = {
+    "whole": (0, layout.REGION_SIZE),
+    "header": (0, 64),
+    "mutex": (64, 128),
+    "counts": (128, layout.USE_AT),
+    "gpus": (layout.USE_AT, layout.SLOT_AT),
+    "slots": (layout.SLOT_AT, layout.SYMBOL_AT),
+}
+# A mutex that a thread has which does not live, and bytes that are no mutex at all.
+TAKEN = (b"\xfe\xff\x0f\0".ljust(layout.MUTEX_KIND_AT, b"\0") + b"\x90").ljust(64, b"\0")
+PATTERNS = {
+    "zeros": bytes(layout.REGION_SIZE),
+    "ones": b"\xff" * layout.REGION_SIZE,
+    **{f"random {n}": random.Random(n).randbytes(layout.REGION_SIZE) for n in range(3)},
+    "taken": TAKEN.ljust(layout.REGION_SIZE, b"\0"),
+}
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize("part", PARTS)
+def test_what_a_tenant_writes_into_the_region_is_its_own_harm(
+    place: Make, part: str, pattern: str
+) -> None:
     """Its processes may fail or be counted wrongly, but end by no signal of ours, nor hang."""
     here = place(memory=8 * MIB)
+    here.libraries = groups.libraries(steps=True)  # which waits 1 s instead of 30
     driver = here.started()
     driver.do("cuMemAlloc_v2", Out(), MIB)
-    content = bytearray(here.group.region.read_bytes())
-    content[layout.USE_AT :] = b"\xff" * (len(content) - layout.USE_AT)
+    begin, end = PARTS[part]
     with here.group.region.open("r+b") as file:
-        file.write(content)
-    assert driver.call("cuMemAlloc_v2", Out(), MIB).result in (0, OUT_OF_MEMORY, SYSTEM_NOT_READY)
-    assert driver.call("cuMemGetInfo_v2", Out(), Out()).result in (0, SYSTEM_NOT_READY)
-    assert driver.process.poll() is None
+        file.seek(begin)
+        file.write(PATTERNS[pattern][: end - begin])
+    assert driver.outcome("cuMemAlloc_v2", Out(), MIB) in (0, OUT_OF_MEMORY, SYSTEM_NOT_READY)
+    assert driver.outcome("cuMemGetInfo_v2", Out(), Out()) in (0, SYSTEM_NOT_READY)
+    assert here.process().outcome("cuInit", 0) in (0, SYSTEM_NOT_READY)
+    code, said = driver.ended()
+    assert code == 0
+    assert ("region was written over" in said) == (part == "mutex" or part == "whole")
+
+
+def test_who_waited_in_vain_for_the_lock_has_it_as_soon_as_it_is_open_again(place: Make) -> None:
+    """As after a process that was stopped while it had the lock."""
+    here = place(memory=8 * MIB)
+    here.libraries = groups.libraries(steps=True)
+    driver = here.started()
+    with here.group.region.open("r+b", buffering=0) as file:
+        file.seek(PARTS["mutex"][0])
+        opened = file.read(64)
+        file.seek(PARTS["mutex"][0])
+        file.write(TAKEN)
+        assert driver.outcome("cuMemAlloc_v2", Out(), MIB) == OUT_OF_MEMORY
+        assert here.group.used == here.resident() == 0
+        file.seek(PARTS["mutex"][0])
+        file.write(opened)
+    driver.do("cuMemAlloc_v2", Out(), MIB)
+    assert here.group.used == here.resident() == MIB
 
 
 def test_a_slot_that_was_taken_away_is_replaced_by_another(place: Make) -> None:

@@ -1,6 +1,7 @@
 """A process that uses a driver's library, call by call, as a test says."""
 
 import os
+import select
 import struct
 import subprocess
 import sys
@@ -9,6 +10,8 @@ from pathlib import Path
 from typing import Any, Self
 
 import msgspec
+
+from tests.waiting import PATIENCE
 
 CLIENT = Path(__file__).with_name("client.py")
 
@@ -105,6 +108,20 @@ class Driver:
 
     def result(self, symbol: str | int, *arguments: Argument, thread: int = 0) -> int:
         return self.call(symbol, *arguments, thread=thread).result
+
+    def outcome(self, symbol: str, *arguments: Argument, seconds: float = PATIENCE) -> int | None:
+        """A call's result; None if the process has ended of it. AssertionError: it does neither."""
+        try:
+            self.send(symbol, *arguments)
+        except BrokenPipeError:
+            return None
+        assert self.process.stdout is not None
+        said, _, _ = select.select([self.process.stdout], [], [], seconds)
+        assert said, f"{symbol} has not answered after {seconds:g} s"
+        try:
+            return self.receive().result
+        except EOFError:
+            return None
 
     def do(self, symbol: str | int, *arguments: Argument, thread: int = 0) -> list[int]:
         """A call that must succeed; its outputs as numbers."""

@@ -1,5 +1,6 @@
 """From a pod's admission to its metrics: the agent, the kubelet, the shim in a container."""
 
+import random
 import signal
 import tempfile
 import uuid
@@ -10,6 +11,7 @@ import msgspec
 import pytest
 
 from deviceplugin import checkpoint
+from gpu import layout
 from tests.host.gpu.pods import MadeContainer, made_container
 from tests.host.gpu.whole_node import LIBRARIES, WholeNode, whole_node
 from tests.kubelet.devices import PodRejected
@@ -211,6 +213,65 @@ def test_a_process_that_goes_round_the_shim_is_killed_where_that_is_configured(
     until(lambda: node.values().get(key, 0) >= 1, what="count of the kill")
     assert "pod default/greedy, container main: uses 4396 MiB" in node.log
     assert free(modest) > 0
+
+
+SIZE = layout.REGION_SIZE
+SPOILED = {
+    "zeros": bytes(SIZE),
+    "ones": b"\xff" * SIZE,
+    "random": random.Random(1).randbytes(SIZE),
+    "short": b"",
+}
+
+
+def spoil(process: Driver, content: bytes) -> bytes:
+    """Write a container's region from the inside; what was there."""
+    (inside,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    with Path(f"/proc/{inside}/root/run/podfabric/gpu/region").open("r+b") as region:
+        before = region.read()
+        region.seek(0)
+        region.write(content)
+        region.truncate(len(content))
+    return before
+
+
+def test_what_a_container_writes_into_its_region_is_no_harm_to_the_agent_and_to_others(
+    node: WholeNode,
+) -> None:
+    """The container's own processes get an error or die; they do not hang."""
+    start(node)
+    _, container, mounts = admitted(node, "neighbour")
+    neighbour = node.process(container, mounts)
+    neighbour.start()
+    neighbour.do("cuMemAlloc_v2", Out(8), GIB)
+    until(lambda: free(neighbour) == GIB - CONTEXT, what="measured context")
+    _, container, mounts = admitted(node, "spoils")
+    others = {
+        ("memory_used_bytes", "neighbour/main"): GIB + CONTEXT,
+        ("processes", "neighbour/main"): 1,
+        ("nvml_up", ""): 1,
+    }
+    own = "memory_used_bytes", "spoils/main"
+    for name, content in SPOILED.items():
+        process = node.process(container, mounts)
+        process.start()
+        process.do("cuMemAlloc_v2", Out(8), MIB)
+        until(lambda: own in node.values(), what="series of the container")
+        before = spoil(process, content)
+        # The kernel ends who reads behind a file's end.
+        wanted = None if name == "short" else OUT_OF_MEMORY
+        assert process.outcome("cuMemAlloc_v2", Out(8), MIB) == wanted, name
+        late = node.process(container, mounts)
+        assert late.outcome("cuInit", 0) == SYSTEM_NOT_READY
+        until(lambda: own not in node.values(), what="end of the container's series")
+        assert others.items() <= node.values().items(), name
+        [pointer] = neighbour.do("cuMemAlloc_v2", Out(8), 256 * MIB)
+        neighbour.do("cuMemFree_v2", pointer)
+        assert free(neighbour) == GIB - CONTEXT, name
+        spoil(late, before)
+        process.kill()
+    node.process(container, mounts).start()
+    until(lambda: node.values().get(("processes", "spoils/main")) == 1, what="the last process")
 
 
 def test_what_the_configuration_forbids_is_refused_in_containers_that_run_too(
