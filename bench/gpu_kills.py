@@ -9,13 +9,11 @@ all are killed, and a last process must get all that the group may have. Then a 
 again and again that holds the lock of the count, and measured is how long another one that waits
 for it still waits.
 
-A line is "what: number | target | ok or miss"; without a miss it ends with 0. A machine that is
-busy may miss the times, since processes wait for a CPU there.
+A machine that is busy may miss the targets, since processes wait for a CPU there.
 """
 
 import argparse
 import random
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -23,6 +21,7 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
+from bench.gpu_figures import figure, line, percentile
 from bench.gpu_place import Place, finished
 from bench.gpu_registration import AGENT, running_agent
 from gpu.group_limits import Limit
@@ -39,8 +38,7 @@ GROUP = "g0"
 LIMIT = 8 * GIB
 PIECE = 64 * MIB
 AT_ONCE = 8
-ENOUGH = 200  # kills
-MOST_UNTIL_DEAD, MOST_WAIT = 100.0, 10.0  # milliseconds
+ROW = "kill"
 IN_LOCK = 100  # kills; each leaves a slot until the agent has noticed
 
 
@@ -109,37 +107,22 @@ class Killing:
         return process
 
 
-def _percentiles(times: list[float]) -> tuple[str, float]:
-    """What to print of milliseconds, and the 99th percentile."""
-    p99 = sorted(times)[min(len(times) - 1, len(times) * 99 // 100)]
-    return f"{statistics.median(times):.2f} ms (p50), {p99:.2f} ms (p99)", p99
-
-
-def _said(what: str, value: str, target: str, *, well: bool) -> bool:
-    print(f"{what}: {value} | {target} | {'ok' if well else 'miss'}", flush=True)
-    return well
-
-
 def _judged(times: list[float], waits: list[float], free: int) -> bool:
-    """Print what was measured; whether all of it is as it must be."""
+    """Print what was measured; whether the memory of all that were killed is free."""
     expected = (LIMIT - CONTEXT_RESERVE) // PIECE * PIECE
-    dead, p99_dead = _percentiles(times)
-    waited, p99_waited = _percentiles(waits)
-    got = f"{free / GIB:.3f} GiB"
-    return all(
-        [
-            _said("kills", str(len(times)), str(ENOUGH), well=len(times) >= ENOUGH),
-            _said("dead after", dead, f"{MOST_UNTIL_DEAD:g} ms", well=p99_dead <= MOST_UNTIL_DEAD),
-            _said("then a process gets", got, f"{expected / GIB:.3f} GiB", well=free == expected),
-            _said("lock had after", waited, f"{MOST_WAIT:g} ms", well=p99_waited <= MOST_WAIT),
-        ]
-    )
+    for percent in (50, 99):
+        dead, waited = percentile(times, percent), percentile(waits, percent)
+        figure(ROW, f"a process is known to be dead, p{percent}", dead, "ms", 100)
+        figure(ROW, f"another one has the dead one's lock, p{percent}", waited, "ms", 10)
+    got, wanted = (f"{each / GIB:.3f} GiB" for each in (free, expected))
+    line(ROW, "what a process gets after all kills", got, wanted, free == expected)
+    return free == expected
 
 
 def main() -> int:
-    """Print how long it took; 0 if all is as it must be."""
+    """Print how long it took; 0 if all memory is free at the end."""
     parser = argparse.ArgumentParser(description="Kill processes that allocate.")
-    parser.add_argument("--kills", type=int, default=ENOUGH)
+    parser.add_argument("--kills", type=int, default=200)
     kills = parser.parse_args().kills
     chance = random.Random(1)
     with ExitStack() as stack:

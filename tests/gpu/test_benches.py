@@ -16,7 +16,9 @@ NUMBER = r"-?[0-9]+(?:\.[0-9]+)?"
 FIGURE = re.compile(
     rf"([a-z]+) +(.+): {NUMBER} (.+?)( \(x{NUMBER}\))? \| ({NUMBER} \3) \| (ok|miss)"
 )
-WITHOUT_RATIO = re.compile(r"resident memory|CPU time|added among .* to that among 10")
+WITHOUT_RATIO = re.compile(
+    "resident memory|CPU time|added among .* to that among 10|a process|another one|what a process"
+)
 
 SHIM = {
     "launch with the whole GPU, p50": "30 ns",
@@ -53,6 +55,11 @@ AGENT = {
     },
     "resident memory for each container, 1 of 2 containers launch": "200 KiB",
 }
+KILLS = {
+    **{f"a process is known to be dead, {of}": "100 ms" for of in ("p50", "p99")},
+    **{f"another one has the dead one's lock, {of}": "10 ms" for of in ("p50", "p99")},
+    "what a process gets after all kills": "7.562 GiB",
+}
 
 
 @pytest.mark.parametrize(
@@ -62,12 +69,13 @@ AGENT = {
         ("gpu_gate", "--short", GATE),
         ("gpu_registration", "--count 3 --rounds 1", INIT),
         ("gpu_agent", "--tenants 2 --working 1 --seconds 0.2 --scrape 0.1 --rounds 1", AGENT),
+        ("gpu_kills", "--kills 2", KILLS),
     ],
 )
 def test_each_target_has_a_line_with_its_figure(
     bench: str, words: str, targets: dict[str, str]
 ) -> None:
-    if bench in ("gpu_registration", "gpu_agent"):
+    if bench in ("gpu_registration", "gpu_agent", "gpu_kills"):
         cgroup_root(2)  # skips the test where there is none
     command = [sys.executable, "-m", f"bench.{bench}", *words.split()]
     done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, check=False)
