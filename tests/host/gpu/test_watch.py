@@ -57,6 +57,7 @@ def watch(node: GroupsNode) -> Watch:
         node.registrar._tenants,
         node.registrar.living,
         lambda: MINORS,
+        node.told,
     )
 
 
