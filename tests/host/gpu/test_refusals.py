@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpu import layout, refusals
-from gpu.groups import GroupError
+from gpu.group_limits import GroupError
 from gpu.watch import Watch
 from tests.host.gpu.pods import GroupsNode
 

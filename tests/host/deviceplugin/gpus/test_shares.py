@@ -1,5 +1,6 @@
 """Pools of mode slices and units on real sockets: each container has one GPU, with room for it."""
 
+import inspect
 import random
 from collections.abc import Iterator
 from itertools import chain
@@ -7,9 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from agent.metrics import Lasting
 from base.paths import Paths
-from deviceplugin import checkpoint, ledger
+from deviceplugin import checkpoint, ledger, plugin
+from deviceplugin.kubelet import records
 from deviceplugin.pools.gpu_pool import GpuPoolConfig, Shape
+from gpu import service
 from tests.host.deviceplugin.gpus.gpu_node import (
     COMPUTE,
     GIB,
@@ -278,19 +282,28 @@ def test_container_whose_node_is_another_gpus_after_a_reboot_does_not_start(
         kubelet.run(pod)
 
 
-def test_group_of_a_pod_that_is_gone_is_removed(
+def test_a_pod_that_is_gone_holds_nothing_and_is_in_no_metric_within_half_a_minute(
     node: GpuNode, kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Counted in comparisons with the kubelet, which come every few seconds: with the first one the
+    kubelet writes its checkpoint, at the second one the pod is nowhere. The next look has no series
+    of it (`test_watch`), and a scrape is made again after a second."""
     monkeypatch.setattr(ledger, "YOUNG_GPU", 0.0)
     pod = kubelet.admit("trainer", [container(memory=2, compute=50)])
+    node.plugin.compare()
+    assert [tenant.pod.name for tenant in node.plugin.tenants()] == ["trainer"]
     assert len(node.groups.limits()) == 1
     kubelet.remove(pod)
+    node.plugin.compare()
+    until(lambda: not records.from_checkpoint(node.paths), what="the kubelet's checkpoint")
+    node.plugin.compare()
+    assert (node.plugin.tenants(), given(node.paths), node.groups.limits()) == ([], [], {})
 
-    def gone() -> bool:
-        node.plugin.compare()
-        return not given(node.paths) and not node.groups.limits()
 
-    until(gone)
+def test_series_of_a_pod_last_half_a_minute_at_most_by_the_periods() -> None:
+    scrape = inspect.signature(Lasting).parameters["seconds"].default
+    after = 2 * plugin.COMPARE_SHARES + service.LOOK + scrape
+    assert max(after, ledger.YOUNG_GPU + after - plugin.COMPARE_SHARES) <= 30
 
 
 def test_slot_that_is_given_again_has_a_new_group(node: GpuNode, kubelet: Kubelet) -> None:
