@@ -7,7 +7,7 @@ from typing import Any
 
 from base.paths import Paths
 from deviceplugin import checkpoint
-from deviceplugin.checkpoint import AllocatedGPU
+from deviceplugin.checkpoint import AllocatedGPU, Allocation
 from deviceplugin.gpus.parts import GpuParts
 from deviceplugin.plugin import DevicePlugin
 from deviceplugin.pools.config import DevicePluginConfig, PoolConfig
@@ -105,6 +105,24 @@ def container(
 def given(paths: Paths) -> list[AllocatedGPU]:
     """The parts of GPUs that the checkpoint has."""
     return [entry.gpu for entry in checkpoint.read(paths).allocations if entry.gpu is not None]
+
+
+def bound(paths: Paths) -> dict[str, tuple[int, int]]:
+    """GiB and percent by GPU, and "" for what is not bound."""
+    sums: dict[str, tuple[int, int]] = {}
+    for gpu in given(paths):
+        memory, compute = sums.get(gpu.uuid, (0, 0))
+        sums[gpu.uuid] = (
+            memory + gpu.memory_bytes // GIB,
+            compute + round(gpu.compute_share * 100),
+        )
+    return sums
+
+
+def compared(node: GpuNode) -> Sequence[Allocation]:
+    """What the checkpoint has after a comparison with the kubelet."""
+    node.plugin.compare()
+    return checkpoint.read(node.paths).allocations
 
 
 def edits(paths: Paths, pod: Pod, name: str = "main") -> dict[str, Any]:

@@ -15,6 +15,8 @@ from tests.host.deviceplugin.gpus.gpu_node import (
     MEMORY,
     GpuNode,
     await_restarted,
+    bound,
+    compared,
     container,
     edits,
     given,
@@ -82,25 +84,40 @@ def test_memory_moves_to_the_gpu_that_has_the_time(node: GpuNode, kubelet: Kubel
     second = kubelet.admit("second", [container(memory=2, compute=50)])
     assert gpu_node_of(edits(node.paths, first)) == "/dev/nvidia0"
     assert gpu_node_of(edits(node.paths, second)) == "/dev/nvidia1"
+    assert bound(node.paths) == {gpu_uuid(0): (2, 80), gpu_uuid(1): (2, 50)}
     by_group = {gpu.group: gpu.uuid for gpu in given(node.paths)}
     assert sorted(by_group.values()) == [gpu_uuid(0), gpu_uuid(1)]
     assert all(
         len({gpu.uuid for gpu in given(node.paths) if gpu.group == group}) == 1
         for group in by_group
     )
+    # What has moved is counted where it is now, and nowhere else: two others fill both GPUs.
+    for name, percent in (("third", 20), ("fourth", 50)):
+        kubelet.admit(name, [container(memory=6, compute=percent)])
+    assert bound(node.paths) == {gpu_uuid(0): (8, 100), gpu_uuid(1): (8, 100)}
 
 
-def test_container_that_fits_nowhere_does_not_start_and_gets_nothing(
-    node: GpuNode, kubelet: Kubelet
+def test_container_that_fits_nowhere_does_not_start_and_gets_nothing_until_there_is_room(
+    node: GpuNode, kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One GPU has the time that it asks for, and the other one the memory."""
     kubelet.admit("first", [container(memory=8, compute=10)])
-    kubelet.admit("second", [container(memory=2, compute=60)])
+    second = kubelet.admit("second", [container(memory=2, compute=60)])
     third = kubelet.admit("third", [container(memory=2, compute=50)], start=False)
-    before = sorted(node.paths.cdi.iterdir())
-    with pytest.raises(NotStarted, match="nvidia0 has 0 GiB and 90 %; nvidia1 has 6 GiB and 40 %"):
-        kubelet.run(third)
+    monkeypatch.setattr(ledger, "YOUNG_GPU", 0.0)
+    before, entries = sorted(node.paths.cdi.iterdir()), given(node.paths)
+    for _ in range(2):
+        text = "nvidia0 has 0 GiB and 90 %; nvidia1 has 6 GiB and 40 %"
+        with pytest.raises(NotStarted, match=text):
+            kubelet.run(third)
     assert sorted(node.paths.cdi.iterdir()) == before
+    assert given(node.paths) == entries
+    kubelet.remove(second)
+    # The third's memory is reserved there since its admission, its time is nowhere yet.
+    reserved = {gpu_uuid(0): (8, 10), gpu_uuid(1): (2, 0), "": (0, 50)}
+    until(lambda: compared(node) and bound(node.paths) == reserved, what="end of the second")
+    kubelet.run(third)
+    assert bound(node.paths) == {gpu_uuid(0): (8, 10), gpu_uuid(1): (2, 50)}
 
 
 def test_container_that_starts_again_keeps_its_gpu(node: GpuNode, kubelet: Kubelet) -> None:

@@ -1,9 +1,8 @@
 """GPUs and HCAs of one container: the closest pair that is free, in both orders of allocation."""
 
 import random
-from collections.abc import Callable, Iterator, Mapping, MutableSequence, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -23,6 +22,7 @@ from tests.host.deviceplugin.gpus.gpu_node import (
     container,
     units,
 )
+from tests.kubelet.devices import FirstOne
 from tests.kubelet.kubelet import Kubelet
 from tests.unit.cli.commands import Shell
 from tests.unit.gpu.driver import Driver
@@ -43,18 +43,6 @@ APART_GPUS, APART_HCAS = (*DGX_GPUS[:2], *DGX_GPUS[6:]), DGX_HCAS[2:6]
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (near, start):
         monkeypatch.setattr(module, "ASK_KUBELET", PATIENCE)
-
-
-class FirstOne(random.Random):
-    """A kubelet's choice of an order, in which this resource comes first."""
-
-    def __init__(self, first: str) -> None:
-        super().__init__(0)
-        self._first = first
-
-    def shuffle(self, x: MutableSequence[Any]) -> None:
-        super().shuffle(x)
-        x[:] = sorted(x, key=lambda item: item != self._first)
 
 
 class PairNode:
