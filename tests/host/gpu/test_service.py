@@ -11,12 +11,13 @@ from pathlib import Path
 import pytest
 
 from base.pod import Pod
-from gpu import layout, metrics, service
+from deviceplugin import plugin
+from gpu import inventory, layout, metrics, nvml, service, shim_tier
 from gpu.group_limits import Limit
 from gpu.samples import NodeSample
 from gpu.service import GpuService
 from gpu.settings import GpuLimitSettings
-from gpu.shares import ALONE
+from gpu.shares import ALONE, TICK
 from gpu.tenants import Tenant
 from gpu.tiers import TierChoice, TieredGPU
 from tests.host.gpu.driver_root import paths_with
@@ -105,10 +106,23 @@ def test_only_strangers_on_gpus_that_are_given_in_parts_are_killed(
     assert "No such file" not in caplog.text
 
 
-def test_a_driver_that_comes_later_is_used_without_a_restart(
+def test_a_driver_that_comes_later_is_used_at_the_next_try_without_a_restart(
     node: ServedNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Parts of its GPUs are offered within ten seconds, by the periods in which each looks."""
+    known = service.TRY_AGAIN + TICK + service.LOOK + inventory.ASK_AGAIN
+    assert max(known, shim_tier.LOOK_AGAIN) + 2 * plugin.LOOK_EVERY <= 10
     monkeypatch.setattr(service, "TRY_AGAIN", 0.2)
+    tried: list[str] = []
+    open_driver = nvml.open_driver
+
+    def opening(directory: Path) -> nvml.Nvml:
+        tried.append("begun")
+        opened = open_driver(directory)
+        tried.append("opened")
+        return opened
+
+    monkeypatch.setattr(nvml, "open_driver", opening)
     started = node.start()
     node.container("a", Limit(FIRST, GIB, 1.0))
     until(lambda: "no libnvidia-ml.so.1" in started.sample.problem, what="problem")
@@ -117,8 +131,13 @@ def test_a_driver_that_comes_later_is_used_without_a_restart(
     assert shown["memory_limit_bytes", "pod-of-a/0"] == GIB
     assert not {name for name, _ in shown} & {"memory_device_bytes", "capacity_bytes"}
     node.install_driver()
+    tries = len(tried)
     until(lambda: started.sample.nvml_up, what="NVML")
+    assert (
+        "opened" in tried[tries - 1 : tries + 2]
+    )  # the first that began after that, at the latest
     assert node.values()["memory_device_bytes", "pod-of-a/0"] == 0
+    assert started.memory()[FIRST].total == 16 * GIB
 
 
 def test_a_driver_that_goes_and_comes_back_is_opened_again(

@@ -159,7 +159,9 @@ def test_a_process_that_finds_a_region_of_another_version_gets_no_gpu_and_its_po
         region.write((layout.VERSION + 1).to_bytes(4, "little"))
     for _ in range(2):
         assert process.result("cuInit", 0) == SYSTEM_NOT_READY
-    process.kill()
+    process.process.kill()
+    (line,) = process.ended()[1].splitlines()
+    assert line.startswith("podfabric: ") and "region is not of version 1" in line
     watch = Watch(node.groups, node.registrar._tenants, node.registrar.living, dict, node.told)
     for _ in range(LOOKS):
         watch.look(None)
