@@ -1,7 +1,7 @@
-"""Events on pods that use more of a GPU than they may, where the agent has the Kubernetes API.
+"""Events on pods that use more of a GPU than they may, and on those whose processes get none.
 
-The client is loaded for the first of them: it costs 35 MB, and most agents never need it. Without
-the API the log alone has them.
+They need the Kubernetes API; without it the log alone has them. Its client is loaded for the first
+of them: it costs 35 MB, and most agents never need it.
 """
 
 import logging
@@ -16,9 +16,11 @@ from base import msgspec_warmup
 
 if TYPE_CHECKING:
     from gpu.enforcement import OverUse
+    from gpu.refusals import Refusal
     from ipam.cluster.api import ClusterApi
 
 OVER, KILLED = "GpuMemoryOverUse", "GpuMemoryOverUseKilled"
+REFUSED = "GpuRefused"
 IN_CLUSTER = "KUBERNETES_SERVICE_HOST"  # a kubelet sets it in each container
 _MOST_WAITING = 256
 _PATIENCE = 2.0  # seconds that a close waits
@@ -26,35 +28,38 @@ _PATIENCE = 2.0  # seconds that a close waits
 _log = logging.getLogger(__name__)
 
 
-class OverUseEvents:
-    """Writes an event once for each pod, and once more when its processes are killed.
+class GpuEvents:
+    """Writes events on pods, each once.
 
-    `api` makes the client; None without an API server.
+    A pod has one of over-use, one when its processes are killed, and one for each reason for which
+    its processes were refused. `api` makes the client; None without an API server.
     """
 
     def __init__(
         self,
         environ: Mapping[str, str] = os.environ,
         api: "Callable[[Mapping[str, str]], ClusterApi | None]" = lambda environ: (
-            cluster_addresses.api_of(environ, "a pod uses too much of a GPU", "no event tells it")
+            cluster_addresses.api_of(environ, "a pod is to be told of its GPU", "no event tells it")
         ),
     ) -> None:
         self._environ = environ
         self._api = api
-        self._waiting: queue.Queue[OverUse | None] = queue.Queue(_MOST_WAITING)
+        self._waiting: queue.Queue[OverUse | Refusal | None] = queue.Queue(_MOST_WAITING)
+        self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
-    def tell(self, overuse: "OverUse") -> None:
-        """Have an event written. Returns at once; one thread at a time may call it."""
+    def tell(self, told: "OverUse | Refusal") -> None:
+        """Have an event written. Returns at once; any thread may call it."""
         if IN_CLUSTER not in self._environ and cluster_addresses.KUBECONFIG not in self._environ:
             return
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._write, name="gpu-events", daemon=True)
-            self._thread.start()
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._write, name="gpu-events", daemon=True)
+                self._thread.start()
         try:
-            self._waiting.put_nowait(overuse)
+            self._waiting.put_nowait(told)
         except queue.Full:
-            _log.warning("GPUs: too many events wait: pod %s is not told", overuse.tenant.pod)
+            _log.warning("GPUs: too many events wait: pod %s is not told", told.tenant.pod)
 
     def close(self) -> None:
         """Write no more."""
@@ -70,12 +75,17 @@ class OverUseEvents:
         if api is None:
             self._environ = {}  # the log has said why
             return
+        from gpu.refusals import Refusal
         from ipam.cluster.events import PendingEvents
 
         msgspec_warmup.build()  # of the modules that were imported just now
         events = PendingEvents(api)
-        while (overuse := self._waiting.get()) is not None:
-            reason = KILLED if overuse.killed else OVER
-            container = f"container {overuse.tenant.container} " if overuse.tenant.container else ""
-            events.of_pod(reason, f"{container}{overuse}", overuse.tenant.pod)
+        while (told := self._waiting.get()) is not None:
+            container = f"container {told.tenant.container} " if told.tenant.container else ""
+            if isinstance(told, Refusal):
+                reason, text = REFUSED, told.text
+            else:
+                reason, text = KILLED if told.killed else OVER, str(told)
+            is_refusal = reason == REFUSED
+            events.of_pod(reason, f"{container}{text}", told.tenant.pod, each_message=is_refusal)
             events.send()

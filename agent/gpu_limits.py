@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from agent.gpu_events import OverUseEvents
+from agent.gpu_events import GpuEvents
 from base import msgspec_warmup
 from base.paths import Paths
 
@@ -57,7 +57,7 @@ class AgentGpuLimits:
         self._paths = paths
         self._tenants = tenants
         self._tiers = tiers
-        self._events = OverUseEvents()
+        self._events = GpuEvents()
         self._service: GpuService | None = None
         self._settings: GpuLimitSettings | None = None
         self._told: GpuLimitSettings | None = None

@@ -153,12 +153,19 @@ class LimitsFile:
         processes: Mapping[int, Registered] | None = None,
         policy: int | None = None,
     ) -> None:
-        """Change the limits of all GPUs, the processes in some slots, or the policy, at once."""
+        """Change the limits of all GPUs, the processes in some slots, or the policy, at once.
+
+        Nothing is written where the file has all of it: each change makes all processes read it.
+        """
         changes = [(layout.GPU_AT + n * _GPU, _gpu(gpu)) for n, gpu in enumerate(gpus)]
         if policy is not None:
             changes.append((_POLICY_AT, struct.pack("<I", policy)))
         for slot, process in (processes or {}).items():
             changes.append((layout.PROCESS_AT + slot * _PROCESS, _process(process)))
+        (sequence,) = struct.unpack("<Q", self._read(_SEQUENCE_AT, 8))
+        is_whole = sequence % 2 == 0
+        if is_whole and all(self._read(at, len(content)) == content for at, content in changes):
+            return
         with self._changing():
             for offset, content in changes:
                 files.write_at(self._descriptor, content, offset)

@@ -30,6 +30,10 @@ class RegionInvalid(Exception):
     """The tenant has damaged its file. The text names the file and says what is wrong."""
 
 
+class RegionLeased(RegionInvalid):
+    """The tenant keeps its file from being opened for a while."""
+
+
 # Without waiting: the tenant may hold a lease of its file (fcntl(2), F_SETLEASE).
 _OPENED = os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -89,7 +93,7 @@ class Region:
         try:
             self._descriptor = os.open(path, _OPENED)
         except BlockingIOError:
-            raise RegionInvalid(f"{path}: a process of the container holds a lease of it") from None
+            raise RegionLeased(f"{path}: a process of the container holds a lease of it") from None
         except OSError as error:
             raise RegionInvalid(f"{path}: {error.strerror}") from None
         try:

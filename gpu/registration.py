@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
-from gpu import group_socket, layout, processes
+from gpu import group_socket, layout, processes, refusals
 from gpu.group_limits import GroupError
 from gpu.group_socket import BURST, GroupSocket, Registrant
 from gpu.groups import Groups
@@ -35,6 +35,7 @@ from gpu.layout import (
 from gpu.limits_file import LimitsInvalid
 from gpu.living_processes import LivingProcesses
 from gpu.processes import Program
+from gpu.refusals import Refusals
 from gpu.region import RegionInvalid
 from gpu.tenants import Tenant, Tenants
 
@@ -58,6 +59,12 @@ class _Newcomer(NamedTuple):
     program: Program
 
 
+_REFUSED = {
+    STATUS_VERSION: refusals.VERSION,
+    STATUS_STRANGER: refusals.STRANGER,
+    STATUS_SLOT: refusals.SLOT,
+    STATUS_BUSY: refusals.BUSY,
+}
 _Asked = dict[str, list[tuple[Registrant, PfRequest]]]
 """Requests that have come, by group."""
 
@@ -65,9 +72,10 @@ _Asked = dict[str, list[tuple[Registrant, PfRequest]]]
 class Registrar:
     """Serves the sockets of all groups in a thread, from `start` to `close`."""
 
-    def __init__(self, groups: Groups, tenants: Tenants) -> None:
+    def __init__(self, groups: Groups, tenants: Tenants, told: Refusals | None = None) -> None:
         self._groups = groups
         self._tenants = tenants
+        self._refusals = told or Refusals()
         self.answered: Counter[int] = Counter()  # by status
         self._lock = threading.RLock()  # of the following five
         self._listeners: dict[int, GroupSocket] = {}  # by descriptor
@@ -254,52 +262,68 @@ class Registrar:
             if client.socket.fileno() < 0:  # it was closed meanwhile
                 continue
             if request.slot in newcomers:
-                self._register(group, newcomers)
+                self._register(group, newcomers, listed)
                 newcomers = {}
             known = self._identified(client, request, listed)
             if isinstance(known, _Newcomer):
                 newcomers[request.slot] = known
             else:
                 self._finish(client, known)
-        self._register(group, newcomers)
+        self._register(group, newcomers, listed)
 
     def _identified(
         self, client: Registrant, request: PfRequest, listed: Sequence[Tenant]
     ) -> _Newcomer | PfAnswer | None:
         """Who asks; the answer if it may not have the slot; None if the process has ended."""
-        if request.version != layout.VERSION:
-            return PfAnswer(STATUS_VERSION)
-        if request.slot >= layout.SLOTS:
-            return PfAnswer(STATUS_SLOT)
         peer = group_socket.peer(client.socket)
         if peer is None:
             return None
         pid, pidfd = peer
-        answer: PfAnswer | None = None
+        group, status, detail = client.listener.group, STATUS_BUSY, ""
+        tenant: Tenant | None = None
         try:
             tenant = self._tenants.among(listed, pid)
             program = processes.program_of(pid)
             if program is None or processes.has_ended(pidfd):
                 return None
-            group = client.listener.group
-            if tenant is None or tenant.group != group:
-                self._complain(group, f"process {pid} is in no container of it")
-                answer = PfAnswer(STATUS_STRANGER)
-            elif self._is_taken(group, request.slot, pid, program.start_time):
-                answer = PfAnswer(STATUS_SLOT)
+            if request.version != layout.VERSION:
+                status = STATUS_VERSION
+            elif tenant is None or tenant.group != group:
+                status = STATUS_STRANGER
+            elif request.slot >= layout.SLOTS or self._is_taken(
+                group, request.slot, pid, program.start_time
+            ):
+                status = STATUS_SLOT
             else:
                 newcomer = _Newcomer(client, pid, pidfd, program)
                 pidfd = -1
                 return newcomer
         except (GroupError, OSError) as error:
-            self._complain(client.listener.group, f"cannot register process {pid}: {error}")
-            answer = PfAnswer(STATUS_BUSY)
+            detail = f": {error}"
         finally:
             if pidfd >= 0:
                 os.close(pidfd)
-        return answer
+        self._refuse(group, tenant, listed, status, f"process {pid}{detail}")
+        return PfAnswer(status)
 
-    def _register(self, group: str, newcomers: Mapping[int, _Newcomer]) -> None:
+    def _refuse(
+        self,
+        group: str,
+        tenant: Tenant | None,
+        listed: Sequence[Tenant],
+        status: int,
+        detail: str,
+    ) -> None:
+        """Tell people of it: those of the process' container, else of the group's."""
+        tenant = tenant or next((of for of in listed if of.group == group), None)
+        if tenant is None:
+            self._complain(group, f"nobody holds it: a process was refused ({detail})")
+        else:
+            self._refusals.tell(tenant, _REFUSED[status], detail)
+
+    def _register(
+        self, group: str, newcomers: Mapping[int, _Newcomer], listed: Sequence[Tenant]
+    ) -> None:
         """Enter processes in their slots, watch them, and answer them."""
         if not newcomers:
             return
@@ -308,7 +332,7 @@ class Registrar:
             registered = self._groups.register_all(group, began)
         except (GroupError, LimitsInvalid, OSError) as error:
             pids = ", ".join(str(each.pid) for each in newcomers.values())
-            self._complain(group, f"cannot register {pids}: {error}")
+            self._refuse(group, None, listed, STATUS_BUSY, f"processes {pids}: {error}")
             for each in newcomers.values():
                 os.close(each.pidfd)
                 self._finish(each.client, PfAnswer(STATUS_BUSY))

@@ -17,6 +17,7 @@ from gpu.groups import Groups
 from gpu.inventory import GpuMemory
 from gpu.node_tiers import NodeTiers
 from gpu.nvml import Nvml, NvmlError
+from gpu.refusals import Refusal, Refusals
 from gpu.registration import Registrar
 from gpu.rooms import RegionRooms
 from gpu.samples import NodeSample
@@ -50,7 +51,8 @@ class GpuService:
         paths: the node's files; the groups are below `run`.
         listed: answers who holds which group now.
         settings: how limits are enforced.
-        report: gets each over-use that counts, for an event of the pod.
+        report: gets each over-use that counts, and what keeps processes from their GPU, for an
+            event of the pod.
         tiers: answers which GPUs are given in parts, and what keeps the limits of each; all GPUs
             of the node if it is None. Processes on others are none of this part's business.
         rooms: makes the groups' regions; on file systems of their own if it is None.
@@ -61,7 +63,7 @@ class GpuService:
         paths: Paths,
         listed: Callable[[], Sequence[Tenant]],
         settings: GpuLimitSettings,
-        report: Callable[[OverUse], object] = lambda overuse: None,
+        report: Callable[[OverUse | Refusal], object] = lambda told: None,
         tiers: Callable[[], Sequence[TieredGPU]] | None = None,
         rooms: RegionRooms | None = None,
     ) -> None:
@@ -79,8 +81,9 @@ class GpuService:
         self._memory: dict[str, GpuMemory] = {}  # by UUID
         self._shares = ShareController(self.groups)
         tenants = Tenants(listed, root)
-        self._registrar = Registrar(self.groups, tenants)
-        self._watch = Watch(self.groups, tenants, self._registrar.living, self._owned)
+        told = Refusals(report)
+        self._registrar = Registrar(self.groups, tenants, told)
+        self._watch = Watch(self.groups, tenants, self._registrar.living, self._owned, told)
         self._enforcement = Enforcement(
             self.groups,
             self._watch.attribution.group_of,

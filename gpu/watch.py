@@ -11,13 +11,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import NamedTuple, TypeVar
 
+from gpu import refusals
 from gpu.attribution import Attribution, PidBytes
 from gpu.group_limits import NO_LIMIT, GroupError
-from gpu.groups import GroupFiles, Groups
+from gpu.groups import GroupFiles, GroupLeased, Groups
 from gpu.living_processes import LivingProcesses
 from gpu.measuring import Measuring, Slots
 from gpu.nvml import Nvml, NvmlError
-from gpu.region import Region, RegionCounts, RegionInvalid, RegionUse, SlotUse
+from gpu.refusals import Refusals
+from gpu.region import Region, RegionCounts, RegionInvalid, RegionLeased, RegionUse, SlotUse
 from gpu.sampled_time import SampledTime, UsedTime
 from gpu.samples import GpuSample, NodeSample, TenantSample
 from gpu.tenants import Tenant, Tenants
@@ -39,6 +41,7 @@ class Watch:
         tenants: who holds them; a group that it does not list is not looked at.
         living: the registered processes.
         owned: the GPUs whose use is compared, beside those of groups: minor numbers by UUID.
+        told: of groups whose processes get no GPU.
     """
 
     def __init__(
@@ -47,7 +50,11 @@ class Watch:
         tenants: Tenants,
         living: LivingProcesses,
         owned: Callable[[], Mapping[str, int | None]],
+        told: Refusals | None = None,
     ) -> None:
+        self._refusals = told or Refusals()
+        self._unusable: dict[str, str] = {}  # what is wrong with files, by group, in this look
+        self._refused: dict[str, int] = {}  # processes without a slot, by group
         self._groups = groups
         self._tenants = tenants
         self._living = living
@@ -67,6 +74,7 @@ class Watch:
         """Look once. Without NVML only at the groups' own files; `problem` says why."""
         tenants = {tenant.group: tenant for tenant in self._tenants.listed()}
         self._symbols = {group: of for group, of in self._symbols.items() if group in tenants}
+        self._unusable = {}
         files = self._read(group for group, tenant in tenants.items() if tenant.limited)
         before = self._slots(files)
         minors = self._owned()
@@ -77,6 +85,8 @@ class Watch:
         by_group, others = self.attribution.memory(used)
         utilization = self._utilization()
         self._tell_shims(files, before, used, after, complete=not problems)
+        self._refusals.looked(tenants, self._unusable)
+        self._tell_full(tenants, said)
         return NodeSample(
             at=time.monotonic(),
             nvml_up=not problems,
@@ -155,6 +165,10 @@ class Watch:
                 files[group] = self._groups.read(group)
             except (GroupError, OSError) as error:
                 self._complain(group, str(error))
+                # Without the file the group is not made yet, or is being removed.
+                made = (self._groups.root / group / "limits").exists()
+                if made and not isinstance(error, GroupLeased):
+                    self._unusable[group] = refusals.LIMITS
         return files
 
     def _slots(self, files: Mapping[str, GroupFiles]) -> dict[str, dict[int, SlotUse]]:
@@ -181,6 +195,9 @@ class Watch:
                 return read(region)
         except (RegionInvalid, OSError) as error:
             self._complain(group, str(error))
+            leased = isinstance(error, RegionLeased) or not files.allocation  # of `limits`
+            if not leased:
+                self._unusable[group] = refusals.REGION
             return None
 
     def _tell_shims(
@@ -201,6 +218,14 @@ class Watch:
             )
             for group, registrations in over.items():
                 self._try(group, partial(self._groups.bury, group, registrations))
+
+    def _tell_full(self, tenants: Mapping[str, Tenant], said: "Mapping[str, _Said]") -> None:
+        """Tell of processes that found no slot since the last look."""
+        refused = {group: of.counts.refused_slots for group, of in said.items() if of.counts}
+        for group, count in refused.items():
+            if count > self._refused.get(group, 0):
+                self._refusals.tell(tenants[group], refusals.FULL)
+        self._refused = refused
 
     def _compared(
         self,

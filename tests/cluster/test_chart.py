@@ -126,6 +126,25 @@ def test_policies_of_the_cluster_need_to_be_read_and_nothing_else() -> None:
     assert rights("--set", "policy.serviceAccounts=true") == needed | {"pods": ["get"]}
 
 
+@pytest.mark.parametrize("values", [PER_NODE, NO_POLICIES, ("--set", "ipam.scope=node"), ()])
+def test_agents_with_parts_of_gpus_may_write_events_in_every_installation(
+    values: tuple[str, ...],
+) -> None:
+    objects = _objects(*values, *PARTS_OF_GPUS)
+    assert _pod(objects)["automountServiceAccountToken"] is True
+    assert objects["NetworkPolicy", "podfabric"]["spec"]["egress"]
+    roles = {
+        one["roleRef"]["name"]
+        for (kind, _), one in objects.items()
+        if kind == "ClusterRoleBinding" and one["subjects"][0]["name"] == "podfabric"
+    }
+    rules = [rule for role in roles for rule in objects["ClusterRole", role]["rules"]]
+    assert {"apiGroups": [""], "resources": ["events"], "verbs": ["create"]} in rules
+    if values == PER_NODE:
+        assert len(rules) == 1
+        assert ("ClusterRole", "podfabric-gpus") not in _objects(*values, *WHOLE_GPUS)
+
+
 def test_following_nv_ipam_needs_its_pools_in_one_namespace_and_its_executable() -> None:
     follow = ("--set", "ipam.nv_ipam=follow,ipam.nv_ipam_namespace=nv")
     objects = _objects(*follow)

@@ -5,7 +5,8 @@ After pkg/kubelet/cm/devicemanager/manager.go and pod_devices.go of Kubernetes 1
 
 import random
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, MutableSequence
+from typing import Any
 
 import grpc
 import msgspec
@@ -55,6 +56,18 @@ class Given(msgspec.Struct, kw_only=True):
     cdi: list[str] = []
     ids: dict[str, list[str]] = {}  # by resource, sorted
     conflicts: list[str] = []  # values in which two resources differ; the first one is used
+
+
+class FirstOne(random.Random):
+    """A kubelet's choice of an order, in which this resource comes first."""
+
+    def __init__(self, first: str) -> None:
+        super().__init__(0)
+        self._first = first
+
+    def shuffle(self, x: MutableSequence[Any]) -> None:
+        super().shuffle(x)
+        x[:] = sorted(x, key=lambda item: item != self._first)
 
 
 class Manager:

@@ -49,7 +49,7 @@ spec:
     spec:
       serviceAccountName: podfabric
       # With a token of the API server, from which the node leases blocks of addresses and reads
-      # FabricPolicies.
+      # FabricPolicies, and to which it writes events.
       automountServiceAccountToken: {{ eq (include "podfabric.asks-api" $root) "true" }}
       enableServiceLinks: false
       {{- with $root.Values.image.pullSecrets }}

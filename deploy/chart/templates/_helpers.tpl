@@ -16,8 +16,13 @@ app.kubernetes.io/component: agent
 {{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
 {{- end }}
 
-{{- /* "true" if the agents ask the API server: they lease addresses from it, or read policies. */}}
+{{- /* "true" if the agents ask the API server: they lease addresses from it, read policies, or write
+events on pods with limits of GPUs. */}}
 {{- define "podfabric.asks-api" -}}
+{{- if or (include "podfabric.reads-api" .) (include "podfabric.limits-gpus" .) }}true{{ end }}
+{{- end }}
+
+{{- define "podfabric.reads-api" -}}
 {{- if or (eq .Values.ipam.scope "cluster") .Values.policy.enabled }}true{{ end }}
 {{- end }}
 

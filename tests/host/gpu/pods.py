@@ -18,6 +18,7 @@ from gpu import layout, processes
 from gpu.group_limits import Limit
 from gpu.groups import Groups
 from gpu.processes import Container
+from gpu.refusals import Refusal, Refusals
 from gpu.registration import Registrar
 from gpu.tenants import Tenant, Tenants
 from tests.unit.gpu.groups import PlainRooms
@@ -148,12 +149,15 @@ class GroupsNode:
     def __init__(self, root: Path) -> None:
         self.groups = Groups(root, rooms=PlainRooms())
         self.tenants: list[Tenant] = []
+        self.refusals: list[Refusal] = []
+        self.told = Refusals(self.refusals.append)
         self.stack = ExitStack()
         self.registrar = self._registrar()
         self.registrar.start()
 
     def _registrar(self) -> Registrar:
-        return Registrar(self.groups, Tenants(lambda: self.tenants, self.groups.root))
+        tenants = Tenants(lambda: self.tenants, self.groups.root)
+        return Registrar(self.groups, tenants, self.told)
 
     def restart(self) -> None:
         self.registrar.close()
@@ -191,6 +195,10 @@ class GroupsNode:
         with (self.groups.root / group / "region").open("r+b") as region:
             region.seek(layout.SLOT_AT + slot * sizeof(layout.PfSlot))
             region.write(bytes(content))
+
+    def refused(self) -> list[tuple[str, str]]:
+        """Who was told what of processes that get no GPU."""
+        return [(refusal.tenant.group, refusal.text) for refusal in self.refusals]
 
     def alive(self, group: str) -> dict[int, int]:
         """The pids of living processes, by slot."""

@@ -91,6 +91,7 @@ def admitted(node: WholeNode, name: str = "trainer") -> tuple[Pod, CdiContainer]
 def test_a_container_is_a_client_of_mps_with_its_limits_and_has_the_shim(
     make_node: MakeNode,
 ) -> None:
+    """The daemon has no server yet: NVIDIA's starts one when its first client comes."""
     node = make_node()
     daemon = ControlDaemon(node.root / "mps")
     with daemon.running():

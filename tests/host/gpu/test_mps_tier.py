@@ -17,7 +17,7 @@ from host.errors import HostError
 from tests.host.gpu.driver_root import installed
 from tests.standin.gpus import GIB, MIB, Behaviour, Failure, gpus
 
-EXCLUSIVE_PROCESS = 3
+DEFAULT, EXCLUSIVE_PROCESS = 0, 3
 (ONE,) = gpus(1, compute_mode=EXCLUSIVE_PROCESS)
 HALF = Limit(ONE.uuid, 2 * GIB + MIB // 2, 0.5)
 
@@ -109,6 +109,18 @@ def test_the_compute_mode_must_be_known_and_lately(
             tier.edits(HALF)
         with pytest.raises(HostError, match="the driver does not tell"):
             tier.edits(Limit("GPU-other", GIB, 0.5))
+
+
+def test_a_daemon_is_not_enough_where_programs_can_do_without_it(
+    tier: MpsTier, pipes: Path, driver: Nvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has no server here, as before its first client. The mode makes that enough, or not."""
+    with listening(pipes):
+        assert tier.edits(HALF).variables["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=2048M"
+        monkeypatch.setattr(driver, "compute_mode", lambda uuid: DEFAULT)  # someone set it back
+        tier.learn(driver, ONE.uuid)
+        with pytest.raises(HostError, match="not in the compute mode EXCLUSIVE_PROCESS"):
+            tier.edits(HALF)
 
 
 def test_without_directories_there_is_no_mps(tmp_path: Path) -> None:

@@ -4,120 +4,28 @@ import re
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.metrics_core import Metric
-from prometheus_client.parser import text_string_to_metric_families
 
 from base.pod import Pod
-from gpu import layout, metrics, service
-from gpu.enforcement import OverUse
+from deviceplugin import plugin
+from gpu import inventory, layout, metrics, nvml, service, shim_tier
 from gpu.group_limits import Limit
 from gpu.samples import NodeSample
 from gpu.service import GpuService
-from gpu.settings import Action, GpuLimitSettings
-from gpu.shares import ALONE
+from gpu.settings import GpuLimitSettings
+from gpu.shares import ALONE, TICK
 from gpu.tenants import Tenant
 from gpu.tiers import TierChoice, TieredGPU
-from tests.host.gpu.driver_root import installed, paths_with
-from tests.host.gpu.pods import MadeContainer, made_container
-from tests.standin.driver import Driver, Out
-from tests.standin.gpus import GIB, MIB, Behaviour, Node, gpus
+from tests.host.gpu.driver_root import paths_with
+from tests.host.gpu.pods import made_container
+from tests.host.gpu.served_node import FIRST, SECOND, ServedNode, text_of
+from tests.standin.gpus import GIB, MIB
 from tests.unit.gpu.groups import PlainRooms
 from tests.waiting import until
-
-TWO = gpus(2, bytes=16 * GIB, reserved_bytes=600 * MIB, context_bytes=300 * MIB)
-FIRST, SECOND = (gpu.uuid for gpu in TWO)
-
-
-class ServedNode:
-    """A node with a driver, on which the service runs."""
-
-    def __init__(self, directory: Path, stack: ExitStack) -> None:
-        self.directory = directory
-        self.stack = stack
-        self.driver: Node | None = None
-        self.tenants: list[Tenant] = []
-        self.reported: list[OverUse] = []
-        self.service: GpuService | None = None
-
-    def install_driver(self) -> None:
-        self.driver = self.stack.enter_context(
-            installed(self.directory / "driver", TWO, Behaviour())
-        )
-
-    def start(
-        self,
-        on_overuse: Action = "report",
-        kill_unaccounted: bool = False,
-        tiers: Sequence[TieredGPU] | None = None,
-    ) -> GpuService:
-        paths = paths_with(self.directory, TWO)
-        made = GpuLimitSettings(
-            driver_root=self.directory / "driver",
-            on_overuse=on_overuse,
-            kill_unaccounted=kill_unaccounted,
-        )
-        self.service = GpuService(
-            paths,
-            lambda: self.tenants,
-            made,
-            self.reported.append,
-            tiers=None if tiers is None else lambda: tiers,
-            rooms=PlainRooms(),
-        )
-        self.stack.callback(self.service.close)
-        self.service.start()
-        return self.service
-
-    def container(self, group: str, *limits: Limit) -> MadeContainer:
-        container = self.stack.enter_context(made_container())
-        pod = Pod("default", f"pod-of-{group}", container.container.pod_uid)
-        self.tenants.append(Tenant(group=group, pod=pod, container="main"))
-        assert self.service is not None
-        self.service.groups.make(group, limits)
-        return container
-
-    def process(self, container: MadeContainer, size: int, device: int = 0) -> Driver:
-        """A process of a container that allocates without a shim."""
-        assert self.driver is not None
-        process = self.stack.enter_context(Driver(self.driver.environment))
-        container.take(process.pid)
-        process.start(device)
-        process.do("cuMemAlloc_v2", Out(8), size)
-        return process
-
-    def values(self) -> dict[tuple[str, str], float]:
-        return values(self.scrape())
-
-    def scrape(self) -> str:
-        assert self.service is not None
-        return text_of(self.service.families)
-
-
-def text_of(families: Callable[[], Sequence[Metric]]) -> str:
-    class Collector:
-        def collect(self) -> Sequence[Metric]:
-            return families()
-
-    registry = CollectorRegistry()
-    registry.register(Collector())
-    return generate_latest(registry).decode()
-
-
-def values(text: str) -> dict[tuple[str, str], float]:
-    """By name and holder: "pod/gpu" of a container, "gpu" of a GPU, "" otherwise."""
-    found = {}
-    for family in text_string_to_metric_families(text):
-        for sample in family.samples:
-            parts = (sample.labels.get("pod"), sample.labels.get("gpu"))
-            name = sample.name.removeprefix("podfabric_gpu_")
-            found[name, "/".join(part for part in parts if part is not None)] = sample.value
-    return found
 
 
 @pytest.fixture
@@ -198,10 +106,23 @@ def test_only_strangers_on_gpus_that_are_given_in_parts_are_killed(
     assert "No such file" not in caplog.text
 
 
-def test_a_driver_that_comes_later_is_used_without_a_restart(
+def test_a_driver_that_comes_later_is_used_at_the_next_try_without_a_restart(
     node: ServedNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Parts of its GPUs are offered within ten seconds, by the periods in which each looks."""
+    known = service.TRY_AGAIN + TICK + service.LOOK + inventory.ASK_AGAIN
+    assert max(known, shim_tier.LOOK_AGAIN) + 2 * plugin.LOOK_EVERY <= 10
     monkeypatch.setattr(service, "TRY_AGAIN", 0.2)
+    tried: list[str] = []
+    open_driver = nvml.open_driver
+
+    def opening(directory: Path) -> nvml.Nvml:
+        tried.append("begun")
+        opened = open_driver(directory)
+        tried.append("opened")
+        return opened
+
+    monkeypatch.setattr(nvml, "open_driver", opening)
     started = node.start()
     node.container("a", Limit(FIRST, GIB, 1.0))
     until(lambda: started.sample.tenants, what="tenant")
@@ -211,8 +132,13 @@ def test_a_driver_that_comes_later_is_used_without_a_restart(
     assert shown["memory_limit_bytes", "pod-of-a/0"] == GIB
     assert not {name for name, _ in shown} & {"memory_device_bytes", "capacity_bytes"}
     node.install_driver()
+    tries = len(tried)
     until(lambda: started.sample.nvml_up, what="NVML")
+    assert (
+        "opened" in tried[tries - 1 : tries + 2]
+    )  # the first that began after that, at the latest
     assert node.values()["memory_device_bytes", "pod-of-a/0"] == 0
+    assert started.memory()[FIRST].total == 16 * GIB
 
 
 def test_a_driver_that_goes_and_comes_back_is_opened_again(
@@ -248,6 +174,7 @@ def test_the_series_of_containers_with_and_without_a_limit_and_after_their_end(
     busy = node.container("a", Limit(FIRST, 4 * GIB, 0.25), Limit(SECOND, 4 * GIB, 0.5))
     node.container("idle", Limit(FIRST, 2**64 - 1, 1.0))
     process = node.process(busy, GIB)
+    node.process(node.stack.enter_context(made_container()), 2 * GIB)  # which holds no part
 
     wanted = {
         ("nvml_up", ""): 1,
@@ -266,7 +193,8 @@ def test_the_series_of_containers_with_and_without_a_limit_and_after_their_end(
         ("tenants", "1"): 1,
         ("capacity_bytes", "0"): 16 * GIB - 600 * MIB,
         ("allocated_share_ratio", "0"): 1.25,
-        ("unaccounted_bytes", "0"): 0,
+        ("unaccounted_bytes", "0"): 2 * GIB + 300 * MIB,
+        ("unaccounted_bytes", "1"): 0,
         ("tier_info", "0"): 1,
     }
     until(lambda: wanted.items() <= node.values().items(), what="series of both")

@@ -2,12 +2,14 @@
 
 import shutil
 from collections.abc import Callable, Iterator
+from ctypes import sizeof
 from pathlib import Path
 
 import pytest
 
-from gpu import nvml
+from gpu import layout, nvml, refusals
 from gpu.group_limits import Limit
+from gpu.refusals import LOOKS
 from gpu.watch import Watch
 from tests.host.gpu.driver_root import installed
 from tests.host.gpu.pods import GroupsNode, MadeContainer
@@ -146,3 +148,38 @@ def test_without_an_agent_a_process_gets_no_gpu_and_with_the_next_one_it_does(
     start(container).start()
     running.kill()
     until(lambda: len(node.alive("a")) == 1, what="end of one that an earlier agent registered")
+
+
+def test_a_process_that_finds_a_region_of_another_version_gets_no_gpu_and_its_pod_is_told(
+    node: GroupsNode, start: Start
+) -> None:
+    process = start(node.container("a", limits=[Limit(GPU, 2 * GIB, 1.0)]))
+    with (node.groups.root / "a/region").open("r+b") as region:
+        region.seek(layout.PfRegionHeader.version.offset)  # type: ignore[attr-defined]
+        region.write((layout.VERSION + 1).to_bytes(4, "little"))
+    for _ in range(2):
+        assert process.result("cuInit", 0) == SYSTEM_NOT_READY
+    process.process.kill()
+    (line,) = process.ended()[1].splitlines()
+    assert line.startswith("podfabric: ") and "region is not of version 1" in line
+    watch = Watch(node.groups, node.registrar._tenants, node.registrar.living, dict, node.told)
+    for _ in range(LOOKS):
+        watch.look(None)
+    assert node.refused() == [("a", refusals.REGION)]
+
+
+def test_a_process_that_finds_no_slot_gets_no_gpu_and_its_pod_is_told(
+    node: GroupsNode, start: Start
+) -> None:
+    """All slots are of one process that lives, and each shim takes one."""
+    container = node.container("a", limits=[Limit(GPU, 2 * GIB, 1.0)])
+    running, refused = start(container), start(container)
+    running.start()
+    taken = (node.groups.root / "a/region").read_bytes()[layout.SLOT_AT :][: sizeof(layout.PfSlot)]
+    with (node.groups.root / "a/region").open("r+b") as region:
+        region.seek(layout.SLOT_AT)
+        region.write(taken * layout.SLOTS)
+    assert refused.result("cuInit", 0) == SYSTEM_NOT_READY
+    watch = Watch(node.groups, node.registrar._tenants, node.registrar.living, dict, node.told)
+    watch.look(None)
+    assert node.refused() == [("a", refusals.FULL)]

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from gpu import layout, nvml
+from gpu import alnair_metrics, layout, metrics, nvml
 from gpu.enforcement import Enforcement, OverUse
-from gpu.group_limits import Limit
+from gpu.group_limits import NO_LIMIT, Limit
 from gpu.living_processes import REMEMBERED
 from gpu.nvml import Nvml
 from gpu.sampled_time import UsedTime
@@ -57,6 +57,7 @@ def watch(node: GroupsNode) -> Watch:
         node.registrar._tenants,
         node.registrar.living,
         lambda: MINORS,
+        node.told,
     )
 
 
@@ -94,6 +95,21 @@ def test_what_the_driver_says_of_processes_is_their_containers(
     assert [of(sample, "a").share, of(sample, "a").minor] == [0.5, 0]
     assert [gpu.capacity_bytes for gpu in sample.gpus] == [16 * GIB - 600 * MIB] * 2
     assert [gpu.unaccounted_bytes for gpu in sample.gpus] == [0, 0]
+
+
+def test_the_next_look_after_a_containers_end_shows_nothing_of_it(
+    node: GroupsNode, opened: Nvml, watch: Watch
+) -> None:
+    for group in ("a", "b"):
+        node.container(group, limits=[Limit(FIRST, GIB, 0.5)])
+    watch.look(opened)
+    node.tenants[:] = [tenant for tenant in node.tenants if tenant.group == "b"]
+    sample = watch.look(opened)
+    shown = [*metrics.families(sample, {}, sample.at, 1e9), *alnair_metrics.families(sample)]
+    pods = {
+        each.labels.get("pod", each.labels.get("pod_name")) for of in shown for each in of.samples
+    }
+    assert pods == {"pod-of-b", None}
 
 
 def test_a_process_that_holds_no_part_of_a_gpu_is_unaccounted_and_lives(
@@ -361,10 +377,21 @@ def test_a_clock_of_the_day_that_is_set_back_is_no_time_without_use(
     assert FIRST in watch.measured
 
 
+@pytest.mark.parametrize(
+    "limit",
+    [
+        Limit(FIRST, 4 * GIB, 1.0),
+        Limit(FIRST, 4 * GIB, 0.25),
+        Limit(FIRST, NO_LIMIT, 0.25),
+        Limit(FIRST, NO_LIMIT, 1.0),
+    ],
+    ids=["memory", "memory and time", "time", "nothing"],
+)
 def test_the_time_that_a_container_used_a_gpu_is_seen_with_and_without_limits(
-    node: GroupsNode, driver: Node, opened: Nvml, watch: Watch
+    node: GroupsNode, driver: Node, opened: Nvml, watch: Watch, limit: Limit
 ) -> None:
-    container = node.container("a", limits=[Limit(FIRST, 4 * GIB, 1.0)])
+    container = node.container("a", limits=[limit])
+    node.container("idle", limits=[limit])
     process = using(node, driver, container)
     watch.look(opened)
     module, _ = process.do("cuModuleLoadData", Out(8), b"\0" * 16)
@@ -373,6 +400,8 @@ def test_the_time_that_a_container_used_a_gpu_is_seen_with_and_without_limits(
     def seen() -> float:
         process.do("cuLaunchKernel", function, *(1, 1, 1, 1, 1, 1), 0, None, None, None)
         watch.tick(opened)
-        return of(watch.look(opened), "a").utilization or 0.0
+        sample = watch.look(opened)
+        assert of(sample, "idle").utilization == 0
+        return of(sample, "a").utilization or 0.0
 
     assert 0 < until(seen, what="utilization", pause=0.3) <= 1

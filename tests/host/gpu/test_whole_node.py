@@ -78,6 +78,13 @@ def free(process: Driver) -> int:
     return left
 
 
+def launch(process: Driver, times: int) -> None:
+    module, _ = process.do("cuModuleLoadData", Out(8), b"\0" * 16)
+    [function] = process.do("cuModuleGetFunction", Out(8), module, "busy_1ms")
+    for _ in range(times):
+        process.do("cuLaunchKernel", function, *(1, 1, 1, 1, 1, 1), 0, None, None, None)
+
+
 @pytest.mark.parametrize("binding", ["admission", "start"])
 def test_a_container_is_limited_and_in_the_metrics_and_the_agents_end_changes_nothing(
     node: WholeNode, binding: str
@@ -91,7 +98,9 @@ def test_a_container_is_limited_and_in_the_metrics_and_the_agents_end_changes_no
     first.start()
     assert first.result("cuMemAlloc_v2", Out(8), 2 * GIB) == OUT_OF_MEMORY
     first.do("cuMemAlloc_v2", Out(8), GIB)
+    launch(first, times=3)
     wanted = {
+        ("launches_total", "trainer/main"): 3,
         ("memory_limit_bytes", "trainer/main"): 2 * GIB,
         ("memory_used_bytes", "trainer/main"): GIB + CONTEXT,
         ("memory_device_bytes", "trainer/main"): GIB + CONTEXT,

@@ -1,11 +1,12 @@
-"""Events on pods that use too much of a GPU: each pod once, and nothing without an API server."""
+"""Events on pods of what is wrong with their GPUs: each once, and nothing without an API server."""
 
 from collections.abc import Mapping
 from typing import Any, cast
 
-from agent.gpu_events import KILLED, OVER, OverUseEvents
+from agent.gpu_events import KILLED, OVER, REFUSED, GpuEvents
 from base.pod import Pod
 from gpu.enforcement import OverUse
+from gpu.refusals import FULL, VERSION, Refusal
 from gpu.tenants import Tenant
 from ipam.cluster.api import ClusterApi
 from tests.waiting import until
@@ -23,10 +24,13 @@ class Reported:
         self.events.append((reason, message, regarding["name"]))
 
 
+def tenant(pod: str, container: str = "main") -> Tenant:
+    return Tenant(group=pod, pod=Pod("ml", pod, f"uid-{pod}"), container=container)
+
+
 def overuse(pod: str, *killed: int) -> OverUse:
-    tenant = Tenant(group=pod, pod=Pod("ml", pod, f"uid-{pod}"), container="main")
     return OverUse(
-        tenant=tenant,
+        tenant=tenant(pod),
         uuid="GPU-1",
         device_bytes=3 << 30,
         limit_bytes=2 << 30,
@@ -37,7 +41,7 @@ def overuse(pod: str, *killed: int) -> OverUse:
 
 def test_a_pod_is_told_once_and_again_when_it_is_killed() -> None:
     api = Reported()
-    events = OverUseEvents(IN_CLUSTER, lambda environ: cast(ClusterApi, api))
+    events = GpuEvents(IN_CLUSTER, lambda environ: cast(ClusterApi, api))
     for told in (overuse("a"), overuse("a"), overuse("b"), overuse("a", 7), overuse("a", 8)):
         events.tell(told)
     until(lambda: len(api.events) == 3, what="three events")
@@ -53,16 +57,33 @@ def test_a_pod_is_told_once_and_again_when_it_is_killed() -> None:
     )
 
 
+def test_a_pod_is_told_once_of_each_reason_for_which_its_processes_get_no_gpu() -> None:
+    api = Reported()
+    events = GpuEvents(IN_CLUSTER, lambda environ: cast(ClusterApi, api))
+    told = [(tenant("a"), VERSION), (tenant("a"), VERSION), (tenant("a"), FULL)]
+    for of, text in (*told, (tenant("b", container=""), VERSION)):
+        events.tell(Refusal(tenant=of, text=text))
+    events.tell(overuse("a"))
+    until(lambda: len(api.events) == 4, what="four events")
+    events.close()
+    assert api.events[:3] == [
+        (REFUSED, f"container main {VERSION}", "a"),
+        (REFUSED, f"container main {FULL}", "a"),
+        (REFUSED, VERSION, "b"),  # the limits of a whole pod
+    ]
+    assert api.events[3][0] == OVER
+
+
 def test_without_an_api_server_nothing_is_asked() -> None:
     asked: list[object] = []
-    events = OverUseEvents({}, lambda environ: asked.append(environ))
+    events = GpuEvents({}, lambda environ: asked.append(environ))
     events.tell(overuse("a"))
     events.close()
     assert asked == []
 
 
 def test_an_api_server_that_cannot_be_used_stops_nothing() -> None:
-    events = OverUseEvents(IN_CLUSTER, lambda environ: None)
+    events = GpuEvents(IN_CLUSTER, lambda environ: None)
     for _ in range(1000):
         events.tell(overuse("a"))
     events.close()

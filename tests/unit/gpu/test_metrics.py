@@ -11,6 +11,7 @@ from gpu.limits_file import GpuEntry
 from gpu.region import RegionCounts, RegionUse
 from gpu.samples import GpuSample, NodeSample, TenantSample
 from gpu.tenants import Tenant
+from gpu.tiers import TierChoice, TieredGPU
 from tests.unit.gpu.made import GIB, A, B
 
 USE = RegionUse(
@@ -105,6 +106,45 @@ def test_every_metric_of_a_tenant_and_a_gpu_has_its_unit() -> None:
         "tenants": 1,
         "unaccounted_bytes": 11,
         "tier_info": 1,
+    }
+
+
+def labels(families: Iterable[Metric]) -> dict[str, set[str]]:
+    """The names of the labels of each family, which are the same in all of its series."""
+    found = {}
+    for family in families:
+        (found[family.name.removeprefix("podfabric_gpu_")],) = {
+            frozenset(sample.labels) for sample in family.samples
+        }
+    return {name: set(of) for name, of in found.items()}
+
+
+def test_series_have_the_labels_that_the_documentation_says_and_no_others() -> None:
+    """Above all no pid, with which series would pile up."""
+    tiers = [TieredGPU(uuid=A, minor=0, choice=TierChoice(tier="shim", refused={}))]
+    sample = node(tenant(), tenant(B, 1))
+    holder, gpu = {"namespace", "pod", "container"}, {"gpu_uuid", "gpu"}
+    on_gpu = {"limit", "used", "peak", "overhead", "device", "overuse"}
+    names = {f"memory_{name}_bytes" for name in on_gpu}
+    names |= {"memory_denied", "memory_overuse_kills", "external_imports", "processes"}
+    names |= {"compute_share_ratio", "compute_utilization_ratio", "launches"}
+    names |= {"launch_wait_seconds", "throttled_launches", "last_launch_timestamp_seconds"}
+    of_group = {"process_slots_stale", "process_slots_refused", "lock_recoveries"}
+    of_gpu = {"capacity_bytes", "allocated_bytes", "allocated_share_ratio", "tenants"}
+    assert labels(metrics.families(sample, {}, 101.0, 1000.0, tiers)) == {
+        "nvml_up": set(),
+        **dict.fromkeys(names, holder | gpu),
+        **dict.fromkeys(of_group, holder),
+        "unknown_entry_points": holder | {"symbol"},
+        **dict.fromkeys(of_gpu | {"unaccounted_bytes", "withheld"}, gpu),
+        "tier_info": gpu | {"tier", "backend", "driver"},
+    }
+    pod, pod_on_gpu = {"pod_name", "namespace"}, {"gpu_uuid", "gpu_idx", "pod_name"}
+    assert labels(alnair_metrics.families(sample)) == {
+        "alnair_cuda_launch_kernel_cnt": pod,
+        "alnair_cuda_mem_used": pod,
+        "alnair_gpu_util": pod_on_gpu,
+        "alnair_gpu_mem_util": pod_on_gpu,
     }
 
 

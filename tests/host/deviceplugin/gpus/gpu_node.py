@@ -7,11 +7,12 @@ from typing import Any
 
 from base.paths import Paths
 from deviceplugin import checkpoint
-from deviceplugin.checkpoint import AllocatedGPU
+from deviceplugin.checkpoint import AllocatedGPU, Allocation
 from deviceplugin.gpus.parts import GpuParts
 from deviceplugin.plugin import DevicePlugin
 from deviceplugin.pools.config import DevicePluginConfig, PoolConfig
 from deviceplugin.pools.gpu_pool import GpuPoolConfig
+from gpu.groups import Groups
 from tests.kubelet.kubelet import Kubelet, Pod
 from tests.unit.gpu.driver import Driver
 from tests.unit.gpu.groups import FileGroups
@@ -55,17 +56,21 @@ class GpuNode:
         paths: Paths,
         gpus: Sequence[GpuPoolConfig],
         pools: Sequence[PoolConfig] = (),
+        groups: Groups | None = None,
         **settings: object,
     ) -> None:
+        """With `groups` these are the agent's own, in place of plain files."""
         self.paths = paths
         self.driver = Driver(paths)
         self.config = DevicePluginConfig(pools=tuple(pools), gpus=tuple(gpus), **settings)  # type: ignore[arg-type]
         self.groups = FileGroups(paths.run / "gpu")
+        self.own_groups = groups
         self.start()
 
     def start(self) -> None:
         """Start the plugin, after the present one was closed."""
-        parts = GpuParts(groups=self.groups, obstacles=lambda mount, uuid: {"shim": lambda: None})
+        groups = self.own_groups or self.groups
+        parts = GpuParts(groups=groups, obstacles=lambda mount, uuid: {"shim": lambda: None})
         self.plugin = DevicePlugin(self.paths, self.config, gpu_parts=parts)
         self.plugin.start()
 
@@ -100,6 +105,24 @@ def container(
 def given(paths: Paths) -> list[AllocatedGPU]:
     """The parts of GPUs that the checkpoint has."""
     return [entry.gpu for entry in checkpoint.read(paths).allocations if entry.gpu is not None]
+
+
+def bound(paths: Paths) -> dict[str, tuple[int, int]]:
+    """GiB and percent by GPU, and "" for what is not bound."""
+    sums: dict[str, tuple[int, int]] = {}
+    for gpu in given(paths):
+        memory, compute = sums.get(gpu.uuid, (0, 0))
+        sums[gpu.uuid] = (
+            memory + gpu.memory_bytes // GIB,
+            compute + round(gpu.compute_share * 100),
+        )
+    return sums
+
+
+def compared(node: GpuNode) -> Sequence[Allocation]:
+    """What the checkpoint has after a comparison with the kubelet."""
+    node.plugin.compare()
+    return checkpoint.read(node.paths).allocations
 
 
 def edits(paths: Paths, pod: Pod, name: str = "main") -> dict[str, Any]:

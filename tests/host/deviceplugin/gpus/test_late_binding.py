@@ -1,23 +1,22 @@
 """GPUs that are chosen when the container starts: names at admission, their files at the start."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 
 from base.paths import Paths
-from deviceplugin import checkpoint, ledger
+from deviceplugin import ledger
 from deviceplugin.checkpoint import AllocatedGPU
 from deviceplugin.gpus import near, slot_files, start
-from deviceplugin.pools.config import PoolConfig
 from deviceplugin.pools.gpu_pool import GpuPoolConfig, Shape
-from host.topology import Distance, Topology
 from tests.host.deviceplugin.gpus.gpu_node import (
     COMPUTE,
     GIB,
     MEMORY,
     GpuNode,
     await_restarted,
+    bound,
+    compared,
     container,
     edits,
     given,
@@ -27,7 +26,6 @@ from tests.host.deviceplugin.gpus.gpu_node import (
 )
 from tests.kubelet.devices import NotStarted
 from tests.kubelet.kubelet import Kubelet
-from tests.unit.gpu.driver import Driver
 from tests.unit.host.servers import gpu_uuid
 from tests.waiting import PATIENCE, until
 
@@ -86,25 +84,40 @@ def test_memory_moves_to_the_gpu_that_has_the_time(node: GpuNode, kubelet: Kubel
     second = kubelet.admit("second", [container(memory=2, compute=50)])
     assert gpu_node_of(edits(node.paths, first)) == "/dev/nvidia0"
     assert gpu_node_of(edits(node.paths, second)) == "/dev/nvidia1"
+    assert bound(node.paths) == {gpu_uuid(0): (2, 80), gpu_uuid(1): (2, 50)}
     by_group = {gpu.group: gpu.uuid for gpu in given(node.paths)}
     assert sorted(by_group.values()) == [gpu_uuid(0), gpu_uuid(1)]
     assert all(
         len({gpu.uuid for gpu in given(node.paths) if gpu.group == group}) == 1
         for group in by_group
     )
+    # What has moved is counted where it is now, and nowhere else: two others fill both GPUs.
+    for name, percent in (("third", 20), ("fourth", 50)):
+        kubelet.admit(name, [container(memory=6, compute=percent)])
+    assert bound(node.paths) == {gpu_uuid(0): (8, 100), gpu_uuid(1): (8, 100)}
 
 
-def test_container_that_fits_nowhere_does_not_start_and_gets_nothing(
-    node: GpuNode, kubelet: Kubelet
+def test_container_that_fits_nowhere_does_not_start_and_gets_nothing_until_there_is_room(
+    node: GpuNode, kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One GPU has the time that it asks for, and the other one the memory."""
     kubelet.admit("first", [container(memory=8, compute=10)])
-    kubelet.admit("second", [container(memory=2, compute=60)])
+    second = kubelet.admit("second", [container(memory=2, compute=60)])
     third = kubelet.admit("third", [container(memory=2, compute=50)], start=False)
-    before = sorted(node.paths.cdi.iterdir())
-    with pytest.raises(NotStarted, match="nvidia0 has 0 GiB and 90 %; nvidia1 has 6 GiB and 40 %"):
-        kubelet.run(third)
+    monkeypatch.setattr(ledger, "YOUNG_GPU", 0.0)
+    before, entries = sorted(node.paths.cdi.iterdir()), given(node.paths)
+    for _ in range(2):
+        text = "nvidia0 has 0 GiB and 90 %; nvidia1 has 6 GiB and 40 %"
+        with pytest.raises(NotStarted, match=text):
+            kubelet.run(third)
     assert sorted(node.paths.cdi.iterdir()) == before
+    assert given(node.paths) == entries
+    kubelet.remove(second)
+    # The third's memory is reserved there since its admission, its time is nowhere yet.
+    reserved = {gpu_uuid(0): (8, 10), gpu_uuid(1): (2, 0), "": (0, 50)}
+    until(lambda: compared(node) and bound(node.paths) == reserved, what="end of the second")
+    kubelet.run(third)
+    assert bound(node.paths) == {gpu_uuid(0): (8, 10), gpu_uuid(1): (2, 50)}
 
 
 def test_container_that_starts_again_keeps_its_gpu(node: GpuNode, kubelet: Kubelet) -> None:
@@ -280,60 +293,3 @@ def test_lost_checkpoint_is_filled_with_the_gpus_that_containers_have(
     for pod in pods:
         kubelet.run(pod)
     assert {path: path.read_bytes() for path in node.paths.cdi.iterdir()} == files
-
-
-@contextmanager
-def with_hcas(server: Paths, binding: str, seed: int) -> Iterator[Kubelet]:
-    """A kubelet, which allocates in an order that `seed` decides, of a node with HCAs and GPUs."""
-    Driver(server).nodes(range(8))
-    pool = PoolConfig(resource=HCA, slots=4)
-    with Kubelet(server.kubelet, seed=seed) as kubelet:
-        node = GpuNode(server, [SLICES], [pool], gpu_binding=binding)
-        try:
-            kubelet.wait(
-                lambda: kubelet.allocatable(HCA) == 32 and kubelet.allocatable(SLICE) == 32
-            )
-            yield kubelet
-        finally:
-            node.plugin.close()
-
-
-@pytest.mark.parametrize("binding", ["start", "admission"])
-@pytest.mark.parametrize("seed", range(4))
-def test_gpu_and_hca_of_a_container_are_the_closest_that_are_free(
-    server: Paths, binding: str, seed: int
-) -> None:
-    """In both orders in which a kubelet allocates, while containers have the nearest ones."""
-    with with_hcas(server, binding, seed) as kubelet:
-        for number in range(6):
-            kubelet.admit(f"trainer-{number}", [container(others={SLICE: 3, HCA: 1})])
-        assert sorted(pairs(server, kubelet)) == [Distance.PIX] * 6
-
-
-@pytest.mark.parametrize("binding", ["start", "admission"])
-@pytest.mark.parametrize("seed", range(4))
-def test_hcas_are_near_a_gpu_that_has_room(server: Paths, binding: str, seed: int) -> None:
-    """Containers without an HCA have the first GPUs, whose HCAs are the least loaded then."""
-    with with_hcas(server, binding, seed) as kubelet:
-        for number in range(5):
-            kubelet.admit(f"lonely-{number}", [container(others={SLICE: 4})])
-        for number in range(3):
-            kubelet.admit(f"trainer-{number}", [container(others={SLICE: 3, HCA: 1})])
-        assert sorted(pairs(server, kubelet)) == [Distance.PIX] * 3
-
-
-def pairs(paths: Paths, kubelet: Kubelet) -> list[Distance]:
-    """How far the GPU of each container is from its HCA."""
-    held = {entry.key: entry for entry in checkpoint.read(paths).allocations}
-    distances = []
-    for pod in kubelet.pods.values():
-        ids = pod.containers["main"].ids
-        if HCA not in ids:
-            continue
-        gpu = held[SLICE, ids[SLICE][0]].gpu  # type: ignore[index]
-        (hca,) = held[HCA, ids[HCA][0]].devices  # type: ignore[index]
-        assert gpu is not None
-        distances.append(
-            Topology.read(paths, [gpu.bdf, hca.address]).distance(gpu.bdf, hca.address)
-        )
-    return distances

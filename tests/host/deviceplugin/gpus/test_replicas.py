@@ -6,6 +6,7 @@ import pytest
 
 from base.paths import Paths
 from deviceplugin import checkpoint
+from deviceplugin.plugin import DevicePlugin
 from deviceplugin.pools.config import DevicePluginConfig
 from deviceplugin.pools.flags import SHARED_GPU, parse_command_line
 from deviceplugin.pools.gpu_pool import GpuPoolConfig
@@ -15,7 +16,7 @@ from tests.kubelet.devices import PodRejected
 from tests.kubelet.kubelet import Kubelet
 from tests.unit.gpu.driver import Driver
 from tests.unit.host.servers import gpu_uuid
-from tests.waiting import PATIENCE
+from tests.waiting import PATIENCE, until
 
 RESOURCE = "example.com/shared-gpu"
 
@@ -158,16 +159,32 @@ def test_node_that_goes_between_list_and_allocate_is_refused(node: Node, kubelet
         endpoint.allocate(["nvidia0-_-1"])
 
 
-def test_driver_that_appears_later_is_offered_without_a_restart(
-    paths: Paths, driver: Driver, kubelet: Kubelet
+def test_driver_that_appears_later_is_offered_within_ten_seconds_without_a_restart(
+    paths: Paths, driver: Driver, kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Counted in rounds of the plugin's loop, which a busy machine delays: the round in which the
+    driver comes may have looked already, the next one lists it. A round waits for so many seconds.
+    """
+    rounds: list[tuple[float, int]] = []  # how long it waits, and the ids that are listed then
+    wait = DevicePlugin._wait
+
+    def waiting(plugin: DevicePlugin, seconds: float) -> bool:
+        service = plugin._gpus.services[RESOURCE]
+        rounds.append((seconds, len(service.listing())))
+        return wait(plugin, seconds)
+
+    monkeypatch.setattr(DevicePlugin, "_wait", waiting)
     node = Node(paths, pool())
     try:
         kubelet.wait(lambda: kubelet.count("ListAndWatch", RESOURCE))
         assert kubelet.capacity(RESOURCE) == 0
         driver.load(2)
+        begun = len(rounds)
         kubelet.wait(lambda: kubelet.allocatable(RESOURCE) == 8)
         assert kubelet.count("Register", RESOURCE) == 1
+        until(lambda: len(rounds) > begun + 1, what="rounds")
+        assert rounds[begun + 1][1] == 8
+        assert sum(seconds for seconds, _ in rounds[begun - 1 : begun + 1]) <= 10
     finally:
         node.plugin.close()
 

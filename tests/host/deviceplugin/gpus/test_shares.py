@@ -1,5 +1,6 @@
 """Pools of mode slices and units on real sockets: each container has one GPU, with room for it."""
 
+import inspect
 import random
 from collections.abc import Iterator
 from itertools import chain
@@ -7,21 +8,28 @@ from pathlib import Path
 
 import pytest
 
+from agent.metrics import Lasting
 from base.paths import Paths
-from deviceplugin import checkpoint, ledger
-from deviceplugin.pools.gpu_pool import GpuPoolConfig, Shape
+from deviceplugin import checkpoint, ledger, plugin
+from deviceplugin.kubelet import records
+from deviceplugin.pools.gpu_pool import GpuBinding, GpuPoolConfig, Shape
+from gpu import service
 from tests.host.deviceplugin.gpus.gpu_node import (
     COMPUTE,
     GIB,
     MEMORY,
     GpuNode,
     await_restarted,
+    bound,
+    compared,
     container,
+    edits,
     given,
+    gpu_node_of,
     swap_nodes,
     units,
 )
-from tests.kubelet.devices import NotStarted, PodRejected
+from tests.kubelet.devices import FirstOne, NotStarted, PodRejected
 from tests.kubelet.kubelet import Kubelet
 from tests.unit.host.servers import gpu_uuid
 from tests.waiting import until
@@ -58,31 +66,20 @@ def first_of_two(seed: int) -> str:
     return order[0]
 
 
-def bound(paths: Paths) -> dict[str, tuple[int, int]]:
-    """GiB and percent by GPU, and "" for what is not bound."""
-    sums: dict[str, tuple[int, int]] = {}
-    for gpu in given(paths):
-        memory, compute = sums.get(gpu.uuid, (0, 0))
-        sums[gpu.uuid] = (
-            memory + gpu.memory_bytes // GIB,
-            compute + round(gpu.compute_share * 100),
-        )
-    return sums
-
-
 def states(node: GpuNode) -> dict[Path, tuple[int, ...]]:
     """What changes when one of the groups' files is written or replaced."""
     found = {path: path.stat() for path in (node.paths.run / "gpu").rglob("*")}
     return {path: (of.st_ino, of.st_mtime_ns, of.st_ctime_ns) for path, of in found.items()}
 
 
+@pytest.mark.parametrize("binding", ["admission", "start"])
 @pytest.mark.parametrize("first", [MEMORY, COMPUTE])
 def test_alnairs_pod_has_memory_and_time_of_one_gpu_in_both_orders(
-    paths: Paths, first: str
+    paths: Paths, first: str, binding: GpuBinding
 ) -> None:
     seed = next(seed for seed in range(99) if first_of_two(seed) == first)
     with Kubelet(paths.kubelet, seed=seed) as kubelet:
-        node = GpuNode(paths, [units(8)])
+        node = GpuNode(paths, [units(8)], gpu_binding=binding)
         try:
             kubelet.wait(lambda: kubelet.allocatable(MEMORY) and kubelet.allocatable(COMPUTE))
             pod = kubelet.admit("trainer", [container(memory=2, compute=50)])
@@ -91,8 +88,11 @@ def test_alnairs_pod_has_memory_and_time_of_one_gpu_in_both_orders(
             assert bound(paths) == {gpu_uuid(0): (2, 50)}
             (limits,) = node.groups.limits().values()
             assert limits == [(gpu_uuid(0), 2 * GIB, 0.5)]
-            assert "/dev/nvidia0" in pod.containers["main"].devices
-            assert "/dev/nvidia1" not in pod.containers["main"].devices
+            if binding == "start":
+                assert gpu_node_of(edits(paths, pod)) == "/dev/nvidia0"
+            else:
+                assert "/dev/nvidia0" in pod.containers["main"].devices
+                assert "/dev/nvidia1" not in pod.containers["main"].devices
         finally:
             node.plugin.close()
 
@@ -152,20 +152,49 @@ def test_container_sees_its_limits_and_cannot_change_them(node: GpuNode, kubelet
     assert {gpu.tier for gpu in given(node.paths)} == {"shim"}
 
 
-def test_request_that_fits_on_no_gpu_is_refused_with_the_room_of_each(
-    paths: Paths, kubelet: Kubelet
+@pytest.mark.parametrize("binding", ["admission", "start"])
+@pytest.mark.parametrize("first", [MEMORY, COMPUTE])
+@pytest.mark.parametrize(
+    ("gib", "held", "left"),
+    [(3, 0, "3 GiB and 100 %"), (8, 5, "3 GiB and 70 %")],
+    ids=["small GPUs", "partly used GPUs"],
+)
+def test_request_that_fits_on_no_gpu_is_refused_with_the_room_of_each_and_leaves_nothing(
+    paths: Paths,
+    gib: int,
+    held: int,
+    left: str,
+    first: str,
+    binding: GpuBinding,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    node = GpuNode(paths, [units(3)])
-    try:
-        kubelet.wait(lambda: kubelet.allocatable(MEMORY) == 6)
-        with pytest.raises(PodRejected) as refused:
-            kubelet.admit("trainer", [container(memory=4)])
-        text = str(refused.value)
-        assert "no GPU has 4 GiB free" in text
-        assert "nvidia0 has 3 GiB and 100 %; nvidia1 has 3 GiB and 100 %" in text
-        assert given(paths) == []
-    finally:
-        node.plugin.close()
+    """There is room for it on both together, so the kubelet has the ids to ask with."""
+    monkeypatch.setattr(ledger, "YOUNG_GPU", 0.0)
+    with Kubelet(paths.kubelet) as kubelet:
+        kubelet._manager._choice = FirstOne(first)
+        node = GpuNode(paths, [units(gib)], gpu_binding=binding)
+        try:
+            kubelet.wait(lambda: kubelet.allocatable(MEMORY) == 2 * gib)
+            kubelet.wait(lambda: kubelet.allocatable(COMPUTE) == 200)
+            for number in range(2 if held else 0):
+                kubelet.admit(f"holder-{number}", [container(memory=held, compute=30)])
+            before = checkpoint.read(paths).allocations
+            with pytest.raises(PodRejected) as refused:
+                kubelet.admit("trainer", [container(memory=4, compute=40)])
+            text = str(refused.value)
+            assert "no GPU has 4 GiB free" in text
+            assert f"nvidia0 has {left}; nvidia1 has {left}" in text
+            left_over = [of for of in checkpoint.read(paths).allocations if of not in before]
+            # Time that was allocated before is the kubelet's to free.
+            assert {of.resource for of in left_over} <= {first} - {MEMORY}
+            until(lambda: compared(node) == before, what="end of what the refused pod had")
+            assert len(node.groups.limits()) == (2 if held else 0)
+            kubelet.admit("modest", [container(memory=3, compute=40)])
+            sums = bound(paths)
+            assert sum(memory for memory, _ in sums.values()) == 2 * held + 3
+            assert max(memory for memory, _ in sums.values()) <= gib
+        finally:
+            node.plugin.close()
 
 
 def test_ids_of_two_gpus_are_memory_of_one(node: GpuNode, kubelet: Kubelet) -> None:
@@ -278,19 +307,28 @@ def test_container_whose_node_is_another_gpus_after_a_reboot_does_not_start(
         kubelet.run(pod)
 
 
-def test_group_of_a_pod_that_is_gone_is_removed(
+def test_a_pod_that_is_gone_holds_nothing_and_is_in_no_metric_within_half_a_minute(
     node: GpuNode, kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Counted in comparisons with the kubelet, which come every few seconds: with the first one the
+    kubelet writes its checkpoint, at the second one the pod is nowhere. The next look has no series
+    of it (`test_watch`), and a scrape is made again after a second."""
     monkeypatch.setattr(ledger, "YOUNG_GPU", 0.0)
     pod = kubelet.admit("trainer", [container(memory=2, compute=50)])
+    node.plugin.compare()
+    assert [tenant.pod.name for tenant in node.plugin.tenants()] == ["trainer"]
     assert len(node.groups.limits()) == 1
     kubelet.remove(pod)
+    node.plugin.compare()
+    until(lambda: not records.from_checkpoint(node.paths), what="the kubelet's checkpoint")
+    node.plugin.compare()
+    assert (node.plugin.tenants(), given(node.paths), node.groups.limits()) == ([], [], {})
 
-    def gone() -> bool:
-        node.plugin.compare()
-        return not given(node.paths) and not node.groups.limits()
 
-    until(gone)
+def test_series_of_a_pod_last_half_a_minute_at_most_by_the_periods() -> None:
+    scrape = inspect.signature(Lasting).parameters["seconds"].default
+    after = 2 * plugin.COMPARE_SHARES + service.LOOK + scrape
+    assert max(after, ledger.YOUNG_GPU + after - plugin.COMPARE_SHARES) <= 30
 
 
 def test_slot_that_is_given_again_has_a_new_group(node: GpuNode, kubelet: Kubelet) -> None:
