@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 
 from gpu import layout
+from gpu.layout import MUTEX_KIND, MUTEX_KIND_AT
 
 MOST_BYTES = 1 << 50  # more than any GPU has
 MOST_COUNT = 1 << 62
@@ -177,8 +178,9 @@ class Region:
             self.cut()
         content = self._read(0, layout.USE_AT)
         header = layout.PfRegionHeader.from_buffer_copy(content)
-        wanted = (layout.REGION_MAGIC, layout.VERSION, layout.REGION_SIZE)
-        if (header.magic, header.version, header.size) != wanted:
+        wanted = (layout.REGION_MAGIC, layout.VERSION, layout.REGION_SIZE, MUTEX_KIND)
+        kind = int.from_bytes(bytes(header.mutex[MUTEX_KIND_AT : MUTEX_KIND_AT + 4]), "little")
+        if (header.magic, header.version, header.size, kind) != wanted:
             raise RegionInvalid(f"{self._path}: its header was overwritten")
         if bytes(header.allocation) != allocation:
             raise RegionInvalid(f"{self._path}: belongs to another allocation than its limits")
@@ -200,7 +202,7 @@ def content_of(allocation: bytes) -> bytes:
     header.magic, header.version = layout.REGION_MAGIC, layout.VERSION
     header.size = layout.REGION_SIZE
     header.allocation[:] = allocation  # type: ignore[index]
-    header.mutex[layout.MUTEX_KIND_AT] = layout.MUTEX_KIND
+    header.mutex[MUTEX_KIND_AT] = MUTEX_KIND
     return bytes(header).ljust(layout.REGION_SIZE, b"\0")
 
 

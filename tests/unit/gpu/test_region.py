@@ -13,6 +13,7 @@ from gpu import layout, region
 from gpu.region import MOST_BYTES, MOST_COUNT, MOST_NS, Region, RegionInvalid
 
 ALLOCATION = bytes(range(16))
+MUTEX_AT = 64  # of the header
 
 
 @pytest.fixture
@@ -88,8 +89,9 @@ def test_garbage_anywhere_gives_an_error_or_numbers_within_their_bounds(
         (8, struct.pack("<I", 2)),
         (12, struct.pack("<I", layout.REGION_SIZE + 1)),
         (16, b"\xff"),
+        (MUTEX_AT + layout.MUTEX_KIND_AT, b"\0"),
     ],
-    ids=["magic", "version", "size", "allocation"],
+    ids=["magic", "version", "size", "allocation", "mutex"],
 )
 def test_a_header_of_another_file_is_refused(path: Path, offset: int, content: bytes) -> None:
     write(path, offset, content)

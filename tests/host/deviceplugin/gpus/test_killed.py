@@ -1,6 +1,7 @@
 """The device plugin is killed at each step of an Allocate and a start, and another one goes on."""
 
 import os
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -32,12 +33,14 @@ class Steps:
 
     def __init__(self, last: int) -> None:
         self.left = last
+        self._thread = threading.get_ident()  # the plugin's own threads go on
 
     def before(self, change: Callable[..., Any]) -> Callable[..., Any]:
         def counted(*arguments: Any, **named: Any) -> Any:  # noqa: ANN401
-            self.left -= 1
-            if self.left == 0:
-                raise Killed
+            if threading.get_ident() == self._thread:
+                self.left -= 1
+                if self.left == 0:
+                    raise Killed
             return change(*arguments, **named)
 
         return counted

@@ -165,7 +165,6 @@ def test_name_of_a_slot_stands_for_another_gpu_with_its_next_holder(
     node: GpuNode, kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same rounds as in tests/cluster/test_late_binding.py."""
-    monkeypatch.setattr(ledger, "YOUNG_GPU", 0.0)
     names = []
     for pods in (((80, 0), (50, 1), (20, 0)), ((20, 0), (80, 0), (50, 1))):
         admitted = []
@@ -181,16 +180,18 @@ def test_name_of_a_slot_stands_for_another_gpu_with_its_next_holder(
             node.plugin.compare()
             return list(node.paths.cdi.iterdir()) == []
 
-        until(gone)
+        with monkeypatch.context() as patch:
+            patch.setattr(ledger, "YOUNG_GPU", 0.0)
+            until(gone)
     assert names[0] == names[1]
 
 
 def test_file_of_a_pod_that_is_gone_is_removed(
     node: GpuNode, kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ledger, "YOUNG_GPU", 0.0)
     pod = kubelet.admit("trainer", [container(memory=2, compute=50)])
     kubelet.remove(pod)
+    monkeypatch.setattr(ledger, "YOUNG_GPU", 0.0)
 
     def gone() -> bool:
         node.plugin.compare()

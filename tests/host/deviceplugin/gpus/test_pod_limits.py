@@ -149,8 +149,8 @@ def test_containers_that_run_keep_their_kind_of_limit_when_the_setting_changes(
 def test_group_goes_with_the_pod_and_not_before(
     node: GpuNode, kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ledger, "YOUNG_GPU", 0.0)
     pod = kubelet.admit("trainer", TWO)
+    monkeypatch.setattr(ledger, "YOUNG_GPU", 0.0)
     node.plugin.compare()
     assert len(node.groups.limits()) == 1
     kubelet.remove(pod)

@@ -169,7 +169,6 @@ def test_request_that_fits_on_no_gpu_is_refused_with_the_room_of_each_and_leaves
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """There is room for it on both together, so the kubelet has the ids to ask with."""
-    monkeypatch.setattr(ledger, "YOUNG_GPU", 0.0)
     with Kubelet(paths.kubelet) as kubelet:
         kubelet._manager._choice = FirstOne(first)
         node = GpuNode(paths, [units(gib)], gpu_binding=binding)
@@ -187,6 +186,7 @@ def test_request_that_fits_on_no_gpu_is_refused_with_the_room_of_each_and_leaves
             left_over = [of for of in checkpoint.read(paths).allocations if of not in before]
             # Time that was allocated before is the kubelet's to free.
             assert {of.resource for of in left_over} <= {first} - {MEMORY}
+            monkeypatch.setattr(ledger, "YOUNG_GPU", 0.0)
             until(lambda: compared(node) == before, what="end of what the refused pod had")
             assert len(node.groups.limits()) == (2 if held else 0)
             kubelet.admit("modest", [container(memory=3, compute=40)])
@@ -313,8 +313,8 @@ def test_a_pod_that_is_gone_holds_nothing_and_is_in_no_metric_within_half_a_minu
     """Counted in comparisons with the kubelet, which come every few seconds: with the first one the
     kubelet writes its checkpoint, at the second one the pod is nowhere. The next look has no series
     of it (`test_watch`), and a scrape is made again after a second."""
-    monkeypatch.setattr(ledger, "YOUNG_GPU", 0.0)
     pod = kubelet.admit("trainer", [container(memory=2, compute=50)])
+    monkeypatch.setattr(ledger, "YOUNG_GPU", 0.0)
     node.plugin.compare()
     assert [tenant.pod.name for tenant in node.plugin.tenants()] == ["trainer"]
     assert len(node.groups.limits()) == 1
