@@ -7,6 +7,7 @@
 #include "group.h"
 #include "hooks.h"
 #include "launches.h"
+#include "old_glibc.h"
 #include "process.h"
 
 /* A graph, or what was instantiated of it, and a GPU: handles are aligned, so their low bits are 0. */
@@ -86,7 +87,8 @@ void settle_graphs(int device, int gpu, uint64_t expected)
     pthread_mutex_unlock(&process->lock);
 }
 
-void trim_graphs(int gpu)
+/* Under `graph_lock`. */
+static void trim(int gpu)
 {
     for (int device = 0; device < ORDINALS; device++)
         if (atomic_load(&process->ordinal[device].gpu) == gpu + 2 && process->graph_bytes[gpu] > 0 &&
@@ -94,6 +96,15 @@ void trim_graphs(int gpu)
             driver.cuDeviceGraphMemTrim(device);
             settle_graphs(device, gpu, 0);
         }
+}
+
+void trim_graphs(int gpu)
+{
+    /* What a launch finds there must stay until it has it. */
+    if (pthread_mutex_trylock(&process->graph_lock) != 0)
+        return;
+    trim(gpu);
+    pthread_mutex_unlock(&process->graph_lock);
 }
 
 /* What a graph's upload or launch may make the driver reserve beyond what it has. */
@@ -118,6 +129,7 @@ static void add_growing(int gpu, uint64_t bytes)
     pthread_mutex_unlock(&process->lock);
 }
 
+/* After it, or in place of it. */
 static void settle_all(const uint64_t expected[ORDINALS])
 {
     int mode = begin_own_calls();
@@ -129,24 +141,55 @@ static void settle_all(const uint64_t expected[ORDINALS])
             settle_graphs(device, gpu, expected[device]);
     }
     end_own_calls(mode);
+    pthread_mutex_unlock(&process->graph_lock);
 }
 
-/* Before an upload or launch: count what it may need. False: it does not fit. */
+/* Count what a graph may need on a device. What is given up for it may be its own: so what it needs
+   is asked for once more then. */
+static bool charge_growth(int device, int gpu, enum table_kind kind, const void *graph, uint64_t *bytes)
+{
+    *bytes = growth(device, gpu, kind, graph);
+    if (*bytes == 0 || group_charge(gpu, *bytes))
+        return true;
+    int mode = begin_own_calls();
+
+    trim_pools(gpu);
+    trim(gpu);
+    end_own_calls(mode);
+    *bytes = growth(device, gpu, kind, graph);
+    if (*bytes == 0 || group_charge(gpu, *bytes))
+        return true;
+    *bytes = 0;
+    group_denied(gpu);
+    return false;
+}
+
+static bool allocates(enum table_kind kind, const void *graph)
+{
+    struct entry entry;
+
+    for (int gpu = 0; graphs_allocate() && gpu < (int)group_gpus(); gpu++)
+        if (table_get(kind, key_of(graph, gpu), &entry))
+            return true;
+    return false;
+}
+
+/* Before an upload or launch: count what it may need. False: it does not fit. Else `graph_lock` is taken
+   until settle_all, so that no other thread takes what is there for it, or trims it. */
 static bool charge_all(enum table_kind kind, const void *graph, uint64_t expected[ORDINALS])
 {
     for (int device = 0; device < ORDINALS; device++)
         expected[device] = 0;
+    pthread_mutex_lock(&process->graph_lock);
     for (int device = 0; device < ORDINALS; device++) {
         int gpu = atomic_load(&process->ordinal[device].gpu) - 2;
-        uint64_t bytes = gpu >= 0 ? growth(device, gpu, kind, graph) : 0;
 
-        if (bytes > 0 && !charge(gpu, bytes)) {
+        if (gpu >= 0 && !charge_growth(device, gpu, kind, graph, &expected[device])) {
             settle_all(expected);
             return false;
         }
-        if (bytes > 0)
-            add_growing(gpu, bytes);
-        expected[device] = bytes;
+        if (expected[device] > 0)
+            add_growing(gpu, expected[device]);
     }
     return true;
 }
@@ -237,7 +280,7 @@ int on_instantiate_flags(const struct hook *hook, PARAMS_instantiate_flags)
 int on_instantiate_with(const struct hook *hook, PARAMS_instantiate_with)
 {
     bool uploads = parameters && parameters->flags & CU_INSTANTIATE_UPLOADS &&
-                   graphs_allocate();
+                   allocates(TABLE_GRAPH, graph);
     uint64_t expected[ORDINALS];
 
     if (uploads && !charge_all(TABLE_GRAPH, graph, expected))
@@ -269,7 +312,7 @@ static int with_memory(const struct hook *hook, void *graph, void *stream)
 {
     uint64_t expected[ORDINALS];
 
-    if (!graphs_allocate() || is_capturing(stream_of(hook, stream)))
+    if (!allocates(TABLE_EXEC, graph) || is_capturing(stream_of(hook, stream)))
         return REAL(hook, graph)(ARGS_graph);
     if (!charge_all(TABLE_EXEC, graph, expected))
         return CU_OUT_OF_MEMORY;
@@ -294,10 +337,14 @@ int on_graph_launch(const struct hook *hook, PARAMS_graph)
 
 int on_graph_trim(const struct hook *hook, PARAMS_device)
 {
+    if (!group_join())
+        return REAL(hook, device)(ARGS_device);
+    pthread_mutex_lock(&process->graph_lock);
     int result = REAL(hook, device)(ARGS_device);
     int gpu = gpu_of_device(device);
 
-    if (result == CU_SUCCESS && gpu >= 0 && group_join())
+    if (result == CU_SUCCESS && gpu >= 0)
         settle_graphs(device, gpu, 0);
+    pthread_mutex_unlock(&process->graph_lock);
     return result;
 }

@@ -8,6 +8,7 @@ from tests.gpu.conftest import MIB, Place
 from tests.gpu.forms import on_device, pool_on
 from tests.gpu.ways import graph_of
 from tests.standin.driver import Argument, Driver, Out, packed
+from tests.standin.gpus import Behaviour
 
 OUT_OF_MEMORY = 2
 IS_GRAPH, ALLOCATES = 4, 10  # CUgraphNodeType
@@ -40,6 +41,38 @@ def test_memory_of_a_graph_counts_when_it_is_launched(place: Make) -> None:
     assert here.group.used == here.resident() == 64 * MIB
     assert driver.result("cuGraphLaunch", exec_, stream) == OUT_OF_MEMORY
     assert here.resident() == 64 * MIB
+
+
+def test_memory_that_is_given_up_for_a_launch_is_not_there_for_it(place: Make) -> None:
+    """What one graph has left is enough for most of the next one, until it is given up."""
+    here = place(memory=128 * MIB)
+    driver = here.started()
+    graph, stream = captured(driver, 64 * MIB)
+    [exec_] = driver.do("cuGraphInstantiateWithFlags", Out(), graph, 0)
+    driver.do("cuGraphLaunch", exec_, stream)
+    driver.do("cuMemAlloc_v2", Out(), 48 * MIB)
+    _, larger = graph_of(driver, 96 * MIB)
+    assert driver.result("cuGraphLaunch", larger, stream) == OUT_OF_MEMORY
+    assert here.node.read().gpus[0].peak == 112 * MIB
+    driver.do("cuGraphLaunch", exec_, stream)
+    assert here.group.used == here.resident() == 112 * MIB
+
+
+def test_launches_at_once_do_not_both_take_what_one_has_left(place: Make) -> None:
+    """The driver is slow to tell what it has: so both are asked for before either is launched."""
+    slow = {"cuDeviceGetGraphMemAttribute": 30_000_000}
+    here = place(memory=64 * MIB, behaviour=Behaviour(pool_chunk=2 * MIB, latency_ns=slow))
+    driver = here.process()
+    context = driver.start()
+    driver.do("cuCtxSetCurrent", context, thread=1)
+    graph, stream = captured(driver, 64 * MIB)
+    [exec_] = driver.do("cuGraphInstantiateWithFlags", Out(), graph, 0)
+    driver.do("cuGraphLaunch", exec_, stream)
+    graphs = [graph_of(driver, 64 * MIB)[1] for _ in range(2)]
+    for thread, executable in enumerate(graphs):
+        driver.send("cuGraphLaunch", executable, 0, thread=thread)
+    assert sorted(driver.receive().result for _ in graphs) == [0, OUT_OF_MEMORY]
+    assert here.node.read().gpus[0].peak == 64 * MIB
 
 
 def test_memory_nodes_of_a_graph_count_as_captured_ones_do(place: Make) -> None:
