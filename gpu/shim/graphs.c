@@ -308,12 +308,29 @@ int on_exec_destroy(const struct hook *hook, PARAMS_handle)
 
 /* ---- launches -------------------------------------------------------------------------------- */
 
+/* A launch that was captured: what the graph asks for is asked for by the one that is captured. */
+static void note_launch(void *stream, const void *graph)
+{
+    struct entry entry;
+
+    for (int gpu = 0; gpu < (int)group_gpus(); gpu++)
+        if (table_get(TABLE_EXEC, key_of(graph, gpu), &entry))
+            note_captured(stream, gpu, entry.bytes);
+}
+
 static int with_memory(const struct hook *hook, void *graph, void *stream)
 {
     uint64_t expected[ORDINALS];
 
-    if (!allocates(TABLE_EXEC, graph) || is_capturing(stream_of(hook, stream)))
+    if (!allocates(TABLE_EXEC, graph))
         return REAL(hook, graph)(ARGS_graph);
+    if (is_capturing(stream_of(hook, stream))) {
+        int captured = REAL(hook, graph)(ARGS_graph);
+
+        if (captured == CU_SUCCESS)
+            note_launch(stream_of(hook, stream), graph);
+        return captured;
+    }
     if (!charge_all(TABLE_EXEC, graph, expected))
         return CU_OUT_OF_MEMORY;
     int result = REAL(hook, graph)(ARGS_graph);

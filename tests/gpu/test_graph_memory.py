@@ -43,6 +43,22 @@ def test_memory_of_a_graph_counts_when_it_is_launched(place: Make) -> None:
     assert here.resident() == 64 * MIB
 
 
+def test_a_launch_that_is_captured_counts_with_the_graph_that_it_becomes_a_part_of(
+    place: Make,
+) -> None:
+    here = place(memory=64 * MIB)
+    driver = here.started()
+    _, inner = graph_of(driver, 66 * MIB)
+    [stream] = driver.do("cuStreamCreate", Out(), 1)
+    driver.do("cuStreamBeginCapture_v2", stream, 0)
+    driver.do("cuGraphLaunch", inner, stream)
+    [graph] = driver.do("cuStreamEndCapture", stream, Out())
+    driver.do("cuGraphExecDestroy", inner)
+    [outer] = driver.do("cuGraphInstantiateWithFlags", Out(), graph, 0)
+    assert driver.result("cuGraphLaunch", outer, stream) == OUT_OF_MEMORY
+    assert here.node.read().gpus[0].peak == 0
+
+
 def test_memory_that_is_given_up_for_a_launch_is_not_there_for_it(place: Make) -> None:
     """What one graph has left is enough for most of the next one, until it is given up."""
     here = place(memory=128 * MIB)
