@@ -7,8 +7,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-enum { BLOCK = 512, SMALLEST_CHUNK = 2 << 20, PINNED = 1, FILE_DESCRIPTOR = 1, FIRST_FLAG = 1, LAST_FLAG = 3, THRESHOLD = 4,
-       RESERVED = 5, RESERVED_PEAK = 6, USED = 7, USED_PEAK = 8 };
+enum { BLOCK = 512, SMALLEST_CHUNK = 2 << 20, PINNED = 1, FILE_DESCRIPTOR = 1, FIRST_FLAG = 1,
+       LAST_FLAG = 3, THRESHOLD = 4, RESERVED = 5, RESERVED_PEAK = 6, USED = 7, USED_PEAK = 8 };
 
 struct pool {
     struct object object;
