@@ -102,14 +102,6 @@ int on_context_v4(const struct hook *hook, PARAMS_context_v4)
     return result ? result : finish(REAL(hook, context_v4)(ARGS_context_v4), device, context);
 }
 
-/* A green context is a part of the device's primary one, and counted with it. */
-int on_green(const struct hook *hook, PARAMS_green)
-{
-    if (!group_join())
-        return CU_SYSTEM_NOT_READY;
-    return gpu_of_device(device) < 0 ? CU_OUT_OF_MEMORY : REAL(hook, green)(ARGS_green);
-}
-
 int on_context_destroy(const struct hook *hook, PARAMS_handle)
 {
     struct entry context;
@@ -129,38 +121,74 @@ int on_context_destroy(const struct hook *hook, PARAMS_handle)
 
 /* ---- primary contexts: one for each device and process, which libraries share ---------------- */
 
+static bool is_device(int device)
+{
+    return device >= 0 && device < ORDINALS;
+}
+
+/* After a call that retains a device's primary context, for which one was counted. It is counted once,
+   however often it is retained. */
+static void count_primary(int device, bool retained, void *context)
+{
+    struct ordinal *ordinal = &process->ordinal[device];
+
+    pthread_mutex_lock(&process->lock);
+    bool first = retained && ordinal->primary++ == 0;
+
+    if (retained && context)
+        ordinal->primary_context = context;
+    pthread_mutex_unlock(&process->lock);
+    if (!first)
+        remove_context(gpu_of_device(device));
+}
+
 int on_primary_retain(const struct hook *hook, PARAMS_primary)
 {
     if (!group_join())
         return CU_SYSTEM_NOT_READY;
-    if (device < 0 || device >= ORDINALS)
+    if (!is_device(device))
         return REAL(hook, primary)(ARGS_primary);
-    struct ordinal *ordinal = &process->ordinal[device];
     int result = begin(device);
 
     if (result != CU_SUCCESS)
         return result;
     result = REAL(hook, primary)(ARGS_primary);
-    pthread_mutex_lock(&process->lock);
-    bool first = result == CU_SUCCESS && ordinal->primary++ == 0;
-
-    if (first)
-        ordinal->primary_context = *context;
-    pthread_mutex_unlock(&process->lock);
-    if (!first)
-        remove_context(gpu_of_device(device)); /* it is counted once */
+    count_primary(device, result == CU_SUCCESS, result == CU_SUCCESS ? *context : NULL);
     return result;
 }
 
-static void primary_gone(int device)
+static void primary_gone(int device, void *context)
 {
-    struct ordinal *ordinal = &process->ordinal[device];
     int gpu = gpu_of_device(device);
 
-    drop_allocations(ordinal->primary_context);
+    if (context)
+        drop_allocations(context);
     remove_context(gpu);
-    if (gpu >= 0)
-        settle_pools(gpu);
+    if (gpu < 0)
+        return;
+    settle_pools(gpu);
+    if (process->graph_bytes[gpu] > 0)
+        settle_graphs(device, gpu, 0);
+}
+
+/* After a call that releases a device's primary context; or all that retained it. */
+static void release_primary(int device, bool all)
+{
+    struct ordinal *ordinal = &process->ordinal[device];
+
+    pthread_mutex_lock(&process->lock);
+    bool gone = ordinal->primary > 0 && (all || ordinal->primary == 1);
+    void *context = ordinal->primary_context;
+
+    if (gone) {
+        ordinal->primary = 0;
+        ordinal->primary_context = NULL;
+    } else if (ordinal->primary > 0) {
+        ordinal->primary--;
+    }
+    pthread_mutex_unlock(&process->lock);
+    if (gone)
+        primary_gone(device, context);
 }
 
 int on_primary_release(const struct hook *hook, PARAMS_device)
@@ -168,16 +196,8 @@ int on_primary_release(const struct hook *hook, PARAMS_device)
     gate_forget_events();
     int result = REAL(hook, device)(ARGS_device);
 
-    if (result != CU_SUCCESS || device < 0 || device >= ORDINALS || !group_join())
-        return result;
-    struct ordinal *ordinal = &process->ordinal[device];
-
-    pthread_mutex_lock(&process->lock);
-    bool last = ordinal->primary > 0 && --ordinal->primary == 0;
-
-    pthread_mutex_unlock(&process->lock);
-    if (last)
-        primary_gone(device);
+    if (result == CU_SUCCESS && is_device(device) && group_join())
+        release_primary(device, false);
     return result;
 }
 
@@ -188,16 +208,41 @@ int on_primary_reset(const struct hook *hook, PARAMS_device)
     gate_forget_events();
     int result = REAL(hook, device)(ARGS_device);
 
-    if (result != CU_SUCCESS || device < 0 || device >= ORDINALS || !group_join())
+    if (result == CU_SUCCESS && is_device(device) && group_join())
+        release_primary(device, true);
+    return result;
+}
+
+/* A green context is a part of the device's primary one, which it retains. */
+int on_green(const struct hook *hook, PARAMS_green)
+{
+    if (!group_join())
+        return CU_SYSTEM_NOT_READY;
+    if (!is_device(device))
+        return REAL(hook, green)(ARGS_green);
+    int result = begin(device);
+
+    if (result != CU_SUCCESS)
         return result;
-    struct ordinal *ordinal = &process->ordinal[device];
+    result = REAL(hook, green)(ARGS_green);
+    count_primary(device, result == CU_SUCCESS, NULL);
+    if (result == CU_SUCCESS)
+        table_put(&(struct entry){.kind = TABLE_GREEN, .key = (uintptr_t)*context,
+                                  .owner = (uint64_t)device, .gpu = GROUP_NO_GPU});
+    return result;
+}
 
-    pthread_mutex_lock(&process->lock);
-    bool was = ordinal->primary > 0;
+int on_green_destroy(const struct hook *hook, PARAMS_handle)
+{
+    struct entry context;
+    bool known = group_join() && table_take(TABLE_GREEN, (uintptr_t)handle, &context);
 
-    ordinal->primary = 0;
-    pthread_mutex_unlock(&process->lock);
-    if (was)
-        primary_gone(device);
+    gate_forget_events();
+    int result = REAL(hook, handle)(ARGS_handle);
+
+    if (known && result != CU_SUCCESS)
+        table_put(&context);
+    else if (known)
+        release_primary((int)context.owner, false);
     return result;
 }

@@ -30,6 +30,9 @@ void end_own_calls(int mode);
 void trim_pools(int gpu);
 void trim_graphs(int gpu);
 
+/* Count what the driver reserves for graphs on a device, after a launch for which `expected` was. */
+void settle_graphs(int device, int gpu, uint64_t expected);
+
 /* What pools and graphs of a GPU take memory in: as far as seen, else what drivers do today. */
 uint64_t granule_of(int gpu);
 uint64_t round_up(uint64_t bytes, uint64_t granule);

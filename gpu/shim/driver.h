@@ -27,6 +27,7 @@ enum { CU_NODE_IS_GRAPH = 4, CU_NODE_ALLOCATES = 10 }; /* CUgraphNodeType */
 enum { CU_POOL_RESERVED = 5, CU_POOL_USED = 7 };    /* CUmemPool_attribute, …_CURRENT */
 enum { CU_GRAPH_USED = 0, CU_GRAPH_RESERVED = 2 };   /* CUgraphMem_attribute, …_CURRENT */
 enum { CU_ON_DEVICE = 1, CU_IN_LOCALITY_DOMAIN = 6 }; /* CUmemLocationType */
+enum { CU_INSTANTIATE_UPLOADS = 2 };                  /* CUgraphInstantiate_flags */
 enum { CU_ARRAY_SPARSE = 0x40, CU_ARRAY_DEFERRED = 0x80, CU_ARRAY_LAYERED = 1, CU_ARRAY_CUBEMAP = 4 };
 
 #define CU_STREAM_OF_THREAD ((void *)2) /* CU_STREAM_PER_THREAD */
@@ -70,6 +71,13 @@ struct cu_node { /* CUgraphNodeParams */
         uint64_t rest[29];
     };
     uint64_t reserved_end;
+};
+
+struct cu_instantiation { /* CUDA_GRAPH_INSTANTIATE_PARAMS */
+    uint64_t flags;
+    void *upload_stream;
+    void *error_node;
+    int result;
 };
 
 struct cu_array {
@@ -118,6 +126,7 @@ _Static_assert(sizeof(struct cu_pool) == 88 && offsetof(struct cu_pool, most_byt
 _Static_assert(offsetof(struct cu_alloc_node, bytes) == 104, "abi");
 _Static_assert(offsetof(struct cu_node, alloc) == 16 && sizeof(struct cu_node) == 256, "abi");
 _Static_assert(sizeof(struct cu_allocation) == 32, "abi");
+_Static_assert(sizeof(struct cu_instantiation) == 32, "abi");
 _Static_assert(sizeof(struct cu_launch) == 56 && offsetof(struct cu_launch, stream) == 40, "abi");
 _Static_assert(offsetof(struct cu_launch_config, stream) == 32, "abi");
 

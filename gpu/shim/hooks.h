@@ -89,8 +89,10 @@
 #define ARGS_child node, graph, after, count, child
 #define PARAMS_instantiate void **exec, void *graph, void **node, char *log, size_t log_bytes
 #define ARGS_instantiate exec, graph, node, log, log_bytes
-#define PARAMS_instantiate_flags void **exec, void *graph, uint64_t flags_or_parameters
-#define ARGS_instantiate_flags exec, graph, flags_or_parameters
+#define PARAMS_instantiate_flags void **exec, void *graph, uint64_t flags
+#define ARGS_instantiate_flags exec, graph, flags
+#define PARAMS_instantiate_with void **exec, void *graph, struct cu_instantiation *parameters
+#define ARGS_instantiate_with exec, graph, parameters
 #define PARAMS_graph void *graph, void *stream
 #define ARGS_graph graph, stream
 #define PARAMS_device int device
@@ -202,8 +204,8 @@
     HOOK(cuGraphInstantiate, instantiate, on_instantiate)    \
     HOOK(cuGraphInstantiate_v2, instantiate, on_instantiate) \
     HOOK(cuGraphInstantiateWithFlags, instantiate_flags, on_instantiate_flags) \
-    HOOK(cuGraphInstantiateWithParams, instantiate_flags, on_instantiate_flags) \
-    HOOK(cuGraphInstantiateWithParams_ptsz, instantiate_flags, on_instantiate_flags) \
+    HOOK(cuGraphInstantiateWithParams, instantiate_with, on_instantiate_with) \
+    HOOK(cuGraphInstantiateWithParams_ptsz, instantiate_with, on_instantiate_with) \
     HOOK(cuGraphDestroy, handle, on_graph_destroy)           \
     HOOK(cuGraphExecDestroy, handle, on_exec_destroy)        \
     HOOK(cuGraphUpload, graph, on_graph_upload)              \
@@ -224,6 +226,7 @@
     HOOK(cuDevicePrimaryCtxReset, device, on_primary_reset)  \
     HOOK(cuDevicePrimaryCtxReset_v2, device, on_primary_reset) \
     HOOK(cuGreenCtxCreate, green, on_green)                  \
+    HOOK(cuGreenCtxDestroy, handle, on_green_destroy)        \
     /* launches.c */                                         \
     HOOK(cuLaunchKernel, kernel, on_kernel)                  \
     HOOK(cuLaunchKernel_ptsz, kernel, on_kernel)             \

@@ -16,14 +16,12 @@ static int launching_gpu(void)
     return gpu;
 }
 
-void before_launch(struct gate_launch *launch, const struct hook *hook, enum gate_kind kind,
-                   void *what, void *stream)
+/* Count a launch on a GPU of the group, and wait for its turn. */
+static void begin(struct gate_launch *launch, int index)
 {
-    int index = launching_gpu();
     struct pf_gpu *gpu = group_launches(index);
     struct timespec now;
 
-    *launch = (struct gate_launch){.kind = kind, .what = what, .stream = stream_of(hook, stream)};
     if (!gpu)
         return;
     clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
@@ -34,6 +32,13 @@ void before_launch(struct gate_launch *launch, const struct hook *hook, enum gat
     launch->gpu = gpu;
     launch->index = (unsigned)index;
     gate_before(launch);
+}
+
+void before_launch(struct gate_launch *launch, const struct hook *hook, enum gate_kind kind,
+                   void *what, void *stream)
+{
+    *launch = (struct gate_launch){.kind = kind, .what = what, .stream = stream_of(hook, stream)};
+    begin(launch, launching_gpu());
 }
 
 int after_launch(struct gate_launch *launch, int result)
@@ -77,14 +82,16 @@ int on_grid_async(const struct hook *hook, PARAMS_grid_async)
     LAUNCH(grid_async, function, stream);
 }
 
-/* One kernel on several devices, each by its own stream. They start together, so that all of them wait
-   before any is launched, and none of them is timed. */
+/* One kernel on several devices, each of which its stream tells. They start together, so that all of
+   them wait before any is launched, and none of them is timed. */
 int on_kernels(const struct hook *hook, PARAMS_kernels)
 {
     for (unsigned i = 0; launches && i < count; i++) {
-        struct gate_launch launch;
+        struct gate_launch launch = {.kind = GATE_KERNEL, .what = launches[i].function,
+                                     .stream = stream_of(hook, launches[i].stream)};
+        int device = 0, result = device_of_stream(launch.stream, &device);
 
-        before_launch(&launch, hook, GATE_KERNEL, launches[i].function, launches[i].stream);
+        begin(&launch, result == CU_SUCCESS ? gpu_of_device(device) : GROUP_NO_GPU);
         after_launch(&launch, CU_NOT_SUPPORTED);
     }
     return REAL(hook, kernels)(ARGS_kernels);

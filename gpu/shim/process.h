@@ -31,7 +31,8 @@ struct limits {
 
 struct process {
     pthread_mutex_t join_lock; /* joining; within it the region's is taken */
-    pthread_mutex_t lock;      /* contexts, pools, graphs; within it both others are taken */
+    pthread_mutex_t graph_lock; /* while memory of graphs grows or goes; within it `lock` is taken */
+    pthread_mutex_t lock;      /* contexts, pools, graphs; within it the region's and join_lock are taken */
     atomic_int joined;    /* enum joined */
     bool complained;
     atomic_bool lock_is_stuck; /* the region's, when it was last waited for */

@@ -21,6 +21,7 @@ enum table_kind {
     TABLE_ARRAY,   /* owner: the context */
     TABLE_POOL,    /* bytes: what is counted for it; owner: beside that, for calls that are not done */
     TABLE_CONTEXT,
+    TABLE_GREEN, /* a green context; owner: its device */
     TABLE_GRAPH, /* bytes: what its nodes ask for */
     TABLE_EXEC,  /* the same of an instantiated one */
 };

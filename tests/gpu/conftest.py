@@ -57,9 +57,10 @@ class Place:
         """A process with the library loaded."""
         return self._stack.enter_context(Driver({**self.environment, **variables}, library))
 
-    def stranger(self) -> Driver:
+    def stranger(self, library: str = "libcuda.so.1") -> Driver:
         """A process of another container, for which nothing is limited."""
-        return Driver({**self.environment, "LD_LIBRARY_PATH": str(self.libraries.plain)})
+        plain = {**self.environment, "LD_LIBRARY_PATH": str(self.libraries.plain)}
+        return Driver(plain, library)
 
     def started(self, device: int = 0) -> Driver:
         """A process with a context."""

@@ -3,6 +3,7 @@
 from tests.standin.driver import packed
 
 FLOAT, ON_DEVICE, ON_HOST = 0x20, 1, 2
+ON_HOST_NODE, ON_OWN_HOST_NODE, IN_DOMAIN = 3, 4, 6
 
 
 def on_device(gpu: int, kind: int = ON_DEVICE) -> bytes:

@@ -14,13 +14,13 @@ from gpu import layout
 from gpu.region import Region
 from tests.gpu import group as groups
 from tests.gpu.conftest import MIB, Place
+from tests.gpu.drivers import driver_of, not_symbolic
 from tests.gpu.group import hooked
 from tests.gpu.programs import program
 from tests.standin import build as standin
 from tests.standin.driver import Driver, Out
 from tests.standin.gpus import Behaviour, table
 from tools import build_shim
-from tools.compiling import compiled
 
 Make = Callable[..., Place]
 
@@ -29,6 +29,7 @@ RTLD_LAZY, RTLD_NOW, RTLD_DEEPBIND, RTLD_GLOBAL = 1, 2, 8, 0x100
 # glibc's file of the real library, as a program names it
 ROUTES = [
     ["default"],
+    ["dlvsym", "libcuda.so.1"],
     ["dlopen", "libcuda.so.1", str(RTLD_NOW)],
     ["dlopen", "libcuda.so", str(RTLD_NOW)],
     ["dlopen", "ABSOLUTE", str(RTLD_NOW)],
@@ -45,7 +46,7 @@ ROUTES = [
 def running(
     here: Place, executable: Path, arguments: Sequence[str], environment: dict[str, str]
 ) -> Iterator[None]:
-    """A program that has allocated 1 MiB, until the end of the block."""
+    """A program that has allocated 1 MiB and launched a kernel, until the end of the block."""
     absolute = str(here.libraries.shim / "libcuda.so.1")
     command = [str(executable), *(one.replace("ABSOLUTE", absolute) for one in arguments)]
     with subprocess.Popen(
@@ -67,6 +68,7 @@ def test_each_route_leads_to_the_shim(place: Make, route: list[str]) -> None:
     # A clean environment, but for what stands in for the mounts.
     with running(here, program("route"), route, here.environment):
         assert here.group.used == here.resident() == MIB
+        assert here.group.uses()[0].launches == 1
 
 
 @pytest.mark.parametrize("route", ["linked", "next"])
@@ -76,6 +78,7 @@ def test_a_linked_program_is_led_to_the_shim(place: Make, route: str) -> None:
     flags = ["-DLINKED", "-Wl,--no-as-needed", str(library), "-Wl,--allow-shlib-undefined"]
     with running(here, program("route", *flags, output="linked"), [route], here.environment):
         assert here.group.used == here.resident() == MIB
+        assert here.group.uses()[0].launches == 1
 
 
 def test_a_function_that_the_shim_does_not_know_is_the_drivers(place: Make) -> None:
@@ -90,26 +93,12 @@ def test_a_function_that_the_shim_does_not_know_is_the_drivers(place: Make) -> N
 def test_a_driver_that_calls_its_own_exports_is_counted_once(place: Make, symbolic: bool) -> None:
     here = place(behaviour=Behaviour(reenter=True))
     if not symbolic:
-        here.libraries = groups.libraries(real=str(_not_symbolic()))
+        here.libraries = groups.libraries(real=str(not_symbolic()))
     with here.started() as driver:
         pointer, pitch = driver.do("cuMemAllocPitch_v2", Out(), Out(), 1000, 1024, 4)
         assert here.group.used == here.resident() == pitch * 1024
         driver.do("cuMemFree_v2", pointer)
         assert here.group.used == 0
-
-
-def _not_symbolic() -> Path:
-    """The driver, linked so that what it calls by name is found in the shim first."""
-    return _driver_of(standin.HERE, "not-symbolic.so")
-
-
-def _driver_of(directory: Path, name: str) -> Path:
-    """The stand-in for the driver from other sources, linked without -Bsymbolic."""
-    parts = [directory / part for part in ("node", "cuda")]
-    sources = [str(path) for part in parts for path in sorted(part.glob("*.c"))]
-    include = [f"-I{part}" for part in parts]
-    command = ["gcc", *standin.FLAGS, "-shared", *include, *sources, "-Wl,-soname,libcuda.so.1"]
-    return compiled(command, groups.BUILT / name, directory.rglob("*.[chd]*"))
 
 
 # ---- cuGetProcAddress ----------------------------------------------------------------------------
@@ -218,7 +207,7 @@ def _newer() -> Path:
     table_of_exports = sources / "cuda/exports.def"
     table_of_exports.write_text(table_of_exports.read_text() + NEWER_ROW)
     (sources / "cuda/newer.c").write_text(NEWER)
-    return _driver_of(sources, "newer.so")
+    return driver_of(sources, "newer.so")
 
 
 @pytest.mark.parametrize("policy", [0, layout.UNKNOWN_WARN])

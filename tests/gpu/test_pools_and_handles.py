@@ -1,4 +1,4 @@
-"""Memory that outlives what names it: handles, pools, arrays and graphs."""
+"""Memory that outlives what names it: handles and pools; and arrays."""
 
 import subprocess
 import sys
@@ -8,26 +8,48 @@ import pytest
 
 from gpu import layout
 from tests.gpu.conftest import MIB, Place
-from tests.gpu.forms import ON_HOST, array, on_device, pool_on
-from tests.standin.driver import Driver, Out, packed
+from tests.gpu.forms import (
+    IN_DOMAIN,
+    ON_DEVICE,
+    ON_HOST,
+    ON_HOST_NODE,
+    ON_OWN_HOST_NODE,
+    array,
+    on_device,
+    pool_on,
+)
+from tests.standin.driver import UNTOUCHED, Out, packed
 from tests.standin.gpus import Behaviour
 
-OUT_OF_MEMORY, NOT_SUPPORTED = 2, 801
+OUT_OF_MEMORY = 2
 Make = Callable[..., Place]
 
 
 # ---- physical memory by handle -------------------------------------------------------------------
 
 
-def test_physical_memory_is_the_named_devices_and_host_memory_is_not_counted(place: Make) -> None:
+HOST_PLACES = pytest.mark.parametrize("kind", [ON_HOST, ON_HOST_NODE, ON_OWN_HOST_NODE])
+
+
+@HOST_PLACES
+def test_physical_memory_of_the_host_is_neither_counted_nor_refused(place: Make, kind: int) -> None:
+    here = place(memory=4 * MIB)
+    driver = here.started()
+    driver.do("cuMemAlloc_v2", Out(), 4 * MIB)
+    [handle, _] = driver.do("cuMemCreate", Out(), 64 * MIB, on_device(0, kind), 0)
+    assert here.group.used == here.resident() == 4 * MIB
+    driver.do("cuMemRelease", handle)
+    assert here.group.used == here.resident() == 4 * MIB
+
+
+def test_physical_memory_counts_on_the_gpu_that_it_names(place: Make) -> None:
     here = place(count=2, memory=4 * MIB)
     driver = here.started(device=0)
     driver.do("cuMemCreate", Out(), 4 * MIB, on_device(1), 0)
     assert here.group.uses()[0].used_bytes == here.resident(0) == 0
     assert here.group.uses()[1].used_bytes == here.resident(1) == 4 * MIB
     assert driver.result("cuMemCreate", Out(), 2 * MIB, on_device(1), 0) == OUT_OF_MEMORY
-    driver.do("cuMemCreate", Out(), 64 * MIB, on_device(0, ON_HOST), 0)
-    domain = on_device(0x0100, 6)  # a locality domain of device 0
+    domain = on_device(0x0100, IN_DOMAIN)  # a locality domain of device 0
     driver.do("cuMemCreate", Out(), 2 * MIB, domain, 0)
     assert here.group.uses()[0].used_bytes == here.resident(0) == 2 * MIB
 
@@ -148,12 +170,49 @@ def test_a_pool_that_is_destroyed_counts_until_its_memory_is_freed(place: Make) 
     assert here.group.used == here.resident() == 0
 
 
-def test_a_pool_in_host_memory_is_not_counted(place: Make) -> None:
+@HOST_PLACES
+def test_a_pool_in_host_memory_is_not_counted(place: Make, kind: int) -> None:
     here = place()
     driver = here.started()
-    pool = driver.do("cuMemPoolCreate", Out(), pool_on(0, ON_HOST))[0]
+    pool = driver.do("cuMemPoolCreate", Out(), pool_on(0, kind))[0]
     driver.do("cuMemAllocFromPoolAsync", Out(), 100 * MIB, pool, 0)
     assert here.group.used == here.resident() == 0
+
+
+POOLS: dict[str, tuple[bytes | int, ...]] = {
+    "cuDeviceGetDefaultMemPool": (1,),
+    "cuDeviceGetMemPool": (1,),
+    "cuMemGetDefaultMemPool": (packed("2i", ON_DEVICE, 1), 1),
+    "cuMemGetMemPool": (packed("2i", ON_DEVICE, 1), 1),
+}
+
+
+@pytest.mark.parametrize("symbol", POOLS)
+def test_a_pool_counts_on_its_own_gpu_whichever_is_current(place: Make, symbol: str) -> None:
+    here = place(count=2, memory=64 * MIB)
+    driver = here.started(device=0)
+    driver.do("cuMemAlloc_v2", Out(), 64 * MIB)
+    pool = driver.do(symbol, Out(), *POOLS[symbol])[0]
+    [pointer] = driver.do("cuMemAllocFromPoolAsync", Out(), 64 * MIB, pool, 0)
+    assert here.group.uses()[1].used_bytes == here.resident(1) == 64 * MIB
+    answer = driver.call("cuMemAllocFromPoolAsync", Out(), 2 * MIB, pool, 0)
+    assert (answer.result, answer.ints) == (OUT_OF_MEMORY, [UNTOUCHED])
+    driver.do("cuMemFreeAsync", pointer, 0)
+    driver.do("cuMemPoolTrimTo", pool, 0)
+    assert here.group.uses()[1].used_bytes == here.resident(1) == 0
+    assert here.group.used == here.resident(0) == 64 * MIB
+
+
+def test_a_pool_that_is_trimmed_counts_with_what_it_keeps(place: Make) -> None:
+    here = place()
+    driver = here.started()
+    pool = driver.do("cuMemPoolCreate", Out(), pool_on(0))[0]
+    [pointer] = driver.do("cuMemAllocFromPoolAsync", Out(), 16 * MIB, pool, 0)
+    driver.do("cuMemAllocFromPoolAsync", Out(), 2 * MIB, pool, 0)
+    driver.do("cuMemFreeAsync", pointer, 0)
+    for keep, left in ((64 * MIB, 18 * MIB), (8 * MIB, 8 * MIB), (0, 2 * MIB)):
+        driver.do("cuMemPoolTrimTo", pool, keep)
+        assert here.group.used == here.resident() == left
 
 
 def test_the_driver_itself_keeps_a_pool_below_the_limit(place: Make) -> None:
@@ -189,84 +248,3 @@ def test_an_array_whose_memory_comes_later_is_not_counted(place: Make) -> None:
     for flags in (0x40, 0x80):
         driver.do("cuArray3DCreate_v2", Out(), array(1024, 1024, 0, flags))
     assert here.group.used == here.resident() == 0
-
-
-# ---- graphs --------------------------------------------------------------------------------------
-
-
-def captured(driver: Driver, bytes_: int) -> tuple[int, int]:
-    """A graph that allocates and frees, by capture; it and the stream."""
-    [stream] = driver.do("cuStreamCreate", Out(), 1)
-    driver.do("cuStreamBeginCapture_v2", stream, 0)
-    [pointer] = driver.do("cuMemAllocAsync", Out(), bytes_, stream)
-    driver.do("cuMemFreeAsync", pointer, stream)
-    [graph] = driver.do("cuStreamEndCapture", stream, Out())
-    return graph, stream
-
-
-def test_memory_of_a_graph_counts_when_it_is_launched(place: Make) -> None:
-    here = place(memory=64 * MIB)
-    driver = here.started()
-    graph, stream = captured(driver, 8 * MIB)
-    [exec_] = driver.do("cuGraphInstantiateWithFlags", Out(), graph, 0)
-    assert here.group.used == here.resident() == 0
-    for _ in range(3):
-        driver.do("cuGraphLaunch", exec_, stream)
-        assert here.group.used == here.resident() == 8 * MIB
-    driver.do("cuStreamSynchronize", stream)
-    # What graphs no longer use is given up for others.
-    driver.do("cuMemAlloc_v2", Out(), 64 * MIB)
-    assert here.group.used == here.resident() == 64 * MIB
-    assert driver.result("cuGraphLaunch", exec_, stream) == OUT_OF_MEMORY
-    assert here.resident() == 64 * MIB
-
-
-def test_memory_nodes_of_a_graph_count_as_captured_ones_do(place: Make) -> None:
-    here = place(memory=64 * MIB)
-    driver = here.started()
-    [graph] = driver.do("cuGraphCreate", Out(), 0)
-    for bytes_, result in ((8 * MIB, 0), (100 * MIB, OUT_OF_MEMORY)):
-        node = pool_on(0) + packed("4Q", 0, 0, bytes_, 0)
-        driver.do("cuGraphAddMemAllocNode", Out(), graph, None, 0, node)
-        [exec_] = driver.do("cuGraphInstantiate_v2", Out(), graph, None, None, 0)
-        assert driver.result("cuGraphLaunch", exec_, 0) == result
-        driver.do("cuGraphExecDestroy", exec_)
-    assert here.node.read().gpus[0].peak <= 64 * MIB
-
-
-def test_a_capture_is_not_disturbed(place: Make) -> None:
-    """Allocations, denials and launches within it are legal; a launch waits for nothing."""
-    here = place(memory=64 * MIB)
-    driver = here.started()
-    [stream] = driver.do("cuStreamCreate", Out(), 1)
-    driver.do("cuMemAllocAsync", Out(), 2 * MIB, 0)
-    driver.do("cuStreamBeginCapture_v2", stream, 0)
-    driver.do("cuMemAllocAsync", Out(), 100 * MIB, stream)
-    assert driver.result("cuMemCreate", Out(), 100 * MIB, on_device(0), 0) == OUT_OF_MEMORY
-    [graph] = driver.do("cuStreamEndCapture", stream, Out())
-    [exec_] = driver.do("cuGraphInstantiateWithFlags", Out(), graph, 0)
-    assert driver.result("cuGraphLaunch", exec_, stream) == OUT_OF_MEMORY
-    assert here.node.read().gpus[0].peak <= 64 * MIB
-
-
-# ---- other processes' memory ---------------------------------------------------------------------
-
-
-def test_imported_memory_is_counted_where_it_was_made(place: Make) -> None:
-    here = place()
-    driver = here.started()
-    handle = driver.do("cuMemCreate", Out(), 4 * MIB, on_device(0), 0)[0]
-    [file] = driver.do("cuMemExportToShareableHandle", Out(4), handle, 1, 0)
-    assert driver.do("cuMemImportFromShareableHandle", Out(), file, 1) == [handle]
-    driver.do("cuMemRelease", handle)
-    assert here.group.used == here.resident() == 4 * MIB
-    driver.do("cuMemRelease", handle)
-    assert here.group.used == here.resident() == 0
-    assert here.group.uses()[0].external_imports == 1
-
-
-def test_imports_can_be_denied(place: Make) -> None:
-    driver = place(policy=layout.EXTERNAL_DENY).started()
-    assert driver.result("cuMemImportFromShareableHandle", Out(), 0, 1) == NOT_SUPPORTED
-    assert driver.result("cuImportExternalMemory", Out(), None) == NOT_SUPPORTED
-    assert driver.result("cuMemPoolImportFromShareableHandle", Out(), 0, 1, 0) == NOT_SUPPORTED

@@ -25,7 +25,7 @@ SHAPES = pytest.mark.parametrize(("chunk", "threads"), [(2, 1), (32, 1), (2, 8)]
 def test_the_limit_holds_at_every_step_and_nothing_is_lost(
     place: Make, seed: int, chunk: int, threads: int
 ) -> None:
-    check(place, seed, chunk, threads, calls=1500)
+    check(place, seed, chunk, threads, calls=10_000)
 
 
 @pytest.mark.long

@@ -4,9 +4,10 @@ Run by `Driver` of tests/standin/driver.py. It imports nothing of podfabric: it 
 container.
 
 A call is {"thread", "symbol" or "address", "arguments"}; its answer is [result, outputs], and that
-of {"thread", "address_of"} a symbol's address. An argument is a number, a text, null, {"out": n}
-for room of n bytes, or {"in": hex} for bytes; the contents of both come back, in order;
-{"value": hex} is a CUipcMemHandle. Calls of one thread are made by one thread of this process.
+of {"thread", "address_of"} a symbol's address, of {"thread", "open"} a file's descriptor. An
+argument is a number, a text, null, {"out": n} for room of n bytes, or {"in": hex} for bytes; the
+contents of both come back, in order; {"value": hex} is a CUipcMemHandle. Calls of one thread are
+made by one thread of this process.
 """
 
 import ctypes
@@ -56,6 +57,8 @@ def _touch(address: int) -> int:
 def _call(library: ctypes.CDLL, request: dict[str, Any]) -> list[Any]:
     if "address_of" in request:
         return [ctypes.cast(library[request["address_of"]], ctypes.c_void_p).value, []]
+    if "open" in request:
+        return [os.open(request["open"], os.O_RDWR), []]
     if "touch" in request:
         return [_touch(request["touch"]), []]
     kept: list[ctypes.Array[ctypes.c_char]] = []

@@ -142,14 +142,23 @@ class Driver:
         self._request({"thread": 0, "address_of": symbol})
         return self.receive().result
 
-    def by_value(self, symbol: str, structure: bytes, *arguments: Argument) -> list[int]:
-        """A call that must succeed, of room for 8 bytes and a CUipcMemHandle, by its value."""
+    def call_by_value(self, symbol: str, structure: bytes, *arguments: Argument) -> Answer:
+        """A call with room for 8 bytes and a CUipcMemHandle, by its value."""
         sent: list[Any] = [_sent(Out()), {"value": structure.hex()}, *map(_sent, arguments)]
         self._request({"thread": 0, "symbol": symbol, "arguments": sent})
-        answer = self.receive()
+        return self.receive()
+
+    def by_value(self, symbol: str, structure: bytes, *arguments: Argument) -> list[int]:
+        """The same call, which must succeed."""
+        answer = self.call_by_value(symbol, structure, *arguments)
         if answer.result != 0:
             raise Refused(symbol, answer.result)
         return answer.ints
+
+    def opened(self, path: str) -> int:
+        """Open a file in that process; its descriptor."""
+        self._request({"thread": 0, "open": path})
+        return self.receive().result
 
     def touch(self, address: int) -> bool:
         """Whether the CPU of that process can write a byte at an address, which it tries."""

@@ -66,6 +66,8 @@ class Behaviour(msgspec.Struct, frozen=True, kw_only=True):
     sample_ns: int = 166_666_667
     sample_age_ns: int = 0
     pool_chunk: int = 32 * MIB
+    pitch: int = 512
+    listed: str = "compute"  # NVML's list that has the processes: or "graphics", or "mps"
     cgroups: str | None = None
     nodes: str | None = None  # the directory of /dev/nvidiaN: a process has those it can open
     latency_ns: dict[str, int] = {}  # per export, or "*" for all others

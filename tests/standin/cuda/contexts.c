@@ -27,7 +27,6 @@ CUresult current_context(struct object **found)
     return (*found)->destroyed ? CONTEXT_IS_DESTROYED : SUCCESS;
 }
 
-/* A context occupies memory of its GPU. */
 /* Free all that ends with a context. */
 static void release_of_context(const struct object *context)
 {
@@ -48,6 +47,7 @@ static void release_of_context(const struct object *context)
     }
 }
 
+/* A context occupies memory of its GPU. */
 static CUresult make_context(unsigned gpu, unsigned flags, struct context **made)
 {
     const struct node_gpu *card = &node_get()->gpus[gpu];
@@ -72,6 +72,14 @@ static void end_context(struct context *context)
     object_destroy(&context->object);
 }
 
+static CUresult retain_primary(unsigned gpu)
+{
+    if (primaries[gpu] == NULL)
+        TRY(make_context(gpu, primary_flags[gpu], &primaries[gpu]));
+    primaries[gpu]->retained++;
+    return SUCCESS;
+}
+
 PUBLIC CUresult cuDevicePrimaryCtxRetain(CUhandle *handle, CUdevice device)
 {
     ENTER(cuDevicePrimaryCtxRetain);
@@ -79,9 +87,7 @@ PUBLIC CUresult cuDevicePrimaryCtxRetain(CUhandle *handle, CUdevice device)
     if (handle == NULL)
         return INVALID_VALUE;
     LOCKED;
-    if (primaries[gpu] == NULL)
-        TRY(make_context(gpu, primary_flags[gpu], &primaries[gpu]));
-    primaries[gpu]->retained++;
+    TRY(retain_primary(gpu));
     *handle = &primaries[gpu]->object;
     return SUCCESS;
 }
@@ -124,6 +130,34 @@ PUBLIC CUresult cuDevicePrimaryCtxReset_v2(CUdevice device)
 {
     ENTER(cuDevicePrimaryCtxReset_v2);
     return reset_primary(device, 0);
+}
+
+/* A green context retains the device's primary one, of which it is a part. */
+PUBLIC CUresult cuGreenCtxCreate(CUhandle *handle, CUhandle resources, CUdevice device, unsigned flags)
+{
+    ENTER(cuGreenCtxCreate);
+    GPU_OF(device);
+    if (handle == NULL || resources == NULL || flags != 1)
+        return INVALID_VALUE;
+    LOCKED;
+    TRY(retain_primary(gpu));
+    *handle = object_new(sizeof(struct object), GREEN_CONTEXT, gpu, 0, 0, NULL);
+    return SUCCESS;
+}
+
+PUBLIC CUresult cuGreenCtxDestroy(CUhandle handle)
+{
+    CUdevice device;
+    ENTER(cuGreenCtxDestroy);
+    {
+        LOCKED;
+        struct object *green = object_of(handle, GREEN_CONTEXT);
+        if (green == NULL)
+            return INVALID_CONTEXT;
+        device = device_of(green->gpu);
+        object_destroy(green);
+    }
+    return reset_primary(device, 1);
 }
 
 static CUresult set_primary_flags(CUdevice device, unsigned flags)

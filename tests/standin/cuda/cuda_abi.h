@@ -97,6 +97,22 @@ struct pool_properties {
     unsigned char reserved[56];
 };
 
+struct multicast_properties {
+    unsigned devices;
+    size_t bytes;
+    unsigned long long handle_types, flags;
+};
+
+struct external_memory {
+    int type;
+    union {
+        int file;
+        void *names[2];
+    };
+    unsigned long long bytes;
+    unsigned flags, reserved[16];
+};
+
 struct launch_config {
     unsigned grid[3], block[3], shared_bytes;
     CUhandle stream;
@@ -145,6 +161,8 @@ struct node_parameters {
 _Static_assert(sizeof(struct array3d_descriptor) == 40, "CUDA_ARRAY3D_DESCRIPTOR_v2");
 _Static_assert(sizeof(struct allocation_properties) == 32, "CUmemAllocationProp_v1");
 _Static_assert(sizeof(struct pool_properties) == 88, "CUmemPoolProps_v1");
+_Static_assert(sizeof(struct multicast_properties) == 32, "CUmulticastObjectProp_v1");
+_Static_assert(sizeof(struct external_memory) == 104, "CUDA_EXTERNAL_MEMORY_HANDLE_DESC_v1");
 _Static_assert(sizeof(struct launch_config) == 56, "CUlaunchConfig");
 _Static_assert(sizeof(struct memory_node) == 120, "CUDA_MEM_ALLOC_NODE_PARAMS_v2");
 _Static_assert(sizeof(struct node_parameters) == 256, "CUgraphNodeParams");

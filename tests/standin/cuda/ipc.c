@@ -4,7 +4,7 @@
 
 #include <string.h>
 
-enum { LAZY_PEER_ACCESS = 1 };
+enum { LAZY_PEER_ACCESS = 1, OPAQUE_FILE = 1 };
 
 struct ipc_handle {
     union {
@@ -74,4 +74,29 @@ PUBLIC CUresult cuIpcCloseMemHandle(CUdeviceptr pointer)
     if (allocation == NULL || !allocation->of_another)
         return INVALID_VALUE;
     return allocation_release(allocation);
+}
+
+/* Memory of another API, as Vulkan. Whoever made it is charged. */
+PUBLIC CUresult cuImportExternalMemory(CUhandle *memory, const struct external_memory *description)
+{
+    struct object *context;
+    ENTER(cuImportExternalMemory);
+    LOCKED;
+    TRY(current_context(&context));
+    if (memory == NULL || description == NULL || description->type != OPAQUE_FILE ||
+        description->bytes == 0)
+        return INVALID_VALUE;
+    *memory = object_new(sizeof(struct object), EXTERNAL, context->gpu, 0, 0, context);
+    return SUCCESS;
+}
+
+PUBLIC CUresult cuDestroyExternalMemory(CUhandle handle)
+{
+    ENTER(cuDestroyExternalMemory);
+    LOCKED;
+    struct object *external = object_of(handle, EXTERNAL);
+    if (external == NULL)
+        return INVALID_HANDLE;
+    object_destroy(external);
+    return SUCCESS;
 }

@@ -35,7 +35,7 @@ PUBLIC CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total)
     return SUCCESS;
 }
 
-enum { PITCH = 512, BLOCK = 512, PAGE = 4096, ATTACH_GLOBAL = 1, ATTACH_HOST = 2 };
+enum { BLOCK = 512, PAGE = 4096, ATTACH_GLOBAL = 1, ATTACH_HOST = 2 };
 
 /* Let the CPU touch a range of device addresses, or no longer. */
 static void open_to_cpu(uint64_t start, uint64_t bytes, int open)
@@ -139,7 +139,8 @@ static CUresult pitched(uint64_t width, uint64_t height, unsigned element, uint6
         return INVALID_VALUE;
     if (width == 0 || height == 0 || width > 1ull << 40 || height > 1ull << 40)
         return INVALID_VALUE;
-    *pitch = (width + PITCH - 1) / PITCH * PITCH;
+    const uint64_t unit = node_get()->pitch;
+    *pitch = (width + unit - 1) / unit * unit;
     return *pitch > UINT64_MAX / height ? OUT_OF_MEMORY : SUCCESS;
 }
 

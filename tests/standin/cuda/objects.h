@@ -19,7 +19,7 @@ enum export {
 _Static_assert((int)EXPORTS <= (int)MOST_EXPORTS, "room for the counts of calls");
 
 enum type { CONTEXT = 1, ALLOCATION, ARRAY, POOL, PHYSICAL, RESERVATION, STREAM, EVENT, MODULE, FUNCTION,
-            GRAPH, GRAPH_EXEC, GRAPH_NODE, REGISTRATION };
+            GRAPH, GRAPH_EXEC, GRAPH_NODE, REGISTRATION, GREEN_CONTEXT, EXTERNAL };
 
 /* The beginning of every object. A handle is the object's address; that of a thing with a device
  * address is known by `start` as well. An object is marked when it is destroyed and never freed,

@@ -1,15 +1,20 @@
+#define _GNU_SOURCE
 #include "pools.h"
 
 #include "capture.h"
 #include "streams.h"
 
-enum { BLOCK = 512, SMALLEST_CHUNK = 2 << 20, PINNED = 1, FIRST_FLAG = 1, LAST_FLAG = 3, THRESHOLD = 4,
-       RESERVED = 5, RESERVED_PEAK = 6, USED = 7, USED_PEAK = 8 };
+#include <sys/mman.h>
+#include <unistd.h>
+
+enum { BLOCK = 512, SMALLEST_CHUNK = 2 << 20, PINNED = 1, FILE_DESCRIPTOR = 1, FIRST_FLAG = 1,
+       LAST_FLAG = 3, THRESHOLD = 4, RESERVED = 5, RESERVED_PEAK = 6, USED = 7, USED_PEAK = 8 };
 
 struct pool {
     struct object object;
     struct reserve reserve;
     int on_host;
+    int of_another; /* process: it gives no new memory here */
     int ending; /* destroyed once its last memory is freed */
     uint64_t most, threshold;
     int flags[LAST_FLAG + 1];
@@ -99,7 +104,7 @@ static CUresult allocate(CUdeviceptr *pointer, size_t bytes, CUhandle wanted, CU
     LOCKED;
     TRY(stream_of(stream, per_thread, &place));
     struct pool *pool = object_of(wanted != NULL ? wanted : pool_chosen(place.gpu), POOL);
-    if (pool == NULL || pool->ending || pointer == NULL || bytes == 0)
+    if (pool == NULL || pool->ending || pool->of_another || pointer == NULL || bytes == 0)
         return INVALID_VALUE;
     if (bytes > 1ull << 60)
         return OUT_OF_MEMORY;
@@ -176,11 +181,15 @@ PUBLIC CUresult cuMemPoolCreate(CUhandle *handle, const struct pool_properties *
     ENTER(cuMemPoolCreate);
     if (handle == NULL || properties == NULL || properties->type != PINNED)
         return INVALID_VALUE;
-    int on_host = properties->location.type != LOCATION_DEVICE;
+    int device = properties->location.id;
+    int on_host = properties->location.type != LOCATION_DEVICE &&
+                  properties->location.type != LOCATION_DEVICE_LOCALITY_DOMAIN;
+    if (properties->location.type == LOCATION_DEVICE_LOCALITY_DOMAIN)
+        device &= 0xff;
     if (on_host && (properties->location.type < LOCATION_HOST ||
                     properties->location.type > LOCATION_HOST_NUMA_CURRENT))
         return INVALID_VALUE;
-    int gpu = on_host ? 0 : gpu_of(properties->location.id);
+    int gpu = on_host ? 0 : gpu_of(device);
     if (gpu < 0)
         return INVALID_DEVICE;
     LOCKED;
@@ -200,6 +209,36 @@ PUBLIC CUresult cuMemPoolDestroy(CUhandle handle)
         return INVALID_VALUE;
     pool->ending = 1;
     end_if_empty(pool);
+    return SUCCESS;
+}
+
+PUBLIC CUresult cuMemPoolExportToShareableHandle(void *shareable, CUhandle handle, int type,
+                                                 unsigned long long flags)
+{
+    ENTER(cuMemPoolExportToShareableHandle);
+    LOCKED;
+    const struct pool *pool = object_of(handle, POOL);
+    if (pool == NULL || shareable == NULL || type != FILE_DESCRIPTOR || flags != 0)
+        return INVALID_VALUE;
+    int file = memfd_create("pool", MFD_CLOEXEC);
+    if (file < 0 || pwrite(file, &pool->object.gpu, sizeof pool->object.gpu, 0) < 0)
+        return OUT_OF_MEMORY;
+    *(int *)shareable = file;
+    return SUCCESS;
+}
+
+PUBLIC CUresult cuMemPoolImportFromShareableHandle(CUhandle *handle, void *shareable, int type,
+                                                   unsigned long long flags)
+{
+    unsigned gpu;
+    ENTER(cuMemPoolImportFromShareableHandle);
+    LOCKED;
+    if (handle == NULL || type != FILE_DESCRIPTOR || flags != 0 ||
+        pread((int)(intptr_t)shareable, &gpu, sizeof gpu, 0) != sizeof gpu)
+        return INVALID_VALUE;
+    struct pool *made = pool_new(gpu);
+    made->of_another = 1;
+    *handle = &made->object;
     return SUCCESS;
 }
 

@@ -94,6 +94,21 @@ PUBLIC CUresult cuMemCreate(CUmemHandle *handle, size_t bytes,
     return SUCCESS;
 }
 
+/* Addresses that write to several GPUs at once. It has no memory itself: what is bound to it has. */
+PUBLIC CUresult cuMulticastCreate(CUmemHandle *handle, const struct multicast_properties *properties)
+{
+    ENTER(cuMulticastCreate);
+    if (handle == NULL || properties == NULL || properties->devices == 0 || properties->flags != 0 ||
+        properties->bytes == 0 || properties->bytes % GRANULARITY != 0)
+        return INVALID_VALUE;
+    LOCKED;
+    struct physical *made = object_new(sizeof *made, PHYSICAL, 0, 0, 0, NULL);
+    made->bytes = properties->bytes;
+    made->held = 1;
+    *handle = made->object.start;
+    return SUCCESS;
+}
+
 static void end_if_unused(struct physical *physical)
 {
     if (physical->held > 0 || physical->mapped > 0)

@@ -55,6 +55,8 @@ static void load(void)
     loaded.sample_ns = json_number(file, "sample_ns", 166666667);
     loaded.sample_age_ns = json_number(file, "sample_age_ns", 0);
     loaded.pool_chunk = json_number(file, "pool_chunk", 32 << 20);
+    loaded.pitch = json_number(file, "pitch", 512);
+    loaded.listed = json_text(file, "listed", "compute");
     loaded.nodes = json_text(file, "nodes", NULL);
     loaded.cgroups = json_text(file, "cgroups", NULL);
     loaded.latency_ns = json_get(file, "latency_ns");

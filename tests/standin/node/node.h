@@ -39,6 +39,8 @@ struct node {
     const char *cgroups;      /* root of the cgroup tree of memory limits */
     const struct json *latency_ns;     /* per export, or "*" */
     const struct json *failures;       /* [{"call", "nth", "result"}] of one process */
+    uint64_t pitch;           /* rows of cuMemAllocPitch are multiples of these bytes */
+    const char *listed;       /* the list of NVML that has the processes: compute, graphics, mps */
     const char *nodes;        /* directory of the GPUs' device nodes; NULL: there are none */
     unsigned gpu_count;
     struct node_gpu gpus[MOST_GPUS];

@@ -1,10 +1,10 @@
 /* The processes on a GPU: what they hold, and how much of its time they had. */
 #include "nvml.h"
 
+#include <string.h>
 #include <time.h>
 
-enum { NO_INSTANCE = -1, UTILIZATION_V1 = 0x01000018, DETAIL_V1 = 0x01000018, MODE_COMPUTE = 0,
-       MODE_MPS = 2 };
+enum { NO_INSTANCE = -1, UTILIZATION_V1 = 0x01000018, DETAIL_V1 = 0x01000018, MODE_MPS = 2 };
 
 struct process_v1 {
     unsigned pid;
@@ -64,17 +64,27 @@ static unsigned processes_on(unsigned gpu, struct process_v2 found[MOST_SLOTS])
     return count;
 }
 
+/* What the lists have, in the order of a detail list's modes. */
+static const char *const lists[] = {"compute", "graphics", "mps"};
+
+static unsigned processes_in(const char *list, unsigned gpu, struct process_v2 found[MOST_SLOTS])
+{
+    if (strcmp(list, node_get()->listed) != 0)
+        return 0;
+    ledger_lock();
+    unsigned number = processes_on(gpu, found);
+    ledger_unlock();
+    return number;
+}
+
 /* Fill the caller's room, or say how much is needed. */
-static nvmlReturn running(unsigned gpu, unsigned *count, struct process_v1 *old,
+static nvmlReturn running(unsigned gpu, const char *list, unsigned *count, struct process_v1 *old,
                           struct process_v2 *processes)
 {
     struct process_v2 found[MOST_SLOTS];
     if (count == NULL)
         return NVML_INVALID_ARGUMENT;
-    ledger_lock();
-    unsigned number = processes_on(gpu, found);
-    ledger_unlock();
-    unsigned room = *count;
+    unsigned number = processes_in(list, gpu, found), room = *count;
     *count = number;
     if (number > room)
         return NVML_INSUFFICIENT_SIZE;
@@ -87,43 +97,29 @@ static nvmlReturn running(unsigned gpu, unsigned *count, struct process_v1 *old,
     return NVML_SUCCESS;
 }
 
-PUBLIC nvmlReturn nvmlDeviceGetComputeRunningProcesses(nvmlDevice device, unsigned *count,
-                                                       struct process_v1 *processes)
-{
-    NVML_GPU(device);
-    return running(gpu, count, processes, NULL);
-}
-
-PUBLIC nvmlReturn nvmlDeviceGetComputeRunningProcesses_v2(nvmlDevice device, unsigned *count,
-                                                          struct process_v2 *processes)
-{
-    NVML_GPU(device);
-    return running(gpu, count, NULL, processes);
-}
-
-PUBLIC nvmlReturn nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice device, unsigned *count,
-                                                          struct process_v2 *processes)
-{
-    NVML_GPU(device);
-    return running(gpu, count, NULL, processes);
-}
-
-/* No process here draws, or is a client of MPS. */
-#define NONE_RUNNING(name, structure)                                                              \
-    PUBLIC nvmlReturn name(nvmlDevice device, unsigned *count, structure *processes)               \
+#define RUNNING(kind, list)                                                                        \
+    PUBLIC nvmlReturn nvmlDeviceGet##kind##RunningProcesses(nvmlDevice device, unsigned *count,    \
+                                                            struct process_v1 *processes)          \
     {                                                                                              \
         NVML_GPU(device);                                                                          \
-        (void)gpu, (void)processes;                                                                \
-        *count = 0;                                                                                \
-        return NVML_SUCCESS;                                                                       \
+        return running(gpu, list, count, processes, NULL);                                         \
+    }                                                                                              \
+    PUBLIC nvmlReturn nvmlDeviceGet##kind##RunningProcesses_v2(nvmlDevice device, unsigned *count, \
+                                                               struct process_v2 *processes)       \
+    {                                                                                              \
+        NVML_GPU(device);                                                                          \
+        return running(gpu, list, count, NULL, processes);                                         \
+    }                                                                                              \
+    PUBLIC nvmlReturn nvmlDeviceGet##kind##RunningProcesses_v3(nvmlDevice device, unsigned *count, \
+                                                               struct process_v2 *processes)       \
+    {                                                                                              \
+        NVML_GPU(device);                                                                          \
+        return running(gpu, list, count, NULL, processes);                                         \
     }
 
-NONE_RUNNING(nvmlDeviceGetGraphicsRunningProcesses, struct process_v1)
-NONE_RUNNING(nvmlDeviceGetGraphicsRunningProcesses_v2, struct process_v2)
-NONE_RUNNING(nvmlDeviceGetGraphicsRunningProcesses_v3, struct process_v2)
-NONE_RUNNING(nvmlDeviceGetMPSComputeRunningProcesses, struct process_v1)
-NONE_RUNNING(nvmlDeviceGetMPSComputeRunningProcesses_v2, struct process_v2)
-NONE_RUNNING(nvmlDeviceGetMPSComputeRunningProcesses_v3, struct process_v2)
+RUNNING(Compute, "compute")
+RUNNING(Graphics, "graphics")
+RUNNING(MPSCompute, "mps")
 
 PUBLIC nvmlReturn nvmlDeviceGetRunningProcessDetailList(nvmlDevice device, struct detail_list *list)
 {
@@ -133,10 +129,7 @@ PUBLIC nvmlReturn nvmlDeviceGetRunningProcessDetailList(nvmlDevice device, struc
         return NVML_VERSION_MISMATCH;
     if (list->mode > MODE_MPS)
         return NVML_INVALID_ARGUMENT;
-    ledger_lock();
-    unsigned number = list->mode == MODE_COMPUTE ? processes_on(gpu, found) : 0;
-    ledger_unlock();
-    unsigned room = list->count;
+    unsigned number = processes_in(lists[list->mode], gpu, found), room = list->count;
     list->count = number;
     if (number > room)
         return NVML_INSUFFICIENT_SIZE;

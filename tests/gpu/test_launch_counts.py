@@ -1,0 +1,59 @@
+"""Each launch of a program is counted once, on the GPU that it is for."""
+
+import time
+from collections.abc import Callable
+
+import pytest
+
+from tests.gpu import group as groups
+from tests.gpu.conftest import Place
+from tests.gpu.drivers import not_symbolic
+from tests.gpu.group import hooked
+from tests.gpu.launcher import LAUNCHES, Launcher
+from tests.standin.driver import packed
+from tests.standin.gpus import Behaviour
+
+Make = Callable[..., Place]
+COARSE = 20_000_000  # ns that the clock of a launch may be behind
+
+
+def test_each_function_that_launches_is_tried() -> None:
+    assert set(LAUNCHES) == {name for name in hooked() if "Launch" in name}
+
+
+@pytest.mark.parametrize("symbolic", [True, False])
+def test_each_launch_is_counted_once(place: Make, symbolic: bool) -> None:
+    """Also by a driver that calls its own functions, of which the shim stands in for some."""
+    here = place(behaviour=Behaviour(reenter=True))
+    if not symbolic:
+        here.libraries = groups.libraries(real=str(not_symbolic()))
+    launcher = Launcher(here.started(), "work_1us")
+
+    def launched() -> int:
+        return here.node.read().process(launcher.driver.pid).gpus[0].launches
+
+    for symbol in LAUNCHES:
+        use, before = here.group.uses()[0], launched()
+        begun = time.monotonic_ns()
+        for _ in range(3):
+            launcher.launch(symbol)
+        after = here.group.uses()[0]
+        assert after.launches - use.launches == launched() - before == 3, symbol
+        assert begun - COARSE <= after.last_launch <= time.monotonic_ns(), symbol
+
+
+def test_a_launch_counts_on_its_own_gpu(place: Make) -> None:
+    here = place(count=2)
+    driver = here.started(device=0)
+    first = Launcher(driver, "work_1us")
+    driver.start(1)
+    second = Launcher(driver, "work_1us")
+    before = [use.launches for use in here.group.uses()]
+    second.launch("cuLaunchKernel")
+    assert [use.launches for use in here.group.uses()] == [before[0], before[1] + 1]
+    # One call that launches on both.
+    launches = b"".join(
+        packed("Q7I4xQP", one.kernel, *[1] * 6, 0, one.stream, 0) for one in (first, second)
+    )
+    driver.do("cuLaunchCooperativeKernelMultiDevice", launches, 2, 0)
+    assert [use.launches for use in here.group.uses()] == [before[0] + 1, before[1] + 2]
