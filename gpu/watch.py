@@ -4,6 +4,7 @@ The driver counts all memory, by whatever library it was allocated, so this sees
 What is done about it is decided elsewhere (`enforcement`).
 """
 
+import errno
 import logging
 import time
 from collections import defaultdict
@@ -26,6 +27,7 @@ from gpu.tenants import Tenant, Tenants
 
 TOLERANCE_BYTES, TOLERANCE = 64 << 20, 0.01  # above the limit: bytes, and a part of the limit
 MOST_SYMBOLS = 50  # of a group, in the life of an agent
+_OWN_NEED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 _AHEAD_US = 1_000_000  # how far a sample's time may be ahead of the clock of the day
 
 T = TypeVar("T")
@@ -167,7 +169,7 @@ class Watch:
                 self._complain(group, str(error))
                 # Without the file the group is not made yet, or is being removed.
                 made = (self._groups.root / group / "limits").exists()
-                if made and not isinstance(error, GroupLeased):
+                if made and not isinstance(error, GroupLeased) and not _is_ours(error):
                     self._unusable[group] = refusals.LIMITS
         return files
 
@@ -196,7 +198,7 @@ class Watch:
         except (RegionInvalid, OSError) as error:
             self._complain(group, str(error))
             leased = isinstance(error, RegionLeased) or not files.allocation  # of `limits`
-            if not leased:
+            if not leased and not _is_ours(error):
                 self._unusable[group] = refusals.REGION
             return None
 
@@ -223,9 +225,11 @@ class Watch:
         """Tell of processes that found no slot since the last look."""
         refused = {group: of.counts.refused_slots for group, of in said.items() if of.counts}
         for group, count in refused.items():
-            if count > self._refused.get(group, 0):
+            if count > self._refused.get(group, count):  # of a new agent: who was refused before it
                 self._refusals.tell(tenants[group], refusals.FULL)
-        self._refused = refused
+        self._refused = {
+            group: n for group, n in self._refused.items() if group in tenants
+        } | refused
 
     def _compared(
         self,
@@ -313,3 +317,12 @@ def _alive(files: GroupFiles) -> list[int]:
 
 def _uuids(files: Mapping[str, GroupFiles]) -> Iterator[str]:
     return (limit.uuid for of in files.values() for limit in of.limits)
+
+
+def _is_ours(error: BaseException | None) -> bool:
+    """Whether the agent lacked descriptors or memory: that says nothing of the file."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in _OWN_NEED:
+            return True
+        error = error.__cause__ or error.__context__
+    return False

@@ -4,6 +4,7 @@
  * that goes takes its allocations with it.
  */
 #include "devices.h"
+#include "driver.h"
 #include "gate.h"
 #include "group.h"
 #include "hooks.h"
@@ -26,18 +27,11 @@ static bool add_context(int gpu)
     return done;
 }
 
-static void remove_context(int gpu)
-{
-    if (gpu < 0)
-        return;
-    pthread_mutex_lock(&process->lock);
-    if (process->contexts[gpu] > 0 && --process->contexts[gpu] == 0)
-        group_release_context(gpu);
-    pthread_mutex_unlock(&process->lock);
-}
+enum { NO_GPU = -1 };
 
 struct dropping {
     uint64_t context;
+    int gpu; /* all of this one, if not NO_GPU */
     uint64_t bytes[PF_GPUS];
 };
 
@@ -45,21 +39,34 @@ static bool drop(struct entry *entry, void *with)
 {
     struct dropping *dropping = with;
 
-    if (entry->owner != dropping->context || entry->gpu < 0)
+    if (entry->gpu < 0 || (entry->owner != dropping->context && entry->gpu != dropping->gpu))
         return true;
     dropping->bytes[entry->gpu] += entry->bytes;
     return false;
 }
 
-/* Count no more what belonged to a context that is gone. */
-static void drop_allocations(void *context)
+/* Count no more what belonged to a context that is gone; or all of a GPU that has none any more, also
+   what was allocated in a green one, which no call says. */
+static void drop_allocations(void *context, int gpu_without)
 {
-    struct dropping dropping = {.context = (uintptr_t)context};
+    struct dropping dropping = {.context = (uintptr_t)context, .gpu = gpu_without};
 
     table_visit(TABLE_POINTER, drop, &dropping);
     table_visit(TABLE_ARRAY, drop, &dropping);
     for (int gpu = 0; gpu < PF_GPUS; gpu++)
         group_release(gpu, dropping.bytes[gpu]);
+}
+
+static void remove_context(int gpu)
+{
+    if (gpu < 0)
+        return;
+    pthread_mutex_lock(&process->lock);
+    if (process->contexts[gpu] > 0 && --process->contexts[gpu] == 0) {
+        group_release_context(gpu);
+        drop_allocations(NULL, gpu);
+    }
+    pthread_mutex_unlock(&process->lock);
 }
 
 static int begin(int device)
@@ -113,7 +120,7 @@ int on_context_destroy(const struct hook *hook, PARAMS_handle)
     if (known && result != CU_SUCCESS) {
         table_put(&context);
     } else if (known) {
-        drop_allocations(handle);
+        drop_allocations(handle, NO_GPU);
         remove_context(context.gpu);
     }
     return result;
@@ -162,7 +169,7 @@ static void primary_gone(int device, void *context)
     int gpu = gpu_of_device(device);
 
     if (context)
-        drop_allocations(context);
+        drop_allocations(context, NO_GPU);
     remove_context(gpu);
     if (gpu < 0)
         return;
@@ -175,15 +182,19 @@ static void primary_gone(int device, void *context)
 static void release_primary(int device, bool all)
 {
     struct ordinal *ordinal = &process->ordinal[device];
+    unsigned flags;
+    int active = 0;
 
     pthread_mutex_lock(&process->lock);
-    bool gone = ordinal->primary > 0 && (all || ordinal->primary == 1);
+    bool known = !all && driver.cuDevicePrimaryCtxGetState &&
+                 driver.cuDevicePrimaryCtxGetState(device, &flags, &active) == CU_SUCCESS;
+    bool gone = ordinal->primary > 0 && (known ? !active : all || ordinal->primary == 1);
     void *context = ordinal->primary_context;
 
     if (gone) {
         ordinal->primary = 0;
         ordinal->primary_context = NULL;
-    } else if (ordinal->primary > 0) {
+    } else if (ordinal->primary > 1) {
         ordinal->primary--;
     }
     pthread_mutex_unlock(&process->lock);

@@ -137,6 +137,7 @@ struct driver {
     int (*cuCtxGetDevice)(int *device);
     int (*cuDeviceGetUuid)(uint8_t uuid[16], int device);
     int (*cuDeviceGetUuid_v2)(uint8_t uuid[16], int device); /* also knows MIG devices */
+    int (*cuDevicePrimaryCtxGetState)(int device, unsigned *flags, int *active);
     int (*cuDriverGetVersion)(int *version);
     int (*cuDeviceGetMemPool)(void **pool, int device);
     int (*cuMemFree_v2)(uint64_t pointer);

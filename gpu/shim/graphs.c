@@ -100,9 +100,7 @@ static void trim(int gpu)
 
 void trim_graphs(int gpu)
 {
-    /* What a launch finds there must stay until it has it. */
-    if (pthread_mutex_trylock(&process->graph_lock) != 0)
-        return;
+    pthread_mutex_lock(&process->graph_lock);
     trim(gpu);
     pthread_mutex_unlock(&process->graph_lock);
 }
@@ -318,7 +316,7 @@ static void note_launch(void *stream, const void *graph)
             note_captured(stream, gpu, entry.bytes);
 }
 
-static int with_memory(const struct hook *hook, void *graph, void *stream)
+static int with_memory(const struct hook *hook, void *graph, void *stream, struct gate_launch *launch)
 {
     uint64_t expected[ORDINALS];
 
@@ -333,6 +331,8 @@ static int with_memory(const struct hook *hook, void *graph, void *stream)
     }
     if (!charge_all(TABLE_EXEC, graph, expected))
         return CU_OUT_OF_MEMORY;
+    if (launch && launch->start) /* from here on it is timed, not while it waited for the lock */
+        driver.cuEventRecord(launch->start, launch->stream);
     int result = REAL(hook, graph)(ARGS_graph);
 
     settle_all(expected);
@@ -341,7 +341,7 @@ static int with_memory(const struct hook *hook, void *graph, void *stream)
 
 int on_graph_upload(const struct hook *hook, PARAMS_graph)
 {
-    return with_memory(hook, graph, stream);
+    return with_memory(hook, graph, stream, NULL);
 }
 
 int on_graph_launch(const struct hook *hook, PARAMS_graph)
@@ -349,7 +349,7 @@ int on_graph_launch(const struct hook *hook, PARAMS_graph)
     struct gate_launch launch;
 
     before_launch(&launch, hook, GATE_GRAPH, graph, stream);
-    return after_launch(&launch, with_memory(hook, graph, stream));
+    return after_launch(&launch, with_memory(hook, graph, stream, &launch));
 }
 
 int on_graph_trim(const struct hook *hook, PARAMS_device)

@@ -67,7 +67,11 @@ static int lock_mutex(pthread_mutex_t *mutex)
         return EINVAL;
     int error = pthread_mutex_trylock(mutex);
 
-    return error == EBUSY ? wait_for_lock(mutex) : error;
+    if (error == EBUSY)
+        return wait_for_lock(mutex);
+    if (process->lock_is_stuck)
+        process->lock_is_stuck = false;
+    return error;
 }
 
 bool region_lock(void)
@@ -206,22 +210,6 @@ bool group_look(void)
     return open;
 }
 
-/* Take the mutex, with a slot that is still this process'. The agent may have taken it for dead, and
-   a tenant can write there what it likes. */
-static bool enter(void)
-{
-    for (int attempt = 0; attempt < 2; attempt++) {
-        if (!group_join() || !region_lock())
-            return false;
-        if (slot_is_ours())
-            return true;
-        region_unlock();
-        STEP("slot lost");
-        atomic_store(&process->joined, JOINED_NOT);
-    }
-    return false;
-}
-
 /* ---- the account ---------------------------------------------------------------------------- */
 
 static void set_used(struct pf_gpu *account, uint64_t used)
@@ -252,6 +240,46 @@ static void subtract(int gpu, uint64_t bytes)
     *used -= bytes < *used ? bytes : *used;
 }
 
+/* What could not be counted, since the lock was not to be had. */
+static void owe(int gpu, int64_t bytes)
+{
+    atomic_fetch_add(&process->owed[gpu], bytes);
+    atomic_store(&process->owes, true);
+}
+
+static void pay_owed(void)
+{
+    if (!atomic_load_explicit(&process->owes, memory_order_relaxed))
+        return;
+    atomic_store(&process->owes, false);
+    for (int gpu = 0; gpu < PF_GPUS; gpu++) {
+        int64_t bytes = atomic_exchange(&process->owed[gpu], 0);
+
+        if (bytes > 0)
+            add(gpu, (uint64_t)bytes);
+        else if (bytes < 0)
+            subtract(gpu, (uint64_t)-bytes);
+    }
+}
+
+/* Take the mutex, with a slot that is still this process'. The agent may have taken it for dead, and
+   a tenant can write there what it likes. */
+static bool enter(void)
+{
+    for (int attempt = 0; attempt < 2; attempt++) {
+        if (!group_join() || !region_lock())
+            return false;
+        if (slot_is_ours()) {
+            pay_owed();
+            return true;
+        }
+        region_unlock();
+        STEP("slot lost");
+        atomic_store(&process->joined, JOINED_NOT);
+    }
+    return false;
+}
+
 static bool fits(int gpu, uint64_t bytes)
 {
     uint64_t limit = process->limits.gpu[gpu].memory_bytes;
@@ -279,16 +307,24 @@ bool group_charge(int gpu, uint64_t bytes)
 
 void group_release(int gpu, uint64_t bytes)
 {
-    if (bytes == 0 || !is_gpu(gpu) || !enter())
+    if (bytes == 0 || !is_gpu(gpu))
         return;
+    if (!enter()) {
+        owe(gpu, -(int64_t)bytes);
+        return;
+    }
     subtract(gpu, bytes);
     region_unlock();
 }
 
 bool group_replace(int gpu, uint64_t counted, uint64_t actual)
 {
-    if (!is_gpu(gpu) || !enter())
+    if (!is_gpu(gpu))
         return false;
+    if (!enter()) {
+        owe(gpu, (int64_t)(actual - counted));
+        return false;
+    }
     if (actual > counted)
         add(gpu, actual - counted);
     else

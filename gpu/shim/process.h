@@ -45,6 +45,9 @@ struct process {
     uint64_t registration;
     uint64_t data_bytes[PF_GPUS]; /* what the slot must say; under the region's mutex */
 
+    _Atomic int64_t owed[PF_GPUS]; /* to data_bytes, since the lock was not to be had */
+    atomic_bool owes;
+
     struct limits limits; /* a copy, under the region's mutex */
 
     struct ordinal ordinal[ORDINALS];

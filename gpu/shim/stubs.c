@@ -53,6 +53,7 @@ static void find_driver(void *library)
     FIND(cuCtxGetDevice);
     FIND(cuDeviceGetUuid);
     FIND(cuDeviceGetUuid_v2);
+    FIND(cuDevicePrimaryCtxGetState);
     FIND(cuDriverGetVersion);
     FIND(cuDeviceGetMemPool);
     FIND(cuMemFree_v2);

@@ -97,6 +97,34 @@ def test_a_green_context_keeps_the_primary_one(place: Make) -> None:
     assert here.group.used == here.resident() == 0
 
 
+def test_what_is_allocated_in_a_green_context_ends_with_the_last_one(place: Make) -> None:
+    """No call says of which device's primary context a context is that was made of a green one."""
+    here = place(context=MIB)
+    driver = initialised(here)
+    [green] = driver.do("cuGreenCtxCreate", Out(), RESOURCES, 0, DEFAULT_STREAM)
+    [context] = driver.do("cuCtxFromGreenCtx", Out(), green)
+    driver.do("cuCtxSetCurrent", context)
+    driver.do("cuMemAlloc_v2", Out(), 4 * MIB)
+    assert (here.group.used, here.resident()) == (5 * MIB, 4 * MIB)
+    driver.do("cuGreenCtxDestroy", green)
+    assert here.group.used == here.resident() == 0
+
+
+def test_a_reset_releases_nothing(place: Make) -> None:
+    """So a release after it ends the context only if it was not retained before."""
+    here = place(memory=8 * MIB)
+    driver = here.started()
+    driver.do("cuDevicePrimaryCtxReset_v2", 0)
+    [context] = driver.do("cuDevicePrimaryCtxRetain", Out(), 0)
+    driver.do("cuCtxSetCurrent", context)
+    driver.do("cuMemAlloc_v2", Out(), 8 * MIB)
+    driver.do("cuDevicePrimaryCtxRelease_v2", 0)
+    assert here.group.used == here.resident() == 8 * MIB
+    assert driver.result("cuMemAlloc_v2", Out(), MIB) == OUT_OF_MEMORY
+    driver.do("cuDevicePrimaryCtxRelease_v2", 0)
+    assert here.group.used == here.resident() == 0
+
+
 @pytest.mark.parametrize("destroy", ["cuCtxDestroy", "cuCtxDestroy_v2"])
 def test_a_context_takes_its_allocations_with_it(place: Make, destroy: str) -> None:
     here = place(context=MIB)

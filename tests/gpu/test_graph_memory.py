@@ -1,9 +1,12 @@
 """Memory of graphs counts when a graph is launched, however the graph was made."""
 
+import time
 from collections.abc import Callable
 
+import msgspec
 import pytest
 
+from gpu.limits_file import LimitsFile
 from tests.gpu.conftest import MIB, Place
 from tests.gpu.forms import on_device, pool_on
 from tests.gpu.ways import graph_of
@@ -11,6 +14,7 @@ from tests.standin.driver import Argument, Driver, Out, packed
 from tests.standin.gpus import Behaviour
 
 OUT_OF_MEMORY = 2
+MS = 1_000_000  # nanoseconds
 IS_GRAPH, ALLOCATES = 4, 10  # CUgraphNodeType
 UPLOADS = 2  # CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD
 Make = Callable[..., Place]
@@ -89,6 +93,48 @@ def test_launches_at_once_do_not_both_take_what_one_has_left(place: Make) -> Non
         driver.send("cuGraphLaunch", executable, 0, thread=thread)
     assert sorted(driver.receive().result for _ in graphs) == [0, OUT_OF_MEMORY]
     assert here.node.read().gpus[0].peak == 64 * MIB
+
+
+def test_what_graphs_have_left_is_given_up_also_while_one_is_launched(place: Make) -> None:
+    slow = {"cuDeviceGetGraphMemAttribute": 100_000_000}
+    here = place(memory=64 * MIB, behaviour=Behaviour(pool_chunk=2 * MIB, latency_ns=slow))
+    driver = here.process()
+    context = driver.start()
+    driver.do("cuCtxSetCurrent", context, thread=1)
+    graph, stream = captured(driver, 64 * MIB)
+    [idle] = driver.do("cuGraphInstantiateWithFlags", Out(), graph, 0)
+    driver.do("cuGraphLaunch", idle, stream)
+    driver.do("cuStreamSynchronize", stream)
+    graph, stream = captured(driver, 2 * MIB)
+    [small] = driver.do("cuGraphInstantiateWithFlags", Out(), graph, 0)
+    driver.send("cuGraphLaunch", small, stream, thread=0)
+    driver.send("cuMemAlloc_v2", Out(), 32 * MIB, thread=1)
+    assert [driver.receive().result for _ in range(2)] == [0, 0]
+
+
+def test_a_launch_that_waits_for_another_graphs_memory_is_not_timed_meanwhile(
+    place: Make,
+) -> None:
+    slow = {"cuGraphInstantiateWithParams": 200_000_000}
+    here = place(memory=256 * MIB, behaviour=Behaviour(pool_chunk=2 * MIB, latency_ns=slow))
+    with LimitsFile(here.group.limits) as limits:
+        [entry] = limits.gpus()
+        limits.write([msgspec.structs.replace(entry, share=0.5)])
+    driver = here.process()
+    context = driver.start()
+    driver.do("cuCtxSetCurrent", context, thread=1)
+    graph, stream = captured(driver, 2 * MIB)
+    [exec_] = driver.do("cuGraphInstantiateWithFlags", Out(), graph, 0)
+    for _ in range(4):
+        large = empty_graph(driver)
+        _memory_node(driver, large, 2 * MIB)
+        driver.send("cuGraphInstantiateWithParams", Out(), large, with_parameters(2), thread=1)
+        time.sleep(0.05)  # for it to have begun; if it has not, the launch waits for nothing
+        driver.send("cuGraphLaunch", exec_, stream, thread=0)
+        assert [driver.receive().result for _ in range(2)] == [0, 0]
+        driver.do("cuStreamSynchronize", stream)
+    [use, *_] = here.group.uses()
+    assert use.paid_ns < 200 * MS  # the waits are 600 ms
 
 
 def test_memory_nodes_of_a_graph_count_as_captured_ones_do(place: Make) -> None:

@@ -5,6 +5,7 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -246,17 +247,28 @@ def test_who_waited_in_vain_for_the_lock_has_it_as_soon_as_it_is_open_again(plac
     here = place(memory=8 * MIB)
     here.libraries = groups.libraries(steps=True)
     driver = here.started()
+    [pointer] = driver.do("cuMemAlloc_v2", Out(), 6 * MIB)
     with here.group.region.open("r+b", buffering=0) as file:
+
+        def write(mutex: bytes) -> None:
+            file.seek(PARTS["mutex"][0])
+            file.write(mutex)
+
         file.seek(PARTS["mutex"][0])
         opened = file.read(64)
-        file.seek(PARTS["mutex"][0])
-        file.write(TAKEN)
+        write(TAKEN)
         assert driver.outcome("cuMemAlloc_v2", Out(), MIB) == OUT_OF_MEMORY
-        assert here.group.used == here.resident() == 0
-        file.seek(PARTS["mutex"][0])
-        file.write(opened)
-    driver.do("cuMemAlloc_v2", Out(), MIB)
-    assert here.group.used == here.resident() == MIB
+        driver.do("cuMemFree_v2", pointer)  # which is counted when the lock is had again
+        assert (here.group.used, here.resident()) == (6 * MIB, 0)
+        write(opened)
+        driver.do("cuMemAlloc_v2", Out(), 6 * MIB)
+        assert here.group.used == here.resident() == 6 * MIB
+        write(TAKEN)
+        later = threading.Timer(0.3, write, [opened])
+        later.start()
+        driver.do("cuMemAlloc_v2", Out(), MIB)  # it waits as long as ever
+        later.join()
+    assert here.group.used == here.resident() == 7 * MIB
 
 
 def test_a_slot_that_was_taken_away_is_replaced_by_another(place: Make) -> None:

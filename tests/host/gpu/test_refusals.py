@@ -1,5 +1,6 @@
 """Processes that get no GPU though their container holds a part of one: who is told, and what."""
 
+import resource
 import signal
 import subprocess
 import sys
@@ -23,8 +24,15 @@ def node(tmp_path: Path) -> Iterator[GroupsNode]:
 
 
 @pytest.fixture
-def watch(node: GroupsNode) -> Watch:
-    return Watch(node.groups, node.registrar._tenants, node.registrar.living, dict, node.told)
+def make_watch(node: GroupsNode) -> Callable[[], Watch]:
+    """The watch of another agent, each time."""
+    of = node.registrar
+    return lambda: Watch(node.groups, of._tenants, of.living, dict, node.told)
+
+
+@pytest.fixture
+def watch(make_watch: Callable[[], Watch]) -> Watch:
+    return make_watch()
 
 
 def test_a_pod_is_told_of_a_process_with_a_library_of_another_version(
@@ -157,6 +165,36 @@ def test_a_lease_that_a_tenant_takes_is_no_fault_of_the_file(
         assert holder.stdout is not None
         assert holder.stdout.readline() == b"has it\n"
         for _ in range(3):
+            watch.look(None)
+    assert node.refused() == []
+
+
+def test_an_agent_without_descriptors_tells_nothing_of_the_files(
+    node: GroupsNode, watch: Watch
+) -> None:
+    for group in "abc":
+        node.container(group)
+    watch.look(None)
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, before[1]))
+    try:
+        for _ in range(3):
+            watch.look(None)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert node.refused() == []
+
+
+def test_who_found_no_slot_is_not_told_again_by_the_next_agent(
+    node: GroupsNode, make_watch: Callable[[], Watch]
+) -> None:
+    node.container("a")
+    with (node.groups.root / "a/region").open("r+b") as region:
+        region.seek(layout.PfRegionHeader.refused_slots.offset)  # type: ignore[attr-defined]
+        region.write((1).to_bytes(8, "little"))
+    for _ in range(2):
+        watch = make_watch()
+        for _ in range(2):
             watch.look(None)
     assert node.refused() == []
 

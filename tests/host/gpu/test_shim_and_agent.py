@@ -179,7 +179,8 @@ def test_a_process_that_finds_no_slot_gets_no_gpu_and_its_pod_is_told(
     with (node.groups.root / "a/region").open("r+b") as region:
         region.seek(layout.SLOT_AT)
         region.write(taken * layout.SLOTS)
-    assert refused.result("cuInit", 0) == SYSTEM_NOT_READY
     watch = Watch(node.groups, node.registrar._tenants, node.registrar.living, dict, node.told)
+    watch.look(None)
+    assert refused.result("cuInit", 0) == SYSTEM_NOT_READY
     watch.look(None)
     assert node.refused() == [("a", refusals.FULL)]

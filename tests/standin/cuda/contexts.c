@@ -16,6 +16,7 @@ struct context {
 
 static struct context *primaries[MOST_GPUS];
 static unsigned primary_flags[MOST_GPUS];
+static int kept[MOST_GPUS]; /* how often each is retained that was reset: that releases nothing */
 static __thread struct object *stack[STACK];
 static __thread int depth;
 
@@ -34,7 +35,10 @@ static void release_of_context(const struct object *context)
         older = one->older;
         if (one->context != context || one->destroyed)
             continue;
-        if (one->type == ALLOCATION)
+        if (one->type == CONTEXT) {
+            release_of_context(one);
+            object_destroy(one);
+        } else if (one->type == ALLOCATION)
             allocation_release((struct allocation *)one);
         else if (one->type == STREAM)
             stream_release((struct stream *)one);
@@ -74,8 +78,11 @@ static void end_context(struct context *context)
 
 static CUresult retain_primary(unsigned gpu)
 {
-    if (primaries[gpu] == NULL)
+    if (primaries[gpu] == NULL) {
         TRY(make_context(gpu, primary_flags[gpu], &primaries[gpu]));
+        primaries[gpu]->retained = kept[gpu];
+        kept[gpu] = 0;
+    }
     primaries[gpu]->retained++;
     return SUCCESS;
 }
@@ -97,10 +104,15 @@ static CUresult reset_primary(CUdevice device, int release)
     GPU_OF(device);
     LOCKED;
     struct context *primary = primaries[gpu];
+    if (primary == NULL && release && kept[gpu] > 0) {
+        kept[gpu]--;
+        return SUCCESS;
+    }
     if (primary == NULL)
         return release ? INVALID_CONTEXT : SUCCESS;
     if (release && --primary->retained > 0)
         return SUCCESS;
+    kept[gpu] = primary->retained;
     primaries[gpu] = NULL;
     pools_reset(gpu);
     graph_memory_reset(gpu);
@@ -142,6 +154,19 @@ PUBLIC CUresult cuGreenCtxCreate(CUhandle *handle, CUhandle resources, CUdevice 
     LOCKED;
     TRY(retain_primary(gpu));
     *handle = object_new(sizeof(struct object), GREEN_CONTEXT, gpu, 0, 0, NULL);
+    return SUCCESS;
+}
+
+/* A context for calls that need one. What is made in it ends with the primary one. */
+PUBLIC CUresult cuCtxFromGreenCtx(CUhandle *handle, CUhandle green_context)
+{
+    ENTER(cuCtxFromGreenCtx);
+    LOCKED;
+    struct object *green = object_of(green_context, GREEN_CONTEXT);
+    if (handle == NULL || green == NULL)
+        return INVALID_VALUE;
+    *handle = object_new(sizeof(struct context), CONTEXT, green->gpu, 0, 0,
+                         &primaries[green->gpu]->object);
     return SUCCESS;
 }
 
