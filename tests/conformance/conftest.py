@@ -75,7 +75,7 @@ def surroundings(
     root = tmp_path_factory.mktemp("agent")
     (root / "etc").mkdir()
     # A sweep would take what other nodes' tests have on this host, whose journals it does not see.
-    (root / "etc/config.yaml").write_text("agent: {sweep: false}\n")
+    (root / "etc/config.yaml").write_text('agent: {listen: "", sweep: false}\n')
     service = Service(root)
     service.keep_alive()
     service.wait_until_ready()
