@@ -74,7 +74,7 @@ def test_a_process_that_waits_sees_a_new_share_within_100_ms(tmp_path: Path) -> 
 
 
 def test_processes_that_waited_for_as_long_as_they_may_are_held_back_on(tmp_path: Path) -> None:
-    """Each launch costs 200 ms of waiting, and waits for the cap alone. There is no agent."""
+    """Each launch has to wait 200 ms, but none waits longer than the cap. There is no agent."""
     files = Files(tmp_path, share=1)
     cap = 50 * MS
     files.set_most_debt(cap)

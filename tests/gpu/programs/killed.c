@@ -45,7 +45,7 @@ void pf_step(const char *name)
 }
 
 static void *library;
-static int failed; /* the first result that is no success */
+static int failed; /* the first error of the driver */
 
 static void call(const char *symbol, uint64_t first, uint64_t second, uint64_t third, uint64_t fourth,
                  uint64_t fifth)

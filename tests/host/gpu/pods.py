@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from ctypes import sizeof
 from pathlib import Path
 from types import TracebackType
+from typing import Self
 
 import pytest
 
@@ -17,6 +18,7 @@ from base.pod import Pod
 from gpu import layout, processes
 from gpu.group_limits import Limit
 from gpu.groups import Groups
+from gpu.limits_file import LimitsFile
 from gpu.processes import Container
 from gpu.refusals import Refusal, Refusals
 from gpu.registration import Registrar
@@ -155,6 +157,13 @@ class GroupsNode:
         self.registrar = self._registrar()
         self.registrar.start()
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.stack.close()
+        self.registrar.close()
+
     def _registrar(self) -> Registrar:
         tenants = Tenants(lambda: self.tenants, self.groups.root)
         return Registrar(self.groups, tenants, self.told)
@@ -201,6 +210,15 @@ class GroupsNode:
         return [(refusal.tenant.group, refusal.text) for refusal in self.refusals]
 
     def alive(self, group: str) -> dict[int, int]:
-        """The pids of living processes, by slot."""
-        known = self.groups.read(group).processes
-        return {slot: each.host_pid for slot, each in known.items() if each.alive}
+        """The pids of living processes, by slot. Like shims, it takes no part of a change."""
+        alive: dict[int, int] = {}
+
+        def is_whole() -> bool:
+            nonlocal alive
+            with LimitsFile(self.groups.root / group / "limits") as limits:
+                known = limits.processes()
+                alive = {slot: each.host_pid for slot, each in known.items() if each.alive}
+                return not limits.is_changing()
+
+        until(is_whole, pause=0.0005)
+        return alive

@@ -121,10 +121,8 @@ class Killing:
 @pytest.fixture
 def killing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Killing]:
     monkeypatch.chdir(tmp_path)
-    node = GroupsNode(tmp_path / "gpu")
-    with node.stack:
+    with GroupsNode(tmp_path / "gpu") as node:
         yield Killing(node, tmp_path)
-    node.registrar.close()
 
 
 @pytest.mark.parametrize("kind", KINDS)

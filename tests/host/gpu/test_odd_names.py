@@ -15,10 +15,8 @@ from tests.waiting import until
 
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[GroupsNode]:
-    node = GroupsNode(tmp_path / "gpu")
-    with node.stack:
+    with GroupsNode(tmp_path / "gpu") as node:
         yield node
-    node.registrar.close()
 
 
 def test_a_container_that_names_its_cgroups_after_another_pods_stays_what_it_is(

@@ -17,10 +17,8 @@ from tests.host.gpu.pods import GroupsNode
 
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[GroupsNode]:
-    node = GroupsNode(tmp_path / "gpu")
-    with node.stack:
+    with GroupsNode(tmp_path / "gpu") as node:
         yield node
-    node.registrar.close()
 
 
 @pytest.fixture

@@ -27,10 +27,8 @@ LONG = "podfabric.io-gpu-10g-25." + "x" * 150  # its socket's path is longer tha
 
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[GroupsNode]:
-    node = GroupsNode(tmp_path / "gpu")
-    with node.stack:
+    with GroupsNode(tmp_path / "gpu") as node:
         yield node
-    node.registrar.close()
 
 
 @pytest.mark.parametrize("version", [1, 2])

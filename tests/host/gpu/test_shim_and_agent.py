@@ -38,10 +38,8 @@ def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[GroupsNode]:
-    node = GroupsNode(tmp_path / "gpu")
-    with node.stack:
+    with GroupsNode(tmp_path / "gpu") as node:
         yield node
-    node.registrar.close()
 
 
 @pytest.fixture

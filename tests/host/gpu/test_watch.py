@@ -44,10 +44,8 @@ def opened(driver: Node) -> Iterator[Nvml]:
 
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[GroupsNode]:
-    node = GroupsNode(tmp_path / "gpu")
-    with node.stack:
+    with GroupsNode(tmp_path / "gpu") as node:
         yield node
-    node.registrar.close()
 
 
 @pytest.fixture
