@@ -3,7 +3,7 @@
 It keeps a part of the GPU's multiprocessors for them, in hardware, and a limit of memory for each
 process. The shim keeps the limit for their sum. A program that reaches no control daemon would have
 the whole GPU, so the GPU must be in the mode EXCLUSIVE_PROCESS, and a container is refused its
-start while none listens. Nobody asks whether the daemon has a server: it starts one for a client.
+start while none listens. The daemon needs no server yet: it starts one for its first client.
 
 Sources: NVIDIA's MPS documentation, "Environment Variables" and "Legacy MPS v2 Interface";
 nvidia-cuda-mps-control(1); nvml.h, nvmlComputeMode_t; what GKE gives its containers.

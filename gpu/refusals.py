@@ -1,7 +1,7 @@
-"""Processes of a container that get no GPU though it holds a part of one, for people to know.
+"""Tells people when a process gets no GPU although its container holds a part of one.
 
-Their shims say so on standard error. Here it is told to whoever looks at the pod. An agent that is
-away tells nobody, and does not know it when it is back.
+The shim says it on the process' standard error. This says it in the agent's log, and to `report`.
+An agent that is away says nothing, and does not learn of it later.
 """
 
 import logging

@@ -81,7 +81,7 @@ class ShareController:
         self._write(states, usages)
 
     def settle(self) -> None:
-        """Give elastic groups their own shares again: while no agent runs, nobody else does."""
+        """Give elastic groups their own shares again: without an agent they would keep others'."""
         for group in self._groups.names():
             with suppress(GroupError, OSError):
                 if any(limit.elastic for limit in self._groups.read(group).limits):

@@ -79,7 +79,7 @@ class _Client:
         patience: float,
     ) -> Response:
         deadline = time.monotonic() + patience
-        # The server works on a patch of a large object for seconds. It stops when nobody waits.
+        # The server works on a patch of a large object for seconds. It may give up with the client.
         read = patience if method == "PATCH" else min(READ, patience)
         limits = (min(CONNECT, patience), read)
         response = self._open(method, where, query, body, accept, limits)
