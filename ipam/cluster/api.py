@@ -146,7 +146,8 @@ class ClusterApi(Protocol):
         fields: Mapping[str, str] | None = None,
         namespace: str = "",
     ) -> Iterator[Change[AnyResource]]:
-        """Changes since that version, until the server ends the watch (minutes). WatchExpired."""
+        """Changes since that version, until the server ends the watch (minutes). WatchExpired.
+        Unavailable: it shows nothing for too long, so what is known may be too old."""
 
     def node(self, name: str) -> Node:
         """A Node object. NotFound."""

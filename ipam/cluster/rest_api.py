@@ -79,7 +79,8 @@ class Transport(Protocol):
         """The answer to one request, after `patience` seconds at most."""
 
     def follow(self, where: str, query: Query) -> Lines:
-        """The answer to a GET that goes on. Its lines end where the connection does."""
+        """The answer to a GET that goes on. Its lines end where the connection does, with
+        Unavailable where it shows nothing for too long."""
 
 
 class RestApi:
