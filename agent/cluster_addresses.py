@@ -72,9 +72,11 @@ def api_of(
     from ipam.cluster.api import ApiError
     from ipam.cluster.kubernetes_api import KubernetesApi
 
-    kubeconfig = environ.get(KUBECONFIG)
+    kubeconfig, node = environ.get(KUBECONFIG), environ.get(NODE_NAME, "")
     try:
-        return KubernetesApi(Path(kubeconfig) if kubeconfig else None, writer="podfabric-agent")
+        return KubernetesApi(
+            Path(kubeconfig) if kubeconfig else None, writer="podfabric-agent", node=node
+        )
     except ApiError as error:
         _log.error(
             "%s, and there is no cluster to ask: %s; run the agent in a pod with a service account "

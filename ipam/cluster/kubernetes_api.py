@@ -39,11 +39,12 @@ class KubernetesApi(RestApi):
         kubeconfig: Path | None = None,
         *,
         writer: str = "podfabric",
+        node: str = "",
         timeout: float = TIMEOUT,
         pace: Pace | None = None,
     ) -> None:
         self._client = _Client(kubeconfig, writer)
-        super().__init__(self._client, writer=writer, timeout=timeout, pace=pace)
+        super().__init__(self._client, writer=writer, node=node, timeout=timeout, pace=pace)
 
     def close(self) -> None:
         """Close the connections."""
