@@ -170,7 +170,7 @@ class Rounds:
     def round(self, world: World) -> Seen:
         """Do everything once. A step that fails is left for the next round: see `steps`."""
         pools = {pool.metadata.name: pool for pool in world.pools}
-        unusable = self._pool_maker.make(world.definitions, pools, self.steps)
+        unusable = self._pool_maker.make(world.definitions, pools, world.blocks, self.steps)
         blocks = decisive(world.blocks, pools)
         nv_pools: tuple[NvPool, ...] = (*world.ippools, *world.cidrpools)
         unusable += self._nv_pools.keep(nv_pools, world.shares, pools, blocks, self.steps)
