@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from agent.cluster_addresses import KUBECONFIG
+from agent.cluster_addresses import KUBECONFIG, NODE_NAME
 from agent.cluster_policies import DENIED
 from ipam.cluster.kubernetes_api import KubernetesApi
 from tests.api.conftest import NODE_A
@@ -32,7 +32,7 @@ class AgentNode:
         self.root = root
         self._stack = stack
         kubeconfig = server.plane.directory / f"{NODE_A}.kubeconfig"
-        self._environ = {KUBECONFIG: str(kubeconfig)} | {
+        self._environ = {KUBECONFIG: str(kubeconfig), NODE_NAME: NODE_A} | {
             f"PODFABRIC_{name.upper()}": str(root / name) for name in ("kubelet", "cni_bin", "sys")
         }
         install_launchers(root / "cni_bin", ["podfabric-ipam"])
