@@ -12,7 +12,7 @@ from base.paths import Paths
 from cli import gpu_tables, node_gpus, output
 from cli.arguments import file
 from cli.node_gpus import NodeGPUs
-from cli.output import Cell, Table
+from cli.output import Cell, Lines, Table
 from cli.this_node import ThisNode, numa_text
 from deviceplugin import availability
 from deviceplugin.checkpoint import CheckpointDamaged
@@ -90,7 +90,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _show(node: ThisNode, hcas: list[ListedHCA], gpus: NodeGPUs, *, only_gpus: bool) -> None:
-    parts: list[Table | str] = []
+    parts: list[Table | Lines] = []
     if hcas:
         parts = [_offered(hcas), _unfit(hcas), _others(hcas), _problems(node)]
     elif not only_gpus:
@@ -173,17 +173,17 @@ def _offered(hcas: list[ListedHCA]) -> Table | str:
     return Table(headers, rows)
 
 
-def _row(device: ListedHCA) -> tuple[str | Cell, ...]:
+def _row(device: ListedHCA) -> tuple[Lines | Cell, ...]:
     hca = device.hca
     return (
         *_hardware(hca),
         Cell(
-            "\n".join(_health(offer) for offer in device.offered),
+            [_health(offer) for offer in device.offered],
             "red" if any(offer.unfit for offer in device.offered) else "green",
         ),
-        "\n".join(offer.resource for offer in device.offered),
-        "\n".join(str(offer.ids) for offer in device.offered),
-        "\n".join(str(offer.held) for offer in device.offered),
+        [offer.resource for offer in device.offered],
+        [str(offer.ids) for offer in device.offered],
+        [str(offer.held) for offer in device.offered],
     )
 
 
@@ -205,36 +205,36 @@ def _unfit(hcas: list[ListedHCA]) -> Table | str:
     return Table(("UNHEALTHY", "POOL", "IDS", "WHY"), rows, folded=True) if rows else ""
 
 
-def _hardware(hca: HCA) -> tuple[str, ...]:
+def _hardware(hca: HCA) -> tuple[Lines, ...]:
     ports = [port for rdma in hca.rdma for port in rdma.ports]
     several = len(ports) > 1
     elsewhere = not hca.rdma and hca.rdma_names
     return (
         hca.id,
         _rdma(hca),
-        "\n".join(
+        [
             f"{rdma.uverbs.name} {rdma.uverbs.major}:{rdma.uverbs.minor}"
             for rdma in hca.rdma
             if rdma.uverbs is not None
-        ),
+        ],
         ",".join(hca.netdevs),
         hca.driver,
         numa_text(hca.numa),
-        "\n".join(dict.fromkeys(port.link_layer for port in ports)) or ",".join(hca.link_types),
+        list(dict.fromkeys(port.link_layer for port in ports)) or ",".join(hca.link_types),
         "in a pod"
         if elsewhere
-        else "\n".join(
+        else [
             f"{f'{port.number}: ' if several else ''}{port.state or '?'}"
             + (f" ({port.physical_state})" if port.state != "ACTIVE" else "")
             for port in ports
-        ),
-        "\n".join(dict.fromkeys(port.rate for port in ports)),
+        ],
+        list(dict.fromkeys(port.rate for port in ports)),
     )
 
 
-def _rdma(hca: HCA) -> str:
+def _rdma(hca: HCA) -> Lines:
     visible = [rdma.name for rdma in hca.rdma]
-    return "\n".join(visible or [f"{name} (in a pod)" for name in hca.rdma_names])
+    return visible or [f"{name} (in a pod)" for name in hca.rdma_names]
 
 
 def _others(hcas: list[ListedHCA]) -> Table | str:
@@ -248,14 +248,14 @@ def _others(hcas: list[ListedHCA]) -> Table | str:
         for refusal in device.not_offered:
             reasons.setdefault(refusal.why, []).append(refusal.resource)
         several = len(device.not_offered) > 1
-        text = "\n".join(
+        lines = [
             f"{', '.join(resources)}: {why}" if several else why
             for why, resources in reasons.items()
-        )
+        ]
         hca = device.hca
-        rows.append((hca.id, _rdma(hca), ",".join(hca.netdevs), hca.driver, text))
+        rows.append((hca.id, _rdma(hca), ",".join(hca.netdevs), hca.driver, lines))
     return Table(("NOT OFFERED", "RDMA", "NETDEVS", "DRIVER", "WHY"), rows, folded=True)
 
 
-def _problems(node: ThisNode) -> str:
-    return "\n".join(pool.problem for pool in node.pools if pool.problem)
+def _problems(node: ThisNode) -> Lines:
+    return [pool.problem for pool in node.pools if pool.problem]

@@ -100,7 +100,6 @@ def _wrong(arguments: argparse.Namespace, text: str) -> NoReturn:
 
 def _show(node: ThisNode, explanation: "Explained") -> None:
     uid = f" ({explanation.pod.uid})" if explanation.pod.uid else ""
-    notes = "\n".join(f"* {note}" for note in explanation.notes)
     output.show(
         f"Pod {explanation.pod}{uid}",
         _devices(explanation.devices)
@@ -113,7 +112,7 @@ def _show(node: ThisNode, explanation: "Explained") -> None:
             explanation.gpus,
             [(part.gpu, gpu_label(node.gpus, part.gpu)) for part in explanation.gpus],
         ),
-        notes,
+        [f"* {note}" for note in explanation.notes],
     )
 
 
@@ -123,18 +122,18 @@ def _devices(devices: "tuple[HeldDevice, ...]") -> Table | str:
     headers = ("CONTAINER", "RESOURCE", "DEVICE ID", "DEVICE", "RDMA", "UVERBS", "NETDEVS", "SINCE")
     rows = []
     for device in devices:
-        verbs = (
+        verbs = [
             f"{rdma.uverbs} {rdma.major}:{rdma.minor}" if rdma.uverbs else _DASH
             for rdma in device.verbs
-        )
+        ]
         rows.append(
             (
                 device.container,
                 device.resource,
                 device.id,
                 f"{device.gpu or device.hca}{_share(device)}",
-                "\n".join(rdma.rdma for rdma in device.verbs),
-                "\n".join(verbs),
+                [rdma.rdma for rdma in device.verbs],
+                verbs,
                 ",".join(device.netdevs),
                 device.since,
             )
@@ -163,7 +162,7 @@ def _attachments(attachments: "tuple[AttachedInterface, ...]") -> Table | str:
             f"{interface.on} {interface.pkey}".strip(),
             interface.hca,
             interface.rdma,
-            "\n".join(interface.addresses),
+            interface.addresses,
             interface.phase,
             Cell(
                 {True: "yes: ", False: "NO: ", None: ""}[interface.matches] + interface.verdict,
@@ -222,5 +221,5 @@ def _show_choice(choice: "PreferredIds") -> None:
         f"{choice.held} held, {choice.unhealthy} unhealthy",
         Table(headers, rows) if rows else "no id is free",
         choice.rule,
-        "\n".join(f"* {note}" for note in (*choice.notes, *choice.policy)),
+        [f"* {note}" for note in (*choice.notes, *choice.policy)],
     )
