@@ -13,7 +13,7 @@ from cli import gpu_tables, node_gpus, output
 from cli.arguments import file
 from cli.node_gpus import NodeGPUs
 from cli.output import Cell, Lines, Table
-from cli.this_node import ThisNode, numa_text
+from cli.this_node import Holder, ThisNode, numa_text
 from deviceplugin import availability
 from deviceplugin.checkpoint import CheckpointDamaged
 from deviceplugin.pools.config import ConfigError
@@ -37,6 +37,14 @@ class NotOffered(msgspec.Struct, frozen=True):
     why: str
 
 
+class HcaHolder(msgspec.Struct, frozen=True):
+    """What a container holds of an HCA."""
+
+    container: Holder
+    resource: str
+    ids: int
+
+
 class ListedHCA(msgspec.Struct, frozen=True, kw_only=True):
     """An HCA, and which pools offer it."""
 
@@ -45,6 +53,7 @@ class ListedHCA(msgspec.Struct, frozen=True, kw_only=True):
     fault: str  # what is wrong with it for the pools that offer it, or ""
     offered: tuple[Offered, ...]
     not_offered: tuple[NotOffered, ...]
+    held: tuple[HcaHolder, ...]  # by pod and container
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -92,7 +101,8 @@ def run(arguments: argparse.Namespace) -> int:
 def _show(node: ThisNode, hcas: list[ListedHCA], gpus: NodeGPUs, *, only_gpus: bool) -> None:
     parts: list[Table | Lines] = []
     if hcas:
-        parts = [_offered(hcas), _unfit(hcas), _others(hcas), _problems(node)]
+        parts = [_offered(hcas), _held(hcas), _unfit(hcas), _others(hcas)]
+        parts.append(_problems(node, hcas, gpus))
     elif not only_gpus:
         parts = [
             f"no HCA was found below {node.paths.sys}: does `lspci` show it, and is this the "
@@ -127,6 +137,7 @@ def devices(node: ThisNode) -> list[ListedHCA]:
     for refusal in node.left_out:
         left.setdefault(refusal.hca, []).append(NotOffered(refusal.resource, refusal.why))
     gone = {hca.id for hca in node.gone}
+    holders = _holders(node) if held else {}
     return [
         ListedHCA(
             hca=hca,
@@ -134,9 +145,24 @@ def devices(node: ThisNode) -> list[ListedHCA]:
             fault=faults[hca.id] or "",
             offered=tuple(offered.get(hca.id, ())),
             not_offered=tuple(left.get(hca.id, ())),
+            held=tuple(holders.get(hca.id, ())),
         )
         for hca in sorted([*node.hcas, *node.gone], key=lambda hca: hca.id)
     ]
+
+
+def _holders(node: ThisNode) -> dict[str, list[HcaHolder]]:
+    """By HCA, the containers that hold ids of it."""
+    counts = Counter(
+        (device.id, each.pod, each.name, one.resource)
+        for one in node.allocations
+        for each in (node.holders.by_key.get(one.key, Holder()),)
+        for device in one.devices
+    )
+    found: dict[str, list[HcaHolder]] = {}
+    for (hca_id, pod, name, resource), ids in sorted(counts.items()):
+        found.setdefault(hca_id, []).append(HcaHolder(Holder(pod, name), resource, ids))
+    return found
 
 
 def _reasons(
@@ -159,6 +185,7 @@ def _narrowed(device: ListedHCA, resource: str) -> ListedHCA:
         not_offered=tuple(
             refusal for refusal in device.not_offered if refusal.resource == resource
         ),
+        held=tuple(each for each in device.held if each.resource == resource),
     )
 
 
@@ -185,6 +212,22 @@ def _row(device: ListedHCA) -> tuple[Lines | Cell, ...]:
         [str(offer.ids) for offer in device.offered],
         [str(offer.held) for offer in device.offered],
     )
+
+
+def _held(hcas: list[ListedHCA]) -> Table | str:
+    """Who holds what of each HCA."""
+    rows = [
+        (
+            device.hca.id,
+            each.container.pod or "not known",
+            each.container.name,
+            each.resource,
+            str(each.ids),
+        )
+        for device in hcas
+        for each in device.held
+    ]
+    return Table(("HCA", "HELD BY", "CONTAINER", "RESOURCE", "IDS"), rows) if rows else ""
 
 
 def _health(offer: Offered) -> str:
@@ -257,5 +300,8 @@ def _others(hcas: list[ListedHCA]) -> Table | str:
     return Table(("NOT OFFERED", "RDMA", "NETDEVS", "DRIVER", "WHY"), rows, folded=True)
 
 
-def _problems(node: ThisNode) -> Lines:
-    return [pool.problem for pool in node.pools if pool.problem]
+def _problems(node: ThisNode, hcas: list[ListedHCA], gpus: NodeGPUs) -> Lines:
+    problems = [pool.problem for pool in node.pools if pool.problem]
+    if any(device.held for device in hcas):
+        problems += [each for each in node.holders.problems if each not in gpus.notes]
+    return [f"* {problem}" for problem in problems]
