@@ -147,6 +147,7 @@ def test_the_table_has_both_parts(shell_of: ShellOf, tmp_path: Path) -> None:
     paths = servers.vfs(tmp_path)
     _configured(paths, TWO_POOLS)
 
+    shell_of(paths).as_shown("podfabric devices")
     out = shell_of(paths)("devices").out
 
     offered, _, rest = out.partition("NOT OFFERED")

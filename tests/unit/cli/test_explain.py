@@ -224,6 +224,20 @@ def test_an_interface_on_another_hca_is_a_mismatch_that_names_both(fleet: Fleet)
     assert f"{SECOND} (mlx5_1), but the pod has {FIRST} (mlx5_0)" in printed.out
 
 
+def test_the_document_shows_what_is_printed(fleet: Fleet) -> None:
+    fleet.admit("worker-0", gpu=1, rdma_hca=2)
+    _attached(fleet.paths, "worker-0", "net1", parent="ib0", pkey=0x8001)
+    _attached(fleet.paths, "worker-0", "net2", parent="ib3", pkey=0x8001)
+    fleet.shell.as_shown("podfabric explain ml/worker-0")
+    fleet.shell.as_shown(
+        "podfabric explain --dry-run --resource rdma/hca --size 2 --gpus GPU2,GPU4"
+    )
+    tree = Tree(fleet.paths.sys, fleet.paths)
+    (tree.device(FIRST) / "infiniband_verbs/uverbs0/dev").write_text("231:250\n")
+    tree.port("mlx5_1", state="1: DOWN", physical_state="2: Polling")
+    fleet.shell.as_shown("podfabric devices --pool rdma/hca")
+
+
 def test_a_gpu_beyond_pxb_is_told_in_a_sentence(fleet: Fleet) -> None:
     fleet.admit("other", rdma_hca=7)
     (other,) = fleet.kubelet.held()
