@@ -101,8 +101,11 @@ def _store(paths: Paths) -> SqliteStore:
 
 
 def _existing(paths: Paths) -> SqliteStore:
-    """The store of this node, for commands that must not make a new one. CNIError 5 without one."""
-    if not is_store(paths.ipam):
+    """The store, for commands that must not make one in a directory that is not this node's.
+
+    CNIError 5. An agent makes the store with its first address.
+    """
+    if not is_store(paths.ipam) and not paths.agent_lock.exists():
         raise CNIError(
             Code.IO_FAILURE,
             f"there is no address store in {paths.ipam}: run this on a node of podfabric, in the "

@@ -127,6 +127,12 @@ def test_without_a_store_a_command_says_so_and_makes_none(
     assert list(node.directory.parent.rglob("*")) == before
 
 
+def test_where_an_agent_has_given_no_address_yet_the_list_is_empty(node: Calls, say: Say) -> None:
+    (node.directory.parent / "agent.lock").touch()
+    assert say("list", "-o", "json")[:2] == (0, "[]\n")
+    assert say("fsck")[0] == 0
+
+
 def saved(node: Calls) -> None:
     """Make a backup copy, as an agent does when it stops."""
     with PerCall(node.directory).transaction() as tables:
