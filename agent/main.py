@@ -186,7 +186,7 @@ class Agent:
 
     def wait(self) -> bool:
         """Wait until no other agent of the node listens; False if SIGTERM comes first."""
-        path = self._paths.state / departure.LOCK
+        path = self._paths.agent_lock
         patience = 0.0
         while not self._stopping:
             try:
