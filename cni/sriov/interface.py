@@ -5,6 +5,8 @@ creates a new one on the host. RoCE's RDMA device moves last, after the interfac
 come from.
 """
 
+from functools import partial
+
 import msgspec
 
 from base.paths import Paths
@@ -47,10 +49,12 @@ def place(
     record: DeviceRecord,
     answer: Result,
     ipam: IpamCall | None = None,
+    *,
+    accept_ra: bool = False,
 ) -> Placed:
     """Move a device into the pod and configure it there. The caller undoes this after a failure.
 
-    The addresses of `answer` are those of `ipam`.
+    The addresses of `answer` are those of `ipam`. `accept_ra` as for `netdev_move.configure`.
     """
     bdf = plan.function.address if ":" in plan.function.address else ""
     unprobed = ipam is not None and bool(ipam.unprobed)
@@ -70,12 +74,18 @@ def place(
         )
         moved = _with_its_address(pod, moved, record)
         cidrs = [ip.address for ip in answer.ips]
+        configure = partial(
+            netdev_move.configure,
+            pod,
+            namespace,
+            moved,
+            cidrs,
+            modes=record.modes,
+            accept_ra=accept_ra,
+        )
         if ipam is not None and unprobed:
-            up = netdev_move.configure(
-                pod, namespace, moved, cidrs, modes=record.modes, set_addresses=False
-            )
-            probing.probe(ipam, pod, namespace, up)
-        ready = netdev_move.configure(pod, namespace, moved, cidrs, modes=record.modes)
+            probing.probe(ipam, pod, namespace, configure(set_addresses=False))
+        ready = configure()
         add_routes(pod, ready, hops(answer))
         if not plan.infiniband:
             rdma_devices.move_in(paths, record, namespace)
@@ -87,10 +97,13 @@ def place(
     return Placed(mac=ready.mac, mtu=ready.mtu, bdf=bdf)
 
 
-def give_addresses(pod: Rtnetlink, namespace: NetworkNamespace, name: str, answer: Result) -> None:
+def give_addresses(
+    pod: Rtnetlink, namespace: NetworkNamespace, name: str, answer: Result, *, accept_ra: bool
+) -> None:
     """Add addresses and routes from an IPAM plugin that needs the interface first (dhcp)."""
     cidrs = [ip.address for ip in answer.ips]
-    ready = netdev_move.configure(pod, namespace, links.require(pod, name), cidrs)
+    link = links.require(pod, name)
+    ready = netdev_move.configure(pod, namespace, link, cidrs, accept_ra=accept_ra)
     add_routes(pod, ready, hops(answer))
     if ready.carrier:
         announce.announce(namespace, ready, cidrs)
