@@ -6,7 +6,7 @@ each other are errors (CNIError 7), which name the JSON path. The shapes are tho
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Annotated, Literal, TypeVar
 
 import msgspec
@@ -24,6 +24,8 @@ from ipam.ranges import Range, RangeSet, domain_of
 A = TypeVar("A")
 
 TYPES = ("podfabric-ipam", "whereabouts")
+Probe = Literal["", "always"]
+"""Which addresses are probed: "" those that a lost machine may still use."""
 Scope = Literal["", "node", "cluster"]
 """Whose the addresses are; "" leaves that to the node (`ipam.scope`)."""
 
@@ -81,6 +83,7 @@ class IpamOptions(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
     requested: tuple[tuple[str, str], ...] = ()
     hops: Mapping[int, str] = {}
+    probe: Probe = ""
     scope: Scope = ""
     sticky: bool = False
     persistent: bool = False
@@ -117,6 +120,7 @@ class IpamKeys(RangeOptions, frozen=True, kw_only=True):
     network_name: str = ""
     ranges: Annotated[tuple[tuple[Section, ...], ...], _OfRangeSets] = ()
     resolvConf: str = ""
+    probe: Probe = ""
     routes: Annotated[tuple[Section, ...], Meta(max_length=limits.ROUTES)] = ()
     scope: Scope = ""
     sticky: bool = False
@@ -159,7 +163,7 @@ def _read(network: NetworkConfig) -> IpamOptions:
     hops = _hops(routes, (*sets, *static), reader.gateway)
     _refuse_hops(static, hops)
     return IpamOptions(
-        sets=tuple(_without(range_set, hops) for range_set in sets),
+        sets=without(sets, hops),
         static=static,
         gateway=reader.gateway,
         routes=routes,
@@ -170,6 +174,7 @@ def _read(network: NetworkConfig) -> IpamOptions:
         shared=ipam.enable_overlapping_ranges,
         log_file=ipam.log_file,
         log_level=ipam.log_level.lower() or "warning",
+        probe=ipam.probe,
         scope=ipam.scope,
         sticky=ipam.sticky,
         persistent=network.at(PERSISTENT, bool) or False,
@@ -307,13 +312,19 @@ def _refuse_hops(static: Iterable[RangeSet], hops: Mapping[int, str]) -> None:
             )
 
 
-def _without(range_set: RangeSet, hops: Mapping[int, str]) -> RangeSet:
-    """The set whose ranges hand out no next hop."""
-    ranges = []
-    for range_ in range_set.ranges:
-        inside = tuple(sorted(hop for hop in hops if range_.allows(hop)))
-        ranges.append(msgspec.structs.replace(range_, hops=inside) if inside else range_)
-    return msgspec.structs.replace(range_set, ranges=tuple(ranges))
+def without(sets: Iterable[RangeSet], addresses: Collection[int]) -> tuple[RangeSet, ...]:
+    """The sets whose ranges hand out none of these addresses."""
+    return tuple(
+        RangeSet(tuple(_narrower(range_, addresses) for range_ in each.ranges), each.fixed)
+        for each in sets
+    )
+
+
+def _narrower(range_: Range, addresses: Collection[int]) -> Range:
+    inside = [address for address in addresses if range_.allows(address)]
+    if not inside:
+        return range_
+    return msgspec.structs.replace(range_, withheld=tuple(sorted((*range_.withheld, *inside))))
 
 
 def _static(ipam: IpamKeys, index: int) -> RangeSet:

@@ -17,8 +17,8 @@ _last = attrgetter("last")
 
 
 class Range(msgspec.Struct, frozen=True, kw_only=True):
-    """Addresses `first` to `last` of `network`, without `excluded`, the gateway and `hops`: the
-    next hops that the network names elsewhere.
+    """Addresses `first` to `last` of `network`, without `excluded`, the gateway and `withheld`,
+    such as the next hops that the network names elsewhere.
 
     `domain` is where an address is unique; `where` is the JSON path, for errors; `excluded` is
     sorted and does not overlap. `parts` is what may be handed out, lowest first: worked out once,
@@ -30,7 +30,7 @@ class Range(msgspec.Struct, frozen=True, kw_only=True):
     last: int
     excluded: tuple[Interval, ...] = ()
     gateway: int | None = None
-    hops: tuple[int, ...] = ()
+    withheld: tuple[int, ...] = ()
     domain: str = ""
     where: str = "ipam.range"
     parts: tuple[Interval, ...] = ()
@@ -84,7 +84,7 @@ def _parts(range_: Range) -> Iterator[Interval]:
     holes = range_.excluded
     own = [
         Interval(hop, hop)
-        for hop in (range_.gateway, *range_.hops)
+        for hop in (range_.gateway, *range_.withheld)
         if hop is not None and range_.first <= hop <= range_.last
     ]
     if own:

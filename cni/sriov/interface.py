@@ -37,6 +37,7 @@ class Placed(msgspec.Struct, frozen=True):
     mac: str  # "" if unknown
     mtu: int  # bytes, 0 if unknown
     bdf: str  # "" for an auxiliary device
+    answer: Result  # with the addresses that it has
 
 
 def place(
@@ -61,7 +62,7 @@ def place(
     if plan.link is None:
         if ipam is not None and unprobed:
             ipam.pass_unprobed("the device has no network interface")
-        return Placed(*_mac_and_mtu_at_pf(host, paths, record), bdf)
+        return Placed(*_mac_and_mtu_at_pf(host, paths, record), bdf, answer)
     link = plan.link
     if plan.infiniband and record.rdma:
         rdma_devices.move_in(paths, record, namespace)
@@ -76,16 +77,15 @@ def place(
         cidrs = [ip.address for ip in answer.ips]
         configure = partial(
             netdev_move.configure,
-            pod,
-            namespace,
-            moved,
-            cidrs,
+            *(pod, namespace, moved),
             modes=record.modes,
             accept_ra=accept_ra,
         )
         if ipam is not None and unprobed:
-            probing.probe(ipam, pod, namespace, configure(set_addresses=False))
-        ready = configure()
+            up = configure(cidrs, set_addresses=False)
+            answer = probing.probed(answer, ipam, pod, namespace, up)
+            cidrs = [ip.address for ip in answer.ips]
+        ready = configure(cidrs)
         add_routes(pod, ready, hops(answer))
         if not plan.infiniband:
             rdma_devices.move_in(paths, record, namespace)
@@ -94,7 +94,7 @@ def place(
         ready = announce.await_carrier(pod, ready, CARRIER_WAIT)
         if ready.carrier:
             announce.announce(namespace, ready, cidrs)
-    return Placed(mac=ready.mac, mtu=ready.mtu, bdf=bdf)
+    return Placed(mac=ready.mac, mtu=ready.mtu, bdf=bdf, answer=answer)
 
 
 def give_addresses(

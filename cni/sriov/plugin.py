@@ -87,6 +87,7 @@ class Sriov(InterfacePlugin):
                 *(host, pod, namespace, self.paths, attachment, plan, record, answer, ipam),
                 accept_ra=accept_ra,
             )
+            answer = placed.answer
             if ipam is not None and needs_interface:
                 undo.register("the addresses", ipam.undo)
                 answer = ipam.add(record.segment, allowance)

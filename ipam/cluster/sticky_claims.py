@@ -145,7 +145,7 @@ class StickyClaims:
                 )
         address = parse(found.spec.sticky.address)
         if not want.range.allows(address) or is_within(address, kept_out(pool)):
-            is_hop = address in (want.range.gateway, *want.range.hops)
+            is_hop = address in (want.range.gateway, *want.range.withheld)
             why = (
                 "the definition names it as a gateway or next hop"
                 if is_hop

@@ -222,6 +222,12 @@ def test_the_gateway_is_never_handed_out(node: Calls) -> None:
     assert [(ip.address, ip.gateway) for ip in result.ips] == [("10.0.0.2/30", "10.0.0.1")]
 
 
+def test_other_main_plugins_cannot_have_each_address_probed(node: Calls) -> None:
+    error = error_of(lambda: node.add({**POOL, "probe": "always"}))
+    assert error.code == Code.INVALID_CONFIG
+    assert '"ipam.probe": only the plugins ipoib and sriov' in error.message
+
+
 def test_the_gateway_of_a_fixed_address_is_never_handed_out(node: Calls) -> None:
     fixed = {"addresses": [{"address": "10.9.0.1/24", "gateway": "10.0.0.1"}]}
     assert node.addresses({**TINY, **fixed}) == ["10.0.0.2/30", "10.9.0.1/24"]
