@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from base import decoding
 from base.pod import Pod
 from cni.spec.errors import CNIError, Code
 from cni.spec.limits import ADDRESSES
@@ -183,7 +184,7 @@ def _named(found: PodObject, ifname: str, pod: Pod) -> str:
     if '"ipam-claim-reference"' not in written:
         return ""
     try:
-        elements = msgspec.json.decode(written, type=list[_Selection])
+        elements = decoding.decode(written, list[_Selection])
     except msgspec.MsgspecError as error:
         raise ClaimRefused(
             f"annotation {ANNOTATION} of pod {pod}: {error}: nothing was reserved"
