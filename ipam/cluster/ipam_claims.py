@@ -16,7 +16,7 @@ from cni.spec.errors import CNIError, Code
 from cni.spec.limits import ADDRESSES
 from ipam.addresses import parse_interface
 from ipam.cluster.api import ApiError, ClusterApi, Conflict, NotFound, Refused
-from ipam.cluster.objects import Condition, Resource
+from ipam.cluster.objects import SMALL_METADATA, Condition, Resource
 from ipam.cluster.wants import NamedClaim
 from ipam.store import Grant, Owner
 
@@ -57,6 +57,7 @@ class IPAMClaim(Resource, frozen=True, kw_only=True):
     API = "k8s.cni.cncf.io/v1alpha1"
     KIND = "IPAMClaim"
     PLURAL = "ipamclaims"
+    MOST_METADATA = SMALL_METADATA
 
     spec: IPAMClaimSpec
     status: IPAMClaimStatus = IPAMClaimStatus()
