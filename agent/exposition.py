@@ -52,6 +52,7 @@ class Exposition(Scrape):
             lambda: _addresses(tuple(metrics.usage()), by_range=metrics.by_range),
             lambda: [_attachments(metrics.attachments(), metrics.plugins)],
             lambda: [_devices(metrics.devices(), metrics.allocations())],
+            lambda: [_mistakes(metrics.mistakes())],
             lambda: [_build(self._version)],
             *metrics.more,
         )
@@ -199,6 +200,15 @@ def _devices(pools: "Iterable[PoolState]", held: Mapping[str, int]) -> Metric:
                 ("registered", int(pool.registered)),
             )
         ),
+    )
+
+
+def _mistakes(sections: Mapping[str, bool]) -> Metric:
+    return _family(
+        "podfabric_configuration_error",
+        "1 where a mistake keeps a section of config.yaml from being used; the log has its text.",
+        ("section",),
+        (((section,), int(wrong)) for section, wrong in sections.items()),
     )
 
 

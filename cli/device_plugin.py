@@ -48,10 +48,13 @@ def run(arguments: Sequence[str]) -> int:
             raise ConfigError(f"{rest[0]}: unknown flag{hint}\n{USAGE}")
         command.load(paths.config)  # report a mistake on the command line now
         # The same file says how to log.
-        logs.configure(settings.load(command.watched(paths.config) or paths.config))
+        loaded = settings.load(command.watched(paths.config) or paths.config)
+        if "agent" in loaded.mistakes:
+            raise ConfigError(loaded.mistakes["agent"])
+        logs.configure(loaded.settings)
         if command.plugin_directory is not None:
             paths = PathsWithSockets(**asdict(paths), sockets=command.plugin_directory)
-    except (ConfigError, settings.SettingsError) as error:
+    except ConfigError as error:
         sys.stderr.write(f"podfabric device-plugin: {error}\n")
         return 2
     # Not an Event, whose `set` would wait for the lock that the interrupted `wait` may hold.

@@ -209,7 +209,7 @@ def _documents(manifest: Path) -> Iterator[dict[str, Any]]:
 
     try:
         documents = list(yaml.safe_load_all(manifest.read_bytes()))
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, RecursionError) as error:
         raise _unusable(manifest, f"is not YAML ({error})") from None
     for document in documents:
         if not isinstance(document, dict):
