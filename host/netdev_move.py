@@ -126,7 +126,7 @@ def move_in(
         link_changes.move(host, link, namespace, name, mark.alias, mtu=mtu)
     seen = links.identify(pod, name)
     if seen is not None and seen.is_of(link):
-        flags = link.flags & ~(links.IFF_UP | links.IFF_LOWER_UP)
+        flags = link.flags & ~(links.IFF_UP | links.IFF_RUNNING | links.IFF_LOWER_UP)
         return msgspec.structs.replace(
             link, index=seen.index, name=name, alias=mark.alias, flags=flags, mtu=mtu or link.mtu
         )

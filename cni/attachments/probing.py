@@ -1,6 +1,9 @@
-"""Probes the addresses that a lost machine may still use, on the pod's interface, before they are
-set there (`ipam.cluster.probing`)."""
+"""What a pod's neighbours know of its addresses, asked before these are set and told afterwards.
 
+The addresses to ask for are those that a lost machine may still use (`ipam.cluster.probing`).
+"""
+
+from cni.spec.notes import note
 from host import address_probe, announce
 from host.links import Link
 from host.namespaces import NetworkNamespace
@@ -21,3 +24,10 @@ def probe(ipam: IpamCall, pod: Rtnetlink, namespace: NetworkNamespace, link: Lin
         ipam.pass_unprobed(f'"{link.name}" has no carrier')
         return
     ipam.settle_probes(address_probe.answers(namespace, ready, ipam.unprobed))
+
+
+def announce_addresses(namespace: NetworkNamespace, link: Link, cidrs: list[str]) -> None:
+    """Announce these addresses if the interface has carrier. A failure becomes a note."""
+    if link.carrier:
+        for failure in announce.announce(namespace, link, cidrs):
+            note(failure)

@@ -72,8 +72,7 @@ class IPoIB(InterfacePlugin):
             moved = child.configure(pod, namespace, moved, cidrs, wanted.proxy_arp)
             add_routes(pod, moved, results.hops(answer))
             ready = self._wait_for_carrier(sandbox, moved, plan, wanted.carrier_wait)
-            if ready.carrier:
-                announce.announce(namespace, ready, cidrs)
+            probing.announce_addresses(namespace, ready, cidrs)
             sandbox.require_still_there()
             interface = results.interface_of(
                 self.paths, request, mac=ready.mac, mtu=ready.mtu, bdf=plan.bdf, rdma=plan.rdma

@@ -82,8 +82,7 @@ def place(
         soft_roce.restore(record, ready.name, namespace)
     if cidrs:
         ready = announce.await_carrier(pod, ready, CARRIER_WAIT)
-        if ready.carrier:
-            announce.announce(namespace, ready, cidrs)
+        probing.announce_addresses(namespace, ready, cidrs)
     return Placed(mac=ready.mac, mtu=ready.mtu, bdf=bdf)
 
 
@@ -92,8 +91,8 @@ def give_addresses(pod: Rtnetlink, namespace: NetworkNamespace, name: str, answe
     cidrs = [ip.address for ip in answer.ips]
     ready = netdev_move.configure(pod, namespace, links.require(pod, name), cidrs)
     add_routes(pod, ready, hops(answer))
-    if ready.carrier:
-        announce.announce(namespace, ready, cidrs)
+    ready = announce.await_carrier(pod, ready, CARRIER_WAIT)
+    probing.announce_addresses(namespace, ready, cidrs)
 
 
 def _mac_and_mtu_at_pf(host: Rtnetlink, paths: Paths, record: DeviceRecord) -> tuple[str, int]:
