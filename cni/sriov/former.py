@@ -13,12 +13,12 @@ from pathlib import Path
 import msgspec
 
 from base import files
+from base.decoding import decode
 from base.paths import Paths
 from cni.attachments.journal import Journal, JournalEntry
 from cni.spec.attachment import Attachment
 from cni.spec.notes import note
 from cni.spec.request import Request
-from cni.spec.result import UNREADABLE
 from cni.sriov import devices, settings
 from cni.sriov.plan import NO_GUIDS
 from cni.sriov.record import DeviceRecord, MovedRdmaDevice
@@ -144,14 +144,14 @@ def _read(paths: Paths, attachment: Attachment) -> tuple[Path, FormerState] | No
 
 def _decoded(path: Path) -> FormerState | None:
     try:
-        state = msgspec.json.decode(files.read(str(path)), type=FormerState)
+        state = decode(files.read(str(path)), FormerState)
         address = pci.canonical(state.deviceID)
         if address is None:
             raise msgspec.ValidationError(f'"{state.deviceID}" is not a device')
         return msgspec.structs.replace(state, deviceID=address)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except UNREADABLE as error:
+    except msgspec.MsgspecError as error:
         note(f"{path} cannot be read, so the device's former state is unknown: {error}")
         return None
 
