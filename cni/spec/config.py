@@ -397,10 +397,16 @@ def _explained(error: msgspec.MsgspecError, path: str) -> CNIError:
 def pkey(written: int | str | None) -> PKey | None:
     """A P_Key with or without the full-member bit; None if it is not given.
 
-    CNIError 7 for anything else, and for 0 and 0x8000, which the kernel refuses.
+    CNIError 7 for anything else, and for 0 and 0x8000, which the kernel refuses. Also for a text of
+    four digits, which may be meant as hexadecimal.
     """
     if written is None or written == "":
         return None
+    if isinstance(written, str) and re.fullmatch(r"[0-9]{4}", text):
+        raise invalid_config(
+            f'"pkey": "{text}" has no 0x: did you mean "0x{text}"? The decimal number is '
+            f'"{int(text):#06x}": write one of them'
+        )
     text = str(written)
     if not re.fullmatch(r"0[xX][0-9a-fA-F]{1,4}|[0-9]{1,5}", text):
         raise invalid_config(
