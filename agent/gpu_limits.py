@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from agent.gpu_events import GpuEvents
+from agent.events import AgentEvents
 from base import msgspec_warmup
 from base.paths import Paths
 
@@ -46,6 +46,7 @@ class AgentGpuLimits:
         paths: the node's files.
         tenants: answers which containers hold parts of GPUs.
         tiers: answers what keeps the limits of each GPU.
+        events: where pods are told.
     """
 
     def __init__(
@@ -53,11 +54,12 @@ class AgentGpuLimits:
         paths: Paths,
         tenants: "Callable[[], Sequence[Tenant]]",
         tiers: "Callable[[], Sequence[TieredGPU]]",
+        events: AgentEvents,
     ) -> None:
         self._paths = paths
         self._tenants = tenants
         self._tiers = tiers
-        self._events = GpuEvents()
+        self._events = events
         self._service: GpuService | None = None
         self._settings: GpuLimitSettings | None = None
         self._told: GpuLimitSettings | None = None
@@ -90,7 +92,6 @@ class AgentGpuLimits:
         """Stop. What containers have stays."""
         if self._service is not None:
             self._service.close()
-        self._events.close()
 
     def families(self) -> "Sequence[Metric]":
         """What a scrape shows."""
@@ -102,7 +103,7 @@ class AgentGpuLimits:
         msgspec_warmup.build()  # of the modules that were imported just now
         self._settings = self._told = settings
         return GpuService(
-            self._paths, self._tenants, settings, self._events.tell, tiers=self._tiers
+            self._paths, self._tenants, settings, self._events.of_gpu, tiers=self._tiers
         )
 
     def _tell_later(self, settings: "GpuLimitSettings") -> None:

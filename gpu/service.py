@@ -196,7 +196,7 @@ class GpuService:
                 if driver is not None:
                     self._shares(self._watch.tick(driver), self._watch.measured)
                 else:  # elastic shares follow what groups launch, which regions tell
-                    self._shares({}, ())
+                    self._shares({}, {})
                 if due:
                     looked = time.monotonic()
                     self._look(driver)
