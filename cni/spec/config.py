@@ -268,7 +268,7 @@ def _decode_parts(raw: bytes) -> NetworkConfig:
     try:
         raw.decode()  # all of it: msgspec does not look at the text that it passes over
         parts = decoding.decode(raw, _RemovalParts)
-    except msgspec.MsgspecError as error:
+    except (UnicodeDecodeError, msgspec.MsgspecError) as error:
         raise not_decoded(error) from None
     keys: dict[str, Any] = {"name": parts.name}
     if parts.cniVersion is not _ABSENT:
