@@ -40,7 +40,7 @@ class Exposition(Scrape):
         super().__init__()
         self._metrics = metrics
         self._failures: dict[int, str] = {}
-        self._version = _version()
+        self._version = installed_version()
 
     def collect(self) -> Iterator[Metric]:
         """All families; the registry calls this for each scrape."""
@@ -230,7 +230,8 @@ def _family(
     return family
 
 
-def _version() -> str:
+def installed_version() -> str:
+    """The version of the installed podfabric; "unknown" where none is installed."""
     try:
         return version("podfabric")
     except PackageNotFoundError:  # run from a checkout

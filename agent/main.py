@@ -46,7 +46,7 @@ from agent.settings import UNIX, Loaded, Settings
 from agent.startup import Unable
 from agent.sweeper import Sweeper
 from agent.workers import Workers
-from base import locks, msgspec_warmup
+from base import locks, loops, msgspec_warmup
 from base.paths import Paths
 from cni.attachments import pod_choices
 from cni.attachments.journal import Journal
@@ -180,7 +180,7 @@ class Agent:
         if self._nv_ipam is not None:
             self._metrics.more.append(nv_ipam_pools.families(self._nv_ipam))
             stack.callback(self._nv_ipam.close)
-        self._metrics.more.append(policies.denials.families)
+        self._metrics.more += (policies.denials.families, cluster_addresses.unreadable)
         self._calls = Calls(
             {**self._plugins(), **extra(self._addresses)},
             self._metrics,
@@ -200,7 +200,7 @@ class Agent:
 
     def wait(self) -> bool:
         """Wait until no other agent of the node listens; False if SIGTERM comes first."""
-        path = self._paths.state / departure.LOCK
+        path = self._paths.agent_lock
         patience = 0.0
         while not self._stopping:
             try:
@@ -337,6 +337,8 @@ class Agent:
         alive, text = self._alive()
         if not alive or text not in ("serving", GONE):
             return False, text
+        if failing := loops.failing():
+            return False, f"{failing}: see the log"
         stuck, limit = self._workers.stuck, self._workers.limit
         if 2 * stuck >= limit:
             return False, (

@@ -43,6 +43,11 @@ class Paths(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """The journal: one file per attachment."""
         return self.state / "attachments"
 
+    @property
+    def agent_lock(self) -> Path:
+        """Held by the agent that serves. The file stays: an agent has used this directory."""
+        return self.state / "agent.lock"
+
     @cached_property
     def ipam(self) -> Path:
         """The address store and its lock."""

@@ -211,7 +211,7 @@ class GpuService:
                 if driver is not None:
                     self._shares(self._watch.tick(driver), self._watch.measured)
                 else:  # elastic shares follow what groups launch, which regions tell
-                    self._shares({}, ())
+                    self._shares({}, {})
                 if due:
                     self._look(driver)
             except Exception as error:  # noqa: BLE001 - the agent must go on serving processes

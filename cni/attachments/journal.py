@@ -22,7 +22,7 @@ from typing import TypeVar
 
 import msgspec
 
-from base import files, interrupts, locks
+from base import decoding, files, interrupts, locks
 from base.locks import LockFile
 from base.paths import Paths
 from base.pod import Pod
@@ -146,7 +146,7 @@ class JournalEntry(msgspec.Struct, frozen=True, kw_only=True):
     def undo_as(self, shape: type[U]) -> U:
         """The plugin's record as its type. Raises JournalDamaged if it has another shape."""
         try:
-            return msgspec.json.decode(self.undo, type=shape)
+            return decoding.decode(self.undo, shape)
         except msgspec.MsgspecError as error:
             raise JournalDamaged(f"journal of {self.attachment}: {error}") from None
 
@@ -178,11 +178,11 @@ def to_bytes(entry: JournalEntry) -> bytes:
 def from_bytes(content: bytes, name: str) -> JournalEntry:
     """The entry in a file's content. Raises JournalDamaged with the file's `name` in its text."""
     try:
-        file = msgspec.json.decode(_last_line(content), type=_JournalFile)
+        file = decoding.decode(_last_line(content), _JournalFile)
         if file.crc32 != f"{zlib.crc32(bytes(file.entry)):08x}":
             raise JournalDamaged(f"journal file {name} is damaged: its checksum differs")
-        entry = msgspec.json.decode(file.entry, type=JournalEntry)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        entry = decoding.decode(file.entry, JournalEntry)
+    except msgspec.MsgspecError as error:
         raise JournalDamaged(f"journal file {name} is damaged: {error}") from None
     if entry.version != VERSION:
         raise JournalDamaged(
@@ -203,7 +203,7 @@ def _begins_with_json(text: bytes) -> bool:
     """Whether it begins with a whole value, so that it was not torn."""
     try:
         json.JSONDecoder().raw_decode(text.decode(errors="replace"))
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     return True
 

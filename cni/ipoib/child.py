@@ -101,7 +101,7 @@ def configure(
     namespace: NetworkNamespace,
     child: Link,
     cidrs: list[str],
-    proxy_arp: bool,
+    options: IpoibOptions,
     *,
     set_addresses: bool = True,
 ) -> Link:
@@ -109,10 +109,16 @@ def configure(
 
     Without `set_addresses` it has all but these, so that they can be probed.
     """
-    sysctls = [Sysctl(4, "proxy_arp", "1")] if proxy_arp else []
-    own = link_local(child)
+    sysctls = [Sysctl(4, "proxy_arp", "1")] if options.proxy_arp else []
     return netdev_move.configure(
-        pod, namespace, child, cidrs, sysctls, own, set_addresses=set_addresses
+        pod,
+        namespace,
+        child,
+        cidrs,
+        sysctls,
+        link_local(child),
+        set_addresses=set_addresses,
+        accept_ra=options.accept_ra,
     )
 
 

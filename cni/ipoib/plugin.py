@@ -62,12 +62,11 @@ class IPoIB(InterfacePlugin):
             moved = child.move(host, pod, namespace, made, attachment)
             cidrs = [ip.address for ip in answer.ips]
             if ipam is not None and ipam.unprobed:
-                up = child.configure(
-                    pod, namespace, moved, cidrs, wanted.proxy_arp, set_addresses=False
-                )
+                up = child.configure(pod, namespace, moved, cidrs, wanted, set_addresses=False)
                 up = self._wait_for_carrier(sandbox, up, plan, wanted.carrier_wait)
-                probing.probe(ipam, pod, namespace, up)
-            moved = child.configure(pod, namespace, moved, cidrs, wanted.proxy_arp)
+                answer = probing.probed(answer, ipam, pod, namespace, up)
+                cidrs = [ip.address for ip in answer.ips]
+            moved = child.configure(pod, namespace, moved, cidrs, wanted)
             add_routes(pod, moved, results.hops(answer))
             ready = self._wait_for_carrier(sandbox, moved, plan, wanted.carrier_wait)
             if ready.carrier:

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from base import decoding
 from base.text import resembling
 from base.types import DeviceId, PKey
 from cni.spec import limits
@@ -208,7 +209,7 @@ def _decode(raw: bytes) -> NetworkConfig:
     document = limits.decode(raw)
     try:
         if _SURROGATE.search(raw):
-            msgspec.json.decode(raw, type=msgspec.Raw)  # refuses half of a pair
+            decoding.decode(raw, msgspec.Raw)  # refuses half of a pair
         if document is None:  # as in the reference, an object without keys
             return NetworkConfig(raw)
         return NetworkConfig(raw, msgspec.convert(document, dict[str, Any]))
@@ -263,8 +264,8 @@ def _decode_parts(raw: bytes) -> NetworkConfig:
     """What a removal reads. The lists of attachments stay JSON until a GC reads them."""
     try:
         raw.decode()  # all of it: msgspec does not look at the text that it passes over
-        parts = msgspec.json.decode(raw, type=_RemovalParts)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        parts = decoding.decode(raw, _RemovalParts)
+    except msgspec.MsgspecError as error:
         raise _not_decoded(error) from None
     keys: dict[str, Any] = {"name": parts.name}
     if parts.cniVersion is not _ABSENT:
@@ -282,7 +283,7 @@ def _decode_parts(raw: bytes) -> NetworkConfig:
 def _texts(raw: msgspec.Raw, shape: type[msgspec.Struct]) -> dict[str, str]:
     """The fields of a JSON object that are strings; none of what is not an object."""
     try:
-        parts = msgspec.json.decode(raw, type=shape)
+        parts = decoding.decode(raw, shape)
     except msgspec.MsgspecError:
         return {}
     texts = {field: _text(getattr(parts, field)) for field in shape.__struct_fields__}
@@ -291,7 +292,7 @@ def _texts(raw: msgspec.Raw, shape: type[msgspec.Struct]) -> dict[str, str]:
 
 def _text(raw: msgspec.Raw) -> str | None:
     try:
-        return msgspec.json.decode(raw, type=str)
+        return decoding.decode(raw, str)
     except msgspec.MsgspecError:
         return None
 
@@ -323,12 +324,10 @@ def _repeated(options: object) -> str | None:
 
 
 def _read_attachments(key: str, value: object) -> frozenset[tuple[str, str]]:
-    valid: _ValidAttachments
     try:
         if isinstance(value, msgspec.Raw):  # of a configuration that was not decoded as a whole
-            valid = msgspec.json.decode(value, type=_ValidAttachments)
-        else:
-            valid = msgspec.convert(value, type=_ValidAttachments)
+            value = decoding.decode(value, object)
+        valid: _ValidAttachments = msgspec.convert(value, type=_ValidAttachments)
     except msgspec.MsgspecError as error:
         raise invalid_config(f'"{key}": {error}: nothing was removed') from None
     return frozenset((attachment.containerID, attachment.ifname) for attachment in valid or ())

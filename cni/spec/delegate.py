@@ -21,7 +21,7 @@ from typing import IO
 
 import msgspec
 
-from base import interrupts
+from base import decoding, interrupts
 from cni.spec.errors import CNIError, Code
 from cni.spec.notes import note
 from cni.spec.request import Request
@@ -228,7 +228,7 @@ def _failure(returncode: int, stdout: bytes, stderr: bytes) -> CNIError:
         how = f": signal: {signal.strsignal(-returncode)}" if returncode < 0 else ""
         return CNIError(Code.INTERNAL, f"netplugin failed with no error message{how}")
     try:
-        document = msgspec.json.decode(stdout, type=_ErrorDocument)
+        document = decoding.decode(stdout, _ErrorDocument)
     except UNREADABLE as error:
         text = stdout.decode(errors="replace")
         return CNIError(

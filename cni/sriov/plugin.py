@@ -82,12 +82,17 @@ class Sriov(InterfacePlugin):
                 if ipam is not None:  # only now, for the GUID decides the partition
                     answer = ipam.add(record.segment, allowance)
             guids.note_other_partition(plan, wanted.pkey)
-            placed = place(host, pod, namespace, self.paths, attachment, plan, record, answer, ipam)
+            accept_ra = wanted.accept_ra
+            placed = place(
+                *(host, pod, namespace, self.paths, attachment, plan, record, answer, ipam),
+                accept_ra=accept_ra,
+            )
+            answer = placed.answer
             if ipam is not None and needs_interface:
                 undo.register("the addresses", ipam.undo)
                 answer = ipam.add(record.segment, allowance)
                 if plan.link is not None:
-                    give_addresses(pod, namespace, request.ifname, answer)
+                    give_addresses(pod, namespace, request.ifname, answer, accept_ra=accept_ra)
             sandbox.require_still_there()
             interface = self._interface(request, placed, plan)
             results.write_device_information(self.paths, request, interface)

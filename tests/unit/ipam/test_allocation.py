@@ -89,6 +89,15 @@ def test_an_ipv6_range_with_start_and_exclusion_is_exhausted(node: Calls) -> Non
         ({"subnet": "192.168.1.0/29"}, [f"192.168.1.{n}" for n in range(2, 7)]),
         ({"range": "192.168.1.0/29", "gateway": "192.168.1.3"},
          [f"192.168.1.{n}" for n in (1, 2, 4, 5, 6)]),
+        # Every next hop that the definition names, wherever it names it.
+        ({"range": "10.56.217.0/29", "gateway": "10.56.217.1",
+          "routes": [{"dst": "192.168.0.0/16"}, {"dst": "10.10.0.0/16", "gw": "10.56.217.5"}]},
+         [f"10.56.217.{n}" for n in (2, 3, 4, 6)]),
+        ({"range": "fd00::/125", "routes": [{"dst": "::/0", "gw": "fd00:0::1"}]},
+         [f"fd00::{n}" for n in range(2, 7)]),
+        ({"ranges": [[{"range": "10.0.0.1-10.0.0.2/24", "gateway": "10.0.1.1"},
+                      {"range": "10.0.1.1-10.0.1.2/24", "gateway": "10.0.0.1"}]]},
+         ["10.0.0.2", "10.0.1.2"]),
     ],
 )  # fmt: skip
 def test_a_range_yields_this_sequence_and_is_exhausted(
