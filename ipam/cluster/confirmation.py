@@ -74,10 +74,12 @@ class Confirmation:
         # Blocks of a pool that cannot be read are confirmed for as long as before.
         self._pools.read_all({row.pool for row in rows.values()})
         selector = {"spec.holder.instance": self._holder.instance}
-        listed = self._api.list(AddressBlock, selector).items
+        listed = self._api.list(AddressBlock, selector)
+        for unreadable in listed.unreadable:
+            rows.pop(unreadable.metadata.name, None)  # it is there: nothing else is known of it
         objects: dict[str, AddressBlock] = {}
         revisions: dict[tuple[str, str], Revision] = {}
-        for found in listed:
+        for found in listed.items:
             name = found.metadata.name
             row = rows.pop(name, None)
             if row is not None and row.uid == found.spec.nonce:

@@ -150,11 +150,17 @@ class StickyClaims:
                 )
         address = parse(found.spec.sticky.address)
         if not want.range.allows(address) or is_within(address, kept_out(pool)):
+            is_hop = address in (want.range.gateway, *want.range.withheld)
+            why = (
+                "the definition names it as a gateway or next hop"
+                if is_hop
+                else f"{want.range} or AddressPool {pool.metadata.name} excludes it"
+            )
             raise CNIError(
                 Code.NO_FREE_ADDRESS,
-                f"{want.range.where}: {text(address)} is reserved for the pod, and {want.range} or "
-                f"AddressPool {pool.metadata.name} excludes it: nothing was reserved; delete "
-                f"{_reserver(want, found.spec.sticky)}, or exclude less",
+                f"{want.range.where}: {text(address)} is reserved for the pod, and {why}: nothing "
+                f"was reserved; delete {_reserver(want, found.spec.sticky)}, or change the "
+                f"{'definition' if is_hop else 'exclusion'}",
             )
         stored, row = self._taken_over(found, pool, want)
         self._store.put(row)

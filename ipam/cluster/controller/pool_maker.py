@@ -6,15 +6,14 @@ from collections.abc import Callable, Iterable, Mapping
 
 from msgspec.structs import replace
 
-from ipam.cluster.api import (
-    AlreadyExists,
-    ClusterApi,
-    Conflict,
-    NetworkDefinition,
-    NotFound,
-    Refused,
+from ipam.cluster.api import AlreadyExists, ClusterApi, Conflict, NotFound, Refused
+from ipam.cluster.controller.definitions import (
+    DemandedPool,
+    ReadDefinition,
+    UnusableDefinition,
+    demand,
+    not_of,
 )
-from ipam.cluster.controller.definitions import DemandedPool, UnusableDefinition, demand, not_of
 from ipam.cluster.controller.pool_conditions import NAMESPACE, is_made
 from ipam.cluster.controller.reports import Reports
 from ipam.cluster.controller.steps import Steps
@@ -53,7 +52,7 @@ class PoolMaker:
 
     def make(
         self,
-        definitions: Iterable[NetworkDefinition],
+        definitions: Iterable[ReadDefinition],
         pools: dict[str, AddressPool],
         blocks: Iterable[AddressBlock],
         steps: Steps,

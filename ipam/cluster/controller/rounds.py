@@ -20,7 +20,6 @@ from ipam.cluster.api import (
     ApiError,
     ClusterApi,
     Conflict,
-    NetworkDefinition,
     Node,
     NotFound,
     Refused,
@@ -29,6 +28,7 @@ from ipam.cluster.controller.audit import contradictions, decisive
 from ipam.cluster.controller.block_index import BlockIndex
 from ipam.cluster.controller.bound_pods import BoundPods
 from ipam.cluster.controller.claim_ends import ClaimEnds
+from ipam.cluster.controller.definitions import ReadDefinition, read
 from ipam.cluster.controller.machines import Machines, Standing
 from ipam.cluster.controller.market import Market
 from ipam.cluster.controller.nv_overlaps import Overlap, tell_overlaps
@@ -72,7 +72,7 @@ class World(msgspec.Struct, frozen=True, kw_only=True):
     read_at: float
     read_until: float
     nodes: tuple[Node, ...]
-    definitions: tuple[NetworkDefinition, ...]
+    definitions: tuple[ReadDefinition, ...]
     pools: tuple[AddressPool, ...]
     blocks: tuple[AddressBlock, ...]
     requests: tuple[AddressRequest, ...]
@@ -113,7 +113,7 @@ def read_world(api: ClusterApi, clock: Callable[[], float], nv_ipam: str = "") -
         read_at=read_at,
         read_until=clock(),
         nodes=nodes,
-        definitions=tuple(api.network_definitions()),
+        definitions=tuple(read(api.network_definitions())),
         pools=api.list(AddressPool).items,
         blocks=api.list(AddressBlock).items,
         requests=api.list(AddressRequest).items,
@@ -202,6 +202,8 @@ class Rounds:
         texts = PoolTexts(conflicts, refusals, full, overlapping.sentences, kept_out)
         self._write_statuses(pools, blocks, index, machines.count, quarantined, texts)
         over_limit = self._watch_limits(blocks, pools)
+        for unreadable in self._api.unreadable():
+            self._reports.unreadable(unreadable)
         return Seen(
             pools=tuple(pools.values()),
             states=Counter(block.spec.state for block in world.blocks),

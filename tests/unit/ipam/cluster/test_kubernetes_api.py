@@ -35,7 +35,8 @@ from ipam.cluster.ipam_claims import IPAMClaim
 from ipam.cluster.kubernetes_api import KubernetesApi
 from ipam.cluster.objects import AddressBlock, Meta
 from ipam.cluster.pace import Pace
-from ipam.cluster.rest_api import Body, Lines, Query, Response, RestApi
+from ipam.cluster.rest_api import RestApi
+from ipam.cluster.rest_requests import Body, Lines, Query, Response
 from ipam.cluster.whereabouts.objects import IPPool
 from tests.ipam_claims import claim
 from tests.unit.ipam.cluster.contract import block
@@ -292,6 +293,7 @@ class Silent:
         body: Body | None,
         accept: str,
         patience: float,
+        most: int = 0,
     ) -> Response:
         self.sent += 1
         if self.answer is not None:

@@ -1,7 +1,7 @@
 """Sticky addresses: a pod that its set's reservation names has its address on every node."""
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -191,15 +191,23 @@ def test_a_pool_of_larger_blocks_gives_the_pod_a_whole_one(memory_path: Path) ->
     audit_settled(server, [a, b])
 
 
-def test_an_address_that_the_definition_excludes_later_is_an_error(
-    nodes: list[ClusterNode],
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda address: {"exclude": [f"{address}/32"]}, "excludes it"),
+        (lambda address: {"routes": [{"dst": "10.8.0.0/16", "gw": address}]}, "or next hop"),
+    ],
+)
+def test_an_address_that_the_definition_withholds_later_is_an_error(
+    nodes: list[ClusterNode], change: Callable[[str], dict[str, object]], why: str
 ) -> None:
     a, b, _ = nodes
     address = add(a, "web-0")
     a.delete("web-0")
     let_go(a)
-    error = error_of(lambda: b.add("web-0", {**IPAM, "exclude": [f"{address}/32"]}))
+    error = error_of(lambda: b.add("web-0", {**IPAM, **change(address)}))
     assert error.code == Code.NO_FREE_ADDRESS
+    assert why in error.message
     assert "AddressReservation ns/web" in error.message
 
 
