@@ -74,9 +74,11 @@ def api_of(
     from ipam.cluster.api import ApiError
     from ipam.cluster.kubernetes_api import KubernetesApi
 
-    kubeconfig = environ.get(KUBECONFIG)
+    kubeconfig, node = environ.get(KUBECONFIG), environ.get(NODE_NAME, "")
     try:
-        api = KubernetesApi(Path(kubeconfig) if kubeconfig else None, writer="podfabric-agent")
+        api = KubernetesApi(
+            Path(kubeconfig) if kubeconfig else None, writer="podfabric-agent", node=node
+        )
         _clients.add(api)
         return api
     except ApiError as error:

@@ -117,7 +117,10 @@ def run(plugin_type: str, directory: Path, command: str, request: Request) -> No
 
 def _execute(executable: Path, command: str, request: Request) -> bytes:
     environ = {**request.environ, "CNI_COMMAND": command}
-    with _start(executable, environ, request.config.raw) as process:
+    with (
+        interrupts.waiting(),
+        _start(executable, environ, request.config.raw) as process,
+    ):
         try:
             stdout, stderr = _output(process, request.delegate_deadline)
         except BaseException as failure:

@@ -159,6 +159,7 @@ class ClusterApi(Protocol):
         namespace: str = "",
     ) -> Iterator[Change[AnyResource]]:
         """Changes since that version, until the server ends the watch (minutes). WatchExpired.
+        Unavailable: it shows nothing for too long, so what is known may be too old.
 
         A change to an object that cannot be read is left out: see `unreadable`.
         """

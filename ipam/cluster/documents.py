@@ -327,9 +327,15 @@ def deletion(uid: str, resource_version: str) -> dict[str, Any]:
 
 
 def event(
-    name: str, reason: str, message: str, regarding: Mapping[str, Any], writer: str, now: str
+    name: str,
+    reason: str,
+    message: str,
+    regarding: Mapping[str, Any],
+    source: Mapping[str, str],
+    now: str,
 ) -> dict[str, Any]:
-    """A Warning event on an object. That of an object without a namespace is in `default`."""
+    """A Warning event on an object. That of an object without a namespace is in `default`.
+    `source` has the `component` that writes it, and its node as `host`."""
     return {
         "apiVersion": "v1",
         "kind": "Event",
@@ -338,7 +344,7 @@ def event(
         "type": "Warning",
         "reason": reason,
         "message": message[:_LONGEST_MESSAGE],
-        "source": {"component": writer},
+        "source": dict(source),
         "firstTimestamp": now,
         "lastTimestamp": now,
         "count": 1,

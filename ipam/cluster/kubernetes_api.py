@@ -16,7 +16,7 @@ from kubernetes.client import ApiClient, Configuration
 from kubernetes.client.exceptions import OpenApiException
 from kubernetes.config import ConfigException, load_incluster_config, load_kube_config
 from urllib3 import HTTPResponse, Timeout
-from urllib3.exceptions import HTTPError
+from urllib3.exceptions import HTTPError, ReadTimeoutError
 
 from ipam.cluster.api import Refused, Unavailable
 from ipam.cluster.documents import JSON, JSON_PATCH
@@ -25,7 +25,7 @@ from ipam.cluster.rest_api import RestApi
 from ipam.cluster.rest_requests import TIMEOUT, AnswerTooLarge, Body, Lines, Query, Response
 
 CONNECT, READ = 2.0, 5.0  # seconds of one request, for each wait
-SILENCE = 150.0  # seconds without a line that end a watch; it has a bookmark each minute
+SILENCE = 90.0  # seconds without a line after which a watch is dead; it has a bookmark each minute
 CONNECTIONS = 8  # that are kept open
 _LOOK_AT_TOKEN = 10.0  # seconds; the client itself reads a file of it every minute
 
@@ -40,11 +40,12 @@ class KubernetesApi(RestApi):
         kubeconfig: Path | None = None,
         *,
         writer: str = "podfabric",
+        node: str = "",
         timeout: float = TIMEOUT,
         pace: Pace | None = None,
     ) -> None:
         self._client = _Client(kubeconfig, writer)
-        super().__init__(self._client, writer=writer, timeout=timeout, pace=pace)
+        super().__init__(self._client, writer=writer, node=node, timeout=timeout, pace=pace)
 
     def close(self) -> None:
         """Close the connections."""
@@ -180,12 +181,15 @@ def _body(response: HTTPResponse, deadline: float, most: int = 0) -> bytes:
 
 
 def _lines(response: HTTPResponse) -> Iterator[bytes]:
-    """The lines, as they come. What is cut off at the end does not count."""
+    """The lines, as they come. What is cut off at the end does not count. Unavailable: there was
+    not even a bookmark for SILENCE, so whoever follows lists again."""
     rest = b""
     try:
         for part in response.stream(None):
             *lines, rest = (rest + part).split(b"\n")
             yield from filter(None, lines)
+    except ReadTimeoutError as error:
+        raise Unavailable(f"a watch shows nothing: {error}") from error
     except (HTTPError, OSError) as error:
         _log.debug("a watch ended: %s", error)
     finally:

@@ -53,19 +53,22 @@ _log = logging.getLogger(__name__)
 
 
 class RestApi:
-    """ClusterApi. Threads may share it. `writer` is the field manager, and the source of events."""
+    """ClusterApi. Threads may share it. `writer` is the field manager, and the source of events,
+    with the `node` that it is on, if it is an agent."""
 
     def __init__(
         self,
         transport: Transport,
         *,
         writer: str = "podfabric",
+        node: str = "",
         timeout: float = TIMEOUT,
         pace: Pace | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._writer = writer
+        self._source = {"component": writer} | ({"host": node} if node else {})
         self._requests = RestRequests(transport, writer, timeout, pace, clock, sleep)
         self._bookmarks: dict[tuple[str, str], tuple[str, str]] = {}
         self._reader = ObjectReader()
@@ -225,7 +228,7 @@ class RestApi:
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         about = str(regarding.get("name", self._writer))[:_LONGEST_EVENT].rstrip("-.")
         name = f"{about}.{uuid.uuid4().hex[:16]}"
-        body = documents.event(name, reason, message, regarding, self._writer, now)
+        body = documents.event(name, reason, message, regarding, self._source, now)
         where = documents.events(body["metadata"]["namespace"])
         try:
             self._requests.change(f"report {reason}", "POST", where, body)

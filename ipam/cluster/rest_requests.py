@@ -72,7 +72,8 @@ class Transport(Protocol):
         than `most` bytes, if that is not 0."""
 
     def follow(self, where: str, query: Query) -> Lines:
-        """The answer to a GET that goes on. Its lines end where the connection does."""
+        """The answer to a GET that goes on. Its lines end where the connection does, with
+        Unavailable where it shows nothing for too long."""
 
 
 class RestRequests:
