@@ -81,8 +81,8 @@ class LauncherConnection:
         """Read the bytes that have come; the request once it is complete.
 
         Raises EOFError if the client is gone, BadFrame for bytes that no launcher sends, Lost if
-        the kernel dropped the descriptor, ConfigTooLarge for a configuration above `max_config` bytes
-        unless the verb cleans up.
+        the kernel dropped the descriptor, ConfigTooLarge for a configuration above `max_config`
+        bytes unless the verb cleans up.
         """
         try:
             with memoryview(self._buffer) as buffer:
