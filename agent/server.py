@@ -16,7 +16,7 @@ from functools import partial
 from typing import Protocol
 
 from agent import framing, logs
-from agent.connections import CLEANING_UP, ConnectionState, LauncherConnection, Lost, ConfigTooLarge
+from agent.connections import CLEANING_UP, ConfigTooLarge, ConnectionState, LauncherConnection, Lost
 from agent.framing import ANSWERED, LEAVING, REFUSED, BadFrame
 from agent.logs import fields
 from agent.room import Room
