@@ -7,6 +7,7 @@ import msgspec
 
 from cli import executables
 from cli.checks import Outcome, failed, ok, warning
+from cli.executables import EVERY, RETURNED, TAKE_AGAIN
 from cli.this_node import ThisNode
 
 _SUFFIXES = (".conf", ".conflist", ".json")  # which a runtime reads (libcni)
@@ -64,15 +65,19 @@ def our_executables(node: ThisNode) -> Iterator[Outcome]:
             missing.append(name)
         elif not executables.is_ours(directory / name):
             foreign.append(name)
-    remedy = f"`podfabric install --bin-dir {directory}`"
+    returned = [name for name in EVERY if executables.has_returned(directory / name)]
+    foreign = [name for name in foreign if name not in returned]
+    remedy = (
+        "restart podfabric's pod of this node, unless `install.plugins` leaves them out; without "
+        f"Kubernetes: `podfabric install --bin-dir {directory}`"
+    )
+    if returned:
+        yield failed(f"{directory}: {', '.join(returned)}: {RETURNED}", TAKE_AGAIN)
     if missing:
         yield failed(f"{directory} lacks {', '.join(missing)}", remedy)
     if foreign:
-        yield warning(
-            f"{directory}: not podfabric's: {', '.join(foreign)}",
-            f"{remedy} --force, to replace them by ours",
-        )
-    if not missing and not foreign:
+        yield warning(f"{directory}: not podfabric's: {', '.join(foreign)}", remedy)
+    if not missing and not foreign and not returned:
         yield ok(f"{directory}: {', '.join(executables.PLUGINS)}")
 
 

@@ -92,9 +92,6 @@ spec:
             - --plugins=ib-sriov,ipoib,nv-ipam,podfabric-ipam,rdma,sriov
             {{- end }}
             {{- end }}
-            {{- if $root.Values.install.force }}
-            - --force
-            {{- end }}
             {{- if $limitsGpus }}
             - --gpu
             {{- end }}
