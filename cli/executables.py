@@ -31,8 +31,8 @@ PLUGINS = {
 }
 """The module of each plugin, by the name its executable has."""
 
-EVERY = {**PLUGINS, "nv-ipam": "ipam"}
-"""Also those that are installed only if they are named: most nodes have no nv-ipam, or NVIDIA's."""
+EVERY = {**PLUGINS, "nv-ipam": "ipam", "whereabouts": "ipam"}
+"""Also those that are installed only if they are named: most nodes have none, or the project's."""
 
 FALLBACK = ".podfabric"
 """The directory of the scripts, beside the launchers; cni/launcher/launcher.c has the name too."""

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from agent import gpu_limits, settings
-from cli.executables import EVERY
+from cli.executables import EVERY, PLUGINS
 from ipam import scope
 from tools import manifests
 from tools.manifests import CHART, CHECKOUT, KUSTOMIZE
@@ -57,6 +57,13 @@ def _pod(objects: dict[tuple[str, str], Manifest]) -> Manifest:
 def _agent(*arguments: str) -> Manifest:
     agent: Manifest = _pod(_objects(*arguments))["containers"][0]
     return agent
+
+
+def _installed(container: Manifest) -> set[str]:
+    """What the init container installs."""
+    command, plugins = container["args"]
+    assert command == "install"
+    return set(plugins.removeprefix("--plugins=").split(","))
 
 
 def _kustomize(folder: Path) -> dict[tuple[str, str], Manifest]:
@@ -160,7 +167,7 @@ def test_following_nv_ipam_needs_its_pools_in_one_namespace_and_its_executable()
     assert written["ipam"]["nv_ipam"] == "follow"
     assert written["ipam"]["nv_ipam_namespace"] == "nv"
     (install,) = _pod(objects)["initContainers"]
-    assert install["args"] == ["install", f"--plugins={','.join(sorted(EVERY))}"]
+    assert _installed(install) == {*PLUGINS, "nv-ipam"}
     for mode in (follow, ("--set", "ipam.nv_ipam=own")):
         alerts = _objects(*mode, *METRICS, "--set", "alerts.enabled=true")
         assert "PodfabricAddressesMoved" in str(alerts["PrometheusRule", "podfabric"])
@@ -191,7 +198,7 @@ def test_owning_nv_ipams_pools_is_for_the_controller_too() -> None:
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
     assert "--nv-ipam=nv" in container["args"]
     (install,) = _pod(objects)["initContainers"]
-    assert install["args"] == ["install", f"--plugins={','.join(sorted(EVERY))}"]
+    assert _installed(install) == {*PLUGINS, "nv-ipam"}
 
     def pool_verbs(*sets: str) -> list[str]:
         rules = _objects(*sets)["ClusterRole", "podfabric-controller"]["rules"]
@@ -423,6 +430,17 @@ def test_agents_may_touch_whereabouts_objects_only_where_they_are_to_be_looked_a
     assert rights["None"] == set()
     assert rights["Read"] == {"get", "list", "patch", "delete"}
     assert rights["Coexist"] == {*rights["Read"], "create", "watch"}
+
+
+def test_the_launcher_is_whereabouts_too_where_its_objects_are_looked_at() -> None:
+    for compat in ("Read", "Coexist"):
+        (install,) = _pod(_objects("--set", f"ipam.compat={compat}"))["initContainers"]
+        assert _installed(install) == {*PLUGINS, "whereabouts"}
+    own = ("--set", "ipam.compat=Read,ipam.nv_ipam=own,ipam.nv_ipam_namespace=nv")
+    (install,) = _pod(_objects(*own))["initContainers"]
+    assert _installed(install) == set(EVERY)
+    (install,) = _pod(_objects())["initContainers"]
+    assert install["args"] == ["install"]
 
 
 def test_pods_and_claims_are_read_only_where_pods_may_name_ipam_claims() -> None:

@@ -88,8 +88,11 @@ spec:
             {{- with $root.Values.install.plugins }}
             - --plugins={{ join "," . }}
             {{- else }}
-            {{- if ne (default "none" $root.Values.ipam.nv_ipam) "none" }}
-            - --plugins=ib-sriov,ipoib,nv-ipam,podfabric-ipam,rdma,sriov
+            {{- $plugins := list }}
+            {{- if ne (default "none" $root.Values.ipam.nv_ipam) "none" }}{{ $plugins = append $plugins "nv-ipam" }}{{ end }}
+            {{- if ne $root.Values.ipam.compat "None" }}{{ $plugins = append $plugins "whereabouts" }}{{ end }}
+            {{- with $plugins }}
+            - --plugins=ib-sriov,ipoib,podfabric-ipam,rdma,sriov,{{ join "," . }}
             {{- end }}
             {{- end }}
             {{- if $limitsGpus }}
