@@ -133,7 +133,7 @@ def test_a_node_without_kubelet_and_agent_fails_and_says_what_to_do(
 
     assert printed.code == 1
     assert f"{node.agent_socket}: it does not exist" in printed.out
-    assert "-> `systemctl start podfabric-agent.socket`" in printed.out
+    assert "log of podfabric's pod of this node; without Kubernetes: `systemctl" in printed.out
     assert "PODFABRIC_KUBELET" in printed.out
 
 
