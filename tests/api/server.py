@@ -68,7 +68,7 @@ class ApiServer:
         request = urllib.request.Request(
             f"https://127.0.0.1:{self.plane.port}{path}",
             method=method,
-            data=None if body is None else json.dumps(body).encode(),
+            data=body if body is None or isinstance(body, bytes) else json.dumps(body).encode(),
             headers={
                 "Authorization": f"Bearer {self._token}",
                 "Content-Type": "application/json",

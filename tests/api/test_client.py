@@ -122,7 +122,7 @@ def test_an_event_is_on_the_object(server: ApiServer) -> None:
 
 
 def test_definitions_are_found_when_their_kind_is_installed(server: ApiServer) -> None:
-    assert not server.admin.network_definitions()
+    assert not list(server.admin.network_definitions())
     group, kind = "k8s.cni.cncf.io", "NetworkAttachmentDefinition"
     plural = "network-attachment-definitions"
     spec = {"type": "object", "properties": {"config": {"type": "string"}}}

@@ -194,7 +194,7 @@ def test_an_agent_writes_no_pool_and_no_reservation(
     refused(lambda: node_a.create(reservation()), "403")
     refused(lambda: node_a.nodes(), "403")
     refused(lambda: node_a.has_pods(NODE_B), "403")
-    refused(lambda: node_a.network_definitions(), "403")
+    refused(lambda: list(node_a.network_definitions()), "403")
 
 
 def test_a_token_of_no_pod_leases_nothing(server: ApiServer, node_a: KubernetesApi) -> None:
