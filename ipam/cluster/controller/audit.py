@@ -23,7 +23,7 @@ class Contradiction(msgspec.Struct, frozen=True):
 def contradictions(
     pools: Mapping[str, AddressPool], blocks: Iterable[AddressBlock], index: BlockIndex
 ) -> list[Contradiction]:
-    """Everything about blocks that cannot be right, by pool. `index` has those of `decisive`."""
+    """Everything about blocks that cannot be right, by pool. Overlaps are those of `index`."""
     blocks = tuple(blocks)
     found = [*_overlaps(index), *_uncovered(blocks), *_wrong(blocks, pools)]
     return sorted(found, key=lambda each: (each.pool, each.text))
