@@ -139,7 +139,9 @@ def read(network: NetworkConfig) -> IpamOptions:
 def _read(network: NetworkConfig) -> IpamOptions:
     keys = network.at("ipam", Section)
     if keys is None:
-        raise invalid_config("IPAM config missing 'ipam' key")
+        raise invalid_config(
+            '"ipam" is missing: add it, such as {"type": "podfabric-ipam", "range": "10.1.0.0/16"}'
+        )
     idle = sorted(key for key in keys if key in WITHOUT_EFFECT)
     ours = {key: value for key, value in keys.items() if key not in WITHOUT_EFFECT}
     ipam = section(ours, IpamKeys, "ipam", also=WITHOUT_EFFECT)

@@ -316,7 +316,8 @@ class AddressPlugin:
         if full:
             raise CNIError(
                 Code.UNAVAILABLE,
-                f"no free address: {full}. Delete pods that no longer need one, or widen the range",
+                f"no free address in {full}. Delete pods that no longer need one, or widen the "
+                "range",
             )
 
     def usage(self) -> list[RangeUsage]:

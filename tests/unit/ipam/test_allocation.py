@@ -5,7 +5,7 @@ import pytest
 from cni.spec.errors import Code
 from tests.unit.ipam.calls import Calls, Json, error_of, reservation
 
-EXHAUSTED = "Could not allocate IP in range"
+EXHAUSTED = "no free address in "
 SPLIT = ["192.168.0.0/30", "192.168.0.6/31", "192.168.0.8/31", "192.168.0.4/30"]
 SPLIT_TWO = [*SPLIT[:1], "192.168.0.14/31", "192.168.0.4/30", *SPLIT[1:3]]
 
@@ -121,7 +121,6 @@ def test_the_error_of_a_full_range_says_range_exclusions_and_how_many_are_held(n
     ipam = {"range": "192.168.2.0/30", "exclude": ["192.168.2.2"]}
     node.add(ipam)
     assert error_of(lambda: node.add(ipam, "c2")).message == (
-        "Could not allocate IP in range: ip: 192.168.2.1 / - 192.168.2.2 / range: 192.168.2.0/30"
-        " / excludeRanges: [192.168.2.2] (ipam.range: 1 addresses held). Delete pods that no "
-        "longer need one, or widen the range"
+        'no free address in "ipam.range": 192.168.2.0/30 (192.168.2.1-192.168.2.2) without '
+        "192.168.2.2, of which 1 are held. Delete pods that no longer need one, or widen the range"
     )

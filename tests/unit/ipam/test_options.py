@@ -91,7 +91,7 @@ def test_what_is_wrong_is_named_by_its_path(ipam: dict[str, Any], seen: str) -> 
 
 
 def test_a_configuration_without_ipam_says_so() -> None:
-    with pytest.raises(CNIError, match="IPAM config missing 'ipam' key"):
+    with pytest.raises(CNIError, match='"ipam" is missing: add it'):
         read(decode(b'{"name": "n1"}'))
 
 

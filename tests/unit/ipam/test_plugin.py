@@ -379,7 +379,7 @@ def test_status_is_50_when_any_range_is_full(node: Calls) -> None:
     node.store.load([reservation(f"10.0.0.{n}", "x") for n in (1, 2)])
     error = error_of(lambda: node.status(both))
     assert error.code == Code.UNAVAILABLE
-    assert "ipam.range: 2 addresses held" in error.message
+    assert '"ipam.range": 10.0.0.0/30 (10.0.0.1-10.0.0.2), of which 2 are held' in error.message
 
 
 def test_status_is_50_when_the_store_cannot_be_used(node: Calls) -> None:

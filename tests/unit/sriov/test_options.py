@@ -197,7 +197,7 @@ def test_pf_with_options_of_its_own(config: dict[str, Any]) -> None:
     ],
 )
 def test_broken_configuration(config: bytes) -> None:
-    with pytest.raises(CNIError, match="error unmarshall network config") as caught:
+    with pytest.raises(CNIError, match="cannot be read as a JSON object") as caught:
         options.read(request(config))
     assert caught.value.code == 6
 
