@@ -22,6 +22,7 @@ class Paths(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     devinfo: Path = Path("/var/run/k8s.cni.cncf.io/devinfo")
     cni_conf: Path = Path("/etc/cni/net.d")
     cni_bin: Path = Path("/opt/cni/bin")
+    cni_state: Path = Path("/var/lib/cni")  # what other projects' plugins keep
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> "Paths":

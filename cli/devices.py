@@ -13,7 +13,7 @@ from cli import gpu_tables, node_gpus, output
 from cli.arguments import file
 from cli.node_gpus import NodeGPUs
 from cli.output import Cell, Lines, Table
-from cli.this_node import Holder, ThisNode, numa_text
+from cli.this_node import DeviceHolder, ThisNode, numa_text
 from deviceplugin import availability
 from deviceplugin.checkpoint import CheckpointDamaged
 from deviceplugin.pools.config import ConfigError
@@ -40,7 +40,7 @@ class NotOffered(msgspec.Struct, frozen=True):
 class HcaHolder(msgspec.Struct, frozen=True):
     """What a container holds of an HCA."""
 
-    container: Holder
+    container: DeviceHolder
     resource: str
     ids: int
 
@@ -156,12 +156,12 @@ def _holders(node: ThisNode) -> dict[str, list[HcaHolder]]:
     counts = Counter(
         (device.id, each.pod, each.name, one.resource)
         for one in node.allocations
-        for each in (node.holders.by_key.get(one.key, Holder()),)
+        for each in (node.holders.by_key.get(one.key, DeviceHolder()),)
         for device in one.devices
     )
     found: dict[str, list[HcaHolder]] = {}
     for (hca_id, pod, name, resource), ids in sorted(counts.items()):
-        found.setdefault(hca_id, []).append(HcaHolder(Holder(pod, name), resource, ids))
+        found.setdefault(hca_id, []).append(HcaHolder(DeviceHolder(pod, name), resource, ids))
     return found
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import msgspec
 
 from base.types import DeviceId
-from cli.this_node import Holder, ThisNode
+from cli.this_node import DeviceHolder, ThisNode
 from deviceplugin.checkpoint import AllocatedGPU, Allocation
 from deviceplugin.kubelet.records import PodDevices
 from gpu import layout
@@ -34,7 +34,7 @@ class GpuPart(msgspec.Struct, frozen=True, kw_only=True):
     """What one container holds of one GPU."""
 
     gpu: str  # the GPU's address; "" until the container's start decides
-    container: Holder
+    container: DeviceHolder
     resources: tuple[str, ...]
     ids: tuple[DeviceId, ...]
     memory_bytes: int  # by the allocation; 0: not limited
@@ -58,12 +58,12 @@ def parts(node: ThisNode, notes: list[str]) -> list[GpuPart]:
     together: dict[tuple[str, ...], list[tuple[Allocation, AllocatedGPU]]] = {}
     for entry in of_gpus:
         assert entry.gpu is not None
-        holder = holders.get(entry.key, Holder())
+        holder = holders.get(entry.key, DeviceHolder())
         own = group_of(entry.resource, entry.gpu) or entry.resource
         who = (holder.pod, holder.name) if holder.pod else (own,)
         together.setdefault((entry.gpu.bdf, *who), []).append((entry, entry.gpu))
     made = [
-        _part(node, entries, holders.get(entries[0][0].key, Holder()))
+        _part(node, entries, holders.get(entries[0][0].key, DeviceHolder()))
         for entries in together.values()
     ]
     return sorted(made, key=lambda part: (part.gpu, part.container.pod, part.container.name))
@@ -73,14 +73,14 @@ def of_pod(node: ThisNode, rows: Iterable[PodDevices]) -> Iterator[GpuPart]:
     """The parts that a pod's containers hold, by the kubelet's rows of it."""
     known = {entry.key: entry for entry in node.allocations if entry.gpu is not None}
     together: dict[tuple[str, str], list[tuple[Allocation, AllocatedGPU]]] = {}
-    holders: dict[tuple[str, str], Holder] = {}
+    holders: dict[tuple[str, str], DeviceHolder] = {}
     for row in rows:
         for name in row.ids:
             entry = known.get((row.resource, name))
             if entry is not None and entry.gpu is not None:
                 key = row.container, entry.gpu.bdf
                 together.setdefault(key, []).append((entry, entry.gpu))
-                holders[key] = Holder(f"{row.namespace}/{row.name}", row.container)
+                holders[key] = DeviceHolder(f"{row.namespace}/{row.name}", row.container)
     for key, entries in together.items():
         yield _part(node, entries, holders[key])
 
@@ -98,7 +98,7 @@ def group_of(resource: str, gpu: AllocatedGPU) -> str:
 
 
 def _part(
-    node: ThisNode, entries: list[tuple[Allocation, AllocatedGPU]], holder: Holder
+    node: ThisNode, entries: list[tuple[Allocation, AllocatedGPU]], holder: DeviceHolder
 ) -> GpuPart:
     gpu = entries[0][1]
     of = (group_of(entry.resource, each) for entry, each in entries)

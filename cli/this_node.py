@@ -28,17 +28,17 @@ from host.gpus import GPU, gpus
 from host.topology import Topology
 
 
-class Holder(msgspec.Struct, frozen=True):
+class DeviceHolder(msgspec.Struct, frozen=True):
     """A container, as far as the kubelet tells."""
 
     pod: str = ""  # "ml/worker-0"; the pod's UID if only that is known; "" if neither is
     name: str = ""
 
 
-class Holders(NamedTuple):
+class DeviceHolders(NamedTuple):
     """The holder of each device id, and which sources could not be read."""
 
-    by_key: Mapping[AllocationKey, Holder]
+    by_key: Mapping[AllocationKey, DeviceHolder]
     problems: tuple[str, ...]
 
 
@@ -78,7 +78,7 @@ class ThisNode:
             return ()
 
     @cached_property
-    def holders(self) -> Holders:
+    def holders(self) -> DeviceHolders:
         """Who holds the devices, by the kubelet."""
         rows: list[PodDevices] = []
         problems = []
@@ -88,13 +88,13 @@ class ThisNode:
             except KubeletUnreadable as error:
                 problems.append(f"who holds devices is not fully known: {error}")
         found = {
-            (row.resource, device_id): Holder(
+            (row.resource, device_id): DeviceHolder(
                 f"{row.namespace}/{row.name}" if row.name else row.uid, row.container
             )
             for row in rows
             for device_id in row.ids
         }
-        return Holders(found, tuple(problems))
+        return DeviceHolders(found, tuple(problems))
 
     @cached_property
     def _inventory(self) -> tuple[list[HCA], Inventory]:

@@ -29,6 +29,7 @@ from host.netlink import (
 from host.rtnetlink import (
     IFA_ADDRESS,
     IFA_LOCAL,
+    IFA_PROTO,
     IFADDRMSG,
     RTA_DST,
     RTA_GATEWAY,
@@ -48,7 +49,9 @@ from host.rtnetlink import (
 )
 
 IFA_F_NODAD = 0x02  # linux/if_addr.h
+IFAPROT_KERNEL_RA = 2  # since Linux 5.18
 RT_TABLE_MAIN, RT_SCOPE_LINK = 254, 253  # linux/rtnetlink.h
+RTPROT_KERNEL, RTPROT_RA = 2, 9
 RTPROT_STATIC, RTN_UNICAST, RTNH_F_ONLINK = 4, 1, 4
 _LAST_PRIORITY = 0xFFFFFFFF
 IP6_RT_PRIO_USER = 1024  # linux/ipv6_route.h: of an IPv6 route that is added without a priority
@@ -104,6 +107,29 @@ def of(route: Rtnetlink, link: Link) -> set[str]:
     with trying(f'listing the addresses of "{link.name}"'):
         parts = route.table(RTM_GETADDR, IFADDRMSG.pack(0, 0, 0, 0, link.index))
     return {cidr for _, cidr in map(_index_and_cidr, parts)}
+
+
+def of_users(route: Rtnetlink, link: Link) -> list[str]:
+    """The addresses (CIDR) and the routes' destinations that users or services gave an interface.
+
+    Without the kernel's own: IPv6 link-local ones, and those of router advertisements.
+    """
+    found = []
+    with trying(f'listing addresses and routes of "{link.name}"'):
+        for entry in route.table(RTM_GETADDR, IFADDRMSG.pack(0, 0, 0, 0, link.index)):
+            _, cidr = _index_and_cidr(entry)
+            proto = fields(entry[1], HEADER.size + IFADDRMSG.size).get(IFA_PROTO, b"\0")[0]
+            if proto != IFAPROT_KERNEL_RA and not cidr.startswith("fe80:"):
+                found.append(cidr)
+        for family, size in ((AF_INET, 4), (AF_INET6, 16)):
+            request = RTMSG.pack(family, *[0] * 8) + number(RTA_OIF, link.index)
+            for _, part in route.table(RTM_GETROUTE, request):
+                _, length, _, _, _, protocol, *_ = RTMSG.unpack_from(part, HEADER.size)
+                shown = fields(part, HEADER.size + RTMSG.size)
+                if protocol not in (RTPROT_KERNEL, RTPROT_RA):
+                    destination = socket.inet_ntop(family, shown.get(RTA_DST, bytes(size)))
+                    found.append(f"{destination}/{length}")
+    return found
 
 
 def of_all(route: Rtnetlink) -> list[tuple[str, str]]:

@@ -56,6 +56,7 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
     """The properties of an interface on the host, to be restored. The journal keeps them.
 
     What has a default is missing in the entries of an earlier version, and is not restored there.
+    Neither is an address of "" or an MTU of 0.
     """
 
     name: str
@@ -127,7 +128,7 @@ def move_in(
         link_changes.move(host, link, namespace, name, mark.alias, mtu=mtu)
     seen = links.identify(pod, name)
     if seen is not None and seen.is_of(link):
-        flags = link.flags & ~(links.IFF_UP | links.IFF_LOWER_UP)
+        flags = link.flags & ~(links.IFF_UP | links.IFF_RUNNING | links.IFF_LOWER_UP)
         return msgspec.structs.replace(
             link, index=seen.index, name=name, alias=mark.alias, flags=flags, mtu=mtu or link.mtu
         )
@@ -311,7 +312,7 @@ def _restore(host: Rtnetlink, origin: Origin, mark: Mark, name: str = "") -> boo
     mac = _address_to_restore(link, origin)
     if mac:
         set_address(host, link, mac)
-    if link.mtu != origin.mtu:
+    if origin.mtu not in (0, link.mtu):
         link_changes.set_mtu(host, link, origin.mtu)
     _restore_settings(host, link, origin)
     if origin.up and not link.up:

@@ -29,7 +29,7 @@ from base.pod import Pod
 from cni.spec.attachment import Attachment
 from cni.spec.config import IpamConfig, decode_leniently
 from cni.spec.request import Request
-from host.namespaces import NetworkNamespace
+from host.namespaces import NetworkNamespace, where
 
 VERSION = 1
 _UNFINISHED = ".json.tmp"  # the end of a name while files.write_atomically writes the file
@@ -83,13 +83,16 @@ class JournalEntry(msgspec.Struct, frozen=True, kw_only=True):
         cls,
         plugin: str,
         request: Request,
-        namespace: NetworkNamespace,
+        namespace: NetworkNamespace | None,
         boot_id: str,
         record: msgspec.Struct,
         pod: Pod | None = None,
         device: str = "",
     ) -> "JournalEntry":
-        """The entry of an ADD that has changed nothing yet; `record` goes into `undo`."""
+        """The entry of an ADD that has changed nothing yet; `record` goes into `undo`.
+
+        `namespace` is None for an attachment of another project's plugin whose namespace is gone.
+        """
         pod = pod or Pod()
         return cls(
             plugin=plugin,
@@ -97,8 +100,8 @@ class JournalEntry(msgspec.Struct, frozen=True, kw_only=True):
             container_id=request.container_id,
             ifname=request.ifname,
             netns=request.netns,
-            netns_identity=namespace.identity,
-            netns_seen_from=namespace.seen_from,
+            netns_identity=namespace.identity if namespace is not None else "",
+            netns_seen_from=namespace.seen_from if namespace is not None else where(request.netns),
             boot_id=boot_id,
             phase=Phase.ADDING,
             pod_namespace=pod.namespace,

@@ -1,6 +1,9 @@
 """Probes addresses that another machine may use, on the pod's interface, before they are set there:
-those that a lost machine may still use (`ipam.cluster.probing`), or all, by `"probe": "always"`."""
+those that a lost machine may still use (`ipam.cluster.probing`), or all, by `"probe": "always"`.
+Announces a pod's addresses once they are set.
+"""
 
+from cni.spec.notes import note
 from cni.spec.result import Result
 from host import address_probe, announce
 from host.links import Link
@@ -29,3 +32,10 @@ def probed(
         if other is None:
             return answer
         answer = other
+
+
+def announce_addresses(namespace: NetworkNamespace, link: Link, cidrs: list[str]) -> None:
+    """Announce these addresses if the interface has carrier. A failure becomes a note."""
+    if link.carrier:
+        for failure in announce.announce(namespace, link, cidrs):
+            note(failure)

@@ -92,8 +92,7 @@ def place(
         soft_roce.restore(record, ready.name, namespace)
     if cidrs:
         ready = announce.await_carrier(pod, ready, CARRIER_WAIT)
-        if ready.carrier:
-            announce.announce(namespace, ready, cidrs)
+        probing.announce_addresses(namespace, ready, cidrs)
     return Placed(mac=ready.mac, mtu=ready.mtu, bdf=bdf, answer=answer)
 
 
@@ -105,8 +104,8 @@ def give_addresses(
     link = links.require(pod, name)
     ready = netdev_move.configure(pod, namespace, link, cidrs, accept_ra=accept_ra)
     add_routes(pod, ready, hops(answer))
-    if ready.carrier:
-        announce.announce(namespace, ready, cidrs)
+    ready = announce.await_carrier(pod, ready, CARRIER_WAIT)
+    probing.announce_addresses(namespace, ready, cidrs)
 
 
 def _mac_and_mtu_at_pf(host: Rtnetlink, paths: Paths, record: DeviceRecord) -> tuple[str, int]:

