@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
+from base import interrupts
 from ipam.cluster import documents
 from ipam.cluster.api import (
     AlreadyExists,
@@ -161,7 +162,8 @@ class RestRequests:
                 wait = backoff * random.uniform(0.5, 1.5)
                 if self._clock() + wait >= deadline:
                     raise
-            self._sleep(wait)
+            with interrupts.waiting():
+                self._sleep(wait)
             backoff = min(2 * backoff, LONGEST_BACKOFF)
 
     def change(self, what: str, method: str, where: str, body: Body) -> bytes:
@@ -183,12 +185,13 @@ class RestRequests:
         """The answer to one request, which is sent once. AnswerTooLarge: see Transport."""
         if deadline is None:
             deadline = self._deadline()
-        self._take_turn(what, deadline)
-        patience = max(deadline - self._clock(), 0.01)
-        try:
-            answer = self._transport.send(method, where, query, body, accept, patience, most)
-        except Unavailable as error:
-            raise Unavailable(f"{what}: {error}") from error
+        with interrupts.waiting():
+            self._take_turn(what, deadline)
+            patience = max(deadline - self._clock(), 0.01)
+            try:
+                answer = self._transport.send(method, where, query, body, accept, patience, most)
+            except Unavailable as error:
+                raise Unavailable(f"{what}: {error}") from error
         if answer.status >= HTTPStatus.MULTIPLE_CHOICES:
             raise self._error(what, answer)
         return answer.body
