@@ -68,7 +68,7 @@ def status(
     leased = [
         placed for placed in index.within(plan.space, whole) if _inside(placed.interval, whole)
     ]
-    # A block of another size, which a conflict names, counts as each that it covers a part of.
+    # One of another size, whose pool is gone, counts as each block that it covers a part of.
     indexes = sorted({covered for placed in leased for covered in _covered(placed, geometry)})
     holes = merged((*_holes(pool.spec, geometry.range), *kept_out))
     free = _free(geometry, indexes, holes)
