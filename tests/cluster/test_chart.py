@@ -219,8 +219,8 @@ def test_owning_nv_ipams_pools_is_for_the_controller_too() -> None:
         (verbs,) = (rule["verbs"] for rule in rules if rule["resources"] == ["addresspools"])
         return list(verbs)
 
-    assert pool_verbs() == ["get", "list", "watch", "create"]
-    assert pool_verbs(*own) == ["get", "list", "watch", "create", "update"]
+    assert pool_verbs() == ["get", "list", "watch", "create", "delete"]
+    assert pool_verbs(*own) == ["get", "list", "watch", "create", "delete", "update"]
     assert "needs ipam.scope cluster" in _refused('ipam.nv_ipam="own"', 'ipam.scope="node"')
 
 
