@@ -114,7 +114,7 @@ class Calls:
         error = json.loads(reply.document)
         code = int(error["code"])
         text = str(error["msg"])[:MAX_TEXT]
-        _log.warning("failed in %.1f ms with code %d: %s", seconds * 1e3, code, text)
+        _log.warning("failed in %.1f ms: %s", seconds * 1e3, text)
         return code
 
 

@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
 from base import msgspec_warmup
 from base.paths import Paths
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 NODE_NAME = "NODE_NAME"
 KUBECONFIG = "PODFABRIC_KUBECONFIG"
 
+_clients: "WeakSet[KubernetesApi]" = WeakSet()
 _log = logging.getLogger(__name__)
 
 
@@ -72,9 +74,13 @@ def api_of(
     from ipam.cluster.api import ApiError
     from ipam.cluster.kubernetes_api import KubernetesApi
 
-    kubeconfig = environ.get(KUBECONFIG)
+    kubeconfig, node = environ.get(KUBECONFIG), environ.get(NODE_NAME, "")
     try:
-        return KubernetesApi(Path(kubeconfig) if kubeconfig else None, writer="podfabric-agent")
+        api = KubernetesApi(
+            Path(kubeconfig) if kubeconfig else None, writer="podfabric-agent", node=node
+        )
+        _clients.add(api)
+        return api
     except ApiError as error:
         _log.error(
             "%s, and there is no cluster to ask: %s; run the agent in a pod with a service account "
@@ -85,6 +91,18 @@ def api_of(
             until_then,
         )
         return None
+
+
+def unreadable() -> "Sequence[Metric]":
+    """What a scrape shows of objects that no client of this agent can read."""
+    clients = tuple(_clients)
+    if not clients:
+        return ()
+    from ipam.cluster.object_reader import unreadable_family
+
+    found = (each for api in clients for each in api.unreadable())
+    named = {(each.kind, each.metadata.namespace, each.metadata.name): each for each in found}
+    return [unreadable_family(named.values())]
 
 
 def families(lessee: "Lessee") -> Callable[[], "Sequence[Metric]"]:

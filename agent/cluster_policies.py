@@ -42,7 +42,7 @@ class AgentPolicies:
 
     def start(self) -> None:
         """Take the node's rules, and follow the cluster's if the node does now."""
-        with self._starting:
+        with self._starting, suppress(CNIError):  # which a call gets, too
             if not self._closed and self._node().cluster:
                 self._follow()
         self._prepare()

@@ -31,7 +31,6 @@ from ipam.store_files import StoreFiles
 
 LOOK_EVERY = 1.0  # seconds
 TRY_AGAIN = 5.0  # seconds after files could not be removed
-LOCK = "agent.lock"
 STANDING_BY = "standing by"
 _BEGUN = "removal-has-begun"
 
@@ -179,7 +178,7 @@ def _remove_all(paths: Paths, uninstall: Callable[[Path], Iterable[str]]) -> Non
         for line in uninstall(paths.cni_bin):
             _log.info("%s", line)
     remove_state(paths)
-    (paths.state / LOCK).unlink(missing_ok=True)
+    paths.agent_lock.unlink(missing_ok=True)
 
 
 def remove_state(paths: Paths) -> None:

@@ -40,7 +40,7 @@ class Exposition(Scrape):
         super().__init__()
         self._metrics = metrics
         self._failures: dict[int, str] = {}
-        self._version = _version()
+        self._version = installed_version()
 
     def collect(self) -> Iterator[Metric]:
         """All families; the registry calls this for each scrape."""
@@ -52,6 +52,7 @@ class Exposition(Scrape):
             lambda: _addresses(tuple(metrics.usage()), by_range=metrics.by_range),
             lambda: [_attachments(metrics.attachments(), metrics.plugins)],
             lambda: [_devices(metrics.devices(), metrics.allocations())],
+            lambda: [_mistakes(metrics.mistakes())],
             lambda: [_build(self._version)],
             *metrics.more,
         )
@@ -202,6 +203,15 @@ def _devices(pools: "Iterable[PoolState]", held: Mapping[str, int]) -> Metric:
     )
 
 
+def _mistakes(sections: Mapping[str, bool]) -> Metric:
+    return _family(
+        "podfabric_configuration_error",
+        "1 where a mistake keeps a section of config.yaml from being used; the log has its text.",
+        ("section",),
+        (((section,), int(wrong)) for section, wrong in sections.items()),
+    )
+
+
 def _build(version_: str) -> Metric:
     return _family(
         "podfabric_build_info", "1, for the version that runs.", ("version",), [((version_,), 1)]
@@ -220,7 +230,8 @@ def _family(
     return family
 
 
-def _version() -> str:
+def installed_version() -> str:
+    """The version of the installed podfabric; "unknown" where none is installed."""
     try:
         return version("podfabric")
     except PackageNotFoundError:  # run from a checkout

@@ -1,13 +1,13 @@
-"""The agent's part of GPU limits, for pools whose containers have parts of GPUs.
+"""The agent's part of GPUs: their health, and limits for pools whose containers have parts of them.
 
-It is made when the first such pool is configured. Until then its modules are not loaded.
+It is made when the first pool of GPUs is configured. Until then its modules are not loaded.
 """
 
 import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from agent.gpu_events import GpuEvents
+from agent.events import AgentEvents
 from base import msgspec_warmup
 from base.paths import Paths
 
@@ -46,6 +46,7 @@ class AgentGpuLimits:
         paths: the node's files.
         tenants: answers which containers hold parts of GPUs.
         tiers: answers what keeps the limits of each GPU.
+        events: where pods are told.
     """
 
     def __init__(
@@ -53,12 +54,14 @@ class AgentGpuLimits:
         paths: Paths,
         tenants: "Callable[[], Sequence[Tenant]]",
         tiers: "Callable[[], Sequence[TieredGPU]]",
+        events: AgentEvents,
     ) -> None:
         self._paths = paths
         self._tenants = tenants
         self._tiers = tiers
-        self._events = GpuEvents()
+        self._events = events
         self._service: GpuService | None = None
+        self._limits = False  # whether it keeps limits, and not only looks for errors
         self._settings: GpuLimitSettings | None = None
         self._told: GpuLimitSettings | None = None
 
@@ -66,11 +69,17 @@ class AgentGpuLimits:
         """The parts for that configuration. Waits a few seconds for the driver, the first time."""
         from deviceplugin.gpus.parts import GpuParts
 
-        if self._service is None:
-            if not config.has_gpu_limits:
-                return GpuParts()
+        if not self._limits and not config.has_gpu_limits:
+            if self._service is None and config.gpus:
+                self._service = self._made(config.gpu_limits)
+                self._service.watch_health()
+            return GpuParts() if self._service is None else GpuParts(faults=self._service.faults)
+        if self._service is None or not self._limits:
+            if self._service is not None:
+                self._service.close()
             self._service = self._made(config.gpu_limits)
             self._service.prepare()
+            self._limits = True
         self._tell_later(config.gpu_limits)
         return GpuParts(
             memory=self._service.memory,
@@ -78,23 +87,23 @@ class AgentGpuLimits:
             obstacles=self._service.obstacles,
             files=self._service.files,
             edits=self._service.edits,
+            faults=self._service.faults,
             context_reserve=(self._settings or config.gpu_limits).context_reserve,
         )
 
     def start(self) -> None:
         """The device plugin knows now who holds what. Called again it does nothing."""
-        if self._service is not None:
+        if self._service is not None and self._limits:
             self._service.start()
 
     def close(self) -> None:
         """Stop. What containers have stays."""
         if self._service is not None:
             self._service.close()
-        self._events.close()
 
     def families(self) -> "Sequence[Metric]":
         """What a scrape shows."""
-        return self._service.families() if self._service is not None else ()
+        return self._service.families() if self._service is not None and self._limits else ()
 
     def _made(self, settings: "GpuLimitSettings") -> "GpuService":
         from gpu.service import GpuService
@@ -102,7 +111,12 @@ class AgentGpuLimits:
         msgspec_warmup.build()  # of the modules that were imported just now
         self._settings = self._told = settings
         return GpuService(
-            self._paths, self._tenants, settings, self._events.tell, tiers=self._tiers
+            self._paths,
+            self._tenants,
+            settings,
+            self._events.of_gpu,
+            tiers=self._tiers,
+            sick=lambda uuid, fault: self._events.of_node("GpuUnhealthy", f"GPU {uuid}: {fault}"),
         )
 
     def _tell_later(self, settings: "GpuLimitSettings") -> None:

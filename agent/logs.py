@@ -21,6 +21,7 @@ import msgspec
 
 from agent.framing import LauncherRequest
 from agent.settings import Settings
+from base import decoding
 from base.context import Bound
 from base.text import printable, without_middle
 from cni.spec import limits
@@ -173,8 +174,8 @@ def _network(config: bytes) -> str:
     """The network's name, "" if it cannot be read."""
     try:
         limits.require_readable(config)
-        return msgspec.json.decode(config, type=_NetworkName).name
-    except (CNIError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return decoding.decode(config, _NetworkName).name
+    except (CNIError, msgspec.MsgspecError):
         return ""
 
 

@@ -37,20 +37,22 @@ from agent import (
 from agent.calls import Calls, Loader
 from agent.cluster_policies import AgentPolicies
 from agent.departure import STANDING_BY, Departure, Leaving
+from agent.events import AgentEvents
 from agent.gpu_limits import AgentGpuLimits
 from agent.http import Endpoint
 from agent.metrics import Lasting, Metrics
 from agent.server import BACKLOG, OVERTIME, Server
-from agent.settings import UNIX, Settings, SettingsError
+from agent.settings import UNIX, Loaded, Settings
 from agent.startup import Unable
 from agent.sweeper import Sweeper
 from agent.workers import Workers
-from base import locks, msgspec_warmup
+from base import locks, loops, msgspec_warmup
 from base.paths import Paths
 from cni.attachments import pod_choices
 from cni.attachments.journal import Journal
 from cni.attachments.sweep import sweep_all
 from cni.ipoib.plugin import IPoIB
+from cni.policy.rules import Policy
 from cni.rdma.plugin import Rdma
 from cni.sriov.plugin import Sriov
 from deviceplugin.pools import formats
@@ -60,7 +62,7 @@ from ipam.delegation import OURS, TAKEN_OVER
 from ipam.executable import IpamExecutable
 from ipam.plugin import AddressPlugin
 from ipam.resident import Resident
-from ipam.scope import Stores
+from ipam.scope import Scope, Stores
 
 LOOK_EVERY = 1.0  # seconds, for SIGTERM while another agent serves
 PAUSE = 0.02  # seconds between two attempts to get its lock
@@ -80,7 +82,8 @@ def run(
     """Serve until SIGTERM; the exit code. `extra` replaces or adds plugins."""
     try:
         loaded = settings.load(paths.config)
-        logs.configure(loaded)
+        logs.configure(loaded.settings)
+        settings.log_mistakes(loaded)
         msgspec_warmup.build()
         procfs.use(paths.proc)
         startup.allow_descriptors()
@@ -91,7 +94,7 @@ def run(
                 agent.serve()
         if leaving is not None:
             departure.remove_directories(paths)
-    except (Unable, SettingsError, systemd.Unsuitable) as error:
+    except (Unable, systemd.Unsuitable) as error:
         _log.error("%s", error)
         return 1
     return 0
@@ -103,7 +106,7 @@ class Agent:
     def __init__(
         self,
         paths: Paths,
-        loaded: Settings,
+        loaded: Loaded,
         extra: Extra,
         stack: ExitStack,
         leaving: Leaving | None,
@@ -116,29 +119,38 @@ class Agent:
         self._departure: Departure | None = None
         self._withdrawing: threading.Thread | None = None
         self._paths = paths
-        self._settings = loaded
+        self._loaded = loaded
         self._stack = stack
         self._store = Resident(paths.ipam)
         stack.callback(self._store.close)
-        self._lessee = cluster_addresses.lessee_of(paths, self._store, loaded.ipam)
-        stores = Stores(
-            self._store, lambda: loaded.ipam.scope, self._lessee, lambda: loaded.ipam.compat
-        )
-        self._nv_ipam = nv_ipam_pools.service_of(paths, self._store, loaded.ipam)
-        policies = self._policies = AgentPolicies(paths, lambda: self._settings.policy)
+        ipam = loaded.settings.ipam
+        self._lessee = cluster_addresses.lessee_of(paths, self._store, ipam)
+
+        def scope() -> Scope:
+            loaded.require("ipam")
+            return ipam.scope
+
+        stores = Stores(self._store, scope, self._lessee, lambda: ipam.compat)
+        self._nv_ipam = nv_ipam_pools.service_of(paths, self._store, ipam)
+        policies = self._policies = AgentPolicies(paths, self._policy)
         stack.callback(policies.close)
         self._addresses = AddressPlugin(
             stores,
             cache(paths.boot_id),
             policies.source,
-            nv_ipam_pools.plugin_of(paths, loaded.ipam, self._nv_ipam, self._lessee),
+            nv_ipam_pools.plugin_of(paths, ipam, self._nv_ipam, self._lessee),
             policies.subjects,
         )
         self._ipoib = IPoIB(paths, self._addresses, policies.source, policies.subjects)
         self._sriov = Sriov(paths, self._addresses, policies.source, policies.subjects)
         self._rdma = Rdma(paths)
+        self._events = AgentEvents()
+        stack.callback(self._events.close)
         gpu_limits = AgentGpuLimits(
-            paths, lambda: self._devices.tenants(), lambda: self._devices.gpu_tiers()
+            paths,
+            lambda: self._devices.tenants(),
+            lambda: self._devices.gpu_tiers(),
+            self._events,
         )
         self._devices = Service(
             paths,
@@ -147,17 +159,19 @@ class Agent:
             pods_known=partial(pod_choices.prune, paths),
             gpu_limits=gpu_limits,
             leaving=leaving is not None,
+            mistaken=self._tell_mistake,
         )
         stack.callback(self._devices.close)
-        self._workers = Workers(loaded.workers)
+        self._workers = Workers(self._settings.workers)
         self._metrics = Metrics(
             plugins=(OURS, "ipoib", "sriov", "ib-sriov", "rdma"),
             usage=self._addresses.usage,
             attachments=Journal(paths).counts,
             devices=self._devices.states,
             allocations=self._devices.held,
-            by_range=loaded.listen.startswith(UNIX),  # only root can read there
+            by_range=self._settings.listen.startswith(UNIX),  # only root can read there
         )
+        self._metrics.mistakes = self._mistakes
         self._metrics.more.append(gpu_limits.families)
         if self._lessee is not None:
             self._metrics.more.append(cluster_addresses.families(self._lessee))
@@ -166,7 +180,7 @@ class Agent:
         if self._nv_ipam is not None:
             self._metrics.more.append(nv_ipam_pools.families(self._nv_ipam))
             stack.callback(self._nv_ipam.close)
-        self._metrics.more.append(policies.denials.families)
+        self._metrics.more += (policies.denials.families, cluster_addresses.unreadable)
         self._calls = Calls(
             {**self._plugins(), **extra(self._addresses)},
             self._metrics,
@@ -186,7 +200,7 @@ class Agent:
 
     def wait(self) -> bool:
         """Wait until no other agent of the node listens; False if SIGTERM comes first."""
-        path = self._paths.state / departure.LOCK
+        path = self._paths.agent_lock
         patience = 0.0
         while not self._stopping:
             try:
@@ -220,7 +234,9 @@ class Agent:
             refused=self._metrics.refused,
         )
         self._open_endpoint()
-        watched = settings.WatchedSettings(self._paths.config, self._settings, self._take)
+        for text in dict.fromkeys(self._loaded.mistakes.values()):
+            self._tell_mistake(text)
+        watched = settings.WatchedSettings(self._paths.config, self._loaded, self._take)
         self._stack.callback(watched.close)
         self._policies.start()
         if self._leaving is None or departure.gpu_holders(self._paths):
@@ -321,6 +337,8 @@ class Agent:
         alive, text = self._alive()
         if not alive or text not in ("serving", GONE):
             return False, text
+        if failing := loops.failing():
+            return False, f"{failing}: see the log"
         stuck, limit = self._workers.stuck, self._workers.limit
         if 2 * stuck >= limit:
             return False, (
@@ -329,16 +347,39 @@ class Agent:
             )
         return True, text
 
-    def _take(self, new: Settings) -> None:
-        """Apply new settings, as far as a running agent can."""
-        logs.configure(new)
-        self._workers.limit = new.workers
-        if self._server is not None:
-            self._server.limits = new
-        self._settings = new
-        self._policies.start()
+    @property
+    def _settings(self) -> Settings:
+        return self._loaded.settings
 
-    def _stop(self, signum: int, frame: FrameType | None) -> None:
+    def _policy(self) -> Policy:
+        """The rules of config.yaml. CNIError 5 if they could never be read."""
+        self._loaded.require("policy")
+        return self._settings.policy
+
+    def _mistakes(self) -> Mapping[str, bool]:
+        """By section of config.yaml: whether a mistake keeps it from being used."""
+        found = {section: section in self._loaded.mistakes for section in settings.SECTIONS}
+        return {**found, "pools": self._devices.mistake is not None}
+
+    def _tell_mistake(self, text: str) -> None:
+        self._events.of_node("ConfigurationError", text)
+
+    def _take(self, new: Loaded) -> None:
+        """Apply new settings, as far as a running agent can."""
+        before, self._loaded = self._loaded, new
+        for text in dict.fromkeys(new.mistakes.values()):
+            if text not in before.mistakes.values():
+                self._tell_mistake(text)
+        logs.configure(new.settings)
+        self._workers.limit = new.settings.workers
+        if self._server is not None:
+            self._server.limits = new.settings
+        self._policies.start()
+        if "ipam" in before.unread - new.unread:
+            _log.info("ipam can be used now: stopping, so that the next agent uses it")
+            self._stop()
+
+    def _stop(self, signum: int = 0, frame: FrameType | None = None) -> None:
         self._stopping = True
         systemd.notify_stopping(self._settings.grace + 2 * OVERTIME)
         if self._server is not None:

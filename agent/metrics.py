@@ -88,6 +88,7 @@ class Metrics:
         self.devices = devices
         self.allocations = allocations
         self.by_range = by_range
+        self.mistakes: Callable[[], Mapping[str, bool]] = dict  # by section of config.yaml
         self.more: list[Callable[[], Sequence[Metric]]] = []
         self.gauges: list[tuple[str, str, Callable[[], int]]] = []
         self._lock = threading.Lock()

@@ -12,6 +12,7 @@ import select
 import socket
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 from agent import framing, logs
@@ -264,6 +265,7 @@ class Server:
         if begun is None:
             return
         request, call, netns = begun
+        call.aside = partial(self._workers.aside, job)
         job.about = logs.of_call(request, connection.number)
         with fields(**job.about):
             try:

@@ -8,17 +8,19 @@
       scope: cluster    # whose addresses are (ipam.scope)
     pools: ...          # the device plugin's (deviceplugin.pools.config), not read here
 
-The file is YAML or JSON and may be missing: every key has a default. A mistake is an error that
-names the file, the key and the remedy.
+The file is YAML or JSON and may be missing: every key has a default. The text of a mistake names
+the file, the key and the remedy. It stops its section alone, and what was read before stays. At a
+start nothing was read before: then `agent` has its defaults, and nothing is attached that `policy`
+or `ipam` would decide on. A mistake outside of all sections counts for each of them.
 """
 
 import ipaddress
 import logging
 import os
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 
@@ -26,6 +28,7 @@ from base import documents, watching
 from base.documents import DocumentError
 from cni.policy import rules
 from cni.policy.rules import Policy
+from cni.spec.errors import CNIError, Code
 from cni.spec.limits import MAX_BYTES
 from deviceplugin.pools import config
 from ipam import scope
@@ -35,10 +38,6 @@ _log = logging.getLogger(__name__)
 
 UNIX = "unix:"
 _MAX_SOCKET_PATH = 107  # bytes: sockaddr_un has 108, and a NUL ends it (unix(7))
-
-
-class SettingsError(Exception):
-    """A configuration that cannot be used. The text names the file, the key and the remedy."""
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,37 +56,96 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     ipam: AddressSettings = AddressSettings()
 
 
+SECTIONS = ("agent", rules.PART, scope.PART)
+"""The sections of the file that are read here. Each is read for itself."""
+
+_CLOSED = {
+    "agent": "agent has its defaults",
+    rules.PART: "no pod is attached, since the rules of the node are not known",
+    scope.PART: "no pod gets an address, since nothing says whose the addresses are",
+}
+
 AT_START_ONLY = frozenset(("listen", "sweep", "ipam"))
 """Keys that take effect only when the agent starts."""
 
 
-def load(path: Path) -> Settings:
-    """The settings in that file, the defaults if it is missing. Raises SettingsError."""
+class Loaded(NamedTuple):
+    """What the file says.
+
+    `mistakes` has, by section, why a section cannot be used. `unread` has those of these sections
+    that could never be read: `settings` has their defaults.
+    """
+
+    settings: Settings
+    mistakes: Mapping[str, str] = {}
+    unread: frozenset[str] = frozenset()
+
+    def require(self, section: str) -> None:
+        """CNIError 5 if that section could never be read."""
+        if section in self.unread:
+            raise CNIError(
+                Code.IO_FAILURE,
+                f"{self.mistakes[section]}: nothing was done, since that part of the file decides "
+                "on it",
+            )
+
+
+NOTHING = Loaded(Settings(), unread=frozenset(SECTIONS))
+"""Before the file was read."""
+
+
+def load(path: Path, before: Loaded = NOTHING) -> Loaded:
+    """What the file says, or the defaults if it is missing. `before` was read last."""
     try:
         content = documents.read(path)
     except (FileNotFoundError, NotADirectoryError):
-        return Settings()
+        return Loaded(Settings())
     except DocumentError as error:
-        raise SettingsError(str(error)) from None
+        return _kept(before, dict.fromkeys(SECTIONS, str(error)))
     except OSError as error:
-        raise SettingsError(f"{path}: cannot be read: {error.strerror}") from None
-    return parse(content, str(path))
+        text = f"{path}: cannot be read: {error.strerror}"
+        return _kept(before, dict.fromkeys(SECTIONS, text))
+    return parse(content, str(path), before)
 
 
-def parse(content: bytes, name: str) -> Settings:
-    """The settings in a file's content. `name` is for the texts of SettingsError."""
+def parse(content: bytes, name: str, before: Loaded = NOTHING) -> Loaded:
+    """What a file's content says. `name` is for the texts of mistakes."""
     try:
         whole = documents.mapping(documents.decode(content, name), name)
         for key in whole:
             if not config.is_part(key):
                 raise DocumentError(f"{name}: {key}: {_unknown_part(key)}")
-        policy = rules.of(whole.get(rules.PART), name)
-        ipam = scope.of(whole.get(scope.PART), name)
-        return msgspec.structs.replace(
-            _settings(whole.get("agent"), name), policy=policy, ipam=ipam
-        )
     except DocumentError as error:
-        raise SettingsError(str(error)) from None
+        return _kept(before, dict.fromkeys(SECTIONS, str(error)))
+    readers: dict[str, Callable[[object, str], Any]] = {
+        "agent": _settings,
+        rules.PART: rules.of,
+        scope.PART: scope.of,
+    }
+    read, mistakes = {}, {}
+    for section in SECTIONS:
+        try:
+            read[section] = readers[section](whole.get(section), name)
+        except DocumentError as error:
+            mistakes[section] = str(error)
+    return _kept(before, mistakes, **read)
+
+
+def _kept(
+    before: Loaded,
+    mistakes: Mapping[str, str],
+    *,
+    agent: Settings | None = None,
+    policy: Policy | None = None,
+    ipam: AddressSettings | None = None,
+) -> Loaded:
+    """The sections that could be read; `before` has the others."""
+    old = before.settings
+    return Loaded(
+        msgspec.structs.replace(agent or old, policy=policy or old.policy, ipam=ipam or old.ipam),
+        mistakes,
+        before.unread & mistakes.keys(),
+    )
 
 
 def listen_address(listen: str, *, local: bool = True) -> Path | tuple[str, int] | None:
@@ -118,22 +176,18 @@ def listen_address(listen: str, *, local: bool = True) -> Path | tuple[str, int]
 
 
 class WatchedSettings:
-    """Calls `changed` with new settings when the file has changed, until `close`.
-
-    A mistake in the file is logged, and the previous settings stay in force.
-    """
+    """Calls `changed` when the file says something else, until `close`. The log has mistakes."""
 
     def __init__(
         self,
         path: Path,
-        current: Settings,
-        changed: Callable[[Settings], object],
+        current: Loaded,
+        changed: Callable[[Loaded], object],
         look_every: float = watching.LOOK_EVERY,
     ) -> None:
         self._path = path
         self._current = current
         self._changed = changed
-        self._mistake: str | None = None
         self._watched = watching.WatchedFile(path, self._take, look_every)
 
     def close(self) -> None:
@@ -141,21 +195,30 @@ class WatchedSettings:
         self._watched.close()
 
     def _take(self) -> None:
-        try:
-            new = load(self._path)
-        except SettingsError as error:
-            if str(error) != self._mistake:
-                _log.error("%s (the previous settings stay in force)", error)
-            self._mistake = str(error)
+        before, new = self._current, load(self._path, self._current)
+        if new == before:
             return
-        if self._mistake:
-            _log.info("%s: can be used again", self._path)
-        self._mistake = None
-        if new == self._current:
-            return
-        _log.info("%s: %s", self._path, _difference(self._current, new))
+        log_mistakes(new, before.mistakes)
+        for section in sorted(before.mistakes.keys() - new.mistakes.keys()):
+            _log.info("%s: %s: can be used again", self._path, section)
+        if new.settings != before.settings:
+            _log.info("%s: %s", self._path, _difference(before.settings, new.settings))
         self._current = new
         self._changed(new)
+
+
+def log_mistakes(loaded: Loaded, known: Mapping[str, str] = NOTHING.mistakes) -> None:
+    """Log each mistake once, with what counts until it is corrected."""
+    sections: dict[str, list[str]] = {}
+    for section, text in loaded.mistakes.items():
+        if known.get(section) != text:
+            sections.setdefault(text, []).append(section)
+    for text, of in sections.items():
+        kept = [section for section in of if section not in loaded.unread]
+        closed = [_CLOSED[section] for section in of if section in loaded.unread]
+        if kept:
+            closed.append(f"{', '.join(kept)}: what was read before stays")
+        _log.error("%s (until it is corrected: %s)", text, "; ".join(closed))
 
 
 def _difference(old: Settings, new: Settings) -> str:

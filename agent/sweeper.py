@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from agent.metrics import Metrics
+from base import loops
 from cni.attachments.sweep import REMOVED, Outcome
 from cni.spec.errors import CNIError
 
@@ -52,7 +53,9 @@ class Sweeper:
         except Exception as error:  # noqa: BLE001 - the agent serves, swept or not
             self._metrics.swept(removed=0, errors=1)
             self._tell([str(error)], trace=not isinstance(error, CNIError))
+            loops.failed("sweep")
             return
+        loops.worked("sweep")
         removed = sum(isinstance(outcome, REMOVED) for outcome in outcomes)
         self._metrics.swept(removed=removed, errors=len(outcomes) - removed)
         is_first = self._told is None

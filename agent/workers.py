@@ -3,6 +3,10 @@
 A thread may enter a pod's network namespace and must be back in the host's for the next call; a
 thread that cannot return ends, and another replaces it. A thread cannot be ended from outside: if
 its job does not end in time, the thread counts as stuck, and another one works in its stead.
+
+A running job holds one of `limit` places. A job that waits (for a block of addresses, a carrier, a
+foreign executable) gives its place to another job for that time, and keeps its thread. So jobs that
+wait delay no other job, and the server's limit of connections bounds their threads.
 """
 
 import logging
@@ -10,7 +14,8 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from agent.logs import fields
@@ -38,7 +43,7 @@ class Job:
 
 
 class Workers:
-    """At most `limit` threads, and another for each stuck thread, up to twice the limit.
+    """At most `limit` places, and another for each stuck thread, up to twice the limit.
 
     Other jobs wait in the order in which they came.
     """
@@ -51,34 +56,30 @@ class Workers:
         self._threads: set[threading.Thread] = set()
         self._doing: set[Job] = set()
         self._stuck: set[Job] = set()
+        self._aside: set[Job] = set()  # they wait, and have no place
         self._startable = True
         self._closed = False
 
     @property
     def limit(self) -> int:
-        """The largest number of threads while none is stuck. It can be changed."""
+        """The number of places while no thread is stuck. It can be changed."""
         return self._limit
 
     @limit.setter
     def limit(self, limit: int) -> None:
         with self._changed:
             self._limit = limit
+            self._begin_more()
             self._changed.notify_all()
 
     def tend(self) -> None:
-        """Find stuck workers, and start the threads that waiting jobs need.
-
-        Call it regularly in the thread that calls `submit`, and not in a worker: a new thread
-        begins in the namespace of the thread that starts it.
-        """
+        """Find stuck workers, and start the threads that waiting jobs need. Call it regularly."""
         now = time.monotonic()
         with self._changed:
             late = [job for job in self._doing - self._stuck if job.due <= now]
             self._stuck.update(late)
             count = len(self._stuck)
-            lacking = min(len(self._jobs) - self._idle, self._most - len(self._threads))
-            for _ in range(lacking):
-                self._start()
+            self._begin_more()
         for job in late:
             job.stuck()
             with fields(**job.about):
@@ -94,10 +95,25 @@ class Workers:
         """Give the job to a thread."""
         with self._changed:
             self._jobs.append(job)
-            if self._idle >= len(self._jobs):
-                self._changed.notify()
-            elif len(self._threads) < self._most:
-                self._start()
+            self._begin_more()
+
+    @contextmanager
+    def aside(self, job: Job) -> Iterator[None]:
+        """In the block the running job waits, and a new job may have its place.
+
+        At the end it goes on at once: it may hold a lock that jobs with places want. If its place
+        is taken then, no new job begins until enough jobs have ended.
+        """
+        with self._changed:
+            inner = job in self._aside
+            self._aside.add(job)
+            self._begin_more()
+        try:
+            yield
+        finally:
+            if not inner:
+                with self._changed:
+                    self._aside.discard(job)
 
     @property
     def running(self) -> int:
@@ -126,7 +142,7 @@ class Workers:
 
     @property
     def threads(self) -> int:
-        """The number of threads, including those of stuck workers."""
+        """The number of threads, including those of stuck workers and of jobs that wait."""
         with self._changed:
             return len(self._threads)
 
@@ -144,12 +160,27 @@ class Workers:
             return self._changed.wait_for(lambda: not self._threads, timeout)
 
     @property
+    def _free(self) -> int:
+        """The number of free places; negative if jobs that waited work without one."""
+        places = self._limit + min(len(self._stuck - self._aside), self._limit)
+        return places - (len(self._doing) - len(self._aside))
+
+    @property
     def _most(self) -> int:
-        return self._limit + min(len(self._stuck), self._limit)
+        """The largest number of threads now."""
+        return len(self._doing) + self._free
 
     @property
     def _idle(self) -> int:
         return len(self._threads) - len(self._doing)
+
+    def _begin_more(self) -> None:
+        """Have threads for the new jobs that have places."""
+        wanted = min(len(self._jobs), self._free)
+        if wanted > 0:
+            self._changed.notify(wanted)
+            for _ in range(wanted - self._idle):
+                self._start()
 
     def _start(self) -> None:
         try:
@@ -172,39 +203,40 @@ class Workers:
         self._threads.add(thread)
 
     def _work(self) -> None:
-        while job := self._next():
+        home = self._home.restore()  # a thread begins in the namespace of the one that starts it
+        while home and (job := self._next()):
             try:
                 job.does(job)
             except BaseException:  # noqa: BLE001 - a job's failure must not shrink the pool
                 _log.exception("a worker's job failed")
             home = self._home.restore()
-            self._done(job, keep=home)
-            if not home:
-                _log.error("a worker cannot leave a pod's network namespace: it is replaced")
-                return
+            self._done(job)
+        if not home:
+            with self._changed:
+                self._leave()
+            _log.error("a worker cannot leave a pod's network namespace: it is replaced")
 
     def _next(self) -> Job | None:
         with self._changed:
             while len(self._threads) <= self._most:
-                if self._jobs:
+                if self._jobs and self._free > 0:
                     job = self._jobs.popleft()
                     job.begun = time.monotonic()
                     self._doing.add(job)
                     return job
-                if self._closed:
+                if self._closed and not self._jobs:
                     break
                 if not self._changed.wait(IDLE_TIME) and not self._jobs:
                     break
             self._leave()
             return None
 
-    def _done(self, job: Job, *, keep: bool) -> None:
+    def _done(self, job: Job) -> None:
         with self._changed:
             self._doing.discard(job)
             was_stuck = job in self._stuck
             self._stuck.discard(job)
-            if not keep:
-                self._leave()
+            self._begin_more()
         if was_stuck:
             with fields(**job.about):
                 seconds = time.monotonic() - job.begun

@@ -15,7 +15,7 @@ followed it; if it has lost its client, it is undone before the DEL reads the jo
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from types import FrameType
 
@@ -50,9 +50,12 @@ class Call:
     Args:
         endable: the call can be interrupted; False for a DEL.
         gone: asks the kernel whether the client has hung up.
+
+    `aside` returns a context manager: in its block other calls may use this call's worker.
     """
 
     def __init__(self, endable: bool, gone: Callable[[], bool] = lambda: False) -> None:
+        self.aside: Callable[[], AbstractContextManager[None]] = nullcontext
         self._gone = gone
         self._lock = threading.Lock()
         self._settled = not endable  # it can no longer be interrupted
@@ -146,6 +149,15 @@ def checkpoint() -> None:
     call = _call.get()
     if call is not None:
         call._checkpoint()
+
+
+def waiting() -> AbstractContextManager[None]:
+    """The call waits in the block, and delays no other call of its agent meanwhile.
+
+    Whatever may wait for longer than some milliseconds waits in such a block.
+    """
+    call = _call.get()
+    return nullcontext() if call is None else call.aside()
 
 
 def _terminate(signum: int, frame: FrameType | None) -> None:

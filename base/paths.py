@@ -22,6 +22,7 @@ class Paths(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     devinfo: Path = Path("/var/run/k8s.cni.cncf.io/devinfo")
     cni_conf: Path = Path("/etc/cni/net.d")
     cni_bin: Path = Path("/opt/cni/bin")
+    cni_state: Path = Path("/var/lib/cni")  # what other projects' plugins keep
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> "Paths":
@@ -42,6 +43,11 @@ class Paths(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def attachments(self) -> Path:
         """The journal: one file per attachment."""
         return self.state / "attachments"
+
+    @property
+    def agent_lock(self) -> Path:
+        """Held by the agent that serves. The file stays: an agent has used this directory."""
+        return self.state / "agent.lock"
 
     @cached_property
     def ipam(self) -> Path:

@@ -18,8 +18,13 @@ def wait_until(
     Raises what `condition` raises, and Terminated if the call is interrupted.
     """
     deadline = time.monotonic() + seconds
-    while not (answer := condition()) and time.monotonic() < deadline:
-        interrupts.checkpoint()
-        time.sleep(min(pause, max(0.0, deadline - time.monotonic())))
-        pause = min(2 * pause, longest_pause)
+    if answer := condition():
+        return answer
+    with interrupts.waiting():
+        while time.monotonic() < deadline:
+            interrupts.checkpoint()
+            time.sleep(min(pause, max(0.0, deadline - time.monotonic())))
+            if answer := condition():
+                break
+            pause = min(2 * pause, longest_pause)
     return answer

@@ -66,6 +66,7 @@ class Sharing:
                 seen = UsedTime()
                 for pid in pids:
                     seen += (used or {}).get(pid, UsedTime())
+                seen += UsedTime(variance=self._sampled.variance)
                 usages[of] = shares.observe(seen if used is not None else None, use, now)
             self._apply(shares.tick(self.states, usages))
 

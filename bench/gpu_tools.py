@@ -26,7 +26,13 @@ ALLOCATORS = {
 }
 TOOLS = {
     "compute-sanitizer": ("compute-sanitizer", "--error-exitcode", "9"),
-    "ncu": ("ncu", "--target-processes", "all"),
+    "ncu": (
+        "ncu",
+        "--target-processes",
+        "all",
+        "--launch-count",
+        "5",
+    ),  # else each of 2000 is replayed
     "cuda-gdb": ("cuda-gdb", "-batch", "-ex", "run", "--args"),
 }
 
@@ -133,7 +139,7 @@ class ToolRows:
                 continue
             words = [*command, str(self.place.program), "launch", "2000"]
             try:
-                finished(self._group(f"g12-{name}").popen(words), patience=300)
+                finished(self._group(f"g12-{name}").popen(words), patience=60)
                 line("G12", f"{name} over the shim", "it ran", "starts", True)
             except RuntimeError as error:
                 line("G12", f"{name} over the shim", str(error), "starts", False)

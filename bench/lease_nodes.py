@@ -18,7 +18,8 @@ from cni.spec.result import Result
 from ipam.cluster.api import Unavailable
 from ipam.cluster.kubernetes_api import KubernetesApi
 from ipam.cluster.lessee import Lessee
-from ipam.cluster.rest_api import Body, Lines, Query, Response, RestApi
+from ipam.cluster.rest_api import RestApi
+from ipam.cluster.rest_requests import Body, Lines, Query, Response
 from ipam.confirmed import boottime
 from ipam.plugin import AddressPlugin
 from ipam.resident import Resident
@@ -106,12 +107,13 @@ class FaultyTransport:
         body: Body | None,
         accept: str,
         patience: float,
+        most: int = 0,
     ) -> Response:
         self.calls[method] += 1
         fault = self._random.random() < self.rate and self._random.choice(("500", "cut", "silent"))
         if fault == "500":
             return Response(500, b"")
-        answer: Response = self._inner.send(method, where, query, body, accept, patience)
+        answer: Response = self._inner.send(method, where, query, body, accept, patience, most)
         if fault == "cut":
             raise Unavailable("cut off after the effect")
         if fault == "silent":

@@ -1,7 +1,44 @@
-"""Argument types for argparse, with errors that say what was expected."""
+"""Command lines for argparse: errors say what was expected, and what was probably meant."""
 
-from argparse import ArgumentTypeError
+from argparse import Action, ArgumentError, ArgumentParser, ArgumentTypeError, Namespace
+from collections.abc import Collection, Iterable
 from pathlib import Path
+from typing import Any
+
+from base.text import resembling
+
+
+class Parser(ArgumentParser):
+    """Its errors have the usage of the command that is wrong, and name the nearest right word."""
+
+    def parse_known_args(  # type: ignore[override] # typeshed has overloads for namespaces
+        self, args: Iterable[str] | None = None, namespace: Namespace | None = None
+    ) -> tuple[Namespace, list[str]]:
+        """Parse a command's words; an unknown one is an error here, not in the parser above."""
+        known, unknown = super().parse_known_args(list(args or ()), namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{self._hint(unknown[0])}")
+        return known, []
+
+    def _check_value(self, action: Action, value: Any) -> None:  # noqa: ANN401 - as argparse's
+        try:
+            super()._check_value(action, value)
+        except ArgumentError as error:
+            choices = [str(choice) for choice in action.choices or ()]
+            raise ArgumentError(action, f"{error.message}{meant(str(value), choices)}") from None
+
+    def _hint(self, word: str) -> str:
+        flag = word.partition("=")[0]
+        for action in self._actions:
+            if action.option_strings and flag.removeprefix("--") in (action.choices or ()):
+                return f': did you mean "{action.option_strings[0]} {flag.removeprefix("--")}"?'
+        return meant(flag, self._option_string_actions) if flag.startswith("-") else ""
+
+
+def meant(word: str, valid: Collection[str]) -> str:
+    """The end of an error's text: the valid word that is nearest; "" if none is near."""
+    nearest = resembling(word, valid)
+    return f': did you mean "{nearest}"?' if nearest else ""
 
 
 def count(text: str) -> int:

@@ -16,7 +16,7 @@ from cli import output
 from cli.output import Cell, Table
 from ipam.addresses import Interval, parse, parse_interface, text
 from ipam.cluster.api import ApiError, ClusterApi, NotFound
-from ipam.cluster.controller.audit import contradictions
+from ipam.cluster.controller.audit import contradictions, decisive
 from ipam.cluster.controller.block_index import BlockIndex, placed
 from ipam.cluster.controller.machines import Machines, Standing
 from ipam.cluster.controller.reclaim import CoversOthers, free_powered_off
@@ -307,7 +307,7 @@ def _fsck(arguments: argparse.Namespace, api: ClusterApi) -> int:
     }
     blocks = api.list(AddressBlock).items
     machines = _machines(api, blocks)
-    found = contradictions(pools, blocks, BlockIndex(blocks))
+    found = contradictions(pools, blocks, BlockIndex(decisive(blocks, pools)))
     for each in found:
         _say(f"wrong: {each.text}")
     for line in (*_suspects(blocks, machines), *_unready(pools.values())):

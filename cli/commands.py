@@ -6,10 +6,12 @@ commands take to run.
 
 import argparse
 import importlib
+import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from cli import device_plugin
+from cli.arguments import Parser
 
 
 class Command(NamedTuple):
@@ -51,13 +53,24 @@ COMMANDS = {
 }
 
 
+class _Version(argparse.Action):
+    """Prints the version and ends the process."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from agent.exposition import installed_version
+
+        sys.stdout.write(f"podfabric {installed_version()}\n")
+        parser.exit()
+
+
 def run(words: Sequence[str]) -> int:
     """Run the command line `words`; the exit code, 2 if it is wrong."""
     if words[:1] == ["device-plugin"]:  # its flags are written as Go's, which argparse cannot read
         return device_plugin.run(words[1:])
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="podfabric", description="RDMA fabrics for Kubernetes pods: the operator's commands"
     )
+    parser.add_argument("--version", action=_Version, nargs=0, help="print the version")
     parsers = parser.add_subparsers(metavar="COMMAND", required=True)
     for name, command in COMMANDS.items():
         its_parser = parsers.add_parser(name, help=command.help)

@@ -13,6 +13,8 @@ from queue import SimpleQueue
 
 from msgspec.structs import asdict
 
+from cli.arguments import meant
+
 USAGE = """\
 usage: podfabric device-plugin [-config FILE]
        podfabric device-plugin -config-file FILE [-resource-prefix DOMAIN] [-use-cdi]
@@ -32,7 +34,7 @@ def run(arguments: Sequence[str]) -> int:
     from base.paths import Paths, PathsWithSockets
     from cni.attachments import pod_choices
     from deviceplugin.pools.config import ConfigError
-    from deviceplugin.pools.flags import parse_command_line
+    from deviceplugin.pools.flags import FLAGS, parse_command_line
     from deviceplugin.service import Service
 
     paths = Paths.from_environ(os.environ)
@@ -42,13 +44,17 @@ def run(arguments: Sequence[str]) -> int:
     try:
         command, rest = parse_command_line(list(arguments))
         if rest:
-            raise ConfigError(f"{rest[0]}: unknown flag\n{USAGE}")
+            hint = meant(rest[0].partition("=")[0], [f"-{flag}" for flag in FLAGS])
+            raise ConfigError(f"{rest[0]}: unknown flag{hint}\n{USAGE}")
         command.load(paths.config)  # report a mistake on the command line now
         # The same file says how to log.
-        logs.configure(settings.load(command.watched(paths.config) or paths.config))
+        loaded = settings.load(command.watched(paths.config) or paths.config)
+        if "agent" in loaded.mistakes:
+            raise ConfigError(loaded.mistakes["agent"])
+        logs.configure(loaded.settings)
         if command.plugin_directory is not None:
             paths = PathsWithSockets(**asdict(paths), sockets=command.plugin_directory)
-    except (ConfigError, settings.SettingsError) as error:
+    except ConfigError as error:
         sys.stderr.write(f"podfabric device-plugin: {error}\n")
         return 2
     # Not an Event, whose `set` would wait for the lock that the interrupted `wait` may hold.

@@ -12,8 +12,8 @@ from base.paths import Paths
 from cli import gpu_tables, node_gpus, output
 from cli.arguments import file
 from cli.node_gpus import NodeGPUs
-from cli.output import Cell, Table
-from cli.this_node import ThisNode, numa_text
+from cli.output import Cell, Lines, Table
+from cli.this_node import DeviceHolder, ThisNode, numa_text
 from deviceplugin import availability
 from deviceplugin.checkpoint import CheckpointDamaged
 from deviceplugin.pools.config import ConfigError
@@ -37,6 +37,14 @@ class NotOffered(msgspec.Struct, frozen=True):
     why: str
 
 
+class HcaHolder(msgspec.Struct, frozen=True):
+    """What a container holds of an HCA."""
+
+    container: DeviceHolder
+    resource: str
+    ids: int
+
+
 class ListedHCA(msgspec.Struct, frozen=True, kw_only=True):
     """An HCA, and which pools offer it."""
 
@@ -45,6 +53,7 @@ class ListedHCA(msgspec.Struct, frozen=True, kw_only=True):
     fault: str  # what is wrong with it for the pools that offer it, or ""
     offered: tuple[Offered, ...]
     not_offered: tuple[NotOffered, ...]
+    held: tuple[HcaHolder, ...]  # by pod and container
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -90,9 +99,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _show(node: ThisNode, hcas: list[ListedHCA], gpus: NodeGPUs, *, only_gpus: bool) -> None:
-    parts: list[Table | str] = []
+    parts: list[Table | Lines] = []
     if hcas:
-        parts = [_offered(hcas), _unfit(hcas), _others(hcas), _problems(node)]
+        parts = [_offered(hcas), _held(hcas), _unfit(hcas), _others(hcas)]
+        parts.append(_problems(node, hcas, gpus))
     elif not only_gpus:
         parts = [
             f"no HCA was found below {node.paths.sys}: does `lspci` show it, and is this the "
@@ -127,6 +137,7 @@ def devices(node: ThisNode) -> list[ListedHCA]:
     for refusal in node.left_out:
         left.setdefault(refusal.hca, []).append(NotOffered(refusal.resource, refusal.why))
     gone = {hca.id for hca in node.gone}
+    holders = _holders(node) if held else {}
     return [
         ListedHCA(
             hca=hca,
@@ -134,9 +145,24 @@ def devices(node: ThisNode) -> list[ListedHCA]:
             fault=faults[hca.id] or "",
             offered=tuple(offered.get(hca.id, ())),
             not_offered=tuple(left.get(hca.id, ())),
+            held=tuple(holders.get(hca.id, ())),
         )
         for hca in sorted([*node.hcas, *node.gone], key=lambda hca: hca.id)
     ]
+
+
+def _holders(node: ThisNode) -> dict[str, list[HcaHolder]]:
+    """By HCA, the containers that hold ids of it."""
+    counts = Counter(
+        (device.id, each.pod, each.name, one.resource)
+        for one in node.allocations
+        for each in (node.holders.by_key.get(one.key, DeviceHolder()),)
+        for device in one.devices
+    )
+    found: dict[str, list[HcaHolder]] = {}
+    for (hca_id, pod, name, resource), ids in sorted(counts.items()):
+        found.setdefault(hca_id, []).append(HcaHolder(DeviceHolder(pod, name), resource, ids))
+    return found
 
 
 def _reasons(
@@ -159,6 +185,7 @@ def _narrowed(device: ListedHCA, resource: str) -> ListedHCA:
         not_offered=tuple(
             refusal for refusal in device.not_offered if refusal.resource == resource
         ),
+        held=tuple(each for each in device.held if each.resource == resource),
     )
 
 
@@ -173,18 +200,34 @@ def _offered(hcas: list[ListedHCA]) -> Table | str:
     return Table(headers, rows)
 
 
-def _row(device: ListedHCA) -> tuple[str | Cell, ...]:
+def _row(device: ListedHCA) -> tuple[Lines | Cell, ...]:
     hca = device.hca
     return (
         *_hardware(hca),
         Cell(
-            "\n".join(_health(offer) for offer in device.offered),
+            [_health(offer) for offer in device.offered],
             "red" if any(offer.unfit for offer in device.offered) else "green",
         ),
-        "\n".join(offer.resource for offer in device.offered),
-        "\n".join(str(offer.ids) for offer in device.offered),
-        "\n".join(str(offer.held) for offer in device.offered),
+        [offer.resource for offer in device.offered],
+        [str(offer.ids) for offer in device.offered],
+        [str(offer.held) for offer in device.offered],
     )
+
+
+def _held(hcas: list[ListedHCA]) -> Table | str:
+    """Who holds what of each HCA."""
+    rows = [
+        (
+            device.hca.id,
+            each.container.pod or "not known",
+            each.container.name,
+            each.resource,
+            str(each.ids),
+        )
+        for device in hcas
+        for each in device.held
+    ]
+    return Table(("HCA", "HELD BY", "CONTAINER", "RESOURCE", "IDS"), rows) if rows else ""
 
 
 def _health(offer: Offered) -> str:
@@ -205,36 +248,36 @@ def _unfit(hcas: list[ListedHCA]) -> Table | str:
     return Table(("UNHEALTHY", "POOL", "IDS", "WHY"), rows, folded=True) if rows else ""
 
 
-def _hardware(hca: HCA) -> tuple[str, ...]:
+def _hardware(hca: HCA) -> tuple[Lines, ...]:
     ports = [port for rdma in hca.rdma for port in rdma.ports]
     several = len(ports) > 1
     elsewhere = not hca.rdma and hca.rdma_names
     return (
         hca.id,
         _rdma(hca),
-        "\n".join(
+        [
             f"{rdma.uverbs.name} {rdma.uverbs.major}:{rdma.uverbs.minor}"
             for rdma in hca.rdma
             if rdma.uverbs is not None
-        ),
+        ],
         ",".join(hca.netdevs),
         hca.driver,
         numa_text(hca.numa),
-        "\n".join(dict.fromkeys(port.link_layer for port in ports)) or ",".join(hca.link_types),
+        list(dict.fromkeys(port.link_layer for port in ports)) or ",".join(hca.link_types),
         "in a pod"
         if elsewhere
-        else "\n".join(
+        else [
             f"{f'{port.number}: ' if several else ''}{port.state or '?'}"
             + (f" ({port.physical_state})" if port.state != "ACTIVE" else "")
             for port in ports
-        ),
-        "\n".join(dict.fromkeys(port.rate for port in ports)),
+        ],
+        list(dict.fromkeys(port.rate for port in ports)),
     )
 
 
-def _rdma(hca: HCA) -> str:
+def _rdma(hca: HCA) -> Lines:
     visible = [rdma.name for rdma in hca.rdma]
-    return "\n".join(visible or [f"{name} (in a pod)" for name in hca.rdma_names])
+    return visible or [f"{name} (in a pod)" for name in hca.rdma_names]
 
 
 def _others(hcas: list[ListedHCA]) -> Table | str:
@@ -248,14 +291,17 @@ def _others(hcas: list[ListedHCA]) -> Table | str:
         for refusal in device.not_offered:
             reasons.setdefault(refusal.why, []).append(refusal.resource)
         several = len(device.not_offered) > 1
-        text = "\n".join(
+        lines = [
             f"{', '.join(resources)}: {why}" if several else why
             for why, resources in reasons.items()
-        )
+        ]
         hca = device.hca
-        rows.append((hca.id, _rdma(hca), ",".join(hca.netdevs), hca.driver, text))
+        rows.append((hca.id, _rdma(hca), ",".join(hca.netdevs), hca.driver, lines))
     return Table(("NOT OFFERED", "RDMA", "NETDEVS", "DRIVER", "WHY"), rows, folded=True)
 
 
-def _problems(node: ThisNode) -> str:
-    return "\n".join(pool.problem for pool in node.pools if pool.problem)
+def _problems(node: ThisNode, hcas: list[ListedHCA], gpus: NodeGPUs) -> Lines:
+    problems = [pool.problem for pool in node.pools if pool.problem]
+    if any(device.held for device in hcas):
+        problems += [each for each in node.holders.problems if each not in gpus.notes]
+    return [f"* {problem}" for problem in problems]

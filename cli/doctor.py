@@ -97,12 +97,12 @@ def _findings(name: str, check: Check, node: ThisNode) -> Iterator[Finding]:
 def _show(findings: list[Finding]) -> None:
     rows = []
     for finding in findings:
-        remedy = f"\n-> {finding.remedy}" if finding.remedy else ""
+        remedy = (f"-> {finding.remedy}",) if finding.remedy else ()
         rows.append(
             (
                 finding.check,
                 Cell(finding.status, _STYLES[finding.status]),
-                f"{finding.seen}{remedy}",
+                (finding.seen, *remedy),
             )
         )
     counts = {status: sum(finding.status == status for finding in findings) for status in _STYLES}

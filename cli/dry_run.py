@@ -38,7 +38,7 @@ class Chosen(msgspec.Struct, frozen=True, kw_only=True):
     numa: int | None
     switch: str
     held: int  # allocations that the HCA has already
-    gpu: str  # the nearest of the GPUs in question
+    near: tuple[str, ...]  # the nearest of the GPUs in question; several that are as near
     distance: str
     why: str
 
@@ -84,8 +84,8 @@ def choose(
     for device_id in preferred(pool, free, (), size, loads, near, topology):
         hca = pool.hca(_hca_of(pool, device_id))
         address = (hca.address or hca.id) if hca is not None else ""
-        nearest = min(near, key=lambda gpu: topology.distance(address, gpu)) if near else ""
-        distance = topology.distance(address, nearest) if near and address else None
+        ways = {gpu: topology.distance(address, gpu) for gpu in near} if address else {}
+        distance = min(ways.values(), default=None)
         chosen.append(
             Chosen(
                 id=device_id,
@@ -94,7 +94,7 @@ def choose(
                 numa=hca.numa if hca else None,
                 switch=topology.switch(address),
                 held=loads[hca.id] if hca else 0,
-                gpu=gpu_label(node.gpus, nearest) if distance is not None else "",
+                near=tuple(gpu_label(node.gpus, gpu) for gpu in ways if ways[gpu] == distance),
                 distance=distance.name if distance is not None else "",
                 why=_why(pool, distance, loads[hca.id] if hca else 0),
             )

@@ -14,7 +14,7 @@ from cli.this_node import ThisNode, gpu_label
 if TYPE_CHECKING:
     from cli.dry_run import PreferredIds
     from cli.pod_devices import HeldDevice
-    from cli.pods import AttachedInterface, Explained, Way
+    from cli.pods import AddressBeside, AttachedInterface, Explained, Way
 
 _DASH = "-"
 
@@ -57,11 +57,12 @@ def run(arguments: argparse.Namespace) -> int:
     from cli.pods import explained
 
     explanation = explained(node, of or arguments.namespace or "default", name)
-    if not explanation.known and not (explanation.notes and not explanation.answered):
+    if not explanation.known:
+        asked = "gave it no device" if explanation.answered else "could not be asked"
         sys.stderr.write(
-            f"podfabric explain: pod {explanation.pod}: this node's kubelet "
-            "gave it no device, and it has no attachment here: is it on this node, and is the "
-            "name namespace/name?\n"
+            f"podfabric explain: podfabric knows no pod {explanation.pod} on this node: it has no "
+            f"attachment and no address here, and the kubelet {asked}: is it on this node, and is "
+            "the name namespace/name?\n"
         )
         for note in explanation.notes:
             sys.stderr.write(f"podfabric explain: {note}\n")
@@ -70,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
         output.document(explanation, arguments.output)
     else:
         _show(node, explanation)
-    return 0 if explanation.known else 1
+    return 0
 
 
 def _dry_run(arguments: argparse.Namespace, node: ThisNode) -> int:
@@ -90,7 +91,7 @@ def _dry_run(arguments: argparse.Namespace, node: ThisNode) -> int:
         output.document(choice, arguments.output)
     else:
         _show_choice(choice)
-    return 0
+    return 0 if len(choice.chosen) == size else 1
 
 
 def _wrong(arguments: argparse.Namespace, text: str) -> NoReturn:
@@ -100,20 +101,20 @@ def _wrong(arguments: argparse.Namespace, text: str) -> NoReturn:
 
 def _show(node: ThisNode, explanation: "Explained") -> None:
     uid = f" ({explanation.pod.uid})" if explanation.pod.uid else ""
-    notes = "\n".join(f"* {note}" for note in explanation.notes)
     output.show(
         f"Pod {explanation.pod}{uid}",
         _devices(explanation.devices)
         if explanation.answered
         else "its devices are unknown: the kubelet could not be asked",
         _attachments(explanation.attachments),
+        _beside(explanation.beside),
         _kept(explanation),
         _ways(explanation.ways),
         gpu_tables.parts(
             explanation.gpus,
             [(part.gpu, gpu_label(node.gpus, part.gpu)) for part in explanation.gpus],
         ),
-        notes,
+        [f"* {note}" for note in explanation.notes],
     )
 
 
@@ -123,18 +124,18 @@ def _devices(devices: "tuple[HeldDevice, ...]") -> Table | str:
     headers = ("CONTAINER", "RESOURCE", "DEVICE ID", "DEVICE", "RDMA", "UVERBS", "NETDEVS", "SINCE")
     rows = []
     for device in devices:
-        verbs = (
+        verbs = [
             f"{rdma.uverbs} {rdma.major}:{rdma.minor}" if rdma.uverbs else _DASH
             for rdma in device.verbs
-        )
+        ]
         rows.append(
             (
                 device.container,
                 device.resource,
                 device.id,
                 f"{device.gpu or device.hca}{_share(device)}",
-                "\n".join(rdma.rdma for rdma in device.verbs),
-                "\n".join(verbs),
+                [rdma.rdma for rdma in device.verbs],
+                verbs,
                 ",".join(device.netdevs),
                 device.since,
             )
@@ -152,7 +153,7 @@ def _share(device: "HeldDevice") -> str:
 
 def _attachments(attachments: "tuple[AttachedInterface, ...]") -> Table | str:
     if not attachments:
-        return "it has no attachment on this node"
+        return "podfabric made no interface of it on this node"
     headers = ("INTERFACE", "NETWORK", "PLUGIN", "ON", "HCA", "RDMA", "ADDRESSES", "STATE", "MATCH")
     styles = {True: "green", False: "red", None: ""}
     rows = [
@@ -163,7 +164,7 @@ def _attachments(attachments: "tuple[AttachedInterface, ...]") -> Table | str:
             f"{interface.on} {interface.pkey}".strip(),
             interface.hca,
             interface.rdma,
-            "\n".join(interface.addresses),
+            interface.addresses,
             interface.phase,
             Cell(
                 {True: "yes: ", False: "NO: ", None: ""}[interface.matches] + interface.verdict,
@@ -173,6 +174,12 @@ def _attachments(attachments: "tuple[AttachedInterface, ...]") -> Table | str:
         for interface in attachments
     ]
     return Table(headers, rows)
+
+
+def _beside(addresses: "tuple[AddressBeside, ...]") -> Table | str:
+    rows = [(each.ifname, each.network, each.address, each.range) for each in addresses]
+    headers = ("INTERFACE OF ANOTHER PLUGIN", "NETWORK", "ADDRESS", "RANGE")
+    return Table(headers, rows) if rows else ""
 
 
 def _kept(explanation: "Explained") -> Table | str:
@@ -211,7 +218,7 @@ def _show_choice(choice: "PreferredIds") -> None:
             "" if chosen.numa is None else str(chosen.numa),
             chosen.switch,
             str(chosen.held),
-            chosen.gpu,
+            ", ".join(chosen.near),
             chosen.distance,
             chosen.why,
         )
@@ -222,5 +229,5 @@ def _show_choice(choice: "PreferredIds") -> None:
         f"{choice.held} held, {choice.unhealthy} unhealthy",
         Table(headers, rows) if rows else "no id is free",
         choice.rule,
-        "\n".join(f"* {note}" for note in (*choice.notes, *choice.policy)),
+        [f"* {note}" for note in (*choice.notes, *choice.policy)],
     )

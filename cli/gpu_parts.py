@@ -9,21 +9,13 @@ from collections.abc import Iterable, Iterator, Mapping
 import msgspec
 
 from base.types import DeviceId
-from cli.this_node import ThisNode
-from deviceplugin.checkpoint import AllocatedGPU, Allocation, AllocationKey
-from deviceplugin.kubelet import records
-from deviceplugin.kubelet.records import KubeletUnreadable, PodDevices
+from cli.this_node import DeviceHolder, ThisNode
+from deviceplugin.checkpoint import AllocatedGPU, Allocation
+from deviceplugin.kubelet.records import PodDevices
 from gpu import layout
 from gpu.group_limits import GroupError, bytes_of
 from gpu.groups import GroupFiles, Groups
 from gpu.region import RegionInvalid, RegionUse
-
-
-class PartHolder(msgspec.Struct, frozen=True):
-    """A container, as far as the kubelet tells."""
-
-    pod: str = ""  # "ml/worker-0"; the pod's UID if only that is known; "" if neither is
-    name: str = ""
 
 
 class GroupUse(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,7 +34,7 @@ class GpuPart(msgspec.Struct, frozen=True, kw_only=True):
     """What one container holds of one GPU."""
 
     gpu: str  # the GPU's address; "" until the container's start decides
-    container: PartHolder
+    container: DeviceHolder
     resources: tuple[str, ...]
     ids: tuple[DeviceId, ...]
     memory_bytes: int  # by the allocation; 0: not limited
@@ -53,21 +45,6 @@ class GpuPart(msgspec.Struct, frozen=True, kw_only=True):
     problem: str = ""  # why its use is not known, or what is wrong with it
 
 
-def containers_by_key(node: ThisNode, notes: list[str]) -> dict[AllocationKey, PartHolder]:
-    """The holder of each device id. A source that cannot be read becomes a note."""
-    found: dict[AllocationKey, PartHolder] = {}
-    rows: list[PodDevices] = []
-    for read in (records.from_checkpoint, records.from_pod_resources):  # names replace UIDs
-        try:
-            rows += read(node.paths)
-        except KubeletUnreadable as error:
-            notes.append(f"who holds parts of GPUs is not fully known: {error}")
-    for row in rows:
-        pod = f"{row.namespace}/{row.name}" if row.name else row.uid
-        found |= {(row.resource, name): PartHolder(pod, row.container) for name in row.ids}
-    return found
-
-
 def parts(node: ThisNode, notes: list[str]) -> list[GpuPart]:
     """Every part that a container holds, by GPU and holder.
 
@@ -76,16 +53,17 @@ def parts(node: ThisNode, notes: list[str]) -> list[GpuPart]:
     of_gpus = [entry for entry in node.allocations if entry.gpu is not None]
     if not of_gpus:
         return []
-    holders = containers_by_key(node, notes)
+    holders, problems = node.holders
+    notes += problems
     together: dict[tuple[str, ...], list[tuple[Allocation, AllocatedGPU]]] = {}
     for entry in of_gpus:
         assert entry.gpu is not None
-        holder = holders.get(entry.key, PartHolder())
+        holder = holders.get(entry.key, DeviceHolder())
         own = group_of(entry.resource, entry.gpu) or entry.resource
         who = (holder.pod, holder.name) if holder.pod else (own,)
         together.setdefault((entry.gpu.bdf, *who), []).append((entry, entry.gpu))
     made = [
-        _part(node, entries, holders.get(entries[0][0].key, PartHolder()))
+        _part(node, entries, holders.get(entries[0][0].key, DeviceHolder()))
         for entries in together.values()
     ]
     return sorted(made, key=lambda part: (part.gpu, part.container.pod, part.container.name))
@@ -95,14 +73,14 @@ def of_pod(node: ThisNode, rows: Iterable[PodDevices]) -> Iterator[GpuPart]:
     """The parts that a pod's containers hold, by the kubelet's rows of it."""
     known = {entry.key: entry for entry in node.allocations if entry.gpu is not None}
     together: dict[tuple[str, str], list[tuple[Allocation, AllocatedGPU]]] = {}
-    holders: dict[tuple[str, str], PartHolder] = {}
+    holders: dict[tuple[str, str], DeviceHolder] = {}
     for row in rows:
         for name in row.ids:
             entry = known.get((row.resource, name))
             if entry is not None and entry.gpu is not None:
                 key = row.container, entry.gpu.bdf
                 together.setdefault(key, []).append((entry, entry.gpu))
-                holders[key] = PartHolder(f"{row.namespace}/{row.name}", row.container)
+                holders[key] = DeviceHolder(f"{row.namespace}/{row.name}", row.container)
     for key, entries in together.items():
         yield _part(node, entries, holders[key])
 
@@ -120,7 +98,7 @@ def group_of(resource: str, gpu: AllocatedGPU) -> str:
 
 
 def _part(
-    node: ThisNode, entries: list[tuple[Allocation, AllocatedGPU]], holder: PartHolder
+    node: ThisNode, entries: list[tuple[Allocation, AllocatedGPU]], holder: DeviceHolder
 ) -> GpuPart:
     gpu = entries[0][1]
     of = (group_of(entry.resource, each) for entry, each in entries)

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 from cli.gpu_parts import GpuPart, bytes_text
 from cli.node_gpus import ListedGPU, NodeGPUs
-from cli.output import Cell, Table
+from cli.output import Cell, Lines, Table
 from cli.this_node import numa_text
 from host.topology import Distance
 
 
-def every(found: NodeGPUs) -> list[Table | str]:
+def every(found: NodeGPUs) -> list[Table | Lines]:
     """All of `devices`."""
     return [
         offered(found.gpus),
@@ -49,11 +49,11 @@ def not_well(gpus: Sequence[ListedGPU]) -> Table | str:
     return Table(("GPU", "ADDRESS", "WHY"), rows, folded=True) if rows else ""
 
 
-def problems(found: NodeGPUs) -> str:
+def problems(found: NodeGPUs) -> Lines:
     """What could not be read, and what is wrong with the files of groups."""
     of = [part for gpu in found.gpus for part in gpu.held]
     lines = [*found.notes, *(part.problem for part in (*of, *found.unbound) if part.problem)]
-    return "\n".join(f"* {line}" for line in dict.fromkeys(lines))
+    return [f"* {line}" for line in dict.fromkeys(lines)]
 
 
 def parts(found: Sequence[GpuPart], labels: Sequence[tuple[str, str]]) -> Table | str:
@@ -68,7 +68,7 @@ def parts(found: Sequence[GpuPart], labels: Sequence[tuple[str, str]]) -> Table 
     return Table(headers, rows) if rows else ""
 
 
-def _row(gpu: ListedGPU) -> tuple[str | Cell, ...]:
+def _row(gpu: ListedGPU) -> tuple[Lines | Cell, ...]:
     free = ""
     if gpu.free_bytes is not None and gpu.free_share is not None:
         free = f"{bytes_text(gpu.free_bytes)}, {gpu.free_share:.0%}"
@@ -78,9 +78,9 @@ def _row(gpu: ListedGPU) -> tuple[str | Cell, ...]:
         "" if gpu.minor is None else f"nvidia{gpu.minor}",
         numa_text(gpu.numa),
         Cell("unhealthy", "red") if gpu.fault else Cell("healthy", "green"),
-        "\n".join(each.resource for each in gpu.offered),
-        "\n".join(str(each.ids) for each in gpu.offered),
-        "\n".join(str(each.held) for each in gpu.offered),
+        [each.resource for each in gpu.offered],
+        [str(each.ids) for each in gpu.offered],
+        [str(each.held) for each in gpu.offered],
         free,
         _nearest(gpu),
     )
@@ -95,13 +95,13 @@ def _nearest(gpu: ListedGPU) -> str:
     return f"{', '.join(labels)} ({least.name})"
 
 
-def _part(label: str, part: GpuPart) -> tuple[str | Cell, ...]:
+def _part(label: str, part: GpuPart) -> tuple[Lines | Cell, ...]:
     use = part.use
     return (
         label,
         part.container.pod or "not known",
         part.container.name,
-        "\n".join(part.resources),
+        part.resources,
         str(len(part.ids)),
         bytes_text(part.memory_bytes) if part.memory_bytes else "all",
         bytes_text(use.used_bytes) if use is not None else "",

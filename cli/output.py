@@ -1,7 +1,7 @@
 """The output of commands: tables for people, JSON or YAML for programs.
 
-Tenants name interfaces and networks. Tables escape unprintable characters, so that no name can
-control a terminal or change the direction of writing.
+Tenants name interfaces and networks. What is shown has its unprintable characters escaped, line
+ends too, so that no name can control a terminal, add a line or change the direction of writing.
 """
 
 import argparse
@@ -21,11 +21,14 @@ if TYPE_CHECKING:
 FORMS = ("table", "json", "yaml")
 _WIDE = 4000  # columns: rows are not folded
 
+Lines = str | Sequence[str]
+"""One line, or several."""
+
 
 class Cell(NamedTuple):
-    """A text in one of rich's styles, such as "red"."""
+    """Lines in one of rich's styles, such as "red"."""
 
-    text: str
+    lines: Lines
     style: str = ""
 
 
@@ -36,7 +39,7 @@ class Table(msgspec.Struct, frozen=True):
     """
 
     headers: Sequence[str]
-    rows: Sequence[Sequence[str | Cell]]
+    rows: Sequence[Sequence[Lines | Cell]]
     folded: bool = False
 
 
@@ -55,7 +58,7 @@ def document(value: object, form: str) -> None:
         sys.stdout.write(f"{msgspec.json.format(msgspec.json.encode(value), indent=2).decode()}\n")
 
 
-def show(*parts: Table | str) -> None:
+def show(*parts: Table | Lines) -> None:
     """Print tables and paragraphs, separated by empty lines. Empty paragraphs are left out."""
     from rich.console import Console
     from rich.text import Text
@@ -66,19 +69,19 @@ def show(*parts: Table | str) -> None:
     console = Console(
         file=text, width=_WIDE, force_terminal=True if terminal else None, highlight=False
     )
-    for number, part in enumerate(part for part in parts if part != ""):
+    for number, part in enumerate(part for part in parts if part):
         if number:
             console.print()
-        if isinstance(part, str):
-            console.print(Text(_lines(part)), width=width)
-        else:
+        if isinstance(part, Table):
             console.print(_rich(part), width=width if part.folded else _WIDE)
+        else:
+            console.print(Text(_printable(part)), width=width)
     for line in text.getvalue().splitlines():
         sys.stdout.write(f"{line.rstrip()}\n")
 
 
-def _lines(text: str) -> str:
-    return "\n".join(printable(line) for line in text.split("\n"))
+def _printable(lines: Lines) -> str:
+    return "\n".join(map(printable, [lines] if isinstance(lines, str) else lines))
 
 
 def _rich(table: Table) -> "RichTable":
@@ -89,6 +92,6 @@ def _rich(table: Table) -> "RichTable":
     for header in table.headers:
         made.add_column(Text(header), overflow="fold")
     for row in table.rows:
-        cells = (Cell(cell) if isinstance(cell, str) else cell for cell in row)
-        made.add_row(*(Text(printable(cell.text) or "-", style=cell.style) for cell in cells))
+        cells = (cell if isinstance(cell, Cell) else Cell(cell) for cell in row)
+        made.add_row(*(Text(_printable(cell.lines) or "-", style=cell.style) for cell in cells))
     return made

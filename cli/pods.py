@@ -11,6 +11,7 @@ from cli.pod_devices import HeldDevice, devices_of
 from cli.this_node import ThisNode, rdma_label
 from cni.attachments import pod_choices
 from cni.attachments.journal import Journal, JournalDamaged, JournalEntry
+from cni.spec.errors import CNIError
 from deviceplugin.allocate.preferred import COSTS
 from deviceplugin.checkpoint import CheckpointDamaged
 from deviceplugin.kubelet import records
@@ -18,6 +19,8 @@ from deviceplugin.kubelet.records import KubeletUnreadable, PodDevices
 from host.discovery import HCA
 from host.errors import HostError
 from host.topology import Distance
+from ipam.recovery import is_store
+from ipam.sqlite_store import SqliteStore
 
 
 class AttachedInterface(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,6 +40,15 @@ class AttachedInterface(msgspec.Struct, frozen=True, kw_only=True):
     verdict: str
 
 
+class AddressBeside(msgspec.Struct, frozen=True):
+    """An address of ours on an interface that another main plugin made, such as macvlan."""
+
+    ifname: str
+    network: str
+    address: str
+    range: str
+
+
 class Way(msgspec.Struct, frozen=True):
     """How far a GPU of the pod is from an HCA of the pod."""
 
@@ -54,6 +66,7 @@ class Explained(msgspec.Struct, frozen=True, kw_only=True):
     pod: Pod
     devices: tuple[HeldDevice, ...]
     attachments: tuple[AttachedInterface, ...]
+    beside: tuple[AddressBeside, ...]  # what the address store has for it besides
     claims: dict[str, str]  # the HCA that an attachment keeps, by "network/interface"
     ways: tuple[Way, ...]
     gpus: tuple[GpuPart, ...]  # what its containers hold of our pools' GPUs, and what they use
@@ -63,7 +76,7 @@ class Explained(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def known(self) -> bool:
         """Whether anything is known about the pod."""
-        return bool(self.devices or self.attachments or self.claims)
+        return bool(self.devices or self.attachments or self.beside or self.claims)
 
 
 class _RecordedOrigin(msgspec.Struct):
@@ -101,6 +114,7 @@ def explained(node: ThisNode, namespace: str, name: str) -> Explained:
         pod=pod,
         devices=devices,
         attachments=attachments,
+        beside=tuple(_beside(node, pod, entries, notes)),
         claims=claims.get(pod.uid) or claims.get("", {}),  # not every runtime passes the UID
         ways=ways,
         gpus=parts,
@@ -124,6 +138,23 @@ def _entries(node: ThisNode, namespace: str, name: str, notes: list[str]) -> lis
         elif (entry.pod_namespace, entry.pod_name) == (namespace, name):
             entries.append(entry)
     return sorted(entries, key=lambda entry: (entry.since, entry.ifname))
+
+
+def _beside(
+    node: ThisNode, pod: Pod, entries: list[JournalEntry], notes: list[str]
+) -> Iterator[AddressBeside]:
+    """The pod's addresses that no attachment in the journal has."""
+    if not is_store(node.paths.ipam):
+        return
+    try:
+        held = SqliteStore(node.paths.ipam, node.paths.boot_id()).reservations()
+    except CNIError as error:
+        notes.append(f"its addresses are not known: {error}")
+        return
+    ours = {entry.attachment for entry in entries}
+    for each in held:
+        if each.is_of(pod) and each.attachment not in ours:
+            yield AddressBeside(each.ifname, each.network, each.address, each.range)
 
 
 def _told(node: ThisNode, notes: list[str]) -> list[PodDevices] | None:

@@ -202,9 +202,12 @@ def _show(checked: "CheckedPolicy") -> None:
         )
         if rows
         else "There is no NetworkAttachmentDefinition.",
-        "\n".join(("Partitions that namespaces share:", *lines)) if lines else "",
-        "No rule is for these namespaces: their pods may use every partition, also those of others:"
-        f"\n{', '.join(checked.without_rules)}"
+        ("Partitions that namespaces share:", *lines) if lines else "",
+        (
+            "No rule is for these namespaces: their pods may use every partition, also those of "
+            "others:",
+            ", ".join(checked.without_rules),
+        )
         if checked.without_rules
         else "",
         _NOTE,

@@ -4,13 +4,18 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
 
 from base.paths import Paths
 from deviceplugin import availability, checkpoint
-from deviceplugin.checkpoint import Allocation, CheckpointDamaged
+from deviceplugin.checkpoint import Allocation, AllocationKey, CheckpointDamaged
 from deviceplugin.gpus import tiers
 from deviceplugin.health import Health
 from deviceplugin.inventory import Inventory
+from deviceplugin.kubelet import records
+from deviceplugin.kubelet.records import KubeletUnreadable, PodDevices
 from deviceplugin.pools.config import ConfigError, DevicePluginConfig
 from deviceplugin.pools.formats import load
 from deviceplugin.pools.pool import Left, Pool, left_out, pools, used_netdevs
@@ -21,6 +26,20 @@ from gpu.tiers import TieredGPU
 from host.discovery import HCA
 from host.gpus import GPU, gpus
 from host.topology import Topology
+
+
+class DeviceHolder(msgspec.Struct, frozen=True):
+    """A container, as far as the kubelet tells."""
+
+    pod: str = ""  # "ml/worker-0"; the pod's UID if only that is known; "" if neither is
+    name: str = ""
+
+
+class DeviceHolders(NamedTuple):
+    """The holder of each device id, and which sources could not be read."""
+
+    by_key: Mapping[AllocationKey, DeviceHolder]
+    problems: tuple[str, ...]
 
 
 class ThisNode:
@@ -57,6 +76,25 @@ class ThisNode:
             if not self._tolerant:
                 raise
             return ()
+
+    @cached_property
+    def holders(self) -> DeviceHolders:
+        """Who holds the devices, by the kubelet."""
+        rows: list[PodDevices] = []
+        problems = []
+        for read in (records.from_checkpoint, records.from_pod_resources):  # names replace UIDs
+            try:
+                rows += read(self.paths)
+            except KubeletUnreadable as error:
+                problems.append(f"who holds devices is not fully known: {error}")
+        found = {
+            (row.resource, device_id): DeviceHolder(
+                f"{row.namespace}/{row.name}" if row.name else row.uid, row.container
+            )
+            for row in rows
+            for device_id in row.ids
+        }
+        return DeviceHolders(found, tuple(problems))
 
     @cached_property
     def _inventory(self) -> tuple[list[HCA], Inventory]:

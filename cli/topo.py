@@ -9,7 +9,7 @@ from base.paths import Paths
 from cli import gpu_tables, node_gpus, output, topo_svg
 from cli.arguments import file_name
 from cli.node_gpus import NodeGPUs
-from cli.output import Cell, Table
+from cli.output import Cell, Lines, Table
 from cli.this_node import ThisNode, numa_text
 from cli.topo_picture import Picture, picture
 from deviceplugin.checkpoint import CheckpointDamaged
@@ -25,10 +25,10 @@ _LEGEND = (
     (Distance.NODE, "several host bridges of one NUMA node"),
     (Distance.SYS, "different NUMA nodes, or unknown"),
 )
-_LEGEND_TEXT = "\n".join(
+_LEGEND_TEXT = [
     f"  {'X' if distance is Distance.SAME else distance.name:<4}  {text}"
     for distance, text in _LEGEND
-)
+]
 _STYLES = {"PIX": "green", "PXB": "green", "PHB": "yellow", "NODE": "yellow", "SYS": "red"}
 
 
@@ -116,7 +116,7 @@ def _matrix(drawn: Picture) -> Table:
     return Table(headers, rows)
 
 
-def _near(drawn: Picture) -> str:
+def _near(drawn: Picture) -> Lines:
     """For each GPU the HCAs within reach of GPUDirect RDMA."""
     lines = []
     hcas = [index for index, device in enumerate(drawn.devices) if device.kind == "hca"]
@@ -126,10 +126,10 @@ def _near(drawn: Picture) -> str:
             lines.append(f"  {device.label:<6} {', '.join(near) or 'none'}")
     if not lines:
         return ""
-    return "\n".join(("HCAs within reach of GPUDirect RDMA (PXB or nearer):", *lines))
+    return ("HCAs within reach of GPUDirect RDMA (PXB or nearer):", *lines)
 
 
-def _notes(drawn: Picture) -> str:
+def _notes(drawn: Picture) -> Lines:
     notes = []
     if drawn.not_shown:
         count = len(drawn.not_shown)
@@ -138,7 +138,7 @@ def _notes(drawn: Picture) -> str:
         notes.append(
             f"without a PCI function, so without a position: {', '.join(drawn.without_place)}"
         )
-    return "\n".join(notes)
+    return notes
 
 
 def _nothing(paths: Paths) -> str:

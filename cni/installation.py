@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from base import files
+from base import decoding, files
 from base.paths import Paths
 from cni.spec import launcher
 from cni.spec.errors import CNIError, Code
@@ -73,7 +73,7 @@ def paths_of(script: str, environ: os._Environ[str], arguments: Sequence[str]) -
         return Paths.from_environ(environ)
     path = Path(script).with_name(NAME)
     try:
-        installation = msgspec.json.decode(path.read_bytes(), type=Installation)
+        installation = decoding.decode(path.read_bytes(), Installation)
         paths = Paths(**{name: Path(root) for name, root in installation.roots.items()})
         _require_same(installation, paths, launcher.read(arguments).socket)
         claim(paths, installation.state_identity)
@@ -116,7 +116,7 @@ def claim(paths: Paths, identity: str) -> None:
         files.create(path, msgspec.json.encode(Claim(str(paths.state), identity)))
         content = path.read_bytes()
     try:
-        first = msgspec.json.decode(content, type=Claim)
+        first = decoding.decode(content, Claim)
     except msgspec.MsgspecError as error:
         raise OtherState(
             f"{path} should say which state directory the pods of this boot are recorded in, and "

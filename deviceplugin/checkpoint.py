@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from base import files
+from base import decoding, files
 from base.paths import Paths
 from base.types import DeviceId
 
@@ -174,10 +174,10 @@ def read(paths: Paths) -> Checkpoint:
             f"{paths.checkpoint}: cannot be read: {error.strerror}"
         ) from None
     try:
-        version = msgspec.json.decode(content, type=_CheckpointVersion).version
+        version = decoding.decode(content, _CheckpointVersion).version
         if version == VERSION:
-            return _resolved(msgspec.json.decode(content, type=CheckpointFile))
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            return _resolved(decoding.decode(content, CheckpointFile))
+    except msgspec.MsgspecError as error:
         raise CheckpointDamaged(f"{paths.checkpoint}: {error}: {_remedy(paths)}") from None
     except KeyError as key:
         raise CheckpointDamaged(
@@ -248,8 +248,8 @@ def recover(paths: Paths) -> None:
 
 def _is_whole(content: bytes) -> bool:
     try:
-        return msgspec.json.decode(content, type=CheckpointFile).version == VERSION
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return decoding.decode(content, CheckpointFile).version == VERSION
+    except msgspec.MsgspecError:
         return False
 
 

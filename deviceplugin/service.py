@@ -40,6 +40,7 @@ class Service:
     It is loaded again whenever `file` changes. `pods_known` is called with the pods that the
     kubelet knows, after each comparison with it. `gpu_limits` keeps the limits of containers that
     have parts of GPUs, and ends with this. With `leaving` none but these containers are served.
+    `mistaken` is called with each mistake in the configuration.
     """
 
     def __init__(
@@ -50,14 +51,16 @@ class Service:
         pods_known: "PodsKnown" = lambda names, uids: None,
         gpu_limits: "GpuLimits | None" = None,
         leaving: bool = False,
+        mistaken: Callable[[str], object] = lambda text: None,
     ) -> None:
+        self.mistake: str | None = None  # why the configuration cannot be used
+        self._mistaken = mistaken
         self._leaving = leaving
         self._gpu_limits = gpu_limits
         self._pods_known = pods_known
         self._paths = paths
         self._load = load
         self._file = file
-        self._wrong: str | None = None  # why the configuration cannot be used
         self._failed: str | None = None  # why the pools cannot be served
         self._config: DevicePluginConfig | None = None
         self._lock = threading.RLock()
@@ -154,12 +157,13 @@ class Service:
         try:
             config = replace(self._load(), leaving=self._leaving)
         except ConfigError as error:
-            if str(error) != self._wrong:
-                before = "the former one stays" if self._config else "nothing is offered"
-                _log.error("%s (%s)", error, before)
-            self._wrong = str(error)
+            before, self.mistake = self.mistake, str(error)
+            if before != self.mistake:
+                stays = "the former one stays" if self._config else "nothing is offered"
+                _log.error("%s (%s)", error, stays)
+                self._mistaken(self.mistake)
             return
-        self._wrong = None
+        self.mistake = None
         if self._ended.is_set() or (config == self._config and self._failed is None):
             return
         self._config = config

@@ -88,7 +88,7 @@ def stored(configured: Path) -> tuple[Limit, ...]:
     """What the file `configured` says; () if that is lost."""
     try:
         return _CONFIGURED.decode(files.read(str(configured)))
-    except (OSError, msgspec.MsgspecError):
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return ()
 
 

@@ -56,7 +56,13 @@ class NodeGPU(msgspec.Struct, frozen=True, kw_only=True):
 class GpuInventory:
     """The GPUs of this node as last looked at. Any thread may use it."""
 
-    def __init__(self, paths: Paths, memory: MemorySource = dict) -> None:
+    def __init__(
+        self,
+        paths: Paths,
+        memory: MemorySource = dict,
+        sick: Callable[[], Mapping[str, str]] = dict,
+    ) -> None:
+        self._sick = sick  # the faults that the driver tells of, by UUID
         self._paths = paths
         self._gpus = GPUs(paths)
         self._source = memory
@@ -78,6 +84,7 @@ class GpuInventory:
     def _look(self, held: Iterable[GPU]) -> list[NodeGPU]:
         present = {gpu.address: gpu for gpu in self._gpus.read()}
         memory = self._memory_of({gpu.uuid for gpu in present.values()} - {""})
+        sick = self._sick()
         listed: dict[str, NodeGPU] = {}
         for address, gpu in present.items():
             if gpu.minor is None:
@@ -85,6 +92,7 @@ class GpuInventory:
             fault = nodes.fault(self._paths, gpu.minor)
             if fault is None:
                 self._ready.add(address)
+            fault = fault or sick.get(gpu.uuid)
             listed[address] = NodeGPU(
                 gpu=gpu, minor=gpu.minor, fault=fault, memory=memory.get(gpu.uuid)
             )

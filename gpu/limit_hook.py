@@ -18,6 +18,7 @@ from pathlib import Path
 
 import msgspec
 
+from base import decoding
 from base.text import printable
 from gpu import kernel_tier, processes
 from gpu.container_edits import OciHook
@@ -134,8 +135,8 @@ class LimitHook:
         name, newline, text = request.partition(b"\n")
         group = name.decode(errors="replace")
         try:
-            state = msgspec.json.decode(text, type=_StartingContainer)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            state = decoding.decode(text, _StartingContainer)
+        except msgspec.MsgspecError as error:
             raise StartRefused(
                 f"group {group}: the runtime's state of the container: {error}"
             ) from None

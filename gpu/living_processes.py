@@ -26,7 +26,9 @@ class LivingProcess:
 class LivingProcesses:
     """Which processes live, and which slots they have. Any thread may use it.
 
-    The pidfds are in `epoll`, where each can be read once its process has ended.
+    A process that has lost its last slot to another one is forgotten: a group has at most as many
+    pidfds here as slots, however many of its processes register. The pidfds are in `epoll`, where
+    each can be read once its process has ended.
     """
 
     def __init__(self, epoll: select.epoll) -> None:
@@ -90,6 +92,8 @@ class LivingProcesses:
                 self._epoll.register(pidfd, select.EPOLLIN)
             process.slots[group, slot] = registration
             self._holders[group, slot] = process
+            if former is not None and not former.slots:
+                self._drop(former)
 
     def other_holder(self, group: str, slot: int, pid: int, start_time: int) -> int | None:
         """The registration of another process, which lives, in the slot; None if there is none."""
@@ -114,24 +118,30 @@ class LivingProcesses:
                 # Ask: the event may be about an earlier descriptor of this number.
                 if process is None or not processes.has_ended(pidfd):
                     continue
-                del self._by_pidfd[pidfd]
-                if self._by_pid.get(process.pid) is process:
-                    del self._by_pid[process.pid]
                 for (group, slot), registration in process.slots.items():
                     self._ended[process.pid] = group, now
                     del self._holders[group, slot]
                     dead.setdefault(group, {})[slot] = registration
-                self._epoll.unregister(pidfd)
-                os.close(pidfd)
+                self._drop(process)
         return dead
 
     def forget(self, group: str) -> None:
         """A group was removed: its slots are of no process any more."""
         with self._lock:
             for key in [key for key in self._holders if key[0] == group]:
-                del self._holders.pop(key).slots[key]
+                process = self._holders.pop(key)
+                del process.slots[key]
+                if not process.slots:
+                    self._drop(process)
             for pid in [pid for pid, (of, _) in self._ended.items() if of == group]:
                 del self._ended[pid]
+
+    def _drop(self, process: LivingProcess) -> None:
+        del self._by_pidfd[process.pidfd]
+        if self._by_pid.get(process.pid) is process:
+            del self._by_pid[process.pid]
+        self._epoll.unregister(process.pidfd)
+        os.close(process.pidfd)
 
     def close(self) -> None:
         """Forget all."""

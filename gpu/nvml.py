@@ -23,6 +23,7 @@ LIBRARY = "libnvidia-ml.so.1"
 NOT_SUPPORTED = 3
 NOT_FOUND = 6
 _SUCCESS, _INSUFFICIENT_SIZE, _FUNCTION_NOT_FOUND = 0, 7, 13
+_MOST_ERRORS = 256  # at a look
 UNLIMITED = 2**64 - 1
 EXCLUSIVE_PROCESS = 3
 """The compute mode in which a GPU serves one process at a time, as an MPS server is."""
@@ -92,6 +93,7 @@ class Nvml:
             pynvml._nvmlGetFunctionPointer_cache.clear()  # has functions of the former library
             self._call(pynvml.nvmlInitWithFlags, 0)
         self._handles: dict[str, object] = {}
+        self._events: object = None  # the set of those that `errors` answers
         self._closed = False
 
     def close(self) -> None:
@@ -175,6 +177,47 @@ class Nvml:
                     if sample.pid and sample.timeStamp > since_us
                 ]
         return []
+
+    def watch_errors(self, uuid: str) -> None:
+        """Have `errors` tell of this GPU from now on."""
+        if self._events is None:
+            self._events = self._call(self._nvml.nvmlEventSetCreate)
+        types = self._nvml.nvmlEventTypeXidCriticalError | self._nvml.nvmlEventTypeDoubleBitEccError
+        self._of(uuid, self._nvml.nvmlDeviceRegisterEvents, types, self._events)
+
+    def errors(self) -> list[tuple[str, int | None]]:
+        """New errors of the watched GPUs: UUID and Xid; None: an uncorrectable memory error."""
+        found: list[tuple[str, int | None]] = []
+        while self._events is not None and not self._closed and len(found) < _MOST_ERRORS:
+            try:
+                event = self._call(self._nvml.nvmlEventSetWait_v2, self._events, 0)
+                uuid = str(self._call(self._nvml.nvmlDeviceGetUUID, event.device))
+            except NvmlError:  # no more, or a GPU that has fallen off the bus
+                break
+            is_xid = event.eventType == self._nvml.nvmlEventTypeXidCriticalError
+            found.append((uuid, int(event.eventData) if is_xid else None))
+        return found
+
+    def uncorrected_errors(self, uuid: str) -> int:
+        """Of its memory since the last reset; 0 if the GPU does not count them."""
+        uncorrected = self._nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED
+        count = self._nvml.nvmlDeviceGetTotalEccErrors
+        return int(self._known(uuid, count, uncorrected, self._nvml.NVML_VOLATILE_ECC) or 0)
+
+    def recovery_action(self, uuid: str) -> int:
+        """What the driver wants to be done with the GPU: 0 is nothing, or that it cannot tell."""
+        wanted = self._nvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION
+        fields = self._known(uuid, self._nvml.nvmlDeviceGetFieldValues, [wanted])
+        return int(fields[0].value.uiVal) if fields and fields[0].nvmlReturn == _SUCCESS else 0
+
+    def _known(self, uuid: str, function: Callable[..., Any], *arguments: object) -> Any:  # noqa: ANN401
+        """The answer; None if the driver or the GPU has none."""
+        try:
+            return self._of(uuid, function, *arguments)
+        except NvmlError as error:
+            if error.code in (NOT_SUPPORTED, _FUNCTION_NOT_FOUND):
+                return None
+            raise
 
     def set_cgroup_limit(self, uuid: str, cgroup: Path, hard: int) -> None:
         """Limit the memory of the GPU that processes of `cgroup` (its directory) use together.

@@ -90,6 +90,12 @@ def program_of(pid: int) -> Program | None:
     return Program(int(fields[19]), int(fields[25])) if fields is not None else None
 
 
+def parent_of(pid: int) -> int | None:
+    """The pid of its parent, 0 if that is not seen; None if the process does not exist."""
+    fields = _stat(pid)
+    return int(fields[1]) if fields is not None else None
+
+
 def image_of(pid: int) -> int | None:
     """A number that changes when the process executes a program (where its stack begins).
 

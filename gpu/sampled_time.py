@@ -1,14 +1,13 @@
 """How much GPU time processes used, from the samples that the driver tells.
 
-A sample says which part of a period a process used the GPU, in hundredths. NVML documents periods
-of 1/6 to 1 s, and one sample of each process that used the GPU in the last period. A driver may
-tell of all periods since the last question, or of the newest one alone, which then stands for the
-others.
+The driver looks at a GPU once in a window, which NVML documents as 1/6 to 1 s, and counts the whole
+use of the window to one process. An answer has the processes with a context: the mean use of each
+since the last question, in hundredths, and the end of the last window that was counted to the
+process. So the use of processes that share a GPU is right only on average. Seen on an H200 with
+driver 580.159.04, whose windows are 200 ms (docs/gpu-compute.md).
 """
 
-from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator, Sequence
-from statistics import median
+from collections.abc import Collection
 
 import msgspec
 
@@ -16,10 +15,7 @@ from gpu.nvml import Utilization
 
 ROUNDING = 0.01  # of a period
 
-_FIRST_PERIOD = 1.0  # seconds, until periods were seen
-_SHORTEST_PERIOD, _LONGEST_PERIOD = 0.1, 2.0
-_PERIODS = 16  # that are remembered
-_SAME_US = 50_000  # samples of one period have times that differ less
+_SHORTEST_WINDOW, _LONGEST_WINDOW = 0.1, 1.0  # seconds
 _US = 1e-6
 
 
@@ -28,13 +24,14 @@ class UsedTime(msgspec.Struct, frozen=True):
 
     seconds: float = 0.0
     rounding: float = 0.0  # seconds that it may be more or less
+    variance: float = 0.0  # seconds², by the driver's sampling
 
     def __add__(self, other: "UsedTime") -> "UsedTime":
-        return UsedTime(self.seconds + other.seconds, self.rounding + other.rounding)
-
-    def at_least(self, rounding: float) -> "UsedTime":
-        """The same with at least this rounding."""
-        return self if self.rounding >= rounding else UsedTime(self.seconds, rounding)
+        return UsedTime(
+            self.seconds + other.seconds,
+            self.rounding + other.rounding,
+            self.variance + other.variance,
+        )
 
 
 class SampledTime:
@@ -42,47 +39,31 @@ class SampledTime:
 
     def __init__(self) -> None:
         self.since_us = 0  # the newest sample, by the driver's clock
-        self._asked = False
-        self._tells_all = False  # periods, and not the newest one alone
-        self._periods: deque[float] = deque(maxlen=_PERIODS)
-        self._period = _FIRST_PERIOD
-        self._came = float("-inf")  # when the last samples came
-        self._idle = True  # nothing was used in the last period before
+        self.variance = 0.0  # of the last answer: seconds², of any processes together
+        self._asked = 0.0
+        self._idle = True  # the last answer had no process
+        self._window = _LONGEST_WINDOW
 
-    def add(self, samples: Iterable[Utilization], now: float) -> dict[int, UsedTime]:
+    def add(self, samples: Collection[Utilization], now: float) -> dict[int, UsedTime]:
         """What processes used since the last call, by pid. `samples` are those after `since_us`.
 
-        `now` is any clock, in seconds. What was used before the first call is not known.
+        `now` is any clock, in seconds. What was used before the first sample is not known. After a
+        pause no more counts than the time since the last question, and a window.
         """
-        answer = sorted(samples, key=lambda sample: sample.at_us)
-        first, self._asked = not self._asked, True
-        passed = now - self._came
-        if not answer:
-            self._idle = self._idle or passed >= 0.9 * self._period
-            return {}
-        self._tells_all = self._tells_all or len({of.pid for of in answer}) < len(answer)
-        used: dict[int, UsedTime] = defaultdict(UsedTime)
-        if not first:
-            for length, sample in self._lengths(answer, passed):
-                used[sample.pid] += UsedTime(sample.sm * length, ROUNDING * length)
-        self.since_us, self._came, self._idle = answer[-1].at_us, now, first
-        return used
-
-    def _lengths(
-        self, answer: Sequence[Utilization], passed: float
-    ) -> Iterator[tuple[float, Utilization]]:
-        """The seconds that each sample is about."""
-        before, begin, idle = self.since_us, answer[0].at_us, self._idle
-        if not self._tells_all:
-            self._learn((answer[-1].at_us - before) * _US, idle=idle)
-        for sample in answer:
-            if self._tells_all and sample.at_us - begin > _SAME_US:
-                before, begin, idle = begin, sample.at_us, False
-                self._learn((begin - before) * _US, idle=idle)
-            most = self._period if idle else passed + self._period
-            yield min((sample.at_us - before) * _US, most), sample
-
-    def _learn(self, gap: float, *, idle: bool) -> None:
-        if not idle and _SHORTEST_PERIOD <= gap <= _LONGEST_PERIOD:
-            self._periods.append(gap)
-            self._period = median(self._periods)
+        passed, self._asked = now - self._asked, now
+        idle, self._idle = self._idle, not samples
+        length, since = passed, self.since_us
+        if samples:
+            self.since_us = max(sample.at_us for sample in samples)
+            period = (self.since_us - since) * _US
+            self._window = min(self._window, max(period, _SHORTEST_WINDOW))
+            length = min(period, passed + self._window)
+        if since == 0 or (idle and not samples):
+            length = 0.0
+        # At most: that of a process which is found in half of the windows.
+        self.variance = length * self._window / 4
+        return {
+            sample.pid: UsedTime(sample.sm * length, ROUNDING * length)
+            for sample in samples
+            if length > 0
+        }

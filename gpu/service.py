@@ -14,6 +14,7 @@ from gpu.driver_files import SharedFile
 from gpu.enforcement import Enforcement, OverUse
 from gpu.group_limits import Limit
 from gpu.groups import Groups
+from gpu.health import GpuHealth
 from gpu.inventory import GpuMemory
 from gpu.node_tiers import NodeTiers
 from gpu.nvml import Nvml, NvmlError
@@ -42,10 +43,11 @@ _log = logging.getLogger(__name__)
 
 
 class GpuService:
-    """Limits of GPUs on this node.
+    """Limits and health of GPUs on this node.
 
-    `groups` can be used at once. `prepare` asks the driver for what there is. From `start` to
-    `close` processes can register, and what they use is compared with their limits each second.
+    `groups` can be used at once. `watch_health` looks for errors of GPUs. `prepare` also asks the
+    driver for what there is. From `start` to `close` processes can register, and what they use is
+    compared with their limits each second.
 
     Args:
         paths: the node's files; the groups are below `run`.
@@ -56,6 +58,7 @@ class GpuService:
         tiers: answers which GPUs are given in parts, and what keeps the limits of each; all GPUs
             of the node if it is None. Processes on others are none of this part's business.
         rooms: makes the groups' regions; on file systems of their own if it is None.
+        sick: gets the UUID and the fault of a GPU that becomes sick.
     """
 
     def __init__(
@@ -66,7 +69,9 @@ class GpuService:
         report: Callable[[OverUse | Refusal], object] = lambda told: None,
         tiers: Callable[[], Sequence[TieredGPU]] | None = None,
         rooms: RegionRooms | None = None,
+        sick: Callable[[str, str], object] = lambda uuid, fault: None,
     ) -> None:
+        self._health = GpuHealth(sick)
         root = paths.run / "gpu"
         self.groups = Groups(
             root, context_reserve=settings.context_reserve, policy=settings.policy, rooms=rooms
@@ -101,10 +106,18 @@ class GpuService:
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="gpu-watch", daemon=True)
 
+    def watch_health(self) -> None:
+        """Start to ask the driver."""
+        self._thread.start()
+
+    def faults(self) -> Mapping[str, str]:
+        """Why GPUs are sick, by UUID."""
+        return self._health.faults
+
     def prepare(self) -> None:
         """Start to ask the driver, and wait for its first answer, but not for long."""
         self._node_tiers.start()
-        self._thread.start()
+        self.watch_health()
         self._asked.wait(PATIENCE)
 
     def start(self) -> None:
@@ -188,6 +201,8 @@ class GpuService:
             try:
                 driver = self._driver()
                 due = time.monotonic() - looked >= LOOK - TICK / 2
+                if due:
+                    looked = time.monotonic()
                 if driver is not None and due:
                     self._learn(driver)
                 self._asked.set()
@@ -196,9 +211,8 @@ class GpuService:
                 if driver is not None:
                     self._shares(self._watch.tick(driver), self._watch.measured)
                 else:  # elastic shares follow what groups launch, which regions tell
-                    self._shares({}, ())
+                    self._shares({}, {})
                 if due:
-                    looked = time.monotonic()
                     self._look(driver)
             except Exception as error:  # noqa: BLE001 - the agent must go on serving processes
                 text = f"{type(error).__name__}: {error}"
@@ -236,6 +250,7 @@ class GpuService:
     def _learn(self, driver: Nvml) -> None:
         """Ask for what does not change while the driver is loaded, of GPUs that are new."""
         present = self._present().keys()
+        self._health.look(driver, present)
         self._node_tiers.look(driver, present)
         for uuid in present - self._memory.keys():
             with suppress(NvmlError):  # the next look tells why

@@ -3,7 +3,7 @@
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 
 from gpu import shares
@@ -31,10 +31,13 @@ class ShareController:
         self._accounts: dict[tuple[str, str], TimeAccount | None] = {}  # by group and GPU
         self._allocations: dict[str, bytes] = {}  # that the groups had then
 
-    def __call__(self, used: Mapping[tuple[str, str], UsedTime], measured: Collection[str]) -> None:
+    def __call__(
+        self, used: Mapping[tuple[str, str], UsedTime], measured: Mapping[str, float]
+    ) -> None:
         """Correct shares after a tick, in which groups used so much of GPUs (by group and UUID).
 
-        The driver told of the GPUs of `measured`; a group that is not in `used` used none of them.
+        The driver told of the GPUs of `measured`, each with the variance of what it told (seconds²,
+        of any group); a group that is not in `used` used none of them.
         On others, as those in MIG mode, nothing is corrected: no use was seen there, which would
         look like estimates that are too large.
 
@@ -68,9 +71,10 @@ class ShareController:
                     settled=entry.settled_ns / 1e9,
                     account=self._accounts.get(key) if same else None,
                 )
-                told = (
-                    used.get(key, UsedTime()).at_least(unseen) if limit.uuid in measured else None
-                )
+                told = None
+                if (variance := measured.get(limit.uuid)) is not None:
+                    of = used.get(key, UsedTime())
+                    told = UsedTime(of.seconds, max(of.rounding, unseen), variance)
                 states[limit.uuid][group] = state
                 usages[limit.uuid][group] = (
                     shares.observe(told, uses[index], now)

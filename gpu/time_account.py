@@ -15,18 +15,22 @@ group has launched and used nothing for a while.
 Times are seconds, of CLOCK_MONOTONIC where they are points in time.
 """
 
+import math
+
 import msgspec
 
 from gpu.sampled_time import UsedTime
 
-TICKS = 20  # for which kappa is found
+TICKS = 60  # for which kappa is found
 LONGEST_TICK = 2.0  # a longer one is not known well enough to settle it
 LEAST_KAPPA, MOST_KAPPA = 1 / 16, 16.0
 SMALL_DEBT = 0.002  # GPU time that is not settled: limits are not written for less
 SMALL_CHANGE = 0.01  # of kappa, which is not made
 
+_SURE = 2  # standard deviations: less may be chance
 _MANY = 12  # parts of a sum, so that one of them more or less is little
 _FEW = 3  # points, among which what the driver tells late counts too much
+_FADING = 0.95  # of log(kappa) in a tick, as far as it may be chance
 _STILL = 4  # ticks without use and launches, after which nothing is unfinished
 
 
@@ -56,7 +60,7 @@ class TimeAccount(msgspec.Struct, frozen=True):
     """What a group used and launched."""
 
     points: tuple[Point, ...]  # after the last ticks, the oldest one first
-    fitted: float = 0.0  # `used.rounding` after the last tick whose use lay within the bounds
+    fitted: UsedTime = UsedTime()  # `used` after the last tick whose use lay within the bounds
     # Of launches that are never finished: as estimated, and as paid for.
     lost: float = 0.0
     lost_paid: float = 0.0
@@ -99,20 +103,26 @@ def after_tick(
     point = Point(at, last.used + used, times)
     owed = point.used.seconds - (times.paid + settled)
     paid_too_much = last.times.paid_finished + settled - point.used.seconds
-    # What the driver rounds adds up as long as it may be all that is wrong.
-    unsure = SMALL_DEBT + point.used.rounding - account.fitted
+    # What the driver rounds and samples adds up as long as it may be all that is wrong.
+    unsure = SMALL_DEBT + _doubt(account.fitted, point.used)
     fitted = account.fitted
     if owed > unsure:
         settled += owed
     elif paid_too_much > unsure:
         settled -= paid_too_much
     if max(owed, paid_too_much) > unsure or max(owed, paid_too_much) <= 0:
-        fitted = point.used.rounding
+        fitted = point.used
     points = (*account.points[-TICKS:], point)
     found = _kappa(points, kappa, longest)
     if abs(found / kappa - 1) < SMALL_CHANGE:
         found = kappa
     return Settlement(TimeAccount(points, fitted, lost, lost_paid), settled, found)
+
+
+def _doubt(first: UsedTime, last: UsedTime) -> float:
+    """How far the use between two points may be from what the driver told, seconds."""
+    chance = _SURE * math.sqrt(max(0.0, last.variance - first.variance))
+    return last.rounding - first.rounding + chance
 
 
 def _lost(account: TimeAccount, used: UsedTime, times: LaunchTimes) -> tuple[float, float]:
@@ -132,17 +142,20 @@ def _kappa(points: tuple[Point, ...], kappa: float, longest: float) -> float:
     """The factor that makes estimates right, as far as these points tell."""
     first, before, last = points[0], points[-2], points[-1]
     used = last.used.seconds - first.used.seconds
-    rounding = last.used.rounding - first.used.rounding
+    doubt = _doubt(first.used, last.used)
     launched = last.times.launched - first.times.finished  # all that can have used it
     ended = before.times.finished - first.times.launched  # all that has, whenever the driver told
     counted = last.times.finished - first.times.finished
     part = max(longest, first.unfinished, last.unfinished)  # of which it may have used any part
+    rounding = last.used.rounding - first.used.rounding
     if len(points) > _FEW and used > _MANY * rounding and counted > _MANY * part:
         mean = used / counted
-        if abs(mean / kappa - 1) > 2 * part / counted:
+        if abs(mean / kappa - 1) > 2 * part / counted + doubt / used:
             kappa += (mean - kappa) / 2
+    if last.used.variance > first.used.variance:
+        kappa **= _FADING  # no more correction than what was used asks for
     if ended > 0:
-        kappa = min(kappa, (used + rounding) / ended)
+        kappa = min(kappa, (used + doubt) / ended)
     if launched > 0:
-        kappa = max(kappa, (used - rounding) / launched)
+        kappa = max(kappa, (used - doubt) / launched)
     return min(max(kappa, LEAST_KAPPA), MOST_KAPPA)

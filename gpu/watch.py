@@ -63,7 +63,8 @@ class Watch:
         self._owned = owned
         self.attribution = Attribution(tenants, living)
         self._measuring = Measuring()
-        self.measured: frozenset[str] = frozenset()  # GPUs that the driver told of in the last tick
+        # GPUs that the driver told of in the last tick, and the variance of that in seconds².
+        self.measured: dict[str, float] = {}
         self._sampled: dict[str, SampledTime] = {}  # by GPU
         self._used_since_look: dict[tuple[str, str], float] = defaultdict(float)  # seconds
         self._looked = time.monotonic()
@@ -127,7 +128,7 @@ class Watch:
                 self._complain(uuid, str(error))
                 continue
             told[uuid] = sampled.add(samples, time.monotonic())
-        self.measured = frozenset(told)
+        self.measured = {uuid: self._sampled[uuid].variance for uuid in told}
         used = self.attribution.used_time(told)
         for key, of in used.items():
             self._used_since_look[key] += of.seconds

@@ -65,7 +65,8 @@ def answers(namespace: NetworkNamespace, link: Link, addresses: Sequence[str]) -
                         where = packets.packet_address(link, target.protocol, target.destination)
                         packets.send(sockets[target.protocol], target.payload, where)
                 last = number == PROBES - 1
-                _listen(sockets, targets, mine, _LISTEN if last else _BETWEEN, found)
+                with interrupts.waiting():
+                    _listen(sockets, targets, mine, _LISTEN if last else _BETWEEN, found)
     except OSError as error:
         raise HostError(
             f'probing {", ".join(addresses)} on "{link.name}": {error.strerror}'

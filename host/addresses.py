@@ -29,10 +29,12 @@ from host.netlink import (
 from host.rtnetlink import (
     IFA_ADDRESS,
     IFA_LOCAL,
+    IFA_PROTO,
     IFADDRMSG,
     RTA_DST,
     RTA_GATEWAY,
     RTA_METRICS,
+    RTA_MULTIPATH,
     RTA_OIF,
     RTA_PRIORITY,
     RTA_TABLE,
@@ -43,11 +45,16 @@ from host.rtnetlink import (
     RTM_NEWADDR,
     RTM_NEWROUTE,
     RTMSG,
+    RTNEXTHOP,
 )
 
 IFA_F_NODAD = 0x02  # linux/if_addr.h
+IFAPROT_KERNEL_RA = 2  # since Linux 5.18
 RT_TABLE_MAIN, RT_SCOPE_LINK = 254, 253  # linux/rtnetlink.h
+RTPROT_KERNEL, RTPROT_RA = 2, 9
 RTPROT_STATIC, RTN_UNICAST, RTNH_F_ONLINK = 4, 1, 4
+_LAST_PRIORITY = 0xFFFFFFFF
+IP6_RT_PRIO_USER = 1024  # linux/ipv6_route.h: of an IPv6 route that is added without a priority
 AF_INET, AF_INET6 = socket.AF_INET, socket.AF_INET6
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -102,6 +109,29 @@ def of(route: Rtnetlink, link: Link) -> set[str]:
     return {cidr for _, cidr in map(_index_and_cidr, parts)}
 
 
+def of_users(route: Rtnetlink, link: Link) -> list[str]:
+    """The addresses (CIDR) and the routes' destinations that users or services gave an interface.
+
+    Without the kernel's own: IPv6 link-local ones, and those of router advertisements.
+    """
+    found = []
+    with trying(f'listing addresses and routes of "{link.name}"'):
+        for entry in route.table(RTM_GETADDR, IFADDRMSG.pack(0, 0, 0, 0, link.index)):
+            _, cidr = _index_and_cidr(entry)
+            proto = fields(entry[1], HEADER.size + IFADDRMSG.size).get(IFA_PROTO, b"\0")[0]
+            if proto != IFAPROT_KERNEL_RA and not cidr.startswith("fe80:"):
+                found.append(cidr)
+        for family, size in ((AF_INET, 4), (AF_INET6, 16)):
+            request = RTMSG.pack(family, *[0] * 8) + number(RTA_OIF, link.index)
+            for _, part in route.table(RTM_GETROUTE, request):
+                _, length, _, _, _, protocol, *_ = RTMSG.unpack_from(part, HEADER.size)
+                shown = fields(part, HEADER.size + RTMSG.size)
+                if protocol not in (RTPROT_KERNEL, RTPROT_RA):
+                    destination = socket.inet_ntop(family, shown.get(RTA_DST, bytes(size)))
+                    found.append(f"{destination}/{length}")
+    return found
+
+
 def of_all(route: Rtnetlink) -> list[tuple[str, str]]:
     """Each address of a namespace as a canonical CIDR, with the name of its interface."""
     with trying("listing the addresses of all interfaces"):
@@ -120,11 +150,15 @@ def _index_and_cidr(entry: tuple[int, bytes]) -> tuple[int, str]:
 
 
 def add_routes(route: Rtnetlink, link: Link, hops: Sequence[Hop]) -> None:
-    """Add routes through `link`. A gateway outside the interface's networks counts as on-link."""
+    """Add routes through `link`, each behind the namespace's other routes to its destination.
+
+    A gateway outside the interface's networks counts as on-link.
+    """
     if not hops:
         return
     networks = [ipaddress.ip_interface(cidr).network for cidr in of(route, link)]
-    route.change(*(_route(link, hop, networks) for hop in hops))
+    present = Routes(route)
+    route.change(*(_route(link, present.behind(hop), networks) for hop in hops))
 
 
 def _route(link: Link, hop: Hop, networks: Sequence[Network]) -> ChangeRequest:
@@ -160,39 +194,73 @@ def _route(link: Link, hop: Hop, networks: Sequence[Network]) -> ChangeRequest:
     )
     via = f" via {hop.gateway}" if hop.gateway else ""
     what = f'adding route {hop.destination}{via} on "{link.name}"'
-    # Appended: a pod with a default route of another network gets ours behind it.
+    # Appended: behind the IPv4 routes of the same priority.
     return ChangeRequest(what, RTM_NEWROUTE, head + request, NLM_F_CREATE | NLM_F_APPEND)
 
 
 class Routes:
-    """A snapshot of a namespace's routes."""
+    """A snapshot of a namespace's routes to other machines."""
 
     def __init__(self, route: Rtnetlink) -> None:
-        self._seen: set[tuple[object, ...]] = set()
+        self._priorities: dict[tuple[Network, int, str | None], set[int]] = {}
         for family, size in ((AF_INET, 4), (AF_INET6, 16)):
             with trying("listing routes"):
                 parts = route.table(RTM_GETROUTE, RTMSG.pack(family, *[0] * 8))
             for _, part in parts:
-                _, length, _, _, table, *_ = RTMSG.unpack_from(part, HEADER.size)
+                _, length, _, _, table, _, _, kind, _ = RTMSG.unpack_from(part, HEADER.size)
+                if kind != RTN_UNICAST:
+                    continue
                 shown = fields(part, HEADER.size + RTMSG.size)
                 destination = socket.inet_ntop(family, shown.get(RTA_DST, bytes(size)))
-                self._keep(
-                    ipaddress.ip_network(f"{destination}/{length}"),
-                    value(shown.get(RTA_TABLE)) or table,
-                    socket.inet_ntop(family, shown[RTA_GATEWAY]) if RTA_GATEWAY in shown else None,
-                    value(shown.get(RTA_PRIORITY)),
-                )
-
-    def _keep(self, network: Network, table: int, gateway: str | None, priority: int) -> None:
-        """Store a route under every key that `has` may look up: without gateway or priority too."""
-        for via in {gateway, None}:
-            self._seen |= {(network, table, via, 0), (network, table, via, priority)}
+                network = ipaddress.ip_network(f"{destination}/{length}")
+                priority = value(shown.get(RTA_PRIORITY))
+                for via in (None, *_gateways(family, shown)):
+                    key = (network, value(shown.get(RTA_TABLE)) or table, via)
+                    self._priorities.setdefault(key, set()).add(priority)
 
     def has(self, hop: Hop) -> bool:
-        """Whether a route has this destination and table, and the gateway and priority if set."""
-        network = ipaddress.ip_network(hop.destination, strict=False)
-        table = hop.table or RT_TABLE_MAIN
-        return (network, table, hop.gateway or None, hop.priority) in self._seen
+        """Whether a route has this destination and table, and the gateway and priority if set.
+
+        The priority of an IPv6 route may be higher: see `behind`.
+        """
+        network, table = _place(hop)
+        found = self._priorities.get((network, table, hop.gateway or None), set())
+        if not hop.priority or hop.priority in found:
+            return bool(found)
+        return network.version == 6 and max(found, default=0) > hop.priority
+
+    def behind(self, hop: Hop) -> Hop:
+        """The route with a priority that puts it behind those to its destination that are here.
+
+        A priority that is set changes only where an IPv6 route has it: the kernel would make one
+        multipath route of both (net/ipv6/ip6_fib.c, fib6_add_rt2node). IPv4 routes of one priority
+        are used in their order.
+        """
+        network, table = _place(hop)
+        taken = self._priorities.setdefault((network, table, None), set())
+        priority = hop.priority or max(taken, default=0)
+        while network.version == 6 and priority in taken and priority < _LAST_PRIORITY:
+            priority += 1
+        taken.add(priority or (IP6_RT_PRIO_USER if network.version == 6 else 0))
+        return msgspec.structs.replace(hop, priority=priority)
+
+
+def _place(hop: Hop) -> tuple[Network, int]:
+    """Destination and table of a route."""
+    return ipaddress.ip_network(hop.destination, strict=False), hop.table or RT_TABLE_MAIN
+
+
+def _gateways(family: int, shown: dict[int, bytes]) -> set[str]:
+    """The gateways of a route, also of each part of a multipath route."""
+    found = {shown[RTA_GATEWAY]} if RTA_GATEWAY in shown else set()
+    parts = shown.get(RTA_MULTIPATH, b"")
+    while len(parts) >= RTNEXTHOP.size:
+        length, *_ = RTNEXTHOP.unpack_from(parts)
+        part = fields(parts[:length], RTNEXTHOP.size)
+        if RTA_GATEWAY in part:
+            found.add(part[RTA_GATEWAY])
+        parts = parts[max(length, RTNEXTHOP.size) + 3 & ~3 :]
+    return {socket.inet_ntop(family, gateway) for gateway in found}
 
 
 class Sysctl(NamedTuple):

@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from base import interrupts
 from base.waiting import wait_until
 from host import links, packets
-from host.errors import HostError, LinkMissing
+from host.errors import LinkMissing
 from host.links import Link
 from host.namespaces import NetworkNamespace
 from host.netlink import Rtnetlink
@@ -53,20 +53,30 @@ def await_carrier(pod: Rtnetlink, link: Link, seconds: float) -> Link:
     return latest
 
 
-def announce(namespace: NetworkNamespace, link: Link, addresses: list[str]) -> None:
-    """Send one announcement for each address (CIDR) of an interface that has carrier."""
+def announce(namespace: NetworkNamespace, link: Link, addresses: list[str]) -> list[str]:
+    """Send one announcement for each address (CIDR) of an interface that has carrier.
+
+    Returns a text for each one that failed. Neighbours that know the address by another hardware
+    address then ask again some time later, so no caller fails for it.
+    """
     ips = [cidr.partition("/")[0] for cidr in addresses]
     mac = packets.octets(link.mac)
+    failures = []
     with ExitStack() as stack, namespace.entered():
         sender = None
         for ip in ips:
-            if ":" in ip:
-                address = socket.inet_pton(socket.AF_INET6, ip)
-                _send_advertisement(link, neighbour_advertisement(mac, address))
-            else:
-                sender = sender or packets.packet_socket(stack)
-                address = socket.inet_pton(socket.AF_INET, ip)
-                _send_arp(sender, link, gratuitous_arp(link.link_type, mac, address))
+            try:
+                if ":" in ip:
+                    address = socket.inet_pton(socket.AF_INET6, ip)
+                    _send_advertisement(link, ip, neighbour_advertisement(mac, address))
+                else:
+                    sender = sender or packets.packet_socket(stack)
+                    address = socket.inet_pton(socket.AF_INET, ip)
+                    frame = gratuitous_arp(link.link_type, mac, address)
+                    packets.send(sender, frame, packets.packet_address(link, packets.ETH_P_ARP))
+            except OSError as error:
+                failures.append(f'{ip} on "{link.name}" is not announced: {error.strerror}')
+    return failures
 
 
 def gratuitous_arp(link_type: int, mac: bytes, address: bytes) -> bytes:
@@ -87,20 +97,9 @@ def neighbour_advertisement(mac: bytes, address: bytes) -> bytes:
     return head + address + bytes((ND_OPT_TARGET_LINKADDR, units)) + option
 
 
-def _send_arp(sender: socket.socket, link: Link, frame: bytes) -> None:
-    try:
-        packets.send(sender, frame, packets.packet_address(link, packets.ETH_P_ARP))
-    except OSError as error:
-        raise HostError(f'announcing an address on "{link.name}": {error.strerror}') from None
-
-
-def _send_advertisement(link: Link, message: bytes) -> None:
-    source = socket.inet_ntop(socket.AF_INET6, message[8:24])
-    try:
-        with socket.socket(socket.AF_INET6, socket.SOCK_RAW, socket.IPPROTO_ICMPV6) as sender:
-            sender.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_MULTICAST_HOPS, 255)
-            sender.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_MULTICAST_IF, link.index)
-            sender.bind((source, 0, 0, link.index))
-            sender.sendto(message, (ALL_NODES, 0, 0, link.index))
-    except OSError as error:
-        raise HostError(f'announcing {source} on "{link.name}": {error.strerror}') from None
+def _send_advertisement(link: Link, source: str, message: bytes) -> None:
+    with socket.socket(socket.AF_INET6, socket.SOCK_RAW, socket.IPPROTO_ICMPV6) as sender:
+        sender.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_MULTICAST_HOPS, 255)
+        sender.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_MULTICAST_IF, link.index)
+        sender.bind((source, 0, 0, link.index))
+        sender.sendto(message, (ALL_NODES, 0, 0, link.index))

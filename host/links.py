@@ -136,8 +136,12 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def carrier(self) -> bool:
-        """Whether the link can carry frames; on IPoIB this needs the broadcast group."""
-        return bool(self.flags & IFF_LOWER_UP)
+        """Whether the link can carry frames; on IPoIB this needs the broadcast group.
+
+        For a moment after IFF_LOWER_UP it cannot: the kernel has yet to start its queues and to add
+        the route for IPv6 multicast (linkwatch_do_dev, addrconf_notify).
+        """
+        return bool(self.flags & IFF_RUNNING)
 
     @property
     def link_type_name(self) -> str:

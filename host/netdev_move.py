@@ -28,6 +28,8 @@ _FLAGS = sum(links.FLAGS.values())
 # for its address until all the others were moved. With two at a time the lock is never idle.
 _moving = threading.BoundedSemaphore(2)
 IPV6_SYSCTLS = (Sysctl(6, "disable_ipv6", "0"), Sysctl(6, "keep_addr_on_down", "1"))
+# Else anybody on the link could give the pod a default route and an address.
+NO_ADVERTISEMENTS = (Sysctl(6, "accept_ra", "0"), Sysctl(6, "autoconf", "0"))
 
 
 class NameTaken(HostError):
@@ -54,6 +56,7 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
     """The properties of an interface on the host, to be restored. The journal keeps them.
 
     What has a default is missing in the entries of an earlier version, and is not restored there.
+    Neither is an address of "" or an MTU of 0.
     """
 
     name: str
@@ -125,7 +128,7 @@ def move_in(
         link_changes.move(host, link, namespace, name, mark.alias, mtu=mtu)
     seen = links.identify(pod, name)
     if seen is not None and seen.is_of(link):
-        flags = link.flags & ~(links.IFF_UP | links.IFF_LOWER_UP)
+        flags = link.flags & ~(links.IFF_UP | links.IFF_RUNNING | links.IFF_LOWER_UP)
         return msgspec.structs.replace(
             link, index=seen.index, name=name, alias=mark.alias, flags=flags, mtu=mtu or link.mtu
         )
@@ -165,6 +168,7 @@ def configure(
     modes: tuple[int, int] = (0, 0),
     *,
     set_addresses: bool = True,
+    accept_ra: bool = False,
 ) -> Link:
     """Set sysctls, modes and addresses, then set the interface up. Returns it as it is then.
 
@@ -178,11 +182,13 @@ def configure(
         modes: the flags of MODES to set, and the mask of those to set or clear.
         set_addresses: False leaves out `cidrs`, for which all else is made ready, so that they can
             be probed. Call this again then.
+        accept_ra: leave it to the pod's sysctls whether an interface with IPv6 addresses follows
+            router advertisements. Otherwise it does not.
 
     Raises HostError, and LinkMissing if the interface has gone or has lost its mark.
     """
     if any(":" in cidr for cidr in cidrs):
-        sysctls = (*sysctls, *IPV6_SYSCTLS)
+        sysctls = (*sysctls, *(() if accept_ra else NO_ADVERTISEMENTS), *IPV6_SYSCTLS)
     if sysctls:
         addresses.set_sysctls(namespace, link, sysctls)
     changes = []
@@ -306,7 +312,7 @@ def _restore(host: Rtnetlink, origin: Origin, mark: Mark, name: str = "") -> boo
     mac = _address_to_restore(link, origin)
     if mac:
         set_address(host, link, mac)
-    if link.mtu != origin.mtu:
+    if origin.mtu not in (0, link.mtu):
         link_changes.set_mtu(host, link, origin.mtu)
     _restore_settings(host, link, origin)
     if origin.up and not link.up:

@@ -15,6 +15,7 @@ IFINFOMSG = struct.Struct("=BxHiII")  # family, type, index, flags, change
 IFADDRMSG = struct.Struct("=BBBBI")  # family, prefix length, flags, scope, index
 # family, lengths of destination and source, tos, table, protocol, scope, type, flags
 RTMSG = struct.Struct("=BBBBBBBBI")
+RTNEXTHOP = struct.Struct("=HBBi")  # length, flags, hops, index
 
 IFLA_ADDRESS, IFLA_BROADCAST, IFLA_IFNAME, IFLA_MTU, IFLA_LINK = 1, 2, 3, 4, 5
 IFLA_LINKINFO, IFLA_IFALIAS, IFLA_AF_SPEC, IFLA_NET_NS_FD, IFLA_EXT_MASK = 18, 20, 26, 28, 29
@@ -29,7 +30,8 @@ IFLA_XDP = 43
 IFLA_XDP_FD, IFLA_XDP_FLAGS = 1, 3
 IFLA_XDP_DRV_PROG_ID, IFLA_XDP_SKB_PROG_ID, IFLA_XDP_HW_PROG_ID = 5, 6, 7
 
-IFA_ADDRESS, IFA_LOCAL = 1, 2
+IFA_ADDRESS, IFA_LOCAL, IFA_PROTO = 1, 2, 11
 
 RTA_DST, RTA_OIF, RTA_GATEWAY, RTA_PRIORITY, RTA_METRICS, RTA_TABLE = 1, 4, 5, 6, 8, 15
+RTA_MULTIPATH = 9
 RTAX_MTU, RTAX_ADVMSS = 2, 8

@@ -162,7 +162,7 @@ def _chosen(
         raise _taken(space, range_set.ranges[0], used, others)
     raise CNIError(
         Code.NO_FREE_ADDRESS,
-        "Could not allocate IP in range: "
+        "no free address in "
         + _descriptions(space, range_set.ranges)
         + ". Delete pods that no longer need one, or widen the range",
     )
@@ -209,11 +209,9 @@ def _descriptions(space: FreeSpace, ranges: Sequence[Range]) -> str:
 
 
 def _description(range_: Range, held: int) -> str:
-    excluded = " ".join(
+    excluded = ", ".join(
         text(hole.first) if hole.first == hole.last else f"{text(hole.first)}-{text(hole.last)}"
         for hole in range_.excluded
     )
-    return (
-        f"ip: {text(range_.first)} / - {text(range_.last)} / range: {range_.network} / "
-        f"excludeRanges: [{excluded}] ({range_.where}: {held} addresses held)"
-    )
+    without = f" without {excluded}" if excluded else ""
+    return f'"{range_.where}": {range_}{without}, of which {held} are held'

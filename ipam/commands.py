@@ -17,6 +17,7 @@ from ipam.addresses import parse, parse_interface, text
 from ipam.fsck import NodeFacts
 from ipam.nv_ipam import exporting
 from ipam.nv_ipam import importing as nv_ipam
+from ipam.recovery import is_store
 from ipam.sqlite_store import SqliteStore
 from ipam.store import Reservation
 
@@ -99,13 +100,27 @@ def _store(paths: Paths) -> SqliteStore:
     return SqliteStore(paths.ipam, paths.boot_id())
 
 
+def _existing(paths: Paths) -> SqliteStore:
+    """The store, for commands that must not make one in a directory that is not this node's.
+
+    CNIError 5. An agent makes the store with its first address.
+    """
+    if not is_store(paths.ipam) and not paths.agent_lock.exists():
+        raise CNIError(
+            Code.IO_FAILURE,
+            f"there is no address store in {paths.ipam}: run this on a node of podfabric, in the "
+            "container of its agent, or name the node's state directory in PODFABRIC_STATE",
+        )
+    return _store(paths)
+
+
 def _list(arguments: argparse.Namespace, paths: Paths) -> int:
-    _print(_store(paths).reservations(), arguments.output, paths.boot_id())
+    _print(_existing(paths).reservations(), arguments.output, paths.boot_id())
     return 0
 
 
 def _show(arguments: argparse.Namespace, paths: Paths) -> int:
-    holders = _holders(arguments.address, _store(paths))
+    holders = _holders(arguments.address, _existing(paths))
     if not holders:
         sys.stderr.write(f"podfabric ipam: {arguments.address} is free\n")
         return 1
@@ -114,7 +129,7 @@ def _show(arguments: argparse.Namespace, paths: Paths) -> int:
 
 
 def _release(arguments: argparse.Namespace, paths: Paths) -> int:
-    store = _store(paths)
+    store = _existing(paths)
     holders = _holders(arguments.address, store)
     if arguments.network_name is not None:
         holders = [holder for holder in holders if holder.domain == arguments.network_name]
@@ -141,14 +156,17 @@ def _release(arguments: argparse.Namespace, paths: Paths) -> int:
 def _fsck(arguments: argparse.Namespace, paths: Paths) -> int:
     directory = paths.ipam
     if arguments.dry_run:
+        _existing(paths)
         return _verdict(directory)
+    facts: NodeFacts = arguments.facts_of()
+    # A journal shows that this is the state directory of a node: its store is built again.
+    store = _store(paths) if facts.journal else _existing(paths)
     try:
         # What the next call repairs, such as an unfinished transaction, is not damage.
-        _store(paths).reservations()
+        store.reservations()
     except CNIError as error:
         if error.code != Code.STORE_DAMAGED:
             raise
-    facts: NodeFacts = arguments.facts_of()
     if fsck.check(directory, _say) and not arguments.rebuild:
         held = _store(paths).reservations()
         if not _absent(held, facts.journal):

@@ -23,13 +23,15 @@ from cni.spec.notes import note
 from cni.spec.request import Request
 from cni.spec.result import Result
 from ipam import host_paths, permitted
+from ipam.addresses import parse
 from ipam.plugin import AddressPlugin
-from ipam.store import Grant
+from ipam.store import AddressInUse, Grant
 
 OURS = "podfabric-ipam"
 TAKEN_OVER = ("whereabouts", "nv-ipam")
 """Types of other IPAM plugins that ours serves where no executable of theirs is installed."""
 _NONE = IpamConfig()
+_MOST_ANSWERED = 32  # addresses of other machines that one ADD passes over
 _MARK = b"podfabric"
 _MARK_WITHIN = 1 << 20  # bytes of an executable that are searched for it
 
@@ -46,12 +48,13 @@ class IpamCall(Protocol):
 
     @property
     def unprobed(self) -> Sequence[str]:
-        """Addresses of `add` that a machine whose node was lost may still use: to be probed."""
+        """Addresses of the last result that another machine may use: to be probed."""
 
-    def settle_probes(self, answers: Mapping[str, str]) -> None:
+    def settle_probes(self, answers: Mapping[str, str]) -> Result | None:
         """Note that they were probed, and for which of them which hardware address answered.
 
-        CNIError 11 if there is any.
+        If there is any: a result with other addresses, to be probed too, where the configuration
+        has each address probed. Otherwise CNIError 11.
         """
 
     def pass_unprobed(self, why: str) -> None:
@@ -217,20 +220,36 @@ class InProcess:
         self._request = request
         self._plugin = plugin
         self._allowance = allowance
+        self._segment: str | None = None
+        self._answered: set[int] = set()
         self._grant = Grant()
 
     def add(self, segment: str | None = None, allowance: Allowance | None = None) -> Result:
-        left = allowance or self._allowance
+        self._segment, self._allowance = segment, allowance or self._allowance
         with interrupts.held():
-            result, self._grant = self._plugin.reserve(self._request, segment, left)
+            result, self._grant = self._plugin.reserve(
+                self._request, segment, self._allowance, self._answered
+            )
         return result
 
     @property
     def unprobed(self) -> Sequence[str]:
         return self._grant.unprobed
 
-    def settle_probes(self, answers: Mapping[str, str]) -> None:
-        self._plugin.settle_probes(self._request, self._grant, answers)
+    def settle_probes(self, answers: Mapping[str, str]) -> Result | None:
+        try:
+            self._plugin.settle_probes(self._request, self._grant, answers)
+        except AddressInUse as error:
+            self._answered.update(map(parse, answers))
+            if not self._plugin.probes_all(self._request) or len(self._answered) > _MOST_ANSWERED:
+                raise
+            self.undo()
+            try:
+                return self.add(self._segment)
+            except CNIError as none_left:
+                note(f"no other address: {none_left}")
+                raise error from None
+        return None
 
     def pass_unprobed(self, why: str) -> None:
         self._plugin.pass_unprobed(self._request, self._grant, why)
@@ -286,7 +305,7 @@ class _ForeignIpam:
 
     unprobed: Sequence[str] = ()
 
-    def settle_probes(self, answers: Mapping[str, str]) -> None:
+    def settle_probes(self, answers: Mapping[str, str]) -> Result | None:
         pass
 
     def pass_unprobed(self, why: str) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from base import decoding
 from base.files import remove, sync_directory, write_atomically
 from cni.spec.attachment import Attachment
 from cni.spec.errors import CNIError, Code
@@ -131,10 +132,10 @@ class Departures:
     def _read(self, path: Path) -> DepartedAttachment | None:
         """What a file says; None without one. A damaged one counts as missing, and is told once."""
         try:
-            return msgspec.json.decode(path.read_bytes(), type=DepartedAttachment)
+            return decoding.decode(path.read_bytes(), DepartedAttachment)
         except FileNotFoundError:
             return None
-        except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        except (OSError, msgspec.MsgspecError) as error:
             if path not in self._damaged:
                 _log.warning("%s is damaged: %s: %s", path, error, _REMEDY)
                 self._damaged.add(path)

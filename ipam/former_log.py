@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from base import decoding
 from ipam.database import StoreMeta
 
 NAME = "reservations.log"
@@ -70,6 +71,6 @@ def _decoded(line: bytes) -> _LogLine | None:
     if checksum != f"{zlib.crc32(document):08x}".encode():
         return None
     try:
-        return msgspec.json.decode(document, type=_LogLine)
+        return decoding.decode(document, _LogLine)
     except msgspec.MsgspecError:
         return None

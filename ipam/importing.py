@@ -54,16 +54,21 @@ class _WhereaboutsPool(msgspec.Struct, frozen=True):
 def host_local(directory: Path, defaults: Defaults, notes: list[str]) -> list[Reservation]:
     """The reservations below `<dataDir>/<network>`: files named by address (backend/disk).
 
-    Each holds `<container id>\\r\\n<ifname>`, before version 0.8 the container id alone.
+    Each holds `<container id>\\r\\n<ifname>`, before version 0.8 the container id alone. CNIError 6
+    if host-local made no file there.
     """
     reservations: list[Reservation] = []
+    is_theirs = False
     for path in sorted(directory.iterdir()):
         try:
             address = parse(path.name)
         except ValueError:
-            if path.name != "lock" and not path.name.startswith("last_reserved_ip."):
+            if path.name == "lock" or path.name.startswith("last_reserved_ip."):
+                is_theirs = True
+            else:
                 notes.append(f"{path}: not named by an address, left out")
             continue
+        is_theirs = True
         container_id, _, ifname = path.read_text(errors="replace").strip().partition("\n")
         if not container_id.strip():
             notes.append(f"{path}: empty, the rest of an ADD that died: left out")
@@ -82,6 +87,8 @@ def host_local(directory: Path, defaults: Defaults, notes: list[str]) -> list[Re
                 segment="",
             )
         )
+    if not is_theirs:
+        raise _unusable(directory, "has no file that is named by an address")
     return reservations
 
 
@@ -89,8 +96,10 @@ def whereabouts(manifest: Path, defaults: Defaults, notes: list[str]) -> list[Re
     """The allocations of the IPPools in a YAML file: documents, or lists of kubectl.
 
     An allocation's key is its offset from the literal address in `spec.range` (CRD v1alpha1).
+    CNIError 6 if there is no IPPool.
     """
     reservations: list[Reservation] = []
+    is_theirs = False
     for document in _documents(manifest):
         kind = document.get("kind", "")
         if kind != "IPPool":
@@ -99,6 +108,9 @@ def whereabouts(manifest: Path, defaults: Defaults, notes: list[str]) -> list[Re
         name = str((document.get("metadata") or {}).get("name", ""))
         pool = convert(document, _WhereaboutsPool, f"IPPool {name}")
         reservations += _allocations(pool, defaults)
+        is_theirs = True
+    if not is_theirs:
+        raise _unusable(manifest, "has no IPPool")
     return reservations
 
 
@@ -126,6 +138,14 @@ def import_all(store: Store, reservations: Sequence[Reservation]) -> int:
     if new:
         store.load(list(new.values()))
     return len(new)
+
+
+def _unusable(source: Path, why: str) -> CNIError:
+    return CNIError(
+        Code.DECODING_FAILURE,
+        f"{source}: {why}, so nothing was imported: name host-local's directory of a network, "
+        "nv-ipam's store, or a YAML file with whereabouts' IPPools",
+    )
 
 
 def _is_same(held: Reservation, new: Reservation) -> bool:
@@ -189,8 +209,8 @@ def _documents(manifest: Path) -> Iterator[dict[str, Any]]:
 
     try:
         documents = list(yaml.safe_load_all(manifest.read_bytes()))
-    except yaml.YAMLError as error:
-        raise CNIError(Code.DECODING_FAILURE, f"{manifest} is not YAML: {error}") from None
+    except (yaml.YAMLError, RecursionError) as error:
+        raise _unusable(manifest, f"is not YAML ({error})") from None
     for document in documents:
         if not isinstance(document, dict):
             continue

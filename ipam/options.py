@@ -6,7 +6,7 @@ each other are errors (CNIError 7), which name the JSON path. The shapes are tho
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Annotated, Literal, TypeVar
 
 import msgspec
@@ -24,6 +24,8 @@ from ipam.ranges import Range, RangeSet, domain_of
 A = TypeVar("A")
 
 TYPES = ("podfabric-ipam", "whereabouts")
+Probe = Literal["", "always"]
+"""Which addresses are probed: "" those that a lost machine may still use."""
 Scope = Literal["", "node", "cluster"]
 """Whose the addresses are; "" leaves that to the node (`ipam.scope`)."""
 
@@ -62,7 +64,8 @@ class IpamOptions(msgspec.Struct, frozen=True, kw_only=True):
     `sets` yield one address each, in the order of the result. `static` are the addresses that the
     configuration names; they follow. `gateway` is the common gateway, also for requested addresses
     of a network without ranges. `requested` are the addresses that the configuration asks for, as
-    (JSON path, text). `idle` are keys without effect here, `notes` are for the operator.
+    (JSON path, text). `hops` are the next hops that the configuration names, and what each is: no
+    pod gets one. `idle` are keys without effect here, `notes` are for the operator.
     `persistent`: pods that name an IPAMClaim get its addresses.
     """
 
@@ -79,6 +82,8 @@ class IpamOptions(msgspec.Struct, frozen=True, kw_only=True):
     idle: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     requested: tuple[tuple[str, str], ...] = ()
+    hops: Mapping[int, str] = {}
+    probe: Probe = ""
     scope: Scope = ""
     sticky: bool = False
     persistent: bool = False
@@ -115,6 +120,7 @@ class IpamKeys(RangeOptions, frozen=True, kw_only=True):
     network_name: str = ""
     ranges: Annotated[tuple[tuple[Section, ...], ...], _OfRangeSets] = ()
     resolvConf: str = ""
+    probe: Probe = ""
     routes: Annotated[tuple[Section, ...], Meta(max_length=limits.ROUTES)] = ()
     scope: Scope = ""
     sticky: bool = False
@@ -133,7 +139,9 @@ def read(network: NetworkConfig) -> IpamOptions:
 def _read(network: NetworkConfig) -> IpamOptions:
     keys = network.at("ipam", Section)
     if keys is None:
-        raise invalid_config("IPAM config missing 'ipam' key")
+        raise invalid_config(
+            '"ipam" is missing: add it, such as {"type": "podfabric-ipam", "range": "10.1.0.0/16"}'
+        )
     idle = sorted(key for key in keys if key in WITHOUT_EFFECT)
     ours = {key: value for key, value in keys.items() if key not in WITHOUT_EFFECT}
     ipam = section(ours, IpamKeys, "ipam", also=WITHOUT_EFFECT)
@@ -151,21 +159,24 @@ def _read(network: NetworkConfig) -> IpamOptions:
     sets = _sets(ipam, runtime, reader)
     _check_gateway(reader.gateway, sets)
     static = tuple(_static(ipam, index) for index in range(len(ipam.addresses)))
-    _refuse_gateways(static, sets, reader.gateway)
+    routes = tuple(
+        section(route, Route, f"ipam.routes[{index}]") for index, route in enumerate(ipam.routes)
+    )
+    hops = _hops(routes, (*sets, *static), reader.gateway)
+    _refuse_hops(static, hops)
     return IpamOptions(
-        sets=sets,
+        sets=without(sets, hops),
         static=static,
         gateway=reader.gateway,
-        routes=tuple(
-            section(route, Route, f"ipam.routes[{index}]")
-            for index, route in enumerate(ipam.routes)
-        ),
+        routes=routes,
+        hops=hops,
         dns=section(ipam.dns, DNS, "ipam.dns"),
         resolv_conf=ipam.resolvConf,
         network_name=ipam.network_name,
         shared=ipam.enable_overlapping_ranges,
         log_file=ipam.log_file,
         log_level=ipam.log_level.lower() or "warning",
+        probe=ipam.probe,
         scope=ipam.scope,
         sticky=ipam.sticky,
         persistent=network.at(PERSISTENT, bool) or False,
@@ -282,14 +293,40 @@ def _check_gateway(gateway: int | None, sets: tuple[RangeSet, ...]) -> None:
     )
 
 
-def _refuse_gateways(
-    static: tuple[RangeSet, ...], sets: tuple[RangeSet, ...], gateway: int | None
-) -> None:
+def _hops(routes: Sequence[Route], sets: Sequence[RangeSet], gateway: int | None) -> dict[int, str]:
+    """The next hops of a configuration, and what each is, for errors."""
+    of_routes = {
+        parse(route.gw): f'the next hop of "ipam.routes[{index}]"'
+        for index, route in enumerate(routes)
+        if route.gw
+    }
     gateways = {range_.gateway for range_set in sets for range_ in range_set.ranges} | {gateway}
+    return of_routes | {hop: "the gateway" for hop in gateways if hop is not None}
+
+
+def _refuse_hops(static: Iterable[RangeSet], hops: Mapping[int, str]) -> None:
     for fixed in static:
         range_ = fixed.ranges[0]
-        if range_.first in gateways:
-            raise invalid_config(f'"{range_.where}.address": {text(range_.first)} is the gateway')
+        if range_.first in hops:
+            raise invalid_config(
+                f'"{range_.where}.address": {text(range_.first)} is {hops[range_.first]}, which no '
+                "pod gets"
+            )
+
+
+def without(sets: Iterable[RangeSet], addresses: Collection[int]) -> tuple[RangeSet, ...]:
+    """The sets whose ranges hand out none of these addresses."""
+    return tuple(
+        RangeSet(tuple(_narrower(range_, addresses) for range_ in each.ranges), each.fixed)
+        for each in sets
+    )
+
+
+def _narrower(range_: Range, addresses: Collection[int]) -> Range:
+    inside = [address for address in addresses if range_.allows(address)]
+    if not inside:
+        return range_
+    return msgspec.structs.replace(range_, withheld=tuple(sorted((*range_.withheld, *inside))))
 
 
 def _static(ipam: IpamKeys, index: int) -> RangeSet:

@@ -8,6 +8,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
+from msgspec.structs import replace
+
 from base import interrupts
 from base.pod import Pod
 from base.text import printable
@@ -90,10 +92,18 @@ class AddressPlugin:
 
     def add(self, request: Request) -> Result | dict[str, Any]:
         """Reserve addresses and return them. The caller sets them, and we cannot probe them."""
+        if self.probes_all(request):
+            raise invalid_config(
+                '"ipam.probe": only the plugins ipoib and sriov probe addresses: remove it'
+            )
         result, grant = self.reserve(request)
         if grant.unprobed:
             self.pass_unprobed(request, grant, "only ipoib and sriov probe addresses")
         return result
+
+    def probes_all(self, request: Request) -> bool:
+        """Whether the configuration has each address probed before it is set."""
+        return not is_nv_ipam(request.config) and bool(ipam_options.read(request.config).probe)
 
     def settle_probes(self, request: Request, grant: Grant, answers: Mapping[str, str]) -> None:
         """Note what probes of the grant's `unprobed` have shown: `answers` has the hardware address
@@ -138,19 +148,24 @@ class AddressPlugin:
         return permitted.of_configuration(allowed, request)
 
     def reserve(
-        self, request: Request, segment: str | None = None, allowed: Allowance | None = None
+        self,
+        request: Request,
+        segment: str | None = None,
+        allowed: Allowance | None = None,
+        answered: Collection[int] = (),
     ) -> tuple[Result, Grant]:
         """`add`, with what `undo` needs.
 
         `segment` is the link on which the addresses are used; None takes the configuration's.
-        `allowed` is what is left of the attachment's allowance; None asks for it.
+        `allowed` is what is left of the attachment's allowance; None asks for it. `answered` are
+        addresses for which other machines have answered: they are not handed out.
         """
         if allowed is None:
             allowed = self.allowance(request)
         if is_nv_ipam(request.config):
             return self._reserve_of_nv_ipam(request, segment, allowed)
         options = ipam_options.read(request.config)
-        sets = final_sets(options, request.arguments)
+        sets = ipam_options.without(final_sets(options, request.arguments), answered)
         _require_answerable(sets, request)
         alone = _private_ranges(options, sets)
         files = {"log_file": options.log_file, "resolvConf": options.resolv_conf}
@@ -176,6 +191,8 @@ class AddressPlugin:
                 note(printable(f"ADD {owner.attachment}: {error.holder}"))
             messages.error(f"ADD {owner.attachment}: {error}")
             raise
+        if options.probe:
+            grant = replace(grant, unprobed=tuple(map(_address, grant.granted)))
         result = _result(grant, options, dns)
         addresses = ", ".join(ip.address for ip in result.ips)
         messages.info(f"ADD {owner.attachment}: {addresses}")
@@ -299,7 +316,8 @@ class AddressPlugin:
         if full:
             raise CNIError(
                 Code.UNAVAILABLE,
-                f"no free address: {full}. Delete pods that no longer need one, or widen the range",
+                f"no free address in {full}. Delete pods that no longer need one, or widen the "
+                "range",
             )
 
     def usage(self) -> list[RangeUsage]:
@@ -384,6 +402,10 @@ def _require_answerable(sets: Sequence[RangeSet], request: Request) -> None:
             f"CNI version {request.cni_version} does not support more than 1 address per family: "
             'set "cniVersion" to "1.0.0"'
         )
+
+
+def _address(granted: ReservedAddress) -> str:
+    return granted.reservation.address
 
 
 def _result(grant: Grant, options: IpamOptions, dns: DNS) -> Result:

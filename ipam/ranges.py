@@ -17,7 +17,8 @@ _last = attrgetter("last")
 
 
 class Range(msgspec.Struct, frozen=True, kw_only=True):
-    """Addresses `first` to `last` of `network`, without `excluded` and the gateway.
+    """Addresses `first` to `last` of `network`, without `excluded`, the gateway and `withheld`,
+    such as the next hops that the network names elsewhere.
 
     `domain` is where an address is unique; `where` is the JSON path, for errors; `excluded` is
     sorted and does not overlap. `parts` is what may be handed out, lowest first: worked out once,
@@ -29,6 +30,7 @@ class Range(msgspec.Struct, frozen=True, kw_only=True):
     last: int
     excluded: tuple[Interval, ...] = ()
     gateway: int | None = None
+    withheld: tuple[int, ...] = ()
     domain: str = ""
     where: str = "ipam.range"
     parts: tuple[Interval, ...] = ()
@@ -80,8 +82,13 @@ class Range(msgspec.Struct, frozen=True, kw_only=True):
 
 def _parts(range_: Range) -> Iterator[Interval]:
     holes = range_.excluded
-    if range_.gateway is not None and range_.first <= range_.gateway <= range_.last:
-        holes = merged((*holes, Interval(range_.gateway, range_.gateway)))
+    own = [
+        Interval(hop, hop)
+        for hop in (range_.gateway, *range_.withheld)
+        if hop is not None and range_.first <= hop <= range_.last
+    ]
+    if own:
+        holes = merged((*holes, *own))
     return outside(Interval(range_.first, range_.last), holes)
 
 

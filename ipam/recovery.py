@@ -214,6 +214,12 @@ def has_content(path: Path) -> bool:
         return False
 
 
+def is_store(directory: Path) -> bool:
+    """Whether the directory has a file of a store, be it the only one that is left."""
+    names = (DATABASE, WAL, MARK, BACKUP, former_log.NAME)
+    return any((directory / name).exists() for name in names)
+
+
 def unused_aside(path: Path) -> Path:
     """A name beside `path` for what is kept of it: `<name>.damaged-<time>`."""
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())

@@ -28,6 +28,9 @@ def final_sets(options: IpamOptions, arguments: Arguments) -> tuple[RangeSet, ..
     it is added. Raises CNIError 7 and 4 for requests that cannot be granted.
     """
     requests = _requests(options, arguments)
+    for request in requests:
+        if request.address in options.hops:
+            raise _is_hop(request, options.hops[request.address])
     # In a range they replace the address that it would yield.
     beside = 0 if options.sets else len(options.static)
     where = requests[-1].where if requests else ""
@@ -48,7 +51,7 @@ def final_sets(options: IpamOptions, arguments: Arguments) -> tuple[RangeSet, ..
             where=request.where,
         )
         if gateway == request.address:
-            raise _is_gateway(request)
+            raise _is_hop(request)
         sets[index] = RangeSet((fixed,), fixed=True)
     return (*sets, *options.static)
 
@@ -98,7 +101,7 @@ def _own_set(
         common = None
     gateway = gateways.get(family(request.address), common)
     if gateway == request.address:
-        raise _is_gateway(request)
+        raise _is_hop(request)
     return fixed_set(
         request.address,
         request.network,
@@ -121,8 +124,6 @@ def _range_of(
                 continue
             if sets[index].fixed:
                 occupied = occupied or text(sets[index].ranges[0].first)
-            elif range_.gateway == address:
-                raise _is_gateway(request)
             elif not range_.allows(address):
                 refusal = refusal or _exclusion(address, range_)
             else:
@@ -149,7 +150,5 @@ def _exclusion(address: int, range_: Range) -> str:
     return range_.where
 
 
-def _is_gateway(request: _RequestedAddress) -> CNIError:
-    return invalid_config(
-        f'"{request.where}": {text(request.address)} is the gateway, which no pod gets'
-    )
+def _is_hop(request: _RequestedAddress, hop: str = "the gateway") -> CNIError:
+    return invalid_config(f'"{request.where}": {text(request.address)} is {hop}, which no pod gets')

@@ -107,26 +107,25 @@ class AddressTaken(CNIError):
 
 class AddressInUse(CNIError):
     """Another machine on the link has addresses that were about to be set. `answers` gives its
-    hardware address for each. The runtime tries again, and gets others."""
+    hardware address for each."""
 
     def __init__(self, answers: Mapping[str, str]) -> None:
         listed = ", ".join(f"{address} ({who})" for address, who in answers.items())
         super().__init__(
             Code.TRY_AGAIN,
-            f"another machine on the link already has {listed}: its node was lost, and still runs: "
-            "nothing was reserved; the runtime tries again, with another address; find that "
-            "machine by its hardware address, and stop it",
+            f"another machine on the link already has {listed}: no pod gets that: the next try "
+            "takes another address; find that machine by its hardware address: its node may be "
+            "lost and still run, or it is none of the cluster's: then exclude the address",
         )
 
 
 class AddressUnprobed(CNIError):
-    """An address is set although a lost machine may still use it: nothing could probe it."""
+    """An address is set although another machine may use it: nothing could probe it."""
 
     def __init__(self, addresses: Sequence[str], why: str) -> None:
         super().__init__(
             Code.TRY_AGAIN,
-            f"{', '.join(addresses)} may still be used by a machine whose node was lost, and was "
-            f"not probed: {why}",
+            f"{', '.join(addresses)} may be used by another machine, and was not probed: {why}",
         )
 
 
@@ -141,7 +140,7 @@ class ReservedAddress(msgspec.Struct, frozen=True):
 class Grant(msgspec.Struct, frozen=True):
     """What one `reserve` did, in the order of its range sets: all that `undo` needs.
 
-    A lost machine may still use the addresses in `unprobed`: they are probed before they are set.
+    Another machine may use the addresses in `unprobed`: they are probed before they are set.
     """
 
     granted: tuple[ReservedAddress, ...] = ()

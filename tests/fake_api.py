@@ -30,6 +30,7 @@ from ipam.cluster.api import (
     NotFound,
     Refused,
     Unavailable,
+    Unreadable,
     WatchExpired,
 )
 from ipam.cluster.objects import AnyResource, Resource
@@ -134,9 +135,10 @@ class FakeClient:
     def has_pods(self, node: str) -> bool:
         return self._call("list", "Pod", node, lambda: self.server.pods[node] > 0)
 
-    def network_definitions(self) -> Sequence[NetworkDefinition]:
+    def network_definitions(self) -> Iterator[NetworkDefinition]:
         definitions = self.server.definitions
-        return self._call("list", "NetworkAttachmentDefinition", "", lambda: tuple(definitions))
+        found = self._call("list", "NetworkAttachmentDefinition", "", lambda: tuple(definitions))
+        return iter(found)
 
     def definition_changes(self) -> Iterator[None]:
         server, ended = self.server, self.server.watches_ended
@@ -160,6 +162,9 @@ class FakeClient:
     def write_lease(self, changed: Lease) -> Lease:
         verb = "update" if changed.resource_version else "create"
         return self._call(verb, "Lease", changed.name, lambda: self.server.store_lease(changed))
+
+    def unreadable(self) -> Sequence[Unreadable]:
+        return ()
 
     def report(self, reason: str, message: str, regarding: Mapping[str, Any]) -> None:
         event = Event(self.name, reason, message, dict(regarding))

@@ -1,6 +1,8 @@
-"""Writes docs/use-it.md: README's "Use it", and what its commands printed on the test cluster.
+"""Writes into the documents what commands printed, as tests ran them.
 
-`python -m tools.use_it`, after `make test-cluster` or its tests/cluster/test_readme.py.
+`python -m tools.use_it` writes docs/use-it.md, README's "Use it", after `make test-cluster` or its
+tests/cluster/test_readme.py; and each block of a document that begins with `# podfabric`, after
+the tests that run these commands on made-up servers.
 """
 
 import re
@@ -13,6 +15,15 @@ PAGE = CHECKOUT / "docs/use-it.md"
 README = CHECKOUT / "README.md"
 WIDEST = 160  # characters
 SECTION = re.compile(r"^On a cluster with Multus:$.*?^\[This is what they print", re.M | re.S)
+PAGES = (README, *sorted((CHECKOUT / "docs").glob("*.md")))
+RUN = re.compile(r"^```\n# (podfabric [^\n]*)\n(.*?)^```$", re.M | re.S)
+CHANCE = {
+    re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ"): "2026-11-21T20:10:27Z",
+    re.compile(r"\([0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\)"): "(the UID)",
+    re.compile(r"-\d+-[0-9a-f]{8}\.sock"): "-4711-5a0c1e2f.sock",
+}
+"""What no two runs print alike, and what stands for it: times, UIDs of pods, sockets."""
+
 BLOCK = re.compile(r"^```\n(.*?)^```$", re.M | re.S)
 HEAD = """# What README's commands print
 
@@ -35,13 +46,49 @@ def page(printed: str) -> str:
     return "\n".join([HEAD, "```", *lines, "```", ""])
 
 
+def outputs(text: str) -> dict[str, str]:
+    """What commands printed, by command, out of the page's text."""
+    parts = re.split(r"^\$ (.*)\n", text.removesuffix("```\n"), flags=re.M)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def shown() -> dict[str, str]:
+    """What the documents say that commands of `podfabric` print, by command."""
+    return {run[1]: run[2] for path in PAGES for run in RUN.finditer(path.read_text())}
+
+
+def printed_at(command: str) -> Path:
+    """Where the test that runs the command leaves what it printed."""
+    return CHECKOUT / "build/pages" / f"{re.sub('[^a-z0-9]+', '-', command)}.txt"
+
+
+def with_printed(text: str) -> str:
+    """A document with what the commands printed when tests ran them last."""
+    return RUN.sub(lambda run: f"```\n# {run[1]}\n{_printed(run)}```", text)
+
+
+def without_chance(printed: str) -> str:
+    """The text without what no two runs print alike."""
+    for pattern, instead in CHANCE.items():
+        printed = pattern.sub(instead, printed)
+    return printed
+
+
 def main() -> int:
-    """Write the page."""
-    if not PRINTED.exists():
-        print(f"{PRINTED} does not exist: run `make test-cluster` first", file=sys.stderr)
+    """Write the pages of which something was printed."""
+    if not PRINTED.exists() and not printed_at("").parent.exists():
+        print("there is nothing to write: run tests/unit/cli or `make test-cluster` first")
         return 1
-    PAGE.write_text(page(PRINTED.read_text()))
+    if PRINTED.exists():
+        PAGE.write_text(page(PRINTED.read_text()))
+    for path in PAGES:
+        path.write_text(with_printed(path.read_text()))
     return 0
+
+
+def _printed(run: re.Match[str]) -> str:
+    path = printed_at(run[1])
+    return path.read_text() if path.exists() else run[2]
 
 
 def _shortened(line: str) -> str:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import msgspec
 
+from base import decoding
 from cli import executables
 from cli.checks import Outcome, failed, ok, warning
 from cli.this_node import ThisNode
@@ -85,7 +86,7 @@ def _files(directory: Path) -> list[Path]:
 
 def _types(path: Path) -> list[str]:
     try:
-        network = msgspec.json.decode(path.read_bytes(), type=_NetworkList)
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+        network = decoding.decode(path.read_bytes(), _NetworkList)
+    except (OSError, msgspec.MsgspecError):
         return []
     return [network.type, *(plugin.type for plugin in network.plugins)]

@@ -24,12 +24,8 @@ def configuration(node: ThisNode) -> Iterator[Outcome]:
     from agent import settings
 
     path = node.config_file
-    problems = []
+    problems = list(settings.load(path).mistakes.values())
     shown = ""
-    try:
-        settings.load(path)
-    except settings.SettingsError as error:
-        problems.append(str(error))
     try:
         config = formats.load(path)
         named: list[tuple[str, str]] = [(pool.resource, pool.mode) for pool in config.pools]
@@ -38,7 +34,9 @@ def configuration(node: ThisNode) -> Iterator[Outcome]:
     except ConfigError as error:
         problems.append(str(error))
     for text in dict.fromkeys(problems):
-        yield failed(text, "correct it: a running agent keeps its previous settings")
+        yield failed(
+            text, "correct it: until then an agent keeps what it read before of that section"
+        )
     if not problems:
         absent = "" if path.exists() else " does not exist, so the defaults count"
         yield ok(f"{path}{absent}: {shown or 'no pool'}")

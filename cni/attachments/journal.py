@@ -22,14 +22,14 @@ from typing import TypeVar
 
 import msgspec
 
-from base import files, interrupts, locks
+from base import decoding, files, interrupts, locks
 from base.locks import LockFile
 from base.paths import Paths
 from base.pod import Pod
 from cni.spec.attachment import Attachment
 from cni.spec.config import IpamConfig, decode_leniently
 from cni.spec.request import Request
-from host.namespaces import NetworkNamespace
+from host.namespaces import NetworkNamespace, where
 
 VERSION = 1
 _UNFINISHED = ".json.tmp"  # the end of a name while files.write_atomically writes the file
@@ -83,13 +83,16 @@ class JournalEntry(msgspec.Struct, frozen=True, kw_only=True):
         cls,
         plugin: str,
         request: Request,
-        namespace: NetworkNamespace,
+        namespace: NetworkNamespace | None,
         boot_id: str,
         record: msgspec.Struct,
         pod: Pod | None = None,
         device: str = "",
     ) -> "JournalEntry":
-        """The entry of an ADD that has changed nothing yet; `record` goes into `undo`."""
+        """The entry of an ADD that has changed nothing yet; `record` goes into `undo`.
+
+        `namespace` is None for an attachment of another project's plugin whose namespace is gone.
+        """
         pod = pod or Pod()
         return cls(
             plugin=plugin,
@@ -97,8 +100,8 @@ class JournalEntry(msgspec.Struct, frozen=True, kw_only=True):
             container_id=request.container_id,
             ifname=request.ifname,
             netns=request.netns,
-            netns_identity=namespace.identity,
-            netns_seen_from=namespace.seen_from,
+            netns_identity=namespace.identity if namespace is not None else "",
+            netns_seen_from=namespace.seen_from if namespace is not None else where(request.netns),
             boot_id=boot_id,
             phase=Phase.ADDING,
             pod_namespace=pod.namespace,
@@ -146,7 +149,7 @@ class JournalEntry(msgspec.Struct, frozen=True, kw_only=True):
     def undo_as(self, shape: type[U]) -> U:
         """The plugin's record as its type. Raises JournalDamaged if it has another shape."""
         try:
-            return msgspec.json.decode(self.undo, type=shape)
+            return decoding.decode(self.undo, shape)
         except msgspec.MsgspecError as error:
             raise JournalDamaged(f"journal of {self.attachment}: {error}") from None
 
@@ -178,11 +181,11 @@ def to_bytes(entry: JournalEntry) -> bytes:
 def from_bytes(content: bytes, name: str) -> JournalEntry:
     """The entry in a file's content. Raises JournalDamaged with the file's `name` in its text."""
     try:
-        file = msgspec.json.decode(_last_line(content), type=_JournalFile)
+        file = decoding.decode(_last_line(content), _JournalFile)
         if file.crc32 != f"{zlib.crc32(bytes(file.entry)):08x}":
             raise JournalDamaged(f"journal file {name} is damaged: its checksum differs")
-        entry = msgspec.json.decode(file.entry, type=JournalEntry)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        entry = decoding.decode(file.entry, JournalEntry)
+    except msgspec.MsgspecError as error:
         raise JournalDamaged(f"journal file {name} is damaged: {error}") from None
     if entry.version != VERSION:
         raise JournalDamaged(
@@ -203,7 +206,7 @@ def _begins_with_json(text: bytes) -> bool:
     """Whether it begins with a whole value, so that it was not torn."""
     try:
         json.JSONDecoder().raw_decode(text.decode(errors="replace"))
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     return True
 

@@ -190,6 +190,13 @@ class InterfacePlugin(ABC):
         """
 
     @abstractmethod
+    def adopt(self, attachment: Attachment, request: Request) -> JournalEntry | None:
+        """Write the entry of an attachment that another project's plugin made, for its DEL.
+
+        None if there is no such attachment, or another one has its device. Raises HostError.
+        """
+
+    @abstractmethod
     def compare(self, attachment: Attachment, request: Request) -> None:
         """Raise CNIError 102 for the first difference between what ADD set and the kernel."""
 
@@ -344,6 +351,8 @@ class InterfacePlugin(ABC):
         """Undo everything of an attachment whose lock the caller has. Raises CNIError 104."""
         failures = Failures()
         entry, damage = self._read(attachment)
+        if entry is None and damage is None:
+            entry = self.adopt(attachment, request)
         if entry is not None and entry.plugin != self.name:
             raise CNIError(
                 Code.CLEANUP_INCOMPLETE,

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from base import files
+from base import decoding, files
 from base.paths import Paths
 from base.pod import Pod
 
@@ -119,6 +119,6 @@ def _path(paths: Paths, pod: Pod) -> Path:
 def _read(path: Path) -> ChoicesFile | None:
     """A file; None if it is missing or damaged, since it only keeps choices stable."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=ChoicesFile)
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+        return decoding.decode(path.read_bytes(), ChoicesFile)
+    except (OSError, msgspec.MsgspecError):
         return None

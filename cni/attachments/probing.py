@@ -1,6 +1,10 @@
-"""Probes the addresses that a lost machine may still use, on the pod's interface, before they are
-set there (`ipam.cluster.probing`)."""
+"""Probes addresses that another machine may use, on the pod's interface, before they are set there:
+those that a lost machine may still use (`ipam.cluster.probing`), or all, by `"probe": "always"`.
+Announces a pod's addresses once they are set.
+"""
 
+from cni.spec.notes import note
+from cni.spec.result import Result
 from host import address_probe, announce
 from host.links import Link
 from host.namespaces import NetworkNamespace
@@ -10,14 +14,28 @@ from ipam.delegation import IpamCall
 CARRIER_WAIT = 2.0  # seconds
 
 
-def probe(ipam: IpamCall, pod: Rtnetlink, namespace: NetworkNamespace, link: Link) -> None:
-    """Ask the link for the addresses of `ipam` that are to be probed. The interface is up.
+def probed(
+    answer: Result, ipam: IpamCall, pod: Rtnetlink, namespace: NetworkNamespace, link: Link
+) -> Result:
+    """The answer of `ipam` once no other machine has its addresses: another one, if `ipam` has
+    other addresses for one that answered. The interface is up.
 
-    CNIError 11 if another machine has one. Without carrier no answer can come: then the pod gets
-    the addresses unprobed, and an event says so.
+    CNIError 11 if another machine has an address. Without carrier no answer can come: then the pod
+    gets the addresses unprobed, and an event says so.
     """
     ready = announce.await_carrier(pod, link, CARRIER_WAIT)
     if not ready.carrier:
         ipam.pass_unprobed(f'"{link.name}" has no carrier')
-        return
-    ipam.settle_probes(address_probe.answers(namespace, ready, ipam.unprobed))
+        return answer
+    while True:
+        other = ipam.settle_probes(address_probe.answers(namespace, ready, ipam.unprobed))
+        if other is None:
+            return answer
+        answer = other
+
+
+def announce_addresses(namespace: NetworkNamespace, link: Link, cidrs: list[str]) -> None:
+    """Announce these addresses if the interface has carrier. A failure becomes a note."""
+    if link.carrier:
+        for failure in announce.announce(namespace, link, cidrs):
+            note(failure)

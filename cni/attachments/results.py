@@ -1,6 +1,7 @@
 """Makes the result of an ADD, and compares the result in a CHECK with the present state."""
 
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import msgspec
@@ -153,6 +154,15 @@ def expected(request: Request) -> Expected:
                 )
             return Expected(previous, position, interface)
     raise differs(f'prevResult has no interface "{request.ifname}" in a sandbox')
+
+
+def previous_interface(request: Request) -> Interface | None:
+    """The pod's interface of that name in the prevResult of a DEL, which may be missing."""
+    with suppress(CNIError):
+        for interface in (request.previous_result or Result()).interfaces:
+            if interface.name == request.ifname and interface.sandbox:
+                return interface
+    return None
 
 
 def recorded(journal: Journal, attachment: Attachment, shape: type[R]) -> R:

@@ -62,6 +62,19 @@ def record_of(plan: ChildPlan, options: IpoibOptions) -> ChildRecord:
     )
 
 
+def record_of_adopted(link: Link) -> ChildRecord:
+    """The record of a child that another project's plugin made."""
+    return ChildRecord(
+        parent="",
+        pkey=link.pkey or 0,
+        mode=link.mode,
+        mtu=link.mtu,
+        umcast=link.umcast,
+        proxy_arp=False,
+        mac=link.mac,
+    )
+
+
 def alias_of(attachment: Attachment) -> str:
     """The mark of an attachment's child."""
     return Mark(attachment.key).alias
@@ -101,7 +114,7 @@ def configure(
     namespace: NetworkNamespace,
     child: Link,
     cidrs: list[str],
-    proxy_arp: bool,
+    options: IpoibOptions,
     *,
     set_addresses: bool = True,
 ) -> Link:
@@ -109,10 +122,16 @@ def configure(
 
     Without `set_addresses` it has all but these, so that they can be probed.
     """
-    sysctls = [Sysctl(4, "proxy_arp", "1")] if proxy_arp else []
-    own = link_local(child)
+    sysctls = [Sysctl(4, "proxy_arp", "1")] if options.proxy_arp else []
     return netdev_move.configure(
-        pod, namespace, child, cidrs, sysctls, own, set_addresses=set_addresses
+        pod,
+        namespace,
+        child,
+        cidrs,
+        sysctls,
+        link_local(child),
+        set_addresses=set_addresses,
+        accept_ra=options.accept_ra,
     )
 
 
@@ -136,9 +155,19 @@ def is_ours(link: Link, attachment: Attachment, mac: str = "") -> bool:
     for the attachment's own namespace, and for interfaces that come back from it.
     """
     marked = link.alias == alias_of(attachment)
-    foreign = link.alias.startswith(ALIAS_PREFIX) or link.name.startswith(TEMPORARY_PREFIX)
-    remarked = mac != "" and link.mac == mac and not foreign
+    remarked = mac != "" and link.mac == mac and not _has_mark(link)
     return link.kind == "ipoib" and link.parent != 0 and (marked or remarked)
+
+
+def unmarked(route: Rtnetlink, mac: str, name: str = "") -> Link | None:
+    """The child without a mark of ours that has that address, else the one of that name."""
+    found = [each for each in links.every(route, "ipoib") if each.parent and not _has_mark(each)]
+    by_mac = [each for each in found if each.mac == mac]
+    return next(iter(by_mac or [each for each in found if each.name == name]), None)
+
+
+def _has_mark(link: Link) -> bool:
+    return link.alias.startswith(ALIAS_PREFIX) or link.name.startswith(TEMPORARY_PREFIX)
 
 
 def _is_unmarked(link: Link, attachment: Attachment) -> bool:

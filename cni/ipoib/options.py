@@ -44,6 +44,7 @@ class IpoibKeys(msgspec.Struct, kw_only=True):
     umcast: bool = False
     mtu: int | None = None
     proxy_arp: bool = False
+    accept_ra: bool = False
     wait_carrier: bool | float = True
     dns: DNS | None = None
     match_device: bool = True
@@ -51,8 +52,8 @@ class IpoibKeys(msgspec.Struct, kw_only=True):
 
 KNOWN = frozenset(
     (
-        *("master", "pkey", "mode", "umcast", "mtu", "proxy_arp", "wait_carrier", "ipam", "dns"),
-        "match_device",
+        *("master", "pkey", "mode", "umcast", "mtu", "proxy_arp", "accept_ra", "wait_carrier"),
+        *("ipam", "dns", "match_device"),
     )
 )
 
@@ -73,6 +74,7 @@ class IpoibOptions(msgspec.Struct, frozen=True, kw_only=True):
     umcast: bool
     mtu: int | None
     proxy_arp: bool
+    accept_ra: bool  # also with IPv6 addresses from the IPAM plugin
     carrier_wait: float  # seconds, 0 does not wait
     ipam_type: str  # "" for an interface without addresses
     dns: DNS
@@ -106,6 +108,7 @@ def _read(network: NetworkConfig) -> IpoibOptions:
         umcast=written.umcast,
         mtu=_mtu(written.mtu),
         proxy_arp=written.proxy_arp,
+        accept_ra=written.accept_ra,
         carrier_wait=_carrier_wait(written.wait_carrier),
         ipam_type=ipam_type,
         dns=written.dns or DNS(),

@@ -13,8 +13,9 @@ FIXED = ("pkey", "mtu", "proxy_arp")
 def by_options(wanted: IpoibOptions, allowance: Allowance) -> Allowance:
     """The allowance with these options, as far as no parent is needed to tell. CNIError 121."""
     require_allowed(allowance, match_device=wanted.match_device)
-    if wanted.proxy_arp:
-        allowance.require_option("proxy_arp", True, "proxy_arp", "true")
+    for key, is_on in (("proxy_arp", wanted.proxy_arp), ("accept_ra", wanted.accept_ra)):
+        if is_on:
+            allowance.require_option(key, True, key, "true")
     return _with_pkey(wanted.pkey, allowance)
 
 

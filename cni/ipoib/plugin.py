@@ -4,6 +4,7 @@ If a step of an ADD fails, or on SIGTERM, the steps before it are undone in reve
 process leaves is in the journal: the next DEL, GC or sweep undoes it from there.
 """
 
+from contextlib import ExitStack
 from typing import Any, ClassVar
 
 import msgspec
@@ -20,6 +21,7 @@ from cni.ipoib.child import ChildRecord
 from cni.ipoib.options import IpoibOptions
 from cni.ipoib.parents import ChildPlan
 from cni.policy.allowance import Allowance
+from cni.spec import versions
 from cni.spec.attachment import Attachment
 from cni.spec.errors import CNIError, Code
 from cni.spec.request import Request
@@ -62,16 +64,14 @@ class IPoIB(InterfacePlugin):
             moved = child.move(host, pod, namespace, made, attachment)
             cidrs = [ip.address for ip in answer.ips]
             if ipam is not None and ipam.unprobed:
-                up = child.configure(
-                    pod, namespace, moved, cidrs, wanted.proxy_arp, set_addresses=False
-                )
+                up = child.configure(pod, namespace, moved, cidrs, wanted, set_addresses=False)
                 up = self._wait_for_carrier(sandbox, up, plan, wanted.carrier_wait)
-                probing.probe(ipam, pod, namespace, up)
-            moved = child.configure(pod, namespace, moved, cidrs, wanted.proxy_arp)
+                answer = probing.probed(answer, ipam, pod, namespace, up)
+                cidrs = [ip.address for ip in answer.ips]
+            moved = child.configure(pod, namespace, moved, cidrs, wanted)
             add_routes(pod, moved, results.hops(answer))
             ready = self._wait_for_carrier(sandbox, moved, plan, wanted.carrier_wait)
-            if ready.carrier:
-                announce.announce(namespace, ready, cidrs)
+            probing.announce_addresses(namespace, ready, cidrs)
             sandbox.require_still_there()
             interface = results.interface_of(
                 self.paths, request, mac=ready.mac, mtu=ready.mtu, bdf=plan.bdf, rdma=plan.rdma
@@ -113,6 +113,42 @@ class IPoIB(InterfacePlugin):
                 lambda: child.remove_from_host(host, attachment, mac), child.RETURN_TIME, 0.05
             ):
                 await_return(self.journal, entry, f'"{entry.ifname}"')
+
+    def adopt(self, attachment: Attachment, request: Request) -> JournalEntry | None:
+        """The entry of a child that ipoib-cni made. It kept no files, so the ADD's result counts.
+
+        A runtime passes no result before CNI 0.4. Then the child in the pod with the interface's
+        name counts, as for ipoib-cni.
+        """
+        previous = results.previous_interface(request)
+        if previous is None and versions.at_least(request.cni_version, "0.4.0"):
+            return None
+        mac = previous.mac if previous is not None else ""
+        with ExitStack() as stack:
+            namespace = None
+            try:
+                opened = NetworkNamespace.open(request.netns, request.netns_descriptor)
+            except NamespaceGone:
+                found = _returned(mac, child.RETURN_TIME if request.netns else 0.0)
+            else:
+                namespace = stack.enter_context(opened)
+                namespace.look_at_path()
+                found = child.unmarked(
+                    stack.enter_context(netlink(namespace)), mac, attachment.ifname
+                )
+            if found is None or self._has(found.mac):
+                return None
+            record = child.record_of_adopted(found)
+            boot_id = self.paths.boot_id()
+            entry = JournalEntry.begun(self.name, request, namespace, boot_id, record)
+        entry = entry.attached(record, ())
+        self.journal.write(entry)
+        return entry
+
+    def _has(self, mac: str) -> bool:
+        """Whether an attachment in the journal has the child with that address."""
+        entries = [each for each in self.journal.entries() if isinstance(each, JournalEntry)]
+        return any(each.plugin == self.name and _recorded_mac(each) == mac for each in entries)
 
     def remove_strays(self) -> list[str]:
         """Delete the children that dead namespaces gave back; their names.
@@ -179,6 +215,19 @@ class IPoIB(InterfacePlugin):
             f'"{moved.name}" on parent "{plan.parent.name}" has no carrier after {seconds:g} s: '
             f'{reason} (or set "wait_carrier": 0 to attach without)',
         )
+
+
+def _returned(mac: str, seconds: float) -> Link | None:
+    """The unmarked child of a dead namespace with that address, once the host has it."""
+    if not mac:
+        return None
+    with netlink() as host:
+
+        def returned() -> Link | None:
+            found = child.unmarked(host, mac)
+            return found if found is not None and not found.up else None
+
+        return wait_until(returned, seconds, 0.05) or None
 
 
 def _removed_from_nameless(attachment: Attachment, entry: JournalEntry, mac: str) -> bool:

@@ -63,5 +63,7 @@ void begin_error(struct text *error, unsigned code)
     error->length = 0;
     add(error, "{\"cniVersion\":\"1.1.0\",\"code\":");
     add_number(error, code);
-    add(error, ",\"msg\":\"");
+    add(error, ",\"msg\":\"[podfabric ");
+    add_number(error, code);
+    add(error, "] ");
 }

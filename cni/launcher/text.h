@@ -22,7 +22,8 @@ void add_quoted(struct text *text, const char *foreign);
 /* " (ENOENT, errno 2)" */
 void add_errno(struct text *text, int number);
 
-/* A CNI error up to the words of its message; a quote and a brace end it. */
+/* A CNI error up to the code in its message, for Multus passes on the message alone; a quote and a
+ * brace end it. */
 void begin_error(struct text *error, unsigned code);
 
 #endif

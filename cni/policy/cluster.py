@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from base import decoding
 from base.documents import DocumentError
 from base.files import read, write_atomically
 from base.paths import Paths
@@ -153,11 +154,11 @@ def save(path: Path, policies: ClusterPolicies) -> None:
 def decode(content: bytes) -> ClusterPolicies:
     """The policies in the file's content, whose rules can be read. Raises DocumentError."""
     try:
-        file = msgspec.json.decode(content, type=_Content)
+        file = decoding.decode(content, _Content)
         if file.crc32 != f"{zlib.crc32(bytes(file.policies)):08x}":
             raise DocumentError("its checksum differs")
-        policies = msgspec.json.decode(file.policies, type=ClusterPolicies)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        policies = decoding.decode(file.policies, ClusterPolicies)
+    except msgspec.MsgspecError as error:
         raise DocumentError(str(error)) from None
     _ = policies.rules  # which reads them
     return policies

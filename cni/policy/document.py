@@ -106,6 +106,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
 
 
 SETTABLE: Mapping[str, Kind] = {
+    "accept_ra": "switch",
     "allmulti": "switch",
     "link_state": "name",
     "match_device": "switch",

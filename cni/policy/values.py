@@ -90,7 +90,8 @@ def one(item: object, kind: Kind, where: str) -> Span | str:
         return (int(item), int(item))
     if isinstance(item, bool) or not isinstance(item, int | str) or kind == "switch":
         raise DocumentError(f"{where}: {documents.shown(item)}: {_EXPECTED[kind]}")
-    text = str(item)
+    # A P_Key of four digits may be meant as hexadecimal where it is a text.
+    text = f"{item:#x}" if kind == "pkey" and isinstance(item, int) else str(item)
     if not 0 < len(text) <= LONGEST:
         raise DocumentError(f"{where}: {documents.shown(item)}: expected 1 to {LONGEST} characters")
     try:
@@ -160,6 +161,10 @@ def _vlan(text: str) -> int:
 
 
 def _pkey(text: str) -> int:
+    if re.fullmatch(r"[0-9]{4}", text):
+        raise ValueError(
+            f'{text} has no 0x: did you mean "0x{text}"? The decimal number is "{int(text):#06x}"'
+        )
     number = int(text, 16) if re.fullmatch(r"0[xX][0-9a-fA-F]{1,4}", text) else _number(text)
     if number > 0xFFFF or not number & 0x7FFF:
         raise ValueError

@@ -16,11 +16,12 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from base import decoding
 from base.text import resembling
 from base.types import DeviceId, PKey
 from cni.spec import limits
 from cni.spec.errors import CNIError, Code, invalid_config
-from cni.spec.limits import MAX_KEYS
+from cni.spec.limits import MAX_KEYS, not_decoded
 
 T = TypeVar("T")
 
@@ -107,26 +108,29 @@ class NetworkConfig(msgspec.Struct, frozen=True, dict=True):
     @property
     def version(self) -> str:
         """The "cniVersion", 0.1.0 if there is none. CNIError 6 if it is not a string."""
-        return self.text("cniVersion", "decoding version from network config") or "0.1.0"
+        return self.text("cniVersion") or "0.1.0"
 
-    def text(self, key: str, failed: str) -> str:
-        """The string at a top-level key, or "". CNIError 6 that begins with `failed`."""
+    def text(self, key: str) -> str:
+        """The string at a top-level key, or "". CNIError 6 if it is something else."""
         value = self.keys.get(key, "")
         if isinstance(value, str):
             return value
         try:
             return msgspec.convert(value, str)
         except msgspec.ValidationError as error:
-            raise CNIError(Code.DECODING_FAILURE, f"{failed}: {error} - at `$.{key}`") from None
+            raise CNIError(Code.DECODING_FAILURE, f'"{key}": {error}: put it in quotes') from None
 
     @cached_property
     def network(self) -> str:
         """The network's name. CNIError 6 and 7 if it is none."""
-        name = self.text("name", "error unmarshall network config")
+        name = self.text("name")
         if name == "":
-            raise CNIError(Code.INVALID_CONFIG, "missing network name")
+            raise invalid_config('"name" is missing: give the network a name')
         if not _NETWORK_NAME.fullmatch(name):
-            raise CNIError(Code.INVALID_CONFIG, "invalid characters found in network name", name)
+            raise invalid_config(
+                f'"name": "{name}" has other characters than letters, digits, "_", "." and "-", or '
+                "does not begin with a letter or digit: choose another name"
+            )
         return name
 
     def derived(self, make: Callable[["NetworkConfig"], T]) -> T:
@@ -208,12 +212,12 @@ def _decode(raw: bytes) -> NetworkConfig:
     document = limits.decode(raw)
     try:
         if _SURROGATE.search(raw):
-            msgspec.json.decode(raw, type=msgspec.Raw)  # refuses half of a pair
+            decoding.decode(raw, msgspec.Raw)  # refuses half of a pair
         if document is None:  # as in the reference, an object without keys
             return NetworkConfig(raw)
         return NetworkConfig(raw, msgspec.convert(document, dict[str, Any]))
     except (msgspec.MsgspecError, RecursionError) as error:
-        raise _not_decoded(error) from None
+        raise not_decoded(error) from None
 
 
 _kept = lru_cache(_KEPT)(_decode)
@@ -263,9 +267,9 @@ def _decode_parts(raw: bytes) -> NetworkConfig:
     """What a removal reads. The lists of attachments stay JSON until a GC reads them."""
     try:
         raw.decode()  # all of it: msgspec does not look at the text that it passes over
-        parts = msgspec.json.decode(raw, type=_RemovalParts)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise _not_decoded(error) from None
+        parts = decoding.decode(raw, _RemovalParts)
+    except (UnicodeDecodeError, msgspec.MsgspecError) as error:
+        raise not_decoded(error) from None
     keys: dict[str, Any] = {"name": parts.name}
     if parts.cniVersion is not _ABSENT:
         keys["cniVersion"] = _text(parts.cniVersion)
@@ -282,7 +286,7 @@ def _decode_parts(raw: bytes) -> NetworkConfig:
 def _texts(raw: msgspec.Raw, shape: type[msgspec.Struct]) -> dict[str, str]:
     """The fields of a JSON object that are strings; none of what is not an object."""
     try:
-        parts = msgspec.json.decode(raw, type=shape)
+        parts = decoding.decode(raw, shape)
     except msgspec.MsgspecError:
         return {}
     texts = {field: _text(getattr(parts, field)) for field in shape.__struct_fields__}
@@ -291,7 +295,7 @@ def _texts(raw: msgspec.Raw, shape: type[msgspec.Struct]) -> dict[str, str]:
 
 def _text(raw: msgspec.Raw) -> str | None:
     try:
-        return msgspec.json.decode(raw, type=str)
+        return decoding.decode(raw, str)
     except msgspec.MsgspecError:
         return None
 
@@ -323,19 +327,13 @@ def _repeated(options: object) -> str | None:
 
 
 def _read_attachments(key: str, value: object) -> frozenset[tuple[str, str]]:
-    valid: _ValidAttachments
     try:
         if isinstance(value, msgspec.Raw):  # of a configuration that was not decoded as a whole
-            valid = msgspec.json.decode(value, type=_ValidAttachments)
-        else:
-            valid = msgspec.convert(value, type=_ValidAttachments)
+            value = decoding.decode(value, object)
+        valid: _ValidAttachments = msgspec.convert(value, type=_ValidAttachments)
     except msgspec.MsgspecError as error:
         raise invalid_config(f'"{key}": {error}: nothing was removed') from None
     return frozenset((attachment.containerID, attachment.ifname) for attachment in valid or ())
-
-
-def _not_decoded(error: Exception) -> CNIError:
-    return CNIError(Code.DECODING_FAILURE, f"error unmarshall network config: {error}")
 
 
 def convert(value: Any, shape: type[T], path: str = "$") -> T:  # noqa: ANN401 - any JSON value
@@ -397,11 +395,17 @@ def _explained(error: msgspec.MsgspecError, path: str) -> CNIError:
 def pkey(written: int | str | None) -> PKey | None:
     """A P_Key with or without the full-member bit; None if it is not given.
 
-    CNIError 7 for anything else, and for 0 and 0x8000, which the kernel refuses.
+    CNIError 7 for anything else, and for 0 and 0x8000, which the kernel refuses. Also for a text of
+    four digits, which may be meant as hexadecimal.
     """
     if written is None or written == "":
         return None
     text = str(written)
+    if isinstance(written, str) and re.fullmatch(r"[0-9]{4}", text):
+        raise invalid_config(
+            f'"pkey": "{text}" has no 0x: did you mean "0x{text}"? The decimal number is '
+            f'"{int(text):#06x}": write one of them'
+        )
     if not re.fullmatch(r"0[xX][0-9a-fA-F]{1,4}|[0-9]{1,5}", text):
         raise invalid_config(
             f'"pkey": "{text}" is not a P_Key: write it as a string such as "0x8001", or a number'

@@ -21,7 +21,7 @@ from typing import IO
 
 import msgspec
 
-from base import interrupts
+from base import decoding, interrupts
 from cni.spec.errors import CNIError, Code
 from cni.spec.notes import note
 from cni.spec.request import Request
@@ -117,7 +117,10 @@ def run(plugin_type: str, directory: Path, command: str, request: Request) -> No
 
 def _execute(executable: Path, command: str, request: Request) -> bytes:
     environ = {**request.environ, "CNI_COMMAND": command}
-    with _start(executable, environ, request.config.raw) as process:
+    with (
+        interrupts.waiting(),
+        _start(executable, environ, request.config.raw) as process,
+    ):
         try:
             stdout, stderr = _output(process, request.delegate_deadline)
         except BaseException as failure:
@@ -225,7 +228,7 @@ def _failure(returncode: int, stdout: bytes, stderr: bytes) -> CNIError:
         how = f": signal: {signal.strsignal(-returncode)}" if returncode < 0 else ""
         return CNIError(Code.INTERNAL, f"netplugin failed with no error message{how}")
     try:
-        document = msgspec.json.decode(stdout, type=_ErrorDocument)
+        document = decoding.decode(stdout, _ErrorDocument)
     except UNREADABLE as error:
         text = stdout.decode(errors="replace")
         return CNIError(

@@ -22,6 +22,7 @@ from cni.spec import launcher, versions
 from cni.spec import request as requests
 from cni.spec.entry import CURRENT_VERSION
 from cni.spec.errors import CNIError, Code
+from cni.spec.limits import not_decoded
 from cni.spec.notes import note
 from cni.spec.plugin import Plugin
 from cni.spec.request import Request
@@ -62,8 +63,7 @@ def answer(
     except Terminated:
         failure = _terminated(environ.get("CNI_COMMAND", ""))
     except RecursionError:
-        text = "error unmarshall network config: nested too deeply"
-        failure = CNIError(Code.DECODING_FAILURE, text)
+        failure = not_decoded("it is nested too deeply")
     except Exception as error:  # noqa: BLE001 - the outermost edge: a runtime must get a document
         note(traceback.format_exc().rstrip())
         text = f"internal error: {type(error).__name__}: {error} (traceback on standard error)"
@@ -150,8 +150,12 @@ def _not_taken_for_success(error: CNIError) -> CNIError:
 
 
 def error_document(error: CNIError, version: str = CURRENT_VERSION) -> bytes:
-    """The error as a JSON object of the protocol."""
-    document = {"cniVersion": version, "code": error.code, "msg": error.message}
+    """The error as a JSON object of the protocol.
+
+    Its text begins with the code, since Multus passes on nothing but the text.
+    """
+    text = f"[podfabric {error.code}] {error.message}"
+    document = {"cniVersion": version, "code": error.code, "msg": text}
     if error.details:
         document["details"] = error.details
     # json and not msgspec: undecodable bytes of the environment are surrogates, which JSON escapes

@@ -81,9 +81,16 @@ def decode(raw: bytes) -> object:
                 pass
         document = _MARKING.decode(text)
     except (ValueError, RecursionError) as error:
-        raise CNIError(Code.DECODING_FAILURE, f"error unmarshall network config: {error}") from None
+        raise not_decoded(error) from None
     _refuse_first_wrong(document)
     return document
+
+
+def not_decoded(why: object) -> CNIError:
+    """The error for a configuration that is no JSON object; 6 is its code."""
+    return CNIError(
+        Code.DECODING_FAILURE, f"the network configuration cannot be read as a JSON object: {why}"
+    )
 
 
 def depth_of(raw: bytes, allowed: int, most_values: int, part: int = _PART) -> int:
@@ -103,8 +110,7 @@ def depth_of(raw: bytes, allowed: int, most_values: int, part: int = _PART) -> i
             if depth + opening > allowed:
                 deepest = max(deepest, *accumulate(map(_STEP.__getitem__, block), initial=depth))
                 if deepest > READABLE_DEPTH:
-                    text = "error unmarshall network config: nested too deeply"
-                    raise CNIError(Code.DECODING_FAILURE, text)
+                    raise not_decoded("it is nested too deeply")
             depth += 2 * opening - len(block)
         values += outside.count(b",") + outside.count(b"[") + outside.count(b"{")
         if values > most_values or strings > 2 * most_values + 1:  # each may have a key

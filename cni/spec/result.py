@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from base import decoding
 from cni.spec import limits
 from cni.spec.errors import CNIError, Code
 
@@ -262,7 +263,7 @@ def decode_any(document: bytes, config_version: str) -> Result:
     """A delegate's result of any supported version, as runtimes' libraries read it."""
     limits.require_readable(document)
     try:
-        version = msgspec.json.decode(document, type=_ResultVersion).cniVersion or config_version
+        version = decoding.decode(document, _ResultVersion).cniVersion or config_version
     except UNREADABLE as error:
         raise CNIError(Code.DECODING_FAILURE, f"cannot read the result: {error}") from None
     return decode(document, version)

@@ -109,7 +109,8 @@ class Claimer:
                     refused.note()
                 raise _joined(refusals)
             interrupts.checkpoint()
-            time.sleep(pause)
+            with interrupts.waiting():
+                time.sleep(pause)
             pause = min(2 * pause, 1.0)
 
     def _claim(

@@ -5,6 +5,8 @@ creates a new one on the host. RoCE's RDMA device moves last, after the interfac
 come from.
 """
 
+from functools import partial
+
 import msgspec
 
 from base.paths import Paths
@@ -35,6 +37,7 @@ class Placed(msgspec.Struct, frozen=True):
     mac: str  # "" if unknown
     mtu: int  # bytes, 0 if unknown
     bdf: str  # "" for an auxiliary device
+    answer: Result  # with the addresses that it has
 
 
 def place(
@@ -47,17 +50,19 @@ def place(
     record: DeviceRecord,
     answer: Result,
     ipam: IpamCall | None = None,
+    *,
+    accept_ra: bool = False,
 ) -> Placed:
     """Move a device into the pod and configure it there. The caller undoes this after a failure.
 
-    The addresses of `answer` are those of `ipam`.
+    The addresses of `answer` are those of `ipam`. `accept_ra` as for `netdev_move.configure`.
     """
     bdf = plan.function.address if ":" in plan.function.address else ""
     unprobed = ipam is not None and bool(ipam.unprobed)
     if plan.link is None:
         if ipam is not None and unprobed:
             ipam.pass_unprobed("the device has no network interface")
-        return Placed(*_mac_and_mtu_at_pf(host, paths, record), bdf)
+        return Placed(*_mac_and_mtu_at_pf(host, paths, record), bdf, answer)
     link = plan.link
     if plan.infiniband and record.rdma:
         rdma_devices.move_in(paths, record, namespace)
@@ -70,30 +75,37 @@ def place(
         )
         moved = _with_its_address(pod, moved, record)
         cidrs = [ip.address for ip in answer.ips]
+        configure = partial(
+            netdev_move.configure,
+            *(pod, namespace, moved),
+            modes=record.modes,
+            accept_ra=accept_ra,
+        )
         if ipam is not None and unprobed:
-            up = netdev_move.configure(
-                pod, namespace, moved, cidrs, modes=record.modes, set_addresses=False
-            )
-            probing.probe(ipam, pod, namespace, up)
-        ready = netdev_move.configure(pod, namespace, moved, cidrs, modes=record.modes)
+            up = configure(cidrs, set_addresses=False)
+            answer = probing.probed(answer, ipam, pod, namespace, up)
+            cidrs = [ip.address for ip in answer.ips]
+        ready = configure(cidrs)
         add_routes(pod, ready, hops(answer))
         if not plan.infiniband:
             rdma_devices.move_in(paths, record, namespace)
         soft_roce.restore(record, ready.name, namespace)
     if cidrs:
         ready = announce.await_carrier(pod, ready, CARRIER_WAIT)
-        if ready.carrier:
-            announce.announce(namespace, ready, cidrs)
-    return Placed(mac=ready.mac, mtu=ready.mtu, bdf=bdf)
+        probing.announce_addresses(namespace, ready, cidrs)
+    return Placed(mac=ready.mac, mtu=ready.mtu, bdf=bdf, answer=answer)
 
 
-def give_addresses(pod: Rtnetlink, namespace: NetworkNamespace, name: str, answer: Result) -> None:
+def give_addresses(
+    pod: Rtnetlink, namespace: NetworkNamespace, name: str, answer: Result, *, accept_ra: bool
+) -> None:
     """Add addresses and routes from an IPAM plugin that needs the interface first (dhcp)."""
     cidrs = [ip.address for ip in answer.ips]
-    ready = netdev_move.configure(pod, namespace, links.require(pod, name), cidrs)
+    link = links.require(pod, name)
+    ready = netdev_move.configure(pod, namespace, link, cidrs, accept_ra=accept_ra)
     add_routes(pod, ready, hops(answer))
-    if ready.carrier:
-        announce.announce(namespace, ready, cidrs)
+    ready = announce.await_carrier(pod, ready, CARRIER_WAIT)
+    probing.announce_addresses(namespace, ready, cidrs)
 
 
 def _mac_and_mtu_at_pf(host: Rtnetlink, paths: Paths, record: DeviceRecord) -> tuple[str, int]:

@@ -68,6 +68,7 @@ class _SriovConfig(msgspec.Struct, frozen=True, kw_only=True):
     mtu: int | None = None
     allmulti: bool | None = None
     promisc: bool | None = None
+    accept_ra: bool | None = None
     ipam: _SriovIpam | None = None
     dns: DNS | None = None
     runtimeConfig: _SriovRuntimeConfig | None = None
@@ -107,6 +108,7 @@ class SriovOptions(msgspec.Struct, frozen=True, kw_only=True):
     mtu: int | None
     allmulti: bool | None
     promisc: bool | None
+    accept_ra: bool  # also with IPv6 addresses from the IPAM plugin
     ipam_type: str  # "" for an interface without addresses
     dns: DNS
     pod: Pod
@@ -163,6 +165,7 @@ def read(request: Request, *, needs_device: bool = True) -> SriovOptions:
         mtu=values.mtu(written.mtu),
         allmulti=written.allmulti,
         promisc=written.promisc,
+        accept_ra=bool(written.accept_ra),
         ipam_type=_ipam_type(written, guid),
         dns=written.dns or DNS(),
         pod=pod,
@@ -302,7 +305,7 @@ def _refuse_mixture(written: _SriovConfig, mac: WrittenValue, guid: WrittenValue
 
 def _refuse_netdev_options_without_netdev(written: _SriovConfig) -> None:
     if written.vfioPciMode:
-        for key in _set(written, ("mtu", "allmulti", "promisc")):
+        for key in _set(written, ("mtu", "allmulti", "promisc", "accept_ra")):
             raise wrong(
                 key,
                 'this is an option of interfaces, and "vfioPciMode" has none: remove one of them',

@@ -150,6 +150,7 @@ def _options(wanted: SriovOptions) -> tuple[tuple[str, int | str | None, int | s
     if lowest is not None:
         highest = highest or 0  # as `settings.wanted` sets it: no limit
     return (
+        ("accept_ra", wanted.accept_ra, False),
         ("allmulti", wanted.allmulti, False),
         ("link_state", wanted.link_state or None, "auto"),
         ("min_tx_rate", lowest, 0),

@@ -57,7 +57,7 @@ def plan_of(host: Rtnetlink, paths: Paths, address: str, options: SriovOptions) 
     _require_kind(paths, function, options)
     link = None if function.userspace else interface_of(host, paths, function)
     if link is not None:
-        _require_unused(host, paths, link, options)
+        _require_unused(host, paths, link)
     vf = _vf(host, paths, function, link) if function.is_vf else None
     plan = DevicePlan(function=function, link=link, vf=vf)
     _require_link_layer(plan, options)
@@ -85,23 +85,21 @@ def interface_of(host: Rtnetlink, paths: Paths, function: Function) -> Link:
     )
 
 
-def _require_unused(host: Rtnetlink, paths: Paths, link: Link, options: SriovOptions) -> None:
-    """Refuse interfaces that the host uses: in a bond or bridge, or with an address.
+def _require_unused(host: Rtnetlink, paths: Paths, link: Link) -> None:
+    """Refuse interfaces that the host uses: in a bond or bridge, or with an address or a route.
 
-    A VF from the device plugin may have an address that some service has added.
+    A move removes addresses and routes, and no DEL could tell who still wants them.
     """
     if master := sysfs.target(f"{paths.sys}/class/net/{link.name}/master"):
         raise DeviceUnfit(
             f'"{link.name}" of device {link.device} belongs to "{master}" on the host: '
             "take it out of that first"
         )
-    if (options.device or options.device_id) and not options.pf_only:
-        return
-    own = [cidr for cidr in addresses.of(host, link) if not cidr.startswith("fe80:")]
-    if own:
+    if used := addresses.of_users(host, link):
         raise DeviceUnfit(
-            f'"{link.name}" of device {link.device} is used by the host, which has {min(own)} on '
-            "it: choose another device, or remove that address"
+            f'"{link.name}" of device {link.device} is used by the host, which has {used[0]} on '
+            "it: choose another device, or take this one from the host: have its network manager "
+            f"ignore it, then `ip address flush dev {link.name}; ip route flush dev {link.name}`"
         )
 
 

@@ -22,7 +22,7 @@ from cni.spec.attachment import Attachment
 from cni.spec.errors import CNIError, Code
 from cni.spec.request import Request
 from cni.spec.result import Interface, Result
-from cni.sriov import check, devices, guids, options, permitted, release, settings
+from cni.sriov import check, devices, former, guids, options, permitted, release, settings
 from cni.sriov.claim import Claimer
 from cni.sriov.interface import Placed, give_addresses, place
 from cni.sriov.options import SriovOptions
@@ -82,12 +82,17 @@ class Sriov(InterfacePlugin):
                 if ipam is not None:  # only now, for the GUID decides the partition
                     answer = ipam.add(record.segment, allowance)
             guids.note_other_partition(plan, wanted.pkey)
-            placed = place(host, pod, namespace, self.paths, attachment, plan, record, answer, ipam)
+            accept_ra = wanted.accept_ra
+            placed = place(
+                *(host, pod, namespace, self.paths, attachment, plan, record, answer, ipam),
+                accept_ra=accept_ra,
+            )
+            answer = placed.answer
             if ipam is not None and needs_interface:
                 undo.register("the addresses", ipam.undo)
                 answer = ipam.add(record.segment, allowance)
                 if plan.link is not None:
-                    give_addresses(pod, namespace, request.ifname, answer)
+                    give_addresses(pod, namespace, request.ifname, answer, accept_ra=accept_ra)
             sandbox.require_still_there()
             interface = self._interface(request, placed, plan)
             results.write_device_information(self.paths, request, interface)
@@ -99,6 +104,12 @@ class Sriov(InterfacePlugin):
     def detach(self, attachment: Attachment, request: Request, entry: JournalEntry | None) -> None:
         """Restore the attachment's device, unless that was done already. HostError, Busy."""
         release.release(self.journal, self.paths, attachment, request, entry)
+        if entry is not None:
+            former.forget(self.paths, attachment, entry.device)
+
+    def adopt(self, attachment: Attachment, request: Request) -> JournalEntry | None:
+        """The entry of a VF that sriov-cni or ib-sriov-cni attached, by their files."""
+        return former.adopt(self.journal, self.paths, attachment, request)
 
     def compare(self, attachment: Attachment, request: Request) -> None:
         """Compare the device with the record and prevResult. CNIError 102 for a difference."""

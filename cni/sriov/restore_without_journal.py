@@ -11,6 +11,7 @@ from contextlib import contextmanager
 import msgspec
 
 from base.paths import Paths
+from cni.attachments import results
 from cni.attachments.journal import Journal, JournalEntry
 from cni.spec.attachment import Attachment
 from cni.spec.errors import CNIError
@@ -36,12 +37,14 @@ def restore(journal: Journal, paths: Paths, attachment: Attachment, request: Req
     """Restore the device with the attachment's mark, or else the one that the request names.
 
     A device that another attachment has by now is left alone. A device without the mark is
-    restored only if there is a damaged file of this attachment.
+    restored only if there is a damaged file of this attachment, or if the runtime has a result of
+    it: then another project's plugin made it, and has lost its file.
     """
     device = sriov_options.device_of(request)
     damaged = journal.path_of(attachment).exists()
+    known = damaged or results.previous_interface(request) is not None
     with netlink() as host:
-        link = _find(host, attachment, request, device if damaged else "")
+        link = _find(host, attachment, request, device if known else "")
     address = link.device if link is not None else device if damaged else ""
     if address:
         with journal.device_locked(address):
@@ -91,8 +94,8 @@ def fetch_from_dead_pod(host: Rtnetlink, paths: Paths, address: str) -> None:
         return
     for namespace in NetworkNamespace.every():
         with namespace:
-            link = _device_in(namespace, address)
-            if link is None or _is_inhabited(namespace):
+            link = device_in(namespace, address)
+            if link is None or is_inhabited(namespace):
                 continue
             with netlink(namespace) as pod:
                 mark = Mark("0" * 32)  # of no attachment
@@ -101,7 +104,8 @@ def fetch_from_dead_pod(host: Rtnetlink, paths: Paths, address: str) -> None:
             return
 
 
-def _device_in(namespace: NetworkNamespace, address: str) -> Link | None:
+def device_in(namespace: NetworkNamespace, address: str) -> Link | None:
+    """The interface of a device, if the namespace has it."""
     with netlink(namespace) as route:
         for link in links.every(route):
             if link.device == address and not link.parent:
@@ -109,7 +113,8 @@ def _device_in(namespace: NetworkNamespace, address: str) -> Link | None:
     return None
 
 
-def _is_inhabited(namespace: NetworkNamespace) -> bool:
+def is_inhabited(namespace: NetworkNamespace) -> bool:
+    """Whether a process that we can see is in the namespace."""
     inhabited = NetworkNamespace.find(namespace.identity)
     if inhabited is None:
         return False

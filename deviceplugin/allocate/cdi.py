@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from base import files
+from base import decoding, files
 from base.paths import Paths
 from deviceplugin.allocate.nodes import DeviceNode
 from deviceplugin.pools.config import PoolConfig
@@ -142,8 +142,8 @@ def _is_ours(content: bytes) -> bool:
     otherwise it may be another program's YAML.
     """
     try:
-        document = msgspec.json.decode(content)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+        document = decoding.decode(content, object)
+    except msgspec.MsgspecError:
         left = content.rstrip(b"\0")
         return _BEGINNING.startswith(left) or left.startswith(_BEGINNING)
     of_kind = document.get("kind") if isinstance(document, dict) else None

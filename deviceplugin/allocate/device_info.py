@@ -22,7 +22,7 @@ from typing import Any
 
 import msgspec
 
-from base import files
+from base import decoding, files
 from base.paths import Paths
 from host.discovery import HCA, CharacterDevice
 
@@ -118,8 +118,8 @@ def _content(copy: Path) -> dict[str, Any]:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise ValueError("it is not a regular file, so it is left alone")
         try:
-            document = msgspec.json.decode(opened.read(_MOST_BYTES))
-        except (msgspec.MsgspecError, UnicodeDecodeError):
+            document = decoding.decode(opened.read(_MOST_BYTES), object)
+        except msgspec.MsgspecError:
             document = None
     if not isinstance(document, dict) or not isinstance(document.get("type"), str):
         raise ValueError("it is not device information, so it is left alone")
@@ -161,8 +161,8 @@ def _is_ours(file: Path) -> bool:
 def _document(file: Path) -> dict[str, Any]:
     """The file's content, {} if it does not exist or cannot be decoded."""
     try:
-        document = msgspec.json.decode(file.read_bytes())
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+        document = decoding.decode(file.read_bytes(), object)
+    except (OSError, msgspec.MsgspecError):
         return {}
     return document if isinstance(document, dict) else {}
 

@@ -70,6 +70,7 @@ class GpuParts:
     obstacles: Callable[[SharedFile | None, str], Mapping[Tier, Obstacle]] = _alone
     files: Callable[[SharedFile | None], Sequence[SharedFile]] = _no_files
     edits: Callable[[str, str, Limit], ContainerEdits] = _no_edits
+    faults: Callable[[], Mapping[str, str]] = dict  # of sick GPUs, by UUID
     context_reserve: int = CONTEXT_RESERVE  # bytes, above which each limit must be
 
 

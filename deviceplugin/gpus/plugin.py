@@ -55,7 +55,9 @@ class GpuPools:
         self._ledger = ledger
         self._allocated = allocated
         self._configs: Sequence[GpuPoolConfig] = ()
-        self._inventory = GpuInventory(paths, lambda: self._giver.parts.memory())
+        self._inventory = GpuInventory(
+            paths, lambda: self._giver.parts.memory(), lambda: self._giver.parts.faults()
+        )
         self._giver = Giver(paths, parts)
         self._near = Nearness(paths, ledger, kubelet)
         self.holders = Holders(paths, ledger)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from base import files
+from base import decoding, files
 from base.paths import Paths
 from gpu.container_edits import OciHook
 from gpu.driver_files import SharedFile
@@ -124,8 +124,8 @@ def write(
 def read(paths: Paths, slot: str) -> WrittenSlot:
     """What the file of a slot gives: nothing if the file is missing or damaged."""
     try:
-        file = msgspec.json.decode(path(paths, slot).read_bytes(), type=_SlotFile)
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+        file = decoding.decode(path(paths, slot).read_bytes(), _SlotFile)
+    except (OSError, msgspec.MsgspecError):
         return WrittenSlot(frozenset(), ())
     edits = [device.containerEdits for device in file.devices]
     nodes = (node.path.removeprefix("/dev/nvidia") for each in edits for node in each.deviceNodes)

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from base import files
+from base import decoding, files
 from base.paths import Paths
 from deviceplugin.gpus.parts import GpuParts
 from deviceplugin.pools.gpu_pool import GpuBinding, GpuPoolConfig
@@ -83,8 +83,8 @@ def path(paths: Paths) -> Path:
 def written(paths: Paths) -> Mapping[str, TieredGPU]:
     """What the device plugin chose last, by the GPU's address; {} if it has not, or not yet."""
     try:
-        return msgspec.json.decode(files.read(str(path(paths))), type=dict[str, TieredGPU])
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+        return decoding.decode(files.read(str(path(paths))), dict[str, TieredGPU])
+    except (OSError, msgspec.MsgspecError):
         return {}
 
 

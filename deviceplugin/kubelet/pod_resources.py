@@ -6,6 +6,7 @@ from pathlib import Path
 
 import grpc
 
+from base import interrupts
 from base.paths import Paths
 from deviceplugin.api import podresources_pb2, podresources_pb2_grpc
 from deviceplugin.kubelet.channels import open_channel
@@ -43,6 +44,10 @@ class PodResourcesClient:
 
         Raises KubeletUnreadable, after `timeout` seconds at the latest.
         """
+        with interrupts.waiting():
+            return self._listed(timeout)
+
+    def _listed(self, timeout: float) -> podresources_pb2.ListPodResourcesResponse:
         end = time.monotonic() + timeout
         if not self._lock.acquire(timeout=timeout):
             raise KubeletUnreadable(

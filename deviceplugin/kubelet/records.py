@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
+from base import decoding
 from base.paths import Paths
 from base.types import DeviceId
 from deviceplugin.kubelet.errors import KubeletUnreadable as KubeletUnreadable
@@ -286,7 +287,7 @@ def _checkpoint(paths: Paths) -> _Data | None:
             f"{path}: cannot be read: {error.strerror}: only root may, on the host or with the "
             "kubelet's directory mounted"
         ) from None
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except msgspec.MsgspecError as error:
         raise KubeletUnreadable(
             f"{path}: is not a valid checkpoint of the kubelet: {error}: the kubelet replaces it "
             "with the next pod that gets a device"
@@ -313,7 +314,7 @@ def _decoded(path: Path) -> _Data:
         last = _last_read
         if last is not None and last.path == path and last.look == look:
             return last.data
-        data = msgspec.json.decode(file.read(), type=_KubeletFile).Data
+        data = decoding.decode(file.read(), _KubeletFile).Data
     # A file that has just been written may be written again without looking different.
     if abs(time.time() - status.st_ctime) > _SETTLED:
         _last_read = _Read(path, look, data)

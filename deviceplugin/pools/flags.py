@@ -35,6 +35,7 @@ _WITH_VALUE = {
     "gpu-duplication-factor": "factor",
 }
 _SWITCHES = {"use-cdi": "cdi"}  # Mellanox, SR-IOV
+FLAGS = (*_WITH_VALUE, *_SWITCHES)
 _POOL_FLAGS = {"name": "resource-name", "amount": "resource-amount", "master": "master"}
 
 _GPU_FLAGS = {

@@ -9,7 +9,7 @@ from typing import Any, Generic, Literal, Protocol
 
 import msgspec
 
-from ipam.cluster.objects import AnyResource, Resource
+from ipam.cluster.objects import AnyResource, Meta, Resource
 
 
 class ApiError(Exception):
@@ -39,15 +39,27 @@ class Unavailable(ApiError):
     """
 
 
+class Unreadable(msgspec.Struct, frozen=True):
+    """An object that cannot be read, or of which a part is not. `why` says which, and why."""
+
+    api: str
+    kind: str
+    metadata: Meta
+    why: str
+
+
 class Listing(msgspec.Struct, Generic[AnyResource], frozen=True):
     """All objects of a kind at one moment, which `resource_version` names.
 
     `is_whole` is False if no more than the first ones were asked for, and there are others.
+    `unreadable` are the objects that are there and not among `items`: who takes an object that is
+    missing for one that is gone must look there, too.
     """
 
     items: tuple[AnyResource, ...]
     resource_version: str
     is_whole: bool = True
+    unreadable: tuple[Unreadable, ...] = ()
 
 
 class Change(msgspec.Struct, Generic[AnyResource], frozen=True):
@@ -146,19 +158,25 @@ class ClusterApi(Protocol):
         fields: Mapping[str, str] | None = None,
         namespace: str = "",
     ) -> Iterator[Change[AnyResource]]:
-        """Changes since that version, until the server ends the watch (minutes). WatchExpired."""
+        """Changes since that version, until the server ends the watch (minutes). WatchExpired.
+        Unavailable: it shows nothing for too long, so what is known may be too old.
+
+        A change to an object that cannot be read is left out: see `unreadable`.
+        """
 
     def node(self, name: str) -> Node:
         """A Node object. NotFound."""
 
     def nodes(self, *, labels: bool = False) -> Sequence[Node]:
-        """All Node objects, with their labels if these are needed."""
+        """All Node objects, with their labels if these are needed. Of one that cannot be read the
+        name and uid are known: it is not ready, and not gone."""
 
     def has_pods(self, node: str) -> bool:
         """Whether a Pod object is bound to that node's name."""
 
-    def network_definitions(self) -> Sequence[NetworkDefinition]:
-        """All NetworkAttachmentDefinitions; none if their kind is not installed."""
+    def network_definitions(self) -> Iterator[NetworkDefinition]:
+        """All NetworkAttachmentDefinitions; none if their kind is not installed. Tenants choose how
+        large each is, so a few at a time are in memory: keep of each only what is needed."""
 
     def definition_changes(self) -> Iterator[None]:
         """An item whenever a NetworkAttachmentDefinition may have changed since the call, until the
@@ -170,6 +188,9 @@ class ClusterApi(Protocol):
     def write_lease(self, changed: Lease) -> Lease:
         """Create the Lease if it has no resource version (AlreadyExists), else replace it if it
         still has that one (Conflict). One that was deleted is written again. As it was stored."""
+
+    def unreadable(self) -> Sequence[Unreadable]:
+        """The objects of the last lists and of the watches that could not be read."""
 
     def report(self, reason: str, message: str, regarding: Mapping[str, Any]) -> None:
         """Write a Warning event on an object (an ObjectReference), as well as can be: no error."""

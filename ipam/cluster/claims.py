@@ -245,7 +245,7 @@ class Claimant:
         if not fits:
             self._give_up(stored)
             return None
-        if sticky is not None and not self._sticky.is_alone(stored):
+        if sticky is not None and not self._sticky.is_alone(stored, fresh):
             self._give_up(stored)
             raise CNIError(
                 Code.TRY_AGAIN,
@@ -300,7 +300,8 @@ class Claimant:
         )
 
     def _listed(self, pool: AddressPool) -> Sequence[AddressBlock]:
-        return self._api.list(AddressBlock, {"spec.pool": pool.metadata.name}).items
+        listed = self._api.list(AddressBlock, {"spec.pool": pool.metadata.name}).items
+        return [block for block in listed if not geometry.why_wrong(block, pool)]
 
     def _require_few(self, pool: AddressPool, mine: Collection[LeasedBlock]) -> None:
         most = pool.spec.max_blocks_per_node

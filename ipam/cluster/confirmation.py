@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from ipam.addresses import Interval, Network, text
+from ipam.addresses import Interval, Network, parse, text
 from ipam.blocks import LeasedBlock, State
 from ipam.cluster import geometry
 from ipam.cluster.api import AlreadyExists, Conflict, NotFound, Refused
@@ -33,7 +33,6 @@ from ipam.cluster.objects import (
 )
 from ipam.cluster.pools import Unusable, max_offline, require_usable
 from ipam.cluster.probing import to_probe
-from ipam.cluster.rails import Rails
 from ipam.cluster.rows import renewed
 from ipam.cluster.sticky import holes, is_let_go, of_row, row_text
 from ipam.cluster.sub_blocks import is_ceded
@@ -75,10 +74,12 @@ class Confirmation:
         # Blocks of a pool that cannot be read are confirmed for as long as before.
         self._pools.read_all({row.pool for row in rows.values()})
         selector = {"spec.holder.instance": self._holder.instance}
-        listed = self._api.list(AddressBlock, selector).items
+        listed = self._api.list(AddressBlock, selector)
+        for unreadable in listed.unreadable:
+            rows.pop(unreadable.metadata.name, None)  # it is there: nothing else is known of it
         objects: dict[str, AddressBlock] = {}
         revisions: dict[tuple[str, str], Revision] = {}
-        for found in listed:
+        for found in listed.items:
             name = found.metadata.name
             row = rows.pop(name, None)
             if row is not None and row.uid == found.spec.nonce:
@@ -203,16 +204,11 @@ class Confirmation:
             return None
         try:
             pool = self._pools.read(found.spec.pool)
-            blocks = require_usable(pool)
+            require_usable(pool)
             interval = geometry.interval(found)
-            firsts = Rails.of(pool.spec).firsts(interval.first)
-            fits = (pool.status.space, blocks.prefix, tuple(map(text, firsts))) == (
-                found.spec.space,
-                found.spec.prefix,
-                found.spec.rails,
-            )
-            if found.spec.cover:
-                fits = pool.status.space == found.spec.space and is_ceded(self._api, found)
+            fits = not geometry.why_wrong(found, pool)
+            if fits and found.spec.cover:
+                fits = is_ceded(self._api, found)
         except (Unusable, ValueError):
             fits = False
         if not fits:
@@ -230,7 +226,7 @@ class Confirmation:
             domains=(domain_of_pool(pool),),
             first=interval.first,
             last=interval.last,
-            rails=firsts,
+            rails=tuple(map(parse, found.spec.rails)),
             cover=found.spec.cover,
             ceded=merged(Interval(address, address) for address in ceded_by(found)),
             sticky=row_text(found.spec.sticky),

@@ -1,13 +1,19 @@
-"""The API server's JSON documents: our objects to and from them, and what is read of others."""
+"""The API server's JSON documents: our objects to and from them, and what is read of others.
+
+Tenants and nodes write some of them. Whatever one of them holds, `decode` raises one kind of error,
+and a page of a LIST or a line of a watch can be taken apart: what is nested too deeply in an object
+is an error only where it is needed. Managed fields may be so deep, and nothing needs them.
+"""
 
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from ipam.cluster.api import Lease, NetworkDefinition, Node, NotFound
-from ipam.cluster.objects import Resource
+from ipam.cluster.objects import AnyResource, Meta, Resource
 
 JSON = "application/json"
 JSON_PATCH = "application/json-patch+json"
@@ -16,6 +22,8 @@ PODS = "/api/v1/pods"
 DEFINITIONS = "/apis/k8s.cni.cncf.io/v1/network-attachment-definitions"
 PAGE = 500
 """How many objects one answer to a LIST has at most."""
+MOST_PAGE = 8 << 20
+"""How many bytes, unless it has one object only."""
 
 _SENT = frozenset(
     (
@@ -25,6 +33,15 @@ _SENT = frozenset(
 )
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")  # a DNS subdomain, and a little more
 _LONGEST_MESSAGE = 1024  # characters of an event's message
+
+_MOST_DEPTH = 100  # of a document that is too deep for the decoder
+_BRACKETS = re.compile(
+    rb'"[^"\\]*(?:\\.[^"\\]*)*"'  # a string
+    rb'|(?:[\[{][^][{}"]*[\]}][^][{}"]*)++'  # lists and objects without others in them
+    rb"|([\[{]+)|([\]}]+)",
+    re.DOTALL,
+)
+_NOT_TEXT = b'"\xff"'
 
 AnyType = TypeVar("AnyType")
 _decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
@@ -124,6 +141,10 @@ class _DefinitionMeta(msgspec.Struct):
     uid: str = ""
 
 
+class _DefinitionSpec(msgspec.Struct):
+    config: str = ""
+
+
 class DefinitionDocument(msgspec.Struct):
     """A NetworkAttachmentDefinition. It may have no `spec`: the file on the node is meant then.
 
@@ -131,17 +152,17 @@ class DefinitionDocument(msgspec.Struct):
     """
 
     metadata: _DefinitionMeta
-    spec: Any = None
+    spec: msgspec.Raw = msgspec.Raw(b"{}")
 
     def definition(self) -> NetworkDefinition:
         """The typed value. A configuration that is not text counts as empty."""
         meta = self.metadata
-        config = self.spec.get("config") if isinstance(self.spec, dict) else None
+        try:
+            config = decode(self.spec, _DefinitionSpec).config
+        except msgspec.MsgspecError:
+            config = ""
         return NetworkDefinition(
-            namespace=meta.namespace,
-            name=meta.name,
-            config=config if isinstance(config, str) else "",
-            uid=meta.uid,
+            namespace=meta.namespace, name=meta.name, config=config, uid=meta.uid
         )
 
 
@@ -179,13 +200,85 @@ class LeaseDocument(msgspec.Struct):
         )
 
 
+class _PlainMeta(msgspec.Struct, rename="camel"):
+    """The metadata that only the server writes."""
+
+    name: str = ""
+    namespace: str = ""
+    uid: str = ""
+    resource_version: str = ""
+    creation_timestamp: str = ""
+    generation: int = 0
+
+
+class _Named(msgspec.Struct):
+    metadata: _PlainMeta
+
+
+class _Weighed(msgspec.Struct):
+    metadata: msgspec.Raw = msgspec.Raw()
+
+
+class _Managed(msgspec.Struct, rename="camel"):
+    managed_fields: msgspec.Raw = msgspec.Raw()
+
+
 def decode(document: bytes | msgspec.Raw, kind: type[AnyType]) -> AnyType:
     """The document as a value of the type. msgspec.MsgspecError if it is none."""
     decoder = _decoders.get(kind)
     if decoder is None:
         decoder = _decoders[kind] = msgspec.json.Decoder(kind)
-    value: AnyType = decoder.decode(document)
+    value: AnyType
+    try:
+        try:
+            value = decoder.decode(document)
+        except RecursionError:
+            value = decoder.decode(_flat(bytes(document)))
+    except UnicodeDecodeError:
+        raise msgspec.DecodeError("a value is no text, or is nested too deeply") from None
     return value
+
+
+def plain_meta(document: msgspec.Raw) -> Meta:
+    """The metadata of an object that only the server writes; without a name if it has none."""
+    try:
+        plain = decode(document, _Named).metadata
+    except msgspec.MsgspecError:
+        return Meta(name="")
+    return Meta(**msgspec.structs.asdict(plain))
+
+
+def within_bounds(found: AnyResource, document: msgspec.Raw) -> AnyResource:
+    """The object that was decoded, without metadata of users if that is larger than its kind may
+    have: then it is another object than `found`."""
+    if len(bytes(document)) <= found.MOST_METADATA:
+        return found
+    metadata = decode(document, _Weighed).metadata
+    managed = decode(metadata, _Managed).managed_fields
+    if len(bytes(metadata)) - len(bytes(managed)) <= found.MOST_METADATA:
+        return found
+    return replace(found, metadata=plain_meta(document))
+
+
+def _flat(document: bytes) -> bytes:
+    """The document with a string that is no UTF-8 in place of what is nested too deeply.
+
+    The decoder passes over such a string, and refuses it where a value of it is needed.
+    """
+    kept: list[bytes] = []
+    depth = kept_until = 0
+    for match in _BRACKETS.finditer(document):
+        start, end = match.span()
+        if match.lastindex == 1:
+            if depth <= _MOST_DEPTH < depth + end - start:
+                kept += (document[kept_until : start + _MOST_DEPTH - depth], _NOT_TEXT)
+            depth += end - start
+        elif match.lastindex == 2:
+            if depth > _MOST_DEPTH >= depth - end + start:
+                kept_until = start + depth - _MOST_DEPTH
+            depth -= end - start
+    kept.append(document[kept_until:])
+    return b"".join(kept)
 
 
 def document(resource: Resource) -> dict[str, Any]:
@@ -232,9 +325,15 @@ def deletion(uid: str, resource_version: str) -> dict[str, Any]:
 
 
 def event(
-    name: str, reason: str, message: str, regarding: Mapping[str, Any], writer: str, now: str
+    name: str,
+    reason: str,
+    message: str,
+    regarding: Mapping[str, Any],
+    source: Mapping[str, str],
+    now: str,
 ) -> dict[str, Any]:
-    """A Warning event on an object. That of an object without a namespace is in `default`."""
+    """A Warning event on an object. That of an object without a namespace is in `default`.
+    `source` has the `component` that writes it, and its node as `host`."""
     return {
         "apiVersion": "v1",
         "kind": "Event",
@@ -243,7 +342,7 @@ def event(
         "type": "Warning",
         "reason": reason,
         "message": message[:_LONGEST_MESSAGE],
-        "source": {"component": writer},
+        "source": dict(source),
         "firstTimestamp": now,
         "lastTimestamp": now,
         "count": 1,

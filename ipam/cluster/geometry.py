@@ -10,7 +10,7 @@ from functools import lru_cache
 
 import msgspec
 
-from ipam.addresses import Interval, Network, parse_interface
+from ipam.addresses import Interval, Network, parse_interface, text
 from ipam.cluster.names import block_name
 from ipam.cluster.objects import AddressBlock, AddressPool
 
@@ -66,6 +66,40 @@ def _interval(first: str, prefix: int) -> Interval:
     if address != network.address:
         raise ValueError(f"{first} is not the first address of a /{prefix}")
     return Interval(address, network.last)
+
+
+def why_wrong(block: AddressBlock, pool: AddressPool) -> str:
+    """Why the block decides nothing, for the controller or another node; "" if all is right.
+
+    Any node may write a block. So one counts only if its name, space, size and place are what the
+    pool that it names says: then the name is the lock on just these addresses. While the pool's
+    space or size is not decided, any will do.
+    """
+    spec, decided = block.spec, pool.status
+    try:
+        first, last = interval(block)
+        range_, offsets = _networks(pool.spec.range, pool.spec.rails)
+    except ValueError as error:
+        return str(error)
+    right, size = block_name(spec.space, first, spec.prefix), last - first + 1
+    if block.metadata.name != right:
+        return f"a block of these addresses is named {right}"
+    if decided.space and spec.space != decided.space:
+        return f"the pool's space is {decided.space}"
+    if not spec.cover and decided.block_size and size != decided.block_size:
+        return f"it has {size} addresses, a block has {decided.block_size}"
+    if first not in range_ or last not in range_:
+        return f"it is not in the pool's range {pool.spec.range}"
+    if spec.rails != tuple(text(first + offset) for offset in offsets):
+        return "its rails are not those of the pool"
+    return ""
+
+
+@lru_cache(4096)
+def _networks(range_: str, rails: tuple[str, ...]) -> tuple[Network, tuple[int, ...]]:
+    """The range of a pool, and how far behind it each rail begins. ValueError."""
+    main = parse_interface(range_)[1]
+    return main, tuple(parse_interface(each)[1].address - main.address for each in rails)
 
 
 def free_map(leased: Iterable[int], total: int) -> str:

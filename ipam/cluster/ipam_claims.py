@@ -10,12 +10,13 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from base import decoding
 from base.pod import Pod
 from cni.spec.errors import CNIError, Code
 from cni.spec.limits import ADDRESSES
 from ipam.addresses import parse_interface
 from ipam.cluster.api import ApiError, ClusterApi, Conflict, NotFound, Refused
-from ipam.cluster.objects import Condition, Resource
+from ipam.cluster.objects import SMALL_METADATA, Condition, Resource
 from ipam.cluster.wants import NamedClaim
 from ipam.store import Grant, Owner
 
@@ -56,6 +57,7 @@ class IPAMClaim(Resource, frozen=True, kw_only=True):
     API = "k8s.cni.cncf.io/v1alpha1"
     KIND = "IPAMClaim"
     PLURAL = "ipamclaims"
+    MOST_METADATA = SMALL_METADATA
 
     spec: IPAMClaimSpec
     status: IPAMClaimStatus = IPAMClaimStatus()
@@ -183,7 +185,7 @@ def _named(found: PodObject, ifname: str, pod: Pod) -> str:
     if '"ipam-claim-reference"' not in written:
         return ""
     try:
-        elements = msgspec.json.decode(written, type=list[_Selection])
+        elements = decoding.decode(written, list[_Selection])
     except msgspec.MsgspecError as error:
         raise ClaimRefused(
             f"annotation {ANNOTATION} of pod {pod}: {error}: nothing was reserved"

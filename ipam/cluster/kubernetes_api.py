@@ -16,15 +16,16 @@ from kubernetes.client import ApiClient, Configuration
 from kubernetes.client.exceptions import OpenApiException
 from kubernetes.config import ConfigException, load_incluster_config, load_kube_config
 from urllib3 import HTTPResponse, Timeout
-from urllib3.exceptions import HTTPError
+from urllib3.exceptions import HTTPError, ReadTimeoutError
 
 from ipam.cluster.api import Refused, Unavailable
 from ipam.cluster.documents import JSON, JSON_PATCH
 from ipam.cluster.pace import Pace
-from ipam.cluster.rest_api import TIMEOUT, Body, Lines, Query, Response, RestApi
+from ipam.cluster.rest_api import RestApi
+from ipam.cluster.rest_requests import TIMEOUT, Body, Lines, Query, Response, TooLarge
 
 CONNECT, READ = 2.0, 5.0  # seconds of one request, for each wait
-SILENCE = 150.0  # seconds without a line that end a watch; it has a bookmark each minute
+SILENCE = 90.0  # seconds without a line after which a watch is dead; it has a bookmark each minute
 CONNECTIONS = 8  # that are kept open
 _LOOK_AT_TOKEN = 10.0  # seconds; the client itself reads a file of it every minute
 
@@ -39,11 +40,12 @@ class KubernetesApi(RestApi):
         kubeconfig: Path | None = None,
         *,
         writer: str = "podfabric",
+        node: str = "",
         timeout: float = TIMEOUT,
         pace: Pace | None = None,
     ) -> None:
         self._client = _Client(kubeconfig, writer)
-        super().__init__(self._client, writer=writer, timeout=timeout, pace=pace)
+        super().__init__(self._client, writer=writer, node=node, timeout=timeout, pace=pace)
 
     def close(self) -> None:
         """Close the connections."""
@@ -77,6 +79,7 @@ class _Client:
         body: Body | None,
         accept: str,
         patience: float,
+        most: int = 0,
     ) -> Response:
         deadline = time.monotonic() + patience
         # The server works on a patch of a large object for seconds. It may give up with the client.
@@ -91,7 +94,7 @@ class _Client:
             response = self._open(method, where, query, body, accept, limits)
         asked = response.headers.get("Retry-After", "")
         retry_after = float(asked) if asked.isdecimal() else 0
-        return Response(response.status, _body(response, deadline), retry_after)
+        return Response(response.status, _body(response, deadline, most), retry_after)
 
     def follow(self, where: str, query: Query) -> Lines:
         response = self._open("GET", where, query, None, JSON, (CONNECT, SILENCE))
@@ -156,15 +159,19 @@ class _Client:
         return response
 
 
-def _body(response: HTTPResponse, deadline: float) -> bytes:
-    """The whole body. One that is complete is used, however late it is."""
+def _body(response: HTTPResponse, deadline: float, most: int = 0) -> bytes:
+    """The whole body. One that is complete is used, however late it is. TooLarge."""
     parts: list[bytes] = []
-    is_late = False
+    size, is_late = 0, False
     try:
         for part in response.stream(1 << 16):
             if is_late:
                 raise TimeoutError("it comes too slowly")
             parts.append(part)
+            size += len(part)
+            if most and size > most:
+                response.close()
+                raise TooLarge(f"the answer has more than {most} bytes")
             is_late = time.monotonic() > deadline
     except (HTTPError, OSError) as error:
         response.close()
@@ -174,12 +181,15 @@ def _body(response: HTTPResponse, deadline: float) -> bytes:
 
 
 def _lines(response: HTTPResponse) -> Iterator[bytes]:
-    """The lines, as they come. What is cut off at the end does not count."""
+    """The lines, as they come. What is cut off at the end does not count. Unavailable: there was
+    not even a bookmark for SILENCE, so whoever follows lists again."""
     rest = b""
     try:
         for part in response.stream(None):
             *lines, rest = (rest + part).split(b"\n")
             yield from filter(None, lines)
+    except ReadTimeoutError as error:
+        raise Unavailable(f"a watch shows nothing: {error}") from error
     except (HTTPError, OSError) as error:
         _log.debug("a watch ended: %s", error)
     finally:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple, cast
 
+from base import loops
 from cni.spec.errors import CNIError, Code
 from ipam.cluster.api import ApiError, ClusterApi, Refused
 from ipam.cluster.attempts import Attempts, Lease
@@ -209,7 +210,10 @@ class Lessee:
                 wait = self.step()
             except Exception:  # noqa: BLE001 - a defect in one step must not end the leases
                 _log.exception("leases: a step failed")
+                loops.failed("leases")
                 wait = _FIRST_RETRY
+            else:
+                loops.worked("leases")
             with self._attempts.changed:
                 has_news = self._in_touch and self._sharing.has_news
                 if not self._closed and not self._attempts and not has_news:

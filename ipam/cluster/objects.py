@@ -50,16 +50,22 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class Resource(msgspec.Struct, frozen=True, kw_only=True):
-    """What all kinds have in common. `API` is group and version."""
+    """What all kinds have in common. `API` is group and version.
+
+    Where metadata is larger than `MOST_METADATA`, what users add is not read, and a write removes
+    it: for kinds that a node or a tenant writes, since no schema says how much labels may hold.
+    """
 
     API: ClassVar[str] = f"{GROUP}/{VERSION}"
     KIND: ClassVar[str]
     PLURAL: ClassVar[str]
+    MOST_METADATA: ClassVar[int] = 2 << 20  # bytes; more than etcd takes of an object
 
     metadata: Meta
 
 
 AnyResource = TypeVar("AnyResource", bound=Resource)
+SMALL_METADATA = 8 << 10  # bytes
 
 
 # --- AddressPool -----------------------------------------------------------------------------
@@ -249,6 +255,7 @@ class AddressBlock(Resource, frozen=True, kw_only=True):
 
     KIND = "AddressBlock"
     PLURAL = "addressblocks"
+    MOST_METADATA = SMALL_METADATA
 
     spec: BlockSpec
     status: BlockStatus = BlockStatus()
@@ -287,6 +294,7 @@ class AddressRequest(Resource, frozen=True, kw_only=True):
 
     KIND = "AddressRequest"
     PLURAL = "addressrequests"
+    MOST_METADATA = SMALL_METADATA
 
     spec: RequestSpec
     status: RequestStatus = RequestStatus()
@@ -333,6 +341,7 @@ class AddressReservation(Resource, frozen=True, kw_only=True):
 
     KIND = "AddressReservation"
     PLURAL = "addressreservations"
+    MOST_METADATA = SMALL_METADATA
 
     spec: ReservationSpec
     status: ReservationStatus = ReservationStatus()
@@ -369,6 +378,7 @@ class AddressShare(Resource, frozen=True, kw_only=True):
 
     KIND = "AddressShare"
     PLURAL = "addressshares"
+    MOST_METADATA = SMALL_METADATA
 
     spec: ShareSpec
     status: ShareStatus = ShareStatus()

@@ -8,11 +8,13 @@ import logging
 import threading
 from collections.abc import Callable
 
+from base import loops
 from ipam.cluster.api import ApiError, ClusterApi, WatchExpired
 from ipam.cluster.objects import AddressBlock
 
 LEAST_PAUSE, LONGEST_PAUSE = 1.0, 30.0  # seconds between two watches
 
+_LOOP = "following the node's blocks"
 _log = logging.getLogger(__name__)
 
 
@@ -44,6 +46,7 @@ class OwnBlocks:
         while not self._closed.is_set():
             try:
                 self.follow()
+                loops.worked(_LOOP)
                 pause = LEAST_PAUSE
             except WatchExpired:
                 self._version, pause = "", LEAST_PAUSE
@@ -53,6 +56,7 @@ class OwnBlocks:
                 pause = min(2 * pause, LONGEST_PAUSE)
             except Exception:  # noqa: BLE001 - the outermost edge: a defect must not end the thread
                 _log.exception("leases: following the blocks failed")
+                loops.failed(_LOOP)
                 pause = LONGEST_PAUSE
             self._closed.wait(pause)
 

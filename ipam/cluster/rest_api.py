@@ -1,7 +1,6 @@
 """ClusterApi in the words of the API server's HTTP interface, over any `Transport`.
 
-Reads are repeated while the server has no answer. A change is sent once: if its answer is lost it
-may have had its effect, and only the caller can find out.
+What is the same for all verbs is in `rest_requests`.
 """
 
 import logging
@@ -10,14 +9,14 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from http import HTTPStatus
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import msgspec
 
 from ipam.cluster import documents
 from ipam.cluster.api import (
-    AlreadyExists,
     ApiError,
     Change,
     Conflict,
@@ -28,84 +27,56 @@ from ipam.cluster.api import (
     NotFound,
     Refused,
     Unavailable,
+    Unreadable,
     WatchExpired,
 )
+from ipam.cluster.object_reader import ObjectReader, unreadable
 from ipam.cluster.objects import AnyResource, Meta, Resource
 from ipam.cluster.pace import Pace
+from ipam.cluster.rest_requests import (
+    TIMEOUT,
+    Query,
+    RestRequests,
+    TooLarge,
+    Transport,
+    decoded,
+    error_of,
+)
 
-TIMEOUT = 10.0  # seconds of a call with all its attempts; of each page of a LIST
-FIRST_BACKOFF, LONGEST_BACKOFF = 0.2, 5.0
 WATCH = (300, 600)  # seconds: a server ends a watch after a time at random between these
 _LONGEST_EVENT = 231  # characters of its object's name in an event's: with a suffix at most 253
-RESTARTS = 3  # of a LIST whose pages expire while they are read
 
-_REFUSALS = frozenset({400, 401, 403, 405, 406, 413, 415, 422})
+_DEFINITION = ("k8s.cni.cncf.io/v1", "NetworkAttachmentDefinition")
 _METADATA = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 _ONE_METADATA = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 _log = logging.getLogger(__name__)
 
-Query = Sequence[tuple[str, str]]
-Body = Mapping[str, Any] | Sequence[Mapping[str, Any]]
-"""A document, or the operations of a JSON patch, which only a PATCH has."""
-
-
-class Response(NamedTuple):
-    """`retry_after`: the seconds that the server asks for in a header, 0 for none."""
-
-    status: int
-    body: bytes
-    retry_after: float = 0
-
-
-class Lines(NamedTuple):
-    """An answer that goes on: its lines, as they come. Without success they are its body's."""
-
-    status: int
-    lines: Iterator[bytes]
-
-
-class Transport(Protocol):
-    """Sends requests. It raises Unavailable where no answer comes, and never repeats a change."""
-
-    def send(
-        self,
-        method: str,
-        where: str,
-        query: Query,
-        body: Body | None,
-        accept: str,
-        patience: float,
-    ) -> Response:
-        """The answer to one request, after `patience` seconds at most."""
-
-    def follow(self, where: str, query: Query) -> Lines:
-        """The answer to a GET that goes on. Its lines end where the connection does."""
-
 
 class RestApi:
-    """ClusterApi. Threads may share it. `writer` is the field manager, and the source of events."""
+    """ClusterApi. Threads may share it. `writer` is the field manager, and the source of events,
+    with the `node` that it is on, if it is an agent."""
 
     def __init__(
         self,
         transport: Transport,
         *,
         writer: str = "podfabric",
+        node: str = "",
         timeout: float = TIMEOUT,
         pace: Pace | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._transport = transport
         self._writer = writer
-        self._timeout = timeout
-        self._pace = pace or Pace()
-        self._clock = clock
-        self._sleep = sleep
+        self._source = {"component": writer} | ({"host": node} if node else {})
+        self._requests = RestRequests(transport, writer, timeout, pace, clock, sleep)
         self._bookmarks: dict[tuple[str, str], tuple[str, str]] = {}
+        self._reader = ObjectReader()
 
     def get(self, kind: type[AnyResource], name: str, namespace: str = "") -> AnyResource:
         what = f"get {kind.KIND} {name}"
-        return _decoded(what, self._read(what, documents.path(kind, namespace, name)), kind)
+        found = msgspec.Raw(self._requests.read(what, documents.path(kind, namespace, name)))
+        return documents.within_bounds(decoded(what, found, kind), found)
 
     def list(
         self,
@@ -116,13 +87,15 @@ class RestApi:
     ) -> Listing[AnyResource]:
         what, where = f"list {kind.KIND}", documents.path(kind, namespace)
         selector = _selector(fields)
-        if most:
-            query = [("limit", str(min(most, documents.PAGE))), *selector]
-            page = _decoded(what, self._read(what, where, query), documents.Page)
-            found = tuple(_decoded(what, each, kind) for each in page.items or ())
-            return Listing(found, page.metadata.resource_version, not page.metadata.continue_)
-        items, version = self._pages(what, where, kind, selector)
-        return Listing(tuple(items), version)
+        read = partial(self._reader.read, kind)
+        found, page = self._requests.all(what, where, read, selector, most)
+        self._reader.listed((where, str(selector)), (each for _, each in found if each))
+        return Listing(
+            tuple(item for item, _ in found if item is not None),
+            page.resource_version,
+            not page.continue_,
+            tuple(each for item, each in found if item is None and each),
+        )
 
     def create(self, new: AnyResource) -> AnyResource:
         where = documents.path(type(new), new.metadata.namespace)
@@ -145,7 +118,7 @@ class RestApi:
         query = [("fieldManager", self._writer), ("fieldValidation", "Strict")]
         body = documents.patch(last, operations)
         try:  # such objects are large: the answer is their metadata
-            self._send(what, "PATCH", where, self._deadline(), query, body, accept=_ONE_METADATA)
+            self._requests.send(what, "PATCH", where, query, body, accept=_ONE_METADATA)
         except Refused as error:  # 422 is a test that failed
             if f": {HTTPStatus.UNPROCESSABLE_ENTITY.value} " in str(error):
                 raise Conflict(str(error)) from error
@@ -157,7 +130,7 @@ class RestApi:
         _check_was_read(what, meta)
         where = documents.path(type(last), meta.namespace, meta.name)
         body = documents.deletion(meta.uid, meta.resource_version)
-        self._send(what, "DELETE", where, self._deadline(), body=body)
+        self._requests.send(what, "DELETE", where, body=body)
 
     def watch(
         self,
@@ -178,36 +151,46 @@ class RestApi:
             ("timeoutSeconds", str(random.randint(*WATCH))),
             *selector,
         ]
-        self._take_turn(what, self._deadline())
-        answer = self._transport.follow(where, query)
-        if answer.status != HTTPStatus.OK:
-            raise self._error(what, Response(answer.status, b"".join(answer.lines)))
-        return self._changes(what, answer.lines, kind, key, resource_version)
+        lines = self._requests.follow(what, where, query)
+        return self._changes(what, lines, kind, key, resource_version)
 
     def node(self, name: str) -> Node:
         what = f"get Node {name}"
-        found = self._read(what, f"{documents.NODES}/{name}")
-        return _decoded(what, found, documents.NodeDocument).node(labels=True)
+        found = self._requests.read(what, f"{documents.NODES}/{name}")
+        return decoded(what, found, documents.NodeDocument).node(labels=True)
 
     def nodes(self, *, labels: bool = False) -> Sequence[Node]:
-        found, _ = self._pages("list Node", documents.NODES, documents.NodeDocument)
-        return tuple(each.node(labels=labels) for each in found)
+        found, _ = self._requests.all("list Node", documents.NODES, partial(_node, labels=labels))
+        self._reader.listed((documents.NODES, ""), (each for _, each in found if each))
+        return tuple(node for node, _ in found)
 
     def has_pods(self, node: str) -> bool:
         what = f"list Pod of node {node}"
         # Without a limit the server answers from its cache, which knows the pods of each node. With
         # one, a server before 1.34 looks through all pods in etcd.
         query = [("fieldSelector", f"spec.nodeName={node}")]
-        found = self._read(what, documents.PODS, query, accept=_METADATA)
-        return bool(_decoded(what, found, documents.Page).items)
-
-    def network_definitions(self) -> Sequence[NetworkDefinition]:
-        what = "list NetworkAttachmentDefinition"
         try:
-            found, _ = self._pages(what, documents.DEFINITIONS, documents.DefinitionDocument)
+            found = self._requests.read(
+                what, documents.PODS, query, documents.MOST_PAGE, accept=_METADATA
+            )
+        except TooLarge:
+            return True
+        return bool(decoded(what, found, documents.Page).items)
+
+    def network_definitions(self) -> Iterator[NetworkDefinition]:
+        what, mistakes = "list NetworkAttachmentDefinition", list[Unreadable]()
+        try:
+            for page in self._requests.pages(what, documents.DEFINITIONS):
+                for each in page.items or ():
+                    try:
+                        yield documents.decode(each, documents.DefinitionDocument).definition()
+                    except msgspec.MsgspecError as error:
+                        mistakes.append(unreadable(*_DEFINITION, each, str(error)))
         except NotFound:
-            return ()
-        return tuple(each.definition() for each in found)
+            return
+        except WatchExpired as error:
+            raise Unavailable(f"{what}: its pages expire too soon: {error}") from error
+        self._reader.listed((documents.DEFINITIONS, ""), mistakes)
 
     def definition_changes(self) -> Iterator[None]:
         what = "watch NetworkAttachmentDefinition"
@@ -216,124 +199,44 @@ class RestApi:
             ("allowWatchBookmarks", "true"),
             ("timeoutSeconds", str(random.randint(*WATCH))),
         ]
-        self._take_turn(what, self._deadline())
-        answer = self._transport.follow(documents.DEFINITIONS, query)
-        if answer.status != HTTPStatus.OK:
-            raise self._error(what, Response(answer.status, b"".join(answer.lines)))
-        for line in answer.lines:
-            if _decoded(what, line, documents.WatchEvent).type != "BOOKMARK":
+        lines = self._requests.follow(what, documents.DEFINITIONS, query)
+        for line in lines:
+            if b'"BOOKMARK"' not in line[:40]:  # a tenant decides how long it takes to decode one
                 yield None
 
     def lease(self, namespace: str, name: str) -> Lease:
         what = f"get Lease {namespace}/{name}"
-        found = self._read(what, f"{documents.leases(namespace)}/{name}")
-        return _decoded(what, found, documents.LeaseDocument).lease()
+        found = self._requests.read(what, f"{documents.leases(namespace)}/{name}")
+        return decoded(what, found, documents.LeaseDocument).lease()
 
     def write_lease(self, changed: Lease) -> Lease:
         where, method = documents.leases(changed.namespace), "POST"
         if changed.resource_version:
             where, method = f"{where}/{changed.name}", "PUT"
         what = f"write Lease {changed.namespace}/{changed.name}"
-        stored = self._change(what, method, where, documents.lease_document(changed))
-        return _decoded(what, stored, documents.LeaseDocument).lease()
+        stored = self._requests.change(what, method, where, documents.lease_document(changed))
+        return decoded(what, stored, documents.LeaseDocument).lease()
+
+    def unreadable(self) -> Sequence[Unreadable]:
+        return self._reader.unreadable()
 
     def report(self, reason: str, message: str, regarding: Mapping[str, Any]) -> None:
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         about = str(regarding.get("name", self._writer))[:_LONGEST_EVENT].rstrip("-.")
         name = f"{about}.{uuid.uuid4().hex[:16]}"
-        body = documents.event(name, reason, message, regarding, self._writer, now)
+        body = documents.event(name, reason, message, regarding, self._source, now)
         where = documents.events(body["metadata"]["namespace"])
         try:
-            self._change(f"report {reason}", "POST", where, body)
+            self._requests.change(f"report {reason}", "POST", where, body)
         except ApiError as error:
             _log.warning("no event was written: %s. It says: %s", error, message)
-
-    def _pages(
-        self, what: str, where: str, kind: type[documents.AnyType], selector: Query = ()
-    ) -> tuple[Sequence[documents.AnyType], str]:
-        """All objects at one moment, and the version of that moment.
-
-        The pages of a moment expire after minutes: then all are read again.
-        """
-        first = [("limit", str(documents.PAGE)), *selector]
-        query, items = first, list[documents.AnyType]()
-        restarts = 0
-        while True:
-            try:
-                page = _decoded(what, self._read(what, where, query), documents.Page)
-            except WatchExpired as error:
-                restarts += 1
-                if restarts > RESTARTS:
-                    raise Unavailable(f"{what}: its pages expire too soon: {error}") from error
-                query, items = first, []
-                continue
-            items += [_decoded(what, each, kind) for each in page.items or ()]
-            if not page.metadata.continue_:
-                return items, page.metadata.resource_version
-            query = [*first, ("continue", page.metadata.continue_)]
-
-    def _read(
-        self, what: str, where: str, query: Query = (), accept: str = documents.JSON
-    ) -> bytes:
-        """The answer to a GET, which is repeated while the server has none."""
-        deadline, backoff = self._deadline(), FIRST_BACKOFF
-        while True:
-            try:
-                return self._send(what, "GET", where, deadline, query, accept=accept)
-            except Unavailable:
-                wait = backoff * random.uniform(0.5, 1.5)
-                if self._clock() + wait >= deadline:
-                    raise
-            self._sleep(wait)
-            backoff = min(2 * backoff, LONGEST_BACKOFF)
 
     def _write(self, verb: str, method: str, where: str, resource: AnyResource) -> AnyResource:
         what = f"{verb} {resource.KIND} {resource.metadata.name}"
         if method == "PUT":
             _check_was_read(what, resource.metadata)
-        stored = self._change(what, method, where, documents.document(resource))
-        return _decoded(what, stored, type(resource))
-
-    def _change(self, what: str, method: str, where: str, body: Body) -> bytes:
-        query = [("fieldManager", self._writer), ("fieldValidation", "Strict")]
-        return self._send(what, method, where, self._deadline(), query, body)
-
-    def _send(
-        self,
-        what: str,
-        method: str,
-        where: str,
-        deadline: float,
-        query: Query = (),
-        body: Body | None = None,
-        accept: str = documents.JSON,
-    ) -> bytes:
-        self._take_turn(what, deadline)
-        patience = max(deadline - self._clock(), 0.01)
-        try:
-            answer = self._transport.send(method, where, query, body, accept, patience)
-        except Unavailable as error:
-            raise Unavailable(f"{what}: {error}") from error
-        if answer.status >= HTTPStatus.MULTIPLE_CHOICES:
-            raise self._error(what, answer)
-        return answer.body
-
-    def _deadline(self) -> float:
-        return self._clock() + self._timeout
-
-    def _take_turn(self, what: str, deadline: float) -> None:
-        if not self._pace.turn(deadline - self._clock()):
-            raise Unavailable(f"{what}: not sent: too many requests, or the server asked to wait")
-
-    def _error(self, what: str, answer: Response) -> ApiError:
-        """What an answer without success means."""
-        try:
-            status = documents.decode(answer.body, documents.Status)
-        except msgspec.MsgspecError:
-            status = documents.Status(message=answer.body[:200].decode(errors="replace"))
-        if answer.status in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE):
-            self._pace.pause(answer.retry_after)
-        return _error(what, answer.status, status)
+        stored = self._requests.change(what, method, where, documents.document(resource))
+        return decoded(what, stored, type(resource))
 
     def _changes(
         self,
@@ -344,26 +247,29 @@ class RestApi:
         version: str,
     ) -> Iterator[Change[AnyResource]]:
         for line in lines:
-            event = _decoded(what, line, documents.WatchEvent)
+            event = decoded(what, line, documents.WatchEvent)
             if event.type == "ERROR":
-                status = _decoded(what, event.object, documents.Status)
-                raise _error(what, status.code, status)
+                status = decoded(what, event.object, documents.Status)
+                raise error_of(what, status.code, status)
             if event.type == "BOOKMARK":
-                seen = _decoded(what, event.object, documents.Bookmark)
+                seen = decoded(what, event.object, documents.Bookmark)
                 self._bookmarks[key] = (version, seen.metadata.resource_version)
-            else:
-                found = _decoded(what, event.object, kind)
-                version = found.metadata.resource_version
+                continue
+            found, mistake = self._reader.read(kind, event.object)
+            meta = documents.plain_meta(event.object) if found is None else found.metadata
+            self._reader.changed(key, meta, None if event.type == "DELETED" else mistake)
+            version = meta.resource_version or version
+            if found is not None:
                 yield Change(event.type, found)
 
 
-def _decoded(
-    what: str, found: bytes | msgspec.Raw, kind: type[documents.AnyType]
-) -> documents.AnyType:
+def _node(document: msgspec.Raw, *, labels: bool) -> tuple[Node, Unreadable | None]:
+    """A Node; of one that cannot be read what is known of it, and what is wrong with it."""
     try:
-        return documents.decode(found, kind)
+        return documents.decode(document, documents.NodeDocument).node(labels=labels), None
     except msgspec.MsgspecError as error:
-        raise Refused(f"{what}: the answer has another form: {error}") from error
+        mistake = unreadable("v1", "Node", document, str(error))
+    return Node(name=mistake.metadata.name, uid=mistake.metadata.uid), mistake
 
 
 def _selector(fields: Mapping[str, str] | None) -> Query:
@@ -375,15 +281,3 @@ def _selector(fields: Mapping[str, str] | None) -> Query:
 def _check_was_read(what: str, meta: Meta) -> None:
     if not (meta.uid and meta.resource_version):
         raise Refused(f"{what}: it has no uid or no resourceVersion: read it first")
-
-
-def _error(what: str, code: int, status: documents.Status) -> ApiError:
-    """The error that an HTTP status stands for."""
-    text = f"{what}: {code} {status.message.strip()}".rstrip()
-    if code == HTTPStatus.NOT_FOUND:
-        return NotFound(text)
-    if code == HTTPStatus.CONFLICT:
-        return AlreadyExists(text) if status.reason == "AlreadyExists" else Conflict(text)
-    if code == HTTPStatus.GONE:
-        return WatchExpired(text)
-    return Refused(text) if code in _REFUSALS else Unavailable(text)

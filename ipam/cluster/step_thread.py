@@ -4,6 +4,7 @@ import logging
 import threading
 from abc import abstractmethod
 
+from base import loops
 from ipam.cluster.until_closed import UntilClosed
 
 _JOIN = 15.0  # seconds; a call to the API server takes about 10
@@ -51,6 +52,9 @@ class StepThread:
                 wait = self.step()
             except Exception:  # noqa: BLE001 - a defect in one step must not end the thread
                 _log.exception("%s: a step failed", self._name)
+                loops.failed(self._name)
                 wait = _AFTER_DEFECT
+            else:
+                loops.worked(self._name)
             self._wake.wait(wait)
             self._wake.clear()

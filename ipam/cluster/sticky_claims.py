@@ -14,6 +14,7 @@ from cni.spec.errors import CNIError, Code
 from ipam.addresses import Interval, parse, text
 from ipam.blocks import LeasedBlock
 from ipam.cluster.api import AlreadyExists, Conflict, NotFound, Unavailable
+from ipam.cluster.geometry import why_wrong
 from ipam.cluster.leasing import Leasing
 from ipam.cluster.objects import AddressBlock, AddressPool, AddressReservation, StickySpec
 from ipam.cluster.pools import Unusable, kept_out, max_offline
@@ -64,7 +65,7 @@ class StickyClaims:
         refusal = why_refused(pool)
         if refusal is not None:
             raise ReservationRefused(fitting[0], refusal)
-        found = [block for each in fitting for block in self._of_pod(each, name, pod)]
+        found = [block for each in fitting for block in self._of_pod(each, pool, pod)]
         block = min(found, key=preference, default=None)
         if block is not None:
             return Reserved(block.spec.sticky, block)
@@ -90,7 +91,7 @@ class StickyClaims:
                 self._api.create(reservation)
         elif not is_of(last, pool.metadata.name, pod):
             raise ReservationRefused(name, f"it is not for IPAMClaim {claim}: delete it")
-        found = self._of_pod(name, pool.metadata.name, pod)
+        found = self._of_pod(name, pool, pod)
         block = min(found, key=preference, default=None)
         if block is not None:
             return Reserved(block.spec.sticky, block)
@@ -105,24 +106,28 @@ class StickyClaims:
         if not most:
             return
         listed = self._api.list(AddressBlock, {"spec.pool": name}).items
-        count = sum(bool(block.spec.sticky.reservation) for block in listed)
+        reserved_ones = (block for block in listed if block.spec.sticky.reservation)
+        count = sum(not why_wrong(block, pool) for block in reserved_ones)
         if count >= most:
             raise ReservationRefused(reserved.reservation, limit_reached(name, count, most))
 
-    def is_alone(self, stored: AddressBlock) -> bool:
+    def is_alone(self, stored: AddressBlock, pool: AddressPool) -> bool:
         """Whether no other block is for the same pod: two nodes may claim one at once. ApiError."""
-        spec = stored.spec
-        found = self._of_pod(spec.sticky.reservation, spec.pool, pod_of(spec.sticky))
+        sticky = stored.spec.sticky
+        found = self._of_pod(sticky.reservation, pool, pod_of(sticky))
         return {block.metadata.name for block in found} <= {stored.metadata.name}
 
-    def _of_pod(self, reservation: str, pool: str, pod: PodInterface) -> list[AddressBlock]:
+    def _of_pod(self, reservation: str, pool: AddressPool, pod: PodInterface) -> list[AddressBlock]:
         """The blocks of a pod: one, but while two nodes try at once. A former reservation of the
-        same name may have had some of another pool."""
+        same name may have had some of another pool. One that is not cut as the pool is could have
+        addresses of another node's block."""
         listed = self._api.list(AddressBlock, {"spec.sticky.reservation": reservation}).items
         return [
             block
             for block in listed
-            if block.spec.pool == pool and pod_of(block.spec.sticky) == pod
+            if block.spec.pool == pool.metadata.name
+            and pod_of(block.spec.sticky) == pod
+            and not why_wrong(block, pool)
         ]
 
     def use(self, found: AddressBlock, pool: AddressPool, want: Want) -> AddressBlock | None:
@@ -145,11 +150,17 @@ class StickyClaims:
                 )
         address = parse(found.spec.sticky.address)
         if not want.range.allows(address) or is_within(address, kept_out(pool)):
+            is_hop = address in (want.range.gateway, *want.range.withheld)
+            why = (
+                "the definition names it as a gateway or next hop"
+                if is_hop
+                else f"{want.range} or AddressPool {pool.metadata.name} excludes it"
+            )
             raise CNIError(
                 Code.NO_FREE_ADDRESS,
-                f"{want.range.where}: {text(address)} is reserved for the pod, and {want.range} or "
-                f"AddressPool {pool.metadata.name} excludes it: nothing was reserved; delete "
-                f"{_reserver(want, found.spec.sticky)}, or exclude less",
+                f"{want.range.where}: {text(address)} is reserved for the pod, and {why}: nothing "
+                f"was reserved; delete {_reserver(want, found.spec.sticky)}, or change the "
+                f"{'definition' if is_hop else 'exclusion'}",
             )
         stored, row = self._taken_over(found, pool, want)
         self._store.put(row)

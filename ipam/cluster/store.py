@@ -100,7 +100,8 @@ class ClusterStore:
                 if waits > _MOST_WAITS and time.monotonic() > pool_deadline + self._patience:
                     raise _still_wanted(view.wants)
                 waits += 1
-                self._wait(view, pool_deadline)
+                with interrupts.waiting():
+                    self._wait(view, pool_deadline)
             if claim is not None:
                 self._fill(claim, owner, grant)
         except CNIError as error:

@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
+from base import decoding
 from base.files import write_atomically
 from cni.spec.attachment import Attachment
 from cni.spec.errors import CNIError, Code
@@ -115,7 +116,7 @@ def reservations_of(source: Path, content: bytes, boot: str) -> list[Reservation
 def decoded(source: Path, content: bytes) -> DaemonStore:
     """The content of the daemon's store. CNIError 6 if it is damaged."""
     try:
-        store = msgspec.json.decode(content, type=DaemonStore)
+        store = decoding.decode(content, DaemonStore)
         if store.version != _VERSION:
             raise ValueError(f"it has version {store.version}, and {_VERSION} is known")
         if checksum_of(content) != store.checksum:
@@ -188,7 +189,7 @@ def why_unfinished(source: Path, directory: Path, store: str) -> str | None:
     except OSError as error:
         return f"cannot read {directory / MARK}: {error.strerror}"
     try:
-        found = msgspec.json.decode(content, type=DaemonStore)
+        found = decoding.decode(content, DaemonStore)
     except msgspec.MsgspecError as error:
         return f"{source} is damaged: {error}"
     if not any(pool.entries for pool in (found.pools or {}).values()):
@@ -205,7 +206,7 @@ def _marked(store: str, content: bytes) -> bytes:
 
 def _reservation(key: str, entry: StoredEntry, boot: str) -> Reservation:
     meta = entry.metadata
-    subnet = msgspec.json.decode(meta.pool_config_snapshot, type=_Snapshot).subnet
+    subnet = decoding.decode(meta.pool_config_snapshot, _Snapshot).subnet
     return Reservation(
         domain=domain_of(key if "/" in key else f"ippool/{key}"),
         address=text(parse(entry.ip_address)),

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from base import decoding
 from cni.spec import limits
 from cni.spec.config import NetworkConfig, convert
 from cni.spec.errors import CNIError, Code, invalid_config
@@ -114,7 +115,7 @@ def node_defaults(path: Path) -> NodeDefaults:
 @lru_cache(4)
 def _read_defaults(path: Path, mtime: int, inode: int) -> NodeDefaults:
     try:
-        written = msgspec.json.decode(path.read_bytes(), type=_Section)
+        written = decoding.decode(path.read_bytes(), _Section)
         return convert(_present(written), NodeDefaults)
     except (msgspec.MsgspecError, CNIError) as error:
         raise CNIError(Code.DECODING_FAILURE, f"{path}: {error}: mend or remove it") from None

@@ -11,6 +11,7 @@ from typing import ClassVar
 
 import msgspec
 
+from base import decoding
 from base.files import read, write_atomically
 from cni.spec.errors import CNIError, Code
 from ipam.addresses import Interval, Network, parse, parse_interface, parse_interval, text
@@ -162,8 +163,8 @@ def listed(intervals: tuple[Interval, ...]) -> tuple[str, ...]:
 @lru_cache(4)
 def _decoded(path: str, writes: int, mtime: int, inode: int, size: int) -> NodePools:
     try:
-        return msgspec.json.decode(read(path), type=NodePools)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        return decoding.decode(read(path), NodePools)
+    except msgspec.MsgspecError as error:
         raise CNIError(
             Code.STORE_DAMAGED,
             f"{path} is damaged: {error}: remove it; the agent writes it again from the API server",

@@ -191,6 +191,8 @@ MISTAKES = [
     ("fixed.trust", "*", "fixed.trust"),
     ("fixed.link_state", "*", "fixed.link_state"),
     ("fixed.pfOnly", True, "pfOnly"),
+    ("fixed", {"vlanQoS": 3}, "vlanQoS"),
+    ("fixed", {"vlanProto": "802.1ad"}, "vlanProto"),
 ]
 
 

@@ -164,7 +164,7 @@ def test_the_error_of_full_ranges_counts_a_few_of_them(
     assert "more ranges" not in message(4)
     told = message(MOST)
     assert "and 252 more ranges" in told
-    assert told.count("1 addresses held") == 4
+    assert told.count("of which 1 are held") == 4
 
 
 def test_an_address_that_two_domains_hold_is_not_given_out_while_either_holder_lives(

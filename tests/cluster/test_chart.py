@@ -59,6 +59,14 @@ def _agent(*arguments: str) -> Manifest:
     return agent
 
 
+EVENTS = {
+    *((kind, "podfabric-events") for kind in ("ClusterRole", "ClusterRoleBinding")),
+    ("ValidatingAdmissionPolicy", "podfabric-own-events"),
+    ("ValidatingAdmissionPolicyBinding", "podfabric-own-events"),
+}
+"""What every installation has whose agents write events."""
+
+
 def _kustomize(folder: Path) -> dict[tuple[str, str], Manifest]:
     command = [str(CHECKOUT / "tools/go_tool.sh"), "kustomize", "build", str(folder)]
     return _by_name(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
@@ -96,6 +104,7 @@ def test_addresses_of_the_cluster_need_kinds_and_a_token_in_the_agents_pod_only(
         *(("ValidatingAdmissionPolicy", name) for name in POLICIES),
         *(("ValidatingAdmissionPolicyBinding", name) for name in POLICIES),
         *((kind, "podfabric-controller") for kind in CONTROLLERS),
+        *EVENTS,
     }
     assert objects["ServiceAccount", "podfabric"]["automountServiceAccountToken"] is False
     assert _pod(objects)["automountServiceAccountToken"] is True
@@ -110,6 +119,7 @@ def test_policies_of_the_cluster_need_to_be_read_and_nothing_else() -> None:
         *((kind, "podfabric-policy") for kind in ("ClusterRole", "ClusterRoleBinding")),
         ("ValidatingAdmissionPolicy", "podfabric-policy-ranges"),
         ("ValidatingAdmissionPolicyBinding", "podfabric-policy-ranges"),
+        *EVENTS,
     }
     assert _pod(objects)["automountServiceAccountToken"] is True
 
@@ -117,11 +127,7 @@ def test_policies_of_the_cluster_need_to_be_read_and_nothing_else() -> None:
         role = _objects(*per_node, *values)["ClusterRole", "podfabric-policy"]
         return {rule["resources"][0]: rule["verbs"] for rule in role["rules"]}
 
-    needed = {
-        "fabricpolicies": ["list", "watch"],
-        "namespaces": ["list", "watch"],
-        "events": ["create"],
-    }
+    needed = {"fabricpolicies": ["list", "watch"], "namespaces": ["list", "watch"]}
     assert rights() == needed
     assert rights("--set", "policy.serviceAccounts=true") == needed | {"pods": ["get"]}
 
@@ -142,7 +148,7 @@ def test_agents_with_parts_of_gpus_may_write_events_in_every_installation(
     assert {"apiGroups": [""], "resources": ["events"], "verbs": ["create"]} in rules
     if values == PER_NODE:
         assert len(rules) == 1
-        assert ("ClusterRole", "podfabric-gpus") not in _objects(*values, *WHOLE_GPUS)
+        assert ("ClusterRole", "podfabric-events") not in _objects(*values, *WHOLE_GPUS)
 
 
 def test_following_nv_ipam_needs_its_pools_in_one_namespace_and_its_executable() -> None:

@@ -14,7 +14,7 @@ import pytest
 from tests.cluster.cluster import PATIENCE, Cluster
 from tests.cluster.installation import await_agent, await_nothing_left, helm, uninstall
 from tests.kernel.vm import layout
-from tools.use_it import PRINTED, commands
+from tools.use_it import PAGE, PRINTED, commands, outputs, page, without_chance
 
 POD = "hca-worker-0"
 
@@ -45,6 +45,11 @@ def shell(cluster: Cluster, tmp_path: Path) -> Iterator[dict[str, str]]:
     await_agent(cluster)
 
 
+def _words(text: str) -> list[str]:
+    """The words of an output, without the numbers, in which runs on a cluster differ."""
+    return re.sub(r"\d+", "N", without_chance(text)).split()
+
+
 def test_use_it_works_as_it_is_written(shell: dict[str, str]) -> None:
     printed = {}
     for command in commands():
@@ -62,6 +67,9 @@ def test_use_it_works_as_it_is_written(shell: dict[str, str]) -> None:
         assert done.returncode == 0, f"{command}\n{done.stdout}"
         printed[command] = done.stdout
     PRINTED.write_text("\n".join(f"$ {command}\n{output}" for command, output in printed.items()))
+    for command, output in outputs(page(PRINTED.read_text())).items():
+        if " -- podfabric " in command:
+            assert _words(output) == _words(outputs(PAGE.read_text())[command]), command
     explained = next(output for command, output in printed.items() if " explain " in command)
     interface = printed[commands()[-1]]
     (address,) = re.findall(r"inet (10\.56\.\d+\.\d+)/16", interface)

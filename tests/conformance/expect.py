@@ -30,8 +30,10 @@ class Err:
         assert document["cniVersion"]
         codes = (self.code,) if isinstance(self.code, int) else self.code
         assert document["code"] in codes, outcome
+        begin = f"[podfabric {document['code']}] "
+        assert document["msg"].startswith(begin), outcome
         if self.message is not None:
-            assert document["msg"] == self.message
+            assert document["msg"] == begin + self.message
             assert document.get("details") == self.details
         elif self.details is not None:
             assert document.get("details") == self.details

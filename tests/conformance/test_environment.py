@@ -48,7 +48,7 @@ CASES = [
     Case("A4", Err(4, "unknown CNI_COMMAND: add"), {"CNI_COMMAND": "add"}),
     Case(
         "A5",
-        Err(6, contains="error unmarshall network config"),
+        Err(6, contains="cannot be read as a JSON object"),
         {"CNI_COMMAND": "NOPE"},
         raw=b"",
     ),

@@ -13,9 +13,9 @@ from tests.conformance.node import Delegate, Node
 from tests.conformance.rows import Case, row, table
 from tests.conformance.subject import ADDING, EVERY, IPAM, IPOIB, NOOP, OURS, Subject
 
-UNREADABLE = Err(6, contains="error unmarshall network config: ")
-NO_NAME = Err(7, "missing network name")
-BAD_NAME = "invalid characters found in network name"
+UNREADABLE = Err(6, contains="cannot be read as a JSON object: ")
+NO_NAME = Err(7, '"name" is missing: give the network a name')
+BAD_NAME = "has other characters than letters, digits"
 S0 = b'{"cniVersion":"1.0.0","name":"n1"}'
 
 
@@ -34,7 +34,7 @@ CASES = [
     *(
         Case(
             "B7",
-            Err(7, BAD_NAME, "te%%st"),
+            Err(7, contains=('"name": "te%%st"', BAD_NAME)),
             {"CNI_COMMAND": command},
             {"name": "te%%st", "cniVersion": "1.1.0"},
             note=command,
@@ -43,7 +43,7 @@ CASES = [
     ),
     Case("B8", Err(6), config={"name": 5}),
     # Deliberate: the reference quotes the line end, so a tenant could write lines into events.
-    Case("B9", Err(7, BAD_NAME, "n1\\n"), config={"name": "n1\n"}),
+    Case("B9", Err(7, contains=('"n1\\n"', BAD_NAME)), config={"name": "n1\n"}),
     Case("B11", ADDED, config={"capabilities": {"ips": True, "mac": 1}}, by=ADDING),
     # Deliberate: the reference takes the last one, another decoder may take the first.
     Case(

@@ -63,7 +63,7 @@ CASES = [
     *(
         Case(
             "C7",
-            Err(6, contains="decoding version from network config"),
+            Err(6, contains='"cniVersion": Expected'),
             {"CNI_COMMAND": command},
             {"cniVersion": 1},
             note=command,

@@ -48,6 +48,9 @@ class Cable:
         netdev_move.configure(self.route, self.namespace, link, cidrs)
         return links.require(self.route, "near")
 
+    def set(self, *arguments: str) -> None:
+        _run("-n", self._name, "link", "set", "near", *arguments)
+
     def unplug(self) -> None:
         _run("-n", self._name, "link", "set", "far", "down")
 
@@ -113,6 +116,24 @@ def test_carrier_that_comes_later_is_awaited(cable: Cable) -> None:
     later.start()
     assert announce.await_carrier(cable.route, link, PATIENCE).carrier
     later.join()
+
+
+def test_link_without_carrier_for_the_network_layer_is_awaited_and_fails_nothing(
+    cable: Cable,
+) -> None:
+    """For a moment LOWER_UP is shown already, and there is no route for IPv6 multicast."""
+    cable.set("mode", "dormant")
+    link = cable.configured("fd00::3/64", "10.1.2.3/24")
+    until(lambda: links.require(cable.route, "near").flags & links.IFF_LOWER_UP)
+    assert not announce.await_carrier(cable.route, link, 0.05).carrier
+    (failure,) = announce.announce(cable.namespace, link, ["fd00::3/64", "10.1.2.3/24"])
+    assert failure == 'fd00::3 on "near" is not announced: Network is unreachable'
+    later = threading.Timer(0.05, lambda: cable.set("state", "up"))
+    later.start()
+    ready = announce.await_carrier(cable.route, link, PATIENCE)
+    later.join()
+    assert announce.announce(cable.namespace, ready, ["fd00::3/64"]) == []
+    cable.heard(socket.inet_pton(socket.AF_INET6, "fd00::3"))
 
 
 def test_interface_that_goes_while_carrier_is_awaited_is_an_error_at_once(cable: Cable) -> None:

@@ -3,7 +3,10 @@
 The host is a namespace, too, so that no name of this machine is in the way.
 """
 
+import ipaddress
 import json
+import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -16,7 +19,7 @@ from uuid import uuid4
 import msgspec
 import pytest
 
-from host import link_changes, links, netdev_move
+from host import addresses, link_changes, links, netdev_move
 from host.addresses import Sysctl
 from host.errors import HostError, LinkMissing
 from host.links import Link
@@ -30,6 +33,12 @@ IP = "/usr/sbin/ip"
 SYSCTL = ("/usr/sbin/sysctl", "-qw")
 MARK = Mark("0123456789abcdef0123456789abcdef")
 MAC = "02:00:00:00:00:01"
+# RFC 4861, 4.2 and 4.6.2: a router for 1,800 s, with a prefix for addresses of one's own.
+ADVERTISEMENT = (
+    struct.pack("!BBHBBHII", 134, 0, 0, 64, 0, 1800, 0, 0)
+    + struct.pack("!BBBBIII", 3, 4, 64, 0xC0, 3600, 3600, 0)
+    + ipaddress.ip_address("2001:db8:1::").packed
+)
 
 
 class Fabric:
@@ -64,6 +73,12 @@ class Fabric:
     def sysctl(self, name: str) -> str:
         with self.namespace.entered():
             return Path("/proc/sys/net", name).read_text().strip()
+
+    def advertisements(self) -> int:
+        """How many router advertisements the pod has received."""
+        with self.namespace.entered():
+            lines = Path("/proc/thread-self/net/snmp6").read_text().splitlines()
+        return int(dict(map(str.split, lines))["Icmp6InRouterAdvertisements"])
 
     def attach(self) -> Link:
         link = links.require(self.outside, "eth7")
@@ -108,7 +123,7 @@ def test_interface_is_moved_configured_and_comes_back_as_it_was(fabric: Fabric) 
         ["10.1.2.3/24", "fd00::3/64"],
         [Sysctl(4, "arp_notify", "1")],
     )
-    assert ready.up and ready.carrier
+    assert ready.up
     shown = fabric.shown(fabric.pod_name, "net1")
     assert "UP" in shown["flags"]
     present = {address["local"]: address for address in shown["addr_info"]}
@@ -122,6 +137,18 @@ def test_interface_is_moved_configured_and_comes_back_as_it_was(fabric: Fabric) 
     fabric.assert_restored()
 
 
+def test_users_addresses_and_routes_are_told_from_the_kernels(fabric: Fabric) -> None:
+    link = links.require(fabric.outside, "eth7")
+    until(lambda: len(addresses.of(fabric.outside, link)) == 1, what="the link-local address")
+    assert addresses.of_users(fabric.outside, link) == []
+    fabric.host("route", "add", "198.51.100.0/24", "dev", "eth7")
+    fabric.host("route", "add", "2001:db8::/64", "dev", "eth7")
+    fabric.host("route", "add", "203.0.113.0/24", "dev", "peer7")
+    assert addresses.of_users(fabric.outside, link) == ["198.51.100.0/24", "2001:db8::/64"]
+    fabric.host("address", "add", "192.0.2.7/24", "dev", "eth7")
+    assert addresses.of_users(fabric.outside, link)[0] == "192.0.2.7/24"
+
+
 def test_link_local_address_replaces_the_kernels(fabric: Fabric) -> None:
     moved = fabric.attach()
     netdev_move.configure(
@@ -129,6 +156,32 @@ def test_link_local_address_replaces_the_kernels(fabric: Fabric) -> None:
     )
     shown = fabric.shown(fabric.pod_name, "net1")
     assert {address["local"] for address in shown["addr_info"]} == {"10.1.2.3", "fe80::7"}
+
+
+@pytest.mark.parametrize(
+    ("cidr", "accept_ra", "followed"),
+    [("fd00::3/64", False, False), ("fd00::3/64", True, True), ("10.1.2.3/24", False, True)],
+)
+def test_router_advertisements_are_followed_only_without_an_ipv6_address_or_where_asked(
+    fabric: Fabric, cidr: str, accept_ra: bool, followed: bool
+) -> None:
+    moved = fabric.attach()
+    netdev_move.configure(fabric.inside, fabric.namespace, moved, [cidr], accept_ra=accept_ra)
+    fabric.host("address", "add", "fe80::1/64", "dev", "peer7", "nodad")
+    scope = socket.if_nametoindex("peer7")  # this thread is the host's
+    with socket.socket(socket.AF_INET6, socket.SOCK_RAW, socket.IPPROTO_ICMPV6) as router:
+        router.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_MULTICAST_HOPS, 255)
+        router.bind(("fe80::1", 0, 0, scope))
+        for _ in range(2):  # once the second one is counted, the kernel is done with the first
+            router.sendto(ADVERTISEMENT, ("ff02::1", 0, 0, scope))
+    until(lambda: fabric.advertisements() >= 2)
+    routes = json.loads(fabric.pod("-6", "-j", "route", "show", "default"))
+    assert [route["protocol"] for route in routes] == (["ra"] if followed else [])
+    present = {
+        each["local"].startswith("2001:db8:1:")
+        for each in fabric.shown(fabric.pod_name, "net1")["addr_info"]
+    }
+    assert any(present) == followed
 
 
 @pytest.mark.parametrize("why", ["a sysctl", "the MTU"])

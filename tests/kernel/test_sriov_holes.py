@@ -348,6 +348,14 @@ def test_what_the_host_uses_is_no_pods(sriov: SriovNode, pods: list[str], card: 
     run(IP, "link", "set", name, "master", "vrf7")
     assert '"vrf7"' in sriov.refused("c1", pods[0], deviceID=card.vfs[0]).text
     run(IP, "link", "delete", "vrf7")
+    run(IP, "link", "set", name, "up")
+    for what, given in (("address", "10.98.0.1/24"), ("route", "10.97.0.0/24")):
+        run(IP, what, "add", given, "dev", name)
+        text = sriov.refused("c1", pods[0], deviceID=card.vfs[0]).text
+        assert f"is used by the host, which has {given} on it" in text
+        run(IP, what, "flush", "dev", name)
+    sriov.add("c1", pods[0], deviceID=card.vfs[0])
+    sriov.delete("c1", pods[0], deviceID=card.vfs[0])
     other = cards.cards()[1].pf
     sriov.policy = Policy(whole_pfs=True)
     run(IP, "address", "add", "10.99.0.1/24", "dev", other)

@@ -186,6 +186,18 @@ class Node:
         finally:
             _library().oracle_free(text)
 
+    def happens(self, gpu: int, *, xid: int | None = None) -> None:
+        """An event of a GPU for all processes that watch: a critical Xid, or an ECC error."""
+        event = (2, 0) if xid is None else (8, xid)
+        with self.state.with_suffix(".state.events").open("a") as file:
+            print(gpu, *event, file=file)
+
+    def counts(self, what: str, *numbers: int) -> None:
+        """What each GPU's driver counts: uncorrected `errors`, or its `recovery` action."""
+        new = self.state.with_suffix(".state.new")
+        new.write_text(" ".join(map(str, numbers)))
+        new.replace(self.state.with_suffix(f".state.{what}"))
+
     def let_pass(self, ns: int) -> None:
         """Let GPU time pass, on a node with a manual clock."""
         _library().oracle_pass(self._oracle, ns)

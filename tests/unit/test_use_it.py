@@ -1,11 +1,21 @@
-"""docs/use-it.md has what README's commands printed."""
+"""The documents have what commands printed when tests ran them."""
 
-from tools.use_it import PAGE, WIDEST, commands, page
+from pathlib import Path
+
+from tools.use_it import PAGE, WIDEST, commands, outputs, page, shown
+
+CLI = Path(__file__).parent / "cli"
 
 
 def test_page_has_readmes_commands_in_their_order() -> None:
-    shown = [line for line in PAGE.read_text().splitlines() if line.startswith("$ ")]
-    assert shown == [f"$ {command}" for command in commands()]
+    assert list(outputs(PAGE.read_text())) == commands()
+    assert all(outputs(PAGE.read_text()).values())
+
+
+def test_every_shown_command_is_run_and_compared() -> None:
+    tests = "".join(path.read_text() for path in CLI.glob("test_*.py"))
+    assert shown()
+    assert [each for each in shown() if f'"{each}"' not in tests] == []
 
 
 def test_long_lines_are_cut_off() -> None:

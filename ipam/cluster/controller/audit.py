@@ -5,16 +5,12 @@ himself: an address that is in use must not be freed by a guess.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
 
 import msgspec
 
-from ipam.addresses import text
 from ipam.cluster.controller.block_index import BlockIndex, PlacedBlock
-from ipam.cluster.geometry import interval
-from ipam.cluster.names import block_name
+from ipam.cluster.geometry import why_wrong
 from ipam.cluster.objects import AddressBlock, AddressPool
-from ipam.cluster.rails import Rails
 
 
 class Contradiction(msgspec.Struct, frozen=True):
@@ -27,19 +23,22 @@ class Contradiction(msgspec.Struct, frozen=True):
 def contradictions(
     pools: Mapping[str, AddressPool], blocks: Iterable[AddressBlock], index: BlockIndex
 ) -> list[Contradiction]:
-    """Everything about blocks that cannot be right, by pool."""
+    """Everything about blocks that cannot be right, by pool. `index` has those of `decisive`."""
     blocks = tuple(blocks)
-    found = [*_overlaps(index), *_uncovered(blocks)]
-    rails = dict(_rails(pools))
-    for block in blocks:
-        found += _of_block(block, pools, rails)
+    found = [*_overlaps(index), *_uncovered(blocks), *_wrong(blocks, pools)]
     return sorted(found, key=lambda each: (each.pool, each.text))
 
 
-def _rails(pools: Mapping[str, AddressPool]) -> Iterator[tuple[str, Rails]]:
-    for name, pool in pools.items():
-        with suppress(ValueError):  # the pool is not Ready, and says why
-            yield name, Rails.readable(pool.spec)
+def decisive(
+    blocks: Iterable[AddressBlock], pools: Mapping[str, AddressPool]
+) -> tuple[AddressBlock, ...]:
+    """The blocks that may decide something: see `why_wrong`. One whose pool is gone is among them:
+    pods may have its addresses, so a pool that is made for them now must not cut them otherwise."""
+    return tuple(
+        block
+        for block in blocks
+        if (pool := pools.get(block.spec.pool)) is None or not why_wrong(block, pool)
+    )
 
 
 def _overlaps(index: BlockIndex) -> Iterator[Contradiction]:
@@ -67,33 +66,13 @@ def _named(placed: PlacedBlock) -> str:
     return f"{placed.block.metadata.name} of node {placed.block.spec.holder.node}"
 
 
-def _of_block(
-    block: AddressBlock, pools: Mapping[str, AddressPool], rails_of: Mapping[str, Rails]
+def _wrong(
+    blocks: Iterable[AddressBlock], pools: Mapping[str, AddressPool]
 ) -> Iterator[Contradiction]:
-    name, spec = block.metadata.name, block.spec
-    try:
-        first, last = interval(block)
-    except ValueError as error:
-        yield Contradiction(spec.pool, f"{name}: {error}")
-        return
-    right = block_name(spec.space, first, spec.prefix)
-    if name != right:
-        yield Contradiction(spec.pool, f"{name}: a block of these addresses is named {right}")
-    pool = pools.get(spec.pool)
-    if pool is None:
-        yield Contradiction("", f"{name}: there is no pool {spec.pool}")
-        return
-    rails = rails_of.get(spec.pool)
-    if rails is not None:
-        if first not in rails.main or last not in rails.main:
-            why = f"{name}: it is not in the pool's range {pool.spec.range}"
-            yield Contradiction(spec.pool, why)
-        if spec.rails != tuple(map(text, rails.firsts(first))):
-            yield Contradiction(spec.pool, f"{name}: its rails are not those of the pool")
-    if pool.status.space and spec.space != pool.status.space:
-        yield Contradiction(spec.pool, f"{name}: the pool's space is {pool.status.space}")
-    size = last - first + 1
-    if not spec.cover and pool.status.block_size and size != pool.status.block_size:
-        yield Contradiction(
-            spec.pool, f"{name}: it has {size} addresses, a block has {pool.status.block_size}"
-        )
+    for block in blocks:
+        pool = pools.get(block.spec.pool)
+        if pool is None:
+            name = block.spec.pool
+            yield Contradiction("", f"{block.metadata.name}: there is no pool {name}")
+        elif why := why_wrong(block, pool):
+            yield Contradiction(block.spec.pool, f"{block.metadata.name}: {why}")

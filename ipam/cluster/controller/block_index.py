@@ -3,6 +3,7 @@
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from operator import attrgetter
 
 import msgspec
@@ -28,24 +29,18 @@ _first = attrgetter("interval.first")
 class BlockIndex:
     """Finds the blocks of a space that overlap an interval. Sub-blocks are apart, by their cover.
 
-    `unreadable` are the blocks whose addresses make no sense, which a CRD without its rules lets
-    pass.
+    A block whose addresses make no sense, which a CRD without its rules lets pass, is left out.
     """
 
     def __init__(self, blocks: Iterable[AddressBlock]) -> None:
-        self.unreadable: list[AddressBlock] = []
         self._sub_blocks: defaultdict[str, list[AddressBlock]] = defaultdict(list)
         self._spaces: defaultdict[str, list[PlacedBlock]] = defaultdict(list)
         for block in blocks:
             if block.spec.cover:
                 self._sub_blocks[block.spec.cover].append(block)
                 continue
-            try:
-                placements = list(placed(block))
-            except ValueError:
-                self.unreadable.append(block)
-            else:
-                self._spaces[block.spec.space] += placements
+            with suppress(ValueError):
+                self._spaces[block.spec.space] += list(placed(block))
         for placements in self._spaces.values():
             placements.sort(key=_first)
 

@@ -35,11 +35,12 @@ class ClaimEnds:
             return
         self._look_at = self._clock() + LOOK_EVERY
         try:
-            claims = self._api.list(IPAMClaim).items
+            claims = self._api.list(IPAMClaim)
         except ApiError as error:
             steps.failed(error)
             return
-        uids = {claim.metadata.uid for claim in claims}
+        uids = {claim.metadata.uid for claim in claims.items}
+        uids |= {claim.metadata.uid for claim in claims.unreadable}
 
         def end(reservation: AddressReservation) -> None:
             try:

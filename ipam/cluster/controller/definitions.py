@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from cni.spec import config
 from cni.spec.config import NetworkConfig
@@ -28,6 +29,15 @@ class DemandedPool(msgspec.Struct, frozen=True):
     definition: NetworkDefinition
 
 
+class ReadDefinition(msgspec.Struct, frozen=True):
+    """What is kept of a definition: its name, the pools that it asks for, and its mistake if it has
+    one. Its configuration is not: tenants choose how large that is."""
+
+    definition: NetworkDefinition
+    pools: Mapping[str, PoolSpec] = {}
+    why: str = ""
+
+
 class Demand(msgspec.Struct, frozen=True):
     """What all definitions ask for: the pools by name, and the definitions with a mistake."""
 
@@ -35,18 +45,29 @@ class Demand(msgspec.Struct, frozen=True):
     unusable: tuple[UnusableDefinition, ...] = ()
 
 
-def demand(definitions: Iterable[NetworkDefinition]) -> Demand:
+def read(definitions: Iterable[NetworkDefinition]) -> Iterator[ReadDefinition]:
+    """The definitions that ask for pools, or that have a mistake, one by one."""
+    for written in definitions:
+        definition = replace(written, config="")
+        try:
+            if pools := _pools(written):
+                yield ReadDefinition(definition, pools)
+        except CNIError as error:
+            yield ReadDefinition(definition, why=str(error))
+
+
+def demand(definitions: Iterable[ReadDefinition]) -> Demand:
     """The pools that the definitions ask for. Their excludes are theirs alone: no pool has them."""
     pools: dict[str, DemandedPool] = {}
     unusable = []
-    for definition in definitions:
-        try:
-            for name, spec in _pools(definition).items():
-                asked = pools.setdefault(name, DemandedPool(spec, definition))
-                if asked.spec != spec:
-                    unusable.append(UnusableDefinition(definition, not_of(name, asked.spec, spec)))
-        except CNIError as error:
-            unusable.append(UnusableDefinition(definition, str(error)))
+    for each in definitions:
+        if each.why:
+            unusable.append(UnusableDefinition(each.definition, each.why))
+        for name, spec in each.pools.items():
+            asked = pools.setdefault(name, DemandedPool(spec, each.definition))
+            if asked.spec != spec:
+                mistake = not_of(name, asked.spec, spec)
+                unusable.append(UnusableDefinition(each.definition, mistake))
     return Demand(pools, tuple(unusable))
 
 

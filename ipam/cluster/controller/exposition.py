@@ -12,6 +12,7 @@ from ipam.cluster.controller.mirror import Polled
 from ipam.cluster.controller.nv_overlaps import Overlap
 from ipam.cluster.controller.process import ControllerProcess
 from ipam.cluster.controller.rounds import Seen
+from ipam.cluster.object_reader import unreadable_family
 from ipam.cluster.objects import AddressPool
 
 CONDITIONS = ("Ready", "Exhausted", "Conflict", "Overlap")
@@ -72,6 +73,7 @@ def _of_process(process: ControllerProcess) -> Iterator[Metric]:
     ):
         steps.add_metric((step,), count)
     yield steps
+    yield unreadable_family(process.unreadable())
     errors = CounterMetricFamily(
         "podfabric_controller_api_errors",
         "Requests to the API server that failed, by verb and kind of error.",

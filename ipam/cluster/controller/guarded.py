@@ -13,6 +13,7 @@ from ipam.cluster.api import (
     Listing,
     NetworkDefinition,
     Node,
+    Unreadable,
     WatchExpired,
 )
 from ipam.cluster.objects import AnyResource, Resource
@@ -92,9 +93,9 @@ class GuardedApi:
         with self._counted("list"):
             return self._api.has_pods(node)
 
-    def network_definitions(self) -> Sequence[NetworkDefinition]:
+    def network_definitions(self) -> Iterator[NetworkDefinition]:
         with self._counted("list"):
-            return self._api.network_definitions()
+            yield from self._api.network_definitions()
 
     def definition_changes(self) -> Iterator[None]:
         with self._counted("watch"):
@@ -107,6 +108,9 @@ class GuardedApi:
     def write_lease(self, changed: Lease) -> Lease:
         with self._counted("update"):
             return self._api.write_lease(changed)
+
+    def unreadable(self) -> Sequence[Unreadable]:
+        return self._api.unreadable()
 
     def report(self, reason: str, message: str, regarding: Mapping[str, Any]) -> None:
         self._api.report(reason, message, regarding)

@@ -10,9 +10,18 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Generic, NamedTuple
 
-from ipam.cluster.api import ApiError, ClusterApi, Node, NotFound, WatchExpired
+from base import loops
+from ipam.cluster.api import (
+    ApiError,
+    ClusterApi,
+    Listing,
+    Node,
+    NotFound,
+    Unreadable,
+    WatchExpired,
+)
 from ipam.cluster.controller.complaints import Complaint
-from ipam.cluster.objects import AnyResource
+from ipam.cluster.objects import AnyResource, Resource
 
 LIST_EVERY = 600.0  # seconds: an event that was lost is not missed for ever
 LEAST_PAUSE, LONGEST_PAUSE = 0.1, 30.0  # seconds between two watches
@@ -43,6 +52,7 @@ class Follower:
         while not self._closed.is_set():
             try:
                 self._follow()
+                loops.worked(f"following {self._what}")
                 pause = 1.0
                 self._closed.wait(LEAST_PAUSE)
             except WatchExpired:
@@ -53,6 +63,7 @@ class Follower:
                 pause = min(2 * pause, LONGEST_PAUSE)
             except Exception:  # noqa: BLE001 - the outermost edge: a defect must not end the thread
                 _log.exception("following %s", self._what)
+                loops.failed(f"following {self._what}")
                 self._closed.wait(LONGEST_PAUSE)
 
     def _follow(self) -> None:
@@ -61,7 +72,8 @@ class Follower:
 
 
 class Mirror(Follower, Generic[AnyResource]):
-    """All objects of a kind, or those in a namespace, or with these fields.
+    """All objects of a kind, or those in a namespace, or with these fields. One that cannot be read
+    any more stays as it was.
 
     `changed` is called after a change.
     """
@@ -97,7 +109,7 @@ class Mirror(Follower, Generic[AnyResource]):
         listing = self._api.list(self._kind, self._fields, self._namespace)
         self._complaint.works()
         with self._lock:
-            self._objects = {_key(each): each for each in listing.items}
+            self._objects = self._last(listing) | {_key(each): each for each in listing.items}
         self._changed()
         version = listing.resource_version
         # The pause is for a server, or a proxy, that ends each watch at once.
@@ -113,9 +125,14 @@ class Mirror(Follower, Generic[AnyResource]):
                         self._objects[_key(change.object)] = change.object
                 self._changed()
 
+    def _last(self, listing: Listing[AnyResource]) -> dict[tuple[str, str], AnyResource]:
+        """The objects that cannot be read now, as they were."""
+        known, keys = self._objects or {}, map(_key, listing.unreadable)
+        return {key: known[key] for key in keys if key in known}
 
-def _key(resource: AnyResource) -> tuple[str, str]:
-    return resource.metadata.namespace, resource.metadata.name
+
+def _key(found: Resource | Unreadable) -> tuple[str, str]:
+    return found.metadata.namespace, found.metadata.name
 
 
 class Signal(Follower):

@@ -76,7 +76,8 @@ def _with_spaces(
     shared: defaultdict[tuple[str, Network], list[Ranged]] = defaultdict(list)
     for each in ranged:
         if each.pool.spec.shared:
-            private = _private_block(each, index)
+            # One that is Ready stays so: a private pool beside it lies in its space.
+            private = None if is_ready(each.pool) else _private_block(each, index)
             if private is not None:
                 planned[each.name] = _waiting_for(private, each)
             for network in Rails.readable(each.pool.spec).networks:

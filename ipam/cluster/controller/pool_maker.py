@@ -6,8 +6,14 @@ from collections.abc import Callable, Iterable
 
 from msgspec.structs import replace
 
-from ipam.cluster.api import AlreadyExists, ClusterApi, NetworkDefinition, Refused
-from ipam.cluster.controller.definitions import DemandedPool, UnusableDefinition, demand, not_of
+from ipam.cluster.api import AlreadyExists, ClusterApi, Refused
+from ipam.cluster.controller.definitions import (
+    DemandedPool,
+    ReadDefinition,
+    UnusableDefinition,
+    demand,
+    not_of,
+)
 from ipam.cluster.controller.reports import Reports
 from ipam.cluster.controller.steps import Steps
 from ipam.cluster.objects import GROUP, AddressPool, Compat, Meta
@@ -45,7 +51,7 @@ class PoolMaker:
 
     def make(
         self,
-        definitions: Iterable[NetworkDefinition],
+        definitions: Iterable[ReadDefinition],
         pools: dict[str, AddressPool],
         steps: Steps,
     ) -> int:

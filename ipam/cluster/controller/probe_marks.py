@@ -29,6 +29,9 @@ def mark(api: ClusterApi, block: AddressBlock, pools: MutableMapping[str, Addres
 
     ApiError: then the block must not be freed yet.
     """
+    own = pools.get(block.spec.pool)
+    if own is not None and geometry.why_wrong(block, own):
+        return  # no node leases addresses by it
     try:
         covered = [geometry.interval(block)]
     except ValueError:  # it covers nothing that a node could lease

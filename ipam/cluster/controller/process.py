@@ -6,8 +6,11 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from ipam.cluster.api import ClusterApi, NetworkDefinition
+from base import loops
+from ipam.cluster.api import ClusterApi, Unreadable
+from ipam.cluster.controller import definitions
 from ipam.cluster.controller.complaints import Complaint
+from ipam.cluster.controller.definitions import ReadDefinition
 from ipam.cluster.controller.guarded import GuardedApi, NotLeading
 from ipam.cluster.controller.leadership import RENEW_EVERY, Leadership
 from ipam.cluster.controller.mirror import Mirror, NodePoll, Polled, Signal
@@ -62,7 +65,7 @@ class LiveView:
         self._reservations = Mirror(api, AddressReservation, changed)
         self._ippools = Mirror(api, NvIPPool, changed, namespace=nv_ipam) if nv_ipam else None
         self._cidrpools = Mirror(api, NvCIDRPool, changed, namespace=nv_ipam) if nv_ipam else None
-        self._definitions: Sequence[NetworkDefinition] = ()
+        self._definitions: Sequence[ReadDefinition] = ()
         self._definitions_at: float | None = None
         self._redefined = Signal(api.definition_changes, changed)
 
@@ -99,8 +102,11 @@ class LiveView:
         return self._nodes.last
 
     def _read_definitions(self, now: float) -> None:
-        self._definitions = self._api.network_definitions()
-        self._definitions_at = now
+        found = list[ReadDefinition]()
+        for each in self._api.network_definitions():
+            self._steps.progress()  # tenants decide how much there is to read
+            found += definitions.read([each])
+        self._definitions, self._definitions_at = found, now
 
     def close(self) -> None:
         """Follow nothing any more."""
@@ -176,10 +182,17 @@ class ControllerProcess:
         return self._clock()
 
     def alive(self) -> tuple[bool, str]:
-        """Whether both loops go on, with or without an API server."""
+        """Whether all loops go on, with or without an API server, and do not only fail."""
         now = self._clock()
         stuck = [name for name, at in self._stepped_at.items() if now - at > STUCK_AFTER]
-        return not stuck, f"stuck: {', '.join(stuck)}" if stuck else "alive"
+        if stuck:
+            return False, f"stuck: {', '.join(stuck)}"
+        failing = loops.failing()
+        return not failing, failing or "alive"
+
+    def unreadable(self) -> Sequence[Unreadable]:
+        """The objects that could not be read, for metrics."""
+        return self._api.unreadable()
 
     def ready(self) -> tuple[bool, str]:
         """A process that may lead when another one ends is ready, too."""
@@ -241,8 +254,10 @@ class ControllerProcess:
             if not errors:
                 self._complaint.works()
             self.rounds += 1
+            loops.worked("rounds")
         except NotLeading:
             return
         except Exception:  # noqa: BLE001 - the outermost edge: a defect must not end the rounds
             self.errors["round", "Defect"] += 1
             _log.exception("this round failed")
+            loops.failed("rounds")

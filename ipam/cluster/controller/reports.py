@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from ipam.cluster.api import ClusterApi
+from ipam.cluster.api import ClusterApi, Unreadable
 from ipam.cluster.controller.definitions import UnusableDefinition
 from ipam.cluster.objects import AddressPool, AddressReservation, Resource
 
@@ -50,6 +50,13 @@ class Reports:
             regarding["namespace"] = meta.namespace
         regarding |= {"name": meta.name, "uid": meta.uid}
         self._report(reason, message, regarding, once=once or message)
+
+    def unreadable(self, found: Unreadable) -> None:
+        """That an object cannot be read, or not all of it."""
+        meta = found.metadata
+        regarding = {"apiVersion": found.api, "kind": found.kind, "namespace": meta.namespace}
+        regarding |= {"name": meta.name, "uid": meta.uid}
+        self._report("Unreadable", found.why, regarding, once=found.why)
 
     def reservation(self, reason: str, message: str, reservation: AddressReservation) -> None:
         """Something about a reservation."""

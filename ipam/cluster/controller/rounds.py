@@ -19,15 +19,15 @@ from ipam.cluster.api import (
     ApiError,
     ClusterApi,
     Conflict,
-    NetworkDefinition,
     Node,
     NotFound,
     Refused,
 )
-from ipam.cluster.controller.audit import contradictions
+from ipam.cluster.controller.audit import contradictions, decisive
 from ipam.cluster.controller.block_index import BlockIndex
 from ipam.cluster.controller.bound_pods import BoundPods
 from ipam.cluster.controller.claim_ends import ClaimEnds
+from ipam.cluster.controller.definitions import ReadDefinition, read
 from ipam.cluster.controller.machines import Machines, Standing
 from ipam.cluster.controller.market import Market
 from ipam.cluster.controller.nv_overlaps import Overlap, tell_overlaps
@@ -71,7 +71,7 @@ class World(msgspec.Struct, frozen=True, kw_only=True):
     read_at: float
     read_until: float
     nodes: tuple[Node, ...]
-    definitions: tuple[NetworkDefinition, ...]
+    definitions: tuple[ReadDefinition, ...]
     pools: tuple[AddressPool, ...]
     blocks: tuple[AddressBlock, ...]
     requests: tuple[AddressRequest, ...]
@@ -111,7 +111,7 @@ def read_world(api: ClusterApi, clock: Callable[[], float], nv_ipam: str = "") -
         read_at=read_at,
         read_until=clock(),
         nodes=nodes,
-        definitions=tuple(api.network_definitions()),
+        definitions=tuple(read(api.network_definitions())),
         pools=api.list(AddressPool).items,
         blocks=api.list(AddressBlock).items,
         requests=api.list(AddressRequest).items,
@@ -169,8 +169,9 @@ class Rounds:
         """Do everything once. A step that fails is left for the next round: see `steps`."""
         pools = {pool.metadata.name: pool for pool in world.pools}
         unusable = self._pool_maker.make(world.definitions, pools, self.steps)
+        blocks = decisive(world.blocks, pools)
         nv_pools: tuple[NvPool, ...] = (*world.ippools, *world.cidrpools)
-        unusable += self._nv_pools.keep(nv_pools, world.shares, pools, world.blocks, self.steps)
+        unusable += self._nv_pools.keep(nv_pools, world.shares, pools, blocks, self.steps)
         overlapping = tell_overlaps(nv_pools, self._reports)
         unusable += self._nv_prefixes.keep(world.cidrpools, world.nodes, world.shares, self.steps)
         self._bound_pods.begin()
@@ -179,11 +180,11 @@ class Rounds:
         standings = self._reclaim.step(world.blocks, pools, machines, polled, self.steps)
         if self._claim_ends is not None:
             self._claim_ends.step(world.reservations, self.steps)
-        self._owner_ends.step(world.reservations, world.blocks, pools, self.steps)
-        reserve(self._api, world.reservations, world.blocks, self.steps)
+        self._owner_ends.step(world.reservations, blocks, pools, self.steps)
+        reserve(self._api, world.reservations, blocks, self.steps)
         requests = self._requests.collect(world.requests, pools, machines, self.steps)
         self._reclaim_shares.step(world.shares, {}, machines, polled, self.steps)
-        index = BlockIndex(world.blocks)
+        index = BlockIndex(blocks)
         self._requests.answer(requests, pools, Market(index, standings), self.steps)
         found = contradictions(pools, world.blocks, index)
         quarantined = _quarantined(world.blocks, standings)
@@ -194,10 +195,12 @@ class Rounds:
         for reservation, why in refused(world.reservations, pools):
             refusals[reservation.spec.pool].append(f"{name_of(reservation)}: {why}")
             self._reports.reservation("AddressReservationRefused", why, reservation)
-        full = self._full(world.blocks, pools)
+        full = self._full(blocks, pools)
         texts = PoolTexts(conflicts, refusals, full, overlapping.sentences)
-        self._write_statuses(pools, world.blocks, index, machines.count, quarantined, texts)
-        over_limit = self._watch_limits(world.blocks, pools)
+        self._write_statuses(pools, blocks, index, machines.count, quarantined, texts)
+        over_limit = self._watch_limits(blocks, pools)
+        for unreadable in self._api.unreadable():
+            self._reports.unreadable(unreadable)
         return Seen(
             pools=tuple(pools.values()),
             states=Counter(block.spec.state for block in world.blocks),
@@ -227,7 +230,7 @@ class Rounds:
         if any(_decides(plan, pools[name], marks) for name, plan in planned.items()):
             # What is decided must not rest on what a watch has shown: look now.
             try:
-                blocks = self._api.list(AddressBlock).items
+                blocks = decisive(self._api.list(AddressBlock).items, pools)
             except ApiError as error:
                 self.steps.failed(error)
                 marks = ProbeMarks(pools.values(), ())

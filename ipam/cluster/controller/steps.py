@@ -15,7 +15,7 @@ class Steps:
     """Does steps, and remembers which of them failed. `progress` is called before each."""
 
     def __init__(self, progress: Callable[[], object] = lambda: None) -> None:
-        self._progress = progress
+        self.progress = progress
         self._failures: dict[str, dict[str, int]] = {}  # by kind and name, one after the other
         self._errors: list[ApiError] = []
 
@@ -38,7 +38,7 @@ class Steps:
         for name, item in sorted(items, key=lambda each: counts[each[0]]):
             if left == 0:
                 break
-            self._progress()
+            self.progress()
             try:
                 step(item)
             except NotLeading:

@@ -19,6 +19,7 @@ from cni.spec.errors import CNIError
 from ipam.addresses import Interval, parse_interval
 from ipam.cluster import geometry
 from ipam.cluster.api import ClusterApi, NotFound
+from ipam.cluster.geometry import why_wrong
 from ipam.cluster.nv_ipam.objects import Invalid, NvCIDRPool, NvIPPool, NvPool
 from ipam.cluster.nv_ipam.overlaps import Overlaps
 from ipam.cluster.nv_ipam.own_pools import key_of, name_of, whole_of
@@ -41,6 +42,7 @@ def beside_now(
         block
         for each in _meeting(pools.values(), pool)
         for block in api.list(AddressBlock, {"spec.pool": each.metadata.name}).items
+        if not why_wrong(block, each)
     ]
     shares = [
         share

@@ -208,6 +208,55 @@ def test_without_a_thread_and_without_a_way_to_start_one_no_job_can_be_taken(
     assert workers.close(PATIENCE)
 
 
+def test_jobs_that_wait_leave_their_places_to_other_jobs(namespace: NetworkNamespace) -> None:
+    """Also a job that waits in a pod's namespace, while the thread of the next job starts."""
+    workers = Workers(1)
+    go_on = threading.Event()
+    seen: list[int] = []
+
+    def wait(job: Job) -> None:
+        namespaces.setns(namespace.descriptor, "entering")
+        with workers.aside(job), workers.aside(job):
+            go_on.wait(PATIENCE)
+        seen.append(here())
+
+    for _ in range(3):
+        workers.submit(Job(wait))
+        submit(workers, lambda: seen.append(here()))
+    until(lambda: len(seen) == 3)
+    assert (workers.running, workers.threads) == (3, 4)
+    go_on.set()
+    until(lambda: workers.running == 0)
+    assert seen == [here()] * 3 + [namespace.inode] * 3
+    assert workers.close(PATIENCE)
+
+
+def test_no_job_begins_while_more_jobs_work_than_there_are_places() -> None:
+    workers = Workers(1)
+    go_on, end = threading.Event(), threading.Event()
+    working: list[int] = []
+
+    def wait(job: Job) -> None:
+        with workers.aside(job):
+            go_on.wait(PATIENCE)
+        working.append(1)
+        end.wait(PATIENCE)
+
+    for _ in range(3):
+        workers.submit(Job(wait))
+    until(lambda: workers.running == 3)
+    go_on.set()
+    until(lambda: len(working) == 3)
+    done = threading.Event()
+    submit(workers, done.set)
+    workers.tend()
+    assert (done.wait(0.1), workers.waiting) == (False, 1)
+    end.set()
+    assert done.wait(PATIENCE)
+    until(lambda: workers.threads == 1)
+    assert workers.close(PATIENCE)
+
+
 def test_threads_that_have_nothing_to_do_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers_module, "IDLE_TIME", 0.1)
     workers = Workers(4)

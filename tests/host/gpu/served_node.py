@@ -36,6 +36,7 @@ class ServedNode:
         self.tenants: list[Tenant] = []
         self.report: Callable[[OverUse | Refusal], object] = self._keep
         self.reported: list[OverUse] = []
+        self.sick: list[str] = []
         self.service: GpuService | None = None
 
     def _keep(self, told: OverUse | Refusal) -> None:
@@ -48,6 +49,16 @@ class ServedNode:
         )
 
     def start(
+        self,
+        on_overuse: Action = "report",
+        kill_unaccounted: bool = False,
+        tiers: Sequence[TieredGPU] | None = None,
+    ) -> GpuService:
+        service = self.make(on_overuse, kill_unaccounted, tiers)
+        service.start()
+        return service
+
+    def make(
         self,
         on_overuse: Action = "report",
         kill_unaccounted: bool = False,
@@ -66,9 +77,9 @@ class ServedNode:
             lambda told: self.report(told),
             tiers=None if tiers is None else lambda: tiers,
             rooms=PlainRooms(),
+            sick=lambda uuid, fault: self.sick.append(uuid),
         )
         self.stack.callback(self.service.close)
-        self.service.start()
         return self.service
 
     def container(self, group: str, *limits: Limit) -> MadeContainer:

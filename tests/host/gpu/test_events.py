@@ -7,7 +7,7 @@ from typing import cast
 
 import pytest
 
-from agent.gpu_events import KILLED, OVER, REFUSED, GpuEvents
+from agent.events import KILLED, OVER, REFUSED, AgentEvents
 from gpu import refusals, service, shares
 from gpu.enforcement import LOOKS, OverUse
 from gpu.group_limits import Limit
@@ -54,13 +54,13 @@ def api() -> FakeApi:
 @pytest.fixture
 def node(tmp_path: Path, api: FakeApi) -> Iterator[ServedNode]:
     """A node whose agent has an API server."""
-    events = GpuEvents(
+    events = AgentEvents(
         {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, lambda environ: cast(ClusterApi, api)
     )
     with ExitStack() as stack:
         stack.callback(events.close)
         node = ServedNode(tmp_path, stack)
-        node.report = events.tell
+        node.report = events.of_gpu
         node.install_driver()
         yield node
 

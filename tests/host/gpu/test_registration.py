@@ -108,6 +108,62 @@ def test_containers_of_one_pod_are_told_apart_by_the_region_that_they_see(
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("seen", ["before", "its parent", "never"])
+def test_a_process_that_changes_its_root_stays_in_its_containers_group(
+    node: GroupsNode, tmp_path: Path, seen: str
+) -> None:
+    first = node.container("a")
+    container = node.container("b", pod_uid=first.container.pod_uid)
+    script = """
+        read go
+        mkdir -p /run/podfabric/gpu && mount -t tmpfs none /run/podfabric/gpu &&
+        touch /run/podfabric/gpu/region && mount --bind "$0" /run/podfabric/gpu/region
+        root=$1; shift
+        [ "$root" = / ] || mount --bind / "$root"
+        $EXEC chroot "$root" "$@"
+    """
+
+    def asked(root: Path, how: str) -> str:
+        command = [
+            *("unshare", "-m", "sh", "-ec", script.replace("$EXEC", how)),
+            *(str(node.groups.root / "b/region"), str(root)),
+            *(sys.executable, "-c", ONCE, str(node.socket("b"))),
+        ]
+        with subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as process:
+            container.take(process.pid)
+            printed, _ = process.communicate("go\ngo\n")
+        return printed.strip()
+
+    changed = tmp_path / "root"
+    changed.mkdir()
+    if seen == "before":
+        assert asked(Path("/"), "exec") == str(layout.STATUS_OK)
+    answer = asked(changed, "" if seen == "its parent" else "exec")
+    assert answer == str(layout.STATUS_STRANGER if seen == "never" else layout.STATUS_OK)
+
+
+def test_processes_that_lose_their_slots_hold_no_descriptor_of_the_agent(node: GroupsNode) -> None:
+    def pidfds() -> int:
+        links = Path("/proc/self/fd").iterdir()
+        return sum("pidfd" in str(link.readlink()) for link in links if link.is_symlink())
+
+    before = pidfds()
+    container = node.container("a")
+    with ExitStack() as stack:
+        for _ in range(6):  # each takes the slot that the one before has not entered
+            client = stack.enter_context(container.client(node.socket("a")))
+            assert client.register(5)[0] == layout.STATUS_OK
+        assert node.alive("a") == {5: client.pid}
+        until(lambda: pidfds() == before + 1)
+        assert client.register(5)[0] == layout.STATUS_OK  # again, and another slot
+        assert client.register(6)[0] == layout.STATUS_OK
+        until(lambda: pidfds() == before + 1)
+        node.groups.remove("a")
+        until(lambda: pidfds() == before)
+
+
 ONCE = """
 import socket, struct, sys
 input()

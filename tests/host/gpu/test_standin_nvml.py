@@ -131,7 +131,7 @@ def _samples(node: Node, since_us: int = 0) -> list[list[int]] | int:
     return found
 
 
-def test_utilization_is_each_processs_share_of_the_newest_period_with_its_time(
+def test_utilization_is_the_mean_of_each_process_since_the_last_question(
     make_node: MakeNode, run: Run
 ) -> None:
     node = make_node(manual_clock=True, slice_ns=5 * MS, sample_ns=100 * MS)
@@ -146,7 +146,7 @@ def test_utilization_is_each_processs_share_of_the_newest_period_with_its_time(
     assert _ask(node, "n.nvmlDeviceGetUtilizationRates(gpu).gpu") == 100
     _work(second, "c_30ms")
     node.let_pass(100 * MS)
-    assert _samples(node) == [[first.pid, 100_000, 75], [second.pid, 200_000, 30]]
+    assert _samples(node) == [[first.pid, 100_000, 38], [second.pid, 200_000, 28]]
     assert _samples(node, 100_000) == [[second.pid, 200_000, 30]]
     assert _samples(node, 200_000) == NOT_FOUND
     newer = _ask(node, "r = n.nvmlDeviceGetProcessesUtilizationInfo(gpu, 100000)", _SAMPLES)

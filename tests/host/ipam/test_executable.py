@@ -124,7 +124,7 @@ def test_a_full_range_is_110_and_its_status_50(runtime: Runtime) -> None:
         address_of(add(runtime, f"c{number}", TINY))
     full = add(runtime, "c3", TINY)
     assert (full.exit_code, full.document["code"]) == (1, 110)
-    assert full.document["msg"].startswith("Could not allocate IP in range")
+    assert full.document["msg"].startswith("[podfabric 110] no free address in ")
     status = runtime.call("STATUS", TINY)
     assert (status.exit_code, status.document["code"]) == (1, 50)
 

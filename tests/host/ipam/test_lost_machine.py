@@ -1,4 +1,5 @@
-"""A machine whose Node is gone still runs a pod: the next node's pod does not get its address.
+"""A machine whose Node is gone still runs a pod: the next node's pod does not get its address. Nor
+that of a machine outside of the cluster, where the definition has each address probed.
 
 Namespaces are the node, its pod, and the lost machine. `place` is what the ADD of sriov does once
 it has chosen a device: here one end of a veth pair.
@@ -7,6 +8,7 @@ it has chosen a device: here one end of a veth pair.
 import json
 from collections.abc import Iterator
 from contextlib import ExitStack
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -15,6 +17,7 @@ import pytest
 
 from base.paths import Paths
 from cni.spec.attachment import Attachment
+from cni.spec.notes import collected
 from cni.sriov.interface import place
 from cni.sriov.plan import DevicePlan
 from cni.sriov.record import DeviceRecord
@@ -25,10 +28,11 @@ from host.netlink import netlink
 from host.pci import Function
 from ipam.delegation import InProcess
 from ipam.store import AddressInUse
+from tests.fake_api import FakeApi
 from tests.host.test_netdev_move import run
-from tests.unit.ipam.calls import request
+from tests.unit.ipam.calls import Calls, request
 from tests.unit.ipam.cluster.controller.cluster import GONE_AFTER, MARGIN, OFFLINE, Cluster
-from tests.unit.ipam.cluster.nodes import ClusterNode
+from tests.unit.ipam.cluster.nodes import RANGE, ClusterNode, put_pool
 
 ATTACHMENT = Attachment("fabric", "p1-1", "net1")
 FUNCTION = Function(
@@ -123,6 +127,54 @@ def test_a_pod_does_not_get_an_address_that_a_lost_machine_still_has(
     assert node.held() == set()
     assert fabric.add(ipam_of(node, range_, size)) == [second]
     assert node.held() == {second}
+
+
+@pytest.mark.parametrize(
+    ("ipam", "taken", "given"),
+    [
+        ({"range": "10.65.0.0/24"}, ["10.65.0.1", "10.65.0.2"], ["10.65.0.3"]),
+        (
+            {"ipRanges": [{"range": "10.65.0.0/24"}, {"range": "fd00:65::/120"}]},
+            ["fd00:65::1"],
+            ["10.65.0.1", "fd00:65::2"],
+        ),
+        ({"range": "10.65.0.0/30"}, ["10.65.0.1", "10.65.0.2"], []),
+        ({"addresses": [{"address": "10.65.0.1/24"}]}, ["10.65.0.1"], []),
+    ],
+)
+def test_where_each_address_is_probed_the_pod_gets_the_first_that_no_machine_answers_for(
+    stack: ExitStack, tmp_path: Path, ipam: dict[str, Any], taken: list[str], given: list[str]
+) -> None:
+    node = Calls(tmp_path)
+    fabric = Fabric(stack)
+    for address in taken:
+        prefix = 120 if ":" in address else 24
+        run("-n", fabric.lost, "address", "add", f"{address}/{prefix}", "dev", "far", "nodad")
+    call = InProcess(request("ADD", {**ipam, "probe": "always"}, "c1"), node.plugin)
+    with collected() as notes:
+        if given:
+            assert fabric.add(call) == given
+        else:
+            with pytest.raises(AddressInUse, match=rf"{taken[-1]} \({LOST}\)"):
+                fabric.add(call)
+    assert all(f"{address} ({LOST})" in notes.text for address in taken)
+    assert sorted(node.held()) == given
+
+
+def test_where_each_address_is_probed_a_pool_gives_the_next_one_and_people_are_told(
+    stack: ExitStack, tmp_path: Path
+) -> None:
+    server = FakeApi()
+    put_pool(server)
+    node = ClusterNode(server, tmp_path)
+    stack.callback(node.close)
+    fabric = Fabric(stack)
+    lowest = ip_address(*node.add("p0"))  # of the node's block
+    run("-n", fabric.lost, "address", "add", f"{lowest + 1}/24", "dev", "far")
+    asked = request("ADD", {"range": RANGE, "probe": "always"}, "c1", pod="p1")
+    assert fabric.add(InProcess(asked, node.plugin)) == [f"{lowest + 2}"]
+    node.steps(2)
+    assert [each.reason for each in node.server.events] == ["AddressInUse"]
 
 
 def test_a_pod_without_carrier_gets_the_address_and_people_are_told(

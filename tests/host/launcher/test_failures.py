@@ -38,8 +38,8 @@ def test_absent_agent_is_an_error_that_says_how_to_start_it(
     assert outcome.error == {
         "cniVersion": "1.1.0",
         "code": 11,
-        "msg": f'the podfabric agent at "{launcher.socket}" cannot be reached (ENOENT, errno 2): '
-        f"{START} and try again",
+        "msg": f'[podfabric 11] the podfabric agent at "{launcher.socket}" cannot be reached '
+        f"(ENOENT, errno 2): {START} and try again",
     }
     assert outcome.stderr == b""
 
@@ -241,7 +241,10 @@ def test_invalid_deadline_is_an_error(launcher: Launcher, value: str) -> None:
     error = launcher.run(launcher.environ(PODFABRIC_TIMEOUT=value)).error
     assert error["code"] == 4
     shown = value.replace(" ", "\\x20")
-    assert error["msg"] == f'PODFABRIC_TIMEOUT is "{shown}": give whole seconds, 1 to 3600'
+    assert (
+        error["msg"]
+        == f'[podfabric 4] PODFABRIC_TIMEOUT is "{shown}": give whole seconds, 1 to 3600'
+    )
 
 
 def test_path_of_the_socket_has_a_limit(launcher: Launcher) -> None:

@@ -11,7 +11,7 @@ from tests.netns import ip
 VERSIONS = ("0.3.1", "0.4.0", "1.0.0")
 ADDRESSES = {"range": "10.77.0.0/24", "gateway": "10.77.0.1"}
 PARENT = "parent0"
-EXHAUSTED = "Could not allocate IP in range: "
+EXHAUSTED = "no free address in "
 PLUGINS: dict[str, dict[str, Any]] = {
     "bridge": {"type": "bridge", "bridge": "fabric", "isGateway": True},
     "macvlan": {"type": "macvlan", "master": PARENT},

@@ -158,24 +158,32 @@ static int64_t newest_period(void)
     return now < age ? -1 : (int64_t)((now - age) / ledger->sample_ns) - 1;
 }
 
-/* A process' newest sample that is shown, and newer than `last_seen_us`; 0 where it has none. */
+/* A process' mean use since `last_seen_us`, or of all periods that are kept, and the end of the last
+ * period in which it used the GPU; 0 where it used none. A real driver counts a whole period to one
+ * process (docs/gpu-compute.md). */
 static int sample_of(const struct use *use, unsigned pid, uint64_t last_seen_us,
                      struct utilization *found)
 {
     const uint64_t length = ledger->sample_ns;
     const int64_t newest = newest_period();
-    const struct sample *best = NULL;
-    for (const struct sample *one = use->samples; one < use->samples + SAMPLES; one++)
-        if (one->busy > 0 && (int64_t)one->period <= newest &&
-            (best == NULL || one->period > best->period))
-            best = one;
-    if (best == NULL)
+    uint64_t busy = 0, last = 0;
+    int64_t count = 0;
+    for (int64_t period = newest; period >= 0 && period > newest - SAMPLES; period--) {
+        const struct sample *one = &use->samples[period % SAMPLES];
+        uint64_t end = microseconds((uint64_t)(period + 1) * length);
+        if (end <= last_seen_us + length / 2000) /* the two clocks differ by little */
+            break;
+        count++;
+        if (one->busy == 0 || (int64_t)one->period != period)
+            continue;
+        busy += one->busy;
+        last = last > 0 ? last : end;
+    }
+    if (last == 0)
         return 0;
-    uint64_t time = microseconds((best->period + 1) * length);
-    if (time <= last_seen_us)
-        return 0;
-    unsigned percent = (unsigned)((best->busy * 100 + length / 2) / length);
-    *found = (struct utilization){.pid = pid, .time_us = time, .sm = percent < 100 ? percent : 100};
+    uint64_t all = (uint64_t)count * length;
+    unsigned percent = (unsigned)((busy * 100 + all / 2) / all);
+    *found = (struct utilization){.pid = pid, .time_us = last, .sm = percent < 100 ? percent : 100};
     return 1;
 }
 

@@ -80,7 +80,7 @@ def test_error_is_counted_by_its_code_and_notes_come_along() -> None:
 
     exit_code, stderr, stdout, seen = called(does)
     assert (exit_code, stderr, seen) == (1, b"seen\n", [("noop", "DEL", 103)])
-    assert json.loads(stdout)["msg"] == "no"
+    assert json.loads(stdout)["msg"] == "[podfabric 103] no"
 
 
 def test_unknown_plugin_is_told_what_there_is() -> None:

@@ -36,7 +36,7 @@ def paths(tmp_path: Path) -> Paths:
         paths.state / "identity",
         paths.state / ".identity.7.8",
         paths.state / "of-somebody-else",
-        paths.state / departure.LOCK,
+        paths.agent_lock,
         paths.cluster_policies,
         paths.state / ".cluster_policies.json.tmp",
         paths.run / "state-1.json",
@@ -102,7 +102,7 @@ def test_killed_removal_is_finished_by_whoever_comes_next(
         with suppress(Killed):
             departure.remove(paths, uninstall, lambda: False)
     whole = (paths.ipam / "mark").exists() and (paths.ipam / "store.db").exists()
-    none = set(names(paths.state)) <= {departure.LOCK, "of-somebody-else"}
+    none = set(names(paths.state)) <= {paths.agent_lock.name, "of-somebody-else"}
     assert whole or none or departure.removal_has_begun(paths)
     departure.remove(paths, uninstall, lambda: False)
     assert is_removed(paths)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from agent.events import AgentEvents
 from agent.gpu_limits import AgentGpuLimits
 from base.paths import Paths
 from deviceplugin.pools.config import DevicePluginConfig
@@ -20,7 +21,7 @@ UNITS = GpuPoolConfig(mode="units")
 def limits(tmp_path: Path) -> Iterator[AgentGpuLimits]:
     names = ("proc", "run", "state", "sys")
     paths = Paths(host=tmp_path, **{name: tmp_path / name for name in names})
-    made = AgentGpuLimits(paths, lambda: (), lambda: ())
+    made = AgentGpuLimits(paths, lambda: (), lambda: (), AgentEvents({}))
     yield made
     made.close()
 

@@ -12,11 +12,32 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.settings import Settings, SettingsError, WatchedSettings, listen_address, load, parse
+from agent import settings
+from agent.settings import Loaded, Settings, WatchedSettings, listen_address
 from base import documents
 from base import watching as file_watch
+from cni.spec.errors import CNIError
 from tests.plugins import CHECKOUT
 from tests.waiting import PATIENCE, until
+
+
+class Mistake(Exception):
+    """Of the first section that has one."""
+
+
+def load(path: Path) -> Settings:
+    return without_mistake(settings.load(path))
+
+
+def parse(content: bytes, name: str) -> Settings:
+    return without_mistake(settings.parse(content, name))
+
+
+def without_mistake(loaded: Loaded) -> Settings:
+    for text in loaded.mistakes.values():
+        raise Mistake(text)
+    assert not loaded.unread
+    return loaded.settings
 
 
 def test_no_file_is_all_defaults(tmp_path: Path) -> None:
@@ -101,7 +122,7 @@ def test_json_is_read_as_json() -> None:
     ],
 )
 def test_a_mistake_is_named(content: bytes, error: str) -> None:
-    with pytest.raises(SettingsError) as raised:
+    with pytest.raises(Mistake) as raised:
         parse(content, "f")
     assert str(raised.value).startswith(error)
     assert "\n" not in str(raised.value)
@@ -111,18 +132,18 @@ def test_a_mistake_is_named(content: bytes, error: str) -> None:
 def test_any_content_is_settings_or_an_error(content: bytes | str) -> None:
     try:
         parse(content if isinstance(content, bytes) else content.encode(), "f")
-    except SettingsError as error:
+    except Mistake as error:
         assert str(error).startswith("f: ")
 
 
 def test_what_is_no_file_is_refused_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     for path in (tmp_path, tmp_path / "fifo"):
-        with pytest.raises(SettingsError, match=f"^{path}: "):
+        with pytest.raises(Mistake, match=f"^{path}: "):
             load(path)
     large = tmp_path / "large"
     large.write_bytes(b"#" * (documents.MAX_BYTES + 1))
-    with pytest.raises(SettingsError, match="is larger than"):
+    with pytest.raises(Mistake, match="is larger than"):
         load(large)
 
 
@@ -158,7 +179,13 @@ def watching(
     path: Path, look_every: float = NEVER, current: Settings | None = None
 ) -> Iterator[list[Settings]]:
     changes: list[Settings] = []
-    with closing(WatchedSettings(path, current or load(path), changes.append, look_every)):
+    now = Loaded(current) if current is not None else settings.load(path)
+
+    def changed(new: Loaded) -> None:
+        if not new.mistakes:
+            changes.append(new.settings)
+
+    with closing(WatchedSettings(path, now, changed, look_every)):
         time.sleep(2 * file_watch.SETTLE)  # its first look is over: what comes is seen as it comes
         yield changes
 
@@ -268,8 +295,56 @@ def test_a_broken_file_leaves_the_settings_in_force(
         assert changes == []
         replace(path, "agent: {workers: 2}")
         until(lambda: "can be used again" in caplog.text)
-        assert changes == []
+    assert changes == [Settings(workers=2)]
     assert [record.levelname for record in caplog.records] == ["ERROR", "INFO"]
+    assert "(until it is corrected: agent: what was read before stays)" in caplog.messages[0]
+
+
+GOOD = b"agent: {workers: 2}\npolicy: {whole_pfs: true}\nipam: {scope: cluster}\n"
+WRONG = {
+    "agent": b"agent: {workers: 0}\n",
+    "policy": b"policy: {whole_pf: true}\n",
+    "ipam": b"ipam: {scope: all}\n",
+}
+
+
+@pytest.mark.parametrize("section", WRONG)
+def test_a_mistake_stops_its_section_alone(section: str) -> None:
+    before = settings.parse(GOOD, "f")
+    new = b"agent: {workers: 3}\npolicy: {private_ranges: true}\nipam: {nv_ipam_namespace: x}\n"
+    content = b"".join(
+        WRONG[section] if line.startswith(section.encode()) else line
+        for line in new.splitlines(keepends=True)
+    )
+    loaded = settings.parse(content, "f", before)
+    assert list(loaded.mistakes) == [section]
+    assert not loaded.unread
+    wanted = settings.parse(new, "f").settings
+    for of, key in (("agent", "workers"), ("policy", "policy"), ("ipam", "ipam")):
+        source = before.settings if of == section else wanted
+        assert getattr(loaded.settings, key) == getattr(source, key)
+
+
+@pytest.mark.parametrize("content", [b"agents: {}\n", b"policy: [\n", b"- 1\n"])
+def test_a_mistake_outside_of_all_sections_changes_nothing(content: bytes) -> None:
+    before = settings.parse(GOOD, "f")
+    loaded = settings.parse(content, "f", before)
+    assert loaded.settings == before.settings
+    assert set(loaded.mistakes) == set(settings.SECTIONS)
+    assert not loaded.unread
+
+
+def test_a_section_that_was_never_read_is_unread_until_it_is() -> None:
+    loaded = settings.parse(b"".join(WRONG.values()), "f")
+    assert (loaded.settings, loaded.unread) == (Settings(), frozenset(WRONG))
+    loaded = settings.parse(WRONG["policy"] + b"agent: {workers: 2}\n", "f", loaded)
+    assert (loaded.settings, loaded.unread) == (Settings(workers=2), frozenset({"policy"}))
+    with pytest.raises(CNIError, match=r"policy.whole_pf: unknown key.*nothing was done"):
+        loaded.require("policy")
+    loaded.require("ipam")
+    loaded = settings.parse(GOOD, "f", loaded)
+    assert (loaded.mistakes, loaded.unread) == ({}, frozenset())
+    assert settings.parse(WRONG["policy"], "f", loaded).unread == frozenset()
 
 
 def test_the_log_tells_what_changed_and_what_waits(
@@ -304,7 +379,7 @@ def test_half_a_file_is_not_taken_for_the_whole(
 
 def test_the_watch_ends_at_once_and_leaves_nothing_open(tmp_path: Path) -> None:
     before = set(Path("/proc/self/fd").iterdir())
-    watched = WatchedSettings(tmp_path / "config.yaml", Settings(), print, NEVER)
+    watched = WatchedSettings(tmp_path / "config.yaml", Loaded(Settings()), print, NEVER)
     watched.close()
     watched.close()
     assert set(Path("/proc/self/fd").iterdir()) <= before  # others' may have been closed

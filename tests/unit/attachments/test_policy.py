@@ -98,11 +98,14 @@ def test_mtu_of_the_parent_needs_no_rule(server: Holding, mtu: int, code: int) -
         assert ipoib(server, policy=rules, mtu=mtu) == "ib0"
 
 
-def test_proxy_arp_and_match_device_need_rules(server: Holding) -> None:
+def test_proxy_arp_accept_ra_and_match_device_need_rules(server: Holding) -> None:
     server.give(POD, {f"{A}-0": [A]})
     rules = policy(parents("ib0"), set={"match_device": ["*"]})
     assert ipoib(server, policy=rules, master="ib0", match_device=False) == "ib0"
     assert refusal(ipoib, server, policy=rules, proxy_arp=True).code == 121
+    assert refusal(ipoib, server, policy=rules, accept_ra=True).code == 121
+    rules = policy(parents("ib0"), set={"accept_ra": [True]})
+    assert ipoib(server, policy=rules, master="ib0", accept_ra=True) == "ib0"
     assert refusal(ipoib, server, policy=policy({}), match_device=False).code == 121
 
 
@@ -126,6 +129,7 @@ def test_vf_of_another_pod_stays_refused_where_a_rule_has_it(card: Holding) -> N
         ("trust", "on", {"trust": [True]}),
         ("spoofchk", "off", {"spoofchk": [False]}),
         ("promisc", True, {"promisc": [True]}),
+        ("accept_ra", True, {"accept_ra": [True]}),
         ("allmulti", True, {"allmulti": ["*"]}),
         ("link_state", "enable", {"link_state": ["enable"]}),
         ("max_tx_rate", 0, {"max_tx_rate": [0]}),

@@ -40,6 +40,9 @@ class Made(InterfacePlugin):
         if attachment.container_id in self.stuck:
             raise HostError("removed too early: it is busy")
 
+    def adopt(self, attachment: Attachment, request: Request) -> None:
+        return None
+
     def compare(self, attachment: Attachment, request: Request) -> None:
         raise NotImplementedError
 

@@ -11,6 +11,7 @@ import pytest
 
 from base.paths import Paths
 from cli.commands import run
+from tools.use_it import printed_at, shown, without_chance
 
 _IN_MEMORY = Path("/dev/shm")  # a server has 800 files
 
@@ -42,6 +43,7 @@ class Shell:
         self, paths: Paths, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         self._capsys = capsys
+        self._paths = paths
         monkeypatch.delenv("FORCE_COLOR", raising=False)
         for field in Paths.__struct_fields__:
             monkeypatch.setenv(f"PODFABRIC_{field.upper()}", str(getattr(paths, field)))
@@ -55,3 +57,13 @@ class Shell:
             assert isinstance(ended.code, int)
             code = ended.code
         return Printed(code, *self._capsys.readouterr())
+
+    def as_shown(self, command: str) -> None:
+        """Run the command, which must print what a document says (`python -m tools.use_it`)."""
+        out = without_chance(self(*command.split()[1:]).out)
+        usual = Paths()
+        for field in sorted(Paths.__struct_fields__, key=len, reverse=True):
+            out = out.replace(str(getattr(self._paths, field)), str(getattr(usual, field)))
+        printed_at(command).parent.mkdir(parents=True, exist_ok=True)
+        printed_at(command).write_text(out)
+        assert shown().get(command) == out, "see what `python -m tools.use_it` changes"

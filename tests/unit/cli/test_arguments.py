@@ -3,6 +3,7 @@
 import argparse
 import signal
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,35 @@ def test_a_command_line_that_cannot_be_meant_is_refused(
     printed = shell(*given)
     assert (printed.code, printed.out) == (2, "")
     assert text in printed.err
+
+
+@pytest.mark.parametrize(
+    ("given", "usage", "text"),
+    [
+        ("install --bogus", "podfabric install ", "unrecognized arguments: --bogus\n"),
+        ("install --forse", "podfabric install ", 'did you mean "--force"?'),
+        ("explain a b", "podfabric explain ", "unrecognized arguments: b\n"),
+        ("ipam list --clustr", "podfabric ipam list ", 'did you mean "--cluster"?'),
+        ("ipam --cluster list", "podfabric ipam ", "unrecognized arguments: --cluster"),
+        ("ipam lst", "podfabric ipam ", 'did you mean "list"?'),
+        ("topo --json", "podfabric topo ", 'did you mean "-o json"?'),
+        ("topo -o jsn", "podfabric topo ", 'did you mean "json"?'),
+        ("doktor", "podfabric ", 'did you mean "doctor"?'),
+        ("help", "podfabric ", "invalid choice: 'help' (choose from 'ipam', "),
+        ("device-plugin -confg=a", "podfabric device-plugin ", 'did you mean "-config"?'),
+    ],
+)
+def test_a_wrong_word_has_the_usage_of_its_command_and_the_nearest_right_one(
+    shell: Shell, given: str, usage: str, text: str
+) -> None:
+    printed = shell(*given.split())
+    assert (printed.code, printed.out) == (2, "")
+    assert f"usage: {usage}" in printed.err
+    assert text in printed.err
+
+
+def test_version_is_that_of_the_installed_package(shell: Shell) -> None:
+    assert shell("--version")[:2] == (0, f"podfabric {version('podfabric')}\n")
 
 
 FLAGS: dict[str, list[str]] = {

@@ -1,5 +1,6 @@
 """`podfabric devices` on made-up servers: what pools offer, and why not."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -84,6 +85,45 @@ def test_what_containers_hold_is_counted_for_its_hca(shell_of: ShellOf, tmp_path
     assert held[second] == 0
 
 
+def test_who_holds_an_hca_is_told_as_far_as_the_kubelet_tells(
+    shell_of: ShellOf, tmp_path: Path
+) -> None:
+    paths = servers.dgx(tmp_path)
+    _configured(paths, "pools: [{name: rdma/hca}, {name: rdma/more, overlap: true}]")
+    first, second = servers.DGX_HCAS[:2]
+    ids = (f"{first}-0", f"{first}-1", f"{second}-0")
+    _allocated(
+        paths,
+        *(("rdma/hca", device_id, device_id[:-2]) for device_id in ids),
+        ("rdma/more", f"{first}-7", first),
+    )
+    entry = {"PodUID": "uid-1", "ContainerName": "main", "ResourceName": "rdma/hca"}
+    entries = [{**entry, "DeviceIDs": {"-1": ids[:2]}}]
+    paths.device_plugins.mkdir(parents=True)
+    content = json.dumps({"Data": {"PodDeviceEntries": entries}})
+    (paths.device_plugins / "kubelet_internal_checkpoint").write_text(content)
+
+    found = shell_of(paths)("devices", "-o", "json").document()
+    out = shell_of(paths)("devices").out
+    narrowed = shell_of(paths)("devices", "--pool", "rdma/more", "-o", "json").document()
+
+    unknown, known = {"pod": "", "name": ""}, {"pod": "uid-1", "name": "main"}
+    other = {"container": unknown, "resource": "rdma/more", "ids": 1}
+    held = {"container": known, "resource": "rdma/hca", "ids": 2}
+    assert found[0]["held"] == [other, held]
+    assert narrowed[0]["held"] == [other]
+    assert found[2]["held"] == []
+    table = out.partition("HELD BY")[2].partition("\n\n")[0].splitlines()[1:]
+    assert [line.split() for line in table] == [
+        [first, "not", "known", "-", "rdma/more", "1"],
+        [first, "uid-1", "main", "rdma/hca", "2"],
+        [second, "not", "known", "-", "rdma/hca", "1"],
+    ]
+    assert "\\n" not in out, "cells of both pools have lines of their own"
+    (note,) = (line for line in out.splitlines() if line.startswith("* who holds devices"))
+    assert "pod-resources/kubelet.sock: does not exist" in note
+
+
 def test_pools_and_the_reasons_of_those_that_do_not_offer_are_told(
     shell_of: ShellOf, tmp_path: Path
 ) -> None:
@@ -107,6 +147,7 @@ def test_the_table_has_both_parts(shell_of: ShellOf, tmp_path: Path) -> None:
     paths = servers.vfs(tmp_path)
     _configured(paths, TWO_POOLS)
 
+    shell_of(paths).as_shown("podfabric devices")
     out = shell_of(paths)("devices").out
 
     offered, _, rest = out.partition("NOT OFFERED")

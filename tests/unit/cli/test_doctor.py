@@ -112,6 +112,10 @@ def test_a_node_on_which_everything_runs_has_no_failure(
             kubelet.admit("pod", [{"name": "main", "limits": {"rdma/hca": 1}}])
 
             printed, text = shell("doctor", "-o", "json"), shell("doctor")
+            Tree(node.sys).port("mlx5_0", state="1: DOWN", physical_state="2: Polling")
+            _net(node, "ib2", up=False)
+            _process(node, 100, "containerd", EIGHT_MIB)
+            shell.as_shown("podfabric doctor")
         finally:
             plugin.close()
 

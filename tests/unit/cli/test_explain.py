@@ -21,11 +21,13 @@ from deviceplugin.plugin import DevicePlugin
 from deviceplugin.pools.config import DevicePluginConfig, PoolConfig
 from deviceplugin.pools.gpu_pool import GpuPoolConfig
 from gpu.settings import GpuLimitSettings
+from ipam.sqlite_store import SqliteStore
 from tests.kubelet import Kubelet
 from tests.unit.cli.commands import Shell, short_path
 from tests.unit.gpu.driver import Driver
 from tests.unit.host import servers
 from tests.unit.host.sysfs import Tree
+from tests.unit.ipam.calls import reservation
 
 FIRST, SECOND = servers.DGX_HCAS[:2]
 UNLIMITED = GpuLimitSettings(require="none")
@@ -222,6 +224,20 @@ def test_an_interface_on_another_hca_is_a_mismatch_that_names_both(fleet: Fleet)
     assert f"{SECOND} (mlx5_1), but the pod has {FIRST} (mlx5_0)" in printed.out
 
 
+def test_the_document_shows_what_is_printed(fleet: Fleet) -> None:
+    fleet.admit("worker-0", gpu=1, rdma_hca=2)
+    _attached(fleet.paths, "worker-0", "net1", parent="ib0", pkey=0x8001)
+    _attached(fleet.paths, "worker-0", "net2", parent="ib3", pkey=0x8001)
+    fleet.shell.as_shown("podfabric explain ml/worker-0")
+    fleet.shell.as_shown(
+        "podfabric explain --dry-run --resource rdma/hca --size 2 --gpus GPU2,GPU4"
+    )
+    tree = Tree(fleet.paths.sys, fleet.paths)
+    (tree.device(FIRST) / "infiniband_verbs/uverbs0/dev").write_text("231:250\n")
+    tree.port("mlx5_1", state="1: DOWN", physical_state="2: Polling")
+    fleet.shell.as_shown("podfabric devices --pool rdma/hca")
+
+
 def test_a_gpu_beyond_pxb_is_told_in_a_sentence(fleet: Fleet) -> None:
     fleet.admit("other", rdma_hca=7)
     (other,) = fleet.kubelet.held()
@@ -286,9 +302,44 @@ def test_a_pod_whose_name_was_anothers_is_shown_without_that_ones_claims(
 def test_a_pod_that_nobody_knows_is_an_error(fleet: Fleet) -> None:
     printed = fleet.shell("explain", "ml/none")
 
-    assert printed.code == 1
-    assert "pod ml/none" in printed.err
-    assert printed.out == ""
+    assert (printed.code, printed.out) == (1, "")
+    assert "podfabric knows no pod ml/none on this node: " in printed.err
+    assert "and the kubelet gave it no device: " in printed.err
+
+
+@pytest.mark.parametrize("form", ["table", "json"])
+def test_a_pod_that_nobody_knows_is_an_error_without_a_kubelet_too(shell: Shell, form: str) -> None:
+    printed = shell("explain", "ml/none", "-o", form)
+
+    assert (printed.code, printed.out) == (1, "")
+    assert "podfabric knows no pod ml/none on this node: " in printed.err
+    assert "and the kubelet could not be asked: " in printed.err
+    assert "pod-resources/kubelet.sock: does not exist" in printed.err
+
+
+def test_addresses_on_interfaces_of_other_plugins_are_shown(shell: Shell, root: Path) -> None:
+    """As macvlan with `podfabric-ipam`, which the journal does not have."""
+    paths = Paths.from_environ(os.environ)
+    _attached(paths, "worker-0", "net1", parent="ib3", pkey=0x8001)
+    (entry,) = (each for each in Journal(paths).entries() if isinstance(each, JournalEntry))
+    ours = {"network": entry.network, "container_id": entry.container_id, "ifname": "net1"}
+    others = {"network": "storage", "container_id": entry.container_id, "ifname": "net2"}
+    SqliteStore(paths.ipam, "a-boot").load(
+        [
+            reservation("10.0.0.7", namespace="ml", pod="worker-0", **ours),
+            reservation("10.5.0.8", namespace="ml", pod="worker-0", **others),
+            reservation("10.5.0.9", namespace="ml", pod="worker-1", **others),
+        ]
+    )
+
+    found = shell("explain", "ml/worker-0", "-o", "json").document()
+    text = shell("explain", "ml/worker-1").out
+
+    assert [(each["ifname"], each["address"]) for each in found["beside"]] == [("net2", "10.5.0.8")]
+    assert "podfabric made no interface of it on this node" in text
+    assert text.splitlines()[-1].split()[:3] == ["*", "the", "kubelet"]
+    (row,) = (line for line in text.splitlines() if line.startswith("net2"))
+    assert row.split() == ["net2", "storage", "10.5.0.9", "10.0.0.0/8"]
 
 
 def test_what_could_not_be_asked_is_said(shell: Shell, root: Path) -> None:
@@ -399,6 +450,30 @@ def test_a_dry_run_says_which_rules_let_a_namespace_use_the_choice(
     assert "tenants/team-b" in line
 
 
+@pytest.mark.parametrize(("size", "code", "free"), [(8, 0, 8), (9, 1, 8)])
+def test_a_dry_run_fails_where_fewer_ids_are_free(
+    shell: Shell, root: Path, size: int, code: int, free: int
+) -> None:
+    paths = Paths.from_environ(os.environ)
+    paths.config.write_text("pools: [{name: rdma/hca, mode: exclusive}]")
+    printed = shell("explain", "--dry-run", "--resource", "rdma/hca", "--size", str(size))
+
+    assert printed.code == code
+    assert f"{free} of {free} free ids" in printed.out
+    assert (f"{size} ids were asked for, {free} are free" in printed.out) is bool(code)
+
+
+def test_a_dry_run_names_every_gpu_that_is_nearest_to_an_hca(shell: Shell) -> None:
+    gpus = ",".join(f"GPU{number}" for number in range(8))
+    given = ("--resource", "rdma/hca", "--size", "8", "--gpus", gpus, "-o", "json")
+
+    found = shell("explain", "--dry-run", *given).document()
+
+    near = [f"GPU{number}" for number in range(8)]
+    assert {name for choice in found["chosen"] for name in choice["near"]} == set(near)
+    assert found["chosen"][0]["near"] == ["GPU0", "GPU1"]
+
+
 def test_a_dry_run_of_a_pool_of_tokens_names_no_hca(shell: Shell) -> None:
     found = shell("explain", "--dry-run", "--resource", "rdma/all", "-o", "json").document()
 
@@ -452,4 +527,4 @@ def test_no_wait_for_a_silent_kubelet(
         printed = Shell(paths, monkeypatch, capsys)("explain", "ml/worker-0")
 
     assert printed.code == 1
-    assert "DEADLINE_EXCEEDED" in printed.out
+    assert "DEADLINE_EXCEEDED" in printed.err

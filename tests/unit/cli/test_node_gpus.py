@@ -247,7 +247,13 @@ def test_a_pods_parts_are_explained_with_use_tier_and_the_way_to_its_hca(
             limits = {"rdma/hca": 1, SLICE: 2}
             kubelet.admit("trainer", [{"name": "main", "limits": limits}], namespace="ml")
             (group,) = server.groups.names()
-            _using(server, group, used_bytes=GIB)
+            _using(server, group, used_bytes=GIB, peak_bytes=2 * GIB)
+            kubelet.admit("server", [{"name": "main", "limits": {SLICE: 1}}], namespace="ml")
+            (other,) = set(server.groups.names()) - {group}
+            _using(server, other, used_bytes=8 * GIB, peak_bytes=9 * GIB)
+            server.groups.throttle(other, servers.gpu_uuid(0), 0.1)
+            (paths.dev / "nvidia1").unlink()
+            shell.as_shown("podfabric devices --gpus")
             found = shell("explain", "ml/trainer", "-o", "json").document()
             out = shell("explain", "ml/trainer").out
             everyone = shell("devices", "--gpus").out

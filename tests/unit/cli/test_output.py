@@ -77,4 +77,18 @@ def test_what_is_not_printable_is_escaped(capsys: pytest.CaptureFixture[str]) ->
     """Tenants name interfaces and networks; the table is on an administrator's terminal."""
     show("a\u202eb\nc", Table(("name",), [("\x1b]0;owned\x07",), (Cell("x\ny"),)]))
     told = capsys.readouterr().out
-    assert told.splitlines() == ["a\\u202eb", "c", "", "name", "\\x1b]0;owned\\x07", "x\\ny"]
+    assert told.splitlines() == ["a\\u202eb\\nc", "", "name", "\\x1b]0;owned\\x07", "x\\ny"]
+
+
+def test_paragraphs_and_cells_have_several_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    show(["one", "two\n"], [], Table(("A", "B"), [(["x", "y\n"], Cell(("z",), "red")), ([], "w")]))
+
+    assert capsys.readouterr().out.splitlines() == [
+        "one",
+        "two\\n",
+        "",
+        "A    B",
+        "x    z",
+        "y\\n",
+        "-    w",
+    ]

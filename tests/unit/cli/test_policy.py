@@ -50,6 +50,26 @@ def write(tmp_path: Path, *documents: dict[str, Any], name: str = "all.yaml") ->
     return str(path)
 
 
+def test_the_document_shows_what_is_printed(
+    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    use = {"ipamTypes": ["podfabric-ipam"]}
+    rules = [
+        rule("team-a", "team-a", use={**use, "pkeys": ["0x8001", "0x8003"]}),
+        rule("team-b", "team-b", use={**use, "pkeys": ["0x8002-0x8003"]}),
+    ]
+    namespaces = [
+        {"kind": "Namespace", "metadata": {"name": name}} for name in ("default", "kube-system")
+    ]
+    training = [
+        definition(team, "training", **IPOIB, pkey="0x8001") for team in ("team-a", "team-b")
+    ]
+    write(tmp_path, *training, *namespaces, name="definitions.yaml")
+    write(tmp_path, policy(*rules), name="policies.yaml")
+    shell.as_shown("podfabric policy check definitions.yaml policies.yaml")
+
+
 def test_what_is_refused_is_told_with_key_value_and_rules(shell: Shell, tmp_path: Path) -> None:
     file = write(
         tmp_path,

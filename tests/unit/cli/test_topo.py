@@ -29,6 +29,10 @@ def shell_on(
 ShellOn = Callable[[Build], Shell]
 
 
+def test_the_document_shows_what_is_printed(shell_on: ShellOn) -> None:
+    shell_on(servers.dgx).as_shown("podfabric topo")
+
+
 @pytest.mark.parametrize(
     ("build", "a", "b", "distance"),
     [

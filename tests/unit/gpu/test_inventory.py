@@ -57,6 +57,19 @@ def test_gpu_of_a_holder_is_listed_before_it_is_ready(driver: Driver) -> None:
     assert inventory.was_ready(listed.gpu)
 
 
+def test_sick_gpu_is_listed_with_its_fault_from_the_first_look_on(driver: Driver) -> None:
+    driver.load(2)
+    sick: dict[str, str] = {}
+    inventory = GpuInventory(driver.paths, sick=lambda: sick)
+    uuids = [gpu.gpu.uuid for gpu in GpuInventory(driver.paths).look()]
+    for faults in ({uuids[1]: "critical error Xid 79"}, {}):
+        sick.clear()
+        sick.update(faults)
+        gpus = inventory.look()
+        assert [gpu.fault for gpu in gpus] == [None, sick.get(uuids[1])]
+        assert all(inventory.was_ready(gpu.gpu) for gpu in gpus)
+
+
 def test_usable_memory_is_never_below_zero() -> None:
     assert GpuMemory(total=10, reserved=3).usable == 7
     assert GpuMemory(total=1, reserved=3).usable == 0

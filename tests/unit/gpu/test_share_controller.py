@@ -52,7 +52,9 @@ def _controller(groups: Groups, clock: Clock) -> Control:
 
     def tick(used: Mapping[tuple[str, str], float], measured: Collection[str]) -> None:
         clock.now += NS // 2
-        controller({key: UsedTime(part / 2) for key, part in used.items()}, measured)
+        controller(
+            {key: UsedTime(part / 2) for key, part in used.items()}, dict.fromkeys(measured, 0.0)
+        )
 
     return tick
 
@@ -166,7 +168,7 @@ def test_elastic_groups_have_their_own_shares_when_the_controller_ends(groups: G
     groups.make("a", [limit(share=0.3, elastic=True)])
     control = ShareController(groups)
     _launches(groups, "a")
-    control({}, (A,))
+    control({}, {A: 0.0})
     assert _in_force(groups, "a")[0] == shares.ALONE
     control.settle()
     assert _in_force(groups, "a")[0] == 0.3

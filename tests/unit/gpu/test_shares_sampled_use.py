@@ -1,6 +1,7 @@
 """Compute shares on a simulated GPU, where the driver tells late or roughly what was used."""
 
 import itertools
+import random
 from collections import defaultdict
 from collections.abc import Mapping
 
@@ -8,7 +9,8 @@ import msgspec
 import pytest
 
 from gpu import shares
-from gpu.sampled_time import ROUNDING, UsedTime
+from gpu.nvml import Utilization
+from gpu.sampled_time import ROUNDING, SampledTime, UsedTime
 from gpu.shares import GroupShare, GroupUsage
 from tests.unit.gpu.simulator import Controller, Simulation, alike, worst_error
 
@@ -65,3 +67,61 @@ def test_small_shares_come_right_although_the_driver_tells_hundredths(wrong: flo
     simulation = Simulation(groups, controller=_sampled(1))
     simulation.run(3)
     assert simulation.run(10) == pytest.approx({"a": 0.02, "b": 0.05}, abs=0.02)
+
+
+WINDOW = 0.2  # seconds, of an H200
+LATE = 0.07
+
+
+def _found_in_windows(seed: int) -> Controller:
+    """The controller, whose driver counts each window to one group, by chance."""
+    chance, sampled = random.Random(seed), SampledTime()
+    ticks, windows = itertools.count(1), itertools.count(1)
+    window = next(windows)
+
+    def control(
+        groups: Mapping[str, GroupShare], usages: Mapping[str, GroupUsage]
+    ) -> dict[str, GroupShare]:
+        nonlocal window
+        now = next(ticks) * shares.TICK
+        parts = [usage.used.seconds / shares.TICK if usage.used else 0 for usage in usages.values()]
+        pids = range(len(parts) + 1)  # 0: none
+        found: list[tuple[int, float]] = []
+        while window * WINDOW <= now - LATE:
+            [pid] = chance.choices(pids, [max(0.0, 1 - sum(parts)), *parts])
+            found.append((pid, 1000 + window * WINDOW))
+            window = next(windows)
+        ends = {pid: end for pid, end in found if pid > 0}
+        answer = [
+            Utilization(pid, round(end * 1e6), [of for of, _ in found].count(pid) / len(found))
+            for pid, end in ends.items()
+        ]
+        used = sampled.add(answer, now)
+        seen = {
+            name: msgspec.structs.replace(
+                usage, used=used.get(pid, UsedTime()) + UsedTime(variance=sampled.variance)
+            )
+            for pid, (name, usage) in enumerate(usages.items(), 1)
+        }
+        return shares.tick(groups, seen)
+
+    return control
+
+
+@pytest.mark.parametrize(("first", "second"), [(0.3, 0.7), (0.1, 0.9)])
+def test_right_estimates_are_not_corrected_by_chance(first: float, second: float) -> None:
+    errors = []
+    for seed in range(5):
+        groups = {"a": alike(first, 1e-3), "b": alike(second, 1e-3)}
+        simulation = Simulation(groups, controller=_found_in_windows(seed))
+        simulation.run(3)
+        errors.append(abs(simulation.run(10)["a"] - first))
+    assert sorted(errors)[3] <= 0.01
+    assert max(errors) <= 0.08
+
+
+def test_estimates_that_are_eight_times_too_small_come_right_in_the_end() -> None:
+    groups = {"a": alike(0.3, 1e-3, 1 / 8), "b": alike(0.7, 1e-3)}
+    simulation = Simulation(groups, controller=_found_in_windows(1))
+    simulation.run(30)
+    assert simulation.run(60) == pytest.approx({"a": 0.3, "b": 0.7}, abs=0.1)

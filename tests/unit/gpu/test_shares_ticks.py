@@ -91,7 +91,7 @@ def test_many_small_processes_are_held_to_the_share_by_estimates(
     for tick in range(60):
         done = tick * share * shares.TICK
         times = LaunchTimes(launched=done, finished=done, paid=done, paid_finished=done)
-        told = UsedTime().at_least(processes * ROUNDING * shares.TICK)
+        told = UsedTime(rounding=processes * ROUNDING * shares.TICK)
         usage = GroupUsage(used=told, active=True, times=times, at=tick * shares.TICK)
         group = shares.tick({"a": group}, {"a": usage})["a"]
     assert (group.settled, group.kappa) == (0, 1)
@@ -101,8 +101,8 @@ def test_launches_of_killed_processes_count_as_finished_once_the_group_is_still(
     """They would make the bounds wide for ever."""
     lost = (0.0, 3.0, 0.0)
     still = [(0.0, 0.0, 0.0)] * 5
-    runs = [(0.8, 0.05, 0.05)] * 30  # estimates are eight times too small
-    kept = _ticks(_at(0.5), *[(0.1, 0.05, 0.05)] * 4, lost, *runs)
+    runs = [(0.8, 0.05, 0.05)] * (time_account.TICKS + 10)  # estimates are eight times too small
+    kept = _ticks(_at(0.5), *[(0.1, 0.05, 0.05)] * 4, lost, *runs[:30])
     assert kept.kappa < 3
     found = _ticks(_at(0.5), *[(0.1, 0.05, 0.05)] * 4, lost, *still, *runs)
     assert found.kappa == pytest.approx(8, rel=0.05)

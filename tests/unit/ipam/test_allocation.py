@@ -5,7 +5,7 @@ import pytest
 from cni.spec.errors import Code
 from tests.unit.ipam.calls import Calls, Json, error_of, reservation
 
-EXHAUSTED = "Could not allocate IP in range"
+EXHAUSTED = "no free address in "
 SPLIT = ["192.168.0.0/30", "192.168.0.6/31", "192.168.0.8/31", "192.168.0.4/30"]
 SPLIT_TWO = [*SPLIT[:1], "192.168.0.14/31", "192.168.0.4/30", *SPLIT[1:3]]
 
@@ -89,6 +89,15 @@ def test_an_ipv6_range_with_start_and_exclusion_is_exhausted(node: Calls) -> Non
         ({"subnet": "192.168.1.0/29"}, [f"192.168.1.{n}" for n in range(2, 7)]),
         ({"range": "192.168.1.0/29", "gateway": "192.168.1.3"},
          [f"192.168.1.{n}" for n in (1, 2, 4, 5, 6)]),
+        # Every next hop that the definition names, wherever it names it.
+        ({"range": "10.56.217.0/29", "gateway": "10.56.217.1",
+          "routes": [{"dst": "192.168.0.0/16"}, {"dst": "10.10.0.0/16", "gw": "10.56.217.5"}]},
+         [f"10.56.217.{n}" for n in (2, 3, 4, 6)]),
+        ({"range": "fd00::/125", "routes": [{"dst": "::/0", "gw": "fd00:0::1"}]},
+         [f"fd00::{n}" for n in range(2, 7)]),
+        ({"ranges": [[{"range": "10.0.0.1-10.0.0.2/24", "gateway": "10.0.1.1"},
+                      {"range": "10.0.1.1-10.0.1.2/24", "gateway": "10.0.0.1"}]]},
+         ["10.0.0.2", "10.0.1.2"]),
     ],
 )  # fmt: skip
 def test_a_range_yields_this_sequence_and_is_exhausted(
@@ -112,7 +121,6 @@ def test_the_error_of_a_full_range_says_range_exclusions_and_how_many_are_held(n
     ipam = {"range": "192.168.2.0/30", "exclude": ["192.168.2.2"]}
     node.add(ipam)
     assert error_of(lambda: node.add(ipam, "c2")).message == (
-        "Could not allocate IP in range: ip: 192.168.2.1 / - 192.168.2.2 / range: 192.168.2.0/30"
-        " / excludeRanges: [192.168.2.2] (ipam.range: 1 addresses held). Delete pods that no "
-        "longer need one, or widen the range"
+        'no free address in "ipam.range": 192.168.2.0/30 (192.168.2.1-192.168.2.2) without '
+        "192.168.2.2, of which 1 are held. Delete pods that no longer need one, or widen the range"
     )

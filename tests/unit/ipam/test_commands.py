@@ -102,6 +102,37 @@ def test_fsck_of_a_sound_store_changes_nothing(node: Calls, say: Say) -> None:
     assert {path.name: path.read_bytes() for path in node.directory.iterdir()} == files
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("list",),
+        ("show", "10.0.0.1"),
+        ("release", "10.0.0.1"),
+        ("fsck",),
+        ("fsck", "--dry-run"),
+        ("fsck", "--rebuild", "--accept-loss"),
+    ],
+    ids=" ".join,
+)
+@pytest.mark.parametrize("made", [True, False], ids=["empty", "not there"])
+def test_without_a_store_a_command_says_so_and_makes_none(
+    node: Calls, say: Say, words: tuple[str, ...], made: bool
+) -> None:
+    if made:
+        node.directory.mkdir()
+    before = list(node.directory.parent.rglob("*"))
+    code, told, error = say(*words)
+    assert (code, told) == (1, "")
+    assert f"there is no address store in {node.directory}: " in error
+    assert list(node.directory.parent.rglob("*")) == before
+
+
+def test_where_an_agent_has_given_no_address_yet_the_list_is_empty(node: Calls, say: Say) -> None:
+    (node.directory.parent / "agent.lock").touch()
+    assert say("list", "-o", "json")[:2] == (0, "[]\n")
+    assert say("fsck")[0] == 0
+
+
 def saved(node: Calls) -> None:
     """Make a backup copy, as an agent does when it stops."""
     with PerCall(node.directory).transaction() as tables:
@@ -225,6 +256,40 @@ def test_what_nv_ipams_daemon_is_given_can_be_imported_again(
     assert (code, "forgot 1 reservations" in said) == (0, True)
     found = {each.container_id: each.address for each in node.store.reservations()}
     assert found == {"c2": held[2].address, "new": freed.ip_address}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "why"),
+    [
+        ("hostname", "gpu-7\n", "has no IPPool"),
+        ("empty", "", "has no IPPool"),
+        ("pod.yaml", "kind: Pod\n", "has no IPPool"),
+        ("list.yaml", "kind: List\nitems: []\n", "has no IPPool"),
+        ("program", "\x7fELF\0", "is not YAML ("),
+        ("directory", None, "has no file that is named by an address"),
+    ],
+)
+def test_import_of_what_no_plugin_wrote_is_an_error_that_names_what_can_be_imported(
+    say: Say, node: Calls, tmp_path: Path, name: str, content: str | None, why: str
+) -> None:
+    source = tmp_path / name
+    if content is None:
+        source.mkdir()
+        (source / "notes.txt").touch()
+    else:
+        source.write_text(content)
+    code, told, error = say("import", str(source), "--network", "n1")
+    assert (code, told) == (1, "")
+    assert f"{source}: {why}" in error
+    assert "nothing was imported: name host-local's directory of a network, nv-ipam's" in error
+    assert not node.directory.exists()
+
+
+def test_import_of_host_locals_network_without_a_pod_is_no_error(say: Say, node: Calls) -> None:
+    source = node.directory.parent / "n1"
+    source.mkdir()
+    (source / "last_reserved_ip.0").write_text("10.0.0.9")
+    assert say("import", str(source))[0] == 0
 
 
 def test_import_asks_for_what_it_cannot_know(node: Calls, say: Say, tmp_path: Path) -> None:

@@ -70,6 +70,7 @@ R = {"range": "10.0.0.0/24"}
         ({**R, "routes": [{"dst": "nonsense"}]}, "ipam.routes[0]"),
         ({**R, "routes": [{"gw": "10.0.0.1"}]}, "ipam.routes[0]"),
         ({**R, "dns": {"nameserver": []}}, 'did you mean "nameservers"?'),
+        ({**R, "probe": "once"}, '"ipam.probe"'),
         ({"addresses": [{"address": "10.0.0.1"}]}, '"ipam.addresses[0].address": invalid CIDR'),
         ({"addresses": [{"address": "10.0.0.1/24", "gateway": "fd00::1"}]}, "another family"),
         ({"addresses": [{"address": "10.0.0.1/24", "gateway": "10.0.0.1"}]}, "the address itself"),
@@ -90,7 +91,7 @@ def test_what_is_wrong_is_named_by_its_path(ipam: dict[str, Any], seen: str) -> 
 
 
 def test_a_configuration_without_ipam_says_so() -> None:
-    with pytest.raises(CNIError, match="IPAM config missing 'ipam' key"):
+    with pytest.raises(CNIError, match='"ipam" is missing: add it'):
         read(decode(b'{"name": "n1"}'))
 
 

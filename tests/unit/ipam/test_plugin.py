@@ -222,6 +222,17 @@ def test_the_gateway_is_never_handed_out(node: Calls) -> None:
     assert [(ip.address, ip.gateway) for ip in result.ips] == [("10.0.0.2/30", "10.0.0.1")]
 
 
+def test_other_main_plugins_cannot_have_each_address_probed(node: Calls) -> None:
+    error = error_of(lambda: node.add({**POOL, "probe": "always"}))
+    assert error.code == Code.INVALID_CONFIG
+    assert '"ipam.probe": only the plugins ipoib and sriov' in error.message
+
+
+def test_the_gateway_of_a_fixed_address_is_never_handed_out(node: Calls) -> None:
+    fixed = {"addresses": [{"address": "10.9.0.1/24", "gateway": "10.0.0.1"}]}
+    assert node.addresses({**TINY, **fixed}) == ["10.0.0.2/30", "10.9.0.1/24"]
+
+
 def test_each_family_has_its_own_gateway(node: Calls) -> None:
     ipam = {"range": "10.0.0.0/24", "gateway": "10.0.0.1", "ipRanges": [{"range": "fd00::/64"}]}
     assert [ip.gateway for ip in node.add(ipam).ips] == ["10.0.0.1", None]
@@ -368,7 +379,7 @@ def test_status_is_50_when_any_range_is_full(node: Calls) -> None:
     node.store.load([reservation(f"10.0.0.{n}", "x") for n in (1, 2)])
     error = error_of(lambda: node.status(both))
     assert error.code == Code.UNAVAILABLE
-    assert "ipam.range: 2 addresses held" in error.message
+    assert '"ipam.range": 10.0.0.0/30 (10.0.0.1-10.0.0.2), of which 2 are held' in error.message
 
 
 def test_status_is_50_when_the_store_cannot_be_used(node: Calls) -> None:
@@ -391,10 +402,21 @@ def test_a_fixed_address_within_the_range_is_the_pods_in_every_sandbox(node: Cal
     assert node.addresses(both, "new", pod="p", uid="u1") == first
 
 
-def test_no_fixed_address_is_a_gateway(node: Calls) -> None:
-    gateway = {"gateway": "10.0.0.1", "addresses": [{"address": "10.0.0.1/24"}]}
-    failure = error_of(lambda: node.add({**POOL, **gateway}))
-    assert "10.0.0.1 is the gateway" in failure.message
+@pytest.mark.parametrize(
+    ("keys", "why"),
+    [
+        ({"gateway": "10.0.0.1"}, "the gateway"),
+        (
+            {"routes": [{"dst": "10.8.0.0/16", "gw": "10.0.0.1"}]},
+            'the next hop of "ipam.routes[0]"',
+        ),
+    ],
+)
+def test_no_fixed_address_is_a_next_hop(node: Calls, keys: Json, why: str) -> None:
+    failure = error_of(
+        lambda: node.add({**POOL, **keys, "addresses": [{"address": "10.0.0.1/24"}]})
+    )
+    assert f"10.0.0.1 is {why}" in failure.message
 
 
 @pytest.mark.parametrize(

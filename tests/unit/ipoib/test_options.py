@@ -30,7 +30,14 @@ def test_defaults_leave_the_choice_to_the_parent() -> None:
 
 @pytest.mark.parametrize(
     ("given", "pkey"),
-    [("0x8001", 0x8001), ("0x1", 0x8001), ("0X7FFF", 0xFFFF), (32769, 0x8001), ("5", 0x8005)],
+    [
+        ("0x8001", 0x8001),
+        ("0x1", 0x8001),
+        ("0X7FFF", 0xFFFF),
+        (32769, 0x8001),
+        ("5", 0x8005),
+        (8001, 0x9F41),
+    ],
 )
 def test_pkey_is_a_full_members_however_it_is_written(given: int | str, pkey: int) -> None:
     assert _read(pkey=given).pkey == pkey
@@ -53,6 +60,7 @@ def test_carrier_wait(given: bool | float, seconds: float) -> None:
         ({"master": "averyveryverylongname"}, "cannot be the name of an interface"),
         ({"master": 5}, '"master": Expected'),
         ({"pkey": "0x18001"}, '"pkey": "0x18001" is not a P_Key'),
+        ({"pkey": "8001"}, 'did you mean "0x8001"? The decimal number is "0x1f41"'),
         ({"pkey": "ten"}, '"pkey": "ten" is not a P_Key'),
         ({"pkey": 0}, '"pkey": 0 is out of range'),
         ({"pkey": 65536}, '"pkey": 65536 is out of range'),

@@ -129,6 +129,8 @@ def test_a_star_allows_every_value_of_its_kind() -> None:
         ({"use": {"vlans": ["9-7"]}}, "rules[0].use.vlans[0]: '9-7': ends before it begins"),
         ({"use": {"pkeys": ["0x8000"]}}, "rules[0].use.pkeys[0]: '0x8000': write a P_Key"),
         ({"use": {"pkeys": ["0x18001"]}}, "rules[0].use.pkeys[0]"),
+        ({"use": {"pkeys": ["8001"]}}, 'did you mean "0x8001"? The decimal number is "0x1f41"'),
+        ({"use": {"pkeys": ["8001-0x8002"]}}, 'did you mean "0x8001"?'),
         ({"use": {"guids": ["02:00"]}}, "rules[0].use.guids[0]: '02:00': write a GUID"),
         ({"use": {"macs": ["x"]}}, "rules[0].use.macs[0]: 'x': write a MAC"),
         ({"use": {"ranges": ["10.0.0.1/8"]}}, "rules[0].use.ranges[0]: '10.0.0.1/8': "),

@@ -48,7 +48,7 @@ def test_removal_reads_what_it_needs_of_a_configuration_beyond_the_limits() -> N
     raw = large()
     config = decode_for_removal(raw)
     assert (config.raw, config.whole, config.version) == (raw, False, "1.1.0")
-    assert config.text("name", "") == "n1"
+    assert config.text("name") == "n1"
     assert set(config.device_ids().values()) == {"0000:af:06.1"}
     assert config.valid_attachments == frozenset({("c", "i")})
     assert config.ipam == IpamConfig("whereabouts", ambiguous="ipam")
@@ -62,7 +62,7 @@ def test_part_of_another_shape_does_not_keep_a_removal_from_the_rest(
     key: str, value: object
 ) -> None:
     config = decode_for_removal(large(**{key: value}))
-    assert config.text("name", "") == "n1"
+    assert config.text("name") == "n1"
     assert config.valid_attachments == frozenset({("c", "i")})
     assert config.ipam.type in ("", "whereabouts")
     config.device_ids()
@@ -131,7 +131,7 @@ def test_prev_result_is_read_once() -> None:
 def test_nesting_beyond_an_adds_limit_is_read_for_a_removal() -> None:
     deep = b'{"name":"n1","x":' + b"[" * MAX_DEPTH + b"]" * MAX_DEPTH + b"}"
     assert refused(lambda: decode(deep)).code == Code.INVALID_CONFIG
-    assert decode_for_removal(deep).text("name", "") == "n1"
+    assert decode_for_removal(deep).text("name") == "n1"
 
 
 def test_device_id_paths_are_those_that_removals_read() -> None:

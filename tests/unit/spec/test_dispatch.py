@@ -45,7 +45,7 @@ def test_cni_error_becomes_the_document() -> None:
     assert error(reply) == {
         "cniVersion": "1.0.0",
         "code": 103,
-        "msg": "message",
+        "msg": "[podfabric 103] message",
         "details": "details",
     }
 
@@ -90,7 +90,9 @@ def test_failed_del_never_reads_like_a_done_one(failure: Exception) -> None:
 
 
 def test_other_verbs_keep_the_words() -> None:
-    assert error(call(plugin=Trivial(CNIError(100, "x not found"))))["msg"] == "x not found"
+    assert error(call(plugin=Trivial(CNIError(100, "x not found"))))["msg"] == (
+        "[podfabric 100] x not found"
+    )
 
 
 def test_unreadable_standard_input_is_an_io_failure() -> None:
@@ -99,7 +101,7 @@ def test_unreadable_standard_input_is_an_io_failure() -> None:
 
     document = error(call(config=fails))
     assert document["code"] == Code.IO_FAILURE
-    assert document["msg"].startswith("error reading from stdin: ")
+    assert document["msg"].startswith("[podfabric 5] error reading from stdin: ")
 
 
 @pytest.mark.parametrize(
@@ -122,14 +124,22 @@ def test_standard_input_that_is_no_configuration_is_a_decoding_failure(raw: byte
     plugin = Trivial()
     document = error(call(config=raw, plugin=plugin))
     assert document["code"] == Code.DECODING_FAILURE
-    assert document["msg"].startswith("error unmarshall network config: ")
+    assert document["msg"].startswith(
+        (
+            "[podfabric 6] the network configuration cannot be read as a JSON object: ",
+            '[podfabric 6] "name": Expected `str`, got `int`: put it in quotes',
+        )
+    )
     assert plugin.requests == []
 
 
 @pytest.mark.parametrize("raw", [b"null", b" null\n", b"{}", b'{"name":""}'])
 def test_configuration_without_a_name_is_invalid(raw: bytes) -> None:
     document = error(call(config=raw))
-    assert (document["code"], document["msg"]) == (Code.INVALID_CONFIG, "missing network name")
+    assert (document["code"], document["msg"]) == (
+        Code.INVALID_CONFIG,
+        '[podfabric 7] "name" is missing: give the network a name',
+    )
 
 
 @pytest.mark.parametrize("value", ["x", "0", "-1", "nan", "inf", "3601"])

@@ -85,7 +85,7 @@ class Node:
         self.rdma: dict[int, str] = {}  # on the host, by index
         self.rdma_in_pod: dict[int, str] = {}
         self.mode = "exclusive"
-        self.addresses: dict[str, set[str]] = {}  # by interface
+        self.addresses: dict[str, list[str]] = {}  # by interface
         self.calls: list[str] = []
 
     def stands_for_the_kernel(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,14 +100,14 @@ class Node:
         monkeypatch.setattr(vfs, "read", self._read_vf)
         monkeypatch.setattr(vfs, "find", self._find_vf)
         monkeypatch.setattr(
-            addresses, "of", lambda route, link: self.addresses.get(link.name, set())
+            addresses, "of_users", lambda route, link: self.addresses.get(link.name, [])
         )
         monkeypatch.setattr(rdma, "mode", lambda socket: self.mode)
         monkeypatch.setattr(rdma, "by_index", self._rdma_by_index)
         monkeypatch.setattr(ethtool, "settings", lambda route, name: {})
         monkeypatch.setattr(pci, "unbind", self._unbind)
         monkeypatch.setattr(pci, "bind", self._bind)
-        monkeypatch.setattr(announce, "announce", lambda *arguments: self.calls.append("announce"))
+        monkeypatch.setattr(announce, "announce", lambda *arguments: [])
 
     def with_a_scalable_function(self) -> None:
         """Give the PF the SF mlx5_core.sf.6, with an interface."""

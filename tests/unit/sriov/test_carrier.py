@@ -8,12 +8,12 @@ import pytest
 
 from host import announce, links
 from host.errors import LinkMissing
-from host.links import IFF_LOWER_UP, IFF_UP, Link
+from host.links import IFF_LOWER_UP, IFF_RUNNING, IFF_UP, Link
 from tests.unit.sriov.node import POD, VF0, link
 from tests.waiting import PATIENCE
 
-WITHOUT = link("net1", VF0, flags=IFF_UP)
-WITH = msgspec.structs.replace(WITHOUT, flags=IFF_UP | IFF_LOWER_UP)
+WITHOUT = link("net1", VF0, flags=IFF_UP | IFF_LOWER_UP)
+WITH = msgspec.structs.replace(WITHOUT, flags=IFF_UP | IFF_LOWER_UP | IFF_RUNNING)
 
 
 def _shown(monkeypatch: pytest.MonkeyPatch, looks: Iterator[Link | None]) -> None:

@@ -207,7 +207,7 @@ def test_vf_of_vfio_gets_its_guid_from_the_pf_alone(infiniband: Node) -> None:  
     assert record.applied.port_guid == GUID
     placed = _placed(infiniband, VF1, guid=GUID)
     assert infiniband.calls == []
-    assert placed == Placed(mac="", mtu=2044, bdf=VF1)
+    assert placed == Placed(mac="", mtu=2044, bdf=VF1, answer=Result())
 
 
 @pytest.mark.parametrize(
@@ -219,7 +219,7 @@ def test_vf_of_vfio_on_ethernet_has_the_address_that_its_pf_shows(
     ethernet.tree.bound(VF1, "vfio-pci")
     ethernet.links["enp175s0f1"] = link("enp175s0f1", PF, mtu=9000)
     ethernet.vfs[1] = vf(1, mac=mac)
-    assert _placed(ethernet, VF1) == Placed(mac=told, mtu=9000, bdf=VF1)
+    assert _placed(ethernet, VF1) == Placed(mac=told, mtu=9000, bdf=VF1, answer=Result())
     assert _placed(ethernet, VF1, mac="02:00:00:00:00:01").mac == "02:00:00:00:00:01"  # SC17
     assert ethernet.calls == []
 

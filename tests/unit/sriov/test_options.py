@@ -40,6 +40,7 @@ def test_empty_configuration_changes_nothing() -> None:
         mtu=None,
         allmulti=None,
         promisc=None,
+        accept_ra=False,
         ipam_type="",
         dns=DNS(),
         pod=Pod(),
@@ -141,6 +142,7 @@ def test_mistake_is_named_with_its_key(config: dict[str, Any], text: str) -> Non
         ({"vfioPciMode": True, "mtu": 1500}, '"mtu": this is an option of interfaces, and "vfio'),
         ({"vfioPciMode": True, "allmulti": False}, '"allmulti": this is an option of interfaces'),
         ({"vfioPciMode": True, "promisc": True}, '"promisc": this is an option of interfaces'),
+        ({"vfioPciMode": True, "accept_ra": True}, '"accept_ra": this is an option of interfaces'),
         ({"guid": GUIDS[1], "ipam": {"type": "dhcp"}}, 'InfiniBand, which "guid" asks for'),
         ({"pkey": 5, "ipam": {"type": "dhcp"}}, '"ipam.type": dhcp cannot serve InfiniBand'),
         ({"ibKubernetesEnabled": True, "guid": GUIDS[1]}, '"ibKubernetesEnabled": "args.cni" has'),
@@ -195,7 +197,7 @@ def test_pf_with_options_of_its_own(config: dict[str, Any]) -> None:
     ],
 )
 def test_broken_configuration(config: bytes) -> None:
-    with pytest.raises(CNIError, match="error unmarshall network config") as caught:
+    with pytest.raises(CNIError, match="cannot be read as a JSON object") as caught:
         options.read(request(config))
     assert caught.value.code == 6
 

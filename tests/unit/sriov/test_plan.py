@@ -47,6 +47,14 @@ def test_missing_device(ethernet: Node, address: str) -> None:  # SC2, SC16, B14
     assert f'there is no device "{address}" on this node: is it the device that' in unfit.message
 
 
+def test_vf_that_the_host_uses_is_refused_also_by_its_id(ethernet: Node) -> None:
+    ethernet.addresses["enp175s6"] = ["192.0.2.7/24", "198.51.100.0/24"]
+    unfit = _unfit(ethernet)
+    assert unfit.code == 7
+    assert f'"enp175s6" of device {VF0} is used by the host, which has 192.0.2.7' in unfit.message
+    assert "`ip address flush dev enp175s6; ip route flush dev enp175s6`" in unfit.message
+
+
 def test_interface_that_the_kernel_does_not_know_of_may_be_in_a_pod(ethernet: Node) -> None:  # SM8
     del ethernet.links["enp175s6"]
     unfit = _unfit(ethernet)

@@ -6,6 +6,7 @@ import pytest
 
 from base.paths import Paths
 from deviceplugin import checkpoint
+from deviceplugin.gpus.parts import GpuParts
 from deviceplugin.plugin import DevicePlugin
 from deviceplugin.pools.config import DevicePluginConfig
 from deviceplugin.pools.flags import SHARED_GPU, parse_command_line
@@ -145,6 +146,21 @@ def test_id_of_a_gpu_without_its_node_is_unhealthy_and_refused_by_name(
         endpoint.allocate(["nvidia1-_-3"])
     assert checkpoint.read(node.paths).allocations == ()
     Driver(node.paths).nodes(range(2))
+    kubelet.wait(lambda: kubelet.allocatable(RESOURCE) == 8)
+
+
+def test_id_of_a_sick_gpu_is_unhealthy_until_a_reset_and_refused_with_the_reason(
+    node: Node, kubelet: Kubelet
+) -> None:
+    sick = {gpu_uuid(1): "critical error Xid 79: reset the GPU"}
+    node.plugin.reconfigure(pool(), GpuParts(faults=lambda: sick))
+    kubelet.wait(lambda: kubelet.allocatable(RESOURCE) == 4)
+    assert kubelet.capacity(RESOURCE) == 8
+    endpoint = kubelet.endpoint(RESOURCE)
+    assert endpoint is not None
+    with pytest.raises(Exception, match=r"cannot allocate nvidia1-_-3 of .* Xid 79: reset the GPU"):
+        endpoint.allocate(["nvidia1-_-3"])
+    sick.clear()
     kubelet.wait(lambda: kubelet.allocatable(RESOURCE) == 8)
 
 

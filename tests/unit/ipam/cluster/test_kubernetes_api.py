@@ -29,16 +29,18 @@ from ipam.cluster.api import (
     Unavailable,
     WatchExpired,
 )
+from ipam.cluster.controller.mirror import Mirror
 from ipam.cluster.documents import document
 from ipam.cluster.ipam_claims import IPAMClaim
 from ipam.cluster.kubernetes_api import KubernetesApi
 from ipam.cluster.objects import AddressBlock, Meta
 from ipam.cluster.pace import Pace
-from ipam.cluster.rest_api import Body, Lines, Query, Response, RestApi
+from ipam.cluster.rest_api import RestApi
+from ipam.cluster.rest_requests import Body, Lines, Query, Response
 from ipam.cluster.whereabouts.objects import IPPool
 from tests.ipam_claims import claim
 from tests.unit.ipam.cluster.contract import block
-from tests.waiting import PATIENCE
+from tests.waiting import PATIENCE, until
 
 BLOCKS = "/apis/ipam.podfabric.io/v1alpha1/addressblocks"
 
@@ -58,10 +60,14 @@ class Request:
 
 
 class Reply:
-    """What the server does: it answers, or it cuts the connection (`status` 0)."""
+    """What the server does: it answers, or it cuts the connection (`status` 0). An answer with
+    `goes_on` does not end until the client has gone."""
 
-    def __init__(self, status: int, body: object = None, **headers: str) -> None:
+    def __init__(
+        self, status: int, body: object = None, *, goes_on: bool = False, **headers: str
+    ) -> None:
         self.status = status
+        self.goes_on = goes_on
         self.body = body if isinstance(body, bytes) else json.dumps(body or {}).encode()
         self.headers = {name.replace("_", "-"): value for name, value in headers.items()}
 
@@ -100,9 +106,11 @@ class Handler(BaseHTTPRequestHandler):
             self.send_response(reply.status)
             for name, value in reply.headers.items():
                 self.send_header(name, value)
-            self.send_header("Content-Length", str(len(reply.body)))
+            self.send_header("Content-Length", str(len(reply.body) + reply.goes_on))
             self.end_headers()
             self.wfile.write(reply.body)
+            if reply.goes_on:
+                self.rfile.read(1)
 
     def log_message(self, format: str, *args: object) -> None:
         """Nothing is logged."""
@@ -285,6 +293,7 @@ class Silent:
         body: Body | None,
         accept: str,
         patience: float,
+        most: int = 0,
     ) -> Response:
         self.sent += 1
         if self.answer is not None:
@@ -444,6 +453,25 @@ def test_a_watch_shows_changes_and_goes_on_from_its_last_bookmark(
     assert 300 <= int(first["timeoutSeconds"]) <= 600
     begins = [each.query["resourceVersion"] for each in server.requests]
     assert begins == ["5", "44", "5", "11"]
+
+
+def test_a_watch_without_a_bookmark_is_dead_and_all_is_listed_again(
+    server: Server, api: KubernetesApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kubernetes_api, "SILENCE", 0.5)
+    first, second = stored("9"), stored("12")
+    watch = Reply(200, events(bookmark("9")), goes_on=True)
+    server.replies = [Reply(200, page(first)), watch, Reply(200, page(second))]
+    mirror = Mirror(api, AddressBlock, lambda: None)
+    try:
+        until(lambda: mirror.items() == (second,), what="block that the watch did not show")
+    finally:
+        mirror.close()
+    assert [each.query.get("watch") for each in server.requests[:3]] == [None, "true", None]
+
+
+def test_a_watch_is_dead_before_it_has_missed_a_second_bookmark() -> None:
+    assert 60 < kubernetes_api.SILENCE <= 90  # a server sends one each minute
 
 
 @pytest.mark.parametrize(

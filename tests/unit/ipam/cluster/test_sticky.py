@@ -1,7 +1,7 @@
 """Sticky addresses: a pod that its set's reservation names has its address on every node."""
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -14,10 +14,13 @@ from ipam.cluster.objects import (
     AddressBlock,
     AddressPool,
     AddressReservation,
+    BlockSpec,
+    Holder,
     Meta,
     OwnerReference,
     ReservationSpec,
     StickyLimits,
+    StickySpec,
 )
 from ipam.cluster.wants import PATIENCE
 from ipam.store import AddressInUse, Grant
@@ -188,15 +191,23 @@ def test_a_pool_of_larger_blocks_gives_the_pod_a_whole_one(memory_path: Path) ->
     audit_settled(server, [a, b])
 
 
-def test_an_address_that_the_definition_excludes_later_is_an_error(
-    nodes: list[ClusterNode],
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda address: {"exclude": [f"{address}/32"]}, "excludes it"),
+        (lambda address: {"routes": [{"dst": "10.8.0.0/16", "gw": address}]}, "or next hop"),
+    ],
+)
+def test_an_address_that_the_definition_withholds_later_is_an_error(
+    nodes: list[ClusterNode], change: Callable[[str], dict[str, object]], why: str
 ) -> None:
     a, b, _ = nodes
     address = add(a, "web-0")
     a.delete("web-0")
     let_go(a)
-    error = error_of(lambda: b.add("web-0", {**IPAM, "exclude": [f"{address}/32"]}))
+    error = error_of(lambda: b.add("web-0", {**IPAM, **change(address)}))
     assert error.code == Code.NO_FREE_ADDRESS
+    assert why in error.message
     assert "AddressReservation ns/web" in error.message
 
 
@@ -335,6 +346,37 @@ def test_a_second_block_of_a_pod_does_not_change_its_address(
     server.put(block)
     error = error_of(lambda: add(b, "web-0"))
     assert f"{address} is reserved for pod web-0, and node node-a still has it" in error.message
+
+
+@pytest.mark.parametrize(
+    ("first", "prefix", "space"),
+    [("10.0.0.16", 29, "default"), ("10.0.0.20", 32, "default"), ("10.0.0.16", 28, "other")],
+)
+def test_a_forged_block_for_a_pods_name_gives_no_address_that_another_node_has(
+    memory_path: Path, first: str, prefix: int, space: str
+) -> None:
+    """One node's token may write any block: of another size than the pool's, or another space."""
+    server = FakeApi()
+    put_pool(server, size=16)
+    reserve(server)
+    forged = BlockSpec(
+        pool=POOL,
+        space=space,
+        first=first,
+        prefix=prefix,
+        sticky=StickySpec(reservation="ns/web", pod="web-0", ifname="eth0", address="10.0.0.20"),
+        state="Draining",
+        holder=Holder(instance="bad", node="bad"),
+    )
+    meta = Meta(name=f"{space}.{first}-{prefix}")
+    server.put(AddressBlock(metadata=meta, spec=forged))
+    a = ClusterNode(server, memory_path / "a")
+    b = ClusterNode(server, memory_path / "b", "node-b")
+    config = {"capabilities": {"ips": True}, "runtimeConfig": {"ips": ["10.0.0.20"]}}
+    assert a.add("any", config=config) == ["10.0.0.20"]
+    assert add(b, "web-0") != "10.0.0.20"
+    server.remove(AddressBlock, meta.name)
+    audit(server, [a, b])
 
 
 def test_a_requested_address_that_is_reserved_for_a_name_is_refused(

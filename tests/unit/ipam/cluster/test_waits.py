@@ -2,12 +2,14 @@
 
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
 
 from agent.settings import Settings
+from base import interrupts
+from base.interrupts import Call
 from cni.spec.errors import CNIError, Code
 from ipam.addresses import parse
 from ipam.blocks import LeasedBlock
@@ -85,6 +87,31 @@ def test_a_request_that_takes_seconds_does_not_end_the_wait(tmp_path: Path, cloc
     claims = Refusing(clock, CNIError(Code.TRY_AGAIN, "not now"), seconds=3.5)
     waits(tmp_path, claims)
     assert claims.asked >= 3
+
+
+def test_an_add_that_waits_for_a_block_or_a_pool_keeps_no_worker(
+    tmp_path: Path, clock: Time
+) -> None:
+    places: list[int] = []
+
+    @contextmanager
+    def aside() -> Iterator[None]:
+        places.append(0)
+        try:
+            yield
+        finally:
+            places.append(1)
+
+    class Looking(Refusing):
+        def claim(self, wants: Sequence[Want], deadline: float) -> None:
+            assert places == [0]
+            super().claim(wants, deadline)
+
+    call = Call(endable=True)
+    call.aside = aside
+    with interrupts.serving(call):
+        waits(tmp_path, Looking(clock, PoolPending("no pool")))
+    assert places == [0, 1]
 
 
 class Ending(NoClaims):

@@ -21,6 +21,7 @@ from ipam.cluster.objects import (
     Meta,
     PoolSpec,
     ReclaimSpec,
+    StickySpec,
 )
 from tests.fake_api import FakeApi, Faults
 from tests.unit.ipam.cluster.nodes import Clock
@@ -126,6 +127,8 @@ class Cluster:
         space: str = "default",
         pool: str = "pool",
         max_offline: int = 0,
+        sticky: StickySpec = StickySpec(),  # noqa: B008 - it is frozen
+        probe: bool = False,
     ) -> AddressBlock:
         """A block that the store `instance` on the node leases."""
         holder = Holder(
@@ -144,6 +147,8 @@ class Cluster:
             holder=holder,
             nonce=str(uuid.uuid4()),
             max_offline_seconds=max_offline,
+            sticky=sticky,
+            probe=probe,
         )
         name = block_name(space, parse(first), prefix)
         return self.api.create(AddressBlock(metadata=Meta(name=name), spec=spec))

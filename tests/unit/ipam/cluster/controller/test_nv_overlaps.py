@@ -76,6 +76,7 @@ def test_the_metric_names_both_pools() -> None:
         counts=ReclaimCounts(),
         errors={},
         polled=None,
+        unreadable=lambda: (),
         now=clock,
         seen=controller.round(),
     )

@@ -9,11 +9,11 @@ from ipam.addresses import Network, parse_interface
 from ipam.cluster import geometry
 from ipam.cluster.controller import pool_maker, reports
 from ipam.cluster.controller.ranged import automatic_size
-from ipam.cluster.controller.rounds import QUIET_AFTER, USED_EVERY
+from ipam.cluster.controller.rounds import COUNTS_EVERY, QUIET_AFTER, USED_EVERY
 from ipam.cluster.names import space_name
-from ipam.cluster.objects import AddressBlock, AddressPool
+from ipam.cluster.objects import AddressBlock, AddressPool, StickyLimits, StickySpec
 from tests.fake_api import Fault
-from tests.unit.ipam.cluster.controller.cluster import Cluster
+from tests.unit.ipam.cluster.controller.cluster import GONE_AFTER, MARGIN, OFFLINE, Cluster
 
 
 def _pools(cluster: Cluster) -> dict[str, str]:
@@ -422,6 +422,68 @@ def test_blocks_that_overlap_are_a_conflict_that_names_both() -> None:
         conflict.message
     )
     assert cluster.seen.contradictions > 0
+
+
+FORGED: dict[str, dict[str, Any]] = {
+    "of another size": {"first": "10.64.0.16", "prefix": 28},
+    "in another space": {"first": "10.64.0.16", "space": "other"},
+    "in the space of the private range": {
+        "first": "10.64.0.16",
+        "space": space_name("", "10.64.0.0/24", shared=False),
+    },
+    "of addresses of another pool": {"first": "10.64.1.16", "prefix": 28},
+    "for a pod's name": {
+        "first": "10.64.0.16",
+        "prefix": 28,
+        "sticky": StickySpec(
+            reservation="ns/web", pod="web-0", ifname="net1", address="10.64.0.16"
+        ),
+    },
+}
+"""Blocks that any node can write, and that name the first pool."""
+
+
+@pytest.mark.parametrize("changes", FORGED.values(), ids=FORGED)
+def test_a_block_that_is_not_what_its_pool_says_decides_nothing_and_is_a_conflict(
+    changes: dict[str, Any],
+) -> None:
+    cluster = Cluster()
+    cluster.pool(sticky=StickyLimits(max_addresses=1))
+    cluster.pool("10.64.1.0/24", name="next")
+    node = cluster.node("gpu-1")
+    cluster.round()
+    cluster.block("10.64.0.8", node)
+    cluster.run(2 * COUNTS_EVERY)
+    before = {name: cluster.pool_now(name).status for name in ("pool", "next")}
+    cluster.block(node=cluster.node("bad"), **changes)
+    cluster.pool("10.64.0.0/25", name="later", block_size=8)
+    cluster.pool("10.64.1.0/25", name="last", block_size=8)
+    cluster.run(QUIET_AFTER + 2)
+    for name, status in before.items():
+        now = cluster.pool_now(name).status
+        kept = [each for each in now.conditions if each.type != "Conflict"]
+        assert replace(now, conditions=tuple(kept)) == replace(
+            status, conditions=tuple(each for each in status.conditions if each.type != "Conflict")
+        )
+    assert cluster.condition("Conflict") == ("True", "BlocksContradict")
+    assert cluster.condition("Conflict", "next")[0] == "False"
+    for name in ("later", "last"):
+        assert cluster.condition("Ready", name) == ("True", "Decided")
+    cluster.remove_node("bad")
+    cluster.run(GONE_AFTER + OFFLINE + MARGIN + 3)
+    assert cluster.counts.freed == 1
+    assert not cluster.pool_now().status.probe
+
+
+def test_a_block_whose_pool_is_gone_stops_no_pool_that_is_ready() -> None:
+    cluster = Cluster()
+    cluster.pool()
+    cluster.round()
+    for space in ("default", space_name("", "10.64.0.0/24", shared=False)):
+        cluster.block("10.64.0.16", cluster.node("bad"), prefix=28, space=space, pool="gone")
+    cluster.run(QUIET_AFTER + 2)
+    assert cluster.condition("Ready") == ("True", "Decided")
+    assert cluster.pool_now().status.block_size == 8
 
 
 def test_a_node_with_more_blocks_than_allowed_is_reported_once() -> None:

@@ -44,7 +44,9 @@ def lost(range_: str = "10.64.0.0/28", **spec: object) -> Cluster:
     cluster = Cluster()
     cluster.pool(range_, block_size=8, name="10.64.0.0-28", **spec)
     cluster.round()
-    cluster.block("10.64.0.8", cluster.node("gpu-1"), pool="10.64.0.0-28")
+    block = cluster.block("10.64.0.8", cluster.node("gpu-1"), pool="10.64.0.0-28")
+    if "rails" in spec:
+        cluster.api.put(replace(block, spec=replace(block.spec, rails=("10.65.0.8",))))
     cluster.node("gpu-2")
     cluster.round()
     cluster.remove_node("gpu-1")

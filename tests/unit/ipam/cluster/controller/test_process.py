@@ -18,6 +18,7 @@ from ipam.cluster.controller.guarded import GuardedApi, NotLeading
 from ipam.cluster.controller.leadership import Leadership
 from ipam.cluster.controller.mirror import Mirror
 from ipam.cluster.controller.process import STUCK_AFTER, ControllerProcess
+from ipam.cluster.controller.rounds import Rounds, Seen, World
 from ipam.cluster.objects import AddressBlock, AddressPool, AddressRequest
 from tests.fake_api import FakeApi, Fault
 from tests.unit.ipam.cluster.controller.cluster import Cluster
@@ -145,6 +146,19 @@ def test_a_loop_that_hangs_is_not_alive() -> None:
     assert process.alive()[0]
     now = STUCK_AFTER + 1
     assert process.alive() == (False, "stuck: election, rounds")
+
+
+def test_a_process_whose_rounds_all_fail_is_not_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(rounds: Rounds, world: World) -> Seen:
+        raise RecursionError("a defect")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Rounds, "round", fail)
+        with _running(_process(Cluster().api, "only")) as process:
+            until(lambda: not process.alive()[0])
+            assert process.alive()[1] == "failed 5 times or more in a row: rounds"
+            patched.undo()
+            until(lambda: process.alive() == (True, "alive"))
 
 
 def test_a_round_of_many_slow_requests_is_alive_all_the_time() -> None:

@@ -1,18 +1,14 @@
 """Pools with rails: what the controller makes of them, and of the pools of their rails."""
 
-from typing import Any
-
 import pytest
 from msgspec.structs import replace
 
-from ipam.cluster.controller.audit import contradictions
 from ipam.cluster.controller.block_index import BlockIndex
 from ipam.cluster.controller.pool_status import status
 from ipam.cluster.controller.ranged import Plan
 from ipam.cluster.controller.rounds import QUIET_AFTER
 from ipam.cluster.names import space_name
 from ipam.cluster.objects import AddressBlock, AddressPool, Meta, PoolSpec
-from ipam.cluster.rails import Rails
 from tests.unit.ipam.cluster.controller.cluster import Cluster
 
 
@@ -162,45 +158,9 @@ def test_a_pool_with_rails_waits_for_the_blocks_of_a_private_one_of_a_rail(
         assert cluster.pool_now(name).status.space == "default"
 
 
-def test_a_pool_with_rails_keeps_them_while_it_waits_for_private_blocks(cluster: Cluster) -> None:
-    """An earlier controller let both be Ready."""
-    railed(cluster)
-    cluster.round()
-    own = space_name("", "10.66.0.0/24", shared=False)
-    cluster.block("10.66.0.8", cluster.node("a"), space=own, pool="private")
-    cluster.pool("10.65.0.0/24", name="one")
-    cluster.pool("10.65.0.0/20", name="wide")
-    cluster.run(3 * QUIET_AFTER, every=10)
-    assert cluster.condition("Ready", "main") == ("False", "PrivateBlocks")
-    assert cluster.pool_now("main").status.block_size == 8
-    assert cluster.condition("Ready", "one") == ("True", "RailOf")
-    assert cluster.condition("Ready", "wide") == ("False", "RailsOverlap")
-
-
 def test_rails_that_make_no_sense_do_not_stop_the_statuses() -> None:
     """The plan says that the pool is not Ready, whatever else it says."""
     spec = PoolSpec(range="10.64.0.0/24", rails=("10.65.0.0/25", "x"), exclude=("10.64.0.9",))
     pool = AddressPool(metadata=Meta(name="main"), spec=spec)
     plan = Plan(space="default", block_size=8, ready=False, reason="PrivateBlocks")
     assert status(pool, plan, BlockIndex(()), (), (), "now").addresses.capacity == 253
-
-
-def test_the_rails_of_a_pool_are_read_once_for_all_its_blocks(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pool = railed(cluster, block_size=8)
-    node = cluster.node("a")
-    for number in range(8):
-        cluster.block(f"10.64.0.{8 * number}", node, pool="main")
-    blocks = cluster.api.look_at_all(AddressBlock).items
-    read: list[PoolSpec] = []
-
-    def counted(of: Any, spec: PoolSpec) -> Rails:  # noqa: ANN401 - a bound classmethod
-        read.append(spec)
-        return of(spec)  # type: ignore[no-any-return]
-
-    of = Rails.of
-    monkeypatch.setattr(Rails, "of", lambda spec: counted(of, spec))
-    found = contradictions({"main": pool}, blocks, BlockIndex(blocks))
-    assert sum("its rails are not those of the pool" in each.text for each in found) == 8
-    assert len(read) == 1

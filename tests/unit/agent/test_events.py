@@ -1,9 +1,13 @@
-"""Events on pods of what is wrong with their GPUs: each once, and nothing without an API server."""
+"""Events on pods and on the node: each once, and nothing without an API server."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, cast
 
-from agent.gpu_events import KILLED, OVER, REFUSED, GpuEvents
+import pytest
+
+from agent import events as module
+from agent.events import KILLED, OVER, REFUSED, AgentEvents
 from base.pod import Pod
 from gpu.enforcement import OverUse
 from gpu.refusals import FULL, VERSION, Refusal
@@ -41,9 +45,9 @@ def overuse(pod: str, *killed: int) -> OverUse:
 
 def test_a_pod_is_told_once_and_again_when_it_is_killed() -> None:
     api = Reported()
-    events = GpuEvents(IN_CLUSTER, lambda environ: cast(ClusterApi, api))
+    events = AgentEvents(IN_CLUSTER, lambda environ: cast(ClusterApi, api))
     for told in (overuse("a"), overuse("a"), overuse("b"), overuse("a", 7), overuse("a", 8)):
-        events.tell(told)
+        events.of_gpu(told)
     until(lambda: len(api.events) == 3, what="three events")
     events.close()
     assert [(reason, pod) for reason, _, pod in api.events] == [
@@ -59,11 +63,11 @@ def test_a_pod_is_told_once_and_again_when_it_is_killed() -> None:
 
 def test_a_pod_is_told_once_of_each_reason_for_which_its_processes_get_no_gpu() -> None:
     api = Reported()
-    events = GpuEvents(IN_CLUSTER, lambda environ: cast(ClusterApi, api))
+    events = AgentEvents(IN_CLUSTER, lambda environ: cast(ClusterApi, api))
     told = [(tenant("a"), VERSION), (tenant("a"), VERSION), (tenant("a"), FULL)]
     for of, text in (*told, (tenant("b", container=""), VERSION)):
-        events.tell(Refusal(tenant=of, text=text))
-    events.tell(overuse("a"))
+        events.of_gpu(Refusal(tenant=of, text=text))
+    events.of_gpu(overuse("a"))
     until(lambda: len(api.events) == 4, what="four events")
     events.close()
     assert api.events[:3] == [
@@ -76,14 +80,32 @@ def test_a_pod_is_told_once_of_each_reason_for_which_its_processes_get_no_gpu() 
 
 def test_without_an_api_server_nothing_is_asked() -> None:
     asked: list[object] = []
-    events = GpuEvents({}, lambda environ: asked.append(environ))
-    events.tell(overuse("a"))
+    events = AgentEvents({}, lambda environ: asked.append(environ))
+    events.of_gpu(overuse("a"))
     events.close()
     assert asked == []
 
 
 def test_an_api_server_that_cannot_be_used_stops_nothing() -> None:
-    events = GpuEvents(IN_CLUSTER, lambda environ: None)
+    events = AgentEvents(IN_CLUSTER, lambda environ: None)
     for _ in range(1000):
-        events.tell(overuse("a"))
+        events.of_gpu(overuse("a"))
     events.close()
+
+
+def test_the_node_is_told_of_each_mistake_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api = Reported()
+    monkeypatch.setattr(module, "TOKEN", tmp_path / "token")
+    events = AgentEvents({**IN_CLUSTER, "NODE_NAME": "n1"}, lambda environ: cast(ClusterApi, api))
+    events.of_node("ConfigurationError", "before there is a token")
+    (tmp_path / "token").touch()
+    for text in ("pools: wrong", "pools: wrong", "policy: wrong"):
+        events.of_node("ConfigurationError", text)
+    until(lambda: len(api.events) == 2, what="two events")
+    events.close()
+    assert api.events == [
+        ("ConfigurationError", "pools: wrong", "n1"),
+        ("ConfigurationError", "policy: wrong", "n1"),
+    ]

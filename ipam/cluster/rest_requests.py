@@ -1,0 +1,236 @@
+"""Requests to the API server's HTTP interface, over any `Transport`: their turns, repeats, errors.
+
+Reads are repeated while the server has no answer. A change is sent once: if its answer is lost it
+may have had its effect, and only the caller can find out.
+"""
+
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from http import HTTPStatus
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+import msgspec
+
+from ipam.cluster import documents
+from ipam.cluster.api import (
+    AlreadyExists,
+    ApiError,
+    Conflict,
+    NotFound,
+    Refused,
+    Unavailable,
+    WatchExpired,
+)
+from ipam.cluster.pace import Pace
+
+TIMEOUT = 10.0  # seconds of a call with all its attempts; of each page of a LIST
+FIRST_BACKOFF, LONGEST_BACKOFF = 0.2, 5.0
+RESTARTS = 3  # of a LIST whose pages expire while they are read
+
+_REFUSALS = frozenset({400, 401, 403, 405, 406, 413, 415, 422})
+
+T = TypeVar("T")
+Query = Sequence[tuple[str, str]]
+Body = Mapping[str, Any] | Sequence[Mapping[str, Any]]
+"""A document, or the operations of a JSON patch, which only a PATCH has."""
+
+
+class TooLarge(ApiError):
+    """An answer has more bytes than it may have. The rest of it was not read."""
+
+
+class Response(NamedTuple):
+    """`retry_after`: the seconds that the server asks for in a header, 0 for none."""
+
+    status: int
+    body: bytes
+    retry_after: float = 0
+
+
+class Lines(NamedTuple):
+    """An answer that goes on: its lines, as they come. Without success they are its body's."""
+
+    status: int
+    lines: Iterator[bytes]
+
+
+class Transport(Protocol):
+    """Sends requests. It raises Unavailable where no answer comes, and never repeats a change."""
+
+    def send(
+        self,
+        method: str,
+        where: str,
+        query: Query,
+        body: Body | None,
+        accept: str,
+        patience: float,
+        most: int = 0,
+    ) -> Response:
+        """The answer to one request, after `patience` seconds at most. TooLarge: it has more than
+        `most` bytes, if that is not 0."""
+
+    def follow(self, where: str, query: Query) -> Lines:
+        """The answer to a GET that goes on. Its lines end where the connection does, with
+        Unavailable where it shows nothing for too long."""
+
+
+class RestRequests:
+    """What all verbs have in common. Threads may share it. Each call raises ApiError."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        writer: str,
+        timeout: float,
+        pace: Pace | None,
+        clock: Callable[[], float],
+        sleep: Callable[[float], None],
+    ) -> None:
+        self._transport = transport
+        self._writer = writer
+        self._timeout = timeout
+        self._pace = pace or Pace()
+        self._clock = clock
+        self._sleep = sleep
+        self._page_sizes: dict[str, int] = {}  # how many objects a page has, by what is listed
+
+    def all(
+        self,
+        what: str,
+        where: str,
+        read: Callable[[msgspec.Raw], T],
+        selector: Query = (),
+        most: int = 0,
+    ) -> tuple[Sequence[T], documents.ListMeta]:
+        """What is read of all objects, or of `most`, at one moment.
+
+        The pages of a moment expire after minutes: then all are read again.
+        """
+        for _ in range(1 + RESTARTS):
+            found = list[T]()
+            try:
+                for page in self.pages(what, where, selector, most):
+                    found += map(read, page.items or ())
+                    if most or not page.metadata.continue_:
+                        return found, page.metadata
+            except WatchExpired as error:
+                expired = error
+        raise Unavailable(f"{what}: its pages expire too soon: {expired}") from expired
+
+    def pages(
+        self, what: str, where: str, selector: Query = (), most: int = 0
+    ) -> Iterator[documents.Page]:
+        """Page by page. Where objects are large, a page has few of them. WatchExpired."""
+        start: Query = selector
+        while True:
+            size = self._page_sizes.get(what, documents.PAGE)
+            query = [("limit", str(min(most or size, size))), *start]
+            bound = documents.MOST_PAGE if size > 1 else 0
+            try:
+                answer = self.read(what, where, query, bound)
+            except TooLarge:
+                self._page_sizes[what] = max(1, size // 4)
+                continue
+            if 4 * len(answer) < documents.MOST_PAGE:
+                self._page_sizes[what] = min(documents.PAGE, 2 * size)
+            page = decoded(what, answer, documents.Page)
+            yield page
+            if not page.metadata.continue_:
+                return
+            start = [*selector, ("continue", page.metadata.continue_)]
+
+    def read(
+        self,
+        what: str,
+        where: str,
+        query: Query = (),
+        most: int = 0,
+        accept: str = documents.JSON,
+    ) -> bytes:
+        """The answer to a GET, which is repeated while the server has none. TooLarge."""
+        deadline, backoff = self._deadline(), FIRST_BACKOFF
+        while True:
+            try:
+                return self.send(what, "GET", where, query, None, accept, most, deadline)
+            except Unavailable:
+                wait = backoff * random.uniform(0.5, 1.5)
+                if self._clock() + wait >= deadline:
+                    raise
+            self._sleep(wait)
+            backoff = min(2 * backoff, LONGEST_BACKOFF)
+
+    def change(self, what: str, method: str, where: str, body: Body) -> bytes:
+        """Send a change; the object as it was stored."""
+        query = [("fieldManager", self._writer), ("fieldValidation", "Strict")]
+        return self.send(what, method, where, query, body)
+
+    def send(
+        self,
+        what: str,
+        method: str,
+        where: str,
+        query: Query = (),
+        body: Body | None = None,
+        accept: str = documents.JSON,
+        most: int = 0,
+        deadline: float | None = None,
+    ) -> bytes:
+        """The answer to one request, which is sent once. TooLarge: see Transport."""
+        if deadline is None:
+            deadline = self._deadline()
+        self._take_turn(what, deadline)
+        patience = max(deadline - self._clock(), 0.01)
+        try:
+            answer = self._transport.send(method, where, query, body, accept, patience, most)
+        except Unavailable as error:
+            raise Unavailable(f"{what}: {error}") from error
+        if answer.status >= HTTPStatus.MULTIPLE_CHOICES:
+            raise self._error(what, answer)
+        return answer.body
+
+    def _deadline(self) -> float:
+        return self._clock() + self._timeout
+
+    def _take_turn(self, what: str, deadline: float) -> None:
+        if not self._pace.turn(deadline - self._clock()):
+            raise Unavailable(f"{what}: not sent: too many requests, or the server asked to wait")
+
+    def follow(self, what: str, where: str, query: Query) -> Iterator[bytes]:
+        """The lines of a GET that goes on."""
+        self._take_turn(what, self._deadline())
+        answer = self._transport.follow(where, query)
+        if answer.status != HTTPStatus.OK:
+            raise self._error(what, Response(answer.status, b"".join(answer.lines)))
+        return answer.lines
+
+    def _error(self, what: str, answer: Response) -> ApiError:
+        """What an answer without success means."""
+        try:
+            status = documents.decode(answer.body, documents.Status)
+        except msgspec.MsgspecError:
+            status = documents.Status(message=answer.body[:200].decode(errors="replace"))
+        if answer.status in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE):
+            self._pace.pause(answer.retry_after)
+        return error_of(what, answer.status, status)
+
+
+def decoded(
+    what: str, found: bytes | msgspec.Raw, kind: type[documents.AnyType]
+) -> documents.AnyType:
+    try:
+        return documents.decode(found, kind)
+    except msgspec.MsgspecError as error:
+        raise Refused(f"{what}: the answer has another form: {error}") from error
+
+
+def error_of(what: str, code: int, status: documents.Status) -> ApiError:
+    """The error that an HTTP status stands for."""
+    text = f"{what}: {code} {status.message.strip()}".rstrip()
+    if code == HTTPStatus.NOT_FOUND:
+        return NotFound(text)
+    if code == HTTPStatus.CONFLICT:
+        return AlreadyExists(text) if status.reason == "AlreadyExists" else Conflict(text)
+    if code == HTTPStatus.GONE:
+        return WatchExpired(text)
+    return Refused(text) if code in _REFUSALS else Unavailable(text)

@@ -1,0 +1,197 @@
+"""Objects that tenants and nodes write: none of them hides another, or fills the memory."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from ipam.cluster import documents
+from ipam.cluster.api import Change, Unavailable
+from ipam.cluster.controller.mirror import Mirror
+from ipam.cluster.documents import document
+from ipam.cluster.objects import AddressBlock, Meta
+from ipam.cluster.rest_api import RestApi
+from ipam.cluster.rest_requests import Body, Lines, Query, Response, TooLarge
+from tests.unit.ipam.cluster.contract import block
+from tests.waiting import until
+
+DEPTH = 5000
+DEEP = "@deep@"  # in a document: a list of lists
+FAT = {f"label-{number}": "x" * 60 for number in range(400)}
+
+
+class Canned:
+    """A Transport that gives its answers one after the other, the last again and again."""
+
+    def __init__(self, *answers: object) -> None:
+        self.answers = [each if isinstance(each, bytes) else written(each) for each in answers]
+        self.queries: list[dict[str, str]] = []
+
+    def send(
+        self,
+        method: str,
+        where: str,
+        query: Query,
+        body: Body | None,
+        accept: str,
+        patience: float,
+        most: int = 0,
+    ) -> Response:
+        self.queries.append(dict(query))
+        return Response(200, self._next())
+
+    def follow(self, where: str, query: Query) -> Lines:
+        return Lines(200, iter(self._next().splitlines()))
+
+    def _next(self) -> bytes:
+        return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+
+
+def written(value: object) -> bytes:
+    return json.dumps(value).replace(f'"{DEEP}"', "[" * DEPTH + "]" * DEPTH).encode()
+
+
+def stored(**changes: Any) -> dict[str, Any]:  # noqa: ANN401 - any JSON value
+    """A block's document as a server has it, with other metadata or, as `spec`, no block's spec."""
+    found = document(block())
+    meta = {"uid": "u", "resourceVersion": "7", "namespace": ""} | changes
+    spec = meta.pop("spec", found["spec"])
+    return {**found, "metadata": found["metadata"] | meta, "spec": spec}
+
+
+def page(*items: object, further: str = "") -> dict[str, Any]:
+    metadata = {"resourceVersion": "9"} | ({"continue": further} if further else {})
+    return {"metadata": metadata, "items": items}
+
+
+def name_of(each: Any) -> str:  # noqa: ANN401 - a document
+    named: str = each["metadata"]["name"]
+    return named
+
+
+@pytest.mark.parametrize("spec", [DEEP, 7, {"pool": DEEP}, {"pool": 7}, None], ids=str)
+def test_an_object_of_a_list_that_cannot_be_read_is_named_and_hides_no_other(spec: object) -> None:
+    well, bad, last = stored(), stored(spec=spec), stored(managedFields=[DEEP])
+    api = RestApi(Canned(page(well, bad, last), page(well, last)))
+    listing = api.list(AddressBlock)
+    assert [each.metadata.name for each in listing.items] == [name_of(well), name_of(last)]
+    (unreadable,) = listing.unreadable
+    assert (unreadable.kind, unreadable.metadata.name) == ("AddressBlock", name_of(bad))
+    assert (unreadable.metadata.uid, unreadable.metadata.resource_version) == ("u", "7")
+    assert api.unreadable() == (unreadable,)
+    api.list(AddressBlock)
+    assert api.unreadable() == ()
+
+
+def test_a_watch_goes_on_after_what_cannot_be_read() -> None:
+    well, bad = stored(managedFields=[DEEP]), stored(spec=DEEP)
+    mended = {**stored(), "metadata": bad["metadata"]}
+    lines = [("ADDED", bad), ("ADDED", well), ("MODIFIED", mended)]
+    events = b"\n".join(written({"type": type_, "object": each}) for type_, each in lines)
+    api = RestApi(Canned(events))
+    changes: Iterator[Change[AddressBlock]] = api.watch(AddressBlock, "1")
+    assert next(changes).object.metadata.name == name_of(well)
+    assert [each.metadata.name for each in api.unreadable()] == [name_of(bad)]
+    assert next(changes).object.metadata.name == name_of(bad)
+    assert api.unreadable() == ()
+
+
+def test_a_mirror_keeps_what_cannot_be_read_any_more_as_it_was() -> None:
+    before = stored()
+    after = {**before, "spec": 7}
+    expired = {"type": "ERROR", "object": {"code": 410}}
+    transport = Canned(page(before, stored()), expired, page(after), b"")
+    changes: list[None] = []
+    mirror = Mirror(RestApi(transport), AddressBlock, lambda: changes.append(None))
+    try:
+        until(lambda: len(changes) == 2, what="second list")
+        (kept,) = mirror.items() or ()
+        assert kept.metadata.name == name_of(before)
+    finally:
+        mirror.close()
+
+
+def test_a_page_of_large_objects_has_few_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(documents, "MOST_PAGE", 10_000)
+
+    class Server(Canned):
+        """Its objects have 1,000 bytes each, and there are 40."""
+
+        def send(self, *arguments: Any, **named: Any) -> Response:  # noqa: ANN401
+            query, most = dict(arguments[2]), arguments[6]
+            self.queries.append(query)
+            begin, limit = int(query.get("continue", "0")), int(query["limit"])
+            end = min(begin + limit, 40)
+            items = [stored(annotations={"a": "x" * 500}) for _ in range(begin, end)]
+            answer = written(page(*items, further=str(end) if end < 40 else ""))
+            if most and len(answer) > most:
+                raise TooLarge("too large")
+            return Response(200, answer)
+
+    server = Server(b"")
+    assert len(RestApi(server).list(AddressBlock).items) == 40
+    assert [each["limit"] for each in server.queries[:4]] == ["500", "125", "31", "7"]
+
+
+def test_metadata_that_is_too_large_is_not_kept_and_is_named() -> None:
+    fat = stored(labels=FAT, managedFields=[DEEP], generation=3)
+    api = RestApi(Canned(page(fat, stored(managedFields=[{"x": "y" * 20_000}]))))
+    found, well = api.list(AddressBlock).items
+    assert found.metadata == Meta(name=name_of(fat), uid="u", resource_version="7", generation=3)
+    assert well.metadata.uid == "u"
+    (named,) = api.unreadable()
+    assert named.metadata.name == name_of(fat)
+    assert "its metadata has more than 8192 bytes" in named.why
+    again = RestApi(Canned(fat)).get(AddressBlock, name_of(fat))
+    assert again == found
+
+
+def test_a_node_that_cannot_be_read_is_there_and_not_ready() -> None:
+    bad = {"metadata": {"name": "b", "uid": "v"}, "spec": {"taints": DEEP}}
+    api = RestApi(Canned(page({"metadata": {"name": "a", "uid": "u"}}, bad)))
+    a, b = api.nodes()
+    assert (a.name, b.name, b.uid, b.ready) == ("a", "b", "v", False)
+    assert [each.kind for each in api.unreadable()] == ["Node"]
+
+
+def test_a_pod_is_a_pod_however_deep_or_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert RestApi(Canned(page({"metadata": {"managedFields": [DEEP]}}))).has_pods("node-a")
+
+    def too_large(*arguments: object) -> Response:
+        raise TooLarge("too large")
+
+    transport = Canned(b"")
+    monkeypatch.setattr(transport, "send", too_large)
+    assert RestApi(transport).has_pods("node-a")
+
+
+def test_definitions_of_any_form_hide_none() -> None:
+    def of(name: str, **parts: object) -> dict[str, object]:
+        return {"metadata": {"namespace": "n", "name": name}, **parts}
+
+    well = of("well", spec={"config": "{}", "other": DEEP})
+    deep = {"metadata": {"namespace": "n", "name": "deep", "managedFields": DEEP}}
+    bad = {"metadata": {"namespace": "n", "name": "bad", "uid": 7}}
+    api = RestApi(Canned(page(well, of("odd", spec={"config": DEEP}), deep, bad, of("no"))))
+    found = {each.name: each.config for each in api.network_definitions()}
+    assert found == {"well": "{}", "odd": "", "deep": "", "no": ""}
+    (unreadable,) = api.unreadable()
+    assert unreadable.kind == "NetworkAttachmentDefinition"
+
+
+def test_definitions_whose_pages_expire_are_read_another_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    transport = Canned(b"")
+    monkeypatch.setattr(transport, "send", lambda *_: Response(410, b"{}"))
+    with pytest.raises(Unavailable, match="expire too soon"):
+        list(RestApi(transport).network_definitions())
+
+
+def test_what_is_not_text_is_no_text_of_an_object() -> None:
+    found = replace(block(), metadata=Meta(name="x", uid="u", resource_version="7"))
+    body = json.dumps(document(found)).encode().replace(b'"Active"', b'"\xff"')
+    listing = RestApi(Canned(b'{"metadata":{},"items":[%s]}' % body)).list(AddressBlock)
+    assert len(listing.unreadable) == 1
