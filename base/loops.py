@@ -17,7 +17,7 @@ def failed(loop: str) -> None:
 
 
 def worked(loop: str) -> None:
-    """Forget the failures of the loop: it has done its work."""
+    """Forget the failures of the loop: it has done its work, or is over."""
     _failures.pop(loop, None)
 
 

@@ -202,7 +202,8 @@ class Routes:
     """A snapshot of a namespace's routes to other machines."""
 
     def __init__(self, route: Rtnetlink) -> None:
-        self._priorities: dict[tuple[Network, int, str | None], set[int]] = {}
+        # By family, destination, its length, table, and gateway (None stands for any).
+        self._priorities: dict[tuple[int, bytes, int, int, bytes | None], set[int]] = {}
         for family, size in ((AF_INET, 4), (AF_INET6, 16)):
             with trying("listing routes"):
                 parts = route.table(RTM_GETROUTE, RTMSG.pack(family, *[0] * 8))
@@ -211,23 +212,20 @@ class Routes:
                 if kind != RTN_UNICAST:
                     continue
                 shown = fields(part, HEADER.size + RTMSG.size)
-                destination = socket.inet_ntop(family, shown.get(RTA_DST, bytes(size)))
-                network = ipaddress.ip_network(f"{destination}/{length}")
-                priority = value(shown.get(RTA_PRIORITY))
-                for via in (None, *_gateways(family, shown)):
-                    key = (network, value(shown.get(RTA_TABLE)) or table, via)
-                    self._priorities.setdefault(key, set()).add(priority)
+                table = value(shown.get(RTA_TABLE)) or table
+                for via in (None, *_gateways(shown)):
+                    key = (family, shown.get(RTA_DST, bytes(size)), length, table, via)
+                    self._priorities.setdefault(key, set()).add(value(shown.get(RTA_PRIORITY)))
 
     def has(self, hop: Hop) -> bool:
         """Whether a route has this destination and table, and the gateway and priority if set.
 
         The priority of an IPv6 route may be higher: see `behind`.
         """
-        network, table = _place(hop)
-        found = self._priorities.get((network, table, hop.gateway or None), set())
+        family, found = self._of(hop, hop.gateway)
         if not hop.priority or hop.priority in found:
             return bool(found)
-        return network.version == 6 and max(found, default=0) > hop.priority
+        return family == AF_INET6 and max(found, default=0) > hop.priority
 
     def behind(self, hop: Hop) -> Hop:
         """The route with a priority that puts it behind those to its destination that are here.
@@ -236,21 +234,23 @@ class Routes:
         multipath route of both (net/ipv6/ip6_fib.c, fib6_add_rt2node). IPv4 routes of one priority
         are used in their order.
         """
-        network, table = _place(hop)
-        taken = self._priorities.setdefault((network, table, None), set())
+        family, taken = self._of(hop, None)
         priority = hop.priority or max(taken, default=0)
-        while network.version == 6 and priority in taken and priority < _LAST_PRIORITY:
+        while family == AF_INET6 and priority in taken and priority < _LAST_PRIORITY:
             priority += 1
-        taken.add(priority or (IP6_RT_PRIO_USER if network.version == 6 else 0))
+        taken.add(priority or (IP6_RT_PRIO_USER if family == AF_INET6 else 0))
         return msgspec.structs.replace(hop, priority=priority)
 
+    def _of(self, hop: Hop, gateway: str | None) -> tuple[int, set[int]]:
+        """The family of a route, and the priorities of those to its destination in its table."""
+        network = ipaddress.ip_network(hop.destination, strict=False)
+        family = AF_INET6 if network.version == 6 else AF_INET
+        via = ipaddress.ip_address(gateway).packed if gateway else None
+        where = (family, network.network_address.packed, network.prefixlen)
+        return family, self._priorities.setdefault((*where, hop.table or RT_TABLE_MAIN, via), set())
 
-def _place(hop: Hop) -> tuple[Network, int]:
-    """Destination and table of a route."""
-    return ipaddress.ip_network(hop.destination, strict=False), hop.table or RT_TABLE_MAIN
 
-
-def _gateways(family: int, shown: dict[int, bytes]) -> set[str]:
+def _gateways(shown: dict[int, bytes]) -> set[bytes]:
     """The gateways of a route, also of each part of a multipath route."""
     found = {shown[RTA_GATEWAY]} if RTA_GATEWAY in shown else set()
     parts = shown.get(RTA_MULTIPATH, b"")
@@ -260,7 +260,7 @@ def _gateways(family: int, shown: dict[int, bytes]) -> set[str]:
         if RTA_GATEWAY in part:
             found.add(part[RTA_GATEWAY])
         parts = parts[max(length, RTNEXTHOP.size) + 3 & ~3 :]
-    return {socket.inet_ntop(family, gateway) for gateway in found}
+    return found
 
 
 class Sysctl(NamedTuple):

@@ -4,6 +4,7 @@ On InfiniBand a hardware address has 20 bytes and the ARP hardware type is 32 (R
 ipoib_start_xmit silently drops frames made for Ethernet (`packets`).
 """
 
+import errno
 import socket
 import struct
 import time
@@ -24,6 +25,7 @@ ND_OPT_TARGET_LINKADDR = 2
 ALL_NODES = "ff02::1"
 
 LOOK_EVERY = 0.002  # seconds between two looks for carrier, at first
+ROUTE_TIME = 0.2  # seconds
 
 
 def await_carrier(pod: Rtnetlink, link: Link, seconds: float) -> Link:
@@ -102,4 +104,14 @@ def _send_advertisement(link: Link, source: str, message: bytes) -> None:
         sender.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_MULTICAST_HOPS, 255)
         sender.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_MULTICAST_IF, link.index)
         sender.bind((source, 0, 0, link.index))
+        wait_until(lambda: _has_route(sender, link), ROUTE_TIME, LOOK_EVERY)
         sender.sendto(message, (ALL_NODES, 0, 0, link.index))
+
+
+def _has_route(sender: socket.socket, link: Link) -> bool:
+    """Whether the kernel has added the multicast route, which it does after it shows carrier."""
+    try:
+        sender.connect((ALL_NODES, 0, 0, link.index))
+    except OSError as error:
+        return error.errno != errno.ENETUNREACH
+    return True

@@ -65,6 +65,7 @@ ARPHRD_ETHER = 1  # linux/if_arp.h
 ARPHRD_INFINIBAND = 32
 IFF_UP, IFF_PROMISC, IFF_ALLMULTI = 0x1, 0x100, 0x200  # linux/if.h
 IFF_RUNNING, IFF_LOWER_UP = 0x40, 0x10000
+_CARRIER = IFF_RUNNING | IFF_LOWER_UP
 IFNAMSIZ, IFALIASZ = 16, 256
 SIOCGIFFLAGS, SIOCGIFHWADDR, SIOCGIFINDEX = 0x8913, 0x8927, 0x8933  # linux/sockios.h
 _U16 = struct.Struct("=H")
@@ -139,9 +140,10 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
         """Whether the link can carry frames; on IPoIB this needs the broadcast group.
 
         For a moment after IFF_LOWER_UP it cannot: the kernel has yet to start its queues and to add
-        the route for IPv6 multicast (linkwatch_do_dev, addrconf_notify).
+        the route for IPv6 multicast (linkwatch_do_dev, addrconf_notify). IFF_RUNNING alone may be
+        from before the interface moved.
         """
-        return bool(self.flags & IFF_RUNNING)
+        return self.flags & _CARRIER == _CARRIER
 
     @property
     def link_type_name(self) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from functools import partial
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 import msgspec
 
@@ -42,6 +42,8 @@ from ipam import scope
 from ipam.delegation import OURS, TAKEN_OVER, Delegation, IpamCall
 from ipam.nv_ipam import plugin as nv_ipam
 from ipam.plugin import AddressPlugin
+
+T = TypeVar("T")
 
 ERRORS = (CNIError, HostError, OSError, Busy, JournalDamaged)
 """What a step of an ADD or a removal raises on purpose."""
@@ -87,12 +89,13 @@ class Failures:
     def __init__(self) -> None:
         self._texts: list[str] = []
 
-    def of(self, step: Callable[[], object]) -> None:
-        """Try a step."""
+    def of(self, step: Callable[[], T]) -> T | None:
+        """Try a step. Returns its answer, None if it fails."""
         try:
-            step()
+            return step()
         except ERRORS as error:
             self._texts.append(str(error))
+            return None
 
     def __bool__(self) -> bool:
         return bool(self._texts)
@@ -352,7 +355,7 @@ class InterfacePlugin(ABC):
         failures = Failures()
         entry, damage = self._read(attachment)
         if entry is None and damage is None:
-            entry = self.adopt(attachment, request)
+            entry = failures.of(lambda: self.adopt(attachment, request))
         if entry is not None and entry.plugin != self.name:
             raise CNIError(
                 Code.CLEANUP_INCOMPLETE,
@@ -360,7 +363,7 @@ class InterfacePlugin(ABC):
                 "its DEL with the configuration of the ADD",
             )
         # No kernel state outlives a boot.
-        if entry is None or entry.boot_id == self.paths.boot_id():
+        if not failures and (entry is None or entry.boot_id == self.paths.boot_id()):
             failures.of(lambda: self.detach(attachment, request, entry))
         if not failures:  # an address that an interface still has must not go to another pod
             failures.of(lambda: self._release_addresses(request, entry, damage))

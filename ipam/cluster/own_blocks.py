@@ -59,6 +59,7 @@ class OwnBlocks:
                 loops.failed(_LOOP)
                 pause = LONGEST_PAUSE
             self._closed.wait(pause)
+        loops.worked(_LOOP)
 
     def follow(self) -> None:
         """One watch to its end, after a list if nothing is known. ApiError."""

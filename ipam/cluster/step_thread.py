@@ -58,3 +58,4 @@ class StepThread:
                 loops.worked(self._name)
             self._wake.wait(wait)
             self._wake.clear()
+        loops.worked(self._name)

@@ -119,7 +119,7 @@ def test_carrier_that_comes_later_is_awaited(cable: Cable) -> None:
 
 
 def test_link_without_carrier_for_the_network_layer_is_awaited_and_fails_nothing(
-    cable: Cable,
+    cable: Cable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For a moment LOWER_UP is shown already, and there is no route for IPv6 multicast."""
     cable.set("mode", "dormant")
@@ -128,11 +128,12 @@ def test_link_without_carrier_for_the_network_layer_is_awaited_and_fails_nothing
     assert not announce.await_carrier(cable.route, link, 0.05).carrier
     (failure,) = announce.announce(cable.namespace, link, ["fd00::3/64", "10.1.2.3/24"])
     assert failure == 'fd00::3 on "near" is not announced: Network is unreachable'
+    monkeypatch.setattr(announce, "ROUTE_TIME", PATIENCE)
     later = threading.Timer(0.05, lambda: cable.set("state", "up"))
     later.start()
-    ready = announce.await_carrier(cable.route, link, PATIENCE)
+    assert announce.announce(cable.namespace, link, ["fd00::3/64"]) == []
     later.join()
-    assert announce.announce(cable.namespace, ready, ["fd00::3/64"]) == []
+    assert announce.await_carrier(cable.route, link, PATIENCE).carrier
     cable.heard(socket.inet_pton(socket.AF_INET6, "fd00::3"))
 
 

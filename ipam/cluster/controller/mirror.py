@@ -65,6 +65,7 @@ class Follower:
                 _log.exception("following %s", self._what)
                 loops.failed(f"following {self._what}")
                 self._closed.wait(LONGEST_PAUSE)
+        loops.worked(f"following {self._what}")
 
     def _follow(self) -> None:
         """One watch, from its beginning to its end. ApiError."""

@@ -15,9 +15,12 @@ from agent.denials import Denials
 from agent.metrics import MAX_REASONS, Lasting, Metrics
 from cni.spec.errors import CNIError, Code
 from deviceplugin.kubelet.server import PoolState
+from ipam.cluster.api import Unreadable
 from ipam.cluster.lessee import Lessee
 from ipam.cluster.nv_ipam.reports import FollowedPool
 from ipam.cluster.nv_ipam.service import NvPoolService
+from ipam.cluster.object_reader import unreadable_family
+from ipam.cluster.objects import Meta
 from ipam.store import RangeUsage
 from ipam.store_files import PerCall
 from tests.fake_api import FakeApi
@@ -241,6 +244,8 @@ def test_the_documentation_has_every_metric_with_its_labels(tmp_path: Path) -> N
         denials.watched(Failing(deny("pkey", "rule"))).add(ADD)
     metrics.more.append(denials.families)
     metrics.mistakes = lambda: {"pools": True}
+    pod = Unreadable("v1", "Pod", Meta(name="p"), "it is nested too deeply")
+    metrics.more.append(lambda: [unreadable_family([pod])])
     found: dict[str, set[str]] = {}
     for family in text_string_to_metric_families(metrics.exposition().decode()):
         name = family.name + ("_total" if family.type == "counter" else "")

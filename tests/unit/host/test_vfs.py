@@ -13,7 +13,7 @@ import pytest
 
 from host import vfs
 from host.errors import HostError
-from host.links import IFF_RUNNING, IFF_UP
+from host.links import IFF_LOWER_UP, IFF_RUNNING, IFF_UP
 from host.netlink import BUFFER, Rtnetlink
 from host.vfs import VF
 from tests.unit.clock import Clock
@@ -29,7 +29,7 @@ from tests.unit.host.kernel import (
 )
 
 RTM_NEWLINK = 16
-LINKED = msgspec.structs.replace(PF, flags=IFF_UP | IFF_RUNNING)
+LINKED = msgspec.structs.replace(PF, flags=IFF_UP | IFF_LOWER_UP | IFF_RUNNING)
 NODE, PORT = "00:11:22:33:44:55:66:77", "00:11:22:33:44:55:66:78"
 
 
@@ -218,7 +218,7 @@ def test_unsupported_setting_is_an_error_with_a_remedy(
     [
         (0, '"ens1f0" is down: ip link set ens1f0 up'),
         (IFF_UP, '"ens1f0" has no carrier: see its cable'),
-        (IFF_UP | IFF_RUNNING, "its driver cannot limit a VF to that"),
+        (IFF_UP | IFF_LOWER_UP | IFF_RUNNING, "its driver cannot limit a VF to that"),
     ],
 )
 def test_rate_that_a_pf_without_a_link_refuses_is_told_so(

@@ -180,6 +180,7 @@ class Node:
         cidrs: Sequence[str],
         *,
         modes: tuple[int, int] = (0, 0),
+        accept_ra: bool = False,
     ) -> Link:
         self.calls.append(f"{moved.name} up")
         return moved
