@@ -13,69 +13,26 @@ import json
 import ssl
 import statistics
 import subprocess
-import tarfile
 import time
 import urllib.request
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
-
-import yaml
 
 from bench import memory
 from tests.cluster import cluster as clusters
-from tests.cluster import programs
+from tests.cluster import peers, programs
 from tests.cluster.cluster import Cluster, Namespace, is_ready
-from tests.cluster.control_plane import HOST_OF_NODE
 from tests.cluster.installation import addresses, configured, install, leftovers, with_vfs
 from tests.cluster.node import CNI_BIN
-from tests.cluster.programs import NET_ATTACH_DEF_CLIENT, PEERS, Program
+from tests.cluster.peers import SRIOV_DEVICE_PLUGIN, whereabouts
 from tests.kernel.vm import debian
 from tests.waiting import until
 
 PATIENCE = 900.0  # seconds
 QUIET = 300.0  # seconds without a change before leftovers are counted: the kubelet tries again
 NAMESPACE = "bench"
-KUBECONFIG = "/etc/cni/net.d/whereabouts.d/whereabouts.kubeconfig"
-WHEREABOUTS = Program(
-    "whereabouts",
-    "github.com/k8snetworkplumbingwg/whereabouts",
-    "v0.9.3",
-    {"whereabouts": "cmd"},
-    archives=[
-        ("whereabouts", "github.com/k8snetworkplumbingwg/whereabouts"),
-        ("network-attachment-definition-client", NET_ATTACH_DEF_CLIENT),
-    ],
-)
-IPOIB_CNI = Program(
-    "ipoib-cni",
-    "github.com/Mellanox/ipoib-cni",
-    "v1.2.2",
-    {"peer-ipoib": "cmd/ipoib"},  # our executable has the name ipoib
-    archives=[("ipoib-cni", "github.com/Mellanox/ipoib-cni")],
-)
-SRIOV_CNI = Program(
-    "sriov-cni",
-    "github.com/k8snetworkplumbingwg/sriov-cni",
-    "v2.10.0",
-    {"peer-sriov": "cmd/sriov"},
-    archives=[("sriov-cni", "github.com/k8snetworkplumbingwg/sriov-cni")],
-)
-SRIOV_DEVICE_PLUGIN = Program(
-    "sriov-network-device-plugin",
-    "github.com/k8snetworkplumbingwg/sriov-network-device-plugin",
-    "v3.9.0",
-    {"sriovdp": "cmd/sriovdp"},
-    archives=[
-        (
-            "sriov-network-device-plugin",
-            "github.com/k8snetworkplumbingwg/sriov-network-device-plugin",
-        )
-    ],
-)
-CNI_PLUGINS = (WHEREABOUTS, IPOIB_CNI, SRIOV_CNI)
-PCI_IDS = {"pci.ids": "/usr/share/misc/pci.ids"}  # without it their device plugin finds nothing
+OTHER_NAMES = {"ipoib": "peer-ipoib", "sriov": "peer-sriov"}  # ours have the names themselves
 OUR_VF, THEIR_VF = "example.com/our_vf", "example.com/their_vf"
 OPERATIONS = ("run_podsandbox", "stop_podsandbox")
 
@@ -135,10 +92,6 @@ def _theirs(cluster: Cluster) -> int:
     return sum(len(pool.to_dict()["spec"]["allocations"]) for pool in pools.get().items)
 
 
-def _whereabouts(range_: str) -> dict[str, object]:
-    return {"type": "whereabouts", "range": range_, "kubernetes": {"kubeconfig": KUBECONFIG}}
-
-
 CHILDREN = (
     Side(
         "podfabric",
@@ -151,7 +104,7 @@ CHILDREN = (
     ),
     Side(
         "ipoib-cni",
-        {"type": "peer-ipoib", "master": "ib0", "ipam": _whereabouts("10.61.0.0/16")},
+        {"type": "peer-ipoib", "master": "ib0", "ipam": whereabouts("10.61.0.0/16")},
         _theirs,
     ),
 )
@@ -164,7 +117,7 @@ VFS = (
     ),
     Side(
         "sriov-cni",
-        {"type": "peer-sriov", "ipam": _whereabouts("10.63.0.0/16")},
+        {"type": "peer-sriov", "ipam": whereabouts("10.63.0.0/16")},
         _theirs,
         THEIR_VF,
     ),
@@ -172,21 +125,12 @@ VFS = (
 
 
 def _install_peers(cluster: Cluster) -> None:
-    debian.install(PCI_IDS)
-    programs.build([*CNI_PLUGINS, SRIOV_DEVICE_PLUGIN])
-    for program in CNI_PLUGINS:
-        cluster.node.run(f"cp {program.directory()}/* {CNI_BIN}")
-    kubeconfig = cluster.plane.kubeconfig("admin", HOST_OF_NODE).read_text()
-    cluster.node.write(KUBECONFIG, kubeconfig)
-    flat = {"datastore": "kubernetes", "kubernetes": {"kubeconfig": KUBECONFIG}}
-    cluster.node.write(Path(KUBECONFIG).with_name("whereabouts.conf"), json.dumps(flat))
-    (archive,) = Path(PEERS or ".").glob("whereabouts-*.tar.*")
-    with tarfile.open(archive) as files:
-        for member in files.getmembers():
-            if "/crds/whereabouts.cni.cncf.io_" in member.name:
-                content = files.extractfile(member)
-                assert content is not None
-                cluster.apply(yaml.safe_load(content.read()))
+    debian.install(peers.PCI_IDS)
+    programs.build([SRIOV_DEVICE_PLUGIN, *(program for program, _ in peers.CNI_PLUGINS.values())])
+    for program, executable in peers.CNI_PLUGINS.values():
+        name = OTHER_NAMES.get(executable, executable)
+        cluster.node.run(f"cp {program.directory()}/{executable} {CNI_BIN}/{name}")
+    peers.prepare_whereabouts(cluster)
 
 
 def _start_their_device_plugin(cluster: Cluster, vf: str) -> None:

@@ -17,7 +17,6 @@ from collections.abc import Callable
 from contextlib import ExitStack, closing
 from pathlib import Path
 
-from bench.cluster import WHEREABOUTS
 from cni.spec.errors import CNIError, Code
 from ipam.cluster.objects import AddressBlock
 from ipam.cluster.whereabouts.objects import IPPool, OverlappingRangeIPReservation, entries
@@ -26,6 +25,7 @@ from tests.api.server import ApiServer, api_server
 from tests.api.test_coexist import CONTROL_LOOP, RECONCILER, Ledger, Theirs
 from tests.api.whereabouts import MovingNode, in_pod, install_kinds, ready_pool
 from tests.cluster import programs
+from tests.cluster.peers import WHEREABOUTS
 
 RANGE = "10.88.0.0/22"
 IPAM = {"range": RANGE}

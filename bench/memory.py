@@ -17,6 +17,7 @@ import yaml
 from tests.cluster import programs
 from tests.cluster.cluster import Cluster
 from tests.cluster.control_plane import HOST_OF_NODE
+from tests.cluster.peers import SHARED_DEVICE_PLUGIN
 from tests.cluster.programs import PEERS, Program
 from tests.waiting import until
 
@@ -28,13 +29,6 @@ NV_IPAM = Program(
     "3ce4a34",
     {"ipam-node": "cmd/ipam-node", "nv-ipam": "cmd/nv-ipam"},
     archives=[("nvidia-k8s-ipam", "github.com/Mellanox/nvidia-k8s-ipam")],
-)
-SHARED_DEVICE_PLUGIN = Program(
-    "k8s-rdma-shared-dev-plugin",
-    "github.com/Mellanox/k8s-rdma-shared-dev-plugin",
-    "410b0f3",
-    {"k8s-rdma-shared-dp": "cmd/k8s-rdma-shared-dp"},
-    archives=[("k8s-rdma-shared-dev-plugin", "github.com/Mellanox/k8s-rdma-shared-dev-plugin")],
 )
 OURS = "podfabric agent"
 

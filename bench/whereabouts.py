@@ -30,13 +30,13 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 
 from bench.agent import CHECKOUT, LAUNCHER
-from bench.cluster import WHEREABOUTS
 from bench.processes import Call, environment, quantile
 from ipam.cluster.objects import AddressBlock
 from ipam.cluster.whereabouts.objects import IPPool, OverlappingRangeIPReservation
 from tests.api.server import ApiServer, api_server
 from tests.api.whereabouts import install_kinds, ready_pool
 from tests.cluster import programs
+from tests.cluster.peers import WHEREABOUTS
 from tests.waiting import until
 
 OURS_RANGE, THEIR_RANGE = "10.90.0.0/16", "10.91.0.0/16"

@@ -13,6 +13,8 @@ pytest.register_assert_rewrite("tests.kernel.pods", "tests.kernel.cards", "tests
 
 IN_VM = os.environ.get("PODFABRIC_VM") == "1"
 LONGEST_TMPDIR = 12  # characters
+FAILED = os.environ.get("PODFABRIC_FAILED")
+"""A file for the ids of failed tests, which then do not fail the run: .ci/run decides on them."""
 KERNEL_TESTS = Path(__file__).resolve().parent / "kernel"
 CLUSTER_TESTS = tuple(KERNEL_TESTS.with_name(name) for name in ("api", "cluster"))
 
@@ -36,6 +38,20 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Do as an agent does before it starts threads: the first decodings would crash in them."""
     msgspec_warmup.build()
+
+
+def pytest_runtest_logreport(report: pytest.TestReport | pytest.CollectReport) -> None:
+    if FAILED and report.failed:
+        with Path(FAILED).open("a") as file:
+            file.write(f"{report.nodeid}\n")
+
+
+pytest_collectreport = pytest_runtest_logreport
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if FAILED and session.exitstatus == pytest.ExitCode.TESTS_FAILED:
+        session.exitstatus = pytest.ExitCode.OK
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

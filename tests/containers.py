@@ -1,7 +1,8 @@
 """A container as a pod that is not privileged has it, started by runc.
 
 Its root file system is this machine's, read-only; the directories that runc makes there for mounts
-go to a layer of the test. It has the host's network, namespaces of its own for processes, mounts,
+go to a layer of the test. The working directory is mounted too: it may be on another file system,
+or below /tmp. The container has the host's network, namespaces of its own for processes, mounts,
 host name and IPC, the paths that a runtime hides or protects, and what a test names.
 """
 
@@ -135,7 +136,7 @@ def _spec(
                         _PROPAGATIONS[one.propagation],
                     ],
                 }
-                for one in mounts
+                for one in (*mounts, HostPath(cwd, str(cwd)))
             ),
         ],
         "linux": {

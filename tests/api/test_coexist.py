@@ -19,7 +19,6 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from bench.cluster import WHEREABOUTS
 from cni.spec.errors import CNIError, Code
 from ipam.addresses import text
 from ipam.cluster.kubernetes_api import KubernetesApi
@@ -34,6 +33,7 @@ from tests.api.server import ApiServer, name
 from tests.api.test_controller import KIND
 from tests.api.whereabouts import MovingNode, in_pod, install_kinds, ready_pool
 from tests.cluster import programs
+from tests.cluster.peers import WHEREABOUTS
 from tests.cluster.programs import Program
 from tests.waiting import join, until
 

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from bench.cluster import WHEREABOUTS
 from ipam.cluster.kubernetes_api import KubernetesApi
 from ipam.cluster.lessee import FOREIGN_EVERY, HEED_AFTER
 from ipam.cluster.objects import AddressBlock
@@ -21,6 +20,7 @@ from tests.api.server import ApiServer, name
 from tests.api.test_coexist import Theirs
 from tests.api.whereabouts import GROUP, NAMESPACE, MovingNode, install_kinds, ready_pool
 from tests.cluster import programs
+from tests.cluster.peers import WHEREABOUTS
 from tests.waiting import until
 
 RANGE, POOL = "10.91.0.0/26", "10.91.0.0-26"

@@ -1,16 +1,20 @@
 """In the node: `python -m tests.cluster.vfs NUMBER [RDMA]` gives a PF VFs, and prints it.
 
+`python -m tests.cluster.vfs state` prints all that an attachment must restore, as JSON.
+
 The VFs have addresses, as an administrator would give them. RDMA is what is on each VF:
 "soft" for Soft-RoCE, "isolated" for an HCA of its own, with the RDMA subsystem in exclusive mode
 and no other HCA, "infiniband" for InfiniBand VFs of another PF in that mode, beside the node's
-HCAs. The number 0 removes all of that.
+HCAs. "beside" is nothing on the VFs: the other PF becomes an InfiniBand HCA without VFs, whose
+interface is printed, too. The number 0 removes all of that.
 """
 
+import json
 import subprocess
 import sys
 
 from tests.kernel import infiniband_vfs
-from tests.kernel.cards import Card, cards, make_vfs, netdev_of, rdma_mode, remove_vfs
+from tests.kernel.cards import Card, cards, make_vfs, netdev_of, rdma_mode, remove_vfs, snapshot
 from tests.kernel.igb import PARENTS, RDMA, give_addresses
 from tests.kernel.pods import IP, run
 from tests.waiting import until
@@ -41,6 +45,9 @@ def main(number: int, kind: str = "") -> None:
         _make_soft(card)
     elif kind == "isolated":
         _make_isolated(card)
+    elif kind == "beside":
+        run("/sbin/modprobe", "--all", "ib_umad", "rdma_ucm")
+        print(infiniband_vfs.make(0).pf)
     print(first.pf)
 
 
@@ -93,4 +100,7 @@ def _is_unloaded() -> bool:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), *sys.argv[2:])
+    if sys.argv[1] == "state":
+        print(json.dumps(snapshot()))
+    else:
+        main(int(sys.argv[1]), *sys.argv[2:])

@@ -21,7 +21,7 @@ OUT_OF_MEMORY = 2
 MS = 1_000_000
 
 
-def _ask(node: Node, *lines: str, user: int | None = None) -> Any:  # noqa: ANN401 - JSON
+def _ask(node: Node, *lines: str) -> Any:  # noqa: ANN401 - JSON
     """The value of the last line after the others, in a process that has NVML initialised."""
     *first, last = lines
     text = "\n".join(
@@ -41,7 +41,6 @@ def _ask(node: Node, *lines: str, user: int | None = None) -> Any:  # noqa: ANN4
     done = subprocess.run(
         [sys.executable, "-c", text],
         env={**os.environ, **node.environment},
-        user=user,
         capture_output=True,
         text=True,
     )

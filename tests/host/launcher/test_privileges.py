@@ -16,8 +16,10 @@ from tools.build_launcher import FLAGS, SOURCES
 
 NOBODY = 65534
 
+# Another user may have no right to start the interpreter of the checkout, which lies anywhere.
 _SERVE = """
-import socket, sys
+import os, socket, sys
+os.setuid(int(sys.argv[3]))
 listener = socket.socket(socket.AF_UNIX)
 listener.bind(sys.argv[1])
 listener.listen()
@@ -34,8 +36,8 @@ while True:
 @contextmanager
 def _agent_of(user: int, path: Path) -> Iterator["subprocess.Popen[bytes]"]:
     """A process of that user that reads the first bytes and answers."""
-    command = [sys.executable, "-c", _SERVE, str(path), WHOLE.hex()]
-    with subprocess.Popen(command, user=user, stdout=subprocess.PIPE) as process:
+    command = [sys.executable, "-c", _SERVE, str(path), WHOLE.hex(), str(user)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         try:
             assert process.stdout is not None
             assert process.stdout.readline() == b"ready\n"

@@ -9,7 +9,7 @@ pytest   runs the checkout's pytest in the guest; junit.xml comes back in build/
 
 All three prepare what is missing first. Environment: PODFABRIC_VM_TIMEOUT (seconds, default 600),
 PODFABRIC_VM_CPUS (the guest's, default 1), PODFABRIC_VM_KVM=1 (default: TCG), PODFABRIC_VM_APPEND
-(more kernel command line).
+(more kernel command line), PODFABRIC_FAILED (see tests/conftest.py).
 """
 
 import fcntl
@@ -18,6 +18,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
@@ -65,7 +66,13 @@ def _pytest(arguments: list[str]) -> int:
         arguments = arguments[2:]
     _rewrite_assertions(arguments)
     junit = f"--junitxml={qemu.GUEST_RESULTS / 'junit.xml'}"
-    return _run([*PYTEST, junit, *arguments])
+    failed = os.environ.get("PODFABRIC_FAILED")
+    variables = ["env", f"PODFABRIC_FAILED={qemu.GUEST_RESULTS / 'failed'}"] if failed else []
+    status = _run([*variables, *PYTEST, junit, *arguments])
+    if failed and (there := layout.RESULTS / "failed").exists():
+        with Path(failed).open("a") as file:
+            file.writelines(f"in-vm {test}\n" for test in there.read_text().splitlines())
+    return status
 
 
 def _both(here: list[str], beside: list[str]) -> int:

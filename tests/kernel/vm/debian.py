@@ -79,8 +79,8 @@ def headers_directory() -> Path:
 
 def _apt_get_install(*arguments: str) -> None:
     environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
-    command = ["apt-get", "install", "--yes", "--quiet", "--no-install-recommends", *arguments]
-    subprocess.run(command, check=True, env=environment)
+    options = ["--yes", "--quiet", "--no-install-recommends", "-o", "DPkg::Lock::Timeout=300"]
+    subprocess.run(["apt-get", "install", *options, *arguments], check=True, env=environment)
 
 
 def _install_newer_qemu() -> None:
