@@ -86,8 +86,8 @@ test-api: # what it prints comes at its end
 	$(PYTEST_OF_CLUSTER) '$(SELECT)' tests/api > build/api.log 2>&1; \
 		status=$$?; cat build/api.log; exit $$status
 
-image: ## the image, in build/image; BASE= its base, NAME= its name (tools/image.sh)
-	@BASE='$(BASE)' NAME='$(NAME)' tools/image.sh
+image: ## the image, in build/image; BASE= its base, PUSH=registry/name where to push it
+	@BASE='$(BASE)' PUSH='$(PUSH)' tools/image.sh
 
 manifests: setup ## write deploy/kustomize/base from deploy/chart
 	@$(PY) -m tools.manifests

@@ -30,7 +30,7 @@ class Lost(Exception):
     """A part of a request was lost. The text says which."""
 
 
-class TooLarge(Exception):
+class ConfigTooLarge(Exception):
     """A configuration that is too large for its verb. The text is for the client."""
 
 
@@ -81,8 +81,8 @@ class LauncherConnection:
         """Read the bytes that have come; the request once it is complete.
 
         Raises EOFError if the client is gone, BadFrame for bytes that no launcher sends, Lost if
-        the kernel dropped the descriptor, TooLarge for a configuration above `max_config` bytes
-        unless the verb cleans up.
+        the kernel dropped the descriptor, ConfigTooLarge for a configuration above `max_config`
+        bytes unless the verb cleans up.
         """
         try:
             with memoryview(self._buffer) as buffer:
@@ -136,7 +136,7 @@ class LauncherConnection:
         if header.config <= max_config or len(body) < header.before_config:
             return
         if framing.read_environ(header, body).get("CNI_COMMAND") not in CLEANING_UP:
-            raise TooLarge(
+            raise ConfigTooLarge(
                 f"the configuration has {header.config} bytes, at most {max_config} are allowed on "
                 'this node ("agent.max_config_bytes" in config.yaml): shorten it'
             )

@@ -48,6 +48,7 @@ from agent.sweeper import Sweeper
 from agent.workers import Workers
 from base import locks, loops, msgspec_warmup
 from base.paths import Paths
+from base.watching import WatchedFile
 from cni.attachments import pod_choices
 from cni.attachments.journal import Journal
 from cni.attachments.sweep import sweep_all
@@ -70,6 +71,9 @@ PAUSE = 0.02  # seconds between two attempts to get its lock
 Extra = Callable[[AddressPlugin], Mapping[str, Loader]]
 """More plugins by name, which may use the node's addresses."""
 
+Watch = Callable[[Path], WatchedFile]
+"""Watches whether a directory still has podfabric's executables."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -77,7 +81,11 @@ GONE = "the node has no attachment, and podfabric's launchers and files are remo
 
 
 def run(
-    paths: Paths, extra: Extra = lambda addresses: {}, *, leaving: Leaving | None = None
+    paths: Paths,
+    extra: Extra = lambda addresses: {},
+    *,
+    leaving: Leaving | None = None,
+    watch: Watch | None = None,
 ) -> int:
     """Serve until SIGTERM; the exit code. `extra` replaces or adds plugins."""
     try:
@@ -91,6 +99,8 @@ def run(
             startup.claim(paths)
             agent = Agent(paths, loaded, extra, stack, leaving)
             if agent.wait():
+                if watch is not None:
+                    stack.callback(watch(paths.cni_bin).close)
                 agent.serve()
         if leaving is not None:
             departure.remove_directories(paths)

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Protocol
 
 from agent import framing, logs
-from agent.connections import CLEANING_UP, ConnectionState, LauncherConnection, Lost, TooLarge
+from agent.connections import CLEANING_UP, ConfigTooLarge, ConnectionState, LauncherConnection, Lost
 from agent.framing import ANSWERED, LEAVING, REFUSED, BadFrame
 from agent.logs import fields
 from agent.room import Room
@@ -219,7 +219,7 @@ class Server:
             _log.warning("refused a request that no launcher sends: %s", bad)
             self._fail(connection, Code.DECODING_FAILURE, f"the agent cannot read this: {bad}")
             return
-        except TooLarge as large:
+        except ConfigTooLarge as large:
             self._refused("too_large")
             self._fail(connection, Code.INVALID_CONFIG, str(large))
             return

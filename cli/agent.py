@@ -41,12 +41,15 @@ def run(arguments: argparse.Namespace) -> int:
     # A probe asks for the state every few seconds and needs none of these.
     from agent import main as agent
     from agent.departure import Leaving
+    from cli import executables
     from cli.install import uninstall
 
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     os.dup2(2, 1)  # what a library prints belongs into the log, on standard error
     quiet: float | None = arguments.until_empty
-    return agent.run(paths, leaving=Leaving(quiet, uninstall) if quiet is not None else None)
+    if quiet is not None:
+        return agent.run(paths, leaving=Leaving(quiet, uninstall))
+    return agent.run(paths, watch=executables.watch)
 
 
 def _print_state(paths: Paths) -> int:

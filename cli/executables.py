@@ -2,17 +2,24 @@
 
 A directory has the launcher under each plugin's name, which hands the call to the agent. Its
 subdirectory FALLBACK has scripts that run the plugins by this interpreter, without an agent.
+
+Where another project's executable has such a name, the launcher takes its place, and the executable
+waits in the subdirectory REPLACED for the day on which podfabric is uninstalled.
 """
 
 import fcntl
+import logging
 import os
 import sys
 import sysconfig
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 
+from base import files
 from base.files import sync_directory
+from base.watching import WatchedFile
 from cni import installation
 
 PLUGINS = {
@@ -24,22 +31,34 @@ PLUGINS = {
 }
 """The module of each plugin, by the name its executable has."""
 
-EVERY = {**PLUGINS, "nv-ipam": "ipam"}
-"""Also those that are installed only if they are named: most nodes have no nv-ipam, or NVIDIA's."""
+EVERY = {**PLUGINS, "nv-ipam": "ipam", "whereabouts": "ipam"}
+"""Also those that are installed only if they are named: most nodes have none, or the project's."""
 
 FALLBACK = ".podfabric"
 """The directory of the scripts, beside the launchers; cni/launcher/launcher.c has the name too."""
+
+REPLACED = f"{FALLBACK}/replaced"
+"""The directory of other projects' executables whose places ours have."""
 
 CODE = Path(__file__).resolve().parent.parent
 _OF_IMAGE = Path(sys.prefix) / f"lib/podfabric/launcher-{os.uname().machine}"
 LAUNCHER = _OF_IMAGE if _OF_IMAGE.exists() else CODE / "build/cni/launcher"
 """The image's launcher for this machine (deploy/Containerfile), or what `make cni` built."""
 
-_LAUNCHER_MARK = b"podfabric launcher 1"  # cni/launcher/launcher.c
+_LAUNCHER_MARK = b"podfabric launcher "  # cni/launcher/launcher.c: of any version
 _SCRIPT_MARK = b"# podfabric: the CNI executable"
 _INSTALLATION_MARK = f'"{installation.MARK}"'.encode()
 _MAX_SIZE = 8 << 20  # no launcher is larger, so another plugin's 100 MB are not read
 _TEMPORARY = ".podfabric-new"
+
+RETURNED = "another project's file took the place of podfabric's, and pods get what it does"
+TAKE_AGAIN = (
+    "remove what installs it (the project's DaemonSet), then restart podfabric's pod of this node; "
+    "without Kubernetes: `podfabric install`"
+)
+
+_NONE: Mapping[Path, Path] = MappingProxyType({})
+_log = logging.getLogger(__name__)
 
 # Isolated from the caller's PYTHON* variables and working directory (-I), without the site
 # machinery (-S): a runtime passes its whole environment on, and start-up is paid on every call.
@@ -86,6 +105,45 @@ def is_ours(path: Path) -> bool:
     return is_launcher(content) or (content.startswith(b"#!") and _SCRIPT_MARK in content)
 
 
+def exists(path: Path) -> bool:
+    """Whether the path exists, also as a broken link."""
+    return path.is_symlink() or path.exists()
+
+
+def is_foreign(path: Path) -> bool:
+    """Whether another project has a file of that name."""
+    return exists(path) and not is_ours(path)
+
+
+def place_kept(path: Path) -> Path:
+    """Where another project's executable is kept while ours has its place, `path`."""
+    return path.parent / REPLACED / path.name
+
+
+def has_returned(path: Path) -> bool:
+    """Whether another project's file took the place of ours, which had taken its place before."""
+    return is_foreign(path) and is_foreign(place_kept(path))
+
+
+def watch(directory: Path) -> WatchedFile:
+    """Log it when another project's file takes the place of a launcher, until `close`."""
+    ours: set[str] = set()
+    told: set[str] = set()
+
+    def look() -> None:
+        for name in EVERY:
+            path = directory / name
+            if is_ours(path):
+                ours.add(name)
+                told.discard(name)
+            elif name not in told and (has_returned(path) or (name in ours and exists(path))):
+                told.add(name)
+                _log.warning("%s: %s: %s", path, RETURNED, TAKE_AGAIN)
+
+    look()
+    return WatchedFile(directory / FALLBACK, look, name="executables")
+
+
 @contextmanager
 def locked(directory: Path) -> Iterator[None]:
     """Lock the directory for changes, and remove temporary files that a killed process left."""
@@ -100,11 +158,12 @@ def locked(directory: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def install(contents: Mapping[Path, bytes]) -> None:
+def install(contents: Mapping[Path, bytes], kept: Mapping[Path, Path] = _NONE) -> None:
     """Write executables to these paths, in this order; the caller holds `locked`.
 
-    Existing files are replaced. A runtime that starts an executable meanwhile gets the old or the
-    new file. All contents are on disk before the first rename, so only a rename can fail halfway.
+    Existing files are replaced; those that `kept` names go to the path that it has for them. A
+    runtime that starts an executable meanwhile gets the old or the new file. All contents are on
+    disk before the first rename, so only a rename can fail halfway.
     """
     temporaries = {path: path.with_name(f".{path.name}{_TEMPORARY}") for path in contents}
     try:
@@ -115,9 +174,12 @@ def install(contents: Mapping[Path, bytes]) -> None:
                 file.flush()
                 os.fsync(file.fileno())
         for path, temporary in temporaries.items():
-            temporary.replace(path)
+            place = kept.get(path, path)
+            temporary.replace(place)
+            if place != path:
+                files.exchange(place, path)  # a kill before leaves a launcher at `place`
     finally:
         for temporary in temporaries.values():
             temporary.unlink(missing_ok=True)
-    for directory in {path.parent for path in contents}:
+    for directory in {path.parent for path in (*contents, *kept.values())}:
         sync_directory(directory)

@@ -2,13 +2,15 @@
 
 With `--gpu` also what keeps the limits of containers on GPUs (cli/shims.py).
 
-Both leave the files of other software alone, and check everything before they change anything.
+Where another project's executable has a name of ours, `install` keeps it beside, and `uninstall`
+puts it back (cli/executables.py). Both check everything before they change anything.
 """
 
 import argparse
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -18,7 +20,7 @@ from base.files import sync_directory
 from base.paths import Paths
 from cli import executables, shims
 from cli.arguments import file
-from cli.executables import EVERY, FALLBACK, PLUGINS
+from cli.executables import EVERY, FALLBACK, PLUGINS, REPLACED, exists, is_foreign, place_kept
 from cni import installation
 from ipam import scope
 
@@ -36,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_plugins,
         default=tuple(PLUGINS),
         metavar="NAME,...",
-        help=f"which of {', '.join(EVERY)} (default: all but nv-ipam)",
+        help=f"which of {', '.join(EVERY)} (default: all but nv-ipam and whereabouts)",
     )
     parser.add_argument(
         "--fallback",
@@ -48,7 +50,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="also install what keeps the limits of containers on GPUs: libraries and a hook",
     )
-    parser.add_argument("--force", action="store_true", help="overwrite files of other software")
     parser.add_argument(
         "--launcher",
         type=file,
@@ -107,14 +108,21 @@ def _install(arguments: argparse.Namespace) -> Iterator[str]:
         # First, so that no launcher lacks its fallback.
         contents = {fallback / installation.NAME: b""}
         contents |= {fallback / name: executables.script(name) for name in arguments.plugins}
-    contents |= {bin_dir / name: launcher for name in arguments.plugins}
+    # A link before its target: a link to a launcher is ours, whatever it led to before.
+    names = sorted(arguments.plugins, key=lambda name: not (bin_dir / name).is_symlink())
+    contents |= {bin_dir / name: launcher for name in names}
 
     with executables.locked(bin_dir):
-        _refuse_foreign(fallback, contents, force=arguments.force)
+        _refuse(bin_dir, contents)
         if arguments.fallback:
             contents[fallback / installation.NAME] = _describe(bin_dir)
             fallback.mkdir(mode=0o755, exist_ok=True)
-        executables.install(contents)
+        foreign = (bin_dir / name for name in names)
+        kept = {path: place_kept(path) for path in foreign if is_foreign(path)}
+        for place in kept.values():
+            place.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        executables.install(contents, kept)
+        yield from (f"kept {place}, which was {path}" for path, place in kept.items())
         yield from (f"installed {path}" for path in contents)
         if not arguments.fallback:
             yield from _remove_fallback(fallback)
@@ -128,11 +136,16 @@ def _uninstall(arguments: argparse.Namespace) -> Iterator[str]:
 
 
 def uninstall(bin_dir: Path) -> Iterator[str]:
-    """Remove podfabric's executables; a line for each. Raises InstallRefused, OSError."""
+    """Remove podfabric's executables, and put back those whose places they have; a line for each.
+
+    Raises InstallRefused, OSError.
+    """
     if not bin_dir.is_dir():
         raise InstallRefused(f"{bin_dir}: is not a directory: name the runtime's with --bin-dir")
     with executables.locked(bin_dir):
-        yield from _remove(bin_dir / name for name in EVERY)
+        paths = [bin_dir / name for name in EVERY]
+        for path in sorted(paths, key=lambda path: place_kept(path).is_symlink()):  # links last
+            yield from _give_back(path)
         yield from _remove_fallback(bin_dir / FALLBACK)
         sync_directory(bin_dir)
 
@@ -197,40 +210,52 @@ def _read_libraries() -> dict[str, bytes]:
         raise InstallRefused(str(missing)) from None
 
 
-def _refuse_foreign(fallback: Path, contents: dict[Path, bytes], *, force: bool) -> None:
-    if _exists(fallback) and (fallback.is_symlink() or not fallback.is_dir()):
-        raise InstallRefused(f"{fallback}: is not a directory of podfabric: remove it")
-    existing = [path for path in contents if _exists(path)]
-    for path in existing:
+def _refuse(bin_dir: Path, contents: dict[Path, bytes]) -> None:
+    for own in (bin_dir / FALLBACK, bin_dir / REPLACED):
+        if exists(own) and (own.is_symlink() or not own.is_dir()):
+            raise InstallRefused(f"{own}: is not a directory of podfabric: remove it")
+    for path in contents:
         if path.is_dir() and not path.is_symlink():
             raise InstallRefused(f"{path}: is a directory: remove it")
-    foreign = [str(path) for path in existing if not executables.is_ours(path)]
-    if foreign and not force:
-        raise InstallRefused(
-            f"{', '.join(foreign)}: not podfabric's, so nothing was changed: remove them, or "
-            "overwrite them with --force"
-        )
+        if path.parent != bin_dir and is_foreign(path):
+            raise InstallRefused(f"{path}: is not podfabric's, so nothing was changed: remove it")
+
+
+def _give_back(path: Path) -> Iterator[str]:
+    """Remove the launcher `path`, or put back what had its place.
+
+    Another project's file that has the place again is newer than what was kept of that project.
+    """
+    kept = place_kept(path)
+    if executables.is_ours(kept):  # of an installation that was killed
+        kept.unlink()
+    if exists(kept) and not is_foreign(path):
+        kept.replace(path)
+        yield f"put back {path}"
+    else:
+        yield from _remove([path])
+        if exists(kept):
+            kept.unlink()
+            yield f"removed {kept}: {path} is newer"
 
 
 def _remove_fallback(fallback: Path) -> Iterator[str]:
     """Remove our scripts, and their directory if it is empty then."""
     if fallback.is_symlink() or not fallback.is_dir():
         return
-    yield from _remove(sorted(fallback.iterdir()))
+    replaced = fallback.parent / REPLACED
+    with suppress(OSError):  # it is not there, or has what is not ours
+        replaced.rmdir()
+    yield from _remove(path for path in sorted(fallback.iterdir()) if path != replaced)
     if not any(fallback.iterdir()):
         fallback.rmdir()
         sync_directory(fallback.parent)
 
 
-def _remove(paths: "Iterator[Path] | list[Path]") -> Iterator[str]:
+def _remove(paths: Iterable[Path]) -> Iterator[str]:
     for path in paths:
         if executables.is_ours(path):
             path.unlink()
             yield f"removed {path}"
-        elif _exists(path):
+        elif exists(path):
             yield f"left {path}: it is not podfabric's"
-
-
-def _exists(path: Path) -> bool:
-    """Whether the path exists, also as a broken link."""
-    return path.is_symlink() or path.exists()

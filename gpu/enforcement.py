@@ -9,7 +9,6 @@ import os
 import signal
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
-from contextlib import suppress
 from functools import partial
 
 import msgspec
@@ -37,11 +36,17 @@ class OverUse(msgspec.Struct, frozen=True, kw_only=True):
     limit_bytes: int
     action: Action
     killed: tuple[int, ...] = ()  # pids
+    hindrance: str = ""  # why its launches could not be slowed down
 
     def __str__(self) -> str:
         did = {
             "report": "nothing is done (onOveruse: report)",
-            "throttle": "its launches are slowed down",
+            "throttle": (
+                f"its launches could not be slowed down, which is tried each second: "
+                f"{self.hindrance}"
+                if self.hindrance
+                else "its launches are slowed down"
+            ),
             "kill": f"killed {', '.join(map(str, self.killed)) or 'nothing, it has ended'}",
         }
         return (
@@ -101,8 +106,9 @@ class Enforcement:
 
     def _act(self, sample: TenantSample, nvml: Nvml | None, *, first: bool) -> None:
         killed: tuple[int, ...] = ()
+        hindrance = ""
         if self._action == "throttle" and sample.key not in self._throttled:
-            self._throttle(sample, THROTTLED)
+            hindrance = self._throttle(sample, THROTTLED)
         elif self._action == "kill" and nvml is not None:
             group = sample.tenant.group
             killed = _kill(nvml, sample.uuid, partial(self._is_of, group))
@@ -115,18 +121,24 @@ class Enforcement:
                 limit_bytes=sample.in_force.memory_bytes,
                 action=self._action,
                 killed=killed,
+                hindrance=hindrance,
             )
             tenant = sample.tenant
             _log.warning("GPUs: pod %s, container %s: %s", tenant.pod, tenant.container, overuse)
             self._report(overuse)
 
-    def _throttle(self, sample: TenantSample, share: float | None) -> None:
-        with suppress(GroupError):  # it was removed
+    def _throttle(self, sample: TenantSample, share: float | None) -> str:
+        """Why it was not done, "" if it was: the next look tries again. A process of the container
+        may hold a lease of the file."""
+        try:
             self._groups.throttle(sample.tenant.group, sample.uuid, share)
+        except GroupError as error:
+            return str(error)
         if share is None:
             self._throttled.discard(sample.key)
         else:
             self._throttled.add(sample.key)
+        return ""
 
     def _kill_others(
         self, gpus: Collection[GpuSample], nvml: Nvml

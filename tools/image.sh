@@ -4,12 +4,13 @@
 #   build/image/podfabric.cdx.json   its bill of materials, which is inside, too
 #
 # BASE=IMAGE takes another base than Debian's slim image. BASE=local makes one from Debian's
-# packages with mmdebstrap, where no registry can be reached. NAME=REGISTRY/NAME names the image.
+# packages with mmdebstrap, where no registry can be reached. PUSH=REGISTRY/NAME also pushes the
+# image there, as NAME:VERSION.
 set -eu
 cd "$(dirname "$0")/.."
 
 version=$(sed -n 's/^version = "\(.*\)"$/\1/p' pyproject.toml)
-name=${NAME:-docker.io/library/podfabric}:$version
+name=${PUSH:-docker.io/library/podfabric}:$version
 base=${BASE:-debian:12-slim}
 out=build/image
 mkdir -p "$out"
@@ -52,10 +53,15 @@ if command -v buildah >/dev/null; then
         --tag "$name" --file deploy/Containerfile .
     rm -f "$out/podfabric.tar"
     buildah push --quiet "$name" "oci-archive:$out/podfabric.tar.new:$name"
+    [ -z "${PUSH:-}" ] || buildah push "$name" "docker://$name"
 elif command -v docker >/dev/null; then
     # shellcheck disable=SC2086
     docker buildx build $secret --build-arg BASE="$base" --build-arg VERSION="$version" \
         --file deploy/Containerfile --output "type=oci,name=$name,dest=$out/podfabric.tar.new" .
+    # What is built already is taken from docker's cache.
+    # shellcheck disable=SC2086
+    [ -z "${PUSH:-}" ] || docker buildx build $secret --build-arg BASE="$base" \
+        --build-arg VERSION="$version" --file deploy/Containerfile --tag "$name" --push .
 else
     echo "tools/image.sh: neither buildah nor docker is here: apt-get install buildah" >&2
     exit 1

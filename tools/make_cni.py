@@ -8,7 +8,7 @@ import argparse
 from pathlib import Path
 
 from cli import executables
-from cli.executables import FALLBACK, PLUGINS
+from cli.executables import EVERY, FALLBACK
 from tools import build_launcher
 
 
@@ -22,11 +22,11 @@ def main() -> None:
     directory: Path = arguments.directory
     fallback = directory / FALLBACK
     fallback.mkdir(parents=True, exist_ok=True)
-    contents = {fallback / name: executables.script(name, development=True) for name in PLUGINS}
-    contents |= {directory / name: launcher for name in PLUGINS}
+    contents = {fallback / name: executables.script(name, development=True) for name in EVERY}
+    contents |= {directory / name: launcher for name in EVERY}
     with executables.locked(directory):
         executables.install(contents)
-    for name in PLUGINS:
+    for name in EVERY:
         print(directory / name)
 
 

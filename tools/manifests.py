@@ -11,6 +11,7 @@ CHECKOUT = Path(__file__).resolve().parent.parent
 CHART = CHECKOUT / "deploy/chart"
 KUSTOMIZE = CHECKOUT / "deploy/kustomize"
 NAMESPACE = "podfabric"
+IMAGE = ("--set-json", 'image.repository="podfabric"')  # kustomize's users name theirs
 KUBERNETES = "1.36.3"  # Helm asks no cluster here
 
 # What only Helm needs, and would be wrong in objects that it does not own.
@@ -24,7 +25,7 @@ _ABOUT = "# Made from deploy/chart by `make manifests`: change the chart.\n"
 
 def template(*arguments: str) -> str:
     """The objects of the chart without hooks, as `helm template` prints them."""
-    return helm("template", NAMESPACE, str(CHART), "--namespace", NAMESPACE, *arguments)
+    return helm("template", NAMESPACE, str(CHART), "--namespace", NAMESPACE, *IMAGE, *arguments)
 
 
 def helm(*arguments: str) -> str:

@@ -34,10 +34,11 @@ real Kubernetes with containerd and Multus. Its node is a virtual machine with t
 
 
 def commands() -> list[str]:
-    """README's commands, in their order."""
+    """README's commands for the cluster, in their order: all but the one that makes the image."""
     section = SECTION.search(README.read_text())
     assert section is not None
-    return [line for block in BLOCK.findall(section[0]) for line in block.splitlines()]
+    lines = [line for block in BLOCK.findall(section[0]) for line in block.splitlines()]
+    return [line for line in lines if not line.startswith("make ")]
 
 
 def page(printed: str) -> str:

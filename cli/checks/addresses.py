@@ -43,7 +43,8 @@ def nv_ipam(node: ThisNode) -> Iterator[Outcome]:
     if is_theirs:
         yield warning(
             f"{path} is not podfabric's: definitions of type nv-ipam start it",
-            f"stop nv-ipam's DaemonSet, and `podfabric install --plugins {EXECUTABLE} --force`",
+            "stop nv-ipam's DaemonSet, then restart podfabric's pod of this node; without "
+            f"Kubernetes: `podfabric install --plugins {EXECUTABLE}`",
         )
 
 

@@ -8,7 +8,9 @@ import msgspec
 from base import decoding
 from cli import executables
 from cli.checks import Outcome, failed, ok, warning
+from cli.executables import EVERY, RETURNED, TAKE_AGAIN
 from cli.this_node import ThisNode
+from ipam import scope
 
 _SUFFIXES = (".conf", ".conflist", ".json")  # which a runtime reads (libcni)
 _MULTUS = ("multus", "multus-shim")
@@ -60,21 +62,32 @@ def our_executables(node: ThisNode) -> Iterator[Outcome]:
     """The executables that `podfabric install` copies."""
     directory = node.paths.cni_bin
     missing, foreign = [], []
-    for name in executables.PLUGINS:
+    expected = _expected(node.paths.config)
+    for name in expected:
         if not (directory / name).exists():
             missing.append(name)
         elif not executables.is_ours(directory / name):
             foreign.append(name)
-    remedy = f"`podfabric install --bin-dir {directory}`"
+    returned = [name for name in EVERY if executables.has_returned(directory / name)]
+    foreign = [name for name in foreign if name not in returned]
+    remedy = (
+        "restart podfabric's pod of this node, unless `install.plugins` leaves them out; without "
+        f"Kubernetes: `podfabric install --bin-dir {directory}`"
+    )
+    if returned:
+        yield failed(f"{directory}: {', '.join(returned)}: {RETURNED}", TAKE_AGAIN)
     if missing:
         yield failed(f"{directory} lacks {', '.join(missing)}", remedy)
     if foreign:
-        yield warning(
-            f"{directory}: not podfabric's: {', '.join(foreign)}",
-            f"{remedy} --force, to replace them by ours",
-        )
-    if not missing and not foreign:
-        yield ok(f"{directory}: {', '.join(executables.PLUGINS)}")
+        yield warning(f"{directory}: not podfabric's: {', '.join(foreign)}", remedy)
+    if not missing and not foreign and not returned:
+        yield ok(f"{directory}: {', '.join(expected)}")
+
+
+def _expected(config: Path) -> list[str]:
+    """The executables that a node should have, by its configuration."""
+    more = ["whereabouts"] if scope.compat_on_node(config)() != "None" else []
+    return [*executables.PLUGINS, *more]
 
 
 def _files(directory: Path) -> list[Path]:

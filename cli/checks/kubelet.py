@@ -16,7 +16,10 @@ from deviceplugin.ledger import YOUNG
 from deviceplugin.pools import formats
 from deviceplugin.pools.config import ConfigError
 
-_LOOK_AT_AGENT = "look at `systemctl status podfabric-agent` and its log"
+_LOOK_AT_AGENT = (
+    "look at the log of podfabric's pod of this node; without Kubernetes: "
+    "`systemctl status podfabric-agent`"
+)
 
 
 def configuration(node: ThisNode) -> Iterator[Outcome]:
@@ -79,7 +82,8 @@ def agent(node: ThisNode) -> Iterator[Outcome]:
     else:
         what = "no process answers" if path.exists() else "it does not exist"
         yield failed(
-            f"{path}: {what}", f"`systemctl start podfabric-agent.socket`; {_LOOK_AT_AGENT}"
+            f"{path}: {what}",
+            f"{_LOOK_AT_AGENT}, and start it with `systemctl start podfabric-agent.socket`",
         )
 
 

@@ -11,8 +11,12 @@
 #include <time.h>
 #include <unistd.h>
 
-#define START "start it with `systemctl start podfabric-agent` and try again"
-#define LOOK "see `systemctl status podfabric-agent` and try again"
+#define START                                                                                      \
+    "see whether podfabric's pod of this node runs (`kubectl -n podfabric get pods -o wide`); "    \
+    "without Kubernetes: `systemctl start podfabric-agent`; then try again"
+#define LOOK                                                                                       \
+    "see the log of podfabric's pod of this node; without Kubernetes: "                            \
+    "`systemctl status podfabric-agent`; then try again"
 #define REINSTALL "bring launcher and agent to one version with `podfabric install` and try again"
 
 enum { CONNECT_MILLISECONDS = 5000 };

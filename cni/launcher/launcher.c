@@ -91,6 +91,7 @@ static const char *const abouts[][2] = {
     {"sriov", "podfabric sriov: moves an SR-IOV virtual function into a pod"},
     {"nv-ipam", "podfabric-ipam: gives pods addresses of nv-ipam's pools"},
     {"podfabric-ipam", "podfabric-ipam: gives pods addresses from ranges, kept on this node"},
+    {"whereabouts", "podfabric-ipam: gives pods addresses from ranges, kept on this node"},
 };
 
 static int print_versions(struct text *text)

@@ -10,10 +10,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
 import msgspec
-from msgspec.structs import replace
 
 from ipam.cluster.api import Lease, NetworkDefinition, Node, NotFound
-from ipam.cluster.objects import AnyResource, Meta, Resource
+from ipam.cluster.objects import Meta, Resource
 
 JSON = "application/json"
 JSON_PATCH = "application/json-patch+json"
@@ -35,9 +34,10 @@ _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")  # a DNS subdomain, and a 
 _LONGEST_MESSAGE = 1024  # characters of an event's message
 
 _MOST_DEPTH = 100  # of a document that is too deep for the decoder
+# A match is as long as can be, since each costs some time. The matcher's memory bounds how long.
 _BRACKETS = re.compile(
-    rb'"[^"\\]*(?:\\.[^"\\]*)*"'  # a string
-    rb'|(?:[\[{][^][{}"]*[\]}][^][{}"]*)++'  # lists and objects without others in them
+    rb'(?:"[^"\\]*(?:\\.[^"\\]*)*"[^][{}"]*){1,999}'  # strings, and what is between them
+    rb'|(?:[\[{][^][{}"]*[\]}][^][{}"]*){1,999}'  # lists and objects that hold none of these
     rb"|([\[{]+)|([\]}]+)",
     re.DOTALL,
 )
@@ -248,16 +248,18 @@ def plain_meta(document: msgspec.Raw) -> Meta:
     return Meta(**msgspec.structs.asdict(plain))
 
 
-def within_bounds(found: AnyResource, document: msgspec.Raw) -> AnyResource:
-    """The object that was decoded, without metadata of users if that is larger than its kind may
-    have: then it is another object than `found`."""
-    if len(bytes(document)) <= found.MOST_METADATA:
-        return found
-    metadata = decode(document, _Weighed).metadata
+def bounded(document: msgspec.Raw, most: int) -> msgspec.Raw:
+    """The document, without the metadata that users add if all of it has more than `most` bytes:
+    then it is another one than `document`. msgspec.MsgspecError."""
+    if memoryview(document).nbytes <= most:
+        return document
+    whole = decode(document, msgspec.Raw)  # nowhere too deep
+    metadata = decode(whole, _Weighed).metadata
     managed = decode(metadata, _Managed).managed_fields
-    if len(bytes(metadata)) - len(bytes(managed)) <= found.MOST_METADATA:
-        return found
-    return replace(found, metadata=plain_meta(document))
+    if memoryview(metadata).nbytes - memoryview(managed).nbytes <= most:
+        return document
+    plain = msgspec.json.encode(decode(metadata, _PlainMeta))
+    return msgspec.Raw(bytes(whole).replace(bytes(metadata), plain, 1))
 
 
 def _flat(document: bytes) -> bytes:

@@ -22,7 +22,7 @@ from ipam.cluster.api import Refused, Unavailable
 from ipam.cluster.documents import JSON, JSON_PATCH
 from ipam.cluster.pace import Pace
 from ipam.cluster.rest_api import RestApi
-from ipam.cluster.rest_requests import TIMEOUT, Body, Lines, Query, Response, TooLarge
+from ipam.cluster.rest_requests import TIMEOUT, AnswerTooLarge, Body, Lines, Query, Response
 
 CONNECT, READ = 2.0, 5.0  # seconds of one request, for each wait
 SILENCE = 90.0  # seconds without a line after which a watch is dead; it has a bookmark each minute
@@ -160,7 +160,7 @@ class _Client:
 
 
 def _body(response: HTTPResponse, deadline: float, most: int = 0) -> bytes:
-    """The whole body. One that is complete is used, however late it is. TooLarge."""
+    """The whole body. One that is complete is used, however late it is. AnswerTooLarge."""
     parts: list[bytes] = []
     size, is_late = 0, False
     try:
@@ -171,7 +171,7 @@ def _body(response: HTTPResponse, deadline: float, most: int = 0) -> bytes:
             size += len(part)
             if most and size > most:
                 response.close()
-                raise TooLarge(f"the answer has more than {most} bytes")
+                raise AnswerTooLarge(f"the answer has more than {most} bytes")
             is_late = time.monotonic() > deadline
     except (HTTPError, OSError) as error:
         response.close()

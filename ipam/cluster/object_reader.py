@@ -45,11 +45,11 @@ class ObjectReader:
     ) -> tuple[AnyResource | None, Unreadable | None]:
         """The object, None if it cannot be read; and what is wrong with it, if anything is."""
         try:
-            decoded = documents.decode(document, kind)
-            found = documents.within_bounds(decoded, document)
+            bounded = documents.bounded(document, kind.MOST_METADATA)
+            found = documents.decode(bounded, kind)
         except msgspec.MsgspecError as error:
             return None, unreadable(kind.API, kind.KIND, document, str(error))
-        if found is decoded:
+        if bounded is document:
             return found, None
         why = (
             f"its metadata has more than {kind.MOST_METADATA} bytes: its labels, annotations, "

@@ -35,9 +35,9 @@ from ipam.cluster.objects import AnyResource, Meta, Resource
 from ipam.cluster.pace import Pace
 from ipam.cluster.rest_requests import (
     TIMEOUT,
+    AnswerTooLarge,
     Query,
     RestRequests,
-    TooLarge,
     Transport,
     decoded,
     error_of,
@@ -75,8 +75,12 @@ class RestApi:
 
     def get(self, kind: type[AnyResource], name: str, namespace: str = "") -> AnyResource:
         what = f"get {kind.KIND} {name}"
-        found = msgspec.Raw(self._requests.read(what, documents.path(kind, namespace, name)))
-        return documents.within_bounds(decoded(what, found, kind), found)
+        answer = self._requests.read(what, documents.path(kind, namespace, name))
+        found, mistake = self._reader.read(kind, msgspec.Raw(answer))
+        if found is None:
+            why = mistake.why if mistake else ""
+            raise Refused(f"{what}: the answer has another form: {why}")
+        return found
 
     def list(
         self,
@@ -173,7 +177,7 @@ class RestApi:
             found = self._requests.read(
                 what, documents.PODS, query, documents.MOST_PAGE, accept=_METADATA
             )
-        except TooLarge:
+        except AnswerTooLarge:
             return True
         return bool(decoded(what, found, documents.Page).items)
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
+from base import interrupts
 from ipam.cluster import documents
 from ipam.cluster.api import (
     AlreadyExists,
@@ -25,6 +26,7 @@ from ipam.cluster.pace import Pace
 
 TIMEOUT = 10.0  # seconds of a call with all its attempts; of each page of a LIST
 FIRST_BACKOFF, LONGEST_BACKOFF = 0.2, 5.0
+LEAST_PAGE = 16  # objects, where it is not known how large they are
 RESTARTS = 3  # of a LIST whose pages expire while they are read
 
 _REFUSALS = frozenset({400, 401, 403, 405, 406, 413, 415, 422})
@@ -35,7 +37,7 @@ Body = Mapping[str, Any] | Sequence[Mapping[str, Any]]
 """A document, or the operations of a JSON patch, which only a PATCH has."""
 
 
-class TooLarge(ApiError):
+class AnswerTooLarge(ApiError):
     """An answer has more bytes than it may have. The rest of it was not read."""
 
 
@@ -67,8 +69,8 @@ class Transport(Protocol):
         patience: float,
         most: int = 0,
     ) -> Response:
-        """The answer to one request, after `patience` seconds at most. TooLarge: it has more than
-        `most` bytes, if that is not 0."""
+        """The answer to one request, after `patience` seconds at most. AnswerTooLarge: it has more
+        than `most` bytes, if that is not 0."""
 
     def follow(self, where: str, query: Query) -> Lines:
         """The answer to a GET that goes on. Its lines end where the connection does, with
@@ -129,9 +131,12 @@ class RestRequests:
             bound = documents.MOST_PAGE if size > 1 else 0
             try:
                 answer = self.read(what, where, query, bound)
-            except TooLarge:
+            except AnswerTooLarge:
                 self._page_sizes[what] = max(1, size // 4)
                 continue
+            except Unavailable:  # perhaps since the server works on such a page for too long
+                self._page_sizes[what] = min(size, max(LEAST_PAGE, size // 4))
+                raise
             if 4 * len(answer) < documents.MOST_PAGE:
                 self._page_sizes[what] = min(documents.PAGE, 2 * size)
             page = decoded(what, answer, documents.Page)
@@ -148,7 +153,7 @@ class RestRequests:
         most: int = 0,
         accept: str = documents.JSON,
     ) -> bytes:
-        """The answer to a GET, which is repeated while the server has none. TooLarge."""
+        """The answer to a GET, which is repeated while the server has none. AnswerTooLarge."""
         deadline, backoff = self._deadline(), FIRST_BACKOFF
         while True:
             try:
@@ -157,7 +162,8 @@ class RestRequests:
                 wait = backoff * random.uniform(0.5, 1.5)
                 if self._clock() + wait >= deadline:
                     raise
-            self._sleep(wait)
+            with interrupts.waiting():
+                self._sleep(wait)
             backoff = min(2 * backoff, LONGEST_BACKOFF)
 
     def change(self, what: str, method: str, where: str, body: Body) -> bytes:
@@ -176,15 +182,16 @@ class RestRequests:
         most: int = 0,
         deadline: float | None = None,
     ) -> bytes:
-        """The answer to one request, which is sent once. TooLarge: see Transport."""
+        """The answer to one request, which is sent once. AnswerTooLarge: see Transport."""
         if deadline is None:
             deadline = self._deadline()
-        self._take_turn(what, deadline)
-        patience = max(deadline - self._clock(), 0.01)
-        try:
-            answer = self._transport.send(method, where, query, body, accept, patience, most)
-        except Unavailable as error:
-            raise Unavailable(f"{what}: {error}") from error
+        with interrupts.waiting():
+            self._take_turn(what, deadline)
+            patience = max(deadline - self._clock(), 0.01)
+            try:
+                answer = self._transport.send(method, where, query, body, accept, patience, most)
+            except Unavailable as error:
+                raise Unavailable(f"{what}: {error}") from error
         if answer.status >= HTTPStatus.MULTIPLE_CHOICES:
             raise self._error(what, answer)
         return answer.body

@@ -41,13 +41,14 @@ class ApiServer:
         self._token: str = user["token"]
         self.admin = self.client(self._kubeconfig)
 
-    def client(self, kubeconfig: Path, timeout: float = 60.0) -> KubernetesApi:
-        """A client that waits for no turn."""
-        return KubernetesApi(kubeconfig, timeout=timeout, pace=Pace(rate=10_000, burst=10_000))
+    def client(self, kubeconfig: Path, timeout: float = 60.0, node: str = "") -> KubernetesApi:
+        """A client that waits for no turn; on a node, if it is an agent's."""
+        pace = Pace(rate=10_000, burst=10_000)
+        return KubernetesApi(kubeconfig, timeout=timeout, pace=pace, node=node)
 
     def impatient(self, node: str) -> KubernetesApi:
         """A client of a node's agent that soon gives up: for a server that is away."""
-        return self.client(self.plane.directory / f"{node}.kubeconfig", timeout=1.0)
+        return self.client(self.plane.directory / f"{node}.kubeconfig", timeout=1.0, node=node)
 
     def kubectl(self, *words: str, stdin: str | None = None) -> str:
         """What kubectl answers the administrator."""
@@ -67,7 +68,7 @@ class ApiServer:
         request = urllib.request.Request(
             f"https://127.0.0.1:{self.plane.port}{path}",
             method=method,
-            data=None if body is None else json.dumps(body).encode(),
+            data=body if body is None or isinstance(body, bytes) else json.dumps(body).encode(),
             headers={
                 "Authorization": f"Bearer {self._token}",
                 "Content-Type": "application/json",
@@ -109,7 +110,7 @@ class ApiServer:
     def node(self, name: str, **machine: str) -> KubernetesApi:
         """The client of an agent on a new node: its token is bound to a pod there."""
         self.machine(name, **machine)
-        return self.client(self._pods_kubeconfig(name))
+        return self.client(self._pods_kubeconfig(name), node=name)
 
     def machine(self, name: str, **machine: str) -> None:
         """A new Node object, which is Ready."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from agent.cluster_addresses import KUBECONFIG
+from agent.cluster_addresses import KUBECONFIG, NODE_NAME
 from agent.cluster_policies import DENIED
 from ipam.cluster.kubernetes_api import KubernetesApi
 from tests.api.conftest import NODE_A
@@ -26,13 +26,13 @@ OWN, THEIRS = "10.61.0.0/24", "10.62.0.0/24"
 
 
 class AgentNode:
-    """A node whose agent is a process, with the right of node-a's agent."""
+    """A node whose agent is a process, with the right of the agent of `node`."""
 
-    def __init__(self, server: ApiServer, root: Path, stack: ExitStack) -> None:
+    def __init__(self, server: ApiServer, root: Path, stack: ExitStack, node: str = NODE_A) -> None:
         self.root = root
         self._stack = stack
-        kubeconfig = server.plane.directory / f"{NODE_A}.kubeconfig"
-        self._environ = {KUBECONFIG: str(kubeconfig)} | {
+        kubeconfig = server.plane.directory / f"{node}.kubeconfig"
+        self._environ = {KUBECONFIG: str(kubeconfig), NODE_NAME: node} | {
             f"PODFABRIC_{name.upper()}": str(root / name) for name in ("kubelet", "cni_bin", "sys")
         }
         install_launchers(root / "cni_bin", ["podfabric-ipam"])

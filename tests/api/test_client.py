@@ -106,7 +106,7 @@ def test_a_client_reads_its_node_and_its_pods(server: ApiServer, node_a: Kuberne
     server.kubectl("taint", "node", NODE_A, "example.com/test-")
 
 
-def test_an_event_is_on_the_object(server: ApiServer, node_a: KubernetesApi) -> None:
+def test_an_event_is_on_the_object(server: ApiServer) -> None:
     stored = server.admin.create(pool())
     regarding = {
         "apiVersion": "ipam.podfabric.io/v1alpha1",
@@ -114,7 +114,7 @@ def test_an_event_is_on_the_object(server: ApiServer, node_a: KubernetesApi) -> 
         "name": stored.metadata.name,
         "uid": stored.metadata.uid,
     }
-    node_a.report("Exhausted", "no address is free", regarding)
+    server.admin.report("Exhausted", "no address is free", regarding)
     shown = server.kubectl("events", "--for", f"addresspool/{stored.metadata.name}")
     assert "Warning" in shown
     assert "Exhausted" in shown
@@ -122,7 +122,7 @@ def test_an_event_is_on_the_object(server: ApiServer, node_a: KubernetesApi) -> 
 
 
 def test_definitions_are_found_when_their_kind_is_installed(server: ApiServer) -> None:
-    assert not server.admin.network_definitions()
+    assert not list(server.admin.network_definitions())
     group, kind = "k8s.cni.cncf.io", "NetworkAttachmentDefinition"
     plural = "network-attachment-definitions"
     spec = {"type": "object", "properties": {"config": {"type": "string"}}}

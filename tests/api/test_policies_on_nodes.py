@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from agent.cluster_addresses import KUBECONFIG
+from agent.cluster_addresses import KUBECONFIG, NODE_NAME
 from agent.cluster_policies import DENIED, AgentPolicies
 from agent.policy_objects import AskingPod, FabricPolicy
 from base.paths import Paths
@@ -41,7 +41,9 @@ class Node:
         self.paths = Paths(state=directory / "state", etc=directory / "etc")
         kubeconfig = server.plane.directory / f"{NODE_A}.kubeconfig"
         self.policies = AgentPolicies(
-            self.paths, lambda: Policy(cluster=True), {KUBECONFIG: str(kubeconfig)}
+            self.paths,
+            lambda: Policy(cluster=True),
+            {KUBECONFIG: str(kubeconfig), NODE_NAME: NODE_A},
         )
         self.policies.start()
 

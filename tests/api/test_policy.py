@@ -1,10 +1,12 @@
 """What the token of a node's agent may do: with its own blocks everything, with others' nothing."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
+from ipam.addresses import parse, text
 from ipam.cluster.api import NotFound, Refused
 from ipam.cluster.kubernetes_api import KubernetesApi
 from ipam.cluster.objects import AddressBlock, AddressPool, AddressRequest, BlockStatus, StickySpec
@@ -13,6 +15,8 @@ from tests.api.server import ApiServer, name
 from tests.unit.ipam.cluster.contract import block, pool, request, reservation
 from tests.waiting import until
 from tools.manifests import NAMESPACE
+
+OWNER = {"apiVersion": "v1", "kind": "Node", "name": NODE_B, "uid": "u"}
 
 
 def test_an_agent_leases_uses_and_returns_its_own_blocks(
@@ -70,6 +74,82 @@ def test_an_agent_cannot_lease_for_another_node(
     refused(lambda: node_a.delete(asked), why)
 
 
+@pytest.mark.parametrize(
+    ("changes", "meta", "why"),
+    [
+        ({"state": "Draining"}, {}, "a lease begins as Active or Pending"),
+        ({"epoch": 7}, {}, "with epoch 1"),
+        ({}, {"finalizers": ("podfabric.io/keep",)}, "no finalizers"),
+        ({}, {"owner_references": (OWNER,)}, "no owners"),
+    ],
+)
+def test_an_agent_makes_no_block_that_no_agent_makes(
+    node_a: KubernetesApi, changes: dict[str, Any], meta: dict[str, Any], why: str
+) -> None:
+    new = block(node=NODE_A)
+    new = replace(new, spec=replace(new.spec, **changes), metadata=replace(new.metadata, **meta))
+    refused(lambda: node_a.create(new), why)
+    if meta:
+        mine = node_a.create(block(node=NODE_A))
+        changed = replace(mine, metadata=replace(mine.metadata, **meta))
+        refused(lambda: node_a.update(changed), why)
+
+
+@pytest.mark.parametrize(
+    ("status", "why"),
+    [
+        (BlockStatus(used=20, free=13), "of the addresses that the block has"),
+        (BlockStatus(holders={"32": "a/p net1"}), "of the addresses that the block has"),
+        (BlockStatus(holders={"x": "a/p net1"}), "of the addresses that the block has"),
+        (BlockStatus(probed=("10.0.0.1",)), "have addresses of the block"),
+        (BlockStatus(answered=("{last}-{first}",)), "ends where it begins or behind that"),
+    ],
+)
+@pytest.mark.parametrize(("first", "prefix"), [("", 27), ("fd00:9::60", 123)])
+def test_an_agent_says_nothing_of_addresses_that_its_block_has_not(
+    node_a: KubernetesApi, first: str, prefix: int, status: BlockStatus, why: str
+) -> None:
+    mine = node_a.create(block(node=NODE_A, first=first, prefix=prefix))
+    at = parse(mine.spec.first)
+    ends = {"first": text(at + 5), "last": text(at + 31)}
+    runs = tuple(each.format(**ends) for each in status.answered)
+    refused(lambda: node_a.update_status(replace(mine, status=replace(status, answered=runs))), why)
+    right = BlockStatus(
+        used=2,
+        free=30,
+        holders={"0": "a/p net1", "31": "a/q net1"},
+        probed=(text(at), f"{text(at + 9)}-{text(at + 31)}"),
+    )
+    node_a.delete(node_a.update_status(replace(mine, status=right)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "about", "host", "is_written"),
+    [
+        ("Pod", "p", NODE_A, True),
+        ("Node", NODE_A, NODE_A, True),
+        ("Node", NODE_B, NODE_A, False),
+        ("Secret", "s", NODE_A, False),
+        ("Pod", "p", NODE_B, False),
+        ("Pod", "p", "", False),
+    ],
+)
+def test_an_agent_writes_events_in_the_name_of_its_node_and_on_what_it_works_with(
+    server: ApiServer,
+    node_a: KubernetesApi,
+    caplog: pytest.LogCaptureFixture,
+    kind: str,
+    about: str,
+    host: str,
+    is_written: bool,
+) -> None:
+    agent = server.client(server.plane.directory / f"{NODE_A}.kubeconfig", node=host)
+    regarding = {"apiVersion": "v1", "kind": kind, "name": about, "uid": "u"}
+    regarding |= {"namespace": "default"} if kind != "Node" else {}
+    agent.report("Told", "a text", regarding)
+    assert ("no event was written" in caplog.text) != is_written
+
+
 def test_an_agent_takes_over_a_sticky_block_that_its_holder_let_go(
     server: ApiServer, node_a: KubernetesApi, node_b: KubernetesApi
 ) -> None:
@@ -114,7 +194,7 @@ def test_an_agent_writes_no_pool_and_no_reservation(
     refused(lambda: node_a.create(reservation()), "403")
     refused(lambda: node_a.nodes(), "403")
     refused(lambda: node_a.has_pods(NODE_B), "403")
-    refused(lambda: node_a.network_definitions(), "403")
+    refused(lambda: list(node_a.network_definitions()), "403")
 
 
 def test_a_token_of_no_pod_leases_nothing(server: ApiServer, node_a: KubernetesApi) -> None:

@@ -31,7 +31,7 @@ def built() -> Path:
         done = subprocess.run(
             ["tools/image.sh"],
             cwd=CHECKOUT,
-            env={**os.environ, "BASE": "local", "NAME": ""},
+            env={**os.environ, "BASE": "local", "PUSH": ""},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

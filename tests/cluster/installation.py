@@ -308,7 +308,11 @@ def following_nv_ipam(cluster: Cluster, namespace: str, crds: Iterable[str]) -> 
 
 def upgrade(cluster: Cluster, configuration: Mapping[str, object], **values: object) -> None:
     """Installs the chart, or gives its release another configuration, and other `values`."""
-    values = {"image": {"pullPolicy": "Never"}, "config": configuration, **values}
+    values = {
+        "image": {"repository": "podfabric", "pullPolicy": "Never"},
+        "config": configuration,
+        **values,
+    }
     words = ("upgrade", "--install", "podfabric", "deploy/chart", "--create-namespace")
     helm(cluster, *words, "--values", "-", standard_input=json.dumps(values))
     for agent in agents(cluster):  # a changed pod gets a changed ConfigMap at once

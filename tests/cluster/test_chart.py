@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from agent import gpu_limits, settings
-from cli.executables import EVERY
+from cli.executables import EVERY, PLUGINS
 from ipam import scope
 from tools import manifests
 from tools.manifests import CHART, CHECKOUT, KUSTOMIZE
@@ -54,9 +54,24 @@ def _pod(objects: dict[tuple[str, str], Manifest]) -> Manifest:
     return spec
 
 
+def _pods(objects: dict[tuple[str, str], Manifest]) -> list[Manifest]:
+    """What the pods of every workload have."""
+    specs = [
+        one["spec"] for (kind, _), one in objects.items() if kind in ("DaemonSet", "Deployment")
+    ]
+    return [spec["template"]["spec"] for spec in specs]
+
+
 def _agent(*arguments: str) -> Manifest:
     agent: Manifest = _pod(_objects(*arguments))["containers"][0]
     return agent
+
+
+def _installed(container: Manifest) -> set[str]:
+    """What the init container installs."""
+    command, plugins = container["args"]
+    assert command == "install"
+    return set(plugins.removeprefix("--plugins=").split(","))
 
 
 EVENTS = {
@@ -81,7 +96,7 @@ def _refused(*values: str) -> str:
 
 
 def test_helm_finds_nothing_to_complain_about() -> None:
-    said = manifests.helm("lint", "--strict", str(CHART))
+    said = manifests.helm("lint", "--strict", str(CHART), *manifests.IMAGE)
     assert "WARNING" not in said and "ERROR" not in said
 
 
@@ -166,7 +181,7 @@ def test_following_nv_ipam_needs_its_pools_in_one_namespace_and_its_executable()
     assert written["ipam"]["nv_ipam"] == "follow"
     assert written["ipam"]["nv_ipam_namespace"] == "nv"
     (install,) = _pod(objects)["initContainers"]
-    assert install["args"] == ["install", f"--plugins={','.join(sorted(EVERY))}"]
+    assert _installed(install) == {*PLUGINS, "nv-ipam"}
     for mode in (follow, ("--set", "ipam.nv_ipam=own")):
         alerts = _objects(*mode, *METRICS, "--set", "alerts.enabled=true")
         assert "PodfabricAddressesMoved" in str(alerts["PrometheusRule", "podfabric"])
@@ -197,7 +212,7 @@ def test_owning_nv_ipams_pools_is_for_the_controller_too() -> None:
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
     assert "--nv-ipam=nv" in container["args"]
     (install,) = _pod(objects)["initContainers"]
-    assert install["args"] == ["install", f"--plugins={','.join(sorted(EVERY))}"]
+    assert _installed(install) == {*PLUGINS, "nv-ipam"}
 
     def pool_verbs(*sets: str) -> list[str]:
         rules = _objects(*sets)["ClusterRole", "podfabric-controller"]["rules"]
@@ -431,6 +446,17 @@ def test_agents_may_touch_whereabouts_objects_only_where_they_are_to_be_looked_a
     assert rights["Coexist"] == {*rights["Read"], "create", "watch"}
 
 
+def test_the_launcher_is_whereabouts_too_where_its_objects_are_looked_at() -> None:
+    for compat in ("Read", "Coexist"):
+        (install,) = _pod(_objects("--set", f"ipam.compat={compat}"))["initContainers"]
+        assert _installed(install) == {*PLUGINS, "whereabouts"}
+    own = ("--set", "ipam.compat=Read,ipam.nv_ipam=own,ipam.nv_ipam_namespace=nv")
+    (install,) = _pod(_objects(*own))["initContainers"]
+    assert _installed(install) == set(EVERY)
+    (install,) = _pod(_objects())["initContainers"]
+    assert install["args"] == ["install"]
+
+
 def test_pods_and_claims_are_read_only_where_pods_may_name_ipam_claims() -> None:
     def rights(role: str, *sets: str) -> set[tuple[str, str]]:
         rules = _objects(*sets)["ClusterRole", role]["rules"]
@@ -549,24 +575,41 @@ def test_openshift_allows_what_the_agents_pod_has(values: tuple[str, ...]) -> No
     [
         ("imagee={}", "''", "'imagee' not allowed"),
         ('image.pullPolicy="Sometimes"', "/image/pullPolicy", "'Always', 'IfNotPresent', 'Never'"),
-        ('image.repository=""', "/image/repository", "minLength"),
+        ('image.repository=""', "image.repository is empty", "make image PUSH=registry.example"),
+        ('image.repository="a/b@sha256:1"', "image.repository", "as image.digest"),
+        ('image.digest="latest"', "/image/digest", "does not match"),
         ("config.agent.workers=0", "/config/agent/workers", "minimum: got 0, want 1"),
         ("config.agent.lisen=1", "/config/agent", "'lisen' not allowed"),
-        ('config.agent.listen="0.0.0.0:9810"', "/config/agent/listen", "127"),
-        ('config.agent.listen="unix:/run/x"', "/config/agent/listen", "127"),
+        ('config.agent.listen="0.0.0.0:9810"', "config.agent.listen", "such as 127.0.0.1:9810"),
+        ('config.agent.listen="unix:/run/x"', "config.agent.listen", "such as 127.0.0.1:9810"),
         ('config.agent.log_level="loud"', "/config/agent/log_level", "'debug'"),
         ('config.policy.whole_pfs="yes"', "/config/policy/whole_pfs", "want boolean"),
         ('config.pools=[{"mode":"all"}]', "/config/pools/0", "missing property 'name'"),
-        ('config.pools=[{"name":"hca"}]', "/config/pools/0/name", "does not match"),
+        ('config.pools=[{"name":"hca"}]', "config.pools[0].name", 'such as "rdma/hca"'),
+        ('config.gpus=[{"name":"gpu"}]', "config.gpus[0].name", 'such as "rdma/hca"'),
+        (
+            'config.pools=[{"name":"a/b","selectors":[{"vendor":["1"]}]}]',
+            "/config/pools/0/selectors/0",
+            "'vendor' not allowed",
+        ),
+        (
+            'config.pools=[{"name":"a/b","selectors":{"vendor":["1"]}}]',
+            "/config/pools/0/selectors",
+            "'vendor' not allowed",
+        ),
         ('config.pools=[{"name":"a/b","slots":0}]', "/config/pools/0/slots", "minimum"),
         ('config.pools=[{"name":"a/b","slot":1}]', "/config/pools/0", "'slot' not allowed"),
         ('config.pool=[{"name":"a/b"}]', "/config", "'pool' not allowed"),
-        ('host.cniBinDir="opt/cni/bin"', "/host/cniBinDir", "does not match"),
+        ('host.cniBinDir="opt/cni/bin"', "host.cniBinDir", "write an absolute path, such as"),
         ("host.extraDirectories=[{}]", "/host/extraDirectories/0", "missing property 'path'"),
         ('ipam.scope="cloud"', "/ipam/scope", "'cluster', 'node'"),
         ('ipam.range="10.0.0.0/8"', "/ipam", "'range' not allowed"),
         ('config.ipam={"scope":"node"}', "/config", "'ipam' not allowed"),
         ('install.plugins=["ipoip"]', "/install/plugins/0", "'ipoib'"),
+        ('resources.limits.memory="lots"', "resources.limits.memory is lots", "such as 512Mi"),
+        ("resources.limits.memory=512", "resources.limits.memory is 512", "such as 512Mi"),
+        ('controller.resources.requests.cpu="1 core"', "controller.resources", "such as 50m"),
+        ('updateStrategy.type="Recreate"', "/updateStrategy/type", "'OnDelete'"),
         ("tolerations={}", "/tolerations", "want array"),
         ('gpu.runtimeClassName="Nvidia!"', "/gpu/runtimeClassName", "does not match"),
         ('config.gpuLimits.driverRoot="usr"', "/config/gpuLimits/driverRoot", "does not match"),
@@ -579,6 +622,41 @@ def test_openshift_allows_what_the_agents_pod_has(values: tuple[str, ...]) -> No
 def test_wrong_value_is_refused_by_its_place(value: str, place: str, said: str) -> None:
     text = _refused(value)
     assert place in text and said in text, text
+
+
+def test_an_image_is_named_by_its_digest_where_there_is_one() -> None:
+    digest = f"sha256:{'a' * 64}"
+    values = ("--set", f"image.repository=registry.example/podfabric,image.digest={digest}")
+    for pod in _pods(_objects(*values)):
+        for container in (*pod["containers"], *pod.get("initContainers", [])):
+            assert container["image"] == f"registry.example/podfabric@{digest}"
+
+
+def test_usual_values_of_charts_do_what_they_usually_do() -> None:
+    values = {
+        "imagePullSecrets": [{"name": "ours"}],
+        "global": {"imagePullSecrets": [{"name": "everybodys"}]},
+        "commonLabels": {"team": "fabric"},
+        "extraEnv": [{"name": "A", "value": "b"}],
+        "extraVolumes": [{"name": "more", "emptyDir": {}}],
+        "extraVolumeMounts": [{"name": "more", "mountPath": "/more"}],
+        "updateStrategy": {"type": "OnDelete", "rollingUpdate": None},
+    }
+    sets = [f"{key}={json.dumps(value)}" for key, value in values.items()]
+    objects = _objects(*METRICS, *(word for each in sets for word in ("--set-json", each)))
+    for pod in _pods(objects):
+        assert pod["imagePullSecrets"] == [{"name": "ours"}, {"name": "everybodys"}]
+    for name, one in objects.items():
+        assert one["metadata"]["labels"]["team"] == "fabric", name
+        template = one.get("spec", {}).get("template")
+        assert template is None or template["metadata"]["labels"]["team"] == "fabric", name
+    daemons = objects["DaemonSet", "podfabric"]["spec"]
+    assert daemons["updateStrategy"] == {"type": "OnDelete"}
+    assert "team" not in daemons["selector"]["matchLabels"]
+    (agent,) = _pod(objects)["containers"]
+    assert {"name": "A", "value": "b"} in agent["env"]
+    assert {"name": "more", "mountPath": "/more"} in agent["volumeMounts"]
+    assert {"name": "more", "emptyDir": {}} in _pod(objects)["volumes"]
 
 
 def test_generated_manifests_are_the_charts() -> None:

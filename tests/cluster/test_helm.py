@@ -95,7 +95,7 @@ def _has_account(client: Client) -> bool:
 
 
 def _install(client: Client, *words: str) -> None:
-    client.helm("install", "podfabric", str(CHART), *words)
+    client.helm("install", "podfabric", str(CHART), *manifests.IMAGE, *words)
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def _install(client: Client, *words: str) -> None:
         ("-f", str(CHART / "values-openshift.yaml")),
         ("--set", "metrics.proxy.enabled=true,metrics.serviceMonitor.enabled=true"),
         ("--set-json", 'host.extraDirectories=[{"path":"/var/log/podfabric"}]'),
-        ("--set-json", 'nodeSelector={"a":"b"}', "--set-json", 'image.pullSecrets=[{"name":"x"}]'),
+        ("--set-json", 'nodeSelector={"a":"b"}', "--set-json", 'imagePullSecrets=[{"name":"x"}]'),
         ("--set", "config.agent.listen=[::1]:9810,config.agent.grace=10"),
         ("--set-json", 'config.gpus=[{"mode":"units"}]', "--set", "gpu.runtimeClassName=nvidia"),
     ],
@@ -177,7 +177,7 @@ def test_upgrade_changes_the_configuration_and_no_pod(empty: Client) -> None:
     _install(empty)
     before = empty.daemons()["template"]
     pools = 'config={"pools":[{"name":"rdma/vf","mode":"exclusive"}]}'
-    empty.helm("upgrade", "podfabric", str(CHART), "--set-json", pools)
+    empty.helm("upgrade", "podfabric", str(CHART), *manifests.IMAGE, "--set-json", pools)
     text = empty.kubectl("get", "configmap", "podfabric", "-n", NAMESPACE, "-o", "json")
     written = yaml.safe_load(json.loads(text)["data"]["config.yaml"])
     of_chart = {"ipam": {"scope": "cluster", "compat": "None"}, "policy": {"cluster": True}}

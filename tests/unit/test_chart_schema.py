@@ -15,7 +15,8 @@ from deviceplugin.pools.formats import POOL_KEYS
 from host.selectors import Selector
 
 CHART = Path(__file__).resolve().parents[2] / "deploy/chart"
-CONFIG = json.loads((CHART / "values.schema.json").read_text())["properties"]["config"]
+SCHEMA = json.loads((CHART / "values.schema.json").read_text())
+CONFIG = SCHEMA["properties"]["config"]
 POOL = CONFIG["properties"]["pools"]["items"]
 COMPARED = ("type", "minimum", "maximum", "enum")
 
@@ -76,8 +77,9 @@ def test_pools_of_gpus_are_those_of_the_code() -> None:
 
 
 def test_selectors_are_those_of_the_code() -> None:
-    single, several = POOL["properties"]["selectors"]["oneOf"]
-    assert single == several["items"]
+    selectors = POOL["properties"]["selectors"]
+    assert selectors["then"]["items"] == selectors["else"] == {"$ref": "#/definitions/selector"}
+    single = SCHEMA["definitions"]["selector"]
     assert sorted(single["properties"]) == sorted(Selector.__struct_fields__)
 
 

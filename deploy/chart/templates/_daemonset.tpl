@@ -31,16 +31,12 @@ spec:
   # The next agent starts while this one serves, stands by, and serves when this one ends
   # (docs/agent.md). Launchers wait meanwhile, so a pod that starts or ends in an update does not
   # fail.
-  updateStrategy:
-    type: RollingUpdate
-    rollingUpdate:
-      maxSurge: 1
-      maxUnavailable: 0
+  updateStrategy: {{- toYaml $root.Values.updateStrategy | nindent 4 }}
   template:
     metadata:
       labels:
         {{- include "podfabric.selector" $root | nindent 8 }}
-        {{- with $root.Values.podLabels }}{{ toYaml . | nindent 8 }}{{ end }}
+        {{- with merge dict $root.Values.podLabels $root.Values.commonLabels }}{{ toYaml . | nindent 8 }}{{ end }}
       annotations:
         kubectl.kubernetes.io/default-container: agent
         # A change of it replaces the agents, one node after the other.
@@ -52,7 +48,7 @@ spec:
       # FabricPolicies, and to which it writes events.
       automountServiceAccountToken: {{ eq (include "podfabric.asks-api" $root) "true" }}
       enableServiceLinks: false
-      {{- with $root.Values.image.pullSecrets }}
+      {{- with include "podfabric.pull-secrets" $root | fromYamlArray }}
       imagePullSecrets: {{- toYaml . | nindent 8 }}
       {{- end }}
       priorityClassName: {{ $root.Values.priorityClassName }}
@@ -88,12 +84,12 @@ spec:
             {{- with $root.Values.install.plugins }}
             - --plugins={{ join "," . }}
             {{- else }}
-            {{- if ne (default "none" $root.Values.ipam.nv_ipam) "none" }}
-            - --plugins=ib-sriov,ipoib,nv-ipam,podfabric-ipam,rdma,sriov
+            {{- $plugins := list }}
+            {{- if ne (default "none" $root.Values.ipam.nv_ipam) "none" }}{{ $plugins = append $plugins "nv-ipam" }}{{ end }}
+            {{- if ne $root.Values.ipam.compat "None" }}{{ $plugins = append $plugins "whereabouts" }}{{ end }}
+            {{- with $plugins }}
+            - --plugins=ib-sriov,ipoib,podfabric-ipam,rdma,sriov,{{ join "," . }}
             {{- end }}
-            {{- end }}
-            {{- if $root.Values.install.force }}
-            - --force
             {{- end }}
             {{- if $limitsGpus }}
             - --gpu
@@ -148,6 +144,7 @@ spec:
             - name: NVIDIA_DRIVER_CAPABILITIES
               value: utility
             {{- end }}
+            {{- with $root.Values.extraEnv }}{{ toYaml . | nindent 12 }}{{ end }}
           {{- with $root.Values.resources }}
           resources: {{- toYaml . | nindent 12 }}
           {{- end }}
@@ -277,6 +274,7 @@ spec:
               mountPath: {{ $directory.path }}
               readOnly: {{ $directory.readOnly | default false }}
             {{- end }}
+            {{- with $root.Values.extraVolumeMounts }}{{ toYaml . | nindent 12 }}{{ end }}
       volumes:
         - name: config
           configMap:
@@ -326,4 +324,5 @@ spec:
         - name: extra-{{ $i }}
           hostPath: {path: {{ $directory.path }}, type: DirectoryOrCreate}
         {{- end }}
+        {{- with $root.Values.extraVolumes }}{{ toYaml . | nindent 8 }}{{ end }}
 {{- end }}

@@ -4,6 +4,9 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- with .Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
 {{- end }}
 
 {{- /* What does not change in an upgrade: a selector of a DaemonSet cannot. */}}
@@ -13,7 +16,48 @@ app.kubernetes.io/component: agent
 {{- end }}
 
 {{- define "podfabric.image" -}}
-{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{- $image := .Values.image }}
+{{- if not $image.repository }}
+{{- fail "image.repository is empty: podfabric's image is in no public registry: push it to yours with `make image PUSH=registry.example/podfabric`, then add --set image.repository=registry.example/podfabric" }}
+{{- end }}
+{{- if contains "@" $image.repository }}
+{{- fail (printf "image.repository is %q: write the part before @ there, and the part behind it, sha256:..., as image.digest" $image.repository) }}
+{{- end }}
+{{- $image.repository }}{{ if $image.digest }}@{{ $image.digest }}{{ else }}:{{ $image.tag | default .Chart.AppVersion }}{{ end }}
+{{- end }}
+
+{{- define "podfabric.pull-secrets" -}}
+{{ concat .Values.imagePullSecrets (dig "imagePullSecrets" list (.Values.global | default dict)) | toYaml }}
+{{- end }}
+
+{{- /* What the schema would refuse by a pattern, which does not say what to write. */}}
+{{- define "podfabric.checks" -}}
+{{- range $part := list "pools" "gpus" }}
+{{- range $i, $pool := index $.Values.config $part }}
+{{- if and $pool.name (not (regexMatch "^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$" $pool.name)) }}
+{{- fail (printf "config.%s[%d].name is %q: write domain/name, such as \"rdma/hca\"" $part $i $pool.name) }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- range $key := list "cniBinDir" "cniConfDir" "kubeletDir" }}
+{{- if not (regexMatch "^/[^\\s:]*[^/\\s:]$" (index $.Values.host $key)) }}
+{{- fail (printf "host.%s is %q: write an absolute path, such as /opt/cni/bin" $key (index $.Values.host $key)) }}
+{{- end }}
+{{- end }}
+{{- if not (regexMatch "^(127(\\.[0-9]{1,3}){3}|\\[::1\\]):[1-9][0-9]{0,4}$" (include "podfabric.listen" .)) }}
+{{- fail (printf "config.agent.listen is %q: write a loopback address with a port, such as 127.0.0.1:9810" (include "podfabric.listen" .)) }}
+{{- end }}
+{{- $resources := dict "resources" .Values.resources "controller.resources" .Values.controller.resources "metrics.proxy.resources" .Values.metrics.proxy.resources }}
+{{- range $place, $both := $resources }}
+{{- range $kind, $quantities := $both }}
+{{- range $name, $quantity := $quantities }}
+{{- $form := ternary "^[0-9]+(\\.[0-9]+)?([kMGTPE]|[KMGTPE]i)$" "^[0-9]+(\\.[0-9]+)?(m|[kMGTPE]|[KMGTPE]i)?$" (eq $name "memory") }}
+{{- if not (regexMatch $form (toString $quantity)) }}
+{{- fail (printf "%s.%s.%s is %v: write a quantity, such as %s" $place $kind $name $quantity (ternary "512Mi" "50m" (eq $name "memory"))) }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
 {{- end }}
 
 {{- /* "true" if the agents ask the API server: they lease addresses from it, read policies, or write

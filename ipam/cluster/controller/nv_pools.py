@@ -2,15 +2,25 @@
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 
 from cni.spec.errors import CNIError
+from ipam.addresses import Interval
 from ipam.cluster.api import AlreadyExists, ClusterApi, Conflict, NotFound, Refused
 from ipam.cluster.controller.reports import Reports
 from ipam.cluster.controller.steps import Steps
 from ipam.cluster.nv_ipam.objects import Invalid, NvIPPool, NvPool
 from ipam.cluster.nv_ipam.own_overlaps import OwnPools, beside_now
-from ipam.cluster.nv_ipam.own_pools import address_pool, changed, closed, name_of, shut, waiting
+from ipam.cluster.nv_ipam.own_pools import (
+    address_pool,
+    changed,
+    closed,
+    excluded,
+    name_of,
+    shut,
+    waiting,
+)
 from ipam.cluster.objects import AddressBlock, AddressPool, AddressShare
 
 REFUSED_AGAIN = 60.0  # seconds until a pool that was refused is made again
@@ -63,6 +73,14 @@ class NvPools:
         names_of = [(each.metadata.name, each.metadata.name) for each in former]
         steps.each("former pools of nv-ipam", names_of, partial(self._shut, pools))
         return len(unusable) + len(self._refused)
+
+    def kept_out(self, ippools: Sequence[NvIPPool]) -> dict[str, tuple[Interval, ...]]:
+        """What each IPPool excludes, by its AddressPool; nothing of one that cannot be used."""
+        found = dict[str, tuple[Interval, ...]]()
+        for pool in ippools if self._namespace else ():
+            with suppress(Invalid, CNIError):
+                found[name_of(pool)] = excluded(pool)
+        return found
 
     def _is_due(self, pool: NvIPPool, world: OwnPools) -> bool:
         refused = self._refused.get(pool.metadata.name)

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from ipam.addresses import Interval, Network, parse_interface
 from ipam.cluster.controller.block_index import BlockIndex
-from ipam.cluster.controller.pool_conditions import is_ready
+from ipam.cluster.controller.pool_conditions import is_made, is_ready
 from ipam.cluster.controller.rail_plans import without_rails
 from ipam.cluster.controller.ranged import (
     Plan,
@@ -158,9 +158,11 @@ def _plan_unused(
     group: list[Ranged], nodes: int, quiet: Collection[str], planned: dict[str, Plan]
 ) -> None:
     """One size for all: nothing is leased, so the decision may change."""
-    written = [each.pool.spec.block_size for each in group]
-    smallest = min((each.range for each in group), key=lambda range_: range_.last - range_.address)
-    size = written[0] or group[0].decided or max(written) or automatic_size(smallest, nodes)
+    # What a person wrote goes before what a definition made, which is of any tenant.
+    first = [each for each in group if not is_made(each.pool)] or group
+    written = [each.pool.spec.block_size for each in first]
+    smallest = min((each.range for each in first), key=lambda range_: range_.last - range_.address)
+    size = written[0] or first[0].decided or max(written) or automatic_size(smallest, nodes)
     moving = {each.name for each in group if each.decided not in (0, size)}
     waiting = not moving <= set(quiet)
     for each in group:
@@ -177,7 +179,9 @@ def _plan_in_use(
     quiet: Collection[str],
     planned: dict[str, Plan],
 ) -> None:
-    """Those that are Ready stay as they are. Each other one takes the size of what it overlaps."""
+    """Those that are Ready stay as they are. Each other one takes the size of what it overlaps. One
+    of a person that overlaps pools of definitions only does so in any case: no tenant keeps it from
+    being Ready."""
     known: list[tuple[Ranged, int]] = []
     for each in group:
         around = {size for other, size in known if _overlap(each, other)}
@@ -191,10 +195,13 @@ def _plan_in_use(
             written = each.pool.spec.block_size
             choice = each.decided or written or automatic_size(each.range, nodes)
             size = next(iter(around), choice)
+            yields = not is_made(each.pool) and all(
+                is_made(other.pool) for other, _ in known if _overlap(each, other)
+            )
             if each.decided not in (0, size) and each.name not in quiet:
                 plan = paused(each, "BlockSizeChanges", f"blockSize is {size}")
             else:
-                plan = sized(each, size)
+                plan = sized(each, size, later=yields)
         planned[each.name] = plan
         if plan.block_size:
             known.append((each, plan.block_size))

@@ -4,7 +4,10 @@ from collections.abc import Iterable, Sequence
 
 from msgspec.structs import replace
 
-from ipam.cluster.objects import AddressPool, Condition
+from ipam.cluster.objects import GROUP, AddressPool, Condition
+
+NAMESPACE = f"{GROUP}/namespace"
+"""The label of a pool that was made for a definition: the definition's namespace."""
 
 
 def is_exhausted(pool: AddressPool) -> bool:
@@ -12,6 +15,11 @@ def is_exhausted(pool: AddressPool) -> bool:
     return any(
         each.type == "Exhausted" and each.status == "True" for each in pool.status.conditions
     )
+
+
+def is_made(pool: AddressPool) -> bool:
+    """Whether the controller made it for a definition, and no person has changed it since."""
+    return NAMESPACE in pool.metadata.labels and pool.metadata.generation <= 1
 
 
 def is_ready(pool: AddressPool) -> bool:

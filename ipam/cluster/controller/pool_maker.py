@@ -2,11 +2,11 @@
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from msgspec.structs import replace
 
-from ipam.cluster.api import AlreadyExists, ClusterApi, Refused
+from ipam.cluster.api import AlreadyExists, ClusterApi, Conflict, NotFound, Refused
 from ipam.cluster.controller.definitions import (
     DemandedPool,
     ReadDefinition,
@@ -14,22 +14,22 @@ from ipam.cluster.controller.definitions import (
     demand,
     not_of,
 )
+from ipam.cluster.controller.pool_conditions import NAMESPACE, is_made
 from ipam.cluster.controller.reports import Reports
 from ipam.cluster.controller.steps import Steps
-from ipam.cluster.objects import GROUP, AddressPool, Compat, Meta
+from ipam.cluster.objects import AddressBlock, AddressPool, Compat, Meta
 
 REFUSED_AGAIN = 60.0  # seconds until a pool that was refused is made again
 POOLS_PER_NAMESPACE = 100
-NAMESPACE = f"{GROUP}/namespace"
-"""The label of a pool that was made for a definition: the definition's namespace."""
+UNUSED_FOR = 600.0  # seconds until a pool that no definition names is deleted
 
 _log = logging.getLogger(__name__)
 
 
 class PoolMaker:
     """The memory of one leader. `most` pools are made for the definitions of one namespace: tenants
-    write definitions, and a pool stays when its definition is deleted. `ceding` and `compat` are
-    the pools'; those with a `compat` do not cede."""
+    write definitions. A pool that none names any more is deleted once no block of it is leased.
+    `ceding` and `compat` are the pools'; those with a `compat` do not cede."""
 
     def __init__(
         self,
@@ -48,14 +48,17 @@ class PoolMaker:
         self._reports = reports
         self._most = most
         self._refused: dict[str, float] = {}  # when, by the pool's name
+        self._unused_since: dict[str, float] = {}  # by the pool's uid
 
     def make(
         self,
         definitions: Iterable[ReadDefinition],
         pools: dict[str, AddressPool],
+        blocks: Iterable[AddressBlock],
         steps: Steps,
     ) -> int:
-        """Add the pools that are missing to `pools`; how many definitions get none."""
+        """Add the pools that are missing to `pools`, and take those away that nothing uses; how
+        many definitions get none."""
         demanded = demand(definitions)
         mistakes = list(demanded.unusable)
         missing: list[tuple[str, DemandedPool]] = []
@@ -81,14 +84,49 @@ class PoolMaker:
                 made[namespace] += 1
 
         steps.each("create", [(name, (name, asked)) for name, asked in missing], create)
+        used = {*demanded.pools, *(block.spec.pool for block in blocks)}
+        unused = {each.metadata.uid: each for name, each in pools.items() if name not in used}
+        self._remove(unused, pools, steps)
         for mistake in mistakes:
             self._reports.definition(mistake)
         return len(mistakes) + len(self._refused)
 
+    def _remove(
+        self, unused: Mapping[str, AddressPool], pools: dict[str, AddressPool], steps: Steps
+    ) -> None:
+        """Delete what was made, and was of no use for a while. What a watch has shown does not do:
+        each is looked at. A pool that knows of a lost machine's addresses stays."""
+        now = self._clock()
+        idle = {
+            uid: pool
+            for uid, pool in unused.items()
+            if is_made(pool) and not pool.status.probe and pool.metadata.uid
+        }
+        self._unused_since = {uid: self._unused_since.get(uid, now) for uid in idle}
+
+        def remove(pool: AddressPool) -> None:
+            name = pool.metadata.name
+            if self._api.list(AddressBlock, {"spec.pool": name}, most=1).items:
+                return
+            try:
+                self._api.delete(pool)
+            except (Conflict, NotFound):
+                return  # the next round sees it
+            pools.pop(name, None)
+            _log.info("pool %s: deleted: no definition names it, and no node leases of it", name)
+
+        due = [
+            (pool.metadata.name, pool)
+            for uid, pool in idle.items()
+            if now - self._unused_since[uid] >= UNUSED_FOR
+        ]
+        steps.each("unused pools", due, remove)
+
     def _too_many(self, namespace: str) -> str:
         return (
             f"podfabric's controller has made {self._most} AddressPools for definitions of "
-            f"namespace {namespace}, and makes no more: delete those that no definition names "
+            f"namespace {namespace}, and makes no more: delete definitions that no pod needs, and "
+            "pools that no definition names "
             f"(kubectl get apool -l {NAMESPACE}={namespace}), or raise the chart's "
             "controller.poolsPerNamespace"
         )

@@ -33,6 +33,7 @@ def status(
     full: str = "",
     overlaps: Sequence[str] = (),
     probe: tuple[str, ...] = (),
+    kept_out: Sequence[Interval] = (),
 ) -> PoolStatus:
     """The status that the pool should have.
 
@@ -47,6 +48,7 @@ def status(
         full: why it reserves no further address, "" if it does.
         overlaps: which pools of nv-ipam have addresses of it, too, a sentence each.
         probe: the addresses that a lost machine may still use.
+        kept_out: what no pod gets, beside what the pool excludes: exclusions of an IPPool.
     """
     if not plan.block_size:
         conditions = [
@@ -68,7 +70,7 @@ def status(
     ]
     # A block of another size, which a conflict names, counts as each that it covers a part of.
     indexes = sorted({covered for placed in leased for covered in _covered(placed, geometry)})
-    holes = _holes(pool.spec, geometry.range)
+    holes = merged((*_holes(pool.spec, geometry.range), *kept_out))
     free = _free(geometry, indexes, holes)
     mapped = geometry.total <= MOST_MAPPED
     return PoolStatus(
@@ -159,9 +161,10 @@ def _capacity(whole: Interval, holes: Iterable[Interval]) -> int:
 def _free(geometry: Geometry, leased: Sequence[int], holes: Iterable[Interval]) -> int:
     """How many blocks no node leases and a network may hand out an address of."""
     size, base = geometry.block_size, geometry.range.address
-    unusable = [
+    runs = (
         range(-(-(hole.first - base) // size), (hole.last + 1 - base) // size) for hole in holes
-    ]
+    )
+    unusable = [blocks for blocks in runs if blocks]  # a run may be shorter than a block
     idle = sum(max(0, blocks.stop - blocks.start) for blocks in unusable)  # too many for len()
     wasted = sum(any(number in blocks for blocks in unusable) for number in leased)
     return geometry.total - idle - (len(leased) - wasted)

@@ -65,15 +65,17 @@ def length(interval: Interval) -> int:
     return interval.last - interval.first + 1
 
 
-def sized(each: Ranged, size: int) -> Plan:
+def sized(each: Ranged, size: int, *, later: bool = False) -> Plan:
+    """The pool with blocks of that size; `later`: another one that it names may take effect
+    later."""
     written = each.pool.spec.block_size
     if size > length(each.interval):
         return refused(f"{each.pool.spec.range} is smaller than a block of {size} addresses")
     if written in (0, size):
         return Plan(space=each.space, block_size=size)
-    if each.decided == size:
-        later = f"spec.blockSize {written} takes effect when the pool has no block"
-        return Plan(space=each.space, block_size=size, reason="BlockSizeLater", message=later)
+    if later or each.decided == size:
+        message = f"spec.blockSize {written} takes effect when the pool has no block"
+        return Plan(space=each.space, block_size=size, reason="BlockSizeLater", message=message)
     return refused(
         f"it overlaps a pool with blocks of {size} addresses: set spec.blockSize to {size}"
     )

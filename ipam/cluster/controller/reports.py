@@ -9,6 +9,7 @@ from ipam.cluster.controller.definitions import UnusableDefinition
 from ipam.cluster.objects import AddressPool, AddressReservation, Resource
 
 MOST_EVENTS = 1000  # remembered, so that each is reported once; and the most in EVENTS_IN
+MOST_OF_NAMESPACE = 100  # the same, on objects of one namespace: its tenants silence nobody else's
 EVENTS_IN = 3600.0  # seconds
 
 _log = logging.getLogger(__name__)
@@ -20,7 +21,7 @@ class Reports:
     def __init__(self, api: ClusterApi, clock: Callable[[], float]) -> None:
         self._api = api
         self._clock = clock
-        self._reported: dict[tuple[str, ...], float] = {}  # when
+        self._reported: dict[str, dict[tuple[str, ...], float]] = {}  # when, by namespace
 
     def definition(self, mistake: UnusableDefinition) -> None:
         """That a definition gets no pool."""
@@ -64,14 +65,16 @@ class Reports:
 
     def _report(self, reason: str, message: str, regarding: dict[str, Any], *, once: str) -> None:
         key = (reason, *map(str, regarding.values()), once)
-        if key in self._reported:
+        namespace = str(regarding.get("namespace", ""))
+        reported = self._reported.setdefault(namespace, {})
+        if key in reported:
             return
         now = self._clock()
-        if len(self._reported) >= MOST_EVENTS:
-            oldest = next(iter(self._reported))
-            if now - self._reported[oldest] < EVENTS_IN:
+        if len(reported) >= (MOST_OF_NAMESPACE if namespace else MOST_EVENTS):
+            oldest = next(iter(reported))
+            if now - reported[oldest] < EVENTS_IN:
                 return
-            del self._reported[oldest]
-        self._reported[key] = now
+            del reported[oldest]
+        reported[key] = now
         _log.warning("%s %s: %s", regarding["kind"], regarding["name"], message)
         self._api.report(reason, message, regarding)

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import msgspec
 from msgspec.structs import replace
 
+from ipam.addresses import Interval
 from ipam.cluster.api import (
     ApiError,
     ClusterApi,
@@ -82,12 +83,13 @@ class World(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PoolTexts(NamedTuple):
-    """What the conditions of pools say, by their names."""
+    """What the conditions of pools say, by their names; and what pools of nv-ipam exclude."""
 
     conflicts: Mapping[str, Sequence[str]]
     refusals: Mapping[str, Sequence[str]]
     full: Mapping[str, str]
     overlaps: Mapping[str, Sequence[str]]
+    kept_out: Mapping[str, Sequence[Interval]]
 
 
 class Seen(msgspec.Struct, frozen=True, kw_only=True):
@@ -168,7 +170,7 @@ class Rounds:
     def round(self, world: World) -> Seen:
         """Do everything once. A step that fails is left for the next round: see `steps`."""
         pools = {pool.metadata.name: pool for pool in world.pools}
-        unusable = self._pool_maker.make(world.definitions, pools, self.steps)
+        unusable = self._pool_maker.make(world.definitions, pools, world.blocks, self.steps)
         blocks = decisive(world.blocks, pools)
         nv_pools: tuple[NvPool, ...] = (*world.ippools, *world.cidrpools)
         unusable += self._nv_pools.keep(nv_pools, world.shares, pools, blocks, self.steps)
@@ -196,7 +198,8 @@ class Rounds:
             refusals[reservation.spec.pool].append(f"{name_of(reservation)}: {why}")
             self._reports.reservation("AddressReservationRefused", why, reservation)
         full = self._full(blocks, pools)
-        texts = PoolTexts(conflicts, refusals, full, overlapping.sentences)
+        kept_out = self._nv_pools.kept_out(world.ippools)
+        texts = PoolTexts(conflicts, refusals, full, overlapping.sentences, kept_out)
         self._write_statuses(pools, blocks, index, machines.count, quarantined, texts)
         over_limit = self._watch_limits(blocks, pools)
         for unreadable in self._api.unreadable():
@@ -256,6 +259,7 @@ class Rounds:
                 texts.full.get(name, ""),
                 texts.overlaps.get(name, ()),
                 marks.of(pools[name], plan.space),
+                texts.kept_out.get(name, ()),
             )
             pools[name] = self._write(pools[name], wanted)
 

@@ -186,8 +186,14 @@ def own_node_pool(
         last=text(hosts.last),
         usable=listed(overlaps.left_by(pool.key, given)),
         older=overlaps.older(pool.key, given),
-        excluded=listed(merged(_excluded(pool, hosts))),
+        excluded=listed(excluded(pool)),
     )
+
+
+def excluded(pool: NvIPPool) -> tuple[Interval, ...]:
+    """What no pod gets by `exclusions` and `perNodeExclusions`, unless it asks for it by its index.
+    The AddressPool does not exclude it: such runs may be many. Invalid."""
+    return merged(_excluded(pool, hosts_of(pool.network)))
 
 
 def hosts_of(network: Network) -> Interval:

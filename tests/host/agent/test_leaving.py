@@ -19,6 +19,7 @@ from tests.waiting import PATIENCE, until
 
 PODFABRIC = Path(sys.executable).with_name("podfabric")
 GONE = "the node has no attachment, and podfabric's launchers and files are removed"
+OTHERS = ("bridge", "sriov")  # the second one's place is taken
 CONFIG = {
     "cniVersion": "1.0.0",
     "name": "n1",
@@ -90,6 +91,14 @@ class Node:
     def await_state(self, process: "subprocess.Popen[bytes]", state: str) -> None:
         until(lambda: self.state(process.pid).startswith(state), what=f"{state}: {self.log}")
 
+    def await_log(self, text: str) -> None:
+        until(lambda: text in self.log.read_text(), what=text)
+
+    def others(self) -> set[str]:
+        """The files of other projects, where these had them."""
+        files = [self.bin / name for name in OTHERS]
+        return {str(path) for path in files if path.read_text() == "of somebody else"}
+
     def left(self) -> list[str]:
         """Every file of podfabric but its configuration."""
         places = [self.root / name for name in ("run", "state", "cni_bin")]
@@ -114,7 +123,8 @@ def _node(root: Path) -> Iterator[Node]:
     (root / "etc").mkdir()
     (root / "etc/config.yaml").write_text('agent:\n  listen: ""\n')
     node.bin.mkdir()
-    (node.bin / "bridge").write_text("of somebody else")
+    for name in OTHERS:
+        (node.bin / name).write_text("of somebody else")
     assert "installed" in node.podfabric("install", "--bin-dir", str(node.bin))
     try:
         yield node
@@ -138,14 +148,11 @@ def test_agent_that_leaves_removes_everything_after_the_last_detachment(node: No
     assert node.call("DEL") == (0, {})
     node.await_state(agent, GONE)
     assert node.podfabric("agent", "--state") == GONE
-    assert node.left() == [
-        str(next((node.root / "run").glob("*.state"))),
-        str(node.bin / "bridge"),
-    ]
+    assert set(node.left()) == {str(next((node.root / "run").glob("*.state"))), *node.others()}
     assert agent.poll() is None  # a DaemonSet's pod must not end by itself
     agent.terminate()
     assert agent.wait(PATIENCE) == 0
-    assert node.left() == [str(node.bin / "bridge")]
+    assert set(node.left()) == node.others()
 
 
 def test_agent_that_leaves_may_be_killed_at_any_time(node: Node) -> None:
@@ -166,7 +173,16 @@ def test_agent_that_leaves_may_be_killed_at_any_time(node: Node) -> None:
     node.await_state(agent, GONE)
     agent.terminate()
     assert agent.wait(PATIENCE) == 0
-    assert node.left() == [str(node.bin / "bridge")]
+    assert set(node.left()) == node.others()
+
+
+def test_agent_says_that_another_projects_file_took_a_launchers_place(node: Node) -> None:
+    agent = node.agent()
+    node.await_state(agent, "serving")
+    for name in ("ipoib", "sriov"):  # only the second one has been there before
+        assert f"{node.bin / name}: " not in node.log.read_text()
+        (node.bin / name).write_text("of somebody else")
+        node.await_log(f"{node.bin / name}: another project's file took the place of podfabric's")
 
 
 def test_agent_that_attaches_takes_over_from_one_that_leaves(node: Node) -> None:

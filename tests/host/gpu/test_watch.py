@@ -1,5 +1,6 @@
 """The watch sees real processes in real cgroups that use the stand-in's driver without a shim."""
 
+import fcntl
 import os
 import signal
 import time
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpu import alnair_metrics, layout, metrics, nvml
-from gpu.enforcement import Enforcement, OverUse
+from gpu.enforcement import LOOKS, Enforcement, OverUse
 from gpu.group_limits import NO_LIMIT, Limit
 from gpu.living_processes import REMEMBERED
 from gpu.nvml import Nvml
@@ -216,6 +217,28 @@ def test_throttle_lasts_as_long_as_the_over_use(
     enforcement.decide(watch.look(opened), opened)
     shares.append(node.groups.read("a").in_force[0].share)
     assert shares == [0.5, 0.01, 0.01, 0.5]
+
+
+def test_throttle_that_a_lease_keeps_off_is_told_so_and_tried_again(
+    node: GroupsNode,
+    driver: Node,
+    opened: Nvml,
+    watch: Watch,
+) -> None:
+    process = using(node, driver, node.container("a", limits=[Limit(FIRST, GIB, 0.5)]))
+    reported: list[OverUse] = []
+    enforcement = enforcing(node, watch, "throttle", reported)
+    allocate(process, 2 * GIB)
+    signal.signal(signal.SIGIO, signal.SIG_IGN)  # which asks the holder to give the lease back
+    leased = os.open(node.groups.root / "a/limits", os.O_RDONLY)
+    fcntl.fcntl(leased, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+    for _ in range(LOOKS):
+        enforcement.decide(watch.look(opened), opened)
+    os.close(leased)
+    assert [str(each).count("could not be slowed down") for each in reported] == [1]
+    assert "a process of the container holds a lease" in str(reported[0])
+    enforcement.decide(watch.look(opened), opened)
+    assert node.groups.read("a").in_force[0].share == 0.01
 
 
 def test_what_a_registered_process_needs_beside_its_allocations_is_told_to_the_shims(

@@ -21,7 +21,7 @@ def _start(executable: Path, command: str | None) -> Outcome:
 
 
 @pytest.mark.parametrize("command", ["VERSION", "", None])
-@pytest.mark.parametrize("name", executables.PLUGINS)
+@pytest.mark.parametrize("name", [*executables.PLUGINS, "whereabouts"])
 def test_launcher_and_interpreter_say_the_same(
     directory: Path, built: Path, name: str, command: str | None
 ) -> None:

@@ -24,8 +24,14 @@ from tests.host.launcher.fake import (
 )
 from tests.waiting import PATIENCE
 
-START = "start it with `systemctl start podfabric-agent`"
-LOOK = "see `systemctl status podfabric-agent`"
+START = (
+    "see whether podfabric's pod of this node runs (`kubectl -n podfabric get pods -o wide`); "
+    "without Kubernetes: `systemctl start podfabric-agent`; then try again"
+)
+LOOK = (
+    "see the log of podfabric's pod of this node; without Kubernetes: "
+    "`systemctl status podfabric-agent`; then try again"
+)
 SOON = {"PODFABRIC_TIMEOUT": "1"}
 DROPS = 10_000  # bytes, ten a second: far more than come before that deadline
 
@@ -39,7 +45,7 @@ def test_absent_agent_is_an_error_that_says_how_to_start_it(
         "cniVersion": "1.1.0",
         "code": 11,
         "msg": f'[podfabric 11] the podfabric agent at "{launcher.socket}" cannot be reached '
-        f"(ENOENT, errno 2): {START} and try again",
+        f"(ENOENT, errno 2): {START}",
     }
     assert outcome.stderr == b""
 

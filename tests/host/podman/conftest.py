@@ -14,9 +14,10 @@ from tests.runtime import CNI_BIN, REFERENCE_PLUGINS
 
 @pytest.fixture
 def plugins(tmp_path: Path) -> Path:
-    """CNI_PATH: the reference interface plugins, and podfabric-ipam."""
-    reference = [REFERENCE_PLUGINS / name for name in ("bridge", "macvlan")]
-    return links(tmp_path / "bin", [CNI_BIN / "podfabric-ipam", *reference])
+    """CNI_PATH: the reference interface plugins, and podfabric-ipam under its two names."""
+    reference = [REFERENCE_PLUGINS / name for name in ("bridge", "host-device", "macvlan")]
+    ours = [CNI_BIN / name for name in ("podfabric-ipam", "whereabouts")]
+    return links(tmp_path / "bin", [*ours, *reference])
 
 
 @pytest.fixture

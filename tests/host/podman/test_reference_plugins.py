@@ -56,6 +56,24 @@ def test_an_attachment_lives_from_add_to_del(
     assert node.call("DEL", config, pod).exit_code == 0
 
 
+@pytest.mark.parametrize("plugin", [*PLUGINS, "host-device"])
+def test_a_definition_of_whereabouts_gets_addresses_of_podfabric(
+    node: Node, pod: Path, plugin: str
+) -> None:
+    keys = PLUGINS.get(plugin, {"type": plugin, "device": PARENT})
+    config = {**configured("bridge"), **keys, "ipam": {"type": "whereabouts", **ADDRESSES}}
+    added = node.call("ADD", config, pod)
+    assert added.exit_code == 0, added.stdout
+    assert addresses(pod) == ["10.77.0.2/24"]
+    assert node.reserved(pod) == ["10.77.0.2"]
+    checked = node.call("CHECK", config, pod, added.document)
+    assert (checked.exit_code, checked.stdout) == (0, "")
+    deleted = node.call("DEL", config, pod, added.document)
+    assert (deleted.exit_code, deleted.stdout) == (0, "")
+    assert addresses(pod) == []
+    assert node.reservations() == []
+
+
 @pytest.mark.parametrize("plugin", PLUGINS)
 def test_check_fails_once_the_reservation_is_gone(node: Node, pod: Path, plugin: str) -> None:
     config = configured(plugin)

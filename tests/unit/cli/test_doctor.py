@@ -14,7 +14,7 @@ from base.paths import Paths
 from base.types import DeviceId
 from cli import doctor
 from cli.checks import Finding, Outcome, kernel, ok
-from cli.executables import PLUGINS, script
+from cli.executables import PLUGINS, place_kept, script
 from cli.this_node import ThisNode
 from deviceplugin import checkpoint
 from deviceplugin.checkpoint import AllocatedHCA, Allocation
@@ -137,7 +137,7 @@ def test_a_node_without_kubelet_and_agent_fails_and_says_what_to_do(
 
     assert printed.code == 1
     assert f"{node.agent_socket}: it does not exist" in printed.out
-    assert "-> `systemctl start podfabric-agent.socket`" in printed.out
+    assert "log of podfabric's pod of this node; without Kubernetes: `systemctl" in printed.out
     assert "PODFABRIC_KUBELET" in printed.out
 
 
@@ -247,6 +247,15 @@ def _file(path: str, text: str) -> Callable[[Paths], None]:
     return write
 
 
+def _returned(name: str) -> Callable[[Paths], None]:
+    def write(paths: Paths) -> None:
+        for path in (paths.cni_bin / name, place_kept(paths.cni_bin / name)):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("#!/bin/sh")
+
+    return write
+
+
 _BY_HAND = 'pools: [{name: rdma/hca, selectors: [{rdmaDevices: ["mlx5_0"]}]}]'
 
 
@@ -284,6 +293,10 @@ _BY_HAND = 'pools: [{name: rdma/hca, selectors: [{rdmaDevices: ["mlx5_0"]}]}]'
         ("Multus", _gone("cni_bin/multus"), "failed", "executable"),
         ("CNI executables", _gone("cni_bin/ipoib"), "failed", "lacks ipoib"),
         ("CNI executables", _file("cni_bin/sriov", "#!/bin/sh"), "warning", "sriov"),
+        ("CNI executables", _config("ipam: {scope: cluster, compat: Read}"), "failed",
+         "lacks whereabouts"),
+        ("CNI executables", _returned("sriov"), "failed", "sriov: another project's file took"),
+        ("CNI executables", _returned("nv-ipam"), "failed", "nv-ipam: another project's file"),
         ("GPUs and HCAs", _file("etc/topology.xml", "<system>"), "failed", "topology.xml"),
         ("PodResources", _file("kubelet/none", ""), "failed", "kubelet.sock: does not exist"),
     ],

@@ -1,20 +1,26 @@
 """`podfabric install` and `uninstall`, on directories of made-up runtimes."""
 
+import itertools
 import json
 import os
+import shutil
+import signal
 import subprocess
+import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from cli import executables, install
 from cli.commands import run
-from cli.executables import EVERY, FALLBACK, PLUGINS
+from cli.executables import EVERY, FALLBACK, PLUGINS, REPLACED
 from cni import installation
 
 LAUNCHER = b"\x7fELF...podfabric launcher 1..."
 FOREIGN = b"\x7fELF...somebody else's..."
+STEPS = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "ctypes.dlsym/handle"}
 
 
 @pytest.fixture
@@ -189,7 +195,7 @@ def test_ours_are_replaced(bin_dir: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["file", "empty", "link", "dangling", "mention"])
-def test_file_of_others_stays_and_nothing_is_changed(
+def test_file_of_others_is_kept_and_comes_back_at_the_uninstall(
     bin_dir: Path, tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = bin_dir / "podfabric-ipam"
@@ -197,22 +203,109 @@ def test_file_of_others_stays_and_nothing_is_changed(
     if kind == "link":
         path.symlink_to(tmp_path / "other")
     elif kind == "dangling":
-        path.symlink_to(tmp_path / "nowhere")
+        path.symlink_to("nowhere")
     else:
         # "mention": a text that speaks of us is not ours
         path.write_bytes({"file": FOREIGN, "empty": b"", "mention": b"podfabric launcher 1"}[kind])
-    before = untouched(path)
-    assert _install(bin_dir) == 1
-    assert untouched(path) == before
-    assert _tree(bin_dir) == ["podfabric-ipam"]
-    error = capsys.readouterr().err
-    assert str(path) in error
-    assert "nothing was changed" in error
-    assert "--force" in error
-
-    assert _install(bin_dir, "--force") == 0
-    assert path.read_bytes() == LAUNCHER
+    before = path.lstat()
+    for _ in range(2):  # the second time there is nothing to keep
+        assert _install(bin_dir) == 0
+        assert path.read_bytes() == LAUNCHER
+        assert os.path.samestat((bin_dir / REPLACED / "podfabric-ipam").lstat(), before)
+    assert capsys.readouterr().out.count(f"{REPLACED}/podfabric-ipam, which was {path}") == 1
     assert (tmp_path / "other").read_bytes() == FOREIGN
+
+    assert _uninstall(bin_dir) == 0
+    assert os.path.samestat(path.lstat(), before)
+    assert list(bin_dir.iterdir()) == [path]
+    assert f"put back {path}" in capsys.readouterr().out.splitlines()
+
+
+def test_a_launcher_of_any_version_is_never_kept(bin_dir: Path) -> None:
+    (bin_dir / "ipoib").write_bytes(LAUNCHER.replace(b"launcher 1", b"launcher 20"))
+    (bin_dir / "sriov").symlink_to("ipoib")
+    assert _install(bin_dir) == 0
+    assert not (bin_dir / FALLBACK).exists()
+
+
+def test_the_newest_file_of_others_is_kept(bin_dir: Path) -> None:
+    for content in (FOREIGN, FOREIGN + b"2"):  # their installer runs again
+        (bin_dir / "sriov").write_bytes(content)
+        assert _install(bin_dir) == 0
+    assert (bin_dir / REPLACED / "sriov").read_bytes() == FOREIGN + b"2"
+    (bin_dir / "sriov").write_bytes(FOREIGN + b"3")
+    assert _uninstall(bin_dir) == 0
+    assert _tree(bin_dir) == ["sriov"]
+    assert (bin_dir / "sriov").read_bytes() == FOREIGN + b"3"
+
+
+def test_a_file_of_others_comes_back_also_where_the_launcher_is_gone(bin_dir: Path) -> None:
+    (bin_dir / "sriov").write_bytes(FOREIGN)
+    assert _install(bin_dir) == 0
+    (bin_dir / "sriov").unlink()
+    assert _uninstall(bin_dir) == 0
+    assert (bin_dir / "sriov").read_bytes() == FOREIGN
+
+
+def _content(path: Path) -> bytes:
+    return path.read_bytes() if path.exists() else b""
+
+
+def _killed_before(step: int, act: Callable[[Path], int], bin_dir: Path) -> int:
+    """What `act` returns in a child; -9 if that was killed before it took so many steps."""
+    child = os.fork()
+    if child:
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    left = step
+
+    def count(event: str, arguments: object) -> None:
+        nonlocal left
+        if event in STEPS:
+            left -= 1
+            if left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    code = 1
+    try:
+        sys.addaudithook(count)
+        code = act(bin_dir)
+    finally:
+        os._exit(code)
+
+
+@pytest.mark.parametrize("command", [_install, _uninstall])
+def test_a_kill_at_any_step_loses_no_file_of_others(
+    tmp_path: Path, command: Callable[[Path], int]
+) -> None:
+    """A runtime finds an executable at any moment, and a repeated run goes on."""
+    theirs = {name: FOREIGN + name.encode() for name in ("ipoib", "sriov")}
+    code = -9
+    for step in itertools.count(1):
+        if code == 0:
+            break
+        bin_dir = tmp_path / str(step)
+        bin_dir.mkdir()
+        for name, content in theirs.items():
+            (bin_dir / name).write_bytes(content)
+        link = bin_dir / "ib-sriov"
+        link.symlink_to("sriov")
+        assert command is _install or _install(bin_dir) == 0
+        code = _killed_before(step, command, bin_dir)
+        assert code in (0, -9)
+        for name, content in theirs.items():
+            found = (bin_dir / name).read_bytes()
+            assert found in (LAUNCHER, content), (step, name)
+            assert content in (found, _content(bin_dir / REPLACED / name)), (step, name)
+        assert link.read_bytes() in (LAUNCHER, theirs["sriov"]), step
+        assert command(bin_dir) == 0
+        assert _uninstall(bin_dir) == 0
+        assert {path.name: path.read_bytes() for path in bin_dir.iterdir()} == {
+            **theirs,
+            "ib-sriov": theirs["sriov"],
+        }, step
+        assert link.is_symlink(), step
+        shutil.rmtree(bin_dir)
+    assert step > 10
 
 
 def test_fallback_of_others_stays_too(bin_dir: Path) -> None:
@@ -226,11 +319,9 @@ def test_fallback_of_others_stays_too(bin_dir: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["ipoib", f"{FALLBACK}/ipoib"])
-def test_directory_stays_even_by_force(
-    bin_dir: Path, name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_directory_stays(bin_dir: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
     (bin_dir / name).mkdir(parents=True)
-    assert _install(bin_dir, "--force", "--fallback") == 1
+    assert _install(bin_dir, "--fallback") == 1
     assert f"{bin_dir / name}: is a directory: remove it" in capsys.readouterr().err
     assert _tree(bin_dir) == []
 

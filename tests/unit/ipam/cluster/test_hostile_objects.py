@@ -13,7 +13,7 @@ from ipam.cluster.controller.mirror import Mirror
 from ipam.cluster.documents import document
 from ipam.cluster.objects import AddressBlock, Meta
 from ipam.cluster.rest_api import RestApi
-from ipam.cluster.rest_requests import Body, Lines, Query, Response, TooLarge
+from ipam.cluster.rest_requests import AnswerTooLarge, Body, Lines, Query, Response
 from tests.unit.ipam.cluster.contract import block
 from tests.waiting import until
 
@@ -127,12 +127,28 @@ def test_a_page_of_large_objects_has_few_of_them(monkeypatch: pytest.MonkeyPatch
             items = [stored(annotations={"a": "x" * 500}) for _ in range(begin, end)]
             answer = written(page(*items, further=str(end) if end < 40 else ""))
             if most and len(answer) > most:
-                raise TooLarge("too large")
+                raise AnswerTooLarge("too large")
             return Response(200, answer)
 
     server = Server(b"")
     assert len(RestApi(server).list(AddressBlock).items) == 40
     assert [each["limit"] for each in server.queries[:4]] == ["500", "125", "31", "7"]
+
+
+def test_a_page_that_the_server_does_not_finish_is_smaller_the_next_time() -> None:
+    class Slow(Canned):
+        """It needs too long for more than 31 objects."""
+
+        def send(self, *arguments: Any, **named: Any) -> Response:  # noqa: ANN401
+            if int(dict(arguments[2])["limit"]) > 31:
+                raise Unavailable("no answer")
+            return super().send(*arguments, **named)
+
+    api = RestApi(Slow(page(stored())), timeout=0.01)
+    for _ in range(2):
+        with pytest.raises(Unavailable):
+            api.list(AddressBlock)
+    assert len(api.list(AddressBlock).items) == 1
 
 
 def test_metadata_that_is_too_large_is_not_kept_and_is_named() -> None:
@@ -160,7 +176,7 @@ def test_a_pod_is_a_pod_however_deep_or_large(monkeypatch: pytest.MonkeyPatch) -
     assert RestApi(Canned(page({"metadata": {"managedFields": [DEEP]}}))).has_pods("node-a")
 
     def too_large(*arguments: object) -> Response:
-        raise TooLarge("too large")
+        raise AnswerTooLarge("too large")
 
     transport = Canned(b"")
     monkeypatch.setattr(transport, "send", too_large)

@@ -542,7 +542,7 @@ def test_definitions_are_none_where_their_kind_is_not_installed(
     assert [each.config for each in odd] == ["", "", ""]
     assert (ib0.namespace, ib0.name, ib0.config, ib0.uid) == ("n", "ib0", "{}", "u")
     assert (file.name, file.config) == ("file", "")
-    assert not api.network_definitions()
+    assert not list(api.network_definitions())
 
 
 def test_an_event_is_written_once_and_its_loss_is_no_error(

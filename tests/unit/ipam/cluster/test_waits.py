@@ -4,6 +4,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -14,8 +15,12 @@ from cni.spec.errors import CNIError, Code
 from ipam.addresses import parse
 from ipam.blocks import LeasedBlock
 from ipam.cluster import store
+from ipam.cluster.api import NotFound, Unavailable
 from ipam.cluster.block_store import BlockStore
 from ipam.cluster.lessee import Lessee
+from ipam.cluster.objects import AddressBlock
+from ipam.cluster.rest_api import RestApi
+from ipam.cluster.rest_requests import Response, Transport
 from ipam.cluster.wants import PATIENCE, POOL_PATIENCE, Claims, NoClaims, PoolPending, Want
 from ipam.resident import Resident
 from ipam.scope import Stores
@@ -89,29 +94,62 @@ def test_a_request_that_takes_seconds_does_not_end_the_wait(tmp_path: Path, cloc
     assert claims.asked >= 3
 
 
-def test_an_add_that_waits_for_a_block_or_a_pool_keeps_no_worker(
-    tmp_path: Path, clock: Time
-) -> None:
-    places: list[int] = []
+class Worker:
+    """Of a call, whose place another call may have while `away`."""
+
+    def __init__(self) -> None:
+        self.away = False
+        self.times = 0
 
     @contextmanager
-    def aside() -> Iterator[None]:
-        places.append(0)
+    def aside(self) -> Iterator[None]:
+        assert not self.away
+        self.away = True
+        self.times += 1
         try:
             yield
         finally:
-            places.append(1)
+            self.away = False
 
+
+@pytest.fixture
+def worker() -> Iterator[Worker]:
+    worker, call = Worker(), Call(endable=True)
+    call.aside = worker.aside
+    with interrupts.serving(call):
+        yield worker
+
+
+def test_an_add_that_waits_for_a_block_or_a_pool_keeps_no_worker(
+    tmp_path: Path, clock: Time, worker: Worker
+) -> None:
     class Looking(Refusing):
         def claim(self, wants: Sequence[Want], deadline: float) -> None:
-            assert places == [0]
+            assert worker.away
             super().claim(wants, deadline)
 
-    call = Call(endable=True)
-    call.aside = aside
-    with interrupts.serving(call):
-        waits(tmp_path, Looking(clock, PoolPending("no pool")))
-    assert places == [0, 1]
+    waits(tmp_path, Looking(clock, PoolPending("no pool")))
+    assert (worker.away, worker.times) == (False, 1)
+
+
+def test_a_call_that_waits_for_the_api_server_keeps_no_worker(worker: Worker) -> None:
+    answers: list[Unavailable | Response] = [Unavailable("gone"), Response(404, b"{}")]
+
+    class Answering:
+        def send(self, *arguments: Any) -> Response:  # noqa: ANN401
+            assert worker.away
+            answer = answers.pop(0)
+            if isinstance(answer, Unavailable):
+                raise answer
+            return answer
+
+    def sleep(seconds: float) -> None:
+        assert worker.away
+
+    api = RestApi(cast(Transport, Answering()), sleep=sleep)
+    with pytest.raises(NotFound):
+        api.get(AddressBlock, "a")
+    assert (answers, worker.away, worker.times) == ([], False, 3)
 
 
 class Ending(NoClaims):

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from ipam.addresses import Network, parse_interface
 from ipam.cluster import geometry
 from ipam.cluster.controller import pool_maker, reports
+from ipam.cluster.controller.pool_maker import UNUSED_FOR
 from ipam.cluster.controller.ranged import automatic_size
 from ipam.cluster.controller.rounds import COUNTS_EVERY, QUIET_AFTER, USED_EVERY
 from ipam.cluster.names import space_name
@@ -103,7 +104,7 @@ def test_a_definition_does_not_get_the_pool_of_another_range_with_its_name(is_th
 
 
 def test_many_mistakes_are_so_many_events_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reports, "MOST_EVENTS", 3)
+    monkeypatch.setattr(reports, "MOST_OF_NAMESPACE", 3)
     cluster = Cluster()
     for number in range(5):
         cluster.define({"type": "whereabouts", "range": "10.0.0.0/33"}, f"wrong-{number}")
@@ -114,6 +115,16 @@ def test_many_mistakes_are_so_many_events_and_no_more(monkeypatch: pytest.Monkey
         f"wrong-{number}" for number in range(5)
     }
     assert len(cluster.api.events) <= 6
+
+
+def test_the_mistakes_of_one_namespace_silence_no_warning_on_another() -> None:
+    cluster = Cluster()
+    for number in range(reports.MOST_EVENTS + 1):
+        cluster.define({"type": "whereabouts", "range": "10.0.0.0/33"}, f"wrong-{number}", "noisy")
+    cluster.round()
+    cluster.define({"type": "whereabouts", "range": "10.0.0.0/33"}, "mine", "quiet")
+    cluster.round()
+    assert "mine" in {event.regarding["name"] for event in cluster.api.events}
 
 
 def test_a_pool_that_is_refused_is_an_event_and_tried_again_now_and_then() -> None:
@@ -135,13 +146,52 @@ def test_a_pool_that_is_refused_is_an_event_and_tried_again_now_and_then() -> No
     assert cluster.seen.unusable == 0
 
 
-def test_a_pool_stays_when_its_definition_goes() -> None:
+def test_a_pool_goes_a_while_after_its_definition_and_its_last_block() -> None:
     cluster = Cluster()
     cluster.define({"type": "whereabouts", "range": "10.0.0.0/24"})
     cluster.round()
+    block = cluster.block("10.0.0.8", cluster.node("gpu-1"), pool="10.0.0.0-24")
     cluster.api.definitions.clear()
-    cluster.round()
+    cluster.run(2 * UNUSED_FOR, every=100)
+    cluster.api.remove(AddressBlock, block.metadata.name)
+    cluster.run(UNUSED_FOR / 2, every=100)
     assert _pools(cluster) == {"10.0.0.0-24": "10.0.0.0/24"}
+    cluster.run(UNUSED_FOR, every=100)
+    assert not _pools(cluster)
+
+
+def test_a_pool_that_a_person_made_or_changed_or_that_marks_addresses_stays() -> None:
+    cluster = Cluster()
+    for network in ("10.0.0.0/24", "10.1.0.0/24"):
+        cluster.define({"type": "whereabouts", "range": network})
+    cluster.pool("10.2.0.0/24", name="own")
+    cluster.round()
+    pool = cluster.pool_now("10.0.0.0-24")
+    cluster.api.update(replace(pool, spec=replace(pool.spec, exclude=("10.0.0.9",))))
+    pool = cluster.pool_now("10.1.0.0-24")
+    cluster.api.update_status(replace(pool, status=replace(pool.status, probe=("10.1.0.9",))))
+    cluster.api.definitions.clear()
+    cluster.run(3 * UNUSED_FOR, every=100)
+    assert len(_pools(cluster)) == 3
+
+
+@pytest.mark.parametrize("is_used", [False, True], ids=["unused", "used"])
+@pytest.mark.parametrize("written", [0, 64])
+def test_a_tenants_small_range_keeps_no_pool_of_a_person_from_being_ready(
+    written: int, is_used: bool
+) -> None:
+    cluster = Cluster()
+    cluster.define({"type": "whereabouts", "range": "10.64.0.0/29"})
+    cluster.round()
+    if is_used:
+        cluster.block("10.64.0.1", cluster.node("gpu-1"), prefix=32, pool="10.64.0.0-29")
+    cluster.pool("10.64.0.0/16", block_size=written)
+    cluster.run(QUIET_AFTER + 2)
+    assert cluster.condition("Ready") == (
+        "True",
+        "BlockSizeLater" if is_used and written else "Decided",
+    )
+    assert cluster.pool_now().status.block_size == (1 if is_used else written or 128)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,14 @@ from ipam.cluster.api import ApiError
 from ipam.cluster.nv_ipam.objects import ExcludedIndexes, ExcludedRun, NvIPPool, PoolRoute
 from ipam.cluster.nv_ipam.own_pools import TAKEN_OVER
 from ipam.cluster.nv_ipam.selectors import NodeSelector, Requirement, SelectorTerm, selects
-from ipam.cluster.objects import AddressBlock, AddressPool, AddressShare, Meta, ShareSpec
+from ipam.cluster.objects import (
+    AddressBlock,
+    AddressCounts,
+    AddressPool,
+    AddressShare,
+    Meta,
+    ShareSpec,
+)
 from ipam.importing import import_all
 from ipam.nv_ipam import importing
 from tests.fake_api import FakeApi, Fault
@@ -176,6 +183,11 @@ def test_exclusions_are_those_of_nv_ipam(world: World) -> None:
     given = {address for number in range(6) for address in a.add(f"p{number}")}
     # Of the runs .1-.5, .6-.10 and .11-.14 the first two are kept out, and .13 and .14.
     assert given == {f"10.0.0.{last}/28" for last in (3, 4, 5, 8, 9, 10)}
+    world.settle(8)
+    (pool,) = world.server.look_at_all(AddressPool).items
+    assert pool.status.addresses == AddressCounts(capacity=6, used=6)
+    exhausted = {each.type: each.status for each in pool.status.conditions}["Exhausted"]
+    assert exhausted == "True"
 
 
 def test_only_selected_nodes_get_addresses(world: World) -> None:

@@ -1,0 +1,287 @@
+"""300 objects of each kind that a tenant or a node may write, as bad as the API server takes them.
+
+The controller and two agents are processes, and go on: pools get ready, pods get addresses, and the
+memory of each stays below the limit of the chart.
+"""
+
+import http.client
+import itertools
+import json
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from http import HTTPStatus
+from pathlib import Path
+
+import pytest
+import yaml
+from msgspec.structs import replace
+
+from ipam.cluster.documents import document, path
+from ipam.cluster.kubernetes_api import KubernetesApi
+from ipam.cluster.objects import AddressPool, Holder, Resource
+from tests.api.conftest import NODE_A, NODE_B
+from tests.api.server import ApiServer, Document, name
+from tests.api.test_agent_policies import PODFABRIC, AgentNode
+from tests.api.test_controller import DEFINITIONS, KIND, _is_served
+from tests.api.test_policies_on_nodes import Tenant
+from tests.unit.cli.commands import short_path
+from tests.unit.ipam.cluster.contract import block, request, reservation
+from tests.unix_http import UnixHTTPConnection
+from tests.waiting import until
+from tools.manifests import CHECKOUT
+
+COUNT = 300  # objects of each kind
+DEPTH = 1500
+DEEP = "@deep@"  # in a document: an object that is so deep
+LARGE = 1 << 20  # bytes
+VALUES = yaml.safe_load((CHECKOUT / "deploy/chart/values.yaml").read_text())
+
+
+class Process:
+    """A process of podfabric, its metrics and its memory."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]", metrics: Path, limit: str) -> None:
+        self.pid = process.pid
+        self._metrics = metrics
+        self._limit = int(limit.removesuffix("Mi"))
+
+    def get(self, what: str) -> tuple[int, str]:
+        connection = UnixHTTPConnection(self._metrics)
+        try:
+            connection.request("GET", what)
+            answer = connection.getresponse()
+            return answer.status, answer.read().decode()
+        except (OSError, http.client.HTTPException):
+            return 0, ""
+        finally:
+            connection.close()
+
+    def value(self, sample: str) -> float:
+        found = re.search(rf"^{re.escape(sample)} (\S+)$", self.get("/metrics")[1], re.MULTILINE)
+        return float(found[1]) if found else 0.0
+
+    def require_within_limit(self) -> None:
+        status = Path(f"/proc/{self.pid}/status").read_text()
+        most = re.search(r"^VmHWM:\s+(\d+) kB$", status, re.MULTILINE)
+        assert most is not None
+        sys.stderr.write(f"process {self.pid}: {int(most[1]) >> 10} of {self._limit} MiB at most\n")
+        assert int(most[1]) >> 10 < self._limit, "the kernel would have killed it"
+
+
+class LeasingAgent(AgentNode):
+    """A node whose agent leases addresses of the cluster."""
+
+    def __init__(self, server: ApiServer, node: str, root: Path, stack: ExitStack) -> None:
+        super().__init__(server, root, stack, node=node)
+        agent = self.start()
+        self.process = Process(agent.process, root / "m", VALUES["resources"]["limits"]["memory"])
+
+    def configure(self, *, cluster: bool) -> None:
+        (self.root / "etc").mkdir(parents=True, exist_ok=True)
+        agent = {"listen": f"unix:{self.root / 'm'}"}
+        (self.root / "etc/config.yaml").write_text(
+            json.dumps({"agent": agent, "ipam": {"scope": "cluster"}})
+        )
+
+    def await_address(self, tenant: Tenant, range_: str) -> None:
+        """Until an ADD succeeds."""
+        until(lambda: self.code(tenant, range_) == 0, what=f"address of {range_}", pause=0.3)
+
+
+@pytest.fixture(scope="module")
+def definitions(server: ApiServer) -> str:
+    server.send("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", KIND)
+    until(lambda: _is_served(server), what="the kind of definitions")
+    return DEFINITIONS
+
+
+@pytest.fixture
+def controller(server: ApiServer) -> Iterator[Process]:
+    asked = {"expirationSeconds": 7200}
+    kubeconfig = server.kubeconfig("hostile", asked, account="podfabric-controller")
+    with short_path() as directory, (directory / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [
+                *(str(PODFABRIC), "controller", "--kubeconfig", str(kubeconfig)),
+                *("--metrics", f"unix:{directory / 'm'}"),
+            ],
+            stdout=log,
+            stderr=log,
+        )
+        try:
+            limit = VALUES["controller"]["resources"]["limits"]["memory"]
+            yield Process(process, directory / "m", limit)
+        finally:
+            process.kill()
+            process.wait()
+            sys.stderr.write((directory / "log").read_text(errors="replace")[-20_000:])
+
+
+@pytest.fixture
+def nodes(
+    server: ApiServer, node_a: KubernetesApi, node_b: KubernetesApi
+) -> Iterator[tuple[LeasingAgent, LeasingAgent]]:
+    with short_path() as directory, ExitStack() as stack:
+        a, b = (LeasingAgent(server, each, directory / each, stack) for each in (NODE_A, NODE_B))
+        yield a, b
+
+
+def managed() -> list[Document]:
+    """Managed fields as a client may send them."""
+    field = {"manager": "m", "operation": "Apply", "apiVersion": "v1", "fieldsType": "FieldsV1"}
+    return [{**field, "fieldsV1": DEEP, "time": "2026-01-01T00:00:00Z"}]
+
+
+def written(found: Document) -> bytes:
+    """Its JSON, which no library of Python writes."""
+    deep = '{"f:a":' * DEPTH + "{}" + "}" * DEPTH
+    return json.dumps(found).replace(f'"{DEEP}"', deep).encode()
+
+
+def bad_meta(number: int) -> Document:
+    """Deep, large, or forged."""
+    if number % 3 == 0:
+        return {"managedFields": managed()}
+    if number % 3 == 1:
+        return {"labels": {f"l{each}": "" for each in range(30_000)}}
+    owner = {"apiVersion": "v1", "kind": "Node", "name": NODE_A, "uid": "7c1e", "controller": True}
+    return {"ownerReferences": [owner], "finalizers": ["example.com/hold"]}
+
+
+def definition(number: int, namespace: str) -> Document:
+    ipam: Document = {"type": "whereabouts", "range": f"10.{number % 200}.0.0/99"}
+    config: object = {"cniVersion": "1.0.0", "type": "ipoib", "name": "n", "ipam": ipam}
+    if number % 3 == 1:
+        ipam["exclude"] = ["10.0.0.0/32"] * (LARGE // 14)
+    if number % 3 == 2:
+        config = [[], {}, 7, {"plugins": 7}, {"ipam": []}, {"ipam": {**ipam, "range": 7}}][
+            number // 3 % 6
+        ]
+    return {
+        "apiVersion": "k8s.cni.cncf.io/v1",
+        "kind": "NetworkAttachmentDefinition",
+        "metadata": {
+            "name": f"bad-{number}",
+            "namespace": namespace,
+            **({"managedFields": managed()} if number % 3 == 0 else {}),
+        },
+        "spec": {"config": json.dumps(config)},
+    }
+
+
+def pod(number: int, namespace: str) -> Document:
+    annotations = {"k8s.v1.cni.cncf.io/networks": "x" * 200_000} if number % 2 else {}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": f"bad-{number}",
+            "namespace": namespace,
+            "annotations": annotations,
+            "managedFields": managed(),
+        },
+        "spec": {"nodeName": NODE_B, "containers": [{"name": "c", "image": "i"}]},
+    }
+
+
+def forged(new: Resource, number: int) -> Document:
+    found = document(new)
+    return {**found, "metadata": {**found["metadata"], **bad_meta(number)}}
+
+
+def bad_block() -> Resource:
+    """Of a pool that there is not, and a node that is not its writer's."""
+    made = block()
+    holder = Holder(instance=name("store"), node=NODE_A)
+    return replace(made, spec=replace(made.spec, holder=holder))
+
+
+def write_all(server: ApiServer, namespace: str) -> dict[str, int]:
+    """300 of each kind; how many of them the server has taken."""
+    kinds: dict[str, tuple[str, Callable[[int], Document]]] = {
+        "definitions": (
+            DEFINITIONS.replace("/default/", f"/{namespace}/"),
+            lambda number: definition(number, namespace),
+        ),
+        "pods": (f"/api/v1/namespaces/{namespace}/pods", lambda number: pod(number, namespace)),
+        "blocks": (path(type(block())), lambda number: forged(bad_block(), number)),
+        "requests": (path(type(request())), lambda number: forged(request(), number)),
+        "reservations": (
+            path(type(reservation()), namespace),
+            lambda number: forged(reservation(namespace), number),
+        ),
+    }
+
+    def send(kind: str, number: int) -> bool:
+        where, make = kinds[kind]
+        return server.send("POST", where, written(make(number)))[0] == HTTPStatus.CREATED
+
+    with ThreadPoolExecutor(8) as pool:
+        return {
+            kind: sum(pool.map(send, itertools.repeat(kind, COUNT), range(COUNT))) for kind in kinds
+        }
+
+
+def is_ready(server: ApiServer, range_: str) -> bool:
+    found = [each for each in server.admin.list(AddressPool).items if each.spec.range == range_]
+    conditions = [each for pool in found for each in pool.status.conditions]
+    return any(each.type == "Ready" and each.status == "True" for each in conditions)
+
+
+def make_pool(server: ApiServer, range_: str) -> None:
+    """A pool of a definition of a tenant who means well."""
+    config = {"type": "ipoib", "name": "n", "ipam": {"type": "podfabric-ipam", "range": range_}}
+    meta = {"name": name("well"), "namespace": "default"}
+    spec = {"config": json.dumps({"cniVersion": "1.0.0", **config})}
+    kind = {"apiVersion": "k8s.cni.cncf.io/v1", "kind": "NetworkAttachmentDefinition"}
+    server.make(DEFINITIONS, {**kind, "metadata": meta, "spec": spec})
+    until(lambda: is_ready(server, range_), what=f"pool {range_}", pause=0.2)
+
+
+def delete_all(server: ApiServer, namespace: str) -> None:
+    """Nothing is left for the tests after this one."""
+    for kind in ("addressblocks", "addressrequests", "addressreservations"):
+        where = f"/apis/ipam.podfabric.io/v1alpha1/{kind}"
+        for each in server.send("GET", where)[1]["items"]:
+            meta = each["metadata"]
+            inside = f"namespaces/{meta['namespace']}/" if "namespace" in meta else ""
+            one = f"/apis/ipam.podfabric.io/v1alpha1/{inside}{kind}/{meta['name']}"
+            if meta.pop("finalizers", None):
+                server.send("PUT", one, each)
+            server.send("DELETE", one)
+    server.send("DELETE", DEFINITIONS.replace("/default/", f"/{namespace}/"))
+    server.send("DELETE", f"/api/v1/namespaces/{namespace}/pods?gracePeriodSeconds=0")
+
+
+def test_hostile_objects_stop_neither_rounds_nor_leases(
+    server: ApiServer,
+    definitions: str,
+    controller: Process,
+    nodes: tuple[LeasingAgent, LeasingAgent],
+) -> None:
+    tenant, began = Tenant(server), time.monotonic()
+    make_pool(server, "10.231.0.0/24")
+    for node in nodes:
+        node.await_address(tenant, "10.231.0.0/24")
+    try:
+        taken = write_all(server, tenant.namespace)
+        sys.stderr.write(f"{taken} are written after {time.monotonic() - began:.0f} s\n")
+        assert min(taken.values()) > COUNT // 2, taken
+        done = controller.value("podfabric_controller_rounds_total")
+        until(lambda: controller.value("podfabric_controller_rounds_total") > done + 2, pause=0.3)
+        make_pool(server, "10.232.0.0/24")
+        for node in nodes:
+            node.await_address(tenant, "10.232.0.0/24")
+        assert controller.value('podfabric_unreadable_objects{kind="AddressBlock"}') == COUNT // 3
+        assert controller.get("/healthz") == (200, "alive\n")
+        for process in (controller, *(node.process for node in nodes)):
+            assert process.get("/readyz")[0] == 200
+            process.require_within_limit()
+        sys.stderr.write(f"over after {time.monotonic() - began:.0f} s\n")
+    finally:
+        delete_all(server, tenant.namespace)
