@@ -75,3 +75,8 @@ def test_content_is_on_disk_before_it_gets_its_name_and_the_name_if_that_is_aske
     monkeypatch.setattr("os.fsync", lambda descriptor: named.append(path.exists()))
     files.write_atomically(path, b"content", durable=durable)
     assert named == [False, True][:waits]
+
+
+def test_a_file_of_proc_is_read_to_its_end() -> None:
+    """One read of it gives a page of whole records at most."""
+    assert files.read("/proc/self/smaps").count(b"VmFlags") > 100
