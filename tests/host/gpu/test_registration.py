@@ -119,7 +119,7 @@ def test_a_process_that_changes_its_root_stays_in_its_containers_group(
         mkdir -p /run/podfabric/gpu && mount -t tmpfs none /run/podfabric/gpu &&
         touch /run/podfabric/gpu/region && mount --bind "$0" /run/podfabric/gpu/region
         root=$1; shift
-        [ "$root" = / ] || mount --rbind / "$root"
+        [ "$root" = / ] || { mount --rbind / "$root" && umount -R "$root/run/podfabric/gpu"; }
         $EXEC chroot "$root" "$@"
     """
 

@@ -107,7 +107,7 @@ def test_a_command_line_that_cannot_be_meant_is_refused(
     ("given", "usage", "text"),
     [
         ("install --bogus", "podfabric install ", "unrecognized arguments: --bogus\n"),
-        ("install --forse", "podfabric install ", 'did you mean "--force"?'),
+        ("install --plugin-s", "podfabric install ", 'did you mean "--plugins"?'),
         ("explain a b", "podfabric explain ", "unrecognized arguments: b\n"),
         ("ipam list --clustr", "podfabric ipam list ", 'did you mean "--cluster"?'),
         ("ipam --cluster list", "podfabric ipam ", "unrecognized arguments: --cluster"),
