@@ -238,8 +238,6 @@ def test_a_request_of_a_node_that_is_gone_is_deleted(
 def test_it_may_not_do_what_it_does_not_need(server: ApiServer, controller: KubernetesApi) -> None:
     pool = _pool(server, "10.94.0.0/24", name("net"))
     with pytest.raises(Refused):
-        controller.delete(pool)
-    with pytest.raises(Refused):
         controller.update(replace(pool, spec=replace(pool.spec, block_size=16)))
     with pytest.raises(Refused):
         controller.create(_unmade(_block(server, pool, "10.94.0.8", name("node"))))
