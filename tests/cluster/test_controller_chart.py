@@ -69,7 +69,7 @@ def test_its_rights_at_the_api_server_are_those_that_it_uses() -> None:
     }
     assert rights == {
         "network-attachment-definitions: list watch",
-        "addresspools: get list watch create",
+        "addresspools: get list watch create delete",
         "addresspools/status: update",
         "addressblocks: get list watch update delete",
         "addressblocks/status: update",
@@ -114,9 +114,8 @@ def test_the_other_pod_stays_in_a_drain_and_is_on_another_node() -> None:
 
 
 def _rules(*arguments: str) -> list[Manifest]:
-    (group,) = _objects(*ALERTS, *arguments)["PrometheusRule", "podfabric"]["spec"]["groups"]
-    rules: list[Manifest] = group["rules"]
-    return rules
+    groups = _objects(*ALERTS, *arguments)["PrometheusRule", "podfabric"]["spec"]["groups"]
+    return [rule for group in groups for rule in group["rules"]]
 
 
 def test_alerts_need_somebody_who_scrapes() -> None:
@@ -125,7 +124,7 @@ def test_alerts_need_somebody_who_scrapes() -> None:
     assert "alerts.enabled needs metrics.serviceMonitor.enabled" in refused.value.stderr
 
 
-def test_each_alert_is_about_metrics_that_the_controller_has() -> None:
+def test_each_alert_is_about_metrics_of_the_controller_or_of_agents() -> None:
     cluster = Cluster()
     cluster.pool()
     process = ControllerProcess(
@@ -136,6 +135,7 @@ def test_each_alert_is_about_metrics_that_the_controller_has() -> None:
     process.polled = Polled((), 0.0, 0.0)
     text = ControllerExposition(process).text().decode()
     families = set(re.findall(r"^# TYPE (\w+) ", text, re.MULTILINE))
+    families |= set(re.findall(r"podfabric_\w+", (CHECKOUT / "docs/agent.md").read_text()))
     for rule in _rules():
         used = set(re.findall(r"podfabric_\w+", rule["expr"]))
         assert used, rule["alert"]
