@@ -107,5 +107,5 @@ def test_a_service_without_limits_looks_for_errors_alone(tmp_path: Path) -> None
         service.watch_health()
         assert node.driver is not None
         node.driver.counts("errors", 0, 1)
-        until(lambda: SECOND in service.faults(), what="the fault")
-        assert node.sick == [SECOND]
+        until(lambda: node.sick == [SECOND], what="the fault")
+        assert SECOND in service.faults()
