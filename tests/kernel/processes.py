@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from host import announce
+from host import announce, packets
 from host.netlink import HEADER, NLM_F_ACK, NetlinkSocket
 from host.rtnetlink import RTM_GETADDR, RTM_GETLINK, RTM_GETROUTE
 
@@ -102,7 +102,7 @@ def _arm(step: int) -> None:
     counted(os, "unlink", lambda path, **_: os.path.lexists(path))
     for name in ("write_text", "write_bytes"):
         counted(pathlib.Path, name)
-    counted(announce, "_send_arp")
+    counted(packets, "send")
     counted(announce, "_send_advertisement")
     counted(NetlinkSocket, "send", lambda _, data, *__: _changes_links(data))
 
