@@ -154,7 +154,7 @@ def checkpoint() -> None:
 def waiting() -> AbstractContextManager[None]:
     """The call waits in the block, and delays no other call of its agent meanwhile.
 
-    Whatever may wait for longer than some milliseconds waits in such a block.
+    Code that may wait for longer than some milliseconds waits in such a block.
     """
     call = _call.get()
     return nullcontext() if call is None else call.aside()

@@ -1,4 +1,4 @@
-"""The loops of this process that go on after an error which nobody foresaw.
+"""The loops of this process that go on after an unexpected error.
 
 One defect must not end a loop. But a loop that does nothing any more except to fail must show: the
 health of the process asks `failing`.
