@@ -5,7 +5,7 @@
  *   gpu_gate LAUNCHES
  *
  * Prints the median and the 99th percentile of a launch, of all but those that the gate times with
- * events (one in 64), and the same two of these; ns. The first launches count in neither.
+ * events (one in 256), and the same two of these; ns. The first launches count in neither.
  */
 #include <dlfcn.h>
 #include <stdint.h>
@@ -13,7 +13,7 @@
 #include <stdlib.h>
 #include <time.h>
 
-enum { EVERY = 64, WARM = 4 * EVERY };
+enum { EVERY = 256, WARM = 2 * EVERY };
 
 typedef int (*launch_kernel)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
                              unsigned, void *, void **, void **);

@@ -46,7 +46,7 @@ def main() -> None:
     """Print the figures."""
     parser = argparse.ArgumentParser(description="Measure what a launch costs more.")
     parser.add_argument("--short", action="store_true", help="few calls, to try the bench itself")
-    launches, rounds = (1_000, 3) if parser.parse_args().short else (20_000, 21)
+    launches, rounds = (3_000, 3) if parser.parse_args().short else (20_000, 21)
     with tempfile.TemporaryDirectory(prefix="podfabric-bench-", dir="/var/tmp") as name:
         _print(measured(Path(name), launches, rounds))
 
@@ -100,7 +100,7 @@ def _added(
     ]
     added = statistics.median(one - without for one, without in pairs)
     ratio = statistics.median(one / without for one, without in pairs)
-    timed = ", timed (1 in 64)" if percentile.startswith("timed") else ""
+    timed = ", timed (1 in 256)" if percentile.startswith("timed") else ""
     what = f"launch {kind}{timed}, {percentile.removeprefix('timed_')}"
     figure(ROW, what, added, "ns", target, ratio)
 

@@ -104,7 +104,10 @@ def measure(place: Place, *, short: bool) -> None:
     kernels = {"work_5ms": 5 * MS} if short else KERNELS
     window = 2.0 if short else WINDOW
     for kernel, ns in kernels.items():
-        alone = _rate(place, f"g9-{kernel}-alone", kernel, ns, ns_of_round, window)
+        work = (kernel, ns, ns_of_round)
+        plain = place.group(f"g9-{kernel}-plain")
+        counts = {1} | {sum(count for _, count in of.values()) for _, of in divisions}
+        rates = {count: _rate(plain, work, count, window) for count in sorted(counts)}
         for number, (what, tenants) in enumerate(divisions):
             sharing = Sharing(place, f"g9-{kernel}-{number}", tenants)
             try:
@@ -116,7 +119,9 @@ def measure(place: Place, *, short: bool) -> None:
             finally:
                 sharing.end()
             done = {of: after[of] - before[of] for of in tenants}
-            _tell(what, kernel, ns, tenants, done, sum(done.values()) / seconds / alone, sharing)
+            rate = sum(done.values()) / seconds
+            beside = rates[sum(count for _, count in tenants.values())]
+            _tell(what, kernel, ns, tenants, done, (rate / rates[1], rate / beside), sharing)
 
 
 def _tell(
@@ -125,7 +130,7 @@ def _tell(
     ns: int,
     tenants: Mapping[str, tuple[float, int]],
     done: Mapping[str, int],
-    of_alone: float,
+    of_plain: tuple[float, float],
     sharing: Sharing,
 ) -> None:
     total = max(1, sum(done.values()))
@@ -136,26 +141,27 @@ def _tell(
     if not sharing.is_corrected:
         value += " (not corrected: NVML does not tell of these processes)"
     target = f"±{100 * within:.0f} points, {1 - LOSS:.0%} of the throughput"
-    value += f", {of_alone:.0%} of the throughput without shares"
+    alone, as_many = of_plain
+    value += f", {alone:.0%} of one process without shares, {as_many:.0%} of as many processes"
     line(
         "G9",
         f"{what} of {kernel.removeprefix('work_')}",
         value,
         target,
-        well and of_alone >= 1 - LOSS,
+        well and alone >= 1 - LOSS,
     )
 
 
-def _rate(place: Place, name: str, kernel: str, ns: int, ns_of_round: str, seconds: float) -> float:
-    """Kernels a second of one process without the shim."""
-    group = place.group(name)
-    process = _working(group, kernel, ns, ns_of_round, shim=False)
+def _rate(group: BenchGroup, work: tuple[str, int, str], count: int, seconds: float) -> float:
+    """Kernels a second of so many processes without the shim."""
+    running = [_working(group, *work, shim=False) for _ in range(count)]
     time.sleep(min(1.0, seconds))
-    before, began = _count(process), time.monotonic()
+    before, began = sum(map(_count, running)), time.monotonic()
     time.sleep(seconds)
-    rate = (_count(process) - before) / (time.monotonic() - began)
-    process.kill()
-    process.communicate()
+    rate = (sum(map(_count, running)) - before) / (time.monotonic() - began)
+    for process in running:
+        process.kill()
+        process.communicate()
     return max(rate, 1e-9)
 
 

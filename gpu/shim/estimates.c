@@ -13,7 +13,7 @@ enum {
     SETS = 256, /* a power of two */
     MEASUREMENTS = 8,
     FIRST = 4,        /* launches of a function that are all timed, */
-    EVERY = 64,       /* and then one of so many */
+    EVERY = 256,      /* and then one of so many */
     UNIT = 16,        /* of a measurement, ns */
     UNKNOWN = 20000,  /* what a launch is taken for before two are measured, ns */
     SHORTEST = 500,   /* ns; the resolution of events */

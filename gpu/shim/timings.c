@@ -12,6 +12,8 @@ enum {
     TIMINGS = 64,        /* at the same time */
     LOOK_EVERY = 200000, /* ns between two looks at events */
     FRESH = 1000000,     /* ns for which a look tells what is unfinished */
+    PAIR = 1280,         /* ns between two events with nothing between them, on an H200 */
+    CALL = 2500,         /* ns of a launch call during which an idle H200 waits for the kernel */
 };
 
 #define MOST_UNTIMED UINT64_C(1000000) /* ns; a launch is timed after so much that was not */
@@ -27,6 +29,7 @@ struct timing {
     struct pf_gpu *gpu;
     unsigned index;
     const void *stream;
+    uint64_t beside; /* ns between the events that are not the launch's */
     struct gate_time covers; /* this launch, and those since the one before it that was timed */
 };
 
@@ -155,6 +158,12 @@ static void free_again(struct timing *timing)
     __atomic_store_n(&timing->state, TIMING_FREE, __ATOMIC_RELEASE);
 }
 
+/* If the event before the launch is done already, the GPU had nothing else to do: it waited for the program. */
+static uint64_t beside(const struct gate_launch *launch)
+{
+    return PAIR + (driver.cuEventQuery(launch->start) == CU_SUCCESS ? CALL : 0);
+}
+
 static void fill_in(struct timing *timing, const struct gate_launch *launch, void *end)
 {
     timing->start = launch->start;
@@ -165,6 +174,7 @@ static void fill_in(struct timing *timing, const struct gate_launch *launch, voi
     timing->gpu = launch->gpu;
     timing->index = launch->index;
     timing->stream = launch->stream;
+    timing->beside = beside(launch);
     timing->covers = take_untimed(launch->index);
     timing->covers.ns += launch->time.ns;
     timing->covers.paid_ns += launch->time.paid_ns;
@@ -220,7 +230,8 @@ static void look_at(struct timing *timing)
         milliseconds >= 0) {
         float most = 1e8; /* which milliseconds are in no measurement, and ns in 64 bits */
         uint64_t ns = (uint64_t)((double)(milliseconds < most ? milliseconds : most) * 1e6);
-        uint64_t more = estimate_measured(timing->estimate, timing->what, ns);
+        uint64_t of_launch = ns > timing->beside ? ns - timing->beside : 0;
+        uint64_t more = estimate_measured(timing->estimate, timing->what, of_launch);
 
         /* Of launches before this one, of which some may run: they finish with the next one. */
         if (more > 0)

@@ -44,8 +44,8 @@ GATE = {
     "launch with the whole GPU, p99": "100 ns",
     "launch with a share, p50": "150 ns",
     "launch with a share, p99": "1000 ns",
-    "launch with a share, timed (1 in 64), p50": "5000 ns",
-    "launch with a share, timed (1 in 64), p99": "5000 ns",
+    "launch with a share, timed (1 in 256), p50": "5000 ns",
+    "launch with a share, timed (1 in 256), p99": "5000 ns",
 }
 INIT = {"cuInit alone, p50": "2 ms", "cuInit of 3 at once, p99 in all": "50 ms"}
 AGENT = {

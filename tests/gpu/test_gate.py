@@ -234,14 +234,36 @@ def test_the_first_launch_alone_says_nothing_since_the_driver_may_load_code_in_i
     assert _estimate(measuring, 1, MS) == pytest.approx(MS, rel=0.01)
 
 
-def test_the_first_four_launches_are_timed_and_then_every_64th(measuring: Gate) -> None:
+@pytest.mark.parametrize("queued", [0, 100 * MS])
+def test_events_and_the_call_of_a_launch_are_no_time_of_the_gpu(
+    measuring: Gate, queued: int
+) -> None:
+    for _ in range(8):
+        if queued:
+            measuring.launch(2, queued)
+        measuring.launch(1, 10 * US)
+        measuring.now = max(measuring.now, measuring.number("stream_free")) + S
+    assert _estimate(measuring, 1, 10 * US) == pytest.approx(10 * US, rel=0.01)
+
+
+def test_a_program_whose_gpu_waits_for_launches_is_not_held_back(tmp_path: Path) -> None:
+    """An empty kernel takes an H200 1.4 us, and a launch of one 3.7 us of a CPU."""
+    gate = Gate(tmp_path, share=9900)
+    gate.know(1, 1400)
+    gate.gpu.tat = gate.now  # nothing is left of the burst
+    for _ in range(1000):
+        assert gate.launch(1, 1400) == 0
+        gate.now += 3700
+
+
+def test_the_first_four_launches_are_timed_and_then_every_256th(measuring: Gate) -> None:
     timed = []
-    for _ in range(300):
+    for _ in range(800):
         before = measuring.number("created_events")
         measuring.launch(1, US)
         timed.append(measuring.number("created_events") > before)
         measuring.now += MS
-    assert [index for index, yes in enumerate(timed) if yes] == [0, 1, 2, 3, 64, 128, 192, 256]
+    assert [index for index, yes in enumerate(timed) if yes] == [0, 1, 2, 3, 256, 512, 768]
 
 
 def test_time_slices_of_others_in_some_measurements_do_not_count(measuring: Gate) -> None:
