@@ -2,7 +2,7 @@
 
 Both keep a file per attachment, `<container>-<interface>`, with the configuration of the ADD and
 the VF's former state (SaveNetConf in pkg/utils/utils.go of both). sriov-cni also keeps a file per
-VF in use, `pci/<BDF>`. Only root can write to these directories.
+VF in use, `pci/<BDF>`, and makes both directories with mode 0600. Only root can write to them.
 """
 
 import time
@@ -100,6 +100,7 @@ def adopt(
     """Write the journal's entry of such an attachment. None if there is no file of it, or if
     another attachment has the VF by now. HostError if its interface is in another living namespace.
     """
+    _make_searchable(paths)
     found = _read(paths, attachment)
     if found is None:
         return None
@@ -119,14 +120,18 @@ def adopt(
 
 def forget(paths: Paths, attachment: Attachment, device: str) -> None:
     """Remove the files of an attachment whose VF is restored."""
+    _make_searchable(paths)
     for path in _paths(paths, attachment):
         path.unlink(missing_ok=True)
-    if not device:  # it was released by an earlier DEL
-        return
-    in_use = paths.cni_state / "sriov/pci"
+    if device:  # else it was released by an earlier DEL
+        (paths.cni_state / "sriov/pci" / device).unlink(missing_ok=True)
+
+
+def _make_searchable(paths: Paths) -> None:
+    """Let a process without CAP_DAC_OVERRIDE find and remove sriov-cni's files."""
     with suppress(FileNotFoundError):
-        in_use.chmod(0o700)  # sriov-cni makes it with 0600: without CAP_DAC_OVERRIDE no file can go
-        (in_use / device).unlink()
+        for directory in ("sriov", "sriov/pci"):
+            (paths.cni_state / directory).chmod(0o700)
 
 
 def _paths(paths: Paths, attachment: Attachment) -> Iterator[Path]:

@@ -12,6 +12,7 @@ from cni.spec.notes import collected
 from cni.spec.request import Request
 from cni.sriov import former
 from cni.sriov.record import DeviceRecord
+from tests.capabilities import without_dac_override
 from tests.unit.sriov.node import VF0, Node, vf
 
 ATTACHMENT = Attachment("fabric", "c1", "net1")
@@ -22,8 +23,11 @@ WRITTEN: dict[str, Any] = {"deviceID": VF0, "OrigVfState": STATE}
 def _adopted(node: Node, content: bytes, *, modified: float | None = None) -> JournalEntry | None:
     node.paths = msgspec.structs.replace(node.paths, cni_state=node.paths.run.parent / "cni")
     file = node.paths.cni_state / "sriov/c1-net1"
-    file.parent.mkdir(parents=True)
+    (file.parent / "pci").mkdir(parents=True)
     file.write_bytes(content)
+    (file.parent / "pci" / VF0).touch()
+    for directory in (file.parent / "pci", file.parent):  # as sriov-cni makes them
+        directory.chmod(0o600)
     if modified is not None:
         os.utime(file, (modified, modified))
     journal = Journal(node.paths)
@@ -47,6 +51,13 @@ def test_setting_that_the_driver_does_not_report_gets_no_value_from_the_file(
     applied = record.applied
     assert (applied.trust, applied.spoofchk, applied.link_state) == (True, False, "enable")
     assert (entry.device, record.before.vlan, applied.vlan) == (VF0, 0, 5)
+
+
+def test_agent_of_the_chart_finds_and_removes_the_files(ethernet: Node) -> None:
+    with without_dac_override():
+        assert _adopted(ethernet, msgspec.json.encode(WRITTEN)) is not None
+        former.forget(ethernet.paths, ATTACHMENT, VF0)
+    assert [path.name for path in (ethernet.paths.cni_state / "sriov").rglob("*")] == ["pci"]
 
 
 def test_file_of_an_earlier_boot_restores_nothing(ethernet: Node) -> None:
