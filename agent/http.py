@@ -1,4 +1,4 @@
-"""/metrics, /healthz and /readyz, on a loopback address or a unix socket.
+"""/metrics, /healthz, /readyz and /removed, on a loopback address or a unix socket.
 
 Any process of the node may be a client, so everything is bounded: the size and time of a request,
 how many clients there are at once, and how many of them scrape. When all places are taken, the
@@ -50,13 +50,19 @@ class Endpoint(ThreadingMixIn, TCPServer):
     request_queue_size = 64
 
     def __init__(
-        self, listen: str, exposition: Callable[[], bytes] | None, alive: State, ready: State
+        self,
+        listen: str,
+        exposition: Callable[[], bytes] | None,
+        alive: State,
+        ready: State,
+        **more: State,
     ) -> None:
         self._listen = listen_address(listen, local=exposition is not None)
         if self._listen is None:
             raise ValueError("an endpoint needs an address")
         self.exposition = exposition
         self.states = {"/healthz": alive, "/readyz": ready}
+        self.states |= {f"/{name}": state for name, state in more.items()}
         self.scrapes = threading.BoundedSemaphore(MAX_SCRAPES)
         self._places = threading.BoundedSemaphore(MAX_CLIENTS)
         self._lock = threading.Lock()

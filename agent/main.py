@@ -324,7 +324,11 @@ class Agent:
             return
         try:
             endpoint = Endpoint(
-                self._settings.listen, Lasting(self._metrics.exposition), self._alive, self._ready
+                self._settings.listen,
+                Lasting(self._metrics.exposition),
+                self._alive,
+                self._ready,
+                removed=lambda: (self._state == GONE, self._state),
             )
         except OSError as error:
             raise Unable(
@@ -345,7 +349,7 @@ class Agent:
 
     def _ready(self) -> tuple[bool, str]:
         alive, text = self._alive()
-        if not alive or text not in ("serving", GONE):
+        if not alive or text != "serving":
             return False, text
         if failing := loops.failing():
             return False, f"{failing}: see the log"

@@ -98,7 +98,17 @@ class LeasingAgent(AgentNode):
 
     def await_address(self, tenant: Tenant, range_: str) -> None:
         """Until an ADD succeeds."""
-        until(lambda: self.code(tenant, range_) == 0, what=f"address of {range_}", pause=0.3)
+        answer: Document = {"code": -1}
+
+        def has_address() -> bool:
+            answer.clear()
+            answer.update(self.call(tenant, range_))
+            return "code" not in answer
+
+        try:
+            until(has_address, what=f"address of {range_}", pause=0.3)
+        except AssertionError as error:
+            raise AssertionError(f"{error}: {answer}") from None
 
 
 @pytest.fixture(scope="module")
@@ -156,7 +166,7 @@ def bad_meta(number: int) -> Document:
     if number % 3 == 0:
         return {"managedFields": managed()}
     if number % 3 == 1:
-        return {"labels": {f"l{each}": "" for each in range(30_000)}}
+        return {"annotations": {"example.com/large": "x" * 250_000}}
     owner = {"apiVersion": "v1", "kind": "Node", "name": NODE_A, "uid": "7c1e", "controller": True}
     return {"ownerReferences": [owner], "finalizers": ["example.com/hold"]}
 
@@ -233,6 +243,10 @@ def write_all(server: ApiServer, namespace: str) -> dict[str, int]:
         ),
     }
 
+    account: Document = {"apiVersion": "v1", "kind": "ServiceAccount"}
+    account["metadata"] = {"name": "default"}  # which the pods have
+    server.make(f"/api/v1/namespaces/{namespace}/serviceaccounts", account)
+
     def send(kind: str, number: int) -> bool:
         where, make = kinds[kind]
         return status(server, "POST", where, written(make(number))) == HTTPStatus.CREATED
@@ -291,9 +305,9 @@ def test_hostile_objects_stop_neither_rounds_nor_leases(
         assert min(taken.values()) > COUNT // 2, taken
         done = controller.value("podfabric_controller_rounds_total")
         until(lambda: controller.value("podfabric_controller_rounds_total") > done + 2, pause=0.3)
-        make_pool(server, "10.232.0.0/24")
+        make_pool(server, "10.95.0.0/24")
         for node in nodes:
-            node.await_address(tenant, "10.232.0.0/24")
+            node.await_address(tenant, "10.95.0.0/24")
         assert controller.value('podfabric_unreadable_objects{kind="AddressBlock"}') > COUNT // 6
         assert controller.get("/healthz") == (200, "alive\n")
         for process in (controller, *(node.process for node in nodes)):

@@ -495,7 +495,10 @@ def test_pods_and_claims_are_read_only_where_pods_may_name_ipam_claims() -> None
 
 @pytest.mark.parametrize("values", [(), PARTS_OF_GPUS], ids=["hcas", "gpus"])
 def test_custodian_is_the_agent_with_another_argument(values: tuple[str, ...]) -> None:
-    """So `helm install` takes it over: a patch of the lists of the one makes the other."""
+    """So `helm install` takes it over: a patch of the lists of the one makes the other.
+
+    Its readiness is of its own: the former agent, which still ends, answers the other probes.
+    """
     agents = _objects(*values)["DaemonSet", "podfabric"]
     left = _objects(*values, *CUSTODIAN)["DaemonSet", "podfabric"]
     annotations = left["metadata"].pop("annotations")
@@ -506,6 +509,7 @@ def test_custodian_is_the_agent_with_another_argument(values: tuple[str, ...]) -
     pod["containers"][0]["args"].append("--until-empty")
     mounts = {mount["name"]: mount for mount in pod["containers"][0]["volumeMounts"]}
     mounts["cni-bin"]["readOnly"] = False
+    pod["containers"][0]["readinessProbe"]["httpGet"]["path"] = "/removed"
     assert left == agents
 
 

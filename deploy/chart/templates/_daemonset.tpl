@@ -166,8 +166,11 @@ spec:
             periodSeconds: 20
             timeoutSeconds: 30
             failureThreshold: 6
+          {{- if .left }}
+          # The agent that this one follows answers too, until it ends: it has removed nothing.
+          {{- end }}
           readinessProbe:
-            httpGet: {host: {{ $host | quote }}, port: {{ $port }}, path: /readyz}
+            httpGet: {host: {{ $host | quote }}, port: {{ $port }}, path: {{ .left | ternary "/removed" "/readyz" }}}
             periodSeconds: 5
             timeoutSeconds: 30
             failureThreshold: 12

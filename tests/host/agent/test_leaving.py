@@ -8,13 +8,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
 from tests.plugins import CHECKOUT
+from tests.unix_http import UnixHTTPConnection
 from tests.waiting import PATIENCE, until
 
 PODFABRIC = Path(sys.executable).with_name("podfabric")
@@ -91,6 +92,14 @@ class Node:
     def await_state(self, process: "subprocess.Popen[bytes]", state: str) -> None:
         until(lambda: self.state(process.pid).startswith(state), what=f"{state}: {self.log}")
 
+    def get(self, path: str) -> tuple[int, str]:
+        """Status and text of what the agent answers, (0, "") while there is none."""
+        with closing(UnixHTTPConnection(self.root / "h")) as connection, suppress(OSError):
+            connection.request("GET", path)
+            answer = connection.getresponse()
+            return answer.status, answer.read().decode()
+        return 0, ""
+
     def await_log(self, text: str) -> None:
         until(lambda: text in self.log.read_text(), what=text)
 
@@ -153,6 +162,24 @@ def test_agent_that_leaves_removes_everything_after_the_last_detachment(node: No
     agent.terminate()
     assert agent.wait(PATIENCE) == 0
     assert set(node.left()) == node.others()
+
+
+def test_only_the_agent_that_left_says_that_all_is_removed(node: Node) -> None:
+    """The former agent answers the probes of the one that leaves, until it ends."""
+    (node.root / "etc/config.yaml").write_text(f"agent:\n  listen: unix:{node.root / 'h'}\n")
+    former = node.agent()
+    node.await_state(former, "serving")
+    leaving = node.agent("--until-empty", "0")
+    node.await_state(leaving, "standing by")
+    assert node.get("/removed") == (503, "serving\n")
+    former.terminate()
+    node.await_state(leaving, "serving until empty: 1 address left")
+    for path in ("/readyz", "/removed"):
+        assert node.get(path) == (503, "serving until empty: 1 address left\n")
+    assert node.call("DEL") == (0, {})
+    node.await_state(leaving, GONE)
+    until(lambda: node.get("/removed") == (200, f"{GONE}\n"), what="endpoint")
+    assert node.get("/readyz")[0] == 503
 
 
 def test_agent_that_leaves_may_be_killed_at_any_time(node: Node) -> None:
