@@ -288,7 +288,6 @@ def delete_all(server: ApiServer, namespace: str) -> None:
     status(server, "DELETE", f"{pods}?gracePeriodSeconds=0")
 
 
-@pytest.mark.long
 def test_hostile_objects_stop_neither_rounds_nor_leases(
     server: ApiServer,
     definitions: str,
