@@ -26,7 +26,14 @@ from base import files, locks
 from base.paths import boot_id_of
 from gpu import group_limits, layout, limits_file, region
 from gpu.group_limits import GroupError, Limit, bytes_of
-from gpu.limits_file import GpuEntry, LimitsFile, LimitsInvalid, LimitsLeased, Registered
+from gpu.limits_file import (
+    GpuEntry,
+    LimitsFile,
+    LimitsInvalid,
+    LimitsLeased,
+    Outlasting,
+    Registered,
+)
 from gpu.region import Region, RegionInvalid
 from gpu.rooms import RegionRooms, TmpfsRooms
 from gpu.settings import CONTEXT_RESERVE
@@ -83,6 +90,7 @@ class Groups:
         self._thread_lock = threading.Lock()
         self._ceilings: dict[tuple[str, bytes], float] = {}  # of shares, by group and GPU
         self._known: dict[str, tuple[bytes, GroupFiles]] = {}  # with the state of `limits`
+        self._outlasting: dict[str, Outlasting] = {}  # leases of `limits`, by group
 
     def make(self, group: str, limits: Sequence[Limit]) -> Path:
         """The directory of a group with these limits, before its container is created or started.
@@ -131,6 +139,7 @@ class Groups:
             for key in [key for key in self._ceilings if key[0] == group]:
                 del self._ceilings[key]
             self._known.pop(group, None)
+            self._end_outlasting(group)
         self.removed(group)
 
     def obstacle(self) -> str | None:
@@ -300,6 +309,7 @@ class Groups:
         content = limits_file.content_of(entries, self._policy, boot_id, allocation)
         # Last `limits`, by which the group is one: a kill before that leaves none.
         files.remove(directory / "limits", durable=False)
+        self._end_outlasting(group)
         group_limits.store(directory / "configured", limits)
         self._rooms.put(directory / "region", region.content_of(allocation))
         files.write_atomically(directory / "limits", content, 0o644, durable=False)
@@ -326,16 +336,25 @@ class Groups:
             allocated=limit.compute_share,
         )
 
+    def _end_outlasting(self, group: str) -> None:
+        outlasting = self._outlasting.pop(group, None)
+        if outlasting is not None:
+            outlasting.close()
+
     def _configured(self, group: str) -> Path:
         return self.root / group / "configured"
 
     @contextmanager
     def _open(self, group: str) -> Iterator[LimitsFile]:
+        path = f"{self.root}/{group}/limits"  # an object costs more
         try:
-            opened = LimitsFile(f"{self.root}/{group}/limits")  # a path costs more
+            opened = LimitsFile(path)
+        except LimitsLeased as error:
+            if group not in self._outlasting:
+                self._outlasting[group] = Outlasting(path)
+            raise GroupLeased(f"group {group}: {error}") from None
         except LimitsInvalid as error:
-            kind = GroupLeased if isinstance(error, LimitsLeased) else GroupError
-            raise kind(f"group {group}: {error}") from None
+            raise GroupError(f"group {group}: {error}") from None
         with opened:
             yield opened
 

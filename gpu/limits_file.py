@@ -7,8 +7,9 @@ the next writer makes even again. Writers exclude each other: see `Groups`.
 
 import os
 import struct
+import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from ctypes import sizeof
 from pathlib import Path
 
@@ -61,6 +62,38 @@ class Registered(msgspec.Struct, frozen=True, kw_only=True):
     start_time: int  # clock ticks since the boot
     alive: bool
     overhead_bytes: tuple[int | None, ...]  # by GPU; None: not measured
+
+
+class Outlasting:
+    """Opens a file that a tenant has a lease of, in a thread, and keeps it open until `close`.
+
+    The kernel ends the lease within /proc/sys/fs/lease-break-time seconds (45), and nobody gets a
+    lease of a file that is open for writing (fcntl(2)).
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        self._closed = False
+        self._descriptor: int | None = None
+        threading.Thread(target=self._open, name="lease", daemon=True).start()
+
+    def close(self) -> None:
+        """Close the file, or do so when it is open."""
+        with self._lock:
+            self._closed = True
+            if self._descriptor is not None:
+                os.close(self._descriptor)
+                self._descriptor = None
+
+    def _open(self) -> None:
+        with suppress(OSError):  # the file is removed
+            descriptor = os.open(self._path, _OPENED & ~os.O_NONBLOCK)
+            with self._lock:
+                if self._closed:
+                    os.close(descriptor)
+                else:
+                    self._descriptor = descriptor
 
 
 class LimitsFile:

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,8 @@ from gpu import layout, refusals
 from gpu.group_limits import GroupError
 from gpu.watch import Watch
 from tests.host.gpu.pods import GroupsNode
+from tests.unit.gpu.made import A
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -165,6 +168,48 @@ def test_a_lease_that_a_tenant_takes_is_no_fault_of_the_file(
         for _ in range(3):
             watch.look(None)
     assert node.refused() == []
+
+
+RENEWED = """
+import fcntl, os, signal, sys
+file = os.open(sys.argv[1], os.O_RDONLY)
+def renew(*_):
+    for kind in (fcntl.F_UNLCK, fcntl.F_RDLCK):
+        try:
+            fcntl.fcntl(file, fcntl.F_SETLEASE, kind)
+        except OSError:  # there is none, or the file is open for writing
+            signal.setitimer(signal.ITIMER_REAL, 0.0001)
+signal.signal(signal.SIGIO, renew)
+signal.signal(signal.SIGALRM, renew)
+fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+print("has it", flush=True)
+while True:
+    signal.pause()
+"""
+
+
+def test_a_tenant_that_renews_its_lease_is_throttled(node: GroupsNode) -> None:
+    node.container("a")
+    with subprocess.Popen(
+        [sys.executable, "-c", RENEWED, node.groups.root / "a/limits"], stdout=subprocess.PIPE
+    ) as holder:
+        try:
+            assert holder.stdout is not None
+            assert holder.stdout.readline() == b"has it\n"
+            with pytest.raises(GroupError, match="holds a lease of it"):
+                node.groups.throttle("a", A, 0.1)
+
+            def throttles() -> bool:
+                with suppress(GroupError):
+                    node.groups.throttle("a", A, 0.1)
+                    return True
+                return False
+
+            for _ in range(100):
+                until(throttles, what="share", pause=0.1)
+        finally:
+            holder.kill()
+    assert node.groups.read("a").in_force[0].share == 0.1
 
 
 def test_an_agent_without_descriptors_tells_nothing_of_the_files(
