@@ -256,7 +256,7 @@ def _partitions(namespace: str, policy: Policy, subjects: KnownNamespaces) -> li
         for account in _accounts(policy.rules, namespace)
     )
     partitions: list[Span] = []
-    for rule in (rule for found in asked if found is not None for rule in found.rules):
+    for rule in (rule for found in asked if found is not None for rule in found.every):
         if rule.use.pkeys.any:
             partitions.append((1, _FULL - 1))
         for first, last in rule.use.pkeys.spans:

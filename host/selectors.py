@@ -94,19 +94,6 @@ def names(selector: Selector) -> bool:
     return bool(selector.pciAddresses or selector.ifNames or selector.rdmaDevices)
 
 
-def needed_names(selector: Selector) -> tuple[str, ...]:
-    """Names of which an HCA has one (`names_of`) if the selector matches it; () if it need not."""
-    for wanted in (selector.pciAddresses, selector.rdmaDevices, selector.ifNames):
-        if wanted:
-            return wanted
-    return tuple(ranges(text)[0] for text in selector.pfNames or selector.rootDevices)
-
-
-def names_of(hca: HCA) -> frozenset[str]:
-    """The names by which selectors may name an HCA: its own, and those of its PF."""
-    return frozenset((hca.address, hca.pf, *rdma_names(hca), *hca.netdevs, *hca.pf_netdevs))
-
-
 def rdma_names(hca: HCA) -> tuple[str, ...]:
     """The RDMA devices of an HCA, also those in other network namespaces, sorted."""
     return tuple(sorted({*(rdma.name for rdma in hca.rdma), *hca.rdma_names}))
@@ -126,9 +113,11 @@ def _objection(selector: Selector, hca: HCA) -> str | None:
 
 def _objections(selector: Selector, hca: HCA) -> Iterator[str]:
     """Why the selector does not match, in the order in which the SR-IOV plugin checks."""
-    for wanted, actual, what in _facts(selector, hca):
-        if wanted and not set(wanted).intersection(actual):
-            yield _differs(what, actual, wanted)
+    for key, what, value in _FACTS:
+        if wanted := getattr(selector, key):
+            actual = value(hca)
+            if not any(each in wanted for each in actual):
+                yield _differs(what, actual, wanted)
     is_pf = hca.pf == ""
     names = hca.netdevs if is_pf else hca.pf_netdevs
     root = (hca.address if is_pf else hca.pf,)
@@ -143,24 +132,6 @@ def _objections(selector: Selector, hca: HCA) -> Iterator[str]:
             yield _differs("first P_Key", tuple(f"{pkey:#06x}" for pkey in first), selector.pKeys)
     if selector.isRdma and not rdma_names(hca):
         yield "it has no RDMA device"
-
-
-_Fact = tuple[tuple[str, ...], tuple[str, ...], str]
-
-
-def _facts(selector: Selector, hca: HCA) -> tuple[_Fact, ...]:
-    """The wanted values, the HCA's values, and what they are called."""
-    return (
-        (selector.vendors, (hca.vendor,), "vendor"),
-        (selector.devices, (hca.device,), "device"),
-        (selector.drivers, (hca.driver,), "driver"),
-        (selector.pciAddresses, (hca.address,), "address"),
-        (selector.acpiIndexes, (hca.acpi_index,), "ACPI index"),
-        (selector.ifNames, hca.netdevs, "interface"),
-        (selector.linkTypes, _link_types(hca), "link type"),
-        (selector.auxTypes, (hca.aux_type,), "auxiliary type"),
-        (selector.rdmaDevices, rdma_names(hca), "RDMA device"),
-    )
 
 
 def _differs(what: str, actual: Sequence[str], wanted: Sequence[str]) -> str:
@@ -188,6 +159,20 @@ def _first_pkeys(hca: HCA) -> tuple[int, ...]:
         for port in rdma.ports
         if port.link_layer == "InfiniBand" and port.pkeys
     )
+
+
+_FACTS: Sequence[tuple[str, str, Callable[[HCA], tuple[str, ...]]]] = (
+    ("vendors", "vendor", lambda hca: (hca.vendor,)),
+    ("devices", "device", lambda hca: (hca.device,)),
+    ("drivers", "driver", lambda hca: (hca.driver,)),
+    ("pciAddresses", "address", lambda hca: (hca.address,)),
+    ("acpiIndexes", "ACPI index", lambda hca: (hca.acpi_index,)),
+    ("ifNames", "interface", lambda hca: hca.netdevs),
+    ("linkTypes", "link type", _link_types),
+    ("auxTypes", "auxiliary type", lambda hca: (hca.aux_type,)),
+    ("rdmaDevices", "RDMA device", rdma_names),
+)
+"""A selector's keys, what they are called, and an HCA's values."""
 
 
 def _checked(check: Callable[[str], str], text: str, where: str) -> str:

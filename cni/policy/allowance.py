@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from base.pod import Pod
-from cni.policy import rules
-from cni.policy.pod_rules import PodRules
+from cni.policy import pod_rules, rules
+from cni.policy.pod_rules import PodRules, Rules
 from cni.policy.rules import Policy
 from cni.policy.subjects import Subjects, nothing_known
 from cni.policy.values import Span
@@ -54,29 +54,29 @@ class Allowance(msgspec.Struct, frozen=True):
 
     policy: Policy = Policy()
     rules: PodRules | None = None  # None: no rule is for the pod
-    left: int = 0
+    left: Rules = ()
 
     def using(self, key: str, value: Hashable, what: str, shown: object) -> "Allowance":
         """The allowance of an attachment that uses this value too. NotAllowed if no rule is left.
 
         Args:
             key: of `use`.
-            value: as `PodRules.allowing` takes it.
+            value: as `pod_rules.allowing` takes it.
             what: the configuration's key, for the error.
             shown: the value, for the error.
         """
         if self.rules is None:
             return self
-        left = self.left & self.rules.allowing(key, value)
+        left = pod_rules.allowing(self.left, key, value)
         if not left:
             raise self._refused(
                 what,
                 shown,
-                f"none of the rules that allow the rest ({self.rules.shown(self.left)}) lists it "
+                f"none of the rules that allow the rest ({pod_rules.shown(self.left)}) lists it "
                 f'in "use.{key}"',
                 self.left,
             )
-        return self if left == self.left else Allowance(self.policy, self.rules, left)
+        return Allowance(self.policy, self.rules, left)
 
     def within(
         self, intervals: Sequence[Span], what: str, shown: Callable[[Span], str]
@@ -84,14 +84,14 @@ class Allowance(msgspec.Struct, frozen=True):
         """`using` of addresses: each interval lies within one network of a rule."""
         if self.rules is None or not intervals:
             return self
-        left = self.left & self.rules.having(tuple(intervals))
+        left = pod_rules.having(self.left, intervals)
         if left:
-            return self if left == self.left else Allowance(self.policy, self.rules, left)
-        alone = (each for each in intervals if not self.left & self.rules.having((each,)))
+            return Allowance(self.policy, self.rules, left)
+        alone = (each for each in intervals if not pod_rules.having(self.left, (each,)))
         raise self._refused(
             what,
             shown(next(alone, intervals[0])),
-            f"none of the rules that allow the rest ({self.rules.shown(self.left)}) lists it "
+            f"none of the rules that allow the rest ({pod_rules.shown(self.left)}) lists it "
             'in "use.ranges"',
             self.left,
         )
@@ -102,14 +102,14 @@ class Allowance(msgspec.Struct, frozen=True):
             raise self._refused(
                 what,
                 shown,
-                f"no rule for this namespace ({self.rules.shown(self.rules.every)}) lists it in "
+                f"no rule for this namespace ({pod_rules.shown(self.rules.every)}) lists it in "
                 f'"set.{key}"',
                 self.rules.every,
             )
 
     def fixed(self, key: str) -> Any:  # noqa: ANN401 - a value as a definition has it
         """What the rules left put in where a definition has no value; None if nothing."""
-        return None if self.rules is None else self.rules.fixed(self.left, key)
+        return None if self.rules is None else pod_rules.fixed(self.left, key)
 
     def filled(self, written: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
         """By key, what the rules left put into a definition: into those of `keys` without a value.
@@ -131,11 +131,11 @@ class Allowance(msgspec.Struct, frozen=True):
         """The largest limit that the rules left have for a count of `Use`; None without one."""
         if self.rules is None:
             return None
-        return self.rules.most(self.left, count)
+        return pod_rules.most(self.left, count)
 
     def titles(self) -> tuple[str, ...]:
         """The names of the rules that are left."""
-        return () if self.rules is None else tuple(self.rules.titles(self.left))
+        return pod_rules.titles(self.left)
 
     def not_allowed(self, what: str, setting: str, remedy: str = "remove it") -> CNIError:
         """The error for what neither the settings nor the rules allow, as `rules.not_allowed`."""
@@ -145,26 +145,26 @@ class Allowance(msgspec.Struct, frozen=True):
         return NotAllowed(
             f"{what} is not allowed for this namespace: {remedy}, or ask the administrator, who "
             f'can list it in "set.{_SET_KEYS[setting]}" of a rule for it '
-            f"({self.rules.shown(every)})",
+            f"({pod_rules.shown(every)})",
             _SET_KEYS[setting],
             what,
-            tuple(self.rules.titles(every)),
+            pod_rules.titles(every),
         )
 
-    def _refused(self, what: str, shown: object, why: str, left: int) -> NotAllowed:
+    def _refused(self, what: str, shown: object, why: str, left: Rules) -> NotAllowed:
         assert self.rules is not None
         blind = ""
-        if unknown := self.rules.blind:
+        if self.rules.untold:
             blind = (
                 f" (this node does not know the labels and service accounts that rules "
-                f"{', '.join(unknown[:8])} look at)"
+                f"{pod_rules.shown(self.rules.untold)} look at)"
             )
         return NotAllowed(
             f'"{what}": {shown} is not allowed for this namespace: {why}{blind}: use another '
             "value, or ask the administrator",
             what,
             str(shown),
-            tuple(self.rules.titles(left)),
+            pod_rules.titles(left),
         )
 
 

@@ -13,6 +13,7 @@ import msgspec
 from base import documents
 from base.documents import DocumentError
 from cni.policy import values
+from cni.policy.subjects import CallingPod
 from cni.policy.values import NOTHING, Kind, Values
 from host import selectors
 from host.discovery import HCA
@@ -64,6 +65,23 @@ class Subject(msgspec.Struct, frozen=True):
     namespace_selector: LabelSelector | None = None
     service_accounts: Values | None = None
 
+    def matches(self, pod: CallingPod) -> bool | None:
+        """Whether a pod is one of them; None if this node does not know what they look at."""
+        if self.namespaces is not None and not self.namespaces.allows(pod.namespace):
+            return False
+        found: bool | None = True
+        if self.namespace_selector is not None:
+            if pod.labels is None:
+                found = None
+            elif not self.namespace_selector.selects(pod.labels):
+                return False
+        if self.service_accounts is not None:
+            if pod.service_account is None:
+                found = None
+            elif not self.service_accounts.allows(pod.service_account):
+                return False
+        return found
+
 
 class Use(msgspec.Struct, frozen=True):
     """What an attachment may be on, as a whole. What is not listed is not allowed."""
@@ -103,6 +121,11 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     def title(self) -> str:
         """As errors and events name it: "team-a", "POLICY/team-a"."""
         return f"{self.policy}/{self.name}" if self.policy else self.name
+
+    def is_for(self, pod: CallingPod) -> bool | None:
+        """Whether the rule is for a pod; None if this node cannot tell."""
+        found = {subject.matches(pod) for subject in self.subjects}
+        return True if True in found else None if None in found else False
 
 
 SETTABLE: Mapping[str, Kind] = {

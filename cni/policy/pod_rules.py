@@ -1,100 +1,155 @@
-"""The rules for one pod, of all rules of a node. A set of rules is a number, as in `RuleIndex`."""
+"""The rules for one pod, of all rules of a node, and what each of them allows."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from base.pod import Pod
-from cni.policy.document import Rule
-from cni.policy.rule_index import RuleIndex
-from cni.policy.subject_index import SubjectIndex
-from cni.policy.subjects import CallingPod, Facts, Subjects
-from cni.policy.value_index import bits
-from cni.policy.values import Span
+import msgspec
 
+from base.pod import Pod
+from cni.policy.document import COUNTS, USE, Rule, Subject
+from cni.policy.subjects import CallingPod, Facts, Subjects
+from cni.policy.values import NOTHING, Span, Values
+from host.discovery import HCA
+
+Rules = tuple[Rule, ...]
+"""Some of a node's rules, in the order in which they count."""
+
+_FULL = 0x8000  # a P_Key's bit of a full member
 _TOLD = 8  # rules, in an error
 
 
-class Ruleset:
-    """All rules of a node, in the order in which they count."""
+class Device(msgspec.Struct, frozen=True):
+    """The device of an attachment, as rules see it: an HCA, and the resources that have it."""
 
-    def __init__(self, rules: Sequence[Rule]) -> None:
-        self.rules = sorted(rules, key=lambda rule: rule.policy)  # which keeps their order
-        self.index = RuleIndex(self.rules)
-        self._subjects = SubjectIndex(self.rules)
+    hca: HCA
+    resources: frozenset[str] = frozenset()  # by which the pod holds it
+
+
+class Ruleset:
+    """All rules of a node, by the namespaces that they name."""
+
+    def __init__(self, rules: Iterable[Rule]) -> None:
+        self.rules = tuple(sorted(rules, key=lambda rule: rule.policy))  # which keeps their order
+        self._named: dict[str, list[int]] = {}  # rules that name each of their namespaces
+        self._others: list[int] = []
+        for number, rule in enumerate(self.rules):
+            names = _namespaces(rule)
+            if names is None:
+                self._others.append(number)
+            else:
+                for name in names:
+                    self._named.setdefault(name, []).append(number)
 
     def of(self, pod: Pod, subjects: Subjects) -> "PodRules | None":
         """The rules for a pod; None if there are none. CNIError 11 from `subjects`."""
-        if not self.rules:
-            return None
-        facts = self._subjects.facts(pod.namespace)
-        if facts == Facts():
-            calling = CallingPod(namespace=pod.namespace, name=pod.name, uid=pod.uid)
-        else:
+        numbers = sorted((*self._named.get(pod.namespace, ()), *self._others))
+        rules = [self.rules[number] for number in numbers]
+        calling = CallingPod(namespace=pod.namespace, name=pod.name, uid=pod.uid)
+        facts = _facts(rules, pod.namespace)
+        if facts != Facts():
             calling = subjects(pod, facts)
-        matching, untold = self._subjects.matching(calling)
-        return PodRules(self, matching, untold) if matching else None
+        found = [(rule, rule.is_for(calling)) for rule in rules]
+        every = tuple(rule for rule, is_for in found if is_for)
+        untold = tuple(rule for rule, is_for in found if is_for is None)
+        return PodRules(every, untold) if every else None
 
     def whole(self) -> "PodRules":
         """All rules, for a call that is for no pod."""
-        return PodRules(self, (1 << len(self.rules)) - 1)
+        return PodRules(self.rules)
 
 
-class PodRules:
-    """The rules for one pod: the set `every`. Other rules may be in the sets that are asked for."""
+class PodRules(msgspec.Struct, frozen=True):
+    """The rules for one pod. Of `untold` this node cannot tell whether they are for it."""
 
-    def __init__(self, ruleset: Ruleset, every: int, untold: int = 0) -> None:
-        self._ruleset = ruleset
-        self._index = ruleset.index
-        self._untold = untold
-        self.every = every
-
-    def allowing(self, key: str, value: Any) -> int:  # noqa: ANN401 - of any key
-        """The rules whose `use` has this value, as `RuleIndex.using` takes it."""
-        return self._index.using(key, value) & self.every
-
-    def having(self, intervals: Sequence[Span]) -> int:
-        """The rules within whose networks each interval lies."""
-        found = self.every
-        for first, last in intervals:
-            found &= self._index.within(first, last)
-            if not found:
-                break
-        return found
+    every: Rules
+    untold: Rules = ()
 
     def may_set(self, key: str, value: int | str) -> bool:
-        """Whether one of the rules lets a definition set an option to this value."""
-        return bool(self._index.setting(key, value) & self.every)
-
-    def fixed(self, left: int, key: str) -> Any:  # noqa: ANN401 - a value as a definition has it
-        """What the first of the rules left fixes for a key; None if none does."""
-        first = next(bits(left & self._index.fixing(key)), None)
-        return None if first is None else self._ruleset.rules[first].fixed[key]
-
-    def most(self, left: int, count: str) -> int | None:
-        """The largest limit that the rules left have for a count of `Use`; None without one."""
-        return self._index.most(left, count)
-
-    @property
-    def rules(self) -> list[Rule]:
-        """The rules, in their order."""
-        return [self._ruleset.rules[number] for number in bits(self.every)]
+        """Whether one of the rules lets a definition set an option to this value, or fixes it."""
+        return any(
+            rule.allowed.get(key, NOTHING).allows(value) or rule.fixed.get(key) == value
+            for rule in self.every
+        )
 
     @property
     def host_paths(self) -> tuple[str, ...]:
         """The directories in which paths of definitions may be."""
-        return self._index.host_paths(self.every)
+        return tuple(dict.fromkeys(path for rule in self.every for path in rule.host_paths))
 
-    @property
-    def blind(self) -> list[str]:
-        """The titles of rules that look at what this node does not know."""
-        return self.titles(self._untold)
 
-    def titles(self, left: int) -> list[str]:
-        """The names of a set of rules."""
-        return [self._ruleset.rules[number].title for number in bits(left)]
+def allowing(rules: Rules, key: str, value: Any) -> Rules:  # noqa: ANN401 - of any key
+    """The rules whose `use` has a value: a number or name, a count, or a `Device`."""
+    return tuple(rule for rule in rules if _uses(rule, key, value))
 
-    def shown(self, left: int) -> str:
-        """The names of a set, for an error."""
-        titles = self.titles(left)
-        more = f" and {len(titles) - _TOLD} more" if len(titles) > _TOLD else ""
-        return ", ".join(titles[:_TOLD]) + more
+
+def having(rules: Rules, intervals: Sequence[Span]) -> Rules:
+    """The rules within whose networks each interval lies."""
+    return tuple(
+        rule
+        for rule in rules
+        if all(rule.use.ranges.allows_all(first, last) for first, last in intervals)
+    )
+
+
+def fixed(rules: Rules, key: str) -> Any:  # noqa: ANN401 - a value as a definition has it
+    """What the first of the rules fixes for a key; None if none does."""
+    return next((rule.fixed[key] for rule in rules if key in rule.fixed), None)
+
+
+def most(rules: Rules, count: str) -> int | None:
+    """The largest limit that the rules have for a count of `Use`; None without one."""
+    limits = [getattr(rule.use, count) for rule in rules]
+    return None if None in limits else max(limits)
+
+
+def titles(rules: Rules) -> tuple[str, ...]:
+    """The names of rules."""
+    return tuple(rule.title for rule in rules)
+
+
+def shown(rules: Rules) -> str:
+    """The names of rules, for an error."""
+    more = f" and {len(rules) - _TOLD} more" if len(rules) > _TOLD else ""
+    return ", ".join(titles(rules[:_TOLD])) + more
+
+
+def _uses(rule: Rule, key: str, value: Any) -> bool:  # noqa: ANN401 - of any key
+    """Whether a rule's `use` has a value. What the rule fixes it allows."""
+    if key == "devices":
+        return rule.use.has_device(value.hca) or any(map(rule.use.pools.allows, value.resources))
+    if key in COUNTS:
+        limit = getattr(rule.use, COUNTS[key])
+        return limit is None or value <= limit
+    listed: Values = getattr(rule.use, USE[key][0])
+    if listed.allows(value):
+        return True
+    if key == "vlans":
+        return "vlan" in rule.fixed and value == rule.fixed["vlan"]
+    if key == "pkeys":  # the plugin ipoib makes full members of all children
+        return "pkey" in rule.fixed and value in (rule.fixed["pkey"], rule.fixed["pkey"] | _FULL)
+    return False
+
+
+def _namespaces(rule: Rule) -> set[str] | None:
+    """The namespaces that a rule names; None if it is for others, too."""
+    names: set[str] = set()
+    for subject in rule.subjects:
+        listed = subject.namespaces
+        if listed is None or listed.any or any(set(name) & {"*", "?"} for name in listed.names):
+            return None
+        names.update(listed.names)
+    return names
+
+
+def _facts(rules: Sequence[Rule], namespace: str) -> Facts:
+    """What of the API server the rules look at that may be for pods of a namespace."""
+    looking: list[Subject] = [
+        subject
+        for rule in rules
+        for subject in rule.subjects
+        if subject.namespaces is None or subject.namespaces.allows(namespace)
+    ]
+    return Facts(
+        labels=any(subject.namespace_selector is not None for subject in looking),
+        service_account=any(subject.service_accounts is not None for subject in looking),
+    )

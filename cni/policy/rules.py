@@ -46,7 +46,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def ruleset(self) -> Ruleset:
-        """The rules with their index, which is made once."""
+        """The rules by their namespaces, made once."""
         return Ruleset(self.rules)
 
 

@@ -51,17 +51,6 @@ NOTHING = Values()
 EVERYTHING = Values(any=True)
 
 
-def union(one: Values, other: Values) -> Values:
-    """What at least one of the two allows."""
-    if other == NOTHING:
-        return one
-    return Values(
-        any=one.any or other.any,
-        spans=tuple(_merged((*one.spans, *other.spans))),
-        names=tuple(dict.fromkeys((*one.names, *other.names))),
-    )
-
-
 def read(items: object, kind: Kind, where: str) -> Values:
     """The values of a list in a document. DocumentError names the item that cannot be read."""
     listed = documents.convert(items, list[object], where)

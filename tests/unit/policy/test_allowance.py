@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from base.pod import Pod
-from cni.policy import allowance
+from cni.policy import allowance, pod_rules
 from cni.policy.allowance import Allowance, NotAllowed
-from cni.policy.device_index import Device
 from cni.policy.document import rules_of
+from cni.policy.pod_rules import Device
 from cni.policy.rules import Policy
 from cni.policy.subjects import CallingPod, Facts
 from cni.spec.errors import CNIError, Code
@@ -203,8 +203,8 @@ def test_labels_and_service_accounts_are_asked_for_only_where_rules_look_at_them
         {"name": "t", "subjects": [{"serviceAccounts": ["x"], "namespaces": ["c"]}]},
     )
     found = [allowance.of_pod(rules, Pod(name, "p"), subjects).rules for name in "abcd"]
-    titles = [each and each.titles(each.every) for each in found]
-    assert titles == [["r"], ["s"], ["t"], None]
+    titles = [each and pod_rules.titles(each.every) for each in found]
+    assert titles == [("r",), ("s",), ("t",), None]
     assert asked == [Facts(labels=True), Facts(service_account=True)]
 
 
