@@ -2,8 +2,8 @@
 
 From the configuration to the disk: `options` (what a network may say), `ranges`, `allocation` and
 `others` (which address is next), `segments` (the link it is for), `store` (owners, reservations,
-the interface of a store), `sqlite_store` with `database`, `tables`, `watermark`, `recovery` and
-`upgrade` (the store of one node), `plugin` (the five verbs), `executable` (the verbs as a process,
+the interface of a store), `sqlite_store` with `database`, `tables`, `watermark` and
+`recovery` (the store of one node), `plugin` (the five verbs), `executable` (the verbs as a process,
 one at a time for an attachment), `delegation` (how our interface plugins call them), `fsck` with
 `salvage`, `importing` and `commands` (what an operator types). It hands out numbers, and does not
 touch the kernel.

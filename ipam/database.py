@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from ipam.schema import SCHEMA, VERSION, Damage, ForeignWal, Newer, crc_of, meta_of
-from ipam.upgrade import FORMER, upgrade
+from ipam.schema import SCHEMA, VERSION, Damage, ForeignWal, OtherVersion, crc_of, meta_of
 from ipam.watermark import Progress, Watermark
 
 BESIDE = ("-wal", "-shm", "-journal")
@@ -28,7 +27,7 @@ class StoreMeta(NamedTuple):
 
 
 def connect(path: Path, *, shared: bool = False) -> sqlite3.Connection:
-    """Open an existing database of any version, and read only as much as shows that this works.
+    """Open an existing database, and read only as much as shows that this works.
 
     Unless it is `shared` with other processes, there is no shared memory: it would need room on the
     disk, and a truncated file would end the process (SIGBUS).
@@ -87,9 +86,7 @@ class Database:
             self._execute("PRAGMA synchronous = NORMAL")
             # Only `checkpoint` and `close` write to the database file.
             self._execute("PRAGMA wal_autocheckpoint = 0")
-            version = self._read_version()
-            if version in FORMER:
-                upgrade(self.connection, version)
+            self._require_version()
             schema = {sql for (sql,) in self._execute("SELECT sql FROM sqlite_schema") if sql}
             if schema != set(SCHEMA):
                 raise Damage("its tables are not those of an address store")
@@ -231,11 +228,10 @@ class Database:
     def _execute(self, statement: str, values: Sequence[object] = ()) -> sqlite3.Cursor:
         return self.connection.execute(statement, values)
 
-    def _read_version(self) -> int:
+    def _require_version(self) -> None:
         version = meta_of(self.connection)[0]
-        if version > VERSION:
-            raise Newer(f"it has version {version}, this program reads {VERSION}")
-        return version
+        if version != VERSION:
+            raise OtherVersion(f"it has version {version}, this program reads {VERSION}")
 
 
 def _generation_on_disk(path: Path) -> int:

@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from ipam import former_log, salvage, watermark
+from ipam import salvage, watermark
 from ipam.addresses import Network, parse, parse_interface
 from ipam.blocks import NO_LEASES, Leases
 from ipam.recovery import (
@@ -45,7 +45,7 @@ from ipam.watermark import Progress
 UNKNOWN = "unknown"
 """Network and container of a reservation whose owner is not known."""
 
-_FILES = (DATABASE, WAL, BACKUP, former_log.NAME)
+_FILES = (DATABASE, WAL, BACKUP)
 
 Say = Callable[[str], None]
 
@@ -69,13 +69,12 @@ class _Files(NamedTuple):
     database: Contents
     backup: Contents
     mark: Progress | None
-    ahead: str | None  # changes of an earlier version's log that the database lacks
 
     @property
     def is_current(self) -> bool:
-        """Whether the database has all changes which the mark, or a former log, counts."""
+        """Whether the database has all changes which the mark counts."""
         meta = self.database.meta
-        return meta is not None and missing_changes(meta, self.mark) is None and not self.ahead
+        return meta is not None and missing_changes(meta, self.mark) is None
 
     @property
     def is_sound(self) -> bool:
@@ -162,7 +161,7 @@ def unreserved(
 def _problem(files: _Files) -> str | None:
     if files.database.problem is not None or files.database.meta is None:
         return f"{DATABASE}: {files.database.problem}"
-    return missing_changes(files.database.meta, files.mark) or files.ahead
+    return missing_changes(files.database.meta, files.mark)
 
 
 class _Merged:
@@ -246,8 +245,6 @@ def _lost(files: _Files, facts: NodeFacts, living: Collection[Key]) -> int | Non
 
     The backup copy does not count unless it has all changes: it may have addresses released since.
     """
-    if files.ahead:
-        return None
     if files.is_sound or files.is_saved:
         return 0
     database = files.database
@@ -274,10 +271,6 @@ def _replace(directory: Path, files: _Files, reservations: Iterable[Reservation]
     stores = [] if files.mark is None else [files.mark.store]
     stores += [meta.store for meta in metas]
     seqs = [0 if files.mark is None else files.mark.seq, *(meta.seq for meta in metas)]
-    log = former_log.reach_of(directory / former_log.NAME)
-    if log is not None:  # a call that comes before its removal must not find the database behind it
-        stores.append(log.store)
-        seqs.append(log.seq)
     store = stores[0] if stores else uuid.uuid4().hex
     for name in _FILES:
         file = directory / name
@@ -287,7 +280,6 @@ def _replace(directory: Path, files: _Files, reservations: Iterable[Reservation]
             say(f"kept {name} as {aside}")
     for name in (BACKUP, DATABASE):
         build(directory / name, store, max(seqs) + 1, every, _leases(files))
-    (directory / former_log.NAME).unlink(missing_ok=True)
     say(f"wrote {len(every)} reservations to a new {DATABASE}")
 
 
@@ -300,12 +292,10 @@ def _leases(files: _Files) -> Leases:
 def _read(directory: Path) -> _Files:
     """Read copies: SQLite writes to what it opens, and a check must not change the files."""
     with _copied(directory) as copy:
-        database = salvage.read(copy / DATABASE)
         return _Files(
-            database,
+            salvage.read(copy / DATABASE),
             salvage.read(copy / BACKUP),
             watermark.read(directory / MARK),
-            former_log.missing_from(database.meta, directory / former_log.NAME),
         )
 
 

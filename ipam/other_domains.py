@@ -1,6 +1,5 @@
 """Queries for what domains hold on one link. They read as little of each row as a search needs."""
 
-import heapq
 import sqlite3
 from collections.abc import Iterator
 from itertools import chain
@@ -8,7 +7,6 @@ from itertools import chain
 from ipam.addresses import Interval
 from ipam.others import HeldAddress
 from ipam.schema import COLUMNS, address_of, key_of, reservation_of
-from ipam.segments import BEFORE
 from ipam.store import Reservation
 
 
@@ -26,20 +24,13 @@ class DomainQueries:
         ).fetchall()
         return not others
 
-    def on_segment(self, segment: str, address: int, boot: str) -> Iterator[HeldAddress]:
-        """What any domain holds on a segment, from `address` on, lowest first.
-
-        With what has been held since BEFORE in this `boot`; "" is an unknown segment.
-        """
-        select = (
+    def on_segment(self, segment: str, address: int) -> Iterator[HeldAddress]:
+        """What any domain holds on a segment, "" for an unknown one, from `address` on."""
+        for key, *rest in self.connection.execute(
             "SELECT address, domain, range, boot FROM reservation INDEXED BY by_segment "
-            "WHERE segment = ? AND segment != '' AND address >= ?"
-        )
-        here = self.connection.execute(f"{select} ORDER BY address", (segment, key_of(address)))
-        before = self.connection.execute(
-            f"{select} AND boot = ? ORDER BY address", (BEFORE, key_of(address), boot)
-        )
-        for key, *rest in heapq.merge(here, before):
+            "WHERE segment = ? AND segment != '' AND address >= ? ORDER BY address",
+            (segment, key_of(address)),
+        ):
             yield HeldAddress(address_of(key), *rest)
 
     def in_domain(self, domain: str, address: int) -> Iterator[HeldAddress]:
@@ -54,12 +45,12 @@ class DomainQueries:
     def of_others(
         self, domain: str, address: int, segment: str, beside: str
     ) -> Iterator[Reservation]:
-        """Who holds `address` on `segment` or BEFORE in another domain, and in `beside`."""
+        """Who holds `address` on `segment` in another domain, and in `beside`."""
         select = f"SELECT {COLUMNS}, crc FROM reservation"
         on_segment = self.connection.execute(
-            f"{select} INDEXED BY by_segment WHERE segment IN (?, ?) AND segment != '' "
+            f"{select} INDEXED BY by_segment WHERE segment = ? AND segment != '' "
             "AND address = ? AND domain NOT IN (?, ?)",
-            (segment, BEFORE, key_of(address), domain, beside),
+            (segment, key_of(address), domain, beside),
         )
         of_beside = self.connection.execute(
             f"{select} WHERE domain = ? AND address = ?", (beside, key_of(address))
@@ -67,19 +58,11 @@ class DomainQueries:
         for row in chain(on_segment, of_beside):
             yield reservation_of(row)
 
-    def segment_of_another(
-        self, domain: str, interval: Interval, segment: str, network: str, boot: str
-    ) -> str | None:
-        """`segment`, or BEFORE, if another network and domain hold some of `interval` there."""
-        select = (
-            "SELECT segment FROM reservation INDEXED BY by_segment WHERE segment = ? "
-            "AND segment != '' AND address BETWEEN ? AND ? AND domain != ? AND network != ?"
-        )
-        values = (key_of(interval.first), key_of(interval.last), domain, network)
-        row = (
-            self.connection.execute(f"{select} LIMIT 1", (segment, *values)).fetchone()
-            or self.connection.execute(
-                f"{select} AND boot = ? LIMIT 1", (BEFORE, *values, boot)
-            ).fetchone()
-        )
-        return None if row is None else str(row[0])
+    def is_used(self, domain: str, interval: Interval, segment: str, network: str) -> bool:
+        """Whether another network and domain hold some of `interval` on `segment`."""
+        ((used,),) = self.connection.execute(
+            "SELECT EXISTS (SELECT 1 FROM reservation INDEXED BY by_segment WHERE segment = ? "
+            "AND segment != '' AND address BETWEEN ? AND ? AND domain != ? AND network != ?)",
+            (segment, key_of(interval.first), key_of(interval.last), domain, network),
+        ).fetchall()
+        return bool(used)

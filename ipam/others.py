@@ -13,7 +13,6 @@ from cni.policy import rules
 from cni.spec.errors import CNIError
 from ipam.addresses import Interval, parse
 from ipam.ranges import Range, merged
-from ipam.segments import BEFORE
 from ipam.store import Owner, Reservation
 from ipam.walk import Walk
 
@@ -41,11 +40,8 @@ class OtherDomains(Protocol):
     def lowest_stale(self, domain: str, interval: Interval, boot: str) -> Reservation | None:
         """The lowest reservation in `interval` of another boot than `boot`."""
 
-    def on_segment(self, segment: str, address: int, boot: str) -> Iterator[HeldAddress]:
-        """What any domain holds on a segment, from `address` on, lowest first.
-
-        With what has been held since BEFORE in this `boot`; "" is an unknown segment.
-        """
+    def on_segment(self, segment: str, address: int) -> Iterator[HeldAddress]:
+        """What any domain holds on a segment, "" for an unknown one, from `address` on."""
 
     def in_domain(self, domain: str, address: int) -> Iterator[HeldAddress]:
         """What the domain holds from `address` on, lowest first."""
@@ -53,12 +49,10 @@ class OtherDomains(Protocol):
     def of_others(
         self, domain: str, address: int, segment: str, beside: str
     ) -> Iterator[Reservation]:
-        """Who holds `address` on `segment` or BEFORE in another domain, and in `beside`."""
+        """Who holds `address` on `segment` in another domain, and in `beside`."""
 
-    def segment_of_another(
-        self, domain: str, interval: Interval, segment: str, network: str, boot: str
-    ) -> str | None:
-        """`segment`, or BEFORE, if another network and domain hold some of `interval` there."""
+    def is_used(self, domain: str, interval: Interval, segment: str, network: str) -> bool:
+        """Whether another network and domain hold some of `interval` on `segment`."""
 
 
 class Others:
@@ -109,9 +103,8 @@ class Others:
             domains.setdefault(range_.domain, []).append(range_)
         for domain, some in domains.items():
             for interval in merged(Interval(range_.first, range_.last) for range_ in some):
-                segment = self._used_on(owner, domain, interval)
-                if segment is not None:
-                    raise _refusal(self._first_used(owner, interval, some), segment)
+                if self._is_used(owner, domain, interval):
+                    raise _refusal(self._first_used(owner, interval, some), self._segment)
 
     def _first_used(self, owner: Owner, interval: Interval, ranges: Iterable[Range]) -> Range:
         """For the error: the first of the ranges that `interval` joins which is used."""
@@ -119,13 +112,12 @@ class Others:
         used = (
             part
             for part in parts[:_TRIED]
-            if self._used_on(owner, part.domain, Interval(part.first, part.last)) is not None
+            if self._is_used(owner, part.domain, Interval(part.first, part.last))
         )
         return next(used, parts[0])
 
-    def _used_on(self, owner: Owner, domain: str, interval: Interval) -> str | None:
-        network = owner.attachment.network
-        return self._space.segment_of_another(domain, interval, self._segment, network, self._boot)
+    def _is_used(self, owner: Owner, domain: str, interval: Interval) -> bool:
+        return self._space.is_used(domain, interval, self._segment, owner.attachment.network)
 
     def _free(self, range_: Range, *, alive: bool) -> Walk:
         """Two walks: networks of one domain share the longer one, over what is on the link."""
@@ -148,7 +140,7 @@ class Others:
             return None
         held = (
             (other.address, other.domain != domain and self._counts(other, alive))
-            for other in self._space.on_segment(self._segment, address, self._boot)
+            for other in self._space.on_segment(self._segment, address)
         )
         return _end(address, held)
 
@@ -193,20 +185,15 @@ class Others:
             return
         beside, cidr = range_.domain_beside, str(range_.network)
         for held in self._space.of_others(range_.domain, address, self._segment, beside):
-            if self._is_here(held) or (held.domain == beside and held.range == cidr):
+            is_here = self._segment != "" and held.segment == self._segment
+            if is_here or (held.domain == beside and held.range == cidr):
                 yield held
-
-    def _is_here(self, held: Reservation) -> bool:
-        if held.segment == BEFORE:
-            return held.boot == self._boot
-        return self._segment != "" and held.segment == self._segment
 
 
 def _refusal(range_: Range, segment: str) -> CNIError:
-    link = "an unknown link" if segment == BEFORE else f"the same link ({segment})"
     return rules.not_allowed(
         f"{range_.why_private}: a range of its own, while another network uses addresses of "
-        f"{range_} on {link},",
+        f"{range_} on the same link ({segment}),",
         "private_ranges",
         'remove it, or, where rules are for the namespace, have "private_ranges" in "set" of one',
     )

@@ -15,11 +15,10 @@ from pathlib import Path
 
 from base.files import sync_directory
 from cni.spec.errors import CNIError, Code
-from ipam import former_log
 from ipam.addresses import parse
 from ipam.blocks import NO_LEASES, Leases
 from ipam.database import BESIDE, StoreMeta, remove
-from ipam.schema import UNREADABLE, Damage, Newer, runs_of
+from ipam.schema import UNREADABLE, Damage, OtherVersion, runs_of
 from ipam.store import Reservation
 from ipam.tables import Tables
 from ipam.watermark import Progress, Watermark, boot_id, read
@@ -66,13 +65,6 @@ def open_store(directory: Path, report: Report, *, kept: bool = False) -> Tables
         raise
     try:
         _reach(tables.meta, watermark)
-        log = directory / former_log.NAME
-        if log.exists():
-            ahead = former_log.missing_from(tables.meta, log)
-            if ahead is not None:
-                raise Damage(ahead)
-            log.unlink()
-            report(f"address store: removed {former_log.NAME} of an earlier version")
     except BaseException:
         tables.abandon()
         raise
@@ -160,10 +152,10 @@ def back_up(directory: Path, tables: Tables) -> None:
 
 def explained(error: Exception, directory: Path, outcome: str = UNCHANGED) -> CNIError:
     """What one of FAILURES means for the store in `directory`; `outcome` is what came of it."""
-    if isinstance(error, Newer):
+    if isinstance(error, OtherVersion):
         return CNIError(
             Code.STORE_DAMAGED,
-            f"the address store in {directory} is of a newer podfabric ({error}): {outcome}; "
+            f"the address store in {directory} is of another podfabric ({error}): {outcome}; "
             "use the version that wrote it",
         )
     if isinstance(error, Damage | UnicodeDecodeError):
@@ -216,8 +208,7 @@ def has_content(path: Path) -> bool:
 
 def is_store(directory: Path) -> bool:
     """Whether the directory has a file of a store, be it the only one that is left."""
-    names = (DATABASE, WAL, MARK, BACKUP, former_log.NAME)
-    return any((directory / name).exists() for name in names)
+    return any((directory / name).exists() for name in (DATABASE, WAL, MARK, BACKUP))
 
 
 def unused_aside(path: Path) -> Path:
@@ -265,9 +256,6 @@ def _create(directory: Path) -> None:
         raise Damage(f"{DATABASE} {lost} and {MARK} cannot be read")
     if mark is not None and mark.seq > 0:
         raise Damage(f"{DATABASE} {lost} and had {mark.seq} changes")
-    ahead = former_log.missing_from(None, directory / former_log.NAME)
-    if ahead is not None:
-        raise Damage(f"{DATABASE} {lost}, and {ahead}")
     build(database, uuid.uuid4().hex if mark is None else mark.store, 0, ())
 
 

@@ -1,24 +1,24 @@
 """What can be read of a database: everything if it is sound, else every row that is readable."""
 
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from ipam import upgrade
 from ipam.addresses import parse, text
 from ipam.blocks import NO_LEASES, Leases
 from ipam.database import StoreMeta, connect
 from ipam.recovery import has_content, verify
 from ipam.schema import (
+    BLOCK_COLUMNS,
     COLUMNS,
     UNREADABLE,
     Damage,
     ForeignWal,
-    Newer,
+    OtherVersion,
     address_of,
     block_of,
     key_of,
@@ -52,7 +52,7 @@ class Contents(msgspec.Struct):
 
 
 def read(path: Path) -> Contents:
-    """Read a database that no other process uses. SQLite may write to it. Raises Newer."""
+    """Read a database that no other process uses. SQLite may write to it. Raises OtherVersion."""
     if not has_content(path):
         return Contents("is empty" if path.exists() else "is missing")
     try:
@@ -60,8 +60,8 @@ def read(path: Path) -> Contents:
             verify(tables)
             leases = Leases(tables.instance(), tuple(tables.blocks()))
             return Contents(meta=tables.meta, rows=_by_key(tables.all()), leases=leases)
-    except Newer:
-        raise  # a rebuilt store would lack what only the newer program knows
+    except OtherVersion:
+        raise  # a rebuilt store would lack what only that program knows
     except ForeignWal as error:
         # Together the two are a mixture of old and new rows. The file alone is an older copy.
         path.with_name(f"{path.name}-wal").unlink()
@@ -94,25 +94,19 @@ class _Salvage:
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
-        with suppress(*UNREADABLE):
-            connection.execute(f"SELECT {COLUMNS} FROM reservation LIMIT 0")
-            self._columns, self._upgraded = COLUMNS, False
-            return
-        self._columns, self._upgraded = upgrade.FORMER_COLUMNS, True
 
     def rows(self) -> Iterator[Reservation]:
         """The reservations that the table's own tree leads to."""
         for order in _ORDERS:
             yield from self._decoded(
-                f"SELECT {self._columns}, crc FROM reservation "
-                f"ORDER BY domain {order}, address {order}"
+                f"SELECT {COLUMNS}, crc FROM reservation ORDER BY domain {order}, address {order}"
             )
 
     def row(self, domain: str, address: str) -> Iterator[Reservation]:
         """The reservation of an address, if it can be read."""
         key = key_of(parse(address))
         yield from self._decoded(
-            f"SELECT {self._columns}, crc FROM reservation WHERE domain = ? AND address = ?",
+            f"SELECT {COLUMNS}, crc FROM reservation WHERE domain = ? AND address = ?",
             domain,
             key,
         )
@@ -149,22 +143,19 @@ class _Salvage:
         for row in self._walked("SELECT instance, machine, crc FROM lessee"):
             with suppress(Damage):
                 instances.append(lessee_of(row))
-        columns: Sequence[str] = ()
-        with suppress(*UNREADABLE):
-            columns = upgrade.block_columns(self._connection)
         for order in _ORDERS:
             for row in self._walked(
-                f"SELECT {', '.join(columns)}, crc FROM block ORDER BY name {order}"
+                f"SELECT {BLOCK_COLUMNS}, crc FROM block ORDER BY name {order}"
             ):
                 with suppress(Damage):
-                    block = block_of(upgrade.upgraded_block(columns, row))
+                    block = block_of(row)
                     blocks[block.name] = block
         return Leases(instances[0] if instances else None, tuple(blocks.values()))
 
     def _decoded(self, statement: str, *values: object) -> Iterator[Reservation]:
         for row in self._walked(statement, *values):
             with suppress(Damage):
-                yield reservation_of(upgrade.upgraded(row) if self._upgraded else row)
+                yield reservation_of(row)
 
     def _walked(self, statement: str, *values: object) -> Iterator[tuple[Any, ...]]:
         with suppress(*UNREADABLE):

@@ -54,8 +54,8 @@ class Damage(Exception):
     """The store does not hold what was written. The text says what was read."""
 
 
-class Newer(Damage):
-    """A later version of this program wrote the store."""
+class OtherVersion(Damage):
+    """Another version of this program wrote the store."""
 
 
 class ForeignWal(Damage):

@@ -9,13 +9,6 @@ import re
 
 from cni.spec.config import NetworkConfig
 
-BEFORE = " any"
-"""The segment of a reservation that version 1 of the store made, whose link is unknown.
-
-It counts as on every link until an ADD of its pod follows, or the node restarts. No configuration
-can name it, since it begins with a space.
-"""
-
 _NAME = re.compile(r"[!-~]{1,128}")
 _KEYS = ("bridge", "master", "vlan", "vlanid")
 # The keys that each plugin reads: another key must not make two links of one.

@@ -17,7 +17,6 @@ from ipam.allocation import AddressChoice
 from ipam.changes import change
 from ipam.others import Others
 from ipam.ranges import Range, RangeSet
-from ipam.segments import BEFORE
 from ipam.store import Grant, Owner, Quota, Reservation, ReservedAddress, Usage
 from ipam.store_files import PerCall, StoreFiles
 from ipam.tables import Tables
@@ -142,11 +141,7 @@ class SqliteStore:
         """See Store.release_stale."""
         with self._files.transaction() as tables:
             # An imported reservation has no link, and may be in use on another node.
-            stale = [
-                held
-                for held in tables.all()
-                if held.boot != self.boot and held.segment not in ("", BEFORE)
-            ]
+            stale = [held for held in tables.all() if held.boot != self.boot and held.segment]
             self._write(tables, drop=stale)
         return stale
 

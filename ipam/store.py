@@ -13,7 +13,6 @@ from base.pod import Pod
 from cni.spec.attachment import Attachment
 from cni.spec.errors import CNIError, Code
 from ipam.ranges import Range, RangeSet
-from ipam.segments import BEFORE
 
 
 class Quota(msgspec.Struct, frozen=True):
@@ -43,8 +42,7 @@ class Reservation(msgspec.Struct, frozen=True, kw_only=True):
 
     `domain` is where the address is unique, `range` the network it was taken from (CIDR),
     `boot` the boot in which it was taken, `since` seconds since 1970. `segment` is the link that
-    it is used on, "" if that is unknown: all on the same segment can hear each other. BEFORE
-    (`ipam.segments`) counts as every link.
+    it is used on, "" if that is unknown: all on the same segment can hear each other.
     """
 
     domain: str
@@ -58,7 +56,7 @@ class Reservation(msgspec.Struct, frozen=True, kw_only=True):
     uid: str = ""
     boot: str = ""
     since: int = 0
-    segment: str = BEFORE  # a store of version 1 had none
+    segment: str = ""
 
     @property
     def attachment(self) -> Attachment:

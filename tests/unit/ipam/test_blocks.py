@@ -1,6 +1,5 @@
-"""Rows of leased blocks in the store: kept, checked, salvaged, added to version 2."""
+"""Rows of leased blocks in the store: kept, checked, salvaged."""
 
-import shutil
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -9,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cni.spec.errors import Code
+from cni.spec.errors import CNIError, Code
 from ipam import fsck, recovery
 from ipam.addresses import Interval, parse
 from ipam.blocks import Instance, LeasedBlock
@@ -139,20 +138,16 @@ def test_the_backup_copy_gives_the_identity_back(directory: Path) -> None:
     assert {row.boot for row in rows} == {""}
 
 
-def test_a_store_of_version_2_gets_the_tables(directory: Path) -> None:
+@pytest.mark.parametrize("version", [VERSION - 1, VERSION + 1])
+def test_a_store_of_another_version_stays_as_it_is(directory: Path, version: int) -> None:
     with closing(sqlite3.connect(directory / DATABASE)) as database:
-        database.execute("DROP TABLE block")
-        database.execute("DROP TABLE lessee")
         ((_, *rest),) = database.execute("SELECT version, store, seq, count FROM meta").fetchall()
-        content = (2, *rest)
-        database.execute("UPDATE meta SET version = 2, crc = ?", (crc_of(content),))
+        content = (version, *rest)
+        database.execute("UPDATE meta SET version = ?, crc = ?", (version, crc_of(content)))
         database.commit()
-    former = directory.with_name("former")
-    shutil.copytree(directory, former)
-    assert leases(directory) == (None, [])
-    assert [held.address for held in SqliteStore(directory, BOOT).reservations()] == ["10.0.0.1"]
-    with closing(sqlite3.connect(directory / DATABASE)) as database:
-        assert database.execute("SELECT version FROM meta").fetchall() == [(VERSION,)]
-    assert fsck.check(former, fail)
-    assert fsck.rebuild(former, lambda line: None)
-    assert leases(former) == (None, [])
+    before = {path.name: path.read_bytes() for path in directory.iterdir()}
+    for use in (SqliteStore(directory, BOOT).reservations, lambda: fsck.rebuild(directory, fail)):
+        with pytest.raises(CNIError, match="is of another podfabric") as caught:
+            use()
+        assert caught.value.code == Code.STORE_DAMAGED
+    assert {path.name: path.read_bytes() for path in directory.iterdir()} == before
