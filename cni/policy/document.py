@@ -66,7 +66,7 @@ class Subject(msgspec.Struct, frozen=True):
     service_accounts: Values | None = None
 
     def matches(self, pod: CallingPod) -> bool | None:
-        """Whether a pod is one of them; None if this node does not know what they look at."""
+        """Whether the subject is for a pod; None if this node lacks the labels or the account."""
         if self.namespaces is not None and not self.namespaces.allows(pod.namespace):
             return False
         found: bool | None = True

@@ -83,7 +83,7 @@ def allowing(rules: Rules, key: str, value: Any) -> Rules:  # noqa: ANN401 - of 
 
 
 def having(rules: Rules, intervals: Sequence[Span]) -> Rules:
-    """The rules within whose networks each interval lies."""
+    """The rules that have, for each interval, one network with all of its addresses."""
     return tuple(
         rule
         for rule in rules

@@ -129,7 +129,7 @@ def forget(paths: Paths, attachment: Attachment, device: str) -> None:
 
 def _make_searchable(paths: Paths) -> None:
     """Let a process without CAP_DAC_OVERRIDE find and remove sriov-cni's files."""
-    with suppress(FileNotFoundError):
+    with suppress(FileNotFoundError, NotADirectoryError):
         for directory in ("sriov", "sriov/pci"):
             (paths.cni_state / directory).chmod(0o700)
 
