@@ -350,7 +350,8 @@ class Groups:
         try:
             opened = LimitsFile(path)
         except LimitsLeased as error:
-            if group not in self._outlasting:
+            begun = self._outlasting.get(group)
+            if begun is None or begun.failed:
                 self._outlasting[group] = Outlasting(path)
             raise GroupLeased(f"group {group}: {error}") from None
         except LimitsInvalid as error:

@@ -9,7 +9,7 @@ import os
 import struct
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from ctypes import sizeof
 from pathlib import Path
 
@@ -72,6 +72,7 @@ class Outlasting:
     """
 
     def __init__(self, path: str) -> None:
+        self.failed = False
         self._path = path
         self._lock = threading.Lock()
         self._closed = False
@@ -87,13 +88,16 @@ class Outlasting:
                 self._descriptor = None
 
     def _open(self) -> None:
-        with suppress(OSError):  # the file is removed
+        try:
             descriptor = os.open(self._path, _OPENED & ~os.O_NONBLOCK)
-            with self._lock:
-                if self._closed:
-                    os.close(descriptor)
-                else:
-                    self._descriptor = descriptor
+        except OSError:  # the file is removed, or no descriptor is left
+            self.failed = True
+            return
+        with self._lock:
+            if self._closed:
+                os.close(descriptor)
+            else:
+                self._descriptor = descriptor
 
 
 class LimitsFile:
