@@ -138,7 +138,7 @@ class Node:
         self.files = Resident(place.directory)
         beside = place.compat != "None"
         self.lessee = Lessee(
-            RestApi(self.transport),
+            RestApi(self.transport, node=place.name),
             self.files,
             place.name,
             place.boot,

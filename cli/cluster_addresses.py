@@ -15,11 +15,12 @@ import msgspec
 from cli import output
 from cli.output import Cell, Table
 from ipam.addresses import Interval, parse, parse_interface, text
+from ipam.cluster import geometry
 from ipam.cluster.api import ApiError, ClusterApi, NotFound
 from ipam.cluster.controller.audit import contradictions
-from ipam.cluster.controller.block_index import BlockIndex, placed
+from ipam.cluster.controller.block_index import BlockIndex
 from ipam.cluster.controller.machines import Machines, Standing
-from ipam.cluster.controller.reclaim import CoversOthers, free_powered_off
+from ipam.cluster.controller.reclaim import free_powered_off
 from ipam.cluster.nv_ipam import entries
 from ipam.cluster.objects import AddressBlock, AddressPool, AddressShare, AnyLease
 from ipam.cluster.sticky import is_let_go
@@ -179,16 +180,16 @@ def _show(arguments: argparse.Namespace, api: ClusterApi) -> int:
 def _blocks_with(
     address: int, blocks: Iterable[AddressBlock]
 ) -> list[tuple[AddressBlock, Interval]]:
-    """The blocks that lease an address, each with the addresses of its rail."""
+    """The blocks that lease an address, each with its addresses."""
     found = []
     for block in blocks:
         try:
-            rails = [each.interval for each in placed(block)]
+            covered = geometry.interval(block)
         except ValueError:
             continue  # fsck names it
-        found += [(block, rail) for rail in rails if rail.first <= address <= rail.last]
-    covers = {block.spec.cover for block, _ in found}
-    return [each for each in found if each[0].metadata.name not in covers]
+        if covered.first <= address <= covered.last:
+            found.append((block, covered))
+    return found
 
 
 def _pools_with(address: int, pools: Iterable[AddressPool]) -> list[str]:
@@ -275,14 +276,12 @@ def _free(blocks: Iterable[AnyLease], api: ClusterApi) -> int:
 def _freed(block: AnyLease, api: ClusterApi) -> int:
     """Free a block and say so, or why not; the exit code."""
     name = block.metadata.name
-    why = "its holder answers, so its machine is not off"
-    try:
-        if _free_at_last(block, api):
-            sys.stdout.write(f"freed {name}, which {block.holder.node} leased\n")
-            return 0
-    except CoversOthers as error:
-        why = f"{error}: it is fenced, so say it again when these are gone"
-    sys.stderr.write(f"podfabric ipam: {name}: kept: {why}\n")
+    if _free_at_last(block, api):
+        sys.stdout.write(f"freed {name}, which {block.holder.node} leased\n")
+        return 0
+    sys.stderr.write(
+        f"podfabric ipam: {name}: kept: its holder answers, so its machine is not off\n"
+    )
     return 1
 
 

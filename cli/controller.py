@@ -66,17 +66,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the most pools that are made for the definitions of one namespace (default: 100)",
     )
     parser.add_argument(
-        "--ceding",
-        action="store_true",
-        help="nodes let others have free addresses of their blocks, in the pools that are made "
-        "from definitions from now on",
-    )
-    parser.add_argument(
-        "--ipam-claims",
-        action="store_true",
-        help="an AddressReservation that agents made for an IPAMClaim ends with that",
-    )
-    parser.add_argument(
         "--nv-ipam",
         default="",
         metavar="NAMESPACE",
@@ -141,8 +130,6 @@ def _serve(arguments: argparse.Namespace, ended: SimpleQueue[None], stack: ExitS
         Leadership(election, arguments.namespace, arguments.lease, identity),
         compat=arguments.compat,
         pools_per_namespace=POOLS_PER_NAMESPACE if most is None else most,
-        ceding=arguments.ceding,
-        ipam_claims=arguments.ipam_claims,
         nv_ipam=arguments.nv_ipam,
     )
     _open(arguments.metrics, ControllerExposition(process).text, process, stack)

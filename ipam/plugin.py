@@ -201,12 +201,6 @@ class AddressPlugin:
     def _reserve_of_nv_ipam(
         self, request: Request, segment: str | None, allowed: Allowance
     ) -> tuple[Result, Grant]:
-        if request.config.at(ipam_options.PERSISTENT, bool):
-            raise invalid_config(
-                f'"{ipam_options.PERSISTENT}": addresses of nv-ipam\'s pools are not kept for an '
-                'IPAMClaim: remove the key, or give the network another "ipam"'
-            )
-
         def usable(sets: Sequence[RangeSet]) -> Quota | None:
             _require_answerable(sets, request)
             return _quota(permitted.of_sets(allowed, (), sets))

@@ -20,7 +20,7 @@ from base import documents
 from base.documents import DocumentError
 from base.pod import Pod
 from cni.spec.attachment import Attachment
-from cni.spec.errors import CNIError, Code, invalid_config
+from cni.spec.errors import CNIError, Code
 from cni.spec.request import Request
 from ipam import options as ipam_options
 from ipam.departures import DepartedAttachment, Departures
@@ -219,11 +219,6 @@ class Stores:
         """The store that the request's addresses come from."""
         local = self._of_boot(boot)
         if (options.scope or self._scope()) == "node":
-            if options.persistent:
-                raise invalid_config(
-                    '"allowPersistentIPs": a node alone cannot keep the addresses of an IPAMClaim: '
-                    'set "scope": "cluster" in "ipam", or remove the key'
-                )
             return local
         from ipam.cluster.store import ClusterStore  # most nodes never need it
         from ipam.cluster.wants import NoClaims
@@ -239,6 +234,5 @@ class Stores:
             claims,
             leased,
             sticky=options.sticky,
-            persistent=options.persistent,
             **self._timing,
         )

@@ -14,7 +14,6 @@ from ipam.cluster.objects import AddressBlock, AddressPool, AddressShare, AnyRes
 SELECTABLE: Mapping[str, frozenset[str]] = {
     "AddressBlock": frozenset(
         {
-            "spec.cover",
             "spec.holder.instance",
             "spec.holder.node",
             "spec.pool",
@@ -22,19 +21,16 @@ SELECTABLE: Mapping[str, frozenset[str]] = {
             "spec.sticky.reservation",
         }
     ),
-    "AddressRequest": frozenset({"spec.instance", "spec.node", "spec.pool"}),
     "AddressReservation": frozenset({"spec.pool"}),
     "AddressShare": frozenset({"spec.node", "spec.pool"}),
 }
 IMMUTABLE: Mapping[str, tuple[str, ...]] = {
-    "AddressPool": ("spec.range", "spec.network_name", "spec.shared", "spec.rails"),
+    "AddressPool": ("spec.range", "spec.network_name", "spec.shared"),
     "AddressBlock": (
         "spec.pool",
         "spec.space",
         "spec.first",
         "spec.prefix",
-        "spec.rails",
-        "spec.cover",
         "spec.sticky",
     ),
     "AddressShare": ("spec.node", "spec.pool"),

@@ -25,14 +25,12 @@ from ipam.cluster.names import block_name, pool_name
 from ipam.cluster.objects import (
     AddressBlock,
     AddressPool,
-    AddressRequest,
     BlockSpec,
     BlockStatus,
     Holder,
     Meta,
     PoolSpec,
     ReclaimSpec,
-    RequestSpec,
 )
 from tests.api.server import ApiServer, name
 from tests.unit.cli.commands import short_path
@@ -152,7 +150,7 @@ def test_a_definition_becomes_a_pool_that_is_ready(
     wrong = _define(server, definitions, {"type": "whereabouts", "range": "10.90.0.0/99"})
     rounds = Rounds(controller)
     rounds.round(read_world(controller, lambda: 0.0))
-    for range_, size in (("10.90.0.0/24", 8), ("fd00:90::/64", 128)):
+    for range_, size in (("10.90.0.0/24", 4), ("fd00:90::/64", 128)):
         pool = server.admin.get(AddressPool, pool_name("", range_))
         assert pool.status.block_size == size
         assert _conditions(pool) == {"Ready": "True", "Exhausted": "False", "Conflict": "False"}
@@ -224,17 +222,6 @@ def test_a_mark_goes_with_what_the_next_holder_says_that_it_has_probed(
     assert rounds_of(2) == ("10.94.0.9", "10.94.0.13-10.94.0.15")
 
 
-def test_a_request_of_a_node_that_is_gone_is_deleted(
-    server: ApiServer, definitions: str, controller: KubernetesApi
-) -> None:
-    pool = _pool(server, "10.93.0.0/24", name("net"))
-    spec = RequestSpec(pool=pool.metadata.name, node=name("gone"), instance=name("store"))
-    request = server.admin.create(AddressRequest(metadata=Meta(name=name("ask")), spec=spec))
-    Rounds(controller).round(read_world(controller, lambda: 0.0))
-    with pytest.raises(NotFound):
-        server.admin.get(AddressRequest, request.metadata.name)
-
-
 def test_it_may_not_do_what_it_does_not_need(server: ApiServer, controller: KubernetesApi) -> None:
     pool = _pool(server, "10.94.0.0/24", name("net"))
     with pytest.raises(Refused):
@@ -264,7 +251,7 @@ def test_the_process_leads_follows_and_gives_its_lease_back(
         until(lambda: process.rounds > 0)
         assert server.admin.lease(NAMESPACE, "podfabric-controller").holder == "only"
         pool = _pool(server, "10.95.0.0/24", name("net"))
-        until(lambda: server.admin.get(AddressPool, pool.metadata.name).status.block_size == 8)
+        until(lambda: server.admin.get(AddressPool, pool.metadata.name).status.block_size == 4)
         _define(server, definitions, {"type": "whereabouts", "range": "10.97.0.0/24"})
         until(lambda: pool_name("", "10.97.0.0/24") in _ready(server), pause=0.1)
     finally:
@@ -295,7 +282,7 @@ def test_podfabric_controller_serves_until_sigterm(
         try:
             until(lambda: b"leads" in _asked(health))
             pool = _pool(server, "10.96.0.0/24", name("net"))
-            until(lambda: server.admin.get(AddressPool, pool.metadata.name).status.block_size == 8)
+            until(lambda: server.admin.get(AddressPool, pool.metadata.name).status.block_size == 4)
             os.kill(process.pid, signal.SIGTERM)
             assert process.wait(PATIENCE) == 0
         finally:

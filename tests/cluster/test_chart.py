@@ -20,11 +20,8 @@ Manifest = dict[str, Any]
 OPENSHIFT = ("-f", str(CHART / "values-openshift.yaml"))
 METRICS = ("--set", "metrics.proxy.enabled=true,metrics.serviceMonitor.enabled=true")
 CUSTODIAN = ("-s", "templates/custodian.yaml")
-ADDRESSES = (
-    *("addressblocks", "addresspools", "addressrequests", "addressreservations"),
-    "addressshares",
-)
-POLICIES = ("podfabric-own-blocks", "podfabric-own-requests", "podfabric-own-shares")
+ADDRESSES = ("addressblocks", "addresspools", "addressreservations", "addressshares")
+POLICIES = ("podfabric-own-blocks", "podfabric-own-shares")
 CONTROLLERS = (
     *("Deployment", "PodDisruptionBudget", "ServiceAccount"),
     *("ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"),
@@ -396,8 +393,7 @@ def test_configuration_comes_to_the_nodes_as_it_is_written() -> None:
     written = yaml.safe_load(objects["ConfigMap", "podfabric"]["data"]["config.yaml"])
     values = yaml.safe_load((CHART / "values.yaml").read_text())["ipam"]
     assert values["scope"] == "cluster"
-    # The controller's, a matter of rights, and what is not followed.
-    for key in ("ceding", "ipamClaims", "nv_ipam", "nv_ipam_namespace"):
+    for key in ("nv_ipam", "nv_ipam_namespace"):  # what is not followed
         values.pop(key, None)
     assert scope.of(values, "values.yaml").scope == "cluster"  # an agent can read it
     assert written == {**config, "ipam": values, "policy": {"cluster": True}}
@@ -421,7 +417,6 @@ def test_what_agents_read_at_their_start_only_replaces_them() -> None:
     assert _replaced_by('ipam.nv_ipam="follow"')
     assert _replaced_by("config.agent.sweep=false")
     assert not _replaced_by("config.agent.workers=8", 'config.pools=[{"name":"rdma/vf"}]')
-    assert not _replaced_by("ipam.ceding=true")
     at_start = {"ipam", *settings.Settings.__struct_fields__} & settings.AT_START_ONLY
     assert at_start == {"ipam", "listen", "sweep"}  # those that the chart's checksum is about
     of_gpus = {key for _, key in gpu_limits.AT_START_ONLY}
@@ -455,42 +450,6 @@ def test_the_launcher_is_whereabouts_too_where_its_objects_are_looked_at() -> No
     assert _installed(install) == set(EVERY)
     (install,) = _pod(_objects())["initContainers"]
     assert install["args"] == ["install"]
-
-
-def test_pods_and_claims_are_read_only_where_pods_may_name_ipam_claims() -> None:
-    def rights(role: str, *sets: str) -> set[tuple[str, str]]:
-        rules = _objects(*sets)["ClusterRole", role]["rules"]
-        return {
-            (resource, verb)
-            for rule in rules
-            for resource in rule["resources"]
-            for verb in rule["verbs"]
-        }
-
-    on = ("--set", "ipam.ipamClaims=true")
-    assert rights("podfabric-agent", *on) - rights("podfabric-agent") == {
-        ("addressreservations", "create"),
-        ("pods", "get"),
-        ("ipamclaims", "get"),
-        ("ipamclaims/status", "update"),
-    }
-    assert rights("podfabric-controller", *on) - rights("podfabric-controller") == {
-        ("ipamclaims", "list"),
-    }
-    objects = _objects(*on)
-    for values, is_told in ((on, True), ((), False)):
-        deployment = _objects(*values)["Deployment", "podfabric-controller"]
-        (controller,) = deployment["spec"]["template"]["spec"]["containers"]
-        assert ("--ipam-claims" in controller["args"]) is is_told
-    name = "podfabric-claimed-reservations"
-    assert objects.keys() - _objects().keys() == {
-        ("ValidatingAdmissionPolicy", name),
-        ("ValidatingAdmissionPolicyBinding", name),
-    }
-    spec = objects["ValidatingAdmissionPolicy", name]["spec"]
-    assert spec["failurePolicy"] == "Fail"
-    binding = objects["ValidatingAdmissionPolicyBinding", name]["spec"]
-    assert binding == {"policyName": name, "validationActions": ["Deny", "Audit"]}
 
 
 @pytest.mark.parametrize("values", [(), PARTS_OF_GPUS], ids=["hcas", "gpus"])

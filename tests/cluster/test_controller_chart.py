@@ -73,8 +73,6 @@ def test_its_rights_at_the_api_server_are_those_that_it_uses() -> None:
         "addresspools/status: update",
         "addressblocks: get list watch update delete",
         "addressblocks/status: update",
-        "addressrequests: list watch delete",
-        "addressrequests/status: update",
         "addressreservations: get list watch delete",
         "addressreservations/status: update",
         "addressshares: list watch update delete",

@@ -113,10 +113,9 @@ helm.sh/hook: post-delete
 helm.sh/hook-weight: {{ . | quote }}
 {{- end }}
 
-{{- /* The part `ipam` of the nodes' config.yaml. `ceding` is for the controller, `ipamClaims` a
-matter of rights: agents refuse a key that they do not know. */}}
+{{- /* The part `ipam` of the nodes' config.yaml. */}}
 {{- define "podfabric.ipam" -}}
-{{- $ipam := omit .Values.ipam "ceding" "ipamClaims" -}}
+{{- $ipam := .Values.ipam -}}
 {{- if eq (default "none" .Values.ipam.nv_ipam) "none" -}}
 {{- $ipam = omit $ipam "nv_ipam" "nv_ipam_namespace" -}}
 {{- end -}}

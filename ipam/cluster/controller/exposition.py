@@ -115,7 +115,6 @@ def _of_blocks(seen: Seen) -> Iterator[Metric]:
         standings.add_metric((standing,), count)
     yield standings
     for name, text, value in (
-        ("requests", "AddressRequests that wait.", seen.requests),
         ("contradictions", "What fsck --cluster would report.", seen.contradictions),
         ("nodes_over_limit", "Nodes with more blocks than their pool allows.", seen.over_limit),
         ("unusable_definitions", "Definitions that get no pool.", seen.unusable),

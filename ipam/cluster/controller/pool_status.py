@@ -16,7 +16,6 @@ from ipam.cluster.objects import (
     PoolSpec,
     PoolStatus,
 )
-from ipam.cluster.rails import Rails
 from ipam.ranges import merged, never_usable, of_network
 
 MOST = 2**63 - 1  # that a number of the API server can be
@@ -59,7 +58,6 @@ def status(
         ]
         return PoolStatus(
             space=plan.space,
-            rail_of=plan.rail_of,
             probe=probe,
             conditions=pool_conditions.dated(pool, conditions, now),
         )
@@ -83,11 +81,7 @@ def status(
         ),
         addresses=AddressCounts(
             capacity=min(_capacity(whole, holes), MOST),
-            used=sum(
-                block.status.used
-                for placed in leased
-                for block in (placed.block, *index.sub_blocks(placed.block.metadata.name))
-            ),
+            used=sum(placed.block.status.used for placed in leased),
         ),
         free_map=free_map(indexes, geometry.total) if mapped else "",
         high_water=min(indexes[-1] + 1, MOST) if indexes else 0,
@@ -114,10 +108,9 @@ def differs_in_use_only(old: PoolStatus, new: PoolStatus) -> bool:
 
 def decides_alike(old: PoolStatus, new: PoolStatus) -> bool:
     """Whether no node decides otherwise by the new status: only counts and hints may differ."""
-    return (old.space, old.block_size, old.rail_of, old.conditions) == (
+    return (old.space, old.block_size, old.conditions) == (
         new.space,
         new.block_size,
-        new.rail_of,
         new.conditions,
     )
 
@@ -133,7 +126,6 @@ def _covered(placed: PlacedBlock, geometry: Geometry) -> range:
 
 def _holes(spec: PoolSpec, range_: Network) -> tuple[Interval, ...]:
     """What no network of the pool may hand out. An exclude that cannot be read excludes nothing."""
-    rails = Rails.readable(spec)
     try:
         first, last = of_network(range_)
     except ValueError:  # a /31 or /32: only networks with use_all_addresses have addresses there
@@ -145,7 +137,7 @@ def _holes(spec: PoolSpec, range_: Network) -> tuple[Interval, ...]:
         holes.append(Interval(last + 1, range_.last))
     for written in spec.exclude:
         try:
-            excluded = rails.on_main(parse_interval(written))
+            excluded = parse_interval(written)
         except ValueError:
             continue
         start, end = max(excluded.first, range_.address), min(excluded.last, range_.last)

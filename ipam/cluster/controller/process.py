@@ -22,7 +22,6 @@ from ipam.cluster.nv_ipam.objects import NvCIDRPool, NvIPPool
 from ipam.cluster.objects import (
     AddressBlock,
     AddressPool,
-    AddressRequest,
     AddressReservation,
     AddressShare,
     Compat,
@@ -60,7 +59,6 @@ class LiveView:
         self._nodes = NodePoll(api, changed, _until_next_poll, clock)
         self._pools = Mirror(api, AddressPool, changed)
         self._blocks = Mirror(api, AddressBlock, changed)
-        self._requests = Mirror(api, AddressRequest, changed)
         self._shares = Mirror(api, AddressShare, changed)
         self._reservations = Mirror(api, AddressReservation, changed)
         self._ippools = Mirror(api, NvIPPool, changed, namespace=nv_ipam) if nv_ipam else None
@@ -72,11 +70,9 @@ class LiveView:
     def world(self) -> World | None:
         """The cluster now; None before the first lists. Definitions are as they were if they cannot
         be read."""
-        pools, blocks, requests = self._pools.items(), self._blocks.items(), self._requests.items()
+        pools, blocks = self._pools.items(), self._blocks.items()
         reservations, polled = self._reservations.items(), self._nodes.last
-        if pools is None or blocks is None or requests is None:
-            return None
-        if reservations is None or polled is None:
+        if pools is None or blocks is None or reservations is None or polled is None:
             return None
         now = self._clock()
         old = self._definitions_at is None or now - self._definitions_at >= DEFINITIONS_EVERY
@@ -90,7 +86,6 @@ class LiveView:
             definitions=tuple(self._definitions),
             pools=pools,
             blocks=blocks,
-            requests=requests,
             shares=self._shares.items() or (),
             reservations=reservations,
             ippools=(self._ippools.items() or ()) if self._ippools is not None else (),
@@ -110,7 +105,7 @@ class LiveView:
 
     def close(self) -> None:
         """Follow nothing any more."""
-        mirrors = (self._pools, self._blocks, self._requests, self._reservations, self._shares)
+        mirrors = (self._pools, self._blocks, self._reservations, self._shares)
         for follower in (self._nodes, *mirrors, self._redefined):
             follower.close()
         for pools in (self._ippools, self._cidrpools):
@@ -126,9 +121,8 @@ class ControllerProcess:
     """The controller from its start to `stop`.
 
     `election` renews the Lease and shares no rate limit with `api`, so that many writes do not
-    cost the leadership. `ceding` and `compat` are those of the pools that it makes. `nv_ipam` is
-    the namespace of nv-ipam's pools, where they are podfabric's own. `ipam_claims`: pods may name
-    IPAMClaims, which it may list.
+    cost the leadership. `compat` is that of the pools that it makes. `nv_ipam` is
+    the namespace of nv-ipam's pools, where they are podfabric's own.
     """
 
     def __init__(
@@ -136,17 +130,13 @@ class ControllerProcess:
         api: ClusterApi,
         leadership: Leadership,
         *,
-        ceding: bool = False,
         clock: Callable[[], float] = time.monotonic,
         pools_per_namespace: int = POOLS_PER_NAMESPACE,
         compat: Compat = "None",
         nv_ipam: str = "",
-        ipam_claims: bool = False,
     ) -> None:
         self._nv_ipam = nv_ipam
-        self._ipam_claims = ipam_claims
         self._compat: Compat = compat
-        self._ceding = ceding
         self.leadership = leadership
         self.counts = ReclaimCounts()
         self.errors: Counter[tuple[str, str]] = Counter()
@@ -219,9 +209,7 @@ class ControllerProcess:
             pools_per_namespace=self._pools_per_namespace,
             steps=steps,
             compat=self._compat,
-            ceding=self._ceding,
             nv_ipam=self._nv_ipam,
-            ipam_claims=self._ipam_claims,
         )
         try:
             while self._may_write():

@@ -27,7 +27,6 @@ from ipam.cluster.durations import seconds
 from ipam.cluster.objects import (
     AddressBlock,
     AddressPool,
-    AddressShare,
     AnyLease,
     Holder,
     ReclaimSpec,
@@ -216,8 +215,6 @@ class Reclaim:
             waited = self._clock() - fenced.time >= self._wait(block, standing)
             if not waited or read_at < fenced.time:
                 return 0
-            if sub_blocks_of(self._api, block):
-                return 1  # pods of other nodes have addresses of it
             probe = standing not in POWERED_OFF
             if probe and isinstance(block, AddressBlock):
                 mark(self._api, block, pools)  # before anyone can lease it
@@ -235,17 +232,6 @@ class Reclaim:
             return block.spec.max_offline_seconds + self._margin
         default = seconds(ReclaimSpec().max_offline)
         return self._offline.get(block.spec.pool, default) + self._margin
-
-
-class CoversOthers(ValueError):
-    """Nodes lease addresses of a block as sub-blocks, so it stays fenced."""
-
-
-def sub_blocks_of(api: ClusterApi, block: AnyLease) -> tuple[AddressBlock, ...]:
-    """The sub-blocks of a block that is fenced: no other one is used from then on. ApiError."""
-    if isinstance(block, AddressShare):
-        return ()
-    return api.list(AddressBlock, {"spec.cover": block.metadata.name}).items
 
 
 def fence(api: ClusterApi, block: Leased) -> Leased:
@@ -270,14 +256,11 @@ def free_powered_off(api: ClusterApi, block: AnyLease) -> bool:
     """Free a block whose holder's machine is off, as an administrator says; False if it changed.
 
     Fence, then delete what the fence left: a holder that runs all the same gets in between.
-    Raises CoversOthers.
     """
     try:
         if _is_let_go(block):
             return True
         fenced = block if block.spec.state == "Reclaiming" else fence(api, block)
-        if nodes := {each.spec.holder.node for each in sub_blocks_of(api, block)}:
-            raise CoversOthers(f"pods of {', '.join(sorted(nodes))} have addresses of it")
         give_to_others(api, fenced)
     except NotFound:
         return True

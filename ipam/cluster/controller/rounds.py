@@ -27,10 +27,8 @@ from ipam.cluster.api import (
 from ipam.cluster.controller.audit import contradictions, decisive
 from ipam.cluster.controller.block_index import BlockIndex
 from ipam.cluster.controller.bound_pods import BoundPods
-from ipam.cluster.controller.claim_ends import ClaimEnds
 from ipam.cluster.controller.definitions import ReadDefinition, read
 from ipam.cluster.controller.machines import Machines, Standing
-from ipam.cluster.controller.market import Market
 from ipam.cluster.controller.nv_overlaps import Overlap, tell_overlaps
 from ipam.cluster.controller.nv_pools import NvPools
 from ipam.cluster.controller.nv_prefixes import NvPrefixes
@@ -43,14 +41,12 @@ from ipam.cluster.controller.probe_marks import ProbeMarks
 from ipam.cluster.controller.ranged import Plan
 from ipam.cluster.controller.reclaim import MARGIN, Reclaim, ReclaimCounts
 from ipam.cluster.controller.reports import Reports
-from ipam.cluster.controller.requests import Requests
 from ipam.cluster.controller.reservations import refused, reserve
 from ipam.cluster.controller.steps import Steps
 from ipam.cluster.nv_ipam.objects import NvCIDRPool, NvIPPool, NvPool
 from ipam.cluster.objects import (
     AddressBlock,
     AddressPool,
-    AddressRequest,
     AddressReservation,
     AddressShare,
     Compat,
@@ -75,7 +71,6 @@ class World(msgspec.Struct, frozen=True, kw_only=True):
     definitions: tuple[ReadDefinition, ...]
     pools: tuple[AddressPool, ...]
     blocks: tuple[AddressBlock, ...]
-    requests: tuple[AddressRequest, ...]
     shares: tuple[AddressShare, ...] = ()
     reservations: tuple[AddressReservation, ...] = ()
     ippools: tuple[NvIPPool, ...] = ()
@@ -98,7 +93,6 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     pools: tuple[AddressPool, ...] = ()
     states: Mapping[str, int] = {}  # blocks by their state
     standings: Mapping[str, int] = {}  # blocks by how their holders stand
-    requests: int = 0
     contradictions: int = 0  # what fsck --cluster would report
     over_limit: int = 0  # nodes that hold more blocks of a pool than it allows
     unusable: int = 0  # definitions that get no pool, and pools of nv-ipam that cannot be used
@@ -116,7 +110,6 @@ def read_world(api: ClusterApi, clock: Callable[[], float], nv_ipam: str = "") -
         definitions=tuple(read(api.network_definitions())),
         pools=api.list(AddressPool).items,
         blocks=api.list(AddressBlock).items,
-        requests=api.list(AddressRequest).items,
         shares=api.list(AddressShare).items,
         reservations=api.list(AddressReservation).items,
         ippools=api.list(NvIPPool, namespace=nv_ipam).items if nv_ipam else (),
@@ -128,9 +121,8 @@ class Rounds:
     """What one leader remembers from round to round. A new leader begins with nothing.
 
     `clock` is monotonic and of this process, `wall` gives times for people. `counts` outlives the
-    leader. `ceding` and `compat` are those of the pools that are made from definitions. `nv_ipam`
-    is the namespace of nv-ipam's pools that are podfabric's own. Without `ipam_claims` none is
-    listed.
+    leader. `compat` is that of the pools that are made from definitions. `nv_ipam` is the namespace
+    of nv-ipam's pools that are podfabric's own.
     """
 
     def __init__(
@@ -144,25 +136,19 @@ class Rounds:
         pools_per_namespace: int = POOLS_PER_NAMESPACE,
         steps: Steps | None = None,
         compat: Compat = "None",
-        ceding: bool = False,
         nv_ipam: str = "",
-        ipam_claims: bool = False,
     ) -> None:
         self._api = api
         self._clock = clock
         self._wall = wall
         self.steps = steps or Steps()
         self._reports = Reports(api, clock)
-        self._pool_maker = PoolMaker(
-            api, clock, self._reports, pools_per_namespace, ceding=ceding, compat=compat
-        )
+        self._pool_maker = PoolMaker(api, clock, self._reports, pools_per_namespace, compat=compat)
         self._nv_pools = NvPools(api, clock, self._reports, nv_ipam)
         self._nv_prefixes = NvPrefixes(api, clock, self._reports, nv_ipam)
         self._reclaim = Reclaim(api, clock, counts or ReclaimCounts(), margin)
-        self._requests = Requests(api, clock)
         self._reclaim_shares = Reclaim(api, clock, ReclaimCounts(), margin)
         self._bound_pods = BoundPods(api, clock)
-        self._claim_ends = ClaimEnds(api, clock) if ipam_claims else None
         self._owner_ends = OwnerEnds(api, clock, wall)
         self._paused_since: dict[str, float] = {}  # by the pool's uid
         self._written: dict[str, float] = {}  # when a status was, by the pool's uid
@@ -180,14 +166,10 @@ class Rounds:
         machines = Machines(world.nodes, (*world.blocks, *world.shares), self._bound_pods.on)
         polled = (world.read_at, world.read_until)
         standings = self._reclaim.step(world.blocks, pools, machines, polled, self.steps)
-        if self._claim_ends is not None:
-            self._claim_ends.step(world.reservations, self.steps)
         self._owner_ends.step(world.reservations, blocks, pools, self.steps)
         reserve(self._api, world.reservations, blocks, self.steps)
-        requests = self._requests.collect(world.requests, pools, machines, self.steps)
         self._reclaim_shares.step(world.shares, {}, machines, polled, self.steps)
         index = BlockIndex(blocks)
-        self._requests.answer(requests, pools, Market(index, standings), self.steps)
         found = contradictions(pools, world.blocks, index)
         quarantined = _quarantined(world.blocks, standings)
         conflicts: defaultdict[str, list[str]] = defaultdict(list)
@@ -208,7 +190,6 @@ class Rounds:
             pools=tuple(pools.values()),
             states=Counter(block.spec.state for block in world.blocks),
             standings=Counter(standing.name.lower() for standing in standings.values()),
-            requests=len(requests),
             contradictions=len(found),
             over_limit=over_limit,
             unusable=unusable,
@@ -334,8 +315,8 @@ class Rounds:
 
 def _decides(plan: Plan, pool: AddressPool, marks: ProbeMarks) -> bool:
     status = pool.status
-    decided = status.space, status.block_size, status.rail_of, status.probe
-    return (plan.space, plan.block_size, plan.rail_of, marks.of(pool, plan.space)) != decided
+    decided = status.space, status.block_size, status.probe
+    return (plan.space, plan.block_size, marks.of(pool, plan.space)) != decided
 
 
 def _quarantined(

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from cni.spec.errors import CNIError
-from ipam.cluster.wants import Claims, NamedClaim, Occupancy, PoolPending, PoolRange, Want
+from ipam.cluster.wants import Claims, Occupancy, PoolPending, PoolRange, Want
 from ipam.store import Grant, Owner
 
 
@@ -25,13 +25,6 @@ class OwnClaims:
     def kept(self, owner: Owner, ranges: Collection[PoolRange]) -> Mapping[PoolRange, int]:
         """See Claims.kept: whereabouts knows nothing of these pools."""
         return {}
-
-    def claimed(self, owner: Owner) -> NamedClaim | None:
-        """See Claims.claimed. Definitions of nv-ipam have no claims."""
-        return None
-
-    def fill(self, claim: NamedClaim, owner: Owner, grant: Grant) -> None:
-        """See Claims.fill."""
 
     def announce(self, owner: Owner, grant: Grant) -> bool:
         """See Claims.announce: there is nothing to tell whereabouts."""

@@ -87,7 +87,6 @@ def address_pool(
             network_name=domain_of(pool.key),
             exclude=foreign(pool, shares, overlap),
             block_size=1 << (size.bit_length() - 1) if size > 0 else 0,
-            ceding=True,  # no ADD fails while there is a free address
         ),
     )
 

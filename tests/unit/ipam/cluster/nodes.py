@@ -167,12 +167,6 @@ class ClusterNode:
         """DEL of the pod's first sandbox."""
         self.plugin.delete(request("DEL", ipam, container or f"{pod}-1", pod=pod))
 
-    def notice(self) -> None:
-        """See what a watch of the node's blocks shows."""
-        for block in self.server.look_at_all(AddressBlock, {"spec.holder.node": self.name}).items:
-            if block.spec.cede_wanted:
-                self.lessee._sharing.notice(block.metadata.name)
-
     def steps(self, count: int = 1, seconds: float = 5.0) -> None:
         """What the lessee does in a while, by steps of the clock."""
         for _ in range(count):

@@ -34,9 +34,7 @@ class Controller:
 
     def restart(self) -> None:
         """A new leader, which remembers nothing."""
-        self.rounds = Rounds(
-            self.client, clock=self.clock, wall=self.clock, ceding=False, nv_ipam=NAMESPACE
-        )
+        self.rounds = Rounds(self.client, clock=self.clock, wall=self.clock, nv_ipam=NAMESPACE)
 
     def round(self) -> Seen:
         seen = self.rounds.round(read_world(self.client, self.clock, NAMESPACE))
@@ -131,7 +129,6 @@ class OwnNode(NodeVerbs):
         self.owner.step()
         if self.cidrpools() is not None:
             self.follower.step()
-        self.leases.notice()
         self.leases.lessee.step()
 
     def imports(self, reservations: Iterable[Reservation]) -> None:

@@ -337,13 +337,13 @@ def test_an_address_pool_has_what_the_ippool_says_and_keeps_what_others_write(
     pool = own_pool(world.server)
     assert pool.metadata.name.endswith("-10.0.0.0-24")
     assert (pool.spec.network_name, pool.spec.range) == ("nv-ipam/ippool/pool", "10.0.0.0/24")
-    assert (pool.spec.block_size, pool.spec.exclude, pool.spec.ceding) == (32, (), True)
-    world.server.put(replace(pool, spec=replace(pool.spec, ceding=False, max_blocks_per_node=2)))
+    assert (pool.spec.block_size, pool.spec.exclude) == (32, ())
+    world.server.put(replace(pool, spec=replace(pool.spec, max_blocks_per_node=2)))
     put_ippool(world.server, {"b": ("10.0.0.1", "10.0.0.9")}, per_node_block_size=9)
     world.controller.round()
     spec = own_pool(world.server).spec
     assert (spec.block_size, spec.exclude) == (8, ("10.0.0.1-10.0.0.9",))
-    assert (spec.ceding, spec.max_blocks_per_node) == (False, 2)
+    assert spec.max_blocks_per_node == 2
 
 
 def test_many_entries_are_excluded_by_few_runs_and_none_is_missed(world: World) -> None:
