@@ -8,7 +8,7 @@ An agent that leaves its node attaches no pod, and ends its service when the nod
 
 At SIGTERM it closes its sockets, gives the lock to the next agent, which may have been waiting for
 it, and finishes its running calls. So two agents may be at work for a while, in calls for different
-attachments, as an agent and a fallback may.
+attachments.
 """
 
 import errno
@@ -96,7 +96,6 @@ def run(
         procfs.use(paths.proc)
         startup.allow_descriptors()
         with ExitStack() as stack:
-            startup.claim(paths)
             agent = Agent(paths, loaded, extra, stack, leaving)
             if agent.wait():
                 if watch is not None:
