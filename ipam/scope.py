@@ -226,17 +226,16 @@ class Stores:
                 )
             return local
         from ipam.cluster.store import ClusterStore  # most nodes never need it
-        from ipam.cluster.wants import NoClaims
+        from ipam.cluster.wants import of_agent
 
         leased = {
             (range_.domain, range_.network)
             for range_set in options.sets
             for range_ in range_set.ranges
         }
-        claims = self._claims or NoClaims(self._compat() == "Coexist")
         return ClusterStore(
             local,
-            claims,
+            of_agent(self._claims),
             leased,
             sticky=options.sticky,
             persistent=options.persistent,

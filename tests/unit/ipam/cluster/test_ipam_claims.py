@@ -12,9 +12,6 @@ from cni.spec.errors import CNIError, Code
 from ipam.cluster.api import Refused
 from ipam.cluster.ipam_claims import IPAMClaim, IPAMClaimStatus, PodObject
 from ipam.cluster.objects import AddressBlock, AddressReservation, Condition
-from ipam.cluster.wants import NoClaims
-from ipam.plugin import AddressPlugin
-from ipam.scope import Stores
 from tests.fake_api import FakeApi, Fault
 from tests.ipam_claims import claim, delete, pod, selection
 from tests.unit.ipam.calls import Json, error_of, request
@@ -399,13 +396,6 @@ def test_a_static_pod_is_known_by_its_copy(server: FakeApi, nodes: list[ClusterN
     annotations = plain.metadata.annotations | {"kubernetes.io/config.mirror": "hash"}
     server.put(replace(plain, metadata=replace(plain.metadata, annotations=annotations)))
     assert add(nodes[0], "static", uid="of-the-file")
-
-
-def test_the_fallback_says_that_it_cannot_read_the_claim(nodes: list[ClusterNode]) -> None:
-    a = nodes[0]
-    asked = request("ADD", IPAM, "c", ifname="net1", pod="vm-a", config=PERSISTENT)
-    plugin = AddressPlugin(Stores(a.files, lambda: "cluster", NoClaims()), lambda: a.boot)
-    assert "only podfabric's agent" in error_of(lambda: plugin.add(asked)).message
 
 
 def life(a: ClusterNode, b: ClusterNode, moved: list[str]) -> None:

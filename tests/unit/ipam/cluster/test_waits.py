@@ -21,10 +21,19 @@ from ipam.cluster.lessee import Lessee
 from ipam.cluster.objects import AddressBlock
 from ipam.cluster.rest_api import RestApi
 from ipam.cluster.rest_requests import Response, Transport
-from ipam.cluster.wants import PATIENCE, POOL_PATIENCE, Claims, NoClaims, PoolPending, Want
+from ipam.cluster.wants import (
+    PATIENCE,
+    POOL_PATIENCE,
+    Claims,
+    LeasesNothing,
+    PoolPending,
+    PoolRange,
+    Want,
+)
 from ipam.resident import Resident
 from ipam.scope import Stores
 from ipam.sqlite_store import SqliteStore
+from ipam.store import Grant, Owner
 from ipam.store_files import PerCall
 from tests.fake_api import FakeApi
 from tests.unit.ipam.calls import BOOT, error_of, owner, range_of, sets_of
@@ -47,11 +56,35 @@ class Time:
         self.now += seconds
 
 
+class NoClaims:
+    """What `Claims` have beside `claim`, for a node that leases nothing."""
+
+    def kept(self, owner: Owner, ranges: object) -> dict[PoolRange, int]:
+        return {}
+
+    def claimed(self, owner: Owner) -> None:
+        return None
+
+    def fill(self, claim: object, owner: Owner, grant: Grant) -> None:
+        pass
+
+    def announce(self, owner: Owner, grant: Grant) -> bool:
+        return True
+
+    def used(self, want: Want, occupancy: object) -> None:
+        pass
+
+    def failed(self, owner: Owner, error: CNIError) -> None:
+        pass
+
+    def unable(self, wants: Sequence[Want]) -> str:
+        return "nothing is leased"
+
+
 class Refusing(NoClaims):
     """Claims that end with an error, each after some time."""
 
     def __init__(self, clock: Time, error: CNIError, seconds: float = 0.0) -> None:
-        super().__init__()
         self.asked = 0
         self._clock = clock
         self._error = error
@@ -156,7 +189,6 @@ class Ending(NoClaims):
     """Claims in vain; meanwhile a pod of this node ends."""
 
     def __init__(self, local: SqliteStore, container: str) -> None:
-        super().__init__()
         self.asked = 0
         self._local = local
         self._container = container
@@ -205,10 +237,9 @@ def test_a_definite_answer_ends_it_at_once(tmp_path: Path, clock: Time, code: Co
 
 
 def test_a_process_that_leases_nothing_does_not_wait(tmp_path: Path, clock: Time) -> None:
-    error = waits(tmp_path, NoClaims())
-    assert error.code == Code.TRY_AGAIN
-    assert "only podfabric's agent can lease more" in error.message
-    assert clock.now == 0.0
+    claims = Refusing(clock, LeasesNothing("nothing"))
+    assert waits(tmp_path, claims).code == Code.TRY_AGAIN
+    assert (claims.asked, clock.now) == (1, 0.0)
 
 
 def test_both_waits_fit_into_a_call(tmp_path: Path, clock: Time) -> None:
