@@ -62,8 +62,8 @@ from host import procfs
 from ipam.delegation import OURS, TAKEN_OVER
 from ipam.executable import IpamExecutable
 from ipam.plugin import AddressPlugin
-from ipam.resident import Resident
 from ipam.scope import Scope, Stores
+from ipam.store_files import StoreFiles
 
 LOOK_EVERY = 1.0  # seconds, for SIGTERM while another agent serves
 PAUSE = 0.02  # seconds between two attempts to get its lock
@@ -130,7 +130,7 @@ class Agent:
         self._paths = paths
         self._loaded = loaded
         self._stack = stack
-        self._store = Resident(paths.ipam)
+        self._store = StoreFiles(paths.ipam)
         stack.callback(self._store.close)
         ipam = loaded.settings.ipam
         self._lessee = cluster_addresses.lessee_of(paths, self._store, ipam)

@@ -28,7 +28,7 @@ from ipam.options import IpamOptions
 from ipam.recovery import DATABASE
 from ipam.sqlite_store import SqliteStore
 from ipam.store import Owner, Store
-from ipam.store_files import PerCall, StoreFiles
+from ipam.store_files import StoreFiles
 
 if TYPE_CHECKING:
     from ipam.cluster.wants import Claims
@@ -148,7 +148,7 @@ def _in_call(read: Callable[[Path], T], path: Path) -> T:
 def _has_leased(store: Path) -> bool:
     if not (store / DATABASE).exists():
         return False
-    with PerCall(store).transaction() as tables:
+    with StoreFiles(store, kept=False).transaction() as tables:
         return tables.instance() is not None
 
 

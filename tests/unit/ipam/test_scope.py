@@ -8,7 +8,7 @@ from cni.spec.errors import Code
 from ipam import scope
 from ipam.plugin import AddressPlugin
 from ipam.scope import Stores
-from ipam.store_files import PerCall
+from ipam.store_files import StoreFiles
 from tests.fake_api import FakeApi
 from tests.unit.ipam.calls import error_of, request
 from tests.unit.ipam.cluster.nodes import RANGE, ClusterNode, blocks_of, put_pool
@@ -50,7 +50,7 @@ def test_a_node_whose_agent_leases_is_the_cluster_s_where_its_file_says_nothing(
     assert source() == "cluster"
     path.write_text("policy: {}\n")
     assert source() == "cluster"
-    stores = Stores(PerCall(node.directory), source, clock=node.clock)
+    stores = Stores(StoreFiles(node.directory, kept=False), source, clock=node.clock)
     executable = AddressPlugin(stores, lambda: node.boot)
     error = error_of(lambda: executable.add(request("ADD", {"range": RANGE}, "p1-1", pod="p1")))
     assert error.code == Code.TRY_AGAIN
@@ -100,7 +100,7 @@ def test_without_the_agent_adds_of_the_cluster_are_11_and_dels_work(
 ) -> None:
     node.add("p0")
     node.api.calls.clear()
-    stores = Stores(PerCall(node.directory), lambda: "cluster", clock=node.clock)
+    stores = Stores(StoreFiles(node.directory, kept=False), lambda: "cluster", clock=node.clock)
     plugin = AddressPlugin(stores, lambda: node.boot)
     error = error_of(lambda: plugin.add(request("ADD", {"range": RANGE}, "p1-1", pod="p1")))
     assert (error.code, "only podfabric's agent" in error.message) == (Code.TRY_AGAIN, True)

@@ -15,7 +15,7 @@ from ipam.addresses import parse
 from ipam.cluster.ceding import REVIEW_EVERY
 from ipam.cluster.lessee import Lessee
 from ipam.cluster.objects import AddressBlock
-from ipam.resident import Resident
+from ipam.store_files import StoreFiles
 from tests.fake_api import FakeApi, Fault, Faults
 from tests.unit.ipam.cluster.audit import audit, rows_of
 from tests.unit.ipam.cluster.nodes import ClusterNode
@@ -231,7 +231,7 @@ def test_a_lessee_that_cannot_cede_waits_before_it_tries_again(
     monkeypatch.setattr("ipam.cluster.lessee.LOOK_EVERY", 600.0)
     server = FakeApi()
     server.add_node("node-a", "machine", "uuid", "boot-1")
-    files = Resident(tmp_path, report=lambda text: None)
+    files = StoreFiles(tmp_path, report=lambda text: None)
     lessee = Lessee(server.client("node-a"), files, "node-a", "boot-1")
     steps: list[bool] = []
     stepped = threading.Condition()

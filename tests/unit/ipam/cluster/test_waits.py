@@ -30,11 +30,10 @@ from ipam.cluster.wants import (
     PoolRange,
     Want,
 )
-from ipam.resident import Resident
 from ipam.scope import Stores
 from ipam.sqlite_store import SqliteStore
 from ipam.store import Grant, Owner
-from ipam.store_files import PerCall
+from ipam.store_files import StoreFiles
 from tests.fake_api import FakeApi
 from tests.unit.ipam.calls import BOOT, error_of, owner, range_of, sets_of
 from tests.unit.ipam.cluster.nodes import put_pool
@@ -106,7 +105,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Time:
 def waits(directory: Path, claims: Claims) -> CNIError:
     """The error of an ADD without a block."""
     made = store.ClusterStore(
-        SqliteStore(PerCall(directory, report=lambda text: None), BOOT),
+        SqliteStore(StoreFiles(directory, report=lambda text: None, kept=False), BOOT),
         claims,
         [(each.domain, each.network) for each in SETS[0].ranges],
     )
@@ -203,7 +202,7 @@ class Ending(NoClaims):
 def test_an_add_that_waits_gets_what_a_del_on_its_own_node_frees(
     tmp_path: Path, clock: Time
 ) -> None:
-    files = PerCall(tmp_path, report=lambda text: None)
+    files = StoreFiles(tmp_path, report=lambda text: None, kept=False)
     address = parse("10.0.0.1")
     BlockStore(files).put(
         LeasedBlock(
@@ -254,7 +253,7 @@ def lessee(tmp_path: Path) -> Iterator[Lessee]:
     server = FakeApi()
     put_pool(server, "10.0.0.0/24")
     server.add_node("node-a", "machine", "uuid", BOOT)
-    with closing(Resident(tmp_path / "kept", report=lambda text: None)) as files:
+    with closing(StoreFiles(tmp_path / "kept", report=lambda text: None)) as files:
         made = Lessee(server.client("node-a"), files, "node-a", BOOT)
         yield made
         made.close()
