@@ -8,7 +8,7 @@ An agent that leaves its node attaches no pod, and ends its service when the nod
 
 At SIGTERM it closes its sockets, gives the lock to the next agent, which may have been waiting for
 it, and finishes its running calls. So two agents may be at work for a while, in calls for different
-attachments, as an agent and a fallback may.
+attachments.
 """
 
 import errno
@@ -62,8 +62,8 @@ from host import procfs
 from ipam.delegation import OURS, TAKEN_OVER
 from ipam.executable import IpamExecutable
 from ipam.plugin import AddressPlugin
-from ipam.resident import Resident
 from ipam.scope import Scope, Stores
+from ipam.store_files import StoreFiles
 
 LOOK_EVERY = 1.0  # seconds, for SIGTERM while another agent serves
 PAUSE = 0.02  # seconds between two attempts to get its lock
@@ -96,7 +96,6 @@ def run(
         procfs.use(paths.proc)
         startup.allow_descriptors()
         with ExitStack() as stack:
-            startup.claim(paths)
             agent = Agent(paths, loaded, extra, stack, leaving)
             if agent.wait():
                 if watch is not None:
@@ -131,7 +130,7 @@ class Agent:
         self._paths = paths
         self._loaded = loaded
         self._stack = stack
-        self._store = Resident(paths.ipam)
+        self._store = StoreFiles(paths.ipam)
         stack.callback(self._store.close)
         ipam = loaded.settings.ipam
         self._lessee = cluster_addresses.lessee_of(paths, self._store, ipam)

@@ -28,7 +28,7 @@ from ipam.options import IpamOptions
 from ipam.recovery import DATABASE
 from ipam.sqlite_store import SqliteStore
 from ipam.store import Owner, Store
-from ipam.store_files import PerCall, StoreFiles
+from ipam.store_files import StoreFiles
 
 if TYPE_CHECKING:
     from ipam.cluster.wants import Claims
@@ -148,7 +148,7 @@ def _in_call(read: Callable[[Path], T], path: Path) -> T:
 def _has_leased(store: Path) -> bool:
     if not (store / DATABASE).exists():
         return False
-    with PerCall(store).transaction() as tables:
+    with StoreFiles(store, kept=False).transaction() as tables:
         return tables.instance() is not None
 
 
@@ -221,17 +221,16 @@ class Stores:
         if (options.scope or self._scope()) == "node":
             return local
         from ipam.cluster.store import ClusterStore  # most nodes never need it
-        from ipam.cluster.wants import NoClaims
+        from ipam.cluster.wants import of_agent
 
         leased = {
             (range_.domain, range_.network)
             for range_set in options.sets
             for range_ in range_set.ranges
         }
-        claims = self._claims or NoClaims(self._compat() == "Coexist")
         return ClusterStore(
             local,
-            claims,
+            of_agent(self._claims),
             leased,
             sticky=options.sticky,
             **self._timing,

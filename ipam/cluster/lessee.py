@@ -9,6 +9,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import NamedTuple, cast
 
 from base import loops
@@ -55,7 +56,7 @@ LOOK_EVERY = 1.0  # seconds between two looks at what has changed in the store
 _FIRST_RETRY, _LAST_RETRY = 1.0, 20.0  # seconds from a failure to the next attempt
 _AHEAD = 3.0  # seconds for what is leased ahead: ADDs wait meanwhile
 _RETURN_RETRY = 5.0  # seconds after something could not be given back
-_AT_ONCE = 32  # addresses that one claim leases for ADDs that wait
+_TOGETHER = 0.2  # seconds for further blocks, where several ADDs wait
 _QUIET = 120.0  # seconds without a claim after the API server has forgotten blocks
 _JOIN = 15.0  # seconds; a call to the API server takes about 10, and a launcher waits for 20
 
@@ -262,7 +263,6 @@ class Lessee:
 
     def _lease(self, want: Want, is_late: Callable[[], bool]) -> None:
         """Claim a block, or as many as the ADDs that wait need; every failure is a CNIError."""
-        leased: list[AddressBlock] = []
         try:
             if is_late() or self._closed:
                 raise Late
@@ -276,17 +276,7 @@ class Lessee:
                     "this node leases nothing for two minutes"
                 )
             assert self._claimant is not None
-            while not leased or _size(leased) < min(self._attempts.waiting(want), _AT_ONCE):
-                block = self._claimant.claim(want, is_late)
-                if block is None:
-                    break
-                self._leased(block)
-                leased.append(block)
-                if want.fixed or want.sticky is not None:
-                    break
-        except CNIError:
-            if not leased:
-                raise
+            leased = self._claimed(self._claimant, want, is_late)
         except Late:
             raise _no_address(want, "the time for it was over") from None
         except NotReadyYet as error:
@@ -300,13 +290,34 @@ class Lessee:
             what = "refuses" if isinstance(error, Refused) else "is away"
             raise _no_address(want, f"the API server {what}: {error}") from None
 
-    def _leased(self, block: AddressBlock) -> None:
+        if leased and not (want.fixed or want.sticky):
+            self._lease_more(self._claimant, want, is_late, leased)
+
+    def _claimed(self, claimant: Claimant, want: Want, is_late: Callable[[], bool]) -> int:
+        """Claim a block; how many addresses it has, 0 if a present one serves. See Claimant."""
+        block = claimant.claim(want, is_late)
+        if block is None:
+            return 0
         self._objects[block.metadata.name] = block
         self._upkeep.leased()
         _log.info("leases: leased %s", block.metadata.name)
         # Its pool's maxOffline may be the shortest.
         interval = self._interval([block.spec.max_offline_seconds])
         self._confirm_at = min(self._confirm_at, self._clock() + interval)
+        return _size(block)
+
+    def _lease_more(
+        self, claimant: Claimant, want: Want, is_late: Callable[[], bool], leased: int
+    ) -> None:
+        """Claim further blocks while more ADDs wait than were served, for a moment: the ADDs that
+        are served wait for the end. One that still has no address asks again."""
+        until = time.monotonic() + _TOGETHER
+        with suppress(ApiError, CNIError, Late, Unusable):
+            while leased < self._attempts.waiting(want) and time.monotonic() < until:
+                more = self._claimed(claimant, want, is_late)
+                if not more:
+                    return
+                leased += more
 
     # --- confirmation ------------------------------------------------------------------------
 
@@ -392,9 +403,10 @@ class Lessee:
         return self._failures.guarded(what, work)
 
 
-def _size(leased: Iterable[AddressBlock]) -> int:
-    """How many addresses the blocks have."""
-    return sum(each.last - each.first + 1 for each in map(geometry.interval, leased))
+def _size(block: AddressBlock) -> int:
+    """How many addresses the block has."""
+    covered = geometry.interval(block)
+    return covered.last - covered.first + 1
 
 
 def _no_address(want: Want, why: str) -> CNIError:

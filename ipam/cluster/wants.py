@@ -117,38 +117,12 @@ class Claims(Protocol):
         """Why `claim` would fail, as far as that is known without asking anybody."""
 
 
-class NoClaims:
-    """The `Claims` of a process that leases nothing: another than the agent. `coexist`: whereabouts
-    still hands out addresses of the same ranges on other nodes."""
-
-    def __init__(self, coexist: bool = False) -> None:
-        self._coexist = coexist
-
-    def claim(self, wants: Sequence[Want], deadline: float) -> None:
-        raise LeasesNothing(self.unable(wants))
-
-    def kept(self, owner: Owner, ranges: Collection[PoolRange]) -> Mapping[PoolRange, int]:
-        return {}
-
-    def announce(self, owner: Owner, grant: Grant) -> bool:
-        if self._coexist:
-            raise CNIError(
-                Code.TRY_AGAIN,
-                '"ipam.compat" is Coexist: only podfabric\'s agent can tell whereabouts which '
-                "addresses are used: nothing was reserved; see that the agent of this node runs",
-            )
-        return True
-
-    def used(self, want: Want, occupancy: Occupancy) -> None:
-        pass
-
-    def failed(self, owner: Owner, error: CNIError) -> None:
-        pass
-
-    def unable(self, wants: Sequence[Want]) -> str:
-        listed = ", ".join(str(want.range.network) for want in wants)
-        return (
-            f"this node has leased no free address of {listed}, and only podfabric's agent can "
-            "lease more: nothing was changed; see that the agent of this node runs, with "
-            '"ipam.scope": cluster in config.yaml, and whether its log says what it lacks for that'
+def of_agent(claims: Claims | None) -> Claims:
+    """Those of this process. LeasesNothing if it has none, as it is another than the agent."""
+    if claims is None:
+        raise LeasesNothing(
+            "only podfabric's agent hands out addresses of the cluster: nothing was reserved; have "
+            "the runtime start the launcher (`podfabric install`), and see that the agent of this "
+            'node runs; for addresses of this node alone set "ipam.scope" to node'
         )
+    return claims

@@ -98,10 +98,10 @@ class OwnNvIpam(NvIpam):
 
     def _leasing(self, store: SqliteStore, sets: Sequence[RangeSet]) -> "ClusterStore":
         from ipam.cluster.store import ClusterStore  # most nodes never need it
-        from ipam.cluster.wants import NoClaims
+        from ipam.cluster.wants import of_agent
 
         leased = {(each.domain, each.network) for set_ in sets for each in set_.ranges}
-        return ClusterStore(store, self._claims or NoClaims(), leased, **self._timing)
+        return ClusterStore(store, of_agent(self._claims), leased, **self._timing)
 
     def _resolved(self, options: NvIpamOptions, known: NodePools | None) -> ResolvedRequest:
         """The sets of a request. CNIError 7 for what no pool can give, 11 for what cannot be given

@@ -26,7 +26,7 @@ from ipam.departures import DIRECTORY
 from ipam.plugin import AddressPlugin
 from ipam.scope import Stores
 from ipam.sqlite_store import SqliteStore
-from ipam.store_files import PerCall
+from ipam.store_files import StoreFiles
 from ipam.tables import Tables
 from tests.api.server import ApiServer
 from tests.unit.ipam.calls import Json, request
@@ -96,7 +96,7 @@ class CrashingNode(ClusterNode):
         self.client = self._api_server.client(
             self._api_server.plane.directory / f"{self.name}.kubeconfig"
         )
-        self.files = PerCall(self.directory, report=lambda text: None)
+        self.files = StoreFiles(self.directory, report=lambda text: None, kept=False)
         self.lessee = Lessee(
             self.client,
             self.files,
@@ -143,12 +143,9 @@ class CrashingNode(ClusterNode):
     def plain(self) -> AddressPlugin:
         """The plugin in a process beside the agent: it leases nothing and calls no server."""
         stores = Stores(
-            PerCall(self.directory, report=lambda text: None),
+            StoreFiles(self.directory, report=lambda text: None, kept=False),
             lambda: "cluster",
             compat=lambda: self.compat,
-            clock=self.clock,
-            patience=0.0,
-            pool_patience=0.0,
         )
         return AddressPlugin(stores, lambda: self.boot)
 
@@ -158,7 +155,6 @@ class CrashingNode(ClusterNode):
             self.plain().delete(request("DEL", ipam, f"{pod}-1", pod=pod))
 
     def _keep_commits(self) -> None:
-        assert isinstance(self.files, PerCall)
         inner, number = self.files.transaction, 0
 
         def keep() -> None:

@@ -13,7 +13,7 @@ from ipam.cluster.nv_ipam.service import NvPoolService
 from ipam.nv_ipam.plugin import NvIpam
 from ipam.plugin import AddressPlugin
 from ipam.scope import Stores
-from ipam.store_files import PerCall
+from ipam.store_files import StoreFiles
 from tests.api.server import ACCOUNT, ApiServer
 from tests.cluster import programs
 from tests.unit.ipam.cluster.nv_ipam.nodes import NodeVerbs
@@ -133,7 +133,7 @@ class ApiNode(NodeVerbs):
 
     def start(self) -> None:
         """A new agent process."""
-        self.files = PerCall(self.directory, report=lambda line: None)
+        self.files = StoreFiles(self.directory, report=lambda line: None, kept=False)
         self.service = NvPoolService(self.client, self.files, self.name, self.boot, NAMESPACE)
         self.nv_ipam = NvIpam(self.directory, self.directory / "conf", self.service.follower)
         self.service.start()

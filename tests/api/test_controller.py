@@ -150,7 +150,7 @@ def test_a_definition_becomes_a_pool_that_is_ready(
     wrong = _define(server, definitions, {"type": "whereabouts", "range": "10.90.0.0/99"})
     rounds = Rounds(controller)
     rounds.round(read_world(controller, lambda: 0.0))
-    for range_, size in (("10.90.0.0/24", 4), ("fd00:90::/64", 128)):
+    for range_, size in (("10.90.0.0/24", 8), ("fd00:90::/64", 128)):
         pool = server.admin.get(AddressPool, pool_name("", range_))
         assert pool.status.block_size == size
         assert _conditions(pool) == {"Ready": "True", "Exhausted": "False", "Conflict": "False"}
@@ -251,7 +251,7 @@ def test_the_process_leads_follows_and_gives_its_lease_back(
         until(lambda: process.rounds > 0)
         assert server.admin.lease(NAMESPACE, "podfabric-controller").holder == "only"
         pool = _pool(server, "10.95.0.0/24", name("net"))
-        until(lambda: server.admin.get(AddressPool, pool.metadata.name).status.block_size == 4)
+        until(lambda: server.admin.get(AddressPool, pool.metadata.name).status.block_size == 8)
         _define(server, definitions, {"type": "whereabouts", "range": "10.97.0.0/24"})
         until(lambda: pool_name("", "10.97.0.0/24") in _ready(server), pause=0.1)
     finally:
@@ -282,7 +282,7 @@ def test_podfabric_controller_serves_until_sigterm(
         try:
             until(lambda: b"leads" in _asked(health))
             pool = _pool(server, "10.96.0.0/24", name("net"))
-            until(lambda: server.admin.get(AddressPool, pool.metadata.name).status.block_size == 4)
+            until(lambda: server.admin.get(AddressPool, pool.metadata.name).status.block_size == 8)
             os.kill(process.pid, signal.SIGTERM)
             assert process.wait(PATIENCE) == 0
         finally:

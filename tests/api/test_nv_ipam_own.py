@@ -16,7 +16,6 @@ from ipam.confirmed import boottime
 from ipam.nv_ipam.own import OwnNvIpam
 from ipam.plugin import AddressPlugin
 from ipam.scope import Stores
-from ipam.store_files import PerCall
 from tests.api import nv_ipam
 from tests.api.nv_ipam import NAMESPACE, put_entries, put_pool
 from tests.api.server import ApiServer, name
@@ -40,7 +39,6 @@ class OwnApiNode(NodeVerbs):
     ) -> None:
         self.leases = RealNode(server, directory / node, node)
         self.name, self.boot = node, self.leases.boot
-        assert isinstance(self.leases.files, PerCall)
         self.files = self.leases.files
         self.service = OwnPoolService(
             self.leases.client,

@@ -17,7 +17,7 @@ from ipam.nv_ipam.plugin import NvIpam
 from ipam.nv_ipam.pools import OWN_FILE, NodePool, NodePools, PoolsFile
 from ipam.plugin import AddressPlugin
 from ipam.scope import AddressSettings, Stores
-from ipam.store_files import PerCall
+from ipam.store_files import StoreFiles
 from tests.fake_api import FakeApi
 from tests.unit.ipam.calls import request
 from tests.unit.ipam.cluster.nv_ipam.nodes import NAMESPACE, NETWORK, put_cidrpool, put_ippool
@@ -29,7 +29,7 @@ OWN = AddressSettings(scope="cluster", nv_ipam="own")
 
 def test_a_node_that_does_not_follow_says_what_to_set(tmp_path: Path) -> None:
     paths, plain = Paths(state=tmp_path), AddressSettings(scope="cluster")
-    files = PerCall(paths.ipam)
+    files = StoreFiles(paths.ipam, kept=False)
     assert service_of(paths, files, plain, {"NODE_NAME": "a"}) is None
     none = plugin_of(paths, plain, None)
     calls = AddressPlugin(Stores(files), lambda: "boot-1", nv_ipam=none)
@@ -44,10 +44,13 @@ def test_an_agent_without_a_cluster_serves_by_the_file(
 ) -> None:
     paths = Paths(state=tmp_path)
     with caplog.at_level(logging.ERROR):
-        assert service_of(paths, PerCall(paths.ipam), FOLLOW, {"NODE_NAME": "a"}) is None
+        assert (
+            service_of(paths, StoreFiles(paths.ipam, kept=False), FOLLOW, {"NODE_NAME": "a"})
+            is None
+        )
     assert "no cluster to ask" in caplog.text
     assert plugin_of(paths, FOLLOW, None)() is not None
-    assert service_of(paths, PerCall(paths.ipam), OWN, {"NODE_NAME": "a"}) is None
+    assert service_of(paths, StoreFiles(paths.ipam, kept=False), OWN, {"NODE_NAME": "a"}) is None
     assert isinstance(plugin_of(paths, OWN, None)(), OwnNvIpam)
 
 
@@ -73,7 +76,7 @@ def test_a_process_for_one_call_serves_where_the_file_says_so(tmp_path: Path) ->
 
 
 def test_pools_that_the_node_owns_come_into_a_file_of_their_own(tmp_path: Path) -> None:
-    server, files = FakeApi(), PerCall(tmp_path, report=lambda line: None)
+    server, files = FakeApi(), StoreFiles(tmp_path, report=lambda line: None, kept=False)
     former = {
         key: NodePool(key=key, network="10.0.0.0/24") for key in ("ippool/old", "cidrpool/old")
     }
@@ -98,7 +101,7 @@ def test_pools_that_the_node_owns_come_into_a_file_of_their_own(tmp_path: Path) 
 
 
 def test_watches_wake_the_follower_and_adds_follow_the_pools(tmp_path: Path) -> None:
-    server, files = FakeApi(), PerCall(tmp_path, report=lambda line: None)
+    server, files = FakeApi(), StoreFiles(tmp_path, report=lambda line: None, kept=False)
     server.add_node("a")
     with closing(NvPoolService(server.client("a"), files, "a", "boot-1", NAMESPACE)) as service:
         service.start()

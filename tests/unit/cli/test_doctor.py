@@ -14,7 +14,7 @@ from base.paths import Paths
 from base.types import DeviceId
 from cli import doctor
 from cli.checks import Finding, Outcome, kernel, ok
-from cli.executables import PLUGINS, place_kept, script
+from cli.executables import PLUGINS, place_kept
 from cli.this_node import ThisNode
 from deviceplugin import checkpoint
 from deviceplugin.checkpoint import AllocatedHCA, Allocation
@@ -59,7 +59,7 @@ def node() -> Iterator[Paths]:
         paths.cni_bin.mkdir()
         (paths.cni_bin / "multus").write_text("")
         for name in PLUGINS:
-            (paths.cni_bin / name).write_bytes(script(name))
+            (paths.cni_bin / name).write_bytes(b"\x7fELFpodfabric launcher 1")
         yield paths
 
 

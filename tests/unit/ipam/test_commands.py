@@ -13,7 +13,7 @@ from base.paths import Paths
 from cli.commands import run
 from ipam.nv_ipam import importing
 from ipam.recovery import BACKUP, DATABASE, MARK, back_up
-from ipam.store_files import PerCall
+from ipam.store_files import StoreFiles
 from tests.unit.ipam.calls import NEXT_BOOT, Calls
 from tests.unit.ipam.nv_ipam.test_importing import checksummed
 from tests.unit.ipam.nv_ipam.test_importing import thousand as nv_ipam_store
@@ -135,7 +135,7 @@ def test_where_an_agent_has_given_no_address_yet_the_list_is_empty(node: Calls, 
 
 def saved(node: Calls) -> None:
     """Make a backup copy, as an agent does when it stops."""
-    with PerCall(node.directory).transaction() as tables:
+    with StoreFiles(node.directory, kept=False).transaction() as tables:
         back_up(node.directory, tables)
 
 

@@ -31,7 +31,7 @@ from ipam.nv_ipam.pools import NodePool, NodePools, PoolsFile
 from ipam.plugin import AddressPlugin
 from ipam.scope import Stores
 from ipam.sqlite_store import SqliteStore
-from ipam.store_files import PerCall
+from ipam.store_files import StoreFiles
 from tests.fake_api import FakeApi, Faults
 from tests.unit.ipam.calls import request
 from tests.unit.ipam.cluster.nodes import Clock
@@ -131,7 +131,7 @@ class NodeVerbs:
     name: str
     boot: str
     directory: Path
-    files: PerCall
+    files: StoreFiles
 
     @property
     def plugin(self) -> AddressPlugin:
@@ -211,7 +211,7 @@ class FollowingNode(NodeVerbs):
 
     def restart(self, *, follows: bool = True) -> None:
         """A new agent process."""
-        self.files = PerCall(self.directory, report=lambda line: None)
+        self.files = StoreFiles(self.directory, report=lambda line: None, kept=False)
         self.directory.mkdir(parents=True, exist_ok=True)
         self.follower = PoolFollower(
             self.api,

@@ -17,7 +17,6 @@ from ipam.nv_ipam.pools import ROUTED
 from ipam.plugin import AddressPlugin
 from ipam.scope import Stores
 from ipam.store import Reservation
-from ipam.store_files import PerCall
 from tests.fake_api import FakeApi, Faults
 from tests.unit.ipam.cluster.nodes import Clock, ClusterNode
 from tests.unit.ipam.cluster.nv_ipam.nodes import NAMESPACE, Looked, NodeVerbs
@@ -69,7 +68,6 @@ class OwnNode(NodeVerbs):
     def restart(self) -> None:
         """A new agent process."""
         self.leases.restart()
-        assert isinstance(self.leases.files, PerCall)
         self.files = self.leases.files
         self.owner = PoolOwner(
             self.api,

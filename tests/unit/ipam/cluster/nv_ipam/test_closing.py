@@ -13,7 +13,7 @@ from ipam.cluster.nv_ipam.service import NvPoolService, OwnPoolService
 from ipam.cluster.objects import AddressBlock
 from ipam.cluster.step_thread import _JOIN, StepThread
 from ipam.cluster.until_closed import UntilClosed
-from ipam.resident import Resident
+from ipam.store_files import StoreFiles
 from tests.fake_api import FakeApi
 from tests.silence import Silence
 from tests.unit.ipam.cluster.contract import block
@@ -21,14 +21,14 @@ from tests.waiting import PATIENCE, join, until
 
 
 @pytest.fixture
-def files(memory_path: Path) -> Iterator[Resident]:
-    with closing(Resident(memory_path / "ipam")) as files:
+def files(memory_path: Path) -> Iterator[StoreFiles]:
+    with closing(StoreFiles(memory_path / "ipam")) as files:
         yield files
 
 
 @pytest.mark.parametrize("form", [NvPoolService, OwnPoolService])
 def test_no_answer_to_a_read_is_waited_for(
-    files: Resident, form: type[NvPoolService] | type[OwnPoolService]
+    files: StoreFiles, form: type[NvPoolService] | type[OwnPoolService]
 ) -> None:
     server, silence = FakeApi(), Silence("nv-ipam", "get", "list")
     server.add_node("node-a")

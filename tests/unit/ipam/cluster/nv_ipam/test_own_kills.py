@@ -15,7 +15,7 @@ from base import files
 from cni.spec.errors import CNIError, Code
 from ipam.nv_ipam import importing, pools
 from ipam.sqlite_store import SqliteStore
-from ipam.store_files import PerCall
+from ipam.store_files import StoreFiles
 from ipam.tables import Tables
 from tests.fake_api import FakeClient
 from tests.unit.ipam.cluster.nv_ipam.nodes import FollowingNode, put_cidrpool, put_ippool
@@ -72,7 +72,7 @@ class Dying:
             self._arm_client(self.a.api)
             self.a.files.transaction = self._boundaries(self.a.files)  # type: ignore[method-assign,assignment]
 
-    def _boundaries(self, store: PerCall) -> Callable[[], AbstractContextManager[Tables]]:
+    def _boundaries(self, store: StoreFiles) -> Callable[[], AbstractContextManager[Tables]]:
         inner = store.transaction
 
         @contextmanager
@@ -155,7 +155,7 @@ class Dying:
 
     def held(self, node: str = "a") -> set[str]:
         """What the pods of a node hold, by its store."""
-        store = PerCall(self.world.directory / node, report=lambda line: None)
+        store = StoreFiles(self.world.directory / node, report=lambda line: None, kept=False)
         found = SqliteStore(store, self.a.boot).reservations()
         return {f"{each.domain} {each.address}" for each in found}
 
