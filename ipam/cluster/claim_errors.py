@@ -49,10 +49,11 @@ class ClaimErrors:
                 "was reserved; exclude less, or widen the range",
             )
         used, capacity = pool.status.addresses.used, pool.status.addresses.capacity
+        size = "1 address" if blocks.block_size == 1 else f"{blocks.block_size} addresses"
         return CNIError(
             Code.NO_FREE_ADDRESS,
             f"AddressPool {pool.metadata.name} has no free address for this node: {used} of "
-            f"{capacity} are used, and all {blocks.total} blocks of {blocks.block_size} addresses "
+            f"{capacity} were used when nodes last told, and all {blocks.total} blocks of {size} "
             f"that {want.range} may use are leased (IPv{family(want.range.first)})"
             f"{_foreign_too(pool, holes)}{self._most_free(others)}: nothing was reserved; delete "
             "pods that no longer need one, or widen the range",
