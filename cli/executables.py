@@ -21,6 +21,7 @@ from base import files
 from base.files import sync_directory
 from base.watching import WatchedFile
 from cni import installation
+from cni.spec.config import SERVED
 
 PLUGINS = {
     "ib-sriov": "cni.sriov",  # the name in definitions for InfiniBand
@@ -31,7 +32,7 @@ PLUGINS = {
 }
 """The module of each plugin, by the name its executable has."""
 
-EVERY = {**PLUGINS, "nv-ipam": "ipam", "whereabouts": "ipam"}
+EVERY = {**PLUGINS, **dict.fromkeys(sorted(SERVED[1:]), "ipam")}
 """Also those that are installed only if they are named: most nodes have none, or the project's."""
 
 FALLBACK = ".podfabric"

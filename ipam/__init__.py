@@ -31,7 +31,6 @@ def _load(script: str) -> "Plugin":
     from cni.policy import cluster
     from ipam import scope
     from ipam.executable import IpamExecutable
-    from ipam.nv_ipam import plugin as nv_ipam
     from ipam.plugin import AddressPlugin
 
     paths = paths_of(script, os.environ, sys.argv[1:])
@@ -42,7 +41,6 @@ def _load(script: str) -> "Plugin":
         policy,
         scope.on_node(paths.config, paths.ipam),
         scope.compat_on_node(paths.config),
-        nv_ipam.on_node(paths),
         subjects,
     )
     return IpamExecutable(addresses, paths.locks)

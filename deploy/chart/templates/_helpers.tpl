@@ -117,7 +117,7 @@ helm.sh/hook-weight: {{ . | quote }}
 matter of rights: agents refuse a key that they do not know. */}}
 {{- define "podfabric.ipam" -}}
 {{- $ipam := omit .Values.ipam "ceding" "ipamClaims" -}}
-{{- if eq (default "none" .Values.ipam.nv_ipam) "none" -}}
+{{- if not .Values.ipam.nv_ipam -}}
 {{- $ipam = omit $ipam "nv_ipam" "nv_ipam_namespace" -}}
 {{- end -}}
 {{ toYaml $ipam }}

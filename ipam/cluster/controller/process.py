@@ -16,15 +16,13 @@ from ipam.cluster.controller.leadership import RENEW_EVERY, Leadership
 from ipam.cluster.controller.mirror import Mirror, NodePoll, Polled, Signal
 from ipam.cluster.controller.pool_maker import POOLS_PER_NAMESPACE
 from ipam.cluster.controller.reclaim import ReclaimCounts
-from ipam.cluster.controller.rounds import Rounds, Seen, World
+from ipam.cluster.controller.rounds import OtherPools, Rounds, Seen, World
 from ipam.cluster.controller.steps import Steps
-from ipam.cluster.nv_ipam.objects import NvCIDRPool, NvIPPool
 from ipam.cluster.objects import (
     AddressBlock,
     AddressPool,
     AddressRequest,
     AddressReservation,
-    AddressShare,
     Compat,
 )
 
@@ -37,14 +35,13 @@ REQUESTS_PER_SECOND = 100.0  # all nodes wait for this one client; each of them 
 REQUESTS_AT_ONCE = 400  # two for each of 200 pods that begin at once on nodes without an address
 STUCK_AFTER = 300.0  # seconds without a step of the loop
 
+Others = Callable[[ClusterApi, Callable[[], None]], OtherPools]
+
 _log = logging.getLogger(__name__)
 
 
 class LiveView:
-    """What the API server has, for one leader: mirrors of our objects, polls of the others.
-
-    nv-ipam's pools of the namespace `nv_ipam` are mirrored too, if it is given.
-    """
+    """What the API server has, for one leader: mirrors of our objects, polls of the others."""
 
     def __init__(
         self,
@@ -52,7 +49,6 @@ class LiveView:
         changed: Callable[[], None],
         clock: Callable[[], float],
         steps: Steps,
-        nv_ipam: str = "",
     ) -> None:
         self._api = api
         self._clock = clock
@@ -61,10 +57,7 @@ class LiveView:
         self._pools = Mirror(api, AddressPool, changed)
         self._blocks = Mirror(api, AddressBlock, changed)
         self._requests = Mirror(api, AddressRequest, changed)
-        self._shares = Mirror(api, AddressShare, changed)
         self._reservations = Mirror(api, AddressReservation, changed)
-        self._ippools = Mirror(api, NvIPPool, changed, namespace=nv_ipam) if nv_ipam else None
-        self._cidrpools = Mirror(api, NvCIDRPool, changed, namespace=nv_ipam) if nv_ipam else None
         self._definitions: Sequence[ReadDefinition] = ()
         self._definitions_at: float | None = None
         self._redefined = Signal(api.definition_changes, changed)
@@ -91,10 +84,7 @@ class LiveView:
             pools=pools,
             blocks=blocks,
             requests=requests,
-            shares=self._shares.items() or (),
             reservations=reservations,
-            ippools=(self._ippools.items() or ()) if self._ippools is not None else (),
-            cidrpools=(self._cidrpools.items() or ()) if self._cidrpools is not None else (),
         )
 
     def polled(self) -> Polled | None:
@@ -110,12 +100,9 @@ class LiveView:
 
     def close(self) -> None:
         """Follow nothing any more."""
-        mirrors = (self._pools, self._blocks, self._requests, self._reservations, self._shares)
+        mirrors = (self._pools, self._blocks, self._requests, self._reservations)
         for follower in (self._nodes, *mirrors, self._redefined):
             follower.close()
-        for pools in (self._ippools, self._cidrpools):
-            if pools is not None:
-                pools.close()
 
 
 def _until_next_poll(nodes: int) -> float:
@@ -126,9 +113,9 @@ class ControllerProcess:
     """The controller from its start to `stop`.
 
     `election` renews the Lease and shares no rate limit with `api`, so that many writes do not
-    cost the leadership. `ceding` and `compat` are those of the pools that it makes. `nv_ipam` is
-    the namespace of nv-ipam's pools, where they are podfabric's own. `ipam_claims`: pods may name
-    IPAMClaims, which it may list.
+    cost the leadership. `ceding` and `compat` are those of the pools that it makes. `other_pools`
+    follows the pools of another IPAM plugin, and calls its last argument after a change.
+    `ipam_claims`: pods may name IPAMClaims, which it may list.
     """
 
     def __init__(
@@ -140,10 +127,10 @@ class ControllerProcess:
         clock: Callable[[], float] = time.monotonic,
         pools_per_namespace: int = POOLS_PER_NAMESPACE,
         compat: Compat = "None",
-        nv_ipam: str = "",
+        other_pools: Others | None = None,
         ipam_claims: bool = False,
     ) -> None:
-        self._nv_ipam = nv_ipam
+        self._other_pools = other_pools
         self._ipam_claims = ipam_claims
         self._compat: Compat = compat
         self._ceding = ceding
@@ -211,7 +198,10 @@ class ControllerProcess:
         """Rounds until this process leads no more. What it remembers is forgotten then."""
         _log.info("leading")
         steps = Steps(self._progress)
-        view = LiveView(self._api, self._changed.set, self._clock, steps, self._nv_ipam)
+        view = LiveView(self._api, self._changed.set, self._clock, steps)
+        others = None
+        if self._other_pools is not None:
+            others = self._other_pools(self._api, self._changed.set)
         rounds = Rounds(
             self._api,
             clock=self._clock,
@@ -220,7 +210,7 @@ class ControllerProcess:
             steps=steps,
             compat=self._compat,
             ceding=self._ceding,
-            nv_ipam=self._nv_ipam,
+            other_pools=others,
             ipam_claims=self._ipam_claims,
         )
         try:
@@ -233,6 +223,8 @@ class ControllerProcess:
                 self._changed.wait(ROUND_EVERY - SETTLE)
         finally:
             view.close()
+            if others is not None:
+                others.close()
             self.seen = Seen()
             self.polled = None
         _log.info("leading no more")
