@@ -15,7 +15,6 @@ from weakref import WeakSet
 from base import msgspec_warmup
 from base.paths import Paths
 from ipam.nv_ipam import translate
-from ipam.nv_ipam.options import conf_of
 from ipam.scope import AddressSettings
 from ipam.store_files import StoreFiles
 
@@ -91,7 +90,7 @@ def pools_of(
     except OSError as error:
         _log.error("cannot tell which boot this is: %s: %s", error.filename, error.strerror)
         return None
-    conf = conf_of(paths.cni_conf)
+    conf = paths.cni_conf / "nv-ipam.d/nv-ipam.conf"  # a definition's `confDir` has no effect
     return FollowedPools(api, files, node, boot, settings.nv_ipam_namespace, conf)
 
 

@@ -10,6 +10,7 @@ import re
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import cast
@@ -213,7 +214,7 @@ class FollowedPools(StepThread):
         for pool in (each for listed in found.values() for each in listed or ()):
             pools[pool.key] = self._view(pool)
         new = replace(self._new, pools=pools, why=why)
-        if new != former and (why or any(each is not None for each in found.values())):
+        if new != former:
             is_well &= self._guarded("the file of the pools", lambda: self._file.write(new))
         return REST if is_well and None not in found.values() else LOOK_EVERY
 
@@ -241,10 +242,9 @@ class FollowedPools(StepThread):
         if not state.is_dir():
             raise CNIError(Code.IO_FAILURE, f"cannot see {state}, where nv-ipam's daemon works")
         own = SqliteStore(self._files, self._boot)
-        try:
+        found = list[Reservation]()
+        with suppress(FileNotFoundError):
             found = reservations(self._daemon_store, self._boot)
-        except FileNotFoundError:
-            found = []
         if self._new.store:  # the store was lost: what others hold by now is theirs
             held = {each.address for each in own.reservations() if each.domain == DOMAIN}
             found = [each for each in found if each.address not in held]

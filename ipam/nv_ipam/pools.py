@@ -15,19 +15,12 @@ import msgspec
 from msgspec.structs import replace
 
 from cni.spec.errors import CNIError, invalid_config
-from ipam.addresses import (
-    Interval,
-    Network,
-    family,
-    parse,
-    parse_interface,
-    parse_interval,
-    text,
-)
+from ipam.addresses import Interval, Network, family, parse, parse_interface, parse_interval, text
 from ipam.cluster.api import AlreadyExists, ClusterApi, Conflict, NotFound
 from ipam.cluster.controller.mirror import Mirror
 from ipam.cluster.names import pool_name
 from ipam.cluster.objects import GROUP, AddressPool, Meta, PoolSpec, Resource
+from ipam.cluster.selectors import NodeSelector, selects
 from ipam.nv_ipam.translate import (
     DOMAIN,
     LARGEST_BLOCK,
@@ -54,30 +47,14 @@ _log = logging.getLogger(__name__)
 # --- the objects -----------------------------------------------------------------------------
 
 
-class Requirement(msgspec.Struct, frozen=True):
-    """What one label, or field, of a node must be like."""
-
-    key: str
-    operator: str
-    values: tuple[str, ...] | None = None
+_NAMES = {"node": "nodeName", "start": "startIP", "end": "endIP"}
 
 
-class SelectorTerm(msgspec.Struct, frozen=True, rename="camel"):
-    """All requirements must be met. A term without any selects no node."""
-
-    match_expressions: tuple[Requirement, ...] | None = None
-    match_fields: tuple[Requirement, ...] | None = None
+class _Part(msgspec.Struct, frozen=True, kw_only=True, rename=_NAMES):
+    """Part of an object of nv-ipam."""
 
 
-class NodeSelector(msgspec.Struct, frozen=True, rename="camel"):
-    """One of the terms must select the node."""
-
-    node_selector_terms: tuple[SelectorTerm, ...] | None = None
-
-
-class ExcludedRun(
-    msgspec.Struct, frozen=True, kw_only=True, rename={"start": "startIP", "end": "endIP"}
-):
+class ExcludedRun(_Part, frozen=True, kw_only=True):
     """Addresses that no node hands out."""
 
     start: str
@@ -97,12 +74,7 @@ class PoolRoute(msgspec.Struct, frozen=True):
     dst: str
 
 
-class NodePart(
-    msgspec.Struct,
-    frozen=True,
-    kw_only=True,
-    rename={"node": "nodeName", "start": "startIP", "end": "endIP"},
-):
+class NodePart(_Part, frozen=True, kw_only=True):
     """What is one node's, or with no `node` nobody's: a run of an IPPool, a prefix of a CIDRPool.
     Without a gateway a prefix has that of the pool's index."""
 
@@ -279,51 +251,6 @@ def _inside(network: Network, key: str, gateway: str) -> str:
 def _clamped(runs: Iterable[Interval], whole: Interval) -> tuple[str, ...]:
     inside = (Interval(max(run.first, whole.first), min(run.last, whole.last)) for run in runs)
     return listed(merged(run for run in inside if run.first <= run.last))
-
-
-def selects(selector: NodeSelector | None, name: str, labels: Mapping[str, str]) -> bool:
-    """Whether a node of that name and with these labels is selected; without a selector it is
-    (k8s.io/component-helpers/scheduling/corev1)."""
-    if selector is None:
-        return True
-    return any(_meets(term, name, labels) for term in selector.node_selector_terms or ())
-
-
-def _meets(term: SelectorTerm, name: str, labels: Mapping[str, str]) -> bool:
-    expressions, fields = term.match_expressions or (), term.match_fields or ()
-    if not expressions and not fields:
-        return False
-    return all(_is_met(each, labels) for each in expressions) and all(
-        # Kubernetes takes no other operator of a field, and one value.
-        each.operator in ("In", "NotIn")
-        and len(each.values or ()) == 1
-        and _is_met(each, {"metadata.name": name})
-        for each in fields
-    )
-
-
-def _is_met(requirement: Requirement, labels: Mapping[str, str]) -> bool:
-    value = labels.get(requirement.key)
-    check = _OPERATORS.get(requirement.operator)
-    return check is not None and check(value, requirement.values or ())
-
-
-def _compared(value: str | None, bounds: Sequence[str]) -> int | None:
-    """How much greater the value is than the one bound; None if they cannot be compared."""
-    try:
-        return int(value or "") - int(bounds[0]) if len(bounds) == 1 else None
-    except ValueError:
-        return None
-
-
-_OPERATORS: Mapping[str, Callable[[str | None, Sequence[str]], bool]] = {
-    "In": lambda value, values: value is not None and value in values,
-    "NotIn": lambda value, values: value is None or value not in values,
-    "Exists": lambda value, values: value is not None,
-    "DoesNotExist": lambda value, values: value is None,
-    "Gt": lambda value, values: (_compared(value, values) or 0) > 0,
-    "Lt": lambda value, values: (_compared(value, values) or 0) < 0,
-}
 
 
 # --- the AddressPools ------------------------------------------------------------------------

@@ -17,17 +17,9 @@ from base.files import write_atomically
 from cni.spec.config import NetworkConfig
 from cni.spec.errors import CNIError, Code, invalid_config
 from cni.spec.request import Arguments
-from ipam.addresses import (
-    Interval,
-    Network,
-    family,
-    parse,
-    parse_interface,
-    parse_interval,
-    text,
-)
+from ipam.addresses import Interval, Network, family, parse, parse_interface, parse_interval, text
 from ipam.nv_ipam.options import NodeDefaults, NvIpamOptions, read
-from ipam.options import PERSISTENT, IpamOptions
+from ipam.options import PERSISTENT, IpamOptions, fixed_set
 from ipam.ranges import Range, RangeSet, is_within, merged, outside
 
 DOMAIN = "nv-ipam/pools"
@@ -176,10 +168,7 @@ def declared(config: NetworkConfig, arguments: Arguments) -> tuple[IpamOptions, 
     CNIError 7 and 4."""
     asked = read(config, arguments, NodeDefaults())
     sets = tuple(
-        RangeSet(
-            (Range(network=Network(each, 128), first=each, last=each, domain=DOMAIN, where=where),),
-            fixed=True,
-        )
+        fixed_set(each, Network(each, 128), domain=DOMAIN, gateway=None, where=where)
         for where, each in asked.requested
     )
     return IpamOptions(network_name=DOMAIN, pools=asked.pools), sets

@@ -10,16 +10,13 @@ from cni.spec.errors import CNIError, Code
 from cni.spec.result import Route
 from ipam.addresses import parse
 from ipam.cluster.objects import AddressCounts, AddressPool
+from ipam.cluster.selectors import NodeSelector, Requirement, SelectorTerm, selects
 from ipam.importing import unnamed
 from ipam.nv_ipam import importing
 from ipam.nv_ipam.pools import (
     ExcludedIndexes,
     ExcludedRun,
-    NodeSelector,
     PoolRoute,
-    Requirement,
-    SelectorTerm,
-    selects,
 )
 from tests.unit.ipam.nv_ipam.nodes import (
     World,
