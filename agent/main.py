@@ -28,7 +28,6 @@ from agent import (
     cluster_addresses,
     departure,
     logs,
-    nv_ipam_pools,
     settings,
     startup,
     systemd,
@@ -140,14 +139,13 @@ class Agent:
             return ipam.scope
 
         stores = Stores(self._store, scope, self._lessee, lambda: ipam.compat)
-        self._nv_ipam = nv_ipam_pools.service_of(paths, self._store, ipam)
+        self._pools = cluster_addresses.pools_of(paths, self._store, ipam)
         policies = self._policies = AgentPolicies(paths, self._policy)
         stack.callback(policies.close)
         self._addresses = AddressPlugin(
             stores,
             cache(paths.boot_id),
             policies.source,
-            nv_ipam_pools.plugin_of(paths, ipam, self._nv_ipam, self._lessee),
             policies.subjects,
         )
         self._ipoib = IPoIB(paths, self._addresses, policies.source, policies.subjects)
@@ -186,9 +184,8 @@ class Agent:
             self._metrics.more.append(cluster_addresses.families(self._lessee))
             self._lessee.leaving = leaving is not None
             stack.callback(self._lessee.close)
-        if self._nv_ipam is not None:
-            self._metrics.more.append(nv_ipam_pools.families(self._nv_ipam))
-            stack.callback(self._nv_ipam.close)
+        if self._pools is not None:
+            stack.callback(self._pools.close)
         self._metrics.more += (policies.denials.families, cluster_addresses.unreadable)
         self._calls = Calls(
             {**self._plugins(), **extra(self._addresses)},
@@ -252,8 +249,8 @@ class Agent:
             self._devices.start()
         if self._lessee is not None:
             self._lessee.start()
-        if self._nv_ipam is not None:
-            self._nv_ipam.start()
+        if self._pools is not None:
+            self._pools.start()
         if self._settings.sweep or self._leaving is not None:
             sweeper = Sweeper(
                 lambda: sweep_all(self._addresses, self._ipoib, self._sriov), self._metrics
@@ -419,8 +416,8 @@ class Agent:
         self._sockets.close()
         if self._lessee is not None:  # there is one lessee of a node at a time
             self._lessee.close()
-        if self._nv_ipam is not None:
-            self._nv_ipam.close()
+        if self._pools is not None:
+            self._pools.close()
         self._policies.close()
         if self._departure is None or not self._departure.empty:
             self._turn.close()

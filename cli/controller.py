@@ -9,6 +9,7 @@ import threading
 import uuid
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
@@ -69,8 +70,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--nv-ipam",
         default="",
         metavar="NAMESPACE",
-        help="of the pools of NVIDIA's nv-ipam that are podfabric's own: an AddressPool is made of "
-        "each IPPool, and nodes get prefixes of each CIDRPool (default: none are)",
+        help="of the pools of NVIDIA's nv-ipam: an AddressPool is made of each IPPool and CIDRPool "
+        "(default: of none)",
     )
     parser.add_argument("--log-format", choices=("text", "json"), default="text")
     parser.add_argument(
@@ -113,6 +114,7 @@ def _serve(arguments: argparse.Namespace, ended: SimpleQueue[None], stack: ExitS
     )
     from ipam.cluster.kubernetes_api import KubernetesApi
     from ipam.cluster.pace import Pace
+    from ipam.nv_ipam.pools import following
 
     msgspec_warmup.build()  # several threads read their first lists at the same time
     pace = Pace(REQUESTS_PER_SECOND, REQUESTS_AT_ONCE)
@@ -130,7 +132,7 @@ def _serve(arguments: argparse.Namespace, ended: SimpleQueue[None], stack: ExitS
         Leadership(election, arguments.namespace, arguments.lease, identity),
         compat=arguments.compat,
         pools_per_namespace=POOLS_PER_NAMESPACE if most is None else most,
-        nv_ipam=arguments.nv_ipam,
+        other_pools=partial(following, arguments.nv_ipam) if arguments.nv_ipam else None,
     )
     _open(arguments.metrics, ControllerExposition(process).text, process, stack)
     _open(arguments.health, None, process, stack)

@@ -18,6 +18,7 @@ from types import MappingProxyType
 from base import files
 from base.files import sync_directory
 from base.watching import WatchedFile
+from cni.spec.config import SERVED
 
 PLUGINS = (
     "ib-sriov",  # `sriov` by the name in definitions for InfiniBand
@@ -27,7 +28,7 @@ PLUGINS = (
     "sriov",
 )
 
-EVERY = (*PLUGINS, "nv-ipam", "whereabouts")
+EVERY = (*PLUGINS, *sorted(SERVED[1:]))
 """Also those that are installed only if they are named: most nodes have none, or the project's."""
 
 OWN = ".podfabric"

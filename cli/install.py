@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_plugins,
         default=tuple(PLUGINS),
         metavar="NAME,...",
-        help=f"which of {', '.join(EVERY)} (default: all but nv-ipam and whereabouts)",
+        help=f"which of {', '.join(EVERY)} (default: all but those of other projects)",
     )
     parser.add_argument(
         "--gpu",

@@ -28,7 +28,6 @@ def _load() -> "Plugin":
     from cni.policy import cluster
     from ipam import scope
     from ipam.executable import IpamExecutable
-    from ipam.nv_ipam import plugin as nv_ipam
     from ipam.plugin import AddressPlugin
 
     paths = standalone.paths()
@@ -39,7 +38,6 @@ def _load() -> "Plugin":
         policy,
         scope.on_node(paths.config, paths.ipam),
         scope.compat_on_node(paths.config),
-        nv_ipam.on_node(paths),
         subjects,
     )
     return IpamExecutable(addresses, paths.locks)

@@ -64,6 +64,7 @@ class IpamOptions(msgspec.Struct, frozen=True, kw_only=True):
     of a network without ranges. `requested` are the addresses that the configuration asks for, as
     (JSON path, text). `hops` are the next hops that the configuration names, and what each is: no
     pod gets one. `idle` are keys without effect here, `notes` are for the operator.
+    `pools` are keys of another plugin's pools, which rules name in place of `network_name`.
     """
 
     sets: tuple[RangeSet, ...] = ()
@@ -83,6 +84,7 @@ class IpamOptions(msgspec.Struct, frozen=True, kw_only=True):
     probe: Probe = ""
     scope: Scope = ""
     sticky: bool = False
+    pools: tuple[str, ...] = ()
 
     def domain(self, network: Network) -> str:
         """The domain in which an address of `network` is unique (`ranges.domain_of`)."""

@@ -13,7 +13,6 @@ GROUP = "ipam.podfabric.io"
 VERSION = "v1alpha1"
 
 BlockState = Literal["Pending", "Active", "Draining", "Reclaiming"]
-ShareState = Literal["Active", "Reclaiming"]
 Compat = Literal["None", "Read", "Coexist"]
 
 
@@ -291,56 +290,8 @@ class AddressReservation(Resource, frozen=True, kw_only=True):
     status: ReservationStatus = ReservationStatus()
 
 
-# --- AddressShare ----------------------------------------------------------------------------
-
-
-class ShareSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    """What one machine uses of a pool of nv-ipam. `pool` ("ippool/NAME"), `node` and the instance
-    of `holder` are immutable.
-
-    `ranges` are runs of addresses ("10.0.0.1-10.0.0.9") that pods of the machine hold or may get.
-    `holder`, `state` and `max_offline_seconds` are as those of a block. An older agent writes no
-    `holder` (its `instance` is "" then), and goes by no `max_offline_seconds`.
-    """
-
-    pool: str
-    node: str
-    ranges: tuple[str, ...] = ()
-    holder: Holder = Holder(instance="", node="")
-    state: ShareState = "Active"
-    max_offline_seconds: int = 0
-
-
-class ShareStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    """Written by the node: what is not as the pool says."""
-
-    conditions: tuple[Condition, ...] = ()
-
-
-class AddressShare(Resource, frozen=True, kw_only=True):
-    """A machine's share of a pool of nv-ipam: other machines leave these addresses alone."""
-
-    KIND = "AddressShare"
-    PLURAL = "addressshares"
-    MOST_METADATA = SMALL_METADATA
-
-    spec: ShareSpec
-    status: ShareStatus = ShareStatus()
-
-    @property
-    def holder(self) -> Holder:
-        """Whose it is; of a share that an older agent wrote, only the node is known."""
-        known = self.spec.holder
-        return known if known.instance else Holder(instance="", node=self.spec.node)
-
-
-AnyLease = AddressBlock | AddressShare
-"""What a machine holds until it gives it back or is proved dead."""
-
-
 KINDS: tuple[type[Resource], ...] = (
     AddressPool,
     AddressBlock,
     AddressReservation,
-    AddressShare,
 )

@@ -36,19 +36,6 @@ RESERVATION: Document = {
     "spec": {"pool": "kinds-10.7.0.0-16", "owner": {"kind": "Pod", "name": "trainer-0"}},
 }
 
-SHARE: Document = {
-    "apiVersion": "ipam.podfabric.io/v1alpha1",
-    "kind": "AddressShare",
-    "metadata": {"name": "ippool.kinds.n"},
-    "spec": {
-        "pool": "ippool/kinds",
-        "node": "n",
-        "ranges": ["10.7.0.1-10.7.0.9", "fd00::1"],
-        "holder": {"instance": "i", "node": "n", "boot": "b"},
-        "maxOfflineSeconds": 1800,
-    },
-}
-
 
 def changed(document: Document, changes: Changes) -> Document:
     """The document with other values at paths: "spec.holder.node"."""
@@ -151,9 +138,6 @@ STICKY = {"reservation": "a/web", "pod": "web-0", "ifname": "net1", "address": "
         (BLOCK, {"spec.holder": {"instance": "i", "node": "n"}}),
         (BLOCK, {"spec.probe": True}),
         (RESERVATION, {}),
-        (SHARE, {}),
-        (SHARE, {"spec.ranges": GONE}),
-        (SHARE, {"spec.holder": GONE, "spec.maxOfflineSeconds": GONE}),
         (RESERVATION, {"spec.owner": {"kind": "StatefulSet", "name": "t", "ifname": "net1"}}),
     ],
 )
@@ -239,15 +223,6 @@ EXCLUDE = "exclude must name"
         (BLOCK, {"spec.shared": True}, 'unknown field "spec.shared"'),
         (RESERVATION, {"spec.owner": {"kind": "Deployment", "name": "x"}}, "spec.owner.kind"),
         (RESERVATION, {"spec.owner": GONE}, "spec.owner: Required"),
-        (SHARE, {"spec.node": GONE}, "spec.node: Required"),
-        (SHARE, {"spec.pool": "kinds"}, "spec.pool"),
-        (SHARE, {"spec.ranges": ["10.7.0.0/24"]}, "in canonical form"),
-        (SHARE, {"spec.ranges": ["10.7.0.01"]}, "in canonical form"),
-        (SHARE, {"spec.holder.node": "m"}, "holder.node must be node"),
-        (SHARE, {"spec.holder.instance": GONE}, "spec.holder.instance: Required"),
-        (SHARE, {"spec.state": "Draining"}, "spec.state"),
-        (SHARE, {"spec.maxOfflineSeconds": -1}, "spec.maxOfflineSeconds"),
-        (SHARE, {"spec.ranges": ["10.7.0.1-10.7.0.2-10.7.0.3"]}, "in canonical form"),
     ],
 )
 def test_a_wrong_object_is_refused_with_the_reason(
@@ -281,11 +256,6 @@ HOLDER = {"instance": "j", "node": "n", "nodeUID": "u", "boot": "b"}
         (BLOCK, {"spec.epoch": 2}, ""),
         (BLOCK, {"spec.state": "Reclaiming", "spec.maxOfflineSeconds": 1800}, ""),
         (RESERVATION, {"spec.owner.name": "trainer-1"}, "a reservation keeps its pool and owner"),
-        (SHARE, {"spec.node": "m"}, "pool and node never change"),
-        (SHARE, {"spec.ranges": []}, ""),
-        (SHARE, {"spec.holder.boot": "c", "spec.state": "Reclaiming"}, ""),
-        (SHARE, {"spec.holder.instance": "j"}, "a share keeps the instance of its holder"),
-        (SHARE, {"spec.holder": GONE}, "a share keeps the instance of its holder"),
     ],
 )
 def test_what_identifies_an_object_never_changes(

@@ -20,8 +20,8 @@ Manifest = dict[str, Any]
 OPENSHIFT = ("-f", str(CHART / "values-openshift.yaml"))
 METRICS = ("--set", "metrics.proxy.enabled=true,metrics.serviceMonitor.enabled=true")
 CUSTODIAN = ("-s", "templates/custodian.yaml")
-ADDRESSES = ("addressblocks", "addresspools", "addressreservations", "addressshares")
-POLICIES = ("podfabric-own-blocks", "podfabric-own-shares")
+ADDRESSES = ("addressblocks", "addresspools", "addressreservations")
+POLICIES = ("podfabric-own-blocks",)
 CONTROLLERS = (
     *("Deployment", "PodDisruptionBudget", "ServiceAccount"),
     *("ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"),
@@ -163,9 +163,9 @@ def test_agents_with_parts_of_gpus_may_write_events_in_every_installation(
         assert ("ClusterRole", "podfabric-events") not in _objects(*values, *WHOLE_GPUS)
 
 
-def test_following_nv_ipam_needs_its_pools_in_one_namespace_and_its_executable() -> None:
-    follow = ("--set", "ipam.nv_ipam=follow,ipam.nv_ipam_namespace=nv")
-    objects = _objects(*follow)
+def test_serving_nv_ipams_pools_needs_rights_in_their_namespace_and_the_executable() -> None:
+    nv = ("--set", "ipam.nv_ipam=true,ipam.nv_ipam_namespace=nv")
+    objects = _objects(*nv)
     assert objects.keys() - _objects().keys() == {
         ("Role", "podfabric-nv-ipam"),
         ("RoleBinding", "podfabric-nv-ipam"),
@@ -174,37 +174,10 @@ def test_following_nv_ipam_needs_its_pools_in_one_namespace_and_its_executable()
     assert role["metadata"]["namespace"] == binding["metadata"]["namespace"] == "nv"
     (rule,) = role["rules"]
     assert (rule["resources"], rule["verbs"]) == (["ippools", "cidrpools"], ["list", "watch"])
-    written = yaml.safe_load(objects["ConfigMap", "podfabric"]["data"]["config.yaml"])
-    assert written["ipam"]["nv_ipam"] == "follow"
-    assert written["ipam"]["nv_ipam_namespace"] == "nv"
-    (install,) = _pod(objects)["initContainers"]
-    assert _installed(install) == {*PLUGINS, "nv-ipam"}
-    for mode in (follow, ("--set", "ipam.nv_ipam=own")):
-        alerts = _objects(*mode, *METRICS, "--set", "alerts.enabled=true")
-        assert "PodfabricAddressesMoved" in str(alerts["PrometheusRule", "podfabric"])
-    said = _refused('ipam.nv_ipam="follow"', 'ipam.scope="node"')
-    assert "needs ipam.scope cluster" in said
-    assert "nv_ipam" not in _objects("--set", "ipam.nv_ipam=null")["ConfigMap", "podfabric"]["data"]
-
-
-def test_owning_nv_ipams_pools_is_for_the_controller_too() -> None:
-    own = ("--set", "ipam.nv_ipam=own,ipam.nv_ipam_namespace=nv")
-    objects = _objects(*own)
-    role, binding = (objects[kind, "podfabric-nv-ipam"] for kind in ("Role", "RoleBinding"))
-    assert role["metadata"]["namespace"] == "nv"
-    assert role["rules"][0]["verbs"] == ["list", "watch"]
     assert [each["name"] for each in binding["subjects"]] == ["podfabric", "podfabric-controller"]
-    prefixes = "podfabric-nv-ipam-prefixes"
-    role, binding = (objects[kind, prefixes] for kind in ("Role", "RoleBinding"))
-    assert role["metadata"]["namespace"] == binding["metadata"]["namespace"] == "nv"
-    (rule,) = role["rules"]
-    assert (rule["resources"], rule["verbs"]) == (
-        ["ippools/status", "cidrpools/status"],
-        ["update"],
-    )
-    assert [each["name"] for each in binding["subjects"]] == ["podfabric-controller"]
     written = yaml.safe_load(objects["ConfigMap", "podfabric"]["data"]["config.yaml"])
-    assert written["ipam"]["nv_ipam"] == "own"
+    assert written["ipam"]["nv_ipam"] is True
+    assert written["ipam"]["nv_ipam_namespace"] == "nv"
     deployment = objects["Deployment", "podfabric-controller"]
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
     assert "--nv-ipam=nv" in container["args"]
@@ -217,8 +190,9 @@ def test_owning_nv_ipams_pools_is_for_the_controller_too() -> None:
         return list(verbs)
 
     assert pool_verbs() == ["get", "list", "watch", "create", "delete"]
-    assert pool_verbs(*own) == ["get", "list", "watch", "create", "delete", "update"]
-    assert "needs ipam.scope cluster" in _refused('ipam.nv_ipam="own"', 'ipam.scope="node"')
+    assert pool_verbs(*nv) == ["get", "list", "watch", "create", "delete", "update"]
+    assert "needs ipam.scope cluster" in _refused("ipam.nv_ipam=true", 'ipam.scope="node"')
+    assert "nv_ipam" not in _objects("--set", "ipam.nv_ipam=null")["ConfigMap", "podfabric"]["data"]
 
 
 def test_uninstall_keeps_the_kinds_and_so_the_leases_of_running_pods() -> None:
@@ -414,7 +388,7 @@ def _replaced_by(*values: str) -> bool:
 
 def test_what_agents_read_at_their_start_only_replaces_them() -> None:
     assert _replaced_by('ipam.compat="Read"')
-    assert _replaced_by('ipam.nv_ipam="follow"')
+    assert _replaced_by("ipam.nv_ipam=true")
     assert _replaced_by("config.agent.sweep=false")
     assert not _replaced_by("config.agent.workers=8", 'config.pools=[{"name":"rdma/vf"}]')
     at_start = {"ipam", *settings.Settings.__struct_fields__} & settings.AT_START_ONLY
@@ -445,7 +419,7 @@ def test_the_launcher_is_whereabouts_too_where_its_objects_are_looked_at() -> No
     for compat in ("Read", "Coexist"):
         (install,) = _pod(_objects("--set", f"ipam.compat={compat}"))["initContainers"]
         assert _installed(install) == {*PLUGINS, "whereabouts"}
-    own = ("--set", "ipam.compat=Read,ipam.nv_ipam=own,ipam.nv_ipam_namespace=nv")
+    own = ("--set", "ipam.compat=Read,ipam.nv_ipam=true,ipam.nv_ipam_namespace=nv")
     (install,) = _pod(_objects(*own))["initContainers"]
     assert _installed(install) == set(EVERY)
     (install,) = _pod(_objects())["initContainers"]

@@ -116,7 +116,7 @@ helm.sh/hook-weight: {{ . | quote }}
 {{- /* The part `ipam` of the nodes' config.yaml. */}}
 {{- define "podfabric.ipam" -}}
 {{- $ipam := .Values.ipam -}}
-{{- if eq (default "none" .Values.ipam.nv_ipam) "none" -}}
+{{- if not .Values.ipam.nv_ipam -}}
 {{- $ipam = omit $ipam "nv_ipam" "nv_ipam_namespace" -}}
 {{- end -}}
 {{ toYaml $ipam }}

@@ -30,7 +30,6 @@ def status(
     now: str,
     refused: Sequence[str] = (),
     full: str = "",
-    overlaps: Sequence[str] = (),
     probe: tuple[str, ...] = (),
     kept_out: Sequence[Interval] = (),
 ) -> PoolStatus:
@@ -45,16 +44,14 @@ def status(
         now: the time, for people.
         refused: the reservations that the pool cannot keep, a sentence each.
         full: why it reserves no further address, "" if it does.
-        overlaps: which pools of nv-ipam have addresses of it, too, a sentence each.
         probe: the addresses that a lost machine may still use.
-        kept_out: what no pod gets, beside what the pool excludes: exclusions of an IPPool.
+        kept_out: what no pod gets, beside what the pool excludes.
     """
     if not plan.block_size:
         conditions = [
             pool_conditions.ready(plan.reason, plan.message, is_true=plan.ready),
             pool_conditions.conflict(conflicts),
             *pool_conditions.reservations_refused(refused, full),
-            *pool_conditions.overlap(overlaps),
         ]
         return PoolStatus(
             space=plan.space,
@@ -93,7 +90,6 @@ def status(
                 pool_conditions.exhausted(free),
                 pool_conditions.conflict(conflicts),
                 *pool_conditions.reservations_refused(refused, full),
-                *pool_conditions.overlap(overlaps),
             ],
             now,
         ),

@@ -56,7 +56,7 @@ def test_whatever_is_wrong_is_one_error(content: bytes | str) -> None:
     [
         (lambda _: journal.from_bytes(DEEP, "x"), journal.JournalDamaged),
         (lambda _: cluster.decode(DEEP), DocumentError),
-        (lambda _: nv_importing.decoded(Path("store"), DEEP), CNIError),
+        (in_file(lambda file: nv_importing.reservations(file, "boot")), CNIError),
         (lambda _: config.decode_for_removal(b'{"ipam":' + DEEP + b"}"), CNIError),
         (in_file(lambda file: list(importing._documents(file))), CNIError),
         (at(lambda paths: paths.checkpoint, checkpoint.read), checkpoint.CheckpointDamaged),

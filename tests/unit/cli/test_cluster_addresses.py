@@ -19,7 +19,6 @@ from ipam.cluster.objects import AddressBlock, BlockStatus, StickySpec
 from tests.fake_api import Fault
 from tests.unit.cli.commands import short_path
 from tests.unit.ipam.cluster.controller.cluster import Cluster
-from tests.unit.ipam.cluster.controller.test_shares import put_share, states
 from tests.waiting import PATIENCE, until
 
 _CHECKOUT = Path(__file__).parents[3]
@@ -124,19 +123,6 @@ def test_reclaim_frees_the_blocks_of_the_former_machine_of_a_name_only(
         assert "if that one is off, too, say it again" in capsys.readouterr().err
         assert run(["ipam", "reclaim", "--node", "gpu-1", "--powered-off"]) == 0
         assert cluster.blocks() == {}
-
-
-def test_reclaim_frees_the_shares_of_the_former_machine_of_a_name(
-    cluster: Cluster, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for machine in ("old", "new"):
-        cluster.api.machines.pop("a", None)
-        put_share(cluster, cluster.node("a", machine=machine), machine)
-    assert run(["ipam", "reclaim", "--node", "a", "--powered-off"]) == 1
-    printed = capsys.readouterr()
-    assert "freed ippool.p.a-old, which a leased" in printed.out
-    assert "ippool.p.a-new: kept: the node a is Ready" in printed.err
-    assert states(cluster) == {"new": "Active"}
 
 
 def test_reclaim_needs_the_word_that_the_machine_is_off(

@@ -8,14 +8,15 @@ import msgspec
 import pytest
 import yaml
 
+from ipam.addresses import parse_interface
 from ipam.cluster.documents import decode
-from ipam.cluster.nv_ipam.objects import NvIPPool
 from ipam.cluster.objects import KINDS, AddressPool, AddressReservation
+from ipam.nv_ipam.pools import NvIPPool
 from tests.runtime import CHECKOUT, definitions
 from tests.unit.ipam.cluster.controller.cluster import Cluster
 from tests.unit.ipam.cluster.nodes import ClusterNode
-from tests.unit.ipam.cluster.nv_ipam.nodes import FollowingNode, put_ippool
 from tests.unit.ipam.cluster.test_sticky import let_go
+from tests.unit.ipam.nv_ipam.nodes import World
 
 EXAMPLES = CHECKOUT / "netattach-examples"
 NAMESPACE = "ns"
@@ -70,24 +71,19 @@ def test_pods_of_the_example_of_sticky_addresses_keep_theirs(memory_path: Path) 
     assert {pod: b.add(pod, definition.config["ipam"]) for pod in pods} == given
 
 
-def test_pods_of_the_example_of_nv_ipam_get_addresses_of_their_nodes_part(
+def test_pods_of_the_example_of_nv_ipam_get_addresses_of_its_pool(
     memory_path: Path,
 ) -> None:
-    cluster = Cluster()
+    world = World(memory_path)
     (document,) = documents("nv-ipam", "IPPool")
     pool = decode(json.dumps(document).encode(), NvIPPool)
     assert pool.metadata.namespace == "nvidia-network-operator"
     (definition,) = definitions(EXAMPLES / "nv-ipam.yaml")
-    put_ippool(
-        cluster.api,
-        {"a": ("10.74.0.129", "10.74.1.0")},
-        pool.spec.subnet,
-        pool.metadata.name,
-        gateway=pool.spec.gateway,
-    )
-    node = FollowingNode(cluster.api, memory_path, "a")
-    node.follower.step()
-    assert node.add("nv-worker-0", definition.config["ipam"]) == ["10.74.0.129/16"]
+    world.server.put(pool)
+    node = world.node("a")
+    world.settle()
+    (address,) = node.add("nv-worker-0", definition.config["ipam"])
+    assert parse_interface(address)[1] == parse_interface(pool.spec.subnet)[1]
 
 
 @pytest.mark.parametrize("name", ["sticky"])
