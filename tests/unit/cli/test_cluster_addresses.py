@@ -79,17 +79,6 @@ def test_show_names_the_pod_and_the_node_of_an_address(
     assert "invalid IP address: nonsense" in capsys.readouterr().err
 
 
-def test_show_finds_an_address_on_any_rail(
-    cluster: Cluster, capsys: pytest.CaptureFixture[str]
-) -> None:
-    block = cluster.api.look(AddressBlock, BLOCK)
-    cluster.api.put(replace(block, spec=replace(block.spec, rails=("10.65.0.8",))))
-    assert run(["ipam", "show", "10.65.0.11", "--cluster"]) == 0
-    assert capsys.readouterr().out.splitlines()[1].split("  ")[:4] == [
-        *("10.65.0.11", "team-a/trainer-0 net1", "gpu-1", BLOCK)
-    ]
-
-
 def test_reclaim_frees_the_blocks_of_a_node_that_is_off_at_once(
     cluster: Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
