@@ -12,8 +12,7 @@ import msgspec
 GROUP = "ipam.podfabric.io"
 VERSION = "v1alpha1"
 
-BlockState = Literal["Pending", "Active", "Draining", "Reclaiming"]
-Compat = Literal["None", "Read", "Coexist"]
+BlockState = Literal["Active", "Draining", "Reclaiming"]
 
 
 class Meta(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -86,11 +85,7 @@ class StickyLimits(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class PoolSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """One range of one network name. `network_name`, `range` and `shared` are immutable.
-
-    `compat` says what nodes do with whereabouts' objects (docs/whereabouts.md); `mirror`: they also
-    make entries there for their pods.
-    """
+    """One range of one network name. `network_name`, `range` and `shared` are immutable."""
 
     range: str
     network_name: str = ""
@@ -100,8 +95,6 @@ class PoolSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     max_blocks_per_node: int = 0
     sticky: StickyLimits = StickyLimits()
     claim_from: Literal["Low", "High"] = "Low"
-    compat: Compat = "None"
-    mirror: bool = False
     state: Literal["Active", "Draining"] = "Active"
     reclaim: ReclaimSpec = ReclaimSpec()
 
@@ -129,7 +122,9 @@ class PoolStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit
     `free_map` is a hint: the base64 of a bitmap, lowest block first, a set bit is a leased block;
     "" if there are more than 65,536 blocks. `high_water` is the index behind the last leased one.
     `probe` are runs of addresses ("10.0.0.8-10.0.0.15") that a lost machine may still use: whoever
-    leases them probes each before its first use (`ipam.cluster.probing`).
+    leases them probes each before its first use (`ipam.cluster.probing`). No node hands out the
+    runs in `held`: pods of whereabouts have them. Nodes lease blocks within the runs in `offered`
+    only; None: anywhere (`ipam.cluster.whereabouts`).
     """
 
     space: str = ""
@@ -139,6 +134,8 @@ class PoolStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit
     free_map: str = ""
     high_water: int = 0
     probe: tuple[str, ...] = ()
+    held: tuple[str, ...] = ()
+    offered: tuple[str, ...] | None = None
     conditions: tuple[Condition, ...] = ()
 
 
@@ -187,8 +184,7 @@ class BlockSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     immutable.
 
     `epoch` grows by 1 whenever the holder changes within one object. `nonce` tells a claim whose
-    answer was lost from the claim of a twin. `foreign` are addresses that no node may hand out, as
-    whereabouts' objects have them; `compat` is the pool's by which the holder last looked there.
+    answer was lost from the claim of a twin.
     `max_offline_seconds`: the holder hands out addresses for no longer than that after its last
     confirmation. 0: not written, by an older agent; then the pool's `max_offline` counts.
     `probe`: when it was leased, the pool's status said that some of it was to be probed.
@@ -203,8 +199,6 @@ class BlockSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     epoch: int = 1
     holder: Holder
     nonce: str = ""
-    foreign: tuple[str, ...] = ()
-    compat: Compat = "None"
     max_offline_seconds: int = 0
     probe: bool = False
 

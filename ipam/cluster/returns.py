@@ -13,7 +13,6 @@ from ipam.cluster.api import ClusterApi, Conflict, NotFound
 from ipam.cluster.block_store import BlockStore, Survey
 from ipam.cluster.objects import AddressBlock
 from ipam.cluster.sticky import drain
-from ipam.cluster.whereabouts import placeholders
 
 HOLD = 600.0  # seconds that one empty block is kept beside those in use
 SMALL = 2  # addresses; a block of that size is of a pool that has none to spare
@@ -42,8 +41,6 @@ class Returns:
         if found is not None and (found.metadata.uid, holder) == (block.uid, self._instance):
             try:
                 if not block.sticky:
-                    if found.spec.compat == "Coexist":
-                        placeholders.remove(self._api, block.uid)
                     self._api.delete(found)
                 elif self._is_returning(block):
                     drain(self._api, found, probe=bool(block.unprobed or block.answered))

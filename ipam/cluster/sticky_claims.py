@@ -25,7 +25,6 @@ from ipam.cluster.sticky import (
     name_of,
     pod_of,
     preference,
-    why_refused,
 )
 from ipam.cluster.wants import NotReserved, PodInterface, ReservationRefused, Want
 from ipam.ranges import is_within
@@ -58,9 +57,6 @@ class StickyClaims:
         fitting = [name_of(each) for each in sorted(listed, key=_rank) if is_of(each, name, pod)]
         if not fitting:
             raise NotReserved(want)
-        refusal = why_refused(pool)
-        if refusal is not None:
-            raise ReservationRefused(fitting[0], refusal)
         found = [block for each in fitting for block in self._of_pod(each, pool, pod)]
         block = min(found, key=preference, default=None)
         if block is not None:

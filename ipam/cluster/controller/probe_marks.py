@@ -82,14 +82,16 @@ class ProbeMarks:
         return written(narrowed(left))
 
 
-def narrowed(runs: Iterable[Interval]) -> tuple[Interval, ...]:
-    """At most MOST runs that cover these: to probe more does no harm."""
-    joined = list(runs)
-    while len(joined) > MOST:
-        gaps = [after.first - before.last for before, after in pairwise(joined)]
-        at = gaps.index(min(gaps))
-        joined[at : at + 2] = [Interval(joined[at].first, joined[at + 1].last)]
-    return tuple(joined)
+def narrowed(runs: Iterable[Interval], most: int = MOST) -> tuple[Interval, ...]:
+    """So many runs at most that cover these, which are sorted: to probe more does no harm."""
+    joined = tuple(runs)
+    if len(joined) <= most:
+        return joined
+    gaps = sorted(pairwise(joined), key=lambda pair: pair[1].first - pair[0].last)
+    kept = sorted(gaps[len(gaps) - most + 1 :])
+    firsts = (joined[0].first, *(after.first for _, after in kept))
+    lasts = (*(before.last for before, _ in kept), joined[-1].last)
+    return tuple(map(Interval, firsts, lasts))
 
 
 def _is_proof(block: AddressBlock) -> bool:

@@ -38,16 +38,16 @@ from ipam.cluster.controller.probe_marks import ProbeMarks
 from ipam.cluster.controller.ranged import Plan
 from ipam.cluster.controller.reclaim import MARGIN, Reclaim, ReclaimCounts
 from ipam.cluster.controller.reports import Reports
-from ipam.cluster.controller.reservations import refused, reserve
+from ipam.cluster.controller.reservations import reserve
 from ipam.cluster.controller.steps import Steps
 from ipam.cluster.objects import (
     AddressBlock,
     AddressPool,
     AddressReservation,
-    Compat,
     PoolStatus,
 )
-from ipam.cluster.sticky import is_let_go, limit_reached, name_of
+from ipam.cluster.sticky import is_let_go, limit_reached
+from ipam.cluster.whereabouts.sharing import Mode, PoolShare, Sharing
 
 QUIET_AFTER = 120.0  # seconds after which no claim of a pool that is not Ready is under way
 USED_EVERY = 10.0  # seconds between two writes of how many addresses are used
@@ -69,12 +69,12 @@ class World(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PoolTexts(NamedTuple):
-    """What the conditions of pools say, by their names; and what no pod gets of them."""
+    """What the statuses of pools say, by their names, beside what their blocks do."""
 
     conflicts: Mapping[str, Sequence[str]]
-    refusals: Mapping[str, Sequence[str]]
     full: Mapping[str, str]
     kept_out: Mapping[str, Sequence[Interval]]
+    shares: Mapping[str, PoolShare]
 
 
 class Seen(msgspec.Struct, frozen=True, kw_only=True):
@@ -121,7 +121,7 @@ class Rounds:
     """What one leader remembers from round to round. A new leader begins with nothing.
 
     `clock` is monotonic and of this process, `wall` gives times for people. `counts` outlives the
-    leader. `compat` is that of the pools that are made from definitions.
+    leader. `whereabouts` is what is done with whereabouts' objects.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class Rounds:
         margin: float = MARGIN,
         pools_per_namespace: int = POOLS_PER_NAMESPACE,
         steps: Steps | None = None,
-        compat: Compat = "None",
+        whereabouts: Mode = "None",
         other_pools: OtherPools | None = None,
     ) -> None:
         self._api = api
@@ -142,7 +142,8 @@ class Rounds:
         self._wall = wall
         self.steps = steps or Steps()
         self._reports = Reports(api, clock)
-        self._pool_maker = PoolMaker(api, clock, self._reports, pools_per_namespace, compat=compat)
+        self._pool_maker = PoolMaker(api, clock, self._reports, pools_per_namespace)
+        self._sharing = Sharing(api, whereabouts, clock)
         self._other_pools = other_pools
         self._reclaim = Reclaim(api, clock, counts or ReclaimCounts(), margin)
         self._bound_pods = BoundPods(api, clock)
@@ -169,13 +170,12 @@ class Rounds:
         conflicts: defaultdict[str, list[str]] = defaultdict(list)
         for each in found:
             conflicts[each.pool].append(each.text)
-        refusals: defaultdict[str, list[str]] = defaultdict(list)
-        for reservation, why in refused(world.reservations, pools):
-            refusals[reservation.spec.pool].append(f"{name_of(reservation)}: {why}")
-            self._reports.reservation("AddressReservationRefused", why, reservation)
         full = self._full(blocks, pools)
         kept_out = self._other_pools.kept_out() if self._other_pools is not None else {}
-        texts = PoolTexts(conflicts, refusals, full, kept_out)
+        shares = self._sharing.look(pools, index, machines.count, self.steps)
+        for name, share in shares.items():
+            conflicts[name] += share.conflicts
+        texts = PoolTexts(conflicts, full, kept_out, shares)
         self._write_statuses(pools, blocks, index, machines.count, quarantined, texts)
         over_limit = self._watch_limits(blocks, pools)
         for unreadable in self._api.unreadable():
@@ -222,6 +222,9 @@ class Rounds:
 
         def write(item: tuple[str, Plan]) -> None:
             name, plan = item
+            share = texts.shares.get(name, PoolShare())
+            if share.problem:
+                plan = replace(plan, ready=False, reason="Whereabouts", message=share.problem)
             wanted = status(
                 pools[name],
                 plan,
@@ -229,10 +232,11 @@ class Rounds:
                 quarantined,
                 texts.conflicts.get(name, ()),
                 self._now(),
-                sorted(texts.refusals.get(name, ())),
                 texts.full.get(name, ""),
                 marks.of(pools[name], plan.space),
                 texts.kept_out.get(name, ()),
+                share.held,
+                share.offered,
             )
             pools[name] = self._write(pools[name], wanted)
 

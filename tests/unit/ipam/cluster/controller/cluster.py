@@ -23,6 +23,7 @@ from ipam.cluster.objects import (
     ReclaimSpec,
     StickySpec,
 )
+from ipam.cluster.whereabouts.sharing import Mode
 from tests.fake_api import FakeApi, Faults
 from tests.unit.ipam.cluster.nodes import Clock
 
@@ -42,6 +43,7 @@ class Cluster:
         self.seen = Seen()
         self.errors: list[ApiError] = []  # of the last round
         self.pools_per_namespace = POOLS_PER_NAMESPACE
+        self.whereabouts: Mode = "None"
         self.rounds = self.new_leader()
 
     @property
@@ -61,6 +63,7 @@ class Cluster:
             counts=self.counts,
             margin=MARGIN,
             pools_per_namespace=self.pools_per_namespace,
+            whereabouts=self.whereabouts,
         )
         return self.rounds
 
