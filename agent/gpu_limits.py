@@ -30,7 +30,6 @@ AT_START_ONLY = (
     ("external", "external"),
     ("unknown", "unknown"),
     ("on_error", "onError"),
-    ("mask_compat", "maskCompat"),
     ("alnair_metrics", "compat.metrics"),
     ("mps", "mps"),
 )

@@ -70,11 +70,6 @@ class Paths(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return self.state / "gpu/shim"
 
     @cached_property
-    def empty(self) -> Path:
-        """An empty directory, which lies over what containers must not see (gpu/shim_tier.py)."""
-        return self.state / "gpu/empty"
-
-    @cached_property
     def gpu_limit(self) -> Path:
         """The hook of runtimes that has the driver limit a container's cgroup (gpu/hook)."""
         return self.shims / "gpu-limit"

@@ -69,7 +69,7 @@ def uninstall(directory: Path) -> Iterator[str]:
                     path.unlink()
                     yield f"removed {path}"
             sync_directory(directory)
-    for empty in (directory, directory.parent / "empty", directory.parent):
+    for empty in (directory, directory.parent):
         with suppress(OSError):  # it has something else, or is gone
             empty.rmdir()
 

@@ -47,7 +47,6 @@ class GpuLimitSettings(msgspec.Struct, frozen=True, kw_only=True):
     external: ExternalMemory = "allow"
     unknown: UnknownVersion = "deny"
     on_error: OnError = "deny"
-    mask_compat: bool = False  # containers do not see CUDA's compatibility libraries
     alnair_metrics: bool = False  # Alnair's names of metrics, beside ours
     mps: MpsDirectories | None = None
 

@@ -21,7 +21,6 @@ from deviceplugin.pools.gpu_pool import (
     GpuBinding,
     GpuMode,
     GpuPoolConfig,
-    Injection,
     LimitScope,
     Shape,
 )
@@ -51,7 +50,6 @@ KEYS: Mapping[str, object] = {
     "computePolicy": ComputePolicy,
     "scope": LimitScope,
     "compat": Literal["alnair"],
-    "inject": Injection,
 }
 _ONLY_OF: Mapping[str, tuple[GpuMode, ...]] = {
     "name": ("replicas",),
@@ -119,24 +117,10 @@ def _pool(value: object, where: str) -> GpuPoolConfig:
             fields[field] = values[key]
     if "driverMount" in values:
         fields["driver_mount"] = driver_mount(values["driverMount"], f"{where}.driverMount")
-    fields["inject"] = values.get("inject", "nodes")
-    if fields["inject"] == "nvidia-runtime":
-        _check_runtime(mode, values, f"{where}.inject: nvidia-runtime")
     for key in ("reserve", "memory"):
         if key in values:
             fields[key] = amount(values[key], f"{where}.{key}")
     return GpuPoolConfig(**fields, **_OF_MODE[mode](values, where))
-
-
-def _check_runtime(mode: GpuMode, values: Mapping[str, Any], where: str) -> None:
-    """Whether NVIDIA's runtime may give what the pool gives. Raises DocumentError."""
-    if mode != "replicas":
-        raise DocumentError(
-            f"{where}: in mode {mode} that runtime would lay the driver over the libraries that "
-            "keep limits: remove it, or use mode replicas"
-        )
-    if "driverMount" in values:
-        raise DocumentError(f"{where}: that runtime mounts the driver itself: remove driverMount")
 
 
 def driver_mount(value: object, where: str) -> DriverMount:

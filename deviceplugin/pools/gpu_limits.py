@@ -34,7 +34,6 @@ KEYS: Mapping[str, object] = {
     "external": ExternalMemory,
     "unknown": UnknownVersion,
     "onError": OnError,
-    "maskCompat": bool,
     "compat": object,
     "mps": object,
 }
@@ -55,7 +54,6 @@ def parse(value: object, where: str) -> GpuLimitSettings:
         ("external", "external"),
         ("unknown", "unknown"),
         ("onError", "on_error"),
-        ("maskCompat", "mask_compat"),
     ):
         if key in values:
             fields[field] = values[key]

@@ -10,8 +10,6 @@ GpuBinding = Literal["admission", "start"]
 ComputePolicy = Literal["fixed", "elastic"]
 LimitScope = Literal["container", "pod"]
 GpuMode = Literal["replicas", "slices", "units"]
-Injection = Literal["nodes", "nvidia-runtime"]
-"""Who gives a container the GPU's nodes and the driver: the answer of Allocate, or its runtime."""
 
 RESERVE = 256 << 20  # bytes of each GPU that no container is given
 
@@ -50,7 +48,6 @@ class GpuPoolConfig(msgspec.Struct, frozen=True, kw_only=True):
     compute_policy: ComputePolicy = "fixed"  # "elastic": what others leave of a GPU's time, too
     scope: LimitScope = "container"  # "pod": all of a pod's containers on a GPU share one limit
     compat: Literal["alnair"] | None = None  # mode "units": whose variables containers have, too
-    inject: Injection = "nodes"  # mode "replicas"
 
     @property
     def resources(self) -> tuple[str, ...]:

@@ -427,7 +427,7 @@ def test_what_agents_read_at_their_start_only_replaces_them() -> None:
     of_gpus = {key for _, key in gpu_limits.AT_START_ONLY}
     assert of_gpus == {
         *("compat.metrics", "contextReserve", "driverRoot", "killUnaccounted", "onOveruse"),
-        *("external", "managed", "maskCompat", "mps", "onError", "unknown"),
+        *("external", "managed", "mps", "onError", "unknown"),
     }
     assert _replaced_by('config.gpuLimits.onOveruse="kill"')
     assert not _replaced_by('config.gpuLimits.require="none"')

@@ -63,7 +63,7 @@ def test_limits_of_gpus_are_those_of_the_code() -> None:
     assert sorted(charts) == sorted(gpu_limits.KEYS)
     for key in (
         *("require", "onOveruse", "killUnaccounted"),
-        *("managed", "external", "unknown", "onError", "maskCompat"),
+        *("managed", "external", "unknown", "onError"),
     ):
         value = msgspec.json.schema(gpu_limits.KEYS[key])
         wanted = compared({"type": "string"} | value if "enum" in value else value)

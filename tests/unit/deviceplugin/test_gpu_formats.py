@@ -53,16 +53,6 @@ def test_file_without_the_key_has_no_pool_of_gpus() -> None:
         ("[{mode: replicas, name: a/b, replicas: 1, replica: 1}]", 'did you mean "replicas"'),
         ("[{mode: replicas, name: a/b, replicas: 1, devices: [gpu0]}]", "neither a PCI address"),
         (
-            "[{mode: units, inject: nvidia-runtime}]",
-            r"gpus\[0\].inject: nvidia-runtime: in mode units that runtime would lay the driver",
-        ),
-        (
-            "[{mode: replicas, name: a/b, replicas: 1, inject: nvidia-runtime, "
-            "driverMount: {host: /x, container: /y}}]",
-            r"gpus\[0\].inject: nvidia-runtime: that runtime mounts the driver itself",
-        ),
-        ("[{mode: units, inject: cdi}]", r"gpus\[0\].inject: 'cdi': expected one of nodes, nvi"),
-        (
             "[{mode: replicas, name: a/b, replicas: 1, driverMount: {host: x, container: /y}}]",
             r"gpus\[0\].driverMount.host: 'x'",
         ),

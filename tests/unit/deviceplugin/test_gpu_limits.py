@@ -29,7 +29,7 @@ def test_every_key_is_read() -> None:
         "{enforce: [kernel, shim], require: none, driverRoot: /run/nvidia/driver, "
         "onOveruse: kill, killUnaccounted: true, contextReserve: 500Mi, "
         "managed: ignore, external: deny, unknown: warn, onError: allow, "
-        "maskCompat: true, compat: {metrics: [alnair]}, "
+        "compat: {metrics: [alnair]}, "
         "mps: {pipes: /tmp/nvidia-mps, shm: /dev/shm}}"
     )
     assert read.gpu_limits == GpuLimitSettings(
@@ -43,7 +43,6 @@ def test_every_key_is_read() -> None:
         external="deny",
         unknown="warn",
         on_error="allow",
-        mask_compat=True,
         alnair_metrics=True,
         mps=MpsDirectories(pipes=Path("/tmp/nvidia-mps"), shm=Path("/dev/shm")),
     )
@@ -78,7 +77,6 @@ def test_what_shims_do_is_told_by_bits(text: str, policy: int) -> None:
         ("{managed: count}", "gpuLimits.managed: 'count': expected one of charge, ignore, deny"),
         ("{external: none}", "gpuLimits.external: 'none': expected one of allow, deny"),
         ("{unknown: allow}", "gpuLimits.unknown: 'allow': expected one of deny, warn"),
-        ("{maskCompat: 1}", "gpuLimits.maskCompat: 1: expected bool"),
         ("{onError: warn}", "gpuLimits.onError: 'warn': expected one of deny, allow"),
         ("{compat: {metrics: [hami]}}", r"gpuLimits.compat.metrics\[0\]: 'hami'"),
         ("{compat: {metric: []}}", "gpuLimits.compat.metric: unknown key"),
