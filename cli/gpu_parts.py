@@ -23,7 +23,7 @@ class GroupUse(msgspec.Struct, frozen=True, kw_only=True):
 
     memory_bytes: int  # what it may use; layout.NO_LIMIT
     compute_share: float  # of the GPU's time, in (0, 1]
-    share_now: float  # the same, in force: elastic shares grow, over-use may lower it
+    share_now: float  # the same, in force: over-use may lower it
     processes: int  # registered ones that have not ended
     used_bytes: int | None = None  # None: the tenant has damaged its file
     peak_bytes: int | None = None

@@ -47,7 +47,7 @@ class GpuEntry(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int  # layout.NO_LIMIT
     context_bytes: int  # charged for a context until it is measured
     share: float  # of the GPU's time, in (0, 1]
-    allocated: float = 0.0  # the share without what is lent or held back for a while; 0: the same
+    allocated: float = 0.0  # the share without what is held back for a while; 0: the same
     kappa: float = 1.0  # what estimated costs are multiplied with
     burst_ns: int = BURST
     most_debt_ns: int = MOST_DEBT

@@ -162,7 +162,6 @@ class GpuService:
         self._registrar.close()
         if self._thread.ident is not None:
             self._thread.join(2 * LOOK)  # not for long: the driver may hang
-        self._shares.settle()
 
     @property
     def sample(self) -> NodeSample:
@@ -210,7 +209,7 @@ class GpuService:
                     continue
                 if driver is not None:
                     self._shares(self._watch.tick(driver), self._watch.measured)
-                else:  # elastic shares follow what groups launch, which regions tell
+                else:  # what groups use meanwhile is not known
                     self._shares({}, {})
                 if due:
                     self._look(driver)

@@ -12,7 +12,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 import grpc
 
@@ -36,18 +35,9 @@ from host.selinux import READ, WRITE, ContainerLabels
 _LONGEST = 200  # bytes of a group's name, which is part of the name of a file
 
 INSIDE = "/run/podfabric/gpu"
-# How the groups of pods begin, and those of containers cannot: resources begin in lower case.
-POD = "Pod-"
 
 # The nvidia runtime would give a container what its image asks for, which may be all GPUs.
 VOID = {"NVIDIA_VISIBLE_DEVICES": "void"}
-
-
-class StartedSlot(NamedTuple):
-    """What the CDI file of a slot gave to its container."""
-
-    minors: frozenset[int]  # N of each /dev/nvidiaN
-    group: str  # whose limits it sees
 
 
 class Giver:
@@ -130,13 +120,9 @@ class Giver:
                 edits.hooks,
             )
 
-    def started(self, resource: str, slot: str) -> StartedSlot:
-        """What a container with a CDI name was given when it started."""
-        name = group_of(resource, slot)
-        edits = slot_files.read(self._paths, name)
-        limits = (host for host, inside in edits.mounts if inside == f"{INSIDE}/limits")
-        group = next((Path(host).parent.name for host in limits), name)
-        return StartedSlot(edits.minors, group)
+    def started(self, resource: str, slot: str) -> frozenset[int]:
+        """N of each /dev/nvidiaN that a container with a CDI name was given when it started."""
+        return slot_files.read(self._paths, group_of(resource, slot))
 
     def remove(self, group: str) -> None:
         """Remove what a container had that is gone. Raises OSError."""
@@ -198,11 +184,6 @@ def group_of(resource: str, slot: str) -> str:
     if len(name) <= _LONGEST:
         return name
     return f"{name[: _LONGEST - 9]}-{hashlib.sha256(f'{resource}.{slot}'.encode()).hexdigest()[:8]}"
-
-
-def pod_group(uid: str, gpu: str) -> str:
-    """The group of the containers of a pod that have parts of that GPU (both by their UIDs)."""
-    return f"{POD}{uid}.{gpu}"
 
 
 def _files_of(directory: Path) -> tuple[SharedFile, ...]:

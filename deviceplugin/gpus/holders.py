@@ -13,7 +13,6 @@ from msgspec.structs import replace
 from base.paths import Paths
 from base.pod import Pod
 from deviceplugin.checkpoint import AllocatedGPU, Allocation, AllocationKey
-from deviceplugin.gpus.given import POD
 from deviceplugin.kubelet import records
 from deviceplugin.kubelet.records import KubeletUnreadable, PodDevices
 from deviceplugin.ledger import Ledger
@@ -39,10 +38,7 @@ class Holders:
                 group: replace(self._tenant(group), limited=gpu.tier != "none")
                 for group, _, gpu in _groups(self._ledger.allocations())
             }
-        return [
-            replace(tenant, container="") if group.startswith(POD) else tenant
-            for group, tenant in tenants.items()
-        ]
+        return [*tenants.values()]
 
     def starts(self, group: str, rows: Sequence[PodDevices]) -> None:
         """A container starts that has these rows of one of the kubelet's records.

@@ -5,12 +5,12 @@
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 
 from base.paths import Paths
 from deviceplugin.gpus import slot_files
-from deviceplugin.gpus.given import Giver, group_of, pod_group
+from deviceplugin.gpus.given import Giver, group_of
 from deviceplugin.gpus.holders import Holders
 from deviceplugin.gpus.near import Nearness
 from deviceplugin.gpus.parts import GpuParts
@@ -144,7 +144,7 @@ class GpuPools:
             if row.ids and row.resource in self._shares
         )
         if not self._adopted:
-            self._groups |= self._left_over({row.uid for row in rows if row.uid})
+            self._groups |= self._left_over()
         self._adopted = True
 
     def with_room(self) -> list[str]:
@@ -246,15 +246,10 @@ class GpuPools:
         named = ((gpu.group, group_of(resource, gpu.slot)) for resource, gpu in given if gpu.slot)
         return frozenset(filter(None, chain.from_iterable(named)))
 
-    def _left_over(self, pods: Collection[str]) -> set[str]:
-        """The groups of an earlier agent, which may have been killed before it removed them.
-
-        Not those of `pods`, by their UIDs: the kubelet may know more of them than the ledger does.
-        """
+    def _left_over(self) -> set[str]:
+        """The groups of an earlier agent, which may have been killed before it removed them."""
         groups = self._giver.parts.groups
-        names = groups.names() if groups is not None else []
-        of_pods = tuple(pod_group(uid, "") for uid in pods)
-        return {name for name in names if not name.startswith(of_pods)}
+        return set(groups.names()) if groups is not None else set()
 
     def _remove_gone(self) -> None:
         """Remove the groups and CDI files of containers that are gone."""

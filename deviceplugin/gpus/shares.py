@@ -18,7 +18,7 @@ from base.types import DeviceId
 from deviceplugin.api import v1beta1_pb2
 from deviceplugin.checkpoint import AllocatedGPU, AllocationKey
 from deviceplugin.gpus import preferred
-from deviceplugin.gpus.given import Giver
+from deviceplugin.gpus.given import Giver, group_of
 from deviceplugin.gpus.near import Nearness
 from deviceplugin.gpus.records import adopted
 from deviceplugin.gpus.replicas import numa
@@ -267,7 +267,7 @@ class ShareService:
 
     def _limit(self, uuid: str, wanted: Share) -> Limit:
         share = wanted.compute / 100 or 1.0  # without time, it is not limited
-        return Limit(uuid, wanted.memory, share, elastic=self.pool.config.elastic)
+        return Limit(uuid, wanted.memory, share)
 
     def _recorded(
         self, row: PodDevices, ids: Sequence[DeviceId], rows: Sequence[PodDevices]
@@ -290,16 +290,16 @@ class ShareService:
         )
         slot, has_slot = min(main.ids), bool(self.kind.share.memory)
         started = self._giver.started(main.resource, slot)
-        minors = set(main.gpus) or started.minors
+        minors = set(main.gpus) or started
         gpus = self.pool.gpus.values()
         by_node = (gpu for gpu in gpus if gpu.node.minor in minors)
         by_name = (gpu for gpu in gpus if slot.startswith((f"{gpu.uuid}_", f"{gpu.short}.")))
         gpu = next(chain(by_node, by_name), self._gpus[ids[0]])
-        made, cdi = self._given(ids, gpu), has_slot and bool(main.cdi or started.minors)
+        made, cdi = self._given(ids, gpu), has_slot and bool(main.cdi or started)
         return replace(
             made,
             tier="shim" if made.tier in BY_CDI and not cdi else made.tier,
-            group=started.group,
+            group=group_of(main.resource, slot),
             slot=slot if has_slot else "",
             cdi=cdi,
         )

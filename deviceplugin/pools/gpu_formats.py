@@ -16,12 +16,9 @@ from base.documents import DocumentError
 from deviceplugin.pools import config
 from deviceplugin.pools.config import Placement
 from deviceplugin.pools.gpu_pool import (
-    ComputePolicy,
     DriverMount,
-    GpuBinding,
     GpuMode,
     GpuPoolConfig,
-    LimitScope,
     Shape,
 )
 from host import gpus, pci
@@ -47,8 +44,6 @@ KEYS: Mapping[str, object] = {
     "reserve": object,
     "memory": object,
     "driverMount": object,
-    "computePolicy": ComputePolicy,
-    "scope": LimitScope,
     "compat": Literal["alnair"],
 }
 _ONLY_OF: Mapping[str, tuple[GpuMode, ...]] = {
@@ -60,8 +55,6 @@ _ONLY_OF: Mapping[str, tuple[GpuMode, ...]] = {
     "unit": ("units",),
     "reserve": ("slices", "units"),
     "memory": ("slices", "units"),
-    "computePolicy": ("slices", "units"),
-    "scope": ("slices", "units"),
     "compat": ("units",),
 }
 
@@ -84,20 +77,6 @@ def together_problem(pools: Sequence[GpuPoolConfig], others: Iterable[str]) -> s
     return None
 
 
-def binding_problem(pools: Sequence[GpuPoolConfig], binding: GpuBinding) -> str | None:
-    """Why pools need that GPUs are chosen when containers start; None if they do not.
-
-    No kubelet says at the admission of a container whose it is.
-    """
-    for number, pool in enumerate(pools):
-        if pool.scope == "pod" and binding != "start":
-            return (
-                f"gpus[{number}].scope: pod: a container's pod is known when it starts: write "
-                "devices: {gpuBinding: start}"
-            )
-    return None
-
-
 def _pool(value: object, where: str) -> GpuPoolConfig:
     values = documents.fields(value, KEYS, where)
     mode: GpuMode = values.pop("mode", "slices")
@@ -112,9 +91,6 @@ def _pool(value: object, where: str) -> GpuPoolConfig:
         "most": values.get("maxPerContainer", 0),
         "devices": _devices(values.get("devices", ()), f"{where}.devices"),
     }
-    for key, field in (("computePolicy", "compute_policy"), ("scope", "scope")):
-        if key in values:
-            fields[field] = values[key]
     if "driverMount" in values:
         fields["driver_mount"] = driver_mount(values["driverMount"], f"{where}.driverMount")
     for key in ("reserve", "memory"):

@@ -78,13 +78,6 @@ def clash(pools: Sequence[GpuPoolConfig], limits: GpuLimitSettings) -> str | Non
     limit must be above that. In mode units a container may ask for several units, so that is
     checked when it is admitted.
     """
-    for number, pool in enumerate(pools):
-        for tier in ("kernel", "mps") if pool.scope == "pod" else ():
-            if tier in limits.enforce:
-                return (
-                    f"gpus[{number}].scope: pod: the tier {tier} limits each container by itself: "
-                    f"remove {tier} from {PART}.enforce"
-                )
     if not {"kernel", "mps", "shim"}.intersection(limits.enforce):
         return None
     for number, pool in enumerate(pools):

@@ -7,8 +7,6 @@ import msgspec
 from host.gpus import GPU
 
 GpuBinding = Literal["admission", "start"]
-ComputePolicy = Literal["fixed", "elastic"]
-LimitScope = Literal["container", "pod"]
 GpuMode = Literal["replicas", "slices", "units"]
 
 RESERVE = 256 << 20  # bytes of each GPU that no container is given
@@ -45,8 +43,6 @@ class GpuPoolConfig(msgspec.Struct, frozen=True, kw_only=True):
     reserve: int = RESERVE  # bytes of each GPU that no container is given
     memory: int = 0  # bytes of each GPU, in place of what NVML reports; 0: NVML is asked
     driver_mount: DriverMount | None = None
-    compute_policy: ComputePolicy = "fixed"  # "elastic": what others leave of a GPU's time, too
-    scope: LimitScope = "container"  # "pod": all of a pod's containers on a GPU share one limit
     compat: Literal["alnair"] | None = None  # mode "units": whose variables containers have, too
 
     @property
@@ -57,11 +53,6 @@ class GpuPoolConfig(msgspec.Struct, frozen=True, kw_only=True):
         if self.mode == "slices":
             return tuple(shape.resource for shape in self.shapes)
         return (self.memory_resource, self.compute_resource)
-
-    @property
-    def elastic(self) -> bool:
-        """Whether containers may also use the time of a GPU that others leave."""
-        return self.compute_policy == "elastic"
 
     def selects(self, gpu: GPU) -> bool:
         """Whether the pool may have that GPU."""

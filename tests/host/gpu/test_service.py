@@ -3,7 +3,6 @@
 import re
 import shutil
 import signal
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,12 +11,12 @@ import pytest
 
 from base.pod import Pod
 from deviceplugin import plugin
-from gpu import inventory, layout, metrics, nvml, service, shim_tier
+from gpu import inventory, metrics, nvml, service, shim_tier
 from gpu.group_limits import Limit
 from gpu.samples import NodeSample
 from gpu.service import GpuService
 from gpu.settings import GpuLimitSettings
-from gpu.shares import ALONE, TICK
+from gpu.shares import TICK
 from gpu.tenants import Tenant
 from gpu.tiers import TierChoice, TieredGPU
 from tests.host.gpu.driver_root import paths_with
@@ -52,34 +51,6 @@ def test_it_is_killed_where_that_is_configured(node: ServedNode) -> None:
     assert within.process.poll() is None
     key = "memory_overuse_kills_total", "pod-of-a/0"
     until(lambda: node.values().get(key) == 1, what="count of the kill")
-
-
-@pytest.mark.parametrize("driver", [True, False])
-def test_an_elastic_container_has_what_its_neighbour_leaves_until_that_launches(
-    node: ServedNode, driver: bool
-) -> None:
-    """Also where the driver does not tell what containers use."""
-    if driver:
-        node.install_driver()
-    service = node.start()
-    groups = service.groups
-    node.container("stays", Limit(FIRST, GIB, 0.3, elastic=True))
-    node.container("pauses", Limit(FIRST, GIB, 0.7))
-
-    def shared(**expected: float) -> bool:
-        """Whether the shares are these, while these containers launch."""
-        for name in expected:
-            with (groups.root / name / "region").open("r+b") as region:
-                region.seek(layout.USE_AT)
-                region.write(bytes(layout.PfGpu(last_launch=time.monotonic_ns())))
-        shares = {name: round(groups.read(name).in_force[0].share, 4) for name in expected}
-        return shares == expected
-
-    until(lambda: shared(stays=ALONE), what="share of the neighbour that is idle")
-    until(lambda: shared(stays=0.3, pauses=0.7), what="return to the own share")
-    until(lambda: shared(stays=ALONE), what="share of the neighbour that is idle again")
-    service.close()
-    assert round(groups.read("stays").in_force[0].share, 4) == 0.3
 
 
 def test_only_strangers_on_gpus_that_are_given_in_parts_are_killed(

@@ -14,7 +14,6 @@ from cli.this_node import ThisNode
 from deviceplugin.gpus import tiers
 from gpu import processes
 from gpu.group_limits import Limit
-from gpu.groups import Compute
 from gpu.tiers import TierChoice, TieredGPU
 from tests.unit.cli.commands import short_path
 from tests.unit.cli.gpu_server import GIB, SLICE, SLICES, GpuServer
@@ -205,21 +204,8 @@ def test_limits_that_are_as_allocated_are_well(server: GpuServer) -> None:
     group = server.hold(0, ["00000000.10g-25.0"])
 
     assert _only(server.paths, "GPU limits").status == "ok"
-    for share in (0.01, 0.75):  # over-use lowers it, and it grows where it is elastic
-        server.groups.set_compute(group, {servers.gpu_uuid(0): Compute(share)})
-        assert _only(server.paths, "GPU limits").status == "ok"
-
-
-def test_the_limit_of_a_pod_is_what_its_containers_were_allocated_together(
-    server: GpuServer,
-) -> None:
-    group = "Pod-2f1c6d1e-0000-4000-8000-000000000001.GPU-0"
-    for n in (0, 1):
-        server.hold(0, [f"00000000.10g-25.{n}"], limited=False, group=group)
-    server.groups.make(group, [Limit(servers.gpu_uuid(0), 20 * GIB, 0.5)])
-    assert _only(server.paths, "GPU limits").seen.startswith("2 containers have limits")
-    server.groups.change(group, [Limit(servers.gpu_uuid(0), 10 * GIB, 0.25)])
-    assert _only(server.paths, "GPU limits").status == "failed"
+    server.groups.throttle(group, servers.gpu_uuid(0), 0.01)
+    assert _only(server.paths, "GPU limits").status == "ok"
 
 
 def test_an_allocation_without_limits_and_limits_without_allocation_are_found(

@@ -9,11 +9,6 @@ from deviceplugin.pools.config import ConfigError
 from deviceplugin.pools.formats import parse
 from deviceplugin.pools.gpu_pool import DriverMount, GpuPoolConfig, Shape
 
-ELASTIC = (
-    "[{mode: units, computePolicy: elastic}, "
-    "{computePolicy: elastic, shapes: [{name: a/b, memory: 1Gi, compute: 1}]}]"
-)
-
 
 def gpus(text: str) -> tuple[GpuPoolConfig, ...]:
     return parse(f"pools: []\ngpus: {text}".encode(), "config.yaml").gpus
@@ -100,21 +95,7 @@ def test_units_have_alnairs_names() -> None:
     (other,) = gpus("[{mode: units, memoryName: a/m, computeName: a/c, unit: 2Gi, memory: 80Gi}]")
     (compatible,) = gpus("[{mode: units, compat: alnair}]")
     assert compatible.compat == "alnair"
-    assert [compatible.elastic, *(each.elastic for each in gpus(ELASTIC))] == [False, True, True]
     assert (other.resources, other.unit, other.memory) == (("a/m", "a/c"), 2 << 30, 80 << 30)
-
-
-def test_limits_of_pods_go_with_gpus_that_are_chosen_at_the_start() -> None:
-    content = "gpus: [{mode: units, scope: pod}]\ndevices: {gpuBinding: start}"
-    (pool,) = parse(content.encode(), "config.yaml").gpus
-    assert pool.scope == "pod"
-    for tier in ("kernel", "mps"):
-        mps = "mps: {pipes: /tmp/nvidia-mps, shm: /dev/shm}"
-        limits = f"gpuLimits: {{enforce: [{tier}, shim], {mps}}}"
-        with pytest.raises(
-            ConfigError, match=rf"\[0\].scope: pod: .* remove {tier} from gpuLimits"
-        ):
-            parse(f"{content}\n{limits}".encode(), "config.yaml")
 
 
 def test_every_key_is_in_the_document() -> None:
@@ -131,13 +112,6 @@ def test_every_key_is_in_the_document() -> None:
         ("[{shapes: [{name: a/b, memory: 1GB, compute: 1}]}]", "expected bytes, such as"),
         ("[{mode: units, unit: 1Mi}]", "would be 81920 ids, and a kubelet accepts 52428"),
         ("[{mode: units, name: a/b}]", "is for mode replicas, this pool's is units"),
-        ("[{mode: units, computePolicy: best}]", "gpus.0..computePolicy: 'best': expected one of"),
-        (
-            "[{mode: replicas, name: a/b, replicas: 1, computePolicy: elastic}]",
-            r"gpus\[0\].computePolicy: is for mode slices or units, this pool's is replicas",
-        ),
-        ("[{mode: units, scope: node}]", "gpus.0..scope: 'node': expected one of container, pod"),
-        ("[{mode: units, scope: pod}]", r"gpus\[0\].scope: pod: .* devices: {gpuBinding: start}"),
         ("[{mode: units, compat: hami}]", r"gpus\[0\].compat: 'hami': expected one of alnair"),
         (
             "[{compat: alnair, shapes: [{name: a/b, memory: 1Gi, compute: 1}]}]",

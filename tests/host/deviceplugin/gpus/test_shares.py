@@ -117,16 +117,15 @@ def test_containers_of_a_compatible_pool_have_alnairs_variables(
 
 
 @pytest.mark.parametrize("binding", ["admission", "start"])
-@pytest.mark.parametrize("policy", ["fixed", "elastic"])
-def test_containers_have_the_policy_of_their_pool(
-    paths: Paths, kubelet: Kubelet, binding: str, policy: str
+def test_containers_have_the_share_that_they_ask_for(
+    paths: Paths, kubelet: Kubelet, binding: str
 ) -> None:
-    node = GpuNode(paths, [units(8, compute_policy=policy)], gpu_binding=binding)
+    node = GpuNode(paths, [units(8)], gpu_binding=binding)
     try:
         kubelet.wait(lambda: kubelet.allocatable(MEMORY) == 16 and kubelet.allocatable(COMPUTE))
         kubelet.admit("trainer", [container(memory=2, compute=30)])
         ((limit,),) = node.groups.given.values()
-        assert (limit.compute_share, limit.elastic) == (0.3, policy == "elastic")
+        assert limit.compute_share == 0.3
     finally:
         node.plugin.close()
 

@@ -19,7 +19,7 @@ from gpu.driver_files import SharedFile
 from gpu.settings import GpuLimitSettings
 from gpu.tiers import Tier
 from host.selinux import ATTRIBUTE, READ, WRITE
-from tests.host.deviceplugin.gpus.gpu_node import COMPUTE, MEMORY, container, units
+from tests.host.deviceplugin.gpus.gpu_node import MEMORY, container, units
 from tests.kubelet.devices import PodRejected
 from tests.kubelet.kubelet import Kubelet
 from tests.unit.gpu.groups import FileGroups
@@ -232,23 +232,3 @@ def test_after_a_boot_a_holder_is_admitted_again_before_the_driver_is_there(
     node.start(GpuLimitSettings())
     kubelet.wait(lambda: kubelet.count("ListAndWatch", MEMORY) == 2)
     kubelet.wait(lambda: kubelet.capacity(MEMORY) == 8 and kubelet.allocatable(MEMORY) == 3)
-
-
-@pytest.mark.parametrize("tier", ["kernel", "mps"])
-def test_a_pods_common_limit_stays_one_where_containers_are_limited_each_by_itself_now(
-    node: TieredNode, kubelet: Kubelet, tier: Tier
-) -> None:
-    """The driver would give each of its containers what they have together."""
-    node.start(GpuLimitSettings(), binding="start", scope="pod")
-    kubelet.wait(lambda: kubelet.allocatable(MEMORY) == 8 and kubelet.allocatable(COMPUTE) > 0)
-    pod = kubelet.admit("trainer", [container(name, memory=2, compute=10) for name in "ab"])
-    limits = node.groups.limits()
-    assert node.plugin is not None
-    node.plugin.close()
-    node.obstacles = {tier: None, "shim": None}
-    node.start(GpuLimitSettings(enforce=(tier, "shim")), binding="start")
-    kubelet.wait(
-        lambda: kubelet.count("ListAndWatch", MEMORY) == kubelet.count("ListAndWatch", COMPUTE) == 2
-    )
-    kubelet.run(pod)
-    assert (node.tier(), node.groups.limits()) == ("shim", limits)
