@@ -46,7 +46,7 @@ def gpu_holders(paths: Paths) -> int:
     except CheckpointDamaged:  # the device plugin makes it again, if it runs
         return 0
     given = ((entry.resource, entry.gpu) for entry in allocations if entry.gpu is not None)
-    return len({(resource, gpu.slot) for resource, gpu in given if gpu.slot and gpu.tier != "none"})
+    return len({(resource, gpu.slot) for resource, gpu in given if gpu.slot})
 
 
 class Leaving(NamedTuple):
@@ -191,9 +191,12 @@ def remove_state(paths: Paths) -> None:
     files.remove(paths.cluster_policies)
     remove_identity(paths.state)
     for path in paths.run.iterdir():
-        sockets = (paths.agent_socket, paths.gpu_limit_socket)
         # What a kill left of a file that was to be made is removed with it: ".state-<boot>.json.7".
-        if path in (paths.locks, *sockets) or path.match("*.json") or path.match(".*.json.*"):
+        if (
+            path in (paths.locks, paths.agent_socket)
+            or path.match("*.json")
+            or path.match(".*.json.*")
+        ):
             _remove(path)
     presence.remove_dead(paths.run)
     sync_directory(paths.state)

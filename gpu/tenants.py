@@ -21,7 +21,6 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True):
     group: str
     pod: Pod  # its UID may be "" while it is not known
     container: str  # "" while it is not known
-    limited: bool = True  # False: nothing keeps its limits, and the group has no files
 
 
 class Tenants:

@@ -28,7 +28,6 @@ from deviceplugin.kubelet.records import PodDevices
 from deviceplugin.kubelet.server import Listing, Rejected
 from gpu.group_limits import Limit
 from gpu.placement import Share, choose
-from gpu.tiers import BY_CDI
 
 _log = logging.getLogger(__name__)
 
@@ -188,7 +187,7 @@ class ShareService:
     def _check_context(self, gpu: SharedGPU | None, wanted: Share) -> None:
         """Refuse a limit within which no program could begin to use CUDA."""
         reserve, unit = self._giver.context_reserve, self.kind.share.memory
-        if gpu is None or self.pool.tier(gpu.address) == "none" or wanted.memory > reserve:
+        if gpu is None or wanted.memory > reserve:
             return
         raise self._refusal(
             f"{wanted.memory >> 20} MiB",
@@ -260,7 +259,6 @@ class ShareService:
             minor=gpu.node.minor if gpu is not None else -1,
             memory_bytes=self.kind.share.memory,
             compute_share=self.kind.share.compute / 100,
-            tier=self.pool.tier(gpu.address) if gpu is not None else "none",
             slot=ids[0] if gpu is not None else "",
             cdi=gpu is not None and self._giver.binding == "start",
         )
@@ -298,7 +296,6 @@ class ShareService:
         made, cdi = self._given(ids, gpu), has_slot and bool(main.cdi or started)
         return replace(
             made,
-            tier="shim" if made.tier in BY_CDI and not cdi else made.tier,
             group=group_of(main.resource, slot),
             slot=slot if has_slot else "",
             cdi=cdi,

@@ -18,7 +18,6 @@ import msgspec
 
 from base import decoding, files
 from base.paths import Paths
-from gpu.container_edits import OciHook
 from gpu.driver_files import SharedFile
 from gpu.nodes import GpuNode
 
@@ -61,7 +60,6 @@ def write(
     nodes: Sequence[GpuNode],
     mounts: Sequence[SharedFile] = (),
     variables: Mapping[str, str] = {},
-    hooks: Sequence[OciHook] = (),
 ) -> None:
     """Write the file of a slot if it differs. A reader sees the old or the new. Raises OSError."""
     edits: dict[str, Any] = {
@@ -91,8 +89,6 @@ def write(
         ]
     if variables:
         edits["env"] = [f"{name}={value}" for name, value in sorted(variables.items())]
-    if hooks:
-        edits["hooks"] = hooks
     document = {
         "cdiVersion": VERSION,
         "kind": KIND,

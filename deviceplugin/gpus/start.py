@@ -168,19 +168,16 @@ class Starter:
         rows: Sequence[PodDevices],
     ) -> None:
         """Write the ledger, then the limits. After a kill between them the kubelet calls again."""
-        resource, recorded = next(iter(memory))[0], _gpu(next(iter(memory.values())))
+        resource = next(iter(memory))[0]
         slot = min(device_id for _, device_id in memory)
         group = group_of(resource, slot)
         self._holders.starts(group, rows)
-        # One with nodes has the mounts that Allocate answered with, or none.
-        tier = pool.tier(chosen.address) if recorded.cdi else recorded.tier
         bound = {
             key: replace(
                 _gpu(entry),
                 uuid=chosen.uuid,
                 bdf=chosen.address,
                 minor=chosen.node.minor,
-                tier=tier,
                 group=group,
             )
             for key, entry in held.items()

@@ -16,11 +16,11 @@ from base.documents import DocumentError
 from deviceplugin.pools import config
 from deviceplugin.pools.config import Placement
 from deviceplugin.pools.gpu_pool import (
-    DriverMount,
     GpuMode,
     GpuPoolConfig,
     Shape,
 )
+from gpu.driver_files import SharedFile
 from host import gpus, pci
 
 SMALLEST = 256 << 20  # bytes: smaller units would be more ids than a kubelet accepts
@@ -99,7 +99,7 @@ def _pool(value: object, where: str) -> GpuPoolConfig:
     return GpuPoolConfig(**fields, **_OF_MODE[mode](values, where))
 
 
-def driver_mount(value: object, where: str) -> DriverMount:
+def driver_mount(value: object, where: str) -> SharedFile:
     """A `driverMount`. Raises DocumentError."""
     fields = documents.fields(value, _MOUNT, where)
     for key in _MOUNT:
@@ -109,7 +109,8 @@ def driver_mount(value: object, where: str) -> DriverMount:
                 f"{where}.{key}: {documents.shown(fields.get(key, ''))}: expected the path of a "
                 'directory, from "/" on and without ".."'
             )
-    return DriverMount(**{key: str(PurePosixPath(fields[key])) for key in _MOUNT})
+    host, container = (str(PurePosixPath(fields[key])) for key in ("host", "container"))
+    return SharedFile(host, container)
 
 
 def _of_replicas(values: Mapping[str, Any], where: str) -> dict[str, Any]:

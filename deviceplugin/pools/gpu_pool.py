@@ -4,19 +4,13 @@ from typing import Literal
 
 import msgspec
 
+from gpu.driver_files import SharedFile
 from host.gpus import GPU
 
 GpuBinding = Literal["admission", "start"]
 GpuMode = Literal["replicas", "slices", "units"]
 
 RESERVE = 256 << 20  # bytes of each GPU that no container is given
-
-
-class DriverMount(msgspec.Struct, frozen=True, kw_only=True):
-    """A directory of the host with the driver's libraries, which containers see read-only."""
-
-    host: str
-    container: str
 
 
 class Shape(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,7 +36,7 @@ class GpuPoolConfig(msgspec.Struct, frozen=True, kw_only=True):
     most: int = 0  # ids of one resource in a container; 0: any number
     reserve: int = RESERVE  # bytes of each GPU that no container is given
     memory: int = 0  # bytes of each GPU, in place of what NVML reports; 0: NVML is asked
-    driver_mount: DriverMount | None = None
+    driver_mount: SharedFile | None = None  # the driver's libraries, which containers see
     compat: Literal["alnair"] | None = None  # mode "units": whose variables containers have, too
 
     @property

@@ -10,7 +10,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from deviceplugin import checkpoint
 from gpu import layout
 from tests.host.gpu.pods import MadeContainer, made_container
 from tests.host.gpu.whole_node import LIBRARIES, WholeNode, whole_node
@@ -91,9 +90,6 @@ def test_a_container_is_limited_and_in_the_metrics_and_the_agents_end_changes_no
 ) -> None:
     start(node, binding)
     _, container, mounts = admitted(node, "trainer")
-    assert {entry.gpu.tier for entry in checkpoint.read(node.paths).allocations if entry.gpu} == {
-        "shim"
-    }
     first = node.process(container, mounts)
     first.start()
     assert first.result("cuMemAlloc_v2", Out(8), 2 * GIB) == OUT_OF_MEMORY
@@ -107,7 +103,6 @@ def test_a_container_is_limited_and_in_the_metrics_and_the_agents_end_changes_no
         ("memory_denied_total", "trainer/main"): 1,
         ("compute_share_ratio", "trainer/main"): 0.5,
         ("processes", "trainer/main"): 1,
-        ("tier_info", "shim"): 1,
         ("withheld", "0"): 0,
         ("nvml_up", ""): 1,
     }

@@ -43,7 +43,6 @@ def paths(tmp_path: Path) -> Paths:
         paths.run / ".state-1.json.7.8",
         paths.run / ".agent-1-2.state",
         paths.agent_socket,
-        paths.gpu_limit_socket,
         paths.run / "of-somebody-else",
         paths.cni_bin / "ipoib",
         paths.cni_bin / "bridge",

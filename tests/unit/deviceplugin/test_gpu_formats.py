@@ -7,7 +7,8 @@ import pytest
 from deviceplugin.pools import gpu_formats
 from deviceplugin.pools.config import ConfigError
 from deviceplugin.pools.formats import parse
-from deviceplugin.pools.gpu_pool import DriverMount, GpuPoolConfig, Shape
+from deviceplugin.pools.gpu_pool import GpuPoolConfig, Shape
+from gpu.driver_files import SharedFile
 
 
 def gpus(text: str) -> tuple[GpuPoolConfig, ...]:
@@ -26,7 +27,7 @@ def test_replicas_are_read() -> None:
         most=1,
         placement="spread",
         devices=("0000:1a:00.0",),
-        driver_mount=DriverMount(host="/opt/nvidia", container="/usr/local/nvidia"),
+        driver_mount=SharedFile("/opt/nvidia", "/usr/local/nvidia"),
     )
     assert pool.resources == ("example.com/shared-gpu",)
 

@@ -26,10 +26,8 @@ def holders(tmp_path: Path, ledger: Ledger) -> Holders:
     return Holders(Paths(state=tmp_path, kubelet=tmp_path), ledger)
 
 
-def give(ledger: Ledger, *ids: str, group: str, tier: str = "shim") -> None:
-    given = AllocatedGPU(
-        uuid="GPU-1", bdf="0000:10:00.0", minor=0, tier=tier, slot=ids[0], group=group
-    )
+def give(ledger: Ledger, *ids: str, group: str) -> None:
+    given = AllocatedGPU(uuid="GPU-1", bdf="0000:10:00.0", minor=0, slot=ids[0], group=group)
     ledger.record_gpus(MEMORY, {DeviceId(device_id): given for device_id in ids})
 
 
@@ -107,11 +105,3 @@ def test_pods_that_are_gone_are_forgotten(holders: Holders, ledger: Ledger) -> N
         give(ledger, "a_0", group=group)
     assert list(holders._known) == ["g1", "g2"]
     assert [tenant.pod.name for tenant in holders.listed()] == ["trainer-2"]
-
-
-def test_a_container_whose_limits_nothing_keeps_is_listed_as_such(
-    holders: Holders, ledger: Ledger
-) -> None:
-    """So its processes are not those of a stranger."""
-    give(ledger, "a_0", group="g", tier="none")
-    assert [tenant.limited for tenant in holders.listed()] == [False]

@@ -148,7 +148,6 @@ def test_container_sees_its_limits_and_cannot_change_them(node: GpuNode, kubelet
         "/run/podfabric/gpu/agent": (str(directory / "agent"), True),
     }
     assert {gpu.group for gpu in given(node.paths)} == {group}
-    assert {gpu.tier for gpu in given(node.paths)} == {"shim"}
 
 
 @pytest.mark.parametrize("binding", ["admission", "start"])

@@ -1,4 +1,4 @@
-"""The tier `shim`: whether a node has all that it needs, and what its containers see."""
+"""The libraries that keep limits: whether a node has all they need, and what containers see."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ from host.errors import HostError
 LOOK_AGAIN = 5.0  # seconds; directories with the driver may have thousands of entries
 
 
-class ShimTier:
+class Shims:
     """The shims on this node. One thread at a time may use it.
 
     `room` answers why groups of limits cannot be made; None if they can.
