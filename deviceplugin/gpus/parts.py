@@ -5,35 +5,17 @@ A device plugin that runs alone has neither, and gives no parts of GPUs.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from deviceplugin.pools.config import DevicePluginConfig
 from gpu.driver_files import SharedFile
-from gpu.group_limits import Limit
 from gpu.inventory import GpuMemory, MemorySource
 from gpu.settings import CONTEXT_RESERVE
 
+if TYPE_CHECKING:
+    from gpu.groups import Groups  # more modules than a node without GPUs loads
+
 ALONE = "the device plugin runs alone: run `podfabric agent`, which keeps limits"
-
-
-class LimitedGroups(Protocol):
-    """The groups of processes with common limits, one for each container: gpu.groups.Groups.
-
-    Raises GroupError and OSError.
-    """
-
-    def make(self, group: str, limits: Sequence[Limit]) -> Path:
-        """Make a group unless it exists; its directory, with the files `limits` and `region`."""
-
-    def change(self, group: str, limits: Sequence[Limit]) -> None:
-        """Give a group other limits, which its processes follow at once."""
-
-    def remove(self, group: str) -> None:
-        """Remove a group if it exists."""
-
-    def names(self) -> list[str]:
-        """The groups that exist."""
 
 
 def _no_memory() -> Mapping[str, GpuMemory]:
@@ -57,7 +39,7 @@ class GpuParts:
     """
 
     memory: MemorySource = _no_memory
-    groups: LimitedGroups | None = None
+    groups: "Groups | None" = None
     obstacle: Callable[[SharedFile | None], str | None] = _alone
     files: Callable[[SharedFile | None], Sequence[SharedFile]] = _no_files
     faults: Callable[[], Mapping[str, str]] = dict  # of sick GPUs, by UUID

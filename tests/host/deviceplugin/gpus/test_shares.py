@@ -266,13 +266,13 @@ def test_restart_changes_nothing_of_a_running_container(node: GpuNode, kubelet: 
     pod = kubelet.admit("trainer", [container(memory=2, compute=50)])
     files = states(node)
     before = given(node.paths)
-    node.groups.removed.clear()
+    node.groups.gone.clear()
     node.restart()
     await_restarted(kubelet)
     kubelet.wait(lambda: kubelet.allocatable(MEMORY) == 16)
     assert given(node.paths) == before
     assert states(node) == files
-    assert node.groups.removed == []
+    assert node.groups.gone == []
     kubelet.run(pod)  # the container is started again
     assert given(node.paths) == before
 
