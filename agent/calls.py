@@ -13,14 +13,12 @@ from base import interrupts
 from base.interrupts import Call
 from cni.spec.dispatch import Answer, answer, error_document
 from cni.spec.errors import CNIError, Code
-from cni.spec.launcher import seconds_of
 from cni.spec.notes import collected
 from cni.spec.plugin import Plugin
 
 Loader = Callable[[Mapping[str, str]], Plugin]
 """Returns the plugin for a call with that environment."""
 
-UNANSWERED_SINCE = "PODFABRIC_UNANSWERED_SINCE"  # cni/launcher/launcher.c
 MAX_LINES = 50  # of a call's notes, in the log
 MAX_TEXT = 4096
 
@@ -97,7 +95,6 @@ class Calls:
             request.environ,
             read_config,
             netns,
-            unanswered_since=seconds_of(request.environ.get(UNANSWERED_SINCE, "")),
         )
 
     def _log(self, reply: Answer, notes: str, seconds: float) -> int:

@@ -7,12 +7,14 @@ told to come again. The client of the API server is loaded here only, as it cost
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 from base import msgspec_warmup
 from base.paths import Paths
+from ipam.nv_ipam import translate
 from ipam.scope import AddressSettings
 from ipam.store_files import StoreFiles
 
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 
     from ipam.cluster.kubernetes_api import KubernetesApi
     from ipam.cluster.lessee import Lessee
+    from ipam.nv_ipam.importing import FollowedPools
 
 NODE_NAME = "NODE_NAME"
 KUBECONFIG = "PODFABRIC_KUBECONFIG"
@@ -62,6 +65,33 @@ def lessee_of(
         _log.error("cannot tell which boot this is: %s: %s", error.filename, error.strerror)
         return None
     return Lessee(api, files, node, boot, compat=settings.compat != "None")
+
+
+def pools_of(
+    paths: Paths,
+    files: StoreFiles,
+    settings: AddressSettings,
+    environ: Mapping[str, str] = os.environ,
+) -> "FollowedPools | None":
+    """Follows nv-ipam's pools once it is started; None on a node that serves none, or has no API
+    server, as the log says then."""
+    if not settings.nv_ipam:
+        with suppress(OSError):
+            Path(translate.PoolsFile(paths.ipam).path).unlink()
+        return None
+    node = environ.get(NODE_NAME, "")
+    api = api_of(environ) if node else None
+    if api is None:
+        return None
+    from ipam.nv_ipam.importing import FollowedPools
+
+    try:
+        boot = paths.boot_id()
+    except OSError as error:
+        _log.error("cannot tell which boot this is: %s: %s", error.filename, error.strerror)
+        return None
+    conf = paths.cni_conf / "nv-ipam.d/nv-ipam.conf"  # a definition's `confDir` has no effect
+    return FollowedPools(api, files, node, boot, settings.nv_ipam_namespace, conf)
 
 
 def api_of(

@@ -20,9 +20,9 @@ from enum import Enum
 from agent import framing
 from agent.framing import HEADER, BadFrame, LauncherRequest, RequestHeader
 from base.interrupts import Call
+from cni.spec.dispatch import CLEANING_UP
 
 SMALL = 8 << 10  # bytes; nearly every request is smaller
-CLEANING_UP = ("DEL", "GC")  # they carry an ADD's configuration of any size, and its result
 _UCRED = struct.Struct("3i")
 
 

@@ -20,7 +20,6 @@ from base import files
 from base.files import sync_directory
 from base.paths import Paths
 from cni.attachments.journal import Journal
-from cni.installation import remove_identity
 from cni.spec.errors import CNIError
 from deviceplugin import checkpoint
 from deviceplugin.checkpoint import CheckpointDamaged, CheckpointUnreadable
@@ -189,15 +188,8 @@ def remove_state(paths: Paths) -> None:
     for directory in (paths.attachments, paths.devices, paths.ipam, *gpu):
         _remove(directory)
     files.remove(paths.cluster_policies)
-    remove_identity(paths.state)
-    for path in paths.run.iterdir():
-        # What a kill left of a file that was to be made is removed with it: ".state-<boot>.json.7".
-        if (
-            path in (paths.locks, paths.agent_socket)
-            or path.match("*.json")
-            or path.match(".*.json.*")
-        ):
-            _remove(path)
+    for path in (paths.agent_socket, paths.locks):
+        _remove(path)
     presence.remove_dead(paths.run)
     sync_directory(paths.state)
     begun.unlink(missing_ok=True)

@@ -14,9 +14,9 @@ agent answers
     "pfa1"  status  exit code  standard error length  standard output length
     standard error  standard output
 
-with status 0; or with status 1 if the call was not begun and another process may do it instead:
-then standard output has the CNI error. Status 2 is the same of an agent that is ending: the next
-agent may do the call. `cni/launcher/launcher.c` is the other side.
+with status 0; or with status 1 if the call was not begun: then standard output has the CNI error.
+Status 2 is the same of an agent that is ending: the next agent may do the call.
+`cni/launcher/launcher.c` is the other side.
 """
 
 import struct

@@ -8,7 +8,7 @@ An agent that leaves its node attaches no pod, and ends its service when the nod
 
 At SIGTERM it closes its sockets, gives the lock to the next agent, which may have been waiting for
 it, and finishes its running calls. So two agents may be at work for a while, in calls for different
-attachments, as an agent and a fallback may.
+attachments.
 """
 
 import errno
@@ -28,7 +28,6 @@ from agent import (
     cluster_addresses,
     departure,
     logs,
-    nv_ipam_pools,
     settings,
     startup,
     systemd,
@@ -62,8 +61,8 @@ from host import procfs
 from ipam.delegation import OURS, TAKEN_OVER
 from ipam.executable import IpamExecutable
 from ipam.plugin import AddressPlugin
-from ipam.resident import Resident
 from ipam.scope import Scope, Stores
+from ipam.store_files import StoreFiles
 
 LOOK_EVERY = 1.0  # seconds, for SIGTERM while another agent serves
 PAUSE = 0.02  # seconds between two attempts to get its lock
@@ -96,7 +95,6 @@ def run(
         procfs.use(paths.proc)
         startup.allow_descriptors()
         with ExitStack() as stack:
-            startup.claim(paths)
             agent = Agent(paths, loaded, extra, stack, leaving)
             if agent.wait():
                 if watch is not None:
@@ -131,7 +129,7 @@ class Agent:
         self._paths = paths
         self._loaded = loaded
         self._stack = stack
-        self._store = Resident(paths.ipam)
+        self._store = StoreFiles(paths.ipam)
         stack.callback(self._store.close)
         ipam = loaded.settings.ipam
         self._lessee = cluster_addresses.lessee_of(paths, self._store, ipam)
@@ -141,14 +139,13 @@ class Agent:
             return ipam.scope
 
         stores = Stores(self._store, scope, self._lessee, lambda: ipam.compat)
-        self._nv_ipam = nv_ipam_pools.service_of(paths, self._store, ipam)
+        self._pools = cluster_addresses.pools_of(paths, self._store, ipam)
         policies = self._policies = AgentPolicies(paths, self._policy)
         stack.callback(policies.close)
         self._addresses = AddressPlugin(
             stores,
             cache(paths.boot_id),
             policies.source,
-            nv_ipam_pools.plugin_of(paths, ipam, self._nv_ipam, self._lessee),
             policies.subjects,
         )
         self._ipoib = IPoIB(paths, self._addresses, policies.source, policies.subjects)
@@ -187,9 +184,8 @@ class Agent:
             self._metrics.more.append(cluster_addresses.families(self._lessee))
             self._lessee.leaving = leaving is not None
             stack.callback(self._lessee.close)
-        if self._nv_ipam is not None:
-            self._metrics.more.append(nv_ipam_pools.families(self._nv_ipam))
-            stack.callback(self._nv_ipam.close)
+        if self._pools is not None:
+            stack.callback(self._pools.close)
         self._metrics.more += (policies.denials.families, cluster_addresses.unreadable)
         self._calls = Calls(
             {**self._plugins(), **extra(self._addresses)},
@@ -253,8 +249,8 @@ class Agent:
             self._devices.start()
         if self._lessee is not None:
             self._lessee.start()
-        if self._nv_ipam is not None:
-            self._nv_ipam.start()
+        if self._pools is not None:
+            self._pools.start()
         if self._settings.sweep or self._leaving is not None:
             sweeper = Sweeper(
                 lambda: sweep_all(self._addresses, self._ipoib, self._sriov), self._metrics
@@ -420,8 +416,8 @@ class Agent:
         self._sockets.close()
         if self._lessee is not None:  # there is one lessee of a node at a time
             self._lessee.close()
-        if self._nv_ipam is not None:
-            self._nv_ipam.close()
+        if self._pools is not None:
+            self._pools.close()
         self._policies.close()
         if self._departure is None or not self._departure.empty:
             self._turn.close()

@@ -16,14 +16,14 @@ from functools import partial
 from typing import Protocol
 
 from agent import framing, logs
-from agent.connections import CLEANING_UP, ConfigTooLarge, ConnectionState, LauncherConnection, Lost
+from agent.connections import ConfigTooLarge, ConnectionState, LauncherConnection, Lost
 from agent.framing import ANSWERED, LEAVING, REFUSED, BadFrame
 from agent.logs import fields
 from agent.room import Room
 from agent.workers import Job, Workers
 from base import memory
 from base.interrupts import Call
-from cni.spec.dispatch import error_document
+from cni.spec.dispatch import CLEANING_UP, error_document
 from cni.spec.errors import CNIError, Code
 
 RECEIVE_TIME = 10.0  # seconds for a whole request, whose input the launcher has read before
@@ -307,7 +307,7 @@ class Server:
         return f"the call was not done within {self.limits.deadline:g} s: call DEL, or this again"
 
     def _refuse(self, connection: LauncherConnection, reason: str, why: str) -> None:
-        """Refuse a call that was not begun: the launcher may use its fallback."""
+        """Refuse a call that was not begun."""
         self._refused(reason)
         error = CNIError(Code.TRY_AGAIN, f"{why}: nothing was done, try again")
         status = LEAVING if self._stopping else REFUSED

@@ -8,8 +8,6 @@ from pathlib import Path
 from agent import departure, presence
 from agent.presence import Presence
 from base.paths import Paths
-from cni import installation
-from cni.installation import OtherState
 
 
 class Unable(Exception):
@@ -37,24 +35,7 @@ def finish_removal(paths: Paths) -> None:
     try:
         if departure.removal_has_begun(paths):
             departure.remove_state(paths)
-        claim(paths)
     except OSError as error:
         raise Unable(
             f"cannot remove {error.filename}, of a podfabric that left this node: {error.strerror}"
-        ) from None
-
-
-def claim(paths: Paths) -> None:
-    """Record the state directory of this boot: the fallback works on the same one or fails."""
-    try:
-        installation.claim(paths, installation.identify(paths.state))
-    except OtherState as other:
-        raise Unable(
-            f"{other}: set PODFABRIC_STATE to that directory, or remove that file once no pod of "
-            "this boot has an interface of podfabric"
-        ) from None
-    except OSError as error:
-        raise Unable(
-            f"cannot record in {paths.run} which state directory is in use: {error.filename}: "
-            f"{error.strerror}: make it writable for root"
         ) from None

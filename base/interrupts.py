@@ -1,9 +1,8 @@
 """How a call is interrupted, and where that may happen.
 
-In a process that serves one call, SIGTERM raises Terminated wherever the call is. In an agent
-another thread ends the call (`Call.end`, when the client has hung up or the deadline is over).
-Python cannot interrupt a thread, so the call checks for this at each `checkpoint`. Plugins work
-the same way in both.
+Another thread, or a signal handler of a process that serves one call, ends the call (`Call.end`):
+its client has hung up, its deadline is over, or SIGTERM came. Python cannot interrupt a thread, so
+the call checks for this at each `checkpoint`.
 
 A call asks the kernel whether its client is still connected, under the attachment's lock: with
 `require_client` before the work and with `hold` after it. A runtime sends DEL only after the
@@ -12,16 +11,12 @@ end, and the DEL waits for the same lock. So if an ADD still has its client at `
 followed it; if it has lost its client, it is undone before the DEL reads the journal.
 """
 
-import signal
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
-from types import FrameType
 
 from base.context import Bound
-
-_armed = False
 
 
 class Terminated(BaseException):
@@ -45,7 +40,7 @@ class _Holding:
 
 
 class Call:
-    """One call in an agent.
+    """One call.
 
     Args:
         endable: the call can be interrupted; False for a DEL.
@@ -57,13 +52,13 @@ class Call:
     def __init__(self, endable: bool, gone: Callable[[], bool] = lambda: False) -> None:
         self.aside: Callable[[], AbstractContextManager[None]] = nullcontext
         self._gone = gone
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal may come while its thread has it
         self._settled = not endable  # it can no longer be interrupted
         self._ended = False
         self._holding = _Holding()
 
     def end(self) -> bool:
-        """Interrupt the call, from any thread. False if it can no longer be interrupted."""
+        """Interrupt the call, from any thread or signal handler. False if it cannot be any more."""
         with self._lock:
             if self._settled:
                 return False
@@ -96,13 +91,6 @@ def serving(call: Call) -> Bound[None, Call]:
     return Bound(_call, call)
 
 
-def arm() -> None:
-    """Let SIGTERM raise Terminated from now on, in a process that serves one call."""
-    global _armed
-    signal.signal(signal.SIGTERM, _terminate)
-    _armed = True
-
-
 def require_client() -> None:
     """Raise Terminated if the client has gone, also in a DEL. Call this before any work.
 
@@ -122,26 +110,12 @@ def hold() -> None:
     call = _call.get()
     if call is not None:
         call._settle()
-    elif _armed:
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 
 
 def held() -> AbstractContextManager[None]:
-    """Do not interrupt the block. In a process, a pending SIGTERM is delivered at its end."""
+    """Do not interrupt the block."""
     call = _call.get()
-    return call._holding if call is not None else _without_sigterm()
-
-
-@contextmanager
-def _without_sigterm() -> Iterator[None]:
-    if not _armed:
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return nullcontext() if call is None else call._holding
 
 
 def checkpoint() -> None:
@@ -158,8 +132,3 @@ def waiting() -> AbstractContextManager[None]:
     """
     call = _call.get()
     return nullcontext() if call is None else call.aside()
-
-
-def _terminate(signum: int, frame: FrameType | None) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second signal must not interrupt the undo
-    raise Terminated

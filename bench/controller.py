@@ -113,7 +113,6 @@ def measure(nodes: int, blocks: int) -> None:
             definitions=(),
             pools=api.list(AddressPool).items,
             blocks=leased,
-            requests=(),
         )
         seen = rounds.round(world)
         _timed(f"round {number}", began)

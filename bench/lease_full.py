@@ -30,8 +30,8 @@ PATIENCE = 60.0  # seconds that a pod tries
 
 
 def a10(cluster: LeaseCluster) -> None:
-    """64 nodes, ceding: 60 addresses and 60 pods; 254 addresses and 200 pods. Pods are placed at
-    random, and 10 times a third of them ends and others begin elsewhere"""
+    """64 nodes: 60 addresses and 60 pods; 254 addresses and 200 pods. Pods are placed at random,
+    and 10 times a third of them ends and others begin elsewhere"""
     _crowded(cluster, "10.10.0.0/26", "a10", 60, exclude=("10.10.0.1", "10.10.0.2"))
     _crowded(cluster, "10.11.0.0/24", "a10-more", 200)
 
@@ -39,8 +39,8 @@ def a10(cluster: LeaseCluster) -> None:
 def _crowded(
     cluster: LeaseCluster, range_: str, network: str, pods: int, exclude: tuple[str, ...] = ()
 ) -> None:
-    ipam = cluster.pool(range_, network, ceding=True, block_size=4, exclude=exclude)
     cluster.start(NODES)
+    ipam = cluster.pool(range_, network, exclude=exclude)
     crowd = _Crowd(cluster, ipam)
     _measured(cluster, crowd, "no node has a block yet", lambda: crowd.begin(pods))
 
@@ -56,13 +56,15 @@ def _crowded(
 
 
 def _measured(cluster: LeaseCluster, crowd: "_Crowd", what: str, work: Callable[[], None]) -> None:
-    crowd.seconds, crowd.borrowing, crowd.refused = [], [], Counter()
+    crowd.seconds, crowd.refused = [], Counter()
     before, used = cluster.requests(), cluster.cpu()
     began = time.monotonic()
     work()
-    say("pods that run", f"{len(crowd.placed)}; {what}")
+    say(
+        "pods with an address",
+        f"{len(crowd.placed) - len(crowd.late)} of {len(crowd.placed)}; {what}",
+    )
     say("from the first ADD to the address", times(crowd.seconds))
-    say("of those that borrowed", times(crowd.borrowing))
     say("answers with an error, by code", dict(crowd.refused) or "none")
     requested(cluster, before)
     cpu(cluster, used, time.monotonic() - began)
@@ -79,7 +81,6 @@ class _Crowd:
         self._made = 0
         self.placed: dict[str, str] = {}  # node by pod
         self.seconds: list[float] = []
-        self.borrowing: list[float] = []
         self.refused: Counter[int] = Counter()
         self.late: list[Placed] = []
 
@@ -92,11 +93,8 @@ class _Crowd:
             self.placed[pod] = node
             by_node[node].append(pod)
         answered = self._cluster.all("placed", dict(by_node), self._ipam, PATIENCE)
-        lent = {each.spec.first for each in self._cluster.blocks() if each.spec.cover}
         for placed in (one for each in answered for one in each):
             self.seconds.append(placed.seconds)
-            if placed.address in lent:
-                self.borrowing.append(placed.seconds)
             self.refused.update(each.code for each in placed.refused)
             if not placed.address:
                 self.late.append(placed)
@@ -112,9 +110,8 @@ class _Crowd:
 def a11(cluster: LeaseCluster) -> None:
     """A node has a pod, another one all other addresses, and asks for one more. The pod ends"""
     cluster.server.send("POST", "/api/v1/namespaces", {"metadata": {"name": "ns"}})
-    for ceding in (False, True):
-        number = 18 if ceding else 17
-        ipam = cluster.pool(f"10.{number}.0.0/28", f"a{number}", ceding=ceding, block_size=4)
+    for number, size in ((17, 4), (18, 0)):
+        ipam = cluster.pool(f"10.{number}.0.0/28", f"a{number}", block_size=size)
         cluster.start(0)
         cluster.resume(cluster.new_places(2), processes=2)
         has_one, has_all = cluster.nodes
@@ -122,7 +119,7 @@ def a11(cluster: LeaseCluster) -> None:
         pods = 0
         while (answer := _tried(has_all, f"p{pods}", ipam)).code != Code.NO_FREE_ADDRESS:
             pods += bool(answer.address)
-        say("ceding: addresses of the other node", f"{ceding}: {pods} of 14")
+        say("addresses of the other node", f"{pods} of 14, block size {size or 'automatic'}")
         _one_more(cluster, ipam)
         audited(cluster)
 

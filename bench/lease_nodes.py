@@ -22,9 +22,9 @@ from ipam.cluster.rest_api import RestApi
 from ipam.cluster.rest_requests import Body, Lines, Query, Response
 from ipam.confirmed import boottime
 from ipam.plugin import AddressPlugin
-from ipam.resident import Resident
 from ipam.scope import Compat, Stores
 from ipam.sqlite_store import SqliteStore
+from ipam.store_files import StoreFiles
 from tests.unit.ipam.calls import request
 
 Ipam = Mapping[str, object]
@@ -135,10 +135,10 @@ class Node:
         self.offset = 0.0
         self._client = KubernetesApi(place.kubeconfig)
         self.transport = FaultyTransport(self._client._client)
-        self.files = Resident(place.directory)
+        self.files = StoreFiles(place.directory)
         beside = place.compat != "None"
         self.lessee = Lessee(
-            RestApi(self.transport),
+            RestApi(self.transport, node=place.name),
             self.files,
             place.name,
             place.boot,

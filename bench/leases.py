@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 from bench import lease_full, lease_losses, lease_moves
 from bench.lease_cluster import LeaseCluster, audit, lease_cluster
 from bench.lease_report import audited, cpu, requested, say, times, told, told_of
-from ipam.addresses import parse
 
 
 def main() -> None:
@@ -75,21 +74,6 @@ def a2_pools(cluster: LeaseCluster) -> None:
     """The same with 16 pools, an interface of each."""
     many = [cluster.pool(f"10.{16 + each}.0.0/16", f"rail{each}") for each in range(16)]
     _cold(cluster, many)
-
-
-def a2_rails(cluster: LeaseCluster) -> None:
-    """The same with one pool of 16 rails: a pod has the same index on all."""
-    ranges = [f"10.{32 + rail}.0.0/16" for rail in range(16)]
-    rails = [cluster.pool(ranges[0], "rails", rails=tuple(ranges[1:]))]
-    rails += [cluster.pool(range_, "rails") for range_ in ranges[1:]]
-    _cold(cluster, rails)
-    indexes = [{parse(address) & 0xFFFF for _, address in each.held} for each in cluster.states()]
-    say(
-        "nodes whose pod has one index",
-        f"{sum(len(each) == 1 for each in indexes)} of {cluster.cold}",
-    )
-    assert all(len(each) == 1 for each in indexes)
-    assert len(set.union(*indexes)) == len(indexes)
 
 
 def _cold(cluster: LeaseCluster, ipams: Sequence[dict[str, object]]) -> None:
@@ -252,7 +236,6 @@ ROWS: dict[str, Callable[[LeaseCluster], None]] = {
     "a1": a1,
     "a2": a2,
     "a2-pools": a2_pools,
-    "a2-rails": a2_rails,
     "a3": a3,
     "a5": a5,
     "a12": a12,

@@ -15,6 +15,8 @@ from typing import NamedTuple
 
 from bench.agent import Agent
 from bench.processes import Call, at_once, environment, interleaved, row, run
+from ipam.cluster.controller import pool_conditions
+from ipam.cluster.objects import AddressPool
 from tests.api import nv_ipam
 from tests.api.server import ApiServer, api_server
 from tests.cluster import programs
@@ -23,7 +25,7 @@ from tests.waiting import until
 ROUNDS, HELD, MANY, STORMS = 40, 1000, 64, 12
 POOL = "bench"
 ENTRIES = {"ours": ("10.0.0.1", "10.0.15.255"), "theirs": ("10.0.16.1", "10.0.31.255")}
-CONFIG = 'agent: {listen: ""}\nipam: {scope: cluster, nv_ipam: follow}\n'
+CONFIG = 'agent: {listen: ""}\nipam: {scope: cluster, nv_ipam: true}\n'
 
 
 class Side(NamedTuple):
@@ -88,6 +90,13 @@ def serve_pools(server: ApiServer) -> None:
         for node, (first, last) in ENTRIES.items()
     ]
     nv_ipam.put_entries(server, "ippools", POOL, entries)
+    settle = nv_ipam.settling(server)
+
+    def is_ready() -> bool:
+        settle()
+        return any(pool_conditions.is_ready(each) for each in server.admin.list(AddressPool).items)
+
+    until(is_ready, what="the AddressPool")
 
 
 def start_agent(server: ApiServer, root: Path) -> Agent:

@@ -1,6 +1,6 @@
 """podfabric in nv-ipam's place while the API server is away: `python -m bench.nv_ipam_away`.
 
-A node that follows nv-ipam's pools adds and removes pods, each call a process, as a runtime starts
+A node that serves nv-ipam's pools adds and removes pods, each call a process, as a runtime starts
 them. The API server stops meanwhile, and the agent is killed again and again. No call may fail. As
 root, after `make cni`.
 """

@@ -15,13 +15,13 @@ import msgspec
 from cli import output
 from cli.output import Cell, Table
 from ipam.addresses import Interval, parse, parse_interface, text
+from ipam.cluster import geometry
 from ipam.cluster.api import ApiError, ClusterApi, NotFound
 from ipam.cluster.controller.audit import contradictions
-from ipam.cluster.controller.block_index import BlockIndex, placed
+from ipam.cluster.controller.block_index import BlockIndex
 from ipam.cluster.controller.machines import Machines, Standing
-from ipam.cluster.controller.reclaim import CoversOthers, free_powered_off
-from ipam.cluster.nv_ipam import entries
-from ipam.cluster.objects import AddressBlock, AddressPool, AddressShare, AnyLease
+from ipam.cluster.controller.reclaim import free_powered_off
+from ipam.cluster.objects import AddressBlock, AddressPool
 from ipam.cluster.sticky import is_let_go
 
 ATTEMPTS = 3  # for a block that changes meanwhile
@@ -48,22 +48,13 @@ def add_options(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         )
         add_kubeconfig(parser)
         parser.set_defaults(in_cluster=form)
-    reclaim = commands.add_parser(
-        "reclaim", help="free the blocks and shares of a node that is powered off"
-    )
+    reclaim = commands.add_parser("reclaim", help="free the blocks of a node that is powered off")
     reclaim.add_argument("--node", required=True, help="the name of its Node object")
     reclaim.add_argument(
         "--powered-off",
         action="store_true",
         required=True,
         help="you have seen that the machine is off: nothing on it uses an address any more",
-    )
-    reclaim.add_argument(
-        "--nv-ipam",
-        default="",
-        metavar="NAMESPACE",
-        help="of the pools of NVIDIA's nv-ipam, where they are podfabric's own: remove what these "
-        "give to the node, too, if its Node object is gone",
     )
     add_kubeconfig(reclaim)
     reclaim.set_defaults(cluster=True, in_cluster=_reclaim)
@@ -179,16 +170,16 @@ def _show(arguments: argparse.Namespace, api: ClusterApi) -> int:
 def _blocks_with(
     address: int, blocks: Iterable[AddressBlock]
 ) -> list[tuple[AddressBlock, Interval]]:
-    """The blocks that lease an address, each with the addresses of its rail."""
+    """The blocks that lease an address, each with its addresses."""
     found = []
     for block in blocks:
         try:
-            rails = [each.interval for each in placed(block)]
+            covered = geometry.interval(block)
         except ValueError:
             continue  # fsck names it
-        found += [(block, rail) for rail in rails if rail.first <= address <= rail.last]
-    covers = {block.spec.cover for block, _ in found}
-    return [each for each in found if each[0].metadata.name not in covers]
+        if covered.first <= address <= covered.last:
+            found.append((block, covered))
+    return found
 
 
 def _pools_with(address: int, pools: Iterable[AddressPool]) -> list[str]:
@@ -226,25 +217,19 @@ def _release(arguments: argparse.Namespace, api: ClusterApi) -> int:
 def _reclaim(arguments: argparse.Namespace, api: ClusterApi) -> int:
     listed = api.list(AddressBlock, {"spec.holder.node": arguments.node}).items
     blocks = [block for block in listed if not is_let_go(block)]
-    shares = api.list(AddressShare, {"spec.node": arguments.node}).items
-    code = _free((*blocks, *shares), api) if blocks or shares else 0
-    removed = list[str]()
-    if arguments.nv_ipam and not code:
-        for pool in entries.remove(api, arguments.nv_ipam, arguments.node):
-            removed.append(pool)
-            sys.stdout.write(f"{pool} gives nothing to {arguments.node} any more\n")
-    if not (blocks or shares or removed):
-        sys.stdout.write(f"{arguments.node} leases no block\n")
-    return code
+    if blocks:
+        return _free(blocks, api)
+    sys.stdout.write(f"{arguments.node} leases no block\n")
+    return 0
 
 
 def _machines(api: ClusterApi, blocks: Iterable[AddressBlock]) -> Machines:
-    """The machines; all blocks and shares show which stores run on them."""
-    return Machines(api.nodes(), (*blocks, *api.list(AddressShare).items), api.has_pods)
+    """The machines; all blocks show which stores run on them."""
+    return Machines(api.nodes(), blocks, api.has_pods)
 
 
-def _free(blocks: Iterable[AnyLease], api: ClusterApi) -> int:
-    """Free the blocks and shares but those of machines that run; the exit code."""
+def _free(blocks: Iterable[AddressBlock], api: ClusterApi) -> int:
+    """Free the blocks but those of machines that run; the exit code."""
     machines = _machines(api, api.list(AddressBlock).items)
     standings = [(block, machines.standing(block.holder)) for block in blocks]
     replaced = {
@@ -272,21 +257,19 @@ def _free(blocks: Iterable[AnyLease], api: ClusterApi) -> int:
     return code
 
 
-def _freed(block: AnyLease, api: ClusterApi) -> int:
+def _freed(block: AddressBlock, api: ClusterApi) -> int:
     """Free a block and say so, or why not; the exit code."""
     name = block.metadata.name
-    why = "its holder answers, so its machine is not off"
-    try:
-        if _free_at_last(block, api):
-            sys.stdout.write(f"freed {name}, which {block.holder.node} leased\n")
-            return 0
-    except CoversOthers as error:
-        why = f"{error}: it is fenced, so say it again when these are gone"
-    sys.stderr.write(f"podfabric ipam: {name}: kept: {why}\n")
+    if _free_at_last(block, api):
+        sys.stdout.write(f"freed {name}, which {block.holder.node} leased\n")
+        return 0
+    sys.stderr.write(
+        f"podfabric ipam: {name}: kept: its holder answers, so its machine is not off\n"
+    )
     return 1
 
 
-def _free_at_last(block: AnyLease, api: ClusterApi) -> bool:
+def _free_at_last(block: AddressBlock, api: ClusterApi) -> bool:
     """Free it. False if it changes again and again, as what a living holder has does."""
     uid = block.metadata.uid
     for _ in range(ATTEMPTS):

@@ -9,6 +9,7 @@ import threading
 import uuid
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
@@ -66,22 +67,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the most pools that are made for the definitions of one namespace (default: 100)",
     )
     parser.add_argument(
-        "--ceding",
-        action="store_true",
-        help="nodes let others have free addresses of their blocks, in the pools that are made "
-        "from definitions from now on",
-    )
-    parser.add_argument(
-        "--ipam-claims",
-        action="store_true",
-        help="an AddressReservation that agents made for an IPAMClaim ends with that",
-    )
-    parser.add_argument(
         "--nv-ipam",
         default="",
         metavar="NAMESPACE",
-        help="of the pools of NVIDIA's nv-ipam that are podfabric's own: an AddressPool is made of "
-        "each IPPool, and nodes get prefixes of each CIDRPool (default: none are)",
+        help="of the pools of NVIDIA's nv-ipam: an AddressPool is made of each IPPool and CIDRPool "
+        "(default: of none)",
     )
     parser.add_argument("--log-format", choices=("text", "json"), default="text")
     parser.add_argument(
@@ -124,6 +114,7 @@ def _serve(arguments: argparse.Namespace, ended: SimpleQueue[None], stack: ExitS
     )
     from ipam.cluster.kubernetes_api import KubernetesApi
     from ipam.cluster.pace import Pace
+    from ipam.nv_ipam.pools import following
 
     msgspec_warmup.build()  # several threads read their first lists at the same time
     pace = Pace(REQUESTS_PER_SECOND, REQUESTS_AT_ONCE)
@@ -141,9 +132,7 @@ def _serve(arguments: argparse.Namespace, ended: SimpleQueue[None], stack: ExitS
         Leadership(election, arguments.namespace, arguments.lease, identity),
         compat=arguments.compat,
         pools_per_namespace=POOLS_PER_NAMESPACE if most is None else most,
-        ceding=arguments.ceding,
-        ipam_claims=arguments.ipam_claims,
-        nv_ipam=arguments.nv_ipam,
+        other_pools=partial(following, arguments.nv_ipam) if arguments.nv_ipam else None,
     )
     _open(arguments.metrics, ControllerExposition(process).text, process, stack)
     _open(arguments.health, None, process, stack)

@@ -9,7 +9,6 @@ from cli import output
 from cli.checks import (
     Check,
     Finding,
-    addresses,
     fabric,
     gpus,
     installation,
@@ -51,7 +50,6 @@ CHECKS: Sequence[tuple[str, Check]] = (
     ("resources", kubelet.registered),
     ("checkpoint", kubelet.checkpoint),
     ("agent", kubelet.agent),
-    ("nv-ipam", addresses.nv_ipam),
     ("Multus", installation.multus),
     ("CNI executables", installation.our_executables),
 )

@@ -1,7 +1,6 @@
 """The CNI executables: their names, how to recognize ours, and how to install them.
 
-A directory has the launcher under each plugin's name, which hands the call to the agent. Its
-subdirectory FALLBACK has scripts that run the plugins by this interpreter, without an agent.
+A directory has the launcher under each plugin's name, which hands the call to the agent.
 
 Where another project's executable has such a name, the launcher takes its place, and the executable
 waits in the subdirectory REPLACED for the day on which podfabric is uninstalled.
@@ -11,7 +10,6 @@ import fcntl
 import logging
 import os
 import sys
-import sysconfig
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,24 +18,23 @@ from types import MappingProxyType
 from base import files
 from base.files import sync_directory
 from base.watching import WatchedFile
-from cni import installation
+from cni.spec.config import SERVED
 
-PLUGINS = {
-    "ib-sriov": "cni.sriov",  # the name in definitions for InfiniBand
-    "ipoib": "cni.ipoib",
-    "podfabric-ipam": "ipam",
-    "rdma": "cni.rdma",
-    "sriov": "cni.sriov",
-}
-"""The module of each plugin, by the name its executable has."""
+PLUGINS = (
+    "ib-sriov",  # `sriov` by the name in definitions for InfiniBand
+    "ipoib",
+    "podfabric-ipam",
+    "rdma",
+    "sriov",
+)
 
-EVERY = {**PLUGINS, "nv-ipam": "ipam", "whereabouts": "ipam"}
+EVERY = (*PLUGINS, *sorted(SERVED[1:]))
 """Also those that are installed only if they are named: most nodes have none, or the project's."""
 
-FALLBACK = ".podfabric"
-"""The directory of the scripts, beside the launchers; cni/launcher/launcher.c has the name too."""
+OWN = ".podfabric"
+"""The directory beside the launchers that is podfabric's."""
 
-REPLACED = f"{FALLBACK}/replaced"
+REPLACED = f"{OWN}/replaced"
 """The directory of other projects' executables whose places ours have."""
 
 CODE = Path(__file__).resolve().parent.parent
@@ -46,8 +43,6 @@ LAUNCHER = _OF_IMAGE if _OF_IMAGE.exists() else CODE / "build/cni/launcher"
 """The image's launcher for this machine (deploy/Containerfile), or what `make cni` built."""
 
 _LAUNCHER_MARK = b"podfabric launcher "  # cni/launcher/launcher.c: of any version
-_SCRIPT_MARK = b"# podfabric: the CNI executable"
-_INSTALLATION_MARK = f'"{installation.MARK}"'.encode()
 _MAX_SIZE = 8 << 20  # no launcher is larger, so another plugin's 100 MB are not read
 _TEMPORARY = ".podfabric-new"
 
@@ -60,35 +55,6 @@ TAKE_AGAIN = (
 _NONE: Mapping[Path, Path] = MappingProxyType({})
 _log = logging.getLogger(__name__)
 
-# Isolated from the caller's PYTHON* variables and working directory (-I), without the site
-# machinery (-S): a runtime passes its whole environment on, and start-up is paid on every call.
-_SCRIPT = """\
-#!{python} -IS
-{mark} "{name}"
-{about}
-import sys
-sys.path[1:1] = {path!r}
-from {module} import main
-main({argument})
-"""
-_INSTALLED = f"# {installation.NAME} beside it says where the node's files are, and no PODFABRIC_*."
-_DEVELOPMENT = (
-    "# For development and tests: PODFABRIC_* of the caller say where the node's files are."
-)
-
-
-def script(name: str, *, development: bool = False) -> bytes:
-    """The script that runs a plugin with this interpreter."""
-    return _SCRIPT.format(
-        about=_DEVELOPMENT if development else _INSTALLED,
-        argument=repr(installation.DEVELOPMENT) if development else "__file__",
-        python=Path(sys.prefix) / "bin" / "python3",
-        mark=_SCRIPT_MARK.decode(),
-        name=name,
-        path=[str(CODE), sysconfig.get_paths()["purelib"]],
-        module=EVERY[name],
-    ).encode()
-
 
 def is_launcher(content: bytes) -> bool:
     """Whether it is the content of a launcher."""
@@ -96,13 +62,10 @@ def is_launcher(content: bytes) -> bool:
 
 
 def is_ours(path: Path) -> bool:
-    """Whether a file, or a link's target, is an executable or installation file of podfabric."""
+    """Whether a file, or a link's target, is a launcher."""
     if not path.is_file() or path.stat().st_size > _MAX_SIZE:
         return False
-    content = path.read_bytes()
-    if path.name == installation.NAME:
-        return _INSTALLATION_MARK in content
-    return is_launcher(content) or (content.startswith(b"#!") and _SCRIPT_MARK in content)
+    return is_launcher(path.read_bytes())
 
 
 def exists(path: Path) -> bool:
@@ -141,7 +104,7 @@ def watch(directory: Path) -> WatchedFile:
                 _log.warning("%s: %s: %s", path, RETURNED, TAKE_AGAIN)
 
     look()
-    return WatchedFile(directory / FALLBACK, look, name="executables")
+    return WatchedFile(directory / OWN, look, name="executables")
 
 
 @contextmanager
@@ -150,9 +113,8 @@ def locked(directory: Path) -> Iterator[None]:
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
-        for parent in (directory, directory / FALLBACK):
-            for temporary in parent.glob(f".*{_TEMPORARY}"):
-                temporary.unlink()
+        for temporary in directory.glob(f".*{_TEMPORARY}"):
+            temporary.unlink()
         yield
     finally:
         os.close(descriptor)
@@ -169,7 +131,7 @@ def install(contents: Mapping[Path, bytes], kept: Mapping[Path, Path] = _NONE) -
     try:
         for path, content in contents.items():
             with temporaries[path].open("xb") as file:
-                os.fchmod(file.fileno(), 0o644 if path.name == installation.NAME else 0o755)
+                os.fchmod(file.fileno(), 0o755)
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())

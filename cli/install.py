@@ -13,16 +13,11 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-import msgspec
-
-from base.documents import DocumentError
 from base.files import sync_directory
 from base.paths import Paths
 from cli import executables, shims
 from cli.arguments import file
-from cli.executables import EVERY, FALLBACK, PLUGINS, REPLACED, exists, is_foreign, place_kept
-from cni import installation
-from ipam import scope
+from cli.executables import EVERY, OWN, PLUGINS, REPLACED, exists, is_foreign, place_kept
 
 DEFAULT_BIN_DIR = Path("/opt/cni/bin")
 
@@ -38,12 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_plugins,
         default=tuple(PLUGINS),
         metavar="NAME,...",
-        help=f"which of {', '.join(EVERY)} (default: all but nv-ipam and whereabouts)",
-    )
-    parser.add_argument(
-        "--fallback",
-        action="store_true",
-        help="also install the scripts that run the plugins where the agent does not run",
+        help=f"which of {', '.join(EVERY)} (default: all but those of other projects)",
     )
     parser.add_argument(
         "--gpu",
@@ -101,31 +91,18 @@ def _install(arguments: argparse.Namespace) -> Iterator[str]:
         raise InstallRefused(
             f"{bin_dir}: is not a directory: create it, or name the runtime's with --bin-dir"
         )
-    fallback = bin_dir / FALLBACK
-    contents: dict[Path, bytes] = {}
-    if arguments.fallback:
-        _require_scope(Paths.from_environ(os.environ))
-        # First, so that no launcher lacks its fallback.
-        contents = {fallback / installation.NAME: b""}
-        contents |= {fallback / name: executables.script(name) for name in arguments.plugins}
     # A link before its target: a link to a launcher is ours, whatever it led to before.
     names = sorted(arguments.plugins, key=lambda name: not (bin_dir / name).is_symlink())
-    contents |= {bin_dir / name: launcher for name in names}
+    contents = {bin_dir / name: launcher for name in names}
 
     with executables.locked(bin_dir):
         _refuse(bin_dir, contents)
-        if arguments.fallback:
-            contents[fallback / installation.NAME] = _describe(bin_dir)
-            fallback.mkdir(mode=0o755, exist_ok=True)
-        foreign = (bin_dir / name for name in names)
-        kept = {path: place_kept(path) for path in foreign if is_foreign(path)}
+        kept = {path: place_kept(path) for path in contents if is_foreign(path)}
         for place in kept.values():
             place.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         executables.install(contents, kept)
         yield from (f"kept {place}, which was {path}" for path, place in kept.items())
         yield from (f"installed {path}" for path in contents)
-        if not arguments.fallback:
-            yield from _remove_fallback(fallback)
     if arguments.gpu:
         yield from shims.install(libraries, Paths.from_environ(os.environ).shims)
 
@@ -146,39 +123,10 @@ def uninstall(bin_dir: Path) -> Iterator[str]:
         paths = [bin_dir / name for name in EVERY]
         for path in sorted(paths, key=lambda path: place_kept(path).is_symlink()):  # links last
             yield from _give_back(path)
-        yield from _remove_fallback(bin_dir / FALLBACK)
+        for own in (REPLACED, OWN):
+            with suppress(OSError):  # it is not there, or has what is not ours
+                (bin_dir / own).rmdir()
         sync_directory(bin_dir)
-
-
-def _describe(bin_dir: Path) -> bytes:
-    """The installation file for the fallback, from this command's environment."""
-    paths = msgspec.structs.replace(Paths.from_environ(os.environ), cni_bin=bin_dir)
-    try:
-        return installation.describe(paths)
-    except installation.OtherState as other:
-        raise InstallRefused(
-            f"{other}: remove that file, or name another PODFABRIC_STATE"
-        ) from None
-
-
-def _require_scope(paths: Paths) -> None:
-    """A node's fallback must not hand out addresses that other nodes lease.
-
-    It reads the host's configuration, and the agents of a cluster read the chart's ConfigMap: where
-    they use the scope `cluster`, the default of a host that says nothing is the wrong one.
-    """
-    if not paths.kubelet.is_dir():
-        return  # no node of Kubernetes
-    try:
-        said = scope.said(paths.config)
-    except DocumentError as error:
-        raise InstallRefused(f"{error}: nothing was changed") from None
-    if said is None:
-        raise InstallRefused(
-            f'{paths.config} does not say "ipam.scope", which the fallback goes by, and nothing '
-            "was changed: write there what this cluster's agents use, `ipam: {scope: cluster}` "
-            "(the chart's default) or `ipam: {scope: node}`"
-        )
 
 
 def _plugins(text: str) -> tuple[str, ...]:
@@ -211,14 +159,12 @@ def _read_libraries() -> dict[str, bytes]:
 
 
 def _refuse(bin_dir: Path, contents: dict[Path, bytes]) -> None:
-    for own in (bin_dir / FALLBACK, bin_dir / REPLACED):
+    for own in (bin_dir / OWN, bin_dir / REPLACED):
         if exists(own) and (own.is_symlink() or not own.is_dir()):
             raise InstallRefused(f"{own}: is not a directory of podfabric: remove it")
     for path in contents:
         if path.is_dir() and not path.is_symlink():
             raise InstallRefused(f"{path}: is a directory: remove it")
-        if path.parent != bin_dir and is_foreign(path):
-            raise InstallRefused(f"{path}: is not podfabric's, so nothing was changed: remove it")
 
 
 def _give_back(path: Path) -> Iterator[str]:
@@ -237,19 +183,6 @@ def _give_back(path: Path) -> Iterator[str]:
         if exists(kept):
             kept.unlink()
             yield f"removed {kept}: {path} is newer"
-
-
-def _remove_fallback(fallback: Path) -> Iterator[str]:
-    """Remove our scripts, and their directory if it is empty then."""
-    if fallback.is_symlink() or not fallback.is_dir():
-        return
-    replaced = fallback.parent / REPLACED
-    with suppress(OSError):  # it is not there, or has what is not ours
-        replaced.rmdir()
-    yield from _remove(path for path in sorted(fallback.iterdir()) if path != replaced)
-    if not any(fallback.iterdir()):
-        fallback.rmdir()
-        sync_directory(fallback.parent)
 
 
 def _remove(paths: Iterable[Path]) -> Iterator[str]:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 
 from base.paths import Paths
-from cli import cluster_addresses, hand_back, whereabouts
+from cli import cluster_addresses, whereabouts
 from cni.attachments.journal import Journal, JournalDamaged, JournalEntry
 from cni.ipoib import child
 from cni.spec.errors import CNIError
@@ -16,13 +16,10 @@ from host import addresses
 from host.errors import HostError
 from host.namespaces import NetworkNamespace
 from host.netlink import netlink
-from ipam import commands
-from ipam import options as ipam_options
+from ipam import commands, scope
 from ipam.addresses import Network, parse, parse_interface, text
 from ipam.delegation import OURS, TAKEN_OVER
 from ipam.fsck import LivingAddress, NodeFacts
-from ipam.nv_ipam.options import conf_of, is_nv_ipam
-from ipam.nv_ipam.plugin import NvIpam, on_node
 from ipam.options import IpamOptions
 from ipam.store import Reservation
 
@@ -31,7 +28,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The subcommands with their options."""
     subcommands = commands.add_commands(parser)
     cluster_addresses.add_options(subcommands)
-    hand_back.add_options(subcommands)
     whereabouts.add_options(subcommands)
     parser.set_defaults(main=run)
 
@@ -111,10 +107,7 @@ def _home_of(entry: JournalEntry, paths: Paths) -> Callable[[int, Network], tupl
     """What answers domain and range of an address of the entry; its second argument is the
     address's own network."""
     request = entry.delete_request()
-    if is_nv_ipam(request.config):
-        served = on_node(paths)() or NvIpam(paths.ipam, conf_of(paths.cni_conf))
-        return served.homes(request)
-    options = ipam_options.read(request.config)
+    options, _ = scope.declared(request)
 
     def home(address: int, own: Network) -> tuple[str, Network]:
         network = _network(options, address, own)

@@ -24,16 +24,12 @@ from cni.spec.request import Request
 from cni.sriov import options as sriov_options
 from cni.sriov import permitted as sriov_permitted
 from ipam import permitted as ipam_permitted
-from ipam.delegation import require_allowed
-from ipam.nv_ipam import options as nv_options
-from ipam.nv_ipam import plugin as nv_ipam
-from ipam.nv_ipam.options import TYPE as NV_IPAM
-from ipam.options import TYPES
+from ipam import scope
+from ipam.delegation import OURS, TAKEN_OVER, require_allowed
 
 SRIOV = ("sriov", "ib-sriov")
 _FULL = 0x8000
 _NODE = "the settings of the node"
-_NO_CONF = nv_options.NodeDefaults()
 
 
 class WrittenDefinition(msgspec.Struct, frozen=True):
@@ -186,7 +182,7 @@ def _judged(plugin: str, request: Request, allowed: Allowance) -> Allowance:
     if plugin in SRIOV:
         options = sriov_options.read(request, needs_device=False)
         return _addresses(request, sriov_permitted.by_options(options, allowed))
-    if request.config.ipam.type in TYPES:
+    if request.config.ipam.type in (OURS, *TAKEN_OVER):
         return _addresses(request, allowed)
     return allowed  # another program's interface, with addresses that are not ours
 
@@ -196,12 +192,8 @@ def _addresses(request: Request, allowed: Allowance) -> Allowance:
     if not config.type:
         return allowed
     allowed = ipam_permitted.of_type(allowed, config.type)
-    if config.type in TYPES:
-        return ipam_permitted.of_configuration(allowed, request)
-    if config.type == NV_IPAM:  # as on a node whose nv-ipam.conf says nothing
-        return nv_ipam.permitted(
-            nv_options.read(request.config, request.arguments, _NO_CONF), allowed
-        )
+    if config.type in (OURS, *TAKEN_OVER):
+        return ipam_permitted.of_configuration(allowed, *scope.declared(request))
     require_allowed(config, allowed)
     return allowed
 

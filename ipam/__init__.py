@@ -16,25 +16,21 @@ if TYPE_CHECKING:
 ABOUT = "podfabric-ipam: gives pods addresses from ranges, kept on this node"
 
 
-def main(script: str = "") -> None:
-    """The executable `podfabric-ipam`; `script` is the fallback of an installation."""
+def main() -> None:
+    """The executable `podfabric-ipam`."""
     from cni.spec.entry import main as serve
 
-    serve(lambda: _load(script), ABOUT)
+    serve(_load, ABOUT)
 
 
-def _load(script: str) -> "Plugin":
-    import os
-    import sys
-
-    from cni.installation import paths_of
+def _load() -> "Plugin":
+    from cni import standalone
     from cni.policy import cluster
     from ipam import scope
     from ipam.executable import IpamExecutable
-    from ipam.nv_ipam import plugin as nv_ipam
     from ipam.plugin import AddressPlugin
 
-    paths = paths_of(script, os.environ, sys.argv[1:])
+    paths = standalone.paths()
     policy, subjects = cluster.on_node(paths)
     addresses = AddressPlugin.on_node(
         paths.ipam,
@@ -42,7 +38,6 @@ def _load(script: str) -> "Plugin":
         policy,
         scope.on_node(paths.config, paths.ipam),
         scope.compat_on_node(paths.config),
-        nv_ipam.on_node(paths),
         subjects,
     )
     return IpamExecutable(addresses, paths.locks)

@@ -1,13 +1,11 @@
 """Queries for leased blocks, and the changes to their rows."""
 
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import lru_cache
-from typing import Protocol
 
 from ipam.addresses import Interval
 from ipam.blocks import Instance, LeasedBlock
-from ipam.ranges import merged
 from ipam.schema import (
     BLOCK_COLUMNS,
     BLOCK_MARKS,
@@ -30,20 +28,12 @@ class BlockTables:
             yield _seen(row)
 
     def blocks_in(self, domain: str, interval: Interval) -> list[LeasedBlock]:
-        """The blocks that give out addresses of the interval in the domain, lowest first.
-
-        One with rails is returned as it is on the rail of the interval.
-        """
+        """The blocks that give out addresses of the interval in the domain, lowest first."""
         rows = self.connection.execute(
-            f"SELECT {BLOCK_COLUMNS}, crc FROM block WHERE first <= ? AND last >= ? "
-            "OR rails != '[]' ORDER BY first",
+            f"SELECT {BLOCK_COLUMNS}, crc FROM block WHERE first <= ? AND last >= ? ORDER BY first",
             (key_of(interval.last), key_of(interval.first)),
         )
-        blocks = [block for block in map(_seen, rows) if domain in block.domains]
-        if not any(block.rails for block in blocks):
-            return blocks
-        seen = (block.seen_in(interval) for block in blocks)
-        return [block for block in seen if block is not None]
+        return [block for block in map(_seen, rows) if domain in block.domains]
 
     def block(self, name: str) -> LeasedBlock | None:
         """The block of that name."""
@@ -80,24 +70,3 @@ class BlockTables:
 # A row of the same content has the same checksum: who holds the store's lock does not work it out
 # again.
 _seen = lru_cache(1024)(block_of)
-
-
-class Runs(Protocol):
-    """The part of `Tables` that knows which addresses are taken."""
-
-    def runs_in(self, domain: str, interval: Interval) -> Iterator[Interval]:
-        """Runs that touch `interval`, lowest first."""
-
-
-def taken_on(
-    tables: Runs, domain: str, block: LeasedBlock, rails: Iterable[Interval]
-) -> tuple[Interval, ...]:
-    """What is taken on some of the block's rails, as addresses of the one that it begins on."""
-    return merged(
-        Interval(
-            max(run.first, rail.first) - rail.first + block.first,
-            min(run.last, rail.last) - rail.first + block.first,
-        )
-        for rail in rails
-        for run in tables.runs_in(domain, rail)
-    )

@@ -28,14 +28,12 @@ class LeasedBlock(msgspec.Struct, frozen=True, kw_only=True):
     """Addresses `first` to `last`, leased by the AddressBlock `name` with this `uid`.
 
     `domains` are those of the store (`ranges.domain_of`) whose addresses it may give out: those of
-    the pools in `space`. What is `kept_out` (sorted) no node may hand out. What is `ceded` (sorted)
-    others may lease as sub-blocks, whose `cover` is this block; `cover` is "" of any other block.
+    the pools in `space`. What is `kept_out` (sorted) no node may hand out.
     It was last `confirmed` at that time of CLOCK_BOOTTIME in `boot`, and hands out addresses for
-    `max_offline` seconds from then. `rails` are its first addresses on the other rails of its pool:
-    the lease is of the same addresses on all of them, and nothing of it is ceded. `sticky` names
+    `max_offline` seconds from then. `sticky` names
     the pod that the block is for (`ipam.cluster.sticky`), "" for any. Each address in `unprobed` is
     probed before its first use, as a lost machine may use it; for those in `answered` one does
-    (`ipam.cluster.probing`). Both are addresses of all rails, and sorted.
+    (`ipam.cluster.probing`). Both are sorted.
     """
 
     name: str
@@ -46,13 +44,10 @@ class LeasedBlock(msgspec.Struct, frozen=True, kw_only=True):
     first: int
     last: int
     kept_out: tuple[Interval, ...] = ()
-    cover: str = ""
-    ceded: tuple[Interval, ...] = ()
     state: State = "usable"
     max_offline: float = 0.0
     boot: str = ""
     confirmed: float = 0.0
-    rails: tuple[int, ...] = ()
     sticky: str = ""
     unprobed: tuple[Interval, ...] = ()
     answered: tuple[Interval, ...] = ()
@@ -66,49 +61,14 @@ class LeasedBlock(msgspec.Struct, frozen=True, kw_only=True):
     def parts(self) -> tuple[Interval, ...]:
         """Those of its addresses that may be handed out."""
         holes = self.kept_out
-        if self.ceded or self.answered:
-            holes = merged((*holes, *self.ceded, *self.answered))
+        if self.answered:
+            holes = merged((*holes, *self.answered))
         return tuple(outside(self.interval, holes))
-
-    @property
-    def own(self) -> tuple[Interval, ...]:
-        """Those of its addresses that are not ceded."""
-        return tuple(outside(self.interval, self.ceded))
 
     @property
     def size(self) -> int:
         """How many addresses it has."""
         return self.last - self.first + 1
-
-    @property
-    def on_other_rails(self) -> tuple[Interval, ...]:
-        """Its addresses on each of the other rails."""
-        return tuple(Interval(first, first + self.size - 1) for first in self.rails)
-
-    @property
-    def on_all_rails(self) -> tuple[Interval, ...]:
-        """All addresses that the lease is of."""
-        return (self.interval, *self.on_other_rails)
-
-    def index_of(self, address: int) -> int:
-        """The index of an address that it has on any rail: equal on all rails for one pod."""
-        rail = next(rail for rail in self.on_all_rails if rail.first <= address <= rail.last)
-        return address - rail.first
-
-    def seen_in(self, interval: Interval) -> "LeasedBlock | None":
-        """The block as it is on the rail that the interval touches; None if it touches none."""
-        touched = (rail for rail in self.on_all_rails if touch(rail, interval))
-        rail = next(touched, None)
-        if rail is None or rail.first == self.first:
-            return None if rail is None else self
-        moved = rail.first - self.first
-        return msgspec.structs.replace(
-            self,
-            first=rail.first,
-            last=rail.last,
-            kept_out=tuple(Interval(hole[0] + moved, hole[1] + moved) for hole in self.kept_out),
-            rails=tuple(each for each in (self.first, *self.rails) if each != rail.first),
-        )
 
     def is_confirmed(self, boot: str, now: float) -> bool:
         """Whether it may hand out addresses to new pods at that time of CLOCK_BOOTTIME."""

@@ -15,8 +15,6 @@ from cni.spec.errors import CNIError, Code, invalid_config
 from ipam import fsck, importing, scope
 from ipam.addresses import parse, parse_interface, text
 from ipam.fsck import NodeFacts
-from ipam.nv_ipam import exporting
-from ipam.nv_ipam import importing as nv_ipam
 from ipam.recovery import is_store
 from ipam.sqlite_store import SqliteStore
 from ipam.store import Reservation
@@ -59,7 +57,7 @@ def add_commands(
     imports.add_argument(
         "source",
         type=Path,
-        help="host-local's directory of a network, nv-ipam's store, or whereabouts' YAML",
+        help="host-local's directory of a network, or whereabouts' YAML",
     )
     imports.add_argument("--network", help="the CNI network's name (default: the directory's)")
     imports.add_argument("--network-name", help='"network_name" of its configuration')
@@ -69,12 +67,6 @@ def add_commands(
     imports.add_argument("--range", action="append", default=[], help="CIDR; may be repeated")
     imports.add_argument("--ifname", default="eth0", help="where the source has none")
     imports.set_defaults(run=_import)
-
-    exports = commands.add_parser(
-        "export", help="give nv-ipam's daemon what pods hold, before it serves the node again"
-    )
-    exports.add_argument("source", type=Path, help="its store, /var/lib/cni/nv-ipam/store")
-    exports.set_defaults(run=_export)
     return commands
 
 
@@ -206,8 +198,6 @@ def _verdict(directory: Path) -> int:
 
 def _import(arguments: argparse.Namespace, paths: Paths) -> int:
     source: Path = arguments.source
-    if source.is_file() and nv_ipam.is_store(content := source.read_bytes()):
-        return _import_nv_ipam(_store(paths), source, content)
     network = arguments.network or (source.name if source.is_dir() else "")
     if not network:
         raise invalid_config('say which network the pods are on: --network, the "name" in its NAD')
@@ -237,28 +227,6 @@ def _import(arguments: argparse.Namespace, paths: Paths) -> int:
     for note in notes:
         sys.stderr.write(f"{note}\n")
     return _import_all(store, reservations)
-
-
-def _import_nv_ipam(store: SqliteStore, source: Path, content: bytes) -> int:
-    found = nv_ipam.reservations(source, store.boot)
-    if freed := exporting.forget_freed(store, source, content):
-        _say(f"forgot {freed} reservations that nv-ipam's daemon has freed")
-    _import_all(store, found)
-    ids: list[str] = []
-    store.look(lambda tables: ids.append(tables.meta.store))
-    nv_ipam.mark(store.directory, ids[0], content)
-    exporting.reopen(store.directory)
-    return 0
-
-
-def _export(arguments: argparse.Namespace, paths: Paths) -> int:
-    given = exporting.export(_store(paths), arguments.source)
-    pools = sorted({held.domain.partition("/")[2] for held in given})
-    _say(
-        f"{arguments.source} has {len(given)} reservations{' of ' if pools else ''}"
-        f"{', '.join(pools)}: podfabric gives none of nv-ipam's addresses here any more"
-    )
-    return 0
 
 
 def _import_all(store: SqliteStore, reservations: list[Reservation]) -> int:

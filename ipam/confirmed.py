@@ -1,7 +1,4 @@
-"""For how long it counts that the API server has confirmed what this node may hand out.
-
-Blocks that this node leases and its shares of nv-ipam's pools go by the same clock and rule.
-"""
+"""For how long it counts that the API server has confirmed what this node may hand out."""
 
 import time
 

@@ -17,7 +17,7 @@ from cni.policy import rules
 from cni.policy.allowance import Allowance, for_anyone, of_pod
 from cni.policy.subjects import Subjects, nothing_known
 from cni.spec import delegate
-from cni.spec.config import IpamConfig
+from cni.spec.config import SERVED, IpamConfig
 from cni.spec.errors import CNIError, Code, invalid_config
 from cni.spec.notes import note
 from cni.spec.request import Request
@@ -27,9 +27,8 @@ from ipam.addresses import parse
 from ipam.plugin import AddressPlugin
 from ipam.store import AddressInUse, Grant
 
-OURS = "podfabric-ipam"
-TAKEN_OVER = ("whereabouts", "nv-ipam")
-"""Types of other IPAM plugins that ours serves where no executable of theirs is installed."""
+OURS, *TAKEN_OVER = SERVED
+"""Ours, and types of others that ours serves where no executable of theirs is installed."""
 _NONE = IpamConfig()
 _MOST_ANSWERED = 32  # addresses of other machines that one ADD passes over
 _MARK = b"podfabric"
@@ -79,8 +78,8 @@ class IpamCall(Protocol):
 class Delegation:
     """The IPAM plugins of one node: ours, and the executables of others in `directory`.
 
-    Ours is `plugin`, called in-process. It serves "podfabric-ipam", and "whereabouts" and
-    "nv-ipam" unless the directory has another plugin's executable of that name. Other plugins run
+    Ours is `plugin`, called in-process. It serves the types of TAKEN_OVER, too, unless
+    the directory has another plugin's executable of that name. Other plugins run
     only if `policy` allows their type and the paths in their options.
     """
 

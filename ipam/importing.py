@@ -10,11 +10,16 @@ from typing import Any
 
 import msgspec
 
+from cni.spec.attachment import Attachment
 from cni.spec.config import convert
 from cni.spec.errors import CNIError, Code, invalid_config
 from ipam.addresses import Network, parse, parse_interface, text
 from ipam.ranges import domain_of
 from ipam.store import Reservation, Store
+
+UNNAMED = " imported"
+"""The network of what was imported from a store that knows none: no network has this name, since it
+begins with a space. Container and interface tell which attachment it is."""
 
 
 class Defaults(msgspec.Struct, frozen=True, kw_only=True):
@@ -140,11 +145,16 @@ def import_all(store: Store, reservations: Sequence[Reservation]) -> int:
     return len(new)
 
 
+def unnamed(attachment: Attachment) -> Attachment:
+    """The attachment as an import has it that knew no network."""
+    return Attachment(UNNAMED, attachment.container_id, attachment.ifname)
+
+
 def _unusable(source: Path, why: str) -> CNIError:
     return CNIError(
         Code.DECODING_FAILURE,
         f"{source}: {why}, so nothing was imported: name host-local's directory of a network, "
-        "nv-ipam's store, or a YAML file with whereabouts' IPPools",
+        "or a YAML file with whereabouts' IPPools",
     )
 
 

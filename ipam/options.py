@@ -53,8 +53,6 @@ WITHOUT_EFFECT = frozenset(
     )
 )
 MOST_ADDRESSES = 64  # of one attachment
-PERSISTENT = "allowPersistentIPs"
-"""The key of a network whose pods may name an IPAMClaim. It is not in `ipam`: KubeVirt reads it."""
 _NETWORK_NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.\-]*")
 
 
@@ -66,7 +64,7 @@ class IpamOptions(msgspec.Struct, frozen=True, kw_only=True):
     of a network without ranges. `requested` are the addresses that the configuration asks for, as
     (JSON path, text). `hops` are the next hops that the configuration names, and what each is: no
     pod gets one. `idle` are keys without effect here, `notes` are for the operator.
-    `persistent`: pods that name an IPAMClaim get its addresses.
+    `pools` are keys of another plugin's pools, which rules name in place of `network_name`.
     """
 
     sets: tuple[RangeSet, ...] = ()
@@ -86,7 +84,7 @@ class IpamOptions(msgspec.Struct, frozen=True, kw_only=True):
     probe: Probe = ""
     scope: Scope = ""
     sticky: bool = False
-    persistent: bool = False
+    pools: tuple[str, ...] = ()
 
     def domain(self, network: Network) -> str:
         """The domain in which an address of `network` is unique (`ranges.domain_of`)."""
@@ -179,7 +177,6 @@ def _read(network: NetworkConfig) -> IpamOptions:
         probe=ipam.probe,
         scope=ipam.scope,
         sticky=ipam.sticky,
-        persistent=network.at(PERSISTENT, bool) or False,
         idle=tuple(idle),
         notes=tuple(reader.notes),
         requested=(

@@ -4,14 +4,12 @@ from collections.abc import Iterable, Sequence
 
 from cni.policy.allowance import Allowance
 from cni.policy.values import Span
-from cni.spec.request import Request
 from cni.spec.result import Result
-from ipam import options as ipam_options
 from ipam.addresses import parse_interface, text
+from ipam.options import IpamOptions
 from ipam.ranges import RangeSet
-from ipam.requested_ips import final_sets
 
-TYPE, NETWORK_NAME = "ipam.type", "ipam.network_name"
+TYPE, NETWORK_NAME, POOL_NAME = "ipam.type", "ipam.network_name", "ipam.poolName"
 
 
 def of_type(allowance: Allowance, ipam_type: str) -> Allowance:
@@ -19,12 +17,14 @@ def of_type(allowance: Allowance, ipam_type: str) -> Allowance:
     return allowance.using("ipamTypes", ipam_type, TYPE, ipam_type)
 
 
-def of_configuration(allowance: Allowance, request: Request) -> Allowance:
-    """The allowance with what a configuration of podfabric-ipam asks for. CNIError 7, 121."""
-    options = ipam_options.read(request.config)
+def of_configuration(
+    allowance: Allowance, options: IpamOptions, sets: Sequence[RangeSet]
+) -> Allowance:
+    """The allowance with what a configuration asks for, `sets` of it for this pod. NotAllowed."""
     if options.scope:
         allowance.require_option("scope", options.scope, "ipam.scope", options.scope)
-    sets = final_sets(options, request.arguments)
+    if options.pools:
+        return of_sets(allowance, options.pools, sets, POOL_NAME)
     return of_sets(allowance, (options.network_name,), sets)
 
 

@@ -22,17 +22,15 @@ from cni.spec.entry import VERSIONS
 from cni.spec.errors import CNIError, Code, invalid_config
 from cni.spec.notes import note
 from cni.spec.request import Request
-from cni.spec.result import DNS, FAMILY_020, IPConfig, Result
+from cni.spec.result import DNS, FAMILY_020, IPConfig, Result, Route
 from ipam import options as ipam_options
 from ipam import permitted, resolv_conf, segments
 from ipam import scope as scopes
 from ipam.addresses import parse_interface, text
+from ipam.importing import unnamed
 from ipam.messages import Messages, warn_of_ignored
-from ipam.nv_ipam.options import is_nv_ipam
-from ipam.nv_ipam.plugin import NvIpam, as_imported
 from ipam.options import IpamOptions
 from ipam.ranges import Range, RangeSet
-from ipam.requested_ips import final_sets
 from ipam.scope import Stores
 from ipam.store import (
     AddressInUse,
@@ -53,8 +51,7 @@ from ipam.usage import SeenRanges
 class AddressPlugin:
     """`podfabric-ipam`, for callers that hold the attachment's lock: see `executable`.
 
-    Only verbs that need the boot call `boot_id`. `policy` returns the rules of the node. `nv_ipam`
-    returns what serves definitions of NVIDIA's nv-ipam; None on a node that does not.
+    Only verbs that need the boot call `boot_id`. `policy` returns the rules of the node.
     """
 
     versions = VERSIONS
@@ -64,10 +61,8 @@ class AddressPlugin:
         stores: Stores,
         boot_id: Callable[[], str],
         policy: rules.Source = Policy,
-        nv_ipam: Callable[[], NvIpam | None] = lambda: None,
         subjects: Subjects = nothing_known,
     ) -> None:
-        self._nv_ipam = nv_ipam
         self._subjects = subjects
         self._stores = stores
         self._store = stores.of_node
@@ -84,11 +79,10 @@ class AddressPlugin:
         policy: rules.Source = Policy,
         scope: scopes.Source = scopes.node_only,
         compat: scopes.CompatSource = scopes.no_compat,
-        nv_ipam: Callable[[], NvIpam | None] = lambda: None,
         subjects: Subjects = nothing_known,
     ) -> Self:
         """Over the store of this node; `files` as for SqliteStore."""
-        return cls(Stores(files, scope, compat=compat), boot_id, policy, nv_ipam, subjects)
+        return cls(Stores(files, scope, compat=compat), boot_id, policy, subjects)
 
     def add(self, request: Request) -> Result | dict[str, Any]:
         """Reserve addresses and return them. The caller sets them, and we cannot probe them."""
@@ -103,7 +97,7 @@ class AddressPlugin:
 
     def probes_all(self, request: Request) -> bool:
         """Whether the configuration has each address probed before it is set."""
-        return not is_nv_ipam(request.config) and bool(ipam_options.read(request.config).probe)
+        return bool(self._stores.options(request).probe)
 
     def settle_probes(self, request: Request, grant: Grant, answers: Mapping[str, str]) -> None:
         """Note what probes of the grant's `unprobed` have shown: `answers` has the hardware address
@@ -143,9 +137,7 @@ class AddressPlugin:
         """The allowance with what the configuration asks of this plugin. CNIError 121."""
         if allowed.rules is None:
             return allowed
-        if is_nv_ipam(request.config):
-            return self._of_nv_ipam().permitted(request, allowed)
-        return permitted.of_configuration(allowed, request)
+        return permitted.of_configuration(allowed, *self._stores.asked(request))
 
     def reserve(
         self,
@@ -162,10 +154,10 @@ class AddressPlugin:
         """
         if allowed is None:
             allowed = self.allowance(request)
-        if is_nv_ipam(request.config):
-            return self._reserve_of_nv_ipam(request, segment, allowed)
-        options = ipam_options.read(request.config)
-        sets = ipam_options.without(final_sets(options, request.arguments), answered)
+        options, final = self._stores.asked(request)
+        if options.pools:  # they may have changed since the rules were asked
+            allowed = permitted.of_configuration(allowed, options, final)
+        sets = ipam_options.without(final, answered)
         _require_answerable(sets, request)
         alone = _private_ranges(options, sets)
         files = {"log_file": options.log_file, "resolvConf": options.resolv_conf}
@@ -189,46 +181,16 @@ class AddressPlugin:
         except CNIError as error:
             if isinstance(error, AddressTaken) and error.holder:
                 note(printable(f"ADD {owner.attachment}: {error.holder}"))
+            if options.pools and error.code == Code.NO_FREE_ADDRESS:
+                error = CNIError(error.code, f"{', '.join(options.pools)}: {error.message}")
             messages.error(f"ADD {owner.attachment}: {error}")
-            raise
+            raise error from None
         if options.probe:
             grant = replace(grant, unprobed=tuple(map(_address, grant.granted)))
         result = _result(grant, options, dns)
         addresses = ", ".join(ip.address for ip in result.ips)
         messages.info(f"ADD {owner.attachment}: {addresses}")
         return result, grant
-
-    def _reserve_of_nv_ipam(
-        self, request: Request, segment: str | None, allowed: Allowance
-    ) -> tuple[Result, Grant]:
-        if request.config.at(ipam_options.PERSISTENT, bool):
-            raise invalid_config(
-                f'"{ipam_options.PERSISTENT}": addresses of nv-ipam\'s pools are not kept for an '
-                'IPAMClaim: remove the key, or give the network another "ipam"'
-            )
-
-        def usable(sets: Sequence[RangeSet]) -> Quota | None:
-            _require_answerable(sets, request)
-            return _quota(permitted.of_sets(allowed, (), sets))
-
-        result, grant, sets = self._of_nv_ipam().reserve(
-            self._store(self._boot()),
-            _owner(request, allowed),
-            request,
-            segments.of_config(request.config) if segment is None else segment,
-            usable,
-        )
-        self._seen.see(sets)
-        return result, grant
-
-    def _of_nv_ipam(self) -> NvIpam:
-        nv_ipam = self._nv_ipam()
-        if nv_ipam is None:
-            raise invalid_config(
-                '"ipam.type": "nv-ipam": this node does not follow nv-ipam\'s pools: set '
-                '"ipam.nv_ipam" to follow or own in config.yaml (ipam.nv_ipam of the chart)'
-            )
-        return nv_ipam
 
     def undo(self, grant: Grant) -> None:
         """Release what this `reserve` reserved, and nothing that another call did."""
@@ -249,9 +211,7 @@ class AddressPlugin:
         attachment = _attachment(request)
         try:
             store = self._store("")
-            released = store.release(attachment)
-            if not released and is_nv_ipam(request.config):
-                released = store.release(as_imported(attachment))
+            released = store.release(attachment) or store.release(unnamed(attachment))
             self._stores.leave(request, attachment, was_known=bool(released))
         except CNIError as error:
             messages.error(f"DEL {attachment}: {error}")
@@ -265,19 +225,14 @@ class AddressPlugin:
 
     def check(self, request: Request) -> None:
         """Compare prevResult's addresses with those reserved for the attachment."""
-        if is_nv_ipam(request.config):
-            attachment = _attachment(request)
-            store = self._store("")
-            reserved = store.held_by(attachment) or store.held_by(as_imported(attachment))
-            self._of_nv_ipam().check(request, reserved)
-            _require_held(attachment, reserved)
-            return
-        options = ipam_options.read(request.config)
+        options = self._stores.options(request)
         previous = request.previous_result
         if previous is None:
             raise invalid_config("prevResult missing: CHECK compares it with the reservations")
         attachment = _attachment(request)
-        held = {reservation.address for reservation in self._store("").held_by(attachment)}
+        store = self._store("")
+        reserved = store.held_by(attachment) or store.held_by(unnamed(attachment))
+        held = {reservation.address for reservation in reserved}
         for ip in previous.ips:
             address, _ = parse_interface(ip.address)
             if text(address) not in held and _is_ours(address, options):
@@ -304,13 +259,14 @@ class AddressPlugin:
 
     def status(self, request: Request) -> None:
         """CNIError 50 if an ADD would get no address now."""
-        nv_ipam = self._of_nv_ipam() if is_nv_ipam(request.config) else None
-        options = IpamOptions() if nv_ipam else ipam_options.read(request.config)
         try:
-            if nv_ipam is not None:
-                full = nv_ipam.status(self._store(self._boot()), request)
-            else:
-                full = self._stores.of_request(options, self._boot()).exhausted(options.sets)
+            options = self._stores.options(request)
+        except CNIError as error:
+            if error.code != Code.TRY_AGAIN:
+                raise
+            raise CNIError(Code.UNAVAILABLE, error.message) from None
+        try:
+            full = self._stores.of_request(options, self._boot()).exhausted(options.sets)
         except CNIError as error:
             raise CNIError(Code.UNAVAILABLE, error.message) from None
         if full:
@@ -409,7 +365,14 @@ def _address(granted: ReservedAddress) -> str:
 
 
 def _result(grant: Grant, options: IpamOptions, dns: DNS) -> Result:
-    return Result(ips=tuple(map(_ip, grant.granted)), routes=options.routes, dns=dns)
+    behind = (
+        Route(dst=dst, gw=text(each.range.gateway))
+        for each in grant.granted
+        for dst in each.range.routes
+        if each.range.gateway is not None
+    )
+    routes = (*options.routes, *behind)
+    return Result(ips=tuple(map(_ip, grant.granted)), routes=routes, dns=dns)
 
 
 def _ip(granted: ReservedAddress) -> IPConfig:
@@ -422,6 +385,8 @@ def _ip(granted: ReservedAddress) -> IPConfig:
 
 def _private_ranges(options: IpamOptions, sets: Sequence[RangeSet]) -> tuple[Range, ...]:
     """The whole ranges of a network that makes them private, not only a requested address."""
+    if options.pools:
+        return ()
     own = (*options.sets, *options.static) if options.sets else sets
     return tuple(range_ for range_set in own for range_ in range_set.ranges if range_.why_private)
 

@@ -22,7 +22,8 @@ class Range(msgspec.Struct, frozen=True, kw_only=True):
 
     `domain` is where an address is unique; `where` is the JSON path, for errors; `excluded` is
     sorted and does not overlap. `parts` is what may be handed out, lowest first: worked out once,
-    so that the exclusions are not gone through under the store's lock.
+    so that the exclusions are not gone through under the store's lock. `routes` are destinations
+    behind the gateway.
     """
 
     network: Network
@@ -33,6 +34,7 @@ class Range(msgspec.Struct, frozen=True, kw_only=True):
     withheld: tuple[int, ...] = ()
     domain: str = ""
     where: str = "ipam.range"
+    routes: tuple[str, ...] = ()
     parts: tuple[Interval, ...] = ()
 
     def __post_init__(self) -> None:

@@ -14,14 +14,14 @@ from ipam.addresses import Interval, parse, text
 from ipam.blocks import Instance, LeasedBlock
 from ipam.store import Reservation
 
-VERSION = 5
+VERSION = 6
 COLUMNS = (
     "domain, address, range, network, container_id, ifname, namespace, pod, uid, boot, since, "
     "segment"
 )
 BLOCK_COLUMNS = (
     "name, uid, space, pool, domains, first, last, kept_out, state, max_offline, boot, confirmed, "
-    "rails, sticky, cover, ceded, unprobed, answered"
+    "sticky, unprobed, answered"
 )
 BLOCK_MARKS = ", ".join("?" * (BLOCK_COLUMNS.count(",") + 2))
 RESERVATION_MARKS = ", ".join("?" * (COLUMNS.count(",") + 2))
@@ -43,8 +43,7 @@ INDEXES = (
 # What this node leases of a cluster's addresses, and as whom (ipam.blocks).
 BLOCK = """CREATE TABLE block (name TEXT PRIMARY KEY, uid TEXT, space TEXT, pool TEXT, domains TEXT,
     first BLOB, last BLOB, kept_out TEXT, state TEXT, max_offline REAL, boot TEXT, confirmed REAL,
-    rails TEXT, sticky TEXT, cover TEXT, ceded TEXT, unprobed TEXT, answered TEXT, crc INTEGER)
-    WITHOUT ROWID"""
+    sticky TEXT, unprobed TEXT, answered TEXT, crc INTEGER) WITHOUT ROWID"""
 LESSEE = """CREATE TABLE lessee (id INTEGER PRIMARY KEY, instance TEXT, machine TEXT,
     crc INTEGER)"""
 SCHEMA = (META, RESERVATION, RUN, *INDEXES, BLOCK, LESSEE)
@@ -168,10 +167,7 @@ def block_row(block: LeasedBlock) -> tuple[object, ...]:
         block.max_offline,
         block.boot,
         block.confirmed,
-        json.dumps([str(first) for first in block.rails]),
         block.sticky,
-        block.cover,
-        _written(block.ceded),
         _written(block.unprobed),
         _written(block.answered),
     )
@@ -195,12 +191,9 @@ def block_of(row: tuple[Any, ...]) -> LeasedBlock:
         max_offline=content[9],
         boot=content[10],
         confirmed=content[11],
-        rails=tuple(map(int, json.loads(content[12]))),
-        sticky=content[13],
-        cover=content[14],
-        ceded=_intervals(content[15]),
-        unprobed=_intervals(content[16]),
-        answered=_intervals(content[17]),
+        sticky=content[12],
+        unprobed=_intervals(content[13]),
+        answered=_intervals(content[14]),
     )
 
 

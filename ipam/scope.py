@@ -8,7 +8,7 @@ overrides it. Only ADD and STATUS ask: all else goes by what the store of the no
 """
 
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -20,15 +20,19 @@ from base import documents
 from base.documents import DocumentError
 from base.pod import Pod
 from cni.spec.attachment import Attachment
-from cni.spec.errors import CNIError, Code, invalid_config
+from cni.spec.errors import CNIError, Code
 from cni.spec.request import Request
 from ipam import options as ipam_options
 from ipam.departures import DepartedAttachment, Departures
+from ipam.nv_ipam import translate
+from ipam.nv_ipam.options import is_nv_ipam
 from ipam.options import IpamOptions
+from ipam.ranges import RangeSet
 from ipam.recovery import DATABASE
+from ipam.requested_ips import final_sets
 from ipam.sqlite_store import SqliteStore
 from ipam.store import Owner, Store
-from ipam.store_files import PerCall, StoreFiles
+from ipam.store_files import StoreFiles
 
 if TYPE_CHECKING:
     from ipam.cluster.wants import Claims
@@ -53,13 +57,13 @@ class AddressSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The part `ipam` of config.yaml.
 
     `compat` other than None: pods that whereabouts set up may run here, so a DEL of a sandbox that
-    the store does not know is kept until whereabouts' objects have been seen to. `nv_ipam`: whether
-    the pools of NVIDIA's nv-ipam in that namespace are followed, or are podfabric's own.
+    the store does not know is kept until whereabouts' objects have been seen to. `nv_ipam`: the
+    pools of NVIDIA's nv-ipam in that namespace are podfabric's.
     """
 
     scope: Scope = "node"
     compat: Compat = "None"
-    nv_ipam: Literal["none", "follow", "own"] = "none"
+    nv_ipam: bool = False
     nv_ipam_namespace: str = "nvidia-network-operator"
 
 
@@ -88,10 +92,9 @@ def of(part: object, name: str) -> AddressSettings:
     """The settings in the part `ipam` of the file `name`. Raises DocumentError."""
     shapes = typing.get_type_hints(AddressSettings, include_extras=True)
     settings = AddressSettings(**documents.fields(part, shapes, f"{name}: {PART}"))
-    if settings.nv_ipam != "none" and settings.scope != "cluster":
+    if settings.nv_ipam and settings.scope != "cluster":
         raise DocumentError(
-            f'{name}: {PART}.nv_ipam: "{settings.nv_ipam}" needs "scope: cluster": the agent reads '
-            "the pools from the API server"
+            f'{name}: {PART}.nv_ipam needs "scope: cluster": agents read pools from the API server'
         )
     return settings
 
@@ -148,8 +151,17 @@ def _in_call(read: Callable[[Path], T], path: Path) -> T:
 def _has_leased(store: Path) -> bool:
     if not (store / DATABASE).exists():
         return False
-    with PerCall(store).transaction() as tables:
+    with StoreFiles(store, kept=False).transaction() as tables:
         return tables.instance() is not None
+
+
+def declared(request: Request) -> tuple[IpamOptions, Sequence[RangeSet]]:
+    """What a request asks for as far as its configuration alone tells: all but the addresses of
+    nv-ipam's pools. CNIError 4, 7."""
+    if is_nv_ipam(request.config):
+        return translate.declared(request.config, request.arguments)
+    options = ipam_options.read(request.config)
+    return options, final_sets(options, request.arguments)
 
 
 class Stores:
@@ -172,8 +184,23 @@ class Stores:
         self._scope = scope
         self._claims = claims
         self._compat = compat
-        self._departures = Departures(files if isinstance(files, Path) else files.directory)
+        self._directory = files if isinstance(files, Path) else files.directory
+        self._departures = Departures(self._directory)
         self._timing = timing
+
+    def asked(self, request: Request) -> tuple[IpamOptions, Sequence[RangeSet]]:
+        """What a request asks for: the options of its network, and the sets with what its pod asks
+        for. CNIError 4, 7; of nv-ipam's pools also what `translate` raises."""
+        if not is_nv_ipam(request.config):
+            return declared(request)
+        pools = translate.PoolsFile(self._directory).read()
+        return translate.translate(request.config, request.arguments, pools)
+
+    def options(self, request: Request) -> IpamOptions:
+        """The options of a request's network. Raises CNIError as `asked` does."""
+        if is_nv_ipam(request.config):
+            return self.asked(request)[0]
+        return ipam_options.read(request.config)
 
     def of_node(self, boot: str) -> SqliteStore:
         """The store of this node."""
@@ -219,26 +246,19 @@ class Stores:
         """The store that the request's addresses come from."""
         local = self._of_boot(boot)
         if (options.scope or self._scope()) == "node":
-            if options.persistent:
-                raise invalid_config(
-                    '"allowPersistentIPs": a node alone cannot keep the addresses of an IPAMClaim: '
-                    'set "scope": "cluster" in "ipam", or remove the key'
-                )
             return local
         from ipam.cluster.store import ClusterStore  # most nodes never need it
-        from ipam.cluster.wants import NoClaims
+        from ipam.cluster.wants import of_agent
 
         leased = {
             (range_.domain, range_.network)
             for range_set in options.sets
             for range_ in range_set.ranges
         }
-        claims = self._claims or NoClaims(self._compat() == "Coexist")
         return ClusterStore(
             local,
-            claims,
+            of_agent(self._claims),
             leased,
             sticky=options.sticky,
-            persistent=options.persistent,
             **self._timing,
         )

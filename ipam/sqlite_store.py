@@ -18,7 +18,7 @@ from ipam.changes import change
 from ipam.others import Others
 from ipam.ranges import Range, RangeSet
 from ipam.store import Grant, Owner, Quota, Reservation, ReservedAddress, Usage
-from ipam.store_files import PerCall, StoreFiles
+from ipam.store_files import StoreFiles
 from ipam.tables import Tables
 from ipam.usage import usage_of
 
@@ -28,14 +28,14 @@ _WORTH_LOADING = 1000
 class SqliteStore:
     """The reservations of this node. Implements `ipam.store.Store`.
 
-    `files` is the directory of the store, opened for each call, or an object that opens it. `boot`
-    is this boot's identity: a reservation of another boot is stale.
+    `files` is the directory of the store, to be opened for each call, or an object that opens it.
+    `boot` is this boot's identity: a reservation of another boot is stale.
     """
 
     def __init__(
         self, files: Path | StoreFiles, boot: str, *, clock: Callable[[], float] = time.time
     ) -> None:
-        self._files = PerCall(files) if isinstance(files, Path) else files
+        self._files = StoreFiles(files, kept=False) if isinstance(files, Path) else files
         self.boot = boot
         self._clock = clock
 

@@ -9,12 +9,11 @@ from msgspec.structs import replace
 from ipam.addresses import parse
 from ipam.cluster.api import Conflict, Refused
 from ipam.cluster.names import block_name
-from ipam.cluster.objects import AddressBlock, AddressPool, AddressShare, AnyResource, Resource
+from ipam.cluster.objects import AddressBlock, AddressPool, AnyResource, Resource
 
 SELECTABLE: Mapping[str, frozenset[str]] = {
     "AddressBlock": frozenset(
         {
-            "spec.cover",
             "spec.holder.instance",
             "spec.holder.node",
             "spec.pool",
@@ -22,22 +21,17 @@ SELECTABLE: Mapping[str, frozenset[str]] = {
             "spec.sticky.reservation",
         }
     ),
-    "AddressRequest": frozenset({"spec.instance", "spec.node", "spec.pool"}),
     "AddressReservation": frozenset({"spec.pool"}),
-    "AddressShare": frozenset({"spec.node", "spec.pool"}),
 }
 IMMUTABLE: Mapping[str, tuple[str, ...]] = {
-    "AddressPool": ("spec.range", "spec.network_name", "spec.shared", "spec.rails"),
+    "AddressPool": ("spec.range", "spec.network_name", "spec.shared"),
     "AddressBlock": (
         "spec.pool",
         "spec.space",
         "spec.first",
         "spec.prefix",
-        "spec.rails",
-        "spec.cover",
         "spec.sticky",
     ),
-    "AddressShare": ("spec.node", "spec.pool"),
 }
 
 MOST_OPERATIONS = 10_000
@@ -125,11 +119,5 @@ def check(new: Resource, last: Resource | None) -> None:
             same_holder = spec.holder == last.spec.holder and spec.epoch == last.spec.epoch
             if not same_holder and spec.epoch != last.spec.epoch + 1:
                 raise Refused(f"update {what}: epoch grows by 1 with the holder")
-    if isinstance(new, AddressShare):
-        if new.holder.node != new.spec.node:
-            raise Refused(f"{what}: holder.node must be node")
-        former = last.holder.instance if isinstance(last, AddressShare) else ""
-        if former not in ("", new.holder.instance):
-            raise Refused(f"update {what}: a share keeps the instance of its holder")
     if isinstance(new, AddressPool) and new.spec.block_size not in (0, *(2**k for k in range(9))):
         raise Refused(f"{what}: blockSize {new.spec.block_size} is no power of two up to 256")

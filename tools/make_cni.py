@@ -1,33 +1,51 @@
-"""Leave the CNI executables in a directory, so that they work with an agent and without one.
+"""Leave the plugins as executables in a directory, by this interpreter: they need no agent.
 
-Under each plugin's name is the launcher; below `.podfabric` is what it becomes if there is no
-agent: the plugin by this interpreter. The launcher alone is in build/cni, for `podfabric install`.
+They are for development and tests: PODFABRIC_* of the caller say where the node's files are. The
+launcher, which needs an agent, is in build/cni, for `podfabric install`.
 """
 
 import argparse
+import os
+import sys
+import sysconfig
 from pathlib import Path
 
-from cli import executables
-from cli.executables import EVERY, FALLBACK
+from cli.executables import CODE, EVERY
 from tools import build_launcher
+
+# Isolated from the caller's PYTHON* variables and working directory (-I), without the site
+# machinery (-S): a runtime passes its whole environment on, and start-up is paid on every call.
+_SCRIPT = """\
+#!{python} -IS
+import sys
+sys.path[1:1] = {path!r}
+from {module} import main
+main()
+"""
+
+
+def script(name: str) -> bytes:
+    """The executable of a plugin."""
+    module = {"ib-sriov": "sriov"}.get(name, name)
+    return _SCRIPT.format(
+        python=Path(sys.prefix) / "bin" / "python3",
+        path=[str(CODE), sysconfig.get_paths()["purelib"]],
+        module=f"cni.{module}" if module in ("ipoib", "rdma", "sriov") else "ipam",
+    ).encode()
 
 
 def main() -> None:
-    """Build for this machine, or for another one, into the directory that is named first."""
+    """Build into the directory that is named first."""
     parser = argparse.ArgumentParser(description="make the CNI executables")
     parser.add_argument("directory", nargs="?", type=Path, default=Path("build/cni/bin"))
-    parser.add_argument("--target", default="", help="a GNU triplet, as aarch64-linux-gnu")
-    arguments = parser.parse_args()
-    launcher = build_launcher.build(arguments.target).read_bytes()
-    directory: Path = arguments.directory
-    fallback = directory / FALLBACK
-    fallback.mkdir(parents=True, exist_ok=True)
-    contents = {fallback / name: executables.script(name, development=True) for name in EVERY}
-    contents |= {directory / name: launcher for name in EVERY}
-    with executables.locked(directory):
-        executables.install(contents)
+    directory: Path = parser.parse_args().directory
+    directory.mkdir(parents=True, exist_ok=True)
     for name in EVERY:
-        print(directory / name)
+        new = directory / f".{name}.{os.getpid()}"  # another process may make them, too
+        new.write_bytes(script(name))
+        new.chmod(0o755)
+        print(new.replace(directory / name))
+    print(build_launcher.build())
 
 
 if __name__ == "__main__":

@@ -40,7 +40,6 @@ from host.netdev_move import NameTaken
 from host.netlink import Rtnetlink, netlink
 from ipam import scope
 from ipam.delegation import OURS, TAKEN_OVER, Delegation, IpamCall
-from ipam.nv_ipam import plugin as nv_ipam
 from ipam.plugin import AddressPlugin
 
 T = TypeVar("T")
@@ -178,7 +177,6 @@ class InterfacePlugin(ABC):
             self._policy,
             scope.on_node(paths.config, paths.ipam),
             scope.compat_on_node(paths.config),
-            nv_ipam.on_node(paths),
             subjects,
         )
         self._ipam = Delegation(self._addresses, paths.cni_bin, self._policy, subjects)

@@ -11,18 +11,15 @@ if TYPE_CHECKING:
 ABOUT = "podfabric ipoib: gives a pod an IP-over-InfiniBand interface"
 
 
-def main(script: str = "") -> None:
-    """The executable `ipoib`; `script` is the fallback of an installation."""
+def main() -> None:
+    """The executable `ipoib`."""
     from cni.spec.entry import main as serve
 
-    serve(lambda: _load(script), ABOUT)
+    serve(_load, ABOUT)
 
 
-def _load(script: str) -> "Plugin":
-    import os
-    import sys
-
-    from cni.installation import paths_of
+def _load() -> "Plugin":
+    from cni import standalone
     from cni.ipoib.plugin import IPoIB
 
-    return IPoIB(paths_of(script, os.environ, sys.argv[1:]))
+    return IPoIB(standalone.paths())

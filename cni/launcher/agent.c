@@ -176,7 +176,7 @@ static enum outcome unreachable(int error, struct text *why)
     add(why, error == EAGAIN ? " does not take the connection" : " cannot be reached");
     add_errno(why, error);
     add(why, error == EAGAIN ? ": " LOOK : ": " START);
-    return error == EAGAIN || error == ECONNREFUSED ? AWAY : UNUSABLE;
+    return error == EAGAIN || error == ECONNREFUSED ? AWAY : FAILED;
 }
 
 /* The conversation on a connection. */
@@ -184,20 +184,18 @@ static enum outcome converse(struct source *source, const struct request *reques
                              struct answer *answer, struct text *why)
 {
     if (!trusted(source->peer, why))
-        return UNUSABLE;
+        return FAILED;
 
     int error = send_request(source->agent, source->peer, request, netns);
     if (error != 0 && error != EALREADY) {
         add(why, " does not take the request");
         add_errno(why, error);
         add(why, ": " LOOK);
-        return UNUSABLE;
+        return FAILED;
     }
     switch (read_answer(receive, source, answer)) {
     case WHOLE:
-        return answer->status == STATUS_ANSWERED  ? ANSWERED
-               : answer->status == STATUS_REFUSED ? REFUSED
-                                                  : LEAVING;
+        return answer->status == STATUS_LEAVING ? LEAVING : ANSWERED;
     case CUT_SHORT:
         add(why, " ended the connection before its answer was whole: " LOOK);
         /* Half a request is not begun, and the kernel resets a connection with unread bytes. */
@@ -206,14 +204,14 @@ static enum outcome converse(struct source *source, const struct request *reques
         add(why, " answered what no agent answers (");
         add(why, answer->wrong);
         add(why, "): " REINSTALL);
-        return UNANSWERED;
+        return FAILED;
     case LATE:
         break;
     }
     add(why, " did not answer within ");
     add_number(why, source->agent->seconds);
     add(why, " s and may still be at work: " LOOK);
-    return error == 0 ? AT_WORK : UNUSABLE;
+    return FAILED;
 }
 
 enum outcome ask(const struct agent *agent, const struct request *request, struct answer *answer,

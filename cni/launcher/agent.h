@@ -17,13 +17,10 @@ struct agent {
 
 enum outcome {
     ANSWERED,
-    REFUSED,    /* the answer says why nothing was begun */
-    LEAVING,    /* the same, and the next agent may do it */
-    AWAY,       /* its socket is there, but no agent has begun the call: the next one may do it */
-    UNUSABLE,   /* no agent, or none that took the request: another process may do it instead */
-    DIED,       /* it may have done it, and does it no more: who does it instead settles that */
-    UNANSWERED, /* the same of one that answered what no agent answers */
-    AT_WORK,    /* no answer, but it may still do the call: no other process should */
+    LEAVING, /* the answer says that nothing was begun: the next agent may do it */
+    AWAY,    /* its socket is there, but no agent has begun the call: the next one may do it */
+    DIED,    /* it may have done it, and does it no more: the next one is told so */
+    FAILED,  /* there is no agent, or no answer of it, and to ask again is of no use */
 };
 
 /* Milliseconds on the monotonic clock. */

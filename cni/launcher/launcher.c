@@ -4,21 +4,17 @@
  * environment, standard input and one socket, so that it starts in any root file system and costs
  * as little as a process can. VERSION is answered here.
  *
- * Without an agent it executes `.podfabric/NAME` beside itself, the same plugin with an interpreter
- * of its own. If that file is missing and an agent was there, it waits for the next one. In the end
- * it prints a CNI error that asks for the agent's start.
+ * Without an agent it prints a CNI error that asks for the agent's start. If an agent was there, it
+ * waits for the next one first.
  *
  * `agent` talks to the agent, `frame` has the wire format, `text` builds the error texts.
  */
 #define _GNU_SOURCE
 #include <errno.h>
-#include <limits.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/auxv.h>
-#include <sys/mman.h>
 #include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
@@ -182,83 +178,36 @@ static bool read_stdin(const struct agent *agent, struct request *request, struc
     return true;
 }
 
-/* The way without an agent. */
-
-/* Make standard input readable again, with the bytes that were read. */
-static bool rewind_stdin(const struct request *request)
-{
-    int memory = memfd_create("stdin", MFD_CLOEXEC);
-
-    return memory >= 0 && write_all(memory, request->config, request->config_length) &&
-           lseek(memory, 0, SEEK_SET) == 0 && dup2(memory, STDIN_FILENO) == STDIN_FILENO;
-}
-
-/* Become the fallback. Returns if there is none, or if it cannot be run: `why` then says so too.
- * If `unanswered` is not 0, an agent that died may have done the call since then. */
-static void fall_back(const char *name, char *started_as, const struct agent *agent,
-                      time_t unanswered, const struct request *request, struct text *why)
-{
-    static char path[PATH_MAX + sizeof "/.podfabric/" + MAX_NAME];
-    static struct text socket, since; /* cni/spec/launcher.py reads them */
-    char *argv[] = {started_as, socket.bytes, unanswered ? since.bytes : NULL, NULL};
-    ssize_t length = readlink("/proc/self/exe", path, PATH_MAX);
-    char *slash = length > 0 ? strrchr(path, '/') : NULL;
-
-    /* Who starts it set-uid may have linked it into a directory of his own. */
-    if (!slash || getauxval(AT_SECURE))
-        return;
-    stpcpy(stpcpy(slash, "/.podfabric/"), name);
-    if (access(path, F_OK) != 0)
-        return;
-    socket.length = since.length = 0; /* what it said before is of the same length */
-    add(&socket, "--socket=");
-    add(&socket, agent->path);
-    add(&since, "--unanswered-since=");
-    add_number(&since, (unsigned long)unanswered);
-    /* What could not be read is left to be found unreadable again. */
-    if ((request->stdin_errno && request->stdin_errno != EMSGSIZE) || rewind_stdin(request))
-        execve(path, argv, environ);
-    int error = errno;
-    add(why, "; the fallback ");
-    add_quoted(why, path);
-    add(why, " cannot be run");
-    add_errno(why, error);
-}
-
 /* The way to the next agent. */
 
-/* Say that an agent may have done the call since then, and died: agent/calls.py reads it. */
-static bool pack_again(struct request *request, const char *name, time_t unanswered)
+/* Say that an agent may have done the call since then, and died: cni/spec/request.py reads it. */
+static bool pack_again(struct request *request, const char *name, time_t began)
 {
     static struct text since;
 
     add(&since, "PODFABRIC_UNANSWERED_SINCE=");
-    add_number(&since, (unsigned long)unanswered);
+    add_number(&since, (unsigned long)began);
     return putenv(since.bytes) == 0 && pack(request, name, environ);
 }
 
 /* Ask the agent; where it ends, or is being replaced, ask the next one, for as long as a wait may
  * be. A call that an agent took along is repeated once: it may be what ends them. */
-static enum outcome ask_in_turn(const char *name, char *started_as, const struct agent *agent,
+static enum outcome ask_in_turn(const char *name, const struct agent *agent,
                                 struct request *request, struct answer *answer, struct text *why)
 {
     bool status = strcmp(getenv("CNI_COMMAND"), "STATUS") == 0;
+    bool repeated = false;
     int64_t since = 0, end = 0;
     int pause = FIRST_PAUSE;
-    time_t began = time(NULL), unanswered = 0;
+    time_t began = time(NULL);
 
     for (;;) {
         enum outcome outcome = ask(agent, request, answer, why);
-        bool died_before = unanswered != 0;
 
-        if (outcome == ANSWERED || outcome == AT_WORK)
-            return outcome;
-        if (outcome == DIED || outcome == UNANSWERED)
-            unanswered = began;
-        fall_back(name, started_as, agent, unanswered, request, why);
-        if (outcome == DIED ? died_before || !pack_again(request, name, began)
+        if (outcome == DIED ? repeated || !pack_again(request, name, began)
                             : outcome != AWAY && outcome != LEAVING)
             return outcome;
+        repeated |= outcome == DIED;
         if (!since) {
             since = now();
             end = since + 1000 * (status ? WAIT_SECONDS_STATUS : WAIT_SECONDS);
@@ -307,9 +256,8 @@ int main(int argc, char **argv)
         add(&text, "the environment has more than 1048576 bytes: start the runtime with less");
         return finish_error(&text);
     }
-    enum outcome outcome = ask_in_turn(name, argc > 0 ? argv[0] : nameless, &agent, &request,
-                                       &answer, &text);
-    if (outcome == ANSWERED || outcome == REFUSED || outcome == LEAVING)
+    enum outcome outcome = ask_in_turn(name, &agent, &request, &answer, &text);
+    if (outcome == ANSWERED || outcome == LEAVING)
         return finish_answer(&answer);
     return finish_error(&text);
 }

@@ -3,11 +3,12 @@
 from typing import Any
 
 from cni.policy.document import SETTABLE, USE
+from cni.spec.config import SERVED
 
 NAME = "default"
 # Each of these needs a word of the administrator.
 _UNSAFE = ("match_device", "pfOnly", "private_ranges", "unassigned_devices")
-_IPAM_TYPES = ["podfabric-ipam", "nv-ipam", "dhcp", "host-local", "static", "whereabouts"]
+_IPAM_TYPES = [*SERVED, "dhcp", "host-local", "static"]
 
 
 def document() -> list[dict[str, Any]]:

@@ -11,18 +11,15 @@ if TYPE_CHECKING:
 ABOUT = "podfabric rdma: gives a pod the RDMA device of the VF that sriov gave it"
 
 
-def main(script: str = "") -> None:
-    """The executable `rdma`; `script` is the fallback of an installation."""
+def main() -> None:
+    """The executable `rdma`."""
     from cni.spec.entry import main as serve
 
-    serve(lambda: _load(script), ABOUT)
+    serve(_load, ABOUT)
 
 
-def _load(script: str) -> "Plugin":
-    import os
-    import sys
-
-    from cni.installation import paths_of
+def _load() -> "Plugin":
+    from cni import standalone
     from cni.rdma.plugin import Rdma
 
-    return Rdma(paths_of(script, os.environ, sys.argv[1:]))
+    return Rdma(standalone.paths())

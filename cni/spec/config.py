@@ -70,6 +70,9 @@ _ABSENT = msgspec.Raw()
 _KEPT = 32  # configurations
 _LARGEST_KEPT = 4 << 10  # bytes; decoded it takes up to 100 KiB
 
+SERVED = ("podfabric-ipam", "whereabouts", "nv-ipam")
+"""The types of IPAM plugins that podfabric serves: its own first."""
+
 
 class ValidAttachment(msgspec.Struct, frozen=True):
     """One attachment that the runtime still knows."""

@@ -1,14 +1,15 @@
 """From environment and standard input to one JSON document and an exit code.
 
 `answer` is the protocol without the process: the agent and the tests use it, too. `serve` is the
-process: nothing else can write to its standard output, and SIGTERM becomes an exception, upon
-which the plugin undoes its steps.
+process: nothing else can write to its standard output, and SIGTERM ends the call, upon which the
+plugin undoes its steps.
 """
 
 import fcntl
 import json
 import os
 import re
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Mapping
@@ -17,9 +18,9 @@ from typing import NamedTuple
 import msgspec
 
 from base import interrupts
-from base.interrupts import Terminated
-from cni.spec import launcher, versions
+from base.interrupts import Call, Terminated
 from cni.spec import request as requests
+from cni.spec import versions
 from cni.spec.entry import CURRENT_VERSION
 from cni.spec.errors import CNIError, Code
 from cni.spec.limits import not_decoded
@@ -27,6 +28,9 @@ from cni.spec.notes import note
 from cni.spec.plugin import Plugin
 from cni.spec.request import Request
 from cni.spec.result import Result, encode
+
+CLEANING_UP = ("DEL", "GC")
+"""They come to their own end, and carry an ADD's configuration of any size, and its result."""
 
 
 class Answer(NamedTuple):
@@ -41,7 +45,6 @@ def answer(
     environ: Mapping[str, str],
     read_config: Callable[[], bytes],
     netns_descriptor: int | None = None,
-    unanswered_since: int | None = None,
 ) -> Answer:
     """Run one call. The answer has at most one JSON document, also after an unexpected error."""
     version = CURRENT_VERSION
@@ -53,9 +56,7 @@ def answer(
         version = request.config.version
         versions.require_verb(request.command, version, plugin.versions)
         versions.require_supported(version, plugin.versions)
-        request = msgspec.structs.replace(
-            request, cni_version=version, unanswered_since=unanswered_since
-        )
+        request = msgspec.structs.replace(request, cni_version=version)
         document = _run(plugin, request)
         return Answer(document, 0)
     except CNIError as error:
@@ -85,14 +86,14 @@ def serve(load: Callable[[], Plugin]) -> int:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, 1)
         os.dup2(nowhere, 2)
-    try:
-        interrupts.arm()
-        since = launcher.read(sys.argv[1:]).unanswered_since
-        reply = answer(load, os.environ, _read_stdin, unanswered_since=since)
-        interrupts.hold()
-    except Terminated:  # before the first step, or after the last
-        command = os.environ.get("CNI_COMMAND", "")
-        reply = Answer(error_document(_terminated(command), CURRENT_VERSION), 1)
+    call = Call(endable=os.environ.get("CNI_COMMAND") not in CLEANING_UP)
+
+    def begin() -> Plugin:
+        signal.signal(signal.SIGTERM, lambda *of_signal: call.end())
+        return load()
+
+    with interrupts.serving(call):
+        reply = answer(begin, os.environ, _read_stdin)
     try:
         view = memoryview(reply.document)
         while view:

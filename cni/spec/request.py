@@ -23,6 +23,7 @@ from cni.spec.result import Result
 MAX_CONFIG_BYTES = 16 * 1024 * 1024
 DEFAULT_DELEGATE_DEADLINE = 90.0  # seconds; below kubelet's 2 min for a sandbox
 
+_SECONDS = re.compile("[0-9]{1,12}")
 _CONTAINER_ID = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.\-]*")
 # Go's unicode.IsSpace; str.isspace() also takes \x1c to \x1f, which interface names may hold.
 _SPACE = frozenset("\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000") | frozenset(
@@ -120,6 +121,7 @@ def read(
         netns_override=environ.get("CNI_NETNS_OVERRIDE", "").upper() in ("TRUE", "1"),
         netns_descriptor=netns_descriptor,
         delegate_deadline=_deadline(environ),
+        unanswered_since=_since(environ),
     )
 
 
@@ -187,6 +189,12 @@ def _deadline(environ: Mapping[str, str]) -> float:
             f'PODFABRIC_DELEGATE_DEADLINE is "{text}": give seconds, more than 0, at most 3600',
         )
     return seconds
+
+
+def _since(environ: Mapping[str, str]) -> int | None:
+    """What a launcher says that repeats the call (cni/launcher/launcher.c)."""
+    text = environ.get("PODFABRIC_UNANSWERED_SINCE", "")
+    return int(text) if _SECONDS.fullmatch(text) else None
 
 
 def parse_arguments(args: str) -> Arguments:

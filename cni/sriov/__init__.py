@@ -16,18 +16,15 @@ if TYPE_CHECKING:
 ABOUT = "podfabric sriov: moves an SR-IOV virtual function into a pod"
 
 
-def main(script: str = "") -> None:
-    """The executable `sriov`; `script` is the fallback of an installation."""
+def main() -> None:
+    """The executable `sriov`."""
     from cni.spec.entry import main as serve
 
-    serve(lambda: _load(script), ABOUT)
+    serve(_load, ABOUT)
 
 
-def _load(script: str) -> "Plugin":
-    import os
-    import sys
-
-    from cni.installation import paths_of
+def _load() -> "Plugin":
+    from cni import standalone
     from cni.sriov.plugin import Sriov
 
-    return Sriov(paths_of(script, os.environ, sys.argv[1:]))
+    return Sriov(standalone.paths())

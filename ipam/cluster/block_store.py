@@ -4,7 +4,7 @@ The caller has no transaction open, and makes no call to the API server in one.
 """
 
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -13,17 +13,13 @@ import msgspec
 from cni.spec.attachment import Attachment
 from cni.spec.errors import CNIError, Code
 from ipam import probes
-from ipam.addresses import Interval, parse
-from ipam.block_tables import taken_on
+from ipam.addresses import parse
 from ipam.blocks import Instance, LeasedBlock
 from ipam.changes import change
 from ipam.departures import Departures
-from ipam.ranges import merged, outside
 from ipam.store import Reservation
 from ipam.store_files import StoreFiles
 from ipam.tables import Tables
-
-MOST_CEDED = 64  # addresses of a block: AddressBlock has no room for more
 
 Revision = Callable[[LeasedBlock], LeasedBlock]
 """What a row becomes."""
@@ -160,60 +156,18 @@ class BlockStore:
             return None if others else blocks
 
     def begin_return(self, name: str, uid: str) -> bool:
-        """Hand out nothing more of a block; False if something of it is held, or ceded."""
+        """Hand out nothing more of a block; False if something of it is held."""
         with self._files.transaction() as tables:
             block = tables.block(name)
             if block is None or block.uid != uid or block.state == "lost":
                 return False
-            if block.ceded or _used(tables, block):
+            if _used(tables, block):
                 return False
             with self._changing(tables):
                 for stale in _held(tables, block).values() if block.sticky else ():
                     tables.drop(stale.domain, parse(stale.address))
                 tables.put_block(msgspec.structs.replace(block, state="returning"))
             return True
-
-    def cede(self, name: str, uid: str, wanted: Iterable[int]) -> LeasedBlock | None:
-        """Hand out no more of those addresses that are free, as others will lease them.
-
-        The row as it is then; None if there is none that may hand out.
-        """
-        with self._gone(name, uid) as (tables, block):
-            if block is None or block.state != "usable" or block.cover:
-                return None
-            room = max(0, MOST_CEDED - sum(each.last - each.first + 1 for each in block.ceded))
-            free = [address for address in wanted if _is_free(tables, block, address)][:room]
-            if free:
-                block = _ceding(block, (*block.ceded, *(Interval(each, each) for each in free)))
-                with self._changing(tables):
-                    tables.put_block(block)
-            return block
-
-    def held_marks(self, name: str, boot: str) -> set[int]:
-        """Addresses of a block that are marked as ceded, and that attachments of this boot hold.
-
-        There are some where a store took over marks of what was taken back. They only become fewer.
-        """
-        with self._files.transaction() as tables:
-            block = tables.block(name)
-            if block is None:
-                return set()
-            return {
-                parse(reservation.address)
-                for domain in block.domains
-                for part in block.ceded
-                for reservation in tables.within(domain, part)
-                if reservation.boot == boot
-            }
-
-    def uncede(self, name: str, uid: str, addresses: Iterable[int]) -> None:
-        """Hand out those addresses again: no node has leased them, and none can any more."""
-        back = merged(Interval(each, each) for each in addresses)
-        with self._gone(name, uid) as (tables, block):
-            if block is not None and back:
-                left = [part for each in block.ceded for part in outside(each, back)]
-                with self._changing(tables):
-                    tables.put_block(_ceding(block, left))
 
     def look_again(self) -> None:
         """Have the addresses for which other machines answered probed again, when their turn is."""
@@ -269,39 +223,19 @@ def _held(tables: Tables, block: LeasedBlock) -> Mapping[int, Reservation]:
     return {
         parse(reservation.address): reservation
         for domain in block.domains
-        for part in (*block.own, *block.on_other_rails)
-        for reservation in tables.within(domain, part)
+        for reservation in tables.within(domain, block.interval)
     }
 
 
 def _used(tables: Tables, block: LeasedBlock) -> int:
-    """From the runs: no reservation is read. One that is held on several rails counts once.
+    """From the runs: no reservation is read.
 
     What an earlier boot left of a sticky block is not in use: its pod may be on another node.
     """
     if block.sticky:
         return sum(held.boot == block.boot for held in _held(tables, block).values())
-    if not block.rails:
-        return sum(
-            min(run.last, part.last) - max(run.first, part.first) + 1
-            for domain in block.domains
-            for part in block.own
-            for run in tables.runs_in(domain, part)
-        )
-    taken = merged(
-        run
+    return sum(
+        min(run.last, block.last) - max(run.first, block.first) + 1
         for domain in block.domains
-        for run in taken_on(tables, domain, block, block.on_all_rails)
+        for run in tables.runs_in(domain, block.interval)
     )
-    return sum(run.last - run.first + 1 for run in taken)
-
-
-def _is_free(tables: Tables, block: LeasedBlock, address: int) -> bool:
-    """Whether it may be handed out, and no pod holds it, not even one of an earlier boot."""
-    return any(part.first <= address <= part.last for part in block.parts) and not any(
-        tables.run_at(domain, address) for domain in block.domains
-    )
-
-
-def _ceding(block: LeasedBlock, ceded: Iterable[Interval]) -> LeasedBlock:
-    return msgspec.structs.replace(block, ceded=merged(ceded))

@@ -8,10 +8,9 @@ from cni.spec.errors import CNIError, Code
 from ipam.addresses import Interval, family, text
 from ipam.cluster.api import ClusterApi, NotFound
 from ipam.cluster.geometry import Geometry
-from ipam.cluster.names import sub_block_name
 from ipam.cluster.objects import AddressBlock, AddressPool, Holder
 from ipam.cluster.pools import kept_out
-from ipam.cluster.wants import NamedClaim, Want
+from ipam.cluster.wants import Want
 from ipam.cluster.whereabouts.slices import LeftAlone
 from ipam.ranges import is_within, outside
 from ipam.store import AddressTaken
@@ -31,30 +30,30 @@ class ClaimErrors:
         pool: AddressPool,
         blocks: Geometry,
         want: Want,
-        sought: Want,
         holes: Sequence[Interval],
         others: Sequence[AddressBlock],
     ) -> CNIError:
         """No block with an address that is wanted is free. ApiError.
 
-        Raises CNIError instead if no lease could help. `sought` is the want as the pool names its
-        addresses, `holes` are what no node hands out of the pool, `others` are its blocks.
+        Raises CNIError instead if no lease could help. `holes` are what no node hands out of the
+        pool, `others` are its blocks.
         """
         if want.fixed:
-            if is_within(sought.range.first, holes):
+            if is_within(want.range.first, holes):
                 raise is_kept_out(want, pool)
-            return self._taken(pool, blocks, want, sought)
-        if not any(list(outside(part, kept_out(pool))) for part in sought.parts):
+            return self._taken(pool, blocks, want)
+        if not any(list(outside(part, kept_out(pool))) for part in want.parts):
             raise CNIError(
                 Code.NO_FREE_ADDRESS,
                 f"{want.range} and AddressPool {pool.metadata.name} exclude every address: nothing "
                 "was reserved; exclude less, or widen the range",
             )
         used, capacity = pool.status.addresses.used, pool.status.addresses.capacity
+        size = "1 address" if blocks.block_size == 1 else f"{blocks.block_size} addresses"
         return CNIError(
             Code.NO_FREE_ADDRESS,
             f"AddressPool {pool.metadata.name} has no free address for this node: {used} of "
-            f"{capacity} are used, and all {blocks.total} blocks of {blocks.block_size} addresses "
+            f"{capacity} were used when nodes last told, and all {blocks.total} blocks of {size} "
             f"that {want.range} may use are leased (IPv{family(want.range.first)})"
             f"{_foreign_too(pool, holes)}{self._most_free(others)}: nothing was reserved; delete "
             "pods that no longer need one, or widen the range",
@@ -69,26 +68,25 @@ class ClaimErrors:
         listed = ", ".join(f"{node} ({count})" for node, count in free.most_common(_MOST_NAMED))
         return f", most of the free addresses by nodes {listed}" if listed else ""
 
-    def _taken(self, pool: AddressPool, blocks: Geometry, want: Want, sought: Want) -> CNIError:
+    def _taken(self, pool: AddressPool, blocks: Geometry, want: Want) -> CNIError:
         """Why an address cannot be had: who leases it, or the block that it is in."""
-        address, space = sought.range.first, pool.status.space
-        cover = blocks.name(space, blocks.index(address))
-        for name in dict.fromkeys((sub_block_name(space, address), cover)):
-            with suppress(NotFound):
-                spec = self._api.get(AddressBlock, name).spec
-                if spec.sticky.reservation:
-                    return is_reserved(want)
-                node = spec.holder.node
-                if node != self._holder.node:
-                    return AddressTaken(
-                        f"{want.range.where}: address {text(want.range.first)} is in a block that "
-                        f"node {node} has leased: nothing was reserved; ask for another address",
-                        f"see AddressBlock {name}",
-                    )
+        address = want.range.first
+        name = blocks.name(pool.status.space, blocks.index(address))
+        with suppress(NotFound):
+            spec = self._api.get(AddressBlock, name).spec
+            if spec.sticky.reservation:
+                return is_reserved(want)
+            node = spec.holder.node
+            if node != self._holder.node:
+                return AddressTaken(
+                    f"{want.range.where}: address {text(address)} is in a block that node {node} "
+                    "has leased: nothing was reserved; ask for another address",
+                    f"see AddressBlock {name}",
+                )
         return CNIError(
             Code.TRY_AGAIN,
             f"{want.range.where}: this node may not hand out {text(want.range.first)} now: its "
-            f"lease of AddressBlock {cover} is not confirmed, or ends; try again",
+            f"lease of AddressBlock {name} is not confirmed, or ends; try again",
         )
 
 
@@ -98,16 +96,6 @@ def is_reserved(want: Want) -> AddressTaken:
         f"{want.range.where}: address {text(want.range.first)} is in a block that is reserved for "
         "a pod by its name: nothing was reserved; ask for another address",
         "see AddressReservations (kubectl get ares -A)",
-    )
-
-
-def is_taken_of_claim(want: Want, claim: NamedClaim) -> AddressTaken:
-    """The address that an IPAMClaim names is in a block that a node has leased."""
-    named = ", ".join(text(part.first) for part in want.range.parts)
-    return AddressTaken(
-        f"{want.range.where}: IPAMClaim {claim} names {named}, which is in a block that a node "
-        "has leased: nothing was reserved; make another claim",
-        "see kubectl get ablock",
     )
 
 
@@ -130,7 +118,7 @@ def is_answered(want: Want) -> AddressTaken:
 
 
 def is_elsewhere(want: Want, alone: LeftAlone) -> AddressTaken:
-    """Beside whereabouts the node leases other parts of the range only. No pool has rails there."""
+    """Beside whereabouts the node leases other parts of the range only."""
     return AddressTaken(
         f"{want.range.where}: address {text(want.range.first)} {alone.why(want.range.first)}: "
         "nothing was reserved; ask for another address",

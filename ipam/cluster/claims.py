@@ -25,7 +25,6 @@ from ipam.cluster.claim_errors import (
     is_elsewhere,
     is_kept_out,
     is_reserved,
-    is_taken_of_claim,
 )
 from ipam.cluster.geometry import Geometry
 from ipam.cluster.leasing import Leasing
@@ -39,9 +38,8 @@ from ipam.cluster.pools import (
     require_usable,
 )
 from ipam.cluster.probing import marks_of, to_probe
-from ipam.cluster.rails import Rails
 from ipam.cluster.rows import row_of
-from ipam.cluster.sticky_claims import StickyClaims, pinned
+from ipam.cluster.sticky_claims import StickyClaims
 from ipam.cluster.wants import Want
 from ipam.cluster.whereabouts import placeholders, slices
 from ipam.ranges import common, is_within, merged, outside
@@ -55,20 +53,6 @@ _ATTEMPTS = 3  # of one POST whose answers are lost
 
 class Late(Exception):
     """The time for a claim is over."""
-
-
-class NoneLeft(Exception):
-    """No block with an address that is wanted is free. `error` is for who asked.
-
-    `pool` and `blocks` are as they were read for it, `sought` is the want in that pool.
-    """
-
-    def __init__(self, error: CNIError, pool: AddressPool, blocks: Geometry, sought: Want) -> None:
-        super().__init__(error.message)
-        self.error = error
-        self.pool = pool
-        self.blocks = blocks
-        self.sought = sought
 
 
 class Claimant:
@@ -85,16 +69,16 @@ class Claimant:
     def claim(self, want: Want, is_late: Callable[[], bool]) -> AddressBlock | None:
         """Lease a block with an address that is wanted; None if a present one has one now.
 
-        Raises Unusable, Late, ApiError; NoneLeft if other nodes have all such blocks; CNIError 110
-        or AddressTaken if no block could help.
+        Raises Unusable, Late, ApiError; CNIError 110 or AddressTaken if no block could help, or
+        other nodes have all that could.
         """
-        pool = self._leasing(want)
+        pool = self._pools.recent(pool_of(want))
         name = pool.metadata.name
         tried: set[str] = set()
         listed = False
-        asked = want
         while True:
-            blocks, sought = require_usable(pool), _sought(pool, want)
+            blocks = require_usable(pool)
+            _require_same_range(pool, want)
             mine = self._store.serve(pool.status.space, want.range.domain)
             if mine is None:
                 return None
@@ -104,8 +88,6 @@ class Claimant:
                 return self._take_over(reserved.block, pool, want, mine)
             if sticky is not None:
                 self._sticky.require_room(pool, sticky)
-                want = pinned(want, pool)
-                sought = sought._replace(range=want.range)  # such a pool has no rails
             foreign = self._pools.foreign(pool)
             alone: slices.LeftAlone | None = None
             if pool.spec.compat == "Coexist":
@@ -113,7 +95,7 @@ class Claimant:
                 alone = slices.left_alone(self._api, pool, blocks.block_size, node)
             held = (Interval(each, each) for each in foreign)
             holes = merged((*kept_out(pool), *(alone.intervals if alone else ()), *held))
-            if want.fixed and self._has(mine.values(), pool, sought):
+            if want.fixed and self._has(mine.values(), pool, want):
                 return None
             self._require_few(pool, mine.values())
             others = self._listed(pool) if listed else ()
@@ -121,7 +103,7 @@ class Claimant:
             if listed:
                 self._pools.learn_leased(pool, blocks, others)
             is_small, losses = blocks.total <= _FEW_BLOCKS, 0
-            for index in self._candidates.of(pool, blocks, sought, holes, use_map=not listed):
+            for index in self._candidates.of(pool, blocks, want, holes, use_map=not listed):
                 block_name = blocks.name(pool.status.space, index)
                 if block_name in tried or block_name in mine or block_name in leased:
                     continue
@@ -136,34 +118,14 @@ class Claimant:
                 if losses == (_LOSSES_OF_FEW if is_small else _LOSSES):
                     break
             else:
-                if alone is not None and want.fixed and alone.why(sought.range.first):
+                if alone is not None and want.fixed and alone.why(want.range.first):
                     raise is_elsewhere(want, alone)
                 if listed or pool.status.blocks.leased > _MOST_LISTED:
-                    error = self._errors.none_left(pool, blocks, want, sought, holes, others)
-                    if want.claim is not None and want.range.parts != asked.range.parts:
-                        error = is_taken_of_claim(want, want.claim)
-                    if sticky is not None:  # what others cede goes back to them
-                        raise error
-                    raise NoneLeft(error, pool, blocks, sought)
+                    raise self._errors.none_left(pool, blocks, want, holes, others)
                 listed = True  # the map may be older than what others gave back
             former, pool = pool, self._pools.read(name)
             if losses and (is_small or pool.status.free_map == former.status.free_map):
                 listed = listed or pool.status.blocks.leased <= _MOST_LISTED  # the map is old
-
-    def _leasing(self, want: Want) -> AddressPool:
-        """The pool that blocks for the want are of: one that has its range, or has it as a rail.
-
-        Unusable, ApiError.
-        """
-        pool = own = self._pools.recent(pool_of(want))
-        if own.status.rail_of:
-            pool = self._pools.recent(own.status.rail_of)
-        if {own.spec.compat, pool.spec.compat} != {"None"} and (pool.spec.rails or pool != own):
-            raise Unusable(
-                f"AddressPool {pool.metadata.name} has rails, which whereabouts cannot share: set "
-                "spec.compat to None, of this pool and of all that overlap it"
-            )
-        return pool
 
     def _take_over(
         self, found: AddressBlock, pool: AddressPool, want: Want, mine: Mapping[str, LeasedBlock]
@@ -175,25 +137,25 @@ class Claimant:
         self.claims += used is not None
         return used
 
-    def _has(self, mine: Collection[LeasedBlock], pool: AddressPool, sought: Want) -> bool:
+    def _has(self, mine: Collection[LeasedBlock], pool: AddressPool, want: Want) -> bool:
         """Whether a block with a fixed address was leased meanwhile, for another want.
 
         Raises AddressTaken if the block keeps the address out, or is for the name of a pod: to
         lease it does not help.
         """
-        address, now = sought.range.first, self._clock()
+        address, now = want.range.first, self._clock()
         for block in mine:
             if (
                 block.space == pool.status.space
-                and is_within(address, block.own)
+                and block.first <= address <= block.last
                 and block.is_confirmed(self.holder.boot, now)
             ):
                 if block.sticky:
-                    raise is_reserved(sought)
+                    raise is_reserved(want)
                 if is_within(address, block.kept_out):
-                    raise is_kept_out(sought, pool)
+                    raise is_kept_out(want, pool)
                 if is_within(address, block.answered):
-                    raise is_answered(sought)
+                    raise is_answered(want)
                 return True
         return False
 
@@ -228,28 +190,18 @@ class Claimant:
                 raise
         fresh = self._pools.read(pool.metadata.name)
         try:
-            fits = (
-                require_usable(fresh),
-                fresh.status.space,
-                fresh.spec.rails,
-                fresh.spec.compat,
-            ) == (
-                blocks,
-                pool.status.space,
-                pool.spec.rails,
-                pool.spec.compat,
-            )
+            found = require_usable(fresh), fresh.status.space, fresh.spec.compat
         except Exception:
             self._give_up(stored)
             raise
-        if not fits:
+        if found != (blocks, pool.status.space, pool.spec.compat):
             self._give_up(stored)
             return None
         if sticky is not None and not self._sticky.is_alone(stored, fresh):
             self._give_up(stored)
             raise CNIError(
                 Code.TRY_AGAIN,
-                f"another node reserves an address of {want.range} for the same pod or claim: "
+                f"another node reserves an address of {want.range} for the same pod: "
                 "nothing was reserved; the runtime tries again",
             )
         unprobed = to_probe(fresh, stored.spec, blocks.block(index))
@@ -288,7 +240,6 @@ class Claimant:
                 space=pool.status.space,
                 first=text(interval.first),
                 prefix=blocks.prefix,
-                rails=tuple(map(text, _rails(pool).firsts(interval.first))),
                 holder=self.holder,
                 nonce=str(uuid.uuid4()),
                 foreign=foreign_within(foreign, interval),
@@ -305,7 +256,7 @@ class Claimant:
 
     def _require_few(self, pool: AddressPool, mine: Collection[LeasedBlock]) -> None:
         most = pool.spec.max_blocks_per_node
-        count = sum(block.pool == pool.metadata.name and not block.cover for block in mine)
+        count = sum(block.pool == pool.metadata.name for block in mine)
         if most and count >= most:
             raise CNIError(
                 Code.NO_FREE_ADDRESS,
@@ -339,20 +290,10 @@ def post(
     return None, 0.0
 
 
-def _sought(pool: AddressPool, want: Want) -> Want:
-    """The want as the pool names its addresses. Unusable: it has none of them."""
-    sought = _rails(pool).sought(want)
-    if sought is None:
+def _require_same_range(pool: AddressPool, want: Want) -> None:
+    """Unusable: the pool has none of the addresses that are wanted."""
+    if pool.spec.range != str(want.pool[1]):
         raise Unusable(
             f"AddressPool {pool.metadata.name} is of {pool.spec.range}, and not of "
             f'{want.pool[1]}: give the network another "network_name"'
         )
-    return sought
-
-
-def _rails(pool: AddressPool) -> Rails:
-    """The networks of a pool. Unusable: they are none."""
-    try:
-        return Rails.of(pool.spec)
-    except ValueError as error:
-        raise Unusable(f"AddressPool {pool.metadata.name}: {error}") from None

@@ -12,16 +12,15 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
-from ipam.addresses import Interval, Network, parse, text
+from ipam.addresses import Interval, Network, text
 from ipam.blocks import LeasedBlock, State
 from ipam.cluster import geometry
 from ipam.cluster.api import AlreadyExists, Conflict, NotFound, Refused
 from ipam.cluster.block_store import Revision
-from ipam.cluster.ceding import ceded_by, ceded_texts
 from ipam.cluster.identity import same_machine_before
 from ipam.cluster.leasing import Leasing
 from ipam.cluster.objects import (
@@ -35,7 +34,6 @@ from ipam.cluster.pools import Unusable, max_offline, require_usable
 from ipam.cluster.probing import to_probe
 from ipam.cluster.rows import renewed
 from ipam.cluster.sticky import holes, is_let_go, of_row, row_text
-from ipam.cluster.sub_blocks import is_ceded
 from ipam.cluster.whereabouts.looks import Looks
 from ipam.ranges import merged
 from ipam.store import Reservation
@@ -84,9 +82,6 @@ class Confirmation:
             row = rows.pop(name, None)
             if row is not None and row.uid == found.spec.nonce:
                 # `_claim_again`, which died or got no answer.
-                if row.cover and not self._may_be_ceded(found):
-                    self._give_up(row, found)
-                    continue
                 row = renewed(row, found.metadata.uid, self._pools)
                 self._store.put(row)
             if row is not None and row.uid != found.metadata.uid:
@@ -99,9 +94,7 @@ class Confirmation:
             if row is None:
                 ours = self._taken_over(found)
             elif row.state not in ("returning", "lost"):
-                # The marks of what is ceded may be lost, and a PUT that cedes may be on its way.
-                is_new = row.boot != self._holder.boot
-                ours = self._asserted(found, at, row, nonce=str(uuid.uuid4()) if is_new else "")
+                ours = self._asserted(found, at, row)
             else:
                 continue
             if ours is not None:
@@ -138,7 +131,6 @@ class Confirmation:
             limit=limit,
             holes=out,
             widen=stands_in or found.metadata.name in self._looks.unseen,
-            ceded=merged(Interval(address, address) for address in ceded_by(found)),
         )
 
     def _asserted(
@@ -147,7 +139,6 @@ class Confirmation:
         at: float,
         row: LeasedBlock | None = None,
         nonce: str = "",
-        state: Literal["Active", "Pending"] = "Active",
     ) -> tuple[AddressBlock, float] | None:
         """The object as it is ours in this boot, and when that was sure; None if it is not.
 
@@ -158,7 +149,7 @@ class Confirmation:
             return None
         spec = msgspec.structs.replace(
             looked,
-            state=state,
+            state="Active",
             holder=self._holder,
             epoch=found.spec.epoch + (found.spec.holder != self._holder),
             nonce=nonce or found.spec.nonce,
@@ -207,8 +198,6 @@ class Confirmation:
             require_usable(pool)
             interval = geometry.interval(found)
             fits = not geometry.why_wrong(found, pool)
-            if fits and found.spec.cover:
-                fits = is_ceded(self._api, found)
         except (Unusable, ValueError):
             fits = False
         if not fits:
@@ -226,9 +215,6 @@ class Confirmation:
             domains=(domain_of_pool(pool),),
             first=interval.first,
             last=interval.last,
-            rails=tuple(map(parse, found.spec.rails)),
-            cover=found.spec.cover,
-            ceded=merged(Interval(address, address) for address in ceded_by(found)),
             sticky=row_text(found.spec.sticky),
             unprobed=to_probe(pool, found.spec, interval),
         )
@@ -251,7 +237,7 @@ class Confirmation:
         if row.state in ("returning", "lost"):
             self._store.forget(row.name, row.uid)
             return False
-        if not (row.ceded or self._is_held(row)):
+        if not self._is_held(row):
             # What an earlier boot left may still be held of it, and keeps the row: unused.
             self._store.lose(row.name, row.uid)
             return False
@@ -272,13 +258,10 @@ class Confirmation:
                 space=row.space,
                 first=text(row.first),
                 prefix=prefix_of(row),
-                rails=tuple(map(text, row.rails)),
                 sticky=of_row(row),
                 holder=self._holder,
                 nonce=row.uid,
                 max_offline_seconds=math.ceil(row.max_offline),
-                cover=row.cover,
-                ceded=tuple(ceded_texts(row.ceded)),
             ),
         )
         when = self._clock()
@@ -293,9 +276,6 @@ class Confirmation:
         except Refused as error:  # as in `_asserted`
             _log.warning("leases: %s is gone, and not leased again: %s", row.name, error)
             return False
-        if row.cover and not self._may_be_ceded(stored):
-            self._give_up(row, stored)
-            return True
         again = renewed(row, stored.metadata.uid, self._pools)
         self._store.put(
             _confirmed(
@@ -306,28 +286,10 @@ class Confirmation:
                 limit=None,
                 holes=None,
                 widen=False,
-                ceded=(),
             )
         )
         objects[row.name] = stored
         return True
-
-    def _give_up(self, row: LeasedBlock, sub_block: AddressBlock) -> None:
-        """Let go of a sub-block that was claimed again, and whose address is not ceded any more."""
-        self._lose(row, f"the holder of {row.cover} has taken the address back, or is lost")
-        self._delete(sub_block)
-
-    def _may_be_ceded(self, sub_block: AddressBlock) -> bool:
-        """Whether no other node can use its address: the cover may be gone in the same way.
-
-        One that is being reclaimed may be freed: the controller may have looked for sub-blocks
-        while this one was gone.
-        """
-        try:
-            cover = self._api.get(AddressBlock, sub_block.spec.cover)
-        except NotFound:
-            return True
-        return cover.spec.state == "Active" and sub_block.spec.first in cover.spec.ceded
 
     def _lose(self, row: LeasedBlock, why: str) -> None:
         held = self._store.lose(row.name, row.uid)
@@ -349,8 +311,7 @@ class Confirmation:
             return
         for found in self._api.list(AddressBlock, {"spec.holder.node": mine.node}).items:
             if same_machine_before(mine, found.spec.holder) and not is_let_go(found):
-                # The next `run` looks whether a sub-block may be used.
-                self._asserted(found, 0.0, state="Pending" if found.spec.cover else "Active")
+                self._asserted(found, 0.0)
 
 
 def prefix_of(row: LeasedBlock) -> int:
@@ -373,12 +334,10 @@ def _confirmed(
     limit: float | None,
     holes: tuple[Interval, ...] | None,
     widen: bool,
-    ceded: tuple[Interval, ...],
 ) -> LeasedBlock:
     """The row as this confirmation leaves it. What lacks changes does so until the next boot.
 
     `widen`: what is kept out grows by the `holes`, else these replace it.
-    What the object has as `ceded` counts for a row that may lack it: in a boot the row knows best.
     """
     if row.state == "lost":
         return row
@@ -391,5 +350,4 @@ def _confirmed(
         confirmed=max(at, row.confirmed) if row.boot == boot else at,
         max_offline=row.max_offline if limit is None else limit,
         kept_out=merged((*row.kept_out, *(holes or ()))) if holes is None or widen else holes,
-        ceded=row.ceded if row.boot == boot else merged((*row.ceded, *ceded)),
     )

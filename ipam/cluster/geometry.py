@@ -10,7 +10,7 @@ from functools import lru_cache
 
 import msgspec
 
-from ipam.addresses import Interval, Network, parse_interface, text
+from ipam.addresses import Interval, Network, parse_interface
 from ipam.cluster.names import block_name
 from ipam.cluster.objects import AddressBlock, AddressPool
 
@@ -78,7 +78,7 @@ def why_wrong(block: AddressBlock, pool: AddressPool) -> str:
     spec, decided = block.spec, pool.status
     try:
         first, last = interval(block)
-        range_, offsets = _networks(pool.spec.range, pool.spec.rails)
+        range_ = _network(pool.spec.range)
     except ValueError as error:
         return str(error)
     right, size = block_name(spec.space, first, spec.prefix), last - first + 1
@@ -86,20 +86,17 @@ def why_wrong(block: AddressBlock, pool: AddressPool) -> str:
         return f"a block of these addresses is named {right}"
     if decided.space and spec.space != decided.space:
         return f"the pool's space is {decided.space}"
-    if not spec.cover and decided.block_size and size != decided.block_size:
+    if decided.block_size and size != decided.block_size:
         return f"it has {size} addresses, a block has {decided.block_size}"
     if first not in range_ or last not in range_:
         return f"it is not in the pool's range {pool.spec.range}"
-    if spec.rails != tuple(text(first + offset) for offset in offsets):
-        return "its rails are not those of the pool"
     return ""
 
 
 @lru_cache(4096)
-def _networks(range_: str, rails: tuple[str, ...]) -> tuple[Network, tuple[int, ...]]:
-    """The range of a pool, and how far behind it each rail begins. ValueError."""
-    main = parse_interface(range_)[1]
-    return main, tuple(parse_interface(each)[1].address - main.address for each in rails)
+def _network(range_: str) -> Network:
+    """The range of a pool. ValueError."""
+    return parse_interface(range_)[1]
 
 
 def free_map(leased: Iterable[int], total: int) -> str:

@@ -9,10 +9,12 @@ import math
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import NamedTuple, cast
 
 from base import loops
 from cni.spec.errors import CNIError, Code
+from ipam.cluster import geometry
 from ipam.cluster.api import ApiError, ClusterApi, Refused
 from ipam.cluster.attempts import Attempts, Lease
 from ipam.cluster.block_store import BlockStore
@@ -22,18 +24,15 @@ from ipam.cluster.duplicates import Duplicates
 from ipam.cluster.events import PendingEvents
 from ipam.cluster.failures import LoggedFailures
 from ipam.cluster.identity import identified
-from ipam.cluster.ipam_claims import ClaimRefused, IpamClaims
 from ipam.cluster.leasing import Leasing
 from ipam.cluster.objects import AddressBlock, Holder
 from ipam.cluster.pools import NotReadyYet, Pools, Unusable
-from ipam.cluster.sharing import Sharing
 from ipam.cluster.until_closed import UntilClosed
 from ipam.cluster.upkeep import Upkeep
 from ipam.cluster.view import may_have
 from ipam.cluster.wants import (
     PATIENCE,
     LeasesNothing,
-    NamedClaim,
     Occupancy,
     PoolPending,
     PoolRange,
@@ -57,12 +56,12 @@ LOOK_EVERY = 1.0  # seconds between two looks at what has changed in the store
 _FIRST_RETRY, _LAST_RETRY = 1.0, 20.0  # seconds from a failure to the next attempt
 _AHEAD = 3.0  # seconds for what is leased ahead: ADDs wait meanwhile
 _RETURN_RETRY = 5.0  # seconds after something could not be given back
+_TOGETHER = 0.2  # seconds for further blocks, where several ADDs wait
 _QUIET = 120.0  # seconds without a claim after the API server has forgotten blocks
 _JOIN = 15.0  # seconds; a call to the API server takes about 10, and a launcher waits for 20
 
 _REASONS: Mapping[type[CNIError], str] = {
     ReservationRefused: "AddressReservationRefused",
-    ClaimRefused: "IPAMClaimRefused",
     AddressInUse: "AddressInUse",
     AddressUnprobed: "AddressNotProbed",
 }  # of events on pods
@@ -112,7 +111,6 @@ class Lessee:
         self._pools = Pools(api, clock, compat=compat)
         self._events = PendingEvents(api)
         self._duplicates = Duplicates(self._events, node)
-        self._ipam_claims = IpamClaims(api)
         departures = Departures(files.directory)
         self._takeover = Takeover(self._api, self._pools, departures) if compat else None
         self._announcements = Announcements(self._api, self._store, self._pools) if compat else None
@@ -124,9 +122,6 @@ class Lessee:
         self._upkeep = Upkeep(api, self._store, self._pools, self._objects, boot, clock)
         self._working = threading.Lock()  # one thread at a time leases
         self._attempts = attempts(self._lease)
-        self._sharing = Sharing(
-            api, self._store, self._pools, self._objects, boot, clock, self._attempts.wake
-        )
         self._thread: threading.Thread | None = None
         self._closed = False
         self._confirmed: float | None = None
@@ -151,7 +146,6 @@ class Lessee:
         self._failures.close()
         self._redefined.close()
         self._calls.close()
-        self._sharing.close()
         self._attempts.wake()
         if self._thread is not None and not self._calls.is_read_by(self._thread):
             self._thread.join(_JOIN)
@@ -166,8 +160,6 @@ class Lessee:
             if self._is_due(self._confirm_at):
                 self._failures.guarded("confirm the leases", self._confirm)
             self._attempts.serve()
-            if self._holder is not None and self._in_touch:
-                self._sharing.answer(self._upkeep, self._holder.instance, self._after_adds)
             if self._is_due(self._look_at):
                 self._look_at = self._clock() + LOOK_EVERY
                 self._failures.guarded("keep the leases", self._keep)
@@ -215,8 +207,7 @@ class Lessee:
             else:
                 loops.worked("leases")
             with self._attempts.changed:
-                has_news = self._in_touch and self._sharing.has_news
-                if not self._closed and not self._attempts and not has_news:
+                if not self._closed and not self._attempts:
                     self._attempts.changed.wait(wait)
         self._attempts.serve()  # each ends at once: no ADD waits in vain
 
@@ -248,14 +239,6 @@ class Lessee:
         """See Claims.kept. The calling thread asks the API server."""
         return self._takeover.kept(owner, ranges) if self._takeover else {}
 
-    def claimed(self, owner: Owner) -> NamedClaim | None:
-        """See Claims.claimed. The calling thread asks the API server."""
-        return self._ipam_claims.of(owner)
-
-    def fill(self, claim: NamedClaim, owner: Owner, grant: Grant) -> None:
-        """See Claims.fill. The calling thread does it."""
-        self._ipam_claims.fill(claim, owner, grant)
-
     def announce(self, owner: Owner, grant: Grant) -> bool:
         """See Claims.announce. The calling thread does it."""
         return self._announcements is None or self._announcements.announce(owner, grant)
@@ -279,7 +262,7 @@ class Lessee:
         return self._attempts.unable(wants)
 
     def _lease(self, want: Want, is_late: Callable[[], bool]) -> None:
-        """Claim a block; every failure is a CNIError."""
+        """Claim a block, or as many as the ADDs that wait need; every failure is a CNIError."""
         try:
             if is_late() or self._closed:
                 raise Late
@@ -293,8 +276,7 @@ class Lessee:
                     "this node leases nothing for two minutes"
                 )
             assert self._claimant is not None
-            waiting = self._attempts.waiting(want)
-            leased = self._sharing.lease(self._claimant, want, is_late, waiting)
+            leased = self._claimed(self._claimant, want, is_late)
         except Late:
             raise _no_address(want, "the time for it was over") from None
         except NotReadyYet as error:
@@ -307,13 +289,35 @@ class Lessee:
             self._confirm_at = min(self._confirm_at, self._clock() + self._retry)
             what = "refuses" if isinstance(error, Refused) else "is away"
             raise _no_address(want, f"the API server {what}: {error}") from None
-        for block in leased:
-            self._objects[block.metadata.name] = block
-            self._upkeep.leased(block.spec.pool)
-            _log.info("leases: leased %s", block.metadata.name)
-        if leased:  # its pool's maxOffline may be the shortest
-            interval = self._interval(block.spec.max_offline_seconds for block in leased)
-            self._confirm_at = min(self._confirm_at, self._clock() + interval)
+
+        if leased and not (want.fixed or want.sticky):
+            self._lease_more(self._claimant, want, is_late, leased)
+
+    def _claimed(self, claimant: Claimant, want: Want, is_late: Callable[[], bool]) -> int:
+        """Claim a block; how many addresses it has, 0 if a present one serves. See Claimant."""
+        block = claimant.claim(want, is_late)
+        if block is None:
+            return 0
+        self._objects[block.metadata.name] = block
+        self._upkeep.leased()
+        _log.info("leases: leased %s", block.metadata.name)
+        # Its pool's maxOffline may be the shortest.
+        interval = self._interval([block.spec.max_offline_seconds])
+        self._confirm_at = min(self._confirm_at, self._clock() + interval)
+        return _size(block)
+
+    def _lease_more(
+        self, claimant: Claimant, want: Want, is_late: Callable[[], bool], leased: int
+    ) -> None:
+        """Claim further blocks while more ADDs wait than were served, for a moment: the ADDs that
+        are served wait for the end. One that still has no address asks again."""
+        until = time.monotonic() + _TOGETHER
+        with suppress(ApiError, CNIError, Late, Unusable):
+            while leased < self._attempts.waiting(want) and time.monotonic() < until:
+                more = self._claimed(claimant, want, is_late)
+                if not more:
+                    return
+                leased += more
 
     # --- confirmation ------------------------------------------------------------------------
 
@@ -345,7 +349,6 @@ class Lessee:
         if confirmed.rolled_back:
             self._quiet_until = self._clock() + _QUIET
         self._upkeep.confirmed(at)
-        self._sharing.confirmed(holder, follow=self._thread is not None)
         self._confirmed = at
         self._in_touch = True
         self._retry = _FIRST_RETRY
@@ -383,12 +386,11 @@ class Lessee:
         ):
             self._settle_at = self._clock() + _RETURN_RETRY
         if self._is_due(self._return_at) and not self._upkeep.give_back(
-            self._holder.instance, self._after_adds, self._sharing.ceding.wanted_back
+            self._holder.instance, self._after_adds
         ):
             self._return_at = self._clock() + _RETURN_RETRY
         late = time.monotonic() + _AHEAD
         self._upkeep.lease_ahead(self._lease, lambda: time.monotonic() > late, self._after_adds)
-        self._sharing.keep(self._upkeep, self._holder.instance, self._after_adds)
         self._upkeep.tell()
 
     def _settle(self) -> None:
@@ -399,6 +401,12 @@ class Lessee:
         """`LoggedFailures.guarded`, for one of many works: ADDs do not wait for all of them."""
         self._attempts.serve()
         return self._failures.guarded(what, work)
+
+
+def _size(block: AddressBlock) -> int:
+    """How many addresses the block has."""
+    covered = geometry.interval(block)
+    return covered.last - covered.first + 1
 
 
 def _no_address(want: Want, why: str) -> CNIError:

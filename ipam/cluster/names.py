@@ -7,7 +7,7 @@ name is made from the space and the canonical text of the first address, and not
 import hashlib
 import re
 
-from ipam.addresses import family, text
+from ipam.addresses import text
 
 _LABEL = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?")
 _MOST_LABEL = 40  # characters of a network name in an object's name; longer ones are hashed
@@ -32,16 +32,6 @@ def space_name(network_name: str, range_: str, *, shared: bool = True) -> str:
 def block_name(space: str, first: int, prefix: int) -> str:
     """The AddressBlock: "blue.10.64.3.64-27"; IPv6 with "-" for ":"."""
     return f"{space}.{address_part(first)}-{prefix}"
-
-
-def sub_block_name(space: str, address: int) -> str:
-    """The AddressBlock of one address: a sub-block, or a block of a pool of single addresses."""
-    return block_name(space, address, single_prefix(address))
-
-
-def single_prefix(address: int) -> int:
-    """The prefix length of one address, as its family writes it."""
-    return 32 if family(address) == 4 else 128
 
 
 def address_part(address: int) -> str:

@@ -13,7 +13,6 @@ GROUP = "ipam.podfabric.io"
 VERSION = "v1alpha1"
 
 BlockState = Literal["Pending", "Active", "Draining", "Reclaiming"]
-ShareState = Literal["Active", "Reclaiming"]
 Compat = Literal["None", "Read", "Coexist"]
 
 
@@ -87,33 +86,24 @@ class StickyLimits(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class PoolSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """One range of one network name. `network_name`, `range`, `shared` and `rails` are immutable.
+    """One range of one network name. `network_name`, `range` and `shared` are immutable.
 
-    `rails` are further networks of the same size: a block is the same run of addresses on each.
     `compat` says what nodes do with whereabouts' objects (docs/whereabouts.md); `mirror`: they also
-    make entries there for their pods. `ceding`: a node lets others have free addresses of its
-    blocks when no block is free. Not of a pool with rails.
+    make entries there for their pods.
     """
 
     range: str
     network_name: str = ""
     shared: bool = True
-    rails: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     block_size: int = 0
     max_blocks_per_node: int = 0
     sticky: StickyLimits = StickyLimits()
     claim_from: Literal["Low", "High"] = "Low"
-    ceding: bool = False
     compat: Compat = "None"
     mirror: bool = False
     state: Literal["Active", "Draining"] = "Active"
     reclaim: ReclaimSpec = ReclaimSpec()
-
-    @property
-    def cedes(self) -> bool:
-        """Whether nodes cede addresses, which neither rails nor whereabouts know."""
-        return self.ceding and not self.rails and self.compat == "None"
 
 
 class BlockCounts(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -136,7 +126,6 @@ class PoolStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit
 
     `space` is the first part of the names of the pool's blocks: where an address is unique.
     `block_size` is decided once, and changes only while no block exists. 0: not decided yet.
-    `rail_of` is the pool that leases these addresses as one of its rails, "" for none.
     `free_map` is a hint: the base64 of a bitmap, lowest block first, a set bit is a leased block;
     "" if there are more than 65,536 blocks. `high_water` is the index behind the last leased one.
     `probe` are runs of addresses ("10.0.0.8-10.0.0.15") that a lost machine may still use: whoever
@@ -145,7 +134,6 @@ class PoolStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit
 
     space: str = ""
     block_size: int = 0
-    rail_of: str = ""
     blocks: BlockCounts = BlockCounts()
     addresses: AddressCounts = AddressCounts()
     free_map: str = ""
@@ -195,14 +183,9 @@ class StickySpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BlockSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """An aligned run of 2**k addresses. `pool`, `space`, `first`, `prefix`, `rails`, `sticky` and
-    `cover` are immutable.
+    """An aligned run of 2**k addresses. `pool`, `space`, `first`, `prefix` and `sticky` are
+    immutable.
 
-    `rails` are the first addresses of the same run on the other rails of the pool.
-    A sub-block is one address of another block, its `cover`, and is named like any other block.
-    `ceded` are the addresses that the holder does not hand out, so that others may lease them as
-    sub-blocks; `cede_wanted` those that the controller asks the holder to cede. Of what is
-    `recalled` no sub-block may begin: the holder takes it back if there is none.
     `epoch` grows by 1 whenever the holder changes within one object. `nonce` tells a claim whose
     answer was lost from the claim of a twin. `foreign` are addresses that no node may hand out, as
     whereabouts' objects have them; `compat` is the pool's by which the holder last looked there.
@@ -215,16 +198,11 @@ class BlockSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     space: str
     first: str
     prefix: int
-    rails: tuple[str, ...] = ()
     sticky: StickySpec = StickySpec()
     state: BlockState = "Active"
     epoch: int = 1
     holder: Holder
     nonce: str = ""
-    cover: str = ""
-    ceded: tuple[str, ...] = ()
-    cede_wanted: tuple[str, ...] = ()
-    recalled: tuple[str, ...] = ()
     foreign: tuple[str, ...] = ()
     compat: Compat = "None"
     max_offline_seconds: int = 0
@@ -266,46 +244,11 @@ class AddressBlock(Resource, frozen=True, kw_only=True):
         return self.spec.holder
 
 
-# --- AddressRequest --------------------------------------------------------------------------
-
-
-class RequestSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """A node found no free block. `parts` are addresses (A) and runs (A-B) that would do; `address`
-    is the one that a pod asked for by name, "" for any of them."""
-
-    pool: str
-    node: str
-    instance: str
-    count: int = 1
-    address: str = ""
-    parts: tuple[str, ...] = ()
-
-
-class RequestStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    """The controller's answer: `offers` are addresses that are ceded, or that a holder was asked to
-    cede. `exhausted`: no node has published a free address that would do."""
-
-    offers: tuple[str, ...] = ()
-    exhausted: bool = False
-
-
-class AddressRequest(Resource, frozen=True, kw_only=True):
-    """A call for addresses. Whoever made it deletes it; the controller, if its maker is gone."""
-
-    KIND = "AddressRequest"
-    PLURAL = "addressrequests"
-    MOST_METADATA = SMALL_METADATA
-
-    spec: RequestSpec
-    status: RequestStatus = RequestStatus()
-
-
 # --- AddressReservation ----------------------------------------------------------------------
 
 
 class OwnerReference(msgspec.Struct, frozen=True, kw_only=True):
-    """A pod by name, or the pods of a StatefulSet or of an IPAMClaim: `kind` is "Pod",
-    "StatefulSet" or "IPAMClaim"."""
+    """A pod by name, or the pods of a StatefulSet: `kind` is "Pod" or "StatefulSet"."""
 
     kind: str
     name: str
@@ -347,57 +290,8 @@ class AddressReservation(Resource, frozen=True, kw_only=True):
     status: ReservationStatus = ReservationStatus()
 
 
-# --- AddressShare ----------------------------------------------------------------------------
-
-
-class ShareSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    """What one machine uses of a pool of nv-ipam. `pool` ("ippool/NAME"), `node` and the instance
-    of `holder` are immutable.
-
-    `ranges` are runs of addresses ("10.0.0.1-10.0.0.9") that pods of the machine hold or may get.
-    `holder`, `state` and `max_offline_seconds` are as those of a block. An older agent writes no
-    `holder` (its `instance` is "" then), and goes by no `max_offline_seconds`.
-    """
-
-    pool: str
-    node: str
-    ranges: tuple[str, ...] = ()
-    holder: Holder = Holder(instance="", node="")
-    state: ShareState = "Active"
-    max_offline_seconds: int = 0
-
-
-class ShareStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    """Written by the node: what is not as the pool says."""
-
-    conditions: tuple[Condition, ...] = ()
-
-
-class AddressShare(Resource, frozen=True, kw_only=True):
-    """A machine's share of a pool of nv-ipam: other machines leave these addresses alone."""
-
-    KIND = "AddressShare"
-    PLURAL = "addressshares"
-    MOST_METADATA = SMALL_METADATA
-
-    spec: ShareSpec
-    status: ShareStatus = ShareStatus()
-
-    @property
-    def holder(self) -> Holder:
-        """Whose it is; of a share that an older agent wrote, only the node is known."""
-        known = self.spec.holder
-        return known if known.instance else Holder(instance="", node=self.spec.node)
-
-
-AnyLease = AddressBlock | AddressShare
-"""What a machine holds until it gives it back or is proved dead."""
-
-
 KINDS: tuple[type[Resource], ...] = (
     AddressPool,
     AddressBlock,
-    AddressRequest,
     AddressReservation,
-    AddressShare,
 )

@@ -15,14 +15,15 @@ from ipam.cluster.api import ClusterApi, NotFound, Refused
 from ipam.cluster.geometry import Geometry
 from ipam.cluster.names import pool_name
 from ipam.cluster.objects import AddressBlock, AddressPool, Compat
-from ipam.cluster.rails import Rails
 from ipam.cluster.wants import PoolRange, Want
 from ipam.cluster.whereabouts import held
 from ipam.cluster.whereabouts.held import Held
 from ipam.cluster.whereabouts.overlap import has, strictest
+from ipam.ranges import merged
 
 SHORTEST_OFFLINE = 1.0  # seconds: a lease is confirmed once a second at most
 AT_ONCE = 64  # pools in the answer to one LIST; a cluster with more is asked for each pool
+_ENOUGH = 0.75  # of the blocks of a pool: where more are leased, none is kept in vain
 _AHEAD = 30.0  # seconds: a pool that was listed beside others counts as known for so long
 
 
@@ -49,8 +50,6 @@ def name_of(pool: PoolRange) -> str:
 def require_usable(pool: AddressPool) -> Geometry:
     """The pool's blocks, if nodes may lease some. Raises Unusable."""
     name, blocks = pool.metadata.name, geometry.of_pool(pool)
-    if pool.status.rail_of:
-        raise NotReadyYet(f"AddressPool {name} is a rail of {pool.status.rail_of}")
     if pool.spec.state != "Active":
         raise Unusable(f"AddressPool {name} is being drained: its spec.state is {pool.spec.state}")
     ready = next((each for each in pool.status.conditions if each.type == "Ready"), None)
@@ -78,13 +77,9 @@ def max_offline(pool: AddressPool) -> float:
 
 
 def kept_out(pool: AddressPool, foreign: Iterable[str] = ()) -> tuple[Interval, ...]:
-    """What no node may hand out of a pool or, with its `foreign` addresses, of a block. Unusable.
-
-    What one rail excludes is kept out on all of them.
-    """
+    """What no node may hand out of a pool or, with `foreign` addresses, of a block. Unusable."""
     try:
-        holes = [parse_interval(written) for written in (*pool.spec.exclude, *foreign)]
-        return Rails.of(pool.spec).all_on_main(holes)
+        return merged(map(parse_interval, (*pool.spec.exclude, *foreign)))
     except ValueError as error:
         raise Unusable(f"AddressPool {pool.metadata.name}: spec.exclude: {error}") from None
 
@@ -94,9 +89,10 @@ def foreign_within(foreign: Iterable[int], interval: Interval) -> tuple[str, ...
     return tuple(text(each) for each in sorted(foreign) if interval.first <= each <= interval.last)
 
 
-def is_exhausted(pool: AddressPool) -> bool:
-    """Whether nodes are to give back every block that they do not need."""
-    return any(
+def is_scarce(pool: AddressPool) -> bool:
+    """Whether nodes are to give back every block that they do not need, and lease none ahead."""
+    blocks = pool.status.blocks
+    return blocks.leased > _ENOUGH * blocks.total or any(
         each.type == "Exhausted" and each.status == "True" for each in pool.status.conditions
     )
 
@@ -221,8 +217,7 @@ class Pools:
         known = self._known.get(pool.metadata.name)
         if known is None or blocks.total > geometry.MOST_MAPPED:
             return
-        whole = (block for block in leased if not block.spec.cover)
-        indexes = {blocks.index(parse(block.spec.first)) for block in whole}
+        indexes = {blocks.index(parse(block.spec.first)) for block in leased}
         indexes = {index for index in indexes if 0 <= index < blocks.total}
         self._listed_maps[pool.metadata.name] = _ListedMap(
             known.status.free_map, geometry.free_map(indexes, blocks.total), len(indexes)
@@ -251,11 +246,6 @@ class Pools:
     def _standing_in(self, space: str, first: int) -> AddressPool | None:
         found = (each for each in self._sharing.values() if has(each, space, first))
         return next(map(self._used, found), None)
-
-    def leasing(self, want: Want) -> AddressPool | None:
-        """The pool that leases what is wanted, as it is known: another one for a rail."""
-        pool = self.known(pool_of(want))
-        return self.known(pool.status.rail_of) if pool and pool.status.rail_of else pool
 
     def recent(self, name: str) -> AddressPool:
         """The same, read now if it is not known, or could not be used then.
@@ -296,10 +286,8 @@ class Pools:
         return found
 
     def may_hand_out(self, pool: AddressPool) -> bool:
-        """Whether this node knows all that whereabouts holds of the pool, which is not so with
-        rails, and tells whereabouts of what it hands out, where that still does, too."""
-        if pool.spec.compat != "None" and pool.spec.rails:
-            return False
+        """Whether this node knows all that whereabouts holds of the pool, and tells whereabouts of
+        what it hands out, where that still does, too."""
         return self._compat or pool.spec.compat != "Coexist"
 
     def known_foreign(self, pool: AddressPool) -> Mapping[int, Held]:

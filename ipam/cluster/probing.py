@@ -7,11 +7,11 @@ own, so it sees the mark. A mark goes when a later holder says that it has probe
 uses it, without an answer: until then each further holder of the block has it, too.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from ipam.addresses import Interval, parse, parse_interface, parse_interval, text
 from ipam.blocks import LeasedBlock
-from ipam.cluster.objects import AddressBlock, AddressPool, BlockSpec
+from ipam.cluster.objects import AddressPool, BlockSpec
 from ipam.ranges import common, is_within, merged, outside
 
 
@@ -36,7 +36,7 @@ def written(runs: Iterable[Interval]) -> tuple[str, ...]:
 
 
 def to_probe(pool: AddressPool, spec: BlockSpec, covered: Interval) -> tuple[Interval, ...]:
-    """What of a block its holder must probe, on all rails.
+    """What of a block its holder must probe.
 
     The pool must have been read after the block was the holder's. A block that says `probe`, and of
     which the pool says nothing, is probed as a whole: the pool may have been made again since.
@@ -47,12 +47,12 @@ def to_probe(pool: AddressPool, spec: BlockSpec, covered: Interval) -> tuple[Int
     if spec.sticky.reservation:
         address = parse(spec.sticky.address)
         return (Interval(address, address),) if is_within(address, found) else ()
-    return _on_rails(found, (covered.first, *map(parse, spec.rails)))
+    return found
 
 
 def to_probe_again(pool: AddressPool, row: LeasedBlock) -> tuple[Interval, ...]:
     """The same of a block that this node leases again, by its row."""
-    return _on_rails(common([row.interval], marks_of(pool)), (row.first, *row.rails))
+    return tuple(common([row.interval], marks_of(pool)))
 
 
 def to_probe_of_sticky(spec: BlockSpec) -> tuple[Interval, ...]:
@@ -62,28 +62,6 @@ def to_probe_of_sticky(spec: BlockSpec) -> tuple[Interval, ...]:
     return (Interval(address, address),) if spec.probe else ()
 
 
-def to_probe_below(cover: AddressBlock, address: int) -> tuple[Interval, ...]:
-    """The same of an address that the holder of `cover` has ceded."""
-    probed = map(parse_interval, cover.status.probed)
-    is_open = cover.spec.probe and not is_within(address, probed)
-    return (Interval(address, address),) if is_open else ()
-
-
 def proven(row: LeasedBlock) -> tuple[Interval, ...]:
-    """The addresses of a block that need no probe, on no rail."""
-    unproven = merged(
-        _moved(run, row.first - rail.first)
-        for rail in row.on_all_rails
-        for run in common([rail], (*row.unprobed, *row.answered))
-    )
-    return tuple(outside(row.interval, unproven))
-
-
-def _on_rails(runs: Iterable[Interval], firsts: Sequence[int]) -> tuple[Interval, ...]:
-    """Runs of a block and the same indexes on its other rails, where it begins at `firsts`."""
-    found = tuple(runs)
-    return merged(_moved(run, first - firsts[0]) for first in firsts for run in found)
-
-
-def _moved(run: Interval, by: int) -> Interval:
-    return Interval(run.first + by, run.last + by)
+    """The addresses of a block that need no probe."""
+    return tuple(outside(row.interval, merged((*row.unprobed, *row.answered))))

@@ -4,13 +4,13 @@ A row that is `returning` never becomes usable: to hand out its addresses again,
 new block. A sticky block is not deleted, but let go for the next node of its pod.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from itertools import groupby
+from itertools import groupby, islice
 
 from ipam.blocks import LeasedBlock
 from ipam.cluster.api import ClusterApi, Conflict, NotFound
-from ipam.cluster.block_store import BlockStore, Survey, Surveyed
+from ipam.cluster.block_store import BlockStore, Survey
 from ipam.cluster.objects import AddressBlock
 from ipam.cluster.sticky import drain
 from ipam.cluster.whereabouts import placeholders
@@ -75,14 +75,13 @@ class Empties:
         survey: Survey,
         now: float,
         spare: Callable[[str, float], bool],
-        wanted: Collection[str] = (),
     ) -> Iterator[LeasedBlock]:
         """Blocks to give back. `spare` says whether a pool has room for a block that is empty since
-        then. Others need the blocks whose uids are `wanted`.
+        then.
 
         One empty block of a pool is kept for a while, and for good if it is the only one.
         """
-        keys = {(each.block.name, each.block.uid) for each in survey.blocks if _is_empty(each)}
+        keys = {(each.block.name, each.block.uid) for each in survey.blocks if not each.used}
         self._since = {key: self._since.get(key, now) for key in keys}
         for pool, grouped in groupby(
             sorted(survey.blocks, key=lambda each: (each.block.pool, each.block.first)),
@@ -93,9 +92,9 @@ class Empties:
                 for each in grouped
                 if each.block.state in ("usable", "draining") and each.block.boot == self._boot
             ]
-            empty = [each.block for each in present if _is_empty(each)]
-            usable = [block for block in empty if block.state == "usable" and not _is_small(block)]
-            kept = [block for block in usable if block.uid not in wanted][:1]
+            empty = [each.block for each in present if not each.used]
+            usable = (block for block in empty if block.state == "usable" and not _is_small(block))
+            kept = list(islice(usable, 1))
             for block in kept[:]:  # one that was just claimed stays in any case
                 since = self._since[block.name, block.uid]
                 if self._age(block, now) >= _GRACE and not spare(pool, since):
@@ -103,21 +102,13 @@ class Empties:
             if len(present) > 1:
                 kept = [block for block in kept if self._age(block, now) < HOLD]
             for block in empty:
-                age = self._age(block, now)
-                if block.uid in wanted:  # others wait: it is enough that it was not just claimed
-                    age = max(age, now - block.confirmed)
-                if block not in kept and age >= _GRACE:
+                if block not in kept and self._age(block, now) >= _GRACE:
                     yield block
 
     def _age(self, block: LeasedBlock, now: float) -> float:
         since = self._since[block.name, block.uid]
         # One that was let go and taken again is a block that was just claimed.
         return now - (max(since, block.confirmed) if block.sticky else since)
-
-
-def _is_empty(each: Surveyed) -> bool:
-    """Whether no pod needs it: what is ceded may be in use."""
-    return not each.used and not each.block.ceded
 
 
 def _is_small(block: LeasedBlock) -> bool:

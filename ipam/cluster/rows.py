@@ -4,7 +4,7 @@ from contextlib import suppress
 
 import msgspec
 
-from ipam.addresses import Interval, parse
+from ipam.addresses import Interval
 from ipam.blocks import LeasedBlock
 from ipam.cluster import geometry
 from ipam.cluster.objects import AddressBlock, AddressPool
@@ -36,7 +36,6 @@ def row_of(
         max_offline=max_offline(pool),
         boot=boot,
         confirmed=at,
-        rails=tuple(map(parse, stored.spec.rails)),
         sticky=row_text(stored.spec.sticky),
         unprobed=unprobed,
     )

@@ -1,6 +1,6 @@
 """Writes what this node has handed out to the status of its blocks, for people and for counts."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import NamedTuple
 
@@ -13,8 +13,7 @@ from ipam.cluster.objects import AddressBlock, BlockStatus
 from ipam.cluster.probing import proven, written
 
 EVERY = 10.0  # seconds between two writes of one node, and more in a large cluster
-_MOST_ANSWERED = 128  # runs in a status: a block with rails may have more
-_ABOUT_FULL = 3  # addresses: networks often leave out network address, broadcast address, gateway
+_MOST_ANSWERED = 128  # runs in a status
 
 
 class _Published(NamedTuple):
@@ -22,7 +21,6 @@ class _Published(NamedTuple):
 
     uid: str
     used: int
-    free: int
 
 
 class StatusReports:
@@ -50,28 +48,14 @@ class StatusReports:
         if name is None or not changes[name]:
             return False
         block = next(each.block for each in survey.blocks if each.block.name == name)
-        self.tell_of(block, survey.seq, objects)
+        self._tell(block, survey.seq, objects)
         return True
 
-    def has_room_again(self, survey: Survey) -> Sequence[LeasedBlock]:
-        """The blocks that were about full when they were told last, and have more room now: of a
-        sub-block nobody can have a part."""
-        return [
-            each.block
-            for each in survey.blocks
-            if each.block.state == "usable"
-            and not each.block.cover
-            and (told := self._told.get(each.block.name)) is not None
-            and told.uid == each.block.uid
-            and told.free <= _ABOUT_FULL
-            and _free(each.block, each.used) > told.free
-        ]
-
-    def tell_of(self, block: LeasedBlock, seq: int, objects: dict[str, AddressBlock]) -> None:
+    def _tell(self, block: LeasedBlock, seq: int, objects: dict[str, AddressBlock]) -> None:
         """Write the status of a block that is among `objects`. Raises ApiError."""
         name = block.name
         holders = {
-            str(block.index_of(address)): f"{held.pod_name or held.container_id} {held.ifname}"
+            str(address - block.first): f"{held.pod_name or held.container_id} {held.ifname}"
             for address, held in sorted(self._store.holders(name).items(), reverse=True)
         }
         status = BlockStatus(
@@ -90,7 +74,7 @@ class StatusReports:
         except (Conflict, NotFound):
             objects.pop(name)  # until it is confirmed again
             return
-        self._told[name] = _Published(block.uid, status.used, status.free)
+        self._told[name] = _Published(block.uid, status.used)
 
     def forget_all_but(self, present: Mapping[str, object]) -> None:
         """Forget the reports of blocks that are gone."""

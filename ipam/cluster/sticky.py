@@ -5,12 +5,8 @@ block of its own, of which one address is handed out. The block outlives the pod
 holds it sets it Draining once the pod has let go of the address, and the pod's next node takes it
 over with the next epoch. No node takes it from one that has not let go: the controller sets it
 Draining when that node is proved dead.
-
-For an IPAMClaim the agent makes the reservation, with a link to the claim, so that it ends with the
-claim. Its block says the uid of the claim in place of a pod's name.
 """
 
-import hashlib
 import re
 
 from msgspec.structs import replace
@@ -24,16 +20,12 @@ from ipam.cluster.objects import (
     AddressReservation,
     BlockSpec,
     BlockStatus,
-    Meta,
-    OwnerReference,
-    ReservationSpec,
     StickySpec,
 )
 from ipam.cluster.pools import kept_out
-from ipam.cluster.wants import CLAIM_PREFIX, NamedClaim, PodInterface
+from ipam.cluster.wants import PodInterface
 from ipam.ranges import merged, outside
 
-CLAIM_KIND = "IPAMClaim"
 _ORDINAL = re.compile(r"-[0-9]+")
 
 
@@ -45,8 +37,6 @@ def why_refused(pool: AddressPool) -> str | None:
             f"AddressPool {name} is shared with whereabouts (spec.compat: {spec.compat}), which "
             "knows no reservations: set that to None when whereabouts is gone"
         )
-    if spec.rails or pool.status.rail_of:
-        return f"AddressPool {name} has rails: reserve addresses of a pool without rails"
     return None
 
 
@@ -63,29 +53,6 @@ def name_of(reservation: AddressReservation) -> str:
     return f"{reservation.metadata.namespace}/{reservation.metadata.name}"
 
 
-def of_claim(claim: NamedClaim, pool: str) -> AddressReservation:
-    """What an agent makes for a claim that gets an address of the pool. The name has the claim's
-    uid in it, so that another claim of the name has another one."""
-    digest = hashlib.sha256(f"{claim.uid}\n{pool}".encode()).hexdigest()[:16]
-    link = {
-        "apiVersion": "k8s.cni.cncf.io/v1alpha1",
-        "kind": CLAIM_KIND,
-        "name": claim.name,
-        "uid": claim.uid,
-    }
-    meta = Meta(name=f"ipamclaim-{digest}", namespace=claim.namespace, owner_references=(link,))
-    owner = OwnerReference(kind=CLAIM_KIND, name=claim.name)
-    return AddressReservation(metadata=meta, spec=ReservationSpec(pool=pool, owner=owner))
-
-
-def claim_uid(reservation: AddressReservation) -> str:
-    """The uid of the IPAMClaim that the reservation is for; "" if it is for none."""
-    if reservation.spec.owner.kind != CLAIM_KIND:
-        return ""
-    links = reservation.metadata.owner_references
-    return next((str(each.get("uid", "")) for each in links if each.get("kind") == CLAIM_KIND), "")
-
-
 def is_of(reservation: AddressReservation, pool: str, pod: PodInterface) -> bool:
     """Whether the reservation is for addresses that the pod has of the pool."""
     spec, owner = reservation.spec, reservation.spec.owner
@@ -95,10 +62,6 @@ def is_of(reservation: AddressReservation, pool: str, pod: PodInterface) -> bool
         return False
     if owner.kind == "Pod":
         return owner.name == pod.pod
-    if owner.kind == CLAIM_KIND:
-        return pod.pod.startswith(CLAIM_PREFIX) and pod.pod == (
-            f"{CLAIM_PREFIX}{claim_uid(reservation)}"
-        )
     return pod.pod.startswith(owner.name) and bool(
         _ORDINAL.fullmatch(pod.pod.removeprefix(owner.name))
     )

@@ -5,15 +5,14 @@ A pod without a block yet gets one by a claim as any other (`claims`), which say
 
 import math
 import uuid
-from contextlib import suppress
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from cni.spec.errors import CNIError, Code
-from ipam.addresses import Interval, parse, text
+from ipam.addresses import parse, text
 from ipam.blocks import LeasedBlock
-from ipam.cluster.api import AlreadyExists, Conflict, NotFound, Unavailable
+from ipam.cluster.api import Conflict, NotFound, Unavailable
 from ipam.cluster.geometry import why_wrong
 from ipam.cluster.leasing import Leasing
 from ipam.cluster.objects import AddressBlock, AddressPool, AddressReservation, StickySpec
@@ -24,12 +23,11 @@ from ipam.cluster.sticky import (
     is_of,
     limit_reached,
     name_of,
-    of_claim,
     pod_of,
     preference,
     why_refused,
 )
-from ipam.cluster.wants import NamedClaim, NotReserved, PodInterface, ReservationRefused, Want
+from ipam.cluster.wants import NotReserved, PodInterface, ReservationRefused, Want
 from ipam.ranges import is_within
 
 
@@ -56,8 +54,6 @@ class StickyClaims:
         pod, name = want.sticky, pool.metadata.name
         if pod is None:
             return None
-        if want.claim is not None:
-            return self._of_claim(pool, want.claim, pod)
         listed = self._api.list(AddressReservation, {"spec.pool": name}, pod.namespace).items
         fitting = [name_of(each) for each in sorted(listed, key=_rank) if is_of(each, name, pod)]
         if not fitting:
@@ -71,31 +67,6 @@ class StickyClaims:
             return Reserved(block.spec.sticky, block)
         spec = StickySpec(reservation=fitting[0], pod=pod.pod, ifname=pod.ifname)
         return Reserved(spec, None)
-
-    def _of_claim(self, pool: AddressPool, claim: NamedClaim, pod: PodInterface) -> Reserved:
-        """The same for an IPAMClaim, whose reservation is made here. ReservationRefused, ApiError.
-
-        It comes before the block, so that what a call that dies leaves ends with the claim, too.
-        One that is there is not made again: a namespace without quota refuses that.
-        """
-        reservation = of_claim(claim, pool.metadata.name)
-        name = name_of(reservation)
-        refusal = why_refused(pool)
-        if refusal is not None:
-            raise ReservationRefused(name, refusal)
-        of_pool = {"spec.pool": pool.metadata.name}
-        listed = self._api.list(AddressReservation, of_pool, claim.namespace).items
-        last = next((each for each in listed if name_of(each) == name), None)
-        if last is None:
-            with suppress(AlreadyExists):
-                self._api.create(reservation)
-        elif not is_of(last, pool.metadata.name, pod):
-            raise ReservationRefused(name, f"it is not for IPAMClaim {claim}: delete it")
-        found = self._of_pod(name, pool, pod)
-        block = min(found, key=preference, default=None)
-        if block is not None:
-            return Reserved(block.spec.sticky, block)
-        return Reserved(StickySpec(reservation=name, pod=pod.pod, ifname=pod.ifname), None)
 
     def require_room(self, pool: AddressPool, reserved: StickySpec) -> None:
         """ReservationRefused if the pool lets no further address be reserved. ApiError.
@@ -159,8 +130,8 @@ class StickyClaims:
             raise CNIError(
                 Code.NO_FREE_ADDRESS,
                 f"{want.range.where}: {text(address)} is reserved for the pod, and {why}: nothing "
-                f"was reserved; delete {_reserver(want, found.spec.sticky)}, or change the "
-                f"{'definition' if is_hop else 'exclusion'}",
+                f"was reserved; delete AddressReservation {found.spec.sticky.reservation}, or "
+                f"change the {'definition' if is_hop else 'exclusion'}",
             )
         stored, row = self._taken_over(found, pool, want)
         self._store.put(row)
@@ -172,19 +143,12 @@ class StickyClaims:
         if row.answered:
             raise CNIError(
                 Code.TRY_AGAIN,
-                f"{sticky.address} is reserved for {_whose(want, sticky)}, and another machine on "
+                f"{sticky.address} is reserved for pod {sticky.pod}, and another machine on "
                 "the link answers for it: nothing was reserved; the runtime tries again; find that "
                 "machine, and stop it",
             )
         held = self._store.holders(row.name).values()
         holder = next((each for each in held if each.boot == self._holder.boot), None)
-        if holder is not None and want.claim is not None:
-            raise CNIError(
-                Code.TRY_AGAIN,
-                f"{sticky.address} is that of IPAMClaim {want.claim}, and pod {holder.pod_name} on "
-                "this node has it: a claim serves one pod at a time: nothing was reserved; the "
-                "runtime tries again, and succeeds once that pod is gone",
-            )
         if holder is not None:
             raise CNIError(
                 Code.TRY_AGAIN,
@@ -206,7 +170,7 @@ class StickyClaims:
         if former.instance != self._holder.instance and spec.state != "Draining":
             raise CNIError(
                 Code.TRY_AGAIN,
-                f"{address} is reserved for {_whose(want, spec.sticky)}, and node {node} still "
+                f"{address} is reserved for pod {spec.sticky.pod}, and node {node} still "
                 f"has it (AddressBlock {found.metadata.name}): nothing was reserved; the runtime "
                 "tries again. It is free when the pod is gone there, or that node is proved dead: "
                 f"if its machine is off, `podfabric ipam reclaim --node {node} --powered-off` says "
@@ -233,41 +197,6 @@ class StickyClaims:
                 ) from None
         unprobed = to_probe_of_sticky(stored.spec)
         return stored, row_of(stored, pool, want.range.domain, self._holder.boot, at, unprobed)
-
-
-def pinned(want: Want, pool: AddressPool) -> Want:
-    """The want with the address alone that its IPAMClaim names, if it names one of the range.
-
-    CNIError 110 if that is excluded.
-    """
-    if want.claim is None:
-        return want
-    named = [
-        Interval(each, each)
-        for each in want.claim.addresses
-        if want.range.first <= each <= want.range.last
-    ]
-    if not named:
-        return want
-    narrower = want.range.restricted(named)
-    if not narrower.parts or is_within(named[0].first, kept_out(pool)):
-        raise CNIError(
-            Code.NO_FREE_ADDRESS,
-            f"{want.range.where}: IPAMClaim {want.claim} names {text(named[0].first)}, and "
-            f"{want.range} or AddressPool {pool.metadata.name} excludes it: nothing was reserved; "
-            "make another claim, or exclude less",
-        )
-    return want._replace(range=narrower)
-
-
-def _whose(want: Want, sticky: StickySpec) -> str:
-    return f"pod {sticky.pod}" if want.claim is None else f"IPAMClaim {want.claim}"
-
-
-def _reserver(want: Want, sticky: StickySpec) -> str:
-    if want.claim is None:
-        return f"AddressReservation {sticky.reservation}"
-    return f"IPAMClaim {want.claim}"
 
 
 def _rank(each: AddressReservation) -> tuple[bool, bool, str]:

@@ -9,14 +9,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from base import interrupts
 from cni.spec.attachment import Attachment
-from cni.spec.errors import CNIError, Code, invalid_config
+from cni.spec.errors import CNIError, Code
 from ipam.cluster.view import LeasedView
 from ipam.cluster.wants import (
     PATIENCE,
     POOL_PATIENCE,
     Claims,
     LeasesNothing,
-    NamedClaim,
     NotReserved,
     PodInterface,
     PoolPending,
@@ -42,7 +41,7 @@ class ClusterStore:
     `leased` are the ranges that belong to a pool. All others (fixed addresses outside of every
     range) are the node's own. `clock` is CLOCK_BOOTTIME; `patience` and `pool_patience` are how
     many seconds an ADD waits for a block and for a pool. `sticky`: pods whose names have reserved
-    addresses get these. `persistent`: pods that name an IPAMClaim get its addresses.
+    addresses get these.
     """
 
     def __init__(
@@ -55,7 +54,6 @@ class ClusterStore:
         patience: float = PATIENCE,
         pool_patience: float = POOL_PATIENCE,
         sticky: bool = False,
-        persistent: bool = False,
     ) -> None:
         self._local = local
         self._claims = claims
@@ -64,7 +62,6 @@ class ClusterStore:
         self._patience = patience
         self._pool_patience = pool_patience
         self._sticky = sticky
-        self._persistent = persistent
         self._unreserved: set[PoolRange] = set()
 
     def reserve(
@@ -80,11 +77,8 @@ class ClusterStore:
         in_vain = waits = 0
         view: LeasedView | None = None
         try:
-            claim = self._claims.claimed(owner) if self._persistent else None
-            if claim is not None:
-                _require_free_choice(claim, sets)
             while True:
-                view = self._view(owner, sets, self._claims.kept(owner, self._leased), claim)
+                view = self._view(owner, sets, self._claims.kept(owner, self._leased))
                 grant = self._attempt(view, segment, alone)
                 if grant is not None and self._is_announced(owner, grant):
                     break
@@ -102,8 +96,6 @@ class ClusterStore:
                 waits += 1
                 with interrupts.waiting():
                     self._wait(view, pool_deadline)
-            if claim is not None:
-                self._fill(claim, owner, grant)
         except CNIError as error:
             told = _explained(error, view)
             self._claims.failed(owner, told)
@@ -124,17 +116,12 @@ class ClusterStore:
         owner: Owner | None,
         sets: Sequence[RangeSet],
         kept: Mapping[PoolRange, int] = _NOTHING_KEPT,
-        claim: NamedClaim | None = None,
     ) -> LeasedView:
         pod = None
-        if claim is not None and owner is not None:
-            pod = claim.interface(owner.attachment.ifname)
-        elif self._sticky and owner is not None and owner.pod.namespace and owner.pod.name:
+        if self._sticky and owner is not None and owner.pod.namespace and owner.pod.name:
             pod = PodInterface(owner.pod.namespace, owner.pod.name, owner.attachment.ifname)
         boot = self._local.boot
-        return LeasedView(
-            owner, sets, self._leased, boot, self._clock, kept, pod, self._unreserved, claim
-        )
+        return LeasedView(owner, sets, self._leased, boot, self._clock, kept, pod, self._unreserved)
 
     def _attempt(self, view: LeasedView, segment: str, alone: Sequence[Range]) -> Grant | None:
         """A grant, or None if the node lacks a block."""
@@ -149,14 +136,6 @@ class ClusterStore:
                 raise
             return None
         return None if view.wants else grant
-
-    def _fill(self, claim: NamedClaim, owner: Owner, grant: Grant) -> None:
-        """Write the grant into the claim; else undo it."""
-        try:
-            self._claims.fill(claim, owner, grant)
-        except CNIError:
-            self._local.undo(grant)
-            raise
 
     def _is_announced(self, owner: Owner, grant: Grant) -> bool:
         """Whether whereabouts, where it still runs, leaves us the grant; else undo it."""
@@ -232,15 +211,6 @@ class ClusterStore:
     def load(self, reservations: Sequence[Reservation]) -> None:
         """See Store.load."""
         self._local.load(reservations)
-
-
-def _require_free_choice(claim: NamedClaim, sets: Sequence[RangeSet]) -> None:
-    """CNIError 7 if an address is asked for by name: those of the claim come from the ranges."""
-    if any(each.fixed for each in sets):
-        raise invalid_config(
-            f"the pod names IPAMClaim {claim}, and the network or the pod names addresses, too: "
-            "leave one of them out; a claim asks for addresses by spec.ipRequests"
-        )
 
 
 def _explained(error: CNIError, view: LeasedView | None) -> CNIError:

@@ -3,7 +3,7 @@
 While the API server does not answer, it leaves all as it is: what is leased is needed then.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
@@ -11,17 +11,15 @@ from ipam.cluster.api import ApiError, ClusterApi
 from ipam.cluster.attempts import Lease, LowRanges
 from ipam.cluster.block_store import BlockStore, Survey
 from ipam.cluster.objects import AddressBlock
-from ipam.cluster.pools import Pools, Unusable, is_exhausted
+from ipam.cluster.pools import Pools, Unusable, is_scarce, pool_of
 from ipam.cluster.returns import SMALL, Empties, Returns, over, returning
 from ipam.cluster.status_reports import EVERY, StatusReports
 from ipam.cluster.wants import Want
 
 _LOOK_AT_POOL = 450.0  # seconds; only where an empty block is kept, and no confirmation came
-_ROOM_AGAIN = 2.0  # seconds between two statuses of blocks about full, where nodes cede
 ANSWERED_AGAIN = 3600.0  # seconds until addresses that other machines have are probed again
 _CALM = 5.0  # seconds after a claim until a status is written: pods have many interfaces
 _LONGEST_STORM = 3 * EVERY  # seconds from one status to the next, however many claims there are
-_ROOM = 0.9  # of the blocks of a pool that are leased: from there on nothing is leased ahead
 
 Guarded = Callable[[str, Callable[[], object]], bool]
 """Does some work, logs a failure, and answers whether there was none."""
@@ -52,7 +50,7 @@ class Upkeep:
         self._status = StatusReports(api, store)
         self._seen_seq = -1
         self._pool_seen: dict[str, float] = {}
-        self._told_at = self._tell_at = self._room_at = clock()
+        self._told_at = self._tell_at = clock()
         self._again_at = clock() + ANSWERED_AGAIN
 
     def look(self) -> None:
@@ -82,13 +80,10 @@ class Upkeep:
         self._pool_seen = {each.block.pool: at for each in self.survey.blocks}
         self._status.forget_all_but(self._objects)
 
-    def give_back(self, instance: str, guarded: Guarded, wanted: Collection[str] = ()) -> bool:
-        """Return what is not needed, until a return fails; whether none did.
-
-        Others need the blocks whose uids are `wanted`: they go as soon as they are empty.
-        """
+    def give_back(self, instance: str, guarded: Guarded) -> bool:
+        """Return what is not needed, until a return fails; whether none did."""
         returns = Returns(self._api, self._store, instance)
-        surplus = self._empties.surplus(self.survey, self._clock(), self._has_room, wanted)
+        surplus = self._empties.surplus(self.survey, self._clock(), self._has_room)
         for block in (*returning(self.survey), *surplus):
             if not guarded("give a block back", partial(returns.give_back, block)):
                 return False
@@ -101,13 +96,10 @@ class Upkeep:
             if self._is_ample(want) and not self.leaving:
                 guarded("lease a block ahead", partial(lease, want, is_late))
 
-    def leased(self, pool: str) -> None:
-        """A block was leased, and more may follow at once: a status can wait for these, unless the
-        controller chooses by it who is to cede."""
-        known = self._pools.known(pool)
-        if known is None or not known.spec.ceding:
-            calm = min(self._clock() + _CALM, self._told_at + _LONGEST_STORM)
-            self._tell_at = max(self._tell_at, calm)
+    def leased(self) -> None:
+        """A block was leased, and more may follow at once: a status can wait for these."""
+        calm = min(self._clock() + _CALM, self._told_at + _LONGEST_STORM)
+        self._tell_at = max(self._tell_at, calm)
 
     def tell(self) -> None:
         """Write one status, now and then. Raises ApiError."""
@@ -116,26 +108,10 @@ class Upkeep:
             self._told_at, self._tell_at = now, now + EVERY
             if not self._status.tell(self.survey, self._objects):
                 self._tell_at = now
-        elif now >= self._room_at:
-            self._room_at = now + _ROOM_AGAIN
-            for block in self._status.has_room_again(self.survey):
-                pool = self._pools.known(block.pool)
-                if pool is not None and pool.spec.ceding:
-                    self.tell_of(block.name)
-
-    def tell_of(self, name: str) -> None:
-        """Write the status of a block now. Raises ApiError."""
-        survey = self._store.survey()
-        block = next((each.block for each in survey.blocks if each.block.name == name), None)
-        if block is not None and name in self._objects:
-            self._status.tell_of(block, survey.seq, self._objects)
 
     def _is_ample(self, want: Want) -> bool:
-        pool = self._pools.leasing(want)
-        if pool is None or pool.status.block_size <= SMALL or is_exhausted(pool):
-            return False
-        blocks = pool.status.blocks
-        return not blocks.total or blocks.leased < _ROOM * blocks.total
+        pool = self._pools.known(pool_of(want))
+        return pool is not None and pool.status.block_size > SMALL and not is_scarce(pool)
 
     def _has_room(self, name: str, since: float) -> bool:
         """Whether a pool can spare a block that is empty since then.
@@ -153,4 +129,4 @@ class Upkeep:
                 except ApiError:
                     return True
         pool = self._pools.known(name)
-        return pool is not None and pool.spec.state == "Active" and not is_exhausted(pool)
+        return pool is not None and pool.spec.state == "Active" and not is_scarce(pool)

@@ -1,34 +1,29 @@
 """What a request may have of the blocks that this node leases, within one transaction."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
-from cni.spec.errors import CNIError, Code
 from ipam import allocation
-from ipam.addresses import Interval, parse, text
-from ipam.block_tables import taken_on
+from ipam.addresses import Interval, parse
 from ipam.blocks import LeasedBlock
 from ipam.cluster.block_store import Survey
 from ipam.cluster.sticky import is_for
-from ipam.cluster.wants import NamedClaim, Occupancy, PodInterface, PoolRange, Want
+from ipam.cluster.wants import Occupancy, PodInterface, PoolRange, Want
 from ipam.confirmed import spoken
-from ipam.ranges import Range, RangeSet, merged, outside
-from ipam.store import AddressTaken, Owner
+from ipam.ranges import Range, RangeSet
+from ipam.store import Owner
 from ipam.tables import Tables
 
 
 def may_have(survey: Survey, want: Want, boot: str, now: float) -> bool:
     """Whether a block may hand out an address of what is wanted, at that time of CLOCK_BOOTTIME."""
-    wanted = Interval(want.range.first, want.range.last)
-    seen = (
-        block.seen_in(wanted)
-        for block, used in survey.blocks
-        if used < block.size and want.range.domain in block.domains and is_for(block, want.sticky)
-    )
     return any(
-        block.is_confirmed(boot, now) and want.range.restricted(block.parts).parts
-        for block in seen
-        if block is not None
+        used < block.size
+        and want.range.domain in block.domains
+        and is_for(block, want.sticky)
+        and block.is_confirmed(boot, now)
+        and want.range.restricted(block.parts).parts
+        for block, used in survey.blocks
     )
 
 
@@ -39,7 +34,7 @@ class LeasedView:
     request has its addresses. Both are of the last call of `narrowed`. `is_passed_over`: the blocks
     have some, and none may be used on this link. `kept` is what the pod has of each pool from
     whereabouts, in any block. Only the address that is reserved for the name of the pod
-    in `sticky` will do, but from the pools in `unreserved`. It may stand for an IPAMClaim, `claim`.
+    in `sticky` will do, but from the pools in `unreserved`.
     """
 
     def __init__(
@@ -52,11 +47,9 @@ class LeasedView:
         kept: Mapping[PoolRange, int],
         sticky: PodInterface | None = None,
         unreserved: Collection[PoolRange] = (),
-        claim: NamedClaim | None = None,
     ) -> None:
         self.owner = owner
         self._sticky = sticky
-        self._claim = claim
         self._unreserved = unreserved
         self._sets = sets
         self._leased = leased
@@ -119,8 +112,7 @@ class LeasedView:
                 return RangeSet((kept,), range_set.fixed)
             is_any = range_set.fixed or pool in self._unreserved
             sticky = None if is_any else self._sticky
-            claim = None if sticky is None else self._claim
-            want = Want(range_, pool, range_set.fixed, sticky, claim)
+            want = Want(range_, pool, range_set.fixed, sticky)
             blocks = [
                 block
                 for block in tables.blocks_in(range_.domain, Interval(range_.first, range_.last))
@@ -130,15 +122,11 @@ class LeasedView:
             if not confirmed:
                 late = (block for block in blocks if block.state == "usable")
                 self._unconfirmed = next(late, self._unconfirmed)
-            aligned = held.on_other_rails(range_, blocks, confirmed)
             by_room = sorted(
-                (_Remaining.of(tables, range_, block, self._boot) for block in confirmed),
+                (_Remaining.of(tables, range_, block) for block in confirmed),
                 key=lambda room: room[:2],
             )
-            usable = [each for each in aligned if self._is_to_be_had(tables, each)]
-            ranges += aligned
-            if not usable or allocation.held_in(tables, usable[0]) == 0:
-                ranges += [room.range for room in by_room]
+            ranges += [room.range for room in by_room]
             # Else an earlier boot left it, and the allocation would take what is free before that.
             # In a confirmed block a former address is found as any other is.
             former = None if len(confirmed) == len(blocks) else held.within(range_, blocks)
@@ -147,10 +135,6 @@ class LeasedView:
             if sticky is None:
                 free, used = sum(room.free for room in by_room), sum(room.used for room in by_room)
                 self.occupancies.append((want, Occupancy(free - 1, used + 1)))
-            if usable or (range_set.fixed and aligned):
-                continue
-            if range_set.fixed and not any(room.range.parts for room in by_room):
-                _require_own_index(range_, confirmed)
             if former is None and not self._has_one(tables, range_set, by_room):
                 former = held.within(range_, blocks)  # full: a new sandbox needs no further one
                 if former is None:
@@ -180,9 +164,6 @@ class LeasedView:
         around = (pool for pool in self._leased if pool[0] == range_.domain)
         return next((pool for pool in around if range_.first in pool[1]), None)
 
-    def _is_to_be_had(self, tables: Tables, range_: Range) -> bool:
-        return allocation.exhaustion(tables, RangeSet((range_,)), self._boot) is None
-
     def _has_one(
         self, tables: Tables, range_set: RangeSet, by_room: "Sequence[_Remaining]"
     ) -> bool:
@@ -203,35 +184,11 @@ class _Remaining(NamedTuple):
     used: int
 
     @classmethod
-    def of(cls, tables: Tables, range_: Range, block: LeasedBlock, boot: str) -> "_Remaining":
-        parts: Iterable[Interval] = block.parts
-        if block.rails:
-            taken = _taken_on_other_rails(tables, block, boot)
-            parts = (free for part in parts for free in outside(part, taken))
-        within = range_.restricted(parts)
+    def of(cls, tables: Tables, range_: Range, block: LeasedBlock) -> "_Remaining":
+        within = range_.restricted(block.parts)
         size = sum(part.last - part.first + 1 for part in within.parts)
         used = allocation.held_in(tables, within)
         return cls(size - used, block.first, within, used)
-
-
-def _taken_on_other_rails(tables: Tables, block: LeasedBlock, boot: str) -> tuple[Interval, ...]:
-    """What is taken on the block's other rails, as addresses of this one: no pod may have it here.
-
-    What an earlier boot left takes no index.
-    """
-    rails = block.on_other_rails
-    around = Interval(min(rails).first, max(rails).last)
-    taken: list[Interval] = []
-    for domain in block.domains:
-        if tables.lowest_stale(domain, around, boot) is None:
-            taken += taken_on(tables, domain, block, rails)
-            continue
-        for rail in rails:
-            for held in tables.within(domain, rail):
-                if held.boot == boot:
-                    address = parse(held.address) - rail.first + block.first
-                    taken.append(Interval(address, address))
-    return merged(taken)
 
 
 class _HeldBefore:
@@ -253,38 +210,6 @@ class _HeldBefore:
         held = self._tables.of_attachment(self._owner.attachment)
         return any(each.boot == self._boot for each in held)
 
-    def on_other_rails(
-        self, range_: Range, blocks: Sequence[LeasedBlock], confirmed: Sequence[LeasedBlock]
-    ) -> list[Range]:
-        """The indexes that it has on other rails of the blocks, each as a range of this rail.
-
-        CNIError 11 if a block must be confirmed first: another index is worth less than a retry.
-        """
-        railed = [block for block in blocks if block.rails]
-        if not railed or self._owner is None:
-            return []
-        held = [
-            parse(each.address)
-            for each in self._tables.of_whole_pod(self._owner.pod)
-            if each.boot == self._boot and each.domain == range_.domain
-        ]
-        found = []
-        for block in railed:
-            for address in held:
-                if not any(rail.first <= address <= rail.last for rail in block.on_other_rails):
-                    continue
-                index = block.first + block.index_of(address)
-                aligned = range_.restricted([Interval(index, index)]).restricted(block.parts)
-                if aligned.parts and block in confirmed:
-                    found.append(aligned)
-                elif aligned.parts and block.state != "lost" and self._is_free(range_, index):
-                    raise _not_confirmed(block)
-        return found
-
-    def _is_free(self, range_: Range, address: int) -> bool:
-        held = self._tables.at(range_.domain, address)
-        return held is None or held.boot != self._boot
-
     def within(self, range_: Range, blocks: Sequence[LeasedBlock]) -> Range | None:
         """Its addresses of the range, but for those in blocks that were lost."""
         ours = [block.interval for block in blocks if block.state != "lost"]
@@ -303,15 +228,6 @@ class _HeldBefore:
         return narrower if narrower.parts else None
 
 
-def _require_own_index(range_: Range, confirmed: Sequence[LeasedBlock]) -> None:
-    """AddressTaken if a block of this node has the fixed address: another block is of no use."""
-    if any(block.rails and range_.restricted(block.parts).parts for block in confirmed):
-        raise AddressTaken(
-            f"{range_.where}: another pod has the index of address {text(range_.first)} on another "
-            "rail of its AddressPool: nothing was reserved; ask for another address"
-        )
-
-
 def _why_unconfirmed(block: LeasedBlock, boot: str, now: float) -> str:
     if block.boot == boot and now >= block.confirmed:
         when = (
@@ -327,13 +243,4 @@ def _why_unconfirmed(block: LeasedBlock, boot: str, now: float) -> str:
     return (
         f"this node gives no address to a new pod: {when}; see that the API server answers on this "
         "node, and that the Node object of this node exists"
-    )
-
-
-def _not_confirmed(block: LeasedBlock) -> CNIError:
-    return CNIError(
-        Code.TRY_AGAIN,
-        f"the pod's other rails have addresses of AddressBlock {block.name}, and this node has not "
-        "confirmed that lease lately: nothing was reserved; the runtime tries again: see whether "
-        "the API server answers",
     )

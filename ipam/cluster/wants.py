@@ -16,9 +16,6 @@ POOL_PATIENCE = 15.0
 """Seconds that it waits for a pool before: its definition may be as new as the pod. Both fit well
 into the time of a call, which an agent ends after 100 s and a kubelet after 120 s or more."""
 
-CLAIM_PREFIX = "ipamclaim:"
-"""Of what the block of an IPAMClaim has in place of a pod's name. The uid follows."""
-
 PoolRange = tuple[str, Network]
 """Domain and network of a range: what names its AddressPool."""
 
@@ -38,27 +35,10 @@ class PodInterface(NamedTuple):
     ifname: str
 
 
-class NamedClaim(NamedTuple):
-    """An IPAMClaim, for which addresses are reserved. `addresses` are those that it names."""
-
-    namespace: str
-    name: str
-    uid: str
-    addresses: tuple[int, ...] = ()
-
-    def interface(self, ifname: str) -> PodInterface:
-        """What stands for the interface of its pods, whose names change. No pod has a ":"."""
-        return PodInterface(self.namespace, f"{CLAIM_PREFIX}{self.uid}", ifname)
-
-    def __str__(self) -> str:
-        return f"{self.namespace}/{self.name}"
-
-
 class Want(NamedTuple):
     """A range of which a node needs an address, the very one if it is `fixed`.
 
-    It is the one that is reserved for the name of the pod in `sticky`, if that is given, or for the
-    IPAMClaim in `claim`, which `sticky` stands for then.
+    It is the one that is reserved for the name of the pod in `sticky`, if that is given.
     `pool` is the pool's range; it is another than the range itself for a fixed address only.
     """
 
@@ -66,7 +46,6 @@ class Want(NamedTuple):
     pool: PoolRange
     fixed: bool = False
     sticky: PodInterface | None = None
-    claim: NamedClaim | None = None
 
     @property
     def parts(self) -> tuple[Interval, ...]:
@@ -123,13 +102,6 @@ class Claims(Protocol):
         """Addresses of these ranges that the pod has kept from whereabouts, which set it up: they
         are the attachment's. CNIError 11 if that cannot be seen now."""
 
-    def claimed(self, owner: Owner) -> NamedClaim | None:
-        """The IPAMClaim that the pod names for this interface, if it names one. CNIError 11 if it
-        cannot be used, or cannot be seen now."""
-
-    def fill(self, claim: NamedClaim, owner: Owner, grant: Grant) -> None:
-        """Write into the claim what the pod got. CNIError 11: the grant is to be undone."""
-
     def announce(self, owner: Owner, grant: Grant) -> bool:
         """Tell whereabouts of the grant, where it still hands out addresses; False if it has
         given one of them away: the grant is to be undone. CNIError 11 if that cannot be done now.
@@ -145,47 +117,12 @@ class Claims(Protocol):
         """Why `claim` would fail, as far as that is known without asking anybody."""
 
 
-class NoClaims:
-    """The `Claims` of a process that leases nothing: another than the agent. `coexist`: whereabouts
-    still hands out addresses of the same ranges on other nodes."""
-
-    def __init__(self, coexist: bool = False) -> None:
-        self._coexist = coexist
-
-    def claim(self, wants: Sequence[Want], deadline: float) -> None:
-        raise LeasesNothing(self.unable(wants))
-
-    def kept(self, owner: Owner, ranges: Collection[PoolRange]) -> Mapping[PoolRange, int]:
-        return {}
-
-    def claimed(self, owner: Owner) -> NamedClaim | None:
+def of_agent(claims: Claims | None) -> Claims:
+    """Those of this process. LeasesNothing if it has none, as it is another than the agent."""
+    if claims is None:
         raise LeasesNothing(
-            '"allowPersistentIPs": only podfabric\'s agent can read the IPAMClaim of a pod: '
-            "nothing was reserved; see that the agent of this node runs"
+            "only podfabric's agent hands out addresses of the cluster: nothing was reserved; have "
+            "the runtime start the launcher (`podfabric install`), and see that the agent of this "
+            'node runs; for addresses of this node alone set "ipam.scope" to node'
         )
-
-    def fill(self, claim: NamedClaim, owner: Owner, grant: Grant) -> None:
-        pass
-
-    def announce(self, owner: Owner, grant: Grant) -> bool:
-        if self._coexist:
-            raise CNIError(
-                Code.TRY_AGAIN,
-                '"ipam.compat" is Coexist: only podfabric\'s agent can tell whereabouts which '
-                "addresses are used: nothing was reserved; see that the agent of this node runs",
-            )
-        return True
-
-    def used(self, want: Want, occupancy: Occupancy) -> None:
-        pass
-
-    def failed(self, owner: Owner, error: CNIError) -> None:
-        pass
-
-    def unable(self, wants: Sequence[Want]) -> str:
-        listed = ", ".join(str(want.range.network) for want in wants)
-        return (
-            f"this node has leased no free address of {listed}, and only podfabric's agent can "
-            "lease more: nothing was changed; see that the agent of this node runs, with "
-            '"ipam.scope": cluster in config.yaml, and whether its log says what it lacks for that'
-        )
+    return claims

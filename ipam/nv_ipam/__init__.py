@@ -1,5 +1,5 @@
-"""NVIDIA's nv-ipam: its definitions and its pools as they are, without its daemon.
+"""NVIDIA's IPAM: its definitions and its pools as they are, without its controller and daemon.
 
-`options` reads a definition, `pools` has what this node may use of a pool, `requests` makes range
-sets of both. Its objects on the API server are followed in `ipam.cluster.nv_ipam`.
+`options` reads a definition, `translate` makes ordinary options of it, `pools` AddressPools of its
+objects, and `importing` is the part of the agent.
 """

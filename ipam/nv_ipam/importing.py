@@ -1,245 +1,130 @@
-"""Reservations out of the store of nv-ipam's node daemon (/var/lib/cni/nv-ipam/store).
+"""A node's pools in a file that ADDs read, once its store has what nv-ipam's daemon gave to pods.
 
-The file has the pool of each reservation, its container, interface and pod, and not the network's
-name. So an imported reservation has IMPORTED for its network, until its pod's next ADD or DEL. That
-finds it by container and interface, or by pod and interface: both are unique on a node.
+The daemon's store (/var/lib/cni/nv-ipam/store) is imported once into each store of the node. It has
+the container, interface and pod of each reservation, and not the network's name: DEL and CHECK find
+an imported one by container and interface.
 """
 
-import hashlib
-import os
+import logging
 import re
 import socket
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
+from typing import cast
 
 import msgspec
 from msgspec.structs import replace
 
 from base import decoding
-from base.files import write_atomically
-from cni.spec.attachment import Attachment
+from base.text import printable
 from cni.spec.errors import CNIError, Code
 from ipam.addresses import parse, parse_interface, text
-from ipam.nv_ipam.pools import domain_of
-from ipam.store import Owner, Reservation
-from ipam.tables import Tables
-
-IMPORTED = " nv-ipam"
-"""No network has this name, since it begins with a space."""
+from ipam.cluster.api import ApiError, ClusterApi
+from ipam.cluster.controller.mirror import Mirror
+from ipam.cluster.step_thread import StepThread
+from ipam.cluster.until_closed import UntilClosed
+from ipam.importing import UNNAMED, import_all
+from ipam.nv_ipam.options import node_defaults
+from ipam.nv_ipam.pools import NvCIDRPool, NvIPPool, NvPool, node_pool
+from ipam.nv_ipam.translate import DOMAIN, NodePool, NodePools, PoolsFile
+from ipam.sqlite_store import SqliteStore
+from ipam.store import Reservation
+from ipam.store_files import StoreFiles
 
 STORE = Path("/var/lib/cni/nv-ipam/store")
-
-SOCKET = "daemon.sock"
-"""Beside the store. The shim asks the daemon there."""
-
-MARK = "nv-ipam-imported"
-"""Beside our store: which content of the daemon's store was imported into it."""
-
-EXPORTED = "nv-ipam-exported"
-"""Beside our store, while nv-ipam's daemon serves this node again: what its store was given."""
+STORED = "the daemon's store"
+LOOK_EVERY = 5.0  # seconds, while something is missing
+REST = 60.0  # seconds otherwise; a change of a pool wakes the thread
+LABELS_EVERY = 300.0  # seconds between two reads of the Node's labels
 
 _VERSION = 1
 _CHECKSUM = re.compile(rb'"checksum":(\d+)')
 _FNV_PRIME, _FNV_BASIS = 16777619, 2166136261
 
+_log = logging.getLogger(__name__)
 
-class EntryMetadata(msgspec.Struct, frozen=True):
-    """Of a reservation; `pool_config_snapshot` is a JSON document in a text.
 
-    The fields of this and of what follows are in the order of nv-ipam (pkg/ipam-node/types): its
-    checksum depends on it.
-    """
-
+class _GivenTo(msgspec.Struct, frozen=True):
+    pool_config_snapshot: str
     create_time: str = ""
     pod_uuid: str = ""
     pod_name: str = ""
     pod_namespace: str = ""
-    device_id: str = ""
-    pool_config_snapshot: str = ""
 
 
-class StoredEntry(msgspec.Struct, frozen=True):
-    """A reservation of the daemon."""
-
+class _Given(msgspec.Struct, frozen=True):
     container_id: str
     interface_name: str
     ip_address: str
-    metadata: EntryMetadata = EntryMetadata()
+    metadata: _GivenTo
 
 
-class StoredPool(msgspec.Struct, frozen=True):
-    """The reservations of a pool, by `<container>_<interface>`."""
-
-    name: str = ""
-    entries: dict[str, StoredEntry] | None = None
-    last_pool_config: str = ""
-    last_reserved_ip: str | None = ""
+class _GivenPool(msgspec.Struct, frozen=True):
+    entries: dict[str, _Given] | None = None
 
 
-class DaemonStore(msgspec.Struct, frozen=True):
-    """The whole file. The key of an IPPool is its name, that of a CIDRPool `cidrpool/NAME`."""
-
+class _DaemonStore(msgspec.Struct, frozen=True):
     version: int
     checksum: int
-    pools: dict[str, StoredPool] | None
+    pools: dict[str, _GivenPool] | None
 
 
 class _Snapshot(msgspec.Struct, frozen=True):
     subnet: str
 
 
-def is_store(content: bytes) -> bool:
-    """Whether it looks like the daemon's store."""
-    return content[:1] == b"{" and b'"checksum"' in content and b'"pools"' in content
-
-
 def reservations(source: Path, boot: str) -> list[Reservation]:
-    """Everything in the store. CNIError 6 if it is damaged, 11 if the daemon still runs."""
-    require_stopped(source.with_name(SOCKET))
-    return reservations_of(source, source.read_bytes(), boot)
-
-
-def reservations_of(source: Path, content: bytes, boot: str) -> list[Reservation]:
-    """The same of a content of that file. CNIError 6 if it is damaged."""
-    store = decoded(source, content)
+    """Everything in the daemon's store. OSError; CNIError 6 if it is damaged, 11 if the daemon
+    still runs."""
+    _require_stopped(source.with_name("daemon.sock"))
+    content = source.read_bytes()
     try:
-        return [
-            _reservation(key, entry, boot)
-            for key, pool in sorted((store.pools or {}).items())
-            for entry in (pool.entries or {}).values()
-        ]
-    except (msgspec.MsgspecError, ValueError) as error:
-        raise _damaged(source, error) from None
-
-
-def decoded(source: Path, content: bytes) -> DaemonStore:
-    """The content of the daemon's store. CNIError 6 if it is damaged."""
-    try:
-        store = decoding.decode(content, DaemonStore)
+        store = decoding.decode(content, _DaemonStore)
         if store.version != _VERSION:
             raise ValueError(f"it has version {store.version}, and {_VERSION} is known")
-        if checksum_of(content) != store.checksum:
+        if _checksum_of(content) != store.checksum:
             raise ValueError("its checksum is wrong")
+        pools = (store.pools or {}).values()
+        return [_read(each, boot) for pool in pools for each in (pool.entries or {}).values()]
     except (msgspec.MsgspecError, ValueError) as error:
-        raise _damaged(source, error) from None
-    return store
+        raise CNIError(Code.DECODING_FAILURE, f"{source}: {error}: nothing was done") from None
 
 
-def _damaged(source: Path, error: Exception) -> CNIError:
-    return CNIError(Code.DECODING_FAILURE, f"{source}: {error}: nothing was done")
-
-
-def imported(tables: Tables, owner: Owner) -> Sequence[Reservation]:
-    """The imported part of the owner's attachment or pod, as the owner's network has it."""
-    attachment = owner.attachment
-    unnamed = Attachment(IMPORTED, attachment.container_id, attachment.ifname)
-    held = tables.of_attachment(unnamed)
-    held += tables.of_pod(Owner(unnamed, owner.pod))
-    return [replace(each, network=attachment.network) for each in dict.fromkeys(held)]
-
-
-def mark(directory: Path, store: str, content: bytes) -> None:
-    """Remember that this content of the daemon's store is in the store of that id. OSError."""
-    write_atomically(directory / MARK, _marked(store, content))
-
-
-def is_marked(directory: Path, store: str, content: bytes) -> bool:
-    """Whether `mark` remembers that. OSError."""
-    try:
-        return (directory / MARK).read_bytes() == _marked(store, content)
-    except FileNotFoundError:
-        return False
-
-
-def require_open(directory: Path) -> None:
-    """Raises CNIError 11 where nv-ipam's own daemon serves the node again (`exporting`)."""
-    if why := why_closed(directory):
-        raise CNIError(Code.TRY_AGAIN, f"{why}: nothing was reserved")
-
-
-def why_closed(directory: Path) -> str | None:
-    """Why podfabric gives no address of nv-ipam's pools here; None if it may."""
-    if not os.path.exists(f"{directory}/{EXPORTED}"):  # noqa: PTH110 - each ADD does this
-        return None
-    return (
-        "this node was given back to nv-ipam's daemon (`podfabric ipam export`): put NVIDIA's "
-        "executable nv-ipam into the CNI directory and start the daemon; or stop it and run "
-        f"`podfabric ipam import {STORE}`, and podfabric serves the node"
-    )
-
-
-def why_unfinished(source: Path, directory: Path, store: str) -> str | None:
-    """Why the store of that id may lack what pods have from the daemon; None if it has it all."""
-    if (why := why_closed(directory)) is not None:
-        return why
-    try:
-        require_stopped(source.with_name(SOCKET))
-        content = source.read_bytes()
-    except FileNotFoundError:
-        state = source.parent.parent
-        return None if state.is_dir() else f"cannot see {state}, where nv-ipam's daemon works"
-    except OSError as error:
-        return f"cannot read {source}: {error.strerror}"
-    except CNIError as error:
-        return error.message
-    try:
-        if is_marked(directory, store, content):
-            return None
-    except OSError as error:
-        return f"cannot read {directory / MARK}: {error.strerror}"
-    try:
-        found = decoding.decode(content, DaemonStore)
-    except msgspec.MsgspecError as error:
-        return f"{source} is damaged: {error}"
-    if not any(pool.entries for pool in (found.pools or {}).values()):
-        return None
-    return (
-        f"pods may have addresses from its daemon: run `podfabric ipam import {source}` here, or "
-        "remove that file if no pod of then runs here any more"
-    )
-
-
-def _marked(store: str, content: bytes) -> bytes:
-    return f"{store} {hashlib.sha256(content).hexdigest()}\n".encode()
-
-
-def _reservation(key: str, entry: StoredEntry, boot: str) -> Reservation:
+def _read(entry: _Given, boot: str) -> Reservation:
     meta = entry.metadata
     subnet = decoding.decode(meta.pool_config_snapshot, _Snapshot).subnet
+    try:  # of RFC 3339 with up to nine digits of a second, of which Python reads six
+        since = datetime.fromisoformat(re.sub(r"\.\d+", "", meta.create_time)).timestamp()
+    except ValueError:
+        since = 0
     return Reservation(
-        domain=domain_of(key if "/" in key else f"ippool/{key}"),
+        domain=DOMAIN,
         address=text(parse(entry.ip_address)),
         range=str(parse_interface(subnet)[1]),
-        network=IMPORTED,
+        network=UNNAMED,
         container_id=entry.container_id,
         ifname=entry.interface_name,
         namespace=meta.pod_namespace,
         pod=meta.pod_name,
         uid=meta.pod_uuid,
         boot=boot,
-        since=_seconds(meta.create_time),
+        since=int(since),
         segment="",
     )
 
 
-def _seconds(written: str) -> int:
-    """Of RFC 3339 with up to nine digits of a second, of which Python reads six."""
-    try:
-        return int(datetime.fromisoformat(re.sub(r"\.\d+", "", written)).timestamp())
-    except ValueError:
-        return 0
-
-
-def checksum_of(content: bytes) -> int:
-    """FNV-1a of the file with the checksum 0 in it."""
+def _checksum_of(content: bytes) -> int:
+    """FNV-1a of the file with the checksum 0 in it (pkg/ipam-node/types)."""
     found = _FNV_BASIS
     for byte in _CHECKSUM.sub(b'"checksum":0', content, count=1).rstrip():
         found = (found ^ byte) * _FNV_PRIME & 0xFFFFFFFF
     return found
 
 
-def require_stopped(path: Path) -> None:
+def _require_stopped(path: Path) -> None:
     """Raises CNIError 11 if the daemon answers at that socket, or that cannot be told."""
     with socket.socket(socket.AF_UNIX) as client:
         client.settimeout(5.0)
@@ -253,6 +138,135 @@ def require_stopped(path: Path) -> None:
             ) from None
     raise CNIError(
         Code.TRY_AGAIN,
-        f"nv-ipam's daemon answers at {path}, and may give out addresses meanwhile: stop it on "
-        "this node, and import then",
+        f"nv-ipam's daemon answers at {path}, and may give out addresses: stop it on this node",
     )
+
+
+class FollowedPools(StepThread):
+    """Keeps what a node may use of the pools of a namespace in the file that its ADDs read.
+
+    `sources` answer all pools of a kind as they were last seen, None before that; `start` follows
+    the API server for them. `conf` is nv-ipam.conf, `clock` is monotonic.
+    """
+
+    def __init__(
+        self,
+        api: ClusterApi,
+        files: StoreFiles,
+        node: str,
+        boot: str,
+        namespace: str,
+        conf: Path,
+        daemon_store: Path = STORE,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__("nv-ipam")
+        self._followed = api
+        self._api = UntilClosed(api)
+        self._files = files
+        self._file = PoolsFile(files.directory)
+        self._node = node
+        self._boot = boot
+        self._namespace = namespace
+        self._conf = conf
+        self._daemon_store = daemon_store
+        self._clock = clock
+        self._labels: Mapping[str, str] = {}
+        self._labels_at = -LABELS_EVERY
+        self._told: dict[str, str] = {}
+        self._new = NodePools()
+        self._mirrors = list[Mirror[NvPool]]()
+        self.sources = dict[str, Callable[[], Sequence[NvPool] | None]]()
+
+    def start(self, calls: UntilClosed | None = None) -> None:
+        """Keep the file up to date until `close`, in threads of its own."""
+        for form in (NvIPPool, NvCIDRPool):
+            mirror = Mirror[NvPool](self._followed, form, self.wake, namespace=self._namespace)
+            self._mirrors.append(mirror)
+            self.sources[form.KIND.lower()] = mirror.items
+        super().start(calls or self._api)
+
+    def close(self) -> None:
+        """See StepThread.close."""
+        self._api.close()
+        for mirror in self._mirrors:
+            mirror.close()
+        super().close()
+
+    def step(self) -> float:
+        """Bring the file up to date; for how many seconds nothing is due then."""
+        try:
+            former = self._file.read() or NodePools()
+        except CNIError:
+            former = NodePools()  # it is written again
+        found = {kind: source() for kind, source in self.sources.items()}
+        self._new = former
+        is_well = self._guarded(STORED, self._import)
+        is_well &= self._guarded("nv-ipam.conf", self._read_conf)
+        why = "; ".join(self._told[what] for what in ("nv-ipam.conf", STORED) if what in self._told)
+        if any(pool.spec.node_selector for pools in found.values() for pool in pools or ()):
+            is_well &= self._guarded("the Node's labels", self._read_labels)
+        pools = {  # of a kind that is not read, or not installed
+            key: pool
+            for key, pool in former.pools.items()
+            if found.get(key.partition("/")[0]) is None
+        }
+        for pool in (each for listed in found.values() for each in listed or ()):
+            pools[pool.key] = self._view(pool)
+        new = replace(self._new, pools=pools, why=why)
+        if new != former:
+            is_well &= self._guarded("the file of the pools", lambda: self._file.write(new))
+        return REST if is_well and None not in found.values() else LOOK_EVERY
+
+    def _guarded(self, what: str, work: Callable[[], object]) -> bool:
+        """Whether it went well. What did not is logged once, and tried again."""
+        try:
+            work()
+        except (ApiError, CNIError, OSError) as error:
+            said = printable(f"nv-ipam: {what}: {error}")
+            if self._told.get(what) != said:
+                _log.warning("%s (tried again)", said)
+            self._told[what] = said
+            return False
+        if self._told.pop(what, None):
+            _log.info("nv-ipam: %s: works again", what)
+        return True
+
+    def _import(self) -> None:
+        """Have what the daemon gave to pods in the store: once in each that the node has."""
+        with self._files.transaction() as tables:
+            store = tables.meta.store
+        if store == self._new.store:
+            return
+        state = self._daemon_store.parent.parent
+        if not state.is_dir():
+            raise CNIError(Code.IO_FAILURE, f"cannot see {state}, where nv-ipam's daemon works")
+        own = SqliteStore(self._files, self._boot)
+        found = list[Reservation]()
+        with suppress(FileNotFoundError):
+            found = reservations(self._daemon_store, self._boot)
+        if self._new.store:  # the store was lost: what others hold by now is theirs
+            held = {each.address for each in own.reservations() if each.domain == DOMAIN}
+            found = [each for each in found if each.address not in held]
+        count = import_all(own, found)
+        _log.info("nv-ipam: imported %d reservations of %s", count, self._daemon_store)
+        self._new = replace(self._new, store=store)
+
+    def _read_conf(self) -> None:
+        self._new = replace(self._new, defaults=node_defaults(self._conf))
+
+    def _read_labels(self) -> None:
+        if self._clock() - self._labels_at >= LABELS_EVERY:
+            self._labels = cast(ClusterApi, self._api).node(self._node).labels
+            self._labels_at = self._clock()
+
+    def _view(self, pool: NvPool) -> NodePool:
+        """What the file says of a pool: of one that is invalid this node hands out nothing."""
+        found = NodePool(key=pool.key, network=pool.spec.subnet or pool.spec.cidr, usable=False)
+
+        def view() -> None:
+            nonlocal found
+            found = node_pool(pool, self._node, self._labels)
+
+        self._guarded(pool.key, view)
+        return found

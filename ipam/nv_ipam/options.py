@@ -5,7 +5,6 @@ its daemon and its log (`daemonSocket`, `logFile`, ...) have no effect.
 """
 
 from collections.abc import Sequence
-from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -95,28 +94,14 @@ def read(network: NetworkConfig, arguments: Arguments, defaults: NodeDefaults) -
     )
 
 
-def conf_of(directory: Path) -> Path:
-    """nv-ipam.conf below the directory of CNI configurations. A definition's `confDir` has no
-    effect: a tenant names no file of the node."""
-    return directory / "nv-ipam.d/nv-ipam.conf"
-
-
 def node_defaults(path: Path) -> NodeDefaults:
     """What that nv-ipam.conf says; nothing without the file. CNIError 5 and 6."""
     try:
-        status = path.stat()
-        return _read_defaults(path, status.st_mtime_ns, status.st_ino)
+        return convert(_present(decoding.decode(path.read_bytes(), _Section)), NodeDefaults)
     except (FileNotFoundError, NotADirectoryError):
         return NodeDefaults()
     except OSError as error:
         raise CNIError(Code.IO_FAILURE, f"cannot read {path}: {error.strerror}") from None
-
-
-@lru_cache(4)
-def _read_defaults(path: Path, mtime: int, inode: int) -> NodeDefaults:
-    try:
-        written = decoding.decode(path.read_bytes(), _Section)
-        return convert(_present(written), NodeDefaults)
     except (msgspec.MsgspecError, CNIError) as error:
         raise CNIError(Code.DECODING_FAILURE, f"{path}: {error}: mend or remove it") from None
 

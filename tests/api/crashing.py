@@ -26,11 +26,11 @@ from ipam.departures import DIRECTORY
 from ipam.plugin import AddressPlugin
 from ipam.scope import Stores
 from ipam.sqlite_store import SqliteStore
-from ipam.store_files import PerCall
+from ipam.store_files import StoreFiles
 from ipam.tables import Tables
 from tests.api.server import ApiServer
 from tests.unit.ipam.calls import Json, request
-from tests.unit.ipam.cluster.audit import audit, instance_of, rows_of
+from tests.unit.ipam.cluster.audit import audit, instance_of
 from tests.unit.ipam.cluster.nodes import Clock, ClusterNode
 
 MOST_DROPPED = 10  # commits that a power loss takes
@@ -96,7 +96,7 @@ class CrashingNode(ClusterNode):
         self.client = self._api_server.client(
             self._api_server.plane.directory / f"{self.name}.kubeconfig"
         )
-        self.files = PerCall(self.directory, report=lambda text: None)
+        self.files = StoreFiles(self.directory, report=lambda text: None, kept=False)
         self.lessee = Lessee(
             self.client,
             self.files,
@@ -143,12 +143,9 @@ class CrashingNode(ClusterNode):
     def plain(self) -> AddressPlugin:
         """The plugin in a process beside the agent: it leases nothing and calls no server."""
         stores = Stores(
-            PerCall(self.directory, report=lambda text: None),
+            StoreFiles(self.directory, report=lambda text: None, kept=False),
             lambda: "cluster",
             compat=lambda: self.compat,
-            clock=self.clock,
-            patience=0.0,
-            pool_patience=0.0,
         )
         return AddressPlugin(stores, lambda: self.boot)
 
@@ -158,7 +155,6 @@ class CrashingNode(ClusterNode):
             self.plain().delete(request("DEL", ipam, f"{pod}-1", pod=pod))
 
     def _keep_commits(self) -> None:
-        assert isinstance(self.files, PerCall)
         inner, number = self.files.transaction, 0
 
         def keep() -> None:
@@ -278,7 +274,6 @@ class Auditor:
             assert known == block.spec.holder, f"I8: {block.metadata.name}: {known}"
         for node in self._nodes:
             self._used_is_leased(node, blocks)
-            self._ceded_is_marked(node, blocks)
 
     def _used_is_leased(self, node: CrashingNode, blocks: Mapping[str, AddressBlock]) -> None:
         """I7: what pods of this boot hold is in a block of their node on the server."""
@@ -291,17 +286,3 @@ class Auditor:
                     if interval(each).first <= parse(held.address) <= interval(each).last
                 ]
                 assert own in {each.spec.holder.instance for each in around}, f"I7: {held.address}"
-
-    def _ceded_is_marked(self, node: CrashingNode, blocks: Mapping[str, AddressBlock]) -> None:
-        """I5."""
-        held = {each.address for each in node.store.reservations() if each.boot == node.boot}
-        for row in rows_of(node):
-            found = blocks.get(row.name)
-            if found is None or found.metadata.uid != row.uid:
-                continue
-            if row.is_confirmed(node.boot, node.clock()) and found.spec.state == "Active":
-                for written in found.spec.ceded:
-                    address = parse(written)
-                    is_marked = any(first <= address <= last for first, last in row.ceded)
-                    assert is_marked, f"I5: {written} of {row.name} is not marked"
-                    assert written not in held, f"I5: {written} is held"

@@ -3,20 +3,20 @@
 import json
 import subprocess
 import tarfile
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ipam.cluster.kubernetes_api import KubernetesApi
-from ipam.cluster.nv_ipam.service import NvPoolService
-from ipam.nv_ipam.plugin import NvIpam
-from ipam.plugin import AddressPlugin
-from ipam.scope import Stores
-from ipam.store_files import PerCall
+from ipam.cluster.controller.rounds import Rounds, read_world
+from ipam.nv_ipam.importing import FollowedPools
+from ipam.nv_ipam.pools import NvCIDRPool, NvIPPool, NvPools
+from ipam.nv_ipam.translate import NodePool, NodePools, PoolsFile
 from tests.api.server import ACCOUNT, ApiServer
+from tests.api.test_nodes import RealNode
 from tests.cluster import programs
-from tests.unit.ipam.cluster.nv_ipam.nodes import NodeVerbs
+from tests.unit.ipam.nv_ipam.nodes import NvNode
 from tools.manifests import NAMESPACE as OURS
 
 NAMESPACE = "nvidia-network-operator"
@@ -82,7 +82,7 @@ def crds() -> list[str]:
 
 
 def install(server: ApiServer) -> None:
-    """The kinds, their namespace, and the rights that the chart gives with `nv_ipam: follow`."""
+    """The kinds, their namespace, and the rights that the chart gives with `nv_ipam: true`."""
     server.kubectl("create", "namespace", NAMESPACE)
     for document in (*crds(), _ROLE):
         server.kubectl("apply", "-f", "-", stdin=document)
@@ -119,28 +119,58 @@ def put_entries(server: ApiServer, plural: str, name: str, entries: list[dict[st
     assert status == 200, answer
 
 
-class ApiNode(NodeVerbs):
-    """A node whose agent's part runs with its threads and its own token."""
+def settling(server: ApiServer) -> Callable[[], None]:
+    """What does a round of podfabric's controller."""
 
-    def __init__(self, server: ApiServer, directory: Path, name: str, machine: str = "") -> None:
+    def items() -> list[NvIPPool | NvCIDRPool]:
+        admin = server.admin
+        return [
+            *admin.list(NvIPPool, namespace=NAMESPACE).items,
+            *admin.list(NvCIDRPool, namespace=NAMESPACE).items,
+        ]
+
+    rounds = Rounds(server.admin, other_pools=NvPools(server.admin, items))
+
+    def settle() -> None:
+        rounds.round(read_world(server.admin, time.monotonic))
+        assert not rounds.steps.taken_errors()
+
+    return settle
+
+
+class ApiNode(NvNode):
+    """A node whose pools are followed by threads, and whose lessee has its own token."""
+
+    def __init__(self, server: ApiServer, directory: Path, name: str) -> None:
         self.name = name
-        self.directory = directory / f"{name}-{machine}"
+        self.directory = directory / name
         self.directory.mkdir()
-        self.boot = f"boot-1{machine}"
-        ids = {"machineID": machine, "systemUUID": machine} if machine else {}
-        self.client: KubernetesApi = server.node(name, **ids)
+        leases = RealNode(server, self.directory, name)
+        self.leases, self.client = leases, leases.client
+        self.boot = self.leases.boot
+        self.clock = self.leases.clock
         self.start()
 
     def start(self) -> None:
         """A new agent process."""
-        self.files = PerCall(self.directory, report=lambda line: None)
-        self.service = NvPoolService(self.client, self.files, self.name, self.boot, NAMESPACE)
-        self.nv_ipam = NvIpam(self.directory, self.directory / "conf", self.service.follower)
+        self.leases.restart()
+        self.files = self.leases.files
+        self.service = FollowedPools(
+            self.client,
+            self.files,
+            self.name,
+            self.boot,
+            NAMESPACE,
+            self.directory / "nv-ipam.conf",
+            self.directory / "nv-ipam/store",
+        )
         self.service.start()
 
     @property
-    def plugin(self) -> AddressPlugin:
-        return AddressPlugin(Stores(self.files), lambda: self.boot, nv_ipam=lambda: self.nv_ipam)
+    def known(self) -> Mapping[str, NodePool]:
+        """The pools that it may use now."""
+        found = PoolsFile(self.directory).read() or NodePools()
+        return {key: pool for key, pool in found.pools.items() if pool.usable}
 
 
 @contextmanager

@@ -171,7 +171,7 @@ class ApiServer:
         return path
 
     def _serves_the_kinds(self) -> bool:
-        paths = ("addresspools", "addressblocks", "addressrequests", "addressreservations")
+        paths = ("addresspools", "addressblocks", "addressreservations")
         return all(self.send("GET", f"{OURS}/{path}")[0] == 200 for path in paths)
 
     def _is_refused(self, node: KubernetesApi, own: str) -> bool:

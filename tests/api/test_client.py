@@ -16,7 +16,7 @@ from ipam.cluster.kubernetes_api import KubernetesApi
 from ipam.cluster.objects import AddressBlock
 from tests.api.conftest import NODE_A
 from tests.api.server import ApiServer, name
-from tests.unit.ipam.cluster.contract import ApiContract, block, pool, request, reservation
+from tests.unit.ipam.cluster.contract import ApiContract, block, pool, reservation
 from tests.waiting import PATIENCE, join
 
 
@@ -169,17 +169,13 @@ def test_kubectl_shows_pools_and_blocks(server: ApiServer) -> None:
     ]
     assert blocks[0].split() == ["NAME", "NODE", "STATE", "USED", "FREE", "CONFIRMED", "AGE"]
     wide = server.kubectl("get", "ablock", "-o", "wide").splitlines()[0].split()
-    assert wide[-6:] == ["POOL", "EPOCH", "CEDED", "FOREIGN", "RESERVED", "INSTANCE"]
+    assert wide[-5:] == ["POOL", "EPOCH", "FOREIGN", "RESERVED", "INSTANCE"]
     assert "addresspool.ipam.podfabric.io/shown-" in server.kubectl(
         "get", "podfabric", "-o", "name"
     )
-    server.admin.create(request())
     server.admin.create(reservation())
-    for short, columns in (
-        ("areq", ["NAME", "POOL", "NODE", "COUNT", "ADDRESS", "AGE"]),
-        ("ares", ["NAME", "POOL", "KIND", "OWNER", "ADDRESSES", "NODE", "AGE"]),
-    ):
-        assert server.kubectl("get", short).splitlines()[0].split() == columns
+    columns = ["NAME", "POOL", "KIND", "OWNER", "ADDRESSES", "NODE", "AGE"]
+    assert server.kubectl("get", "ares").splitlines()[0].split() == columns
 
 
 def test_a_pods_client_reads_its_token_again(

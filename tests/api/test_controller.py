@@ -25,14 +25,12 @@ from ipam.cluster.names import block_name, pool_name
 from ipam.cluster.objects import (
     AddressBlock,
     AddressPool,
-    AddressRequest,
     BlockSpec,
     BlockStatus,
     Holder,
     Meta,
     PoolSpec,
     ReclaimSpec,
-    RequestSpec,
 )
 from tests.api.server import ApiServer, name
 from tests.unit.cli.commands import short_path
@@ -222,17 +220,6 @@ def test_a_mark_goes_with_what_the_next_holder_says_that_it_has_probed(
     stored = server.admin.update_status(replace(block, status=status))
     assert stored.status == status
     assert rounds_of(2) == ("10.94.0.9", "10.94.0.13-10.94.0.15")
-
-
-def test_a_request_of_a_node_that_is_gone_is_deleted(
-    server: ApiServer, definitions: str, controller: KubernetesApi
-) -> None:
-    pool = _pool(server, "10.93.0.0/24", name("net"))
-    spec = RequestSpec(pool=pool.metadata.name, node=name("gone"), instance=name("store"))
-    request = server.admin.create(AddressRequest(metadata=Meta(name=name("ask")), spec=spec))
-    Rounds(controller).round(read_world(controller, lambda: 0.0))
-    with pytest.raises(NotFound):
-        server.admin.get(AddressRequest, request.metadata.name)
 
 
 def test_it_may_not_do_what_it_does_not_need(server: ApiServer, controller: KubernetesApi) -> None:

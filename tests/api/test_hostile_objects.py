@@ -27,7 +27,6 @@ from ipam.cluster.kubernetes_api import KubernetesApi
 from ipam.cluster.objects import (
     AddressBlock,
     AddressPool,
-    AddressRequest,
     AddressReservation,
     Holder,
     Resource,
@@ -38,7 +37,7 @@ from tests.api.test_agent_policies import PODFABRIC, AgentNode
 from tests.api.test_controller import DEFINITIONS, KIND, _is_served
 from tests.api.test_policies_on_nodes import Tenant
 from tests.unit.cli.commands import short_path
-from tests.unit.ipam.cluster.contract import block, request, reservation
+from tests.unit.ipam.cluster.contract import block, reservation
 from tests.unix_http import UnixHTTPConnection
 from tests.waiting import until
 from tools.manifests import CHECKOUT
@@ -236,7 +235,6 @@ def write_all(server: ApiServer, namespace: str) -> dict[str, int]:
         ),
         "pods": (f"/api/v1/namespaces/{namespace}/pods", lambda number: pod(number, namespace)),
         "blocks": (path(AddressBlock), lambda number: forged(bad_block(), number)),
-        "requests": (path(AddressRequest), lambda number: forged(request(), number)),
         "reservations": (
             path(AddressReservation, namespace),
             lambda number: forged(reservation(namespace), number),
@@ -275,7 +273,7 @@ def make_pool(server: ApiServer, range_: str) -> None:
 
 def delete_all(server: ApiServer, namespace: str) -> None:
     """Nothing is left for the tests after this one."""
-    for kind in (AddressBlock, AddressRequest, AddressReservation):
+    for kind in (AddressBlock, AddressReservation):
         for each in server.admin.list(kind).items:
             with suppress(NotFound, Conflict):
                 if each.metadata.finalizers:

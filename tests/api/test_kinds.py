@@ -29,30 +29,11 @@ BLOCK: Document = {
         "holder": {"instance": "i", "node": "n", "nodeUID": "u", "boot": "b"},
     },
 }
-REQUEST: Document = {
-    "apiVersion": "ipam.podfabric.io/v1alpha1",
-    "kind": "AddressRequest",
-    "metadata": {"name": "kinds"},
-    "spec": {"pool": "kinds-10.7.0.0-16", "node": "n", "instance": "i"},
-}
 RESERVATION: Document = {
     "apiVersion": "ipam.podfabric.io/v1alpha1",
     "kind": "AddressReservation",
     "metadata": {"name": "kinds", "namespace": "default"},
     "spec": {"pool": "kinds-10.7.0.0-16", "owner": {"kind": "Pod", "name": "trainer-0"}},
-}
-
-SHARE: Document = {
-    "apiVersion": "ipam.podfabric.io/v1alpha1",
-    "kind": "AddressShare",
-    "metadata": {"name": "ippool.kinds.n"},
-    "spec": {
-        "pool": "ippool/kinds",
-        "node": "n",
-        "ranges": ["10.7.0.1-10.7.0.9", "fd00::1"],
-        "holder": {"instance": "i", "node": "n", "boot": "b"},
-        "maxOfflineSeconds": 1800,
-    },
 }
 
 
@@ -123,9 +104,6 @@ STICKY = {"reservation": "a/web", "pod": "web-0", "ifname": "net1", "address": "
         (POOL, {"metadata.name": "n-0123456789-10.7.0.0-16", "spec.networkName": "Blue_1"}),
         (POOL, {"metadata.name": "n-0123456789-10.7.0.0-16", "spec.networkName": LONG}),
         (POOL, {"spec.exclude": ["10.7.0.1", "10.7.0.0/28", "10.7.0.9-10.7.0.20"]}),
-        (POOL, {"spec.rails": ["10.8.0.0/16", "10.9.0.0/16"], "spec.exclude": ["10.9.0.1"]}),
-        (POOL, {"spec.rails": [f"10.{8 + rail}.0.0/16" for rail in range(32)]}),
-        (POOL, pool("2001:db8:7::1:0/112", rails=["2001:db8:7::2:0/112"])),
         (POOL, {"spec.reclaim": {"nodeGoneAfter": "1h30m", "maxOffline": "1.5s"}}),
         (POOL, {"spec.sticky": {"ownerGoneAfter": "168h"}}),
         (POOL, {"spec.sticky": {"ownerGoneAfter": "1m0.5s", "maxAddresses": 7}}),
@@ -143,17 +121,12 @@ STICKY = {"reservation": "a/web", "pod": "web-0", "ifname": "net1", "address": "
         ),
         (BLOCK, {"metadata.name": "kinds.0--1-128", "spec.first": "::1", "spec.prefix": 128}),
         (BLOCK, {"spec.foreign": ["10.7.0.64", "10.7.0.95"]}),
-        (BLOCK, {"spec.rails": ["10.8.0.64", "10.9.0.64"]}),
-        (BLOCK, {"spec.ceded": ["10.7.0.66"], "spec.cedeWanted": ["10.7.0.95"]}),
-        (BLOCK, block("10.7.0.66", 32, cover="kinds.10.7.0.64-27")),
-        (BLOCK, block("2001:db8::1:7", 128, cover="kinds.2001-db8--1-0-120")),
         (
             BLOCK,
             {
                 "metadata.name": "kinds.2001-db8--7-128",
                 "spec.first": "2001:db8::7",
                 "spec.prefix": 128,
-                "spec.cover": "kinds.2001-db8--0-120",
             },
         ),
         (BLOCK, {"spec.sticky": STICKY}),
@@ -164,14 +137,7 @@ STICKY = {"reservation": "a/web", "pod": "web-0", "ifname": "net1", "address": "
         (BLOCK, {"spec.compat": "Read", "spec.foreign": ["10.7.0.65"]}),
         (BLOCK, {"spec.holder": {"instance": "i", "node": "n"}}),
         (BLOCK, {"spec.probe": True}),
-        (REQUEST, {}),
-        (REQUEST, {"spec.address": "10.7.0.9", "spec.count": 4096}),
-        (REQUEST, {"spec.parts": ["10.7.0.9", "10.7.0.16-10.7.0.31"]}),
-        (POOL, {"spec.ceding": True}),
         (RESERVATION, {}),
-        (SHARE, {}),
-        (SHARE, {"spec.ranges": GONE}),
-        (SHARE, {"spec.holder": GONE, "spec.maxOfflineSeconds": GONE}),
         (RESERVATION, {"spec.owner": {"kind": "StatefulSet", "name": "t", "ifname": "net1"}}),
     ],
 )
@@ -182,24 +148,15 @@ def test_a_right_object_is_accepted(server: ApiServer, kind: Document, changes: 
 CANONICAL = "a network in canonical form"
 NAMED = "metadata.name must"
 EXCLUDE = "exclude must name"
-SUB_BLOCK = "a sub-block is one address of the block that cover names"
 
 
 @pytest.mark.parametrize(
     ("kind", "changes", "said"),
     [
         (POOL, {"spec.range": GONE}, "spec.range: Required"),
-        (POOL, {"spec.rails": ["10.8.0.0/17"]}, "of the size of the range"),
         (POOL, {"spec.compat": "Write"}, "Unsupported value"),
-        (POOL, {"spec.compat": "Read", "spec.ceding": True}, "knows nothing of it"),
         (POOL, {"spec.compat": "Read", "spec.mirror": True}, "a pool with mirror"),
-        (POOL, {"spec.compat": "Read", "spec.rails": ["10.8.0.0/16"]}, "knows no rails"),
         (BLOCK, {"spec.compat": "Write"}, "Unsupported value"),
-        (POOL, {"spec.rails": ["10.7.0.0/16"]}, "of the size of the range"),
-        (POOL, {"spec.rails": ["2001:db8::/16"]}, "a network in canonical form"),
-        (POOL, {"spec.rails": ["10.8.0.1/16"]}, "a network in canonical form"),
-        (POOL, {"spec.rails": ["10.8.0.0/16"], "spec.exclude": ["10.9.0.1"]}, "exclude must name"),
-        (BLOCK, {"spec.rails": ["10.8.0.064"]}, "an address in canonical form"),
         (BLOCK, {"spec.sticky": {**STICKY, "address": "10.7.0.1"}}, "an address of the block"),
         (BLOCK, {"spec.sticky": {**STICKY, "address": ""}}, "or nothing"),
         (BLOCK, {"spec.sticky": {**STICKY, "pod": ""}}, "or nothing"),
@@ -263,36 +220,9 @@ SUB_BLOCK = "a sub-block is one address of the block that cover names"
         (BLOCK, {"spec.epoch": 0}, "spec.epoch"),
         (BLOCK, {"spec.foreign": ["10.7.0.96"]}, "must name addresses of the block"),
         (BLOCK, {"spec.foreign": ["x"]}, "must name addresses of the block"),
-        (BLOCK, {"spec.ceded": ["10.7.0.96"]}, "must name addresses of the block"),
-        (BLOCK, {"spec.ceded": ["10.7.0.66", "10.7.0.66"]}, "Duplicate value"),
-        (BLOCK, {"spec.ceded": ["10.7.0.64/32"]}, "in canonical form"),
-        (BLOCK, {"spec.cedeWanted": ["10.7.0.96"]}, "must name addresses of the block"),
-        (BLOCK, {"spec.cover": "kinds.10.7.0.0-26"}, SUB_BLOCK),
-        (BLOCK, block("10.7.0.66", 32, cover="kinds.10.7.0.0-27"), SUB_BLOCK),
-        (BLOCK, block("10.7.0.66", 32, cover="other.10.7.0.64-27"), SUB_BLOCK),
-        (BLOCK, block("10.7.0.66", 32, cover="kinds.x-27"), SUB_BLOCK),
-        (BLOCK, block("10.7.0.66", 32, cover="x"), "Invalid value"),
-        (
-            BLOCK,
-            block("10.7.0.66", 32, cover="kinds.10.7.0.64-27", ceded=["10.7.0.66"]),
-            "a sub-block cedes nothing",
-        ),
         (BLOCK, {"spec.shared": True}, 'unknown field "spec.shared"'),
-        (REQUEST, {"spec.count": 0}, "spec.count"),
-        (REQUEST, {"spec.count": 4097}, "spec.count"),
-        (REQUEST, {"spec.address": "10.7.0.0/24"}, "an address in canonical form"),
-        (REQUEST, {"spec.node": GONE}, "spec.node: Required"),
         (RESERVATION, {"spec.owner": {"kind": "Deployment", "name": "x"}}, "spec.owner.kind"),
         (RESERVATION, {"spec.owner": GONE}, "spec.owner: Required"),
-        (SHARE, {"spec.node": GONE}, "spec.node: Required"),
-        (SHARE, {"spec.pool": "kinds"}, "spec.pool"),
-        (SHARE, {"spec.ranges": ["10.7.0.0/24"]}, "in canonical form"),
-        (SHARE, {"spec.ranges": ["10.7.0.01"]}, "in canonical form"),
-        (SHARE, {"spec.holder.node": "m"}, "holder.node must be node"),
-        (SHARE, {"spec.holder.instance": GONE}, "spec.holder.instance: Required"),
-        (SHARE, {"spec.state": "Draining"}, "spec.state"),
-        (SHARE, {"spec.maxOfflineSeconds": -1}, "spec.maxOfflineSeconds"),
-        (SHARE, {"spec.ranges": ["10.7.0.1-10.7.0.2-10.7.0.3"]}, "in canonical form"),
     ],
 )
 def test_a_wrong_object_is_refused_with_the_reason(
@@ -317,11 +247,7 @@ HOLDER = {"instance": "j", "node": "n", "nodeUID": "u", "boot": "b"}
         (BLOCK, {"spec.space": "other"}, "a block keeps its space"),
         (BLOCK, {"spec.first": "10.7.0.96"}, "a block keeps its first address"),
         (BLOCK, {"spec.prefix": 28}, "a block keeps its prefix"),
-        (BLOCK, {"spec.cover": "kinds.10.7.0.0-24"}, "a block keeps its cover"),
-        (BLOCK, {"spec.ceded": ["10.7.0.66"], "spec.cedeWanted": []}, ""),
         (BLOCK, {"spec.sticky": STICKY}, "a block keeps the pod that it is for"),
-        (BLOCK, {"spec.rails": ["10.8.0.64"]}, "a block keeps its rails"),
-        (POOL, {"spec.rails": ["10.8.0.0/16"]}, "a pool keeps its rails"),
         (BLOCK, {"spec.holder": HOLDER}, "epoch must grow by 1"),
         (BLOCK, {"spec.holder": HOLDER, "spec.epoch": 3}, "epoch must grow by 1"),
         (BLOCK, {"spec.holder.boot": "c"}, "epoch must grow by 1"),
@@ -329,13 +255,7 @@ HOLDER = {"instance": "j", "node": "n", "nodeUID": "u", "boot": "b"}
         (BLOCK, {"spec.holder": HOLDER, "spec.epoch": 2}, ""),
         (BLOCK, {"spec.epoch": 2}, ""),
         (BLOCK, {"spec.state": "Reclaiming", "spec.maxOfflineSeconds": 1800}, ""),
-        (REQUEST, {"spec.count": 2}, "a request never changes"),
         (RESERVATION, {"spec.owner.name": "trainer-1"}, "a reservation keeps its pool and owner"),
-        (SHARE, {"spec.node": "m"}, "pool and node never change"),
-        (SHARE, {"spec.ranges": []}, ""),
-        (SHARE, {"spec.holder.boot": "c", "spec.state": "Reclaiming"}, ""),
-        (SHARE, {"spec.holder.instance": "j"}, "a share keeps the instance of its holder"),
-        (SHARE, {"spec.holder": GONE}, "a share keeps the instance of its holder"),
     ],
 )
 def test_what_identifies_an_object_never_changes(
@@ -367,12 +287,10 @@ def test_defaults_are_written_into_objects(server: ApiServer) -> None:
         "range": "10.7.0.0/16",
         "networkName": "kinds",
         "shared": True,
-        "rails": [],
         "exclude": [],
         "blockSize": 0,
         "maxBlocksPerNode": 0,
         "claimFrom": "Low",
-        "ceding": False,
         "compat": "None",
         "mirror": False,
         "state": "Active",
@@ -391,4 +309,4 @@ def test_the_server_complains_about_none_of_our_expressions(server: ApiServer) -
     group = "/apis/admissionregistration.k8s.io/v1"
     _, policies = server.send("GET", f"{group}/validatingadmissionpolicies")
     names = {each["metadata"]["name"] for each in policies["items"]}
-    assert {"podfabric-own-blocks", "podfabric-own-requests"} <= names
+    assert "podfabric-own-blocks" in names

@@ -14,8 +14,8 @@ from ipam.cluster.lessee import CONFIRM_EVERY, Lessee
 from ipam.cluster.names import pool_name, space_name
 from ipam.cluster.objects import AddressBlock, AddressPool, Meta, PoolSpec, PoolStatus
 from ipam.plugin import AddressPlugin
-from ipam.resident import Resident
 from ipam.scope import Stores
+from ipam.store_files import StoreFiles
 from tests.api.conftest import NODE_A, NODE_B
 from tests.api.server import ApiServer
 from tests.unit.ipam.calls import request
@@ -29,7 +29,7 @@ class LeasingNode:
 
     def __init__(self, api: KubernetesApi, name: str, directory: Path) -> None:
         self.clock = Clock()
-        self.files = Resident(directory)
+        self.files = StoreFiles(directory)
         self.lessee = Lessee(api, self.files, name, f"boot-of-{name}", clock=self.clock)
         stores = Stores(self.files, lambda: "cluster", self.lessee, clock=self.clock, patience=60.0)
         self.plugin = AddressPlugin(stores, lambda: f"boot-of-{name}")

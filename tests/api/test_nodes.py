@@ -18,7 +18,7 @@ from ipam.cluster.objects import (
     PoolSpec,
     PoolStatus,
 )
-from ipam.store_files import PerCall
+from ipam.store_files import StoreFiles
 from tests.api.conftest import NODE_A
 from tests.api.server import ApiServer, name
 from tests.unit.ipam.cluster.nodes import Clock, ClusterNode
@@ -43,7 +43,7 @@ class RealNode(ClusterNode):
 
     def restart(self, boot: str = "") -> None:
         self.boot = boot or self.boot
-        self.files = PerCall(self.directory, report=lambda text: None)
+        self.files = StoreFiles(self.directory, report=lambda text: None, kept=False)
         self.lessee = Lessee(self.client, self.files, self.name, self.boot, clock=self.clock)
 
 

@@ -9,10 +9,10 @@ from msgspec.structs import replace
 from ipam.addresses import parse, text
 from ipam.cluster.api import NotFound, Refused
 from ipam.cluster.kubernetes_api import KubernetesApi
-from ipam.cluster.objects import AddressBlock, AddressPool, AddressRequest, BlockStatus, StickySpec
+from ipam.cluster.objects import AddressBlock, AddressPool, BlockStatus, StickySpec
 from tests.api.conftest import NODE_A, NODE_B
 from tests.api.server import ApiServer, name
-from tests.unit.ipam.cluster.contract import block, pool, request, reservation
+from tests.unit.ipam.cluster.contract import block, pool, reservation
 from tests.waiting import until
 from tools.manifests import NAMESPACE
 
@@ -30,9 +30,6 @@ def test_an_agent_leases_uses_and_returns_its_own_blocks(
     fields = {"spec.holder.instance": "another", "spec.holder.node": NODE_A}
     assert last in node_a.list(AddressBlock, fields).items
     node_a.delete(last)
-    asked = node_a.create(request(NODE_A))
-    assert node_a.get(AddressRequest, asked.metadata.name) == asked
-    node_a.delete(asked)
     made = server.admin.create(pool())
     assert node_a.get(AddressPool, made.metadata.name) == made
 
@@ -60,18 +57,12 @@ def test_an_agent_cannot_touch_a_block_of_another_node(
     assert server.admin.get(AddressBlock, theirs.metadata.name) == theirs
 
 
-def test_an_agent_cannot_lease_for_another_node(
-    node_a: KubernetesApi, node_b: KubernetesApi
-) -> None:
+def test_an_agent_cannot_lease_for_another_node(node_a: KubernetesApi) -> None:
     why = f"the agent of node {NODE_A} may not lease for node {NODE_B}"
     refused(lambda: node_a.create(block(node=NODE_B)), why)
     mine = node_a.create(block(node=NODE_A))
     given = replace(mine.spec, holder=replace(mine.spec.holder, node=NODE_B), epoch=2)
     refused(lambda: node_a.update(replace(mine, spec=given)), why)
-    refused(lambda: node_a.create(request(NODE_B)), why)
-    asked = node_b.create(request(NODE_B))
-    why = f"the agent of node {NODE_A} may not change what is of node {NODE_B}"
-    refused(lambda: node_a.delete(asked), why)
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from ipam.cluster.objects import (
     Resource,
 )
 from ipam.cluster.whereabouts.objects import IPPool, OverlappingRangeIPReservation
-from ipam.resident import Resident
+from ipam.store_files import StoreFiles
 from tests.api.server import ApiServer, Document
 from tests.unit.ipam.cluster.nodes import READY, Clock, ClusterNode
 from tests.waiting import until
@@ -200,13 +200,13 @@ class MovingNode(ClusterNode):
         self.clock = Clock()
         self.boot = "boot-1"
         self.compat = compat
-        self.files = Resident(directory)
+        self.files = StoreFiles(directory)
         self.restart()
 
     def restart(self, boot: str = "") -> None:
         self.boot = boot or self.boot
         self.close()
-        self.files = Resident(self.directory, report=lambda text: None)
+        self.files = StoreFiles(self.directory, report=lambda text: None)
         self.lessee = Lessee(
             self.client, self.files, self.name, self.boot, clock=self.clock, compat=True
         )

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from cni.spec.errors import CNIError, Code
 from ipam import fsck
-from ipam.resident import Resident
-from ipam.store_files import PerCall
+from ipam.store_files import StoreFiles
 from tests.attacks.full_disk import SmallDisk, small_disk
 from tests.unit.ipam.calls import Calls
 
@@ -25,7 +24,7 @@ class Watched:
     def __init__(self, calls: Calls) -> None:
         self.calls = calls
         # Not with `calls`: the call under test must open its files itself.
-        before = Calls(PerCall(calls.directory, report=silent))
+        before = Calls(StoreFiles(calls.directory, report=silent, kept=False))
         self.said = before.held() if any(calls.directory.glob("*")) else {}
         self.failures: list[CNIError] = []
 
@@ -62,9 +61,9 @@ class Watched:
 
     def close_files(self) -> None:
         """Close the files of a store that is kept open. The next call opens them again."""
-        if isinstance(self.calls.files, Resident):
+        if isinstance(self.calls.files, StoreFiles) and self.calls.files.kept:
             self.calls.files.close()
-            self.calls.files = Resident(self.calls.directory, report=silent)
+            self.calls.files = StoreFiles(self.calls.directory, report=silent)
 
     def _add(self, container_id: str) -> None:
         result = self.calls.addresses(RANGES, container_id)
@@ -111,7 +110,7 @@ def node_on(directory: Path, way: str) -> Iterator[Watched]:
     if way == "opened for each call":
         yield Watched(Calls(directory))
         return
-    node = Watched(Calls(Resident(directory, report=silent)))
+    node = Watched(Calls(StoreFiles(directory, report=silent)))
     try:
         yield node
     finally:
@@ -122,7 +121,7 @@ def node_on(directory: Path, way: str) -> Iterator[Watched]:
 def disk_with_store() -> Iterator[SmallDisk]:
     """A disk; its base is a store with addresses of three pods."""
     with small_disk() as disk:
-        calls = Calls(PerCall(disk.base, report=silent))
+        calls = Calls(StoreFiles(disk.base, report=silent, kept=False))
         for number in range(3):
             calls.add(RANGES, f"c{number}")
         yield disk

@@ -6,7 +6,7 @@ from contextlib import closing, suppress
 from cni.spec.errors import CNIError
 from ipam import fsck
 from ipam.recovery import DATABASE, build
-from ipam.store_files import PerCall
+from ipam.store_files import StoreFiles
 from ipam.tables import Tables
 from tests.attacks.full_disk import small_disk
 from tests.attacks.full_disk_ipam import silent
@@ -20,7 +20,7 @@ ENOUGH = 50  # pages
 def test_store_is_whole_after_a_rebuild_however_many_pages_were_left() -> None:
     rebuilt = []
     with small_disk() as disk:
-        base = Calls(PerCall(disk.base, report=silent))
+        base = Calls(StoreFiles(disk.base, report=silent, kept=False))
         base.store.load(RESERVATIONS)
         held = base.held()
         for pages in range(0, ENOUGH + 1, 2):
@@ -31,7 +31,7 @@ def test_store_is_whole_after_a_rebuild_however_many_pages_were_left() -> None:
             except CNIError:
                 rebuilt.append(False)
             disk.make_room()
-            calls = Calls(PerCall(disk.directory, report=silent))
+            calls = Calls(StoreFiles(disk.directory, report=silent, kept=False))
             assert calls.held() == held, pages
             assert fsck.check(disk.directory, print), pages
     assert rebuilt[-1] and not rebuilt[0]

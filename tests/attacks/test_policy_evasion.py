@@ -1,6 +1,7 @@
 """A tenant tries to get past its rules: by spelling, by other plugins, and while no agent runs."""
 
 import json
+import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,15 +9,18 @@ from typing import Any
 
 import pytest
 
+from base.paths import Paths
 from base.pod import Pod
 from cni.policy import cluster
 from cni.policy.cluster import ClusterPolicies, StoredPolicy
 from cni.rdma.plugin import Rdma
 from cni.spec.dispatch import answer
+from ipam.sqlite_store import SqliteStore
+from ipam.store import Reservation
 from tests.attacks.node import OTHER, PASSED, TENANT, Attacked
-from tests.attacks.test_killed_calls_fallback import Installed, install
 from tests.attacks.test_policy import OWN, RANGE, RULES, THEIRS
 from tests.netns import namespace
+from tests.runtime import Runtime
 from tests.unit.host import servers
 
 
@@ -132,34 +136,39 @@ OF_A = {
 }
 
 
-def test_a_fallback_goes_by_the_policies_that_the_agent_saw_last_or_by_none_at_all(
+def test_an_executable_goes_by_the_policies_that_the_agent_saw_last_or_by_none_at_all(
     tmp_path: Path,
 ) -> None:
-    (tmp_path / "run").mkdir()
-    install(tmp_path)
-    installed = Installed(tmp_path, tmp_path / "run/agent.sock")
-    installed.paths.etc.mkdir(exist_ok=True)
-    installed.paths.config.write_text(json.dumps({"policy": {"cluster": True}}))
+    paths = Paths(state=tmp_path / "state", etc=tmp_path / "etc")
+    paths.etc.mkdir()
+    paths.config.write_text(json.dumps({"policy": {"cluster": True}}))
+    roots = {f"PODFABRIC_{name.upper()}": str(tmp_path / name) for name in ("run", "state", "etc")}
+    runtime = Runtime(environ={"PATH": os.environ["PATH"], **roots})
+    ipam = {"type": "podfabric-ipam", "range": "10.9.0.0/26"}
+    config = {"cniVersion": "1.0.0", "name": "n1", "type": "podfabric-ipam", "ipam": ipam}
     args = f"K8S_POD_NAMESPACE={TENANT.namespace};K8S_POD_NAME=p;K8S_POD_UID=u"
 
-    def code() -> int:
-        outcome = installed.call("ADD", CNI_ARGS=args)
-        return int(json.loads(outcome.stdout).get("code", 0))
+    def code(command: str = "ADD") -> int:
+        done = runtime.call(command, config, container_id="c1", netns="/none", args=args)
+        return int(json.loads(done.stdout or "{}").get("code", 0))
 
     def policies(*rules: dict[str, Any]) -> None:
         stored = StoredPolicy(name="p", uid="u", generation=1, rules=list(rules))
         written = ClusterPolicies(policies=(stored,), namespaces=None)
-        cluster.save(installed.paths.cluster_policies, written)
+        cluster.save(paths.cluster_policies, written)
+
+    def held() -> list[Reservation]:
+        return SqliteStore(paths.ipam, "").reservations() if paths.ipam.exists() else []
 
     assert code() == 11  # never seen
     policies(OF_A)
     assert code() == 121
-    path = installed.paths.cluster_policies
+    path = paths.cluster_policies
     path.write_bytes(path.read_bytes()[:-7])
     assert code() == 11  # damaged
-    assert installed.held == []
+    assert held() == []
     policies(OF_A | {"use": {"ipamTypes": ["podfabric-ipam"], "ranges": ["10.9.0.0/16"]}})
     assert code() == 0
     path.unlink()
-    assert installed.call("DEL", CNI_ARGS=args).exit_code == 0
-    assert installed.held == []
+    assert code("DEL") == 0
+    assert held() == []

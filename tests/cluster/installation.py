@@ -288,16 +288,16 @@ def addresses(cluster: Cluster) -> list[object]:
 
 
 @contextmanager
-def following_nv_ipam(cluster: Cluster, namespace: str, crds: Iterable[str]) -> Iterator[None]:
-    """Agents that follow nv-ipam's pools in the namespace for the block, and nv-ipam's kinds.
+def serving_nv_ipam(cluster: Cluster, namespace: str, crds: Iterable[str]) -> Iterator[None]:
+    """Agents and a controller that serve nv-ipam's pools of the namespace, and nv-ipam's kinds.
 
-    Afterwards they follow none, as before. The kinds stay.
+    Afterwards they serve none, as before. The kinds stay.
     """
     cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}})
     for crd in crds:
         for document in yaml.safe_load_all(crd):
             cluster.apply(document)
-    upgrade(cluster, {}, ipam={"nv_ipam": "follow", "nv_ipam_namespace": namespace})
+    upgrade(cluster, {}, ipam={"nv_ipam": True, "nv_ipam_namespace": namespace})
     try:
         await_agent(cluster)
         yield

@@ -20,11 +20,8 @@ Manifest = dict[str, Any]
 OPENSHIFT = ("-f", str(CHART / "values-openshift.yaml"))
 METRICS = ("--set", "metrics.proxy.enabled=true,metrics.serviceMonitor.enabled=true")
 CUSTODIAN = ("-s", "templates/custodian.yaml")
-ADDRESSES = (
-    *("addressblocks", "addresspools", "addressrequests", "addressreservations"),
-    "addressshares",
-)
-POLICIES = ("podfabric-own-blocks", "podfabric-own-requests", "podfabric-own-shares")
+ADDRESSES = ("addressblocks", "addresspools", "addressreservations")
+POLICIES = ("podfabric-own-blocks",)
 CONTROLLERS = (
     *("Deployment", "PodDisruptionBudget", "ServiceAccount"),
     *("ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"),
@@ -165,9 +162,9 @@ def test_agents_with_parts_of_gpus_may_write_events_in_every_installation(
         assert ("ClusterRole", "podfabric-events") not in _objects(*values, *WHOLE_GPUS)
 
 
-def test_following_nv_ipam_needs_its_pools_in_one_namespace_and_its_executable() -> None:
-    follow = ("--set", "ipam.nv_ipam=follow,ipam.nv_ipam_namespace=nv")
-    objects = _objects(*follow)
+def test_serving_nv_ipams_pools_needs_rights_in_their_namespace_and_the_executable() -> None:
+    nv = ("--set", "ipam.nv_ipam=true,ipam.nv_ipam_namespace=nv")
+    objects = _objects(*nv)
     assert objects.keys() - _objects().keys() == {
         ("Role", "podfabric-nv-ipam"),
         ("RoleBinding", "podfabric-nv-ipam"),
@@ -176,37 +173,10 @@ def test_following_nv_ipam_needs_its_pools_in_one_namespace_and_its_executable()
     assert role["metadata"]["namespace"] == binding["metadata"]["namespace"] == "nv"
     (rule,) = role["rules"]
     assert (rule["resources"], rule["verbs"]) == (["ippools", "cidrpools"], ["list", "watch"])
-    written = yaml.safe_load(objects["ConfigMap", "podfabric"]["data"]["config.yaml"])
-    assert written["ipam"]["nv_ipam"] == "follow"
-    assert written["ipam"]["nv_ipam_namespace"] == "nv"
-    (install,) = _pod(objects)["initContainers"]
-    assert _installed(install) == {*PLUGINS, "nv-ipam"}
-    for mode in (follow, ("--set", "ipam.nv_ipam=own")):
-        alerts = _objects(*mode, *METRICS, "--set", "alerts.enabled=true")
-        assert "PodfabricAddressesMoved" in str(alerts["PrometheusRule", "podfabric"])
-    said = _refused('ipam.nv_ipam="follow"', 'ipam.scope="node"')
-    assert "needs ipam.scope cluster" in said
-    assert "nv_ipam" not in _objects("--set", "ipam.nv_ipam=null")["ConfigMap", "podfabric"]["data"]
-
-
-def test_owning_nv_ipams_pools_is_for_the_controller_too() -> None:
-    own = ("--set", "ipam.nv_ipam=own,ipam.nv_ipam_namespace=nv")
-    objects = _objects(*own)
-    role, binding = (objects[kind, "podfabric-nv-ipam"] for kind in ("Role", "RoleBinding"))
-    assert role["metadata"]["namespace"] == "nv"
-    assert role["rules"][0]["verbs"] == ["list", "watch"]
     assert [each["name"] for each in binding["subjects"]] == ["podfabric", "podfabric-controller"]
-    prefixes = "podfabric-nv-ipam-prefixes"
-    role, binding = (objects[kind, prefixes] for kind in ("Role", "RoleBinding"))
-    assert role["metadata"]["namespace"] == binding["metadata"]["namespace"] == "nv"
-    (rule,) = role["rules"]
-    assert (rule["resources"], rule["verbs"]) == (
-        ["ippools/status", "cidrpools/status"],
-        ["update"],
-    )
-    assert [each["name"] for each in binding["subjects"]] == ["podfabric-controller"]
     written = yaml.safe_load(objects["ConfigMap", "podfabric"]["data"]["config.yaml"])
-    assert written["ipam"]["nv_ipam"] == "own"
+    assert written["ipam"]["nv_ipam"] is True
+    assert written["ipam"]["nv_ipam_namespace"] == "nv"
     deployment = objects["Deployment", "podfabric-controller"]
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
     assert "--nv-ipam=nv" in container["args"]
@@ -219,8 +189,9 @@ def test_owning_nv_ipams_pools_is_for_the_controller_too() -> None:
         return list(verbs)
 
     assert pool_verbs() == ["get", "list", "watch", "create", "delete"]
-    assert pool_verbs(*own) == ["get", "list", "watch", "create", "delete", "update"]
-    assert "needs ipam.scope cluster" in _refused('ipam.nv_ipam="own"', 'ipam.scope="node"')
+    assert pool_verbs(*nv) == ["get", "list", "watch", "create", "delete", "update"]
+    assert "needs ipam.scope cluster" in _refused("ipam.nv_ipam=true", 'ipam.scope="node"')
+    assert "nv_ipam" not in _objects("--set", "ipam.nv_ipam=null")["ConfigMap", "podfabric"]["data"]
 
 
 def test_uninstall_keeps_the_kinds_and_so_the_leases_of_running_pods() -> None:
@@ -383,8 +354,7 @@ def test_configuration_comes_to_the_nodes_as_it_is_written() -> None:
     written = yaml.safe_load(objects["ConfigMap", "podfabric"]["data"]["config.yaml"])
     values = yaml.safe_load((CHART / "values.yaml").read_text())["ipam"]
     assert values["scope"] == "cluster"
-    # The controller's, a matter of rights, and what is not followed.
-    for key in ("ceding", "ipamClaims", "nv_ipam", "nv_ipam_namespace"):
+    for key in ("nv_ipam", "nv_ipam_namespace"):  # what is not followed
         values.pop(key, None)
     assert scope.of(values, "values.yaml").scope == "cluster"  # an agent can read it
     assert written == {**config, "ipam": values, "policy": {"cluster": True}}
@@ -405,10 +375,9 @@ def _replaced_by(*values: str) -> bool:
 
 def test_what_agents_read_at_their_start_only_replaces_them() -> None:
     assert _replaced_by('ipam.compat="Read"')
-    assert _replaced_by('ipam.nv_ipam="follow"')
+    assert _replaced_by("ipam.nv_ipam=true")
     assert _replaced_by("config.agent.sweep=false")
     assert not _replaced_by("config.agent.workers=8", 'config.pools=[{"name":"rdma/vf"}]')
-    assert not _replaced_by("ipam.ceding=true")
     at_start = {"ipam", *settings.Settings.__struct_fields__} & settings.AT_START_ONLY
     assert at_start == {"ipam", "listen", "sweep"}  # those that the chart's checksum is about
     of_gpus = {key for _, key in gpu_limits.AT_START_ONLY}
@@ -436,47 +405,11 @@ def test_the_launcher_is_whereabouts_too_where_its_objects_are_looked_at() -> No
     for compat in ("Read", "Coexist"):
         (install,) = _pod(_objects("--set", f"ipam.compat={compat}"))["initContainers"]
         assert _installed(install) == {*PLUGINS, "whereabouts"}
-    own = ("--set", "ipam.compat=Read,ipam.nv_ipam=own,ipam.nv_ipam_namespace=nv")
+    own = ("--set", "ipam.compat=Read,ipam.nv_ipam=true,ipam.nv_ipam_namespace=nv")
     (install,) = _pod(_objects(*own))["initContainers"]
     assert _installed(install) == set(EVERY)
     (install,) = _pod(_objects())["initContainers"]
     assert install["args"] == ["install"]
-
-
-def test_pods_and_claims_are_read_only_where_pods_may_name_ipam_claims() -> None:
-    def rights(role: str, *sets: str) -> set[tuple[str, str]]:
-        rules = _objects(*sets)["ClusterRole", role]["rules"]
-        return {
-            (resource, verb)
-            for rule in rules
-            for resource in rule["resources"]
-            for verb in rule["verbs"]
-        }
-
-    on = ("--set", "ipam.ipamClaims=true")
-    assert rights("podfabric-agent", *on) - rights("podfabric-agent") == {
-        ("addressreservations", "create"),
-        ("pods", "get"),
-        ("ipamclaims", "get"),
-        ("ipamclaims/status", "update"),
-    }
-    assert rights("podfabric-controller", *on) - rights("podfabric-controller") == {
-        ("ipamclaims", "list"),
-    }
-    objects = _objects(*on)
-    for values, is_told in ((on, True), ((), False)):
-        deployment = _objects(*values)["Deployment", "podfabric-controller"]
-        (controller,) = deployment["spec"]["template"]["spec"]["containers"]
-        assert ("--ipam-claims" in controller["args"]) is is_told
-    name = "podfabric-claimed-reservations"
-    assert objects.keys() - _objects().keys() == {
-        ("ValidatingAdmissionPolicy", name),
-        ("ValidatingAdmissionPolicyBinding", name),
-    }
-    spec = objects["ValidatingAdmissionPolicy", name]["spec"]
-    assert spec["failurePolicy"] == "Fail"
-    binding = objects["ValidatingAdmissionPolicyBinding", name]["spec"]
-    assert binding == {"policyName": name, "validationActions": ["Deny", "Audit"]}
 
 
 @pytest.mark.parametrize("values", [(), PARTS_OF_GPUS], ids=["hcas", "gpus"])

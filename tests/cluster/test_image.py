@@ -28,6 +28,7 @@ from tests.cluster.built_image import (
     unpack,
 )
 from tests.netns import namespace
+from tests.plugins.service import install_launchers
 from tests.runtime import CHECKOUT, Runtime
 from tests.waiting import until
 from tools import manifests
@@ -273,11 +274,13 @@ def test_charts_agent_serves_launchers_from_its_container(rootfs: Path, tmp_path
     with container.running(log) as running, namespace() as netns:
         running.wait_for(*agent["startupProbe"]["exec"]["command"])
         until(lambda: _answers(agent["readinessProbe"]["httpGet"], running), what="readiness")
+        install_launchers(tmp_path / "bin", ["podfabric-ipam"])
         runtime = Runtime(
+            bin_dir=tmp_path / "bin",
             environ={
                 **os.environ,
                 "PODFABRIC_SOCKET": str(tmp_path / "host/run/podfabric/agent.sock"),
-            }
+            },
         )
         added = runtime.call("ADD", config, container_id="c1", netns=str(netns))
         assert added.exit_code == 0, f"{added}\n{log.read_text()}"

@@ -73,7 +73,7 @@ class Node:
         """The plugin as an agent would make it."""
         return IPoIB(self.paths, policy=lambda: self.policy)
 
-    unanswered_since: int | None = None  # as a launcher passes it to its fallback
+    unanswered_since: int | None = None  # as a launcher says that repeats a call
 
     def __init__(self, root: Path) -> None:
         self.paths = Paths(run=root / "run", state=root / "state")
@@ -105,7 +105,9 @@ class Node:
         if previous is not None:
             document["prevResult"] = previous.document
         stdin = json.dumps(document).encode()
-        reply = answer(self.plugin, environ, lambda: stdin, unanswered_since=self.unanswered_since)
+        if self.unanswered_since is not None:
+            environ["PODFABRIC_UNANSWERED_SINCE"] = str(self.unanswered_since)
+        reply = answer(self.plugin, environ, lambda: stdin)
         return Reply(reply.exit_code, json.loads(reply.document or b"{}"))
 
     def add(self, container_id: str, netns: str, **config: Any) -> Reply:  # noqa: ANN401

@@ -83,7 +83,7 @@ def test_add_killed_and_namespace_gone_then_delete(node: Node, pods: list[str]) 
     until(nothing_comes_back)
 
 
-def test_add_that_a_dead_agent_had_done_is_settled_by_the_fallback_s(
+def test_add_that_a_dead_agent_had_done_is_undone_by_the_next_agent_s(
     node: Node, pods: list[str]
 ) -> None:
     before = link_names()

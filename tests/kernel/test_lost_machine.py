@@ -13,7 +13,7 @@ from ipam.blocks import LeasedBlock
 from ipam.confirmed import boottime
 from ipam.plugin import AddressPlugin
 from ipam.scope import Stores
-from ipam.store_files import PerCall
+from ipam.store_files import StoreFiles
 from tests.kernel.pods import IP, Node, link_in, run
 
 RANGES = {"10.57.0.0/29": ("10.57.0.1", "10.57.0.2"), "fd00:57::/125": ("fd00:57::1", "fd00:57::2")}
@@ -24,7 +24,7 @@ class LeasingNode(Node):
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
-        self.files = PerCall(self.paths.ipam)
+        self.files = StoreFiles(self.paths.ipam, kept=False)
         with self.files.transaction() as tables:
             tables.begin()
             for number, range_ in enumerate(RANGES):

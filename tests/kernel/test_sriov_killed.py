@@ -116,7 +116,7 @@ def test_add_killed_then_added_again(
     assert not killed
 
 
-def test_add_that_a_dead_agent_had_done_is_settled_by_the_fallback_s(
+def test_add_that_a_dead_agent_had_done_is_undone_by_the_next_agent_s(
     sriov: SriovNode, pods: list[str], config: dict[str, Any]
 ) -> None:
     before = cards.snapshot()

@@ -96,7 +96,7 @@ class Service:
 
 
 def install_launchers(directory: Path, names: Sequence[str]) -> None:
-    """Copies of the launcher under those names; without a fallback beside them."""
+    """Copies of the launcher under those names."""
     directory.mkdir(parents=True, exist_ok=True)
     for name in names:
         shutil.copy(LAUNCHER, directory / name)

@@ -83,7 +83,7 @@ spec:
             - --plugins={{ join "," . }}
             {{- else }}
             {{- $plugins := list }}
-            {{- if ne (default "none" $root.Values.ipam.nv_ipam) "none" }}{{ $plugins = append $plugins "nv-ipam" }}{{ end }}
+            {{- if $root.Values.ipam.nv_ipam }}{{ $plugins = append $plugins "nv-ipam" }}{{ end }}
             {{- if ne $root.Values.ipam.compat "None" }}{{ $plugins = append $plugins "whereabouts" }}{{ end }}
             {{- with $plugins }}
             - --plugins=ib-sriov,ipoib,podfabric-ipam,rdma,sriov,{{ join "," . }}

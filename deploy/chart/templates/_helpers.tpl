@@ -99,11 +99,10 @@ helm.sh/hook: post-delete
 helm.sh/hook-weight: {{ . | quote }}
 {{- end }}
 
-{{- /* The part `ipam` of the nodes' config.yaml. `ceding` is for the controller, `ipamClaims` a
-matter of rights: agents refuse a key that they do not know. */}}
+{{- /* The part `ipam` of the nodes' config.yaml. */}}
 {{- define "podfabric.ipam" -}}
-{{- $ipam := omit .Values.ipam "ceding" "ipamClaims" -}}
-{{- if eq (default "none" .Values.ipam.nv_ipam) "none" -}}
+{{- $ipam := .Values.ipam -}}
+{{- if not .Values.ipam.nv_ipam -}}
 {{- $ipam = omit $ipam "nv_ipam" "nv_ipam_namespace" -}}
 {{- end -}}
 {{ toYaml $ipam }}

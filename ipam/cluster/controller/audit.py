@@ -24,8 +24,7 @@ def contradictions(
     pools: Mapping[str, AddressPool], blocks: Iterable[AddressBlock], index: BlockIndex
 ) -> list[Contradiction]:
     """Everything about blocks that cannot be right, by pool. Overlaps are those of `index`."""
-    blocks = tuple(blocks)
-    found = [*_overlaps(index), *_uncovered(blocks), *_wrong(blocks, pools)]
+    found = [*_overlaps(index), *_wrong(blocks, pools)]
     return sorted(found, key=lambda each: (each.pool, each.text))
 
 
@@ -46,20 +45,6 @@ def _overlaps(index: BlockIndex) -> Iterator[Contradiction]:
         text = f"{_named(placed)} and {_named(other)} have addresses in common"
         for pool in {placed.block.spec.pool, other.block.spec.pool}:
             yield Contradiction(pool, text)
-
-
-def _uncovered(blocks: Iterable[AddressBlock]) -> Iterator[Contradiction]:
-    """Sub-blocks in use whose address no node has ceded."""
-    by_name = {block.metadata.name: block.spec for block in blocks if not block.spec.cover}
-    for block in blocks:
-        name, spec = block.metadata.name, block.spec
-        if not spec.cover or spec.state != "Active":
-            continue
-        cover = by_name.get(spec.cover)
-        if cover is None:
-            yield Contradiction(spec.pool, f"{name}: its cover {spec.cover} is gone")
-        elif cover.state == "Active" and spec.first not in (*cover.ceded, *cover.recalled):
-            yield Contradiction(spec.pool, f"{name}: {spec.cover} has not ceded the address")
 
 
 def _named(placed: PlacedBlock) -> str:

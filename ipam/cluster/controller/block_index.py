@@ -2,13 +2,13 @@
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from operator import attrgetter
 
 import msgspec
 
-from ipam.addresses import Interval, parse
+from ipam.addresses import Interval
 from ipam.cluster import geometry
 from ipam.cluster.objects import AddressBlock
 
@@ -16,37 +16,29 @@ _LARGEST = 256  # addresses of a block
 
 
 class PlacedBlock(msgspec.Struct, frozen=True):
-    """A block and what it covers, on its pool's range or on another of the pool's rails."""
+    """A block and the addresses that it covers."""
 
     interval: Interval
     block: AddressBlock
-    is_rail: bool = False
 
 
 _first = attrgetter("interval.first")
 
 
 class BlockIndex:
-    """Finds the blocks of a space that overlap an interval. Sub-blocks are apart, by their cover.
+    """Finds the blocks of a space that overlap an interval.
 
     A block whose addresses make no sense, which a CRD without its rules lets pass, is left out.
     """
 
     def __init__(self, blocks: Iterable[AddressBlock]) -> None:
-        self._sub_blocks: defaultdict[str, list[AddressBlock]] = defaultdict(list)
         self._spaces: defaultdict[str, list[PlacedBlock]] = defaultdict(list)
         for block in blocks:
-            if block.spec.cover:
-                self._sub_blocks[block.spec.cover].append(block)
-                continue
             with suppress(ValueError):
-                self._spaces[block.spec.space] += list(placed(block))
+                placed = PlacedBlock(geometry.interval(block), block)
+                self._spaces[block.spec.space].append(placed)
         for placements in self._spaces.values():
             placements.sort(key=_first)
-
-    def sub_blocks(self, cover: str) -> Sequence[AddressBlock]:
-        """The sub-blocks of the block of that name."""
-        return self._sub_blocks.get(cover, ())
 
     def within(self, space: str, interval: Interval) -> Iterator[PlacedBlock]:
         """The blocks that overlap the interval, lowest first."""
@@ -69,11 +61,3 @@ class BlockIndex:
                     yield widest, placed
                 if widest is None or placed.interval.last > widest.interval.last:
                     widest = placed
-
-
-def placed(block: AddressBlock) -> Iterator[PlacedBlock]:
-    """The block on each rail. ValueError: its addresses make no sense."""
-    covered = geometry.interval(block)
-    yield PlacedBlock(covered, block)
-    for first in map(parse, block.spec.rails):
-        yield PlacedBlock(Interval(first, first + covered.last - covered.first), block, True)

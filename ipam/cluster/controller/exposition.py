@@ -9,13 +9,12 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 
 from base.scrape import Scrape
 from ipam.cluster.controller.mirror import Polled
-from ipam.cluster.controller.nv_overlaps import Overlap
 from ipam.cluster.controller.process import ControllerProcess
 from ipam.cluster.controller.rounds import Seen
 from ipam.cluster.object_reader import unreadable_family
 from ipam.cluster.objects import AddressPool
 
-CONDITIONS = ("Ready", "Exhausted", "Conflict", "Overlap")
+CONDITIONS = ("Ready", "Exhausted", "Conflict")
 
 _Count = Callable[[AddressPool], int]
 
@@ -47,7 +46,6 @@ class ControllerExposition(Scrape):
             seen = self._process.seen
             yield from _of_blocks(seen)
             yield from _of_pools(seen.pools)
-            yield _of_overlaps(seen.overlaps)
             yield from _of_poll(self._process.polled, self._process.now())
 
 
@@ -115,23 +113,11 @@ def _of_blocks(seen: Seen) -> Iterator[Metric]:
         standings.add_metric((standing,), count)
     yield standings
     for name, text, value in (
-        ("requests", "AddressRequests that wait.", seen.requests),
         ("contradictions", "What fsck --cluster would report.", seen.contradictions),
         ("nodes_over_limit", "Nodes with more blocks than their pool allows.", seen.over_limit),
         ("unusable_definitions", "Definitions that get no pool.", seen.unusable),
     ):
         yield GaugeMetricFamily(f"podfabric_cluster_{name}", text, value=value)
-
-
-def _of_overlaps(overlaps: Iterable[Overlap]) -> Metric:
-    family = GaugeMetricFamily(
-        "podfabric_cluster_nv_ipam_overlap",
-        "Addresses of one of nv-ipam's pools that it leaves to an older one.",
-        labels=("pool", "older"),
-    )
-    for each in overlaps:
-        family.add_metric((each.pool, each.older), each.addresses)
-    return family
 
 
 def _of_pools(pools: Iterable[AddressPool]) -> Iterator[Metric]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from functools import cache
 
 from ipam.cluster.api import Node
-from ipam.cluster.objects import AnyLease, Holder
+from ipam.cluster.objects import AddressBlock, Holder
 
 OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
 
@@ -38,14 +38,14 @@ class Machines:
 
     Args:
         nodes: all Node objects.
-        leases: all blocks and shares; their holders show which stores run on which machines.
+        leases: all blocks; their holders show which stores run on which machines.
         has_pods: whether pods are bound to a node's name.
     """
 
     def __init__(
         self,
         nodes: Iterable[Node],
-        leases: Iterable[AnyLease],
+        leases: Iterable[AddressBlock],
         has_pods: Callable[[str], bool],
     ) -> None:
         self._named = {node.name: node for node in nodes}

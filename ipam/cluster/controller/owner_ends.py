@@ -19,7 +19,6 @@ from msgspec.structs import replace
 from ipam.cluster.api import ClusterApi, Conflict, NotFound, Refused
 from ipam.cluster.controller.steps import Steps
 from ipam.cluster.durations import seconds
-from ipam.cluster.ipam_claims import PodObject
 from ipam.cluster.objects import AddressBlock, AddressPool, AddressReservation, Resource
 from ipam.cluster.sticky import is_let_go, name_of
 
@@ -29,6 +28,14 @@ TELL_EVERY = 3600.0  # seconds at most between two writes of how long an owner i
 _PARTS = 20  # of the wait, after each of which it is written: a new leader repeats one
 
 _log = logging.getLogger(__name__)
+
+
+class PodObject(Resource, frozen=True, kw_only=True):
+    """A Pod, of which the metadata alone is read."""
+
+    API = "v1"
+    KIND = "Pod"
+    PLURAL = "pods"
 
 
 class StatefulSetObject(Resource, frozen=True, kw_only=True):

@@ -2,7 +2,7 @@
 
 Equal addresses must have equal names, or the API server cannot keep two claims of them apart. So
 pools of one space that overlap have one block size, and a private pool lies in the shared space if
-its range is that of a shared pool, or one of its rails. Both are decided once. A change of what was
+its range is that of a shared pool. Both are decided once. A change of what was
 decided begins only when no block of the old kind exists: the controller first writes Ready False
 (agents read the pool after each claim, and drop a claim if it is not Ready), waits, looks for
 blocks again, and then decides.
@@ -13,10 +13,9 @@ from collections.abc import Collection, Iterable
 
 from msgspec.structs import replace
 
-from ipam.addresses import Interval, Network, parse_interface
+from ipam.addresses import Network, parse_interface
 from ipam.cluster.controller.block_index import BlockIndex
 from ipam.cluster.controller.pool_conditions import is_made, is_ready
-from ipam.cluster.controller.rail_plans import without_rails
 from ipam.cluster.controller.ranged import (
     Plan,
     Ranged,
@@ -30,7 +29,6 @@ from ipam.cluster.controller.ranged import (
 )
 from ipam.cluster.names import space_name
 from ipam.cluster.objects import AddressBlock, AddressPool
-from ipam.cluster.rails import Rails
 
 
 def plans(
@@ -53,7 +51,7 @@ def plans(
         else:
             ranged.append(Ranged(pool, range_, pool.status.space))
     spaced = _with_spaces(ranged, index, quiet, planned)
-    for group in _overlapping(without_rails(spaced, index, nodes, quiet, planned)):
+    for group in _overlapping(each for each in spaced if each.name not in planned):
         _plan_sizes(group, index, nodes, quiet, planned)
     return planned
 
@@ -80,8 +78,7 @@ def _with_spaces(
             private = None if is_ready(each.pool) else _private_block(each, index)
             if private is not None:
                 planned[each.name] = _waiting_for(private, each)
-            for network in Rails.readable(each.pool.spec).networks:
-                shared[each.pool.spec.network_name, network].append(each)
+            shared[each.pool.spec.network_name, each.range].append(each)
     spaces = []
     for each in ranged:
         spec, decided = each.pool.spec, each.pool.status.space
@@ -104,11 +101,8 @@ def _with_spaces(
 def _private_block(each: Ranged, index: BlockIndex) -> AddressBlock | None:
     """A block with addresses of a shared pool that a private pool of the very same range leased
     before, in a space of its own."""
-    for network in Rails.readable(each.pool.spec).networks:
-        own = space_name(each.pool.spec.network_name, str(network), shared=False)
-        for found in index.within(own, Interval(network.address, network.last)):
-            return found.block
-    return None
+    own = space_name(each.pool.spec.network_name, each.pool.spec.range, shared=False)
+    return next((found.block for found in index.within(own, each.interval)), None)
 
 
 def _waiting_for(private: AddressBlock, each: Ranged) -> Plan:

@@ -1,4 +1,4 @@
-"""The conditions of a pool: Ready, Exhausted, Conflict, ReservationsRefused, Overlap."""
+"""The conditions of a pool: Ready, Exhausted, Conflict, ReservationsRefused."""
 
 from collections.abc import Iterable, Sequence
 
@@ -62,16 +62,6 @@ def reservations_refused(reservations: Sequence[str], full: str = "") -> tuple[C
     reason = "PoolHasNone" if reservations else "LimitReached"
     message = _listed(reservations) if reservations else full
     return (Condition(type="ReservationsRefused", status="True", reason=reason, message=message),)
-
-
-def overlap(sentences: Sequence[str]) -> tuple[Condition, ...]:
-    """That other pools of nv-ipam have addresses of the pool, too, a sentence for each; nothing if
-    none has."""
-    if not sentences:
-        return ()
-    return (
-        Condition(type="Overlap", status="True", reason="PoolsOverlap", message=_listed(sentences)),
-    )
 
 
 def _listed(sentences: Sequence[str]) -> str:

@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 class PoolMaker:
     """The memory of one leader. `most` pools are made for the definitions of one namespace: tenants
     write definitions. A pool that none names any more is deleted once no block of it is leased.
-    `ceding` and `compat` are the pools'; those with a `compat` do not cede."""
+    `compat` is the pools'."""
 
     def __init__(
         self,
@@ -38,11 +38,9 @@ class PoolMaker:
         reports: Reports,
         most: int,
         *,
-        ceding: bool = False,
         compat: Compat = "None",
     ) -> None:
         self._compat: Compat = compat
-        self._ceding = ceding and compat == "None"
         self._api = api
         self._clock = clock
         self._reports = reports
@@ -136,7 +134,7 @@ class PoolMaker:
         if name in self._refused and now - self._refused[name] < REFUSED_AGAIN:
             return None
         labels = {NAMESPACE: asked.definition.namespace} if asked.definition.namespace else {}
-        spec = replace(asked.spec, ceding=self._ceding, compat=self._compat)
+        spec = replace(asked.spec, compat=self._compat)
         new = AddressPool(metadata=Meta(name=name, labels=labels), spec=spec)
         try:
             pool = self._api.create(new)

@@ -16,7 +16,6 @@ from ipam.cluster.objects import (
     PoolSpec,
     PoolStatus,
 )
-from ipam.cluster.rails import Rails
 from ipam.ranges import merged, never_usable, of_network
 
 MOST = 2**63 - 1  # that a number of the API server can be
@@ -31,7 +30,6 @@ def status(
     now: str,
     refused: Sequence[str] = (),
     full: str = "",
-    overlaps: Sequence[str] = (),
     probe: tuple[str, ...] = (),
     kept_out: Sequence[Interval] = (),
 ) -> PoolStatus:
@@ -46,20 +44,17 @@ def status(
         now: the time, for people.
         refused: the reservations that the pool cannot keep, a sentence each.
         full: why it reserves no further address, "" if it does.
-        overlaps: which pools of nv-ipam have addresses of it, too, a sentence each.
         probe: the addresses that a lost machine may still use.
-        kept_out: what no pod gets, beside what the pool excludes: exclusions of an IPPool.
+        kept_out: what no pod gets, beside what the pool excludes.
     """
     if not plan.block_size:
         conditions = [
             pool_conditions.ready(plan.reason, plan.message, is_true=plan.ready),
             pool_conditions.conflict(conflicts),
             *pool_conditions.reservations_refused(refused, full),
-            *pool_conditions.overlap(overlaps),
         ]
         return PoolStatus(
             space=plan.space,
-            rail_of=plan.rail_of,
             probe=probe,
             conditions=pool_conditions.dated(pool, conditions, now),
         )
@@ -83,11 +78,7 @@ def status(
         ),
         addresses=AddressCounts(
             capacity=min(_capacity(whole, holes), MOST),
-            used=sum(
-                block.status.used
-                for placed in leased
-                for block in (placed.block, *index.sub_blocks(placed.block.metadata.name))
-            ),
+            used=sum(placed.block.status.used for placed in leased),
         ),
         free_map=free_map(indexes, geometry.total) if mapped else "",
         high_water=min(indexes[-1] + 1, MOST) if indexes else 0,
@@ -99,7 +90,6 @@ def status(
                 pool_conditions.exhausted(free),
                 pool_conditions.conflict(conflicts),
                 *pool_conditions.reservations_refused(refused, full),
-                *pool_conditions.overlap(overlaps),
             ],
             now,
         ),
@@ -114,10 +104,9 @@ def differs_in_use_only(old: PoolStatus, new: PoolStatus) -> bool:
 
 def decides_alike(old: PoolStatus, new: PoolStatus) -> bool:
     """Whether no node decides otherwise by the new status: only counts and hints may differ."""
-    return (old.space, old.block_size, old.rail_of, old.conditions) == (
+    return (old.space, old.block_size, old.conditions) == (
         new.space,
         new.block_size,
-        new.rail_of,
         new.conditions,
     )
 
@@ -133,7 +122,6 @@ def _covered(placed: PlacedBlock, geometry: Geometry) -> range:
 
 def _holes(spec: PoolSpec, range_: Network) -> tuple[Interval, ...]:
     """What no network of the pool may hand out. An exclude that cannot be read excludes nothing."""
-    rails = Rails.readable(spec)
     try:
         first, last = of_network(range_)
     except ValueError:  # a /31 or /32: only networks with use_all_addresses have addresses there
@@ -145,7 +133,7 @@ def _holes(spec: PoolSpec, range_: Network) -> tuple[Interval, ...]:
         holes.append(Interval(last + 1, range_.last))
     for written in spec.exclude:
         try:
-            excluded = rails.on_main(parse_interval(written))
+            excluded = parse_interval(written)
         except ValueError:
             continue
         start, end = max(excluded.first, range_.address), min(excluded.last, range_.last)

@@ -94,9 +94,9 @@ def narrowed(runs: Iterable[Interval]) -> tuple[Interval, ...]:
 
 def _is_proof(block: AddressBlock) -> bool:
     """Whether its status says what its holder has proved, and not an earlier one, as that of a
-    sticky block may. The addresses of a sub-block go back to the holder of its cover."""
-    is_whole = not (block.spec.cover or block.spec.sticky.reservation)
-    return block.spec.probe and block.spec.state == "Active" and is_whole
+    sticky block may."""
+    spec = block.spec
+    return spec.probe and spec.state == "Active" and not spec.sticky.reservation
 
 
 def _probed(block: AddressBlock) -> tuple[Interval, ...]:

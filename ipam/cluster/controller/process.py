@@ -16,15 +16,12 @@ from ipam.cluster.controller.leadership import RENEW_EVERY, Leadership
 from ipam.cluster.controller.mirror import Mirror, NodePoll, Polled, Signal
 from ipam.cluster.controller.pool_maker import POOLS_PER_NAMESPACE
 from ipam.cluster.controller.reclaim import ReclaimCounts
-from ipam.cluster.controller.rounds import Rounds, Seen, World
+from ipam.cluster.controller.rounds import OtherPools, Rounds, Seen, World
 from ipam.cluster.controller.steps import Steps
-from ipam.cluster.nv_ipam.objects import NvCIDRPool, NvIPPool
 from ipam.cluster.objects import (
     AddressBlock,
     AddressPool,
-    AddressRequest,
     AddressReservation,
-    AddressShare,
     Compat,
 )
 
@@ -37,14 +34,13 @@ REQUESTS_PER_SECOND = 100.0  # all nodes wait for this one client; each of them 
 REQUESTS_AT_ONCE = 400  # two for each of 200 pods that begin at once on nodes without an address
 STUCK_AFTER = 300.0  # seconds without a step of the loop
 
+Others = Callable[[ClusterApi, Callable[[], None]], OtherPools]
+
 _log = logging.getLogger(__name__)
 
 
 class LiveView:
-    """What the API server has, for one leader: mirrors of our objects, polls of the others.
-
-    nv-ipam's pools of the namespace `nv_ipam` are mirrored too, if it is given.
-    """
+    """What the API server has, for one leader: mirrors of our objects, polls of the others."""
 
     def __init__(
         self,
@@ -52,7 +48,6 @@ class LiveView:
         changed: Callable[[], None],
         clock: Callable[[], float],
         steps: Steps,
-        nv_ipam: str = "",
     ) -> None:
         self._api = api
         self._clock = clock
@@ -60,11 +55,7 @@ class LiveView:
         self._nodes = NodePoll(api, changed, _until_next_poll, clock)
         self._pools = Mirror(api, AddressPool, changed)
         self._blocks = Mirror(api, AddressBlock, changed)
-        self._requests = Mirror(api, AddressRequest, changed)
-        self._shares = Mirror(api, AddressShare, changed)
         self._reservations = Mirror(api, AddressReservation, changed)
-        self._ippools = Mirror(api, NvIPPool, changed, namespace=nv_ipam) if nv_ipam else None
-        self._cidrpools = Mirror(api, NvCIDRPool, changed, namespace=nv_ipam) if nv_ipam else None
         self._definitions: Sequence[ReadDefinition] = ()
         self._definitions_at: float | None = None
         self._redefined = Signal(api.definition_changes, changed)
@@ -72,11 +63,9 @@ class LiveView:
     def world(self) -> World | None:
         """The cluster now; None before the first lists. Definitions are as they were if they cannot
         be read."""
-        pools, blocks, requests = self._pools.items(), self._blocks.items(), self._requests.items()
+        pools, blocks = self._pools.items(), self._blocks.items()
         reservations, polled = self._reservations.items(), self._nodes.last
-        if pools is None or blocks is None or requests is None:
-            return None
-        if reservations is None or polled is None:
+        if pools is None or blocks is None or reservations is None or polled is None:
             return None
         now = self._clock()
         old = self._definitions_at is None or now - self._definitions_at >= DEFINITIONS_EVERY
@@ -90,11 +79,7 @@ class LiveView:
             definitions=tuple(self._definitions),
             pools=pools,
             blocks=blocks,
-            requests=requests,
-            shares=self._shares.items() or (),
             reservations=reservations,
-            ippools=(self._ippools.items() or ()) if self._ippools is not None else (),
-            cidrpools=(self._cidrpools.items() or ()) if self._cidrpools is not None else (),
         )
 
     def polled(self) -> Polled | None:
@@ -110,12 +95,9 @@ class LiveView:
 
     def close(self) -> None:
         """Follow nothing any more."""
-        mirrors = (self._pools, self._blocks, self._requests, self._reservations, self._shares)
+        mirrors = (self._pools, self._blocks, self._reservations)
         for follower in (self._nodes, *mirrors, self._redefined):
             follower.close()
-        for pools in (self._ippools, self._cidrpools):
-            if pools is not None:
-                pools.close()
 
 
 def _until_next_poll(nodes: int) -> float:
@@ -126,9 +108,8 @@ class ControllerProcess:
     """The controller from its start to `stop`.
 
     `election` renews the Lease and shares no rate limit with `api`, so that many writes do not
-    cost the leadership. `ceding` and `compat` are those of the pools that it makes. `nv_ipam` is
-    the namespace of nv-ipam's pools, where they are podfabric's own. `ipam_claims`: pods may name
-    IPAMClaims, which it may list.
+    cost the leadership. `compat` is that of the pools that it makes. `other_pools` follows the
+    pools of another IPAM plugin, and calls its last argument after a change.
     """
 
     def __init__(
@@ -136,17 +117,13 @@ class ControllerProcess:
         api: ClusterApi,
         leadership: Leadership,
         *,
-        ceding: bool = False,
         clock: Callable[[], float] = time.monotonic,
         pools_per_namespace: int = POOLS_PER_NAMESPACE,
         compat: Compat = "None",
-        nv_ipam: str = "",
-        ipam_claims: bool = False,
+        other_pools: Others | None = None,
     ) -> None:
-        self._nv_ipam = nv_ipam
-        self._ipam_claims = ipam_claims
+        self._other_pools = other_pools
         self._compat: Compat = compat
-        self._ceding = ceding
         self.leadership = leadership
         self.counts = ReclaimCounts()
         self.errors: Counter[tuple[str, str]] = Counter()
@@ -211,7 +188,10 @@ class ControllerProcess:
         """Rounds until this process leads no more. What it remembers is forgotten then."""
         _log.info("leading")
         steps = Steps(self._progress)
-        view = LiveView(self._api, self._changed.set, self._clock, steps, self._nv_ipam)
+        view = LiveView(self._api, self._changed.set, self._clock, steps)
+        others = None
+        if self._other_pools is not None:
+            others = self._other_pools(self._api, self._changed.set)
         rounds = Rounds(
             self._api,
             clock=self._clock,
@@ -219,9 +199,7 @@ class ControllerProcess:
             pools_per_namespace=self._pools_per_namespace,
             steps=steps,
             compat=self._compat,
-            ceding=self._ceding,
-            nv_ipam=self._nv_ipam,
-            ipam_claims=self._ipam_claims,
+            other_pools=others,
         )
         try:
             while self._may_write():
@@ -233,6 +211,8 @@ class ControllerProcess:
                 self._changed.wait(ROUND_EVERY - SETTLE)
         finally:
             view.close()
+            if others is not None:
+                others.close()
             self.seen = Seen()
             self.polled = None
         _log.info("leading no more")

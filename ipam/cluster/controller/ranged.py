@@ -13,13 +13,11 @@ LARGEST_AUTOMATIC = 128
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """What a pool's status shall say. `block_size` 0: nothing was decided yet.
 
-    `reason` and `message` are those of the condition Ready. `rail_of` is the pool that leases the
-    addresses as one of its rails.
+    `reason` and `message` are those of the condition Ready.
     """
 
     space: str = ""
     block_size: int = 0
-    rail_of: str = ""
     ready: bool = True
     reason: str = "Decided"
     message: str = ""

@@ -1,6 +1,4 @@
-"""Frees the blocks and shares of dead holders: fence, wait, delete.
-
-What is said of blocks here is done with shares, too.
+"""Frees the blocks of dead holders: fence, wait, delete.
 
 A proof must hold for a while before anything is done, since a Node object may be deleted by
 mistake and come back. Then the block is fenced: its state is `Reclaiming`, and no confirmation of
@@ -14,7 +12,6 @@ process: a new leader waits again.
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
-from typing import TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -27,8 +24,6 @@ from ipam.cluster.durations import seconds
 from ipam.cluster.objects import (
     AddressBlock,
     AddressPool,
-    AddressShare,
-    AnyLease,
     Holder,
     ReclaimSpec,
 )
@@ -40,7 +35,6 @@ MARGIN = 300.0  # seconds beyond maxOffline: 1 % between two clocks, and a reque
 FRESH = 10.0  # seconds after a poll of the nodes that a decision may rest on it
 MOST_STEPS = 200  # fences and deletions of a round, so that a round ends soon
 
-Leased = TypeVar("Leased", bound=AnyLease)
 
 _log = logging.getLogger(__name__)
 
@@ -94,7 +88,7 @@ class Reclaim:
 
     def step(
         self,
-        blocks: Iterable[AnyLease],
+        blocks: Iterable[AddressBlock],
         pools: MutableMapping[str, AddressPool],
         machines: Machines,
         polled: tuple[float, float],
@@ -113,7 +107,7 @@ class Reclaim:
         self._forget({block.metadata.uid for block in blocks})
         ripe = []
         for block in blocks:
-            if _is_let_go(block):
+            if is_let_go(block):
                 continue
             standing = standings[block.holder]
             fenced = self._fences.get(block.metadata.uid)
@@ -131,7 +125,7 @@ class Reclaim:
                 ripe.append((block.metadata.name, block))
         left = MOST_STEPS
 
-        def free(block: AnyLease) -> None:
+        def free(block: AddressBlock) -> None:
             nonlocal left
             if left > 0 and self._clock() - ended < FRESH:
                 left -= self._free(block, standings[block.holder], pools, began)
@@ -181,7 +175,7 @@ class Reclaim:
             del self._fences[uid]
 
     def _is_ripe(
-        self, block: AnyLease, standing: Standing, pools: Mapping[str, AddressPool]
+        self, block: AddressBlock, standing: Standing, pools: Mapping[str, AddressPool]
     ) -> bool:
         patience = {Standing.OUT_OF_SERVICE: TAINTED_FOR, Standing.REBOOTED: REBOOTED_FOR}
         needed = patience.get(standing)
@@ -191,7 +185,7 @@ class Reclaim:
 
     def _free(
         self,
-        block: AnyLease,
+        block: AddressBlock,
         standing: Standing,
         pools: MutableMapping[str, AddressPool],
         read_at: float,
@@ -216,8 +210,6 @@ class Reclaim:
             waited = self._clock() - fenced.time >= self._wait(block, standing)
             if not waited or read_at < fenced.time:
                 return 0
-            if sub_blocks_of(self._api, block):
-                return 1  # pods of other nodes have addresses of it
             probe = standing not in POWERED_OFF
             if probe and isinstance(block, AddressBlock):
                 mark(self._api, block, pools)  # before anyone can lease it
@@ -228,7 +220,7 @@ class Reclaim:
             _log.info("%s: left for the next round: %s", meta.name, error)
         return 1
 
-    def _wait(self, block: AnyLease, standing: Standing) -> float:
+    def _wait(self, block: AddressBlock, standing: Standing) -> float:
         if standing in POWERED_OFF:
             return 0.0
         if block.spec.max_offline_seconds:
@@ -237,47 +229,33 @@ class Reclaim:
         return self._offline.get(block.spec.pool, default) + self._margin
 
 
-class CoversOthers(ValueError):
-    """Nodes lease addresses of a block as sub-blocks, so it stays fenced."""
-
-
-def sub_blocks_of(api: ClusterApi, block: AnyLease) -> tuple[AddressBlock, ...]:
-    """The sub-blocks of a block that is fenced: no other one is used from then on. ApiError."""
-    if isinstance(block, AddressShare):
-        return ()
-    return api.list(AddressBlock, {"spec.cover": block.metadata.name}).items
-
-
-def fence(api: ClusterApi, block: Leased) -> Leased:
+def fence(api: ClusterApi, block: AddressBlock) -> AddressBlock:
     """The block in state Reclaiming, as it was stored. Conflict, NotFound, Unavailable."""
     return api.update(replace(block, spec=replace(block.spec, state="Reclaiming")))
 
 
-def give_to_others(api: ClusterApi, block: AnyLease, *, probe: bool = False) -> None:
+def give_to_others(api: ClusterApi, block: AddressBlock, *, probe: bool = False) -> None:
     """Let somebody else have what is fenced: a sticky block its pod, any other block anybody.
 
     `probe`: its machine may still run.
 
     Conflict, NotFound, Refused, Unavailable.
     """
-    if isinstance(block, AddressBlock) and block.spec.sticky.reservation:
+    if block.spec.sticky.reservation:
         drain(api, block, probe=probe or block.spec.probe)
     else:
         api.delete(block)
 
 
-def free_powered_off(api: ClusterApi, block: AnyLease) -> bool:
+def free_powered_off(api: ClusterApi, block: AddressBlock) -> bool:
     """Free a block whose holder's machine is off, as an administrator says; False if it changed.
 
     Fence, then delete what the fence left: a holder that runs all the same gets in between.
-    Raises CoversOthers.
     """
     try:
-        if _is_let_go(block):
+        if is_let_go(block):
             return True
         fenced = block if block.spec.state == "Reclaiming" else fence(api, block)
-        if nodes := {each.spec.holder.node for each in sub_blocks_of(api, block)}:
-            raise CoversOthers(f"pods of {', '.join(sorted(nodes))} have addresses of it")
         give_to_others(api, fenced)
     except NotFound:
         return True
@@ -286,11 +264,7 @@ def free_powered_off(api: ClusterApi, block: AnyLease) -> bool:
     return True
 
 
-def _is_let_go(block: AnyLease) -> bool:
-    return isinstance(block, AddressBlock) and is_let_go(block)
-
-
-def _reclaim(block: AnyLease, pools: Mapping[str, AddressPool]) -> ReclaimSpec:
+def _reclaim(block: AddressBlock, pools: Mapping[str, AddressPool]) -> ReclaimSpec:
     pool = pools.get(block.spec.pool)
     return pool.spec.reclaim if pool is not None else ReclaimSpec()
 

@@ -10,7 +10,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import msgspec
 from msgspec.structs import replace
@@ -27,13 +27,8 @@ from ipam.cluster.api import (
 from ipam.cluster.controller.audit import contradictions, decisive
 from ipam.cluster.controller.block_index import BlockIndex
 from ipam.cluster.controller.bound_pods import BoundPods
-from ipam.cluster.controller.claim_ends import ClaimEnds
 from ipam.cluster.controller.definitions import ReadDefinition, read
 from ipam.cluster.controller.machines import Machines, Standing
-from ipam.cluster.controller.market import Market
-from ipam.cluster.controller.nv_overlaps import Overlap, tell_overlaps
-from ipam.cluster.controller.nv_pools import NvPools
-from ipam.cluster.controller.nv_prefixes import NvPrefixes
 from ipam.cluster.controller.owner_ends import OwnerEnds
 from ipam.cluster.controller.plans import plans
 from ipam.cluster.controller.pool_conditions import is_ready
@@ -43,16 +38,12 @@ from ipam.cluster.controller.probe_marks import ProbeMarks
 from ipam.cluster.controller.ranged import Plan
 from ipam.cluster.controller.reclaim import MARGIN, Reclaim, ReclaimCounts
 from ipam.cluster.controller.reports import Reports
-from ipam.cluster.controller.requests import Requests
 from ipam.cluster.controller.reservations import refused, reserve
 from ipam.cluster.controller.steps import Steps
-from ipam.cluster.nv_ipam.objects import NvCIDRPool, NvIPPool, NvPool
 from ipam.cluster.objects import (
     AddressBlock,
     AddressPool,
-    AddressRequest,
     AddressReservation,
-    AddressShare,
     Compat,
     PoolStatus,
 )
@@ -66,8 +57,7 @@ _log = logging.getLogger(__name__)
 
 
 class World(msgspec.Struct, frozen=True, kw_only=True):
-    """What the API server has. The nodes were asked for at `read_at`, and known at `read_until`.
-    `ippools` and `cidrpools` are nv-ipam's, where they are podfabric's own."""
+    """What the API server has. The nodes were asked for at `read_at`, and known at `read_until`."""
 
     read_at: float
     read_until: float
@@ -75,20 +65,15 @@ class World(msgspec.Struct, frozen=True, kw_only=True):
     definitions: tuple[ReadDefinition, ...]
     pools: tuple[AddressPool, ...]
     blocks: tuple[AddressBlock, ...]
-    requests: tuple[AddressRequest, ...]
-    shares: tuple[AddressShare, ...] = ()
     reservations: tuple[AddressReservation, ...] = ()
-    ippools: tuple[NvIPPool, ...] = ()
-    cidrpools: tuple[NvCIDRPool, ...] = ()
 
 
 class PoolTexts(NamedTuple):
-    """What the conditions of pools say, by their names; and what pools of nv-ipam exclude."""
+    """What the conditions of pools say, by their names; and what no pod gets of them."""
 
     conflicts: Mapping[str, Sequence[str]]
     refusals: Mapping[str, Sequence[str]]
     full: Mapping[str, str]
-    overlaps: Mapping[str, Sequence[str]]
     kept_out: Mapping[str, Sequence[Interval]]
 
 
@@ -98,15 +83,27 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     pools: tuple[AddressPool, ...] = ()
     states: Mapping[str, int] = {}  # blocks by their state
     standings: Mapping[str, int] = {}  # blocks by how their holders stand
-    requests: int = 0
     contradictions: int = 0  # what fsck --cluster would report
     over_limit: int = 0  # nodes that hold more blocks of a pool than it allows
-    unusable: int = 0  # definitions that get no pool, and pools of nv-ipam that cannot be used
-    overlaps: Sequence[Overlap] = ()  # of nv-ipam's pools
+    unusable: int = 0  # definitions, and pools of other plugins, that get no pool
 
 
-def read_world(api: ClusterApi, clock: Callable[[], float], nv_ipam: str = "") -> World:
-    """Everything, by consistent reads; nv-ipam's pools of that namespace. ApiError."""
+class OtherPools(Protocol):
+    """Makes AddressPools of the pools of another IPAM plugin."""
+
+    def keep(self, pools: dict[str, AddressPool], reports: Reports, steps: Steps) -> int:
+        """Bring the AddressPools up to date, on the API server and in `pools`; how many of the
+        other plugin's get none."""
+
+    def kept_out(self) -> Mapping[str, Sequence[Interval]]:
+        """What no pod gets of each AddressPool, by its name."""
+
+    def close(self) -> object:
+        """Follow them no more."""
+
+
+def read_world(api: ClusterApi, clock: Callable[[], float]) -> World:
+    """Everything, by consistent reads. ApiError."""
     read_at = clock()
     nodes = tuple(api.nodes())
     return World(
@@ -116,11 +113,7 @@ def read_world(api: ClusterApi, clock: Callable[[], float], nv_ipam: str = "") -
         definitions=tuple(read(api.network_definitions())),
         pools=api.list(AddressPool).items,
         blocks=api.list(AddressBlock).items,
-        requests=api.list(AddressRequest).items,
-        shares=api.list(AddressShare).items,
         reservations=api.list(AddressReservation).items,
-        ippools=api.list(NvIPPool, namespace=nv_ipam).items if nv_ipam else (),
-        cidrpools=api.list(NvCIDRPool, namespace=nv_ipam).items if nv_ipam else (),
     )
 
 
@@ -128,9 +121,7 @@ class Rounds:
     """What one leader remembers from round to round. A new leader begins with nothing.
 
     `clock` is monotonic and of this process, `wall` gives times for people. `counts` outlives the
-    leader. `ceding` and `compat` are those of the pools that are made from definitions. `nv_ipam`
-    is the namespace of nv-ipam's pools that are podfabric's own. Without `ipam_claims` none is
-    listed.
+    leader. `compat` is that of the pools that are made from definitions.
     """
 
     def __init__(
@@ -144,25 +135,17 @@ class Rounds:
         pools_per_namespace: int = POOLS_PER_NAMESPACE,
         steps: Steps | None = None,
         compat: Compat = "None",
-        ceding: bool = False,
-        nv_ipam: str = "",
-        ipam_claims: bool = False,
+        other_pools: OtherPools | None = None,
     ) -> None:
         self._api = api
         self._clock = clock
         self._wall = wall
         self.steps = steps or Steps()
         self._reports = Reports(api, clock)
-        self._pool_maker = PoolMaker(
-            api, clock, self._reports, pools_per_namespace, ceding=ceding, compat=compat
-        )
-        self._nv_pools = NvPools(api, clock, self._reports, nv_ipam)
-        self._nv_prefixes = NvPrefixes(api, clock, self._reports, nv_ipam)
+        self._pool_maker = PoolMaker(api, clock, self._reports, pools_per_namespace, compat=compat)
+        self._other_pools = other_pools
         self._reclaim = Reclaim(api, clock, counts or ReclaimCounts(), margin)
-        self._requests = Requests(api, clock)
-        self._reclaim_shares = Reclaim(api, clock, ReclaimCounts(), margin)
         self._bound_pods = BoundPods(api, clock)
-        self._claim_ends = ClaimEnds(api, clock) if ipam_claims else None
         self._owner_ends = OwnerEnds(api, clock, wall)
         self._paused_since: dict[str, float] = {}  # by the pool's uid
         self._written: dict[str, float] = {}  # when a status was, by the pool's uid
@@ -172,22 +155,15 @@ class Rounds:
         pools = {pool.metadata.name: pool for pool in world.pools}
         unusable = self._pool_maker.make(world.definitions, pools, world.blocks, self.steps)
         blocks = decisive(world.blocks, pools)
-        nv_pools: tuple[NvPool, ...] = (*world.ippools, *world.cidrpools)
-        unusable += self._nv_pools.keep(nv_pools, world.shares, pools, blocks, self.steps)
-        overlapping = tell_overlaps(nv_pools, self._reports)
-        unusable += self._nv_prefixes.keep(world.cidrpools, world.nodes, world.shares, self.steps)
+        if self._other_pools is not None:
+            unusable += self._other_pools.keep(pools, self._reports, self.steps)
         self._bound_pods.begin()
-        machines = Machines(world.nodes, (*world.blocks, *world.shares), self._bound_pods.on)
+        machines = Machines(world.nodes, world.blocks, self._bound_pods.on)
         polled = (world.read_at, world.read_until)
         standings = self._reclaim.step(world.blocks, pools, machines, polled, self.steps)
-        if self._claim_ends is not None:
-            self._claim_ends.step(world.reservations, self.steps)
         self._owner_ends.step(world.reservations, blocks, pools, self.steps)
         reserve(self._api, world.reservations, blocks, self.steps)
-        requests = self._requests.collect(world.requests, pools, machines, self.steps)
-        self._reclaim_shares.step(world.shares, {}, machines, polled, self.steps)
         index = BlockIndex(blocks)
-        self._requests.answer(requests, pools, Market(index, standings), self.steps)
         found = contradictions(pools, world.blocks, index)
         quarantined = _quarantined(world.blocks, standings)
         conflicts: defaultdict[str, list[str]] = defaultdict(list)
@@ -198,8 +174,8 @@ class Rounds:
             refusals[reservation.spec.pool].append(f"{name_of(reservation)}: {why}")
             self._reports.reservation("AddressReservationRefused", why, reservation)
         full = self._full(blocks, pools)
-        kept_out = self._nv_pools.kept_out(world.ippools)
-        texts = PoolTexts(conflicts, refusals, full, overlapping.sentences, kept_out)
+        kept_out = self._other_pools.kept_out() if self._other_pools is not None else {}
+        texts = PoolTexts(conflicts, refusals, full, kept_out)
         self._write_statuses(pools, blocks, index, machines.count, quarantined, texts)
         over_limit = self._watch_limits(blocks, pools)
         for unreadable in self._api.unreadable():
@@ -208,11 +184,9 @@ class Rounds:
             pools=tuple(pools.values()),
             states=Counter(block.spec.state for block in world.blocks),
             standings=Counter(standing.name.lower() for standing in standings.values()),
-            requests=len(requests),
             contradictions=len(found),
             over_limit=over_limit,
             unusable=unusable,
-            overlaps=overlapping.overlaps,
         )
 
     def _write_statuses(
@@ -257,7 +231,6 @@ class Rounds:
                 self._now(),
                 sorted(texts.refusals.get(name, ())),
                 texts.full.get(name, ""),
-                texts.overlaps.get(name, ()),
                 marks.of(pools[name], plan.space),
                 texts.kept_out.get(name, ()),
             )
@@ -334,8 +307,8 @@ class Rounds:
 
 def _decides(plan: Plan, pool: AddressPool, marks: ProbeMarks) -> bool:
     status = pool.status
-    decided = status.space, status.block_size, status.rail_of, status.probe
-    return (plan.space, plan.block_size, plan.rail_of, marks.of(pool, plan.space)) != decided
+    decided = status.space, status.block_size, status.probe
+    return (plan.space, plan.block_size, marks.of(pool, plan.space)) != decided
 
 
 def _quarantined(

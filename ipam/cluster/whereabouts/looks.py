@@ -57,7 +57,7 @@ class Looks:
                 foreign = foreign_within(others, geometry.interval(found))
                 self._compare(found, held, foreign)
                 spec = replace(spec, foreign=foreign, compat=pool.spec.compat)
-        is_unseen = not spec.cover if pool is None else spec.compat != pool.spec.compat
+        is_unseen = pool is None or spec.compat != pool.spec.compat
         return None if spec.state == "Pending" and is_unseen else spec
 
     def forget(self, found: AddressBlock) -> None:
@@ -70,8 +70,8 @@ class Looks:
         """What whereabouts holds of a pool; None if it cannot be seen, or told of the block."""
         name = pool.metadata.name
         try:
-            # What it holds no more becomes ours first; the holder of a cover tells of sub-blocks.
-            if pool.spec.compat == "Coexist" and not found.spec.cover:
+            # What it holds no more becomes ours first.
+            if pool.spec.compat == "Coexist":
                 return self._told(pool, found)
             if found.spec.compat == "Coexist" or found.spec.state == "Pending":
                 placeholders.remove(self._api, found.metadata.uid)

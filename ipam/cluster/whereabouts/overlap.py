@@ -7,26 +7,21 @@ node decides that alone, by what the API server says of the pools: no controller
 
 from collections.abc import Iterable, Sequence
 
-from ipam.addresses import Network
+from ipam.addresses import Network, parse_interface
 from ipam.cluster.objects import AddressPool, Compat
-from ipam.cluster.rails import Rails
 
 _STRICTER: Sequence[Compat] = ("None", "Read", "Coexist")
 
 
 def strictest(pool: AddressPool, others: Iterable[AddressPool]) -> Compat:
-    """The strictest `compat` of a pool and of those others of its network name that overlap it, on
-    any rail."""
-    mine = _networks(pool)
+    """The strictest `compat` of a pool and of those others of its network name that overlap it."""
+    mine = _network(pool)
     return max(
         (
             each.spec.compat
             for each in (pool, *others)
             if each is pool
-            or (
-                each.spec.network_name == pool.spec.network_name
-                and any(_meet(one, other) for one in mine for other in _networks(each))
-            )
+            or (each.spec.network_name == pool.spec.network_name and _meet(mine, _network(each)))
         ),
         key=_STRICTER.index,
     )
@@ -34,16 +29,19 @@ def strictest(pool: AddressPool, others: Iterable[AddressPool]) -> Compat:
 
 def has(pool: AddressPool, space: str, first: int) -> bool:
     """Whether the addresses of a block are the pool's: its space, and its first address there."""
-    return pool.status.space == space and any(first in network for network in _networks(pool))
+    network = _network(pool)
+    return pool.status.space == space and network is not None and first in network
 
 
-def _networks(pool: AddressPool) -> Sequence[Network]:
-    """None of a pool whose range cannot be read: no node leases from it."""
+def _network(pool: AddressPool) -> Network | None:
+    """None if the range of the pool cannot be read: no node leases from it."""
     try:
-        return Rails.readable(pool.spec).networks
+        return parse_interface(pool.spec.range)[1]
     except ValueError:
-        return ()
+        return None
 
 
-def _meet(one: Network, other: Network) -> bool:
+def _meet(one: Network | None, other: Network | None) -> bool:
+    if one is None or other is None:
+        return False
     return one.address in other or other.address in one

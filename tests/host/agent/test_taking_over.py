@@ -1,6 +1,6 @@
 """One agent takes over from another, again and again, under clients that attach and detach.
 
-Every client is a launcher without a fallback. None sees an error, if no two agents are killed in
+Every client is a launcher. None sees an error, if no two agents are killed in
 one call.
 """
 

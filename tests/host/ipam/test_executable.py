@@ -12,7 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.runtime import CNI_BIN, Outcome, Runtime
+from base import locks
+from base.locks import Busy
+from base.paths import Paths
+from tests.runtime import CHECKOUT, CNI_BIN, Outcome, Runtime
 from tests.waiting import PATIENCE
 
 EXECUTABLE = "podfabric-ipam"
@@ -154,6 +157,44 @@ def test_a_damaged_store_is_one_error_document_until_fsck(runtime: Runtime, stat
     repaired = podfabric(runtime, "fsck", "--accept-loss")
     assert repaired.returncode == 0, repaired
     assert address_of(add(runtime, "c2")) == "10.0.0.2/16"
+
+
+def test_executable_does_nothing_where_an_agent_owns_the_state(
+    runtime: Runtime, state: Path
+) -> None:
+    given = address_of(add(runtime, "c1"))
+    lock = locks.locked(Paths(state=state).agent_lock, "the agent", keep=True)
+    with lock:
+        for command in ("ADD", "DEL", "CHECK", "GC", "STATUS"):
+            refused = runtime.call(command, CONFIG, container_id="c1", netns="/none")
+            assert (refused.exit_code, refused.document["code"]) == (1, 114)
+            assert "`podfabric install`" in refused.document["msg"]
+        assert runtime.call("VERSION", CONFIG).exit_code == 0
+        assert given.split("/")[0] in podfabric(runtime, "list").stdout
+    assert delete(runtime, "c1").exit_code == 0
+
+
+def test_agent_waits_for_a_running_executable_and_another_executable_does_not(
+    runtime: Runtime, state: Path
+) -> None:
+    lock = locks.locked(Paths(state=state).agent_lock, "the agent", timeout=0.0, keep=True)
+    with lock:
+        pass  # an agent has served here
+    waits = "from cni import standalone; standalone.paths(); print(flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", waits],
+        env={**runtime.environ, "PYTHONPATH": str(CHECKOUT)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as running:
+        assert running.stdout is not None
+        assert running.stdout.readline()
+        with pytest.raises(Busy), lock:
+            pass
+        assert add(runtime, "c1").exit_code == 0
+        running.kill()
+    with lock:
+        pass
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])

@@ -12,7 +12,7 @@ import pytest
 from ipam.fsck import LivingAddress
 from ipam.recovery import BACKUP, DATABASE, back_up
 from ipam.sqlite_store import SqliteStore
-from ipam.store_files import PerCall
+from ipam.store_files import StoreFiles
 from tests.netns import namespace
 from tests.unit.ipam.calls import BOOT, owner, range_of, sets_of
 
@@ -41,7 +41,7 @@ def pod() -> Iterator[str]:
 def state(tmp_path: Path) -> Path:
     """A state directory whose store has one reservation, and a backup copy."""
     SqliteStore(tmp_path / "ipam", BOOT).reserve(owner("c1"), SETS)
-    with PerCall(tmp_path / "ipam").transaction() as tables:
+    with StoreFiles(tmp_path / "ipam", kept=False).transaction() as tables:
         back_up(tmp_path / "ipam", tables)
     return tmp_path
 

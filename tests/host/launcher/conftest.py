@@ -26,7 +26,7 @@ def directory() -> Iterator[Path]:
 
 @pytest.fixture
 def launcher(directory: Path, built: Path) -> Launcher:
-    """The plugin `ipoib`, without a fallback; no agent listens at its socket yet."""
+    """The plugin `ipoib`; no agent listens at its socket yet."""
     (directory / "bin").mkdir()
     executable = shutil.copy(built, directory / "bin" / "ipoib")
     return Launcher(Path(executable), directory / "agent.sock")

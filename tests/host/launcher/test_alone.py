@@ -12,6 +12,7 @@ from cli import executables
 from cni.spec.entry import VERSIONS
 from tests.host.launcher.fake import Launcher, Outcome
 from tests.waiting import PATIENCE
+from tools import make_cni
 
 
 def _start(executable: Path, command: str | None) -> Outcome:
@@ -26,7 +27,7 @@ def test_launcher_and_interpreter_say_the_same(
     directory: Path, built: Path, name: str, command: str | None
 ) -> None:
     script = directory / "script"
-    script.write_bytes(executables.script(name))
+    script.write_bytes(make_cni.script(name))
     script.chmod(0o755)
     (directory / name).symlink_to(built)
     assert _start(directory / name, command) == _start(script, command)

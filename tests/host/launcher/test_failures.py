@@ -1,4 +1,4 @@
-"""Without a usable answer and a fallback there is a CNI error: what happened, and what to do."""
+"""Without a usable answer there is a CNI error: what happened, and what to do."""
 
 import os
 import socket

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from agent.calls import UNANSWERED_SINCE
 from tests.host.launcher.fake import (
     CONFIG,
     LEAVING,
@@ -28,6 +27,7 @@ from tests.host.launcher.fake import (
 )
 from tests.waiting import PATIENCE, until
 
+UNANSWERED_SINCE = "PODFABRIC_UNANSWERED_SINCE"
 LATER = 0.5  # seconds; far less than a wait
 
 
@@ -161,15 +161,6 @@ def test_call_that_may_have_ended_two_agents_is_not_tried_on_a_third(launcher: L
     with Agent(launcher.socket, answering(b"")) as agent:
         assert "before its answer was whole" in launcher.run().error["msg"]
     assert agent.served == 2
-
-
-def test_fallback_comes_before_the_wait(launcher: Launcher) -> None:
-    script = launcher.executable.parent / ".podfabric/ipoib"
-    script.parent.mkdir()
-    script.write_text("#!/bin/sh\necho fallback\n")
-    script.chmod(0o755)
-    _left_behind(launcher.socket)
-    assert launcher.run().stdout == b"fallback\n"
 
 
 def test_killed_launcher_leaves_no_call(launcher: Launcher) -> None:

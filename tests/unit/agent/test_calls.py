@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from agent import framing
-from agent.calls import MAX_LINES, UNANSWERED_SINCE, Calls
+from agent.calls import MAX_LINES, Calls
 from agent.framing import HEADER, LauncherRequest
 from base.interrupts import Call
 from cni.spec.errors import CNIError
@@ -96,7 +96,7 @@ def test_environment_that_is_no_text_is_answered() -> None:
 
 @pytest.mark.parametrize("since", ["", "x", "-1", "²", "9" * 5000])
 def test_time_that_no_launcher_tells_is_ignored(since: str) -> None:
-    exit_code, _, _, _ = called(lambda: None, more={UNANSWERED_SINCE: since})
+    exit_code, _, _, _ = called(lambda: None, more={"PODFABRIC_UNANSWERED_SINCE": since})
     assert exit_code == 0
 
 

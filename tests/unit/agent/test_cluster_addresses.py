@@ -10,7 +10,7 @@ from agent.settings import load
 from base.paths import Paths
 from ipam.cluster.lessee import Lessee
 from ipam.scope import AddressSettings
-from ipam.store_files import PerCall
+from ipam.store_files import StoreFiles
 
 KUBECONFIG = """
 apiVersion: v1
@@ -32,7 +32,7 @@ def paths(tmp_path: Path) -> Paths:
 
 def made(paths: Paths, environ: dict[str, str], scope: str = "cluster") -> Lessee | None:
     settings = AddressSettings(scope="cluster" if scope == "cluster" else "node")
-    return lessee_of(paths, PerCall(paths.ipam), settings, environ)
+    return lessee_of(paths, StoreFiles(paths.ipam, kept=False), settings, environ)
 
 
 def test_a_node_of_its_own_has_no_lessee(paths: Paths) -> None:

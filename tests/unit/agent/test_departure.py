@@ -13,7 +13,7 @@ from agent import departure
 from agent.departure import Departure
 from base.paths import Paths
 from ipam.departures import DepartedAttachment, Departures
-from ipam.store_files import PerCall, StoreFiles
+from ipam.store_files import StoreFiles
 from tests.waiting import PATIENCE
 
 
@@ -33,14 +33,10 @@ def paths(tmp_path: Path) -> Paths:
         paths.ipam / "store.db",
         paths.ipam / "mark",
         paths.checkpoint,
-        paths.state / "identity",
-        paths.state / ".identity.7.8",
         paths.state / "of-somebody-else",
         paths.agent_lock,
         paths.cluster_policies,
         paths.state / ".cluster_policies.json.tmp",
-        paths.run / "state-1.json",
-        paths.run / ".state-1.json.7.8",
         paths.run / ".agent-1-2.state",
         paths.agent_socket,
         paths.run / "of-somebody-else",
@@ -142,7 +138,7 @@ def test_a_node_is_left_although_a_look_at_it_failed(
     monkeypatch.setattr(departure, "left", left)
     over = threading.Event()
     paths = Paths(state=tmp_path / "state", run=tmp_path / "run")
-    leaving = Departure(paths, 0.0, PerCall(paths.ipam), lambda text: None, over.set)
+    leaving = Departure(paths, 0.0, StoreFiles(paths.ipam, kept=False), lambda text: None, over.set)
     try:
         assert over.wait(PATIENCE)
     finally:
@@ -161,7 +157,7 @@ def test_a_node_that_owes_something_to_whereabouts_is_not_empty(tmp_path: Path) 
     owed = [DepartedAttachment(network="fabric", container_id=each, ifname="net1") for each in "ab"]
     for each in owed:
         departures.depart(each)
-    store = PerCall(paths.ipam)
+    store = StoreFiles(paths.ipam, kept=False)
     assert departure.left(paths, store) == "2 removals for whereabouts"
     departures.settle(owed[0])
     assert departure.left(paths, store) == "1 removal for whereabouts"

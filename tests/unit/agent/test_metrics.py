@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from agent import nv_ipam_pools
 from agent.cluster_addresses import families
 from agent.denials import Denials
 from agent.metrics import MAX_REASONS, Lasting, Metrics
@@ -17,12 +16,10 @@ from cni.spec.errors import CNIError, Code
 from deviceplugin.kubelet.server import PoolState
 from ipam.cluster.api import Unreadable
 from ipam.cluster.lessee import Lessee
-from ipam.cluster.nv_ipam.reports import FollowedPool
-from ipam.cluster.nv_ipam.service import NvPoolService
 from ipam.cluster.object_reader import unreadable_family
 from ipam.cluster.objects import Meta
 from ipam.store import RangeUsage
-from ipam.store_files import PerCall
+from ipam.store_files import StoreFiles
 from tests.fake_api import FakeApi
 from tests.plugins import CHECKOUT
 from tests.unit.agent.test_denials import ADD, Failing, deny
@@ -234,11 +231,8 @@ def test_the_documentation_has_every_metric_with_its_labels(tmp_path: Path) -> N
     metrics.observe("ipoib", "ADD", 0, 0.1)
     metrics.refused("x")
     metrics.swept(removed=1, errors=1)
-    lessee = Lessee(FakeApi(), PerCall(tmp_path), "node-a", "boot-1")
+    lessee = Lessee(FakeApi(), StoreFiles(tmp_path, kept=False), "node-a", "boot-1")
     metrics.more.append(families(lessee))
-    pools = NvPoolService(FakeApi(), PerCall(tmp_path), "node-a", "boot-1", "nv")
-    pools.follower.states = {"ippool/a": FollowedPool(entry=1, usable=1)}
-    metrics.more.append(nv_ipam_pools.families(pools))
     denials = Denials(lambda pod, message: None)
     with pytest.raises(CNIError):
         denials.watched(Failing(deny("pkey", "rule"))).add(ADD)

@@ -9,8 +9,7 @@ import pytest
 from base import decoding
 from base.documents import DocumentError
 from base.paths import Paths
-from cli.checks import installation as installation_check
-from cni import installation
+from cli.checks import installation
 from cni.attachments import journal, pod_choices
 from cni.policy import cluster
 from cni.spec import config
@@ -57,21 +56,14 @@ def test_whatever_is_wrong_is_one_error(content: bytes | str) -> None:
     [
         (lambda _: journal.from_bytes(DEEP, "x"), journal.JournalDamaged),
         (lambda _: cluster.decode(DEEP), DocumentError),
-        (lambda _: nv_importing.decoded(Path("store"), DEEP), CNIError),
+        (in_file(lambda file: nv_importing.reservations(file, "boot")), CNIError),
         (lambda _: config.decode_for_removal(b'{"ipam":' + DEEP + b"}"), CNIError),
         (in_file(lambda file: list(importing._documents(file))), CNIError),
         (at(lambda paths: paths.checkpoint, checkpoint.read), checkpoint.CheckpointDamaged),
         (at(records._checkpoint_path, records.from_checkpoint), records.KubeletUnreadable),
         (in_file(device_info._content), ValueError),
-        (
-            at(
-                lambda paths: paths.run / f"state-{paths.boot_id()}.json",
-                lambda paths: installation.claim(paths, "identity"),
-            ),
-            installation.OtherState,
-        ),
     ],
-    ids=["journal", "policies", "nv-ipam", "DEL", "pools", "checkpoint", "kubelet", "CNI", "claim"],
+    ids=["journal", "policies", "nv-ipam", "DEL", "pools", "checkpoint", "kubelet", "CNI"],
 )
 def test_a_deep_document_is_the_readers_own_error(
     read: Callable[[Path], object], error: type[Exception], tmp_path: Path
@@ -86,7 +78,7 @@ def test_a_deep_document_is_the_readers_own_error(
         in_file(pod_choices._read),
         in_file(device_info._document),
         in_file(group_limits.stored),
-        in_file(installation_check._types),
+        in_file(installation._types),
         lambda _: cdi._is_ours(DEEP),
         lambda _: journal._begins_with_json(DEEP),
     ],

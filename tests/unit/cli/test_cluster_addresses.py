@@ -19,7 +19,6 @@ from ipam.cluster.objects import AddressBlock, BlockStatus, StickySpec
 from tests.fake_api import Fault
 from tests.unit.cli.commands import short_path
 from tests.unit.ipam.cluster.controller.cluster import Cluster
-from tests.unit.ipam.cluster.controller.test_shares import put_share, states
 from tests.waiting import PATIENCE, until
 
 _CHECKOUT = Path(__file__).parents[3]
@@ -80,17 +79,6 @@ def test_show_names_the_pod_and_the_node_of_an_address(
     assert "invalid IP address: nonsense" in capsys.readouterr().err
 
 
-def test_show_finds_an_address_on_any_rail(
-    cluster: Cluster, capsys: pytest.CaptureFixture[str]
-) -> None:
-    block = cluster.api.look(AddressBlock, BLOCK)
-    cluster.api.put(replace(block, spec=replace(block.spec, rails=("10.65.0.8",))))
-    assert run(["ipam", "show", "10.65.0.11", "--cluster"]) == 0
-    assert capsys.readouterr().out.splitlines()[1].split("  ")[:4] == [
-        *("10.65.0.11", "team-a/trainer-0 net1", "gpu-1", BLOCK)
-    ]
-
-
 def test_reclaim_frees_the_blocks_of_a_node_that_is_off_at_once(
     cluster: Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -124,19 +112,6 @@ def test_reclaim_frees_the_blocks_of_the_former_machine_of_a_name_only(
         assert "if that one is off, too, say it again" in capsys.readouterr().err
         assert run(["ipam", "reclaim", "--node", "gpu-1", "--powered-off"]) == 0
         assert cluster.blocks() == {}
-
-
-def test_reclaim_frees_the_shares_of_the_former_machine_of_a_name(
-    cluster: Cluster, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for machine in ("old", "new"):
-        cluster.api.machines.pop("a", None)
-        put_share(cluster, cluster.node("a", machine=machine), machine)
-    assert run(["ipam", "reclaim", "--node", "a", "--powered-off"]) == 1
-    printed = capsys.readouterr()
-    assert "freed ippool.p.a-old, which a leased" in printed.out
-    assert "ippool.p.a-new: kept: the node a is Ready" in printed.err
-    assert states(cluster) == {"new": "Active"}
 
 
 def test_reclaim_needs_the_word_that_the_machine_is_off(

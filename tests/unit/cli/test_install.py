@@ -1,7 +1,6 @@
 """`podfabric install` and `uninstall`, on directories of made-up runtimes."""
 
 import itertools
-import json
 import os
 import shutil
 import signal
@@ -15,8 +14,7 @@ import pytest
 
 from cli import executables, install
 from cli.commands import run
-from cli.executables import EVERY, FALLBACK, PLUGINS, REPLACED
-from cni import installation
+from cli.executables import EVERY, OWN, PLUGINS, REPLACED
 
 LAUNCHER = b"\x7fELF...podfabric launcher 1..."
 FOREIGN = b"\x7fELF...somebody else's..."
@@ -97,101 +95,18 @@ def test_mode_is_the_same_whatever_the_umask(bin_dir: Path) -> None:
     assert (bin_dir / "ipoib").stat().st_mode & 0o7777 == 0o755
 
 
-def test_fallback_is_a_script_that_runs(bin_dir: Path) -> None:
-    assert _install(bin_dir, "--fallback") == 0
-    scripts = [f"{FALLBACK}/{name}" for name in (*PLUGINS, installation.NAME)]
-    assert _tree(bin_dir) == sorted([*PLUGINS, *scripts])
-    for name in PLUGINS:
-        script = bin_dir / FALLBACK / name
-        done = subprocess.run([script], env={}, capture_output=True, text=True, check=True)
-        assert name.removeprefix("ib-") in done.stderr  # ib-sriov is sriov
-
-
-def test_fallback_goes_by_the_environment_of_its_installation(bin_dir: Path, state: Path) -> None:
-    assert _install(bin_dir, "--fallback") == 0
-    written = json.loads((bin_dir / FALLBACK / installation.NAME).read_bytes())
-    assert written["roots"]["state"] == str(state)
-    assert written["roots"]["run"] == "/run/podfabric"
-    assert written["roots"]["cni_bin"] == str(bin_dir)
-    assert written["state_identity"] == (state / "identity").read_text().strip()
-
-
-@pytest.mark.parametrize("written", [None, "", "agent: {workers: 3}\n", "ipam: {}\n"])
-def test_a_node_of_kubernetes_gets_no_fallback_that_does_not_know_its_scope(
-    bin_dir: Path, tmp_path: Path, written: str | None, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The agents of its cluster may lease blocks, of which such a fallback knows nothing."""
-    (tmp_path / "kubelet").mkdir()
-    (tmp_path / "etc").mkdir()
-    config = tmp_path / "etc/config.yaml"
-    if written is not None:
-        config.write_text(written)
-    assert _install(bin_dir, "--fallback") == 1
-    assert _tree(bin_dir) == []
-    said = capsys.readouterr().err
-    assert f'{config} does not say "ipam.scope"' in said
-    assert "`ipam: {scope: cluster}`" in said
-    assert _install(bin_dir) == 0
-
-
-@pytest.mark.parametrize("scope", ["cluster", "node"])
-def test_a_fallback_is_installed_where_the_scope_is_said(
-    bin_dir: Path, tmp_path: Path, scope: str
-) -> None:
-    (tmp_path / "kubelet").mkdir()
-    (tmp_path / "etc").mkdir()
-    (tmp_path / "etc/config.yaml").write_text(f"ipam: {{scope: {scope}}}\n")
-    assert _install(bin_dir, "--fallback") == 0
-    assert (bin_dir / FALLBACK / installation.NAME).exists()
-
-
-def test_a_fallback_is_not_installed_beside_a_configuration_with_a_mistake(
-    bin_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "kubelet").mkdir()
-    (tmp_path / "etc").mkdir()
-    (tmp_path / "etc/config.yaml").write_text("ipam: {scope: clutser}\n")
-    assert _install(bin_dir, "--fallback") == 1
-    assert _tree(bin_dir) == []
-    assert "scope" in capsys.readouterr().err
-
-
-def test_state_directory_keeps_its_identity(bin_dir: Path, state: Path) -> None:
-    assert _install(bin_dir, "--fallback") == 0
-    before = (state / "identity").read_text()
-    assert _install(bin_dir, "--fallback") == 0
-    assert (state / "identity").read_text() == before
-
-
-def test_state_directory_that_may_be_any_gets_no_fallback(
-    bin_dir: Path, state: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    state.mkdir()
-    (state / "identity").write_text("")
-    assert _install(bin_dir, "--fallback") == 1
-    assert f"{state / 'identity'} is empty" in capsys.readouterr().err
-    assert _tree(bin_dir) == []
-    assert not (bin_dir / FALLBACK).exists()
-
-
-def test_fallback_goes_with_an_installation_without_it(bin_dir: Path) -> None:
-    assert _install(bin_dir, "--fallback") == 0
-    assert _install(bin_dir) == 0
-    assert not (bin_dir / FALLBACK).exists()
-
-
 # Ours and others'.
 
 
 def test_ours_are_replaced(bin_dir: Path, tmp_path: Path) -> None:
     (bin_dir / "ipoib").write_bytes(LAUNCHER + b"an older one")
     elsewhere = tmp_path / "elsewhere"
-    elsewhere.write_bytes(executables.script("podfabric-ipam"))
+    elsewhere.write_bytes(LAUNCHER + b"another")
     (bin_dir / "podfabric-ipam").symlink_to(elsewhere)
     assert _install(bin_dir) == 0
     assert all((bin_dir / name).read_bytes() == LAUNCHER for name in PLUGINS)
     assert not (bin_dir / "podfabric-ipam").is_symlink()
-    assert elsewhere.read_bytes() == executables.script("podfabric-ipam")
+    assert elsewhere.read_bytes() == LAUNCHER + b"another"
 
 
 @pytest.mark.parametrize("kind", ["file", "empty", "link", "dangling", "mention"])
@@ -225,7 +140,7 @@ def test_a_launcher_of_any_version_is_never_kept(bin_dir: Path) -> None:
     (bin_dir / "ipoib").write_bytes(LAUNCHER.replace(b"launcher 1", b"launcher 20"))
     (bin_dir / "sriov").symlink_to("ipoib")
     assert _install(bin_dir) == 0
-    assert not (bin_dir / FALLBACK).exists()
+    assert not (bin_dir / OWN).exists()
 
 
 def test_the_newest_file_of_others_is_kept(bin_dir: Path) -> None:
@@ -308,53 +223,41 @@ def test_a_kill_at_any_step_loses_no_file_of_others(
     assert step > 10
 
 
-def test_fallback_of_others_stays_too(bin_dir: Path) -> None:
-    script = bin_dir / FALLBACK / "ipoib"
-    script.parent.mkdir()
-    script.write_text("#!/bin/sh\n")
-    assert _install(bin_dir, "--fallback") == 1
-    assert _tree(bin_dir) == [f"{FALLBACK}/ipoib"]
-    assert _install(bin_dir) == 0  # which needs none, and removes only ours
-    assert script.read_text() == "#!/bin/sh\n"
-
-
-@pytest.mark.parametrize("name", ["ipoib", f"{FALLBACK}/ipoib"])
-def test_directory_stays(bin_dir: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    (bin_dir / name).mkdir(parents=True)
-    assert _install(bin_dir, "--fallback") == 1
-    assert f"{bin_dir / name}: is a directory: remove it" in capsys.readouterr().err
+def test_directory_stays(bin_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (bin_dir / "ipoib").mkdir()
+    assert _install(bin_dir) == 1
+    assert f"{bin_dir / 'ipoib'}: is a directory: remove it" in capsys.readouterr().err
     assert _tree(bin_dir) == []
 
 
 @pytest.mark.parametrize("kind", ["file", "link"])
-def test_fallback_is_written_into_no_other_directory(
+def test_nothing_is_written_into_another_directory(
     bin_dir: Path, tmp_path: Path, kind: str
 ) -> None:
     if kind == "link":
-        (bin_dir / FALLBACK).symlink_to(tmp_path)
+        (bin_dir / OWN).symlink_to(tmp_path)
     else:
-        (bin_dir / FALLBACK).write_text("")
-    assert _install(bin_dir, "--fallback") == 1
+        (bin_dir / OWN).write_text("")
+    assert _install(bin_dir) == 1
     assert {path.name for path in tmp_path.iterdir()} == {"bin", "launcher"}
-    assert [path.name for path in bin_dir.iterdir()] == [FALLBACK]
+    assert [path.name for path in bin_dir.iterdir()] == [OWN]
 
 
 # Interrupted, concurrent, impossible.
 
 
-@pytest.mark.parametrize("name", [".ipoib.podfabric-new", f"{FALLBACK}/.ipoib.podfabric-new"])
-def test_what_a_killed_run_left_is_removed(bin_dir: Path, name: str) -> None:
+def test_what_a_killed_run_left_is_removed(bin_dir: Path) -> None:
+    left = bin_dir / ".ipoib.podfabric-new"
     for command in (_install, _uninstall):
-        (bin_dir / name).parent.mkdir(exist_ok=True)
-        (bin_dir / name).write_bytes(LAUNCHER[:5])
+        left.write_bytes(LAUNCHER[:5])
         assert command(bin_dir) == 0
-        assert not (bin_dir / name).exists()
+        assert not left.exists()
 
 
 def test_failed_write_leaves_everything_as_it_was(
     bin_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert _install(bin_dir, "--fallback") == 0
+    assert _install(bin_dir) == 0
     before = {name: untouched(bin_dir / name) for name in _tree(bin_dir)}
     calls = []
 
@@ -364,7 +267,7 @@ def test_failed_write_leaves_everything_as_it_was(
             raise OSError(28, "No space left on device", "the third")
 
     monkeypatch.setattr(os, "fsync", full)
-    assert _install(bin_dir, "--fallback") == 1
+    assert _install(bin_dir) == 1
     assert {name: untouched(bin_dir / name) for name in _tree(bin_dir)} == before
     assert "No space left on device" in capsys.readouterr().err
 
@@ -382,16 +285,13 @@ def test_executable_in_use_is_replaced(bin_dir: Path) -> None:
 
 def test_two_at_once_wait_for_each_other(bin_dir: Path) -> None:
     codes: list[int] = []
-    threads = [
-        threading.Thread(target=lambda: codes.append(_install(bin_dir, "--fallback")))
-        for _ in range(4)
-    ]
+    threads = [threading.Thread(target=lambda: codes.append(_install(bin_dir))) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert codes == [0] * 4
-    assert len(_tree(bin_dir)) == 2 * len(PLUGINS) + 1
+    assert _tree(bin_dir) == sorted(PLUGINS)
 
 
 def test_directory_that_is_not_there_is_an_error(
@@ -437,7 +337,7 @@ def test_launcher_must_be_one(
 
 
 def test_uninstall_removes_all_of_ours(bin_dir: Path) -> None:
-    assert _install(bin_dir, "--fallback") == 0
+    assert _install(bin_dir) == 0
     assert _uninstall(bin_dir) == 0
     assert list(bin_dir.iterdir()) == []
     assert _uninstall(bin_dir) == 0
@@ -446,14 +346,14 @@ def test_uninstall_removes_all_of_ours(bin_dir: Path) -> None:
 def test_uninstall_leaves_what_is_not_ours_and_says_so(
     bin_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert _install(bin_dir, "--fallback") == 0
+    assert _install(bin_dir) == 0
     (bin_dir / "ipoib").write_bytes(FOREIGN)
     (bin_dir / "bridge").write_bytes(FOREIGN)
-    (bin_dir / FALLBACK / "notes").write_text("mine")
+    (bin_dir / OWN).mkdir()
+    (bin_dir / OWN / "notes").write_text("mine")
     capsys.readouterr()
     assert _uninstall(bin_dir) == 0
-    assert _tree(bin_dir) == [f"{FALLBACK}/notes", "bridge", "ipoib"]
+    assert _tree(bin_dir) == [f"{OWN}/notes", "bridge", "ipoib"]
     said = capsys.readouterr().out.splitlines()
-    for path in (bin_dir / "ipoib", bin_dir / FALLBACK / "notes"):
-        assert f"left {path}: it is not podfabric's" in said
+    assert f"left {bin_dir / 'ipoib'}: it is not podfabric's" in said
     assert f"removed {bin_dir / 'podfabric-ipam'}" in said

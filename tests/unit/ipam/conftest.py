@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ipam.resident import Resident
+from ipam.store_files import StoreFiles
 from tests.unit.ipam.calls import Calls
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -30,5 +30,5 @@ def node(memory_path: Path, request: pytest.FixtureRequest) -> Iterator[Calls]:
     if request.param == "opened for each call":
         yield Calls(memory_path / "ipam")
         return
-    with closing(Resident(memory_path / "ipam")) as kept:
+    with closing(StoreFiles(memory_path / "ipam")) as kept:
         yield Calls(kept)

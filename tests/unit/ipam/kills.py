@@ -14,7 +14,7 @@ from typing import Any
 from base import files
 from ipam import sqlite_store
 from ipam.sqlite_store import SqliteStore
-from ipam.store_files import PerCall
+from ipam.store_files import StoreFiles
 from tests.unit.ipam.calls import BOOT, range_of, sets_of
 
 MODULES = {
@@ -23,7 +23,6 @@ MODULES = {
         "changes.py",
         "sqlite_store.py",
         "store_files.py",
-        "resident.py",
         "database.py",
         "tables.py",
         "watermark.py",
@@ -37,7 +36,7 @@ KILLED = 9
 
 
 def quiet(directory: Path) -> SqliteStore:
-    return SqliteStore(PerCall(directory, report=lambda text: None), BOOT)
+    return SqliteStore(StoreFiles(directory, report=lambda text: None, kept=False), BOOT)
 
 
 Line = tuple[str, int]

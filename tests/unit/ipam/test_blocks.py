@@ -16,7 +16,7 @@ from ipam.changes import change
 from ipam.recovery import BACKUP, DATABASE, MARK, WAL
 from ipam.schema import VERSION, crc_of
 from ipam.sqlite_store import SqliteStore
-from ipam.store_files import PerCall
+from ipam.store_files import StoreFiles
 from ipam.tables import Tables
 from tests.unit.ipam.calls import BOOT, NEXT_BOOT, error_of, owner, range_of, sets_of
 from tests.unit.ipam.kills import fail
@@ -44,7 +44,7 @@ def block(index: int = 0) -> LeasedBlock:
 
 @contextmanager
 def changed(directory: Path) -> Iterator[Tables]:
-    files = PerCall(directory, report=lambda text: None)
+    files = StoreFiles(directory, report=lambda text: None, kept=False)
     with files.transaction() as tables, change(tables, directory):
         yield tables
 
@@ -61,7 +61,7 @@ def directory(memory_path: Path) -> Path:
 
 
 def leases(directory: Path) -> tuple[Instance | None, list[LeasedBlock]]:
-    with PerCall(directory, report=lambda text: None).transaction() as tables:
+    with StoreFiles(directory, report=lambda text: None, kept=False).transaction() as tables:
         return tables.instance(), list(tables.blocks())
 
 
@@ -126,7 +126,7 @@ def test_a_rebuilt_store_has_its_blocks_unconfirmed_and_its_reservations(directo
 
 
 def test_the_backup_copy_gives_the_identity_back(directory: Path) -> None:
-    with PerCall(directory).transaction() as tables:
+    with StoreFiles(directory, kept=False).transaction() as tables:
         recovery.back_up(directory, tables)
     assert (directory / BACKUP).exists()
     for name in (DATABASE, WAL, MARK):

@@ -2,21 +2,15 @@
 
 import json
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
-import msgspec
 import pytest
-from msgspec.structs import replace
 
 from base.paths import Paths
 from cli.commands import run
-from ipam.nv_ipam import importing
 from ipam.recovery import BACKUP, DATABASE, MARK, back_up
-from ipam.store_files import PerCall
+from ipam.store_files import StoreFiles
 from tests.unit.ipam.calls import NEXT_BOOT, Calls
-from tests.unit.ipam.nv_ipam.test_importing import checksummed
-from tests.unit.ipam.nv_ipam.test_importing import thousand as nv_ipam_store
 
 POOL = {"range": "10.0.0.0/24"}
 Say = Callable[..., tuple[int, str, str]]
@@ -135,7 +129,7 @@ def test_where_an_agent_has_given_no_address_yet_the_list_is_empty(node: Calls, 
 
 def saved(node: Calls) -> None:
     """Make a backup copy, as an agent does when it stops."""
-    with PerCall(node.directory).transaction() as tables:
+    with StoreFiles(node.directory, kept=False).transaction() as tables:
         back_up(node.directory, tables)
 
 
@@ -203,61 +197,6 @@ def test_import_takes_over_a_host_local_network(node: Calls, say: Say, tmp_path:
     assert node.held() == {"10.0.0.2": "new"}
 
 
-def test_import_of_nv_ipams_store_is_remembered_for_that_content(
-    node: Calls, say: Say, tmp_path: Path
-) -> None:
-    source = tmp_path / "cni/nv-ipam/store"
-    source.parent.mkdir(parents=True)
-    source.write_bytes(nv_ipam_store(2))
-    ids: list[str] = []
-    node.store.look(lambda tables: ids.append(tables.meta.store))
-    why = partial(importing.why_unfinished, source, node.directory, ids[0])
-    assert "podfabric ipam import" in str(why())
-    assert say("import", str(source))[:2] == (
-        0,
-        "imported 2 of 2 reservations, the rest was there\n",
-    )
-    assert why() is None
-    assert importing.why_unfinished(source, node.directory, "another store") is not None
-    source.write_bytes(nv_ipam_store(3))
-    assert "podfabric ipam import" in str(why())
-    source.unlink()
-    assert why() is None
-
-
-def test_what_nv_ipams_daemon_is_given_can_be_imported_again(
-    node: Calls, say: Say, tmp_path: Path
-) -> None:
-    source = tmp_path / "cni/nv-ipam/store"
-    source.parent.mkdir(parents=True)
-    source.write_bytes(nv_ipam_store(3))
-    code, _, error = say("export", str(source))
-    assert (code, "podfabric ipam import" in error) == (1, True)  # what it has would be lost
-    assert source.read_bytes() == nv_ipam_store(3)
-    assert say("import", str(source))[0] == 0
-    held = node.store.reservations()
-    node.store.forget(held[0])  # the pod has ended
-    code, said, _ = say("export", str(source))
-    assert (code, "has 2 reservations of ippool/pool" in said) == (0, True)
-    given = importing.reservations(source, node.boot)  # the checksum is right
-    assert [(each.address, each.container_id, each.uid, each.range) for each in given] == [
-        (each.address, each.container_id, each.uid, each.range) for each in held[1:]
-    ]
-    assert say("export", str(source))[0] == 0  # once more
-    # The daemon frees one, and gives another.
-    store = importing.decoded(source, source.read_bytes())
-    entries = store.pools["pool"].entries if store.pools else None
-    assert entries is not None
-    freed = entries.pop("c1_net1")
-    entries["new_net1"] = replace(freed, container_id="new")
-    source.write_bytes(checksummed(msgspec.to_builtins(store)))
-    assert say("export", str(source))[0] == 1  # it has what our store lacks
-    code, said, _ = say("import", str(source))
-    assert (code, "forgot 1 reservations" in said) == (0, True)
-    found = {each.container_id: each.address for each in node.store.reservations()}
-    assert found == {"c2": held[2].address, "new": freed.ip_address}
-
-
 @pytest.mark.parametrize(
     ("name", "content", "why"),
     [
@@ -281,7 +220,7 @@ def test_import_of_what_no_plugin_wrote_is_an_error_that_names_what_can_be_impor
     code, told, error = say("import", str(source), "--network", "n1")
     assert (code, told) == (1, "")
     assert f"{source}: {why}" in error
-    assert "nothing was imported: name host-local's directory of a network, nv-ipam's" in error
+    assert "nothing was imported: name host-local's directory of a network, or a YAML file" in error
     assert not node.directory.exists()
 
 

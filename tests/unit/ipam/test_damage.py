@@ -16,10 +16,9 @@ from cni.spec.errors import CNIError, Code
 from ipam import fsck, recovery
 from ipam.fsck import LivingAddress, NodeFacts
 from ipam.recovery import BACKUP, DATABASE, MARK, WAL, back_up
-from ipam.resident import Resident
 from ipam.sqlite_store import SqliteStore
 from ipam.store import Reservation
-from ipam.store_files import PerCall
+from ipam.store_files import StoreFiles
 from tests.unit.ipam.calls import BOOT, error_of, owner, range_of, sets_of
 
 SETS = sets_of(range_of("10.0.0.0/24"), range_of("fd00::/64"))
@@ -36,7 +35,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
         store.reserve(owner(f"c{number}", pod=f"p{number}"), SETS)
     for number in range(0, 40, 3):
         store.release(owner(f"c{number}").attachment)
-    with PerCall(directory).transaction() as tables:
+    with StoreFiles(directory, kept=False).transaction() as tables:
         back_up(directory, tables)
     return directory
 
@@ -56,7 +55,7 @@ def die_after(directory: Path, work: Callable[[SqliteStore], object]) -> None:
     if child == 0:
         status = 1
         try:
-            work(SqliteStore(Resident(directory), BOOT))
+            work(SqliteStore(StoreFiles(directory), BOOT))
             status = 0
         finally:
             os._exit(status)
@@ -65,7 +64,7 @@ def die_after(directory: Path, work: Callable[[SqliteStore], object]) -> None:
 
 
 def quiet(directory: Path) -> SqliteStore:
-    return SqliteStore(PerCall(directory, report=lambda text: None), BOOT)
+    return SqliteStore(StoreFiles(directory, report=lambda text: None, kept=False), BOOT)
 
 
 def held_in(directory: Path) -> set[Reservation]:

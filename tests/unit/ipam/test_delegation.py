@@ -82,7 +82,7 @@ def test_nv_ipam_is_served_here_unless_nvidias_executable_is_installed(
     node: Calls, bin_dir: Path
 ) -> None:
     error = error_of(chosen("ADD", "nv-ipam", bin_dir, node).add)
-    assert "does not follow nv-ipam's pools" in error.message
+    assert "has not read nv-ipam's pools" in error.message
     executable(bin_dir / "nv-ipam", RESULT)
     error = error_of(lambda: delegation(node, bin_dir).of(asked("ADD", "nv-ipam")))
     assert (error.code, "ipam_types" in error.message) == (Code.NOT_ALLOWED, True)

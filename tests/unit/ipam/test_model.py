@@ -16,7 +16,6 @@ from cni.spec.errors import CNIError, Code
 from ipam import fsck
 from ipam.addresses import Interval, parse, parse_interface, text
 from ipam.ranges import Range, RangeSet, merged, of_network
-from ipam.resident import Resident
 from ipam.sqlite_store import SqliteStore
 from ipam.store import Owner, Usage
 from ipam.store_files import StoreFiles
@@ -176,14 +175,14 @@ def test_the_store_does_what_the_model_does(pool: list[Range], history: list[tup
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(ranges(), min_size=4, max_size=4), st.lists(steps, min_size=1, max_size=30))
 def test_a_store_that_is_kept_open_does_too(pool: list[Range], history: list[tuple]) -> None:  # type: ignore[type-arg]
-    with scratch() as directory, closing(Resident(directory)) as kept:
+    with scratch() as directory, closing(StoreFiles(directory)) as kept:
         compare([kept], pool, history)
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(ranges(), min_size=4, max_size=4), st.lists(steps, min_size=1, max_size=20))
 def test_and_so_do_the_two_in_turn(pool: list[Range], history: list[tuple]) -> None:  # type: ignore[type-arg]
-    with scratch() as directory, closing(Resident(directory)) as kept:
+    with scratch() as directory, closing(StoreFiles(directory)) as kept:
         compare([kept, directory], pool, history)
 
 

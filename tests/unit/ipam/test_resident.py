@@ -13,11 +13,10 @@ from pathlib import Path
 import pytest
 
 from cni.spec.errors import Code
-from ipam import fsck, recovery, resident, salvage
+from ipam import fsck, recovery, salvage, store_files
 from ipam.recovery import BACKUP, LOCK, WAL, Report, open_store
-from ipam.resident import Resident
 from ipam.sqlite_store import SqliteStore
-from ipam.store_files import LOCK_TIMEOUT
+from ipam.store_files import LOCK_TIMEOUT, StoreFiles
 from ipam.tables import Tables
 from tests.unit.ipam.calls import BOOT, error_of, owner, range_of, sets_of
 from tests.waiting import PATIENCE, until
@@ -27,13 +26,13 @@ SPAWN = multiprocessing.get_context("spawn")
 
 
 @pytest.fixture
-def kept(memory_path: Path) -> Iterator[Resident]:
-    with closing(Resident(memory_path / "ipam", lock_timeout=PATIENCE)) as kept:
+def kept(memory_path: Path) -> Iterator[StoreFiles]:
+    with closing(StoreFiles(memory_path / "ipam", lock_timeout=PATIENCE)) as kept:
         yield kept
 
 
 @pytest.fixture
-def store(kept: Resident) -> SqliteStore:
+def store(kept: StoreFiles) -> SqliteStore:
     return SqliteStore(kept, BOOT)
 
 
@@ -54,7 +53,7 @@ def test_the_files_are_opened_once_for_many_transactions(
         opened.append(directory)
         return open_store(directory, report, kept=kept)
 
-    monkeypatch.setattr(resident, "open_store", counted)
+    monkeypatch.setattr(store_files, "open_store", counted)
     for number in range(20):
         store.reserve(owner(f"c{number}"), SETS)
     assert len(opened) == 1
@@ -62,7 +61,7 @@ def test_the_files_are_opened_once_for_many_transactions(
 
 
 def test_close_makes_a_backup_copy_and_what_is_on_disk_is_compact(memory_path: Path) -> None:
-    with closing(Resident(memory_path)) as kept:
+    with closing(StoreFiles(memory_path)) as kept:
         store = SqliteStore(kept, BOOT)
         store.reserve(owner("c1"), SETS)
         assert not (memory_path / BACKUP).exists()
@@ -95,9 +94,9 @@ def test_close_without_room_for_a_backup_copy_closes_the_files_all_the_same(
     def refuse(directory: Path, tables: Tables) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(resident, "back_up", refuse)
+    monkeypatch.setattr(store_files, "back_up", refuse)
     reports: list[str] = []
-    with closing(Resident(memory_path, report=reports.append)) as kept:
+    with closing(StoreFiles(memory_path, report=reports.append)) as kept:
         SqliteStore(kept, BOOT).reserve(owner("c1"), SETS)
     assert not is_kept(memory_path)
     assert "no backup copy was made" in reports[0]
@@ -110,7 +109,7 @@ def test_large_store_is_copied_at_the_end_only(
     monkeypatch.setattr(recovery, "_CHANGES_WORTH_A_CHECKPOINT", 2)
     monkeypatch.setattr(recovery, "_LOOK_AT_WAL", 1)
     monkeypatch.setattr(recovery, "_CHEAP_TO_COPY", 5)
-    with closing(Resident(memory_path)) as kept:
+    with closing(StoreFiles(memory_path)) as kept:
         store = SqliteStore(kept, BOOT)
         for number in range(8):
             store.reserve(owner(f"c{number}"), SETS)
@@ -128,14 +127,14 @@ def test_backup_copy_that_cannot_be_made_is_reported_and_the_call_succeeds(
     monkeypatch.setattr(recovery, "_LOOK_AT_WAL", 1)
     monkeypatch.setattr(recovery, "back_up", refuse)
     reports: list[str] = []
-    with closing(Resident(memory_path, report=reports.append)) as kept:
+    with closing(StoreFiles(memory_path, report=reports.append)) as kept:
         SqliteStore(kept, BOOT).reserve(owner("c1"), SETS)
         assert len(reports) == 1
         assert "no backup copy was made" in reports[0]
         assert [held.container_id for held in SqliteStore(kept, BOOT).reservations()] == ["c1"]
 
 
-def test_nothing_is_kept_after_close(kept: Resident, store: SqliteStore) -> None:
+def test_nothing_is_kept_after_close(kept: StoreFiles, store: SqliteStore) -> None:
     store.reserve(owner("c1"), SETS)
     kept.close()
     assert not is_kept(kept.directory)
@@ -167,7 +166,7 @@ def test_a_large_wal_is_written_back_and_the_files_stay_open(
 
 
 def test_a_wal_is_written_back_before_a_call_has_to_where_somebody_tends_the_store(
-    kept: Resident, store: SqliteStore, monkeypatch: pytest.MonkeyPatch
+    kept: StoreFiles, store: SqliteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(recovery, "_LARGE_WAL", 200_000)
     monkeypatch.setattr(recovery, "_LOOK_AT_WAL", 4)
@@ -220,7 +219,7 @@ def test_threads_get_addresses_of_their_own_and_release_them(store: SqliteStore)
 
 
 def test_a_thread_waits_for_another_no_longer_than_the_lock_may_take(memory_path: Path) -> None:
-    with closing(Resident(memory_path, lock_timeout=0.05)) as kept:
+    with closing(StoreFiles(memory_path, lock_timeout=0.05)) as kept:
         store = SqliteStore(kept, BOOT)
         with kept.transaction():
             error = error_of(lambda: store.reserve(owner("c1"), SETS))
@@ -303,8 +302,8 @@ def test_another_process_gets_in_beside_a_stream_of_transactions(
 
 def test_two_that_keep_the_same_store_take_turns(memory_path: Path) -> None:
     with (
-        closing(Resident(memory_path)) as resident,
-        closing(Resident(memory_path)) as other,
+        closing(StoreFiles(memory_path)) as resident,
+        closing(StoreFiles(memory_path)) as other,
         Stream(SqliteStore(resident, BOOT), 1) as left,
         Stream(SqliteStore(other, "another boot"), 1) as right,
     ):
@@ -335,7 +334,7 @@ def in_child(work: Callable[[], object]) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-def test_a_forked_child_cannot_use_the_parents_files(kept: Resident, store: SqliteStore) -> None:
+def test_a_forked_child_cannot_use_the_parents_files(kept: StoreFiles, store: SqliteStore) -> None:
     def work() -> None:
         for _ in range(2):
             error = error_of(lambda: store.reserve(owner("child"), SETS))
@@ -353,7 +352,7 @@ def test_a_forked_child_cannot_use_the_parents_files(kept: Resident, store: Sqli
 
 
 def test_a_call_beside_the_one_that_opens_the_files_is_of_this_process(
-    kept: Resident, store: SqliteStore, monkeypatch: pytest.MonkeyPatch
+    kept: StoreFiles, store: SqliteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     process, seen = os.getpid(), list[bool]()
 
@@ -384,12 +383,12 @@ def looks(directory: Path) -> set[tuple[str, int, int]]:
 FORK_AND_END = """
 import os, sys
 from pathlib import Path
-from ipam.resident import Resident
+from ipam.store_files import StoreFiles
 from ipam.sqlite_store import SqliteStore
 from tests.unit.ipam.calls import BOOT, owner, range_of, sets_of
 
 directory = Path(sys.argv[1])
-kept = Resident(directory)
+kept = StoreFiles(directory)
 store = SqliteStore(kept, BOOT)
 store.reserve(owner("c1"), sets_of(range_of("10.0.0.0/8")))
 before = [(one.name, one.stat().st_size, one.stat().st_mtime_ns) for one in directory.iterdir()]

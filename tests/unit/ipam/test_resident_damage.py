@@ -16,10 +16,9 @@ from cni.spec.errors import CNIError, Code
 from ipam import fsck
 from ipam.fsck import NodeFacts
 from ipam.recovery import DATABASE, LOCK, MARK, WAL, back_up
-from ipam.resident import Resident
 from ipam.sqlite_store import SqliteStore
 from ipam.store import Reservation
-from ipam.store_files import PerCall, StoreFiles
+from ipam.store_files import StoreFiles
 from tests.unit.ipam.calls import BOOT, error_of, owner, range_of, sets_of
 
 SETS = sets_of(range_of("10.0.0.0/24"), range_of("fd00::/64"))
@@ -38,10 +37,10 @@ class Node:
         plain = SqliteStore(self.directory, BOOT)
         for number in range(30):
             plain.reserve(owner(f"c{number}"), SETS)
-        with PerCall(self.directory).transaction() as tables:
+        with StoreFiles(self.directory, kept=False).transaction() as tables:
             back_up(self.directory, tables)
         shutil.copytree(self.directory, self.backup)
-        self.kept = Resident(self.directory, report=self.reports.append)
+        self.kept = StoreFiles(self.directory, report=self.reports.append)
         self.store = SqliteStore(self.kept, BOOT)
         for number in range(30, 35):
             self.store.reserve(owner(f"c{number}"), SETS)
@@ -95,16 +94,18 @@ def replaced(path: Path) -> None:
     new.replace(path)
 
 
-@pytest.mark.parametrize("files_of", [PerCall, Resident])
+@pytest.mark.parametrize("kept", [False, True])
 def test_the_wal_of_a_damaged_database_is_not_written_back(
-    node: Node, memory_path: Path, files_of: Callable[[Path], StoreFiles]
+    node: Node, memory_path: Path, kept: bool
 ) -> None:
     """The error says that nothing was changed."""
     killed = memory_path / "killed"
     shutil.copytree(node.directory, killed, ignore=shutil.ignore_patterns("*-shm"))
     halved(killed / DATABASE)
     before = [(killed / name).read_bytes() for name in (DATABASE, WAL)]
-    assert outcome(SqliteStore(files_of(killed), BOOT), node.held) == Code.STORE_DAMAGED
+    assert (
+        outcome(SqliteStore(StoreFiles(killed, kept=kept), BOOT), node.held) == Code.STORE_DAMAGED
+    )
     assert [(killed / name).read_bytes() for name in (DATABASE, WAL)] == before
 
 
@@ -120,7 +121,7 @@ def test_damage_is_noticed_as_by_a_store_that_is_closed(
         # A closed store has no WAL, which may hold all pages that a test's small store has.
         SqliteStore(closed, BOOT).reservations()
     how(closed / name)
-    expected = outcome(SqliteStore(PerCall(closed, report=print), BOOT), node.held)
+    expected = outcome(SqliteStore(StoreFiles(closed, report=print, kept=False), BOOT), node.held)
     how(node.directory / name)
     content = (node.directory / DATABASE).exists() and (node.directory / DATABASE).read_bytes()
     code = outcome(node.store, node.held)
@@ -166,7 +167,7 @@ def test_a_backup_that_is_put_back_is_not_written_to_by_who_had_the_files_open(
 def test_an_older_copy_that_is_put_back_is_damage(node: Node, ending: str, in_place: bool) -> None:
     for number in range(2):  # the copy is two checkpoints behind
         node.kept.close()
-        node.kept = Resident(node.directory)
+        node.kept = StoreFiles(node.directory)
         node.store = SqliteStore(node.kept, BOOT)
         node.store.reserve(owner(f"more{number}"), SETS)
     held = set(node.store.reservations())

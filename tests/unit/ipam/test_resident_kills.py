@@ -12,10 +12,10 @@ from unittest import mock
 
 import pytest
 
-from ipam import fsck, recovery, resident
+from ipam import fsck, recovery, store_files
 from ipam.recovery import WAL
-from ipam.resident import Resident
 from ipam.sqlite_store import SqliteStore
+from ipam.store_files import StoreFiles
 from ipam.tables import Tables
 from tests.unit.ipam.calls import BOOT, owner, range_of, sets_of
 from tests.unit.ipam.kills import copied, fail, held, kill_at, lines_of, quiet
@@ -27,7 +27,7 @@ ROUNDS = 40
 
 @contextmanager
 def keeping(directory: Path) -> Iterator[SqliteStore]:
-    kept = Resident(directory, report=lambda text: None)
+    kept = StoreFiles(directory, report=lambda text: None)
     try:
         yield SqliteStore(kept, BOOT)
     finally:
@@ -60,7 +60,7 @@ def compact(directory: Path) -> None:
 
 
 def tend(directory: Path) -> None:
-    with closing(Resident(directory)) as kept:
+    with closing(StoreFiles(directory)) as kept:
         store = SqliteStore(kept, BOOT)
         with mock.patch.multiple(recovery, _CHANGES_WORTH_A_CHECKPOINT=1, _LOOK_AT_WAL=1):
             kept.tend()
@@ -78,7 +78,7 @@ def test_a_kill_at_any_line_leaves_a_state_between_two_transactions(
     states = [held(base), *states_of(work, base)]
     opening = lines_of(partial(held, copied(base)))
     for line, count in lines_of(partial(work, copied(base))).items():
-        if line in opening and line[0] != resident.__file__:
+        if line in opening and line[0] != store_files.__file__:
             continue
         directory = copied(base)
         kill_at(count, partial(work, directory))

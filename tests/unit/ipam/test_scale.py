@@ -10,8 +10,8 @@ import pytest
 from ipam import recovery
 from ipam.addresses import Interval, parse, text
 from ipam.ranges import RangeSet, merged
-from ipam.resident import Resident
 from ipam.sqlite_store import SqliteStore
+from ipam.store_files import StoreFiles
 from tests.unit.ipam.calls import BOOT, NEXT_BOOT, owner, range_of, reservation
 from tests.unit.ipam.steps import steps
 
@@ -111,7 +111,7 @@ def test_the_files_follow_the_size_of_the_store(
     monkeypatch.setattr(recovery, "_LOOK_AT_WAL", 1)
     sets = [RangeSet((range_of("10.0.0.0/24"),))]
     sizes = []
-    with closing(Resident(tmp_path)) as files:
+    with closing(StoreFiles(tmp_path)) as files:
         store = SqliteStore(files, BOOT)
         for n in range(60):
             store.reserve(owner(f"c{n}"), sets)

@@ -6,12 +6,9 @@ import pytest
 
 from cni.spec.errors import Code
 from ipam import scope
-from ipam.addresses import parse
-from ipam.cluster.geometry import interval
-from ipam.cluster.objects import AddressBlock
 from ipam.plugin import AddressPlugin
 from ipam.scope import Stores
-from ipam.store_files import PerCall
+from ipam.store_files import StoreFiles
 from tests.fake_api import FakeApi
 from tests.unit.ipam.calls import error_of, request
 from tests.unit.ipam.cluster.nodes import RANGE, ClusterNode, blocks_of, put_pool
@@ -45,7 +42,7 @@ def test_a_file_says_the_scope_and_none_is_node(tmp_path: Path) -> None:
 def test_a_node_whose_agent_leases_is_the_cluster_s_where_its_file_says_nothing(
     tmp_path: Path, server: FakeApi, node: ClusterNode
 ) -> None:
-    """A fallback that an earlier version installed, beside an agent with the chart's file."""
+    """An executable beside an agent that reads another file, the chart's."""
     path = tmp_path / "config.yaml"
     source = scope.on_node(path, node.directory)
     assert source() == "node"
@@ -53,13 +50,9 @@ def test_a_node_whose_agent_leases_is_the_cluster_s_where_its_file_says_nothing(
     assert source() == "cluster"
     path.write_text("policy: {}\n")
     assert source() == "cluster"
-    stores = Stores(PerCall(node.directory), source, clock=node.clock)
-    fallback = AddressPlugin(stores, lambda: node.boot)
-    fallback.add(request("ADD", {"range": RANGE}, "p1-1", pod="p1"))
-    (block,) = server.look_at_all(AddressBlock).items
-    first, last = interval(block)
-    assert all(first <= parse(address) <= last for address in node.held())
-    error = error_of(lambda: fallback.add(request("ADD", {"range": "10.9.0.0/24"}, "p2-1")))
+    stores = Stores(StoreFiles(node.directory, kept=False), source, clock=node.clock)
+    executable = AddressPlugin(stores, lambda: node.boot)
+    error = error_of(lambda: executable.add(request("ADD", {"range": RANGE}, "p1-1", pod="p1")))
     assert error.code == Code.TRY_AGAIN
     path.write_text("ipam: {scope: node}\n")
     assert source() == "node"
@@ -102,34 +95,19 @@ def test_del_check_and_gc_go_by_the_store_whatever_the_scope(
     assert node.held() == set()
 
 
-def in_process(node: ClusterNode) -> AddressPlugin:
-    """The plugin of a process without the agent."""
-    stores = Stores(
-        PerCall(node.directory),
-        lambda: "cluster",
-        clock=node.clock,
-        patience=0.0,
-        pool_patience=0.0,
-    )
-    return AddressPlugin(stores, lambda: node.boot)
-
-
-def test_without_the_agent_warm_adds_and_dels_work_and_cold_adds_are_11(
+def test_without_the_agent_adds_of_the_cluster_are_11_and_dels_work(
     server: FakeApi, node: ClusterNode
 ) -> None:
     node.add("p0")
     node.api.calls.clear()
-    plugin = in_process(node)
-    plugin.add(request("ADD", {"range": RANGE}, "p1-1", pod="p1"))
-    plugin.delete(request("DEL", None, "p0-1", pod="p0"))
-    assert len(node.held()) == 1
-    put_pool(server, "10.8.0.0/24")
-    cold = request("ADD", {"range": "10.8.0.0/24"}, "p2-1", pod="p2")
-    error = error_of(lambda: plugin.add(cold))
+    stores = Stores(StoreFiles(node.directory, kept=False), lambda: "cluster", clock=node.clock)
+    plugin = AddressPlugin(stores, lambda: node.boot)
+    error = error_of(lambda: plugin.add(request("ADD", {"range": RANGE}, "p1-1", pod="p1")))
     assert (error.code, "only podfabric's agent" in error.message) == (Code.TRY_AGAIN, True)
-    status = error_of(lambda: plugin.status(request("STATUS", {"range": "10.8.0.0/24"}, "")))
+    status = error_of(lambda: plugin.status(request("STATUS", {"range": RANGE}, "")))
     assert status.code == Code.UNAVAILABLE
-    plugin.status(request("STATUS", {"range": RANGE}, ""))
+    plugin.delete(request("DEL", None, "p0-1", pod="p0"))
+    assert node.held() == set()
     assert not node.api.calls
 
 

@@ -14,9 +14,8 @@ import pytest
 from cni.spec.errors import CNIError, Code
 from ipam import fsck
 from ipam.recovery import UNCERTAIN
-from ipam.resident import Resident
 from ipam.sqlite_store import SqliteStore
-from ipam.store_files import PerCall
+from ipam.store_files import StoreFiles
 from ipam.tables import Tables
 from tests.unit.ipam.calls import BOOT, error_of, owner, range_of, reservation, sets_of
 
@@ -27,9 +26,9 @@ SETS = sets_of(range_of("10.0.0.0/24"))
 def store(memory_path: Path, request: pytest.FixtureRequest) -> Iterator[SqliteStore]:
     directory = memory_path / "ipam"
     if request.param == "opened for each call":
-        yield SqliteStore(PerCall(directory, lock_timeout=0.05), BOOT)
+        yield SqliteStore(StoreFiles(directory, lock_timeout=0.05, kept=False), BOOT)
         return
-    with closing(Resident(directory, lock_timeout=0.05)) as kept:
+    with closing(StoreFiles(directory, lock_timeout=0.05)) as kept:
         yield SqliteStore(kept, BOOT)
 
 
@@ -102,7 +101,7 @@ def test_an_interrupted_transaction_leaves_no_trace(
         with pytest.raises(Interrupted):
             store.reserve(owner("c2"), SETS)
     reports: list[str] = []
-    files = PerCall(store.directory, report=reports.append)
+    files = StoreFiles(store.directory, report=reports.append, kept=False)
     assert SqliteStore(files, BOOT).reservations() == before
     assert reports == []
 

@@ -28,7 +28,6 @@ from ipam.cluster.objects import (
     AddressBlock,
     AddressCounts,
     AddressPool,
-    AddressRequest,
     AddressReservation,
     BlockSpec,
     BlockStatus,
@@ -38,7 +37,6 @@ from ipam.cluster.objects import (
     OwnerReference,
     PoolSpec,
     PoolStatus,
-    RequestSpec,
     ReservationSpec,
     ReservationStatus,
 )
@@ -82,12 +80,6 @@ def block(instance: str = "", node: str = NODE, first: str = "", prefix: int = 2
     )
 
 
-def request(node: str = NODE) -> AddressRequest:
-    """A request that was not yet written."""
-    spec = RequestSpec(pool="contract-10.0.0.0-8", node=node, instance=str(uuid.uuid4()), count=3)
-    return AddressRequest(metadata=Meta(name=f"request-{uuid.uuid4()}"), spec=spec)
-
-
 def reservation(namespace: str = "default") -> AddressReservation:
     """A reservation that was not yet written."""
     owner = OwnerReference(kind="StatefulSet", name="trainer", ifname="net1")
@@ -111,7 +103,7 @@ class ApiContract:
     """The tests."""
 
     def test_what_is_created_is_read_back(self, api: ClusterApi) -> None:
-        for new in (pool(), block(), request(), reservation()):
+        for new in (pool(), block(), reservation()):
             stored = api.create(new)
             assert replace(stored, metadata=new.metadata) == new
             meta = stored.metadata

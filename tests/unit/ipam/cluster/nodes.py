@@ -21,10 +21,9 @@ from ipam.cluster.objects import (
     PoolStatus,
 )
 from ipam.plugin import AddressPlugin
-from ipam.resident import Resident
 from ipam.scope import Compat, Stores
 from ipam.sqlite_store import SqliteStore
-from ipam.store_files import PerCall
+from ipam.store_files import StoreFiles
 from tests.fake_api import FakeApi, Faults
 from tests.unit.ipam.calls import Json, request
 
@@ -104,7 +103,7 @@ class ClusterNode:
     ) -> None:
         self.compat: Compat = compat
         self.kept = kept  # keep the store's files open, as an agent does: many times as fast
-        self.files: PerCall | Resident = PerCall(directory)
+        self.files: StoreFiles = StoreFiles(directory, kept=False)
         self.server = server
         self.directory = directory
         self.name = name
@@ -121,8 +120,7 @@ class ClusterNode:
         """A new agent process, in a new boot if one is given."""
         self.boot = boot or self.boot
         self.close()
-        form = Resident if self.kept else PerCall
-        self.files = form(self.directory, report=lambda text: None)
+        self.files = StoreFiles(self.directory, report=lambda text: None, kept=self.kept)
         self.lessee = Lessee(
             self.api,
             self.files,
@@ -135,8 +133,7 @@ class ClusterNode:
 
     def close(self) -> None:
         """Close the store's files."""
-        if isinstance(self.files, Resident):
-            self.files.close()
+        self.files.close()
 
     @property
     def store(self) -> SqliteStore:
@@ -166,12 +163,6 @@ class ClusterNode:
     def delete(self, pod: str, container: str = "", ipam: Json | None = None) -> None:
         """DEL of the pod's first sandbox."""
         self.plugin.delete(request("DEL", ipam, container or f"{pod}-1", pod=pod))
-
-    def notice(self) -> None:
-        """See what a watch of the node's blocks shows."""
-        for block in self.server.look_at_all(AddressBlock, {"spec.holder.node": self.name}).items:
-            if block.spec.cede_wanted:
-                self.lessee._sharing.notice(block.metadata.name)
 
     def steps(self, count: int = 1, seconds: float = 5.0) -> None:
         """What the lessee does in a while, by steps of the clock."""

@@ -15,14 +15,14 @@ import msgspec
 from msgspec.structs import replace
 
 from cni.spec.errors import CNIError, Code
-from ipam.addresses import Interval, parse
+from ipam.addresses import parse
 from ipam.blocks import LeasedBlock
 from ipam.cluster.api import ApiError
 from ipam.cluster.controller.machines import OUT_OF_SERVICE
 from ipam.cluster.controller.reclaim import ReclaimCounts
 from ipam.cluster.controller.rounds import Rounds, read_world
 from ipam.cluster.geometry import interval
-from ipam.cluster.names import block_name, pool_name
+from ipam.cluster.names import pool_name
 from ipam.cluster.objects import AddressBlock, AddressPool, Holder, Meta, PoolSpec
 from ipam.store import Reservation
 from tests.fake_api import FakeApi, FakeClient, Fault
@@ -155,7 +155,6 @@ class SimulatedMachine:
 
     def step(self, troubles: Sequence[Trouble]) -> None:
         """What is due of the lessee's work."""
-        self.node.notice()
         with self._agent(troubles):
             self.node.lessee.step()
 
@@ -238,7 +237,7 @@ class World:
         self.new_leader()
 
     def make_pool(self, block_size: int) -> None:
-        spec = PoolSpec(range=RANGE, block_size=block_size, ceding=True)
+        spec = PoolSpec(range=RANGE, block_size=block_size)
         self.api.create(AddressPool(metadata=Meta(name=POOL), spec=spec))
         self.round(())
 
@@ -315,7 +314,6 @@ class World:
         for machine in self.machines:
             if machine.on:
                 self._store_agrees(machine, blocks)
-        self._ceded_is_marked(blocks)
 
     def _one_owner(self) -> None:
         """I1."""
@@ -332,17 +330,11 @@ class World:
             for sandbox in machine.sandboxes.values():
                 if sandbox.alive:
                     address = parse(sandbox.address)
-                    around = [
-                        block.spec
+                    holders = [
+                        block.spec.holder.node
                         for block in blocks
                         if interval(block).first <= address <= interval(block).last
-                    ]
-                    covers = {spec.cover for spec in around if spec.state != "Pending"}
-                    holders = [
-                        spec.holder.node
-                        for spec in around
-                        if spec.state != "Pending"
-                        and block_name(spec.space, parse(spec.first), spec.prefix) not in covers
+                        and block.spec.state != "Pending"
                     ]
                     assert holders == [machine.name], f"I7: {sandbox.address}: {holders}"
 
@@ -365,42 +357,9 @@ class World:
             if held.boot != machine.boot:
                 continue
             address = parse(held.address)
-            its = [
-                row for row in rows if any(part.first <= address <= part.last for part in row.own)
-            ]
+            its = [row for row in rows if row.first <= address <= row.last]
             assert len(its) == 1, f"I10: {machine.name} holds {held.address} outside of its blocks"
             assert its[0].state != "returning", f"I4: {held.address} is held, {its[0].name} returns"
-
-    def _ceded_is_marked(self, blocks: dict[str, AddressBlock]) -> None:
-        """I5 and I6: what is ceded, or used as a sub-block, the holder of the cover has marked."""
-        usable = {
-            (row.name, row.uid): row
-            for machine in self.machines
-            if machine.on
-            for row in machine.on_disk.rows
-            if row.is_confirmed(machine.boot, machine.uptime())
-        }
-        for name, block in blocks.items():
-            row = usable.get((name, block.metadata.uid))
-            used = {
-                sandbox.address
-                for machine in self.machines
-                for sandbox in machine.sandboxes.values()
-                if sandbox.alive and machine.name == block.spec.holder.node
-            }
-            if row is not None and block.spec.state == "Active":
-                for ceded in block.spec.ceded:
-                    assert _is_in(parse(ceded), row.ceded), f"I5: {ceded} of {name} is not marked"
-                    assert ceded not in used, f"I5: {ceded} of {name} is held by a pod"
-        for row in usable.values():
-            cover = blocks.get(row.cover)
-            around = usable.get((row.cover, cover.metadata.uid)) if cover else None
-            if around is not None and row.cover:
-                assert _is_in(row.first, around.ceded), f"I6: {row.name} may be used twice"
-
-
-def _is_in(address: int, intervals: Sequence[Interval]) -> bool:
-    return any(first <= address <= last for first, last in intervals)
 
 
 def _copy(from_: Path, to: Path) -> None:

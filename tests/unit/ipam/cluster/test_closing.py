@@ -12,8 +12,8 @@ import pytest
 from cni.spec.errors import CNIError, Code
 from ipam.cluster.lessee import _JOIN, Lessee
 from ipam.plugin import AddressPlugin
-from ipam.resident import Resident
 from ipam.scope import Stores
+from ipam.store_files import StoreFiles
 from tests.fake_api import FakeApi
 from tests.silence import Silence
 from tests.unit.ipam.calls import request
@@ -29,8 +29,8 @@ def silence() -> Iterator[Silence]:
 
 
 @pytest.fixture
-def files(memory_path: Path) -> Iterator[Resident]:
-    with closing(Resident(memory_path / "ipam")) as files:
+def files(memory_path: Path) -> Iterator[StoreFiles]:
+    with closing(StoreFiles(memory_path / "ipam")) as files:
         yield files
 
 
@@ -42,14 +42,14 @@ def server() -> FakeApi:
     return server
 
 
-def confirmed(server: FakeApi, files: Resident, silence: Silence) -> Lessee:
+def confirmed(server: FakeApi, files: StoreFiles, silence: Silence) -> Lessee:
     lessee = Lessee(server.client("node-a", silence), files, "node-a", "boot-1")
     lessee.start()
     until(lambda: lessee.counted().confirmed is not None)
     return lessee
 
 
-def adding(lessee: Lessee, files: Resident) -> tuple[threading.Thread, list[CNIError]]:
+def adding(lessee: Lessee, files: StoreFiles) -> tuple[threading.Thread, list[CNIError]]:
     """An ADD that needs a block, in a thread, and its error."""
     stores = Stores(files, lambda: "cluster", lessee, patience=PATIENCE)
     plugin = AddressPlugin(stores, lambda: "boot-1")
@@ -67,7 +67,7 @@ def adding(lessee: Lessee, files: Resident) -> tuple[threading.Thread, list[CNIE
 
 
 def test_no_answer_to_a_read_is_waited_for(
-    server: FakeApi, files: Resident, silence: Silence
+    server: FakeApi, files: StoreFiles, silence: Silence
 ) -> None:
     lessee = confirmed(server, files, silence)
     silence.verbs = ("get", "list")
@@ -81,7 +81,7 @@ def test_no_answer_to_a_read_is_waited_for(
 
 
 def test_an_answer_that_comes_after_the_end_changes_nothing(
-    server: FakeApi, files: Resident, silence: Silence
+    server: FakeApi, files: StoreFiles, silence: Silence
 ) -> None:
     lessee = confirmed(server, files, silence)
     silence.verbs = ("get",)
@@ -99,7 +99,7 @@ def test_an_answer_that_comes_after_the_end_changes_nothing(
 
 
 def test_a_change_that_is_under_way_is_waited_for(
-    server: FakeApi, files: Resident, silence: Silence
+    server: FakeApi, files: StoreFiles, silence: Silence
 ) -> None:
     lessee = confirmed(server, files, silence)
     silence.verbs = ("create",)

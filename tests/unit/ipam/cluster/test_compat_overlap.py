@@ -4,7 +4,6 @@ A block that is leased by one pool is handed out for all that overlap it. So the
 of them counts for each, whether a controller runs or not.
 """
 
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -17,14 +16,12 @@ from ipam.cluster.lessee import FOREIGN_EVERY
 from ipam.cluster.objects import AddressBlock, AddressPool
 from ipam.cluster.pools import AT_ONCE
 from ipam.cluster.whereabouts.objects import OverlappingRangeIPReservation
-from ipam.cluster.whereabouts.overlap import strictest
 from ipam.ranges import merged
 from ipam.scope import Compat
 from tests.fake_api import FakeApi
 from tests.unit.ipam.calls import error_of
 from tests.unit.ipam.cluster.beside import NAMESPACE, allocation, offsets, put_ippool
-from tests.unit.ipam.cluster.nodes import RANGE, ClusterNode, put_pool
-from tests.unit.ipam.cluster.test_ceding import full_fabric
+from tests.unit.ipam.cluster.nodes import ClusterNode, put_pool
 
 NARROW = "10.0.0.0/25"  # of podfabric alone
 OURS = {"range": NARROW}
@@ -206,20 +203,6 @@ def rows(node: ClusterNode) -> list[LeasedBlock]:
         return list(tables.blocks())
 
 
-def test_an_address_that_another_node_ceded_is_not_given_again(tmp_path: Path) -> None:
-    with ExitStack() as stack:
-        fabric = full_fabric(stack, tmp_path)
-        address = fabric.borrow("a", "one-more")
-        fabric.cluster.pool("10.64.0.0/27", name="10.64.0.0-27", compat="Read", block_size=4)
-        offset = parse(address) & 0xFF
-        held = {offset: allocation("theirs")}
-        put_ippool(fabric.api, held, "10.64.0.0/27", "10.64.0.0-27")
-        fabric.work(2, 30.0)
-        fabric.work(1, 460.0)
-        fabric.nodes["a"].delete("one-more")
-        assert fabric.borrow_or_none("a", "the-next") != address
-
-
 def test_pools_that_do_not_overlap_stay_as_they_are(memory_path: Path) -> None:
     server = FakeApi()
     put_pool(server, compat="Coexist")
@@ -229,35 +212,3 @@ def test_pools_that_do_not_overlap_stay_as_they_are(memory_path: Path) -> None:
     node.add("p0", {"range": "10.0.1.0/24"})
     node.add("p1", {"range": NARROW, "network_name": "blue"})
     assert {block.spec.compat for block in server.look_at_all(AddressBlock).items} == {"None"}
-
-
-@pytest.mark.parametrize("range_", ["10.0.0.0/25", "10.1.0.0/25"])
-def test_a_pool_with_rails_hands_out_nothing_beside_whereabouts(
-    memory_path: Path, range_: str
-) -> None:
-    """Whichever rail the other pool overlaps, and on whichever the pod has its interface."""
-    server = FakeApi()
-    put_pool(server, rails=("10.1.0.0/24",))
-    rail = put_pool(server, "10.1.0.0/24")
-    server.put(replace(rail, status=replace(rail.status, rail_of="10.0.0.0-24")))
-    node = ClusterNode(server, memory_path / "a", compat="Read")
-    asked = [{"range": RANGE}, {"range": "10.1.0.0/24"}]
-    node.add("p0", asked[0])
-    put_pool(server, range_, compat="Read")
-    node.steps(1, 460.0)
-    for number, ipam in enumerate(asked):
-        refused = error_of(lambda: node.add(f"p1-{number}", ipam))  # noqa: B023
-        assert refused.code == Code.TRY_AGAIN
-        assert "rails" in str(refused)
-
-
-def test_a_pool_is_as_strict_as_what_one_of_its_rails_overlaps() -> None:
-    server = FakeApi()
-    railed = put_pool(server, rails=("10.1.0.0/24",))
-    other = put_pool(server, "10.1.0.0/16", compat="Read")
-    unreadable = put_pool(server, "10.2.0.0/24", compat="Coexist")
-    unreadable = replace(unreadable, spec=replace(unreadable.spec, range="10.0.0.0/99"))
-    assert strictest(railed, [other, unreadable]) == "Read"
-    assert strictest(other, [railed]) == "Read"
-    assert strictest(unreadable, [railed, other]) == "Coexist"
-    assert strictest(put_pool(server, RANGE), [railed]) == "None"

@@ -19,10 +19,7 @@ from tests.fake_api import FakeApi, Fault
 from tests.unit.ipam.cluster.audit import audit, audit_settled
 from tests.unit.ipam.cluster.nodes import ClusterNode, blocks_of, put_pool
 
-VERBS = (
-    *("identify", "put", "revise", "serve", "begin_return", "forget", "lose"),
-    *("cede", "uncede"),
-)
+VERBS = ("identify", "put", "revise", "serve", "begin_return", "forget", "lose")
 
 
 class Killed(BaseException):

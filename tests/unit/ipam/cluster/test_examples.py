@@ -8,17 +8,15 @@ import msgspec
 import pytest
 import yaml
 
-from ipam.addresses import parse
+from ipam.addresses import parse_interface
 from ipam.cluster.documents import decode
-from ipam.cluster.ipam_claims import IPAMClaim, PodObject
-from ipam.cluster.nv_ipam.objects import NvIPPool
-from ipam.cluster.objects import KINDS, AddressPool, AddressReservation, Meta, Resource
-from tests.ipam_claims import delete
+from ipam.cluster.objects import KINDS, AddressPool, AddressReservation
+from ipam.nv_ipam.pools import NvIPPool
 from tests.runtime import CHECKOUT, definitions
 from tests.unit.ipam.cluster.controller.cluster import Cluster
 from tests.unit.ipam.cluster.nodes import ClusterNode
-from tests.unit.ipam.cluster.nv_ipam.nodes import FollowingNode, put_ippool
 from tests.unit.ipam.cluster.test_sticky import let_go
+from tests.unit.ipam.nv_ipam.nodes import World
 
 EXAMPLES = CHECKOUT / "netattach-examples"
 NAMESPACE = "ns"
@@ -33,13 +31,12 @@ def documents(name: str, kind: str = "") -> list[dict[str, Any]]:
 def applied(name: str) -> Cluster:
     """The cluster after `kubectl apply`, and a round of the controller."""
     cluster = Cluster()
-    every: tuple[type[Resource], ...] = (*KINDS, IPAMClaim)
-    kinds = {kind.KIND: kind for kind in every}
+    kinds = {kind.KIND: kind for kind in KINDS}
     for each in documents(name):
         if each["kind"] in kinds:
             kind = kinds[each["kind"]]
             meta = each["metadata"]
-            meta |= {"namespace": NAMESPACE} if kind in (AddressReservation, IPAMClaim) else {}
+            meta |= {"namespace": NAMESPACE} if kind is AddressReservation else {}
             read = decode(json.dumps(each).encode(), kind)
             known = msgspec.to_builtins(read)["spec"]
             assert each["spec"].keys() <= known.keys(), "every field is one of the kind"
@@ -50,25 +47,6 @@ def applied(name: str) -> Cluster:
     for pool in cluster.api.look_at_all(AddressPool).items:
         assert cluster.condition("Ready", pool.metadata.name)[0] == "True"
     return cluster
-
-
-def test_pods_of_the_example_with_rails_have_the_same_index_on_both(memory_path: Path) -> None:
-    cluster = applied("rails-same-index")
-    node = ClusterNode(cluster.api, memory_path / "a", clock=cluster.clock)
-    for pod in ("same-index-0", "same-index-1"):
-        given = [
-            parse(address) & 0xFFFF
-            for number, each in enumerate(definitions(EXAMPLES / "rails-same-index.yaml"))
-            for address in node.add(
-                pod,
-                each.config["ipam"],
-                uid=f"uid-{pod}",
-                network=each.name,
-                ifname=f"net{number + 1}",
-            )
-        ]
-        assert len(given) == 2
-        assert len(set(given)) == 1
 
 
 def test_pods_of_the_example_of_sticky_addresses_keep_theirs(memory_path: Path) -> None:
@@ -93,47 +71,22 @@ def test_pods_of_the_example_of_sticky_addresses_keep_theirs(memory_path: Path) 
     assert {pod: b.add(pod, definition.config["ipam"]) for pod in pods} == given
 
 
-def test_pods_of_the_example_of_nv_ipam_get_addresses_of_their_nodes_part(
+def test_pods_of_the_example_of_nv_ipam_get_addresses_of_its_pool(
     memory_path: Path,
 ) -> None:
-    cluster = Cluster()
+    world = World(memory_path)
     (document,) = documents("nv-ipam", "IPPool")
     pool = decode(json.dumps(document).encode(), NvIPPool)
     assert pool.metadata.namespace == "nvidia-network-operator"
     (definition,) = definitions(EXAMPLES / "nv-ipam.yaml")
-    put_ippool(
-        cluster.api,
-        {"a": ("10.74.0.129", "10.74.1.0")},
-        pool.spec.subnet,
-        pool.metadata.name,
-        gateway=pool.spec.gateway,
-    )
-    node = FollowingNode(cluster.api, memory_path, "a")
-    node.follower.step()
-    assert node.add("nv-worker-0", definition.config["ipam"]) == ["10.74.0.129/16"]
+    world.server.put(pool)
+    node = world.node("a")
+    world.settle()
+    (address,) = node.add("nv-worker-0", definition.config["ipam"])
+    assert parse_interface(address)[1] == parse_interface(pool.spec.subnet)[1]
 
 
-def test_pods_of_the_example_of_a_claim_get_its_address(memory_path: Path) -> None:
-    cluster = applied("ipam-claim")
-    (worker,) = documents("ipam-claim", "Pod")
-    (definition,) = definitions(EXAMPLES / "ipam-claim.yaml")
-    given = []
-    for node in "ab":
-        name = f"worker-on-{node}"
-        meta = Meta(name=name, namespace=NAMESPACE, annotations=worker["metadata"]["annotations"])
-        cluster.api.put(PodObject(metadata=meta))
-        a = ClusterNode(cluster.api, memory_path / node, f"node-{node}", clock=cluster.clock)
-        network = definition.config["name"]
-        config = {"allowPersistentIPs": definition.config["allowPersistentIPs"]}
-        asked = {"ifname": "net1", "network": network, "config": config}
-        given += a.add(name, definition.config["ipam"], **asked)
-        delete(a, name, network)
-        let_go(a)
-    status = cluster.api.look(IPAMClaim, "worker", NAMESPACE).status
-    assert [f"{each}/24" for each in given] == [*status.ips, *status.ips]
-
-
-@pytest.mark.parametrize("name", ["rails-same-index", "sticky", "ipam-claim"])
+@pytest.mark.parametrize("name", ["sticky"])
 def test_pools_come_before_the_definitions_that_name_their_ranges(name: str) -> None:
     kinds = [each["kind"] for each in documents(name)]
     assert kinds.index("AddressPool") < kinds.index("NetworkAttachmentDefinition")

@@ -31,14 +31,18 @@ from ipam.cluster.api import (
 )
 from ipam.cluster.controller.mirror import Mirror
 from ipam.cluster.documents import document
-from ipam.cluster.ipam_claims import IPAMClaim
 from ipam.cluster.kubernetes_api import KubernetesApi
-from ipam.cluster.objects import AddressBlock, Meta
+from ipam.cluster.objects import (
+    AddressBlock,
+    AddressReservation,
+    Meta,
+    OwnerReference,
+    ReservationSpec,
+)
 from ipam.cluster.pace import Pace
 from ipam.cluster.rest_api import RestApi
 from ipam.cluster.rest_requests import Body, Lines, Query, Response
 from ipam.cluster.whereabouts.objects import IPPool
-from tests.ipam_claims import claim
 from tests.unit.ipam.cluster.contract import block
 from tests.waiting import PATIENCE, until
 
@@ -211,17 +215,22 @@ def test_requests_are_those_of_the_protocol(server: Server, api: KubernetesApi) 
     assert delete.body["preconditions"] == {"uid": "u", "resourceVersion": "7"}
 
 
-@pytest.mark.parametrize("name", ["../../theirs/ipamclaims/vm", "..", "vm/status", "vm?a=b", "vm#"])
+@pytest.mark.parametrize(
+    "name", ["../../theirs/addressreservations/vm", "..", "vm/status", "vm?a=b", "vm#"]
+)
 def test_a_name_that_leads_elsewhere_is_not_asked_for(
     server: Server, api: KubernetesApi, name: str
 ) -> None:
-    """A pod's annotation names the IPAMClaim, and may name one of another namespace in this way."""
-    theirs = replace(claim(), metadata=Meta(name="vm", namespace="theirs", uid="u"))
+    """A tenant that chooses a name could otherwise name an object of another namespace."""
+    theirs = AddressReservation(
+        metadata=Meta(name="vm", namespace="theirs", uid="u"),
+        spec=ReservationSpec(pool="p", owner=OwnerReference(kind="Pod", name="vm")),
+    )
     server.replies = [Reply(200, document(theirs))]
     with pytest.raises(NotFound, match="no object can have that name"):
-        api.get(IPAMClaim, name, "ns")
+        api.get(AddressReservation, name, "ns")
     with pytest.raises(NotFound, match="no object can have that name"):
-        api.get(IPAMClaim, "vm", name)
+        api.get(AddressReservation, "vm", name)
     assert server.requests == []
 
 

@@ -5,23 +5,18 @@ docs/cluster-protocol.md has the numbers.
 
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from cni.spec.errors import CNIError
-from ipam.cluster.borrowing import UNWANTED
-from ipam.cluster.ceding import REVIEW_EVERY
-from ipam.cluster.objects import AddressPool
 from ipam.cluster.pools import AT_ONCE
 from ipam.plugin import AddressPlugin
 from ipam.scope import Stores
 from tests.fake_api import FakeApi, Fault, Faults
 from tests.unit.ipam.calls import Json, request
 from tests.unit.ipam.cluster.nodes import RANGE, ClusterNode, put_pool
-from tests.unit.ipam.cluster.test_ceding import Fabric, full_fabric
-from tests.waiting import PATIENCE, until
+from tests.waiting import PATIENCE
 
 CONFIRMED = Counter({("get", "Node"): 1, ("list", "AddressBlock"): 1})
 POOLS = 16
@@ -101,17 +96,15 @@ def test_the_blocks_of_many_pools_are_two_requests_each_and_two_more_for_all(
     }
 
 
-@pytest.mark.parametrize(("ceding", "seconds"), [(False, 6), (True, 2)])
 def test_no_status_is_written_until_blocks_are_leased_no_more(
-    server: FakeApi, node: ClusterNode, ceding: bool, seconds: int
+    server: FakeApi, node: ClusterNode
 ) -> None:
-    """Where nodes cede, the controller goes by the statuses."""
     for number in range(5):
-        put_pool(server, f"10.{number}.0.0/24", name=f"net{number}", ceding=ceding)
+        put_pool(server, f"10.{number}.0.0/24", name=f"net{number}")
         node.add("p0", network(number), ifname=f"net{number}")
         node.steps(1, 1.0)
-        assert ceding or not node.api.calls["update_status", "AddressBlock"]
-    node.steps(seconds, 1.0)
+        assert not node.api.calls["update_status", "AddressBlock"]
+    node.steps(6, 1.0)
     assert node.api.calls["update_status", "AddressBlock"] == 1
 
 
@@ -258,50 +251,6 @@ def test_an_idle_node_asks_for_nothing_but_its_confirmations(
     assert node.api.calls.total() == 3 * 4  # 0.4 a minute
 
 
-@pytest.mark.parametrize("ceding", [False, True])
-def test_a_node_watches_its_blocks_where_nodes_cede_addresses(
-    server: FakeApi, memory_path: Path, ceding: bool
-) -> None:
-    put_pool(server, ceding=ceding)
-    node = ClusterNode(server, memory_path / "a", kept=True)
-    node.lessee.start()
-    try:
-        until(lambda: node.lessee.counted().confirmed is not None)
-        assert not node.api.calls["watch", "AddressBlock"]
-        add_patiently(node, "p0")
-        if ceding:
-            until(lambda: node.api.calls["watch", "AddressBlock"] == 1)
-        else:
-            node.clock.now += 460.0
-            until(lambda: node.api.calls["get", "Node"] == 2)
-            assert not node.api.calls["watch", "AddressBlock"]
-    finally:
-        server.down = True
-        server.end_watches()
-        node.lessee.close()
-        node.close()
-
-
-def test_a_pool_that_cedes_from_now_on_is_followed_after_the_next_confirmation(
-    server: FakeApi, memory_path: Path
-) -> None:
-    pool = put_pool(server)
-    node = ClusterNode(server, memory_path / "a", kept=True)
-    node.lessee.start()
-    try:
-        add_patiently(node, "p0")
-        assert not node.api.calls["watch", "AddressBlock"]
-        put_pool(server, ceding=True)
-        assert server.look(AddressPool, pool.metadata.name).spec.ceding
-        node.clock.now += 460.0
-        until(lambda: node.api.calls["watch", "AddressBlock"] == 1)
-    finally:
-        server.down = True
-        server.end_watches()
-        node.lessee.close()
-        node.close()
-
-
 def test_a_block_that_was_just_claimed_costs_no_look_at_its_pool(
     server: FakeApi, node: ClusterNode
 ) -> None:
@@ -314,57 +263,3 @@ def test_a_block_that_was_just_claimed_costs_no_look_at_its_pool(
     assert ("get", "AddressPool") not in node.api.calls
     node.steps(3, 1.0)
     assert node.api.calls["get", "AddressPool"] == 1
-
-
-@pytest.fixture
-def full(tmp_path: Path) -> Iterator[Fabric]:
-    with ExitStack() as stack:
-        yield full_fabric(stack, tmp_path)
-
-
-def asked(calls: Counter[tuple[str, str]]) -> dict[str, int]:
-    """What was done with AddressRequests, by verb."""
-    return {verb: count for (verb, kind), count in calls.items() if kind == "AddressRequest"}
-
-
-def test_a_request_for_addresses_that_is_withdrawn_costs_its_node_four_requests(
-    full: Fabric,
-) -> None:
-    """Beside one for each further attempt: a pod that is gone is a GET and a DELETE. The attempt
-    that makes the request does not look for an answer."""
-    calls = full.nodes["a"].api.calls
-    calls.clear()
-    full.code("a", "late")
-    first = calls.total()
-    for _ in range(5):  # the runtime tries again in the same second
-        full.code("a", "late")
-    assert calls.total() == first + 5
-    assert asked(calls) == {"create": 1, "get": 5}
-    calls.clear()
-    full.work(8, UNWANTED)
-    assert full.requests() == []
-    assert asked(calls) == {"get": 1, "delete": 1}
-
-
-def test_a_request_for_addresses_that_is_withdrawn_costs_the_others_eleven_requests(
-    full: Fabric,
-) -> None:
-    """The controller asks the holder and tells the node; the holder cedes, and takes back."""
-    full.code("a", "late")
-    others = {name: node.api for name, node in full.nodes.items() if name != "a"}
-    for client in (full.cluster.client, *others.values()):
-        client.calls.clear()
-    full.work(8, UNWANTED)
-    full.work(1, 2 * REVIEW_EVERY)
-    assert full.ceded() == set()
-    reads = {("get", "Node"), ("list", "AddressPool"), ("list", "AddressBlock")}  # confirmations
-    costs = {
-        name: sum(count for call, count in client.calls.items() if call not in reads)
-        for name, client in others.items()
-    }
-    assert costs["b"] == costs["d"] == 0
-    assert costs["c"] <= 7
-    kinds = ("AddressBlock", "AddressRequest")
-    calls = full.cluster.client.calls.items()
-    writes = [count for (verb, kind), count in calls if verb != "list" and kind in kinds]
-    assert sum(writes) <= 4

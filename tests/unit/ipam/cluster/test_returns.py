@@ -14,8 +14,8 @@ from ipam.cluster.lessee import CONFIRM_EVERY, Lessee
 from ipam.cluster.objects import AddressBlock, AddressPool, Condition
 from ipam.cluster.wants import Want
 from ipam.plugin import AddressPlugin
-from ipam.resident import Resident
 from ipam.scope import Stores
+from ipam.store_files import StoreFiles
 from tests.fake_api import FakeApi, Fault
 from tests.unit.ipam.calls import range_of, request
 from tests.unit.ipam.cluster.nodes import (
@@ -311,7 +311,7 @@ def test_a_lessee_that_is_closed_asks_for_nothing_more(server: FakeApi, memory_p
 def test_many_adds_at_once_share_claims(server: FakeApi, memory_path: Path) -> None:
     server.add_node("node-a")
     api = server.client("node-a")
-    with closing(Resident(memory_path / "ipam")) as files:
+    with closing(StoreFiles(memory_path / "ipam")) as files:
         lessee = Lessee(api, files, "node-a", "boot-1")
         lessee.start()
         plugin = AddressPlugin(
@@ -339,7 +339,7 @@ def test_many_adds_at_once_share_claims(server: FakeApi, memory_path: Path) -> N
         lessee.close()
 
 
-def plugin_held(files: Resident) -> set[str]:
+def plugin_held(files: StoreFiles) -> set[str]:
     with files.transaction() as tables:
         return {held.address for held in tables.all()}
 
@@ -379,7 +379,7 @@ def test_an_add_waits_for_a_slow_api_server_and_then_gives_up(
     def wait(verb: str, kind: str, name: str) -> None:
         held_up.wait()
 
-    with closing(Resident(memory_path / "ipam")) as files:
+    with closing(StoreFiles(memory_path / "ipam")) as files:
         lessee = Lessee(server.client("node-a", wait), files, "node-a", "boot-1")
         lessee.start()
         plugin = AddressPlugin(
@@ -416,7 +416,7 @@ def test_an_add_waits_for_a_pool_that_is_not_there_yet(memory_path: Path) -> Non
     server = FakeApi()
     server.add_node("node-a")
     api = server.client("node-a")
-    with closing(Resident(memory_path / "ipam")) as files:
+    with closing(StoreFiles(memory_path / "ipam")) as files:
         lessee = Lessee(api, files, "node-a", "boot-1")
         lessee.start()
         stores = Stores(files, lambda: "cluster", lessee, patience=60.0, pool_patience=60.0)

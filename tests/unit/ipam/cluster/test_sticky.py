@@ -214,7 +214,6 @@ def test_an_address_that_the_definition_withholds_later_is_an_error(
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"rails": ("10.1.0.0/24",)}, "has rails: reserve addresses of a pool without rails"),
         ({"compat": "Read"}, "is shared with whereabouts (spec.compat: Read)"),
         ({"compat": "Coexist"}, "is shared with whereabouts (spec.compat: Coexist)"),
     ],

@@ -21,11 +21,19 @@ from ipam.cluster.lessee import Lessee
 from ipam.cluster.objects import AddressBlock
 from ipam.cluster.rest_api import RestApi
 from ipam.cluster.rest_requests import Response, Transport
-from ipam.cluster.wants import PATIENCE, POOL_PATIENCE, Claims, NoClaims, PoolPending, Want
-from ipam.resident import Resident
+from ipam.cluster.wants import (
+    PATIENCE,
+    POOL_PATIENCE,
+    Claims,
+    LeasesNothing,
+    PoolPending,
+    PoolRange,
+    Want,
+)
 from ipam.scope import Stores
 from ipam.sqlite_store import SqliteStore
-from ipam.store_files import PerCall
+from ipam.store import Grant, Owner
+from ipam.store_files import StoreFiles
 from tests.fake_api import FakeApi
 from tests.unit.ipam.calls import BOOT, error_of, owner, range_of, sets_of
 from tests.unit.ipam.cluster.nodes import put_pool
@@ -47,11 +55,29 @@ class Time:
         self.now += seconds
 
 
+class NoClaims:
+    """What `Claims` have beside `claim`, for a node that leases nothing."""
+
+    def kept(self, owner: Owner, ranges: object) -> dict[PoolRange, int]:
+        return {}
+
+    def announce(self, owner: Owner, grant: Grant) -> bool:
+        return True
+
+    def used(self, want: Want, occupancy: object) -> None:
+        pass
+
+    def failed(self, owner: Owner, error: CNIError) -> None:
+        pass
+
+    def unable(self, wants: Sequence[Want]) -> str:
+        return "nothing is leased"
+
+
 class Refusing(NoClaims):
     """Claims that end with an error, each after some time."""
 
     def __init__(self, clock: Time, error: CNIError, seconds: float = 0.0) -> None:
-        super().__init__()
         self.asked = 0
         self._clock = clock
         self._error = error
@@ -73,7 +99,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Time:
 def waits(directory: Path, claims: Claims) -> CNIError:
     """The error of an ADD without a block."""
     made = store.ClusterStore(
-        SqliteStore(PerCall(directory, report=lambda text: None), BOOT),
+        SqliteStore(StoreFiles(directory, report=lambda text: None, kept=False), BOOT),
         claims,
         [(each.domain, each.network) for each in SETS[0].ranges],
     )
@@ -156,7 +182,6 @@ class Ending(NoClaims):
     """Claims in vain; meanwhile a pod of this node ends."""
 
     def __init__(self, local: SqliteStore, container: str) -> None:
-        super().__init__()
         self.asked = 0
         self._local = local
         self._container = container
@@ -171,7 +196,7 @@ class Ending(NoClaims):
 def test_an_add_that_waits_gets_what_a_del_on_its_own_node_frees(
     tmp_path: Path, clock: Time
 ) -> None:
-    files = PerCall(tmp_path, report=lambda text: None)
+    files = StoreFiles(tmp_path, report=lambda text: None, kept=False)
     address = parse("10.0.0.1")
     BlockStore(files).put(
         LeasedBlock(
@@ -205,10 +230,9 @@ def test_a_definite_answer_ends_it_at_once(tmp_path: Path, clock: Time, code: Co
 
 
 def test_a_process_that_leases_nothing_does_not_wait(tmp_path: Path, clock: Time) -> None:
-    error = waits(tmp_path, NoClaims())
-    assert error.code == Code.TRY_AGAIN
-    assert "only podfabric's agent can lease more" in error.message
-    assert clock.now == 0.0
+    claims = Refusing(clock, LeasesNothing("nothing"))
+    assert waits(tmp_path, claims).code == Code.TRY_AGAIN
+    assert (claims.asked, clock.now) == (1, 0.0)
 
 
 def test_both_waits_fit_into_a_call(tmp_path: Path, clock: Time) -> None:
@@ -223,7 +247,7 @@ def lessee(tmp_path: Path) -> Iterator[Lessee]:
     server = FakeApi()
     put_pool(server, "10.0.0.0/24")
     server.add_node("node-a", "machine", "uuid", BOOT)
-    with closing(Resident(tmp_path / "kept", report=lambda text: None)) as files:
+    with closing(StoreFiles(tmp_path / "kept", report=lambda text: None)) as files:
         made = Lessee(server.client("node-a"), files, "node-a", BOOT)
         yield made
         made.close()

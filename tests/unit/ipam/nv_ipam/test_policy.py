@@ -9,17 +9,18 @@ from base.pod import Pod
 from cni.policy.allowance import Allowance, NotAllowed, of_pod
 from cni.policy.document import rules_of
 from cni.policy.rules import Policy
-from ipam.nv_ipam.plugin import NvIpam
+from ipam.permitted import of_configuration
 from ipam.plugin import AddressPlugin
-from ipam.scope import Stores
-from tests.fake_api import FakeApi
+from ipam.scope import Stores, declared
 from tests.unit.ipam.calls import error_of, request
-from tests.unit.ipam.cluster.nv_ipam.nodes import FollowingNode, put_ippool
-from tests.unit.ipam.cluster.nv_ipam.own import OwnNode
-from tests.unit.ipam.cluster.nv_ipam.test_own import World
+from tests.unit.ipam.nv_ipam.nodes import NvNode, World, put_ippool
 
-ENTRY = {"a": ("10.0.0.1", "10.0.0.10")}
 USE = {"ipamTypes": ["nv-ipam"], "networkNames": ["ippool/po*"]}
+
+
+def stores(node: NvNode) -> Stores:
+    """The stores of a node whose lessee leases at once."""
+    return Stores(node.files, lambda: "cluster", node.leases.lessee, clock=node.clock, patience=0.0)
 
 
 def policy(**use: Any) -> Policy:  # noqa: ANN401
@@ -29,7 +30,7 @@ def policy(**use: Any) -> Policy:  # noqa: ANN401
 
 def asked(tmp_path: Path, allowed: Allowance, **how: Any) -> Allowance:  # noqa: ANN401
     call = request("ADD", {"type": "nv-ipam", "poolName": "pool"}, "c1", pod="p", **how)
-    return NvIpam(tmp_path, tmp_path / "nv-ipam.conf").permitted(call, allowed)
+    return of_configuration(allowed, *declared(call))
 
 
 def test_pools_and_addresses_of_nv_ipam_need_a_rule(tmp_path: Path) -> None:
@@ -46,14 +47,13 @@ def test_pools_and_addresses_of_nv_ipam_need_a_rule(tmp_path: Path) -> None:
 
 
 def test_a_pool_outside_of_the_ranges_gives_no_address(memory_path: Path) -> None:
-    server = FakeApi()
-    node = FollowingNode(server, memory_path, "a")
-    put_ippool(server, ENTRY)
-    node.step()
+    world = World(memory_path)
+    put_ippool(world.server, {}, per_node_block_size=8)
+    node = world.node("a")
+    world.settle()
 
     def plugin(rules: Policy) -> AddressPlugin:
-        stores = Stores(node.files)
-        return AddressPlugin(stores, lambda: node.boot, lambda: rules, lambda: node.nv_ipam)
+        return AddressPlugin(stores(node), lambda: node.boot, lambda: rules)
 
     call = request("ADD", {"type": "nv-ipam", "poolName": "pool"}, "p-1", pod="p")
     error = error_of(lambda: plugin(policy(ranges=["10.1.0.0/16"])).add(call))
@@ -78,7 +78,6 @@ def limits(*names: str) -> Policy:
     return Policy(rules=rules_of(found, "rules"))
 
 
-@pytest.mark.parametrize("mode", ["follow", "own"])
 @pytest.mark.parametrize(
     ("names", "pool", "most", "left"),
     [
@@ -89,25 +88,16 @@ def limits(*names: str) -> Policy:
     ],
 )
 def test_the_limit_is_that_of_the_rules_that_have_the_pools_addresses(
-    memory_path: Path, mode: str, names: tuple[str, ...], pool: str, most: int, left: str
+    memory_path: Path, names: tuple[str, ...], pool: str, most: int, left: str
 ) -> None:
     """Also where a rule for another range has a larger one."""
     world = World(memory_path)
-    entries = ENTRY if mode == "follow" else {}
-    put_ippool(world.server, entries, per_node_block_size=8)
-    other = {"a": ("10.7.0.1", "10.7.0.10")} if mode == "follow" else {}
-    put_ippool(world.server, other, "10.7.0.0/24", "pool2", per_node_block_size=8)
-    node: FollowingNode | OwnNode
-    if mode == "follow":
-        node = FollowingNode(world.server, memory_path, "a")
-        node.step()
-    else:
-        node = world.node("a")
-        world.settle()
+    put_ippool(world.server, {}, per_node_block_size=8)
+    put_ippool(world.server, {}, "10.7.0.0/24", "pool2", per_node_block_size=8)
+    node = world.node("a")
+    world.settle()
     rules = limits(*names)
-    plugin = AddressPlugin(
-        Stores(node.files), lambda: node.boot, lambda: rules, lambda: node.nv_ipam
-    )
+    plugin = AddressPlugin(stores(node), lambda: node.boot, lambda: rules)
 
     def add(number: int) -> None:
         keys = {"type": "nv-ipam", "poolName": pool}

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from cni.spec.errors import CNIError, Code
-from ipam.nv_ipam.pools import NodePools, PoolsFile
+from ipam.nv_ipam.translate import NodePools, PoolsFile
 
 
 def test_it_is_read_as_it_was_written(tmp_path: Path) -> None:

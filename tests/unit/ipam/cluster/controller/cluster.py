@@ -42,7 +42,6 @@ class Cluster:
         self.seen = Seen()
         self.errors: list[ApiError] = []  # of the last round
         self.pools_per_namespace = POOLS_PER_NAMESPACE
-        self.ipam_claims = True
         self.rounds = self.new_leader()
 
     @property
@@ -62,7 +61,6 @@ class Cluster:
             counts=self.counts,
             margin=MARGIN,
             pools_per_namespace=self.pools_per_namespace,
-            ipam_claims=self.ipam_claims,
         )
         return self.rounds
 

@@ -10,9 +10,9 @@ from ipam.cluster.controller.owner_ends import (
     LOOK_EVERY,
     MOST_LOOKS,
     TELL_EVERY,
+    PodObject,
     StatefulSetObject,
 )
-from ipam.cluster.ipam_claims import PodObject
 from ipam.cluster.objects import (
     AddressPool,
     AddressReservation,

@@ -395,7 +395,7 @@ def test_what_is_decided_rests_on_a_look_and_not_on_what_was_read_before() -> No
 
     def faults(verb: str, kind: str, name: str) -> Fault | None:
         # A claim after the round has read the blocks, and before it decides.
-        if (verb, kind) == ("list", "AddressRequest") and cluster.now >= 1002 + QUIET_AFTER:
+        if (verb, kind) == ("list", "AddressReservation") and cluster.now >= 1002 + QUIET_AFTER:
             late.append(name)
             if len(late) == 1:
                 cluster.block("10.64.0.8", cluster.node("gpu-1"))

@@ -12,14 +12,13 @@ import pytest
 from msgspec.structs import replace
 
 from cni.spec.errors import CNIError, Code
-from ipam.addresses import Interval, parse
+from ipam.addresses import Interval
 from ipam.cluster.controller.machines import OUT_OF_SERVICE
 from ipam.cluster.controller.probe_marks import MOST, narrowed
 from ipam.cluster.controller.reclaim import TAINTED_FOR, free_powered_off
 from ipam.cluster.controller.rounds import COUNTS_EVERY
 from ipam.cluster.lessee import CONFIRM_EVERY
-from ipam.cluster.objects import AddressBlock, AddressPool, BlockStatus, StickySpec
-from ipam.cluster.probing import to_probe_below
+from ipam.cluster.objects import AddressBlock, AddressPool, StickySpec
 from ipam.cluster.upkeep import ANSWERED_AGAIN
 from ipam.store import AddressInUse, Grant
 from tests.unit.ipam.calls import request
@@ -44,9 +43,7 @@ def lost(range_: str = "10.64.0.0/28", **spec: object) -> Cluster:
     cluster = Cluster()
     cluster.pool(range_, block_size=8, name="10.64.0.0-28", **spec)
     cluster.round()
-    block = cluster.block("10.64.0.8", cluster.node("gpu-1"), pool="10.64.0.0-28")
-    if "rails" in spec:
-        cluster.api.put(replace(block, spec=replace(block.spec, rails=("10.65.0.8",))))
+    cluster.block("10.64.0.8", cluster.node("gpu-1"), pool="10.64.0.0-28")
     cluster.node("gpu-2")
     cluster.round()
     cluster.remove_node("gpu-1")
@@ -356,26 +353,6 @@ def test_ipv6_is_marked_and_probed(stack: ExitStack, tmp_path: Path) -> None:
     assert node.plugin.reserve(asked)[1].unprobed == ("fd00:64::1",)
 
 
-def test_rails_are_probed_each(stack: ExitStack, tmp_path: Path) -> None:
-    cluster = lost(rails=("10.65.0.0/28",))
-    cluster.run(WHOLE_WAIT + 2)
-    node = next_node(cluster, tmp_path, stack)
-    rail = {"range": "10.65.0.0/28", "exclude": ["10.65.0.0/29"]}
-    cluster.define({"type": "podfabric-ipam", **rail}, name="second")
-    cluster.run(5)
-    settle(node, "p1", reserve(node, "p1"))
-    asked = request("ADD", rail, "p1-2", pod="p1", ifname="net2")
-    second = node.plugin.reserve(asked)[1]
-    assert second.unprobed == addresses(second) == ("10.65.0.8",)
-    node.steps(3)
-    cluster.run(2 * COUNTS_EVERY)
-    assert marks(cluster) == RUN  # the index is proved on one rail only
-    node.plugin.settle_probes(asked, second, {})
-    node.steps(3)
-    cluster.run(2 * COUNTS_EVERY)
-    assert marks(cluster) == ("10.64.0.9-10.64.0.15",)
-
-
 def test_a_sticky_block_says_itself_that_it_is_to_be_probed() -> None:
     cluster = lost()
     found = cluster.api.look(AddressBlock, BLOCK)
@@ -437,17 +414,3 @@ def test_a_block_that_pods_hold_and_that_is_leased_again_is_probed(
         node.delete(f"p{number}")
     unprobed = [grant.unprobed for grant in (reserve(node, f"q{each}") for each in range(7))]
     assert [each for (each,) in filter(None, unprobed)] == ["10.64.0.12", "10.64.0.13"]
-
-
-def test_an_address_that_was_ceded_unprobed_is_probed_by_who_borrows_it() -> None:
-    cluster = lost()
-    found = cluster.api.look(AddressBlock, BLOCK)
-    cover = replace(
-        found,
-        spec=replace(found.spec, probe=True),
-        status=BlockStatus(probed=("10.64.0.8", "10.64.0.10-10.64.0.15")),
-    )
-    open_ = parse("10.64.0.9")
-    assert to_probe_below(cover, open_) == (Interval(open_, open_),)
-    assert to_probe_below(cover, parse("10.64.0.10")) == ()
-    assert to_probe_below(found, open_) == ()

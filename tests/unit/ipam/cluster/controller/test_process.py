@@ -19,7 +19,7 @@ from ipam.cluster.controller.leadership import Leadership
 from ipam.cluster.controller.mirror import Mirror
 from ipam.cluster.controller.process import STUCK_AFTER, ControllerProcess
 from ipam.cluster.controller.rounds import Rounds, Seen, World
-from ipam.cluster.objects import AddressBlock, AddressPool, AddressRequest
+from ipam.cluster.objects import AddressBlock, AddressPool, AddressReservation
 from tests.fake_api import FakeApi, Fault
 from tests.unit.ipam.cluster.controller.cluster import Cluster
 from tests.waiting import join, until
@@ -279,17 +279,17 @@ def test_a_mirror_that_is_closed_begins_no_further_watch() -> None:
     api = FakeApi()
     client = api.client("only")
     others = set(threading.enumerate())
-    mirror = Mirror(client, AddressRequest, lambda: None)
+    mirror = Mirror(client, AddressReservation, lambda: None)
     (thread,) = set(threading.enumerate()) - others
-    until(lambda: client.calls["watch", "AddressRequest"] == 1)
+    until(lambda: client.calls["watch", "AddressReservation"] == 1)
     mirror.close()
     api.end_watches()
     join(thread)
-    assert client.calls["watch", "AddressRequest"] == 1
+    assert client.calls["watch", "AddressReservation"] == 1
 
 
 def test_a_mirror_of_nothing_is_empty_and_not_unknown() -> None:
-    mirror = Mirror(FakeApi().client("only"), AddressRequest, lambda: None)
+    mirror = Mirror(FakeApi().client("only"), AddressReservation, lambda: None)
     until(lambda: mirror.items() == ())
     mirror.close()
 

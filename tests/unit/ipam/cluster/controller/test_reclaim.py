@@ -459,7 +459,7 @@ def test_what_was_read_too_long_ago_is_not_acted_on() -> None:
     cluster.run(GONE_AFTER - 1)
 
     def slow(verb: str, kind: str, name: str) -> Fault | None:
-        if (verb, kind) == ("list", "AddressRequest"):
+        if (verb, kind) == ("list", "AddressBlock"):
             cluster.now += 30
         return None
 

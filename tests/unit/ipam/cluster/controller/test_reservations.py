@@ -8,7 +8,6 @@ import pytest
 from msgspec.structs import replace
 
 from cni.spec.errors import Code
-from ipam.cluster.ipam_claims import IPAMClaim
 from ipam.cluster.objects import (
     AddressBlock,
     AddressPool,
@@ -17,9 +16,6 @@ from ipam.cluster.objects import (
     ReclaimSpec,
     StickyLimits,
 )
-from tests import ipam_claims
-from tests.fake_api import Fault
-from tests.ipam_claims import delete
 from tests.unit.ipam.calls import error_of
 from tests.unit.ipam.cluster.controller.cluster import Cluster
 from tests.unit.ipam.cluster.nodes import ClusterNode, put_pool
@@ -188,69 +184,6 @@ def test_a_second_block_of_a_pod_is_freed_when_no_node_has_it(
     assert cluster.blocks() == {block.metadata.name: first_is}
 
 
-def claimed(cluster: Cluster, path: Path) -> ClusterNode:
-    """A node that has served a pod of the claim "vm", which is gone again."""
-    put_small_pool(cluster)
-    cluster.api.put(ipam_claims.claim())
-    cluster.api.put(ipam_claims.pod("vm-a"))
-    a = ClusterNode(cluster.api, path / "a", clock=cluster.clock)
-    persistent = {"allowPersistentIPs": True}
-    a.add("vm-a", {"range": "10.0.0.0/24"}, ifname="net1", config=persistent)
-    delete(a, "vm-a")
-    let_go(a)
-    return a
-
-
-def test_addresses_of_a_claim_are_free_when_that_is_deleted(memory_path: Path) -> None:
-    cluster = Cluster()
-    claimed(cluster, memory_path)
-    cluster.run(200, every=20)
-    assert [*cluster.blocks().values()] == ["Draining"]
-    (reservation,) = cluster.api.look_at_all(AddressReservation).items
-    assert len(reservation.status.addresses) == 1
-    cluster.api.remove(IPAMClaim, "vm", "ns")
-    cluster.run(100, every=20)
-    assert cluster.api.look_at_all(AddressReservation).items == ()
-    assert cluster.blocks() == {}
-    assert cluster.errors == []
-
-
-def test_a_claim_made_again_does_not_keep_the_addresses_of_the_former_one(
-    memory_path: Path,
-) -> None:
-    cluster = Cluster()
-    claimed(cluster, memory_path)
-    cluster.api.remove(IPAMClaim, "vm", "ns")
-    cluster.api.put(ipam_claims.claim())
-    cluster.run(100, every=20)
-    assert cluster.blocks() == {}
-
-
-@pytest.mark.parametrize("fault", [Fault.REFUSED, Fault.LOST_REQUEST])
-def test_without_a_list_of_the_claims_no_reservation_ends(memory_path: Path, fault: Fault) -> None:
-    cluster = Cluster(lambda verb, kind, name: fault if kind == "IPAMClaim" else None)
-    claimed(cluster, memory_path)
-    cluster.api.remove(IPAMClaim, "vm", "ns")
-    cluster.run(200, every=20)
-    assert [*cluster.blocks().values()] == ["Draining"]
-    assert len(cluster.api.look_at_all(AddressReservation).items) == 1
-
-
-def test_claims_are_not_listed_where_pods_may_name_none_any_more(memory_path: Path) -> None:
-    """The setting is switched off, and what agents made for claims is still there."""
-    cluster = Cluster(
-        lambda verb, kind, name: Fault.REFUSED if (verb, kind) == ("list", "IPAMClaim") else None
-    )
-    claimed(cluster, memory_path)
-    cluster.ipam_claims = False
-    cluster.new_leader()
-    for _ in range(10):
-        cluster.run(20, every=20)
-        assert cluster.errors == []
-    assert not cluster.client.calls["list", "IPAMClaim"]
-    assert len(cluster.api.look_at_all(AddressReservation).items) == 1
-
-
 def test_a_pool_that_reserves_no_further_address_says_so(memory_path: Path) -> None:
     cluster = Cluster()
     put_small_pool(cluster)
@@ -271,14 +204,6 @@ def test_a_pool_that_reserves_no_further_address_says_so(memory_path: Path) -> N
     cluster.run(5)
     types = {each.type for each in cluster.api.look(AddressPool, POOL).status.conditions}
     assert "ReservationsRefused" not in types
-
-
-def test_claims_are_not_listed_where_no_reservation_is_for_one(memory_path: Path) -> None:
-    cluster = Cluster()
-    put_small_pool(cluster)
-    reserve(cluster.api)
-    cluster.run(200, every=20)
-    assert not cluster.client.calls["list", "IPAMClaim"]
 
 
 def test_a_reservation_that_its_pool_cannot_keep_shows_at_both(memory_path: Path) -> None:

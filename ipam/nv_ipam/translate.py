@@ -1,0 +1,300 @@
+"""A definition of type `nv-ipam` as ordinary options on an AddressPool: what its pools give a pod.
+
+What the pools say is in a file beside the store, which the node's agent keeps as the API server has
+them (`importing`).
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
+from itertools import islice
+from pathlib import Path
+
+import msgspec
+
+from base import decoding
+from base.files import read as read_file
+from base.files import write_atomically
+from cni.spec.config import NetworkConfig
+from cni.spec.errors import CNIError, Code, invalid_config
+from cni.spec.request import Arguments
+from ipam.addresses import Interval, Network, family, parse, parse_interface, parse_interval, text
+from ipam.nv_ipam.options import NodeDefaults, NvIpamOptions, read
+from ipam.options import IpamOptions, fixed_set
+from ipam.ranges import Range, RangeSet, is_within, merged, outside
+
+DOMAIN = "nv-ipam/pools"
+"""Where addresses of all pools are unique. No network_name of a definition has a slash."""
+FILE = "nv-ipam.json"
+LARGEST_BLOCK = 256  # of an AddressPool: of a larger prefix the first addresses are used
+MOST_PREFIXES = 4096  # of a CIDRPool, the lowest ones: so many nodes it is for
+
+
+class NodePool(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a node may use of a pool, which has all of `network`; nothing if it is not `usable`.
+
+    `excluded` is what no node hands out, `others` what `status.allocations` gives to other nodes:
+    runs of addresses ("10.0.0.1-10.0.0.9"). A CIDRPool has a `prefix` length (of 128 bits): each
+    node has one such network, `own` if that is decided. The gateway has an `index` in each; the
+    `gateway` of a CIDRPool is that of `own`.
+    """
+
+    network: str
+    key: str = ""
+    usable: bool = True
+    gateway: str = ""
+    excluded: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()
+    routes: tuple[str, ...] = ()
+    prefix: int = 0
+    index: int | None = None
+    own: str = ""
+
+    @property
+    def subnet(self) -> Network:
+        return parse_interface(self.network)[1]
+
+    def prefix_at(self, address: int) -> Network:
+        """The network that the address is written with."""
+        bits = 128 - self.prefix
+        return Network(address >> bits << bits, self.prefix) if self.prefix else self.subnet
+
+    def gateway_of(self, network: Network) -> int | None:
+        """The gateway of such a network."""
+        if self.gateway:
+            return parse(self.gateway)
+        return None if self.index is None else network.address + self.index
+
+
+class NodePools(msgspec.Struct, frozen=True, kw_only=True):
+    """All pools of a node, by key. `store` is the id of the store which has what nv-ipam's daemon
+    gave to pods; `why` says why no pod gets an address now, "" if they do."""
+
+    pools: dict[str, NodePool] = {}
+    defaults: NodeDefaults = NodeDefaults()
+    store: str = ""
+    why: str = ""
+
+
+class PoolsFile:
+    """The pools of a node, in the directory of its store."""
+
+    def __init__(self, directory: Path) -> None:
+        self.path = f"{directory}/{FILE}"
+
+    def read(self) -> NodePools | None:
+        """What the agent saw last; None before it has seen anything. CNIError 5 and 112."""
+        try:
+            return _decoded(self.path, read_file(self.path))
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            raise CNIError(Code.IO_FAILURE, f"cannot read {self.path}: {error.strerror}") from None
+
+    def write(self, pools: NodePools) -> None:
+        """Replace it, durably. Raises OSError."""
+        write_atomically(self.path, msgspec.json.encode(pools))
+
+
+@lru_cache(4)
+def _decoded(path: str, content: bytes) -> NodePools:
+    try:
+        return decoding.decode(content, NodePools)
+    except msgspec.MsgspecError as error:
+        raise CNIError(
+            Code.STORE_DAMAGED,
+            f"{path} is damaged: {error}: remove it; the agent writes it again from the API server",
+        ) from None
+
+
+class PoolRange(Range, frozen=True, kw_only=True):
+    """Addresses of a pool: what a node has leased of them is written with the prefix of the pool,
+    or of the one network that the node has of a CIDRPool."""
+
+    pool: NodePool
+    is_gateway: bool = False
+
+    def restricted(self, intervals: Iterable[Interval]) -> Range:
+        """See Range.restricted: in the network of the first of these addresses."""
+        parts = merged(part for interval in intervals for part in self.within(interval))
+        network = self.pool.prefix_at(parts[0].first if parts else self.first)
+        whole = Range(
+            network=network,
+            first=network.address,
+            last=network.last,
+            gateway=None if self.is_gateway else self.pool.gateway_of(network),
+            routes=self.pool.routes,
+            domain=DOMAIN,
+            where=self.where,
+        )
+        return whole.restricted(parts)
+
+
+def translate(
+    config: NetworkConfig, arguments: Arguments, known: NodePools | None
+) -> tuple[IpamOptions, tuple[RangeSet, ...]]:
+    """The ordinary options of a call, and the sets with what its pod asks for.
+
+    `known` are the node's pools. CNIError 7 for what the pools cannot give, 4 for CNI_ARGS, 11 for
+    what they cannot give now, 111 for an address that is another node's.
+    """
+    why = "this node has not read nv-ipam's pools yet" if known is None else known.why
+    if known is None or why:
+        raise CNIError(
+            Code.TRY_AGAIN,
+            f'{why}: nothing was reserved; see that the agent runs with "ipam.nv_ipam": true in '
+            "config.yaml (ipam.nv_ipam of the chart), and what its log says",
+        )
+    asked = read(config, arguments, known.defaults)
+    pools = [_pool(key, known) for key in asked.pools]
+    sets = tuple(_set(pool, asked) for pool in pools)
+    given = {each.ranges[0].first for each in sets if each.fixed}
+    for where, address in asked.requested:
+        if address not in given:
+            raise invalid_config(
+                f'"{where}": {text(address)} is in no pool of the network, or a second address of '
+                "one: each pool gives one"
+            )
+    plain = tuple(RangeSet((range_of(pool),)) for pool in pools)
+    return IpamOptions(sets=plain, network_name=DOMAIN, pools=asked.pools), sets
+
+
+def declared(config: NetworkConfig, arguments: Arguments) -> tuple[IpamOptions, Sequence[RangeSet]]:
+    """What a definition alone says: the names of its pools, and addresses that it asks for.
+    CNIError 7 and 4."""
+    asked = read(config, arguments, NodeDefaults())
+    sets = tuple(
+        fixed_set(each, Network(each, 128), domain=DOMAIN, gateway=None, where=where)
+        for where, each in asked.requested
+    )
+    return IpamOptions(network_name=DOMAIN, pools=asked.pools), sets
+
+
+def _pool(key: str, known: NodePools) -> NodePool:
+    pool = known.pools.get(key)
+    if pool is None:
+        raise CNIError(
+            Code.TRY_AGAIN,
+            f"nv-ipam has no pool {key}: nothing was reserved; make the pool, or correct "
+            '"ipam.poolName" and "ipam.poolType"',
+        )
+    if not pool.usable:
+        raise CNIError(
+            Code.TRY_AGAIN,
+            f"{key} ({pool.network}) has no addresses for this node: nothing was reserved; see "
+            "that the pool's nodeSelector selects the node, and that its spec is valid (the log of "
+            "the node's agent says what is not)",
+        )
+    return pool
+
+
+def _set(pool: NodePool, asked: NvIpamOptions) -> RangeSet:
+    if asked.gateway and not pool.gateway and pool.index is None:
+        raise invalid_config(
+            f'"args.cni.allocateDefaultGateway": {pool.key} has no gateway: set one in the pool'
+        )
+    if asked.index is not None and not pool.prefix:
+        raise invalid_config(
+            '"args.cni.allocateIPWithIndex" needs a node with one block, and podfabric leases '
+            'several to a node: ask for an address by "args.cni.ips" instead'
+        )
+    for where, address in asked.requested:
+        if address in pool.subnet:
+            return RangeSet((_requested(pool, where, address),), fixed=True)
+    found = range_of(pool, is_gateway=asked.gateway, at=asked.index)
+    if not found.parts and asked.index is not None:
+        raise invalid_config(
+            f'"args.cni.allocateIPWithIndex": {asked.index} is not the index of an address that '
+            f"{pool.key} has for pods"
+        )
+    return RangeSet((found,), fixed=asked.gateway and not pool.prefix)
+
+
+def _requested(pool: NodePool, where: str, address: int) -> Range:
+    network = pool.prefix_at(address)
+    if address == pool.gateway_of(network):
+        raise invalid_config(f"{text(address)} is the gateway of {pool.key}, which no pod gets")
+    if not is_within(address, (_hosts_of(pool, network),)):
+        raise invalid_config(
+            f"{text(address)} of {pool.key} is not an address of a host in {network} that pods "
+            "get: ask for another"
+        )
+    if is_within(address, map(parse_interval, pool.others)):
+        raise CNIError(
+            Code.ADDRESS_TAKEN,
+            f"{text(address)} of {pool.key} is another node's by the pool's status.allocations: "
+            "nothing was reserved; ask for another address",
+        )
+    return _range(pool, (Interval(address, address),), where=where)
+
+
+@lru_cache(128)
+def range_of(pool: NodePool, *, is_gateway: bool = False, at: int | None = None) -> Range:
+    """What a node may hand out of a pool: addresses for pods, the gateways, or of each prefix the
+    address of index `at`."""
+    holes = merged(map(parse_interval, (*pool.excluded, *pool.others)))
+    usable = list[Interval]()
+    for network in prefixes_of(pool):
+        hosts, gateway = _hosts_of(pool, network), pool.gateway_of(network)
+        hop = () if gateway is None else (Interval(gateway, gateway),)
+        if is_gateway:
+            usable += hop
+        elif at is not None:
+            chosen = Interval(hosts.first + at, hosts.first + at)
+            usable += (chosen,) if chosen.last <= hosts.last and chosen not in hop else ()
+        else:
+            usable += (part for run in outside(hosts, holes) for part in outside(run, hop))
+    return _range(pool, tuple(usable), is_gateway=is_gateway)
+
+
+def _range(
+    pool: NodePool, usable: Sequence[Interval], *, is_gateway: bool = False, where: str = ""
+) -> Range:
+    """A range of these addresses, sorted."""
+    network = pool.subnet
+    first, last = usable[0] if len(usable) == 1 else (network.address, network.last)
+    return PoolRange(
+        network=network,
+        first=first,
+        last=last,
+        excluded=tuple(outside(Interval(first, last), merged(usable))),
+        domain=DOMAIN,
+        where=where or pool.key,
+        pool=pool,
+        is_gateway=is_gateway,
+    )
+
+
+def prefixes_of(pool: NodePool) -> Iterator[Network]:
+    """The networks of which a node leases addresses: all of an IPPool; of a CIDRPool its own one,
+    or the lowest that are no other node's."""
+    whole = pool.subnet
+    if pool.own or not pool.prefix:
+        return iter((parse_interface(pool.own)[1] if pool.own else whole,))
+    others = merged(map(parse_interval, pool.others))
+    free = (
+        Network(address, pool.prefix)
+        for run in outside(Interval(whole.address, whole.last), others)
+        for address in range(run.first, run.last + 1, 1 << (128 - pool.prefix))
+    )
+    return islice(free, MOST_PREFIXES)
+
+
+def hosts_of(network: Network) -> Interval:
+    """Which addresses of a network hosts have: not the network's, and in IPv4 no broadcast."""
+    if network.prefix >= 127:
+        return Interval(network.address, network.last)
+    return Interval(network.address + 1, network.last - (family(network.address) == 4))
+
+
+def _hosts_of(pool: NodePool, network: Network) -> Interval:
+    """The same of what a node leases: of a large prefix, its beginning."""
+    first, last = hosts_of(network)
+    return Interval(first, min(last, network.address + LARGEST_BLOCK - 1) if pool.prefix else last)
+
+
+def listed(intervals: Iterable[Interval]) -> tuple[str, ...]:
+    """Intervals as texts: "10.0.0.1-10.0.0.9"."""
+    return tuple(
+        text(each.first) if each.first == each.last else f"{text(each.first)}-{text(each.last)}"
+        for each in intervals
+    )
