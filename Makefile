@@ -23,10 +23,9 @@ cni: ## the CNI executables, in build/cni/bin
 	@tools/setup.sh base
 	@$(PY) -m tools.make_cni build/cni/bin
 
-gpu: ## what containers with a part of a GPU need: libraries and a hook, in build/gpu/shim
+gpu: ## what containers with a part of a GPU need: libraries, in build/gpu/shim
 	@tools/setup.sh base
 	@$(PY) -m tools.build_shim
-	@$(PY) -m tools.build_hook
 
 setup:
 	@tools/setup.sh test

@@ -44,7 +44,7 @@ def gpu_holders(paths: Paths) -> int:
     except CheckpointDamaged:  # the device plugin makes it again, if it runs
         return 0
     given = ((entry.resource, entry.gpu) for entry in allocations if entry.gpu is not None)
-    return len({(resource, gpu.slot) for resource, gpu in given if gpu.slot and gpu.tier != "none"})
+    return len({(resource, gpu.slot) for resource, gpu in given if gpu.slot})
 
 
 class Leaving(NamedTuple):
@@ -184,11 +184,8 @@ def remove_state(paths: Paths) -> None:
     for directory in (paths.attachments, paths.devices, paths.ipam, *gpu):
         _remove(directory)
     files.remove(paths.cluster_policies)
-    for path in paths.run.iterdir():
-        sockets = (paths.agent_socket, paths.gpu_limit_socket)
-        # What a kill left of a file that was to be made is removed with it: ".gpu-tiers.json.7".
-        if path in (paths.locks, *sockets) or path.match("*.json") or path.match(".*.json.*"):
-            _remove(path)
+    for path in (paths.agent_socket, paths.locks):
+        _remove(path)
     presence.remove_dead(paths.run)
     sync_directory(paths.state)
     begun.unlink(missing_ok=True)

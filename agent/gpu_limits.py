@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
     from deviceplugin.gpus.parts import GpuParts
     from deviceplugin.pools.config import DevicePluginConfig
+    from gpu.inventory import LimitedGPU
     from gpu.service import GpuService
     from gpu.settings import GpuLimitSettings
     from gpu.tenants import Tenant
-    from gpu.tiers import TieredGPU
 
 AT_START_ONLY = (
     ("driver_root", "driverRoot"),
@@ -30,9 +30,7 @@ AT_START_ONLY = (
     ("external", "external"),
     ("unknown", "unknown"),
     ("on_error", "onError"),
-    ("mask_compat", "maskCompat"),
     ("alnair_metrics", "compat.metrics"),
-    ("mps", "mps"),
 )
 """Settings that take effect only when the agent starts, and their keys below `gpuLimits`."""
 
@@ -45,7 +43,7 @@ class AgentGpuLimits:
     Args:
         paths: the node's files.
         tenants: answers which containers hold parts of GPUs.
-        tiers: answers what keeps the limits of each GPU.
+        limited: answers which GPUs are given in parts.
         events: where pods are told.
     """
 
@@ -53,12 +51,12 @@ class AgentGpuLimits:
         self,
         paths: Paths,
         tenants: "Callable[[], Sequence[Tenant]]",
-        tiers: "Callable[[], Sequence[TieredGPU]]",
+        limited: "Callable[[], Sequence[LimitedGPU]]",
         events: AgentEvents,
     ) -> None:
         self._paths = paths
         self._tenants = tenants
-        self._tiers = tiers
+        self._limited = limited
         self._events = events
         self._service: GpuService | None = None
         self._limits = False  # whether it keeps limits, and not only looks for errors
@@ -84,9 +82,8 @@ class AgentGpuLimits:
         return GpuParts(
             memory=self._service.memory,
             groups=self._service.groups,
-            obstacles=self._service.obstacles,
-            files=self._service.files,
-            edits=self._service.edits,
+            obstacle=self._service.shims.obstacle,
+            files=self._service.shims.files,
             faults=self._service.faults,
             context_reserve=(self._settings or config.gpu_limits).context_reserve,
         )
@@ -115,7 +112,7 @@ class AgentGpuLimits:
             self._tenants,
             settings,
             self._events.of_gpu,
-            tiers=self._tiers,
+            limited=self._limited,
             sick=lambda uuid, fault: self._events.of_node("GpuUnhealthy", f"GPU {uuid}: {fault}"),
         )
 

@@ -156,7 +156,7 @@ class Agent:
         gpu_limits = AgentGpuLimits(
             paths,
             lambda: self._devices.tenants(),
-            lambda: self._devices.gpu_tiers(),
+            lambda: self._devices.limited_gpus(),
             self._events,
         )
         self._devices = Service(

@@ -70,16 +70,6 @@ class Paths(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return self.state / "gpu/shim"
 
     @cached_property
-    def empty(self) -> Path:
-        """An empty directory, which lies over what containers must not see (gpu/shim_tier.py)."""
-        return self.state / "gpu/empty"
-
-    @cached_property
-    def gpu_limit(self) -> Path:
-        """The hook of runtimes that has the driver limit a container's cgroup (gpu/hook)."""
-        return self.shims / "gpu-limit"
-
-    @cached_property
     def device_plugins(self) -> Path:
         """The directory of the kubelet's and the device plugins' sockets."""
         return self.kubelet / "device-plugins"
@@ -103,11 +93,6 @@ class Paths(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def agent_socket(self) -> Path:
         """The socket that launchers connect to."""
         return self.run / "agent.sock"
-
-    @cached_property
-    def gpu_limit_socket(self) -> Path:
-        """The socket that the hook `gpu_limit` connects to."""
-        return self.run / "gpu-limit.sock"
 
     @cached_property
     def cluster_policies(self) -> Path:

@@ -5,10 +5,9 @@
 #   bench/gpu.sh --stand-in [--short] [ROW...]    over the tests' stand-in for the driver, which shows that
 #                                                 this script works, and nothing about a GPU
 #
-# Rows: g1 to g13; without any, all. It needs a C compiler, binutils, and Python 3.11 with msgspec (PYTHON,
+# Rows: g1 to g12; without any, all. It needs a C compiler, binutils, and Python 3.11 with msgspec (PYTHON,
 # .venv/bin/python by default). PyTorch and CuPy are used from BENCH_PYTHON (python3 by default) if it has
-# them, else they are installed into build/gpu/bench-venv where a GPU is. It changes no setting of the GPU;
-# row g11 starts a server of MPS, and ends it.
+# them, else they are installed into build/gpu/bench-venv where a GPU is. It changes no setting of the GPU.
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -19,7 +18,7 @@ for word; do
     case $word in
         --stand-in) standin=yes ;;
         --short) short=--short ;;
-        g[1-9] | g1[0-3]) rows="$rows $word" ;;
+        g[1-9] | g1[0-2]) rows="$rows $word" ;;
         *) sed -n '2,/^set/s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
     esac
 done
@@ -69,7 +68,6 @@ g8() { measure g8; }
 g9() { measure g9; }
 g10() { measure g10; }
 g11() { measure g11; }
-g12() { measure g12; }
-g13() { frameworks; measure g13; }
+g12() { frameworks; measure g12; }
 
-for row in ${rows:-g1 g2 g3 g4 g5 g6 g7 g8 g9 g10 g11 g12 g13}; do "$row"; done
+for row in ${rows:-g1 g2 g3 g4 g5 g6 g7 g8 g9 g10 g11 g12}; do "$row"; done

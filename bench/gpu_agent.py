@@ -12,7 +12,7 @@ The agent here is a process with `gpu.service`, as the agent runs it: it answers
 register, compares with limits each second, and corrects shares each half second. It also has the
 agent's `/metrics`, with the families of GPUs alone, which are read each `--scrape` seconds; a
 Prometheus does that each 15 to 30 s. What else an agent does is not here: CNI calls, the device
-plugin and its questions to the kubelet, events, the choice of tiers.
+plugin and its questions to the kubelet, events.
 """
 
 import argparse

@@ -35,7 +35,7 @@ class Sharing:
 
     def begin(self, kernel: str, ns: int, ns_of_round: str) -> None:
         """Start every process."""
-        self._apply(shares.tick(self.states, {}))
+        self._apply(self.states)
         for of, group in self.groups.items():
             count = self._counts[of]
             self._running[of] = [_working(group, kernel, ns, ns_of_round) for _ in range(count)]
@@ -68,12 +68,14 @@ class Sharing:
                     seen += (used or {}).get(pid, UsedTime())
                 seen += UsedTime(variance=self._sampled.variance)
                 usages[of] = shares.observe(seen if used is not None else None, use, now)
-            self._apply(shares.tick(self.states, usages))
+            self._apply(
+                {of: shares.corrected(self.states[of], usage) for of, usage in usages.items()}
+            )
 
     def _apply(self, states: dict[str, GroupShare]) -> None:
         self.states = states
         for of, state in states.items():
-            self.groups[of].set_share(state.in_force, state.kappa, state.settled)
+            self.groups[of].set_share(state.share, state.kappa, state.settled)
 
     def _used(self) -> dict[int, UsedTime] | None:
         """What each process used of the GPU since the last tick; None: not told."""

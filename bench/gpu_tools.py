@@ -40,7 +40,7 @@ TOOLS = {
 def rows(place: Place, *, short: bool) -> dict[str, Callable[[], object]]:
     """The rows, by their names."""
     of = ToolRows(place, short=short)
-    return {row: getattr(of, row) for row in ("g3t", "g4", "g5", "g11", "g12", "g13")}
+    return {row: getattr(of, row) for row in ("g3t", "g4", "g5", "g11", "g12")}
 
 
 class ToolRows:
@@ -101,62 +101,31 @@ class ToolRows:
         line("G5", f"physical use at {LIMIT / GIB:.0f} GiB", value, "the limit, 1 %, 64 MiB", well)
 
     def g11(self) -> None:
-        """What MPS limits: each client, so that two get twice as much; and the shim beside it."""
-        if why := self._lacks_tool("nvidia-cuda-mps-control"):
-            line("G11", "MPS", "-", "-", why)
-            return
-        group = self._group("g11")
-        own = {
-            "CUDA_MPS_PIPE_DIRECTORY": str(group.directory / "pipe"),
-            "CUDA_MPS_LOG_DIRECTORY": str(group.directory / "log"),
-        }
-        for path in own.values():
-            Path(path).mkdir()
-        control = ["nvidia-cuda-mps-control"]
-        environment = {**os.environ, **own}
-        subprocess.run([*control, "-d"], env=environment, check=True, timeout=60)
-        try:
-            client = {**own, "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=4G"}
-            for shim in (False, True):
-                both = [group.start("fill", "alloc", str(PIECE), shim=shim, **client) for _ in "12"]
-                got = [int(_first(process).split()[0]) / GIB for process in both]
-                for process in both:
-                    finished(process)
-                what = "two clients of MPS with 4 GiB each" + (", and the shim" if shim else "")
-                value = " and ".join(f"{each:.2f}" for each in got)
-                most = LIMIT / GIB if shim else 8
-                line("G11", what, f"{value} GiB", "4 GiB each", sum(got) <= most)
-        finally:
-            subprocess.run(
-                control, input="quit\n", text=True, env=environment, check=False, timeout=60
-            )
-
-    def g12(self) -> None:
         """Whether NVIDIA's tools start a program that has the shim."""
         for name, command in TOOLS.items():
             if why := self._lacks_tool(name):
-                line("G12", f"{name} over the shim", "-", "starts", why)
+                line("G11", f"{name} over the shim", "-", "starts", why)
                 continue
             words = [*command, str(self.place.program), "launch", "2000"]
             try:
-                finished(self._group(f"g12-{name}").popen(words), patience=60)
-                line("G12", f"{name} over the shim", "it ran", "starts", True)
+                finished(self._group(f"g11-{name}").popen(words), patience=60)
+                line("G11", f"{name} over the shim", "it ran", "starts", True)
             except RuntimeError as error:
-                line("G12", f"{name} over the shim", str(error), "starts", False)
+                line("G11", f"{name} over the shim", str(error), "starts", False)
 
-    def g13(self) -> None:
+    def g12(self) -> None:
         """A training step of a transformer, with the shim and without it in turns."""
         if why := self._lacks("torch"):
-            line("G13", "training step with the whole GPU", "-", "x1.01", why)
+            line("G12", "training step with the whole GPU", "-", "x1.01", why)
             return
-        group = self.place.group("g13")
+        group = self.place.group("g12")
         count = "5" if self.short else "30"
         ratios = []
         for _ in range(2 if self.short else 5):
             with_shim = self._framework(group, "step", count)
             ratios.append(with_shim / self._framework(group, "step", count, shim=False))
         ratio = statistics.median(ratios)
-        line("G13", "training step with the whole GPU", f"x{ratio:.3f}", "x1.01", ratio <= 1.01)
+        line("G12", "training step with the whole GPU", f"x{ratio:.3f}", "x1.01", ratio <= 1.01)
 
     def _group(self, name: str) -> BenchGroup:
         return self.place.group(name, memory=LIMIT, context=CONTEXT)
@@ -179,8 +148,3 @@ class ToolRows:
         if self.place.real is None:
             return NO_GPU
         return "" if shutil.which(name) else f"{name} is not installed"
-
-
-def _first(process: "subprocess.Popen[str]") -> str:
-    assert process.stdout is not None
-    return process.stdout.readline() or "0"

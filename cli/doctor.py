@@ -42,7 +42,6 @@ CHECKS: Sequence[tuple[str, Check]] = (
     ("GPU driver", gpus.driver),
     ("GPU libraries", gpus.libraries),
     ("GPU processes", gpus.host_pids),
-    ("GPU tiers", gpus.enforcing),
     ("GPU plugins", gpus.other_plugins),
     ("GPU limits", gpus.limits),
     ("kubelet", kubelet.registration_socket),

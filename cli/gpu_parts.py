@@ -23,7 +23,7 @@ class GroupUse(msgspec.Struct, frozen=True, kw_only=True):
 
     memory_bytes: int  # what it may use; layout.NO_LIMIT
     compute_share: float  # of the GPU's time, in (0, 1]
-    share_now: float  # the same, in force: elastic shares grow, over-use may lower it
+    share_now: float  # the same, in force: over-use may lower it
     processes: int  # registered ones that have not ended
     used_bytes: int | None = None  # None: the tenant has damaged its file
     peak_bytes: int | None = None
@@ -39,7 +39,6 @@ class GpuPart(msgspec.Struct, frozen=True, kw_only=True):
     ids: tuple[DeviceId, ...]
     memory_bytes: int  # by the allocation; 0: not limited
     compute_share: float  # of the GPU's time, by the allocation; 0: not limited
-    tier: str  # what enforces both
     group: str = ""  # whose limits they are; "" if nothing is limited
     use: GroupUse | None = None  # None: there is no group, or `problem`
     problem: str = ""  # why its use is not known, or what is wrong with it
@@ -103,8 +102,7 @@ def _part(
     gpu = entries[0][1]
     of = (group_of(entry.resource, each) for entry, each in entries)
     group = next(filter(None, of), "")
-    is_limited = gpu.tier != "none" and bool(group)
-    use, problem = _use(node, group, gpu.uuid) if is_limited else (None, "")
+    use, problem = _use(node, group, gpu.uuid) if group else (None, "")
     return GpuPart(
         gpu=gpu.bdf,
         container=holder,
@@ -112,7 +110,6 @@ def _part(
         ids=tuple(entry.id for entry, _ in entries),
         memory_bytes=sum(each.memory_bytes for _, each in entries),
         compute_share=round(sum(each.compute_share for _, each in entries), 4),
-        tier=gpu.tier,
         group=group,
         use=use,
         problem=problem,

@@ -33,7 +33,7 @@ def held(gpus: Sequence[ListedGPU], unbound: Sequence[GpuPart] = ()) -> Table | 
     rows = [_part(gpu.label, part) for gpu in gpus for part in gpu.held]
     rows += [_part("at the start", part) for part in unbound]
     headers = (
-        "GPU", "HELD BY", "CONTAINER", "RESOURCE", "IDS", "LIMIT", "USED", "PEAK", "TIME", "TIER",
+        "GPU", "HELD BY", "CONTAINER", "RESOURCE", "IDS", "LIMIT", "USED", "PEAK", "TIME",
     )  # fmt: skip
     return Table(headers, rows) if rows else ""
 
@@ -64,7 +64,7 @@ def parts(found: Sequence[GpuPart], labels: Sequence[tuple[str, str]]) -> Table 
         _, _, *rest = _part("", part)
         label = of.get(part.gpu, part.gpu) or "at the start"
         rows.append((rest[0], label, *rest[1:]))
-    headers = ("CONTAINER", "GPU", "RESOURCE", "IDS", "LIMIT", "USED", "PEAK", "TIME", "TIER")
+    headers = ("CONTAINER", "GPU", "RESOURCE", "IDS", "LIMIT", "USED", "PEAK", "TIME")
     return Table(headers, rows) if rows else ""
 
 
@@ -107,7 +107,6 @@ def _part(label: str, part: GpuPart) -> tuple[Lines | Cell, ...]:
         bytes_text(use.used_bytes) if use is not None else "",
         bytes_text(use.peak_bytes) if use is not None else "",
         _time(part),
-        Cell(part.tier, "yellow" if part.tier == "none" else ""),
     )
 
 
@@ -115,8 +114,6 @@ def _time(part: GpuPart) -> str:
     """The share of the GPU's time; what limits have in force if that is another one."""
     allocated = part.compute_share or 1.0
     text = f"{allocated:.0%}"
-    if part.tier == "mps":  # a part of the multiprocessors at any time
-        return f"{text} of the SMs"
     if part.use is not None and abs(part.use.share_now - part.use.compute_share) >= 0.01:
         text += f", now {part.use.share_now:.0%}"
     return text

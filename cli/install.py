@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--gpu",
         action="store_true",
-        help="also install what keeps the limits of containers on GPUs: libraries and a hook",
+        help="also install what keeps the limits of containers on GPUs: libraries",
     )
     parser.add_argument(
         "--launcher",

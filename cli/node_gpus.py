@@ -12,7 +12,7 @@ from deviceplugin.gpus.share_pool import given, kinds, shared_gpus
 from deviceplugin.pools.config import MOST_IDS
 from deviceplugin.pools.gpu_pool import GpuPoolConfig
 from gpu import nodes
-from gpu.inventory import NodeGPU
+from gpu.inventory import NOT_KEPT, NodeGPU
 from gpu.placement import Share
 from host.errors import HostError
 from host.gpus import GPU
@@ -48,7 +48,6 @@ class ListedGPU(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int | None  # that containers can be given together; None: not known, or replicas
     free_bytes: int | None
     free_share: float | None  # of its time
-    tier: str  # what keeps the limits of new containers; "" while the device plugin has not chosen
     held: tuple[GpuPart, ...]
     distances: dict[str, str]  # to each HCA, by the label of topo: "PIX"
 
@@ -130,7 +129,7 @@ def _offers(node: ThisNode, found: Sequence[NodeGPU]) -> dict[str, _Offer]:
 def _listed(
     node: ThisNode, each: NodeGPU, offer: _Offer, held: list[GpuPart], notes: list[str]
 ) -> ListedGPU:
-    gpu, chosen = each.gpu, node.gpu_tiers.get(each.gpu.address)
+    gpu = each.gpu
     used = given(node.allocations).get(gpu.address, Share())
     free = offer.capacity.minus(used) if offer.capacity is not None else None
     counts = Counter(
@@ -145,7 +144,7 @@ def _listed(
         minor=gpu.minor,
         numa=gpu.numa,
         present=gpu in node.gpus,
-        fault=each.fault or "",
+        fault=each.fault or _obstacle(node, offer),
         offered=tuple(
             OfferedGpuIds(
                 resource=resource,
@@ -160,10 +159,17 @@ def _listed(
         memory_bytes=offer.capacity.memory if offer.capacity is not None else None,
         free_bytes=max(free.memory, 0) if free is not None else None,
         free_share=max(free.compute, 0) / 100 if free is not None else None,
-        tier=chosen.choice.tier if chosen is not None else "",
         held=tuple(held),
         distances=dict(_distances(node, gpu, notes)),
     )
+
+
+def _obstacle(node: ThisNode, offer: _Offer) -> str:
+    """Why the limits of a GPU cannot be kept, so that it is not given; "" if they can."""
+    if offer.config is None or offer.config.mode == "replicas":
+        return ""
+    obstacle = node.shims.obstacle(offer.config.driver_mount)
+    return NOT_KEPT + obstacle if obstacle is not None else ""
 
 
 def _not_offered(node: ThisNode, gpu: GPU, offer: _Offer) -> str:
@@ -182,9 +188,6 @@ def _found(node: ThisNode, gpu: GPU, *, present: bool) -> NodeGPU:
         fault = "the driver does not tell the number of its device node"
     elif present and gpu.minor is not None:
         fault = nodes.fault(node.paths, gpu.minor)
-        chosen = node.gpu_tiers.get(gpu.address)
-        if fault is None and chosen is not None and chosen.uuid == gpu.uuid:
-            fault = chosen.choice.unhealthy
     minor = gpu.minor if gpu.minor is not None else -1
     return NodeGPU(gpu=gpu, minor=minor, fault=fault, memory=node.gpu_memory.get(gpu.uuid))
 

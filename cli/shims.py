@@ -1,10 +1,9 @@
-"""What keeps limits of GPUs on a node: the libraries of gpu/shim, and the hook of gpu/hook.
+"""The libraries of gpu/shim on a node, which keep limits of GPUs.
 
 A container has the libraries mounted, file by file, for as long as it runs. So a file is never
 written in place: another version is another file under the same name, and running containers keep
 theirs. A file that is the same already stays, so that its pages stay in memory once for all
-containers. The hook is beside them: a runtime starts it for each container whose memory the driver
-is to limit.
+containers.
 """
 
 import os
@@ -17,7 +16,7 @@ from base.files import sync_directory
 from cli import executables
 from cli.executables import CODE
 
-FILES = ("libpfcuda.so", "libpfnvml.so", "gpu-limit")  # tools/build_shim.py, build_hook.py
+FILES = ("libpfcuda.so", "libpfnvml.so")  # tools/build_shim.py
 
 _OF_IMAGE = Path(sys.prefix) / f"lib/podfabric/gpu-{os.uname().machine}"
 BUILT = _OF_IMAGE if _OF_IMAGE.exists() else CODE / "build/gpu/shim"
@@ -58,10 +57,7 @@ def install(contents: dict[str, bytes], directory: Path) -> Iterator[str]:
 
 
 def uninstall(directory: Path) -> Iterator[str]:
-    """Remove the files; running containers keep their libraries, and need the hook no more.
-
-    Raises OSError.
-    """
+    """Remove the files; running containers keep theirs. Raises OSError."""
     if directory.is_dir():
         with executables.locked(directory):
             for path in (directory / name for name in FILES):
@@ -69,7 +65,7 @@ def uninstall(directory: Path) -> Iterator[str]:
                     path.unlink()
                     yield f"removed {path}"
             sync_directory(directory)
-    for empty in (directory, directory.parent / "empty", directory.parent):
+    for empty in (directory, directory.parent):
         with suppress(OSError):  # it has something else, or is gone
             empty.rmdir()
 

@@ -11,7 +11,6 @@ import msgspec
 from base.paths import Paths
 from deviceplugin import availability, checkpoint
 from deviceplugin.checkpoint import Allocation, AllocationKey, CheckpointDamaged
-from deviceplugin.gpus import tiers
 from deviceplugin.health import Health
 from deviceplugin.inventory import Inventory
 from deviceplugin.kubelet import records
@@ -22,7 +21,7 @@ from deviceplugin.pools.pool import Left, Pool, left_out, pools, used_netdevs
 from gpu import nvml
 from gpu.inventory import GpuMemory
 from gpu.nvml import NvmlError
-from gpu.tiers import TieredGPU
+from gpu.shims import Shims
 from host.discovery import HCA
 from host.gpus import GPU, gpus
 from host.topology import Topology
@@ -164,9 +163,9 @@ class ThisNode:
         return self.paths.host / self.config.gpu_limits.driver_root.relative_to("/")
 
     @cached_property
-    def gpu_tiers(self) -> Mapping[str, TieredGPU]:
-        """What keeps the limits on each GPU by its address, as the device plugin chose last."""
-        return tiers.written(self.paths)
+    def shims(self) -> Shims:
+        """The libraries that keep limits, as this process sees them."""
+        return Shims(self.paths, self.config.gpu_limits, lambda: None)
 
     @cached_property
     def gpu_memory(self) -> Mapping[str, GpuMemory]:

@@ -77,7 +77,6 @@ class AllocatedGPU(msgspec.Struct, frozen=True, kw_only=True):
     minor: int  # N in /dev/nvidiaN; -1 if the id is not bound to a GPU yet
     memory_bytes: int = 0  # of its memory, by this id; 0: no limit in a pool of replicas
     compute_share: float = 0.0  # of its time, from 0 to 1, by this id; 0 as above
-    tier: str = "none"  # what enforces both: "none", "shim", "mps", "kernel"
     slot: str = ""  # the first of the container's ids of the resource; "" for time of a GPU
     cdi: bool = False  # its holder was given the name of the slot's CDI device, not nodes
     group: str = ""  # the group whose limits they are (gpu/groups.py); "" before the first start

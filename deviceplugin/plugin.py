@@ -28,8 +28,8 @@ from deviceplugin.pools.config import DevicePluginConfig
 from deviceplugin.pools.pool import Pool, left_out, pools, used_netdevs
 from deviceplugin.reconcile import PodsKnown, Reconciler
 from deviceplugin.startup_grace import StartupGrace
+from gpu.inventory import LimitedGPU
 from gpu.tenants import Tenant
-from gpu.tiers import TieredGPU
 from host.discovery import HCA
 from host.errors import HostError
 from host.events import Events
@@ -140,9 +140,9 @@ class DevicePlugin:
         """The containers that hold parts of GPUs and have started."""
         return self._gpus.holders.listed()
 
-    def gpu_tiers(self) -> Sequence[TieredGPU]:
-        """What keeps the limits on each GPU that is given in parts."""
-        return self._gpus.tiers
+    def limited_gpus(self) -> Sequence[LimitedGPU]:
+        """The GPUs that are given in parts."""
+        return self._gpus.limited
 
     def held(self) -> Mapping[str, int]:
         """How many device ids containers hold, by resource."""

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from deviceplugin.kubelet.server import PoolState
     from deviceplugin.plugin import DevicePlugin
     from deviceplugin.reconcile import PodsKnown
+    from gpu.inventory import LimitedGPU
     from gpu.tenants import Tenant
-    from gpu.tiers import TieredGPU
 
 LOOK_EVERY = 1.0  # seconds, for a kubelet's directory
 TRY_AGAIN = 5.0  # seconds after the pools could not be served
@@ -106,9 +106,9 @@ class Service:
         """The containers that hold parts of GPUs; [] before the plugin runs."""
         return self._plugin.tenants() if self._plugin is not None else []
 
-    def gpu_tiers(self) -> "Sequence[TieredGPU]":
-        """What keeps the limits on each GPU that is given in parts; [] before the plugin runs."""
-        return self._plugin.gpu_tiers() if self._plugin is not None else []
+    def limited_gpus(self) -> "Sequence[LimitedGPU]":
+        """The GPUs that are given in parts; [] before the plugin runs."""
+        return self._plugin.limited_gpus() if self._plugin is not None else []
 
     def _run(self) -> None:
         directory = self._paths.device_plugins

@@ -32,7 +32,6 @@ class Limit:
     uuid: str  # "GPU-…" or "MIG-…"
     memory_bytes: int  # of all its processes together; NO_LIMIT
     compute_share: float  # of the GPU's time, in (0, 1]
-    elastic: bool = False  # it may also use the time that other groups leave
 
 
 _CONFIGURED = msgspec.json.Decoder(tuple[Limit, ...])  # built before there are threads
@@ -93,10 +92,7 @@ def stored(configured: Path) -> tuple[Limit, ...]:
 
 
 def stored_or_in_force(configured: Path, entries: Sequence[GpuEntry]) -> tuple[Limit, ...]:
-    """What `configured` says, in the order of the entries of `limits`; these if that is lost.
-
-    Shares are fixed then.
-    """
+    """What `configured` says, in the order of the entries of `limits`; these if that is lost."""
     try:
         by_gpu = {bytes_of(limit.uuid): limit for limit in stored(configured)}
         return tuple(by_gpu[entry.uuid] for entry in entries)

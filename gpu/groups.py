@@ -1,6 +1,6 @@
-"""The groups of this node: containers that share limits of GPUs, and the files that tell them.
+"""The groups of this node: processes that share limits of GPUs, and the files that tell them.
 
-A group is one container, or all containers of a pod that hold the same GPUs. Its directory has
+A group is the processes of one container. Its directory has
 
     limits       mounted read-only as /run/podfabric/gpu/limits
     region       mounted read-write as /run/podfabric/gpu/region
@@ -49,11 +49,10 @@ class GroupLeased(GroupError):
 
 @dataclass(frozen=True)
 class Compute:
-    """How launches on one GPU are delayed."""
+    """How what launches pay for on one GPU is corrected."""
 
-    share: float  # in (0, 1]
-    kappa: float = 1.0  # the factor of estimated costs
-    settled: float = 0.0  # seconds of GPU time owed beside what launches paid for; negative: less
+    kappa: float  # the factor of estimated costs
+    settled: float  # seconds of GPU time owed beside what launches paid for; negative: less
 
 
 class GroupFiles(msgspec.Struct, frozen=True, kw_only=True):
@@ -189,13 +188,12 @@ class Groups:
         return Region(f"{self.root}/{group}/region", len(of.in_force), of.allocation)
 
     def set_compute(self, group: str, computes: Mapping[str, Compute]) -> None:
-        """Set how launches are delayed now, by GPU; the configured shares stay as they are."""
+        """Correct what launches pay for, by GPU; the shares stay as they are."""
         with self._exclusive(), self._open(group) as opened:
             by_gpu = {bytes_of(uuid): compute for uuid, compute in computes.items()}
             entries = [
                 msgspec.structs.replace(
                     entry,
-                    share=min(compute.share, self._ceilings.get((group, entry.uuid), 1.0)),
                     kappa=compute.kappa,
                     settled_ns=round(compute.settled * 1e9),
                 )

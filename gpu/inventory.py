@@ -53,6 +53,17 @@ class NodeGPU(msgspec.Struct, frozen=True, kw_only=True):
         return f"nvidia{self.minor}"
 
 
+NOT_KEPT = "its limits cannot be kept: "
+
+
+class LimitedGPU(msgspec.Struct, frozen=True, kw_only=True):
+    """A GPU of which containers are given parts, with limits."""
+
+    uuid: str
+    minor: int  # N in /dev/nvidiaN
+    obstacle: str | None = None  # why limits cannot be kept on it, so that it is not given
+
+
 class GpuInventory:
     """The GPUs of this node as last looked at. Any thread may use it."""
 

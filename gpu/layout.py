@@ -24,15 +24,6 @@ STATUS_OK, STATUS_VERSION, STATUS_STRANGER, STATUS_SLOT, STATUS_BUSY = range(5)
 class PfGpuLimit(LittleEndianStructure):
     """struct pf_gpu_limit."""
 
-    uuid: bytes
-    memory_bytes: int
-    context_bytes: int
-    burst_ns: int
-    most_debt_ns: int
-    share: int
-    kappa: int
-    allocated: int
-    settled_ns: int
     _fields_ = [
         ("uuid", c_uint8 * 16),
         ("memory_bytes", c_uint64),
@@ -51,11 +42,6 @@ class PfGpuLimit(LittleEndianStructure):
 class PfProcess(LittleEndianStructure):
     """struct pf_process."""
 
-    registration: int
-    start_time: int
-    host_pid: int
-    state: int
-    overhead_bytes: list[int]
     _fields_ = [
         ("registration", c_uint64),
         ("start_time", c_uint64),
@@ -69,14 +55,6 @@ class PfProcess(LittleEndianStructure):
 class PfLimitsHeader(LittleEndianStructure):
     """struct pf_limits before `gpu`."""
 
-    magic: int
-    version: int
-    size: int
-    sequence: int
-    boot_id: bytes
-    allocation: bytes
-    gpus: int
-    policy: int
     _fields_ = [
         ("magic", c_uint64),
         ("version", c_uint32),
@@ -92,9 +70,6 @@ class PfLimitsHeader(LittleEndianStructure):
 class PfLimits(LittleEndianStructure):
     """struct pf_limits."""
 
-    header: PfLimitsHeader
-    gpu: list[PfGpuLimit]
-    process: list[PfProcess]
     _fields_ = [
         ("header", PfLimitsHeader),
         ("gpu", PfGpuLimit * GPUS),
@@ -105,24 +80,6 @@ class PfLimits(LittleEndianStructure):
 class PfGpu(LittleEndianStructure):
     """struct pf_gpu."""
 
-    used_bytes: int
-    peak_bytes: int
-    denied: int
-    external_imports: int
-    tat: int
-    backlogged_at: int
-    longest_ns: int
-    longest_at: int
-    tat_share: int
-    settled_ns: int
-    launched_ns: int
-    paid_ns: int
-    launches: int
-    throttled: int
-    wait_ns: int
-    last_launch: int
-    finished_ns: int
-    paid_finished_ns: int
     _fields_ = [
         ("used_bytes", c_uint64),
         ("peak_bytes", c_uint64),
@@ -150,22 +107,12 @@ class PfGpu(LittleEndianStructure):
 class PfSlotGpu(LittleEndianStructure):
     """One of `gpu` in struct pf_slot."""
 
-    data_bytes: int
-    context_bytes: int
     _fields_ = [("data_bytes", c_uint64), ("context_bytes", c_uint64)]
 
 
 class PfSlot(LittleEndianStructure):
     """struct pf_slot."""
 
-    state: int
-    pid: int
-    pid_namespace: int
-    start_time: int
-    image: int
-    registration: int
-    instance: int
-    gpu: list[PfSlotGpu]
     _fields_ = [
         ("state", c_uint32),
         ("pid", c_uint32),
@@ -182,23 +129,12 @@ class PfSlot(LittleEndianStructure):
 class PfSymbol(LittleEndianStructure):
     """struct pf_symbol."""
 
-    name: bytes
-    count: int
     _fields_ = [("name", c_char * SYMBOL_LENGTH), ("count", c_uint64)]
 
 
 class PfRegionHeader(LittleEndianStructure):
     """struct pf_region before `gpu`."""
 
-    magic: int
-    version: int
-    size: int
-    allocation: bytes
-    mutex: list[int]
-    applied: int
-    lock_recoveries: int
-    stale_slots: int
-    refused_slots: int
     _fields_ = [
         ("magic", c_uint64),
         ("version", c_uint32),
@@ -217,10 +153,6 @@ class PfRegionHeader(LittleEndianStructure):
 class PfRegion(LittleEndianStructure):
     """struct pf_region."""
 
-    header: PfRegionHeader
-    gpu: list[PfGpu]
-    slot: list[PfSlot]
-    symbol: list[PfSymbol]
     _fields_ = [
         ("header", PfRegionHeader),
         ("gpu", PfGpu * GPUS),
@@ -232,17 +164,12 @@ class PfRegion(LittleEndianStructure):
 class PfRequest(LittleEndianStructure):
     """struct pf_request."""
 
-    version: int
-    slot: int
     _fields_ = [("version", c_uint32), ("slot", c_uint32)]
 
 
 class PfAnswer(LittleEndianStructure):
     """struct pf_answer."""
 
-    status: int
-    host_pid: int
-    registration: int
     _fields_ = [("status", c_uint32), ("host_pid", c_uint32), ("registration", c_uint64)]
 
 

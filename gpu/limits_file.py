@@ -23,8 +23,8 @@ KAPPA = 1 << 16  # a kappa of 1 in the file
 BURST = 20_000_000  # ns
 MOST_DEBT = 60_000_000_000  # ns
 
-_SEQUENCE_AT = layout.PfLimitsHeader.sequence.offset  # type: ignore[attr-defined]
-_POLICY_AT = layout.PfLimitsHeader.policy.offset  # type: ignore[attr-defined]
+_SEQUENCE_AT = layout.PfLimitsHeader.sequence.offset
+_POLICY_AT = layout.PfLimitsHeader.policy.offset
 _GPU, _PROCESS = sizeof(layout.PfGpuLimit), sizeof(layout.PfProcess)
 
 
@@ -47,7 +47,7 @@ class GpuEntry(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int  # layout.NO_LIMIT
     context_bytes: int  # charged for a context until it is measured
     share: float  # of the GPU's time, in (0, 1]
-    allocated: float = 0.0  # the share without what is lent or held back for a while; 0: the same
+    allocated: float = 0.0  # the share without what is held back for a while; 0: the same
     kappa: float = 1.0  # what estimated costs are multiplied with
     burst_ns: int = BURST
     most_debt_ns: int = MOST_DEBT
@@ -247,8 +247,8 @@ def content_of(gpus: Sequence[GpuEntry], policy: int, boot_id: bytes, allocation
     header.magic, header.version = layout.LIMITS_MAGIC, layout.VERSION
     header.size, header.sequence = layout.LIMITS_SIZE, 2
     header.gpus, header.policy = len(gpus), policy
-    header.boot_id[:] = boot_id  # type: ignore[index]
-    header.allocation[:] = allocation  # type: ignore[index]
+    header.boot_id[:] = boot_id
+    header.allocation[:] = allocation
     image = bytes(content)
     entries = b"".join(map(_gpu, gpus))
     return image[: layout.GPU_AT] + entries + image[layout.GPU_AT + len(entries) :]
@@ -256,7 +256,7 @@ def content_of(gpus: Sequence[GpuEntry], policy: int, boot_id: bytes, allocation
 
 def _gpu(gpu: GpuEntry) -> bytes:
     entry = layout.PfGpuLimit()
-    entry.uuid[:] = gpu.uuid  # type: ignore[index]
+    entry.uuid[:] = gpu.uuid
     entry.memory_bytes, entry.context_bytes = gpu.memory_bytes, gpu.context_bytes
     entry.burst_ns, entry.most_debt_ns = gpu.burst_ns, gpu.most_debt_ns
     entry.share = min(SHARES, max(1, round(gpu.share * SHARES)))

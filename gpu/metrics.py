@@ -10,9 +10,9 @@ from msgspec.structs import replace
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from gpu.group_limits import NO_LIMIT
+from gpu.inventory import LimitedGPU
 from gpu.region import RegionCounts, RegionUse
 from gpu.samples import NodeSample, TenantSample
-from gpu.tiers import Tier, TieredGPU
 
 OLD = 10.0  # seconds; a look that is older says nothing: the driver hangs
 _HOLDER = ("namespace", "pod", "container")
@@ -95,8 +95,7 @@ def families(
     kills: Mapping[tuple[str, str], int],
     now: float,
     wall: float,
-    tiers: Sequence[TieredGPU] = (),
-    backend: Callable[[Tier], str] = lambda tier: "none",
+    limited: Sequence[LimitedGPU] = (),
 ) -> Sequence[Metric]:
     """All families.
 
@@ -104,8 +103,7 @@ def families(
         kills: how many processes were killed, by group and GPU.
         now: time.monotonic(): what the driver said long ago is left out.
         wall: time.time(), of the same moment.
-        tiers: what keeps the limits of each GPU that is given in parts.
-        backend: what counts memory in the driver for a tier.
+        limited: the GPUs that are given in parts.
     """
     if now - sample.at > OLD:
         sample = NodeSample(at=sample.at, problem=sample.problem, tenants=_forgotten(sample))
@@ -138,12 +136,12 @@ def families(
             ((labels, kills.get(of.key, 0)) for labels, of in on_gpu),
         ),
         *_of_groups(sample),
-        *_of_gpus(sample, {of.uuid: of.choice.tier for of in tiers}, backend),
+        *_of_gpus(sample),
         _gauge(
             "withheld",
-            "Whether the GPU is not given, since its limits cannot be kept as they must.",
+            "Whether the GPU is not given, since its limits cannot be kept.",
             _GPU,
-            (((of.uuid, str(of.minor)), int(of.choice.unhealthy is not None)) for of in tiers),
+            (((of.uuid, str(of.minor)), int(of.obstacle is not None)) for of in limited),
         ),
     )
 
@@ -166,9 +164,7 @@ def _of_groups(sample: NodeSample) -> Iterable[Metric]:
     )
 
 
-def _of_gpus(
-    sample: NodeSample, tiers: Mapping[str, Tier], backend: Callable[[Tier], str]
-) -> Iterable[Metric]:
+def _of_gpus(sample: NodeSample) -> Iterable[Metric]:
     def of(uuid: str) -> list[TenantSample]:
         return [each for each in sample.tenants if each.uuid == uuid]
 
@@ -208,16 +204,6 @@ def _of_gpus(
         "Memory that processes use which hold no part of the GPU.",
         _GPU,
         ((labels, gpu.unaccounted_bytes) for labels, gpu in labelled),
-    )
-    yield _gauge(
-        "tier_info",
-        "1, for what keeps the limits, with what in the driver, and the driver's version.",
-        (*_GPU, "tier", "backend", "driver"),
-        (
-            ((*labels, tier, backend(tier), sample.driver), 1)
-            for labels, gpu in labelled
-            for tier in (tiers.get(gpu.uuid, "none"),)
-        ),
     )
 
 

@@ -1,4 +1,4 @@
-"""NVML, the driver's library: what processes use of each GPU, and the memory limits of cgroups.
+"""NVML, the driver's library: what processes use of each GPU, and its health.
 
 nvidia-ml-py wraps the library's functions; this module gives them types, and one exception. Both
 are loaded by `open_driver`, so a node without GPUs does without (nvidia-ml-py needs 17 MB of
@@ -8,7 +8,6 @@ Sources: nvml.h; docs of NVML, "Device Queries", "Device Commands".
 """
 
 import ctypes
-import os
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -24,9 +23,6 @@ NOT_SUPPORTED = 3
 NOT_FOUND = 6
 _SUCCESS, _INSUFFICIENT_SIZE, _FUNCTION_NOT_FOUND = 0, 7, 13
 _MOST_ERRORS = 256  # at a look
-UNLIMITED = 2**64 - 1
-EXCLUSIVE_PROCESS = 3
-"""The compute mode in which a GPU serves one process at a time, as an MPS server is."""
 
 _loading = threading.Lock()  # nvidia-ml-py has one library in a process
 
@@ -53,14 +49,6 @@ class Utilization(msgspec.Struct, frozen=True):
     pid: int
     at_us: int  # the end of the period, by the driver's clock
     sm: float  # 0 to 1
-
-
-class CgroupLimit(msgspec.Struct, frozen=True):
-    """The memory of one GPU that the processes of a cgroup may use and do use, bytes."""
-
-    soft: int
-    hard: int  # UNLIMITED
-    used: int
 
 
 def open_driver(driver_root: Path = Path("/")) -> "Nvml":
@@ -128,19 +116,6 @@ class Nvml:
         pci = self._of(uuid, self._nvml.nvmlDeviceGetPciInfo)
         function = 0  # all GPUs'; NVML has no field for it
         return Bdf(f"{pci.domain:04x}:{pci.bus:02x}:{pci.device:02x}.{function}")
-
-    def in_mig_mode(self, uuid: str) -> bool:
-        """Whether the GPU is cut into MIG devices."""
-        try:
-            return bool(self._of(uuid, self._nvml.nvmlDeviceGetMigMode)[0])
-        except NvmlError as error:
-            if error.code == NOT_SUPPORTED:
-                return False
-            raise
-
-    def compute_mode(self, uuid: str) -> int:
-        """Which processes may use the GPU: nvmlComputeMode_t."""
-        return int(self._of(uuid, self._nvml.nvmlDeviceGetComputeMode))
 
     def memory(self, uuid: str) -> DeviceMemory:
         """The GPU's memory; total includes what is reserved."""
@@ -218,23 +193,6 @@ class Nvml:
             if error.code in (NOT_SUPPORTED, _FUNCTION_NOT_FOUND):
                 return None
             raise
-
-    def set_cgroup_limit(self, uuid: str, cgroup: Path, hard: int) -> None:
-        """Limit the memory of the GPU that processes of `cgroup` (its directory) use together.
-
-        The soft limit is 0: soft limits add up in every ancestor, and stay there. NOT_FOUND means
-        that a level of the cgroup lacks the dmem controller, NOT_SUPPORTED a driver before R615.
-        """
-        limits = self._nvml.c_nvmlSetMemoryLimits_v1_t()
-        limits.nameSpace, limits.softLimit, limits.hardLimit = os.fsencode(cgroup), 0, hard
-        self._of(uuid, self._nvml.nvmlDeviceSetMemoryLimits_v1, limits)
-
-    def cgroup_limit(self, uuid: str, cgroup: Path) -> CgroupLimit:
-        """The limit and use of a cgroup. Before a first limit: NOT_SUPPORTED or NOT_FOUND."""
-        limits = self._nvml.c_nvmlGetMemoryLimits_v1_t()
-        limits.nameSpace = os.fsencode(cgroup)
-        self._of(uuid, self._nvml.nvmlDeviceGetMemoryLimits_v1, limits)
-        return CgroupLimit(limits.softLimit, limits.hardLimit, limits.currentUsed)
 
     def _listed(self, uuid: str, function: str) -> Sequence[Any]:
         """The answer of a function's newest version that the driver has; [] if it has none."""

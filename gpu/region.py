@@ -201,7 +201,7 @@ def content_of(allocation: bytes) -> bytes:
     header = layout.PfRegionHeader()
     header.magic, header.version = layout.REGION_MAGIC, layout.VERSION
     header.size = layout.REGION_SIZE
-    header.allocation[:] = allocation  # type: ignore[index]
+    header.allocation[:] = allocation
     header.mutex[MUTEX_KIND_AT] = MUTEX_KIND
     return bytes(header).ljust(layout.REGION_SIZE, b"\0")
 

@@ -47,7 +47,6 @@ class NodeSample(msgspec.Struct, frozen=True, kw_only=True):
 
     at: float = 0.0  # time.monotonic()
     nvml_up: bool = False  # whether every GPU was told about
-    driver: str = ""  # its version
     problem: str = ""  # why NVML is not up
     tenants: tuple[TenantSample, ...] = ()
     gpus: tuple[GpuSample, ...] = ()

@@ -9,14 +9,10 @@ from typing import TYPE_CHECKING
 
 from base.paths import Paths
 from gpu import nvml, processes
-from gpu.container_edits import ContainerEdits
-from gpu.driver_files import SharedFile
 from gpu.enforcement import Enforcement, OverUse
-from gpu.group_limits import Limit
 from gpu.groups import Groups
 from gpu.health import GpuHealth
-from gpu.inventory import GpuMemory
-from gpu.node_tiers import NodeTiers
+from gpu.inventory import GpuMemory, LimitedGPU
 from gpu.nvml import Nvml, NvmlError
 from gpu.refusals import Refusal, Refusals
 from gpu.registration import Registrar
@@ -25,8 +21,8 @@ from gpu.samples import NodeSample
 from gpu.settings import GpuLimitSettings
 from gpu.share_controller import ShareController
 from gpu.shares import TICK
+from gpu.shims import Shims
 from gpu.tenants import Tenant, Tenants
-from gpu.tiers import Obstacle, Tier, TieredGPU
 from gpu.watch import Watch
 from host.errors import HostError
 from host.gpus import GPUs
@@ -45,9 +41,9 @@ _log = logging.getLogger(__name__)
 class GpuService:
     """Limits and health of GPUs on this node.
 
-    `groups` can be used at once. `watch_health` looks for errors of GPUs. `prepare` also asks the
-    driver for what there is. From `start` to `close` processes can register, and what they use is
-    compared with their limits each second.
+    `groups` and `shims` can be used at once. `watch_health` looks for errors of GPUs. `prepare`
+    also asks the driver for what there is. From `start` to `close` processes can register, and what
+    they use is compared with their limits each second.
 
     Args:
         paths: the node's files; the groups are below `run`.
@@ -55,8 +51,8 @@ class GpuService:
         settings: how limits are enforced.
         report: gets each over-use that counts, and what keeps processes from their GPU, for an
             event of the pod.
-        tiers: answers which GPUs are given in parts, and what keeps the limits of each; all GPUs
-            of the node if it is None. Processes on others are none of this part's business.
+        limited: answers which GPUs are given in parts; all GPUs of the node if it is None.
+            Processes on others are none of this part's business.
         rooms: makes the groups' regions; on file systems of their own if it is None.
         sick: gets the UUID and the fault of a GPU that becomes sick.
     """
@@ -67,7 +63,7 @@ class GpuService:
         listed: Callable[[], Sequence[Tenant]],
         settings: GpuLimitSettings,
         report: Callable[[OverUse | Refusal], object] = lambda told: None,
-        tiers: Callable[[], Sequence[TieredGPU]] | None = None,
+        limited: Callable[[], Sequence[LimitedGPU]] | None = None,
         rooms: RegionRooms | None = None,
         sick: Callable[[str, str], object] = lambda uuid, fault: None,
     ) -> None:
@@ -79,10 +75,8 @@ class GpuService:
         self._gpus = GPUs(paths)
         self._driver_root = paths.host / settings.driver_root.relative_to("/")
         self._settings = settings
-        self._tiers = tiers
-        self._node_tiers = NodeTiers(
-            paths, settings, self.groups, lambda: self._nvml, lambda: self._problem
-        )
+        self._limited = limited
+        self.shims = Shims(paths, settings, self.groups.obstacle)
         self._memory: dict[str, GpuMemory] = {}  # by UUID
         self._shares = ShareController(self.groups)
         tenants = Tenants(listed, root)
@@ -116,7 +110,6 @@ class GpuService:
 
     def prepare(self) -> None:
         """Start to ask the driver, and wait for its first answer, but not for long."""
-        self._node_tiers.start()
         self.watch_health()
         self._asked.wait(PATIENCE)
 
@@ -140,29 +133,12 @@ class GpuService:
             raise HostError(self._problem)
         return dict(self._memory)
 
-    def obstacles(self, mount: SharedFile | None, uuid: str) -> Mapping[Tier, Obstacle]:
-        """Why a GPU cannot have each tier, in a pool with this mount of the driver."""
-        return self._node_tiers.obstacles(mount, uuid)
-
-    def files(self, mount: SharedFile | None) -> Sequence[SharedFile]:
-        """What a container with limits sees of the driver and the shims. Raises HostError."""
-        return self._node_tiers.files(mount)
-
-    def edits(self, tier: str, group: str, limit: Limit) -> ContainerEdits:
-        """What a container of a group gets by its CDI device for its tier, beside `files`.
-
-        Raises HostError if the tier cannot keep the limit now.
-        """
-        return self._node_tiers.edits(tier, group, limit)
-
     def close(self) -> None:
         """Stop. The groups and what their processes hold stay for the next agent."""
         self._ended.set()
-        self._node_tiers.close()
         self._registrar.close()
         if self._thread.ident is not None:
             self._thread.join(2 * LOOK)  # not for long: the driver may hang
-        self._shares.settle()
 
     @property
     def sample(self) -> NodeSample:
@@ -179,8 +155,7 @@ class GpuService:
             self._enforcement.kills,
             time.monotonic(),
             time.time(),
-            self._tiers() if self._tiers is not None else (),
-            self._node_tiers.backend,
+            self._limited() if self._limited is not None else (),
         )
         return (
             (*shown, *alnair_metrics.families(sample)) if self._settings.alnair_metrics else shown
@@ -188,9 +163,9 @@ class GpuService:
 
     def _owned(self) -> dict[str, int | None]:
         """The GPUs that are given in parts: minor numbers by UUID."""
-        if self._tiers is None:
+        if self._limited is None:
             return self._present()
-        return {of.uuid: of.minor for of in self._tiers() if of.uuid}
+        return {of.uuid: of.minor for of in self._limited() if of.uuid}
 
     def _present(self) -> dict[str, int | None]:
         return {gpu.uuid: gpu.minor for gpu in self._gpus.read() if gpu.uuid}
@@ -210,7 +185,7 @@ class GpuService:
                     continue
                 if driver is not None:
                     self._shares(self._watch.tick(driver), self._watch.measured)
-                else:  # elastic shares follow what groups launch, which regions tell
+                else:  # what groups use meanwhile is not known
                     self._shares({}, {})
                 if due:
                     self._look(driver)
@@ -251,11 +226,9 @@ class GpuService:
         """Ask for what does not change while the driver is loaded, of GPUs that are new."""
         present = self._present().keys()
         self._health.look(driver, present)
-        self._node_tiers.look(driver, present)
         for uuid in present - self._memory.keys():
             with suppress(NvmlError):  # the next look tells why
                 told = driver.memory(uuid)
-                self._node_tiers.learn(driver, uuid)
                 self._memory[uuid] = GpuMemory(total=told.total, reserved=told.reserved)
 
     def _let_go(self) -> None:

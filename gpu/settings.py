@@ -6,7 +6,6 @@ from typing import Literal
 import msgspec
 
 from gpu import layout
-from gpu.tiers import Tier
 
 CONTEXT_RESERVE = 400 << 20  # bytes, for a CUDA context that is not measured yet
 
@@ -27,18 +26,9 @@ OnError = Literal["deny", "allow"]
 """Whether a process that cannot register, or finds no region, may use the GPU, counted alone."""
 
 
-class MpsDirectories(msgspec.Struct, frozen=True, kw_only=True):
-    """Directories of the host that MPS' control daemon and its clients share."""
-
-    pipes: Path  # CUDA_MPS_PIPE_DIRECTORY of the daemon
-    shm: Path  # what the daemon has as /dev/shm
-
-
 class GpuLimitSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How limits of GPUs are kept. docs/gpu-limits.md has the table."""
 
-    enforce: tuple[Tier, ...] = ("shim",)  # the tiers that are allowed
-    require: Tier = "shim"  # the weakest one with which a GPU is given
     driver_root: Path = Path("/")  # of the host, where NVIDIA's driver is installed
     on_overuse: Action = "report"
     kill_unaccounted: bool = False
@@ -47,9 +37,7 @@ class GpuLimitSettings(msgspec.Struct, frozen=True, kw_only=True):
     external: ExternalMemory = "allow"
     unknown: UnknownVersion = "deny"
     on_error: OnError = "deny"
-    mask_compat: bool = False  # containers do not see CUDA's compatibility libraries
     alnair_metrics: bool = False  # Alnair's names of metrics, beside ours
-    mps: MpsDirectories | None = None
 
     @property
     def policy(self) -> int:

@@ -2,9 +2,7 @@
 
 import logging
 import time
-from collections import defaultdict
 from collections.abc import Mapping
-from contextlib import suppress
 
 from gpu import shares
 from gpu.group_limits import GroupError
@@ -16,14 +14,14 @@ from gpu.time_account import TimeAccount
 
 _log = logging.getLogger(__name__)
 
-_SAME = 1e-6  # of kappa, a share, or seconds: less than limits can express
+_SAME = 1e-6  # of kappa, or seconds: less than limits can express
 
 
 class ShareController:
     """Corrects the compute shares of all groups, each time that it is called: every `shares.TICK`.
 
-    Kappa, what is settled and the share in force are in the groups' files, so that an agent that
-    starts again goes on from there. One thread at a time may call it.
+    Kappa and what is settled are in the groups' files, so that an agent that starts again goes on
+    from there. One thread at a time may call it.
     """
 
     def __init__(self, groups: Groups) -> None:
@@ -44,52 +42,58 @@ class ShareController:
         A group whose files cannot be read, since it goes or spoiled them, keeps what it has; the
         others do not wait for it.
         """
-        states: dict[str, dict[str, GroupShare]] = defaultdict(dict)  # by GPU, then group
-        usages: dict[str, dict[str, GroupUsage]] = defaultdict(dict)
-        allocations: dict[str, bytes] = {}
+        accounts, allocations = self._accounts, self._allocations
+        self._accounts, self._allocations = {}, {}
         for group in self._groups.names():
             try:
                 files = self._groups.read(group)
+                if not files.allocation:  # the tenant keeps its files from being read
+                    continue
+                same = allocations.get(group) == files.allocation  # else its files are new
+                self._allocations[group] = files.allocation
+                known = accounts if same else {}
+                if changed := self._corrected(group, files, known, used, measured):
+                    self._groups.set_compute(group, changed)
             except (GroupError, OSError) as error:
                 _log.debug("%s: its compute shares stay as they are: %s", group, error)
-                continue
-            if not files.allocation:  # the tenant keeps its files from being read
-                continue
-            uses = self._uses(group, files)
-            alive = len({each.host_pid for each in files.processes.values() if each.alive})
-            unseen = alive * ROUNDING * shares.TICK  # of each the driver may tell nothing
-            now = time.monotonic_ns()
-            same = self._allocations.get(group) == files.allocation  # else its files are new
-            allocations[group] = files.allocation
-            for index, limit in enumerate(files.limits):
-                key, entry = (group, limit.uuid), files.in_force[index]
-                state = GroupShare(
-                    share=min(max(limit.compute_share, shares.LEAST_SHARE), 1.0),
-                    elastic=limit.elastic,
-                    in_force=entry.share,
-                    kappa=entry.kappa,
-                    settled=entry.settled_ns / 1e9,
-                    account=self._accounts.get(key) if same else None,
-                )
-                told = None
-                if (variance := measured.get(limit.uuid)) is not None:
-                    of = used.get(key, UsedTime())
-                    told = UsedTime(of.seconds, max(of.rounding, unseen), variance)
-                states[limit.uuid][group] = state
-                usages[limit.uuid][group] = (
-                    shares.observe(told, uses[index], now)
-                    if uses is not None
-                    else GroupUsage(used=told, active=bool(told and told.seconds), at=now / 1e9)
-                )
-        self._allocations = allocations
-        self._write(states, usages)
 
-    def settle(self) -> None:
-        """Give elastic groups their own shares again: without an agent they would keep others'."""
-        for group in self._groups.names():
-            with suppress(GroupError, OSError):
-                if any(limit.elastic for limit in self._groups.read(group).limits):
-                    self._groups.settle(group)
+    def _corrected(
+        self,
+        group: str,
+        files: GroupFiles,
+        accounts: Mapping[tuple[str, str], TimeAccount | None],
+        used: Mapping[tuple[str, str], UsedTime],
+        measured: Mapping[str, float],
+    ) -> dict[str, Compute]:
+        """What is to be written of a group, by GPU."""
+        uses = self._uses(group, files)
+        alive = len({each.host_pid for each in files.processes.values() if each.alive})
+        unseen = alive * ROUNDING * shares.TICK  # of each the driver may tell nothing
+        now = time.monotonic_ns()
+        changed: dict[str, Compute] = {}
+        for index, (limit, entry) in enumerate(zip(files.limits, files.in_force, strict=True)):
+            key = group, limit.uuid
+            before = GroupShare(
+                share=entry.share,
+                kappa=entry.kappa,
+                settled=entry.settled_ns / 1e9,
+                account=accounts.get(key),
+            )
+            told = None
+            if (variance := measured.get(limit.uuid)) is not None:
+                of = used.get(key, UsedTime())
+                told = UsedTime(of.seconds, max(of.rounding, unseen), variance)
+            usage = (
+                shares.observe(told, uses[index], now)
+                if uses is not None
+                else GroupUsage(used=told, active=bool(told and told.seconds), at=now / 1e9)
+            )
+            after = shares.corrected(before, usage)
+            self._accounts[key] = after.account
+            moved = abs(after.kappa - before.kappa), abs(after.settled - before.settled)
+            if max(moved) > _SAME:
+                changed[limit.uuid] = Compute(after.kappa, after.settled)
+        return changed
 
     def _uses(self, group: str, files: GroupFiles) -> tuple[RegionUse, ...] | None:
         try:
@@ -98,32 +102,3 @@ class ShareController:
         except RegionInvalid as error:
             _log.debug("%s: not known whether its launches wait: %s", group, error)
             return None
-
-    def _write(
-        self,
-        states: Mapping[str, Mapping[str, GroupShare]],
-        usages: Mapping[str, Mapping[str, GroupUsage]],
-    ) -> None:
-        self._accounts = {}
-        changed: dict[str, dict[str, Compute]] = defaultdict(dict)  # by group, then GPU
-        for uuid, before in states.items():
-            for group, state in shares.tick(before, usages[uuid]).items():
-                self._accounts[group, uuid] = state.account
-                if _differ(state, before[group]):
-                    changed[group][uuid] = Compute(state.in_force, state.kappa, state.settled)
-        for group, computes in changed.items():
-            try:
-                self._groups.set_compute(group, computes)
-            except (GroupError, OSError) as error:
-                _log.debug("%s: its compute shares stay as they are: %s", group, error)
-
-
-def _differ(one: GroupShare, other: GroupShare) -> bool:
-    return any(
-        abs(x - y) > _SAME
-        for x, y in (
-            (one.in_force, other.in_force),
-            (one.kappa, other.kappa),
-            (one.settled, other.settled),
-        )
-    )

@@ -3,16 +3,12 @@
 The gate (shim/gate.c) delays the launches of a group of containers by what it estimates that they
 cost in GPU time. Each `TICK` the agent compares the group's share with the GPU time that the driver
 reports, settles the difference, and sets `kappa`, the factor of all estimates of the group
-(`time_account`). Shares are fixed, or elastic: then what the share of an idle group leaves unused
-goes to the active groups.
+(`time_account`).
 
 Everything here is a pure function of what was seen in a tick: the caller reads the driver and the
 region, and writes limits. Times are seconds unless a name says ns. Shares are fractions of one GPU,
 from 0 to 1.
 """
-
-from collections.abc import Hashable, Mapping
-from typing import TypeVar
 
 import msgspec
 
@@ -23,18 +19,12 @@ from gpu.time_account import LaunchTimes, TimeAccount, after_tick
 
 TICK = 0.5  # seconds from one correction to the next
 RECENT = 0.2  # seconds for which a launch, or a wait, makes a group active
-LEAST_SHARE = 1e-4  # what limits can express: 1/10000
-# Of an elastic group that is alone: less than all, so that its launches pass the gate, and few of
-# them are in the driver's queue when another group wakes.
-ALONE = 1 - LEAST_SHARE
 DECAY = 0.98  # of an idle group's log(kappa), each tick
 
 _ALMOST_ONE = 1e-3
 _LONGEST_KERNEL = 60.0  # seconds; the gate estimates no more
 _LONGEST_COUNTS = 30.0  # seconds for which the longest kernel counts
 _NS = 10**9
-
-K = TypeVar("K", bound=Hashable)
 
 
 class GroupUsage(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,17 +41,9 @@ class GroupShare(msgspec.Struct, frozen=True, kw_only=True):
     """The share of one group on one GPU, and how far its estimates were corrected."""
 
     share: float  # what it was allocated, or less while its use of memory is held against it
-    elastic: bool = False
-    in_force: float = 0.0  # what limits say now; 0.0: nothing yet
     kappa: float = 1.0
     settled: float = 0.0  # seconds of GPU time that it owes beside what it paid; negative: less
     account: TimeAccount | None = None  # of what it paid for and used; None: not known
-
-    def __post_init__(self) -> None:
-        if not LEAST_SHARE <= self.share <= 1:
-            raise ValueError(
-                f"share {self.share:g} must be {LEAST_SHARE:g} to 1: it is a fraction of one GPU"
-            )
 
 
 def observe(used: UsedTime | None, use: RegionUse, now_ns: int) -> GroupUsage:
@@ -89,20 +71,6 @@ def observe(used: UsedTime | None, use: RegionUse, now_ns: int) -> GroupUsage:
     )
 
 
-def tick(groups: Mapping[K, GroupShare], usages: Mapping[K, GroupUsage]) -> dict[K, GroupShare]:
-    """The groups of one GPU after a tick: the share in force and kappa of each.
-
-    A group without an entry in `usages` was not seen: it counts as idle. A group that is new here
-    (`in_force` 0.0) has nothing to be corrected yet.
-    """
-    idle = GroupUsage(used=UsedTime())
-    shares = shares_in_force(groups, {key for key, usage in usages.items() if usage.active})
-    return {
-        key: msgspec.structs.replace(corrected(group, usages.get(key, idle)), in_force=shares[key])
-        for key, group in groups.items()
-    }
-
-
 def corrected(group: GroupShare, usage: GroupUsage) -> GroupShare:
     """The group with what it owes, and `kappa`, for the next tick.
 
@@ -111,7 +79,7 @@ def corrected(group: GroupShare, usage: GroupUsage) -> GroupShare:
     """
     account = group.account
     times = usage.times or (account.points[-1].times if account is not None else None)
-    if not 0 < group.in_force < 1 or usage.used is None or usage.at is None or times is None:
+    if group.share >= 1 or usage.used is None or usage.at is None or times is None:
         # Its launches are not delayed, or nothing is known.
         group = msgspec.structs.replace(group, account=None)
     elif account is None or times.launched == 0:
@@ -134,30 +102,3 @@ def corrected(group: GroupShare, usage: GroupUsage) -> GroupShare:
         kappa = group.kappa**DECAY
         group = msgspec.structs.replace(group, kappa=kappa if abs(kappa - 1) > _ALMOST_ONE else 1.0)
     return group
-
-
-def shares_in_force(
-    groups: Mapping[K, GroupShare], active: frozenset[K] | set[K]
-) -> dict[K, float]:
-    """The share of each group of one GPU, while just those of `active` launch.
-
-    What the active groups' shares leave of the GPU is divided among those of them that are elastic,
-    in proportion to their shares: nearly all, for a group that is alone. An idle group has its own
-    share, so that it can start at once.
-    """
-    used = sum(groups[key].share for key in groups if key in active)
-    elastic = sum(groups[key].share for key in groups if key in active and groups[key].elastic)
-    left = max(0.0, 1 - used)
-    return {
-        key: _expressible(
-            max(group.share, min(group.share + left * group.share / elastic, ALONE))
-            if group.elastic and key in active
-            else group.share
-        )
-        for key, group in groups.items()
-    }
-
-
-def _expressible(share: float) -> float:
-    """A share as limits can say it."""
-    return min(max(round(share / LEAST_SHARE), 1) * LEAST_SHARE, 1.0)

@@ -16,12 +16,11 @@ _MOST_ANCESTORS = 32
 
 
 class Tenant(msgspec.Struct, frozen=True, kw_only=True):
-    """The holder of a group: a container, or a whole pod."""
+    """The holder of a group: a container."""
 
     group: str
     pod: Pod  # its UID may be "" while it is not known
-    container: str  # "" if the group is all containers' of the pod
-    limited: bool = True  # False: nothing keeps its limits, and the group has no files
+    container: str  # "" while it is not known
 
 
 class Tenants:

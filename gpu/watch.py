@@ -71,14 +71,13 @@ class Watch:
         self._told: dict[str, str] = {}  # the last complaint about a group or GPU
         self._capacities: dict[str, int] = {}  # bytes, by GPU
         self._symbols: dict[str, set[str]] = {}  # the first ones of each group
-        self._driver = ""
 
     def look(self, nvml: Nvml | None, problem: str = "") -> NodeSample:
         """Look once. Without NVML only at the groups' own files; `problem` says why."""
         tenants = {tenant.group: tenant for tenant in self._tenants.listed()}
         self._symbols = {group: of for group, of in self._symbols.items() if group in tenants}
         self._unusable = {}
-        files = self._read(group for group, tenant in tenants.items() if tenant.limited)
+        files = self._read(tenants)
         before = self._slots(files)
         minors = self._owned()
         uuids = dict.fromkeys([*minors, *_uuids(files)])
@@ -94,7 +93,6 @@ class Watch:
             at=time.monotonic(),
             nvml_up=not problems,
             problem="; ".join(problems),
-            driver=self._driver,
             tenants=tuple(
                 self._compared(tenants, files, said, minors, used, by_group, utilization)
             ),
@@ -143,7 +141,7 @@ class Watch:
 
     def new_driver(self) -> None:
         """Forget what the former driver told."""
-        self._sampled, self._capacities, self._driver = {}, {}, ""
+        self._sampled, self._capacities = {}, {}
         self._used_since_look.clear()
 
     def _used(self, nvml: Nvml, uuids: Iterable[str]) -> tuple[dict[str, PidBytes], list[str]]:
@@ -155,7 +153,6 @@ class Watch:
                 if uuid not in self._capacities:
                     memory = nvml.memory(uuid)
                     self._capacities[uuid] = memory.total - memory.reserved
-                    self._driver = nvml.driver_version()
                 used[uuid] = nvml.processes(uuid)
             except NvmlError as error:
                 problems.append(f"{uuid}: {error}")

@@ -1,8 +1,8 @@
-"""Checks of GPUs: nodes, driver, libraries of containers, tiers, other plugins, and limits."""
+"""Checks of GPUs: nodes, driver, libraries of containers, other plugins, and limits."""
 
 import os
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -11,21 +11,16 @@ from cli.checks import Outcome, failed, not_applicable, ok, warning
 from cli.gpu_parts import GpuPart
 from cli.node_gpus import ListedGPU
 from cli.this_node import ThisNode, gpu_label
-from deviceplugin.gpus.tiers import NO_CDI
 from deviceplugin.kubelet import records
 from deviceplugin.kubelet.records import KubeletUnreadable
-from gpu import kernel_tier, nvml, processes, tiers
+from gpu import nvml, processes
 from gpu.groups import Groups
-from gpu.mps_tier import MpsTier
 from gpu.nvml import Nvml, NvmlError
-from gpu.tiers import Obstacle, Tier
-from host.gpus import GPU, address_of
+from host.gpus import address_of
 
 LIBRARIES = ("libpfcuda.so", "libpfnvml.so")
-HOOK = "gpu-limit"  # of the tier kernel
 _MACHINES: Mapping[str, int] = {"x86_64": 62, "aarch64": 183}  # elf.h: EM_X86_64, EM_AARCH64
 _NO_POOL = "no pool of GPUs is configured"
-_NONE = "limits are counted, and no container is held to them"
 _SHOWN = 4
 
 
@@ -90,13 +85,13 @@ def libraries(node: ThisNode) -> Iterator[Outcome]:
     wrong = _wrong_libraries(node)
     if not directory.is_dir():
         yield warning(
-            f"{directory} does not exist: no container can have the tier shim",
+            f"{directory} does not exist: no container can have a part of a GPU",
             "`podfabric install --gpu`",
         )
     elif wrong:
         yield failed(f"{directory}: {'; '.join(wrong)}", "`podfabric install --gpu`")
     else:
-        yield ok(f"{directory} has {' and '.join(_files(node))}")
+        yield ok(f"{directory} has {' and '.join(LIBRARIES)}")
 
 
 def host_pids(node: ThisNode) -> Iterator[Outcome]:
@@ -108,59 +103,9 @@ def host_pids(node: ThisNode) -> Iterator[Outcome]:
     else:
         yield failed(
             "the host's processes are not seen here: an agent in this place registers no process, "
-            "and CUDA does not start where limits are enforced",
+            "and CUDA does not start in containers with limits",
             "run the agent in the host's pid namespace (hostPID: true)",
         )
-
-
-def enforcing(node: ThisNode) -> Iterator[Outcome]:
-    """The tier of each GPU, as the device plugin chose it; the strongest possible before that."""
-    if not node.gpus or not _limiting(node):
-        yield not_applicable("no pool limits GPUs (modes slices and units do)")
-        return
-    if node.gpu_tiers:
-        yield from _chosen(node)
-    else:
-        yield from _possible(node)
-    yield from _without_dmem(node)
-
-
-def _chosen(node: ThisNode) -> Iterator[Outcome]:
-    found: dict[tuple[Tier, str, str], list[str]] = {}
-    for address, of in sorted(node.gpu_tiers.items()):
-        refused = of.choice.refused.items()
-        why = "; ".join(f"not {tier}: {text}" for tier, text in refused)
-        key = of.choice.tier, of.choice.unhealthy or "", why
-        found.setdefault(key, []).append(gpu_label(node.gpus, address))
-    for (tier, unhealthy, why), labels in found.items():
-        names = ", ".join(labels)
-        if unhealthy:
-            yield failed(f"{names}: not given: {unhealthy}", "see docs/gpu-watch.md, what it needs")
-        elif tier == "none":
-            yield warning(f"{names}: nothing keeps limits: {why or 'none is allowed'}", _NONE)
-        else:
-            yield ok(f"{names}: {tier} keeps limits{f' ({why})' if why else ''}")
-
-
-def _possible(node: ThisNode) -> Iterator[Outcome]:
-    chosen: dict[tuple[Tier, str], list[str]] = {}
-    try:
-        with _opened(node) as nvml_driver:
-            for gpu in node.gpus:
-                obstacles = _obstacles(node, nvml_driver, gpu)
-                choice = tiers.choose(obstacles, node.config.gpu_limits.enforce)
-                why = "; ".join(f"not {tier}: {text}" for tier, text in choice.refused.items())
-                label = gpu_label(node.gpus, gpu.address)
-                chosen.setdefault((choice.tier, why), []).append(label)
-    except NvmlError as error:
-        yield warning(f"what the driver can enforce is not known: {error}", "see `GPU driver`")
-        return
-    for (tier, why), labels in chosen.items():
-        seen = f"{', '.join(labels)}: {tier} is the strongest that can be had"
-        if tier == "none":
-            yield warning(f"{seen}: {why}", _NONE)
-        else:
-            yield ok(f"{seen}{f' ({why})' if why else ''}")
 
 
 def other_plugins(node: ThisNode) -> Iterator[Outcome]:
@@ -198,26 +143,21 @@ def other_plugins(node: ThisNode) -> Iterator[Outcome]:
 def limits(node: ThisNode) -> Iterator[Outcome]:
     """The files of groups against the allocations: each must have the other, and say the same."""
     notes: list[str] = []
-    found = [part for part in gpu_parts.parts(node, notes) if part.tier != "none"]
     present = set(Groups(node.paths.run / "gpu").names())
-    expected: dict[str, list[GpuPart]] = {}  # of one container, or of several of a pod
-    for part in found:
-        if part.group:
-            expected.setdefault(part.group, []).append(part)
+    expected = {part.group: part for part in gpu_parts.parts(node, notes) if part.group}
     if not present and not expected:
-        yield not_applicable("no container has limits that are enforced")
+        yield not_applicable("no container has limits")
         return
     bad = False
     for seen, remedy, is_failure in _unlike(node, present, expected):
         bad = True
         yield (failed if is_failure else warning)(seen, remedy)
     if not bad:
-        count = sum(map(len, expected.values()))
-        yield ok(f"{count} containers have limits, and each its files")
+        yield ok(f"{len(expected)} containers have limits, and each its files")
 
 
 def _unlike(
-    node: ThisNode, present: set[str], expected: Mapping[str, Sequence[GpuPart]]
+    node: ThisNode, present: set[str], expected: Mapping[str, GpuPart]
 ) -> Iterator[tuple[str, str, bool]]:
     """What is wrong, what to do, and whether that is a failure."""
     root = node.paths.run / "gpu"
@@ -227,7 +167,7 @@ def _unlike(
             "a running agent removes them within a minute: look at its log",
             False,
         )
-    for group, (part, *others) in sorted(expected.items()):
+    for group, part in sorted(expected.items()):
         who = f"{part.container.pod or 'a pod'} ({group})"
         if group not in present:
             yield (
@@ -238,13 +178,7 @@ def _unlike(
         elif part.use is None:
             yield part.problem, "delete the pod, so that it gets new files", True
         else:
-            share = (
-                1.0 if part.tier == "mps" else sum(each.compute_share for each in (part, *others))
-            )
-            allocated = (
-                sum(each.memory_bytes for each in (part, *others)),
-                round(share, 4) or 1.0,
-            )
+            allocated = part.memory_bytes, part.compute_share or 1.0
             limited = part.use.memory_bytes, round(part.use.compute_share, 4)
             if limited != allocated:
                 yield (
@@ -271,52 +205,17 @@ def _opened(node: ThisNode) -> Iterator[Nvml]:
         opened.close()
 
 
-def _obstacles(node: ThisNode, driver: Nvml, gpu: GPU) -> Mapping[Tier, Obstacle]:
-    cgroups = node.paths.sys / "fs/cgroup"
-
-    def files() -> str | None:
-        return "; ".join(_wrong_libraries(node)) or None
-
-    without_cdi = None if node.config.gpu_binding == "start" else NO_CDI
-
-    def kernel() -> str | None:
-        unsupported = kernel_tier.unsupported(driver, gpu.uuid, cgroups)
-        return unsupported or kernel_tier.dmem_obstacle(cgroups) or files() or without_cdi
-
-    def mps() -> str | None:
-        tier = MpsTier(node.paths, node.config.gpu_limits.mps)
-        tier.learn(driver, gpu.uuid)
-        return tier.obstacle(gpu.uuid) or files() or without_cdi
-
-    return {"kernel": kernel, "mps": mps, "shim": files}
-
-
-def _without_dmem(node: ThisNode) -> Iterator[Outcome]:
-    """Where the driver counts with dmem, every cgroup above a container's must enable it."""
-    lacking = kernel_tier.above_pods_without_dmem(node.paths.sys / "fs/cgroup")
-    if lacking is not None and "kernel" in node.config.gpu_limits.enforce:
-        yield warning(
-            f"{lacking}/cgroup.subtree_control lacks dmem: the tier kernel fails below it",
-            f"`echo +dmem > {lacking}/cgroup.subtree_control`, also after a boot",
-        )
-
-
 def _directory(node: ThisNode) -> Path:
     return node.paths.shims
 
 
 def _wrong_libraries(node: ThisNode) -> list[str]:
-    of = ((name, _wrong(_directory(node) / name)) for name in _files(node))
+    of = ((name, _wrong(_directory(node) / name)) for name in LIBRARIES)
     return [f"{name}: {why}" for name, why in of if why]
 
 
-def _files(node: ThisNode) -> tuple[str, ...]:
-    """What containers need of the directory, by what the configuration allows."""
-    return (*LIBRARIES, HOOK) if "kernel" in node.config.gpu_limits.enforce else LIBRARIES
-
-
 def _wrong(library: Path) -> str:
-    """What is wrong with a library that tenants load, or with the hook; "" if nothing is."""
+    """What is wrong with a library that tenants load; "" if nothing is."""
     try:
         status = library.stat(follow_symlinks=False)
         with library.open("rb") as file:
@@ -325,7 +224,7 @@ def _wrong(library: Path) -> str:
         return error.strerror or "cannot be read"
     machine = os.uname().machine
     if header[:4] != b"\x7fELF" or len(header) < 20:
-        return "is not a library or program"
+        return "is not a library"
     if int.from_bytes(header[18:20], "little") != _MACHINES.get(machine):
         return f"is not for {machine}"
     if not stat.S_ISREG(status.st_mode) or status.st_uid != 0 or status.st_mode & 0o022:

@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Mapping
 
 from deviceplugin.api import v1beta1_pb2
-from deviceplugin.pools.gpu_pool import DriverMount
 from gpu.driver_files import SharedFile
 from gpu.nodes import GpuNode
 
@@ -12,7 +11,7 @@ NOTHING: Mapping[str, str] = {}
 
 def response(
     nodes: Iterable[GpuNode] = (),
-    driver: DriverMount | None = None,
+    driver: SharedFile | None = None,
     *,
     files: Iterable[SharedFile] = (),
     cdi: Iterable[str] = (),
@@ -20,9 +19,7 @@ def response(
 ) -> v1beta1_pb2.ContainerAllocateResponse:
     """The answer of Allocate: each node once, readable and writable but not to be made."""
     by_path = {node.path: node for node in nodes}
-    every = list(files)
-    if driver is not None:
-        every.insert(0, SharedFile(driver.host, driver.container))
+    every = [*filter(None, [driver]), *files]
     return v1beta1_pb2.ContainerAllocateResponse(
         devices=[
             v1beta1_pb2.DeviceSpec(container_path=path, host_path=node.host, permissions="rw")

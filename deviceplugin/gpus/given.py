@@ -10,9 +10,7 @@ import errno
 import hashlib
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 import grpc
 
@@ -20,34 +18,22 @@ from base.paths import Paths
 from deviceplugin.api import v1beta1_pb2
 from deviceplugin.checkpoint import AllocatedGPU
 from deviceplugin.gpus import alnair, answer, slot_files
-from deviceplugin.gpus.parts import GpuParts
-from deviceplugin.gpus.tiers import mounted
+from deviceplugin.gpus.parts import ALONE, GpuParts
 from deviceplugin.kubelet.server import Rejected
 from deviceplugin.pools.gpu_pool import GpuBinding, GpuPoolConfig
 from gpu import nodes
-from gpu.container_edits import ContainerEdits
 from gpu.driver_files import SharedFile
 from gpu.group_limits import GroupError, Limit
 from gpu.nodes import GpuNode
-from gpu.tiers import BY_CDI
 from host.errors import HostError
 from host.selinux import READ, WRITE, ContainerLabels
 
 _LONGEST = 200  # bytes of a group's name, which is part of the name of a file
 
 INSIDE = "/run/podfabric/gpu"
-# How the groups of pods begin, and those of containers cannot: resources begin in lower case.
-POD = "Pod-"
 
 # The nvidia runtime would give a container what its image asks for, which may be all GPUs.
 VOID = {"NVIDIA_VISIBLE_DEVICES": "void"}
-
-
-class StartedSlot(NamedTuple):
-    """What the CDI file of a slot gave to its container."""
-
-    minors: frozenset[int]  # N of each /dev/nvidiaN
-    group: str  # whose limits it sees
 
 
 class Giver:
@@ -84,21 +70,14 @@ class Giver:
         variables = alnair.variables(group, limit) if config.compat == "alnair" else {}
         if not group:
             return answer.response(variables=variables)
-        if given.tier in BY_CDI and not given.cdi:  # `gpuBinding` has changed since the last look
-            raise Rejected(
-                grpc.StatusCode.UNAVAILABLE,
-                f"what keeps limits of {resource} changes now: try again in a second",
-            )
         if given.cdi:
             name = slot_files.qualified(group)
             return answer.response((), config.driver_mount, cdi=[name], variables=variables)
-        files = self._limited(given, config, group, [limit])
         return answer.response(
             self.nodes(given, resource),
             config.driver_mount,
-            files=files,
-            # One without limits has no files of the driver from us, and may need the runtime's.
-            variables={**(VOID if files else {}), **variables},
+            files=self._limited(config, group, limit),
+            variables={**VOID, **variables},
         )
 
     def nodes(self, given: AllocatedGPU, resource: str) -> tuple[GpuNode, ...]:
@@ -118,25 +97,14 @@ class Giver:
 
         Raises Rejected and OSError.
         """
-        found, edits = self.nodes(given, resource), self._edits(given, limit)
-        files = self._limited(given, config, given.group, [limit], change=True)
+        found = self.nodes(given, resource)
+        files = self._limited(config, given.group, limit, change=True)
         if given.cdi:
-            slot_files.write(
-                self._paths,
-                group_of(resource, given.slot),
-                found,
-                [*files, *edits.files],
-                {**VOID, **edits.variables},
-                edits.hooks,
-            )
+            slot_files.write(self._paths, given.group, found, files, VOID)
 
-    def started(self, resource: str, slot: str) -> StartedSlot:
-        """What a container with a CDI name was given when it started."""
-        name = group_of(resource, slot)
-        edits = slot_files.read(self._paths, name)
-        limits = (host for host, inside in edits.mounts if inside == f"{INSIDE}/limits")
-        group = next((Path(host).parent.name for host in limits), name)
-        return StartedSlot(edits.minors, group)
+    def started(self, resource: str, slot: str) -> frozenset[int]:
+        """N of each /dev/nvidiaN that a container with a CDI name was given when it started."""
+        return slot_files.read(self._paths, group_of(resource, slot))
 
     def remove(self, group: str) -> None:
         """Remove what a container had that is gone. Raises OSError."""
@@ -148,27 +116,20 @@ class Giver:
                 raise OSError(errno.EBUSY, str(error), group) from None
 
     def _limited(
-        self,
-        given: AllocatedGPU,
-        config: GpuPoolConfig,
-        group: str,
-        limits: Sequence[Limit],
-        *,
-        change: bool = False,
+        self, config: GpuPoolConfig, group: str, limit: Limit, *, change: bool = False
     ) -> list[SharedFile]:
-        """Have a group with limits, with `change` these; the files that its container sees.
+        """Have a group with a limit, with `change` this one; the files that its container sees.
 
-        Nothing for a container whose limits are not kept. Raises Rejected and OSError.
+        Raises Rejected and OSError.
         """
-        if given.tier == "none" or self.parts.groups is None:
-            return []
-        if given.tier == "mps":  # which keeps a part of the multiprocessors, not of the time
-            limits = [replace(limit, compute_share=1.0) for limit in limits]
+        groups = self.parts.groups
+        if groups is None:
+            raise Rejected(grpc.StatusCode.FAILED_PRECONDITION, ALONE)
         try:
-            directory = self.parts.groups.make(group, limits)
+            directory = groups.make(group, [limit])
             if change:
-                self.parts.groups.change(group, limits)
-            files = [*_files_of(directory), *self.parts.files(mounted(config))]
+                groups.change(group, [limit])
+            files = [*_files_of(directory), *self.parts.files(config.driver_mount)]
         except (GroupError, HostError) as error:
             raise Rejected(grpc.StatusCode.FAILED_PRECONDITION, str(error)) from None
         self._label(directory, files)
@@ -184,13 +145,6 @@ class Giver:
         for path in (directory / "region", directory / "agent", *(directory / "agent").iterdir()):
             self._labels.set(path, WRITE)
 
-    def _edits(self, given: AllocatedGPU, limit: Limit) -> ContainerEdits:
-        """What the container gets for its tier beside that of the shims. Raises Rejected."""
-        try:
-            return self.parts.edits(given.tier, given.group, limit)
-        except HostError as error:
-            raise Rejected(grpc.StatusCode.FAILED_PRECONDITION, str(error)) from None
-
 
 def group_of(resource: str, slot: str) -> str:
     """The group of the container whose slot of a resource that is: a name of a directory."""
@@ -198,11 +152,6 @@ def group_of(resource: str, slot: str) -> str:
     if len(name) <= _LONGEST:
         return name
     return f"{name[: _LONGEST - 9]}-{hashlib.sha256(f'{resource}.{slot}'.encode()).hexdigest()[:8]}"
-
-
-def pod_group(uid: str, gpu: str) -> str:
-    """The group of the containers of a pod that have parts of that GPU (both by their UIDs)."""
-    return f"{POD}{uid}.{gpu}"
 
 
 def _files_of(directory: Path) -> tuple[SharedFile, ...]:

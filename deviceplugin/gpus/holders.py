@@ -12,8 +12,7 @@ from msgspec.structs import replace
 
 from base.paths import Paths
 from base.pod import Pod
-from deviceplugin.checkpoint import AllocatedGPU, Allocation, AllocationKey
-from deviceplugin.gpus.given import POD
+from deviceplugin.checkpoint import Allocation, AllocationKey
 from deviceplugin.kubelet import records
 from deviceplugin.kubelet.records import KubeletUnreadable, PodDevices
 from deviceplugin.ledger import Ledger
@@ -35,14 +34,8 @@ class Holders:
         A pod's name or UID is "" while the kubelet has not told it.
         """
         with self._lock:
-            tenants = {
-                group: replace(self._tenant(group), limited=gpu.tier != "none")
-                for group, _, gpu in _groups(self._ledger.allocations())
-            }
-        return [
-            replace(tenant, container="") if group.startswith(POD) else tenant
-            for group, tenant in tenants.items()
-        ]
+            groups = (group for group, _ in _groups(self._ledger.allocations()))
+            return [self._tenant(group) for group in dict.fromkeys(groups)]
 
     def starts(self, group: str, rows: Sequence[PodDevices]) -> None:
         """A container starts that has these rows of one of the kubelet's records.
@@ -50,7 +43,7 @@ class Holders:
         One at a time may start: its group is in the ledger before the next one does.
         """
         tenant = Tenant(group=group, pod=self.pod(rows), container=rows[0].container)
-        live = {held for held, _, _ in _groups(self._ledger.allocations())}
+        live = {held for held, _ in _groups(self._ledger.allocations())}
         with self._lock:
             self._known = {held: of for held, of in self._known.items() if held in live}
             self._known[group] = tenant
@@ -71,20 +64,18 @@ class Holders:
     def learn(self, rows: Collection[PodDevices]) -> None:
         """Complete what is known from the kubelet's records."""
         with self._lock:
-            for group, key, _ in _groups(self._ledger.allocations()):
+            for group, key in _groups(self._ledger.allocations()):
                 self._known[group] = _completed(self._tenant(group), {key}, rows)
 
     def _tenant(self, group: str) -> Tenant:
         return self._known.get(group) or Tenant(group=group, pod=Pod(), container="")
 
 
-def _groups(
-    allocations: Iterable[Allocation],
-) -> Iterable[tuple[str, AllocationKey, AllocatedGPU]]:
+def _groups(allocations: Iterable[Allocation]) -> Iterable[tuple[str, AllocationKey]]:
     """Each group whose container has started, and the allocation that it is named after."""
     for entry in allocations:
         if entry.gpu is not None and entry.gpu.group and entry.gpu.slot == entry.id:
-            yield entry.gpu.group, entry.key, entry.gpu
+            yield entry.gpu.group, entry.key
 
 
 def _completed(

@@ -1,75 +1,47 @@
 """What the agent adds to pools of GPUs: NVML, and the groups whose limits are kept.
 
-A device plugin that runs alone has neither: then `memory` in config.yaml says how much memory the
-GPUs have, and nothing keeps the limits.
+A device plugin that runs alone has neither, and gives no parts of GPUs.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from deviceplugin.pools.config import DevicePluginConfig
-from gpu.container_edits import ContainerEdits
 from gpu.driver_files import SharedFile
-from gpu.group_limits import Limit
 from gpu.inventory import GpuMemory, MemorySource
 from gpu.settings import CONTEXT_RESERVE
-from gpu.tiers import Obstacle, Tier
+
+if TYPE_CHECKING:
+    from gpu.groups import Groups  # more modules than a node without GPUs loads
 
 ALONE = "the device plugin runs alone: run `podfabric agent`, which keeps limits"
-
-
-class LimitedGroups(Protocol):
-    """The groups of processes with common limits, one for each container: gpu.groups.Groups.
-
-    Raises GroupError and OSError.
-    """
-
-    def make(self, group: str, limits: Sequence[Limit]) -> Path:
-        """Make a group unless it exists; its directory, with the files `limits` and `region`."""
-
-    def change(self, group: str, limits: Sequence[Limit]) -> None:
-        """Give a group other limits, which its processes follow at once."""
-
-    def remove(self, group: str) -> None:
-        """Remove a group if it exists."""
-
-    def names(self) -> list[str]:
-        """The groups that exist."""
 
 
 def _no_memory() -> Mapping[str, GpuMemory]:
     return {}
 
 
-def _alone(mount: SharedFile | None, uuid: str) -> Mapping[Tier, Obstacle]:
-    return {"kernel": lambda: ALONE, "mps": lambda: ALONE, "shim": lambda: ALONE}
+def _alone(mount: SharedFile | None) -> str | None:
+    return ALONE
 
 
 def _no_files(mount: SharedFile | None) -> Sequence[SharedFile]:
     return ()
 
 
-def _no_edits(tier: str, group: str, limit: Limit) -> ContainerEdits:
-    return ContainerEdits()
-
-
 @dataclass(frozen=True)
 class GpuParts:
-    """The parts of an agent. Without them nothing is enforced: the tier is "none".
+    """The parts of an agent. Without them no part of a GPU is given.
 
-    `obstacles` answers why a GPU cannot have each tier, and `files` what a container with limits
-    sees beside the files of its group. Both get what the pool mounts of the driver. `edits` answers
-    what a container that starts gets by its CDI device for its tier, with that limit. `files` and
-    `edits` raise HostError.
+    `obstacle` answers why limits cannot be kept, and `files` what a container with limits sees
+    beside the files of its group; it raises HostError. Both get what the pool mounts of the driver.
     """
 
     memory: MemorySource = _no_memory
-    groups: LimitedGroups | None = None
-    obstacles: Callable[[SharedFile | None, str], Mapping[Tier, Obstacle]] = _alone
+    groups: "Groups | None" = None
+    obstacle: Callable[[SharedFile | None], str | None] = _alone
     files: Callable[[SharedFile | None], Sequence[SharedFile]] = _no_files
-    edits: Callable[[str, str, Limit], ContainerEdits] = _no_edits
     faults: Callable[[], Mapping[str, str]] = dict  # of sick GPUs, by UUID
     context_reserve: int = CONTEXT_RESERVE  # bytes, above which each limit must be
 

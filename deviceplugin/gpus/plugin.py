@@ -5,12 +5,14 @@
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
+
+from msgspec.structs import replace
 
 from base.paths import Paths
 from deviceplugin.gpus import slot_files
-from deviceplugin.gpus.given import Giver, group_of, pod_group
+from deviceplugin.gpus.given import Giver, group_of
 from deviceplugin.gpus.holders import Holders
 from deviceplugin.gpus.near import Nearness
 from deviceplugin.gpus.parts import GpuParts
@@ -18,16 +20,13 @@ from deviceplugin.gpus.replicas import ReplicaService
 from deviceplugin.gpus.share_pool import SharePool, kinds
 from deviceplugin.gpus.shares import ShareService
 from deviceplugin.gpus.start import Starter
-from deviceplugin.gpus.tiers import GpuTiers, chosen, withheld
 from deviceplugin.kubelet.pod_resources import PodResourcesClient
 from deviceplugin.kubelet.records import PodDevices
 from deviceplugin.ledger import Ledger
 from deviceplugin.pools.config import DevicePluginConfig
 from deviceplugin.pools.gpu_pool import GpuPoolConfig
 from deviceplugin.startup_grace import GRACE
-from gpu.inventory import GpuInventory, NodeGPU
-from gpu.settings import GpuLimitSettings
-from gpu.tiers import TieredGPU
+from gpu.inventory import NOT_KEPT, GpuInventory, LimitedGPU, NodeGPU
 from host.gpus import GPU
 
 _log = logging.getLogger(__name__)
@@ -62,9 +61,9 @@ class GpuPools:
         self._near = Nearness(paths, ledger, kubelet)
         self.holders = Holders(paths, ledger)
         self._starter = Starter(paths, ledger, kubelet, self._giver, self._near, self.holders)
-        self._tiers = GpuTiers(paths)
-        self._limits = GpuLimitSettings()
+        self._limited: Mapping[str, LimitedGPU] = {}  # by address
         self._gpus: list[NodeGPU] = []
+        self._faults: dict[str, str | None] = {}  # that were told, by address
         self._expected: frozenset[str] = frozenset()
         self._began = time.monotonic()
         self._problems: dict[str, str] = {}
@@ -91,30 +90,29 @@ class GpuPools:
         return bool(self._shares)
 
     @property
-    def tiers(self) -> Sequence[TieredGPU]:
-        """What keeps the limits on each GPU that is given in parts."""
-        return tuple(self._tiers.chosen.values())
+    def limited(self) -> Sequence[LimitedGPU]:
+        """The GPUs that are given in parts."""
+        return tuple(self._limited.values())
 
     def use(self, parts: GpuParts) -> None:
         """Use other parts of the agent."""
         self._giver.parts = parts
 
     def differs(self) -> bool:
-        """Whether the GPUs, their nodes or tiers are others than at the last `look`."""
+        """Whether the GPUs, their nodes or obstacles are others than at the last `look`."""
         if not self._configs:
             return False
         gpus = self._inventory.look(self._held())
         return (
             gpus != self._gpus
             or self._expected_of(gpus) != self._expected
-            or self._choices(gpus) != self._tiers.chosen
+            or self._limited_of(gpus) != self._limited
         )
 
     def look(self, config: DevicePluginConfig) -> set[str]:
         """Update every resource; those whose lists have changed."""
         configs = config.gpus
-        self._giver.binding, self._limits = config.gpu_binding, config.gpu_limits
-        self._giver.leaving = config.leaving
+        self._giver.binding, self._giver.leaving = config.gpu_binding, config.leaving
         if configs != self._configs:
             self._configure(configs)
         if self._adopted:
@@ -122,11 +120,12 @@ class GpuPools:
         if not configs:
             return set()
         gpus = self._inventory.look(self._held())
-        self._tell_changes(gpus)
         self._gpus, self._expected = gpus, self._expected_of(gpus)
-        self._tiers.take(self._choices(gpus))
+        self._limited = self._limited_of(gpus)
+        seen = [self._withheld(gpu) for gpu in gpus]
+        self._tell_changes(seen)
         changed: set[str] = set()
-        for pool, mine in self._by_pool(gpus):
+        for pool, mine in self._by_pool(seen):
             if pool.mode == "replicas":
                 changed |= self._update_replicas(pool, mine)
             else:
@@ -144,7 +143,7 @@ class GpuPools:
             if row.ids and row.resource in self._shares
         )
         if not self._adopted:
-            self._groups |= self._left_over({row.uid for row in rows if row.uid})
+            self._groups |= self._left_over()
         self._adopted = True
 
     def with_room(self) -> list[str]:
@@ -163,14 +162,23 @@ class GpuPools:
             left = [gpu for gpu in left if gpu not in mine]
             yield config, mine
 
-    def _choices(self, gpus: Sequence[NodeGPU]) -> dict[str, TieredGPU]:
-        """What keeps the limits on each GPU that is given in parts, by address."""
-        parts, binding = self._giver.parts, self._giver.binding
+    def _limited_of(self, gpus: Sequence[NodeGPU]) -> dict[str, LimitedGPU]:
+        """The GPUs that are given in parts, by address."""
+        obstacle = self._giver.parts.obstacle
         return {
-            gpu.gpu.address: chosen(gpu, config, self._limits, parts, binding)
+            gpu.gpu.address: LimitedGPU(
+                uuid=gpu.gpu.uuid, minor=gpu.minor, obstacle=obstacle(config.driver_mount)
+            )
             for config, mine in self._by_pool(gpus)
             for gpu in (mine if config.mode != "replicas" else ())
         }
+
+    def _withheld(self, gpu: NodeGPU) -> NodeGPU:
+        """The GPU, with a fault if its limits cannot be kept."""
+        limited = self._limited.get(gpu.gpu.address)
+        if gpu.fault is not None or limited is None or limited.obstacle is None:
+            return gpu
+        return replace(gpu, fault=NOT_KEPT + limited.obstacle)
 
     def _configure(self, configs: Sequence[GpuPoolConfig]) -> None:
         """Have a service for each resource of these pools. One that stays is kept."""
@@ -209,12 +217,7 @@ class GpuPools:
 
     def _update_shares(self, config: GpuPoolConfig, gpus: Sequence[NodeGPU]) -> set[str]:
         pool = self._pools[config.resources]
-        tiered = self._tiers.chosen
-        pool.update(
-            config,
-            [withheld(gpu, tiered[gpu.gpu.address]) for gpu in gpus],
-            {address: of.choice.tier for address, of in tiered.items()},
-        )
+        pool.update(config, gpus)
         self._tell(", ".join(config.resources), pool.problem if gpus else NOTHING)
         return {name for name in config.resources if self._shares[name].update(self._expected)}
 
@@ -227,10 +230,9 @@ class GpuPools:
         """
         if time.monotonic() >= self._began + GRACE:
             return frozenset()
-        choices = self._choices(gpus)
-        withheld_now = (address for address, of in choices.items() if of.choice.unhealthy)
+        withheld = (address for address, of in self._limited_of(gpus).items() if of.obstacle)
         never = (gpu.gpu.address for gpu in gpus if not self._inventory.was_ready(gpu.gpu))
-        return frozenset((*never, *withheld_now))
+        return frozenset((*never, *withheld))
 
     def _held(self) -> list[GPU]:
         given = (allocation.gpu for allocation in self._ledger.allocations())
@@ -246,15 +248,10 @@ class GpuPools:
         named = ((gpu.group, group_of(resource, gpu.slot)) for resource, gpu in given if gpu.slot)
         return frozenset(filter(None, chain.from_iterable(named)))
 
-    def _left_over(self, pods: Collection[str]) -> set[str]:
-        """The groups of an earlier agent, which may have been killed before it removed them.
-
-        Not those of `pods`, by their UIDs: the kubelet may know more of them than the ledger does.
-        """
+    def _left_over(self) -> set[str]:
+        """The groups of an earlier agent, which may have been killed before it removed them."""
         groups = self._giver.parts.groups
-        names = groups.names() if groups is not None else []
-        of_pods = tuple(pod_group(uid, "") for uid in pods)
-        return {name for name in names if not name.startswith(of_pods)}
+        return set(groups.names()) if groups is not None else set()
 
     def _remove_gone(self) -> None:
         """Remove the groups and CDI files of containers that are gone."""
@@ -274,9 +271,9 @@ class GpuPools:
                     _log.warning("%s: cannot be removed: %s", group, error)
 
     def _tell_changes(self, gpus: Sequence[NodeGPU]) -> None:
-        before = {gpu.gpu.address: gpu.fault for gpu in self._gpus}
+        before, self._faults = self._faults, {gpu.gpu.address: gpu.fault for gpu in gpus}
         for gpu in gpus:
-            if gpu.gpu.address not in before or before[gpu.gpu.address] != gpu.fault:
+            if before.get(gpu.gpu.address, "") != gpu.fault:
                 level = logging.INFO if gpu.fault is None else logging.WARNING
                 _log.log(level, "%s (%s): %s", gpu.name, gpu.gpu.address, gpu.fault or "healthy")
 

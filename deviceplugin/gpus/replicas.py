@@ -28,9 +28,6 @@ from gpu import nodes
 from gpu.inventory import NodeGPU
 from host.errors import HostError
 
-VISIBLE = "NVIDIA_VISIBLE_DEVICES"
-"""By this variable NVIDIA's runtime knows which GPUs a container gets."""
-
 _log = logging.getLogger(__name__)
 
 
@@ -105,11 +102,7 @@ class ReplicaService:
         return preferred.together(of, available, must_include, size, held, spread=spread)
 
     def allocate(self, ids: list[str]) -> v1beta1_pb2.ContainerAllocateResponse:
-        """The nodes of the ids' GPUs, each once; or their UUIDs, for NVIDIA's runtime.
-
-        They are on disk before this returns.
-        """
-        config = self._config
+        """The nodes of the ids' GPUs, each once. They are on disk before this returns."""
         gpus = self._checked(ids)
         try:
             given = nodes.of_gpus(self._paths, {gpu.minor for gpu in gpus.values()})
@@ -127,10 +120,7 @@ class ReplicaService:
             ) from None
         self._allocated()
         _log.info("%s: %s allocated", self.name, ", ".join(sorted(ids)))
-        if config.inject == "nvidia-runtime":
-            uuids = sorted({gpu.gpu.uuid for gpu in gpus.values()})
-            return answer.response(variables={VISIBLE: ",".join(uuids)})
-        return answer.response(given, config.driver_mount)
+        return answer.response(given, self._config.driver_mount)
 
     def pre_start(self, ids: list[str]) -> None:
         """Do nothing: Allocate has given the nodes."""
@@ -158,8 +148,6 @@ class ReplicaService:
         for device_id in ids:
             if fault := known[device_id].fault:
                 raise self._refusal(device_id, f"its GPU is unhealthy: {fault}")
-            if self._config.inject == "nvidia-runtime" and not known[device_id].gpu.uuid:
-                raise self._refusal(device_id, "its GPU has no UUID yet, by which it would be told")
         most = self._config.most
         if most and len(ids) > most:
             raise self._refusal(

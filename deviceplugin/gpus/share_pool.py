@@ -14,9 +14,7 @@ from deviceplugin.ledger import Ledger
 from deviceplugin.pools.gpu_pool import GpuPoolConfig, Shape
 from gpu.inventory import NodeGPU
 from gpu.placement import WHOLE, Share
-from gpu.tiers import Tier
 
-NO_TIERS: Mapping[str, Tier] = {}
 _SHORT = len("GPU-12345678")
 
 
@@ -72,16 +70,9 @@ class SharePool:
         self.config = GpuPoolConfig()
         self.gpus: Mapping[str, SharedGPU] = {}  # by address, all whose memory is known
         self.problem: str | None = None
-        self._tiers: Mapping[str, Tier] = {}
 
-    def update(
-        self,
-        config: GpuPoolConfig,
-        nodes: Sequence[NodeGPU],
-        tiers: Mapping[str, Tier] = NO_TIERS,
-    ) -> None:
-        """Replace the configuration, the GPUs, and by their address what keeps their limits."""
-        self._tiers = tiers
+    def update(self, config: GpuPoolConfig, nodes: Sequence[NodeGPU]) -> None:
+        """Replace the configuration and the GPUs."""
         self.config, self.gpus = config, shared_gpus(config, nodes)
         unknown = [node.name for node in nodes if node.gpu.address not in self.gpus]
         self.problem = None
@@ -90,10 +81,6 @@ class SharePool:
                 f"{', '.join(unknown)}: how much memory it has is not known, so it is not "
                 "offered: NVML tells the agent; or write `memory` into the pool"
             )
-
-    def tier(self, address: str) -> Tier:
-        """What keeps the limits of new containers on a GPU."""
-        return self._tiers.get(address, "none")
 
     def free(self, without: Collection[AllocationKey] = ()) -> dict[str, Share]:
         """What is free of each healthy GPU, by address; allocations in `without` do not count."""

@@ -18,7 +18,7 @@ from base.types import DeviceId
 from deviceplugin.api import v1beta1_pb2
 from deviceplugin.checkpoint import AllocatedGPU, AllocationKey
 from deviceplugin.gpus import preferred
-from deviceplugin.gpus.given import Giver
+from deviceplugin.gpus.given import Giver, group_of
 from deviceplugin.gpus.near import Nearness
 from deviceplugin.gpus.records import adopted
 from deviceplugin.gpus.replicas import numa
@@ -28,7 +28,6 @@ from deviceplugin.kubelet.records import PodDevices
 from deviceplugin.kubelet.server import Listing, Rejected
 from gpu.group_limits import Limit
 from gpu.placement import Share, choose
-from gpu.tiers import BY_CDI
 
 _log = logging.getLogger(__name__)
 
@@ -188,7 +187,7 @@ class ShareService:
     def _check_context(self, gpu: SharedGPU | None, wanted: Share) -> None:
         """Refuse a limit within which no program could begin to use CUDA."""
         reserve, unit = self._giver.context_reserve, self.kind.share.memory
-        if gpu is None or self.pool.tier(gpu.address) == "none" or wanted.memory > reserve:
+        if gpu is None or wanted.memory > reserve:
             return
         raise self._refusal(
             f"{wanted.memory >> 20} MiB",
@@ -260,14 +259,13 @@ class ShareService:
             minor=gpu.node.minor if gpu is not None else -1,
             memory_bytes=self.kind.share.memory,
             compute_share=self.kind.share.compute / 100,
-            tier=self.pool.tier(gpu.address) if gpu is not None else "none",
             slot=ids[0] if gpu is not None else "",
             cdi=gpu is not None and self._giver.binding == "start",
         )
 
     def _limit(self, uuid: str, wanted: Share) -> Limit:
         share = wanted.compute / 100 or 1.0  # without time, it is not limited
-        return Limit(uuid, wanted.memory, share, elastic=self.pool.config.elastic)
+        return Limit(uuid, wanted.memory, share)
 
     def _recorded(
         self, row: PodDevices, ids: Sequence[DeviceId], rows: Sequence[PodDevices]
@@ -290,16 +288,15 @@ class ShareService:
         )
         slot, has_slot = min(main.ids), bool(self.kind.share.memory)
         started = self._giver.started(main.resource, slot)
-        minors = set(main.gpus) or started.minors
+        minors = set(main.gpus) or started
         gpus = self.pool.gpus.values()
         by_node = (gpu for gpu in gpus if gpu.node.minor in minors)
         by_name = (gpu for gpu in gpus if slot.startswith((f"{gpu.uuid}_", f"{gpu.short}.")))
         gpu = next(chain(by_node, by_name), self._gpus[ids[0]])
-        made, cdi = self._given(ids, gpu), has_slot and bool(main.cdi or started.minors)
+        made, cdi = self._given(ids, gpu), has_slot and bool(main.cdi or started)
         return replace(
             made,
-            tier="shim" if made.tier in BY_CDI and not cdi else made.tier,
-            group=started.group,
+            group=group_of(main.resource, slot),
             slot=slot if has_slot else "",
             cdi=cdi,
         )

@@ -12,13 +12,12 @@ Source: Container Device Interface, SPEC.md.
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
 from base import decoding, files
 from base.paths import Paths
-from gpu.container_edits import OciHook
 from gpu.driver_files import SharedFile
 from gpu.nodes import GpuNode
 
@@ -27,14 +26,8 @@ class _SlotNode(msgspec.Struct):
     path: str = ""
 
 
-class _SlotMount(msgspec.Struct):
-    hostPath: str = ""
-    containerPath: str = ""
-
-
 class _SlotEdits(msgspec.Struct):
     deviceNodes: list[_SlotNode] = []
-    mounts: list[_SlotMount] = []
 
 
 class _SlotDevice(msgspec.Struct):
@@ -43,13 +36,6 @@ class _SlotDevice(msgspec.Struct):
 
 class _SlotFile(msgspec.Struct):
     devices: list[_SlotDevice] = []
-
-
-class WrittenSlot(NamedTuple):
-    """What a slot's file gives to a container."""
-
-    minors: frozenset[int]  # N of each /dev/nvidiaN
-    mounts: tuple[tuple[str, str], ...]  # paths of the host and of the container
 
 
 KIND = "podfabric.io/gpu"
@@ -74,7 +60,6 @@ def write(
     nodes: Sequence[GpuNode],
     mounts: Sequence[SharedFile] = (),
     variables: Mapping[str, str] = {},
-    hooks: Sequence[OciHook] = (),
 ) -> None:
     """Write the file of a slot if it differs. A reader sees the old or the new. Raises OSError."""
     edits: dict[str, Any] = {
@@ -104,8 +89,6 @@ def write(
         ]
     if variables:
         edits["env"] = [f"{name}={value}" for name, value in sorted(variables.items())]
-    if hooks:
-        edits["hooks"] = hooks
     document = {
         "cdiVersion": VERSION,
         "kind": KIND,
@@ -121,18 +104,15 @@ def write(
     files.write_atomically(file, content, 0o644, durable=False)
 
 
-def read(paths: Paths, slot: str) -> WrittenSlot:
-    """What the file of a slot gives: nothing if the file is missing or damaged."""
+def read(paths: Paths, slot: str) -> frozenset[int]:
+    """N of each /dev/nvidiaN in the file of a slot: none if the file is missing or damaged."""
     try:
         file = decoding.decode(path(paths, slot).read_bytes(), _SlotFile)
     except (OSError, msgspec.MsgspecError):
-        return WrittenSlot(frozenset(), ())
+        return frozenset()
     edits = [device.containerEdits for device in file.devices]
     nodes = (node.path.removeprefix("/dev/nvidia") for each in edits for node in each.deviceNodes)
-    return WrittenSlot(
-        frozenset(int(name) for name in nodes if name.isdecimal()),
-        tuple((mount.hostPath, mount.containerPath) for each in edits for mount in each.mounts),
-    )
+    return frozenset(int(name) for name in nodes if name.isdecimal())
 
 
 def remove(paths: Paths, slot: str) -> None:

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from base.paths import Paths
 from deviceplugin.checkpoint import AllocatedGPU, Allocation, AllocationKey
-from deviceplugin.gpus.given import POD, Giver, group_of, pod_group
+from deviceplugin.gpus.given import Giver, group_of
 from deviceplugin.gpus.holders import Holders
 from deviceplugin.gpus.near import Nearness
 from deviceplugin.gpus.share_pool import SharedGPU, SharePool, percents
@@ -24,7 +24,6 @@ from deviceplugin.kubelet.server import Rejected
 from deviceplugin.ledger import Ledger
 from gpu.group_limits import Limit
 from gpu.placement import Share, choose
-from gpu.tiers import BY_CDI
 
 ASK_KUBELET = 5.0  # seconds, of the 30 that the kubelet waits
 
@@ -62,25 +61,8 @@ class Starter:
                     f"{rows[0].container} asks for {resource} alone, which is time of a GPU: ask "
                     f"for {pool.config.memory_resource} too"
                 )
-            uid = self._pod(rows) if _is_of_pod(pool, held, memory) else ""
-            chosen = self._choose(pool, held, memory, self._near.hcas(rows), uid)
-            self._write(pool, chosen, held, memory, rows, uid)
-
-    def _pod(self, rows: Sequence[PodDevices]) -> str:
-        """The UID of the container's pod. Raises Rejected."""
-        uid = self._holders.pod(rows).uid
-        if not uid:
-            raise Rejected(
-                grpc.StatusCode.UNAVAILABLE,
-                f"the kubelet's checkpoint in {self._paths.device_plugins} does not say whose "
-                "container starts, which scope: pod needs (the kubelet tries again)",
-            )
-        return uid
-
-    def _of_pod(self, uid: str) -> set[str]:
-        """The addresses of the GPUs that started containers of a pod have."""
-        gpus = (entry.gpu for entry in self._ledger.allocations() if entry.gpu is not None)
-        return {gpu.bdf for gpu in gpus if gpu.group == pod_group(uid, gpu.uuid)}
+            chosen = self._choose(pool, held, memory, self._near.hcas(rows))
+            self._write(pool, chosen, held, memory, rows)
 
     def _container(self, resource: str, ids: Sequence[str]) -> list[PodDevices]:
         """All rows of the container that has exactly these ids of the resource.
@@ -145,14 +127,12 @@ class Starter:
         held: Mapping[AllocationKey, Allocation],
         memory: Mapping[AllocationKey, Allocation],
         hcas: Sequence[str],
-        uid: str,
     ) -> SharedGPU:
         """The GPU of the container. Raises Rejected.
 
         Before the first start of a container with a CDI name, it is the nearest to its HCAs that
-        has room; with limits of a pod (`uid`), one that the pod has is preferred. That may be
-        another one than its pod's init container had, which has ended. Otherwise it is the one that
-        Allocate, or an earlier start, chose.
+        has room. That may be another one than its pod's init container had, which has ended.
+        Otherwise it is the one that Allocate, or an earlier start, chose.
         """
         wanted = Share(
             sum(_gpu(entry).memory_bytes for entry in held.values()),
@@ -164,12 +144,7 @@ class Starter:
         if recorded.cdi and not _has_started(held):
             spread = pool.config.placement == "spread"
             costs = self._near.costs(free, hcas)
-            shared = {bdf: free[bdf] for bdf in self._of_pod(uid) & free.keys()} if uid else {}
-            own = (
-                choose(shared, wanted, spread=spread, costs=costs)
-                or choose(free, wanted, spread=spread, costs=costs)
-                or own
-            )
+            own = choose(free, wanted, spread=spread, costs=costs) or own
         if own in free and free[own].holds(wanted):
             chosen = pool.gpus[own]
             if not recorded.cdi and chosen.node.minor != recorded.minor:
@@ -191,40 +166,27 @@ class Starter:
         held: Mapping[AllocationKey, Allocation],
         memory: Mapping[AllocationKey, Allocation],
         rows: Sequence[PodDevices],
-        uid: str,
     ) -> None:
         """Write the ledger, then the limits. After a kill between them the kubelet calls again."""
-        resource, recorded = next(iter(memory))[0], _gpu(next(iter(memory.values())))
+        resource = next(iter(memory))[0]
         slot = min(device_id for _, device_id in memory)
-        group = pod_group(uid, chosen.uuid) if uid else group_of(resource, slot)
+        group = group_of(resource, slot)
         self._holders.starts(group, rows)
-        # One with nodes has the mounts that Allocate answered with, or none.
-        tier = pool.tier(chosen.address) if recorded.cdi else recorded.tier
-        if uid and tier in BY_CDI:  # since a change of the settings: that limits each container
-            tier = "shim"
         bound = {
             key: replace(
                 _gpu(entry),
                 uuid=chosen.uuid,
                 bdf=chosen.address,
                 minor=chosen.node.minor,
-                tier=tier,
                 group=group,
             )
             for key, entry in held.items()
         }
-        others = [
-            entry.gpu
-            for entry in self._ledger.allocations()
-            if entry.gpu is not None and entry.gpu.group == group and entry.key not in bound
-        ]
-        together = [*bound.values(), *(others if uid else ())]
-        share = sum(percents(gpu) for gpu in together)
+        share = sum(percents(gpu) for gpu in bound.values())
         limit = Limit(
             chosen.uuid,
-            sum(gpu.memory_bytes for gpu in together),
+            sum(gpu.memory_bytes for gpu in bound.values()),
             share / 100 if share else 1.0,  # without time, it is not limited
-            elastic=pool.config.elastic,
         )
         try:
             self._ledger.bind(bound)
@@ -251,18 +213,6 @@ def _check_one_slot(pool: SharePool, held: Collection[AllocationKey]) -> None:
 def _has_started(held: Mapping[AllocationKey, Allocation]) -> bool:
     """Whether the container has started before: with some of its ids an init container may have."""
     return all(_gpu(entry).group for entry in held.values())
-
-
-def _is_of_pod(
-    pool: SharePool,
-    held: Mapping[AllocationKey, Allocation],
-    memory: Mapping[AllocationKey, Allocation],
-) -> bool:
-    """Whether the container shares its limit with its pod. One that started keeps what it has."""
-    recorded = _gpu(next(iter(memory.values())))
-    if recorded.cdi and not _has_started(held):
-        return pool.config.scope == "pod"
-    return recorded.group.startswith(POD)
 
 
 def _gpu(entry: Allocation) -> AllocatedGPU:

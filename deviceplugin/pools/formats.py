@@ -148,7 +148,6 @@ def _read(document: object, name: str, prefix: str) -> DevicePluginConfig:
     problem = (
         config.together_problem(pools)
         or gpu_formats.together_problem(gpus, [pool.resource for pool in pools])
-        or gpu_formats.binding_problem(gpus, settings.get("gpu_binding", "admission"))
         or gpu_limits.clash(gpus, limits)
     )
     if problem:

@@ -16,15 +16,11 @@ from base.documents import DocumentError
 from deviceplugin.pools import config
 from deviceplugin.pools.config import Placement
 from deviceplugin.pools.gpu_pool import (
-    ComputePolicy,
-    DriverMount,
-    GpuBinding,
     GpuMode,
     GpuPoolConfig,
-    Injection,
-    LimitScope,
     Shape,
 )
+from gpu.driver_files import SharedFile
 from host import gpus, pci
 
 SMALLEST = 256 << 20  # bytes: smaller units would be more ids than a kubelet accepts
@@ -48,10 +44,7 @@ KEYS: Mapping[str, object] = {
     "reserve": object,
     "memory": object,
     "driverMount": object,
-    "computePolicy": ComputePolicy,
-    "scope": LimitScope,
     "compat": Literal["alnair"],
-    "inject": Injection,
 }
 _ONLY_OF: Mapping[str, tuple[GpuMode, ...]] = {
     "name": ("replicas",),
@@ -62,8 +55,6 @@ _ONLY_OF: Mapping[str, tuple[GpuMode, ...]] = {
     "unit": ("units",),
     "reserve": ("slices", "units"),
     "memory": ("slices", "units"),
-    "computePolicy": ("slices", "units"),
-    "scope": ("slices", "units"),
     "compat": ("units",),
 }
 
@@ -86,20 +77,6 @@ def together_problem(pools: Sequence[GpuPoolConfig], others: Iterable[str]) -> s
     return None
 
 
-def binding_problem(pools: Sequence[GpuPoolConfig], binding: GpuBinding) -> str | None:
-    """Why pools need that GPUs are chosen when containers start; None if they do not.
-
-    No kubelet says at the admission of a container whose it is.
-    """
-    for number, pool in enumerate(pools):
-        if pool.scope == "pod" and binding != "start":
-            return (
-                f"gpus[{number}].scope: pod: a container's pod is known when it starts: write "
-                "devices: {gpuBinding: start}"
-            )
-    return None
-
-
 def _pool(value: object, where: str) -> GpuPoolConfig:
     values = documents.fields(value, KEYS, where)
     mode: GpuMode = values.pop("mode", "slices")
@@ -114,32 +91,15 @@ def _pool(value: object, where: str) -> GpuPoolConfig:
         "most": values.get("maxPerContainer", 0),
         "devices": _devices(values.get("devices", ()), f"{where}.devices"),
     }
-    for key, field in (("computePolicy", "compute_policy"), ("scope", "scope")):
-        if key in values:
-            fields[field] = values[key]
     if "driverMount" in values:
         fields["driver_mount"] = driver_mount(values["driverMount"], f"{where}.driverMount")
-    fields["inject"] = values.get("inject", "nodes")
-    if fields["inject"] == "nvidia-runtime":
-        _check_runtime(mode, values, f"{where}.inject: nvidia-runtime")
     for key in ("reserve", "memory"):
         if key in values:
             fields[key] = amount(values[key], f"{where}.{key}")
     return GpuPoolConfig(**fields, **_OF_MODE[mode](values, where))
 
 
-def _check_runtime(mode: GpuMode, values: Mapping[str, Any], where: str) -> None:
-    """Whether NVIDIA's runtime may give what the pool gives. Raises DocumentError."""
-    if mode != "replicas":
-        raise DocumentError(
-            f"{where}: in mode {mode} that runtime would lay the driver over the libraries that "
-            "keep limits: remove it, or use mode replicas"
-        )
-    if "driverMount" in values:
-        raise DocumentError(f"{where}: that runtime mounts the driver itself: remove driverMount")
-
-
-def driver_mount(value: object, where: str) -> DriverMount:
+def driver_mount(value: object, where: str) -> SharedFile:
     """A `driverMount`. Raises DocumentError."""
     fields = documents.fields(value, _MOUNT, where)
     for key in _MOUNT:
@@ -149,7 +109,8 @@ def driver_mount(value: object, where: str) -> DriverMount:
                 f"{where}.{key}: {documents.shown(fields.get(key, ''))}: expected the path of a "
                 'directory, from "/" on and without ".."'
             )
-    return DriverMount(**{key: str(PurePosixPath(fields[key])) for key in _MOUNT})
+    host, container = (str(PurePosixPath(fields[key])) for key in ("host", "container"))
+    return SharedFile(host, container)
 
 
 def _of_replicas(values: Mapping[str, Any], where: str) -> dict[str, Any]:

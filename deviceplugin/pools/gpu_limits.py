@@ -16,16 +16,12 @@ from gpu.settings import (
     ExternalMemory,
     GpuLimitSettings,
     ManagedMemory,
-    MpsDirectories,
     OnError,
     UnknownVersion,
 )
-from gpu.tiers import STRONGEST_FIRST, Tier
 
 PART = "gpuLimits"
 KEYS: Mapping[str, object] = {
-    "enforce": tuple[Tier, ...],
-    "require": Tier,
     "driverRoot": str,
     "onOveruse": Action,
     "killUnaccounted": bool,
@@ -34,12 +30,9 @@ KEYS: Mapping[str, object] = {
     "external": ExternalMemory,
     "unknown": UnknownVersion,
     "onError": OnError,
-    "maskCompat": bool,
     "compat": object,
-    "mps": object,
 }
 _COMPAT = {"metrics": tuple[Literal["alnair"], ...]}
-_MPS = {"pipes": str, "shm": str}
 
 
 def parse(value: object, where: str) -> GpuLimitSettings:
@@ -47,15 +40,12 @@ def parse(value: object, where: str) -> GpuLimitSettings:
     values = documents.fields(value, KEYS, where)
     fields: dict[str, Any] = {}
     for key, field in (
-        ("enforce", "enforce"),
-        ("require", "require"),
         ("onOveruse", "on_overuse"),
         ("killUnaccounted", "kill_unaccounted"),
         ("managed", "managed"),
         ("external", "external"),
         ("unknown", "unknown"),
         ("onError", "on_error"),
-        ("maskCompat", "mask_compat"),
     ):
         if key in values:
             fields[field] = values[key]
@@ -66,29 +56,16 @@ def parse(value: object, where: str) -> GpuLimitSettings:
     if "compat" in values:
         compat = documents.fields(values["compat"], _COMPAT, f"{where}.compat")
         fields["alnair_metrics"] = "alnair" in compat.get("metrics", ())
-    if "mps" in values:
-        fields["mps"] = _mps(values["mps"], f"{where}.mps")
-    settings = GpuLimitSettings(**fields)
-    _check_tiers(settings, where)
-    return settings
+    return GpuLimitSettings(**fields)
 
 
 def clash(pools: Sequence[GpuPoolConfig], limits: GpuLimitSettings) -> str | None:
-    """Why limits could not be kept, or no container start a program that uses CUDA; None if not.
+    """Why no container could start a program that uses CUDA; None if some can.
 
     The first context on a GPU is charged with the reserve until the agent has measured it, so a
     limit must be above that. In mode units a container may ask for several units, so that is
     checked when it is admitted.
     """
-    for number, pool in enumerate(pools):
-        for tier in ("kernel", "mps") if pool.scope == "pod" else ():
-            if tier in limits.enforce:
-                return (
-                    f"gpus[{number}].scope: pod: the tier {tier} limits each container by itself: "
-                    f"remove {tier} from {PART}.enforce"
-                )
-    if not {"kernel", "mps", "shim"}.intersection(limits.enforce):
-        return None
     for number, pool in enumerate(pools):
         for n, shape in enumerate(pool.shapes if pool.mode == "slices" else ()):
             if shape.memory <= limits.context_reserve:
@@ -100,14 +77,6 @@ def clash(pools: Sequence[GpuPoolConfig], limits: GpuLimitSettings) -> str | Non
     return None
 
 
-def _mps(value: object, where: str) -> MpsDirectories:
-    directories = documents.fields(value, _MPS, where)
-    for key in _MPS:
-        if key not in directories:
-            raise DocumentError(f"{where}.{key}: is missing: write a directory of the host")
-    return MpsDirectories(**{key: _root(directories[key], f"{where}.{key}") for key in _MPS})
-
-
 def _root(text: str, where: str) -> Path:
     path = PurePosixPath(text)
     if not path.is_absolute() or ".." in path.parts:
@@ -116,19 +85,3 @@ def _root(text: str, where: str) -> Path:
             '"/" on and without ".."'
         )
     return Path(path)
-
-
-def _check_tiers(settings: GpuLimitSettings, where: str) -> None:
-    if "mps" in settings.enforce and settings.mps is None:
-        raise DocumentError(
-            f"{where}.enforce: mps: write {where.rpartition(' ')[2]}.mps too, with the directories "
-            "of MPS' control daemon: {pipes: /tmp/nvidia-mps, shm: /dev/shm}"
-        )
-    required = STRONGEST_FIRST.index(settings.require)
-    enough = STRONGEST_FIRST[: required + 1]
-    if settings.require != "none" and not set(enough).intersection(settings.enforce):
-        raise DocumentError(
-            f"{where}.require: {settings.require}: {where.rpartition(' ')[2]}.enforce allows "
-            f"{', '.join(settings.enforce) or 'nothing'}, so no GPU would be given: add one of "
-            f"{', '.join(enough)} to it, or require none"
-        )

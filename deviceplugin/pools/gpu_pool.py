@@ -4,23 +4,13 @@ from typing import Literal
 
 import msgspec
 
+from gpu.driver_files import SharedFile
 from host.gpus import GPU
 
 GpuBinding = Literal["admission", "start"]
-ComputePolicy = Literal["fixed", "elastic"]
-LimitScope = Literal["container", "pod"]
 GpuMode = Literal["replicas", "slices", "units"]
-Injection = Literal["nodes", "nvidia-runtime"]
-"""Who gives a container the GPU's nodes and the driver: the answer of Allocate, or its runtime."""
 
 RESERVE = 256 << 20  # bytes of each GPU that no container is given
-
-
-class DriverMount(msgspec.Struct, frozen=True, kw_only=True):
-    """A directory of the host with the driver's libraries, which containers see read-only."""
-
-    host: str
-    container: str
 
 
 class Shape(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,11 +36,8 @@ class GpuPoolConfig(msgspec.Struct, frozen=True, kw_only=True):
     most: int = 0  # ids of one resource in a container; 0: any number
     reserve: int = RESERVE  # bytes of each GPU that no container is given
     memory: int = 0  # bytes of each GPU, in place of what NVML reports; 0: NVML is asked
-    driver_mount: DriverMount | None = None
-    compute_policy: ComputePolicy = "fixed"  # "elastic": what others leave of a GPU's time, too
-    scope: LimitScope = "container"  # "pod": all of a pod's containers on a GPU share one limit
+    driver_mount: SharedFile | None = None  # the driver's libraries, which containers see
     compat: Literal["alnair"] | None = None  # mode "units": whose variables containers have, too
-    inject: Injection = "nodes"  # mode "replicas"
 
     @property
     def resources(self) -> tuple[str, ...]:
@@ -60,11 +47,6 @@ class GpuPoolConfig(msgspec.Struct, frozen=True, kw_only=True):
         if self.mode == "slices":
             return tuple(shape.resource for shape in self.shapes)
         return (self.memory_resource, self.compute_resource)
-
-    @property
-    def elastic(self) -> bool:
-        """Whether containers may also use the time of a GPU that others leave."""
-        return self.compute_policy == "elastic"
 
     def selects(self, gpu: GPU) -> bool:
         """Whether the pool may have that GPU."""

@@ -1,6 +1,6 @@
 /*
  * The two files that the agent and the shims of a group of containers share, and the messages of
- * the agent's socket. A group is one container, or all containers of a pod that hold the same GPUs.
+ * the agent's socket. A group is the processes of one container.
  *
  *   limits  The agent writes, the containers read (a read-only mount): what each GPU is limited to,
  *           and what the agent knows of each process.
@@ -64,8 +64,8 @@ struct pf_gpu_limit {
     uint64_t most_debt_ns;  /* `tat` is at most so far in the future */
     uint32_t share;         /* of the GPU's time, in 1/10000; 10000: launches are not delayed */
     uint32_t kappa;         /* what estimated costs are multiplied with: 16.16 fixed point */
-    uint32_t allocated;     /* for the agent: the share that was allocated, as `share`, which may be more
-                               for a while (elastic) or less (over-use); 0: as `share` */
+    uint32_t allocated;     /* for the agent: the share that was allocated, as `share`, which is less
+                               while over-use is held against the group; 0: as `share` */
     uint32_t reserved_share; /* 0 */
     int64_t settled_ns;     /* GPU time that the group owes beside what its launches paid for, since the
                                files were made; negative: less. A change moves `tat` once */

@@ -29,7 +29,6 @@ CONTROLLERS = (
 NO_POLICIES = ("--set", "policy.enabled=false")
 PER_NODE = ("--set", "ipam.scope=node", *NO_POLICIES)
 PARTS_OF_GPUS = ("--set-json", 'config.gpus=[{"mode":"replicas"},{"mode":"units"}]')
-KERNEL_TIER = (*PARTS_OF_GPUS, "--set-json", 'config.gpuLimits={"enforce":["kernel","shim"]}')
 WHOLE_GPUS = ("--set-json", 'config.gpus=[{"mode":"replicas","name":"a/b","replicas":2}]')
 
 
@@ -247,11 +246,9 @@ def test_every_mount_is_in_install_md_and_every_volume_is_mounted() -> None:
     section = (CHECKOUT / "docs/install.md").read_text().partition("## What the agent's pod has")[2]
     row = re.compile(r"^\| `(/[^`]*)` \| (read|write) \|", re.MULTILINE)
     every, _, of_gpus = section.partition("### With parts of GPUs")
-    of_gpus, _, of_kernel = of_gpus.partition("#### With the tier kernel")
     for values, listed in (
         ((), every),
         (PARTS_OF_GPUS, every + of_gpus),
-        (KERNEL_TIER, every + of_gpus + of_kernel),
     ):
         pod = _pod(_objects(*values))
         host = {
@@ -293,16 +290,6 @@ def test_parts_of_gpus_need_the_hosts_pids_and_the_driver_and_no_other_pool_does
         "readOnly": True,
         "mountPropagation": "HostToContainer",
     }
-
-
-def test_the_pipes_of_mps_are_seen_where_the_drivers_root_is_elsewhere() -> None:
-    mps = {"mps": {"pipes": "/tmp/nvidia-mps", "shm": "/dev/shm"}}
-    for root, seen in (("/", False), ("/run/nvidia/driver", True)):
-        limits = json.dumps({**mps, "driverRoot": root})
-        pod = _pod(_objects(*PARTS_OF_GPUS, "--set-json", f"config.gpuLimits={limits}"))
-        paths = {mount["mountPath"] for mount in pod["containers"][0]["volumeMounts"]}
-        assert ("/host/root/tmp/nvidia-mps" in paths) is seen
-        assert any(volume["name"] == "mps" for volume in pod["volumes"]) is seen
 
 
 def test_nvidias_runtime_lets_the_agent_ask_the_driver() -> None:
@@ -367,7 +354,7 @@ def test_configuration_comes_to_the_nodes_as_it_is_written() -> None:
     written = yaml.safe_load(objects["ConfigMap", "podfabric"]["data"]["config.yaml"])
     values = yaml.safe_load((CHART / "values.yaml").read_text())["ipam"]
     assert values["scope"] == "cluster"
-    for key in ("nv_ipam", "nv_ipam_namespace"):  # what is not followed
+    for key in ("whereabouts", "nv_ipam", "nv_ipam_namespace"):  # not for agents, or not followed
         values.pop(key, None)
     assert scope.of(values, "values.yaml").scope == "cluster"  # an agent can read it
     assert written == {**config, "ipam": values, "policy": {"cluster": True}}
@@ -395,10 +382,9 @@ def test_what_agents_read_at_their_start_only_replaces_them() -> None:
     of_gpus = {key for _, key in gpu_limits.AT_START_ONLY}
     assert of_gpus == {
         *("compat.metrics", "contextReserve", "driverRoot", "killUnaccounted", "onOveruse"),
-        *("external", "managed", "maskCompat", "mps", "onError", "unknown"),
+        *("external", "managed", "onError", "unknown"),
     }
     assert _replaced_by('config.gpuLimits.onOveruse="kill"')
-    assert not _replaced_by('config.gpuLimits.require="none"')
 
 
 def test_the_controller_alone_may_touch_whereabouts_objects_where_it_is_to_look_there() -> None:
@@ -617,25 +603,17 @@ def test_custodians_overlay_is_the_charts_custodian() -> None:
 
 
 @pytest.mark.parametrize("folder", ["base", "openshift"])
-@pytest.mark.parametrize(
-    ("components", "values"),
-    [(("gpus",), PARTS_OF_GPUS), (("gpus", "gpus-kernel-tier"), KERNEL_TIER)],
-    ids=["gpus", "kernel"],
-)
-def test_components_for_gpus_add_what_the_chart_adds(
-    folder: str, components: tuple[str, ...], values: tuple[str, ...], tmp_path: Path
-) -> None:
-    for component in components:
-        (tmp_path / component).mkdir()
-        added = (KUSTOMIZE / component / "kustomization.yaml").read_text()
-        (tmp_path / component / "kustomization.yaml").write_text(added)
+def test_the_component_for_gpus_adds_what_the_chart_adds(folder: str, tmp_path: Path) -> None:
+    (tmp_path / "gpus").mkdir()
+    added = (KUSTOMIZE / "gpus/kustomization.yaml").read_text()
+    (tmp_path / "gpus/kustomization.yaml").write_text(added)
     objects = _kustomize(KUSTOMIZE / folder)
     (tmp_path / "objects.yaml").write_text(yaml.safe_dump_all(objects.values()))
     (tmp_path / "kustomization.yaml").write_text(
-        yaml.safe_dump({"resources": ["objects.yaml"], "components": list(components)})
+        yaml.safe_dump({"resources": ["objects.yaml"], "components": ["gpus"]})
     )
     ours = _kustomize(tmp_path)
-    charts = _objects(*(OPENSHIFT if folder == "openshift" else ()), *values)
+    charts = _objects(*(OPENSHIFT if folder == "openshift" else ()), *PARTS_OF_GPUS)
     for pod in (_pod(ours), _pod(charts)):
         pod["volumes"].sort(key=lambda volume: volume["name"])
     assert _pod(ours) == _pod(charts)

@@ -141,7 +141,6 @@ def test_programs_for_gpus_of_both_architectures_are_there(rootfs: Path) -> None
         programs = directory / name.replace("launcher", "gpu")
         assert {path.name for path in programs.iterdir()} == {
             *("libpfcuda.so", "libpfnvml.so"),  # the shims
-            "gpu-limit",  # the hook
         }
         for path in programs.iterdir():
             content = path.read_bytes()

@@ -27,11 +27,11 @@ CLOSE = 0.05  # of the GPU's time
 class Tenant:
     """A group and its processes."""
 
-    def __init__(self, directory: Path, cards: Sequence[Gpu], share: float, elastic: bool) -> None:
+    def __init__(self, directory: Path, cards: Sequence[Gpu], share: float) -> None:
         directory.mkdir()
         self.directory = directory
         self.group = Group(directory, cards)
-        self.state = GroupShare(share=share, elastic=elastic)
+        self.state = GroupShare(share=share)
         self.processes: list[subprocess.Popen[bytes]] = []
 
     def write(self) -> None:
@@ -42,7 +42,7 @@ class Tenant:
                 [
                     msgspec.structs.replace(
                         limit,
-                        share=self.state.in_force,
+                        share=self.state.share,
                         kappa=self.state.kappa,
                         settled_ns=round(self.state.settled * 1e9),
                     )
@@ -69,12 +69,12 @@ class Shared:
         self._stack = stack
         self._ticked: tuple[int, dict[str, int]] = (0, {})
 
-    def add(self, name: str, share: float, *, elastic: bool = False) -> Tenant:
+    def add(self, name: str, share: float) -> Tenant:
         """A group with a share of the GPU."""
-        tenant = Tenant(self.directory / name, self.node.gpus, share, elastic)
+        tenant = Tenant(self.directory / name, self.node.gpus, share)
         self._stack.enter_context(tenant.group)
         self.tenants[name] = tenant
-        self._set(shares.tick({name: one.state for name, one in self.tenants.items()}, {}))
+        tenant.write()
         return tenant
 
     def start(self, name: str, kernel: str) -> subprocess.Popen[bytes]:
@@ -119,7 +119,12 @@ class Shared:
         for name, tenant in self.tenants.items():
             seconds = (used[name] - used_before.get(name, 0)) / 1e9
             usages[name] = shares.observe(UsedTime(seconds), tenant.use(), clock)
-        self._set(shares.tick({name: one.state for name, one in self.tenants.items()}, usages))
+        self._set(
+            {
+                name: shares.corrected(self.tenants[name].state, usage)
+                for name, usage in usages.items()
+            }
+        )
 
     def _set(self, states: dict[str, GroupShare]) -> None:
         for name, state in states.items():

@@ -165,7 +165,7 @@ class Files:
     def set_tat(self, tat: int) -> None:
         """Set the group's theoretical arrival time."""
         with self.region.open("r+b") as opened:
-            opened.seek(layout.USE_AT + layout.PfGpu.tat.offset)  # type: ignore[attr-defined]
+            opened.seek(layout.USE_AT + layout.PfGpu.tat.offset)
             opened.write(tat.to_bytes(8, "little"))
 
     def gpu(self) -> layout.PfGpu:

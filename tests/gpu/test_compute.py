@@ -7,9 +7,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gpu import shares
 from tests import waiting
-from tests.gpu.compute import Shared, Tenant, switch
+from tests.gpu.compute import Shared, Tenant
 from tests.gpu.group import Libraries
 from tests.standin.driver import Driver, Out
 
@@ -76,32 +75,6 @@ def test_a_fixed_share_is_no_more_although_the_gpu_is_idle_beside_it(shared: Sha
     shared.add("idle", 0.7)
     shared.start("a", "work_2ms")
     shared.settle(a=0.3)
-
-
-@pytest.mark.early
-def test_an_elastic_share_grows_while_the_neighbour_is_idle_and_shrinks_when_it_wakes(
-    shared: Shared,
-) -> None:
-    shared.add("stays", 0.3, elastic=True)
-    shared.add("pauses", 0.7, elastic=True)
-    shared.start("stays", "work_500us")
-    pausing = shared.start("pauses", "work_500us")
-    shared.settle(stays=0.3, pauses=0.7)
-    switch(pausing)
-    _until_in_force(shared, stays=shares.ALONE)
-    waiting.until(lambda: shared.measure(2)["stays"] >= 0.9, what="nearly all of the time")
-    switch(pausing)
-    _until_in_force(shared, stays=0.3, pauses=0.7)
-    shared.settle(stays=0.3, pauses=0.7)
-
-
-def _until_in_force(shared: Shared, **expected: float) -> None:
-    def reached() -> bool:
-        shared.tick()
-        states = {name: shared.tenants[name].state.in_force for name in expected}
-        return states == pytest.approx(expected)
-
-    waiting.until(reached, what=f"shares {expected}")
 
 
 @pytest.mark.early

@@ -269,7 +269,7 @@ class _Launcher:
     def _owe(self, ns: int) -> None:
         """Let the group have used more than its share."""
         with self.here.group.region.open("r+b") as region:
-            region.seek(layout.USE_AT + layout.PfGpu.tat.offset)  # type: ignore[attr-defined]
+            region.seek(layout.USE_AT + layout.PfGpu.tat.offset)
             region.write((time.monotonic_ns() + ns).to_bytes(8, "little"))
 
     def _use(self) -> RegionUse:

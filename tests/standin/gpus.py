@@ -39,7 +39,6 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     module_bytes: int = 0  # what each loaded module occupies
     multiprocessors: int = 132
     minor: int = 0
-    compute_mode: int = 0  # nvmlComputeMode_t; 3: EXCLUSIVE_PROCESS
 
 
 class Failure(msgspec.Struct, frozen=True):
@@ -68,7 +67,6 @@ class Behaviour(msgspec.Struct, frozen=True, kw_only=True):
     pool_chunk: int = 32 * MIB
     pitch: int = 512
     listed: str = "compute"  # NVML's list that has the processes: or "graphics", or "mps"
-    cgroups: str | None = None
     nodes: str | None = None  # the directory of /dev/nvidiaN: a process has those it can open
     latency_ns: dict[str, int] = {}  # per export, or "*" for all others
     failures: tuple[Failure, ...] = ()
@@ -100,7 +98,6 @@ class Process(msgspec.Struct, frozen=True):
     alive: bool
     initialised: bool
     not_found: int  # look-ups by cuGetProcAddress that found nothing
-    cgroup: str
     calls: dict[int, int]
     gpus: tuple[Use, ...]
 
@@ -117,21 +114,11 @@ class Held(msgspec.Struct, frozen=True):
     time_ns: int
 
 
-class Limit(msgspec.Struct, frozen=True):
-    """A memory limit of a cgroup."""
-
-    cgroup: str
-    gpu: int
-    soft: int
-    hard: int
-
-
 class Accounts(msgspec.Struct, frozen=True):
     """What lies on the node's GPUs at one moment."""
 
     gpus: tuple[Held, ...]
     processes: tuple[Process, ...]
-    limits: tuple[Limit, ...]
 
     def process(self, pid: int) -> Process:
         """The newest process with that pid."""

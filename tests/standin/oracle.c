@@ -75,8 +75,8 @@ static void print_use(FILE *out, const struct use *use)
 static void print_slot(FILE *out, const struct slot *slot)
 {
     const char *comma = "";
-    fprintf(out, "{\"pid\":%u,\"alive\":%s,\"initialised\":%s,\"not_found\":%u,\"cgroup\":\"%s\",\"calls\":{",
-            ledger_pid((unsigned)(slot - ledger->slots)), slot->taken ? "true" : "false", slot->initialised ? "true" : "false", slot->not_found, slot->cgroup);
+    fprintf(out, "{\"pid\":%u,\"alive\":%s,\"initialised\":%s,\"not_found\":%u,\"calls\":{",
+            ledger_pid((unsigned)(slot - ledger->slots)), slot->taken ? "true" : "false", slot->initialised ? "true" : "false", slot->not_found);
     for (unsigned export = 0; export < MOST_EXPORTS; export++)
         if (slot->calls[export] != 0) {
             fprintf(out, "%s\"%u\":%u", comma, export, slot->calls[export]);
@@ -113,15 +113,6 @@ PUBLIC char *oracle_read(const struct oracle *oracle)
         fprintf(out, slot ? "," : "");
         print_slot(out, &ledger->slots[slot]);
     }
-    fprintf(out, "],\"limits\":[");
-    const char *comma = "";
-    for (const struct limit *limit = ledger->limits; limit < ledger->limits + MOST_LIMITS; limit++)
-        if (limit->cgroup[0] != 0) {
-            fprintf(out, "%s{\"cgroup\":\"%s\",\"gpu\":%u,\"soft\":%llu,\"hard\":%llu}", comma,
-                    limit->cgroup, limit->gpu, (unsigned long long)limit->soft,
-                    (unsigned long long)limit->hard);
-            comma = ",";
-        }
     fprintf(out, "]}");
     leave();
     fclose(out);

@@ -62,13 +62,12 @@ def test_limits_of_gpus_are_those_of_the_code() -> None:
     charts = CONFIG["properties"]["gpuLimits"]["properties"]
     assert sorted(charts) == sorted(gpu_limits.KEYS)
     for key in (
-        *("require", "onOveruse", "killUnaccounted"),
-        *("managed", "external", "unknown", "onError", "maskCompat"),
+        *("onOveruse", "killUnaccounted"),
+        *("managed", "external", "unknown", "onError"),
     ):
         value = msgspec.json.schema(gpu_limits.KEYS[key])
         wanted = compared({"type": "string"} | value if "enum" in value else value)
         assert compared(charts[key]) == wanted, key
-    assert sorted(charts["enforce"]["items"]["enum"]) == sorted(charts["require"]["enum"])
 
 
 def test_pools_of_gpus_are_those_of_the_code() -> None:

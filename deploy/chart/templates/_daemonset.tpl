@@ -9,8 +9,6 @@ uninstall takes it over and updates it to the agent.
 {{- $host := $listen | regexFind "^.*:" | trimSuffix ":" | trimAll "[]" -}}
 {{- $port := $listen | regexFind "[0-9]+$" | int -}}
 {{- $limitsGpus := include "podfabric.limits-gpus" $root -}}
-{{- $limitsCgroups := include "podfabric.limits-cgroups" $root | trim -}}
-{{- $mpsPipes := include "podfabric.mps-pipes" $root | trim -}}
 {{- $gpuRuntime := include "podfabric.gpu-runtime" $root -}}
 {{- $driverRoot := include "podfabric.driver-root" $root -}}
 apiVersion: apps/v1
@@ -112,8 +110,7 @@ spec:
             - name: cni-bin
               mountPath: /opt/cni/bin
             {{- if $limitsGpus }}
-            # Containers with a part of a GPU have libraries of this directory mounted, and the
-            # runtime starts a hook of it.
+            # Containers with a part of a GPU have libraries of this directory mounted.
             - name: state
               mountPath: /var/lib/podfabric
             {{- end }}
@@ -259,19 +256,6 @@ spec:
               readOnly: true
               mountPropagation: HostToContainer
             {{- end }}
-            {{- with $mpsPipes }}
-            # The socket of MPS' control daemon: whether it listens.
-            - name: mps
-              mountPath: /host/root{{ . }}
-              readOnly: true
-              mountPropagation: HostToContainer
-            {{- end }}
-            {{- if $limitsCgroups }}
-            # All cgroups of the node, where a container has its own alone: the driver limits the
-            # memory of those of containers.
-            - name: cgroup
-              mountPath: /sys/fs/cgroup
-            {{- end }}
             {{- range $i, $directory := $root.Values.host.extraDirectories }}
             - name: extra-{{ $i }}
               mountPath: {{ $directory.path }}
@@ -314,14 +298,6 @@ spec:
         {{- if $limitsGpus }}
         - name: driver
           hostPath: {path: {{ $driverRoot }}, type: DirectoryOrCreate}
-        {{- end }}
-        {{- with $mpsPipes }}
-        - name: mps
-          hostPath: {path: {{ . }}, type: DirectoryOrCreate}
-        {{- end }}
-        {{- if $limitsCgroups }}
-        - name: cgroup
-          hostPath: {path: /sys/fs/cgroup, type: Directory}
         {{- end }}
         {{- range $i, $directory := $root.Values.host.extraDirectories }}
         - name: extra-{{ $i }}

@@ -84,20 +84,6 @@ events on pods with limits of GPUs. */}}
 {{- if include "podfabric.limits-gpus" . }}{{ (.Values.gpu | default dict).runtimeClassName | default "" }}{{ end }}
 {{- end }}
 
-{{- /* "true" if the driver may limit the memory of containers' cgroups: the tier kernel. */}}
-{{- define "podfabric.limits-cgroups" -}}
-{{- if include "podfabric.limits-gpus" . }}
-{{- if has "kernel" (dig "gpuLimits" "enforce" (list) .Values.config) }}true{{ end }}
-{{- end }}
-{{- end }}
-
-{{- /* The directory of MPS' pipes, if the agent does not see it with the driver's root. */}}
-{{- define "podfabric.mps-pipes" -}}
-{{- if and (include "podfabric.limits-gpus" .) (ne (include "podfabric.driver-root" . | trim) "/") }}
-{{- dig "gpuLimits" "mps" "pipes" "" .Values.config }}
-{{- end }}
-{{- end }}
-
 {{- define "podfabric.driver-root" -}}
 {{ dig "gpuLimits" "driverRoot" "/" .Values.config }}
 {{- end }}
@@ -126,7 +112,7 @@ helm.sh/hook-weight: {{ . | quote }}
 agent/gpu_limits.py): other agents follow when it changes. */}}
 {{- define "podfabric.at-start" -}}
 {{- $agent := pick (.Values.config.agent | default dict) "listen" "sweep" -}}
-{{- $gpus := omit (.Values.config.gpuLimits | default dict) "enforce" "require" -}}
+{{- $gpus := .Values.config.gpuLimits | default dict -}}
 {{ printf "%s\n%s\n%s" (include "podfabric.ipam" .) (toYaml $agent) (toYaml $gpus) | sha256sum | trunc 16 }}
 {{- end }}
 

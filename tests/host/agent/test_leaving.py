@@ -144,7 +144,7 @@ def _node(root: Path) -> Iterator[Node]:
 
 
 def test_agent_that_leaves_removes_everything_after_the_last_detachment(node: Node) -> None:
-    for name in ("state/gpu/shim/libpfcuda.so", "run/gpu/one/limits", "run/gpu-tiers.json"):
+    for name in ("state/gpu/shim/libpfcuda.so", "run/gpu/one/limits"):
         (node.root / name).parent.mkdir(parents=True, exist_ok=True)
         (node.root / name).touch()
     agent = node.agent("--until-empty", "1")

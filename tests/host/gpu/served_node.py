@@ -11,11 +11,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from base.pod import Pod
 from gpu.enforcement import OverUse
 from gpu.group_limits import Limit
+from gpu.inventory import LimitedGPU
 from gpu.refusals import Refusal
 from gpu.service import GpuService
 from gpu.settings import Action, GpuLimitSettings
 from gpu.tenants import Tenant
-from gpu.tiers import TieredGPU
 from tests.host.gpu.driver_root import installed, paths_with
 from tests.host.gpu.pods import MadeContainer, made_container
 from tests.standin.driver import Driver, Out
@@ -52,9 +52,9 @@ class ServedNode:
         self,
         on_overuse: Action = "report",
         kill_unaccounted: bool = False,
-        tiers: Sequence[TieredGPU] | None = None,
+        limited: Sequence[LimitedGPU] | None = None,
     ) -> GpuService:
-        service = self.make(on_overuse, kill_unaccounted, tiers)
+        service = self.make(on_overuse, kill_unaccounted, limited)
         service.start()
         return service
 
@@ -62,7 +62,7 @@ class ServedNode:
         self,
         on_overuse: Action = "report",
         kill_unaccounted: bool = False,
-        tiers: Sequence[TieredGPU] | None = None,
+        limited: Sequence[LimitedGPU] | None = None,
     ) -> GpuService:
         paths = paths_with(self.directory, TWO)
         made = GpuLimitSettings(
@@ -75,7 +75,7 @@ class ServedNode:
             lambda: self.tenants,
             made,
             lambda told: self.report(told),
-            tiers=None if tiers is None else lambda: tiers,
+            limited=None if limited is None else lambda: limited,
             rooms=PlainRooms(),
             sick=lambda uuid, fault: self.sick.append(uuid),
         )

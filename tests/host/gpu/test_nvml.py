@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gpu import nvml
-from gpu.nvml import UNLIMITED, CgroupLimit, Nvml, NvmlError
+from gpu.nvml import Nvml, NvmlError
 from tests.host.gpu.driver_root import installed
 from tests.standin.driver import Driver, Out
 from tests.standin.gpus import GIB, MIB, Behaviour, Failure, Node, gpus
@@ -17,8 +17,7 @@ FIRST, SECOND = (gpu.uuid for gpu in TWO)
 
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[Node]:
-    (tmp_path / "cgroups/pod").mkdir(parents=True)
-    behaviour = Behaviour(manual_clock=True, cgroups=str(tmp_path / "cgroups"))
+    behaviour = Behaviour(manual_clock=True)
     with installed(tmp_path, TWO, behaviour) as node:
         yield node
 
@@ -96,20 +95,6 @@ def test_samples_that_grow_at_each_question_are_no_answer(
         opened.utilization(FIRST, 0)
 
 
-def test_a_limit_of_a_cgroup_can_be_set_and_read_back(node: Node, opened: Nvml) -> None:
-    cgroup = node.file.parent / "cgroups/pod"
-    with pytest.raises(NvmlError) as none_yet:
-        opened.cgroup_limit(FIRST, cgroup)
-    assert none_yet.value.code == nvml.NOT_FOUND
-    opened.set_cgroup_limit(FIRST, cgroup, 2 * GIB)
-    assert opened.cgroup_limit(FIRST, cgroup) == CgroupLimit(soft=0, hard=2 * GIB, used=0)
-    opened.set_cgroup_limit(FIRST, cgroup, UNLIMITED)
-    assert opened.cgroup_limit(FIRST, cgroup).hard == UNLIMITED
-    with pytest.raises(NvmlError) as gone:
-        opened.set_cgroup_limit(FIRST, cgroup / "gone", GIB)
-    assert gone.value.code == nvml.NOT_FOUND
-
-
 def test_a_driver_of_another_file_can_be_opened_after_the_first(
     node: Node, opened: Nvml, tmp_path: Path
 ) -> None:
@@ -118,9 +103,6 @@ def test_a_driver_of_another_file_can_be_opened_after_the_first(
         again = nvml.open_driver(newer.file.parent)
         assert again.driver_version() == "580.65.06"
         assert again.uuids() == [other[0].uuid]
-        with pytest.raises(NvmlError) as refused:
-            again.set_cgroup_limit(other[0].uuid, tmp_path, GIB)
-        assert refused.value.code == nvml.NOT_SUPPORTED
         again.close()
     # `opened` was of the former library: the process has one at a time.
     reopened = nvml.open_driver(node.file.parent)

@@ -233,7 +233,7 @@ def test_who_found_no_slot_is_not_told_again_by_the_next_agent(
 ) -> None:
     node.container("a")
     with (node.groups.root / "a/region").open("r+b") as region:
-        region.seek(layout.PfRegionHeader.refused_slots.offset)  # type: ignore[attr-defined]
+        region.seek(layout.PfRegionHeader.refused_slots.offset)
         region.write((1).to_bytes(8, "little"))
     for _ in range(2):
         watch = make_watch()
@@ -252,7 +252,7 @@ def test_a_process_that_finds_no_slot_is_told_once_for_all_until_the_next_look(
 
     def count(refused: int) -> None:
         with (node.groups.root / "a/region").open("r+b") as region:
-            region.seek(layout.PfRegionHeader.refused_slots.offset)  # type: ignore[attr-defined]
+            region.seek(layout.PfRegionHeader.refused_slots.offset)
             region.write(refused.to_bytes(8, "little"))
 
     for refused, told in ((0, 0), (2, 1), (2, 1), (3, 2)):

@@ -3,23 +3,20 @@
 import re
 import shutil
 import signal
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from base.pod import Pod
 from deviceplugin import plugin
-from gpu import inventory, layout, metrics, nvml, service, shim_tier
+from gpu import inventory, metrics, nvml, service, shims
 from gpu.group_limits import Limit
+from gpu.inventory import LimitedGPU
 from gpu.samples import NodeSample
 from gpu.service import GpuService
 from gpu.settings import GpuLimitSettings
-from gpu.shares import ALONE, TICK
-from gpu.tenants import Tenant
-from gpu.tiers import TierChoice, TieredGPU
+from gpu.shares import TICK
 from tests.host.gpu.driver_root import paths_with
 from tests.host.gpu.pods import made_container
 from tests.host.gpu.served_node import FIRST, SECOND, ServedNode, text_of
@@ -54,47 +51,16 @@ def test_it_is_killed_where_that_is_configured(node: ServedNode) -> None:
     until(lambda: node.values().get(key) == 1, what="count of the kill")
 
 
-@pytest.mark.parametrize("driver", [True, False])
-def test_an_elastic_container_has_what_its_neighbour_leaves_until_that_launches(
-    node: ServedNode, driver: bool
-) -> None:
-    """Also where the driver does not tell what containers use."""
-    if driver:
-        node.install_driver()
-    service = node.start()
-    groups = service.groups
-    node.container("stays", Limit(FIRST, GIB, 0.3, elastic=True))
-    node.container("pauses", Limit(FIRST, GIB, 0.7))
-
-    def shared(**expected: float) -> bool:
-        """Whether the shares are these, while these containers launch."""
-        for name in expected:
-            with (groups.root / name / "region").open("r+b") as region:
-                region.seek(layout.USE_AT)
-                region.write(bytes(layout.PfGpu(last_launch=time.monotonic_ns())))
-        shares = {name: round(groups.read(name).in_force[0].share, 4) for name in expected}
-        return shares == expected
-
-    until(lambda: shared(stays=ALONE), what="share of the neighbour that is idle")
-    until(lambda: shared(stays=0.3, pauses=0.7), what="return to the own share")
-    until(lambda: shared(stays=ALONE), what="share of the neighbour that is idle again")
-    service.close()
-    assert round(groups.read("stays").in_force[0].share, 4) == 0.3
-
-
 def test_only_strangers_on_gpus_that_are_given_in_parts_are_killed(
     node: ServedNode, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Other GPUs may be a pool of replicas', or another device plugin's."""
     node.install_driver()
-    choice = TierChoice(tier="none", refused={})
-    tiers = [TieredGPU(uuid=FIRST, minor=0, choice=choice)]
-    started = node.start(kill_unaccounted=True, tiers=tiers)
-    unlimited = node.stack.enter_context(made_container())
-    pod = Pod("default", "unlimited", unlimited.container.pod_uid)
-    node.tenants.append(Tenant(group="u", pod=pod, container="main", limited=False))
+    limited = [LimitedGPU(uuid=FIRST, minor=0)]
+    started = node.start(kill_unaccounted=True, limited=limited)
+    holder = node.container("h", Limit(FIRST, 4 * GIB, 1.0))
     elsewhere, stranger = (node.stack.enter_context(made_container()) for _ in range(2))
-    held = node.process(unlimited, GIB)
+    held = node.process(holder, GIB)
     on_second = node.process(elsewhere, GIB, device=1)
     on_first = node.process(stranger, GIB)
     assert on_first.process.wait() == -signal.SIGKILL
@@ -111,7 +77,7 @@ def test_a_driver_that_comes_later_is_used_at_the_next_try_without_a_restart(
 ) -> None:
     """Parts of its GPUs are offered within ten seconds, by the periods in which each looks."""
     known = service.TRY_AGAIN + TICK + service.LOOK + inventory.ASK_AGAIN
-    assert max(known, shim_tier.LOOK_AGAIN) + 2 * plugin.LOOK_EVERY <= 10
+    assert max(known, shims.LOOK_AGAIN) + 2 * plugin.LOOK_EVERY <= 10
     monkeypatch.setattr(service, "TRY_AGAIN", 0.2)
     tried: list[str] = []
     open_driver = nvml.open_driver
@@ -195,7 +161,6 @@ def test_the_series_of_containers_with_and_without_a_limit_and_after_their_end(
         ("allocated_share_ratio", "0"): 1.25,
         ("unaccounted_bytes", "0"): 2 * GIB + 300 * MIB,
         ("unaccounted_bytes", "1"): 0,
-        ("tier_info", "0"): 1,
     }
     until(lambda: wanted.items() <= node.values().items(), what="series of both")
     assert ("memory_limit_bytes", "pod-of-idle/0") not in node.values()

@@ -153,7 +153,7 @@ def test_a_process_that_finds_a_region_of_another_version_gets_no_gpu_and_its_po
 ) -> None:
     process = start(node.container("a", limits=[Limit(GPU, 2 * GIB, 1.0)]))
     with (node.groups.root / "a/region").open("r+b") as region:
-        region.seek(layout.PfRegionHeader.version.offset)  # type: ignore[attr-defined]
+        region.seek(layout.PfRegionHeader.version.offset)
         region.write((layout.VERSION + 1).to_bytes(4, "little"))
     for _ in range(2):
         assert process.result("cuInit", 0) == SYSTEM_NOT_READY

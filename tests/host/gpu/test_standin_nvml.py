@@ -5,13 +5,12 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.standin.driver import Driver, Out
-from tests.standin.gpus import GIB, MIB, UNLIMITED, Failure, Limit, Node, gpus
+from tests.standin.gpus import GIB, MIB, Failure, Node, gpus
 
 Run = Callable[..., Driver]
 MakeNode = Callable[..., Node]
@@ -164,107 +163,8 @@ def test_a_sample_is_shown_as_late_as_the_node_says(make_node: MakeNode, run: Ru
 
 
 @pytest.mark.parametrize("result", [NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND, 999])
-def test_a_call_fails_as_the_node_says(make_node: MakeNode, tmp_path: Path, result: int) -> None:
-    failures = (Failure("nvmlDeviceSetMemoryLimits_v1", 2, result),)
-    node = make_node(cgroups=str(tmp_path), failures=failures)
-    (tmp_path / "pod").mkdir()
-    set_it = _set(tmp_path / "pod", GIB)
-    assert _ask(node, f"[{set_it}, {set_it}, {set_it}]") == [None, result, None]
-
-
-def _set(cgroup: Path, hard: int, soft: int = 0) -> str:
-    structure = f"n.c_nvmlSetMemoryLimits_v1_t(b'{cgroup}', {soft}, {hard})"
-    return f"code(n.nvmlDeviceSetMemoryLimits_v1, gpu, {structure})"
-
-
-def _get(cgroup: Path) -> str:
-    return f"get(b'{cgroup}')"
-
-
-_GET = "\n".join(
-    (
-        "def get(name):",
-        "    limits = n.c_nvmlGetMemoryLimits_v1_t(name)",
-        "    result = code(n.nvmlDeviceGetMemoryLimits_v1, gpu, limits)",
-        "    return result or [limits.softLimit, limits.hardLimit, limits.currentUsed]",
-    )
-)
-
-
-@pytest.fixture
-def tree(tmp_path: Path) -> Path:
-    """A cgroup tree of a kernel with the dmem controller, enabled in pod/leaf and not in other."""
-    root = tmp_path / "cgroup"
-    for directory in (root, root / "pod", root / "pod/leaf", root / "other"):
-        directory.mkdir()
-        (directory / "cgroup.procs").touch()
-    (root / "dmem.capacity").touch()
-    for directory in (root / "pod", root / "pod/leaf"):
-        (directory / "dmem.max").touch()
-    return root
-
-
-def test_a_limit_bounds_the_sum_of_its_cgroup_and_is_shown_as_the_total_in_it(
-    make_node: MakeNode, run: Run, tree: Path
-) -> None:
-    node = make_node(cgroups=str(tree))
-    leaf = tree / "pod/leaf"
-    before, done, after = _ask(node, _GET, f"[{_get(leaf)}, {_set(leaf, GIB)}, {_get(leaf)}]")
-    assert (before, done, after) == (NOT_FOUND, None, [0, GIB, 0])
-    assert (leaf / "dmem.max").read_text() == f"nvidia/{node.gpus[0].pci}/vidmem {GIB}\n"
-    assert node.read().limits == (Limit(str(leaf), 0, 0, GIB),)
-
-    first, second, outside = (run(node, start=False) for _ in range(3))
-    (leaf / "cgroup.procs").write_text(f"{first.pid}\n{second.pid}\n")
-    for driver in (first, second, outside):
-        driver.start()
-    first.do("cuMemAlloc_v2", Out(), GIB - MIB)
-    assert second.result("cuMemAlloc_v2", Out(), MIB + 1) == OUT_OF_MEMORY
-    assert second.do("cuMemGetInfo_v2", Out(), Out()) == [MIB, GIB]
-    assert second.do("cuDeviceTotalMem_v2", Out(), 0) == [GIB]
-    second.do("cuMemAlloc_v2", Out(), MIB)
-    assert _ask(node, _GET, _get(leaf)) == [0, GIB, GIB]
-    outside.do("cuMemAlloc_v2", Out(), 2 * GIB)
-    assert outside.do("cuMemGetInfo_v2", Out(), Out()) == [5 * GIB, 8 * GIB]
-    assert _ask(node, _set(leaf, UNLIMITED)) is None
-    first.do("cuMemAlloc_v2", Out(), MIB)
-
-
-def test_a_limit_of_a_parent_bounds_a_leaf_and_is_hidden_in_it(
-    make_node: MakeNode, run: Run, tree: Path
-) -> None:
-    node = make_node(cgroups=str(tree))
-    assert _ask(node, _set(tree / "pod", GIB)) is None
-    driver = run(node, start=False)
-    (tree / "pod/leaf/cgroup.procs").write_text(f"{driver.pid}\n")
-    driver.start()
-    assert driver.do("cuMemGetInfo_v2", Out(), Out()) == [8 * GIB, 8 * GIB]
-    assert driver.result("cuMemAlloc_v2", Out(), GIB + 1) == OUT_OF_MEMORY
-    driver.do("cuMemAlloc_v2", Out(), GIB)
-
-
-def test_limits_need_a_known_cgroup_with_the_controller_a_new_driver_and_root(
-    make_node: MakeNode, tree: Path, tmp_path: Path
-) -> None:
-    node = make_node(cgroups=str(tree))
-    assert _ask(node, _set(tree / "other", GIB)) == NOT_FOUND
-    assert _ask(node, _set(tree / "gone", GIB)) == NOT_FOUND
-    assert _ask(node, _set(tmp_path, GIB)) == NOT_FOUND
-    assert _ask(node, _set(tree / "pod", GIB, soft=2 * GIB)) == 2
-    old = make_node(cgroups=str(tree), driver="580.95.05")
-    assert _ask(old, _set(tree / "pod", GIB)) == NOT_SUPPORTED
-    assert _ask(make_node(), _set(tree / "pod", GIB)) == NOT_SUPPORTED
-
-
-def test_a_limit_ends_with_its_cgroup(make_node: MakeNode, run: Run, tmp_path: Path) -> None:
-    root = tmp_path / "cgroup"
-    (root / "pod").mkdir(parents=True)
-    node = make_node(cgroups=str(root))
-    driver = run(node, start=False)
-    (root / "pod/cgroup.procs").write_text(f"{driver.pid}\n")
-    assert _ask(node, _set(root / "pod", GIB)) is None
-    driver.start()
-    assert driver.result("cuMemAlloc_v2", Out(), 2 * GIB) == OUT_OF_MEMORY
-    (root / "pod/cgroup.procs").unlink()
-    (root / "pod").rmdir()
-    driver.do("cuMemAlloc_v2", Out(), 2 * GIB)
+def test_a_call_fails_as_the_node_says(make_node: MakeNode, result: int) -> None:
+    failures = (Failure("nvmlDeviceGetMinorNumber", 2, result),)
+    node = make_node(failures=failures)
+    ask = "code(n.nvmlDeviceGetMinorNumber, gpu)"
+    assert _ask(node, f"[{ask}, {ask}, {ask}]") == [0, result, 0]

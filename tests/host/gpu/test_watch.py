@@ -87,7 +87,7 @@ def test_what_the_driver_says_of_processes_is_their_containers(
     allocate(using(node, driver, a), 2 * GIB)
     allocate(using(node, driver, b), 3 * GIB)
     sample = watch.look(opened)
-    assert sample.nvml_up and sample.problem == "" and sample.driver == "615.20.01"
+    assert sample.nvml_up and sample.problem == ""
     assert of(sample, "a").device_bytes == 3 * GIB + 2 * CONTEXT
     assert of(sample, "a", SECOND).device_bytes == 0
     assert of(sample, "b").device_bytes == 3 * GIB + CONTEXT

@@ -10,7 +10,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from deviceplugin import checkpoint
 from gpu import layout
 from tests.host.gpu.pods import MadeContainer, made_container
 from tests.host.gpu.whole_node import LIBRARIES, WholeNode, whole_node
@@ -91,9 +90,6 @@ def test_a_container_is_limited_and_in_the_metrics_and_the_agents_end_changes_no
 ) -> None:
     start(node, binding)
     _, container, mounts = admitted(node, "trainer")
-    assert {entry.gpu.tier for entry in checkpoint.read(node.paths).allocations if entry.gpu} == {
-        "shim"
-    }
     first = node.process(container, mounts)
     first.start()
     assert first.result("cuMemAlloc_v2", Out(8), 2 * GIB) == OUT_OF_MEMORY
@@ -107,7 +103,6 @@ def test_a_container_is_limited_and_in_the_metrics_and_the_agents_end_changes_no
         ("memory_denied_total", "trainer/main"): 1,
         ("compute_share_ratio", "trainer/main"): 0.5,
         ("processes", "trainer/main"): 1,
-        ("tier_info", "shim"): 1,
         ("withheld", "0"): 0,
         ("nvml_up", ""): 1,
     }
@@ -136,32 +131,29 @@ def test_a_container_is_limited_and_in_the_metrics_and_the_agents_end_changes_no
     until(lambda: free(second) == 2 * GIB - CONTEXT, what="memory of the first")
 
 
-def test_containers_of_a_pod_share_one_limit_and_each_has_pids_of_its_own(node: WholeNode) -> None:
-    start(node, "start", {**UNITS, "scope": "pod"})
+def test_processes_of_a_container_share_one_limit_where_each_has_pids_of_its_own(
+    node: WholeNode,
+) -> None:
+    start(node, "start")
     uid = str(uuid.uuid4())
-    asked = [{"name": name, "limits": {MEMORY: 1, COMPUTE: 25}} for name in ("a", "b")]
+    asked = [{"name": "main", "limits": {MEMORY: 2, COMPUTE: 50}}]
     pod = node.kubelet.admit("trainer", asked, uid=uid)
-    first, second = (
-        node.process(
-            node.stack.enter_context(made_container(2, uid)),
-            mounts_of(node, pod, name),
-            own_pids=True,
-        )
-        for name in ("a", "b")
-    )
+    container = node.stack.enter_context(made_container(2, uid))
+    mounts = mounts_of(node, pod, "main")
+    first, second = (node.process(container, mounts, own_pids=True) for _ in range(2))
     first.start()
     second.start()
     for each in (first, second):
         until(lambda: free(each) == 2 * (GIB - CONTEXT), what="measured contexts")  # noqa: B023
-    first.do("cuMemAlloc_v2", Out(8), GIB)  # more than it asked for
+    first.do("cuMemAlloc_v2", Out(8), GIB)
     assert second.result("cuMemAlloc_v2", Out(8), GIB) == OUT_OF_MEMORY
     second.do("cuMemAlloc_v2", Out(8), 256 * MIB)
     wanted = {
-        ("memory_limit_bytes", "trainer/"): 2 * GIB,
-        ("compute_share_ratio", "trainer/"): 0.5,
-        ("processes", "trainer/"): 2,
+        ("memory_limit_bytes", "trainer/main"): 2 * GIB,
+        ("compute_share_ratio", "trainer/main"): 0.5,
+        ("processes", "trainer/main"): 2,
     }
-    until(lambda: wanted.items() <= node.values().items(), what="series of the pod")
+    until(lambda: wanted.items() <= node.values().items(), what="series of the container")
     first.kill()
     until(lambda: free(second) == 2 * GIB - CONTEXT - 256 * MIB, what="memory of the first")
 

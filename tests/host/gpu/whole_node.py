@@ -16,16 +16,16 @@ from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
 
 from base.paths import Paths
-from tests.host.gpu.pods import MadeContainer, cgroup_root
+from tests.host.gpu.pods import MadeContainer
 from tests.kubelet.kubelet import Kubelet
 from tests.runtime import CHECKOUT
 from tests.standin import build as standin
 from tests.standin.driver import Driver
-from tests.standin.gpus import Behaviour, Failure, Gpu, Node
+from tests.standin.gpus import Behaviour, Gpu, Node
 from tests.unit.gpu.driver import Driver as ShownDriver
 from tests.unix_http import UnixHTTPConnection
 from tests.waiting import PATIENCE
-from tools import build_hook, build_shim
+from tools import build_shim
 
 PODFABRIC = Path(sys.executable).with_name("podfabric")
 LIBRARIES = "usr/lib64"
@@ -34,7 +34,6 @@ LIBRARIES = "usr/lib64"
 HOST = """
 set -e
 mount --bind "$1" /proc/driver
-[ -z "${2-}" ] || mount --bind "$2" "$3"
 echo ready
 exec cat
 """
@@ -157,7 +156,7 @@ class WholeNode:
                 of = sample.labels
                 holder = f"{of['pod']}/{of['container']}" if "container" in of else ""
                 name = sample.name.removeprefix("podfabric_gpu_")
-                found[name, holder or of.get("tier", of.get("gpu", ""))] = sample.value
+                found[name, holder or of.get("gpu", "")] = sample.value
         return found
 
     def process(
@@ -203,28 +202,18 @@ class WholeNode:
 
 
 @contextmanager
-def whole_node(
-    root: Path, gpus: tuple[Gpu, ...], driver: str = "", failures: tuple[Failure, ...] = ()
-) -> Iterator[WholeNode]:
-    """A node below `root`, which must be short, for sockets. Its agent is not started.
-
-    With a version of the `driver`, that driver sees the machine's cgroups of version 2, as the
-    agent does, and its calls fail as `failures` say.
-    """
+def whole_node(root: Path, gpus: tuple[Gpu, ...]) -> Iterator[WholeNode]:
+    """A node below `root`, which must be short, for sockets. Its agent is not started."""
     paths = _paths(root)
     with ExitStack() as stack:
         for directory in (paths.sys, paths.dev, paths.etc, paths.kubelet, root / "proc/driver"):
             directory.mkdir(parents=True)
         _show(root, gpus)
-        behaviour, cgroups = Behaviour(), []
-        if driver:
-            cgroups = [cgroup_root(2), paths.sys / "fs/cgroup"]
-            cgroups[1].mkdir(parents=True)
-            behaviour = Behaviour(driver=driver, cgroups=str(cgroups[1]), failures=failures)
+        behaviour = Behaviour()
         node = stack.enter_context(Node(root, gpus, behaviour))
         _install(root / "driver" / LIBRARIES, behaviour.driver)
         paths.shims.mkdir(parents=True)
-        for built in (*build_shim.build(), build_hook.build()):
+        for built in build_shim.build():
             shutil.copy(built, paths.shims)
         command = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
         holder = stack.enter_context(
@@ -238,7 +227,6 @@ def whole_node(
                     HOST,
                     "sh",
                     root / "proc/driver",
-                    *cgroups,
                 ],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,

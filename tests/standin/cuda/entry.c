@@ -148,7 +148,6 @@ PUBLIC CUresult cuInit(unsigned flags)
     visible_read();
     if (visible_count() == 0)
         return NO_DEVICE;
-    ledger_find_cgroup();
     ledger_own->initialised = 1;
     __atomic_store_n(&initialised, 1, __ATOMIC_RELEASE);
     return SUCCESS;

@@ -3,7 +3,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <ftw.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -127,7 +126,6 @@ static void take(unsigned slot)
     mine->taken = 0;
     mine->initialised = 0;
     mine->not_found = 0;
-    mine->cgroup[0] = 0;
     memset(mine->calls, 0, sizeof mine->calls);
     for (unsigned gpu = 0; gpu < MOST_GPUS; gpu++) {
         /* The queue's entries need no wiping, and would occupy memory. */
@@ -216,82 +214,19 @@ uint64_t ledger_held(const struct use *use)
 
 uint64_t ledger_resident(unsigned gpu)
 {
-    return ledger_resident_in("", gpu);
-}
-
-uint64_t ledger_resident_in(const char *cgroup, unsigned gpu)
-{
     uint64_t sum = 0;
-    size_t length = strlen(cgroup);
-    for (unsigned slot = 0; slot < ledger->slots_used; slot++) {
-        const struct slot *one = &ledger->slots[slot];
-        if (!one->taken || strncmp(one->cgroup, cgroup, length) != 0)
-            continue;
-        if (length == 0 || one->cgroup[length] == 0 || one->cgroup[length] == '/')
-            sum += ledger_held(&one->gpus[gpu]);
-    }
+    for (unsigned slot = 0; slot < ledger->slots_used; slot++)
+        if (ledger->slots[slot].taken)
+            sum += ledger_held(&ledger->slots[slot].gpus[gpu]);
     return sum;
 }
 
-struct limit *ledger_limit(const char *cgroup, unsigned gpu)
-{
-    for (struct limit *limit = ledger->limits; limit < ledger->limits + MOST_LIMITS; limit++)
-        if (limit->cgroup[0] != 0 && limit->gpu == gpu && strcmp(limit->cgroup, cgroup) == 0)
-            return limit;
-    return NULL;
-}
-
-static int is_in(const char *procs)
-{
-    FILE *file = fopen(procs, "re");
-    unsigned pid = 0, found = 0;
-    while (file != NULL && !found && fscanf(file, "%u", &pid) == 1)
-        found = pid == ledger_own->pid;
-    if (file != NULL)
-        fclose(file);
-    return (int)found;
-}
-
-static int look_at(const char *path, const struct stat *kind, int type, struct FTW *place)
-{
-    size_t length = strlen(path) - strlen("/cgroup.procs");
-    (void)kind;
-    if (type != FTW_F || strcmp(path + place->base, "cgroup.procs") != 0 || !is_in(path))
-        return 0;
-    if (length >= sizeof ledger_own->cgroup)
-        return 0;
-    memcpy(ledger_own->cgroup, path, length);
-    ledger_own->cgroup[length] = 0;
-    return 1;
-}
-
-void ledger_find_cgroup(void)
-{
-    if (node_get()->cgroups != NULL)
-        nftw(node_get()->cgroups, look_at, 16, FTW_PHYS);
-}
-
-/* Whether `bytes` more fit into the GPU and into every limit above this process. */
+/* Whether `bytes` more fit into the GPU. */
 static int fits(unsigned gpu, uint64_t bytes)
 {
     const struct node_gpu *card = &node_get()->gpus[gpu];
     uint64_t room = card->bytes - card->reserved_bytes, held = ledger_resident(gpu);
-    if (bytes > room || held > room - bytes)
-        return 0;
-    for (const struct limit *limit = ledger->limits; limit < ledger->limits + MOST_LIMITS; limit++) {
-        size_t length = strlen(limit->cgroup);
-        if (length == 0 || limit->gpu != gpu ||
-            strncmp(ledger_own->cgroup, limit->cgroup, length) != 0 ||
-            access(limit->cgroup, F_OK) != 0)
-            continue;
-        char next = ledger_own->cgroup[length];
-        if (next != 0 && next != '/')
-            continue;
-        held = ledger_resident_in(limit->cgroup, gpu);
-        if (bytes > limit->hard || held > limit->hard - bytes)
-            return 0;
-    }
-    return 1;
+    return bytes <= room && held <= room - bytes;
 }
 
 int ledger_charge(unsigned gpu, enum kind kind, uint64_t bytes)
@@ -338,13 +273,6 @@ void ledger_free_and_total(unsigned gpu, uint64_t *free_bytes, uint64_t *total)
     *total = card->bytes - card->reserved_bytes;
     uint64_t held = ledger_resident(gpu);
     *free_bytes = *total > held ? *total - held : 0;
-    const struct limit *limit = ledger_limit(ledger_own->cgroup, gpu);
-    if (limit != NULL && limit->hard < *total) {
-        held = ledger_resident_in(limit->cgroup, gpu);
-        uint64_t below = limit->hard > held ? limit->hard - held : 0;
-        *total = limit->hard;
-        *free_bytes = below < *free_bytes ? below : *free_bytes;
-    }
     ledger_unlock();
 }
 

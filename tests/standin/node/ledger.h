@@ -27,7 +27,7 @@ enum kind {
     HELD_KINDS
 };
 
-enum { MOST_SLOTS = 512, MOST_EXPORTS = 1024, QUEUE_LENGTH = 1024, SAMPLES = 64, MOST_LIMITS = 64 };
+enum { MOST_SLOTS = 512, MOST_EXPORTS = 1024, QUEUE_LENGTH = 1024, SAMPLES = 64 };
 
 /* Work that a process gave to a GPU: in the order of its `end` times. */
 struct work {
@@ -58,7 +58,6 @@ struct slot {
     uint32_t pid; /* in its own pid namespace */
     uint32_t initialised;
     uint32_t not_found; /* look-ups by cuGetProcAddress that found nothing */
-    char cgroup[256];
     uint32_t calls[MOST_EXPORTS]; /* of each export, in the order of the tables */
     struct use gpus[MOST_GPUS];
 };
@@ -71,12 +70,6 @@ struct engine {
     uint64_t peak; /* most bytes held at once */
 };
 
-struct limit {
-    char cgroup[256]; /* full path; empty: free */
-    uint32_t gpu;
-    uint64_t soft, hard;
-};
-
 struct ledger {
     uint64_t magic; /* written last */
     uint64_t manual_now;
@@ -86,7 +79,6 @@ struct ledger {
     pthread_mutex_t mutex;
     uint32_t slots_used; /* no slot from here on was ever taken */
     struct engine engines[MOST_GPUS];
-    struct limit limits[MOST_LIMITS];
     struct slot slots[MOST_SLOTS];
 };
 
@@ -98,8 +90,6 @@ extern int ledger_file;         /* its descriptor, whose locks say who lives */
 /* Map the node's file, making it where it is missing; 0, or -1 with errno. All processes give the
  * same settings. */
 int ledger_open(const char *path, uint64_t slice_ns, uint64_t sample_ns, int manual_clock);
-/* The cgroup of this process in the node's tree: whose cgroup.procs has its pid. */
-void ledger_find_cgroup(void);
 /* Take a slot for this process, and keep it over fork(2): a child gets one of its own. */
 void ledger_join(void);
 void ledger_lock(void);
@@ -112,12 +102,8 @@ int ledger_alive(unsigned slot);
 uint32_t ledger_pid(unsigned slot);
 uint64_t ledger_held(const struct use *use);
 uint64_t ledger_resident(unsigned gpu);
-/* What processes in the cgroup, or below it, hold on a GPU. */
-uint64_t ledger_resident_in(const char *cgroup, unsigned gpu);
-/* The limit of exactly this cgroup; NULL: none. */
-struct limit *ledger_limit(const char *cgroup, unsigned gpu);
 
-/* Charge this process `bytes` of a GPU; -1 where they do not fit into the GPU, or into a limit. */
+/* Charge this process `bytes` of a GPU; -1 where they do not fit. */
 int ledger_charge(unsigned gpu, enum kind kind, uint64_t bytes);
 void ledger_credit(unsigned gpu, enum kind kind, uint64_t bytes);
 /* What cuMemGetInfo says. */

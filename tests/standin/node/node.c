@@ -23,7 +23,6 @@ static void load_gpu(struct node_gpu *gpu, const struct json *from, unsigned ind
     gpu->module_bytes = json_number(from, "module_bytes", 0);
     gpu->minor = (unsigned)json_number(from, "minor", index);
     gpu->multiprocessors = (unsigned)json_number(from, "multiprocessors", 132);
-    gpu->compute_mode = (unsigned)json_number(from, "compute_mode", 0);
 }
 
 /* A driver shows a process the GPUs whose nodes it has and may open: a container has not all. */
@@ -58,7 +57,6 @@ static void load(void)
     loaded.pitch = json_number(file, "pitch", 512);
     loaded.listed = json_text(file, "listed", "compute");
     loaded.nodes = json_text(file, "nodes", NULL);
-    loaded.cgroups = json_text(file, "cgroups", NULL);
     loaded.latency_ns = json_get(file, "latency_ns");
     loaded.failures = json_get(file, "failures");
     const struct json *gpus = json_get(file, "gpus");

@@ -22,7 +22,6 @@ struct node_gpu {
     uint64_t module_bytes;    /* what a loaded module occupies */
     unsigned minor;
     unsigned multiprocessors;
-    unsigned compute_mode;    /* nvmlComputeMode_t */
 };
 
 struct node {
@@ -36,7 +35,6 @@ struct node {
     uint64_t sample_ns;       /* period of utilisation samples */
     uint64_t sample_age_ns;   /* after its end, a period's sample is not yet shown for so long */
     uint64_t pool_chunk;      /* a pool reserves multiples of these bytes */
-    const char *cgroups;      /* root of the cgroup tree of memory limits */
     const struct json *latency_ns;     /* per export, or "*" */
     const struct json *failures;       /* [{"call", "nth", "result"}] of one process */
     uint64_t pitch;           /* rows of cuMemAllocPitch are multiples of these bytes */

@@ -240,22 +240,6 @@ PUBLIC nvmlReturn nvmlDeviceGetMinorNumber(nvmlDevice device, unsigned *minor)
     return NVML_SUCCESS;
 }
 
-PUBLIC nvmlReturn nvmlDeviceGetComputeMode(nvmlDevice device, unsigned *mode)
-{
-    NVML_GPU(device);
-    *mode = node_get()->gpus[gpu].compute_mode;
-    return NVML_SUCCESS;
-}
-
-/* MIG cannot be switched on here. */
-PUBLIC nvmlReturn nvmlDeviceGetMigMode(nvmlDevice device, unsigned *now, unsigned *next)
-{
-    NVML_GPU(device);
-    (void)gpu;
-    *now = *next = 0;
-    return NVML_SUCCESS;
-}
-
 PUBLIC nvmlReturn nvmlDeviceGetPciInfo_v3(nvmlDevice device, struct pci *pci)
 {
     NVML_GPU(device);

@@ -1,4 +1,4 @@
-/* The stand-in for libnvidia-ml: it reads the node's ledger, and sets memory limits in it.
+/* The stand-in for libnvidia-ml: it reads the node's ledger.
  * Results and structures are those of nvidia-ml-py. */
 #ifndef STANDIN_NVML_H
 #define STANDIN_NVML_H

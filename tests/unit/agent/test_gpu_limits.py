@@ -52,7 +52,7 @@ def test_changes_that_need_a_start_are_logged_once_and_not_taken(
     caplog.set_level(logging.INFO)
     limits.parts(config(UNITS))
     for _ in range(2):
-        parts = limits.parts(config(UNITS, on_overuse="kill", context_reserve=1, require="none"))
+        parts = limits.parts(config(UNITS, on_overuse="kill", context_reserve=1))
     assert parts.context_reserve == GpuLimitSettings().context_reserve
     assert [record.message for record in caplog.records] == [
         "gpuLimits: onOveruse, contextReserve: when the agent starts again"

@@ -13,6 +13,7 @@ from gpu.group_limits import Limit
 from gpu.groups import Groups
 from tests.unit.gpu.driver import Driver
 from tests.unit.gpu.groups import PlainRooms
+from tests.unit.gpu.test_driver_files import install
 from tests.unit.host import servers
 
 GIB = 1 << 30
@@ -37,6 +38,10 @@ class GpuServer:
         self._allocations: list[Allocation] = []
         self._entries: list[dict[str, object]] = []
         self._registered: dict[str, list[str]] = {}
+        install(paths.host)
+        paths.shims.mkdir(parents=True)
+        for name in ("libpfcuda.so", "libpfnvml.so"):
+            (paths.shims / name).touch()
         paths.etc.mkdir(exist_ok=True)
         paths.config.write_text(config)
         boot_id = paths.proc / "sys/kernel/random/boot_id"
@@ -49,7 +54,6 @@ class GpuServer:
         ids: Sequence[str],
         *,
         resource: str = SLICE,
-        tier: str = "shim",
         limited: bool = True,
         address: str = "",
         **recorded: object,
@@ -63,7 +67,6 @@ class GpuServer:
             minor=number,
             memory_bytes=10 * GIB,
             compute_share=0.25,
-            tier=tier,
             slot=ids[0],
             group=group,
         )

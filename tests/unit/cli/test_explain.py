@@ -15,22 +15,23 @@ from cni.attachments.journal import Journal, JournalEntry, Phase
 from cni.attachments.pod_choices import PodChoices
 from cni.policy.cluster import ClusterPolicies, StoredPolicy, save
 from deviceplugin.api import v1beta1_pb2
+from deviceplugin.gpus.parts import GpuParts
 from deviceplugin.kubelet import records
 from deviceplugin.kubelet.server import Listing, PluginServer
 from deviceplugin.plugin import DevicePlugin
 from deviceplugin.pools.config import DevicePluginConfig, PoolConfig
 from deviceplugin.pools.gpu_pool import GpuPoolConfig
-from gpu.settings import GpuLimitSettings
+from gpu.groups import Groups
 from ipam.sqlite_store import SqliteStore
 from tests.kubelet import Kubelet
 from tests.unit.cli.commands import Shell, short_path
 from tests.unit.gpu.driver import Driver
+from tests.unit.gpu.groups import PlainRooms
 from tests.unit.host import servers
 from tests.unit.host.sysfs import Tree
 from tests.unit.ipam.calls import reservation
 
 FIRST, SECOND = servers.DGX_HCAS[:2]
-UNLIMITED = GpuLimitSettings(require="none")
 CONFIG = DevicePluginConfig(pools=(PoolConfig(resource="rdma/hca", mode="exclusive"),))
 
 
@@ -169,10 +170,10 @@ def test_what_a_pod_has_of_a_gpu_is_shown_with_the_cost_of_the_way_to_its_hca(
         shell = Shell(paths, monkeypatch, capsys)
         _prepared(paths, 'pools: [{name: "rdma/hca", mode: exclusive}]')
         units = GpuPoolConfig(mode="units", memory=8 << 30, reserve=0)
-        config = DevicePluginConfig(
-            pools=CONFIG.pools, gpus=(units,), gpu_binding="start", gpu_limits=UNLIMITED
-        )
-        plugin = DevicePlugin(paths, config)
+        config = DevicePluginConfig(pools=CONFIG.pools, gpus=(units,), gpu_binding="start")
+        groups = Groups(paths.run / "gpu", rooms=PlainRooms())
+        parts = GpuParts(groups=groups, obstacle=lambda mount: None)
+        plugin = DevicePlugin(paths, config, gpu_parts=parts)
         with Kubelet(paths.kubelet) as kubelet:
             plugin.start()
             try:

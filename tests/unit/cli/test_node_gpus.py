@@ -4,17 +4,14 @@ from collections.abc import Callable, Iterator
 from ctypes import sizeof
 from typing import Any
 
-import msgspec
 import pytest
 
 from base.paths import Paths
-from deviceplugin.gpus import tiers
 from deviceplugin.gpus.parts import GpuParts
 from deviceplugin.plugin import DevicePlugin
 from deviceplugin.pools.formats import load
 from gpu import layout
 from gpu.group_limits import Limit
-from gpu.tiers import TierChoice, TieredGPU
 from tests.kubelet import Kubelet
 from tests.unit.cli.commands import Shell, short_path
 from tests.unit.cli.gpu_server import GIB, POD_UID, SLICE, SLICES, GpuServer
@@ -70,7 +67,7 @@ def test_each_gpu_has_its_pool_what_is_free_and_the_distance_to_each_hca(
     assert len(third["distances"]) == len(servers.DGX_HCAS)
 
 
-def test_a_part_has_its_holder_limit_use_share_and_tier(paths: Paths, shell: Shell) -> None:
+def test_a_part_has_its_holder_limit_use_and_share(paths: Paths, shell: Shell) -> None:
     server = GpuServer(paths)
     group = server.hold(0, ["00000000.10g-25.0", "00000000.10g-25.1"])
     _using(server, group, used_bytes=3 * GIB, peak_bytes=5 * GIB, denied=7)
@@ -79,7 +76,7 @@ def test_a_part_has_its_holder_limit_use_share_and_tier(paths: Paths, shell: She
     (part,) = _gpus(shell)[0]["held"]
 
     assert part["container"] == {"pod": POD_UID, "name": "container-0"}
-    assert (part["resources"], len(part["ids"]), part["tier"]) == ([SLICE], 2, "shim")
+    assert (part["resources"], len(part["ids"])) == ([SLICE], 2)
     assert (part["memory_bytes"], part["compute_share"]) == (20 * GIB, 0.5)
     use = part["use"]
     assert (use["used_bytes"], use["peak_bytes"], use["denied"]) == (3 * GIB, 5 * GIB, 7)
@@ -87,7 +84,7 @@ def test_a_part_has_its_holder_limit_use_share_and_tier(paths: Paths, shell: She
     assert use["processes"] == 1
     row = next(line for line in shell("devices").out.splitlines() if POD_UID in line).split()
     assert row[:6] == ["GPU0", POD_UID, "container-0", SLICE, "2", "20"]
-    assert row[6:] == ["GiB", "3", "GiB", "5", "GiB", "50%", "shim"]
+    assert row[6:] == ["GiB", "3", "GiB", "5", "GiB", "50%"]
 
 
 def test_a_share_that_is_lowered_now_is_shown_beside_the_allocated_one(
@@ -130,7 +127,6 @@ def test_replicas_of_a_gpu_have_holders_and_no_limit(paths: Paths, shell: Shell)
     assert found["offered"][0]["ids"] == 8
     assert (found["memory_bytes"], found["free_share"]) == (None, None)
     assert len(found["held"]) == 2
-    assert {part["tier"] for part in found["held"]} == {"none"}
     assert all(part["use"] is None and not part["problem"] for part in found["held"])
 
 
@@ -233,11 +229,11 @@ def test_limits_that_cannot_be_read_are_a_problem_of_that_part_alone(
     assert second["held"][0]["use"]["memory_bytes"] == 10 * GIB
 
 
-def test_a_pods_parts_are_explained_with_use_tier_and_the_way_to_its_hca(
+def test_a_pods_parts_are_explained_with_use_and_the_way_to_its_hca(
     paths: Paths, shell: Shell
 ) -> None:
     server = GpuServer(paths, f'pools: [{{name: "rdma/hca", mode: exclusive}}]\n{SLICES}')
-    parts = GpuParts(groups=server.groups, obstacles=lambda mount, uuid: {"shim": lambda: None})
+    parts = GpuParts(groups=server.groups, obstacle=lambda mount: None)
     plugin = DevicePlugin(paths, load(paths.config), gpu_parts=parts)
     with Kubelet(paths.kubelet) as kubelet:
         plugin.start()
@@ -261,11 +257,11 @@ def test_a_pods_parts_are_explained_with_use_tier_and_the_way_to_its_hca(
             plugin.close()
     (part,) = found["gpus"]
     assert part["container"] == {"pod": "ml/trainer", "name": "main"}
-    assert (part["memory_bytes"], part["compute_share"], part["tier"]) == (20 * GIB, 0.5, "shim")
+    assert (part["memory_bytes"], part["compute_share"]) == (20 * GIB, 0.5)
     assert part["use"]["used_bytes"] == GIB
     assert found["ways"][0]["gpu"].endswith(part["gpu"])
     assert found["notes"] == []
-    row = next(line for line in out.splitlines() if line.endswith("shim")).split()
+    row = next(line for line in out.splitlines() if line.endswith("50%")).split()
     assert row[0] == "main"
     assert row[2:6] == [SLICE, "2", "20", "GiB"]
     assert "ml/trainer" in everyone, "the kubelet's PodResources has names of pods"
@@ -276,25 +272,12 @@ def _of_another_gpu(server: GpuServer, group: str) -> None:
     server.groups.make(group, [Limit(servers.gpu_uuid(7), 10 * GIB, 0.25)])
 
 
-def _tier(server: GpuServer, number: int, choice: TierChoice) -> None:
-    """What the device plugin chose for one GPU."""
-    chosen = TieredGPU(uuid=servers.gpu_uuid(number), minor=number, choice=choice)
-    written = {**tiers.written(server.paths), servers.DGX_GPUS[number]: chosen}
-    tiers.path(server.paths).write_bytes(msgspec.json.encode(written))
+def test_a_gpu_whose_limits_cannot_be_kept_says_why(paths: Paths, shell: Shell) -> None:
+    GpuServer(paths)
+    (paths.shims / "libpfcuda.so").unlink()
+    why = f"its limits cannot be kept: {paths.shims} has no libpfcuda.so"
 
-
-def test_a_gpu_whose_limits_cannot_be_kept_as_required_says_why(paths: Paths, shell: Shell) -> None:
-    server = GpuServer(paths)
-    paths.run.mkdir(exist_ok=True)
-    why = "limits must be enforced by kernel or stronger (require), and only shim can be had"
-    _tier(server, 0, TierChoice(tier="shim", refused={"kernel": "driver 580"}, unhealthy=why))
-    _tier(server, 1, TierChoice(tier="shim", refused={}))
-
-    first, second, third = _gpus(shell)[:3]
-
-    assert (first["fault"], first["tier"]) == (why, "shim")
-    assert (second["fault"], second["tier"]) == ("", "shim")
-    assert (third["fault"], third["tier"]) == ("", "")
+    assert all(why in gpu["fault"] for gpu in _gpus(shell))
     assert why in shell("devices").out
     printed = shell("explain", "--dry-run", "--resource", SLICE)
     assert printed.code == 1

@@ -8,7 +8,8 @@ from msgspec.structs import replace
 
 from deviceplugin.pools.config import ConfigError, DevicePluginConfig, PoolConfig
 from deviceplugin.pools.flags import CommandLine, parse_command_line
-from deviceplugin.pools.gpu_pool import DriverMount, GpuPoolConfig
+from deviceplugin.pools.gpu_pool import GpuPoolConfig
+from gpu.driver_files import SharedFile
 from host.selectors import Selector
 
 USUAL = Path("/nowhere/config.yaml")
@@ -38,7 +39,7 @@ def test_a_file_is_named(arguments: list[str], expected: CommandLine) -> None:
         (["--gpu-duplication-factor", "0x10"], {"replicas": 16}, None),
         (
             ["-host-path", "/a", "--container-path=/b/"],
-            {"driver_mount": DriverMount(host="/a", container="/b")},
+            {"driver_mount": SharedFile("/a", "/b")},
             None,
         ),
         (["-plugin-directory=/x"], {}, Path("/x")),
@@ -52,7 +53,7 @@ def test_flags_of_shared_gpu_are_a_pool_of_gpus(
         resource="deepomatic.com/shared-gpu",
         replicas=100,
         placement="spread",
-        driver_mount=DriverMount(host="/home/kubernetes/bin/nvidia", container="/usr/local/nvidia"),
+        driver_mount=SharedFile("/home/kubernetes/bin/nvidia", "/usr/local/nvidia"),
     )
     command, rest = parse_command_line(arguments)
     assert rest == []

@@ -7,12 +7,8 @@ import pytest
 from deviceplugin.pools import gpu_formats
 from deviceplugin.pools.config import ConfigError
 from deviceplugin.pools.formats import parse
-from deviceplugin.pools.gpu_pool import DriverMount, GpuPoolConfig, Shape
-
-ELASTIC = (
-    "[{mode: units, computePolicy: elastic}, "
-    "{computePolicy: elastic, shapes: [{name: a/b, memory: 1Gi, compute: 1}]}]"
-)
+from deviceplugin.pools.gpu_pool import GpuPoolConfig, Shape
+from gpu.driver_files import SharedFile
 
 
 def gpus(text: str) -> tuple[GpuPoolConfig, ...]:
@@ -31,7 +27,7 @@ def test_replicas_are_read() -> None:
         most=1,
         placement="spread",
         devices=("0000:1a:00.0",),
-        driver_mount=DriverMount(host="/opt/nvidia", container="/usr/local/nvidia"),
+        driver_mount=SharedFile("/opt/nvidia", "/usr/local/nvidia"),
     )
     assert pool.resources == ("example.com/shared-gpu",)
 
@@ -52,16 +48,6 @@ def test_file_without_the_key_has_no_pool_of_gpus() -> None:
         ("[{mode: replicas, name: a/b, replicas: 1, unit: 1Gi}]", "is for mode units"),
         ("[{mode: replicas, name: a/b, replicas: 1, replica: 1}]", 'did you mean "replicas"'),
         ("[{mode: replicas, name: a/b, replicas: 1, devices: [gpu0]}]", "neither a PCI address"),
-        (
-            "[{mode: units, inject: nvidia-runtime}]",
-            r"gpus\[0\].inject: nvidia-runtime: in mode units that runtime would lay the driver",
-        ),
-        (
-            "[{mode: replicas, name: a/b, replicas: 1, inject: nvidia-runtime, "
-            "driverMount: {host: /x, container: /y}}]",
-            r"gpus\[0\].inject: nvidia-runtime: that runtime mounts the driver itself",
-        ),
-        ("[{mode: units, inject: cdi}]", r"gpus\[0\].inject: 'cdi': expected one of nodes, nvi"),
         (
             "[{mode: replicas, name: a/b, replicas: 1, driverMount: {host: x, container: /y}}]",
             r"gpus\[0\].driverMount.host: 'x'",
@@ -110,21 +96,7 @@ def test_units_have_alnairs_names() -> None:
     (other,) = gpus("[{mode: units, memoryName: a/m, computeName: a/c, unit: 2Gi, memory: 80Gi}]")
     (compatible,) = gpus("[{mode: units, compat: alnair}]")
     assert compatible.compat == "alnair"
-    assert [compatible.elastic, *(each.elastic for each in gpus(ELASTIC))] == [False, True, True]
     assert (other.resources, other.unit, other.memory) == (("a/m", "a/c"), 2 << 30, 80 << 30)
-
-
-def test_limits_of_pods_go_with_gpus_that_are_chosen_at_the_start() -> None:
-    content = "gpus: [{mode: units, scope: pod}]\ndevices: {gpuBinding: start}"
-    (pool,) = parse(content.encode(), "config.yaml").gpus
-    assert pool.scope == "pod"
-    for tier in ("kernel", "mps"):
-        mps = "mps: {pipes: /tmp/nvidia-mps, shm: /dev/shm}"
-        limits = f"gpuLimits: {{enforce: [{tier}, shim], {mps}}}"
-        with pytest.raises(
-            ConfigError, match=rf"\[0\].scope: pod: .* remove {tier} from gpuLimits"
-        ):
-            parse(f"{content}\n{limits}".encode(), "config.yaml")
 
 
 def test_every_key_is_in_the_document() -> None:
@@ -141,13 +113,6 @@ def test_every_key_is_in_the_document() -> None:
         ("[{shapes: [{name: a/b, memory: 1GB, compute: 1}]}]", "expected bytes, such as"),
         ("[{mode: units, unit: 1Mi}]", "would be 81920 ids, and a kubelet accepts 52428"),
         ("[{mode: units, name: a/b}]", "is for mode replicas, this pool's is units"),
-        ("[{mode: units, computePolicy: best}]", "gpus.0..computePolicy: 'best': expected one of"),
-        (
-            "[{mode: replicas, name: a/b, replicas: 1, computePolicy: elastic}]",
-            r"gpus\[0\].computePolicy: is for mode slices or units, this pool's is replicas",
-        ),
-        ("[{mode: units, scope: node}]", "gpus.0..scope: 'node': expected one of container, pod"),
-        ("[{mode: units, scope: pod}]", r"gpus\[0\].scope: pod: .* devices: {gpuBinding: start}"),
         ("[{mode: units, compat: hami}]", r"gpus\[0\].compat: 'hami': expected one of alnair"),
         (
             "[{compat: alnair, shapes: [{name: a/b, memory: 1Gi, compute: 1}]}]",

@@ -8,7 +8,6 @@ from base.paths import Paths
 from base.pod import Pod
 from base.types import DeviceId
 from deviceplugin.checkpoint import AllocatedGPU
-from deviceplugin.gpus.given import pod_group
 from deviceplugin.gpus.holders import Holders
 from deviceplugin.kubelet.records import PodDevices
 from deviceplugin.ledger import Ledger
@@ -27,10 +26,8 @@ def holders(tmp_path: Path, ledger: Ledger) -> Holders:
     return Holders(Paths(state=tmp_path, kubelet=tmp_path), ledger)
 
 
-def give(ledger: Ledger, *ids: str, group: str, tier: str = "shim") -> None:
-    given = AllocatedGPU(
-        uuid="GPU-1", bdf="0000:10:00.0", minor=0, tier=tier, slot=ids[0], group=group
-    )
+def give(ledger: Ledger, *ids: str, group: str) -> None:
+    given = AllocatedGPU(uuid="GPU-1", bdf="0000:10:00.0", minor=0, slot=ids[0], group=group)
     ledger.record_gpus(MEMORY, {DeviceId(device_id): given for device_id in ids})
 
 
@@ -53,20 +50,6 @@ def test_a_container_is_known_from_its_start_and_its_uid_from_the_checkpoint(
     assert holders.listed() == [Tenant(group="g", pod=Pod("ml", "trainer"), container="main")]
     holders.learn([row("a_0", "a_1", uid="u")])
     assert holders.listed()[0].pod == Pod("ml", "trainer", "u")
-
-
-def test_a_pods_group_is_of_all_its_containers(
-    tmp_path: Path, holders: Holders, ledger: Ledger
-) -> None:
-    group = pod_group("u", "GPU-1")
-    for n, name in enumerate(("a", "b")):
-        give(ledger, f"a_{n}", group=group)
-        holders.starts(group, [row(f"a_{n}", name="trainer", uid="u", container=name)])
-    expected = [Tenant(group=group, pod=Pod("ml", "trainer", "u"), container="")]
-    assert holders.listed() == expected
-    again = Holders(Paths(state=tmp_path, kubelet=tmp_path), ledger)
-    again.learn([row(f"a_{n}", name="trainer", uid="u", container=str(n)) for n in (0, 1)])
-    assert again.listed() == expected
 
 
 def test_after_a_restart_the_records_tell(holders: Holders, ledger: Ledger) -> None:
@@ -115,18 +98,10 @@ def test_a_container_that_has_not_started_and_one_that_is_gone_are_not_listed(
 
 
 def test_pods_that_are_gone_are_forgotten(holders: Holders, ledger: Ledger) -> None:
-    """The groups of pods have names that never come again."""
+    """Their groups may be other containers' later."""
     for n in range(3):
-        group = pod_group(f"u{n}", "GPU-1")
+        group = f"g{n}"
         holders.starts(group, [row("a_0", name=f"trainer-{n}", uid=f"u{n}")])
         give(ledger, "a_0", group=group)
-    assert list(holders._known) == [pod_group("u1", "GPU-1"), pod_group("u2", "GPU-1")]
+    assert list(holders._known) == ["g1", "g2"]
     assert [tenant.pod.name for tenant in holders.listed()] == ["trainer-2"]
-
-
-def test_a_container_whose_limits_nothing_keeps_is_listed_as_such(
-    holders: Holders, ledger: Ledger
-) -> None:
-    """So its processes are not those of a stranger."""
-    give(ledger, "a_0", group="g", tier="none")
-    assert [tenant.limited for tenant in holders.listed()] == [False]

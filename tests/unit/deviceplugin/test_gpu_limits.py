@@ -8,7 +8,7 @@ from deviceplugin.pools import gpu_limits
 from deviceplugin.pools.config import ConfigError, DevicePluginConfig
 from deviceplugin.pools.formats import parse
 from gpu import layout
-from gpu.settings import GpuLimitSettings, MpsDirectories
+from gpu.settings import GpuLimitSettings
 
 SLICE = "[{shapes: [{name: a/b, memory: 400Mi, compute: 10}]}]"
 
@@ -18,23 +18,18 @@ def parsed(limits: str, gpus: str = "[]") -> DevicePluginConfig:
     return parse(content.encode(), "config.yaml")
 
 
-def test_a_file_without_the_part_has_limits_kept_by_the_shim_or_no_gpu() -> None:
-    settings = parse(b"pools: []", "config.yaml").gpu_limits
-    assert settings == GpuLimitSettings()
-    assert (settings.enforce, settings.require) == (("shim",), "shim")
+def test_a_file_without_the_part_has_the_defaults() -> None:
+    assert parse(b"pools: []", "config.yaml").gpu_limits == GpuLimitSettings()
 
 
 def test_every_key_is_read() -> None:
     read = parsed(
-        "{enforce: [kernel, shim], require: none, driverRoot: /run/nvidia/driver, "
+        "{driverRoot: /run/nvidia/driver, "
         "onOveruse: kill, killUnaccounted: true, contextReserve: 500Mi, "
         "managed: ignore, external: deny, unknown: warn, onError: allow, "
-        "maskCompat: true, compat: {metrics: [alnair]}, "
-        "mps: {pipes: /tmp/nvidia-mps, shm: /dev/shm}}"
+        "compat: {metrics: [alnair]}}"
     )
     assert read.gpu_limits == GpuLimitSettings(
-        enforce=("kernel", "shim"),
-        require="none",
         driver_root=Path("/run/nvidia/driver"),
         on_overuse="kill",
         kill_unaccounted=True,
@@ -43,9 +38,7 @@ def test_every_key_is_read() -> None:
         external="deny",
         unknown="warn",
         on_error="allow",
-        mask_compat=True,
         alnair_metrics=True,
-        mps=MpsDirectories(pipes=Path("/tmp/nvidia-mps"), shm=Path("/dev/shm")),
     )
 
 
@@ -66,11 +59,8 @@ def test_what_shims_do_is_told_by_bits(text: str, policy: int) -> None:
 @pytest.mark.parametrize(
     ("text", "error"),
     [
-        ("{enforced: [shim]}", 'gpuLimits.enforced: unknown key: did you mean "enforce"'),
-        ("{enforce: [shims]}", r"gpuLimits.enforce\[0\]: 'shims': expected one of mig, kernel"),
-        ("{require: all}", "gpuLimits.require: 'all': expected one of"),
-        ("{require: kernel}", "require: kernel: gpuLimits.enforce allows shim, so no GPU would"),
-        ("{enforce: []}", "require: shim: gpuLimits.enforce allows nothing"),
+        ("{onOverus: kill}", 'gpuLimits.onOverus: unknown key: did you mean "onOveruse"'),
+        ("{require: none}", "gpuLimits.require: unknown key"),
         ("{driverRoot: run/nvidia}", "gpuLimits.driverRoot: 'run/nvidia': expected the path"),
         ("{driverRoot: /run/../nvidia}", "gpuLimits.driverRoot: '/run/../nvidia'"),
         ("{onOveruse: stop}", "gpuLimits.onOveruse: 'stop': expected one of report, throttle"),
@@ -78,14 +68,9 @@ def test_what_shims_do_is_told_by_bits(text: str, policy: int) -> None:
         ("{managed: count}", "gpuLimits.managed: 'count': expected one of charge, ignore, deny"),
         ("{external: none}", "gpuLimits.external: 'none': expected one of allow, deny"),
         ("{unknown: allow}", "gpuLimits.unknown: 'allow': expected one of deny, warn"),
-        ("{maskCompat: 1}", "gpuLimits.maskCompat: 1: expected bool"),
         ("{onError: warn}", "gpuLimits.onError: 'warn': expected one of deny, allow"),
         ("{compat: {metrics: [hami]}}", r"gpuLimits.compat.metrics\[0\]: 'hami'"),
         ("{compat: {metric: []}}", "gpuLimits.compat.metric: unknown key"),
-        ("{enforce: [mps]}", "gpuLimits.enforce: mps: write gpuLimits.mps too, with the director"),
-        ("{mps: {pipes: /tmp/nvidia-mps}}", "gpuLimits.mps.shm: is missing: write a directory"),
-        ("{mps: {pipes: mps, shm: /dev/shm}}", "gpuLimits.mps.pipes: 'mps': expected the path"),
-        ("{mps: {pipe: /a, shm: /dev/shm}}", 'gpuLimits.mps.pipe: unknown key: did you mean "pi'),
     ],
 )
 def test_a_mistake_names_the_key(text: str, error: str) -> None:
@@ -98,9 +83,6 @@ def test_a_slice_that_is_too_small_for_a_context_is_refused() -> None:
     with pytest.raises(ConfigError, match=text):
         parsed("{}", SLICE)
     parsed("{contextReserve: 399Mi}", SLICE)
-    with pytest.raises(ConfigError, match=text):
-        parsed("{enforce: [kernel], require: kernel}", SLICE)
-    parsed("{enforce: [], require: none}", SLICE)  # nothing is charged
 
 
 def test_a_unit_may_be_smaller_since_a_container_asks_for_several() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from base import files
 from gpu.group_limits import Limit
+from gpu.groups import Groups
 
 
 class PlainRooms:
@@ -22,12 +23,12 @@ class PlainRooms:
         return None
 
 
-class FileGroups:
+class FileGroups(Groups):
     """A directory for each group, with `limits` as JSON and an empty `region`."""
 
     def __init__(self, root: Path) -> None:
-        self.root = root
-        self.removed: list[str] = []
+        super().__init__(root, rooms=PlainRooms())
+        self.gone: list[str] = []  # groups that were removed
         self.given: dict[str, Sequence[Limit]] = {}  # the last of each group
         self.broken = False
 
@@ -38,14 +39,14 @@ class FileGroups:
             directory.mkdir(parents=True)
             (directory / "region").touch()
             (directory / "agent").mkdir()
-            self._write(group, limits)
+            self._put(group, limits)
         return directory
 
     def change(self, group: str, limits: Sequence[Limit]) -> None:
-        self._write(group, limits)
+        self._put(group, limits)
 
     def remove(self, group: str) -> None:
-        self.removed.append(group)
+        self.gone.append(group)
         shutil.rmtree(self.root / group, ignore_errors=True)
 
     def names(self) -> list[str]:
@@ -58,7 +59,7 @@ class FileGroups:
             for path in self.root.glob("*/limits")
         }
 
-    def _write(self, group: str, limits: Sequence[Limit]) -> None:
+    def _put(self, group: str, limits: Sequence[Limit]) -> None:
         self._perhaps_fail()
         self.given[group] = limits
         content = [(limit.uuid, limit.memory_bytes, limit.compute_share) for limit in limits]

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpu.sampled_time import UsedTime
-from gpu.shares import RECENT, TICK, GroupShare, GroupUsage, tick
+from gpu.shares import RECENT, TICK, GroupShare, GroupUsage, corrected
 from gpu.time_account import LaunchTimes
 
 SLICE = 0.002  # what a process gets of the GPU in a turn
@@ -86,7 +86,6 @@ class Group:
 
     processes: Sequence[Process]
     share: float
-    elastic: bool = False
     tat: float = 0.0
     settled: float = 0.0  # as far as `tat` has it
     times: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_TIMES, 0.0))
@@ -113,7 +112,7 @@ class Group:
                 asked = asked or (members > 1 and admitted > 0)
 
     def _of_process(self, now: float, process: Process, state: GroupShare) -> int:
-        room = process.room(state.in_force)
+        room = process.room(state.share)
         if room <= 0:
             process.blocked = True
             self.waited = now
@@ -134,7 +133,7 @@ class Group:
         self, now: float, most: int, estimate: float, state: GroupShare, *, busy: bool
     ) -> tuple[int, float]:
         """How many launches may go, and what they pay together."""
-        share = state.in_force
+        share = state.share
         if share >= 1:
             return most, 0.0
         self.tat = min(self.tat + (state.settled - self.settled) / share, now + MOST_DEBT)
@@ -151,24 +150,28 @@ class Group:
         return admitted, (self.tat - base) * share
 
 
+def each_corrected(
+    states: Mapping[str, GroupShare], usages: Mapping[str, GroupUsage]
+) -> dict[str, GroupShare]:
+    """The groups after a tick."""
+    return {name: corrected(state, usages[name]) for name, state in states.items()}
+
+
 @dataclass
 class Simulation:
     """Groups on one GPU, with a controller that is told of their use `late` ticks later."""
 
     groups: Mapping[str, Group]
-    controller: Controller = tick
+    controller: Controller = each_corrected
     late: int = 0
     now: float = 0.0
     states: dict[str, GroupShare] = field(default_factory=dict)
     idle: float = 0.0  # seconds in which the GPU had nothing to do
 
     def __post_init__(self) -> None:
-        states = {
-            name: GroupShare(share=group.share, elastic=group.elastic)
-            for name, group in self.groups.items()
-        }
+        states = {name: GroupShare(share=group.share) for name, group in self.groups.items()}
         idle = {name: GroupUsage(used=UsedTime(), times=LaunchTimes(), at=0.0) for name in states}
-        self.states = self.controller(self.controller(states, {}), idle)
+        self.states = self.controller(states, idle)
         self._order = [
             (group, process) for group in self.groups.values() for process in group.processes
         ]

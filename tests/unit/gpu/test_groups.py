@@ -113,9 +113,9 @@ def test_what_another_process_of_the_node_changes_is_read_at_once(groups: Groups
     other = Groups(groups.root, rooms=PlainRooms())
     other.make("g", [limit()])
     assert groups.read("g") is groups.read("g")
-    other.change("g", [limit(memory=2 * GIB, elastic=True)])
+    other.change("g", [limit(memory=2 * GIB)])
     assert memory(groups) == [2 * GIB]
-    assert groups.read("g").limits == (limit(memory=2 * GIB, elastic=True),)
+    assert groups.read("g").limits == (limit(memory=2 * GIB),)
     other.register("g", layout.SLOTS - 1, host_pid=7, start_time=1)
     second = other.register("g", 0, host_pid=8, start_time=2)
     pids = {slot: each.host_pid for slot, each in groups.read("g").processes.items()}
@@ -339,24 +339,23 @@ def test_a_throttled_group_has_its_ceiling_until_it_is_lifted(groups: Groups) ->
         entry = groups.read("g").in_force[0]
         return entry.share, entry.kappa
 
-    groups.set_compute("g", {A: Compute(share=0.75, kappa=2.0)})
-    assert in_force() == (0.75, 2.0)
+    groups.set_compute("g", {A: Compute(kappa=2.0, settled=0.0)})
+    assert in_force() == (0.5, 2.0)
     groups.throttle("g", A, 0.01)
-    groups.set_compute("g", {A: Compute(share=0.75, kappa=4.0)})
+    groups.set_compute("g", {A: Compute(kappa=4.0, settled=0.0)})
     assert in_force() == (0.01, 4.0)
     groups.throttle("g", A, None)
     assert in_force() == (0.5, 4.0)
     assert [each.compute_share for each in groups.read("g").limits] == [0.5]
 
 
-def test_what_was_lent_or_held_back_is_not_taken_for_the_share_without_the_agents_own_file(
+def test_what_is_held_back_is_not_taken_for_the_share_without_the_agents_own_file(
     groups: Groups,
 ) -> None:
-    directory = groups.make("g", [limit(A, share=0.25, elastic=True), limit(B, share=0.5)])
-    groups.set_compute("g", {A: Compute(1.0)})
+    directory = groups.make("g", [limit(A, share=0.25), limit(B, share=0.5)])
     groups.throttle("g", B, 0.01)
-    groups.set_compute("g", {A: Compute(1.0)})
-    assert [entry.share for entry in groups.read("g").in_force] == [1.0, 0.01]
+    groups.set_compute("g", {A: Compute(kappa=2.0, settled=0.0)})
+    assert [entry.share for entry in groups.read("g").in_force] == [0.25, 0.01]
     (directory / "configured").write_bytes(b"")
     assert [limit.compute_share for limit in groups.read("g").limits] == [0.25, 0.5]
     Groups(groups.root, rooms=PlainRooms()).settle("g")

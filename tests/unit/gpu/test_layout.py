@@ -60,7 +60,7 @@ CONSTANTS = {
     "offsetof(struct pf_region, symbol)": layout.SYMBOL_AT,
     "sizeof(((struct pf_slot *)0)->gpu[0])": ctypes.sizeof(layout.PfSlotGpu),
     "offsetof(struct pf_slot, gpu[0].context_bytes) - offsetof(struct pf_slot, gpu)": (
-        layout.PfSlotGpu.context_bytes.offset  # type: ignore[attr-defined]
+        layout.PfSlotGpu.context_bytes.offset
     ),
 }
 

@@ -7,11 +7,11 @@ from prometheus_client.metrics_core import Metric
 from base.pod import Pod
 from gpu import alnair_metrics, metrics
 from gpu.group_limits import NO_LIMIT
+from gpu.inventory import LimitedGPU
 from gpu.limits_file import GpuEntry
 from gpu.region import RegionCounts, RegionUse
 from gpu.samples import GpuSample, NodeSample, TenantSample
 from gpu.tenants import Tenant
-from gpu.tiers import TierChoice, TieredGPU
 from tests.unit.gpu.made import GIB, A, B
 
 USE = RegionUse(
@@ -60,7 +60,7 @@ def node(*tenants: TenantSample) -> NodeSample:
             uuid=A, minor=0, capacity_bytes=8 * GIB, unaccounted={7: 11}, unaccounted_bytes=11
         ),
     )
-    return NodeSample(at=100.0, nvml_up=True, driver="615.1", tenants=tenants, gpus=gpus)
+    return NodeSample(at=100.0, nvml_up=True, tenants=tenants, gpus=gpus)
 
 
 def shown(families: Iterable[Metric]) -> dict[str, float | list[float]]:
@@ -105,7 +105,6 @@ def test_every_metric_of_a_tenant_and_a_gpu_has_its_unit() -> None:
         "allocated_share_ratio": 0.5,
         "tenants": 1,
         "unaccounted_bytes": 11,
-        "tier_info": 1,
     }
 
 
@@ -121,7 +120,7 @@ def labels(families: Iterable[Metric]) -> dict[str, set[str]]:
 
 def test_series_have_the_labels_that_the_documentation_says_and_no_others() -> None:
     """Above all no pid, with which series would pile up."""
-    tiers = [TieredGPU(uuid=A, minor=0, choice=TierChoice(tier="shim", refused={}))]
+    limited = [LimitedGPU(uuid=A, minor=0)]
     sample = node(tenant(), tenant(B, 1))
     holder, gpu = {"namespace", "pod", "container"}, {"gpu_uuid", "gpu"}
     on_gpu = {"limit", "used", "peak", "overhead", "device", "overuse"}
@@ -131,13 +130,12 @@ def test_series_have_the_labels_that_the_documentation_says_and_no_others() -> N
     names |= {"launch_wait_seconds", "throttled_launches", "last_launch_timestamp_seconds"}
     of_group = {"process_slots_stale", "process_slots_refused", "lock_recoveries"}
     of_gpu = {"capacity_bytes", "allocated_bytes", "allocated_share_ratio", "tenants"}
-    assert labels(metrics.families(sample, {}, 101.0, 1000.0, tiers)) == {
+    assert labels(metrics.families(sample, {}, 101.0, 1000.0, limited)) == {
         "nvml_up": set(),
         **dict.fromkeys(names, holder | gpu),
         **dict.fromkeys(of_group, holder),
         "unknown_entry_points": holder | {"symbol"},
         **dict.fromkeys(of_gpu | {"unaccounted_bytes", "withheld"}, gpu),
-        "tier_info": gpu | {"tier", "backend", "driver"},
     }
     pod, pod_on_gpu = {"pod_name", "namespace"}, {"gpu_uuid", "gpu_idx", "pod_name"}
     assert labels(alnair_metrics.families(sample)) == {

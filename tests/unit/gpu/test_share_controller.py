@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gpu import layout, shares
+from gpu import layout
 from gpu.groups import Groups
 from gpu.sampled_time import UsedTime
 from gpu.share_controller import ShareController
@@ -149,31 +149,6 @@ def test_a_gpu_of_which_the_driver_does_not_tell_is_shared_by_estimates_alone(
     assert _settled(groups, "a") == 0
 
 
-def test_elastic_groups_get_what_idle_ones_leave(groups: Groups, control: Control) -> None:
-    for name, share in (("a", 0.3), ("b", 0.7), ("fixed", 0.2)):
-        groups.make(name, [limit(share=share, elastic=name != "fixed")])
-    _launches(groups, "a")
-    control({}, (A, B))
-    assert _in_force(groups, "a")[0] == shares.ALONE
-    _launches(groups, "a", "fixed")
-    control({}, (A, B))
-    assert _in_force(groups, "a")[0] == 0.8
-    assert _in_force(groups, "fixed")[0] == 0.2
-    _launches(groups, "a", "b")
-    control({}, (A, B))
-    assert (_in_force(groups, "a")[0], _in_force(groups, "b")[0]) == (0.3, 0.7)
-
-
-def test_elastic_groups_have_their_own_shares_when_the_controller_ends(groups: Groups) -> None:
-    groups.make("a", [limit(share=0.3, elastic=True)])
-    control = ShareController(groups)
-    _launches(groups, "a")
-    control({}, {A: 0.0})
-    assert _in_force(groups, "a")[0] == shares.ALONE
-    control.settle()
-    assert _in_force(groups, "a")[0] == 0.3
-
-
 def test_each_gpu_is_shared_by_itself(groups: Groups, control: Control) -> None:
     groups.make("a", [limit(A, share=0.5), limit(B, share=0.25)])
     groups.make("b", [limit(B, share=0.5)])
@@ -227,7 +202,7 @@ def test_what_is_settled_stays_while_the_tenant_keeps_its_limits_from_being_read
     groups: Groups, control: Control, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Then `read` answers what was configured: nothing is settled there. Its share would change."""
-    groups.make("a", [limit(share=0.5, elastic=True)])
+    groups.make("a", [limit(share=0.5)])
     _says(groups, "a", **_paid(0.001))
     for _ in range(3):
         control({("a", A): 0.5}, (A,))

@@ -84,3 +84,14 @@ def test_a_group_that_asked_for_little_gets_no_more_than_its_share_afterwards() 
     simulation = Simulation({"quiet": quiet, "other": alike(0.7, 1e-3)})
     simulation.run(20)
     assert simulation.run(3)["quiet"] == pytest.approx(0.3, abs=0.05)
+
+
+def test_a_group_keeps_to_its_share_beside_an_idle_neighbour() -> None:
+    simulation = Simulation(
+        {
+            "stays": alike(0.3, 100e-6),
+            "pauses": Group([Process(100e-6, wants=lambda t: not 5 <= t < 10.1)], 0.7),
+        }
+    )
+    simulation.run(6)
+    assert simulation.run(4)["stays"] == pytest.approx(0.3, abs=0.02)

@@ -12,7 +12,7 @@ from gpu import shares
 from gpu.nvml import Utilization
 from gpu.sampled_time import ROUNDING, SampledTime, UsedTime
 from gpu.shares import GroupShare, GroupUsage
-from tests.unit.gpu.simulator import Controller, Simulation, alike, worst_error
+from tests.unit.gpu.simulator import Controller, Simulation, alike, each_corrected, worst_error
 
 
 @pytest.mark.parametrize("kernel", [20e-6, 1e-3, 20e-3, 200e-3])
@@ -40,7 +40,7 @@ def _sampled(period: int) -> Controller:
             seen[name] = msgspec.structs.replace(usage, used=time)
         if told:
             used.clear()
-        return shares.tick(groups, seen)
+        return each_corrected(groups, seen)
 
     return control
 
@@ -103,7 +103,7 @@ def _found_in_windows(seed: int) -> Controller:
             )
             for pid, (name, usage) in enumerate(usages.items(), 1)
         }
-        return shares.tick(groups, seen)
+        return each_corrected(groups, seen)
 
     return control
 

@@ -15,7 +15,7 @@ S = 10**9  # nanoseconds
 
 
 def _at(share: float, kappa: float = 1.0) -> GroupShare:
-    return GroupShare(share=share, in_force=share, kappa=kappa)
+    return GroupShare(share=share, kappa=kappa)
 
 
 def _ticks(group: GroupShare, *seen: tuple[float, float, float]) -> GroupShare:
@@ -29,16 +29,17 @@ def _ticks(group: GroupShare, *seen: tuple[float, float, float]) -> GroupShare:
         usage = GroupUsage(
             used=UsedTime(used * shares.TICK), active=True, times=times, at=100 + tick * shares.TICK
         )
-        group = shares.tick({"a": group}, {"a": usage})["a"]
+        group = shares.corrected(group, usage)
     return group
 
 
 def test_kappa_of_an_idle_group_goes_back_to_one() -> None:
-    groups = {"large": _at(0.5, 8.0), "small": _at(0.5, 1 / 8)}
+    large, small = _at(0.5, 8.0), _at(0.5, 1 / 8)
+    idle = GroupUsage(used=UsedTime())
     for _ in range(600):
-        groups = shares.tick(groups, {})
-    assert groups["large"].kappa == pytest.approx(1, abs=0.01)
-    assert groups["small"].kappa == pytest.approx(1, abs=0.01)
+        large, small = shares.corrected(large, idle), shares.corrected(small, idle)
+    assert large.kappa == pytest.approx(1, abs=0.01)
+    assert small.kappa == pytest.approx(1, abs=0.01)
 
 
 @pytest.mark.parametrize(("used", "launched", "bound"), [(1.0, 1e-3, 16.0), (0.0, 10, 1 / 16)])
@@ -71,7 +72,7 @@ def _rounded_up(group: GroupShare, ticks: int, more: float) -> GroupShare:
         times = LaunchTimes(launched=done, finished=done, paid=done, paid_finished=done)
         used = UsedTime(0.1 + more, rounding=0.05)
         usage = GroupUsage(used=used, active=True, times=times, at=tick * shares.TICK)
-        group = shares.tick({"a": group}, {"a": usage})["a"]
+        group = shares.corrected(group, usage)
     return group
 
 
@@ -93,7 +94,7 @@ def test_many_small_processes_are_held_to_the_share_by_estimates(
         times = LaunchTimes(launched=done, finished=done, paid=done, paid_finished=done)
         told = UsedTime(rounding=processes * ROUNDING * shares.TICK)
         usage = GroupUsage(used=told, active=True, times=times, at=tick * shares.TICK)
-        group = shares.tick({"a": group}, {"a": usage})["a"]
+        group = shares.corrected(group, usage)
     assert (group.settled, group.kappa) == (0, 1)
 
 
@@ -117,7 +118,7 @@ def test_a_long_kernel_beside_short_ones_does_not_make_them_dearer() -> None:
             launched=60 + short, finished=short, paid=60 + short, paid_finished=short
         )
         usage = GroupUsage(used=UsedTime(0.25), active=True, times=times, at=tick * shares.TICK)
-        group = shares.tick({"a": group}, {"a": usage})["a"]
+        group = shares.corrected(group, usage)
     assert (group.settled, group.kappa) == (0, 1)
 
 
@@ -128,13 +129,13 @@ def test_what_is_launched_and_not_finished_is_neither_owed_nor_given_back() -> N
 def test_nothing_is_corrected_while_the_driver_does_not_tell_of_the_gpu() -> None:
     group = _at(0.5, kappa=2.0)
     unknown = GroupUsage(used=None, active=True, times=LaunchTimes(launched=9), at=1.0)
-    assert shares.tick({"a": group}, {"a": unknown}) == {"a": group}
+    assert shares.corrected(group, unknown) == group
 
 
 def test_use_that_was_not_told_for_a_while_is_not_settled_later() -> None:
     group = _ticks(_at(0.5), (0.5, 0.25, 0.25))
     unknown = GroupUsage(used=None, active=True, at=110.0)
-    group = shares.tick({"a": group}, {"a": unknown})["a"]
+    group = shares.corrected(group, unknown)
     again = _ticks(group, (0.5, 0.25, 0.25), (0.5, 0.25, 0.25))
     assert (again.kappa, again.settled) == (1, 0)
 
@@ -143,15 +144,14 @@ def test_a_group_whose_region_cannot_be_read_any_more_pays_for_what_it_uses() ->
     group = _ticks(_at(0.5), (0.5, 0.25, 0.25))
     for tick in range(4):
         spoiled = GroupUsage(used=UsedTime(0.25), active=True, at=101.0 + tick * shares.TICK)
-        group = shares.tick({"a": group}, {"a": spoiled})["a"]
+        group = shares.corrected(group, spoiled)
     assert group.settled == pytest.approx(4 * 0.25)
 
 
 def test_a_change_of_the_share_is_settled_neither_way() -> None:
-    """The group used what it might: nearly all of the GPU, and 0.3 of it after another woke."""
-    alone = GroupShare(share=0.3, elastic=True, in_force=shares.ALONE)
-    group = _ticks(alone, (1.0, 0.5, 0.5), (1.0, 0.5, 0.5))
-    held = msgspec.structs.replace(group, in_force=0.3)
+    """The group used what it might: nearly all of the GPU, and 0.3 of it afterwards."""
+    group = _ticks(_at(0.9999), (1.0, 0.5, 0.5), (1.0, 0.5, 0.5))
+    held = msgspec.structs.replace(group, share=0.3)
     times = LaunchTimes(launched=1.15, finished=1.15, paid=1.15, paid_finished=1.15)
     usage = GroupUsage(used=UsedTime(0.15), active=True, times=times, at=101.5)
     after = shares.corrected(held, usage)
@@ -168,15 +168,9 @@ def test_nothing_that_a_tenant_writes_breaks_the_account(
             launched=launched, finished=finished, paid=paid, paid_finished=paid_finished
         )
         usage = GroupUsage(used=UsedTime(used), active=True, times=times, at=tick * shares.TICK)
-        group = shares.tick({"a": group}, {"a": usage})["a"]
+        group = shares.corrected(group, usage)
         assert time_account.LEAST_KAPPA <= group.kappa <= time_account.MOST_KAPPA
         assert abs(group.settled) <= 2**63 / 1e9
-
-
-@pytest.mark.parametrize("share", [0.0, -0.1, 1.01, float("nan")])
-def test_a_share_that_is_no_fraction_of_a_gpu_is_refused(share: float) -> None:
-    with pytest.raises(ValueError, match="it is a fraction of one GPU"):
-        GroupShare(share=share)
 
 
 def _observe(**fields: int) -> GroupUsage:

@@ -50,7 +50,7 @@ class Steps:
         patch.setattr(os, "unlink", self.before(os.unlink))
         patch.setattr(os, "fsync", self.before(os.fsync))
         patch.setattr(FileGroups, "remove", self.before(FileGroups.remove))
-        patch.setattr(FileGroups, "_write", self.before(FileGroups._write))
+        patch.setattr(FileGroups, "_put", self.before(FileGroups._put))
 
 
 @pytest.fixture

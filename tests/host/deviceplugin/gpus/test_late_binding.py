@@ -9,6 +9,7 @@ from deviceplugin import ledger
 from deviceplugin.checkpoint import AllocatedGPU
 from deviceplugin.gpus import near, slot_files, start
 from deviceplugin.pools.gpu_pool import GpuPoolConfig, Shape
+from gpu.group_limits import Limit
 from tests.host.deviceplugin.gpus.gpu_node import (
     COMPUTE,
     GIB,
@@ -31,6 +32,7 @@ from tests.waiting import PATIENCE, until
 
 SLICE = "podfabric.io/gpu-2g-25"
 HCA = "rdma/hca"
+TWO = [container("a", memory=2, compute=20), container("b", memory=3, compute=30)]
 SLICES = GpuPoolConfig(
     shapes=(Shape(resource=SLICE, memory=2 * GIB, compute=25),), memory=8 * GIB, reserve=0
 )
@@ -294,3 +296,43 @@ def test_lost_checkpoint_is_filled_with_the_gpus_that_containers_have(
     for pod in pods:
         kubelet.run(pod)
     assert {path: path.read_bytes() for path in node.paths.cdi.iterdir()} == files
+
+
+def test_what_an_agent_left_that_was_killed_before_it_removed_a_group_goes_with_the_next_one(
+    node: GpuNode, kubelet: Kubelet
+) -> None:
+    """The ledger has forgotten it by then, as it is written first."""
+    kubelet.admit("trainer", TWO)
+    limits = node.groups.limits()
+    node.plugin.close()
+    left = [Limit(gpu_uuid(0), GIB, 1.0)]
+    for group in ("alnair-vgpu-memory.GPU-00000000_0", "podfabric.io-gpu-10g-25.00000000.10g-25.0"):
+        node.groups.make(group, left)
+    node.start()
+    await_restarted(kubelet)
+    until(lambda: node.groups.limits() == limits, what="removal of what was left")
+
+
+def test_without_a_checkpoint_and_a_driver_nothing_of_containers_that_run_is_removed(
+    node: GpuNode, kubelet: Kubelet
+) -> None:
+    kubelet.admit("trainer", TWO)
+    before = given(node.paths)
+    limits, files = node.groups.limits(), sorted(node.paths.cdi.iterdir())
+    node.plugin.close()
+    node.paths.checkpoint.unlink()
+    node.driver.unload()
+    node.start()
+    node.plugin.compare()
+    node.plugin.look()
+    assert given(node.paths) == []
+    assert (node.groups.limits(), sorted(node.paths.cdi.iterdir())) == (limits, files)
+    node.driver.load(2)
+    kubelet.wait(lambda: kubelet.allocatable(MEMORY) > 0)
+
+    def adopted() -> bool:
+        node.plugin.compare()
+        groups = [{gpu.group for gpu in found} for found in (given(node.paths), before)]
+        return groups[0] == groups[1]
+
+    until(adopted)

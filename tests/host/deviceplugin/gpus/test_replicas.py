@@ -90,21 +90,6 @@ def test_two_units_of_a_gpu_are_its_nodes_once(node: Node, kubelet: Kubelet) -> 
     ]
 
 
-def test_nvidias_runtime_is_told_the_gpus_and_the_container_gets_nothing_else(
-    paths: Paths, driver: Driver, kubelet: Kubelet
-) -> None:
-    driver.load(2)
-    node = Node(paths, pool(inject="nvidia-runtime", replicas=1))
-    try:
-        kubelet.wait(lambda: kubelet.allocatable(RESOURCE) == 2)
-        given = kubelet.admit("trainer", [container(2)]).containers["main"]
-        uuids = f"{gpu_uuid(0)},{gpu_uuid(1)}"
-        assert given.env == {"NVIDIA_VISIBLE_DEVICES": uuids}
-        assert (given.devices, given.mounts, given.cdi) == ({}, {}, [])
-    finally:
-        node.plugin.close()
-
-
 def test_containers_are_spread_over_the_gpus(node: Node, kubelet: Kubelet) -> None:
     for number in range(4):
         kubelet.admit(f"trainer-{number}", [container()])

@@ -117,16 +117,15 @@ def test_containers_of_a_compatible_pool_have_alnairs_variables(
 
 
 @pytest.mark.parametrize("binding", ["admission", "start"])
-@pytest.mark.parametrize("policy", ["fixed", "elastic"])
-def test_containers_have_the_policy_of_their_pool(
-    paths: Paths, kubelet: Kubelet, binding: str, policy: str
+def test_containers_have_the_share_that_they_ask_for(
+    paths: Paths, kubelet: Kubelet, binding: str
 ) -> None:
-    node = GpuNode(paths, [units(8, compute_policy=policy)], gpu_binding=binding)
+    node = GpuNode(paths, [units(8)], gpu_binding=binding)
     try:
         kubelet.wait(lambda: kubelet.allocatable(MEMORY) == 16 and kubelet.allocatable(COMPUTE))
         kubelet.admit("trainer", [container(memory=2, compute=30)])
         ((limit,),) = node.groups.given.values()
-        assert (limit.compute_share, limit.elastic) == (0.3, policy == "elastic")
+        assert limit.compute_share == 0.3
     finally:
         node.plugin.close()
 
@@ -149,7 +148,6 @@ def test_container_sees_its_limits_and_cannot_change_them(node: GpuNode, kubelet
         "/run/podfabric/gpu/agent": (str(directory / "agent"), True),
     }
     assert {gpu.group for gpu in given(node.paths)} == {group}
-    assert {gpu.tier for gpu in given(node.paths)} == {"shim"}
 
 
 @pytest.mark.parametrize("binding", ["admission", "start"])
@@ -268,13 +266,13 @@ def test_restart_changes_nothing_of_a_running_container(node: GpuNode, kubelet: 
     pod = kubelet.admit("trainer", [container(memory=2, compute=50)])
     files = states(node)
     before = given(node.paths)
-    node.groups.removed.clear()
+    node.groups.gone.clear()
     node.restart()
     await_restarted(kubelet)
     kubelet.wait(lambda: kubelet.allocatable(MEMORY) == 16)
     assert given(node.paths) == before
     assert states(node) == files
-    assert node.groups.removed == []
+    assert node.groups.gone == []
     kubelet.run(pod)  # the container is started again
     assert given(node.paths) == before
 

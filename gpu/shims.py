@@ -1,4 +1,4 @@
-"""The tier `shim`: whether a node has all that it needs, and what its containers see."""
+"""The libraries that keep limits: whether a node has all they need, and what containers see."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -9,11 +9,10 @@ from gpu.driver_files import SharedFile
 from gpu.settings import GpuLimitSettings
 from host.errors import HostError
 
-COMPAT = "/usr/local/cuda/compat"  # where images of CUDA have a driver library of their own
 LOOK_AGAIN = 5.0  # seconds; directories with the driver may have thousands of entries
 
 
-class ShimTier:
+class Shims:
     """The shims on this node. One thread at a time may use it.
 
     `room` answers why groups of limits cannot be made; None if they can.
@@ -25,7 +24,6 @@ class ShimTier:
         self._shims = paths.shims
         self._root = settings.driver_root
         self._seen = paths.host / settings.driver_root.relative_to("/")
-        self._empty = paths.empty if settings.mask_compat else None
         self._room = room
         self._told: dict[SharedFile | None, tuple[float, str | None]] = {}
 
@@ -44,17 +42,7 @@ class ShimTier:
         Raises HostError.
         """
         installed = driver_files.installed(self._seen)
-        return (*driver_files.shared(installed, self._root, self._shims, mount), *self._mask())
-
-    def _mask(self) -> Sequence[SharedFile]:
-        """What hides CUDA's compatibility libraries, which would take the place of the shim."""
-        if self._empty is None:
-            return ()
-        try:
-            self._empty.mkdir(mode=0o755, parents=True, exist_ok=True)
-        except OSError as error:
-            raise HostError(f"{self._empty}: cannot be made: {error.strerror}") from None
-        return (SharedFile(str(self._empty), COMPAT),)
+        return driver_files.shared(installed, self._root, self._shims, mount)
 
     def _obstacle(self, mount: SharedFile | None) -> str | None:
         if not processes.sees_the_host():
