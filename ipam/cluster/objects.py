@@ -77,11 +77,9 @@ class ReclaimSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class StickyLimits(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """How many addresses of the pool may be reserved; 0 sets no limit. `owner_gone_after`: how long
-    the owner of a reservation must be gone until the reservation is deleted, "" for ever."""
+    """How many addresses of the pool may be reserved; 0 sets no limit."""
 
     max_addresses: int = 0
-    owner_gone_after: str = ""
 
 
 class PoolSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -259,18 +257,10 @@ class ReservationSpec(msgspec.Struct, frozen=True, kw_only=True):
 class ReservationStatus(
     msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True
 ):
-    """`bound_to` are the nodes that have the addresses now.
-
-    `owner_uid` is that of the owner which was last seen, where the pool has `owner_gone_after`.
-    `owner_gone_since` is for people: since when it is gone, and no node has the addresses.
-    `owner_gone_seconds` of that were counted by the clocks of leaders: the next one goes on there.
-    """
+    """`bound_to` are the nodes that have the addresses now."""
 
     addresses: tuple[str, ...] = ()
     bound_to: str = ""
-    owner_uid: str = msgspec.field(default="", name="ownerUID")
-    owner_gone_since: str = ""
-    owner_gone_seconds: int = 0
 
 
 class AddressReservation(Resource, frozen=True, kw_only=True):

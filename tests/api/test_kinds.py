@@ -105,8 +105,6 @@ STICKY = {"reservation": "a/web", "pod": "web-0", "ifname": "net1", "address": "
         (POOL, {"metadata.name": "n-0123456789-10.7.0.0-16", "spec.networkName": LONG}),
         (POOL, {"spec.exclude": ["10.7.0.1", "10.7.0.0/28", "10.7.0.9-10.7.0.20"]}),
         (POOL, {"spec.reclaim": {"nodeGoneAfter": "1h30m", "maxOffline": "1.5s"}}),
-        (POOL, {"spec.sticky": {"ownerGoneAfter": "168h"}}),
-        (POOL, {"spec.sticky": {"ownerGoneAfter": "1m0.5s", "maxAddresses": 7}}),
         (BLOCK, {}),
         (BLOCK, block("10.7.0.0", 24)),
         (BLOCK, block("10.7.0.1", 32)),
@@ -179,8 +177,6 @@ EXCLUDE = "exclude must name"
         (POOL, {"spec.state": "Paused"}, "spec.state: Unsupported value"),
         (POOL, {"spec.reclaim": {"maxOffline": "30 minutes"}}, "spec.reclaim.maxOffline"),
         (POOL, {"spec.reclaim": {"nodeGoneAfter": "-1m"}}, "spec.reclaim.nodeGoneAfter"),
-        (POOL, {"spec.sticky": {"ownerGoneAfter": "7d"}}, "spec.sticky.ownerGoneAfter"),
-        (POOL, {"spec.sticky": {"ownerGoneAfter": "59s"}}, "must be a minute or longer, or empty"),
         (POOL, {"spec.maxBlocksPerNode": -1}, "spec.maxBlocksPerNode"),
         (POOL, {"spec.lanes": []}, 'unknown field "spec.lanes"'),
         (BLOCK, {"metadata.name": "kinds.10.7.0.64-28"}, NAMED),
@@ -282,7 +278,7 @@ def test_defaults_are_written_into_objects(server: ApiServer) -> None:
         "claimFrom": "Low",
         "state": "Active",
         "reclaim": {"nodeGoneAfter": "10m", "maxOffline": "30m"},
-        "sticky": {"maxAddresses": 0, "ownerGoneAfter": ""},
+        "sticky": {"maxAddresses": 0},
     }
 
 

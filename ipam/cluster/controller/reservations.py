@@ -98,7 +98,7 @@ def _is_needed(
 
 
 def _status(last: ReservationStatus, blocks: Iterable[AddressBlock]) -> ReservationStatus:
-    """The status with what the blocks say. What it says of the owner is `owner_ends`'."""
+    """The status with what the blocks say."""
     blocks = list(blocks)
     addresses = sorted({block.spec.sticky.address for block in blocks}, key=parse)
     nodes = sorted({block.spec.holder.node for block in blocks if not is_let_go(block)})

@@ -29,7 +29,6 @@ from ipam.cluster.controller.block_index import BlockIndex
 from ipam.cluster.controller.bound_pods import BoundPods
 from ipam.cluster.controller.definitions import ReadDefinition, read
 from ipam.cluster.controller.machines import Machines, Standing
-from ipam.cluster.controller.owner_ends import OwnerEnds
 from ipam.cluster.controller.plans import plans
 from ipam.cluster.controller.pool_conditions import is_ready
 from ipam.cluster.controller.pool_maker import POOLS_PER_NAMESPACE, PoolMaker
@@ -147,7 +146,6 @@ class Rounds:
         self._other_pools = other_pools
         self._reclaim = Reclaim(api, clock, counts or ReclaimCounts(), margin)
         self._bound_pods = BoundPods(api, clock)
-        self._owner_ends = OwnerEnds(api, clock, wall)
         self._paused_since: dict[str, float] = {}  # by the pool's uid
         self._written: dict[str, float] = {}  # when a status was, by the pool's uid
 
@@ -162,7 +160,6 @@ class Rounds:
         machines = Machines(world.nodes, world.blocks, self._bound_pods.on)
         polled = (world.read_at, world.read_until)
         standings = self._reclaim.step(world.blocks, pools, machines, polled, self.steps)
-        self._owner_ends.step(world.reservations, blocks, pools, self.steps)
         reserve(self._api, world.reservations, blocks, self.steps)
         index = BlockIndex(blocks)
         found = contradictions(pools, world.blocks, index)
