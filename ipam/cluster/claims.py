@@ -14,7 +14,7 @@ from contextlib import suppress
 from msgspec.structs import replace
 
 from cni.spec.errors import CNIError, Code
-from ipam.addresses import text
+from ipam.addresses import Interval, text
 from ipam.blocks import LeasedBlock
 from ipam.cluster import geometry
 from ipam.cluster.api import AlreadyExists, ClusterApi, Conflict, NotFound, Unavailable
@@ -33,9 +33,9 @@ from ipam.cluster.pools import (
     pool_of,
     require_usable,
 )
-from ipam.cluster.probing import marks_of, to_probe
 from ipam.cluster.rows import row_of
-from ipam.cluster.sticky_claims import StickyClaims
+from ipam.cluster.sticky import is_let_go
+from ipam.cluster.sticky_claims import StickyClaims, taken_over
 from ipam.cluster.wants import Want
 from ipam.ranges import common, is_within, merged, outside
 
@@ -88,6 +88,11 @@ class Claimant:
                 return None
             self._require_few(pool, mine.values())
             others = self._listed(pool) if listed else ()
+            for found in others if sticky is None else ():
+                if is_let_go(found) and found.metadata.name not in mine:
+                    block = self._take_let_go(found, pool, want, holes)
+                    if block is not None:
+                        return block
             leased = {block.metadata.name for block in others}
             if listed:
                 self._pools.learn_leased(pool, blocks, others)
@@ -189,11 +194,25 @@ class Claimant:
                 f"another node reserves an address of {want.range} for the same pod: "
                 "nothing was reserved; the runtime tries again",
             )
-        unprobed = to_probe(fresh, stored.spec, blocks.block(index))
-        if unprobed and not stored.spec.probe:  # what was known of the pool is older than the mark
-            stored = self._api.update(replace(stored, spec=replace(stored.spec, probe=True)))
-        row = row_of(stored, fresh, want.range.domain, self.holder.boot, at, unprobed)
+        row = row_of(stored, fresh, want.range.domain, self.holder.boot, at)
         self._store.put(replace(row, max_offline=min(max_offline(pool), row.max_offline)))
+        self.claims += 1
+        return stored
+
+    def _take_let_go(
+        self, found: AddressBlock, pool: AddressPool, want: Want, holes: Sequence[Interval]
+    ) -> AddressBlock | None:
+        """Take over a block of which a lost machine may use addresses, if it has one that is
+        wanted: nodes do so when no other block is free. None if another node was faster."""
+        usable = outside(geometry.interval(found), holes)
+        if found.spec.sticky.reservation or not want.range.restricted(usable).parts:
+            return None
+        taken = taken_over(self._api, self._clock, self.holder, found, pool)
+        if taken is None:
+            self.conflicts += 1
+            return None
+        stored, at = taken
+        self._store.put(row_of(stored, pool, want.range.domain, self.holder.boot, at))
         self.claims += 1
         return stored
 
@@ -214,7 +233,6 @@ class Claimant:
                 holder=self.holder,
                 nonce=str(uuid.uuid4()),
                 max_offline_seconds=math.ceil(max_offline(pool)),
-                probe=any(common([interval], marks_of(pool))),
             ),
         )
 

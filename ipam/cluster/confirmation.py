@@ -31,8 +31,7 @@ from ipam.cluster.objects import (
     Meta,
 )
 from ipam.cluster.pools import Unusable, max_offline, require_usable
-from ipam.cluster.probing import to_probe
-from ipam.cluster.rows import renewed
+from ipam.cluster.rows import to_probe
 from ipam.cluster.sticky import holes, is_let_go, of_row, row_text
 from ipam.store import Reservation
 
@@ -75,7 +74,7 @@ class Confirmation:
             row = rows.pop(name, None)
             if row is not None and row.uid == found.spec.nonce:
                 # `_claim_again`, which died or got no answer.
-                row = renewed(row, found.metadata.uid, self._pools)
+                row = msgspec.structs.replace(row, uid=found.metadata.uid)
                 self._store.put(row)
             if row is not None and row.uid != found.metadata.uid:
                 self._lose(row, "its lease had ended, and this node has leased it again")
@@ -200,7 +199,7 @@ class Confirmation:
             first=interval.first,
             last=interval.last,
             sticky=row_text(found.spec.sticky),
-            unprobed=to_probe(pool, found.spec, interval),
+            unprobed=to_probe(found.spec, interval),
         )
         self._store.put(row)
         return ours
@@ -260,7 +259,7 @@ class Confirmation:
         except Refused as error:  # as in `_asserted`
             _log.warning("leases: %s is gone, and not leased again: %s", row.name, error)
             return False
-        again = renewed(row, stored.metadata.uid, self._pools)
+        again = msgspec.structs.replace(row, uid=stored.metadata.uid)
         self._store.put(
             _confirmed(
                 again,

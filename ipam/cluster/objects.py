@@ -119,10 +119,9 @@ class PoolStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit
     `block_size` is decided once, and changes only while no block exists. 0: not decided yet.
     `free_map` is a hint: the base64 of a bitmap, lowest block first, a set bit is a leased block;
     "" if there are more than 65,536 blocks. `high_water` is the index behind the last leased one.
-    `probe` are runs of addresses ("10.0.0.8-10.0.0.15") that a lost machine may still use: whoever
-    leases them probes each before its first use (`ipam.cluster.probing`). No node hands out the
-    runs in `held`: pods of whereabouts have them. Nodes lease blocks within the runs in `offered`
-    only; None: anywhere (`ipam.cluster.whereabouts`).
+    No node hands out the runs of addresses in `held` ("10.0.0.8-10.0.0.15"): pods of whereabouts
+    have them. Nodes lease blocks within the runs in `offered` only; None: anywhere
+    (`ipam.cluster.whereabouts`).
     """
 
     space: str = ""
@@ -131,7 +130,6 @@ class PoolStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit
     addresses: AddressCounts = AddressCounts()
     free_map: str = ""
     high_water: int = 0
-    probe: tuple[str, ...] = ()
     held: tuple[str, ...] = ()
     offered: tuple[str, ...] | None = None
     conditions: tuple[Condition, ...] = ()
@@ -184,8 +182,10 @@ class BlockSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     `epoch` grows by 1 whenever the holder changes within one object. `nonce` tells a claim whose
     answer was lost from the claim of a twin.
     `max_offline_seconds`: the holder hands out addresses for no longer than that after its last
-    confirmation. 0: not written, by an older agent; then the pool's `max_offline` counts.
-    `probe`: when it was leased, the pool's status said that some of it was to be probed.
+    confirmation.
+    `probe`: a machine that was lost may still use its addresses, so each is probed before its first
+    use. A holder that has let go of such a block, as of one for a pod's name, leaves it Draining:
+    the next one takes it over.
     """
 
     pool: str
@@ -197,7 +197,7 @@ class BlockSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     epoch: int = 1
     holder: Holder
     nonce: str = ""
-    max_offline_seconds: int = 0
+    max_offline_seconds: int = 1800
     probe: bool = False
 
 
@@ -206,9 +206,7 @@ class BlockStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omi
 
     `holders` maps the offset of an address in the block to its pod: "66": "team-a/trainer-0 net1".
     `seq` is the sequence number of the holder's store. `confirmed` is for people: no decision
-    compares it with another machine's clock. Of a block with `probe`, `probed` are runs of
-    addresses that the holder need not probe (any more), as no other machine has them; for those in
-    `answered` another machine answers, so they are not handed out.
+    compares it with another machine's clock.
     """
 
     used: int = 0
@@ -216,8 +214,6 @@ class BlockStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omi
     seq: int = 0
     confirmed: str = ""
     holders: dict[str, str] = {}
-    probed: tuple[str, ...] = ()
-    answered: tuple[str, ...] = ()
 
 
 class AddressBlock(Resource, frozen=True, kw_only=True):

@@ -98,13 +98,14 @@ def preference(found: AddressBlock) -> tuple[bool, str, str]:
 
 
 def is_let_go(found: AddressBlock) -> bool:
-    """Whether its last node has let go of the block: the pod's next node may take it."""
-    return bool(found.spec.sticky.reservation) and found.spec.state == "Draining"
+    """Whether its last node has let go of the block: another one may take it over, of a sticky
+    block the pod's next node."""
+    return found.spec.state == "Draining"
 
 
 def drain(api: ClusterApi, found: AddressBlock, *, probe: bool) -> None:
-    """Let go of a block of which nothing is held, for the pod's next node, which is to probe the
-    address if `probe` says so. ApiError.
+    """Let go of a block of which nothing is held, for the next node, which is to probe its
+    addresses if `probe` says so. ApiError.
 
     The status goes first: it is of this holder's store, and the next one compares it with its own.
     """

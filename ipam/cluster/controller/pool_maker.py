@@ -88,13 +88,9 @@ class PoolMaker:
         self, unused: Mapping[str, AddressPool], pools: dict[str, AddressPool], steps: Steps
     ) -> None:
         """Delete what was made, and was of no use for a while. What a watch has shown does not do:
-        each is looked at. A pool that knows of a lost machine's addresses stays."""
+        each is looked at."""
         now = self._clock()
-        idle = {
-            uid: pool
-            for uid, pool in unused.items()
-            if is_made(pool) and not pool.status.probe and pool.metadata.uid
-        }
+        idle = {uid: pool for uid, pool in unused.items() if is_made(pool) and pool.metadata.uid}
         self._unused_since = {uid: self._unused_since.get(uid, now) for uid in idle}
 
         def remove(pool: AddressPool) -> None:

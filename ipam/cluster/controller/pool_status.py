@@ -7,18 +7,18 @@ from msgspec.structs import replace
 from ipam.addresses import Interval, Network, parse_interface, parse_interval
 from ipam.cluster.controller import pool_conditions
 from ipam.cluster.controller.block_index import BlockIndex, PlacedBlock
-from ipam.cluster.controller.probe_marks import narrowed
 from ipam.cluster.controller.ranged import Plan
 from ipam.cluster.geometry import MOST_MAPPED, Geometry, free_map
 from ipam.cluster.objects import (
+    AddressBlock,
     AddressCounts,
     AddressPool,
     BlockCounts,
     PoolSpec,
     PoolStatus,
 )
-from ipam.cluster.probing import written
-from ipam.ranges import merged, never_usable, of_network
+from ipam.cluster.sticky import is_let_go
+from ipam.ranges import merged, never_usable, of_network, written
 
 MOST = 2**63 - 1  # that a number of the API server can be
 MOST_RUNS = 8192  # of addresses, in one field of a status
@@ -32,7 +32,6 @@ def status(
     conflicts: Sequence[str],
     now: str,
     full: str = "",
-    probe: tuple[str, ...] = (),
     kept_out: Sequence[Interval] = (),
     held: Sequence[Interval] = (),
     offered: Sequence[Interval] | None = None,
@@ -47,16 +46,14 @@ def status(
         conflicts: what contradicts itself among the pool's blocks, a sentence each.
         now: the time, for people.
         full: why it reserves no further address, "" if it does.
-        probe: the addresses that a lost machine may still use.
         kept_out: what no pod gets, beside what the pool excludes.
         held: what pods of whereabouts have.
         offered: where nodes may lease blocks; None is everywhere.
     """
     told = PoolStatus(
         space=plan.space,
-        probe=probe,
-        held=written(narrowed(held, MOST_RUNS)),
-        offered=None if offered is None else written(offered)[:MOST_RUNS],
+        held=written(held, MOST_RUNS),
+        offered=None if offered is None else written(offered, MOST_RUNS),
     )
     if not plan.block_size:
         conditions = [
@@ -77,6 +74,7 @@ def status(
     indexes = sorted({covered for placed in leased for covered in _covered(placed, geometry)})
     holes = merged((*holes_of(pool.spec, geometry.range), *kept_out, *held))
     free = _free(geometry, indexes, holes)
+    free += sum(_is_anybodys(placed.block) for placed in leased)
     mapped = geometry.total <= MOST_MAPPED
     return replace(
         told,
@@ -115,6 +113,11 @@ def decides_alike(old: PoolStatus, new: PoolStatus) -> bool:
     """Whether no node decides otherwise by the new status: only counts and hints may differ."""
     decisive = ("space", "block_size", "held", "offered", "conditions")
     return all(getattr(old, each) == getattr(new, each) for each in decisive)
+
+
+def _is_anybodys(block: AddressBlock) -> bool:
+    """Whether any node may take the block over."""
+    return is_let_go(block) and not block.spec.sticky.reservation
 
 
 def _inside(inner: Interval, outer: Interval) -> bool:

@@ -33,7 +33,6 @@ from ipam.cluster.controller.plans import plans
 from ipam.cluster.controller.pool_conditions import is_ready
 from ipam.cluster.controller.pool_maker import POOLS_PER_NAMESPACE, PoolMaker
 from ipam.cluster.controller.pool_status import decides_alike, differs_in_use_only, status
-from ipam.cluster.controller.probe_marks import ProbeMarks
 from ipam.cluster.controller.ranged import Plan
 from ipam.cluster.controller.reclaim import MARGIN, Reclaim, ReclaimCounts
 from ipam.cluster.controller.reports import Reports
@@ -199,22 +198,18 @@ class Rounds:
         quiet = self._quiet(pools.values())
         uids = {pool.metadata.uid for pool in pools.values()}
         self._written = {uid: at for uid, at in self._written.items() if uid in uids}
-        marks = ProbeMarks(pools.values(), blocks)
         planned = plans(pools.values(), index, nodes, quiet)
-        if any(_decides(plan, pools[name], marks) for name, plan in planned.items()):
+        if any(_decides(plan, pools[name]) for name, plan in planned.items()):
             # What is decided must not rest on what a watch has shown: look now.
             try:
                 blocks = decisive(self._api.list(AddressBlock).items, pools)
             except ApiError as error:
                 self.steps.failed(error)
-                marks = ProbeMarks(pools.values(), ())
                 planned = {
-                    name: plan
-                    for name, plan in planned.items()
-                    if not _decides(plan, pools[name], marks)
+                    name: plan for name, plan in planned.items() if not _decides(plan, pools[name])
                 }
             else:
-                index, marks = BlockIndex(blocks), ProbeMarks(pools.values(), blocks)
+                index = BlockIndex(blocks)
                 planned = plans(pools.values(), index, nodes, quiet)
 
         def write(item: tuple[str, Plan]) -> None:
@@ -230,7 +225,6 @@ class Rounds:
                 texts.conflicts.get(name, ()),
                 self._now(),
                 texts.full.get(name, ""),
-                marks.of(pools[name], plan.space),
                 texts.kept_out.get(name, ()),
                 share.held,
                 share.offered,
@@ -306,10 +300,8 @@ class Rounds:
         return datetime.fromtimestamp(self._wall(), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _decides(plan: Plan, pool: AddressPool, marks: ProbeMarks) -> bool:
-    status = pool.status
-    decided = status.space, status.block_size, status.probe
-    return (plan.space, plan.block_size, marks.of(pool, plan.space)) != decided
+def _decides(plan: Plan, pool: AddressPool) -> bool:
+    return (plan.space, plan.block_size) != (pool.status.space, pool.status.block_size)
 
 
 def _quarantined(
