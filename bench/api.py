@@ -90,9 +90,7 @@ def _block(first: int) -> AddressBlock:
         metadata=Meta(name=block_name("bench", first, 27)),
         spec=BlockSpec(
             pool="bench-10.0.0.0-8",
-            space="bench",
-            first=text(first),
-            prefix=27,
+            range=f"{text(first)}/27",
             holder=Holder(instance="bench", node="bench"),
         ),
     )

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from ipam.addresses import parse_interface, text
+from ipam.addresses import parse_interface
 from ipam.cluster.api import ClusterApi, Node
 from ipam.cluster.controller.rounds import Rounds, World
 from ipam.cluster.geometry import Geometry
@@ -53,9 +53,7 @@ def _block(geometry: Geometry, index: int, node: Node, instance: str) -> Address
     )
     spec = BlockSpec(
         pool="10.0.0.0-12",
-        space="default",
-        first=text(geometry.block(index).first),
-        prefix=geometry.prefix,
+        range=geometry.written(index),
         holder=holder,
         nonce=str(uuid.uuid4()),
     )

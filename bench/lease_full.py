@@ -17,7 +17,7 @@ from bench.lease_cluster import LeaseCluster, machine_ids
 from bench.lease_nodes import Answer, NodeProcess, Placed
 from bench.lease_report import audited, cpu, requested, say, times
 from cni.spec.errors import Code
-from ipam.addresses import parse_interface, text
+from ipam.addresses import parse_interface
 from ipam.cluster.geometry import Geometry
 from ipam.cluster.objects import AddressBlock, AddressPool, BlockSpec, Holder, Meta
 from tests.waiting import until
@@ -207,9 +207,7 @@ def _fill(cluster: LeaseCluster, nodes: int, blocks: int) -> None:
     holder = Holder(instance="store-0", node="node-0", machine_id="m-node-0", boot="boot-1")
     spec = BlockSpec(
         pool="a19-10.0.0.0-12",
-        space="a19",
-        first=text(geometry.block(0).first),
-        prefix=geometry.prefix,
+        range=geometry.written(0),
         holder=msgspec.structs.replace(holder, system_uuid="s-node-0"),
         nonce=str(uuid.uuid4()),
     )
@@ -226,7 +224,7 @@ def _fill(cluster: LeaseCluster, nodes: int, blocks: int) -> None:
         name, number = geometry.name("a19", index), index % nodes
         copy = json.dumps(block).replace("node-0", f"node-{number}")
         copy = copy.replace("store-0", f"store-{number}").replace(made.metadata.name, name)
-        copy = copy.replace(f'"{spec.first}"', f'"{text(geometry.block(index).first)}"')
+        copy = copy.replace(f'"{spec.range}"', f'"{geometry.written(index)}"')
         put[f"/registry/ipam.podfabric.io/addressblocks/{name}"] = _with_uid(copy, block)
     keys = list(put)
     for first in range(0, len(keys), _AT_ONCE):

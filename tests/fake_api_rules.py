@@ -27,9 +27,7 @@ IMMUTABLE: Mapping[str, tuple[str, ...]] = {
     "AddressPool": ("spec.range", "spec.network_name", "spec.shared"),
     "AddressBlock": (
         "spec.pool",
-        "spec.space",
-        "spec.first",
-        "spec.prefix",
+        "spec.range",
         "spec.sticky",
     ),
 }
@@ -113,7 +111,8 @@ def check(new: Resource, last: Resource | None) -> None:
                 raise Refused(f"update {what}: {path} is immutable")
     if isinstance(new, AddressBlock):
         spec = new.spec
-        if new.metadata.name != block_name(spec.space, parse(spec.first), spec.prefix):
+        first, _, prefix = spec.range.partition("/")
+        if new.metadata.name != block_name(new.space, parse(first), int(prefix)):
             raise Refused(f"{what}: the name is not that of its addresses")
         if isinstance(last, AddressBlock):
             same_holder = spec.holder == last.spec.holder and spec.epoch == last.spec.epoch

@@ -222,14 +222,11 @@ class Claimant:
             self._api.delete(stored)
 
     def _block(self, pool: AddressPool, blocks: Geometry, index: int) -> AddressBlock:
-        interval = blocks.block(index)
         return AddressBlock(
             metadata=Meta(name=blocks.name(pool.status.space, index)),
             spec=BlockSpec(
                 pool=pool.metadata.name,
-                space=pool.status.space,
-                first=text(interval.first),
-                prefix=blocks.prefix,
+                range=blocks.written(index),
                 holder=self.holder,
                 nonce=str(uuid.uuid4()),
                 max_offline_seconds=math.ceil(max_offline(pool)),

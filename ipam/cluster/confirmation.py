@@ -193,7 +193,7 @@ class Confirmation:
         row = LeasedBlock(
             name=found.metadata.name,
             uid=found.metadata.uid,
-            space=found.spec.space,
+            space=found.space,
             pool=found.spec.pool,
             domains=(domain_of_pool(pool),),
             first=interval.first,
@@ -238,9 +238,7 @@ class Confirmation:
             metadata=Meta(name=row.name),
             spec=BlockSpec(
                 pool=row.pool,
-                space=row.space,
-                first=text(row.first),
-                prefix=prefix_of(row),
+                range=f"{text(row.first)}/{prefix_of(row)}",
                 sticky=of_row(row),
                 holder=self._holder,
                 nonce=row.uid,

@@ -10,7 +10,7 @@ from functools import lru_cache
 
 import msgspec
 
-from ipam.addresses import Interval, Network, parse_interface
+from ipam.addresses import Interval, Network, parse_interface, text
 from ipam.cluster.names import block_name
 from ipam.cluster.objects import AddressBlock, AddressPool
 
@@ -39,6 +39,10 @@ class Geometry(msgspec.Struct, frozen=True):
         first = self.range.address + index * self.block_size
         return Interval(first, first + self.block_size - 1)
 
+    def written(self, index: int) -> str:
+        """The range of a block, as its object has it."""
+        return f"{text(self.block(index).first)}/{self.prefix}"
+
     def index(self, address: int) -> int:
         """The index of the block with that address of the range."""
         return (address - self.range.address) // self.block_size
@@ -56,15 +60,15 @@ def of_pool(pool: AddressPool) -> Geometry | None:
 
 
 def interval(block: AddressBlock) -> Interval:
-    """The addresses of a block. ValueError if its first address is none, or is not aligned."""
-    return _interval(block.spec.first, block.spec.prefix)
+    """The addresses of a block. ValueError if its range is none, or has bits behind its prefix."""
+    return _interval(block.spec.range)
 
 
 @lru_cache(1 << 16)  # the controller asks for all blocks, again and again
-def _interval(first: str, prefix: int) -> Interval:
-    address, network = parse_interface(f"{first}/{prefix}")
+def _interval(range_: str) -> Interval:
+    address, network = parse_interface(range_)
     if address != network.address:
-        raise ValueError(f"{first} is not the first address of a /{prefix}")
+        raise ValueError(f"{range_} is not a network: it has bits behind its prefix")
     return Interval(address, network.last)
 
 
@@ -81,10 +85,11 @@ def why_wrong(block: AddressBlock, pool: AddressPool) -> str:
         range_ = _network(pool.spec.range)
     except ValueError as error:
         return str(error)
-    right, size = block_name(spec.space, first, spec.prefix), last - first + 1
+    size = last - first + 1
+    right = block_name(block.space, first, parse_interface(spec.range)[1].family_prefix)
     if block.metadata.name != right:
         return f"a block of these addresses is named {right}"
-    if decided.space and spec.space != decided.space:
+    if decided.space and block.space != decided.space:
         return f"the pool's space is {decided.space}"
     if decided.block_size and size != decided.block_size:
         return f"it has {size} addresses, a block has {decided.block_size}"

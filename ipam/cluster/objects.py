@@ -176,8 +176,8 @@ class StickySpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BlockSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """An aligned run of 2**k addresses. `pool`, `space`, `first`, `prefix` and `sticky` are
-    immutable.
+    """An aligned run of 2**k addresses, as the network `range` ("10.64.3.64/27"). `pool`, `range`
+    and `sticky` are immutable.
 
     `epoch` grows by 1 whenever the holder changes within one object. `nonce` tells a claim whose
     answer was lost from the claim of a twin.
@@ -189,9 +189,7 @@ class BlockSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """
 
     pool: str
-    space: str
-    first: str
-    prefix: int
+    range: str
     sticky: StickySpec = StickySpec()
     state: BlockState = "Active"
     epoch: int = 1
@@ -230,6 +228,11 @@ class AddressBlock(Resource, frozen=True, kw_only=True):
     def holder(self) -> Holder:
         """Who leases it."""
         return self.spec.holder
+
+    @property
+    def space(self) -> str:
+        """Where its addresses are unique: the first part of its name."""
+        return self.metadata.name.partition(".")[0]
 
 
 # --- AddressReservation ----------------------------------------------------------------------

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from ipam.addresses import Interval, parse, parse_interface, parse_interval
+from ipam.addresses import Interval, parse_interface, parse_interval
 from ipam.cluster import durations, geometry
 from ipam.cluster.api import ClusterApi, NotFound, Refused
 from ipam.cluster.geometry import Geometry
@@ -179,7 +179,7 @@ class Pools:
         known = self._known.get(pool.metadata.name)
         if known is None or blocks.total > geometry.MOST_MAPPED:
             return
-        indexes = {blocks.index(parse(block.spec.first)) for block in leased}
+        indexes = {blocks.index(geometry.interval(block).first) for block in leased}
         indexes = {index for index in indexes if 0 <= index < blocks.total}
         self._listed_maps[pool.metadata.name] = _ListedMap(
             known.status.free_map, geometry.free_map(indexes, blocks.total), len(indexes)

@@ -20,7 +20,7 @@ def row_of(
     return LeasedBlock(
         name=stored.metadata.name,
         uid=stored.metadata.uid,
-        space=stored.spec.space,
+        space=stored.space,
         pool=stored.spec.pool,
         domains=(domain,),
         first=covered.first,

@@ -127,11 +127,10 @@ def _block(server: ApiServer, pool: AddressPool, first: str, node: str) -> Addre
     space = pool.spec.network_name
     spec = BlockSpec(
         pool=pool.metadata.name,
-        space=space,
-        first=first,
-        prefix=29,
+        range=f"{first}/29",
         holder=Holder(instance=name("store"), node=node),
         nonce=name("nonce"),
+        max_offline_seconds=1,
     )
     named = block_name(space, parse(first), 29)
     return server.admin.create(AddressBlock(metadata=Meta(name=named), spec=spec))
@@ -204,8 +203,8 @@ def test_it_may_not_do_what_it_does_not_need(server: ApiServer, controller: Kube
 
 
 def _unmade(block: AddressBlock) -> AddressBlock:
-    spec = replace(block.spec, first="10.94.0.16")
-    named = block_name(spec.space, parse(spec.first), spec.prefix)
+    spec = replace(block.spec, range="10.94.0.16/29")
+    named = block_name(block.space, parse("10.94.0.16"), 29)
     return AddressBlock(metadata=Meta(name=named), spec=spec)
 
 

@@ -23,9 +23,7 @@ BLOCK: Document = {
     "metadata": {"name": "kinds.10.7.0.64-27"},
     "spec": {
         "pool": "kinds-10.7.0.0-16",
-        "space": "kinds",
-        "first": "10.7.0.64",
-        "prefix": 27,
+        "range": "10.7.0.64/27",
         "holder": {"instance": "i", "node": "n", "nodeUID": "u", "boot": "b"},
     },
 }
@@ -81,7 +79,7 @@ def block(first: str, prefix: int, **spec: object) -> Changes:
     """A block of the name that its addresses give it."""
     return {
         "metadata.name": f"kinds.{first.replace(':', '-')}-{prefix}",
-        "spec": {**BLOCK["spec"], "first": first, "prefix": prefix, **spec},
+        "spec": {**BLOCK["spec"], "range": f"{first}/{prefix}", **spec},
     }
 
 
@@ -113,17 +111,15 @@ STICKY = {"reservation": "a/web", "pod": "web-0", "ifname": "net1", "address": "
             BLOCK,
             {
                 "metadata.name": "kinds.2001-db8--0-120",
-                "spec.first": "2001:db8::",
-                "spec.prefix": 120,
+                "spec.range": "2001:db8::/120",
             },
         ),
-        (BLOCK, {"metadata.name": "kinds.0--1-128", "spec.first": "::1", "spec.prefix": 128}),
+        (BLOCK, {"metadata.name": "kinds.0--1-128", "spec.range": "::1/128"}),
         (
             BLOCK,
             {
                 "metadata.name": "kinds.2001-db8--7-128",
-                "spec.first": "2001:db8::7",
-                "spec.prefix": 128,
+                "spec.range": "2001:db8::7/128",
             },
         ),
         (BLOCK, {"spec.sticky": STICKY}),
@@ -180,26 +176,24 @@ EXCLUDE = "exclude must name"
         (POOL, {"spec.maxBlocksPerNode": -1}, "spec.maxBlocksPerNode"),
         (POOL, {"spec.lanes": []}, 'unknown field "spec.lanes"'),
         (BLOCK, {"metadata.name": "kinds.10.7.0.64-28"}, NAMED),
-        (BLOCK, {"metadata.name": "other.10.7.0.64-27"}, NAMED),
+        (BLOCK, {"metadata.name": "Blue_1.10.7.0.64-27"}, "metadata.name"),
         (BLOCK, {"metadata.name": "kinds.10.7.0.96-27"}, NAMED),
         (
             BLOCK,
             {
                 "metadata.name": "kinds.2001-db8---120",
-                "spec.first": "2001:db8::",
-                "spec.prefix": 120,
+                "spec.range": "2001:db8::/120",
             },
             "Invalid value",
         ),
-        (BLOCK, block("10.7.0.65", 27), "the first address of a network of that prefix"),
-        (BLOCK, block("10.7.0.0", 23), "spec.prefix"),
-        (BLOCK, block("10.7.0.0", 33), "1 to 256 addresses"),
-        (BLOCK, block("2001:db8::1:0", 64), "1 to 256 addresses"),
-        (BLOCK, block("2001:db8::1:0", 129), "spec.prefix"),
-        (BLOCK, block("010.7.0.64", 27), "an address in canonical form"),
-        (BLOCK, block("2001:db8:0::1:0", 120), "an address in canonical form"),
+        (BLOCK, block("10.7.0.65", 27), CANONICAL),
+        (BLOCK, block("10.7.0.0", 23), "1 to 256 addresses"),
+        (BLOCK, block("10.7.0.0", 33), CANONICAL),
+        (BLOCK, block("2001:db8:1::", 64), "1 to 256 addresses"),
+        (BLOCK, block("2001:db8::1:0", 129), CANONICAL),
+        (BLOCK, block("010.7.0.64", 27), CANONICAL),
+        (BLOCK, block("2001:db8:0::1:0", 120), CANONICAL),
         (BLOCK, block("10.7.0.64/27", 27) | {"metadata.name": "kinds.x"}, "canonical form"),
-        (BLOCK, {"spec.space": "Blue_1", "metadata.name": "x"}, "spec.space"),
         (BLOCK, {"spec.holder": GONE}, "spec.holder: Required"),
         (BLOCK, {"spec.holder": {"instance": "i"}}, "spec.holder.node: Required"),
         (BLOCK, {"spec.holder.instance": ""}, "spec.holder.instance"),
@@ -229,9 +223,7 @@ HOLDER = {"instance": "j", "node": "n", "nodeUID": "u", "boot": "b"}
         (POOL, {"spec.shared": False}, "a pool stays shared or private"),
         (POOL, {"spec.blockSize": 16, "spec.exclude": ["10.7.0.1"]}, ""),
         (BLOCK, {"spec.pool": "other"}, "a block keeps its pool"),
-        (BLOCK, {"spec.space": "other"}, "a block keeps its space"),
-        (BLOCK, {"spec.first": "10.7.0.96"}, "a block keeps its first address"),
-        (BLOCK, {"spec.prefix": 28}, "a block keeps its prefix"),
+        (BLOCK, {"spec.range": "10.7.0.96/27"}, "a block keeps its range"),
         (BLOCK, {"spec.sticky": STICKY}, "a block keeps the pod that it is for"),
         (BLOCK, {"spec.holder": HOLDER}, "epoch must grow by 1"),
         (BLOCK, {"spec.holder": HOLDER, "spec.epoch": 3}, "epoch must grow by 1"),

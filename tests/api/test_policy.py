@@ -134,7 +134,9 @@ def test_an_agent_takes_over_a_sticky_block_that_its_holder_let_go(
     server: ApiServer, node_a: KubernetesApi, node_b: KubernetesApi
 ) -> None:
     new = block(node=NODE_B)
-    sticky = StickySpec(reservation="a/web", pod="web-0", ifname="net1", address=new.spec.first)
+    sticky = StickySpec(
+        reservation="a/web", pod="web-0", ifname="net1", address=new.spec.range.partition("/")[0]
+    )
     theirs = node_b.create(replace(new, spec=replace(new.spec, sticky=sticky)))
     holder = replace(theirs.spec.holder, node=NODE_A)
     taken = replace(theirs.spec, holder=holder, epoch=2)

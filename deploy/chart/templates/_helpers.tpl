@@ -138,9 +138,3 @@ automountServiceAccountToken: false
 {{- define "podfabric.keep" -}}
 helm.sh/resource-policy: keep
 {{- end }}
-
-{{- /* A block's prefix as CEL's text. The API server takes string(prefix) for a text of any length,
-and refuses rules with it as too expensive. */}}
-{{- define "podfabric.prefix" -}}
-({{ range concat (untilStep 24 33 1) (untilStep 120 129 1) }}{{ $ }} == {{ . }} ? '{{ . }}' : {{ end }}'')
-{{- end }}

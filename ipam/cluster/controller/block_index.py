@@ -36,7 +36,7 @@ class BlockIndex:
         for block in blocks:
             with suppress(ValueError):
                 placed = PlacedBlock(geometry.interval(block), block)
-                self._spaces[block.spec.space].append(placed)
+                self._spaces[block.space].append(placed)
         for placements in self._spaces.values():
             placements.sort(key=_first)
 

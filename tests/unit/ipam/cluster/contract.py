@@ -64,9 +64,7 @@ def block(instance: str = "", node: str = NODE, first: str = "", prefix: int = 2
         metadata=Meta(name=block_name("contract", parse(first), prefix)),
         spec=BlockSpec(
             pool="contract-10.0.0.0-8",
-            space="contract",
-            first=text(parse(first)),
-            prefix=prefix,
+            range=f"{text(parse(first))}/{prefix}",
             holder=Holder(
                 instance=instance or str(uuid.uuid4()),
                 node=node,
@@ -167,7 +165,7 @@ class ApiContract:
         for first, prefix in (("2001:db8:7::", 121), ("fd00::1:0:0:100", 128), ("::ff00", 120)):
             new = block(first=first, prefix=prefix)
             stored = api.create(new)
-            assert stored.spec.first == first
+            assert stored.spec.range == f"{first}/{prefix}"
             api.delete(stored)
 
     def test_a_name_is_taken_once(self, api: ClusterApi) -> None:

@@ -61,9 +61,9 @@ def test_a_block_names_its_holder_and_its_addresses(server: FakeApi, node: Clust
         "machine-of-node-a",
         "uuid-of-machine-of-node-a",
     )
-    assert (block.spec.prefix, block.spec.state, block.spec.epoch) == (28, "Active", 1)
+    assert (block.spec.range[-3:], block.spec.state, block.spec.epoch) == ("/28", "Active", 1)
     assert node.rows() == {name: "usable"}
-    first = int(block.spec.first.rpartition(".")[2])
+    first = int(block.spec.range.partition("/")[0].rpartition(".")[2])
     assert first <= int(address.rpartition(".")[2]) < first + 16
 
 
@@ -422,7 +422,7 @@ def test_addresses_that_are_held_elsewhere_leave_a_block(
     (name,) = blocks_of(server)
     block = server.look(AddressBlock, name)
     pool = server.look(AddressPool, block.spec.pool)
-    first = parse(block.spec.first)
+    first = parse(block.spec.range.partition("/")[0])
     free = [text(first + number) for number in range(1, 15) if text(first + number) != address]
     server.put(replace(pool, status=replace(pool.status, held=tuple(free[:10]))))
     node.steps(1, 500.0)

@@ -1,6 +1,7 @@
 """Where blocks lie, the bitmap of leased ones, and durations."""
 
 import pytest
+from msgspec.structs import replace
 
 from ipam.addresses import parse, parse_interface, text
 from ipam.cluster.durations import seconds
@@ -40,17 +41,13 @@ def test_the_free_map_shows_the_blocks_that_are_not_leased() -> None:
 
 
 def test_the_interval_of_a_block_that_is_not_aligned_is_an_error() -> None:
-    spec = BlockSpec(
-        pool="p", space="s", first="10.0.0.8", prefix=29, holder=Holder(instance="i", node="n")
-    )
+    spec = BlockSpec(pool="p", range="10.0.0.8/29", holder=Holder(instance="i", node="n"))
     block = AddressBlock(metadata=Meta(name="s.10.0.0.8-29"), spec=spec)
     assert [text(each) for each in interval(block)] == ["10.0.0.8", "10.0.0.15"]
     assert interval(block).first == parse("10.0.0.8")
-    wide = BlockSpec(
-        pool="p", space="s", first="10.0.0.8", prefix=28, holder=Holder(instance="i", node="n")
-    )
-    with pytest.raises(ValueError, match="not the first address"):
-        interval(AddressBlock(metadata=block.metadata, spec=wide))
+    wide = replace(block, spec=replace(spec, range="10.0.0.8/28"))
+    with pytest.raises(ValueError, match="bits behind its prefix"):
+        interval(wide)
 
 
 def test_durations_are_read_as_go_writes_them() -> None:

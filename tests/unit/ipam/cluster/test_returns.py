@@ -55,7 +55,7 @@ def test_an_empty_block_of_which_the_pool_excludes_all_is_not_kept(
     node.steps(4)
     (block,) = server.look_at_all(AddressBlock).items
     (pool,) = server.look_at_all(AddressPool).items
-    exclude = (f"{block.spec.first}/{block.spec.prefix}",)
+    exclude = (block.spec.range,)
     server.put(replace(pool, spec=replace(pool.spec, exclude=exclude)))
     node.steps(2, CONFIRM_EVERY + 1)
     assert not blocks_of(server)

@@ -334,9 +334,7 @@ def test_a_forged_block_for_a_pods_name_gives_no_address_that_another_node_has(
     reserve(server)
     forged = BlockSpec(
         pool=POOL,
-        space=space,
-        first=first,
-        prefix=prefix,
+        range=f"{first}/{prefix}",
         sticky=StickySpec(reservation="ns/web", pod="web-0", ifname="eth0", address="10.0.0.20"),
         state="Draining",
         holder=Holder(instance="bad", node="bad"),

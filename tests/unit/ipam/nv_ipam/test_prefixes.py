@@ -24,7 +24,7 @@ def prefixes(world: World) -> dict[str, str]:
     """What each node leases."""
     blocks = world.server.look_at_all(AddressBlock).items
     assert len({each.spec.holder.node for each in blocks}) == len(blocks)
-    return {each.spec.holder.node: f"{each.spec.first}/{each.spec.prefix}" for each in blocks}
+    return {each.spec.holder.node: each.spec.range for each in blocks}
 
 
 def test_each_node_has_a_prefix_with_its_gateway_and_no_address_of_another(world: World) -> None:

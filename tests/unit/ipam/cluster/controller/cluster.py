@@ -143,9 +143,7 @@ class Cluster:
         )
         spec = BlockSpec(
             pool=pool,
-            space=space,
-            first=first,
-            prefix=prefix,
+            range=f"{first}/{prefix}",
             holder=holder,
             nonce=str(uuid.uuid4()),
             max_offline_seconds=max_offline,

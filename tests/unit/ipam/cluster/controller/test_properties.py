@@ -33,13 +33,8 @@ BASE = "10.0.0.0"
 
 
 def _block(space: str, cut: Geometry, index: int) -> AddressBlock:
-    spec = BlockSpec(
-        pool="pool",
-        space=space,
-        first=text(cut.block(index).first),
-        prefix=cut.prefix,
-        holder=Holder(instance="store", node="node"),
-    )
+    holder = Holder(instance="store", node="node")
+    spec = BlockSpec(pool="pool", range=cut.written(index), holder=holder)
     return AddressBlock(metadata=Meta(name=cut.name(space, index)), spec=spec)
 
 

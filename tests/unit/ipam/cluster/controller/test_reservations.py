@@ -176,7 +176,7 @@ def test_a_second_block_of_a_pod_is_freed_when_no_node_has_it(
         let_go(a)
     (block,) = cluster.api.look_at_all(AddressBlock).items
     other = "10.0.0.9" if address != "10.0.0.9" else "10.0.0.8"
-    spec = replace(block.spec, first=other, state="Draining")
+    spec = replace(block.spec, range=f"{other}/32", state="Draining")
     spec = replace(spec, sticky=replace(block.spec.sticky, address=other))
     meta = Meta(name=f"default.{other}-32", creation_timestamp="2999-01-01T00:00:00Z")
     cluster.api.put(replace(block, metadata=meta, spec=spec))
