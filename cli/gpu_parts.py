@@ -23,7 +23,6 @@ class GroupUse(msgspec.Struct, frozen=True, kw_only=True):
 
     memory_bytes: int  # what it may use; layout.NO_LIMIT
     compute_share: float  # of the GPU's time, in (0, 1]
-    share_now: float  # the same, in force: over-use may lower it
     processes: int  # registered ones that have not ended
     used_bytes: int | None = None  # None: the tenant has damaged its file
     peak_bytes: int | None = None
@@ -131,7 +130,6 @@ def _use(node: ThisNode, group: str, uuid: str) -> tuple[GroupUse | None, str]:
     return GroupUse(
         memory_bytes=entry.memory_bytes,
         compute_share=limit.compute_share,
-        share_now=entry.share,
         processes=len({each.host_pid for each in files.processes.values() if each.alive}),
         used_bytes=said.used_bytes if said else None,
         peak_bytes=said.peak_bytes if said else None,

@@ -1,7 +1,6 @@
 """What a group of containers may use of each GPU: checked, and as the agent itself remembers it.
 
-The file `configured` of a group is for the agent alone. `limits`, which containers read, may say
-less than was configured: while a group is throttled.
+The file `configured` of a group is for the agent alone: a tenant may keep it from opening `limits`.
 """
 
 import re
@@ -98,11 +97,7 @@ def stored_or_in_force(configured: Path, entries: Sequence[GpuEntry]) -> tuple[L
         return tuple(by_gpu[entry.uuid] for entry in entries)
     except (GroupError, KeyError):
         return tuple(
-            Limit(
-                f"GPU-{uuids.UUID(bytes=entry.uuid)}",
-                entry.memory_bytes,
-                entry.allocated or entry.share,
-            )
+            Limit(f"GPU-{uuids.UUID(bytes=entry.uuid)}", entry.memory_bytes, entry.share)
             for entry in entries
         )
 

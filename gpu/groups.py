@@ -68,8 +68,7 @@ class Groups:
     """All groups of the node. Any thread may use it, and any process of the node's.
 
     Methods raise GroupError and OSError. `made` is called with a group's name before `make`
-    returns, from the caller's thread; `removed` after its files have gone. `policy` are bits of
-    layout.h.
+    returns, from the caller's thread; `removed` after its files have gone.
     """
 
     def __init__(
@@ -77,7 +76,6 @@ class Groups:
         root: Path,
         *,
         context_reserve: int = CONTEXT_RESERVE,
-        policy: int = 0,
         rooms: RegionRooms | None = None,
     ) -> None:
         self.root = root
@@ -85,9 +83,7 @@ class Groups:
         self.made: Callable[[str], object] = lambda group: None
         self.removed: Callable[[str], object] = lambda group: None
         self._context_reserve = context_reserve
-        self._policy = policy
         self._thread_lock = threading.Lock()
-        self._ceilings: dict[tuple[str, bytes], float] = {}  # of shares, by group and GPU
         self._known: dict[str, tuple[bytes, GroupFiles]] = {}  # with the state of `limits`
         self._outlasting: dict[str, Outlasting] = {}  # leases of `limits`, by group
 
@@ -135,8 +131,6 @@ class Groups:
             for empty in (directory / "agent", directory):
                 with suppress(FileNotFoundError):
                     empty.rmdir()
-            for key in [key for key in self._ceilings if key[0] == group]:
-                del self._ceilings[key]
             self._known.pop(group, None)
             self._end_outlasting(group)
         self.removed(group)
@@ -180,7 +174,7 @@ class Groups:
             limits = group_limits.stored(self._configured(group))
             if not limits:
                 raise
-            entries = tuple(self._entry(group, limit) for limit in limits)
+            entries = tuple(map(self._entry, limits))
             return GroupFiles(limits=limits, in_force=entries, processes={}, allocation=b"")
 
     def region(self, group: str, of: GroupFiles) -> Region:
@@ -204,19 +198,8 @@ class Groups:
             if tuple(entries) != opened.gpus():
                 opened.write(entries)
 
-    def throttle(self, group: str, uuid: str, share: float | None) -> None:
-        """Let a group have at most `share` of a GPU's time until this is called with None."""
-        key = (group, bytes_of(uuid))
-        with self._exclusive(), self._open(group) as opened:
-            if share is None:
-                self._ceilings.pop(key, None)
-            else:
-                self._ceilings[key] = share
-            limits = group_limits.stored_or_in_force(self._configured(group), opened.gpus())
-            self._write(group, opened, limits)
-
     def settle(self, group: str) -> None:
-        """Write the configured limits: finish a killed agent's change, lift what it throttled."""
+        """Write the configured limits: finish a killed agent's change."""
         with self._exclusive(), self._open(group) as opened:
             limits = group_limits.stored_or_in_force(self._configured(group), opened.gpus())
             self._write(group, opened, limits)
@@ -303,8 +286,8 @@ class Groups:
         directory = self.root / group
         allocation = os.urandom(16)
         boot_id = uuids.UUID(boot_id_of(procfs.path())).bytes
-        entries = [self._entry(group, limit) for limit in limits]
-        content = limits_file.content_of(entries, self._policy, boot_id, allocation)
+        entries = [self._entry(limit) for limit in limits]
+        content = limits_file.content_of(entries, boot_id, allocation)
         # Last `limits`, by which the group is one: a kill before that leaves none.
         files.remove(directory / "limits", durable=False)
         self._end_outlasting(group)
@@ -318,20 +301,18 @@ class Groups:
         former = opened.gpus()
         entries = [
             msgspec.structs.replace(
-                self._entry(group, limit), kappa=entry.kappa, settled_ns=entry.settled_ns
+                self._entry(limit), kappa=entry.kappa, settled_ns=entry.settled_ns
             )
             for limit, entry in zip(limits, former, strict=True)
         ]
-        opened.write(entries, policy=self._policy)
+        opened.write(entries)
 
-    def _entry(self, group: str, limit: Limit) -> GpuEntry:
-        uuid = bytes_of(limit.uuid)
+    def _entry(self, limit: Limit) -> GpuEntry:
         return GpuEntry(
-            uuid=uuid,
+            uuid=bytes_of(limit.uuid),
             memory_bytes=min(limit.memory_bytes, layout.NO_LIMIT),
             context_bytes=self._context_reserve,
-            share=min(limit.compute_share, self._ceilings.get((group, uuid), 1.0)),
-            allocated=limit.compute_share,
+            share=limit.compute_share,
         )
 
     def _end_outlasting(self, group: str) -> None:

@@ -3,19 +3,16 @@
 The header says what each field means and who writes it. A test compares every offset with it.
 """
 
-from ctypes import LittleEndianStructure, c_char, c_int64, c_uint8, c_uint32, c_uint64, sizeof
+from ctypes import LittleEndianStructure, c_int64, c_uint8, c_uint32, c_uint64, sizeof
 
 VERSION = 1
 GPUS = 16
 SLOTS = 256
-SYMBOLS = 50
-SYMBOL_LENGTH = 56
 LIMITS_MAGIC = 0x7374696D694C6650
 REGION_MAGIC = 0x6E6F696765526650
 NO_LIMIT = NOT_MEASURED = 2**64 - 1
 MUTEX_KIND, MUTEX_KIND_AT = 0x90, 16
 
-MANAGED_IGNORE, MANAGED_DENY, EXTERNAL_DENY, UNKNOWN_WARN, ERROR_ALLOW = (1 << n for n in range(5))
 PROCESS_NONE, PROCESS_ALIVE, PROCESS_DEAD = range(3)
 SLOT_FREE, SLOT_USED = range(2)
 STATUS_OK, STATUS_VERSION, STATUS_STRANGER, STATUS_SLOT, STATUS_BUSY = range(5)
@@ -32,10 +29,8 @@ class PfGpuLimit(LittleEndianStructure):
         ("most_debt_ns", c_uint64),
         ("share", c_uint32),
         ("kappa", c_uint32),
-        ("allocated", c_uint32),
-        ("reserved_share", c_uint32),
         ("settled_ns", c_int64),
-        ("reserved", c_uint8 * 56),
+        ("reserved", c_uint8 * 64),
     ]
 
 
@@ -63,7 +58,7 @@ class PfLimitsHeader(LittleEndianStructure):
         ("boot_id", c_uint8 * 16),
         ("allocation", c_uint8 * 16),
         ("gpus", c_uint32),
-        ("policy", c_uint32),
+        ("reserved", c_uint32),
     ]
 
 
@@ -126,12 +121,6 @@ class PfSlot(LittleEndianStructure):
     ]
 
 
-class PfSymbol(LittleEndianStructure):
-    """struct pf_symbol."""
-
-    _fields_ = [("name", c_char * SYMBOL_LENGTH), ("count", c_uint64)]
-
-
 class PfRegionHeader(LittleEndianStructure):
     """struct pf_region before `gpu`."""
 
@@ -157,7 +146,6 @@ class PfRegion(LittleEndianStructure):
         ("header", PfRegionHeader),
         ("gpu", PfGpu * GPUS),
         ("slot", PfSlot * SLOTS),
-        ("symbol", PfSymbol * SYMBOLS),
     ]
 
 
@@ -177,4 +165,3 @@ LIMITS_SIZE, REGION_SIZE = sizeof(PfLimits), sizeof(PfRegion)
 GPU_AT, PROCESS_AT = sizeof(PfLimitsHeader), sizeof(PfLimitsHeader) + GPUS * sizeof(PfGpuLimit)
 USE_AT = sizeof(PfRegionHeader)
 SLOT_AT = USE_AT + GPUS * sizeof(PfGpu)
-SYMBOL_AT = SLOT_AT + SLOTS * sizeof(PfSlot)

@@ -24,7 +24,6 @@ BURST = 20_000_000  # ns
 MOST_DEBT = 60_000_000_000  # ns
 
 _SEQUENCE_AT = layout.PfLimitsHeader.sequence.offset
-_POLICY_AT = layout.PfLimitsHeader.policy.offset
 _GPU, _PROCESS = sizeof(layout.PfGpuLimit), sizeof(layout.PfProcess)
 
 
@@ -47,7 +46,6 @@ class GpuEntry(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int  # layout.NO_LIMIT
     context_bytes: int  # charged for a context until it is measured
     share: float  # of the GPU's time, in (0, 1]
-    allocated: float = 0.0  # the share without what is held back for a while; 0: the same
     kappa: float = 1.0  # what estimated costs are multiplied with
     burst_ns: int = BURST
     most_debt_ns: int = MOST_DEBT
@@ -154,7 +152,6 @@ class LimitsFile:
                 memory_bytes=gpu.memory_bytes,
                 context_bytes=gpu.context_bytes,
                 share=gpu.share / SHARES,
-                allocated=gpu.allocated / SHARES,
                 kappa=gpu.kappa / KAPPA,
                 burst_ns=gpu.burst_ns,
                 most_debt_ns=gpu.most_debt_ns,
@@ -188,15 +185,12 @@ class LimitsFile:
         self,
         gpus: Sequence[GpuEntry] = (),
         processes: Mapping[int, Registered] | None = None,
-        policy: int | None = None,
     ) -> None:
-        """Change the limits of all GPUs, the processes in some slots, or the policy, at once.
+        """Change the limits of all GPUs, or the processes in some slots, at once.
 
         Nothing is written where the file has all of it: each change makes all processes read it.
         """
         changes = [(layout.GPU_AT + n * _GPU, _gpu(gpu)) for n, gpu in enumerate(gpus)]
-        if policy is not None:
-            changes.append((_POLICY_AT, struct.pack("<I", policy)))
         for slot, process in (processes or {}).items():
             changes.append((layout.PROCESS_AT + slot * _PROCESS, _process(process)))
         (sequence,) = struct.unpack("<Q", self._read(_SEQUENCE_AT, 8))
@@ -240,13 +234,13 @@ class LimitsFile:
 _ENTRY = struct.Struct(f"<QQIIQ{layout.GPUS}Q")  # struct pf_process; quicker than its fields
 
 
-def content_of(gpus: Sequence[GpuEntry], policy: int, boot_id: bytes, allocation: bytes) -> bytes:
+def content_of(gpus: Sequence[GpuEntry], boot_id: bytes, allocation: bytes) -> bytes:
     """A new file's content. `boot_id` and `allocation` have 16 bytes, the latter as in `region`."""
     content = layout.PfLimits()
     header = content.header
     header.magic, header.version = layout.LIMITS_MAGIC, layout.VERSION
     header.size, header.sequence = layout.LIMITS_SIZE, 2
-    header.gpus, header.policy = len(gpus), policy
+    header.gpus = len(gpus)
     header.boot_id[:] = boot_id
     header.allocation[:] = allocation
     image = bytes(content)
@@ -260,7 +254,6 @@ def _gpu(gpu: GpuEntry) -> bytes:
     entry.memory_bytes, entry.context_bytes = gpu.memory_bytes, gpu.context_bytes
     entry.burst_ns, entry.most_debt_ns = gpu.burst_ns, gpu.most_debt_ns
     entry.share = min(SHARES, max(1, round(gpu.share * SHARES)))
-    entry.allocated = round(gpu.allocated * SHARES)
     entry.settled_ns = min(2**63 - 1, max(-(2**63), gpu.settled_ns))
     entry.kappa = min(2**32 - 1, max(1, round(gpu.kappa * KAPPA)))
     return bytes(entry)

@@ -152,16 +152,6 @@ def _of_groups(sample: NodeSample) -> Iterable[Metric]:
     counts = [(_holder(of), of.counts) for of in first if of.counts is not None]
     for name, text, value in _GROUP_COUNTERS:
         yield _counter(name, text, _HOLDER, _values(counts, value))
-    yield _counter(
-        "unknown_entry_points",
-        "How often a function of the driver was asked for that the shim does not know.",
-        (*_HOLDER, "symbol"),
-        (
-            ((*_holder(of), symbol), count)
-            for of in first
-            for symbol, count in sorted(of.symbols.items())
-        ),
-    )
 
 
 def _of_gpus(sample: NodeSample) -> Iterable[Metric]:

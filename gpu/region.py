@@ -5,7 +5,6 @@ shorter. Numbers are clamped to what they can be, and decide nothing about anoth
 """
 
 import os
-import re
 import struct
 import time
 from collections.abc import Iterable
@@ -20,9 +19,7 @@ from gpu.layout import MUTEX_KIND, MUTEX_KIND_AT
 MOST_BYTES = 1 << 50  # more than any GPU has
 MOST_COUNT = 1 << 62
 MOST_NS = 1 << 62
-_SYMBOL = re.compile(rb"cu[A-Za-z0-9_]{1,53}")
-_GPU, _SLOT, _SYMBOL_SIZE = sizeof(layout.PfGpu), sizeof(layout.PfSlot), sizeof(layout.PfSymbol)
-_NO_SYMBOLS = bytes(layout.SYMBOLS * _SYMBOL_SIZE)
+_GPU, _SLOT = sizeof(layout.PfGpu), sizeof(layout.PfSlot)
 # Fields of struct pf_slot: state, registration, data and context of each GPU
 _FIELDS = struct.Struct(f"<I28xQ24x{2 * layout.GPUS}Q")
 
@@ -145,19 +142,6 @@ class Region:
                     context_bytes=tuple(used[1::2]),
                 )
         return slots
-
-    def unknown_symbols(self) -> dict[str, int]:
-        """How often functions of the driver were asked for that the shim does not know, by name."""
-        content = self._read(layout.SYMBOL_AT, len(_NO_SYMBOLS))
-        symbols: dict[str, int] = {}
-        if content == _NO_SYMBOLS:  # nearly always, and this is asked of each group each second
-            return symbols
-        for n in range(layout.SYMBOLS):
-            symbol = layout.PfSymbol.from_buffer_copy(content, n * _SYMBOL_SIZE)
-            if symbol.count and _SYMBOL.fullmatch(symbol.name):
-                name = symbol.name.decode("ascii")
-                symbols[name] = min(symbols.get(name, 0) + symbol.count, MOST_COUNT)
-        return symbols
 
     def cut(self) -> bool:
         """Take back the room that the tenant gave the file beyond its size; whether there was any.

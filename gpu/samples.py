@@ -19,7 +19,6 @@ class TenantSample(msgspec.Struct, frozen=True, kw_only=True):
     in_force: GpuEntry
     use: RegionUse | None  # None: the tenant has damaged its region
     counts: RegionCounts | None  # the same
-    symbols: Mapping[str, int]  # how often driver functions were asked for that no shim knows
     processes: int  # registered ones that have not ended
     overhead_bytes: int  # contexts and modules, as far as they are measured
     device_bytes: int | None = None  # what the driver says that its processes use

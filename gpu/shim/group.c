@@ -149,22 +149,20 @@ static bool take_slot(void)
 /* Put the agent's answer into the slot, or leave it. */
 static bool finish_slot(int error, const struct pf_answer *answer)
 {
-    bool allowed = error == 0 || process->limits.policy & PF_ERROR_ALLOW;
-
     if (!region_lock())
         return false;
     struct pf_slot *slot = &region->slot[process->slot];
 
     if (slot_is_ours()) {
-        if (!allowed)
+        if (error != 0)
             slot->state = PF_SLOT_FREE;
-        else if (error == 0)
+        else
             process->registration = slot->registration = answer->registration;
     }
     if (slot_counts()) /* a process that was taken for dead has what it had */
         slots_recompute();
     region_unlock();
-    return allowed;
+    return error == 0;
 }
 
 static bool join(void)
@@ -178,7 +176,7 @@ static bool join(void)
         return false;
     int error = agent_register(process->slot, &answer);
 
-    if (error != 0 && !(process->limits.policy & PF_ERROR_ALLOW))
+    if (error != 0)
         COMPLAIN("the agent does not register this process at " PF_SOCKET_PATH ": %s. No GPU can be "
                  "used", reason(error));
     return finish_slot(error, &answer);

@@ -27,9 +27,6 @@ bool group_look(void);
 /* How many GPUs the group has; 0 before the files are open. */
 unsigned group_gpus(void);
 
-/* PF_… bits; without the files all are strict. */
-uint32_t group_policy(void);
-
 /* The index of a GPU by its 16 bytes; GROUP_NO_GPU: it is not the group's. */
 int group_gpu(const uint8_t uuid[16]);
 
@@ -53,10 +50,6 @@ void group_release_context(int gpu);
 struct group_usage group_usage(int gpu);
 
 void group_count_import(int gpu);
-
-/* Count that a program asks for a version of a hooked function that the shim does not know. False:
-   it must not get it. */
-bool group_count_unknown(const char *symbol);
 
 /* Whether a process (pid in this or in the host's pid namespace) is of the group. */
 bool group_has_process(uint32_t pid);

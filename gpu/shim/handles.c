@@ -112,8 +112,6 @@ int on_import(const struct hook *hook, PARAMS_import)
     struct change change = {.references = 1};
     int gpu;
 
-    if (group_policy() & PF_EXTERNAL_DENY)
-        return CU_NOT_SUPPORTED;
     int result = REAL(hook, import)(ARGS_import);
 
     if (result != CU_SUCCESS || !group_join())
@@ -130,8 +128,6 @@ int on_multicast(const struct hook *hook, PARAMS_multicast)
 {
     int gpu;
 
-    if (group_policy() & PF_EXTERNAL_DENY)
-        return CU_NOT_SUPPORTED;
     int result = REAL(hook, multicast)(ARGS_multicast);
 
     if (result == CU_SUCCESS && current_gpu(&gpu) == CU_SUCCESS)

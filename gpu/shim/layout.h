@@ -36,8 +36,6 @@ enum {
     PF_VERSION = 1, /* of this file: of the layouts and of the protocol */
     PF_GPUS = 16,   /* the most that a group holds */
     PF_SLOTS = 256, /* the most processes of a group that use a GPU at the same time */
-    PF_SYMBOLS = 50,
-    PF_SYMBOL_LENGTH = 56, /* with the zero byte at its end */
 };
 
 #define PF_LIMITS_MAGIC UINT64_C(0x7374696d694c6650) /* the bytes "PfLimits" */
@@ -47,15 +45,6 @@ enum {
 
 /* ---- limits ------------------------------------------------------------------------------ */
 
-/* Bits of `policy`. Without any, each of them is strict. */
-enum {
-    PF_MANAGED_IGNORE = 1 << 0, /* do not charge managed memory */
-    PF_MANAGED_DENY = 1 << 1,   /* refuse managed memory */
-    PF_EXTERNAL_DENY = 1 << 2,  /* refuse memory of another process (IPC, imports) */
-    PF_UNKNOWN_WARN = 1 << 3,   /* hand out a newer version of a hooked function, and count it */
-    PF_ERROR_ALLOW = 1 << 4,    /* no agent, or no region: count for this process alone */
-};
-
 struct pf_gpu_limit {
     uint8_t uuid[16];       /* of the GPU or MIG device: the 16 bytes of cuDeviceGetUuid */
     uint64_t memory_bytes;  /* of the group; PF_NO_LIMIT */
@@ -64,12 +53,9 @@ struct pf_gpu_limit {
     uint64_t most_debt_ns;  /* `tat` is at most so far in the future */
     uint32_t share;         /* of the GPU's time, in 1/10000; 10000: launches are not delayed */
     uint32_t kappa;         /* what estimated costs are multiplied with: 16.16 fixed point */
-    uint32_t allocated;     /* for the agent: the share that was allocated, as `share`, which is less
-                               while over-use is held against the group; 0: as `share` */
-    uint32_t reserved_share; /* 0 */
     int64_t settled_ns;     /* GPU time that the group owes beside what its launches paid for, since the
                                files were made; negative: less. A change moves `tat` once */
-    uint8_t reserved[56];   /* 0 */
+    uint8_t reserved[64];   /* 0 */
 };
 
 enum pf_process_state {
@@ -105,7 +91,7 @@ struct pf_limits {
     uint8_t boot_id[16];   /* /proc/sys/kernel/random/boot_id when this was made, as 16 bytes */
     uint8_t allocation[16]; /* any 16 bytes; the same as in `region` */
     uint32_t gpus;         /* how many of `gpu` there are: 1 to PF_GPUS. Never changes */
-    uint32_t policy;       /* PF_… bits */
+    uint32_t reserved;     /* 0 */
     struct pf_gpu_limit gpu[PF_GPUS];    /* never changes its order; the index is `region`'s, too */
     struct pf_process process[PF_SLOTS]; /* by slot */
 };
@@ -166,11 +152,6 @@ struct pf_slot {
    bit of PTHREAD_PROCESS_SHARED. All other bytes of an open mutex are 0. */
 enum { PF_MUTEX_KIND = 0x90, PF_MUTEX_KIND_AT = 16 };
 
-struct pf_symbol {
-    char name[PF_SYMBOL_LENGTH]; /* of a driver function that the shim does not know; "": unused */
-    uint64_t count;              /* how often it was asked for */
-};
-
 struct pf_region {
     uint64_t magic;         /* PF_REGION_MAGIC; the agent writes it and what follows, once */
     uint32_t version;       /* PF_VERSION */
@@ -193,7 +174,6 @@ struct pf_region {
 
     struct pf_gpu gpu[PF_GPUS];
     struct pf_slot slot[PF_SLOTS];
-    struct pf_symbol symbol[PF_SYMBOLS]; /* unknown entry points, under the mutex */
 };
 
 /* ---- the agent's socket ------------------------------------------------------------------ */
@@ -241,13 +221,11 @@ _Static_assert(offsetof(struct pf_limits, process) == 2112, "layout");
 _Static_assert(sizeof(struct pf_limits) == 43072, "layout");
 _Static_assert(sizeof(struct pf_gpu) == 192, "layout");
 _Static_assert(sizeof(struct pf_slot) == 320, "layout");
-_Static_assert(sizeof(struct pf_symbol) == 64, "layout");
 _Static_assert(offsetof(struct pf_region, mutex) == 64, "layout");
 _Static_assert(offsetof(struct pf_region, applied) == 128, "layout");
 _Static_assert(offsetof(struct pf_region, gpu) == 192, "layout");
 _Static_assert(offsetof(struct pf_region, slot) == 3264, "layout");
-_Static_assert(offsetof(struct pf_region, symbol) == 85184, "layout");
-_Static_assert(sizeof(struct pf_region) == 88384, "layout");
+_Static_assert(sizeof(struct pf_region) == 85184, "layout");
 _Static_assert(sizeof(struct pf_request) == 8 && sizeof(struct pf_answer) == 16, "layout");
 
 #endif

@@ -56,12 +56,6 @@ int on_alloc_v1(const struct hook *hook, PARAMS_alloc_v1)
 int on_managed(const struct hook *hook, PARAMS_managed)
 {
     struct entry entry;
-    uint32_t policy = group_policy();
-
-    if (policy & PF_MANAGED_DENY)
-        return CU_NOT_SUPPORTED;
-    if (policy & PF_MANAGED_IGNORE)
-        return REAL(hook, managed)(ARGS_managed);
     int result = begin(&entry, bytes, PAGE);
 
     if (result != CU_SUCCESS)
@@ -183,8 +177,6 @@ static void count_import(int result)
 
 int on_ipc(const struct hook *hook, PARAMS_ipc)
 {
-    if (group_policy() & PF_EXTERNAL_DENY)
-        return CU_NOT_SUPPORTED;
     int result = REAL(hook, ipc)(ARGS_ipc);
 
     count_import(result);
@@ -193,8 +185,6 @@ int on_ipc(const struct hook *hook, PARAMS_ipc)
 
 int on_external(const struct hook *hook, PARAMS_external)
 {
-    if (group_policy() & PF_EXTERNAL_DENY)
-        return CU_NOT_SUPPORTED;
     int result = REAL(hook, external)(ARGS_external);
 
     count_import(result);

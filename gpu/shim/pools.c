@@ -369,8 +369,6 @@ int on_pool_import(const struct hook *hook, PARAMS_pool_import)
 {
     int gpu;
 
-    if (group_policy() & PF_EXTERNAL_DENY)
-        return CU_NOT_SUPPORTED;
     int result = REAL(hook, pool_import)(ARGS_pool_import);
 
     if (result == CU_SUCCESS && group_join()) {

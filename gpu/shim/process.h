@@ -25,7 +25,7 @@ struct ordinal {
 /* What `limits` says of the group. */
 struct limits {
     uint64_t sequence; /* 0: not read yet */
-    uint32_t gpus, policy;
+    uint32_t gpus;
     struct pf_gpu_limit gpu[PF_GPUS];
 };
 

@@ -12,11 +12,6 @@ unsigned group_gpus(void)
     return limits_file->gpus <= PF_GPUS ? limits_file->gpus : PF_GPUS;
 }
 
-uint32_t group_policy(void)
-{
-    return limits_file ? __atomic_load_n(&limits_file->policy, __ATOMIC_RELAXED) : 0;
-}
-
 int group_gpu(const uint8_t uuid[16])
 {
     for (unsigned gpu = 0; gpu < group_gpus(); gpu++)
@@ -39,34 +34,6 @@ void group_count_import(int gpu)
         return;
     region->gpu[gpu].external_imports++;
     region_unlock();
-}
-
-static void count_symbol(const char *name)
-{
-    for (unsigned i = 0; i < PF_SYMBOLS; i++) {
-        struct pf_symbol *symbol = &region->symbol[i];
-
-        if (symbol->name[0] == '\0')
-            strncpy(symbol->name, name, PF_SYMBOL_LENGTH - 1);
-        else if (strncmp(symbol->name, name, PF_SYMBOL_LENGTH - 1) != 0)
-            continue;
-        symbol->count++;
-        return;
-    }
-}
-
-bool group_count_unknown(const char *symbol)
-{
-    if (!group_look() || !region_lock())
-        return false;
-    bool allowed = process->limits.policy & PF_UNKNOWN_WARN;
-
-    count_symbol(symbol);
-    region_unlock();
-    if (!allowed)
-        COMPLAIN("the driver's newest version of %s is unknown to this library and is not handed out",
-                 symbol);
-    return allowed;
 }
 
 bool group_has_process(uint32_t pid)

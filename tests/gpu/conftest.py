@@ -34,7 +34,6 @@ class Place:
         *,
         memory: int = 64 * MIB,
         context: int = 0,
-        policy: int = 0,
         agent: bool = True,
         only: slice = slice(None),
         behaviour: Behaviour | None = None,
@@ -44,7 +43,7 @@ class Place:
         cards: tuple[Gpu, ...] = gpus(count, **of_each)
         behaviour = behaviour or Behaviour(pool_chunk=2 * MIB)
         self.node = self._stack.enter_context(Node(self.directory, cards, behaviour))
-        self.group = Group(self.directory, cards[only], memory, context, policy)
+        self.group = Group(self.directory, cards[only], memory, context)
         if agent:
             self._stack.enter_context(self.group)
         return self

@@ -88,7 +88,6 @@ class Group:
         gpus: Sequence[Gpu],
         memory: int = layout.NO_LIMIT,
         context: int = 0,
-        policy: int = 0,
     ) -> None:
         self.directory = directory / DIRECTORY
         (self.directory / "agent").mkdir(parents=True)
@@ -103,7 +102,7 @@ class Group:
         ]
         self.limits = self.directory / "limits"
         self.region = self.directory / "region"
-        content = limits_file.content_of(entries, policy, bytes(16), ALLOCATION)
+        content = limits_file.content_of(entries, bytes(16), ALLOCATION)
         self.limits.write_bytes(content)
         self.region.write_bytes(region.content_of(ALLOCATION))
         self.registered: list[tuple[int, int]] = []  # slot, pid

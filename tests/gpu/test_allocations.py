@@ -99,25 +99,6 @@ def test_freeing_twice_or_a_foreign_pointer_counts_nothing(place: Make) -> None:
     assert here.group.used == here.resident() == 3 * MIB
 
 
-# ---- policies ------------------------------------------------------------------------------------
-
-
-def test_managed_memory_can_be_denied_or_left_uncounted(place: Make) -> None:
-    here = place(policy=layout.MANAGED_DENY)
-    driver = here.started()
-    answer = driver.call("cuMemAllocManaged", Out(), MIB, 1)
-    assert (answer.result, answer.ints) == (NOT_SUPPORTED, [UNTOUCHED])
-
-
-def test_managed_memory_can_be_left_uncounted(place: Make) -> None:
-    here = place(policy=layout.MANAGED_IGNORE)
-    driver = here.started()
-    [pointer] = driver.do("cuMemAllocManaged", Out(), MIB, 1)
-    assert here.group.used == 0
-    driver.do("cuMemFree_v2", pointer)
-    assert here.group.used == 0
-
-
 # ---- which GPUs ----------------------------------------------------------------------------------
 
 

@@ -51,24 +51,21 @@ class ServedNode:
     def start(
         self,
         on_overuse: Action = "report",
-        kill_unaccounted: bool = False,
         limited: Sequence[LimitedGPU] | None = None,
     ) -> GpuService:
-        service = self.make(on_overuse, kill_unaccounted, limited)
+        service = self.make(on_overuse, limited)
         service.start()
         return service
 
     def make(
         self,
         on_overuse: Action = "report",
-        kill_unaccounted: bool = False,
         limited: Sequence[LimitedGPU] | None = None,
     ) -> GpuService:
         paths = paths_with(self.directory, TWO)
         made = GpuLimitSettings(
             driver_root=self.directory / "driver",
             on_overuse=on_overuse,
-            kill_unaccounted=kill_unaccounted,
         )
         self.service = GpuService(
             paths,

@@ -16,10 +16,9 @@ import pytest
 from gpu import group_socket, layout
 from gpu.group_limits import Limit
 from gpu.group_socket import GroupSocket, Registrant
-from gpu.groups import GroupLeased, Groups
+from gpu.groups import GroupLeased
 from gpu.registration import CLIENTS, TICK
 from tests.host.gpu.pods import GPU, GroupsNode, MadeContainer, RegisteringProcess
-from tests.unit.gpu.groups import PlainRooms
 from tests.waiting import PATIENCE, until
 
 LONG = "podfabric.io-gpu-10g-25." + "x" * 150  # its socket's path is longer than an address may be
@@ -281,16 +280,6 @@ def test_an_agent_that_was_killed_within_a_change_has_it_finished(node: GroupsNo
         file.write(struct.pack("<Q", 9))
     node.restart()
     assert struct.unpack_from("<Q", limits.read_bytes(), 16)[0] % 2 == 0
-
-
-def test_what_a_former_agent_throttled_is_lifted(node: GroupsNode) -> None:
-    node.container("a", limits=[Limit(GPU, 1 << 30, 0.5)])
-    node.groups.throttle("a", GPU, 0.01)
-    node.groups = Groups(
-        node.groups.root, rooms=PlainRooms()
-    )  # another process knows nothing of it
-    node.restart()
-    assert [entry.share for entry in node.groups.read("a").in_force] == [0.5]
 
 
 def test_groups_that_are_removed_are_not_served_and_can_be_made_again(node: GroupsNode) -> None:

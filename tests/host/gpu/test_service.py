@@ -51,23 +51,22 @@ def test_it_is_killed_where_that_is_configured(node: ServedNode) -> None:
     until(lambda: node.values().get(key) == 1, what="count of the kill")
 
 
-def test_only_strangers_on_gpus_that_are_given_in_parts_are_killed(
+def test_only_gpus_that_are_given_in_parts_are_watched_and_strangers_there_live(
     node: ServedNode, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Other GPUs may be a pool of replicas', or another device plugin's."""
     node.install_driver()
     limited = [LimitedGPU(uuid=FIRST, minor=0)]
-    started = node.start(kill_unaccounted=True, limited=limited)
+    started = node.start(on_overuse="kill", limited=limited)
     holder = node.container("h", Limit(FIRST, 4 * GIB, 1.0))
     elsewhere, stranger = (node.stack.enter_context(made_container()) for _ in range(2))
     held = node.process(holder, GIB)
     on_second = node.process(elsewhere, GIB, device=1)
-    on_first = node.process(stranger, GIB)
-    assert on_first.process.wait() == -signal.SIGKILL
+    on_first = node.process(stranger, 4 * GIB)
     looked = started.sample
     until(lambda: started.sample.at > looked.at + 2.5, what="more looks")
     assert held.process.poll() is None
-    assert on_second.process.poll() is None
+    assert on_second.process.poll() is on_first.process.poll() is None
     assert [gpu.uuid for gpu in started.sample.gpus] == [FIRST]
     assert "No such file" not in caplog.text
 

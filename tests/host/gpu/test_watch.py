@@ -1,6 +1,5 @@
 """The watch sees real processes in real cgroups that use the stand-in's driver without a shim."""
 
-import fcntl
 import os
 import signal
 import time
@@ -9,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gpu import alnair_metrics, layout, metrics, nvml
-from gpu.enforcement import LOOKS, Enforcement, OverUse
+from gpu import layout, metrics, nvml
+from gpu.enforcement import Enforcement, OverUse
 from gpu.group_limits import NO_LIMIT, Limit
 from gpu.living_processes import REMEMBERED
 from gpu.nvml import Nvml
@@ -104,10 +103,8 @@ def test_the_next_look_after_a_containers_end_shows_nothing_of_it(
     watch.look(opened)
     node.tenants[:] = [tenant for tenant in node.tenants if tenant.group == "b"]
     sample = watch.look(opened)
-    shown = [*metrics.families(sample, {}, sample.at, 1e9), *alnair_metrics.families(sample)]
-    pods = {
-        each.labels.get("pod", each.labels.get("pod_name")) for of in shown for each in of.samples
-    }
+    shown = metrics.families(sample, {}, sample.at, 1e9)
+    pods = {each.labels.get("pod") for of in shown for each in of.samples}
     assert pods == {"pod-of-b", None}
 
 
@@ -117,7 +114,7 @@ def test_a_process_that_holds_no_part_of_a_gpu_is_unaccounted_and_lives(
     node.container("a", limits=[Limit(FIRST, GIB, 1.0)])
     stranger = using(node, driver, None)
     allocate(stranger, 2 * GIB)
-    enforcement = enforcing(node, watch, "kill")
+    enforcement = enforcing(watch, "kill")
     for _ in range(4):
         sample = watch.look(opened)
         enforcement.decide(sample, opened)
@@ -126,25 +123,9 @@ def test_a_process_that_holds_no_part_of_a_gpu_is_unaccounted_and_lives(
     assert stranger.process.poll() is None
 
 
-def test_processes_without_an_allocation_are_killed_where_that_is_configured(
-    node: GroupsNode, driver: Node, opened: Nvml, watch: Watch
-) -> None:
-    tenant = using(node, driver, node.container("a", limits=[Limit(FIRST, GIB, 1.0)]))
-    stranger = using(node, driver, None)
-    enforcement = Enforcement(node.groups, watch.attribution.group_of, kill_unaccounted=True)
-    enforcement.decide(watch.look(opened), opened)
-    assert stranger.process.poll() is None
-    enforcement.decide(watch.look(opened), opened)
-    assert stranger.ended()[0] == -signal.SIGKILL
-    assert enforcement.unaccounted_kills == 1
-    assert tenant.process.poll() is None
-
-
-def enforcing(
-    node: GroupsNode, watch: Watch, action: Action, reported: list[OverUse] | None = None
-) -> Enforcement:
+def enforcing(watch: Watch, action: Action, reported: list[OverUse] | None = None) -> Enforcement:
     reports = reported if reported is not None else []
-    return Enforcement(node.groups, watch.attribution.group_of, reports.append, action=action)
+    return Enforcement(watch.attribution.group_of, reports.append, action=action)
 
 
 def test_over_use_counts_at_the_second_look_and_is_reported_once(
@@ -152,7 +133,7 @@ def test_over_use_counts_at_the_second_look_and_is_reported_once(
 ) -> None:
     container = node.container("a", limits=[Limit(FIRST, GIB, 1.0)])
     reported: list[OverUse] = []
-    enforcement = enforcing(node, watch, "report", reported)
+    enforcement = enforcing(watch, "report", reported)
     process = using(node, driver, container)
     within = GIB + TOLERANCE_BYTES + GIB // 100 - CONTEXT
     allocate(process, within // (2 * MIB) * 2 * MIB)
@@ -192,7 +173,7 @@ def test_kill_hits_exactly_the_processes_of_the_container_on_that_gpu(
     neighbour = using(node, driver, b)
     with a.client(node.socket("a")) as without_gpu:
         reported: list[OverUse] = []
-        enforcement = enforcing(node, watch, "kill", reported)
+        enforcement = enforcing(watch, "kill", reported)
         enforcement.decide(watch.look(opened), opened)
         assert over[0].process.poll() is None
         enforcement.decide(watch.look(opened), opened)
@@ -201,44 +182,6 @@ def test_kill_hits_exactly_the_processes_of_the_container_on_that_gpu(
             assert alive.poll() is None
         assert sorted(reported[0].killed) == sorted(process.pid for process in over)
         assert enforcement.kills == {("a", FIRST): 2}
-
-
-def test_throttle_lasts_as_long_as_the_over_use(
-    node: GroupsNode, driver: Node, opened: Nvml, watch: Watch
-) -> None:
-    process = using(node, driver, node.container("a", limits=[Limit(FIRST, GIB, 0.5)]))
-    enforcement = enforcing(node, watch, "throttle")
-    address = allocate(process, 2 * GIB)
-    shares = []
-    for _ in range(3):
-        enforcement.decide(watch.look(opened), opened)
-        shares.append(node.groups.read("a").in_force[0].share)
-    process.do("cuMemFree_v2", address)
-    enforcement.decide(watch.look(opened), opened)
-    shares.append(node.groups.read("a").in_force[0].share)
-    assert shares == [0.5, 0.01, 0.01, 0.5]
-
-
-def test_throttle_that_a_lease_keeps_off_is_told_so_and_tried_again(
-    node: GroupsNode,
-    driver: Node,
-    opened: Nvml,
-    watch: Watch,
-) -> None:
-    process = using(node, driver, node.container("a", limits=[Limit(FIRST, GIB, 0.5)]))
-    reported: list[OverUse] = []
-    enforcement = enforcing(node, watch, "throttle", reported)
-    allocate(process, 2 * GIB)
-    signal.signal(signal.SIGIO, signal.SIG_IGN)  # which asks the holder to give the lease back
-    leased = os.open(node.groups.root / "a/limits", os.O_RDONLY)
-    fcntl.fcntl(leased, fcntl.F_SETLEASE, fcntl.F_RDLCK)
-    for _ in range(LOOKS):
-        enforcement.decide(watch.look(opened), opened)
-    os.close(leased)
-    assert [str(each).count("could not be slowed down") for each in reported] == [1]
-    assert "a process of the container holds a lease" in str(reported[0])
-    enforcement.decide(watch.look(opened), opened)
-    assert node.groups.read("a").in_force[0].share == 0.01
 
 
 def test_what_a_registered_process_needs_beside_its_allocations_is_told_to_the_shims(
@@ -310,7 +253,7 @@ def test_a_tenant_that_destroys_its_region_hides_nothing_and_breaks_no_other_gro
     allocate(over, 3 * GIB)
     untouched = (node.groups.root / "b/limits").read_bytes()
     (node.groups.root / "a/region").write_bytes(os.urandom(size))
-    enforcement = enforcing(node, watch, "kill")
+    enforcement = enforcing(watch, "kill")
     for _ in range(2):
         sample = watch.look(opened)
         enforcement.decide(sample, opened)
@@ -346,21 +289,6 @@ def test_without_nvml_the_groups_own_numbers_are_there(node: GroupsNode, watch: 
     assert (sample.nvml_up, sample.problem, sample.gpus) == (False, "no driver", ())
     [only] = sample.tenants
     assert only.use is not None and only.device_bytes is None
-
-
-def test_symbols_that_a_tenant_makes_up_are_bounded_for_the_life_of_the_agent(
-    node: GroupsNode, watch: Watch
-) -> None:
-    node.container("a")
-    names = set()
-    for round_ in range(5):
-        with (node.groups.root / "a/region").open("r+b") as region:
-            region.seek(layout.SYMBOL_AT)
-            for n in range(layout.SYMBOLS):
-                symbol = layout.PfSymbol(f"cuNew{round_}x{n}".encode(), 1)
-                region.write(bytes(symbol))
-        names |= set(watch.look(None).tenants[0].symbols)
-    assert len(names) == layout.SYMBOLS
 
 
 def test_what_a_process_used_just_before_it_ended_counts(node: GroupsNode, watch: Watch) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from gpu import layout
 from gpu.group_limits import GroupError, Limit
-from gpu.groups import Compute, Groups
+from gpu.groups import Groups
 from gpu.limits_file import LimitsFile
 from gpu.region import RegionInvalid
 from tests.unit.gpu.groups import PlainRooms
@@ -39,13 +39,13 @@ def sequence(path: Path) -> int:
 
 
 def test_a_new_group_has_both_files_as_the_header_describes_them(tmp_path: Path) -> None:
-    groups = Groups(tmp_path, policy=4, rooms=PlainRooms())
+    groups = Groups(tmp_path, rooms=PlainRooms())
     directory = groups.make("g", [limit(A, 2 * GIB, 0.25), limit(B, 3 * GIB, 0.5)])
     limits = layout.PfLimits.from_buffer_copy((directory / "limits").read_bytes())
     region = layout.PfRegion.from_buffer_copy((directory / "region").read_bytes())
     assert (limits.header.magic, limits.header.version) == (layout.LIMITS_MAGIC, 1)
     assert (limits.header.size, limits.header.gpus) == (layout.LIMITS_SIZE, 2)
-    assert (limits.header.sequence, limits.header.policy) == (2, 4)
+    assert limits.header.sequence == 2
     boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     assert bytes(limits.header.boot_id) == bytes.fromhex(boot_id.replace("-", ""))
     assert [bytes(gpu.uuid)[-1] for gpu in limits.gpu[:2]] == [10, 11]
@@ -57,13 +57,6 @@ def test_a_new_group_has_both_files_as_the_header_describes_them(tmp_path: Path)
     assert region.header.mutex[layout.MUTEX_KIND_AT] == layout.MUTEX_KIND
     assert sum(region.header.mutex) == layout.MUTEX_KIND
     assert bytes(region)[layout.USE_AT :] == NO_REGION[layout.USE_AT :]
-
-
-def test_the_next_agents_policy_holds_for_groups_that_exist(groups: Groups) -> None:
-    directory = groups.make("g", [limit()])
-    Groups(groups.root, policy=18, rooms=PlainRooms()).settle("g")
-    limits = layout.PfLimits.from_buffer_copy((directory / "limits").read_bytes())
-    assert limits.header.policy == 18
 
 
 def test_tenants_may_write_the_region_and_read_the_limits_and_nobody_else_gets_there(
@@ -293,7 +286,7 @@ def test_a_kill_at_any_write_of_a_change_is_finished_by_the_next_one(groups: Gro
         groups.remove("g")
         if not killed:
             break
-    assert odd == 4  # before each write between the two of the sequence
+    assert odd == 3  # before each write between the two of the sequence
 
 
 def test_a_kill_at_any_change_of_remove_leaves_what_the_next_call_removes(groups: Groups) -> None:
@@ -330,36 +323,6 @@ def test_processes_that_register_together_are_one_change_of_the_limits(groups: G
     assert all(each.alive for each in known.values())
     assert [known[n].host_pid for n in range(8)] == list(range(100, 108))
     assert [known[n].registration for n in range(8)] == [1, 1, 1, 1, 2, 1, 1, 1]
-
-
-def test_a_throttled_group_has_its_ceiling_until_it_is_lifted(groups: Groups) -> None:
-    groups.make("g", [limit(A, share=0.5)])
-
-    def in_force() -> tuple[float, float]:
-        entry = groups.read("g").in_force[0]
-        return entry.share, entry.kappa
-
-    groups.set_compute("g", {A: Compute(kappa=2.0, settled=0.0)})
-    assert in_force() == (0.5, 2.0)
-    groups.throttle("g", A, 0.01)
-    groups.set_compute("g", {A: Compute(kappa=4.0, settled=0.0)})
-    assert in_force() == (0.01, 4.0)
-    groups.throttle("g", A, None)
-    assert in_force() == (0.5, 4.0)
-    assert [each.compute_share for each in groups.read("g").limits] == [0.5]
-
-
-def test_what_is_held_back_is_not_taken_for_the_share_without_the_agents_own_file(
-    groups: Groups,
-) -> None:
-    directory = groups.make("g", [limit(A, share=0.25), limit(B, share=0.5)])
-    groups.throttle("g", B, 0.01)
-    groups.set_compute("g", {A: Compute(kappa=2.0, settled=0.0)})
-    assert [entry.share for entry in groups.read("g").in_force] == [0.25, 0.01]
-    (directory / "configured").write_bytes(b"")
-    assert [limit.compute_share for limit in groups.read("g").limits] == [0.25, 0.5]
-    Groups(groups.root, rooms=PlainRooms()).settle("g")
-    assert [entry.share for entry in groups.read("g").in_force] == [0.25, 0.5]
 
 
 def test_what_was_configured_is_known_without_the_agents_own_file(groups: Groups) -> None:

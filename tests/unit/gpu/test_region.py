@@ -54,7 +54,6 @@ def test_numbers_that_cannot_be_are_clamped(path: Path) -> None:
         assert (use.tat, use.longest_ns, use.wait_ns) == (MOST_NS,) * 3
         assert max(use.backlogged_at, use.longest_at, use.last_launch) <= now
         assert reading.slots(range(layout.SLOTS)) == {}  # no such state
-        assert reading.unknown_symbols() == {}
 
 
 @given(st.data())
@@ -64,10 +63,11 @@ def test_garbage_anywhere_gives_an_error_or_numbers_within_their_bounds(
     path = tmp_path_factory.getbasetemp() / "garbage"
     content = bytearray(region.content_of(ALLOCATION))
     for _ in range(data.draw(st.integers(1, 4))):
-        offset = data.draw(st.sampled_from((0, 8, 16, 64, 128, 192, 3264, 85184)))
+        offset = data.draw(st.sampled_from((0, 8, 16, 64, 128, 192, 3264)))
         part = data.draw(st.binary(max_size=400))
         content[offset : offset + len(part)] = part
-    path.write_bytes(bytes(content[: data.draw(st.sampled_from((0, 191, 3000, 88383, 90000)))]))
+    sizes = (0, 191, 3000, layout.REGION_SIZE - 1, layout.REGION_SIZE + 1)
+    path.write_bytes(bytes(content[: data.draw(st.sampled_from(sizes))]))
     try:
         with opened(path) as reading:
             for use in reading.uses():
@@ -75,9 +75,6 @@ def test_garbage_anywhere_gives_an_error_or_numbers_within_their_bounds(
                 assert 0 <= use.last_launch <= time.monotonic_ns()
             for slot in reading.slots(range(layout.SLOTS)).values():
                 assert all(0 <= number <= MOST_BYTES for number in slot.data_bytes)
-            for name, number in reading.unknown_symbols().items():
-                assert name.isidentifier() and name.isascii()
-                assert 0 < number <= MOST_COUNT
     except RegionInvalid as error:
         assert str(path) in str(error)
 
@@ -123,11 +120,3 @@ def test_room_that_a_tenant_took_beyond_the_files_size_is_taken_back(path: Path)
         assert reading.cut()
         assert path.stat().st_size == layout.REGION_SIZE
         assert not reading.cut()
-
-
-def test_only_names_of_driver_functions_are_symbols(path: Path) -> None:
-    names = (b"cuMemNew", b'cu"} 1\nx', b"malloc", b"cu\xff", b"cuMemNew", b"")
-    for n, name in enumerate(names):
-        write(path, layout.SYMBOL_AT + n * 64, name.ljust(56, b"\0") + struct.pack("<Q", 3))
-    with opened(path) as reading:
-        assert reading.unknown_symbols() == {"cuMemNew": 6}

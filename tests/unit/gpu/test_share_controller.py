@@ -132,7 +132,6 @@ def test_what_is_settled_stays_when_limits_are_changed_or_written_again(
         control({("a", A): 0.5}, (A, B))
     assert _settled(groups, "a") == 0.5
     groups.change("a", [limit(share=0.6)])
-    groups.throttle("a", A, 0.01)
     groups.settle("a")
     groups.make("a", [limit(share=0.6)])
     assert _settled(groups, "a") == 0.5
@@ -173,17 +172,6 @@ def test_a_group_that_is_made_again_between_two_ticks_begins_anew(
     for _ in range(3):
         control({}, (A,))
     assert _settled(groups, "a") == 0
-
-
-def test_of_gates_that_do_not_count_what_launches_pay_nothing_is_settled(
-    groups: Groups, control: Control
-) -> None:
-    """They are of an earlier version: the container runs since before an update."""
-    groups.make("a", [limit(share=0.3)])
-    for _ in range(20):
-        _launches(groups, "a")
-        control({("a", A): 0.3}, (A,))
-    assert (_settled(groups, "a"), _in_force(groups, "a")) == (0, (0.3, 1.0))
 
 
 def test_what_the_driver_may_not_tell_of_many_processes_is_not_settled(
@@ -242,17 +230,6 @@ def test_a_new_controller_goes_on_from_the_files(groups: Groups, clock: Clock) -
         _says(groups, "a", **_paid(0.25 + n * 0.15))
         control({("a", A): 0.3}, (A, B))
     assert _settled(groups, "a") == settled
-
-
-def test_a_share_that_is_held_down_for_its_memory_stays_down_and_is_what_counts(
-    groups: Groups, control: Control
-) -> None:
-    _made(groups, "a", 0.5)
-    groups.throttle("a", A, 0.01)
-    for _ in range(4):
-        control({("a", A): 0.3}, (A, B))
-    assert _in_force(groups, "a")[0] == 0.01
-    assert _settled(groups, "a") == pytest.approx(3 * 0.15)
 
 
 @pytest.mark.parametrize("spoiled", ["limits", "region"])
