@@ -64,19 +64,18 @@ class Enforcement:
         self._group_of = group_of
         self._report = report
         self._action: Action = action
-        self.kills: Counter[tuple[str, str]] = Counter()  # by group and GPU
-        self._over: dict[tuple[str, str], int] = {}  # looks in a row, by group and GPU
+        self.kills: Counter[str] = Counter()  # by group
+        self._over: dict[str, int] = {}  # looks in a row, by group
 
     def decide(self, sample: NodeSample, nvml: Nvml | None) -> None:
         """Act on a look. A GPU that the driver did not tell about begins from the start."""
-        over = {
-            each.key: self._over.get(each.key, 0) + 1
+        self._over = {
+            each.tenant.group: self._over.get(each.tenant.group, 0) + 1
             for each in sample.tenants
             if each.overuse_bytes
         }
-        self._over = over
         for each in sample.tenants:
-            count = over.get(each.key, 0)
+            count = self._over.get(each.tenant.group, 0)
             if count >= LOOKS:
                 self._act(each, nvml, first=count == LOOKS)
 
@@ -85,7 +84,7 @@ class Enforcement:
         if self._action == "kill" and nvml is not None:
             group = sample.tenant.group
             killed = _kill(nvml, sample.uuid, partial(self._is_of, group))
-            self.kills[sample.key] += len(killed)
+            self.kills[group] += len(killed)
         if first or killed:
             overuse = OverUse(
                 tenant=sample.tenant,

@@ -6,7 +6,6 @@ The header says what each field means and who writes it. A test compares every o
 from ctypes import LittleEndianStructure, c_int64, c_uint8, c_uint32, c_uint64, sizeof
 
 VERSION = 1
-GPUS = 16
 SLOTS = 256
 LIMITS_MAGIC = 0x7374696D694C6650
 REGION_MAGIC = 0x6E6F696765526650
@@ -30,7 +29,6 @@ class PfGpuLimit(LittleEndianStructure):
         ("share", c_uint32),
         ("kappa", c_uint32),
         ("settled_ns", c_int64),
-        ("reserved", c_uint8 * 64),
     ]
 
 
@@ -42,8 +40,7 @@ class PfProcess(LittleEndianStructure):
         ("start_time", c_uint64),
         ("host_pid", c_uint32),
         ("state", c_uint32),
-        ("reserved", c_uint64),
-        ("overhead_bytes", c_uint64 * GPUS),
+        ("overhead_bytes", c_uint64),
     ]
 
 
@@ -55,10 +52,7 @@ class PfLimitsHeader(LittleEndianStructure):
         ("version", c_uint32),
         ("size", c_uint32),
         ("sequence", c_uint64),
-        ("boot_id", c_uint8 * 16),
         ("allocation", c_uint8 * 16),
-        ("gpus", c_uint32),
-        ("reserved", c_uint32),
     ]
 
 
@@ -67,7 +61,7 @@ class PfLimits(LittleEndianStructure):
 
     _fields_ = [
         ("header", PfLimitsHeader),
-        ("gpu", PfGpuLimit * GPUS),
+        ("gpu", PfGpuLimit),
         ("process", PfProcess * SLOTS),
     ]
 
@@ -99,12 +93,6 @@ class PfGpu(LittleEndianStructure):
     ]
 
 
-class PfSlotGpu(LittleEndianStructure):
-    """One of `gpu` in struct pf_slot."""
-
-    _fields_ = [("data_bytes", c_uint64), ("context_bytes", c_uint64)]
-
-
 class PfSlot(LittleEndianStructure):
     """struct pf_slot."""
 
@@ -116,8 +104,8 @@ class PfSlot(LittleEndianStructure):
         ("image", c_uint64),
         ("registration", c_uint64),
         ("instance", c_uint64),
-        ("reserved", c_uint64 * 2),
-        ("gpu", PfSlotGpu * GPUS),
+        ("data_bytes", c_uint64),
+        ("context_bytes", c_uint64),
     ]
 
 
@@ -144,7 +132,7 @@ class PfRegion(LittleEndianStructure):
 
     _fields_ = [
         ("header", PfRegionHeader),
-        ("gpu", PfGpu * GPUS),
+        ("gpu", PfGpu),
         ("slot", PfSlot * SLOTS),
     ]
 
@@ -162,6 +150,5 @@ class PfAnswer(LittleEndianStructure):
 
 
 LIMITS_SIZE, REGION_SIZE = sizeof(PfLimits), sizeof(PfRegion)
-GPU_AT, PROCESS_AT = sizeof(PfLimitsHeader), sizeof(PfLimitsHeader) + GPUS * sizeof(PfGpuLimit)
-USE_AT = sizeof(PfRegionHeader)
-SLOT_AT = USE_AT + GPUS * sizeof(PfGpu)
+GPU_AT, PROCESS_AT = PfLimits.gpu.offset, PfLimits.process.offset
+USE_AT, SLOT_AT = PfRegion.gpu.offset, PfRegion.slot.offset

@@ -20,8 +20,7 @@ MOST_BYTES = 1 << 50  # more than any GPU has
 MOST_COUNT = 1 << 62
 MOST_NS = 1 << 62
 _GPU, _SLOT = sizeof(layout.PfGpu), sizeof(layout.PfSlot)
-# Fields of struct pf_slot: state, registration, data and context of each GPU
-_FIELDS = struct.Struct(f"<I28xQ24x{2 * layout.GPUS}Q")
+_FIELDS = struct.Struct("<I28xQ8xQQ")  # of struct pf_slot: state, registration, data, context
 
 
 class RegionInvalid(Exception):
@@ -37,7 +36,7 @@ _OPENED = os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class RegionUse(msgspec.Struct, frozen=True, kw_only=True):
-    """What a group says of one GPU. Bytes, counts, ns; times by CLOCK_MONOTONIC, not in the future.
+    """What a group says of its GPU. Bytes, counts, ns; times by CLOCK_MONOTONIC, not in the future.
 
     `tat`, which is in the future while launches wait, is at most 2^62.
     """
@@ -61,11 +60,11 @@ class RegionUse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SlotUse(msgspec.Struct, frozen=True, kw_only=True):
-    """What one process says it has allocated, by GPU; bytes."""
+    """What one process says it has allocated; bytes."""
 
     registration: int
-    data_bytes: tuple[int, ...]
-    context_bytes: tuple[int, ...]
+    data_bytes: int
+    context_bytes: int
 
 
 class RegionCounts(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,13 +80,11 @@ class Region:
 
     Args:
         path: the file.
-        gpus: how many GPUs the group has, from `limits`.
         allocation: 16 bytes, from `limits`.
     """
 
-    def __init__(self, path: Path | str, gpus: int, allocation: bytes) -> None:
+    def __init__(self, path: Path | str, allocation: bytes) -> None:
         self._path = path
-        self._gpus = gpus
         try:
             self._descriptor = os.open(path, _OPENED)
         except BlockingIOError:
@@ -120,26 +117,21 @@ class Region:
             refused_slots=min(header.refused_slots, MOST_COUNT),
         )
 
-    def uses(self) -> tuple[RegionUse, ...]:
-        """What the group says of each of its GPUs."""
-        content = self._read(layout.USE_AT, self._gpus * _GPU)
-        now = time.monotonic_ns()
-        return tuple(
-            _use(layout.PfGpu.from_buffer_copy(content, n * _GPU), now) for n in range(self._gpus)
-        )
+    def use(self) -> RegionUse:
+        """What the group says of its GPU."""
+        content = self._read(layout.USE_AT, _GPU)
+        return _use(layout.PfGpu.from_buffer_copy(content), time.monotonic_ns())
 
     def slots(self, wanted: Iterable[int]) -> dict[int, SlotUse]:
         """The slots of these indices that a process uses."""
         slots = {}
         for index in wanted:
             content = self._read(layout.SLOT_AT + index * _SLOT, _SLOT)
-            state, registration, *gpus = _FIELDS.unpack(content)
+            state, registration, *used = _FIELDS.unpack(content)
             if state == layout.SLOT_USED:
-                used = [min(number, MOST_BYTES) for number in gpus[: 2 * self._gpus]]
+                data, context = (min(number, MOST_BYTES) for number in used)
                 slots[index] = SlotUse(
-                    registration=registration,
-                    data_bytes=tuple(used[::2]),
-                    context_bytes=tuple(used[1::2]),
+                    registration=registration, data_bytes=data, context_bytes=context
                 )
         return slots
 

@@ -238,24 +238,24 @@ class Watch:
     ) -> Iterator[TenantSample]:
         for group, of in files.items():
             alive = [of.processes[slot] for slot in _alive(of)]
-            _, uses, counts = said[group]
-            for n, (limit, entry) in enumerate(zip(of.limits, of.in_force, strict=True)):
-                told = limit.uuid in used
-                device = sum(by_group.get((group, limit.uuid), {}).values())
-                yield TenantSample(
-                    tenant=tenants[group],
-                    uuid=limit.uuid,
-                    minor=minors.get(limit.uuid),
-                    share=limit.compute_share,
-                    in_force=entry,
-                    use=uses[n] if uses is not None else None,
-                    counts=counts,
-                    processes=len({process.host_pid for process in alive}),
-                    overhead_bytes=sum(process.overhead_bytes[n] or 0 for process in alive),
-                    device_bytes=device if told else None,
-                    overuse_bytes=overuse(device, entry.memory_bytes) if told else None,
-                    utilization=utilization.get((group, limit.uuid), 0.0) if told else None,
-                )
+            uuid = of.limit.uuid
+            _, use, counts = said[group]
+            told = uuid in used
+            device = sum(by_group.get((group, uuid), {}).values())
+            yield TenantSample(
+                tenant=tenants[group],
+                uuid=uuid,
+                minor=minors.get(uuid),
+                share=of.limit.compute_share,
+                in_force=of.in_force,
+                use=use,
+                counts=counts,
+                processes=len({process.host_pid for process in alive}),
+                overhead_bytes=sum(process.overhead_bytes or 0 for process in alive),
+                device_bytes=device if told else None,
+                overuse_bytes=overuse(device, of.in_force.memory_bytes) if told else None,
+                utilization=utilization.get((group, uuid), 0.0) if told else None,
+            )
 
     def _try(self, group: str, act: Callable[[], object]) -> None:
         try:
@@ -281,12 +281,12 @@ class _Said(NamedTuple):
     """What a group says of itself."""
 
     slots: Mapping[int, SlotUse]  # of living processes
-    uses: tuple[RegionUse, ...] | None  # None: the tenant has damaged its region
+    use: RegionUse | None  # None: the tenant has damaged its region
     counts: RegionCounts | None
 
 
 def _said(files: GroupFiles, region: Region) -> _Said:
-    return _Said(_slots(files, region), region.uses(), region.counts)
+    return _Said(_slots(files, region), region.use(), region.counts)
 
 
 def _slots(files: GroupFiles, region: Region) -> dict[int, SlotUse]:
@@ -303,7 +303,7 @@ def _alive(files: GroupFiles) -> list[int]:
 
 
 def _uuids(files: Mapping[str, GroupFiles]) -> Iterator[str]:
-    return (limit.uuid for of in files.values() for limit in of.limits)
+    return (of.limit.uuid for of in files.values())
 
 
 def _is_ours(error: BaseException | None) -> bool:

@@ -83,8 +83,7 @@ bool files_read_limits(struct limits *copy)
         struct limits read = {.sequence = limits_stable()};
 
         if (read.sequence != 0) {
-            read.gpus = limits_file->gpus <= PF_GPUS ? limits_file->gpus : PF_GPUS;
-            memcpy(read.gpu, limits_file->gpu, sizeof read.gpu);
+            read.gpu = limits_file->gpu;
             if (limits_are_still(read.sequence)) {
                 *copy = read;
                 return true;

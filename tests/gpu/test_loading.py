@@ -66,7 +66,7 @@ def test_each_route_leads_to_the_shim(place: Make, route: list[str]) -> None:
     # A clean environment, but for what stands in for the mounts.
     with running(here, program("route"), route, here.environment):
         assert here.group.used == here.resident() == MIB
-        assert here.group.uses()[0].launches == 1
+        assert here.group.use().launches == 1
 
 
 @pytest.mark.parametrize("route", ["linked", "next"])
@@ -76,7 +76,7 @@ def test_a_linked_program_is_led_to_the_shim(place: Make, route: str) -> None:
     flags = ["-DLINKED", "-Wl,--no-as-needed", str(library), "-Wl,--allow-shlib-undefined"]
     with running(here, program("route", *flags, output="linked"), [route], here.environment):
         assert here.group.used == here.resident() == MIB
-        assert here.group.uses()[0].launches == 1
+        assert here.group.use().launches == 1
 
 
 def test_a_function_that_the_shim_does_not_know_is_the_drivers(place: Make) -> None:

@@ -79,12 +79,12 @@ class ServedNode:
         self.stack.callback(self.service.close)
         return self.service
 
-    def container(self, group: str, *limits: Limit) -> MadeContainer:
+    def container(self, group: str, limit: Limit) -> MadeContainer:
         container = self.stack.enter_context(made_container())
         pod = Pod("default", f"pod-of-{group}", container.container.pod_uid)
         self.tenants.append(Tenant(group=group, pod=pod, container="main"))
         assert self.service is not None
-        self.service.groups.make(group, limits)
+        self.service.groups.make(group, limit)
         return container
 
     def process(self, container: MadeContainer, size: int, device: int = 0) -> Driver:

@@ -197,11 +197,11 @@ def test_the_limits_of_a_tenant_that_renews_its_lease_can_be_changed(node: Group
             assert holder.stdout is not None
             assert holder.stdout.readline() == b"has it\n"
             with pytest.raises(GroupError, match="holds a lease of it"):
-                node.groups.change("a", [Limit(A, 1 << 30, 0.1)])
+                node.groups.change("a", Limit(A, 1 << 30, 0.1))
 
             def changes() -> bool:
                 with suppress(GroupError):
-                    node.groups.change("a", [Limit(A, 1 << 30, 0.1)])
+                    node.groups.change("a", Limit(A, 1 << 30, 0.1))
                     return True
                 return False
 
@@ -209,7 +209,7 @@ def test_the_limits_of_a_tenant_that_renews_its_lease_can_be_changed(node: Group
                 until(changes, what="share", pause=0.1)
         finally:
             holder.kill()
-    assert node.groups.read("a").in_force[0].share == 0.1
+    assert node.groups.read("a").in_force.share == 0.1
 
 
 def test_an_agent_without_descriptors_tells_nothing_of_the_files(

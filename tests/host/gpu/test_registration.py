@@ -40,7 +40,7 @@ def test_a_process_of_the_groups_container_is_registered_in_its_slot(
         known = node.groups.read("a").processes
         assert list(known) == [7]
         assert (known[7].host_pid, known[7].alive) == (client.pid, True)
-        assert known[7].overhead_bytes == (None,)
+        assert known[7].overhead_bytes is None
         stat = Path(f"/proc/{client.pid}/stat").read_text().rpartition(")")[2].split()
         assert known[7].start_time == int(stat[19])
 
@@ -288,7 +288,7 @@ def test_groups_that_are_removed_are_not_served_and_can_be_made_again(node: Grou
         assert client.register(0)[0] == layout.STATUS_OK
         node.groups.remove("a")
         assert not node.socket("a").exists()
-        node.groups.make("a", [Limit(GPU, 1 << 30, 1.0)])
+        node.groups.make("a", Limit(GPU, 1 << 30, 1.0))
         assert client.register(0) == [layout.STATUS_OK, client.pid, 1]
 
 

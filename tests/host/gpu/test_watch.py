@@ -73,22 +73,23 @@ def allocate(process: Driver, size: int) -> int:
     return address
 
 
-def of(sample: NodeSample, group: str, uuid: str = FIRST) -> TenantSample:
-    return next(each for each in sample.tenants if each.key == (group, uuid))
+def of(sample: NodeSample, group: str) -> TenantSample:
+    return next(each for each in sample.tenants if each.tenant.group == group)
 
 
 def test_what_the_driver_says_of_processes_is_their_containers(
     node: GroupsNode, driver: Node, opened: Nvml, watch: Watch
 ) -> None:
-    limits = [Limit(FIRST, 4 * GIB, 0.5), Limit(SECOND, 2 * GIB, 1.0)]
-    a, b = node.container("a", limits=limits), node.container("b", 1, limits=limits[:1])
+    limit = Limit(FIRST, 4 * GIB, 0.5)
+    a, b = node.container("a", limit=limit), node.container("b", 1, limit=limit)
+    node.container("c", limit=Limit(SECOND, 2 * GIB, 1.0))
     allocate(using(node, driver, a), GIB)
     allocate(using(node, driver, a), 2 * GIB)
     allocate(using(node, driver, b), 3 * GIB)
     sample = watch.look(opened)
     assert sample.nvml_up and sample.problem == ""
     assert of(sample, "a").device_bytes == 3 * GIB + 2 * CONTEXT
-    assert of(sample, "a", SECOND).device_bytes == 0
+    assert of(sample, "c").device_bytes == 0
     assert of(sample, "b").device_bytes == 3 * GIB + CONTEXT
     assert [of(sample, "a").share, of(sample, "a").minor] == [0.5, 0]
     assert [gpu.capacity_bytes for gpu in sample.gpus] == [16 * GIB - 600 * MIB] * 2
@@ -99,7 +100,7 @@ def test_the_next_look_after_a_containers_end_shows_nothing_of_it(
     node: GroupsNode, opened: Nvml, watch: Watch
 ) -> None:
     for group in ("a", "b"):
-        node.container(group, limits=[Limit(FIRST, GIB, 0.5)])
+        node.container(group, limit=Limit(FIRST, GIB, 0.5))
     watch.look(opened)
     node.tenants[:] = [tenant for tenant in node.tenants if tenant.group == "b"]
     sample = watch.look(opened)
@@ -111,7 +112,7 @@ def test_the_next_look_after_a_containers_end_shows_nothing_of_it(
 def test_a_process_that_holds_no_part_of_a_gpu_is_unaccounted_and_lives(
     node: GroupsNode, driver: Node, opened: Nvml, watch: Watch
 ) -> None:
-    node.container("a", limits=[Limit(FIRST, GIB, 1.0)])
+    node.container("a", limit=Limit(FIRST, GIB, 1.0))
     stranger = using(node, driver, None)
     allocate(stranger, 2 * GIB)
     enforcement = enforcing(watch, "kill")
@@ -131,7 +132,7 @@ def enforcing(watch: Watch, action: Action, reported: list[OverUse] | None = Non
 def test_over_use_counts_at_the_second_look_and_is_reported_once(
     node: GroupsNode, driver: Node, opened: Nvml, watch: Watch
 ) -> None:
-    container = node.container("a", limits=[Limit(FIRST, GIB, 1.0)])
+    container = node.container("a", limit=Limit(FIRST, GIB, 1.0))
     reported: list[OverUse] = []
     enforcement = enforcing(watch, "report", reported)
     process = using(node, driver, container)
@@ -163,8 +164,8 @@ def test_over_use_counts_at_the_second_look_and_is_reported_once(
 def test_kill_hits_exactly_the_processes_of_the_container_on_that_gpu(
     node: GroupsNode, driver: Node, opened: Nvml, watch: Watch
 ) -> None:
-    limits = [Limit(FIRST, GIB, 1.0), Limit(SECOND, GIB, 1.0)]
-    a, b = node.container("a", limits=limits), node.container("b", limits=limits)
+    limit = Limit(FIRST, GIB, 1.0)
+    a, b = node.container("a", limit=limit), node.container("b", limit=limit)
     over = [using(node, driver, a), using(node, driver, a)]
     allocate(over[0], 2 * GIB)
     elsewhere = node.stack.enter_context(Driver(driver.environment))
@@ -181,18 +182,18 @@ def test_kill_hits_exactly_the_processes_of_the_container_on_that_gpu(
         for alive in (elsewhere.process, neighbour.process, without_gpu.process):
             assert alive.poll() is None
         assert sorted(reported[0].killed) == sorted(process.pid for process in over)
-        assert enforcement.kills == {("a", FIRST): 2}
+        assert enforcement.kills == {"a": 2}
 
 
 def test_what_a_registered_process_needs_beside_its_allocations_is_told_to_the_shims(
     node: GroupsNode, driver: Node, opened: Nvml, watch: Watch
 ) -> None:
-    process = using(node, driver, node.container("a", limits=[Limit(FIRST, 4 * GIB, 1.0)]))
+    process = using(node, driver, node.container("a", limit=Limit(FIRST, 4 * GIB, 1.0)))
     node.registered("a", 5, process.pid)
     node.claim("a", 5, data=GIB)
     allocate(process, GIB)
     sample = watch.look(opened)
-    assert node.groups.read("a").processes[5].overhead_bytes == (CONTEXT,)
+    assert node.groups.read("a").processes[5].overhead_bytes == CONTEXT
     before = (node.groups.root / "a/limits").read_bytes()
     assert of(watch.look(opened), "a").overhead_bytes == CONTEXT
     assert (node.groups.root / "a/limits").read_bytes() == before  # nothing has changed
@@ -202,30 +203,30 @@ def test_what_a_registered_process_needs_beside_its_allocations_is_told_to_the_s
 def test_a_lie_about_allocations_makes_no_negative_overhead(
     node: GroupsNode, driver: Node, opened: Nvml, watch: Watch
 ) -> None:
-    process = using(node, driver, node.container("a", limits=[Limit(FIRST, 4 * GIB, 1.0)]))
+    process = using(node, driver, node.container("a", limit=Limit(FIRST, 4 * GIB, 1.0)))
     node.registered("a", 5, process.pid)
     node.claim("a", 5, data=2**64 - 1)
     watch.look(opened)
-    assert node.groups.read("a").processes[5].overhead_bytes == (0,)
+    assert node.groups.read("a").processes[5].overhead_bytes == 0
 
 
 def test_two_copies_of_the_shim_in_one_process_have_its_context_once(
     node: GroupsNode, driver: Node, opened: Nvml, watch: Watch
 ) -> None:
-    process = using(node, driver, node.container("a", limits=[Limit(FIRST, 4 * GIB, 1.0)]))
+    process = using(node, driver, node.container("a", limit=Limit(FIRST, 4 * GIB, 1.0)))
     for slot, data in ((5, GIB), (2, 2 * GIB)):
         node.registered("a", slot, process.pid)
         node.claim("a", slot, data)
     allocate(process, 3 * GIB)
     watch.look(opened)
     known = node.groups.read("a").processes
-    assert (known[2].overhead_bytes, known[5].overhead_bytes) == ((CONTEXT,), (0,))
+    assert (known[2].overhead_bytes, known[5].overhead_bytes) == (CONTEXT, 0)
 
 
 def test_a_program_that_is_executed_frees_what_the_former_one_had(
     node: GroupsNode, opened: Nvml, watch: Watch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    container = node.container("a", limits=[Limit(FIRST, 4 * GIB, 1.0)])
+    container = node.container("a", limit=Limit(FIRST, 4 * GIB, 1.0))
     with container.client(node.socket("a")) as client:
         assert client.register(1)[0] == layout.STATUS_OK
         node.claim("a", 1, data=GIB)
@@ -245,8 +246,8 @@ def test_a_program_that_is_executed_frees_what_the_former_one_had(
 def test_a_tenant_that_destroys_its_region_hides_nothing_and_breaks_no_other_group(
     node: GroupsNode, driver: Node, opened: Nvml, watch: Watch, size: int
 ) -> None:
-    limits = [Limit(FIRST, GIB, 1.0)]
-    a, b = node.container("a", limits=limits), node.container("b", limits=limits)
+    limit = Limit(FIRST, GIB, 1.0)
+    a, b = node.container("a", limit=limit), node.container("b", limit=limit)
     over, other = using(node, driver, a), using(node, driver, b)
     for group, process in (("a", over), ("b", other)):
         node.registered(group, 0, process.pid)
@@ -261,7 +262,7 @@ def test_a_tenant_that_destroys_its_region_hides_nothing_and_breaks_no_other_gro
     assert of(sample, "a").use is None
     assert of(sample, "b").use is not None
     assert other.process.poll() is None
-    assert (node.groups.root / "b/limits").read_bytes()[64:192] == untouched[64:192]
+    assert (node.groups.root / "b/limits").read_bytes()[40:104] == untouched[40:104]
     assert (node.groups.root / "a/region").stat().st_size <= layout.REGION_SIZE
 
 
@@ -271,13 +272,13 @@ def test_a_gpu_that_the_driver_does_not_tell_about_makes_nothing_of_the_others_u
     lost = Failure("nvmlDeviceGetComputeRunningProcesses_v3", 1, 15)
     with installed(tmp_path / "driver", TWO, Behaviour(failures=(lost,))) as driver:
         opened = nvml.open_driver(driver.file.parent)
-        limits = [Limit(FIRST, GIB, 1.0), Limit(SECOND, GIB, 1.0)]
-        node.container("a", limits=limits)
+        node.container("a", limit=Limit(FIRST, GIB, 1.0))
+        node.container("b", limit=Limit(SECOND, GIB, 1.0))
         sample = watch.look(opened)
         assert not sample.nvml_up and FIRST in sample.problem
         assert of(sample, "a").device_bytes is None
         assert of(sample, "a").overuse_bytes is None
-        assert of(sample, "a", SECOND).device_bytes == 0
+        assert of(sample, "b").device_bytes == 0
         assert [gpu.uuid for gpu in sample.gpus] == [SECOND]
         assert watch.look(opened).nvml_up
         opened.close()
@@ -310,7 +311,7 @@ def test_a_clock_of_the_day_that_is_set_back_is_no_time_without_use(
     node: GroupsNode, driver: Node, opened: Nvml, watch: Watch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing that the driver tells is newer than the last sample, for as long as the step is."""
-    process = using(node, driver, node.container("a", limits=[Limit(FIRST, 4 * GIB, 1.0)]))
+    process = using(node, driver, node.container("a", limit=Limit(FIRST, 4 * GIB, 1.0)))
     watch.look(opened)
     module, _ = process.do("cuModuleLoadData", Out(8), b"\0" * 16)
     [function] = process.do("cuModuleGetFunction", Out(8), module, "busy_1s")
@@ -339,8 +340,8 @@ def test_a_clock_of_the_day_that_is_set_back_is_no_time_without_use(
 def test_the_time_that_a_container_used_a_gpu_is_seen_with_and_without_limits(
     node: GroupsNode, driver: Node, opened: Nvml, watch: Watch, limit: Limit
 ) -> None:
-    container = node.container("a", limits=[limit])
-    node.container("idle", limits=[limit])
+    container = node.container("a", limit=limit)
+    node.container("idle", limit=limit)
     process = using(node, driver, container)
     watch.look(opened)
     module, _ = process.do("cuModuleLoadData", Out(8), b"\0" * 16)

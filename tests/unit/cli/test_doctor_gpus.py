@@ -209,7 +209,7 @@ def test_an_allocation_without_limits_and_limits_without_allocation_are_found(
     server: GpuServer,
 ) -> None:
     server.hold(0, ["00000000.10g-25.0"], limited=False)
-    server.groups.make("stray", [Limit(servers.gpu_uuid(0), GIB, 0.5)])
+    server.groups.make("stray", Limit(servers.gpu_uuid(0), GIB, 0.5))
 
     stray, missing = _found(server.paths, "GPU limits")
 
@@ -223,7 +223,7 @@ def test_other_limits_than_were_allocated_are_found(
     server: GpuServer, memory: int, share: float
 ) -> None:
     group = server.hold(0, ["00000000.10g-25.0"])
-    server.groups.change(group, [Limit(servers.gpu_uuid(0), memory * GIB, share)])
+    server.groups.change(group, Limit(servers.gpu_uuid(0), memory * GIB, share))
 
     found = _only(server.paths, "GPU limits")
 

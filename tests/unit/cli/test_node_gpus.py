@@ -256,7 +256,7 @@ def test_a_pods_parts_are_explained_with_use_and_the_way_to_its_hca(
 
 def _of_another_gpu(server: GpuServer, group: str) -> None:
     server.groups.remove(group)
-    server.groups.make(group, [Limit(servers.gpu_uuid(7), 10 * GIB, 0.25)])
+    server.groups.make(group, Limit(servers.gpu_uuid(7), 10 * GIB, 0.25))
 
 
 def test_a_gpu_whose_limits_cannot_be_kept_says_why(paths: Paths, shell: Shell) -> None:
