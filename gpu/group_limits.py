@@ -1,16 +1,9 @@
-"""What a group may use of its GPU: checked, and as the agent itself remembers it.
-
-The file `configured` of a group is for the agent alone: a tenant may keep it from opening `limits`.
-"""
+"""What a group may use of its GPU, checked."""
 
 import re
 import uuid as uuids
 from dataclasses import dataclass
-from pathlib import Path
 
-import msgspec
-
-from base import files
 from gpu import layout
 from gpu.limits_file import GpuEntry
 
@@ -30,9 +23,6 @@ class Limit:
     uuid: str  # "GPU-…"
     memory_bytes: int  # of all its processes together; NO_LIMIT
     compute_share: float  # of the GPU's time, in (0, 1]
-
-
-_CONFIGURED = msgspec.json.Decoder(Limit)  # built before there are threads
 
 
 def bytes_of(uuid: str) -> bytes:
@@ -70,31 +60,6 @@ def check(group: str, limit: Limit, context_reserve: int) -> None:
         )
 
 
-def stored(configured: Path) -> Limit | None:
-    """What the file `configured` says; None if that is lost."""
-    try:
-        return _CONFIGURED.decode(files.read(str(configured)))
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return None
-
-
-def stored_or_in_force(configured: Path, entry: GpuEntry) -> Limit:
-    """What `configured` says; what `limits` says if that is lost or of another GPU."""
-    limit = stored(configured)
-    try:
-        if limit is not None and bytes_of(limit.uuid) == entry.uuid:
-            return limit
-    except GroupError:
-        pass
+def limit_of(entry: GpuEntry) -> Limit:
+    """What the file `limits` says."""
     return Limit(f"GPU-{uuids.UUID(bytes=entry.uuid)}", entry.memory_bytes, entry.share)
-
-
-def store(configured: Path, limit: Limit) -> None:
-    """Write the file `configured`, if it says anything else. Raises OSError."""
-    content = msgspec.json.encode(limit)
-    try:
-        if files.read(str(configured)) == content:
-            return
-    except OSError:
-        pass
-    files.write_atomically(configured, content, durable=False)

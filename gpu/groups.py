@@ -5,7 +5,6 @@ A group is the processes of one container. Its directory has
     limits       mounted read-only as /run/podfabric/gpu/limits
     region       mounted read-write as /run/podfabric/gpu/region
     agent/       mounted read-only as /run/podfabric/gpu/agent; the agent's socket is there
-    configured   for the agent alone: what the device plugin said
 
 below a directory that only root can enter, on a tmpfs. The two mounted files are made whole, and
 later only written in place: a mount stays with the file that it began with. The region has a file
@@ -23,7 +22,7 @@ import msgspec
 
 from base import files, locks
 from gpu import group_limits, layout, limits_file, region
-from gpu.group_limits import GroupError, Limit, bytes_of
+from gpu.group_limits import GroupError, Limit, bytes_of, limit_of
 from gpu.limits_file import (
     GpuEntry,
     LimitsFile,
@@ -112,7 +111,7 @@ class Groups:
                     f"group {group}: its GPU cannot change while it lives: remove it, and make it "
                     "again for a new container"
                 )
-            self._write(group, opened, limit)
+            self._write(opened, limit)
 
     def remove(self, group: str) -> None:
         """Remove the files of a group whose containers are gone, if there are any."""
@@ -120,7 +119,7 @@ class Groups:
         directory = self.root / group
         with self._exclusive():
             # Without `limits` it is none of the groups; a kill leaves the rest to the next call.
-            for name in ("limits", "configured", "agent/agent.sock", "agent/.new"):
+            for name in ("limits", "agent/agent.sock", "agent/.new"):
                 with suppress(FileNotFoundError, NotADirectoryError):
                     files.remove(directory / name, durable=False)
             self._rooms.remove(directory / "region")
@@ -147,7 +146,7 @@ class Groups:
     def read(self, group: str) -> GroupFiles:
         """What the files of a group say now.
 
-        While the tenant keeps `limits` from being opened, what was configured counts: so it cannot
+        While the tenant keeps `limits` from being opened, what was read last counts: so it cannot
         hide what it uses.
         """
         try:
@@ -157,22 +156,18 @@ class Groups:
                     return known
                 in_force = opened.gpu()
                 read = GroupFiles(
-                    limit=group_limits.stored_or_in_force(self._configured(group), in_force),
+                    limit=limit_of(in_force),
                     in_force=in_force,
                     processes=opened.processes(),
                     allocation=bytes(opened.header.allocation),
                 )
-                # Whoever changes `configured` changes `limits` after that.
                 if not opened.is_changing():
                     self._known[group] = opened.state, read
                 return read
         except GroupLeased:
-            limit = group_limits.stored(self._configured(group))
-            if limit is None:
+            if group not in self._known:
                 raise
-            return GroupFiles(
-                limit=limit, in_force=self._entry(limit), processes={}, allocation=b""
-            )
+            return msgspec.structs.replace(self._known[group][1], processes={}, allocation=b"")
 
     def region(self, group: str, of: GroupFiles) -> Region:
         """The open region of a group that was read. Raises RegionInvalid."""
@@ -186,10 +181,9 @@ class Groups:
             opened.write(msgspec.structs.replace(entry, kappa=compute.kappa, settled_ns=settled))
 
     def settle(self, group: str) -> None:
-        """Write the configured limit: finish a killed agent's change."""
+        """Write the limit again: finish a killed agent's change."""
         with self._exclusive(), self._open(group) as opened:
-            limit = group_limits.stored_or_in_force(self._configured(group), opened.gpu())
-            self._write(group, opened, limit)
+            self._write(opened, limit_of(opened.gpu()))
 
     def register(self, group: str, slot: int, host_pid: int, start_time: int) -> Registered:
         """Enter a living process in a slot, under a new registration."""
@@ -253,7 +247,7 @@ class Groups:
                 except RegionInvalid:
                     whole = False
                 if whole and opened.gpu().uuid == bytes_of(limit.uuid):
-                    self._write(group, opened, limit)
+                    self._write(opened, limit)
                     return True
         except GroupLeased:
             raise
@@ -273,13 +267,10 @@ class Groups:
         # Last `limits`, by which the group is one: a kill before that leaves none.
         files.remove(directory / "limits", durable=False)
         self._end_outlasting(group)
-        group_limits.store(directory / "configured", limit)
         self._rooms.put(directory / "region", region.content_of(allocation))
         files.write_atomically(directory / "limits", content, 0o644, durable=False)
 
-    def _write(self, group: str, opened: LimitsFile, limit: Limit) -> None:
-        """Write a limit, there and where it is known after a kill."""
-        group_limits.store(self._configured(group), limit)
+    def _write(self, opened: LimitsFile, limit: Limit) -> None:
         former = opened.gpu()
         opened.write(
             msgspec.structs.replace(
@@ -299,9 +290,6 @@ class Groups:
         outlasting = self._outlasting.pop(group, None)
         if outlasting is not None:
             outlasting.close()
-
-    def _configured(self, group: str) -> Path:
-        return self.root / group / "configured"
 
     @contextmanager
     def _open(self, group: str) -> Iterator[LimitsFile]:

@@ -117,7 +117,7 @@ static int digit(char character)
     return character >= 'A' && character <= 'F' ? character - 'A' + 10 : -1;
 }
 
-/* The 16 bytes of "GPU-…" or "MIG-…". */
+/* The 16 bytes of "GPU-…". */
 static bool parse_uuid(const char *text, uint8_t uuid[16])
 {
     int digits = 0;
