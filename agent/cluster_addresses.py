@@ -64,7 +64,7 @@ def lessee_of(
     except OSError as error:
         _log.error("cannot tell which boot this is: %s: %s", error.filename, error.strerror)
         return None
-    return Lessee(api, files, node, boot, compat=settings.compat != "None")
+    return Lessee(api, files, node, boot)
 
 
 def pools_of(

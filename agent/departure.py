@@ -24,7 +24,6 @@ from cni.spec.errors import CNIError
 from deviceplugin import checkpoint
 from deviceplugin.checkpoint import CheckpointDamaged, CheckpointUnreadable
 from host import mounts
-from ipam.departures import Departures
 from ipam.sqlite_store import SqliteStore
 from ipam.store_files import StoreFiles
 
@@ -125,20 +124,17 @@ class Departure:
 def left(paths: Paths, store: StoreFiles) -> str:
     """What the node still has: "2 attachments, 3 addresses"; "" if nothing.
 
-    A damaged journal file counts as an attachment. What a DEL owes to whereabouts' objects counts:
-    no other file tells of it. Raises CNIError if the store cannot be read.
+    A damaged journal file counts as an attachment. Raises CNIError if the store cannot be read.
     """
     attachments = sum(1 for _ in Journal(paths).entries())
-    addresses = owed = 0
+    addresses = 0
     if paths.ipam.is_dir():
-        owed = sum(1 for _ in Departures(paths.ipam).departed())
         boot = paths.boot_id()
         reservations = SqliteStore(store, boot).reservations()
         addresses = sum(reservation.boot == boot for reservation in reservations)
     parts = (
         (attachments, "attachment"),
         (addresses, "address"),
-        (owed, "removal for whereabouts"),
         (gpu_holders(paths), "container with limits of a GPU"),
     )
     return ", ".join(_counted(count, word) for count, word in parts if count)

@@ -138,7 +138,7 @@ class Agent:
             loaded.require("ipam")
             return ipam.scope
 
-        stores = Stores(self._store, scope, self._lessee, lambda: ipam.compat)
+        stores = Stores(self._store, scope, self._lessee)
         self._pools = cluster_addresses.pools_of(paths, self._store, ipam)
         policies = self._policies = AgentPolicies(paths, self._policy)
         stack.callback(policies.close)

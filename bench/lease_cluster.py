@@ -14,7 +14,7 @@ from bench.cpu import Usage
 from bench.lease_nodes import NodeProcess, Place, State
 from ipam.cluster.controller.reclaim import MARGIN
 from ipam.cluster.names import pool_name
-from ipam.cluster.objects import AddressBlock, AddressPool, Compat, Meta, PoolSpec
+from ipam.cluster.objects import AddressBlock, AddressPool, Meta, PoolSpec
 from tests.api.server import ApiServer, api_server
 from tests.waiting import until
 
@@ -86,15 +86,12 @@ class LeaseCluster:
         self.stop()
         self.resume(self.new_places(count, leases=leases))
 
-    def new_places(
-        self, count: int, *, leases: bool = True, compat: Compat = "None"
-    ) -> list[Place]:
+    def new_places(self, count: int, *, leases: bool = True) -> list[Place]:
         """Node objects, tokens and directories of nodes."""
         places = []
         for _ in range(count):
             self._made += 1
-            place = self.new_place(f"n{self._made}", leases=leases)
-            places.append(place._replace(compat=compat))
+            places.append(self.new_place(f"n{self._made}", leases=leases))
         return places
 
     def new_place(self, name: str, machine: str = "", *, leases: bool = True) -> Place:

@@ -22,7 +22,7 @@ from ipam.cluster.rest_api import RestApi
 from ipam.cluster.rest_requests import Body, Lines, Query, Response
 from ipam.confirmed import boottime
 from ipam.plugin import AddressPlugin
-from ipam.scope import Compat, Stores
+from ipam.scope import Stores
 from ipam.sqlite_store import SqliteStore
 from ipam.store_files import StoreFiles
 from tests.unit.ipam.calls import request
@@ -39,7 +39,6 @@ class Place(NamedTuple):
     directory: Path
     boot: str = "boot-1"
     leases: bool = True
-    compat: Compat = "None"
 
 
 class State(NamedTuple):
@@ -136,19 +135,15 @@ class Node:
         self._client = KubernetesApi(place.kubeconfig)
         self.transport = FaultyTransport(self._client._client)
         self.files = StoreFiles(place.directory)
-        beside = place.compat != "None"
         self.lessee = Lessee(
             RestApi(self.transport, node=place.name),
             self.files,
             place.name,
             place.boot,
             clock=self.clock,
-            compat=beside,
         )
         self._store = SqliteStore(self.files, place.boot)
-        stores = Stores(
-            self.files, lambda: "cluster", self.lessee, lambda: place.compat, clock=self.clock
-        )
+        stores = Stores(self.files, lambda: "cluster", self.lessee, clock=self.clock)
         self.plugin = AddressPlugin(stores, lambda: place.boot)
         if place.leases:
             self.lessee.start()

@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from bench import lease_full, lease_losses, lease_moves
+from bench import lease_full, lease_losses
 from bench.lease_cluster import LeaseCluster, audit, lease_cluster
 from bench.lease_report import audited, cpu, requested, say, times, told, told_of
 
@@ -244,7 +244,6 @@ ROWS: dict[str, Callable[[LeaseCluster], None]] = {
     "a21": a21,
     **lease_losses.ROWS,
     **lease_full.ROWS,
-    **lease_moves.ROWS,
 }
 
 if __name__ == "__main__":

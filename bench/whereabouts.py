@@ -32,9 +32,9 @@ from queue import Empty, SimpleQueue
 from bench.agent import CHECKOUT, LAUNCHER
 from bench.processes import Call, environment, quantile
 from ipam.cluster.objects import AddressBlock
-from ipam.cluster.whereabouts.objects import IPPool, OverlappingRangeIPReservation
+from ipam.cluster.whereabouts.objects import IPPool
 from tests.api.server import ApiServer, api_server
-from tests.api.whereabouts import install_kinds, ready_pool
+from tests.api.whereabouts import OverlappingRangeIPReservation, shared_pool
 from tests.cluster import programs
 from tests.cluster.peers import WHEREABOUTS
 from tests.waiting import until
@@ -91,8 +91,8 @@ def main() -> None:
     with ExitStack() as stack:
         root = Path(stack.enter_context(tempfile.TemporaryDirectory(dir="/dev/shm")))
         server = stack.enter_context(api_server())
-        install_kinds(server)
-        stack.enter_context(ready_pool(server, OURS_RANGE, 128, "None"))
+        pool = shared_pool(server, "None", OURS_RANGE, 128, time.monotonic)
+        stack.enter_context(pool).round()
         proxy = stack.enter_context(closing(Proxy(server.plane.port)))
         proxy.start()
         agents = [

@@ -305,7 +305,7 @@ def _suspects(blocks: Iterable[AddressBlock], machines: Machines) -> Iterable[st
         standing = machines.standing(block.spec.holder)
         if is_let_go(block):
             continue
-        if standing is not Standing.WELL or block.spec.state in ("Pending", "Reclaiming"):
+        if standing is not Standing.WELL or block.spec.state == "Reclaiming":
             yield (
                 f"{block.metadata.name} is {block.spec.state} and leased by "
                 f"{block.spec.holder.node}: its node {standing.value}"

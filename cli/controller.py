@@ -36,10 +36,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--lease", default="podfabric-controller", help="its name (default: podfabric-controller)"
     )
     parser.add_argument(
-        "--compat",
+        "--whereabouts",
         choices=("None", "Read", "Coexist"),
         default="None",
-        help="spec.compat of the pools that it makes: what is done with whereabouts' objects",
+        help="Read: give nobody what whereabouts' objects hold; Coexist: also take blocks from "
+        "whereabouts for our nodes (default: None)",
     )
     parser.add_argument(
         "--kubeconfig",
@@ -130,7 +131,7 @@ def _serve(arguments: argparse.Namespace, ended: SimpleQueue[None], stack: ExitS
     process = ControllerProcess(
         api,
         Leadership(election, arguments.namespace, arguments.lease, identity),
-        compat=arguments.compat,
+        whereabouts=arguments.whereabouts,
         pools_per_namespace=POOLS_PER_NAMESPACE if most is None else most,
         other_pools=partial(following, arguments.nv_ipam) if arguments.nv_ipam else None,
     )

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 
 from base.paths import Paths
-from cli import cluster_addresses, whereabouts
+from cli import cluster_addresses
 from cni.attachments.journal import Journal, JournalDamaged, JournalEntry
 from cni.ipoib import child
 from cni.spec.errors import CNIError
@@ -28,7 +28,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The subcommands with their options."""
     subcommands = commands.add_commands(parser)
     cluster_addresses.add_options(subcommands)
-    whereabouts.add_options(subcommands)
     parser.set_defaults(main=run)
 
 

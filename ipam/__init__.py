@@ -37,7 +37,6 @@ def _load() -> "Plugin":
         paths.boot_id,
         policy,
         scope.on_node(paths.config, paths.ipam),
-        scope.compat_on_node(paths.config),
         subjects,
     )
     return IpamExecutable(addresses, paths.locks)

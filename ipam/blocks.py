@@ -33,7 +33,7 @@ class LeasedBlock(msgspec.Struct, frozen=True, kw_only=True):
     `max_offline` seconds from then. `sticky` names
     the pod that the block is for (`ipam.cluster.sticky`), "" for any. Each address in `unprobed` is
     probed before its first use, as a lost machine may use it; for those in `answered` one does
-    (`ipam.cluster.probing`). Both are sorted.
+    (`ipam.probes`). Both are sorted.
     """
 
     name: str

@@ -219,8 +219,8 @@ def _import(arguments: argparse.Namespace, paths: Paths) -> int:
     if scope.load(paths.config).scope == "cluster" and not source.is_dir():
         raise invalid_config(
             f'{paths.config}: "ipam.scope" is cluster: nothing was imported, since this node '
-            "leases its addresses: set spec.compat of the AddressPool to Read, so that nodes see "
-            "what whereabouts' IPPools hold (docs/whereabouts.md)"
+            "leases its addresses: set ipam.whereabouts of the chart to Read, so that no node "
+            "hands out what whereabouts' IPPools hold (docs/whereabouts.md)"
         )
     read = importing.host_local if source.is_dir() else importing.whereabouts
     reservations = read(source, defaults, notes)

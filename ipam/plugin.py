@@ -78,11 +78,10 @@ class AddressPlugin:
         boot_id: Callable[[], str],
         policy: rules.Source = Policy,
         scope: scopes.Source = scopes.node_only,
-        compat: scopes.CompatSource = scopes.no_compat,
         subjects: Subjects = nothing_known,
     ) -> Self:
         """Over the store of this node; `files` as for SqliteStore."""
-        return cls(Stores(files, scope, compat=compat), boot_id, policy, subjects)
+        return cls(Stores(files, scope), boot_id, policy, subjects)
 
     def add(self, request: Request) -> Result | dict[str, Any]:
         """Reserve addresses and return them. The caller sets them, and we cannot probe them."""
@@ -212,7 +211,6 @@ class AddressPlugin:
         try:
             store = self._store("")
             released = store.release(attachment) or store.release(unnamed(attachment))
-            self._stores.leave(request, attachment, was_known=bool(released))
         except CNIError as error:
             messages.error(f"DEL {attachment}: {error}")
             raise

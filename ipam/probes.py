@@ -1,7 +1,9 @@
 """Addresses of leased blocks that a lost machine may still use: what probes of them have shown.
 
-`ipam.cluster.probing` says which these are. The main plugin of a pod probes them, on the pod's
-interface, before they are set there.
+A node that has vanished without a proof that it is off may be cut off, with its pods running. So
+the controller does not free its blocks, but lets go of them: whoever takes one over has each of its
+addresses probed before the first use. The main plugin of a pod does that, on the pod's interface,
+before the addresses are set there.
 """
 
 from collections.abc import Collection, Iterable

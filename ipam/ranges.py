@@ -7,6 +7,7 @@ docs/ipam.md lists: what whereabouts ignores silently is a ValueError here.
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
+from itertools import pairwise
 from operator import attrgetter
 
 import msgspec
@@ -192,6 +193,22 @@ def merged(intervals: Iterable[Interval]) -> tuple[Interval, ...]:
         else:
             result.append(interval)
     return tuple(result)
+
+
+def written(runs: Iterable[Interval], most: int) -> tuple[str, ...]:
+    """Sorted runs of addresses as objects have them: "10.0.0.8", "10.0.0.8-10.0.0.15". Of more than
+    `most` the nearest are joined across what lies between."""
+    joined = tuple(runs)
+    if len(joined) > most:
+        gaps = sorted(pairwise(joined), key=lambda pair: pair[1].first - pair[0].last)
+        kept = sorted(gaps[len(gaps) - most + 1 :])
+        firsts = (joined[0].first, *(after.first for _, after in kept))
+        lasts = (*(before.last for before, _ in kept), joined[-1].last)
+        joined = tuple(map(Interval, firsts, lasts))
+    return tuple(
+        text(run.first) if run.first == run.last else f"{text(run.first)}-{text(run.last)}"
+        for run in joined
+    )
 
 
 def size_of(intervals: Iterable[Interval]) -> int:

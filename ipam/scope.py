@@ -9,7 +9,6 @@ overrides it. Only ADD and STATUS ask: all else goes by what the store of the no
 
 import typing
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -18,12 +17,9 @@ import msgspec
 
 from base import documents
 from base.documents import DocumentError
-from base.pod import Pod
-from cni.spec.attachment import Attachment
 from cni.spec.errors import CNIError, Code
 from cni.spec.request import Request
 from ipam import options as ipam_options
-from ipam.departures import DepartedAttachment, Departures
 from ipam.nv_ipam import translate
 from ipam.nv_ipam.options import is_nv_ipam
 from ipam.options import IpamOptions
@@ -43,26 +39,17 @@ PART = "ipam"
 """The top-level key of config.yaml."""
 
 Scope = Literal["node", "cluster"]
-Compat = Literal["None", "Read", "Coexist"]
-"""What is done with whereabouts' objects (docs/whereabouts.md)."""
-
 Source = Callable[[], Scope]
 """Returns the scope of this node. Raises CNIError if it cannot be read."""
-
-CompatSource = Callable[[], Compat]
-"""Returns `ipam.compat` of this node; "None" if it cannot be read: a DEL must not fail by that."""
 
 
 class AddressSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The part `ipam` of config.yaml.
 
-    `compat` other than None: pods that whereabouts set up may run here, so a DEL of a sandbox that
-    the store does not know is kept until whereabouts' objects have been seen to. `nv_ipam`: the
-    pools of NVIDIA's nv-ipam in that namespace are podfabric's.
+    `nv_ipam`: the pools of NVIDIA's nv-ipam in that namespace are podfabric's.
     """
 
     scope: Scope = "node"
-    compat: Compat = "None"
     nv_ipam: bool = False
     nv_ipam_namespace: str = "nvidia-network-operator"
 
@@ -70,22 +57,6 @@ class AddressSettings(msgspec.Struct, frozen=True, kw_only=True):
 def node_only() -> Scope:
     """The scope of a node without configuration."""
     return "node"
-
-
-def no_compat() -> Compat:
-    """What a node without configuration does."""
-    return "None"
-
-
-def compat_on_node(path: Path) -> CompatSource:
-    """The compat in the configuration file at `path`, which is read again at each call."""
-
-    def read() -> Compat:
-        with suppress(DocumentError, OSError):
-            return load(path).compat
-        return "None"
-
-    return read
 
 
 def of(part: object, name: str) -> AddressSettings:
@@ -175,7 +146,6 @@ class Stores:
         files: Path | StoreFiles,
         scope: Source = node_only,
         claims: "Claims | None" = None,
-        compat: CompatSource = no_compat,
         **timing: Any,  # noqa: ANN401 - a clock, and seconds
     ) -> None:
         if claims is not None:  # an agent's, whose first ADD is to wait for no import
@@ -183,9 +153,7 @@ class Stores:
         self._of_boot = partial(SqliteStore, files)
         self._scope = scope
         self._claims = claims
-        self._compat = compat
         self._directory = files if isinstance(files, Path) else files.directory
-        self._departures = Departures(self._directory)
         self._timing = timing
 
     def asked(self, request: Request) -> tuple[IpamOptions, Sequence[RangeSet]]:
@@ -210,37 +178,6 @@ class Stores:
         """See Claims.failed."""
         if self._claims is not None:
             self._claims.failed(owner, error)
-
-    def leave(self, request: Request, attachment: Attachment, *, was_known: bool) -> None:
-        """What a DEL owes to whereabouts' objects, which is done later: CNIError 5 if that cannot
-        be written down. `was_known`: the store of this node had addresses of the attachment."""
-        if was_known and not self._departures.is_held(attachment):
-            return
-        if not was_known and self._compat() == "None":
-            return
-        ranges: list[tuple[str, str]] = []
-        pod = Pod()
-        with suppress(CNIError):
-            pod = request.arguments.pod
-        with suppress(CNIError):
-            options = ipam_options.read(request.config)
-            if (options.scope or self._scope()) == "node":
-                return
-            ranges = [
-                (range_.domain, str(range_.network))
-                for range_set in options.sets
-                for range_ in range_set.ranges
-            ]
-        self._departures.depart(
-            DepartedAttachment(
-                network=attachment.network,
-                container_id=attachment.container_id,
-                ifname=attachment.ifname,
-                namespace=pod.namespace,
-                pod=pod.name,
-                ranges=tuple(ranges),
-            )
-        )
 
     def of_request(self, options: IpamOptions, boot: str) -> Store:
         """The store that the request's addresses come from."""

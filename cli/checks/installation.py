@@ -10,7 +10,6 @@ from cli import executables
 from cli.checks import Outcome, failed, ok, warning
 from cli.executables import EVERY, RETURNED, TAKE_AGAIN
 from cli.this_node import ThisNode
-from ipam import scope
 
 _SUFFIXES = (".conf", ".conflist", ".json")  # which a runtime reads (libcni)
 _MULTUS = ("multus", "multus-shim")
@@ -62,8 +61,7 @@ def our_executables(node: ThisNode) -> Iterator[Outcome]:
     """The executables that `podfabric install` copies."""
     directory = node.paths.cni_bin
     missing, foreign = [], []
-    expected = _expected(node.paths.config)
-    for name in expected:
+    for name in executables.PLUGINS:
         if not (directory / name).exists():
             missing.append(name)
         elif not executables.is_ours(directory / name):
@@ -81,13 +79,7 @@ def our_executables(node: ThisNode) -> Iterator[Outcome]:
     if foreign:
         yield warning(f"{directory}: not podfabric's: {', '.join(foreign)}", remedy)
     if not missing and not foreign and not returned:
-        yield ok(f"{directory}: {', '.join(expected)}")
-
-
-def _expected(config: Path) -> list[str]:
-    """The executables that a node should have, by its configuration."""
-    more = ["whereabouts"] if scope.compat_on_node(config)() != "None" else []
-    return [*executables.PLUGINS, *more]
+        yield ok(f"{directory}: {', '.join(executables.PLUGINS)}")
 
 
 def _files(directory: Path) -> list[Path]:

@@ -176,7 +176,6 @@ class InterfacePlugin(ABC):
             paths.boot_id,
             self._policy,
             scope.on_node(paths.config, paths.ipam),
-            scope.compat_on_node(paths.config),
             subjects,
         )
         self._ipam = Delegation(self._addresses, paths.cni_bin, self._policy, subjects)

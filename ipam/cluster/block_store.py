@@ -10,13 +10,11 @@ from typing import NamedTuple
 
 import msgspec
 
-from cni.spec.attachment import Attachment
 from cni.spec.errors import CNIError, Code
 from ipam import probes
 from ipam.addresses import parse
 from ipam.blocks import Instance, LeasedBlock
 from ipam.changes import change
-from ipam.departures import Departures
 from ipam.store import Reservation
 from ipam.store_files import StoreFiles
 from ipam.tables import Tables
@@ -78,21 +76,6 @@ class BlockStore:
         with self._files.transaction() as tables:
             block = tables.block(name)
             return {} if block is None else _held(tables, block)
-
-    @property
-    def departures(self) -> Departures:
-        """The files beside the store of what is owed to whereabouts' objects."""
-        return Departures(self._files.directory)
-
-    def is_held(self, domain: str, address: int) -> bool:
-        """Whether an attachment holds an address."""
-        with self._files.transaction() as tables:
-            return tables.at(domain, address) is not None
-
-    def has(self, attachment: Attachment) -> bool:
-        """Whether the attachment holds an address."""
-        with self._files.transaction() as tables:
-            return bool(tables.of_attachment(attachment))
 
     def instance(self) -> Instance | None:
         """Who this store leases as; None before the first lease."""

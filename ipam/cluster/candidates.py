@@ -54,8 +54,7 @@ class Candidates:
             yield from self._same(low)
             yield from self._drawn([each for each in low if each] or stretches[:1])
             return
-        # whereabouts hands out the lowest address first
-        from_top = pool.spec.claim_from == "High" or pool.spec.compat == "Coexist"
+        from_top = pool.spec.claim_from == "High"
         bits = b""
         if use_map and pool.status.free_map:
             with suppress(ValueError):  # it is a hint

@@ -5,14 +5,13 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from cni.spec.errors import CNIError, Code
-from ipam.addresses import Interval, family, text
+from ipam.addresses import Interval, family, parse_interval, text
 from ipam.cluster.api import ClusterApi, NotFound
 from ipam.cluster.geometry import Geometry
 from ipam.cluster.objects import AddressBlock, AddressPool, Holder
 from ipam.cluster.pools import kept_out
 from ipam.cluster.wants import Want
-from ipam.cluster.whereabouts.slices import LeftAlone
-from ipam.ranges import is_within, outside
+from ipam.ranges import is_within, outside, size_of
 from ipam.store import AddressTaken
 
 _MOST_NAMED = 3  # nodes in an error
@@ -55,7 +54,7 @@ class ClaimErrors:
             f"AddressPool {pool.metadata.name} has no free address for this node: {used} of "
             f"{capacity} were used when nodes last told, and all {blocks.total} blocks of {size} "
             f"that {want.range} may use are leased (IPv{family(want.range.first)})"
-            f"{_foreign_too(pool, holes)}{self._most_free(others)}: nothing was reserved; delete "
+            f"{_held_too(pool)}{self._most_free(others)}: nothing was reserved; delete "
             "pods that no longer need one, or widen the range",
         )
 
@@ -100,11 +99,11 @@ def is_reserved(want: Want) -> AddressTaken:
 
 
 def is_kept_out(want: Want, pool: AddressPool) -> AddressTaken:
-    """The pool, or whereabouts, keeps the address out."""
+    """The pool, or a pod of whereabouts, keeps the address from nodes."""
     return AddressTaken(
         f"{want.range.where}: address {text(want.range.first)} is kept out of AddressPool "
         f"{pool.metadata.name}: nothing was reserved; ask for another address",
-        f"see spec.exclude of AddressPool {pool.metadata.name}, and spec.foreign of its blocks",
+        f"see spec.exclude, status.held and status.offered of AddressPool {pool.metadata.name}",
     )
 
 
@@ -117,20 +116,7 @@ def is_answered(want: Want) -> AddressTaken:
     )
 
 
-def is_elsewhere(want: Want, alone: LeftAlone) -> AddressTaken:
-    """Beside whereabouts the node leases other parts of the range only."""
-    return AddressTaken(
-        f"{want.range.where}: address {text(want.range.first)} {alone.why(want.range.first)}: "
-        "nothing was reserved; ask for another address",
-        "see kubectl get nodeslicepools -A",
-    )
-
-
-def _foreign_too(pool: AddressPool, holes: Sequence[Interval]) -> str:
-    """How much of the pool whereabouts' objects hold, and how much it gives to other nodes."""
-    held = sum(map(_size, holes)) - sum(map(_size, kept_out(pool)))
-    return f", and whereabouts has {held} addresses for its pods and other nodes" if held else ""
-
-
-def _size(interval: Interval) -> int:
-    return interval.last - interval.first + 1
+def _held_too(pool: AddressPool) -> str:
+    """How many addresses of the pool whereabouts has given to its pods."""
+    held = size_of(map(parse_interval, pool.status.held))
+    return f", and pods of whereabouts have {held} addresses" if held else ""

@@ -8,7 +8,7 @@ first, and looks for blocks then.
 
 import math
 import uuid
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 
 from msgspec.structs import replace
@@ -17,31 +17,26 @@ from cni.spec.errors import CNIError, Code
 from ipam.addresses import Interval, text
 from ipam.blocks import LeasedBlock
 from ipam.cluster import geometry
-from ipam.cluster.api import AlreadyExists, ApiError, ClusterApi, Conflict, NotFound, Unavailable
+from ipam.cluster.api import AlreadyExists, ClusterApi, Conflict, NotFound, Unavailable
 from ipam.cluster.candidates import Candidates
-from ipam.cluster.claim_errors import (
-    ClaimErrors,
-    is_answered,
-    is_elsewhere,
-    is_kept_out,
-    is_reserved,
-)
+from ipam.cluster.claim_errors import ClaimErrors, is_answered, is_kept_out, is_reserved
 from ipam.cluster.geometry import Geometry
 from ipam.cluster.leasing import Leasing
 from ipam.cluster.objects import AddressBlock, AddressPool, BlockSpec, Meta, StickySpec
 from ipam.cluster.pools import (
+    NotReadyYet,
     Unusable,
-    foreign_within,
+    is_exhausted,
     kept_out,
     max_offline,
+    not_offered,
     pool_of,
     require_usable,
 )
-from ipam.cluster.probing import marks_of, to_probe
 from ipam.cluster.rows import row_of
-from ipam.cluster.sticky_claims import StickyClaims
+from ipam.cluster.sticky import is_let_go
+from ipam.cluster.sticky_claims import StickyClaims, taken_over
 from ipam.cluster.wants import Want
-from ipam.cluster.whereabouts import placeholders, slices
 from ipam.ranges import common, is_within, merged, outside
 
 _LOSSES = 8  # claims that others won, before the pool is read again
@@ -88,17 +83,16 @@ class Claimant:
                 return self._take_over(reserved.block, pool, want, mine)
             if sticky is not None:
                 self._sticky.require_room(pool, sticky)
-            foreign = self._pools.foreign(pool)
-            alone: slices.LeftAlone | None = None
-            if pool.spec.compat == "Coexist":
-                node = self.holder.node
-                alone = slices.left_alone(self._api, pool, blocks.block_size, node)
-            held = (Interval(each, each) for each in foreign)
-            holes = merged((*kept_out(pool), *(alone.intervals if alone else ()), *held))
+            holes = merged((*kept_out(pool), *not_offered(pool)))
             if want.fixed and self._has(mine.values(), pool, want):
                 return None
             self._require_few(pool, mine.values())
             others = self._listed(pool) if listed else ()
+            for found in others if sticky is None else ():
+                if is_let_go(found) and found.metadata.name not in mine:
+                    block = self._take_let_go(found, pool, want, holes)
+                    if block is not None:
+                        return block
             leased = {block.metadata.name for block in others}
             if listed:
                 self._pools.learn_leased(pool, blocks, others)
@@ -109,7 +103,7 @@ class Claimant:
                     continue
                 if is_late():
                     raise Late
-                block = self._attempt(pool, blocks, index, want, sticky, foreign)
+                block = self._attempt(pool, blocks, index, want, sticky)
                 if block is not None:
                     self._candidates.leased(index)
                     return block
@@ -118,9 +112,13 @@ class Claimant:
                 if losses == (_LOSSES_OF_FEW if is_small else _LOSSES):
                     break
             else:
-                if alone is not None and want.fixed and alone.why(want.range.first):
-                    raise is_elsewhere(want, alone)
                 if listed or pool.status.blocks.leased > _MOST_LISTED:
+                    if pool.status.offered is not None and not (want.fixed or is_exhausted(pool)):
+                        raise NotReadyYet(
+                            f"nodes have leased all blocks that AddressPool {name} offers: "
+                            "podfabric's controller takes more from whereabouts: see that it runs "
+                            "(kubectl -n podfabric get deploy)"
+                        )
                     raise self._errors.none_left(pool, blocks, want, holes, others)
                 listed = True  # the map may be older than what others gave back
             former, pool = pool, self._pools.read(name)
@@ -166,10 +164,9 @@ class Claimant:
         index: int,
         want: Want,
         sticky: StickySpec | None,
-        foreign: Iterable[int],
     ) -> AddressBlock | None:
         """POST one block; None if it is another's, or has no address that is wanted."""
-        new = self._block(pool, blocks, index, foreign)
+        new = self._block(pool, blocks, index)
         if sticky is not None:
             usable = want.range.restricted(outside(blocks.block(index), kept_out(pool))).parts
             if not usable:
@@ -180,21 +177,14 @@ class Claimant:
         if stored is None:
             self.conflicts += 1
             return None
-        if pool.spec.compat == "Coexist":
-            at = self._clock()
-            try:
-                stored = self._activated(pool, stored)
-            except (ApiError, Unusable):  # else each further attempt leaves one more behind
-                with suppress(ApiError):
-                    self._give_up(stored)
-                raise
         fresh = self._pools.read(pool.metadata.name)
         try:
-            found = require_usable(fresh), fresh.status.space, fresh.spec.compat
+            found = require_usable(fresh), fresh.status.space
+            is_offered = not any(common([blocks.block(index)], not_offered(fresh)))
         except Exception:
             self._give_up(stored)
             raise
-        if found != (blocks, pool.status.space, pool.spec.compat):
+        if found != (blocks, pool.status.space) or not is_offered:
             self._give_up(stored)
             return None
         if sticky is not None and not self._sticky.is_alone(stored, fresh):
@@ -204,35 +194,35 @@ class Claimant:
                 f"another node reserves an address of {want.range} for the same pod: "
                 "nothing was reserved; the runtime tries again",
             )
-        unprobed = to_probe(fresh, stored.spec, blocks.block(index))
-        if unprobed and not stored.spec.probe:  # what was known of the pool is older than the mark
-            stored = self._api.update(replace(stored, spec=replace(stored.spec, probe=True)))
-        row = row_of(stored, fresh, want.range.domain, self.holder.boot, at, unprobed)
+        row = row_of(stored, fresh, want.range.domain, self.holder.boot, at)
         self._store.put(replace(row, max_offline=min(max_offline(pool), row.max_offline)))
         self.claims += 1
         return stored
 
-    def _activated(self, pool: AddressPool, pending: AddressBlock) -> AddressBlock:
-        """The block with its placeholders. ApiError: the next confirmation goes on from there."""
-        interval = geometry.interval(pending)
-        block = placeholders.Block(interval, pending.metadata.uid)
-        held, _ = placeholders.put(self._api, self._pools.all_pools, pool, block)
-        spec = replace(
-            pending.spec, state="Active", compat="Coexist", foreign=foreign_within(held, interval)
-        )
-        return self._api.update(replace(pending, spec=spec))
+    def _take_let_go(
+        self, found: AddressBlock, pool: AddressPool, want: Want, holes: Sequence[Interval]
+    ) -> AddressBlock | None:
+        """Take over a block of which a lost machine may use addresses, if it has one that is
+        wanted: nodes do so when no other block is free. None if another node was faster."""
+        usable = outside(geometry.interval(found), holes)
+        if found.spec.sticky.reservation or not want.range.restricted(usable).parts:
+            return None
+        taken = taken_over(self._api, self._clock, self.holder, found, pool)
+        if taken is None:
+            self.conflicts += 1
+            return None
+        stored, at = taken
+        self._store.put(row_of(stored, pool, want.range.domain, self.holder.boot, at))
+        self.claims += 1
+        return stored
 
     def _give_up(self, stored: AddressBlock) -> None:
         """Delete a block that was never used. What remains is found by the next confirmation."""
         with suppress(NotFound, Conflict):
-            if stored.spec.compat == "Coexist" or stored.spec.state == "Pending":
-                placeholders.remove(self._api, stored.metadata.uid)
             self._api.delete(stored)
 
-    def _block(
-        self, pool: AddressPool, blocks: Geometry, index: int, foreign: Iterable[int]
-    ) -> AddressBlock:
-        interval, coexists = blocks.block(index), pool.spec.compat == "Coexist"
+    def _block(self, pool: AddressPool, blocks: Geometry, index: int) -> AddressBlock:
+        interval = blocks.block(index)
         return AddressBlock(
             metadata=Meta(name=blocks.name(pool.status.space, index)),
             spec=BlockSpec(
@@ -242,11 +232,7 @@ class Claimant:
                 prefix=blocks.prefix,
                 holder=self.holder,
                 nonce=str(uuid.uuid4()),
-                foreign=foreign_within(foreign, interval),
-                compat="None" if coexists else pool.spec.compat,
-                state="Pending" if coexists else "Active",
                 max_offline_seconds=math.ceil(max_offline(pool)),
-                probe=any(common([interval], marks_of(pool))),
             ),
         )
 

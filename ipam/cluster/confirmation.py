@@ -9,7 +9,7 @@ whose a block is. The time of a confirmation is taken before its first request.
 import logging
 import math
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
@@ -31,11 +31,8 @@ from ipam.cluster.objects import (
     Meta,
 )
 from ipam.cluster.pools import Unusable, max_offline, require_usable
-from ipam.cluster.probing import to_probe
-from ipam.cluster.rows import renewed
+from ipam.cluster.rows import to_probe
 from ipam.cluster.sticky import holes, is_let_go, of_row, row_text
-from ipam.cluster.whereabouts.looks import Looks
-from ipam.ranges import merged
 from ipam.store import Reservation
 
 _log = logging.getLogger(__name__)
@@ -45,14 +42,10 @@ Conflicted = Callable[[str, str, Mapping[int, Reservation]], None]
 
 
 class Confirmed(NamedTuple):
-    """What a confirmation found: objects by name, and whether any block had to be claimed again.
-
-    `clashes` are addresses of ours that whereabouts has given to another pod since.
-    """
+    """What a confirmation found: objects by name, and whether any block had to be claimed again."""
 
     objects: Mapping[str, AddressBlock]
     rolled_back: bool
-    clashes: Sequence[Reservation] = ()
 
 
 class Confirmation:
@@ -61,7 +54,6 @@ class Confirmation:
     def __init__(self, leasing: Leasing, conflicted: Conflicted) -> None:
         self._api, self._store, self._pools, self._holder, self._clock = leasing
         self._conflicted = conflicted
-        self._looks = Looks(leasing)
 
     def run(self, at: float) -> Confirmed:
         """Confirm all blocks, as of `at`, when it was not sure yet that the Node object exists.
@@ -82,7 +74,7 @@ class Confirmation:
             row = rows.pop(name, None)
             if row is not None and row.uid == found.spec.nonce:
                 # `_claim_again`, which died or got no answer.
-                row = renewed(row, found.metadata.uid, self._pools)
+                row = msgspec.structs.replace(row, uid=found.metadata.uid)
                 self._store.put(row)
             if row is not None and row.uid != found.metadata.uid:
                 self._lose(row, "its lease had ended, and this node has leased it again")
@@ -102,23 +94,18 @@ class Confirmation:
                 revisions[name, found.metadata.uid] = self._revision(objects[name], when)
         self._store.revise(revisions)
         again = [row for row in rows.values() if self._is_missing(row, objects, at)]
-        return Confirmed(objects, bool(again), self._looks.clashes)
+        return Confirmed(objects, bool(again))
 
     def _revision(self, found: AddressBlock, at: float) -> Revision:
-        pool = self._pools.of_block(found)
-        # One that stands in for a pool that is gone does not know what that one excluded.
-        stands_in = pool is not None and pool.metadata.name != found.spec.pool
+        pool = self._pools.known(found.spec.pool)
         state: State = "usable"
-        if pool is not None and not (
-            pool.spec.state == "Active" and self._pools.may_hand_out(pool)
-        ):
-            state = "draining"
         limit, out = None, None
         if pool is not None:
+            if pool.spec.state != "Active":
+                state = "draining"
             try:
                 limit = max_offline(pool)
-                if found.spec.compat == pool.spec.compat:  # else its foreign ones are not known yet
-                    out = holes(pool, found.spec, geometry.interval(found))
+                out = holes(pool, found.spec, geometry.interval(found))
             except Unusable:
                 limit = 0.0  # nothing is handed out
         # In one boot only a store that was put back can have fewer transactions than it told.
@@ -130,7 +117,6 @@ class Confirmation:
             at=at,
             limit=limit,
             holes=out,
-            widen=stands_in or found.metadata.name in self._looks.unseen,
         )
 
     def _asserted(
@@ -144,11 +130,8 @@ class Confirmation:
 
         `row` is what the store knows of it. With a new `nonce` it is changed in any case.
         """
-        looked = self._looks.of(found)
-        if looked is None:
-            return None
         spec = msgspec.structs.replace(
-            looked,
+            found.spec,
             state="Active",
             holder=self._holder,
             epoch=found.spec.epoch + (found.spec.holder != self._holder),
@@ -216,7 +199,7 @@ class Confirmation:
             first=interval.first,
             last=interval.last,
             sticky=row_text(found.spec.sticky),
-            unprobed=to_probe(pool, found.spec, interval),
+            unprobed=to_probe(found.spec, interval),
         )
         self._store.put(row)
         return ours
@@ -276,7 +259,7 @@ class Confirmation:
         except Refused as error:  # as in `_asserted`
             _log.warning("leases: %s is gone, and not leased again: %s", row.name, error)
             return False
-        again = renewed(row, stored.metadata.uid, self._pools)
+        again = msgspec.structs.replace(row, uid=stored.metadata.uid)
         self._store.put(
             _confirmed(
                 again,
@@ -285,7 +268,6 @@ class Confirmation:
                 at=when,
                 limit=None,
                 holes=None,
-                widen=False,
             )
         )
         objects[row.name] = stored
@@ -298,7 +280,6 @@ class Confirmation:
 
     def _delete(self, found: AddressBlock) -> None:
         with suppress(NotFound, Conflict, Refused):
-            self._looks.forget(found)
             self._api.delete(found)
 
     def adopt(self) -> None:
@@ -333,12 +314,8 @@ def _confirmed(
     at: float,
     limit: float | None,
     holes: tuple[Interval, ...] | None,
-    widen: bool,
 ) -> LeasedBlock:
-    """The row as this confirmation leaves it. What lacks changes does so until the next boot.
-
-    `widen`: what is kept out grows by the `holes`, else these replace it.
-    """
+    """The row as this confirmation leaves it. What lacks changes does so until the next boot."""
     if row.state == "lost":
         return row
     if row.state == "unconfirmed" and row.boot == boot:
@@ -349,5 +326,5 @@ def _confirmed(
         boot=boot,
         confirmed=max(at, row.confirmed) if row.boot == boot else at,
         max_offline=row.max_offline if limit is None else limit,
-        kept_out=merged((*row.kept_out, *(holes or ()))) if holes is None or widen else holes,
+        kept_out=row.kept_out if holes is None else holes,
     )

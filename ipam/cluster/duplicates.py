@@ -19,16 +19,6 @@ class Duplicates:
         self._events = events
         self._node = node
 
-    def clashed(self, held: Reservation) -> None:
-        """Whereabouts has given the address to another pod, too."""
-        message = (
-            f"{held.address} of pod {held.pod_name} on node {self._node} is held by another pod "
-            "too: whereabouts has given it out since: delete one of them, and see that whereabouts "
-            "runs on no node where the pool's spec.compat is Read"
-        )
-        _log.error("leases: %s", message)
-        self._events.of_pod("AddressConflict", message, pod_of(held))
-
     def lost(self, block: str, why: str, held: Mapping[int, Reservation]) -> None:
         """The block is another node's now, and pods hold addresses of it."""
         addresses = ", ".join(text(address) for address in sorted(held)[:_MOST_NAMED]) or "none"

@@ -8,7 +8,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple, cast
 
@@ -35,23 +35,15 @@ from ipam.cluster.wants import (
     LeasesNothing,
     Occupancy,
     PoolPending,
-    PoolRange,
     ReservationRefused,
     Want,
 )
-from ipam.cluster.whereabouts.announcements import Announcements
-from ipam.cluster.whereabouts.redefined import Redefined
-from ipam.cluster.whereabouts.settling import Settling
-from ipam.cluster.whereabouts.takeover import Takeover
 from ipam.confirmed import boottime
-from ipam.departures import Departures
 from ipam.ranges import size_of
-from ipam.store import AddressInUse, AddressUnprobed, Grant, Owner
+from ipam.store import AddressInUse, AddressUnprobed, Owner
 from ipam.store_files import StoreFiles
 
 CONFIRM_EVERY = 450.0  # seconds at most; less where a pool's maxOffline is below 30 min
-FOREIGN_EVERY = 300.0  # the same, where whereabouts holds addresses of a block, or may lease too
-HEED_AFTER = 5.0  # seconds from one confirmation to the next when whereabouts' ranges have changed
 LOOK_EVERY = 1.0  # seconds between two looks at what has changed in the store
 _FIRST_RETRY, _LAST_RETRY = 1.0, 20.0  # seconds from a failure to the next attempt
 _AHEAD = 3.0  # seconds for what is leased ahead: ADDs wait meanwhile
@@ -87,8 +79,7 @@ class Lessee:
     """Leases blocks for the store in `files`, as the node `node`. Implements `Claims`.
 
     `clock` is CLOCK_BOOTTIME. Without `start`, a claim is made by the thread that asks for it, and
-    `step` does what is due: tests do without the thread. `compat`: pods that whereabouts has set up
-    may run here.
+    `step` does what is due: tests do without the thread.
     """
 
     def __init__(
@@ -100,7 +91,6 @@ class Lessee:
         *,
         clock: Callable[[], float] = boottime,
         attempts: Callable[[Lease], Attempts] = Attempts,
-        compat: bool = False,
     ) -> None:
         self._calls = UntilClosed(api)
         self._api = api = cast(ClusterApi, self._calls)
@@ -108,24 +98,19 @@ class Lessee:
         self._node = node
         self._boot = boot
         self._clock = clock
-        self._pools = Pools(api, clock, compat=compat)
+        self._pools = Pools(api, clock)
         self._events = PendingEvents(api)
         self._duplicates = Duplicates(self._events, node)
-        departures = Departures(files.directory)
-        self._takeover = Takeover(self._api, self._pools, departures) if compat else None
-        self._announcements = Announcements(self._api, self._store, self._pools) if compat else None
-        self._settling = Settling(self._api, self._store, self._pools, departures, clock)
         self._holder: Holder | None = None
         self._claimant: Claimant | None = None
         self._objects: dict[str, AddressBlock] = {}
-        self._redefined = Redefined(api, self._pools, self._objects)
         self._upkeep = Upkeep(api, self._store, self._pools, self._objects, boot, clock)
         self._working = threading.Lock()  # one thread at a time leases
         self._attempts = attempts(self._lease)
         self._thread: threading.Thread | None = None
         self._closed = False
         self._confirmed: float | None = None
-        self._confirm_at = self._look_at = self._return_at = self._settle_at = clock()
+        self._confirm_at = self._look_at = self._return_at = clock()
         self._in_touch = False  # whether the last confirmation went well
         self._retry = _FIRST_RETRY
         self._quiet_until = 0.0
@@ -144,7 +129,6 @@ class Lessee:
         for long."""
         self._closed = True
         self._failures.close()
-        self._redefined.close()
         self._calls.close()
         self._attempts.wake()
         if self._thread is not None and not self._calls.is_read_by(self._thread):
@@ -156,7 +140,6 @@ class Lessee:
         """Do what is due, ADDs first; for how many seconds nothing is due then."""
         with self._working:
             self._attempts.serve()
-            self._heed_ranges()
             if self._is_due(self._confirm_at):
                 self._failures.guarded("confirm the leases", self._confirm)
             self._attempts.serve()
@@ -234,14 +217,6 @@ class Lessee:
                 errors.append(attempt.error)
         if len(errors) == len(attempts):  # one block may do: ranges of a set stand for each other
             raise errors[0]
-
-    def kept(self, owner: Owner, ranges: Collection[PoolRange]) -> Mapping[PoolRange, int]:
-        """See Claims.kept. The calling thread asks the API server."""
-        return self._takeover.kept(owner, ranges) if self._takeover else {}
-
-    def announce(self, owner: Owner, grant: Grant) -> bool:
-        """See Claims.announce. The calling thread does it."""
-        return self._announcements is None or self._announcements.announce(owner, grant)
 
     def used(self, want: Want, occupancy: Occupancy) -> None:
         """See Claims.used: more is leased in time, by how much the use has grown lately."""
@@ -344,8 +319,6 @@ class Lessee:
         self._holder = holder
         self._objects.clear()
         self._objects |= confirmed.objects
-        for clash in confirmed.clashes:
-            self._duplicates.clashed(clash)
         if confirmed.rolled_back:
             self._quiet_until = self._clock() + _QUIET
         self._upkeep.confirmed(at)
@@ -358,19 +331,7 @@ class Lessee:
     def _interval(self, limits: Iterable[float]) -> float:
         """Seconds from one confirmation to the next, where blocks have these `limits`: one of a
         pool that cannot be used has the limit 0."""
-        is_watched = any(
-            block.spec.foreign or block.spec.compat == "Coexist" for block in self._objects.values()
-        )
-        longest = FOREIGN_EVERY if is_watched else CONFIRM_EVERY
-        return max(_FIRST_RETRY, min([longest, *(limit / 4 for limit in limits if limit)]))
-
-    def _heed_ranges(self) -> None:
-        """Confirm soon where whereabouts' nodes may have IPPools of our addresses that are new."""
-        if self._thread is None or self._closed:
-            return
-        self._redefined.follow()
-        if self._redefined.has_changed() and self._confirmed is not None:
-            self._confirm_at = min(self._confirm_at, self._confirmed + HEED_AFTER)
+        return max(_FIRST_RETRY, min([CONFIRM_EVERY, *(limit / 4 for limit in limits if limit)]))
 
     # --- what is done on its own -------------------------------------------------------------
 
@@ -381,10 +342,6 @@ class Lessee:
         if self._holder is None or not self._in_touch:
             return
         self._events.send()
-        if self._is_due(self._settle_at) and not self._failures.guarded(
-            "remove what has ended from whereabouts' objects", self._settle
-        ):
-            self._settle_at = self._clock() + _RETURN_RETRY
         if self._is_due(self._return_at) and not self._upkeep.give_back(
             self._holder.instance, self._after_adds
         ):
@@ -392,10 +349,6 @@ class Lessee:
         late = time.monotonic() + _AHEAD
         self._upkeep.lease_ahead(self._lease, lambda: time.monotonic() > late, self._after_adds)
         self._upkeep.tell()
-
-    def _settle(self) -> None:
-        if self._settling.settle() and any(each.spec.foreign for each in self._objects.values()):
-            self._confirm_at = self._clock()  # an address may be ours again
 
     def _after_adds(self, what: str, work: Callable[[], object]) -> bool:
         """`LoggedFailures.guarded`, for one of many works: ADDs do not wait for all of them."""

@@ -12,8 +12,7 @@ import msgspec
 GROUP = "ipam.podfabric.io"
 VERSION = "v1alpha1"
 
-BlockState = Literal["Pending", "Active", "Draining", "Reclaiming"]
-Compat = Literal["None", "Read", "Coexist"]
+BlockState = Literal["Active", "Draining", "Reclaiming"]
 
 
 class Meta(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -78,19 +77,13 @@ class ReclaimSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class StickyLimits(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """How many addresses of the pool may be reserved; 0 sets no limit. `owner_gone_after`: how long
-    the owner of a reservation must be gone until the reservation is deleted, "" for ever."""
+    """How many addresses of the pool may be reserved; 0 sets no limit."""
 
     max_addresses: int = 0
-    owner_gone_after: str = ""
 
 
 class PoolSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """One range of one network name. `network_name`, `range` and `shared` are immutable.
-
-    `compat` says what nodes do with whereabouts' objects (docs/whereabouts.md); `mirror`: they also
-    make entries there for their pods.
-    """
+    """One range of one network name. `network_name`, `range` and `shared` are immutable."""
 
     range: str
     network_name: str = ""
@@ -100,8 +93,6 @@ class PoolSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     max_blocks_per_node: int = 0
     sticky: StickyLimits = StickyLimits()
     claim_from: Literal["Low", "High"] = "Low"
-    compat: Compat = "None"
-    mirror: bool = False
     state: Literal["Active", "Draining"] = "Active"
     reclaim: ReclaimSpec = ReclaimSpec()
 
@@ -128,8 +119,9 @@ class PoolStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit
     `block_size` is decided once, and changes only while no block exists. 0: not decided yet.
     `free_map` is a hint: the base64 of a bitmap, lowest block first, a set bit is a leased block;
     "" if there are more than 65,536 blocks. `high_water` is the index behind the last leased one.
-    `probe` are runs of addresses ("10.0.0.8-10.0.0.15") that a lost machine may still use: whoever
-    leases them probes each before its first use (`ipam.cluster.probing`).
+    No node hands out the runs of addresses in `held` ("10.0.0.8-10.0.0.15"): pods of whereabouts
+    have them. Nodes lease blocks within the runs in `offered` only; None: anywhere
+    (`ipam.cluster.whereabouts`).
     """
 
     space: str = ""
@@ -138,7 +130,8 @@ class PoolStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit
     addresses: AddressCounts = AddressCounts()
     free_map: str = ""
     high_water: int = 0
-    probe: tuple[str, ...] = ()
+    held: tuple[str, ...] = ()
+    offered: tuple[str, ...] | None = None
     conditions: tuple[Condition, ...] = ()
 
 
@@ -187,11 +180,12 @@ class BlockSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     immutable.
 
     `epoch` grows by 1 whenever the holder changes within one object. `nonce` tells a claim whose
-    answer was lost from the claim of a twin. `foreign` are addresses that no node may hand out, as
-    whereabouts' objects have them; `compat` is the pool's by which the holder last looked there.
+    answer was lost from the claim of a twin.
     `max_offline_seconds`: the holder hands out addresses for no longer than that after its last
-    confirmation. 0: not written, by an older agent; then the pool's `max_offline` counts.
-    `probe`: when it was leased, the pool's status said that some of it was to be probed.
+    confirmation.
+    `probe`: a machine that was lost may still use its addresses, so each is probed before its first
+    use. A holder that has let go of such a block, as of one for a pod's name, leaves it Draining:
+    the next one takes it over.
     """
 
     pool: str
@@ -203,9 +197,7 @@ class BlockSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     epoch: int = 1
     holder: Holder
     nonce: str = ""
-    foreign: tuple[str, ...] = ()
-    compat: Compat = "None"
-    max_offline_seconds: int = 0
+    max_offline_seconds: int = 1800
     probe: bool = False
 
 
@@ -214,9 +206,7 @@ class BlockStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omi
 
     `holders` maps the offset of an address in the block to its pod: "66": "team-a/trainer-0 net1".
     `seq` is the sequence number of the holder's store. `confirmed` is for people: no decision
-    compares it with another machine's clock. Of a block with `probe`, `probed` are runs of
-    addresses that the holder need not probe (any more), as no other machine has them; for those in
-    `answered` another machine answers, so they are not handed out.
+    compares it with another machine's clock.
     """
 
     used: int = 0
@@ -224,8 +214,6 @@ class BlockStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omi
     seq: int = 0
     confirmed: str = ""
     holders: dict[str, str] = {}
-    probed: tuple[str, ...] = ()
-    answered: tuple[str, ...] = ()
 
 
 class AddressBlock(Resource, frozen=True, kw_only=True):
@@ -265,18 +253,10 @@ class ReservationSpec(msgspec.Struct, frozen=True, kw_only=True):
 class ReservationStatus(
     msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True
 ):
-    """`bound_to` are the nodes that have the addresses now.
-
-    `owner_uid` is that of the owner which was last seen, where the pool has `owner_gone_after`.
-    `owner_gone_since` is for people: since when it is gone, and no node has the addresses.
-    `owner_gone_seconds` of that were counted by the clocks of leaders: the next one goes on there.
-    """
+    """`bound_to` are the nodes that have the addresses now."""
 
     addresses: tuple[str, ...] = ()
     bound_to: str = ""
-    owner_uid: str = msgspec.field(default="", name="ownerUID")
-    owner_gone_since: str = ""
-    owner_gone_seconds: int = 0
 
 
 class AddressReservation(Resource, frozen=True, kw_only=True):

@@ -1,7 +1,8 @@
 """Gives blocks back: marks the row first, and deletes the AddressBlock then.
 
 A row that is `returning` never becomes usable: to hand out its addresses again, the node leases a
-new block. A sticky block is not deleted, but let go for the next node of its pod.
+new block. A sticky block is not deleted, but let go for the next node of its pod. So is a block of
+which a lost machine may still use addresses, for any node.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -13,7 +14,6 @@ from ipam.cluster.api import ClusterApi, Conflict, NotFound
 from ipam.cluster.block_store import BlockStore, Survey
 from ipam.cluster.objects import AddressBlock
 from ipam.cluster.sticky import drain
-from ipam.cluster.whereabouts import placeholders
 
 HOLD = 600.0  # seconds that one empty block is kept beside those in use
 SMALL = 2  # addresses; a block of that size is of a pool that has none to spare
@@ -40,13 +40,12 @@ class Returns:
             return
         holder = "" if found is None else found.spec.holder.instance
         if found is not None and (found.metadata.uid, holder) == (block.uid, self._instance):
+            is_suspect = bool(block.unprobed or block.answered)
             try:
-                if not block.sticky:
-                    if found.spec.compat == "Coexist":
-                        placeholders.remove(self._api, block.uid)
+                if not (block.sticky or is_suspect):
                     self._api.delete(found)
                 elif self._is_returning(block):
-                    drain(self._api, found, probe=bool(block.unprobed or block.answered))
+                    drain(self._api, found, probe=is_suspect)
                 else:
                     return  # the pod came back, and the block was taken again
             except Conflict:

@@ -1,17 +1,11 @@
 """The row of a block that this node has just leased, or leased again, as the store keeps it."""
 
-from contextlib import suppress
-
-import msgspec
-
-from ipam.addresses import Interval
+from ipam.addresses import Interval, parse
 from ipam.blocks import LeasedBlock
 from ipam.cluster import geometry
-from ipam.cluster.objects import AddressBlock, AddressPool
-from ipam.cluster.pools import Pools, Unusable, max_offline
-from ipam.cluster.probing import to_probe_again
+from ipam.cluster.objects import AddressBlock, AddressPool, BlockSpec
+from ipam.cluster.pools import max_offline
 from ipam.cluster.sticky import holes, row_text
-from ipam.ranges import merged
 
 
 def row_of(
@@ -20,7 +14,6 @@ def row_of(
     domain: str,
     boot: str,
     at: float,
-    unprobed: tuple[Interval, ...],
 ) -> LeasedBlock:
     """The row of a block that is this node's as of `at` (CLOCK_BOOTTIME) in `boot`. Unusable."""
     covered = geometry.interval(stored)
@@ -37,16 +30,15 @@ def row_of(
         boot=boot,
         confirmed=at,
         sticky=row_text(stored.spec.sticky),
-        unprobed=unprobed,
+        unprobed=to_probe(stored.spec, covered),
     )
 
 
-def renewed(row: LeasedBlock, uid: str, pools: Pools) -> LeasedBlock:
-    """The row of a block that this node had, and has leased again. ApiError.
-
-    Others may have had it meanwhile, and be lost since: the pool, which is read now, says so.
-    """
-    unprobed = row.unprobed
-    with suppress(Unusable):
-        unprobed = merged((*unprobed, *to_probe_again(pools.read(row.pool), row)))
-    return msgspec.structs.replace(row, uid=uid, unprobed=unprobed)
+def to_probe(spec: BlockSpec, covered: Interval) -> tuple[Interval, ...]:
+    """What of a block its holder must probe before the first use: a lost machine may have it."""
+    if not spec.probe:
+        return ()
+    if not spec.sticky.reservation:
+        return (covered,)
+    address = parse(spec.sticky.address)
+    return (Interval(address, address),)

@@ -10,10 +10,8 @@ from ipam.blocks import LeasedBlock
 from ipam.cluster.api import ClusterApi, Conflict, NotFound
 from ipam.cluster.block_store import BlockStore, Survey, Surveyed
 from ipam.cluster.objects import AddressBlock, BlockStatus
-from ipam.cluster.probing import proven, written
 
 EVERY = 10.0  # seconds between two writes of one node, and more in a large cluster
-_MOST_ANSWERED = 128  # runs in a status
 
 
 class _Published(NamedTuple):
@@ -64,8 +62,6 @@ class StatusReports:
             seq=seq,
             confirmed=self._now().strftime("%Y-%m-%dT%H:%M:%SZ"),
             holders=holders,
-            probed=_probed(block, objects[name]),
-            answered=_answered(block),
         )
         try:
             objects[name] = self._api.update_status(
@@ -81,26 +77,13 @@ class StatusReports:
         self._told = {name: told for name, told in self._told.items() if name in present}
 
     def _changes(self, each: Surveyed, found: AddressBlock) -> int:
-        """By how many addresses its use has changed; 1 if only what was probed has."""
-        used = abs(each.used - self._last(each.block, found))
-        probes = _probed(each.block, found), _answered(each.block)
-        return used or int(probes != (found.status.probed, found.status.answered))
+        """By how many addresses its use has changed."""
+        return abs(each.used - self._last(each.block, found))
 
     def _last(self, block: LeasedBlock, found: AddressBlock) -> int:
         """How many were used by the last status: at first the one that an earlier agent wrote."""
         told = self._told.get(block.name)
         return told.used if told and told.uid == block.uid else found.status.used
-
-
-def _probed(block: LeasedBlock, found: AddressBlock) -> tuple[str, ...]:
-    """What the holder has proved free of other machines, where the block says that it is to."""
-    is_told = found.spec.probe and found.metadata.uid == block.uid
-    return written(proven(block)) if is_told else ()
-
-
-def _answered(block: LeasedBlock) -> tuple[str, ...]:
-    """What other machines have, as much of it as a status has room for."""
-    return written(block.answered)[:_MOST_ANSWERED]
 
 
 def _free(block: LeasedBlock, used: int) -> int:

@@ -29,17 +29,6 @@ from ipam.ranges import merged, outside
 _ORDINAL = re.compile(r"-[0-9]+")
 
 
-def why_refused(pool: AddressPool) -> str | None:
-    """Why the pool can keep no reservation, and what to do; None if it can."""
-    name, spec = pool.metadata.name, pool.spec
-    if spec.compat != "None":
-        return (
-            f"AddressPool {name} is shared with whereabouts (spec.compat: {spec.compat}), which "
-            "knows no reservations: set that to None when whereabouts is gone"
-        )
-    return None
-
-
 def limit_reached(pool: str, count: int, most: int) -> str:
     """Why a pool reserves no further address, and what to do."""
     return (
@@ -96,7 +85,7 @@ def of_row(block: LeasedBlock) -> StickySpec:
 
 def holes(pool: AddressPool, spec: BlockSpec, covered: Interval) -> tuple[Interval, ...]:
     """What of a block no node may hand out: all but one address, if it is sticky. Unusable."""
-    out = kept_out(pool, spec.foreign)
+    out = kept_out(pool)
     if not spec.sticky.reservation:
         return out
     address = parse(spec.sticky.address)
@@ -109,13 +98,14 @@ def preference(found: AddressBlock) -> tuple[bool, str, str]:
 
 
 def is_let_go(found: AddressBlock) -> bool:
-    """Whether its last node has let go of the block: the pod's next node may take it."""
-    return bool(found.spec.sticky.reservation) and found.spec.state == "Draining"
+    """Whether its last node has let go of the block: another one may take it over, of a sticky
+    block the pod's next node."""
+    return found.spec.state == "Draining"
 
 
 def drain(api: ClusterApi, found: AddressBlock, *, probe: bool) -> None:
-    """Let go of a block of which nothing is held, for the pod's next node, which is to probe the
-    address if `probe` says so. ApiError.
+    """Let go of a block of which nothing is held, for the next node, which is to probe its
+    addresses if `probe` says so. ApiError.
 
     The status goes first: it is of this holder's store, and the next one compares it with its own.
     """

@@ -5,6 +5,7 @@ A pod without a block yet gets one by a claim as any other (`claims`), which say
 
 import math
 import uuid
+from collections.abc import Callable
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -12,20 +13,25 @@ from msgspec.structs import replace
 from cni.spec.errors import CNIError, Code
 from ipam.addresses import parse, text
 from ipam.blocks import LeasedBlock
-from ipam.cluster.api import Conflict, NotFound, Unavailable
+from ipam.cluster.api import ClusterApi, Conflict, NotFound, Unavailable
 from ipam.cluster.geometry import why_wrong
 from ipam.cluster.leasing import Leasing
-from ipam.cluster.objects import AddressBlock, AddressPool, AddressReservation, StickySpec
+from ipam.cluster.objects import (
+    AddressBlock,
+    AddressPool,
+    AddressReservation,
+    Holder,
+    StickySpec,
+)
 from ipam.cluster.pools import Unusable, kept_out, max_offline
-from ipam.cluster.probing import to_probe_of_sticky
 from ipam.cluster.rows import row_of
 from ipam.cluster.sticky import (
+    is_let_go,
     is_of,
     limit_reached,
     name_of,
     pod_of,
     preference,
-    why_refused,
 )
 from ipam.cluster.wants import NotReserved, PodInterface, ReservationRefused, Want
 from ipam.ranges import is_within
@@ -58,9 +64,6 @@ class StickyClaims:
         fitting = [name_of(each) for each in sorted(listed, key=_rank) if is_of(each, name, pod)]
         if not fitting:
             raise NotReserved(want)
-        refusal = why_refused(pool)
-        if refusal is not None:
-            raise ReservationRefused(fitting[0], refusal)
         found = [block for each in fitting for block in self._of_pod(each, pool, pod)]
         block = min(found, key=preference, default=None)
         if block is not None:
@@ -160,14 +163,10 @@ class StickyClaims:
     def _taken_over(
         self, found: AddressBlock, pool: AddressPool, want: Want
     ) -> tuple[AddressBlock, LeasedBlock]:
-        """The block as this node's, and its row, which is not written yet.
-
-        It is written in any case: a late request of ours to drain it must not find the version that
-        it expects.
-        """
+        """The block as this node's, and its row, which is not written yet."""
         former, spec = found.spec.holder, found.spec
         address, node = spec.sticky.address, former.node
-        if former.instance != self._holder.instance and spec.state != "Draining":
+        if former.instance != self._holder.instance and not is_let_go(found):
             raise CNIError(
                 Code.TRY_AGAIN,
                 f"{address} is reserved for pod {spec.sticky.pod}, and node {node} still "
@@ -176,27 +175,44 @@ class StickyClaims:
                 f"if its machine is off, `podfabric ipam reclaim --node {node} --powered-off` says "
                 "so",
             )
-        changed = replace(
-            spec,
-            state="Active",
-            holder=self._holder,
-            epoch=spec.epoch + (former != self._holder),
-            nonce=str(uuid.uuid4()),
-            max_offline_seconds=math.ceil(max_offline(pool)),
-        )
-        at = self._clock()
-        try:
-            stored = self._api.update(replace(found, spec=changed))
-        except (Conflict, NotFound, Unavailable) as error:
-            stored = self._api.get(AddressBlock, found.metadata.name)
-            if stored.spec.nonce != changed.nonce or stored.spec.holder != self._holder:
-                raise CNIError(
-                    Code.TRY_AGAIN,
-                    f"{address} changes hands: nothing was reserved; the runtime tries again: "
-                    f"{error}",
-                ) from None
-        unprobed = to_probe_of_sticky(stored.spec)
-        return stored, row_of(stored, pool, want.range.domain, self._holder.boot, at, unprobed)
+        taken = taken_over(self._api, self._clock, self._holder, found, pool)
+        if taken is None:
+            raise CNIError(
+                Code.TRY_AGAIN,
+                f"{address} changes hands: nothing was reserved; the runtime tries again",
+            )
+        stored, at = taken
+        return stored, row_of(stored, pool, want.range.domain, self._holder.boot, at)
+
+
+def taken_over(
+    api: ClusterApi,
+    clock: Callable[[], float],
+    holder: Holder,
+    found: AddressBlock,
+    pool: AddressPool,
+) -> tuple[AddressBlock, float] | None:
+    """A block that its last holder has let go, as this holder's, and a time before that was known;
+    None if another node was faster. Unusable, ApiError.
+
+    The block is changed in any case: a late request of ours to drain it must not find the version
+    that it expects.
+    """
+    changed = replace(
+        found.spec,
+        state="Active",
+        holder=holder,
+        epoch=found.spec.epoch + (found.spec.holder != holder),
+        nonce=str(uuid.uuid4()),
+        max_offline_seconds=math.ceil(max_offline(pool)),
+    )
+    at = clock()
+    try:
+        return api.update(replace(found, spec=changed)), at
+    except (Conflict, NotFound, Unavailable):
+        stored = api.get(AddressBlock, found.metadata.name)
+        is_ours = (stored.spec.nonce, stored.spec.holder) == (changed.nonce, holder)
+        return (stored, at) if is_ours else None
 
 
 def _rank(each: AddressReservation) -> tuple[bool, bool, str]:

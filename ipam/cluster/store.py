@@ -5,7 +5,7 @@ verb ever does. An ADD that finds none waits a little for the lessee (`Claims`) 
 """
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from base import interrupts
 from cni.spec.attachment import Attachment
@@ -30,7 +30,6 @@ from ipam.store import Grant, Owner, Reservation, Usage
 
 _AGAIN, _LONGEST_AGAIN = 0.2, 1.0  # seconds between two attempts of an ADD to get a block
 _POOL_AGAIN = 0.5  # seconds between two looks at a pool
-_NOTHING_KEPT: Mapping[PoolRange, int] = {}
 _MOST_WAITS = 32  # for blocks, each successful, before an ADD that is late gives up
 _MOST_IN_VAIN = 3  # blocks that are leased for an ADD although the last one did not help
 
@@ -78,15 +77,10 @@ class ClusterStore:
         view: LeasedView | None = None
         try:
             while True:
-                view = self._view(owner, sets, self._claims.kept(owner, self._leased))
+                view = self._view(owner, sets)
                 grant = self._attempt(view, segment, alone)
-                if grant is not None and self._is_announced(owner, grant):
-                    break
                 if grant is not None:
-                    in_vain += 1
-                    if in_vain > _MOST_IN_VAIN:
-                        raise _given_away(grant)
-                    continue
+                    break
                 if view.is_passed_over:
                     in_vain += 1
                     if in_vain > max(_MOST_IN_VAIN, len(sets)):  # a block may have one address
@@ -111,17 +105,12 @@ class ClusterStore:
         why = self._claims.unable(view.wants) if view.wants else None
         return f"{view.why_unconfirmed}: {why}" if why and view.why_unconfirmed else why
 
-    def _view(
-        self,
-        owner: Owner | None,
-        sets: Sequence[RangeSet],
-        kept: Mapping[PoolRange, int] = _NOTHING_KEPT,
-    ) -> LeasedView:
+    def _view(self, owner: Owner | None, sets: Sequence[RangeSet]) -> LeasedView:
         pod = None
         if self._sticky and owner is not None and owner.pod.namespace and owner.pod.name:
             pod = PodInterface(owner.pod.namespace, owner.pod.name, owner.attachment.ifname)
         boot = self._local.boot
-        return LeasedView(owner, sets, self._leased, boot, self._clock, kept, pod, self._unreserved)
+        return LeasedView(owner, sets, self._leased, boot, self._clock, pod, self._unreserved)
 
     def _attempt(self, view: LeasedView, segment: str, alone: Sequence[Range]) -> Grant | None:
         """A grant, or None if the node lacks a block."""
@@ -136,17 +125,6 @@ class ClusterStore:
                 raise
             return None
         return None if view.wants else grant
-
-    def _is_announced(self, owner: Owner, grant: Grant) -> bool:
-        """Whether whereabouts, where it still runs, leaves us the grant; else undo it."""
-        try:
-            if self._claims.announce(owner, grant):
-                return True
-        except CNIError:
-            self._local.undo(grant)
-            raise
-        self._local.undo(grant)
-        return False
 
     def _wait(self, view: LeasedView, pool_deadline: float) -> None:
         """Until there may be an address of a set: of a new block, or freed here by a DEL."""
@@ -219,15 +197,6 @@ def _explained(error: CNIError, view: LeasedView | None) -> CNIError:
     if error.code != Code.TRY_AGAIN or not why:
         return error
     return CNIError(error.code, f"{why}: {error.message}", error.details)
-
-
-def _given_away(grant: Grant) -> CNIError:
-    listed = ", ".join(each.reservation.address for each in grant.granted)
-    return CNIError(
-        Code.TRY_AGAIN,
-        f"whereabouts has given {listed} to other pods, from ranges that overlap: nothing was "
-        "reserved; the runtime tries again, with other addresses",
-    )
 
 
 def _passed_over(wants: Sequence[Want]) -> CNIError:

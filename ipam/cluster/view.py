@@ -1,6 +1,6 @@
 """What a request may have of the blocks that this node leases, within one transaction."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
 from ipam import allocation
@@ -32,9 +32,8 @@ class LeasedView:
 
     `wants` are the sets without a free address here, `occupancies` what the blocks have once this
     request has its addresses. Both are of the last call of `narrowed`. `is_passed_over`: the blocks
-    have some, and none may be used on this link. `kept` is what the pod has of each pool from
-    whereabouts, in any block. Only the address that is reserved for the name of the pod
-    in `sticky` will do, but from the pools in `unreserved`.
+    have some, and none may be used on this link. Only the address that is reserved for the name of
+    the pod in `sticky` will do, but from the pools in `unreserved`.
     """
 
     def __init__(
@@ -44,7 +43,6 @@ class LeasedView:
         leased: frozenset[PoolRange],
         boot: str,
         clock: Callable[[], float],
-        kept: Mapping[PoolRange, int],
         sticky: PodInterface | None = None,
         unreserved: Collection[PoolRange] = (),
     ) -> None:
@@ -55,7 +53,6 @@ class LeasedView:
         self._leased = leased
         self._boot = boot
         self._clock = clock
-        self._kept = kept
         self.wants: list[Want] = []
         self.occupancies: list[tuple[Want, Occupancy]] = []
         self.is_passed_over = False
@@ -107,9 +104,6 @@ class LeasedView:
             if pool is None:
                 ranges.append(range_)
                 continue
-            kept = self._kept_of(tables, range_, pool)
-            if kept is not None:
-                return RangeSet((kept,), range_set.fixed)
             is_any = range_set.fixed or pool in self._unreserved
             sticky = None if is_any else self._sticky
             want = Want(range_, pool, range_set.fixed, sticky)
@@ -144,17 +138,6 @@ class LeasedView:
         if len(missing) == len(range_set.ranges):
             self.wants += missing
         return RangeSet(tuple(ranges), range_set.fixed)
-
-    def _kept_of(self, tables: Tables, range_: Range, pool: PoolRange) -> Range | None:
-        """The address of the range that the pod has kept, unless somebody else holds it here."""
-        if pool not in self._kept or self.owner is None:
-            return None
-        address = self._kept[pool]
-        held = tables.at(range_.domain, address)
-        if held is not None and held.boot == self._boot and not held.held_by_pod_of(self.owner):
-            return None
-        narrower = range_.restricted([Interval(address, address)])
-        return narrower if narrower.parts else None
 
     def _pool_range(self, range_: Range) -> PoolRange | None:
         """The pool that a range belongs to; a fixed address may be written with another prefix."""

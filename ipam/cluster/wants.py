@@ -1,12 +1,12 @@
 """What a node needs an address of, and who leases blocks for it."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from cni.spec.errors import CNIError, Code
 from ipam.addresses import Interval, Network
 from ipam.ranges import Range
-from ipam.store import Grant, Owner
+from ipam.store import Owner
 
 PATIENCE = 10.0
 """Seconds that an ADD waits for a block. A node with little CPU takes some seconds for the requests
@@ -96,15 +96,6 @@ class Claims(Protocol):
         LeasesNothing: not in this process), 110 if the pool has no address left, AddressTaken if
         the one that is wanted cannot be had, NotReserved if none is reserved for a pod's name,
         ReservationRefused if its pool cannot keep one.
-        """
-
-    def kept(self, owner: Owner, ranges: Collection[PoolRange]) -> Mapping[PoolRange, int]:
-        """Addresses of these ranges that the pod has kept from whereabouts, which set it up: they
-        are the attachment's. CNIError 11 if that cannot be seen now."""
-
-    def announce(self, owner: Owner, grant: Grant) -> bool:
-        """Tell whereabouts of the grant, where it still hands out addresses; False if it has
-        given one of them away: the grant is to be undone. CNIError 11 if that cannot be done now.
         """
 
     def used(self, want: Want, occupancy: Occupancy) -> None:

@@ -21,8 +21,7 @@ from ipam.addresses import parse
 from ipam.cluster.api import ApiError, ClusterApi
 from ipam.cluster.geometry import interval
 from ipam.cluster.lessee import Lessee
-from ipam.cluster.objects import AddressBlock, Compat, Holder
-from ipam.departures import DIRECTORY
+from ipam.cluster.objects import AddressBlock, Holder
 from ipam.plugin import AddressPlugin
 from ipam.scope import Stores
 from ipam.sqlite_store import SqliteStore
@@ -72,9 +71,7 @@ class Objects:
 class CrashingNode(ClusterNode):
     """A node with its own token. `snapshots` are its disk after each of the last commits."""
 
-    def __init__(
-        self, server: ApiServer, directory: Path, name: str, clock: Clock, compat: Compat = "None"
-    ) -> None:
+    def __init__(self, server: ApiServer, directory: Path, name: str, clock: Clock) -> None:
         self.objects = Objects(server.admin)
         self.server = self.objects  # type: ignore[assignment]
         self.directory = directory
@@ -84,7 +81,6 @@ class CrashingNode(ClusterNode):
         self.name = name
         self.clock = clock
         self.boot = "boot-1"
-        self.compat = compat
         self.forced = set()
         self._api_server = server
         self.client = server.node(name, machineID=f"m-{name}", systemUUID=f"s-{name}")
@@ -103,7 +99,6 @@ class CrashingNode(ClusterNode):
             self.name,
             self.boot,
             clock=self.clock,
-            compat=self.compat != "None",
         )
 
     def killed_at(self, arm: Arm, work: Callable[["CrashingNode"], None]) -> None:
@@ -126,16 +121,9 @@ class CrashingNode(ClusterNode):
         assert os.WTERMSIG(status) == signal.SIGKILL
 
     def lose_power(self, boot: str) -> None:
-        """The machine is off, and its disk lacks some of the last commits. It boots.
-
-        What is owed to whereabouts is in files that each writer waits for, so these are there.
-        """
+        """The machine is off, and its disk lacks some of the last commits. It boots."""
         disks = sorted(self.snapshots.iterdir(), key=lambda path: int(path.name))
         kept = random.choice(disks[-1 - MOST_DROPPED :])
-        owed = self.directory / DIRECTORY
-        if owed.is_dir():
-            shutil.rmtree(kept / DIRECTORY, ignore_errors=True)
-            shutil.copytree(owed, kept / DIRECTORY)
         shutil.rmtree(self.directory)
         shutil.copytree(kept, self.directory)
         self.boot = boot
@@ -145,7 +133,6 @@ class CrashingNode(ClusterNode):
         stores = Stores(
             StoreFiles(self.directory, report=lambda text: None, kept=False),
             lambda: "cluster",
-            compat=lambda: self.compat,
         )
         return AddressPlugin(stores, lambda: self.boot)
 
@@ -197,22 +184,6 @@ def after_call(verb: str, is_it: Callable[[Any], bool]) -> Arm:
             if is_it(resource):
                 die()
             return answer
-
-        setattr(node.client, verb, wrapped)
-
-    return arm
-
-
-def before_call(verb: str, is_it: Callable[[Any], bool]) -> Arm:
-    """Before the request is sent."""
-
-    def arm(node: CrashingNode, die: Die) -> None:
-        call = getattr(node.client, verb)
-
-        def wrapped(resource: Any) -> Any:  # noqa: ANN401 - any object
-            if is_it(resource):
-                die()
-            return call(resource)
 
         setattr(node.client, verb, wrapped)
 

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
@@ -24,16 +23,9 @@ from ipam.cluster.api import ApiError
 from ipam.cluster.controller.rounds import Rounds, read_world
 from ipam.cluster.lessee import CONFIRM_EVERY
 from ipam.cluster.names import pool_name
-from ipam.cluster.objects import AddressBlock, AddressPool, Compat, Meta, PoolSpec
-from ipam.cluster.whereabouts.objects import (
-    PLACEHOLDER,
-    IPPool,
-    OverlappingRangeIPReservation,
-)
-from ipam.cluster.whereabouts.settling import UNUSED
+from ipam.cluster.objects import AddressBlock, AddressPool, Meta, PoolSpec
 from tests.api.crashing import (
     SURVIVED,
-    Arm,
     Auditor,
     CrashingNode,
     Die,
@@ -41,10 +33,8 @@ from tests.api.crashing import (
     after_call,
     after_commit,
     after_reservation,
-    before_call,
 )
 from tests.api.server import ApiServer, name
-from tests.api.whereabouts import install_kinds
 from tests.unit.ipam.calls import request
 from tests.unit.ipam.cluster.audit import audit_settled
 from tests.waiting import until
@@ -59,40 +49,28 @@ def is_block(resource: object) -> bool:
     return isinstance(resource, AddressBlock)
 
 
-def is_pending(resource: object) -> bool:
-    return is_block(resource) and getattr(resource.spec, "state", "") == "Pending"  # type: ignore[attr-defined]
-
-
-class Point(NamedTuple):
-    """A row of "What a crash leaves" in docs/cluster-protocol.md."""
-
-    arm: Arm
-    compat: Compat = "None"
-
-
+# Each is a row of "What a crash leaves" in docs/cluster-protocol.md.
 POINTS = {
-    "POST, before the row": Point(after_call("create", is_block)),
-    "row, before the address": Point(after_commit("put")),
-    "reservation, before the answer": Point(after_reservation),
-    "mark returning, before DELETE": Point(after_commit("begin_return")),
-    "DELETE, answer lost": Point(after_call("delete", is_block)),
-    "Coexist: POST, before placeholders": Point(after_call("create", is_pending), "Coexist"),
-    "Coexist: placeholders gone, before DELETE": Point(before_call("delete", is_block), "Coexist"),
+    "POST, before the row": after_call("create", is_block),
+    "row, before the address": after_commit("put"),
+    "reservation, before the answer": after_reservation,
+    "mark returning, before DELETE": after_commit("begin_return"),
+    "DELETE, answer lost": after_call("delete", is_block),
 }
 
 
 class Fabric:
     """A pool, two nodes, and the controller; all of one turn."""
 
-    def __init__(self, server: ApiServer, root: Path, range_: str, compat: Compat) -> None:
+    def __init__(self, server: ApiServer, root: Path, range_: str) -> None:
         self.server = server
         self.clock = SharedClock()
         self.ipam: dict[str, object] = {"range": range_}
         self.pool = pool_name("", range_)
-        spec = PoolSpec(range=range_, block_size=4, compat=compat)
+        spec = PoolSpec(range=range_, block_size=4)
         server.admin.create(AddressPool(metadata=Meta(name=self.pool), spec=spec))
         self.a, self.b = (
-            CrashingNode(server, root / each, name(f"crash-{each}"), self.clock, compat)
+            CrashingNode(server, root / each, name(f"crash-{each}"), self.clock)
             for each in ("a", "b")
         )
         self.new_leader()
@@ -162,17 +140,7 @@ class Fabric:
         self.work(1, 30.0)
         self.work(1, CONFIRM_EVERY)
         self.work(3, 20.0)
-        if self.a.compat == "Coexist":  # also of an ADD that died, and of a machine that booted
-            self.work(3, UNUSED)
         audit_settled(self.a.objects, [self.a, self.b])  # type: ignore[arg-type]
-        uids = {each.metadata.uid for each in self.blocks()}
-        for pool in self.server.admin.list(IPPool).items if self.a.compat == "Coexist" else ():
-            for entry in (pool.spec.allocations or {}).values():
-                left = entry.id.removeprefix(PLACEHOLDER)
-                assert left == entry.id or left in uids, f"a placeholder of {left} is left"
-        if self.a.compat == "Coexist":
-            kept = self.server.admin.list(OverlappingRangeIPReservation).items
-            assert not kept, f"reservations for whereabouts are left: {kept}"
 
     def blocks(self) -> list[AddressBlock]:
         return list(self.server.admin.list(AddressBlock, {"spec.pool": self.pool}).items)
@@ -182,10 +150,6 @@ class Fabric:
         for block in self.blocks():
             admin.delete(block)
         admin.delete(admin.get(AddressPool, self.pool))
-        if self.a.compat == "Coexist":
-            for kind in (IPPool, OverlappingRangeIPReservation):
-                for each in admin.list(kind).items:
-                    admin.delete(each)
         for node in (self.a, self.b):
             with suppress(AssertionError):  # a test may have removed it
                 self.server.remove_node(node.name, pods=True)
@@ -196,21 +160,13 @@ def fabric_of(
     server: ApiServer,
     root: Path,
     range_: str = RANGE,
-    compat: Compat = "None",
 ) -> Iterator[Fabric]:
     root.mkdir()
-    fabric = Fabric(server, root, range_, compat)
+    fabric = Fabric(server, root, range_)
     try:
         yield fabric
     finally:
         fabric.end()
-
-
-@pytest.fixture(scope="module")
-def coexisting(server: ApiServer) -> ApiServer:
-    """The server, with whereabouts' kinds."""
-    install_kinds(server)
-    return server
 
 
 def told(point: str, power: bool, took: list[float]) -> None:
@@ -234,17 +190,16 @@ def life(node: CrashingNode) -> None:
 @pytest.mark.parametrize("power", BOTH, ids=["killed", "power lost"])
 @pytest.mark.parametrize("point", POINTS)
 def test_a_node_killed_at_a_crash_point_loses_and_doubles_nothing(
-    coexisting: ApiServer, tmp_path: Path, point: str, power: bool
+    server: ApiServer, tmp_path: Path, point: str, power: bool
 ) -> None:
-    arm, compat = POINTS[point]
     took = []
     for turn in range(TIMES):
-        with fabric_of(coexisting, tmp_path / str(turn), RANGE, compat) as fabric:
+        with fabric_of(server, tmp_path / str(turn)) as fabric:
             fabric.add(fabric.b, "q")
             if turn % 2:  # the store knows blocks already
                 fabric.add(fabric.a, "after")
                 fabric.a.delete("after")
-            fabric.a.killed_at(arm, life)
+            fabric.a.killed_at(POINTS[point], life)
             took.append(fabric.recover(fabric.a, power=power))
             fabric.settle()
     told(point, power, took)
@@ -252,17 +207,17 @@ def test_a_node_killed_at_a_crash_point_loses_and_doubles_nothing(
 
 @pytest.mark.long
 def test_a_controller_killed_at_any_change_leaves_the_rest_to_the_next_one(
-    coexisting: ApiServer, tmp_path: Path
+    server: ApiServer, tmp_path: Path
 ) -> None:
     """A node is gone for good, and its blocks are fenced and freed; another one lives."""
     took, kills, at = [], 0, 0
     while kills < TIMES:
-        with fabric_of(coexisting, tmp_path / f"{kills}-{at}") as fabric:
+        with fabric_of(server, tmp_path / f"{kills}-{at}") as fabric:
             fabric.add(fabric.a, "p0")
             fabric.add(fabric.b, "q")
             gone = {each.metadata.name for each in fabric.blocks()}
             gone -= {each.metadata.name for each in fabric.blocks() if of(each, fabric.a)}
-            coexisting.remove_node(fabric.b.name, pods=True)
+            server.remove_node(fabric.b.name, pods=True)
             at += 1
             if dies_at(fabric, at):
                 kills += 1
@@ -326,12 +281,12 @@ def dies_at(fabric: Fabric, at: int) -> bool:
 @pytest.mark.long
 @pytest.mark.parametrize("power", BOTH, ids=["killed", "power lost"])
 def test_without_the_agent_dels_go_on_and_an_add_is_code_11(
-    coexisting: ApiServer, tmp_path: Path, power: bool
+    server: ApiServer, tmp_path: Path, power: bool
 ) -> None:
     """The agent is killed at any moment. Without one DELs go on, and an ADD is code 11."""
     took = []
     for turn in range(TIMES):
-        with fabric_of(coexisting, tmp_path / str(turn)) as fabric:
+        with fabric_of(server, tmp_path / str(turn)) as fabric:
             node = fabric.a
             fabric.add(node, "p0")
             fabric.add(fabric.b, "q")

@@ -1,7 +1,7 @@
 """Sticky addresses on a real API server, with the rights of the agents' tokens."""
 
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -9,7 +9,6 @@ from msgspec.structs import replace
 
 from cni.spec.errors import Code
 from ipam.cluster.api import NotFound
-from ipam.cluster.controller.owner_ends import LOOK_EVERY, OwnerEnds, StatefulSetObject
 from ipam.cluster.controller.reclaim import free_powered_off
 from ipam.cluster.controller.reservations import reserve
 from ipam.cluster.controller.steps import Steps
@@ -25,7 +24,6 @@ from ipam.cluster.objects import (
     PoolSpec,
     PoolStatus,
     ReservationSpec,
-    StickyLimits,
 )
 from tests.api.server import ApiServer, name
 from tests.api.test_nodes import RealNode
@@ -106,54 +104,3 @@ def test_a_stateful_set_keeps_its_addresses_on_living_and_dead_nodes(
     status = server.admin.get(AddressReservation, "web", "ns").status
     assert sorted(status.addresses) == sorted(given.values())
     assert status.bound_to == other.name
-
-
-@pytest.mark.usefixtures("pool")
-def test_a_reservation_ends_with_its_stateful_set(server: ApiServer, tmp_path: Path) -> None:
-    """With the rights of the controller, where the pool has spec.sticky.ownerGoneAfter."""
-    pool = server.admin.get(AddressPool, POOL)
-    limits = StickyLimits(owner_gone_after="1m")
-    server.admin.update(replace(pool, spec=replace(pool.spec, sticky=limits)))
-    sets = "/apis/apps/v1/namespaces/ns/statefulsets"
-    labels = {"app": "web"}
-    template = {
-        "metadata": {"labels": labels},
-        "spec": {"containers": [{"name": "c", "image": "c"}]},
-    }
-    spec = {"serviceName": "web", "selector": {"matchLabels": labels}, "template": template}
-    made = server.make(sets, {"metadata": {"name": "web"}, "spec": spec})
-    node = RealNode(server, tmp_path / "one", name("one"))
-    address = add(node, "web-0")
-    kubeconfig = server.kubeconfig("owner-ends", {}, account="podfabric-controller")
-    now = [0.0]
-
-    def rounds(count: int) -> None:
-        for _ in range(count):
-            now[0] += LOOK_EVERY / 2
-            steps = Steps()
-            listed = controller.list(AddressReservation).items
-            pools = {each.metadata.name: each for each in controller.list(AddressPool).items}
-            ends.step(listed, controller.list(AddressBlock).items, pools, steps)
-            reserve(controller, controller.list(AddressReservation).items, leased(server), steps)
-            assert steps.taken_errors() == []
-
-    def kept() -> AddressReservation:
-        return server.admin.get(AddressReservation, "web", "ns")
-
-    with closing(server.client(kubeconfig)) as controller:
-        ends = OwnerEnds(controller, lambda: now[0], lambda: 0.0)
-        rounds(4)
-        assert kept().status.owner_uid == made["metadata"]["uid"]
-        server.admin.delete(server.admin.get(StatefulSetObject, "web", "ns"))
-        rounds(8)
-        assert kept().status.owner_gone_since == ""  # a pod has its address
-        assert kept().status.addresses == (address,)
-        node.delete("web-0")
-        node.steps(3, 3.0)
-        rounds(2)
-        assert kept().status.owner_gone_since == "1970-01-01T00:00:00Z"
-        rounds(4)
-        with pytest.raises(NotFound):
-            kept()
-        rounds(1)
-        assert leased(server) == ()

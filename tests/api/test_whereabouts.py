@@ -1,205 +1,402 @@
-"""Moving over from whereabouts on a real API server, with the rights of the agents.
+"""Row A13: nodes of podfabric beside nodes of the real whereabouts, with the same definition.
 
-    PODFABRIC_TAKEOVER=2000x50 .venv/bin/python -m pytest tests/api/test_whereabouts.py -k takeover
-
-has 2,000 entries of whereabouts, and 50 pods of each of four nodes that restart: some minutes.
-`python -m bench.leases a4` has row A4 with 512 DELs at once on 16 nodes.
+Scaled to two CPUs: four nodes of each side and some hundred pods (`python -m bench.coexist` has
+all). whereabouts' plugin is built from its sources, and started as a runtime starts it. Its
+reconciler and its control loop run in tests of their own.
 """
 
+import json
 import os
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
+import random
+import shutil
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from cni.spec.errors import CNIError, Code
-from ipam.cluster.kubernetes_api import KubernetesApi
-from ipam.cluster.lessee import FOREIGN_EVERY
-from ipam.cluster.objects import AddressBlock, Meta
-from ipam.cluster.whereabouts.objects import (
-    IPAllocation,
-    IPPool,
-    IPPoolSpec,
-    OverlappingRangeIPReservation,
-    OverlappingReservationSpec,
-    entries,
-)
-from tests.api.conftest import NODE_A
+from ipam.cluster.objects import AddressBlock, AddressPool
+from ipam.cluster.whereabouts.objects import IPPool, PoolEntry, entries
 from tests.api.server import ApiServer, name
-from tests.api.whereabouts import NAMESPACE, MovingNode, install_kinds, ready_pool
+from tests.api.test_controller import KIND
+from tests.api.whereabouts import BesideNode, Leader, in_pod, shared_pool
+from tests.cluster import programs
+from tests.cluster.peers import WHEREABOUTS
+from tests.cluster.programs import Program
+from tests.waiting import join, until
 
-RANGE = "10.88.0.0/20"
+RECONCILER = Program(
+    "whereabouts-reconciler",
+    WHEREABOUTS.module,
+    WHEREABOUTS.version,
+    {"reconciler": "cmd/reconciler"},
+    archives=WHEREABOUTS.archives,
+)
+CONTROL_LOOP = Program(
+    "whereabouts-controlloop",
+    WHEREABOUTS.module,
+    WHEREABOUTS.version,
+    {"controlloop": "cmd/controlloop"},
+    archives=WHEREABOUTS.archives,
+)
+RANGE = "10.89.0.0/24"
+POOL = "10.89.0.0-24"
 IPAM = {"range": RANGE}
-POOL = "10.88.0.0-20"
-ENTRIES, PODS = map(int, os.environ.get("PODFABRIC_TAKEOVER", "300x10").split("x"))
-"""Of whereabouts, and its pods that restart on each node. Each entry costs the server 2 ms in each
-patch: it works out whose fields they are."""
-NODES = 4
+DEFINITIONS = "network-attachment-definitions.k8s.cni.cncf.io"
+SIDES = 4  # nodes of each side
+PODS = 10  # that each node of ours churns at a time
+SECONDS = 40.0
+"""Of churn. What is asserted holds for any duration."""
 
 
-def pod_of(number: int) -> str:
-    return f"old{number}"
+class Theirs:
+    """Nodes of whereabouts: processes of its plugin, as a runtime starts them. It cares which node
+    it is on, `node`, where a range is cut into slices."""
+
+    def __init__(
+        self,
+        executable: Path,
+        kubeconfig: Path,
+        directory: Path,
+        ipam: Mapping[str, str] = IPAM,
+        node: str = "",
+    ) -> None:
+        self._executable = executable
+        self._node = node
+        flat = directory / "whereabouts.conf"
+        settings = {"datastore": "kubernetes", "kubernetes": {"kubeconfig": str(kubeconfig)}}
+        flat.write_text(json.dumps(settings))
+        whole = {"type": "whereabouts", **ipam, **settings, "configuration_path": str(flat)}
+        document = {"cniVersion": "1.0.0", "name": "n1", "type": "macvlan", "ipam": whole}
+        self._config = json.dumps(document).encode()
+
+    def call(self, command: str, pod: str) -> dict[str, object] | None:
+        """The answer; None of a call that failed."""
+        environ = {
+            "PATH": os.environ["PATH"],
+            "CNI_COMMAND": command,
+            "CNI_CONTAINERID": f"{pod}-1",
+            "CNI_IFNAME": "eth0",
+            "CNI_NETNS": "/none",
+            "CNI_PATH": str(self._executable.parent),
+            "CNI_ARGS": f"IgnoreUnknown=1;K8S_POD_NAMESPACE=theirs;K8S_POD_NAME={pod}",
+            "NODENAME": self._node,
+        }
+        done = subprocess.run(
+            [str(self._executable)],
+            input=self._config,
+            env=environ,
+            capture_output=True,
+            check=False,
+        )
+        if done.returncode:
+            return None
+        answer: dict[str, object] = json.loads(done.stdout) if done.stdout.strip() else {}
+        return answer
+
+    def add(self, pod: str) -> str | None:
+        """ADD; its address."""
+        answer = self.call("ADD", pod)
+        if answer is None:
+            return None
+        ips = answer["ips"]
+        assert isinstance(ips, list)
+        return str(ips[0]["address"]).partition("/")[0]
 
 
-def allocation(number: int) -> IPAllocation:
-    """As the versions 0.6, 0.7 and 0.9 wrote them."""
-    ifname = "eth0" if number % 3 == 2 else ""
-    return IPAllocation(
-        id=f"{number:064x}", podref=f"ns/{pod_of(number)}" if number % 3 else "", ifname=ifname
-    )
+class Ledger:
+    """Who uses which address. A second user of one is what must not be."""
 
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.users: dict[str, str] = {}
+        self.duplicates: list[str] = []
+        self.given = 0
 
-def address(number: int) -> str:
-    return f"10.88.{number // 256}.{number % 256}"
+    def use(self, address: str, user: str) -> None:
+        with self._lock:
+            self.given += 1
+            if address in self.users:
+                self.duplicates.append(f"{address}: {self.users[address]} and {user}")
+            self.users[address] = user
+
+    def drop(self, address: str) -> None:
+        with self._lock:
+            self.users.pop(address, None)
 
 
 @pytest.fixture
-def nodes(
-    server: ApiServer, node_a: KubernetesApi, tmp_path: Path, request: pytest.FixtureRequest
-) -> Iterator[list[MovingNode]]:
-    """Nodes beside ENTRIES of whereabouts, or another number that a test is parametrized with."""
-    number_of_entries: int = getattr(request, "param", ENTRIES)
-    install_kinds(server)
-    with ready_pool(server, RANGE, 32, "Read"), ExitStack() as stack:
-        held = {str(number): allocation(number) for number in range(1, number_of_entries + 1)}
-        pool = IPPool(
-            metadata=Meta(name=POOL, namespace=NAMESPACE),
-            spec=IPPoolSpec(range=RANGE, allocations=held),
-        )
-        server.admin.create(pool)
-        for number in range(1, number_of_entries + 1, 10):
-            server.admin.create(
-                OverlappingRangeIPReservation(
-                    metadata=Meta(name=address(number), namespace=NAMESPACE),
-                    spec=OverlappingReservationSpec(podref=f"ns/{pod_of(number)}"),
-                )
-            )
-        names = [name("moving") for _ in range(NODES)]
+def leader(server: ApiServer) -> Iterator[Leader]:
+    with shared_pool(server, "Coexist", RANGE, 8, time.monotonic) as leader:
+        until(partial(_is_offered, server, leader), what="blocks on offer")
+        yield leader
+
+
+def _is_offered(server: ApiServer, leader: Leader) -> bool:
+    leader.round()
+    return bool(server.admin.get(AddressPool, POOL).status.offered)
+
+
+@pytest.fixture
+def nodes(server: ApiServer, leader: Leader, tmp_path: Path) -> Iterator[list[BesideNode]]:
+    with ExitStack() as stack:
         yield [
-            stack.enter_context(closing(MovingNode(server.node(each), tmp_path / each, each)))
-            for each in names
+            stack.enter_context(closing(BesideNode(server.node(each), tmp_path / each, each)))
+            for each in (name("beside") for _ in range(SIDES))
         ]
 
 
-def held(server: ApiServer) -> dict[int, str]:
-    pool = server.admin.get(IPPool, POOL, NAMESPACE)
-    return {int(each.offset): each.allocation.id for each in entries(pool)}
+@pytest.fixture
+def theirs(server: ApiServer, tmp_path: Path) -> Theirs:
+    (built,) = programs.build([WHEREABOUTS])
+    return Theirs(built / "whereabouts", server.plane.kubeconfig("admin"), tmp_path)
 
 
-def reserved(server: ApiServer) -> set[str]:
-    found = server.admin.list(OverlappingRangeIPReservation).items
-    return {each.metadata.name for each in found}
-
-
-def in_turns(nodes: list[MovingNode], work: Callable[[int, MovingNode], None]) -> None:
-    """The work on each node. An IPPool of this size takes the server some seconds for each patch,
-    and others that come meanwhile as often again."""
-    for number, node in enumerate(nodes):
-        work(number, node)
-
-
-def persistently(node: MovingNode, pod: str, container: str) -> str:
-    """The address that an ADD gives in the end: as a runtime, it tries again after a code 11."""
-    for _ in range(20):
-        try:
-            return node.add(pod, dict(IPAM), container=container)[0]
-        except CNIError as error:
-            if error.code != Code.TRY_AGAIN:
-                raise
-    raise AssertionError(f"{pod}: error 11, 20 times")
-
-
-def own(number: int) -> range:
-    """The pods of whereabouts on a node that have a podref: two of three entries."""
-    return range(1 + number * 3 * PODS, 1 + (number + 1) * 3 * PODS)
-
-
-def test_a_takeover_changes_nothing_but_by_dels(server: ApiServer, nodes: list[MovingNode]) -> None:
-    """Row A14: entries of three versions of whereabouts, and pods that restart."""
-    before = held(server)
-    assert len(before) == ENTRIES
-    given: list[str] = []
-
-    def restart(number: int, node: MovingNode) -> None:
-        for each in [each for each in own(number) if each % 3][:PODS]:
-            assert persistently(node, pod_of(each), f"new{each}") == address(each)
-        names = (f"new-pod{number}-{each}" for each in range(40))
-        given.extend(persistently(node, each, f"{each}-1") for each in names)
-
-    in_turns(nodes, restart)
-    theirs = {address(number) for number in before}
-    assert len(set(given)) == 40 * NODES
-    assert not theirs & set(given)
-    after = held(server)
-    taken_over = {key for key in before if before[key] != after[key]}
-    assert after.keys() == before.keys()
-    assert len(taken_over) == PODS * NODES
-    assert {after[key] for key in taken_over} == {f"new{key}" for key in taken_over}
-    assert len(reserved(server)) == ENTRIES / 10
-
-    # The pods end. One of whereabouts that never restarted ends too.
-    def end(number: int, node: MovingNode) -> None:
-        for each in [each for each in own(number) if each % 3][:PODS]:
-            node.delete(pod_of(each), f"new{each}", IPAM)
-        last = own(number)[-1]
-        node.delete(pod_of(last), before[last], IPAM)
-        node.steps(6)
-
-    in_turns(nodes, end)
-    ended = taken_over | {own(number)[-1] for number in range(NODES)}
-    assert held(server) == {key: before[key] for key in before.keys() - ended}
-    assert reserved(server) == {address(key) for key in range(1, ENTRIES + 1, 10)} - {
-        address(key) for key in ended
-    }
-    blocks = server.admin.list(AddressBlock, {"spec.pool": POOL}).items
-    assert not any(block.spec.foreign for block in blocks if _is_above(block))
-    for node in nodes:
-        node.steps(2, FOREIGN_EVERY)
-
-
-def _is_above(block: AddressBlock) -> bool:
-    """Whether the block is above all that whereabouts holds."""
-    third, fourth = map(int, block.spec.first.split(".")[2:])
-    return third * 256 + fourth > ENTRIES
-
-
-@pytest.mark.parametrize("nodes", [600], indirect=True)
-def test_dels_of_whereabouts_sandboxes_are_answered_while_the_server_is_away(
-    server: ApiServer, node_a: KubernetesApi, nodes: list[MovingNode]
+def test_nodes_of_whereabouts_and_ours_never_give_one_address_twice(
+    server: ApiServer, leader: Leader, nodes: list[BesideNode], theirs: Theirs
 ) -> None:
-    """Row A4, with 300 DELs on 4 nodes."""
-    before = held(server)
-    gone = [each for each in before if each % 3][:300]
-    patient = [node.client for node in nodes]
+    """And when all nodes have moved, whereabouts' own entries are as they were."""
+    ledger = Ledger()
+    staying = {f"stay{number}": theirs.add(f"stay{number}") for number in range(4)}
+    for pod, address in staying.items():
+        assert address is not None
+        ledger.use(address, pod)
+    leader.start()
+    began = time.monotonic()
+
+    def over() -> bool:
+        return time.monotonic() - began > SECONDS
+
+    def churn_ours(number: int) -> None:
+        node, held, count = nodes[number], dict[str, str](), 0
+        while not over() or not count:
+            if len(held) >= PODS:
+                pod = random.choice(sorted(held))
+                ledger.drop(held.pop(pod))
+                node.delete(pod, ipam=IPAM)
+            pod, count = f"ours{number}-{count}", count + 1
+            try:
+                (address,) = node.add(pod, dict(IPAM))
+            except CNIError as error:
+                assert error.code in (Code.TRY_AGAIN, Code.NO_FREE_ADDRESS), error
+                node.delete(pod, ipam=IPAM)
+            else:
+                ledger.use(address, pod)
+                held[pod] = address
+            node.steps(1, 3.0)
+        for pod, address in held.items():
+            ledger.drop(address)
+            node.delete(pod, ipam=IPAM)
+
+    def churn_theirs(number: int) -> None:
+        count = 0
+        while not over() or not count:
+            pod, count = f"theirs{number}-{count}", count + 1
+            address = theirs.add(pod)
+            if address is not None:
+                ledger.use(address, pod)
+                time.sleep(0.2)
+                ledger.drop(address)
+            theirs.call("DEL", pod)
+
+    threads = [
+        threading.Thread(target=work, args=(number,))
+        for work in (churn_ours, churn_theirs)
+        for number in range(SIDES)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        join(thread, 600.0)
+    assert ledger.duplicates == []
+    assert ledger.given > 3 * SIDES
     for node in nodes:
-        node.client = server.impatient(node.name)
-        node.restart()
-    server.plane.stop_api_server()
+        node.lessee.leaving = True
+        node.steps(40, 15.0)
+    assert server.admin.list(AddressBlock, {"spec.pool": POOL}).items == ()
+    assert _placeholders(server)
+    leader.change_to("Read")
+    until(lambda: not _placeholders(server), what="end of all placeholders")
+    assert {entry.allocation.podref for entry in _entries(server)} == {
+        f"theirs/{pod}" for pod in staying
+    }
+
+
+def _entries(server: ApiServer) -> list[PoolEntry]:
+    pools = server.admin.list(IPPool).items
+    return [entry for pool in pools if pool.spec.range == RANGE for entry in entries(pool)]
+
+
+def _placeholders(server: ApiServer) -> set[str]:
+    return {entry.offset for entry in _entries(server) if entry.allocation.is_placeholder}
+
+
+def test_a_leader_killed_after_any_change_leaves_the_rest_to_the_next_one(
+    server: ApiServer, leader: Leader, nodes: list[BesideNode], theirs: Theirs
+) -> None:
+    """Each dies after one change, of an IPPool or of the pool's status; whereabouts goes on."""
+    used: set[str] = set()
+    for number in range(24):
+        leader.change_to("Coexist")
+        with suppress(LeaderDied):
+            _dies_after_a_change(leader)
+        ours = nodes[number % SIDES]
+        for found in (theirs.add(f"theirs{number}"), _add_if_it_can(ours, f"ours{number}")):
+            assert found not in used
+            if found is not None:
+                used.add(found)
+    assert len(used) > 24
+
+
+class LeaderDied(Exception):
+    """A leader ends here."""
+
+
+def _dies_after_a_change(leader: Leader) -> None:
+    api = leader.rounds._sharing._api
+
+    def dying(call: Callable[..., object]) -> Callable[..., object]:
+        def once(*arguments: object) -> object:
+            call(*arguments)
+            raise LeaderDied
+
+        return once
+
+    with pytest.MonkeyPatch.context() as patch:
+        for verb in ("create", "patch", "update_status"):
+            patch.setattr(api, verb, dying(getattr(api, verb)))
+        leader.round()
+
+
+def _add_if_it_can(node: BesideNode, pod: str) -> str | None:
     try:
+        return node.add(pod, dict(IPAM))[0]
+    except CNIError as error:
+        assert error.code == Code.TRY_AGAIN
+        return None
 
-        def end(number: int, node: MovingNode) -> None:
-            for each in gone[number::NODES]:
-                node.delete(pod_of(each), before[each], IPAM)
 
-        in_turns(nodes, end)
-        for node in nodes:
-            node.steps(1)
-    finally:
-        server.plane.start_api_server()
-        server.await_policy(node_a, NODE_A)
-    for node, client in zip(nodes, patient, strict=True):
-        node.client = client
-        node.restart()
+def test_the_addresses_of_pods_that_ended_are_given_out_once_all_nodes_have_moved(
+    server: ApiServer, leader: Leader, nodes: list[BesideNode], theirs: Theirs
+) -> None:
+    """whereabouts' plugin does not run any more, so its entries stay: the pods are what counts."""
+    given = {pod: theirs.add(pod) for pod in ("lives", "ends")}
+    _namespaces(server)
+    spec = {"containers": [{"name": "c", "image": "c"}]}
+    server.make("/api/v1/namespaces/theirs/pods", {"metadata": {"name": "lives"}, "spec": spec})
+    leader.change_to("Read")
+    leader.round()
+    status = server.admin.get(AddressPool, POOL).status
+    assert status.held == (given["lives"],)
+    assert status.offered is None
+    assert {entry.allocation.podref for entry in _entries(server)} == {
+        "theirs/lives",
+        "theirs/ends",
+    }
 
-    def settle(number: int, node: MovingNode) -> None:
-        directory = node.directory / "whereabouts"
-        for _ in range(200):
-            node.steps(1)
-            if not list(directory.iterdir()):
-                return
-        raise AssertionError(f"{directory} is not empty")
 
-    in_turns(nodes, settle)
-    assert held(server).keys() == before.keys() - set(gone)
-    assert not reserved(server) & {address(each) for each in gone}
+def test_the_reconciler_of_whereabouts_leaves_placeholders_alone(
+    server: ApiServer, nodes: list[BesideNode], theirs: Theirs, tmp_path: Path
+) -> None:
+    """It runs once a minute here, in a directory with the files that it finds in its pod."""
+    (reconciler,) = programs.build([RECONCILER])
+    leaked = theirs.add("leaked")  # the API server has no Pod object of that name
+    (ours,) = nodes[0].add("p0", dict(IPAM))
+    placeholders = _placeholders(server)
+    assert len(placeholders) >= 16
+    root = tmp_path / "root"
+    (root / "cron-schedule").mkdir(parents=True)
+    (root / "cron-schedule/config").write_text("* * * * *")
+    with in_pod(server, root, reconciler / "reconciler", tmp_path / "log"):
+        until(
+            lambda: "theirs/leaked" not in {e.allocation.podref for e in _entries(server)},
+            400.0,
+            f"removal of {leaked} by the reconciler, which says in {tmp_path}/log why not",
+            pause=2.0,
+        )
+    assert _placeholders(server) == placeholders
+    assert nodes[0].held() == {ours}
+
+
+@pytest.fixture
+def definitions(server: ApiServer) -> Iterator[str]:
+    """The kind of definitions, and where those of a namespace are made."""
+    yield install_definitions(server)
+    server.kubectl("delete", "crd", DEFINITIONS)
+
+
+def install_definitions(server: ApiServer) -> str:
+    """See `definitions`."""
+    _namespaces(server)
+    server.make("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", KIND)
+    server.kubectl("wait", "--for=condition=Established", "--timeout=120s", f"crd/{DEFINITIONS}")
+    return "/apis/k8s.cni.cncf.io/v1/namespaces/theirs/network-attachment-definitions"
+
+
+def _namespaces(server: ApiServer) -> None:
+    for namespace in ("ns", "theirs"):
+        server.send("POST", "/api/v1/namespaces", {"metadata": {"name": namespace}})
+        accounts = f"/api/v1/namespaces/{namespace}/serviceaccounts"
+        server.send("POST", accounts, {"metadata": {"name": "default"}})
+
+
+def define(server: ApiServer, definitions: str) -> None:
+    """The definition of the pods of whereabouts."""
+    config = {"cniVersion": "1.0.0", "name": "n1", "type": "macvlan"}
+    ipam = {"type": "whereabouts", **IPAM}
+    server.make(
+        definitions,
+        {
+            "apiVersion": "k8s.cni.cncf.io/v1",
+            "kind": "NetworkAttachmentDefinition",
+            "metadata": {"name": "n1"},
+            "spec": {"config": json.dumps({**config, "ipam": ipam})},
+        },
+    )
+
+
+def their_status(address: str) -> dict[str, str]:
+    """The annotation that Multus gives to a pod of theirs."""
+    network = {"name": "theirs/n1", "interface": "eth0", "ips": [address], "default": False}
+    return {"k8s.v1.cni.cncf.io/network-status": json.dumps([network])}
+
+
+def test_the_control_loop_of_whereabouts_leaves_what_is_ours_alone(
+    server: ApiServer, nodes: list[BesideNode], theirs: Theirs, definitions: str, tmp_path: Path
+) -> None:
+    """It removes what a pod had that is deleted. A pod of ours is deleted first."""
+    (loop,) = programs.build([CONTROL_LOOP])
+    gone, ours = theirs.add("gone"), nodes[0].add("ours", dict(IPAM))[0]
+    assert gone is not None
+    given = {"ns/ours": ours, "theirs/gone": gone}
+    placeholders = _placeholders(server)
+    define(server, definitions)
+
+    def comes_and_goes(pod: str, address: str) -> None:
+        namespace, _, named = pod.partition("/")
+        status = their_status(address)
+        spec = {"nodeName": nodes[0].name, "containers": [{"name": "c", "image": "c"}]}
+        pods = f"/api/v1/namespaces/{namespace}/pods"
+        server.make(pods, {"metadata": {"name": named, "annotations": status}, "spec": spec})
+        assert server.send("DELETE", f"{pods}/{named}?gracePeriodSeconds=0")[0] == 200
+
+    def is_removed() -> bool:
+        """Again and again: it does not see what ends before it has begun to look."""
+        for pod, address in given.items():
+            comes_and_goes(pod, address)
+        return "theirs/gone" not in {each.allocation.podref for each in _entries(server)}
+
+    root, log = tmp_path / "root", tmp_path / "log"
+    flat = root / "host/etc/cni/net.d/whereabouts.d"
+    flat.mkdir(parents=True)
+    shutil.copy(tmp_path / "whereabouts.conf", flat)
+    with in_pod(server, root, loop / "controlloop", log, NODENAME=nodes[0].name):
+        until(is_removed, what=f"removal of the entry, or why not in {log}", pause=1.0)
+    left = {entry.offset for entry in _entries(server) if entry.allocation.is_placeholder}
+    assert left == placeholders
+    assert nodes[0].held() == {ours}

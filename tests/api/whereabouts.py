@@ -4,33 +4,24 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-import yaml
-from msgspec.structs import replace
-
 from ipam.cluster.api import ApiError
+from ipam.cluster.controller.rounds import Rounds, read_world
 from ipam.cluster.kubernetes_api import KubernetesApi
 from ipam.cluster.lessee import Lessee
-from ipam.cluster.names import pool_name, space_name
-from ipam.cluster.objects import (
-    AddressBlock,
-    AddressPool,
-    Compat,
-    Meta,
-    PoolSpec,
-    PoolStatus,
-    Resource,
-)
-from ipam.cluster.whereabouts.objects import IPPool, OverlappingRangeIPReservation
+from ipam.cluster.names import pool_name
+from ipam.cluster.objects import AddressBlock, AddressPool, Meta, PoolSpec, Resource
+from ipam.cluster.whereabouts.objects import API, IPPool
+from ipam.cluster.whereabouts.sharing import Mode
 from ipam.store_files import StoreFiles
 from tests.api.server import ApiServer, Document
-from tests.unit.ipam.cluster.nodes import READY, Clock, ClusterNode
+from tests.unit.ipam.cluster.nodes import Clock, ClusterNode
 from tests.waiting import until
-from tools import manifests
 
 GROUP = "whereabouts.cni.cncf.io"
 NAMESPACE = "kube-system"
@@ -56,7 +47,7 @@ _SPECS: Mapping[str, Document] = {
 
 
 def install_kinds(server: ApiServer) -> None:
-    """whereabouts' three kinds, as its version 0.9 has them, and an agent's right to them."""
+    """whereabouts' three kinds, as its version 0.9 has them."""
     path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
     for kind, spec in _SPECS.items():
         plural = f"{kind.lower()}s"
@@ -92,38 +83,19 @@ def install_kinds(server: ApiServer) -> None:
         )
         served = f"/apis/{GROUP}/v1alpha1/{plural}"
         until(partial(_is_served, server, served), what=f"kind {kind}")
-    allow(server)
-
-
-def allow(server: ApiServer) -> None:
-    """What the chart gives agents where `ipam.compat` is Coexist."""
-    where = ("--show-only", "templates/cluster-addresses/agent.yaml")
-    chart = yaml.safe_load_all(manifests.template("--set", "ipam.compat=Coexist", *where))
-    rbac = "/apis/rbac.authorization.k8s.io/v1"
-    role = {
-        "apiVersion": "rbac.authorization.k8s.io/v1",
-        "kind": "ClusterRole",
-        "metadata": {"name": "podfabric-agent-compat"},
-        "rules": next(each["rules"] for each in chart if each and each["kind"] == "ClusterRole"),
-    }
-    binding = {
-        "apiVersion": "rbac.authorization.k8s.io/v1",
-        "kind": "ClusterRoleBinding",
-        "metadata": {"name": "podfabric-agent-compat"},
-        "roleRef": {
-            "apiGroup": "rbac.authorization.k8s.io",
-            "kind": "ClusterRole",
-            "name": "podfabric-agent-compat",
-        },
-        "subjects": [{"kind": "ServiceAccount", "name": "podfabric", "namespace": "podfabric"}],
-    }
-    for path, body in ((f"{rbac}/clusterroles", role), (f"{rbac}/clusterrolebindings", binding)):
-        code, answer = server.send("POST", path, body)
-        assert code in (201, 409), answer
 
 
 def _is_served(server: ApiServer, path: str) -> bool:
     return server.send("GET", path)[0] == 200
+
+
+class OverlappingRangeIPReservation(Resource, frozen=True, kw_only=True):
+    """An address that no range of its network name hands out a second time: podfabric does not
+    look at those."""
+
+    API = API
+    KIND = "OverlappingRangeIPReservation"
+    PLURAL = "overlappingrangeipreservations"
 
 
 @contextmanager
@@ -157,24 +129,25 @@ def in_pod(
 
 
 @contextmanager
-def ready_pool(
-    server: ApiServer, range_: str, size: int, compat: Compat, name: str = ""
-) -> Iterator[AddressPool]:
-    """A pool as the controller leaves it; it and its blocks are gone afterwards."""
-    made = server.admin.create(
-        AddressPool(
-            metadata=Meta(name=pool_name(name, range_)),
-            spec=PoolSpec(range=range_, network_name=name, compat=compat),
-        )
-    )
-    ready = replace(READY, last_transition_time="2026-01-01T00:00:00Z")
-    status = PoolStatus(space=space_name(name, range_), block_size=size, conditions=(ready,))
-    yield server.admin.update_status(replace(made, status=status))
-    for block in server.admin.list(AddressBlock, {"spec.pool": made.metadata.name}).items:
-        server.admin.delete(block)
-    server.admin.delete(server.admin.get(AddressPool, made.metadata.name))
-    for kind in (IPPool, OverlappingRangeIPReservation):
-        until(lambda kind=kind: _is_empty(server, kind), 600.0, f"end of all {kind.KIND}")  # type: ignore[misc]
+def shared_pool(
+    server: ApiServer, mode: Mode, range_: str, size: int, clock: Callable[[], float]
+) -> Iterator["Leader"]:
+    """A pool of a range that whereabouts has given addresses of, and the controller. Everything is
+    gone afterwards."""
+    install_kinds(server)
+    meta = Meta(name=pool_name("", range_))
+    spec = PoolSpec(range=range_, block_size=size)
+    server.admin.create(AddressPool(metadata=meta, spec=spec))
+    leader = Leader(server, mode, clock)
+    try:
+        yield leader
+    finally:
+        leader.stop()
+        for block in server.admin.list(AddressBlock, {"spec.pool": meta.name}).items:
+            server.admin.delete(block)
+        server.admin.delete(server.admin.get(AddressPool, meta.name))
+        for kind in (IPPool, OverlappingRangeIPReservation):
+            until(partial(_is_empty, server, kind), 600.0, f"end of all {kind.KIND}")
 
 
 def _is_empty(server: ApiServer, kind: type[Resource]) -> bool:
@@ -188,25 +161,45 @@ def _is_empty(server: ApiServer, kind: type[Resource]) -> bool:
     return not found
 
 
-class MovingNode(ClusterNode):
-    """A node of a real API server whose pods whereabouts may have set up."""
+class Leader:
+    """The controller's rounds, in a thread after `start`."""
 
-    def __init__(
-        self, client: KubernetesApi, directory: Path, name: str, compat: Compat = "Read"
-    ) -> None:
+    def __init__(self, server: ApiServer, mode: Mode, clock: Callable[[], float]) -> None:
+        self._server = server
+        self._clock = clock
+        self._stopped = threading.Event()
+        self._thread: threading.Thread | None = None
+        self.change_to(mode)
+
+    def change_to(self, mode: Mode) -> None:
+        """Another leader, of a chart with that value."""
+        self.rounds = Rounds(self._server.admin, clock=self._clock, whereabouts=mode)
+
+    def round(self) -> None:
+        self.rounds.round(read_world(self._server.admin, self._clock))
+
+    def start(self) -> None:
+        self._thread = threading.Thread(target=self._run, name="rounds")
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stopped.wait(0.3):
+            self.round()
+
+
+class BesideNode(ClusterNode):
+    """A node of a real API server, beside nodes of whereabouts."""
+
+    def __init__(self, client: KubernetesApi, directory: Path, name: str) -> None:
         self.client = client
         self.directory = directory
         self.name = name
         self.clock = Clock()
         self.boot = "boot-1"
-        self.compat = compat
-        self.files = StoreFiles(directory)
-        self.restart()
-
-    def restart(self, boot: str = "") -> None:
-        self.boot = boot or self.boot
-        self.close()
-        self.files = StoreFiles(self.directory, report=lambda text: None)
-        self.lessee = Lessee(
-            self.client, self.files, self.name, self.boot, clock=self.clock, compat=True
-        )
+        self.files = StoreFiles(directory, report=lambda text: None)
+        self.lessee = Lessee(client, self.files, name, self.boot, clock=self.clock)

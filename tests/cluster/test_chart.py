@@ -354,7 +354,7 @@ def test_configuration_comes_to_the_nodes_as_it_is_written() -> None:
     written = yaml.safe_load(objects["ConfigMap", "podfabric"]["data"]["config.yaml"])
     values = yaml.safe_load((CHART / "values.yaml").read_text())["ipam"]
     assert values["scope"] == "cluster"
-    for key in ("nv_ipam", "nv_ipam_namespace"):  # what is not followed
+    for key in ("whereabouts", "nv_ipam", "nv_ipam_namespace"):  # not for agents, or not followed
         values.pop(key, None)
     assert scope.of(values, "values.yaml").scope == "cluster"  # an agent can read it
     assert written == {**config, "ipam": values, "policy": {"cluster": True}}
@@ -374,7 +374,6 @@ def _replaced_by(*values: str) -> bool:
 
 
 def test_what_agents_read_at_their_start_only_replaces_them() -> None:
-    assert _replaced_by('ipam.compat="Read"')
     assert _replaced_by("ipam.nv_ipam=true")
     assert _replaced_by("config.agent.sweep=false")
     assert not _replaced_by("config.agent.workers=8", 'config.pools=[{"name":"rdma/vf"}]')
@@ -385,24 +384,26 @@ def test_what_agents_read_at_their_start_only_replaces_them() -> None:
     assert _replaced_by('config.gpuLimits.onOveruse="kill"')
 
 
-def test_agents_may_touch_whereabouts_objects_only_where_they_are_to_be_looked_at() -> None:
+def test_the_controller_alone_may_touch_whereabouts_objects_where_it_is_to_look_there() -> None:
     rights: dict[str, set[str]] = {}
-    for compat in ("None", "Read", "Coexist"):
-        rules = _objects("--set", f"ipam.compat={compat}")["ClusterRole", "podfabric-agent"][
-            "rules"
-        ]
-        theirs = [rule for rule in rules if "whereabouts.cni.cncf.io" in rule["apiGroups"]]
-        rights[compat] = {verb for rule in theirs for verb in rule["verbs"]}
-    assert rights["None"] == set()
-    assert rights["Read"] == {"get", "list", "patch", "delete"}
-    assert rights["Coexist"] == {*rights["Read"], "create", "watch"}
+    for value in ("None", "Read", "Coexist"):
+        objects = _objects("--set", f"ipam.whereabouts={value}")
+        for role in ("podfabric-agent", "podfabric-controller"):
+            rules = objects["ClusterRole", role]["rules"]
+            theirs = [rule for rule in rules if "whereabouts.cni.cncf.io" in rule["apiGroups"]]
+            rights[f"{role} {value}"] = {verb for rule in theirs for verb in rule["verbs"]}
+    own = {"get", "list", "create", "patch"}
+    assert {role: verbs for role, verbs in rights.items() if verbs} == {
+        "podfabric-controller Read": own,
+        "podfabric-controller Coexist": own,
+    }
 
 
 def test_the_launcher_is_whereabouts_too_where_its_objects_are_looked_at() -> None:
-    for compat in ("Read", "Coexist"):
-        (install,) = _pod(_objects("--set", f"ipam.compat={compat}"))["initContainers"]
+    for value in ("Read", "Coexist"):
+        (install,) = _pod(_objects("--set", f"ipam.whereabouts={value}"))["initContainers"]
         assert _installed(install) == {*PLUGINS, "whereabouts"}
-    own = ("--set", "ipam.compat=Read,ipam.nv_ipam=true,ipam.nv_ipam_namespace=nv")
+    own = ("--set", "ipam.whereabouts=Read,ipam.nv_ipam=true,ipam.nv_ipam_namespace=nv")
     (install,) = _pod(_objects(*own))["initContainers"]
     assert _installed(install) == set(EVERY)
     (install,) = _pod(_objects())["initContainers"]

@@ -180,7 +180,7 @@ def test_upgrade_changes_the_configuration_and_no_pod(empty: Client) -> None:
     empty.helm("upgrade", "podfabric", str(CHART), *manifests.IMAGE, "--set-json", pools)
     text = empty.kubectl("get", "configmap", "podfabric", "-n", NAMESPACE, "-o", "json")
     written = yaml.safe_load(json.loads(text)["data"]["config.yaml"])
-    of_chart = {"ipam": {"scope": "cluster", "compat": "None"}, "policy": {"cluster": True}}
+    of_chart = {"ipam": {"scope": "cluster"}, "policy": {"cluster": True}}
     assert written == json.loads(pools[7:]) | of_chart
     assert empty.daemons()["template"] == before
     empty.helm("uninstall", "podfabric")

@@ -162,16 +162,12 @@ def state(cluster: Cluster) -> dict[str, str]:
 
 
 def held(cluster: Cluster) -> list[str]:
-    """The addresses that whereabouts' objects hold."""
-    found = []
-    for kind in ("IPPool", "OverlappingRangeIPReservation"):
-        resource = cluster.objects.resources.get(
-            api_version="whereabouts.cni.cncf.io/v1alpha1", kind=kind
-        )
-        for each in resource.get().to_dict()["items"]:
-            entries = each["spec"]["allocations"] if kind == "IPPool" else ["itself"]
-            found += [f"{kind} {each['metadata']['name']} {entry}" for entry in entries]
-    return found
+    """The addresses that the controller knows as those of pods of whereabouts."""
+    resource = cluster.objects.resources.get(
+        api_version="ipam.podfabric.io/v1alpha1", kind="AddressPool"
+    )
+    pools = resource.get().to_dict()["items"]
+    return [each for pool in pools for each in pool.get("status", {}).get("held", ())]
 
 
 def make(namespace: Namespace, network: str, *names: str) -> None:
@@ -219,6 +215,7 @@ def test_pods_of_other_plugins_run_on_and_their_end_leaves_nothing(
         assert pings(moving, old[0], moving.address(old[-1]))
         assert pings(moving, new, moving.address(old[0]))
 
+    assert held(cluster)
     moving.delete(*CHILDREN, *HOLDERS)
     until(lambda: not held(cluster), PATIENCE, "end of what whereabouts holds", pause=1)
     administrator.run(former.look)

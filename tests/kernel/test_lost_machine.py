@@ -1,22 +1,47 @@
 """On InfiniBand: a pod does not get an address that a lost machine still has."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
 from base.paths import Paths
 from cni.ipoib.plugin import IPoIB
-from cni.spec.errors import Code
+from cni.spec.errors import CNIError, Code
 from cni.spec.plugin import Plugin
-from ipam.addresses import parse_interval
+from ipam.addresses import Network, parse_interval
 from ipam.blocks import LeasedBlock
+from ipam.cluster.wants import Occupancy, Want
 from ipam.confirmed import boottime
 from ipam.plugin import AddressPlugin
 from ipam.scope import Stores
+from ipam.store import Owner
 from ipam.store_files import StoreFiles
 from tests.kernel.pods import IP, Node, link_in, run
 
 RANGES = {"10.57.0.0/29": ("10.57.0.1", "10.57.0.2"), "fd00:57::/125": ("fd00:57::1", "fd00:57::2")}
+
+
+class NoMoreBlocks:
+    """The lessee of a node that leases nothing beside the blocks in its store."""
+
+    def claim(self, wants: Sequence[Want], deadline: float) -> None:
+        raise CNIError(Code.TRY_AGAIN, f"nothing more is leased: {wants}, {deadline}")
+
+    def kept(self, owner: Owner, ranges: object) -> Mapping[tuple[str, Network], int]:
+        return {}
+
+    def announce(self, owner: Owner, grant: object) -> bool:
+        return True
+
+    def used(self, want: Want, occupancy: Occupancy) -> None:
+        pass
+
+    def failed(self, owner: Owner, error: CNIError) -> None:
+        pass
+
+    def unable(self, wants: Sequence[Want]) -> str:
+        return "nothing more is leased"
 
 
 class LeasingNode(Node):
@@ -33,7 +58,7 @@ class LeasingNode(Node):
             tables.commit()
 
     def plugin(self) -> Plugin:
-        stores = Stores(self.files, lambda: "cluster")
+        stores = Stores(self.files, lambda: "cluster", NoMoreBlocks())
         plugin = AddressPlugin(stores, self.paths.boot_id)
         return IPoIB(self.paths, plugin, policy=lambda: self.policy)
 

@@ -1,9 +1,11 @@
-"""The hand-over of a sticky block between nodes: docs/cluster-protocol.md says the rules.
+"""The hand-over of a block between nodes: docs/cluster-protocol.md says the rules.
 
-One block, for a pod that any of the nodes may run. Each PUT is done and answered, done with its
-answer lost, or arrives late. It names the version that was read: a change of the block makes every
-late PUT fail. A node may die, with proof, and return as another instance at once; the block's
-holder is NOBODY then. The fence and its wait are those of whole blocks (whole_blocks.py).
+One block, which is a pod's, or which a lost machine may still use; any of the nodes may run the
+pod. Each PUT is done and answered, done with its answer lost, or arrives late. It names the version
+that was read: a change of the block makes every late PUT fail. A node may die, with proof, and
+return as another instance at once; the block's holder is NOBODY then. Or it is cut off for so long
+that it hands out nothing more, and comes back. The fence and its wait are those of whole blocks
+(whole_blocks.py); a machine whose Node was deleted has no pods any more, as there.
 """
 
 from collections.abc import Iterator
@@ -13,7 +15,7 @@ from tests.model.explore import Step
 
 NOBODY = -1  # the holder of a block whose holder is proved dead
 ACTIVE, DRAINING, RECLAIMING = "Active", "Draining", "Reclaiming"
-USABLE, RETURNING = "usable", "returning"
+USABLE, EXPIRED, RETURNING = "usable", "expired", "returning"
 TAKE, DRAIN = "take", "drain"
 
 
@@ -102,6 +104,8 @@ def _died(state: State, number: int) -> State:
 
 
 def _pods(state: State, number: int, node: Node) -> Iterator[Step[State]]:
+    if node.row == USABLE:
+        yield f"{number}: is cut off", _change(state, number, node._replace(row=EXPIRED))
     if node.pod:
         yield f"{number}: DEL", _change(state, number, node._replace(pod=False))
     elif node.row == USABLE:
@@ -118,6 +122,8 @@ def _lets_go(state: State, number: int, node: Node, rules: Rules) -> Iterator[St
         yield f"{number}: PUT Draining, answer lost", done
         yield f"{number}: PUT Draining", _change(done, number, done.nodes[number]._replace(row=""))
         yield f"{number}: PUT Draining, late", _change(state, number, node._replace(late=DRAIN))
+    if node.row == EXPIRED and block.holder != number:
+        yield f"{number}: sees who has it", _change(state, number, node._replace(row=""))
     if node.row == RETURNING and (block.holder != number or block.state == DRAINING):
         yield f"{number}: forget", _change(state, number, node._replace(row=""))
 
@@ -154,5 +160,7 @@ def _controller(state: State, rules: Rules) -> Iterator[Step[State]]:
     block = state.block
     if block.state == ACTIVE:
         yield "PUT Reclaiming", _put(state, block._replace(state=RECLAIMING), rules)
-    if block.state == RECLAIMING and (block.holder == NOBODY or not rules.let_go_after_proof):
+    holder = state.nodes[block.holder] if block.holder != NOBODY else Node(row=EXPIRED)
+    is_proved = holder.row == EXPIRED and not holder.pod
+    if block.state == RECLAIMING and (is_proved or not rules.let_go_after_proof):
         yield "controller: PUT Draining", _put(state, block._replace(state=DRAINING), rules)

@@ -1,4 +1,4 @@
-"""A sticky block changes hands: its rules hold in every state, and each of them is needed."""
+"""A block changes hands: its rules hold in every state, and each of them is needed."""
 
 import functools
 

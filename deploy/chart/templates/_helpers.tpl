@@ -101,7 +101,7 @@ helm.sh/hook-weight: {{ . | quote }}
 
 {{- /* The part `ipam` of the nodes' config.yaml. */}}
 {{- define "podfabric.ipam" -}}
-{{- $ipam := .Values.ipam -}}
+{{- $ipam := omit .Values.ipam "whereabouts" -}}
 {{- if not .Values.ipam.nv_ipam -}}
 {{- $ipam = omit $ipam "nv_ipam" "nv_ipam_namespace" -}}
 {{- end -}}

@@ -10,13 +10,6 @@ NAMESPACE = f"{GROUP}/namespace"
 """The label of a pool that was made for a definition: the definition's namespace."""
 
 
-def is_exhausted(pool: AddressPool) -> bool:
-    """Whether the status says that no block is free."""
-    return any(
-        each.type == "Exhausted" and each.status == "True" for each in pool.status.conditions
-    )
-
-
 def is_made(pool: AddressPool) -> bool:
     """Whether the controller made it for a definition, and no person has changed it since."""
     return NAMESPACE in pool.metadata.labels and pool.metadata.generation <= 1
@@ -54,14 +47,13 @@ def conflict(conflicts: Sequence[str]) -> Condition:
     )
 
 
-def reservations_refused(reservations: Sequence[str], full: str = "") -> tuple[Condition, ...]:
-    """That the pool cannot keep some reservations, a sentence for each, or no further address, as
-    `full` says; nothing if it can."""
-    if not reservations and not full:
+def reservations_refused(full: str) -> tuple[Condition, ...]:
+    """That no further address of the pool is kept for a pod, and why; nothing if `full` is ""."""
+    if not full:
         return ()
-    reason = "PoolHasNone" if reservations else "LimitReached"
-    message = _listed(reservations) if reservations else full
-    return (Condition(type="ReservationsRefused", status="True", reason=reason, message=message),)
+    return (
+        Condition(type="ReservationsRefused", status="True", reason="LimitReached", message=full),
+    )
 
 
 def _listed(sentences: Sequence[str]) -> str:

@@ -4,8 +4,6 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
-from msgspec.structs import replace
-
 from ipam.cluster.api import AlreadyExists, ClusterApi, Conflict, NotFound, Refused
 from ipam.cluster.controller.definitions import (
     DemandedPool,
@@ -17,7 +15,7 @@ from ipam.cluster.controller.definitions import (
 from ipam.cluster.controller.pool_conditions import NAMESPACE, is_made
 from ipam.cluster.controller.reports import Reports
 from ipam.cluster.controller.steps import Steps
-from ipam.cluster.objects import AddressBlock, AddressPool, Compat, Meta
+from ipam.cluster.objects import AddressBlock, AddressPool, Meta
 
 REFUSED_AGAIN = 60.0  # seconds until a pool that was refused is made again
 POOLS_PER_NAMESPACE = 100
@@ -29,7 +27,7 @@ _log = logging.getLogger(__name__)
 class PoolMaker:
     """The memory of one leader. `most` pools are made for the definitions of one namespace: tenants
     write definitions. A pool that none names any more is deleted once no block of it is leased.
-    `compat` is the pools'."""
+    """
 
     def __init__(
         self,
@@ -37,10 +35,7 @@ class PoolMaker:
         clock: Callable[[], float],
         reports: Reports,
         most: int,
-        *,
-        compat: Compat = "None",
     ) -> None:
-        self._compat: Compat = compat
         self._api = api
         self._clock = clock
         self._reports = reports
@@ -93,13 +88,9 @@ class PoolMaker:
         self, unused: Mapping[str, AddressPool], pools: dict[str, AddressPool], steps: Steps
     ) -> None:
         """Delete what was made, and was of no use for a while. What a watch has shown does not do:
-        each is looked at. A pool that knows of a lost machine's addresses stays."""
+        each is looked at."""
         now = self._clock()
-        idle = {
-            uid: pool
-            for uid, pool in unused.items()
-            if is_made(pool) and not pool.status.probe and pool.metadata.uid
-        }
+        idle = {uid: pool for uid, pool in unused.items() if is_made(pool) and pool.metadata.uid}
         self._unused_since = {uid: self._unused_since.get(uid, now) for uid in idle}
 
         def remove(pool: AddressPool) -> None:
@@ -134,8 +125,7 @@ class PoolMaker:
         if name in self._refused and now - self._refused[name] < REFUSED_AGAIN:
             return None
         labels = {NAMESPACE: asked.definition.namespace} if asked.definition.namespace else {}
-        spec = replace(asked.spec, compat=self._compat)
-        new = AddressPool(metadata=Meta(name=name, labels=labels), spec=spec)
+        new = AddressPool(metadata=Meta(name=name, labels=labels), spec=asked.spec)
         try:
             pool = self._api.create(new)
         except AlreadyExists:

@@ -10,15 +10,18 @@ from ipam.cluster.controller.block_index import BlockIndex, PlacedBlock
 from ipam.cluster.controller.ranged import Plan
 from ipam.cluster.geometry import MOST_MAPPED, Geometry, free_map
 from ipam.cluster.objects import (
+    AddressBlock,
     AddressCounts,
     AddressPool,
     BlockCounts,
     PoolSpec,
     PoolStatus,
 )
-from ipam.ranges import merged, never_usable, of_network
+from ipam.cluster.sticky import is_let_go
+from ipam.ranges import merged, never_usable, of_network, written
 
 MOST = 2**63 - 1  # that a number of the API server can be
+MOST_RUNS = 8192  # of addresses, in one field of a status
 
 
 def status(
@@ -28,10 +31,10 @@ def status(
     quarantined: Collection[str],
     conflicts: Sequence[str],
     now: str,
-    refused: Sequence[str] = (),
     full: str = "",
-    probe: tuple[str, ...] = (),
     kept_out: Sequence[Interval] = (),
+    held: Sequence[Interval] = (),
+    offered: Sequence[Interval] | None = None,
 ) -> PoolStatus:
     """The status that the pool should have.
 
@@ -42,20 +45,24 @@ def status(
         quarantined: names of the blocks whose holder may be dead.
         conflicts: what contradicts itself among the pool's blocks, a sentence each.
         now: the time, for people.
-        refused: the reservations that the pool cannot keep, a sentence each.
         full: why it reserves no further address, "" if it does.
-        probe: the addresses that a lost machine may still use.
         kept_out: what no pod gets, beside what the pool excludes.
+        held: what pods of whereabouts have.
+        offered: where nodes may lease blocks; None is everywhere.
     """
+    told = PoolStatus(
+        space=plan.space,
+        held=written(held, MOST_RUNS),
+        offered=None if offered is None else written(offered, MOST_RUNS),
+    )
     if not plan.block_size:
         conditions = [
             pool_conditions.ready(plan.reason, plan.message, is_true=plan.ready),
             pool_conditions.conflict(conflicts),
-            *pool_conditions.reservations_refused(refused, full),
+            *pool_conditions.reservations_refused(full),
         ]
-        return PoolStatus(
-            space=plan.space,
-            probe=probe,
+        return replace(
+            told,
             conditions=pool_conditions.dated(pool, conditions, now),
         )
     geometry = Geometry(parse_interface(pool.spec.range)[1], plan.block_size)
@@ -65,11 +72,12 @@ def status(
     ]
     # One of another size, whose pool is gone, counts as each block that it covers a part of.
     indexes = sorted({covered for placed in leased for covered in _covered(placed, geometry)})
-    holes = merged((*_holes(pool.spec, geometry.range), *kept_out))
+    holes = merged((*holes_of(pool.spec, geometry.range), *kept_out, *held))
     free = _free(geometry, indexes, holes)
+    free += sum(_is_anybodys(placed.block) for placed in leased)
     mapped = geometry.total <= MOST_MAPPED
-    return PoolStatus(
-        space=plan.space,
+    return replace(
+        told,
         block_size=plan.block_size,
         blocks=BlockCounts(
             total=min(geometry.total, MOST),
@@ -82,14 +90,13 @@ def status(
         ),
         free_map=free_map(indexes, geometry.total) if mapped else "",
         high_water=min(indexes[-1] + 1, MOST) if indexes else 0,
-        probe=probe,
         conditions=pool_conditions.dated(
             pool,
             [
                 pool_conditions.ready(plan.reason, plan.message, is_true=plan.ready),
                 pool_conditions.exhausted(free),
                 pool_conditions.conflict(conflicts),
-                *pool_conditions.reservations_refused(refused, full),
+                *pool_conditions.reservations_refused(full),
             ],
             now,
         ),
@@ -104,11 +111,13 @@ def differs_in_use_only(old: PoolStatus, new: PoolStatus) -> bool:
 
 def decides_alike(old: PoolStatus, new: PoolStatus) -> bool:
     """Whether no node decides otherwise by the new status: only counts and hints may differ."""
-    return (old.space, old.block_size, old.conditions) == (
-        new.space,
-        new.block_size,
-        new.conditions,
-    )
+    decisive = ("space", "block_size", "held", "offered", "conditions")
+    return all(getattr(old, each) == getattr(new, each) for each in decisive)
+
+
+def _is_anybodys(block: AddressBlock) -> bool:
+    """Whether any node may take the block over."""
+    return is_let_go(block) and not block.spec.sticky.reservation
 
 
 def _inside(inner: Interval, outer: Interval) -> bool:
@@ -120,7 +129,7 @@ def _covered(placed: PlacedBlock, geometry: Geometry) -> range:
     return range(geometry.index(first), geometry.index(last) + 1)
 
 
-def _holes(spec: PoolSpec, range_: Network) -> tuple[Interval, ...]:
+def holes_of(spec: PoolSpec, range_: Network) -> tuple[Interval, ...]:
     """What no network of the pool may hand out. An exclude that cannot be read excludes nothing."""
     try:
         first, last = of_network(range_)
@@ -131,9 +140,9 @@ def _holes(spec: PoolSpec, range_: Network) -> tuple[Interval, ...]:
         holes.append(Interval(range_.address, first - 1))
     if last < range_.last:
         holes.append(Interval(last + 1, range_.last))
-    for written in spec.exclude:
+    for each in spec.exclude:
         try:
-            excluded = parse_interval(written)
+            excluded = parse_interval(each)
         except ValueError:
             continue
         start, end = max(excluded.first, range_.address), min(excluded.last, range_.last)

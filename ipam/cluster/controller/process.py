@@ -22,8 +22,8 @@ from ipam.cluster.objects import (
     AddressBlock,
     AddressPool,
     AddressReservation,
-    Compat,
 )
+from ipam.cluster.whereabouts.sharing import Mode
 
 SETTLE = 0.3  # seconds at least between two rounds: a pod waits for the pool of its definition
 SHARE = 4  # of the last round's CPU time: so rounds take a fifth of a CPU in the largest clusters
@@ -108,8 +108,8 @@ class ControllerProcess:
     """The controller from its start to `stop`.
 
     `election` renews the Lease and shares no rate limit with `api`, so that many writes do not
-    cost the leadership. `compat` is that of the pools that it makes. `other_pools` follows the
-    pools of another IPAM plugin, and calls its last argument after a change.
+    cost the leadership. `whereabouts` is what is done with whereabouts' objects. `other_pools`
+    follows the pools of another IPAM plugin, and calls its last argument after a change.
     """
 
     def __init__(
@@ -119,11 +119,11 @@ class ControllerProcess:
         *,
         clock: Callable[[], float] = time.monotonic,
         pools_per_namespace: int = POOLS_PER_NAMESPACE,
-        compat: Compat = "None",
+        whereabouts: Mode = "None",
         other_pools: Others | None = None,
     ) -> None:
         self._other_pools = other_pools
-        self._compat: Compat = compat
+        self._whereabouts: Mode = whereabouts
         self.leadership = leadership
         self.counts = ReclaimCounts()
         self.errors: Counter[tuple[str, str]] = Counter()
@@ -198,7 +198,7 @@ class ControllerProcess:
             counts=self.counts,
             pools_per_namespace=self._pools_per_namespace,
             steps=steps,
-            compat=self._compat,
+            whereabouts=self._whereabouts,
             other_pools=others,
         )
         try:

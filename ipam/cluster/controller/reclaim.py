@@ -4,23 +4,23 @@ A proof must hold for a while before anything is done, since a Node object may b
 mistake and come back. Then the block is fenced: its state is `Reclaiming`, and no confirmation of
 its holder succeeds any more. Unless the holder's machine was off, the wait follows: after
 maxOffline and a margin no node can still hand out from the block. Its pods may run all the same, so
-its addresses are marked then, to be probed (`probe_marks`). A holder that lives answers the
-fence by writing `Active`, which changes the resource version; and the deletion names the version
-that the fence was seen with. A sticky block is let go instead of deleted. All times are of this
-process: a new leader waits again.
+the block is not deleted then, but let go with `probe`: the next holder probes its addresses. A
+holder that lives answers the fence by writing `Active`, which changes the resource version; and the
+deletion names the version that the fence was seen with. A sticky block is let go in any case. All
+times are of this process: a new leader waits again.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 from msgspec.structs import replace
 
 from ipam.cluster.api import ApiError, ClusterApi, Conflict, NotFound, Refused
 from ipam.cluster.controller.machines import POWERED_OFF, PROOFS, Machines, Standing
-from ipam.cluster.controller.probe_marks import mark
 from ipam.cluster.controller.steps import Steps
 from ipam.cluster.durations import seconds
+from ipam.cluster.geometry import why_wrong
 from ipam.cluster.objects import (
     AddressBlock,
     AddressPool,
@@ -84,12 +84,11 @@ class Reclaim:
         self._margin = margin
         self._since: dict[Holder, _Since] = {}
         self._fences: dict[str, _Fence] = {}  # by the block's uid
-        self._offline: dict[str, float] = {}  # the longest maxOffline that a pool had, by name
 
     def step(
         self,
         blocks: Iterable[AddressBlock],
-        pools: MutableMapping[str, AddressPool],
+        pools: Mapping[str, AddressPool],
         machines: Machines,
         polled: tuple[float, float],
         steps: Steps,
@@ -98,11 +97,10 @@ class Reclaim:
 
         `polled` are the times before and after the Nodes of `machines` were read, which may take
         long. What is older than FRESH is not acted on, and a deletion needs a proof that was read
-        after the fence. What fails is left for the next round. `pools` gets those that were marked.
+        after the fence. What fails is left for the next round.
         """
         blocks = tuple(blocks)
         began, ended = polled
-        self._remember(pools)
         standings, unsure = self._look({block.holder for block in blocks}, machines, steps)
         self._forget({block.metadata.uid for block in blocks})
         ripe = []
@@ -159,17 +157,6 @@ class Reclaim:
                 )
         return standings, unsure
 
-    def _remember(self, pools: Mapping[str, AddressPool]) -> None:
-        """A lost node goes by the maxOffline that it read last, also if it is shortened now. An
-        older agent has not written it into the block."""
-        self._offline = {
-            name: max(
-                self._offline.get(name, 0.0),
-                _seconds(pool.spec.reclaim.max_offline, ReclaimSpec().max_offline),
-            )
-            for name, pool in pools.items()
-        }
-
     def _forget(self, uids: set[str]) -> None:
         for uid in self._fences.keys() - uids:
             del self._fences[uid]
@@ -187,7 +174,7 @@ class Reclaim:
         self,
         block: AddressBlock,
         standing: Standing,
-        pools: MutableMapping[str, AddressPool],
+        pools: Mapping[str, AddressPool],
         read_at: float,
     ) -> int:
         """Fence the block, or delete it if that may be done; how many requests it took."""
@@ -210,10 +197,9 @@ class Reclaim:
             waited = self._clock() - fenced.time >= self._wait(block, standing)
             if not waited or read_at < fenced.time:
                 return 0
-            probe = standing not in POWERED_OFF
-            if probe and isinstance(block, AddressBlock):
-                mark(self._api, block, pools)  # before anyone can lease it
-            give_to_others(self._api, block, probe=probe)
+            pool = pools.get(block.spec.pool)
+            is_wrong = pool is not None and bool(why_wrong(block, pool))  # nobody leases by it
+            give_to_others(self._api, block, probe=standing not in POWERED_OFF and not is_wrong)
             self._counts.freed += 1
             _log.warning("%s: freed: the node %s %s", meta.name, block.holder.node, standing.value)
         except (Conflict, NotFound, Refused) as error:
@@ -221,12 +207,7 @@ class Reclaim:
         return 1
 
     def _wait(self, block: AddressBlock, standing: Standing) -> float:
-        if standing in POWERED_OFF:
-            return 0.0
-        if block.spec.max_offline_seconds:
-            return block.spec.max_offline_seconds + self._margin
-        default = seconds(ReclaimSpec().max_offline)
-        return self._offline.get(block.spec.pool, default) + self._margin
+        return 0.0 if standing in POWERED_OFF else block.spec.max_offline_seconds + self._margin
 
 
 def fence(api: ClusterApi, block: AddressBlock) -> AddressBlock:
@@ -237,11 +218,9 @@ def fence(api: ClusterApi, block: AddressBlock) -> AddressBlock:
 def give_to_others(api: ClusterApi, block: AddressBlock, *, probe: bool = False) -> None:
     """Let somebody else have what is fenced: a sticky block its pod, any other block anybody.
 
-    `probe`: its machine may still run.
-
-    Conflict, NotFound, Refused, Unavailable.
+    `probe`: its machine may still run. Conflict, NotFound, Refused, Unavailable.
     """
-    if block.spec.sticky.reservation:
+    if block.spec.sticky.reservation or probe or block.spec.probe:
         drain(api, block, probe=probe or block.spec.probe)
     else:
         api.delete(block)

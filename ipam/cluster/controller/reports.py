@@ -6,7 +6,7 @@ from typing import Any
 
 from ipam.cluster.api import ClusterApi, Unreadable
 from ipam.cluster.controller.definitions import UnusableDefinition
-from ipam.cluster.objects import AddressPool, AddressReservation, Resource
+from ipam.cluster.objects import AddressPool, Resource
 
 MOST_EVENTS = 1000  # remembered, so that each is reported once; and the most in EVENTS_IN
 MOST_OF_NAMESPACE = 100  # the same, on objects of one namespace: its tenants silence nobody else's
@@ -58,10 +58,6 @@ class Reports:
         regarding = {"apiVersion": found.api, "kind": found.kind, "namespace": meta.namespace}
         regarding |= {"name": meta.name, "uid": meta.uid}
         self._report("Unreadable", found.why, regarding, once=found.why)
-
-    def reservation(self, reason: str, message: str, reservation: AddressReservation) -> None:
-        """Something about a reservation."""
-        self.resource(reason, message, reservation)
 
     def _report(self, reason: str, message: str, regarding: dict[str, Any], *, once: str) -> None:
         key = (reason, *map(str, regarding.values()), once)

@@ -2,7 +2,7 @@
 
 import logging
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 
 from msgspec.structs import replace
 
@@ -11,28 +11,16 @@ from ipam.cluster.api import ClusterApi, Conflict, NotFound, Refused
 from ipam.cluster.controller.steps import Steps
 from ipam.cluster.objects import (
     AddressBlock,
-    AddressPool,
     AddressReservation,
     ReservationStatus,
 )
-from ipam.cluster.sticky import is_let_go, is_of, name_of, pod_of, preference, why_refused
+from ipam.cluster.sticky import is_let_go, is_of, name_of, pod_of, preference
 from ipam.cluster.wants import PodInterface
 
 _LONGEST = 253  # characters of status.boundTo
 _MOST = 64  # of status.addresses
 
 _log = logging.getLogger(__name__)
-
-
-def refused(
-    reservations: Iterable[AddressReservation], pools: Mapping[str, AddressPool]
-) -> Iterator[tuple[AddressReservation, str]]:
-    """The reservations that their pools cannot keep, and why."""
-    for reservation in reservations:
-        pool = pools.get(reservation.spec.pool)
-        why = None if pool is None else why_refused(pool)
-        if why is not None:
-            yield reservation, why
 
 
 def reserve(
@@ -110,7 +98,7 @@ def _is_needed(
 
 
 def _status(last: ReservationStatus, blocks: Iterable[AddressBlock]) -> ReservationStatus:
-    """The status with what the blocks say. What it says of the owner is `owner_ends`'."""
+    """The status with what the blocks say."""
     blocks = list(blocks)
     addresses = sorted({block.spec.sticky.address for block in blocks}, key=parse)
     nodes = sorted({block.spec.holder.node for block in blocks if not is_let_go(block)})

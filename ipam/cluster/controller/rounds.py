@@ -29,25 +29,23 @@ from ipam.cluster.controller.block_index import BlockIndex
 from ipam.cluster.controller.bound_pods import BoundPods
 from ipam.cluster.controller.definitions import ReadDefinition, read
 from ipam.cluster.controller.machines import Machines, Standing
-from ipam.cluster.controller.owner_ends import OwnerEnds
 from ipam.cluster.controller.plans import plans
 from ipam.cluster.controller.pool_conditions import is_ready
 from ipam.cluster.controller.pool_maker import POOLS_PER_NAMESPACE, PoolMaker
 from ipam.cluster.controller.pool_status import decides_alike, differs_in_use_only, status
-from ipam.cluster.controller.probe_marks import ProbeMarks
 from ipam.cluster.controller.ranged import Plan
 from ipam.cluster.controller.reclaim import MARGIN, Reclaim, ReclaimCounts
 from ipam.cluster.controller.reports import Reports
-from ipam.cluster.controller.reservations import refused, reserve
+from ipam.cluster.controller.reservations import reserve
 from ipam.cluster.controller.steps import Steps
 from ipam.cluster.objects import (
     AddressBlock,
     AddressPool,
     AddressReservation,
-    Compat,
     PoolStatus,
 )
-from ipam.cluster.sticky import is_let_go, limit_reached, name_of
+from ipam.cluster.sticky import is_let_go, limit_reached
+from ipam.cluster.whereabouts.sharing import Mode, PoolShare, Sharing
 
 QUIET_AFTER = 120.0  # seconds after which no claim of a pool that is not Ready is under way
 USED_EVERY = 10.0  # seconds between two writes of how many addresses are used
@@ -69,12 +67,12 @@ class World(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PoolTexts(NamedTuple):
-    """What the conditions of pools say, by their names; and what no pod gets of them."""
+    """What the statuses of pools say, by their names, beside what their blocks do."""
 
     conflicts: Mapping[str, Sequence[str]]
-    refusals: Mapping[str, Sequence[str]]
     full: Mapping[str, str]
     kept_out: Mapping[str, Sequence[Interval]]
+    shares: Mapping[str, PoolShare]
 
 
 class Seen(msgspec.Struct, frozen=True, kw_only=True):
@@ -121,7 +119,7 @@ class Rounds:
     """What one leader remembers from round to round. A new leader begins with nothing.
 
     `clock` is monotonic and of this process, `wall` gives times for people. `counts` outlives the
-    leader. `compat` is that of the pools that are made from definitions.
+    leader. `whereabouts` is what is done with whereabouts' objects.
     """
 
     def __init__(
@@ -134,7 +132,7 @@ class Rounds:
         margin: float = MARGIN,
         pools_per_namespace: int = POOLS_PER_NAMESPACE,
         steps: Steps | None = None,
-        compat: Compat = "None",
+        whereabouts: Mode = "None",
         other_pools: OtherPools | None = None,
     ) -> None:
         self._api = api
@@ -142,11 +140,11 @@ class Rounds:
         self._wall = wall
         self.steps = steps or Steps()
         self._reports = Reports(api, clock)
-        self._pool_maker = PoolMaker(api, clock, self._reports, pools_per_namespace, compat=compat)
+        self._pool_maker = PoolMaker(api, clock, self._reports, pools_per_namespace)
+        self._sharing = Sharing(api, whereabouts, clock)
         self._other_pools = other_pools
         self._reclaim = Reclaim(api, clock, counts or ReclaimCounts(), margin)
         self._bound_pods = BoundPods(api, clock)
-        self._owner_ends = OwnerEnds(api, clock, wall)
         self._paused_since: dict[str, float] = {}  # by the pool's uid
         self._written: dict[str, float] = {}  # when a status was, by the pool's uid
 
@@ -161,7 +159,6 @@ class Rounds:
         machines = Machines(world.nodes, world.blocks, self._bound_pods.on)
         polled = (world.read_at, world.read_until)
         standings = self._reclaim.step(world.blocks, pools, machines, polled, self.steps)
-        self._owner_ends.step(world.reservations, blocks, pools, self.steps)
         reserve(self._api, world.reservations, blocks, self.steps)
         index = BlockIndex(blocks)
         found = contradictions(pools, world.blocks, index)
@@ -169,13 +166,12 @@ class Rounds:
         conflicts: defaultdict[str, list[str]] = defaultdict(list)
         for each in found:
             conflicts[each.pool].append(each.text)
-        refusals: defaultdict[str, list[str]] = defaultdict(list)
-        for reservation, why in refused(world.reservations, pools):
-            refusals[reservation.spec.pool].append(f"{name_of(reservation)}: {why}")
-            self._reports.reservation("AddressReservationRefused", why, reservation)
         full = self._full(blocks, pools)
         kept_out = self._other_pools.kept_out() if self._other_pools is not None else {}
-        texts = PoolTexts(conflicts, refusals, full, kept_out)
+        shares = self._sharing.look(pools, index, machines.count, self.steps)
+        for name, share in shares.items():
+            conflicts[name] += share.conflicts
+        texts = PoolTexts(conflicts, full, kept_out, shares)
         self._write_statuses(pools, blocks, index, machines.count, quarantined, texts)
         over_limit = self._watch_limits(blocks, pools)
         for unreadable in self._api.unreadable():
@@ -202,26 +198,25 @@ class Rounds:
         quiet = self._quiet(pools.values())
         uids = {pool.metadata.uid for pool in pools.values()}
         self._written = {uid: at for uid, at in self._written.items() if uid in uids}
-        marks = ProbeMarks(pools.values(), blocks)
         planned = plans(pools.values(), index, nodes, quiet)
-        if any(_decides(plan, pools[name], marks) for name, plan in planned.items()):
+        if any(_decides(plan, pools[name]) for name, plan in planned.items()):
             # What is decided must not rest on what a watch has shown: look now.
             try:
                 blocks = decisive(self._api.list(AddressBlock).items, pools)
             except ApiError as error:
                 self.steps.failed(error)
-                marks = ProbeMarks(pools.values(), ())
                 planned = {
-                    name: plan
-                    for name, plan in planned.items()
-                    if not _decides(plan, pools[name], marks)
+                    name: plan for name, plan in planned.items() if not _decides(plan, pools[name])
                 }
             else:
-                index, marks = BlockIndex(blocks), ProbeMarks(pools.values(), blocks)
+                index = BlockIndex(blocks)
                 planned = plans(pools.values(), index, nodes, quiet)
 
         def write(item: tuple[str, Plan]) -> None:
             name, plan = item
+            share = texts.shares.get(name, PoolShare())
+            if share.problem:
+                plan = replace(plan, ready=False, reason="Whereabouts", message=share.problem)
             wanted = status(
                 pools[name],
                 plan,
@@ -229,10 +224,10 @@ class Rounds:
                 quarantined,
                 texts.conflicts.get(name, ()),
                 self._now(),
-                sorted(texts.refusals.get(name, ())),
                 texts.full.get(name, ""),
-                marks.of(pools[name], plan.space),
                 texts.kept_out.get(name, ()),
+                share.held,
+                share.offered,
             )
             pools[name] = self._write(pools[name], wanted)
 
@@ -305,10 +300,8 @@ class Rounds:
         return datetime.fromtimestamp(self._wall(), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _decides(plan: Plan, pool: AddressPool, marks: ProbeMarks) -> bool:
-    status = pool.status
-    decided = status.space, status.block_size, status.probe
-    return (plan.space, plan.block_size, marks.of(pool, plan.space)) != decided
+def _decides(plan: Plan, pool: AddressPool) -> bool:
+    return (plan.space, plan.block_size) != (pool.status.space, pool.status.block_size)
 
 
 def _quarantined(

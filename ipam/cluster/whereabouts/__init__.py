@@ -1,5 +1,4 @@
-"""Moving over from whereabouts: what its objects hold is foreign to the blocks of our nodes.
+"""Moving over from whereabouts with its pods running: the controller alone knows its objects.
 
-Its objects are read only for pools whose `compat` is not None (docs/whereabouts.md). They are
-never converted: they shrink as pods of whereabouts end, so the way back stays open.
+They are never converted: they shrink as pods of whereabouts end (docs/whereabouts.md).
 """

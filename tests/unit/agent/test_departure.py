@@ -12,7 +12,6 @@ import pytest
 from agent import departure
 from agent.departure import Departure
 from base.paths import Paths
-from ipam.departures import DepartedAttachment, Departures
 from ipam.store_files import StoreFiles
 from tests.waiting import PATIENCE
 
@@ -149,17 +148,3 @@ def test_a_node_is_left_although_a_look_at_it_failed(
         "serving until empty: 1 address left",
         "serving until empty: nothing left",
     ]
-
-
-def test_a_node_that_owes_something_to_whereabouts_is_not_empty(tmp_path: Path) -> None:
-    paths = Paths(state=tmp_path)
-    departures = Departures(paths.ipam)
-    owed = [DepartedAttachment(network="fabric", container_id=each, ifname="net1") for each in "ab"]
-    for each in owed:
-        departures.depart(each)
-    store = StoreFiles(paths.ipam, kept=False)
-    assert departure.left(paths, store) == "2 removals for whereabouts"
-    departures.settle(owed[0])
-    assert departure.left(paths, store) == "1 removal for whereabouts"
-    departures.settle(owed[1])
-    assert departure.left(paths, store) == ""

@@ -220,8 +220,6 @@ _BY_HAND = 'pools: [{name: rdma/hca, selectors: [{rdmaDevices: ["mlx5_0"]}]}]'
         ("Multus", _gone("cni_bin/multus"), "failed", "executable"),
         ("CNI executables", _gone("cni_bin/ipoib"), "failed", "lacks ipoib"),
         ("CNI executables", _file("cni_bin/sriov", "#!/bin/sh"), "warning", "sriov"),
-        ("CNI executables", _config("ipam: {scope: cluster, compat: Read}"), "failed",
-         "lacks whereabouts"),
         ("CNI executables", _returned("sriov"), "failed", "sriov: another project's file took"),
         ("CNI executables", _returned("nv-ipam"), "failed", "nv-ipam: another project's file"),
         ("GPUs and HCAs", _file("etc/topology.xml", "<system>"), "failed", "topology.xml"),

@@ -21,7 +21,7 @@ from ipam.cluster.objects import (
     PoolStatus,
 )
 from ipam.plugin import AddressPlugin
-from ipam.scope import Compat, Stores
+from ipam.scope import Stores
 from ipam.sqlite_store import SqliteStore
 from ipam.store_files import StoreFiles
 from tests.fake_api import FakeApi, Faults
@@ -99,9 +99,7 @@ class ClusterNode:
         boot: str = "boot-1",
         machine: str = "",
         kept: bool = False,
-        compat: Compat = "None",
     ) -> None:
-        self.compat: Compat = compat
         self.kept = kept  # keep the store's files open, as an agent does: many times as fast
         self.files: StoreFiles = StoreFiles(directory, kept=False)
         self.server = server
@@ -128,7 +126,6 @@ class ClusterNode:
             self.boot,
             clock=self.clock,
             attempts=partial(Attempts, look_at_pool=0.0),
-            compat=self.compat != "None",
         )
 
     def close(self) -> None:
@@ -145,7 +142,6 @@ class ClusterNode:
             self.files,
             lambda: "cluster",
             self.lessee,
-            lambda: self.compat,
             clock=self.clock,
             patience=self.patience,
             pool_patience=0.0,

@@ -9,8 +9,7 @@ from msgspec.structs import replace
 from cni.policy.rules import Policy
 from cni.spec.errors import Code
 from ipam.addresses import parse, text
-from ipam.cluster.objects import AddressBlock, AddressPool, Meta, ReclaimSpec
-from ipam.cluster.whereabouts.objects import IPAllocation, IPPool, IPPoolSpec
+from ipam.cluster.objects import AddressBlock, AddressPool, ReclaimSpec
 from ipam.confirmed import boottime
 from ipam.plugin import AddressPlugin
 from ipam.scope import Stores
@@ -416,19 +415,16 @@ def test_a_range_without_any_address_says_so(server: FakeApi, node: ClusterNode)
     assert "every address. Delete pods" in status.message
 
 
-def test_foreign_addresses_of_a_block_are_not_handed_out(
+def test_addresses_that_are_held_elsewhere_leave_a_block(
     server: FakeApi, node: ClusterNode
 ) -> None:
     (address,) = node.add("p0")
     (name,) = blocks_of(server)
     block = server.look(AddressBlock, name)
     pool = server.look(AddressPool, block.spec.pool)
-    server.put(replace(pool, spec=replace(pool.spec, compat="Read")))
     first = parse(block.spec.first)
     free = [text(first + number) for number in range(1, 15) if text(first + number) != address]
-    held = {each.rpartition(".")[2]: IPAllocation(id="theirs", podref="ns/x") for each in free[:10]}
-    spec = IPPoolSpec(range=RANGE, allocations=held)
-    server.put(IPPool(metadata=Meta(name="10.0.0.0-24", namespace="kube-system"), spec=spec))
+    server.put(replace(pool, status=replace(pool.status, held=tuple(free[:10]))))
     node.steps(1, 500.0)
     server.down = True
     got = {node.add(f"p{number}")[0] for number in range(1, 4)}

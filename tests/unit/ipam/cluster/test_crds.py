@@ -2,6 +2,7 @@
 their fields. tests/api has what the rules in them refuse."""
 
 import re
+import types
 import typing
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
@@ -45,6 +46,8 @@ def properties(kind: type[Resource]) -> Schema:
 
 def compare(where: str, schema: Schema, type_: object) -> None:
     """That the schema takes the values of the type, and gives its defaults."""
+    if isinstance(type_, types.UnionType):  # with None: the key is absent
+        (type_,) = (each for each in get_args(type_) if each is not types.NoneType)
     if get_origin(type_) is Literal:
         assert schema["enum"] == list(get_args(type_)), where
     elif get_origin(type_) is tuple:

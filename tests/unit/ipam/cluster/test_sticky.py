@@ -211,32 +211,6 @@ def test_an_address_that_the_definition_withholds_later_is_an_error(
     assert "AddressReservation ns/web" in error.message
 
 
-@pytest.mark.parametrize(
-    ("changes", "why"),
-    [
-        ({"compat": "Read"}, "is shared with whereabouts (spec.compat: Read)"),
-        ({"compat": "Coexist"}, "is shared with whereabouts (spec.compat: Coexist)"),
-    ],
-)
-def test_a_pool_that_cannot_keep_a_reservation_says_so(
-    memory_path: Path, changes: dict[str, object], why: str
-) -> None:
-    server = FakeApi()
-    put_pool(server, **changes)  # type: ignore[arg-type]
-    reserve(server)
-    node = ClusterNode(server, memory_path / "a", compat=changes.get("compat", "None"))  # type: ignore[arg-type]
-    error = error_of(lambda: add(node, "web-0"))
-    assert error.code == Code.TRY_AGAIN
-    assert "AddressReservation ns/web cannot be kept" in error.message
-    assert why in error.message
-    assert blocks_of(server) == []
-    node.steps(2)
-    (event,) = server.events
-    assert (event.reason, event.message) == ("AddressReservationRefused", error.message)
-    assert (event.regarding["kind"], event.regarding["name"]) == ("Pod", "web-0")
-    assert add(node, "db-0")
-
-
 def test_a_pool_reserves_no_more_addresses_than_its_limit(
     server: FakeApi, nodes: list[ClusterNode]
 ) -> None:

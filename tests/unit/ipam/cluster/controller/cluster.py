@@ -23,6 +23,8 @@ from ipam.cluster.objects import (
     ReclaimSpec,
     StickySpec,
 )
+from ipam.cluster.sticky import is_let_go
+from ipam.cluster.whereabouts.sharing import Mode
 from tests.fake_api import FakeApi, Faults
 from tests.unit.ipam.cluster.nodes import Clock
 
@@ -42,6 +44,7 @@ class Cluster:
         self.seen = Seen()
         self.errors: list[ApiError] = []  # of the last round
         self.pools_per_namespace = POOLS_PER_NAMESPACE
+        self.whereabouts: Mode = "None"
         self.rounds = self.new_leader()
 
     @property
@@ -61,6 +64,7 @@ class Cluster:
             counts=self.counts,
             margin=MARGIN,
             pools_per_namespace=self.pools_per_namespace,
+            whereabouts=self.whereabouts,
         )
         return self.rounds
 
@@ -124,7 +128,7 @@ class Cluster:
         prefix: int = 29,
         space: str = "default",
         pool: str = "pool",
-        max_offline: int = 0,
+        max_offline: int = int(OFFLINE),
         sticky: StickySpec = StickySpec(),  # noqa: B008 - it is frozen
         probe: bool = False,
     ) -> AddressBlock:
@@ -164,9 +168,10 @@ class Cluster:
         raise AssertionError(f"{name} has no condition {type_}")
 
     def blocks(self) -> dict[str, str]:
-        """The states of all blocks by name."""
-        listing = self.api.look_at_all(AddressBlock)
-        return {block.metadata.name: block.spec.state for block in listing.items}
+        """The states of the blocks that nodes have, by name: not of those that they let go."""
+        found = self.api.look_at_all(AddressBlock).items
+        kept = (each for each in found if each.spec.sticky.reservation or not is_let_go(each))
+        return {each.metadata.name: each.spec.state for each in kept}
 
     def answer(self, name: str) -> None:
         """What a living holder does when it sees its block fenced."""

@@ -311,11 +311,11 @@ def test_a_block_that_is_shown_as_it_was_before_the_fence_is_no_answer() -> None
     assert cluster.blocks() == {}
 
 
-def test_an_answer_at_the_last_moment_wins_over_the_deletion() -> None:
+def test_an_answer_at_the_last_moment_wins_over_the_end_of_the_lease() -> None:
     answers: list[str] = []
 
     def faults(verb: str, kind: str, name: str) -> Fault | None:
-        if verb == "delete" and not answers:
+        if (verb, kind) == ("update_status", "AddressBlock") and not answers:
             answers.append(name)
             cluster.answer(name)
         return None
@@ -529,9 +529,9 @@ def test_without_an_answer_nothing_is_done_and_then_everything() -> None:
     assert cluster.blocks() == {}
 
 
-def test_a_block_of_a_pool_that_is_gone_waits_for_the_default_durations() -> None:
+def test_a_block_of_a_pool_that_is_gone_waits_for_the_default_duration() -> None:
     cluster = Cluster()
-    cluster.block("10.64.0.8", cluster.node("gpu-1"), pool="gone")
+    cluster.block("10.64.0.8", cluster.node("gpu-1"), pool="gone", max_offline=1800)
     cluster.remove_node("gpu-1")
     cluster.round()
     cluster.run(600 + 1800, every=10)

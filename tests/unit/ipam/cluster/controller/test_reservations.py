@@ -204,22 +204,3 @@ def test_a_pool_that_reserves_no_further_address_says_so(memory_path: Path) -> N
     cluster.run(5)
     types = {each.type for each in cluster.api.look(AddressPool, POOL).status.conditions}
     assert "ReservationsRefused" not in types
-
-
-def test_a_reservation_that_its_pool_cannot_keep_shows_at_both(memory_path: Path) -> None:
-    cluster = Cluster()
-    put_small_pool(cluster)
-    pool = cluster.api.look(AddressPool, POOL)
-    cluster.api.put(replace(pool, spec=replace(pool.spec, compat="Coexist")))
-    reserve(cluster.api)
-    cluster.run(3)
-    assert cluster.condition("ReservationsRefused", POOL) == ("True", "PoolHasNone")
-    (event,) = cluster.api.events
-    assert event.reason == "AddressReservationRefused"
-    assert "is shared with whereabouts (spec.compat: Coexist)" in event.message
-    assert (event.regarding["namespace"], event.regarding["name"]) == ("ns", "web")
-    pool = cluster.api.look(AddressPool, POOL)
-    cluster.api.put(replace(pool, spec=replace(pool.spec, compat="None")))
-    cluster.run(3)
-    types = {each.type for each in cluster.api.look(AddressPool, POOL).status.conditions}
-    assert "ReservationsRefused" not in types
