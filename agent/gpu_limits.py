@@ -24,13 +24,7 @@ if TYPE_CHECKING:
 AT_START_ONLY = (
     ("driver_root", "driverRoot"),
     ("on_overuse", "onOveruse"),
-    ("kill_unaccounted", "killUnaccounted"),
     ("context_reserve", "contextReserve"),
-    ("managed", "managed"),
-    ("external", "external"),
-    ("unknown", "unknown"),
-    ("on_error", "onError"),
-    ("alnair_metrics", "compat.metrics"),
 )
 """Settings that take effect only when the agent starts, and their keys below `gpuLimits`."""
 

@@ -109,7 +109,7 @@ class Tenancies:
         limit = Limit(EIGHT[device].uuid, GIB, min(len(EIGHT) / count, 1.0))
         directory = self._directory / f"in-{number}"
         directory.mkdir()
-        (directory / DIRECTORY).symlink_to(self._groups.make(f"g{number}", [limit]))
+        (directory / DIRECTORY).symlink_to(self._groups.make(f"g{number}", limit))
         process = self._stack.enter_context(
             subprocess.Popen(
                 ["sh", "-c", 'read -r begin; exec "$0" "$@"', str(self._program), *words],

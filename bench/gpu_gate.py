@@ -61,7 +61,7 @@ def measured(directory: Path, launches: int, rounds: int) -> Mapping[str, Sequen
     with (
         chdir(directory),
         Node(directory, gpus(1), Behaviour()) as node,
-        Group(directory, node.gpus) as group,
+        Group(directory, node.gpus[0]) as group,
     ):
         for _ in range(rounds):
             for name, share in SHARES.items():
@@ -75,8 +75,8 @@ def measured(directory: Path, launches: int, rounds: int) -> Mapping[str, Sequen
 
 def _set(group: Group, share: float) -> None:
     with LimitsFile(group.limits) as opened:
-        [limit] = opened.gpus()
-        opened.write([msgspec.structs.replace(limit, share=share)])
+        limit = opened.gpu()
+        opened.write(msgspec.structs.replace(limit, share=share))
 
 
 def _print(rounds: Mapping[str, Sequence[Launch]]) -> None:

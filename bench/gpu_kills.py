@@ -49,7 +49,7 @@ class Killing:
         self._place = place
         self._container = stack.enter_context(made_container())
         self._groups = Groups(place.directory / "groups", rooms=PlainRooms())
-        self._groups.make(GROUP, [Limit(place.gpu.uuid, LIMIT, 1.0)])
+        self._groups.make(GROUP, Limit(place.gpu.uuid, LIMIT, 1.0))
         (place.directory / DIRECTORY).symlink_to(self._groups.root / GROUP)
         uid = self._container.container.pod_uid
         command = [sys.executable, "-c", AGENT, str(self._groups.root), uid]

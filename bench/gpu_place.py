@@ -33,17 +33,17 @@ class BenchGroup:
         self.place = place
         self.directory = place.directory / name
         self.directory.mkdir()
-        self.group = Group(self.directory, [place.gpu], memory, context)
+        self.group = Group(self.directory, place.gpu, memory, context)
         self.group.start_agent()
         self.set_share(share)
 
     def set_share(self, share: float, kappa: float = 1.0, settled: float = 0.0) -> None:
         """The share of the GPU's time that its gate keeps, in (0, 1]; what it owes, s."""
         with LimitsFile(self.group.limits) as opened:
-            [limit] = opened.gpus()
+            limit = opened.gpu()
             owed = round(settled * 1e9)
             changed = msgspec.structs.replace(limit, share=share, kappa=kappa, settled_ns=owed)
-            opened.write([changed])
+            opened.write(changed)
 
     def start(self, *words: str, shim: bool = True, **variables: str) -> "subprocess.Popen[str]":
         """Start bench/gpu_device.c's program."""

@@ -130,7 +130,7 @@ class Registering:
         shutil.rmtree(self._root, ignore_errors=True)
         groups = Groups(self._root, rooms=PlainRooms())
         for n in range(len(self._containers)):
-            groups.make(f"g{n}", [Limit(self._place.gpu.uuid, 2**64 - 1, 1.0)])
+            groups.make(f"g{n}", Limit(self._place.gpu.uuid, 2**64 - 1, 1.0))
 
     def _directory(self, n: int) -> Path:
         return self._place.directory / f"in-{n}"

@@ -61,7 +61,7 @@ class Sharing:
             used, now = self._used(), time.monotonic_ns()
             usages: dict[str, GroupUsage] = {}
             for of in self.states:
-                [use] = self.groups[of].group.uses()
+                use = self.groups[of].group.use()
                 pids = [process.pid for process in self._running[of]]
                 seen = UsedTime()
                 for pid in pids:

@@ -154,7 +154,7 @@ def main() -> None:
         cards = gpus(1, bytes=64 * GIB)
         behaviour = Behaviour(reuse_addresses=True)
         node = stack.enter_context(Node(directory, cards, behaviour))
-        group = stack.enter_context(Group(directory, cards))
+        group = stack.enter_context(Group(directory, cards[0]))
         command = ["gcc", "-O2", "-Wall", "-Wextra", "-Werror", str(SOURCE)]
         program = compiled(command, groups.BUILT / "gpu_calls", [SOURCE])
         bench = Bench(node, group, groups.libraries(), program)

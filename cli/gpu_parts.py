@@ -13,7 +13,7 @@ from cli.this_node import DeviceHolder, ThisNode
 from deviceplugin.checkpoint import AllocatedGPU, Allocation
 from deviceplugin.kubelet.records import PodDevices
 from gpu import layout
-from gpu.group_limits import GroupError, bytes_of
+from gpu.group_limits import GroupError
 from gpu.groups import GroupFiles, Groups
 from gpu.region import RegionInvalid, RegionUse
 
@@ -23,7 +23,6 @@ class GroupUse(msgspec.Struct, frozen=True, kw_only=True):
 
     memory_bytes: int  # what it may use; layout.NO_LIMIT
     compute_share: float  # of the GPU's time, in (0, 1]
-    share_now: float  # the same, in force: over-use may lower it
     processes: int  # registered ones that have not ended
     used_bytes: int | None = None  # None: the tenant has damaged its file
     peak_bytes: int | None = None
@@ -121,17 +120,14 @@ def _use(node: ThisNode, group: str, uuid: str) -> tuple[GroupUse | None, str]:
     opened = Groups(node.paths.run / "gpu")
     try:
         files = opened.read(group)
-        index = [entry.uuid for entry in files.in_force].index(bytes_of(uuid))
     except (GroupError, OSError) as error:
         return None, str(error)
-    except ValueError:
+    if files.limit.uuid != uuid:
         return None, f"group {group}: its limits are not of {uuid}"
-    entry, limit = files.in_force[index], files.limits[index]
-    said, problem = _said(opened, group, files, index)
+    said, problem = _said(opened, group, files)
     return GroupUse(
-        memory_bytes=entry.memory_bytes,
-        compute_share=limit.compute_share,
-        share_now=entry.share,
+        memory_bytes=files.in_force.memory_bytes,
+        compute_share=files.limit.compute_share,
         processes=len({each.host_pid for each in files.processes.values() if each.alive}),
         used_bytes=said.used_bytes if said else None,
         peak_bytes=said.peak_bytes if said else None,
@@ -139,9 +135,7 @@ def _use(node: ThisNode, group: str, uuid: str) -> tuple[GroupUse | None, str]:
     ), problem
 
 
-def _said(
-    opened: Groups, group: str, files: GroupFiles, index: int
-) -> tuple[RegionUse | None, str]:
+def _said(opened: Groups, group: str, files: GroupFiles) -> tuple[RegionUse | None, str]:
     """What the tenant's file says, without a change to it: a file of another size stays so."""
     path = opened.root / group / "region"
     try:
@@ -149,7 +143,7 @@ def _said(
         if size != layout.REGION_SIZE:
             return None, f"{path}: has {size} bytes and not {layout.REGION_SIZE}"
         with opened.region(group, files) as region:
-            return region.uses()[index], ""
+            return region.use(), ""
     except (RegionInvalid, OSError) as error:
         return None, str(error)
 

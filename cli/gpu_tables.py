@@ -106,14 +106,5 @@ def _part(label: str, part: GpuPart) -> tuple[Lines | Cell, ...]:
         bytes_text(part.memory_bytes) if part.memory_bytes else "all",
         bytes_text(use.used_bytes) if use is not None else "",
         bytes_text(use.peak_bytes) if use is not None else "",
-        _time(part),
+        f"{part.compute_share or 1.0:.0%}",
     )
-
-
-def _time(part: GpuPart) -> str:
-    """The share of the GPU's time; what limits have in force if that is another one."""
-    allocated = part.compute_share or 1.0
-    text = f"{allocated:.0%}"
-    if part.use is not None and abs(part.use.share_now - part.use.compute_share) >= 0.01:
-        text += f", now {part.use.share_now:.0%}"
-    return text

@@ -1,11 +1,10 @@
-"""The groups of this node: processes that share limits of GPUs, and the files that tell them.
+"""The groups of this node: processes that share a part of a GPU, and the files that tell them.
 
 A group is the processes of one container. Its directory has
 
     limits       mounted read-only as /run/podfabric/gpu/limits
     region       mounted read-write as /run/podfabric/gpu/region
     agent/       mounted read-only as /run/podfabric/gpu/agent; the agent's socket is there
-    configured   for the agent alone: what the device plugin said
 
 below a directory that only root can enter, on a tmpfs. The two mounted files are made whole, and
 later only written in place: a mount stays with the file that it began with. The region has a file
@@ -14,8 +13,7 @@ system of its own (`rooms`), since the tenant can write to it.
 
 import os
 import threading
-import uuid as uuids
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,9 +21,8 @@ from pathlib import Path
 import msgspec
 
 from base import files, locks
-from base.paths import boot_id_of
 from gpu import group_limits, layout, limits_file, region
-from gpu.group_limits import GroupError, Limit, bytes_of
+from gpu.group_limits import GroupError, Limit, bytes_of, limit_of
 from gpu.limits_file import (
     GpuEntry,
     LimitsFile,
@@ -37,7 +34,6 @@ from gpu.limits_file import (
 from gpu.region import Region, RegionInvalid
 from gpu.rooms import RegionRooms, TmpfsRooms
 from gpu.settings import CONTEXT_RESERVE
-from host import procfs
 
 _LOCK = ".lock"
 _PATIENCE = 10.0  # seconds; a change takes less than a millisecond
@@ -49,7 +45,7 @@ class GroupLeased(GroupError):
 
 @dataclass(frozen=True)
 class Compute:
-    """How what launches pay for on one GPU is corrected."""
+    """How what launches pay for is corrected."""
 
     kappa: float  # the factor of estimated costs
     settled: float  # seconds of GPU time owed beside what launches paid for; negative: less
@@ -58,8 +54,8 @@ class Compute:
 class GroupFiles(msgspec.Struct, frozen=True, kw_only=True):
     """What the files of a group say now."""
 
-    limits: tuple[Limit, ...]  # by GPU, as the device plugin set them
-    in_force: tuple[GpuEntry, ...]  # by GPU
+    limit: Limit  # as the device plugin set it
+    in_force: GpuEntry
     processes: Mapping[int, Registered]  # by slot
     allocation: bytes  # 16 bytes, which `region` has, too
 
@@ -68,8 +64,7 @@ class Groups:
     """All groups of the node. Any thread may use it, and any process of the node's.
 
     Methods raise GroupError and OSError. `made` is called with a group's name before `make`
-    returns, from the caller's thread; `removed` after its files have gone. `policy` are bits of
-    layout.h.
+    returns, from the caller's thread; `removed` after its files have gone.
     """
 
     def __init__(
@@ -77,7 +72,6 @@ class Groups:
         root: Path,
         *,
         context_reserve: int = CONTEXT_RESERVE,
-        policy: int = 0,
         rooms: RegionRooms | None = None,
     ) -> None:
         self.root = root
@@ -85,42 +79,39 @@ class Groups:
         self.made: Callable[[str], object] = lambda group: None
         self.removed: Callable[[str], object] = lambda group: None
         self._context_reserve = context_reserve
-        self._policy = policy
         self._thread_lock = threading.Lock()
-        self._ceilings: dict[tuple[str, bytes], float] = {}  # of shares, by group and GPU
         self._known: dict[str, tuple[bytes, GroupFiles]] = {}  # with the state of `limits`
         self._outlasting: dict[str, Outlasting] = {}  # leases of `limits`, by group
 
-    def make(self, group: str, limits: Sequence[Limit]) -> Path:
-        """The directory of a group with these limits, before its container is created or started.
+    def make(self, group: str, limit: Limit) -> Path:
+        """The directory of a group with this limit, before its container is created or started.
 
-        Called again it does the same: the files of a group whose GPUs are the same stay, with what
-        its processes have allocated, and get these limits. Others are replaced, unless a process
-        uses them.
+        Called again it does the same: the files of a group of the same GPU stay, with what its
+        processes have allocated, and get this limit. Others are replaced, unless a process uses
+        them.
         """
-        group_limits.check(group, limits, self._context_reserve)
+        group_limits.check(group, limit, self._context_reserve)
         directory = self.root / group
         with self._exclusive():
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             sockets = directory / "agent"
             sockets.mkdir(exist_ok=True)
             sockets.chmod(0o755)  # whatever the umask: the container's user looks the socket up
-            if not self._keep(group, limits):
-                self._replace(group, limits)
+            if not self._keep(group, limit):
+                self._replace(group, limit)
         self.made(group)
         return directory
 
-    def change(self, group: str, limits: Sequence[Limit]) -> None:
-        """Change the limits of a group's GPUs while its processes run. They see it at once."""
-        group_limits.check(group, limits, self._context_reserve)
+    def change(self, group: str, limit: Limit) -> None:
+        """Change the limit of a group while its processes run. They see it at once."""
+        group_limits.check(group, limit, self._context_reserve)
         with self._exclusive(), self._open(group) as opened:
-            in_file = group_limits.in_order(limits, opened.gpus())
-            if in_file is None:
+            if opened.gpu().uuid != bytes_of(limit.uuid):
                 raise GroupError(
-                    f"group {group}: its GPUs cannot change while it lives: remove it, and make it "
+                    f"group {group}: its GPU cannot change while it lives: remove it, and make it "
                     "again for a new container"
                 )
-            self._write(group, opened, in_file)
+            self._write(opened, limit)
 
     def remove(self, group: str) -> None:
         """Remove the files of a group whose containers are gone, if there are any."""
@@ -128,15 +119,13 @@ class Groups:
         directory = self.root / group
         with self._exclusive():
             # Without `limits` it is none of the groups; a kill leaves the rest to the next call.
-            for name in ("limits", "configured", "agent/agent.sock", "agent/.new"):
+            for name in ("limits", "agent/agent.sock", "agent/.new"):
                 with suppress(FileNotFoundError, NotADirectoryError):
                     files.remove(directory / name, durable=False)
             self._rooms.remove(directory / "region")
             for empty in (directory / "agent", directory):
                 with suppress(FileNotFoundError):
                     empty.rmdir()
-            for key in [key for key in self._ceilings if key[0] == group]:
-                del self._ceilings[key]
             self._known.pop(group, None)
             self._end_outlasting(group)
         self.removed(group)
@@ -157,7 +146,7 @@ class Groups:
     def read(self, group: str) -> GroupFiles:
         """What the files of a group say now.
 
-        While the tenant keeps `limits` from being opened, what was configured counts: so it cannot
+        While the tenant keeps `limits` from being opened, what was read last counts: so it cannot
         hide what it uses.
         """
         try:
@@ -165,61 +154,36 @@ class Groups:
                 state, known = self._known.get(group, (b"", None))
                 if known is not None and state == opened.state:
                     return known
-                in_force = opened.gpus()
+                in_force = opened.gpu()
                 read = GroupFiles(
-                    limits=group_limits.stored_or_in_force(self._configured(group), in_force),
+                    limit=limit_of(in_force),
                     in_force=in_force,
                     processes=opened.processes(),
                     allocation=bytes(opened.header.allocation),
                 )
-                # Whoever changes `configured` changes `limits` after that.
                 if not opened.is_changing():
                     self._known[group] = opened.state, read
                 return read
         except GroupLeased:
-            limits = group_limits.stored(self._configured(group))
-            if not limits:
+            if group not in self._known:
                 raise
-            entries = tuple(self._entry(group, limit) for limit in limits)
-            return GroupFiles(limits=limits, in_force=entries, processes={}, allocation=b"")
+            return msgspec.structs.replace(self._known[group][1], processes={}, allocation=b"")
 
     def region(self, group: str, of: GroupFiles) -> Region:
         """The open region of a group that was read. Raises RegionInvalid."""
-        return Region(f"{self.root}/{group}/region", len(of.in_force), of.allocation)
+        return Region(f"{self.root}/{group}/region", of.allocation)
 
-    def set_compute(self, group: str, computes: Mapping[str, Compute]) -> None:
-        """Correct what launches pay for, by GPU; the shares stay as they are."""
+    def set_compute(self, group: str, compute: Compute) -> None:
+        """Correct what launches pay for; the share stays as it is."""
         with self._exclusive(), self._open(group) as opened:
-            by_gpu = {bytes_of(uuid): compute for uuid, compute in computes.items()}
-            entries = [
-                msgspec.structs.replace(
-                    entry,
-                    kappa=compute.kappa,
-                    settled_ns=round(compute.settled * 1e9),
-                )
-                if (compute := by_gpu.get(entry.uuid)) is not None
-                else entry
-                for entry in opened.gpus()
-            ]
-            if tuple(entries) != opened.gpus():
-                opened.write(entries)
-
-    def throttle(self, group: str, uuid: str, share: float | None) -> None:
-        """Let a group have at most `share` of a GPU's time until this is called with None."""
-        key = (group, bytes_of(uuid))
-        with self._exclusive(), self._open(group) as opened:
-            if share is None:
-                self._ceilings.pop(key, None)
-            else:
-                self._ceilings[key] = share
-            limits = group_limits.stored_or_in_force(self._configured(group), opened.gpus())
-            self._write(group, opened, limits)
+            settled = round(compute.settled * 1e9)
+            entry = opened.gpu()
+            opened.write(msgspec.structs.replace(entry, kappa=compute.kappa, settled_ns=settled))
 
     def settle(self, group: str) -> None:
-        """Write the configured limits: finish a killed agent's change, lift what it throttled."""
+        """Write the limit again: finish a killed agent's change."""
         with self._exclusive(), self._open(group) as opened:
-            limits = group_limits.stored_or_in_force(self._configured(group), opened.gpus())
-            self._write(group, opened, limits)
+            self._write(opened, limit_of(opened.gpu()))
 
     def register(self, group: str, slot: int, host_pid: int, start_time: int) -> Registered:
         """Enter a living process in a slot, under a new registration."""
@@ -240,7 +204,6 @@ class Groups:
                     host_pid=host_pid,
                     start_time=start_time,
                     alive=True,
-                    overhead_bytes=(),
                 )
             opened.write(processes=registered)
             return registered
@@ -250,7 +213,7 @@ class Groups:
         with self._exclusive(), self._open(group) as opened:
             known = ((slot, opened.process(slot), of) for slot, of in slots.items())
             dead = {
-                slot: msgspec.structs.replace(process, alive=False, overhead_bytes=())
+                slot: msgspec.structs.replace(process, alive=False, overhead_bytes=None)
                 for slot, process, registration in known
                 if process is not None and process.alive and process.registration == registration
             }
@@ -272,21 +235,19 @@ class Groups:
             if changed:
                 opened.write(processes=changed)
 
-    def _keep(self, group: str, limits: Sequence[Limit]) -> bool:
-        """Whether the files that are there can stay; they have the limits then."""
+    def _keep(self, group: str, limit: Limit) -> bool:
+        """Whether the files that are there can stay; they have the limit then."""
         try:
             with self._open(group) as opened:
                 allocation = bytes(opened.header.allocation)
-                in_file = group_limits.in_order(limits, opened.gpus())
                 alive = [each.host_pid for each in opened.processes().values() if each.alive]
                 try:
-                    path = self.root / group / "region"
-                    Region(path, opened.header.gpus, allocation).close()
+                    Region(self.root / group / "region", allocation).close()
                     whole = True
                 except RegionInvalid:
                     whole = False
-                if in_file is not None and whole:
-                    self._write(group, opened, in_file)
+                if whole and opened.gpu().uuid == bytes_of(limit.uuid):
+                    self._write(opened, limit)
                     return True
         except GroupLeased:
             raise
@@ -294,53 +255,41 @@ class Groups:
             return False
         if alive:
             raise GroupError(
-                f"group {group}: processes {alive} still use its files, which are of other GPUs or "
-                "damaged: end them first"
+                f"group {group}: processes {alive} still use its files, which are of another GPU "
+                "or damaged: end them first"
             )
         return False
 
-    def _replace(self, group: str, limits: Sequence[Limit]) -> None:
+    def _replace(self, group: str, limit: Limit) -> None:
         directory = self.root / group
         allocation = os.urandom(16)
-        boot_id = uuids.UUID(boot_id_of(procfs.path())).bytes
-        entries = [self._entry(group, limit) for limit in limits]
-        content = limits_file.content_of(entries, self._policy, boot_id, allocation)
+        content = limits_file.content_of(self._entry(limit), allocation)
         # Last `limits`, by which the group is one: a kill before that leaves none.
         files.remove(directory / "limits", durable=False)
         self._end_outlasting(group)
-        group_limits.store(directory / "configured", limits)
         self._rooms.put(directory / "region", region.content_of(allocation))
         files.write_atomically(directory / "limits", content, 0o644, durable=False)
 
-    def _write(self, group: str, opened: LimitsFile, limits: Sequence[Limit]) -> None:
-        """Write limits, in the order of the file, there and where they are known after a kill."""
-        group_limits.store(self._configured(group), limits)
-        former = opened.gpus()
-        entries = [
+    def _write(self, opened: LimitsFile, limit: Limit) -> None:
+        former = opened.gpu()
+        opened.write(
             msgspec.structs.replace(
-                self._entry(group, limit), kappa=entry.kappa, settled_ns=entry.settled_ns
+                self._entry(limit), kappa=former.kappa, settled_ns=former.settled_ns
             )
-            for limit, entry in zip(limits, former, strict=True)
-        ]
-        opened.write(entries, policy=self._policy)
+        )
 
-    def _entry(self, group: str, limit: Limit) -> GpuEntry:
-        uuid = bytes_of(limit.uuid)
+    def _entry(self, limit: Limit) -> GpuEntry:
         return GpuEntry(
-            uuid=uuid,
+            uuid=bytes_of(limit.uuid),
             memory_bytes=min(limit.memory_bytes, layout.NO_LIMIT),
             context_bytes=self._context_reserve,
-            share=min(limit.compute_share, self._ceilings.get((group, uuid), 1.0)),
-            allocated=limit.compute_share,
+            share=limit.compute_share,
         )
 
     def _end_outlasting(self, group: str) -> None:
         outlasting = self._outlasting.pop(group, None)
         if outlasting is not None:
             outlasting.close()
-
-    def _configured(self, group: str) -> Path:
-        return self.root / group / "configured"
 
     @contextmanager
     def _open(self, group: str) -> Iterator[LimitsFile]:

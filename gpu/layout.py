@@ -3,19 +3,15 @@
 The header says what each field means and who writes it. A test compares every offset with it.
 """
 
-from ctypes import LittleEndianStructure, c_char, c_int64, c_uint8, c_uint32, c_uint64, sizeof
+from ctypes import LittleEndianStructure, c_int64, c_uint8, c_uint32, c_uint64, sizeof
 
 VERSION = 1
-GPUS = 16
 SLOTS = 256
-SYMBOLS = 50
-SYMBOL_LENGTH = 56
 LIMITS_MAGIC = 0x7374696D694C6650
 REGION_MAGIC = 0x6E6F696765526650
 NO_LIMIT = NOT_MEASURED = 2**64 - 1
 MUTEX_KIND, MUTEX_KIND_AT = 0x90, 16
 
-MANAGED_IGNORE, MANAGED_DENY, EXTERNAL_DENY, UNKNOWN_WARN, ERROR_ALLOW = (1 << n for n in range(5))
 PROCESS_NONE, PROCESS_ALIVE, PROCESS_DEAD = range(3)
 SLOT_FREE, SLOT_USED = range(2)
 STATUS_OK, STATUS_VERSION, STATUS_STRANGER, STATUS_SLOT, STATUS_BUSY = range(5)
@@ -32,10 +28,7 @@ class PfGpuLimit(LittleEndianStructure):
         ("most_debt_ns", c_uint64),
         ("share", c_uint32),
         ("kappa", c_uint32),
-        ("allocated", c_uint32),
-        ("reserved_share", c_uint32),
         ("settled_ns", c_int64),
-        ("reserved", c_uint8 * 56),
     ]
 
 
@@ -47,8 +40,7 @@ class PfProcess(LittleEndianStructure):
         ("start_time", c_uint64),
         ("host_pid", c_uint32),
         ("state", c_uint32),
-        ("reserved", c_uint64),
-        ("overhead_bytes", c_uint64 * GPUS),
+        ("overhead_bytes", c_uint64),
     ]
 
 
@@ -60,10 +52,7 @@ class PfLimitsHeader(LittleEndianStructure):
         ("version", c_uint32),
         ("size", c_uint32),
         ("sequence", c_uint64),
-        ("boot_id", c_uint8 * 16),
         ("allocation", c_uint8 * 16),
-        ("gpus", c_uint32),
-        ("policy", c_uint32),
     ]
 
 
@@ -72,7 +61,7 @@ class PfLimits(LittleEndianStructure):
 
     _fields_ = [
         ("header", PfLimitsHeader),
-        ("gpu", PfGpuLimit * GPUS),
+        ("gpu", PfGpuLimit),
         ("process", PfProcess * SLOTS),
     ]
 
@@ -104,12 +93,6 @@ class PfGpu(LittleEndianStructure):
     ]
 
 
-class PfSlotGpu(LittleEndianStructure):
-    """One of `gpu` in struct pf_slot."""
-
-    _fields_ = [("data_bytes", c_uint64), ("context_bytes", c_uint64)]
-
-
 class PfSlot(LittleEndianStructure):
     """struct pf_slot."""
 
@@ -121,15 +104,9 @@ class PfSlot(LittleEndianStructure):
         ("image", c_uint64),
         ("registration", c_uint64),
         ("instance", c_uint64),
-        ("reserved", c_uint64 * 2),
-        ("gpu", PfSlotGpu * GPUS),
+        ("data_bytes", c_uint64),
+        ("context_bytes", c_uint64),
     ]
-
-
-class PfSymbol(LittleEndianStructure):
-    """struct pf_symbol."""
-
-    _fields_ = [("name", c_char * SYMBOL_LENGTH), ("count", c_uint64)]
 
 
 class PfRegionHeader(LittleEndianStructure):
@@ -155,9 +132,8 @@ class PfRegion(LittleEndianStructure):
 
     _fields_ = [
         ("header", PfRegionHeader),
-        ("gpu", PfGpu * GPUS),
+        ("gpu", PfGpu),
         ("slot", PfSlot * SLOTS),
-        ("symbol", PfSymbol * SYMBOLS),
     ]
 
 
@@ -174,7 +150,5 @@ class PfAnswer(LittleEndianStructure):
 
 
 LIMITS_SIZE, REGION_SIZE = sizeof(PfLimits), sizeof(PfRegion)
-GPU_AT, PROCESS_AT = sizeof(PfLimitsHeader), sizeof(PfLimitsHeader) + GPUS * sizeof(PfGpuLimit)
-USE_AT = sizeof(PfRegionHeader)
-SLOT_AT = USE_AT + GPUS * sizeof(PfGpu)
-SYMBOL_AT = SLOT_AT + SLOTS * sizeof(PfSlot)
+GPU_AT, PROCESS_AT = PfLimits.gpu.offset, PfLimits.process.offset
+USE_AT, SLOT_AT = PfRegion.gpu.offset, PfRegion.slot.offset

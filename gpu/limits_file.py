@@ -8,7 +8,7 @@ the next writer makes even again. Writers exclude each other: see `Groups`.
 import os
 import struct
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from ctypes import sizeof
 from pathlib import Path
@@ -24,7 +24,6 @@ BURST = 20_000_000  # ns
 MOST_DEBT = 60_000_000_000  # ns
 
 _SEQUENCE_AT = layout.PfLimitsHeader.sequence.offset
-_POLICY_AT = layout.PfLimitsHeader.policy.offset
 _GPU, _PROCESS = sizeof(layout.PfGpuLimit), sizeof(layout.PfProcess)
 
 
@@ -41,13 +40,12 @@ class LimitsLeased(LimitsInvalid):
 
 
 class GpuEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """What one GPU is limited to now."""
+    """What the group may use of its GPU now."""
 
     uuid: bytes  # 16 bytes
     memory_bytes: int  # layout.NO_LIMIT
     context_bytes: int  # charged for a context until it is measured
     share: float  # of the GPU's time, in (0, 1]
-    allocated: float = 0.0  # the share without what is held back for a while; 0: the same
     kappa: float = 1.0  # what estimated costs are multiplied with
     burst_ns: int = BURST
     most_debt_ns: int = MOST_DEBT
@@ -61,7 +59,7 @@ class Registered(msgspec.Struct, frozen=True, kw_only=True):
     host_pid: int
     start_time: int  # clock ticks since the boot
     alive: bool
-    overhead_bytes: tuple[int | None, ...]  # by GPU; None: not measured
+    overhead_bytes: int | None = None  # None: not measured
 
 
 class Outlasting:
@@ -122,8 +120,6 @@ class LimitsFile:
             wanted = (layout.LIMITS_MAGIC, layout.VERSION, layout.LIMITS_SIZE)
             if (self.header.magic, self.header.version, self.header.size) != wanted:
                 raise LimitsInvalid(f"{path}: is not of this version")
-            if not 1 <= self.header.gpus <= layout.GPUS:
-                raise LimitsInvalid(f"{path}: has {self.header.gpus} GPUs")
         except BaseException:
             os.close(self._descriptor)
             raise
@@ -142,25 +138,18 @@ class LimitsFile:
         """Whether a writer is, was since the opening, or was killed in the middle of a change."""
         return self.header.sequence % 2 != 0 or self._read(0, layout.GPU_AT) != self.state
 
-    def gpus(self) -> tuple[GpuEntry, ...]:
-        """The limits of each GPU, in the order of the file and of `region`."""
-        content = self._read(layout.GPU_AT, self.header.gpus * _GPU)
-        read = (
-            layout.PfGpuLimit.from_buffer_copy(content, n * _GPU) for n in range(self.header.gpus)
-        )
-        return tuple(
-            GpuEntry(
-                uuid=bytes(gpu.uuid),
-                memory_bytes=gpu.memory_bytes,
-                context_bytes=gpu.context_bytes,
-                share=gpu.share / SHARES,
-                allocated=gpu.allocated / SHARES,
-                kappa=gpu.kappa / KAPPA,
-                burst_ns=gpu.burst_ns,
-                most_debt_ns=gpu.most_debt_ns,
-                settled_ns=gpu.settled_ns,
-            )
-            for gpu in read
+    def gpu(self) -> GpuEntry:
+        """What the group may use of its GPU."""
+        gpu = layout.PfGpuLimit.from_buffer_copy(self._read(layout.GPU_AT, _GPU))
+        return GpuEntry(
+            uuid=bytes(gpu.uuid),
+            memory_bytes=gpu.memory_bytes,
+            context_bytes=gpu.context_bytes,
+            share=gpu.share / SHARES,
+            kappa=gpu.kappa / KAPPA,
+            burst_ns=gpu.burst_ns,
+            most_debt_ns=gpu.most_debt_ns,
+            settled_ns=gpu.settled_ns,
         )
 
     def processes(self) -> dict[int, Registered]:
@@ -185,18 +174,13 @@ class LimitsFile:
         return int.from_bytes(content, "little")
 
     def write(
-        self,
-        gpus: Sequence[GpuEntry] = (),
-        processes: Mapping[int, Registered] | None = None,
-        policy: int | None = None,
+        self, gpu: GpuEntry | None = None, processes: Mapping[int, Registered] | None = None
     ) -> None:
-        """Change the limits of all GPUs, the processes in some slots, or the policy, at once.
+        """Change what the group may use, or the processes in some slots, at once.
 
         Nothing is written where the file has all of it: each change makes all processes read it.
         """
-        changes = [(layout.GPU_AT + n * _GPU, _gpu(gpu)) for n, gpu in enumerate(gpus)]
-        if policy is not None:
-            changes.append((_POLICY_AT, struct.pack("<I", policy)))
+        changes = [(layout.GPU_AT, _gpu(gpu))] if gpu is not None else []
         for slot, process in (processes or {}).items():
             changes.append((layout.PROCESS_AT + slot * _PROCESS, _process(process)))
         (sequence,) = struct.unpack("<Q", self._read(_SEQUENCE_AT, 8))
@@ -218,16 +202,13 @@ class LimitsFile:
         files.write_at(self._descriptor, struct.pack("<Q", even), _SEQUENCE_AT)
 
     def _registered(self, content: bytes, offset: int) -> Registered:
-        registration, start_time, host_pid, state, _, *overheads = _ENTRY.unpack_from(
-            content, offset
-        )
-        measured = overheads[: self.header.gpus]
+        registration, start_time, host_pid, state, overhead = _ENTRY.unpack_from(content, offset)
         return Registered(
             registration=registration,
             host_pid=host_pid,
             start_time=start_time,
             alive=state == layout.PROCESS_ALIVE,
-            overhead_bytes=tuple(None if n == layout.NOT_MEASURED else n for n in measured),
+            overhead_bytes=None if overhead == layout.NOT_MEASURED else overhead,
         )
 
     def _read(self, offset: int, size: int) -> bytes:
@@ -237,21 +218,16 @@ class LimitsFile:
         return content
 
 
-_ENTRY = struct.Struct(f"<QQIIQ{layout.GPUS}Q")  # struct pf_process; quicker than its fields
+_ENTRY = struct.Struct("<QQIIQ")  # struct pf_process; quicker than its fields
 
 
-def content_of(gpus: Sequence[GpuEntry], policy: int, boot_id: bytes, allocation: bytes) -> bytes:
-    """A new file's content. `boot_id` and `allocation` have 16 bytes, the latter as in `region`."""
-    content = layout.PfLimits()
-    header = content.header
+def content_of(gpu: GpuEntry, allocation: bytes) -> bytes:
+    """A new file's content. `allocation` has 16 bytes, as in `region`."""
+    header = layout.PfLimitsHeader()
     header.magic, header.version = layout.LIMITS_MAGIC, layout.VERSION
     header.size, header.sequence = layout.LIMITS_SIZE, 2
-    header.gpus, header.policy = len(gpus), policy
-    header.boot_id[:] = boot_id
     header.allocation[:] = allocation
-    image = bytes(content)
-    entries = b"".join(map(_gpu, gpus))
-    return image[: layout.GPU_AT] + entries + image[layout.GPU_AT + len(entries) :]
+    return (bytes(header) + _gpu(gpu)).ljust(layout.LIMITS_SIZE, b"\0")
 
 
 def _gpu(gpu: GpuEntry) -> bytes:
@@ -260,17 +236,15 @@ def _gpu(gpu: GpuEntry) -> bytes:
     entry.memory_bytes, entry.context_bytes = gpu.memory_bytes, gpu.context_bytes
     entry.burst_ns, entry.most_debt_ns = gpu.burst_ns, gpu.most_debt_ns
     entry.share = min(SHARES, max(1, round(gpu.share * SHARES)))
-    entry.allocated = round(gpu.allocated * SHARES)
     entry.settled_ns = min(2**63 - 1, max(-(2**63), gpu.settled_ns))
     entry.kappa = min(2**32 - 1, max(1, round(gpu.kappa * KAPPA)))
     return bytes(entry)
 
 
 def _process(process: Registered) -> bytes:
-    overheads = [layout.NOT_MEASURED] * layout.GPUS
-    for n, measured in enumerate(process.overhead_bytes):
-        if measured is not None:
-            overheads[n] = min(measured, layout.NOT_MEASURED - 1)
     state = layout.PROCESS_ALIVE if process.alive else layout.PROCESS_DEAD
+    overhead = layout.NOT_MEASURED
+    if process.overhead_bytes is not None:
+        overhead = min(process.overhead_bytes, layout.NOT_MEASURED - 1)
     began = process.registration, process.start_time, process.host_pid
-    return _ENTRY.pack(*began, state, 0, *overheads)
+    return _ENTRY.pack(*began, state, overhead)

@@ -25,7 +25,7 @@ class Measuring:
     """Measures from look to look. One thread may use it."""
 
     def __init__(self) -> None:
-        self._overheads: Overheads[tuple[_Key, int]] = Overheads()
+        self._overheads: Overheads[_Key] = Overheads()
         self._absent: dict[_Key, float] = {}  # since when
 
     def overheads(
@@ -41,31 +41,26 @@ class Measuring:
         with several slots has its overhead in the first one.
         """
         changed: dict[str, dict[int, Registered]] = defaultdict(dict)
-        seen: set[tuple[_Key, int]] = set()
+        seen: set[_Key] = set()
         for group, of in files.items():
             by_pid: dict[int, list[int]] = defaultdict(list)
             for slot in sorted(before.get(group, {}).keys() & after.get(group, {}).keys()):
                 by_pid[of.processes[slot].host_pid].append(slot)
             for pid, (first, *others) in by_pid.items():
                 process = of.processes[first]
-                overheads = list(process.overhead_bytes)
-                for n, limit in enumerate(of.limits):
-                    device = used.get(limit.uuid, {}).get(pid)
-                    if device is None:
-                        continue
-                    key = (group, first, process.registration), n
-                    seen.add(key)
-                    had, has = (
-                        sum(slots[group][slot].data_bytes[n] for slot in (first, *others))
-                        for slots in (before, after)
-                    )
-                    overheads[n] = self._overheads.measure(key, had, device, has)
-                    if overheads[n] is None:
-                        overheads[n] = process.overhead_bytes[n]
-                changed[group] |= _changed(of, first, overheads)
-                for slot in others:
-                    nothing = [None if n is None else 0 for n in overheads]
-                    changed[group] |= _changed(of, slot, nothing)
+                device = used.get(of.limit.uuid, {}).get(pid)
+                if device is None:
+                    continue
+                key = group, first, process.registration
+                seen.add(key)
+                had, has = (
+                    sum(slots[group][slot].data_bytes for slot in (first, *others))
+                    for slots in (before, after)
+                )
+                overhead = self._overheads.measure(key, had, device, has)
+                if overhead is not None:
+                    told = {first: overhead} | dict.fromkeys(others, 0)
+                    changed[group] |= _changed(of, told)
         self._overheads.keep(seen)
         return {group: of for group, of in changed.items() if of}
 
@@ -87,7 +82,7 @@ class Measuring:
         for group, of_group in slots.items():
             for slot, use in of_group.items():
                 process = living.get(files[group].processes[slot].host_pid)
-                charged = any(use.data_bytes) or any(use.context_bytes)
+                charged = use.data_bytes or use.context_bytes
                 if process is None or not charged or process.pid in on_gpus:
                     continue
                 key = group, slot, use.registration
@@ -98,11 +93,12 @@ class Measuring:
         return dict(over)
 
 
-def _changed(files: GroupFiles, slot: int, overheads: list[int | None]) -> dict[int, Registered]:
-    process = files.processes[slot]
-    if tuple(overheads) == process.overhead_bytes:
-        return {}
-    return {slot: structs.replace(process, overhead_bytes=tuple(overheads))}
+def _changed(files: GroupFiles, overheads: Mapping[int, int]) -> dict[int, Registered]:
+    return {
+        slot: structs.replace(files.processes[slot], overhead_bytes=overhead)
+        for slot, overhead in overheads.items()
+        if files.processes[slot].overhead_bytes != overhead
+    }
 
 
 def _executed(process: LivingProcess) -> bool:

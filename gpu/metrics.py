@@ -92,7 +92,7 @@ _GROUP_COUNTERS: Sequence[tuple[str, str, Callable[[RegionCounts], float]]] = (
 
 def families(
     sample: NodeSample,
-    kills: Mapping[tuple[str, str], int],
+    kills: Mapping[str, int],
     now: float,
     wall: float,
     limited: Sequence[LimitedGPU] = (),
@@ -100,7 +100,7 @@ def families(
     """All families.
 
     Args:
-        kills: how many processes were killed, by group and GPU.
+        kills: how many processes were killed, by group.
         now: time.monotonic(): what the driver said long ago is left out.
         wall: time.time(), of the same moment.
         limited: the GPUs that are given in parts.
@@ -133,7 +133,7 @@ def families(
             "memory_overuse_kills",
             "Processes that were killed because the container used more than it may.",
             _ON_GPU,
-            ((labels, kills.get(of.key, 0)) for labels, of in on_gpu),
+            ((labels, kills.get(of.tenant.group, 0)) for labels, of in on_gpu),
         ),
         *_of_groups(sample),
         *_of_gpus(sample),
@@ -147,21 +147,10 @@ def families(
 
 
 def _of_groups(sample: NodeSample) -> Iterable[Metric]:
-    """What there is once for all GPUs of a group."""
-    first = {of.tenant.group: of for of in reversed(sample.tenants)}.values()
-    counts = [(_holder(of), of.counts) for of in first if of.counts is not None]
+    """What is counted of a group's processes."""
+    counts = [(_holder(of), of.counts) for of in sample.tenants if of.counts is not None]
     for name, text, value in _GROUP_COUNTERS:
         yield _counter(name, text, _HOLDER, _values(counts, value))
-    yield _counter(
-        "unknown_entry_points",
-        "How often a function of the driver was asked for that the shim does not know.",
-        (*_HOLDER, "symbol"),
-        (
-            ((*_holder(of), symbol), count)
-            for of in first
-            for symbol, count in sorted(of.symbols.items())
-        ),
-    )
 
 
 def _of_gpus(sample: NodeSample) -> Iterable[Metric]:

@@ -66,7 +66,7 @@ def open_driver(driver_root: Path = Path("/")) -> "Nvml":
 class Nvml:
     """NVML of one driver, until `close`. The latest one that was opened is the process' only one.
 
-    Every method raises NvmlError. GPUs and MIG devices are named by their UUIDs, "GPU-…".
+    Every method raises NvmlError. GPUs are named by their UUIDs, "GPU-…".
     """
 
     def __init__(self, library: Path) -> None:

@@ -5,7 +5,6 @@ shorter. Numbers are clamped to what they can be, and decide nothing about anoth
 """
 
 import os
-import re
 import struct
 import time
 from collections.abc import Iterable
@@ -20,11 +19,8 @@ from gpu.layout import MUTEX_KIND, MUTEX_KIND_AT
 MOST_BYTES = 1 << 50  # more than any GPU has
 MOST_COUNT = 1 << 62
 MOST_NS = 1 << 62
-_SYMBOL = re.compile(rb"cu[A-Za-z0-9_]{1,53}")
-_GPU, _SLOT, _SYMBOL_SIZE = sizeof(layout.PfGpu), sizeof(layout.PfSlot), sizeof(layout.PfSymbol)
-_NO_SYMBOLS = bytes(layout.SYMBOLS * _SYMBOL_SIZE)
-# Fields of struct pf_slot: state, registration, data and context of each GPU
-_FIELDS = struct.Struct(f"<I28xQ24x{2 * layout.GPUS}Q")
+_GPU, _SLOT = sizeof(layout.PfGpu), sizeof(layout.PfSlot)
+_FIELDS = struct.Struct("<I28xQ8xQQ")  # of struct pf_slot: state, registration, data, context
 
 
 class RegionInvalid(Exception):
@@ -40,7 +36,7 @@ _OPENED = os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class RegionUse(msgspec.Struct, frozen=True, kw_only=True):
-    """What a group says of one GPU. Bytes, counts, ns; times by CLOCK_MONOTONIC, not in the future.
+    """What a group says of its GPU. Bytes, counts, ns; times by CLOCK_MONOTONIC, not in the future.
 
     `tat`, which is in the future while launches wait, is at most 2^62.
     """
@@ -64,11 +60,11 @@ class RegionUse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SlotUse(msgspec.Struct, frozen=True, kw_only=True):
-    """What one process says it has allocated, by GPU; bytes."""
+    """What one process says it has allocated; bytes."""
 
     registration: int
-    data_bytes: tuple[int, ...]
-    context_bytes: tuple[int, ...]
+    data_bytes: int
+    context_bytes: int
 
 
 class RegionCounts(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,13 +80,11 @@ class Region:
 
     Args:
         path: the file.
-        gpus: how many GPUs the group has, from `limits`.
         allocation: 16 bytes, from `limits`.
     """
 
-    def __init__(self, path: Path | str, gpus: int, allocation: bytes) -> None:
+    def __init__(self, path: Path | str, allocation: bytes) -> None:
         self._path = path
-        self._gpus = gpus
         try:
             self._descriptor = os.open(path, _OPENED)
         except BlockingIOError:
@@ -123,41 +117,23 @@ class Region:
             refused_slots=min(header.refused_slots, MOST_COUNT),
         )
 
-    def uses(self) -> tuple[RegionUse, ...]:
-        """What the group says of each of its GPUs."""
-        content = self._read(layout.USE_AT, self._gpus * _GPU)
-        now = time.monotonic_ns()
-        return tuple(
-            _use(layout.PfGpu.from_buffer_copy(content, n * _GPU), now) for n in range(self._gpus)
-        )
+    def use(self) -> RegionUse:
+        """What the group says of its GPU."""
+        content = self._read(layout.USE_AT, _GPU)
+        return _use(layout.PfGpu.from_buffer_copy(content), time.monotonic_ns())
 
     def slots(self, wanted: Iterable[int]) -> dict[int, SlotUse]:
         """The slots of these indices that a process uses."""
         slots = {}
         for index in wanted:
             content = self._read(layout.SLOT_AT + index * _SLOT, _SLOT)
-            state, registration, *gpus = _FIELDS.unpack(content)
+            state, registration, *used = _FIELDS.unpack(content)
             if state == layout.SLOT_USED:
-                used = [min(number, MOST_BYTES) for number in gpus[: 2 * self._gpus]]
+                data, context = (min(number, MOST_BYTES) for number in used)
                 slots[index] = SlotUse(
-                    registration=registration,
-                    data_bytes=tuple(used[::2]),
-                    context_bytes=tuple(used[1::2]),
+                    registration=registration, data_bytes=data, context_bytes=context
                 )
         return slots
-
-    def unknown_symbols(self) -> dict[str, int]:
-        """How often functions of the driver were asked for that the shim does not know, by name."""
-        content = self._read(layout.SYMBOL_AT, len(_NO_SYMBOLS))
-        symbols: dict[str, int] = {}
-        if content == _NO_SYMBOLS:  # nearly always, and this is asked of each group each second
-            return symbols
-        for n in range(layout.SYMBOLS):
-            symbol = layout.PfSymbol.from_buffer_copy(content, n * _SYMBOL_SIZE)
-            if symbol.count and _SYMBOL.fullmatch(symbol.name):
-                name = symbol.name.decode("ascii")
-                symbols[name] = min(symbols.get(name, 0) + symbol.count, MOST_COUNT)
-        return symbols
 
     def cut(self) -> bool:
         """Take back the room that the tenant gave the file beyond its size; whether there was any.

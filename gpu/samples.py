@@ -10,7 +10,7 @@ from gpu.tenants import Tenant
 
 
 class TenantSample(msgspec.Struct, frozen=True, kw_only=True):
-    """One tenant on one GPU. Bytes; what is not known now is None."""
+    """One tenant on its GPU. Bytes; what is not known now is None."""
 
     tenant: Tenant
     uuid: str  # of the GPU
@@ -19,17 +19,11 @@ class TenantSample(msgspec.Struct, frozen=True, kw_only=True):
     in_force: GpuEntry
     use: RegionUse | None  # None: the tenant has damaged its region
     counts: RegionCounts | None  # the same
-    symbols: Mapping[str, int]  # how often driver functions were asked for that no shim knows
     processes: int  # registered ones that have not ended
     overhead_bytes: int  # contexts and modules, as far as they are measured
     device_bytes: int | None = None  # what the driver says that its processes use
     overuse_bytes: int | None = None  # above its limit and what is tolerated
     utilization: float | None = None  # of the GPU's time, 0 to 1
-
-    @property
-    def key(self) -> tuple[str, str]:
-        """The group and the GPU."""
-        return self.tenant.group, self.uuid
 
 
 class GpuSample(msgspec.Struct, frozen=True, kw_only=True):

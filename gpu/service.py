@@ -69,12 +69,9 @@ class GpuService:
     ) -> None:
         self._health = GpuHealth(sick)
         root = paths.run / "gpu"
-        self.groups = Groups(
-            root, context_reserve=settings.context_reserve, policy=settings.policy, rooms=rooms
-        )
+        self.groups = Groups(root, context_reserve=settings.context_reserve, rooms=rooms)
         self._gpus = GPUs(paths)
         self._driver_root = paths.host / settings.driver_root.relative_to("/")
-        self._settings = settings
         self._limited = limited
         self.shims = Shims(paths, settings, self.groups.obstacle)
         self._memory: dict[str, GpuMemory] = {}  # by UUID
@@ -84,11 +81,7 @@ class GpuService:
         self._registrar = Registrar(self.groups, tenants, told)
         self._watch = Watch(self.groups, tenants, self._registrar.living, self._owned, told)
         self._enforcement = Enforcement(
-            self.groups,
-            self._watch.attribution.group_of,
-            report,
-            action=settings.on_overuse,
-            kill_unaccounted=settings.kill_unaccounted,
+            self._watch.attribution.group_of, report, action=settings.on_overuse
         )
         self._nvml: Nvml | None = None
         self._problem = NO_DRIVER
@@ -147,18 +140,14 @@ class GpuService:
 
     def families(self) -> "Sequence[Metric]":
         """What a scrape shows."""
-        from gpu import alnair_metrics, metrics
+        from gpu import metrics
 
-        sample = self._sample
-        shown = metrics.families(
-            sample,
+        return metrics.families(
+            self._sample,
             self._enforcement.kills,
             time.monotonic(),
             time.time(),
             self._limited() if self._limited is not None else (),
-        )
-        return (
-            (*shown, *alnair_metrics.families(sample)) if self._settings.alnair_metrics else shown
         )
 
     def _owned(self) -> dict[str, int | None]:

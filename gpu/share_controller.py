@@ -26,7 +26,7 @@ class ShareController:
 
     def __init__(self, groups: Groups) -> None:
         self._groups = groups
-        self._accounts: dict[tuple[str, str], TimeAccount | None] = {}  # by group and GPU
+        self._accounts: dict[str, TimeAccount | None] = {}  # by group
         self._allocations: dict[str, bytes] = {}  # that the groups had then
 
     def __call__(
@@ -51,54 +51,48 @@ class ShareController:
                     continue
                 same = allocations.get(group) == files.allocation  # else its files are new
                 self._allocations[group] = files.allocation
-                known = accounts if same else {}
-                if changed := self._corrected(group, files, known, used, measured):
-                    self._groups.set_compute(group, changed)
+                account = accounts.get(group) if same else None
+                key = group, files.limit.uuid
+                self._correct(group, files, account, used.get(key, UsedTime()), measured)
             except (GroupError, OSError) as error:
                 _log.debug("%s: its compute shares stay as they are: %s", group, error)
 
-    def _corrected(
+    def _correct(
         self,
         group: str,
         files: GroupFiles,
-        accounts: Mapping[tuple[str, str], TimeAccount | None],
-        used: Mapping[tuple[str, str], UsedTime],
+        account: TimeAccount | None,
+        used: UsedTime,
         measured: Mapping[str, float],
-    ) -> dict[str, Compute]:
-        """What is to be written of a group, by GPU."""
-        uses = self._uses(group, files)
-        alive = len({each.host_pid for each in files.processes.values() if each.alive})
-        unseen = alive * ROUNDING * shares.TICK  # of each the driver may tell nothing
-        now = time.monotonic_ns()
-        changed: dict[str, Compute] = {}
-        for index, (limit, entry) in enumerate(zip(files.limits, files.in_force, strict=True)):
-            key = group, limit.uuid
-            before = GroupShare(
-                share=entry.share,
-                kappa=entry.kappa,
-                settled=entry.settled_ns / 1e9,
-                account=accounts.get(key),
-            )
-            told = None
-            if (variance := measured.get(limit.uuid)) is not None:
-                of = used.get(key, UsedTime())
-                told = UsedTime(of.seconds, max(of.rounding, unseen), variance)
-            usage = (
-                shares.observe(told, uses[index], now)
-                if uses is not None
-                else GroupUsage(used=told, active=bool(told and told.seconds), at=now / 1e9)
-            )
-            after = shares.corrected(before, usage)
-            self._accounts[key] = after.account
-            moved = abs(after.kappa - before.kappa), abs(after.settled - before.settled)
-            if max(moved) > _SAME:
-                changed[limit.uuid] = Compute(after.kappa, after.settled)
-        return changed
+    ) -> None:
+        entry = files.in_force
+        before = GroupShare(
+            share=entry.share,
+            kappa=entry.kappa,
+            settled=entry.settled_ns / 1e9,
+            account=account,
+        )
+        told = None
+        if (variance := measured.get(files.limit.uuid)) is not None:
+            alive = len({each.host_pid for each in files.processes.values() if each.alive})
+            unseen = alive * ROUNDING * shares.TICK  # of each the driver may tell nothing
+            told = UsedTime(used.seconds, max(used.rounding, unseen), variance)
+        use, now = self._use(group, files), time.monotonic_ns()
+        usage = (
+            shares.observe(told, use, now)
+            if use is not None
+            else GroupUsage(used=told, active=bool(told and told.seconds), at=now / 1e9)
+        )
+        after = shares.corrected(before, usage)
+        self._accounts[group] = after.account
+        moved = abs(after.kappa - before.kappa), abs(after.settled - before.settled)
+        if max(moved) > _SAME:
+            self._groups.set_compute(group, Compute(after.kappa, after.settled))
 
-    def _uses(self, group: str, files: GroupFiles) -> tuple[RegionUse, ...] | None:
+    def _use(self, group: str, files: GroupFiles) -> RegionUse | None:
         try:
             with self._groups.region(group, files) as region:
-                return region.uses()
+                return region.use()
         except RegionInvalid as error:
             _log.debug("%s: not known whether its launches wait: %s", group, error)
             return None

@@ -75,7 +75,7 @@ def corrected(group: GroupShare, usage: GroupUsage) -> GroupShare:
     """The group with what it owes, and `kappa`, for the next tick.
 
     A group whose region cannot be read any more, since it spoiled that, has paid nothing. Of one
-    that never paid it is not known whether its gates count that: nothing is settled.
+    that never paid nothing is settled: no gate sees what it launches.
     """
     account = group.account
     times = usage.times or (account.points[-1].times if account is not None else None)

@@ -26,7 +26,6 @@ from gpu.samples import GpuSample, NodeSample, TenantSample
 from gpu.tenants import Tenant, Tenants
 
 TOLERANCE_BYTES, TOLERANCE = 64 << 20, 0.01  # above the limit: bytes, and a part of the limit
-MOST_SYMBOLS = 50  # of a group, in the life of an agent
 _OWN_NEED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 _AHEAD_US = 1_000_000  # how far a sample's time may be ahead of the clock of the day
 
@@ -70,12 +69,10 @@ class Watch:
         self._looked = time.monotonic()
         self._told: dict[str, str] = {}  # the last complaint about a group or GPU
         self._capacities: dict[str, int] = {}  # bytes, by GPU
-        self._symbols: dict[str, set[str]] = {}  # the first ones of each group
 
     def look(self, nvml: Nvml | None, problem: str = "") -> NodeSample:
         """Look once. Without NVML only at the groups' own files; `problem` says why."""
         tenants = {tenant.group: tenant for tenant in self._tenants.listed()}
-        self._symbols = {group: of for group, of in self._symbols.items() if group in tenants}
         self._unusable = {}
         files = self._read(tenants)
         before = self._slots(files)
@@ -182,7 +179,7 @@ class Watch:
     def _said(self, files: Mapping[str, GroupFiles]) -> "dict[str, _Said]":
         """What groups say of themselves, with the same slots; one opening of each region."""
         return {
-            group: self._from_region(group, of, partial(_said, of)) or _Said({}, None, None, {})
+            group: self._from_region(group, of, partial(_said, of)) or _Said({}, None, None)
             for group, of in files.items()
         }
 
@@ -241,31 +238,24 @@ class Watch:
     ) -> Iterator[TenantSample]:
         for group, of in files.items():
             alive = [of.processes[slot] for slot in _alive(of)]
-            _, uses, counts, symbols = said[group]
-            for n, (limit, entry) in enumerate(zip(of.limits, of.in_force, strict=True)):
-                told = limit.uuid in used
-                device = sum(by_group.get((group, limit.uuid), {}).values())
-                yield TenantSample(
-                    tenant=tenants[group],
-                    uuid=limit.uuid,
-                    minor=minors.get(limit.uuid),
-                    share=limit.compute_share,
-                    in_force=entry,
-                    use=uses[n] if uses is not None else None,
-                    counts=counts,
-                    symbols=self._bounded(group, symbols),
-                    processes=len({process.host_pid for process in alive}),
-                    overhead_bytes=sum(process.overhead_bytes[n] or 0 for process in alive),
-                    device_bytes=device if told else None,
-                    overuse_bytes=overuse(device, entry.memory_bytes) if told else None,
-                    utilization=utilization.get((group, limit.uuid), 0.0) if told else None,
-                )
-
-    def _bounded(self, group: str, symbols: Mapping[str, int]) -> dict[str, int]:
-        """The symbols without those that the tenant wrote after its first MOST_SYMBOLS."""
-        known = self._symbols.setdefault(group, set())
-        known |= set(sorted(symbols.keys() - known)[: MOST_SYMBOLS - len(known)])
-        return {symbol: count for symbol, count in symbols.items() if symbol in known}
+            uuid = of.limit.uuid
+            _, use, counts = said[group]
+            told = uuid in used
+            device = sum(by_group.get((group, uuid), {}).values())
+            yield TenantSample(
+                tenant=tenants[group],
+                uuid=uuid,
+                minor=minors.get(uuid),
+                share=of.limit.compute_share,
+                in_force=of.in_force,
+                use=use,
+                counts=counts,
+                processes=len({process.host_pid for process in alive}),
+                overhead_bytes=sum(process.overhead_bytes or 0 for process in alive),
+                device_bytes=device if told else None,
+                overuse_bytes=overuse(device, of.in_force.memory_bytes) if told else None,
+                utilization=utilization.get((group, uuid), 0.0) if told else None,
+            )
 
     def _try(self, group: str, act: Callable[[], object]) -> None:
         try:
@@ -291,13 +281,12 @@ class _Said(NamedTuple):
     """What a group says of itself."""
 
     slots: Mapping[int, SlotUse]  # of living processes
-    uses: tuple[RegionUse, ...] | None  # None: the tenant has damaged its region
+    use: RegionUse | None  # None: the tenant has damaged its region
     counts: RegionCounts | None
-    symbols: Mapping[str, int]
 
 
 def _said(files: GroupFiles, region: Region) -> _Said:
-    return _Said(_slots(files, region), region.uses(), region.counts, region.unknown_symbols())
+    return _Said(_slots(files, region), region.use(), region.counts)
 
 
 def _slots(files: GroupFiles, region: Region) -> dict[int, SlotUse]:
@@ -314,7 +303,7 @@ def _alive(files: GroupFiles) -> list[int]:
 
 
 def _uuids(files: Mapping[str, GroupFiles]) -> Iterator[str]:
-    return (limit.uuid for of in files.values() for limit in of.limits)
+    return (of.limit.uuid for of in files.values())
 
 
 def _is_ours(error: BaseException | None) -> bool:

@@ -126,9 +126,9 @@ class Giver:
         if groups is None:
             raise Rejected(grpc.StatusCode.FAILED_PRECONDITION, ALONE)
         try:
-            directory = groups.make(group, [limit])
+            directory = groups.make(group, limit)
             if change:
-                groups.change(group, [limit])
+                groups.change(group, limit)
             files = [*_files_of(directory), *self.parts.files(config.driver_mount)]
         except (GroupError, HostError) as error:
             raise Rejected(grpc.StatusCode.FAILED_PRECONDITION, str(error)) from None

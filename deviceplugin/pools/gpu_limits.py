@@ -5,57 +5,32 @@ docs/gpu-limits.md describes every key.
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal
+from typing import Any
 
 from base import documents
 from base.documents import DocumentError
 from deviceplugin.pools.gpu_formats import amount
 from deviceplugin.pools.gpu_pool import GpuPoolConfig
-from gpu.settings import (
-    Action,
-    ExternalMemory,
-    GpuLimitSettings,
-    ManagedMemory,
-    OnError,
-    UnknownVersion,
-)
+from gpu.settings import Action, GpuLimitSettings
 
 PART = "gpuLimits"
 KEYS: Mapping[str, object] = {
     "driverRoot": str,
     "onOveruse": Action,
-    "killUnaccounted": bool,
     "contextReserve": object,
-    "managed": ManagedMemory,
-    "external": ExternalMemory,
-    "unknown": UnknownVersion,
-    "onError": OnError,
-    "compat": object,
 }
-_COMPAT = {"metrics": tuple[Literal["alnair"], ...]}
 
 
 def parse(value: object, where: str) -> GpuLimitSettings:
     """The settings in the part `gpuLimits`. Raises DocumentError."""
     values = documents.fields(value, KEYS, where)
     fields: dict[str, Any] = {}
-    for key, field in (
-        ("onOveruse", "on_overuse"),
-        ("killUnaccounted", "kill_unaccounted"),
-        ("managed", "managed"),
-        ("external", "external"),
-        ("unknown", "unknown"),
-        ("onError", "on_error"),
-    ):
-        if key in values:
-            fields[field] = values[key]
+    if "onOveruse" in values:
+        fields["on_overuse"] = values["onOveruse"]
     if "driverRoot" in values:
         fields["driver_root"] = _root(values["driverRoot"], f"{where}.driverRoot")
     if "contextReserve" in values:
         fields["context_reserve"] = amount(values["contextReserve"], f"{where}.contextReserve")
-    if "compat" in values:
-        compat = documents.fields(values["compat"], _COMPAT, f"{where}.compat")
-        fields["alnair_metrics"] = "alnair" in compat.get("metrics", ())
     return GpuLimitSettings(**fields)
 
 

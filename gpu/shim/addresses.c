@@ -10,8 +10,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "group.h"
 #include "old_glibc.h"
+#include "process.h"
+#include "say.h"
 
 static unsigned short by_address[HOOK_COUNT]; /* indices of hooks, sorted by `real` */
 static unsigned char base_lengths[HOOK_COUNT];    /* of their names */
@@ -94,8 +95,8 @@ static bool is_ours(const void *address)
     return false;
 }
 
-/* What becomes of an answer of the driver. False: of a hooked function it is a version that the
-   shim does not know, and the policy is not to hand those out. */
+/* What becomes of an answer of the driver. False: of a hooked function it is a version that the shim
+   does not know, and that is not handed out. */
 static bool answer(const char *symbol, void **function)
 {
     pthread_once(&sorted, sort);
@@ -108,8 +109,9 @@ static bool answer(const char *symbol, void **function)
     }
     if (!is_hooked(symbol, length) || is_ours(*function))
         return true;
-    if (group_count_unknown(symbol))
-        return true;
+    if (process)
+        COMPLAIN("the driver's newest version of %s is unknown to this library and is not handed out",
+                 symbol);
     *function = NULL;
     return false;
 }

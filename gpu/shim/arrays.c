@@ -88,7 +88,7 @@ static int begin(struct entry *entry, const struct cu_array_3d *array, unsigned 
 
     if (result != CU_SUCCESS)
         return result;
-    return charge(entry->gpu, entry->bytes) ? CU_SUCCESS : CU_OUT_OF_MEMORY;
+    return charge(entry->place, entry->bytes) ? CU_SUCCESS : CU_OUT_OF_MEMORY;
 }
 
 static int finish(int result, struct entry *entry, void **array)
@@ -97,7 +97,7 @@ static int finish(int result, struct entry *entry, void **array)
         entry->key = (uintptr_t)*array;
         table_put(entry);
     } else {
-        group_release(entry->gpu, entry->bytes);
+        group_release(entry->bytes);
     }
     return result;
 }
@@ -120,19 +120,9 @@ int on_array(const struct hook *hook, PARAMS_array)
     CREATE(array, 1, FLAT);
 }
 
-int on_array_v1(const struct hook *hook, PARAMS_array_v1)
-{
-    CREATE(array_v1, 1, FLAT);
-}
-
 int on_array_3d(const struct hook *hook, PARAMS_array_3d)
 {
     CREATE(array_3d, 1, DEEP);
-}
-
-int on_array_3d_v1(const struct hook *hook, PARAMS_array_3d_v1)
-{
-    CREATE(array_3d_v1, 1, DEEP);
 }
 
 int on_mipmap(const struct hook *hook, PARAMS_mipmap)
@@ -147,7 +137,7 @@ int on_array_destroy(const struct hook *hook, PARAMS_handle)
     int result = REAL(hook, handle)(ARGS_handle);
 
     if (known && result == CU_SUCCESS)
-        group_release(entry.gpu, entry.bytes);
+        group_release(entry.bytes);
     else if (known)
         table_put(&entry);
     return result;

@@ -1,5 +1,5 @@
 /*
- * Contexts: each device's first one of a process takes memory that no call tells (CUDA's own, and the
+ * Contexts: the first one of a process takes memory that no call tells (CUDA's own, and the
  * code of modules). The agent measures it; until then the group's limit has a number for it. A context
  * that goes takes its allocations with it.
  */
@@ -10,61 +10,53 @@
 #include "hooks.h"
 #include "process.h"
 
-/* Count a device's context, if it is the first one. False: it does not fit. */
-static bool add_context(int gpu)
+/* Count a context, if it is the first one. False: it does not fit. */
+static bool add_context(void)
 {
     bool done = true;
 
-    if (gpu < 0)
-        return false;
     pthread_mutex_lock(&process->lock);
-    if (process->contexts[gpu] == 0)
-        done = group_charge_context(gpu);
-    process->contexts[gpu] += done;
+    if (process->contexts == 0)
+        done = group_charge_context();
+    process->contexts += done;
     pthread_mutex_unlock(&process->lock);
     if (!done)
-        group_denied(gpu);
+        group_denied();
     return done;
 }
 
-enum { NO_GPU = -1 };
-
 struct dropping {
-    uint64_t context;
-    int gpu; /* all of this one, if not NO_GPU */
-    uint64_t bytes[PF_GPUS];
+    uint64_t context; /* 0: all */
+    uint64_t bytes;
 };
 
 static bool drop(struct entry *entry, void *with)
 {
     struct dropping *dropping = with;
 
-    if (entry->gpu < 0 || (entry->owner != dropping->context && entry->gpu != dropping->gpu))
+    if (dropping->context != 0 && entry->owner != dropping->context)
         return true;
-    dropping->bytes[entry->gpu] += entry->bytes;
+    dropping->bytes += entry->bytes;
     return false;
 }
 
-/* Count no more what belonged to a context that is gone; or all of a GPU that has none any more, also
+/* Count no more what belonged to a context that is gone; or all (NULL) if there is none any more, also
    what was allocated in a green one, which no call says. */
-static void drop_allocations(void *context, int gpu_without)
+static void drop_allocations(void *context)
 {
-    struct dropping dropping = {.context = (uintptr_t)context, .gpu = gpu_without};
+    struct dropping dropping = {.context = (uintptr_t)context};
 
     table_visit(TABLE_POINTER, drop, &dropping);
     table_visit(TABLE_ARRAY, drop, &dropping);
-    for (int gpu = 0; gpu < PF_GPUS; gpu++)
-        group_release(gpu, dropping.bytes[gpu]);
+    group_release(dropping.bytes);
 }
 
-static void remove_context(int gpu)
+static void remove_context(void)
 {
-    if (gpu < 0)
-        return;
     pthread_mutex_lock(&process->lock);
-    if (process->contexts[gpu] > 0 && --process->contexts[gpu] == 0) {
-        group_release_context(gpu);
-        drop_allocations(NULL, gpu);
+    if (process->contexts > 0 && --process->contexts == 0) {
+        group_release_context();
+        drop_allocations(NULL);
     }
     pthread_mutex_unlock(&process->lock);
 }
@@ -73,18 +65,15 @@ static int begin(int device)
 {
     if (!group_join())
         return CU_SYSTEM_NOT_READY;
-    return add_context(gpu_of_device(device)) ? CU_SUCCESS : CU_OUT_OF_MEMORY;
+    return place_of_device(device) == OURS && add_context() ? CU_SUCCESS : CU_OUT_OF_MEMORY;
 }
 
-static int finish(int result, int device, void *const *context)
+static int finish(int result, void *const *context)
 {
-    int gpu = gpu_of_device(device);
-
     if (result != CU_SUCCESS)
-        remove_context(gpu);
+        remove_context();
     else if (context)
-        table_put(&(struct entry){.kind = TABLE_CONTEXT, .key = (uintptr_t)*context,
-                                  .gpu = (int8_t)gpu});
+        table_put(&(struct entry){.kind = TABLE_CONTEXT, .key = (uintptr_t)*context});
     return result;
 }
 
@@ -92,21 +81,21 @@ int on_context(const struct hook *hook, PARAMS_context)
 {
     int result = begin(device);
 
-    return result ? result : finish(REAL(hook, context)(ARGS_context), device, context);
+    return result ? result : finish(REAL(hook, context)(ARGS_context), context);
 }
 
 int on_context_v3(const struct hook *hook, PARAMS_context_v3)
 {
     int result = begin(device);
 
-    return result ? result : finish(REAL(hook, context_v3)(ARGS_context_v3), device, context);
+    return result ? result : finish(REAL(hook, context_v3)(ARGS_context_v3), context);
 }
 
 int on_context_v4(const struct hook *hook, PARAMS_context_v4)
 {
     int result = begin(device);
 
-    return result ? result : finish(REAL(hook, context_v4)(ARGS_context_v4), device, context);
+    return result ? result : finish(REAL(hook, context_v4)(ARGS_context_v4), context);
 }
 
 int on_context_destroy(const struct hook *hook, PARAMS_handle)
@@ -120,126 +109,105 @@ int on_context_destroy(const struct hook *hook, PARAMS_handle)
     if (known && result != CU_SUCCESS) {
         table_put(&context);
     } else if (known) {
-        drop_allocations(handle, NO_GPU);
-        remove_context(context.gpu);
+        drop_allocations(handle);
+        remove_context();
     }
     return result;
 }
 
-/* ---- primary contexts: one for each device and process, which libraries share ---------------- */
+/* ---- the primary context: one for each process, which libraries share ------------------------ */
 
-static bool is_device(int device)
-{
-    return device >= 0 && device < ORDINALS;
-}
-
-/* After a call that retains a device's primary context, for which one was counted. It is counted once,
+/* After a call that retains the primary context, for which one was counted. It is counted once,
    however often it is retained. */
-static void count_primary(int device, bool retained, void *context)
+static void count_primary(bool retained, void *context)
 {
-    struct ordinal *ordinal = &process->ordinal[device];
-
     pthread_mutex_lock(&process->lock);
-    bool first = retained && ordinal->primary++ == 0;
+    bool first = retained && process->primary++ == 0;
 
     if (retained && context)
-        ordinal->primary_context = context;
+        process->primary_context = context;
     pthread_mutex_unlock(&process->lock);
     if (!first)
-        remove_context(gpu_of_device(device));
+        remove_context();
 }
 
 int on_primary_retain(const struct hook *hook, PARAMS_primary)
 {
-    if (!group_join())
-        return CU_SYSTEM_NOT_READY;
-    if (!is_device(device))
-        return REAL(hook, primary)(ARGS_primary);
     int result = begin(device);
 
     if (result != CU_SUCCESS)
         return result;
     result = REAL(hook, primary)(ARGS_primary);
-    count_primary(device, result == CU_SUCCESS, result == CU_SUCCESS ? *context : NULL);
+    count_primary(result == CU_SUCCESS, result == CU_SUCCESS ? *context : NULL);
     return result;
 }
 
-static void primary_gone(int device, void *context)
+static void primary_gone(void *context)
 {
-    int gpu = gpu_of_device(device);
-
     if (context)
-        drop_allocations(context, NO_GPU);
-    remove_context(gpu);
-    if (gpu < 0)
-        return;
-    settle_pools(gpu);
-    if (process->graph_bytes[gpu] > 0)
-        settle_graphs(device, gpu, 0);
+        drop_allocations(context);
+    remove_context();
+    settle_pools();
+    if (process->graph_bytes > 0)
+        settle_graphs(0);
 }
 
-/* After a call that releases a device's primary context; or all that retained it. */
+/* After a call that releases the primary context; or all that retained it. */
 static void release_primary(int device, bool all)
 {
-    struct ordinal *ordinal = &process->ordinal[device];
     unsigned flags;
     int active = 0;
 
     pthread_mutex_lock(&process->lock);
     bool known = !all && driver.cuDevicePrimaryCtxGetState &&
                  driver.cuDevicePrimaryCtxGetState(device, &flags, &active) == CU_SUCCESS;
-    bool gone = ordinal->primary > 0 && (known ? !active : all || ordinal->primary == 1);
-    void *context = ordinal->primary_context;
+    bool gone = process->primary > 0 && (known ? !active : all || process->primary == 1);
+    void *context = process->primary_context;
 
     if (gone) {
-        ordinal->primary = 0;
-        ordinal->primary_context = NULL;
-    } else if (ordinal->primary > 1) {
-        ordinal->primary--;
+        process->primary = 0;
+        process->primary_context = NULL;
+    } else if (process->primary > 1) {
+        process->primary--;
     }
     pthread_mutex_unlock(&process->lock);
     if (gone)
-        primary_gone(device, context);
+        primary_gone(context);
 }
 
-int on_primary_release(const struct hook *hook, PARAMS_device)
+static int release(const struct hook *hook, int device, bool all)
 {
     gate_forget_events();
     int result = REAL(hook, device)(ARGS_device);
 
-    if (result == CU_SUCCESS && is_device(device) && group_join())
-        release_primary(device, false);
+    if (result == CU_SUCCESS && group_join() && place_of_device(device) == OURS)
+        release_primary(device, all);
     return result;
+}
+
+int on_primary_release(const struct hook *hook, PARAMS_device)
+{
+    return release(hook, device, false);
 }
 
 /* Destroys what the context has, and the context, however often it is retained; those who retained
    it release it later. */
 int on_primary_reset(const struct hook *hook, PARAMS_device)
 {
-    gate_forget_events();
-    int result = REAL(hook, device)(ARGS_device);
-
-    if (result == CU_SUCCESS && is_device(device) && group_join())
-        release_primary(device, true);
-    return result;
+    return release(hook, device, true);
 }
 
 /* A green context is a part of the device's primary one, which it retains. */
 int on_green(const struct hook *hook, PARAMS_green)
 {
-    if (!group_join())
-        return CU_SYSTEM_NOT_READY;
-    if (!is_device(device))
-        return REAL(hook, green)(ARGS_green);
     int result = begin(device);
 
     if (result != CU_SUCCESS)
         return result;
     result = REAL(hook, green)(ARGS_green);
-    count_primary(device, result == CU_SUCCESS, NULL);
+    count_primary(result == CU_SUCCESS, NULL);
     if (result == CU_SUCCESS)
-        table_put(&(struct entry){.kind = TABLE_GREEN, .key = (uintptr_t)*context,
-                                  .owner = (uint64_t)device, .gpu = GROUP_NO_GPU});
+        table_put(&(struct entry){.kind = TABLE_GREEN, .key = (uintptr_t)*context});
     return result;
 }
 
@@ -254,6 +222,6 @@ int on_green_destroy(const struct hook *hook, PARAMS_handle)
     if (known && result != CU_SUCCESS)
         table_put(&context);
     else if (known)
-        release_primary((int)context.owner, false);
+        release_primary(our_device(), false);
     return result;
 }

@@ -1,82 +1,69 @@
 #include "devices.h"
 
 #include <stddef.h>
-#include <string.h>
 
-#include "driver.h"
 #include "group.h"
 #include "hooks.h"
 #include "process.h"
 #include "say.h"
 
-static int look_up(int device)
+enum place place_of_device(int device)
 {
     uint8_t uuid[16] = {0};
-    int (*ask)(uint8_t *, int) = driver.cuDeviceGetUuid_v2 ? driver.cuDeviceGetUuid_v2
-                                                           : driver.cuDeviceGetUuid;
 
-    if (!ask || ask(uuid, device) != CU_SUCCESS)
-        return GROUP_NO_GPU;
-    int gpu = group_gpu(uuid);
+    if (!process)
+        return FOREIGN;
+    int known = atomic_load_explicit(&process->device, memory_order_relaxed);
 
-    if (gpu == GROUP_NO_GPU)
+    if (known != 0)
+        return device == known - 1 ? OURS : FOREIGN;
+    if (!driver.cuDeviceGetUuid || driver.cuDeviceGetUuid(uuid, device) != CU_SUCCESS)
+        return FOREIGN;
+    if (!group_has_gpu(uuid)) {
         COMPLAIN("GPU %d was not given to this container: it gets no memory there", device);
-    return gpu;
-}
-
-int gpu_of_device(int device)
-{
-    if (!process || device < 0 || device >= ORDINALS)
-        return GROUP_NO_GPU;
-    int known = atomic_load_explicit(&process->ordinal[device].gpu, memory_order_relaxed);
-
-    if (known == 0 && group_gpus() > 0) {
-        known = look_up(device) + 2;
-        atomic_store(&process->ordinal[device].gpu, known);
+        return FOREIGN;
     }
-    return known == 0 ? GROUP_NO_GPU : known - 2;
+    atomic_store(&process->device, device + 1);
+    return OURS;
 }
 
-int current_gpu(int *gpu)
+enum place place_of_location(const struct cu_location *location)
+{
+    if (location->type == CU_ON_DEVICE)
+        return place_of_device(location->id);
+    if (location->type == CU_IN_LOCALITY_DOMAIN)
+        return place_of_device(location->id & 0xff);
+    return UNCOUNTED;
+}
+
+int our_device(void)
+{
+    return process ? atomic_load(&process->device) - 1 : -1;
+}
+
+int current_place(enum place *place)
 {
     int device = 0;
     int result = driver.cuCtxGetDevice(&device);
 
-    *gpu = result == CU_SUCCESS ? gpu_of_device(device) : GROUP_NO_GPU;
+    *place = result == CU_SUCCESS ? place_of_device(device) : FOREIGN;
     return result;
 }
 
 int current_owner(struct entry *entry)
 {
-    int gpu = GROUP_NO_GPU;
+    enum place place;
     void *context = NULL;
 
     if (!group_join())
         return CU_SYSTEM_NOT_READY;
-    int result = current_gpu(&gpu);
+    int result = current_place(&place);
 
     if (result == CU_SUCCESS)
         result = driver.cuCtxGetCurrent(&context);
-    entry->gpu = (int8_t)gpu;
+    entry->place = (uint8_t)place;
     entry->owner = (uintptr_t)context;
     return result;
-}
-
-int device_of_stream(void *stream, int *device)
-{
-    void *context = NULL, *current = NULL;
-
-    /* The streams 0, 1 and 2 are those of the current context. */
-    if ((uintptr_t)stream > 2 && driver.cuStreamGetCtx &&
-        driver.cuStreamGetCtx(stream, &context) == CU_SUCCESS &&
-        driver.cuCtxGetCurrent(&current) == CU_SUCCESS && context && context != current &&
-        driver.cuCtxPushCurrent_v2(context) == CU_SUCCESS) {
-        int result = driver.cuCtxGetDevice(device);
-
-        driver.cuCtxPopCurrent_v2(&context);
-        return result;
-    }
-    return driver.cuCtxGetDevice(device);
 }
 
 bool is_capturing(void *stream)
@@ -104,19 +91,28 @@ void end_own_calls(int mode)
         driver.cuThreadExchangeStreamCaptureMode(&mode);
 }
 
-bool charge(int gpu, uint64_t bytes)
+bool charge(enum place place, uint64_t bytes)
 {
-    if (group_charge(gpu, bytes))
+    if (place != OURS)
+        return false;
+    if (group_charge(bytes))
         return true;
     int mode = begin_own_calls();
 
-    trim_pools(gpu);
-    trim_graphs(gpu);
+    trim_pools();
+    trim_graphs();
     end_own_calls(mode);
-    if (group_charge(gpu, bytes)) /* another thread may have given up what there was, too */
+    if (group_charge(bytes)) /* another thread may have given up what there was, too */
         return true;
-    group_denied(gpu);
+    group_denied();
     return false;
+}
+
+int note_import(int result)
+{
+    if (result == CU_SUCCESS)
+        group_count_import();
+    return result;
 }
 
 int on_init(const struct hook *hook, PARAMS_flags)
@@ -124,4 +120,10 @@ int on_init(const struct hook *hook, PARAMS_flags)
     if (!group_join())
         return CU_SYSTEM_NOT_READY;
     return REAL(hook, flags)(ARGS_flags);
+}
+
+/* Versions of before CUDA 3.2, with addresses and sizes of 32 bits. */
+int on_former(const struct hook *hook, PARAMS_former)
+{
+    return CU_NOT_SUPPORTED;
 }

@@ -1,23 +1,32 @@
-/* Which of the group's GPUs a call is about. */
+/* Where a call allocates: on the group's GPU, or elsewhere. */
 #ifndef PODFABRIC_GPU_DEVICES_H
 #define PODFABRIC_GPU_DEVICES_H
 
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "driver.h"
 #include "table.h"
 
-/* The group's index of a device as the driver numbers it; GROUP_NO_GPU: the group has no such GPU. */
-int gpu_of_device(int device);
+enum place {
+    OURS,      /* the group's GPU */
+    FOREIGN,   /* another one, on which the group gets nothing */
+    UNCOUNTED, /* the host, or memory that another process pays for */
+};
 
-/* The GPU of the calling thread's context. The result is the driver's, where there is none. */
-int current_gpu(int *gpu);
+/* The place of a device as the driver numbers it. */
+enum place place_of_device(int device);
 
-/* Fill in gpu and owner: the calling thread's context. */
+enum place place_of_location(const struct cu_location *location);
+
+/* The place of the calling thread's context. The result is the driver's, where there is none. */
+int current_place(enum place *place);
+
+/* Fill in place and owner: the calling thread's context. */
 int current_owner(struct entry *entry);
 
-/* The device that works on a stream, and its GPU. */
-int device_of_stream(void *stream, int *device);
+/* The group's GPU as the driver numbers it; -1: it was not seen yet. */
+int our_device(void);
 
 /* Whether what is called on the stream becomes a node of a graph. Then nothing else may be called. */
 bool is_capturing(void *stream);
@@ -26,15 +35,15 @@ bool is_capturing(void *stream);
 int begin_own_calls(void);
 void end_own_calls(int mode);
 
-/* Give up pools' and graphs' unused memory of a GPU. */
-void trim_pools(int gpu);
-void trim_graphs(int gpu);
+/* Give up pools' and graphs' unused memory. */
+void trim_pools(void);
+void trim_graphs(void);
 
-/* Count what the driver reserves for graphs on a device, after a launch for which `expected` was. */
-void settle_graphs(int device, int gpu, uint64_t expected);
+/* Count what the driver reserves for graphs, after a launch for which `expected` was. */
+void settle_graphs(uint64_t expected);
 
-/* What pools and graphs of a GPU take memory in: as far as seen, else what drivers do today. */
-uint64_t granule_of(int gpu);
+/* What pools and graphs take memory in: as far as seen, else what drivers do today. */
+uint64_t granule(void);
 uint64_t round_up(uint64_t bytes, uint64_t granule);
 
 /* What counts for memory that the driver keeps, of which it reserves so much now, after a call. Before
@@ -43,13 +52,16 @@ uint64_t round_up(uint64_t bytes, uint64_t granule);
 uint64_t counted_now(uint64_t counted, uint64_t growing, uint64_t reserved);
 
 /* A captured allocation becomes a node of the graph that the stream captures. */
-void note_captured(void *stream, int gpu, uint64_t bytes);
+void note_captured(void *stream, uint64_t bytes);
 
-/* Read again what pools reserve on a GPU: memory freed in a stream's order goes later. */
-void settle_pools(int gpu);
+/* Read again what pools reserve: memory freed in a stream's order goes later. */
+void settle_pools(void);
 
-/* Count bytes, giving up unused memory where they do not fit. False: they do not fit, and that is
-   counted. */
-bool charge(int gpu, uint64_t bytes);
+/* Count bytes at a place, giving up unused memory where they do not fit. False: they do not fit, and
+   that is counted. */
+bool charge(enum place place, uint64_t bytes);
+
+/* That a call mapped memory of another process, if it did. */
+int note_import(int result);
 
 #endif

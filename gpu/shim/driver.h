@@ -86,20 +86,8 @@ struct cu_array {
     unsigned channels;
 };
 
-struct cu_array_v1 {
-    unsigned width, height;
-    int format;
-    unsigned channels;
-};
-
 struct cu_array_3d {
     size_t width, height, depth;
-    int format;
-    unsigned channels, flags;
-};
-
-struct cu_array_3d_v1 {
-    unsigned width, height, depth;
     int format;
     unsigned channels, flags;
 };
@@ -136,7 +124,6 @@ struct driver {
     int (*cuCtxGetCurrent)(void **context);
     int (*cuCtxGetDevice)(int *device);
     int (*cuDeviceGetUuid)(uint8_t uuid[16], int device);
-    int (*cuDeviceGetUuid_v2)(uint8_t uuid[16], int device); /* also knows MIG devices */
     int (*cuDevicePrimaryCtxGetState)(int device, unsigned *flags, int *active);
     int (*cuDriverGetVersion)(int *version);
     int (*cuDeviceGetMemPool)(void **pool, int device);
@@ -151,9 +138,6 @@ struct driver {
                                      void *after, size_t *count);
     int (*cuStreamGetCaptureInfo_v3)(void *stream, int *status, uint64_t *id, void **graph,
                                      void *after, void *edges, size_t *count);
-    int (*cuStreamGetCtx)(void *stream, void **context);
-    int (*cuCtxPushCurrent_v2)(void *context);
-    int (*cuCtxPopCurrent_v2)(void **context);
     int (*cuThreadExchangeStreamCaptureMode)(int *mode);
     int (*cuEventCreate)(void **event, unsigned flags);
     int (*cuEventDestroy_v2)(void *event);

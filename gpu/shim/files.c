@@ -45,21 +45,6 @@ static bool right_version(const char *path, uint64_t magic, uint64_t expected, u
     return false;
 }
 
-/* Memory of this process alone in place of a region, if the policy allows that. */
-static struct pf_region *own_region(void)
-{
-    struct pf_region *own = mmap(NULL, sizeof *own, PROT_READ | PROT_WRITE,
-                                 MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-
-    if (own == MAP_FAILED)
-        return NULL;
-    own->magic = PF_REGION_MAGIC;
-    own->version = PF_VERSION;
-    own->mutex.bytes[PF_MUTEX_KIND_AT] = PF_MUTEX_KIND;
-    memcpy(own->allocation, limits_file->allocation, sizeof own->allocation);
-    return own;
-}
-
 static bool open_limits(void)
 {
     if (limits_file)
@@ -80,8 +65,6 @@ bool files_open(void)
         return false;
     struct pf_region *found = map_file(PF_REGION_PATH, sizeof *found, true);
 
-    if (!found && limits_file->policy & PF_ERROR_ALLOW)
-        found = own_region();
     if (!found || !right_version(PF_REGION_PATH, found->magic, PF_REGION_MAGIC, found->version))
         return false;
     if (memcmp(found->allocation, limits_file->allocation, sizeof found->allocation) != 0 ||
@@ -100,9 +83,7 @@ bool files_read_limits(struct limits *copy)
         struct limits read = {.sequence = limits_stable()};
 
         if (read.sequence != 0) {
-            read.policy = limits_file->policy;
-            read.gpus = limits_file->gpus <= PF_GPUS ? limits_file->gpus : PF_GPUS;
-            memcpy(read.gpu, limits_file->gpu, sizeof read.gpu);
+            read.gpu = limits_file->gpu;
             if (limits_are_still(read.sequence)) {
                 *copy = read;
                 return true;

@@ -101,7 +101,7 @@ static uint64_t not_before(const struct gate_launch *launch, uint64_t now)
 {
     uint64_t held = LOAD(launch->gpu->backlogged_at); /* of any process of the group */
     uint64_t ago = held < now ? now - held : held - now; /* another one may have waited meanwhile */
-    bool works = timings_unfinished(launch->index, now) || ago < HELD_NS;
+    bool works = timings_unfinished(now) || ago < HELD_NS;
     uint64_t before = works ? LAG_NS : within(LOAD(launch->limit->burst_ns), 0, MOST_NS);
 
     return now > before ? now - before : 0;
@@ -250,7 +250,7 @@ static bool must_wait_for_others(const struct gate_launch *launch, uint64_t wait
 {
     return share_of(launch->limit) < GATE_WHOLE &&
            ((waited < PATIENCE_NS && estimate_is_due(launch->estimate)) ||
-            (waited < patience(launch) && timings_queue(launch->gpu, launch->stream, QUEUE_NS)));
+            (waited < patience(launch) && timings_queue(launch->stream, QUEUE_NS)));
 }
 
 /* Wait for launches before this one: until the first ones of its function are measured, and until

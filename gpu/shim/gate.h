@@ -12,14 +12,13 @@
  *
  * A hook of a launch function, at raised depth since the gate calls the driver:
  *
- *     struct gate_launch launch = {.limit = &limits_file->gpu[g], .gpu = &region->gpu[g],
+ *     struct gate_launch launch = {.limit = &limits_file->gpu, .gpu = &region->gpu,
  *                                  .kind = GATE_KERNEL, .what = function, .stream = stream};
  *     gate_before(&launch);
  *     result = the real function;
  *     gate_after(&launch, result);
  *
- * g is the GPU of the current context. `limit` must be in the mapped file and not in a copy, since
- * a share changes at any time; each value is read alone, without `sequence`. Several threads may be
+ * `limit` must be in the mapped file and not in a copy, since a share changes at any time; each value is read alone, without `sequence`. Several threads may be
  * here at the same time. None holds a lock while it waits, and one that is killed there leaves
  * nothing that others wait for.
  */
@@ -50,7 +49,6 @@ struct gate_launch {
     enum gate_kind kind;
     void *what;
     void *stream; /* as functions without _ptsz understand it */
-    unsigned index; /* of the GPU in the group, below PF_GPUS */
 
     /* The gate's own: */
     struct gate_time time;

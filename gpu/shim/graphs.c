@@ -1,6 +1,6 @@
 /*
  * Memory that graphs allocate. The driver takes it when a graph is first uploaded or launched, and keeps
- * it on the device for all graphs of the process. So the shim adds up what the nodes of a graph ask for;
+ * it for all graphs of the process. So the shim adds up what the nodes of a graph ask for;
  * before a launch it counts what the driver may have to take for them, and after it what the driver says.
  */
 #include "devices.h"
@@ -9,12 +9,6 @@
 #include "launches.h"
 #include "old_glibc.h"
 #include "process.h"
-
-/* A graph, or what was instantiated of it, and a GPU: handles are aligned, so their low bits are 0. */
-static uint64_t key_of(const void *graph, int gpu)
-{
-    return (uint64_t)(uintptr_t)graph << 4 | (uint64_t)gpu;
-}
 
 /* Whether any graph of the process has a node that allocates. */
 static bool graphs_allocate(void)
@@ -28,16 +22,19 @@ static bool more(struct entry *entry, void *bytes)
     return true;
 }
 
-static void add_bytes(enum table_kind kind, const void *graph, int gpu, uint64_t bytes)
+static void add_bytes(enum table_kind kind, const void *graph, uint64_t bytes)
 {
-    uint64_t key = key_of(graph, gpu);
-
-    if (gpu < 0 || bytes == 0)
+    if (bytes == 0)
         return;
     atomic_store(&process->graph_allocates, true);
-    if (!table_change(kind, key, more, &bytes))
-        table_put(&(struct entry){.kind = (uint8_t)kind, .key = key, .bytes = bytes,
-                                  .gpu = (int8_t)gpu});
+    if (!table_change(kind, (uintptr_t)graph, more, &bytes))
+        table_put(&(struct entry){.kind = (uint8_t)kind, .key = (uintptr_t)graph, .bytes = bytes});
+}
+
+/* What a graph's nodes ask for; false: nothing. */
+static bool asks(enum table_kind kind, const void *graph, struct entry *entry)
+{
+    return graphs_allocate() && table_get(kind, (uintptr_t)graph, entry);
 }
 
 /* What the nodes of a graph ask for is asked for by another one, too. */
@@ -45,156 +42,118 @@ static void add_graph(enum table_kind kind, const void *to, const void *from)
 {
     struct entry entry;
 
-    if (!graphs_allocate())
-        return;
-    for (int gpu = 0; gpu < (int)group_gpus(); gpu++)
-        if (table_get(TABLE_GRAPH, key_of(from, gpu), &entry))
-            add_bytes(kind, to, gpu, entry.bytes);
+    if (asks(TABLE_GRAPH, from, &entry))
+        add_bytes(kind, to, entry.bytes);
 }
 
 static void forget(enum table_kind kind, const void *graph)
 {
     struct entry entry;
 
-    for (int gpu = 0; process && gpu < (int)group_gpus(); gpu++)
-        table_take(kind, key_of(graph, gpu), &entry);
+    if (graphs_allocate())
+        table_take(kind, (uintptr_t)graph, &entry);
 }
 
 /* ---- what the driver takes for them ---------------------------------------------------------- */
 
-static uint64_t attribute(int device, int which)
+static uint64_t attribute(int which)
 {
     uint64_t bytes = 0;
 
     if (!driver.cuDeviceGetGraphMemAttribute ||
-        driver.cuDeviceGetGraphMemAttribute(device, which, &bytes) != CU_SUCCESS)
+        driver.cuDeviceGetGraphMemAttribute(our_device(), which, &bytes) != CU_SUCCESS)
         return UINT64_MAX;
     return bytes;
 }
 
-void settle_graphs(int device, int gpu, uint64_t expected)
+void settle_graphs(uint64_t expected)
 {
     pthread_mutex_lock(&process->lock);
-    uint64_t counted = process->graph_bytes[gpu] + process->graph_growing[gpu];
-    uint64_t growing = process->graph_growing[gpu] - expected;
-    uint64_t reserved = attribute(device, CU_GRAPH_RESERVED);
+    uint64_t counted = process->graph_bytes + process->graph_growing;
+    uint64_t growing = process->graph_growing - expected;
+    uint64_t reserved = attribute(CU_GRAPH_RESERVED);
     uint64_t now = counted_now(counted, growing, reserved == UINT64_MAX ? counted - growing : reserved);
 
     if (now != counted)
-        group_replace(gpu, counted, now);
-    process->graph_bytes[gpu] = now - growing;
-    process->graph_growing[gpu] = growing;
+        group_replace(counted, now);
+    process->graph_bytes = now - growing;
+    process->graph_growing = growing;
     pthread_mutex_unlock(&process->lock);
 }
 
 /* Under `graph_lock`. */
-static void trim(int gpu)
+static void trim(void)
 {
-    for (int device = 0; device < ORDINALS; device++)
-        if (atomic_load(&process->ordinal[device].gpu) == gpu + 2 && process->graph_bytes[gpu] > 0 &&
-            driver.cuDeviceGraphMemTrim) {
-            driver.cuDeviceGraphMemTrim(device);
-            settle_graphs(device, gpu, 0);
-        }
+    if (process->graph_bytes > 0 && driver.cuDeviceGraphMemTrim) {
+        driver.cuDeviceGraphMemTrim(our_device());
+        settle_graphs(0);
+    }
 }
 
-void trim_graphs(int gpu)
+void trim_graphs(void)
 {
     pthread_mutex_lock(&process->graph_lock);
-    trim(gpu);
+    trim();
     pthread_mutex_unlock(&process->graph_lock);
 }
 
 /* What a graph's upload or launch may make the driver reserve beyond what it has. */
-static uint64_t growth(int device, int gpu, enum table_kind kind, const void *graph)
+static uint64_t growth(enum table_kind kind, const void *graph)
 {
     struct entry entry;
 
-    if (!table_get(kind, key_of(graph, gpu), &entry))
+    if (!asks(kind, graph, &entry))
         return 0;
-    uint64_t used = attribute(device, CU_GRAPH_USED), reserved = attribute(device, CU_GRAPH_RESERVED);
-    uint64_t wanted = used == UINT64_MAX ? UINT64_MAX : round_up(used + entry.bytes, granule_of(gpu));
+    uint64_t used = attribute(CU_GRAPH_USED), reserved = attribute(CU_GRAPH_RESERVED);
+    uint64_t wanted = used == UINT64_MAX ? UINT64_MAX : round_up(used + entry.bytes, granule());
 
     if (reserved == UINT64_MAX)
-        return round_up(entry.bytes, granule_of(gpu));
+        return round_up(entry.bytes, granule());
     return wanted > reserved ? wanted - reserved : 0;
 }
 
-static void add_growing(int gpu, uint64_t bytes)
-{
-    pthread_mutex_lock(&process->lock);
-    process->graph_growing[gpu] += bytes;
-    pthread_mutex_unlock(&process->lock);
-}
-
-/* After it, or in place of it. */
-static void settle_all(const uint64_t expected[ORDINALS])
+/* After an upload or launch, or in place of it. */
+static void finish(uint64_t expected)
 {
     int mode = begin_own_calls();
 
-    for (int device = 0; device < ORDINALS; device++) {
-        int gpu = atomic_load(&process->ordinal[device].gpu) - 2;
-
-        if (gpu >= 0)
-            settle_graphs(device, gpu, expected[device]);
-    }
+    settle_graphs(expected);
     end_own_calls(mode);
     pthread_mutex_unlock(&process->graph_lock);
 }
 
-/* Count what a graph may need on a device. What is given up for it may be its own: so what it needs
-   is asked for once more then. */
-static bool charge_growth(int device, int gpu, enum table_kind kind, const void *graph, uint64_t *bytes)
+/* Before an upload or launch: count what it may need. What is given up for it may be its own: so what
+   it needs is asked for once more then. False: it does not fit. Else `graph_lock` is taken until
+   `finish`, so that no other thread takes what is there for it, or trims it. */
+static bool begin(enum table_kind kind, const void *graph, uint64_t *expected)
 {
-    *bytes = growth(device, gpu, kind, graph);
-    if (*bytes == 0 || group_charge(gpu, *bytes))
-        return true;
-    int mode = begin_own_calls();
-
-    trim_pools(gpu);
-    trim(gpu);
-    end_own_calls(mode);
-    *bytes = growth(device, gpu, kind, graph);
-    if (*bytes == 0 || group_charge(gpu, *bytes))
-        return true;
-    *bytes = 0;
-    group_denied(gpu);
-    return false;
-}
-
-static bool allocates(enum table_kind kind, const void *graph)
-{
-    struct entry entry;
-
-    for (int gpu = 0; graphs_allocate() && gpu < (int)group_gpus(); gpu++)
-        if (table_get(kind, key_of(graph, gpu), &entry))
-            return true;
-    return false;
-}
-
-/* Before an upload or launch: count what it may need. False: it does not fit. Else `graph_lock` is taken
-   until settle_all, so that no other thread takes what is there for it, or trims it. */
-static bool charge_all(enum table_kind kind, const void *graph, uint64_t expected[ORDINALS])
-{
-    for (int device = 0; device < ORDINALS; device++)
-        expected[device] = 0;
     pthread_mutex_lock(&process->graph_lock);
-    for (int device = 0; device < ORDINALS; device++) {
-        int gpu = atomic_load(&process->ordinal[device].gpu) - 2;
+    *expected = growth(kind, graph);
+    bool done = *expected == 0 || group_charge(*expected);
 
-        if (gpu >= 0 && !charge_growth(device, gpu, kind, graph, &expected[device])) {
-            settle_all(expected);
-            return false;
-        }
-        if (expected[device] > 0)
-            add_growing(gpu, expected[device]);
+    if (!done) {
+        int mode = begin_own_calls();
+
+        trim_pools();
+        trim();
+        end_own_calls(mode);
+        *expected = growth(kind, graph);
+        done = *expected == 0 || group_charge(*expected);
     }
+    if (!done) {
+        group_denied();
+        finish(0);
+        return false;
+    }
+    pthread_mutex_lock(&process->lock);
+    process->graph_growing += *expected;
+    pthread_mutex_unlock(&process->lock);
     return true;
 }
 
 /* ---- nodes and graphs ------------------------------------------------------------------------ */
 
-void note_captured(void *stream, int gpu, uint64_t bytes)
+void note_captured(void *stream, uint64_t bytes)
 {
     int status = 0;
     void *graph = NULL;
@@ -203,13 +162,13 @@ void note_captured(void *stream, int gpu, uint64_t bytes)
         driver.cuStreamGetCaptureInfo_v2(stream, &status, NULL, &graph, NULL, NULL);
     else if (driver.cuStreamGetCaptureInfo_v3)
         driver.cuStreamGetCaptureInfo_v3(stream, &status, NULL, &graph, NULL, NULL, NULL);
-    add_bytes(TABLE_GRAPH, graph, gpu, bytes);
+    add_bytes(TABLE_GRAPH, graph, bytes);
 }
 
 static void note_node(void *graph, const struct cu_alloc_node *node)
 {
-    if (node->pool.location.type == CU_ON_DEVICE && group_join())
-        add_bytes(TABLE_GRAPH, graph, gpu_of_device(node->pool.location.id), node->bytes);
+    if (group_join() && place_of_location(&node->pool.location) == OURS)
+        add_bytes(TABLE_GRAPH, graph, node->bytes);
 }
 
 static void note_any(void *graph, const struct cu_node *node)
@@ -277,16 +236,17 @@ int on_instantiate_flags(const struct hook *hook, PARAMS_instantiate_flags)
 /* With the graph's upload, which takes memory for it. */
 int on_instantiate_with(const struct hook *hook, PARAMS_instantiate_with)
 {
+    struct entry entry;
+    uint64_t expected;
     bool uploads = parameters && parameters->flags & CU_INSTANTIATE_UPLOADS &&
-                   allocates(TABLE_GRAPH, graph);
-    uint64_t expected[ORDINALS];
+                   asks(TABLE_GRAPH, graph, &entry);
 
-    if (uploads && !charge_all(TABLE_GRAPH, graph, expected))
+    if (uploads && !begin(TABLE_GRAPH, graph, &expected))
         return CU_OUT_OF_MEMORY;
     int result = REAL(hook, instantiate_with)(ARGS_instantiate_with);
 
     if (uploads)
-        settle_all(expected);
+        finish(expected);
     if (result == CU_SUCCESS)
         add_graph(TABLE_EXEC, *exec, graph);
     return result;
@@ -306,36 +266,28 @@ int on_exec_destroy(const struct hook *hook, PARAMS_handle)
 
 /* ---- launches -------------------------------------------------------------------------------- */
 
-/* A launch that was captured: what the graph asks for is asked for by the one that is captured. */
-static void note_launch(void *stream, const void *graph)
-{
-    struct entry entry;
-
-    for (int gpu = 0; gpu < (int)group_gpus(); gpu++)
-        if (table_get(TABLE_EXEC, key_of(graph, gpu), &entry))
-            note_captured(stream, gpu, entry.bytes);
-}
-
 static int with_memory(const struct hook *hook, void *graph, void *stream, struct gate_launch *launch)
 {
-    uint64_t expected[ORDINALS];
+    struct entry entry;
+    uint64_t expected;
 
-    if (!allocates(TABLE_EXEC, graph))
+    if (!asks(TABLE_EXEC, graph, &entry))
         return REAL(hook, graph)(ARGS_graph);
     if (is_capturing(stream_of(hook, stream))) {
         int captured = REAL(hook, graph)(ARGS_graph);
 
+        /* What the graph asks for is asked for by the one that is captured. */
         if (captured == CU_SUCCESS)
-            note_launch(stream_of(hook, stream), graph);
+            note_captured(stream_of(hook, stream), entry.bytes);
         return captured;
     }
-    if (!charge_all(TABLE_EXEC, graph, expected))
+    if (!begin(TABLE_EXEC, graph, &expected))
         return CU_OUT_OF_MEMORY;
     if (launch && launch->start) /* from here on it is timed, not while it waited for the lock */
         driver.cuEventRecord(launch->start, launch->stream);
     int result = REAL(hook, graph)(ARGS_graph);
 
-    settle_all(expected);
+    finish(expected);
     return result;
 }
 
@@ -358,10 +310,9 @@ int on_graph_trim(const struct hook *hook, PARAMS_device)
         return REAL(hook, device)(ARGS_device);
     pthread_mutex_lock(&process->graph_lock);
     int result = REAL(hook, device)(ARGS_device);
-    int gpu = gpu_of_device(device);
 
-    if (result == CU_SUCCESS && gpu >= 0)
-        settle_graphs(device, gpu, 0);
+    if (result == CU_SUCCESS && place_of_device(device) == OURS)
+        settle_graphs(0);
     pthread_mutex_unlock(&process->graph_lock);
     return result;
 }

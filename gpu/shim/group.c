@@ -149,22 +149,20 @@ static bool take_slot(void)
 /* Put the agent's answer into the slot, or leave it. */
 static bool finish_slot(int error, const struct pf_answer *answer)
 {
-    bool allowed = error == 0 || process->limits.policy & PF_ERROR_ALLOW;
-
     if (!region_lock())
         return false;
     struct pf_slot *slot = &region->slot[process->slot];
 
     if (slot_is_ours()) {
-        if (!allowed)
+        if (error != 0)
             slot->state = PF_SLOT_FREE;
-        else if (error == 0)
+        else
             process->registration = slot->registration = answer->registration;
     }
     if (slot_counts()) /* a process that was taken for dead has what it had */
         slots_recompute();
     region_unlock();
-    return allowed;
+    return error == 0;
 }
 
 static bool join(void)
@@ -178,7 +176,7 @@ static bool join(void)
         return false;
     int error = agent_register(process->slot, &answer);
 
-    if (error != 0 && !(process->limits.policy & PF_ERROR_ALLOW))
+    if (error != 0)
         COMPLAIN("the agent does not register this process at " PF_SOCKET_PATH ": %s. No GPU can be "
                  "used", reason(error));
     return finish_slot(error, &answer);
@@ -212,54 +210,41 @@ bool group_look(void)
 
 /* ---- the account ---------------------------------------------------------------------------- */
 
-static void set_used(struct pf_gpu *account, uint64_t used)
+static void add(uint64_t bytes)
 {
-    account->used_bytes = used;
-    if (used > account->peak_bytes)
-        account->peak_bytes = used;
-}
+    struct pf_gpu *gpu = &region->gpu;
 
-static void add(int gpu, uint64_t bytes)
-{
-    region->slot[process->slot].gpu[gpu].data_bytes += bytes;
+    region->slot[process->slot].data_bytes += bytes;
     STEP("slot charged");
-    process->data_bytes[gpu] += bytes;
-    set_used(&region->gpu[gpu], region->gpu[gpu].used_bytes + bytes);
+    process->data_bytes += bytes;
+    gpu->used_bytes += bytes;
+    if (gpu->used_bytes > gpu->peak_bytes)
+        gpu->peak_bytes = gpu->used_bytes;
     STEP("charged");
 }
 
-static void subtract(int gpu, uint64_t bytes)
+static void subtract(uint64_t bytes)
 {
-    uint64_t *data = &region->slot[process->slot].gpu[gpu].data_bytes;
-    uint64_t *used = &region->gpu[gpu].used_bytes;
+    uint64_t *data = &region->slot[process->slot].data_bytes, *used = &region->gpu.used_bytes;
 
-    bytes = bytes < process->data_bytes[gpu] ? bytes : process->data_bytes[gpu];
-    process->data_bytes[gpu] -= bytes;
+    bytes = bytes < process->data_bytes ? bytes : process->data_bytes;
+    process->data_bytes -= bytes;
     *data -= bytes < *data ? bytes : *data;
     STEP("slot released");
     *used -= bytes < *used ? bytes : *used;
 }
 
 /* What could not be counted, since the lock was not to be had. */
-static void owe(int gpu, int64_t bytes)
-{
-    atomic_fetch_add(&process->owed[gpu], bytes);
-    atomic_store(&process->owes, true);
-}
-
 static void pay_owed(void)
 {
-    if (!atomic_load_explicit(&process->owes, memory_order_relaxed))
+    if (atomic_load_explicit(&process->owed, memory_order_relaxed) == 0)
         return;
-    atomic_store(&process->owes, false);
-    for (int gpu = 0; gpu < PF_GPUS; gpu++) {
-        int64_t bytes = atomic_exchange(&process->owed[gpu], 0);
+    int64_t bytes = atomic_exchange(&process->owed, 0);
 
-        if (bytes > 0)
-            add(gpu, (uint64_t)bytes);
-        else if (bytes < 0)
-            subtract(gpu, (uint64_t)-bytes);
-    }
+    if (bytes > 0)
+        add((uint64_t)bytes);
+    else
+        subtract((uint64_t)-bytes);
 }
 
 /* Take the mutex, with a slot that is still this process'. The agent may have taken it for dead, and
@@ -280,93 +265,136 @@ static bool enter(void)
     return false;
 }
 
-static bool fits(int gpu, uint64_t bytes)
+static bool fits(uint64_t bytes)
 {
-    uint64_t limit = process->limits.gpu[gpu].memory_bytes;
-    uint64_t used = region->gpu[gpu].used_bytes;
+    uint64_t limit = process->limits.gpu.memory_bytes, used = region->gpu.used_bytes;
 
     return limit == PF_NO_LIMIT || (used <= limit && bytes <= limit - used);
 }
 
-static bool is_gpu(int gpu)
+static bool fits_in_the_end(uint64_t bytes)
 {
-    return gpu >= 0 && gpu < (int)group_gpus();
+    return fits(bytes) || (slots_reap() && fits(bytes));
 }
 
-bool group_charge(int gpu, uint64_t bytes)
+bool group_charge(uint64_t bytes)
 {
-    if (!is_gpu(gpu) || !enter())
+    if (!enter())
         return false;
-    bool done = fits(gpu, bytes) || (slots_reap() && fits(gpu, bytes));
+    bool done = fits_in_the_end(bytes);
 
     if (done)
-        add(gpu, bytes);
+        add(bytes);
     region_unlock();
     return done;
 }
 
-void group_release(int gpu, uint64_t bytes)
+void group_release(uint64_t bytes)
 {
-    if (bytes == 0 || !is_gpu(gpu))
+    if (bytes == 0)
         return;
     if (!enter()) {
-        owe(gpu, -(int64_t)bytes);
+        if (process)
+            atomic_fetch_sub(&process->owed, (int64_t)bytes);
         return;
     }
-    subtract(gpu, bytes);
+    subtract(bytes);
     region_unlock();
 }
 
-bool group_replace(int gpu, uint64_t counted, uint64_t actual)
+bool group_replace(uint64_t counted, uint64_t actual)
 {
-    if (!is_gpu(gpu))
-        return false;
     if (!enter()) {
-        owe(gpu, (int64_t)(actual - counted));
+        if (process)
+            atomic_fetch_add(&process->owed, (int64_t)(actual - counted));
         return false;
     }
     if (actual > counted)
-        add(gpu, actual - counted);
+        add(actual - counted);
     else
-        subtract(gpu, counted - actual);
-    bool within = fits(gpu, 0);
+        subtract(counted - actual);
+    bool within = fits(0);
 
     region_unlock();
     return within;
 }
 
-bool group_charge_context(int gpu)
+static void set_context(uint64_t bytes)
 {
-    if (!is_gpu(gpu) || !enter())
-        return false;
-    uint64_t bytes = process->limits.gpu[gpu].context_bytes;
-    bool done = fits(gpu, bytes) || (slots_reap() && fits(gpu, bytes));
+    region->slot[process->slot].context_bytes = bytes;
+    slots_recompute();
+}
 
-    if (done) {
-        region->slot[process->slot].gpu[gpu].context_bytes = bytes;
-        slots_recompute();
-    }
+bool group_charge_context(void)
+{
+    if (!enter())
+        return false;
+    uint64_t bytes = process->limits.gpu.context_bytes;
+    bool done = fits_in_the_end(bytes);
+
+    if (done)
+        set_context(bytes);
     region_unlock();
     return done;
 }
 
-void group_release_context(int gpu)
+void group_release_context(void)
 {
-    if (!is_gpu(gpu) || !enter())
+    if (!enter())
         return;
-    region->slot[process->slot].gpu[gpu].context_bytes = 0;
-    slots_recompute();
+    set_context(0);
     region_unlock();
 }
 
-struct group_usage group_usage(int gpu)
+/* ---- what the group is ---------------------------------------------------------------------- */
+
+struct group_usage group_usage(void)
 {
     struct group_usage usage = {0};
 
-    if (!is_gpu(gpu) || !region_lock())
+    if (!region_lock())
         return usage;
-    usage.used_bytes = region->gpu[gpu].used_bytes;
-    usage.limit_bytes = process->limits.gpu[gpu].memory_bytes;
+    usage.used_bytes = region->gpu.used_bytes;
+    usage.limit_bytes = process->limits.gpu.memory_bytes;
     region_unlock();
     return usage;
+}
+
+bool group_has_gpu(const uint8_t uuid[16])
+{
+    return limits_file && memcmp(limits_file->gpu.uuid, uuid, 16) == 0;
+}
+
+void group_denied(void)
+{
+    if (!region_lock())
+        return;
+    region->gpu.denied++;
+    region_unlock();
+}
+
+void group_count_import(void)
+{
+    if (!region_lock())
+        return;
+    region->gpu.external_imports++;
+    region_unlock();
+}
+
+bool group_has_process(uint32_t pid)
+{
+    bool found = false;
+
+    if (!region_lock())
+        return false;
+    for (unsigned i = 0; i < PF_SLOTS && !found; i++) {
+        const struct pf_slot *slot = &region->slot[i];
+        const struct pf_process *known = &limits_file->process[i];
+
+        found = slot->state == PF_SLOT_USED &&
+                (slot->pid == pid || (known->registration == slot->registration &&
+                                      known->registration != 0 && known->host_pid == pid));
+    }
+    region_unlock();
+    return found;
 }

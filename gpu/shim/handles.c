@@ -8,36 +8,24 @@
 #include "devices.h"
 #include "group.h"
 #include "hooks.h"
-#include "process.h"
-
-/* True: it is the host's, which is not counted. */
-static bool is_host(const struct cu_location *location)
-{
-    return location->type != CU_ON_DEVICE && location->type != CU_IN_LOCALITY_DOMAIN;
-}
 
 int on_create(const struct hook *hook, PARAMS_create)
 {
     if (!group_join())
         return CU_SYSTEM_NOT_READY;
-    if (!handle || !properties || is_host(&properties->location))
-        return REAL(hook, create)(ARGS_create);
-    int device = properties->location.id;
-    struct entry entry = {.kind = TABLE_HANDLE, .bytes = bytes, .references = 1};
+    enum place place = properties ? place_of_location(&properties->location) : UNCOUNTED;
 
-    if (properties->location.type == CU_IN_LOCALITY_DOMAIN)
-        device &= 0xff;
-    entry.gpu = (int8_t)gpu_of_device(device);
-    if (!charge(entry.gpu, bytes))
+    if (!handle || place == UNCOUNTED)
+        return REAL(hook, create)(ARGS_create);
+    if (!charge(place, bytes))
         return CU_OUT_OF_MEMORY;
     int result = REAL(hook, create)(ARGS_create);
 
-    if (result == CU_SUCCESS) {
-        entry.key = *handle;
-        table_put(&entry);
-    } else {
-        group_release(entry.gpu, bytes);
-    }
+    if (result == CU_SUCCESS)
+        table_put(&(struct entry){.kind = TABLE_HANDLE, .key = *handle, .bytes = bytes,
+                                  .references = 1});
+    else
+        group_release(bytes);
     return result;
 }
 
@@ -93,7 +81,7 @@ int on_release(const struct hook *hook, PARAMS_release)
     if (known && result != CU_SUCCESS)
         undo(handle, &change);
     else if (known && change.gone)
-        group_release(change.entry.gpu, change.entry.bytes);
+        group_release(change.entry.bytes);
     return result;
 }
 
@@ -107,36 +95,22 @@ int on_retain(const struct hook *hook, PARAMS_retain)
     return result;
 }
 
+/* An import of what this process has itself is that handle again; of another process' it has no bytes. */
 int on_import(const struct hook *hook, PARAMS_import)
 {
     struct change change = {.references = 1};
-    int gpu;
-
-    if (group_policy() & PF_EXTERNAL_DENY)
-        return CU_NOT_SUPPORTED;
     int result = REAL(hook, import)(ARGS_import);
 
     if (result != CU_SUCCESS || !group_join())
         return result;
     if (!change_handle(*handle, &change))
-        table_put(&(struct entry){.kind = TABLE_HANDLE, .key = *handle, .references = 1,
-                                  .gpu = GROUP_NO_GPU});
-    if (current_gpu(&gpu) == CU_SUCCESS)
-        group_count_import(gpu);
-    return result;
+        table_put(&(struct entry){.kind = TABLE_HANDLE, .key = *handle, .references = 1});
+    return note_import(result);
 }
 
 int on_multicast(const struct hook *hook, PARAMS_multicast)
 {
-    int gpu;
-
-    if (group_policy() & PF_EXTERNAL_DENY)
-        return CU_NOT_SUPPORTED;
-    int result = REAL(hook, multicast)(ARGS_multicast);
-
-    if (result == CU_SUCCESS && current_gpu(&gpu) == CU_SUCCESS)
-        group_count_import(gpu);
-    return result;
+    return note_import(REAL(hook, multicast)(ARGS_multicast));
 }
 
 int on_map(const struct hook *hook, PARAMS_map)
@@ -150,7 +124,7 @@ int on_map(const struct hook *hook, PARAMS_map)
         undo(handle, &change);
     else if (known)
         table_put(&(struct entry){.kind = TABLE_MAPPING, .key = pointer, .bytes = bytes,
-                                  .owner = handle, .gpu = change.entry.gpu});
+                                  .owner = handle});
     return result;
 }
 
@@ -192,7 +166,7 @@ static void finish_unmap(struct unmapping *each, size_t count, int result)
         if (result != CU_SUCCESS && each->known)
             undo(each->mapping.owner, &each->change);
         else if (each->known && each->change.gone)
-            group_release(each->change.entry.gpu, each->change.entry.bytes);
+            group_release(each->change.entry.bytes);
     }
 }
 

@@ -13,21 +13,16 @@
 /* What a group of functions takes: the parameters, and the same as arguments. */
 #define PARAMS_flags unsigned flags
 #define ARGS_flags flags
+#define PARAMS_former uint64_t first, uint64_t second, uint64_t third, uint64_t fourth, uint64_t fifth
+#define ARGS_former first, second, third, fourth, fifth
 #define PARAMS_alloc uint64_t *pointer, size_t bytes
 #define ARGS_alloc pointer, bytes
-#define PARAMS_alloc_v1 uint32_t *pointer, unsigned bytes
-#define ARGS_alloc_v1 pointer, bytes
 #define PARAMS_pitch uint64_t *pointer, size_t *pitch, size_t width, size_t height, unsigned element
 #define ARGS_pitch pointer, pitch, width, height, element
-#define PARAMS_pitch_v1 \
-    uint32_t *pointer, unsigned *pitch, unsigned width, unsigned height, unsigned element
-#define ARGS_pitch_v1 pointer, pitch, width, height, element
 #define PARAMS_managed uint64_t *pointer, size_t bytes, unsigned flags
 #define ARGS_managed pointer, bytes, flags
 #define PARAMS_pointer uint64_t pointer
 #define ARGS_pointer pointer
-#define PARAMS_pointer_v1 uint32_t pointer
-#define ARGS_pointer_v1 pointer
 #define PARAMS_alloc_async uint64_t *pointer, size_t bytes, void *stream
 #define ARGS_alloc_async pointer, bytes, stream
 #define PARAMS_alloc_pool uint64_t *pointer, size_t bytes, void *pool, void *stream
@@ -68,12 +63,8 @@
 #define ARGS_ipc pointer, handle, flags
 #define PARAMS_array void **array, const struct cu_array *description
 #define ARGS_array array, description
-#define PARAMS_array_v1 void **array, const struct cu_array_v1 *description
-#define ARGS_array_v1 array, description
 #define PARAMS_array_3d void **array, const struct cu_array_3d *description
 #define ARGS_array_3d array, description
-#define PARAMS_array_3d_v1 void **array, const struct cu_array_3d_v1 *description
-#define ARGS_array_3d_v1 array, description
 #define PARAMS_mipmap void **array, const struct cu_array_3d *description, unsigned levels
 #define ARGS_mipmap array, description, levels
 #define PARAMS_node_alloc \
@@ -109,12 +100,8 @@
 #define ARGS_green context, resources, device, flags
 #define PARAMS_memory size_t *free, size_t *total
 #define ARGS_memory free, total
-#define PARAMS_memory_v1 unsigned *free, unsigned *total
-#define ARGS_memory_v1 free, total
 #define PARAMS_total size_t *bytes, int device
 #define ARGS_total bytes, device
-#define PARAMS_total_v1 unsigned *bytes, int device
-#define ARGS_total_v1 bytes, device
 #define PARAMS_kernel                                                                         \
     void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,      \
         unsigned block_y, unsigned block_z, unsigned shared_bytes, void *stream, void **parameters, \
@@ -150,21 +137,21 @@
     HOOK(cuGetProcAddress, address, on_address)              \
     HOOK(cuGetProcAddress_v2, address_v2, on_address_v2)     \
     /* memory.c */                                           \
-    HOOK(cuMemAlloc, alloc_v1, on_alloc_v1)                  \
+    HOOK(cuMemAlloc, former, on_former)                  \
     HOOK(cuMemAlloc_v2, alloc, on_alloc)                     \
-    HOOK(cuMemAllocPitch, pitch_v1, on_pitch_v1)             \
+    HOOK(cuMemAllocPitch, former, on_former)             \
     HOOK(cuMemAllocPitch_v2, pitch, on_pitch)                \
     HOOK(cuMemAllocManaged, managed, on_managed)             \
-    HOOK(cuMemFree, pointer_v1, on_free_v1)                  \
+    HOOK(cuMemFree, former, on_former)                  \
     HOOK(cuMemFree_v2, pointer, on_free)                     \
     HOOK(cuMemFreeAsync, free_async, on_free_async)          \
     HOOK(cuMemFreeAsync_ptsz, free_async, on_free_async)     \
     HOOK(cuIpcOpenMemHandle, ipc, on_ipc)                    \
     HOOK(cuIpcOpenMemHandle_v2, ipc, on_ipc)                 \
     HOOK(cuImportExternalMemory, external, on_external)      \
-    HOOK(cuMemGetInfo, memory_v1, on_memory_v1)              \
+    HOOK(cuMemGetInfo, former, on_former)              \
     HOOK(cuMemGetInfo_v2, memory, on_memory)                 \
-    HOOK(cuDeviceTotalMem, total_v1, on_total_v1)            \
+    HOOK(cuDeviceTotalMem, former, on_former)            \
     HOOK(cuDeviceTotalMem_v2, total, on_total)               \
     /* pools.c */                                            \
     HOOK(cuMemAllocAsync, alloc_async, on_alloc_async)       \
@@ -188,9 +175,9 @@
     HOOK(cuMemUnmap, unmap, on_unmap)                        \
     HOOK(cuMulticastCreate, multicast, on_multicast)         \
     /* arrays.c */                                           \
-    HOOK(cuArrayCreate, array_v1, on_array_v1)               \
+    HOOK(cuArrayCreate, former, on_former)               \
     HOOK(cuArrayCreate_v2, array, on_array)                  \
-    HOOK(cuArray3DCreate, array_3d_v1, on_array_3d_v1)       \
+    HOOK(cuArray3DCreate, former, on_former)       \
     HOOK(cuArray3DCreate_v2, array_3d, on_array_3d)          \
     HOOK(cuMipmappedArrayCreate, mipmap, on_mipmap)          \
     HOOK(cuArrayDestroy, handle, on_array_destroy)           \

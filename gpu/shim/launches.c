@@ -2,35 +2,21 @@
 
 #include <time.h>
 
-#include "devices.h"
-#include "group.h"
 #include "process.h"
 
-/* A group with one GPU has no other: that saves a question to the driver at each launch. */
-static int launching_gpu(void)
+/* Count a launch, and wait for its turn. */
+static void begin(struct gate_launch *launch)
 {
-    int gpu = 0;
-
-    if (group_gpus() != 1 && current_gpu(&gpu) != CU_SUCCESS)
-        return GROUP_NO_GPU;
-    return gpu;
-}
-
-/* Count a launch on a GPU of the group, and wait for its turn. */
-static void begin(struct gate_launch *launch, int index)
-{
-    struct pf_gpu *gpu = group_launches(index);
     struct timespec now;
 
-    if (!gpu)
+    if (!region)
         return;
     clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
-    __atomic_fetch_add(&gpu->launches, 1, __ATOMIC_RELAXED);
-    __atomic_store_n(&gpu->last_launch, (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec,
-                     __ATOMIC_RELAXED);
-    launch->limit = &limits_file->gpu[index];
-    launch->gpu = gpu;
-    launch->index = (unsigned)index;
+    __atomic_fetch_add(&region->gpu.launches, 1, __ATOMIC_RELAXED);
+    __atomic_store_n(&region->gpu.last_launch,
+                     (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec, __ATOMIC_RELAXED);
+    launch->limit = &limits_file->gpu;
+    launch->gpu = &region->gpu;
     gate_before(launch);
 }
 
@@ -38,7 +24,7 @@ void before_launch(struct gate_launch *launch, const struct hook *hook, enum gat
                    void *what, void *stream)
 {
     *launch = (struct gate_launch){.kind = kind, .what = what, .stream = stream_of(hook, stream)};
-    begin(launch, launching_gpu());
+    begin(launch);
 }
 
 int after_launch(struct gate_launch *launch, int result)
@@ -82,16 +68,14 @@ int on_grid_async(const struct hook *hook, PARAMS_grid_async)
     LAUNCH(grid_async, function, stream);
 }
 
-/* One kernel on several devices, each of which its stream tells. They start together, so that all of
-   them wait before any is launched, and none of them is timed. */
+/* Kernels that start together: all of them wait before any is launched, and none of them is timed. */
 int on_kernels(const struct hook *hook, PARAMS_kernels)
 {
     for (unsigned i = 0; launches && i < count; i++) {
         struct gate_launch launch = {.kind = GATE_KERNEL, .what = launches[i].function,
                                      .stream = stream_of(hook, launches[i].stream)};
-        int device = 0, result = device_of_stream(launch.stream, &device);
 
-        begin(&launch, result == CU_SUCCESS ? gpu_of_device(device) : GROUP_NO_GPU);
+        begin(&launch);
         after_launch(&launch, CU_NOT_SUPPORTED);
     }
     return REAL(hook, kernels)(ARGS_kernels);

@@ -1,17 +1,17 @@
 /*
- * The two files that the agent and the shims of a group of containers share, and the messages of
- * the agent's socket. A group is the processes of one container.
+ * The two files that the agent and the shims of a group share, and the messages of the agent's
+ * socket. A group is the processes of one container, which has a part of one GPU.
  *
- *   limits  The agent writes, the containers read (a read-only mount): what each GPU is limited to,
+ *   limits  The agent writes, the container reads (a read-only mount): what it may use of the GPU,
  *           and what the agent knows of each process.
  *   region  The shims write (a read-write mount): what each process has allocated. The tenant can
  *           write anything here, so the agent only reads it, with pread(2): a mapping would end in
  *           SIGBUS when the tenant truncates the file. It takes no lock of the tenant's either.
  *
  * So the agent tells of a dead process, and of a context's measured size, in `limits`; the next shim
- * that counts applies it to `region`. What is used on GPU g is the sum, over the used slots, of
+ * that counts applies it to `region`. What is used is the sum, over the used slots, of
  *
- *   data_bytes[g] + (the agent measured it ? overhead_bytes[g] of `limits` : context_bytes[g])
+ *   data_bytes + (the agent measured it ? overhead_bytes of `limits` : context_bytes)
  *
  * All numbers are little-endian. Both files have the size of their struct exactly; they lie on a
  * tmpfs and are made whole before the container starts, and are never replaced (a mount of a file
@@ -34,10 +34,7 @@
 
 enum {
     PF_VERSION = 1, /* of this file: of the layouts and of the protocol */
-    PF_GPUS = 16,   /* the most that a group holds */
     PF_SLOTS = 256, /* the most processes of a group that use a GPU at the same time */
-    PF_SYMBOLS = 50,
-    PF_SYMBOL_LENGTH = 56, /* with the zero byte at its end */
 };
 
 #define PF_LIMITS_MAGIC UINT64_C(0x7374696d694c6650) /* the bytes "PfLimits" */
@@ -47,29 +44,16 @@ enum {
 
 /* ---- limits ------------------------------------------------------------------------------ */
 
-/* Bits of `policy`. Without any, each of them is strict. */
-enum {
-    PF_MANAGED_IGNORE = 1 << 0, /* do not charge managed memory */
-    PF_MANAGED_DENY = 1 << 1,   /* refuse managed memory */
-    PF_EXTERNAL_DENY = 1 << 2,  /* refuse memory of another process (IPC, imports) */
-    PF_UNKNOWN_WARN = 1 << 3,   /* hand out a newer version of a hooked function, and count it */
-    PF_ERROR_ALLOW = 1 << 4,    /* no agent, or no region: count for this process alone */
-};
-
 struct pf_gpu_limit {
-    uint8_t uuid[16];       /* of the GPU or MIG device: the 16 bytes of cuDeviceGetUuid */
+    uint8_t uuid[16];       /* the 16 bytes of cuDeviceGetUuid */
     uint64_t memory_bytes;  /* of the group; PF_NO_LIMIT */
     uint64_t context_bytes; /* charged for a context until the agent has measured it */
     uint64_t burst_ns;      /* GPU time that may be used at once after a pause (tau) */
     uint64_t most_debt_ns;  /* `tat` is at most so far in the future */
     uint32_t share;         /* of the GPU's time, in 1/10000; 10000: launches are not delayed */
     uint32_t kappa;         /* what estimated costs are multiplied with: 16.16 fixed point */
-    uint32_t allocated;     /* for the agent: the share that was allocated, as `share`, which is less
-                               while over-use is held against the group; 0: as `share` */
-    uint32_t reserved_share; /* 0 */
     int64_t settled_ns;     /* GPU time that the group owes beside what its launches paid for, since the
                                files were made; negative: less. A change moves `tat` once */
-    uint8_t reserved[56];   /* 0 */
 };
 
 enum pf_process_state {
@@ -85,9 +69,8 @@ struct pf_process {
                               knows by it whether the pid is still that process */
     uint32_t host_pid;     /* in the agent's pid namespace */
     uint32_t state;        /* enum pf_process_state */
-    uint64_t reserved;
-    /* By GPU: what the driver says of the process less data_bytes, at least 0; PF_NOT_MEASURED. */
-    uint64_t overhead_bytes[PF_GPUS];
+    uint64_t overhead_bytes; /* what the driver says of the process less data_bytes, at least 0;
+                                PF_NOT_MEASURED */
 };
 
 /*
@@ -102,17 +85,14 @@ struct pf_limits {
     uint32_t version;      /* PF_VERSION */
     uint32_t size;         /* sizeof(struct pf_limits), bytes */
     uint64_t sequence;     /* even: stable. Changes with anything below, so at least 2 */
-    uint8_t boot_id[16];   /* /proc/sys/kernel/random/boot_id when this was made, as 16 bytes */
     uint8_t allocation[16]; /* any 16 bytes; the same as in `region` */
-    uint32_t gpus;         /* how many of `gpu` there are: 1 to PF_GPUS. Never changes */
-    uint32_t policy;       /* PF_… bits */
-    struct pf_gpu_limit gpu[PF_GPUS];    /* never changes its order; the index is `region`'s, too */
+    struct pf_gpu_limit gpu; /* its uuid never changes */
     struct pf_process process[PF_SLOTS]; /* by slot */
 };
 
 /* ---- region ------------------------------------------------------------------------------ */
 
-/* One GPU of the group. The agent makes all 0; after that only shims write. */
+/* What the group has and does on its GPU. The agent makes all 0; after that only shims write. */
 struct pf_gpu {
     /* Memory; under the mutex. */
     uint64_t used_bytes;       /* the sum of the slots, as of `applied` */
@@ -155,21 +135,13 @@ struct pf_slot {
     uint64_t image;        /* differs after execve(2), equal in all copies of the shim; not 0 */
     uint64_t registration; /* as the agent answered; 0: not yet */
     uint64_t instance;     /* which copy of the shim of this image: an address within it */
-    uint64_t reserved[2];
-    struct {
-        uint64_t data_bytes;    /* all that was allocated by calls, as the driver rounds it */
-        uint64_t context_bytes; /* 0, or pf_gpu_limit.context_bytes when a context was made */
-    } gpu[PF_GPUS];
+    uint64_t data_bytes;    /* all that was allocated by calls, as the driver rounds it */
+    uint64_t context_bytes; /* 0, or pf_gpu_limit.context_bytes when a context was made */
 };
 
 /* The mutex's kind, at byte 16 of a glibc pthread_mutex_t: PTHREAD_MUTEX_ROBUST_NORMAL_NP and the
    bit of PTHREAD_PROCESS_SHARED. All other bytes of an open mutex are 0. */
 enum { PF_MUTEX_KIND = 0x90, PF_MUTEX_KIND_AT = 16 };
-
-struct pf_symbol {
-    char name[PF_SYMBOL_LENGTH]; /* of a driver function that the shim does not know; "": unused */
-    uint64_t count;              /* how often it was asked for */
-};
 
 struct pf_region {
     uint64_t magic;         /* PF_REGION_MAGIC; the agent writes it and what follows, once */
@@ -178,7 +150,7 @@ struct pf_region {
     uint8_t allocation[16]; /* the same as in `limits` */
     uint8_t reserved[32];
 
-    /* A pthread_mutex_t, process-shared and robust; for the slots and the memory of GPUs. */
+    /* A pthread_mutex_t, process-shared and robust; for the slots and the memory. */
     union {
         uint8_t bytes[64];
         uint64_t align;
@@ -191,9 +163,8 @@ struct pf_region {
     uint64_t refused_slots;   /* how often a process found all slots used */
     uint64_t reserved_counters[4];
 
-    struct pf_gpu gpu[PF_GPUS];
+    struct pf_gpu gpu;
     struct pf_slot slot[PF_SLOTS];
-    struct pf_symbol symbol[PF_SYMBOLS]; /* unknown entry points, under the mutex */
 };
 
 /* ---- the agent's socket ------------------------------------------------------------------ */
@@ -234,20 +205,18 @@ struct pf_answer {
 
 /* ---- what both sides rely on ------------------------------------------------------------- */
 
-_Static_assert(sizeof(struct pf_gpu_limit) == 128, "layout");
-_Static_assert(sizeof(struct pf_process) == 160, "layout");
-_Static_assert(offsetof(struct pf_limits, gpu) == 64, "layout");
-_Static_assert(offsetof(struct pf_limits, process) == 2112, "layout");
-_Static_assert(sizeof(struct pf_limits) == 43072, "layout");
+_Static_assert(sizeof(struct pf_gpu_limit) == 64, "layout");
+_Static_assert(sizeof(struct pf_process) == 32, "layout");
+_Static_assert(offsetof(struct pf_limits, gpu) == 40, "layout");
+_Static_assert(offsetof(struct pf_limits, process) == 104, "layout");
+_Static_assert(sizeof(struct pf_limits) == 8296, "layout");
 _Static_assert(sizeof(struct pf_gpu) == 192, "layout");
-_Static_assert(sizeof(struct pf_slot) == 320, "layout");
-_Static_assert(sizeof(struct pf_symbol) == 64, "layout");
+_Static_assert(sizeof(struct pf_slot) == 64, "layout");
 _Static_assert(offsetof(struct pf_region, mutex) == 64, "layout");
 _Static_assert(offsetof(struct pf_region, applied) == 128, "layout");
 _Static_assert(offsetof(struct pf_region, gpu) == 192, "layout");
-_Static_assert(offsetof(struct pf_region, slot) == 3264, "layout");
-_Static_assert(offsetof(struct pf_region, symbol) == 85184, "layout");
-_Static_assert(sizeof(struct pf_region) == 88384, "layout");
+_Static_assert(offsetof(struct pf_region, slot) == 384, "layout");
+_Static_assert(sizeof(struct pf_region) == 16768, "layout");
 _Static_assert(sizeof(struct pf_request) == 8 && sizeof(struct pf_answer) == 16, "layout");
 
 #endif

@@ -15,7 +15,7 @@ static int finish(int result, struct entry *entry, uint64_t key)
     if (result == CU_SUCCESS)
         table_put(entry); /* without memory for that it stays counted */
     else
-        group_release(entry->gpu, entry->bytes);
+        group_release(entry->bytes);
     return result;
 }
 
@@ -28,7 +28,7 @@ static int begin(struct entry *entry, uint64_t bytes, uint64_t block)
 
     if (result != CU_SUCCESS)
         return result;
-    return charge(entry->gpu, rounded) ? CU_SUCCESS : CU_OUT_OF_MEMORY;
+    return charge(entry->place, rounded) ? CU_SUCCESS : CU_OUT_OF_MEMORY;
 }
 
 int on_alloc(const struct hook *hook, PARAMS_alloc)
@@ -42,26 +42,9 @@ int on_alloc(const struct hook *hook, PARAMS_alloc)
     return finish(result, &entry, result == CU_SUCCESS ? *pointer : 0);
 }
 
-int on_alloc_v1(const struct hook *hook, PARAMS_alloc_v1)
-{
-    struct entry entry;
-    int result = begin(&entry, bytes, BLOCK);
-
-    if (result != CU_SUCCESS)
-        return result;
-    result = REAL(hook, alloc_v1)(ARGS_alloc_v1);
-    return finish(result, &entry, result == CU_SUCCESS ? *pointer : 0);
-}
-
 int on_managed(const struct hook *hook, PARAMS_managed)
 {
     struct entry entry;
-    uint32_t policy = group_policy();
-
-    if (policy & PF_MANAGED_DENY)
-        return CU_NOT_SUPPORTED;
-    if (policy & PF_MANAGED_IGNORE)
-        return REAL(hook, managed)(ARGS_managed);
     int result = begin(&entry, bytes, PAGE);
 
     if (result != CU_SUCCESS)
@@ -85,8 +68,8 @@ static bool count_rows(struct entry *entry, uint64_t pitch, uint64_t height)
     uint64_t bytes = pitch * height;
 
     if (bytes <= entry->bytes)
-        group_release(entry->gpu, entry->bytes - bytes);
-    else if (!charge(entry->gpu, bytes - entry->bytes))
+        group_release(entry->bytes - bytes);
+    else if (!charge(entry->place, bytes - entry->bytes))
         return false;
     entry->bytes = bytes;
     return true;
@@ -115,20 +98,6 @@ int on_pitch(const struct hook *hook, PARAMS_pitch)
     return finish(result, &entry, allocated);
 }
 
-int on_pitch_v1(const struct hook *hook, PARAMS_pitch_v1)
-{
-    struct entry entry;
-    int result = begin(&entry, bytes_of_rows(width, height), BLOCK);
-
-    if (result != CU_SUCCESS)
-        return result;
-    /* Its pitch is not longer than what was counted on any GPU that has this version. */
-    result = REAL(hook, pitch_v1)(ARGS_pitch_v1);
-    if (result == CU_SUCCESS)
-        count_rows(&entry, *pitch, height);
-    return finish(result, &entry, result == CU_SUCCESS ? *pointer : 0);
-}
-
 /* ---- frees ---------------------------------------------------------------------------------- */
 
 /* The entry goes before the memory does: as soon as that is free, another thread may get the same
@@ -138,9 +107,9 @@ static int finish_free(int result, bool known, const struct entry *entry)
     if (known && result != CU_SUCCESS)
         table_put(entry);
     else if (known && entry->kind == TABLE_POOLED)
-        settle_pools(entry->gpu);
+        settle_pools();
     else if (known)
-        group_release(entry->gpu, entry->bytes);
+        group_release(entry->bytes);
     return result;
 }
 
@@ -150,14 +119,6 @@ int on_free(const struct hook *hook, PARAMS_pointer)
     bool known = group_join() && table_take(TABLE_POINTER, pointer, &entry);
 
     return finish_free(REAL(hook, pointer)(ARGS_pointer), known, &entry);
-}
-
-int on_free_v1(const struct hook *hook, PARAMS_pointer_v1)
-{
-    struct entry entry;
-    bool known = group_join() && table_take(TABLE_POINTER, pointer, &entry);
-
-    return finish_free(REAL(hook, pointer_v1)(ARGS_pointer_v1), known, &entry);
 }
 
 int on_free_async(const struct hook *hook, PARAMS_free_async)
@@ -173,32 +134,14 @@ int on_free_async(const struct hook *hook, PARAMS_free_async)
 
 /* ---- memory that another process pays for --------------------------------------------------- */
 
-static void count_import(int result)
-{
-    int gpu;
-
-    if (result == CU_SUCCESS && current_gpu(&gpu) == CU_SUCCESS)
-        group_count_import(gpu);
-}
-
 int on_ipc(const struct hook *hook, PARAMS_ipc)
 {
-    if (group_policy() & PF_EXTERNAL_DENY)
-        return CU_NOT_SUPPORTED;
-    int result = REAL(hook, ipc)(ARGS_ipc);
-
-    count_import(result);
-    return result;
+    return note_import(REAL(hook, ipc)(ARGS_ipc));
 }
 
 int on_external(const struct hook *hook, PARAMS_external)
 {
-    if (group_policy() & PF_EXTERNAL_DENY)
-        return CU_NOT_SUPPORTED;
-    int result = REAL(hook, external)(ARGS_external);
-
-    count_import(result);
-    return result;
+    return note_import(REAL(hook, external)(ARGS_external));
 }
 
 /* ---- how much there is ---------------------------------------------------------------------- */
@@ -208,57 +151,23 @@ static uint64_t smaller(uint64_t left, uint64_t right)
     return left < right ? left : right;
 }
 
-/* What the driver says of a GPU, within the group's limit. */
-static void limit_memory(int gpu, uint64_t *free, uint64_t *total)
+int on_memory(const struct hook *hook, PARAMS_memory)
 {
+    int result = REAL(hook, memory)(ARGS_memory);
+
+    if (result != CU_SUCCESS || !free || !total)
+        return result;
+    if (!group_join())
+        return CU_SYSTEM_NOT_READY;
     int mode = begin_own_calls();
 
-    settle_pools(gpu);
+    settle_pools();
     end_own_calls(mode);
-    struct group_usage usage = group_usage(gpu);
+    struct group_usage usage = group_usage();
     uint64_t left = usage.limit_bytes > usage.used_bytes ? usage.limit_bytes - usage.used_bytes : 0;
 
     *free = smaller(*free, left);
     *total = smaller(*total, usage.limit_bytes);
-}
-
-static unsigned saturated(uint64_t bytes)
-{
-    return (unsigned)smaller(bytes, UINT32_MAX);
-}
-
-int on_memory(const struct hook *hook, PARAMS_memory)
-{
-    int gpu, result = REAL(hook, memory)(ARGS_memory);
-    uint64_t left, all;
-
-    if (result != CU_SUCCESS || !free || !total)
-        return result;
-    if (!group_join() || current_gpu(&gpu) != CU_SUCCESS)
-        return CU_SYSTEM_NOT_READY;
-    left = *free;
-    all = *total;
-    limit_memory(gpu, &left, &all);
-    *free = left;
-    *total = all;
-    return result;
-}
-
-int on_memory_v1(const struct hook *hook, PARAMS_memory_v1)
-{
-    int gpu, result = REAL(hook, memory_v1)(ARGS_memory_v1);
-    uint64_t left, all;
-
-    if (result != CU_SUCCESS || !free || !total)
-        return result;
-    if (!group_join() || current_gpu(&gpu) != CU_SUCCESS)
-        return CU_SYSTEM_NOT_READY;
-    /* The driver's own numbers end at 4 GiB, too: so what it says of these is at least that much. */
-    left = *free == UINT32_MAX ? UINT64_MAX : *free;
-    all = *total == UINT32_MAX ? UINT64_MAX : *total;
-    limit_memory(gpu, &left, &all);
-    *free = saturated(left);
-    *total = saturated(all);
     return result;
 }
 
@@ -270,19 +179,6 @@ int on_total(const struct hook *hook, PARAMS_total)
         return result;
     if (!group_join())
         return CU_SYSTEM_NOT_READY;
-    *bytes = smaller(*bytes, group_usage(gpu_of_device(device)).limit_bytes);
-    return result;
-}
-
-int on_total_v1(const struct hook *hook, PARAMS_total_v1)
-{
-    int result = REAL(hook, total_v1)(ARGS_total_v1);
-
-    if (result != CU_SUCCESS || !bytes)
-        return result;
-    if (!group_join())
-        return CU_SYSTEM_NOT_READY;
-    *bytes = saturated(smaller(*bytes == UINT32_MAX ? UINT64_MAX : *bytes,
-                               group_usage(gpu_of_device(device)).limit_bytes));
+    *bytes = place_of_device(device) == OURS ? smaller(*bytes, group_usage().limit_bytes) : 0;
     return result;
 }

@@ -117,7 +117,7 @@ static int digit(char character)
     return character >= 'A' && character <= 'F' ? character - 'A' + 10 : -1;
 }
 
-/* The 16 bytes of "GPU-…" or "MIG-…". */
+/* The 16 bytes of "GPU-…". */
 static bool parse_uuid(const char *text, uint8_t uuid[16])
 {
     int digits = 0;
@@ -136,21 +136,20 @@ static bool parse_uuid(const char *text, uint8_t uuid[16])
     return digits == 32;
 }
 
-static int gpu_of(void *device)
+static bool is_ours(void *device)
 {
     char text[UUID_BYTES] = "";
     uint8_t uuid[16] = {0};
 
-    if (!get_uuid || get_uuid(device, text, sizeof text) != NVML_SUCCESS || !parse_uuid(text, uuid))
-        return GROUP_NO_GPU;
-    return group_gpu(uuid);
+    return get_uuid && get_uuid(device, text, sizeof text) == NVML_SUCCESS &&
+           parse_uuid(text, uuid) && group_has_gpu(uuid);
 }
 
 /* ---- memory --------------------------------------------------------------------------------- */
 
-static void limit(int gpu, uint64_t *total, uint64_t *free, uint64_t *used)
+static void limit(uint64_t *total, uint64_t *free, uint64_t *used)
 {
-    struct group_usage usage = group_usage(gpu);
+    struct group_usage usage = group_usage();
     uint64_t left = usage.limit_bytes > usage.used_bytes ? usage.limit_bytes - usage.used_bytes : 0;
 
     *total = *total < usage.limit_bytes ? *total : usage.limit_bytes;
@@ -160,20 +159,17 @@ static void limit(int gpu, uint64_t *total, uint64_t *free, uint64_t *used)
 
 static void limit_memory(PARAMS_memory)
 {
-    int gpu = gpu_of(device);
-
-    if (gpu != GROUP_NO_GPU)
-        limit(gpu, &memory->total, &memory->free, &memory->used);
+    if (is_ours(device))
+        limit(&memory->total, &memory->free, &memory->used);
 }
 
 static void limit_memory_v2(PARAMS_memory_v2)
 {
-    int gpu = gpu_of(device);
     uint64_t total = memory->total;
 
-    if (gpu == GROUP_NO_GPU)
+    if (!is_ours(device))
         return;
-    limit(gpu, &memory->total, &memory->free, &memory->used);
+    limit(&memory->total, &memory->free, &memory->used);
     if (memory->total < total)
         memory->reserved = 0; /* the driver keeps that of the GPU, not of the group's part */
 }

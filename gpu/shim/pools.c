@@ -21,12 +21,10 @@ static uint64_t attribute(void *pool, int which)
     return bytes;
 }
 
-enum { NOT_COUNTED = -2 }; /* as gpu: memory of the host, or of another process */
-
-/* Remember a pool of a GPU. */
-static void know_pool(void *pool, int gpu)
+/* Remember a pool. */
+static void know_pool(void *pool, enum place place)
 {
-    struct entry entry = {.key = (uintptr_t)pool, .kind = TABLE_POOL, .gpu = (int8_t)gpu}, known;
+    struct entry entry = {.key = (uintptr_t)pool, .kind = TABLE_POOL, .place = (uint8_t)place}, known;
 
     pthread_mutex_lock(&process->lock);
     if (!table_get(TABLE_POOL, entry.key, &known))
@@ -34,11 +32,9 @@ static void know_pool(void *pool, int gpu)
     pthread_mutex_unlock(&process->lock);
 }
 
-uint64_t granule_of(int gpu)
+uint64_t granule(void)
 {
-    uint64_t granule = process->pool_granule[gpu];
-
-    return granule ? granule : USUAL_GRANULE;
+    return process->pool_granule ? process->pool_granule : USUAL_GRANULE;
 }
 
 uint64_t round_up(uint64_t bytes, uint64_t granule)
@@ -60,56 +56,49 @@ static bool settle(struct entry *pool, uint64_t grown)
     uint64_t counted = pool->bytes + pool->owner, growing = pool->owner - grown;
     uint64_t reserved = attribute((void *)(uintptr_t)pool->key, CU_POOL_RESERVED);
 
-    if (pool->gpu < 0)
+    if (pool->place != OURS)
         return true;
     if (reserved == UINT64_MAX)
         reserved = counted - growing; /* the driver does not tell */
-    uint64_t *granule = &process->pool_granule[pool->gpu], step = reserved & -reserved;
+    uint64_t *least = &process->pool_granule, step = reserved & -reserved;
 
-    if (step && (*granule == 0 || step < *granule))
-        *granule = step < SMALLEST_GRANULE ? SMALLEST_GRANULE : step;
+    if (step && (*least == 0 || step < *least))
+        *least = step < SMALLEST_GRANULE ? SMALLEST_GRANULE : step;
     bool within = true;
     uint64_t now = counted_now(counted, growing, reserved);
 
     if (now != counted)
-        within = group_replace(pool->gpu, counted, now) || now <= counted;
+        within = group_replace(counted, now) || now <= counted;
     pool->bytes = now - growing;
     pool->owner = growing;
     return within;
 }
 
-struct settling {
-    int gpu;
-    bool trim;
-};
-
 static bool settle_one(struct entry *pool, void *with)
 {
-    struct settling *settling = with;
+    settle(pool, 0);
+    return true;
+}
 
-    if (pool->gpu != settling->gpu)
-        return true;
-    if (settling->trim && driver.cuMemPoolTrimTo && pool->bytes > 0)
+static bool trim_one(struct entry *pool, void *with)
+{
+    if (driver.cuMemPoolTrimTo && pool->bytes > 0)
         driver.cuMemPoolTrimTo((void *)(uintptr_t)pool->key, 0);
     settle(pool, 0);
     return true;
 }
 
-void settle_pools(int gpu)
+void settle_pools(void)
 {
-    struct settling settling = {.gpu = gpu};
-
     pthread_mutex_lock(&process->lock);
-    table_visit(TABLE_POOL, settle_one, &settling);
+    table_visit(TABLE_POOL, settle_one, NULL);
     pthread_mutex_unlock(&process->lock);
 }
 
-void trim_pools(int gpu)
+void trim_pools(void)
 {
-    struct settling settling = {.gpu = gpu, .trim = true};
-
     pthread_mutex_lock(&process->lock);
-    table_visit(TABLE_POOL, settle_one, &settling);
+    table_visit(TABLE_POOL, trim_one, NULL);
     pthread_mutex_unlock(&process->lock);
 }
 
@@ -150,12 +139,10 @@ static bool has_room(const struct entry *pool, uint64_t bytes)
    for it. */
 static bool begin_growth(struct growth *growth, uint64_t bytes)
 {
-    int gpu = growth->pool.gpu;
-
-    if (gpu < 0)
+    if (growth->pool.place != OURS)
         return false;
-    growth->bytes = round_up(bytes, granule_of(gpu));
-    bool counted = group_charge(gpu, growth->bytes);
+    growth->bytes = round_up(bytes, granule());
+    bool counted = group_charge(growth->bytes);
 
     if (!counted) {
         pthread_mutex_lock(&process->lock);
@@ -165,7 +152,7 @@ static bool begin_growth(struct growth *growth, uint64_t bytes)
             return true;
         }
         pthread_mutex_unlock(&process->lock);
-        counted = charge(gpu, growth->bytes); /* with unused memory given up */
+        counted = charge(OURS, growth->bytes); /* with unused memory given up */
     }
     if (!counted)
         return false;
@@ -182,103 +169,83 @@ static bool finish_growth(struct growth *growth)
         pthread_mutex_lock(&process->lock);
     growth->within = true;
     if (!table_change(TABLE_POOL, growth->pool.key, settle_growth, growth))
-        group_release(growth->pool.gpu, growth->bytes); /* another thread destroyed it */
+        group_release(growth->bytes); /* another thread destroyed it */
     pthread_mutex_unlock(&process->lock);
     return growth->within;
-}
-
-static void give_back(uint64_t pointer, void *stream, const struct entry *pool)
-{
-    driver.cuMemFreeAsync(pointer, stream);
-    trim_pools(pool->gpu);
-    group_denied(pool->gpu);
 }
 
 /* The entry of a pool; of one that is not known, as if it was of the current context's GPU. */
 static bool find_pool(void *pool, struct entry *entry)
 {
-    int gpu;
+    enum place place;
 
     if (table_get(TABLE_POOL, (uintptr_t)pool, entry))
         return true;
-    if (!pool || current_gpu(&gpu) != CU_SUCCESS)
+    if (!pool || current_place(&place) != CU_SUCCESS)
         return false;
-    know_pool(pool, gpu);
+    know_pool(pool, place);
     return table_get(TABLE_POOL, (uintptr_t)pool, entry);
 }
 
 static int finish_alloc(int result, struct growth *growth, uint64_t pointer, uint64_t bytes,
                         void *stream)
 {
-    const struct entry *pool = &growth->pool;
     bool within = finish_growth(growth);
 
     if (result != CU_SUCCESS)
         return result;
     if (!within) {
-        give_back(pointer, stream, pool);
+        driver.cuMemFreeAsync(pointer, stream);
+        trim_pools();
+        group_denied();
         return CU_OUT_OF_MEMORY;
     }
-    table_put(&(struct entry){.key = pointer, .bytes = bytes, .owner = pool->key, .gpu = pool->gpu,
+    table_put(&(struct entry){.key = pointer, .bytes = bytes, .owner = growth->pool.key,
                               .kind = TABLE_POOLED});
     return CU_SUCCESS;
 }
 
-int on_alloc_async(const struct hook *hook, PARAMS_alloc_async)
+/* The pool that cuMemAllocAsync allocates from now. */
+static void *current_pool(void)
 {
-    struct growth growth = {0};
-    uint64_t allocated = 0;
-    void *pool = NULL, *on = stream_of(hook, stream);
-    int device = 0;
+    void *pool = NULL;
+    int device;
 
-    if (!group_join())
-        return CU_SYSTEM_NOT_READY;
-    int result = device_of_stream(on, &device);
-
-    if (result != CU_SUCCESS)
-        return result;
-    if (is_capturing(on)) {
-        result = REAL(hook, alloc_async)(ARGS_alloc_async);
-        if (result == CU_SUCCESS)
-            note_captured(on, gpu_of_device(device), bytes); /* counted at the graph's launch */
-        return result;
-    }
-    result = driver.cuDeviceGetMemPool(&pool, device);
-    if (result != CU_SUCCESS)
-        return result;
-    know_pool(pool, gpu_of_device(device));
-    if (!pointer || !find_pool(pool, &growth.pool) || growth.pool.gpu == NOT_COUNTED)
-        return REAL(hook, alloc_async)(ARGS_alloc_async);
-    if (!begin_growth(&growth, bytes))
-        return CU_OUT_OF_MEMORY;
-    result = REAL(hook, alloc_async)(&allocated, bytes, stream);
-    result = finish_alloc(result, &growth, allocated, bytes, on);
-    if (result == CU_SUCCESS)
-        *pointer = allocated;
-    return result;
+    if (driver.cuCtxGetDevice(&device) != CU_SUCCESS ||
+        driver.cuDeviceGetMemPool(&pool, device) != CU_SUCCESS)
+        return NULL;
+    know_pool(pool, place_of_device(device));
+    return pool;
 }
 
-int on_alloc_pool(const struct hook *hook, PARAMS_alloc_pool)
+static int call(const struct hook *hook, bool has_pool, PARAMS_alloc_pool)
+{
+    return has_pool ? REAL(hook, alloc_pool)(ARGS_alloc_pool)
+                    : REAL(hook, alloc_async)(ARGS_alloc_async);
+}
+
+/* Allocate in a stream's order. What is captured is counted when its graph is launched. */
+static int allocate(const struct hook *hook, bool has_pool, PARAMS_alloc_pool)
 {
     struct growth growth = {0};
     uint64_t allocated = 0;
     void *on = stream_of(hook, stream);
-    int device = 0;
 
     if (!group_join())
         return CU_SYSTEM_NOT_READY;
     if (is_capturing(on)) {
-        int result = REAL(hook, alloc_pool)(ARGS_alloc_pool);
+        int result = call(hook, has_pool, ARGS_alloc_pool);
 
-        if (result == CU_SUCCESS && device_of_stream(on, &device) == CU_SUCCESS)
-            note_captured(on, gpu_of_device(device), bytes);
+        if (result == CU_SUCCESS)
+            note_captured(on, bytes);
         return result;
     }
-    if (!pointer || !find_pool(pool, &growth.pool) || growth.pool.gpu == NOT_COUNTED)
-        return REAL(hook, alloc_pool)(ARGS_alloc_pool);
+    if (!pointer || !find_pool(has_pool ? pool : current_pool(), &growth.pool) ||
+        growth.pool.place == UNCOUNTED)
+        return call(hook, has_pool, ARGS_alloc_pool);
     if (!begin_growth(&growth, bytes))
         return CU_OUT_OF_MEMORY;
-    int result = REAL(hook, alloc_pool)(&allocated, bytes, pool, stream);
+    int result = call(hook, has_pool, &allocated, bytes, pool, stream);
 
     result = finish_alloc(result, &growth, allocated, bytes, on);
     if (result == CU_SUCCESS)
@@ -286,16 +253,17 @@ int on_alloc_pool(const struct hook *hook, PARAMS_alloc_pool)
     return result;
 }
 
-/* ---- pools themselves ----------------------------------------------------------------------- */
-
-static int gpu_of_location(const struct cu_location *location)
+int on_alloc_async(const struct hook *hook, PARAMS_alloc_async)
 {
-    if (location->type == CU_ON_DEVICE)
-        return gpu_of_device(location->id);
-    if (location->type == CU_IN_LOCALITY_DOMAIN)
-        return gpu_of_device(location->id & 0xff);
-    return NOT_COUNTED;
+    return allocate(hook, false, pointer, bytes, NULL, stream);
 }
+
+int on_alloc_pool(const struct hook *hook, PARAMS_alloc_pool)
+{
+    return allocate(hook, true, ARGS_alloc_pool);
+}
+
+/* ---- pools themselves ----------------------------------------------------------------------- */
 
 int on_pool_create(const struct hook *hook, PARAMS_pool_create)
 {
@@ -306,18 +274,18 @@ int on_pool_create(const struct hook *hook, PARAMS_pool_create)
     if (!pool || !properties)
         return REAL(hook, pool_create)(ARGS_pool_create);
     struct cu_pool limited = *properties;
-    int gpu = gpu_of_location(&limited.location);
-    uint64_t limit = group_usage(gpu).limit_bytes;
+    enum place place = place_of_location(&limited.location);
+    uint64_t limit = group_usage().limit_bytes;
 
     /* Since CUDA 12.2 the driver itself keeps a pool below a size. */
-    if (gpu >= 0 && limit != PF_NO_LIMIT && driver.cuDriverGetVersion &&
+    if (place == OURS && limit != PF_NO_LIMIT && driver.cuDriverGetVersion &&
         driver.cuDriverGetVersion(&version) == CU_SUCCESS && version >= 12020 &&
         (limited.most_bytes == 0 || limited.most_bytes > limit))
         limited.most_bytes = limit;
     int result = REAL(hook, pool_create)(pool, &limited);
 
     if (result == CU_SUCCESS)
-        know_pool(*pool, gpu);
+        know_pool(*pool, place);
     return result;
 }
 
@@ -349,7 +317,7 @@ int on_pool_destroy(const struct hook *hook, PARAMS_handle)
     } else if (known) {
         pool.owner = 0;
         table_visit(TABLE_POOLED, leave_pool, &pool);
-        group_replace(pool.gpu, pool.bytes, pool.owner);
+        group_replace(pool.bytes, pool.owner);
     }
     pthread_mutex_unlock(&process->lock);
     return result;
@@ -367,18 +335,11 @@ int on_pool_trim(const struct hook *hook, PARAMS_pool_trim)
 
 int on_pool_import(const struct hook *hook, PARAMS_pool_import)
 {
-    int gpu;
-
-    if (group_policy() & PF_EXTERNAL_DENY)
-        return CU_NOT_SUPPORTED;
     int result = REAL(hook, pool_import)(ARGS_pool_import);
 
-    if (result == CU_SUCCESS && group_join()) {
-        know_pool(*pool, NOT_COUNTED);
-        if (current_gpu(&gpu) == CU_SUCCESS)
-            group_count_import(gpu);
-    }
-    return result;
+    if (result == CU_SUCCESS && group_join())
+        know_pool(*pool, UNCOUNTED);
+    return note_import(result);
 }
 
 int on_pool_of_device(const struct hook *hook, PARAMS_pool_device)
@@ -386,7 +347,7 @@ int on_pool_of_device(const struct hook *hook, PARAMS_pool_device)
     int result = REAL(hook, pool_device)(ARGS_pool_device);
 
     if (result == CU_SUCCESS && group_join())
-        know_pool(*pool, gpu_of_device(device));
+        know_pool(*pool, place_of_device(device));
     return result;
 }
 
@@ -395,6 +356,6 @@ int on_pool_of_location(const struct hook *hook, PARAMS_pool_location)
     int result = REAL(hook, pool_location)(ARGS_pool_location);
 
     if (result == CU_SUCCESS && group_join())
-        know_pool(*pool, gpu_of_location(location));
+        know_pool(*pool, place_of_location(location));
     return result;
 }

@@ -12,21 +12,12 @@
 #include "layout.h"
 #include "table.h"
 
-enum { ORDINALS = 64 }; /* of devices, as the driver numbers them */
-
 enum joined { JOINED_NOT = 0, JOINED_LOOKS, JOINED, JOIN_FAILED };
-
-struct ordinal {
-    atomic_int gpu;     /* 0: not asked yet; else the group's index + 2, so 1 is GROUP_NO_GPU */
-    unsigned primary;   /* how often the primary context is retained; under `lock` */
-    void *primary_context;
-};
 
 /* What `limits` says of the group. */
 struct limits {
     uint64_t sequence; /* 0: not read yet */
-    uint32_t gpus, policy;
-    struct pf_gpu_limit gpu[PF_GPUS];
+    struct pf_gpu_limit gpu;
 };
 
 struct process {
@@ -43,19 +34,20 @@ struct process {
 
     uint32_t slot;
     uint64_t registration;
-    uint64_t data_bytes[PF_GPUS]; /* what the slot must say; under the region's mutex */
+    uint64_t data_bytes; /* what the slot must say; under the region's mutex */
 
-    _Atomic int64_t owed[PF_GPUS]; /* to data_bytes, since the lock was not to be had */
-    atomic_bool owes;
+    _Atomic int64_t owed; /* to data_bytes, since the lock was not to be had */
 
     struct limits limits; /* a copy, under the region's mutex */
 
-    struct ordinal ordinal[ORDINALS];
-    unsigned contexts[PF_GPUS];          /* how many there are; under `lock` */
-    uint64_t pool_granule[PF_GPUS];      /* what a pool grows by, as far as seen; under `lock` */
-    uint64_t graph_bytes[PF_GPUS];       /* charged for memory of graphs; under `lock`, */
-    uint64_t graph_growing[PF_GPUS];     /* and beside that for launches that are not done */
-    atomic_bool graph_allocates;         /* a graph has a node that allocates */
+    atomic_int device;        /* the group's GPU as the driver numbers it, + 1; 0: not seen yet */
+    unsigned primary;         /* how often its primary context is retained; under `lock` */
+    void *primary_context;
+    unsigned contexts;        /* how many there are; under `lock` */
+    uint64_t pool_granule;    /* what a pool grows by, as far as seen; under `lock` */
+    uint64_t graph_bytes;     /* charged for memory of graphs; under `lock`, */
+    uint64_t graph_growing;   /* and beside that for launches that are not done */
+    atomic_bool graph_allocates; /* a graph has a node that allocates */
 
     struct table table;
 };

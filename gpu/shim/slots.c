@@ -78,13 +78,12 @@ static uint64_t add(uint64_t left, uint64_t right)
     return left + right < left ? UINT64_MAX : left + right;
 }
 
-static uint64_t bytes_of(const struct pf_slot *slot, const struct pf_process *known, unsigned gpu)
+static uint64_t bytes_of(const struct pf_slot *slot, const struct pf_process *known)
 {
     bool measured = known->registration == slot->registration && known->registration != 0 &&
-                    known->overhead_bytes[gpu] != PF_NOT_MEASURED;
+                    known->overhead_bytes != PF_NOT_MEASURED;
 
-    return add(slot->gpu[gpu].data_bytes,
-               measured ? known->overhead_bytes[gpu] : slot->gpu[gpu].context_bytes);
+    return add(slot->data_bytes, measured ? known->overhead_bytes : slot->context_bytes);
 }
 
 static void free_slot(struct pf_slot *slot)
@@ -95,9 +94,10 @@ static void free_slot(struct pf_slot *slot)
 }
 
 /* Add up the slots of all processes but those that the agent says are dead. */
-static void sum_slots(uint64_t used[PF_GPUS], bool dead[PF_SLOTS])
+static uint64_t sum_slots(bool dead[PF_SLOTS])
 {
-    memset(used, 0, PF_GPUS * sizeof *used);
+    uint64_t used = 0;
+
     for (unsigned i = 0; i < PF_SLOTS; i++) {
         const struct pf_slot *slot = &region->slot[i];
         const struct pf_process *known = &limits_file->process[i];
@@ -107,9 +107,10 @@ static void sum_slots(uint64_t used[PF_GPUS], bool dead[PF_SLOTS])
             continue;
         dead[i] = known->state == PF_PROCESS_DEAD && slot->registration != 0 &&
                   known->registration == slot->registration;
-        for (unsigned gpu = 0; !dead[i] && gpu < process->limits.gpus; gpu++)
-            used[gpu] = add(used[gpu], bytes_of(slot, known, gpu));
+        if (!dead[i])
+            used = add(used, bytes_of(slot, known));
     }
+    return used;
 }
 
 /* Compute what is used, from the slots and from what the agent says of their processes. What it says of
@@ -117,25 +118,23 @@ static void sum_slots(uint64_t used[PF_GPUS], bool dead[PF_SLOTS])
    and is looked at again by the next one. */
 void slots_recompute(void)
 {
-    uint64_t used[PF_GPUS], sequence;
+    uint64_t used, sequence;
     bool dead[PF_SLOTS];
     int left = SUMS;
 
     do {
         sequence = limits_stable();
-        sum_slots(used, dead);
+        used = sum_slots(dead);
     } while ((sequence == 0 || !limits_are_still(sequence)) && --left > 0);
     for (unsigned i = 0; i < PF_SLOTS; i++)
         if (dead[i]) {
             free_slot(&region->slot[i]);
             region->stale_slots++;
         }
-    for (unsigned gpu = 0; gpu < process->limits.gpus; gpu++) {
-        region->gpu[gpu].used_bytes = used[gpu];
-        STEP("used recomputed");
-        if (used[gpu] > region->gpu[gpu].peak_bytes)
-            region->gpu[gpu].peak_bytes = used[gpu];
-    }
+    region->gpu.used_bytes = used;
+    STEP("used recomputed");
+    if (used > region->gpu.peak_bytes)
+        region->gpu.peak_bytes = used;
     region->applied = left > 0 ? sequence : 0;
 }
 
@@ -224,11 +223,9 @@ bool slot_take(void)
     slot->start_time = process->start_time;
     slot->image = process->image;
     slot->instance = (uintptr_t)&process;
-    for (unsigned gpu = 0; gpu < PF_GPUS; gpu++) {
-        slot->gpu[gpu].data_bytes = process->data_bytes[gpu];
-        if (process->contexts[gpu] > 0)
-            slot->gpu[gpu].context_bytes = process->limits.gpu[gpu].context_bytes;
-    }
+    slot->data_bytes = process->data_bytes;
+    if (process->contexts > 0)
+        slot->context_bytes = process->limits.gpu.context_bytes;
     STEP("slot filled");
     slot->state = PF_SLOT_USED;
     STEP("slot taken");
@@ -240,12 +237,7 @@ bool slot_take(void)
 /* Whether this process' slot has any bytes. */
 bool slot_counts(void)
 {
-    const struct pf_process *known = &limits_file->process[process->slot];
-
-    for (unsigned gpu = 0; gpu < process->limits.gpus; gpu++)
-        if (bytes_of(&region->slot[process->slot], known, gpu) > 0)
-            return true;
-    return false;
+    return bytes_of(&region->slot[process->slot], &limits_file->process[process->slot]) > 0;
 }
 
 bool slot_is_ours(void)

@@ -52,7 +52,6 @@ static void find_driver(void *library)
     FIND(cuCtxGetCurrent);
     FIND(cuCtxGetDevice);
     FIND(cuDeviceGetUuid);
-    FIND(cuDeviceGetUuid_v2);
     FIND(cuDevicePrimaryCtxGetState);
     FIND(cuDriverGetVersion);
     FIND(cuDeviceGetMemPool);
@@ -65,9 +64,6 @@ static void find_driver(void *library)
     FIND(cuStreamIsCapturing);
     FIND(cuStreamGetCaptureInfo_v2);
     FIND(cuStreamGetCaptureInfo_v3);
-    FIND(cuStreamGetCtx);
-    FIND(cuCtxPushCurrent_v2);
-    FIND(cuCtxPopCurrent_v2);
     FIND(cuThreadExchangeStreamCaptureMode);
     FIND(cuEventCreate);
     FIND(cuEventDestroy_v2);

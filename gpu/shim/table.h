@@ -21,7 +21,7 @@ enum table_kind {
     TABLE_ARRAY,   /* owner: the context */
     TABLE_POOL,    /* bytes: what is counted for it; owner: beside that, for calls that are not done */
     TABLE_CONTEXT,
-    TABLE_GREEN, /* a green context; owner: its device */
+    TABLE_GREEN, /* a green context */
     TABLE_GRAPH, /* bytes: what its nodes ask for */
     TABLE_EXEC,  /* the same of an instantiated one */
 };
@@ -31,7 +31,7 @@ struct entry {
     uint64_t bytes;
     uint64_t owner;
     uint32_t references; /* of TABLE_HANDLE: releases until it is freed */
-    int8_t gpu;          /* index, or GROUP_NO_GPU */
+    uint8_t place;       /* enum place (devices.h) */
     uint8_t kind;        /* enum table_kind */
 };
 

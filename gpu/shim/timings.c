@@ -27,7 +27,6 @@ struct timing {
     void *what; /* it was for; the estimate may be another's by now */
     const struct pf_gpu_limit *limit;
     struct pf_gpu *gpu;
-    unsigned index;
     const void *stream;
     uint64_t beside; /* ns between the events that are not the launch's */
     struct gate_time covers; /* this launch, and those since the one before it that was timed */
@@ -36,11 +35,10 @@ struct timing {
 /* Zero in the child of a fork: events are the parent's. */
 static struct timings {
     struct timing timing[TIMINGS];
-    struct gate_time untimed[PF_GPUS]; /* launches since the last one that was timed */
-    struct pf_gpu *gpu[PF_GPUS];       /* that anything was launched on */
+    struct gate_time untimed;          /* launches since the last one that was timed */
+    struct pf_gpu *gpu;                /* of the last one */
     uint64_t covered_ns;               /* by all timings that run */
     int running;                       /* timings that are not FREE */
-    int running_on[PF_GPUS];           /* those that run, by the index of their GPU */
     int lock;                          /* 1: a thread looks at events */
     uint64_t looks_at;                 /* when to look at events again */
 } *timings;
@@ -81,19 +79,17 @@ static bool can_time(void)
            driver.cuEventQuery && driver.cuEventElapsedTime;
 }
 
-static struct gate_time take_untimed(unsigned index)
+static struct gate_time take_untimed(void)
 {
-    struct gate_time *untimed = &timings->untimed[index];
+    struct gate_time *untimed = &timings->untimed;
 
     return (struct gate_time){.ns = TAKE(untimed->ns), .paid_ns = TAKE(untimed->paid_ns)};
 }
 
-static void add_untimed(unsigned index, struct gate_time time)
+static void add_untimed(struct gate_time time)
 {
-    struct gate_time *untimed = &timings->untimed[index];
-
-    ADD(untimed->paid_ns, time.paid_ns);
-    ADD(untimed->ns, time.ns);
+    ADD(timings->untimed.paid_ns, time.paid_ns);
+    ADD(timings->untimed.ns, time.ns);
 }
 
 static void finish(struct pf_gpu *gpu, struct gate_time time)
@@ -108,7 +104,7 @@ static void finish(struct pf_gpu *gpu, struct gate_time time)
 static void give_up(const struct gate_launch *launch)
 {
     finish(launch->gpu, launch->time);
-    finish(launch->gpu, take_untimed(launch->index));
+    finish(launch->gpu, take_untimed());
 }
 
 void timing_begin(struct gate_launch *launch)
@@ -119,10 +115,10 @@ void timing_begin(struct gate_launch *launch)
         finish(launch->gpu, launch->time);
         return;
     }
-    STORE(timings->gpu[launch->index], launch->gpu);
-    due |= LOAD(timings->untimed[launch->index].ns) + launch->time.ns >= MOST_UNTIMED;
+    STORE(timings->gpu, launch->gpu);
+    due |= LOAD(timings->untimed.ns) + launch->time.ns >= MOST_UNTIMED;
     if (!due || LOAD(timings->running) >= TIMINGS) {
-        add_untimed(launch->index, launch->time);
+        add_untimed(launch->time);
         return;
     }
     int mode = begin_own_calls();
@@ -172,14 +168,12 @@ static void fill_in(struct timing *timing, const struct gate_launch *launch, voi
     timing->what = launch->what;
     timing->limit = launch->limit;
     timing->gpu = launch->gpu;
-    timing->index = launch->index;
     timing->stream = launch->stream;
     timing->beside = beside(launch);
-    timing->covers = take_untimed(launch->index);
+    timing->covers = take_untimed();
     timing->covers.ns += launch->time.ns;
     timing->covers.paid_ns += launch->time.paid_ns;
     ADD(timings->covered_ns, timing->covers.ns);
-    ADD(timings->running_on[launch->index], 1);
     estimate_timing_begins(launch->estimate, launch->what);
     __atomic_store_n(&timing->state, TIMING_RUNS, __ATOMIC_RELEASE);
 }
@@ -212,7 +206,6 @@ static void end(struct timing *timing)
     destroy(timing->end);
     estimate_timing_ends(timing->estimate, timing->what);
     __atomic_fetch_sub(&timings->covered_ns, timing->covers.ns, __ATOMIC_RELAXED);
-    __atomic_fetch_sub(&timings->running_on[timing->index], 1, __ATOMIC_RELAXED);
     finish(timing->gpu, timing->covers);
     free_again(timing);
 }
@@ -235,7 +228,7 @@ static void look_at(struct timing *timing)
 
         /* Of launches before this one, of which some may run: they finish with the next one. */
         if (more > 0)
-            add_untimed(timing->index, gate_charge(timing->limit, timing->gpu, more));
+            add_untimed(gate_charge(timing->limit, timing->gpu, more));
     }
     end(timing);
 }
@@ -279,10 +272,9 @@ void gate_forget_events(void)
     unlock();
 }
 
-bool timings_unfinished(unsigned index, uint64_t now)
+bool timings_unfinished(uint64_t now)
 {
-    return timings && LOAD(timings->running_on[index]) > 0 &&
-           now < LOAD(timings->looks_at) + FRESH;
+    return timings && LOAD(timings->running) > 0 && now < LOAD(timings->looks_at) + FRESH;
 }
 
 /* A process that ends takes what it had to do with it. The region stays until the very end. */
@@ -293,12 +285,11 @@ __attribute__((destructor)) static void finish_all(void)
     for (int i = 0; i < TIMINGS; i++)
         if (claim(&timings->timing[i]))
             finish(timings->timing[i].gpu, timings->timing[i].covers);
-    for (unsigned index = 0; index < PF_GPUS; index++)
-        if (timings->gpu[index])
-            finish(timings->gpu[index], take_untimed(index));
+    if (timings->gpu)
+        finish(timings->gpu, take_untimed());
 }
 
-bool timings_queue(const struct pf_gpu *gpu, const void *stream, uint64_t most)
+bool timings_queue(const void *stream, uint64_t most)
 {
     uint64_t ns = 0;
 
@@ -307,7 +298,7 @@ bool timings_queue(const struct pf_gpu *gpu, const void *stream, uint64_t most)
     for (int i = 0; i < TIMINGS && ns <= most; i++) {
         const struct timing *timing = &timings->timing[i];
 
-        if (is_running(timing) && timing->gpu == gpu && timing->stream == stream)
+        if (is_running(timing) && timing->stream == stream)
             ns += timing->covers.ns;
     }
     return ns > most;

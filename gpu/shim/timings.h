@@ -15,10 +15,10 @@ void timing_begin(struct gate_launch *launch);
 /* Take the timings that are done by now, unless another thread does. */
 void timings_update(uint64_t now);
 
-/* Whether a launch of this process on the GPU of this index is not finished, by a look just now. */
-bool timings_unfinished(unsigned index, uint64_t now);
+/* Whether a launch of this process is not finished, by a look just now. */
+bool timings_unfinished(uint64_t now);
 
 /* Whether unfinished launches of this process in the stream need more than `most`, as estimated, ns. */
-bool timings_queue(const struct pf_gpu *gpu, const void *stream, uint64_t most);
+bool timings_queue(const void *stream, uint64_t most);
 
 #endif

@@ -2,7 +2,6 @@
 
 import subprocess
 import time
-from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -27,31 +26,29 @@ CLOSE = 0.05  # of the GPU's time
 class Tenant:
     """A group and its processes."""
 
-    def __init__(self, directory: Path, cards: Sequence[Gpu], share: float) -> None:
+    def __init__(self, directory: Path, card: Gpu, share: float) -> None:
         directory.mkdir()
         self.directory = directory
-        self.group = Group(directory, cards)
+        self.group = Group(directory, card)
         self.state = GroupShare(share=share)
         self.processes: list[subprocess.Popen[bytes]] = []
 
     def write(self) -> None:
         """Tell the gates the share in force, kappa, and what is settled."""
         with LimitsFile(self.group.limits) as opened:
-            [limit] = opened.gpus()
+            limit = opened.gpu()
             opened.write(
-                [
-                    msgspec.structs.replace(
-                        limit,
-                        share=self.state.share,
-                        kappa=self.state.kappa,
-                        settled_ns=round(self.state.settled * 1e9),
-                    )
-                ]
+                msgspec.structs.replace(
+                    limit,
+                    share=self.state.share,
+                    kappa=self.state.kappa,
+                    settled_ns=round(self.state.settled * 1e9),
+                )
             )
 
     def use(self) -> RegionUse:
         """What the region says."""
-        return self.group.uses()[0]
+        return self.group.use()
 
 
 class Shared:
@@ -71,7 +68,7 @@ class Shared:
 
     def add(self, name: str, share: float) -> Tenant:
         """A group with a share of the GPU."""
-        tenant = Tenant(self.directory / name, self.node.gpus, share)
+        tenant = Tenant(self.directory / name, self.node.gpus[0], share)
         self._stack.enter_context(tenant.group)
         self.tenants[name] = tenant
         tenant.write()

@@ -34,17 +34,16 @@ class Place:
         *,
         memory: int = 64 * MIB,
         context: int = 0,
-        policy: int = 0,
         agent: bool = True,
-        only: slice = slice(None),
+        ours: int = 0,
         behaviour: Behaviour | None = None,
         **of_each: object,
     ) -> "Place":
-        """A node with `count` GPUs, of which the group has `only`, each with this limit."""
+        """A node with `count` GPUs, and a group that has this limit of `ours`."""
         cards: tuple[Gpu, ...] = gpus(count, **of_each)
         behaviour = behaviour or Behaviour(pool_chunk=2 * MIB)
         self.node = self._stack.enter_context(Node(self.directory, cards, behaviour))
-        self.group = Group(self.directory, cards[only], memory, context, policy)
+        self.group = Group(self.directory, cards[ours], memory, context)
         if agent:
             self._stack.enter_context(self.group)
         return self

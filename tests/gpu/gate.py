@@ -51,7 +51,7 @@ class Gate:
         self._library = ctypes.CDLL(str(copy))
         self._launch = self._library.launch
         self._launch.argtypes = [
-            *(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_int),
+            *(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int),
             *(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64, ctypes.c_int),
         ]
         self._launch.restype = ctypes.c_uint64
@@ -60,7 +60,6 @@ class Gate:
         self.limit.share, self.limit.kappa = share, KAPPA
         self.limit.burst_ns, self.limit.most_debt_ns = 20 * MS, 60 * S
         self.gpu = layout.PfGpu()
-        self.other_gpu = layout.PfGpu()  # of the same group, with the same limits
         self.now = now
         if not measures:
             self.set("create_result", 801)
@@ -72,18 +71,13 @@ class Gate:
         *,
         kind: int = KERNEL,
         stream: int = 0,
-        other: bool = False,
         result: int = 0,
     ) -> int:
-        """Launch what takes so long; when the driver got it, relative to the call.
-
-        Args:
-            other: on the other GPU of the group.
-        """
+        """Launch what takes so long; when the driver got it, relative to the call."""
         before = self.now
         limit = ctypes.addressof(self.limit)
-        gpu = ctypes.addressof(self.other_gpu if other else self.gpu)
-        at: int = self._launch(limit, gpu, int(other), kind, what, stream, ns, result)
+        gpu = ctypes.addressof(self.gpu)
+        at: int = self._launch(limit, gpu, kind, what, stream, ns, result)
         return at - before
 
     def know(self, what: int, ns: int, *, kind: int = KERNEL) -> None:
@@ -146,7 +140,7 @@ class Files:
     def __init__(self, directory: Path, share: int, kappa: int = KAPPA) -> None:
         self.limits, self.region = directory / "limits", directory / "region"
         self._of_limits, self._of_region = layout.PfLimits(), layout.PfRegion()
-        limit = self._of_limits.gpu[0]
+        limit = self._of_limits.gpu
         limit.share, limit.kappa = share, kappa
         limit.burst_ns, limit.most_debt_ns = 20 * MS, 60 * S
         self._write_limits()
@@ -154,12 +148,12 @@ class Files:
 
     def set_share(self, share: int) -> None:
         """As the agent does it: in place."""
-        self._of_limits.gpu[0].share = share
+        self._of_limits.gpu.share = share
         self._write_limits()
 
     def set_most_debt(self, ns: int) -> None:
         """Set how far `tat` may be in the future."""
-        self._of_limits.gpu[0].most_debt_ns = ns
+        self._of_limits.gpu.most_debt_ns = ns
         self._write_limits()
 
     def set_tat(self, tat: int) -> None:

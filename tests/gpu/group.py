@@ -85,25 +85,21 @@ class Group:
     def __init__(
         self,
         directory: Path,
-        gpus: Sequence[Gpu],
+        gpu: Gpu,
         memory: int = layout.NO_LIMIT,
         context: int = 0,
-        policy: int = 0,
     ) -> None:
         self.directory = directory / DIRECTORY
         (self.directory / "agent").mkdir(parents=True)
-        entries = [
-            GpuEntry(
-                uuid=uuid.UUID(gpu.uuid.removeprefix("GPU-")).bytes,
-                memory_bytes=memory,
-                context_bytes=context,
-                share=1.0,
-            )
-            for gpu in gpus
-        ]
+        entry = GpuEntry(
+            uuid=uuid.UUID(gpu.uuid.removeprefix("GPU-")).bytes,
+            memory_bytes=memory,
+            context_bytes=context,
+            share=1.0,
+        )
         self.limits = self.directory / "limits"
         self.region = self.directory / "region"
-        content = limits_file.content_of(entries, policy, bytes(16), ALLOCATION)
+        content = limits_file.content_of(entry, ALLOCATION)
         self.limits.write_bytes(content)
         self.region.write_bytes(region.content_of(ALLOCATION))
         self.registered: list[tuple[int, int]] = []  # slot, pid
@@ -170,7 +166,7 @@ class Group:
                 host_pid=pid,
                 start_time=0,
                 alive=alive,
-                overhead_bytes=(overhead,) * opened.header.gpus,
+                overhead_bytes=overhead,
             )
             opened.write(processes={slot: process})
 
@@ -181,26 +177,23 @@ class Group:
                 self.know(slot, registration, pid, alive=False)
 
     def set_memory(self, memory: int) -> None:
-        """Change the limit of all GPUs."""
+        """Change the limit."""
         with LimitsFile(self.limits) as opened:
-            entries = [msgspec.structs.replace(one, memory_bytes=memory) for one in opened.gpus()]
-            opened.write(entries)
+            opened.write(msgspec.structs.replace(opened.gpu(), memory_bytes=memory))
 
-    def uses(self) -> tuple[RegionUse, ...]:
-        """What the shims say of each GPU."""
-        with LimitsFile(self.limits) as opened:
-            gpus = opened.header.gpus
-        with Region(self.region, gpus, ALLOCATION) as opened_region:
-            return opened_region.uses()
+    def use(self) -> RegionUse:
+        """What the shims say of the GPU."""
+        with Region(self.region, ALLOCATION) as opened:
+            return opened.use()
 
     @property
     def used(self) -> int:
-        """Bytes on the first GPU."""
-        return self.uses()[0].used_bytes
+        """Bytes on the GPU."""
+        return self.use().used_bytes
 
-    def slots(self) -> dict[int, tuple[int, ...]]:
-        """Bytes of data by GPU, for each used slot."""
-        with Region(self.region, 1, ALLOCATION) as opened:
+    def slots(self) -> dict[int, int]:
+        """Bytes of data, for each used slot."""
+        with Region(self.region, ALLOCATION) as opened:
             return {slot: use.data_bytes for slot, use in opened.slots(range(layout.SLOTS)).items()}
 
 

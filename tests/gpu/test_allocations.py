@@ -6,7 +6,7 @@ import pytest
 
 from gpu import layout
 from tests.gpu.conftest import MIB, Place
-from tests.gpu.forms import on_device
+from tests.gpu.forms import on_device, pool_on
 from tests.gpu.ways import WAYS, Way
 from tests.standin.driver import UNTOUCHED, Out
 from tests.standin.gpus import Behaviour
@@ -33,7 +33,7 @@ def test_each_kind_is_given_up_to_the_limit_and_not_beyond(place: Make, way: Way
     assert refused.result == OUT_OF_MEMORY
     assert all(set(output) == {0xEE} for output in refused.outputs[: way.outputs])
     assert here.resident() == 0
-    assert here.group.uses()[0].denied == 1
+    assert here.group.use().denied == 1
 
 
 def test_rows_count_with_the_pitch_that_the_driver_chooses(place: Make) -> None:
@@ -55,17 +55,6 @@ def test_an_allocation_that_the_driver_refuses_is_not_counted(place: Make, way: 
     driver = here.started()
     assert way.take(driver, 20 * MIB).result == OUT_OF_MEMORY
     assert here.group.used == 0
-
-
-@ways
-def test_each_kind_counts_on_the_gpu_that_it_lies_on(place: Make, way: Way) -> None:
-    here = place(count=2, memory=64 * MIB)
-    driver = here.started(device=1)
-    handle = way.take(driver, 2 * MIB).ints[0]
-    own = 0 if way.names_gpu else 1
-    assert here.group.uses()[own].used_bytes == here.resident(own) == 2 * MIB
-    assert here.group.uses()[1 - own].used_bytes == here.resident(1 - own) == 0
-    way.free(driver, handle)
 
 
 def test_without_a_context_nothing_is_counted(place: Make) -> None:
@@ -99,46 +88,44 @@ def test_freeing_twice_or_a_foreign_pointer_counts_nothing(place: Make) -> None:
     assert here.group.used == here.resident() == 3 * MIB
 
 
-# ---- policies ------------------------------------------------------------------------------------
-
-
-def test_managed_memory_can_be_denied_or_left_uncounted(place: Make) -> None:
-    here = place(policy=layout.MANAGED_DENY)
-    driver = here.started()
-    answer = driver.call("cuMemAllocManaged", Out(), MIB, 1)
-    assert (answer.result, answer.ints) == (NOT_SUPPORTED, [UNTOUCHED])
-
-
-def test_managed_memory_can_be_left_uncounted(place: Make) -> None:
-    here = place(policy=layout.MANAGED_IGNORE)
-    driver = here.started()
-    [pointer] = driver.do("cuMemAllocManaged", Out(), MIB, 1)
-    assert here.group.used == 0
-    driver.do("cuMemFree_v2", pointer)
-    assert here.group.used == 0
-
-
 # ---- which GPUs ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("visible", ["1,0", "GPU-00000001", "1"])
 def test_gpus_are_told_apart_by_their_uuid(place: Make, visible: str) -> None:
-    here = place(count=2)
+    here = place(count=2, ours=1)
     driver = here.process(CUDA_VISIBLE_DEVICES=visible)
     driver.start(0)
     driver.do("cuMemAlloc_v2", Out(), MIB)
-    assert [use.used_bytes for use in here.group.uses()] == [0, MIB]
+    assert here.group.used == here.resident(1) == MIB
 
 
 def test_a_gpu_that_the_group_has_not_gives_nothing(place: Make) -> None:
-    here = place(count=2, only=slice(1, 2))
+    here = place(count=2, ours=1)
     driver = here.process()
     driver.do("cuInit", 0)
     assert driver.result("cuDevicePrimaryCtxRetain", Out(), 0) == OUT_OF_MEMORY
     assert driver.result("cuMemCreate", Out(), 2 * MIB, on_device(0), 0) == OUT_OF_MEMORY
     driver.do("cuMemCreate", Out(), 2 * MIB, on_device(1), 0)
+    driver.start(1)
+    pool = driver.do("cuMemPoolCreate", Out(), pool_on(0))[0]
+    assert driver.result("cuMemAllocFromPoolAsync", Out(), 2 * MIB, pool, 0) == OUT_OF_MEMORY
     assert here.resident(0) == 0
-    assert here.resident(1) == 2 * MIB
+    assert here.group.used == here.resident(1) == 2 * MIB
+
+
+FORMER = (
+    *("cuMemAlloc", "cuMemAllocPitch", "cuMemFree", "cuMemGetInfo", "cuDeviceTotalMem"),
+    *("cuArrayCreate", "cuArray3DCreate"),
+)
+
+
+@pytest.mark.parametrize("symbol", FORMER)
+def test_functions_of_before_cuda_3_2_are_refused(place: Make, symbol: str) -> None:
+    """They have sizes and addresses of 32 bits, and are no way round the limit."""
+    here = place()
+    assert here.started().result(symbol, Out(), Out(), 512, 512, 4) == NOT_SUPPORTED
+    assert here.group.used == here.resident() == 0
 
 
 # ---- what a process sees -------------------------------------------------------------------------
@@ -152,8 +139,6 @@ def test_the_total_is_the_limit_and_what_is_free_is_never_negative(place: Make) 
     assert driver.do("cuMemGetInfo_v2", Out(), Out()) == [4 * MIB, 16 * MIB]
     here.group.set_memory(8 * MIB)
     assert driver.do("cuMemGetInfo_v2", Out(), Out()) == [0, 8 * MIB]
-    assert driver.do("cuMemGetInfo", Out(4), Out(4)) == [0, 8 * MIB]
-    assert driver.do("cuDeviceTotalMem", Out(4), 0) == [8 * MIB]
 
 
 def test_a_limit_above_what_the_gpu_has_shows_what_it_has(place: Make) -> None:
@@ -161,5 +146,3 @@ def test_a_limit_above_what_the_gpu_has_shows_what_it_has(place: Make) -> None:
     driver = place(memory=64 * gib, bytes=8 * gib).started()
     assert driver.do("cuDeviceTotalMem_v2", Out(), 0) == [8 * gib]
     assert driver.do("cuMemGetInfo_v2", Out(), Out()) == [8 * gib, 8 * gib]
-    assert driver.do("cuMemGetInfo", Out(4), Out(4)) == [2**32 - 1, 2**32 - 1]
-    assert driver.do("cuDeviceTotalMem", Out(4), 0) == [2**32 - 1]

@@ -114,14 +114,6 @@ def test_a_group_that_did_nothing_for_a_while_does_not(measuring: Gate) -> None:
     assert measuring.launch(2, 100 * MS) == pytest.approx(180 * MS, rel=0.05)
 
 
-def test_a_group_that_only_works_on_another_gpu_does_not(measuring: Gate) -> None:
-    measuring.know(2, 100 * MS)
-    measuring.launch(2, 3600 * S, stream=1, other=True)
-    measuring.now += 10 * S
-    measuring.launch(2, 100 * MS)
-    assert measuring.launch(2, 100 * MS) == pytest.approx(180 * MS, rel=0.05)
-
-
 def test_a_process_without_work_leaves_what_others_of_its_group_may_catch_up(gate: Gate) -> None:
     """Another process waited just now, and the group has used nothing for a second."""
     gate.gpu.tat, gate.gpu.backlogged_at = gate.now - S, gate.now - 100 * MS

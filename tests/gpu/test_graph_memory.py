@@ -118,8 +118,8 @@ def test_a_launch_that_waits_for_another_graphs_memory_is_not_timed_meanwhile(
     slow = {"cuGraphInstantiateWithParams": 200_000_000}
     here = place(memory=256 * MIB, behaviour=Behaviour(pool_chunk=2 * MIB, latency_ns=slow))
     with LimitsFile(here.group.limits) as limits:
-        [entry] = limits.gpus()
-        limits.write([msgspec.structs.replace(entry, share=0.5)])
+        entry = limits.gpu()
+        limits.write(msgspec.structs.replace(entry, share=0.5))
     driver = here.process()
     context = driver.start()
     driver.do("cuCtxSetCurrent", context, thread=1)
@@ -133,7 +133,7 @@ def test_a_launch_that_waits_for_another_graphs_memory_is_not_timed_meanwhile(
         driver.send("cuGraphLaunch", exec_, stream, thread=0)
         assert [driver.receive().result for _ in range(2)] == [0, 0]
         driver.do("cuStreamSynchronize", stream)
-    [use, *_] = here.group.uses()
+    use = here.group.use()
     assert use.paid_ns < 200 * MS  # the waits are 600 ms
 
 

@@ -89,7 +89,7 @@ def test_the_mounted_library_is_found_without_any_variable(
     done = contained(here, *user, *clean, str(route), "dlopen", name, "2")
     assert (done.returncode, done.stdout) == (0, "ready\n"), done.stderr
     assert len(here.group.registered) == 1
-    assert here.group.uses()[0].peak_bytes == MIB
+    assert here.group.use().peak_bytes == MIB
 
 
 def test_the_limits_cannot_be_written_in_the_container(here: Place) -> None:

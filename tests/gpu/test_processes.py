@@ -35,7 +35,7 @@ def test_processes_share_the_limit(place: Make) -> None:
     assert second.do("cuMemGetInfo_v2", Out(), Out()) == [0, 10 * MIB]
     second.do("cuMemFree_v2", pointer)
     assert first.do("cuMemGetInfo_v2", Out(), Out()) == [4 * MIB, 10 * MIB]
-    assert here.group.uses()[0].denied == 1
+    assert here.group.use().denied == 1
 
 
 def test_the_last_bytes_are_given_to_one_of_many(place: Make) -> None:
@@ -43,8 +43,8 @@ def test_the_last_bytes_are_given_to_one_of_many(place: Make) -> None:
     done = run(here, [str(program("race")), "8", "10000", str(4 * MIB)])
     assert done.returncode == 0, done.stderr
     assert here.node.read().gpus[0].peak <= 16 * MIB
-    assert here.group.uses()[0].denied > 0
-    assert here.group.uses()[0].peak_bytes <= 16 * MIB
+    assert here.group.use().denied > 0
+    assert here.group.use().peak_bytes <= 16 * MIB
     for _, pid in here.group.registered:
         here.group.bury(pid)
     with here.started() as driver:
@@ -64,9 +64,9 @@ def test_who_waits_for_the_lock_of_a_process_that_is_killed_has_it_within_10_ms(
     done = run(here, [str(program("heir")), "41"])
     assert done.returncode == 0, done
     assert statistics.median(map(int, done.stdout.split())) <= 10_000
-    with Region(here.group.region, 1, groups.ALLOCATION) as region:
+    with Region(here.group.region, groups.ALLOCATION) as region:
         assert region.counts.lock_recoveries == 41
-    assert here.group.used == sum(used for (used,) in here.group.slots().values()) == 41 * MIB
+    assert here.group.used == sum(here.group.slots().values()) == 41 * MIB
 
 
 def test_a_denied_process_frees_the_slots_of_the_dead_itself(place: Make) -> None:
@@ -95,7 +95,7 @@ def test_threads_that_find_their_slot_lost_at_once_have_one_slot_again(place: Ma
     here.libraries = groups.libraries(steps=True)
     done = run(here, [str(program("lost", f"-I{CHECKOUT}")), str(here.group.region)])
     assert done.returncode == 0, done
-    assert list(here.group.slots().values()) == [(3 * MIB,)]
+    assert list(here.group.slots().values()) == [3 * MIB]
     assert here.group.used == 3 * MIB
 
 
@@ -207,7 +207,7 @@ def test_a_child_before_the_start_counts_for_itself(place: Make) -> None:
         assert line(process) == b"ready"
         assert len(here.group.registered) == 2
         here.group.bury(here.group.registered[0][1])
-        assert sorted(here.group.slots().values())[-1] == (3 * MIB,)
+        assert sorted(here.group.slots().values())[-1] == 3 * MIB
         answer(process)
 
 
@@ -228,7 +228,7 @@ def test_a_program_that_is_executed_counts_for_itself(place: Make) -> None:
         assert line(process) == b"ready"
         [(first, pid), (second, same)] = here.group.registered
         assert pid == same == process.pid
-        assert here.group.slots()[second] == (MIB,)
+        assert here.group.slots()[second] == MIB
         assert first == second or first not in here.group.slots()
         assert here.group.used == MIB
         answer(process)
@@ -262,7 +262,7 @@ def test_a_second_copy_of_the_library_in_a_process_has_a_slot_of_its_own(place: 
     here = place()
     with script(here, TWICE) as process:
         assert line(process) == b"ready"
-        assert sorted(here.group.slots().values()) == [(MIB,), (2 * MIB,)]
+        assert sorted(here.group.slots().values()) == [MIB, 2 * MIB]
         assert here.group.used == here.resident() == 3 * MIB
         answer(process)
 
@@ -294,7 +294,7 @@ def test_the_257th_process_is_refused(place: Make) -> None:
         _, said = last.ended()
     words = "256 processes of this container use a GPU, and there may be no more"
     assert said == f"podfabric: {words}\n"
-    with Region(here.group.region, 1, groups.ALLOCATION) as region:
+    with Region(here.group.region, groups.ALLOCATION) as region:
         assert region.counts.refused_slots == 1
 
 

@@ -48,9 +48,9 @@ def check(place: Make, seed: int, chunk: int, threads: int, calls: int) -> None:
     running = [subprocess.Popen(command, env=here.environment) for command in commands]
     assert [process.wait() for process in running] == [0, 0]
     assert 0.5 * limit < here.node.read().gpus[0].peak <= limit
-    use = here.group.uses()[0]
+    use = here.group.use()
     assert use.denied > 0
     assert use.peak_bytes <= limit
     # Both have ended, and their slots show what they had counted: nothing.
-    assert set(here.group.slots().values()) == {(0,)}
+    assert set(here.group.slots().values()) == {0}
     assert here.resident() == 0

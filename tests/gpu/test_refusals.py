@@ -166,18 +166,6 @@ def test_limits_that_the_agent_writes_for_long_are_waited_for_while_it_runs(plac
     here.group.stop_agent()
 
 
-def test_the_policy_may_let_processes_start_without_an_agent(place: Make) -> None:
-    here = place(agent=False, policy=layout.ERROR_ALLOW, memory=4 * MIB)
-    with here.started() as driver:
-        driver.do("cuMemAlloc_v2", Out(), 4 * MIB)
-        assert driver.result("cuMemAlloc_v2", Out(), MIB) == OUT_OF_MEMORY
-        assert here.group.used == 4 * MIB
-    here.group.region.unlink()
-    with here.started() as driver:
-        driver.do("cuMemAlloc_v2", Out(), 4 * MIB)
-        assert driver.result("cuMemAlloc_v2", Out(), MIB) == OUT_OF_MEMORY
-
-
 def test_a_limit_that_changes_is_seen_at_the_next_call(place: Make) -> None:
     here = place(memory=8 * MIB)
     driver = here.started()
@@ -208,7 +196,7 @@ PARTS = {
     "mutex": (64, 128),
     "counts": (128, layout.USE_AT),
     "gpus": (layout.USE_AT, layout.SLOT_AT),
-    "slots": (layout.SLOT_AT, layout.SYMBOL_AT),
+    "slots": (layout.SLOT_AT, layout.REGION_SIZE),
 }
 # A mutex that a thread has which does not live, and bytes that are no mutex at all.
 TAKEN = (b"\xfe\xff\x0f\0".ljust(layout.MUTEX_KIND_AT, b"\0") + b"\x90").ljust(64, b"\0")

@@ -25,15 +25,14 @@ class Way(msgspec.Struct, frozen=True):
     free: Free
     granule: int = 512
     outputs: int = 1
-    names_gpu: bool = False  # it lies on GPU 0, whichever context is current
 
 
-def _simple(symbol: str, *further: int, room: int = 8) -> Take:
-    return lambda driver, bytes_: driver.call(symbol, Out(room), bytes_, *further)
+def _simple(symbol: str, *further: int) -> Take:
+    return lambda driver, bytes_: driver.call(symbol, Out(), bytes_, *further)
 
 
-def _rows(symbol: str, room: int) -> Take:
-    return lambda driver, bytes_: driver.call(symbol, Out(room), Out(room), 500, bytes_ // 512, 4)
+def _rows(driver: Driver, bytes_: int) -> Answer:
+    return driver.call("cuMemAllocPitch_v2", Out(), Out(), 500, bytes_ // 512, 4)
 
 
 def _physical(kind: int, gpu: int) -> Take:
@@ -41,13 +40,9 @@ def _physical(kind: int, gpu: int) -> Take:
     return lambda driver, bytes_: driver.call("cuMemCreate", Out(), bytes_, described, 0)
 
 
-def _flat(symbol: str, number: str) -> Take:
-    """An array of two dimensions, whose descriptor has numbers of this size."""
-
-    def take(driver: Driver, bytes_: int) -> Answer:
-        return driver.call(symbol, Out(), packed(f"2{number}iI", 1024, bytes_ // 4096, FLOAT, 1))
-
-    return take
+def _flat(driver: Driver, bytes_: int) -> Answer:
+    described = packed("2QiI", 1024, bytes_ // 4096, FLOAT, 1)
+    return driver.call("cuArrayCreate_v2", Out(), described)
 
 
 def _deep(symbol: str, *levels: int) -> Take:
@@ -55,11 +50,6 @@ def _deep(symbol: str, *levels: int) -> Take:
         return driver.call(symbol, Out(), array(128, 128, bytes_ // ROW), *levels)
 
     return take
-
-
-def _deep_v1(driver: Driver, bytes_: int) -> Answer:
-    described = packed("3IiII", 128, 128, bytes_ // ROW, FLOAT, 1, 0)
-    return driver.call("cuArray3DCreate", Out(), described)
 
 
 def _default_pool(driver: Driver) -> int:
@@ -103,7 +93,6 @@ def _freed_by(symbol: str, *further: int) -> Free:
 
 
 FREE, DESTROY = _freed_by("cuMemFree_v2"), _freed_by("cuArrayDestroy")
-FREE_V1 = _freed_by("cuMemFree")
 FREE_ASYNC = _freed_by("cuMemFreeAsync", 0)
 POOLED, POOLED_OF_THREAD = "cuMemAllocFromPoolAsync", "cuMemAllocFromPoolAsync_ptsz"
 PAGE = 2 * MIB
@@ -111,9 +100,7 @@ DOMAIN = 0x0100  # a locality domain of device 0
 
 WAYS = [
     Way("linear", _simple("cuMemAlloc_v2"), FREE),
-    Way("linear, 32 bits", _simple("cuMemAlloc", room=4), FREE_V1),
-    Way("rows", _rows("cuMemAllocPitch_v2", 8), FREE, outputs=2),
-    Way("rows, 32 bits", _rows("cuMemAllocPitch", 4), FREE_V1, outputs=2),
+    Way("rows", _rows, FREE, outputs=2),
     Way("managed", _simple("cuMemAllocManaged", 1), FREE, 4096),
     Way("async", _simple("cuMemAllocAsync", 0), FREE_ASYNC, PAGE),
     Way(
@@ -123,34 +110,29 @@ WAYS = [
         PAGE,
     ),
     Way("async, freed at once", _simple("cuMemAllocAsync", 0), FREE, PAGE),
-    Way("pool", _from_pool(POOLED, _default_pool), FREE_ASYNC, PAGE, names_gpu=True),
-    Way("own pool", _from_pool(POOLED, _own_pool()), FREE_ASYNC, PAGE, names_gpu=True),
+    Way("pool", _from_pool(POOLED, _default_pool), FREE_ASYNC, PAGE),
+    Way("own pool", _from_pool(POOLED, _own_pool()), FREE_ASYNC, PAGE),
     Way(
         "own pool, thread's",
         _from_pool(POOLED_OF_THREAD, _own_pool()),
         _freed_by("cuMemFreeAsync_ptsz", 0),
         PAGE,
-        names_gpu=True,
     ),
     Way(
         "pool in a domain",
         _from_pool(POOLED, _own_pool(IN_DOMAIN, DOMAIN)),
         FREE_ASYNC,
         PAGE,
-        names_gpu=True,
     ),
-    Way("physical", _physical(ON_DEVICE, 0), _freed_by("cuMemRelease"), PAGE, names_gpu=True),
+    Way("physical", _physical(ON_DEVICE, 0), _freed_by("cuMemRelease"), PAGE),
     Way(
         "physical in a domain",
         _physical(IN_DOMAIN, DOMAIN),
         _freed_by("cuMemRelease"),
         PAGE,
-        names_gpu=True,
     ),
     Way("array", _deep("cuArray3DCreate_v2"), DESTROY, ROW),
-    Way("array, 32 bits", _deep_v1, DESTROY, ROW),
-    Way("flat array", _flat("cuArrayCreate_v2", "Q"), DESTROY, 65536),
-    Way("flat array, 32 bits", _flat("cuArrayCreate", "I"), DESTROY, 65536),
+    Way("flat array", _flat, DESTROY, 65536),
     Way("mipmap", _deep("cuMipmappedArrayCreate", 1), _freed_by("cuMipmappedArrayDestroy"), ROW),
-    Way("graph", _graph, _free_of_graph, PAGE, outputs=0, names_gpu=True),
+    Way("graph", _graph, _free_of_graph, PAGE, outputs=0),
 ]

@@ -147,11 +147,10 @@ struct driver driver = {
 };
 
 /* Launch, and give the stream that much to do. The time at which the driver got it. */
-PUBLIC uint64_t launch(const struct pf_gpu_limit *limit, struct pf_gpu *gpu, unsigned index,
-                       int kind, void *what, void *stream, uint64_t ns, int result)
+PUBLIC uint64_t launch(const struct pf_gpu_limit *limit, struct pf_gpu *gpu, int kind, void *what, void *stream, uint64_t ns, int result)
 {
-    struct gate_launch one = {.limit = limit, .gpu = gpu, .index = index, .kind = kind,
-                              .what = what, .stream = stream};
+    struct gate_launch one = {.limit = limit, .gpu = gpu, .kind = kind, .what = what,
+                              .stream = stream};
 
     gate_before(&one);
     uint64_t at = now;

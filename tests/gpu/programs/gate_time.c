@@ -64,7 +64,7 @@ int main(int count, char **arguments)
     setvbuf(stdout, NULL, _IOLBF, 0);
     printf("%llu\n", (unsigned long long)gate_now());
     for (long i = 0; i < launches; i++) {
-        struct gate_launch launch = {.limit = limits->gpu, .gpu = region->gpu, .kind = GATE_KERNEL,
+        struct gate_launch launch = {.limit = &limits->gpu, .gpu = &region->gpu, .kind = GATE_KERNEL,
                                      .what = (void *)(uintptr_t)(held ? 2 : 1)};
 
         gate_before(&launch);

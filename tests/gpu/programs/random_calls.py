@@ -10,7 +10,7 @@ import struct
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from ctypes import byref, c_int, c_size_t, c_uint32, c_uint64, c_void_p
+from ctypes import byref, c_int, c_size_t, c_uint64, c_void_p
 
 MIB = 1 << 20
 GRANULE = 2 * MIB
@@ -65,7 +65,7 @@ class Calls:
         self.pool = made("cuMemPoolCreate", struct.pack("@4iQQ56x", 1, 0, 1, 0, 0, 0))
         self.ways: list[Callable[[], Freeing | None]] = [self.linear, self.managed, self.rows]
         self.ways += [self.async_, self.pooled, self.physical, self.mapped, self.array]
-        self.ways += [self.narrow, self.narrow_array, self.of_context, self.of_graph]
+        self.ways += [self.of_context, self.of_graph]
         self.ways += [self.retained, self.imported, self.pieces, self.side_by_side]
 
     def bytes(self) -> int:
@@ -121,17 +121,6 @@ class Calls:
         handle = made(f"cuMemAllocFromPoolAsync{variant}", number(self.bytes()), pool, None)
         return self.freed(f"cuMemFreeAsync{variant}", handle, None)
 
-    def narrow(self) -> Freeing | None:
-        """Addresses of 32 bits, of which the stand-in has few."""
-        handle, pitch, size = c_uint32(UNTOUCHED), c_uint32(), self.random.randrange(1, 65536)
-        if self.random.random() < 0.5:
-            result = call("cuMemAlloc", byref(handle), c_uint32(size))
-        else:
-            result = call("cuMemAllocPitch", byref(handle), byref(pitch), size, 2, 4)
-        if result == OUT_OF_MEMORY:
-            return None
-        return lambda: do("cuMemFree", handle)
-
     def array(self) -> Freeing | None:
         width, height = self.random.randrange(1, 2000), self.random.randrange(0, 2000)
         described = struct.pack("@3QiII4x", width, height, 0, 0x20, 4, 0)
@@ -140,13 +129,6 @@ class Calls:
             handle = made("cuMipmappedArrayCreate", described, levels)
             return self.freed("cuMipmappedArrayDestroy", handle)
         return self.freed("cuArrayDestroy", made("cuArray3DCreate_v2", described))
-
-    def narrow_array(self) -> Freeing | None:
-        width, height = self.random.randrange(1, 2000), self.random.randrange(0, 2000)
-        deep = struct.pack("@3IiII", width, height, 0, 0x20, 4, 0)
-        flat = struct.pack("@2IiI", width, height, 0x20, 4)
-        symbol, described = self.random.choice((("cuArray3DCreate", deep), ("cuArrayCreate", flat)))
-        return self.freed("cuArrayDestroy", made(symbol, described))
 
     def of_context(self) -> Freeing | None:
         """What a context has, which ends with it."""

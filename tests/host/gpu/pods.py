@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from ctypes import sizeof
 from pathlib import Path
@@ -27,6 +27,7 @@ from tests.unit.gpu.groups import PlainRooms
 from tests.waiting import until
 
 GPU = "GPU-00000000-0000-0000-0000-00000000000a"
+LIMIT = Limit(GPU, 1 << 30, 1.0)
 
 # Each line of the input is a slot: registers there, and says what was answered.
 CLIENT = """
@@ -178,13 +179,13 @@ class GroupsNode:
         group: str,
         version: int = 2,
         pod_uid: str = "",
-        limits: Sequence[Limit] = (Limit(GPU, 1 << 30, 1.0),),
+        limit: Limit = LIMIT,
     ) -> MadeContainer:
         """A container that holds the group."""
         container = self.stack.enter_context(made_container(version, pod_uid))
         pod = Pod("default", f"pod-of-{group}", container.container.pod_uid)
         self.tenants.append(Tenant(group=group, pod=pod, container="main"))
-        self.groups.make(group, limits)
+        self.groups.make(group, limit)
         return container
 
     def socket(self, group: str) -> Path:
@@ -200,7 +201,7 @@ class GroupsNode:
         content = layout.PfSlot()
         content.state = layout.SLOT_USED
         content.registration = self.groups.read(group).processes[slot].registration
-        content.gpu[0].data_bytes, content.gpu[0].context_bytes = data, context
+        content.data_bytes, content.context_bytes = data, context
         with (self.groups.root / group / "region").open("r+b") as region:
             region.seek(layout.SLOT_AT + slot * sizeof(layout.PfSlot))
             region.write(bytes(content))

@@ -51,24 +51,21 @@ class ServedNode:
     def start(
         self,
         on_overuse: Action = "report",
-        kill_unaccounted: bool = False,
         limited: Sequence[LimitedGPU] | None = None,
     ) -> GpuService:
-        service = self.make(on_overuse, kill_unaccounted, limited)
+        service = self.make(on_overuse, limited)
         service.start()
         return service
 
     def make(
         self,
         on_overuse: Action = "report",
-        kill_unaccounted: bool = False,
         limited: Sequence[LimitedGPU] | None = None,
     ) -> GpuService:
         paths = paths_with(self.directory, TWO)
         made = GpuLimitSettings(
             driver_root=self.directory / "driver",
             on_overuse=on_overuse,
-            kill_unaccounted=kill_unaccounted,
         )
         self.service = GpuService(
             paths,
@@ -82,12 +79,12 @@ class ServedNode:
         self.stack.callback(self.service.close)
         return self.service
 
-    def container(self, group: str, *limits: Limit) -> MadeContainer:
+    def container(self, group: str, limit: Limit) -> MadeContainer:
         container = self.stack.enter_context(made_container())
         pod = Pod("default", f"pod-of-{group}", container.container.pod_uid)
         self.tenants.append(Tenant(group=group, pod=pod, container="main"))
         assert self.service is not None
-        self.service.groups.make(group, limits)
+        self.service.groups.make(group, limit)
         return container
 
     def process(self, container: MadeContainer, size: int, device: int = 0) -> Driver:

@@ -63,7 +63,7 @@ class Killing:
     def __init__(self, node: GroupsNode, directory: Path) -> None:
         self._node = node
         self._directory = directory
-        container = node.container("a", limits=[Limit(ONE[0].uuid, LIMIT, 1.0)])
+        container = node.container("a", limit=Limit(ONE[0].uuid, LIMIT, 1.0))
         (directory / groups.DIRECTORY).symlink_to(node.groups.root / "a")
         driver = node.stack.enter_context(installed(directory / "driver", ONE, BEHAVIOUR))
         self._file = driver.file
@@ -114,7 +114,7 @@ class Killing:
     @property
     def recoveries(self) -> int:
         path = self._node.groups.root / "a/region"
-        with Region(path, 1, self._node.groups.read("a").allocation) as region:
+        with Region(path, self._node.groups.read("a").allocation) as region:
             return region.counts.lock_recoveries
 
 

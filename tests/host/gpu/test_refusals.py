@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpu import layout, refusals
-from gpu.group_limits import GroupError
+from gpu.group_limits import GroupError, Limit
 from gpu.watch import Watch
 from tests.host.gpu.pods import GroupsNode
 from tests.unit.gpu.made import A
@@ -188,7 +188,7 @@ while True:
 """
 
 
-def test_a_tenant_that_renews_its_lease_is_throttled(node: GroupsNode) -> None:
+def test_the_limits_of_a_tenant_that_renews_its_lease_can_be_changed(node: GroupsNode) -> None:
     node.container("a")
     with subprocess.Popen(
         [sys.executable, "-c", RENEWED, node.groups.root / "a/limits"], stdout=subprocess.PIPE
@@ -197,19 +197,19 @@ def test_a_tenant_that_renews_its_lease_is_throttled(node: GroupsNode) -> None:
             assert holder.stdout is not None
             assert holder.stdout.readline() == b"has it\n"
             with pytest.raises(GroupError, match="holds a lease of it"):
-                node.groups.throttle("a", A, 0.1)
+                node.groups.change("a", Limit(A, 1 << 30, 0.1))
 
-            def throttles() -> bool:
+            def changes() -> bool:
                 with suppress(GroupError):
-                    node.groups.throttle("a", A, 0.1)
+                    node.groups.change("a", Limit(A, 1 << 30, 0.1))
                     return True
                 return False
 
             for _ in range(100):
-                until(throttles, what="share", pause=0.1)
+                until(changes, what="share", pause=0.1)
         finally:
             holder.kill()
-    assert node.groups.read("a").in_force[0].share == 0.1
+    assert node.groups.read("a").in_force.share == 0.1
 
 
 def test_an_agent_without_descriptors_tells_nothing_of_the_files(

@@ -16,10 +16,9 @@ import pytest
 from gpu import group_socket, layout
 from gpu.group_limits import Limit
 from gpu.group_socket import GroupSocket, Registrant
-from gpu.groups import GroupLeased, Groups
+from gpu.groups import GroupLeased
 from gpu.registration import CLIENTS, TICK
 from tests.host.gpu.pods import GPU, GroupsNode, MadeContainer, RegisteringProcess
-from tests.unit.gpu.groups import PlainRooms
 from tests.waiting import PATIENCE, until
 
 LONG = "podfabric.io-gpu-10g-25." + "x" * 150  # its socket's path is longer than an address may be
@@ -41,7 +40,7 @@ def test_a_process_of_the_groups_container_is_registered_in_its_slot(
         known = node.groups.read("a").processes
         assert list(known) == [7]
         assert (known[7].host_pid, known[7].alive) == (client.pid, True)
-        assert known[7].overhead_bytes == (None,)
+        assert known[7].overhead_bytes is None
         stat = Path(f"/proc/{client.pid}/stat").read_text().rpartition(")")[2].split()
         assert known[7].start_time == int(stat[19])
 
@@ -283,23 +282,13 @@ def test_an_agent_that_was_killed_within_a_change_has_it_finished(node: GroupsNo
     assert struct.unpack_from("<Q", limits.read_bytes(), 16)[0] % 2 == 0
 
 
-def test_what_a_former_agent_throttled_is_lifted(node: GroupsNode) -> None:
-    node.container("a", limits=[Limit(GPU, 1 << 30, 0.5)])
-    node.groups.throttle("a", GPU, 0.01)
-    node.groups = Groups(
-        node.groups.root, rooms=PlainRooms()
-    )  # another process knows nothing of it
-    node.restart()
-    assert [entry.share for entry in node.groups.read("a").in_force] == [0.5]
-
-
 def test_groups_that_are_removed_are_not_served_and_can_be_made_again(node: GroupsNode) -> None:
     container = node.container("a")
     with container.client(node.socket("a")) as client:
         assert client.register(0)[0] == layout.STATUS_OK
         node.groups.remove("a")
         assert not node.socket("a").exists()
-        node.groups.make("a", [Limit(GPU, 1 << 30, 1.0)])
+        node.groups.make("a", Limit(GPU, 1 << 30, 1.0))
         assert client.register(0) == [layout.STATUS_OK, client.pid, 1]
 
 

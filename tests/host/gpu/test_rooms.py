@@ -50,13 +50,13 @@ def test_a_tenant_that_enlarges_its_region_takes_no_room_of_others(tmp_path: Pat
     def act() -> None:
         mount("tmpfs", str(tmp_path), "tmpfs")  # which nobody else fills meanwhile
         groups = Groups(tmp_path)
-        first = groups.make("a", [limit(A)])
+        first = groups.make("a", limit(A))
         before = os.statvfs(tmp_path).f_bavail
         assert fill(first / "region") < PAGE
         os.truncate(first / "region", 1 << 40)  # no page behind it
         assert os.statvfs(first / "region").f_blocks * PAGE < layout.REGION_SIZE + PAGE
         assert os.statvfs(tmp_path).f_bavail >= before - 16
-        second = groups.make("b", [limit(A)])
+        second = groups.make("b", limit(A))
         assert (second / "region").stat().st_dev != (first / "region").stat().st_dev
         groups.region("b", groups.read("b")).close()
         groups.region("a", groups.read("a")).close()  # its size is taken back
@@ -67,10 +67,10 @@ def test_a_tenant_that_enlarges_its_region_takes_no_room_of_others(tmp_path: Pat
 def test_the_room_ends_with_the_group_and_a_former_holder_keeps_its_own(tmp_path: Path) -> None:
     def act() -> None:
         groups = Groups(tmp_path)
-        path = groups.make("a", [limit(A)]) / "region"
+        path = groups.make("a", limit(A)) / "region"
         assert mounts_below(tmp_path) == ["a/region"]
         with path.open("r+b") as former:
-            groups.make("a", [limit(B)])  # a new container has the slot
+            groups.make("a", limit(B))  # a new container has the slot
             assert mounts_below(tmp_path) == ["a/region"]
             former.write(b"written by the former holder")
             groups.region("a", groups.read("a")).close()
@@ -85,10 +85,10 @@ def test_a_kill_at_any_change_leaves_no_group_or_a_whole_one_and_no_mount(tmp_pa
     def act() -> None:
         groups = Groups(tmp_path)
         for number in count():
-            killed = killed_at(number, lambda: groups.make("g", [limit(A)]))
+            killed = killed_at(number, lambda: groups.make("g", limit(A)))
             if "g" in groups.names():
                 groups.region("g", groups.read("g")).close()
-            groups.make("g", [limit(B)])
+            groups.make("g", limit(B))
             groups.region("g", groups.read("g")).close()
             assert mounts_below(tmp_path) == ["g/region"]
             removed = killed_at(number, lambda: groups.remove("g"))
@@ -103,7 +103,7 @@ def test_a_kill_at_any_change_leaves_no_group_or_a_whole_one_and_no_mount(tmp_pa
 
 def test_the_agent_finds_the_region_that_a_container_has_mounted(tmp_path: Path) -> None:
     def act() -> None:
-        path = Groups(tmp_path).make("a", [limit(A)]) / "region"
+        path = Groups(tmp_path).make("a", limit(A)) / "region"
         device = path.stat().st_dev
         place = processes.place_of(path)
         assert place.path == "/region"
@@ -116,13 +116,13 @@ def test_an_agent_in_a_container_mounts_where_the_runtime_sees_it(tmp_path: Path
     def act() -> None:
         groups = Groups(tmp_path)
         assert groups.obstacle() is None
-        first, second = (groups.make(name, [limit(A)]) for name in ("a", "b"))
+        first, second = (groups.make(name, limit(A)) for name in ("a", "b"))
         for pid in ("self", "1"):
             assert mounts_below(tmp_path, pid) == ["a/region", "b/region"]
         groups.region("a", groups.read("a")).close()
         assert processes.place_of(second / "region").path == "/region"
         groups.remove("a")
-        groups.make("b", [limit(B)])
+        groups.make("b", limit(B))
         for pid in ("self", "1"):
             assert mounts_below(tmp_path, pid) == ["b/region"]
         assert not first.exists()
@@ -171,7 +171,7 @@ def test_an_agent_that_leaves_takes_the_mounts_away(tmp_path: Path) -> None:
     def act() -> None:
         groups = Groups(tmp_path / "gpu with a space")
         for name in ("a", "b"):
-            groups.make(name, [limit(A)])
+            groups.make(name, limit(A))
         departure._remove(groups.root)
         assert mounts_below(tmp_path, "1") == []
         assert not groups.root.exists()
@@ -184,7 +184,7 @@ def test_a_tenants_lease_keeps_the_agent_waiting_for_nothing(tmp_path: Path) -> 
 
     def act() -> None:
         groups = Groups(tmp_path)
-        directory = groups.make("a", [limit(A)])
+        directory = groups.make("a", limit(A))
         known = groups.read("a")
         signal.signal(signal.SIGIO, signal.SIG_IGN)  # which asks the holder to give it back
         holds = "a process of the container holds a lease"
@@ -195,8 +195,8 @@ def test_a_tenants_lease_keeps_the_agent_waiting_for_nothing(tmp_path: Path) -> 
             groups.region("a", known)
         with lease(directory / "limits", fcntl.F_RDLCK, os.O_RDONLY):
             with pytest.raises(GroupError, match=holds):
-                groups.change("a", [limit(A, 5 << 30)])
-            assert groups.read("a").limits == known.limits
+                groups.change("a", limit(A, 5 << 30))
+            assert groups.read("a").limit == known.limit
             assert groups.read("a").in_force == known.in_force
         groups.region("a", groups.read("a")).close()
 

@@ -82,7 +82,7 @@ def free(process: Driver) -> int:
 def test_a_process_is_registered_when_it_starts_cuda_and_its_memory_is_free_when_it_is_killed(
     node: GroupsNode, start: Start
 ) -> None:
-    container = node.container("a", limits=[Limit(GPU, 4 * GIB, 1.0)])
+    container = node.container("a", limit=Limit(GPU, 4 * GIB, 1.0))
     first, second = start(container), start(container)
     first.start()
     second.start()
@@ -98,7 +98,7 @@ def test_a_process_is_registered_when_it_starts_cuda_and_its_memory_is_free_when
 def test_a_context_counts_as_measured_once_the_watch_has_looked(
     node: GroupsNode, driver: Node, start: Start
 ) -> None:
-    process = start(node.container("a", limits=[Limit(GPU, 4 * GIB, 1.0)]))
+    process = start(node.container("a", limit=Limit(GPU, 4 * GIB, 1.0)))
     process.start()
     process.do("cuMemAlloc_v2", Out(8), GIB)
     assert free(process) == 3 * GIB - RESERVE
@@ -116,17 +116,17 @@ def test_a_context_counts_as_measured_once_the_watch_has_looked(
 
 
 def test_a_running_process_sees_new_limits(node: GroupsNode, start: Start) -> None:
-    process = start(node.container("a", limits=[Limit(GPU, 2 * GIB, 1.0)]))
+    process = start(node.container("a", limit=Limit(GPU, 2 * GIB, 1.0)))
     process.start()
     assert process.result("cuMemAlloc_v2", Out(8), 3 * GIB) == OUT_OF_MEMORY
-    node.groups.change("a", [Limit(GPU, 4 * GIB, 1.0)])
+    node.groups.change("a", Limit(GPU, 4 * GIB, 1.0))
     assert free(process) == 4 * GIB - RESERVE
     process.do("cuMemAlloc_v2", Out(8), 3 * GIB)
 
 
 def test_a_process_of_no_container_of_the_group_gets_no_gpu(node: GroupsNode, start: Start) -> None:
-    node.container("a", limits=[Limit(GPU, 2 * GIB, 1.0)])
-    other = node.container("b", limits=[Limit(GPU, 2 * GIB, 1.0)])
+    node.container("a", limit=Limit(GPU, 2 * GIB, 1.0))
+    other = node.container("b", limit=Limit(GPU, 2 * GIB, 1.0))
     for container in (other, None):
         assert start(container).result("cuInit", 0) == SYSTEM_NOT_READY
     assert node.alive("a") == node.alive("b") == {}
@@ -135,7 +135,7 @@ def test_a_process_of_no_container_of_the_group_gets_no_gpu(node: GroupsNode, st
 def test_without_an_agent_a_process_gets_no_gpu_and_with_the_next_one_it_does(
     node: GroupsNode, start: Start
 ) -> None:
-    container = node.container("a", limits=[Limit(GPU, 4 * GIB, 1.0)])
+    container = node.container("a", limit=Limit(GPU, 4 * GIB, 1.0))
     running = start(container)
     running.start()
     node.registrar.close()
@@ -151,7 +151,7 @@ def test_without_an_agent_a_process_gets_no_gpu_and_with_the_next_one_it_does(
 def test_a_process_that_finds_a_region_of_another_version_gets_no_gpu_and_its_pod_is_told(
     node: GroupsNode, start: Start
 ) -> None:
-    process = start(node.container("a", limits=[Limit(GPU, 2 * GIB, 1.0)]))
+    process = start(node.container("a", limit=Limit(GPU, 2 * GIB, 1.0)))
     with (node.groups.root / "a/region").open("r+b") as region:
         region.seek(layout.PfRegionHeader.version.offset)
         region.write((layout.VERSION + 1).to_bytes(4, "little"))
@@ -170,7 +170,7 @@ def test_a_process_that_finds_no_slot_gets_no_gpu_and_its_pod_is_told(
     node: GroupsNode, start: Start
 ) -> None:
     """All slots are of one process that lives, and each shim takes one."""
-    container = node.container("a", limits=[Limit(GPU, 2 * GIB, 1.0)])
+    container = node.container("a", limit=Limit(GPU, 2 * GIB, 1.0))
     running, refused = start(container), start(container)
     running.start()
     taken = (node.groups.root / "a/region").read_bytes()[layout.SLOT_AT :][: sizeof(layout.PfSlot)]

@@ -1,6 +1,5 @@
 """The watch sees real processes in real cgroups that use the stand-in's driver without a shim."""
 
-import fcntl
 import os
 import signal
 import time
@@ -9,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gpu import alnair_metrics, layout, metrics, nvml
-from gpu.enforcement import LOOKS, Enforcement, OverUse
+from gpu import layout, metrics, nvml
+from gpu.enforcement import Enforcement, OverUse
 from gpu.group_limits import NO_LIMIT, Limit
 from gpu.living_processes import REMEMBERED
 from gpu.nvml import Nvml
@@ -74,22 +73,23 @@ def allocate(process: Driver, size: int) -> int:
     return address
 
 
-def of(sample: NodeSample, group: str, uuid: str = FIRST) -> TenantSample:
-    return next(each for each in sample.tenants if each.key == (group, uuid))
+def of(sample: NodeSample, group: str) -> TenantSample:
+    return next(each for each in sample.tenants if each.tenant.group == group)
 
 
 def test_what_the_driver_says_of_processes_is_their_containers(
     node: GroupsNode, driver: Node, opened: Nvml, watch: Watch
 ) -> None:
-    limits = [Limit(FIRST, 4 * GIB, 0.5), Limit(SECOND, 2 * GIB, 1.0)]
-    a, b = node.container("a", limits=limits), node.container("b", 1, limits=limits[:1])
+    limit = Limit(FIRST, 4 * GIB, 0.5)
+    a, b = node.container("a", limit=limit), node.container("b", 1, limit=limit)
+    node.container("c", limit=Limit(SECOND, 2 * GIB, 1.0))
     allocate(using(node, driver, a), GIB)
     allocate(using(node, driver, a), 2 * GIB)
     allocate(using(node, driver, b), 3 * GIB)
     sample = watch.look(opened)
     assert sample.nvml_up and sample.problem == ""
     assert of(sample, "a").device_bytes == 3 * GIB + 2 * CONTEXT
-    assert of(sample, "a", SECOND).device_bytes == 0
+    assert of(sample, "c").device_bytes == 0
     assert of(sample, "b").device_bytes == 3 * GIB + CONTEXT
     assert [of(sample, "a").share, of(sample, "a").minor] == [0.5, 0]
     assert [gpu.capacity_bytes for gpu in sample.gpus] == [16 * GIB - 600 * MIB] * 2
@@ -100,24 +100,22 @@ def test_the_next_look_after_a_containers_end_shows_nothing_of_it(
     node: GroupsNode, opened: Nvml, watch: Watch
 ) -> None:
     for group in ("a", "b"):
-        node.container(group, limits=[Limit(FIRST, GIB, 0.5)])
+        node.container(group, limit=Limit(FIRST, GIB, 0.5))
     watch.look(opened)
     node.tenants[:] = [tenant for tenant in node.tenants if tenant.group == "b"]
     sample = watch.look(opened)
-    shown = [*metrics.families(sample, {}, sample.at, 1e9), *alnair_metrics.families(sample)]
-    pods = {
-        each.labels.get("pod", each.labels.get("pod_name")) for of in shown for each in of.samples
-    }
+    shown = metrics.families(sample, {}, sample.at, 1e9)
+    pods = {each.labels.get("pod") for of in shown for each in of.samples}
     assert pods == {"pod-of-b", None}
 
 
 def test_a_process_that_holds_no_part_of_a_gpu_is_unaccounted_and_lives(
     node: GroupsNode, driver: Node, opened: Nvml, watch: Watch
 ) -> None:
-    node.container("a", limits=[Limit(FIRST, GIB, 1.0)])
+    node.container("a", limit=Limit(FIRST, GIB, 1.0))
     stranger = using(node, driver, None)
     allocate(stranger, 2 * GIB)
-    enforcement = enforcing(node, watch, "kill")
+    enforcement = enforcing(watch, "kill")
     for _ in range(4):
         sample = watch.look(opened)
         enforcement.decide(sample, opened)
@@ -126,33 +124,17 @@ def test_a_process_that_holds_no_part_of_a_gpu_is_unaccounted_and_lives(
     assert stranger.process.poll() is None
 
 
-def test_processes_without_an_allocation_are_killed_where_that_is_configured(
-    node: GroupsNode, driver: Node, opened: Nvml, watch: Watch
-) -> None:
-    tenant = using(node, driver, node.container("a", limits=[Limit(FIRST, GIB, 1.0)]))
-    stranger = using(node, driver, None)
-    enforcement = Enforcement(node.groups, watch.attribution.group_of, kill_unaccounted=True)
-    enforcement.decide(watch.look(opened), opened)
-    assert stranger.process.poll() is None
-    enforcement.decide(watch.look(opened), opened)
-    assert stranger.ended()[0] == -signal.SIGKILL
-    assert enforcement.unaccounted_kills == 1
-    assert tenant.process.poll() is None
-
-
-def enforcing(
-    node: GroupsNode, watch: Watch, action: Action, reported: list[OverUse] | None = None
-) -> Enforcement:
+def enforcing(watch: Watch, action: Action, reported: list[OverUse] | None = None) -> Enforcement:
     reports = reported if reported is not None else []
-    return Enforcement(node.groups, watch.attribution.group_of, reports.append, action=action)
+    return Enforcement(watch.attribution.group_of, reports.append, action=action)
 
 
 def test_over_use_counts_at_the_second_look_and_is_reported_once(
     node: GroupsNode, driver: Node, opened: Nvml, watch: Watch
 ) -> None:
-    container = node.container("a", limits=[Limit(FIRST, GIB, 1.0)])
+    container = node.container("a", limit=Limit(FIRST, GIB, 1.0))
     reported: list[OverUse] = []
-    enforcement = enforcing(node, watch, "report", reported)
+    enforcement = enforcing(watch, "report", reported)
     process = using(node, driver, container)
     within = GIB + TOLERANCE_BYTES + GIB // 100 - CONTEXT
     allocate(process, within // (2 * MIB) * 2 * MIB)
@@ -182,8 +164,8 @@ def test_over_use_counts_at_the_second_look_and_is_reported_once(
 def test_kill_hits_exactly_the_processes_of_the_container_on_that_gpu(
     node: GroupsNode, driver: Node, opened: Nvml, watch: Watch
 ) -> None:
-    limits = [Limit(FIRST, GIB, 1.0), Limit(SECOND, GIB, 1.0)]
-    a, b = node.container("a", limits=limits), node.container("b", limits=limits)
+    limit = Limit(FIRST, GIB, 1.0)
+    a, b = node.container("a", limit=limit), node.container("b", limit=limit)
     over = [using(node, driver, a), using(node, driver, a)]
     allocate(over[0], 2 * GIB)
     elsewhere = node.stack.enter_context(Driver(driver.environment))
@@ -192,7 +174,7 @@ def test_kill_hits_exactly_the_processes_of_the_container_on_that_gpu(
     neighbour = using(node, driver, b)
     with a.client(node.socket("a")) as without_gpu:
         reported: list[OverUse] = []
-        enforcement = enforcing(node, watch, "kill", reported)
+        enforcement = enforcing(watch, "kill", reported)
         enforcement.decide(watch.look(opened), opened)
         assert over[0].process.poll() is None
         enforcement.decide(watch.look(opened), opened)
@@ -200,56 +182,18 @@ def test_kill_hits_exactly_the_processes_of_the_container_on_that_gpu(
         for alive in (elsewhere.process, neighbour.process, without_gpu.process):
             assert alive.poll() is None
         assert sorted(reported[0].killed) == sorted(process.pid for process in over)
-        assert enforcement.kills == {("a", FIRST): 2}
-
-
-def test_throttle_lasts_as_long_as_the_over_use(
-    node: GroupsNode, driver: Node, opened: Nvml, watch: Watch
-) -> None:
-    process = using(node, driver, node.container("a", limits=[Limit(FIRST, GIB, 0.5)]))
-    enforcement = enforcing(node, watch, "throttle")
-    address = allocate(process, 2 * GIB)
-    shares = []
-    for _ in range(3):
-        enforcement.decide(watch.look(opened), opened)
-        shares.append(node.groups.read("a").in_force[0].share)
-    process.do("cuMemFree_v2", address)
-    enforcement.decide(watch.look(opened), opened)
-    shares.append(node.groups.read("a").in_force[0].share)
-    assert shares == [0.5, 0.01, 0.01, 0.5]
-
-
-def test_throttle_that_a_lease_keeps_off_is_told_so_and_tried_again(
-    node: GroupsNode,
-    driver: Node,
-    opened: Nvml,
-    watch: Watch,
-) -> None:
-    process = using(node, driver, node.container("a", limits=[Limit(FIRST, GIB, 0.5)]))
-    reported: list[OverUse] = []
-    enforcement = enforcing(node, watch, "throttle", reported)
-    allocate(process, 2 * GIB)
-    signal.signal(signal.SIGIO, signal.SIG_IGN)  # which asks the holder to give the lease back
-    leased = os.open(node.groups.root / "a/limits", os.O_RDONLY)
-    fcntl.fcntl(leased, fcntl.F_SETLEASE, fcntl.F_RDLCK)
-    for _ in range(LOOKS):
-        enforcement.decide(watch.look(opened), opened)
-    os.close(leased)
-    assert [str(each).count("could not be slowed down") for each in reported] == [1]
-    assert "a process of the container holds a lease" in str(reported[0])
-    enforcement.decide(watch.look(opened), opened)
-    assert node.groups.read("a").in_force[0].share == 0.01
+        assert enforcement.kills == {"a": 2}
 
 
 def test_what_a_registered_process_needs_beside_its_allocations_is_told_to_the_shims(
     node: GroupsNode, driver: Node, opened: Nvml, watch: Watch
 ) -> None:
-    process = using(node, driver, node.container("a", limits=[Limit(FIRST, 4 * GIB, 1.0)]))
+    process = using(node, driver, node.container("a", limit=Limit(FIRST, 4 * GIB, 1.0)))
     node.registered("a", 5, process.pid)
     node.claim("a", 5, data=GIB)
     allocate(process, GIB)
     sample = watch.look(opened)
-    assert node.groups.read("a").processes[5].overhead_bytes == (CONTEXT,)
+    assert node.groups.read("a").processes[5].overhead_bytes == CONTEXT
     before = (node.groups.root / "a/limits").read_bytes()
     assert of(watch.look(opened), "a").overhead_bytes == CONTEXT
     assert (node.groups.root / "a/limits").read_bytes() == before  # nothing has changed
@@ -259,30 +203,30 @@ def test_what_a_registered_process_needs_beside_its_allocations_is_told_to_the_s
 def test_a_lie_about_allocations_makes_no_negative_overhead(
     node: GroupsNode, driver: Node, opened: Nvml, watch: Watch
 ) -> None:
-    process = using(node, driver, node.container("a", limits=[Limit(FIRST, 4 * GIB, 1.0)]))
+    process = using(node, driver, node.container("a", limit=Limit(FIRST, 4 * GIB, 1.0)))
     node.registered("a", 5, process.pid)
     node.claim("a", 5, data=2**64 - 1)
     watch.look(opened)
-    assert node.groups.read("a").processes[5].overhead_bytes == (0,)
+    assert node.groups.read("a").processes[5].overhead_bytes == 0
 
 
 def test_two_copies_of_the_shim_in_one_process_have_its_context_once(
     node: GroupsNode, driver: Node, opened: Nvml, watch: Watch
 ) -> None:
-    process = using(node, driver, node.container("a", limits=[Limit(FIRST, 4 * GIB, 1.0)]))
+    process = using(node, driver, node.container("a", limit=Limit(FIRST, 4 * GIB, 1.0)))
     for slot, data in ((5, GIB), (2, 2 * GIB)):
         node.registered("a", slot, process.pid)
         node.claim("a", slot, data)
     allocate(process, 3 * GIB)
     watch.look(opened)
     known = node.groups.read("a").processes
-    assert (known[2].overhead_bytes, known[5].overhead_bytes) == ((CONTEXT,), (0,))
+    assert (known[2].overhead_bytes, known[5].overhead_bytes) == (CONTEXT, 0)
 
 
 def test_a_program_that_is_executed_frees_what_the_former_one_had(
     node: GroupsNode, opened: Nvml, watch: Watch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    container = node.container("a", limits=[Limit(FIRST, 4 * GIB, 1.0)])
+    container = node.container("a", limit=Limit(FIRST, 4 * GIB, 1.0))
     with container.client(node.socket("a")) as client:
         assert client.register(1)[0] == layout.STATUS_OK
         node.claim("a", 1, data=GIB)
@@ -302,15 +246,15 @@ def test_a_program_that_is_executed_frees_what_the_former_one_had(
 def test_a_tenant_that_destroys_its_region_hides_nothing_and_breaks_no_other_group(
     node: GroupsNode, driver: Node, opened: Nvml, watch: Watch, size: int
 ) -> None:
-    limits = [Limit(FIRST, GIB, 1.0)]
-    a, b = node.container("a", limits=limits), node.container("b", limits=limits)
+    limit = Limit(FIRST, GIB, 1.0)
+    a, b = node.container("a", limit=limit), node.container("b", limit=limit)
     over, other = using(node, driver, a), using(node, driver, b)
     for group, process in (("a", over), ("b", other)):
         node.registered(group, 0, process.pid)
     allocate(over, 3 * GIB)
     untouched = (node.groups.root / "b/limits").read_bytes()
     (node.groups.root / "a/region").write_bytes(os.urandom(size))
-    enforcement = enforcing(node, watch, "kill")
+    enforcement = enforcing(watch, "kill")
     for _ in range(2):
         sample = watch.look(opened)
         enforcement.decide(sample, opened)
@@ -318,7 +262,7 @@ def test_a_tenant_that_destroys_its_region_hides_nothing_and_breaks_no_other_gro
     assert of(sample, "a").use is None
     assert of(sample, "b").use is not None
     assert other.process.poll() is None
-    assert (node.groups.root / "b/limits").read_bytes()[64:192] == untouched[64:192]
+    assert (node.groups.root / "b/limits").read_bytes()[40:104] == untouched[40:104]
     assert (node.groups.root / "a/region").stat().st_size <= layout.REGION_SIZE
 
 
@@ -328,13 +272,13 @@ def test_a_gpu_that_the_driver_does_not_tell_about_makes_nothing_of_the_others_u
     lost = Failure("nvmlDeviceGetComputeRunningProcesses_v3", 1, 15)
     with installed(tmp_path / "driver", TWO, Behaviour(failures=(lost,))) as driver:
         opened = nvml.open_driver(driver.file.parent)
-        limits = [Limit(FIRST, GIB, 1.0), Limit(SECOND, GIB, 1.0)]
-        node.container("a", limits=limits)
+        node.container("a", limit=Limit(FIRST, GIB, 1.0))
+        node.container("b", limit=Limit(SECOND, GIB, 1.0))
         sample = watch.look(opened)
         assert not sample.nvml_up and FIRST in sample.problem
         assert of(sample, "a").device_bytes is None
         assert of(sample, "a").overuse_bytes is None
-        assert of(sample, "a", SECOND).device_bytes == 0
+        assert of(sample, "b").device_bytes == 0
         assert [gpu.uuid for gpu in sample.gpus] == [SECOND]
         assert watch.look(opened).nvml_up
         opened.close()
@@ -346,21 +290,6 @@ def test_without_nvml_the_groups_own_numbers_are_there(node: GroupsNode, watch: 
     assert (sample.nvml_up, sample.problem, sample.gpus) == (False, "no driver", ())
     [only] = sample.tenants
     assert only.use is not None and only.device_bytes is None
-
-
-def test_symbols_that_a_tenant_makes_up_are_bounded_for_the_life_of_the_agent(
-    node: GroupsNode, watch: Watch
-) -> None:
-    node.container("a")
-    names = set()
-    for round_ in range(5):
-        with (node.groups.root / "a/region").open("r+b") as region:
-            region.seek(layout.SYMBOL_AT)
-            for n in range(layout.SYMBOLS):
-                symbol = layout.PfSymbol(f"cuNew{round_}x{n}".encode(), 1)
-                region.write(bytes(symbol))
-        names |= set(watch.look(None).tenants[0].symbols)
-    assert len(names) == layout.SYMBOLS
 
 
 def test_what_a_process_used_just_before_it_ended_counts(node: GroupsNode, watch: Watch) -> None:
@@ -382,7 +311,7 @@ def test_a_clock_of_the_day_that_is_set_back_is_no_time_without_use(
     node: GroupsNode, driver: Node, opened: Nvml, watch: Watch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing that the driver tells is newer than the last sample, for as long as the step is."""
-    process = using(node, driver, node.container("a", limits=[Limit(FIRST, 4 * GIB, 1.0)]))
+    process = using(node, driver, node.container("a", limit=Limit(FIRST, 4 * GIB, 1.0)))
     watch.look(opened)
     module, _ = process.do("cuModuleLoadData", Out(8), b"\0" * 16)
     [function] = process.do("cuModuleGetFunction", Out(8), module, "busy_1s")
@@ -411,8 +340,8 @@ def test_a_clock_of_the_day_that_is_set_back_is_no_time_without_use(
 def test_the_time_that_a_container_used_a_gpu_is_seen_with_and_without_limits(
     node: GroupsNode, driver: Node, opened: Nvml, watch: Watch, limit: Limit
 ) -> None:
-    container = node.container("a", limits=[limit])
-    node.container("idle", limits=[limit])
+    container = node.container("a", limit=limit)
+    node.container("idle", limit=limit)
     process = using(node, driver, container)
     watch.look(opened)
     module, _ = process.do("cuModuleLoadData", Out(8), b"\0" * 16)

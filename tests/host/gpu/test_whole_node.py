@@ -275,22 +275,6 @@ def test_what_a_container_writes_into_its_region_is_no_harm_to_the_agent_and_to_
     until(lambda: node.values().get(("processes", "spoils/main")) == 1, what="the last process")
 
 
-def test_what_the_configuration_forbids_is_refused_in_containers_that_run_too(
-    node: WholeNode,
-) -> None:
-    start(node)
-    _, container, mounts = admitted(node, "trainer")
-    process = node.process(container, mounts)
-    process.start()
-    process.do("cuMemAllocManaged", Out(8), MIB, 1)
-    node.kill_agent()
-    start(node, managed="deny")
-    until(
-        lambda: process.result("cuMemAllocManaged", Out(8), MIB, 1) == NOT_SUPPORTED,
-        what="refusal",
-    )
-
-
 def test_without_the_shims_no_part_of_a_gpu_is_given(node: WholeNode) -> None:
     shim = node.paths.shims / "libpfcuda.so"
     shim.rename(node.root / "libpfcuda.so")

@@ -17,7 +17,6 @@ from cni.spec.errors import CNIError
 from deviceplugin import checkpoint
 from deviceplugin.allocate import cdi, device_info
 from deviceplugin.kubelet import records
-from gpu import group_limits
 from ipam import importing
 from ipam.nv_ipam import importing as nv_importing
 
@@ -77,12 +76,11 @@ def test_a_deep_document_is_the_readers_own_error(
     [
         in_file(pod_choices._read),
         in_file(device_info._document),
-        in_file(group_limits.stored),
         in_file(installation._types),
         lambda _: cdi._is_ours(DEEP),
         lambda _: journal._begins_with_json(DEEP),
     ],
-    ids=["choices", "device", "GPU limits", "networks", "CDI", "torn line"],
+    ids=["choices", "device", "networks", "CDI", "torn line"],
 )
 def test_a_deep_document_that_decides_nothing_is_passed_over(
     read: Callable[[Path], object], tmp_path: Path

@@ -73,7 +73,7 @@ class GpuServer:
         self._record(resource, ids, replace(of_one, **recorded))
         if limited:
             count = len(ids)
-            self.groups.make(group, [Limit(uuid, count * 10 * GIB, count * 0.25)])
+            self.groups.make(group, Limit(uuid, count * 10 * GIB, count * 0.25))
         return group
 
     def hold_whole(self, number: int, resource: str, ids: Sequence[str]) -> None:

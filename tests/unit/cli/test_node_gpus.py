@@ -87,18 +87,6 @@ def test_a_part_has_its_holder_limit_use_and_share(paths: Paths, shell: Shell) -
     assert row[6:] == ["GiB", "3", "GiB", "5", "GiB", "50%"]
 
 
-def test_a_share_that_is_lowered_now_is_shown_beside_the_allocated_one(
-    paths: Paths, shell: Shell
-) -> None:
-    server = GpuServer(paths)
-    group = server.hold(0, ["00000000.10g-25.0"])
-    server.groups.throttle(group, servers.gpu_uuid(0), 0.01)
-
-    assert "25%, now 1%" in shell("devices", "--gpus").out
-    use = _gpus(shell)[0]["held"][0]["use"]
-    assert (use["compute_share"], use["share_now"]) == (0.25, 0.01)
-
-
 def test_a_damaged_count_of_a_tenant_is_told_and_left_as_it_is(paths: Paths, shell: Shell) -> None:
     server = GpuServer(paths)
     group = server.hold(0, ["00000000.10g-25.0"])
@@ -247,7 +235,6 @@ def test_a_pods_parts_are_explained_with_use_and_the_way_to_its_hca(
             kubelet.admit("server", [{"name": "main", "limits": {SLICE: 1}}], namespace="ml")
             (other,) = set(server.groups.names()) - {group}
             _using(server, other, used_bytes=8 * GIB, peak_bytes=9 * GIB)
-            server.groups.throttle(other, servers.gpu_uuid(0), 0.1)
             (paths.dev / "nvidia1").unlink()
             shell.as_shown("podfabric devices --gpus")
             found = shell("explain", "ml/trainer", "-o", "json").document()
@@ -269,7 +256,7 @@ def test_a_pods_parts_are_explained_with_use_and_the_way_to_its_hca(
 
 def _of_another_gpu(server: GpuServer, group: str) -> None:
     server.groups.remove(group)
-    server.groups.make(group, [Limit(servers.gpu_uuid(7), 10 * GIB, 0.25)])
+    server.groups.make(group, Limit(servers.gpu_uuid(7), 10 * GIB, 0.25))
 
 
 def test_a_gpu_whose_limits_cannot_be_kept_says_why(paths: Paths, shell: Shell) -> None:

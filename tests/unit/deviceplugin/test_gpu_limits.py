@@ -7,7 +7,6 @@ import pytest
 from deviceplugin.pools import gpu_limits
 from deviceplugin.pools.config import ConfigError, DevicePluginConfig
 from deviceplugin.pools.formats import parse
-from gpu import layout
 from gpu.settings import GpuLimitSettings
 
 SLICE = "[{shapes: [{name: a/b, memory: 400Mi, compute: 10}]}]"
@@ -23,37 +22,12 @@ def test_a_file_without_the_part_has_the_defaults() -> None:
 
 
 def test_every_key_is_read() -> None:
-    read = parsed(
-        "{driverRoot: /run/nvidia/driver, "
-        "onOveruse: kill, killUnaccounted: true, contextReserve: 500Mi, "
-        "managed: ignore, external: deny, unknown: warn, onError: allow, "
-        "compat: {metrics: [alnair]}}"
-    )
+    read = parsed("{driverRoot: /run/nvidia/driver, onOveruse: kill, contextReserve: 500Mi}")
     assert read.gpu_limits == GpuLimitSettings(
         driver_root=Path("/run/nvidia/driver"),
         on_overuse="kill",
-        kill_unaccounted=True,
         context_reserve=500 << 20,
-        managed="ignore",
-        external="deny",
-        unknown="warn",
-        on_error="allow",
-        alnair_metrics=True,
     )
-
-
-@pytest.mark.parametrize(
-    ("text", "policy"),
-    [
-        ("{}", 0),
-        ("{managed: charge, external: allow, unknown: deny, onError: deny}", 0),
-        ("{managed: ignore}", layout.MANAGED_IGNORE),
-        ("{managed: deny, external: deny}", layout.MANAGED_DENY | layout.EXTERNAL_DENY),
-        ("{unknown: warn, onError: allow}", layout.UNKNOWN_WARN | layout.ERROR_ALLOW),
-    ],
-)
-def test_what_shims_do_is_told_by_bits(text: str, policy: int) -> None:
-    assert parsed(text).gpu_limits.policy == policy
 
 
 @pytest.mark.parametrize(
@@ -63,14 +37,8 @@ def test_what_shims_do_is_told_by_bits(text: str, policy: int) -> None:
         ("{require: none}", "gpuLimits.require: unknown key"),
         ("{driverRoot: run/nvidia}", "gpuLimits.driverRoot: 'run/nvidia': expected the path"),
         ("{driverRoot: /run/../nvidia}", "gpuLimits.driverRoot: '/run/../nvidia'"),
-        ("{onOveruse: stop}", "gpuLimits.onOveruse: 'stop': expected one of report, throttle"),
+        ("{onOveruse: stop}", "gpuLimits.onOveruse: 'stop': expected one of report, kill"),
         ("{contextReserve: lots}", "gpuLimits.contextReserve: 'lots': expected bytes"),
-        ("{managed: count}", "gpuLimits.managed: 'count': expected one of charge, ignore, deny"),
-        ("{external: none}", "gpuLimits.external: 'none': expected one of allow, deny"),
-        ("{unknown: allow}", "gpuLimits.unknown: 'allow': expected one of deny, warn"),
-        ("{onError: warn}", "gpuLimits.onError: 'warn': expected one of deny, allow"),
-        ("{compat: {metrics: [hami]}}", r"gpuLimits.compat.metrics\[0\]: 'hami'"),
-        ("{compat: {metric: []}}", "gpuLimits.compat.metric: unknown key"),
     ],
 )
 def test_a_mistake_names_the_key(text: str, error: str) -> None:

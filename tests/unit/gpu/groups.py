@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 
 from base import files
@@ -29,21 +28,21 @@ class FileGroups(Groups):
     def __init__(self, root: Path) -> None:
         super().__init__(root, rooms=PlainRooms())
         self.gone: list[str] = []  # groups that were removed
-        self.given: dict[str, Sequence[Limit]] = {}  # the last of each group
+        self.given: dict[str, Limit] = {}  # the last of each group
         self.broken = False
 
-    def make(self, group: str, limits: Sequence[Limit]) -> Path:
+    def make(self, group: str, limit: Limit) -> Path:
         self._perhaps_fail()
         directory = self.root / group
         if not directory.exists():
             directory.mkdir(parents=True)
             (directory / "region").touch()
             (directory / "agent").mkdir()
-            self._put(group, limits)
+            self._put(group, limit)
         return directory
 
-    def change(self, group: str, limits: Sequence[Limit]) -> None:
-        self._put(group, limits)
+    def change(self, group: str, limit: Limit) -> None:
+        self._put(group, limit)
 
     def remove(self, group: str) -> None:
         self.gone.append(group)
@@ -52,17 +51,17 @@ class FileGroups(Groups):
     def names(self) -> list[str]:
         return [path.parent.name for path in self.root.glob("*/limits")]
 
-    def limits(self) -> dict[str, list[tuple[str, int, float]]]:
-        """UUID, bytes and share of each limit, by group."""
+    def limits(self) -> dict[str, tuple[str, int, float]]:
+        """UUID, bytes and share of each group."""
         return {
-            path.parent.name: [tuple(limit) for limit in json.loads(path.read_text())]
+            path.parent.name: tuple(json.loads(path.read_text()))
             for path in self.root.glob("*/limits")
         }
 
-    def _put(self, group: str, limits: Sequence[Limit]) -> None:
+    def _put(self, group: str, limit: Limit) -> None:
         self._perhaps_fail()
-        self.given[group] = limits
-        content = [(limit.uuid, limit.memory_bytes, limit.compute_share) for limit in limits]
+        self.given[group] = limit
+        content = limit.uuid, limit.memory_bytes, limit.compute_share
         (self.root / group / "limits").write_text(json.dumps(content))
 
     def _perhaps_fail(self) -> None:

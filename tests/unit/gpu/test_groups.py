@@ -14,7 +14,7 @@ import pytest
 
 from gpu import layout
 from gpu.group_limits import GroupError, Limit
-from gpu.groups import Compute, Groups
+from gpu.groups import Groups
 from gpu.limits_file import LimitsFile
 from gpu.region import RegionInvalid
 from tests.unit.gpu.groups import PlainRooms
@@ -29,8 +29,8 @@ def groups(tmp_path: Path) -> Groups:
     return Groups(tmp_path / "gpu", rooms=PlainRooms())
 
 
-def memory(groups: Groups, group: str = "g") -> list[int]:
-    return [entry.memory_bytes for entry in groups.read(group).in_force]
+def memory(groups: Groups, group: str = "g") -> int:
+    return groups.read(group).in_force.memory_bytes
 
 
 def sequence(path: Path) -> int:
@@ -39,19 +39,15 @@ def sequence(path: Path) -> int:
 
 
 def test_a_new_group_has_both_files_as_the_header_describes_them(tmp_path: Path) -> None:
-    groups = Groups(tmp_path, policy=4, rooms=PlainRooms())
-    directory = groups.make("g", [limit(A, 2 * GIB, 0.25), limit(B, 3 * GIB, 0.5)])
+    groups = Groups(tmp_path, rooms=PlainRooms())
+    directory = groups.make("g", limit(A, 2 * GIB, 0.25))
     limits = layout.PfLimits.from_buffer_copy((directory / "limits").read_bytes())
     region = layout.PfRegion.from_buffer_copy((directory / "region").read_bytes())
     assert (limits.header.magic, limits.header.version) == (layout.LIMITS_MAGIC, 1)
-    assert (limits.header.size, limits.header.gpus) == (layout.LIMITS_SIZE, 2)
-    assert (limits.header.sequence, limits.header.policy) == (2, 4)
-    boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    assert bytes(limits.header.boot_id) == bytes.fromhex(boot_id.replace("-", ""))
-    assert [bytes(gpu.uuid)[-1] for gpu in limits.gpu[:2]] == [10, 11]
-    assert [gpu.memory_bytes for gpu in limits.gpu[:3]] == [2 * GIB, 3 * GIB, 0]
-    assert [gpu.share for gpu in limits.gpu[:2]] == [2500, 5000]
-    assert [gpu.kappa for gpu in limits.gpu[:2]] == [1 << 16, 1 << 16]
+    assert (limits.header.size, limits.header.sequence) == (layout.LIMITS_SIZE, 2)
+    gpu = limits.gpu
+    assert (bytes(gpu.uuid)[-1], gpu.memory_bytes) == (10, 2 * GIB)
+    assert (gpu.share, gpu.kappa) == (2500, 1 << 16)
     assert (region.header.magic, region.header.size) == (layout.REGION_MAGIC, layout.REGION_SIZE)
     assert bytes(region.header.allocation) == bytes(limits.header.allocation) != bytes(16)
     assert region.header.mutex[layout.MUTEX_KIND_AT] == layout.MUTEX_KIND
@@ -59,63 +55,56 @@ def test_a_new_group_has_both_files_as_the_header_describes_them(tmp_path: Path)
     assert bytes(region)[layout.USE_AT :] == NO_REGION[layout.USE_AT :]
 
 
-def test_the_next_agents_policy_holds_for_groups_that_exist(groups: Groups) -> None:
-    directory = groups.make("g", [limit()])
-    Groups(groups.root, policy=18, rooms=PlainRooms()).settle("g")
-    limits = layout.PfLimits.from_buffer_copy((directory / "limits").read_bytes())
-    assert limits.header.policy == 18
-
-
 def test_tenants_may_write_the_region_and_read_the_limits_and_nobody_else_gets_there(
     groups: Groups,
 ) -> None:
     previous = os.umask(0o077)
     try:
-        directory = groups.make("g", [limit()])
+        directory = groups.make("g", limit())
     finally:
         os.umask(previous)
     modes = {
         name: stat.S_IMODE((directory / name).stat().st_mode)
-        for name in (".", "limits", "region", "agent", "configured")
+        for name in (".", "limits", "region", "agent")
     }
     assert modes == {
-        ".": 0o700, "limits": 0o644, "region": 0o666, "agent": 0o755, "configured": 0o600
+        ".": 0o700, "limits": 0o644, "region": 0o666, "agent": 0o755
     }  # fmt: skip
 
 
 def test_make_again_keeps_what_processes_have_allocated_and_sets_the_limits(
     groups: Groups,
 ) -> None:
-    directory = groups.make("g", [limit(A, GIB), limit(B, GIB)])
+    directory = groups.make("g", limit(A, GIB))
     with (directory / "region").open("r+b") as region:
         region.seek(layout.SLOT_AT)
         region.write(b"kept")
     inodes = [(directory / name).stat().st_ino for name in ("limits", "region")]
-    groups.make("g", [limit(B, 3 * GIB), limit(A, 2 * GIB)])
+    groups.make("g", limit(A, 2 * GIB))
     assert inodes == [(directory / name).stat().st_ino for name in ("limits", "region")]
-    assert memory(groups) == [2 * GIB, 3 * GIB]  # the order of GPUs never changes
+    assert memory(groups) == 2 * GIB
     assert (directory / "region").read_bytes()[layout.SLOT_AT :][:4] == b"kept"
 
 
 def test_other_gpus_get_new_files_unless_a_process_uses_the_old_ones(groups: Groups) -> None:
-    groups.make("g", [limit(A)])
+    groups.make("g", limit(A))
     process = groups.register("g", 3, host_pid=os.getpid(), start_time=7)
     with pytest.raises(GroupError, match=f"group g: processes .{os.getpid()}. still use its files"):
-        groups.make("g", [limit(B)])
+        groups.make("g", limit(B))
     groups.bury("g", {3: process.registration})
-    groups.make("g", [limit(B)])
-    assert [each.uuid for each in groups.read("g").limits] == [B]
+    groups.make("g", limit(B))
+    assert groups.read("g").limit.uuid == B
     assert groups.read("g").processes == {}
 
 
 def test_what_another_process_of_the_node_changes_is_read_at_once(groups: Groups) -> None:
     """What was read is kept until the files have changed."""
     other = Groups(groups.root, rooms=PlainRooms())
-    other.make("g", [limit()])
+    other.make("g", limit())
     assert groups.read("g") is groups.read("g")
-    other.change("g", [limit(memory=2 * GIB)])
-    assert memory(groups) == [2 * GIB]
-    assert groups.read("g").limits == (limit(memory=2 * GIB),)
+    other.change("g", limit(memory=2 * GIB))
+    assert memory(groups) == 2 * GIB
+    assert groups.read("g").limit == limit(memory=2 * GIB)
     other.register("g", layout.SLOTS - 1, host_pid=7, start_time=1)
     second = other.register("g", 0, host_pid=8, start_time=2)
     pids = {slot: each.host_pid for slot, each in groups.read("g").processes.items()}
@@ -125,122 +114,117 @@ def test_what_another_process_of_the_node_changes_is_read_at_once(groups: Groups
     other.remove("g")
     with pytest.raises(GroupError):
         groups.read("g")
-    other.make("g", [limit(memory=3 * GIB)])  # with the same sequence number as at first
-    assert memory(groups) == [3 * GIB]
+    other.make("g", limit(memory=3 * GIB))  # with the same sequence number as at first
+    assert memory(groups) == 3 * GIB
     assert groups.read("g").processes == {}
 
 
 def test_what_is_read_during_a_change_or_of_a_killed_one_is_not_kept(groups: Groups) -> None:
-    path = groups.make("g", [limit()]) / "limits"
+    path = groups.make("g", limit()) / "limits"
     with LimitsFile(path) as opened, path.open("r+b", buffering=0) as file:
         assert not opened.is_changing()
-        [entry] = opened.gpus()
         os.pwrite(file.fileno(), struct.pack("<Q", 3), 16)
         assert opened.is_changing()
         os.pwrite(file.fileno(), struct.pack("<Q", GIB // 2), layout.GPU_AT + 16)
-        assert memory(groups) == [GIB // 2]
+        assert memory(groups) == GIB // 2
         os.pwrite(file.fileno(), struct.pack("<Q", GIB // 4), layout.GPU_AT + 16)
-        assert memory(groups) == [GIB // 4]
+        assert memory(groups) == GIB // 4
     groups.settle("g")
-    assert groups.read("g").in_force == (entry,)
+    assert memory(groups) == GIB // 4
+    assert sequence(path) % 2 == 0
 
 
 @pytest.mark.parametrize("content", [b"", b"x", NO_REGION, NO_REGION + b"x"], ids=len)
 def test_a_region_that_the_tenant_destroyed_is_made_again_for_its_next_container(
     groups: Groups, content: bytes
 ) -> None:
-    directory = groups.make("g", [limit()])
+    directory = groups.make("g", limit())
     (directory / "region").write_bytes(content)
     with pytest.raises(RegionInvalid):
         groups.region("g", groups.read("g"))
-    groups.make("g", [limit()])
+    groups.make("g", limit())
     groups.region("g", groups.read("g")).close()
 
 
 def test_a_limits_file_that_is_cut_at_any_length_is_made_again(groups: Groups) -> None:
-    directory = groups.make("g", [limit()])
+    directory = groups.make("g", limit())
     whole = (directory / "limits").read_bytes()
-    for length in (0, 1, 15, 16, 63, 64, 2112, len(whole) - 1):
+    for length in (0, 1, 15, 16, 39, 40, 104, len(whole) - 1):
         (directory / "limits").write_bytes(whole[:length])
         with pytest.raises(GroupError, match="has not the size"):
             groups.read("g")
-        groups.make("g", [limit()])
-        assert memory(groups) == [GIB]
+        groups.make("g", limit())
+        assert memory(groups) == GIB
 
 
 @pytest.mark.parametrize(
-    ("limits", "text"),
+    ("refused", "text"),
     [
-        ([], "0 GPUs: 1 to 16 are possible"),
-        ([limit(A), limit(A)], "a GPU is listed twice"),
-        ([limit("GPU-1")], "expected the UUID of a GPU"),
-        ([limit(A, memory=400 << 20)], "not enough for a CUDA context: more than 419430400"),
-        ([limit(A, share=0.0)], "share 0: must be above 0"),
-        ([limit(A, share=1.5)], "share 1.5: must be above 0, and 1 at most"),
+        (limit("GPU-1"), "expected the UUID of a GPU"),
+        (limit(A, memory=400 << 20), "not enough for a CUDA context: more than 419430400"),
+        (limit(A, share=0.0), "share 0: must be above 0"),
+        (limit(A, share=1.5), "share 1.5: must be above 0, and 1 at most"),
     ],
 )
-def test_limits_that_make_no_sense_are_refused(
-    groups: Groups, limits: list[Limit], text: str
-) -> None:
+def test_limits_that_make_no_sense_are_refused(groups: Groups, refused: Limit, text: str) -> None:
     with pytest.raises(GroupError, match=text):
-        groups.make("g", limits)
+        groups.make("g", refused)
     assert groups.names() == []
 
 
 @pytest.mark.parametrize("name", ["", "..", ".lock", "a/b", "a" * 201, "a\n"])
 def test_a_name_that_is_no_file_name_is_refused(groups: Groups, name: str) -> None:
-    for act in (lambda: groups.make(name, [limit()]), lambda: groups.remove(name)):
+    for act in (lambda: groups.make(name, limit()), lambda: groups.remove(name)):
         with pytest.raises(GroupError, match="name"):
             act()
 
 
 def test_change_reaches_a_reader_that_has_mapped_the_file(groups: Groups) -> None:
-    directory = groups.make("g", [limit(A, GIB)])
+    directory = groups.make("g", limit(A, GIB))
     with (directory / "limits").open("rb") as file:
         mapped = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
-    groups.change("g", [limit(A, 5 * GIB, 0.5)])
+    groups.change("g", limit(A, 5 * GIB, 0.5))
     seen = layout.PfLimits.from_buffer_copy(mapped)
-    assert (seen.gpu[0].memory_bytes, seen.gpu[0].share) == (5 * GIB, 5000)
+    assert (seen.gpu.memory_bytes, seen.gpu.share) == (5 * GIB, 5000)
     assert seen.header.sequence == 4
-    with pytest.raises(GroupError, match="its GPUs cannot change while it lives"):
-        groups.change("g", [limit(B)])
+    with pytest.raises(GroupError, match="its GPU cannot change while it lives"):
+        groups.change("g", limit(B))
     with pytest.raises(GroupError, match="group none"):
-        groups.change("none", [limit(A)])
+        groups.change("none", limit(A))
 
 
 READER = """
-import mmap, struct, sys
+import mmap, sys
 with open(sys.argv[1], "rb") as file:
     mapped = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
-# Aligned words of the mapping, each read at once.
+# Aligned words of the mapping, each read at once: the sequence, the memory, the share and kappa.
 words = memoryview(mapped).cast("Q")
 seen = set()
-told = False
 print("ready", flush=True)
-while words[(64 + 16) // 8] != 0xffffffff00000000:
-    before = words[2]
-    values = [words[(64 + 128 * n + 16) // 8] for n in range(16)]
-    if before % 2 == 0 and before == words[2]:
-        assert len(set(values)) == 1, values
-        seen.add(values[0])
-        if len(seen) > 1 and not told:
-            told = True
+memory = 0
+while memory != 1 << 40:
+    before, memory, share = words[2], words[7], words[11] & 0xffffffff
+    if before % 2 == 0 and before == words[2] and memory != 1 << 40:
+        assert memory - (1 << 30) == share, (memory, share)
+        seen.add(share)
+        if len(seen) == 2:
             print("two values", flush=True)
+            seen |= {-1}
 """
 
 
 def test_a_reader_never_sees_a_half_of_a_change(groups: Groups) -> None:
-    uuids = [f"GPU-00000000-0000-0000-0000-0000000000{n:02x}" for n in range(16)]
-    directory = groups.make("g", [limit(uuid) for uuid in uuids])
+    directory = groups.make("g", limit(A, GIB + 1, 0.0001))
     reader = subprocess.Popen(
         [sys.executable, "-c", READER, directory / "limits"], stdout=subprocess.PIPE, text=True
     )
     assert reader.stdout is not None and reader.stdout.readline() == "ready\n"
     step = 0
     while step < 200 or not (select.select([reader.stdout], [], [], 0)[0] or reader.poll()):
-        groups.change("g", [limit(uuid, GIB + step) for uuid in uuids])
         step += 1
-    groups.change("g", [limit(uuid, 0xFFFFFFFF00000000) for uuid in uuids])
+        units = step % 10_000 + 1
+        groups.change("g", limit(A, GIB + units, units / 10_000))
+    groups.change("g", limit(A, 1 << 40))
     printed, _ = reader.communicate()
     assert reader.returncode == 0
     assert printed == "two values\n"
@@ -249,13 +233,13 @@ def test_a_reader_never_sees_a_half_of_a_change(groups: Groups) -> None:
 def test_a_kill_at_any_change_of_make_leaves_no_group_or_a_whole_one(groups: Groups) -> None:
     for number in count():
         groups.remove("g")
-        killed = killed_at(number, lambda: groups.make("g", [limit(A, 2 * GIB)]))
+        killed = killed_at(number, lambda: groups.make("g", limit(A, 2 * GIB)))
         if "g" in groups.names():
             groups.region("g", groups.read("g")).close()
-            assert memory(groups) == [2 * GIB]
-        groups.make("g", [limit(A, 3 * GIB)])
+            assert memory(groups) == 2 * GIB
+        groups.make("g", limit(A, 3 * GIB))
         groups.region("g", groups.read("g")).close()
-        assert memory(groups) == [3 * GIB]
+        assert memory(groups) == 3 * GIB
         if not killed:
             break
     assert number > 10
@@ -265,11 +249,11 @@ def test_a_kill_at_any_change_of_make_with_other_gpus_leaves_none_or_a_whole_one
     groups: Groups,
 ) -> None:
     for number in count():
-        groups.make("g", [limit(A)])
-        killed = killed_at(number, lambda: groups.make("g", [limit(B)]))
+        groups.make("g", limit(A))
+        killed = killed_at(number, lambda: groups.make("g", limit(B)))
         if "g" in groups.names():
             groups.region("g", groups.read("g")).close()
-        groups.make("g", [limit(B)])
+        groups.make("g", limit(B))
         groups.region("g", groups.read("g")).close()
         groups.remove("g")
         if not killed:
@@ -280,25 +264,23 @@ def test_a_kill_at_any_change_of_make_with_other_gpus_leaves_none_or_a_whole_one
 def test_a_kill_at_any_write_of_a_change_is_finished_by_the_next_one(groups: Groups) -> None:
     odd = 0
     for number in count():
-        directory = groups.make("g", [limit(A, GIB), limit(B, GIB)])
-        killed = killed_at(
-            number, lambda: groups.change("g", [limit(A, 2 * GIB), limit(B, 2 * GIB)])
-        )
+        directory = groups.make("g", limit(A, GIB))
+        killed = killed_at(number, lambda: groups.change("g", limit(A, 2 * GIB)))
         odd += sequence(directory / "limits") % 2
         if sequence(directory / "limits") % 2 == 0:
-            assert memory(groups) in ([GIB, GIB], [2 * GIB, 2 * GIB])
-        groups.make("g", [limit(A, 3 * GIB), limit(B, 3 * GIB)])
+            assert memory(groups) in (GIB, 2 * GIB)
+        groups.make("g", limit(A, 3 * GIB))
         assert sequence(directory / "limits") % 2 == 0
-        assert memory(groups) == [3 * GIB, 3 * GIB]
+        assert memory(groups) == 3 * GIB
         groups.remove("g")
         if not killed:
             break
-    assert odd == 4  # before each write between the two of the sequence
+    assert odd == 2  # before each write between the two of the sequence
 
 
 def test_a_kill_at_any_change_of_remove_leaves_what_the_next_call_removes(groups: Groups) -> None:
     for number in count():
-        directory = groups.make("g", [limit()])
+        directory = groups.make("g", limit())
         killed = killed_at(number, lambda: groups.remove("g"))
         groups.remove("g")
         assert not directory.exists()
@@ -308,7 +290,7 @@ def test_a_kill_at_any_change_of_remove_leaves_what_the_next_call_removes(groups
 
 
 def test_registrations_of_a_slot_never_come_again(groups: Groups) -> None:
-    groups.make("g", [limit()])
+    groups.make("g", limit())
     first = groups.register("g", 9, host_pid=11, start_time=1)
     groups.bury("g", {9: first.registration})
     second = groups.register("g", 9, host_pid=12, start_time=2)
@@ -318,7 +300,7 @@ def test_registrations_of_a_slot_never_come_again(groups: Groups) -> None:
 
 
 def test_processes_that_register_together_are_one_change_of_the_limits(groups: Groups) -> None:
-    limits = groups.make("g", [limit()]) / "limits"
+    limits = groups.make("g", limit()) / "limits"
     groups.register("g", 4, host_pid=10, start_time=1)
     before = sequence(limits)
     registered = groups.register_all("g", {n: (100 + n, 1000 + n) for n in range(8)})
@@ -332,48 +314,11 @@ def test_processes_that_register_together_are_one_change_of_the_limits(groups: G
     assert [known[n].registration for n in range(8)] == [1, 1, 1, 1, 2, 1, 1, 1]
 
 
-def test_a_throttled_group_has_its_ceiling_until_it_is_lifted(groups: Groups) -> None:
-    groups.make("g", [limit(A, share=0.5)])
-
-    def in_force() -> tuple[float, float]:
-        entry = groups.read("g").in_force[0]
-        return entry.share, entry.kappa
-
-    groups.set_compute("g", {A: Compute(kappa=2.0, settled=0.0)})
-    assert in_force() == (0.5, 2.0)
-    groups.throttle("g", A, 0.01)
-    groups.set_compute("g", {A: Compute(kappa=4.0, settled=0.0)})
-    assert in_force() == (0.01, 4.0)
-    groups.throttle("g", A, None)
-    assert in_force() == (0.5, 4.0)
-    assert [each.compute_share for each in groups.read("g").limits] == [0.5]
-
-
-def test_what_is_held_back_is_not_taken_for_the_share_without_the_agents_own_file(
-    groups: Groups,
-) -> None:
-    directory = groups.make("g", [limit(A, share=0.25), limit(B, share=0.5)])
-    groups.throttle("g", B, 0.01)
-    groups.set_compute("g", {A: Compute(kappa=2.0, settled=0.0)})
-    assert [entry.share for entry in groups.read("g").in_force] == [0.25, 0.01]
-    (directory / "configured").write_bytes(b"")
-    assert [limit.compute_share for limit in groups.read("g").limits] == [0.25, 0.5]
-    Groups(groups.root, rooms=PlainRooms()).settle("g")
-    assert [entry.share for entry in groups.read("g").in_force] == [0.25, 0.5]
-
-
-def test_what_was_configured_is_known_without_the_agents_own_file(groups: Groups) -> None:
-    directory = groups.make("g", [limit(A, 2 * GIB, 0.25)])
-    for content in (b"", b"[]", b'[{"uuid": "GPU-x", "memory_bytes": 1, "compute_share": 1}]'):
-        (directory / "configured").write_bytes(content)
-        assert groups.read("g").limits == (limit(A, 2 * GIB, 0.25),)
-
-
 def test_a_container_can_write_its_region_and_not_its_limits(
     groups: Groups, tmp_path: Path
 ) -> None:
     """With mounts as a runtime makes them, even as root there."""
-    directory = groups.make("g", [limit()])
+    directory = groups.make("g", limit())
     for name in ("limits", "region"):
         (tmp_path / name).touch()
     script = f"""
@@ -391,7 +336,7 @@ def test_a_container_can_write_its_region_and_not_its_limits(
 
 
 def test_two_processes_change_one_group_without_losing_a_change(groups: Groups) -> None:
-    groups.make("g", [limit()])
+    groups.make("g", limit())
     child = os.fork()
     if child == 0:
         for slot in range(0, 200, 2):

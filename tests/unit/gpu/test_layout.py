@@ -16,7 +16,6 @@ STRUCTS: dict[type[ctypes.LittleEndianStructure], tuple[str, dict[str, str]]] = 
     layout.PfProcess: ("struct pf_process", {}),
     layout.PfGpu: ("struct pf_gpu", {}),
     layout.PfSlot: ("struct pf_slot", {}),
-    layout.PfSymbol: ("struct pf_symbol", {}),
     layout.PfLimits: ("struct pf_limits", {"header": "magic"}),
     layout.PfRegion: ("struct pf_region", {"header": "magic"}),
     layout.PfRequest: ("struct pf_request", {}),
@@ -28,21 +27,13 @@ HEADERS: dict[type[ctypes.LittleEndianStructure], str] = {
 }
 CONSTANTS = {
     "PF_VERSION": layout.VERSION,
-    "PF_GPUS": layout.GPUS,
     "PF_SLOTS": layout.SLOTS,
-    "PF_SYMBOLS": layout.SYMBOLS,
-    "PF_SYMBOL_LENGTH": layout.SYMBOL_LENGTH,
     "PF_LIMITS_MAGIC": layout.LIMITS_MAGIC,
     "PF_REGION_MAGIC": layout.REGION_MAGIC,
     "PF_NO_LIMIT": layout.NO_LIMIT,
     "PF_NOT_MEASURED": layout.NOT_MEASURED,
     "PF_MUTEX_KIND": layout.MUTEX_KIND,
     "PF_MUTEX_KIND_AT": layout.MUTEX_KIND_AT,
-    "PF_MANAGED_IGNORE": layout.MANAGED_IGNORE,
-    "PF_MANAGED_DENY": layout.MANAGED_DENY,
-    "PF_EXTERNAL_DENY": layout.EXTERNAL_DENY,
-    "PF_UNKNOWN_WARN": layout.UNKNOWN_WARN,
-    "PF_ERROR_ALLOW": layout.ERROR_ALLOW,
     "PF_PROCESS_NONE": layout.PROCESS_NONE,
     "PF_PROCESS_ALIVE": layout.PROCESS_ALIVE,
     "PF_PROCESS_DEAD": layout.PROCESS_DEAD,
@@ -57,11 +48,6 @@ CONSTANTS = {
     "offsetof(struct pf_limits, process)": layout.PROCESS_AT,
     "offsetof(struct pf_region, gpu)": layout.USE_AT,
     "offsetof(struct pf_region, slot)": layout.SLOT_AT,
-    "offsetof(struct pf_region, symbol)": layout.SYMBOL_AT,
-    "sizeof(((struct pf_slot *)0)->gpu[0])": ctypes.sizeof(layout.PfSlotGpu),
-    "offsetof(struct pf_slot, gpu[0].context_bytes) - offsetof(struct pf_slot, gpu)": (
-        layout.PfSlotGpu.context_bytes.offset
-    ),
 }
 
 
@@ -125,5 +111,5 @@ def test_fields_that_are_read_at_once_are_those_of_the_structures() -> None:
     assert limits_file._ENTRY.size == ctypes.sizeof(layout.PfProcess)
     slot = layout.PfSlot()
     slot.state, slot.registration = 1, 2
-    slot.gpu[0].data_bytes, slot.gpu[15].context_bytes = 3, 4
-    assert region._FIELDS.unpack(bytes(slot)) == (1, 2, 3, *([0] * 30), 4)
+    slot.data_bytes, slot.context_bytes = 3, 4
+    assert region._FIELDS.unpack(bytes(slot)) == (1, 2, 3, 4)

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from prometheus_client.metrics_core import Metric
 
 from base.pod import Pod
-from gpu import alnair_metrics, metrics
+from gpu import metrics
 from gpu.group_limits import NO_LIMIT
 from gpu.inventory import LimitedGPU
 from gpu.limits_file import GpuEntry
@@ -44,7 +44,6 @@ def tenant(uuid: str = A, minor: int = 0, **more: object) -> TenantSample:
         "in_force": GpuEntry(uuid=b"", memory_bytes=4 * GIB, context_bytes=0, share=0.25),
         "use": USE,
         "counts": COUNTS,
-        "symbols": {"cuNew": 9},
         "processes": 2,
         "overhead_bytes": 10,
         "device_bytes": 2 * GIB,
@@ -74,7 +73,7 @@ def shown(families: Iterable[Metric]) -> dict[str, float | list[float]]:
 
 
 def at(now: float, sample: NodeSample) -> dict[str, float | list[float]]:
-    return shown(metrics.families(sample, {("g", A): 12}, now, wall=1000.0))
+    return shown(metrics.families(sample, {"g": 12}, now, wall=1000.0))
 
 
 def test_every_metric_of_a_tenant_and_a_gpu_has_its_unit() -> None:
@@ -99,7 +98,6 @@ def test_every_metric_of_a_tenant_and_a_gpu_has_its_unit() -> None:
         "process_slots_stale_total": 2,
         "process_slots_refused_total": 3,
         "lock_recoveries_total": 1,
-        "unknown_entry_points_total": 9,
         "capacity_bytes": 8 * GIB,
         "allocated_bytes": 4 * GIB,
         "allocated_share_ratio": 0.5,
@@ -134,15 +132,7 @@ def test_series_have_the_labels_that_the_documentation_says_and_no_others() -> N
         "nvml_up": set(),
         **dict.fromkeys(names, holder | gpu),
         **dict.fromkeys(of_group, holder),
-        "unknown_entry_points": holder | {"symbol"},
         **dict.fromkeys(of_gpu | {"unaccounted_bytes", "withheld"}, gpu),
-    }
-    pod, pod_on_gpu = {"pod_name", "namespace"}, {"gpu_uuid", "gpu_idx", "pod_name"}
-    assert labels(alnair_metrics.families(sample)) == {
-        "alnair_cuda_launch_kernel_cnt": pod,
-        "alnair_cuda_mem_used": pod,
-        "alnair_gpu_util": pod_on_gpu,
-        "alnair_gpu_mem_util": pod_on_gpu,
     }
 
 
@@ -155,7 +145,6 @@ def test_what_is_not_known_is_left_out() -> None:
                 in_force=unlimited,
                 use=None,
                 counts=None,
-                symbols={},
                 device_bytes=None,
                 overuse_bytes=None,
                 utilization=None,
@@ -170,23 +159,8 @@ def test_what_is_not_known_is_left_out() -> None:
     assert found["allocated_bytes"] == 8 * GIB
 
 
-def test_counters_of_a_group_with_two_gpus_are_there_once() -> None:
-    found = at(101.0, node(tenant(), tenant(B, 1)))
-    assert found["lock_recoveries_total"] == 1
-    assert found["launches_total"] == [700, 700]
-
-
 def test_what_the_driver_said_is_left_out_once_it_is_old() -> None:
     found = at(100.0 + metrics.OLD + 1, node(tenant()))
     assert found["nvml_up"] == 0
     assert not {"memory_device_bytes", "compute_utilization_ratio", "capacity_bytes"} & found.keys()
     assert found["memory_used_bytes"] == 3 * GIB
-
-
-def test_alnairs_names_are_summed_over_the_gpus_of_a_pod() -> None:
-    assert shown(alnair_metrics.families(node(tenant(), tenant(B, 1)))) == {
-        "alnair_cuda_launch_kernel_cnt": 1400,
-        "alnair_cuda_mem_used": 6 * GIB,
-        "alnair_gpu_util": [12.5, 12.5],
-        "alnair_gpu_mem_util": 25.0,
-    }

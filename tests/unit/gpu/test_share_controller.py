@@ -1,6 +1,5 @@
 """Compute shares of the groups of a node: from what was seen to their files."""
 
-import ctypes
 import time
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -59,22 +58,22 @@ def _controller(groups: Groups, clock: Clock) -> Control:
     return tick
 
 
-def _in_force(groups: Groups, group: str, index: int = 0) -> tuple[float, float]:
+def _in_force(groups: Groups, group: str) -> tuple[float, float]:
     """The share and kappa that the gates see."""
-    entry = groups.read(group).in_force[index]
+    entry = groups.read(group).in_force
     return round(entry.share, 4), round(entry.kappa, 3)
 
 
-def _settled(groups: Groups, group: str, index: int = 0) -> float:
+def _settled(groups: Groups, group: str) -> float:
     """What the gates see of what the group owes, seconds of GPU time."""
-    return round(groups.read(group).in_force[index].settled_ns / NS, 3)
+    return round(groups.read(group).in_force.settled_ns / NS, 3)
 
 
-def _says(groups: Groups, group: str, index: int = 0, **fields: int) -> None:
+def _says(groups: Groups, group: str, **fields: int) -> None:
     """Write what a group's shims would write of a GPU."""
     gpu = layout.PfGpu(**fields)
     with (groups.root / group / "region").open("r+b") as opened:
-        opened.seek(layout.USE_AT + index * ctypes.sizeof(gpu))
+        opened.seek(layout.USE_AT)
         opened.write(bytes(gpu))
 
 
@@ -87,7 +86,7 @@ def _paid(seconds: float, *, finished: bool = True) -> dict[str, int]:
 
 def _made(groups: Groups, group: str, share: float) -> None:
     """A group that launched once."""
-    groups.make(group, [limit(share=share)])
+    groups.make(group, limit(share=share))
     _says(groups, group, **_paid(0.001))
 
 
@@ -100,8 +99,8 @@ def _launches(groups: Groups, *names: str) -> None:
 def test_a_group_that_uses_more_than_it_paid_for_owes_the_rest_and_pays_more(
     groups: Groups, control: Control
 ) -> None:
-    groups.make("a", [limit(share=0.3)])
-    groups.make("b", [limit(share=0.7)])
+    groups.make("a", limit(share=0.3))
+    groups.make("b", limit(share=0.7))
     for n in range(4):
         _says(groups, "a", **_paid(n * 0.1))
         _says(groups, "b", **_paid(n * 0.2))
@@ -115,7 +114,7 @@ def test_a_group_that_uses_more_than_it_paid_for_owes_the_rest_and_pays_more(
 def test_a_group_that_pays_more_than_it_uses_gets_the_rest_back_and_pays_less(
     groups: Groups, control: Control
 ) -> None:
-    groups.make("a", [limit(share=0.5)])
+    groups.make("a", limit(share=0.5))
     for n in range(4):
         _says(groups, "a", **_paid(n * 0.25), last_launch=time.monotonic_ns())
         control({("a", A): 0.1}, (A, B))
@@ -131,17 +130,16 @@ def test_what_is_settled_stays_when_limits_are_changed_or_written_again(
     for _ in range(3):
         control({("a", A): 0.5}, (A, B))
     assert _settled(groups, "a") == 0.5
-    groups.change("a", [limit(share=0.6)])
-    groups.throttle("a", A, 0.01)
+    groups.change("a", limit(share=0.6))
     groups.settle("a")
-    groups.make("a", [limit(share=0.6)])
+    groups.make("a", limit(share=0.6))
     assert _settled(groups, "a") == 0.5
 
 
 def test_a_gpu_of_which_the_driver_does_not_tell_is_shared_by_estimates_alone(
     groups: Groups, control: Control
 ) -> None:
-    groups.make("a", [limit(share=0.5)])
+    groups.make("a", limit(share=0.5))
     for n in range(4):
         _says(groups, "a", **_paid(n * 0.25), backlogged_at=time.monotonic_ns())
         control({}, (B,))
@@ -149,22 +147,10 @@ def test_a_gpu_of_which_the_driver_does_not_tell_is_shared_by_estimates_alone(
     assert _settled(groups, "a") == 0
 
 
-def test_each_gpu_is_shared_by_itself(groups: Groups, control: Control) -> None:
-    groups.make("a", [limit(A, share=0.5), limit(B, share=0.25)])
-    groups.make("b", [limit(B, share=0.5)])
-    for name, index in (("a", 0), ("a", 1), ("b", 0)):
-        _says(groups, name, index, **_paid(0.001))
-    for _ in range(3):
-        control({("a", B): 0.9}, (A, B))
-    assert _settled(groups, "a", 0) == 0
-    assert _settled(groups, "a", 1) == pytest.approx(0.9)
-    assert _settled(groups, "b") == 0
-
-
 def test_a_group_that_is_made_again_between_two_ticks_begins_anew(
     groups: Groups, control: Control
 ) -> None:
-    groups.make("a", [limit(share=0.3)])
+    groups.make("a", limit(share=0.3))
     for n in range(3):
         _says(groups, "a", **_paid(1000 + n * 0.15))
         control({("a", A): 0.3}, (A,))
@@ -175,21 +161,10 @@ def test_a_group_that_is_made_again_between_two_ticks_begins_anew(
     assert _settled(groups, "a") == 0
 
 
-def test_of_gates_that_do_not_count_what_launches_pay_nothing_is_settled(
-    groups: Groups, control: Control
-) -> None:
-    """They are of an earlier version: the container runs since before an update."""
-    groups.make("a", [limit(share=0.3)])
-    for _ in range(20):
-        _launches(groups, "a")
-        control({("a", A): 0.3}, (A,))
-    assert (_settled(groups, "a"), _in_force(groups, "a")) == (0, (0.3, 1.0))
-
-
 def test_what_the_driver_may_not_tell_of_many_processes_is_not_settled(
     groups: Groups, control: Control
 ) -> None:
-    groups.make("a", [limit(share=0.3)])
+    groups.make("a", limit(share=0.3))
     for slot in range(40):
         groups.register("a", slot, host_pid=1000 + slot, start_time=1)
     for n in range(20):
@@ -202,15 +177,15 @@ def test_what_is_settled_stays_while_the_tenant_keeps_its_limits_from_being_read
     groups: Groups, control: Control, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Then `read` answers what was configured: nothing is settled there. Its share would change."""
-    groups.make("a", [limit(share=0.5)])
+    groups.make("a", limit(share=0.5))
     _says(groups, "a", **_paid(0.001))
     for _ in range(3):
         control({("a", A): 0.5}, (A,))
     _says(groups, "a", **_paid(0.001), last_launch=time.monotonic_ns() + NS // 2)
     files = groups.read("a")
-    [entry] = files.in_force
+    entry = files.in_force
     configured = msgspec.structs.replace(entry, settled_ns=0, kappa=1.0)
-    leased = msgspec.structs.replace(files, in_force=(configured,), allocation=b"")
+    leased = msgspec.structs.replace(files, in_force=configured, allocation=b"")
     with monkeypatch.context() as patch:
         patch.setattr(groups, "read", lambda _: leased)
         control({("a", A): 0.5}, (A,))
@@ -229,7 +204,7 @@ def test_a_tick_that_came_far_too_late_is_not_settled(
 
 
 def test_a_new_controller_goes_on_from_the_files(groups: Groups, clock: Clock) -> None:
-    groups.make("a", [limit(share=0.3)])
+    groups.make("a", limit(share=0.3))
     control = _controller(groups, clock)
     for n in range(6):
         _says(groups, "a", **_paid(n * 0.05))
@@ -242,17 +217,6 @@ def test_a_new_controller_goes_on_from_the_files(groups: Groups, clock: Clock) -
         _says(groups, "a", **_paid(0.25 + n * 0.15))
         control({("a", A): 0.3}, (A, B))
     assert _settled(groups, "a") == settled
-
-
-def test_a_share_that_is_held_down_for_its_memory_stays_down_and_is_what_counts(
-    groups: Groups, control: Control
-) -> None:
-    _made(groups, "a", 0.5)
-    groups.throttle("a", A, 0.01)
-    for _ in range(4):
-        control({("a", A): 0.3}, (A, B))
-    assert _in_force(groups, "a")[0] == 0.01
-    assert _settled(groups, "a") == pytest.approx(3 * 0.15)
 
 
 @pytest.mark.parametrize("spoiled", ["limits", "region"])
@@ -284,7 +248,7 @@ def test_a_group_that_goes_while_its_shares_are_corrected_is_no_error(
 
 
 def test_nothing_is_written_while_nothing_changes(groups: Groups, control: Control) -> None:
-    groups.make("a", [limit(share=0.3)])
+    groups.make("a", limit(share=0.3))
     path = groups.root / "a" / "limits"
     before = path.read_bytes()
     for n in range(4):

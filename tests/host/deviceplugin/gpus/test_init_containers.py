@@ -54,7 +54,7 @@ def test_bound_at_admission_all_of_them_have_one_gpu(paths: Paths, listed: bool)
         pod = kubelet.admit("trainer", [prepare, container(memory=3, compute=20)])
         assert nodes_of(pod, "prepare") == nodes_of(pod, "main") == ["/dev/nvidia0"]
         assert node.groups.limits()
-        assert {limit[0][0] for limit in node.groups.limits().values()} == {gpu_uuid(0)}
+        assert {limit[0] for limit in node.groups.limits().values()} == {gpu_uuid(0)}
 
 
 @pytest.mark.parametrize("listed", [True, False])
@@ -82,7 +82,7 @@ def test_bound_at_the_start_the_second_moves_to_the_gpu_that_has_the_room(
         prepare = container("prepare", init=True, memory=2, compute=10)
         pod = kubelet.admit("trainer", [prepare, container(memory=memory, compute=compute)])
         assert gpu_node_of(edits(node.paths, pod)) == "/dev/nvidia1"
-        limits = [limit for (limit,) in node.groups.limits().values() if limit[0] == gpu_uuid(1)]
+        limits = [limit for limit in node.groups.limits().values() if limit[0] == gpu_uuid(1)]
         assert limits == [(gpu_uuid(1), memory * GIB, compute / 100)]
         kubelet.run(pod)  # with the sandbox, init containers start again
         assert gpu_node_of(edits(node.paths, pod)) == "/dev/nvidia1"

@@ -103,7 +103,7 @@ def test_start_after_a_kill_at_any_step_of_a_start_is_whole(
             if one.resource == MEMORY and one.id in held.devices
         ]
         assert entry.gpu is not None
-        assert node.groups.limits()[entry.gpu.group] == [(entry.gpu.uuid, GIB, 0.05)]
+        assert node.groups.limits()[entry.gpu.group] == (entry.gpu.uuid, GIB, 0.05)
         content = (node.paths.cdi / f"podfabric-slot-{entry.gpu.group}.json").read_bytes()
         assert f"/dev/nvidia{entry.gpu.minor}".encode() in content
         return done
@@ -124,4 +124,4 @@ def test_pod_after_a_kill_at_any_step_of_an_allocate_has_what_it_asks_for(
     pod = kubelet.admit("trainer", [container(memory=8, compute=50)])
     assert len(pod.containers["main"].cdi) == 1
     (limits,) = node.groups.limits().values()
-    assert limits[0][1] == 8 * GIB
+    assert limits[1] == 8 * GIB

@@ -78,7 +78,7 @@ def test_admission_gives_a_name_and_the_start_says_what_it_is(
     ]
     assert found["mounts"][0]["options"][0] == "ro"
     (limits,) = node.groups.limits().values()
-    assert limits == [(gpu_uuid(0), 2 * GIB, 0.5)]
+    assert limits == (gpu_uuid(0), 2 * GIB, 0.5)
 
 
 def test_memory_moves_to_the_gpu_that_has_the_time(node: GpuNode, kubelet: Kubelet) -> None:
@@ -305,7 +305,7 @@ def test_what_an_agent_left_that_was_killed_before_it_removed_a_group_goes_with_
     kubelet.admit("trainer", TWO)
     limits = node.groups.limits()
     node.plugin.close()
-    left = [Limit(gpu_uuid(0), GIB, 1.0)]
+    left = Limit(gpu_uuid(0), GIB, 1.0)
     for group in ("alnair-vgpu-memory.GPU-00000000_0", "podfabric.io-gpu-10g-25.00000000.10g-25.0"):
         node.groups.make(group, left)
     node.start()

@@ -60,7 +60,7 @@ def test_the_next_agent_touches_no_file_of_a_running_container(
             assert began is not None
             registered = groups.register(group, 5, os.getpid(), began)
             claimed = layout.PfSlot(state=layout.SLOT_USED, registration=registered.registration)
-            claimed.gpu[0].data_bytes = GIB
+            claimed.data_bytes = GIB
             with (groups.root / group / "region").open("r+b") as region:
                 region.seek(layout.SLOT_AT + 5 * sizeof(layout.PfSlot))
                 region.write(bytes(claimed))

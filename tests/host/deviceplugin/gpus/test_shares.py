@@ -87,7 +87,7 @@ def test_alnairs_pod_has_memory_and_time_of_one_gpu_in_both_orders(
             assert calls[0] == first
             assert bound(paths) == {gpu_uuid(0): (2, 50)}
             (limits,) = node.groups.limits().values()
-            assert limits == [(gpu_uuid(0), 2 * GIB, 0.5)]
+            assert limits == (gpu_uuid(0), 2 * GIB, 0.5)
             if binding == "start":
                 assert gpu_node_of(edits(paths, pod)) == "/dev/nvidia0"
             else:
@@ -124,7 +124,7 @@ def test_containers_have_the_share_that_they_ask_for(
     try:
         kubelet.wait(lambda: kubelet.allocatable(MEMORY) == 16 and kubelet.allocatable(COMPUTE))
         kubelet.admit("trainer", [container(memory=2, compute=30)])
-        ((limit,),) = node.groups.given.values()
+        (limit,) = node.groups.given.values()
         assert limit.compute_share == 0.3
     finally:
         node.plugin.close()
@@ -234,13 +234,13 @@ def test_more_time_than_is_left_is_refused_at_admission(node: GpuNode, kubelet: 
 def test_memory_alone_has_no_limit_of_time(node: GpuNode, kubelet: Kubelet) -> None:
     kubelet.admit("trainer", [container(memory=3)])
     (limits,) = node.groups.limits().values()
-    assert limits == [(gpu_uuid(0), 3 * GIB, 1.0)]
+    assert limits == (gpu_uuid(0), 3 * GIB, 1.0)
 
 
 def test_containers_of_a_pod_have_limits_of_their_own(node: GpuNode, kubelet: Kubelet) -> None:
     containers = [container("a", memory=2, compute=20), container("b", memory=3, compute=30)]
     kubelet.admit("trainer", containers)
-    assert sorted(limits[0][1:] for limits in node.groups.limits().values()) == [
+    assert sorted(limits[1:] for limits in node.groups.limits().values()) == [
         (2 * GIB, 0.2),
         (3 * GIB, 0.3),
     ]
@@ -255,9 +255,7 @@ def test_container_after_an_init_container_has_what_it_asks_for(paths: Paths, li
             first = container("prepare", init=True, memory=2, compute=10)
             kubelet.admit("trainer", [first, container("main", memory=4, compute=40)])
             assert bound(paths) == {gpu_uuid(0): (4, 40)}
-            assert (gpu_uuid(0), 4 * GIB, 0.4) in [
-                limits[0] for limits in node.groups.limits().values()
-            ]
+            assert (gpu_uuid(0), 4 * GIB, 0.4) in list(node.groups.limits().values())
         finally:
             node.plugin.close()
 
@@ -351,13 +349,13 @@ def test_full_disk_at_the_start_is_an_error_and_the_next_start_succeeds(
     node.groups.broken = False
     kubelet.run(pod)
     (limits,) = node.groups.limits().values()
-    assert limits == [(gpu_uuid(0), 2 * GIB, 0.5)]
+    assert limits == (gpu_uuid(0), 2 * GIB, 0.5)
 
 
 def test_slice_is_memory_and_time(slices: GpuNode, kubelet: Kubelet) -> None:
     kubelet.admit("trainer", [container(others={SMALL: 1})])
     (limits,) = slices.groups.limits().values()
-    assert limits == [(gpu_uuid(0), 2 * GIB, 0.25)]
+    assert limits == (gpu_uuid(0), 2 * GIB, 0.25)
 
 
 def test_two_slices_of_a_container_are_of_one_gpu(slices: GpuNode, kubelet: Kubelet) -> None:
