@@ -28,8 +28,8 @@ from ipam.nv_ipam import translate
 from ipam.nv_ipam.options import is_nv_ipam
 from ipam.options import IpamOptions
 from ipam.ranges import RangeSet
-from ipam.recovery import DATABASE
 from ipam.requested_ips import final_sets
+from ipam.snapshot import snapshot
 from ipam.sqlite_store import SqliteStore
 from ipam.store import Owner, Store
 from ipam.store_files import StoreFiles
@@ -149,10 +149,8 @@ def _in_call(read: Callable[[Path], T], path: Path) -> T:
 
 
 def _has_leased(store: Path) -> bool:
-    if not (store / DATABASE).exists():
-        return False
-    with StoreFiles(store, kept=False).transaction() as tables:
-        return tables.instance() is not None
+    with snapshot(store) as tables:
+        return tables is not None and tables.instance() is not None
 
 
 def declared(request: Request) -> tuple[IpamOptions, Sequence[RangeSet]]:

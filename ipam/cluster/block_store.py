@@ -15,7 +15,6 @@ from cni.spec.errors import CNIError, Code
 from ipam import probes
 from ipam.addresses import parse
 from ipam.blocks import Instance, LeasedBlock
-from ipam.changes import change
 from ipam.departures import Departures
 from ipam.store import Reservation
 from ipam.store_files import StoreFiles
@@ -200,7 +199,7 @@ class BlockStore:
             raise CNIError(
                 Code.TRY_AGAIN, "another agent leases for this node: nothing was changed"
             )
-        with change(tables, self._files.directory):
+        with tables.change():
             yield
 
     @contextmanager
