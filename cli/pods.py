@@ -144,7 +144,7 @@ def _beside(
 ) -> Iterator[AddressBeside]:
     """The pod's addresses that no attachment in the journal has."""
     try:
-        held = SqliteStore(node.paths.ipam, node.paths.boot_id()).reservations()
+        held = SqliteStore(node.paths.ipam, "").reservations()
     except CNIError as error:
         notes.append(f"its addresses are not known: {error}")
         return

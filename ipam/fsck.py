@@ -134,13 +134,18 @@ def build(
     sync_directory(database.parent)
 
 
-def reconcile(tables: Tables, facts: NodeFacts) -> None:
-    """Put into the store what attachments have by the journal and the store lacks."""
+def reconcile(tables: Tables, facts: NodeFacts, *, lost: bool = False) -> None:
+    """Put into the store what attachments have by the journal and the store lacks.
+
+    Then, or if something was `lost`, the API server must confirm all blocks: a lease may be over.
+    """
     missing = absent(tables, facts)
-    if missing:
+    if missing or lost:
         with tables.change():
             for reservation in missing:
                 tables.put(reservation)
+            for block in list(tables.blocks()):
+                tables.put_block(msgspec.structs.replace(block, boot="", confirmed=0.0))
 
 
 def absent(tables: Tables, facts: NodeFacts) -> list[Reservation]:

@@ -234,7 +234,7 @@ class StoreFiles:
         """Bring the store up to what the node shows. If it has lost something, others may have been
         given addresses a moment ago that do not show yet."""
         facts = look()
-        fsck.reconcile(tables, facts)
+        fsck.reconcile(tables, facts, lost=lost)
         self._in_use = AddressesInUse(fsck.unreserved(tables, facts))
         if lost:
             self._lost_at = time.time()
