@@ -31,7 +31,7 @@ from ipam.database import BESIDE, DATABASE, WAL, StoreMeta, connect, has_content
 from ipam.importing import unnamed
 from ipam.in_use import LivingAddress, NodeFacts
 from ipam.schema import COLUMNS, UNREADABLE, Damage, reservation_of
-from ipam.snapshot import locked, snapshot
+from ipam.snapshot import Noted, locked, snapshot
 from ipam.store import Reservation
 from ipam.tables import Tables
 
@@ -59,7 +59,7 @@ def check(directory: Path, say: Say, facts: NodeFacts = _NO_FACTS) -> bool:
             if tables is not None:
                 tables.verify()
             missing = facts.journal if tables is None else absent(tables, facts)
-            free = facts.living if tables is None else unreserved(tables, facts)
+            free = [] if tables is None else _in_ranges(tables, unreserved(tables, facts))
     except CNIError as error:
         say(error.message)
         return False
@@ -67,20 +67,21 @@ def check(directory: Path, say: Say, facts: NodeFacts = _NO_FACTS) -> bool:
         say(f"{entry.address} of {entry.holder} is in the journal and not in the store")
     for living in free:
         say(
-            f"{living.address} on {living.ifname} in {living.namespace} is not reserved: if a "
-            "range has it, it is handed out to nobody while an agent that starts now runs and the "
-            "namespace lasts"
+            f"{living.address} on {living.ifname} in {living.namespace} is in a range and not "
+            "reserved: if it is on the same link, exclude it, or have it given to nobody with "
+            "`podfabric ipam fsck --rebuild`"
         )
     return not missing
 
 
 def rebuild(directory: Path, say: Say, facts: NodeFacts = _NO_FACTS) -> None:
     """Set the store's files aside and build it again. CNIError 5, 11."""
-    with locked(directory):
+    with locked(directory) as lock:
         replace(directory, say)
         tables = Tables(directory / DATABASE)
         try:
             reconcile(tables, facts)
+            lock.note(Noted(tables.meta.seq, lost=True))
         finally:
             tables.close()
 
@@ -166,6 +167,13 @@ def unreserved(tables: Tables, facts: NodeFacts) -> list[LivingAddress]:
     """The living addresses that no attachment has reserved."""
     reserved = tables.addresses() if facts.living else set()
     return [each for each in facts.living if parse(each.address) not in reserved]
+
+
+def _in_ranges(tables: Tables, living: Iterable[LivingAddress]) -> list[LivingAddress]:
+    """Those that are in a range that a reservation is from."""
+    ranges = [parse_interface(cidr)[1] for _, cidr in tables.ranges()]
+    networks = [network for network in ranges if network.prefix < 128]
+    return [each for each in living if any(parse(each.address) in network for network in networks)]
 
 
 def _read(path: Path) -> _Remains:

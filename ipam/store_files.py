@@ -6,15 +6,16 @@ what they commit visible here. It cannot see that a program that is not SQLite r
 file, so the files' status is compared before each transaction.
 
 A process that hands out addresses knows how to look at the node (`facts`). When it opens the store
-for the first time, or another program has changed files, it reads all of the database, builds a
-damaged one again (`fsck`), and compares it with what the node shows.
+for the first time, or another program has changed files, it reads all of the database. It builds a
+damaged one again (`fsck`). If changes were lost, it compares the store with what the node shows,
+and so does each process that opens it later in this boot.
 """
 
 import os
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -32,10 +33,10 @@ from ipam.database import (
     shows_damage,
 )
 from ipam.fsck import Say
-from ipam.in_use import AddressesInUse, FactsOf
+from ipam.in_use import AddressesInUse, FactsOf, NodeFacts
 from ipam.ranges import Range, RangeSet
 from ipam.schema import UNREADABLE, Damage, OtherVersion
-from ipam.snapshot import LOCK_TIMEOUT, lock_of, locked, take
+from ipam.snapshot import LOCK_TIMEOUT, Noted, StoreLock, locked, require_all, take
 from ipam.tables import Tables
 
 SETTLE = 5.0  # seconds from a loss until what pods were given just before it can be seen on them
@@ -67,7 +68,7 @@ class StoreFiles:
         self._report = report
         self._lock_timeout = lock_timeout
         self.kept = kept
-        self._lock = lock_of(directory, stay_open=kept)
+        self._lock = StoreLock(directory, stay_open=kept)
         self._turn = threading.Lock()
         self._tables: Tables | None = None
         self._files: _Status = (None, None)
@@ -76,6 +77,7 @@ class StoreFiles:
         self._tended_until = 0.0
         self._seq = 0  # how many transactions this process knows of
         self._unchecked = True
+        self._has_looked = False
         self._in_use = AddressesInUse()
         self._lost_at: float | None = None  # seconds since 1970
 
@@ -147,7 +149,7 @@ class StoreFiles:
                     yield tables
                     tables.end()
                     self._settle()
-                    self._seq = tables.meta.seq
+                    self._count(tables)
                 except BaseException as error:
                     self._settle()
                     self._close(error)  # this writes the WAL back: on a full disk it takes room
@@ -160,6 +162,14 @@ class StoreFiles:
                 self._lock.release()
         finally:
             self._turn.release()
+
+    def _count(self, tables: Tables) -> None:
+        """Count what was committed, before the call answers."""
+        if tables.meta.seq > self._seq:
+            self._seq = tables.meta.seq
+            noted = self._lock.noted()
+            if self._seq > noted.seq:
+                self._lock.note(Noted(self._seq, noted.lost))
 
     def close(self) -> None:
         """Close the files, and keep none open from here on.
@@ -185,6 +195,7 @@ class StoreFiles:
             if now != self._files:
                 # Another process of ours adds to the WAL. It may also write it back: rarely.
                 self._unchecked = _is_other(self._files, now)
+                self._has_looked &= not self._unchecked
                 self._close()
         if self._tables is None:
             self._process = os.getpid()  # first: other threads look at both without a lock
@@ -199,11 +210,18 @@ class StoreFiles:
 
     def _opened(self) -> Tables:
         """The database, checked if that is due; built again if it is damaged and that is known."""
+        noted = self._lock.noted()
+        counted = Noted(max(noted.seq, self._seq), noted.lost)
+        is_new = not has_content(self.directory / DATABASE)
         if self._facts is None:
-            return open_store(self.directory, kept=self.kept)
+            tables = open_store(self.directory, kept=self.kept)
+            self._checked(tables, lambda: require_all(tables, counted))
+            return tables
         lost = False
         try:
-            tables = self._sound()
+            tables = open_store(self.directory, kept=self.kept)
+            if self._unchecked:
+                self._checked(tables, tables.verify)
         except OtherVersion:
             raise  # a rebuilt store would lack what only that program knows
         except UNREADABLE as error:
@@ -212,37 +230,43 @@ class StoreFiles:
             self._report(f"address store: {explained(error, self.directory).message}")
             fsck.replace(self.directory, self._report)
             tables, lost = open_store(self.directory, kept=self.kept), True
-        if self._unchecked or lost or tables.meta.seq < self._seq:
-            try:
-                self._compare(tables, self._facts, lost=lost or tables.meta.seq < self._seq)
-            except BaseException:
-                tables.abandon()
-                raise
+        self._unchecked = False
+        lost = lost or tables.meta.seq < counted.seq
+        if lost or is_new or (noted.lost and not self._has_looked):
+            self._checked(tables, lambda: self._look(tables, lost=lost, known=noted.lost))
         return tables
 
-    def _sound(self) -> Tables:
-        tables = open_store(self.directory, kept=self.kept)
+    def _checked(self, tables: Tables, check: Callable[[], object]) -> None:
         try:
-            if self._unchecked:
-                tables.verify()
+            check()
         except BaseException:
             tables.abandon()
             raise
-        return tables
 
-    def _compare(self, tables: Tables, look: FactsOf, *, lost: bool) -> None:
-        """Bring the store up to what the node shows. If it has lost something, others may have been
-        given addresses a moment ago that do not show yet."""
-        facts = look()
-        fsck.reconcile(tables, facts, lost=lost)
-        self._in_use = AddressesInUse(fsck.unreserved(tables, facts))
+    def _look(self, tables: Tables, *, lost: bool, known: bool) -> None:
+        """Compare the store with what the node shows, if that shows that it lacks something, or
+        this is `lost` or `known`.
+
+        Just after a loss, pods may have been given addresses that do not show yet.
+        """
+        assert self._facts is not None
+        facts = self._facts()
+        lost = lost or (not known and any(each.boot == facts.boot for each in facts.journal))
         if lost:
             self._lost_at = time.time()
             self._report(
                 f"address store: changes were lost: no address is handed out for {SETTLE:g} s, "
                 "until what pods have shows"
             )
-        self._unchecked = False
+        if lost or known:
+            self._compare(tables, facts, lost=lost)
+
+    def _compare(self, tables: Tables, facts: NodeFacts, *, lost: bool) -> None:
+        fsck.reconcile(tables, facts, lost=lost)
+        self._in_use = AddressesInUse(fsck.unreserved(tables, facts))
+        self._has_looked = True
+        self._seq = tables.meta.seq
+        self._lock.note(Noted(self._seq, lost=True))
 
     def _settle_loss(self, tables: Tables, lost_at: float) -> None:
         """Look at the node again after a loss. CNIError 11 as long as that is no proof."""
@@ -250,7 +274,7 @@ class StoreFiles:
         if self._facts is not None and time.time() - lost_at >= SETTLE:
             facts = self._facts()
             if not facts.unseen and not any(begun <= lost_at for begun in facts.begun):
-                self._compare(tables, lambda: facts, lost=False)
+                self._compare(tables, facts, lost=False)
                 self._lost_at = None
                 return
             why = "; ".join(facts.unseen[:1]) or "an ADD that began before that is not over"

@@ -270,7 +270,7 @@ def test_what_an_earlier_boot_attached_takes_nothing_from_this_boot(node: Node) 
 
 @pytest.fixture
 def foreign(memory_path: Path) -> Iterator[tuple[SqliteStore, Path]]:
-    """A kept store beside a namespace with 10.0.0.1, which another plugin configured."""
+    """A kept store that was lost, beside a namespace in which another plugin set 10.0.0.1."""
     namespace = memory_path / "foreign"
     namespace.touch()
 
@@ -278,8 +278,12 @@ def foreign(memory_path: Path) -> Iterator[tuple[SqliteStore, Path]]:
         found = [LivingAddress("10.0.0.1", "net1", str(namespace), namespace.stat().st_ino)]
         return NodeFacts(BOOT, living=tuple(found if namespace.stat().st_size == 0 else ()))
 
-    with closing(StoreFiles(memory_path / "ipam", facts=look)) as kept:
-        yield SqliteStore(kept, BOOT), namespace
+    with closing(StoreFiles(memory_path / "ipam", facts=look, report=print)) as kept:
+        store = SqliteStore(kept, BOOT)
+        store.reserve(owner("lost"), SETS)
+        (memory_path / "ipam" / DATABASE).unlink()
+        store.release(owner("lost").attachment)
+        yield store, namespace
 
 
 def test_it_is_handed_out_to_nobody_until_its_namespace_has_ended(
