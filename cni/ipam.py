@@ -24,11 +24,12 @@ def _load() -> "Plugin":
 
     paths = standalone.paths()
     policy, subjects = cluster.on_node(paths)
+    store = node_facts.store_of(paths)
     addresses = AddressPlugin.on_node(
-        node_facts.store_of(paths),
+        store,
         paths.boot_id,
         policy,
-        scope.on_node(paths.config, paths.ipam),
+        scope.on_node(paths.config, store),
         scope.compat_on_node(paths.config),
         subjects,
     )

@@ -23,13 +23,13 @@ from cni.spec.attachment import Attachment
 from cni.spec.errors import CNIError, Code
 from cni.spec.request import Request
 from ipam import options as ipam_options
+from ipam.database import DATABASE, has_content
 from ipam.departures import DepartedAttachment, Departures
 from ipam.nv_ipam import translate
 from ipam.nv_ipam.options import is_nv_ipam
 from ipam.options import IpamOptions
 from ipam.ranges import RangeSet
 from ipam.requested_ips import final_sets
-from ipam.snapshot import snapshot
 from ipam.sqlite_store import SqliteStore
 from ipam.store import Owner, Store
 from ipam.store_files import StoreFiles
@@ -119,7 +119,7 @@ def _part(path: Path) -> object:
     return documents.mapping(documents.decode(content, str(path)), str(path)).get(PART)
 
 
-def on_node(path: Path, store: Path) -> Source:
+def on_node(path: Path, store: StoreFiles) -> Source:
     """The scope in the configuration file at `path`, which is read again at each call.
 
     Where it says none, the `store` of a node whose agent has leased blocks is the cluster's: that
@@ -148,9 +148,11 @@ def _in_call(read: Callable[[Path], T], path: Path) -> T:
         ) from None
 
 
-def _has_leased(store: Path) -> bool:
-    with snapshot(store) as tables:
-        return tables is not None and tables.instance() is not None
+def _has_leased(store: StoreFiles) -> bool:
+    if not has_content(store.directory / DATABASE):
+        return False
+    with store.transaction() as tables:
+        return tables.instance() is not None
 
 
 def declared(request: Request) -> tuple[IpamOptions, Sequence[RangeSet]]:

@@ -171,11 +171,12 @@ class InterfacePlugin(ABC):
             policy, subjects = cluster.on_node(paths)
         self._policy = policy
         self._subjects = subjects
+        store = node_facts.store_of(paths)
         self._addresses = addresses or AddressPlugin.on_node(
-            node_facts.store_of(paths),
+            store,
             paths.boot_id,
             self._policy,
-            scope.on_node(paths.config, paths.ipam),
+            scope.on_node(paths.config, store),
             scope.compat_on_node(paths.config),
             subjects,
         )
