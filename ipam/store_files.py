@@ -116,7 +116,7 @@ class StoreFiles:
         if not found:
             return sets
         if self._facts is not None and not all(each.lasts for each in found):
-            self._in_use = AddressesInUse(self._facts().living)
+            self._in_use = AddressesInUse(fsck.unreserved(tables, self._facts()))
         return [
             RangeSet(
                 tuple(self._unused(tables, range_) for range_ in range_set.ranges),
@@ -211,13 +211,15 @@ class StoreFiles:
     def _opened(self) -> Tables:
         """The database, checked if that is due; built again if it is damaged and that is known."""
         noted = self._lock.noted()
-        counted = Noted(max(noted.seq, self._seq), noted.lost)
-        is_new = not has_content(self.directory / DATABASE)
+        counted = noted._replace(seq=max(noted.seq, self._seq))
         if self._facts is None:
             tables = open_store(self.directory, kept=self.kept)
             self._checked(tables, lambda: require_all(tables, counted))
             return tables
-        lost = False
+        # What is noted before the act is known to who comes after a kill.
+        lost = not has_content(self.directory / DATABASE) and self._is_known_to_journal()
+        if lost:
+            self._lock.note(Noted(noted.seq, lost=True))
         try:
             tables = open_store(self.directory, kept=self.kept)
             if self._unchecked:
@@ -228,12 +230,13 @@ class StoreFiles:
             if not shows_damage(error, self.directory):
                 raise
             self._report(f"address store: {explained(error, self.directory).message}")
+            self._lock.note(Noted(noted.seq, lost=True))
             fsck.replace(self.directory, self._report)
             tables, lost = open_store(self.directory, kept=self.kept), True
         self._unchecked = False
         lost = lost or tables.meta.seq < counted.seq
-        if lost or is_new or (noted.lost and not self._has_looked):
-            self._checked(tables, lambda: self._look(tables, lost=lost, known=noted.lost))
+        if lost or (noted.lost and not self._has_looked):
+            self._checked(tables, lambda: self._look(tables, lost=lost))
         return tables
 
     def _checked(self, tables: Tables, check: Callable[[], object]) -> None:
@@ -243,23 +246,25 @@ class StoreFiles:
             tables.abandon()
             raise
 
-    def _look(self, tables: Tables, *, lost: bool, known: bool) -> None:
-        """Compare the store with what the node shows, if that shows that it lacks something, or
-        this is `lost` or `known`.
-
-        Just after a loss, pods may have been given addresses that do not show yet.
-        """
+    def _is_known_to_journal(self) -> bool:
+        """Whether attachments of this boot have addresses although there is no store."""
         assert self._facts is not None
         facts = self._facts()
-        lost = lost or (not known and any(each.boot == facts.boot for each in facts.journal))
+        return any(each.boot == facts.boot for each in facts.journal)
+
+    def _look(self, tables: Tables, *, lost: bool) -> None:
+        """Compare the store with what the node shows.
+
+        If something was `lost` just now, pods may have been given addresses that do not show yet.
+        """
+        assert self._facts is not None
         if lost:
             self._lost_at = time.time()
             self._report(
                 f"address store: changes were lost: no address is handed out for {SETTLE:g} s, "
                 "until what pods have shows"
             )
-        if lost or known:
-            self._compare(tables, facts, lost=lost)
+        self._compare(tables, self._facts(), lost=lost)
 
     def _compare(self, tables: Tables, facts: NodeFacts, *, lost: bool) -> None:
         fsck.reconcile(tables, facts, lost=lost)

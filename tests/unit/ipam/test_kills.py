@@ -8,12 +8,13 @@ from unittest import mock
 
 import pytest
 
+from cni.spec.errors import Code
 from ipam import fsck, store_files
 from ipam.database import DATABASE
-from ipam.in_use import NodeFacts
+from ipam.in_use import LivingAddress, NodeFacts
 from ipam.sqlite_store import SqliteStore
 from ipam.store_files import StoreFiles
-from tests.unit.ipam.calls import BOOT, owner, reservation
+from tests.unit.ipam.calls import BOOT, error_of, owner, range_of, reservation, sets_of
 from tests.unit.ipam.kills import SETS, copied, fail, held, kill_at, lines_of, quiet
 
 
@@ -97,22 +98,34 @@ def test_a_kill_while_the_store_is_made_leaves_one_that_works(memory_path: Path)
         assert fsck.check(directory, fail), f"line {line}"
 
 
-def test_a_kill_while_the_store_is_built_again_leaves_one_that_works(memory_path: Path) -> None:
+@pytest.mark.parametrize("damage", [b"\0" * 4096, b""])
+def test_a_kill_while_the_store_is_built_again_leaves_one_that_works(
+    memory_path: Path, damage: bytes
+) -> None:
     base = memory_path / "base"
     for number in range(3):
         quiet(base).reserve(owner(f"c{number}"), SETS)
     expected = held(base)
-    facts = NodeFacts(BOOT, tuple(quiet(base).reservations()))
-    (base / DATABASE).write_bytes(b"\0" * 4096)
+    namespace = str(memory_path)
+    living = (LivingAddress("10.0.0.9", "net1", namespace, memory_path.stat().st_ino),)
+    facts = NodeFacts(BOOT, tuple(quiet(base).reservations()), living)
+    (base / DATABASE).write_bytes(damage)
+    only = sets_of(range_of("10.0.0.0/24", start="10.0.0.9", end="10.0.0.9"))
+
+    def store(directory: Path) -> SqliteStore:
+        files = StoreFiles(directory, report=silent, kept=False, facts=lambda: facts)
+        return SqliteStore(files, BOOT)
 
     def use(directory: Path) -> None:
-        files = StoreFiles(directory, report=silent, kept=False, facts=lambda: facts)
-        SqliteStore(files, BOOT).release(owner("nobody").attachment)
+        store(directory).release(owner("nobody").attachment)
 
     for line, count in lines_of(partial(use, copied(base))).items():
         directory = copied(base)
         kill_at(count, partial(use, directory))
-        use(directory)
+        for _ in range(2):  # the first one may have to wait for what pods were given before
+            error = error_of(lambda: store(directory).reserve(owner("new"), only))  # noqa: B023
+            assert error.code in (Code.TRY_AGAIN, Code.NO_FREE_ADDRESS), f"line {line}"
+        assert error.code == Code.NO_FREE_ADDRESS
         assert held(directory) == expected, f"line {line}"
         assert fsck.check(directory, fail), f"line {line}"
 
