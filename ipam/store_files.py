@@ -282,7 +282,10 @@ class StoreFiles:
                 self._compare(tables, facts, lost=False)
                 self._lost_at = None
                 return
-            why = "; ".join(facts.unseen[:1]) or "an ADD that began before that is not over"
+            why = "an ADD that began before that is not over"
+            for unseen in facts.unseen[:1]:  # it may name another tenant's attachment
+                self._report(f"address store: not looked at: {unseen}")
+                why = "not all of the node could be looked at (the agent's log says what)"
         raise CNIError(
             Code.TRY_AGAIN,
             f"the address store in {self.directory} lost changes and was built again: {why}: no "
