@@ -77,6 +77,7 @@ def check(directory: Path, say: Say, facts: NodeFacts = _NO_FACTS) -> bool:
 def rebuild(directory: Path, say: Say, facts: NodeFacts = _NO_FACTS) -> None:
     """Set the store's files aside and build it again. CNIError 5, 11."""
     with locked(directory) as lock:
+        lock.note(lock.noted()._replace(lost=True))  # known to who comes after a kill
         replace(directory, say)
         tables = Tables(directory / DATABASE)
         try:
