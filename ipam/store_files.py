@@ -6,7 +6,7 @@ what they commit visible here. It cannot see that a program that is not SQLite r
 file, so the files' status is compared before each transaction.
 
 A process that hands out addresses knows how to look at the node (`facts`). When it opens the store
-for the first time, or another program has changed files, it reads all of the database. It builds a
+for the first time, or another program has changed files, it checks the database. It builds a
 damaged one again (`fsck`). If changes were lost, it compares the store with what the node shows,
 and so does each process that opens it later in this boot.
 """
@@ -216,6 +216,8 @@ class StoreFiles:
             tables = open_store(self.directory, kept=self.kept)
             self._checked(tables, lambda: require_all(tables, counted))
             return tables
+        # A WAL that a kill left may be of another copy of the database: the two make a mixture.
+        is_suspect = noted.lost or self._seq > 0 or has_content(self.directory / WAL)
         # What is noted before the act is known to who comes after a kill.
         lost = not has_content(self.directory / DATABASE) and self._is_known_to_journal()
         if lost:
@@ -223,7 +225,7 @@ class StoreFiles:
         try:
             tables = open_store(self.directory, kept=self.kept)
             if self._unchecked:
-                self._checked(tables, tables.verify)
+                self._checked(tables, tables.verify if is_suspect else tables.verify_pages)
         except OtherVersion:
             raise  # a rebuilt store would lack what only that program knows
         except UNREADABLE as error:
@@ -329,7 +331,9 @@ class StoreFiles:
         if tables is None:
             return
         is_damaged = shows_damage(error, self.directory)
-        self._unchecked |= is_damaged
+        if is_damaged:
+            self._unchecked = True
+            self._lock.note(self._lock.noted()._replace(lost=True))
         with suppress(*FAILURES):
             if self._status() == self._files and not is_damaged:
                 tables.close()
