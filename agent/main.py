@@ -48,7 +48,7 @@ from agent.workers import Workers
 from base import locks, loops, msgspec_warmup
 from base.paths import Paths
 from base.watching import WatchedFile
-from cni.attachments import pod_choices
+from cni.attachments import node_facts, pod_choices
 from cni.attachments.journal import Journal
 from cni.attachments.sweep import sweep_all
 from cni.ipoib.plugin import IPoIB
@@ -129,7 +129,9 @@ class Agent:
         self._paths = paths
         self._loaded = loaded
         self._stack = stack
-        self._store = StoreFiles(paths.ipam)
+        self._store = StoreFiles(
+            paths.ipam, facts=partial(node_facts.look, paths), report=_log.warning
+        )
         stack.callback(self._store.close)
         ipam = loaded.settings.ipam
         self._lessee = cluster_addresses.lessee_of(paths, self._store, ipam)

@@ -19,7 +19,6 @@ from deviceplugin.kubelet.records import KubeletUnreadable, PodDevices
 from host.discovery import HCA
 from host.errors import HostError
 from host.topology import Distance
-from ipam.recovery import is_store
 from ipam.sqlite_store import SqliteStore
 
 
@@ -144,10 +143,8 @@ def _beside(
     node: ThisNode, pod: Pod, entries: list[JournalEntry], notes: list[str]
 ) -> Iterator[AddressBeside]:
     """The pod's addresses that no attachment in the journal has."""
-    if not is_store(node.paths.ipam):
-        return
     try:
-        held = SqliteStore(node.paths.ipam, node.paths.boot_id()).reservations()
+        held = SqliteStore(node.paths.ipam, "").reservations()
     except CNIError as error:
         notes.append(f"its addresses are not known: {error}")
         return

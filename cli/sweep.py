@@ -6,6 +6,7 @@ import sys
 
 from base.paths import Paths
 from base.text import printable
+from cni.attachments import node_facts
 from cni.attachments.sweep import sweep_all
 from cni.ipoib.plugin import IPoIB
 from cni.spec.errors import CNIError
@@ -24,7 +25,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         paths = Paths.from_environ(os.environ)
         procfs.use(paths.proc)
-        addresses = AddressPlugin.on_node(paths.ipam, paths.boot_id)
+        addresses = AddressPlugin.on_node(node_facts.store_of(paths), paths.boot_id)
         done = sweep_all(addresses, IPoIB(paths), Sriov(paths))
     except CNIError as error:
         sys.stderr.write(f"podfabric sweep: {error}\n")

@@ -12,8 +12,6 @@ from ipam.schema import (
     block_of,
     block_row,
     key_of,
-    lessee_of,
-    lessee_row,
 )
 
 
@@ -24,13 +22,13 @@ class BlockTables:
 
     def blocks(self) -> Iterator[LeasedBlock]:
         """Every block, by name."""
-        for row in self.connection.execute(f"SELECT {BLOCK_COLUMNS}, crc FROM block ORDER BY name"):
+        for row in self.connection.execute(f"SELECT {BLOCK_COLUMNS} FROM block ORDER BY name"):
             yield _seen(row)
 
     def blocks_in(self, domain: str, interval: Interval) -> list[LeasedBlock]:
         """The blocks that give out addresses of the interval in the domain, lowest first."""
         rows = self.connection.execute(
-            f"SELECT {BLOCK_COLUMNS}, crc FROM block WHERE first <= ? AND last >= ? ORDER BY first",
+            f"SELECT {BLOCK_COLUMNS} FROM block WHERE first <= ? AND last >= ? ORDER BY first",
             (key_of(interval.last), key_of(interval.first)),
         )
         return [block for block in map(_seen, rows) if domain in block.domains]
@@ -38,14 +36,14 @@ class BlockTables:
     def block(self, name: str) -> LeasedBlock | None:
         """The block of that name."""
         row = self.connection.execute(
-            f"SELECT {BLOCK_COLUMNS}, crc FROM block WHERE name = ?", (name,)
+            f"SELECT {BLOCK_COLUMNS} FROM block WHERE name = ?", (name,)
         ).fetchone()
         return None if row is None else _seen(row)
 
     def unprobed(self) -> list[LeasedBlock]:
         """The blocks of which addresses are to be probed before their first use."""
         rows = self.connection.execute(
-            f"SELECT {BLOCK_COLUMNS}, crc FROM block WHERE unprobed != '[]' ORDER BY name"
+            f"SELECT {BLOCK_COLUMNS} FROM block WHERE unprobed != '[]' ORDER BY name"
         )
         return list(map(_seen, rows))
 
@@ -59,14 +57,13 @@ class BlockTables:
 
     def instance(self) -> Instance | None:
         """Who leases the blocks; None before the first lease."""
-        row = self.connection.execute("SELECT instance, machine, crc FROM lessee").fetchone()
-        return None if row is None else lessee_of(row)
+        row = self.connection.execute("SELECT instance, machine FROM lessee").fetchone()
+        return None if row is None else Instance(*row)
 
     def put_instance(self, instance: Instance) -> None:
         """Lease under this identity from here on."""
-        self.connection.execute("REPLACE INTO lessee VALUES (?, ?, ?, ?)", lessee_row(instance))
+        self.connection.execute("REPLACE INTO lessee VALUES (1, ?, ?)", instance)
 
 
-# A row of the same content has the same checksum: who holds the store's lock does not work it out
-# again.
+# Who holds the store's lock does not work a row out again.
 _seen = lru_cache(1024)(block_of)

@@ -79,19 +79,3 @@ class LeasedBlock(msgspec.Struct, frozen=True, kw_only=True):
 def touch(one: Interval, other: Interval) -> bool:
     """Whether they have an address in common."""
     return one.first <= other.last and other.first <= one.last
-
-
-class Leases(msgspec.Struct, frozen=True):
-    """All blocks of a store, and as whom it leases them."""
-
-    instance: Instance | None = None
-    blocks: tuple[LeasedBlock, ...] = ()
-
-    @property
-    def to_be_confirmed(self) -> "Leases":
-        """The same of a store that was built again: the API server is asked before it hands out."""
-        blocks = (msgspec.structs.replace(block, boot="", confirmed=0.0) for block in self.blocks)
-        return Leases(self.instance, tuple(blocks))
-
-
-NO_LEASES = Leases()

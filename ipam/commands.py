@@ -4,7 +4,6 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import msgspec
@@ -14,12 +13,10 @@ from base.text import printable
 from cni.spec.errors import CNIError, Code, invalid_config
 from ipam import fsck, importing, scope
 from ipam.addresses import parse, parse_interface, text
-from ipam.fsck import NodeFacts
-from ipam.recovery import is_store
+from ipam.database import DATABASE, WAL
+from ipam.in_use import FactsOf, NodeFacts
 from ipam.sqlite_store import SqliteStore
 from ipam.store import Reservation
-
-FactsOf = Callable[[], NodeFacts]
 
 
 def add_commands(
@@ -45,12 +42,8 @@ def add_commands(
     )
     release.set_defaults(run=_release)
 
-    check = commands.add_parser("fsck", help="check the store, and repair it if it is damaged")
-    check.add_argument("--dry-run", action="store_true", help="only report what is wrong")
-    check.add_argument("--rebuild", action="store_true", help="build it again although it is sound")
-    check.add_argument(
-        "--accept-loss", action="store_true", help="rebuild even if records cannot be read"
-    )
+    check = commands.add_parser("fsck", help="check the store, beside the calls of the node")
+    check.add_argument("--rebuild", action="store_true", help="set it aside and build it again")
     check.set_defaults(run=_fsck)
 
     imports = commands.add_parser("import", help="take over the reservations of another plugin")
@@ -97,7 +90,8 @@ def _existing(paths: Paths) -> SqliteStore:
 
     CNIError 5. An agent makes the store with its first address.
     """
-    if not is_store(paths.ipam) and not paths.agent_lock.exists():
+    files = (paths.ipam / DATABASE, paths.ipam / WAL, paths.agent_lock)
+    if not any(path.exists() for path in files):
         raise CNIError(
             Code.IO_FAILURE,
             f"there is no address store in {paths.ipam}: run this on a node of podfabric, in the "
@@ -147,51 +141,15 @@ def _release(arguments: argparse.Namespace, paths: Paths) -> int:
 
 def _fsck(arguments: argparse.Namespace, paths: Paths) -> int:
     directory = paths.ipam
-    if arguments.dry_run:
-        _existing(paths)
-        return _verdict(directory)
     facts: NodeFacts = arguments.facts_of()
     # A journal shows that this is the state directory of a node: its store is built again.
-    store = _store(paths) if facts.journal else _existing(paths)
-    try:
-        # What the next call repairs, such as an unfinished transaction, is not damage.
-        store.reservations()
-    except CNIError as error:
-        if error.code != Code.STORE_DAMAGED:
-            raise
-    if fsck.check(directory, _say) and not arguments.rebuild:
-        held = _store(paths).reservations()
-        if not _absent(held, facts.journal):
-            _report_unreserved(held, facts)
-            _say(f"the address store in {directory} is sound")
-            return 0
-    rebuilt = fsck.rebuild(
-        directory, _say, accept_loss=arguments.accept_loss, facts=facts, boot=paths.boot_id()
-    )
-    return _verdict(directory) if rebuilt else 1
-
-
-def _absent(held: Iterable[Reservation], journal: Iterable[Reservation]) -> bool:
-    """Whether the store lacks an address that the attachments' journal has."""
-    keys = {(reservation.domain, reservation.address) for reservation in held}
-    absent = [entry for entry in journal if (entry.domain, entry.address) not in keys]
-    for entry in absent:
-        _say(f"{entry.address} of {entry.holder} is in the journal and not in the store")
-    return bool(absent)
-
-
-def _report_unreserved(held: list[Reservation], facts: NodeFacts) -> None:
-    """Another plugin may use the same addresses on another link, so these are not held."""
-    for living, _, network in fsck.unreserved(facts.living, held):
-        _say(
-            f"{living.address} on {living.ifname} in {living.namespace} is in {network} and not "
-            "in the store: if it is on the same link, exclude it, or hold it with `podfabric ipam "
-            "fsck --rebuild`"
-        )
-
-
-def _verdict(directory: Path) -> int:
-    sound = fsck.check(directory, _say)
+    if not facts.journal:
+        _existing(paths)
+    if arguments.rebuild:
+        for unseen in facts.unseen:
+            _say(f"not looked at: {unseen}")
+        fsck.rebuild(directory, _say, facts)
+    sound = fsck.check(directory, _say, facts)
     _say(f"the address store in {directory} is {'sound' if sound else 'NOT sound'}")
     return 0 if sound else 1
 

@@ -1,29 +1,42 @@
-"""The database file of the store: open, in a transaction, written back, closed.
+"""The database file of the store: open, in a transaction, written back; what failures mean.
 
-What is in it, and when an address is taken, is in `tables`.
+SQLite's WAL keeps a transaction whole or drops it, wherever a process dies. What is in it, and when
+an address is taken, is in `tables`.
 """
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from ipam.schema import SCHEMA, VERSION, Damage, ForeignWal, OtherVersion, crc_of, meta_of
-from ipam.watermark import Progress, Watermark
+from cni.spec.errors import CNIError, Code
+from ipam.schema import SCHEMA, UNREADABLE, VERSION, Damage, OtherVersion
 
+DATABASE = "reservations.db"
+WAL = f"{DATABASE}-wal"
 BESIDE = ("-wal", "-shm", "-journal")
 """What SQLite appends to a database's name for the files that it keeps beside it."""
 
+FAILURES = (*UNREADABLE, OSError, MemoryError)
+"""What the use of a store raises where the system refuses, or where the files are damaged."""
+
+UNCHANGED = "nothing was changed"
+UNCERTAIN = "it is not certain whether the change was made: call DEL, or this again"
+
 _BUSY_TIMEOUT = 100  # milliseconds; only programs that are not ours use no lock of ours
-_GENERATION_AT = 60  # the offset of user_version in the file (sqlite.org/fileformat2.html)
+_SEEN_LIMIT = 200  # characters
+_REMEDY = (
+    "see that the file system is mounted, writable and not full, and that the process may open "
+    "more files"
+)
 
 
 class StoreMeta(NamedTuple):
-    """The store's identity, how many transactions it has had, and how many reservations it has."""
+    """The store's identity, and how many transactions it has had."""
 
     store: str
     seq: int
-    held: int
 
 
 def connect(path: Path, *, shared: bool = False) -> sqlite3.Connection:
@@ -33,7 +46,7 @@ def connect(path: Path, *, shared: bool = False) -> sqlite3.Connection:
     disk, and a truncated file would end the process (SIGBUS).
     """
     uri = f"file:{path.as_posix().replace('%', '%25').replace('?', '%3f')}?mode=rw"
-    # One thread at a time uses the connection: the one that has the store's lock.
+    # One thread at a time uses the connection.
     connection = sqlite3.connect(
         uri, uri=True, isolation_level=None, check_same_thread=False, timeout=0
     )
@@ -50,6 +63,14 @@ def connect(path: Path, *, shared: bool = False) -> sqlite3.Connection:
     return connection
 
 
+def has_content(path: Path) -> bool:
+    """Whether there is a file with anything in it."""
+    try:
+        return path.stat().st_size > 0
+    except FileNotFoundError:
+        return False
+
+
 def remove(database: Path) -> None:
     """Remove a database and the files that SQLite keeps beside it."""
     for suffix in ("", *BESIDE):
@@ -57,24 +78,20 @@ def remove(database: Path) -> None:
 
 
 class Database:
-    """An open database. The caller holds the store's lock. Raises sqlite3.Error and Damage.
+    """An open database. Raises sqlite3.Error and Damage.
 
-    With a `watermark`, each transaction is counted there too. A database that stays open (`kept`)
-    between transactions is shared with other processes; `is_shared` says whether that succeeded.
+    Who writes holds the store's lock. A database that stays open (`kept`) between transactions is
+    shared with other processes; `is_shared` says whether that succeeded.
     """
 
-    def __init__(
-        self, path: Path, watermark: Watermark | None = None, *, kept: bool = False
-    ) -> None:
+    def __init__(self, path: Path, *, kept: bool = False) -> None:
         """Open an existing database and read its identity."""
+        self.meta: StoreMeta
         self._path = path
-        self._watermark = watermark
         self._kept = kept
         self._open()
 
     def _open(self) -> None:
-        # Read first: closing a file drops all locks that this process has on it (fcntl(2)).
-        self._generation_on_disk = _generation_on_disk(self._path)
         try:
             self.is_shared = self._kept
             self.connection = connect(self._path, shared=self.is_shared)
@@ -90,152 +107,156 @@ class Database:
             schema = {sql for (sql,) in self._execute("SELECT sql FROM sqlite_schema") if sql}
             if schema != set(SCHEMA):
                 raise Damage("its tables are not those of an address store")
-            self.meta = StoreMeta(*meta_of(self.connection)[1:])
-            self._look_at_wal()
+            self._read_meta()
         except BaseException:
-            self._disconnect()  # a damaged file is not written to
+            self.abandon()  # a damaged file is not written to
             raise
 
     def close(self) -> None:
         """Close the database. The last process to do so writes the WAL back."""
-        try:
-            self.connection.close()
-        finally:
-            self._close_watermark()
+        self.connection.close()
 
     def abandon(self) -> None:
         """Close the database as a kill would: what is in the WAL stays there."""
-        try:
-            self._disconnect()
-        finally:
-            self._close_watermark()
+        # sqlite3_interrupt() ends the checkpoint of a close before its first page.
+        self.connection.interrupt()
+        self.connection.close()
 
     def checkpoint(self) -> bool:
         """Write the WAL back, sync the database and empty the WAL.
 
-        Answers False if another program reads the database, which keeps the WAL.
+        Answers False if somebody reads the database, which keeps the WAL.
         """
-        (busy, _, _) = self._execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-        if busy:
-            return False
-        self._generation_on_disk = self._generation()
-        self._wal_is_new = True
-        self._count(synced=True)
-        return True
-
-    def count_backup(self) -> None:
-        """Note in the mark that the backup copy has all transactions."""
-        self._count(saved=True)
-
-    def refresh(self) -> None:
-        """Read `meta` again, since another process may have used the store."""
-        before, self.meta = self.meta, StoreMeta(*meta_of(self.connection)[1:])
-        if self.meta != before:
-            self._look_at_wal()
+        self._execute("PRAGMA busy_timeout = 0")  # calls wait
+        try:
+            (busy, _, _) = self._execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        finally:
+            self._execute(f"PRAGMA busy_timeout = {_BUSY_TIMEOUT}")
+        return not busy
 
     def look(self) -> None:
         """Begin to read, at one state of the database: SQLite locks once for all that follows.
 
-        `begin` and `commit` make a transaction that writes of it, `end` ends it without.
+        `change` makes a transaction that writes of it, `end` ends it without.
         """
         self._execute("BEGIN")
-        self.refresh()
+        self._read_meta()
 
     def end(self) -> None:
         """End what `look` began, if nothing was written."""
         if self.connection.in_transaction:
             self._execute("COMMIT")
 
-    def begin(self) -> None:
-        """Begin to write. The first one of a WAL starts a new generation of the database."""
-        if not self.connection.in_transaction:
-            self._execute("BEGIN IMMEDIATE")
-        if self._wal_is_new:
-            self._execute(f"PRAGMA user_version = {self._generation_on_disk + 1}")
+    @contextmanager
+    def change(self) -> Iterator[None]:
+        """What the block writes is one transaction, and is counted.
 
-    def record(self, seq: int) -> None:
-        """Set the number of transactions, within one."""
-        self.meta = StoreMeta(self.meta.store, seq, self.meta.held)
-        content = (VERSION, *self.meta)
-        self._execute(
-            "UPDATE meta SET version = ?, store = ?, seq = ?, count = ?, crc = ? WHERE id = 1",
-            (*content, crc_of(content)),
-        )
+        CNIError if it failed and may have been made all the same; another failure made nothing.
+        """
+        seq = self.meta.seq
+        try:
+            if not self.connection.in_transaction:
+                self._execute("BEGIN IMMEDIATE")
+            yield
+            self._execute("UPDATE meta SET seq = ? WHERE id = 1", (seq + 1,))
+            self._commit()
+            self.meta = self.meta._replace(seq=seq + 1)
+        except BaseException as error:
+            if not self._was_undone(seq) and isinstance(error, FAILURES):
+                raise explained(error, self._path.parent, UNCERTAIN) from None
+            raise
 
-    def commit(self) -> None:
-        """End the transaction, and count it in the mark. Raises OSError if that fails."""
+    def _commit(self) -> None:
         self._execute("COMMIT")
-        self._wal_is_new = False
-        self._count()
 
-    def reopen(self) -> None:
-        """Open the database again after a failed transaction, to see what a later process sees.
+    def _was_undone(self, seq: int) -> bool:
+        """After a failure: whether the database has nothing of the transaction.
 
-        SQLite may have rolled the transaction back. It may also have written all of it before it
-        ran out of memory.
+        SQLite may have rolled it back. It may also have written all of it before it ran out of
+        memory: opened again, the database is what a later process sees. False also if that fails.
         """
-        self._disconnect()
-        self._open()
+        try:
+            self.abandon()
+            self._open()
+        except FAILURES:
+            return False
+        return self.meta.seq == seq
 
-    @property
-    def mark(self) -> Progress | None:
-        """What the watermark says, None without one."""
-        return None if self._watermark is None else self._watermark.mark
-
-    def _count(self, *, synced: bool = False, saved: bool = False) -> None:
-        """Bring the mark up to `meta`."""
-        if self._watermark is None or self.mark is None:
-            return
-        seq, last = self.meta.seq, self.mark
-        self._watermark.write(
-            Progress(
-                last.boot,
-                last.store,
-                seq,
-                self.meta.held,
-                seq if synced else last.synced,
-                seq if saved else last.saved,
-            )
-        )
-
-    def _disconnect(self) -> None:
-        # sqlite3_interrupt() ends the checkpoint of a close before its first page.
-        self.connection.interrupt()
-        self.connection.close()
-
-    def _close_watermark(self) -> None:
-        if self._watermark is not None:
-            self._watermark.close()
-
-    def _generation(self) -> int:
-        ((generation,),) = self._execute("PRAGMA user_version").fetchall()
-        return int(generation)
-
-    def _look_at_wal(self) -> None:
-        """See whether the WAL has a transaction. ForeignWal if it is of another copy of the file.
-
-        SQLite would mix the two. Between checkpoints the file does not change, and the first
-        transaction of a WAL adds 1 to the generation: so the WAL has that of its file, or 1 more.
-        """
-        generation = self._generation()
-        if generation - self._generation_on_disk not in (0, 1):
-            raise ForeignWal(
-                f"its file is of generation {self._generation_on_disk}, and its WAL makes it "
-                f"{generation}: another copy was put in its place"
-            )
-        self._wal_is_new = generation == self._generation_on_disk
+    def _read_meta(self) -> None:
+        rows = self._execute("SELECT store, seq FROM meta").fetchall()
+        if len(rows) != 1 or not isinstance(rows[0][1], int):
+            raise Damage("the row that identifies it cannot be read")
+        self.meta = StoreMeta(*rows[0])
 
     def _execute(self, statement: str, values: Sequence[object] = ()) -> sqlite3.Cursor:
         return self.connection.execute(statement, values)
 
     def _require_version(self) -> None:
-        version = meta_of(self.connection)[0]
+        ((version,),) = self._execute("PRAGMA user_version").fetchall()
+        if version == 0:
+            raise Damage("it has no content of an address store")
         if version != VERSION:
             raise OtherVersion(f"it has version {version}, this program reads {VERSION}")
 
 
-def _generation_on_disk(path: Path) -> int:
-    """The generation in the header of a database file, without its WAL. Raises OSError."""
-    with path.open("rb") as file:
-        file.seek(_GENERATION_AT)
-        return int.from_bytes(file.read(4), "big", signed=True)
+def explained(error: Exception, directory: Path, outcome: str = UNCHANGED) -> CNIError:
+    """What one of FAILURES means for the store in `directory`; `outcome` is what came of it."""
+    if isinstance(error, OtherVersion):
+        return CNIError(
+            Code.STORE_DAMAGED,
+            f"the address store in {directory} is of another podfabric ({error}): {outcome}; "
+            "use the version that wrote it",
+        )
+    if isinstance(error, Damage | UnicodeDecodeError):
+        return _damaged(directory, str(error), outcome)
+    if isinstance(error, sqlite3.Error):
+        return _explained_sqlite(error, directory, outcome)
+    if isinstance(error, MemoryError):
+        return CNIError(
+            Code.IO_FAILURE,
+            f"cannot use the address store in {directory}: no memory is left: {outcome}; see that "
+            "the process may have more, and try again",
+        )
+    where = getattr(error, "filename", None) or directory
+    reason = getattr(error, "strerror", None) or str(error)
+    return CNIError(
+        Code.IO_FAILURE, f"cannot use the address store: {where}: {reason}: {outcome}; {_REMEDY}"
+    )
+
+
+def shows_damage(error: BaseException | None, directory: Path) -> bool:
+    """Whether the files cannot be trusted after it. Then they are left as they are: the close of a
+    database would write its WAL back."""
+    if isinstance(error, CNIError):
+        return error.code == Code.STORE_DAMAGED
+    if not isinstance(error, FAILURES):
+        return False
+    return explained(error, directory).code == Code.STORE_DAMAGED
+
+
+def _explained_sqlite(error: sqlite3.Error, directory: Path, outcome: str) -> CNIError:
+    name = getattr(error, "sqlite_errorname", "") or type(error).__name__
+    refused = ("SQLITE_FULL", "SQLITE_IOERR", "SQLITE_CANTOPEN", "SQLITE_READONLY", "SQLITE_PERM")
+    if name.startswith(refused):
+        return CNIError(
+            Code.IO_FAILURE,
+            f"cannot use the address store in {directory}: {error} ({name}): {outcome}; {_REMEDY}",
+        )
+    if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
+        return CNIError(
+            Code.TRY_AGAIN,
+            f"{directory / DATABASE} is open in another program ({name}): {outcome}; "
+            "close it and try again",
+        )
+    return _damaged(directory, f"{error} ({name})", outcome)
+
+
+def _damaged(directory: Path, seen: str, outcome: str) -> CNIError:
+    """The error for a store that cannot be trusted. SQLite quotes what it saw, in many lines."""
+    line = " ".join(seen.encode("ascii", "backslashreplace").decode().split())[:_SEEN_LIMIT]
+    return CNIError(
+        Code.STORE_DAMAGED,
+        f"the address store in {directory} is damaged ({line}): {outcome}; the agent builds it "
+        "again with the next call, or `podfabric ipam fsck --rebuild` does; both keep the damaged "
+        "files",
+    )

@@ -46,7 +46,7 @@ class DomainQueries:
         self, domain: str, address: int, segment: str, beside: str
     ) -> Iterator[Reservation]:
         """Who holds `address` on `segment` in another domain, and in `beside`."""
-        select = f"SELECT {COLUMNS}, crc FROM reservation"
+        select = f"SELECT {COLUMNS} FROM reservation"
         on_segment = self.connection.execute(
             f"{select} INDEXED BY by_segment WHERE segment = ? AND segment != '' "
             "AND address = ? AND domain NOT IN (?, ?)",

@@ -79,6 +79,11 @@ class Range(msgspec.Struct, frozen=True, kw_only=True):
         msgspec.structs.force_setattr(narrower, "parts", merged(parts))
         return narrower
 
+    def without(self, addresses: Iterable[int]) -> "Range":
+        """The same range, which hands out none of these addresses."""
+        holes = merged(Interval(address, address) for address in addresses)
+        return self.restricted(part for each in self.parts for part in outside(each, holes))
+
     def __str__(self) -> str:
         return f"{self.network} ({text(self.first)}-{text(self.last)})"
 

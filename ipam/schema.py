@@ -1,20 +1,15 @@
-"""Rows of the SQLite store: the tables, and reservations and runs to and from them.
-
-SQLite stores no checksums: each row has the crc32 of its content, and a row that does not match it
-is `Damage`.
-"""
+"""Rows of the SQLite store: the tables, and what a row becomes."""
 
 import json
 import sqlite3
-import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from ipam.addresses import Interval, parse, text
-from ipam.blocks import Instance, LeasedBlock
+from ipam.blocks import LeasedBlock
 from ipam.store import Reservation
 
-VERSION = 6
+VERSION = 1
 COLUMNS = (
     "domain, address, range, network, container_id, ifname, namespace, pod, uid, boot, since, "
     "segment"
@@ -23,15 +18,14 @@ BLOCK_COLUMNS = (
     "name, uid, space, pool, domains, first, last, kept_out, state, max_offline, boot, confirmed, "
     "sticky, unprobed, answered"
 )
-BLOCK_MARKS = ", ".join("?" * (BLOCK_COLUMNS.count(",") + 2))
-RESERVATION_MARKS = ", ".join("?" * (COLUMNS.count(",") + 2))
+BLOCK_MARKS = ", ".join("?" * (BLOCK_COLUMNS.count(",") + 1))
+RESERVATION_MARKS = ", ".join("?" * (COLUMNS.count(",") + 1))
 
-META = """CREATE TABLE meta (id INTEGER PRIMARY KEY, version INTEGER, store TEXT, seq INTEGER,
-    count INTEGER, crc INTEGER)"""
+META = "CREATE TABLE meta (id INTEGER PRIMARY KEY, store TEXT, seq INTEGER)"
 RESERVATION = """CREATE TABLE reservation (domain TEXT, address BLOB, range TEXT, network TEXT,
     container_id TEXT, ifname TEXT, namespace TEXT, pod TEXT, uid TEXT, boot TEXT, since INTEGER,
-    segment TEXT, crc INTEGER, PRIMARY KEY (domain, address)) WITHOUT ROWID"""
-RUN = """CREATE TABLE run (domain TEXT, first BLOB, last BLOB, crc INTEGER,
+    segment TEXT, PRIMARY KEY (domain, address)) WITHOUT ROWID"""
+RUN = """CREATE TABLE run (domain TEXT, first BLOB, last BLOB,
     PRIMARY KEY (domain, first)) WITHOUT ROWID"""
 INDEXES = (
     "CREATE INDEX by_attachment ON reservation (network, container_id, ifname)",
@@ -43,9 +37,8 @@ INDEXES = (
 # What this node leases of a cluster's addresses, and as whom (ipam.blocks).
 BLOCK = """CREATE TABLE block (name TEXT PRIMARY KEY, uid TEXT, space TEXT, pool TEXT, domains TEXT,
     first BLOB, last BLOB, kept_out TEXT, state TEXT, max_offline REAL, boot TEXT, confirmed REAL,
-    sticky TEXT, unprobed TEXT, answered TEXT, crc INTEGER) WITHOUT ROWID"""
-LESSEE = """CREATE TABLE lessee (id INTEGER PRIMARY KEY, instance TEXT, machine TEXT,
-    crc INTEGER)"""
+    sticky TEXT, unprobed TEXT, answered TEXT) WITHOUT ROWID"""
+LESSEE = "CREATE TABLE lessee (id INTEGER PRIMARY KEY, instance TEXT, machine TEXT)"
 SCHEMA = (META, RESERVATION, RUN, *INDEXES, BLOCK, LESSEE)
 
 
@@ -55,10 +48,6 @@ class Damage(Exception):
 
 class OtherVersion(Damage):
     """Another version of this program wrote the store."""
-
-
-class ForeignWal(Damage):
-    """The WAL was not begun on this copy of the database file."""
 
 
 # What reading a damaged database raises. UnicodeDecodeError comes from messages of sqlite3, which
@@ -90,12 +79,8 @@ def address_of(key: object) -> int:
     return int.from_bytes(key, "big")
 
 
-def crc_of(content: Sequence[object]) -> int:
-    return zlib.crc32(repr(tuple(content)).encode(errors="backslashreplace"))
-
-
 def reservation_row(reservation: Reservation) -> tuple[object, ...]:
-    content = (
+    return (
         reservation.domain,
         key_of(parse(reservation.address)),
         reservation.range,
@@ -109,52 +94,35 @@ def reservation_row(reservation: Reservation) -> tuple[object, ...]:
         reservation.since,
         reservation.segment,
     )
-    return (*content, crc_of(content))
 
 
 def reservation_of(row: tuple[Any, ...]) -> Reservation:
-    *content, crc = row
-    if crc != crc_of(content):
-        raise Damage("a reservation does not match its checksum")
     return Reservation(
-        domain=content[0],
-        address=text(address_of(content[1])),
-        range=content[2],
-        network=content[3],
-        container_id=content[4],
-        ifname=content[5],
-        namespace=content[6],
-        pod=content[7],
-        uid=content[8],
-        boot=content[9],
-        since=content[10],
-        segment=content[11],
+        domain=row[0],
+        address=text(address_of(row[1])),
+        range=row[2],
+        network=row[3],
+        container_id=row[4],
+        ifname=row[5],
+        namespace=row[6],
+        pod=row[7],
+        uid=row[8],
+        boot=row[9],
+        since=row[10],
+        segment=row[11],
     )
 
 
-def meta_of(connection: sqlite3.Connection) -> tuple[int, str, int, int]:
-    """Version, identity, last sequence number and number of reservations of a database."""
-    rows = connection.execute("SELECT version, store, seq, count, crc FROM meta").fetchall()
-    if len(rows) != 1 or rows[0][-1] != crc_of(rows[0][:-1]):
-        raise Damage("the row that identifies it does not match its checksum")
-    version, store, seq, count, _ = rows[0]
-    return version, store, seq, count
-
-
 def run_row(domain: str, run: Interval) -> tuple[object, ...]:
-    content = (domain, key_of(run.first), key_of(run.last))
-    return (*content, crc_of(content))
+    return (domain, key_of(run.first), key_of(run.last))
 
 
 def run_of(row: tuple[Any, ...]) -> Interval:
-    *content, crc = row
-    if crc != crc_of(content):
-        raise Damage("a run of taken addresses does not match its checksum")
-    return Interval(address_of(content[1]), address_of(content[2]))
+    return Interval(address_of(row[1]), address_of(row[2]))
 
 
 def block_row(block: LeasedBlock) -> tuple[object, ...]:
-    content = (
+    return (
         block.name,
         block.uid,
         block.space,
@@ -171,29 +139,32 @@ def block_row(block: LeasedBlock) -> tuple[object, ...]:
         _written(block.unprobed),
         _written(block.answered),
     )
-    return (*content, crc_of(content))
 
 
 def block_of(row: tuple[Any, ...]) -> LeasedBlock:
-    *content, crc = row
-    if crc != crc_of(content):
-        raise Damage("a leased block does not match its checksum")
+    try:
+        return _block_of(row)
+    except (TypeError, ValueError) as error:
+        raise Damage(f"the row of block {row[0]} cannot be read: {error}") from None
+
+
+def _block_of(row: tuple[Any, ...]) -> LeasedBlock:
     return LeasedBlock(
-        name=content[0],
-        uid=content[1],
-        space=content[2],
-        pool=content[3],
-        domains=tuple(json.loads(content[4])),
-        first=address_of(content[5]),
-        last=address_of(content[6]),
-        kept_out=_intervals(content[7]),
-        state=content[8],
-        max_offline=content[9],
-        boot=content[10],
-        confirmed=content[11],
-        sticky=content[12],
-        unprobed=_intervals(content[13]),
-        answered=_intervals(content[14]),
+        name=row[0],
+        uid=row[1],
+        space=row[2],
+        pool=row[3],
+        domains=tuple(json.loads(row[4])),
+        first=address_of(row[5]),
+        last=address_of(row[6]),
+        kept_out=_intervals(row[7]),
+        state=row[8],
+        max_offline=row[9],
+        boot=row[10],
+        confirmed=row[11],
+        sticky=row[12],
+        unprobed=_intervals(row[13]),
+        answered=_intervals(row[14]),
     )
 
 
@@ -203,14 +174,3 @@ def _written(intervals: Iterable[Interval]) -> str:
 
 def _intervals(written: str) -> tuple[Interval, ...]:
     return tuple(Interval(int(first), int(last)) for first, last in json.loads(written))
-
-
-def lessee_row(instance: Instance) -> tuple[object, ...]:
-    return (1, *instance, crc_of(instance))
-
-
-def lessee_of(row: tuple[Any, ...]) -> Instance:
-    *content, crc = row
-    if crc != crc_of(content):
-        raise Damage("the identity of the lessee does not match its checksum")
-    return Instance(*content)

@@ -20,11 +20,11 @@ from base.documents import DocumentError
 from cni.spec.errors import CNIError, Code
 from cni.spec.request import Request
 from ipam import options as ipam_options
+from ipam.database import DATABASE, has_content
 from ipam.nv_ipam import translate
 from ipam.nv_ipam.options import is_nv_ipam
 from ipam.options import IpamOptions
 from ipam.ranges import RangeSet
-from ipam.recovery import DATABASE
 from ipam.requested_ips import final_sets
 from ipam.sqlite_store import SqliteStore
 from ipam.store import Owner, Store
@@ -90,7 +90,7 @@ def _part(path: Path) -> object:
     return documents.mapping(documents.decode(content, str(path)), str(path)).get(PART)
 
 
-def on_node(path: Path, store: Path) -> Source:
+def on_node(path: Path, store: StoreFiles) -> Source:
     """The scope in the configuration file at `path`, which is read again at each call.
 
     Where it says none, the `store` of a node whose agent has leased blocks is the cluster's: that
@@ -119,10 +119,10 @@ def _in_call(read: Callable[[Path], T], path: Path) -> T:
         ) from None
 
 
-def _has_leased(store: Path) -> bool:
-    if not (store / DATABASE).exists():
+def _has_leased(store: StoreFiles) -> bool:
+    if not has_content(store.directory / DATABASE):
         return False
-    with StoreFiles(store, kept=False).transaction() as tables:
+    with store.transaction() as tables:
         return tables.instance() is not None
 
 

@@ -14,7 +14,6 @@ from cni.spec.errors import CNIError, Code
 from ipam import allocation, probes, quota
 from ipam.addresses import parse, text
 from ipam.allocation import AddressChoice
-from ipam.changes import change
 from ipam.others import Others
 from ipam.ranges import Range, RangeSet
 from ipam.store import Grant, Owner, Quota, Reservation, ReservedAddress, Usage
@@ -69,8 +68,8 @@ class SqliteStore:
         Nothing is reserved if it answers none. `limit` answers the owner's quota, where only the
         sets tell it: it is asked after `seen`.
         """
-        with self._files.transaction() as tables:
-            sets = seen(tables)
+        with self._files.handing_out() as tables:
+            sets = self._files.unused(tables, seen(tables))
             if not sets:
                 return Grant()
             if limit is not None:
@@ -98,7 +97,7 @@ class SqliteStore:
         with self._files.transaction() as tables:
             changed = list(probes.settled(tables, silent, answered))
             if changed:
-                with change(tables, self.directory):
+                with tables.change():
                     for block in changed:
                         tables.put_block(block)
 
@@ -173,8 +172,8 @@ class SqliteStore:
 
     def exhausted(self, sets: Sequence[RangeSet]) -> str | None:
         """See Store.exhausted."""
-        with self._files.transaction() as tables:
-            for range_set in sets:
+        with self._files.handing_out() as tables:
+            for range_set in self._files.unused(tables, sets):
                 if not range_set.fixed:
                     full = allocation.exhaustion(tables, range_set, self.boot)
                     if full is not None:
@@ -188,7 +187,9 @@ class SqliteStore:
 
     def usage(self, asked: tuple[Range, ...], last: Usage) -> Usage:
         """See Store.usage."""
-        with self._files.transaction() as tables:
+        with self._files.snapshot() as tables:
+            if tables is None:
+                return Usage("", asked)
             state = f"{tables.meta.store} {tables.meta.seq}"
             if (state, asked) == (last.state, last.asked):
                 return last
@@ -196,8 +197,8 @@ class SqliteStore:
 
     def reservations(self) -> list[Reservation]:
         """See Store.reservations."""
-        with self._files.transaction() as tables:
-            return list(tables.all())
+        with self._files.snapshot() as tables:
+            return [] if tables is None else list(tables.all())
 
     def load(self, reservations: Sequence[Reservation]) -> None:
         """See Store.load."""
@@ -239,7 +240,7 @@ class SqliteStore:
         """Change the tables in one transaction."""
         if not put and not drop:
             return
-        with change(tables, self.directory):
+        with tables.change():
             for reservation in drop:
                 tables.drop(reservation.domain, parse(reservation.address))
             if len(put) < _WORTH_LOADING:

@@ -1,51 +1,56 @@
-"""The files of a store: who opens them, for how long, and under which lock.
+"""The files of a store: who opens them, for how long, under which lock, and what is checked then.
 
 An agent keeps them open between transactions, a process that does one call or command does not.
 The lock is held for a transaction only, so other processes use the store in between. SQLite makes
 what they commit visible here. It cannot see that a program that is not SQLite replaced or changed a
-file: so the files' status is compared before each transaction, and after any difference the store
-is opened again, with all checks.
+file, so the files' status is compared before each transaction.
+
+A process that hands out addresses knows how to look at the node (`facts`). When it opens the store
+for the first time, or another program has changed files, it checks the database. It builds a
+damaged one again (`fsck`). If changes were lost, it compares the store with what the node shows,
+and so does each process that opens it later in this boot.
 """
 
-import math
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from functools import partial
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from base.locks import Busy, LockFile
 from cni.spec.errors import CNIError, Code
 from cni.spec.notes import note
-from ipam.recovery import (
+from ipam import fsck, snapshot
+from ipam.addresses import parse
+from ipam.database import (
     DATABASE,
     FAILURES,
-    LOCK,
     WAL,
-    Report,
-    back_up,
-    compact,
-    compact_early,
     explained,
-    is_to_look,
-    open_store,
+    has_content,
     shows_damage,
 )
+from ipam.fsck import Say
+from ipam.in_use import AddressesInUse, FactsOf, NodeFacts
+from ipam.ranges import Range, RangeSet
+from ipam.schema import UNREADABLE, Damage, OtherVersion
+from ipam.snapshot import LOCK_TIMEOUT, Noted, StoreLock, locked, require_all, take
 from ipam.tables import Tables
 
-LOCK_TIMEOUT = 30.0  # seconds; kubelet gives a sandbox 2 min
-_PAUSE = 0.005  # seconds between two tries to lock; a transaction takes about 3 ms
+SETTLE = 5.0  # seconds from a loss until what pods were given just before it can be seen on them
 _CLOSE_TIME = 2.0  # seconds
 _TENDED = 60.0  # seconds for which transactions count on `tend`
+_LARGE_WAL = 8 << 20  # bytes; some 300 transactions
+_LOOK_AT_WAL = 16  # transactions between two looks at its size
 
 
 class StoreFiles:
     """The files of the store in `directory`, for one transaction at a time, of any thread.
 
-    `kept`: they stay open between transactions, until `close`.
+    `kept`: they stay open between transactions, until `close`. Without `facts` a damaged store is
+    an error, and a lost one is a new one.
     """
 
     def __init__(
@@ -53,44 +58,81 @@ class StoreFiles:
         directory: Path,
         *,
         kept: bool = True,
-        report: Report = note,
+        facts: FactsOf | None = None,
+        report: Say = note,
         lock_timeout: float = LOCK_TIMEOUT,
     ) -> None:
         self.directory = directory
         self._database, self._wal = str(directory / DATABASE), str(directory / WAL)
+        self._facts = facts
         self._report = report
         self._lock_timeout = lock_timeout
         self.kept = kept
-        self._lock = _lock_of(directory, stay_open=kept)
+        self._lock = StoreLock(directory, stay_open=kept)
         self._turn = threading.Lock()
         self._tables: Tables | None = None
-        self._files: tuple[_FileStatus | None, _FileStatus | None] = (None, None)
+        self._files: _Status = (None, None)
         self._process = 0
         self._closed = not kept
-        self._tended_at = -math.inf
-        self._looked_at = 0  # how many transactions there were
+        self._tended_until = 0.0
+        self._seq = 0  # how many transactions this process knows of
+        self._unchecked = True
+        self._has_looked = False
+        self._in_use = AddressesInUse()
+        self._lost_at: float | None = None  # seconds since 1970
 
     @contextmanager
     def transaction(self) -> Iterator[Tables]:
         """The open database, locked. CNIError 5, 11 and 112."""
-        patience = 2 if time.monotonic() - self._tended_at < _TENDED else 1
-        with self._transaction(partial(compact, patience=patience)) as tables:
+        with self._transaction() as tables:
             yield tables
+            patience = 2 if time.monotonic() < self._tended_until else 1
+            if tables.meta.seq % _LOOK_AT_WAL == 0:
+                self._compact(tables, patience * _LARGE_WAL)
+
+    @contextmanager
+    def handing_out(self) -> Iterator[Tables]:
+        """`transaction`, for who hands out addresses. CNIError 11 too, soon after a loss."""
+        with self.transaction() as tables:
+            if self._lost_at is not None:
+                self._settle_loss(tables, self._lost_at)
+            yield tables
+
+    def snapshot(self) -> AbstractContextManager[Tables | None]:
+        """See `snapshot.snapshot`: what the store holds now, to be read beside all transactions."""
+        self._require_own_process()
+        return snapshot.snapshot(self.directory, self._lock_timeout)
 
     def tend(self) -> None:
         """Write the WAL back if that is due, so that no transaction of a call has to. The same."""
-        with self._transaction(self._compact_early):
-            self._tended_at = time.monotonic()
+        with self._transaction() as tables:
+            self._tended_until = time.monotonic() + _TENDED
+            self._compact(tables, _LARGE_WAL)
 
-    def _compact_early(self, directory: Path, tables: Tables, report: Report) -> bool:
-        if not is_to_look(tables, self._looked_at):
-            return False
-        self._looked_at = tables.meta.seq
-        return compact_early(directory, tables, report)
+    def unused(self, tables: Tables, sets: Sequence[RangeSet]) -> Sequence[RangeSet]:
+        """The sets without addresses that interfaces have and nobody has reserved."""
+        ranges = [range_ for range_set in sets for range_ in range_set.ranges]
+        found = [each for range_ in ranges for each in self._in_use.within(range_)]
+        if not found:
+            return sets
+        if self._facts is not None and not all(each.lasts for each in found):
+            self._in_use = AddressesInUse(fsck.unreserved(tables, self._facts()))
+        return [
+            RangeSet(
+                tuple(self._unused(tables, range_) for range_ in range_set.ranges),
+                range_set.fixed,
+            )
+            for range_set in sets
+        ]
+
+    def _unused(self, tables: Tables, range_: Range) -> Range:
+        addresses = [parse(each.address) for each in self._in_use.within(range_)]
+        # Its holder may have it again: who holds it has it by an import since then, say.
+        free = [address for address in addresses if tables.at(range_.domain, address) is None]
+        return range_.without(free) if free else range_
 
     @contextmanager
-    def _transaction(self, compact: Callable[[Path, Tables, Report], bool]) -> Iterator[Tables]:
-        """A transaction. What `compact` does comes after its end, with the store still locked."""
+    def _transaction(self) -> Iterator[Tables]:
         deadline = time.monotonic() + self._lock_timeout
         self._require_own_process()
         if not self._turn.acquire(timeout=self._lock_timeout):
@@ -100,15 +142,14 @@ class StoreFiles:
                 f"{self._lock_timeout:g} s: nothing was changed; try again",
             )
         try:
-            _take(self._lock, self.directory, max(0.0, deadline - time.monotonic()))
+            take(self._lock, self.directory, max(0.0, deadline - time.monotonic()))
             try:
                 tables = self._open()
                 try:
                     yield tables
                     tables.end()
                     self._settle()
-                    if compact(self.directory, tables, self._report):
-                        self._files = self._status()
+                    self._count(tables)
                 except BaseException as error:
                     self._settle()
                     self._close(error)  # this writes the WAL back: on a full disk it takes room
@@ -122,8 +163,16 @@ class StoreFiles:
         finally:
             self._turn.release()
 
+    def _count(self, tables: Tables) -> None:
+        """Count what was committed, before the call answers."""
+        if tables.meta.seq > self._seq:
+            self._seq = tables.meta.seq
+            noted = self._lock.noted()
+            if self._seq > noted.seq:
+                self._lock.note(Noted(self._seq, noted.lost))
+
     def close(self) -> None:
-        """Close the files after a backup copy was made, and keep none open from here on.
+        """Close the files, and keep none open from here on.
 
         A transaction that is still at work keeps them, as a killed one would. May be called again,
         also when the directory is gone: it makes nothing there.
@@ -135,22 +184,22 @@ class StoreFiles:
             return
         try:
             with suppress(CNIError), locked(self.directory, _CLOSE_TIME):
-                try:
-                    self._back_up()
-                except FAILURES as error:
-                    self._report(f"address store: no backup copy was made: {error}")
-                finally:
-                    self._close()
+                self._close()
         finally:
             self._lock.close()
             self._turn.release()
 
     def _open(self) -> Tables:
-        if self._tables is not None and self._status() != self._files:
-            self._close()
+        if self._tables is not None:
+            now = self._status()
+            if now != self._files:
+                # Another process of ours adds to the WAL. It may also write it back: rarely.
+                self._unchecked = _is_other(self._files, now)
+                self._has_looked &= not self._unchecked
+                self._close()
         if self._tables is None:
             self._process = os.getpid()  # first: other threads look at both without a lock
-            self._tables = open_store(self.directory, self._report, kept=self.kept)
+            self._tables = self._opened()
             self._files = self._status()
         try:
             self._tables.look()
@@ -158,6 +207,108 @@ class StoreFiles:
             self._close(error)
             raise
         return self._tables
+
+    def _opened(self) -> Tables:
+        """The database, checked if that is due; built again if it is damaged and that is known."""
+        noted = self._lock.noted()
+        counted = noted._replace(seq=max(noted.seq, self._seq))
+        if self._facts is None:
+            tables = open_store(self.directory, kept=self.kept)
+            self._checked(tables, lambda: require_all(tables, counted))
+            return tables
+        # A WAL that a kill left may be of another copy of the database: the two make a mixture.
+        is_suspect = noted.lost or self._seq > 0 or has_content(self.directory / WAL)
+        # What is noted before the act is known to who comes after a kill.
+        lost = not has_content(self.directory / DATABASE) and self._is_known_to_journal()
+        if lost:
+            self._lock.note(Noted(noted.seq, lost=True))
+        try:
+            tables = open_store(self.directory, kept=self.kept)
+            if self._unchecked:
+                self._checked(tables, tables.verify if is_suspect else tables.verify_pages)
+        except OtherVersion:
+            raise  # a rebuilt store would lack what only that program knows
+        except UNREADABLE as error:
+            if not shows_damage(error, self.directory):
+                raise
+            self._report(f"address store: {explained(error, self.directory).message}")
+            self._lock.note(Noted(noted.seq, lost=True))
+            fsck.replace(self.directory, self._report)
+            tables, lost = open_store(self.directory, kept=self.kept), True
+        self._unchecked = False
+        lost = lost or tables.meta.seq < counted.seq
+        if lost or (noted.lost and not self._has_looked):
+            self._checked(tables, lambda: self._look(tables, lost=lost))
+        return tables
+
+    def _checked(self, tables: Tables, check: Callable[[], object]) -> None:
+        try:
+            check()
+        except BaseException:
+            tables.abandon()
+            raise
+
+    def _is_known_to_journal(self) -> bool:
+        """Whether attachments of this boot have addresses although there is no store."""
+        assert self._facts is not None
+        facts = self._facts()
+        return any(each.boot == facts.boot for each in facts.journal)
+
+    def _look(self, tables: Tables, *, lost: bool) -> None:
+        """Compare the store with what the node shows.
+
+        If something was `lost` just now, pods may have been given addresses that do not show yet.
+        """
+        assert self._facts is not None
+        if lost:
+            self._lost_at = time.time()
+            self._report(
+                f"address store: changes were lost: no address is handed out for {SETTLE:g} s, "
+                "until what pods have shows"
+            )
+        self._compare(tables, self._facts(), lost=lost)
+
+    def _compare(self, tables: Tables, facts: NodeFacts, *, lost: bool) -> None:
+        fsck.reconcile(tables, facts, lost=lost)
+        self._in_use = AddressesInUse(fsck.unreserved(tables, facts))
+        self._has_looked = True
+        self._seq = tables.meta.seq
+        self._lock.note(Noted(self._seq, lost=True))
+
+    def _settle_loss(self, tables: Tables, lost_at: float) -> None:
+        """Look at the node again after a loss. CNIError 11 as long as that is no proof."""
+        why = "pods may have been given addresses that do not show yet"
+        if self._facts is not None and time.time() - lost_at >= SETTLE:
+            facts = self._facts()
+            if not facts.unseen and not any(begun <= lost_at for begun in facts.begun):
+                self._compare(tables, facts, lost=False)
+                self._lost_at = None
+                return
+            why = "an ADD that began before that is not over"
+            for unseen in facts.unseen[:1]:  # it may name another tenant's attachment
+                self._report(f"address store: not looked at: {unseen}")
+                why = "not all of the node could be looked at (the agent's log says what)"
+        raise CNIError(
+            Code.TRY_AGAIN,
+            f"the address store in {self.directory} lost changes and was built again: {why}: no "
+            "address was handed out; the runtime tries again",
+        )
+
+    def _compact(self, tables: Tables, large: int) -> None:
+        """Write the WAL back if it is that large. This may take as long as ten transactions.
+
+        The transaction is over and will be answered: a failure is left to a later call, and so is
+        a WAL that somebody reads.
+        """
+        try:
+            if os.stat(self._wal).st_size <= large:  # noqa: PTH116 - a Path costs more
+                return
+            tables.end()
+            tables.checkpoint()
+        except FAILURES as error:
+            reason = explained(error, self.directory, "the store is as it was")
+            self._report(f"address store: its WAL was not written back: {reason}")
+        self._files = self._status()
 
     def _settle(self) -> None:
         """Take the WAL's status after a transaction as ours, unless it is another file.
@@ -174,28 +325,22 @@ class StoreFiles:
         again.
 
         Files that another program changed are not written to: the WAL may not be theirs. Nor are
-        damaged ones.
+        damaged ones, which are read in full then.
         """
         tables, self._tables = self._tables, None
         if tables is None:
             return
+        is_damaged = shows_damage(error, self.directory)
+        if is_damaged:
+            self._unchecked = True
+            self._lock.note(self._lock.noted()._replace(lost=True))
         with suppress(*FAILURES):
-            if self._status() == self._files and not shows_damage(error, self.directory):
+            if self._status() == self._files and not is_damaged:
                 tables.close()
             else:
                 tables.abandon()
 
-    def _back_up(self) -> None:
-        tables = self._tables
-        if tables is None or self._status() != self._files:
-            return
-        if tables.mark is not None and tables.mark.saved != tables.meta.seq:
-            tables.refresh()
-            tables.checkpoint()
-            back_up(self.directory, tables)
-            self._files = self._status()
-
-    def _status(self) -> "tuple[_FileStatus | None, _FileStatus | None]":
+    def _status(self) -> "_Status":
         return _status_of(self._database), _status_of(self._wal)
 
     def _is_own(self) -> bool:
@@ -210,6 +355,19 @@ class StoreFiles:
             )
 
 
+def open_store(directory: Path, *, kept: bool = False) -> Tables:
+    """The database below `directory`, which is made if it is new; `kept` as for Tables.
+
+    The caller holds the lock and closes the database. Raises FAILURES.
+    """
+    database = directory / DATABASE
+    if not has_content(database):
+        if has_content(directory / WAL):
+            raise Damage(f"{DATABASE} is missing or empty, and its WAL is not")
+        fsck.build(database, uuid.uuid4().hex, 0)
+    return Tables(database, kept=kept)
+
+
 class _FileStatus(NamedTuple):
     """What changes when a program writes to a file or puts another one in its place (stat(2))."""
 
@@ -219,6 +377,17 @@ class _FileStatus(NamedTuple):
     modified: int
 
 
+_Status = tuple[_FileStatus | None, _FileStatus | None]
+"""Of the database and its WAL."""
+
+
+def _is_other(left: _Status, found: _Status) -> bool:
+    """Whether more has changed than that another process of ours wrote to the WAL."""
+    (database, wal), (database_now, wal_now) = left, found
+    same_wal = wal is not None and wal_now is not None and wal[:2] == wal_now[:2]
+    return database != database_now or not same_wal
+
+
 def _status_of(path: str) -> _FileStatus | None:
     """None if there is no such file."""
     try:
@@ -226,47 +395,3 @@ def _status_of(path: str) -> _FileStatus | None:
     except OSError:
         return None
     return _FileStatus(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
-
-
-@contextmanager
-def locked(directory: Path, timeout: float = LOCK_TIMEOUT) -> Iterator[None]:
-    """Hold the lock of the store in `directory`; failures in the block become CNIErrors.
-
-    CNIError 5 and 112, and 11 if another process holds the lock for `timeout` seconds.
-    """
-    lock = _lock_of(directory)
-    _take(lock, directory, timeout)
-    try:
-        yield
-    except FAILURES as error:
-        raise explained(error, directory) from None
-    finally:
-        lock.release()
-
-
-def _lock_of(directory: Path, *, stay_open: bool = False) -> LockFile:
-    """The lock of the store in `directory`."""
-    return LockFile(
-        f"{directory}/{LOCK}",
-        "the address store",
-        keep=True,
-        stay_open=stay_open,
-        pause=_PAUSE,
-        longest_pause=_PAUSE,
-    )
-
-
-def _take(lock: LockFile, directory: Path, timeout: float) -> None:
-    """Wait for the lock of the store in `directory`. CNIError 5 and 11."""
-    try:
-        lock.acquire(timeout)
-    except Busy:
-        path = f"{directory}/{LOCK}"
-        raise CNIError(
-            Code.TRY_AGAIN,
-            f"the lock {path} of the address store has been held by another process for "
-            f"{timeout:.2g} s: nothing was changed; try again, and see who holds it "
-            f"(fuser {path})",
-        ) from None
-    except OSError as error:
-        raise explained(error, directory) from None

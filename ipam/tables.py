@@ -1,8 +1,8 @@
 """The reservations in the database, and the runs of taken addresses.
 
 Both tables hold the same addresses in two forms, and are compared before an address is handed out
-or released: an address that is free among the runs must have no reservation. If the two differ, or
-a row does not match its checksum, that is `Damage`.
+or released: an address that is free among the runs must have no reservation. If the two differ,
+that is `Damage`.
 """
 
 import sqlite3
@@ -13,7 +13,7 @@ from base.pod import Pod
 from cni.spec.attachment import Attachment
 from ipam.addresses import Interval, parse, text
 from ipam.block_tables import BlockTables
-from ipam.blocks import Leases
+from ipam.blocks import Instance
 from ipam.database import Database
 from ipam.other_domains import DomainQueries
 from ipam.schema import (
@@ -23,7 +23,6 @@ from ipam.schema import (
     VERSION,
     Damage,
     address_of,
-    crc_of,
     key_of,
     reservation_of,
     reservation_row,
@@ -39,7 +38,12 @@ class Tables(Database, DomainQueries, BlockTables):
 
     @classmethod
     def create(
-        cls, path: Path, store: str, seq: int, reservations: Iterable[Reservation], leases: Leases
+        cls,
+        path: Path,
+        store: str,
+        seq: int,
+        reservations: Iterable[Reservation] = (),
+        instance: Instance | None = None,
     ) -> None:
         """Write a new database at `path`, which does not exist yet. It is on disk afterwards."""
         connection = sqlite3.connect(path, isolation_level=None)
@@ -49,23 +53,17 @@ class Tables(Database, DomainQueries, BlockTables):
             connection.execute("BEGIN")
             for statement in SCHEMA:
                 connection.execute(statement)
-            empty = (VERSION, store, seq, 0)
-            connection.execute(
-                "INSERT INTO meta VALUES (1, ?, ?, ?, ?, ?)", (*empty, crc_of(empty))
-            )
+            connection.execute("INSERT INTO meta VALUES (1, ?, ?)", (store, seq))
+            connection.execute(f"PRAGMA user_version = {VERSION}")
             connection.execute("COMMIT")
         finally:
             connection.close()
         tables = cls(path)
         try:
-            tables.begin()
-            tables.load(reservations)
-            if leases.instance is not None:
-                tables.put_instance(leases.instance)
-            for block in leases.blocks:
-                tables.put_block(block)
-            tables.record(seq)
-            tables.commit()
+            with tables.change():
+                tables.load(reservations)
+                if instance is not None:
+                    tables.put_instance(instance)
             tables.checkpoint()  # `close` does not report a failure to write the WAL back
         finally:
             tables.close()
@@ -83,7 +81,7 @@ class Tables(Database, DomainQueries, BlockTables):
         if before is not None and before.last >= interval.first:
             yield before
         for row in self._execute(
-            "SELECT domain, first, last, crc FROM run WHERE domain = ? AND first > ? "
+            "SELECT domain, first, last FROM run WHERE domain = ? AND first > ? "
             "AND first <= ? ORDER BY first",
             (domain, key_of(interval.first), key_of(interval.last)),
         ):
@@ -183,19 +181,21 @@ class Tables(Database, DomainQueries, BlockTables):
 
     def all(self) -> Iterator[Reservation]:
         """Every reservation, by domain and address."""
-        for row in self._execute(
-            f"SELECT {COLUMNS}, crc FROM reservation ORDER BY domain, address"
-        ):
+        for row in self._execute(f"SELECT {COLUMNS} FROM reservation ORDER BY domain, address"):
             yield reservation_of(row)
 
     def within(self, domain: str, interval: Interval) -> Iterator[Reservation]:
         """Every reservation of the interval in the domain, by address."""
         for row in self._execute(
-            f"SELECT {COLUMNS}, crc FROM reservation WHERE domain = ? AND address BETWEEN ? AND ? "
+            f"SELECT {COLUMNS} FROM reservation WHERE domain = ? AND address BETWEEN ? AND ? "
             "ORDER BY address",
             (domain, key_of(interval.first), key_of(interval.last)),
         ):
             yield reservation_of(row)
+
+    def addresses(self) -> set[int]:
+        """Every address that is held in some domain."""
+        return {address_of(key) for (key,) in self._execute("SELECT address FROM reservation")}
 
     def ranges(self) -> list[tuple[str, str]]:
         """Domain and network of each range that a reservation is from, each once."""
@@ -203,10 +203,25 @@ class Tables(Database, DomainQueries, BlockTables):
             "SELECT DISTINCT domain, range FROM reservation ORDER BY domain, range"
         ).fetchall()
 
-    def all_runs(self) -> Iterator[tuple[str, Interval]]:
-        """Every run with its domain."""
-        for row in self._execute("SELECT domain, first, last, crc FROM run ORDER BY domain, first"):
-            yield row[0], run_of(row)
+    def verify_pages(self) -> None:
+        """A tenth of `verify`: the structure. What else does not fit shows when it is used."""
+        self._require_ok("quick_check")
+
+    def _require_ok(self, check: str) -> None:
+        for (answer,) in self._execute(f"PRAGMA {check}(1)").fetchall():
+            if answer != "ok":
+                raise Damage(f"{check}: {answer}")
+
+    def verify(self) -> None:
+        """Read all of the database. Damage, or sqlite3.Error, if anything in it does not fit."""
+        self._require_ok("integrity_check")
+        keys = self._execute("SELECT domain, address FROM reservation ORDER BY domain, address")
+        runs = self._execute("SELECT domain, first, last FROM run ORDER BY domain, first")
+        held = runs_of((domain, address_of(key)) for domain, key in keys)
+        if list(held) != [(row[0], run_of(row)) for row in runs]:
+            raise Damage("the runs of taken addresses do not match the reservations")
+        for _ in self.blocks():
+            pass
 
     # --- writing -----------------------------------------------------------------------------
 
@@ -229,7 +244,6 @@ class Tables(Database, DomainQueries, BlockTables):
                 f"{reservation.address} is held among the reservations and free among the runs"
             ) from None
         self._take(domain, address, before, after)
-        self.meta = self.meta._replace(held=self.meta.held + 1)
 
     def drop(self, domain: str, address: int) -> None:
         """Forget the reservation of an address, if there is one."""
@@ -247,20 +261,17 @@ class Tables(Database, DomainQueries, BlockTables):
             self._remove_run(domain, run)
         if address < run.last:
             self._put_run(domain, Interval(address + 1, run.last))
-        self.meta = self.meta._replace(held=self.meta.held - 1)
 
     def load(self, reservations: Iterable[Reservation]) -> None:
         """Add many reservations; sqlite3.IntegrityError if an address of them is not free."""
-        before = self.connection.total_changes
         self.connection.executemany(
             f"INSERT INTO reservation VALUES ({RESERVATION_MARKS})",
             (reservation_row(reservation) for reservation in reservations),
         )
-        self.meta = self.meta._replace(held=self.meta.held + self.connection.total_changes - before)
         self._execute("DELETE FROM run")
         keys = self._execute("SELECT domain, address FROM reservation ORDER BY domain, address")
         self.connection.executemany(
-            "INSERT INTO run VALUES (?, ?, ?, ?)",
+            "INSERT INTO run VALUES (?, ?, ?)",
             (
                 run_row(domain, run)
                 for domain, run in runs_of((domain, address_of(key)) for domain, key in keys)
@@ -271,7 +282,7 @@ class Tables(Database, DomainQueries, BlockTables):
 
     def _row(self, domain: str, key: bytes) -> Reservation | None:
         row = self._execute(
-            f"SELECT {COLUMNS}, crc FROM reservation WHERE domain = ? AND address = ?",
+            f"SELECT {COLUMNS} FROM reservation WHERE domain = ? AND address = ?",
             (domain, key),
         ).fetchone()
         return None if row is None else reservation_of(row)
@@ -284,7 +295,7 @@ class Tables(Database, DomainQueries, BlockTables):
 
     def _run_up_to(self, domain: str, address: int) -> Interval | None:
         row = self._execute(
-            "SELECT domain, first, last, crc FROM run WHERE domain = ? AND first <= ? "
+            "SELECT domain, first, last FROM run WHERE domain = ? AND first <= ? "
             "ORDER BY first DESC LIMIT 1",
             (domain, key_of(address)),
         ).fetchone()
@@ -293,7 +304,7 @@ class Tables(Database, DomainQueries, BlockTables):
     def _runs_around(self, domain: str, address: int) -> tuple[Interval | None, Interval | None]:
         """The last run that begins up to `address`, and the one that begins right behind it."""
         rows = self._execute(
-            "SELECT domain, first, last, crc FROM run WHERE domain = ? AND first <= ? "
+            "SELECT domain, first, last FROM run WHERE domain = ? AND first <= ? "
             "ORDER BY first DESC LIMIT 2",
             (domain, key_of(address + 1)),
         ).fetchall()
@@ -314,7 +325,7 @@ class Tables(Database, DomainQueries, BlockTables):
         self._put_run(domain, Interval(first, last))
 
     def _put_run(self, domain: str, run: Interval) -> None:
-        self._execute("REPLACE INTO run VALUES (?, ?, ?, ?)", run_row(domain, run))
+        self._execute("REPLACE INTO run VALUES (?, ?, ?)", run_row(domain, run))
 
     def _remove_run(self, domain: str, run: Interval) -> None:
         self._execute("DELETE FROM run WHERE domain = ? AND first = ?", (domain, key_of(run.first)))

@@ -30,7 +30,7 @@ def script(name: str) -> bytes:
     return _SCRIPT.format(
         python=Path(sys.prefix) / "bin" / "python3",
         path=[str(CODE), sysconfig.get_paths()["purelib"]],
-        module=f"cni.{module}" if module in ("ipoib", "rdma", "sriov") else "ipam",
+        module=f"cni.{module if module in ('ipoib', 'rdma', 'sriov') else 'ipam'}",
     ).encode()
 
 

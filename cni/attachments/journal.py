@@ -8,9 +8,14 @@ left to undo:
 The checksum covers the bytes of "entry" and detects a torn or flipped file. A later entry of the
 attachment is a line behind the first one, and the last line counts. If a kill or a power cut tears
 it, the one before it does.
+
+`devices/<device>/` has an empty file for each attachment that may have the device, by the name of
+its file. It is made before the entry, and removed after the device is released, so a kill leaves
+one too many. A power cut may lose them: with the boot, a device is nobody's.
 """
 
 import json
+import os
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -75,6 +80,7 @@ class JournalEntry(msgspec.Struct, frozen=True, kw_only=True):
     args: str = ""
     path: tuple[str, ...] = ()
     addresses: tuple[str, ...] = ()
+    segment: str = ""  # the link on which they are used (ipam.segments)
     device: str = ""  # the device that only this attachment has, until it is released
     undo: msgspec.Raw = msgspec.Raw(b"{}")
 
@@ -157,10 +163,16 @@ class JournalEntry(msgspec.Struct, frozen=True, kw_only=True):
         """The entry with another record."""
         return msgspec.structs.replace(self, undo=msgspec.Raw(msgspec.json.encode(record)))
 
-    def attached(self, record: msgspec.Struct, addresses: Sequence[str]) -> "JournalEntry":
-        """The entry of a completed ADD."""
-        entry = self.with_record(record)
-        return msgspec.structs.replace(entry, phase=Phase.ATTACHED, addresses=tuple(addresses))
+    def attached(
+        self, record: msgspec.Struct, addresses: Sequence[str], segment: str = ""
+    ) -> "JournalEntry":
+        """The entry of a completed ADD, with its addresses and the link that they are used on."""
+        return msgspec.structs.replace(
+            self.with_record(record),
+            phase=Phase.ATTACHED,
+            addresses=tuple(addresses),
+            segment=segment,
+        )
 
     def without_device(self) -> "JournalEntry":
         """The entry once its device is released: from then on it may be another attachment's."""
@@ -230,6 +242,7 @@ class Journal:
     def __init__(self, paths: Paths) -> None:
         self._directory = paths.attachments
         self._files_below = str(paths.attachments)
+        self._devices = f"{paths.attachments}/devices"
         self._locks = str(paths.locks)
 
     def path_of(self, attachment: Attachment) -> Path:
@@ -255,9 +268,16 @@ class Journal:
         is appended. An empty line before it ends what a killed writer may have left.
         """
         path, line = self._file_of(entry.attachment), to_bytes(entry)
+        if entry.device:
+            _make(f"{self._devices}/{entry.device}", path)
         first = entry.phase is Phase.ADDING
         if first or not files.append(path, b"\n" + line):
             files.write_atomically(path, line, durable=first)
+
+    def release_device(self, entry: JournalEntry) -> None:
+        """Write down that the attachment no longer has its device. The caller has its lock."""
+        self.write(entry.without_device())
+        self._forget(entry.device, os.path.basename(self._file_of(entry.attachment)))  # noqa: PTH119
 
     def remove(self, attachment: Attachment) -> None:
         """Forget an attachment. Only once nothing is left to undo.
@@ -315,21 +335,27 @@ class Journal:
                 yield JournalDamaged(f"journal file {path} cannot be read: {error.strerror}")
 
     def holders(self, device: str) -> Iterator[JournalEntry | JournalDamaged]:
-        """The entries of attachments that have the device, and damaged files that name it.
+        """The entries of attachments that have the device, and damaged files of such attachments.
 
-        Raises OSError: a device is free only if the whole journal could be read.
+        The caller has the device's lock. Raises OSError: a device is free only if this can be read.
         """
-        # Most entries have other devices: searching the bytes costs less than decoding them.
-        mark = msgspec.json.encode(device)
-        for path in self._files():
+        try:
+            names = sorted(os.listdir(f"{self._devices}/{device}"))  # noqa: PTH208
+        except FileNotFoundError:
+            return
+        for name in names:
+            path = f"{self._files_below}/{name}"
             try:
-                content = path.read_bytes()
-                if mark in content and (entry := from_bytes(content, str(path))).device == device:
-                    yield entry
+                entry = from_bytes(files.read(path), path)
             except FileNotFoundError:
-                continue  # removed since the directory was listed
+                self._forget(device, name)  # its process was killed, or its boot has ended
             except JournalDamaged as damage:
                 yield damage
+            else:
+                if entry.device == device:
+                    yield entry
+                else:
+                    self._forget(device, name)
 
     def locked(
         self, attachment: Attachment, timeout: float = locks.TIMEOUT
@@ -342,6 +368,15 @@ class Journal:
     ) -> AbstractContextManager[None]:
         """One call at a time decides which attachment has a device. Raises Busy."""
         return locks.locked(f"{self._locks}/device-{device}", f"device {device}", timeout)
+
+    def _forget(self, device: str, name: str) -> None:
+        """Remove an empty file of `devices`, and directories without any."""
+        below = f"{self._devices}/{device}"
+        with suppress(OSError):
+            os.unlink(f"{below}/{name}")  # noqa: PTH108
+        with suppress(OSError):
+            os.rmdir(below)  # noqa: PTH106
+            os.rmdir(self._devices)  # noqa: PTH106
 
     def _file_of(self, attachment: Attachment) -> str:
         name = f"{attachment.container_id[:24]}-{attachment.ifname}-{attachment.key}.json"
@@ -361,3 +396,16 @@ class Journal:
         except FileNotFoundError:
             return []
         return [path for path in paths if path.name.endswith(ending)]
+
+
+def _make(directory: str, path: str) -> None:
+    """Make an empty file in the directory, named as the file at `path`. Raises OSError."""
+    name = f"{directory}/{os.path.basename(path)}"  # noqa: PTH119
+    while True:  # another process may remove a directory that is empty
+        try:
+            os.close(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        except FileNotFoundError:
+            for missing in (*reversed(Path(directory).parents), Path(directory)):
+                missing.mkdir(mode=0o700, exist_ok=True)
+        else:
+            return

@@ -19,7 +19,7 @@ import msgspec
 from base import interrupts
 from base.locks import Busy
 from base.paths import Paths
-from cni.attachments import results
+from cni.attachments import node_facts, results
 from cni.attachments.journal import Journal, JournalDamaged, JournalEntry, Phase
 from cni.attachments.matching import require_allowed
 from cni.attachments.sandbox import lives
@@ -33,13 +33,13 @@ from cni.spec.errors import CNIError, Code
 from cni.spec.notes import note
 from cni.spec.request import Request
 from cni.spec.result import require_convertible
-from host import netdev_move, sysfs
+from host import netdev_move
 from host.errors import HostError
 from host.namespaces import NetworkNamespace
 from host.netdev_move import NameTaken
 from host.netlink import Rtnetlink, netlink
 from ipam import scope
-from ipam.delegation import OURS, TAKEN_OVER, Delegation, IpamCall
+from ipam.delegation import Delegation, IpamCall
 from ipam.plugin import AddressPlugin
 
 T = TypeVar("T")
@@ -171,11 +171,12 @@ class InterfacePlugin(ABC):
             policy, subjects = cluster.on_node(paths)
         self._policy = policy
         self._subjects = subjects
+        store = node_facts.store_of(paths)
         self._addresses = addresses or AddressPlugin.on_node(
-            paths.ipam,
+            store,
             paths.boot_id,
             self._policy,
-            scope.on_node(paths.config, paths.ipam),
+            scope.on_node(paths.config, store),
             subjects,
         )
         self._ipam = Delegation(self._addresses, paths.cni_bin, self._policy, subjects)
@@ -287,13 +288,10 @@ class InterfacePlugin(ABC):
         return ipam, allowed
 
     @contextmanager
-    def _attaching(
-        self, attachment: Attachment, request: Request, ipam_type: str
-    ) -> Iterator[Sandbox]:
+    def _attaching(self, attachment: Attachment, request: Request) -> Iterator[Sandbox]:
         """The attachment locked and its sandbox open, with nothing of it left from before.
 
-        Raises CNIError: 103 if it is attached, 7 if the pod has an interface of that name, 113 if
-        the address store was lost.
+        Raises CNIError: 103 if it is attached, 7 if the pod has an interface of that name.
         """
         with explained(), self.journal.locked(attachment), sandbox_of(request) as sandbox:
             self._settle_earlier_attempt(attachment, request)
@@ -303,8 +301,6 @@ class InterfacePlugin(ABC):
                 raise CNIError(
                     Code.INVALID_CONFIG, f"{taken}: give this attachment another interface name"
                 ) from None
-            if ipam_type in (OURS, *TAKEN_OVER):
-                self._require_store()
             yield sandbox
 
     def _settle_earlier_attempt(self, attachment: Attachment, request: Request) -> None:
@@ -329,23 +325,6 @@ class InterfacePlugin(ABC):
                 f'"{attachment.network}" since {entry.since}: run DEL before another ADD',
             )
         self._remove(attachment, entry.delete_request())
-
-    def _require_store(self) -> None:
-        """Refuse to start a new store where one was lost: it would repeat living pods' addresses.
-
-        Raises CNIError.
-        """
-        if any(name.endswith(".db") for name in sysfs.names(str(self.paths.ipam))):
-            return
-        for entry in self.journal.entries():
-            if isinstance(entry, JournalEntry) and entry.addresses:
-                note(f"the journal has {entry.addresses[0]} of {entry.attachment}")
-                raise CNIError(
-                    Code.STORE_DAMAGED,
-                    f"the address store in {self.paths.ipam} is gone, but the journal has "
-                    "addresses of attachments (the agent's log names one): no address was handed "
-                    "out; run `podfabric ipam fsck`",
-                )
 
     def _remove(self, attachment: Attachment, request: Request) -> None:
         """Undo everything of an attachment whose lock the caller has. Raises CNIError 104."""

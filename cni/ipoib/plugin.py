@@ -45,7 +45,7 @@ class IPoIB(InterfacePlugin):
         allowance = permitted.by_options(wanted, self._allowance(request))
         ipam, allowance = self._ipam_of_add(request, allowance)
         attachment = Attachment.of(request)
-        with self._attaching(attachment, request, wanted.ipam_type) as sandbox, Undo() as undo:
+        with self._attaching(attachment, request) as sandbox, Undo() as undo:
             namespace, host, pod = sandbox.namespace, sandbox.host, sandbox.pod
             plan = self._choose(host, request, wanted, allowance)
             wanted = plan.options
@@ -80,7 +80,7 @@ class IPoIB(InterfacePlugin):
             document = results.document(request, interface, answer, wanted.dns)
             interrupts.hold()  # from here on the call is answered as attached
             record = msgspec.structs.replace(record, mac=ready.mac)
-            self.journal.write(entry.attached(record, cidrs))
+            self.journal.write(entry.attached(record, cidrs, record.segment))
         return document
 
     def detach(self, attachment: Attachment, request: Request, entry: JournalEntry | None) -> None:

@@ -184,7 +184,7 @@ class Claimer:
             raise _InUse(owner, settling=False)
         note(f"device {owner.device} is released from {owner.attachment}, whose sandbox is gone")
         if owner.boot_id != boot_id:  # no kernel state outlives a boot
-            self._journal.write(owner.without_device())
+            self._journal.release_device(owner)
             return
         try:
             request = owner.delete_request()

@@ -54,7 +54,7 @@ class Sriov(InterfacePlugin):
         allowance = permitted.by_options(wanted, self._allowance(request))
         ipam, allowance = self._ipam_of_add(request, allowance)
         attachment = Attachment.of(request)
-        with self._attaching(attachment, request, wanted.ipam_type) as sandbox, Undo() as undo:
+        with self._attaching(attachment, request) as sandbox, Undo() as undo:
             namespace, host, pod = sandbox.namespace, sandbox.host, sandbox.pod
             undo.last(lambda: self.journal.remove(attachment))
             match = self._match(request, wanted, allowance)
@@ -98,7 +98,9 @@ class Sriov(InterfacePlugin):
             results.write_device_information(self.paths, request, interface)
             document = results.document(request, interface, answer, wanted.dns)
             interrupts.hold()  # from here on the call is answered as attached
-            self.journal.write(entry.attached(record, [ip.address for ip in answer.ips]))
+            self.journal.write(
+                entry.attached(record, [ip.address for ip in answer.ips], record.segment)
+            )
         return document
 
     def detach(self, attachment: Attachment, request: Request, entry: JournalEntry | None) -> None:

@@ -64,7 +64,7 @@ def release_locked(
         restore_without_journal.restore_locked(journal, paths, attachment, request, entry.device)
     else:
         _restore(journal, paths, request, entry, record)
-    journal.write(entry.without_device())
+    journal.release_device(entry)
 
 
 def _restore(

@@ -14,7 +14,6 @@ from cni.spec.errors import CNIError, Code
 from ipam import probes
 from ipam.addresses import parse
 from ipam.blocks import Instance, LeasedBlock
-from ipam.changes import change
 from ipam.store import Reservation
 from ipam.store_files import StoreFiles
 from ipam.tables import Tables
@@ -183,7 +182,7 @@ class BlockStore:
             raise CNIError(
                 Code.TRY_AGAIN, "another agent leases for this node: nothing was changed"
             )
-        with change(tables, self._files.directory):
+        with tables.change():
             yield
 
     @contextmanager

@@ -69,8 +69,10 @@ class Upkeep:
 
     @property
     def has_unconfirmed(self) -> bool:
-        """Whether a block waits to be confirmed in this boot: the store was built again, say."""
-        return any(
+        """Whether a block waits to be confirmed in this boot, or the store does not know it any
+        more: it was built again, say."""
+        known = {each.block.name for each in self.survey.blocks}
+        return not self._objects.keys() <= known or any(
             each.block.boot != self._boot and each.block.state not in ("returning", "lost")
             for each in self.survey.blocks
         )

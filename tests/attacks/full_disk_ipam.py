@@ -15,7 +15,7 @@ RANGES = {"ipRanges": [{"range": "10.0.0.0/24"}, {"range": "fd00::/64"}]}
 WAYS = ("opened for each call", "kept open")
 VERBS = ("ADD", "DEL", "CHECK", "GC", "STATUS")
 WRITING = {"ADD", "DEL", "GC"}
-FILES = {"lock", "reservations.db", "reservations.mark", "reservations.backup"}
+FILES = {"lock", "reservations.db"}
 
 
 class Watched:

@@ -78,8 +78,11 @@ def require_before_or_after(disk: SmallDisk, journal: Journal, act: Act, *, done
     assert held(journal) == (after if done else [BEFORE])
     act(journal)
     assert held(journal) == after
-    names = {f"attachments/{journal.path_of(entry.attachment).name}" for entry in after}
-    assert disk.files() == names
+    assert list(journal.holders(DEVICE)) == after
+    names = [journal.path_of(entry.attachment).name for entry in after]
+    assert disk.files() == {
+        f"attachments/{where}{name}" for where in ("", f"devices/{DEVICE}/") for name in names
+    }
 
 
 @pytest.mark.parametrize("act", [write_new, replace, remove])

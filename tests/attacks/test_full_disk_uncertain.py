@@ -1,6 +1,6 @@
 """A failed call that could not undo its change says so, and its remedy works.
 
-The change is committed, and the mark that counts it cannot be written.
+The change is committed, and SQLite says that it is not.
 """
 
 import errno
@@ -10,6 +10,7 @@ from unittest import mock
 import pytest
 
 from cni.spec.errors import CNIError, Code
+from ipam.tables import Tables
 from tests.attacks.full_disk_ipam import RANGES, WAYS, Watched, disk_with_store, node_on
 from tests.unit.ipam.calls import error_of
 
@@ -19,15 +20,19 @@ def node(request: pytest.FixtureRequest) -> Iterator[Watched]:
     with disk_with_store() as disk:
         disk.restore()
         with node_on(disk.directory, request.param) as node:
-            node.require_true()  # so that the mark is written only to count the change
             yield node
 
 
 def failure_of(verb: str, container_id: str, node: Watched) -> CNIError:
     """The error of a call whose change stays."""
-    refusal = OSError(errno.EIO, "Input/output error")
+    commit = Tables._commit
+
+    def refuse(tables: Tables) -> None:
+        commit(tables)
+        raise OSError(errno.EIO, "Input/output error")
+
     call = node.calls.add if verb == "ADD" else node.calls.delete
-    with mock.patch("ipam.watermark.write_at", side_effect=refusal):
+    with mock.patch.object(Tables, "_commit", refuse):
         error = error_of(lambda: call(RANGES, container_id))
     assert error.code == Code.IO_FAILURE
     return error

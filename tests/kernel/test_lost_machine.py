@@ -50,12 +50,9 @@ class LeasingNode(Node):
     def __init__(self, root: Path) -> None:
         super().__init__(root)
         self.files = StoreFiles(self.paths.ipam, kept=False)
-        with self.files.transaction() as tables:
-            tables.begin()
+        with self.files.transaction() as tables, tables.change():
             for number, range_ in enumerate(RANGES):
                 tables.put_block(_block(self.paths, number, range_))
-            tables.record(tables.meta.seq + 1)
-            tables.commit()
 
     def plugin(self) -> Plugin:
         stores = Stores(self.files, lambda: "cluster", NoMoreBlocks())

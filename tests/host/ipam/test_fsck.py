@@ -1,6 +1,5 @@
 """`podfabric ipam fsck` beside network namespaces that live: what they use is not given out."""
 
-import json
 import os
 import subprocess
 import sys
@@ -9,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from ipam.fsck import LivingAddress
-from ipam.recovery import BACKUP, DATABASE, back_up
+from base.paths import Paths
+from cni.attachments import node_facts
+from cni.spec.errors import CNIError
+from ipam.database import DATABASE
 from ipam.sqlite_store import SqliteStore
-from ipam.store_files import StoreFiles
 from tests.netns import namespace
 from tests.unit.ipam.calls import BOOT, owner, range_of, sets_of
 
@@ -39,10 +39,8 @@ def pod() -> Iterator[str]:
 
 @pytest.fixture
 def state(tmp_path: Path) -> Path:
-    """A state directory whose store has one reservation, and a backup copy."""
+    """A state directory whose store has one reservation."""
     SqliteStore(tmp_path / "ipam", BOOT).reserve(owner("c1"), SETS)
-    with StoreFiles(tmp_path / "ipam", kept=False).transaction() as tables:
-        back_up(tmp_path / "ipam", tables)
     return tmp_path
 
 
@@ -57,54 +55,41 @@ def podfabric(state: Path, *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def held(state: Path) -> dict[str, str]:
-    listed = json.loads(podfabric(state, "list", "-o", "json").stdout)
-    return {entry["address"]: entry["container_id"] for entry in listed}
+def given(state: Path, name: str) -> list[str]:
+    """What a process for one call gives to a newcomer."""
+    files = node_facts.store_of(Paths(state=state))
+    grant = SqliteStore(files, BOOT).reserve(owner(name), SETS)
+    return [each.reservation.address for each in grant.granted]
 
 
-def test_living_addresses_of_another_plugin_are_held_by_a_rebuild(state: Path, pod: str) -> None:
-    (state / "ipam" / DATABASE).write_bytes(bytes(5000))
-    repaired = podfabric(state, "fsck")
-    assert repaired.returncode == 0, repaired
-    assert f"10.99.0.2 is in use on net1 in /run/netns/{pod}" in repaired.stdout
-    namespace = f"/run/netns/{pod}"
-    assert held(state) == {
-        "10.99.0.1": "c1", "fd99::1": "c1", "10.99.0.2": namespace, "fd99::7": namespace,
-    }  # fmt: skip
-    grant = SqliteStore(state / "ipam", BOOT).reserve(owner("new"), SETS)
-    assert [granted.reservation.address for granted in grant.granted] == ["10.99.0.3", "fd99::2"]
-    assert podfabric(state, "release", "10.99.0.2", "--force").returncode == 0
-
-
-def test_sound_store_is_left_as_it_is_and_the_address_is_reported(state: Path, pod: str) -> None:
-    checked = podfabric(state, "fsck")
-    assert checked.returncode == 0, checked
-    assert f"10.99.0.2 on net1 in /run/netns/{pod} is in 10.99.0.0/24" in checked.stdout
-    assert held(state) == {"10.99.0.1": "c1", "fd99::1": "c1"}
-    assert podfabric(state, "fsck", "--rebuild").returncode == 0
-    assert held(state).keys() == {"10.99.0.1", "fd99::1", "10.99.0.2", "fd99::7"}
-
-
-def test_reservation_that_is_nowhere_else_than_in_a_living_namespace_is_not_lost(
+def test_a_living_address_that_nobody_reserved_is_reported_and_after_a_rebuild_goes_to_nobody(
     state: Path, pod: str
 ) -> None:
-    """The backup copy knows the range alone: the pod came later, and its plugin is not ours."""
-    SqliteStore(state / "ipam", BOOT).reserve(owner("later"), sets_of(range_of("10.99.0.0/24")))
+    checked = podfabric(state, "fsck")
+    assert checked.returncode == 0, checked
+    assert f"10.99.0.2 on net1 in /run/netns/{pod} is in a range" in checked.stdout
+    assert podfabric(state, "fsck", "--rebuild").returncode == 0
+    assert given(state, "new") == ["10.99.0.3", "fd99::2"]
+    ip("-n", pod, "link", "delete", "net1")
+    assert given(state, "later") == ["10.99.0.2", "fd99::3"]
+
+
+def test_a_store_that_was_lost_gives_no_living_address_to_another_pod(
+    state: Path, pod: str
+) -> None:
+    SqliteStore(state / "ipam", BOOT).reserve(owner("later"), SETS[:1])
     (state / "ipam" / DATABASE).write_bytes(bytes(5000))
     refused = podfabric(state, "fsck")
-    assert refused.returncode == 1, "the backup copy is older, so it proves nothing of c1"
-    assert (state / "ipam" / BACKUP).exists()
-    repaired = podfabric(state, "fsck", "--accept-loss")
-    assert repaired.returncode == 0, repaired
-    assert held(state)["10.99.0.2"] == f"/run/netns/{pod}"
+    assert refused.returncode == 1, refused
+    assert "NOT sound" in refused.stdout
+    with pytest.raises(CNIError, match="lost changes and was built again"):
+        given(state, "new")
+    assert given(state, "new") == ["10.99.0.1", "fd99::1"]
+    assert given(state, "next") == ["10.99.0.3", "fd99::2"]
 
 
-def test_addresses_of_loopbacks_and_links_are_left_out(pod: str) -> None:
-    from cli.ipam import living
-
-    shown = {found for found in living() if found.namespace == f"/run/netns/{pod}"}
+def test_addresses_of_loopbacks_and_links_are_left_out(pod: str, tmp_path: Path) -> None:
     namespace = f"/run/netns/{pod}"
-    assert shown == {
-        LivingAddress("10.99.0.2", "net1", namespace),
-        LivingAddress("fd99::7", "net1", namespace),
-    }
+    found = node_facts.look(Paths(state=tmp_path)).living
+    shown = {each.address: each.ifname for each in found if each.namespace == namespace}
+    assert shown == {"10.99.0.2": "net1", "fd99::7": "net1"}

@@ -270,3 +270,40 @@ def _killed_while_writing(journal: Journal, entry: JournalEntry) -> Path:
 def _write_and_die(journal: Journal, entry: JournalEntry) -> None:
     os.fsync = lambda _: os._exit(9)  # type: ignore[assignment]
     journal.write(entry)
+
+
+def _with_device(container_id: str, device: str) -> JournalEntry:
+    return msgspec.structs.replace(_entry(container_id), device=device)
+
+
+def test_holders_are_found_by_their_device_and_a_release_leaves_nothing_of_it(
+    journal: Journal, tmp_path: Path
+) -> None:
+    first, second = _with_device("c1", "0000:3b:00.2"), _with_device("c2", "0000:3b:00.3")
+    for entry in (first, second):
+        journal.write(entry)
+    assert list(journal.holders("0000:3b:00.2")) == [first]
+    assert list(journal.holders("0000:3b:00.4")) == []
+    for entry in (first, second):
+        journal.release_device(entry)
+        assert list(journal.holders(entry.device)) == []
+        journal.remove(entry.attachment)
+    assert not list((tmp_path / "state/attachments").iterdir())
+
+
+def test_a_name_that_a_kill_left_is_no_holder_and_goes(journal: Journal, tmp_path: Path) -> None:
+    dead, other = _with_device("c1", "0000:3b:00.2"), _with_device("c2", "0000:3b:00.2")
+    journal.write(dead)
+    journal.write(other)
+    journal.remove(dead.attachment)  # as in the next boot: its device was never released
+    journal.write(other.without_device())  # killed before the name was removed
+    assert list(journal.holders("0000:3b:00.2")) == []
+    assert not (tmp_path / "state/attachments/devices").exists()
+
+
+def test_a_damaged_file_of_a_device_may_be_its_holder(journal: Journal) -> None:
+    entry = _with_device("c1", "0000:3b:00.2")
+    journal.write(entry)
+    journal.path_of(entry.attachment).write_bytes(b"{")
+    (damage,) = journal.holders("0000:3b:00.2")
+    assert isinstance(damage, JournalDamaged)

@@ -33,6 +33,7 @@ def _attached(container_id: str, cidr: str, **ipam: Any) -> JournalEntry:  # noq
         pod_namespace="ns",
         pod_name="p",
         addresses=(cidr,),
+        segment="ib0 0x8001",
         config=json.dumps(config),
     )
 
@@ -56,51 +57,20 @@ def test_fsck_takes_from_the_journal_what_the_store_has_lost(
     journal.write(_attached("c4", "10.0.0.9/24", **ours))
     journal.path_of(_attached("c4", "").attachment).write_bytes(b"{")
 
-    assert run(["ipam", "fsck", "--accept-loss"]) == 0  # that the store is empty is no excuse
-    errors = capsys.readouterr().err
-    assert "is damaged" in errors  # of c4: a person must know
+    assert run(["ipam", "fsck"]) == 1  # that the store is empty is no excuse
+    assert "10.0.0.7 of pod ns/p, fabric/c1/net1 is in the journal" in capsys.readouterr().out
+    assert run(["ipam", "fsck", "--rebuild"]) == 0
+    assert "is damaged" in capsys.readouterr().out  # of c4: a person must know
     (held,) = _listed(capsys)
-    assert {key: held[key] for key in ("address", "range", "domain", "container_id")} == {
+    assert {
+        key: held[key] for key in ("address", "segment", "range", "domain", "container_id")
+    } == {
         "address": "10.0.0.7",
+        "segment": "ib0 0x8001",
         "range": "10.0.0.0/24",
         "domain": "blue",
         "container_id": "c1",
     }
-
-
-@pytest.mark.parametrize(
-    ("plugin", "record", "segment"),
-    [
-        ("ipoib", {"parent": "ib0", "pkey": 0x8001}, "ib0 0x8001"),
-        ("sriov", {"pf": "0000:3b:00.0", "applied": {"vlan": 100}}, "0000:3b:00.0 vlan 100"),
-        ("sriov", {"pf": "0000:3b:00.0", "applied": {"vlan": 0}}, "0000:3b:00.0"),
-        ("sriov", {"pf": "0000:3b:00.0", "pkey": 0x0001}, "0000:3b:00.0 0x8001"),
-        ("sriov", {}, "0000:3b:00.2"),
-        ("ipoib", {"parent": 5}, ""),
-    ],
-)
-def test_fsck_takes_the_link_of_an_address_from_the_journal_too(
-    paths: Paths,
-    capsys: pytest.CaptureFixture[str],
-    plugin: str,
-    record: dict[str, Any],
-    segment: str,
-) -> None:
-    usual: dict[str, dict[str, Any]] = {
-        "ipoib": {"mode": "datagram", "mtu": 2044, "umcast": False, "proxy_arp": False},
-        "sriov": {"device": "0000:3b:00.2", "driver": "mlx5_core"},
-    }
-    if "applied" in record:
-        unset = ("spoofchk", "trust", "link_state", "node_guid", "port_guid")
-        numbers = dict.fromkeys(("index", "qos", "min_tx_rate", "max_tx_rate"), 0)
-        others = {"mac": "", "proto": "802.1q", **numbers, **dict.fromkeys(unset)}
-        record = {**record, "applied": {**others, **record["applied"]}}
-    entry = _attached("c1", "10.0.0.7/24", type="podfabric-ipam", range="10.0.0.0/24")
-    undo = msgspec.Raw(msgspec.json.encode({**usual[plugin], **record}))
-    Journal(paths).write(msgspec.structs.replace(entry, plugin=plugin, undo=undo))
-    assert run(["ipam", "fsck", "--accept-loss"]) == 0
-    (held,) = _listed(capsys)
-    assert (held["address"], held["segment"]) == ("10.0.0.7", segment)
 
 
 def test_sweep_releases_what_an_earlier_boot_held(
@@ -108,7 +78,7 @@ def test_sweep_releases_what_an_earlier_boot_held(
 ) -> None:
     ours = {"type": "podfabric-ipam", "range": "10.0.0.0/24"}
     Journal(paths).write(_attached("c1", "10.0.0.7/24", **ours))
-    assert run(["ipam", "fsck", "--rebuild", "--accept-loss"]) == 0
+    assert run(["ipam", "fsck", "--rebuild"]) == 0
     assert len(_listed(capsys)) == 1
     assert run(["sweep"]) == 0
     assert "removed fabric/c1/net1: its sandbox is gone" in capsys.readouterr().out

@@ -20,15 +20,12 @@ from tests.unit.ipam.calls import BOOT, range_of, sets_of
 MODULES = {
     str(Path(sqlite_store.__file__).with_name(name))
     for name in (
-        "changes.py",
         "sqlite_store.py",
         "store_files.py",
+        "snapshot.py",
         "database.py",
         "tables.py",
-        "watermark.py",
-        "recovery.py",
         "fsck.py",
-        "salvage.py",
     )
 } | {files.__file__}
 SETS = sets_of(range_of("10.0.0.0/24"), range_of("fd00::/64"))

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ipam import store_files
-from ipam.recovery import Report, open_store
+from ipam.store_files import open_store
 from ipam.tables import Tables
 
 
@@ -20,8 +20,8 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], i
         count += 1
         return 0
 
-    def counted(directory: Path, report: Report, *, kept: bool = False) -> Tables:
-        tables = open_store(directory, report, kept=kept)
+    def counted(directory: Path, *, kept: bool = False) -> Tables:
+        tables = open_store(directory, kept=kept)
         tables.connection.set_progress_handler(step, 1)
         return tables
 

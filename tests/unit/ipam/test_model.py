@@ -189,6 +189,7 @@ def test_and_so_do_the_two_in_turn(pool: list[Range], history: list[tuple]) -> N
 def compare(forms: list[Path | StoreFiles], pool: list[Range], history: list[tuple]) -> None:  # type: ignore[type-arg]
     """Play a history on store and model. The forms are the same store and take turns."""
     model = Model()
+    SqliteStore(forms[0], model.boot).release_stale()  # makes the store
     for number, step in enumerate(history):
         files = forms[number % len(forms)]
         play(step, pool, model, SqliteStore(files, model.boot))

@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 
 from cni.spec.errors import Code
-from ipam import fsck, recovery, salvage, store_files
-from ipam.recovery import BACKUP, LOCK, WAL, Report, open_store
+from ipam import fsck, store_files
+from ipam.database import WAL
+from ipam.snapshot import LOCK, LOCK_TIMEOUT
 from ipam.sqlite_store import SqliteStore
-from ipam.store_files import LOCK_TIMEOUT, StoreFiles
+from ipam.store_files import StoreFiles, open_store
 from ipam.tables import Tables
 from tests.unit.ipam.calls import BOOT, error_of, owner, range_of, sets_of
 from tests.waiting import PATIENCE, until
@@ -49,9 +50,9 @@ def test_the_files_are_opened_once_for_many_transactions(
 ) -> None:
     opened = []
 
-    def counted(directory: Path, report: Report, *, kept: bool = False) -> Tables:
+    def counted(directory: Path, *, kept: bool = False) -> Tables:
         opened.append(directory)
-        return open_store(directory, report, kept=kept)
+        return open_store(directory, kept=kept)
 
     monkeypatch.setattr(store_files, "open_store", counted)
     for number in range(20):
@@ -60,78 +61,28 @@ def test_the_files_are_opened_once_for_many_transactions(
     assert is_kept(store.directory)
 
 
-def test_close_makes_a_backup_copy_and_what_is_on_disk_is_compact(memory_path: Path) -> None:
+def test_close_writes_the_wal_back(memory_path: Path) -> None:
     with closing(StoreFiles(memory_path)) as kept:
-        store = SqliteStore(kept, BOOT)
-        store.reserve(owner("c1"), SETS)
-        assert not (memory_path / BACKUP).exists()
-    assert {path.name for path in memory_path.iterdir()} == {
-        "lock", "reservations.db", "reservations.mark", "reservations.backup",
-    }  # fmt: skip
-    assert held_in_backup(memory_path) == ["c1"]
+        SqliteStore(kept, BOOT).reserve(owner("c1"), SETS)
+    assert {path.name for path in memory_path.iterdir()} == {"lock", "reservations.db"}
 
 
-def held_in_backup(directory: Path) -> list[str]:
-    contents = salvage.read(directory / BACKUP)
-    assert contents.problem is None
-    return [held.container_id for held in contents.rows.values()]
-
-
-def test_backup_copy_is_made_again_once_much_has_changed(
-    store: SqliteStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(recovery, "_CHANGES_WORTH_A_CHECKPOINT", 10)
-    monkeypatch.setattr(recovery, "_LOOK_AT_WAL", 1)
-    for number in range(25):
-        store.reserve(owner(f"c{number}"), SETS)
-    assert len(held_in_backup(store.directory)) == 20
-    assert fsck.check(store.directory, print)
-
-
-def test_close_without_room_for_a_backup_copy_closes_the_files_all_the_same(
+def test_a_wal_that_cannot_be_written_back_is_reported_and_the_call_succeeds(
     memory_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(directory: Path, tables: Tables) -> None:
+    def refuse(self: Tables) -> bool:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(store_files, "back_up", refuse)
+    SqliteStore(memory_path, BOOT).reserve(owner("c0"), SETS)
+    monkeypatch.setattr(store_files, "_LARGE_WAL", 0)
+    monkeypatch.setattr(store_files, "_LOOK_AT_WAL", 1)
+    monkeypatch.setattr(Tables, "checkpoint", refuse)
     reports: list[str] = []
     with closing(StoreFiles(memory_path, report=reports.append)) as kept:
         SqliteStore(kept, BOOT).reserve(owner("c1"), SETS)
-    assert not is_kept(memory_path)
-    assert "no backup copy was made" in reports[0]
-    assert fsck.check(memory_path, print)
-
-
-def test_large_store_is_copied_at_the_end_only(
-    memory_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(recovery, "_CHANGES_WORTH_A_CHECKPOINT", 2)
-    monkeypatch.setattr(recovery, "_LOOK_AT_WAL", 1)
-    monkeypatch.setattr(recovery, "_CHEAP_TO_COPY", 5)
-    with closing(StoreFiles(memory_path)) as kept:
-        store = SqliteStore(kept, BOOT)
-        for number in range(8):
-            store.reserve(owner(f"c{number}"), SETS)
-        assert len(held_in_backup(memory_path)) == 4
-    assert len(held_in_backup(memory_path)) == 8
-
-
-def test_backup_copy_that_cannot_be_made_is_reported_and_the_call_succeeds(
-    memory_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(directory: Path, tables: Tables) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(recovery, "_CHANGES_WORTH_A_CHECKPOINT", 1)
-    monkeypatch.setattr(recovery, "_LOOK_AT_WAL", 1)
-    monkeypatch.setattr(recovery, "back_up", refuse)
-    reports: list[str] = []
-    with closing(StoreFiles(memory_path, report=reports.append)) as kept:
-        SqliteStore(kept, BOOT).reserve(owner("c1"), SETS)
-        assert len(reports) == 1
-        assert "no backup copy was made" in reports[0]
-        assert [held.container_id for held in SqliteStore(kept, BOOT).reservations()] == ["c1"]
+        assert "its WAL was not written back" in reports[0]
+        held = SqliteStore(kept, BOOT).reservations()
+        assert [each.container_id for each in held] == ["c0", "c1"]
 
 
 def test_nothing_is_kept_after_close(kept: StoreFiles, store: SqliteStore) -> None:
@@ -155,8 +106,8 @@ def test_an_error_closes_the_files_and_the_next_call_opens_them_again(store: Sql
 def test_a_large_wal_is_written_back_and_the_files_stay_open(
     store: SqliteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recovery, "_LARGE_WAL", 200_000)
-    monkeypatch.setattr(recovery, "_LOOK_AT_WAL", 1)
+    monkeypatch.setattr(store_files, "_LARGE_WAL", 200_000)
+    monkeypatch.setattr(store_files, "_LOOK_AT_WAL", 1)
     sizes = []
     for number in range(60):
         store.reserve(owner(f"c{number}"), SETS)
@@ -168,8 +119,8 @@ def test_a_large_wal_is_written_back_and_the_files_stay_open(
 def test_a_wal_is_written_back_before_a_call_has_to_where_somebody_tends_the_store(
     kept: StoreFiles, store: SqliteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recovery, "_LARGE_WAL", 200_000)
-    monkeypatch.setattr(recovery, "_LOOK_AT_WAL", 4)
+    monkeypatch.setattr(store_files, "_LARGE_WAL", 200_000)
+    monkeypatch.setattr(store_files, "_LOOK_AT_WAL", 4)
     checkpoints = 0
     checkpoint = Tables.checkpoint
 
@@ -191,6 +142,44 @@ def test_a_wal_is_written_back_before_a_call_has_to_where_somebody_tends_the_sto
         store.reserve(owner(f"c{number}"), SETS)
         assert (store.directory / WAL).stat().st_size < 600_000
     assert is_kept(store.directory)
+
+
+# --- readers ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("others", ["kept open", "opened for each call"])
+def test_who_reads_holds_up_nobody_and_sees_one_moment(memory_path: Path, others: str) -> None:
+    with closing(StoreFiles(memory_path)) as kept:
+        store = SqliteStore(kept if others == "kept open" else memory_path, BOOT)
+        store.reserve(owner("c1"), SETS)
+        with StoreFiles(memory_path, kept=False).snapshot() as tables:
+            assert tables is not None
+            store.reserve(owner("c2"), SETS)
+            store.release(owner("c1").attachment)
+            kept.tend()
+            assert [held.container_id for held in tables.all()] == ["c1"]
+        assert [held.container_id for held in store.reservations()] == ["c2"]
+    assert fsck.check(memory_path, print)
+    assert not is_kept(memory_path)
+
+
+def test_a_reader_keeps_the_wal_and_a_call_does_not_wait_for_it(
+    kept: StoreFiles, store: SqliteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_files, "_LARGE_WAL", 0)
+    monkeypatch.setattr(store_files, "_LOOK_AT_WAL", 1)
+    store.reserve(owner("c1"), SETS)
+    with StoreFiles(store.directory, kept=False).snapshot():
+        store.reserve(owner("c2"), SETS)
+        assert (store.directory / WAL).stat().st_size > 0
+    store.reserve(owner("c3"), SETS)
+    assert (store.directory / WAL).stat().st_size == 0
+
+
+def test_a_reader_makes_no_store(memory_path: Path) -> None:
+    for directory in (memory_path, memory_path / "ipam"):
+        assert SqliteStore(directory, BOOT).reservations() == []
+    assert {path.name for path in memory_path.iterdir()} <= {LOCK}
 
 
 # --- threads ---------------------------------------------------------------------------------

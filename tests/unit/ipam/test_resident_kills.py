@@ -12,8 +12,8 @@ from unittest import mock
 
 import pytest
 
-from ipam import fsck, recovery, store_files
-from ipam.recovery import WAL
+from ipam import fsck, store_files
+from ipam.database import WAL
 from ipam.sqlite_store import SqliteStore
 from ipam.store_files import StoreFiles
 from ipam.tables import Tables
@@ -43,7 +43,7 @@ def reserve(directory: Path) -> None:
 def both(directory: Path) -> None:
     with (
         keeping(directory) as store,
-        mock.patch.multiple(recovery, _LARGE_WAL=10_000, _LOOK_AT_WAL=1),
+        mock.patch.multiple(store_files, _LARGE_WAL=10_000, _LOOK_AT_WAL=1),
     ):
         store.reserve(owner("victim"), SETS)
         store.release(owner("victim").attachment)
@@ -53,7 +53,7 @@ def both(directory: Path) -> None:
 def compact(directory: Path) -> None:
     with (
         keeping(directory) as store,
-        mock.patch.multiple(recovery, _CHANGES_WORTH_A_CHECKPOINT=1, _LOOK_AT_WAL=1),
+        mock.patch.multiple(store_files, _LARGE_WAL=0, _LOOK_AT_WAL=1),
     ):
         store.release(owner("c1").attachment)
         store.reserve(owner("victim"), SETS)
@@ -62,7 +62,7 @@ def compact(directory: Path) -> None:
 def tend(directory: Path) -> None:
     with closing(StoreFiles(directory)) as kept:
         store = SqliteStore(kept, BOOT)
-        with mock.patch.multiple(recovery, _CHANGES_WORTH_A_CHECKPOINT=1, _LOOK_AT_WAL=1):
+        with mock.patch.multiple(store_files, _LARGE_WAL=0, _LOOK_AT_WAL=1):
             kept.tend()
             store.reserve(owner("victim"), SETS)
             kept.tend()
@@ -94,13 +94,13 @@ def states_of(work: Callable[[Path], None], base: Path) -> list[dict[str, str]]:
     """The states after each transaction of `work`."""
     directory = copied(base)
     states = []
-    commit = Tables.commit
+    commit = Tables._commit
 
     def noted(tables: Tables) -> None:
         commit(tables)
         states.append({held.address: held.container_id for held in tables.all()})
 
-    with mock.patch.object(Tables, "commit", noted):
+    with mock.patch.object(Tables, "_commit", noted):
         work(directory)
     return states
 

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from ipam import recovery
+from ipam import store_files
 from ipam.addresses import Interval, parse, text
+from ipam.database import DATABASE, WAL
 from ipam.ranges import RangeSet, merged
 from ipam.sqlite_store import SqliteStore
 from ipam.store_files import StoreFiles
@@ -107,8 +108,8 @@ def test_an_ipv6_slash_64_is_no_different(tmp_path: Path) -> None:
 def test_the_files_follow_the_size_of_the_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recovery, "_CHANGES_WORTH_A_CHECKPOINT", 20)
-    monkeypatch.setattr(recovery, "_LOOK_AT_WAL", 1)
+    monkeypatch.setattr(store_files, "_LARGE_WAL", 500_000)
+    monkeypatch.setattr(store_files, "_LOOK_AT_WAL", 1)
     sets = [RangeSet((range_of("10.0.0.0/24"),))]
     sizes = []
     with closing(StoreFiles(tmp_path)) as files:
@@ -116,7 +117,7 @@ def test_the_files_follow_the_size_of_the_store(
         for n in range(60):
             store.reserve(owner(f"c{n}"), sets)
             store.release(owner(f"c{n}").attachment)
-            sizes.append((tmp_path / recovery.WAL).stat().st_size)
-    assert max(sizes) < 20 * 60_000
+            sizes.append((tmp_path / WAL).stat().st_size)
+    assert max(sizes) < 600_000
     assert 0 in sizes
-    assert (tmp_path / recovery.BACKUP).stat().st_size < 100_000
+    assert (tmp_path / DATABASE).stat().st_size < 100_000

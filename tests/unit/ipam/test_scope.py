@@ -28,7 +28,7 @@ def node(server: FakeApi, memory_path: Path) -> ClusterNode:
 
 def test_a_file_says_the_scope_and_none_is_node(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
-    source = scope.on_node(path, tmp_path / "ipam")
+    source = scope.on_node(path, StoreFiles(tmp_path / "ipam", kept=False))
     assert source() == "node"
     path.write_text("ipam:\n  scope: cluster\npolicy: {}\n")
     assert source() == "cluster"
@@ -44,7 +44,7 @@ def test_a_node_whose_agent_leases_is_the_cluster_s_where_its_file_says_nothing(
 ) -> None:
     """An executable beside an agent that reads another file, the chart's."""
     path = tmp_path / "config.yaml"
-    source = scope.on_node(path, node.directory)
+    source = scope.on_node(path, StoreFiles(node.directory, kept=False))
     assert source() == "node"
     node.add("p0")
     assert source() == "cluster"

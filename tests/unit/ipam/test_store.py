@@ -13,7 +13,7 @@ import pytest
 
 from cni.spec.errors import CNIError, Code
 from ipam import fsck
-from ipam.recovery import UNCERTAIN
+from ipam.database import UNCERTAIN
 from ipam.sqlite_store import SqliteStore
 from ipam.store_files import StoreFiles
 from ipam.tables import Tables
@@ -42,7 +42,7 @@ def test_everything_is_for_root_alone(store: SqliteStore) -> None:
     assert stat.S_IMODE(store.directory.stat().st_mode) == 0o700
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in store.directory.iterdir()}
     assert set(modes.values()) == {0o600}
-    assert {"lock", "reservations.db", "reservations.mark"} <= modes.keys()
+    assert {"lock", "reservations.db"} <= modes.keys()
 
 
 def test_a_lock_that_is_held_is_named_and_waited_for_no_longer_than_said(
@@ -65,16 +65,18 @@ def test_a_directory_that_cannot_be_made_is_named(memory_path: Path) -> None:
     assert str(memory_path / "file") in error.message
 
 
-def test_commit_that_cannot_be_counted_is_not_certain_and_del_releases_it(
+def test_commit_that_fails_once_it_is_made_is_not_certain_and_del_releases_it(
     store: SqliteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.reserve(owner("c1"), SETS)
 
-    def refuse(descriptor: int, content: bytes, offset: int) -> None:
+    def refuse(self: Tables) -> None:
+        real(self)
         raise OSError(5, "Input/output error")
 
+    real = Tables._commit
     with monkeypatch.context() as patched:
-        patched.setattr("ipam.watermark.write_at", refuse)
+        patched.setattr(Tables, "_commit", refuse)
         error = error_of(lambda: store.reserve(owner("c2"), SETS))
     assert error.code == Code.IO_FAILURE
     assert UNCERTAIN in error.message
@@ -89,15 +91,13 @@ def test_an_interrupted_transaction_leaves_no_trace(
     class Interrupted(BaseException):
         pass
 
-    def record(self: Tables, seq: int) -> None:
-        real(self, seq)
+    def interrupt(self: Tables) -> None:
         raise Interrupted
 
     store.reserve(owner("c1"), SETS)
     before = store.reservations()
-    real = Tables.record
     with monkeypatch.context() as patched:
-        patched.setattr(Tables, "record", record)
+        patched.setattr(Tables, "_commit", interrupt)
         with pytest.raises(Interrupted):
             store.reserve(owner("c2"), SETS)
     reports: list[str] = []

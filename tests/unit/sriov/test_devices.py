@@ -11,6 +11,7 @@ from cni.spec.config import decode
 from cni.spec.request import Request
 from cni.sriov import devices, options
 from cni.sriov.plan import DeviceUnfit
+from cni.sriov.record import DeviceRecord
 from deviceplugin.pod_devices import PodHoldings
 from tests.unit.sriov.configuration import read
 from tests.unit.sriov.node import HOST, PF, VF0, VF1, Node, link
@@ -148,3 +149,17 @@ def test_status_names_the_missing_master(ethernet: Node) -> None:
 def test_scalable_function_needs_no_vfs(ethernet: Node) -> None:
     ethernet.with_a_scalable_function()
     assert _missing(ethernet, deviceID="mlx5_core.sf.6") == []
+
+
+@pytest.mark.parametrize(
+    ("record", "segment"),
+    [
+        ({"pf": "0000:3b:00.0", "pkey": 0x0001}, "0000:3b:00.0 0x8001"),
+        ({"pf": "0000:3b:00.0"}, "0000:3b:00.0"),
+        ({}, "0000:3b:00.2"),
+    ],
+)
+def test_the_link_of_a_device_is_its_pfs_with_the_partition(
+    record: dict[str, Any], segment: str
+) -> None:
+    assert DeviceRecord(device="0000:3b:00.2", driver="mlx5_core", **record).segment == segment

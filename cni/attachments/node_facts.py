@@ -1,0 +1,105 @@
+"""Which addresses the pods of this node have: by the attachments' journal, and by the kernel.
+
+A store of addresses that was lost or damaged is built again from this.
+"""
+
+import ipaddress
+from collections.abc import Iterator
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+
+from base.paths import Paths
+from cni.attachments.journal import Journal, JournalDamaged, JournalEntry, Phase
+from cni.spec.errors import CNIError
+from host import addresses
+from host.errors import HostError
+from host.namespaces import NetworkNamespace
+from host.netlink import netlink
+from ipam import scope
+from ipam.addresses import Network, parse, parse_interface, text
+from ipam.delegation import OURS, TAKEN_OVER
+from ipam.in_use import LivingAddress, NodeFacts
+from ipam.options import IpamOptions
+from ipam.store import Reservation
+from ipam.store_files import StoreFiles
+
+
+def store_of(paths: Paths) -> StoreFiles:
+    """The node's store, for a process that does one call: it looks at the node when it opens it."""
+    return StoreFiles(paths.ipam, kept=False, facts=partial(look, paths))
+
+
+def look(paths: Paths) -> NodeFacts:
+    """Look at the node. What cannot be looked at is among the `unseen`."""
+    boot = paths.boot_id()
+    reservations: list[Reservation] = []
+    begun: list[float] = []
+    unseen: list[str] = []
+    for entry in Journal(paths).entries():
+        if isinstance(entry, JournalDamaged):
+            unseen.append(str(entry))
+            continue
+        try:
+            is_ours = entry.ipam.type in (OURS, *TAKEN_OVER)
+            if is_ours and entry.phase is Phase.ADDING and entry.boot_id == boot:
+                begun.append(datetime.fromisoformat(entry.since).timestamp())
+            elif is_ours:
+                reservations += _reservations(entry)
+        except (CNIError, ValueError) as error:
+            unseen.append(f"journal of {entry.attachment}: {error}")
+    living = tuple(_living(unseen))
+    return NodeFacts(boot, tuple(reservations), living, tuple(begun), tuple(unseen))
+
+
+def _living(unseen: list[str]) -> Iterator[LivingAddress]:
+    """The addresses of all interfaces in network namespaces that can be seen.
+
+    Addresses of a host or a link alone are left out: no pod gets one of them.
+    """
+    for namespace in NetworkNamespace.every():
+        with namespace:
+            inode = namespace.inode
+            try:
+                with netlink(namespace) as route:
+                    shown = list(addresses.of_all(route))
+            except HostError as error:
+                if Path(namespace.path).exists():
+                    unseen.append(f"{namespace.path}: {error}")
+                continue
+        for cidr, ifname in shown:
+            address = ipaddress.ip_interface(cidr).ip
+            if not address.is_loopback and not address.is_link_local:
+                yield LivingAddress(text(parse(str(address))), ifname, namespace.path, inode)
+
+
+def _reservations(entry: JournalEntry) -> Iterator[Reservation]:
+    """A reservation for each address of an attachment."""
+    if not entry.addresses:
+        return
+    options, _ = scope.declared(entry.delete_request())
+    for cidr in entry.addresses:
+        address, own = parse_interface(cidr)
+        network = _network(options, address, own)
+        yield Reservation(
+            domain=options.domain(network),
+            address=text(address),
+            range=str(network),
+            network=entry.network,
+            container_id=entry.container_id,
+            ifname=entry.ifname,
+            namespace=entry.pod_namespace,
+            pod=entry.pod_name,
+            uid=entry.pod_uid,
+            boot=entry.boot_id,
+            segment=entry.segment,
+        )
+
+
+def _network(options: IpamOptions, address: int, own: Network) -> Network:
+    """The range that holds the address; the address's own network if it was requested."""
+    for range_set in (*options.sets, *options.static):
+        for range_ in range_set.ranges:
+            if range_.first <= address <= range_.last:
+                return range_.network
+    return own

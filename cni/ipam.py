@@ -1,0 +1,35 @@
+"""The executable `podfabric-ipam`, for a node without an agent."""
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from cni.spec.plugin import Plugin
+
+ABOUT = "podfabric-ipam: gives pods addresses from ranges, kept on this node"
+
+
+def main() -> None:
+    """The executable `podfabric-ipam`."""
+    from cni.spec.entry import main as serve
+
+    serve(_load, ABOUT)
+
+
+def _load() -> "Plugin":
+    from cni import standalone
+    from cni.attachments import node_facts
+    from cni.policy import cluster
+    from ipam import scope
+    from ipam.executable import IpamExecutable
+    from ipam.plugin import AddressPlugin
+
+    paths = standalone.paths()
+    policy, subjects = cluster.on_node(paths)
+    store = node_facts.store_of(paths)
+    addresses = AddressPlugin.on_node(
+        store,
+        paths.boot_id,
+        policy,
+        scope.on_node(paths.config, store),
+        subjects,
+    )
+    return IpamExecutable(addresses, paths.locks)
