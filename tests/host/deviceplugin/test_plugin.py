@@ -54,13 +54,6 @@ def test_allocation_is_written_down_before_it_is_answered(node: Node, kubelet: K
     assert kept.boot_id == node.paths.boot_id()
 
 
-def test_pods_are_spread_over_the_hcas(node: Node, kubelet: Kubelet) -> None:
-    for number in range(8):
-        kubelet.admit(f"worker-{number}", [container()])
-    held = {allocation.devices[0].id for allocation in checkpoint.read(node.paths).allocations}
-    assert held == set(servers.DGX_HCAS)
-
-
 @pytest.mark.parametrize("seed", range(3))
 def test_hcas_at_the_switches_of_the_containers_gpus_are_given(server: Paths, seed: int) -> None:
     """The kubelet allocates in random order: the GPUs are known if they come first."""
@@ -133,15 +126,6 @@ def test_torn_checkpoint_is_set_aside(server: Paths, content: bytes) -> None:
     assert server.checkpoint.with_suffix(".damaged").read_bytes() == content
 
 
-def test_port_that_goes_down_is_withdrawn_and_comes_back(node: Node, kubelet: Kubelet) -> None:
-    port(node.paths, 0, up=False)
-    kubelet.wait(lambda: kubelet.allocatable(HCA) == 28)
-    assert kubelet.capacity(HCA) == 32
-    assert not kubelet.devices(HCA)[f"{FIRST}-0"][0]
-    port(node.paths, 0, up=True)
-    kubelet.wait(lambda: kubelet.allocatable(HCA) == 32)
-
-
 def test_unplugged_hca_stays_listed_only_while_it_is_held(node: Node, kubelet: Kubelet) -> None:
     kubelet.admit("worker-0", [container()])
     held = checkpoint.read(node.paths).allocations[0].devices[0].id
@@ -190,48 +174,6 @@ def test_pools_share_no_hca(server: Paths, kubelet: Kubelet) -> None:
         assert FIRST not in kubelet.devices("rdma/rest")
     finally:
         node.plugin.close()
-
-
-def test_pool_that_cannot_register_stops_no_other(server: Paths, kubelet: Kubelet) -> None:
-    kubelet.refuse["rdma/refused"] = "not today"
-    pools = config(
-        PoolConfig(resource="rdma/refused", mode="shared", slots=1),
-        PoolConfig(resource="rdma/other", mode="shared", slots=2, overlap=True),
-    )
-    node = Node(server, pools)
-    try:
-        kubelet.wait(lambda: kubelet.allocatable("rdma/other") == 16)
-        assert kubelet.allocatable("rdma/refused") == 0
-        kubelet.refuse.clear()
-        kubelet.wait(lambda: kubelet.allocatable("rdma/refused") == 8)
-    finally:
-        node.plugin.close()
-
-
-def test_token_of_all_takes_no_hca_from_the_pool_that_has_it(
-    server: Paths, kubelet: Kubelet
-) -> None:
-    """rdma/all overlaps: it may also offer what rdma/hca has, and not instead of it."""
-    everything = PoolConfig(resource="rdma/all", mode="all", amount=2, overlap=True)
-    node = Node(server, config(*SHARED.pools, everything))
-    try:
-        kubelet.wait(lambda: kubelet.allocatable(HCA) == 32)
-        kubelet.wait(lambda: kubelet.allocatable("rdma/all") == 2)
-        kubelet.admit("worker-0", [container("rdma/all")])
-        node.restart()
-        kubelet.wait(lambda: kubelet.allocatable("rdma/all") == 2)
-        kubelet.wait(lambda: kubelet.allocatable(HCA) == 32)
-    finally:
-        node.plugin.close()
-
-
-def test_hca_that_is_shared_is_not_given_to_one_alone(node: Node, kubelet: Kubelet) -> None:
-    kubelet.admit("worker-0", [container()])
-    (held,) = checkpoint.read(node.paths).allocations
-    exclusive = PoolConfig(resource=HCA, mode="exclusive")
-    node.plugin.reconfigure(config(exclusive))
-    kubelet.wait(lambda: kubelet.capacity(HCA) == 8 and kubelet.allocatable(HCA) == 7)
-    assert not kubelet.devices(HCA)[held.devices[0].id][0]
 
 
 def test_event_socket_that_fails_ends_no_watch(
@@ -295,14 +237,3 @@ def test_nothing_of_ours_is_left_in_the_kubelets_directory(node: Node, kubelet: 
     node.plugin.close()
     left = [path.name for path in node.paths.device_plugins.iterdir()]
     assert [name for name in left if "podfabric" in name] == []
-
-
-def test_kubelet_restart_with_live_allocations(node: Node, kubelet: Kubelet) -> None:
-    kubelet.admit("worker-0", [container()])
-    kept = checkpoint.read(node.paths)
-    kubelet.restart()
-    kubelet.wait(lambda: kubelet.allocatable(HCA) == 32)
-    assert checkpoint.read(node.paths) == kept
-    kubelet.admit("worker-1", [container()])
-    ids = [allocation.id for allocation in checkpoint.read(node.paths).allocations]
-    assert len(set(ids)) == 2

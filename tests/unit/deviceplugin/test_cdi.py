@@ -12,7 +12,6 @@ import pytest
 from base.paths import Paths
 from deviceplugin.allocate import cdi
 from deviceplugin.allocate.nodes import DeviceNode
-from tests.unit.deviceplugin.made import pool
 
 HCA, OTHER = "0000:00:00.1", "0001:af:00.0"
 
@@ -110,28 +109,6 @@ def test_an_unchanged_file_is_not_written_again(paths: Paths) -> None:
     assert "uverbs7" in file.read_text()
 
 
-def test_a_pool_without_nodes_has_no_file(paths: Paths) -> None:
-    cdi.write(paths, "rdma/hca", {HCA: []})
-    assert not cdi.path(paths, "rdma/hca").exists()
-    cdi.write(paths, "rdma/hca", {HCA: [_node("uverbs1", 193)], OTHER: []})
-    assert [device["name"] for device in _read(cdi.path(paths, "rdma/hca"))["devices"]] == [HCA]
-    cdi.write(paths, "rdma/hca", {})
-    assert list(paths.cdi.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    "content", ['{"kind": "vendor.example/rdma-hca"}', "kind: x", "[]", "\xff"]
-)
-def test_a_file_of_others_is_left_as_it_is(paths: Paths, content: str) -> None:
-    paths.cdi.mkdir(parents=True)
-    file = cdi.path(paths, "rdma/hca")
-    file.write_bytes(content.encode("latin-1"))
-    with pytest.raises(cdi.Unwritten, match=r"podfabric\.io-rdma-hca\.json: is not podfabric's"):
-        cdi.write(paths, "rdma/hca", {HCA: [_node("uverbs1", 193)]})
-    cdi.remove_others(paths, [])
-    assert file.read_bytes() == content.encode("latin-1")
-
-
 def _written(paths: Paths) -> bytes:
     cdi.write(paths, "rdma/hca", {HCA: [_node("uverbs1", 193)]})
     return cdi.path(paths, "rdma/hca").read_bytes()
@@ -171,20 +148,6 @@ def test_file_that_does_not_begin_like_its_own_is_left_alone(paths: Paths, conte
         _written(paths)
     assert cdi.remove_others(paths, []) == []
     assert file.read_text() == content
-
-
-def test_files_of_pools_that_are_gone_are_removed_and_no_others(paths: Paths) -> None:
-    for resource in ("rdma/hca", "rdma/old", "rdma/older"):
-        cdi.write(paths, resource, {HCA: [_node("uverbs1", 193)]})
-    foreign = paths.cdi / "vendor.json"
-    foreign.write_text('{"kind": "podfabric.io/x"}')
-    kept = [pool([], resource="rdma/hca").config]
-    assert cdi.remove_others(paths, kept) == [
-        cdi.path(paths, resource) for resource in ("rdma/old", "rdma/older")
-    ]
-    assert sorted(paths.cdi.iterdir()) == [cdi.path(paths, "rdma/hca"), foreign]
-    cdi.remove_others(paths, [])
-    assert list(paths.cdi.iterdir()) == [foreign]
 
 
 def test_the_directory_can_be_read_by_others_with_any_umask(paths: Paths) -> None:
