@@ -81,36 +81,6 @@ def test_hcas_at_the_switches_of_the_containers_gpus_are_given(server: Paths, se
     assert near
 
 
-def test_what_was_given_survives_a_restart(node: Node, kubelet: Kubelet) -> None:
-    kubelet.admit("worker-0", [container()])
-    before = checkpoint.read(node.paths)
-    node.restart()
-    kubelet.wait(lambda: kubelet.allocatable(HCA) == 32)
-    assert checkpoint.read(node.paths) == before
-
-
-@pytest.mark.parametrize("form", ["v1", "v2"])
-def test_lost_checkpoint_is_made_again_from_the_kubelets(server: Paths, form: str) -> None:
-    with Kubelet(server.kubelet, form=form) as kubelet:  # type: ignore[arg-type]
-        node = Node(server, SHARED)
-        try:
-            kubelet.wait(lambda: kubelet.allocatable(HCA) == 32)
-            kubelet.admit("worker-0", [container(count=2)])
-            (server.pod_resources).unlink()
-            before = {allocation.key for allocation in checkpoint.read(server).allocations}
-            node.plugin.close()
-            server.checkpoint.unlink()
-            node = Node(server, SHARED)
-            kubelet.wait(lambda: len(checkpoint.read(server).allocations) == 2)
-        finally:
-            node.plugin.close()
-        found = checkpoint.read(server).allocations
-        assert {allocation.key for allocation in found} == before
-        assert all(
-            allocation.adopted and allocation.devices[0].rdma[0].uverbs for allocation in found
-        )
-
-
 @pytest.mark.parametrize("content", [b"", b"{", b'{"version": 9}', b'{"version": 1, "alloc'])
 def test_torn_checkpoint_is_set_aside(server: Paths, content: bytes) -> None:
     server.devices.mkdir(parents=True)

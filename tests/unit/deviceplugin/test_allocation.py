@@ -16,7 +16,6 @@ from deviceplugin.allocate.allocation import (
     AllocateResult,
     ContainerNode,
     allocation,
-    describe,
 )
 from deviceplugin.checkpoint import AllocatedNode
 from deviceplugin.pools.pool import Pool
@@ -393,19 +392,6 @@ def _described(paths: Paths) -> dict[str, list[str]]:
     }
 
 
-def test_with_cdi_names_stand_for_the_nodes_and_variables_stay(paths: Paths) -> None:
-    granted = _allocated(paths, _pool(paths, cdi=True), SECOND, FIRST)
-    assert granted.nodes == ()
-    assert granted.cdi == tuple(f"podfabric.io/rdma-hca={address}" for address in (FIRST, SECOND))
-    assert granted.envs == _allocated(paths, _pool(paths), SECOND, FIRST).envs
-    described = _described(paths)
-    assert [described[name] for name in granted.cdi] == [
-        ["rdma_cm", "uverbs0"],
-        ["rdma_cm", "uverbs1"],
-    ]
-    assert len(described) == 8  # a container that starts again finds its name, too
-
-
 def test_with_cdi_what_cannot_be_used_hides_no_other(paths: Paths) -> None:
     _missing(paths.dev / "infiniband/uverbs0")
     of = _pool(paths, cdi=True)
@@ -413,33 +399,6 @@ def test_with_cdi_what_cannot_be_used_hides_no_other(paths: Paths) -> None:
     granted = _allocated(paths, of, SECOND)
     assert set(granted.cdi) < set(_described(paths))
     assert cdi.qualified("rdma/hca", FIRST) not in _described(paths)
-
-
-def test_the_specification_follows_the_nodes(changing: Paths) -> None:
-    of = _pool(changing, cdi=True)
-    describe(changing, of, {})
-    assert _described(changing)[cdi.qualified("rdma/hca", FIRST)] == ["rdma_cm", "uverbs0"]
-    tree = Tree(changing.sys, changing)
-    (changing.sys / "class/infiniband_verbs/uverbs0").unlink()
-    tree.character("infiniband_verbs", "uverbs9", "mlx5_0", "231:201")
-    servers.make_nodes(changing)
-    describe(changing, of, {hca.id: hca for hca in hcas(changing)})
-    assert _described(changing)[cdi.qualified("rdma/hca", FIRST)] == ["rdma_cm", "uverbs9"]
-
-
-def test_a_pool_without_cdi_has_no_specification(paths: Paths) -> None:
-    describe(paths, _pool(paths), {})
-    _allocated(paths, _pool(paths), FIRST)
-    assert not paths.cdi.exists()
-
-
-def test_a_specification_that_cannot_be_written_fails_the_allocation(paths: Paths) -> None:
-    paths.cdi.mkdir()
-    cdi.path(paths, "rdma/hca").write_text("{}")
-    code, text = _refused(paths, _pool(paths, cdi=True), FIRST)
-    assert code == "FAILED_PRECONDITION"
-    assert "is not podfabric's" in text
-    assert cdi.path(paths, "rdma/hca").read_text() == "{}"
 
 
 def test_a_bound_function_has_a_cdi_device(paths: Paths) -> None:

@@ -76,25 +76,6 @@ def test_readers_do_not_wait_for_the_disk(paths: Paths, monkeypatch: pytest.Monk
     assert len(recording.allocations()) == 3
 
 
-@pytest.mark.parametrize(
-    ("kept", "expected"), [(1.0, [0, 1, 2]), (0.99, [0, 1]), (0.0, [0, 1])], ids=str
-)
-def test_change_whose_name_was_lost_is_finished_if_it_is_whole(
-    paths: Paths, kept: float, expected: list[int]
-) -> None:
-    """A power cut brought the old file back, and left the temporary one, or a part of it."""
-    recording = with_two(paths)
-    before = paths.checkpoint.read_bytes()
-    recording.record(RESOURCE, {f"{FIRST}-2": devices(FIRST)})
-    content = paths.checkpoint.read_bytes()
-    temporary = paths.checkpoint.with_name(f".{paths.checkpoint.name}.tmp")
-    temporary.write_bytes(content[: int(len(content) * kept)])
-    paths.checkpoint.write_bytes(before)
-    assert ledger(paths).keys() == {(RESOURCE, f"{FIRST}-{number}") for number in expected}
-    assert on_disk(paths) == ledger(paths).keys()
-    assert not temporary.exists()
-
-
 def test_change_that_cannot_be_finished_is_an_error(
     paths: Paths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -118,14 +99,6 @@ def test_settling_writes_only_what_is_not_written(paths: Paths) -> None:
     assert paths.checkpoint.stat() == before
 
 
-def test_settling_brings_a_removed_file_back(paths: Paths) -> None:
-    the_ledger = ledger(paths)
-    the_ledger.record(RESOURCE, {f"{FIRST}-0": devices(FIRST)})
-    paths.checkpoint.unlink()
-    the_ledger.settle()
-    assert on_disk(paths) == {(RESOURCE, f"{FIRST}-0")}
-
-
 def test_allocation_is_recorded_after_the_file_was_removed(paths: Paths) -> None:
     the_ledger = ledger(paths)
     the_ledger.record(RESOURCE, {f"{FIRST}-0": devices(FIRST)})
@@ -145,12 +118,6 @@ def test_id_that_is_granted_again_is_there_once_as_it_is_now(paths: Paths) -> No
     the_ledger.record("rdma/all", {"0": devices(FIRST, SECOND)})
     (kept,) = checkpoint.read(paths).allocations
     assert kept.devices == devices(FIRST, SECOND)
-
-
-def test_adopted_is_marked(paths: Paths) -> None:
-    ledger(paths).adopt(RESOURCE, {f"{FIRST}-0": devices(FIRST)})
-    (kept,) = checkpoint.read(paths).allocations
-    assert kept.adopted
 
 
 def test_what_was_granted_meanwhile_is_not_adopted_over(paths: Paths) -> None:
@@ -243,15 +210,6 @@ def test_pools_replace_a_damaged_file_though_none_is_offered(paths: Paths) -> No
     paths.checkpoint.write_bytes(b"{")
     ledger(paths, lambda text: None).serve({})
     assert checkpoint.read(paths).allocations == ()
-
-
-def test_what_a_killed_writer_left_is_overwritten(paths: Paths) -> None:
-    ledger(paths).record(RESOURCE, {f"{FIRST}-0": devices(FIRST)})
-    (paths.devices / ".checkpoint.json.tmp").write_bytes(b'{"version": 1, "alloc')
-    the_ledger = ledger(paths)
-    the_ledger.record(RESOURCE, {f"{FIRST}-1": devices(FIRST)})
-    assert on_disk(paths) == {(RESOURCE, f"{FIRST}-0"), (RESOURCE, f"{FIRST}-1")}
-    assert [path.name for path in paths.devices.iterdir()] == ["checkpoint.json"]
 
 
 def test_reader_never_misses_what_was_recorded_before_it_began(paths: Paths) -> None:
