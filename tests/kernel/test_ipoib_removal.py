@@ -24,13 +24,6 @@ from tests.waiting import until
 CONFIG: dict[str, Any] = {"ipam": ipam("10.4.0.0/24")}
 
 
-def test_delete_without_a_namespace_finds_the_living_one(node: Node, pods: list[str]) -> None:
-    node.add("c1", pods[0], **CONFIG)
-    node.delete("c1", "", **CONFIG)
-    assert link_names(pods[0]) == {"lo"}
-    assert node.leftovers() == []
-
-
 def test_delete_after_the_interface_was_deleted_or_renamed(node: Node, pods: list[str]) -> None:
     node.add("c1", pods[0], **CONFIG)
     run(IP, "-n", pods[0], "link", "delete", "net1")
@@ -176,14 +169,6 @@ def test_gc_removes_what_is_not_listed_and_strays(node: Node, pods: list[str]) -
     node.delete("c1", pods[0], **CONFIG)
     node.delete("c3", pods[2], name="other", **CONFIG)
     assert node.leftovers() == []
-
-
-def test_gc_without_the_list_changes_nothing(node: Node, pods: list[str]) -> None:
-    node.add("c1", pods[0], **CONFIG)
-    before = node.leftovers()
-    assert node.call("GC", "", "", **CONFIG) == Reply(0, {})
-    assert node.leftovers() == before
-    node.delete("c1", pods[0], **CONFIG)
 
 
 def test_sweep_removes_dead_sandboxes_and_keeps_living_ones(node: Node, pods: list[str]) -> None:
