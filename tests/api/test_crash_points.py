@@ -1,7 +1,7 @@
 """Row A15: SIGKILL at each crash point of the protocol, and power loss, on a real API server.
 
 Processes, requests and files are real. Each point comes PODFABRIC_CRASHES (20) times; what may
-happen at every other call has tests/unit/ipam/cluster/test_stateful.py.
+happen at every other call has tests/unit/ipam/cluster/test_crashes.py.
 """
 
 import os
