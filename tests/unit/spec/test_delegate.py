@@ -55,27 +55,6 @@ def test_directories_and_dangling_links_of_the_name_are_none(tmp_path: Path) -> 
             delegate.find(name, tmp_path)
 
 
-@pytest.mark.parametrize("what", ["file", "directory"])
-@pytest.mark.parametrize(("owner", "mode"), [(1000, 0o755), (0, 0o775), (0, 0o757)])
-def test_what_others_than_root_can_write_is_refused(
-    tmp_path: Path, what: str, owner: int, mode: int
-) -> None:
-    program = executable(tmp_path / "bin", "")
-    path = program if what == "file" else program.parent
-    os.chown(path, owner, 0)
-    path.chmod(mode)
-    error = fails(program.parent)
-    assert error.code == Code.DELEGATE
-    for told in (str(path), f"user {owner}", f"{mode:04o}", "chown root:root", "chmod go-w"):
-        assert told in error.message
-
-
-def test_missing_executable_is_named_with_the_directory_that_was_searched() -> None:
-    with pytest.raises(CNIError) as caught:
-        delegate.find("d", Path("/a"))
-    assert caught.value.message.startswith('failed to find plugin "d" in path [/a]')
-
-
 def test_delegate_that_reads_nothing_is_no_error(tmp_path: Path) -> None:
     executable(tmp_path, "exit 0")
     large = NetworkConfig(b'{"name":"n1","x":"' + b"x" * 1_000_000 + b'"}')
@@ -88,14 +67,6 @@ def test_file_that_is_no_program_is_an_error_that_names_it(tmp_path: Path) -> No
     error = fails(tmp_path)
     assert error.code == Code.DELEGATE
     assert str(path) in error.message
-
-
-def test_failed_add_is_undone(tmp_path: Path) -> None:
-    executable(tmp_path, f"echo $CNI_COMMAND >> {tmp_path}/calls; echo garbage")
-    with pytest.raises(CNIError) as caught:
-        delegate.add("d", tmp_path, request())
-    assert caught.value.code == Code.DECODING_FAILURE
-    assert (tmp_path / "calls").read_text().split() == ["ADD", "DEL"]
 
 
 def test_failure_of_the_undoing_goes_to_stderr(
