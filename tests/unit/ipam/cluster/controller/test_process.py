@@ -4,7 +4,7 @@ import itertools
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 
 import pytest
 from msgspec.structs import replace
@@ -66,22 +66,6 @@ def _is_ready(cluster: Cluster, name: str) -> bool:
         return cluster.condition("Ready", name) == ("True", "Decided")
     except (AssertionError, NotFound):
         return False
-
-
-def test_one_of_two_leads_and_the_other_goes_on_when_it_ends() -> None:
-    cluster = Cluster()
-    with ExitStack() as stack:
-        first = stack.enter_context(_running(_process(cluster.api, "first")))
-        until(lambda: first.leadership.holds)
-        second = stack.enter_context(_running(_process(cluster.api, "second")))
-        until(lambda: first.rounds > 0)
-        assert not second.leadership.holds
-        assert second.ready() == (True, "stands by")
-        assert "podfabric_cluster_blocks" not in ControllerExposition(second).text().decode()
-        first.stop()
-        until(lambda: second.leadership.holds)
-        cluster.pool("10.80.0.0/24", name="late")
-        until(lambda: _is_ready(cluster, "late"))
 
 
 def test_rounds_go_on_after_an_outage_and_after_a_defect() -> None:
