@@ -1,6 +1,5 @@
 """The whole device plugin on a made-up server: what a kubelet is offered, given, and keeps."""
 
-import json
 import shutil
 from collections.abc import Iterator
 
@@ -185,22 +184,6 @@ def test_configuration_that_changes_is_taken_over(node: Node, kubelet: Kubelet) 
     assert kubelet.count("Register", HCA) == 1
     node.plugin.reconfigure(config(pool))
     kubelet.wait(lambda: kubelet.allocatable("rdma/all") == 0)
-
-
-def test_device_information_is_there_while_the_device_is_held(
-    server: Paths, kubelet: Kubelet
-) -> None:
-    node = Node(server, config(PoolConfig(resource=HCA, mode="exclusive")))
-    try:
-        kubelet.wait(lambda: kubelet.allocatable(HCA) == 8)
-        kubelet.admit("worker-0", [container()])
-        (file,) = (server.devinfo / "dp").iterdir()
-        information = json.loads(file.read_bytes())
-        held = checkpoint.read(server).allocations[0].devices[0]
-        assert information["pci"]["pci-address"] == held.address
-        assert information["pci"]["rdma-device"] == held.rdma[0].name
-    finally:
-        node.plugin.close()
 
 
 def test_nothing_of_ours_is_left_in_the_kubelets_directory(node: Node, kubelet: Kubelet) -> None:

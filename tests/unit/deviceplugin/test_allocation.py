@@ -23,7 +23,6 @@ from host.discovery import HCA, hcas
 from host.selectors import Selector
 from tests.unit.deviceplugin.made import hca, pool, rdma
 from tests.unit.host import servers
-from tests.unit.host.sysfs import Tree
 
 FIRST, SECOND = servers.DGX_HCAS[:2]
 
@@ -136,19 +135,6 @@ def test_no_ids_get_nothing(paths: Paths) -> None:
     assert _allocated(paths, _pool(paths)) == AllocateResult()
 
 
-def test_nodes_are_those_of_now(changing: Paths) -> None:
-    of = _pool(changing)
-    tree = Tree(changing.sys, changing)
-    (changing.sys / "class/infiniband_verbs/uverbs0").unlink()
-    tree.character("infiniband_verbs", "uverbs9", "mlx5_0", "231:201")
-    servers.make_nodes(changing)
-    granted = _allocated(changing, of, FIRST)
-    assert _names(granted) == ["rdma_cm", "uverbs9"]
-    assert granted.devices[FIRST][0].rdma[0].uverbs == AllocatedNode(
-        "/dev/infiniband/uverbs9", 231, 201
-    )
-
-
 def test_without_a_connection_manager_it_is_said_and_verbs_are_given(changing: Paths) -> None:
     (changing.sys / "class/misc/rdma_cm/dev").unlink()
     granted = _allocated(changing, _pool(changing), FIRST)
@@ -211,14 +197,6 @@ def test_an_unknown_id_is_an_invalid_argument(paths: Paths, id_: str) -> None:
     code, text = _refused(paths, _pool(paths), FIRST, id_)
     assert code == "INVALID_ARGUMENT"
     assert text.startswith(f"cannot allocate {id_} of rdma/hca: the pool has no such id")
-
-
-def test_an_unhealthy_id_is_a_failed_precondition(paths: Paths) -> None:
-    of = _pool(paths, mode="shared", slots=2)
-    with pytest.raises(AllocateRefused) as caught:
-        allocation(paths, of, [f"{FIRST}-1"], {f"{SECOND}-1"})
-    assert caught.value.code == "FAILED_PRECONDITION"
-    assert f"cannot allocate {FIRST}-1 of rdma/hca: {FIRST} is unhealthy" in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from msgspec.structs import replace
 
 from deviceplugin.availability import (
-    held_elsewhere,
     ids_held_elsewhere,
     unavailable,
 )
@@ -21,17 +20,6 @@ VF, SF = vf(PF, 0, rdma(2)), sf(PF, 4, rdma(3))
 
 def held(of: Pool, device_id: str, *hcas: HCA) -> dict[str, Allocation]:
     return {device_id: allocation(of, device_id, *hcas)}
-
-
-def test_fault_of_an_hca_is_that_of_its_slots() -> None:
-    shared = pool(TWO, mode="shared", slots=2)
-    assert unavailable(shared, {A: "down"}, {}) == {f"{A}-0": "down", f"{A}-1": "down"}
-
-
-def test_one_well_hca_is_enough_for_the_holder_of_all() -> None:
-    everything = pool(TWO, mode="all", amount=2)
-    assert unavailable(everything, {A: "down"}, {}) == {}
-    assert unavailable(everything, {A: "down", B: "gone"}, {}) == {"0": "down", "1": "down"}
 
 
 def test_hca_without_its_rdma_device_is_not_given() -> None:
@@ -74,11 +62,6 @@ def test_pf_that_is_down_counts_while_the_vfs_rdma_device_is_in_a_pod() -> None:
     away = pool([replace(VF, rdma=())])
     assert unavailable(away, {A: None, VF.id: None}, with_pod) == {}
     assert list(unavailable(away, {A: "it is down", VF.id: None}, with_pod)) == [VF.id]
-
-
-def test_own_holders_are_not_elsewhere() -> None:
-    offered = pool(TWO)
-    assert held_elsewhere(offered, held(offered, A, PF).values()) == {}
 
 
 def test_hardware_bars_nothing() -> None:

@@ -30,36 +30,6 @@ def _read(file: Path) -> Any:  # noqa: ANN401 - JSON
     return json.loads(file.read_text())
 
 
-def test_a_pool_has_a_kind_and_a_file_of_its_own(paths: Paths) -> None:
-    """pkg/cdi/cdi_test.go of the RDMA shared device plugin, in our form."""
-    cdi.write(paths, "rdma/hca", {HCA: [_node("uverbs1", 193), _node("rdma_cm", 2)]})
-    file = paths.cdi / "podfabric.io-rdma-hca.json"
-    assert _read(file) == {
-        "cdiVersion": "0.5.0",
-        "kind": "podfabric.io/rdma-hca",
-        "devices": [
-            {
-                "name": HCA,
-                "containerEdits": {
-                    "deviceNodes": [
-                        {
-                            "path": f"/dev/infiniband/{name}",
-                            "hostPath": f"/host/dev/infiniband/{name}",
-                            "type": "c",
-                            "major": 231,
-                            "minor": minor,
-                            "permissions": "rw",
-                        }
-                        for name, minor in (("rdma_cm", 2), ("uverbs1", 193))
-                    ]
-                },
-            }
-        ],
-    }
-    assert stat.S_IMODE(file.stat().st_mode) == 0o644
-    assert cdi.qualified("rdma/hca", HCA) == f"podfabric.io/rdma-hca={HCA}"
-
-
 def test_two_pools_with_the_same_hca_have_different_names_for_it(paths: Paths) -> None:
     for resource in ("rdma/hca", "rdma/hca_all"):
         cdi.write(paths, resource, {HCA: [_node("uverbs1", 193)]})

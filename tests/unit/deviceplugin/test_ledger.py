@@ -99,41 +99,9 @@ def test_settling_writes_only_what_is_not_written(paths: Paths) -> None:
     assert paths.checkpoint.stat() == before
 
 
-def test_allocation_is_recorded_after_the_file_was_removed(paths: Paths) -> None:
-    the_ledger = ledger(paths)
-    the_ledger.record(RESOURCE, {f"{FIRST}-0": devices(FIRST)})
-    paths.checkpoint.unlink()
-    the_ledger.record(RESOURCE, {f"{FIRST}-1": devices(FIRST)})
-    assert on_disk(paths) == {(RESOURCE, f"{FIRST}-0"), (RESOURCE, f"{FIRST}-1")}
-
-
 def test_nothing_is_written_for_a_node_that_never_gave_anything(paths: Paths) -> None:
     ledger(paths).settle()
     assert not paths.devices.exists()
-
-
-def test_id_that_is_granted_again_is_there_once_as_it_is_now(paths: Paths) -> None:
-    the_ledger = ledger(paths)
-    the_ledger.record("rdma/all", {"0": devices(FIRST)})
-    the_ledger.record("rdma/all", {"0": devices(FIRST, SECOND)})
-    (kept,) = checkpoint.read(paths).allocations
-    assert kept.devices == devices(FIRST, SECOND)
-
-
-def test_what_was_granted_meanwhile_is_not_adopted_over(paths: Paths) -> None:
-    the_ledger = ledger(paths)
-    the_ledger.record(RESOURCE, {f"{FIRST}-0": devices(FIRST)})
-    the_ledger.adopt(RESOURCE, {f"{FIRST}-0": devices(SECOND)})
-    (kept,) = checkpoint.read(paths).allocations
-    assert (kept.devices, kept.adopted) == (devices(FIRST), False)
-
-
-def test_what_could_not_be_told_is_adopted_once_it_can(paths: Paths) -> None:
-    the_ledger = ledger(paths)
-    the_ledger.adopt(RESOURCE, {"17": ()})
-    the_ledger.adopt(RESOURCE, {"17": devices(FIRST)}, the_ledger.held(RESOURCE))
-    (kept,) = checkpoint.read(paths).allocations
-    assert kept.devices == devices(FIRST)
 
 
 def test_what_was_granted_since_the_look_is_not_adopted_over(paths: Paths) -> None:
@@ -203,13 +171,6 @@ def test_entry_whose_time_cannot_be_read_is_old(paths: Paths) -> None:
     (time,) = (allocation.time for allocation in checkpoint.read(paths).allocations)
     paths.checkpoint.write_text(text.replace(time, "yesterday"))
     assert ledger(paths).drop_unknown(()) == [(RESOURCE, f"{FIRST}-0")]
-
-
-def test_pools_replace_a_damaged_file_though_none_is_offered(paths: Paths) -> None:
-    paths.devices.mkdir(parents=True)
-    paths.checkpoint.write_bytes(b"{")
-    ledger(paths, lambda text: None).serve({})
-    assert checkpoint.read(paths).allocations == ()
 
 
 def test_reader_never_misses_what_was_recorded_before_it_began(paths: Paths) -> None:
