@@ -147,18 +147,6 @@ def test_an_owner_that_is_made_again_keeps_it(cluster: Cluster, comes_back: floa
     assert status(cluster) == ReservationStatus(owner_uid=uid)
 
 
-def test_another_leader_goes_on_with_the_wait(cluster: Cluster) -> None:
-    remove_owner(cluster)
-    cluster.run(WAIT - 10, every=10)
-    since = status(cluster).owner_gone_since
-    for _ in range(3):  # what was counted since the last write is counted again
-        cluster.new_leader()
-        cluster.run(20, every=10)
-        assert status(cluster).owner_gone_since == since
-    cluster.run(2 * LOOK_EVERY, every=10)
-    assert not kept(cluster)
-
-
 @pytest.mark.parametrize("lasts", [LOOK_EVERY + 20, 3 * LOOK_EVERY + 20])
 def test_leaders_that_last_for_less_than_the_wait_count_together(
     cluster: Cluster, lasts: float
