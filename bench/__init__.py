@@ -3,8 +3,7 @@
 `attach` starts launcher and agent (`agent`, with the plugin `moved`) and Go's plugins as whole
 processes (`processes`), and `floor.c`, which does the kernel's part of an attachment and nothing
 else. `cpu` measures the CPU time of the agent for each call, `vf` a VF in the virtual machine,
-`devices` the device plugin, and `ipam` calls the address store as a library. `python -m bench` is
-all of them but `vf`.
+and `devices` the device plugin. `python -m bench` is all of them but `vf`.
 
 `gpu.sh` measures the libraries of containers with a part of a GPU, on a real one or over the
 stand-in of the tests. `gpu_shim`, `gpu_gate`, `gpu_registration` and `gpu_agent` measure what these

@@ -1,16 +1,12 @@
-"""`python -m bench.api`: what the API server can do, and what its client costs a process.
+"""`python -m bench.api`: leases that many clients make and give back, with no address management.
 
-Row A0 of the table is the ceiling: leases that are made and given back by many clients at once,
-with no address management. All other rates are relative to it. The API server and etcd are real,
-on this machine's CPUs.
+Row A0: the ceiling, to which all other rates are relative. The API server and etcd are real, on
+this machine's CPUs.
 """
 
 import statistics
-import subprocess
-import sys
 import threading
 import time
-from pathlib import Path
 
 from ipam.addresses import MAPPED_FIRST, text
 from ipam.cluster.kubernetes_api import KubernetesApi
@@ -21,20 +17,10 @@ from tests.api.server import api_server
 SECONDS = 15.0
 CLIENTS = (1, 16)
 
-_MEMORY = """
-import sys
-from pathlib import Path
-import {module}
-print(next(line for line in Path("/proc/self/status").read_text().splitlines() if "VmRSS" in line))
-"""
-
 
 def main() -> None:
-    """Print the tables."""
-    print("a process that imports           memory")
-    for module in ("agent.main", "agent.main, ipam.cluster.kubernetes_api"):
-        print(f"{module:<50} {_memory(module):6.1f} MB")
-    print("\nleases made and given back, for 15 s")
+    """Print the table."""
+    print("leases made and given back, for 15 s")
     print("clients   leases/s   POST p50      p99   client's CPU")
     with api_server() as server:
         for clients in CLIENTS:
@@ -44,18 +30,6 @@ def main() -> None:
             p50, p99 = statistics.median(took), statistics.quantiles(took, n=100)[98]
             shown = " ".join(f"{seconds * 1e3:8.1f} ms" for seconds in (p50, p99, cpu))
             print(f"{clients:7} {rate:10.0f} {shown}")
-
-
-def _memory(modules: str) -> float:
-    """MB of a process that has imported the modules."""
-    done = subprocess.run(
-        [sys.executable, "-c", _MEMORY.format(module=modules)],
-        cwd=Path(__file__).resolve().parents[1],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return int(done.stdout.split()[1]) * 1024 / 1e6
 
 
 def _ceiling(clients: list[KubernetesApi]) -> tuple[float, float, list[float]]:

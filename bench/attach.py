@@ -21,7 +21,6 @@ from typing import NamedTuple
 
 from bench import floor
 from bench.agent import LAUNCHER, Agent
-from bench.ipam import BOOT, fill_host_local, reservations
 from bench.processes import (
     HOST_DEVICE,
     HOST_LOCAL,
@@ -33,15 +32,18 @@ from bench.processes import (
     row,
     run,
 )
+from ipam.addresses import parse, text
 from ipam.sqlite_store import SqliteStore
+from ipam.store import Reservation
 
 IP = "/usr/sbin/ip"
+BOOT = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+FIRST = parse("10.0.0.2")
 ROUNDS, ATTACHMENTS = 40, 1000
 LARGE = 16_000  # reservations
 MANY = 200  # at once
 MOVES = 16  # at once
 SETTLE = 0.25  # seconds for a removed namespace's end, which takes the lock that moves need
-MOST_OF_FLOOR = 1.4
 VERSION = "1.0.0"
 
 
@@ -105,6 +107,34 @@ def addresses(root: Path, rounds: int) -> None:
                 row("VERSION", ours, others, 0.6)
 
 
+def reservations(size: int) -> list[Reservation]:
+    """The first `size` addresses of 10.0.0.0/8, each held by a pod of its own."""
+    return [
+        Reservation(
+            domain="",
+            address=text(FIRST + number),
+            range="10.0.0.0/8",
+            network="n1",
+            container_id=f"c{number}",
+            ifname="eth0",
+            namespace="ns",
+            pod=f"p{number}",
+            boot=BOOT,
+            segment="",
+        )
+        for number in range(size)
+    ]
+
+
+def fill_host_local(directory: Path, size: int) -> None:
+    """The same reservations as host-local keeps them: a file each."""
+    directory.mkdir(parents=True)
+    for number in range(size):
+        (directory / text(FIRST + number)).write_bytes(b"c%d\r\neth0" % number)
+    if size:
+        (directory / "last_reserved_ip.0").write_text(text(FIRST + size - 1))
+
+
 def reserve_and_release(executable: Path, agent: Agent, theirs: Path, number: int) -> float:
     """The seconds of an ADD, whose DEL follows."""
     config = ipam_config(executable, theirs)
@@ -126,11 +156,10 @@ def version(executable: Path, agent: Agent, number: int) -> float:
 
 
 class Seconds(NamedTuple):
-    """How long an ADD and the DEL after it took; `inside` without the start of its process."""
+    """How long an ADD and the DEL after it took."""
 
     added: float
     removed: float
-    inside: float = 0.0
 
 
 def moves(root: Path, agent: Agent, pairs: Sequence["Cable"], rounds: int) -> None:
@@ -153,25 +182,6 @@ def moves(root: Path, agent: Agent, pairs: Sequence["Cable"], rounds: int) -> No
         ):
             measured = ([getattr(turn, verb) for turn in turns] for turns in (podfabric, go, bare))
             row(label, next(measured), next(measured), limit, next(measured))
-        if count == 1:
-            above_floor(agent, podfabric, bare, rounds)
-
-
-def above_floor(
-    agent: Agent, podfabric: Sequence[Seconds], bare: Sequence[Seconds], rounds: int
-) -> None:
-    """Whether an ADD takes 1.4 times what the kernel needs, and the start of a process."""
-    executable = agent.executables / "podfabric-ipam"
-    start = statistics.median(version(executable, agent, number) for number in range(rounds))
-    least = statistics.median(turn.inside for turn in bare)
-    taken = statistics.median(turn.added for turn in podfabric)
-    limit = MOST_OF_FLOOR * least + start
-    print(
-        f"{'  of its floor and the start of a process':44}{taken * 1e3:9.2f} ms"
-        f"   {MOST_OF_FLOOR} * {least * 1e3:.2f} + {start * 1e3:.2f} = {limit * 1e3:.2f} ms"
-        f"{'' if taken <= limit else '  MISSED'}",
-        flush=True,
-    )
 
 
 def attach_and_detach(
@@ -192,17 +202,16 @@ def attach_and_detach(
 def bare_attach_and_detach(program: Path, pairs: Sequence["Cable"], number: int) -> Seconds:
     """The same, done by the program that does nothing else."""
     seconds: dict[str, float] = {}
-    inside = 0
     for verb in ("ADD", "DEL"):
-        calls = [floor.call(program, verb, floor.MOVED, cable.netns, cable.name) for cable in pairs]
+        calls = [floor.call(program, verb, cable.netns, cable.name) for cable in pairs]
         seconds[verb] = at_once(calls)
-        walls = [call.answer()["wall"] for call in calls]
+        for call in calls:
+            call.answer()
         if verb == "ADD":
-            inside = max(walls)
             for cable in pairs:
                 cable.require_address(floor.ADDRESS)
     time.sleep(SETTLE)
-    return Seconds(seconds["ADD"], seconds["DEL"], inside / 1e9)
+    return Seconds(seconds["ADD"], seconds["DEL"])
 
 
 def cable_calls(

@@ -1,12 +1,9 @@
 """CPU time of the agent for each call, beside the call's wall time and the floor's.
 
-Natively, as root: `python -m bench.cpu`. In the virtual machine, with an IPoIB child and a VF:
-
-    .venv/bin/python -m tests.kernel.vm run -- .venv/bin/python -m bench.cpu --vm --calls 20
+As root: `python -m bench.cpu`.
 """
 
 import argparse
-import json
 import os
 import statistics
 import tempfile
@@ -27,7 +24,6 @@ TICKS = os.sysconf("SC_CLK_TCK")
 BARE = 30  # calls of the floor's program
 Kind = tuple[str, Callable[[str, int], Call], Callable[[str, int], Call] | None]
 """A label, what makes a call of ours by verb and number, and what makes one of the floor's."""
-Kinds = Callable[[ExitStack, Agent, Path], Iterator[Kind]]
 
 
 class Usage(NamedTuple):
@@ -59,23 +55,21 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--calls", type=int, default=CALLS)
-    parser.add_argument("--vm", action="store_true", help="in the virtual machine")
-    arguments = parser.parse_args()
-    measure(arguments.calls, in_the_machine if arguments.vm else natively)
+    measure(parser.parse_args().calls)
 
 
-def measure(calls: int = CALLS, kinds: Kinds | None = None) -> None:
+def measure(calls: int = CALLS) -> None:
     """Print the table."""
     header()
     with ExitStack() as stack:
         directory = tempfile.TemporaryDirectory(prefix="podfabric-bench-", dir="/var/tmp")
         root = Path(stack.enter_context(directory))
         agent = stack.enter_context(Agent(root / "agent"))
-        for label, call, bare in (kinds or natively)(stack, agent, floor.build(root)):
+        for label, call, bare in kinds(stack, agent, floor.build(root)):
             rows(label, agent, calls, call, bare)
 
 
-def natively(stack: ExitStack, agent: Agent, program: Path) -> Iterator[Kind]:
+def kinds(stack: ExitStack, agent: Agent, program: Path) -> Iterator[Kind]:
     """An address alone, and one with an interface that exists."""
     ours = agent.executables / "podfabric-ipam"
     config = ipam_config(ours, Path())
@@ -91,38 +85,9 @@ def natively(stack: ExitStack, agent: Agent, program: Path) -> Iterator[Kind]:
         return cable_calls(moved, agent, Path(), [cable], verb, number)[0]
 
     def bare(verb: str, number: int) -> Call:
-        return floor.call(program, verb, floor.MOVED, cable.netns, cable.name)
+        return floor.call(program, verb, cable.netns, cable.name)
 
     yield "an interface and an address", interface, bare
-
-
-def in_the_machine(stack: ExitStack, agent: Agent, program: Path) -> Iterator[Kind]:
-    """A child of an IPoIB interface, and a VF of igb's."""
-    from tests.kernel import cards, igb
-    from tests.kernel.pods import pod
-
-    netns = f"/var/run/netns/{stack.enter_context(pod('cpu-bench'))}"
-
-    def calls(plugin: str, **more: str) -> Callable[[str, int], Call]:
-        executable = agent.executables / plugin
-        ipam = json.loads(ipam_config(executable, Path()))["ipam"]
-        document = {"cniVersion": "1.0.0", "name": "n1", "type": plugin, "ipam": ipam, **more}
-        config = json.dumps(document).encode()
-        return lambda verb, number: Call(
-            executable, environ(executable, agent, verb, f"c{number}", netns), config
-        )
-
-    def child(verb: str, number: int) -> Call:
-        return floor.call(program, verb, floor.IPOIB, netns, "ib0", "0x8001")
-
-    yield "an IPoIB child", calls("ipoib", master="ib0", pkey="0x8001"), child
-    card = stack.enter_context(igb.with_addressed_vfs(cards.cards()[0], 1))
-    netdev = card.netdev(0)
-
-    def vf(verb: str, number: int) -> Call:
-        return floor.call(program, verb, floor.MOVED, netns, netdev)
-
-    yield "a VF", calls("sriov", deviceID=card.vfs[0]), vf
 
 
 def header() -> None:

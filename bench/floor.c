@@ -1,15 +1,13 @@
 /*
  * The kernel's own work for one attachment, without any plugin: what no plugin can be faster than.
  *
- *   floor add moved NETNS DEVICE NAME ADDRESS/PREFIX            a netdev that exists
- *   floor del moved NETNS DEVICE NAME ADDRESS/PREFIX
- *   floor add ipoib NETNS PARENT NAME ADDRESS/PREFIX PKEY       a child that is made and deleted
- *   floor del ipoib NETNS PARENT NAME ADDRESS/PREFIX PKEY
+ *   floor add NETNS DEVICE NAME ADDRESS/PREFIX
+ *   floor del NETNS DEVICE NAME ADDRESS/PREFIX
  *
- * ADD takes or makes the netdev, moves and renames it, gives it an address, sets it up, and waits
- * for a child's carrier. DEL moves it back under its name, or deletes the child. NETNS is a
- * path, ADDRESS one of IPv4. On standard output, as JSON: the nanoseconds from opening NETNS to the
- * last answer, and those of CPU. Messages as in rtnetlink(7); exit code 1 with errno's text on failure.
+ * ADD moves and renames a netdev that exists, gives it an address and sets it up. DEL moves it back
+ * under its name. NETNS is a path, ADDRESS one of IPv4. On standard output, as JSON: the nanoseconds
+ * from opening NETNS to the last answer, and those of CPU. Messages as in rtnetlink(7); exit code 1
+ * with errno's text on failure.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -25,8 +23,6 @@
 #include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
-
-#define CARRIER_TIME 30000 /* looks, one each millisecond */
 
 struct request {
     struct nlmsghdr header;
@@ -63,7 +59,7 @@ static void *begin(struct request *request, int type, int flags, size_t size)
     return NLMSG_DATA(&request->header);
 }
 
-static struct rtattr *add(struct request *request, int type, const void *payload, size_t size)
+static void add(struct request *request, int type, const void *payload, size_t size)
 {
     struct rtattr *attribute =
         (struct rtattr *)((char *)request + NLMSG_ALIGN(request->header.nlmsg_len));
@@ -73,12 +69,6 @@ static struct rtattr *add(struct request *request, int type, const void *payload
         memcpy(RTA_DATA(attribute), payload, size);
     request->header.nlmsg_len =
         NLMSG_ALIGN(request->header.nlmsg_len) + RTA_ALIGN(attribute->rta_len);
-    return attribute;
-}
-
-static void end(struct request *request, struct rtattr *nest)
-{
-    nest->rta_len = (char *)request + request->header.nlmsg_len - (char *)nest;
 }
 
 static void tell(int route, struct request *request, const char *what)
@@ -96,8 +86,8 @@ static void tell(int route, struct request *request, const char *what)
         fail(what);
 }
 
-/* The interface of that name in the namespace of the socket, and its flags. */
-static int look(int route, const char *name, unsigned *flags)
+/* The interface of that name in the namespace of the socket. */
+static int look(int route, const char *name)
 {
     struct request request;
     char answer[16384];
@@ -115,26 +105,7 @@ static int look(int route, const char *name, unsigned *flags)
         fail(name);
     }
     link = NLMSG_DATA(header);
-    if (flags)
-        *flags = link->ifi_flags;
     return link->ifi_index;
-}
-
-static void make_child(int route, const char *parent, const char *name, unsigned short pkey)
-{
-    struct request request;
-    unsigned index = look(route, parent, NULL);
-    struct rtattr *info, *data;
-    begin(&request, RTM_NEWLINK, NLM_F_CREATE | NLM_F_EXCL, sizeof(struct ifinfomsg));
-    add(&request, IFLA_IFNAME, name, strlen(name) + 1);
-    add(&request, IFLA_LINK, &index, sizeof(index));
-    info = add(&request, IFLA_LINKINFO, NULL, 0);
-    add(&request, IFLA_INFO_KIND, "ipoib", 6);
-    data = add(&request, IFLA_INFO_DATA, NULL, 0);
-    add(&request, IFLA_IPOIB_PKEY, &pkey, sizeof(pkey));
-    end(&request, data);
-    end(&request, info);
-    tell(route, &request, "making a child");
 }
 
 static void move(int route, int index, int target, const char *name)
@@ -177,61 +148,29 @@ static void set_up(int route, int index)
     tell(route, &request, "setting up");
 }
 
-static void delete(int route, int index)
-{
-    struct request request;
-    struct ifinfomsg *link = begin(&request, RTM_DELLINK, 0, sizeof(*link));
-    link->ifi_index = index;
-    tell(route, &request, "deleting");
-}
-
-static void await_carrier(int route, const char *name)
-{
-    unsigned flags = 0;
-    for (int looks = 0; looks < CARRIER_TIME; looks++) {
-        look(route, name, &flags);
-        if (flags & IFF_LOWER_UP)
-            return;
-        usleep(1000);
-    }
-    errno = ETIMEDOUT;
-    fail("waiting for carrier");
-}
-
 int main(int argc, char **argv)
 {
-    if (argc < 7 || (!strcmp(argv[2], "ipoib") && argc < 8)) {
-        fprintf(stderr, "usage: floor add|del moved|ipoib NETNS DEVICE NAME ADDRESS [PKEY]\n");
+    if (argc != 6) {
+        fprintf(stderr, "usage: floor add|del NETNS DEVICE NAME ADDRESS\n");
         return 2;
     }
-    int adding = !strcmp(argv[1], "add"), ipoib = !strcmp(argv[2], "ipoib");
-    const char *device = argv[4], *name = argv[5];
+    const char *device = argv[3], *name = argv[4];
     long long started = now(CLOCK_MONOTONIC), cpu = now(CLOCK_PROCESS_CPUTIME_ID);
     int home = open("/proc/self/ns/net", O_RDONLY | O_CLOEXEC);
-    int target = open(argv[3], O_RDONLY | O_CLOEXEC);
+    int target = open(argv[2], O_RDONLY | O_CLOEXEC);
     int host = netlink_socket();
     if (home < 0 || target < 0 || setns(target, CLONE_NEWNET) < 0)
-        fail(argv[3]);
+        fail(argv[2]);
     int pod = netlink_socket();
     if (setns(home, CLONE_NEWNET) < 0)
         fail("setns");
-    if (adding) {
-        char made[IFNAMSIZ];
-        snprintf(made, sizeof(made), "fl%d", getpid());
-        if (ipoib) {
-            make_child(host, device, made, strtoul(argv[7], NULL, 0));
-            device = made;
-        }
-        move(host, look(host, device, NULL), target, name);
-        int index = look(pod, name, NULL);
-        give_address(pod, index, argv[6]);
+    if (!strcmp(argv[1], "add")) {
+        move(host, look(host, device), target, name);
+        int index = look(pod, name);
+        give_address(pod, index, argv[5]);
         set_up(pod, index);
-        if (ipoib)
-            await_carrier(pod, name);
-    } else if (ipoib) {
-        delete(pod, look(pod, name, NULL));
     } else {
-        move(pod, look(pod, name, NULL), home, device);
+        move(pod, look(pod, name), home, device);
     }
     printf("{\"wall\": %lld, \"cpu\": %lld}\n", now(CLOCK_MONOTONIC) - started,
            now(CLOCK_PROCESS_CPUTIME_ID) - cpu);

@@ -8,8 +8,6 @@ from bench.processes import Call
 
 SOURCE = Path(__file__).with_name("floor.c")
 ADDRESS = "10.255.0.1/8"
-IPOIB = "ipoib"  # the kinds of `floor.c`
-MOVED = "moved"
 
 
 def build(directory: Path) -> Path:
@@ -20,10 +18,10 @@ def build(directory: Path) -> Path:
     return program
 
 
-def call(program: Path, verb: str, kind: str, netns: str, device: str, *more: str) -> Call:
-    """Its process for a verb, "ADD" or "DEL"; `more` is an IPoIB child's P_Key.
+def call(program: Path, verb: str, netns: str, device: str) -> Call:
+    """Its process for a verb, "ADD" or "DEL".
 
     The answer has the nanoseconds of wall time and of CPU, without the start of the process.
     """
-    arguments = (verb.lower(), kind, netns, device, "net1", ADDRESS, *more)
+    arguments = (verb.lower(), netns, device, "net1", ADDRESS)
     return Call(program, {"PATH": os.environ["PATH"]}, arguments=arguments)

@@ -12,8 +12,6 @@ import argparse
 import json
 import os
 import random
-import shutil
-import signal
 import socket
 import statistics
 import struct
@@ -22,14 +20,14 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
-from bench.agent import CHECKOUT, LAUNCHER
+from bench.agent import LAUNCHER, Agent
 from bench.processes import Call, environment, quantile
 from ipam.cluster.objects import AddressBlock
 from ipam.cluster.whereabouts.objects import IPPool
@@ -37,7 +35,6 @@ from tests.api.server import ApiServer, api_server
 from tests.api.whereabouts import OverlappingRangeIPReservation, shared_pool
 from tests.cluster import programs
 from tests.cluster.peers import WHEREABOUTS
-from tests.waiting import until
 
 OURS_RANGE, THEIR_RANGE = "10.90.0.0/16", "10.91.0.0/16"
 NICS = 16  # of each pod
@@ -99,7 +96,7 @@ def main() -> None:
             stack.enter_context(_agent(server, proxy, root / f"node-{number}"))
             for number in range(arguments.agents)
         ]
-        ours = _ours(server, agents, root)
+        ours = _ours(server, agents)
         theirs = _theirs(server, theirs_at / "whereabouts", root)
         sides = (ours, theirs)
         for side in sides:
@@ -265,16 +262,15 @@ def _config(range_: str, kubeconfig: Path | None = None) -> bytes:
     return json.dumps(document).encode()
 
 
-def _ours(server: ApiServer, agents: Sequence[Path], root: Path) -> Contender:
-    executable = root / "podfabric-ipam"
-    shutil.copy(LAUNCHER, executable)
+def _ours(server: ApiServer, agents: Sequence[Agent]) -> Contender:
 
     def count() -> str:
         reserved = sum(_reserved(agent) for agent in agents)
         blocks = len(server.admin.list(AddressBlock).items)
         return f"{reserved} addresses in the stores, {blocks} blocks leased"
 
-    nodes = [{"PODFABRIC_SOCKET": str(agent / "run/agent.sock")} for agent in agents]
+    nodes = [{"PODFABRIC_SOCKET": str(agent.socket)} for agent in agents]
+    executable = agents[0].executables / "podfabric-ipam"
     return Contender("podfabric", executable, _config(OURS_RANGE), nodes, count)
 
 
@@ -294,46 +290,26 @@ def _theirs(server: ApiServer, executable: Path, root: Path, port: int = 0) -> C
     return Contender("whereabouts", executable, _config(THEIR_RANGE, kubeconfig), [{}], count)
 
 
-def _reserved(agent: Path) -> int:
+def _reserved(agent: Agent) -> int:
     done = subprocess.run(
         [str(Path(sys.executable).with_name("podfabric")), "ipam", "list", "-o", "json"],
-        env={**os.environ, "PODFABRIC_STATE": str(agent / "state")},
+        env={**os.environ, "PODFABRIC_STATE": str(agent.root / "state")},
         capture_output=True,
         check=True,
     )
     return len(json.loads(done.stdout))
 
 
-@contextmanager
-def _agent(server: ApiServer, proxy: "Proxy", root: Path) -> Iterator[Path]:
+def _agent(server: ApiServer, proxy: "Proxy", root: Path) -> Agent:
     """An agent that is a node of the cluster. It reaches the API server through the proxy."""
     server.node(root.name, machineID=f"m-{root.name}", systemUUID=f"s-{root.name}")
     document = json.loads((server.plane.directory / f"{root.name}.kubeconfig").read_text())
     document["clusters"][0]["cluster"]["server"] = f"https://127.0.0.1:{proxy.port}"
-    (root / "etc").mkdir(parents=True)
-    kubeconfig = root / "kubeconfig"
+    kubeconfig = root.with_suffix(".kubeconfig")
     kubeconfig.write_text(json.dumps(document))
-    (root / "etc/config.yaml").write_text(
-        'agent: {listen: "", sweep: false}\nipam: {scope: cluster}\n'
-    )
-    roots = {f"PODFABRIC_{each.upper()}": str(root / each) for each in ("run", "state", "etc")}
-    more = {"NODE_NAME": root.name, "PODFABRIC_KUBECONFIG": str(kubeconfig)}
-    with (root / "log").open("ab") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "bench.agent"],
-            env={**os.environ, **roots, **more},
-            cwd=CHECKOUT,
-            stdout=log,
-            stderr=log,
-        )
-    try:
-        until((root / "run/agent.sock").exists, what=f"agent of {root.name}")
-        yield root
-    finally:
-        process.send_signal(signal.SIGTERM)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(60)
-        process.kill()
+    config = 'agent: {listen: "", sweep: false}\nipam: {scope: cluster}\n'
+    environ = {"NODE_NAME": root.name, "PODFABRIC_KUBECONFIG": str(kubeconfig)}
+    return Agent(root, names=("podfabric-ipam",), config=config, environ=environ)
 
 
 class Proxy:

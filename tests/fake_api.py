@@ -239,7 +239,6 @@ class FakeApi(FakeClient):
         self._past: list[_Past] = []
         self._version = 0
         self._oldest = 0  # a watch from an earlier version has expired
-        self._shown: int | None = None
         self.watches_ended = 0
 
     def client(self, name: str, faults: Faults | None = None) -> FakeClient:
@@ -282,17 +281,6 @@ class FakeApi(FakeClient):
             for request in requests:
                 with suppress(ApiError):
                     request()
-
-    def hold_watches(self) -> None:
-        """From now on watches show nothing new, until `release_watches`: they lag."""
-        with self.changed:
-            self._shown = self._version
-
-    def release_watches(self) -> None:
-        """Watches show everything again."""
-        with self.changed:
-            self._shown = None
-            self.changed.notify_all()
 
     def end_watches(self) -> None:
         """End all watches that are open now, as a server does every few minutes."""
@@ -433,7 +421,7 @@ class FakeApi(FakeClient):
 
     def _first_after(self, version: int) -> _Past | None:
         for past in self._past:
-            if past.version > version and (self._shown is None or past.version <= self._shown):
+            if past.version > version:
                 return past
         return None
 

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Install what podfabric's make targets need on Debian 12 or 13, as root; quick when all is there.
 #   tools/setup.sh base    interpreter, virtual environment, compiler, iproute2: for `make cni`
-#   tools/setup.sh test    and what the tests drive: podman, reference CNI plugins, a fuzzer,
+#   tools/setup.sh test    and what the tests drive: runc, reference CNI plugins, a fuzzer,
 #                          another architecture's compiler and emulator
 #   tools/setup.sh image   what builds the image here, and its base from Debian's packages
 set -eu
@@ -11,7 +11,7 @@ exec 9<tools/setup.sh
 flock 9
 
 BASE="python3 python3-venv gcc libc6-dev iproute2 iputils-ping"
-TEST="$BASE podman runc busybox-static containernetworking-plugins strace
+TEST="$BASE runc busybox-static containernetworking-plugins strace
     clang libclang-rt-dev gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user"
 
 IMAGE="buildah mmdebstrap"

@@ -8,16 +8,15 @@ from pathlib import Path
 
 import pytest
 from kubernetes.config import incluster_config
-from msgspec.structs import replace
 
 from ipam.cluster import documents, rest_api
-from ipam.cluster.api import AlreadyExists, Change, ClusterApi, NetworkDefinition, Refused
+from ipam.cluster.api import Change, ClusterApi, NetworkDefinition, Refused
 from ipam.cluster.kubernetes_api import KubernetesApi
 from ipam.cluster.objects import AddressBlock
 from tests.api.conftest import NODE_A
 from tests.api.server import ApiServer, name
 from tests.unit.ipam.cluster.contract import ApiContract, block, pool, reservation
-from tests.waiting import PATIENCE, join
+from tests.waiting import PATIENCE
 
 
 class TestContract(ApiContract):
@@ -30,30 +29,6 @@ class TestContract(ApiContract):
     @pytest.fixture
     def expired_version(self) -> str:
         return "1"  # of an etcd without one of our objects
-
-
-def test_claims_at_once_have_one_winner(server: ApiServer) -> None:
-    new = block()
-    winners: list[str] = []
-    losers: list[str] = []
-    start = threading.Barrier(16)
-
-    def claim(nonce: str) -> None:
-        start.wait()
-        try:
-            server.admin.create(replace(new, spec=replace(new.spec, nonce=nonce)))
-            winners.append(nonce)
-        except AlreadyExists:
-            losers.append(nonce)
-
-    threads = [threading.Thread(target=claim, args=(str(each),)) for each in range(16)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        join(thread)
-    assert len(winners) == 1
-    assert len(losers) == 15
-    assert server.admin.get(AddressBlock, new.metadata.name).spec.nonce == winners[0]
 
 
 def test_a_list_is_read_in_pages(server: ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:

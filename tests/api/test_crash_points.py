@@ -1,8 +1,7 @@
 """Row A15: SIGKILL at each crash point of the protocol, and power loss, on a real API server.
 
-tests/unit/ipam/cluster/test_crashes.py has every boundary of a call, with a stand-in for the
-server. Here are the points that the protocol names, with processes,
-requests and files that are real, PODFABRIC_CRASHES (20) times each.
+Processes, requests and files are real. Each point comes PODFABRIC_CRASHES (20) times; what may
+happen at every other call has tests/unit/ipam/cluster/test_crashes.py.
 """
 
 import os

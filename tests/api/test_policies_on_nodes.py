@@ -245,31 +245,6 @@ def test_a_denied_pod_has_an_event_that_names_key_value_and_rule(
     assert node.policies.denials.counts() == {("pkey", f"{title}/r"): 2}
 
 
-def test_what_was_in_force_is_enforced_without_the_api_server_also_by_a_new_agent(
-    server: ApiServer, node: Node, title: str, tmp_path: Path
-) -> None:
-    tenant = Tenant(server)
-    put(server, title, for_namespace(tenant))
-    node.await_outcome(tenant.anyone(), MINE, "allowed")
-    node.await_file()
-    server.plane.stop_api_server()
-    try:
-        assert node.outcome(tenant.anyone(), THEIRS) == "denied"
-        again, never = Node(server, tmp_path), Node(server, tmp_path / "never")
-        with closing(again.policies), closing(never.policies):
-            assert again.outcome(tenant.anyone(), MINE) == "allowed"
-            assert again.outcome(tenant.anyone(), THEIRS) == "denied"
-            assert "has not seen them yet" in never.outcome(tenant.anyone(), MINE)
-            server.plane.start_api_server()
-            never.await_outcome(tenant.anyone(), MINE, "allowed")
-            put(server, title, for_namespace(tenant), pkey=THEIRS)
-            for each in (node, again, never):
-                each.await_outcome(tenant.anyone(), THEIRS, "allowed")
-    finally:
-        if not server.plane.is_ready():
-            server.plane.start_api_server()
-
-
 def test_an_agent_writes_no_policy_and_reads_no_pod(
     server: ApiServer, node_a: KubernetesApi, title: str
 ) -> None:

@@ -212,50 +212,9 @@ def test_a_full_range_names_no_pod(node: Calls) -> None:
 
 # --- how many ----------------------------------------------------------------------------------
 
-MANY = 200_000  # a loop that is worse than linear would not end in time
-
 
 def many(count: int) -> list[str]:
     return [f"10.{n >> 16}.{n >> 8 & 255}.{n & 255}/8" for n in range(1, count + 1)]
-
-
-@pytest.mark.parametrize("count", [65, MANY])
-@pytest.mark.parametrize(
-    "key",
-    ["ipam.ipRanges", "ipam.ranges", "ipam.addresses", "runtimeConfig.ipRanges",
-     "runtimeConfig.ips", "args.cni.ips", "CNI_ARGS IP"],
-)  # fmt: skip
-def test_one_attachment_reserves_at_most_64_addresses(node: Calls, key: str, count: int) -> None:
-    addresses = many(count)
-    ipam: dict[str, object] = {}
-    how: How = {}
-    if key == "ipam.addresses":
-        ipam["addresses"] = [{"address": address} for address in addresses]
-    elif key == "ipam.ipRanges":
-        ipam["ipRanges"] = [{"range": address} for address in addresses]
-    elif key == "ipam.ranges":
-        ipam["ranges"] = [[{"subnet": address}] for address in addresses]
-    elif key == "CNI_ARGS IP":
-        how["args"] = "IP=" + ",".join(addresses)
-    elif key == "args.cni.ips":
-        how["config"] = {"args": {"cni": {"ips": addresses}}}
-    else:
-        ranges = [[{"subnet": address}] for address in addresses]
-        value = addresses if key.endswith("ips") else ranges
-        how["config"] = {"runtimeConfig": {key.partition(".")[2]: value}}
-    error = error_of(lambda: node.add(ipam, **how))
-    if key == "CNI_ARGS IP" and count == MANY:  # its text is already too long
-        assert error.code == Code.INVALID_ENVIRONMENT
-        assert "at most 16384 are allowed: shorten CNI_ARGS" in error.message
-    elif count == MANY:  # the configuration as a whole is beyond its limits
-        assert error.code == Code.INVALID_CONFIG
-        assert "the configuration ha" in error.message
-        assert "shorten it" in error.message
-    else:
-        assert error.code == Code.INVALID_CONFIG
-        assert key in error.message
-        assert "at most 64" in error.message
-    assert node.held() == {}
 
 
 def test_the_limit_counts_all_of_them_together(node: Calls) -> None:

@@ -1,6 +1,7 @@
-"""Kill -9 of launchers at random moments, of agents among them: a killed call leaks nothing.
+"""Kill -9 of launchers and agents at random moments: nothing leaks, no address has two owners.
 
-The range is so small that leaks run it full at once. `PODFABRIC_LAUNCHER_KILLS` says how often.
+The range is so small that leaks run it full at once. `PODFABRIC_LAUNCHER_KILLS` and
+`PODFABRIC_KILLS` say how often.
 """
 
 import json
@@ -28,6 +29,7 @@ pytestmark = pytest.mark.early
 
 KILLS = int(os.environ.get("PODFABRIC_LAUNCHER_KILLS", "10000"))
 OF_INTERFACES = KILLS // 10  # the kernel moves one interface at a time, for 15 ms
+AGENTS = int(os.environ.get("PODFABRIC_KILLS", "40"))
 CLIENTS = 16
 DEADLINE = 900.0  # seconds, of a machine that is busy
 IPAM = {"type": "podfabric-ipam", "range": "10.9.0.0/26"}
@@ -42,7 +44,7 @@ def test_killed_launchers_leave_no_address(service: Service, tmp_path: Path) -> 
         Client(n, executable, config, environ_of(service.root), seen, kills=kills)
         for n in range(CLIENTS)
     ]
-    kill_launchers(service.root / "run/agent.pid", 10, clients, DEADLINE)
+    kill_launchers(service.root / "run/agent.pid", AGENTS, clients, DEADLINE)
     assert seen.wrong == []
     assert kills.enough
     require_nothing_left(service.root)
@@ -73,7 +75,7 @@ def test_killed_launchers_leave_no_interface(service: Service, host: str, tmp_pa
             )
             for number, (pod, device) in enumerate(places)
         ]
-        kill_launchers(service.root / "run/agent.pid", 10, clients, DEADLINE)
+        kill_launchers(service.root / "run/agent.pid", AGENTS, clients, DEADLINE)
         assert seen.wrong == []
         assert kills.enough
         assert links(host) == before

@@ -163,38 +163,6 @@ def test_resolv_conf_in_an_allowed_directory_is_read(node: Calls, allowed: Path)
     assert result.dns == DNS(nameservers=("10.0.0.53",), search=("a", "b"))
 
 
-def test_files_beside_an_allowed_directory_are_ignored(node: Calls, allowed: Path) -> None:
-    for path in ("../other/ipam.log", "../allowed-too/ipam.log", "..", "", "."):
-        ipam = {**POOL, "log_file": f"{allowed}/{path}", "log_level": "debug"}
-        node.delete(ipam)
-    assert list(allowed.parent.rglob("*.log")) == []
-
-
-@pytest.mark.parametrize("kind", ["link", "link on the way", "hard link", "pipe", "directory"])
-def test_a_log_file_must_be_a_plain_file_without_other_links(
-    node: Calls, allowed: Path, tmp_path: Path, kind: str, capfd: pytest.CaptureFixture[str]
-) -> None:
-    outside = tmp_path / "outside"
-    outside.mkdir()
-    (outside / "ipam.log").write_text("theirs\n")
-    log = allowed / "ipam.log"
-    if kind == "link":
-        log.symlink_to(outside / "ipam.log")
-    elif kind == "link on the way":
-        (allowed / "deeper").symlink_to(outside)
-        log = allowed / "deeper/ipam.log"
-    elif kind == "hard link":
-        os.link(outside / "ipam.log", log)
-    elif kind == "pipe":
-        os.mkfifo(log)
-    else:
-        log.mkdir()
-    ipam = {**POOL, "log_file": str(log), "log_level": "debug"}
-    assert ended(lambda: node.addresses(ipam)) == ["10.0.0.1/24"]
-    assert (outside / "ipam.log").read_text() == "theirs\n"
-    assert '"ipam.log_file"' in capfd.readouterr().err
-
-
 def test_text_of_a_tenant_is_escaped_in_the_log_file(
     node: Calls, allowed: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

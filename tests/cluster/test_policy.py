@@ -14,10 +14,8 @@ from tests.cluster.cluster import PATIENCE, Cluster, Document, Namespace, namesp
 from tests.cluster.configurations import ipoib
 from tests.cluster.installation import (
     HCA,
-    await_agent,
     await_nothing_left,
     configured,
-    kill_agent,
     with_vfs,
 )
 from tests.cluster.seen import pings
@@ -204,80 +202,3 @@ def test_a_tenant_gets_its_own_vf_and_no_other_device_or_setting(tenants: Tenant
         one.pod(name, networks=name, devices={resource: 1})
         refused(one, name, key, f"{POLICY}/a")
         one.delete(name)
-
-
-def test_a_policy_that_changes_while_pods_start_counts_for_those_that_are_not_attached(
-    cluster: Cluster, tenants: Tenants
-) -> None:
-    one, other = tenants
-    one.network("own", ipoib(SUBNETS[0], pkey=PKEYS[0]))
-    names = [f"job-{number}" for number in range(6)]
-    for name in names:
-        one.pod(name, networks="own", devices={HCA: 1})
-    one.running(names[0])  # the others are at some step of their start
-    before = rule(one, 0), rule(other, 1)
-    after = rule(one, 0, pkeys=["0x8003"]), rule(other, 1)
-    put(cluster, *after)
-    await_in_force(cluster, *after)
-    one.pod("late", networks="own", devices={HCA: 1})
-    refused(one, "late", "pkey", PKEYS[0], f"{POLICY}/a")
-    one.running(names[0])  # what is attached stays so
-    put(cluster, *before)
-    one.running(*names, "late")
-    assert len({one.address(name) for name in (*names, "late")}) == len(names) + 1
-    one.delete(*names, "late")
-
-
-def attach(cluster: Cluster, tenant: str, subnet: str, verb: str = "ADD") -> Document:
-    """The answer of podfabric-ipam on the node, called as a runtime does, which needs no API."""
-    ipam = {"type": "podfabric-ipam", "range": subnet, "scope": "node"}
-    configuration = {"cniVersion": "1.0.0", "name": "direct", "type": "ipoib", "ipam": ipam}
-    environment = {
-        "CNI_COMMAND": verb,
-        "CNI_CONTAINERID": f"direct-{subnet[:5]}",
-        "CNI_NETNS": "/run/netns/direct",
-        "CNI_IFNAME": "net1",
-        "CNI_PATH": "/opt/cni/bin",
-        "CNI_ARGS": f"K8S_POD_NAMESPACE={tenant};K8S_POD_NAME=direct;K8S_POD_UID=direct",
-    }
-    words = " ".join(f"'{key}={value}'" for key, value in environment.items())
-    status, output, errors = cluster.node.status_of(
-        f"env {words} /opt/cni/bin/podfabric-ipam", standard_input=json.dumps(configuration)
-    )
-    assert output or status == 0, errors
-    answer: Document = json.loads(output or "{}")
-    return answer
-
-
-@pytest.fixture
-def direct(cluster: Cluster, tenants: Tenants) -> Iterator[Tenants]:
-    """The tenants, and a namespace of no pod, which goes before they look at what is left."""
-    cluster.node.run("ip netns add direct")
-    yield tenants
-    cluster.node.run("ip netns delete direct")
-
-
-def test_rules_are_enforced_without_the_api_server_also_by_an_agent_that_starts(
-    cluster: Cluster, direct: Tenants
-) -> None:
-    one, _ = direct
-
-    def enforced() -> bool:
-        """The agent answers by the rules. Until it serves again, launchers are told code 11."""
-        own = attach(cluster, one.name, SUBNETS[0])
-        theirs = attach(cluster, one.name, SUBNETS[1])
-        attach(cluster, one.name, SUBNETS[0], "DEL")
-        assert theirs["code"] in (11, 121), theirs
-        assert "ips" in own or own["code"] == 11, own
-        return "ips" in own and theirs["code"] == 121
-
-    assert enforced()
-    cluster.plane.stop_api_server()
-    try:
-        assert enforced()
-        kill_agent(cluster)
-        until(enforced, PATIENCE, "rules in force in the next agent", pause=1)
-    finally:
-        cluster.plane.start_api_server()
-        until(cluster.is_ready, PATIENCE, "ready node", pause=0.5)
-    await_agent(cluster)

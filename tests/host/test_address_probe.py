@@ -111,23 +111,3 @@ def test_probes_teach_the_other_machine_nothing_and_set_nothing(wire: Wire) -> N
     )
     assert "10.9.0.7" not in own.stdout
     assert "fd00:9::7" not in own.stdout
-
-
-def test_an_address_of_this_very_interface_is_no_answer(wire: Wire) -> None:
-    """A packet that the link sends back must not count as another machine's."""
-    link = wire.near(*CIDRS)
-    mine = bytes.fromhex(link.mac.replace(":", ""))
-    packet = address_probe.arp_probe(link.link_type, mine, bytes((10, 9, 0, 7)))
-    target = address_probe._target(link, mine, "10.9.0.7")
-    assert address_probe._owner(packet, target, mine) is None
-
-
-def test_another_machine_that_probes_the_address_counts(wire: Wire) -> None:
-    link = wire.near(*CIDRS)
-    mine = bytes.fromhex(link.mac.replace(":", ""))
-    other = bytes.fromhex(HOLDER.replace(":", ""))
-    target = address_probe._target(link, mine, "10.9.0.7")
-    packet = address_probe.arp_probe(link.link_type, other, bytes((10, 9, 0, 7)))
-    assert address_probe._owner(packet, target, mine) == other
-    packet = address_probe.arp_probe(link.link_type, other, bytes((10, 9, 0, 8)))
-    assert address_probe._owner(packet, target, mine) is None

@@ -22,7 +22,7 @@ from tests.runtime import CHECKOUT, Definition, Runtime, definitions, pods
 
 # Those of `sriov` need hardware of many kinds: tests/unit/sriov/test_examples.py reads them.
 # That of nv-ipam needs its pools, and that of a claim an API server:
-# tests/unit/ipam/cluster/test_examples.py has them.
+# tests/cluster/test_examples.py applies them.
 FILES = [
     file
     for file in sorted((CHECKOUT / "netattach-examples").glob("*.yaml"))

@@ -256,16 +256,3 @@ def test_interface_without_addresses_is_a_result_from_0_3_0_on(
     reply = node.add("c1", pods[0], cniVersion=version)
     assert reply.document["cniVersion"] == version
     node.delete("c1", pods[0], cniVersion=version)
-
-
-def test_result_follows_an_earlier_plugins_in_a_chain(node: Node, pods: list[str]) -> None:
-    earlier = {
-        "cniVersion": "1.1.0",
-        "interfaces": [{"name": "eth0", "sandbox": "/x", "vendor/key": 1}],
-        "ips": [{"address": "10.1.1.1/24", "interface": 0}],
-    }
-    reply = node.add("c1", pods[0], ipam=ipam("10.8.0.0/24"), prevResult=earlier)
-    assert [interface["name"] for interface in reply.document["interfaces"]] == ["eth0", "net1"]
-    assert reply.document["interfaces"][0]["vendor/key"] == 1
-    assert [ip["interface"] for ip in reply.document["ips"]] == [0, 1]
-    node.delete("c1", pods[0], ipam=ipam("10.8.0.0/24"))

@@ -97,41 +97,6 @@ def test_no_carrier_can_be_accepted(node: Node, pods: list[str]) -> None:
     assert node.leftovers() == []
 
 
-def test_taken_interface_name_leaves_the_other_interface_alone(node: Node, pods: list[str]) -> None:
-    run(IP, "-n", pods[0], "link", "add", "net1", "type", "veth", "peer", "name", "peer1")
-    run(IP, "-n", pods[0], "link", "set", "net1", "mtu", "1400")  # not up: a carrier settles late
-    before = run(IP, "-n", pods[0], "-d", "link", "show", "net1")
-    reply = node.refused("c1", pods[0], ipam=ipam("10.9.0.0/24"))
-    assert 'already has a link of kind veth named "net1"' in reply.text
-    node.delete("c1", pods[0], ipam=ipam("10.9.0.0/24"))
-    assert run(IP, "-n", pods[0], "-d", "link", "show", "net1") == before
-
-
-def test_second_add_is_refused_and_the_first_stays_whole(node: Node, pods: list[str]) -> None:
-    config: dict[str, Any] = {"ipam": ipam("10.9.0.0/24")}
-    first = node.add("c1", pods[0], **config)
-    again = node.call("ADD", "c1", pods[0], **config)
-    assert again.document["code"] == 103
-    assert node.reservations() == first.addresses
-    assert node.call("CHECK", "c1", pods[0], previous=first, **config).exit_code == 0
-    node.delete("c1", pods[0], **config)
-    assert node.leftovers() == []
-
-
-def test_exhausted_range_leaves_no_interface(node: Node, pods: list[str]) -> None:
-    config: dict[str, Any] = {"ipam": ipam("10.9.0.0/30")}
-    node.add("c1", pods[0], **config)
-    node.add("c2", pods[1], **config)
-    for _ in range(2):
-        reply = node.call("ADD", "c3", pods[2], **config)
-        assert reply.document["code"] == 110
-        assert link_names(pods[2]) == {"lo"}
-    assert node.call("STATUS", "", "", **config).document["code"] == 50
-    node.delete("c1", pods[0], **config)
-    node.delete("c2", pods[1], **config)
-    assert node.leftovers() == []
-
-
 def test_move_that_the_kernel_refuses_halfway_leaves_nothing(node: Node, pods: list[str]) -> None:
     """`net%` passes the specification's rule; the kernel answers EINVAL after the move."""
     node.refused("c1", pods[0], ifname="net%", ipam=ipam("10.9.0.0/24"))

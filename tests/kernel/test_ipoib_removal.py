@@ -24,34 +24,6 @@ from tests.waiting import until
 CONFIG: dict[str, Any] = {"ipam": ipam("10.4.0.0/24")}
 
 
-def test_delete_is_idempotent(node: Node, pods: list[str]) -> None:
-    node.delete("c1", pods[0], **CONFIG)
-    node.add("c1", pods[0], **CONFIG)
-    for _ in range(3):
-        node.delete("c1", pods[0], **CONFIG)
-    assert link_names(pods[0]) == {"lo"}
-    assert node.leftovers() == []
-
-
-@pytest.mark.parametrize("path", ["stale", "", "/etc/passwd"])
-def test_delete_after_the_namespace_was_killed(node: Node, path: str) -> None:
-    """An IPoIB child does not die with its namespace: it comes back to the host."""
-    before = link_names()
-    with pod("killed") as netns:
-        node.add("c1", netns, **CONFIG)
-        run(IP, "netns", "delete", netns)
-        node.delete("c1", netns if path == "stale" else path, **CONFIG)
-    assert node.leftovers() == []
-    assert link_names() == before
-
-
-def test_delete_without_a_namespace_finds_the_living_one(node: Node, pods: list[str]) -> None:
-    node.add("c1", pods[0], **CONFIG)
-    node.delete("c1", "", **CONFIG)
-    assert link_names(pods[0]) == {"lo"}
-    assert node.leftovers() == []
-
-
 def test_delete_after_the_interface_was_deleted_or_renamed(node: Node, pods: list[str]) -> None:
     node.add("c1", pods[0], **CONFIG)
     run(IP, "-n", pods[0], "link", "delete", "net1")
@@ -76,16 +48,6 @@ def test_delete_finds_the_interface_whose_mark_was_overwritten(node: Node, pods:
         run(IP, "netns", "delete", netns)
         node.delete("c2", netns, **CONFIG)
     assert link_names() == before
-
-
-def test_delete_leaves_other_interfaces_of_the_pod(node: Node, pods: list[str]) -> None:
-    node.add("c1", pods[0], **CONFIG)
-    second = node.add("c1", pods[0], ifname="net2", **CONFIG)
-    node.delete("c1", pods[0], **CONFIG)
-    assert link_names(pods[0]) == {"lo", "net2"}
-    assert node.reservations() == second.addresses
-    node.delete("c1", pods[0], ifname="net2", **CONFIG)
-    assert node.leftovers() == []
 
 
 def test_delete_never_takes_an_interface_for_its_name(node: Node, pods: list[str]) -> None:
@@ -114,22 +76,6 @@ def test_delete_goes_on_when_the_configuration_is_broken_by_now(
     node.add("c2", pods[0], **CONFIG)
     node.delete("c2", pods[0])  # no "ipam" at all: the journal knows
     assert node.leftovers() == []
-
-
-def test_failing_delegate_is_reported_after_our_own_work(node: Node, pods: list[str]) -> None:
-    node.add("c1", pods[0])
-    node.journal_file("c1").unlink()  # only the request can say who gave the addresses
-    config: dict[str, Any] = {"ipam": {"type": "static"}}
-    delegate = node.paths.cni_bin / "static"
-    delegate.parent.mkdir(parents=True, exist_ok=True)
-    delegate.write_text("#!/bin/sh\necho broken >&2\nexit 1\n")
-    delegate.chmod(0o755)
-    reply = node.call("DEL", "c1", pods[0], **config)
-    assert reply.document["code"] == 104
-    assert "netplugin failed: broken" in reply.text
-    assert link_names(pods[0]) == {"lo"}
-    delegate.unlink()  # no ADD can have run what is not there: the pod's end does not hang on it
-    node.delete("c1", pods[0], **config)
 
 
 def test_addresses_are_released_by_the_plugin_that_gave_them(node: Node, pods: list[str]) -> None:
@@ -223,14 +169,6 @@ def test_gc_removes_what_is_not_listed_and_strays(node: Node, pods: list[str]) -
     node.delete("c1", pods[0], **CONFIG)
     node.delete("c3", pods[2], name="other", **CONFIG)
     assert node.leftovers() == []
-
-
-def test_gc_without_the_list_changes_nothing(node: Node, pods: list[str]) -> None:
-    node.add("c1", pods[0], **CONFIG)
-    before = node.leftovers()
-    assert node.call("GC", "", "", **CONFIG) == Reply(0, {})
-    assert node.leftovers() == before
-    node.delete("c1", pods[0], **CONFIG)
 
 
 def test_sweep_removes_dead_sandboxes_and_keeps_living_ones(node: Node, pods: list[str]) -> None:

@@ -43,12 +43,6 @@ def code_of(reply: Reply) -> int:
     return int(document["code"])
 
 
-def test_a_request_is_answered_with_what_was_noted(tmp_path: Path) -> None:
-    with server(tmp_path) as serving:
-        reply = serving.ask(config=b'{"x":1}')
-    assert reply == Reply(ANSWERED, 0, b"a note\n", b'{"x":1}')
-
-
 def test_socket_is_for_root_only(tmp_path: Path) -> None:
     with server(tmp_path) as serving:
         assert serving.path.stat().st_mode & 0o777 == 0o600
@@ -470,14 +464,6 @@ def test_a_stale_socket_is_replaced(tmp_path: Path) -> None:
     assert (tmp_path / "agent.sock").exists()
     with server(tmp_path) as serving:
         assert serving.ask().status == ANSWERED
-
-
-def test_200_clients_at_once_are_all_served(tmp_path: Path) -> None:
-    with server(tmp_path, workers=16, limits=Limits(connections=512)) as serving:
-        clients = [serving.start(f"c{n}", config=b'{"n":%d}' % n) for n in range(200)]
-        for number, client in enumerate(clients):
-            assert read(client).stdout == b'{"n":%d}' % number
-            client.close()
 
 
 def test_calls_whose_clients_have_gone_keep_nothing_while_they_wait(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from uuid import uuid4
 
@@ -142,36 +141,6 @@ def test_thread_that_cannot_be_started_is_started_later(monkeypatch: pytest.Monk
     assert workers.waiting == 1
     workers.tend()
     assert done.wait(PATIENCE)
-    assert workers.close(PATIENCE)
-
-
-def test_worker_that_is_stuck_is_replaced_and_counted_until_it_ends(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    workers = Workers(2)
-    let_go = threading.Event()
-    told: list[int] = []
-
-    def hang(job: Job) -> None:
-        job.about = {"network": "blue", "container_id": "c1", "ifname": "net1"}
-        let_go.wait(PATIENCE)
-
-    for number in range(2):
-        workers.submit(Job(hang, due=0.0, stuck=partial(told.append, number)))
-    until(lambda: workers.running == 2)
-    done = threading.Event()
-    submit(workers, done.set)
-    assert not done.wait(0.1)
-    workers.tend()
-    assert done.wait(PATIENCE)
-    until(lambda: workers.busy == 0)
-    assert (workers.stuck, workers.able, sorted(told)) == (2, True, [0, 1])
-    workers.tend()
-    assert caplog.text.count("cannot be ended") == 2
-    let_go.set()
-    until(lambda: workers.stuck == 0)
-    until(lambda: workers.threads == 2)
-    until(lambda: caplog.text.count("has ended after") == 2)
     assert workers.close(PATIENCE)
 
 

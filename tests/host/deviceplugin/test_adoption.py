@@ -5,9 +5,7 @@ On the made-up server of node.py.
 
 import functools
 import json
-import os
 import shutil
-import stat
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -36,7 +34,7 @@ from tests.host.deviceplugin.node import (
 )
 from tests.kubelet import Kubelet, Request
 from tests.kubelet import Pod as Admitted
-from tests.kubelet.devices import Held, PodRejected
+from tests.kubelet.devices import Held
 from tests.unit.host import servers
 from tests.unit.host.sysfs import Tree
 from tests.waiting import PATIENCE
@@ -117,23 +115,6 @@ def test_ids_come_back_when_the_pods_that_a_reload_made_stale_are_gone(
     all_are_back(node, kubelet)
 
 
-def test_ids_come_back_when_the_pods_of_another_mode_are_gone(
-    server: Paths, kubelet: Kubelet, grow_old: Callable[[], None]
-) -> None:
-    node = Node(server, SHARED)
-    try:
-        kubelet.wait(lambda: kubelet.allocatable(HCA) == 32)
-        pods = [kubelet.admit(f"worker-{number}", [container()]) for number in range(8)]
-        node.plugin.reconfigure(EXCLUSIVE)
-        kubelet.wait(lambda: kubelet.capacity(HCA) == 8 and kubelet.allocatable(HCA) == 0)
-        for pod in pods:
-            kubelet.remove(pod)
-        grow_old()
-        all_are_back(node, kubelet)
-    finally:
-        node.plugin.close()
-
-
 def test_an_hca_comes_back_when_the_pods_of_a_resource_that_is_no_more_are_gone(
     node: Node, kubelet: Kubelet, grow_old: Callable[[], None]
 ) -> None:
@@ -191,17 +172,6 @@ def test_what_is_taken_over_has_the_node_that_the_container_has(
     (face,) = pod_devices.given_to(node.paths, Pod("default", "worker-0", pod.uid)).hcas
     with pytest.raises(Stale, match=f"was given mlx5_., {theirs} "):
         pod_devices.require_current(node.paths, face, [face.device.rdma[0].name])
-
-
-def test_what_is_taken_over_and_has_not_changed_is_as_it_was(node: Node, kubelet: Kubelet) -> None:
-    kubelet.admit("worker-0", [container(count=3)])
-    before = held(node.paths)
-    lose_checkpoint(node, kubelet)
-    after = held(node.paths)
-    assert {known: allocation.devices for known, allocation in after.items()} == {
-        known: allocation.devices for known, allocation in before.items()
-    }
-    kubelet.wait(lambda: kubelet.allocatable(HCA) == 8)
 
 
 @pytest.mark.parametrize("kept", [0, 1, 2], ids=["none", "one", "two"])
@@ -308,49 +278,6 @@ def test_pools_are_served_though_nothing_could_be_taken_over_at_the_start(
         kubelet.wait(lambda: kubelet.capacity(HCA) == 8)
     node.plugin.compare()
     assert len(held(node.paths)) == 1
-
-
-def test_allocation_is_on_disk_before_the_kubelet_is_answered(
-    node: Node, kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    steps: list[str] = []
-    fsync, replace = os.fsync, os.replace
-
-    def note(step: str) -> None:
-        if threading.current_thread().name.startswith(f"kubelet-{HCA}"):  # the pool's server
-            steps.append(step)
-
-    def synced(descriptor: int) -> None:
-        is_directory = stat.S_ISDIR(os.fstat(descriptor).st_mode)
-        note("directory" if is_directory else "content")
-        fsync(descriptor)
-
-    def renamed(source: Path, target: Path) -> None:
-        if target == node.paths.checkpoint:
-            note("name")
-        replace(source, target)
-
-    monkeypatch.setattr("os.fsync", synced)
-    monkeypatch.setattr("os.replace", renamed)
-    kubelet.admit("worker-0", [container()])
-    assert steps[:2] == ["content", "name"]
-    assert len(held(node.paths)) == 1
-
-
-def test_allocate_fails_while_the_disk_does_and_no_pod_gets_the_id(
-    node: Node, kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def broken(_: int) -> None:
-        raise OSError(5, "Input/output error")
-
-    kubelet.admit("worker-0", [container()])
-    with monkeypatch.context() as patched:
-        patched.setattr("os.fsync", broken)
-        with pytest.raises(PodRejected, match="cannot write the allocation"):
-            kubelet.admit("worker-1", [container()])
-        assert len(held(node.paths)) == 1
-    kubelet.admit("worker-2", [container()])
-    assert len(held(node.paths)) == 2
 
 
 def test_hca_that_is_shared_is_not_given_to_one_alone_though_the_checkpoint_was_lost(

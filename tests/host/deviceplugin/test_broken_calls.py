@@ -82,23 +82,6 @@ def healthy(answer: api.ListAndWatchResponse) -> int:
 
 
 @pytest.mark.parametrize("end", ["cancel", "hang up"])
-def test_a_reader_that_is_gone_before_the_first_list_is_forgotten(
-    served: Callable[[RegistrationMode], Served], end: str
-) -> None:
-    plugin = served("legacy")
-    channel = plugin.caller()
-    with blocked(plugin.pool, "listing") as reached:
-        stream = plugin.list(channel)
-        assert reached["listing"].wait(PATIENCE)
-        if end == "cancel":
-            stream.cancel()
-        else:
-            channel.close()
-    until(lambda: plugin.server.state().streams == 0)
-    assert healthy(next(plugin.list(plugin.caller()))) == 4
-
-
-@pytest.mark.parametrize("end", ["cancel", "hang up"])
 def test_a_reader_that_is_gone_later_keeps_no_list_from_the_others(
     served: Callable[[RegistrationMode], Served], end: str
 ) -> None:

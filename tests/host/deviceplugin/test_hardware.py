@@ -269,30 +269,3 @@ def test_nothing_below_sys_or_dev_is_ever_written(
 
 
 # Questions that make no sense.
-
-
-@pytest.mark.parametrize(
-    ("available", "must", "size", "told"),
-    [
-        ([f"{FIRST}-0"], [], 3, "3 ids are asked for, and only 1 are available"),
-        ([f"{FIRST}-0"], ["9"], 1, "it must include 9, which is not available"),
-        ([f"{FIRST}-0"], [], 0, "0 ids are asked for"),
-        ([f"{FIRST}-0", f"{FIRST}-1"], [], 1, ""),
-    ],
-)
-def test_a_question_that_makes_no_sense_is_answered_and_logged(
-    serve: Serve,
-    caplog: pytest.LogCaptureFixture,
-    available: list[str],
-    must: list[str],
-    size: int,
-    told: str,
-) -> None:
-    served = serve(servers.dgx, SHARED)
-    served.start()
-    served.offers({HCA: 32})
-    endpoint = served.kubelet.endpoint(HCA)
-    assert endpoint is not None
-    assert endpoint.preferred(set(available), set(must), size) == available[:size]
-    problems = [text for text in caplog.messages if "GetPreferredAllocation" in text]
-    assert problems == ([f"{HCA}: GetPreferredAllocation is answered though {told}"] * bool(told))

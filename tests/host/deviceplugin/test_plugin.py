@@ -1,6 +1,5 @@
 """The whole device plugin on a made-up server: what a kubelet is offered, given, and keeps."""
 
-import json
 import shutil
 from collections.abc import Iterator
 
@@ -54,13 +53,6 @@ def test_allocation_is_written_down_before_it_is_answered(node: Node, kubelet: K
     assert kept.boot_id == node.paths.boot_id()
 
 
-def test_pods_are_spread_over_the_hcas(node: Node, kubelet: Kubelet) -> None:
-    for number in range(8):
-        kubelet.admit(f"worker-{number}", [container()])
-    held = {allocation.devices[0].id for allocation in checkpoint.read(node.paths).allocations}
-    assert held == set(servers.DGX_HCAS)
-
-
 @pytest.mark.parametrize("seed", range(3))
 def test_hcas_at_the_switches_of_the_containers_gpus_are_given(server: Paths, seed: int) -> None:
     """The kubelet allocates in random order: the GPUs are known if they come first."""
@@ -88,36 +80,6 @@ def test_hcas_at_the_switches_of_the_containers_gpus_are_given(server: Paths, se
     assert near
 
 
-def test_what_was_given_survives_a_restart(node: Node, kubelet: Kubelet) -> None:
-    kubelet.admit("worker-0", [container()])
-    before = checkpoint.read(node.paths)
-    node.restart()
-    kubelet.wait(lambda: kubelet.allocatable(HCA) == 32)
-    assert checkpoint.read(node.paths) == before
-
-
-@pytest.mark.parametrize("form", ["v1", "v2"])
-def test_lost_checkpoint_is_made_again_from_the_kubelets(server: Paths, form: str) -> None:
-    with Kubelet(server.kubelet, form=form) as kubelet:  # type: ignore[arg-type]
-        node = Node(server, SHARED)
-        try:
-            kubelet.wait(lambda: kubelet.allocatable(HCA) == 32)
-            kubelet.admit("worker-0", [container(count=2)])
-            (server.pod_resources).unlink()
-            before = {allocation.key for allocation in checkpoint.read(server).allocations}
-            node.plugin.close()
-            server.checkpoint.unlink()
-            node = Node(server, SHARED)
-            kubelet.wait(lambda: len(checkpoint.read(server).allocations) == 2)
-        finally:
-            node.plugin.close()
-        found = checkpoint.read(server).allocations
-        assert {allocation.key for allocation in found} == before
-        assert all(
-            allocation.adopted and allocation.devices[0].rdma[0].uverbs for allocation in found
-        )
-
-
 @pytest.mark.parametrize("content", [b"", b"{", b'{"version": 9}', b'{"version": 1, "alloc'])
 def test_torn_checkpoint_is_set_aside(server: Paths, content: bytes) -> None:
     server.devices.mkdir(parents=True)
@@ -131,15 +93,6 @@ def test_torn_checkpoint_is_set_aside(server: Paths, content: bytes) -> None:
             node.plugin.close()
     assert len(checkpoint.read(server).allocations) == 1
     assert server.checkpoint.with_suffix(".damaged").read_bytes() == content
-
-
-def test_port_that_goes_down_is_withdrawn_and_comes_back(node: Node, kubelet: Kubelet) -> None:
-    port(node.paths, 0, up=False)
-    kubelet.wait(lambda: kubelet.allocatable(HCA) == 28)
-    assert kubelet.capacity(HCA) == 32
-    assert not kubelet.devices(HCA)[f"{FIRST}-0"][0]
-    port(node.paths, 0, up=True)
-    kubelet.wait(lambda: kubelet.allocatable(HCA) == 32)
 
 
 def test_unplugged_hca_stays_listed_only_while_it_is_held(node: Node, kubelet: Kubelet) -> None:
@@ -192,48 +145,6 @@ def test_pools_share_no_hca(server: Paths, kubelet: Kubelet) -> None:
         node.plugin.close()
 
 
-def test_pool_that_cannot_register_stops_no_other(server: Paths, kubelet: Kubelet) -> None:
-    kubelet.refuse["rdma/refused"] = "not today"
-    pools = config(
-        PoolConfig(resource="rdma/refused", mode="shared", slots=1),
-        PoolConfig(resource="rdma/other", mode="shared", slots=2, overlap=True),
-    )
-    node = Node(server, pools)
-    try:
-        kubelet.wait(lambda: kubelet.allocatable("rdma/other") == 16)
-        assert kubelet.allocatable("rdma/refused") == 0
-        kubelet.refuse.clear()
-        kubelet.wait(lambda: kubelet.allocatable("rdma/refused") == 8)
-    finally:
-        node.plugin.close()
-
-
-def test_token_of_all_takes_no_hca_from_the_pool_that_has_it(
-    server: Paths, kubelet: Kubelet
-) -> None:
-    """rdma/all overlaps: it may also offer what rdma/hca has, and not instead of it."""
-    everything = PoolConfig(resource="rdma/all", mode="all", amount=2, overlap=True)
-    node = Node(server, config(*SHARED.pools, everything))
-    try:
-        kubelet.wait(lambda: kubelet.allocatable(HCA) == 32)
-        kubelet.wait(lambda: kubelet.allocatable("rdma/all") == 2)
-        kubelet.admit("worker-0", [container("rdma/all")])
-        node.restart()
-        kubelet.wait(lambda: kubelet.allocatable("rdma/all") == 2)
-        kubelet.wait(lambda: kubelet.allocatable(HCA) == 32)
-    finally:
-        node.plugin.close()
-
-
-def test_hca_that_is_shared_is_not_given_to_one_alone(node: Node, kubelet: Kubelet) -> None:
-    kubelet.admit("worker-0", [container()])
-    (held,) = checkpoint.read(node.paths).allocations
-    exclusive = PoolConfig(resource=HCA, mode="exclusive")
-    node.plugin.reconfigure(config(exclusive))
-    kubelet.wait(lambda: kubelet.capacity(HCA) == 8 and kubelet.allocatable(HCA) == 7)
-    assert not kubelet.devices(HCA)[held.devices[0].id][0]
-
-
 def test_event_socket_that_fails_ends_no_watch(
     node: Node, kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -275,34 +186,7 @@ def test_configuration_that_changes_is_taken_over(node: Node, kubelet: Kubelet) 
     kubelet.wait(lambda: kubelet.allocatable("rdma/all") == 0)
 
 
-def test_device_information_is_there_while_the_device_is_held(
-    server: Paths, kubelet: Kubelet
-) -> None:
-    node = Node(server, config(PoolConfig(resource=HCA, mode="exclusive")))
-    try:
-        kubelet.wait(lambda: kubelet.allocatable(HCA) == 8)
-        kubelet.admit("worker-0", [container()])
-        (file,) = (server.devinfo / "dp").iterdir()
-        information = json.loads(file.read_bytes())
-        held = checkpoint.read(server).allocations[0].devices[0]
-        assert information["pci"]["pci-address"] == held.address
-        assert information["pci"]["rdma-device"] == held.rdma[0].name
-    finally:
-        node.plugin.close()
-
-
 def test_nothing_of_ours_is_left_in_the_kubelets_directory(node: Node, kubelet: Kubelet) -> None:
     node.plugin.close()
     left = [path.name for path in node.paths.device_plugins.iterdir()]
     assert [name for name in left if "podfabric" in name] == []
-
-
-def test_kubelet_restart_with_live_allocations(node: Node, kubelet: Kubelet) -> None:
-    kubelet.admit("worker-0", [container()])
-    kept = checkpoint.read(node.paths)
-    kubelet.restart()
-    kubelet.wait(lambda: kubelet.allocatable(HCA) == 32)
-    assert checkpoint.read(node.paths) == kept
-    kubelet.admit("worker-1", [container()])
-    ids = [allocation.id for allocation in checkpoint.read(node.paths).allocations]
-    assert len(set(ids)) == 2

@@ -19,7 +19,7 @@ from deviceplugin.kubelet.channels import open_channel
 from deviceplugin.kubelet.server import PluginServer
 from deviceplugin.kubelet.sockets import Listener
 from deviceplugin.kubelet.streams import Stream, Streams
-from tests.host.deviceplugin.pool import NAME, Pool
+from tests.host.deviceplugin.pool import Pool
 from tests.kubelet import Kubelet
 from tests.waiting import PATIENCE
 
@@ -81,17 +81,6 @@ def shown(answer: api.ListAndWatchResponse) -> dict[str, str]:
     return {device.ID: device.health for device in answer.devices}
 
 
-def test_the_list_is_sent_at_once_and_whole_when_it_changes(plugin: Plugin) -> None:
-    stream = plugin.watch()
-    assert shown(next(stream)) == dict.fromkeys("0123", "Healthy")
-    plugin.pool.set("2", False)
-    plugin.server.changed()
-    assert shown(next(stream)) == {**dict.fromkeys("013", "Healthy"), "2": "Unhealthy"}
-    plugin.pool.devices.append(("4", True, ()))
-    plugin.server.changed()
-    assert list(shown(next(stream))) == ["0", "1", "2", "3", "4"]
-
-
 def test_many_changes_are_few_lists_and_the_last_is_the_newest(plugin: Plugin) -> None:
     stream = plugin.watch()
     next(stream)
@@ -144,18 +133,6 @@ def test_a_change_without_a_reader_is_in_the_next_stream(plugin: Plugin) -> None
     assert shown(next(plugin.watch()))["0"] == "Unhealthy"
 
 
-def test_several_read_the_list_at_a_time_and_each_gets_every_change(plugin: Plugin) -> None:
-    readers = [plugin.watch() for _ in range(3)]
-    for reader in readers:
-        next(reader)
-    assert plugin.server.state().streams == 3
-    plugin.pool.set("0", False)
-    plugin.server.changed()
-    assert [shown(next(reader))["0"] for reader in readers] == ["Unhealthy"] * 3
-    readers[0].cancel()
-    plugin.wait(lambda: plugin.server.state().streams == 2)
-
-
 def test_streams_without_end_keep_no_other_call_from_its_answer(plugin: Plugin) -> None:
     readers = []
     for _ in range(streams.MOST + 5):
@@ -167,22 +144,6 @@ def test_streams_without_end_keep_no_other_call_from_its_answer(plugin: Plugin) 
     ).get_preferred_allocation_available
     assert plugin.allocate(["0"]).container_responses[0].envs == {"IDS": "0"}
     assert [list(reader) for reader in readers[:5]] == [[]] * 5  # the oldest gave way
-
-
-def test_options_are_told_while_the_pool_is_busy(plugin: Plugin) -> None:
-    busy, go_on = threading.Event(), threading.Event()
-
-    def listing() -> list[tuple[str, bool, tuple[int, ...]]]:
-        busy.set()
-        go_on.wait(10 * PATIENCE)
-        return [("0", True, ())]
-
-    plugin.pool.listing = listing  # type: ignore[method-assign]
-    stream = plugin.watch()
-    assert busy.wait(PATIENCE)
-    assert not plugin.stub.GetDevicePluginOptions(api.Empty(), timeout=PATIENCE).pre_start_required
-    go_on.set()
-    assert shown(next(stream)) == {"0": "Healthy"}
 
 
 def test_a_list_that_cannot_be_made_is_sent_once_it_can(plugin: Plugin) -> None:
@@ -269,11 +230,6 @@ def test_an_allocation_that_cannot_be_says_why(
     assert plugin.allocate(["0"]).container_responses
 
 
-def test_the_pool_is_asked_what_it_prefers(plugin: Plugin) -> None:
-    assert plugin.preferred(["0", "1", "3"], ["1"], 2) == ["3", "1"]
-    assert plugin.pool.preferences == [(["0", "1", "3"], ["1"], 2)]
-
-
 @pytest.mark.parametrize(
     ("available", "must_include", "size", "answer"),
     [
@@ -347,8 +303,3 @@ def test_a_stream_that_opens_while_the_pool_is_closed_does_not_hold_it_up(
     stream.cancel()
     closing.join()
     assert not hung
-
-
-def test_the_resource_is_its_own_name_in_states(plugin: Plugin) -> None:
-    state = plugin.server.state()
-    assert (state.resource, state.mode, state.registered) == (NAME, "legacy", False)

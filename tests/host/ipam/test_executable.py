@@ -25,7 +25,6 @@ CONFIG = {
     "type": EXECUTABLE,
     "ipam": {"type": EXECUTABLE, "range": "10.0.0.0/16", "gateway": "10.0.0.1"},
 }
-TINY = {**CONFIG, "ipam": {"type": EXECUTABLE, "range": "10.0.0.0/30"}}
 PROCESSES, EACH = 40, 10
 
 
@@ -95,52 +94,6 @@ def test_adds_and_dels_at_once_leave_nothing(runtime: Runtime) -> None:
     with ThreadPoolExecutor(10) as pool:
         list(pool.map(worker, range(20)))
     assert podfabric(runtime, "list", "-o", "json").stdout == "[]\n"
-
-
-def test_one_attachment_from_add_to_gc(runtime: Runtime) -> None:
-    first = add(runtime, "c1")
-    assert first.document == {
-        "cniVersion": "1.1.0",
-        "ips": [{"address": "10.0.0.2/16", "gateway": "10.0.0.1"}],
-    }
-    check = runtime.call(
-        "CHECK", CONFIG, container_id="c1", netns="/none", ifname="net1", previous=first.document
-    )
-    assert (check.exit_code, check.stdout) == (0, "")
-    again = add(runtime, "c1")
-    assert (again.exit_code, again.document["code"]) == (1, 103)
-    assert address_of(add(runtime, "c2")) == "10.0.0.3/16"
-    assert runtime.call("STATUS", CONFIG).exit_code == 0
-    valid = [{"containerID": "c2", "ifname": "net1"}]
-    collected = runtime.call("GC", {**CONFIG, "cni.dev/valid-attachments": valid})
-    assert (collected.exit_code, collected.stdout) == (0, "")
-    gone = runtime.call("CHECK", CONFIG, container_id="c1", netns="/none", previous=first.document)
-    assert (gone.exit_code, gone.document["code"]) == (1, 102)
-    assert address_of(add(runtime, "c3")) == "10.0.0.2/16"
-    for _ in range(2):
-        deleted = delete(runtime, "c3")
-        assert (deleted.exit_code, deleted.stdout) == (0, "")
-
-
-def test_a_full_range_is_110_and_its_status_50(runtime: Runtime) -> None:
-    for number in (1, 2):
-        address_of(add(runtime, f"c{number}", TINY))
-    full = add(runtime, "c3", TINY)
-    assert (full.exit_code, full.document["code"]) == (1, 110)
-    assert full.document["msg"].startswith("[podfabric 110] no free address in ")
-    status = runtime.call("STATUS", TINY)
-    assert (status.exit_code, status.document["code"]) == (1, 50)
-
-
-def test_a_list_of_requested_addresses_in_cni_args(runtime: Runtime) -> None:
-    dual = {**CONFIG["ipam"], "ipRanges": [{"range": "fd00::/64"}]}  # type: ignore[dict-item]
-    given = add(
-        runtime,
-        "c1",
-        {**CONFIG, "ipam": dual},
-        args="IgnoreUnknown=1;IP=10.0.0.9/24,fd00::9/64;K8S_POD_NAME=p;K8S_POD_NAMESPACE=ns",
-    )
-    assert [ip["address"] for ip in given.document["ips"]] == ["10.0.0.9/16", "fd00::9/64"]
 
 
 def test_a_damaged_store_is_built_again_and_the_first_add_tries_again(

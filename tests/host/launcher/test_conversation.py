@@ -142,18 +142,6 @@ def test_pipe_in_the_place_of_a_namespace_does_not_block(
 # Standard input.
 
 
-def test_configuration_may_come_byte_by_byte(launcher: Launcher, recorder: Recorder) -> None:
-    config = os.urandom(1 << 20)
-    with Agent(launcher.socket, recorder), launcher.start() as process:
-        assert process.stdin is not None
-        for position in range(len(config)):
-            os.write(process.stdin.fileno(), config[position : position + 1])
-        process.stdin.close()
-        assert process.wait(PATIENCE) == 0
-    assert recorder.request is not None
-    assert recorder.request.config == config
-
-
 @pytest.mark.parametrize(("surplus", "number"), [(0, 0), (1, errno.EMSGSIZE)])
 def test_configuration_has_a_limit(
     launcher: Launcher, recorder: Recorder, surplus: int, number: int
@@ -164,27 +152,6 @@ def test_configuration_has_a_limit(
     assert recorder.request is not None
     assert recorder.request.stdin_errno == number
     assert recorder.request.config == config[:MAX_CONFIG]
-
-
-def test_closed_standard_input_is_reported(launcher: Launcher, recorder: Recorder) -> None:
-    with Agent(launcher.socket, recorder):
-        launcher.run(stdin=None, preexec_fn=lambda: os.close(0))
-    assert recorder.request is not None
-    assert (recorder.request.stdin_errno, recorder.request.config) == (errno.EBADF, b"")
-
-
-@pytest.mark.parametrize(
-    ("path", "flags", "number"), [("/", os.O_RDONLY, errno.EISDIR), (os.devnull, 1, errno.EBADF)]
-)
-def test_unreadable_standard_input_is_reported(
-    launcher: Launcher, recorder: Recorder, path: str, flags: int, number: int
-) -> None:
-    descriptor = os.open(path, flags)
-    with Agent(launcher.socket, recorder):
-        launcher.run(stdin=descriptor)
-    os.close(descriptor)
-    assert recorder.request is not None
-    assert recorder.request.stdin_errno == number
 
 
 def test_standard_input_that_does_not_block_is_waited_for(

@@ -13,7 +13,6 @@ void ibloop_cq_push(struct ibloop_cq *cq, const struct ib_wc *wc, bool solicited
 	if (cq->used == cq->ibcq.cqe) {
 		/* Only a ULP that posts more than its CQ holds gets here. */
 		pr_warn_ratelimited("ibloop: CQ overrun, completion lost\n");
-		ibloop_count(to_hca(cq->ibcq.device), IBLOOP_CQ_OVERRUN);
 		return;
 	}
 	cq->ring[(cq->head + cq->used) % cq->ibcq.cqe] = *wc;

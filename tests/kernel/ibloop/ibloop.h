@@ -38,25 +38,12 @@
 #define IBLOOP_NO_GUID		~0ULL	/* a VF that has got none, on ConnectX */
 #define IBLOOP_FULL_MEMBER	0x8000
 
-/* Why a packet went no further, and what went through: the port's hw_counters, in this order. */
+/* What went through, as a PF tells of its VFs. */
 enum ibloop_counter {
 	IBLOOP_TX_PACKETS,
 	IBLOOP_RX_PACKETS,
 	IBLOOP_TX_BYTES,
 	IBLOOP_RX_BYTES,
-	IBLOOP_TX_DROP_PORT_DOWN,
-	IBLOOP_TX_DROP_PKEY,		/* the sender's P_Key table entry is empty */
-	IBLOOP_TX_DROP_NO_DEST,		/* no such LID, or nobody attached to the group */
-	IBLOOP_TX_DROP_SA_OFF,		/* the "sa" knob silences the SA towards this HCA */
-	IBLOOP_RX_DROP_PORT_DOWN,
-	IBLOOP_RX_DROP_NO_QP,		/* no such QP, or not one that receives */
-	IBLOOP_RX_DROP_PKEY,
-	IBLOOP_RX_DROP_QKEY,
-	IBLOOP_RX_DROP_NO_BUFFER,	/* receive queue empty */
-	IBLOOP_RX_DROP_TOO_LONG,	/* posted buffer too small */
-	IBLOOP_SA_REQUESTS,
-	IBLOOP_SA_REFUSED,		/* answered with an error status */
-	IBLOOP_CQ_OVERRUN,
 	IBLOOP_COUNTERS,
 };
 
@@ -92,7 +79,6 @@ struct ibloop_hca {
 	struct ibloop_vf vfs[IBLOOP_MAX_VFS];	/* of a PF */
 	bool plugged;			/* the "port" knob */
 	bool up;			/* plugged, and up by its PF's policy */
-	bool sa_on;
 	u16 pkeys[IBLOOP_PKEYS];	/* 0: empty */
 	u32 port_cap_flags;
 	u64 counters[IBLOOP_COUNTERS];
@@ -196,7 +182,6 @@ extern const struct attribute_group ibloop_knobs;
 extern const struct ib_device_ops ibloop_port_ops;
 extern const struct ib_device_ops ibloop_cq_ops;
 extern const struct ib_device_ops ibloop_qp_ops;
-extern const struct ib_device_ops ibloop_counter_ops;
 extern const struct ib_device_ops ibloop_pf_ops;
 
 static inline struct ibloop_hca *to_hca(struct ib_device *ibdev)
@@ -217,12 +202,6 @@ static inline struct ibloop_qp *to_qp(struct ib_qp *ibqp)
 static inline struct ibloop_ah *to_ah(struct ib_ah *ibah)
 {
 	return container_of(ibah, struct ibloop_ah, ibah);
-}
-
-static inline void ibloop_count(struct ibloop_hca *hca, enum ibloop_counter counter)
-{
-	lockdep_assert_held(&fabric.lock);
-	hca->counters[counter]++;
 }
 
 /* Two P_Keys can talk: same partition, and at least one of them a full member. */

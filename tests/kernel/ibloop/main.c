@@ -63,7 +63,6 @@ static void ibloop_set_defaults(struct ibloop_hca *hca)
 
 	hca->gid.global.subnet_prefix = cpu_to_be64(IBLOOP_SUBNET_PREFIX);
 	hca->plugged = true;
-	hca->sa_on = true;
 	xa_init_flags(&hca->qps, XA_FLAGS_ALLOC);
 
 	ibdev->node_type = RDMA_NODE_IB_CA;
@@ -75,7 +74,6 @@ static void ibloop_set_defaults(struct ibloop_hca *hca)
 	ib_set_device_ops(ibdev, &ibloop_port_ops);
 	ib_set_device_ops(ibdev, &ibloop_cq_ops);
 	ib_set_device_ops(ibdev, &ibloop_qp_ops);
-	ib_set_device_ops(ibdev, &ibloop_counter_ops);
 	if (!hca->platform && to_pci_dev(hca->parent)->is_physfn)
 		ib_set_device_ops(ibdev, &ibloop_pf_ops);
 }

@@ -98,8 +98,6 @@ static int ibloop_query_port(struct ib_device *ibdev, u32 port, struct ib_port_a
 	attr->state = hca->up ? IB_PORT_ACTIVE : IB_PORT_DOWN;
 	attr->phys_state = hca->up ? IB_PORT_PHYS_STATE_LINK_UP : IB_PORT_PHYS_STATE_POLLING;
 	attr->port_cap_flags = hca->port_cap_flags;
-	attr->bad_pkey_cntr = hca->counters[IBLOOP_RX_DROP_PKEY];
-	attr->qkey_viol_cntr = hca->counters[IBLOOP_RX_DROP_QKEY];
 	spin_unlock_irqrestore(&fabric.lock, flags);
 	attr->subnet_prefix = IBLOOP_SUBNET_PREFIX;
 	attr->max_mtu = ibloop_mtu;
@@ -127,8 +125,6 @@ static int ibloop_modify_port(struct ib_device *ibdev, u32 port, int mask,
 	spin_lock_irqsave(&fabric.lock, flags);
 	hca->port_cap_flags |= modify->set_port_cap_mask;
 	hca->port_cap_flags &= ~modify->clr_port_cap_mask;
-	if (mask & IB_PORT_RESET_QKEY_CNTR)
-		hca->counters[IBLOOP_RX_DROP_QKEY] = 0;
 	spin_unlock_irqrestore(&fabric.lock, flags);
 	return 0;
 }

@@ -328,29 +328,18 @@ void ibloop_sa_receive(struct ibloop_hca *requester, const struct ibloop_packet 
 	u16 status;
 
 	lockdep_assert_held(&fabric.lock);
-	if (!requester->sa_on) {
-		ibloop_count(requester, IBLOOP_TX_DROP_SA_OFF);
+	if (!ibloop_pkeys_match(request->pkey, IB_DEFAULT_PKEY_FULL))
 		return;
-	}
-	if (!ibloop_pkeys_match(request->pkey, IB_DEFAULT_PKEY_FULL)) {
-		ibloop_count(requester, IBLOOP_TX_DROP_PKEY);
-		return;
-	}
 	mad = (struct ib_sa_mad *)request->payload;
 	if (request->length < sizeof(*mad) || mad->mad_hdr.mgmt_class != IB_MGMT_CLASS_SUBN_ADM ||
 	    (mad->mad_hdr.method & IB_MGMT_METHOD_RESP) ||
-	    mad->mad_hdr.method == IB_MGMT_METHOD_TRAP) {
-		ibloop_count(requester, IBLOOP_TX_DROP_NO_DEST);
+	    mad->mad_hdr.method == IB_MGMT_METHOD_TRAP)
 		return;
-	}
-	ibloop_count(requester, IBLOOP_SA_REQUESTS);
 	reply = sa_reply_to(request);
 	if (!reply)
 		return;		/* as if lost: the requester tries again */
 	mad = (struct ib_sa_mad *)reply->payload;
 	status = sa_answer(requester, mad);
-	if (status)
-		ibloop_count(requester, IBLOOP_SA_REFUSED);
 	if (mad->mad_hdr.method == IB_MGMT_METHOD_SET)
 		mad->mad_hdr.method = IB_MGMT_METHOD_GET_RESP;
 	else

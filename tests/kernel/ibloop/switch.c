@@ -63,12 +63,6 @@ static int ibloop_check_pkey(const struct ibloop_hca *hca, const struct ibloop_q
 	}
 }
 
-static void ibloop_count_bytes(struct ibloop_hca *hca, enum ibloop_counter counter, u32 length)
-{
-	lockdep_assert_held(&fabric.lock);
-	hca->counters[counter] += length;
-}
-
 static void ibloop_receive(struct ibloop_hca *hca, struct ibloop_qp *qp,
 			   const struct ibloop_packet *packet)
 {
@@ -80,26 +74,18 @@ static void ibloop_receive(struct ibloop_hca *hca, struct ibloop_qp *qp,
 	unsigned int i;
 
 	pkey_index = ibloop_check_pkey(hca, qp, packet);
-	if (pkey_index < 0) {
-		ibloop_count(hca, IBLOOP_RX_DROP_PKEY);
+	if (pkey_index < 0)
 		return;
-	}
-	if (qp->ibqp.qp_type != IB_QPT_SMI && packet->qkey != qp->qkey) {
-		ibloop_count(hca, IBLOOP_RX_DROP_QKEY);
+	if (qp->ibqp.qp_type != IB_QPT_SMI && packet->qkey != qp->qkey)
 		return;
-	}
-	if (!qp->rq_used) {
-		ibloop_count(hca, IBLOOP_RX_DROP_NO_BUFFER);
+	if (!qp->rq_used)
 		return;
-	}
 	rwqe = &qp->rq[qp->rq_head];
 	sges = &qp->rq_sges[qp->rq_head * qp->cap.max_recv_sge];
 	for (i = 0; i < rwqe->num_sge; i++)
 		room += sges[i].length;
-	if (room < IBLOOP_GRH_ROOM + packet->length) {
-		ibloop_count(hca, IBLOOP_RX_DROP_TOO_LONG);
+	if (room < IBLOOP_GRH_ROOM + packet->length)
 		return;
-	}
 	ibloop_scatter(sges, 0, packet->has_grh ? &packet->grh : NULL, IBLOOP_GRH_ROOM);
 	ibloop_scatter(sges, IBLOOP_GRH_ROOM, packet->payload, packet->length);
 
@@ -121,18 +107,17 @@ static void ibloop_receive(struct ibloop_hca *hca, struct ibloop_qp *qp,
 	}
 	qp->rq_head = (qp->rq_head + 1) % qp->cap.max_recv_wr;
 	qp->rq_used--;
-	ibloop_count(hca, IBLOOP_RX_PACKETS);
-	ibloop_count_bytes(hca, IBLOOP_RX_BYTES, packet->length);
+	hca->counters[IBLOOP_RX_PACKETS]++;
+	hca->counters[IBLOOP_RX_BYTES] += packet->length;
 	ibloop_cq_push(to_cq(qp->ibqp.recv_cq), &wc, packet->solicited);
 }
 
-static bool ibloop_deliver_multicast(const struct ibloop_packet *packet)
+static void ibloop_deliver_multicast(const struct ibloop_packet *packet)
 {
 	struct ibloop_attachment *attachment;
-	bool attached = false;
 
 	if (!packet->has_grh)
-		return false;
+		return;
 	list_for_each_entry(attachment, &fabric.attachments, of_fabric) {
 		struct ibloop_qp *qp = attachment->qp;
 		struct ibloop_hca *hca = to_hca(qp->ibqp.device);
@@ -142,37 +127,26 @@ static bool ibloop_deliver_multicast(const struct ibloop_packet *packet)
 			continue;
 		if (qp == packet->sender && qp->block_loopback)
 			continue;
-		if (!hca->up || !ibloop_qp_receives(qp))
-			continue;
-		attached = true;
-		ibloop_receive(hca, qp, packet);
+		if (hca->up && ibloop_qp_receives(qp))
+			ibloop_receive(hca, qp, packet);
 	}
-	return attached;
 }
 
-static bool ibloop_deliver_unicast(const struct ibloop_packet *packet)
+static void ibloop_deliver_unicast(const struct ibloop_packet *packet)
 {
 	struct ibloop_hca *hca = ibloop_hca_by_lid(packet->dlid);
 	struct ibloop_qp *qp;
 
-	if (!hca)
-		return false;
-	if (!hca->up) {
-		ibloop_count(hca, IBLOOP_RX_DROP_PORT_DOWN);
-		return true;
-	}
+	if (!hca || !hca->up)
+		return;
 	qp = xa_load(&hca->qps, packet->dest_qpn);
-	if (!qp || !ibloop_qp_receives(qp))
-		ibloop_count(hca, IBLOOP_RX_DROP_NO_QP);
-	else
+	if (qp && ibloop_qp_receives(qp))
 		ibloop_receive(hca, qp, packet);
-	return true;
 }
 
 static void ibloop_deliver(const struct ibloop_packet *packet)
 {
 	struct ibloop_hca *from;
-	bool known;
 
 	lockdep_assert_held(&fabric.lock);
 	if (!packet->sender) {
@@ -180,27 +154,17 @@ static void ibloop_deliver(const struct ibloop_packet *packet)
 		return;
 	}
 	from = to_hca(packet->sender->ibqp.device);
-	if (!from->up) {
-		ibloop_count(from, IBLOOP_TX_DROP_PORT_DOWN);
+	if (!from->up || !packet->pkey)		/* an empty entry of the P_Key table */
 		return;
-	}
-	if (!packet->pkey) {
-		ibloop_count(from, IBLOOP_TX_DROP_PKEY);
-		return;
-	}
-	ibloop_count(from, IBLOOP_TX_PACKETS);
-	ibloop_count_bytes(from, IBLOOP_TX_BYTES, packet->length);
-	if (packet->dlid == IBLOOP_SM_LID && packet->dest_qpn == 1) {
+	from->counters[IBLOOP_TX_PACKETS]++;
+	from->counters[IBLOOP_TX_BYTES] += packet->length;
+	if (packet->dlid == IBLOOP_SM_LID && packet->dest_qpn == 1)
 		ibloop_sa_receive(from, packet);
-		return;
-	}
-	if (packet->dlid >= be16_to_cpu(IB_MULTICAST_LID_BASE) &&
-	    packet->dlid != be16_to_cpu(IB_LID_PERMISSIVE))
-		known = ibloop_deliver_multicast(packet);
+	else if (packet->dlid >= be16_to_cpu(IB_MULTICAST_LID_BASE) &&
+		 packet->dlid != be16_to_cpu(IB_LID_PERMISSIVE))
+		ibloop_deliver_multicast(packet);
 	else
-		known = ibloop_deliver_unicast(packet);
-	if (!known)
-		ibloop_count(from, IBLOOP_TX_DROP_NO_DEST);
+		ibloop_deliver_unicast(packet);
 }
 
 static void ibloop_worker(struct work_struct *work)

@@ -1,10 +1,8 @@
 """What is left on a node, and a removal that may be killed at any line."""
 
 import logging
-import shutil
 import threading
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -14,10 +12,6 @@ from agent.departure import Departure
 from base.paths import Paths
 from ipam.store_files import StoreFiles
 from tests.waiting import PATIENCE
-
-
-class Killed(BaseException):
-    """The process ends here."""
 
 
 @pytest.fixture
@@ -67,39 +61,6 @@ def test_everything_of_podfabric_is_removed_and_nothing_else(paths: Paths) -> No
     departure.remove(paths, uninstall, lambda: False)
     assert is_removed(paths)
     assert not departure.removal_has_begun(paths)
-
-
-def _die_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Be killed before the change of a directory with that number."""
-    left = step
-
-    def counted(original: object) -> object:
-        def change(*arguments: object, **options: object) -> object:
-            nonlocal left
-            left -= 1
-            if left < 0:
-                raise Killed
-            return original(*arguments, **options)  # type: ignore[operator]
-
-        return change
-
-    for owner, name in ((Path, "unlink"), (Path, "touch"), (shutil, "rmtree")):
-        monkeypatch.setattr(owner, name, counted(getattr(owner, name)))
-
-
-@pytest.mark.parametrize("step", range(14))
-def test_killed_removal_is_finished_by_whoever_comes_next(
-    paths: Paths, step: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as patched:
-        _die_at(step, patched)
-        with suppress(Killed):
-            departure.remove(paths, uninstall, lambda: False)
-    whole = (paths.ipam / "mark").exists() and (paths.ipam / "store.db").exists()
-    none = set(names(paths.state)) <= {paths.agent_lock.name, "of-somebody-else"}
-    assert whole or none or departure.removal_has_begun(paths)
-    departure.remove(paths, uninstall, lambda: False)
-    assert is_removed(paths)
 
 
 def test_files_that_cannot_be_removed_are_tried_again(

@@ -119,64 +119,6 @@ def test_each_change_of_the_rules_is_told_once(server: FakeApi, tmp_path: Path) 
         assert node.changes[-1] == []
 
 
-def test_policies_are_in_force_and_on_disk_as_they_come_change_and_go(
-    server: FakeApi, tmp_path: Path
-) -> None:
-    with following(server, tmp_path) as node:
-        assert not node.may_use(0x8001)  # no rule is for the pod: the settings of the node count
-        made = server.put(policy("teams", RULE))
-        until(lambda: node.may_use(0x8001), what="rule in force")
-        server.put(replace(made, spec={"rules": [for_pkey("0x8005")]}))
-        until(lambda: node.may_use(0x8005) and not node.may_use(0x8001), what="change in force")
-        server.put(policy("others", LABELLED | {"subjects": [{"namespaces": ["team-b"]}]}))
-        until(lambda: node.titles() == ["others/gold", "teams/one"], what="second policy")
-        until(lambda: node.written() == node.follower.present(), what="file")
-        server.remove(FabricPolicy, "teams")
-        until(lambda: node.titles() == ["others/gold"], what="end of a policy")
-        until(lambda: node.written() == node.follower.present(), what="file")
-
-
-def test_an_agent_that_never_saw_the_api_server_attaches_no_pod(
-    server: FakeApi, tmp_path: Path
-) -> None:
-    server.put(policy("teams", RULE))
-    server.down = True
-    with running(server, tmp_path) as node:
-        until(lambda: node.client.calls["list", "FabricPolicy"], what="a try")
-        assert "does not know the policies of the cluster" in node.told_to_come_again()
-        server.down = False
-        until(lambda: node.written(), what="file")
-        assert node.may_use(0x8001)
-
-
-def test_an_agent_that_starts_without_the_api_server_enforces_what_it_saw_last(
-    server: FakeApi, tmp_path: Path
-) -> None:
-    made = server.put(policy("teams", RULE))
-    with following(server, tmp_path):
-        pass
-    server.down = True
-    with running(server, tmp_path) as node:
-        assert node.may_use(0x8001)
-        assert not node.may_use(0x8002)
-        server.put(replace(made, spec={"rules": [for_pkey("0x8002")]}))
-        server.down = False
-        until(lambda: node.may_use(0x8002) and not node.may_use(0x8001), what="change in force")
-
-
-def test_the_rules_stay_in_force_while_the_api_server_is_away(
-    server: FakeApi, tmp_path: Path
-) -> None:
-    server.put(policy("teams", RULE))
-    with following(server, tmp_path) as node:
-        server.down = True
-        server.end_watches()
-        tries = node.client.calls["list", "FabricPolicy"]
-        until(lambda: node.client.calls["list", "FabricPolicy"] > tries, what="a try")
-        assert node.may_use(0x8001)
-        assert not node.may_use(0x8002)
-
-
 def test_a_kind_that_is_not_installed_is_not_taken_for_no_policy(
     server: FakeApi, tmp_path: Path
 ) -> None:
@@ -302,16 +244,6 @@ def test_labels_are_followed_only_where_a_rule_looks_at_them(
     server.down = True
     with running(server, tmp_path) as node:
         assert node.may_use(0x8002)
-
-
-def test_a_label_that_changes_changes_who_may(server: FakeApi, tmp_path: Path) -> None:
-    server.put(policy("gold", LABELLED))
-    made = server.put(namespace("team-a", tier="gold"))
-    with following(server, tmp_path) as node:
-        until(lambda: node.follower.present().namespaces, what="labels")
-        until(lambda: node.may_use(0x8002), what="a match")
-        server.put(replace(made, metadata=replace(made.metadata, labels={"tier": "iron"})))
-        until(lambda: not node.may_use(0x8002), what="no match")
 
 
 def test_a_namespace_that_is_made_again_has_no_label_of_the_former_one(

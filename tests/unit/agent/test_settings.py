@@ -308,23 +308,6 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("section", WRONG)
-def test_a_mistake_stops_its_section_alone(section: str) -> None:
-    before = settings.parse(GOOD, "f")
-    new = b"agent: {workers: 3}\npolicy: {private_ranges: true}\nipam: {nv_ipam_namespace: x}\n"
-    content = b"".join(
-        WRONG[section] if line.startswith(section.encode()) else line
-        for line in new.splitlines(keepends=True)
-    )
-    loaded = settings.parse(content, "f", before)
-    assert list(loaded.mistakes) == [section]
-    assert not loaded.unread
-    wanted = settings.parse(new, "f").settings
-    for of, key in (("agent", "workers"), ("policy", "policy"), ("ipam", "ipam")):
-        source = before.settings if of == section else wanted
-        assert getattr(loaded.settings, key) == getattr(source, key)
-
-
 @pytest.mark.parametrize("content", [b"agents: {}\n", b"policy: [\n", b"- 1\n"])
 def test_a_mistake_outside_of_all_sections_changes_nothing(content: bytes) -> None:
     before = settings.parse(GOOD, "f")

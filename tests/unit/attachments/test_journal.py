@@ -1,6 +1,5 @@
 """The journal: an entry is read as it was written, or reported as damaged."""
 
-import errno
 import multiprocessing
 import os
 import random
@@ -112,27 +111,6 @@ def test_flipped_bit_never_brings_the_first_entry_back(journal: Journal) -> None
             assert from_bytes(bytes(flipped), "x.json") == _later()
         except JournalDamaged:
             continue
-
-
-def test_later_entry_that_the_disk_does_not_take_leaves_the_one_before(
-    journal: Journal, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    journal.write(_entry())
-    before = journal.path_of(_entry().attachment).read_bytes()
-    write = os.write
-
-    def full(descriptor: int, content: bytes) -> int:
-        if len(content) < 100:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return write(descriptor, content[:-50])
-
-    with monkeypatch.context() as patched:
-        patched.setattr(os, "write", full)
-        with pytest.raises(OSError, match="No space") as caught:
-            journal.write(_later())
-    path = journal.path_of(_entry().attachment)
-    assert caught.value.filename == str(path)
-    assert path.read_bytes() == before
 
 
 def test_entry_of_a_newer_version_is_an_error(journal: Journal) -> None:

@@ -53,20 +53,6 @@ def test_device_of_a_resource_claim_is_the_pods(
     assert sriov(card, deviceID=OTHER_VF) == OTHER_VF
 
 
-def test_vf_is_the_pods(card: Holding) -> None:
-    card.give(OTHER, {VF: [VF]})
-    card.give(POD, {OTHER_VF: [OTHER_VF]})
-    assert sriov(card) == OTHER_VF
-    assert sriov(card, deviceID=OTHER_VF, runtimeConfig={"deviceID": OTHER_VF}) == OTHER_VF
-    assert sriov(card, master="enp59s0f1np0") == OTHER_VF
-
-
-def test_two_attachments_of_two_vfs_have_one_each_and_again_the_same(card: Holding) -> None:
-    card.give(POD, {VF: [VF], OTHER_VF: [OTHER_VF]})
-    assert [sriov(card, name) for name in ("net1", "net2")] == [VF, OTHER_VF]
-    assert [sriov(card, name) for name in ("net2", "net1")] == [OTHER_VF, VF]
-
-
 def test_vf_of_another_pod_is_refused_with_both(card: Holding) -> None:
     card.give(POD, {VF: [VF]})
     card.give(OTHER, {OTHER_VF: [OTHER_VF]})
@@ -136,29 +122,6 @@ def test_pod_of_a_node_without_a_kubelet_needs_a_device_and_is_told_so(card: Hol
     assert f"no kubelet gives devices to pods of this node: {card.paths.device_plugins}" in (
         refused.message
     )
-
-
-def test_pod_with_a_soft_roce_device_gets_the_vf_below_it(card: Holding) -> None:
-    tree = Tree(card.paths.sys, card.paths)
-    for number, vf in enumerate((VF, OTHER_VF)):
-        _without_uverbs(tree, vf)
-        tree.soft_rdma(f"rxe{number}", f"enp59s0f1v{number}")
-        tree.character(
-            "infiniband_verbs", f"uverbs{20 + number}", f"rxe{number}", f"231:{212 + number}"
-        )
-    card.give(POD, {"rxe1-0": ["rxe1"]}, resource="rdma/soft")
-    assert sriov(card) == OTHER_VF
-    assert sriov(card, deviceID=OTHER_VF) == OTHER_VF
-    refused = refusal(sriov, card, deviceID=VF)
-    assert (refused.code, "was given rxe1 (rxe1, uverbs21 231:213)" in refused.message) == (
-        120,
-        True,
-    )
-    # The id of the pool, as Multus passes it.
-    for known in ("rxe1-0", "rxe1"):
-        assert sriov(card, deviceID=known, pciBusID=known, master="enp59s0f1np0") == OTHER_VF
-    refused = refusal(sriov, card, deviceID="rxe0-0")
-    assert (refused.code, '"deviceID": "rxe0-0" is not a device' in refused.message) == (7, True)
 
 
 def test_token_of_all_is_each_vf_of_the_pool_in_turn(card: Holding) -> None:

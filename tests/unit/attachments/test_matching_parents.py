@@ -17,21 +17,6 @@ A, B = servers.DGX_HCAS[:2]
 UNMATCHED = Policy(unmatched_devices=True)
 
 
-def test_parent_is_on_the_pods_hca(server: Holding) -> None:
-    server.give(POD, {f"{B}-5": [B]})
-    assert ipoib(server) == "ib1"
-
-
-def test_two_attachments_of_two_hcas_have_one_each_in_any_order_of_their_return(
-    server: Holding,
-) -> None:
-    server.give(POD, {f"{B}-0": [B]}, container="first")
-    server.give(POD, {f"{A}-0": [A]}, container="second")
-    first = {name: ipoib(server, name) for name in ("net1", "net2")}
-    assert first == {"net1": "ib1", "net2": "ib0"}
-    assert {name: ipoib(server, name) for name in ("net2", "net1")} == first
-
-
 def test_containers_of_a_pod_see_one_answer(server: Holding) -> None:
     """A later container gets the init container's device; the order changes nothing."""
     server.give(POD, {f"{A}-0": [A]}, container="setup", init=True)
@@ -119,19 +104,6 @@ def test_device_that_another_pod_has_exclusively_is_refused_with_its_resource(
         f'parent "ib1" is on HCA {B}, which the kubelet gave to another pod as rdma/whole: '
     )
     assert ipoib(server, master=["ib1", "ib2"]) == "ib2"
-
-
-def test_explicit_parent_on_another_hca_is_refused_with_both(server: Holding) -> None:
-    server.give(POD, {f"{A}-0": [A]})
-    refused = refusal(ipoib, server, master="ib1")
-    assert refused.code == 120
-    assert refused.message == (
-        f'parent "ib1" is on HCA {B} (mlx5_1), but pod ml/worker-0 was given {A} (mlx5_0, '
-        'uverbs0 231:192) of rdma/hca: set "master": "auto", or "match_device": false if that '
-        "is meant"
-    )
-    assert ipoib(server, master=["ib1", "ib0"]) == "ib0"
-    assert ipoib(server, master="ib1", match_device=False, policy=UNMATCHED) == "ib1"
 
 
 def test_pod_without_hca_may_have_any_parent(server: Holding) -> None:

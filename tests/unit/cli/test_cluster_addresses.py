@@ -2,14 +2,11 @@
 
 import json
 import os
-import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-import yaml
 from msgspec.structs import replace
 
 from cli import cluster_addresses
@@ -17,9 +14,8 @@ from cli.commands import run
 from ipam.cluster.api import ClusterApi
 from ipam.cluster.objects import AddressBlock, BlockStatus, StickySpec
 from tests.fake_api import Fault
-from tests.unit.cli.commands import short_path
 from tests.unit.ipam.cluster.controller.cluster import Cluster
-from tests.waiting import PATIENCE, until
+from tests.waiting import PATIENCE
 
 _CHECKOUT = Path(__file__).parents[3]
 _CONTROLLER = (sys.executable, "-c", "from cli.main import main; main()", "controller")
@@ -208,56 +204,6 @@ def test_an_api_server_that_is_away_is_an_error(
     for words in (["list"], ["show", "10.0.0.1"], ["fsck"]):
         assert run(["ipam", *words, "--cluster"]) == 1
         assert "no answer" in capsys.readouterr().err
-
-
-def _kubeconfig(path: Path) -> Path:
-    """Of a server that refuses connections."""
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        port = unused.getsockname()[1]
-    named = {"name": "c", "context": {"cluster": "c", "user": "c"}}
-    document = {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "current-context": "c",
-        "contexts": [named],
-        "clusters": [{"name": "c", "cluster": {"server": f"http://127.0.0.1:{port}"}}],
-        "users": [{"name": "c", "user": {}}],
-    }
-    path.write_text(yaml.safe_dump(document))
-    return path
-
-
-def _health(path: Path) -> bytes:
-    try:
-        with socket.socket(socket.AF_UNIX) as client:
-            client.connect(str(path))
-            client.sendall(b"GET /readyz HTTP/1.0\r\n\r\n")
-            return b"".join(iter(lambda: client.recv(4096), b""))
-    except OSError:
-        return b""
-
-
-def test_the_controller_waits_for_the_api_server_and_ends_by_sigterm(tmp_path: Path) -> None:
-    with short_path() as directory:
-        health = directory / "health"
-        options = ["--metrics", "", "--health", f"unix:{health}"]
-        kubeconfig = _kubeconfig(tmp_path / "config")
-        process = subprocess.Popen(
-            [*_CONTROLLER, *options, "--kubeconfig", str(kubeconfig)],
-            cwd=_CHECKOUT,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        try:
-            until(lambda: _health(health).endswith(b"stands by\n"))
-            os.kill(process.pid, signal.SIGTERM)
-            _, said = process.communicate(timeout=PATIENCE)
-        finally:
-            process.kill()
-            process.wait()
-    assert process.returncode == 0
-    assert "stopped" in said
 
 
 def test_a_controller_without_a_cluster_says_so() -> None:

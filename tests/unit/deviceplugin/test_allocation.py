@@ -16,7 +16,6 @@ from deviceplugin.allocate.allocation import (
     AllocateResult,
     ContainerNode,
     allocation,
-    describe,
 )
 from deviceplugin.checkpoint import AllocatedNode
 from deviceplugin.pools.pool import Pool
@@ -24,7 +23,6 @@ from host.discovery import HCA, hcas
 from host.selectors import Selector
 from tests.unit.deviceplugin.made import hca, pool, rdma
 from tests.unit.host import servers
-from tests.unit.host.sysfs import Tree
 
 FIRST, SECOND = servers.DGX_HCAS[:2]
 
@@ -137,19 +135,6 @@ def test_no_ids_get_nothing(paths: Paths) -> None:
     assert _allocated(paths, _pool(paths)) == AllocateResult()
 
 
-def test_nodes_are_those_of_now(changing: Paths) -> None:
-    of = _pool(changing)
-    tree = Tree(changing.sys, changing)
-    (changing.sys / "class/infiniband_verbs/uverbs0").unlink()
-    tree.character("infiniband_verbs", "uverbs9", "mlx5_0", "231:201")
-    servers.make_nodes(changing)
-    granted = _allocated(changing, of, FIRST)
-    assert _names(granted) == ["rdma_cm", "uverbs9"]
-    assert granted.devices[FIRST][0].rdma[0].uverbs == AllocatedNode(
-        "/dev/infiniband/uverbs9", 231, 201
-    )
-
-
 def test_without_a_connection_manager_it_is_said_and_verbs_are_given(changing: Paths) -> None:
     (changing.sys / "class/misc/rdma_cm/dev").unlink()
     granted = _allocated(changing, _pool(changing), FIRST)
@@ -212,14 +197,6 @@ def test_an_unknown_id_is_an_invalid_argument(paths: Paths, id_: str) -> None:
     code, text = _refused(paths, _pool(paths), FIRST, id_)
     assert code == "INVALID_ARGUMENT"
     assert text.startswith(f"cannot allocate {id_} of rdma/hca: the pool has no such id")
-
-
-def test_an_unhealthy_id_is_a_failed_precondition(paths: Paths) -> None:
-    of = _pool(paths, mode="shared", slots=2)
-    with pytest.raises(AllocateRefused) as caught:
-        allocation(paths, of, [f"{FIRST}-1"], {f"{SECOND}-1"})
-    assert caught.value.code == "FAILED_PRECONDITION"
-    assert f"cannot allocate {FIRST}-1 of rdma/hca: {FIRST} is unhealthy" in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -393,19 +370,6 @@ def _described(paths: Paths) -> dict[str, list[str]]:
     }
 
 
-def test_with_cdi_names_stand_for_the_nodes_and_variables_stay(paths: Paths) -> None:
-    granted = _allocated(paths, _pool(paths, cdi=True), SECOND, FIRST)
-    assert granted.nodes == ()
-    assert granted.cdi == tuple(f"podfabric.io/rdma-hca={address}" for address in (FIRST, SECOND))
-    assert granted.envs == _allocated(paths, _pool(paths), SECOND, FIRST).envs
-    described = _described(paths)
-    assert [described[name] for name in granted.cdi] == [
-        ["rdma_cm", "uverbs0"],
-        ["rdma_cm", "uverbs1"],
-    ]
-    assert len(described) == 8  # a container that starts again finds its name, too
-
-
 def test_with_cdi_what_cannot_be_used_hides_no_other(paths: Paths) -> None:
     _missing(paths.dev / "infiniband/uverbs0")
     of = _pool(paths, cdi=True)
@@ -413,33 +377,6 @@ def test_with_cdi_what_cannot_be_used_hides_no_other(paths: Paths) -> None:
     granted = _allocated(paths, of, SECOND)
     assert set(granted.cdi) < set(_described(paths))
     assert cdi.qualified("rdma/hca", FIRST) not in _described(paths)
-
-
-def test_the_specification_follows_the_nodes(changing: Paths) -> None:
-    of = _pool(changing, cdi=True)
-    describe(changing, of, {})
-    assert _described(changing)[cdi.qualified("rdma/hca", FIRST)] == ["rdma_cm", "uverbs0"]
-    tree = Tree(changing.sys, changing)
-    (changing.sys / "class/infiniband_verbs/uverbs0").unlink()
-    tree.character("infiniband_verbs", "uverbs9", "mlx5_0", "231:201")
-    servers.make_nodes(changing)
-    describe(changing, of, {hca.id: hca for hca in hcas(changing)})
-    assert _described(changing)[cdi.qualified("rdma/hca", FIRST)] == ["rdma_cm", "uverbs9"]
-
-
-def test_a_pool_without_cdi_has_no_specification(paths: Paths) -> None:
-    describe(paths, _pool(paths), {})
-    _allocated(paths, _pool(paths), FIRST)
-    assert not paths.cdi.exists()
-
-
-def test_a_specification_that_cannot_be_written_fails_the_allocation(paths: Paths) -> None:
-    paths.cdi.mkdir()
-    cdi.path(paths, "rdma/hca").write_text("{}")
-    code, text = _refused(paths, _pool(paths, cdi=True), FIRST)
-    assert code == "FAILED_PRECONDITION"
-    assert "is not podfabric's" in text
-    assert cdi.path(paths, "rdma/hca").read_text() == "{}"
 
 
 def test_a_bound_function_has_a_cdi_device(paths: Paths) -> None:

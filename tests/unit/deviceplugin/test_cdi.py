@@ -12,7 +12,6 @@ import pytest
 from base.paths import Paths
 from deviceplugin.allocate import cdi
 from deviceplugin.allocate.nodes import DeviceNode
-from tests.unit.deviceplugin.made import pool
 
 HCA, OTHER = "0000:00:00.1", "0001:af:00.0"
 
@@ -29,36 +28,6 @@ def _node(name: str, minor: int) -> DeviceNode:
 
 def _read(file: Path) -> Any:  # noqa: ANN401 - JSON
     return json.loads(file.read_text())
-
-
-def test_a_pool_has_a_kind_and_a_file_of_its_own(paths: Paths) -> None:
-    """pkg/cdi/cdi_test.go of the RDMA shared device plugin, in our form."""
-    cdi.write(paths, "rdma/hca", {HCA: [_node("uverbs1", 193), _node("rdma_cm", 2)]})
-    file = paths.cdi / "podfabric.io-rdma-hca.json"
-    assert _read(file) == {
-        "cdiVersion": "0.5.0",
-        "kind": "podfabric.io/rdma-hca",
-        "devices": [
-            {
-                "name": HCA,
-                "containerEdits": {
-                    "deviceNodes": [
-                        {
-                            "path": f"/dev/infiniband/{name}",
-                            "hostPath": f"/host/dev/infiniband/{name}",
-                            "type": "c",
-                            "major": 231,
-                            "minor": minor,
-                            "permissions": "rw",
-                        }
-                        for name, minor in (("rdma_cm", 2), ("uverbs1", 193))
-                    ]
-                },
-            }
-        ],
-    }
-    assert stat.S_IMODE(file.stat().st_mode) == 0o644
-    assert cdi.qualified("rdma/hca", HCA) == f"podfabric.io/rdma-hca={HCA}"
 
 
 def test_two_pools_with_the_same_hca_have_different_names_for_it(paths: Paths) -> None:
@@ -110,28 +79,6 @@ def test_an_unchanged_file_is_not_written_again(paths: Paths) -> None:
     assert "uverbs7" in file.read_text()
 
 
-def test_a_pool_without_nodes_has_no_file(paths: Paths) -> None:
-    cdi.write(paths, "rdma/hca", {HCA: []})
-    assert not cdi.path(paths, "rdma/hca").exists()
-    cdi.write(paths, "rdma/hca", {HCA: [_node("uverbs1", 193)], OTHER: []})
-    assert [device["name"] for device in _read(cdi.path(paths, "rdma/hca"))["devices"]] == [HCA]
-    cdi.write(paths, "rdma/hca", {})
-    assert list(paths.cdi.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    "content", ['{"kind": "vendor.example/rdma-hca"}', "kind: x", "[]", "\xff"]
-)
-def test_a_file_of_others_is_left_as_it_is(paths: Paths, content: str) -> None:
-    paths.cdi.mkdir(parents=True)
-    file = cdi.path(paths, "rdma/hca")
-    file.write_bytes(content.encode("latin-1"))
-    with pytest.raises(cdi.Unwritten, match=r"podfabric\.io-rdma-hca\.json: is not podfabric's"):
-        cdi.write(paths, "rdma/hca", {HCA: [_node("uverbs1", 193)]})
-    cdi.remove_others(paths, [])
-    assert file.read_bytes() == content.encode("latin-1")
-
-
 def _written(paths: Paths) -> bytes:
     cdi.write(paths, "rdma/hca", {HCA: [_node("uverbs1", 193)]})
     return cdi.path(paths, "rdma/hca").read_bytes()
@@ -171,20 +118,6 @@ def test_file_that_does_not_begin_like_its_own_is_left_alone(paths: Paths, conte
         _written(paths)
     assert cdi.remove_others(paths, []) == []
     assert file.read_text() == content
-
-
-def test_files_of_pools_that_are_gone_are_removed_and_no_others(paths: Paths) -> None:
-    for resource in ("rdma/hca", "rdma/old", "rdma/older"):
-        cdi.write(paths, resource, {HCA: [_node("uverbs1", 193)]})
-    foreign = paths.cdi / "vendor.json"
-    foreign.write_text('{"kind": "podfabric.io/x"}')
-    kept = [pool([], resource="rdma/hca").config]
-    assert cdi.remove_others(paths, kept) == [
-        cdi.path(paths, resource) for resource in ("rdma/old", "rdma/older")
-    ]
-    assert sorted(paths.cdi.iterdir()) == [cdi.path(paths, "rdma/hca"), foreign]
-    cdi.remove_others(paths, [])
-    assert list(paths.cdi.iterdir()) == [foreign]
 
 
 def test_the_directory_can_be_read_by_others_with_any_umask(paths: Paths) -> None:

@@ -71,13 +71,6 @@ def write(paths: Paths, *allocations: Allocation) -> None:
     )
 
 
-def test_is_read_as_it_was_written(paths: Paths) -> None:
-    given = allocation(), allocation(f"{HCA}-1", adopted=True)
-    write(paths, *given)
-    found = checkpoint.read(paths)
-    assert (found.resources, found.allocations) == (("rdma/hca",), given)
-
-
 def test_devices_that_several_allocations_have_are_stored_once(paths: Paths) -> None:
     renumbered = allocation(f"{HCA}-2")
     (device,) = renumbered.devices
@@ -164,17 +157,6 @@ def test_reader_sees_the_old_file_or_the_new_one(
         write(paths, allocation(), allocation(f"{HCA}-1"))
     assert checkpoint.read(paths).allocations == (allocation(),)
     assert [path.name for path in paths.devices.iterdir()] == ["checkpoint.json"]
-
-
-def test_content_is_on_disk_when_write_returns(
-    paths: Paths, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    synced: list[bytes] = []
-    monkeypatch.setattr(
-        "os.fsync", lambda descriptor: synced.append(Path(f"/dev/fd/{descriptor}").read_bytes())
-    )
-    write(paths, allocation())
-    assert synced == [paths.checkpoint.read_bytes()], "one wait for the disk"
 
 
 @pytest.mark.parametrize("struct", STRUCTS, ids=lambda struct: str(struct.__name__))

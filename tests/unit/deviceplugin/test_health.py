@@ -124,16 +124,6 @@ def test_every_fault_makes_the_next_end_take_longer_up_to_a_limit() -> None:
     assert waits[-1] == LONGEST_SETTLE
 
 
-def test_degraded_link_is_a_fault_until_it_has_its_rate_again() -> None:
-    clock = Clock(hca(port()))
-    slow = hca(port(rate="100 Gb/sec (1X NDR)"))
-    clock.see(slow, after=1.0)
-    assert not clock.see(slow, after=NOTICE)
-    assert "degraded: 100 Gb/sec (1X NDR), it had 400 Gb/sec" in str(clock.health.reports()[CARD])
-    clock.see(hca(port()), after=1.0)
-    assert clock.see(hca(port()), after=SETTLE)
-
-
 def test_listed_hca_that_is_gone_is_unhealthy_and_one_that_is_not_listed_is_forgotten() -> None:
     clock = Clock(hca(port()))
     clock.see(after=1.0)

@@ -86,14 +86,6 @@ def test_interface_of_a_pod_is_no_change_but_one_of_the_hardware_is(paths: Paths
     assert seen.differs(event=True)
 
 
-def test_renumbered_uverbs_differ(paths: Paths) -> None:
-    seen = Inventory(paths)
-    seen.look()
-    for name, owner in (("uverbs0", "mlx5_1"), ("uverbs1", "mlx5_0")):
-        Tree(paths.sys, paths).write(f"class/infiniband_verbs/{name}/ibdev", owner)
-    assert seen.differs(event=True)
-
-
 def test_allocation_that_looks_keeps_no_change_to_itself(paths: Paths) -> None:
     seen = Inventory(paths)
     seen.look()

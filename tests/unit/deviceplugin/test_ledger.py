@@ -1,10 +1,8 @@
 """The ledger: written before it is answered, dropped only when the kubelet has had its time."""
 
-import os
-import stat
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -63,45 +61,6 @@ def aged(paths: Paths, seconds: float) -> None:
     checkpoint.write(paths, found.resources, [checkpoint.encode(entry) for entry in entries])
 
 
-def test_allocation_is_in_the_file_when_it_returns(paths: Paths) -> None:
-    ledger(paths).record(RESOURCE, {f"{FIRST}-0": devices(FIRST), f"{SECOND}-4": devices(SECOND)})
-    found = {allocation.id: allocation for allocation in checkpoint.read(paths).allocations}
-    assert set(found) == {f"{FIRST}-0", f"{SECOND}-4"}
-    allocation = found[DeviceId(f"{FIRST}-0")]
-    assert (allocation.resource, allocation.devices, allocation.boot_id) == (
-        RESOURCE,
-        devices(FIRST),
-        BOOT,
-    )
-    assert not allocation.adopted
-    assert abs((datetime.now(UTC) - datetime.fromisoformat(allocation.time)).total_seconds()) < 60
-
-
-def test_allocation_is_on_disk_when_it_returns(
-    paths: Paths, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    steps: list[str] = []
-    fsync, replace = os.fsync, os.replace
-
-    def synced(descriptor: int) -> None:
-        is_directory = stat.S_ISDIR(os.fstat(descriptor).st_mode)
-        steps.append("directory" if is_directory else "content")
-        fsync(descriptor)
-
-    def renamed(source: Path, target: Path) -> None:
-        steps.append("name")
-        replace(source, target)
-
-    monkeypatch.setattr("os.fsync", synced)
-    monkeypatch.setattr("os.replace", renamed)
-    recording = ledger(paths)
-    for number in range(3):
-        steps.clear()
-        recording.record(RESOURCE, {f"{FIRST}-{number}": devices(FIRST)})
-        assert steps == ["content", "name"]
-        assert len(on_disk(paths)) == number + 1
-
-
 def test_readers_do_not_wait_for_the_disk(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
     recording = with_two(paths)
     seen: list[int] = []
@@ -115,44 +74,6 @@ def test_readers_do_not_wait_for_the_disk(paths: Paths, monkeypatch: pytest.Monk
     recording.record(RESOURCE, {f"{FIRST}-2": devices(FIRST)})
     assert seen == [2]
     assert len(recording.allocations()) == 3
-
-
-def test_disk_that_takes_nothing_is_an_error_until_it_takes_all(
-    paths: Paths, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    recording = with_two(paths)
-
-    def broken(descriptor: int) -> None:
-        raise OSError(5, "Input/output error")
-
-    with monkeypatch.context() as patched:
-        patched.setattr("os.fsync", broken)
-        with pytest.raises(OSError, match="error"):
-            recording.record(RESOURCE, {f"{FIRST}-2": devices(FIRST)})
-        with pytest.raises(OSError, match="error"):
-            recording.settle()
-        assert len(on_disk(paths)) == 2
-    recording.settle()
-    assert len(on_disk(paths)) == 2
-
-
-@pytest.mark.parametrize(
-    ("kept", "expected"), [(1.0, [0, 1, 2]), (0.99, [0, 1]), (0.0, [0, 1])], ids=str
-)
-def test_change_whose_name_was_lost_is_finished_if_it_is_whole(
-    paths: Paths, kept: float, expected: list[int]
-) -> None:
-    """A power cut brought the old file back, and left the temporary one, or a part of it."""
-    recording = with_two(paths)
-    before = paths.checkpoint.read_bytes()
-    recording.record(RESOURCE, {f"{FIRST}-2": devices(FIRST)})
-    content = paths.checkpoint.read_bytes()
-    temporary = paths.checkpoint.with_name(f".{paths.checkpoint.name}.tmp")
-    temporary.write_bytes(content[: int(len(content) * kept)])
-    paths.checkpoint.write_bytes(before)
-    assert ledger(paths).keys() == {(RESOURCE, f"{FIRST}-{number}") for number in expected}
-    assert on_disk(paths) == ledger(paths).keys()
-    assert not temporary.exists()
 
 
 def test_change_that_cannot_be_finished_is_an_error(
@@ -171,31 +92,6 @@ def test_change_that_cannot_be_finished_is_an_error(
     assert len(ledger(paths).keys()) == 2
 
 
-@pytest.mark.parametrize("restarted", [False, True])
-def test_change_that_cannot_be_written_is_an_error_and_does_not_count(
-    paths: Paths, monkeypatch: pytest.MonkeyPatch, restarted: bool
-) -> None:
-    the_ledger = with_two(paths)
-    if restarted:
-        the_ledger = ledger(paths)
-    kept = on_disk(paths)
-
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as patched:
-        patched.setattr("os.fsync", full)
-        patched.setattr("os.pwrite", full)
-        with pytest.raises(OSError, match="No space"):
-            the_ledger.record(RESOURCE, {f"{FIRST}-9": devices(FIRST)})
-        with pytest.raises(OSError, match="No space"):
-            the_ledger.drop_unknown((), age=-60.0)
-    assert on_disk(paths) == kept
-    assert {entry.key for entry in the_ledger.allocations()} == kept
-    the_ledger.record(RESOURCE, {f"{FIRST}-9": devices(FIRST)})
-    assert on_disk(paths) == {*kept, (RESOURCE, f"{FIRST}-9")}
-
-
 def test_settling_writes_only_what_is_not_written(paths: Paths) -> None:
     recording = with_two(paths)
     before = paths.checkpoint.stat()
@@ -203,82 +99,9 @@ def test_settling_writes_only_what_is_not_written(paths: Paths) -> None:
     assert paths.checkpoint.stat() == before
 
 
-def test_settling_brings_a_removed_file_back(paths: Paths) -> None:
-    the_ledger = ledger(paths)
-    the_ledger.record(RESOURCE, {f"{FIRST}-0": devices(FIRST)})
-    paths.checkpoint.unlink()
-    the_ledger.settle()
-    assert on_disk(paths) == {(RESOURCE, f"{FIRST}-0")}
-
-
-def test_allocation_is_recorded_after_the_file_was_removed(paths: Paths) -> None:
-    the_ledger = ledger(paths)
-    the_ledger.record(RESOURCE, {f"{FIRST}-0": devices(FIRST)})
-    paths.checkpoint.unlink()
-    the_ledger.record(RESOURCE, {f"{FIRST}-1": devices(FIRST)})
-    assert on_disk(paths) == {(RESOURCE, f"{FIRST}-0"), (RESOURCE, f"{FIRST}-1")}
-
-
-def test_resources_that_could_not_be_written_down_are_when_it_is_settled(
-    paths: Paths, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(descriptor: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    the_ledger = ledger(paths)
-    with monkeypatch.context() as patched:
-        patched.setattr("os.fsync", full)
-        with pytest.raises(OSError, match="No space"):
-            the_ledger.serve({RESOURCE: ()})
-        with pytest.raises(OSError, match="No space"):
-            the_ledger.settle()
-    the_ledger.settle()
-    assert checkpoint.read(paths).resources == (RESOURCE,)
-
-
 def test_nothing_is_written_for_a_node_that_never_gave_anything(paths: Paths) -> None:
     ledger(paths).settle()
     assert not paths.devices.exists()
-
-
-def test_next_ledger_knows_what_the_last_one_did(paths: Paths) -> None:
-    first = ledger(paths)
-    first.record(RESOURCE, {f"{FIRST}-0": devices(FIRST)})
-    first.record("rdma/all", {"0": devices(FIRST, SECOND)})
-    second = ledger(paths)
-    assert second.allocations() == first.allocations()
-    assert set(second.held(RESOURCE)) == {f"{FIRST}-0"}
-    assert second.loads() == {FIRST: 2, SECOND: 1}
-
-
-def test_id_that_is_granted_again_is_there_once_as_it_is_now(paths: Paths) -> None:
-    the_ledger = ledger(paths)
-    the_ledger.record("rdma/all", {"0": devices(FIRST)})
-    the_ledger.record("rdma/all", {"0": devices(FIRST, SECOND)})
-    (kept,) = checkpoint.read(paths).allocations
-    assert kept.devices == devices(FIRST, SECOND)
-
-
-def test_adopted_is_marked(paths: Paths) -> None:
-    ledger(paths).adopt(RESOURCE, {f"{FIRST}-0": devices(FIRST)})
-    (kept,) = checkpoint.read(paths).allocations
-    assert kept.adopted
-
-
-def test_what_was_granted_meanwhile_is_not_adopted_over(paths: Paths) -> None:
-    the_ledger = ledger(paths)
-    the_ledger.record(RESOURCE, {f"{FIRST}-0": devices(FIRST)})
-    the_ledger.adopt(RESOURCE, {f"{FIRST}-0": devices(SECOND)})
-    (kept,) = checkpoint.read(paths).allocations
-    assert (kept.devices, kept.adopted) == (devices(FIRST), False)
-
-
-def test_what_could_not_be_told_is_adopted_once_it_can(paths: Paths) -> None:
-    the_ledger = ledger(paths)
-    the_ledger.adopt(RESOURCE, {"17": ()})
-    the_ledger.adopt(RESOURCE, {"17": devices(FIRST)}, the_ledger.held(RESOURCE))
-    (kept,) = checkpoint.read(paths).allocations
-    assert kept.devices == devices(FIRST)
 
 
 def test_what_was_granted_since_the_look_is_not_adopted_over(paths: Paths) -> None:
@@ -350,42 +173,6 @@ def test_entry_whose_time_cannot_be_read_is_old(paths: Paths) -> None:
     assert ledger(paths).drop_unknown(()) == [(RESOURCE, f"{FIRST}-0")]
 
 
-@pytest.mark.parametrize(
-    "content", [b"", b'{"version": 2, "alloc', b'{"version": 9}', b"\x00" * 80]
-)
-def test_torn_file_is_logged_and_set_aside_and_a_new_one_begun(
-    paths: Paths, content: bytes
-) -> None:
-    paths.devices.mkdir(parents=True)
-    paths.checkpoint.write_bytes(content)
-    told: list[str] = []
-    the_ledger = ledger(paths, told.append)
-    assert the_ledger.allocations() == []
-    (line,) = told
-    assert str(paths.checkpoint) in line and "set aside" in line
-    assert paths.checkpoint.with_suffix(".damaged").read_bytes() == content
-    with pytest.raises(CheckpointDamaged):  # readers see the damage until it is replaced
-        checkpoint.read(paths)
-    the_ledger.record(RESOURCE, {f"{FIRST}-0": devices(FIRST)})
-    assert on_disk(paths) == {(RESOURCE, f"{FIRST}-0")}
-
-
-def test_pools_replace_a_damaged_file_though_none_is_offered(paths: Paths) -> None:
-    paths.devices.mkdir(parents=True)
-    paths.checkpoint.write_bytes(b"{")
-    ledger(paths, lambda text: None).serve({})
-    assert checkpoint.read(paths).allocations == ()
-
-
-def test_what_a_killed_writer_left_is_overwritten(paths: Paths) -> None:
-    ledger(paths).record(RESOURCE, {f"{FIRST}-0": devices(FIRST)})
-    (paths.devices / ".checkpoint.json.tmp").write_bytes(b'{"version": 1, "alloc')
-    the_ledger = ledger(paths)
-    the_ledger.record(RESOURCE, {f"{FIRST}-1": devices(FIRST)})
-    assert on_disk(paths) == {(RESOURCE, f"{FIRST}-0"), (RESOURCE, f"{FIRST}-1")}
-    assert [path.name for path in paths.devices.iterdir()] == ["checkpoint.json"]
-
-
 def test_reader_never_misses_what_was_recorded_before_it_began(paths: Paths) -> None:
     the_ledger = ledger(paths)
     granted: list[str] = []
@@ -414,69 +201,6 @@ def test_reader_never_misses_what_was_recorded_before_it_began(paths: Paths) -> 
     for reader in readers:
         reader.join(PATIENCE)
     assert faults == []
-
-
-CALLS = ("open", "pwrite", "fsync", "replace", "unlink", "close")
-
-
-def killed(paths: Paths, at: int) -> tuple[int, bool]:
-    """Do seven things in a process that ends before its system call number `at`.
-
-    How many of them had returned, and whether it came to that call at all.
-    """
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        calls = iter(range(at))
-        for name in CALLS:
-            _end_instead(name, calls)
-        the_ledger = Ledger(paths, BOOT, lambda _: os._exit(2))
-        the_ledger.serve({RESOURCE: ()})
-        for number in range(5):
-            the_ledger.record(RESOURCE, {f"{FIRST}-{number}": devices(FIRST)})
-            os.write(writing, b".")
-        the_ledger.drop_unknown(
-            {(RESOURCE, DeviceId(f"{FIRST}-{number}")) for number in range(5)}, age=-60.0
-        )
-        the_ledger.settle()
-        os._exit(0)
-    os.close(writing)
-    with os.fdopen(reading, "rb") as told:
-        returned = len(told.read())
-    _, status = os.waitpid(child, 0)
-    assert os.waitstatus_to_exitcode(status) in (0, 1)
-    return returned, os.waitstatus_to_exitcode(status) == 1
-
-
-def _end_instead(name: str, calls: Iterator[int]) -> None:
-    original = getattr(os, name)
-
-    def call(*args: object, **named: object) -> object:
-        if next(calls, None) is None:
-            os._exit(1)
-        return original(*args, **named)
-
-    setattr(os, name, call)
-
-
-def test_killed_before_any_system_call_nothing_is_lost(tmp_path: Path) -> None:
-    at = 0
-    died = True
-    while died:
-        paths = Paths(state=tmp_path / str(at))
-        returned, died = killed(paths, at)
-        found = {known for _, known in on_disk(paths)}
-        assert {f"{FIRST}-{number}" for number in range(returned)} <= found, at
-        assert len(found) <= returned + 1, at
-        again = ledger(paths)
-        found |= {device_id for _, device_id in again.keys()}  # noqa: SIM118
-        assert len(found) <= returned + 1, at
-        again.record(RESOURCE, {f"{SECOND}-0": devices(SECOND)})
-        assert {known for _, known in on_disk(paths)} == {*found, f"{SECOND}-0"}, at
-        assert [path.name for path in paths.devices.iterdir()] == ["checkpoint.json"], at
-        at += 1
-    assert returned == 5
-    assert at > 30
 
 
 def test_allocations_of_many_threads_are_all_kept(paths: Paths) -> None:

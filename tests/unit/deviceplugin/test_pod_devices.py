@@ -18,7 +18,6 @@ from deviceplugin.pod_devices import PodHoldings, Stale, Unknown
 from tests.kubelet import Kubelet
 from tests.unit.deviceplugin.holding import HCA, Holding
 from tests.unit.host import servers
-from tests.unit.host.sysfs import Tree
 
 A, B, C = servers.DGX_HCAS[:3]
 POD = Pod("ml", "worker-0", "uid-0")
@@ -117,13 +116,6 @@ def test_kubelet_is_not_asked_while_no_pod_holds_anything_and_nothing_depends_on
     holding.give(OTHER, {A: [A]})
     pod_devices.given_to(holding.paths, POD, needed=False)
     assert len(asked) == 2
-
-
-@pytest.mark.parametrize("form", ["v1", "v2"])
-def test_both_forms_of_the_kubelets_checkpoint_are_as_good(holding: Holding, form: str) -> None:
-    holding.give(POD, {f"{A}-0": [A], f"{B}-0": [B]})
-    holding.write(form)  # type: ignore[arg-type]
-    assert hcas(holding.paths) == [A, B]
 
 
 @pytest.mark.parametrize("with_init", [False, True])
@@ -226,19 +218,6 @@ def test_hca_is_found_by_any_of_its_ids(holding: Holding, asked: str) -> None:
     assert hca is not None
     assert hca.device.id == A
     assert pod_devices.given_to(holding.paths, POD).hca(f"{B}-3") is None
-
-
-def test_other_numbers_than_the_containers_are_told_with_both(holding: Holding) -> None:
-    holding.give(POD, {A: [A]})
-    (hca,) = pod_devices.given_to(holding.paths, POD).hcas
-    pod_devices.require_current(holding.paths, hca, ["mlx5_0"])
-    tree = Tree(holding.paths.sys, holding.paths)
-    (tree.root / "class/infiniband_verbs/uverbs0").unlink()
-    tree.character("infiniband_verbs", "uverbs9", "mlx5_0", "231:201")
-    with pytest.raises(Stale) as caught:
-        pod_devices.require_current(holding.paths, hca, ["mlx5_0"])
-    assert "given mlx5_0, uverbs0 231:192, but HCA" in str(caught.value)
-    assert f"HCA {A} has uverbs9 231:201 now" in str(caught.value)
 
 
 def test_number_that_is_another_hcas_by_now_is_told(holding: Holding) -> None:

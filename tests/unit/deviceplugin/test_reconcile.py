@@ -56,15 +56,6 @@ def told(devices: tuple[AllocatedHCA, ...]) -> dict[str, str]:
     return found
 
 
-def test_holder_of_an_id_has_what_the_id_is(paths: Paths, found: list[HCA]) -> None:
-    of = pool(found, "shared", A, B)
-    devices = behind(paths, of, found, row(f"{A}-3", f"{B}-0"))
-    assert devices == {
-        known: (recorded(of, hca),)
-        for known, hca in zip((f"{A}-3", f"{B}-0"), of.hcas, strict=True)
-    }
-
-
 @pytest.mark.parametrize(
     ("mode", "known", "hcas"),
     [

@@ -5,7 +5,6 @@ import socket
 import pytest
 
 from host import address_probe
-from host.address_probe import arp_probe, solicitation
 from host.links import ARPHRD_ETHER, ARPHRD_INFINIBAND, Link
 from tests.unit.sriov.node import link
 
@@ -27,33 +26,6 @@ INFINIBAND = _link(ARPHRD_INFINIBAND, GUID, BROADCAST)
 def _owner(packet: bytes, where: Link, mine: bytes, address: str) -> bytes | None:
     target = address_probe._target(where, mine, address)
     return address_probe._owner(packet, target, mine)
-
-
-def test_an_arp_probe_has_no_senders_address() -> None:
-    packet = arp_probe(ARPHRD_ETHER, MAC, ADDRESS4)
-    assert packet.hex() == "0001080006040001" + MAC.hex() + "00000000" + "00" * 6 + "0a090007"
-    assert len(arp_probe(ARPHRD_INFINIBAND, GUID, ADDRESS4)) == 8 + 2 * (20 + 4)
-
-
-def test_a_solicitation_goes_to_the_addresses_group_from_nowhere() -> None:
-    packet = solicitation(ADDRESS6)
-    assert packet[:8].hex() == "6000000000183aff"
-    assert packet[8:24] == bytes(16)
-    assert socket.inet_ntop(socket.AF_INET6, packet[24:40]) == "ff02::1:ffa1:b2c3"
-    assert packet[48:64] == ADDRESS6
-    words = packet[8:40] + (24).to_bytes(4, "big") + (58).to_bytes(4, "big") + packet[40:]
-    total = sum(int.from_bytes(words[at : at + 2], "big") for at in range(0, len(words), 2))
-    while total >> 16:
-        total = (total & 0xFFFF) + (total >> 16)
-    assert total == 0xFFFF  # RFC 1071: with the checksum the sum is minus zero
-
-
-def test_a_group_has_the_hardware_address_of_the_links_type() -> None:
-    target = address_probe._target(ETHERNET, MAC, "fd00:9::a1:b2c3")
-    assert target.destination.hex() == "3333ffa1b2c3"
-    target = address_probe._target(INFINIBAND, GUID, "fd00:9::a1:b2c3")
-    # QPN of multicast; ff12, IPv6's signature and the P_Key; the last ten bytes of the group
-    assert target.destination.hex() == "00ffffffff12601b8001" + "000000000001ffa1b2c3"
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,8 @@ import threading
 
 import pytest
 
-from host import link_changes, links, netlink
+from host import links, netlink
 from host.errors import HostError
-from host.links import Link
 from host.netlink import ChangeRequest, NetlinkError, Rtnetlink
 from host.rtnetlink import IFINFOMSG, RTM_GETLINK, RTM_NEWLINK
 from tests.unit.host.kernel import MULTI, Kernel, done, message, refusal
@@ -17,9 +16,6 @@ from tests.unit.host.kernel import MULTI, Kernel, done, message, refusal
 ADDRESS = bytes(range(20))
 QUESTION = IFINFOMSG.pack(0, 0, 5, 0, 0)
 INTERRUPTED = 0x10
-PARENT = Link(
-    index=7, name="ib0", kind="ipoib", link_type=32, mac="", broadcast="", mtu=2044, flags=0
-)
 
 
 @pytest.fixture
@@ -37,13 +33,6 @@ def _link_message(address: bytes, number: int = 1, flags: int = 0) -> bytes:
 
 def _change(what: str, *accepted: int) -> ChangeRequest:
     return ChangeRequest(what, RTM_NEWLINK, QUESTION, accepted=accepted)
-
-
-def test_hardware_address_of_20_bytes_is_read_whole(kernel: Kernel) -> None:
-    kernel.answers(_link_message(ADDRESS))
-    link = links.by_index(kernel.route, 5)
-    assert link is not None
-    assert (link.index, link.name, link.mac) == (5, "ib0", ADDRESS.hex(":"))
 
 
 def test_refusal_names_the_change_and_the_kernels_answer(kernel: Kernel) -> None:
@@ -171,33 +160,3 @@ def test_answer_that_comes_late_is_awaited(monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setattr(netlink, "TIMEOUT", 0)
         with pytest.raises(NetlinkError, match="no answer within 0 s"):
             route.receive()
-
-
-def test_ipoib_child_request_carries_pkey_mode_and_umcast(
-    kernel: Kernel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """linux/if_link.h: IFLA_LINKINFO 18, KIND 1, DATA 2; IFLA_IPOIB_PKEY 1, MODE 2, UMCAST 3."""
-    made = Link(
-        index=9,
-        name="x",
-        kind="ipoib",
-        link_type=32,
-        mac="",
-        broadcast="",
-        mtu=2044,
-        flags=0,
-        pkey=0x8001,
-        mode="connected",
-        umcast=True,
-    )
-    monkeypatch.setattr(links, "require", lambda route, name: made)
-    kernel.answers(refusal(0))
-    link_changes.make_ipoib_child(kernel.route, "x", PARENT, 0x8001, "connected", True)
-
-    (request,) = kernel.requests
-    assert struct.unpack_from("=HH", request, 4) == (RTM_NEWLINK, 0x605)  # ACK, EXCL, CREATE
-    settings = struct.pack("=HHHxxHHHxxHHHxx", 6, 1, 0x8001, 6, 2, 1, 6, 3, 1)
-    kind = struct.pack("=HH6sxx", 10, 1, b"ipoib\0")
-    info = kind + struct.pack("=HH", 4 + len(settings), 2) + settings
-    assert struct.pack("=HH", 4 + len(info), 18) + info in request
-    assert struct.pack("=HHI", 8, 5, PARENT.index) in request  # IFLA_LINK

@@ -70,13 +70,6 @@ def _request(kind: str, flags: str, body: str, number: int = 1) -> bytes:
     return header + struct.pack("=II", number, 0) + payload
 
 
-@pytest.mark.parametrize(("value", "mode"), [(0, "exclusive"), (1, "shared")])
-def test_mode_is_read(kernel: Subsystem, value: int, mode: str) -> None:
-    kernel.answers(_mode(value))
-    assert rdma.mode(kernel.socket) == mode
-    assert kernel.requests == [_request("0614", "0100", "")]  # SYS_GET, NLM_F_REQUEST
-
-
 @pytest.mark.parametrize("code", [errno.EINVAL, errno.ECONNREFUSED])
 def test_kernel_without_modes_is_an_error_with_a_remedy(kernel: Subsystem, code: int) -> None:
     kernel.answers(refusal(code))
@@ -100,17 +93,6 @@ def test_kernel_without_rdma_is_an_error_with_a_remedy() -> None:
         assert "Protocol not supported (EPROTONOSUPPORT): the kernel has no RDMA" in str(error)
 
 
-def test_devices_are_listed(kernel: Subsystem) -> None:
-    plain = NetlinkRdmaDevice(index=0, name="usnic_0", node_guid="0000:0000:0000:0000", protocol="")
-    for number in (1, 2):
-        # one device in a datagram, as the kernel sends them
-        parts = [_told(device, number, MULTI) for device in (plain, MLX5, RXE)]
-        kernel.answers(*parts, done(number))
-    assert rdma.devices(kernel.socket) == [plain, MLX5, RXE]
-    # GET, NLM_F_REQUEST | NLM_F_DUMP
-    assert kernel.requests == [_request("0114", "0103", "", number) for number in (1, 2)]
-
-
 def test_device_that_another_hid_when_it_left_is_found_by_a_second_look(kernel: Subsystem) -> None:
     for number, seen in ((1, [MLX5]), (2, [RXE]), (3, [RXE])):
         kernel.answers(*(_told(device, number, MULTI) for device in seen), done(number))
@@ -128,13 +110,6 @@ def test_unknown_name_is_none(kernel: Subsystem) -> None:
     for number in (1, 2):
         kernel.answers(_told(MLX5, number, MULTI), done(number))
     assert rdma.find(kernel.socket, "mlx5_0") is None
-
-
-def test_device_is_looked_up_by_index(kernel: Subsystem) -> None:
-    kernel.answers(_told(MLX5))
-    assert rdma.by_index(kernel.socket, 4) == MLX5
-    # GET, NLM_F_REQUEST; RDMA_NLDEV_ATTR_DEV_INDEX (1), u32
-    assert kernel.requests == [_request("0114", "0100", "0800 0100 04000000")]
 
 
 @pytest.mark.parametrize("code", [errno.EINVAL, errno.ENODEV, errno.ENOENT])
@@ -206,42 +181,16 @@ def test_move_of_a_device_that_is_elsewhere_says_so(
         rdma.move(kernel.socket, MLX5, pod)
 
 
-def test_rename_sends_the_name_with_its_end(kernel: Subsystem) -> None:
-    kernel.answers(refusal(0))
-    rdma.rename(kernel.socket, MLX5, "mlx5_pf")
-    # SET; DEV_INDEX (1), u32; RDMA_NLDEV_ATTR_DEV_NAME (2), 8 bytes of string
-    body = "0800 0100 04000000 0c00 0200 6d6c78355f706600"
-    assert kernel.requests == [_request("0214", "0500", body)]
-
-
 def test_rename_to_a_used_name_is_an_error(kernel: Subsystem) -> None:
     kernel.answers(refusal(errno.EEXIST))
     with pytest.raises(HostError, match='renaming RDMA device "mlx5_3" to "rxe0": File exists'):
         rdma.rename(kernel.socket, MLX5, "rxe0")
 
 
-def test_soft_device_is_created_on_an_interface(kernel: Subsystem) -> None:
-    kernel.answers(refusal(0))
-    rdma.add_soft(kernel.socket, "rxe", "rxe0", "eth0")
-    body = (
-        "0900 0200 7278653000 000000"  # RDMA_NLDEV_ATTR_DEV_NAME (2), "rxe0", padding
-        "0800 4100 72786500"  # RDMA_NLDEV_ATTR_LINK_TYPE (65), "rxe"
-        "0900 3300 6574683000 000000"  # RDMA_NLDEV_ATTR_NDEV_NAME (51), "eth0", padding
-    )
-    # NEWLINK, NLM_F_REQUEST | NLM_F_ACK: no bit of NLM_F_DUMP
-    assert kernel.requests == [_request("0314", "0500", body)]
-
-
 def test_soft_device_of_an_unknown_kind_hints_at_its_module(kernel: Subsystem) -> None:
     kernel.answers(refusal(errno.EINVAL))
     with pytest.raises(HostError, match=r'^making rxe device "rxe0" on "eth0": .*rdma_rxe'):
         rdma.add_soft(kernel.socket, "rxe", "rxe0", "eth0")
-
-
-def test_soft_device_is_deleted_by_index(kernel: Subsystem) -> None:
-    kernel.answers(refusal(0))
-    rdma.delete_soft(kernel.socket, RXE)
-    assert kernel.requests == [_request("0414", "0500", "0800 0100 09000000")]  # DELLINK
 
 
 def test_deleting_a_missing_soft_device_succeeds_but_hardware_fails(kernel: Subsystem) -> None:

@@ -28,7 +28,6 @@ from tests.unit.host.kernel import (
     vfs_answer,
 )
 
-RTM_NEWLINK = 16
 LINKED = msgspec.structs.replace(PF, flags=IFF_UP | IFF_LOWER_UP | IFF_RUNNING)
 NODE, PORT = "00:11:22:33:44:55:66:77", "00:11:22:33:44:55:66:78"
 
@@ -127,11 +126,6 @@ def test_setting_is_one_request_with_the_bytes_of_the_headers(
     # struct nlmsghdr: length, RTM_SETLINK (19), NLM_F_REQUEST | NLM_F_ACK, sequence, port
     header = (16 + len(body)).to_bytes(4, "little") + bytes.fromhex("1300 0500 01000000 00000000")
     assert kernel.requests == [header + body]
-
-
-def test_no_guid_is_no_request(kernel: Kernel) -> None:
-    vfs.set_guids(kernel.route, IB_PF, 3, None, None)
-    assert kernel.requests == []
 
 
 @pytest.mark.parametrize("code", [errno.EOPNOTSUPP, errno.EPROTONOSUPPORT])
@@ -270,25 +264,6 @@ def test_unreported_settings_of_a_vf_are_none(
         kernel.answers(vfs_answer(told, silent, number=number))
     assert vfs.every(kernel.route, PF) == [FIRST, SECOND]
     assert vfs.read(kernel.route, PF, 1) == SECOND
-
-
-def test_a_pf_is_found_with_a_vf_by_one_question(kernel: Kernel) -> None:
-    """Also if the list is longer than its length can tell."""
-    for question, vfs_of_it in enumerate((2, 900), 1):
-        infos = (vf_info(index, MACS[0]) for index in range(vfs_of_it))
-        kernel.answers(vfs_answer(*infos, number=question))
-        found = vfs.find(kernel.route, "ens1f0", vfs_of_it - 1)
-        assert found is not None
-        assert (found[0].name, found[0].index, found[1].index) == ("ens1f0", 7, vfs_of_it - 1)
-
-
-def test_vfs_are_asked_for_by_index_without_statistics(kernel: Kernel) -> None:
-    kernel.answers(vfs_answer())
-    assert vfs.every(kernel.route, PF) == []
-    # struct nlmsghdr: 40 bytes, RTM_GETLINK (18), NLM_F_REQUEST; IFLA_EXT_MASK (29):
-    # RTEXT_FILTER_VF | RTEXT_FILTER_SKIP_STATS
-    header = "28000000 1200 0100 01000000 00000000"
-    assert kernel.requests == [bytes.fromhex(header + IFINFOMSG + "0800 1d00 09000000")]
 
 
 def test_vf_of_an_old_kernel_is_read(kernel: Kernel) -> None:

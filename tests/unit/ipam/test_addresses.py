@@ -4,87 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ipam.addresses import Interval, Network, family, parse, parse_interface, parse_interval, text
-
-
-@pytest.mark.parametrize(
-    ("lower", "higher"),
-    [
-        ("192.168.0.0", "192.169.0.0"),
-        ("::ffff:192.168.0.0", "192.169.0.0"),
-        ("2000::", "2000::1"),
-    ],
-)
-def test_addresses_are_ordered_as_numbers(lower: str, higher: str) -> None:
-    assert parse(lower) < parse(higher)
+from ipam.addresses import Interval, family, parse, parse_interface, parse_interval, text
 
 
 def test_an_ipv4_mapped_address_is_the_ipv4_address() -> None:
     assert parse("::ffff:192.168.0.1") == parse("192.168.0.1")
     assert text(parse("::ffff:192.168.0.1")) == "192.168.0.1"
     assert str(parse_interface("::ffff:10.0.0.0/120")[1]) == "10.0.0.0/24"
-
-
-@pytest.mark.parametrize(
-    ("address", "next_one"),
-    [
-        ("192.168.2.23", "192.168.2.24"),
-        ("ff02::1", "ff02::2"),
-        ("ff02::ff", "ff02::100"),
-        ("192.168.2.255", "192.168.3.0"),
-        ("192.168.255.255", "192.169.0.0"),
-        ("ff02::ffff", "ff02::1:0"),
-        ("ff02::ffff:ffff", "ff02::1:0:0"),
-    ],
-)
-def test_the_next_address_carries(address: str, next_one: str) -> None:
-    assert text(parse(address) + 1) == next_one
-    assert text(parse(next_one) - 1) == address
-
-
-@pytest.mark.parametrize(
-    ("address", "base", "offset"),
-    [
-        ("192.168.1.1", "192.168.1.0", 1),
-        ("::ffff:192.168.1.1", "192.168.1.0", 1),
-        ("192.168.4.0", "192.168.3.0", 256),
-        ("192.168.2.255", "192.168.1.0", 511),
-        ("192.168.2.255", "192.168.2.1", 254),
-        ("ff02::ff", "ff02::1", 254),
-        ("192.168.3.0", "192.168.2.1", 255),
-        ("ff02::100", "ff02::1", 255),
-        ("ff02::1:0", "ff02::1", 65535),
-        ("192.168.2.1", "192.168.1.1", 256),
-        ("2000::1:0", "2000::1", 65535),
-        ("192.168.1.5", "192.168.0.10", 251),
-        ("10.0.1.1", "10.0.0.2", 255),
-    ],
-)
-def test_offsets_borrow_and_carry(address: str, base: str, offset: int) -> None:
-    assert parse(address) - parse(base) == offset
-    assert text(parse(base) + offset) == text(parse(address))
-
-
-@pytest.mark.parametrize(
-    ("cidr", "network", "last"),
-    [
-        ("192.168.0.0/32", "192.168.0.0/32", "192.168.0.0"),
-        ("192.168.0.0/31", "192.168.0.0/31", "192.168.0.1"),
-        ("192.168.0.0/30", "192.168.0.0/30", "192.168.0.3"),
-        ("192.168.0.0/23", "192.168.0.0/23", "192.168.1.255"),
-        ("192.168.2.225/28", "192.168.2.224/28", "192.168.2.239"),
-        ("2000::/128", "2000::/128", "2000::"),
-        ("2000::/127", "2000::/127", "2000::1"),
-        ("2000::/126", "2000::/126", "2000::3"),
-        ("2000::/64", "2000::/64", "2000::ffff:ffff:ffff:ffff"),
-        ("0.0.0.0/0", "0.0.0.0/0", "255.255.255.255"),
-    ],
-)
-def test_a_network_has_its_host_bits_masked_and_ends_at_its_broadcast(
-    cidr: str, network: str, last: str
-) -> None:
-    parsed = parse_interface(cidr)[1]
-    assert (str(parsed), text(parsed.last)) == (network, last)
 
 
 @pytest.mark.parametrize(
@@ -144,9 +70,3 @@ def test_an_interval_that_runs_backwards_or_across_families_is_refused(wrong: st
 def test_every_address_comes_back_from_its_text(address: int) -> None:
     assert parse(text(address)) == address
     assert family(address) == (6 if ":" in text(address) else 4)
-
-
-def test_membership() -> None:
-    network = Network(parse("10.0.0.0"), 120)
-    assert parse("10.0.0.255") in network
-    assert parse("10.0.1.0") not in network

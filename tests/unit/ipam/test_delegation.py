@@ -2,7 +2,6 @@
 
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -101,41 +100,6 @@ def test_a_script_of_ours_named_whereabouts_is_ours(node: Calls, bin_dir: Path) 
     (bin_dir / "whereabouts").write_text("#!/bin/sh\n# podfabric: whereabouts\n")
     chosen("ADD", "whereabouts", bin_dir, node).add()
     assert node.held() == {"10.0.0.1": "c1"}
-
-
-def test_any_other_type_is_an_executable(node: Calls, bin_dir: Path) -> None:
-    executable(bin_dir / "elsewhere", RESULT)
-    for command in ("ADD", "CHECK", "GC", "STATUS", "DEL"):
-        ipam = chosen(command, "elsewhere", bin_dir, node)
-        verbs: dict[str, Callable[[], object]] = {
-            "ADD": ipam.add,
-            "CHECK": ipam.check,
-            "GC": ipam.gc,
-            "STATUS": ipam.status,
-            "DEL": ipam.delete,
-        }
-        verbs[command]()
-    assert calls_of(bin_dir / "elsewhere") == ["ADD", "CHECK", "GC", "STATUS", "DEL"]
-
-
-def test_a_result_without_addresses_is_an_error_and_undone(node: Calls, bin_dir: Path) -> None:
-    executable(bin_dir / "empty", json.dumps({"cniVersion": "1.0.0"}))
-    error = error_of(chosen("ADD", "empty", bin_dir, node).add)
-    assert "IPAM plugin returned missing IP config" in error.message
-    assert calls_of(bin_dir / "empty") == ["ADD", "DEL"]
-
-
-def test_status_of_a_missing_executable_is_50(node: Calls, bin_dir: Path) -> None:
-    error = error_of(chosen("STATUS", "nowhere", bin_dir, node).status)
-    assert error.code == Code.UNAVAILABLE
-    assert "failed to find plugin" in error.message
-
-
-@pytest.mark.parametrize("code", [50, 51, 11])
-def test_the_executables_code_is_passed_on(node: Calls, bin_dir: Path, code: int) -> None:
-    executable(bin_dir / "failing", json.dumps({"code": code, "msg": "because"}), 1)
-    error = error_of(chosen("STATUS", "failing", bin_dir, node).status)
-    assert (error.code, error.message) == (code, "because")
 
 
 def test_undo_takes_back_what_this_add_reserved_and_gives_back_what_it_took(
@@ -241,15 +205,3 @@ def test_removal_runs_what_an_add_ran_and_nothing_else_that_is_not_allowed(
     error = error_of(lambda: here.of_removal(call, None))  # the journal is damaged
     assert error.code == (Code.NOT_ALLOWED if rules_can_be_read else Code.IO_FAILURE)
     assert calls_of(bin_dir / "once") == [command]
-
-
-def test_removal_without_the_executable_fails_only_if_an_add_has_run_it(
-    node: Calls, bin_dir: Path
-) -> None:
-    here, call = delegation(node, bin_dir, "gone"), asked("DEL", "gone")
-    with collected() as notes:
-        assert here.of_removal(call, False) is None
-    assert 'failed to find plugin "gone"' in notes.text
-    ipam = here.of_removal(call, True)
-    assert ipam is not None
-    assert 'failed to find plugin "gone"' in error_of(ipam.delete).message

@@ -1,19 +1,13 @@
 """The verbs over a real store: whereabouts' cmd table, and what whereabouts gets wrong."""
 
-import json
-from typing import Any
-
 import pytest
 
 from cni.spec.errors import Code
-from cni.spec.result import encode
 from tests.unit.ipam.calls import (
     BOOT,
     Calls,
-    How,
     Json,
     error_of,
-    reservation,
 )
 
 POOL = {"range": "10.0.0.0/24"}
@@ -71,14 +65,6 @@ def test_add_delete_add_gives_this(
     assert node.addresses(ipam, version=version) == expected
 
 
-def test_twelve_pods_get_the_addresses_in_order_and_keep_them(node: Calls) -> None:
-    ipam = {"range": "192.168.1.11-192.168.1.23/24"}
-    expected = [f"192.168.1.{n}/24" for n in range(11, 23)]
-    given = [node.addresses(ipam, f"c{n}", pod=f"p{n}")[0] for n in range(12)]
-    again = [node.addresses(ipam, f"d{n}", pod=f"p{n}")[0] for n in range(12)]
-    assert (given, again) == (expected, expected)
-
-
 def test_static_addresses_follow_the_ranges_and_routes_are_kept(node: Calls) -> None:
     routes = [
         {"dst": "0.0.0.0/0"},
@@ -121,27 +107,6 @@ def test_a_static_address_has_one_holder(node: Calls) -> None:
 def test_a_range_does_not_yield_a_static_address_of_the_same_call(node: Calls) -> None:
     ipam = {**POOL, "addresses": [{"address": "10.0.0.1/24"}]}
     assert node.addresses(ipam) == ["10.0.0.2/24", "10.0.0.1/24"]
-
-
-@pytest.mark.parametrize(
-    ("version", "expected"),
-    [
-        ("1.0.0", {"ips": [{"address": "10.0.0.2/24", "gateway": "10.0.0.1"}]}),
-        (
-            "0.4.0",
-            {
-                "ips": [{"version": "4", "address": "10.0.0.2/24", "gateway": "10.0.0.1"}],
-                "dns": {},
-            },
-        ),
-        ("0.2.0", {"ip4": {"ip": "10.0.0.2/24", "gateway": "10.0.0.1"}, "dns": {}}),
-    ],
-)
-def test_the_result_has_whereabouts_shape_in_every_version(
-    node: Calls, version: str, expected: dict[str, Any]
-) -> None:
-    result = node.add({**POOL, "gateway": "10.0.0.1"}, version=version)
-    assert json.loads(encode(result, version)) == {"cniVersion": version, **expected}
 
 
 # --- overlapping ranges ----------------------------------------------------------------------
@@ -217,11 +182,6 @@ def test_a_failed_range_leaves_nothing_of_the_others_reserved(node: Calls) -> No
     assert node.held() == {"10.0.0.1": "c1", "10.0.0.2": "c2"}
 
 
-def test_the_gateway_is_never_handed_out(node: Calls) -> None:
-    result = node.add({**TINY, "gateway": "10.0.0.1"})
-    assert [(ip.address, ip.gateway) for ip in result.ips] == [("10.0.0.2/30", "10.0.0.1")]
-
-
 def test_other_main_plugins_cannot_have_each_address_probed(node: Calls) -> None:
     error = error_of(lambda: node.add({**POOL, "probe": "always"}))
     assert error.code == Code.INVALID_CONFIG
@@ -265,32 +225,6 @@ def test_del_frees_everything_under_any_later_configuration(node: Calls, ipam: J
     assert node.held() == {}
 
 
-def test_del_of_the_unknown_and_a_second_del_succeed(node: Calls) -> None:
-    node.delete(POOL, "unknown")
-    node.add(POOL)
-    node.delete(POOL)
-    node.delete(POOL)
-
-
-@pytest.mark.parametrize(
-    ("container_id", "how"),
-    [("c1", {"ifname": "eth1"}), ("c2", {}), ("c1", {"network": "n2"})],
-)
-def test_del_frees_its_own_attachment_only(node: Calls, container_id: str, how: How) -> None:
-    node.add(POOL)
-    node.delete(POOL, container_id, **how)
-    assert node.held() == {"10.0.0.1": "c1"}
-
-
-def test_a_del_that_fails_says_so_in_words_that_no_runtime_takes_for_success(node: Calls) -> None:
-    node.add(POOL)
-    (node.directory / "reservations.db").unlink()
-    (node.directory / "reservations.db").mkdir()
-    error = error_of(lambda: node.delete(POOL))
-    assert "not found" not in error.message.lower()
-    assert "no such file" not in error.message.lower()
-
-
 # --- CHECK -----------------------------------------------------------------------------------
 
 
@@ -299,32 +233,11 @@ def previous(*addresses: str) -> dict[str, object]:
     return {"prevResult": {"cniVersion": "1.0.0", "ips": ips}}
 
 
-def test_check_accepts_what_was_added(node: Calls) -> None:
-    given = node.addresses(DUAL)
-    node.check(DUAL, config=previous(*given))
-    node.check(DUAL, config=previous(*given, "172.16.0.1/24"))
-    node.check(DUAL, config=previous())
-
-
 @pytest.mark.parametrize("addresses", [["192.168.10.1/24"], ["192.168.10.9/24"], []])
 def test_check_refuses_what_the_attachment_does_not_hold(node: Calls, addresses: list[str]) -> None:
     node.add(DUAL, "other")
     error = error_of(lambda: node.check(DUAL, config=previous(*addresses)))
     assert error.code == Code.CHECK_FAILED
-
-
-def test_check_after_the_reservation_is_gone(node: Calls) -> None:
-    given = node.addresses(DUAL)
-    node.delete(DUAL)
-    error = error_of(lambda: node.check(DUAL, config=previous(*given)))
-    assert (error.code, "192.168.10.1" in error.message) == (Code.CHECK_FAILED, True)
-
-
-@pytest.mark.parametrize("config", [{}, {"prevResult": None}])
-def test_check_needs_a_previous_result(node: Calls, config: Json) -> None:
-    node.add(POOL)
-    error = error_of(lambda: node.check(POOL, config=config))
-    assert (error.code, "prevResult missing" in error.message) == (Code.INVALID_CONFIG, True)
 
 
 # --- GC --------------------------------------------------------------------------------------
@@ -371,15 +284,6 @@ def test_gc_frees_nothing_for_a_list_that_it_cannot_read(crowded: Calls) -> None
 
 
 # --- STATUS ----------------------------------------------------------------------------------
-
-
-def test_status_is_50_when_any_range_is_full(node: Calls) -> None:
-    both = {**TINY, "ipRanges": [{"range": "fd00::/64"}]}
-    node.status(both)
-    node.store.load([reservation(f"10.0.0.{n}", "x") for n in (1, 2)])
-    error = error_of(lambda: node.status(both))
-    assert error.code == Code.UNAVAILABLE
-    assert '"ipam.range": 10.0.0.0/30 (10.0.0.1-10.0.0.2), of which 2 are held' in error.message
 
 
 def test_status_is_50_when_the_store_cannot_be_used(node: Calls) -> None:

@@ -65,34 +65,6 @@ def test_what_no_rule_lists_is_refused_with_key_value_and_rules() -> None:
     assert '(r, s) lists it in "use.pkeys"' in refused.value.message
 
 
-def test_a_value_counts_only_with_what_stands_beside_it() -> None:
-    rules = policy(
-        {"name": "r", "subjects": EVERYBODY, "use": {"pkeys": ["0x8001"], "networkNames": ["r"]}},
-        {"name": "s", "subjects": EVERYBODY, "use": {"pkeys": ["0x8002"], "networkNames": ["s"]}},
-    )
-    first = pkey(of(rules), 0x8001)
-    first.using("networkNames", "r", "ipam.network_name", "r")
-    with pytest.raises(NotAllowed) as refused:
-        first.using("networkNames", "s", "ipam.network_name", "s")
-    assert refused.value.rules == ("r",)
-
-
-def test_options_are_allowed_one_by_one() -> None:
-    mine = of(
-        policy(
-            {"name": "r", "subjects": EVERYBODY, "set": {"trust": [True], "mtu": ["72-4092"]}},
-            {"name": "s", "subjects": EVERYBODY, "set": {"spoofchk": [False]}},
-        )
-    )
-    mine.require_option("trust", True, "trust", "on")
-    mine.require_option("spoofchk", False, "spoofchk", "off")
-    mine.require_option("mtu", 4092, "mtu", 4092)
-    with pytest.raises(NotAllowed) as refused:
-        mine.require_option("mtu", 4093, "mtu", 4093)
-    assert '"mtu": 4093 is not allowed' in refused.value.message
-    assert '(r, s) lists it in "set.mtu"' in refused.value.message
-
-
 def test_rules_replace_the_settings_of_the_node() -> None:
     rule = {
         "name": "r",
@@ -130,12 +102,6 @@ def test_devices_are_those_of_the_selectors_or_of_the_pools() -> None:
         device(Device(others))
     with pytest.raises(NotAllowed):
         device(Device(pf, frozenset({"rdma/b"})))
-
-
-def test_a_rule_without_devices_allows_none() -> None:
-    mine = of(policy({"name": "r", "subjects": EVERYBODY}))
-    with pytest.raises(NotAllowed):
-        mine.using("devices", Device(card("0000:3b:00.0")), "deviceID", "0000:3b:00.0")
 
 
 def test_ranges_lie_within_one_network_and_counts_below_the_limit() -> None:

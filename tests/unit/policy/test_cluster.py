@@ -44,18 +44,6 @@ def unknown(path: Path) -> str:
     return raised.value.message
 
 
-def test_what_was_written_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "state/policies.json"
-    for written in (
-        policies(RULE, namespaces={"team-a": {"tier": "gold"}}),
-        policies(),
-        ClusterPolicies(policies=(), namespaces=None),
-    ):
-        cluster.save(path, written)
-        assert cluster.load(path) == written
-    assert path.stat().st_mode & 0o777 == 0o600
-
-
 def test_without_a_file_an_add_is_told_to_come_again(tmp_path: Path) -> None:
     assert "policies.json is missing" in unknown(tmp_path / "policies.json")
 

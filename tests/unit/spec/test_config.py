@@ -41,16 +41,6 @@ def test_path_of_a_converted_part_starts_where_it_stood() -> None:
         config.convert([], Shape, "ipam")
 
 
-@pytest.mark.parametrize(
-    ("written", "meant"),
-    [("pkeys", "pkey"), ("P_Key", "pkey"), ("MTU", "mtu"), ("proxyArp", "proxy_arp")],
-)
-def test_misspelt_key_is_refused_with_the_right_one(written: str, meant: str) -> None:
-    with pytest.raises(CNIError) as caught:
-        config.refuse_misspelt({written: 1}, ("pkey", "mtu", "proxy_arp"))
-    assert caught.value.message == f'unknown key "{written}": did you mean "{meant}"?'
-
-
 @pytest.mark.parametrize("key", [*sorted(config.RUNTIME_KEYS), "x", "vendor.example/pkey", "logs"])
 def test_keys_of_others_pass(key: str) -> None:
     config.refuse_misspelt({key: 1}, ("pkey", "mtu", "proxy_arp", "master", "mode", "umcast"))

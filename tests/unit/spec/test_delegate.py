@@ -2,7 +2,6 @@
 
 import os
 import threading
-import time
 from pathlib import Path
 
 import msgspec
@@ -13,7 +12,6 @@ from cni.spec import delegate
 from cni.spec.config import NetworkConfig, decode
 from cni.spec.errors import CNIError, Code
 from cni.spec.request import Request
-from tests.waiting import until
 
 
 def executable(directory: Path, script: str, name: str = "d") -> Path:
@@ -57,68 +55,10 @@ def test_directories_and_dangling_links_of_the_name_are_none(tmp_path: Path) -> 
             delegate.find(name, tmp_path)
 
 
-@pytest.mark.parametrize("what", ["file", "directory"])
-@pytest.mark.parametrize(("owner", "mode"), [(1000, 0o755), (0, 0o775), (0, 0o757)])
-def test_what_others_than_root_can_write_is_refused(
-    tmp_path: Path, what: str, owner: int, mode: int
-) -> None:
-    program = executable(tmp_path / "bin", "")
-    path = program if what == "file" else program.parent
-    os.chown(path, owner, 0)
-    path.chmod(mode)
-    error = fails(program.parent)
-    assert error.code == Code.DELEGATE
-    for told in (str(path), f"user {owner}", f"{mode:04o}", "chown root:root", "chmod go-w"):
-        assert told in error.message
-
-
-@pytest.mark.parametrize("name", ["a/b", "/bin/sh", "..", ".", ""])
-def test_type_that_is_a_path_is_refused(name: str) -> None:
-    with pytest.raises(CNIError, match=f"invalid plugin name: {name}"):
-        delegate.find(name, Path("/bin"))
-
-
-def test_missing_executable_is_named_with_the_directory_that_was_searched() -> None:
-    with pytest.raises(CNIError) as caught:
-        delegate.find("d", Path("/a"))
-    assert caught.value.message.startswith('failed to find plugin "d" in path [/a]')
-
-
-def test_delegate_gets_our_environment_and_our_bytes(tmp_path: Path) -> None:
-    executable(tmp_path, f"cat /proc/$$/environ > {tmp_path}/environ; cat > {tmp_path}/stdin")
-    delegate.run("d", tmp_path, "CHECK", request())
-    given = request()
-    environ = dict(
-        pair.split("=", 1) for pair in (tmp_path / "environ").read_text().split("\0") if pair
-    )
-    assert environ == {**given.environ, "CNI_COMMAND": "CHECK"}
-    assert (tmp_path / "stdin").read_bytes() == given.config.raw
-
-
 def test_delegate_that_reads_nothing_is_no_error(tmp_path: Path) -> None:
     executable(tmp_path, "exit 0")
     large = NetworkConfig(b'{"name":"n1","x":"' + b"x" * 1_000_000 + b'"}')
     delegate.run("d", tmp_path, "CHECK", msgspec.structs.replace(request(), config=large))
-
-
-def test_error_document_is_passed_on(tmp_path: Path) -> None:
-    executable(tmp_path, """echo '{"code":11,"msg":"later","details":"why"}'; exit 1""")
-    error = fails(tmp_path)
-    assert (error.code, error.message, error.details) == (11, "later", "why")
-
-
-@pytest.mark.parametrize(
-    ("script", "message"),
-    [
-        ("echo boom >&2; exit 1", "netplugin failed: boom"),
-        ("exit 1", "netplugin failed with no error message"),
-        ("echo boom; exit 1", "error parsing its diagnostic message"),
-        ("kill -9 $$", "netplugin failed with no error message: signal: Killed"),
-    ],
-)
-def test_failure_without_a_document_is_explained(tmp_path: Path, script: str, message: str) -> None:
-    executable(tmp_path, script)
-    assert message in fails(tmp_path).message
 
 
 def test_file_that_is_no_program_is_an_error_that_names_it(tmp_path: Path) -> None:
@@ -129,23 +69,6 @@ def test_file_that_is_no_program_is_an_error_that_names_it(tmp_path: Path) -> No
     assert str(path) in error.message
 
 
-def test_hanging_delegate_is_killed_with_its_children(tmp_path: Path) -> None:
-    executable(tmp_path, f"sleep 600 & echo $! > {tmp_path}/child; wait")
-    error = fails(tmp_path, 5)
-    assert error.code == Code.TRY_AGAIN
-    assert "within 5 s" in error.message
-    child = int((tmp_path / "child").read_text())
-    until(lambda: is_gone(child))
-
-
-def test_failed_add_is_undone(tmp_path: Path) -> None:
-    executable(tmp_path, f"echo $CNI_COMMAND >> {tmp_path}/calls; echo garbage")
-    with pytest.raises(CNIError) as caught:
-        delegate.add("d", tmp_path, request())
-    assert caught.value.code == Code.DECODING_FAILURE
-    assert (tmp_path / "calls").read_text().split() == ["ADD", "DEL"]
-
-
 def test_failure_of_the_undoing_goes_to_stderr(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -153,52 +76,6 @@ def test_failure_of_the_undoing_goes_to_stderr(
     with pytest.raises(CNIError, match="no ADD"):
         delegate.add("d", tmp_path, request())
     assert "no DEL" in capsys.readouterr().err
-
-
-def test_missing_version_of_a_result_is_ours(tmp_path: Path) -> None:
-    executable(tmp_path, """echo '{"ips":[{"address":"10.9.0.1/24"}]}'""")
-    assert delegate.add("d", tmp_path, request()).ips[0].address == "10.9.0.1/24"
-
-
-def test_standard_error_of_a_success_is_passed_on(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    executable(tmp_path, "echo note >&2")
-    delegate.run("d", tmp_path, "CHECK", request())
-    captured = capsys.readouterr()
-    assert (captured.out, captured.err) == ("", "note\n")
-
-
-def test_executable_that_is_being_written_is_tried_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A script cannot be busy, the interpreter of a real one can: a copy of a program is used."""
-    program = tmp_path / "d"
-    program.write_bytes(Path("/bin/true").read_bytes())
-    program.chmod(0o755)
-    pauses = []
-    writer = program.open("r+b")
-    sleep = time.sleep  # subprocess waits with it, too
-
-    def pause(seconds: float) -> None:
-        if seconds < 1:
-            sleep(seconds)
-            return
-        pauses.append(seconds)
-        if len(pauses) == 2:
-            writer.close()
-
-    monkeypatch.setattr("cni.spec.delegate.time.sleep", pause)
-    delegate.run("d", tmp_path, "CHECK", request())
-    assert len(pauses) == 2
-
-
-def is_gone(pid: int) -> bool:
-    """Whether a process has ended; a zombie has."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return True
 
 
 def test_delegate_that_writes_without_end_is_killed_and_costs_no_memory(tmp_path: Path) -> None:

@@ -7,10 +7,7 @@ import pytest
 
 from base import interrupts
 from base.interrupts import Call, Terminated, serving
-from cni.spec import delegate
-from cni.spec.request import Request
-from tests.plugins import install_delegate
-from tests.waiting import PATIENCE, until
+from tests.waiting import PATIENCE
 
 
 def in_thread(call: Call, work: Callable[[], object]) -> tuple[threading.Thread, list[str]]:
@@ -119,23 +116,3 @@ def test_calls_of_two_threads_do_not_meet() -> None:
     for thread, _ in threads:
         thread.join(PATIENCE)
     assert [ended for _, (ended,) in threads] == ["terminated", "done"]
-
-
-def test_delegate_of_a_call_that_is_ended_is_killed_and_its_add_undone(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> None:
-    directory = tmp_path_factory.mktemp("delegate")
-    install_delegate(directory, "double")
-    answers = directory / "answers/ADD"
-    answers.mkdir(parents=True)
-    for name, content in (("stdout", "{}"), ("stderr", ""), ("exit", "0"), ("sleep", "600")):
-        (answers / name).write_text(content)
-    environ = {"CNI_CONTAINERID": "c", "CNI_IFNAME": "e", "PATH": "/usr/bin:/bin"}
-    request = Request(command="ADD", environ=environ)
-    call = Call(endable=True)
-    thread, ended = in_thread(call, lambda: delegate.add("double", directory, request))
-    until(lambda: list(directory.glob("calls/*/ADD")))
-    assert call.end()
-    thread.join(PATIENCE)
-    assert ended == ["terminated"]
-    assert [path.name for path in sorted(directory.glob("calls/*/[A-Z]*"))] == ["ADD", "DEL"]

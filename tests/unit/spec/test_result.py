@@ -109,48 +109,6 @@ def test_oldest_results_become_lists_v4_first(version: str) -> None:
     assert printed(parse(old, version), "1.0.0") == expected
 
 
-@pytest.mark.parametrize(
-    ("family", "listed"),
-    [
-        pytest.param(FAMILY_020, "0.1.0 0.2.0", id="0.1"),
-        pytest.param(FAMILY_040, "0.3.0 0.3.1 0.4.0", id="0.3"),
-        pytest.param(FAMILY_100, "1.0.0 1.1.0", id="1"),
-    ],
-)
-def test_result_must_be_of_the_configuration_s_family(family: tuple[str, ...], listed: str) -> None:
-    for asked in family:
-        for given_version in VERSIONS:
-            document = json.dumps({"cniVersion": given_version}).encode()
-            if given_version in family:
-                results.decode(document, asked)
-                continue
-            with pytest.raises(CNIError) as caught:
-                results.decode(document, asked)
-            assert caught.value.code == Code.DECODING_FAILURE
-            assert caught.value.message == (
-                f'result type supports [{listed}] but unmarshalled CNIVersion is "{given_version}"'
-            )
-
-
-@pytest.mark.parametrize("document", [{}, {"cniVersion": ""}], ids=["missing", "empty"])
-def test_missing_version_is_the_configuration_s(document: dict[str, Any]) -> None:
-    with_ip = {**document, "ips": [{"address": "10.1.2.3/24"}]}
-    assert parse(with_ip, "1.0.0").ips == (IPConfig("10.1.2.3/24"),)
-    old = {**document, "ip4": {"ip": "10.1.2.3/24"}}
-    assert parse(old, "0.1.0").ips == (IPConfig("10.1.2.3/24"),)
-
-
-@pytest.mark.parametrize("version", VERSIONS)
-def test_delegate_may_answer_in_any_version(version: str) -> None:
-    document = results.encode(Result(ips=(IPConfig("10.1.2.3/24"),)), version)
-    assert results.decode_any(document, "1.0.0").ips == (IPConfig("10.1.2.3/24"),)
-
-
-def test_delegate_in_an_unknown_version_is_an_error() -> None:
-    with pytest.raises(CNIError, match=r'unsupported CNI result version "2\.0\.0"'):
-        results.decode_any(b'{"cniVersion":"2.0.0"}', "1.0.0")
-
-
 def test_key_ip_of_0_3_0_holds_no_addresses() -> None:
     """As for the reference's types: 0.3.0 as published named the list `ip` by mistake."""
     assert parse({"cniVersion": "0.3.0", "ip": [{"address": "10.1.2.3/24"}]}, "0.3.0").ips == ()
@@ -224,17 +182,6 @@ def test_gateway_that_is_no_address_is_a_decoding_failure(gateway: str) -> None:
         assert caught.value.code == Code.DECODING_FAILURE
 
 
-@pytest.mark.parametrize(
-    "document",
-    [b"", b"nope", b"[]", b"null", b'"x"', b'{"ips":{}}', b'{"cniVersion":1}', b"{}x", b"\xff"],
-)
-def test_document_that_is_no_result_is_a_decoding_failure(document: bytes) -> None:
-    for read in (results.decode, results.decode_any):
-        with pytest.raises(CNIError) as caught:
-            read(document, "1.0.0")
-        assert caught.value.code == Code.DECODING_FAILURE
-
-
 @pytest.mark.parametrize("version", FAMILY_020)
 def test_convertibility_is_known_before_anything_is_done(version: str) -> None:
     results.require_convertible(version, has_addresses=True)
@@ -252,28 +199,6 @@ OURS = Result(
     ips=(IPConfig("10.9.0.1/24", interface=0),),
     routes=(Route("10.8.0.0/16"),),
 )
-
-
-def test_our_result_goes_behind_the_previous_one() -> None:
-    previous = {
-        "cniVersion": "1.0.0",
-        "interfaces": [{"name": "eth0", "future": 1}],
-        "ips": [{"address": "10.1.2.3/24", "interface": 0}],
-        "unknown": {"kept": True},
-    }
-    assert results.after_previous(previous, OURS, "1.0.0") == {
-        "cniVersion": "1.0.0",
-        "interfaces": [
-            {"name": "eth0", "future": 1},
-            {"name": "net1", "sandbox": "/var/run/netns/T"},
-        ],
-        "ips": [
-            {"address": "10.1.2.3/24", "interface": 0},
-            {"address": "10.9.0.1/24", "interface": 1},
-        ],
-        "routes": [{"dst": "10.8.0.0/16"}],
-        "unknown": {"kept": True},
-    }
 
 
 def test_nothing_of_ours_leaves_the_previous_result_as_it_was() -> None:

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -326,41 +326,6 @@ def test_damaged_journal_of_another_device_does_not_matter(claims: Claims) -> No
     entry = claims.owned(device=VF1)
     claims.journal.path_of(entry.attachment).write_bytes(b'{"device": "0000:af:06.1"')
     assert claims.claim() == VF0
-
-
-@pytest.mark.parametrize("attempt", range(5))
-def test_one_of_two_that_claim_the_same_device_gets_it(claims: Claims, attempt: int) -> None:
-    start = threading.Barrier(2)
-
-    def attach(container_id: str) -> str:
-        start.wait(PATIENCE)
-        try:
-            return claims.attach(container_id)
-        except CNIError as refusal:
-            assert refusal.code == 11
-            return refusal.message
-
-    with ThreadPoolExecutor(2) as pool:
-        answers = sorted(pool.map(attach, ("c1", "c2")))
-    assert answers[0] == VF0
-    (owner,) = claims.journal.holders(VF0)
-    assert isinstance(owner, JournalEntry)
-    assert f"device {VF0} is already allocated" in answers[1]
-    assert owner.container_id not in answers[1]
-
-
-def test_calls_for_any_vf_of_a_master_get_different_vfs(claims: Claims) -> None:
-    def attach(container_id: str) -> str:
-        with suppress(CNIError):
-            return claims.attach(container_id, **MASTER)
-        return ""
-
-    with ThreadPoolExecutor(4) as pool:
-        answers = list(pool.map(attach, ("c1", "c2", "c3", "c4")))
-    devices = [answer for answer in answers if answer]
-    assert len(devices) == len(set(devices))
-    assert set(devices) <= {VF0, VF1}
-    assert devices
 
 
 def test_master_skips_used_vfs(claims: Claims) -> None:

@@ -72,15 +72,6 @@ def _binds_with_guid(node: Node, guid: str = GUID, uverbs: str = "uverbs1") -> N
     node.rebound = bound  # type: ignore[method-assign]
 
 
-def _is_made_anew(node: Node) -> None:
-    """Let the kernel create the IPoIB interface again when its RDMA device moves."""
-
-    def moved(name: str) -> None:
-        node.links["ib1"] = msgspec.structs.replace(node.links["ib1"], index=40)
-
-    node.moved_rdma = moved  # type: ignore[method-assign]
-
-
 def test_guid_that_the_interface_has_already_needs_no_binding(infiniband: Node) -> None:  # B4
     _placed(infiniband)
     _placed(infiniband, guid=PORT_GUID)
@@ -100,16 +91,6 @@ def test_driver_is_rebound_for_another_guid(infiniband: Node) -> None:  # B2
     assert (placed.mtu, placed.bdf) == (2044, VF0)
 
 
-def test_interface_may_have_another_name_afterwards(infiniband: Node) -> None:
-    def renamed() -> None:
-        del infiniband.links["ib1"]
-        infiniband.links["ibp175s6"] = ipoib("ibp175s6", VF0, GUID, index=30)
-
-    infiniband.rebound = renamed  # type: ignore[method-assign]
-    _placed(infiniband, guid=GUID)
-    assert "interface ibp175s6, index 30, to the pod as net1" in infiniband.calls
-
-
 def test_interface_that_does_not_come_back_is_named(
     infiniband: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # B7
@@ -118,24 +99,6 @@ def test_interface_that_does_not_come_back_is_named(
     with pytest.raises(HostError, match=f'"ib1" of device {VF0} did not come back to the host'):
         _placed(infiniband, guid=GUID)
     assert infiniband.calls == [UNBIND, BIND]
-
-
-def test_same_uverbs_after_the_binding_is_fine(infiniband: Node) -> None:
-    _binds_with_guid(infiniband, uverbs="uverbs1")
-    _placed(infiniband, guid=GUID)
-    assert infiniband.calls[-1] == "net1 up"
-
-
-def test_other_uverbs_after_the_binding_is_an_error_that_names_both(infiniband: Node) -> None:
-    _binds_with_guid(infiniband, uverbs="uverbs7")
-    with pytest.raises(CNIError) as caught:
-        _placed(infiniband, guid=GUID)
-    assert caught.value.code == 100
-    assert caught.value.message == (
-        f"rebinding the driver of {VF0} for its GUID changed uverbs1, which the pod has, to "
-        "uverbs7: set the GUID on the host before the device plugin offers the VF"
-    )
-    assert infiniband.calls == [UNBIND, BIND]  # nothing went into the pod
 
 
 def test_binding_that_failed_is_undone(infiniband: Node, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,17 +187,6 @@ def test_vf_of_vfio_on_ethernet_has_the_address_that_its_pf_shows(
     assert ethernet.calls == []
 
 
-def test_rdma_device_of_infiniband_goes_before_the_interface(infiniband: Node) -> None:
-    _is_made_anew(infiniband)
-    _placed(infiniband, rdmaIsolation=True)
-    assert infiniband.calls == [
-        "RDMA device mlx5_1 to the pod",
-        "interface ib1, index 40, to the pod as net1",  # the one that the kernel made with it
-        "net1 up",
-    ]
-    assert infiniband.rdma_in_pod == {1: "mlx5_1"}
-
-
 def test_rdma_device_of_ethernet_moves_after_the_interface(ethernet: Node) -> None:
     _placed(ethernet, rdmaIsolation=True)
     assert ethernet.calls == [
@@ -243,30 +195,6 @@ def test_rdma_device_of_ethernet_moves_after_the_interface(ethernet: Node) -> No
         "RDMA device mlx5_2 to the pod",
     ]
     assert ethernet.rdma_in_pod == {2: "mlx5_2"}
-
-
-def test_driver_is_bound_before_the_rdma_device_goes(infiniband: Node) -> None:
-    _binds_with_guid(infiniband)
-    _is_made_anew(infiniband)
-    _placed(infiniband, guid=GUID, rdmaIsolation=True)
-    assert infiniband.calls == [
-        UNBIND,
-        BIND,
-        "RDMA device mlx5_1 to the pod",
-        "interface ib1, index 40, to the pod as net1",
-        "net1 up",
-    ]
-
-
-def test_rdma_device_has_another_index_after_the_binding(infiniband: Node) -> None:
-    def bound() -> None:  # meanwhile another VF's has taken the index
-        infiniband.links["ib1"] = ipoib("ib1", VF0, GUID, index=30)
-        infiniband.rdma = {0: "mlx5_0", 1: "mlx5_9", 4: "mlx5_1"}
-
-    infiniband.rebound = bound  # type: ignore[method-assign]
-    _is_made_anew(infiniband)
-    _placed(infiniband, guid=GUID, rdmaIsolation=True)
-    assert infiniband.rdma_in_pod == {4: "mlx5_1"}
 
 
 def test_rdma_device_that_has_gone_is_named_and_the_interface_stays(infiniband: Node) -> None:

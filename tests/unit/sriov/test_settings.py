@@ -304,39 +304,3 @@ def test_guid_that_was_all_zero_goes_back_to_all_ff() -> None:  # B11
 def test_unreported_setting_is_restored_to_a_new_vfs_value(kernel: Kernel, name: str) -> None:
     now, target = BEFORE, msgspec.structs.replace(BEFORE, **{name: None})
     assert _written(kernel, now, target) == []
-
-
-def test_differences_are_named_as_the_options_are() -> None:
-    now = vf(
-        3,
-        mac=MAC,
-        vlan=5,
-        min_tx_rate=1,
-        spoofchk=False,
-        trust=True,
-        link_state="enable",
-        node_guid=GUID,
-        port_guid=GUID,
-    )
-    right = vf(3, node_guid=OTHER_GUID, port_guid=OTHER_GUID)
-    assert settings.differences(now, right) == {
-        "mac": (MAC, OLD_MAC),
-        "vlan, vlanQoS, vlanProto": ((5, 0, "802.1q"), (0, 0, "802.1q")),
-        "min_tx_rate, max_tx_rate": ((1, 0), (0, 0)),
-        "spoofchk": (False, True),
-        "trust": (True, False),
-        "link_state": ("enable", "auto"),
-        "guid": (GUID, OTHER_GUID),
-        "guid of the port": (GUID, OTHER_GUID),
-    }
-    assert settings.differences(right, right) == {}
-
-
-def test_unreported_setting_does_not_differ() -> None:
-    right = vf(3, trust=True, node_guid=GUID, port_guid=GUID)
-    now = vf(3, spoofchk=None, trust=None, link_state=None)
-    assert settings.differences(now, right) == {}
-
-
-def test_priority_and_protocol_without_vlan_do_not_differ() -> None:
-    assert settings.differences(vf(3, qos=3, proto="802.1ad"), BEFORE) == {}

@@ -38,19 +38,6 @@ def node(server: FakeApi, memory_path: Path) -> ClusterNode:
     return ClusterNode(server, memory_path / "a")
 
 
-def test_the_first_add_leases_a_block_and_the_next_ones_call_nobody(
-    server: FakeApi, node: ClusterNode
-) -> None:
-    (first,) = node.add("p0")
-    assert len(blocks_of(server)) == 1
-    node.api.calls.clear()
-    others = [node.add(f"p{number}")[0] for number in range(1, 13)]
-    node.delete("p0")
-    assert node.add("p13") == [first]
-    assert not node.api.calls
-    assert len({first, *others}) == 13
-
-
 def test_a_block_names_its_holder_and_its_addresses(server: FakeApi, node: ClusterNode) -> None:
     (address,) = node.add("p0")
     (name,) = blocks_of(server)
@@ -65,12 +52,6 @@ def test_a_block_names_its_holder_and_its_addresses(server: FakeApi, node: Clust
     assert node.rows() == {name: "usable"}
     first = int(block.spec.range.partition("/")[0].rpartition(".")[2])
     assert first <= int(address.rpartition(".")[2]) < first + 16
-
-
-def test_two_nodes_never_have_one_address(server: FakeApi, memory_path: Path) -> None:
-    nodes = [ClusterNode(server, memory_path / name, f"node-{name}") for name in "abcd"]
-    seen = [node.add(f"p{number}")[0] for number in range(20) for node in nodes]
-    assert len(set(seen)) == 80
 
 
 def test_the_fullest_block_is_first_and_in_it_the_lowest_address(node: ClusterNode) -> None:
@@ -155,15 +136,6 @@ def test_blocks_of_others_are_passed_over_and_the_map_saves_the_attempts(
     assert not addresses & other.held()
     assert list(node.rows()) == ["default.10.0.0.16-28"]
     assert node.lessee.counted().conflicts == conflicts
-
-
-def test_a_cold_add_costs_a_few_calls(node: ClusterNode) -> None:
-    node.lessee.step()
-    node.add("p0")
-    node.api.calls.clear()
-    for number in range(1, 17):
-        node.add(f"p{number}")
-    assert dict(node.api.calls) == {("create", "AddressBlock"): 1, ("get", "AddressPool"): 1}
 
 
 def test_an_exhausted_pool_is_110_and_names_pool_used_and_capacity(

@@ -402,27 +402,6 @@ def test_a_node_object_without_its_machine_yet_does_not_cost_the_blocks(
     assert node.add("p1")
 
 
-def test_a_copied_state_directory_gets_an_identity_of_its_own(
-    server: FakeApi, node: ClusterNode
-) -> None:
-    copy = node.directory.parent / "b"
-    shutil.copytree(node.directory, copy)
-    twin = ClusterNode(server, copy, "node-b", boot="boot-9")
-    (theirs,) = twin.add("q0")
-    (ours,) = node.add("p1")
-    assert theirs != ours
-    held = {
-        block.spec.holder.instance
-        for block in (server.look(AddressBlock, name) for name in blocks_of(server))
-    }
-    assert len(held) == 2
-    assert set(blocks_of(server, "node-a")).isdisjoint(blocks_of(server, "node-b"))
-    for each in (node, twin):
-        each.steps(2, CONFIRM_EVERY)
-    assert twin.add("q1")
-    assert node.add("p2")
-
-
 def test_a_new_machine_under_an_old_name_does_not_get_the_old_blocks(
     server: FakeApi, node: ClusterNode
 ) -> None:

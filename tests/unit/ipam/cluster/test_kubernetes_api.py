@@ -27,7 +27,6 @@ from ipam.cluster.api import (
     NotFound,
     Refused,
     Unavailable,
-    WatchExpired,
 )
 from ipam.cluster.controller.mirror import Mirror
 from ipam.cluster.documents import document
@@ -45,8 +44,6 @@ from ipam.cluster.rest_requests import Body, Lines, Query, Response
 from ipam.cluster.whereabouts.objects import IPPool
 from tests.unit.ipam.cluster.contract import block
 from tests.waiting import PATIENCE, until
-
-BLOCKS = "/apis/ipam.podfabric.io/v1alpha1/addressblocks"
 
 
 class Request:
@@ -182,37 +179,6 @@ def page(*resources: AddressBlock, version: str = "9", further: str = "") -> dic
     """An answer to a LIST."""
     metadata = {"resourceVersion": version} | ({"continue": further} if further else {})
     return {"kind": "List", "metadata": metadata, "items": [sent(each) for each in resources]}
-
-
-def test_requests_are_those_of_the_protocol(server: Server, api: KubernetesApi) -> None:
-    known = stored()
-    server.replies = [Reply(200, sent(known))]
-    assert api.get(AddressBlock, known.metadata.name) == known
-    api.create(replace(known, metadata=Meta(name=known.metadata.name, labels={"a": "b"})))
-    api.update(known)
-    api.update_status(known)
-    api.delete(known)
-    where = f"{BLOCKS}/{known.metadata.name}"
-    assert [(each.method, each.path) for each in server.requests] == [
-        ("GET", where),
-        ("POST", BLOCKS),
-        ("PUT", where),
-        ("PUT", f"{where}/status"),
-        ("DELETE", where),
-    ]
-    get, post, put, _, delete = server.requests
-    assert get.query == {}
-    assert get.token == "Bearer first"
-    assert post.query == {"fieldManager": "podfabric", "fieldValidation": "Strict"}
-    assert post.body["kind"] == "AddressBlock"
-    assert post.body["apiVersion"] == "ipam.podfabric.io/v1alpha1"
-    assert post.body["metadata"] == {"name": known.metadata.name, "labels": {"a": "b"}}
-    assert put.body["metadata"] == {
-        "name": known.metadata.name,
-        "uid": "u",
-        "resourceVersion": "7",
-    }
-    assert delete.body["preconditions"] == {"uid": "u", "resourceVersion": "7"}
 
 
 @pytest.mark.parametrize(
@@ -358,16 +324,6 @@ def test_a_server_that_is_not_there_is_unavailable(kubeconfig: Path, server: Ser
     api.close()
 
 
-def test_a_token_that_was_replaced_is_read_again(
-    server: Server, api: KubernetesApi, kubeconfig: Path
-) -> None:
-    known = stored()
-    write_kubeconfig(kubeconfig, server, "second")
-    server.replies = [Reply(401, {}), Reply(200, sent(known))]
-    assert api.update(known) == known
-    assert [each.token for each in server.requests] == ["Bearer first", "Bearer second"]
-
-
 def test_the_token_and_the_environment_are_not_read_for_each_request(
     server: Server, api: KubernetesApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -392,19 +348,6 @@ def test_no_configuration_is_refused_with_what_is_missing(tmp_path: Path) -> Non
         KubernetesApi(tmp_path / "missing")
     with pytest.raises(Refused, match="no API server in this pod"):
         KubernetesApi()
-
-
-def test_a_list_has_all_pages_of_one_moment(server: Server, api: KubernetesApi) -> None:
-    first, second = stored("3"), stored("4")
-    server.replies = [
-        Reply(200, page(first, further="more")),
-        Reply(200, page(second)),
-    ]
-    found = api.list(AddressBlock, {"spec.state": "Active", "spec.pool": "p"})
-    assert found.items == (first, second)
-    assert found.resource_version == "9"
-    selector = {"limit": "500", "fieldSelector": "spec.state=Active,spec.pool=p"}
-    assert [each.query for each in server.requests] == [selector, {**selector, "continue": "more"}]
 
 
 def test_pages_that_expired_are_read_from_the_first(server: Server, api: KubernetesApi) -> None:
@@ -483,42 +426,10 @@ def test_a_watch_is_dead_before_it_has_missed_a_second_bookmark() -> None:
     assert 60 < kubernetes_api.SILENCE <= 90  # a server sends one each minute
 
 
-@pytest.mark.parametrize(
-    "reply",
-    [
-        Reply(410, {"reason": "Expired", "message": "too old", "code": 410}),
-        Reply(200, events(("ERROR", {"code": 410, "reason": "Expired", "message": "too old"}))),
-    ],
-    ids=["status", "event"],
-)
-def test_a_watch_of_a_version_too_old_expires(
-    server: Server, api: KubernetesApi, reply: Reply
-) -> None:
-    server.replies = [reply]
-    with pytest.raises(WatchExpired, match="watch AddressBlock: 410 too old"):
-        list(api.watch(AddressBlock, "1"))
-
-
 def test_a_watch_that_is_refused_says_so(server: Server, api: KubernetesApi) -> None:
     server.replies = [Reply(403, {"reason": "Forbidden", "message": "you may not"})]
     with pytest.raises(Refused, match="watch AddressBlock: 403 you may not"):
         api.watch(AddressBlock, "1")
-
-
-def test_a_node_is_what_its_object_says(server: Server, api: KubernetesApi) -> None:
-    machine = {"machineID": "m", "systemUUID": "s", "bootID": "b", "kernelVersion": "6.1"}
-    full = {
-        "metadata": {"name": "node-a", "uid": "u"},
-        "spec": {"taints": [{"key": "node.kubernetes.io/out-of-service", "effect": "NoExecute"}]},
-        "status": {"nodeInfo": machine, "conditions": [{"type": "Ready", "status": "True"}]},
-    }
-    bare = {"metadata": {"name": "node-b", "uid": "v"}, "spec": {}, "status": {}}
-    server.replies = [Reply(200, {"metadata": {"resourceVersion": "3"}, "items": [full, bare]})]
-    a, b = api.nodes()
-    assert (a.name, a.uid, a.machine_id, a.system_uuid, a.boot_id) == ("node-a", "u", "m", "s", "b")
-    assert a.ready
-    assert a.taints == ("node.kubernetes.io/out-of-service",)
-    assert (b.name, b.ready, b.taints, b.boot_id) == ("node-b", False, (), "")
 
 
 def test_pods_of_a_node_are_asked_for_without_their_specs(
@@ -534,24 +445,6 @@ def test_pods_of_a_node_are_asked_for_without_their_specs(
     # With a limit, Kubernetes 1.32 looks for them among all pods in etcd.
     assert request.query == {"fieldSelector": "spec.nodeName=node-a"}
     assert "PartialObjectMetadataList" in request.accept
-
-
-def test_definitions_are_none_where_their_kind_is_not_installed(
-    server: Server, api: KubernetesApi
-) -> None:
-    found = {"metadata": {"namespace": "n", "name": "ib0", "uid": "u"}, "spec": {"config": "{}"}}
-    without = {"metadata": {"namespace": "n", "name": "file"}}
-    specs: list[object] = [None, 7, {"config": {}}]
-    strange = [{"metadata": {"name": "odd"}, "spec": spec} for spec in specs]
-    server.replies = [
-        Reply(200, {"metadata": {}, "items": [found, without, *strange]}),
-        Reply(404, b"404 page not found\n"),
-    ]
-    ib0, file, *odd = api.network_definitions()
-    assert [each.config for each in odd] == ["", "", ""]
-    assert (ib0.namespace, ib0.name, ib0.config, ib0.uid) == ("n", "ib0", "{}", "u")
-    assert (file.name, file.config) == ("file", "")
-    assert not list(api.network_definitions())
 
 
 def test_an_event_is_written_once_and_its_loss_is_no_error(
@@ -578,22 +471,6 @@ def test_an_event_on_an_object_with_a_long_name_has_a_valid_name(
     name = server.requests[0].body["metadata"]["name"]
     assert re.fullmatch(r"a{230}\.[0-9a-f]{16}", name)
     assert server.requests[0].body["involvedObject"]["name"] == long
-
-
-def test_threads_share_a_client(server: Server, api: KubernetesApi) -> None:
-    known = stored()
-    server.replies = [Reply(200, sent(known))]
-    found: list[AddressBlock] = []
-
-    def read() -> None:
-        found.extend(api.get(AddressBlock, known.metadata.name) for _ in range(20))
-
-    threads = [threading.Thread(target=read) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert found == [known] * 160
 
 
 def test_a_pace_gives_turns_at_its_rate_after_a_burst() -> None:

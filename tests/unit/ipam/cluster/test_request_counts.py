@@ -11,12 +11,9 @@ import pytest
 
 from cni.spec.errors import CNIError
 from ipam.cluster.pools import AT_ONCE
-from ipam.plugin import AddressPlugin
-from ipam.scope import Stores
 from tests.fake_api import FakeApi, Fault, Faults
-from tests.unit.ipam.calls import Json, request
-from tests.unit.ipam.cluster.nodes import RANGE, ClusterNode, put_pool
-from tests.waiting import PATIENCE
+from tests.unit.ipam.calls import Json
+from tests.unit.ipam.cluster.nodes import ClusterNode, put_pool
 
 CONFIRMED = Counter({("get", "Node"): 1, ("list", "AddressBlock"): 1})
 POOLS = 16
@@ -29,14 +26,6 @@ def network(number: int) -> Json:
 def put_pools(server: FakeApi, count: int = POOLS) -> None:
     for number in range(count):
         put_pool(server, f"10.{number}.0.0/24", name=f"net{number}")
-
-
-def add_patiently(node: ClusterNode, pod: str) -> None:
-    """ADD where the lessee has a thread, which makes the claim."""
-    stores = Stores(node.files, lambda: "cluster", node.lessee, clock=node.clock, patience=PATIENCE)
-    AddressPlugin(stores, lambda: node.boot).add(
-        request("ADD", {"range": RANGE}, f"{pod}-1", pod=pod)
-    )
 
 
 def add_to_all(node: ClusterNode, pod: str) -> None:
@@ -220,15 +209,6 @@ def test_blocks_that_a_list_has_shown_as_leased_are_not_tried_again(
             node.add(f"late-{number}")
         node.clock.now += 2
     assert ("create", "AddressBlock") not in node.api.calls
-
-
-def test_a_confirmation_of_one_pool_is_three_requests(server: FakeApi, node: ClusterNode) -> None:
-    put_pool(server)
-    node.add("p0")
-    node.steps(3)  # its status is told
-    node.api.calls.clear()
-    node.steps(1, 460.0)
-    assert node.api.calls == CONFIRMED + Counter({("list", "AddressPool"): 1})
 
 
 def test_a_confirmation_of_many_pools_is_three_requests(server: FakeApi, node: ClusterNode) -> None:

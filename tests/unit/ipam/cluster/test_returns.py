@@ -268,14 +268,6 @@ def test_a_pool_that_can_lease_no_more_does_not_keep_another_from_leasing_ahead(
     assert "cannot lease a block ahead: this node has all 1 blocks" in caplog.text
 
 
-def test_an_idle_node_asks_the_api_server_seldom(server: FakeApi, node: ClusterNode) -> None:
-    fill(node, 3)
-    node.steps(20)
-    node.api.calls.clear()
-    node.steps(600, 1.0)
-    assert sum(node.api.calls.values()) <= 6  # two confirmations
-
-
 def test_what_is_counted(server: FakeApi, node: ClusterNode) -> None:
     fill(node, 3)
     node.steps(1)

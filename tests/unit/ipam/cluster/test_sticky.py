@@ -27,8 +27,8 @@ from ipam.store import AddressInUse, Grant
 from tests.fake_api import FakeApi, Fault
 from tests.unit.ipam.calls import error_of, request
 from tests.unit.ipam.cluster.audit import audit, audit_settled
+from tests.unit.ipam.cluster.boundaries import Kill, Killed, armed, disarmed
 from tests.unit.ipam.cluster.nodes import RANGE, ClusterNode, blocks_of, put_pool
-from tests.unit.ipam.cluster.test_crashes import Kill, Killed, armed, disarmed
 
 POOL = "10.0.0.0-24"
 IPAM = {"range": RANGE, "sticky": True}
@@ -553,24 +553,6 @@ def test_a_kill_at_any_boundary_neither_loses_nor_doubles_the_address(
         a.steps(2, 500.0)
         b.steps(2, 1.0)
         audit_settled(server, [b])
-
-
-def test_a_stateful_set_of_20_that_moves_ten_times_keeps_its_addresses(
-    server: FakeApi, nodes: list[ClusterNode]
-) -> None:
-    """Row A17, with the old node alive."""
-    given = {pod: add(nodes[0], pod) for pod in PODS}
-    assert len(set(given.values())) == 20
-    for move in range(10):
-        old, new = nodes[move % 3], nodes[(move + 1) % 3]
-        for pod in PODS:
-            old.delete(pod)
-        old.steps(3, 3.0)
-        assert {pod: add(new, pod) for pod in PODS} == given
-        audit(server, nodes)
-    blocks = server.look_at_all(AddressBlock).items
-    assert len(blocks) == 20
-    assert {block.spec.epoch for block in blocks} == {11}
 
 
 def test_a_block_of_a_lost_node_is_probed_by_the_pods_next_node_until_one_has_done_so(

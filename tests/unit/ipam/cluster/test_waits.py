@@ -113,13 +113,6 @@ def test_an_add_waits_ten_seconds_and_asks_ever_more_rarely(tmp_path: Path, cloc
     assert 8 <= claims.asked <= 14
 
 
-def test_a_request_that_takes_seconds_does_not_end_the_wait(tmp_path: Path, clock: Time) -> None:
-    """A node with little CPU: three seconds were too few for one claim."""
-    claims = Refusing(clock, CNIError(Code.TRY_AGAIN, "not now"), seconds=3.5)
-    waits(tmp_path, claims)
-    assert claims.asked >= 3
-
-
 class Worker:
     """Of a call, whose place another call may have while `away`."""
 

@@ -7,7 +7,6 @@ from msgspec.structs import replace
 
 from cni.spec.attachment import Attachment
 from cni.spec.errors import CNIError, Code
-from cni.spec.result import Route
 from ipam.addresses import parse
 from ipam.cluster.objects import AddressCounts, AddressPool
 from ipam.cluster.selectors import NodeSelector, Requirement, SelectorTerm, selects
@@ -16,7 +15,6 @@ from ipam.nv_ipam import importing
 from ipam.nv_ipam.pools import (
     ExcludedIndexes,
     ExcludedRun,
-    PoolRoute,
 )
 from tests.unit.ipam.nv_ipam.nodes import (
     World,
@@ -64,28 +62,6 @@ def test_eight_nodes_share_a_pool_that_has_entries_for_five(world: World) -> Non
     assert given == 61  # all that there is
     assert not duplicates(nodes)
     assert all(node.held() for node in nodes)
-
-
-def test_the_result_is_that_of_nv_ipam(world: World) -> None:
-    put_ippool(
-        world.server,
-        {},
-        per_node_block_size=16,
-        default_gateway=True,
-        routes=(PoolRoute("10.9.0.0/16"),),
-        **GATEWAY,
-    )
-    put_ippool(world.server, {}, "fd00::/120", name="six", per_node_block_size=16)
-    a = world.node("a")
-    world.settle()
-    found = a.result("p", {"poolName": "pool,six"})
-    four, six = found.ips
-    assert (four.gateway, six.gateway) == ("10.0.0.1", None)
-    assert (four.address.endswith("/24"), six.address.endswith("/120")) == (True, True)
-    assert found.routes == (
-        Route(dst="0.0.0.0/0", gw="10.0.0.1"),
-        Route(dst="10.9.0.0/16", gw="10.0.0.1"),
-    )
 
 
 def test_requested_addresses_and_the_gateway_are_given_to_one_pod(world: World) -> None:
@@ -176,37 +152,6 @@ def test_a_term_without_requirements_selects_no_node_and_a_field_names_one() -> 
     assert not selects(NodeSelector(node_selector_terms=(named,)), "m", {})
     both = SelectorTerm(match_fields=(Requirement("metadata.name", "In", ("n", "m")),))
     assert not selects(NodeSelector(node_selector_terms=(both,)), "n", {})  # an error in Kubernetes
-
-
-def test_entries_of_other_nodes_are_left_alone(world: World) -> None:
-    entries = {"a": ("10.0.0.1", "10.0.0.100"), "b": ("10.0.0.101", "10.0.0.200")}
-    put_ippool(world.server, entries, per_node_block_size=8)
-    a, c = world.node("a"), world.node("c")
-    daemon_writes(a, "10.0.0.3")
-    world.settle()
-    given = {world.add(a, f"p{number}")[0] for number in range(60)}
-    assert not given & {f"10.0.0.{last}/24" for last in (3, *range(101, 201))}
-    given |= {world.add(c, f"p{number}")[0] for number in range(20)}
-    assert not duplicates((a, c))
-    with pytest.raises(CNIError, match="another node's by the pool's status") as caught:
-        c.add("p", config={"args": {"cni": {"ips": ["10.0.0.150"]}}})
-    assert caught.value.code == Code.ADDRESS_TAKEN
-    # The daemon's pod ends: its address is free for its node.
-    a.delete("", container="old10.0.0.3", ifname="net1")
-    assert "10.0.0.3" not in a.held()
-    ask = {"args": {"cni": {"ips": ["10.0.0.3"]}}}
-    assert a.add("r", config=ask) == ["10.0.0.3/24"]
-    # nv-ipam's entries are removed: all nodes share the pool.
-    put_ippool(world.server, {}, per_node_block_size=8)
-    world.settle()
-    while True:
-        try:
-            world.add(c, f"q{len(c.held())}")
-        except CNIError as error:
-            assert error.code == Code.NO_FREE_ADDRESS
-            break
-    assert c.held() & {f"10.0.0.{last}" for last in range(101, 201)}
-    assert not duplicates((a, c))
 
 
 @pytest.mark.parametrize("spoilt", ["running", "damaged", "unseen"])
@@ -345,15 +290,3 @@ def test_pools_that_overlap_with_blocks_of_other_sizes_are_reported(world: World
         for pool in world.server.look_at_all(AddressPool).items
     }
     assert "BlockSizeDiffers" in str(ready)
-
-
-def test_pods_get_addresses_of_leased_blocks_without_the_api_server(world: World) -> None:
-    put_ippool(world.server, {}, per_node_block_size=16)
-    a = world.node("a")
-    world.settle()
-    a.add("p")
-    world.server.down = True
-    a.restart()
-    a.file.step()
-    assert a.add("q")
-    a.delete("p")

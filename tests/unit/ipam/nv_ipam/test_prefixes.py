@@ -190,15 +190,3 @@ def test_an_invalid_spec_gives_no_address(world: World, spec: dict[str, object])
     world.settle()
     with pytest.raises(CNIError, match="its spec is valid"):
         a.add("p", ROUTED)
-
-
-def test_pods_get_addresses_of_the_prefix_without_the_api_server(world: World) -> None:
-    put_cidrpool(world.server, {"a": ("10.8.0.0/29", "10.8.0.1")}, **PLAIN)
-    a = world.node("a")
-    world.settle()
-    a.add("p", ROUTED)
-    world.server.down = True
-    a.restart()
-    a.file.step()
-    assert a.add("q", ROUTED) == ["10.8.0.3/29"]
-    a.delete("p")

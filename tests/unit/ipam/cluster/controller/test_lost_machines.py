@@ -19,9 +19,9 @@ from ipam.cluster.objects import AddressBlock, StickySpec
 from ipam.cluster.upkeep import ANSWERED_AGAIN
 from ipam.store import AddressInUse, Grant
 from tests.unit.ipam.calls import error_of, request
+from tests.unit.ipam.cluster.boundaries import Kill, Killed, armed, disarmed
 from tests.unit.ipam.cluster.controller.cluster import GONE_AFTER, MARGIN, OFFLINE, Cluster
 from tests.unit.ipam.cluster.nodes import ClusterNode
-from tests.unit.ipam.cluster.test_crashes import Kill, Killed, armed, disarmed
 
 BLOCK = "default.10.64.0.8-29"
 WHOLE_WAIT = GONE_AFTER + OFFLINE + MARGIN

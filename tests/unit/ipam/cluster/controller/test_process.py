@@ -4,7 +4,7 @@ import itertools
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 
 import pytest
 from msgspec.structs import replace
@@ -61,54 +61,11 @@ def _samples(process: ControllerProcess) -> dict[str, float]:
     }
 
 
-def test_a_definition_gets_a_pool_and_a_dead_nodes_block_a_fence() -> None:
-    cluster = Cluster()
-    cluster.define({"type": "whereabouts", "range": "10.70.0.0/24"})
-    pool = cluster.pool()
-    reclaim = replace(pool.spec.reclaim, node_gone_after="0s")
-    cluster.api.update(replace(pool, spec=replace(pool.spec, reclaim=reclaim)))
-    node = cluster.node("gpu-1")
-    name = cluster.block("10.64.0.8", node).metadata.name
-    with _running(_process(cluster.api, "only")) as process:
-        until(lambda: _is_ready(cluster, "10.70.0.0-24"))
-        assert cluster.blocks() == {name: "Active"}
-        cluster.remove_node("gpu-1")
-        until(lambda: cluster.blocks() == {name: "Reclaiming"})
-        until(lambda: process.seen.states == {"Reclaiming": 1})
-        assert process.alive() == (True, "alive")
-        assert process.ready() == (True, "leads")
-        samples = _samples(process)
-        assert samples["podfabric_controller_leads"] == 1
-        assert samples["podfabric_controller_reclaim_steps_total,step=fenced"] == 1
-        assert samples["podfabric_cluster_blocks,state=Reclaiming"] == 1
-        assert samples["podfabric_cluster_blocks_by_holder,standing=gone"] == 1
-        assert samples["podfabric_cluster_pool_addresses,pool=10.70.0.0-24"] == 254
-        assert samples["podfabric_cluster_pool_condition,pool=pool,type=Ready"] == 1
-        assert samples["podfabric_cluster_pool_condition,pool=pool,type=Exhausted"] == 0
-    assert cluster.api.lease("podfabric", "controller").holder == ""
-
-
 def _is_ready(cluster: Cluster, name: str) -> bool:
     try:
         return cluster.condition("Ready", name) == ("True", "Decided")
     except (AssertionError, NotFound):
         return False
-
-
-def test_one_of_two_leads_and_the_other_goes_on_when_it_ends() -> None:
-    cluster = Cluster()
-    with ExitStack() as stack:
-        first = stack.enter_context(_running(_process(cluster.api, "first")))
-        until(lambda: first.leadership.holds)
-        second = stack.enter_context(_running(_process(cluster.api, "second")))
-        until(lambda: first.rounds > 0)
-        assert not second.leadership.holds
-        assert second.ready() == (True, "stands by")
-        assert "podfabric_cluster_blocks" not in ControllerExposition(second).text().decode()
-        first.stop()
-        until(lambda: second.leadership.holds)
-        cluster.pool("10.80.0.0/24", name="late")
-        until(lambda: _is_ready(cluster, "late"))
 
 
 def test_rounds_go_on_after_an_outage_and_after_a_defect() -> None:

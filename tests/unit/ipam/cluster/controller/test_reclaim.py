@@ -287,17 +287,6 @@ def test_a_machine_without_ids_proves_nothing_and_is_quarantined() -> None:
     assert _quarantined(cluster) == 1
 
 
-def test_a_holder_that_answers_the_fence_keeps_its_block() -> None:
-    cluster = _cluster()
-    cluster.remove_node("gpu-1")
-    cluster.run(GONE_AFTER + 5)
-    assert cluster.blocks() == {BLOCK: "Reclaiming"}
-    cluster.node("gpu-1")
-    cluster.answer(BLOCK)
-    cluster.run(3 * WHOLE_WAIT)
-    assert cluster.blocks() == {BLOCK: "Active"}
-
-
 def test_a_block_that_is_shown_as_it_was_before_the_fence_is_no_answer() -> None:
     cluster = _cluster()
     cluster.remove_node("gpu-1")
@@ -469,49 +458,6 @@ def test_what_was_read_too_long_ago_is_not_acted_on() -> None:
     cluster.client.faults = None
     cluster.run(1)
     assert cluster.blocks() == {BLOCK: "Reclaiming"}
-
-
-@pytest.mark.parametrize(
-    "fault", [Fault.LOST_REQUEST, Fault.LOST_ANSWER, Fault.CONFLICT, Fault.LATE]
-)
-@pytest.mark.parametrize("after", range(16))
-def test_a_controller_that_dies_between_any_two_requests_is_continued(
-    fault: Fault, after: int
-) -> None:
-    """The request fails, with or without its effect, and the process ends: another one leads."""
-    left = [10**9]
-
-    def faults(verb: str, kind: str, name: str) -> Fault | None:
-        if verb not in ("create", "update", "update_status", "delete"):
-            return None
-        left[0] -= 1
-        return fault if left[0] == 0 else None
-
-    cluster = Cluster(faults)
-    cluster.define({"type": "podfabric-ipam", "range": "10.70.0.0/24"})
-    cluster.pool()
-    cluster.block("10.64.0.8", cluster.node("gpu-1"))
-    kept = cluster.block("10.64.0.16", cluster.node("gpu-2")).metadata.name
-    cluster.remove_node("gpu-1")
-    left[0] = after + 1
-    fenced_at = freed_at = None
-    for _ in range(3 * int(WHOLE_WAIT)):
-        cluster.now += 1
-        cluster.round()
-        if cluster.errors:
-            cluster.new_leader()
-        cluster.api.deliver()
-        state = cluster.blocks().get(BLOCK)
-        if fenced_at is None and state == "Reclaiming":
-            fenced_at = cluster.now
-        if freed_at is None and state is None:
-            freed_at = cluster.now
-    assert cluster.blocks() == {kept: "Active"}
-    assert fenced_at is not None
-    assert freed_at is not None
-    assert freed_at - fenced_at >= OFFLINE + MARGIN
-    cluster.round()
-    assert cluster.condition("Ready", "10.70.0.0-24") == ("True", "Decided")
 
 
 def test_without_an_answer_nothing_is_done_and_then_everything() -> None:

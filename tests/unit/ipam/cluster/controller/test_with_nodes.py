@@ -56,19 +56,6 @@ class Fabric:
             self.cluster.round()
 
 
-def test_a_new_definition_gives_addresses_to_pods_of_all_nodes(
-    stack: ExitStack, tmp_path: Path
-) -> None:
-    fabric = Fabric(stack, tmp_path, "a", "b", "c")
-    given = [
-        fabric.add(node, f"{name}-{number}")
-        for number in range(2)
-        for name, node in fabric.nodes.items()
-    ]
-    assert sorted(given) == [f"10.64.0.{last}" for last in range(1, 7)]
-    assert fabric.add(fabric.nodes["a"], "one-too-many") == Code.NO_FREE_ADDRESS
-
-
 def test_a_pool_that_is_exhausted_recovers_when_a_pod_ends_elsewhere(
     stack: ExitStack, tmp_path: Path
 ) -> None:
@@ -143,18 +130,3 @@ def test_a_node_object_that_is_made_again_under_churn_keeps_its_blocks(
     assert a.add("stays", {"range": RANGE}, container="stays-2") == [address]
     assert fabric.cluster.counts.fenced > 0
     assert fabric.cluster.counts.freed == 0
-
-
-def test_a_machine_that_lost_its_store_and_booted_again_gets_its_blocks_back(
-    stack: ExitStack, tmp_path: Path
-) -> None:
-    """Adoption by the agent, or reclaim by the controller: in the end nothing is lost."""
-    fabric = Fabric(stack, tmp_path, "a", "b")
-    for number in range(6):
-        fabric.add(fabric.nodes["a"], f"pod-{number}")
-    fabric.run(10)
-    fabric.cluster.change_node("a", boot_id="boot-2")
-    fabric.nodes["a"] = fabric.node(tmp_path / "new-disk", "a", "boot-2")
-    fabric.run(30 * MINUTE, every=20)
-    given = {fabric.add(fabric.nodes["b"], f"b-{number}") for number in range(5)}
-    assert Code.NO_FREE_ADDRESS not in given

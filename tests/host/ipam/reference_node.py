@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,11 +13,11 @@ import msgspec
 
 from host.namespaces import NetworkNamespace
 from ipam.store import Reservation
-from tests.host.podman.machine import PODFABRIC
 from tests.netns import ip
 from tests.runtime import Outcome, Runtime
 
 IFNAME = "eth0"
+PODFABRIC = Path(sys.prefix) / "bin" / "podfabric"
 
 
 @dataclass(frozen=True)
