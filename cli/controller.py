@@ -39,8 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--whereabouts",
         choices=("None", "Read", "Coexist"),
         default="None",
-        help="Read: give nobody what whereabouts' objects hold; Coexist: also take blocks from "
-        "whereabouts for our nodes (default: None)",
+        help="Read: no node hands out what whereabouts' objects hold. Coexist: the controller also "
+        "takes blocks from whereabouts for podfabric's nodes (default: None)",
     )
     parser.add_argument(
         "--kubeconfig",

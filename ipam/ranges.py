@@ -200,11 +200,13 @@ def merged(intervals: Iterable[Interval]) -> tuple[Interval, ...]:
     return tuple(result)
 
 
-def written(runs: Iterable[Interval], most: int) -> tuple[str, ...]:
-    """Sorted runs of addresses as objects have them: "10.0.0.8", "10.0.0.8-10.0.0.15". Of more than
-    `most` the nearest are joined across what lies between."""
+def written(runs: Iterable[Interval], most: int = 0) -> tuple[str, ...]:
+    """Sorted runs of addresses as objects have them: "10.0.0.8", "10.0.0.8-10.0.0.15".
+
+    Of more than `most` runs the nearest are joined across what lies between; 0 sets no limit.
+    """
     joined = tuple(runs)
-    if len(joined) > most:
+    if most and len(joined) > most:
         gaps = sorted(pairwise(joined), key=lambda pair: pair[1].first - pair[0].last)
         kept = sorted(gaps[len(gaps) - most + 1 :])
         firsts = (joined[0].first, *(after.first for _, after in kept))

@@ -26,11 +26,10 @@ from ipam.nv_ipam.translate import (
     LARGEST_BLOCK,
     NodePool,
     hosts_of,
-    listed,
     prefixes_of,
     range_of,
 )
-from ipam.ranges import merged
+from ipam.ranges import merged, written
 
 if TYPE_CHECKING:
     from ipam.cluster.controller.reports import Reports
@@ -213,7 +212,7 @@ def _of_cidrpool(spec: NvPoolSpec, entries: Sequence[NodePart], node: str) -> Fo
     mine = (one for one in taken if one[0].prefix == prefix and node and one[1].node == node)
     own = next((one for one in mine if one[0].address in whole), None)
     others = [Interval(n.address, n.last) for n, _ in taken if own is None or n != own[0]]
-    pool = NodePool(network=str(whole), prefix=prefix, index=index, others=listed(merged(others)))
+    pool = NodePool(network=str(whole), prefix=prefix, index=index, others=written(merged(others)))
     if own is not None:
         gateway = _inside(own[0], key, own[1].gateway) if own[0] in given else ""
         pool = replace(pool, own=str(own[0]), gateway=gateway)
@@ -250,7 +249,7 @@ def _inside(network: Network, key: str, gateway: str) -> str:
 
 def _clamped(runs: Iterable[Interval], whole: Interval) -> tuple[str, ...]:
     inside = (Interval(max(run.first, whole.first), min(run.last, whole.last)) for run in runs)
-    return listed(merged(run for run in inside if run.first <= run.last))
+    return written(merged(run for run in inside if run.first <= run.last))
 
 
 # --- the AddressPools ------------------------------------------------------------------------

@@ -290,11 +290,3 @@ def _hosts_of(pool: NodePool, network: Network) -> Interval:
     """The same of what a node leases: of a large prefix, its beginning."""
     first, last = hosts_of(network)
     return Interval(first, min(last, network.address + LARGEST_BLOCK - 1) if pool.prefix else last)
-
-
-def listed(intervals: Iterable[Interval]) -> tuple[str, ...]:
-    """Intervals as texts: "10.0.0.1-10.0.0.9"."""
-    return tuple(
-        text(each.first) if each.first == each.last else f"{text(each.first)}-{text(each.last)}"
-        for each in intervals
-    )

@@ -20,7 +20,7 @@ from typing import Literal, TypeVar
 import msgspec
 
 from base import decoding
-from ipam.addresses import Interval, parse_interface, parse_interval, text
+from ipam.addresses import Interval, parse, parse_interface, parse_interval, text
 from ipam.cluster import geometry
 from ipam.cluster.api import AlreadyExists, ClusterApi, Conflict, NotFound
 from ipam.cluster.controller.block_index import BlockIndex
@@ -431,7 +431,15 @@ def _has(pod: AnnotatedPod | None, address: int) -> bool:
         networks = decoding.decode(written.encode(), list[_NetworkStatus])
     except msgspec.MsgspecError:
         return True
-    return any(each == text(address) for network in networks for each in network.ips or ())
+    return any(_may_be(each, address) for network in networks for each in network.ips or ())
+
+
+def _may_be(written: str, address: int) -> bool:
+    """Whether a text names the address, or cannot be read."""
+    try:
+        return parse(written) == address
+    except ValueError:
+        return True
 
 
 def _by_pool(

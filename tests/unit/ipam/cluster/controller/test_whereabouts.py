@@ -170,7 +170,7 @@ def test_the_addresses_of_pods_that_have_ended_are_free(reading: Beside, memory_
     reading.share("10.64.0.0/28", exclude=("10.64.0.5-10.64.0.15",))
     reading.holds([1, 2, 3, 4], "10.64.0.0/28", "10.64.0.0-28")
     reading.run_pod("ns/old2", "10.64.0.9")
-    reading.run_pod("ns/old4", "10.64.0.4")
+    reading.run_pod("ns/old4", "10.64.0.04")  # the same address, written otherwise
     reading.run(3.0)
     node = node_of(reading, memory_path)
     ipam = {"range": "10.64.0.0/28"}
