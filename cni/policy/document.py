@@ -12,17 +12,23 @@ import msgspec
 
 from base import documents
 from base.documents import DocumentError
+from base.pod import Pod
 from cni.policy import values
-from cni.policy.subjects import CallingPod
 from cni.policy.values import NOTHING, Kind, Values
+from cni.spec.errors import CNIError, Code
 from host import selectors
 from host.discovery import HCA
 from host.selectors import Selector
+
+PART = "policy"
+"""The top-level key of config.yaml."""
 
 RULES = 256  # of one document
 SUBJECTS = 64  # of one rule
 LABELS = 64  # of one selector
 HIGHEST_COUNT = 1 << 24  # of addresses
+
+_FULL = 0x8000  # a P_Key's bit of a full member
 
 Operator = Literal["In", "NotIn", "Exists", "DoesNotExist"]
 _NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
@@ -58,6 +64,28 @@ class LabelSelector(msgspec.Struct, frozen=True):
         return all(requirement.met_by(labels) for requirement in self.requirements)
 
 
+class Subjects:
+    """What the API server knows of a pod, asked only where a rule looks at it: here nothing."""
+
+    def labels(self, namespace: str) -> Mapping[str, str]:
+        """The labels of a namespace. CNIError 11 if they are not known now."""
+        raise unknown(f'the labels of namespace "{namespace}"')
+
+    def service_account(self, pod: Pod) -> str:
+        """The service account of a pod. CNIError 11 if it is not known now."""
+        raise unknown(f'the service account of pod "{pod}"')
+
+
+def unknown(what: str, why: str = "") -> CNIError:
+    """The error of an ADD for which the rules cannot be told. They are never taken for none."""
+    because = f" ({why})" if why else ""
+    return CNIError(
+        Code.TRY_AGAIN,
+        f'"{PART}.cluster" is true, and this node does not know {what}{because}: nothing was '
+        "done; the runtime tries again: see whether the agent runs and reaches the API server",
+    )
+
+
 class Subject(msgspec.Struct, frozen=True):
     """Pods that a rule is for: what is set must match. None is not set."""
 
@@ -65,22 +93,22 @@ class Subject(msgspec.Struct, frozen=True):
     namespace_selector: LabelSelector | None = None
     service_accounts: Values | None = None
 
-    def matches(self, pod: CallingPod) -> bool | None:
-        """Whether the subject is for a pod; None if this node lacks the labels or the account."""
+    def matches(self, pod: Pod, subjects: Subjects) -> bool:
+        """Whether the subject is for a pod. CNIError 11 from `subjects`."""
         if self.namespaces is not None and not self.namespaces.allows(pod.namespace):
             return False
-        found: bool | None = True
-        if self.namespace_selector is not None:
-            if pod.labels is None:
-                found = None
-            elif not self.namespace_selector.selects(pod.labels):
-                return False
-        if self.service_accounts is not None:
-            if pod.service_account is None:
-                found = None
-            elif not self.service_accounts.allows(pod.service_account):
-                return False
-        return found
+        selector = self.namespace_selector
+        if selector is not None and not selector.selects(subjects.labels(pod.namespace)):
+            return False
+        accounts = self.service_accounts
+        return accounts is None or accounts.allows(subjects.service_account(pod))
+
+
+class Device(msgspec.Struct, frozen=True):
+    """The device of an attachment, as rules see it: an HCA, and the resources that have it."""
+
+    hca: HCA
+    resources: frozenset[str] = frozenset()  # by which the pod holds it
 
 
 class Use(msgspec.Struct, frozen=True):
@@ -101,9 +129,11 @@ class Use(msgspec.Struct, frozen=True):
     addresses_per_pod: int | None = None
     addresses_per_namespace: int | None = None  # on one node, as is that of a pod
 
-    def has_device(self, hca: HCA) -> bool:
-        """Whether one of the selectors matches an HCA."""
-        return bool(self.devices) and selectors.match(self.devices, hca) is not None
+    def has_device(self, device: Device) -> bool:
+        """Whether one of the selectors matches the HCA, or a pool is one of its resources."""
+        if self.devices and selectors.match(self.devices, device.hca) is not None:
+            return True
+        return any(map(self.pools.allows, device.resources))
 
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,10 +152,32 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
         """As errors and events name it: "team-a", "POLICY/team-a"."""
         return f"{self.policy}/{self.name}" if self.policy else self.name
 
-    def is_for(self, pod: CallingPod) -> bool | None:
-        """Whether the rule is for a pod; None if this node cannot tell."""
-        found = {subject.matches(pod) for subject in self.subjects}
-        return True if True in found else None if None in found else False
+    def is_for(self, pod: Pod, subjects: Subjects) -> bool:
+        """Whether the rule is for a pod. CNIError 11 from `subjects`."""
+        return any(subject.matches(pod, subjects) for subject in self.subjects)
+
+    def uses(self, key: str, value: Any) -> bool:  # noqa: ANN401 - of any key
+        """Whether `use` has a value: a number or name, a count, or a `Device`; or it is fixed."""
+        if key == "devices":
+            return self.use.has_device(value)
+        if key in COUNTS:
+            limit = getattr(self.use, COUNTS[key])
+            return limit is None or value <= limit
+        listed: Values = getattr(self.use, USE[key][0])
+        if listed.allows(value):
+            return True
+        if key == "vlans":
+            return "vlan" in self.fixed and value == self.fixed["vlan"]
+        if key == "pkeys":  # the plugin ipoib makes full members of all children
+            return "pkey" in self.fixed and value in (
+                self.fixed["pkey"],
+                self.fixed["pkey"] | _FULL,
+            )
+        return False
+
+    def may_set(self, key: str, value: int | str) -> bool:
+        """Whether it lets a definition set an option to this value, or fixes it."""
+        return self.allowed.get(key, NOTHING).allows(value) or self.fixed.get(key) == value
 
 
 SETTABLE: Mapping[str, Kind] = {
