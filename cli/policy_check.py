@@ -249,9 +249,10 @@ def _partitions(namespace: str, policy: Policy, subjects: KnownNamespaces) -> li
     )
     partitions: list[Span] = []
     for rule in (rule for found in asked for rule in found or ()):
-        if rule.use.pkeys.any:
+        pkeys = rule.use.values("pkeys")
+        if pkeys.any:
             partitions.append((1, _FULL - 1))
-        for first, last in rule.use.pkeys.spans:
+        for first, last in pkeys.spans:
             if first < _FULL <= last:
                 partitions += [(first, _FULL - 1), (1, last & ~_FULL)]
             else:

@@ -318,7 +318,7 @@ def _owner(request: Request, allowed: Allowance) -> Owner:
 
 def _quota(allowed: Allowance) -> Quota | None:
     """What the rules left say of how many addresses pod and namespace may have."""
-    of_pod, of_namespace = map(allowed.most, ("addresses_per_pod", "addresses_per_namespace"))
+    of_pod, of_namespace = map(allowed.most, ("addressesPerPod", "addressesPerNamespace"))
     limited = of_pod is not None or of_namespace is not None
     return Quota(of_pod, of_namespace, allowed.titles()) if limited else None
 

@@ -115,8 +115,9 @@ class Allowance(msgspec.Struct, frozen=True):
 
     def most(self, count: str) -> int | None:
         """The largest limit that the rules left have for a count of `Use`; None without one."""
-        limits = [getattr(rule.use, count) for rule in self.left]
-        return None if None in limits else max(limits, default=None)
+        if any(count not in rule.use.counts for rule in self.left):
+            return None
+        return max((rule.use.counts[count] for rule in self.left), default=None)
 
     def titles(self) -> tuple[str, ...]:
         """The names of the rules that are left."""
@@ -188,7 +189,7 @@ def _having(found: Rules, intervals: Sequence[Span]) -> Rules:
     return tuple(
         rule
         for rule in found
-        if all(rule.use.ranges.allows_all(first, last) for first, last in intervals)
+        if all(rule.use.values("ranges").allows_all(first, last) for first, last in intervals)
     )
 
 

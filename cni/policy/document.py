@@ -115,25 +115,18 @@ class Use(msgspec.Struct, frozen=True):
     """What an attachment may be on, as a whole. What is not listed is not allowed."""
 
     devices: tuple[Selector, ...] = ()
-    pools: Values = (
-        NOTHING  # resources by which the pod holds the device: an alternative to devices
-    )
-    pkeys: Values = NOTHING  # 16 bits: with the bit of a full member
-    vlans: Values = NOTHING
-    guids: Values = NOTHING
-    macs: Values = NOTHING
-    ipam_types: Values = NOTHING
-    network_names: Values = NOTHING
-    ranges: Values = NOTHING
-    addresses_per_attachment: int | None = None
-    addresses_per_pod: int | None = None
-    addresses_per_namespace: int | None = None  # on one node, as is that of a pod
+    listed: Mapping[str, Values] = {}  # by keys of USE
+    counts: Mapping[str, int] = {}  # by keys of COUNTS: what is not there has no limit
+
+    def values(self, key: str) -> Values:
+        """What is listed at a key of USE."""
+        return self.listed.get(key, NOTHING)
 
     def has_device(self, device: Device) -> bool:
         """Whether one of the selectors matches the HCA, or a pool is one of its resources."""
         if self.devices and selectors.match(self.devices, device.hca) is not None:
             return True
-        return any(map(self.pools.allows, device.resources))
+        return any(map(self.values("pools").allows, device.resources))
 
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True):
@@ -161,10 +154,8 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
         if key == "devices":
             return self.use.has_device(value)
         if key in COUNTS:
-            limit = getattr(self.use, COUNTS[key])
-            return limit is None or value <= limit
-        listed: Values = getattr(self.use, USE[key][0])
-        if listed.allows(value):
+            return bool(value <= self.use.counts.get(key, value))
+        if self.use.values(key).allows(value):
             return True
         if key == "vlans":
             return "vlan" in self.fixed and value == self.fixed["vlan"]
@@ -219,21 +210,18 @@ FIXABLE: Mapping[str, Kind] = {
 """Options for which `fixed` may have the value of definitions that have none."""
 
 _HOST_PATHS = "hostPaths"
-USE: Mapping[str, tuple[str, Kind]] = {
-    "pools": ("pools", "name"),
-    "pkeys": ("pkeys", "pkey"),
-    "vlans": ("vlans", "vlan"),
-    "guids": ("guids", "guid"),
-    "macs": ("macs", "mac"),
-    "ipamTypes": ("ipam_types", "name"),
-    "networkNames": ("network_names", "name"),
-    "ranges": ("ranges", "network"),
+USE: Mapping[str, Kind] = {
+    "pools": "name",  # resources by which the pod holds the device: an alternative to devices
+    "pkeys": "pkey",  # 16 bits: with the bit of a full member
+    "vlans": "vlan",
+    "guids": "guid",
+    "macs": "mac",
+    "ipamTypes": "name",
+    "networkNames": "name",
+    "ranges": "network",
 }
-COUNTS = {
-    "addressesPerAttachment": "addresses_per_attachment",
-    "addressesPerPod": "addresses_per_pod",
-    "addressesPerNamespace": "addresses_per_namespace",
-}
+COUNTS = ("addressesPerAttachment", "addressesPerPod", "addressesPerNamespace")
+"""Those of a pod and of a namespace count on one node."""
 
 
 def rules_of(value: object, where: str, policy: str = "") -> tuple[Rule, ...]:
@@ -340,21 +328,18 @@ def _requirement(value: object, where: str) -> LabelRequirement:
 
 def _use(value: object, where: str) -> Use:
     fields = _keys(value, ("devices", *USE, *COUNTS), where)
-    given: dict[str, Any] = {
-        name: values.read(fields[key], kind, f"{where}.{key}")
-        for key, (name, kind) in USE.items()
-        if key in fields
-    }
-    for key, name in COUNTS.items():
-        if key in fields:
-            given[name] = _count(fields[key], f"{where}.{key}")
     devices = _list(fields.get("devices"), values.ITEMS, f"{where}.devices")
     return Use(
         devices=tuple(
             Selector() if item == values.ANY else selectors.parse(item, f"{where}.devices[{index}]")
             for index, item in enumerate(devices)
         ),
-        **given,
+        listed={
+            key: values.read(fields[key], kind, f"{where}.{key}")
+            for key, kind in USE.items()
+            if key in fields
+        },
+        counts={key: _count(fields[key], f"{where}.{key}") for key in COUNTS if key in fields},
     )
 
 

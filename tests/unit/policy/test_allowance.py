@@ -129,12 +129,12 @@ def test_ranges_lie_within_one_network_and_counts_below_the_limit() -> None:
     with pytest.raises(NotAllowed):
         mine.using("addressesPerAttachment", 3, "ipam", 3)
     left = mine.using("addressesPerAttachment", 2, "ipam", 2)
-    assert left.most("addresses_per_namespace") == 9
-    assert left.most("addresses_per_pod") == 3
+    assert left.most("addressesPerNamespace") == 9
+    assert left.most("addressesPerPod") == 3
     unlimited = policy(
         {"name": "t", "subjects": EVERYBODY}, {"name": "r", "subjects": EVERYBODY, "use": use}
     )
-    assert of(unlimited).most("addresses_per_namespace") is None
+    assert of(unlimited).most("addressesPerNamespace") is None
 
 
 def test_a_rule_fixes_what_a_definition_leaves_out_and_allows_what_it_fixes() -> None:
