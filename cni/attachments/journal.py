@@ -10,8 +10,9 @@ attachment is a line behind the first one, and the last line counts. If a kill o
 it, the one before it does.
 
 `devices/<device>/` has an empty file for each attachment that may have the device, by the name of
-its file. It is made before the entry, and removed after the device is released, so a kill leaves
-one too many. A power cut may lose them: with the boot, a device is nobody's.
+its file. It is made before the entry, and removed after the device is released, so a kill may leave
+one too many until the attachment is removed. A power cut may lose them: with the boot, a device is
+nobody's.
 """
 
 import json
@@ -284,7 +285,9 @@ class Journal:
 
         If a power cut brings the entry back, it is one of an earlier boot, which a sweep removes.
         """
-        files.remove(self._file_of(attachment), durable=False)
+        path = self._file_of(attachment)
+        files.remove(path, durable=False)
+        self._forget_devices_of(os.path.basename(path))  # noqa: PTH119
 
     def remove_unfinished(self) -> None:
         """Remove what writers of first entries left when they were killed.
@@ -305,6 +308,7 @@ class Journal:
         aside = path.with_suffix(".damaged")
         path.replace(aside)
         files.sync_directory(self._directory)
+        self._forget_devices_of(path.name)
         return aside
 
     def counts(self) -> Mapping[tuple[str, str], int]:
@@ -374,9 +378,14 @@ class Journal:
         below = f"{self._devices}/{device}"
         with suppress(OSError):
             os.unlink(f"{below}/{name}")  # noqa: PTH108
-        with suppress(OSError):
             os.rmdir(below)  # noqa: PTH106
             os.rmdir(self._devices)  # noqa: PTH106
+
+    def _forget_devices_of(self, name: str) -> None:
+        """Remove what a killed or failed ADD may have left of an attachment in `devices`."""
+        with suppress(OSError):
+            for device in os.listdir(self._devices):  # noqa: PTH208
+                self._forget(device, name)
 
     def _file_of(self, attachment: Attachment) -> str:
         name = f"{attachment.container_id[:24]}-{attachment.ifname}-{attachment.key}.json"

@@ -144,7 +144,7 @@ def test_kubectl_shows_pools_and_blocks(server: ApiServer) -> None:
     ]
     assert blocks[0].split() == ["NAME", "NODE", "STATE", "USED", "FREE", "CONFIRMED", "AGE"]
     wide = server.kubectl("get", "ablock", "-o", "wide").splitlines()[0].split()
-    assert wide[-5:] == ["POOL", "EPOCH", "FOREIGN", "RESERVED", "INSTANCE"]
+    assert wide[-4:] == ["POOL", "EPOCH", "RESERVED", "INSTANCE"]
     assert "addresspool.ipam.podfabric.io/shown-" in server.kubectl(
         "get", "podfabric", "-o", "name"
     )

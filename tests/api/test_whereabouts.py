@@ -333,7 +333,9 @@ def definitions(server: ApiServer) -> Iterator[str]:
 def install_definitions(server: ApiServer) -> str:
     """See `definitions`."""
     _namespaces(server)
-    server.make("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", KIND)
+    path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+    code, answer = server.send("POST", path, KIND)
+    assert code in (201, 409), answer
     server.kubectl("wait", "--for=condition=Established", "--timeout=120s", f"crd/{DEFINITIONS}")
     return "/apis/k8s.cni.cncf.io/v1/namespaces/theirs/network-attachment-definitions"
 

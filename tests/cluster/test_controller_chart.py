@@ -73,12 +73,10 @@ def test_its_rights_at_the_api_server_are_those_that_it_uses() -> None:
         "addresspools/status: update",
         "addressblocks: get list watch update delete",
         "addressblocks/status: update",
-        "addressreservations: get list watch delete",
+        "addressreservations: get list watch",
         "addressreservations/status: update",
         "nodes: list",
         "pods: list",
-        "pods: get",
-        "statefulsets: get",
         "events: create",
     }
     own = objects["Role", "podfabric-controller"]["rules"]

@@ -176,7 +176,12 @@ class Node:
                 if link.alias.startswith(child.ALIAS_PREFIX)
                 or (link.parent and link.name.startswith(child.TEMPORARY_PREFIX))
             ]
-        journal = [f"journal {path.name}" for path in _listing(self.paths.attachments)]
+        attachments = self.paths.attachments
+        journal = [
+            f"journal {path.relative_to(attachments)}"
+            for path in sorted(attachments.rglob("*"))
+            if not path.is_dir()
+        ]
         # The lock file of a device or PF may stay if no process holds the lock.
         locks = [
             f"lock {path.name}"

@@ -1,11 +1,11 @@
 """CHECK finds every difference from the state that ADD set."""
 
-import shutil
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from ipam.sqlite_store import SqliteStore
 from tests.kernel.pods import IP, Node, Reply, ipam, knob, run
 from tests.waiting import until
 
@@ -15,7 +15,9 @@ CONFIG: dict[str, Any] = {
 
 
 def _without_reservation(node: Node, netns: str) -> None:
-    shutil.rmtree(node.paths.ipam)
+    store = SqliteStore(node.paths.ipam, node.paths.boot_id())
+    (held,) = store.reservations()
+    store.release(held.attachment)
 
 
 CHANGES: dict[str, tuple[Callable[[Node, str], object], str]] = {

@@ -97,6 +97,12 @@ def entries(pool: IPPool) -> Iterator[PoolEntry]:
                 yield PoolEntry(address, offset, allocation)
 
 
+def may_be_theirs(pool: AddressPool) -> bool:
+    """Whether whereabouts may have an IPPool of a pool's range: not of a pool of nv-ipam, whose
+    network name cannot be part of an object's name."""
+    return "/" not in pool.spec.network_name
+
+
 def ippool_name(pool: AddressPool) -> str:
     """The name of the IPPool that whereabouts has of the range of an AddressPool."""
     network_name, part = pool.spec.network_name, _normalised(pool.spec.range)

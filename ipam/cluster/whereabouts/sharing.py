@@ -38,6 +38,7 @@ from ipam.cluster.whereabouts.objects import (
     PoolEntry,
     entries,
     ippool_name,
+    may_be_theirs,
     pools_of,
     slicing,
 )
@@ -104,8 +105,10 @@ class Sharing:
     ) -> Mapping[str, PoolShare]:
         """The share of each pool, by its name. What fails is left for the next round: a pool that
         was not looked at has nothing on offer."""
+        shares = dict.fromkeys(pools, PoolShare())
         if self._mode == "None":
-            return dict.fromkeys(pools, PoolShare())
+            return shares
+        pools = {name: pool for name, pool in pools.items() if may_be_theirs(pool)}
         ranged = {name: pool for name, pool in pools.items() if self._may_look_at(pool)}
         if self._is_due(ranged, index, nodes):
             now = self._clock()
@@ -119,7 +122,7 @@ class Sharing:
 
             read = self._read if self._mode == "Read" else self._coexist
             steps.each("whereabouts", [("", read)], work)
-        return {name: self._shares.get(name) or self._former(pools[name]) for name in pools}
+        return shares | {n: self._shares.get(n) or self._former(pools[n]) for n in pools}
 
     def _may_look_at(self, pool: AddressPool) -> bool:
         """Whether enough is known of the pool: its range and, for `Coexist`, its block size."""
@@ -223,6 +226,7 @@ class Sharing:
             try:
                 self._shares |= self._shared(group, pools, index, nodes)
             except Unshareable as error:
+                self._used_up.update(group)
                 for name in group:
                     self._shares[name] = msgspec.structs.replace(
                         self._shares[name], problem=str(error)

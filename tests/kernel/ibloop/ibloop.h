@@ -79,6 +79,7 @@ struct ibloop_hca {
 	struct ibloop_vf vfs[IBLOOP_MAX_VFS];	/* of a PF */
 	bool plugged;			/* the "port" knob */
 	bool up;			/* plugged, and up by its PF's policy */
+	bool sa_on;			/* the "sa" knob */
 	u16 pkeys[IBLOOP_PKEYS];	/* 0: empty */
 	u32 port_cap_flags;
 	u64 counters[IBLOOP_COUNTERS];

@@ -63,6 +63,7 @@ static void ibloop_set_defaults(struct ibloop_hca *hca)
 
 	hca->gid.global.subnet_prefix = cpu_to_be64(IBLOOP_SUBNET_PREFIX);
 	hca->plugged = true;
+	hca->sa_on = true;
 	xa_init_flags(&hca->qps, XA_FLAGS_ALLOC);
 
 	ibdev->node_type = RDMA_NODE_IB_CA;

@@ -328,7 +328,7 @@ void ibloop_sa_receive(struct ibloop_hca *requester, const struct ibloop_packet 
 	u16 status;
 
 	lockdep_assert_held(&fabric.lock);
-	if (!ibloop_pkeys_match(request->pkey, IB_DEFAULT_PKEY_FULL))
+	if (!requester->sa_on || !ibloop_pkeys_match(request->pkey, IB_DEFAULT_PKEY_FULL))
 		return;
 	mad = (struct ib_sa_mad *)request->payload;
 	if (request->length < sizeof(*mad) || mad->mad_hdr.mgmt_class != IB_MGMT_CLASS_SUBN_ADM ||

@@ -206,4 +206,4 @@ def test_import_of_ippools_is_refused_where_addresses_are_the_clusters(
     file.write_text("kind: IPPool\nmetadata: {name: x}\nspec: {range: 10.0.0.0/24}\n")
     code, _, told = say("import", str(file), "--network", "n1")
     assert code == 1
-    assert "spec.compat of the AddressPool to Read" in told
+    assert "ipam.whereabouts of the chart to Read" in told

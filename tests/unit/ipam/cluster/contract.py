@@ -257,9 +257,8 @@ class ApiContract:
     def test_a_block_keeps_its_addresses(self, api: ClusterApi) -> None:
         first = api.create(block())
         for spec in (
-            replace(first.spec, first="10.0.0.1"),
-            replace(first.spec, prefix=28),
-            replace(first.spec, space="other"),
+            replace(first.spec, range="10.0.0.1/27"),
+            replace(first.spec, range=first.spec.range.replace("/27", "/28")),
             replace(first.spec, pool="other"),
         ):
             with refused(Refused):

@@ -313,7 +313,7 @@ def test_a_second_block_of_a_pod_does_not_change_its_address(
     other = "10.0.0.0"  # what is made in one second is compared by name
     sticky = replace(block.spec.sticky, address=other)
     dead = replace(block.spec.holder, instance="dead", node="dead")
-    spec = replace(block.spec, first=other, sticky=sticky, state="Draining", holder=dead)
+    spec = replace(block.spec, range=f"{other}/32", sticky=sticky, state="Draining", holder=dead)
     server.remove(AddressBlock, block.metadata.name)
     server.put(replace(block, metadata=Meta(name=f"default.{other}-32"), spec=spec))
     server.put(block)

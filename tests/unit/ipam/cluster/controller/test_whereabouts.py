@@ -419,6 +419,15 @@ def why_not_ready(cluster: Cluster) -> str:
     return ready.message
 
 
+def test_a_pool_of_nv_ipam_is_no_business_of_whereabouts(coexisting: Beside) -> None:
+    pool = PoolSpec(range=RANGE, network_name="nv-ipam/pools")
+    coexisting.api.create(AddressPool(metadata=Meta(name="nv-10.64.0.0-24"), spec=pool))
+    coexisting.share()
+    coexisting.run(3.0)
+    assert coexisting.status("nv-10.64.0.0-24") == ((), None)
+    assert [each.metadata.name for each in coexisting.api.look_at_all(IPPool).items] == [NAME]
+
+
 def test_a_large_ipv6_range_is_leased_where_whereabouts_reads_offsets(coexisting: Beside) -> None:
     coexisting.share("fd00:1::/64", block_size=16)
     coexisting.run(3.0)
