@@ -13,7 +13,7 @@ from base.paths import Paths
 from base.pod import Pod
 from cni.policy import cluster, rules
 from cni.policy.cluster import ClusterPolicies
-from cni.policy.subjects import CallingPod, Facts, nothing_known
+from cni.policy.document import Subjects, unknown
 from cni.spec.errors import CNIError
 
 if TYPE_CHECKING:
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 DENIED = "PolicyDenied"
 
 
-class AgentPolicies:
-    """`source` and `subjects` are for the plugins, whose `denials` are counted and told.
+class AgentPolicies(Subjects):
+    """Who asks, and by `source` the rules: for the plugins, whose `denials` are counted and told.
 
     `node` returns the rules of config.yaml. Where these follow the cluster, `start` begins that.
     """
@@ -45,7 +45,6 @@ class AgentPolicies:
         with self._starting, suppress(CNIError):  # which a call gets, too
             if not self._closed and self._node().cluster:
                 self._follow()
-        self._prepare()
 
     def _follow(self) -> None:
         if self._follower is not None:
@@ -55,11 +54,6 @@ class AgentPolicies:
         if self._follower is not None:
             self._follower.start()
 
-    def _prepare(self) -> None:
-        """Make the index of the rules in force now: no call waits for it then."""
-        with suppress(CNIError):  # which a call gets, too
-            self.source().ruleset  # noqa: B018 - it is kept
-
     def _new_follower(self) -> "PolicyFollower | None":
         setting, until_then = '"policy.cluster" is true', "no pod is attached"
         api = cluster_addresses.api_of(self._environ, setting, until_then)
@@ -68,7 +62,7 @@ class AgentPolicies:
         from agent.policy_follower import PolicyFollower
 
         msgspec_warmup.build()  # of the modules that were imported just now
-        return PolicyFollower(api, self._paths.cluster_policies, self._node, self._prepare)
+        return PolicyFollower(api, self._paths.cluster_policies, self._node)
 
     def close(self) -> None:
         """Follow no more. What is in force stays so for the calls that run."""
@@ -77,13 +71,13 @@ class AgentPolicies:
         if self._follower is not None:
             self._follower.close()
 
-    def subjects(self, pod: Pod, wanted: Facts) -> CallingPod:
-        """The pod with what rules look at. CNIError 11 if that is not known now."""
-        if not self._node().cluster:
-            return nothing_known(pod, wanted)
+    def labels(self, namespace: str) -> Mapping[str, str]:
+        return self._present().labels(namespace)
+
+    def service_account(self, pod: Pod) -> str:
         if self._follower is None:
-            raise cluster.unknown("who asks", "it does not follow the cluster")
-        return self._follower.subjects(pod, wanted)
+            raise unknown("who asks", "it does not follow the cluster")
+        return self._follower.service_account(pod)
 
     def _tell(self, pod: Pod, message: str) -> None:
         # An event for each text, not for each try of the runtime.

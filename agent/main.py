@@ -148,10 +148,10 @@ class Agent:
             stores,
             cache(paths.boot_id),
             policies.source,
-            policies.subjects,
+            policies,
         )
-        self._ipoib = IPoIB(paths, self._addresses, policies.source, policies.subjects)
-        self._sriov = Sriov(paths, self._addresses, policies.source, policies.subjects)
+        self._ipoib = IPoIB(paths, self._addresses, policies.source, policies)
+        self._sriov = Sriov(paths, self._addresses, policies.source, policies)
         self._rdma = Rdma(paths)
         self._events = AgentEvents()
         stack.callback(self._events.close)

@@ -6,7 +6,7 @@ policy that cannot be read changes nothing of what is in force, and an event say
 
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -16,8 +16,7 @@ from base.pod import Pod
 from base.text import printable
 from cni.policy import cluster, rules
 from cni.policy.cluster import ClusterPolicies, StoredPolicy
-from cni.policy.document import Rule
-from cni.policy.subjects import CallingPod, Facts
+from cni.policy.document import Rule, unknown
 from cni.spec.errors import CNIError
 from ipam.cluster.api import ApiError, ClusterApi, Refused
 from ipam.cluster.controller.complaints import Complaint
@@ -37,26 +36,18 @@ _log = logging.getLogger(__name__)
 
 class PolicyFollower(StepThread):
     """The policies in force, and who asks. Threads may share it. `path` is the file of the node,
-    `node` the rules of its configuration, which may look at labels, too. `changed` is called when
-    others are in force.
+    `node` the rules of its configuration, which may look at labels, too.
 
     Nothing is asked before `start`.
     """
 
-    def __init__(
-        self,
-        api: ClusterApi,
-        path: Path,
-        node: rules.Source,
-        changed: Callable[[], object] = lambda: None,
-    ) -> None:
+    def __init__(self, api: ClusterApi, path: Path, node: rules.Source) -> None:
         super().__init__("policies")
         self._api = api
         self._closing = UntilClosed(api)
         self._asked = cast(ClusterApi, self._closing)
         self._path = path
         self._node = node
-        self._changed = changed
         self._present: ClusterPolicies | None = None
         self._written: ClusterPolicies | None = None
         self._policies: Mirror[FabricPolicy] | None = None
@@ -87,18 +78,8 @@ class PolicyFollower(StepThread):
         """The policies in force. CNIError 11 if none were ever seen."""
         present = self._present
         if present is None:
-            raise cluster.unknown("the policies of the cluster", "it has not seen them yet")
+            raise unknown("the policies of the cluster", "it has not seen them yet")
         return present
-
-    def subjects(self, pod: Pod, wanted: Facts) -> CallingPod:
-        """The pod with what the API server says of it. CNIError 11 if that is not known now."""
-        return CallingPod(
-            namespace=pod.namespace,
-            name=pod.name,
-            uid=pod.uid,
-            labels=self.present().labels(pod.namespace) if wanted.labels else None,
-            service_account=self._account(pod) if wanted.service_account else None,
-        )
 
     def step(self) -> float:
         """Bring what is in force up to date, and write one event."""
@@ -115,12 +96,10 @@ class PolicyFollower(StepThread):
         if present is not None and policies == present.policies:
             policies = present.policies  # with what was worked out of them
         new = ClusterPolicies(policies=policies, namespaces=self._labels(policies))
-        count = len(new.rules)
-        others = present is None or policies is not present.policies
+        count = len(new.rules)  # which reads them, before they are in force
         self._present = new
-        if others:
+        if present is None or policies is not present.policies:
             _log.info("policies of the cluster: %d, with %d rules", len(policies), count)
-            self._changed()
         if new != self._written:
             self._write(new)
 
@@ -171,22 +150,22 @@ class PolicyFollower(StepThread):
             return None if self._present is None else self._present.namespaces
         return {each.metadata.name: each.metadata.labels for each in seen}
 
-    def _account(self, pod: Pod) -> str:
+    def service_account(self, pod: Pod) -> str:
         """The service account of a pod, which never changes. CNIError 11."""
         account = self._accounts.get(pod.uid)
         if account is not None:
             return account
         what = f'the service account of pod "{pod}"'
         if not (pod.name and pod.namespace):
-            raise cluster.unknown(what, "the runtime passes no K8S_POD_NAME")
+            raise unknown(what, "the runtime passes no K8S_POD_NAME")
         try:
             found = self._asked.get(AskingPod, pod.name, pod.namespace)
         except ApiError as error:
             hint = f": {_RIGHT}" if isinstance(error, Refused) else ""
-            raise cluster.unknown(what, f"{error}{hint}") from None
+            raise unknown(what, f"{error}{hint}") from None
         is_copy = _MIRROR_POD in found.metadata.annotations
         if pod.uid and found.metadata.uid != pod.uid and not is_copy:
-            raise cluster.unknown(what, "the pod was deleted and made again")
+            raise unknown(what, "the pod was deleted and made again")
         account = found.spec.service_account_name
         if pod.uid:
             self._accounts[pod.uid] = account

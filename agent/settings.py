@@ -27,6 +27,7 @@ import msgspec
 from base import documents, watching
 from base.documents import DocumentError
 from cni.policy import rules
+from cni.policy.document import PART
 from cni.policy.rules import Policy
 from cni.spec.errors import CNIError, Code
 from cni.spec.limits import MAX_BYTES
@@ -56,12 +57,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     ipam: AddressSettings = AddressSettings()
 
 
-SECTIONS = ("agent", rules.PART, scope.PART)
+SECTIONS = ("agent", PART, scope.PART)
 """The sections of the file that are read here. Each is read for itself."""
 
 _CLOSED = {
     "agent": "agent has its defaults",
-    rules.PART: "no pod is attached, since the rules of the node are not known",
+    PART: "no pod is attached, since the rules of the node are not known",
     scope.PART: "no pod gets an address, since nothing says whose the addresses are",
 }
 
@@ -119,7 +120,7 @@ def parse(content: bytes, name: str, before: Loaded = NOTHING) -> Loaded:
         return _kept(before, dict.fromkeys(SECTIONS, str(error)))
     readers: dict[str, Callable[[object, str], Any]] = {
         "agent": _settings,
-        rules.PART: rules.of,
+        PART: rules.of,
         scope.PART: scope.of,
     }
     read, mistakes = {}, {}

@@ -169,6 +169,18 @@ def read(path: str) -> bytes:
         os.close(descriptor)
 
 
+def version(file: Path | int) -> tuple[int, ...]:
+    """Numbers that differ once a file, by path or descriptor, is another one or was changed.
+
+    One number alone if it cannot be looked at.
+    """
+    try:
+        status = os.stat(file)  # noqa: PTH116 - of a descriptor, too
+    except OSError as error:
+        return (error.errno or 0,)
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
 def remove(path: Path | str, *, durable: bool = True) -> None:
     """Remove the file at `path` and a killed writer's temporary file.
 

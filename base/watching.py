@@ -1,14 +1,17 @@
-"""Watches a file and reports when its content may have changed."""
+"""Watches directories, and files: their content may have changed."""
 
 import logging
+import math
 import os
 import select
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
 from inotify_simple import INotify, flags
+
+from base import files
 
 LOOK_EVERY = 5.0  # seconds between two checks, for changes that inotify does not report
 SETTLE = 0.2  # seconds without another change before `changed` is called
@@ -19,10 +22,74 @@ _EVENTS = (
     flags.CLOSE_WRITE
     | flags.CREATE
     | flags.DELETE
+    | flags.DELETE_SELF
     | flags.MOVED_FROM
     | flags.MOVED_TO
+    | flags.MOVE_SELF
     | flags.ATTRIB
 )
+
+
+class Waker:
+    """One thread waits for a call of `wake`, a change in a directory, or a timeout.
+
+    Any thread wakes it. Without inotify, directories do not.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._poll = select.poll()
+        self._poll.register(self._event, select.POLLIN)
+        self._inotify = self._open()
+        self._watches: dict[Path, int] = {}
+
+    def wake(self) -> None:
+        """End the current wait, or the next one."""
+        with self._lock:
+            if self._event >= 0:
+                os.eventfd_write(self._event, 1)
+
+    def follow(self, directories: Iterable[Path]) -> None:
+        """Watch the directories that have these names now. Call again if they are replaced."""
+        if self._inotify is None:
+            return
+        for path in directories:
+            try:
+                watch = self._inotify.add_watch(path, _EVENTS)
+            except OSError:  # does not exist yet
+                watch = -1
+            before = self._watches.get(path, -1)
+            if before not in (-1, watch):
+                with suppress(OSError):  # gone with its directory
+                    self._inotify.rm_watch(before)
+            self._watches[path] = watch
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until woken, at most so many seconds. Whether a directory has changed."""
+        self._poll.poll(max(0, math.ceil(seconds * 1000)))
+        with suppress(BlockingIOError):
+            os.eventfd_read(self._event)
+        return self._inotify is not None and bool(self._inotify.read(timeout=0))
+
+    def close(self) -> None:
+        """Close the descriptors. No thread may wait. May be called again."""
+        with self._lock:
+            if self._event < 0:
+                return
+            os.close(self._event)
+            self._event = -1
+        if self._inotify is not None:
+            self._inotify.close()
+
+    def _open(self) -> INotify | None:
+        try:
+            inotify = INotify(nonblocking=True)
+        except OSError as error:  # fs.inotify.max_user_instances, or no descriptor left
+            _log.warning("inotify: %s: directories are polled", error.strerror)
+            return None
+        self._poll.register(inotify, select.POLLIN)
+        return inotify
 
 
 class WatchedFile:
@@ -45,84 +112,38 @@ class WatchedFile:
         self._path = path
         self._changed = changed
         self._look_every = look_every
-        self._watch: int | None = None
-        self._end = os.eventfd(0, os.EFD_CLOEXEC)
-        self._any, self._ended = select.poll(), select.poll()
-        self._any.register(self._end, select.POLLIN)
-        self._ended.register(self._end, select.POLLIN)
-        self._inotify = self._open()
+        self._ended = threading.Event()
+        self._waker = Waker()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def close(self) -> None:
         """Stop watching. `changed` is not called after this returns."""
-        if not self._thread.is_alive():
-            return
-        os.eventfd_write(self._end, 1)
+        self._ended.set()
+        self._waker.wake()
         self._thread.join()
-        os.close(self._end)
-        if self._inotify is not None:
-            self._inotify.close()
-
-    def _open(self) -> INotify | None:
-        try:
-            inotify = INotify(nonblocking=True)
-        except OSError as error:  # fs.inotify.max_user_instances, or no descriptor left
-            _log.warning(
-                "inotify: %s: %s is checked every %g s instead",
-                error.strerror,
-                self._path,
-                self._look_every,
-            )
-            return None
-        self._any.register(inotify, select.POLLIN)
-        return inotify
+        self._waker.close()
 
     def _run(self) -> None:
-        seen: tuple[int, ...] = ()  # differs from every fingerprint: `changed` is called at once
+        seen: tuple[int, ...] = ()  # differs from every version: `changed` is called at once
         while True:
-            self._follow_directory()
-            if self._fingerprint() != seen:
-                settled = self._settled()
-                if settled is None:
+            self._waker.follow((self._path.parent,))
+            if files.version(self._path) != seen:
+                seen = self._settled()
+                if self._ended.is_set():
                     return
-                seen = settled
                 self._changed()
-            self._any.poll(self._look_every * 1000)
-            if self._ended.poll(0):
+            has_changed = self._waker.wait(self._look_every)
+            if self._ended.is_set():
                 return
-            if self._inotify is not None and self._inotify.read(timeout=0):
-                seen = ()  # the fingerprint may be the same: file times are coarse
+            if has_changed:
+                seen = ()  # the version may be the same: file times are coarse
 
-    def _follow_directory(self) -> None:
-        """Watch the directory that has the name now. Watching it again changes nothing."""
-        if self._inotify is None:
-            return
-        try:
-            watch = self._inotify.add_watch(self._path.parent, _EVENTS)
-        except OSError:  # no directory yet
-            watch = None
-        if self._watch not in (None, watch):
-            with suppress(OSError):  # the watch ended with its directory
-                self._inotify.rm_watch(self._watch)
-        self._watch = watch
-
-    def _fingerprint(self) -> tuple[int, ...]:
-        """Numbers that change with the file's content, however it is written or replaced."""
-        try:
-            status = self._path.stat()
-        except OSError as error:
-            return (error.errno or 0,)
-        return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
-
-    def _settled(self) -> tuple[int, ...] | None:
-        """The fingerprint once a writer has finished; None after `close`."""
-        last = self._fingerprint()
+    def _settled(self) -> tuple[int, ...]:
+        """The file's version once a writer has finished, or after `close`."""
+        last = files.version(self._path)
         for _ in range(25):
-            if self._ended.poll(SETTLE * 1000):
-                return None
-            if last == (last := self._fingerprint()):
+            if self._ended.wait(SETTLE) or last == (last := files.version(self._path)):
                 break
-        if self._inotify is not None:
-            self._inotify.read(timeout=0)
+        self._waker.wait(0.0)
         return last

@@ -13,8 +13,7 @@ from typing import Any
 
 from base.pod import Pod
 from cni.policy import allowance
-from cni.policy.document import rules_of
-from cni.policy.pod_rules import Device
+from cni.policy.document import Device, rules_of
 from cni.policy.rules import Policy
 from host.discovery import HCA
 from tests.unit.deviceplugin.cards import card, rdma, vf

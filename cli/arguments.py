@@ -55,16 +55,11 @@ def seconds(text: str) -> float:
     return float(text)
 
 
-def file_name(text: str) -> str:
-    """A file's name; not the empty text of a script's unset variable."""
+def file(text: str) -> Path:
+    """A file's path; not the empty text of a script's unset variable."""
     if not text:
         raise ArgumentTypeError("it is empty: name a file, or leave the option out")
-    return text
-
-
-def file(text: str) -> Path:
-    """A file's path."""
-    return Path(file_name(text))
+    return Path(text)
 
 
 def namespace(text: str) -> str:

@@ -8,9 +8,9 @@ import msgspec
 from base.pod import Pod
 from cli import node_gpus
 from cli.this_node import ThisNode, gpu_label, rdma_label
-from cni.policy import allowance, cluster, pod_rules
+from cni.policy import allowance, cluster
 from cni.policy.allowance import NotAllowed
-from cni.policy.pod_rules import Device
+from cni.policy.document import Device
 from cni.spec.errors import CNIError
 from deviceplugin.allocate.preferred import preferred
 from deviceplugin.checkpoint import CheckpointDamaged
@@ -134,7 +134,7 @@ def _by_policy(
         except NotAllowed as error:
             lines.append(f"pods of {namespace} may not use {hca.id}: {error.message}")
         else:
-            by = pod_rules.shown(left.left)
+            by = allowance.titled(left.left)
             lines.append(f"pods of {namespace} may use {hca.id}, by the rules {by}")
     return tuple(lines)
 

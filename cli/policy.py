@@ -1,4 +1,4 @@
-"""`podfabric policy`: what the rules of a policy say of definitions, and a rule to begin with."""
+"""`podfabric policy`: what the rules of a policy say of definitions."""
 
 import argparse
 import os
@@ -44,7 +44,7 @@ class CheckInput:
     def _take(self, document: dict[str, Any], where: str) -> None:
         from cli.policy_check import WrittenDefinition
         from cni.policy import rules
-        from cni.policy.document import rules_of
+        from cni.policy.document import PART, rules_of
 
         kind = document.get("kind")
         metadata = documents.mapping(document.get("metadata"), f"{where}: metadata")
@@ -66,8 +66,8 @@ class CheckInput:
             if text:  # without one the configuration is a file of the node
                 own = str(metadata.get("namespace") or "default")
                 self.definitions.append(WrittenDefinition(own, name, text))
-        elif kind is None and rules.PART in document:
-            self.settings = rules.of(document[rules.PART], where)
+        elif kind is None and PART in document:
+            self.settings = rules.of(document[PART], where)
 
     def read_cluster(self, api: "ClusterApi") -> None:
         """Add what the API server has. Raises ApiError, DocumentError."""
@@ -120,13 +120,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     output.add_option(check)
     check.set_defaults(main=run)
-    default = actions.add_parser(
-        "default", help="print the safe settings of a node as a rule, to begin with"
-    )
-    default.add_argument(
-        "--object", action="store_true", help="as a FabricPolicy, and not as a config.yaml"
-    )
-    default.set_defaults(main=print_default)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -162,21 +155,6 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         _show(checked)
     return 1 if any(not verdict.allowed for verdict in judged) else 0
-
-
-def print_default(arguments: argparse.Namespace) -> int:
-    """Print the rules that say what a node without rules does."""
-    from cni.policy import default, rules
-
-    listed = {"rules": default.document()}
-    if arguments.object:
-        from agent.policy_objects import FabricPolicy
-
-        kind = {"apiVersion": FabricPolicy.API, "kind": FabricPolicy.KIND}
-        output.document(kind | {"metadata": {"name": default.NAME}, "spec": listed}, "yaml")
-    else:
-        output.document({rules.PART: listed}, "yaml")
-    return 0
 
 
 def _show(checked: "CheckedPolicy") -> None:

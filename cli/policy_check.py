@@ -14,9 +14,8 @@ from cni.ipoib import options as ipoib_options
 from cni.ipoib import permitted as ipoib_permitted
 from cni.policy import allowance
 from cni.policy.allowance import Allowance, NotAllowed
-from cni.policy.document import Rule, Subject
+from cni.policy.document import Rule, Subject, Subjects
 from cni.policy.rules import Policy
-from cni.policy.subjects import CallingPod, Facts
 from cni.policy.values import Span
 from cni.spec.config import decode
 from cni.spec.errors import CNIError
@@ -70,21 +69,22 @@ class CheckedPolicy(msgspec.Struct, frozen=True):
     without_rules: tuple[str, ...]  # namespaces whose pods may join every partition
 
 
-class KnownNamespaces:
-    """The labels of the namespaces that are known, and one service account for all pods, if any."""
+class KnownNamespaces(Subjects):
+    """The labels of the namespaces that are known, and one service account for all pods."""
 
-    def __init__(self, labels: Mapping[str, Mapping[str, str]], account: str | None = None) -> None:
+    def __init__(self, labels: Mapping[str, Mapping[str, str]], account: str = "") -> None:
         self._labels = labels
-        self._account = account
+        self._account = account  # "" is none that a rule names
 
-    def __call__(self, pod: Pod, wanted: Facts) -> CallingPod:
-        """As a source of `Subjects`."""
-        labels = self._labels.get(pod.namespace)
-        return CallingPod(namespace=pod.namespace, labels=labels, service_account=self._account)
+    def labels(self, namespace: str) -> Mapping[str, str]:
+        return self._labels.get(namespace, {})
+
+    def service_account(self, pod: Pod) -> str:
+        return self._account
 
     def of_account(self, account: str) -> "KnownNamespaces":
-        """The same for pods of a service account; "" is none that a rule names."""
-        return KnownNamespaces(self._labels, account or None)
+        """The same for pods of a service account."""
+        return KnownNamespaces(self._labels, account)
 
 
 def verdicts(
@@ -248,10 +248,11 @@ def _partitions(namespace: str, policy: Policy, subjects: KnownNamespaces) -> li
         for account in _accounts(policy.rules, namespace)
     )
     partitions: list[Span] = []
-    for rule in (rule for found in asked if found is not None for rule in found.every):
-        if rule.use.pkeys.any:
+    for rule in (rule for found in asked for rule in found or ()):
+        pkeys = rule.use.values("pkeys")
+        if pkeys.any:
             partitions.append((1, _FULL - 1))
-        for first, last in rule.use.pkeys.spans:
+        for first, last in pkeys.spans:
             if first < _FULL <= last:
                 partitions += [(first, _FULL - 1), (1, last & ~_FULL)]
             else:

@@ -3,19 +3,20 @@
 import argparse
 import os
 import sys
-from pathlib import Path
+from typing import Literal
+
+import msgspec
 
 from base.paths import Paths
-from cli import gpu_tables, node_gpus, output, topo_svg
-from cli.arguments import file_name
+from cli import gpu_tables, node_gpus, output
 from cli.node_gpus import NodeGPUs
 from cli.output import Cell, Lines, Table
-from cli.this_node import ThisNode, numa_text
-from cli.topo_picture import Picture, picture
+from cli.this_node import ThisNode, gpu_label, numa_text, rdma_label
 from deviceplugin.checkpoint import CheckpointDamaged
 from deviceplugin.pools.config import ConfigError
+from host.discovery import HCA
 from host.errors import HostError
-from host.topology import Distance
+from host.topology import Distance, Topology
 
 _LEGEND = (
     (Distance.SAME, "the device itself, or another function of its card"),
@@ -32,29 +33,44 @@ _LEGEND_TEXT = [
 _STYLES = {"PIX": "green", "PXB": "green", "PHB": "yellow", "NODE": "yellow", "SYS": "red"}
 
 
+class TopologyDevice(msgspec.Struct, frozen=True, kw_only=True):
+    """A GPU or an HCA, and the bridge and switches above it ("" if unknown)."""
+
+    label: str  # "GPU0", "mlx5_0"
+    kind: Literal["gpu", "hca"]
+    address: str
+    netdevs: tuple[str, ...] = ()
+    numa: int | None = None
+    bridge: str = ""  # "pci0000:17"
+    switches: tuple[str, ...] = ()  # upstream ports of the switches, the topmost first
+    uuid: str = ""
+    working: bool = True
+
+
+class Picture(msgspec.Struct, frozen=True, kw_only=True):
+    """Devices, GPUs first; `distances` has a row and a column for each device, in that order."""
+
+    devices: tuple[TopologyDevice, ...]
+    distances: tuple[tuple[str, ...], ...]
+    not_shown: tuple[str, ...] = ()  # VFs and SFs, at their PFs' positions
+    without_place: tuple[str, ...] = ()  # devices without a PCI function
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of this command."""
     output.add_option(parser)
-    parser.add_argument(
-        "--svg",
-        type=file_name,
-        metavar="FILE",
-        help='draw it into this file; "-" is standard output',
-    )
     parser.add_argument("--all", action="store_true", help="also VFs and SFs, beside their PFs")
     parser.set_defaults(main=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the matrix or draw it; the exit code."""
+    """Print the matrix; the exit code."""
     node = ThisNode(Paths.from_environ(os.environ))
     try:
         drawn = picture(node, everything=arguments.all)
     except HostError as error:
         sys.stderr.write(f"podfabric topo: {error}\n")
         return 1
-    if arguments.svg:
-        return _draw(drawn, _gpus(node), arguments.svg)
     gpus = _gpus(node)
     if arguments.output != "table":
         output.document(_document(drawn, gpus), arguments.output)
@@ -77,19 +93,6 @@ def _gpus(node: ThisNode) -> NodeGPUs:
 def printed(distance: str) -> str:
     """A distance as in the matrix: nvidia-smi writes X for SAME."""
     return "X" if distance == "SAME" else distance
-
-
-def _draw(drawn: Picture, gpus: NodeGPUs, target: str) -> int:
-    text = topo_svg.drawing(drawn, gpus)
-    if target == "-":
-        sys.stdout.write(text)
-        return 0
-    try:
-        Path(target).write_text(text)
-    except OSError as error:
-        sys.stderr.write(f"podfabric topo: {target}: cannot be written: {error.strerror}\n")
-        return 1
-    return 0
 
 
 def _document(drawn: Picture, gpus: NodeGPUs) -> object:
@@ -146,4 +149,57 @@ def _nothing(paths: Paths) -> str:
         f"no GPU and no HCA was found below {paths.sys} and {paths.proc}: does `lspci` show the "
         "HCA, and is its driver loaded (mlx5_ib, `ls /sys/class/infiniband`)? For GPUs, does "
         "/proc/driver/nvidia/gpus exist, which the NVIDIA driver creates?"
+    )
+
+
+def picture(node: ThisNode, *, everything: bool = False) -> Picture:
+    """The GPUs and HCAs of a node, with VFs and SFs if `everything` is set.
+
+    Raises HostError if the topology file is wrong.
+    """
+    topology = node.topology
+    devices = []
+    for gpu in node.gpus:
+        label = gpu_label(node.gpus, gpu.address)
+        device = TopologyDevice(
+            label=label, kind="gpu", address=gpu.address, uuid=gpu.uuid, numa=gpu.numa
+        )
+        devices.append(_located(device, topology))
+    hcas = [hca for hca in node.hcas if hca.rdma or hca.rdma_names]
+    pfs = {hca.address for hca in hcas if hca.address}
+    hidden = [] if everything else [hca for hca in hcas if hca.pf in pfs]
+    without = [hca for hca in hcas if not hca.address]
+    for hca in hcas:
+        if hca not in hidden and hca not in without:
+            devices.append(_located(_hca(hca), topology))
+    return Picture(
+        devices=tuple(devices),
+        distances=tuple(
+            tuple(topology.distance(a.address, b.address).name for b in devices) for a in devices
+        ),
+        not_shown=tuple(hca.id for hca in hidden),
+        without_place=tuple(hca.id for hca in without),
+    )
+
+
+def _hca(hca: HCA) -> TopologyDevice:
+    return TopologyDevice(
+        label=rdma_label(hca),
+        kind="hca",
+        address=hca.address,
+        netdevs=hca.netdevs,
+        numa=hca.numa,
+        working=hca.working or not hca.rdma,
+    )
+
+
+def _located(device: TopologyDevice, topology: Topology) -> TopologyDevice:
+    location = topology.location(device.address)
+    if location is None:
+        return device
+    return msgspec.structs.replace(
+        device,
+        numa=location.numa if location.numa is not None else device.numa,
+        bridge=location.bridge,
+        switches=tuple(port for port in location.ports[1:-1:2] if port not in location.flat),
     )

@@ -14,11 +14,6 @@ Uverbs = tuple[str, int, int]
 """A uverbs device: name, major, minor, as in ("uverbs0", 231, 192)."""
 
 
-def is_current(allocated: AllocatedHCA, now: Mapping[str, Uverbs]) -> bool:
-    """Whether the holder's nodes are the HCA's. See `outdated`."""
-    return outdated(allocated, now) is None
-
-
 def outdated(
     allocated: AllocatedHCA, now: Mapping[str, Uverbs], *, complete: bool = True
 ) -> AllocatedRdmaDevice | None:

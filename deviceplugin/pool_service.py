@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 import grpc
 
+from base import files
 from base.paths import Paths
 from base.types import DeviceId
 from deviceplugin import current
@@ -60,7 +61,7 @@ class PoolService:
         self._gpus = GPUs(paths)
         self._fabric_env = self._contested = False
         self._topology: Topology | None = None
-        self._topology_key: tuple[str, ...] = ()
+        self._topology_key: tuple[object, ...] = ()
 
     def update(
         self,
@@ -229,7 +230,7 @@ class PoolService:
     def _topology_of(self, hcas: list[str], gpu_addresses: list[str]) -> Topology:
         """Where all devices are. Read again only if there are other devices or another file."""
         addresses = {*hcas, *gpu_addresses} - {""}
-        key = (self._topology_file_version(), *sorted(addresses))
+        key = (files.version(topology_file(self._paths)), *sorted(addresses))
         if self._topology is None or key != self._topology_key:
             try:
                 self._topology = Topology.read(self._paths, addresses)
@@ -238,13 +239,6 @@ class PoolService:
                 self._topology = Topology(())
             self._topology_key = key
         return self._topology
-
-    def _topology_file_version(self) -> str:
-        try:
-            status = topology_file(self._paths).stat()
-        except OSError:
-            return ""
-        return f"{status.st_ino} {status.st_size} {status.st_mtime_ns}"
 
 
 def _response(result: AllocateResult) -> v1beta1_pb2.ContainerAllocateResponse:

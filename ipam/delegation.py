@@ -15,7 +15,7 @@ from base import interrupts
 from base.pod import Pod
 from cni.policy import rules
 from cni.policy.allowance import Allowance, for_anyone, of_pod
-from cni.policy.subjects import Subjects, nothing_known
+from cni.policy.document import Subjects
 from cni.spec import delegate
 from cni.spec.config import SERVED, IpamConfig
 from cni.spec.errors import CNIError, Code, invalid_config
@@ -88,7 +88,7 @@ class Delegation:
         plugin: AddressPlugin,
         directory: Path,
         policy: rules.Source,
-        subjects: Subjects = nothing_known,
+        subjects: Subjects | None = None,
     ) -> None:
         self._plugin = plugin
         self._directory = directory

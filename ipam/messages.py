@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from base import confined
 from base.confined import UnsafeFile
 from base.text import printable
-from cni.policy.rules import PART, Policy
+from cni.policy.document import PART
+from cni.policy.rules import Policy
 from cni.spec.notes import note
 
 LEVELS = ("debug", "verbose", "info", "warning", "error", "panic")

@@ -15,8 +15,8 @@ from base.pod import Pod
 from base.text import printable
 from cni.policy import rules
 from cni.policy.allowance import Allowance, of_pod
+from cni.policy.document import Subjects
 from cni.policy.rules import Policy
-from cni.policy.subjects import Subjects, nothing_known
 from cni.spec.attachment import Attachment
 from cni.spec.entry import VERSIONS
 from cni.spec.errors import CNIError, Code, invalid_config
@@ -61,7 +61,7 @@ class AddressPlugin:
         stores: Stores,
         boot_id: Callable[[], str],
         policy: rules.Source = Policy,
-        subjects: Subjects = nothing_known,
+        subjects: Subjects | None = None,
     ) -> None:
         self._subjects = subjects
         self._stores = stores
@@ -78,7 +78,7 @@ class AddressPlugin:
         boot_id: Callable[[], str],
         policy: rules.Source = Policy,
         scope: scopes.Source = scopes.node_only,
-        subjects: Subjects = nothing_known,
+        subjects: Subjects | None = None,
     ) -> Self:
         """Over the store of this node; `files` as for SqliteStore."""
         return cls(Stores(files, scope), boot_id, policy, subjects)
@@ -318,7 +318,7 @@ def _owner(request: Request, allowed: Allowance) -> Owner:
 
 def _quota(allowed: Allowance) -> Quota | None:
     """What the rules left say of how many addresses pod and namespace may have."""
-    of_pod, of_namespace = map(allowed.most, ("addresses_per_pod", "addresses_per_namespace"))
+    of_pod, of_namespace = map(allowed.most, ("addressesPerPod", "addressesPerNamespace"))
     limited = of_pod is not None or of_namespace is not None
     return Quota(of_pod, of_namespace, allowed.titles()) if limited else None
 

@@ -33,7 +33,7 @@ from base.locks import LockFile
 from base.paths import Paths
 from base.pod import Pod
 from cni.spec.attachment import Attachment
-from cni.spec.config import IpamConfig, decode_leniently
+from cni.spec.config import IpamConfig, decode_for_removal
 from cni.spec.request import Request
 from host.namespaces import NetworkNamespace, where
 
@@ -148,7 +148,7 @@ class JournalEntry(msgspec.Struct, frozen=True, kw_only=True):
             ifname=self.ifname,
             args=self.args,
             path=self.path,
-            config=decode_leniently(self.config.encode()),
+            config=decode_for_removal(self.config.encode()),
             network=self.network,
             environ=environ,
         )

@@ -25,7 +25,7 @@ from cni.attachments.matching import require_allowed
 from cni.attachments.sandbox import lives
 from cni.policy import allowance, cluster, rules
 from cni.policy.allowance import Allowance
-from cni.policy.subjects import Subjects, nothing_known
+from cni.policy.document import Subjects
 from cni.spec.attachment import Attachment
 from cni.spec.config import IpamConfig
 from cni.spec.entry import VERSIONS
@@ -164,7 +164,7 @@ class InterfacePlugin(ABC):
         paths: Paths,
         addresses: AddressPlugin | None = None,
         policy: rules.Source | None = None,
-        subjects: Subjects = nothing_known,
+        subjects: Subjects | None = None,
     ) -> None:
         self.paths = paths
         if policy is None:

@@ -27,7 +27,7 @@ from base.paths import Paths
 from base.pod import Pod
 from cni.attachments.pod_choices import PodChoices, lock_of
 from cni.policy.allowance import Allowance
-from cni.policy.pod_rules import Device
+from cni.policy.document import Device
 from cni.spec.errors import CNIError, Code
 from cni.spec.request import Request
 from deviceplugin import pod_devices

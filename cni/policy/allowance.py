@@ -5,21 +5,23 @@ is refused when none is left. Options (`set`) count one by one: any rule for the
 Where no rule is for the pod, the settings of the node decide (`rules.Policy`).
 """
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
 
 from base.pod import Pod
-from cni.policy import pod_rules, rules
-from cni.policy.pod_rules import PodRules, Rules
+from cni.policy import rules
+from cni.policy.document import Rule, Subjects
 from cni.policy.rules import Policy
-from cni.policy.subjects import Subjects, nothing_known
 from cni.policy.values import Span
 from cni.spec.errors import CNIError, Code
 
 T = TypeVar("T")
+Rules = tuple[Rule, ...]
+"""Some of a node's rules, in the order in which they count."""
 
+_TOLD = 8  # rules, in an error
 _SET_KEYS = {
     "ipam_directories": "hostPaths",
     "log_directories": "hostPaths",
@@ -53,29 +55,23 @@ class Allowance(msgspec.Struct, frozen=True):
     """What one ADD may use. `policy` has the settings that count for its pod."""
 
     policy: Policy = Policy()
-    rules: PodRules | None = None  # None: no rule is for the pod
+    rules: Rules | None = None  # all for its pod; None: no rule is for it
     left: Rules = ()
 
-    def using(self, key: str, value: Hashable, what: str, shown: object) -> "Allowance":
+    def using(self, key: str, value: Any, what: str, shown: object) -> "Allowance":  # noqa: ANN401
         """The allowance of an attachment that uses this value too. NotAllowed if no rule is left.
 
         Args:
             key: of `use`.
-            value: as `pod_rules.allowing` takes it.
+            value: as `Rule.uses` takes it.
             what: the configuration's key, for the error.
             shown: the value, for the error.
         """
         if self.rules is None:
             return self
-        left = pod_rules.allowing(self.left, key, value)
+        left = tuple(rule for rule in self.left if rule.uses(key, value))
         if not left:
-            raise self._refused(
-                what,
-                shown,
-                f"none of the rules that allow the rest ({pod_rules.shown(self.left)}) lists it "
-                f'in "use.{key}"',
-                self.left,
-            )
+            raise self._not_listed(what, shown, key)
         return Allowance(self.policy, self.rules, left)
 
     def within(
@@ -84,32 +80,22 @@ class Allowance(msgspec.Struct, frozen=True):
         """`using` of addresses: each interval lies within one network of a rule."""
         if self.rules is None or not intervals:
             return self
-        left = pod_rules.having(self.left, intervals)
+        left = _having(self.left, intervals)
         if left:
             return Allowance(self.policy, self.rules, left)
-        alone = (each for each in intervals if not pod_rules.having(self.left, (each,)))
-        raise self._refused(
-            what,
-            shown(next(alone, intervals[0])),
-            f"none of the rules that allow the rest ({pod_rules.shown(self.left)}) lists it "
-            'in "use.ranges"',
-            self.left,
-        )
+        alone = (each for each in intervals if not _having(self.left, (each,)))
+        raise self._not_listed(what, shown(next(alone, intervals[0])), "ranges")
 
     def require_option(self, key: str, value: int | str, what: str, shown: object) -> None:
         """Raise NotAllowed unless a rule lets the definition set an option to this value."""
-        if self.rules is not None and not self.rules.may_set(key, value):
-            raise self._refused(
-                what,
-                shown,
-                f"no rule for this namespace ({pod_rules.shown(self.rules.every)}) lists it in "
-                f'"set.{key}"',
-                self.rules.every,
-            )
+        if self.rules is None or any(rule.may_set(key, value) for rule in self.rules):
+            return
+        why = f'no rule for this namespace ({titled(self.rules)}) lists it in "set.{key}"'
+        raise _refused(what, shown, why, self.rules)
 
     def fixed(self, key: str) -> Any:  # noqa: ANN401 - a value as a definition has it
-        """What the rules left put in where a definition has no value; None if nothing."""
-        return None if self.rules is None else pod_rules.fixed(self.left, key)
+        """What the first of the rules left puts in where a definition has no value; else None."""
+        return next((rule.fixed[key] for rule in self.left if key in rule.fixed), None)
 
     def filled(self, written: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
         """By key, what the rules left put into a definition: into those of `keys` without a value.
@@ -129,49 +115,37 @@ class Allowance(msgspec.Struct, frozen=True):
 
     def most(self, count: str) -> int | None:
         """The largest limit that the rules left have for a count of `Use`; None without one."""
-        if self.rules is None:
+        if any(count not in rule.use.counts for rule in self.left):
             return None
-        return pod_rules.most(self.left, count)
+        return max((rule.use.counts[count] for rule in self.left), default=None)
 
     def titles(self) -> tuple[str, ...]:
         """The names of the rules that are left."""
-        return pod_rules.titles(self.left)
+        return _titles(self.left)
 
     def not_allowed(self, what: str, setting: str, remedy: str = "remove it") -> CNIError:
         """The error for what neither the settings nor the rules allow, as `rules.not_allowed`."""
         if self.rules is None:
             return rules.not_allowed(what, setting, remedy)
-        every = self.rules.every
+        key = _SET_KEYS[setting]
         return NotAllowed(
             f"{what} is not allowed for this namespace: {remedy}, or ask the administrator, who "
-            f'can list it in "set.{_SET_KEYS[setting]}" of a rule for it '
-            f"({pod_rules.shown(every)})",
-            _SET_KEYS[setting],
+            f'can list it in "set.{key}" of a rule for it ({titled(self.rules)})',
+            key,
             what,
-            pod_rules.titles(every),
+            _titles(self.rules),
         )
 
-    def _refused(self, what: str, shown: object, why: str, left: Rules) -> NotAllowed:
-        assert self.rules is not None
-        blind = ""
-        if self.rules.untold:
-            blind = (
-                f" (this node does not know the labels and service accounts that rules "
-                f"{pod_rules.shown(self.rules.untold)} look at)"
-            )
-        return NotAllowed(
-            f'"{what}": {shown} is not allowed for this namespace: {why}{blind}: use another '
-            "value, or ask the administrator",
-            what,
-            str(shown),
-            pod_rules.titles(left),
-        )
+    def _not_listed(self, what: str, shown: object, key: str) -> NotAllowed:
+        why = f"none of the rules that allow the rest ({titled(self.left)}) lists it in "
+        return _refused(what, shown, f'{why}"use.{key}"', self.left)
 
 
-def of_pod(policy: Policy, pod: Pod, subjects: Subjects = nothing_known) -> Allowance:
+def of_pod(policy: Policy, pod: Pod, subjects: Subjects | None = None) -> Allowance:
     """What the ADD of a pod may use. CNIError 11 if that cannot be told now."""
-    found = policy.ruleset.of(pod, subjects)
-    return Allowance(policy) if found is None else _by_rules(found)
+    subjects = subjects or Subjects()
+    found = [rule for rule in policy.rules if rule.is_for(pod, subjects)]
+    return _by_rules(found) if found else Allowance(policy)
 
 
 def for_anyone(policy: Policy, check: Callable[[Allowance], T]) -> T:
@@ -181,19 +155,53 @@ def for_anyone(policy: Policy, check: Callable[[Allowance], T]) -> T:
     except CNIError as error:
         if error.code != Code.NOT_ALLOWED or not policy.rules:
             raise
-    return check(_by_rules(policy.ruleset.whole()))
+    return check(_by_rules(policy.rules))
 
 
-def _by_rules(found: PodRules) -> Allowance:
-    directories = found.host_paths
+def titled(found: Rules) -> str:
+    """The names of rules, for an error."""
+    more = f" and {len(found) - _TOLD} more" if len(found) > _TOLD else ""
+    return ", ".join(_titles(found[:_TOLD])) + more
+
+
+def _by_rules(found: Iterable[Rule]) -> Allowance:
+    every = tuple(sorted(found, key=lambda rule: rule.policy))  # which keeps their order
+    directories = tuple(dict.fromkeys(path for rule in every for path in rule.host_paths))
+
+    def may(key: str, *, value: bool = True) -> bool:
+        return any(rule.may_set(key, value) for rule in every)
+
     settings = Policy(
         log_directories=directories,
         resolv_conf_directories=directories,
         ipam_types=(),  # asked as "ipamTypes"
         ipam_directories=directories,
-        unmatched_devices=found.may_set("match_device", False),
-        whole_pfs=found.may_set("pfOnly", True),
-        unassigned_devices=found.may_set("unassigned_devices", True),
-        private_ranges=found.may_set("private_ranges", True),
+        unmatched_devices=may("match_device", value=False),
+        whole_pfs=may("pfOnly"),
+        unassigned_devices=may("unassigned_devices"),
+        private_ranges=may("private_ranges"),
     )
-    return Allowance(settings, found, found.every)
+    return Allowance(settings, every, every)
+
+
+def _having(found: Rules, intervals: Sequence[Span]) -> Rules:
+    """The rules that have, for each interval, one network with all of its addresses."""
+    return tuple(
+        rule
+        for rule in found
+        if all(rule.use.values("ranges").allows_all(first, last) for first, last in intervals)
+    )
+
+
+def _titles(found: Rules) -> tuple[str, ...]:
+    return tuple(rule.title for rule in found)
+
+
+def _refused(what: str, shown: object, why: str, left: Rules) -> NotAllowed:
+    return NotAllowed(
+        f'"{what}": {shown} is not allowed for this namespace: {why}: use another value, or ask '
+        "the administrator",
+        what,
+        str(shown),
+        _titles(left),
+    )

@@ -18,12 +18,9 @@ from base import decoding
 from base.documents import DocumentError
 from base.files import read, write_atomically
 from base.paths import Paths
-from base.pod import Pod
 from cni.policy import document, rules
-from cni.policy.document import Rule
+from cni.policy.document import Rule, Subjects, unknown
 from cni.policy.rules import Policy
-from cni.policy.subjects import CallingPod, Facts, Subjects
-from cni.spec.errors import CNIError, Code
 
 KIND = "FabricPolicy"
 
@@ -89,24 +86,25 @@ class _Content(msgspec.Struct, frozen=True):
 
 
 def joined(node: rules.Source, cluster: Present) -> rules.Source:
-    """The rules of the node, and behind them those of the cluster where the node follows them.
-
-    The same Policy for as long as both stay as they are: it keeps what was worked out of its rules.
-    """
-    last: tuple[Policy, tuple[StoredPolicy, ...], Policy] | None = None
+    """The rules of the node, and behind them those of the cluster where the node follows them."""
 
     def source() -> Policy:
-        nonlocal last
         own = node()
         if not own.cluster:
             return own
-        present, seen = cluster(), last
-        if seen is None or seen[0] is not own or seen[1] is not present.policies:
-            both = msgspec.structs.replace(own, rules=(*own.rules, *present.rules))
-            seen = last = (own, present.policies, both)
-        return seen[2]
+        return msgspec.structs.replace(own, rules=(*own.rules, *cluster().rules))
 
     return source
+
+
+class _StoredSubjects(Subjects):
+    """Labels by the file at `path`. Only an agent asks for service accounts."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def labels(self, namespace: str) -> Mapping[str, str]:
+        return load(self._path).labels(namespace)
 
 
 def on_node(paths: Paths) -> tuple[rules.Source, Subjects]:
@@ -114,20 +112,8 @@ def on_node(paths: Paths) -> tuple[rules.Source, Subjects]:
 
     For a process that does one call: only an agent asks the API server.
     """
-    node = rules.on_node(paths.config)
-
-    def cluster() -> ClusterPolicies:
-        return load(paths.cluster_policies)
-
-    def subjects(pod: Pod, wanted: Facts) -> CallingPod:
-        asking = CallingPod(namespace=pod.namespace, name=pod.name, uid=pod.uid)
-        if not node().cluster:
-            return asking
-        if wanted.service_account:
-            raise unknown(f'the service account of pod "{pod}"', "only an agent asks for it")
-        return msgspec.structs.replace(asking, labels=cluster().labels(pod.namespace))
-
-    return joined(node, cluster), subjects
+    path = paths.cluster_policies
+    return joined(rules.on_node(paths.config), lambda: load(path)), _StoredSubjects(path)
 
 
 def load(path: Path) -> ClusterPolicies:
@@ -162,13 +148,3 @@ def decode(content: bytes) -> ClusterPolicies:
         raise DocumentError(str(error)) from None
     _ = policies.rules  # which reads them
     return policies
-
-
-def unknown(what: str, why: str = "") -> CNIError:
-    """The error of an ADD for which the rules cannot be told. They are never taken for none."""
-    because = f" ({why})" if why else ""
-    return CNIError(
-        Code.TRY_AGAIN,
-        f'"{rules.PART}.cluster" is true, and this node does not know {what}{because}: nothing was '
-        "done; the runtime tries again: see whether the agent runs and reaches the API server",
-    )

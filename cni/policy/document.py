@@ -12,17 +12,23 @@ import msgspec
 
 from base import documents
 from base.documents import DocumentError
+from base.pod import Pod
 from cni.policy import values
-from cni.policy.subjects import CallingPod
 from cni.policy.values import NOTHING, Kind, Values
+from cni.spec.errors import CNIError, Code
 from host import selectors
 from host.discovery import HCA
 from host.selectors import Selector
+
+PART = "policy"
+"""The top-level key of config.yaml."""
 
 RULES = 256  # of one document
 SUBJECTS = 64  # of one rule
 LABELS = 64  # of one selector
 HIGHEST_COUNT = 1 << 24  # of addresses
+
+_FULL = 0x8000  # a P_Key's bit of a full member
 
 Operator = Literal["In", "NotIn", "Exists", "DoesNotExist"]
 _NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
@@ -58,6 +64,28 @@ class LabelSelector(msgspec.Struct, frozen=True):
         return all(requirement.met_by(labels) for requirement in self.requirements)
 
 
+class Subjects:
+    """What the API server knows of a pod, asked only where a rule looks at it: here nothing."""
+
+    def labels(self, namespace: str) -> Mapping[str, str]:
+        """The labels of a namespace. CNIError 11 if they are not known now."""
+        raise unknown(f'the labels of namespace "{namespace}"')
+
+    def service_account(self, pod: Pod) -> str:
+        """The service account of a pod. CNIError 11 if it is not known now."""
+        raise unknown(f'the service account of pod "{pod}"')
+
+
+def unknown(what: str, why: str = "") -> CNIError:
+    """The error of an ADD for which the rules cannot be told. They are never taken for none."""
+    because = f" ({why})" if why else ""
+    return CNIError(
+        Code.TRY_AGAIN,
+        f'"{PART}.cluster" is true, and this node does not know {what}{because}: nothing was '
+        "done; the runtime tries again: see whether the agent runs and reaches the API server",
+    )
+
+
 class Subject(msgspec.Struct, frozen=True):
     """Pods that a rule is for: what is set must match. None is not set."""
 
@@ -65,45 +93,40 @@ class Subject(msgspec.Struct, frozen=True):
     namespace_selector: LabelSelector | None = None
     service_accounts: Values | None = None
 
-    def matches(self, pod: CallingPod) -> bool | None:
-        """Whether the subject is for a pod; None if this node lacks the labels or the account."""
+    def matches(self, pod: Pod, subjects: Subjects) -> bool:
+        """Whether the subject is for a pod. CNIError 11 from `subjects`."""
         if self.namespaces is not None and not self.namespaces.allows(pod.namespace):
             return False
-        found: bool | None = True
-        if self.namespace_selector is not None:
-            if pod.labels is None:
-                found = None
-            elif not self.namespace_selector.selects(pod.labels):
-                return False
-        if self.service_accounts is not None:
-            if pod.service_account is None:
-                found = None
-            elif not self.service_accounts.allows(pod.service_account):
-                return False
-        return found
+        selector = self.namespace_selector
+        if selector is not None and not selector.selects(subjects.labels(pod.namespace)):
+            return False
+        accounts = self.service_accounts
+        return accounts is None or accounts.allows(subjects.service_account(pod))
+
+
+class Device(msgspec.Struct, frozen=True):
+    """The device of an attachment, as rules see it: an HCA, and the resources that have it."""
+
+    hca: HCA
+    resources: frozenset[str] = frozenset()  # by which the pod holds it
 
 
 class Use(msgspec.Struct, frozen=True):
     """What an attachment may be on, as a whole. What is not listed is not allowed."""
 
     devices: tuple[Selector, ...] = ()
-    pools: Values = (
-        NOTHING  # resources by which the pod holds the device: an alternative to devices
-    )
-    pkeys: Values = NOTHING  # 16 bits: with the bit of a full member
-    vlans: Values = NOTHING
-    guids: Values = NOTHING
-    macs: Values = NOTHING
-    ipam_types: Values = NOTHING
-    network_names: Values = NOTHING
-    ranges: Values = NOTHING
-    addresses_per_attachment: int | None = None
-    addresses_per_pod: int | None = None
-    addresses_per_namespace: int | None = None  # on one node, as is that of a pod
+    listed: Mapping[str, Values] = {}  # by keys of USE
+    counts: Mapping[str, int] = {}  # by keys of COUNTS: what is not there has no limit
 
-    def has_device(self, hca: HCA) -> bool:
-        """Whether one of the selectors matches an HCA."""
-        return bool(self.devices) and selectors.match(self.devices, hca) is not None
+    def values(self, key: str) -> Values:
+        """What is listed at a key of USE."""
+        return self.listed.get(key, NOTHING)
+
+    def has_device(self, device: Device) -> bool:
+        """Whether one of the selectors matches the HCA, or a pool is one of its resources."""
+        if self.devices and selectors.match(self.devices, device.hca) is not None:
+            return True
+        return any(map(self.values("pools").allows, device.resources))
 
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,10 +145,30 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
         """As errors and events name it: "team-a", "POLICY/team-a"."""
         return f"{self.policy}/{self.name}" if self.policy else self.name
 
-    def is_for(self, pod: CallingPod) -> bool | None:
-        """Whether the rule is for a pod; None if this node cannot tell."""
-        found = {subject.matches(pod) for subject in self.subjects}
-        return True if True in found else None if None in found else False
+    def is_for(self, pod: Pod, subjects: Subjects) -> bool:
+        """Whether the rule is for a pod. CNIError 11 from `subjects`."""
+        return any(subject.matches(pod, subjects) for subject in self.subjects)
+
+    def uses(self, key: str, value: Any) -> bool:  # noqa: ANN401 - of any key
+        """Whether `use` has a value: a number or name, a count, or a `Device`; or it is fixed."""
+        if key == "devices":
+            return self.use.has_device(value)
+        if key in COUNTS:
+            return bool(value <= self.use.counts.get(key, value))
+        if self.use.values(key).allows(value):
+            return True
+        if key == "vlans":
+            return "vlan" in self.fixed and value == self.fixed["vlan"]
+        if key == "pkeys":  # the plugin ipoib makes full members of all children
+            return "pkey" in self.fixed and value in (
+                self.fixed["pkey"],
+                self.fixed["pkey"] | _FULL,
+            )
+        return False
+
+    def may_set(self, key: str, value: int | str) -> bool:
+        """Whether it lets a definition set an option to this value, or fixes it."""
+        return self.allowed.get(key, NOTHING).allows(value) or self.fixed.get(key) == value
 
 
 SETTABLE: Mapping[str, Kind] = {
@@ -167,21 +210,18 @@ FIXABLE: Mapping[str, Kind] = {
 """Options for which `fixed` may have the value of definitions that have none."""
 
 _HOST_PATHS = "hostPaths"
-USE: Mapping[str, tuple[str, Kind]] = {
-    "pools": ("pools", "name"),
-    "pkeys": ("pkeys", "pkey"),
-    "vlans": ("vlans", "vlan"),
-    "guids": ("guids", "guid"),
-    "macs": ("macs", "mac"),
-    "ipamTypes": ("ipam_types", "name"),
-    "networkNames": ("network_names", "name"),
-    "ranges": ("ranges", "network"),
+USE: Mapping[str, Kind] = {
+    "pools": "name",  # resources by which the pod holds the device: an alternative to devices
+    "pkeys": "pkey",  # 16 bits: with the bit of a full member
+    "vlans": "vlan",
+    "guids": "guid",
+    "macs": "mac",
+    "ipamTypes": "name",
+    "networkNames": "name",
+    "ranges": "network",
 }
-COUNTS = {
-    "addressesPerAttachment": "addresses_per_attachment",
-    "addressesPerPod": "addresses_per_pod",
-    "addressesPerNamespace": "addresses_per_namespace",
-}
+COUNTS = ("addressesPerAttachment", "addressesPerPod", "addressesPerNamespace")
+"""Those of a pod and of a namespace count on one node."""
 
 
 def rules_of(value: object, where: str, policy: str = "") -> tuple[Rule, ...]:
@@ -288,21 +328,18 @@ def _requirement(value: object, where: str) -> LabelRequirement:
 
 def _use(value: object, where: str) -> Use:
     fields = _keys(value, ("devices", *USE, *COUNTS), where)
-    given: dict[str, Any] = {
-        name: values.read(fields[key], kind, f"{where}.{key}")
-        for key, (name, kind) in USE.items()
-        if key in fields
-    }
-    for key, name in COUNTS.items():
-        if key in fields:
-            given[name] = _count(fields[key], f"{where}.{key}")
     devices = _list(fields.get("devices"), values.ITEMS, f"{where}.devices")
     return Use(
         devices=tuple(
             Selector() if item == values.ANY else selectors.parse(item, f"{where}.devices[{index}]")
             for index, item in enumerate(devices)
         ),
-        **given,
+        listed={
+            key: values.read(fields[key], kind, f"{where}.{key}")
+            for key, kind in USE.items()
+            if key in fields
+        },
+        counts={key: _count(fields[key], f"{where}.{key}") for key in COUNTS if key in fields},
     )
 
 

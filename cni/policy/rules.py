@@ -9,7 +9,6 @@ docs/security.md has the table for administrators.
 
 import typing
 from collections.abc import Callable
-from functools import cached_property
 from pathlib import Path
 
 import msgspec
@@ -17,15 +16,11 @@ import msgspec
 from base import documents
 from base.documents import DocumentError
 from cni.policy import document
-from cni.policy.document import Rule
-from cni.policy.pod_rules import Ruleset
+from cni.policy.document import PART, Rule
 from cni.spec.errors import CNIError, Code
 
-PART = "policy"
-"""The top-level key of config.yaml."""
 
-
-class Policy(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+class Policy(msgspec.Struct, frozen=True, kw_only=True):
     """What network configurations may ask for on this node. The defaults are the safe ones."""
 
     log_directories: tuple[str, ...] = ()  # where "log_file" may be
@@ -43,11 +38,6 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     cluster: bool = False
     # Where one of them is for a pod, only they count for it, and not the settings above.
     rules: tuple[Rule, ...] = ()
-
-    @cached_property
-    def ruleset(self) -> Ruleset:
-        """The rules by their namespaces, made once."""
-        return Ruleset(self.rules)
 
 
 Source = Callable[[], Policy]

@@ -235,14 +235,6 @@ def decode_for_removal(raw: bytes) -> NetworkConfig:
         return _decode_parts(raw)
 
 
-def decode_leniently(raw: bytes) -> NetworkConfig:
-    """A configuration that an earlier call had: as `decode_for_removal`, or without any keys."""
-    try:
-        return decode_for_removal(raw)
-    except CNIError:
-        return NetworkConfig(raw, whole=False)
-
-
 class _IpamParts(msgspec.Struct):
     type: msgspec.Raw = _ABSENT
     log_file: msgspec.Raw = _ABSENT

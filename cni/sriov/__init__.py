@@ -5,8 +5,8 @@
 will do, `record` is what the journal keeps of it. `settings` are those that the PF has for its VF.
 `interface` moves the device into the pod, with `rdma_devices`, `soft_roce` and `guids`, which need
 a `binding` of the driver; `numbering` keeps their uverbs numbers. `release` restores the device
-from the record, `restore_without_journal` without one. `former` makes records of what sriov-cni and
-ib-sriov-cni attached. `check` compares.
+from the record. `former` makes records of what sriov-cni and ib-sriov-cni attached, `unrecorded` of
+a device whose journal file is lost. `check` compares.
 """
 
 TYPE_CHECKING = False

@@ -18,7 +18,7 @@ from cni.spec.attachment import Attachment
 from cni.spec.errors import CNIError, Code
 from cni.spec.notes import note
 from cni.spec.request import Request
-from cni.sriov import devices, permitted, release, restore_without_journal
+from cni.sriov import devices, permitted, release, unrecorded
 from cni.sriov.options import SriovOptions
 from cni.sriov.plan import DevicePlan, plan_of
 from cni.sriov.record import DeviceRecord, record_of
@@ -125,7 +125,7 @@ class Claimer:
         with self._journal.device_locked(address, timeout=0.0):
             self._release_from_the_dead(address)
             if wanted.device or wanted.device_id:
-                restore_without_journal.fetch_from_dead_pod(host, self._paths, address)
+                unrecorded.fetch_from_dead_pod(host, self._paths, address)
             wanted, plan, allowance = self._planned(host, address, request, wanted, match)
             devices.require_match(self._paths, plan.function, wanted, match)
             record = record_of(plan, wanted)
@@ -188,7 +188,9 @@ class Claimer:
             return
         try:
             request = owner.delete_request()
-            release.release_locked(self._journal, self._paths, owner.attachment, request, owner)
+            release.release_locked(
+                self._journal, self._paths, owner.attachment, request, owner, owner.device
+            )
         except HostError as error:
             note(f"{owner.attachment}: {error}")
             raise HostError(

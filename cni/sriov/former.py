@@ -22,7 +22,7 @@ from cni.spec.request import Request
 from cni.sriov import devices, settings
 from cni.sriov.plan import NO_GUIDS
 from cni.sriov.record import DeviceRecord, MovedRdmaDevice
-from cni.sriov.restore_without_journal import device_in, is_inhabited
+from cni.sriov.unrecorded import device_in, is_inhabited
 from host import links, pci, rdma, sysfs, vfs
 from host.errors import HostError, NamespaceGone
 from host.namespaces import NetworkNamespace

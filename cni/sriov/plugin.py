@@ -17,7 +17,7 @@ from cni.attachments.lifecycle import InterfacePlugin, Undo
 from cni.attachments.matching import Match, matched, require_records
 from cni.policy import rules
 from cni.policy.allowance import Allowance
-from cni.policy.subjects import Subjects, nothing_known
+from cni.policy.document import Subjects
 from cni.spec.attachment import Attachment
 from cni.spec.errors import CNIError, Code
 from cni.spec.request import Request
@@ -43,7 +43,7 @@ class Sriov(InterfacePlugin):
         paths: Paths,
         addresses: AddressPlugin | None = None,
         policy: rules.Source | None = None,
-        subjects: Subjects = nothing_known,
+        subjects: Subjects | None = None,
     ) -> None:
         super().__init__(paths, addresses, policy, subjects)
         self._claimer = Claimer(self.journal, paths)

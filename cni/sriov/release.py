@@ -19,7 +19,7 @@ from cni.attachments.sandbox import await_return
 from cni.spec.attachment import Attachment
 from cni.spec.notes import note
 from cni.spec.request import Request
-from cni.sriov import guids, rdma_devices, restore_without_journal, settings, soft_roce
+from cni.sriov import guids, rdma_devices, settings, soft_roce, unrecorded
 from cni.sriov.binding import bind
 from cni.sriov.record import DeviceRecord
 from host import ethtool, netdev_move, pci
@@ -46,25 +46,35 @@ def release(
     entry: JournalEntry | None,
 ) -> None:
     """Restore the attachment's device, unless that was done already. Raises HostError, Busy."""
-    if entry is None:
-        restore_without_journal.restore(journal, paths, attachment, request)
-    elif entry.device:
-        with journal.device_locked(entry.device):
-            release_locked(journal, paths, attachment, request, entry)
+    device = entry.device if entry else unrecorded.device_of(journal, attachment, request)
+    if device:
+        with journal.device_locked(device):
+            release_locked(journal, paths, attachment, request, entry, device)
 
 
 def release_locked(
-    journal: Journal, paths: Paths, attachment: Attachment, request: Request, entry: JournalEntry
+    journal: Journal,
+    paths: Paths,
+    attachment: Attachment,
+    request: Request,
+    entry: JournalEntry | None,
+    device: str,
 ) -> None:
-    """As `release`, for a caller that has the device's lock."""
+    """As `release`, of that device, for a caller that has its lock."""
+    record = _recorded(entry) or unrecorded.record_of(journal, paths, attachment, request, device)
+    if record is not None:
+        shown = entry or unrecorded.entry_of(paths, request, record)
+        _restore(journal, paths, request, shown, record)
+    if entry is not None:
+        journal.release_device(entry)
+
+
+def _recorded(entry: JournalEntry | None) -> DeviceRecord | None:
     try:
-        record = entry.undo_as(DeviceRecord)
+        return entry.undo_as(DeviceRecord) if entry is not None else None
     except JournalDamaged as damage:
         note(f"{damage}: going by what the device itself shows")
-        restore_without_journal.restore_locked(journal, paths, attachment, request, entry.device)
-    else:
-        _restore(journal, paths, request, entry, record)
-    journal.release_device(entry)
+        return None
 
 
 def _restore(
@@ -181,7 +191,8 @@ def namespaces_of(request: Request, entry: JournalEntry) -> Iterator[list[OpenNa
                 keep(NetworkNamespace.open(path, descriptor))
             except NamespaceGone:
                 continue
-        if all(each.namespace.identity != entry.netns_identity for each in namespaces):
+        known = [each.namespace.identity for each in namespaces]
+        if entry.netns_identity and entry.netns_identity not in known:
             nameless = NetworkNamespace.find(entry.netns_identity)
             if nameless is not None:
                 keep(nameless)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import grpc
 
-from base import interrupts
+from base import files, interrupts
 from base.paths import Paths
 from deviceplugin.api import podresources_pb2, podresources_pb2_grpc
 from deviceplugin.kubelet.channels import open_channel
@@ -26,7 +26,7 @@ class PodResourcesClient:
         self._lock = threading.Lock()
         self._channel: grpc.Channel | None = None
         self._stub: podresources_pb2_grpc.PodResourcesListerStub | None = None  # on the channel
-        self._made: tuple[int, int, int] | None = None  # the identity of the channel's socket
+        self._made: tuple[int, ...] = ()  # the version of the channel's socket
 
     def __enter__(self) -> "PodResourcesClient":
         return self
@@ -62,7 +62,7 @@ class PodResourcesClient:
             self._lock.release()
 
     def _asked(self, timeout: float) -> podresources_pb2.ListPodResourcesResponse:
-        made = _identity(self._socket)
+        made = files.version(self._socket)
         if self._stub is None or made != self._made:  # a kubelet makes a new socket when it starts
             self._drop()
             self._channel = open_channel(self._socket, max_receive=MAX_RECEIVE)
@@ -78,14 +78,6 @@ class PodResourcesClient:
         if self._channel is not None:
             self._channel.close()
         self._channel = self._stub = None
-
-
-def _identity(socket: Path) -> tuple[int, int, int] | None:
-    try:
-        status = socket.stat()
-    except OSError:
-        return None
-    return status.st_dev, status.st_ino, status.st_mtime_ns
 
 
 def _why(socket: Path, error: grpc.RpcError) -> str:

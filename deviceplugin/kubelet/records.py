@@ -6,7 +6,6 @@ interface, and it does not have the devices of ResourceClaims.
 """
 
 import base64
-import os
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from base import decoding
+from base import decoding, files
 from base.paths import Paths
 from base.types import DeviceId
 from deviceplugin.kubelet.errors import KubeletUnreadable as KubeletUnreadable
@@ -309,14 +308,13 @@ def _decoded(path: Path) -> _Data:
     """The file's content, decoded again only if the file is another one or was changed."""
     global _last_read
     with path.open("rb") as file:
-        status = os.fstat(file.fileno())
-        look = status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+        look = files.version(file.fileno())
         last = _last_read
         if last is not None and last.path == path and last.look == look:
             return last.data
         data = decoding.decode(file.read(), _KubeletFile).Data
     # A file that has just been written may be written again without looking different.
-    if abs(time.time() - status.st_ctime) > _SETTLED:
+    if abs(time.time() - look[-1] / 1e9) > _SETTLED:
         _last_read = _Read(path, look, data)
     return data
 

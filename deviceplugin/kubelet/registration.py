@@ -20,6 +20,7 @@ from typing import Literal
 import grpc
 
 from base.paths import Paths
+from base.watching import Waker
 from deviceplugin.api import (
     pluginregistration_pb2,
     pluginregistration_pb2_grpc,
@@ -30,7 +31,6 @@ from deviceplugin.kubelet import sockets
 from deviceplugin.kubelet.channels import open_channel
 from deviceplugin.kubelet.sockets import Identity, Listener, SocketError
 from deviceplugin.kubelet.streams import Streams
-from deviceplugin.kubelet.waker import Waker
 
 RegistrationMode = Literal["legacy", "watcher"]
 

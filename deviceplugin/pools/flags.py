@@ -36,14 +36,8 @@ _WITH_VALUE = {
 }
 _SWITCHES = {"use-cdi": "cdi"}  # Mellanox, SR-IOV
 FLAGS = (*_WITH_VALUE, *_SWITCHES)
-_POOL_FLAGS = {"name": "resource-name", "amount": "resource-amount", "master": "master"}
-
-_GPU_FLAGS = {
-    "host-path": "host-path",
-    "container-path": "container-path",
-    "plugin-directory": "plugin-directory",
-    "factor": "gpu-duplication-factor",
-}
+_OF_POOL = ("name", "amount", "master")
+_OF_GPUS = ("host-path", "container-path", "plugin-directory", "factor")
 SHARED_GPU = "deepomatic.com/shared-gpu"
 SOCKETS = Path("/device-plugin")
 """Where Deepomatic's plugin has its sockets, unless -plugin-directory says otherwise."""
@@ -83,15 +77,15 @@ class CommandLine(msgspec.Struct, frozen=True, kw_only=True):
 def parse_command_line(arguments: Sequence[str]) -> tuple[CommandLine, list[str]]:
     """The flags, and the arguments that are not flags. Raises ConfigError."""
     flags, rest = _split(arguments)
-    gpu_flags = [f"-{flag}" for key, flag in _GPU_FLAGS.items() if key in flags]
+    gpu_flags = [_flag(key) for key in _OF_GPUS if key in flags]
     if gpu_flags:
-        if others := sorted(set(flags).difference(_GPU_FLAGS)):
+        if others := sorted(set(flags).difference(_OF_GPUS)):
             raise ConfigError(
                 f"{gpu_flags[0]} and {_flag(others[0])}: belong to two different plugins: write "
                 "the pools into a file, and name that with -config alone"
             )
         return _shared_gpu(flags), rest
-    pool_flags = [f"-{flag}" for key, flag in _POOL_FLAGS.items() if key in flags]
+    pool_flags = [_flag(key) for key in _OF_POOL if key in flags]
     if not pool_flags:
         file = flags.get("config")
         if file == "":
@@ -102,10 +96,10 @@ def parse_command_line(arguments: Sequence[str]) -> tuple[CommandLine, list[str]
             cdi=flags.get("cdi") == "true",
         )
         return command, rest
-    for key, flag in (("config", "-config"), ("prefix", "-resource-prefix")):
+    for key in ("config", "prefix"):
         if key in flags:
             raise ConfigError(
-                f"{flag} and {pool_flags[0]}: both define the pools: keep one of them"
+                f"{_flag(key)} and {pool_flags[0]}: both define the pools: keep one of them"
             )
     return CommandLine(pool=_pool(flags)), rest
 

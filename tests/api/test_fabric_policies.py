@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from base.documents import DocumentError
-from cni.policy import default, document
+from cni.policy import document
 from tests.api.server import ApiServer, Document
 from tests.runtime import CHECKOUT
 from tests.waiting import until
@@ -104,10 +104,6 @@ def test_the_schema_has_every_key_that_the_agent_reads(server: ApiServer) -> Non
     one = {"switch": True, "number": 1, "name": "n", "pkey": "0x8001", "vlan": 1}
     everything["fixed"] = {key: one[kind] for key, kind in document.FIXABLE.items()}
     assert create(server, everything)[0] == 201
-
-
-def test_the_safe_settings_as_a_rule_are_admitted(server: ApiServer) -> None:
-    assert create(server, *default.document())[0] == 201
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: str(path.stem))

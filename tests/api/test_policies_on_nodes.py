@@ -49,7 +49,7 @@ class Node:
 
     def asks(self, pod: Pod, pkey: int) -> None:
         """As a plugin does. NotAllowed, CNIError 11."""
-        allowed = allowance.of_pod(self.policies.source(), pod, self.policies.subjects)
+        allowed = allowance.of_pod(self.policies.source(), pod, self.policies)
         allowed.using("pkeys", pkey, "pkey", f"{pkey:#06x}")
         if allowed.rules is None:
             raise AssertionError("no rule is for the pod")

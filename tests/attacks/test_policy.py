@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from base.pod import Pod
-from cni.policy import default
 from tests.attacks.node import OTHER, PASSED, TENANT, Attacked
 from tests.netns import namespace
 from tests.unit.host import servers
@@ -155,30 +154,6 @@ def test_a_namespace_without_rules_has_the_settings_of_the_node(node: Attacked) 
     assert PASSED in node.call(pod=stranger, deviceID=OWN, trust="on").text
     refused = node.call(pod=stranger, deviceID=PF, pfOnly=True)
     assert (refused.code, '"policy.whole_pfs" in config.yaml' in refused.text) == (121, True)
-
-
-@pytest.mark.parametrize(
-    "config",
-    [
-        *OWN_USE,
-        *(config for _, config in ATTACKS),
-        {"ipam": {"type": "host-local", "subnet": "10.0.0.0/24"}},
-        {"ipam": {"type": "evil"}},
-        {"promisc": True, "allmulti": True, "link_state": "enable", "max_tx_rate": 0},
-        {"mtu": 9000},
-    ],
-    ids=str,
-)
-def test_the_default_rule_says_what_the_safe_settings_say(
-    node: Attacked, config: dict[str, Any]
-) -> None:
-    given = {"deviceID": OWN, **config}
-    answers = []
-    for settings in ({}, {"rules": default.document()}):
-        node.allow(**settings)
-        reply = node.call(**given)
-        answers.append((reply.code, PASSED in reply.text))
-    assert answers[0] == answers[1]
 
 
 def test_a_removal_asks_no_rule(node: Attacked) -> None:

@@ -3,7 +3,7 @@
 import errno
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from base.pod import Pod
 from cni.policy import allowance, cluster
 from cni.policy.allowance import NotAllowed
 from cni.policy.cluster import ClusterPolicies
+from cni.policy.document import Subjects
 from cni.policy.rules import Policy
 from cni.spec.errors import CNIError, Code
 from ipam.cluster.objects import Meta
@@ -40,21 +41,31 @@ def for_pkey(pkey: str) -> dict[str, Any]:
     return {**RULE, "use": {"pkeys": [pkey]}}
 
 
+class Asked(Subjects):
+    """Who asks, as an agent passes it on to its plugins."""
+
+    def __init__(self, follower: PolicyFollower) -> None:
+        self._follower = follower
+
+    def labels(self, namespace: str) -> Mapping[str, str]:
+        return self._follower.present().labels(namespace)
+
+    def service_account(self, pod: Pod) -> str:
+        return self._follower.service_account(pod)
+
+
 class Node:
     """A node that follows, and what its pods may use."""
 
     def __init__(self, client: FakeClient, directory: Path) -> None:
         self.client = client
         self.path = directory / "cluster_policies.json"
-        self.follower = PolicyFollower(client, self.path, lambda: NODE, self._changed)
+        self.follower = PolicyFollower(client, self.path, lambda: NODE)
         self.source = cluster.joined(lambda: NODE, self.follower.present)
-        self.changes: list[list[str]] = []  # the rules' titles at each change
-
-    def _changed(self) -> None:
-        self.changes.append([rule.title for rule in self.source().ruleset.rules])
+        self.subjects = Asked(self.follower)
 
     def may_use(self, pkey: int, pod: Pod = POD) -> bool:
-        allowed = allowance.of_pod(self.source(), pod, self.follower.subjects)
+        allowed = allowance.of_pod(self.source(), pod, self.subjects)
         try:
             allowed.using("pkeys", pkey, "pkey", hex(pkey))
         except NotAllowed:
@@ -107,18 +118,6 @@ def server() -> FakeApi:
     return FakeApi()
 
 
-def test_each_change_of_the_rules_is_told_once(server: FakeApi, tmp_path: Path) -> None:
-    with following(server, tmp_path) as node:
-        made = node.client.create(policy("team-a", for_pkey("0x8001")))
-        until(lambda: len(node.changes) == 2, what="change")
-        for _ in range(3):  # steps that find nothing new
-            node.follower.step()
-        assert node.changes == [[], ["team-a/one"]]
-        node.client.delete(made)
-        until(lambda: len(node.changes) == 3, what="change")
-        assert node.changes[-1] == []
-
-
 def test_a_kind_that_is_not_installed_is_not_taken_for_no_policy(
     server: FakeApi, tmp_path: Path
 ) -> None:
@@ -164,10 +163,10 @@ def test_a_policy_that_could_never_be_read_allows_its_pods_nothing(
     elsewhere = Pod(namespace="team-b", name="p")
     with following(server, tmp_path) as node:
         assert node.titles() == ["later/unreadable-0", "later/unreadable-1"]
-        allowed = allowance.of_pod(node.source(), POD, node.follower.subjects)
+        allowed = allowance.of_pod(node.source(), POD, node.subjects)
         with pytest.raises(NotAllowed, match="later/unreadable-0"):
             allowed.using("pkeys", 0x8001, "pkey", "0x8001")
-        assert allowance.of_pod(node.source(), elsewhere, node.follower.subjects).rules is None
+        assert allowance.of_pod(node.source(), elsewhere, node.subjects).rules is None
         until(lambda: server.events, what="event")
         assert "spec.rules[0].use.rails: unknown key" in server.events[0].message
         assert "only its subjects are in force" in server.events[0].message
@@ -326,7 +325,7 @@ def test_each_add_sees_one_set_of_rules_while_policies_change(
 
         def attach() -> None:
             while not over.is_set():
-                allowed = allowance.of_pod(node.source(), POD, node.follower.subjects)
+                allowed = allowance.of_pod(node.source(), POD, node.subjects)
                 seen.append(tuple(_allows(allowed, pkey) for pkey in range(0x8001, 0x8005)))
 
         threads = [threading.Thread(target=attach) for _ in range(3)]

@@ -32,7 +32,6 @@ def shell(
         (arguments.count, "012", 12),
         (arguments.file, "a/b", Path("a/b")),
         (arguments.file, " ", Path(" ")),
-        (arguments.file_name, "-", "-"),
         (arguments.namespace, "ml", "ml"),
         (arguments.pod, "worker-0", "worker-0"),
         (arguments.pod, "ml/worker-0", "ml/worker-0"),
@@ -51,7 +50,6 @@ def test_what_can_be_meant_is_taken(of: Callable[[str], object], text: str, valu
             "a positive number",
         ),
         (arguments.file, ("",), "it is empty: name a file, or leave the option out"),
-        (arguments.file_name, ("",), "it is empty: name a file, or leave the option out"),
         (arguments.namespace, ("", "a/b", "/"), "the name of a namespace"),
         (arguments.pod, ("", "/", "a/", "/a", "a//b", "a/b/c"), "a pod's name, or namespace/name"),
     ],
@@ -63,13 +61,6 @@ def test_what_cannot_be_meant_says_what_was_expected(
         with pytest.raises(argparse.ArgumentTypeError) as raised:
             of(text)
         assert str(raised.value).endswith(expected)
-
-
-def test_a_drawing_needs_a_files_name(shell: Shell) -> None:
-    printed = shell("topo", "--svg", "")
-    assert (printed.code, printed.out) == (2, "")
-    assert "argument --svg: it is empty: name a file" in printed.err
-    assert shell("topo", "--svg", "-").out.startswith("<")
 
 
 @pytest.mark.parametrize(

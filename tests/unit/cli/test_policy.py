@@ -8,9 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from agent.policy_objects import FabricPolicy
 from base.paths import Paths
-from cni.policy import rules
 from tests.unit.cli.commands import Shell
 from tests.unit.host import servers
 
@@ -207,30 +205,6 @@ def test_without_rules_in_the_files_those_of_the_node_count(shell: Shell, tmp_pa
     own = write(tmp_path, {"policy": {"unmatched_devices": True}}, name="config.yaml")
     config.unlink()
     assert shell("policy", "check", file, own).code == 0
-
-
-def test_the_default_rule_is_one_that_a_node_can_read(shell: Shell, tmp_path: Path) -> None:
-    printed = shell("policy", "default")
-    path = tmp_path / "config.yaml"
-    path.write_text(printed.out)
-    (found,) = rules.load(path).rules
-    assert (printed.code, found.name) == (0, "default")
-
-
-def test_the_default_rule_as_an_object_is_one_that_policy_check_reads(
-    shell: Shell, tmp_path: Path
-) -> None:
-    printed = shell("policy", "default", "--object")
-    path = tmp_path / "default.yaml"
-    path.write_text(printed.out)
-    written = yaml.safe_load(printed.out)
-    assert (written["apiVersion"], written["kind"]) == (
-        f"{FabricPolicy.API}",
-        "FabricPolicy",
-    )
-    file = write(tmp_path, definition(**IPOIB, pkey="0x8001"), definition(**IPOIB, mtu=1))
-    checked = shell("policy", "check", str(path), file, "-o", "json").document()
-    assert [each["rules"] for each in checked["verdicts"]] == [["default/default"], []]
 
 
 def test_a_list_of_kubectl_is_read(shell: Shell, tmp_path: Path) -> None:

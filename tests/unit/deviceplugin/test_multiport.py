@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from base.paths import Paths
-from cli import topo_picture
+from cli import topo
 from cli.this_node import ThisNode
 from deviceplugin.allocate.preferred import preferred
 from deviceplugin.pools.config import DevicePluginConfig, PoolConfig
@@ -91,14 +91,14 @@ def test_siblings_are_no_hcas_and_no_rows_of_the_matrix(plain: Paths, doubled: P
         [f"mlx5_{number}"] for number in range(8)
     ]
     assert [len(hca.rdma[0].ports) for hca in found] == [2] * 8
-    drawn, usual = (topo_picture.picture(ThisNode(paths)) for paths in (doubled, plain))
+    drawn, usual = (topo.picture(ThisNode(paths)) for paths in (doubled, plain))
     assert drawn.distances == usual.distances
     assert [device.label for device in drawn.devices] == [device.label for device in usual.devices]
     assert drawn.devices[8].netdevs == ("ib0", "ib8")
 
 
 def test_the_card_of_two_ports_is_one_row(tmp_path: Path) -> None:
-    drawn = topo_picture.picture(ThisNode(servers.multiport(tmp_path)))
+    drawn = topo.picture(ThisNode(servers.multiport(tmp_path)))
     assert [(device.label, device.netdevs) for device in drawn.devices] == [
         ("mlx5_0", ("ib0", "ib1"))
     ]

@@ -7,12 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from base.pod import Pod
-from cni.policy import allowance, pod_rules
+from cni.policy import allowance
 from cni.policy.allowance import Allowance, NotAllowed
-from cni.policy.document import rules_of
-from cni.policy.pod_rules import Device
+from cni.policy.document import Device, Subjects, rules_of
 from cni.policy.rules import Policy
-from cni.policy.subjects import CallingPod, Facts
 from cni.spec.errors import CNIError, Code
 from tests.unit.deviceplugin.cards import card, rdma, vf
 from tests.unit.policy import model
@@ -25,15 +23,24 @@ def policy(*rules: dict[str, Any]) -> Policy:
     return Policy(rules=rules_of(list(rules), "rules"))
 
 
-def of(rules: Policy, namespace: str = "a", account: str = "x", **labels: str) -> Allowance:
-    def subjects(pod: Pod, wanted: Facts) -> CallingPod:
-        return CallingPod(
-            namespace=pod.namespace,
-            labels=labels if wanted.labels else None,
-            service_account=account if wanted.service_account else None,
-        )
+class Known(Subjects):
+    """Of all pods the same, and what was asked."""
 
-    return allowance.of_pod(rules, Pod(namespace, "pod"), subjects)
+    def __init__(self, account: str, labels: dict[str, str]) -> None:
+        self._account, self._labels = account, labels
+        self.asked: list[str] = []
+
+    def labels(self, namespace: str) -> dict[str, str]:
+        self.asked.append(f"labels of {namespace}")
+        return self._labels
+
+    def service_account(self, pod: Pod) -> str:
+        self.asked.append(f"account in {pod.namespace}")
+        return self._account
+
+
+def of(rules: Policy, namespace: str = "a", account: str = "x", **labels: str) -> Allowance:
+    return allowance.of_pod(rules, Pod(namespace, "pod"), Known(account, labels))
 
 
 def pkey(allowed: Allowance, value: int) -> Allowance:
@@ -122,12 +129,12 @@ def test_ranges_lie_within_one_network_and_counts_below_the_limit() -> None:
     with pytest.raises(NotAllowed):
         mine.using("addressesPerAttachment", 3, "ipam", 3)
     left = mine.using("addressesPerAttachment", 2, "ipam", 2)
-    assert left.most("addresses_per_namespace") == 9
-    assert left.most("addresses_per_pod") == 3
+    assert left.most("addressesPerNamespace") == 9
+    assert left.most("addressesPerPod") == 3
     unlimited = policy(
         {"name": "t", "subjects": EVERYBODY}, {"name": "r", "subjects": EVERYBODY, "use": use}
     )
-    assert of(unlimited).most("addresses_per_namespace") is None
+    assert of(unlimited).most("addressesPerNamespace") is None
 
 
 def test_a_rule_fixes_what_a_definition_leaves_out_and_allows_what_it_fixes() -> None:
@@ -152,12 +159,7 @@ def test_rules_of_objects_come_in_the_order_of_their_names() -> None:
 
 
 def test_labels_and_service_accounts_are_asked_for_only_where_rules_look_at_them() -> None:
-    asked: list[Facts] = []
-
-    def subjects(pod: Pod, wanted: Facts) -> CallingPod:
-        asked.append(wanted)
-        return CallingPod(namespace=pod.namespace, labels={"tier": "gold"}, service_account="x")
-
+    subjects = Known("x", {"tier": "gold"})
     rules = policy(
         {"name": "r", "subjects": [{"namespaces": ["a"]}]},
         {
@@ -168,31 +170,17 @@ def test_labels_and_service_accounts_are_asked_for_only_where_rules_look_at_them
         },
         {"name": "t", "subjects": [{"serviceAccounts": ["x"], "namespaces": ["c"]}]},
     )
-    found = [allowance.of_pod(rules, Pod(name, "p"), subjects).rules for name in "abcd"]
-    titles = [each and pod_rules.titles(each.every) for each in found]
-    assert titles == [("r",), ("s",), ("t",), None]
-    assert asked == [Facts(labels=True), Facts(service_account=True)]
+    found = [allowance.of_pod(rules, Pod(name, "p"), subjects) for name in "abcd"]
+    assert [each.titles() for each in found] == [("r",), ("s",), ("t",), ()]
+    assert subjects.asked == ["labels of b", "account in c"]
 
 
-def test_a_rule_that_looks_at_what_is_not_known_matches_nobody_and_errors_say_so() -> None:
-    rules = policy(
-        {"name": "r", "subjects": [{"serviceAccounts": ["x"]}], "use": {"pkeys": ["*"]}},
-        {"name": "s", "subjects": EVERYBODY},
-    )
-    mine = allowance.of_pod(rules, Pod("a", "p"))
-    with pytest.raises(
-        NotAllowed, match=r"does not know the labels and service accounts .* r look"
-    ):
-        pkey(mine, 0x8001)
-
-
-def test_facts_that_cannot_be_known_now_end_the_call() -> None:
-    def away(pod: Pod, wanted: Facts) -> CallingPod:
-        raise CNIError(Code.TRY_AGAIN, "the API server does not answer")
-
-    rules = policy({"name": "r", "subjects": [{"serviceAccounts": ["x"]}]})
+@pytest.mark.parametrize("key", ["serviceAccounts", "namespaceSelector"])
+def test_what_cannot_be_known_now_ends_the_call(key: str) -> None:
+    subject = {"serviceAccounts": ["x"], "namespaceSelector": {"matchLabels": {"a": "b"}}}
+    rules = policy({"name": "r", "subjects": [{key: subject[key]}]})
     with pytest.raises(CNIError) as refused:
-        allowance.of_pod(rules, Pod("a", "p"), away)
+        allowance.of_pod(rules, Pod("a", "p"))
     assert refused.value.code == Code.TRY_AGAIN
 
 
@@ -296,7 +284,7 @@ def test_random_rules_decide_as_the_plain_model(
 ) -> None:
     named = [rule | {"name": f"r{index}"} for index, rule in enumerate(document)]
     rules = policy(*named)
-    for wish in wishes:  # by one index
+    for wish in wishes:
         mine = of(rules, asker.namespace, asker.service_account, **asker.labels)
         expected = model.allowed(named, asker, wish)
         assert (mine.rules is None) is (expected is None)

@@ -5,7 +5,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from msgspec.structs import replace
 
 from base.paths import Paths
 from base.pod import Pod
@@ -13,7 +12,6 @@ from cni.policy import allowance, cluster
 from cni.policy.allowance import NotAllowed
 from cni.policy.cluster import ClusterPolicies, StoredPolicy
 from cni.policy.rules import Policy
-from cni.policy.subjects import Facts
 from cni.spec.errors import CNIError, Code
 
 POD = Pod(namespace="team-a", name="p", uid="u")
@@ -103,17 +101,6 @@ def test_the_rules_of_the_cluster_are_added_to_those_of_the_node() -> None:
     assert [rule.title for rule in source().rules] == ["teams/gold", "teams/one"]
 
 
-def test_what_was_worked_out_is_kept_until_a_policy_changes() -> None:
-    node, present = Policy(cluster=True), policies(RULE)
-    source = cluster.joined(lambda: node, lambda: present)
-    first = source()
-    assert source() is first
-    present = replace(present, namespaces={"team-a": {}})
-    assert source() is first
-    present = policies(RULE)
-    assert source() is not first
-
-
 def test_a_process_for_one_call_goes_by_the_files(tmp_path: Path) -> None:
     paths = Paths(state=tmp_path / "state", etc=tmp_path / "etc")
     paths.etc.mkdir()
@@ -137,5 +124,5 @@ def test_a_process_for_one_call_goes_by_the_files(tmp_path: Path) -> None:
     assert raised.value.code == Code.TRY_AGAIN
     assert 'the labels of namespace "new"' in raised.value.message
     with pytest.raises(CNIError) as raised:
-        subjects(POD, Facts(service_account=True))
+        subjects.service_account(POD)
     assert raised.value.code == Code.TRY_AGAIN

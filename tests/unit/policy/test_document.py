@@ -68,17 +68,17 @@ def test_every_key_of_a_rule_is_read() -> None:
     ipv6 = int(ipaddress.IPv6Address("fd00::"))
     assert rule.use == Use(
         devices=(Selector(pfNames=("ens1f0#0-3",)), Selector(ifNames=("ib0",))),
-        pools=Values(names=("rdma/hca_a",)),
-        pkeys=Values(spans=((0x8001, 0x8001), (0x8010, 0x801F))),
-        vlans=Values(spans=((0, 0), (100, 199))),
-        guids=Values(spans=((2 << 56, (2 << 56) + 255),)),
-        macs=Values(spans=((2 << 40, (2 << 40) + 255),)),
-        ipam_types=Values(names=("podfabric-ipam",)),
-        network_names=Values(names=("team-a-*",)),
-        ranges=Values(spans=((mapped, mapped + 0xFFFF), (ipv6, ipv6 + (1 << 64) - 1))),
-        addresses_per_attachment=2,
-        addresses_per_pod=4,
-        addresses_per_namespace=100,
+        listed={
+            "pools": Values(names=("rdma/hca_a",)),
+            "pkeys": Values(spans=((0x8001, 0x8001), (0x8010, 0x801F))),
+            "vlans": Values(spans=((0, 0), (100, 199))),
+            "guids": Values(spans=((2 << 56, (2 << 56) + 255),)),
+            "macs": Values(spans=((2 << 40, (2 << 40) + 255),)),
+            "ipamTypes": Values(names=("podfabric-ipam",)),
+            "networkNames": Values(names=("team-a-*",)),
+            "ranges": Values(spans=((mapped, mapped + 0xFFFF), (ipv6, ipv6 + (1 << 64) - 1))),
+        },
+        counts={"addressesPerAttachment": 2, "addressesPerPod": 4, "addressesPerNamespace": 100},
     )
     assert rule.allowed == {
         "trust": Values(spans=((1, 1),)),
@@ -106,7 +106,8 @@ def test_a_star_allows_every_value_of_its_kind() -> None:
         '[{name: a, subjects: [{serviceAccounts: ["*"]}], use: {pkeys: [1, "*"], '
         'devices: ["*"], ranges: ["*"]}, set: {trust: ["*"], hostPaths: ["*"]}}]'
     )
-    assert rule.use.pkeys == rule.use.ranges == rule.allowed["trust"] == EVERYTHING
+    assert rule.use.values("pkeys") == rule.use.values("ranges") == EVERYTHING
+    assert rule.allowed["trust"] == EVERYTHING
     assert rule.use.devices == (Selector(),)
     assert rule.host_paths == ("/",)
 

@@ -101,6 +101,7 @@ class Claims:
         attachment: Attachment,
         request: Request,
         entry: JournalEntry,
+        device: str,
     ) -> None:
         self.released.append(str(attachment))
         journal.write(entry.without_device())

@@ -1,0 +1,174 @@
+"""The record of a device whose journal file is lost or damaged, made from what the device shows.
+
+Its name on the host and the former settings of its PF are unknown then. The interface gets a name
+from the kernel and the permanent address of the hardware. The PF's settings that the request's
+configuration sets become those of a new VF.
+"""
+
+from contextlib import suppress
+
+from base.paths import Paths
+from cni.attachments import results
+from cni.attachments.journal import Journal, JournalEntry
+from cni.spec.attachment import Attachment
+from cni.spec.errors import CNIError
+from cni.spec.notes import note
+from cni.spec.request import Request
+from cni.sriov import options as sriov_options
+from cni.sriov import settings
+from cni.sriov.record import DeviceRecord, MovedRdmaDevice
+from host import links, netdev_move, pci
+from host.errors import NamespaceGone
+from host.links import Link
+from host.namespaces import NetworkNamespace
+from host.netdev_move import Mark, Origin
+from host.netlink import Rtnetlink, netlink
+from host.pci import Function
+from host.vfs import VF
+
+_NEW_NAME = "eth%d"  # the kernel fills in the first free number
+_UNKNOWN = -1  # index of an RDMA device: it keeps the name that it has
+
+
+def device_of(journal: Journal, attachment: Attachment, request: Request) -> str:
+    """The device with the attachment's mark, or else the one that the request names; "" for none.
+
+    A device without the mark counts only if there is a damaged file of this attachment, or if the
+    runtime has a result of it: then another project's plugin made it, and has lost its file.
+    """
+    device = sriov_options.device_of(request)
+    damaged = journal.path_of(attachment).exists()
+    known = damaged or results.previous_interface(request) is not None
+    origin = _origin(attachment, request, device if known else "")
+    return origin.device if origin is not None else device if damaged else ""
+
+
+def record_of(
+    journal: Journal, paths: Paths, attachment: Attachment, request: Request, device: str
+) -> DeviceRecord | None:
+    """The record of that device, whose lock the caller has; None if another attachment has it."""
+    owners = [entry for entry in journal.holders(device) if isinstance(entry, JournalEntry)]
+    if any(owner.attachment != attachment for owner in owners):
+        return None
+    function = pci.find(paths, device)
+    origin = _origin(attachment, request, device)
+    if origin is not None:
+        note(f"the old name of the interface of device {device} is not known")
+    before, applied = _settings(function, request) if function is not None else (None, None)
+    return DeviceRecord(
+        device=device,
+        driver=function.driver if function is not None else "",
+        pf=function.pf if function is not None else "",
+        origin=origin,
+        before=before,
+        applied=applied,
+        infiniband=origin is not None and origin.kind == "ipoib",
+        rdma=tuple(MovedRdmaDevice(_UNKNOWN, name) for name in pci.rdma_of(paths, device)),
+    )
+
+
+def entry_of(paths: Paths, request: Request, record: DeviceRecord) -> JournalEntry:
+    """The entry of an attachment that the journal has none of; it is not written here."""
+    boot_id = paths.boot_id()
+    entry = JournalEntry.begun("sriov", request, None, boot_id, record, device=record.device)
+    return entry.attached(record, ())
+
+
+def fetch_from_dead_pod(host: Rtnetlink, paths: Paths, address: str) -> None:
+    """Move an interface without an attachment out of a dead pod, where an earlier plugin left it.
+
+    It stays in a namespace that has processes: the pod may live, and the caller misses the device.
+    """
+    if pci.netdevs(paths, address):  # nearly always
+        return
+    function = pci.find(paths, address)
+    if function is None or function.userspace or not function.driver:
+        return
+    for namespace in NetworkNamespace.every():
+        with namespace:
+            link = device_in(namespace, address)
+            if link is None or is_inhabited(namespace):
+                continue
+            note(f'device {address} is moved out of "{namespace.path}", a dead namespace')
+            mark = Mark("0" * 32)  # of no attachment
+            with netlink(namespace) as pod:
+                netdev_move.restore_from(host, pod, link, _origin_of(pod, link, _NEW_NAME), mark)
+            return
+
+
+def device_in(namespace: NetworkNamespace, address: str) -> Link | None:
+    """The interface of a device, if the namespace has it."""
+    with netlink(namespace) as route:
+        for link in links.every(route):
+            if link.device == address and not link.parent:
+                return link
+    return None
+
+
+def is_inhabited(namespace: NetworkNamespace) -> bool:
+    """Whether a process that we can see is in the namespace."""
+    inhabited = NetworkNamespace.find(namespace.identity)
+    if inhabited is None:
+        return False
+    with inhabited:
+        return True
+
+
+def _origin(attachment: Attachment, request: Request, device: str) -> Origin | None:
+    """The interface as it is to be on the host; None if it is not found.
+
+    A dead namespace has returned it, with its mark, or the pod has it, by its mark or device.
+    """
+    alias = Mark(attachment.key).alias
+    with netlink() as host:
+        for link in links.every(host):
+            if link.alias == alias and link.device:
+                return _origin_of(host, link, link.name)
+    with (
+        suppress(NamespaceGone),
+        NetworkNamespace.open(request.netns, request.netns_descriptor) as namespace,
+        netlink(namespace) as pod,
+    ):
+        for link in links.every(pod):
+            same = device != "" and link.device == device and not link.parent
+            if link.device and (link.alias == alias or same):
+                return _origin_of(pod, link, _NEW_NAME)
+    return None
+
+
+def _origin_of(route: Rtnetlink, link: Link, name: str) -> Origin:
+    ethernet = link.link_type == links.ARPHRD_ETHER
+    return Origin(
+        name=name,
+        kind=link.kind,
+        mac=(links.permanent_mac(route, link) if ethernet else "") or link.mac,
+        mtu=link.mtu,
+        up=False,
+        device=link.device,
+    )
+
+
+def _settings(function: Function, request: Request) -> tuple[VF | None, VF | None]:
+    """Those of a new VF, and with what the configuration sets; None where that is not known."""
+    if function.index is None:
+        return None, None
+    try:
+        wanted = sriov_options.read(request)
+    except CNIError:
+        note(f"the PF's settings for {function.address} stay: the configuration cannot be read")
+        return None, None
+    before = VF(
+        index=function.index,
+        mac=settings.NO_MAC,
+        vlan=0,
+        qos=0,
+        proto="802.1q",
+        min_tx_rate=0,
+        max_tx_rate=0,
+        spoofchk=True,
+        trust=False,
+        link_state="auto",
+        node_guid=settings.NO_GUID,
+        port_guid=settings.NO_GUID,
+    )
+    return before, settings.wanted(before, wanted)
