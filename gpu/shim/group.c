@@ -380,21 +380,3 @@ void group_count_import(void)
     region->gpu.external_imports++;
     region_unlock();
 }
-
-bool group_has_process(uint32_t pid)
-{
-    bool found = false;
-
-    if (!region_lock())
-        return false;
-    for (unsigned i = 0; i < PF_SLOTS && !found; i++) {
-        const struct pf_slot *slot = &region->slot[i];
-        const struct pf_process *known = &limits_file->process[i];
-
-        found = slot->state == PF_SLOT_USED &&
-                (slot->pid == pid || (known->registration == slot->registration &&
-                                      known->registration != 0 && known->host_pid == pid));
-    }
-    region_unlock();
-    return found;
-}

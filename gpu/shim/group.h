@@ -47,7 +47,4 @@ struct group_usage group_usage(void);
 /* Memory of another process was opened. */
 void group_count_import(void);
 
-/* Whether a process (pid in this or in the host's pid namespace) is of the group. */
-bool group_has_process(uint32_t pid);
-
 #endif
