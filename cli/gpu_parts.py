@@ -57,7 +57,7 @@ def parts(node: ThisNode, notes: list[str]) -> list[GpuPart]:
     for entry in of_gpus:
         assert entry.gpu is not None
         holder = holders.get(entry.key, DeviceHolder())
-        own = group_of(entry.resource, entry.gpu) or entry.resource
+        own = entry.gpu.group or entry.resource
         who = (holder.pod, holder.name) if holder.pod else (own,)
         together.setdefault((entry.gpu.bdf, *who), []).append((entry, entry.gpu))
     made = [
@@ -83,24 +83,11 @@ def of_pod(node: ThisNode, rows: Iterable[PodDevices]) -> Iterator[GpuPart]:
         yield _part(node, entries, holders[key])
 
 
-def group_of(resource: str, gpu: AllocatedGPU) -> str:
-    """The group of an allocation; "" for one that has none: a replica, or one before its start.
-
-    Bound at admission, a container has its group from its Allocate on.
-    """
-    if gpu.group or gpu.cdi or not gpu.slot:
-        return gpu.group
-    from deviceplugin.gpus import given  # it loads gRPC
-
-    return given.group_of(resource, gpu.slot)
-
-
 def _part(
     node: ThisNode, entries: list[tuple[Allocation, AllocatedGPU]], holder: DeviceHolder
 ) -> GpuPart:
     gpu = entries[0][1]
-    of = (group_of(entry.resource, each) for entry, each in entries)
-    group = next(filter(None, of), "")
+    group = next((each.group for _, each in entries if each.group), "")
     use, problem = _use(node, group, gpu.uuid) if group else (None, "")
     return GpuPart(
         gpu=gpu.bdf,

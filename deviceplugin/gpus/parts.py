@@ -22,11 +22,11 @@ def _no_memory() -> Mapping[str, GpuMemory]:
     return {}
 
 
-def _alone(mount: SharedFile | None) -> str | None:
+def _alone() -> str | None:
     return ALONE
 
 
-def _no_files(mount: SharedFile | None) -> Sequence[SharedFile]:
+def _no_files() -> Sequence[SharedFile]:
     return ()
 
 
@@ -35,13 +35,13 @@ class GpuParts:
     """The parts of an agent. Without them no part of a GPU is given.
 
     `obstacle` answers why limits cannot be kept, and `files` what a container with limits sees
-    beside the files of its group; it raises HostError. Both get what the pool mounts of the driver.
+    beside the files of its group; it raises HostError.
     """
 
     memory: MemorySource = _no_memory
     groups: "Groups | None" = None
-    obstacle: Callable[[SharedFile | None], str | None] = _alone
-    files: Callable[[SharedFile | None], Sequence[SharedFile]] = _no_files
+    obstacle: Callable[[], str | None] = _alone
+    files: Callable[[], Sequence[SharedFile]] = _no_files
     faults: Callable[[], Mapping[str, str]] = dict  # of sick GPUs, by UUID
     context_reserve: int = CONTEXT_RESERVE  # bytes, above which each limit must be
 

@@ -58,8 +58,8 @@ def write(
     paths: Paths,
     slot: str,
     nodes: Sequence[GpuNode],
-    mounts: Sequence[SharedFile] = (),
-    variables: Mapping[str, str] = {},
+    mounts: Sequence[SharedFile],
+    variables: Mapping[str, str],
 ) -> None:
     """Write the file of a slot if it differs. A reader sees the old or the new. Raises OSError."""
     edits: dict[str, Any] = {
@@ -73,10 +73,8 @@ def write(
                 "permissions": "rw",
             }
             for node in nodes
-        ]
-    }
-    if mounts:
-        edits["mounts"] = [
+        ],
+        "mounts": [
             {
                 "hostPath": mount.host,
                 "containerPath": mount.container,
@@ -86,9 +84,9 @@ def write(
                 ],
             }
             for mount in mounts
-        ]
-    if variables:
-        edits["env"] = [f"{name}={value}" for name, value in sorted(variables.items())]
+        ],
+        "env": [f"{name}={value}" for name, value in sorted(variables.items())],
+    }
     document = {
         "cdiVersion": VERSION,
         "kind": KIND,

@@ -13,7 +13,7 @@ NODE = GpuNode(path="/dev/nvidia3", host="/dev/nvidia3", major=195, minor=3)
 def test_what_a_file_gives_is_read_again_and_nothing_of_a_damaged_one(tmp_path: Path) -> None:
     paths = Paths(cdi=tmp_path / "cdi")
     mount = SharedFile("/run/podfabric/gpu/g/limits", "/run/podfabric/gpu/limits")
-    slot_files.write(paths, "a.slot", [NODE], [mount])
+    slot_files.write(paths, "a.slot", [NODE], [mount], {})
     assert slot_files.read(paths, "a.slot") == {3}
     file = slot_files.path(paths, "a.slot")
     whole = file.read_bytes()
@@ -25,10 +25,10 @@ def test_what_a_file_gives_is_read_again_and_nothing_of_a_damaged_one(tmp_path: 
 
 def test_a_file_that_says_the_same_is_written_once(tmp_path: Path) -> None:
     paths = Paths(cdi=tmp_path / "cdi")
-    slot_files.write(paths, "a.slot", [NODE])
+    slot_files.write(paths, "a.slot", [NODE], [], {})
     file = slot_files.path(paths, "a.slot")
     before = file.stat()
 
-    slot_files.write(paths, "a.slot", [NODE])
+    slot_files.write(paths, "a.slot", [NODE], [], {})
 
     assert file.stat().st_ino == before.st_ino

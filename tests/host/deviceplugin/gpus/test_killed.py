@@ -56,7 +56,7 @@ class Steps:
 @pytest.fixture
 def node(paths: Paths, kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch) -> Iterator[GpuNode]:
     monkeypatch.setattr(start, "ASK_KUBELET", PATIENCE)
-    new_node = GpuNode(paths, [units(8)], gpu_binding="start")
+    new_node = GpuNode(paths, [units(8)])
     await_lists(kubelet)
     yield new_node
     new_node.plugin.close()
