@@ -133,27 +133,6 @@ static void follow_settled(const struct pf_gpu_limit *limit, struct pf_gpu *gpu,
         owe(gpu, (int64_t)((uint64_t)settled - (uint64_t)before), share);
 }
 
-/* Debt is GPU time divided by the share: another share makes it shorter or longer. The thread that
-   notes the new share converts it; if it is killed between the two, that debt stays as it was. */
-static void follow_share(struct pf_gpu *gpu, uint64_t share, uint64_t now)
-{
-    uint64_t before = LOAD(gpu->tat_share);
-
-    if (before == share || !swap(&gpu->tat_share, before, share) || before == 0 ||
-        before > GATE_WHOLE)
-        return;
-    for (;;) {
-        uint64_t tat = LOAD(gpu->tat);
-
-        if (tat <= now)
-            return;
-        uint64_t debt = within(tat - now, 0, MOST_NS);
-
-        if (swap(&gpu->tat, tat, now + debt * before / share))
-            return;
-    }
-}
-
 /* Pay for a launch that was asked for when `earliest` was the earliest. 0: done; else when it may be
    tried again. */
 static uint64_t pay(struct gate_launch *launch, uint64_t earliest, uint64_t now, bool at_once)
@@ -166,7 +145,6 @@ static uint64_t pay(struct gate_launch *launch, uint64_t earliest, uint64_t now,
         launch->time = (struct gate_time){0};
         return 0;
     }
-    follow_share(gpu, share, now);
     follow_settled(limit, gpu, share);
     for (;;) {
         uint64_t tat = LOAD(gpu->tat);

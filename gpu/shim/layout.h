@@ -99,7 +99,7 @@ struct pf_gpu {
     uint64_t peak_bytes;       /* the most that used_bytes ever was */
     uint64_t denied;           /* allocations that were refused */
     uint64_t external_imports; /* of another process' memory, which is charged there */
-    uint64_t reserved[4];
+    uint64_t reserved[5];
 
     /* Compute; atomics without a lock (gate.c). Times are CLOCK_MONOTONIC, ns. */
     uint64_t tat;           /* theoretical arrival time: when the group's GPU time is paid off */
@@ -107,7 +107,6 @@ struct pf_gpu {
                                at least, so the agent's "backlogged" is: after my last look */
     uint64_t longest_ns;    /* the largest estimate of a kernel or graph (d_f) in the last 30 s */
     uint64_t longest_at;    /* when longest_ns was set */
-    uint64_t tat_share;     /* the share, in 1/10000, that `tat` was computed with; 0: none yet */
     int64_t settled_ns;     /* of `limits`, as far as `tat` has it */
     /* GPU time of all launches that paid, and of those that are known to be finished: as estimated,
        and as paid for (times kappa; less where most_debt_ns was reached). */
