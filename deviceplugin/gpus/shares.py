@@ -90,21 +90,8 @@ class ShareService:
         return self._listing
 
     def preferred(self, available: list[str], must_include: list[str], size: int) -> list[str]:
-        """The ids of one GPU, if one has enough."""
-        free = {(self.name, DeviceId(device_id)) for device_id in available}
-        used = {
-            address: gpu.capacity.minus(room)
-            for address, room in self.pool.free(free).items()
-            if (gpu := self.pool.gpus.get(address)) is not None
-        }
-        of = {
-            device_id: gpu.address
-            for device_id in available
-            if (gpu := self._gpus.get(device_id)) is not None
-        }
-        loads = {address: share.memory or share.compute for address, share in used.items()}
-        spread = self.pool.config.placement == "spread"
-        return preferred.together(of, available, must_include, size, loads, spread=spread)
+        """Any: which GPU the container has is chosen when it starts."""
+        return preferred.together({}, available, must_include, size, {}, spread=False)
 
     def allocate(self, ids: list[str]) -> v1beta1_pb2.ContainerAllocateResponse:
         """Reserve room on one GPU. It is on disk before this returns."""
@@ -113,7 +100,7 @@ class ShareService:
             self._check(ordered)
             keys = [(self.name, device_id) for device_id in ordered]
             wanted = self.kind.share.times(len(ordered))
-            chosen = self._choose(ordered, keys, wanted)
+            chosen = self._choose(len(ordered), keys, wanted)
             self._check_context(chosen, wanted)
             given = self._given(ordered, chosen)
             group = group_of(self.name, given.slot) if given.slot else ""
@@ -168,30 +155,24 @@ class ShareService:
         )
 
     def _choose(
-        self, ids: Sequence[str], keys: Collection[AllocationKey], wanted: Share
+        self, count: int, keys: Collection[AllocationKey], wanted: Share
     ) -> SharedGPU | None:
-        """The GPU with room for all ids; None for time alone, which follows the memory.
-
-        It is the one that they name, if that has room. The start may choose another one.
-        """
+        """A GPU with room for so many ids; None for time alone, which follows the memory."""
         free = self.pool.free(keys)
-        named = {self._gpus[device_id].address for device_id in ids}
         fitting = {address: room for address, room in free.items() if room.holds(wanted)}
         alone = not self.kind.share.memory
         left = sum(room.compute for room in free.values()) - self.pool.pending(keys)
         if not fitting or (alone and left < wanted.compute):
             raise refusal(
                 self.name,
-                f"{len(ids)} ids",
+                f"{count} ids",
                 f"no GPU has {_amount(wanted)} free: {self.pool.shown(free)}: parts of a "
                 "container are on one GPU",
             )
         if alone:
             return None
-        own = named & fitting.keys() if len(named) == 1 else set()
-        candidates = {key: fitting[key] for key in own} or fitting
         spread = self.pool.config.placement == "spread"
-        return self.pool.gpus[choose(candidates, wanted, spread=spread) or ""]
+        return self.pool.gpus[choose(fitting, wanted, spread=spread) or ""]
 
     def _given(self, ids: Sequence[str], gpu: SharedGPU | None) -> AllocatedGPU:
         """What each of the ids is, before the container has started."""
