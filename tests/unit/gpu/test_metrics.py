@@ -126,12 +126,11 @@ def test_series_have_the_labels_that_the_documentation_says_and_no_others() -> N
     names |= {"memory_denied", "memory_overuse_kills", "external_imports", "processes"}
     names |= {"compute_share_ratio", "compute_utilization_ratio", "launches"}
     names |= {"launch_wait_seconds", "throttled_launches", "last_launch_timestamp_seconds"}
-    of_group = {"process_slots_stale", "process_slots_refused", "lock_recoveries"}
+    names |= {"process_slots_stale", "process_slots_refused", "lock_recoveries"}
     of_gpu = {"capacity_bytes", "allocated_bytes", "allocated_share_ratio", "tenants"}
     assert labels(metrics.families(sample, {}, 101.0, 1000.0, limited)) == {
         "nvml_up": set(),
         **dict.fromkeys(names, holder | gpu),
-        **dict.fromkeys(of_group, holder),
         **dict.fromkeys(of_gpu | {"unaccounted_bytes", "withheld"}, gpu),
     }
 
