@@ -123,12 +123,8 @@ def _use(node: ThisNode, group: str, uuid: str) -> tuple[GroupUse | None, str]:
 
 
 def _said(opened: Groups, group: str, files: GroupFiles) -> tuple[RegionUse | None, str]:
-    """What the tenant's file says, without a change to it: a file of another size stays so."""
-    path = opened.root / group / "region"
+    """What the tenant's file says."""
     try:
-        size = path.stat(follow_symlinks=False).st_size
-        if size != layout.REGION_SIZE:
-            return None, f"{path}: has {size} bytes and not {layout.REGION_SIZE}"
         with opened.region(group, files) as region:
             return region.use(), ""
     except (RegionInvalid, OSError) as error:

@@ -7,7 +7,6 @@ the next writer makes even again. Writers exclude each other: see `Groups`.
 
 import os
 import struct
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from ctypes import sizeof
@@ -25,10 +24,6 @@ MOST_DEBT = 60_000_000_000  # ns
 
 _SEQUENCE_AT = layout.PfLimitsHeader.sequence.offset
 _GPU, _PROCESS = sizeof(layout.PfGpuLimit), sizeof(layout.PfProcess)
-
-
-# Without waiting: a tenant may hold a lease of a file that it reads (fcntl(2), F_SETLEASE).
-_OPENED = os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class LimitsInvalid(Exception):
@@ -62,63 +57,30 @@ class Registered(msgspec.Struct, frozen=True, kw_only=True):
     overhead_bytes: int | None = None  # None: not measured
 
 
-class Outlasting:
-    """Opens a file that a tenant has a lease of, in a thread, and keeps it open until `close`.
-
-    The kernel ends the lease within /proc/sys/fs/lease-break-time seconds (45), and nobody gets a
-    lease of a file that is open for writing (fcntl(2)).
-    """
-
-    def __init__(self, path: str) -> None:
-        self.failed = False
-        self._path = path
-        self._lock = threading.Lock()
-        self._closed = False
-        self._descriptor: int | None = None
-        threading.Thread(target=self._open, name="lease", daemon=True).start()
-
-    def close(self) -> None:
-        """Close the file, or do so when it is open."""
-        with self._lock:
-            self._closed = True
-            if self._descriptor is not None:
-                os.close(self._descriptor)
-                self._descriptor = None
-
-    def _open(self) -> None:
-        try:
-            descriptor = os.open(self._path, _OPENED & ~os.O_NONBLOCK)
-        except OSError:  # the file is removed, or no descriptor is left
-            self.failed = True
-            return
-        with self._lock:
-            if self._closed:
-                os.close(descriptor)
-            else:
-                self._descriptor = descriptor
-
-
 class LimitsFile:
     """An open `limits`. Raises LimitsInvalid, later OSError.
 
-    The caller makes sure that there is one writer at a time. `state` are the bytes of the header:
-    while they are the same, so is all else, unless the file `is_changing`.
+    The caller makes sure that there is one writer at a time. While it is open for writing nobody
+    gets a lease of the file (fcntl(2), F_SETLEASE). With `waits` the opening outlasts a tenant's
+    lease: the kernel ends it within /proc/sys/fs/lease-break-time seconds (45).
     """
 
-    def __init__(self, path: Path | str) -> None:
+    def __init__(self, path: Path | str, *, waits: bool = False) -> None:
+        flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | (0 if waits else os.O_NONBLOCK)
         try:
-            self._descriptor = os.open(path, _OPENED)
+            self._descriptor = os.open(path, flags)
         except BlockingIOError:
             raise LimitsLeased(f"{path}: a process of the container holds a lease of it") from None
         except OSError as error:
             raise LimitsInvalid(f"{path}: {error.strerror}") from None
         try:
-            if os.fstat(self._descriptor).st_size != layout.LIMITS_SIZE:
+            status = os.fstat(self._descriptor)
+            self._place = status.st_dev, status.st_ino
+            if status.st_size != layout.LIMITS_SIZE:
                 raise LimitsInvalid(f"{path}: has not the size of this version's file")
-            self.state = self._read(0, layout.GPU_AT)
-            self.header = layout.PfLimitsHeader.from_buffer_copy(self.state)
+            header = self.header()
             wanted = (layout.LIMITS_MAGIC, layout.VERSION, layout.LIMITS_SIZE)
-            if (self.header.magic, self.header.version, self.header.size) != wanted:
+            if (header.magic, header.version, header.size) != wanted:
                 raise LimitsInvalid(f"{path}: is not of this version")
         except BaseException:
             os.close(self._descriptor)
@@ -134,9 +96,17 @@ class LimitsFile:
         """Close the file."""
         os.close(self._descriptor)
 
-    def is_changing(self) -> bool:
-        """Whether a writer is, was since the opening, or was killed in the middle of a change."""
-        return self.header.sequence % 2 != 0 or self._read(0, layout.GPU_AT) != self.state
+    def is_at(self, path: str) -> bool:
+        """Whether it is the file that is at this path now."""
+        try:
+            status = os.stat(path)  # noqa: PTH116 - an object costs more
+        except OSError:
+            return False
+        return (status.st_dev, status.st_ino) == self._place
+
+    def header(self) -> layout.PfLimitsHeader:
+        """The header now. While its sequence number is the same and even, so is all else."""
+        return layout.PfLimitsHeader.from_buffer_copy(self._read(0, layout.GPU_AT))
 
     def gpu(self) -> GpuEntry:
         """What the group may use of its GPU."""

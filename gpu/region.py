@@ -27,14 +27,6 @@ class RegionInvalid(Exception):
     """The tenant has damaged its file. The text names the file and says what is wrong."""
 
 
-class RegionLeased(RegionInvalid):
-    """The tenant keeps its file from being opened for a while."""
-
-
-# Without waiting: the tenant may hold a lease of its file (fcntl(2), F_SETLEASE).
-_OPENED = os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
-
-
 class RegionUse(msgspec.Struct, frozen=True, kw_only=True):
     """What a group says of its GPU. Bytes, counts, ns; times by CLOCK_MONOTONIC, not in the future.
 
@@ -86,9 +78,9 @@ class Region:
     def __init__(self, path: Path | str, allocation: bytes) -> None:
         self._path = path
         try:
-            self._descriptor = os.open(path, _OPENED)
-        except BlockingIOError:
-            raise RegionLeased(f"{path}: a process of the container holds a lease of it") from None
+            # Without waiting: the tenant may hold a lease of its file (fcntl(2), F_SETLEASE).
+            flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+            self._descriptor = os.open(path, flags)
         except OSError as error:
             raise RegionInvalid(f"{path}: {error.strerror}") from None
         try:
@@ -135,23 +127,10 @@ class Region:
                 )
         return slots
 
-    def cut(self) -> bool:
-        """Take back the room that the tenant gave the file beyond its size; whether there was any.
-
-        Otherwise a tenant could fill the file system of all groups.
-        """
-        status = os.fstat(self._descriptor)
-        # A page table's worth of slack: the file system counts whole blocks.
-        most_blocks = (layout.REGION_SIZE + 65536) // 512
-        if status.st_size <= layout.REGION_SIZE and status.st_blocks <= most_blocks:
-            return False
-        os.ftruncate(self._descriptor, layout.REGION_SIZE)
-        return True
-
     def _checked(self, allocation: bytes) -> layout.PfRegionHeader:
         size = os.fstat(self._descriptor).st_size
         if size != layout.REGION_SIZE:
-            self.cut()
+            raise RegionInvalid(f"{self._path}: has {size} bytes and not {layout.REGION_SIZE}")
         content = self._read(0, layout.USE_AT)
         header = layout.PfRegionHeader.from_buffer_copy(content)
         wanted = (layout.REGION_MAGIC, layout.VERSION, layout.REGION_SIZE, MUTEX_KIND)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from gpu import shares
 from gpu.group_limits import GroupError
-from gpu.groups import Compute, GroupFiles, Groups
+from gpu.groups import GroupFiles, Groups
 from gpu.region import RegionInvalid, RegionUse
 from gpu.sampled_time import ROUNDING, UsedTime
 from gpu.shares import GroupShare, GroupUsage
@@ -47,8 +47,6 @@ class ShareController:
         for group in self._groups.names():
             try:
                 files = self._groups.read(group)
-                if not files.allocation:  # the tenant keeps its files from being read
-                    continue
                 same = allocations.get(group) == files.allocation  # else its files are new
                 self._allocations[group] = files.allocation
                 account = accounts.get(group) if same else None
@@ -87,7 +85,7 @@ class ShareController:
         self._accounts[group] = after.account
         moved = abs(after.kappa - before.kappa), abs(after.settled - before.settled)
         if max(moved) > _SAME:
-            self._groups.set_compute(group, Compute(after.kappa, after.settled))
+            self._groups.set_compute(group, after.kappa, after.settled)
 
     def _use(self, group: str, files: GroupFiles) -> RegionUse | None:
         try:

@@ -50,13 +50,8 @@ def node(tmp_path: Path) -> Iterator[GroupsNode]:
 
 @pytest.fixture
 def watch(node: GroupsNode) -> Watch:
-    return Watch(
-        node.groups,
-        node.registrar._tenants,
-        node.registrar.living,
-        lambda: MINORS,
-        node.told,
-    )
+    of = node.registrar
+    return Watch(node.groups, of._tenants, of.living, lambda: MINORS)
 
 
 def using(node: GroupsNode, driver: Node, container: MadeContainer | None) -> Driver:
@@ -221,25 +216,6 @@ def test_two_copies_of_the_shim_in_one_process_have_its_context_once(
     watch.look(opened)
     known = node.groups.read("a").processes
     assert (known[2].overhead_bytes, known[5].overhead_bytes) == (CONTEXT, 0)
-
-
-def test_a_program_that_is_executed_frees_what_the_former_one_had(
-    node: GroupsNode, opened: Nvml, watch: Watch, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    container = node.container("a", limit=Limit(FIRST, 4 * GIB, 1.0))
-    with container.client(node.socket("a")) as client:
-        assert client.register(1)[0] == layout.STATUS_OK
-        node.claim("a", 1, data=GIB)
-        now = time.monotonic()
-        for seconds in (0, 1, 3, 5):
-            monkeypatch.setattr(time, "monotonic", lambda seconds=seconds: now + seconds)
-            watch.look(opened)
-        assert node.alive("a") == {1: client.pid}  # it has no context yet: that is no reason
-        node.registrar.living.by_pid()[client.pid].image = 4711  # as of another program's stack
-        for seconds in (6, 7, 9):
-            monkeypatch.setattr(time, "monotonic", lambda seconds=seconds: now + seconds)
-            watch.look(opened)
-        assert node.alive("a") == {}
 
 
 @pytest.mark.parametrize("size", [0, 100, layout.REGION_SIZE + 10_000_000])

@@ -223,7 +223,7 @@ def test_other_limits_than_were_allocated_are_found(
     server: GpuServer, memory: int, share: float
 ) -> None:
     group = server.hold(0, ["00000000.10g-25.0"])
-    server.groups.change(group, Limit(servers.gpu_uuid(0), memory * GIB, share))
+    server.groups.make(group, Limit(servers.gpu_uuid(0), memory * GIB, share))
 
     found = _only(server.paths, "GPU limits")
 
