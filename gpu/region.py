@@ -162,21 +162,16 @@ def content_of(allocation: bytes) -> bytes:
 
 
 def _use(gpu: layout.PfGpu, now: int) -> RegionUse:
+    limits = ((name, _most(name)) for name in RegionUse.__struct_fields__)
     return RegionUse(
-        used_bytes=min(gpu.used_bytes, MOST_BYTES),
-        peak_bytes=min(gpu.peak_bytes, MOST_BYTES),
-        denied=min(gpu.denied, MOST_COUNT),
-        external_imports=min(gpu.external_imports, MOST_COUNT),
-        tat=min(gpu.tat, MOST_NS),
-        backlogged_at=min(gpu.backlogged_at, now),
-        longest_ns=min(gpu.longest_ns, MOST_NS),
-        longest_at=min(gpu.longest_at, now),
-        launches=min(gpu.launches, MOST_COUNT),
-        throttled=min(gpu.throttled, MOST_COUNT),
-        wait_ns=min(gpu.wait_ns, MOST_NS),
-        last_launch=min(gpu.last_launch, now),
-        launched_ns=min(gpu.launched_ns, MOST_NS),
-        finished_ns=min(gpu.finished_ns, MOST_NS),
-        paid_ns=min(gpu.paid_ns, MOST_NS),
-        paid_finished_ns=min(gpu.paid_finished_ns, MOST_NS),
+        **{name: min(getattr(gpu, name), now if most is None else most) for name, most in limits}
     )
+
+
+def _most(name: str) -> int | None:
+    """The most that a field can be; None: the time of now."""
+    if name.endswith("_at") or name == "last_launch":
+        return None
+    if name.endswith("_bytes"):
+        return MOST_BYTES
+    return MOST_NS if name.endswith("_ns") or name == "tat" else MOST_COUNT

@@ -19,7 +19,7 @@ from deviceplugin.kubelet.server import Rejected
 from gpu import nodes
 from gpu.driver_files import SharedFile
 from gpu.group_limits import GroupError, Limit
-from gpu.nodes import GpuNode
+from host.device_nodes import DeviceNode
 from host.errors import HostError
 from host.selinux import READ, WRITE, ContainerLabels
 
@@ -50,9 +50,12 @@ class Giver:
         found, files = self._nodes(minor), self._limited(group, limit)
         slot_files.write(self._paths, group, found, files, {**VOID, **variables})
 
-    def minors(self, group: str) -> frozenset[int]:
-        """N of each /dev/nvidiaN that a container was given when it started."""
-        return slot_files.read(self._paths, group)
+    def uuid(self, group: str) -> str:
+        """The GPU of a container that has started; "" if it is not known."""
+        try:
+            return self.parts.groups.read(group).limit.uuid if self.parts.groups else ""
+        except (GroupError, OSError):
+            return ""
 
     def remove(self, group: str) -> None:
         """Remove what a container had that is gone. Raises OSError."""
@@ -63,7 +66,7 @@ class Giver:
             except GroupError as error:
                 raise OSError(errno.EBUSY, str(error), group) from None
 
-    def _nodes(self, minor: int) -> tuple[GpuNode, ...]:
+    def _nodes(self, minor: int) -> tuple[DeviceNode, ...]:
         try:
             return nodes.of_gpus(self._paths, [minor], nodes.TOOLS_AND_DISPLAY)
         except HostError as error:

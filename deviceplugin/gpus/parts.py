@@ -9,25 +9,13 @@ from typing import TYPE_CHECKING, Protocol
 
 from deviceplugin.pools.config import DevicePluginConfig
 from gpu.driver_files import SharedFile
-from gpu.inventory import GpuMemory, MemorySource
+from gpu.inventory import MemorySource
 from gpu.settings import CONTEXT_RESERVE
 
 if TYPE_CHECKING:
     from gpu.groups import Groups  # more modules than a node without GPUs loads
 
 ALONE = "the device plugin runs alone: run `podfabric agent`, which keeps limits"
-
-
-def _no_memory() -> Mapping[str, GpuMemory]:
-    return {}
-
-
-def _alone() -> str | None:
-    return ALONE
-
-
-def _no_files() -> Sequence[SharedFile]:
-    return ()
 
 
 @dataclass(frozen=True)
@@ -38,10 +26,10 @@ class GpuParts:
     beside the files of its group; it raises HostError.
     """
 
-    memory: MemorySource = _no_memory
+    memory: MemorySource = dict
     groups: "Groups | None" = None
-    obstacle: Callable[[], str | None] = _alone
-    files: Callable[[], Sequence[SharedFile]] = _no_files
+    obstacle: Callable[[], str | None] = lambda: ALONE
+    files: Callable[[], Sequence[SharedFile]] = tuple
     faults: Callable[[], Mapping[str, str]] = dict  # of sick GPUs, by UUID
     context_reserve: int = CONTEXT_RESERVE  # bytes, above which each limit must be
 

@@ -31,21 +31,15 @@ def together(
         by_gpu.setdefault(of.get(device_id, ""), []).append(device_id)
     unknown = by_gpu.pop("", [])
     taken = Counter(of[device_id] for device_id in chosen if device_id in of)
-    while len(chosen) < size and by_gpu:
-        wanted = size - len(chosen)
+    wanted = size - len(chosen)
 
-        def order(gpu: str, wanted: int = wanted) -> tuple[int, int, int, tuple[str, int]]:
-            load = held.get(gpu, 0)
-            return (
-                -taken[gpu],
-                -min(len(by_gpu[gpu]), wanted),
-                load if spread else -load,
-                _order(gpu),
-            )
+    def order(gpu: str) -> tuple[int, int, int, tuple[str, int]]:
+        load = held.get(gpu, 0)
+        enough = min(len(by_gpu[gpu]), wanted)
+        return -taken[gpu], -enough, load if spread else -load, _order(gpu)
 
-        gpu = min(by_gpu, key=order)
-        chosen += by_gpu.pop(gpu)[:wanted]
-    return chosen + unknown[: max(size - len(chosen), 0)]
+    ranked = (device_id for gpu in sorted(by_gpu, key=order) for device_id in by_gpu[gpu])
+    return [*chosen, *ranked, *unknown][: max(size, 0)]
 
 
 def _order(text: str) -> tuple[str, int]:

@@ -27,7 +27,7 @@ from deviceplugin.pools.gpu_pool import GpuPoolConfig
 from gpu import nodes
 from gpu.driver_files import SharedFile
 from gpu.inventory import NodeGPU
-from gpu.nodes import GpuNode
+from host.device_nodes import DeviceNode
 from host.errors import HostError
 
 _log = logging.getLogger(__name__)
@@ -137,7 +137,7 @@ class ReplicaService:
 
 
 def _answer(
-    given: Sequence[GpuNode], driver: SharedFile | None
+    given: Sequence[DeviceNode], driver: SharedFile | None
 ) -> v1beta1_pb2.ContainerAllocateResponse:
     """Each node once, readable and writable but not to be made; and the driver's directory."""
     return v1beta1_pb2.ContainerAllocateResponse(

@@ -190,7 +190,7 @@ class ShareService:
     ) -> AllocatedGPU:
         """What an id of a container is that has started before, by the kubelet's record of it.
 
-        The CDI file of its memory's slot has the node of its GPU. If it does not tell, the ids do.
+        The limits of its group have its GPU. If they do not tell, the ids do.
         """
         memory = self.pool.config.resources[0] if not self.kind.shape else self.name
         own = (row.uid, row.namespace, row.name, row.container)
@@ -205,11 +205,11 @@ class ShareService:
         )
         slot = min(main.ids)
         group = group_of(main.resource, slot)
-        minors = self._giver.minors(group)
+        uuid = self._giver.uuid(group)
         gpus = self.pool.gpus.values()
-        by_node = (gpu for gpu in gpus if gpu.node.minor in minors)
+        by_limits = (gpu for gpu in gpus if gpu.uuid == uuid)
         by_name = (gpu for gpu in gpus if slot.startswith((f"{gpu.uuid}_", f"{gpu.short}.")))
-        gpu = next(chain(by_node, by_name), self._gpus[ids[0]])
+        gpu = next(chain(by_limits, by_name), self._gpus[ids[0]])
         made = self._given(ids, gpu)
         return replace(made, group=group, slot=slot if self.kind.share.memory else "")
 

@@ -54,7 +54,8 @@ def test_admission_gives_a_name_and_the_start_says_what_it_is(
     given_now = pod.containers["main"]
     assert (given_now.devices, given_now.mounts, given_now.env) == ({}, {}, {})
     found = edits(node.paths, pod)
-    assert found["deviceNodes"][0] == {
+    first = next(each for each in found["deviceNodes"] if each["path"] == "/dev/nvidia0")
+    assert first == {
         "path": "/dev/nvidia0",
         "hostPath": str(node.paths.dev / "nvidia0"),
         "type": "c",
