@@ -9,6 +9,7 @@
 #define PODFABRIC_GPU_HOOKS_H
 
 #include "driver.h"
+#include "group.h"
 
 /* What a group of functions takes: the parameters, and the same as arguments. */
 #define PARAMS_flags unsigned flags
@@ -117,14 +118,6 @@
         unsigned block_y, unsigned block_z, unsigned shared_bytes, void *stream, void **parameters
 #define ARGS_cooperative \
     function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes, stream, parameters
-#define PARAMS_kernels struct cu_launch *launches, unsigned count, unsigned flags
-#define ARGS_kernels launches, count, flags
-#define PARAMS_legacy void *function
-#define ARGS_legacy function
-#define PARAMS_grid void *function, int width, int height
-#define ARGS_grid function, width, height
-#define PARAMS_grid_async void *function, int width, int height, void *stream
-#define ARGS_grid_async function, width, height, stream
 #define PARAMS_address const char *symbol, void **function, int version, uint64_t flags
 #define ARGS_address symbol, function, version, flags
 #define PARAMS_address_v2 \
@@ -221,10 +214,10 @@
     HOOK(cuLaunchKernelEx_ptsz, kernel_ex, on_kernel_ex)     \
     HOOK(cuLaunchCooperativeKernel, cooperative, on_cooperative) \
     HOOK(cuLaunchCooperativeKernel_ptsz, cooperative, on_cooperative) \
-    HOOK(cuLaunchCooperativeKernelMultiDevice, kernels, on_kernels) \
-    HOOK(cuLaunch, legacy, on_legacy)                        \
-    HOOK(cuLaunchGrid, grid, on_grid)                        \
-    HOOK(cuLaunchGridAsync, grid_async, on_grid_async)
+    HOOK(cuLaunchCooperativeKernelMultiDevice, former, on_former) \
+    HOOK(cuLaunch, former, on_former)                        \
+    HOOK(cuLaunchGrid, former, on_former)                        \
+    HOOK(cuLaunchGridAsync, former, on_former)
 
 struct hook {
     const char *name;
@@ -248,6 +241,16 @@ HOOKS(HOOK)
 
 /* Call the real function of a hook. */
 #define REAL(HOOK, ABI) ((int (*)(PARAMS_##ABI))(HOOK)->real)
+
+/* A hook that calls the driver, and then notes what that did. */
+#define NOTING(ACT, ABI, NOTE)                     \
+    int ACT(const struct hook *hook, PARAMS_##ABI) \
+    {                                              \
+        int result = REAL(hook, ABI)(ARGS_##ABI);  \
+        if (result == CU_SUCCESS && group_join())  \
+            NOTE;                                  \
+        return result;                             \
+    }
 
 /* The stream that a call works on, so that functions without _ptsz understand it. */
 static inline void *stream_of(const struct hook *hook, void *stream)

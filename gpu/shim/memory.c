@@ -8,27 +8,10 @@ enum { BLOCK = 512, PAGE = 4096 }; /* what device memory and managed memory come
 
 /* ---- allocations ---------------------------------------------------------------------------- */
 
-/* After the driver's answer: remember what was allocated, or count it no more. */
-static int finish(int result, struct entry *entry, uint64_t key)
-{
-    entry->key = key;
-    if (result == CU_SUCCESS)
-        table_put(entry); /* without memory for that it stays counted */
-    else
-        group_release(entry->bytes);
-    return result;
-}
-
 static int begin(struct entry *entry, uint64_t bytes, uint64_t block)
 {
-    uint64_t rounded = bytes > UINT64_MAX - block ? UINT64_MAX : (bytes + block - 1) / block * block;
-
-    *entry = (struct entry){.kind = TABLE_POINTER, .bytes = rounded};
-    int result = current_owner(entry);
-
-    if (result != CU_SUCCESS)
-        return result;
-    return charge(entry->place, rounded) ? CU_SUCCESS : CU_OUT_OF_MEMORY;
+    *entry = (struct entry){.kind = TABLE_POINTER, .bytes = round_up(bytes, block)};
+    return begin_allocation(entry);
 }
 
 int on_alloc(const struct hook *hook, PARAMS_alloc)
@@ -39,7 +22,7 @@ int on_alloc(const struct hook *hook, PARAMS_alloc)
     if (result != CU_SUCCESS)
         return result;
     result = REAL(hook, alloc)(ARGS_alloc);
-    return finish(result, &entry, result == CU_SUCCESS ? *pointer : 0);
+    return finish_allocation(result, &entry, result == CU_SUCCESS ? *pointer : 0);
 }
 
 int on_managed(const struct hook *hook, PARAMS_managed)
@@ -50,7 +33,7 @@ int on_managed(const struct hook *hook, PARAMS_managed)
     if (result != CU_SUCCESS)
         return result;
     result = REAL(hook, managed)(ARGS_managed);
-    return finish(result, &entry, result == CU_SUCCESS ? *pointer : 0);
+    return finish_allocation(result, &entry, result == CU_SUCCESS ? *pointer : 0);
 }
 
 /* The bytes of rows that the driver will make longer: not less than it will take. */
@@ -62,40 +45,19 @@ static uint64_t bytes_of_rows(uint64_t width, uint64_t height)
     return bytes > UINT64_MAX ? UINT64_MAX : (uint64_t)bytes;
 }
 
-/* After an allocation of rows: count what the driver made of them. False: it is too much. */
-static bool count_rows(struct entry *entry, uint64_t pitch, uint64_t height)
-{
-    uint64_t bytes = pitch * height;
-
-    if (bytes <= entry->bytes)
-        group_release(entry->bytes - bytes);
-    else if (!charge(entry->place, bytes - entry->bytes))
-        return false;
-    entry->bytes = bytes;
-    return true;
-}
-
 int on_pitch(const struct hook *hook, PARAMS_pitch)
 {
     struct entry entry;
-    uint64_t allocated = 0;
-    size_t row = 0;
     int result = begin(&entry, bytes_of_rows(width, height), BLOCK);
 
     if (result != CU_SUCCESS)
         return result;
-    if (!pointer || !pitch)
-        return finish(REAL(hook, pitch)(ARGS_pitch), &entry, 0);
-    result = REAL(hook, pitch)(&allocated, &row, width, height, element);
-    if (result == CU_SUCCESS && !count_rows(&entry, row, height)) {
-        driver.cuMemFree_v2(allocated);
-        result = CU_OUT_OF_MEMORY;
+    result = REAL(hook, pitch)(ARGS_pitch);
+    if (result == CU_SUCCESS && *pitch * height != entry.bytes) {
+        group_replace(entry.bytes, *pitch * height);
+        entry.bytes = *pitch * height;
     }
-    if (result == CU_SUCCESS) {
-        *pointer = allocated;
-        *pitch = row;
-    }
-    return finish(result, &entry, allocated);
+    return finish_allocation(result, &entry, result == CU_SUCCESS ? *pointer : 0);
 }
 
 /* ---- frees ---------------------------------------------------------------------------------- */
@@ -134,15 +96,8 @@ int on_free_async(const struct hook *hook, PARAMS_free_async)
 
 /* ---- memory that another process pays for --------------------------------------------------- */
 
-int on_ipc(const struct hook *hook, PARAMS_ipc)
-{
-    return note_import(REAL(hook, ipc)(ARGS_ipc));
-}
-
-int on_external(const struct hook *hook, PARAMS_external)
-{
-    return note_import(REAL(hook, external)(ARGS_external));
-}
+NOTING(on_ipc, ipc, group_count_import())
+NOTING(on_external, external, group_count_import())
 
 /* ---- how much there is ---------------------------------------------------------------------- */
 

@@ -6,6 +6,7 @@
  * Structures as in nvml.h of driver 615 and in nvidia-ml-py 13.615.
  */
 #include <dlfcn.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "group.h"
@@ -35,41 +36,21 @@ static int (*get_memory_v2)(void *device, struct nvml_memory_v2 *memory);
 
 /* ---- which GPU ------------------------------------------------------------------------------ */
 
-static int digit(char character)
-{
-    if (character >= '0' && character <= '9')
-        return character - '0';
-    if (character >= 'a' && character <= 'f')
-        return character - 'a' + 10;
-    return character >= 'A' && character <= 'F' ? character - 'A' + 10 : -1;
-}
-
-/* The 16 bytes of "GPU-…". */
-static bool parse_uuid(const char *text, uint8_t uuid[16])
-{
-    int digits = 0;
-
-    text = strchr(text, '-');
-    for (; text && *text && digits < 32; text++) {
-        if (*text == '-')
-            continue;
-        int value = digit(*text);
-
-        if (value < 0)
-            return false;
-        uuid[digits / 2] = (uint8_t)(uuid[digits / 2] << 4 | value);
-        digits++;
-    }
-    return digits == 32;
-}
-
 static bool is_ours(void *device)
 {
     char text[UUID_BYTES] = "";
-    uint8_t uuid[16] = {0};
+    uint8_t uuid[16];
 
-    return get_uuid && get_uuid(device, text, sizeof text) == NVML_SUCCESS &&
-           parse_uuid(text, uuid) && group_has_gpu(uuid);
+    if (!get_uuid || get_uuid(device, text, sizeof text) != NVML_SUCCESS)
+        return false;
+    const char *at = strchr(text, '-'); /* of "GPU-01234567-89ab-…": each byte has two digits */
+    for (int i = 0; at && i < 16; i++) {
+        at += *at == '-';
+        if (sscanf(at, "%2hhx", &uuid[i]) != 1)
+            return false;
+        at += 2;
+    }
+    return at && group_has_gpu(uuid);
 }
 
 /* ---- memory --------------------------------------------------------------------------------- */
