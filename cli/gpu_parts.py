@@ -12,7 +12,6 @@ from base.types import DeviceId
 from cli.this_node import DeviceHolder, ThisNode
 from deviceplugin.checkpoint import AllocatedGPU, Allocation
 from deviceplugin.kubelet.records import PodDevices
-from gpu import layout
 from gpu.group_limits import GroupError
 from gpu.groups import GroupFiles, Groups
 from gpu.region import RegionInvalid, RegionUse
@@ -21,7 +20,7 @@ from gpu.region import RegionInvalid, RegionUse
 class GroupUse(msgspec.Struct, frozen=True, kw_only=True):
     """What a group's files say of one GPU now. The tenant writes what its processes use."""
 
-    memory_bytes: int  # what it may use; layout.NO_LIMIT
+    memory_bytes: int  # what it may use
     compute_share: float  # of the GPU's time, in (0, 1]
     processes: int  # registered ones that have not ended
     used_bytes: int | None = None  # None: the tenant has damaged its file
@@ -135,7 +134,7 @@ def bytes_text(size: int | None) -> str:
     """Bytes of a GPU for a table; "" if they are not known."""
     if size is None:
         return ""
-    return "all" if size == layout.NO_LIMIT else f"{size / 2**30:.4g} GiB"
+    return f"{size / 2**30:.4g} GiB"
 
 
 def by_gpu(found: Iterable[GpuPart]) -> Mapping[str, list[GpuPart]]:

@@ -20,7 +20,7 @@ from pathlib import Path
 import msgspec
 
 from base import files, locks
-from gpu import group_limits, layout, limits_file, region
+from gpu import group_limits, limits_file, region
 from gpu.group_limits import GroupError, Limit, bytes_of, limit_of
 from gpu.limits_file import GpuEntry, LimitsFile, LimitsInvalid, LimitsLeased, Registered
 from gpu.region import Region, RegionInvalid
@@ -52,14 +52,12 @@ class Groups:
         self,
         root: Path,
         *,
-        context_reserve: int = CONTEXT_RESERVE,
         rooms: RegionRooms | None = None,
     ) -> None:
         self.root = root
         self._rooms = rooms or TmpfsRooms()
         self.made: Callable[[str], object] = lambda group: None
         self.removed: Callable[[str], object] = lambda group: None
-        self._context_reserve = context_reserve
         self._thread_lock = threading.RLock()  # of the following
         self._known: dict[str, GroupFiles] = {}
         self._opened: dict[str, LimitsFile] = {}  # by group; open, so that no tenant gets a lease
@@ -72,7 +70,7 @@ class Groups:
         processes have allocated, and get this limit. Others are replaced, unless a process uses
         them.
         """
-        group_limits.check(group, limit, self._context_reserve)
+        group_limits.check(group, limit)
         directory = self.root / group
         with self._exclusive():
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -156,8 +154,9 @@ class Groups:
         """Enter a living process in a slot, under a new registration."""
         with self._exclusive():
             opened = self._open(group)
+            former = opened.process(slot)
             registered = Registered(
-                registration=opened.registration(slot) + 1,
+                registration=former.registration + 1 if former else 1,
                 host_pid=host_pid,
                 start_time=start_time,
                 alive=True,
@@ -239,8 +238,8 @@ class Groups:
     def _entry(self, limit: Limit) -> GpuEntry:
         return GpuEntry(
             uuid=bytes_of(limit.uuid),
-            memory_bytes=min(limit.memory_bytes, layout.NO_LIMIT),
-            context_bytes=self._context_reserve,
+            memory_bytes=limit.memory_bytes,
+            context_bytes=CONTEXT_RESERVE,
             share=limit.compute_share,
         )
 

@@ -9,7 +9,7 @@ VERSION = 1
 SLOTS = 256
 LIMITS_MAGIC = 0x7374696D694C6650
 REGION_MAGIC = 0x6E6F696765526650
-NO_LIMIT = NOT_MEASURED = 2**64 - 1
+NOT_MEASURED = 2**64 - 1
 MUTEX_KIND, MUTEX_KIND_AT = 0x90, 16
 
 PROCESS_NONE, PROCESS_ALIVE, PROCESS_DEAD = range(3)
@@ -71,8 +71,8 @@ class PfGpu(LittleEndianStructure):
     """struct pf_gpu."""
 
     _fields_ = [
-        *_u64("used_bytes", "peak_bytes", "denied", "external_imports"),
-        ("reserved", c_uint64 * 5),
+        *_u64("used_bytes", "peak_bytes", "denied"),
+        ("reserved", c_uint64 * 6),
         *_u64("tat", "backlogged_at", "longest_ns", "longest_at"),
         ("settled_ns", c_int64),
         *_u64("launched_ns", "paid_ns", "launches", "throttled", "wait_ns", "last_launch"),

@@ -7,8 +7,7 @@ the next writer makes even again. Writers exclude each other: see `Groups`.
 
 import os
 import struct
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from ctypes import sizeof
 from pathlib import Path
 
@@ -38,7 +37,7 @@ class GpuEntry(msgspec.Struct, frozen=True, kw_only=True):
     """What the group may use of its GPU now."""
 
     uuid: bytes  # 16 bytes
-    memory_bytes: int  # layout.NO_LIMIT
+    memory_bytes: int
     context_bytes: int  # charged for a context until it is measured
     share: float  # of the GPU's time, in (0, 1]
     kappa: float = 1.0  # what estimated costs are multiplied with
@@ -138,11 +137,6 @@ class LimitsFile:
         registered = self._registered(content, 0)
         return registered if registered.registration else None
 
-    def registration(self, slot: int) -> int:
-        """The last registration in a slot; 0 before the first one."""
-        content = self._read(layout.PROCESS_AT + slot * _PROCESS, 8)
-        return int.from_bytes(content, "little")
-
     def write(
         self, gpu: GpuEntry | None = None, processes: Mapping[int, Registered] | None = None
     ) -> None:
@@ -157,16 +151,10 @@ class LimitsFile:
         is_whole = sequence % 2 == 0
         if is_whole and all(self._read(at, len(content)) == content for at, content in changes):
             return
-        with self._changing():
-            for offset, content in changes:
-                files.write_at(self._descriptor, content, offset)
-
-    @contextmanager
-    def _changing(self) -> Iterator[None]:
-        (sequence,) = struct.unpack("<Q", self._read(_SEQUENCE_AT, 8))
         odd = sequence | 1  # it is odd already if a writer was killed
         files.write_at(self._descriptor, struct.pack("<Q", odd), _SEQUENCE_AT)
-        yield
+        for offset, content in changes:
+            files.write_at(self._descriptor, content, offset)
         # Not after an error: readers keep their copy of the last whole content.
         even = (odd + 1) % 2**64 or 2
         files.write_at(self._descriptor, struct.pack("<Q", even), _SEQUENCE_AT)

@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from msgspec.structs import replace
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from gpu.group_limits import NO_LIMIT
 from gpu.inventory import LimitedGPU
-from gpu.region import RegionCounts, RegionUse
+from gpu.region import RegionUse
 from gpu.samples import GpuSample, NodeSample, TenantSample
 
 OLD = 10.0  # seconds; a look that is older says nothing: the driver hangs
@@ -26,21 +25,16 @@ def _said(value: Callable[[RegionUse], float]) -> Callable[[TenantSample], float
     return lambda of: None if of.use is None else value(of.use)
 
 
-def _counted(value: Callable[[RegionCounts], int]) -> Callable[[TenantSample], int | None]:
-    return lambda of: None if of.counts is None else value(of.counts)
-
-
-def _limit(of: TenantSample) -> int | None:
-    limit = of.in_force.memory_bytes
-    return None if limit == NO_LIMIT else limit
-
-
 _GAUGES: Rows = [
-    ("memory_limit_bytes", "Memory of the GPU that the container may use.", _limit),
+    ("memory_limit_bytes", "Memory that it may use.", lambda of: of.in_force.memory_bytes),
     ("memory_overhead_bytes", "Measured contexts and modules.", lambda of: of.overhead_bytes),
     ("memory_device_bytes", "Memory used, as the driver says.", lambda of: of.device_bytes),
     ("memory_overuse_bytes", "Above its limit and what is tolerated.", lambda of: of.overuse_bytes),
-    ("compute_share_ratio", "Part of the GPU's time that it was given.", lambda of: of.share),
+    (
+        "compute_share_ratio",
+        "Part of the GPU's time given to it.",
+        lambda of: of.in_force.share,
+    ),
     ("compute_utilization_ratio", "Part of the GPU's time used.", lambda of: of.utilization),
     ("processes", "Processes that use CUDA.", lambda of: of.processes),
     ("memory_used_bytes", "Memory that counts as used.", _said(lambda use: use.used_bytes)),
@@ -51,26 +45,9 @@ _COUNTERS: Rows = [
     ("launches", "Kernels and graphs launched.", _said(lambda use: use.launches)),
     ("throttled_launches", "Launches that waited.", _said(lambda use: use.throttled)),
     ("launch_wait_seconds", "How long launches waited.", _said(lambda use: use.wait_ns / 1e9)),
-    (
-        "external_imports",
-        "Memory of other processes that was opened, which counts there.",
-        _said(lambda use: use.external_imports),
-    ),
-    (
-        "process_slots_stale",
-        "Slots of dead processes that were freed.",
-        _counted(lambda counts: counts.stale_slots),
-    ),
-    (
-        "lock_recoveries",
-        "How often a process died while it counted.",
-        _counted(lambda counts: counts.lock_recoveries),
-    ),
-    (
-        "process_slots_refused",
-        "How often a process found no free slot.",
-        _counted(lambda counts: counts.refused_slots),
-    ),
+    ("process_slots_stale", "Slots of dead processes freed.", _said(lambda use: use.stale_slots)),
+    ("process_slots_refused", "Processes without a slot.", _said(lambda use: use.refused_slots)),
+    ("lock_recoveries", "Deaths while counting.", _said(lambda use: use.lock_recoveries)),
 ]
 
 
@@ -145,9 +122,9 @@ def _of_gpus(sample: NodeSample) -> Sequence[Metric]:
         own = [of for of in sample.tenants if of.uuid == gpu.uuid]
         capacity.add_metric(labels, gpu.capacity_bytes)
         allocated.add_metric(labels, sum(_allocated(of, gpu) for of in own))
-        share.add_metric(labels, sum(of.share for of in own))
+        share.add_metric(labels, sum(of.in_force.share for of in own))
         tenants.add_metric(labels, len(own))
-        unaccounted.add_metric(labels, gpu.unaccounted_bytes)
+        unaccounted.add_metric(labels, sum(gpu.unaccounted.values()))
     return capacity, allocated, share, tenants, unaccounted
 
 

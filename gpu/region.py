@@ -36,7 +36,6 @@ class RegionUse(msgspec.Struct, frozen=True, kw_only=True):
     used_bytes: int
     peak_bytes: int
     denied: int
-    external_imports: int
     tat: int
     backlogged_at: int  # 0: never
     longest_ns: int
@@ -49,6 +48,9 @@ class RegionUse(msgspec.Struct, frozen=True, kw_only=True):
     finished_ns: int
     paid_ns: int
     paid_finished_ns: int
+    lock_recoveries: int
+    stale_slots: int
+    refused_slots: int
 
 
 class SlotUse(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,14 +59,6 @@ class SlotUse(msgspec.Struct, frozen=True, kw_only=True):
     registration: int
     data_bytes: int
     context_bytes: int
-
-
-class RegionCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """Counters of a group's region."""
-
-    lock_recoveries: int
-    stale_slots: int
-    refused_slots: int
 
 
 class Region:
@@ -99,20 +93,15 @@ class Region:
         """Close the file."""
         os.close(self._descriptor)
 
-    @property
-    def counts(self) -> RegionCounts:
-        """The counters of the group, as of the opening."""
-        header = self._header
-        return RegionCounts(
-            lock_recoveries=min(header.lock_recoveries, MOST_COUNT),
-            stale_slots=min(header.stale_slots, MOST_COUNT),
-            refused_slots=min(header.refused_slots, MOST_COUNT),
-        )
-
     def use(self) -> RegionUse:
-        """What the group says of its GPU."""
-        content = self._read(layout.USE_AT, _GPU)
-        return _use(layout.PfGpu.from_buffer_copy(content), time.monotonic_ns())
+        """What the group says of its GPU. Counts of slots are as of the opening."""
+        gpu = layout.PfGpu.from_buffer_copy(self._read(layout.USE_AT, _GPU))
+        now, use = time.monotonic_ns(), {}
+        for name in RegionUse.__struct_fields__:
+            most = _most(name)
+            said = getattr(gpu if hasattr(gpu, name) else self._header, name)
+            use[name] = min(said, now if most is None else most)
+        return RegionUse(**use)
 
     def slots(self, wanted: Iterable[int]) -> dict[int, SlotUse]:
         """The slots of these indices that a process uses."""
@@ -159,13 +148,6 @@ def content_of(allocation: bytes) -> bytes:
     header.allocation[:] = allocation
     header.mutex[MUTEX_KIND_AT] = MUTEX_KIND
     return bytes(header).ljust(layout.REGION_SIZE, b"\0")
-
-
-def _use(gpu: layout.PfGpu, now: int) -> RegionUse:
-    limits = ((name, _most(name)) for name in RegionUse.__struct_fields__)
-    return RegionUse(
-        **{name: min(getattr(gpu, name), now if most is None else most) for name, most in limits}
-    )
 
 
 def _most(name: str) -> int | None:

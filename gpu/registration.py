@@ -245,10 +245,9 @@ class Registrar:
     def _registered(self, group: str, request: PfRequest, pid: int, pidfd: int) -> PfAnswer | None:
         """Enter a process in its slot, and watch it. Takes the pidfd."""
         status, detail = STATUS_BUSY, ""
-        listed = self._tenants.listed()
         tenant: Tenant | None = None
         try:
-            tenant = self._tenants.among(listed, pid)
+            tenant = self._tenants.of(pid)
             began = processes.start_time(pid)
             if began is None or processes.has_ended(pidfd):
                 return None
@@ -269,7 +268,8 @@ class Registrar:
         finally:
             if pidfd >= 0:
                 os.close(pidfd)
-        tenant = tenant or next((of for of in listed if of.group == group), None)
+        holders = (of for of in self._tenants.listed() if of.group == group)
+        tenant = tenant or next(holders, None)
         if tenant is None:
             self._complain(group, f"nobody holds it: process {pid} was refused{detail}")
         else:

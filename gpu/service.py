@@ -19,8 +19,7 @@ from gpu.registration import Registrar
 from gpu.rooms import RegionRooms
 from gpu.samples import NodeSample
 from gpu.settings import GpuLimitSettings
-from gpu.share_controller import ShareController
-from gpu.shares import TICK
+from gpu.shares import TICK, ShareController
 from gpu.shims import Shims
 from gpu.tenants import Tenant, Tenants
 from gpu.watch import Watch
@@ -69,7 +68,7 @@ class GpuService:
     ) -> None:
         self._health = GpuHealth(sick)
         root = paths.run / "gpu"
-        self.groups = Groups(root, context_reserve=settings.context_reserve, rooms=rooms)
+        self.groups = Groups(root, rooms=rooms)
         self._gpus = GPUs(paths)
         self._driver_root = paths.host / settings.driver_root.relative_to("/")
         self._limited = limited

@@ -12,12 +12,12 @@ from functools import partial
 from typing import NamedTuple, TypeVar
 
 from gpu.attribution import Attribution, PidBytes
-from gpu.group_limits import NO_LIMIT, GroupError
+from gpu.group_limits import GroupError
 from gpu.groups import GroupFiles, Groups
 from gpu.living_processes import LivingProcesses
 from gpu.nvml import Nvml, NvmlError
 from gpu.overhead import Overheads
-from gpu.region import Region, RegionCounts, RegionInvalid, RegionUse, SlotUse
+from gpu.region import Region, RegionInvalid, RegionUse, SlotUse
 from gpu.sampled_time import SampledTime, UsedTime
 from gpu.samples import GpuSample, NodeSample, TenantSample
 from gpu.tenants import Tenant, Tenants
@@ -64,7 +64,7 @@ class Watch:
         """Look once. Without NVML only at the groups' own files; `problem` says why."""
         tenants = {tenant.group: tenant for tenant in self._tenants.listed()}
         files = self._read(tenants)
-        before = self._slots(files)
+        before = {group: of.slots for group, of in self._said(files).items()}
         minors = self._owned()
         uuids = dict.fromkeys([*minors, *_uuids(files)])
         used, problems = self._used(nvml, uuids) if nvml is not None else ({}, [problem])
@@ -87,7 +87,6 @@ class Watch:
                     minor=minors.get(uuid),
                     capacity_bytes=self._capacities[uuid],
                     unaccounted=others[uuid],
-                    unaccounted_bytes=sum(others[uuid].values()),
                 )
                 for uuid in used
             ),
@@ -151,18 +150,10 @@ class Watch:
                 self._complain(group, str(error))
         return files
 
-    def _slots(self, files: Mapping[str, GroupFiles]) -> dict[str, dict[int, SlotUse]]:
-        """What living processes say, by group and slot; nothing of a damaged region."""
-        found: dict[str, dict[int, SlotUse]] = {}
-        for group, of in files.items():
-            read = partial(_slots, of)
-            found[group] = (self._from_region(group, of, read) if _alive(of) else None) or {}
-        return found
-
     def _said(self, files: Mapping[str, GroupFiles]) -> "dict[str, _Said]":
-        """What groups say of themselves, with the same slots; one opening of each region."""
+        """What groups say of themselves; nothing of a damaged region."""
         return {
-            group: self._from_region(group, of, partial(_said, of)) or _Said({}, None, None)
+            group: self._from_region(group, of, partial(_said, of)) or _Said({}, None)
             for group, of in files.items()
         }
 
@@ -188,17 +179,14 @@ class Watch:
         for group, of in files.items():
             alive = [of.processes[slot] for slot in _alive(of)]
             uuid = of.limit.uuid
-            _, use, counts = said[group]
             told = uuid in used
             device = sum(by_group.get((group, uuid), {}).values())
             yield TenantSample(
                 tenant=tenants[group],
                 uuid=uuid,
                 minor=minors.get(uuid),
-                share=of.limit.compute_share,
                 in_force=of.in_force,
-                use=use,
-                counts=counts,
+                use=said[group].use,
                 processes=len({process.host_pid for process in alive}),
                 overhead_bytes=sum(process.overhead_bytes or 0 for process in alive),
                 device_bytes=device if told else None,
@@ -221,8 +209,6 @@ class Watch:
 
 def overuse(device_bytes: int, limit_bytes: int) -> int:
     """Bytes above the limit and what is tolerated; 0 for none."""
-    if limit_bytes == NO_LIMIT:
-        return 0
     return max(0, device_bytes - limit_bytes - TOLERANCE_BYTES - int(limit_bytes * TOLERANCE))
 
 
@@ -231,11 +217,10 @@ class _Said(NamedTuple):
 
     slots: Mapping[int, SlotUse]  # of living processes
     use: RegionUse | None  # None: the tenant has damaged its region
-    counts: RegionCounts | None
 
 
 def _said(files: GroupFiles, region: Region) -> _Said:
-    return _Said(_slots(files, region), region.use(), region.counts)
+    return _Said(_slots(files, region), region.use())
 
 
 def _slots(files: GroupFiles, region: Region) -> dict[int, SlotUse]:

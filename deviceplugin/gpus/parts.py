@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Protocol
 from deviceplugin.pools.config import DevicePluginConfig
 from gpu.driver_files import SharedFile
 from gpu.inventory import MemorySource
-from gpu.settings import CONTEXT_RESERVE
 
 if TYPE_CHECKING:
     from gpu.groups import Groups  # more modules than a node without GPUs loads
@@ -31,7 +30,6 @@ class GpuParts:
     obstacle: Callable[[], str | None] = lambda: ALONE
     files: Callable[[], Sequence[SharedFile]] = tuple
     faults: Callable[[], Mapping[str, str]] = dict  # of sick GPUs, by UUID
-    context_reserve: int = CONTEXT_RESERVE  # bytes, above which each limit must be
 
 
 class GpuLimits(Protocol):

@@ -25,6 +25,7 @@ from deviceplugin.gpus.start import Starter
 from deviceplugin.kubelet.records import PodDevices
 from deviceplugin.kubelet.server import Listing
 from gpu.placement import Share, choose
+from gpu.settings import CONTEXT_RESERVE
 
 _log = logging.getLogger(__name__)
 
@@ -75,8 +76,9 @@ class ShareService:
         pending = self.pool.pending() if self.kind.share.compute and not self.kind.shape else 0
         healthy = set() if self._giver.leaving else healthy_ids(free_ids, fits, pending)
         for device_id, allocation in held.items():
+            named = gpus[device_id].address if device_id in gpus else ""
             given = allocation.gpu
-            if given is None or (given.bdf or gpus_address(gpus, device_id)) not in bad_for_holders:
+            if given is None or (given.bdf or named) not in bad_for_holders:
                 healthy.add(device_id)
         listing: Listing = [
             (device_id, device_id in healthy, numa(gpu.node)) for device_id, gpu in gpus.items()
@@ -144,14 +146,13 @@ class ShareService:
 
     def _check_context(self, gpu: SharedGPU | None, wanted: Share) -> None:
         """Refuse a limit within which no program could begin to use CUDA."""
-        reserve, unit = self._giver.parts.context_reserve, self.kind.share.memory
-        if gpu is None or wanted.memory > reserve:
+        if gpu is None or wanted.memory > CONTEXT_RESERVE:
             return
         raise refusal(
             self.name,
             f"{wanted.memory >> 20} MiB",
-            f"a CUDA context is charged with {reserve >> 20} MiB (gpuLimits.contextReserve), and a "
-            f"container must have more: ask for {reserve // unit + 1} or more",
+            f"a CUDA context is charged with {CONTEXT_RESERVE >> 20} MiB, and a container must "
+            f"have more: ask for {CONTEXT_RESERVE // self.kind.share.memory + 1} or more",
         )
 
     def _choose(
@@ -212,12 +213,6 @@ class ShareService:
         gpu = next(chain(by_limits, by_name), self._gpus[ids[0]])
         made = self._given(ids, gpu)
         return replace(made, group=group, slot=slot if self.kind.share.memory else "")
-
-
-def gpus_address(gpus: dict[str, SharedGPU], device_id: str) -> str:
-    """The address of the GPU that an id names; "" if the pool has no such id."""
-    gpu = gpus.get(device_id)
-    return gpu.address if gpu is not None else ""
 
 
 def _amount(wanted: Share) -> str:

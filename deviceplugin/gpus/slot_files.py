@@ -11,6 +11,7 @@ Source: Container Device Interface, SPEC.md.
 """
 
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -67,8 +68,9 @@ def write(
     }
     content = msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n"
     file = path(paths, slot)
-    if _content(file) == content:
-        return
+    with suppress(FileNotFoundError):
+        if file.read_bytes() == content:
+            return
     cdi.make_directory(file.parent)
     files.write_atomically(file, content, 0o644, durable=False)
 
@@ -83,10 +85,3 @@ def remove_others(paths: Paths, slots: Collection[str]) -> None:
     for file in sorted(paths.cdi.glob(f"{_PREFIX}*.json")):
         if file.name.removeprefix(_PREFIX).removesuffix(".json") not in slots:
             files.remove(file, durable=False)
-
-
-def _content(file: Path) -> bytes | None:
-    try:
-        return file.read_bytes()
-    except FileNotFoundError:
-        return None

@@ -72,10 +72,10 @@ class Starter:
         """
         wanted = tuple(sorted(ids))
         problems = []
-        for read in (self._listed, self._written):  # old kubelets do not list init containers
+        for written in (False, True):  # PodResources does not list init containers
             try:
                 containers: dict[tuple[str, str, str, str], list[PodDevices]] = {}
-                for row in read():
+                for row in self._rows(written=written):
                     key = row.namespace, row.name, row.uid, row.container
                     containers.setdefault(key, []).append(row)
             except KubeletUnreadable as error:
@@ -95,11 +95,10 @@ class Starter:
             "(it tries again)",
         )
 
-    def _listed(self) -> list[PodDevices]:
+    def _rows(self, *, written: bool) -> list[PodDevices]:
+        if written:
+            return records.from_checkpoint(self._paths)
         return records.from_answer(self._kubelet.list(ASK_KUBELET))
-
-    def _written(self) -> list[PodDevices]:
-        return records.from_checkpoint(self._paths)
 
     def _held(
         self, pool: SharePool, rows: Collection[PodDevices]
@@ -139,7 +138,7 @@ class Starter:
         )
         free = pool.free(held.keys())
         own = _gpu(next(iter(memory.values()))).bdf
-        if not _has_started(held):
+        if not all(_gpu(entry).group for entry in held.values()):  # some an init container had
             spread = pool.config.placement == "spread"
             costs = self._costs(free, hcas)
             own = choose(free, wanted, spread=spread, costs=costs) or own
@@ -232,11 +231,6 @@ def _check_one_slot(pool: SharePool, held: Collection[AllocationKey]) -> None:
             f"a container can have slices of one shape, and this one asks for "
             f"{' and '.join(resources)}: ask for one of them"
         )
-
-
-def _has_started(held: Mapping[AllocationKey, Allocation]) -> bool:
-    """Whether the container has started before: with some of its ids an init container may have."""
-    return all(_gpu(entry).group for entry in held.values())
 
 
 def _gpu(entry: Allocation) -> AllocatedGPU:

@@ -147,7 +147,7 @@ def _read(document: object, name: str, prefix: str) -> DevicePluginConfig:
     problem = (
         config.together_problem(pools)
         or gpu_formats.together_problem(gpus, [pool.resource for pool in pools])
-        or gpu_limits.clash(gpus, limits)
+        or gpu_limits.clash(gpus)
     )
     if problem:
         raise DocumentError(f"{name}: {problem}")

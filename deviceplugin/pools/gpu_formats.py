@@ -40,17 +40,12 @@ KEYS: Mapping[str, object] = {
     "memory": object,
     "driverMount": object,
 }
-_ONLY_OF: Mapping[str, tuple[GpuMode, ...]] = {
-    "name": ("replicas",),
-    "replicas": ("replicas",),
-    "shapes": ("slices",),
-    "memoryName": ("units",),
-    "computeName": ("units",),
-    "unit": ("units",),
-    "reserve": ("slices", "units"),
-    "memory": ("slices", "units"),
-    "driverMount": ("replicas",),
-}
+_ONLY_OF: Sequence[tuple[tuple[GpuMode, ...], tuple[str, ...]]] = (
+    (("replicas",), ("name", "replicas", "driverMount")),
+    (("slices",), ("shapes",)),
+    (("units",), ("memoryName", "computeName", "unit")),
+    (("slices", "units"), ("reserve", "memory")),
+)
 
 
 def parse(value: object, where: str) -> tuple[GpuPoolConfig, ...]:
@@ -74,8 +69,8 @@ def together_problem(pools: Sequence[GpuPoolConfig], others: Iterable[str]) -> s
 def _pool(value: object, where: str) -> GpuPoolConfig:
     values = documents.fields(value, KEYS, where)
     mode: GpuMode = values.pop("mode", "slices")
-    for key, modes in _ONLY_OF.items():
-        if key in values and mode not in modes:
+    for modes, keys in _ONLY_OF:
+        for key in values.keys() & keys if mode not in modes else ():
             raise DocumentError(
                 f"{where}.{key}: is for mode {' or '.join(modes)}, this pool's is {mode}: remove it"
             )

@@ -99,10 +99,6 @@ struct cu_launch_config { /* CUlaunchConfig */
     unsigned attribute_count;
 };
 
-struct cu_ipc_handle {
-    char bytes[64];
-};
-
 _Static_assert(sizeof(struct cu_pool) == 88 && offsetof(struct cu_pool, most_bytes) == 24, "abi");
 _Static_assert(offsetof(struct cu_alloc_node, bytes) == 104, "abi");
 _Static_assert(offsetof(struct cu_node, alloc) == 16 && sizeof(struct cu_node) == 256, "abi");

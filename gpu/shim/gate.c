@@ -6,8 +6,6 @@
 #include <unistd.h>
 
 #include "devices.h"
-#include "estimates.h"
-#include "timings.h"
 
 #define SPIN_NS UINT64_C(30000)                    /* less is not slept: waking takes longer */
 #define PIECE_NS UINT64_C(100000000)               /* between two looks at the share, at most */
@@ -22,10 +20,6 @@
 #define KAPPA_ONE UINT64_C(0x10000)
 #define LEAST_KAPPA (KAPPA_ONE / 16)
 #define MOST_KAPPA (KAPPA_ONE * 16)
-
-#define LOAD(PLACE) __atomic_load_n(&(PLACE), __ATOMIC_RELAXED)
-#define STORE(PLACE, VALUE) __atomic_store_n(&(PLACE), (VALUE), __ATOMIC_RELAXED)
-#define ADD(PLACE, VALUE) __atomic_fetch_add(&(PLACE), (VALUE), __ATOMIC_RELAXED)
 
 static bool swap(uint64_t *place, uint64_t expected, uint64_t value)
 {

@@ -269,7 +269,7 @@ static bool fits(uint64_t bytes)
 {
     uint64_t limit = process->limits.gpu.memory_bytes, used = region->gpu.used_bytes;
 
-    return limit == PF_NO_LIMIT || (used <= limit && bytes <= limit - used);
+    return used <= limit && bytes <= limit - used;
 }
 
 static bool fits_in_the_end(uint64_t bytes)
@@ -370,13 +370,5 @@ void group_denied(void)
     if (!region_lock())
         return;
     region->gpu.denied++;
-    region_unlock();
-}
-
-void group_count_import(void)
-{
-    if (!region_lock())
-        return;
-    region->gpu.external_imports++;
     region_unlock();
 }

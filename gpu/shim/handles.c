@@ -95,12 +95,10 @@ static void note_import(uint64_t handle)
 {
     if (!change_handle(handle, &(struct change){.references = 1}))
         table_put(&(struct entry){.kind = TABLE_HANDLE, .key = handle, .references = 1});
-    group_count_import();
 }
 
 NOTING(on_retain, retain, note_retain(*handle))
 NOTING(on_import, import, note_import(*handle))
-NOTING(on_multicast, multicast, group_count_import())
 
 int on_map(const struct hook *hook, PARAMS_map)
 {

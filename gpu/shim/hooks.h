@@ -56,12 +56,6 @@
 #define ARGS_retain handle, address
 #define PARAMS_import uint64_t *handle, void *shared, int type
 #define ARGS_import handle, shared, type
-#define PARAMS_multicast uint64_t *handle, const void *properties
-#define ARGS_multicast handle, properties
-#define PARAMS_external void **memory, const void *description
-#define ARGS_external memory, description
-#define PARAMS_ipc uint64_t *pointer, struct cu_ipc_handle handle, unsigned flags
-#define ARGS_ipc pointer, handle, flags
 #define PARAMS_array void **array, const struct cu_array *description
 #define ARGS_array array, description
 #define PARAMS_array_3d void **array, const struct cu_array_3d *description
@@ -139,9 +133,6 @@
     HOOK(cuMemFree_v2, pointer, on_free)                     \
     HOOK(cuMemFreeAsync, free_async, on_free_async)          \
     HOOK(cuMemFreeAsync_ptsz, free_async, on_free_async)     \
-    HOOK(cuIpcOpenMemHandle, ipc, on_ipc)                    \
-    HOOK(cuIpcOpenMemHandle_v2, ipc, on_ipc)                 \
-    HOOK(cuImportExternalMemory, external, on_external)      \
     HOOK(cuMemGetInfo, former, on_former)              \
     HOOK(cuMemGetInfo_v2, memory, on_memory)                 \
     HOOK(cuDeviceTotalMem, former, on_former)            \
@@ -166,7 +157,6 @@
     HOOK(cuMemImportFromShareableHandle, import, on_import)  \
     HOOK(cuMemMap, map, on_map)                              \
     HOOK(cuMemUnmap, unmap, on_unmap)                        \
-    HOOK(cuMulticastCreate, multicast, on_multicast)         \
     /* arrays.c */                                           \
     HOOK(cuArrayCreate, former, on_former)               \
     HOOK(cuArrayCreate_v2, array, on_array)                  \

@@ -1,4 +1,4 @@
-/* Plain allocations of device memory, memory of other processes, and how much there is. */
+/* Plain allocations of device memory, and how much there is. */
 #include "devices.h"
 #include "group.h"
 #include "hooks.h"
@@ -14,27 +14,20 @@ static int begin(struct entry *entry, uint64_t bytes, uint64_t block)
     return begin_allocation(entry);
 }
 
-int on_alloc(const struct hook *hook, PARAMS_alloc)
-{
-    struct entry entry;
-    int result = begin(&entry, bytes, BLOCK);
+#define ALLOCATE(ACT, ABI, BLOCK)                                                         \
+    int ACT(const struct hook *hook, PARAMS_##ABI)                                        \
+    {                                                                                     \
+        struct entry entry;                                                               \
+        int result = begin(&entry, bytes, BLOCK);                                         \
+                                                                                          \
+        if (result != CU_SUCCESS)                                                         \
+            return result;                                                                \
+        result = REAL(hook, ABI)(ARGS_##ABI);                                             \
+        return finish_allocation(result, &entry, result == CU_SUCCESS ? *pointer : 0);    \
+    }
 
-    if (result != CU_SUCCESS)
-        return result;
-    result = REAL(hook, alloc)(ARGS_alloc);
-    return finish_allocation(result, &entry, result == CU_SUCCESS ? *pointer : 0);
-}
-
-int on_managed(const struct hook *hook, PARAMS_managed)
-{
-    struct entry entry;
-    int result = begin(&entry, bytes, PAGE);
-
-    if (result != CU_SUCCESS)
-        return result;
-    result = REAL(hook, managed)(ARGS_managed);
-    return finish_allocation(result, &entry, result == CU_SUCCESS ? *pointer : 0);
-}
+ALLOCATE(on_alloc, alloc, BLOCK)
+ALLOCATE(on_managed, managed, PAGE)
 
 /* The bytes of rows that the driver will make longer: not less than it will take. */
 static uint64_t bytes_of_rows(uint64_t width, uint64_t height)
@@ -93,11 +86,6 @@ int on_free_async(const struct hook *hook, PARAMS_free_async)
 
     return finish_free(REAL(hook, free_async)(ARGS_free_async), known, &entry);
 }
-
-/* ---- memory that another process pays for --------------------------------------------------- */
-
-NOTING(on_ipc, ipc, group_count_import())
-NOTING(on_external, external, group_count_import())
 
 /* ---- how much there is ---------------------------------------------------------------------- */
 

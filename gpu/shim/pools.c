@@ -269,13 +269,7 @@ NOTING(on_pool_create, pool_create, know_pool(*pool, place_of_location(&properti
 NOTING(on_pool_of_device, pool_device, know_pool(*pool, place_of_device(device)))
 NOTING(on_pool_of_location, pool_location, know_pool(*pool, place_of_location(location)))
 
-static void note_import(void *pool)
-{
-    know_pool(pool, UNCOUNTED);
-    group_count_import();
-}
-
-NOTING(on_pool_import, pool_import, note_import(*pool))
+NOTING(on_pool_import, pool_import, know_pool(*pool, UNCOUNTED))
 
 /* An allocation that outlives its pool is counted by itself. */
 static bool leave_pool(struct entry *entry, void *with)

@@ -9,7 +9,7 @@ import pytest
 from gpu import layout
 from gpu.groups import Groups
 from gpu.sampled_time import UsedTime
-from gpu.share_controller import ShareController
+from gpu.shares import ShareController
 from tests.unit.gpu.groups import PlainRooms
 from tests.unit.gpu.made import A, B, limit
 
