@@ -96,12 +96,13 @@ class LimitsFile:
         os.close(self._descriptor)
 
     def is_at(self, path: str) -> bool:
-        """Whether it is the file that is at this path now."""
+        """Whether it is the file that is at this path now, in its full size."""
         try:
             status = os.stat(path)  # noqa: PTH116 - an object costs more
         except OSError:
             return False
-        return (status.st_dev, status.st_ino) == self._place
+        whole = status.st_size == layout.LIMITS_SIZE
+        return whole and (status.st_dev, status.st_ino) == self._place
 
     def header(self) -> layout.PfLimitsHeader:
         """The header now. While its sequence number is the same and even, so is all else."""

@@ -413,6 +413,7 @@ def test_a_failure_to_write_is_told_to_all_that_asked_at_once(
     with ExitStack() as stack:
         _, clients, requests = _asking(stack, container, tmp_path / "own.sock", [1, 2])
         (node.groups.root / "a/limits").unlink()
+        node.groups._forget("a")
         descriptors = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
         for each in requests:
             node.registrar._answer(*each)
