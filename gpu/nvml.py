@@ -9,7 +9,7 @@ Sources: nvml.h; docs of NVML, "Device Queries", "Device Commands".
 
 import ctypes
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +112,8 @@ class Nvml:
         """
         used: dict[int, int] = {}
         for kind in ("Compute", "Graphics", "MPSCompute"):
-            for process in self._listed(uuid, f"nvmlDeviceGet{kind}RunningProcesses"):
+            listed = getattr(self._nvml, f"nvmlDeviceGet{kind}RunningProcesses_v3")  # since 510
+            for process in self._known(uuid, listed) or ():
                 pid = int(process.pid)
                 used[pid] = max(used.get(pid, 0), int(process.usedGpuMemory or 0))
         return used
@@ -175,18 +176,6 @@ class Nvml:
             if error.code in (NOT_SUPPORTED, _FUNCTION_NOT_FOUND):
                 return None
             raise
-
-    def _listed(self, uuid: str, function: str) -> Sequence[Any]:
-        """The answer of a function's newest version that the driver has; [] if it has none."""
-        for version in ("_v3", "_v2"):
-            try:
-                listed: Sequence[Any] = self._of(uuid, getattr(self._nvml, function + version))
-            except NvmlError as error:
-                if error.code not in (_FUNCTION_NOT_FOUND, NOT_SUPPORTED):
-                    raise
-            else:
-                return listed
-        return ()
 
     def _of(self, uuid: str, function: Callable[..., Any], *arguments: object) -> Any:  # noqa: ANN401
         if self._closed:

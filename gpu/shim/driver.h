@@ -114,6 +114,7 @@ _Static_assert(offsetof(struct cu_launch_config, stream) == 32, "abi");
     DRIVER(cuDeviceGetUuid, (uint8_t uuid[16], int device)) \
     DRIVER(cuDevicePrimaryCtxGetState, (int device, unsigned *flags, int *active)) \
     DRIVER(cuDeviceGetMemPool, (void **pool, int device)) \
+    DRIVER(cuMemFree_v2, (uint64_t pointer)) \
     DRIVER(cuMemFreeAsync, (uint64_t pointer, void *stream)) \
     DRIVER(cuMemPoolGetAttribute, (void *pool, int attribute, void *value)) \
     DRIVER(cuMemPoolTrimTo, (void *pool, size_t keep_bytes)) \

@@ -38,19 +38,31 @@ static uint64_t bytes_of_rows(uint64_t width, uint64_t height)
     return bytes > UINT64_MAX ? UINT64_MAX : (uint64_t)bytes;
 }
 
+/* A longer row than was counted may be too much: then what is allocated is given back. */
 int on_pitch(const struct hook *hook, PARAMS_pitch)
 {
     struct entry entry;
+    uint64_t allocated = 0;
+    size_t row = 0;
     int result = begin(&entry, bytes_of_rows(width, height), BLOCK);
 
     if (result != CU_SUCCESS)
         return result;
-    result = REAL(hook, pitch)(ARGS_pitch);
-    if (result == CU_SUCCESS && *pitch * height != entry.bytes) {
-        group_replace(entry.bytes, *pitch * height);
-        entry.bytes = *pitch * height;
+    result = REAL(hook, pitch)(pointer ? &allocated : NULL, pitch ? &row : NULL, width, height, element);
+    if (result == CU_SUCCESS) {
+        bool within = group_replace(entry.bytes, row * height);
+
+        entry.bytes = row * height;
+        if (within) {
+            *pointer = allocated;
+            *pitch = row;
+        } else {
+            driver.cuMemFree_v2(allocated);
+            group_denied();
+            result = CU_OUT_OF_MEMORY;
+        }
     }
-    return finish_allocation(result, &entry, result == CU_SUCCESS ? *pointer : 0);
+    return finish_allocation(result, &entry, allocated);
 }
 
 /* ---- frees ---------------------------------------------------------------------------------- */

@@ -190,7 +190,7 @@ def test_the_drawing_says_who_holds_what_of_each_gpu(shell_on: ShellOn, tmp_path
     for n in range(20):
         server.hold_whole(3, "example.com/shared-gpu", [f"nvidia3-_-{n}"])
     server.hold(1, ["00000001.10g-25.0"], address="0000:ff:00.0")  # it is gone
-    server.hold(2, ["00000002.10g-25.0"], uuid="", bdf="", minor=-1, cdi=True, group="")
+    server.hold(2, ["00000002.10g-25.0"], uuid="", bdf="", minor=-1, group="")
 
     drawn = shell("topo", "--svg", "-").out
 
