@@ -58,6 +58,10 @@ class Groups:
         self._rooms = rooms or TmpfsRooms()
         self.made: Callable[[str], object] = lambda group: None
         self.removed: Callable[[str], object] = lambda group: None
+        lock = root / _LOCK
+        self._lock = locks.locked(
+            lock, "the limits of GPUs", _PATIENCE, keep=True, pause=0.001, stay_open=True
+        )
         self._thread_lock = threading.RLock()  # of the following
         self._known: dict[str, GroupFiles] = {}
         self._opened: dict[str, LimitsFile] = {}  # by group; open, so that no tenant gets a lease
@@ -281,14 +285,11 @@ class Groups:
     def _exclusive(self) -> Iterator[None]:
         """One writer on this node: an agent that stops, and the next one, write for a while."""
         with self._thread_lock:
-            lock = locks.locked(
-                self.root / _LOCK, "the limits of GPUs", _PATIENCE, keep=True, pause=0.001
-            )
             try:
-                lock.acquire()
+                self._lock.acquire()
             except locks.Busy as busy:
                 raise GroupError(str(busy)) from None
             try:
                 yield
             finally:
-                lock.release()
+                self._lock.release()
