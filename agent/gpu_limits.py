@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 AT_START_ONLY = (
     ("driver_root", "driverRoot"),
     ("on_overuse", "onOveruse"),
-    ("context_reserve", "contextReserve"),
 )
 """Settings that take effect only when the agent starts, and their keys below `gpuLimits`."""
 
@@ -79,7 +78,6 @@ class AgentGpuLimits:
             obstacle=self._service.shims.obstacle,
             files=self._service.shims.files,
             faults=self._service.faults,
-            context_reserve=(self._settings or config.gpu_limits).context_reserve,
         )
 
     def start(self) -> None:

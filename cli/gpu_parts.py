@@ -12,7 +12,6 @@ from base.types import DeviceId
 from cli.this_node import DeviceHolder, ThisNode
 from deviceplugin.checkpoint import AllocatedGPU, Allocation
 from deviceplugin.kubelet.records import PodDevices
-from gpu import layout
 from gpu.group_limits import GroupError
 from gpu.groups import GroupFiles, Groups
 from gpu.region import RegionInvalid, RegionUse
@@ -21,7 +20,7 @@ from gpu.region import RegionInvalid, RegionUse
 class GroupUse(msgspec.Struct, frozen=True, kw_only=True):
     """What a group's files say of one GPU now. The tenant writes what its processes use."""
 
-    memory_bytes: int  # what it may use; layout.NO_LIMIT
+    memory_bytes: int  # what it may use
     compute_share: float  # of the GPU's time, in (0, 1]
     processes: int  # registered ones that have not ended
     used_bytes: int | None = None  # None: the tenant has damaged its file
@@ -57,7 +56,7 @@ def parts(node: ThisNode, notes: list[str]) -> list[GpuPart]:
     for entry in of_gpus:
         assert entry.gpu is not None
         holder = holders.get(entry.key, DeviceHolder())
-        own = group_of(entry.resource, entry.gpu) or entry.resource
+        own = entry.gpu.group or entry.resource
         who = (holder.pod, holder.name) if holder.pod else (own,)
         together.setdefault((entry.gpu.bdf, *who), []).append((entry, entry.gpu))
     made = [
@@ -83,24 +82,11 @@ def of_pod(node: ThisNode, rows: Iterable[PodDevices]) -> Iterator[GpuPart]:
         yield _part(node, entries, holders[key])
 
 
-def group_of(resource: str, gpu: AllocatedGPU) -> str:
-    """The group of an allocation; "" for one that has none: a replica, or one before its start.
-
-    Bound at admission, a container has its group from its Allocate on.
-    """
-    if gpu.group or gpu.cdi or not gpu.slot:
-        return gpu.group
-    from deviceplugin.gpus import given  # it loads gRPC
-
-    return given.group_of(resource, gpu.slot)
-
-
 def _part(
     node: ThisNode, entries: list[tuple[Allocation, AllocatedGPU]], holder: DeviceHolder
 ) -> GpuPart:
     gpu = entries[0][1]
-    of = (group_of(entry.resource, each) for entry, each in entries)
-    group = next(filter(None, of), "")
+    group = next((each.group for _, each in entries if each.group), "")
     use, problem = _use(node, group, gpu.uuid) if group else (None, "")
     return GpuPart(
         gpu=gpu.bdf,
@@ -136,12 +122,8 @@ def _use(node: ThisNode, group: str, uuid: str) -> tuple[GroupUse | None, str]:
 
 
 def _said(opened: Groups, group: str, files: GroupFiles) -> tuple[RegionUse | None, str]:
-    """What the tenant's file says, without a change to it: a file of another size stays so."""
-    path = opened.root / group / "region"
+    """What the tenant's file says."""
     try:
-        size = path.stat(follow_symlinks=False).st_size
-        if size != layout.REGION_SIZE:
-            return None, f"{path}: has {size} bytes and not {layout.REGION_SIZE}"
         with opened.region(group, files) as region:
             return region.use(), ""
     except (RegionInvalid, OSError) as error:
@@ -152,7 +134,7 @@ def bytes_text(size: int | None) -> str:
     """Bytes of a GPU for a table; "" if they are not known."""
     if size is None:
         return ""
-    return "all" if size == layout.NO_LIMIT else f"{size / 2**30:.4g} GiB"
+    return f"{size / 2**30:.4g} GiB"
 
 
 def by_gpu(found: Iterable[GpuPart]) -> Mapping[str, list[GpuPart]]:

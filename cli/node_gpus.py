@@ -168,7 +168,7 @@ def _obstacle(node: ThisNode, offer: _Offer) -> str:
     """Why the limits of a GPU cannot be kept, so that it is not given; "" if they can."""
     if offer.config is None or offer.config.mode == "replicas":
         return ""
-    obstacle = node.shims.obstacle(offer.config.driver_mount)
+    obstacle = node.shims.obstacle()
     return NOT_KEPT + obstacle if obstacle is not None else ""
 
 

@@ -175,15 +175,11 @@ class ThisNode:
         try:
             driver = nvml.open_driver(self.driver_root)
             try:
-                told = {uuid: driver.memory(uuid) for uuid in driver.uuids()}
+                return {uuid: driver.memory(uuid) for uuid in driver.uuids()}
             finally:
                 driver.close()
         except NvmlError:
             return {}
-        return {
-            uuid: GpuMemory(total=memory.total, reserved=memory.reserved)
-            for uuid, memory in told.items()
-        }
 
     @cached_property
     def topology(self) -> Topology:

@@ -78,13 +78,12 @@ class AllocatedGPU(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int = 0  # of its memory, by this id; 0: no limit in a pool of replicas
     compute_share: float = 0.0  # of its time, from 0 to 1, by this id; 0 as above
     slot: str = ""  # the first of the container's ids of the resource; "" for time of a GPU
-    cdi: bool = False  # its holder was given the name of the slot's CDI device, not nodes
     group: str = ""  # the group whose limits they are (gpu/groups.py); "" before the first start
 
     @property
     def open(self) -> bool:
         """Whether the start of its container may still choose another GPU."""
-        return self.cdi and not self.group
+        return bool(self.slot) and not self.group
 
 
 class Allocation(msgspec.Struct, frozen=True, kw_only=True):

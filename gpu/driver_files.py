@@ -4,9 +4,8 @@ A shim lies over the driver's file, under each of its names, so that every progr
 driver finds the shim. The driver's own file has another name, in a directory that the loader does
 not look into: the shim names it (docs/gpu-limits.md).
 
-The image may be of any distribution, so without a mount of the pool's the libraries are in the
-directories of both families, Debian's and Red Hat's. No hook needs to make links or the loader's
-cache then.
+The image may be of any distribution, so the libraries are in the directories of both families,
+Debian's and Red Hat's. No hook needs to make links or the loader's cache then.
 
 Sources: ld.so(8); nvc_info.c of libnvidia-container for the names of libraries.
 """
@@ -136,47 +135,30 @@ def installed(root: Path) -> InstalledDriver:
     )
 
 
-def shared(
-    driver: InstalledDriver, root: Path, shims: Path, mount: SharedFile | None
-) -> tuple[SharedFile, ...]:
-    """What a container with limits sees of the driver and the shims, beside `mount`.
+def shared(driver: InstalledDriver, root: Path, shims: Path) -> tuple[SharedFile, ...]:
+    """What a container with limits sees of the driver and the shims.
 
     Args:
         driver: the driver.
         root: its root on the host.
         shims: the directory of the shims on the host.
-        mount: a directory with the driver that the container sees anyway, if its pool has one.
 
-    Raises HostError if the shims cannot be put over what is in the mount.
+    Raises HostError without the shims.
     """
     for name in (CUDA_SHIM, NVML_SHIM):
         if not (shims / name).is_file():
             raise HostError(f"{shims} has no {name}: run `podfabric install --gpu` on this node")
-    real = [
-        SharedFile(str(root / each.file), REAL[each.name]) for each in (driver.cuda, driver.nvml)
-    ]
-    if mount is not None:
-        over = [_over(each, root, shims, mount) for each in (driver.cuda, driver.nvml)]
-        return (*over, *real)
     laid = (
         SharedFile(_behind(each, root, shims), f"{directory}/{name}")
         for directory in INSIDE
         for each in driver.libraries
         for name in each.names
     )
+    real = (
+        SharedFile(str(root / each.file), REAL[each.name]) for each in (driver.cuda, driver.nvml)
+    )
     tool = [SharedFile(str(root / driver.tool), f"/{TOOL}")] if driver.tool else []
     return (*laid, *real, *tool)
-
-
-def _over(each: DriverLibrary, root: Path, shims: Path, mount: SharedFile) -> SharedFile:
-    file = root / each.file
-    if not file.is_relative_to(mount.host):
-        raise HostError(
-            f"driverMount.host: {mount.host} does not have {file}, over which the shim must lie: "
-            "set gpuLimits.driverRoot to the root of the driver that the pool mounts"
-        )
-    inside = PurePosixPath(mount.container) / file.relative_to(mount.host)
-    return SharedFile(str(shims / _SHIMS[each.name]), str(inside))
 
 
 def _behind(each: DriverLibrary, root: Path, shims: Path) -> str:

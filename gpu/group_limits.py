@@ -4,10 +4,8 @@ import re
 import uuid as uuids
 from dataclasses import dataclass
 
-from gpu import layout
 from gpu.limits_file import GpuEntry
-
-NO_LIMIT = layout.NO_LIMIT
+from gpu.settings import CONTEXT_RESERVE
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
@@ -21,7 +19,7 @@ class Limit:
     """What a group may use of its GPU."""
 
     uuid: str  # "GPU-…"
-    memory_bytes: int  # of all its processes together; NO_LIMIT
+    memory_bytes: int  # of all its processes together
     compute_share: float  # of the GPU's time, in (0, 1]
 
 
@@ -44,14 +42,14 @@ def check_name(group: str) -> None:
         )
 
 
-def check(group: str, limit: Limit, context_reserve: int) -> None:
+def check(group: str, limit: Limit) -> None:
     """Raise GroupError if a group cannot have this limit."""
     check_name(group)
     bytes_of(limit.uuid)
-    if limit.memory_bytes <= context_reserve:
+    if limit.memory_bytes <= CONTEXT_RESERVE:
         raise GroupError(
             f"group {group}: {limit.uuid}: {limit.memory_bytes} bytes are not enough for a "
-            f"CUDA context: more than {context_reserve} are needed"
+            f"CUDA context: more than {CONTEXT_RESERVE} are needed"
         )
     if not 0 < limit.compute_share <= 1:
         raise GroupError(

@@ -15,40 +15,20 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
 from base import files, locks
-from gpu import group_limits, layout, limits_file, region
+from gpu import group_limits, limits_file, region
 from gpu.group_limits import GroupError, Limit, bytes_of, limit_of
-from gpu.limits_file import (
-    GpuEntry,
-    LimitsFile,
-    LimitsInvalid,
-    LimitsLeased,
-    Outlasting,
-    Registered,
-)
+from gpu.limits_file import GpuEntry, LimitsFile, LimitsInvalid, LimitsLeased, Registered
 from gpu.region import Region, RegionInvalid
 from gpu.rooms import RegionRooms, TmpfsRooms
 from gpu.settings import CONTEXT_RESERVE
 
 _LOCK = ".lock"
 _PATIENCE = 10.0  # seconds; a change takes less than a millisecond
-
-
-class GroupLeased(GroupError):
-    """The tenant keeps the group's limits from being opened for a while."""
-
-
-@dataclass(frozen=True)
-class Compute:
-    """How what launches pay for is corrected."""
-
-    kappa: float  # the factor of estimated costs
-    settled: float  # seconds of GPU time owed beside what launches paid for; negative: less
 
 
 class GroupFiles(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,6 +38,7 @@ class GroupFiles(msgspec.Struct, frozen=True, kw_only=True):
     in_force: GpuEntry
     processes: Mapping[int, Registered]  # by slot
     allocation: bytes  # 16 bytes, which `region` has, too
+    sequence: int  # of `limits`, when it was read
 
 
 class Groups:
@@ -71,17 +52,20 @@ class Groups:
         self,
         root: Path,
         *,
-        context_reserve: int = CONTEXT_RESERVE,
         rooms: RegionRooms | None = None,
     ) -> None:
         self.root = root
         self._rooms = rooms or TmpfsRooms()
         self.made: Callable[[str], object] = lambda group: None
         self.removed: Callable[[str], object] = lambda group: None
-        self._context_reserve = context_reserve
-        self._thread_lock = threading.Lock()
-        self._known: dict[str, tuple[bytes, GroupFiles]] = {}  # with the state of `limits`
-        self._outlasting: dict[str, Outlasting] = {}  # leases of `limits`, by group
+        lock = root / _LOCK
+        self._lock = locks.locked(
+            lock, "the limits of GPUs", _PATIENCE, keep=True, pause=0.001, stay_open=True
+        )
+        self._thread_lock = threading.RLock()  # of the following
+        self._known: dict[str, GroupFiles] = {}
+        self._opened: dict[str, LimitsFile] = {}  # by group; open, so that no tenant gets a lease
+        self._opening: set[str] = set()
 
     def make(self, group: str, limit: Limit) -> Path:
         """The directory of a group with this limit, before its container is created or started.
@@ -90,7 +74,7 @@ class Groups:
         processes have allocated, and get this limit. Others are replaced, unless a process uses
         them.
         """
-        group_limits.check(group, limit, self._context_reserve)
+        group_limits.check(group, limit)
         directory = self.root / group
         with self._exclusive():
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -99,19 +83,9 @@ class Groups:
             sockets.chmod(0o755)  # whatever the umask: the container's user looks the socket up
             if not self._keep(group, limit):
                 self._replace(group, limit)
+                self._open(group)
         self.made(group)
         return directory
-
-    def change(self, group: str, limit: Limit) -> None:
-        """Change the limit of a group while its processes run. They see it at once."""
-        group_limits.check(group, limit, self._context_reserve)
-        with self._exclusive(), self._open(group) as opened:
-            if opened.gpu().uuid != bytes_of(limit.uuid):
-                raise GroupError(
-                    f"group {group}: its GPU cannot change while it lives: remove it, and make it "
-                    "again for a new container"
-                )
-            self._write(opened, limit)
 
     def remove(self, group: str) -> None:
         """Remove the files of a group whose containers are gone, if there are any."""
@@ -126,8 +100,7 @@ class Groups:
             for empty in (directory / "agent", directory):
                 with suppress(FileNotFoundError):
                     empty.rmdir()
-            self._known.pop(group, None)
-            self._end_outlasting(group)
+            self._forget(group)
         self.removed(group)
 
     def obstacle(self) -> str | None:
@@ -144,73 +117,61 @@ class Groups:
         return []
 
     def read(self, group: str) -> GroupFiles:
-        """What the files of a group say now.
-
-        While the tenant keeps `limits` from being opened, what was read last counts: so it cannot
-        hide what it uses.
-        """
-        try:
-            with self._open(group) as opened:
-                state, known = self._known.get(group, (b"", None))
-                if known is not None and state == opened.state:
-                    return known
-                in_force = opened.gpu()
-                read = GroupFiles(
-                    limit=limit_of(in_force),
-                    in_force=in_force,
-                    processes=opened.processes(),
-                    allocation=bytes(opened.header.allocation),
-                )
-                if not opened.is_changing():
-                    self._known[group] = opened.state, read
-                return read
-        except GroupLeased:
-            if group not in self._known:
-                raise
-            return msgspec.structs.replace(self._known[group][1], processes={}, allocation=b"")
+        """What the files of a group say now."""
+        with self._thread_lock:
+            opened = self._open(group)
+            sequence, known = opened.header().sequence, self._known.get(group)
+            if known is not None and sequence == known.sequence:
+                return known
+            in_force = opened.gpu()
+            read = GroupFiles(
+                limit=limit_of(in_force),
+                in_force=in_force,
+                processes=opened.processes(),
+                allocation=bytes(opened.header().allocation),
+                sequence=sequence,
+            )
+            if sequence % 2 == 0 and opened.header().sequence == sequence:
+                self._known[group] = read
+            return read
 
     def region(self, group: str, of: GroupFiles) -> Region:
         """The open region of a group that was read. Raises RegionInvalid."""
         return Region(f"{self.root}/{group}/region", of.allocation)
 
-    def set_compute(self, group: str, compute: Compute) -> None:
-        """Correct what launches pay for; the share stays as it is."""
-        with self._exclusive(), self._open(group) as opened:
-            settled = round(compute.settled * 1e9)
-            entry = opened.gpu()
-            opened.write(msgspec.structs.replace(entry, kappa=compute.kappa, settled_ns=settled))
+    def set_compute(self, group: str, kappa: float, settled: float) -> None:
+        """Correct what launches pay for: the factor of their costs, and GPU time owed beside them.
+
+        `settled` is in seconds; negative: less is owed.
+        """
+        with self._exclusive():
+            opened, owed = self._open(group), round(settled * 1e9)
+            opened.write(msgspec.structs.replace(opened.gpu(), kappa=kappa, settled_ns=owed))
 
     def settle(self, group: str) -> None:
         """Write the limit again: finish a killed agent's change."""
-        with self._exclusive(), self._open(group) as opened:
+        with self._exclusive():
+            opened = self._open(group)
             self._write(opened, limit_of(opened.gpu()))
 
     def register(self, group: str, slot: int, host_pid: int, start_time: int) -> Registered:
         """Enter a living process in a slot, under a new registration."""
-        return self.register_all(group, {slot: (host_pid, start_time)})[slot]
-
-    def register_all(
-        self, group: str, processes: Mapping[int, tuple[int, int]]
-    ) -> dict[int, Registered]:
-        """Enter living processes in slots, under new registrations, with one change of the file.
-
-        `processes` has the pid on the host and the start time of each, by slot.
-        """
-        with self._exclusive(), self._open(group) as opened:
-            registered: dict[int, Registered] = {}
-            for slot, (host_pid, start_time) in processes.items():
-                registered[slot] = Registered(
-                    registration=opened.registration(slot) + 1,
-                    host_pid=host_pid,
-                    start_time=start_time,
-                    alive=True,
-                )
-            opened.write(processes=registered)
+        with self._exclusive():
+            opened = self._open(group)
+            former = opened.process(slot)
+            registered = Registered(
+                registration=former.registration + 1 if former else 1,
+                host_pid=host_pid,
+                start_time=start_time,
+                alive=True,
+            )
+            opened.write(processes={slot: registered})
             return registered
 
     def bury(self, group: str, slots: Mapping[int, int]) -> None:
         """Say that processes are dead. `slots` has their registrations: a later one stays."""
-        with self._exclusive(), self._open(group) as opened:
+        with self._exclusive():
+            opened = self._open(group)
             known = ((slot, opened.process(slot), of) for slot, of in slots.items())
             dead = {
                 slot: msgspec.structs.replace(process, alive=False, overhead_bytes=None)
@@ -222,7 +183,8 @@ class Groups:
 
     def measured(self, group: str, overheads: Mapping[int, Registered]) -> None:
         """Enter what contexts were measured to need: processes as they were read, but for that."""
-        with self._exclusive(), self._open(group) as opened:
+        with self._exclusive():
+            opened = self._open(group)
             known = ((slot, opened.process(slot), of) for slot, of in overheads.items())
             changed = {
                 slot: msgspec.structs.replace(process, overhead_bytes=of.overhead_bytes)
@@ -238,21 +200,20 @@ class Groups:
     def _keep(self, group: str, limit: Limit) -> bool:
         """Whether the files that are there can stay; they have the limit then."""
         try:
-            with self._open(group) as opened:
-                allocation = bytes(opened.header.allocation)
-                alive = [each.host_pid for each in opened.processes().values() if each.alive]
-                try:
-                    Region(self.root / group / "region", allocation).close()
-                    whole = True
-                except RegionInvalid:
-                    whole = False
-                if whole and opened.gpu().uuid == bytes_of(limit.uuid):
-                    self._write(opened, limit)
-                    return True
-        except GroupLeased:
-            raise
+            opened = self._open(group)
         except GroupError:
+            if group in self._opening:  # a lease, which ends
+                raise
             return False
+        try:
+            Region(self.root / group / "region", bytes(opened.header().allocation)).close()
+            whole = True
+        except RegionInvalid:
+            whole = False
+        if whole and opened.gpu().uuid == bytes_of(limit.uuid):
+            self._write(opened, limit)
+            return True
+        alive = [each.host_pid for each in opened.processes().values() if each.alive]
         if alive:
             raise GroupError(
                 f"group {group}: processes {alive} still use its files, which are of another GPU "
@@ -266,7 +227,7 @@ class Groups:
         content = limits_file.content_of(self._entry(limit), allocation)
         # Last `limits`, by which the group is one: a kill before that leaves none.
         files.remove(directory / "limits", durable=False)
-        self._end_outlasting(group)
+        self._forget(group)
         self._rooms.put(directory / "region", region.content_of(allocation))
         files.write_atomically(directory / "limits", content, 0o644, durable=False)
 
@@ -281,43 +242,54 @@ class Groups:
     def _entry(self, limit: Limit) -> GpuEntry:
         return GpuEntry(
             uuid=bytes_of(limit.uuid),
-            memory_bytes=min(limit.memory_bytes, layout.NO_LIMIT),
-            context_bytes=self._context_reserve,
+            memory_bytes=limit.memory_bytes,
+            context_bytes=CONTEXT_RESERVE,
             share=limit.compute_share,
         )
 
-    def _end_outlasting(self, group: str) -> None:
-        outlasting = self._outlasting.pop(group, None)
-        if outlasting is not None:
-            outlasting.close()
-
-    @contextmanager
-    def _open(self, group: str) -> Iterator[LimitsFile]:
+    def _open(self, group: str) -> LimitsFile:
+        """`limits` of a group, which stays open. Under a lock."""
         path = f"{self.root}/{group}/limits"  # an object costs more
+        opened = self._opened.get(group)
+        if opened is not None and opened.is_at(path):
+            return opened
+        self._forget(group)
         try:
-            opened = LimitsFile(path)
-        except LimitsLeased as error:
-            begun = self._outlasting.get(group)
-            if begun is None or begun.failed:
-                self._outlasting[group] = Outlasting(path)
-            raise GroupLeased(f"group {group}: {error}") from None
+            self._opened[group] = LimitsFile(path)
         except LimitsInvalid as error:
+            if isinstance(error, LimitsLeased) and group not in self._opening:
+                self._opening.add(group)
+                threading.Thread(target=self._outlast, args=(group, path), daemon=True).start()
             raise GroupError(f"group {group}: {error}") from None
-        with opened:
-            yield opened
+        return self._opened[group]
+
+    def _outlast(self, group: str, path: str) -> None:
+        """Open `limits` of which a tenant took a lease while no agent had it open."""
+        try:
+            opened = LimitsFile(path, waits=True)
+        except LimitsInvalid:  # it is removed
+            opened = None
+        with self._thread_lock:
+            self._opening.discard(group)
+            if opened is not None:
+                self._forget(group)
+                self._opened[group] = opened
+
+    def _forget(self, group: str) -> None:
+        self._known.pop(group, None)
+        opened = self._opened.pop(group, None)
+        if opened is not None:
+            opened.close()
 
     @contextmanager
     def _exclusive(self) -> Iterator[None]:
         """One writer on this node: an agent that stops, and the next one, write for a while."""
         with self._thread_lock:
-            lock = locks.locked(
-                self.root / _LOCK, "the limits of GPUs", _PATIENCE, keep=True, pause=0.001
-            )
             try:
-                lock.acquire()
+                self._lock.acquire()
             except locks.Busy as busy:
                 raise GroupError(str(busy)) from None
             try:
                 yield
             finally:
-                lock.release()
+                self._lock.release()

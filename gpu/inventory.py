@@ -8,7 +8,6 @@ has.
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
@@ -17,8 +16,6 @@ from base.paths import Paths
 from gpu import nodes
 from host.errors import HostError
 from host.gpus import GPU, GPUs
-
-ASK_AGAIN = 1.0  # seconds, for GPUs whose memory is not known
 
 _log = logging.getLogger(__name__)
 
@@ -78,7 +75,6 @@ class GpuInventory:
         self._gpus = GPUs(paths)
         self._source = memory
         self._memory: dict[str, GpuMemory] = {}  # by UUID
-        self._ask_at = 0.0  # time.monotonic(), where the source lacked a GPU
         self._told = ""  # why it could not tell
         self._lock = threading.Lock()
         self._ready: set[str] = set()  # the addresses of those that could be given at some time
@@ -94,7 +90,7 @@ class GpuInventory:
 
     def _look(self, held: Iterable[GPU]) -> list[NodeGPU]:
         present = {gpu.address: gpu for gpu in self._gpus.read()}
-        memory = self._memory_of({gpu.uuid for gpu in present.values()} - {""})
+        self._learn()
         sick = self._sick()
         listed: dict[str, NodeGPU] = {}
         for address, gpu in present.items():
@@ -105,7 +101,7 @@ class GpuInventory:
                 self._ready.add(address)
             fault = fault or sick.get(gpu.uuid)
             listed[address] = NodeGPU(
-                gpu=gpu, minor=gpu.minor, fault=fault, memory=memory.get(gpu.uuid)
+                gpu=gpu, minor=gpu.minor, fault=fault, memory=self._memory.get(gpu.uuid)
             )
         of_holders = {gpu.address: gpu for gpu in held}
         self._ready &= {*present, *of_holders}
@@ -115,23 +111,19 @@ class GpuInventory:
                 gpu=gpu,
                 minor=gpu.minor,
                 fault=f"{address} is not on this node now",
-                memory=memory.get(gpu.uuid),
+                memory=self._memory.get(gpu.uuid),
             )
             for address, gpu in of_holders.items()
             if address not in listed and gpu.minor is not None
         ]
         return sorted(kept, key=lambda node: node.minor)
 
-    def _memory_of(self, uuids: set[str]) -> Mapping[str, GpuMemory]:
-        """The memory of these GPUs, as far as it is known. It does not change while one runs."""
-        now = time.monotonic()
-        if not uuids <= self._memory.keys() and now >= self._ask_at:
-            self._ask_at = now + ASK_AGAIN
-            try:
-                self._memory |= self._source()
-                self._told = ""
-            except HostError as error:
-                if str(error) != self._told:
-                    _log.warning("the memory of the GPUs is not known: %s", error)
-                self._told = str(error)
-        return self._memory
+    def _learn(self) -> None:
+        """Ask how much memory GPUs have: it stays known while the driver is loaded again."""
+        try:
+            self._memory |= self._source()
+            self._told = ""
+        except HostError as error:
+            if str(error) != self._told:
+                _log.warning("the memory of the GPUs is not known: %s", error)
+            self._told = str(error)

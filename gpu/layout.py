@@ -9,7 +9,7 @@ VERSION = 1
 SLOTS = 256
 LIMITS_MAGIC = 0x7374696D694C6650
 REGION_MAGIC = 0x6E6F696765526650
-NO_LIMIT = NOT_MEASURED = 2**64 - 1
+NOT_MEASURED = 2**64 - 1
 MUTEX_KIND, MUTEX_KIND_AT = 0x90, 16
 
 PROCESS_NONE, PROCESS_ALIVE, PROCESS_DEAD = range(3)
@@ -17,17 +17,21 @@ SLOT_FREE, SLOT_USED = range(2)
 STATUS_OK, STATUS_VERSION, STATUS_STRANGER, STATUS_SLOT, STATUS_BUSY = range(5)
 
 
+def _u32(*names: str) -> list[tuple[str, type[c_uint32]]]:
+    return [(name, c_uint32) for name in names]
+
+
+def _u64(*names: str) -> list[tuple[str, type[c_uint64]]]:
+    return [(name, c_uint64) for name in names]
+
+
 class PfGpuLimit(LittleEndianStructure):
     """struct pf_gpu_limit."""
 
     _fields_ = [
         ("uuid", c_uint8 * 16),
-        ("memory_bytes", c_uint64),
-        ("context_bytes", c_uint64),
-        ("burst_ns", c_uint64),
-        ("most_debt_ns", c_uint64),
-        ("share", c_uint32),
-        ("kappa", c_uint32),
+        *_u64("memory_bytes", "context_bytes", "burst_ns", "most_debt_ns"),
+        *_u32("share", "kappa"),
         ("settled_ns", c_int64),
     ]
 
@@ -36,10 +40,8 @@ class PfProcess(LittleEndianStructure):
     """struct pf_process."""
 
     _fields_ = [
-        ("registration", c_uint64),
-        ("start_time", c_uint64),
-        ("host_pid", c_uint32),
-        ("state", c_uint32),
+        *_u64("registration", "start_time"),
+        *_u32("host_pid", "state"),
         ("overhead_bytes", c_uint64),
     ]
 
@@ -49,8 +51,7 @@ class PfLimitsHeader(LittleEndianStructure):
 
     _fields_ = [
         ("magic", c_uint64),
-        ("version", c_uint32),
-        ("size", c_uint32),
+        *_u32("version", "size"),
         ("sequence", c_uint64),
         ("allocation", c_uint8 * 16),
     ]
@@ -70,25 +71,12 @@ class PfGpu(LittleEndianStructure):
     """struct pf_gpu."""
 
     _fields_ = [
-        ("used_bytes", c_uint64),
-        ("peak_bytes", c_uint64),
-        ("denied", c_uint64),
-        ("external_imports", c_uint64),
-        ("reserved", c_uint64 * 4),
-        ("tat", c_uint64),
-        ("backlogged_at", c_uint64),
-        ("longest_ns", c_uint64),
-        ("longest_at", c_uint64),
-        ("tat_share", c_uint64),
+        *_u64("used_bytes", "peak_bytes", "denied"),
+        ("reserved", c_uint64 * 6),
+        *_u64("tat", "backlogged_at", "longest_ns", "longest_at"),
         ("settled_ns", c_int64),
-        ("launched_ns", c_uint64),
-        ("paid_ns", c_uint64),
-        ("launches", c_uint64),
-        ("throttled", c_uint64),
-        ("wait_ns", c_uint64),
-        ("last_launch", c_uint64),
-        ("finished_ns", c_uint64),
-        ("paid_finished_ns", c_uint64),
+        *_u64("launched_ns", "paid_ns", "launches", "throttled", "wait_ns", "last_launch"),
+        *_u64("finished_ns", "paid_finished_ns"),
         ("reserved_counters", c_uint64 * 2),
     ]
 
@@ -97,15 +85,9 @@ class PfSlot(LittleEndianStructure):
     """struct pf_slot."""
 
     _fields_ = [
-        ("state", c_uint32),
-        ("pid", c_uint32),
-        ("pid_namespace", c_uint64),
-        ("start_time", c_uint64),
-        ("image", c_uint64),
-        ("registration", c_uint64),
-        ("instance", c_uint64),
-        ("data_bytes", c_uint64),
-        ("context_bytes", c_uint64),
+        *_u32("state", "pid"),
+        *_u64("pid_namespace", "start_time", "image", "registration", "instance"),
+        *_u64("data_bytes", "context_bytes"),
     ]
 
 
@@ -114,15 +96,11 @@ class PfRegionHeader(LittleEndianStructure):
 
     _fields_ = [
         ("magic", c_uint64),
-        ("version", c_uint32),
-        ("size", c_uint32),
+        *_u32("version", "size"),
         ("allocation", c_uint8 * 16),
         ("reserved", c_uint8 * 32),
         ("mutex", c_uint8 * 64),
-        ("applied", c_uint64),
-        ("lock_recoveries", c_uint64),
-        ("stale_slots", c_uint64),
-        ("refused_slots", c_uint64),
+        *_u64("applied", "lock_recoveries", "stale_slots", "refused_slots"),
         ("reserved_counters", c_uint64 * 4),
     ]
 

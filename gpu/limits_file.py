@@ -7,9 +7,7 @@ the next writer makes even again. Writers exclude each other: see `Groups`.
 
 import os
 import struct
-import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from ctypes import sizeof
 from pathlib import Path
 
@@ -27,10 +25,6 @@ _SEQUENCE_AT = layout.PfLimitsHeader.sequence.offset
 _GPU, _PROCESS = sizeof(layout.PfGpuLimit), sizeof(layout.PfProcess)
 
 
-# Without waiting: a tenant may hold a lease of a file that it reads (fcntl(2), F_SETLEASE).
-_OPENED = os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
-
-
 class LimitsInvalid(Exception):
     """The file does not exist, or is not one that this version wrote. The text names it."""
 
@@ -43,7 +37,7 @@ class GpuEntry(msgspec.Struct, frozen=True, kw_only=True):
     """What the group may use of its GPU now."""
 
     uuid: bytes  # 16 bytes
-    memory_bytes: int  # layout.NO_LIMIT
+    memory_bytes: int
     context_bytes: int  # charged for a context until it is measured
     share: float  # of the GPU's time, in (0, 1]
     kappa: float = 1.0  # what estimated costs are multiplied with
@@ -62,63 +56,30 @@ class Registered(msgspec.Struct, frozen=True, kw_only=True):
     overhead_bytes: int | None = None  # None: not measured
 
 
-class Outlasting:
-    """Opens a file that a tenant has a lease of, in a thread, and keeps it open until `close`.
-
-    The kernel ends the lease within /proc/sys/fs/lease-break-time seconds (45), and nobody gets a
-    lease of a file that is open for writing (fcntl(2)).
-    """
-
-    def __init__(self, path: str) -> None:
-        self.failed = False
-        self._path = path
-        self._lock = threading.Lock()
-        self._closed = False
-        self._descriptor: int | None = None
-        threading.Thread(target=self._open, name="lease", daemon=True).start()
-
-    def close(self) -> None:
-        """Close the file, or do so when it is open."""
-        with self._lock:
-            self._closed = True
-            if self._descriptor is not None:
-                os.close(self._descriptor)
-                self._descriptor = None
-
-    def _open(self) -> None:
-        try:
-            descriptor = os.open(self._path, _OPENED & ~os.O_NONBLOCK)
-        except OSError:  # the file is removed, or no descriptor is left
-            self.failed = True
-            return
-        with self._lock:
-            if self._closed:
-                os.close(descriptor)
-            else:
-                self._descriptor = descriptor
-
-
 class LimitsFile:
     """An open `limits`. Raises LimitsInvalid, later OSError.
 
-    The caller makes sure that there is one writer at a time. `state` are the bytes of the header:
-    while they are the same, so is all else, unless the file `is_changing`.
+    The caller makes sure that there is one writer at a time. While it is open for writing nobody
+    gets a lease of the file (fcntl(2), F_SETLEASE). With `waits` the opening outlasts a tenant's
+    lease: the kernel ends it within /proc/sys/fs/lease-break-time seconds (45).
     """
 
-    def __init__(self, path: Path | str) -> None:
+    def __init__(self, path: Path | str, *, waits: bool = False) -> None:
+        flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | (0 if waits else os.O_NONBLOCK)
         try:
-            self._descriptor = os.open(path, _OPENED)
+            self._descriptor = os.open(path, flags)
         except BlockingIOError:
             raise LimitsLeased(f"{path}: a process of the container holds a lease of it") from None
         except OSError as error:
             raise LimitsInvalid(f"{path}: {error.strerror}") from None
         try:
-            if os.fstat(self._descriptor).st_size != layout.LIMITS_SIZE:
+            status = os.fstat(self._descriptor)
+            self._place = status.st_dev, status.st_ino
+            if status.st_size != layout.LIMITS_SIZE:
                 raise LimitsInvalid(f"{path}: has not the size of this version's file")
-            self.state = self._read(0, layout.GPU_AT)
-            self.header = layout.PfLimitsHeader.from_buffer_copy(self.state)
+            header = self.header()
             wanted = (layout.LIMITS_MAGIC, layout.VERSION, layout.LIMITS_SIZE)
-            if (self.header.magic, self.header.version, self.header.size) != wanted:
+            if (header.magic, header.version, header.size) != wanted:
                 raise LimitsInvalid(f"{path}: is not of this version")
         except BaseException:
             os.close(self._descriptor)
@@ -134,9 +95,18 @@ class LimitsFile:
         """Close the file."""
         os.close(self._descriptor)
 
-    def is_changing(self) -> bool:
-        """Whether a writer is, was since the opening, or was killed in the middle of a change."""
-        return self.header.sequence % 2 != 0 or self._read(0, layout.GPU_AT) != self.state
+    def is_at(self, path: str) -> bool:
+        """Whether it is the file that is at this path now, in its full size."""
+        try:
+            status = os.stat(path)  # noqa: PTH116 - an object costs more
+        except OSError:
+            return False
+        whole = status.st_size == layout.LIMITS_SIZE
+        return whole and (status.st_dev, status.st_ino) == self._place
+
+    def header(self) -> layout.PfLimitsHeader:
+        """The header now. While its sequence number is the same and even, so is all else."""
+        return layout.PfLimitsHeader.from_buffer_copy(self._read(0, layout.GPU_AT))
 
     def gpu(self) -> GpuEntry:
         """What the group may use of its GPU."""
@@ -168,11 +138,6 @@ class LimitsFile:
         registered = self._registered(content, 0)
         return registered if registered.registration else None
 
-    def registration(self, slot: int) -> int:
-        """The last registration in a slot; 0 before the first one."""
-        content = self._read(layout.PROCESS_AT + slot * _PROCESS, 8)
-        return int.from_bytes(content, "little")
-
     def write(
         self, gpu: GpuEntry | None = None, processes: Mapping[int, Registered] | None = None
     ) -> None:
@@ -187,16 +152,10 @@ class LimitsFile:
         is_whole = sequence % 2 == 0
         if is_whole and all(self._read(at, len(content)) == content for at, content in changes):
             return
-        with self._changing():
-            for offset, content in changes:
-                files.write_at(self._descriptor, content, offset)
-
-    @contextmanager
-    def _changing(self) -> Iterator[None]:
-        (sequence,) = struct.unpack("<Q", self._read(_SEQUENCE_AT, 8))
         odd = sequence | 1  # it is odd already if a writer was killed
         files.write_at(self._descriptor, struct.pack("<Q", odd), _SEQUENCE_AT)
-        yield
+        for offset, content in changes:
+            files.write_at(self._descriptor, content, offset)
         # Not after an error: readers keep their copy of the last whole content.
         even = (odd + 1) % 2**64 or 2
         files.write_at(self._descriptor, struct.pack("<Q", even), _SEQUENCE_AT)

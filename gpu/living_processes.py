@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterable
 
 from gpu import processes
-from gpu.processes import Program
 
 REMEMBERED = 3.0  # seconds after its end: the driver tells of its use later
 
@@ -15,11 +14,10 @@ REMEMBERED = 3.0  # seconds after its end: the driver tells of its use later
 class LivingProcess:
     """A process that is registered, until it ends."""
 
-    def __init__(self, pidfd: int, pid: int, program: Program) -> None:
+    def __init__(self, pidfd: int, pid: int, start_time: int) -> None:
         self.pidfd = pidfd
         self.pid = pid
-        self.start_time = program.start_time
-        self.image = program.image  # another one after it executed a program
+        self.start_time = start_time
         self.slots: dict[tuple[str, int], int] = {}  # registrations by group and slot
 
 
@@ -39,11 +37,6 @@ class LivingProcesses:
         self._holders: dict[tuple[str, int], LivingProcess] = {}  # by group and slot
         # Those that ended in the last seconds, by pid: the group, and when.
         self._ended: dict[int, tuple[str, float]] = {}
-
-    def by_pid(self) -> dict[int, LivingProcess]:
-        """All of them, by pid."""
-        with self._lock:
-            return dict(self._by_pid)
 
     def groups_of(self, pids: Iterable[int]) -> dict[int, str]:
         """The groups of those that are registered and have not ended, by pid.
@@ -75,7 +68,7 @@ class LivingProcesses:
             del self._ended[pid]
 
     def watch(
-        self, pidfd: int, pid: int, program: Program, group: str, slot: int, registration: int
+        self, pidfd: int, pid: int, start_time: int, group: str, slot: int, registration: int
     ) -> None:
         """Notice the end of the process that is registered in a slot now. Takes the pidfd."""
         with self._lock:
@@ -83,11 +76,10 @@ class LivingProcesses:
             if former is not None:
                 del former.slots[group, slot]
             process = self._by_pid.get(pid)
-            if process is not None and process.start_time == program.start_time:
+            if process is not None and process.start_time == start_time:
                 os.close(pidfd)
-                process.image = program.image
             else:
-                process = LivingProcess(pidfd, pid, program)
+                process = LivingProcess(pidfd, pid, start_time)
                 self._by_pidfd[pidfd] = self._by_pid[pid] = process
                 self._epoll.register(pidfd, select.EPOLLIN)
             process.slots[group, slot] = registration

@@ -3,91 +3,52 @@
 What is not known is left out: 0 would be a claim.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from gpu.group_limits import NO_LIMIT
 from gpu.inventory import LimitedGPU
-from gpu.region import RegionCounts, RegionUse
-from gpu.samples import NodeSample, TenantSample
+from gpu.region import RegionUse
+from gpu.samples import GpuSample, NodeSample, TenantSample
 
 OLD = 10.0  # seconds; a look that is older says nothing: the driver hangs
-_HOLDER = ("namespace", "pod", "container")
-_ON_GPU = (*_HOLDER, "gpu_uuid", "gpu")
+_ON_GPU = ("namespace", "pod", "container", "gpu_uuid", "gpu")
 _GPU = ("gpu_uuid", "gpu")
 
-Value = float | None
-Labels = tuple[str, ...]
-T = TypeVar("T")
+Rows = Sequence[tuple[str, str, Callable[[TenantSample], float | None]]]
+"""Name, text, and the value for a tenant, None where it is not known."""
 
-_GAUGES: Sequence[tuple[str, str, Callable[[TenantSample], Value]]] = (
+
+def _said(value: Callable[[RegionUse], float]) -> Callable[[TenantSample], float | None]:
+    """What the tenant says, unless its region is damaged."""
+    return lambda of: None if of.use is None else value(of.use)
+
+
+_GAUGES: Rows = [
+    ("memory_limit_bytes", "Memory that it may use.", lambda of: of.in_force.memory_bytes),
+    ("memory_overhead_bytes", "Measured contexts and modules.", lambda of: of.overhead_bytes),
+    ("memory_device_bytes", "Memory used, as the driver says.", lambda of: of.device_bytes),
+    ("memory_overuse_bytes", "Above its limit and what is tolerated.", lambda of: of.overuse_bytes),
     (
-        "memory_limit_bytes",
-        "Memory of the GPU that the container may use.",
-        lambda of: None if of.in_force.memory_bytes == NO_LIMIT else of.in_force.memory_bytes,
+        "compute_share_ratio",
+        "Part of the GPU's time given to it.",
+        lambda of: of.in_force.share,
     ),
-    (
-        "memory_overhead_bytes",
-        "Memory for contexts and modules of the container, as far as measured.",
-        lambda of: of.overhead_bytes,
-    ),
-    (
-        "memory_device_bytes",
-        "Memory that the container uses, as the driver says.",
-        lambda of: of.device_bytes,
-    ),
-    (
-        "memory_overuse_bytes",
-        "Memory above the limit and what is tolerated, as the driver says.",
-        lambda of: of.overuse_bytes,
-    ),
-    ("compute_share_ratio", "Part of the GPU's time that it was given.", lambda of: of.share),
-    (
-        "compute_utilization_ratio",
-        "Part of the time that it used the GPU, as the driver says.",
-        lambda of: of.utilization,
-    ),
+    ("compute_utilization_ratio", "Part of the GPU's time used.", lambda of: of.utilization),
     ("processes", "Processes that use CUDA.", lambda of: of.processes),
-)
-_SAID_GAUGES: Sequence[tuple[str, str, Callable[[RegionUse], Value]]] = (
-    ("memory_used_bytes", "Memory that counts as used.", lambda use: use.used_bytes),
-    ("memory_peak_bytes", "The most that counted as used.", lambda use: use.peak_bytes),
-)
-_SAID_COUNTERS: Sequence[tuple[str, str, Callable[[RegionUse], float]]] = (
-    ("memory_denied", "Allocations that were refused.", lambda use: use.denied),
-    ("launches", "Kernels and graphs that were launched.", lambda use: use.launches),
-    ("throttled_launches", "Launches that had to wait.", lambda use: use.throttled),
-    (
-        "launch_wait_seconds",
-        "How long all launches together had to wait.",
-        lambda use: use.wait_ns / 1e9,
-    ),
-    (
-        "external_imports",
-        "Memory of other processes that was opened, which counts there.",
-        lambda use: use.external_imports,
-    ),
-)
-_GROUP_COUNTERS: Sequence[tuple[str, str, Callable[[RegionCounts], float]]] = (
-    (
-        "process_slots_stale",
-        "Slots of dead processes that were freed.",
-        lambda counts: counts.stale_slots,
-    ),
-    (
-        "lock_recoveries",
-        "How often a process died while it counted.",
-        lambda counts: counts.lock_recoveries,
-    ),
-    (
-        "process_slots_refused",
-        "How often a process found no free slot.",
-        lambda counts: counts.refused_slots,
-    ),
-)
+    ("memory_used_bytes", "Memory that counts as used.", _said(lambda use: use.used_bytes)),
+    ("memory_peak_bytes", "The most that counted as used.", _said(lambda use: use.peak_bytes)),
+]
+_COUNTERS: Rows = [
+    ("memory_denied", "Allocations that were refused.", _said(lambda use: use.denied)),
+    ("launches", "Kernels and graphs launched.", _said(lambda use: use.launches)),
+    ("throttled_launches", "Launches that waited.", _said(lambda use: use.throttled)),
+    ("launch_wait_seconds", "How long launches waited.", _said(lambda use: use.wait_ns / 1e9)),
+    ("process_slots_stale", "Slots of dead processes freed.", _said(lambda use: use.stale_slots)),
+    ("process_slots_refused", "Processes without a slot.", _said(lambda use: use.refused_slots)),
+    ("lock_recoveries", "Deaths while counting.", _said(lambda use: use.lock_recoveries)),
+]
 
 
 def families(
@@ -107,93 +68,72 @@ def families(
     """
     if now - sample.at > OLD:
         sample = NodeSample(at=sample.at, problem=sample.problem, tenants=_forgotten(sample))
-    on_gpu = [(_on_gpu(of), of) for of in sample.tenants]
-    said = [(labels, of.use) for labels, of in on_gpu if of.use is not None]
+
+    launched = (
+        "last_launch_timestamp_seconds",
+        "When a kernel or graph was launched last.",
+        lambda of: wall - now + of.use.last_launch / 1e9 if of.use and of.use.last_launch else None,
+    )
+    killed = (
+        "memory_overuse_kills",
+        "Processes that were killed because the container used more than it may.",
+        lambda of: kills.get(of.tenant.group, 0),
+    )
     up = GaugeMetricFamily(
         "podfabric_gpu_nvml_up",
         "Whether the driver tells about every GPU.",
         value=int(sample.nvml_up),
     )
-    return (
-        up,
-        *(_gauge(name, text, _ON_GPU, _values(on_gpu, of)) for name, text, of in _GAUGES),
-        *(_gauge(name, text, _ON_GPU, _values(said, of)) for name, text, of in _SAID_GAUGES),
-        *(_counter(name, text, _ON_GPU, _values(said, of)) for name, text, of in _SAID_COUNTERS),
-        _gauge(
-            "last_launch_timestamp_seconds",
-            "When a kernel or graph was launched last.",
-            _ON_GPU,
-            (
-                (labels, wall - now + use.last_launch / 1e9)
-                for labels, use in said
-                if use.last_launch
-            ),
-        ),
-        _counter(
-            "memory_overuse_kills",
-            "Processes that were killed because the container used more than it may.",
-            _ON_GPU,
-            ((labels, kills.get(of.tenant.group, 0)) for labels, of in on_gpu),
-        ),
-        *_of_groups(sample),
-        *_of_gpus(sample),
-        _gauge(
-            "withheld",
-            "Whether the GPU is not given, since its limits cannot be kept.",
-            _GPU,
-            (((of.uuid, str(of.minor)), int(of.obstacle is not None)) for of in limited),
-        ),
-    )
+    withheld = _of_gpu("withheld", "Whether the GPU is not given, since its limits cannot be kept.")
+    for of in limited:
+        withheld.add_metric((of.uuid, str(of.minor)), int(of.obstacle is not None))
+    gauges = _of_tenants(GaugeMetricFamily, [*_GAUGES, launched], sample.tenants)
+    counters = _of_tenants(CounterMetricFamily, [*_COUNTERS, killed], sample.tenants)
+    return (up, *gauges, *counters, *_of_gpus(sample), withheld)
 
 
-def _of_groups(sample: NodeSample) -> Iterable[Metric]:
-    """What is counted of a group's processes."""
-    counts = [(_holder(of), of.counts) for of in sample.tenants if of.counts is not None]
-    for name, text, value in _GROUP_COUNTERS:
-        yield _counter(name, text, _HOLDER, _values(counts, value))
+def _of_tenants(
+    kind: type[GaugeMetricFamily] | type[CounterMetricFamily],
+    rows: Rows,
+    tenants: Sequence[TenantSample],
+) -> Iterator[Metric]:
+    for name, text, value in rows:
+        family = kind(f"podfabric_gpu_{name}", text, labels=_ON_GPU)
+        for of in tenants:
+            pod, number = of.tenant.pod, value(of)
+            if number is not None:
+                labels = pod.namespace, pod.name, of.tenant.container, of.uuid, str(of.minor)
+                family.add_metric(labels, number)
+        yield family
 
 
-def _of_gpus(sample: NodeSample) -> Iterable[Metric]:
-    def of(uuid: str) -> list[TenantSample]:
-        return [each for each in sample.tenants if each.uuid == uuid]
+def _of_gpus(sample: NodeSample) -> Sequence[Metric]:
+    capacity = _of_gpu("capacity_bytes", "Memory of the GPU that programs can use.")
+    allocated = _of_gpu("allocated_bytes", "Memory that containers may use together.")
+    share = _of_gpu(
+        "allocated_share_ratio", "Parts of the GPU's time that containers were given, together."
+    )
+    tenants = _of_gpu("tenants", "Containers that hold a part of the GPU.")
+    unaccounted = _of_gpu(
+        "unaccounted_bytes", "Memory that processes use which hold no part of the GPU."
+    )
+    for gpu in sample.gpus:
+        labels = gpu.uuid, str(gpu.minor)
+        own = [of for of in sample.tenants if of.uuid == gpu.uuid]
+        capacity.add_metric(labels, gpu.capacity_bytes)
+        allocated.add_metric(labels, sum(_allocated(of, gpu) for of in own))
+        share.add_metric(labels, sum(of.in_force.share for of in own))
+        tenants.add_metric(labels, len(own))
+        unaccounted.add_metric(labels, sum(gpu.unaccounted.values()))
+    return capacity, allocated, share, tenants, unaccounted
 
-    labelled = [((gpu.uuid, str(gpu.minor)), gpu) for gpu in sample.gpus]
-    yield _gauge(
-        "capacity_bytes",
-        "Memory of the GPU that programs can use.",
-        _GPU,
-        ((labels, gpu.capacity_bytes) for labels, gpu in labelled),
-    )
-    yield _gauge(
-        "allocated_bytes",
-        "Memory that containers may use together.",
-        _GPU,
-        (
-            (
-                labels,
-                sum(min(each.in_force.memory_bytes, gpu.capacity_bytes) for each in of(gpu.uuid)),
-            )
-            for labels, gpu in labelled
-        ),
-    )
-    yield _gauge(
-        "allocated_share_ratio",
-        "Parts of the GPU's time that containers were given, together.",
-        _GPU,
-        ((labels, sum(each.share for each in of(gpu.uuid))) for labels, gpu in labelled),
-    )
-    yield _gauge(
-        "tenants",
-        "Containers that hold a part of the GPU.",
-        _GPU,
-        ((labels, len(of(gpu.uuid))) for labels, gpu in labelled),
-    )
-    yield _gauge(
-        "unaccounted_bytes",
-        "Memory that processes use which hold no part of the GPU.",
-        _GPU,
-        ((labels, gpu.unaccounted_bytes) for labels, gpu in labelled),
-    )
+
+def _of_gpu(name: str, text: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(f"podfabric_gpu_{name}", text, labels=_GPU)
+
+
+def _allocated(of: TenantSample, gpu: GpuSample) -> int:
+    return min(of.in_force.memory_bytes, gpu.capacity_bytes)
 
 
 def _forgotten(sample: NodeSample) -> tuple[TenantSample, ...]:
@@ -202,37 +142,3 @@ def _forgotten(sample: NodeSample) -> tuple[TenantSample, ...]:
         replace(of, device_bytes=None, overuse_bytes=None, utilization=None)
         for of in sample.tenants
     )
-
-
-def _holder(of: TenantSample) -> tuple[str, str, str]:
-    return of.tenant.pod.namespace, of.tenant.pod.name, of.tenant.container
-
-
-def _on_gpu(of: TenantSample) -> tuple[str, ...]:
-    return (*_holder(of), of.uuid, str(of.minor))
-
-
-def _values(
-    labelled: Iterable[tuple[Labels, T]], value: Callable[[T], Value]
-) -> Iterable[tuple[Labels, float]]:
-    """What is known of each."""
-    found = ((labels, value(of)) for labels, of in labelled)
-    return ((labels, number) for labels, number in found if number is not None)
-
-
-def _gauge(
-    name: str, text: str, labels: Sequence[str], values: Iterable[tuple[Labels, float]]
-) -> Metric:
-    family = GaugeMetricFamily(f"podfabric_gpu_{name}", text, labels=labels)
-    for of, value in values:
-        family.add_metric(of, value)
-    return family
-
-
-def _counter(
-    name: str, text: str, labels: Sequence[str], values: Iterable[tuple[Labels, float]]
-) -> Metric:
-    family = CounterMetricFamily(f"podfabric_gpu_{name}", text, labels=labels)
-    for of, value in values:
-        family.add_metric(of, value)
-    return family

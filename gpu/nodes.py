@@ -5,13 +5,10 @@ GPU, /dev/nvidiactl and /dev/nvidia-uvm for all of them. nvidia-uvm is made by t
 that uses CUDA, or by nvidia-modprobe.
 """
 
-import os
-import stat
 from collections.abc import Iterable
 
-import msgspec
-
 from base.paths import Paths
+from host.device_nodes import DeviceNode, look_up
 from host.errors import HostError
 
 NEEDED = ("nvidiactl", "nvidia-uvm")
@@ -24,18 +21,9 @@ _REMEDIES = {
 }
 
 
-class GpuNode(msgspec.Struct, frozen=True, kw_only=True):
-    """A character device that a container gets with its GPUs."""
-
-    path: str  # in the container: "/dev/nvidia0"
-    host: str
-    major: int
-    minor: int
-
-
 def of_gpus(
     paths: Paths, minors: Iterable[int], optional: Iterable[str] = TOOLS
-) -> tuple[GpuNode, ...]:
+) -> tuple[DeviceNode, ...]:
     """The nodes that a container with these GPUs needs: each once, those of the GPUs first.
 
     A node of `optional` that the host lacks is left out. Raises HostError if another one is
@@ -55,20 +43,7 @@ def fault(paths: Paths, minor: int) -> str | None:
     return None
 
 
-def _node(paths: Paths, name: str) -> GpuNode:
-    path = paths.dev / name
-    try:
-        status = path.stat()
-    except OSError as error:
-        remedy = _REMEDIES.get(name, "is this the host's /dev?")
-        raise HostError(f"{path}: {error.strerror}: {remedy}") from None
-    if not stat.S_ISCHR(status.st_mode):
-        raise HostError(
-            f"{path}: is not a character device: remove it and run `nvidia-modprobe -c 0 -u`"
-        )
-    return GpuNode(
-        path=f"/dev/{name}",
-        host=str(path),
-        major=os.major(status.st_rdev),
-        minor=os.minor(status.st_rdev),
-    )
+def _node(paths: Paths, name: str) -> DeviceNode:
+    missing = _REMEDIES.get(name, "is this the host's /dev?")
+    again = "remove it and run `nvidia-modprobe -c 0 -u`"
+    return look_up(paths.dev / name, f"/dev/{name}", missing, again)

@@ -9,14 +9,14 @@ Sources: nvml.h; docs of NVML, "Device Queries", "Device Commands".
 
 import ctypes
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from base.types import Bdf
 from gpu.driver_files import library
+from gpu.inventory import GpuMemory
 
 LIBRARY = "libnvidia-ml.so.1"
 NOT_SUPPORTED = 3
@@ -33,14 +33,6 @@ class NvmlError(Exception):
     def __init__(self, text: str, code: int = 0) -> None:
         super().__init__(text)
         self.code = code
-
-
-class DeviceMemory(msgspec.Struct, frozen=True):
-    """The memory of a GPU, bytes. What the driver keeps for itself is `reserved`."""
-
-    total: int
-    reserved: int
-    used: int
 
 
 class Utilization(msgspec.Struct, frozen=True):
@@ -107,20 +99,10 @@ class Nvml:
             uuids.append(uuid)
         return uuids
 
-    def minor(self, uuid: str) -> int:
-        """N of /dev/nvidiaN."""
-        return int(self._of(uuid, self._nvml.nvmlDeviceGetMinorNumber))
-
-    def address(self, uuid: str) -> Bdf:
-        """The PCI address as sysfs writes it."""
-        pci = self._of(uuid, self._nvml.nvmlDeviceGetPciInfo)
-        function = 0  # all GPUs'; NVML has no field for it
-        return Bdf(f"{pci.domain:04x}:{pci.bus:02x}:{pci.device:02x}.{function}")
-
-    def memory(self, uuid: str) -> DeviceMemory:
+    def memory(self, uuid: str) -> GpuMemory:
         """The GPU's memory; total includes what is reserved."""
         memory = self._of(uuid, self._nvml.nvmlDeviceGetMemoryInfo, self._nvml.nvmlMemory_v2)
-        return DeviceMemory(memory.total, memory.reserved, memory.used)
+        return GpuMemory(total=memory.total, reserved=memory.reserved)
 
     def processes(self, uuid: str) -> dict[int, int]:
         """Bytes that each process uses on the GPU, by the pid in this process' pid namespace.
@@ -130,7 +112,8 @@ class Nvml:
         """
         used: dict[int, int] = {}
         for kind in ("Compute", "Graphics", "MPSCompute"):
-            for process in self._listed(uuid, f"nvmlDeviceGet{kind}RunningProcesses"):
+            listed = getattr(self._nvml, f"nvmlDeviceGet{kind}RunningProcesses_v3")  # since 510
+            for process in self._known(uuid, listed) or ():
                 pid = int(process.pid)
                 used[pid] = max(used.get(pid, 0), int(process.usedGpuMemory or 0))
         return used
@@ -193,18 +176,6 @@ class Nvml:
             if error.code in (NOT_SUPPORTED, _FUNCTION_NOT_FOUND):
                 return None
             raise
-
-    def _listed(self, uuid: str, function: str) -> Sequence[Any]:
-        """The answer of a function's newest version that the driver has; [] if it has none."""
-        for version in ("_v3", "_v2"):
-            try:
-                listed: Sequence[Any] = self._of(uuid, getattr(self._nvml, function + version))
-            except NvmlError as error:
-                if error.code not in (_FUNCTION_NOT_FOUND, NOT_SUPPORTED):
-                    raise
-            else:
-                return listed
-        return ()
 
     def _of(self, uuid: str, function: Callable[..., Any], *arguments: object) -> Any:  # noqa: ANN401
         if self._closed:

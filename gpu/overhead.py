@@ -1,4 +1,4 @@
-"""Measures what CUDA contexts and modules of each process need on each GPU.
+"""Measures what CUDA contexts and modules of each process need on its GPU.
 
 That is what the driver says of the process, less what it says it has allocated itself. The two are
 not of one moment: what a process allocated between them would count twice, and its group would be
@@ -6,25 +6,68 @@ denied memory that is free. So a process counts only while what it has allocated
 and after the driver's answer, and the median of its last measurements is taken.
 """
 
-from collections import deque
-from collections.abc import Hashable
+from collections import defaultdict, deque
+from collections.abc import Mapping
 from statistics import median_high
-from typing import Generic, TypeVar
+
+from msgspec import structs
+
+from gpu.attribution import PidBytes
+from gpu.groups import GroupFiles
+from gpu.limits_file import Registered
+from gpu.region import SlotUse
 
 LOOKS = 3  # whose median counts
 NOISE = 1 << 20  # bytes; a smaller change of the median is not told
 
-K = TypeVar("K", bound=Hashable)
+Slots = Mapping[str, Mapping[int, SlotUse]]
+"""What processes say they have allocated, by group and slot."""
+
+_Key = tuple[str, int, int]  # group, slot, registration
 
 
-class Overheads(Generic[K]):
-    """The overheads of processes on GPUs, by any key that a later process does not have."""
+class Overheads:
+    """Measures from look to look. One thread may use it."""
 
     def __init__(self) -> None:
-        self._measured: dict[K, deque[int]] = {}
-        self._told: dict[K, int] = {}
+        self._measured: dict[_Key, deque[int]] = {}
+        self._told: dict[_Key, int] = {}
 
-    def measure(self, key: K, before: int, device: int, after: int) -> int | None:
+    def look(
+        self,
+        files: Mapping[str, GroupFiles],
+        before: Slots,
+        used: Mapping[str, PidBytes],
+        after: Slots,
+    ) -> dict[str, dict[int, Registered]]:
+        """Processes whose overhead has changed, with the new one, by group and slot.
+
+        `before` and `after` are of before and after `used`, the driver's answer by GPU. A process
+        with several slots has its overhead in the first one.
+        """
+        changed: dict[str, dict[int, Registered]] = defaultdict(dict)
+        seen: set[_Key] = set()
+        for group, of in files.items():
+            by_pid: dict[int, list[int]] = defaultdict(list)
+            for slot in sorted(before.get(group, {}).keys() & after.get(group, {}).keys()):
+                by_pid[of.processes[slot].host_pid].append(slot)
+            for pid, slots in by_pid.items():
+                device = used.get(of.limit.uuid, {}).get(pid)
+                if device is None:
+                    continue
+                first, *others = slots
+                key = group, first, of.processes[first].registration
+                seen.add(key)
+                had = sum(before[group][slot].data_bytes for slot in slots)
+                has = sum(after[group][slot].data_bytes for slot in slots)
+                overhead = self.measure(key, had, device, has)
+                if overhead is not None:
+                    changed[group] |= _changed(of, {first: overhead} | dict.fromkeys(others, 0))
+        self._measured = {key: of for key, of in self._measured.items() if key in seen}
+        self._told = {key: of for key, of in self._told.items() if key in seen}
+        return {group: of for group, of in changed.items() if of}
+
+    def measure(self, key: _Key, before: int, device: int, after: int) -> int | None:
         """Bytes, from one look; None as long as it cannot be told.
 
         `before` and `after` are what the process has allocated, `device` what the driver said
@@ -39,8 +82,10 @@ class Overheads(Generic[K]):
                 self._told[key] = found
         return self._told.get(key)
 
-    def keep(self, keys: "set[K]") -> None:
-        """Forget all others."""
-        for key in self._measured.keys() - keys:
-            del self._measured[key]
-            self._told.pop(key, None)
+
+def _changed(files: GroupFiles, overheads: Mapping[int, int]) -> dict[int, Registered]:
+    return {
+        slot: structs.replace(files.processes[slot], overhead_bytes=overhead)
+        for slot, overhead in overheads.items()
+        if files.processes[slot].overhead_bytes != overhead
+    }

@@ -39,13 +39,6 @@ class Container(msgspec.Struct, frozen=True):
     id: str  # 64 hexadecimal digits
 
 
-class Program(msgspec.Struct, frozen=True):
-    """A program that a process runs."""
-
-    start_time: int  # of the process, in clock ticks since the boot
-    image: int  # as `image_of`
-
-
 class Mount(msgspec.Struct, frozen=True):
     """A place in a file system, as mountinfo has it."""
 
@@ -84,25 +77,10 @@ def start_time(pid: int) -> int | None:
     return int(fields[19]) if fields is not None else None
 
 
-def program_of(pid: int) -> Program | None:
-    """Both of what `start_time` and `image_of` tell; None if the process does not exist."""
-    fields = _stat(pid)
-    return Program(int(fields[19]), int(fields[25])) if fields is not None else None
-
-
 def parent_of(pid: int) -> int | None:
     """The pid of its parent, 0 if that is not seen; None if the process does not exist."""
     fields = _stat(pid)
     return int(fields[1]) if fields is not None else None
-
-
-def image_of(pid: int) -> int | None:
-    """A number that changes when the process executes a program (where its stack begins).
-
-    0 to a reader who may not trace it; None if there is no such process.
-    """
-    fields = _stat(pid)
-    return int(fields[25]) if fields is not None else None
 
 
 def pidfd_of(pid: int) -> int | None:

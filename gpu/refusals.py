@@ -7,15 +7,13 @@ An agent that is away says nothing, and does not learn of it later.
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import msgspec
 
-from gpu import layout
 from gpu.tenants import Tenant
 
 QUIET = 10.0  # seconds between two words about the same of a group
-LOOKS = 2  # in a row: the files of a group that is made or removed now are no fault
 
 _log = logging.getLogger(__name__)
 
@@ -35,18 +33,6 @@ BUSY = (
     "got no GPU for a process: the agent could not register it, and its log says why: start it "
     "again"
 )
-FULL = (
-    f"got no GPU for a process: {layout.SLOTS} others of the container use one, and there may be "
-    "no more: run fewer at the same time"
-)
-LIMITS = (
-    "gets no GPU for new processes: /run/podfabric/gpu/limits is of another version than the "
-    "node's agent, or damaged: delete the pod"
-)
-REGION = (
-    "gets no GPU for new processes: /run/podfabric/gpu/region is missing, damaged, or of another "
-    "version: delete the pod"
-)
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,7 +49,6 @@ class Refusals:
         self._report = report
         self._lock = threading.Lock()
         self._told: dict[tuple[str, str], float] = {}  # when, by group and text
-        self._seen: dict[tuple[str, str], int] = {}  # looks in a row, by group and text
 
     def tell(self, tenant: Tenant, text: str, detail: str = "") -> None:
         """A process was refused; `detail` is for the log. Tenants bring this about as they like."""
@@ -76,11 +61,3 @@ class Refusals:
         of = f"pod {tenant.pod}, container {tenant.container}"
         _log.warning("GPUs: %s: %s%s", of, text, f" ({detail})" if detail else "")
         self._report(Refusal(tenant=tenant, text=text))
-
-    def looked(self, tenants: Mapping[str, Tenant], unusable: Mapping[str, str]) -> None:
-        """What is wrong with files, by group, at a look at all of them. One thread may call it."""
-        seen = {key: self._seen.get(key, 0) + 1 for key in unusable.items()}
-        self._seen = seen
-        for (group, text), count in seen.items():
-            if count == LOOKS:
-                self.tell(tenants[group], text)

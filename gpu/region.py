@@ -27,14 +27,6 @@ class RegionInvalid(Exception):
     """The tenant has damaged its file. The text names the file and says what is wrong."""
 
 
-class RegionLeased(RegionInvalid):
-    """The tenant keeps its file from being opened for a while."""
-
-
-# Without waiting: the tenant may hold a lease of its file (fcntl(2), F_SETLEASE).
-_OPENED = os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
-
-
 class RegionUse(msgspec.Struct, frozen=True, kw_only=True):
     """What a group says of its GPU. Bytes, counts, ns; times by CLOCK_MONOTONIC, not in the future.
 
@@ -44,7 +36,6 @@ class RegionUse(msgspec.Struct, frozen=True, kw_only=True):
     used_bytes: int
     peak_bytes: int
     denied: int
-    external_imports: int
     tat: int
     backlogged_at: int  # 0: never
     longest_ns: int
@@ -57,6 +48,9 @@ class RegionUse(msgspec.Struct, frozen=True, kw_only=True):
     finished_ns: int
     paid_ns: int
     paid_finished_ns: int
+    lock_recoveries: int
+    stale_slots: int
+    refused_slots: int
 
 
 class SlotUse(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,14 +59,6 @@ class SlotUse(msgspec.Struct, frozen=True, kw_only=True):
     registration: int
     data_bytes: int
     context_bytes: int
-
-
-class RegionCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """Counters of a group's region."""
-
-    lock_recoveries: int
-    stale_slots: int
-    refused_slots: int
 
 
 class Region:
@@ -86,9 +72,9 @@ class Region:
     def __init__(self, path: Path | str, allocation: bytes) -> None:
         self._path = path
         try:
-            self._descriptor = os.open(path, _OPENED)
-        except BlockingIOError:
-            raise RegionLeased(f"{path}: a process of the container holds a lease of it") from None
+            # Without waiting: the tenant may hold a lease of its file (fcntl(2), F_SETLEASE).
+            flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+            self._descriptor = os.open(path, flags)
         except OSError as error:
             raise RegionInvalid(f"{path}: {error.strerror}") from None
         try:
@@ -107,20 +93,15 @@ class Region:
         """Close the file."""
         os.close(self._descriptor)
 
-    @property
-    def counts(self) -> RegionCounts:
-        """The counters of the group, as of the opening."""
-        header = self._header
-        return RegionCounts(
-            lock_recoveries=min(header.lock_recoveries, MOST_COUNT),
-            stale_slots=min(header.stale_slots, MOST_COUNT),
-            refused_slots=min(header.refused_slots, MOST_COUNT),
-        )
-
     def use(self) -> RegionUse:
-        """What the group says of its GPU."""
-        content = self._read(layout.USE_AT, _GPU)
-        return _use(layout.PfGpu.from_buffer_copy(content), time.monotonic_ns())
+        """What the group says of its GPU. Counts of slots are as of the opening."""
+        gpu = layout.PfGpu.from_buffer_copy(self._read(layout.USE_AT, _GPU))
+        now, use = time.monotonic_ns(), {}
+        for name in RegionUse.__struct_fields__:
+            most = _most(name)
+            said = getattr(gpu if hasattr(gpu, name) else self._header, name)
+            use[name] = min(said, now if most is None else most)
+        return RegionUse(**use)
 
     def slots(self, wanted: Iterable[int]) -> dict[int, SlotUse]:
         """The slots of these indices that a process uses."""
@@ -135,23 +116,10 @@ class Region:
                 )
         return slots
 
-    def cut(self) -> bool:
-        """Take back the room that the tenant gave the file beyond its size; whether there was any.
-
-        Otherwise a tenant could fill the file system of all groups.
-        """
-        status = os.fstat(self._descriptor)
-        # A page table's worth of slack: the file system counts whole blocks.
-        most_blocks = (layout.REGION_SIZE + 65536) // 512
-        if status.st_size <= layout.REGION_SIZE and status.st_blocks <= most_blocks:
-            return False
-        os.ftruncate(self._descriptor, layout.REGION_SIZE)
-        return True
-
     def _checked(self, allocation: bytes) -> layout.PfRegionHeader:
         size = os.fstat(self._descriptor).st_size
         if size != layout.REGION_SIZE:
-            self.cut()
+            raise RegionInvalid(f"{self._path}: has {size} bytes and not {layout.REGION_SIZE}")
         content = self._read(0, layout.USE_AT)
         header = layout.PfRegionHeader.from_buffer_copy(content)
         wanted = (layout.REGION_MAGIC, layout.VERSION, layout.REGION_SIZE, MUTEX_KIND)
@@ -182,22 +150,10 @@ def content_of(allocation: bytes) -> bytes:
     return bytes(header).ljust(layout.REGION_SIZE, b"\0")
 
 
-def _use(gpu: layout.PfGpu, now: int) -> RegionUse:
-    return RegionUse(
-        used_bytes=min(gpu.used_bytes, MOST_BYTES),
-        peak_bytes=min(gpu.peak_bytes, MOST_BYTES),
-        denied=min(gpu.denied, MOST_COUNT),
-        external_imports=min(gpu.external_imports, MOST_COUNT),
-        tat=min(gpu.tat, MOST_NS),
-        backlogged_at=min(gpu.backlogged_at, now),
-        longest_ns=min(gpu.longest_ns, MOST_NS),
-        longest_at=min(gpu.longest_at, now),
-        launches=min(gpu.launches, MOST_COUNT),
-        throttled=min(gpu.throttled, MOST_COUNT),
-        wait_ns=min(gpu.wait_ns, MOST_NS),
-        last_launch=min(gpu.last_launch, now),
-        launched_ns=min(gpu.launched_ns, MOST_NS),
-        finished_ns=min(gpu.finished_ns, MOST_NS),
-        paid_ns=min(gpu.paid_ns, MOST_NS),
-        paid_finished_ns=min(gpu.paid_finished_ns, MOST_NS),
-    )
+def _most(name: str) -> int | None:
+    """The most that a field can be; None: the time of now."""
+    if name.endswith("_at") or name == "last_launch":
+        return None
+    if name.endswith("_bytes"):
+        return MOST_BYTES
+    return MOST_NS if name.endswith("_ns") or name == "tat" else MOST_COUNT

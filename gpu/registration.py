@@ -15,9 +15,8 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
-from typing import NamedTuple
 
 from gpu import group_socket, layout, processes, refusals
 from gpu.group_limits import GroupError
@@ -34,7 +33,6 @@ from gpu.layout import (
 )
 from gpu.limits_file import LimitsInvalid
 from gpu.living_processes import LivingProcesses
-from gpu.processes import Program
 from gpu.refusals import Refusals
 from gpu.region import RegionInvalid
 from gpu.tenants import Tenant, Tenants
@@ -50,23 +48,12 @@ _REQUEST = 8  # bytes
 _log = logging.getLogger(__name__)
 
 
-class _Newcomer(NamedTuple):
-    """A process that may have the slot that it asks for."""
-
-    client: Registrant
-    pid: int
-    pidfd: int
-    program: Program
-
-
 _REFUSED = {
     STATUS_VERSION: refusals.VERSION,
     STATUS_STRANGER: refusals.STRANGER,
     STATUS_SLOT: refusals.SLOT,
     STATUS_BUSY: refusals.BUSY,
 }
-_Asked = dict[str, list[tuple[Registrant, PfRequest]]]
-"""Requests that have come, by group."""
 
 
 class Registrar:
@@ -152,13 +139,14 @@ class Registrar:
             if not known.alive:
                 continue
             pidfd = processes.pidfd_of(known.host_pid)
-            program = processes.program_of(known.host_pid)
-            if pidfd is None or program is None or program.start_time != known.start_time:
+            if pidfd is None or processes.start_time(known.host_pid) != known.start_time:
                 dead[slot] = known.registration
                 if pidfd is not None:
                     os.close(pidfd)
             else:
-                self.living.watch(pidfd, known.host_pid, program, group, slot, known.registration)
+                self.living.watch(
+                    pidfd, known.host_pid, known.start_time, group, slot, known.registration
+                )
         if dead:
             self._groups.bury(group, dead)
 
@@ -171,21 +159,18 @@ class Registrar:
                 time.sleep(TICK)
 
     def _round(self) -> None:
-        asked: _Asked = {}
-        ended: list[int] = []
-        for descriptor, _ in self._epoll.poll(TICK):
+        ready = [descriptor for descriptor, _ in self._epoll.poll(TICK)]
+        with self._lock:
+            ended = [each for each in ready if each not in {*self._listeners, *self._clients}]
+        self._bury(self.living.take_ended(ended))  # first: those who ask may need what they had
+        for descriptor in ready:
             with self._lock:
                 listener = self._listeners.get(descriptor)
                 client = self._clients.get(descriptor)
             if listener is not None:
-                self._accept(listener, asked)
+                self._accept(listener)
             elif client is not None:
-                self._take(client, asked)
-            elif descriptor != self._end:
-                ended.append(descriptor)
-        self._ended(ended)
-        for group, requests in asked.items():
-            self._answer(group, requests)
+                self._take(client)
         now = time.monotonic()
         if now - self._ticked >= TICK:
             self._tick(now)
@@ -212,7 +197,7 @@ class Registrar:
             self._epoll.unregister(listener.socket)
         listener.accepting = possible
 
-    def _accept(self, listener: GroupSocket, asked: _Asked) -> None:
+    def _accept(self, listener: GroupSocket) -> None:
         for _ in range(ROUND):
             with self._lock:
                 if listener.socket.fileno() < 0 or not listener.accepting:  # removed meanwhile
@@ -231,12 +216,12 @@ class Registrar:
                 listener.budget -= 1
                 self._clients[peer.fileno()] = client
                 self._accept_if_possible(listener)
-            if not self._take(client, asked):
+            if not self._take(client):
                 self._epoll.register(peer, select.EPOLLIN)
                 client.awaited = True
 
-    def _take(self, client: Registrant, asked: _Asked) -> bool:
-        """Take a client's request, to be answered with others; False if it has not come yet."""
+    def _take(self, client: Registrant) -> bool:
+        """Answer a client's request, and close; False if it has not come yet."""
         try:
             content = client.socket.recv(_REQUEST + 1, socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -244,111 +229,52 @@ class Registrar:
         except OSError:
             content = b""
         if len(content) == _REQUEST:
-            request = PfRequest.from_buffer_copy(content)
-            asked.setdefault(client.listener.group, []).append((client, request))
-        else:
-            self._close(client)
+            self._answer(client, PfRequest.from_buffer_copy(content))
+        self._close(client)
         return True
 
-    def _answer(self, group: str, requests: Sequence[tuple[Registrant, PfRequest]]) -> None:
-        """Register those who ask and may, with one change of the limits for all of them.
-
-        Each change makes all processes of the group read their limits again. Of two who ask for one
-        slot, the second is looked at when the first has it.
-        """
-        newcomers: dict[int, _Newcomer] = {}
-        listed = self._tenants.listed()
-        for client, request in requests:
-            if client.socket.fileno() < 0:  # it was closed meanwhile
-                continue
-            if request.slot in newcomers:
-                self._register(group, newcomers, listed)
-                newcomers = {}
-            known = self._identified(client, request, listed)
-            if isinstance(known, _Newcomer):
-                newcomers[request.slot] = known
-            else:
-                self._finish(client, known)
-        self._register(group, newcomers, listed)
-
-    def _identified(
-        self, client: Registrant, request: PfRequest, listed: Sequence[Tenant]
-    ) -> _Newcomer | PfAnswer | None:
-        """Who asks; the answer if it may not have the slot; None if the process has ended."""
+    def _answer(self, client: Registrant, request: PfRequest) -> None:
+        """Register the process that asks, if it may have the slot; nothing if it has ended."""
         peer = group_socket.peer(client.socket)
-        if peer is None:
-            return None
-        pid, pidfd = peer
-        group, status, detail = client.listener.group, STATUS_BUSY, ""
+        answer = self._registered(client.listener.group, request, *peer) if peer else None
+        if answer is not None:
+            self.answered[answer.status] += 1
+            with suppress(OSError):  # it has gone
+                client.socket.send(bytes(answer), socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
+
+    def _registered(self, group: str, request: PfRequest, pid: int, pidfd: int) -> PfAnswer | None:
+        """Enter a process in its slot, and watch it. Takes the pidfd."""
+        status, detail = STATUS_BUSY, ""
         tenant: Tenant | None = None
         try:
-            tenant = self._tenants.among(listed, pid)
-            program = processes.program_of(pid)
-            if program is None or processes.has_ended(pidfd):
+            tenant = self._tenants.of(pid)
+            began = processes.start_time(pid)
+            if began is None or processes.has_ended(pidfd):
                 return None
             if request.version != layout.VERSION:
                 status = STATUS_VERSION
             elif tenant is None or tenant.group != group:
                 status = STATUS_STRANGER
-            elif request.slot >= layout.SLOTS or self._is_taken(
-                group, request.slot, pid, program.start_time
-            ):
+            elif request.slot >= layout.SLOTS or self._is_taken(group, request.slot, pid, began):
                 status = STATUS_SLOT
             else:
-                newcomer = _Newcomer(client, pid, pidfd, program)
+                made = self._groups.register(group, request.slot, pid, began)
+                registration = made.registration
+                self.living.watch(pidfd, pid, began, group, request.slot, registration)
                 pidfd = -1
-                return newcomer
-        except (GroupError, OSError) as error:
+                return PfAnswer(STATUS_OK, pid, registration)
+        except (GroupError, LimitsInvalid, OSError) as error:
             detail = f": {error}"
         finally:
             if pidfd >= 0:
                 os.close(pidfd)
-        self._refuse(group, tenant, listed, status, f"process {pid}{detail}")
-        return PfAnswer(status)
-
-    def _refuse(
-        self,
-        group: str,
-        tenant: Tenant | None,
-        listed: Sequence[Tenant],
-        status: int,
-        detail: str,
-    ) -> None:
-        """Tell people of it: those of the process' container, else of the group's."""
-        tenant = tenant or next((of for of in listed if of.group == group), None)
+        holders = (of for of in self._tenants.listed() if of.group == group)
+        tenant = tenant or next(holders, None)
         if tenant is None:
-            self._complain(group, f"nobody holds it: a process was refused ({detail})")
+            self._complain(group, f"nobody holds it: process {pid} was refused{detail}")
         else:
-            self._refusals.tell(tenant, _REFUSED[status], detail)
-
-    def _register(
-        self, group: str, newcomers: Mapping[int, _Newcomer], listed: Sequence[Tenant]
-    ) -> None:
-        """Enter processes in their slots, watch them, and answer them."""
-        if not newcomers:
-            return
-        began = {slot: (each.pid, each.program.start_time) for slot, each in newcomers.items()}
-        try:
-            registered = self._groups.register_all(group, began)
-        except (GroupError, LimitsInvalid, OSError) as error:
-            pids = ", ".join(str(each.pid) for each in newcomers.values())
-            self._refuse(group, None, listed, STATUS_BUSY, f"processes {pids}: {error}")
-            for each in newcomers.values():
-                os.close(each.pidfd)
-                self._finish(each.client, PfAnswer(STATUS_BUSY))
-            return
-        for slot, each in newcomers.items():
-            registration = registered[slot].registration
-            self.living.watch(each.pidfd, each.pid, each.program, group, slot, registration)
-            self._finish(each.client, PfAnswer(STATUS_OK, each.pid, registration))
-
-    def _finish(self, client: Registrant, answer: PfAnswer | None) -> None:
-        """Answer a client, unless its process has ended, and close."""
-        if answer is not None:
-            self.answered[answer.status] += 1
-            with suppress(OSError):  # it has gone
-                client.socket.send(bytes(answer), socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
-        self._close(client)
+            self._refusals.tell(tenant, _REFUSED[status], f"process {pid}{detail}")
+        return PfAnswer(status)
 
     def _is_taken(self, group: str, slot: int, pid: int, start_time: int) -> bool:
         """Whether another process, which lives, is registered in the slot and uses it.
@@ -364,10 +290,6 @@ class Registrar:
         except RegionInvalid:
             return True
         return said is not None and said.registration == registration
-
-    def _ended(self, pidfds: Sequence[int]) -> None:
-        """Processes have ended: say so in the limits of their groups, in one change of each."""
-        self._bury(self.living.take_ended(pidfds))
 
     def _bury(self, dead: Mapping[str, Mapping[int, int]]) -> None:
         """Write that processes are dead; again later where that fails, unless the group is gone."""

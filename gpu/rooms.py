@@ -13,8 +13,7 @@ Source: tmpfs(5).
 
 import errno
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -83,11 +82,18 @@ def _put(path: Path, content: bytes) -> int:
     """Make the region; the device number of its file system."""
     _remove(path)
     path.touch(0o600)
-    with _own_tmpfs(path.parent / _BESIDE, len(content)) as beside:
-        made = beside / _NAME
-        _write(made, content)
-        mounts.mount(str(made), path, "", mounts.BIND)
+    beside = path.parent / _BESIDE
+    beside.mkdir(mode=0o700)
+    try:
+        flags = mounts.NOSUID | mounts.NODEV | mounts.NOEXEC
+        options = f"size={len(content)},nr_inodes=2,mode=0700"
+        mounts.mount("podfabric", beside, "tmpfs", flags, options)
+        _write(beside / _NAME, content)
+        mounts.mount(str(beside / _NAME), path, "", mounts.BIND)
         return path.stat().st_dev
+    finally:
+        mounts.unmount(beside)  # what is mounted of it at `path` stays
+        beside.rmdir()
 
 
 def _remove(path: Path) -> None:
@@ -96,22 +102,6 @@ def _remove(path: Path) -> None:
         (path.parent / _BESIDE).rmdir()
     mounts.unmount(path)
     files.remove(path, durable=False)
-
-
-@contextmanager
-def _own_tmpfs(directory: Path, size: int) -> Iterator[Path]:
-    """A new tmpfs with room for one file of that size; what is mounted of it elsewhere stays."""
-    directory.mkdir(mode=0o700)
-    try:
-        flags = mounts.NOSUID | mounts.NODEV | mounts.NOEXEC
-        options = f"size={size},nr_inodes=2,mode=0700"
-        mounts.mount("podfabric", directory, "tmpfs", flags, options)
-        try:
-            yield directory
-        finally:
-            mounts.unmount(directory)
-    finally:
-        directory.rmdir()
 
 
 def _write(path: Path, content: bytes) -> None:

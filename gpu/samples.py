@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import msgspec
 
 from gpu.limits_file import GpuEntry
-from gpu.region import RegionCounts, RegionUse
+from gpu.region import RegionUse
 from gpu.tenants import Tenant
 
 
@@ -15,10 +15,8 @@ class TenantSample(msgspec.Struct, frozen=True, kw_only=True):
     tenant: Tenant
     uuid: str  # of the GPU
     minor: int | None  # N of /dev/nvidiaN
-    share: float  # configured, in (0, 1]
     in_force: GpuEntry
     use: RegionUse | None  # None: the tenant has damaged its region
-    counts: RegionCounts | None  # the same
     processes: int  # registered ones that have not ended
     overhead_bytes: int  # contexts and modules, as far as they are measured
     device_bytes: int | None = None  # what the driver says that its processes use
@@ -33,7 +31,6 @@ class GpuSample(msgspec.Struct, frozen=True, kw_only=True):
     minor: int | None  # N of /dev/nvidiaN
     capacity_bytes: int  # what programs can use: without what the driver reserves
     unaccounted: Mapping[int, int]  # bytes by pid, of processes that hold no part of the GPU
-    unaccounted_bytes: int
 
 
 class NodeSample(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from base.paths import Paths
-from gpu import nvml, processes
+from gpu import nvml
 from gpu.enforcement import Enforcement, OverUse
 from gpu.groups import Groups
 from gpu.health import GpuHealth
@@ -19,8 +19,7 @@ from gpu.registration import Registrar
 from gpu.rooms import RegionRooms
 from gpu.samples import NodeSample
 from gpu.settings import GpuLimitSettings
-from gpu.share_controller import ShareController
-from gpu.shares import TICK
+from gpu.shares import TICK, ShareController
 from gpu.shims import Shims
 from gpu.tenants import Tenant, Tenants
 from gpu.watch import Watch
@@ -69,7 +68,7 @@ class GpuService:
     ) -> None:
         self._health = GpuHealth(sick)
         root = paths.run / "gpu"
-        self.groups = Groups(root, context_reserve=settings.context_reserve, rooms=rooms)
+        self.groups = Groups(root, rooms=rooms)
         self._gpus = GPUs(paths)
         self._driver_root = paths.host / settings.driver_root.relative_to("/")
         self._limited = limited
@@ -77,9 +76,8 @@ class GpuService:
         self._memory: dict[str, GpuMemory] = {}  # by UUID
         self._shares = ShareController(self.groups)
         tenants = Tenants(listed, root)
-        told = Refusals(report)
-        self._registrar = Registrar(self.groups, tenants, told)
-        self._watch = Watch(self.groups, tenants, self._registrar.living, self._owned, told)
+        self._registrar = Registrar(self.groups, tenants, Refusals(report))
+        self._watch = Watch(self.groups, tenants, self._registrar.living, self._owned)
         self._enforcement = Enforcement(
             self._watch.attribution.group_of, report, action=settings.on_overuse
         )
@@ -112,11 +110,6 @@ class GpuService:
             return
         if self._thread.ident is None:
             self.prepare()
-        if not processes.sees_the_host():
-            _log.error(
-                "GPUs: this agent does not see the host's processes, and registers none: run it in "
-                "the host's pid namespace (hostPID)"
-            )
         self._registrar.start()
         self._begun.set()
 
@@ -217,8 +210,7 @@ class GpuService:
         self._health.look(driver, present)
         for uuid in present - self._memory.keys():
             with suppress(NvmlError):  # the next look tells why
-                told = driver.memory(uuid)
-                self._memory[uuid] = GpuMemory(total=told.total, reserved=told.reserved)
+                self._memory[uuid] = driver.memory(uuid)
 
     def _let_go(self) -> None:
         if self._nvml is not None:

@@ -16,4 +16,3 @@ class GpuLimitSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     driver_root: Path = Path("/")  # of the host, where NVIDIA's driver is installed
     on_overuse: Action = "report"
-    context_reserve: int = CONTEXT_RESERVE  # bytes

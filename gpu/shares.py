@@ -5,33 +5,37 @@ cost in GPU time. Each `TICK` the agent compares the group's share with the GPU 
 reports, settles the difference, and sets `kappa`, the factor of all estimates of the group
 (`time_account`).
 
-Everything here is a pure function of what was seen in a tick: the caller reads the driver and the
-region, and writes limits. Times are seconds unless a name says ns. Shares are fractions of one GPU,
-from 0 to 1.
+`corrected` is a pure function of what was seen in a tick; `ShareController` reads the regions, and
+writes limits. Times are seconds unless a name says ns. Shares are fractions of a GPU.
 """
+
+import logging
+import time
+from collections.abc import Mapping
 
 import msgspec
 
 from gpu import time_account
-from gpu.region import RegionUse
-from gpu.sampled_time import UsedTime
+from gpu.group_limits import GroupError
+from gpu.groups import GroupFiles, Groups
+from gpu.region import RegionInvalid, RegionUse
+from gpu.sampled_time import ROUNDING, UsedTime
 from gpu.time_account import LaunchTimes, TimeAccount, after_tick
 
 TICK = 0.5  # seconds from one correction to the next
-RECENT = 0.2  # seconds for which a launch, or a wait, makes a group active
-DECAY = 0.98  # of an idle group's log(kappa), each tick
 
-_ALMOST_ONE = 1e-3
 _LONGEST_KERNEL = 60.0  # seconds; the gate estimates no more
 _LONGEST_COUNTS = 30.0  # seconds for which the longest kernel counts
 _NS = 10**9
+_SAME = 1e-6  # of kappa, or seconds: less than limits can express
+
+_log = logging.getLogger(__name__)
 
 
 class GroupUsage(msgspec.Struct, frozen=True, kw_only=True):
     """What was seen of one group on one GPU during a tick."""
 
     used: UsedTime | None  # by all its processes; None: the driver did not tell of this GPU
-    active: bool = False  # it launched just now, or waits for it
     longest_kernel: float = 0.0  # seconds: its longest kernel or graph of the last time
     times: LaunchTimes | None = None  # what its launches took and paid; None: not known
     at: float | None = None  # the tick's end, seconds of CLOCK_MONOTONIC; None: it was not seen
@@ -53,13 +57,10 @@ def observe(used: UsedTime | None, use: RegionUse, now_ns: int) -> GroupUsage:
     longer than the gate could estimate.
     """
 
-    def recent(at: int, seconds: float) -> bool:
-        return now_ns - seconds * _NS <= at <= now_ns
-
-    longest = use.longest_ns / _NS if recent(use.longest_at, _LONGEST_COUNTS) else 0.0
+    counts = now_ns - _LONGEST_COUNTS * _NS <= use.longest_at <= now_ns
+    longest = use.longest_ns / _NS if counts else 0.0
     return GroupUsage(
         used=used,
-        active=recent(use.backlogged_at, RECENT) or recent(use.last_launch, RECENT),
         longest_kernel=min(longest, _LONGEST_KERNEL),
         times=LaunchTimes(
             launched=use.launched_ns / _NS,
@@ -98,7 +99,79 @@ def corrected(group: GroupShare, usage: GroupUsage) -> GroupShare:
         group = msgspec.structs.replace(
             group, kappa=after.kappa, settled=after.settled, account=after.account
         )
-    if not usage.active and usage.used is not None and usage.used.seconds == 0:
-        kappa = group.kappa**DECAY
-        group = msgspec.structs.replace(group, kappa=kappa if abs(kappa - 1) > _ALMOST_ONE else 1.0)
     return group
+
+
+class ShareController:
+    """Corrects the compute shares of all groups, each time that it is called: every `TICK`.
+
+    Kappa and what is settled are in the groups' files, so that an agent that starts again goes on
+    from there. One thread at a time may call it.
+    """
+
+    def __init__(self, groups: Groups) -> None:
+        self._groups = groups
+        self._accounts: dict[str, TimeAccount | None] = {}  # by group
+        self._allocations: dict[str, bytes] = {}  # that the groups had then
+
+    def __call__(
+        self, used: Mapping[tuple[str, str], UsedTime], measured: Mapping[str, float]
+    ) -> None:
+        """Correct shares after a tick, in which groups used so much of GPUs (by group and UUID).
+
+        The driver told of the GPUs of `measured`, each with the variance of what it told (seconds²,
+        of any group); a group that is not in `used` used none of them.
+        On others, as those in MIG mode, nothing is corrected: no use was seen there, which would
+        look like estimates that are too large.
+
+        A group whose files cannot be read, since it goes or spoiled them, keeps what it has; the
+        others do not wait for it.
+        """
+        accounts, allocations = self._accounts, self._allocations
+        self._accounts, self._allocations = {}, {}
+        for group in self._groups.names():
+            try:
+                files = self._groups.read(group)
+                same = allocations.get(group) == files.allocation  # else its files are new
+                self._allocations[group] = files.allocation
+                account = accounts.get(group) if same else None
+                key = group, files.limit.uuid
+                self._correct(group, files, account, used.get(key, UsedTime()), measured)
+            except (GroupError, OSError) as error:
+                _log.debug("%s: its compute shares stay as they are: %s", group, error)
+
+    def _correct(
+        self,
+        group: str,
+        files: GroupFiles,
+        account: TimeAccount | None,
+        used: UsedTime,
+        measured: Mapping[str, float],
+    ) -> None:
+        entry = files.in_force
+        before = GroupShare(
+            share=entry.share,
+            kappa=entry.kappa,
+            settled=entry.settled_ns / 1e9,
+            account=account,
+        )
+        told = None
+        if (variance := measured.get(files.limit.uuid)) is not None:
+            alive = len({each.host_pid for each in files.processes.values() if each.alive})
+            unseen = alive * ROUNDING * TICK  # of each the driver may tell nothing
+            told = UsedTime(used.seconds, max(used.rounding, unseen), variance)
+        use, now = self._use(group, files), time.monotonic_ns()
+        usage = observe(told, use, now) if use is not None else GroupUsage(used=told, at=now / 1e9)
+        after = corrected(before, usage)
+        self._accounts[group] = after.account
+        moved = abs(after.kappa - before.kappa), abs(after.settled - before.settled)
+        if max(moved) > _SAME:
+            self._groups.set_compute(group, after.kappa, after.settled)
+
+    def _use(self, group: str, files: GroupFiles) -> RegionUse | None:
+        try:
+            with self._groups.region(group, files) as region:
+                return region.use()
+        except RegionInvalid as error:
+            _log.debug("%s: not known whether its launches wait: %s", group, error)
+            return None

@@ -25,33 +25,28 @@ class Shims:
         self._root = settings.driver_root
         self._seen = paths.host / settings.driver_root.relative_to("/")
         self._room = room
-        self._told: dict[SharedFile | None, tuple[float, str | None]] = {}
+        self._looked = float("-inf")
+        self._problem: str | None = None
 
-    def obstacle(self, mount: SharedFile | None) -> str | None:
-        """Why containers of a pool with this mount of the driver cannot be limited."""
+    def obstacle(self) -> str | None:
+        """Why containers cannot be limited; None if they can."""
         now = time.monotonic()
-        at, told = self._told.get(mount, (float("-inf"), None))
-        if now - at >= LOOK_AGAIN:
-            told = self._obstacle(mount)
-            self._told[mount] = now, told
-        return told
+        if now - self._looked >= LOOK_AGAIN:
+            self._looked, self._problem = now, self._obstacle()
+        return self._problem
 
-    def files(self, mount: SharedFile | None) -> Sequence[SharedFile]:
-        """What such a container sees of the driver and the shims, beside the mount.
+    def files(self) -> Sequence[SharedFile]:
+        """What a container sees of the driver and the shims. Raises HostError."""
+        return driver_files.shared(driver_files.installed(self._seen), self._root, self._shims)
 
-        Raises HostError.
-        """
-        installed = driver_files.installed(self._seen)
-        return driver_files.shared(installed, self._root, self._shims, mount)
-
-    def _obstacle(self, mount: SharedFile | None) -> str | None:
+    def _obstacle(self) -> str | None:
         if not processes.sees_the_host():
             return (
                 "the agent does not see the host's processes: run it in the host's pid namespace "
                 "(hostPID)"
             )
         try:
-            self.files(mount)
+            self.files()
         except HostError as error:
             return str(error)
         return self._room()

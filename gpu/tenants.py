@@ -44,13 +44,10 @@ class Tenants:
 
         The caller makes sure that the pid is still that process' (`processes.has_ended`).
         """
-        return self.among(self.listed(), pid)
-
-    def among(self, listed: Sequence[Tenant], pid: int) -> Tenant | None:
-        """The same, of many processes: `listed` is what was listed after all of them began."""
         container = processes.container_of(pid)
         if container is None:
             return None
+        listed = self.listed()
         own = [tenant for tenant in listed if tenant.pod.uid == container.pod_uid]
         if len(own) == 1:
             return own[0]

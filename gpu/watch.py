@@ -4,7 +4,6 @@ The driver counts all memory, by whatever library it was allocated, so this sees
 What is done about it is decided elsewhere (`enforcement`).
 """
 
-import errno
 import logging
 import time
 from collections import defaultdict
@@ -12,21 +11,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import NamedTuple, TypeVar
 
-from gpu import refusals
 from gpu.attribution import Attribution, PidBytes
-from gpu.group_limits import NO_LIMIT, GroupError
-from gpu.groups import GroupFiles, GroupLeased, Groups
+from gpu.group_limits import GroupError
+from gpu.groups import GroupFiles, Groups
 from gpu.living_processes import LivingProcesses
-from gpu.measuring import Measuring, Slots
 from gpu.nvml import Nvml, NvmlError
-from gpu.refusals import Refusals
-from gpu.region import Region, RegionCounts, RegionInvalid, RegionLeased, RegionUse, SlotUse
+from gpu.overhead import Overheads
+from gpu.region import Region, RegionInvalid, RegionUse, SlotUse
 from gpu.sampled_time import SampledTime, UsedTime
 from gpu.samples import GpuSample, NodeSample, TenantSample
 from gpu.tenants import Tenant, Tenants
 
 TOLERANCE_BYTES, TOLERANCE = 64 << 20, 0.01  # above the limit: bytes, and a part of the limit
-_OWN_NEED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 _AHEAD_US = 1_000_000  # how far a sample's time may be ahead of the clock of the day
 
 T = TypeVar("T")
@@ -42,7 +38,6 @@ class Watch:
         tenants: who holds them; a group that it does not list is not looked at.
         living: the registered processes.
         owned: the GPUs whose use is compared, beside those of groups: minor numbers by UUID.
-        told: of groups whose processes get no GPU.
     """
 
     def __init__(
@@ -51,17 +46,12 @@ class Watch:
         tenants: Tenants,
         living: LivingProcesses,
         owned: Callable[[], Mapping[str, int | None]],
-        told: Refusals | None = None,
     ) -> None:
-        self._refusals = told or Refusals()
-        self._unusable: dict[str, str] = {}  # what is wrong with files, by group, in this look
-        self._refused: dict[str, int] = {}  # processes without a slot, by group
         self._groups = groups
         self._tenants = tenants
-        self._living = living
         self._owned = owned
         self.attribution = Attribution(tenants, living)
-        self._measuring = Measuring()
+        self._overheads = Overheads()
         # GPUs that the driver told of in the last tick, and the variance of that in seconds².
         self.measured: dict[str, float] = {}
         self._sampled: dict[str, SampledTime] = {}  # by GPU
@@ -73,9 +63,8 @@ class Watch:
     def look(self, nvml: Nvml | None, problem: str = "") -> NodeSample:
         """Look once. Without NVML only at the groups' own files; `problem` says why."""
         tenants = {tenant.group: tenant for tenant in self._tenants.listed()}
-        self._unusable = {}
         files = self._read(tenants)
-        before = self._slots(files)
+        before = {group: of.slots for group, of in self._said(files).items()}
         minors = self._owned()
         uuids = dict.fromkeys([*minors, *_uuids(files)])
         used, problems = self._used(nvml, uuids) if nvml is not None else ({}, [problem])
@@ -83,9 +72,8 @@ class Watch:
         after = {group: of.slots for group, of in said.items()}
         by_group, others = self.attribution.memory(used)
         utilization = self._utilization()
-        self._tell_shims(files, before, used, after, complete=not problems)
-        self._refusals.looked(tenants, self._unusable)
-        self._tell_full(tenants, said)
+        for group, changed in self._overheads.look(files, before, used, after).items():
+            self._try(group, partial(self._groups.measured, group, changed))
         return NodeSample(
             at=time.monotonic(),
             nvml_up=not problems,
@@ -99,7 +87,6 @@ class Watch:
                     minor=minors.get(uuid),
                     capacity_bytes=self._capacities[uuid],
                     unaccounted=others[uuid],
-                    unaccounted_bytes=sum(others[uuid].values()),
                 )
                 for uuid in used
             ),
@@ -148,8 +135,7 @@ class Watch:
         for uuid in uuids:
             try:
                 if uuid not in self._capacities:
-                    memory = nvml.memory(uuid)
-                    self._capacities[uuid] = memory.total - memory.reserved
+                    self._capacities[uuid] = nvml.memory(uuid).usable
                 used[uuid] = nvml.processes(uuid)
             except NvmlError as error:
                 problems.append(f"{uuid}: {error}")
@@ -162,24 +148,12 @@ class Watch:
                 files[group] = self._groups.read(group)
             except (GroupError, OSError) as error:
                 self._complain(group, str(error))
-                # Without the file the group is not made yet, or is being removed.
-                made = (self._groups.root / group / "limits").exists()
-                if made and not isinstance(error, GroupLeased) and not _is_ours(error):
-                    self._unusable[group] = refusals.LIMITS
         return files
 
-    def _slots(self, files: Mapping[str, GroupFiles]) -> dict[str, dict[int, SlotUse]]:
-        """What living processes say, by group and slot; nothing of a damaged region."""
-        found: dict[str, dict[int, SlotUse]] = {}
-        for group, of in files.items():
-            read = partial(_slots, of)
-            found[group] = (self._from_region(group, of, read) if _alive(of) else None) or {}
-        return found
-
     def _said(self, files: Mapping[str, GroupFiles]) -> "dict[str, _Said]":
-        """What groups say of themselves, with the same slots; one opening of each region."""
+        """What groups say of themselves; nothing of a damaged region."""
         return {
-            group: self._from_region(group, of, partial(_said, of)) or _Said({}, None, None)
+            group: self._from_region(group, of, partial(_said, of)) or _Said({}, None)
             for group, of in files.items()
         }
 
@@ -187,44 +161,10 @@ class Watch:
         """What `read` finds in the group's region; None if the tenant has damaged it."""
         try:
             with self._groups.region(group, files) as region:
-                if region.cut():
-                    self._complain(group, "its region had been made larger: it is cut")
                 return read(region)
         except (RegionInvalid, OSError) as error:
             self._complain(group, str(error))
-            leased = isinstance(error, RegionLeased) or not files.allocation  # of `limits`
-            if not leased and not _is_ours(error):
-                self._unusable[group] = refusals.REGION
             return None
-
-    def _tell_shims(
-        self,
-        files: Mapping[str, GroupFiles],
-        before: Slots,
-        used: Mapping[str, PidBytes],
-        after: Slots,
-        *,
-        complete: bool,
-    ) -> None:
-        """Tell what contexts need, and after a complete look which programs are over."""
-        for group, changed in self._measuring.overheads(files, before, used, after).items():
-            self._try(group, partial(self._groups.measured, group, changed))
-        if complete:
-            over = self._measuring.former_programs(
-                files, after, used, self._living.by_pid(), time.monotonic()
-            )
-            for group, registrations in over.items():
-                self._try(group, partial(self._groups.bury, group, registrations))
-
-    def _tell_full(self, tenants: Mapping[str, Tenant], said: "Mapping[str, _Said]") -> None:
-        """Tell of processes that found no slot since the last look."""
-        refused = {group: of.counts.refused_slots for group, of in said.items() if of.counts}
-        for group, count in refused.items():
-            if count > self._refused.get(group, count):  # of a new agent: who was refused before it
-                self._refusals.tell(tenants[group], refusals.FULL)
-        self._refused = {
-            group: n for group, n in self._refused.items() if group in tenants
-        } | refused
 
     def _compared(
         self,
@@ -239,17 +179,14 @@ class Watch:
         for group, of in files.items():
             alive = [of.processes[slot] for slot in _alive(of)]
             uuid = of.limit.uuid
-            _, use, counts = said[group]
             told = uuid in used
             device = sum(by_group.get((group, uuid), {}).values())
             yield TenantSample(
                 tenant=tenants[group],
                 uuid=uuid,
                 minor=minors.get(uuid),
-                share=of.limit.compute_share,
                 in_force=of.in_force,
-                use=use,
-                counts=counts,
+                use=said[group].use,
                 processes=len({process.host_pid for process in alive}),
                 overhead_bytes=sum(process.overhead_bytes or 0 for process in alive),
                 device_bytes=device if told else None,
@@ -272,8 +209,6 @@ class Watch:
 
 def overuse(device_bytes: int, limit_bytes: int) -> int:
     """Bytes above the limit and what is tolerated; 0 for none."""
-    if limit_bytes == NO_LIMIT:
-        return 0
     return max(0, device_bytes - limit_bytes - TOLERANCE_BYTES - int(limit_bytes * TOLERANCE))
 
 
@@ -282,11 +217,10 @@ class _Said(NamedTuple):
 
     slots: Mapping[int, SlotUse]  # of living processes
     use: RegionUse | None  # None: the tenant has damaged its region
-    counts: RegionCounts | None
 
 
 def _said(files: GroupFiles, region: Region) -> _Said:
-    return _Said(_slots(files, region), region.use(), region.counts)
+    return _Said(_slots(files, region), region.use())
 
 
 def _slots(files: GroupFiles, region: Region) -> dict[int, SlotUse]:
@@ -304,12 +238,3 @@ def _alive(files: GroupFiles) -> list[int]:
 
 def _uuids(files: Mapping[str, GroupFiles]) -> Iterator[str]:
     return (of.limit.uuid for of in files.values())
-
-
-def _is_ours(error: BaseException | None) -> bool:
-    """Whether the agent lacked descriptors or memory: that says nothing of the file."""
-    while error is not None:
-        if isinstance(error, OSError) and error.errno in _OWN_NEED:
-            return True
-        error = error.__cause__ or error.__context__
-    return False

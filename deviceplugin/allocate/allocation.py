@@ -12,9 +12,9 @@ import msgspec
 from base.paths import Paths
 from deviceplugin import checkpoint
 from deviceplugin.allocate import cdi, environment, nodes
-from deviceplugin.allocate.nodes import DeviceNode
 from deviceplugin.pools.pool import Pool
 from host import discovery
+from host.device_nodes import DeviceNode
 from host.discovery import HCA, CharacterDevice
 from host.errors import HostError
 

@@ -18,8 +18,8 @@ import msgspec
 
 from base import decoding, files
 from base.paths import Paths
-from deviceplugin.allocate.nodes import DeviceNode
 from deviceplugin.pools.config import PoolConfig
+from host.device_nodes import DeviceNode
 
 VENDOR = "podfabric.io"
 VERSION = "0.5.0"  # the first with hostPath, and with names that begin with a digit
@@ -68,7 +68,7 @@ def write(paths: Paths, resource: str, devices: Mapping[str, Sequence[DeviceNode
             if content is None:
                 files.remove(file)
             elif old != content:
-                _make_directory(file.parent)
+                make_directory(file.parent)
                 files.write_atomically(file, content, 0o644, durable=False)
         except OSError as error:
             raise Unwritten(
@@ -86,7 +86,7 @@ def remove_others(paths: Paths, pools: Iterable[PoolConfig]) -> list[Path]:
 
 def _specification(resource: str, devices: Mapping[str, Sequence[DeviceNode]]) -> bytes | None:
     described = [
-        {"name": _name(hca), "containerEdits": {"deviceNodes": _edits(devices[hca])}}
+        {"name": _name(hca), "containerEdits": {"deviceNodes": node_edits(devices[hca])}}
         for hca in sorted(devices)
         if devices[hca]
     ]
@@ -96,7 +96,8 @@ def _specification(resource: str, devices: Mapping[str, Sequence[DeviceNode]]) -
     return msgspec.json.format(msgspec.json.encode(specification), indent=2) + b"\n"
 
 
-def _edits(nodes: Sequence[DeviceNode]) -> list[dict[str, Any]]:
+def node_edits(nodes: Sequence[DeviceNode]) -> list[dict[str, Any]]:
+    """The edits that give a container these nodes, each once."""
     once = {node.path: node for node in nodes}
     return [
         {
@@ -159,7 +160,8 @@ def _remove(file: Path) -> bool:
         return True
 
 
-def _make_directory(directory: Path) -> None:
+def make_directory(directory: Path) -> None:
+    """Make the directory of CDI files, unless it is there. Raises OSError."""
     if not directory.exists():
         directory.mkdir(parents=True)
         directory.chmod(0o755)  # others read it; our umask must not prevent that

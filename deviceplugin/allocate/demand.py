@@ -1,4 +1,4 @@
-"""Guesses which GPUs the container has that will get HCAs now, and which HCAs for its GPUs.
+"""Guesses which GPUs the container has that will get HCAs now.
 
 The kubelet does not say for which container it allocates. It allocates the resources of a container
 one after the other in random order, so a container may already have its GPUs and still lack its
@@ -7,7 +7,7 @@ there. But the kubelet writes its checkpoint only after it has finished with a c
 (allocateContainerResources in its manager.go): a container in the checkpoint gets no more devices.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from deviceplugin.kubelet.records import PodDevices
 from host.gpus import GPU, address_of
@@ -27,40 +27,27 @@ def waiting_gpus(
 ) -> list[str]:
     """The sorted addresses of the GPUs of the one container that has GPUs and none of our HCAs.
 
-    As `waiting`. `known` has the addresses of ids of our own pools of GPUs, "" if they may change.
-    """
-
-    def addresses(resource: str, device_id: str) -> Iterable[str]:
-        address = known.get((resource, device_id))
-        return (address_of(gpus, device_id) if address is None else address,)
-
-    return waiting(rows, ours, addresses, in_checkpoint)
-
-
-def waiting(
-    rows: Iterable[PodDevices],
-    ours: Collection[str],
-    addresses_of: Callable[[str, str], Iterable[str]],
-    in_checkpoint: Iterable[PodDevices] = (),
-) -> list[str]:
-    """The sorted addresses of the devices of the one container that has some and none of `ours`.
-
     `rows` are PodResources', `in_checkpoint` those of the kubelet's checkpoint, () if it cannot be
-    read; `ours` are the resources that are asked for now; `addresses_of` tells the devices of a
-    resource's id. [] if there is no such container, or if several hold different devices, since it
-    is unknown which of them is asking. Containers with the same devices count as one, for example
-    a container and the init container before it.
+    read; `ours` are the resources that are asked for now; `known` has the addresses of ids of our
+    own pools of GPUs, "" if they may change. [] if there is no such container, or if several hold
+    different GPUs, since it is unknown which of them is asking. Containers with the same GPUs count
+    as one, for example a container and the init container before it.
 
     The two sources identify pods differently, so a container is found in the checkpoint by its
     name and its devices. It may be confused with a container of the same name that ended a moment
-    ago, had the same devices, and had no HCA.
+    ago, had the same GPUs, and had no HCA.
     """
+
+    def address(resource: str, device_id: str) -> str | None:
+        found = known.get((resource, device_id))
+        return address_of(gpus, device_id) if found is None else found
+
     finished = {(key[3], devices) for key, devices in _without_ours(in_checkpoint, ours).items()}
     held_by_waiting = set()
     for key, devices in _without_ours(rows, ours).items():
-        addresses = {address for device in devices for address in addresses_of(*device)} - {""}
+        addresses = frozenset(filter(None, (address(*device) for device in devices)))
         if addresses and (key[3], devices) not in finished:
-            held_by_waiting.add(frozenset(addresses))
+            held_by_waiting.add(addresses)
     return sorted(next(iter(held_by_waiting))) if len(held_by_waiting) == 1 else []
 
 

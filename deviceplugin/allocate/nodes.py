@@ -4,25 +4,12 @@ A node must be a character device with the numbers that sysfs has. A directory i
 distributions have /dev/infiniband/by-path), and a node with old numbers may be another HCA's.
 """
 
-import os
-import stat
-
-import msgspec
-
 from base.paths import Paths
 from deviceplugin.pools.pool import Pool
 from host import discovery, selectors
+from host.device_nodes import DeviceNode, look_up
 from host.discovery import HCA, CharacterDevice
 from host.errors import HostError
-
-
-class DeviceNode(msgspec.Struct, frozen=True, kw_only=True):
-    """A character device that a container gets."""
-
-    path: str  # in the container: "/dev/infiniband/uverbs0"
-    host: str
-    major: int
-    minor: int
 
 
 def inside(name: str) -> str:
@@ -103,19 +90,8 @@ def _vfio(paths: Paths, hca: HCA) -> tuple[DeviceNode, ...]:
 
 
 def _vfio_node(paths: Paths, name: str) -> DeviceNode:
-    path = paths.dev / "vfio" / name
-    try:
-        status = path.stat()
-    except OSError as error:
-        raise HostError(f"{path}: {error.strerror}: is vfio-pci loaded?") from None
-    if not stat.S_ISCHR(status.st_mode):
-        raise HostError(f"{path}: is not a character device: remove it and bind the function again")
-    return DeviceNode(
-        path=f"/dev/vfio/{name}",
-        host=str(path),
-        major=os.major(status.st_rdev),
-        minor=os.minor(status.st_rdev),
-    )
+    again = "remove it and bind the function again"
+    return look_up(paths.dev / "vfio" / name, f"/dev/vfio/{name}", "is vfio-pci loaded?", again)
 
 
 def _without_uverbs(hca: HCA) -> str:

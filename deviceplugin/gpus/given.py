@@ -1,30 +1,25 @@
-"""What a container with parts of a GPU gets: its nodes, the driver, and the files of its limits.
+"""What a container with parts of a GPU gets when it starts: its nodes, the driver, its limits.
 
-Bound at admission, Allocate answers with the nodes of the GPU that it chose. Bound at the start, it
-answers with a CDI name, and the start writes what that is (`slot_files`). The files of the limits
-have the same paths whichever GPU it is: a group is named after the container's slot, which is the
-first of its ids, and so is the CDI device.
+Allocate answers with a CDI name, and the start writes what that is (`slot_files`). A group is named
+after the container's slot, which is the first of its ids, and so is the CDI device.
 """
 
 import errno
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import grpc
 
 from base.paths import Paths
-from deviceplugin.api import v1beta1_pb2
-from deviceplugin.checkpoint import AllocatedGPU
-from deviceplugin.gpus import alnair, answer, slot_files
+from deviceplugin.gpus import slot_files
 from deviceplugin.gpus.parts import ALONE, GpuParts
 from deviceplugin.kubelet.server import Rejected
-from deviceplugin.pools.gpu_pool import GpuBinding, GpuPoolConfig
 from gpu import nodes
 from gpu.driver_files import SharedFile
 from gpu.group_limits import GroupError, Limit
-from gpu.nodes import GpuNode
+from host.device_nodes import DeviceNode
 from host.errors import HostError
 from host.selinux import READ, WRITE, ContainerLabels
 
@@ -43,68 +38,24 @@ class Giver:
         self._paths = paths
         self._labels = ContainerLabels(paths.sys)
         self.parts = parts
-        self.binding: GpuBinding = "admission"  # of new containers
         self.leaving = False  # there are to be no new containers
 
-    @property
-    def context_reserve(self) -> int:
-        """Bytes above which each limit must be."""
-        return self.parts.context_reserve
-
-    def clear(self, resource: str, given: AllocatedGPU) -> None:
-        """Before an Allocate is recorded: remove what an earlier holder of the slot had.
-
-        Its processes have ended, since the kubelet gives the slot away again. Raises OSError.
-        """
-        if given.slot:
-            self.remove(group_of(resource, given.slot))
-
-    def answer(
-        self, resource: str, given: AllocatedGPU, config: GpuPoolConfig, limit: Limit
-    ) -> v1beta1_pb2.ContainerAllocateResponse:
-        """The answer of an Allocate that is recorded; variables at most for time alone.
-
-        Raises Rejected and OSError.
-        """
-        group = group_of(resource, given.slot) if given.slot else ""
-        variables = alnair.variables(group, limit) if config.compat == "alnair" else {}
-        if not group:
-            return answer.response(variables=variables)
-        if given.cdi:
-            name = slot_files.qualified(group)
-            return answer.response((), config.driver_mount, cdi=[name], variables=variables)
-        return answer.response(
-            self.nodes(given, resource),
-            config.driver_mount,
-            files=self._limited(config, group, limit),
-            variables={**VOID, **variables},
-        )
-
-    def nodes(self, given: AllocatedGPU, resource: str) -> tuple[GpuNode, ...]:
-        """The nodes of a GPU. Raises Rejected."""
-        try:
-            return nodes.of_gpus(self._paths, [given.minor], nodes.TOOLS_AND_DISPLAY)
-        except HostError as error:
-            raise Rejected(
-                grpc.StatusCode.FAILED_PRECONDITION,
-                f"cannot give {given.bdf} for {resource}: {error}",
-            ) from None
-
     def start(
-        self, resource: str, given: AllocatedGPU, config: GpuPoolConfig, limit: Limit
+        self, group: str, minor: int, limit: Limit, variables: Mapping[str, str] = {}
     ) -> None:
         """What a container has that starts: its limits, then its CDI device.
 
         Raises Rejected and OSError.
         """
-        found = self.nodes(given, resource)
-        files = self._limited(config, given.group, limit, change=True)
-        if given.cdi:
-            slot_files.write(self._paths, given.group, found, files, VOID)
+        found, files = self._nodes(minor), self._limited(group, limit)
+        slot_files.write(self._paths, group, found, files, {**VOID, **variables})
 
-    def started(self, resource: str, slot: str) -> frozenset[int]:
-        """N of each /dev/nvidiaN that a container with a CDI name was given when it started."""
-        return slot_files.read(self._paths, group_of(resource, slot))
+    def uuid(self, group: str) -> str:
+        """The GPU of a container that has started; "" if it is not known."""
+        try:
+            return self.parts.groups.read(group).limit.uuid if self.parts.groups else ""
+        except (GroupError, OSError):
+            return ""
 
     def remove(self, group: str) -> None:
         """Remove what a container had that is gone. Raises OSError."""
@@ -115,10 +66,14 @@ class Giver:
             except GroupError as error:
                 raise OSError(errno.EBUSY, str(error), group) from None
 
-    def _limited(
-        self, config: GpuPoolConfig, group: str, limit: Limit, *, change: bool = False
-    ) -> list[SharedFile]:
-        """Have a group with a limit, with `change` this one; the files that its container sees.
+    def _nodes(self, minor: int) -> tuple[DeviceNode, ...]:
+        try:
+            return nodes.of_gpus(self._paths, [minor], nodes.TOOLS_AND_DISPLAY)
+        except HostError as error:
+            raise Rejected(grpc.StatusCode.FAILED_PRECONDITION, str(error)) from None
+
+    def _limited(self, group: str, limit: Limit) -> list[SharedFile]:
+        """Have a group with this limit; the files that its container sees.
 
         Raises Rejected and OSError.
         """
@@ -127,9 +82,7 @@ class Giver:
             raise Rejected(grpc.StatusCode.FAILED_PRECONDITION, ALONE)
         try:
             directory = groups.make(group, limit)
-            if change:
-                groups.change(group, limit)
-            files = [*_files_of(directory), *self.parts.files(config.driver_mount)]
+            files = [*_files_of(directory), *self.parts.files()]
         except (GroupError, HostError) as error:
             raise Rejected(grpc.StatusCode.FAILED_PRECONDITION, str(error)) from None
         self._label(directory, files)

@@ -7,6 +7,7 @@ restart of the agent, is learnt from the kubelet's records.
 
 import threading
 from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
 
 from msgspec.structs import replace
 
@@ -42,24 +43,17 @@ class Holders:
 
         One at a time may start: its group is in the ledger before the next one does.
         """
-        tenant = Tenant(group=group, pod=self.pod(rows), container=rows[0].container)
+        row = rows[0]
+        pod = Pod(row.namespace, row.name, row.uid)
+        tenant = Tenant(group=group, pod=pod, container=row.container)
+        keys = {(each.resource, device_id) for each in rows for device_id in each.ids}
+        with suppress(KubeletUnreadable):  # then `learn` completes it
+            if not row.uid:
+                tenant = _completed(tenant, keys, records.from_checkpoint(self._paths))
         live = {held for held, _ in _groups(self._ledger.allocations())}
         with self._lock:
             self._known = {held: of for held, of in self._known.items() if held in live}
             self._known[group] = tenant
-
-    def pod(self, rows: Sequence[PodDevices]) -> Pod:
-        """The pod of a container with these rows, as far as the kubelet tells."""
-        row = rows[0]
-        tenant = Tenant(
-            group="", pod=Pod(row.namespace, row.name, row.uid), container=row.container
-        )
-        try:
-            written = records.from_checkpoint(self._paths) if not row.uid else []
-        except KubeletUnreadable:
-            written = []
-        keys = {(each.resource, device_id) for each in rows for device_id in each.ids}
-        return _completed(tenant, keys, written).pod
 
     def learn(self, rows: Collection[PodDevices]) -> None:
         """Complete what is known from the kubelet's records."""

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from deviceplugin.pools.config import DevicePluginConfig
 from gpu.driver_files import SharedFile
-from gpu.inventory import GpuMemory, MemorySource
-from gpu.settings import CONTEXT_RESERVE
+from gpu.inventory import MemorySource
 
 if TYPE_CHECKING:
     from gpu.groups import Groups  # more modules than a node without GPUs loads
@@ -18,32 +17,19 @@ if TYPE_CHECKING:
 ALONE = "the device plugin runs alone: run `podfabric agent`, which keeps limits"
 
 
-def _no_memory() -> Mapping[str, GpuMemory]:
-    return {}
-
-
-def _alone(mount: SharedFile | None) -> str | None:
-    return ALONE
-
-
-def _no_files(mount: SharedFile | None) -> Sequence[SharedFile]:
-    return ()
-
-
 @dataclass(frozen=True)
 class GpuParts:
     """The parts of an agent. Without them no part of a GPU is given.
 
     `obstacle` answers why limits cannot be kept, and `files` what a container with limits sees
-    beside the files of its group; it raises HostError. Both get what the pool mounts of the driver.
+    beside the files of its group; it raises HostError.
     """
 
-    memory: MemorySource = _no_memory
+    memory: MemorySource = dict
     groups: "Groups | None" = None
-    obstacle: Callable[[SharedFile | None], str | None] = _alone
-    files: Callable[[SharedFile | None], Sequence[SharedFile]] = _no_files
+    obstacle: Callable[[], str | None] = lambda: ALONE
+    files: Callable[[], Sequence[SharedFile]] = tuple
     faults: Callable[[], Mapping[str, str]] = dict  # of sick GPUs, by UUID
-    context_reserve: int = CONTEXT_RESERVE  # bytes, above which each limit must be
 
 
 class GpuLimits(Protocol):

@@ -14,7 +14,6 @@ from base.paths import Paths
 from deviceplugin.gpus import slot_files
 from deviceplugin.gpus.given import Giver, group_of
 from deviceplugin.gpus.holders import Holders
-from deviceplugin.gpus.near import Nearness
 from deviceplugin.gpus.parts import GpuParts
 from deviceplugin.gpus.replicas import ReplicaService
 from deviceplugin.gpus.share_pool import SharePool, kinds
@@ -58,9 +57,8 @@ class GpuPools:
             paths, lambda: self._giver.parts.memory(), lambda: self._giver.parts.faults()
         )
         self._giver = Giver(paths, parts)
-        self._near = Nearness(paths, ledger, kubelet)
         self.holders = Holders(paths, ledger)
-        self._starter = Starter(paths, ledger, kubelet, self._giver, self._near, self.holders)
+        self._starter = Starter(paths, ledger, kubelet, self._giver, self.holders)
         self._limited: Mapping[str, LimitedGPU] = {}  # by address
         self._gpus: list[NodeGPU] = []
         self._faults: dict[str, str | None] = {}  # that were told, by address
@@ -112,7 +110,7 @@ class GpuPools:
     def look(self, config: DevicePluginConfig) -> set[str]:
         """Update every resource; those whose lists have changed."""
         configs = config.gpus
-        self._giver.binding, self._giver.leaving = config.gpu_binding, config.leaving
+        self._giver.leaving = config.leaving
         if configs != self._configs:
             self._configure(configs)
         if self._adopted:
@@ -166,9 +164,7 @@ class GpuPools:
         """The GPUs that are given in parts, by address."""
         obstacle = self._giver.parts.obstacle
         return {
-            gpu.gpu.address: LimitedGPU(
-                uuid=gpu.gpu.uuid, minor=gpu.minor, obstacle=obstacle(config.driver_mount)
-            )
+            gpu.gpu.address: LimitedGPU(uuid=gpu.gpu.uuid, minor=gpu.minor, obstacle=obstacle())
             for config, mine in self._by_pool(gpus)
             for gpu in (mine if config.mode != "replicas" else ())
         }
@@ -204,9 +200,7 @@ class GpuPools:
                 self._shares[kind.resource] = (
                     old
                     if old is not None and same
-                    else ShareService(
-                        pool, kind, self._giver, self._starter, self._near, self._allocated
-                    )
+                    else ShareService(pool, kind, self._giver, self._starter, self._allocated)
                 )
 
     def _update_replicas(self, config: GpuPoolConfig, gpus: Sequence[NodeGPU]) -> set[str]:

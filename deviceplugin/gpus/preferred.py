@@ -3,8 +3,6 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-NO_COSTS: Mapping[str, int] = {}
-
 
 def together(
     of: Mapping[str, str],
@@ -14,7 +12,6 @@ def together(
     held: Mapping[str, int],
     *,
     spread: bool,
-    costs: Mapping[str, int] = NO_COSTS,
 ) -> list[str]:
     """`size` different ids of `available`, fewer only if there are fewer. Never fails.
 
@@ -23,7 +20,6 @@ def together(
         held: how many ids of each GPU other containers hold.
         spread: of GPUs with enough free ids, take the one with the fewest holders; otherwise the
             one with the most.
-        costs: how far each GPU is from the container's HCAs. It counts before the holders.
 
     The available ids of `must_include` come first; their GPU is taken before others.
     """
@@ -35,22 +31,15 @@ def together(
         by_gpu.setdefault(of.get(device_id, ""), []).append(device_id)
     unknown = by_gpu.pop("", [])
     taken = Counter(of[device_id] for device_id in chosen if device_id in of)
-    while len(chosen) < size and by_gpu:
-        wanted = size - len(chosen)
+    wanted = size - len(chosen)
 
-        def order(gpu: str, wanted: int = wanted) -> tuple[int, int, int, int, tuple[str, int]]:
-            load = held.get(gpu, 0)
-            return (
-                -taken[gpu],
-                -min(len(by_gpu[gpu]), wanted),
-                costs.get(gpu, 0),
-                load if spread else -load,
-                _order(gpu),
-            )
+    def order(gpu: str) -> tuple[int, int, int, tuple[str, int]]:
+        load = held.get(gpu, 0)
+        enough = min(len(by_gpu[gpu]), wanted)
+        return -taken[gpu], -enough, load if spread else -load, _order(gpu)
 
-        gpu = min(by_gpu, key=order)
-        chosen += by_gpu.pop(gpu)[:wanted]
-    return chosen + unknown[: max(size - len(chosen), 0)]
+    ranked = (device_id for gpu in sorted(by_gpu, key=order) for device_id in by_gpu[gpu])
+    return [*chosen, *ranked, *unknown][: max(size, 0)]
 
 
 def _order(text: str) -> tuple[str, int]:

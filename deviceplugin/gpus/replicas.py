@@ -10,22 +10,24 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 
-import grpc
 import msgspec
 
 from base.paths import Paths
 from base.types import DeviceId
 from deviceplugin.api import v1beta1_pb2
 from deviceplugin.checkpoint import AllocatedGPU
-from deviceplugin.gpus import answer, preferred
-from deviceplugin.gpus.records import adopted
+from deviceplugin.gpus import ids as gpu_ids
+from deviceplugin.gpus import preferred
+from deviceplugin.gpus.ids import adopted, numa
 from deviceplugin.kubelet.records import PodDevices
-from deviceplugin.kubelet.server import Listing, Rejected
+from deviceplugin.kubelet.server import Listing
 from deviceplugin.ledger import Ledger
 from deviceplugin.pools.config import MOST_IDS
 from deviceplugin.pools.gpu_pool import GpuPoolConfig
 from gpu import nodes
+from gpu.driver_files import SharedFile
 from gpu.inventory import NodeGPU
+from host.device_nodes import DeviceNode
 from host.errors import HostError
 
 _log = logging.getLogger(__name__)
@@ -103,24 +105,21 @@ class ReplicaService:
 
     def allocate(self, ids: list[str]) -> v1beta1_pb2.ContainerAllocateResponse:
         """The nodes of the ids' GPUs, each once. They are on disk before this returns."""
-        gpus = self._checked(ids)
+        gpu_ids.check(self.name, ids, self._offered.gpus)
+        gpus = {DeviceId(device_id): self._offered.gpus[device_id] for device_id in sorted(ids)}
         try:
             given = nodes.of_gpus(self._paths, {gpu.minor for gpu in gpus.values()})
         except HostError as error:
-            raise self._refusal(ids[0], str(error)) from None
+            raise gpu_ids.refusal(self.name, ids[0], str(error)) from None
         try:
             self._ledger.record_gpus(
                 self.name, {device_id: _recorded(gpu) for device_id, gpu in gpus.items()}
             )
         except OSError as error:
-            raise Rejected(
-                grpc.StatusCode.INTERNAL,
-                f"cannot write the allocation to {self._paths.checkpoint}: {error.strerror}: "
-                "check the disk and its free space",
-            ) from None
+            raise gpu_ids.unwritten(error) from None
         self._allocated()
         _log.info("%s: %s allocated", self.name, ", ".join(sorted(ids)))
-        return answer.response(given, self._config.driver_mount)
+        return _answer(given, self._config.driver_mount)
 
     def pre_start(self, ids: list[str]) -> None:
         """Do nothing: Allocate has given the nodes."""
@@ -136,35 +135,21 @@ class ReplicaService:
         if of_ids:
             self._ledger.record_gpus(self.name, of_ids, adopted=True)
 
-    def _checked(self, ids: Sequence[str]) -> dict[DeviceId, NodeGPU]:
-        """The GPU of each id. Raises Rejected, which names the first id that cannot be given."""
-        known = self._offered.gpus
-        for device_id in ids:
-            if device_id not in known:
-                raise Rejected(
-                    grpc.StatusCode.INVALID_ARGUMENT,
-                    f"cannot allocate {device_id} of {self.name}: the pool has no such id",
-                )
-        for device_id in ids:
-            if fault := known[device_id].fault:
-                raise self._refusal(device_id, f"its GPU is unhealthy: {fault}")
-        most = self._config.most
-        if most and len(ids) > most:
-            raise self._refusal(
-                f"{len(ids)} ids", f"a container may have {most} (maxPerContainer): ask for fewer"
-            )
-        return {DeviceId(device_id): known[device_id] for device_id in sorted(ids)}
 
-    def _refusal(self, what: str, why: str) -> Rejected:
-        return Rejected(
-            grpc.StatusCode.FAILED_PRECONDITION, f"cannot allocate {what} of {self.name}: {why}"
-        )
-
-
-def numa(gpu: NodeGPU) -> tuple[int, ...]:
-    """The GPU's NUMA node for a list; () if the kernel does not know."""
-    node = gpu.gpu.numa
-    return (node,) if node is not None and node >= 0 else ()
+def _answer(
+    given: Sequence[DeviceNode], driver: SharedFile | None
+) -> v1beta1_pb2.ContainerAllocateResponse:
+    """Each node once, readable and writable but not to be made; and the driver's directory."""
+    return v1beta1_pb2.ContainerAllocateResponse(
+        devices=[
+            v1beta1_pb2.DeviceSpec(container_path=node.path, host_path=node.host, permissions="rw")
+            for node in given
+        ],
+        mounts=[
+            v1beta1_pb2.Mount(container_path=mount.container, host_path=mount.host, read_only=True)
+            for mount in filter(None, [driver])
+        ],
+    )
 
 
 def _recorded(gpu: NodeGPU) -> AllocatedGPU:

@@ -6,6 +6,7 @@ them fit together.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import chain
 
 import msgspec
 
@@ -179,11 +180,7 @@ def healthy_ids(
     total = max(sum(fits.get(address, 0) for address in free_ids) - pending, 0)
     own = [ids[: fits.get(address, 0)] for address, ids in free_ids.items()]
     rest = [ids[fits.get(address, 0) :] for address, ids in free_ids.items()]
-    return set(_flat(own + rest)[:total])
-
-
-def _flat(lists: Iterable[Sequence[str]]) -> list[str]:
-    return [item for items in lists for item in items]
+    return set([*chain(*own, *rest)][:total])
 
 
 def _usable(config: GpuPoolConfig, node: NodeGPU) -> int | None:

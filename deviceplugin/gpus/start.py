@@ -6,16 +6,16 @@ same, and the second one changes nothing. The kubelet tries again after an error
 """
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import grpc
 from msgspec.structs import replace
 
 from base.paths import Paths
+from deviceplugin.allocate.preferred import COSTS
 from deviceplugin.checkpoint import AllocatedGPU, Allocation, AllocationKey
 from deviceplugin.gpus.given import Giver, group_of
 from deviceplugin.gpus.holders import Holders
-from deviceplugin.gpus.near import Nearness
 from deviceplugin.gpus.share_pool import SharedGPU, SharePool, percents
 from deviceplugin.kubelet import records
 from deviceplugin.kubelet.pod_resources import PodResourcesClient
@@ -23,7 +23,9 @@ from deviceplugin.kubelet.records import KubeletUnreadable, PodDevices
 from deviceplugin.kubelet.server import Rejected
 from deviceplugin.ledger import Ledger
 from gpu.group_limits import Limit
-from gpu.placement import Share, choose
+from gpu.placement import WHOLE, Share, choose
+from host.errors import HostError
+from host.topology import Topology
 
 ASK_KUBELET = 5.0  # seconds, of the 30 that the kubelet waits
 
@@ -39,7 +41,6 @@ class Starter:
         ledger: Ledger,
         kubelet: PodResourcesClient,
         giver: Giver,
-        near: Nearness,
         holders: Holders,
     ) -> None:
         self._holders = holders
@@ -47,7 +48,6 @@ class Starter:
         self._ledger = ledger
         self._kubelet = kubelet
         self._giver = giver
-        self._near = near
 
     def start(self, pool: SharePool, resource: str, ids: Sequence[str]) -> None:
         """A container with these ids of a resource starts. Raises Rejected."""
@@ -61,7 +61,7 @@ class Starter:
                     f"{rows[0].container} asks for {resource} alone, which is time of a GPU: ask "
                     f"for {pool.config.memory_resource} too"
                 )
-            chosen = self._choose(pool, held, memory, self._near.hcas(rows))
+            chosen = self._choose(pool, held, memory, self._hcas(rows))
             self._write(pool, chosen, held, memory, rows)
 
     def _container(self, resource: str, ids: Sequence[str]) -> list[PodDevices]:
@@ -72,10 +72,10 @@ class Starter:
         """
         wanted = tuple(sorted(ids))
         problems = []
-        for read in (self._listed, self._written):  # old kubelets do not list init containers
+        for written in (False, True):  # PodResources does not list init containers
             try:
                 containers: dict[tuple[str, str, str, str], list[PodDevices]] = {}
-                for row in read():
+                for row in self._rows(written=written):
                     key = row.namespace, row.name, row.uid, row.container
                     containers.setdefault(key, []).append(row)
             except KubeletUnreadable as error:
@@ -95,11 +95,10 @@ class Starter:
             "(it tries again)",
         )
 
-    def _listed(self) -> list[PodDevices]:
+    def _rows(self, *, written: bool) -> list[PodDevices]:
+        if written:
+            return records.from_checkpoint(self._paths)
         return records.from_answer(self._kubelet.list(ASK_KUBELET))
-
-    def _written(self) -> list[PodDevices]:
-        return records.from_checkpoint(self._paths)
 
     def _held(
         self, pool: SharePool, rows: Collection[PodDevices]
@@ -130,34 +129,46 @@ class Starter:
     ) -> SharedGPU:
         """The GPU of the container. Raises Rejected.
 
-        Before the first start of a container with a CDI name, it is the nearest to its HCAs that
-        has room. That may be another one than its pod's init container had, which has ended.
-        Otherwise it is the one that Allocate, or an earlier start, chose.
+        At the first start of the container it is the nearest to its HCAs that has room. That may be
+        another one than its pod's init container had, which has ended.
         """
         wanted = Share(
             sum(_gpu(entry).memory_bytes for entry in held.values()),
             sum(percents(_gpu(entry)) for entry in held.values()),
         )
         free = pool.free(held.keys())
-        recorded = _gpu(next(iter(memory.values())))
-        own = recorded.bdf
-        if recorded.cdi and not _has_started(held):
+        own = _gpu(next(iter(memory.values()))).bdf
+        if not all(_gpu(entry).group for entry in held.values()):  # some an init container had
             spread = pool.config.placement == "spread"
-            costs = self._near.costs(free, hcas)
+            costs = self._costs(free, hcas)
             own = choose(free, wanted, spread=spread, costs=costs) or own
         if own in free and free[own].holds(wanted):
-            chosen = pool.gpus[own]
-            if not recorded.cdi and chosen.node.minor != recorded.minor:
-                raise _refusal(
-                    f"it was given /dev/nvidia{recorded.minor} for the GPU {own}, which is "
-                    f"{chosen.node.name} now: delete the pod, so that it gets the right node"
-                )
-            return chosen
+            return pool.gpus[own]
         names = pool.gpus[own].node.name if own in pool.gpus else own or "no GPU"
         raise _refusal(
             f"its memory is on {names}, and no GPU has {wanted} free for it: {pool.shown(free)}: "
             "delete the pod, so that it gets another place"
         )
+
+    def _hcas(self, rows: Iterable[PodDevices]) -> list[str]:
+        """The addresses of the HCAs of our pools that a container has."""
+        keys = {(row.resource, device_id) for row in rows for device_id in row.ids}
+        held = (entry for entry in self._ledger.allocations() if entry.key in keys)
+        return sorted({of.address for entry in held for of in entry.devices if of.address})
+
+    def _costs(self, gpus: Collection[str], hcas: Sequence[str]) -> dict[str, int]:
+        """How far each GPU is from these HCAs together, in the costs of docs/allocation.md.
+
+        All are equal without HCAs, and if the topology cannot be read.
+        """
+        if not hcas:
+            return {}
+        try:
+            topology = Topology.read(self._paths, {*gpus, *hcas})
+        except HostError as error:
+            _log.warning("%s: GPUs are chosen without the topology", error)
+            return {}
+        return {gpu: sum(COSTS[topology.distance(gpu, hca)] for hca in hcas) for gpu in gpus}
 
     def _write(
         self,
@@ -190,8 +201,8 @@ class Starter:
         )
         try:
             self._ledger.bind(bound)
-            given = next(gpu for key, gpu in bound.items() if key in memory)
-            self._giver.start(resource, given, pool.config, limit)
+            variables = _variables(group, share) if pool.config.mode == "units" else {}
+            self._giver.start(group, chosen.node.minor, limit, variables)
         except OSError as error:
             raise Rejected(
                 grpc.StatusCode.INTERNAL,
@@ -201,6 +212,18 @@ class Starter:
         _log.info("%s: starts on %s with %s", group, chosen.address, limit)
 
 
+def _variables(group: str, percents: int) -> Mapping[str, str]:
+    """The variables that Alnair's device plugin gives, for programs that read them.
+
+    Nothing depends on them here. Those that only Alnair's own library reads are not set, since that
+    is not there: LD_PRELOAD, ALNAIR_SOCKET, ALNAIR_WORKSPACE_PATH.
+
+    Source: CentaurusInfra/alnair, alnair-device-plugin/pkg/devicepluginserver.
+    """
+    time = {"ALNAIR_VGPU_COMPUTE_PERCENTILE": str(min(percents, WHOLE))} if percents else {}
+    return {"ALNAIR_ID": group, **time}
+
+
 def _check_one_slot(pool: SharePool, held: Collection[AllocationKey]) -> None:
     resources = sorted({resource for resource, _ in held})
     if pool.config.mode == "slices" and len(resources) > 1:
@@ -208,11 +231,6 @@ def _check_one_slot(pool: SharePool, held: Collection[AllocationKey]) -> None:
             f"a container can have slices of one shape, and this one asks for "
             f"{' and '.join(resources)}: ask for one of them"
         )
-
-
-def _has_started(held: Mapping[AllocationKey, Allocation]) -> bool:
-    """Whether the container has started before: with some of its ids an init container may have."""
-    return all(_gpu(entry).group for entry in held.values())
 
 
 def _gpu(entry: Allocation) -> AllocatedGPU:

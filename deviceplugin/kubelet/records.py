@@ -32,7 +32,6 @@ _ADDRESS = re.compile(
 )
 
 _SETTLED = 1.0  # seconds, far more than the kernel's clock of files needs for its next tick
-_GPU = re.compile(r"/nvidia([0-9]{1,9})\Z")
 _UVERBS = re.compile(r"/infiniband/uverbs([0-9]{1,9})\Z")
 
 
@@ -49,7 +48,6 @@ class PodDevices(msgspec.Struct, frozen=True, kw_only=True):
     # From the answer of Allocate, if the caller asked for it.
     nodes: tuple[str, ...] = ()  # "uverbs3" of the host
     cdi: tuple[str, ...] = ()  # "podfabric.io/rdma-hca=0000:3b:00.0"
-    gpus: tuple[int, ...] = ()  # N of each /dev/nvidiaN
 
 
 class _AllocateAnswer(msgspec.Struct, frozen=True):
@@ -57,7 +55,6 @@ class _AllocateAnswer(msgspec.Struct, frozen=True):
 
     nodes: tuple[str, ...] = ()
     cdi: tuple[str, ...] = ()
-    gpus: tuple[int, ...] = ()
 
 
 _NOTHING = _AllocateAnswer()
@@ -263,11 +260,9 @@ def _answer(response: str) -> _AllocateAnswer:
     numbers = {
         int(match[1]) for node in answer.devices if (match := _UVERBS.search(node.host_path))
     }
-    gpus = {int(match[1]) for node in answer.devices if (match := _GPU.search(node.host_path))}
     return _AllocateAnswer(
         nodes=tuple(f"uverbs{number}" for number in sorted(numbers)),
         cdi=tuple(sorted(device.name for device in answer.cdi_devices)),
-        gpus=tuple(sorted(gpus)),
     )
 
 
@@ -336,7 +331,6 @@ def _rows(
             claimed=claimed,
             nodes=answers.get(key, _NOTHING).nodes,
             cdi=answers.get(key, _NOTHING).cdi,
-            gpus=answers.get(key, _NOTHING).gpus,
         )
         for key, ids in ids_by_key.items()
         for namespace, name, uid, container, resource in (key,)

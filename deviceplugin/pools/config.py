@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-from deviceplugin.pools.gpu_pool import GpuBinding, GpuPoolConfig
+from deviceplugin.pools.gpu_pool import GpuPoolConfig
 from gpu.settings import GpuLimitSettings
 from host.selectors import Selector
 
@@ -65,7 +65,6 @@ class DevicePluginConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     pools: tuple[PoolConfig, ...]
     gpus: tuple[GpuPoolConfig, ...] = ()
-    gpu_binding: GpuBinding = "admission"  # when the GPU of a container is chosen
     gpu_limits: GpuLimitSettings = GpuLimitSettings()
     registration: Registration = "legacy"
     rescan: float = 60.0  # seconds between reads of sysfs without an event; 0: never

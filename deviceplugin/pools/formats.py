@@ -28,7 +28,6 @@ from deviceplugin.pools.config import (
     PoolConfig,
     Registration,
 )
-from deviceplugin.pools.gpu_pool import GpuBinding
 from host import pci, selectors
 from host.selectors import Selector
 
@@ -148,7 +147,7 @@ def _read(document: object, name: str, prefix: str) -> DevicePluginConfig:
     problem = (
         config.together_problem(pools)
         or gpu_formats.together_problem(gpus, [pool.resource for pool in pools])
-        or gpu_limits.clash(gpus, limits)
+        or gpu_limits.clash(gpus)
     )
     if problem:
         raise DocumentError(f"{name}: {problem}")
@@ -156,11 +155,9 @@ def _read(document: object, name: str, prefix: str) -> DevicePluginConfig:
 
 
 def _devices(parts: dict[str, Any], name: str) -> dict[str, Any]:
-    """The settings for all pools: `registration`, `rescan`, `gpuBinding`."""
-    shapes = {"registration": Registration, "rescan": _Seconds, "gpuBinding": GpuBinding}
+    """The settings for all pools: `registration`, `rescan`."""
+    shapes = {"registration": Registration, "rescan": _Seconds}
     settings = documents.fields(parts.get("devices"), shapes, f"{name}: devices")
-    if "gpuBinding" in settings:
-        settings["gpu_binding"] = settings.pop("gpuBinding")
     interval = parts.get("periodicUpdateInterval")
     if "periodicUpdateInterval" not in parts:
         return settings

@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import PurePosixPath
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 
@@ -15,11 +15,7 @@ from base import documents
 from base.documents import DocumentError
 from deviceplugin.pools import config
 from deviceplugin.pools.config import Placement
-from deviceplugin.pools.gpu_pool import (
-    GpuMode,
-    GpuPoolConfig,
-    Shape,
-)
+from deviceplugin.pools.gpu_pool import GpuMode, GpuPoolConfig, Shape
 from gpu.driver_files import SharedFile
 from host import gpus, pci
 
@@ -40,23 +36,16 @@ KEYS: Mapping[str, object] = {
     "unit": object,
     "devices": tuple[str, ...],
     "placement": Placement,
-    "maxPerContainer": Annotated[int, msgspec.Meta(ge=1, le=10_000)],
     "reserve": object,
     "memory": object,
     "driverMount": object,
-    "compat": Literal["alnair"],
 }
-_ONLY_OF: Mapping[str, tuple[GpuMode, ...]] = {
-    "name": ("replicas",),
-    "replicas": ("replicas",),
-    "shapes": ("slices",),
-    "memoryName": ("units",),
-    "computeName": ("units",),
-    "unit": ("units",),
-    "reserve": ("slices", "units"),
-    "memory": ("slices", "units"),
-    "compat": ("units",),
-}
+_ONLY_OF: Sequence[tuple[tuple[GpuMode, ...], tuple[str, ...]]] = (
+    (("replicas",), ("name", "replicas", "driverMount")),
+    (("slices",), ("shapes",)),
+    (("units",), ("memoryName", "computeName", "unit")),
+    (("slices", "units"), ("reserve", "memory")),
+)
 
 
 def parse(value: object, where: str) -> tuple[GpuPoolConfig, ...]:
@@ -80,15 +69,14 @@ def together_problem(pools: Sequence[GpuPoolConfig], others: Iterable[str]) -> s
 def _pool(value: object, where: str) -> GpuPoolConfig:
     values = documents.fields(value, KEYS, where)
     mode: GpuMode = values.pop("mode", "slices")
-    for key, modes in _ONLY_OF.items():
-        if key in values and mode not in modes:
+    for modes, keys in _ONLY_OF:
+        for key in values.keys() & keys if mode not in modes else ():
             raise DocumentError(
                 f"{where}.{key}: is for mode {' or '.join(modes)}, this pool's is {mode}: remove it"
             )
     fields: dict[str, Any] = {
         "mode": mode,
         "placement": values.get("placement", "spread" if mode == "replicas" else "pack"),
-        "most": values.get("maxPerContainer", 0),
         "devices": _devices(values.get("devices", ()), f"{where}.devices"),
     }
     if "driverMount" in values:
@@ -141,7 +129,7 @@ def _of_slices(values: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def _of_units(values: Mapping[str, Any], where: str) -> dict[str, Any]:
-    fields: dict[str, Any] = {"compat": values.get("compat")}
+    fields: dict[str, Any] = {}
     for key, field in (("memoryName", "memory_resource"), ("computeName", "compute_resource")):
         if key in values:
             fields[field] = _resource(values[key], f"{where}.{key}")

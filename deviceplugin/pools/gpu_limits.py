@@ -9,15 +9,13 @@ from typing import Any
 
 from base import documents
 from base.documents import DocumentError
-from deviceplugin.pools.gpu_formats import amount
 from deviceplugin.pools.gpu_pool import GpuPoolConfig
-from gpu.settings import Action, GpuLimitSettings
+from gpu.settings import CONTEXT_RESERVE, Action, GpuLimitSettings
 
 PART = "gpuLimits"
 KEYS: Mapping[str, object] = {
     "driverRoot": str,
     "onOveruse": Action,
-    "contextReserve": object,
 }
 
 
@@ -29,12 +27,10 @@ def parse(value: object, where: str) -> GpuLimitSettings:
         fields["on_overuse"] = values["onOveruse"]
     if "driverRoot" in values:
         fields["driver_root"] = _root(values["driverRoot"], f"{where}.driverRoot")
-    if "contextReserve" in values:
-        fields["context_reserve"] = amount(values["contextReserve"], f"{where}.contextReserve")
     return GpuLimitSettings(**fields)
 
 
-def clash(pools: Sequence[GpuPoolConfig], limits: GpuLimitSettings) -> str | None:
+def clash(pools: Sequence[GpuPoolConfig]) -> str | None:
     """Why no container could start a program that uses CUDA; None if some can.
 
     The first context on a GPU is charged with the reserve until the agent has measured it, so a
@@ -43,11 +39,10 @@ def clash(pools: Sequence[GpuPoolConfig], limits: GpuLimitSettings) -> str | Non
     """
     for number, pool in enumerate(pools):
         for n, shape in enumerate(pool.shapes if pool.mode == "slices" else ()):
-            if shape.memory <= limits.context_reserve:
+            if shape.memory <= CONTEXT_RESERVE:
                 return (
                     f"gpus[{number}].shapes[{n}].memory: {shape.memory >> 20}Mi is not enough for "
-                    f"a CUDA context, which is charged with {limits.context_reserve >> 20}Mi: "
-                    f"write more than that, or set {PART}.contextReserve to what contexts need here"
+                    f"a CUDA context, which is charged with {CONTEXT_RESERVE >> 20}Mi: write more"
                 )
     return None
 

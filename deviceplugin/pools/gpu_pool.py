@@ -7,7 +7,6 @@ import msgspec
 from gpu.driver_files import SharedFile
 from host.gpus import GPU
 
-GpuBinding = Literal["admission", "start"]
 GpuMode = Literal["replicas", "slices", "units"]
 
 RESERVE = 256 << 20  # bytes of each GPU that no container is given
@@ -33,11 +32,9 @@ class GpuPoolConfig(msgspec.Struct, frozen=True, kw_only=True):
     unit: int = 1 << 30  # mode "units": bytes of an id of `memory_resource`
     devices: tuple[str, ...] = ()  # addresses and UUIDs; () selects every GPU
     placement: Literal["spread", "pack"] = "pack"
-    most: int = 0  # ids of one resource in a container; 0: any number
     reserve: int = RESERVE  # bytes of each GPU that no container is given
     memory: int = 0  # bytes of each GPU, in place of what NVML reports; 0: NVML is asked
-    driver_mount: SharedFile | None = None  # the driver's libraries, which containers see
-    compat: Literal["alnair"] | None = None  # mode "units": whose variables containers have, too
+    driver_mount: SharedFile | None = None  # mode "replicas": what containers see of the driver
 
     @property
     def resources(self) -> tuple[str, ...]:

@@ -81,36 +81,18 @@ static uint64_t array_bytes(const struct cu_array_3d *array, unsigned levels)
     return bytes > UINT64_MAX ? UINT64_MAX : (uint64_t)bytes;
 }
 
-static int begin(struct entry *entry, const struct cu_array_3d *array, unsigned levels)
-{
-    *entry = (struct entry){.kind = TABLE_ARRAY, .bytes = array_bytes(array, levels)};
-    int result = current_owner(entry);
-
-    if (result != CU_SUCCESS)
-        return result;
-    return charge(entry->place, entry->bytes) ? CU_SUCCESS : CU_OUT_OF_MEMORY;
-}
-
-static int finish(int result, struct entry *entry, void **array)
-{
-    if (result == CU_SUCCESS) {
-        entry->key = (uintptr_t)*array;
-        table_put(entry);
-    } else {
-        group_release(entry->bytes);
-    }
-    return result;
-}
-
 /* An array of any version: without a description the driver says what is wrong. */
 #define CREATE(ABI, LEVELS, ...)                                              \
-    struct entry entry;                                                       \
     if (!array || !description)                                               \
         return REAL(hook, ABI)(ARGS_##ABI);                                   \
     struct cu_array_3d whole = {__VA_ARGS__, .format = description->format,   \
                                 .channels = description->channels};           \
-    int result = begin(&entry, &whole, LEVELS);                               \
-    return result != CU_SUCCESS ? result : finish(REAL(hook, ABI)(ARGS_##ABI), &entry, array)
+    struct entry entry = {.kind = TABLE_ARRAY, .bytes = array_bytes(&whole, LEVELS)}; \
+    int result = begin_allocation(&entry);                                    \
+    if (result != CU_SUCCESS)                                                 \
+        return result;                                                        \
+    result = REAL(hook, ABI)(ARGS_##ABI);                                     \
+    return finish_allocation(result, &entry, result == CU_SUCCESS ? (uintptr_t)*array : 0)
 
 #define FLAT .width = description->width, .height = description->height
 #define DEEP FLAT, .depth = description->depth, .flags = description->flags

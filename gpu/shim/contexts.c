@@ -77,26 +77,17 @@ static int finish(int result, void *const *context)
     return result;
 }
 
-int on_context(const struct hook *hook, PARAMS_context)
-{
-    int result = begin(device);
+#define CREATE(ACT, ABI)                                                              \
+    int ACT(const struct hook *hook, PARAMS_##ABI)                                    \
+    {                                                                                 \
+        int result = begin(device);                                                   \
+                                                                                      \
+        return result ? result : finish(REAL(hook, ABI)(ARGS_##ABI), context);        \
+    }
 
-    return result ? result : finish(REAL(hook, context)(ARGS_context), context);
-}
-
-int on_context_v3(const struct hook *hook, PARAMS_context_v3)
-{
-    int result = begin(device);
-
-    return result ? result : finish(REAL(hook, context_v3)(ARGS_context_v3), context);
-}
-
-int on_context_v4(const struct hook *hook, PARAMS_context_v4)
-{
-    int result = begin(device);
-
-    return result ? result : finish(REAL(hook, context_v4)(ARGS_context_v4), context);
-}
+CREATE(on_context, context)
+CREATE(on_context_v3, context_v3)
+CREATE(on_context_v4, context_v4)
 
 int on_context_destroy(const struct hook *hook, PARAMS_handle)
 {

@@ -50,22 +50,6 @@ int current_place(enum place *place)
     return result;
 }
 
-int current_owner(struct entry *entry)
-{
-    enum place place;
-    void *context = NULL;
-
-    if (!group_join())
-        return CU_SYSTEM_NOT_READY;
-    int result = current_place(&place);
-
-    if (result == CU_SUCCESS)
-        result = driver.cuCtxGetCurrent(&context);
-    entry->place = (uint8_t)place;
-    entry->owner = (uintptr_t)context;
-    return result;
-}
-
 bool is_capturing(void *stream)
 {
     int status = CU_CAPTURE_NONE;
@@ -108,10 +92,31 @@ bool charge(enum place place, uint64_t bytes)
     return false;
 }
 
-int note_import(int result)
+int begin_allocation(struct entry *entry)
 {
+    enum place place;
+    void *context = NULL;
+
+    if (!group_join())
+        return CU_SYSTEM_NOT_READY;
+    int result = current_place(&place);
+
     if (result == CU_SUCCESS)
-        group_count_import();
+        result = driver.cuCtxGetCurrent(&context);
+    if (result != CU_SUCCESS)
+        return result;
+    entry->place = (uint8_t)place;
+    entry->owner = (uintptr_t)context;
+    return charge(place, entry->bytes) ? CU_SUCCESS : CU_OUT_OF_MEMORY;
+}
+
+int finish_allocation(int result, struct entry *entry, uint64_t key)
+{
+    entry->key = key;
+    if (result == CU_SUCCESS)
+        table_put(entry); /* without memory for that it stays counted */
+    else
+        group_release(entry->bytes);
     return result;
 }
 

@@ -22,9 +22,6 @@ enum place place_of_location(const struct cu_location *location);
 /* The place of the calling thread's context. The result is the driver's, where there is none. */
 int current_place(enum place *place);
 
-/* Fill in place and owner: the calling thread's context. */
-int current_owner(struct entry *entry);
-
 /* The group's GPU as the driver numbers it; -1: it was not seen yet. */
 int our_device(void);
 
@@ -61,7 +58,9 @@ void settle_pools(void);
    that is counted. */
 bool charge(enum place place, uint64_t bytes);
 
-/* That a call mapped memory of another process, if it did. */
-int note_import(int result);
+/* Count the bytes of an entry where the calling thread's context is, before they are allocated. After
+   the driver's answer: remember them by their key, or count them no more. */
+int begin_allocation(struct entry *entry);
+int finish_allocation(int result, struct entry *entry, uint64_t key);
 
 #endif

@@ -92,13 +92,6 @@ struct cu_array_3d {
     unsigned channels, flags;
 };
 
-struct cu_launch { /* CUDA_LAUNCH_PARAMS */
-    void *function;
-    unsigned grid[3], block[3], shared_bytes;
-    void *stream;
-    void **parameters;
-};
-
 struct cu_launch_config { /* CUlaunchConfig */
     unsigned grid[3], block[3], shared_bytes;
     void *stream;
@@ -106,46 +99,45 @@ struct cu_launch_config { /* CUlaunchConfig */
     unsigned attribute_count;
 };
 
-struct cu_ipc_handle {
-    char bytes[64];
-};
-
 _Static_assert(sizeof(struct cu_pool) == 88 && offsetof(struct cu_pool, most_bytes) == 24, "abi");
 _Static_assert(offsetof(struct cu_alloc_node, bytes) == 104, "abi");
 _Static_assert(offsetof(struct cu_node, alloc) == 16 && sizeof(struct cu_node) == 256, "abi");
 _Static_assert(sizeof(struct cu_allocation) == 32, "abi");
 _Static_assert(sizeof(struct cu_instantiation) == 32, "abi");
-_Static_assert(sizeof(struct cu_launch) == 56 && offsetof(struct cu_launch, stream) == 40, "abi");
 _Static_assert(offsetof(struct cu_launch_config, stream) == 32, "abi");
 
 /* The real driver's functions that the shim calls itself. One that the driver is too old for is
    NULL. */
+#define DRIVER_FUNCTIONS(DRIVER) \
+    DRIVER(cuCtxGetCurrent, (void **context)) \
+    DRIVER(cuCtxGetDevice, (int *device)) \
+    DRIVER(cuDeviceGetUuid, (uint8_t uuid[16], int device)) \
+    DRIVER(cuDevicePrimaryCtxGetState, (int device, unsigned *flags, int *active)) \
+    DRIVER(cuDeviceGetMemPool, (void **pool, int device)) \
+    DRIVER(cuMemFree_v2, (uint64_t pointer)) \
+    DRIVER(cuMemFreeAsync, (uint64_t pointer, void *stream)) \
+    DRIVER(cuMemPoolGetAttribute, (void *pool, int attribute, void *value)) \
+    DRIVER(cuMemPoolTrimTo, (void *pool, size_t keep_bytes)) \
+    DRIVER(cuDeviceGetGraphMemAttribute, (int device, int attribute, void *value)) \
+    DRIVER(cuDeviceGraphMemTrim, (int device)) \
+    DRIVER(cuStreamIsCapturing, (void *stream, int *status)) \
+    DRIVER(cuStreamGetCaptureInfo_v2, (void *stream, int *status, uint64_t *id, void **graph, void *after, \
+           size_t *count)) \
+    DRIVER(cuStreamGetCaptureInfo_v3, (void *stream, int *status, uint64_t *id, void **graph, void *after, \
+           void *edges, size_t *count)) \
+    DRIVER(cuThreadExchangeStreamCaptureMode, (int *mode)) \
+    DRIVER(cuEventCreate, (void **event, unsigned flags)) \
+    DRIVER(cuEventDestroy_v2, (void *event)) \
+    DRIVER(cuEventRecord, (void *event, void *stream)) \
+    DRIVER(cuEventQuery, (void *event)) \
+    DRIVER(cuEventElapsedTime, (float *milliseconds, void *start, void *end)) \
+    DRIVER(cuFuncGetName, (const char **name, void *function)) \
+    DRIVER(cuKernelGetName, (const char **name, void *kernel))
+
 struct driver {
-    int (*cuCtxGetCurrent)(void **context);
-    int (*cuCtxGetDevice)(int *device);
-    int (*cuDeviceGetUuid)(uint8_t uuid[16], int device);
-    int (*cuDevicePrimaryCtxGetState)(int device, unsigned *flags, int *active);
-    int (*cuDriverGetVersion)(int *version);
-    int (*cuDeviceGetMemPool)(void **pool, int device);
-    int (*cuMemFree_v2)(uint64_t pointer);
-    int (*cuMemFreeAsync)(uint64_t pointer, void *stream);
-    int (*cuMemPoolGetAttribute)(void *pool, int attribute, void *value);
-    int (*cuMemPoolTrimTo)(void *pool, size_t keep_bytes);
-    int (*cuDeviceGetGraphMemAttribute)(int device, int attribute, void *value);
-    int (*cuDeviceGraphMemTrim)(int device);
-    int (*cuStreamIsCapturing)(void *stream, int *status);
-    int (*cuStreamGetCaptureInfo_v2)(void *stream, int *status, uint64_t *id, void **graph,
-                                     void *after, size_t *count);
-    int (*cuStreamGetCaptureInfo_v3)(void *stream, int *status, uint64_t *id, void **graph,
-                                     void *after, void *edges, size_t *count);
-    int (*cuThreadExchangeStreamCaptureMode)(int *mode);
-    int (*cuEventCreate)(void **event, unsigned flags);
-    int (*cuEventDestroy_v2)(void *event);
-    int (*cuEventRecord)(void *event, void *stream);
-    int (*cuEventQuery)(void *event);
-    int (*cuEventElapsedTime)(float *milliseconds, void *start, void *end);
-    int (*cuFuncGetName)(const char **name, void *function);
-    int (*cuKernelGetName)(const char **name, void *kernel);
+#define DRIVER(NAME, PARAMETERS) int(*NAME) PARAMETERS;
+    DRIVER_FUNCTIONS(DRIVER)
+#undef DRIVER
 };
 
 extern struct driver driver;

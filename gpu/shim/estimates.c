@@ -1,5 +1,5 @@
 #define _GNU_SOURCE
-#include "estimates.h"
+#include "gate.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -40,9 +40,6 @@ __attribute__((constructor)) static void make_estimates(void)
 {
     estimates = zero_after_fork(SETS * sizeof *estimates);
 }
-
-#define LOAD(PLACE) __atomic_load_n(&(PLACE), __ATOMIC_RELAXED)
-#define STORE(PLACE, VALUE) __atomic_store_n(&(PLACE), (VALUE), __ATOMIC_RELAXED)
 
 /* ---- by handle --------------------------------------------------------------------------- */
 

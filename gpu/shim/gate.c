@@ -6,8 +6,6 @@
 #include <unistd.h>
 
 #include "devices.h"
-#include "estimates.h"
-#include "timings.h"
 
 #define SPIN_NS UINT64_C(30000)                    /* less is not slept: waking takes longer */
 #define PIECE_NS UINT64_C(100000000)               /* between two looks at the share, at most */
@@ -22,10 +20,6 @@
 #define KAPPA_ONE UINT64_C(0x10000)
 #define LEAST_KAPPA (KAPPA_ONE / 16)
 #define MOST_KAPPA (KAPPA_ONE * 16)
-
-#define LOAD(PLACE) __atomic_load_n(&(PLACE), __ATOMIC_RELAXED)
-#define STORE(PLACE, VALUE) __atomic_store_n(&(PLACE), (VALUE), __ATOMIC_RELAXED)
-#define ADD(PLACE, VALUE) __atomic_fetch_add(&(PLACE), (VALUE), __ATOMIC_RELAXED)
 
 static bool swap(uint64_t *place, uint64_t expected, uint64_t value)
 {
@@ -133,27 +127,6 @@ static void follow_settled(const struct pf_gpu_limit *limit, struct pf_gpu *gpu,
         owe(gpu, (int64_t)((uint64_t)settled - (uint64_t)before), share);
 }
 
-/* Debt is GPU time divided by the share: another share makes it shorter or longer. The thread that
-   notes the new share converts it; if it is killed between the two, that debt stays as it was. */
-static void follow_share(struct pf_gpu *gpu, uint64_t share, uint64_t now)
-{
-    uint64_t before = LOAD(gpu->tat_share);
-
-    if (before == share || !swap(&gpu->tat_share, before, share) || before == 0 ||
-        before > GATE_WHOLE)
-        return;
-    for (;;) {
-        uint64_t tat = LOAD(gpu->tat);
-
-        if (tat <= now)
-            return;
-        uint64_t debt = within(tat - now, 0, MOST_NS);
-
-        if (swap(&gpu->tat, tat, now + debt * before / share))
-            return;
-    }
-}
-
 /* Pay for a launch that was asked for when `earliest` was the earliest. 0: done; else when it may be
    tried again. */
 static uint64_t pay(struct gate_launch *launch, uint64_t earliest, uint64_t now, bool at_once)
@@ -166,7 +139,6 @@ static uint64_t pay(struct gate_launch *launch, uint64_t earliest, uint64_t now,
         launch->time = (struct gate_time){0};
         return 0;
     }
-    follow_share(gpu, share, now);
     follow_settled(limit, gpu, share);
     for (;;) {
         uint64_t tat = LOAD(gpu->tat);

@@ -167,7 +167,7 @@ void note_captured(void *stream, uint64_t bytes)
 
 static void note_node(void *graph, const struct cu_alloc_node *node)
 {
-    if (group_join() && place_of_location(&node->pool.location) == OURS)
+    if (place_of_location(&node->pool.location) == OURS)
         add_bytes(TABLE_GRAPH, graph, node->bytes);
 }
 
@@ -179,59 +179,12 @@ static void note_any(void *graph, const struct cu_node *node)
         add_graph(TABLE_GRAPH, graph, node->child);
 }
 
-int on_node_alloc(const struct hook *hook, PARAMS_node_alloc)
-{
-    int result = REAL(hook, node_alloc)(ARGS_node_alloc);
-
-    if (result == CU_SUCCESS)
-        note_node(graph, parameters);
-    return result;
-}
-
-int on_node(const struct hook *hook, PARAMS_node)
-{
-    int result = REAL(hook, node)(ARGS_node);
-
-    if (result == CU_SUCCESS)
-        note_any(graph, parameters);
-    return result;
-}
-
-int on_node_v2(const struct hook *hook, PARAMS_node_v2)
-{
-    int result = REAL(hook, node_v2)(ARGS_node_v2);
-
-    if (result == CU_SUCCESS)
-        note_any(graph, parameters);
-    return result;
-}
-
-int on_child(const struct hook *hook, PARAMS_child)
-{
-    int result = REAL(hook, child)(ARGS_child);
-
-    if (result == CU_SUCCESS)
-        add_graph(TABLE_GRAPH, graph, child);
-    return result;
-}
-
-int on_instantiate(const struct hook *hook, PARAMS_instantiate)
-{
-    int result = REAL(hook, instantiate)(ARGS_instantiate);
-
-    if (result == CU_SUCCESS)
-        add_graph(TABLE_EXEC, *exec, graph);
-    return result;
-}
-
-int on_instantiate_flags(const struct hook *hook, PARAMS_instantiate_flags)
-{
-    int result = REAL(hook, instantiate_flags)(ARGS_instantiate_flags);
-
-    if (result == CU_SUCCESS)
-        add_graph(TABLE_EXEC, *exec, graph);
-    return result;
-}
+NOTING(on_node_alloc, node_alloc, note_node(graph, parameters))
+NOTING(on_node, node, note_any(graph, parameters))
+NOTING(on_node_v2, node_v2, note_any(graph, parameters))
+NOTING(on_child, child, add_graph(TABLE_GRAPH, graph, child))
+NOTING(on_instantiate, instantiate, add_graph(TABLE_EXEC, *exec, graph))
+NOTING(on_instantiate_flags, instantiate_flags, add_graph(TABLE_EXEC, *exec, graph))
 
 /* With the graph's upload, which takes memory for it. */
 int on_instantiate_with(const struct hook *hook, PARAMS_instantiate_with)

@@ -269,7 +269,7 @@ static bool fits(uint64_t bytes)
 {
     uint64_t limit = process->limits.gpu.memory_bytes, used = region->gpu.used_bytes;
 
-    return limit == PF_NO_LIMIT || (used <= limit && bytes <= limit - used);
+    return used <= limit && bytes <= limit - used;
 }
 
 static bool fits_in_the_end(uint64_t bytes)
@@ -371,30 +371,4 @@ void group_denied(void)
         return;
     region->gpu.denied++;
     region_unlock();
-}
-
-void group_count_import(void)
-{
-    if (!region_lock())
-        return;
-    region->gpu.external_imports++;
-    region_unlock();
-}
-
-bool group_has_process(uint32_t pid)
-{
-    bool found = false;
-
-    if (!region_lock())
-        return false;
-    for (unsigned i = 0; i < PF_SLOTS && !found; i++) {
-        const struct pf_slot *slot = &region->slot[i];
-        const struct pf_process *known = &limits_file->process[i];
-
-        found = slot->state == PF_SLOT_USED &&
-                (slot->pid == pid || (known->registration == slot->registration &&
-                                      known->registration != 0 && known->host_pid == pid));
-    }
-    region_unlock();
-    return found;
 }

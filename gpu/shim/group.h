@@ -13,7 +13,7 @@
 
 struct group_usage {
     uint64_t used_bytes;
-    uint64_t limit_bytes; /* PF_NO_LIMIT */
+    uint64_t limit_bytes;
 };
 
 /* Open the files and register, unless that is done. Says on standard error, once, why it fails. */
@@ -43,11 +43,5 @@ void group_release_context(void);
 
 /* All zero if it cannot be told. */
 struct group_usage group_usage(void);
-
-/* Memory of another process was opened. */
-void group_count_import(void);
-
-/* Whether a process (pid in this or in the host's pid namespace) is of the group. */
-bool group_has_process(uint32_t pid);
 
 #endif

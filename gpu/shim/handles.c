@@ -85,33 +85,20 @@ int on_release(const struct hook *hook, PARAMS_release)
     return result;
 }
 
-int on_retain(const struct hook *hook, PARAMS_retain)
+static void note_retain(uint64_t handle)
 {
-    int result = REAL(hook, retain)(ARGS_retain);
-    struct change change = {.references = 1};
-
-    if (result == CU_SUCCESS && group_join())
-        change_handle(*handle, &change);
-    return result;
+    change_handle(handle, &(struct change){.references = 1});
 }
 
 /* An import of what this process has itself is that handle again; of another process' it has no bytes. */
-int on_import(const struct hook *hook, PARAMS_import)
+static void note_import(uint64_t handle)
 {
-    struct change change = {.references = 1};
-    int result = REAL(hook, import)(ARGS_import);
-
-    if (result != CU_SUCCESS || !group_join())
-        return result;
-    if (!change_handle(*handle, &change))
-        table_put(&(struct entry){.kind = TABLE_HANDLE, .key = *handle, .references = 1});
-    return note_import(result);
+    if (!change_handle(handle, &(struct change){.references = 1}))
+        table_put(&(struct entry){.kind = TABLE_HANDLE, .key = handle, .references = 1});
 }
 
-int on_multicast(const struct hook *hook, PARAMS_multicast)
-{
-    return note_import(REAL(hook, multicast)(ARGS_multicast));
-}
+NOTING(on_retain, retain, note_retain(*handle))
+NOTING(on_import, import, note_import(*handle))
 
 int on_map(const struct hook *hook, PARAMS_map)
 {

@@ -9,6 +9,7 @@
 #define PODFABRIC_GPU_HOOKS_H
 
 #include "driver.h"
+#include "group.h"
 
 /* What a group of functions takes: the parameters, and the same as arguments. */
 #define PARAMS_flags unsigned flags
@@ -55,12 +56,6 @@
 #define ARGS_retain handle, address
 #define PARAMS_import uint64_t *handle, void *shared, int type
 #define ARGS_import handle, shared, type
-#define PARAMS_multicast uint64_t *handle, const void *properties
-#define ARGS_multicast handle, properties
-#define PARAMS_external void **memory, const void *description
-#define ARGS_external memory, description
-#define PARAMS_ipc uint64_t *pointer, struct cu_ipc_handle handle, unsigned flags
-#define ARGS_ipc pointer, handle, flags
 #define PARAMS_array void **array, const struct cu_array *description
 #define ARGS_array array, description
 #define PARAMS_array_3d void **array, const struct cu_array_3d *description
@@ -117,14 +112,6 @@
         unsigned block_y, unsigned block_z, unsigned shared_bytes, void *stream, void **parameters
 #define ARGS_cooperative \
     function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes, stream, parameters
-#define PARAMS_kernels struct cu_launch *launches, unsigned count, unsigned flags
-#define ARGS_kernels launches, count, flags
-#define PARAMS_legacy void *function
-#define ARGS_legacy function
-#define PARAMS_grid void *function, int width, int height
-#define ARGS_grid function, width, height
-#define PARAMS_grid_async void *function, int width, int height, void *stream
-#define ARGS_grid_async function, width, height, stream
 #define PARAMS_address const char *symbol, void **function, int version, uint64_t flags
 #define ARGS_address symbol, function, version, flags
 #define PARAMS_address_v2 \
@@ -146,9 +133,6 @@
     HOOK(cuMemFree_v2, pointer, on_free)                     \
     HOOK(cuMemFreeAsync, free_async, on_free_async)          \
     HOOK(cuMemFreeAsync_ptsz, free_async, on_free_async)     \
-    HOOK(cuIpcOpenMemHandle, ipc, on_ipc)                    \
-    HOOK(cuIpcOpenMemHandle_v2, ipc, on_ipc)                 \
-    HOOK(cuImportExternalMemory, external, on_external)      \
     HOOK(cuMemGetInfo, former, on_former)              \
     HOOK(cuMemGetInfo_v2, memory, on_memory)                 \
     HOOK(cuDeviceTotalMem, former, on_former)            \
@@ -173,7 +157,6 @@
     HOOK(cuMemImportFromShareableHandle, import, on_import)  \
     HOOK(cuMemMap, map, on_map)                              \
     HOOK(cuMemUnmap, unmap, on_unmap)                        \
-    HOOK(cuMulticastCreate, multicast, on_multicast)         \
     /* arrays.c */                                           \
     HOOK(cuArrayCreate, former, on_former)               \
     HOOK(cuArrayCreate_v2, array, on_array)                  \
@@ -221,10 +204,10 @@
     HOOK(cuLaunchKernelEx_ptsz, kernel_ex, on_kernel_ex)     \
     HOOK(cuLaunchCooperativeKernel, cooperative, on_cooperative) \
     HOOK(cuLaunchCooperativeKernel_ptsz, cooperative, on_cooperative) \
-    HOOK(cuLaunchCooperativeKernelMultiDevice, kernels, on_kernels) \
-    HOOK(cuLaunch, legacy, on_legacy)                        \
-    HOOK(cuLaunchGrid, grid, on_grid)                        \
-    HOOK(cuLaunchGridAsync, grid_async, on_grid_async)
+    HOOK(cuLaunchCooperativeKernelMultiDevice, former, on_former) \
+    HOOK(cuLaunch, former, on_former)                        \
+    HOOK(cuLaunchGrid, former, on_former)                        \
+    HOOK(cuLaunchGridAsync, former, on_former)
 
 struct hook {
     const char *name;
@@ -248,6 +231,16 @@ HOOKS(HOOK)
 
 /* Call the real function of a hook. */
 #define REAL(HOOK, ABI) ((int (*)(PARAMS_##ABI))(HOOK)->real)
+
+/* A hook that calls the driver, and then notes what that did. */
+#define NOTING(ACT, ABI, NOTE)                     \
+    int ACT(const struct hook *hook, PARAMS_##ABI) \
+    {                                              \
+        int result = REAL(hook, ABI)(ARGS_##ABI);  \
+        if (result == CU_SUCCESS && group_join())  \
+            NOTE;                                  \
+        return result;                             \
+    }
 
 /* The stream that a call works on, so that functions without _ptsz understand it. */
 static inline void *stream_of(const struct hook *hook, void *stream)

@@ -52,31 +52,3 @@ int on_cooperative(const struct hook *hook, PARAMS_cooperative)
 {
     LAUNCH(cooperative, function, stream);
 }
-
-int on_legacy(const struct hook *hook, PARAMS_legacy)
-{
-    LAUNCH(legacy, function, NULL);
-}
-
-int on_grid(const struct hook *hook, PARAMS_grid)
-{
-    LAUNCH(grid, function, NULL);
-}
-
-int on_grid_async(const struct hook *hook, PARAMS_grid_async)
-{
-    LAUNCH(grid_async, function, stream);
-}
-
-/* Kernels that start together: all of them wait before any is launched, and none of them is timed. */
-int on_kernels(const struct hook *hook, PARAMS_kernels)
-{
-    for (unsigned i = 0; launches && i < count; i++) {
-        struct gate_launch launch = {.kind = GATE_KERNEL, .what = launches[i].function,
-                                     .stream = stream_of(hook, launches[i].stream)};
-
-        begin(&launch);
-        after_launch(&launch, CU_NOT_SUPPORTED);
-    }
-    return REAL(hook, kernels)(ARGS_kernels);
-}

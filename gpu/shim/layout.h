@@ -39,14 +39,13 @@ enum {
 
 #define PF_LIMITS_MAGIC UINT64_C(0x7374696d694c6650) /* the bytes "PfLimits" */
 #define PF_REGION_MAGIC UINT64_C(0x6e6f696765526650) /* the bytes "PfRegion" */
-#define PF_NO_LIMIT UINT64_MAX
 #define PF_NOT_MEASURED UINT64_MAX
 
 /* ---- limits ------------------------------------------------------------------------------ */
 
 struct pf_gpu_limit {
     uint8_t uuid[16];       /* the 16 bytes of cuDeviceGetUuid */
-    uint64_t memory_bytes;  /* of the group; PF_NO_LIMIT */
+    uint64_t memory_bytes;  /* of the group */
     uint64_t context_bytes; /* charged for a context until the agent has measured it */
     uint64_t burst_ns;      /* GPU time that may be used at once after a pause (tau) */
     uint64_t most_debt_ns;  /* `tat` is at most so far in the future */
@@ -98,8 +97,7 @@ struct pf_gpu {
     uint64_t used_bytes;       /* the sum of the slots, as of `applied` */
     uint64_t peak_bytes;       /* the most that used_bytes ever was */
     uint64_t denied;           /* allocations that were refused */
-    uint64_t external_imports; /* of another process' memory, which is charged there */
-    uint64_t reserved[4];
+    uint64_t reserved[6];
 
     /* Compute; atomics without a lock (gate.c). Times are CLOCK_MONOTONIC, ns. */
     uint64_t tat;           /* theoretical arrival time: when the group's GPU time is paid off */
@@ -107,7 +105,6 @@ struct pf_gpu {
                                at least, so the agent's "backlogged" is: after my last look */
     uint64_t longest_ns;    /* the largest estimate of a kernel or graph (d_f) in the last 30 s */
     uint64_t longest_at;    /* when longest_ns was set */
-    uint64_t tat_share;     /* the share, in 1/10000, that `tat` was computed with; 0: none yet */
     int64_t settled_ns;     /* of `limits`, as far as `tat` has it */
     /* GPU time of all launches that paid, and of those that are known to be finished: as estimated,
        and as paid for (times kappa; less where most_debt_ns was reached). */

@@ -1,4 +1,4 @@
-/* Plain allocations of device memory, memory of other processes, and how much there is. */
+/* Plain allocations of device memory, and how much there is. */
 #include "devices.h"
 #include "group.h"
 #include "hooks.h"
@@ -8,50 +8,26 @@ enum { BLOCK = 512, PAGE = 4096 }; /* what device memory and managed memory come
 
 /* ---- allocations ---------------------------------------------------------------------------- */
 
-/* After the driver's answer: remember what was allocated, or count it no more. */
-static int finish(int result, struct entry *entry, uint64_t key)
-{
-    entry->key = key;
-    if (result == CU_SUCCESS)
-        table_put(entry); /* without memory for that it stays counted */
-    else
-        group_release(entry->bytes);
-    return result;
-}
-
 static int begin(struct entry *entry, uint64_t bytes, uint64_t block)
 {
-    uint64_t rounded = bytes > UINT64_MAX - block ? UINT64_MAX : (bytes + block - 1) / block * block;
-
-    *entry = (struct entry){.kind = TABLE_POINTER, .bytes = rounded};
-    int result = current_owner(entry);
-
-    if (result != CU_SUCCESS)
-        return result;
-    return charge(entry->place, rounded) ? CU_SUCCESS : CU_OUT_OF_MEMORY;
+    *entry = (struct entry){.kind = TABLE_POINTER, .bytes = round_up(bytes, block)};
+    return begin_allocation(entry);
 }
 
-int on_alloc(const struct hook *hook, PARAMS_alloc)
-{
-    struct entry entry;
-    int result = begin(&entry, bytes, BLOCK);
+#define ALLOCATE(ACT, ABI, BLOCK)                                                         \
+    int ACT(const struct hook *hook, PARAMS_##ABI)                                        \
+    {                                                                                     \
+        struct entry entry;                                                               \
+        int result = begin(&entry, bytes, BLOCK);                                         \
+                                                                                          \
+        if (result != CU_SUCCESS)                                                         \
+            return result;                                                                \
+        result = REAL(hook, ABI)(ARGS_##ABI);                                             \
+        return finish_allocation(result, &entry, result == CU_SUCCESS ? *pointer : 0);    \
+    }
 
-    if (result != CU_SUCCESS)
-        return result;
-    result = REAL(hook, alloc)(ARGS_alloc);
-    return finish(result, &entry, result == CU_SUCCESS ? *pointer : 0);
-}
-
-int on_managed(const struct hook *hook, PARAMS_managed)
-{
-    struct entry entry;
-    int result = begin(&entry, bytes, PAGE);
-
-    if (result != CU_SUCCESS)
-        return result;
-    result = REAL(hook, managed)(ARGS_managed);
-    return finish(result, &entry, result == CU_SUCCESS ? *pointer : 0);
-}
+ALLOCATE(on_alloc, alloc, BLOCK)
+ALLOCATE(on_managed, managed, PAGE)
 
 /* The bytes of rows that the driver will make longer: not less than it will take. */
 static uint64_t bytes_of_rows(uint64_t width, uint64_t height)
@@ -62,19 +38,7 @@ static uint64_t bytes_of_rows(uint64_t width, uint64_t height)
     return bytes > UINT64_MAX ? UINT64_MAX : (uint64_t)bytes;
 }
 
-/* After an allocation of rows: count what the driver made of them. False: it is too much. */
-static bool count_rows(struct entry *entry, uint64_t pitch, uint64_t height)
-{
-    uint64_t bytes = pitch * height;
-
-    if (bytes <= entry->bytes)
-        group_release(entry->bytes - bytes);
-    else if (!charge(entry->place, bytes - entry->bytes))
-        return false;
-    entry->bytes = bytes;
-    return true;
-}
-
+/* A longer row than was counted may be too much: then what is allocated is given back. */
 int on_pitch(const struct hook *hook, PARAMS_pitch)
 {
     struct entry entry;
@@ -84,18 +48,21 @@ int on_pitch(const struct hook *hook, PARAMS_pitch)
 
     if (result != CU_SUCCESS)
         return result;
-    if (!pointer || !pitch)
-        return finish(REAL(hook, pitch)(ARGS_pitch), &entry, 0);
-    result = REAL(hook, pitch)(&allocated, &row, width, height, element);
-    if (result == CU_SUCCESS && !count_rows(&entry, row, height)) {
-        driver.cuMemFree_v2(allocated);
-        result = CU_OUT_OF_MEMORY;
-    }
+    result = REAL(hook, pitch)(pointer ? &allocated : NULL, pitch ? &row : NULL, width, height, element);
     if (result == CU_SUCCESS) {
-        *pointer = allocated;
-        *pitch = row;
+        bool within = group_replace(entry.bytes, row * height);
+
+        entry.bytes = row * height;
+        if (within) {
+            *pointer = allocated;
+            *pitch = row;
+        } else {
+            driver.cuMemFree_v2(allocated);
+            group_denied();
+            result = CU_OUT_OF_MEMORY;
+        }
     }
-    return finish(result, &entry, allocated);
+    return finish_allocation(result, &entry, allocated);
 }
 
 /* ---- frees ---------------------------------------------------------------------------------- */
@@ -130,18 +97,6 @@ int on_free_async(const struct hook *hook, PARAMS_free_async)
     bool known = table_take(TABLE_POINTER, pointer, &entry);
 
     return finish_free(REAL(hook, free_async)(ARGS_free_async), known, &entry);
-}
-
-/* ---- memory that another process pays for --------------------------------------------------- */
-
-int on_ipc(const struct hook *hook, PARAMS_ipc)
-{
-    return note_import(REAL(hook, ipc)(ARGS_ipc));
-}
-
-int on_external(const struct hook *hook, PARAMS_external)
-{
-    return note_import(REAL(hook, external)(ARGS_external));
 }
 
 /* ---- how much there is ---------------------------------------------------------------------- */

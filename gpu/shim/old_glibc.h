@@ -12,7 +12,6 @@ __asm__(".symver pthread_mutex_consistent,pthread_mutex_consistent@GLIBC_2.12");
 __asm__(".symver pthread_mutex_timedlock,pthread_mutex_timedlock@GLIBC_2.2.5");
 __asm__(".symver pthread_mutex_trylock,pthread_mutex_trylock@GLIBC_2.2.5");
 __asm__(".symver pthread_once,pthread_once@GLIBC_2.2.5");
-__asm__(".symver pthread_mutex_trylock,pthread_mutex_trylock@GLIBC_2.2.5");
 #elif defined(__aarch64__)
 __asm__(".symver dlsym,dlsym@GLIBC_2.17");
 __asm__(".symver dlopen,dlopen@GLIBC_2.17");
@@ -20,7 +19,6 @@ __asm__(".symver pthread_mutex_consistent,pthread_mutex_consistent@GLIBC_2.17");
 __asm__(".symver pthread_mutex_timedlock,pthread_mutex_timedlock@GLIBC_2.17");
 __asm__(".symver pthread_mutex_trylock,pthread_mutex_trylock@GLIBC_2.17");
 __asm__(".symver pthread_once,pthread_once@GLIBC_2.17");
-__asm__(".symver pthread_mutex_trylock,pthread_mutex_trylock@GLIBC_2.17");
 #endif
 
 #endif

@@ -265,29 +265,11 @@ int on_alloc_pool(const struct hook *hook, PARAMS_alloc_pool)
 
 /* ---- pools themselves ----------------------------------------------------------------------- */
 
-int on_pool_create(const struct hook *hook, PARAMS_pool_create)
-{
-    int version = 0;
+NOTING(on_pool_create, pool_create, know_pool(*pool, place_of_location(&properties->location)))
+NOTING(on_pool_of_device, pool_device, know_pool(*pool, place_of_device(device)))
+NOTING(on_pool_of_location, pool_location, know_pool(*pool, place_of_location(location)))
 
-    if (!group_join())
-        return CU_SYSTEM_NOT_READY;
-    if (!pool || !properties)
-        return REAL(hook, pool_create)(ARGS_pool_create);
-    struct cu_pool limited = *properties;
-    enum place place = place_of_location(&limited.location);
-    uint64_t limit = group_usage().limit_bytes;
-
-    /* Since CUDA 12.2 the driver itself keeps a pool below a size. */
-    if (place == OURS && limit != PF_NO_LIMIT && driver.cuDriverGetVersion &&
-        driver.cuDriverGetVersion(&version) == CU_SUCCESS && version >= 12020 &&
-        (limited.most_bytes == 0 || limited.most_bytes > limit))
-        limited.most_bytes = limit;
-    int result = REAL(hook, pool_create)(pool, &limited);
-
-    if (result == CU_SUCCESS)
-        know_pool(*pool, place);
-    return result;
-}
+NOTING(on_pool_import, pool_import, know_pool(*pool, UNCOUNTED))
 
 /* An allocation that outlives its pool is counted by itself. */
 static bool leave_pool(struct entry *entry, void *with)
@@ -330,32 +312,5 @@ int on_pool_trim(const struct hook *hook, PARAMS_pool_trim)
 
     if (result == CU_SUCCESS && group_join() && table_get(TABLE_POOL, (uintptr_t)pool, &growth.pool))
         finish_growth(&growth);
-    return result;
-}
-
-int on_pool_import(const struct hook *hook, PARAMS_pool_import)
-{
-    int result = REAL(hook, pool_import)(ARGS_pool_import);
-
-    if (result == CU_SUCCESS && group_join())
-        know_pool(*pool, UNCOUNTED);
-    return note_import(result);
-}
-
-int on_pool_of_device(const struct hook *hook, PARAMS_pool_device)
-{
-    int result = REAL(hook, pool_device)(ARGS_pool_device);
-
-    if (result == CU_SUCCESS && group_join())
-        know_pool(*pool, place_of_device(device));
-    return result;
-}
-
-int on_pool_of_location(const struct hook *hook, PARAMS_pool_location)
-{
-    int result = REAL(hook, pool_location)(ARGS_pool_location);
-
-    if (result == CU_SUCCESS && group_join())
-        know_pool(*pool, place_of_location(location));
     return result;
 }

@@ -46,35 +46,6 @@ struct hook hooks[HOOK_COUNT] = {
 #undef ENTRY
 };
 
-static void find_driver(void *library)
-{
-#define FIND(NAME) driver.NAME = (__typeof__(driver.NAME))dlsym(library, #NAME)
-    FIND(cuCtxGetCurrent);
-    FIND(cuCtxGetDevice);
-    FIND(cuDeviceGetUuid);
-    FIND(cuDevicePrimaryCtxGetState);
-    FIND(cuDriverGetVersion);
-    FIND(cuDeviceGetMemPool);
-    FIND(cuMemFree_v2);
-    FIND(cuMemFreeAsync);
-    FIND(cuMemPoolGetAttribute);
-    FIND(cuMemPoolTrimTo);
-    FIND(cuDeviceGetGraphMemAttribute);
-    FIND(cuDeviceGraphMemTrim);
-    FIND(cuStreamIsCapturing);
-    FIND(cuStreamGetCaptureInfo_v2);
-    FIND(cuStreamGetCaptureInfo_v3);
-    FIND(cuThreadExchangeStreamCaptureMode);
-    FIND(cuEventCreate);
-    FIND(cuEventDestroy_v2);
-    FIND(cuEventRecord);
-    FIND(cuEventQuery);
-    FIND(cuEventElapsedTime);
-    FIND(cuFuncGetName);
-    FIND(cuKernelGetName);
-#undef FIND
-}
-
 /* Before any function of the driver can be called. Without the real functions each one fails. */
 __attribute__((constructor)) static void load(void)
 {
@@ -84,7 +55,9 @@ __attribute__((constructor)) static void load(void)
         say("the driver is not loaded as " REAL_LIBRARY ": no GPU can be used");
         return;
     }
-    find_driver(library);
+#define FIND(NAME, PARAMETERS) driver.NAME = (__typeof__(driver.NAME))dlsym(library, #NAME);
+    DRIVER_FUNCTIONS(FIND)
+#undef FIND
     for (size_t i = 0; i < HOOK_COUNT; i++) {
         size_t length = strlen(hooks[i].name);
 

@@ -49,26 +49,32 @@ static struct entry *find(const struct shard *shard, uint64_t hashed, enum table
     }
 }
 
+/* In the place of one that is gone, if one is on the way: its key is not in the table. */
 static void insert(struct shard *shard, const struct entry *entry)
 {
     size_t i = home(shard, hash(space(entry->kind), entry->key));
 
-    while (shard->entries[i].kind != TABLE_NONE)
+    while (shard->entries[i].kind != TABLE_NONE && shard->entries[i].kind != GONE)
         i = i + 1 == shard->places ? 0 : i + 1;
+    shard->used += shard->entries[i].kind == TABLE_NONE;
     shard->entries[i] = *entry;
-    shard->used++;
+    shard->live++;
 }
 
-static bool resize(struct shard *shard, size_t places)
+/* Make the places anew for what is there, without those that are gone. */
+static bool make_room(struct shard *shard)
 {
+    size_t places = FIRST_PLACES, old_places = shard->places;
+
+    while ((shard->live + 1) * 100 > places * 60)
+        places += places / 2;
     struct entry *entries = calloc(places, sizeof *entries), *old = shard->entries;
-    size_t old_places = shard->places;
 
     if (!entries)
         return false;
     shard->entries = entries;
     shard->places = places;
-    shard->used = 0;
+    shard->used = shard->live = 0;
     for (size_t i = 0; i < old_places; i++)
         if (old[i].kind != TABLE_NONE && old[i].kind != GONE)
             insert(shard, &old[i]);
@@ -76,29 +82,10 @@ static bool resize(struct shard *shard, size_t places)
     return true;
 }
 
-/* Take an entry out, and move those back that stand after it because of it. */
 static void erase(struct shard *shard, struct entry *entry)
 {
-    size_t hole = (size_t)(entry - shard->entries), i = hole;
-
-    for (;;) {
-        i = i + 1 == shard->places ? 0 : i + 1;
-        struct entry *next = &shard->entries[i];
-
-        if (next->kind == TABLE_NONE)
-            break;
-        size_t at = home(shard, hash(space(next->kind), next->key));
-        bool stays = hole <= i ? (at > hole && at <= i) : (at > hole || at <= i);
-
-        if (!stays) {
-            shard->entries[hole] = *next;
-            hole = i;
-        }
-    }
-    shard->entries[hole].kind = TABLE_NONE;
-    shard->used--;
-    if (shard->places > FIRST_PLACES && shard->used * 4 < shard->places)
-        resize(shard, shard->places / 2); /* without memory it stays as it is */
+    entry->kind = GONE;
+    shard->live--;
 }
 
 bool table_put(const struct entry *entry)
@@ -112,8 +99,7 @@ bool table_put(const struct entry *entry)
 
     if (old)
         *old = *entry;
-    else if ((shard->used + 1) * 100 <= shard->places * 85 ||
-             resize(shard, shard->places ? shard->places + shard->places / 2 : FIRST_PLACES))
+    else if ((shard->used + 1) * 100 <= shard->places * 85 || make_room(shard))
         insert(shard, entry);
     else
         done = false;
@@ -131,10 +117,8 @@ bool table_change(enum table_kind kind, uint64_t key, bool (*change)(struct entr
     struct entry *entry = find(shard, hashed, kind, key);
     bool done = entry && change(entry, with);
 
-    if (entry && entry->kind == TABLE_NONE) {
-        entry->kind = (uint8_t)kind;
+    if (entry && entry->kind == TABLE_NONE)
         erase(shard, entry);
-    }
     pthread_mutex_unlock(&shard->lock);
     return done;
 }
@@ -166,16 +150,11 @@ void table_visit(enum table_kind kind, bool (*visit)(struct entry *entry, void *
 {
     for (size_t s = 0; s < SHARDS; s++) {
         struct shard *shard = &process->table.shard[s];
-        bool gone = false;
 
         pthread_mutex_lock(&shard->lock);
         for (size_t i = 0; i < shard->places; i++)
-            if (shard->entries[i].kind == kind && !visit(&shard->entries[i], with)) {
-                shard->entries[i].kind = GONE;
-                gone = true;
-            }
-        if (gone)
-            resize(shard, shard->places); /* without memory their places stay taken */
+            if (shard->entries[i].kind == kind && !visit(&shard->entries[i], with))
+                erase(shard, &shard->entries[i]);
         pthread_mutex_unlock(&shard->lock);
     }
 }

@@ -40,7 +40,7 @@ enum { SHARDS = 16 };
 struct shard {
     pthread_mutex_t lock;
     struct entry *entries;
-    size_t places, used;
+    size_t places, used, live; /* used: also by entries that are gone */
 };
 
 struct table {

@@ -1,11 +1,10 @@
 #define _GNU_SOURCE
-#include "timings.h"
+#include "gate.h"
 
 #include <sched.h>
 
 #include "devices.h"
 #include "driver.h"
-#include "estimates.h"
 #include "forks.h"
 
 enum {
@@ -48,9 +47,6 @@ __attribute__((constructor)) static void make_timings(void)
     timings = zero_after_fork(sizeof *timings);
 }
 
-#define LOAD(PLACE) __atomic_load_n(&(PLACE), __ATOMIC_RELAXED)
-#define STORE(PLACE, VALUE) __atomic_store_n(&(PLACE), (VALUE), __ATOMIC_RELAXED)
-#define ADD(PLACE, VALUE) __atomic_fetch_add(&(PLACE), (VALUE), __ATOMIC_RELAXED)
 #define TAKE(PLACE) __atomic_exchange_n(&(PLACE), 0, __ATOMIC_RELAXED)
 
 static bool is_running(const struct timing *timing)

@@ -380,7 +380,7 @@ def test_what_agents_read_at_their_start_only_replaces_them() -> None:
     at_start = {"ipam", *settings.Settings.__struct_fields__} & settings.AT_START_ONLY
     assert at_start == {"ipam", "listen", "sweep"}  # those that the chart's checksum is about
     of_gpus = {key for _, key in gpu_limits.AT_START_ONLY}
-    assert of_gpus == {"contextReserve", "driverRoot", "onOveruse"}
+    assert of_gpus == {"driverRoot", "onOveruse"}
     assert _replaced_by('config.gpuLimits.onOveruse="kill"')
 
 

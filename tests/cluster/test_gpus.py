@@ -172,7 +172,6 @@ def cards(cluster: Cluster) -> Iterator[tuple[Gpu, ...]]:
             "pools": [{"name": VF, "mode": "exclusive", "selectors": {"pciAddresses": [hca]}}],
             "gpus": [shared, {"mode": "units", "reserve": 0}],
             "gpuLimits": {"driverRoot": DRIVER},
-            "devices": {"gpuBinding": "start"},
         }
         directories = {"extraDirectories": [{"path": str(OF_MACHINE)}]}
         with _loaded(cluster, made):

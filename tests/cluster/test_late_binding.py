@@ -21,7 +21,6 @@ MEMORY, COMPUTE = "alnair/vgpu-memory", "alnair/vgpu-compute"
 CONFIGURATION = {
     "gpus": [{"mode": "units", "memory": "8Gi", "reserve": 0}],
     "gpuLimits": {"require": "none"},  # these nodes have no driver that a shim could lie over
-    "devices": {"gpuBinding": "start"},
 }
 # Both are devices that any container may open: null and zero, random and urandom.
 NODES = {"nvidia0": "1 3", "nvidia1": "1 5", "nvidiactl": "1 8", "nvidia-uvm": "1 9"}

@@ -11,9 +11,9 @@ def on_device(gpu: int, kind: int = ON_DEVICE) -> bytes:
     return packed("4iQQ", 1, 1, kind, gpu, 0, 0)
 
 
-def pool_on(gpu: int, kind: int = ON_DEVICE, most: int = 0) -> bytes:
+def pool_on(gpu: int, kind: int = ON_DEVICE) -> bytes:
     """CUmemPoolProps."""
-    return packed("4iQQ56x", 1, 0, kind, gpu, 0, most)
+    return packed("4iQQ56x", 1, 0, kind, gpu, 0, 0)
 
 
 def array(width: int, height: int, depth: int = 0, flags: int = 0, form: int = FLOAT) -> bytes:

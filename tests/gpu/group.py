@@ -28,6 +28,7 @@ from tools.compiling import CHECKOUT
 DIRECTORY = "pf-gpu"
 BUILT = CHECKOUT / "build/gpu/tests"
 ALLOCATION = bytes(range(16))
+ANY = 2**64 - 1  # bytes: more than any GPU has
 
 
 class Libraries(msgspec.Struct, frozen=True):
@@ -86,7 +87,7 @@ class Group:
         self,
         directory: Path,
         gpu: Gpu,
-        memory: int = layout.NO_LIMIT,
+        memory: int = ANY,
         context: int = 0,
     ) -> None:
         self.directory = directory / DIRECTORY

@@ -5,9 +5,9 @@ from tests.standin.driver import Driver, Out, packed
 LAUNCHES = (
     "cuLaunchKernel", "cuLaunchKernel_ptsz", "cuLaunchKernelEx", "cuLaunchKernelEx_ptsz",
     "cuLaunchCooperativeKernel", "cuLaunchCooperativeKernel_ptsz",
-    "cuLaunchCooperativeKernelMultiDevice", "cuLaunch", "cuLaunchGrid", "cuLaunchGridAsync",
     "cuGraphLaunch", "cuGraphLaunch_ptsz",
 )  # fmt: skip
+FORMER = ("cuLaunch", "cuLaunchGrid", "cuLaunchGridAsync", "cuLaunchCooperativeKernelMultiDevice")
 
 
 class Launcher:
@@ -18,7 +18,6 @@ class Launcher:
         self.driver = driver
         module, _ = driver.do("cuModuleLoadData", Out(8), b"image")
         [self.kernel] = driver.do("cuModuleGetFunction", Out(8), module, kernel)
-        driver.do("cuFuncSetBlockShape", self.kernel, 1, 1, 1)  # which the oldest launches need
         [self.stream] = driver.do("cuStreamCreate", Out(8), 1)
         self.graph = 0  # until it is captured
         driver.do("cuStreamBeginCapture_v2", self.stream, 0)
@@ -30,15 +29,10 @@ class Launcher:
         """Begin a launch by that function."""
         kernel, stream, ones = self.kernel, self.stream, (1, 1, 1, 1, 1, 1)
         form = packed("7I4xQPI4x", *ones, 0, stream, 0, 0)
-        list_of_one = packed("Q7I4xQP", kernel, *ones, 0, stream, 0)
         arguments: dict[str, tuple[int | bytes | None, ...]] = {
             "cuLaunchKernel": (kernel, *ones, 0, stream, None, None),
             "cuLaunchKernelEx": (form, kernel, None, None),
             "cuLaunchCooperativeKernel": (kernel, *ones, 0, stream, None),
-            "cuLaunchCooperativeKernelMultiDevice": (list_of_one, 1, 0),
-            "cuLaunch": (kernel,),
-            "cuLaunchGrid": (kernel, 1, 1),
-            "cuLaunchGridAsync": (kernel, 1, 1, stream),
             "cuGraphLaunch": (self.graph, stream),
         }
         self.driver.send(symbol, *arguments[symbol.removesuffix("_ptsz")])

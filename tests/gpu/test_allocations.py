@@ -4,9 +4,10 @@ from collections.abc import Callable
 
 import pytest
 
-from gpu import layout
+from tests.gpu import launcher
 from tests.gpu.conftest import MIB, Place
 from tests.gpu.forms import on_device, pool_on
+from tests.gpu.group import ANY
 from tests.gpu.ways import WAYS, Way
 from tests.standin.driver import UNTOUCHED, Out
 from tests.standin.gpus import Behaviour
@@ -51,7 +52,7 @@ def test_rows_count_with_the_pitch_that_the_driver_chooses(place: Make) -> None:
 
 @ways
 def test_an_allocation_that_the_driver_refuses_is_not_counted(place: Make, way: Way) -> None:
-    here = place(memory=layout.NO_LIMIT, bytes=16 * MIB)
+    here = place(memory=ANY, bytes=16 * MIB)
     driver = here.started()
     assert way.take(driver, 20 * MIB).result == OUT_OF_MEMORY
     assert here.group.used == 0
@@ -70,7 +71,7 @@ def test_without_a_context_nothing_is_counted(place: Make) -> None:
 
 
 def test_a_size_that_overflows_is_out_of_memory(place: Make) -> None:
-    driver = place(memory=layout.NO_LIMIT).started()
+    driver = place(memory=ANY).started()
     assert driver.result("cuMemAlloc_v2", Out(), 2**64 - 1) == OUT_OF_MEMORY
     assert driver.result("cuMemAllocAsync", Out(), 2**64 - 1, 0) == OUT_OF_MEMORY
     assert driver.result("cuMemAllocPitch_v2", Out(), Out(), 2**40, 2**40, 4) == OUT_OF_MEMORY
@@ -117,12 +118,13 @@ def test_a_gpu_that_the_group_has_not_gives_nothing(place: Make) -> None:
 FORMER = (
     *("cuMemAlloc", "cuMemAllocPitch", "cuMemFree", "cuMemGetInfo", "cuDeviceTotalMem"),
     *("cuArrayCreate", "cuArray3DCreate"),
+    *launcher.FORMER,
 )
 
 
 @pytest.mark.parametrize("symbol", FORMER)
-def test_functions_of_before_cuda_3_2_are_refused(place: Make, symbol: str) -> None:
-    """They have sizes and addresses of 32 bits, and are no way round the limit."""
+def test_former_functions_are_refused(place: Make, symbol: str) -> None:
+    """They are no way round the limit and the share."""
     here = place()
     assert here.started().result(symbol, Out(), Out(), 512, 512, 4) == NOT_SUPPORTED
     assert here.group.used == here.resident() == 0

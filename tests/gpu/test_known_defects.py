@@ -18,7 +18,7 @@ from gpu import layout
 from gpu.limits_file import LimitsFile
 from gpu.region import RegionUse
 from tests.gpu.conftest import MIB, Place
-from tests.gpu.group import hooked
+from tests.gpu.group import ANY, hooked
 from tests.gpu.launcher import LAUNCHES, Launcher
 from tests.gpu.programs import program
 from tests.gpu.test_loading import running
@@ -215,7 +215,7 @@ def test_host_memory_is_neither_counted_nor_refused(place: Make, symbol: str) ->
 
 def test_a_free_is_as_short_among_many_allocations_as_among_few(place: Make) -> None:
     """The instructions that the shim adds to a free, among ten allocations and among 20,000."""
-    here = place(memory=layout.NO_LIMIT, behaviour=Behaviour(reuse_addresses=True))
+    here = place(memory=ANY, behaviour=Behaviour(reuse_addresses=True))
 
     def added(live: int) -> int:
         plain = {**here.environment, "LD_LIBRARY_PATH": str(here.libraries.plain)}

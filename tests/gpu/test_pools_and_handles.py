@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import pytest
 
-from gpu import layout
 from tests.gpu.conftest import MIB, Place
 from tests.gpu.forms import (
     ON_DEVICE,
@@ -198,15 +197,6 @@ def test_a_pool_that_is_trimmed_counts_with_what_it_keeps(place: Make) -> None:
     for keep, left in ((64 * MIB, 18 * MIB), (8 * MIB, 8 * MIB), (0, 2 * MIB)):
         driver.do("cuMemPoolTrimTo", pool, keep)
         assert here.group.used == here.resident() == left
-
-
-def test_the_driver_itself_keeps_a_pool_below_the_limit(place: Make) -> None:
-    here = place(memory=64 * MIB)
-    driver = here.started()
-    pool = driver.do("cuMemPoolCreate", Out(), pool_on(0, most=2**40))[0]
-    driver.do("cuMemAllocFromPoolAsync", Out(), 64 * MIB, pool, 0)
-    here.group.set_memory(layout.NO_LIMIT)
-    assert driver.result("cuMemAllocFromPoolAsync", Out(), MIB, pool, 0) == OUT_OF_MEMORY
 
 
 # ---- arrays --------------------------------------------------------------------------------------

@@ -65,7 +65,7 @@ def test_who_waits_for_the_lock_of_a_process_that_is_killed_has_it_within_10_ms(
     assert done.returncode == 0, done
     assert statistics.median(map(int, done.stdout.split())) <= 10_000
     with Region(here.group.region, groups.ALLOCATION) as region:
-        assert region.counts.lock_recoveries == 41
+        assert region.use().lock_recoveries == 41
     assert here.group.used == sum(here.group.slots().values()) == 41 * MIB
 
 
@@ -295,7 +295,7 @@ def test_the_257th_process_is_refused(place: Make) -> None:
     words = "256 processes of this container use a GPU, and there may be no more"
     assert said == f"podfabric: {words}\n"
     with Region(here.group.region, groups.ALLOCATION) as region:
-        assert region.counts.refused_slots == 1
+        assert region.use().refused_slots == 1
 
 
 def test_the_slots_of_processes_whose_pid_is_anothers_now_are_taken(place: Make) -> None:

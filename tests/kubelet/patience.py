@@ -3,7 +3,7 @@
 import pytest
 
 from deviceplugin import pool_service, reconcile
-from deviceplugin.gpus import near, start
+from deviceplugin.gpus import start
 from deviceplugin.kubelet import records
 from tests.waiting import PATIENCE
 
@@ -12,5 +12,5 @@ from tests.waiting import PATIENCE
 def kubelet_may_take_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """What anybody asks of the kubelet they are told, however late."""
     monkeypatch.setattr(records, "KUBELET_TIMEOUT", PATIENCE)
-    for module in (pool_service, reconcile, near, start):
+    for module in (pool_service, reconcile, start):
         monkeypatch.setattr(module, "ASK_KUBELET", PATIENCE)

@@ -221,7 +221,7 @@ spec:
             - name: pod-resources
               mountPath: {{ $root.Values.host.kubeletDir }}/pod-resources
               readOnly: true
-            # CDI specifications, of pools with `cdi: true`.
+            # CDI specifications, of pools with `cdi: true` and of parts of GPUs.
             - name: cdi
               mountPath: /var/run/cdi
             # Device-information files, which Multus copies into a pod's network-status.

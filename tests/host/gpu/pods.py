@@ -217,9 +217,10 @@ class GroupsNode:
         def is_whole() -> bool:
             nonlocal alive
             with LimitsFile(self.groups.root / group / "limits") as limits:
+                before = limits.header().sequence
                 known = limits.processes()
                 alive = {slot: each.host_pid for slot, each in known.items() if each.alive}
-                return not limits.is_changing()
+                return bool(before % 2 == 0 and limits.header().sequence == before)
 
         until(is_whole, pause=0.0005)
         return alive

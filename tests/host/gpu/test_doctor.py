@@ -33,7 +33,7 @@ def examine(tmp_path: Path) -> Iterator[Callable[..., Examine]]:
                 kubelet=tmp_path / "kubelet",
             )
             paths.etc.mkdir()
-            paths.config.write_text("gpus: [{mode: units}]\ndevices: {gpuBinding: start}\n")
+            paths.config.write_text("gpus: [{mode: units}]\n")
             root = tmp_path / "driver"
             stack.enter_context(installed(root, TWO[:count], Behaviour(driver=R615)))
 

@@ -131,12 +131,3 @@ def test_a_process_that_the_agent_refuses_is_an_event_of_its_pod(
         client.register(0, version=2)
     until(lambda: api.events, what="event")
     assert told(api) == [(REFUSED, f"container main {refusals.VERSION}", "pod-of-a")]
-
-
-def test_a_region_that_is_gone_is_an_event_of_its_pod(node: ServedNode, api: FakeApi) -> None:
-    started = node.start()
-    for group in ("a", "b"):
-        node.container(group, Limit(FIRST, GIB, 1.0))
-    (started.groups.root / "a/region").unlink()
-    until(lambda: api.events, what="event")
-    assert told(api) == [(REFUSED, f"container main {refusals.REGION}", "pod-of-a")]

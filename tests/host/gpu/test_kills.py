@@ -115,7 +115,7 @@ class Killing:
     def recoveries(self) -> int:
         path = self._node.groups.root / "a/region"
         with Region(path, self._node.groups.read("a").allocation) as region:
-            return region.counts.lock_recoveries
+            return region.use().lock_recoveries
 
 
 @pytest.fixture

@@ -53,9 +53,8 @@ def test_a_driver_whose_module_is_not_loaded_is_an_error(
 def test_gpus_and_their_memory(opened: Nvml) -> None:
     assert opened.uuids() == [FIRST, SECOND]
     assert opened.driver_version() == "615.20.01"
-    assert (opened.minor(SECOND), opened.address(SECOND)) == (1, "0000:11:00.0")
     memory = opened.memory(FIRST)
-    assert (memory.total, memory.reserved, memory.used) == (8 * GIB, 600 * MIB, 0)
+    assert (memory.total, memory.reserved) == (8 * GIB, 600 * MIB)
     with pytest.raises(NvmlError, match="nvmlDeviceGetHandleByUUID"):
         opened.memory("GPU-ffffffff-0000-0000-0000-000000000000")
 

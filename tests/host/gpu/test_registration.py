@@ -14,9 +14,8 @@ from pathlib import Path
 import pytest
 
 from gpu import group_socket, layout
-from gpu.group_limits import Limit
+from gpu.group_limits import GroupError, Limit
 from gpu.group_socket import GroupSocket, Registrant
-from gpu.groups import GroupLeased
 from gpu.registration import CLIENTS, TICK
 from tests.host.gpu.pods import GPU, GroupsNode, MadeContainer, RegisteringProcess
 from tests.waiting import PATIENCE, until
@@ -225,23 +224,23 @@ def test_the_slots_of_a_process_that_dies_in_any_way_are_freed(
         dying.kill(number)
         until(lambda: node.alive("a") == {3: other.pid}, what="end of the slots")
         assert {each.registration for each in node.groups.read("a").processes.values()} == {1}
-        assert list(node.registrar.living.by_pid()) == [other.pid]
+        assert list(node.registrar.living._by_pid) == [other.pid]
 
 
 def test_the_end_of_a_process_that_cannot_be_written_at_once_is_written_later(
     node: GroupsNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As when no descriptor is left, or a process of the container holds a lease of the file."""
+    """As when no descriptor is left."""
     container, failed = node.container("a"), threading.Event()
 
-    def leased(group: str, slots: object) -> None:
+    def unwritten(group: str, slots: object) -> None:
         failed.set()
-        raise GroupLeased(group)
+        raise GroupError(group)
 
     with container.client(node.socket("a")) as client:
         assert client.register(3)[0] == layout.STATUS_OK
         with monkeypatch.context() as patch:
-            patch.setattr(node.groups, "bury", leased)
+            patch.setattr(node.groups, "bury", unwritten)
             client.kill()
             assert failed.wait(PATIENCE)
         until(lambda: node.alive("a") == {}, what="end of the process in the limits")
@@ -394,26 +393,6 @@ def test_each_of_256_processes_at_once_gets_its_slot(node: GroupsNode) -> None:
     until(lambda: node.alive("a") == {}, what="end of all")
 
 
-def test_processes_that_ask_at_once_are_registered_with_one_change_of_the_limits(
-    node: GroupsNode, tmp_path: Path
-) -> None:
-    container = node.container("a")
-    slots = [5, 9, 7, layout.SLOTS]
-    with ExitStack() as stack:
-        _, clients, requests = _asking(stack, container, tmp_path / "own.sock", slots)
-        before = _sequence(node)
-        node.registrar._answer("a", requests)
-        assert _sequence(node) == before + 2
-        for client, slot in zip(clients, slots, strict=True):
-            status, pid, registration = map(int, client.answer().split())
-            expected = (layout.STATUS_OK, client.pid, 1)
-            if slot == layout.SLOTS:
-                expected = (layout.STATUS_SLOT, 0, 0)
-            assert (status, pid, registration) == expected
-        assert node.alive("a") == {slots[n]: clients[n].pid for n in range(3)}
-    until(lambda: node.alive("a") == {}, what="end of all")
-
-
 def test_of_two_that_ask_at_once_for_one_slot_the_later_one_has_it(
     node: GroupsNode, tmp_path: Path
 ) -> None:
@@ -421,7 +400,8 @@ def test_of_two_that_ask_at_once_for_one_slot_the_later_one_has_it(
     container = node.container("a")
     with ExitStack() as stack:
         _, clients, requests = _asking(stack, container, tmp_path / "own.sock", [5, 5])
-        node.registrar._answer("a", requests)
+        for each in requests:
+            node.registrar._answer(*each)
         assert [client.answer().split()[0] for client in clients] == ["0", "0"]
         assert node.alive("a") == {5: clients[1].pid}
 
@@ -432,9 +412,11 @@ def test_a_failure_to_write_is_told_to_all_that_asked_at_once(
     container = node.container("a")
     with ExitStack() as stack:
         _, clients, requests = _asking(stack, container, tmp_path / "own.sock", [1, 2])
-        (node.groups.root / "a/limits").write_bytes(b"")
+        (node.groups.root / "a/limits").unlink()
+        node.groups._forget("a")
         descriptors = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
-        node.registrar._answer("a", requests)
+        for each in requests:
+            node.registrar._answer(*each)
         answers = [client.answer().split()[0] for client in clients]
         assert answers == [str(layout.STATUS_BUSY)] * 2
         assert len(os.listdir("/proc/self/fd")) == descriptors  # noqa: PTH208 - no pidfd is left
@@ -456,9 +438,3 @@ def _asking(
         request = layout.PfRequest.from_buffer_copy(peer.recv(8))
         requests.append((Registrant(GroupSocket("a", own), peer), request))
     return own, clients, requests
-
-
-def _sequence(node: GroupsNode) -> int:
-    content = (node.groups.root / "a/limits").read_bytes()
-    (number,) = struct.unpack_from("<Q", content, 16)
-    return int(number)

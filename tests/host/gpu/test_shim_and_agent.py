@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gpu import layout, nvml, refusals
+from gpu import layout, nvml
 from gpu.group_limits import Limit
-from gpu.refusals import LOOKS
 from gpu.watch import Watch
 from tests.host.gpu.driver_root import installed
 from tests.host.gpu.pods import GroupsNode, MadeContainer
@@ -119,7 +118,7 @@ def test_a_running_process_sees_new_limits(node: GroupsNode, start: Start) -> No
     process = start(node.container("a", limit=Limit(GPU, 2 * GIB, 1.0)))
     process.start()
     assert process.result("cuMemAlloc_v2", Out(8), 3 * GIB) == OUT_OF_MEMORY
-    node.groups.change("a", Limit(GPU, 4 * GIB, 1.0))
+    node.groups.make("a", Limit(GPU, 4 * GIB, 1.0))
     assert free(process) == 4 * GIB - RESERVE
     process.do("cuMemAlloc_v2", Out(8), 3 * GIB)
 
@@ -148,7 +147,7 @@ def test_without_an_agent_a_process_gets_no_gpu_and_with_the_next_one_it_does(
     until(lambda: len(node.alive("a")) == 1, what="end of one that an earlier agent registered")
 
 
-def test_a_process_that_finds_a_region_of_another_version_gets_no_gpu_and_its_pod_is_told(
+def test_a_process_that_finds_a_region_of_another_version_gets_no_gpu(
     node: GroupsNode, start: Start
 ) -> None:
     process = start(node.container("a", limit=Limit(GPU, 2 * GIB, 1.0)))
@@ -160,15 +159,9 @@ def test_a_process_that_finds_a_region_of_another_version_gets_no_gpu_and_its_po
     process.process.kill()
     (line,) = process.ended()[1].splitlines()
     assert line.startswith("podfabric: ") and "region is not of version 1" in line
-    watch = Watch(node.groups, node.registrar._tenants, node.registrar.living, dict, node.told)
-    for _ in range(LOOKS):
-        watch.look(None)
-    assert node.refused() == [("a", refusals.REGION)]
 
 
-def test_a_process_that_finds_no_slot_gets_no_gpu_and_its_pod_is_told(
-    node: GroupsNode, start: Start
-) -> None:
+def test_a_process_that_finds_no_slot_gets_no_gpu(node: GroupsNode, start: Start) -> None:
     """All slots are of one process that lives, and each shim takes one."""
     container = node.container("a", limit=Limit(GPU, 2 * GIB, 1.0))
     running, refused = start(container), start(container)
@@ -177,8 +170,4 @@ def test_a_process_that_finds_no_slot_gets_no_gpu_and_its_pod_is_told(
     with (node.groups.root / "a/region").open("r+b") as region:
         region.seek(layout.SLOT_AT)
         region.write(taken * layout.SLOTS)
-    watch = Watch(node.groups, node.registrar._tenants, node.registrar.living, dict, node.told)
-    watch.look(None)
     assert refused.result("cuInit", 0) == SYSTEM_NOT_READY
-    watch.look(None)
-    assert node.refused() == [("a", refusals.FULL)]

@@ -35,12 +35,9 @@ def node() -> Iterator[WholeNode]:
         yield made
 
 
-def start(
-    node: WholeNode, binding: str = "admission", pool: Mapping[str, str] = UNITS, **limits: object
-) -> None:
+def start(node: WholeNode, pool: Mapping[str, str] = UNITS, **limits: object) -> None:
     node.configure(
         gpus=[pool],
-        devices={"gpuBinding": binding},
         gpuLimits={"driverRoot": str(node.root / "driver"), **limits},
     )
     node.start_agent()
@@ -61,10 +58,7 @@ def admitted(node: WholeNode, name: str) -> tuple[Pod, MadeContainer, Mounts]:
 
 def mounts_of(node: WholeNode, pod: Pod, name: str) -> Mounts:
     """What a container of the pod has mounted."""
-    given = pod.containers[name]
-    if not given.cdi:
-        return given.mounts
-    (device,) = given.cdi
+    (device,) = pod.containers[name].cdi
     file = node.paths.cdi / f"podfabric-slot-{device.partition('=')[2]}.json"
     document = msgspec.json.decode(file.read_bytes())
     mounts = document["devices"][0]["containerEdits"]["mounts"]
@@ -84,11 +78,10 @@ def launch(process: Driver, times: int) -> None:
         process.do("cuLaunchKernel", function, *(1, 1, 1, 1, 1, 1), 0, None, None, None)
 
 
-@pytest.mark.parametrize("binding", ["admission", "start"])
 def test_a_container_is_limited_and_in_the_metrics_and_the_agents_end_changes_nothing(
-    node: WholeNode, binding: str
+    node: WholeNode,
 ) -> None:
-    start(node, binding)
+    start(node)
     _, container, mounts = admitted(node, "trainer")
     first = node.process(container, mounts)
     first.start()
@@ -134,7 +127,7 @@ def test_a_container_is_limited_and_in_the_metrics_and_the_agents_end_changes_no
 def test_processes_of_a_container_share_one_limit_where_each_has_pids_of_its_own(
     node: WholeNode,
 ) -> None:
-    start(node, "start")
+    start(node)
     uid = str(uuid.uuid4())
     asked = [{"name": "main", "limits": {MEMORY: 2, COMPUTE: 50}}]
     pod = node.kubelet.admit("trainer", asked, uid=uid)
@@ -175,7 +168,7 @@ def test_what_a_pod_had_is_gone_after_it(node: WholeNode) -> None:
 def test_an_agent_that_leaves_keeps_limits_until_the_last_container_has_ended(
     node: WholeNode,
 ) -> None:
-    start(node, "start")
+    start(node)
     pod, container, mounts = admitted(node, "trainer")
     node.kill_agent()
     node.start_agent("--until-empty", "0")

@@ -10,7 +10,7 @@ from agent import events as module
 from agent.events import KILLED, OVER, REFUSED, AgentEvents
 from base.pod import Pod
 from gpu.enforcement import OverUse
-from gpu.refusals import FULL, VERSION, Refusal
+from gpu.refusals import SLOT, VERSION, Refusal
 from gpu.tenants import Tenant
 from ipam.cluster.api import ClusterApi
 from tests.waiting import until
@@ -64,7 +64,7 @@ def test_a_pod_is_told_once_and_again_when_it_is_killed() -> None:
 def test_a_pod_is_told_once_of_each_reason_for_which_its_processes_get_no_gpu() -> None:
     api = Reported()
     events = AgentEvents(IN_CLUSTER, lambda environ: cast(ClusterApi, api))
-    told = [(tenant("a"), VERSION), (tenant("a"), VERSION), (tenant("a"), FULL)]
+    told = [(tenant("a"), VERSION), (tenant("a"), VERSION), (tenant("a"), SLOT)]
     for of, text in (*told, (tenant("b", container=""), VERSION)):
         events.of_gpu(Refusal(tenant=of, text=text))
     events.of_gpu(overuse("a"))
@@ -72,7 +72,7 @@ def test_a_pod_is_told_once_of_each_reason_for_which_its_processes_get_no_gpu() 
     events.close()
     assert api.events[:3] == [
         (REFUSED, f"container main {VERSION}", "a"),
-        (REFUSED, f"container main {FULL}", "a"),
+        (REFUSED, f"container main {SLOT}", "a"),
         (REFUSED, VERSION, "b"),  # the limits of a whole pod
     ]
     assert api.events[3][0] == OVER

@@ -39,9 +39,8 @@ def test_nothing_is_made_for_pools_without_limits(limits: AgentGpuLimits) -> Non
 
 
 def test_pools_with_limits_get_groups_which_stay_the_same(limits: AgentGpuLimits) -> None:
-    parts = limits.parts(config(UNITS, context_reserve=1 << 20))
+    parts = limits.parts(config(UNITS))
     assert parts.groups is not None
-    assert parts.context_reserve == 1 << 20
     assert limits.parts(config(REPLICAS)).groups is parts.groups
     assert "podfabric_gpu_nvml_up" in {family.name for family in limits.families()}
 
@@ -52,8 +51,7 @@ def test_changes_that_need_a_start_are_logged_once_and_not_taken(
     caplog.set_level(logging.INFO)
     limits.parts(config(UNITS))
     for _ in range(2):
-        parts = limits.parts(config(UNITS, on_overuse="kill", context_reserve=1))
-    assert parts.context_reserve == GpuLimitSettings().context_reserve
+        limits.parts(config(UNITS, on_overuse="kill"))
     assert [record.message for record in caplog.records] == [
-        "gpuLimits: onOveruse, contextReserve: when the agent starts again"
+        "gpuLimits: onOveruse: when the agent starts again"
     ]

@@ -223,7 +223,7 @@ def test_other_limits_than_were_allocated_are_found(
     server: GpuServer, memory: int, share: float
 ) -> None:
     group = server.hold(0, ["00000000.10g-25.0"])
-    server.groups.change(group, Limit(servers.gpu_uuid(0), memory * GIB, share))
+    server.groups.make(group, Limit(servers.gpu_uuid(0), memory * GIB, share))
 
     found = _only(server.paths, "GPU limits")
 
@@ -254,7 +254,7 @@ def test_without_nvml_the_driver_is_a_warning(server: GpuServer, tmp_path: Path)
 def test_a_container_whose_start_chooses_its_gpu_has_no_limits_before_that(
     server: GpuServer,
 ) -> None:
-    server.hold(0, ["00000000.10g-25.0"], limited=False, cdi=True, group="")
+    server.hold(0, ["00000000.10g-25.0"], limited=False, group="")
 
     assert _only(server.paths, "GPU limits").status == "not applicable"
 

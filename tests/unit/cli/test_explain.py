@@ -170,9 +170,9 @@ def test_what_a_pod_has_of_a_gpu_is_shown_with_the_cost_of_the_way_to_its_hca(
         shell = Shell(paths, monkeypatch, capsys)
         _prepared(paths, 'pools: [{name: "rdma/hca", mode: exclusive}]')
         units = GpuPoolConfig(mode="units", memory=8 << 30, reserve=0)
-        config = DevicePluginConfig(pools=CONFIG.pools, gpus=(units,), gpu_binding="start")
+        config = DevicePluginConfig(pools=CONFIG.pools, gpus=(units,))
         groups = Groups(paths.run / "gpu", rooms=PlainRooms())
-        parts = GpuParts(groups=groups, obstacle=lambda mount: None)
+        parts = GpuParts(groups=groups, obstacle=lambda: None)
         plugin = DevicePlugin(paths, config, gpu_parts=parts)
         with Kubelet(paths.kubelet) as kubelet:
             plugin.start()

@@ -221,7 +221,7 @@ def test_a_pods_parts_are_explained_with_use_and_the_way_to_its_hca(
     paths: Paths, shell: Shell
 ) -> None:
     server = GpuServer(paths, f'pools: [{{name: "rdma/hca", mode: exclusive}}]\n{SLICES}')
-    parts = GpuParts(groups=server.groups, obstacle=lambda mount: None)
+    parts = GpuParts(groups=server.groups, obstacle=lambda: None)
     plugin = DevicePlugin(paths, load(paths.config), gpu_parts=parts)
     with Kubelet(paths.kubelet) as kubelet:
         plugin.start()

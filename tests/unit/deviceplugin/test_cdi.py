@@ -11,7 +11,7 @@ import pytest
 
 from base.paths import Paths
 from deviceplugin.allocate import cdi
-from deviceplugin.allocate.nodes import DeviceNode
+from host.device_nodes import DeviceNode
 
 HCA, OTHER = "0000:00:00.1", "0001:af:00.0"
 

@@ -17,14 +17,13 @@ def gpus(text: str) -> tuple[GpuPoolConfig, ...]:
 
 def test_replicas_are_read() -> None:
     (pool,) = gpus(
-        "[{mode: replicas, name: example.com/shared-gpu, replicas: 4, maxPerContainer: 1,"
+        "[{mode: replicas, name: example.com/shared-gpu, replicas: 4,"
         ' devices: ["1A:00.0"], driverMount: {host: /opt/nvidia/, container: /usr/local/nvidia}}]'
     )
     assert pool == GpuPoolConfig(
         mode="replicas",
         resource="example.com/shared-gpu",
         replicas=4,
-        most=1,
         placement="spread",
         devices=("0000:1a:00.0",),
         driver_mount=SharedFile("/opt/nvidia", "/usr/local/nvidia"),
@@ -92,10 +91,8 @@ def test_slices_are_the_default_mode() -> None:
 def test_units_have_alnairs_names() -> None:
     (pool,) = gpus("[{mode: units}]")
     assert pool.resources == ("alnair/vgpu-memory", "alnair/vgpu-compute")
-    assert (pool.unit, pool.compat) == (1 << 30, None)
+    assert pool.unit == 1 << 30
     (other,) = gpus("[{mode: units, memoryName: a/m, computeName: a/c, unit: 2Gi, memory: 80Gi}]")
-    (compatible,) = gpus("[{mode: units, compat: alnair}]")
-    assert compatible.compat == "alnair"
     assert (other.resources, other.unit, other.memory) == (("a/m", "a/c"), 2 << 30, 80 << 30)
 
 
@@ -113,10 +110,9 @@ def test_every_key_is_in_the_document() -> None:
         ("[{shapes: [{name: a/b, memory: 1GB, compute: 1}]}]", "expected bytes, such as"),
         ("[{mode: units, unit: 1Mi}]", "would be 81920 ids, and a kubelet accepts 52428"),
         ("[{mode: units, name: a/b}]", "is for mode replicas, this pool's is units"),
-        ("[{mode: units, compat: hami}]", r"gpus\[0\].compat: 'hami': expected one of alnair"),
         (
-            "[{compat: alnair, shapes: [{name: a/b, memory: 1Gi, compute: 1}]}]",
-            r"gpus\[0\].compat: is for mode units, this pool's is slices",
+            "[{driverMount: {}, shapes: [{name: a/b, memory: 1Gi, compute: 1}]}]",
+            r"gpus\[0\].driverMount: is for mode replicas, this pool's is slices",
         ),
         ("[{mode: units, memory: true}]", "gpus.0..memory: True: expected bytes"),
         ("[{mode: units, memoryName: a/b, computeName: a/b}]", "a/b: the resource already exists"),

@@ -22,11 +22,10 @@ def test_a_file_without_the_part_has_the_defaults() -> None:
 
 
 def test_every_key_is_read() -> None:
-    read = parsed("{driverRoot: /run/nvidia/driver, onOveruse: kill, contextReserve: 500Mi}")
+    read = parsed("{driverRoot: /run/nvidia/driver, onOveruse: kill}")
     assert read.gpu_limits == GpuLimitSettings(
         driver_root=Path("/run/nvidia/driver"),
         on_overuse="kill",
-        context_reserve=500 << 20,
     )
 
 
@@ -38,7 +37,6 @@ def test_every_key_is_read() -> None:
         ("{driverRoot: run/nvidia}", "gpuLimits.driverRoot: 'run/nvidia': expected the path"),
         ("{driverRoot: /run/../nvidia}", "gpuLimits.driverRoot: '/run/../nvidia'"),
         ("{onOveruse: stop}", "gpuLimits.onOveruse: 'stop': expected one of report, kill"),
-        ("{contextReserve: lots}", "gpuLimits.contextReserve: 'lots': expected bytes"),
     ],
 )
 def test_a_mistake_names_the_key(text: str, error: str) -> None:
@@ -50,7 +48,7 @@ def test_a_slice_that_is_too_small_for_a_context_is_refused() -> None:
     text = r"gpus\[0\].shapes\[0\].memory: 400Mi is not enough .* charged with 400Mi"
     with pytest.raises(ConfigError, match=text):
         parsed("{}", SLICE)
-    parsed("{contextReserve: 399Mi}", SLICE)
+    parsed("{}", SLICE.replace("400Mi", "401Mi"))
 
 
 def test_a_unit_may_be_smaller_since_a_container_asks_for_several() -> None:

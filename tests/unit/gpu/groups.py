@@ -5,8 +5,9 @@ import shutil
 from pathlib import Path
 
 from base import files
-from gpu.group_limits import Limit
-from gpu.groups import Groups
+from gpu.group_limits import GroupError, Limit
+from gpu.groups import GroupFiles, Groups
+from gpu.limits_file import GpuEntry
 
 
 class PlainRooms:
@@ -38,11 +39,16 @@ class FileGroups(Groups):
             directory.mkdir(parents=True)
             (directory / "region").touch()
             (directory / "agent").mkdir()
-            self._put(group, limit)
+        self._put(group, limit)
         return directory
 
-    def change(self, group: str, limit: Limit) -> None:
-        self._put(group, limit)
+    def read(self, group: str) -> GroupFiles:
+        try:
+            limit = Limit(*json.loads((self.root / group / "limits").read_text()))
+        except FileNotFoundError:
+            raise GroupError(group) from None
+        entry = GpuEntry(uuid=b"", memory_bytes=0, context_bytes=0, share=1.0)
+        return GroupFiles(limit=limit, in_force=entry, processes={}, allocation=b"", sequence=2)
 
     def remove(self, group: str) -> None:
         self.gone.append(group)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpu.sampled_time import UsedTime
-from gpu.shares import RECENT, TICK, GroupShare, GroupUsage, corrected
+from gpu.shares import TICK, GroupShare, GroupUsage, corrected
 from gpu.time_account import LaunchTimes
 
 SLICE = 0.002  # what a process gets of the GPU in a turn
@@ -226,7 +226,6 @@ class Simulation:
         usages = {
             name: GroupUsage(
                 used=UsedTime(used[name]),
-                active=self.now - max(group.waited, group.launched) <= RECENT,
                 longest_kernel=max(process.estimate for process in group.processes),
                 times=LaunchTimes(**group.times),
                 at=self.now,

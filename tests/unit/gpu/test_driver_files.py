@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from gpu import driver_files
-from gpu.driver_files import INSIDE, REAL, SharedFile, installed, resolved, shared
+from gpu.driver_files import INSIDE, REAL, installed, resolved, shared
 from host.errors import HostError
 
 VERSION = "580.65.06"
@@ -105,7 +105,7 @@ def test_the_shims_lie_over_every_name_in_the_directories_of_both_families(
     install(root)
     (root / "usr/bin").mkdir()
     (root / "usr/bin/nvidia-smi").touch()
-    files = shared(installed(root), Path("/opt/driver"), shims, None)
+    files = shared(installed(root), Path("/opt/driver"), shims)
     by_path = {file.container: file.host for file in files}
     assert len(by_path) == len(files)
     for directory in INSIDE:
@@ -121,27 +121,8 @@ def test_the_shims_lie_over_every_name_in_the_directories_of_both_families(
     assert all(file.read_only for file in files)
 
 
-def test_in_a_mounted_directory_the_shims_lie_over_the_drivers_files(
-    root: Path, shims: Path
-) -> None:
-    """As on Google's nodes, where the driver's directory is mounted whole."""
-    install(root, "lib64")
-    driver = Path("/home/kubernetes/bin/nvidia")
-    files = shared(installed(root), driver, shims, SharedFile(str(driver), "/usr/local/nvidia"))
-    inside = "/usr/local/nvidia/lib64"
-    assert {file.container: file.host for file in files} == {
-        f"{inside}/libcuda.so.{VERSION}": str(shims / "libpfcuda.so"),
-        f"{inside}/libnvidia-ml.so.{VERSION}": str(shims / "libpfnvml.so"),
-        REAL["libcuda.so"]: f"{driver}/lib64/libcuda.so.{VERSION}",
-        REAL["libnvidia-ml.so"]: f"{driver}/lib64/libnvidia-ml.so.{VERSION}",
-    }
-
-
-def test_a_mount_without_the_driver_and_missing_shims_are_errors(root: Path, shims: Path) -> None:
+def test_missing_shims_are_an_error(root: Path, shims: Path) -> None:
     install(root)
-    mount = SharedFile("/opt/other", "/usr/local/nvidia")
-    with pytest.raises(HostError, match=r"driverMount.host: /opt/other does not have /opt/driver"):
-        shared(installed(root), Path("/opt/driver"), shims, mount)
     (shims / "libpfnvml.so").unlink()
     with pytest.raises(HostError, match=r"has no libpfnvml.so: run `podfabric install --gpu`"):
-        shared(installed(root), Path("/"), shims, None)
+        shared(installed(root), Path("/"), shims)

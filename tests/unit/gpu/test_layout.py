@@ -30,7 +30,6 @@ CONSTANTS = {
     "PF_SLOTS": layout.SLOTS,
     "PF_LIMITS_MAGIC": layout.LIMITS_MAGIC,
     "PF_REGION_MAGIC": layout.REGION_MAGIC,
-    "PF_NO_LIMIT": layout.NO_LIMIT,
     "PF_NOT_MEASURED": layout.NOT_MEASURED,
     "PF_MUTEX_KIND": layout.MUTEX_KIND,
     "PF_MUTEX_KIND_AT": layout.MUTEX_KIND_AT,

@@ -6,10 +6,9 @@ from prometheus_client.metrics_core import Metric
 
 from base.pod import Pod
 from gpu import metrics
-from gpu.group_limits import NO_LIMIT
 from gpu.inventory import LimitedGPU
 from gpu.limits_file import GpuEntry
-from gpu.region import RegionCounts, RegionUse
+from gpu.region import RegionUse
 from gpu.samples import GpuSample, NodeSample, TenantSample
 from gpu.tenants import Tenant
 from tests.unit.gpu.made import GIB, A, B
@@ -18,7 +17,6 @@ USE = RegionUse(
     used_bytes=3 * GIB,
     peak_bytes=4 * GIB,
     denied=5,
-    external_imports=6,
     tat=0,
     backlogged_at=0,
     longest_ns=0,
@@ -30,9 +28,11 @@ USE = RegionUse(
     launched_ns=0,
     finished_ns=0,
     paid_ns=0,
+    lock_recoveries=1,
+    stale_slots=2,
+    refused_slots=3,
     paid_finished_ns=0,
 )
-COUNTS = RegionCounts(lock_recoveries=1, stale_slots=2, refused_slots=3)
 
 
 def tenant(uuid: str = A, minor: int = 0, **more: object) -> TenantSample:
@@ -40,10 +40,8 @@ def tenant(uuid: str = A, minor: int = 0, **more: object) -> TenantSample:
         "tenant": Tenant(group="g", pod=Pod("ns", "pod", "uid"), container="main"),
         "uuid": uuid,
         "minor": minor,
-        "share": 0.5,
-        "in_force": GpuEntry(uuid=b"", memory_bytes=4 * GIB, context_bytes=0, share=0.25),
+        "in_force": GpuEntry(uuid=b"", memory_bytes=4 * GIB, context_bytes=0, share=0.5),
         "use": USE,
-        "counts": COUNTS,
         "processes": 2,
         "overhead_bytes": 10,
         "device_bytes": 2 * GIB,
@@ -54,11 +52,7 @@ def tenant(uuid: str = A, minor: int = 0, **more: object) -> TenantSample:
 
 
 def node(*tenants: TenantSample) -> NodeSample:
-    gpus = (
-        GpuSample(
-            uuid=A, minor=0, capacity_bytes=8 * GIB, unaccounted={7: 11}, unaccounted_bytes=11
-        ),
-    )
+    gpus = (GpuSample(uuid=A, minor=0, capacity_bytes=8 * GIB, unaccounted={7: 11}),)
     return NodeSample(at=100.0, nvml_up=True, tenants=tenants, gpus=gpus)
 
 
@@ -93,7 +87,6 @@ def test_every_metric_of_a_tenant_and_a_gpu_has_its_unit() -> None:
         "throttled_launches_total": 8,
         "launch_wait_seconds_total": 1.5,
         "last_launch_timestamp_seconds": 989.0,
-        "external_imports_total": 6,
         "processes": 2,
         "process_slots_stale_total": 2,
         "process_slots_refused_total": 3,
@@ -123,28 +116,24 @@ def test_series_have_the_labels_that_the_documentation_says_and_no_others() -> N
     holder, gpu = {"namespace", "pod", "container"}, {"gpu_uuid", "gpu"}
     on_gpu = {"limit", "used", "peak", "overhead", "device", "overuse"}
     names = {f"memory_{name}_bytes" for name in on_gpu}
-    names |= {"memory_denied", "memory_overuse_kills", "external_imports", "processes"}
+    names |= {"memory_denied", "memory_overuse_kills", "processes"}
     names |= {"compute_share_ratio", "compute_utilization_ratio", "launches"}
     names |= {"launch_wait_seconds", "throttled_launches", "last_launch_timestamp_seconds"}
-    of_group = {"process_slots_stale", "process_slots_refused", "lock_recoveries"}
+    names |= {"process_slots_stale", "process_slots_refused", "lock_recoveries"}
     of_gpu = {"capacity_bytes", "allocated_bytes", "allocated_share_ratio", "tenants"}
     assert labels(metrics.families(sample, {}, 101.0, 1000.0, limited)) == {
         "nvml_up": set(),
         **dict.fromkeys(names, holder | gpu),
-        **dict.fromkeys(of_group, holder),
         **dict.fromkeys(of_gpu | {"unaccounted_bytes", "withheld"}, gpu),
     }
 
 
 def test_what_is_not_known_is_left_out() -> None:
-    unlimited = GpuEntry(uuid=b"", memory_bytes=NO_LIMIT, context_bytes=0, share=1.0)
     found = at(
         101.0,
         node(
             tenant(
-                in_force=unlimited,
                 use=None,
-                counts=None,
                 device_bytes=None,
                 overuse_bytes=None,
                 utilization=None,
@@ -152,11 +141,11 @@ def test_what_is_not_known_is_left_out() -> None:
         ),
     )
     assert {name for name in found if name.startswith(("memory", "compute"))} == {
+        "memory_limit_bytes",
         "memory_overhead_bytes",
         "memory_overuse_kills_total",
         "compute_share_ratio",
     }
-    assert found["allocated_bytes"] == 8 * GIB
 
 
 def test_what_the_driver_said_is_left_out_once_it_is_old() -> None:

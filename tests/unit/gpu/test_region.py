@@ -109,13 +109,3 @@ def test_a_link_in_place_of_the_file_is_not_followed(path: Path, tmp_path: Path)
     (tmp_path / "link").symlink_to(path)
     with pytest.raises(RegionInvalid, match="Too many levels of symbolic links"):
         opened(tmp_path / "link")
-
-
-def test_room_that_a_tenant_took_beyond_the_files_size_is_taken_back(path: Path) -> None:
-    with opened(path) as reading:
-        assert not reading.cut()
-        with path.open("ab") as file:
-            file.write(b"x" * 10_000_000)
-        assert reading.cut()
-        assert path.stat().st_size == layout.REGION_SIZE
-        assert not reading.cut()

@@ -4,13 +4,12 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from gpu import layout
 from gpu.groups import Groups
 from gpu.sampled_time import UsedTime
-from gpu.share_controller import ShareController
+from gpu.shares import ShareController
 from tests.unit.gpu.groups import PlainRooms
 from tests.unit.gpu.made import A, B, limit
 
@@ -130,7 +129,6 @@ def test_what_is_settled_stays_when_limits_are_changed_or_written_again(
     for _ in range(3):
         control({("a", A): 0.5}, (A, B))
     assert _settled(groups, "a") == 0.5
-    groups.change("a", limit(share=0.6))
     groups.settle("a")
     groups.make("a", limit(share=0.6))
     assert _settled(groups, "a") == 0.5
@@ -171,25 +169,6 @@ def test_what_the_driver_may_not_tell_of_many_processes_is_not_settled(
         _says(groups, "a", **_paid(0.001 + n * 0.15))
         control({}, (A,))
     assert (_settled(groups, "a"), _in_force(groups, "a")) == (0, (0.3, 1.0))
-
-
-def test_what_is_settled_stays_while_the_tenant_keeps_its_limits_from_being_read(
-    groups: Groups, control: Control, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Then `read` answers what was configured: nothing is settled there. Its share would change."""
-    groups.make("a", limit(share=0.5))
-    _says(groups, "a", **_paid(0.001))
-    for _ in range(3):
-        control({("a", A): 0.5}, (A,))
-    _says(groups, "a", **_paid(0.001), last_launch=time.monotonic_ns() + NS // 2)
-    files = groups.read("a")
-    entry = files.in_force
-    configured = msgspec.structs.replace(entry, settled_ns=0, kappa=1.0)
-    leased = msgspec.structs.replace(files, in_force=configured, allocation=b"")
-    with monkeypatch.context() as patch:
-        patch.setattr(groups, "read", lambda _: leased)
-        control({("a", A): 0.5}, (A,))
-    assert _settled(groups, "a") == 0.5
 
 
 def test_a_tick_that_came_far_too_late_is_not_settled(

@@ -27,19 +27,10 @@ def _ticks(group: GroupShare, *seen: tuple[float, float, float]) -> GroupShare:
             launched=launched, finished=finished, paid=launched, paid_finished=finished
         )
         usage = GroupUsage(
-            used=UsedTime(used * shares.TICK), active=True, times=times, at=100 + tick * shares.TICK
+            used=UsedTime(used * shares.TICK), times=times, at=100 + tick * shares.TICK
         )
         group = shares.corrected(group, usage)
     return group
-
-
-def test_kappa_of_an_idle_group_goes_back_to_one() -> None:
-    large, small = _at(0.5, 8.0), _at(0.5, 1 / 8)
-    idle = GroupUsage(used=UsedTime())
-    for _ in range(600):
-        large, small = shares.corrected(large, idle), shares.corrected(small, idle)
-    assert large.kappa == pytest.approx(1, abs=0.01)
-    assert small.kappa == pytest.approx(1, abs=0.01)
 
 
 @pytest.mark.parametrize(("used", "launched", "bound"), [(1.0, 1e-3, 16.0), (0.0, 10, 1 / 16)])
@@ -71,7 +62,7 @@ def _rounded_up(group: GroupShare, ticks: int, more: float) -> GroupShare:
         done = tick * 0.1
         times = LaunchTimes(launched=done, finished=done, paid=done, paid_finished=done)
         used = UsedTime(0.1 + more, rounding=0.05)
-        usage = GroupUsage(used=used, active=True, times=times, at=tick * shares.TICK)
+        usage = GroupUsage(used=used, times=times, at=tick * shares.TICK)
         group = shares.corrected(group, usage)
     return group
 
@@ -93,7 +84,7 @@ def test_many_small_processes_are_held_to_the_share_by_estimates(
         done = tick * share * shares.TICK
         times = LaunchTimes(launched=done, finished=done, paid=done, paid_finished=done)
         told = UsedTime(rounding=processes * ROUNDING * shares.TICK)
-        usage = GroupUsage(used=told, active=True, times=times, at=tick * shares.TICK)
+        usage = GroupUsage(used=told, times=times, at=tick * shares.TICK)
         group = shares.corrected(group, usage)
     assert (group.settled, group.kappa) == (0, 1)
 
@@ -117,7 +108,7 @@ def test_a_long_kernel_beside_short_ones_does_not_make_them_dearer() -> None:
         times = LaunchTimes(
             launched=60 + short, finished=short, paid=60 + short, paid_finished=short
         )
-        usage = GroupUsage(used=UsedTime(0.25), active=True, times=times, at=tick * shares.TICK)
+        usage = GroupUsage(used=UsedTime(0.25), times=times, at=tick * shares.TICK)
         group = shares.corrected(group, usage)
     assert (group.settled, group.kappa) == (0, 1)
 
@@ -128,13 +119,13 @@ def test_what_is_launched_and_not_finished_is_neither_owed_nor_given_back() -> N
 
 def test_nothing_is_corrected_while_the_driver_does_not_tell_of_the_gpu() -> None:
     group = _at(0.5, kappa=2.0)
-    unknown = GroupUsage(used=None, active=True, times=LaunchTimes(launched=9), at=1.0)
+    unknown = GroupUsage(used=None, times=LaunchTimes(launched=9), at=1.0)
     assert shares.corrected(group, unknown) == group
 
 
 def test_use_that_was_not_told_for_a_while_is_not_settled_later() -> None:
     group = _ticks(_at(0.5), (0.5, 0.25, 0.25))
-    unknown = GroupUsage(used=None, active=True, at=110.0)
+    unknown = GroupUsage(used=None, at=110.0)
     group = shares.corrected(group, unknown)
     again = _ticks(group, (0.5, 0.25, 0.25), (0.5, 0.25, 0.25))
     assert (again.kappa, again.settled) == (1, 0)
@@ -143,7 +134,7 @@ def test_use_that_was_not_told_for_a_while_is_not_settled_later() -> None:
 def test_a_group_whose_region_cannot_be_read_any_more_pays_for_what_it_uses() -> None:
     group = _ticks(_at(0.5), (0.5, 0.25, 0.25))
     for tick in range(4):
-        spoiled = GroupUsage(used=UsedTime(0.25), active=True, at=101.0 + tick * shares.TICK)
+        spoiled = GroupUsage(used=UsedTime(0.25), at=101.0 + tick * shares.TICK)
         group = shares.corrected(group, spoiled)
     assert group.settled == pytest.approx(4 * 0.25)
 
@@ -153,7 +144,7 @@ def test_a_change_of_the_share_is_settled_neither_way() -> None:
     group = _ticks(_at(0.9999), (1.0, 0.5, 0.5), (1.0, 0.5, 0.5))
     held = msgspec.structs.replace(group, share=0.3)
     times = LaunchTimes(launched=1.15, finished=1.15, paid=1.15, paid_finished=1.15)
-    usage = GroupUsage(used=UsedTime(0.15), active=True, times=times, at=101.5)
+    usage = GroupUsage(used=UsedTime(0.15), times=times, at=101.5)
     after = shares.corrected(held, usage)
     assert (after.kappa, after.settled) == (1, 0)
 
@@ -167,7 +158,7 @@ def test_nothing_that_a_tenant_writes_breaks_the_account(
         times = LaunchTimes(
             launched=launched, finished=finished, paid=paid, paid_finished=paid_finished
         )
-        usage = GroupUsage(used=UsedTime(used), active=True, times=times, at=tick * shares.TICK)
+        usage = GroupUsage(used=UsedTime(used), times=times, at=tick * shares.TICK)
         group = shares.corrected(group, usage)
         assert time_account.LEAST_KAPPA <= group.kappa <= time_account.MOST_KAPPA
         assert abs(group.settled) <= 2**63 / 1e9
@@ -178,20 +169,9 @@ def _observe(**fields: int) -> GroupUsage:
     return observe(UsedTime(), RegionUse(**{**nothing, **fields}), 1000 * S)
 
 
-def test_a_launch_of_the_last_200_ms_makes_a_group_active() -> None:
-    assert _observe(last_launch=1000 * S - S // 5).active
-    assert not _observe(last_launch=1000 * S - S // 4).active
-
-
-def test_a_group_that_waits_is_active_although_it_does_not_launch() -> None:
-    assert _observe(backlogged_at=1000 * S - S // 10, last_launch=990 * S).active
-    assert not _observe(backlogged_at=999 * S).active
-
-
 def test_what_a_tenant_writes_into_the_region_stays_within_bounds() -> None:
     most = 2**64 - 1
     usage = _observe(backlogged_at=most, last_launch=most, longest_ns=most, longest_at=1000 * S)
-    assert not usage.active
     assert usage.longest_kernel == 60
     assert _observe(longest_ns=S, longest_at=most).longest_kernel == 0
 

@@ -70,7 +70,7 @@ class GpuNode:
     def start(self) -> None:
         """Start the plugin, after the present one was closed."""
         groups = self.own_groups or self.groups
-        parts = GpuParts(groups=groups, obstacle=lambda mount: None)
+        parts = GpuParts(groups=groups, obstacle=lambda: None)
         self.plugin = DevicePlugin(self.paths, self.config, gpu_parts=parts)
         self.plugin.start()
 

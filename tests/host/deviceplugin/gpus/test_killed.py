@@ -56,7 +56,7 @@ class Steps:
 @pytest.fixture
 def node(paths: Paths, kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch) -> Iterator[GpuNode]:
     monkeypatch.setattr(start, "ASK_KUBELET", PATIENCE)
-    new_node = GpuNode(paths, [units(8)], gpu_binding="start")
+    new_node = GpuNode(paths, [units(8)])
     await_lists(kubelet)
     yield new_node
     new_node.plugin.close()
@@ -109,7 +109,7 @@ def test_start_after_a_kill_at_any_step_of_a_start_is_whole(
         return done
 
     steps = next(step for step in range(1, 16) if not start_killed(step)) - 1
-    assert steps >= 6  # twice fsync and rename, and two writes of limits
+    assert steps >= 5  # twice fsync and rename, and a write of limits
 
 
 def test_pod_after_a_kill_at_any_step_of_an_allocate_has_what_it_asks_for(

@@ -23,16 +23,15 @@ from tests.waiting import PATIENCE
 SHARED = "example.com/shared-gpu"
 
 
-@pytest.mark.parametrize("binding", ["admission", "start"])
 def test_what_containers_hold_is_served_and_nothing_else_offered(
-    paths: Paths, kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch, binding: str
+    paths: Paths, kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(start, "ASK_KUBELET", PATIENCE)
     whole = GpuPoolConfig(
         mode="replicas", resource=SHARED, replicas=4, devices=(gpu_uuid(1),), placement="spread"
     )
     pool = PoolConfig(resource="rdma/hca", cdi=True)
-    node = GpuNode(paths, [whole, units(8)], [pool], gpu_binding=binding)
+    node = GpuNode(paths, [whole, units(8)], [pool])
     try:
         for resource, count in ((MEMORY, 8), (COMPUTE, 100), (SHARED, 4)):
             kubelet.wait(lambda: kubelet.allocatable(resource) == count)  # noqa: B023

@@ -13,7 +13,7 @@ from deviceplugin.plugin import DevicePlugin
 from deviceplugin.pools.config import DevicePluginConfig
 from gpu.driver_files import SharedFile
 from host.selinux import ATTRIBUTE, READ, WRITE
-from tests.host.deviceplugin.gpus.gpu_node import MEMORY, container, units
+from tests.host.deviceplugin.gpus.gpu_node import MEMORY, container, edits, units
 from tests.kubelet.devices import PodRejected
 from tests.kubelet.kubelet import Kubelet
 from tests.unit.gpu.groups import FileGroups
@@ -36,11 +36,11 @@ class ObstructedNode:
     def parts(self) -> GpuParts:
         return GpuParts(
             groups=self.groups,
-            obstacle=lambda mount: self.obstacle,
+            obstacle=lambda: self.obstacle,
             files=self.files,
         )
 
-    def files(self, mount: SharedFile | None) -> Sequence[SharedFile]:
+    def files(self) -> Sequence[SharedFile]:
         return self.shared
 
     def start(self, parts: GpuParts | None = None, **pool: object) -> None:
@@ -95,8 +95,8 @@ def test_where_the_kernel_has_selinux_containers_may_use_what_is_ours_and_nothin
     node.shared = (SharedFile(str(shim), "/lib/libcuda.so"), SharedFile(str(driver), "/lib/real"))
     node.start()
     kubelet.wait(lambda: kubelet.allocatable(MEMORY) == 8)
-    mounts = kubelet.admit("trainer", [container(memory=2)]).containers["main"].mounts
-    host = {inside: Path(path) for inside, (path, _) in mounts.items()}
+    found = edits(node.paths, kubelet.admit("trainer", [container(memory=2)]))
+    host = {each["containerPath"]: Path(each["hostPath"]) for each in found["mounts"]}
     labels = {"limits": READ, "region": WRITE, "agent": WRITE}
     for name, wanted in labels.items():
         assert os.getxattr(host[f"/run/podfabric/gpu/{name}"], ATTRIBUTE) == wanted
@@ -118,7 +118,7 @@ def test_too_few_units_for_a_context_are_refused_with_the_number_that_is_enough(
 ) -> None:
     node.start(unit=256 * MIB)
     kubelet.wait(lambda: kubelet.allocatable(MEMORY) == 32)
-    text = r"256 MiB of alnair/vgpu-memory: a CUDA context is charged with 400 MiB .* ask for 2 or"
+    text = r"256 MiB of alnair/vgpu-memory: a CUDA context is charged with 400 MiB, .* ask for 2 or"
     with pytest.raises(PodRejected, match=text):
         kubelet.admit("small", [container(memory=1)])
     kubelet.admit("enough", [container(memory=2)])

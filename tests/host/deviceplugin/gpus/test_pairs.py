@@ -9,9 +9,9 @@ from msgspec.structs import replace
 
 from base.paths import Paths
 from deviceplugin import checkpoint
-from deviceplugin.gpus import near, start
+from deviceplugin.gpus import start
 from deviceplugin.pools.config import PoolConfig
-from deviceplugin.pools.gpu_pool import GpuBinding, GpuPoolConfig, Shape
+from deviceplugin.pools.gpu_pool import GpuPoolConfig, Shape
 from host.selectors import Selector
 from host.topology import Distance, Topology
 from tests.host.deviceplugin.gpus.gpu_node import (
@@ -41,8 +41,7 @@ APART_GPUS, APART_HCAS = (*DGX_GPUS[:2], *DGX_GPUS[6:]), DGX_HCAS[2:6]
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (near, start):
-        monkeypatch.setattr(module, "ASK_KUBELET", PATIENCE)
+    monkeypatch.setattr(start, "ASK_KUBELET", PATIENCE)
 
 
 class PairNode:
@@ -81,7 +80,6 @@ class PairNode:
 def pair_node(
     server: Paths,
     mode: str,
-    binding: GpuBinding,
     choice: random.Random,
     gpus: Sequence[str] = DGX_GPUS,
     hcas: Sequence[str] = DGX_HCAS,
@@ -94,7 +92,7 @@ def pair_node(
     whole = {SLICE: 4, MEMORY: 8, COMPUTE: 100}
     with Kubelet(server.kubelet) as kubelet:
         kubelet._manager._choice = choice
-        node = GpuNode(server, [shared], [pool], gpu_binding=binding)
+        node = GpuNode(server, [shared], [pool])
         try:
             wanted = {HCA: 4 * len(hcas), **{name: whole[name] * len(gpus) for name in asked}}
             kubelet.wait(
@@ -119,28 +117,25 @@ MODES = [
 ]
 
 
-@pytest.mark.parametrize("binding", ["start", "admission"])
 @pytest.mark.parametrize(("mode", "order"), MODES)
 def test_gpu_and_hca_of_a_container_are_the_closest_that_are_free(
-    server: Paths, mode: str, binding: GpuBinding, order: str
+    server: Paths, mode: str, order: str
 ) -> None:
     """In all orders in which a kubelet allocates, while containers have the nearest ones."""
-    with pair_node(server, mode, binding, CHOICES[order]()) as node:
+    with pair_node(server, mode, CHOICES[order]()) as node:
         node.trainers(6)
         assert node.pairs() == [Distance.PIX] * 6
 
 
-@pytest.mark.parametrize("binding", ["start", "admission"])
 @pytest.mark.parametrize(("mode", "order"), MODES)
 def test_where_no_pair_is_at_one_switch_the_least_distance_counts_and_explain_has_its_cost(
     server: Paths,
     mode: str,
-    binding: GpuBinding,
     order: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    with pair_node(server, mode, binding, CHOICES[order](), APART_GPUS, APART_HCAS) as node:
+    with pair_node(server, mode, CHOICES[order](), APART_GPUS, APART_HCAS) as node:
         node.trainers(4)
         assert node.pairs() == [Distance.NODE] * 4
         server.config.write_text("{}")
@@ -150,11 +145,10 @@ def test_where_no_pair_is_at_one_switch_the_least_distance_counts_and_explain_ha
         assert "NODE, cost 20" in shell("explain", "trainer-3").out
 
 
-@pytest.mark.parametrize("binding", ["start", "admission"])
 @pytest.mark.parametrize("order", ["any", "another", "hca first", "slice first"])
-def test_hcas_are_near_a_gpu_that_has_room(server: Paths, binding: GpuBinding, order: str) -> None:
+def test_hcas_are_near_a_gpu_that_has_room(server: Paths, order: str) -> None:
     """Containers without an HCA have the first GPUs, whose HCAs are the least loaded then."""
-    with pair_node(server, "slices", binding, CHOICES[order]()) as node:
+    with pair_node(server, "slices", CHOICES[order]()) as node:
         for number in range(5):
             node.admit(f"lonely-{number}", {SLICE: 4})
         for number in range(3):

@@ -13,7 +13,6 @@ from deviceplugin.pools.flags import SHARED_GPU, parse_command_line
 from deviceplugin.pools.gpu_pool import GpuPoolConfig
 from tests.host.deviceplugin.node import Node
 from tests.host.deviceplugin.processes import running
-from tests.kubelet.devices import PodRejected
 from tests.kubelet.kubelet import Kubelet
 from tests.unit.gpu.driver import Driver
 from tests.unit.host.servers import gpu_uuid
@@ -95,20 +94,6 @@ def test_containers_are_spread_over_the_gpus(node: Node, kubelet: Kubelet) -> No
         kubelet.admit(f"trainer-{number}", [container()])
     minors = [entry.gpu.minor for entry in checkpoint.read(node.paths).allocations if entry.gpu]
     assert sorted(minors) == [0, 0, 1, 1]
-
-
-def test_container_gets_no_more_ids_than_the_pool_allows(
-    paths: Paths, driver: Driver, kubelet: Kubelet
-) -> None:
-    driver.load(1)
-    node = Node(paths, pool(most=1))
-    try:
-        kubelet.wait(lambda: kubelet.allocatable(RESOURCE) == 4)
-        with pytest.raises(PodRejected, match=r"a container may have 1 \(maxPerContainer\)"):
-            kubelet.admit("greedy", [container(2)])
-        kubelet.admit("modest", [container(1)])
-    finally:
-        node.plugin.close()
 
 
 def test_unknown_id_is_refused_by_name_and_gives_nothing(node: Node, kubelet: Kubelet) -> None:

@@ -4,11 +4,8 @@ import os
 from ctypes import sizeof
 from pathlib import Path
 
-import pytest
-
 from base.paths import Paths
 from deviceplugin import checkpoint
-from deviceplugin.pools.gpu_pool import GpuBinding
 from gpu import layout, processes
 from gpu.groups import Groups
 from gpu.registration import Registrar
@@ -43,12 +40,11 @@ def files_of(paths: Paths, *names: str) -> dict[Path, tuple[object, ...]]:
     }
 
 
-@pytest.mark.parametrize("binding", ["admission", "start"])
 def test_the_next_agent_touches_no_file_of_a_running_container(
-    paths: Paths, kubelet: Kubelet, binding: GpuBinding
+    paths: Paths, kubelet: Kubelet
 ) -> None:
     """Its device plugin, and its registrar, which adopts the processes."""
-    node = GpuNode(paths, [units(8)], gpu_binding=binding, groups=own_groups(paths))
+    node = GpuNode(paths, [units(8)], groups=own_groups(paths))
     try:
         kubelet.wait(lambda: kubelet.allocatable(MEMORY) == 16 and kubelet.allocatable(COMPUTE))
         for name, memory in (("first", 2), ("second", 7)):
@@ -65,7 +61,7 @@ def test_the_next_agent_touches_no_file_of_a_running_container(
                 region.seek(layout.SLOT_AT + 5 * sizeof(layout.PfSlot))
                 region.write(bytes(claimed))
         before, given = files_of(paths, "limits", "region"), checkpoint.read(paths).allocations
-        assert len(before) == (4 if binding == "admission" else 6)
+        assert len(before) == 6
 
         node.plugin.close()
         node.own_groups = own_groups(paths)

@@ -12,7 +12,7 @@ from agent.metrics import Lasting
 from base.paths import Paths
 from deviceplugin import checkpoint, ledger, plugin
 from deviceplugin.kubelet import records
-from deviceplugin.pools.gpu_pool import GpuBinding, GpuPoolConfig, Shape
+from deviceplugin.pools.gpu_pool import GpuPoolConfig, Shape
 from gpu import service
 from tests.host.deviceplugin.gpus.gpu_node import (
     COMPUTE,
@@ -26,7 +26,6 @@ from tests.host.deviceplugin.gpus.gpu_node import (
     edits,
     given,
     gpu_node_of,
-    swap_nodes,
     units,
 )
 from tests.kubelet.devices import FirstOne, NotStarted, PodRejected
@@ -72,14 +71,13 @@ def states(node: GpuNode) -> dict[Path, tuple[int, ...]]:
     return {path: (of.st_ino, of.st_mtime_ns, of.st_ctime_ns) for path, of in found.items()}
 
 
-@pytest.mark.parametrize("binding", ["admission", "start"])
 @pytest.mark.parametrize("first", [MEMORY, COMPUTE])
 def test_alnairs_pod_has_memory_and_time_of_one_gpu_in_both_orders(
-    paths: Paths, first: str, binding: GpuBinding
+    paths: Paths, first: str
 ) -> None:
     seed = next(seed for seed in range(99) if first_of_two(seed) == first)
     with Kubelet(paths.kubelet, seed=seed) as kubelet:
-        node = GpuNode(paths, [units(8)], gpu_binding=binding)
+        node = GpuNode(paths, [units(8)])
         try:
             kubelet.wait(lambda: kubelet.allocatable(MEMORY) and kubelet.allocatable(COMPUTE))
             pod = kubelet.admit("trainer", [container(memory=2, compute=50)])
@@ -88,69 +86,43 @@ def test_alnairs_pod_has_memory_and_time_of_one_gpu_in_both_orders(
             assert bound(paths) == {gpu_uuid(0): (2, 50)}
             (limits,) = node.groups.limits().values()
             assert limits == (gpu_uuid(0), 2 * GIB, 0.5)
-            if binding == "start":
-                assert gpu_node_of(edits(paths, pod)) == "/dev/nvidia0"
-            else:
-                assert "/dev/nvidia0" in pod.containers["main"].devices
-                assert "/dev/nvidia1" not in pod.containers["main"].devices
+            assert gpu_node_of(edits(paths, pod)) == "/dev/nvidia0"
         finally:
             node.plugin.close()
 
 
-@pytest.mark.parametrize("binding", ["admission", "start"])
-def test_containers_of_a_compatible_pool_have_alnairs_variables(
-    paths: Paths, kubelet: Kubelet, binding: str
-) -> None:
-    node = GpuNode(paths, [units(8, compat="alnair")], gpu_binding=binding)
-    try:
-        kubelet.wait(lambda: kubelet.allocatable(MEMORY) == 16 and kubelet.allocatable(COMPUTE))
-        pods = [kubelet.admit(name, [container(memory=2, compute=30)]) for name in ("a", "b")]
-        pods.append(kubelet.admit("c", [container(memory=1)]))
-        variables = [pod.containers["main"].env for pod in pods]
-        time = "ALNAIR_VGPU_COMPUTE_PERCENTILE"
-        assert [each.get(time) for each in variables] == ["30", "30", None]
-        assert {each["ALNAIR_ID"] for each in variables} == node.groups.limits().keys()
-        assert len(node.groups.limits()) == 3
-        assert {*chain.from_iterable(variables)} - {"NVIDIA_VISIBLE_DEVICES"} == {time, "ALNAIR_ID"}
-    finally:
-        node.plugin.close()
+def test_containers_have_alnairs_variables(node: GpuNode, kubelet: Kubelet) -> None:
+    pods = [kubelet.admit(name, [container(memory=2, compute=30)]) for name in ("a", "b")]
+    pods.append(kubelet.admit("c", [container(memory=1)]))
+    variables = [dict(each.split("=") for each in edits(node.paths, pod)["env"]) for pod in pods]
+    time = "ALNAIR_VGPU_COMPUTE_PERCENTILE"
+    assert [each.get(time) for each in variables] == ["30", "30", None]
+    assert {each["ALNAIR_ID"] for each in variables} == node.groups.limits().keys()
+    assert len(node.groups.limits()) == 3
+    assert {*chain.from_iterable(variables)} - {"NVIDIA_VISIBLE_DEVICES"} == {time, "ALNAIR_ID"}
 
 
-@pytest.mark.parametrize("binding", ["admission", "start"])
-def test_containers_have_the_share_that_they_ask_for(
-    paths: Paths, kubelet: Kubelet, binding: str
-) -> None:
-    node = GpuNode(paths, [units(8)], gpu_binding=binding)
-    try:
-        kubelet.wait(lambda: kubelet.allocatable(MEMORY) == 16 and kubelet.allocatable(COMPUTE))
-        kubelet.admit("trainer", [container(memory=2, compute=30)])
-        (limit,) = node.groups.given.values()
-        assert limit.compute_share == 0.3
-    finally:
-        node.plugin.close()
-
-
-def test_container_with_limits_gets_no_gpu_that_its_image_asks_the_runtime_for(
-    node: GpuNode, kubelet: Kubelet
-) -> None:
-    pod = kubelet.admit("trainer", [container(memory=2, compute=50)])
-    assert pod.containers["main"].env == {"NVIDIA_VISIBLE_DEVICES": "void"}
+def test_containers_have_the_share_that_they_ask_for(node: GpuNode, kubelet: Kubelet) -> None:
+    kubelet.admit("trainer", [container(memory=2, compute=30)])
+    (limit,) = node.groups.given.values()
+    assert limit.compute_share == 0.3
 
 
 def test_container_sees_its_limits_and_cannot_change_them(node: GpuNode, kubelet: Kubelet) -> None:
     pod = kubelet.admit("trainer", [container(memory=2, compute=50)])
-    mounts = pod.containers["main"].mounts
+    mounts = edits(node.paths, pod)["mounts"]
     (group,) = node.groups.limits()
     directory = node.paths.run / "gpu" / group
-    assert mounts == {
-        "/run/podfabric/gpu/limits": (str(directory / "limits"), True),
-        "/run/podfabric/gpu/region": (str(directory / "region"), False),
-        "/run/podfabric/gpu/agent": (str(directory / "agent"), True),
+    assert {
+        mount["containerPath"]: (mount["hostPath"], mount["options"][0]) for mount in mounts
+    } == {
+        "/run/podfabric/gpu/limits": (str(directory / "limits"), "ro"),
+        "/run/podfabric/gpu/region": (str(directory / "region"), "rw"),
+        "/run/podfabric/gpu/agent": (str(directory / "agent"), "ro"),
     }
     assert {gpu.group for gpu in given(node.paths)} == {group}
 
 
-@pytest.mark.parametrize("binding", ["admission", "start"])
 @pytest.mark.parametrize("first", [MEMORY, COMPUTE])
 @pytest.mark.parametrize(
     ("gib", "held", "left"),
@@ -163,13 +135,12 @@ def test_request_that_fits_on_no_gpu_is_refused_with_the_room_of_each_and_leaves
     held: int,
     left: str,
     first: str,
-    binding: GpuBinding,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """There is room for it on both together, so the kubelet has the ids to ask with."""
     with Kubelet(paths.kubelet) as kubelet:
         kubelet._manager._choice = FirstOne(first)
-        node = GpuNode(paths, [units(gib)], gpu_binding=binding)
+        node = GpuNode(paths, [units(gib)])
         try:
             kubelet.wait(lambda: kubelet.allocatable(MEMORY) == 2 * gib)
             kubelet.wait(lambda: kubelet.allocatable(COMPUTE) == 200)
@@ -203,19 +174,6 @@ def test_ids_of_two_gpus_are_memory_of_one(node: GpuNode, kubelet: Kubelet) -> N
     assert len(bound(node.paths)) == 1
 
 
-def test_time_that_the_memorys_gpu_lacks_is_refused_and_never_of_another(
-    node: GpuNode, kubelet: Kubelet
-) -> None:
-    kubelet.admit("first", [container(memory=2, compute=80)])
-    before = bound(node.paths)
-    with pytest.raises(NotStarted, match=r"its memory is on nvidia0, and no GPU has .* 50 % free"):
-        kubelet.admit("second", [container(memory=2, compute=50)])
-    after = bound(node.paths)
-    assert after[gpu_uuid(0)] == (4, 80)  # its memory is reserved until the pod is gone
-    assert before[gpu_uuid(0)] == (2, 80)
-    assert gpu_uuid(1) not in after
-
-
 def test_time_alone_is_refused(node: GpuNode, kubelet: Kubelet) -> None:
     with pytest.raises(NotStarted, match="asks for alnair/vgpu-compute alone"):
         kubelet.admit("trainer", [container(compute=50)])
@@ -246,20 +204,6 @@ def test_containers_of_a_pod_have_limits_of_their_own(node: GpuNode, kubelet: Ku
     ]
 
 
-@pytest.mark.parametrize("listed", [True, False])
-def test_container_after_an_init_container_has_what_it_asks_for(paths: Paths, listed: bool) -> None:
-    with Kubelet(paths.kubelet, init_containers_listed=listed) as kubelet:
-        node = GpuNode(paths, [units(8)])
-        try:
-            kubelet.wait(lambda: kubelet.allocatable(MEMORY) and kubelet.allocatable(COMPUTE))
-            first = container("prepare", init=True, memory=2, compute=10)
-            kubelet.admit("trainer", [first, container("main", memory=4, compute=40)])
-            assert bound(paths) == {gpu_uuid(0): (4, 40)}
-            assert (gpu_uuid(0), 4 * GIB, 0.4) in list(node.groups.limits().values())
-        finally:
-            node.plugin.close()
-
-
 def test_restart_changes_nothing_of_a_running_container(node: GpuNode, kubelet: Kubelet) -> None:
     pod = kubelet.admit("trainer", [container(memory=2, compute=50)])
     files = states(node)
@@ -273,34 +217,6 @@ def test_restart_changes_nothing_of_a_running_container(node: GpuNode, kubelet: 
     assert node.groups.gone == []
     kubelet.run(pod)  # the container is started again
     assert given(node.paths) == before
-
-
-def test_lost_checkpoint_is_filled_with_the_gpu_that_the_container_has(
-    node: GpuNode, kubelet: Kubelet
-) -> None:
-    kubelet.admit("first", [container(memory=5, compute=50)])
-    kubelet.admit("second", [container(memory=5, compute=50)])
-    before = bound(node.paths)
-    assert before == {gpu_uuid(0): (5, 50), gpu_uuid(1): (5, 50)}
-    node.plugin.close()
-    node.paths.checkpoint.unlink()
-    node.start()
-    assert bound(node.paths) == before
-
-
-def test_container_whose_node_is_another_gpus_after_a_reboot_does_not_start(
-    node: GpuNode, kubelet: Kubelet
-) -> None:
-    """The kubelet gives a container that starts again the nodes of its first start."""
-    pod = kubelet.admit("trainer", [container(memory=2, compute=50)])
-    node.plugin.close()
-    swap_nodes(node.paths)
-    node.start()
-    await_restarted(kubelet)
-    with pytest.raises(
-        NotStarted, match=r"given /dev/nvidia0 for the GPU .*, which is nvidia1 now"
-    ):
-        kubelet.run(pod)
 
 
 def test_a_pod_that_is_gone_holds_nothing_and_is_in_no_metric_within_half_a_minute(
@@ -390,13 +306,3 @@ def test_slice_that_does_not_fit_is_refused_though_the_kubelet_has_an_old_list(
 def test_slices_of_two_shapes_are_refused(slices: GpuNode, kubelet: Kubelet) -> None:
     with pytest.raises(NotStarted, match="slices of one shape"):
         kubelet.admit("trainer", [container(others={SMALL: 1, LARGE: 1})])
-
-
-def test_old_checkpoint_without_gpus_is_read(paths: Paths) -> None:
-    paths.devices.mkdir(parents=True)
-    paths.checkpoint.write_text(
-        '{"version":2,"resources":["a/b"],"hcas":{},"allocations":[{"resource":"a/b","id":"0",'
-        '"devices":[],"time":"2026-01-02T03:04:05Z","boot_id":"x","adopted":false}],"offered":{}}'
-    )
-    (entry,) = checkpoint.read(paths).allocations
-    assert entry.gpu is None
