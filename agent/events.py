@@ -18,8 +18,8 @@ from base import msgspec_warmup
 if TYPE_CHECKING:
     from gpu.enforcement import OverUse
     from gpu.refusals import Refusal
-    from ipam.cluster.api import ClusterApi
     from ipam.cluster.events import PendingEvents
+    from ipam.cluster.rest_api import ClusterApi
 
 OVER, KILLED = "GpuMemoryOverUse", "GpuMemoryOverUseKilled"
 REFUSED = "GpuRefused"

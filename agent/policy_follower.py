@@ -12,18 +12,19 @@ from typing import cast
 
 from agent.policy_objects import AskingPod, FabricPolicy, NamespaceObject
 from base.documents import DocumentError
+from base.loops import Complaint
 from base.pod import Pod
 from base.text import printable
 from cni.policy import cluster, rules
 from cni.policy.cluster import ClusterPolicies, StoredPolicy
 from cni.policy.document import Rule, unknown
 from cni.spec.errors import CNIError
-from ipam.cluster.api import ApiError, ClusterApi, Refused
-from ipam.cluster.controller.complaints import Complaint
+from ipam.cluster.api import ApiError, Refused
 from ipam.cluster.controller.mirror import Mirror
 from ipam.cluster.events import PendingEvents
+from ipam.cluster.rest_api import ClusterApi
 from ipam.cluster.step_thread import StepThread
-from ipam.cluster.until_closed import UntilClosed
+from ipam.cluster.wrapped_api import UntilClosed
 
 UNREADABLE = "PolicyUnreadable"
 LOOK_EVERY = 30.0  # seconds, for a file that could not be written

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 
 from cni.policy import cluster
-from ipam.cluster.objects import Resource
+from ipam.cluster.api import Meta, Resource
 
 
 class FabricPolicy(Resource, frozen=True, kw_only=True):
@@ -35,6 +35,8 @@ class NamespaceObject(Resource, frozen=True, kw_only=True):
     KIND = "Namespace"
     PLURAL = "namespaces"
 
+    metadata: Meta
+
 
 class _PodSpec(msgspec.Struct, frozen=True, rename="camel"):
     service_account_name: str = ""
@@ -47,4 +49,5 @@ class AskingPod(Resource, frozen=True, kw_only=True):
     KIND = "Pod"
     PLURAL = "pods"
 
+    metadata: Meta
     spec: _PodSpec = _PodSpec()

@@ -9,9 +9,10 @@ import threading
 import time
 
 from ipam.addresses import MAPPED_FIRST, text
+from ipam.cluster.api import Meta
 from ipam.cluster.kubernetes_api import KubernetesApi
 from ipam.cluster.names import block_name
-from ipam.cluster.objects import AddressBlock, BlockSpec, Holder, Meta
+from ipam.cluster.objects import AddressBlock, BlockSpec, Holder
 from tests.api.server import api_server
 
 SECONDS = 15.0

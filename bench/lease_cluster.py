@@ -12,9 +12,10 @@ from typing import Any
 
 from bench.cpu import Usage
 from bench.lease_nodes import NodeProcess, Place, State
+from ipam.cluster.api import Meta
 from ipam.cluster.controller.reclaim import MARGIN
 from ipam.cluster.names import pool_name
-from ipam.cluster.objects import AddressBlock, AddressPool, Meta, PoolSpec
+from ipam.cluster.objects import AddressBlock, AddressPool, PoolSpec
 from tests.api.server import ApiServer, api_server
 from tests.waiting import until
 

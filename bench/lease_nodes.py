@@ -18,7 +18,7 @@ from cni.spec.result import Result
 from ipam.cluster.api import Unavailable
 from ipam.cluster.kubernetes_api import KubernetesApi
 from ipam.cluster.lessee import Lessee
-from ipam.cluster.rest_api import RestApi
+from ipam.cluster.rest_api import ClusterApi
 from ipam.cluster.rest_requests import Body, Lines, Query, Response
 from ipam.confirmed import boottime
 from ipam.plugin import AddressPlugin
@@ -136,7 +136,7 @@ class Node:
         self.transport = FaultyTransport(self._client._client)
         self.files = StoreFiles(place.directory)
         self.lessee = Lessee(
-            RestApi(self.transport, node=place.name),
+            ClusterApi(self.transport, node=place.name),
             self.files,
             place.name,
             place.boot,

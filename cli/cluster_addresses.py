@@ -16,12 +16,13 @@ from cli import output
 from cli.output import Cell, Table
 from ipam.addresses import Interval, parse, parse_interface, text
 from ipam.cluster import geometry
-from ipam.cluster.api import ApiError, ClusterApi, NotFound
-from ipam.cluster.controller.audit import contradictions
-from ipam.cluster.controller.block_index import BlockIndex
+from ipam.cluster.api import ApiError, NotFound
+from ipam.cluster.controller.block_index import BlockIndex, contradictions
 from ipam.cluster.controller.machines import Machines, Standing
+from ipam.cluster.controller.mirror import all_nodes
 from ipam.cluster.controller.reclaim import free_powered_off
 from ipam.cluster.objects import AddressBlock, AddressPool
+from ipam.cluster.rest_api import ClusterApi
 from ipam.cluster.sticky import is_let_go
 
 ATTEMPTS = 3  # for a block that changes meanwhile
@@ -225,7 +226,7 @@ def _reclaim(arguments: argparse.Namespace, api: ClusterApi) -> int:
 
 def _machines(api: ClusterApi, blocks: Iterable[AddressBlock]) -> Machines:
     """The machines; all blocks show which stores run on them."""
-    return Machines(api.nodes(), blocks, api.has_pods)
+    return Machines(all_nodes(api), blocks, api.has_pods)
 
 
 def _free(blocks: Iterable[AddressBlock], api: ClusterApi) -> int:

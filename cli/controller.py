@@ -114,7 +114,7 @@ def _serve(arguments: argparse.Namespace, ended: SimpleQueue[None], stack: ExitS
         ControllerProcess,
     )
     from ipam.cluster.kubernetes_api import KubernetesApi
-    from ipam.cluster.pace import Pace
+    from ipam.cluster.rest_requests import Pace
     from ipam.nv_ipam.pools import following
 
     msgspec_warmup.build()  # several threads read their first lists at the same time

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from cli.policy_check import CheckedPolicy, WrittenDefinition
     from cni.policy.document import Rule
     from cni.policy.rules import Policy
-    from ipam.cluster.api import ClusterApi
+    from ipam.cluster.rest_api import ClusterApi
 
 _NOTE = "Devices, and what only a node knows of them, are compared when a pod is attached."
 
@@ -73,15 +73,17 @@ class CheckInput:
         """Add what the API server has. Raises ApiError, DocumentError."""
         from agent.policy_objects import FabricPolicy, NamespaceObject
         from cli.policy_check import WrittenDefinition
+        from ipam.cluster.api import NetworkDefinition
+        from ipam.cluster.documents import config_of
 
         for policy in api.list(FabricPolicy).items:
             self.rules += policy.stored().read
         for each in api.list(NamespaceObject).items:
             self.labels[each.metadata.name] = each.metadata.labels
         self.definitions += (
-            WrittenDefinition(each.namespace, each.name, each.config)
-            for each in api.network_definitions()
-            if each.config  # without one the configuration is a file of the node
+            WrittenDefinition(each.metadata.namespace, each.metadata.name, config)
+            for each in api.each(NetworkDefinition)
+            if (config := config_of(each))  # without one the configuration is a file of the node
         )
 
     def policy(self, paths: Paths) -> "Policy":

@@ -9,7 +9,6 @@ overrides it. Only ADD and STATUS ask: all else goes by what the store of the no
 
 import typing
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -150,7 +149,7 @@ class Stores:
     ) -> None:
         if claims is not None:  # an agent's, whose first ADD is to wait for no import
             import ipam.cluster.store  # noqa: F401
-        self._of_boot = partial(SqliteStore, files)
+        self._files = files
         self._scope = scope
         self._claims = claims
         self._directory = files if isinstance(files, Path) else files.directory
@@ -172,7 +171,7 @@ class Stores:
 
     def of_node(self, boot: str) -> SqliteStore:
         """The store of this node."""
-        return self._of_boot(boot)
+        return SqliteStore(self._files, boot)
 
     def failed(self, owner: Owner, error: CNIError) -> None:
         """See Claims.failed."""
@@ -181,9 +180,8 @@ class Stores:
 
     def of_request(self, options: IpamOptions, boot: str) -> Store:
         """The store that the request's addresses come from."""
-        local = self._of_boot(boot)
         if (options.scope or self._scope()) == "node":
-            return local
+            return self.of_node(boot)
         from ipam.cluster.store import ClusterStore  # most nodes never need it
         from ipam.cluster.wants import of_agent
 
@@ -193,7 +191,8 @@ class Stores:
             for range_ in range_set.ranges
         }
         return ClusterStore(
-            local,
+            self._files,
+            boot,
             of_agent(self._claims),
             leased,
             sticky=options.sticky,

@@ -1,4 +1,4 @@
-"""A stand-in for the API server, in memory: what `ipam.cluster.api` promises, and its faults.
+"""A stand-in for the API server, in memory: what `ClusterApi` promises, and its faults.
 
 One `FakeApi` is the server. `client` gives a node's client, with faults of its own; the server
 itself is a client too. `look`, `put` and `remove` are for the test: no fault, no count, no outage.
@@ -16,24 +16,33 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, NamedTuple, TypeVar, cast
 
+import msgspec
 from msgspec.structs import replace
 
 from ipam.cluster.api import (
     AlreadyExists,
+    AnyResource,
     ApiError,
     Change,
     Conflict,
-    Lease,
     Listing,
+    Meta,
     NetworkDefinition,
     Node,
+    NodeCondition,
+    NodeInfo,
+    NodeSpec,
+    NodeStatus,
     NotFound,
     Refused,
+    Resource,
+    ServerMeta,
+    Taint,
     Unavailable,
     Unreadable,
     WatchExpired,
 )
-from ipam.cluster.objects import AnyResource, Resource
+from ipam.cluster.rest_api import ClusterApi
 from tests.fake_api_rules import (
     Key,
     check,
@@ -66,11 +75,8 @@ Faults = Callable[[str, str, str], Fault | None]
 effect and without a lock, so it may also wait, change the server, or raise."""
 
 
-class FakeClient:
-    """A client: what it may do is `ClusterApi`.
-
-    `down`: this client reaches no server. `calls` counts calls by verb and kind.
-    """
+class FakeClient(ClusterApi):
+    """A client. `down`: this client reaches no server. `calls` counts calls by verb and kind."""
 
     def __init__(self, server: "FakeApi", name: str, faults: Faults | None = None) -> None:
         self.server = server
@@ -122,46 +128,28 @@ class FakeClient:
             "watch", kind.KIND, "", lambda: self.server.follow(kind, resource_version, fields, self)
         )
 
-    def node(self, name: str) -> Node:
-        return self._call("get", "Node", name, lambda: self.server.look_at_node(name))
+    def each(self, kind: type[AnyResource]) -> Iterator[AnyResource]:
+        found = self._call("list", kind.KIND, "", lambda: self.server.look_at_all(kind))
+        return iter(found.items)
 
-    def nodes(self, *, labels: bool = False) -> Sequence[Node]:
-        def listed() -> Sequence[Node]:
-            found = tuple(self.server.machines.values())
-            return found if labels else tuple(replace(each, labels={}) for each in found)
-
-        return self._call("list", "Node", "", listed)
-
-    def has_pods(self, node: str) -> bool:
-        return self._call("list", "Pod", node, lambda: self.server.pods[node] > 0)
-
-    def network_definitions(self) -> Iterator[NetworkDefinition]:
-        definitions = self.server.definitions
-        found = self._call("list", "NetworkAttachmentDefinition", "", lambda: tuple(definitions))
-        return iter(found)
-
-    def definition_changes(self) -> Iterator[None]:
+    def signals(self, kind: type[Resource]) -> Iterator[None]:
         server, ended = self.server, self.server.watches_ended
 
         def changes() -> Iterator[None]:
-            seen: tuple[NetworkDefinition, ...] | None = None
+            seen: Sequence[object] | None = None
             while not (self.down or server.down) and server.watches_ended == ended:
                 with server.changed:
-                    now = tuple(server.definitions)
+                    now = tuple(server._of_kind(kind).values())
                     if now == seen:
                         server.changed.wait(0.02)  # a test appends to the list
                         continue
                 seen = now
                 yield None
 
-        return self._call("watch", "NetworkAttachmentDefinition", "", changes)
+        return self._call("watch", kind.KIND, "", changes)
 
-    def lease(self, namespace: str, name: str) -> Lease:
-        return self._call("get", "Lease", name, lambda: self.server.look_at_lease(namespace, name))
-
-    def write_lease(self, changed: Lease) -> Lease:
-        verb = "update" if changed.resource_version else "create"
-        return self._call(verb, "Lease", changed.name, lambda: self.server.store_lease(changed))
+    def has_pods(self, node: str) -> bool:
+        return self._call("list", "Pod", node, lambda: self.server.pods[node] > 0)
 
     def unreadable(self) -> Sequence[Unreadable]:
         return ()
@@ -210,6 +198,30 @@ class Event(NamedTuple):
     regarding: dict[str, Any]
 
 
+def changed_node(
+    node: Node,
+    *,
+    ready: bool | None = None,
+    taints: Sequence[str] | None = None,
+    **machine: str,
+) -> Node:
+    """The Node with another condition Ready, other taints, or other ids of its machine."""
+    status = replace(node.status, node_info=replace(node.machine, **machine))
+    if ready is not None:
+        status = replace(status, conditions=(NodeCondition("Ready", str(ready)),))
+    spec = node.spec if taints is None else NodeSpec(tuple(map(Taint, taints)))
+    return replace(node, spec=spec, status=status)
+
+
+def definition(
+    config: str, name: str = "fabric", namespace: str = "team-a", uid: str = ""
+) -> NetworkDefinition:
+    """A NetworkAttachmentDefinition."""
+    spec = msgspec.Raw(msgspec.json.encode({"config": config}))
+    meta = ServerMeta(name=name, namespace=namespace, uid=uid)
+    return NetworkDefinition(metadata=meta, spec=spec)
+
+
 class _Past(NamedTuple):
     """A change: `before` is None of a new object, `after` of a deleted one."""
 
@@ -232,7 +244,6 @@ class FakeApi(FakeClient):
         self.pods: Counter[str] = Counter()
         self.definitions: list[NetworkDefinition] = []
         self.events: list[Event] = []
-        self.leases: dict[tuple[str, str], Lease] = {}
         self.late: list[Callable[[], object]] = []
         self.changed = threading.Condition()
         self._objects: dict[Key, Resource] = {}
@@ -262,13 +273,10 @@ class FakeApi(FakeClient):
         self, name: str, machine_id: str = "", system_uuid: str = "", boot_id: str = ""
     ) -> Node:
         """A ready Node object of a new uid."""
+        ids = NodeInfo(machine_id=machine_id, system_uuid=system_uuid, boot_id=boot_id)
         node = Node(
-            name=name,
-            uid=str(uuid.uuid4()),
-            machine_id=machine_id,
-            system_uuid=system_uuid,
-            boot_id=boot_id,
-            ready=True,
+            metadata=Meta(name=name, uid=str(uuid.uuid4())),
+            status=NodeStatus(conditions=(NodeCondition("Ready", "True"),), node_info=ids),
         )
         with self.changed:
             self.machines[name] = node
@@ -301,10 +309,10 @@ class FakeApi(FakeClient):
     def look(self, kind: type[AnyResource], name: str, namespace: str = "") -> AnyResource:
         """The object as it is now. NotFound."""
         with self.changed:
-            found = self._objects.get((kind.KIND, namespace, name))
+            found = self._of_kind(kind).get((kind.KIND, namespace, name))
             if found is None:
                 raise NotFound(f"get {kind.KIND} {name}: not found")
-            return copied(cast(AnyResource, found))
+            return copied(cast(AnyResource, found), kind)
 
     def look_at_all(
         self,
@@ -315,38 +323,19 @@ class FakeApi(FakeClient):
         """All objects of the kind that the fields select, by name."""
         check_selector(kind, fields)
         with self.changed:
-            found = [each for each in self._objects.values() if isinstance(each, kind)]
+            found = [each for each in self._of_kind(kind).values() if isinstance(each, kind)]
             found = [each for each in found if namespace in ("", each.metadata.namespace)]
             found = sorted((each for each in found if selected(each, fields)), key=key)
             return Listing(tuple(map(copied, found)), str(self._version))
 
-    def look_at_node(self, name: str) -> Node:
-        """The Node object. NotFound."""
-        with self.changed:
-            if name not in self.machines:
-                raise NotFound(f"get Node {name}: not found")
-            return self.machines[name]
-
-    def look_at_lease(self, namespace: str, name: str) -> Lease:
-        """The Lease. NotFound."""
-        with self.changed:
-            if (namespace, name) not in self.leases:
-                raise NotFound(f"get Lease {namespace}/{name}: not found")
-            return self.leases[namespace, name]
-
-    def store_lease(self, changed: Lease) -> Lease:
-        """POST or PUT of a Lease."""
-        what = f"write Lease {changed.namespace}/{changed.name}"
-        with self.changed:
-            last = self.leases.get((changed.namespace, changed.name))
-            if last is not None and not changed.resource_version:
-                raise AlreadyExists(f"{what}: already exists")
-            if last is not None and last.resource_version != changed.resource_version:
-                raise Conflict(f"{what}: it has changed")
-            self._version += 1
-            stored = replace(changed, resource_version=str(self._version))
-            self.leases[changed.namespace, changed.name] = stored
-            return stored
+    def _of_kind(self, kind: type[Resource]) -> Mapping[Key, Resource]:
+        """The objects among which those of the kind are."""
+        if issubclass(kind, Node):
+            nodes = self.machines.values()
+            return {key(each): each for each in nodes}
+        if kind is NetworkDefinition:
+            return {key(each): each for each in self.definitions}
+        return self._objects
 
     def store_new(self, new: AnyResource) -> AnyResource:
         """POST."""

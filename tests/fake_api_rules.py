@@ -7,9 +7,9 @@ import msgspec
 from msgspec.structs import replace
 
 from ipam.addresses import parse
-from ipam.cluster.api import Conflict, Refused
+from ipam.cluster.api import AnyResource, Conflict, Refused, Resource
 from ipam.cluster.names import block_name
-from ipam.cluster.objects import AddressBlock, AddressPool, AnyResource, Resource
+from ipam.cluster.objects import AddressBlock, AddressPool
 
 SELECTABLE: Mapping[str, frozenset[str]] = {
     "AddressBlock": frozenset(
@@ -43,9 +43,12 @@ def key(resource: Resource) -> Key:
     return resource.KIND, resource.metadata.namespace, resource.metadata.name
 
 
-def copied(resource: AnyResource) -> AnyResource:
-    """Through JSON, as between machines: no two share a dict, and types are what they claim."""
-    return msgspec.json.decode(msgspec.json.encode(resource), type=type(resource))
+def copied(resource: AnyResource, kind: type[AnyResource] | None = None) -> AnyResource:
+    """Through JSON, as between machines: no two share a dict, and types are what they claim.
+
+    With a `kind` as that one has it: some kinds are read in several forms.
+    """
+    return msgspec.json.decode(msgspec.json.encode(resource), type=kind or type(resource))
 
 
 def patched(resource: AnyResource, operations: Sequence[Mapping[str, Any]]) -> AnyResource:

@@ -1,15 +1,11 @@
-"""What podfabric does with the API server, with any client.
+"""What podfabric reads and writes of the API server, and what can go wrong there.
 
-`kubernetes_api` implements it with the official client; tests have one of their own. All reads are
-consistent (no resourceVersion parameter), but for watches: these are hints and decide nothing.
+`rest_api` has the verbs.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Generic, Literal, Protocol
+from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 import msgspec
-
-from ipam.cluster.objects import AnyResource, Meta, Resource
 
 
 class ApiError(Exception):
@@ -39,12 +35,60 @@ class Unavailable(ApiError):
     """
 
 
+class WatchExpired(ApiError):
+    """The watch cannot go on from there: list, and compare with what you knew."""
+
+
+class ServerMeta(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """The metadata that only the server writes.
+
+    `uid` differs for each object that ever had the name: it is the fencing token of a lease.
+    `resource_version` changes with each write, and is "" for an object that was not yet written.
+    """
+
+    name: str
+    namespace: str = ""
+    uid: str = ""
+    resource_version: str = ""
+    creation_timestamp: str = ""
+    generation: int = 0
+
+
+class Meta(ServerMeta, frozen=True, kw_only=True, rename="camel"):
+    """All metadata that decides something. Labels and what follows them are users': a write
+    replaces all of the object, so it sends them as they were read."""
+
+    labels: dict[str, str] = {}
+    annotations: dict[str, str] = {}
+    finalizers: tuple[str, ...] = ()
+    owner_references: tuple[dict[str, Any], ...] = ()
+
+
+class Resource(msgspec.Struct, frozen=True, kw_only=True):
+    """What all kinds have in common. `API` is group and version. A kind of which all metadata is
+    needed, since it is written or has labels that count, has `Meta`.
+
+    Where metadata is larger than `MOST_METADATA`, what users add is not read, and a write removes
+    it: for kinds that a node or a tenant writes, since no schema says how much labels may hold.
+    """
+
+    API: ClassVar[str]
+    KIND: ClassVar[str]
+    PLURAL: ClassVar[str]
+    MOST_METADATA: ClassVar[int] = 2 << 20  # bytes; more than etcd takes of an object
+
+    metadata: ServerMeta
+
+
+AnyResource = TypeVar("AnyResource", bound=Resource)
+
+
 class Unreadable(msgspec.Struct, frozen=True):
     """An object that cannot be read, or of which a part is not. `why` says which, and why."""
 
     api: str
     kind: str
-    metadata: Meta
+    metadata: ServerMeta
     why: str
 
 
@@ -69,128 +113,105 @@ class Change(msgspec.Struct, Generic[AnyResource], frozen=True):
     object: AnyResource
 
 
-class WatchExpired(ApiError):
-    """The watch cannot go on from there: list, and compare with what you knew."""
+# --- kinds of Kubernetes -------------------------------------------------------------------------
 
 
-class Node(msgspec.Struct, frozen=True, kw_only=True):
-    """What a Node object says of a machine. `taints` are their keys. `labels` are those of a Node
-    that was read alone: a list of all Nodes has them only if it is asked for them."""
+class Taint(msgspec.Struct, frozen=True):
+    """A taint of a Node."""
 
-    name: str
-    uid: str
-    machine_id: str = ""
-    system_uuid: str = ""
-    boot_id: str = ""
-    ready: bool = False
-    taints: tuple[str, ...] = ()
-    labels: Mapping[str, str] = {}
+    key: str
 
 
-class NetworkDefinition(msgspec.Struct, frozen=True, kw_only=True):
-    """A NetworkAttachmentDefinition: its name, and `spec.config` as it is written."""
+class NodeSpec(msgspec.Struct, frozen=True):
+    """What an administrator has said of a machine."""
 
-    namespace: str
-    name: str
-    config: str
-    uid: str = ""
+    taints: tuple[Taint, ...] = ()
 
 
-class Lease(msgspec.Struct, frozen=True, kw_only=True):
-    """A Lease of coordination.k8s.io: which process leads.
+class NodeCondition(msgspec.Struct, frozen=True):
+    """A condition of a Node: `status` is "True", "False" or "Unknown"."""
 
-    Each write changes `resource_version`, and "" stands for a Lease that was not yet written.
-    Whether it is still renewed shows in `resource_version` only: `renewed` and `acquired` (RFC 3339
-    with microseconds) are for people. No `holder` is "": the Lease was given back.
-    """
-
-    namespace: str
-    name: str
-    resource_version: str = ""
-    holder: str = ""
-    duration: int = 0
-    transitions: int = 0
-    acquired: str = ""
-    renewed: str = ""
+    type: str
+    status: str
 
 
-class ClusterApi(Protocol):
-    """The verbs. Each raises ApiError; a call ends within `timeout` seconds of its client.
+class NodeInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """Which machine it is, and in which boot."""
 
-    A create or delete whose answer was lost is not repeated by the client: it is Unavailable.
-    """
+    machine_id: str = msgspec.field(default="", name="machineID")
+    system_uuid: str = msgspec.field(default="", name="systemUUID")
+    boot_id: str = msgspec.field(default="", name="bootID")
 
-    def get(self, kind: type[AnyResource], name: str, namespace: str = "") -> AnyResource:
-        """One object. NotFound."""
 
-    def list(
-        self,
-        kind: type[AnyResource],
-        fields: Mapping[str, str] | None = None,
-        namespace: str = "",
-        most: int = 0,
-    ) -> Listing[AnyResource]:
-        """Every object, in this namespace if one is given, whose fields ("spec.holder.instance":
-        ...) have these values; with `most` (at most 500) the first so many, in one request."""
+class NodeStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """What the kubelet says of a machine."""
 
-    def create(self, new: AnyResource) -> AnyResource:
-        """Write a new object, without its status; as it was stored. AlreadyExists."""
+    conditions: tuple[NodeCondition, ...] = ()
+    node_info: NodeInfo = NodeInfo()
 
-    def update(self, changed: AnyResource) -> AnyResource:
-        """Replace the object's spec, if its uid and resource version still are these. Conflict,
-        NotFound."""
 
-    def update_status(self, changed: AnyResource) -> AnyResource:
-        """Replace the object's status in the same way."""
+class Node(Resource, frozen=True, kw_only=True):
+    """A machine of the cluster, as far as a lease depends on it."""
 
-    def patch(self, last: Resource, operations: Sequence[Mapping[str, Any]]) -> None:
-        """Change parts of the object by a JSON patch, if its uid still is this. Conflict if a test
-        of the operations fails, NotFound. Only for objects of many writers, each of whom tests what
-        he replaces: the version of the whole would be another all the time."""
+    API = "v1"
+    KIND = "Node"
+    PLURAL = "nodes"
 
-    def delete(self, last: AnyResource) -> None:
-        """Delete the object, if its uid and version still are these. Conflict, NotFound."""
+    spec: NodeSpec = NodeSpec()
+    status: NodeStatus = NodeStatus()
 
-    def watch(
-        self,
-        kind: type[AnyResource],
-        resource_version: str,
-        fields: Mapping[str, str] | None = None,
-        namespace: str = "",
-    ) -> Iterator[Change[AnyResource]]:
-        """Changes since that version, until the server ends the watch (minutes). WatchExpired.
-        Unavailable: it shows nothing for too long, so what is known may be too old.
+    @property
+    def name(self) -> str:
+        """Its name, which another machine may get later."""
+        return self.metadata.name
 
-        A change to an object that cannot be read is left out: see `unreadable`.
-        """
+    @property
+    def uid(self) -> str:
+        """Which Node object of the name it is."""
+        return self.metadata.uid
 
-    def node(self, name: str) -> Node:
-        """A Node object. NotFound."""
+    @property
+    def machine(self) -> NodeInfo:
+        """Which machine it is."""
+        return self.status.node_info
 
-    def nodes(self, *, labels: bool = False) -> Sequence[Node]:
-        """All Node objects, with their labels if these are needed. Of one that cannot be read the
-        name and uid are known: it is not ready, and not gone."""
+    @property
+    def is_ready(self) -> bool:
+        """Whether its kubelet says that it can run pods."""
+        return NodeCondition("Ready", "True") in self.status.conditions
 
-    def has_pods(self, node: str) -> bool:
-        """Whether a Pod object is bound to that node's name."""
+    def has_taint(self, key: str) -> bool:
+        """Whether it has a taint with the key."""
+        return any(each.key == key for each in self.spec.taints)
 
-    def network_definitions(self) -> Iterator[NetworkDefinition]:
-        """All NetworkAttachmentDefinitions; none if their kind is not installed. Tenants choose how
-        large each is, so a few at a time are in memory: keep of each only what is needed."""
 
-    def definition_changes(self) -> Iterator[None]:
-        """An item whenever a NetworkAttachmentDefinition may have changed since the call, until the
-        server ends the watch (minutes). NotFound: their kind is not installed."""
+class NetworkDefinition(Resource, frozen=True, kw_only=True):
+    """A NetworkAttachmentDefinition. Tenants write it, and its kind may have no schema."""
 
-    def lease(self, namespace: str, name: str) -> Lease:
-        """A Lease. NotFound."""
+    API = "k8s.cni.cncf.io/v1"
+    KIND = "NetworkAttachmentDefinition"
+    PLURAL = "network-attachment-definitions"
 
-    def write_lease(self, changed: Lease) -> Lease:
-        """Create the Lease if it has no resource version (AlreadyExists), else replace it if it
-        still has that one (Conflict). One that was deleted is written again. As it was stored."""
+    spec: msgspec.Raw = msgspec.Raw(b"{}")
 
-    def unreadable(self) -> Sequence[Unreadable]:
-        """The objects of the last lists and of the watches that could not be read."""
 
-    def report(self, reason: str, message: str, regarding: Mapping[str, Any]) -> None:
-        """Write a Warning event on an object (an ObjectReference), as well as can be: no error."""
+class LeaseSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+    """Which process leads: `holder_identity`, "" if the Lease was given back. Whether it still is
+    renewed shows in the resource version only: the times (RFC 3339 with microseconds) are for
+    people."""
+
+    holder_identity: str = ""
+    lease_duration_seconds: int = 0
+    lease_transitions: int = 0
+    acquire_time: str = ""
+    renew_time: str = ""
+
+
+class Lease(Resource, frozen=True, kw_only=True):
+    """A Lease of coordination.k8s.io."""
+
+    API = "coordination.k8s.io/v1"
+    KIND = "Lease"
+    PLURAL = "leases"
+
+    spec: LeaseSpec = LeaseSpec()

@@ -24,21 +24,25 @@ def key_of(want: Want) -> WantKey:
 
 
 class Attempt:
-    """A claim, until `until` (`time.monotonic`), for which so many are `waiting`.
+    """A claim, for which each waiter waits until one of the times `until` (`time.monotonic`).
 
     `error` is there when it is `over` in vain.
     """
 
-    def __init__(self, want: Want, until: float = 0.0) -> None:
+    def __init__(self, want: Want) -> None:
         self.want = want
-        self.waiting = 0
-        self.until = until
+        self.until: list[float] = []
         self.over = threading.Event()
         self.error: CNIError | None = None
 
     def is_late(self) -> bool:
         """Whether no ADD waits any more."""
-        return time.monotonic() > self.until
+        return self.waiting() == 0
+
+    def waiting(self) -> int:
+        """How many ADDs wait."""
+        now = time.monotonic()
+        return sum(now <= each for each in self.until)
 
 
 class Attempts:
@@ -61,15 +65,14 @@ class Attempts:
             if attempt is None:
                 attempt = self._open[key_of(want)] = Attempt(want)
                 self.changed.notify_all()
-            attempt.until = max(attempt.until, until)
-            attempt.waiting += 1
+            attempt.until.append(until)
             return attempt
 
     def waiting(self, want: Want) -> int:
         """How many wait for what is wanted."""
         with self.changed:
             attempt = self._open.get(key_of(want))
-            return 0 if attempt is None else attempt.waiting
+            return 0 if attempt is None else attempt.waiting()
 
     def wake(self) -> None:
         """Make the thread that serves look at everything again."""

@@ -6,10 +6,11 @@ from contextlib import suppress
 
 from cni.spec.errors import CNIError, Code
 from ipam.addresses import Interval, family, parse_interval, text
-from ipam.cluster.api import ClusterApi, NotFound
+from ipam.cluster.api import NotFound
 from ipam.cluster.geometry import Geometry
 from ipam.cluster.objects import AddressBlock, AddressPool, Holder
 from ipam.cluster.pools import kept_out
+from ipam.cluster.rest_api import ClusterApi
 from ipam.cluster.wants import Want
 from ipam.ranges import is_within, outside, size_of
 from ipam.store import AddressTaken

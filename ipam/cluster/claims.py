@@ -17,12 +17,12 @@ from cni.spec.errors import CNIError, Code
 from ipam.addresses import Interval, text
 from ipam.blocks import LeasedBlock
 from ipam.cluster import geometry
-from ipam.cluster.api import AlreadyExists, ClusterApi, Conflict, NotFound, Unavailable
+from ipam.cluster.api import AlreadyExists, Conflict, Meta, NotFound, Unavailable
 from ipam.cluster.candidates import Candidates
 from ipam.cluster.claim_errors import ClaimErrors, is_answered, is_kept_out, is_reserved
 from ipam.cluster.geometry import Geometry
 from ipam.cluster.leasing import Leasing
-from ipam.cluster.objects import AddressBlock, AddressPool, BlockSpec, Meta, StickySpec
+from ipam.cluster.objects import AddressBlock, AddressPool, BlockSpec, StickySpec
 from ipam.cluster.pools import (
     NotReadyYet,
     Unusable,
@@ -33,9 +33,8 @@ from ipam.cluster.pools import (
     pool_of,
     require_usable,
 )
-from ipam.cluster.rows import row_of
-from ipam.cluster.sticky import is_let_go
-from ipam.cluster.sticky_claims import StickyClaims, taken_over
+from ipam.cluster.rest_api import ClusterApi
+from ipam.cluster.sticky import StickyClaims, is_let_go, row_of, taken_over
 from ipam.cluster.wants import Want
 from ipam.ranges import common, is_within, merged, outside
 

@@ -11,28 +11,19 @@ import math
 import uuid
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from functools import partial
 from typing import NamedTuple
 
-import msgspec
+from msgspec.structs import replace
 
 from ipam.addresses import Interval, Network, text
 from ipam.blocks import LeasedBlock, State
 from ipam.cluster import geometry
-from ipam.cluster.api import AlreadyExists, Conflict, NotFound, Refused
+from ipam.cluster.api import AlreadyExists, Conflict, Meta, NotFound, Refused
 from ipam.cluster.block_store import Revision
-from ipam.cluster.identity import same_machine_before
-from ipam.cluster.leasing import Leasing
-from ipam.cluster.objects import (
-    AddressBlock,
-    AddressPool,
-    BlockSpec,
-    BlockStatus,
-    Meta,
-)
+from ipam.cluster.leasing import Leasing, same_machine_before
+from ipam.cluster.objects import AddressBlock, BlockSpec, BlockStatus
 from ipam.cluster.pools import Unusable, max_offline, require_usable
-from ipam.cluster.rows import to_probe
-from ipam.cluster.sticky import holes, is_let_go, of_row, row_text
+from ipam.cluster.sticky import holes, is_let_go, of_row, row_of
 from ipam.store import Reservation
 
 _log = logging.getLogger(__name__)
@@ -74,7 +65,7 @@ class Confirmation:
             row = rows.pop(name, None)
             if row is not None and row.uid == found.spec.nonce:
                 # `_claim_again`, which died or got no answer.
-                row = msgspec.structs.replace(row, uid=found.metadata.uid)
+                row = replace(row, uid=found.metadata.uid)
                 self._store.put(row)
             if row is not None and row.uid != found.metadata.uid:
                 self._lose(row, "its lease had ended, and this node has leased it again")
@@ -110,14 +101,32 @@ class Confirmation:
                 limit = 0.0  # nothing is handed out
         # In one boot only a store that was put back can have fewer transactions than it told.
         lacks = found.spec.holder.boot == self._holder.boot and found.status.seq > self._store.seq()
-        return partial(
-            _confirmed,
-            state="unconfirmed" if lacks else state,
-            boot=self._holder.boot,
-            at=at,
-            limit=limit,
-            holes=out,
-        )
+        return self._confirmed(at, "unconfirmed" if lacks else state, limit, out)
+
+    def _confirmed(
+        self,
+        at: float,
+        state: State = "usable",
+        limit: float | None = None,
+        holes: tuple[Interval, ...] | None = None,
+    ) -> Revision:
+        """A row as a confirmation leaves it. What lacks changes does so until the next boot."""
+        boot = self._holder.boot
+
+        def confirmed(row: LeasedBlock) -> LeasedBlock:
+            if row.state == "lost":
+                return row
+            same_boot = row.boot == boot
+            return replace(
+                row,
+                state="unconfirmed" if same_boot and row.state == "unconfirmed" else state,
+                boot=boot,
+                confirmed=max(at, row.confirmed) if same_boot else at,
+                max_offline=row.max_offline if limit is None else limit,
+                kept_out=row.kept_out if holes is None else holes,
+            )
+
+        return confirmed
 
     def _asserted(
         self,
@@ -130,7 +139,7 @@ class Confirmation:
 
         `row` is what the store knows of it. With a new `nonce` it is changed in any case.
         """
-        spec = msgspec.structs.replace(
+        spec = replace(
             found.spec,
             state="Active",
             holder=self._holder,
@@ -163,8 +172,8 @@ class Confirmation:
         former = found.spec.holder
         if (former.instance, former.boot) != (self._holder.instance, self._holder.boot):
             # Its `seq` and holders are of a store or a boot that is over.
-            found = self._api.update_status(msgspec.structs.replace(found, status=BlockStatus()))
-        return self._api.update(msgspec.structs.replace(found, spec=spec))
+            found = self._api.update_status(replace(found, status=BlockStatus()))
+        return self._api.update(replace(found, spec=spec))
 
     def _taken_over(self, found: AddressBlock) -> tuple[AddressBlock, float] | None:
         """Begin to use a block of our instance that the store does not know, or delete it.
@@ -179,7 +188,6 @@ class Confirmation:
         try:
             pool = self._pools.read(found.spec.pool)
             require_usable(pool)
-            interval = geometry.interval(found)
             fits = not geometry.why_wrong(found, pool)
         except (Unusable, ValueError):
             fits = False
@@ -190,18 +198,9 @@ class Confirmation:
         ours = self._asserted(found, 0.0, nonce=str(uuid.uuid4()))
         if ours is None:
             return None
-        row = LeasedBlock(
-            name=found.metadata.name,
-            uid=found.metadata.uid,
-            space=found.space,
-            pool=found.spec.pool,
-            domains=(domain_of_pool(pool),),
-            first=interval.first,
-            last=interval.last,
-            sticky=row_text(found.spec.sticky),
-            unprobed=to_probe(found.spec, interval),
-        )
-        self._store.put(row)
+        spec = pool.spec
+        domain = spec.network_name if spec.shared else f"{spec.network_name} {spec.range}"
+        self._store.put(row_of(found, pool, domain, boot="", at=0.0))  # not confirmed yet
         return ours
 
     def _is_missing(self, row: LeasedBlock, objects: dict[str, AddressBlock], at: float) -> bool:
@@ -257,17 +256,8 @@ class Confirmation:
         except Refused as error:  # as in `_asserted`
             _log.warning("leases: %s is gone, and not leased again: %s", row.name, error)
             return False
-        again = msgspec.structs.replace(row, uid=stored.metadata.uid)
-        self._store.put(
-            _confirmed(
-                again,
-                state="usable",
-                boot=self._holder.boot,
-                at=when,
-                limit=None,
-                holes=None,
-            )
-        )
+        again = replace(row, uid=stored.metadata.uid)
+        self._store.put(self._confirmed(when)(again))
         objects[row.name] = stored
         return True
 
@@ -296,33 +286,3 @@ class Confirmation:
 def prefix_of(row: LeasedBlock) -> int:
     """The prefix length of a block, as its address family writes it."""
     return Network(row.first, 129 - row.size.bit_length()).family_prefix
-
-
-def domain_of_pool(pool: AddressPool) -> str:
-    """The store's domain of the addresses of a pool."""
-    name = pool.spec.network_name
-    return name if pool.spec.shared else f"{name} {pool.spec.range}"
-
-
-def _confirmed(
-    row: LeasedBlock,
-    *,
-    state: State,
-    boot: str,
-    at: float,
-    limit: float | None,
-    holes: tuple[Interval, ...] | None,
-) -> LeasedBlock:
-    """The row as this confirmation leaves it. What lacks changes does so until the next boot."""
-    if row.state == "lost":
-        return row
-    if row.state == "unconfirmed" and row.boot == boot:
-        state = "unconfirmed"
-    return msgspec.structs.replace(
-        row,
-        state=state,
-        boot=boot,
-        confirmed=max(at, row.confirmed) if row.boot == boot else at,
-        max_offline=row.max_offline if limit is None else limit,
-        kept_out=row.kept_out if holes is None else holes,
-    )

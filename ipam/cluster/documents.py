@@ -6,19 +6,15 @@ is an error only where it is needed. Managed fields may be so deep, and nothing 
 """
 
 import re
-from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from ipam.cluster.api import Lease, NetworkDefinition, Node, NotFound
-from ipam.cluster.objects import Meta, Resource
+from ipam.cluster.api import NetworkDefinition, NotFound, Resource, ServerMeta
 
 JSON = "application/json"
 JSON_PATCH = "application/json-patch+json"
-NODES = "/api/v1/nodes"
 PODS = "/api/v1/pods"
-DEFINITIONS = "/apis/k8s.cni.cncf.io/v1/network-attachment-definitions"
 PAGE = 500
 """How many objects one answer to a LIST has at most."""
 MOST_PAGE = 8 << 20
@@ -31,7 +27,6 @@ _SENT = frozenset(
     )
 )
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")  # a DNS subdomain, and a little more
-_LONGEST_MESSAGE = 1024  # characters of an event's message
 
 _MOST_DEPTH = 100  # of a document that is too deep for the decoder
 # A match is as long as can be, since each costs some time. The matcher's memory bounds how long.
@@ -82,137 +77,12 @@ class Status(msgspec.Struct):
     code: int = 0
 
 
-class _NodeMeta(msgspec.Struct):
-    name: str
-    uid: str
-    labels: dict[str, str] | None = None
-
-
-class _Taint(msgspec.Struct):
-    key: str
-
-
-class _NodeSpec(msgspec.Struct):
-    taints: list[_Taint] = []
-
-
-class _NodeCondition(msgspec.Struct):
-    type: str
-    status: str
-
-
-class _Machine(msgspec.Struct):
-    machine_id: str = msgspec.field(default="", name="machineID")
-    system_uuid: str = msgspec.field(default="", name="systemUUID")
-    boot_id: str = msgspec.field(default="", name="bootID")
-
-
-class _NodeStatus(msgspec.Struct, rename="camel"):
-    conditions: list[_NodeCondition] = []
-    node_info: _Machine = msgspec.field(default_factory=_Machine)
-
-
-class NodeDocument(msgspec.Struct):
-    """A Node, as far as a lease depends on it."""
-
-    metadata: _NodeMeta
-    spec: _NodeSpec = msgspec.field(default_factory=_NodeSpec)
-    status: _NodeStatus = msgspec.field(default_factory=_NodeStatus)
-
-    def node(self, *, labels: bool = False) -> Node:
-        """The typed value, with its labels if they are needed."""
-        machine = self.status.node_info
-        conditions = {each.type: each.status for each in self.status.conditions}
-        return Node(
-            name=self.metadata.name,
-            uid=self.metadata.uid,
-            machine_id=machine.machine_id,
-            system_uuid=machine.system_uuid,
-            boot_id=machine.boot_id,
-            ready=conditions.get("Ready") == "True",
-            taints=tuple(each.key for each in self.spec.taints),
-            labels=(self.metadata.labels or {}) if labels else {},
-        )
-
-
-class _DefinitionMeta(msgspec.Struct):
-    name: str
-    namespace: str = ""
-    uid: str = ""
-
-
 class _DefinitionSpec(msgspec.Struct):
     config: str = ""
 
 
-class DefinitionDocument(msgspec.Struct):
-    """A NetworkAttachmentDefinition. It may have no `spec`: the file on the node is meant then.
-
-    Tenants write it, and their kind may have no schema: one of any form must not hide the others.
-    """
-
-    metadata: _DefinitionMeta
-    spec: msgspec.Raw = msgspec.Raw(b"{}")
-
-    def definition(self) -> NetworkDefinition:
-        """The typed value. A configuration that is not text counts as empty."""
-        meta = self.metadata
-        try:
-            config = decode(self.spec, _DefinitionSpec).config
-        except msgspec.MsgspecError:
-            config = ""
-        return NetworkDefinition(
-            namespace=meta.namespace, name=meta.name, config=config, uid=meta.uid
-        )
-
-
-class _LeaseMeta(msgspec.Struct, rename="camel"):
-    namespace: str
-    name: str
-    resource_version: str
-
-
-class _LeaseSpec(msgspec.Struct, rename="camel"):
-    holder_identity: str = ""
-    lease_duration_seconds: int = 0
-    lease_transitions: int = 0
-    acquire_time: str | None = None
-    renew_time: str | None = None
-
-
-class LeaseDocument(msgspec.Struct):
-    """A Lease of coordination.k8s.io/v1."""
-
-    metadata: _LeaseMeta
-    spec: _LeaseSpec = msgspec.field(default_factory=_LeaseSpec)
-
-    def lease(self) -> Lease:
-        """The typed value."""
-        return Lease(
-            namespace=self.metadata.namespace,
-            name=self.metadata.name,
-            resource_version=self.metadata.resource_version,
-            holder=self.spec.holder_identity,
-            duration=self.spec.lease_duration_seconds,
-            transitions=self.spec.lease_transitions,
-            acquired=self.spec.acquire_time or "",
-            renewed=self.spec.renew_time or "",
-        )
-
-
-class _PlainMeta(msgspec.Struct, rename="camel"):
-    """The metadata that only the server writes."""
-
-    name: str = ""
-    namespace: str = ""
-    uid: str = ""
-    resource_version: str = ""
-    creation_timestamp: str = ""
-    generation: int = 0
-
-
 class _Named(msgspec.Struct):
-    metadata: _PlainMeta
+    metadata: ServerMeta
 
 
 class _Weighed(msgspec.Struct):
@@ -239,13 +109,21 @@ def decode(document: bytes | msgspec.Raw, kind: type[AnyType]) -> AnyType:
     return value
 
 
-def plain_meta(document: msgspec.Raw) -> Meta:
+def server_meta(document: msgspec.Raw) -> ServerMeta:
     """The metadata of an object that only the server writes; without a name if it has none."""
     try:
-        plain = decode(document, _Named).metadata
+        return decode(document, _Named).metadata
     except msgspec.MsgspecError:
-        return Meta(name="")
-    return Meta(**msgspec.structs.asdict(plain))
+        return ServerMeta(name="")
+
+
+def config_of(definition: NetworkDefinition) -> str:
+    """`spec.config` as it is written. What is not text counts as empty, and there may be no spec:
+    then a file on the node is meant."""
+    try:
+        return decode(definition.spec, _DefinitionSpec).config
+    except msgspec.MsgspecError:
+        return ""
 
 
 def bounded(document: msgspec.Raw, most: int) -> msgspec.Raw:
@@ -258,7 +136,7 @@ def bounded(document: msgspec.Raw, most: int) -> msgspec.Raw:
     managed = decode(metadata, _Managed).managed_fields
     if memoryview(metadata).nbytes - memoryview(managed).nbytes <= most:
         return document
-    plain = msgspec.json.encode(decode(metadata, _PlainMeta))
+    plain = msgspec.json.encode(decode(metadata, ServerMeta))
     return msgspec.Raw(bytes(whole).replace(bytes(metadata), plain, 1))
 
 
@@ -291,66 +169,6 @@ def document(resource: Resource) -> dict[str, Any]:
     return {**kind, **written, "metadata": meta}
 
 
-def lease_document(lease: Lease) -> dict[str, Any]:
-    """What is sent of a Lease. The server takes no times that are "", and no duration of 0."""
-    meta = {"namespace": lease.namespace, "name": lease.name}
-    spec = {
-        "holderIdentity": lease.holder,
-        "leaseDurationSeconds": lease.duration,
-        "acquireTime": lease.acquired,
-        "renewTime": lease.renewed,
-    }
-    return {
-        "apiVersion": "coordination.k8s.io/v1",
-        "kind": "Lease",
-        "metadata": meta | ({"resourceVersion": v} if (v := lease.resource_version) else {}),
-        "spec": {
-            "leaseTransitions": lease.transitions,
-            **{key: value for key, value in spec.items() if value},
-        },
-    }
-
-
-def patch(last: Resource, operations: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """A JSON patch (RFC 6902) of just that object."""
-    uid = {"op": "test", "path": "/metadata/uid", "value": last.metadata.uid}
-    return [uid, *map(dict, operations)]
-
-
-def deletion(uid: str, resource_version: str) -> dict[str, Any]:
-    """What is sent with a DELETE of just that version of just that object."""
-    return {
-        "apiVersion": "v1",
-        "kind": "DeleteOptions",
-        "preconditions": {"uid": uid, "resourceVersion": resource_version},
-    }
-
-
-def event(
-    name: str,
-    reason: str,
-    message: str,
-    regarding: Mapping[str, Any],
-    source: Mapping[str, str],
-    now: str,
-) -> dict[str, Any]:
-    """A Warning event on an object. That of an object without a namespace is in `default`.
-    `source` has the `component` that writes it, and its node as `host`."""
-    return {
-        "apiVersion": "v1",
-        "kind": "Event",
-        "metadata": {"name": name, "namespace": regarding.get("namespace") or "default"},
-        "involvedObject": dict(regarding),
-        "type": "Warning",
-        "reason": reason,
-        "message": message[:_LONGEST_MESSAGE],
-        "source": dict(source),
-        "firstTimestamp": now,
-        "lastTimestamp": now,
-        "count": 1,
-    }
-
-
 def path(kind: type[Resource], namespace: str = "", name: str = "", subresource: str = "") -> str:
     """Where an object is, or all of a kind (`name` is ""), or all in a namespace.
 
@@ -366,11 +184,7 @@ def path(kind: type[Resource], namespace: str = "", name: str = "", subresource:
     return "/".join(filter(None, (where, kind.PLURAL, name, subresource)))
 
 
-def leases(namespace: str) -> str:
-    """Where the Leases of a namespace are."""
-    return f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
-
-
-def events(namespace: str) -> str:
-    """Where the events of a namespace are."""
-    return f"/api/v1/namespaces/{namespace}/events"
+def path_of(resource: Resource, subresource: str = "") -> str:
+    """Where an object is."""
+    meta = resource.metadata
+    return path(type(resource), meta.namespace, meta.name, subresource)

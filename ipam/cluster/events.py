@@ -1,12 +1,15 @@
 """Events that an agent writes for people: each once for an object, by a thread of its own."""
 
+import logging
 import threading
 from collections import OrderedDict, deque
+from collections.abc import Mapping
 from typing import Any
 
 from base.pod import Pod
-from ipam.cluster.api import ClusterApi
+from ipam.addresses import text
 from ipam.cluster.objects import GROUP, VERSION, AddressBlock
+from ipam.cluster.rest_api import ClusterApi
 from ipam.store import Reservation
 
 _MOST = 1024  # events that are remembered, so that each is written once
@@ -56,3 +59,28 @@ class PendingEvents:
 def pod_of(reservation: Reservation) -> Pod:
     """The pod that holds a reservation, as far as it is known."""
     return Pod(namespace=reservation.namespace, name=reservation.pod, uid=reservation.uid)
+
+
+_MOST_NAMED = 8  # addresses of a block
+
+_log = logging.getLogger(__name__)
+
+
+class Duplicates:
+    """Those of the pods of a node."""
+
+    def __init__(self, events: PendingEvents, node: str) -> None:
+        self._events = events
+        self._node = node
+
+    def lost(self, block: str, why: str, held: Mapping[int, Reservation]) -> None:
+        """The block is another node's now, and pods hold addresses of it."""
+        addresses = ", ".join(text(address) for address in sorted(held)[:_MOST_NAMED]) or "none"
+        message = (
+            f"AddressBlock {block} is not this node's any more: {why}. Pods of node "
+            f"{self._node} hold {addresses} of it: delete them, since others may get the same ones"
+        )
+        _log.error("leases: %s", message)
+        self._events.of_block("AddressBlockLost", message, block)
+        for reservation in held.values():
+            self._events.of_pod("AddressConflict", message, pod_of(reservation))

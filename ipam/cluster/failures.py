@@ -1,9 +1,9 @@
-"""Work of the lessee that may fail: it is tried again later, and the log says each failure once."""
+"""Work of the lessee that may fail, and is tried again later."""
 
 import logging
 from collections.abc import Callable
 
-from base.text import printable
+from base.loops import Complaint
 from cni.spec.errors import CNIError
 from ipam.cluster.api import ApiError
 from ipam.cluster.pools import Unusable
@@ -16,7 +16,7 @@ class LoggedFailures:
 
     def __init__(self) -> None:
         self.api_errors = 0
-        self._told: dict[str, str] = {}
+        self._complaints: dict[str, Complaint] = {}
         self._closed = False
 
     def close(self) -> None:
@@ -25,17 +25,13 @@ class LoggedFailures:
 
     def guarded(self, what: str, work: Callable[[], object]) -> bool:
         """Do some work; whether it went well."""
+        complaint = self._complaints.setdefault(what, Complaint(_log, f"leases: {what}"))
         try:
             work()
         except (ApiError, Unusable, CNIError) as error:
-            if self._closed:
-                return False
-            self.api_errors += isinstance(error, ApiError)
-            text = printable(str(error))
-            level = logging.DEBUG if self._told.get(what) == text else logging.WARNING
-            _log.log(level, "leases: cannot %s: %s", what, text)
-            self._told[what] = text
+            if not self._closed:
+                self.api_errors += isinstance(error, ApiError)
+                complaint.fails(error)
             return False
-        if self._told.pop(what, None):
-            _log.info("leases: can %s again", what)
+        complaint.works()
         return True

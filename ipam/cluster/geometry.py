@@ -10,9 +10,10 @@ from functools import lru_cache
 
 import msgspec
 
-from ipam.addresses import Interval, Network, parse_interface, text
+from ipam.addresses import Interval, Network, parse_interface, parse_interval, text
 from ipam.cluster.names import block_name
-from ipam.cluster.objects import AddressBlock, AddressPool
+from ipam.cluster.objects import AddressBlock, AddressPool, PoolSpec
+from ipam.ranges import merged, never_usable, of_network
 
 MOST_MAPPED = 65_536  # blocks that a free map shows; a pool with more has only `high_water`
 
@@ -104,6 +105,28 @@ def _network(range_: str) -> Network:
     return parse_interface(range_)[1]
 
 
+def holes_of(spec: PoolSpec, range_: Network) -> tuple[Interval, ...]:
+    """What no network of the pool may hand out. An exclude that cannot be read excludes nothing."""
+    try:
+        first, last = of_network(range_)
+    except ValueError:  # a /31 or /32: only networks with use_all_addresses have addresses there
+        first, last = range_.address, range_.last
+    holes = [*never_usable(range_)]
+    if first > range_.address:
+        holes.append(Interval(range_.address, first - 1))
+    if last < range_.last:
+        holes.append(Interval(last + 1, range_.last))
+    for each in spec.exclude:
+        try:
+            excluded = parse_interval(each)
+        except ValueError:
+            continue
+        start, end = max(excluded.first, range_.address), min(excluded.last, range_.last)
+        if start <= end:
+            holes.append(Interval(start, end))
+    return merged(holes)
+
+
 def free_map(leased: Iterable[int], total: int) -> str:
     """The bitmap of leased blocks in base64: bit i % 8 (1 << i % 8) of byte i // 8 is block i."""
     bits = bytearray((total + 7) // 8)
@@ -123,9 +146,3 @@ def read_map(written: str, total: int) -> bytes:
 def is_leased(bits: bytes, index: int) -> bool:
     """What a bitmap says of a block; of one behind its end: no."""
     return index // 8 < len(bits) and bool(bits[index // 8] >> index % 8 & 1)
-
-
-def free_indexes(written: str, total: int) -> tuple[int, ...]:
-    """The free blocks of a free map, lowest first. ValueError if it is not a free map."""
-    bits = read_map(written, total)
-    return tuple(index for index in range(total) if not is_leased(bits, index))

@@ -20,9 +20,8 @@ from urllib3.exceptions import HTTPError, ReadTimeoutError
 
 from ipam.cluster.api import Refused, Unavailable
 from ipam.cluster.documents import JSON, JSON_PATCH
-from ipam.cluster.pace import Pace
-from ipam.cluster.rest_api import RestApi
-from ipam.cluster.rest_requests import TIMEOUT, AnswerTooLarge, Body, Lines, Query, Response
+from ipam.cluster.rest_api import ClusterApi
+from ipam.cluster.rest_requests import TIMEOUT, AnswerTooLarge, Body, Lines, Pace, Query, Response
 
 CONNECT, READ = 2.0, 5.0  # seconds of one request, for each wait
 SILENCE = 90.0  # seconds without a line after which a watch is dead; it has a bookmark each minute
@@ -32,7 +31,7 @@ _LOOK_AT_TOKEN = 10.0  # seconds; the client itself reads a file of it every min
 _log = logging.getLogger(__name__)
 
 
-class KubernetesApi(RestApi):
+class KubernetesApi(ClusterApi):
     """ClusterApi of the pod's own cluster, or of a kubeconfig's. Refused: there is none."""
 
     def __init__(

@@ -15,19 +15,17 @@ from typing import NamedTuple, cast
 from base import loops
 from cni.spec.errors import CNIError, Code
 from ipam.cluster import geometry
-from ipam.cluster.api import ApiError, ClusterApi, Refused
+from ipam.cluster.api import ApiError, Refused
 from ipam.cluster.attempts import Attempts, Lease
 from ipam.cluster.block_store import BlockStore
 from ipam.cluster.claims import Claimant, Late
 from ipam.cluster.confirmation import Confirmation
-from ipam.cluster.duplicates import Duplicates
-from ipam.cluster.events import PendingEvents
+from ipam.cluster.events import Duplicates, PendingEvents
 from ipam.cluster.failures import LoggedFailures
-from ipam.cluster.identity import identified
-from ipam.cluster.leasing import Leasing
+from ipam.cluster.leasing import Leasing, identified
 from ipam.cluster.objects import AddressBlock, Holder
 from ipam.cluster.pools import NotReadyYet, Pools, Unusable
-from ipam.cluster.until_closed import UntilClosed
+from ipam.cluster.rest_api import ClusterApi
 from ipam.cluster.upkeep import Upkeep
 from ipam.cluster.view import may_have
 from ipam.cluster.wants import (
@@ -38,6 +36,7 @@ from ipam.cluster.wants import (
     ReservationRefused,
     Want,
 )
+from ipam.cluster.wrapped_api import UntilClosed
 from ipam.confirmed import boottime
 from ipam.ranges import size_of
 from ipam.store import AddressInUse, AddressUnprobed, Owner

@@ -16,7 +16,8 @@ _HASH = 10
 
 def pool_name(network_name: str, range_: str, *, shared: bool = True) -> str:
     """The AddressPool of a canonical range: "blue-10.64.0.0-16", as whereabouts names its pools."""
-    body = _network_part(range_)
+    address, _, prefix = range_.partition("/")
+    body = f"{_part(address)}-{prefix}"
     name = f"{_label(network_name)}-{body}" if network_name else body
     name = name if shared else f"{name}-private"
     # DNS-1123 subdomain: each part between dots begins with a letter or digit, as ours do.
@@ -31,25 +32,15 @@ def space_name(network_name: str, range_: str, *, shared: bool = True) -> str:
 
 def block_name(space: str, first: int, prefix: int) -> str:
     """The AddressBlock: "blue.10.64.3.64-27"; IPv6 with "-" for ":"."""
-    return f"{space}.{address_part(first)}-{prefix}"
+    return f"{space}.{_part(text(first))}-{prefix}"
 
 
-def address_part(address: int) -> str:
-    """An address (as `ipam.addresses.parse` gives it) as a part of a name."""
-    part = text(address).replace(":", "-")
-    if part.startswith("-"):
-        part = f"0{part}"
-    return f"{part}0" if part.endswith("-") else part
-
-
-def _network_part(range_: str) -> str:
-    address, _, prefix = range_.partition("/")
+def _part(address: str) -> str:
+    """An address as a part of a name."""
     part = address.replace(":", "-")
     if part.startswith("-"):
         part = f"0{part}"
-    if part.endswith("-"):
-        part = f"{part}0"
-    return f"{part}-{prefix}"
+    return f"{part}0" if part.endswith("-") else part
 
 
 def _label(network_name: str) -> str:

@@ -15,8 +15,7 @@ import msgspec
 
 from base.text import printable
 from ipam.cluster import documents
-from ipam.cluster.api import Unreadable
-from ipam.cluster.objects import AnyResource, Meta
+from ipam.cluster.api import AnyResource, Resource, ServerMeta, Unreadable
 
 Query = tuple[str, str]
 """A list and its watch: the path and the selector."""
@@ -48,14 +47,14 @@ class ObjectReader:
             bounded = documents.bounded(document, kind.MOST_METADATA)
             found = documents.decode(bounded, kind)
         except msgspec.MsgspecError as error:
-            return None, unreadable(kind.API, kind.KIND, document, str(error))
+            return None, _unreadable(kind, document, str(error))
         if bounded is document:
             return found, None
         why = (
             f"its metadata has more than {kind.MOST_METADATA} bytes: its labels, annotations, "
             "finalizers and owners are not read, and are removed with the next change"
         )
-        return found, unreadable(kind.API, kind.KIND, document, why)
+        return found, _unreadable(kind, document, why)
 
     def listed(self, query: Query, mistakes: Iterable[Unreadable]) -> None:
         """Take what a list has shown for all that cannot be read there."""
@@ -67,7 +66,7 @@ class ObjectReader:
         for key, each in by_key.items():
             _tell(each, before.get(key))
 
-    def changed(self, query: Query, meta: Meta, mistake: Unreadable | None) -> None:
+    def changed(self, query: Query, meta: ServerMeta, mistake: Unreadable | None) -> None:
         """Take what a watch has shown of one object."""
         if mistake is None and query not in self._noted:
             return
@@ -80,9 +79,8 @@ class ObjectReader:
             _tell(mistake, before)
 
 
-def unreadable(api: str, kind: str, document: msgspec.Raw, why: str) -> Unreadable:
-    """The object of which that cannot be read, as far as it can be named."""
-    return Unreadable(api, kind, documents.plain_meta(document), printable(why))
+def _unreadable(kind: type[Resource], document: msgspec.Raw, why: str) -> Unreadable:
+    return Unreadable(kind.API, kind.KIND, documents.server_meta(document), printable(why))
 
 
 def unreadable_family(found: Iterable[Unreadable]) -> "Metric":
@@ -99,7 +97,7 @@ def unreadable_family(found: Iterable[Unreadable]) -> "Metric":
     return family
 
 
-def _key(meta: Meta) -> tuple[str, str]:
+def _key(meta: ServerMeta) -> tuple[str, str]:
     return meta.namespace, meta.name
 
 

@@ -5,35 +5,16 @@ these types: a writer that does not know it must not write the object (`fieldVal
 and the structural schema refuse unknown fields; unknown ones that are read are ignored).
 """
 
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Literal
 
 import msgspec
+
+from ipam.cluster.api import Meta, Resource
 
 GROUP = "ipam.podfabric.io"
 VERSION = "v1alpha1"
 
 BlockState = Literal["Active", "Draining", "Reclaiming"]
-
-
-class Meta(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """The part of an object's metadata that decides something.
-
-    `uid` differs for each object that ever had the name: it is the fencing token of a lease.
-    `resource_version` changes with each write, and is "" for an object that was not yet written.
-    Labels and what follows them are users': a write replaces all of the object, so it sends them
-    as they were read.
-    """
-
-    name: str
-    namespace: str = ""
-    uid: str = ""
-    resource_version: str = ""
-    creation_timestamp: str = ""
-    generation: int = 0
-    labels: dict[str, str] = {}
-    annotations: dict[str, str] = {}
-    finalizers: tuple[str, ...] = ()
-    owner_references: tuple[dict[str, Any], ...] = ()
 
 
 class Condition(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -47,23 +28,12 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     observed_generation: int = 0
 
 
-class Resource(msgspec.Struct, frozen=True, kw_only=True):
-    """What all kinds have in common. `API` is group and version.
+class IpamResource(Resource, frozen=True, kw_only=True):
+    """What our kinds have in common."""
 
-    Where metadata is larger than `MOST_METADATA`, what users add is not read, and a write removes
-    it: for kinds that a node or a tenant writes, since no schema says how much labels may hold.
-    """
-
-    API: ClassVar[str] = f"{GROUP}/{VERSION}"
-    KIND: ClassVar[str]
-    PLURAL: ClassVar[str]
-    MOST_METADATA: ClassVar[int] = 2 << 20  # bytes; more than etcd takes of an object
+    API = f"{GROUP}/{VERSION}"
 
     metadata: Meta
-
-
-AnyResource = TypeVar("AnyResource", bound=Resource)
-SMALL_METADATA = 8 << 10  # bytes
 
 
 # --- AddressPool -----------------------------------------------------------------------------
@@ -135,7 +105,7 @@ class PoolStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit
     conditions: tuple[Condition, ...] = ()
 
 
-class AddressPool(Resource, frozen=True, kw_only=True):
+class AddressPool(IpamResource, frozen=True, kw_only=True):
     """The addresses of a range, for all networks that name the range."""
 
     KIND = "AddressPool"
@@ -214,12 +184,12 @@ class BlockStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omi
     holders: dict[str, str] = {}
 
 
-class AddressBlock(Resource, frozen=True, kw_only=True):
+class AddressBlock(IpamResource, frozen=True, kw_only=True):
     """A lease of a block: the object exists as long as the lease. Named by `block_name`."""
 
     KIND = "AddressBlock"
     PLURAL = "addressblocks"
-    MOST_METADATA = SMALL_METADATA
+    MOST_METADATA = 8 << 10
 
     spec: BlockSpec
     status: BlockStatus = BlockStatus()
@@ -262,19 +232,12 @@ class ReservationStatus(
     bound_to: str = ""
 
 
-class AddressReservation(Resource, frozen=True, kw_only=True):
+class AddressReservation(IpamResource, frozen=True, kw_only=True):
     """A sticky address, in the namespace of its pod."""
 
     KIND = "AddressReservation"
     PLURAL = "addressreservations"
-    MOST_METADATA = SMALL_METADATA
+    MOST_METADATA = 8 << 10
 
     spec: ReservationSpec
     status: ReservationStatus = ReservationStatus()
-
-
-KINDS: tuple[type[Resource], ...] = (
-    AddressPool,
-    AddressBlock,
-    AddressReservation,
-)

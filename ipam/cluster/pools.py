@@ -1,6 +1,7 @@
 """The AddressPools that this node's networks use, as they were last read."""
 
 import math
+import re
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
@@ -9,18 +10,23 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from ipam.addresses import Interval, parse_interface, parse_interval
-from ipam.cluster import durations, geometry
-from ipam.cluster.api import ClusterApi, NotFound, Refused
+from ipam.cluster import geometry
+from ipam.cluster.api import NotFound
 from ipam.cluster.geometry import Geometry
 from ipam.cluster.names import pool_name
 from ipam.cluster.objects import AddressBlock, AddressPool
-from ipam.cluster.wants import PoolRange, Want
+from ipam.cluster.rest_api import ClusterApi
+from ipam.cluster.wants import Want
 from ipam.ranges import merged, outside
 
 SHORTEST_OFFLINE = 1.0  # seconds: a lease is confirmed once a second at most
 AT_ONCE = 64  # pools in the answer to one LIST; a cluster with more is asked for each pool
 _ENOUGH = 0.75  # of the blocks of a pool: where more are leased, none is kept in vain
 _AHEAD = 30.0  # seconds: a pool that was listed beside others counts as known for so long
+
+_SECONDS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
+_PART = re.compile(r"(\d+(?:\.\d+)?)(h|ms|m|s)")
+_WHOLE = re.compile(rf"(?:{_PART.pattern})+")
 
 
 class Unusable(Exception):
@@ -33,12 +39,7 @@ class NotReadyYet(Unusable):
 
 def pool_of(want: Want) -> str:
     """The name of the AddressPool that has what is wanted."""
-    return name_of(want.pool)
-
-
-def name_of(pool: PoolRange) -> str:
-    """The name of the AddressPool of a range."""
-    domain, network = pool
+    domain, network = want.pool
     name, private, _ = domain.partition(" ")
     return pool_name(name, str(network), shared=not private)
 
@@ -64,7 +65,7 @@ def max_offline(pool: AddressPool) -> float:
     """For how many seconds after a confirmation its addresses may be handed out. Unusable."""
     where = f"AddressPool {pool.metadata.name}: spec.reclaim.maxOffline"
     try:
-        limit = durations.seconds(pool.spec.reclaim.max_offline)
+        limit = seconds(pool.spec.reclaim.max_offline)
     except ValueError as error:
         raise Unusable(f"{where}: {error}") from None
     if limit < SHORTEST_OFFLINE:  # a block would be over before its first address is used
@@ -156,11 +157,7 @@ class Pools:
 
     def _listed(self) -> Mapping[str, AddressPool]:
         """All pools by name; from here on `_lists` is False if these are not all. ApiError."""
-        try:
-            listing = self._api.list(AddressPool, most=AT_ONCE)
-        except Refused:  # the role of this node's agent is that of an earlier version
-            self._lists = False
-            return {}
+        listing = self._api.list(AddressPool, most=AT_ONCE)
         self._lists = listing.is_whole
         return {pool.metadata.name: pool for pool in listing.items} if self._lists else {}
 
@@ -213,3 +210,12 @@ class Pools:
                 return None
             self._ahead, self._ahead_at = dict(self._listed()), now
         return self._ahead.pop(name, None)
+
+
+def seconds(written: str) -> float:
+    """The seconds of a duration as Go writes it: "10m", "1h30m". ValueError if it is none."""
+    if written == "0":
+        return 0.0
+    if not _WHOLE.fullmatch(written):
+        raise ValueError(f'"{written}" is not a duration: write it as "90s", "10m" or "1h30m"')
+    return sum(float(number) * _SECONDS[unit] for number, unit in _PART.findall(written))

@@ -1,6 +1,7 @@
-"""ClusterApi in the words of the API server's HTTP interface, over any `Transport`.
+"""The verbs of the API server, over any `Transport`.
 
-What is the same for all verbs is in `rest_requests`.
+What is the same for all of them is in `rest_requests`. All reads are consistent (no resourceVersion
+parameter), but for watches: these are hints and decide nothing.
 """
 
 import logging
@@ -17,25 +18,24 @@ import msgspec
 
 from ipam.cluster import documents
 from ipam.cluster.api import (
+    AnyResource,
     ApiError,
     Change,
     Conflict,
-    Lease,
     Listing,
-    NetworkDefinition,
-    Node,
     NotFound,
     Refused,
+    Resource,
+    ServerMeta,
     Unavailable,
     Unreadable,
     WatchExpired,
 )
-from ipam.cluster.object_reader import ObjectReader, unreadable
-from ipam.cluster.objects import AnyResource, Meta, Resource
-from ipam.cluster.pace import Pace
+from ipam.cluster.object_reader import ObjectReader
 from ipam.cluster.rest_requests import (
     TIMEOUT,
     AnswerTooLarge,
+    Pace,
     Query,
     RestRequests,
     Transport,
@@ -44,17 +44,20 @@ from ipam.cluster.rest_requests import (
 )
 
 WATCH = (300, 600)  # seconds: a server ends a watch after a time at random between these
+_LONGEST_MESSAGE = 1024  # characters of an event's message
 _LONGEST_EVENT = 231  # characters of its object's name in an event's: with a suffix at most 253
 
-_DEFINITION = ("k8s.cni.cncf.io/v1", "NetworkAttachmentDefinition")
 _METADATA = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 _ONE_METADATA = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 _log = logging.getLogger(__name__)
 
 
-class RestApi:
-    """ClusterApi. Threads may share it. `writer` is the field manager, and the source of events,
-    with the `node` that it is on, if it is an agent."""
+class ClusterApi:
+    """A client. Each call raises ApiError, and ends within `timeout` seconds. Threads may share it.
+
+    A change is sent once: one whose answer was lost is Unavailable. `writer` is the field manager,
+    and the source of events, with the `node` that it is on, if it is an agent.
+    """
 
     def __init__(
         self,
@@ -74,6 +77,7 @@ class RestApi:
         self._reader = ObjectReader()
 
     def get(self, kind: type[AnyResource], name: str, namespace: str = "") -> AnyResource:
+        """One object. NotFound."""
         what = f"get {kind.KIND} {name}"
         answer = self._requests.read(what, documents.path(kind, namespace, name))
         found, mistake = self._reader.read(kind, msgspec.Raw(answer))
@@ -89,6 +93,8 @@ class RestApi:
         namespace: str = "",
         most: int = 0,
     ) -> Listing[AnyResource]:
+        """Every object, in this namespace if one is given, whose fields ("spec.holder.instance":
+        ...) have these values; with `most` (at most 500) the first so many, in one request."""
         what, where = f"list {kind.KIND}", documents.path(kind, namespace)
         selector = _selector(fields)
         read = partial(self._reader.read, kind)
@@ -101,40 +107,64 @@ class RestApi:
             tuple(each for item, each in found if item is None and each),
         )
 
+    def each(self, kind: type[AnyResource]) -> Iterator[AnyResource]:
+        """All objects of a kind, none if it is not installed. Of a kind that tenants write, who
+        choose how large each is: a few at a time are in memory, so keep of each only what is
+        needed."""
+        what, where, mistakes = f"list {kind.KIND}", documents.path(kind), list[Unreadable]()
+        try:
+            for page in self._requests.pages(what, where):
+                for document in page.items or ():
+                    found, mistake = self._reader.read(kind, document)
+                    if mistake is not None:
+                        mistakes.append(mistake)
+                    if found is not None:
+                        yield found
+        except NotFound:
+            return
+        except WatchExpired as error:
+            raise Unavailable(f"{what}: its pages expire too soon: {error}") from error
+        self._reader.listed((where, ""), mistakes)
+
     def create(self, new: AnyResource) -> AnyResource:
+        """Write a new object, without its status; as it was stored. AlreadyExists."""
         where = documents.path(type(new), new.metadata.namespace)
         return self._write("create", "POST", where, new)
 
     def update(self, changed: AnyResource) -> AnyResource:
-        meta = changed.metadata
-        where = documents.path(type(changed), meta.namespace, meta.name)
-        return self._write("update", "PUT", where, changed)
+        """Replace the object's spec, if its uid and resource version still are these. Conflict,
+        NotFound."""
+        return self._write("update", "PUT", documents.path_of(changed), changed)
 
     def update_status(self, changed: AnyResource) -> AnyResource:
-        meta = changed.metadata
-        where = documents.path(type(changed), meta.namespace, meta.name, "status")
+        """Replace the object's status in the same way."""
+        where = documents.path_of(changed, "status")
         return self._write("update status of", "PUT", where, changed)
 
     def patch(self, last: Resource, operations: Sequence[Mapping[str, Any]]) -> None:
-        meta = last.metadata
-        what = f"patch {last.KIND} {meta.name}"
-        where = documents.path(type(last), meta.namespace, meta.name)
-        query = [("fieldManager", self._writer), ("fieldValidation", "Strict")]
-        body = documents.patch(last, operations)
+        """Change parts of the object by a JSON patch, if its uid still is this. Conflict if a test
+        of the operations fails, NotFound. Only for objects of many writers, each of whom tests what
+        he replaces: the version of the whole would be another all the time."""
+        what, where = f"patch {last.KIND} {last.metadata.name}", documents.path_of(last)
+        body = [{"op": "test", "path": "/metadata/uid", "value": last.metadata.uid}, *operations]
         try:  # such objects are large: the answer is their metadata
-            self._requests.send(what, "PATCH", where, query, body, accept=_ONE_METADATA)
+            self._requests.change(what, "PATCH", where, body, accept=_ONE_METADATA)
         except Refused as error:  # 422 is a test that failed
             if f": {HTTPStatus.UNPROCESSABLE_ENTITY.value} " in str(error):
                 raise Conflict(str(error)) from error
             raise
 
     def delete(self, last: AnyResource) -> None:
+        """Delete the object, if its uid and version still are these. Conflict, NotFound."""
         meta = last.metadata
         what = f"delete {last.KIND} {meta.name}"
         _check_was_read(what, meta)
-        where = documents.path(type(last), meta.namespace, meta.name)
-        body = documents.deletion(meta.uid, meta.resource_version)
-        self._requests.send(what, "DELETE", where, body=body)
+        body = {
+            "apiVersion": "v1",
+            "kind": "DeleteOptions",
+            "preconditions": {"uid": meta.uid, "resourceVersion": meta.resource_version},
+        }
+        self._requests.send(what, "DELETE", documents.path_of(last), body=body)
 
     def watch(
         self,
@@ -143,32 +173,32 @@ class RestApi:
         fields: Mapping[str, str] | None = None,
         namespace: str = "",
     ) -> Iterator[Change[AnyResource]]:
+        """Changes since that version, until the server ends the watch (minutes). WatchExpired.
+        Unavailable: it shows nothing for too long, so what is known may be too old.
+
+        A change to an object that cannot be read is left out: see `unreadable`.
+        """
         what, selector = f"watch {kind.KIND}", _selector(fields)
         where = documents.path(kind, namespace)
         key = (where, str(selector))
         # A watch that saw nothing but bookmarks goes on from the last of them.
         last, bookmark = self._bookmarks.get(key, ("", ""))
-        query = [
-            ("watch", "true"),
-            ("allowWatchBookmarks", "true"),
-            ("resourceVersion", bookmark if last == resource_version else resource_version),
-            ("timeoutSeconds", str(random.randint(*WATCH))),
-            *selector,
-        ]
-        lines = self._requests.follow(what, where, query)
+        start = ("resourceVersion", bookmark if last == resource_version else resource_version)
+        lines = self._requests.follow(what, where, [*_watching(), start, *selector])
         return self._changes(what, lines, kind, key, resource_version)
 
-    def node(self, name: str) -> Node:
-        what = f"get Node {name}"
-        found = self._requests.read(what, f"{documents.NODES}/{name}")
-        return decoded(what, found, documents.NodeDocument).node(labels=True)
-
-    def nodes(self, *, labels: bool = False) -> Sequence[Node]:
-        found, _ = self._requests.all("list Node", documents.NODES, partial(_node, labels=labels))
-        self._reader.listed((documents.NODES, ""), (each for _, each in found if each))
-        return tuple(node for node, _ in found)
+    def signals(self, kind: type[Resource]) -> Iterator[None]:
+        """An item whenever an object of the kind may have changed since the call, until the server
+        ends the watch (minutes). NotFound: the kind is not installed. Nothing is decoded: a tenant
+        decides how long that takes."""
+        # Without a version it shows what is there, and then the changes.
+        lines = self._requests.follow(f"watch {kind.KIND}", documents.path(kind), _watching())
+        for line in lines:
+            if b'"BOOKMARK"' not in line[:40]:
+                yield None
 
     def has_pods(self, node: str) -> bool:
+        """Whether a Pod object is bound to that node's name."""
         what = f"list Pod of node {node}"
         # Without a limit the server answers from its cache, which knows the pods of each node. With
         # one, a server before 1.34 looks through all pods in etcd.
@@ -181,55 +211,30 @@ class RestApi:
             return True
         return bool(decoded(what, found, documents.Page).items)
 
-    def network_definitions(self) -> Iterator[NetworkDefinition]:
-        what, mistakes = "list NetworkAttachmentDefinition", list[Unreadable]()
-        try:
-            for page in self._requests.pages(what, documents.DEFINITIONS):
-                for each in page.items or ():
-                    try:
-                        yield documents.decode(each, documents.DefinitionDocument).definition()
-                    except msgspec.MsgspecError as error:
-                        mistakes.append(unreadable(*_DEFINITION, each, str(error)))
-        except NotFound:
-            return
-        except WatchExpired as error:
-            raise Unavailable(f"{what}: its pages expire too soon: {error}") from error
-        self._reader.listed((documents.DEFINITIONS, ""), mistakes)
-
-    def definition_changes(self) -> Iterator[None]:
-        what = "watch NetworkAttachmentDefinition"
-        query = [
-            ("watch", "true"),  # without a version: it shows what is there, and then the changes
-            ("allowWatchBookmarks", "true"),
-            ("timeoutSeconds", str(random.randint(*WATCH))),
-        ]
-        lines = self._requests.follow(what, documents.DEFINITIONS, query)
-        for line in lines:
-            if b'"BOOKMARK"' not in line[:40]:  # a tenant decides how long it takes to decode one
-                yield None
-
-    def lease(self, namespace: str, name: str) -> Lease:
-        what = f"get Lease {namespace}/{name}"
-        found = self._requests.read(what, f"{documents.leases(namespace)}/{name}")
-        return decoded(what, found, documents.LeaseDocument).lease()
-
-    def write_lease(self, changed: Lease) -> Lease:
-        where, method = documents.leases(changed.namespace), "POST"
-        if changed.resource_version:
-            where, method = f"{where}/{changed.name}", "PUT"
-        what = f"write Lease {changed.namespace}/{changed.name}"
-        stored = self._requests.change(what, method, where, documents.lease_document(changed))
-        return decoded(what, stored, documents.LeaseDocument).lease()
-
     def unreadable(self) -> Sequence[Unreadable]:
+        """The objects of the last lists and of the watches that could not be read."""
         return self._reader.unreadable()
 
     def report(self, reason: str, message: str, regarding: Mapping[str, Any]) -> None:
+        """Write a Warning event on an object (an ObjectReference), as well as can be: no error."""
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         about = str(regarding.get("name", self._writer))[:_LONGEST_EVENT].rstrip("-.")
         name = f"{about}.{uuid.uuid4().hex[:16]}"
-        body = documents.event(name, reason, message, regarding, self._source, now)
-        where = documents.events(body["metadata"]["namespace"])
+        namespace = regarding.get("namespace") or "default"
+        where = f"/api/v1/namespaces/{namespace}/events"
+        body = {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"name": name, "namespace": namespace},
+            "involvedObject": regarding,
+            "type": "Warning",
+            "reason": reason,
+            "message": message[:_LONGEST_MESSAGE],
+            "source": self._source,
+            "firstTimestamp": now,
+            "lastTimestamp": now,
+            "count": 1,
+        }
         try:
             self._requests.change(f"report {reason}", "POST", where, body)
         except ApiError as error:
@@ -260,20 +265,19 @@ class RestApi:
                 self._bookmarks[key] = (version, seen.metadata.resource_version)
                 continue
             found, mistake = self._reader.read(kind, event.object)
-            meta = documents.plain_meta(event.object) if found is None else found.metadata
+            meta = documents.server_meta(event.object) if found is None else found.metadata
             self._reader.changed(key, meta, None if event.type == "DELETED" else mistake)
             version = meta.resource_version or version
             if found is not None:
                 yield Change(event.type, found)
 
 
-def _node(document: msgspec.Raw, *, labels: bool) -> tuple[Node, Unreadable | None]:
-    """A Node; of one that cannot be read what is known of it, and what is wrong with it."""
-    try:
-        return documents.decode(document, documents.NodeDocument).node(labels=labels), None
-    except msgspec.MsgspecError as error:
-        mistake = unreadable("v1", "Node", document, str(error))
-    return Node(name=mistake.metadata.name, uid=mistake.metadata.uid), mistake
+def _watching() -> Query:
+    return [
+        ("watch", "true"),
+        ("allowWatchBookmarks", "true"),
+        ("timeoutSeconds", str(random.randint(*WATCH))),
+    ]
 
 
 def _selector(fields: Mapping[str, str] | None) -> Query:
@@ -282,6 +286,6 @@ def _selector(fields: Mapping[str, str] | None) -> Query:
     return [("fieldSelector", ",".join(f"{name}={value}" for name, value in fields.items()))]
 
 
-def _check_was_read(what: str, meta: Meta) -> None:
+def _check_was_read(what: str, meta: ServerMeta) -> None:
     if not (meta.uid and meta.resource_version):
         raise Refused(f"{what}: it has no uid or no resourceVersion: read it first")

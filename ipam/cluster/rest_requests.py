@@ -5,6 +5,8 @@ may have had its effect, and only the caller can find out.
 """
 
 import random
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -22,7 +24,49 @@ from ipam.cluster.api import (
     Unavailable,
     WatchExpired,
 )
-from ipam.cluster.pace import Pace
+
+RATE = 20.0  # requests a second
+BURST = 40
+LONGEST_PAUSE = 30.0  # seconds; a server that asks for more gets this much
+
+
+class Pace:
+    """Gives turns to the threads of one client, `rate` a second after `burst` at once."""
+
+    def __init__(
+        self,
+        rate: float = RATE,
+        burst: int = BURST,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._interval = 1 / rate
+        self._allowance = (burst - 1) / rate
+        self._clock = clock
+        self._sleep = sleep
+        self._lock = threading.Lock()
+        self._full_at = clock()  # when the bucket is full again
+        self._paused_until = clock()
+
+    def turn(self, patience: float) -> bool:
+        """Wait for this thread's turn. False at once if that takes longer than `patience`."""
+        with self._lock:
+            now = self._clock()
+            full_at = max(now, self._full_at)
+            wait = max(full_at - self._allowance, self._paused_until) - now
+            if wait > patience:
+                return False
+            self._full_at = full_at + self._interval
+        if wait > 0:
+            self._sleep(wait)
+        return True
+
+    def pause(self, seconds: float) -> None:
+        """No request has a turn for so long: the server asked for it (Retry-After)."""
+        with self._lock:
+            until = self._clock() + min(seconds, LONGEST_PAUSE)
+            self._paused_until = max(self._paused_until, until)
+
 
 TIMEOUT = 10.0  # seconds of a call with all its attempts; of each page of a LIST
 FIRST_BACKOFF, LONGEST_BACKOFF = 0.2, 5.0
@@ -166,10 +210,12 @@ class RestRequests:
                 self._sleep(wait)
             backoff = min(2 * backoff, LONGEST_BACKOFF)
 
-    def change(self, what: str, method: str, where: str, body: Body) -> bytes:
+    def change(
+        self, what: str, method: str, where: str, body: Body, accept: str = documents.JSON
+    ) -> bytes:
         """Send a change; the object as it was stored."""
         query = [("fieldManager", self._writer), ("fieldValidation", "Strict")]
-        return self.send(what, method, where, query, body)
+        return self.send(what, method, where, query, body, accept)
 
     def send(
         self,

@@ -10,9 +10,10 @@ from contextlib import suppress
 from itertools import groupby, islice
 
 from ipam.blocks import LeasedBlock
-from ipam.cluster.api import ClusterApi, Conflict, NotFound
+from ipam.cluster.api import Conflict, NotFound
 from ipam.cluster.block_store import BlockStore, Survey
 from ipam.cluster.objects import AddressBlock
+from ipam.cluster.rest_api import ClusterApi
 from ipam.cluster.sticky import drain
 
 HOLD = 600.0  # seconds that one empty block is kept beside those in use

@@ -5,7 +5,7 @@ import threading
 from abc import abstractmethod
 
 from base import loops
-from ipam.cluster.until_closed import UntilClosed
+from ipam.cluster.wrapped_api import UntilClosed
 
 _JOIN = 15.0  # seconds; a call to the API server takes about 10
 _AFTER_DEFECT = 5.0  # seconds

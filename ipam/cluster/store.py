@@ -6,9 +6,9 @@ verb ever does. An ADD that finds none waits a little for the lessee (`Claims`) 
 
 import time
 from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
 
 from base import interrupts
-from cni.spec.attachment import Attachment
 from cni.spec.errors import CNIError, Code
 from ipam.cluster.view import LeasedView
 from ipam.cluster.wants import (
@@ -26,7 +26,8 @@ from ipam.cluster.wants import (
 from ipam.confirmed import boottime
 from ipam.ranges import Range, RangeSet
 from ipam.sqlite_store import SqliteStore
-from ipam.store import Grant, Owner, Reservation, Usage
+from ipam.store import Grant, Owner
+from ipam.store_files import StoreFiles
 
 _AGAIN, _LONGEST_AGAIN = 0.2, 1.0  # seconds between two attempts of an ADD to get a block
 _POOL_AGAIN = 0.5  # seconds between two looks at a pool
@@ -34,8 +35,8 @@ _MOST_WAITS = 32  # for blocks, each successful, before an ADD that is late give
 _MOST_IN_VAIN = 3  # blocks that are leased for an ADD although the last one did not help
 
 
-class ClusterStore:
-    """Implements `ipam.store.Store` over the store of this node.
+class ClusterStore(SqliteStore):
+    """The reservations of this node, as `SqliteStore` has them, within its leases.
 
     `leased` are the ranges that belong to a pool. All others (fixed addresses outside of every
     range) are the node's own. `clock` is CLOCK_BOOTTIME; `patience` and `pool_patience` are how
@@ -45,7 +46,8 @@ class ClusterStore:
 
     def __init__(
         self,
-        local: SqliteStore,
+        files: Path | StoreFiles,
+        boot: str,
         claims: Claims,
         leased: Collection[PoolRange],
         *,
@@ -54,10 +56,10 @@ class ClusterStore:
         pool_patience: float = POOL_PATIENCE,
         sticky: bool = False,
     ) -> None:
-        self._local = local
+        super().__init__(files, boot)
         self._claims = claims
         self._leased = frozenset(leased)
-        self._clock = clock
+        self._boottime = clock
         self._patience = patience
         self._pool_patience = pool_patience
         self._sticky = sticky
@@ -101,7 +103,7 @@ class ClusterStore:
     def exhausted(self, sets: Sequence[RangeSet]) -> str | None:
         """See Store.exhausted: without a call to the API server."""
         view = self._view(None, [each for each in sets if not each.fixed])
-        self._local.look(view.narrowed)
+        self.look(view.narrowed)
         why = self._claims.unable(view.wants) if view.wants else None
         return f"{view.why_unconfirmed}: {why}" if why and view.why_unconfirmed else why
 
@@ -109,16 +111,15 @@ class ClusterStore:
         pod = None
         if self._sticky and owner is not None and owner.pod.namespace and owner.pod.name:
             pod = PodInterface(owner.pod.namespace, owner.pod.name, owner.attachment.ifname)
-        boot = self._local.boot
-        return LeasedView(owner, sets, self._leased, boot, self._clock, pod, self._unreserved)
+        return LeasedView(
+            owner, sets, self._leased, self.boot, self._boottime, pod, self._unreserved
+        )
 
     def _attempt(self, view: LeasedView, segment: str, alone: Sequence[Range]) -> Grant | None:
         """A grant, or None if the node lacks a block."""
         assert view.owner is not None
         try:
-            grant = self._local.reserve_seen(
-                view.owner, view.narrowed, segment=segment, alone=alone
-            )
+            grant = self.reserve_seen(view.owner, view.narrowed, segment=segment, alone=alone)
         except CNIError as error:
             # What is free in our blocks may be held by another domain on the same link.
             if error.code != Code.NO_FREE_ADDRESS or not view.want_all():
@@ -153,42 +154,8 @@ class ClusterStore:
 
     def _has_one(self, view: LeasedView) -> bool:
         """Whether each set has an address here by now; else what is wanted now is in the view."""
-        self._local.look(view.narrowed)
+        self.look(view.narrowed)
         return not view.wants
-
-    # --- what the node's own store does ------------------------------------------------------
-
-    def undo(self, grant: Grant) -> None:
-        """See Store.undo."""
-        self._local.undo(grant)
-
-    def release(self, attachment: Attachment) -> list[Reservation]:
-        """See Store.release."""
-        return self._local.release(attachment)
-
-    def collect(self, network: str, valid: Collection[tuple[str, str]]) -> list[Reservation]:
-        """See Store.collect."""
-        return self._local.collect(network, valid)
-
-    def release_stale(self) -> list[Reservation]:
-        """See Store.release_stale."""
-        return self._local.release_stale()
-
-    def held_by(self, attachment: Attachment) -> list[Reservation]:
-        """See Store.held_by."""
-        return self._local.held_by(attachment)
-
-    def usage(self, asked: tuple[Range, ...], last: Usage) -> Usage:
-        """See Store.usage: of this node's store."""
-        return self._local.usage(asked, last)
-
-    def reservations(self) -> list[Reservation]:
-        """See Store.reservations."""
-        return self._local.reservations()
-
-    def load(self, reservations: Sequence[Reservation]) -> None:
-        """See Store.load."""
-        self._local.load(reservations)
 
 
 def _explained(error: CNIError, view: LeasedView | None) -> CNIError:

@@ -7,11 +7,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
-from ipam.cluster.api import ApiError, ClusterApi
+from ipam.cluster.api import ApiError
 from ipam.cluster.attempts import Lease, LowRanges
 from ipam.cluster.block_store import BlockStore, Survey
 from ipam.cluster.objects import AddressBlock
 from ipam.cluster.pools import Pools, Unusable, is_scarce, pool_of
+from ipam.cluster.rest_api import ClusterApi
 from ipam.cluster.returns import SMALL, Empties, Returns, over, returning
 from ipam.cluster.status_reports import EVERY, StatusReports
 from ipam.cluster.wants import Want
@@ -80,7 +81,6 @@ class Upkeep:
     def confirmed(self, at: float) -> None:
         """All blocks and their pools were read then."""
         self._pool_seen = {each.block.pool: at for each in self.survey.blocks}
-        self._status.forget_all_but(self._objects)
 
     def give_back(self, instance: str, guarded: Guarded) -> bool:
         """Return what is not needed, until a return fails; whether none did."""

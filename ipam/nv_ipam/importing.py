@@ -22,10 +22,11 @@ from base import decoding
 from base.text import printable
 from cni.spec.errors import CNIError, Code
 from ipam.addresses import parse, parse_interface, text
-from ipam.cluster.api import ApiError, ClusterApi
+from ipam.cluster.api import ApiError, Meta, Node
 from ipam.cluster.controller.mirror import Mirror
+from ipam.cluster.rest_api import ClusterApi
 from ipam.cluster.step_thread import StepThread
-from ipam.cluster.until_closed import UntilClosed
+from ipam.cluster.wrapped_api import UntilClosed
 from ipam.importing import UNNAMED, import_all
 from ipam.nv_ipam.options import node_defaults
 from ipam.nv_ipam.pools import NvCIDRPool, NvIPPool, NvPool, node_pool
@@ -45,6 +46,12 @@ _CHECKSUM = re.compile(rb'"checksum":(\d+)')
 _FNV_PRIME, _FNV_BASIS = 16777619, 2166136261
 
 _log = logging.getLogger(__name__)
+
+
+class LabelledNode(Node, frozen=True, kw_only=True):
+    """A Node with its labels."""
+
+    metadata: Meta
 
 
 class _GivenTo(msgspec.Struct, frozen=True):
@@ -257,7 +264,7 @@ class FollowedPools(StepThread):
 
     def _read_labels(self) -> None:
         if self._clock() - self._labels_at >= LABELS_EVERY:
-            self._labels = cast(ClusterApi, self._api).node(self._node).labels
+            self._labels = cast(ClusterApi, self._api).get(LabelledNode, self._node).metadata.labels
             self._labels_at = self._clock()
 
     def _view(self, pool: NvPool) -> NodePool:

@@ -16,10 +16,11 @@ from msgspec.structs import replace
 
 from cni.spec.errors import CNIError, invalid_config
 from ipam.addresses import Interval, Network, family, parse, parse_interface, parse_interval, text
-from ipam.cluster.api import AlreadyExists, ClusterApi, Conflict, NotFound
+from ipam.cluster.api import AlreadyExists, Conflict, Meta, NotFound, Resource
 from ipam.cluster.controller.mirror import Mirror
 from ipam.cluster.names import pool_name
-from ipam.cluster.objects import GROUP, AddressPool, Meta, PoolSpec, Resource
+from ipam.cluster.objects import GROUP, AddressPool, PoolSpec
+from ipam.cluster.rest_api import ClusterApi
 from ipam.cluster.selectors import NodeSelector, selects
 from ipam.nv_ipam.translate import (
     DOMAIN,

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from ipam.cluster.api import Node
 from ipam.cluster.kubernetes_api import KubernetesApi
 from tests.api.server import ApiServer, api_server
 
@@ -34,6 +35,8 @@ def node_b(server: ApiServer) -> KubernetesApi:
 def _other_nodes(server: ApiServer) -> Iterator[None]:
     """The Node objects of a module end with it: their number decides how large blocks are."""
     yield
-    names = [node.name for node in server.admin.nodes() if node.name not in (NODE_A, NODE_B)]
+    names = [
+        node.name for node in server.admin.list(Node).items if node.name not in (NODE_A, NODE_B)
+    ]
     if names:
         server.kubectl("delete", "node", *names)

@@ -18,10 +18,11 @@ from typing import Any
 
 from cni.spec.errors import CNIError
 from ipam.addresses import parse
-from ipam.cluster.api import ApiError, ClusterApi
+from ipam.cluster.api import ApiError
 from ipam.cluster.geometry import interval
 from ipam.cluster.lessee import Lessee
 from ipam.cluster.objects import AddressBlock, Holder
+from ipam.cluster.rest_api import ClusterApi
 from ipam.plugin import AddressPlugin
 from ipam.scope import Stores
 from ipam.sqlite_store import SqliteStore

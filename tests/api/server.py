@@ -15,7 +15,7 @@ from typing import Any
 
 from ipam.cluster.api import Refused
 from ipam.cluster.kubernetes_api import KubernetesApi
-from ipam.cluster.pace import Pace
+from ipam.cluster.rest_requests import Pace
 from tests.cluster import programs
 from tests.cluster.control_plane import ControlPlane, control_plane
 from tests.kernel.vm import layout

@@ -10,9 +10,10 @@ import pytest
 from kubernetes.config import incluster_config
 
 from ipam.cluster import documents, rest_api
-from ipam.cluster.api import Change, ClusterApi, NetworkDefinition, Refused
+from ipam.cluster.api import Change, NetworkDefinition, Node, NodeInfo, Refused
 from ipam.cluster.kubernetes_api import KubernetesApi
 from ipam.cluster.objects import AddressBlock
+from ipam.cluster.rest_api import ClusterApi
 from tests.api.conftest import NODE_A
 from tests.api.server import ApiServer, name
 from tests.unit.ipam.cluster.contract import ApiContract, block, pool, reservation
@@ -69,15 +70,15 @@ def test_a_watch_goes_on_from_a_bookmark(
 
 
 def test_a_client_reads_its_node_and_its_pods(server: ApiServer, node_a: KubernetesApi) -> None:
-    node = node_a.node(NODE_A)
-    assert (node.machine_id, node.system_uuid, node.boot_id) == ("m-a", "s-a", "b-a")
-    assert node.ready
+    node = node_a.get(Node, NODE_A)
+    assert node.machine == NodeInfo(machine_id="m-a", system_uuid="s-a", boot_id="b-a")
+    assert node.is_ready
     assert node.uid
-    assert NODE_A in [each.name for each in server.admin.nodes()]
+    assert NODE_A in [each.name for each in server.admin.list(Node).items]
     assert server.admin.has_pods(NODE_A)
     assert not server.admin.has_pods("node-without-pods")
     server.kubectl("taint", "node", NODE_A, "example.com/test=:NoSchedule")
-    assert "example.com/test" in server.admin.node(NODE_A).taints
+    assert server.admin.get(Node, NODE_A).has_taint("example.com/test")
     server.kubectl("taint", "node", NODE_A, "example.com/test-")
 
 
@@ -97,7 +98,7 @@ def test_an_event_is_on_the_object(server: ApiServer) -> None:
 
 
 def test_definitions_are_found_when_their_kind_is_installed(server: ApiServer) -> None:
-    assert not list(server.admin.network_definitions())
+    assert not list(server.admin.each(NetworkDefinition))
     group, kind = "k8s.cni.cncf.io", "NetworkAttachmentDefinition"
     plural = "network-attachment-definitions"
     spec = {"type": "object", "properties": {"config": {"type": "string"}}}
@@ -127,11 +128,11 @@ def test_definitions_are_found_when_their_kind_is_installed(server: ApiServer) -
             "spec": {"config": '{"type": "ipoib"}'},
         },
     )
-    (found,) = server.admin.network_definitions()
-    meta = made["metadata"]
-    assert found == NetworkDefinition(
-        namespace="default", name=meta["name"], config='{"type": "ipoib"}', uid=meta["uid"]
+    (found,) = server.admin.each(NetworkDefinition)
+    assert (found.metadata.namespace, found.metadata.name, found.metadata.uid) == (
+        *("default", made["metadata"]["name"], made["metadata"]["uid"]),
     )
+    assert documents.config_of(found) == '{"type": "ipoib"}'
     server.kubectl("delete", "crd", crd["metadata"]["name"])
 
 
@@ -166,8 +167,8 @@ def test_a_pods_client_reads_its_token_again(
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", str(server.plane.port))
     api = KubernetesApi(timeout=PATIENCE)
     with pytest.raises(Refused, match="401"):
-        api.node(NODE_A)
+        api.get(Node, NODE_A)
     kubeconfig = json.loads(server.kubeconfig(name("pod"), {}).read_text())
     token.write_text(kubeconfig["users"][0]["user"]["token"])
-    assert api.node(NODE_A) == node_a.node(NODE_A)
+    assert api.get(Node, NODE_A) == node_a.get(Node, NODE_A)
     api.close()

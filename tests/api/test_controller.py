@@ -14,25 +14,18 @@ import pytest
 from msgspec.structs import replace
 
 from ipam.addresses import parse
-from ipam.cluster.api import NotFound, Refused
+from ipam.cluster.api import Lease, Meta, NotFound, Refused
 from ipam.cluster.controller import process as process_module
 from ipam.cluster.controller.leadership import Leadership
 from ipam.cluster.controller.process import ControllerProcess
 from ipam.cluster.controller.reclaim import ReclaimCounts
-from ipam.cluster.controller.rounds import Rounds, read_world
+from ipam.cluster.controller.rounds import Rounds
 from ipam.cluster.kubernetes_api import KubernetesApi
 from ipam.cluster.names import block_name, pool_name
-from ipam.cluster.objects import (
-    AddressBlock,
-    AddressPool,
-    BlockSpec,
-    Holder,
-    Meta,
-    PoolSpec,
-    ReclaimSpec,
-)
+from ipam.cluster.objects import AddressBlock, AddressPool, BlockSpec, Holder, PoolSpec, ReclaimSpec
 from tests.api.server import ApiServer, name
 from tests.unit.cli.commands import short_path
+from tests.unit.ipam.cluster.controller.cluster import read_world
 from tests.waiting import PATIENCE, join, until
 from tools.manifests import CHECKOUT, NAMESPACE
 
@@ -199,7 +192,7 @@ def test_it_may_not_do_what_it_does_not_need(server: ApiServer, controller: Kube
     with pytest.raises(Refused):
         controller.create(_unmade(_block(server, pool, "10.94.0.8", name("node"))))
     with pytest.raises(Refused):
-        controller.lease(NAMESPACE, "another")
+        controller.get(Lease, "another", NAMESPACE)
 
 
 def _unmade(block: AddressBlock) -> AddressBlock:
@@ -219,7 +212,7 @@ def test_the_process_leads_follows_and_gives_its_lease_back(
     thread.start()
     try:
         until(lambda: process.rounds > 0)
-        assert server.admin.lease(NAMESPACE, "podfabric-controller").holder == "only"
+        assert _leader(server) == "only"
         pool = _pool(server, "10.95.0.0/24", name("net"))
         until(lambda: server.admin.get(AddressPool, pool.metadata.name).status.block_size == 8)
         _define(server, definitions, {"type": "whereabouts", "range": "10.97.0.0/24"})
@@ -227,9 +220,13 @@ def test_the_process_leads_follows_and_gives_its_lease_back(
     finally:
         process.stop()
         join(thread)
-    assert server.admin.lease(NAMESPACE, "podfabric-controller").holder == ""
+    assert _leader(server) == ""
     # Another's write, or its own, that its mirror did not show yet.
     assert process.errors.keys() <= {("update", "Conflict"), ("create", "AlreadyExists")}
+
+
+def _leader(server: ApiServer) -> str:
+    return server.admin.get(Lease, "podfabric-controller", NAMESPACE).spec.holder_identity
 
 
 def _ready(server: ApiServer) -> set[str]:
@@ -258,7 +255,7 @@ def test_podfabric_controller_serves_until_sigterm(
         finally:
             process.kill()
             process.wait()
-    assert server.admin.lease(NAMESPACE, "podfabric-controller").holder == ""
+    assert _leader(server) == ""
 
 
 def _asked(path: Path) -> bytes:

@@ -18,11 +18,11 @@ from pathlib import Path
 import pytest
 
 from cni.spec.errors import CNIError, Code
-from ipam.cluster.api import ApiError
-from ipam.cluster.controller.rounds import Rounds, read_world
+from ipam.cluster.api import ApiError, Meta
+from ipam.cluster.controller.rounds import Rounds
 from ipam.cluster.lessee import CONFIRM_EVERY
 from ipam.cluster.names import pool_name
-from ipam.cluster.objects import AddressBlock, AddressPool, Meta, PoolSpec
+from ipam.cluster.objects import AddressBlock, AddressPool, PoolSpec
 from tests.api.crashing import (
     SURVIVED,
     Auditor,
@@ -36,6 +36,7 @@ from tests.api.crashing import (
 from tests.api.server import ApiServer, name
 from tests.unit.ipam.calls import request
 from tests.unit.ipam.cluster.audit import audit_settled
+from tests.unit.ipam.cluster.controller.cluster import read_world
 from tests.waiting import until
 
 TIMES = int(os.environ.get("PODFABRIC_CRASHES", "20"))

@@ -21,16 +21,10 @@ import pytest
 import yaml
 from msgspec.structs import replace
 
-from ipam.cluster.api import Conflict, NotFound
+from ipam.cluster.api import Conflict, NotFound, Resource
 from ipam.cluster.documents import document, path
 from ipam.cluster.kubernetes_api import KubernetesApi
-from ipam.cluster.objects import (
-    AddressBlock,
-    AddressPool,
-    AddressReservation,
-    Holder,
-    Resource,
-)
+from ipam.cluster.objects import AddressBlock, AddressPool, AddressReservation, Holder
 from tests.api.conftest import NODE_A, NODE_B
 from tests.api.server import ApiServer, Document, name
 from tests.api.test_agent_policies import PODFABRIC, AgentNode

@@ -7,17 +7,11 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from ipam.cluster.api import Meta
 from ipam.cluster.kubernetes_api import KubernetesApi
 from ipam.cluster.lessee import Lessee
 from ipam.cluster.names import pool_name
-from ipam.cluster.objects import (
-    AddressBlock,
-    AddressPool,
-    Condition,
-    Meta,
-    PoolSpec,
-    PoolStatus,
-)
+from ipam.cluster.objects import AddressBlock, AddressPool, Condition, PoolSpec, PoolStatus
 from ipam.store_files import StoreFiles
 from tests.api.conftest import NODE_A
 from tests.api.server import ApiServer, name

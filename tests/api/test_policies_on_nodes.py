@@ -21,9 +21,8 @@ from cni.spec.errors import CNIError, Code
 from cni.spec.plugin import Plugin
 from cni.spec.request import Request
 from cni.spec.result import Result
-from ipam.cluster.api import Refused
+from ipam.cluster.api import Meta, Refused
 from ipam.cluster.kubernetes_api import KubernetesApi
-from ipam.cluster.objects import Meta
 from tests.api.conftest import NODE_A
 from tests.api.server import ACCOUNT, ApiServer, Document, name
 from tests.api.test_fabric_policies import KIND

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from ipam.cluster.api import NotFound, Refused
+from ipam.cluster.api import NetworkDefinition, Node, NotFound, Refused
 from ipam.cluster.kubernetes_api import KubernetesApi
 from ipam.cluster.objects import AddressBlock, AddressPool, BlockStatus, StickySpec
 from tests.api.conftest import NODE_A, NODE_B
@@ -174,9 +174,9 @@ def test_an_agent_writes_no_pool_and_no_reservation(
     refused(lambda: node_a.update_status(stored), "403")
     refused(lambda: node_a.delete(stored), "403")
     refused(lambda: node_a.create(reservation()), "403")
-    refused(lambda: node_a.nodes(), "403")
+    refused(lambda: node_a.list(Node), "403")
     refused(lambda: node_a.has_pods(NODE_B), "403")
-    refused(lambda: list(node_a.network_definitions()), "403")
+    refused(lambda: list(node_a.each(NetworkDefinition)), "403")
 
 
 def test_a_token_of_no_pod_leases_nothing(server: ApiServer, node_a: KubernetesApi) -> None:

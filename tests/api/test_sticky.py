@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from cni.spec.errors import Code
-from ipam.cluster.api import NotFound
+from ipam.cluster.api import Meta, NotFound
 from ipam.cluster.controller.reclaim import free_powered_off
 from ipam.cluster.controller.reservations import reserve
 from ipam.cluster.controller.steps import Steps
@@ -19,7 +19,6 @@ from ipam.cluster.objects import (
     AddressPool,
     AddressReservation,
     Condition,
-    Meta,
     OwnerReference,
     PoolSpec,
     PoolStatus,

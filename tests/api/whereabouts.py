@@ -10,16 +10,17 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from ipam.cluster.api import ApiError
-from ipam.cluster.controller.rounds import Rounds, read_world
+from ipam.cluster.api import ApiError, Meta, Resource
+from ipam.cluster.controller.rounds import Rounds
 from ipam.cluster.kubernetes_api import KubernetesApi
 from ipam.cluster.lessee import Lessee
 from ipam.cluster.names import pool_name
-from ipam.cluster.objects import AddressBlock, AddressPool, Meta, PoolSpec, Resource
+from ipam.cluster.objects import AddressBlock, AddressPool, PoolSpec
 from ipam.cluster.whereabouts.objects import API, IPPool
 from ipam.cluster.whereabouts.sharing import Mode
 from ipam.store_files import StoreFiles
 from tests.api.server import ApiServer, Document
+from tests.unit.ipam.cluster.controller.cluster import read_world
 from tests.unit.ipam.cluster.nodes import Clock, ClusterNode
 from tests.waiting import until
 

@@ -1,16 +1,18 @@
-"""All blocks of a cluster by the addresses that they cover."""
+"""All blocks of a cluster by the addresses that they cover, and what contradicts itself."""
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from operator import attrgetter
+from typing import NamedTuple
 
 import msgspec
 
 from ipam.addresses import Interval
 from ipam.cluster import geometry
-from ipam.cluster.objects import AddressBlock
+from ipam.cluster.geometry import why_wrong
+from ipam.cluster.objects import AddressBlock, AddressPool
 
 _LARGEST = 256  # addresses of a block
 
@@ -61,3 +63,47 @@ class BlockIndex:
                     yield widest, placed
                 if widest is None or placed.interval.last > widest.interval.last:
                     widest = placed
+
+
+class Contradiction(NamedTuple):
+    """Something that should not be. `pool` is the pool that it endangers, "" for none."""
+
+    pool: str
+    text: str
+
+
+def contradictions(
+    pools: Mapping[str, AddressPool], blocks: Iterable[AddressBlock], index: BlockIndex
+) -> list[Contradiction]:
+    """Everything about blocks that cannot be right, by pool. Overlaps are those of `index`.
+
+    Nothing repairs it by itself: an address that is in use must not be freed by a guess.
+    """
+    found = list[Contradiction]()
+    for placed, other in index.neighbours():
+        text = f"{_named(placed)} and {_named(other)} have addresses in common"
+        both = {placed.block.spec.pool, other.block.spec.pool}
+        found += (Contradiction(pool, text) for pool in both)
+    for block in blocks:
+        name, pool = block.metadata.name, pools.get(block.spec.pool)
+        if pool is None:
+            found.append(Contradiction("", f"{name}: there is no pool {block.spec.pool}"))
+        elif why := why_wrong(block, pool):
+            found.append(Contradiction(block.spec.pool, f"{name}: {why}"))
+    return sorted(found)
+
+
+def decisive(
+    blocks: Iterable[AddressBlock], pools: Mapping[str, AddressPool]
+) -> tuple[AddressBlock, ...]:
+    """The blocks that may decide something: see `why_wrong`. One whose pool is gone is among them:
+    pods may have its addresses, so a pool that is made for them now must not cut them otherwise."""
+    return tuple(
+        block
+        for block in blocks
+        if (pool := pools.get(block.spec.pool)) is None or not why_wrong(block, pool)
+    )
+
+
+def _named(placed: PlacedBlock) -> str:
+    return f"{placed.block.metadata.name} of node {placed.block.spec.holder.node}"

@@ -17,19 +17,16 @@ from datetime import UTC, datetime
 
 from msgspec.structs import replace
 
-from ipam.cluster.api import AlreadyExists, ApiError, ClusterApi, Conflict, Lease, NotFound
-from ipam.cluster.controller.complaints import Complaint
+from base.loops import Complaint
+from ipam.cluster.api import AlreadyExists, ApiError, Conflict, Lease, NotFound, ServerMeta
+from ipam.cluster.rest_api import ClusterApi
+from ipam.confirmed import boottime
 
 DURATION = 30.0  # seconds without a change, after which a candidate takes the Lease
 RENEW_WITHIN = 15.0  # seconds after the last renewal was begun, after which a leader stops
 RENEW_EVERY = 5.0
 
 _log = logging.getLogger(__name__)
-
-
-def boottime() -> float:
-    """Seconds since the boot, also while the machine was suspended."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class Leadership:
@@ -54,7 +51,8 @@ class Leadership:
         wall: Callable[[], float] = time.time,
     ) -> None:
         self._api = api
-        self._key = (namespace, name)
+        self._namespace = namespace
+        self._name = name
         self._identity = identity
         self._clock = clock
         self._wall = wall
@@ -94,59 +92,61 @@ class Leadership:
             if mine is None:
                 return
             try:
-                self._api.write_lease(replace(mine, holder="", renewed=self._now()))
+                self._write(mine, holder_identity="", renew_time=self._now())
             except ApiError as error:
-                _log.warning("lease %s: not given back: %s", self._key[1], error)
+                _log.warning("lease %s: not given back: %s", self._name, error)
             else:
-                _log.info("lease %s: given back", self._key[1])
+                _log.info("lease %s: given back", self._name)
 
     def _renew(self) -> Lease:
         assert self._mine is not None
         try:
-            return self._api.write_lease(replace(self._mine, renewed=self._now()))
+            return self._write(self._mine, renew_time=self._now())
         except Conflict:
-            there = self._api.lease(*self._key)
-            if there.holder != self._identity:
+            there = self._api.get(Lease, self._name, self._namespace)
+            if there.spec.holder_identity != self._identity:
                 raise
-            return self._api.write_lease(replace(there, renewed=self._now()))  # an answer was lost
+            return self._write(there, renew_time=self._now())  # an answer was lost
 
     def _take(self, begun: float) -> Lease | None:
         """The Lease, if it was free; None if another holds it."""
-        namespace, name = self._key
         now = self._now()
         try:
-            there = self._api.lease(namespace, name)
+            there = self._api.get(Lease, self._name, self._namespace)
         except NotFound:
-            there = Lease(namespace=namespace, name=name)
-        if there.holder and there.holder != self._identity:
+            there = Lease(metadata=ServerMeta(namespace=self._namespace, name=self._name))
+        spec = there.spec
+        if spec.holder_identity not in ("", self._identity):
             if self._seen != there:
                 self._seen, self._seen_at = there, self._clock()
             # A holder says itself how long it may be silent.
-            if begun - self._seen_at < max(DURATION, there.duration):
+            if begun - self._seen_at < max(DURATION, spec.lease_duration_seconds):
                 return None
         # A Lease of this very process is one whose answer was lost.
-        return self._api.write_lease(
-            replace(
-                there,
-                holder=self._identity,
-                duration=int(DURATION),
-                transitions=there.transitions + (1 if there.resource_version else 0),
-                acquired=now,
-                renewed=now,
-            )
+        return self._write(
+            there,
+            holder_identity=self._identity,
+            lease_duration_seconds=int(DURATION),
+            lease_transitions=spec.lease_transitions + bool(there.metadata.uid),
+            acquire_time=now,
+            renew_time=now,
         )
+
+    def _write(self, lease: Lease, **changes: str | int) -> Lease:
+        changed = replace(lease, spec=replace(lease.spec, **changes))
+        return self._api.update(changed) if lease.metadata.uid else self._api.create(changed)
 
     def _keep(self, mine: Lease | None, begun: float) -> None:
         if mine is None:
             return
         if self._mine is None:
-            _log.info("lease %s: this process leads", self._key[1])
+            _log.info("lease %s: this process leads", self._name)
         self._mine, self._seen = mine, None
         self._until = begun + RENEW_WITHIN
 
     def _lose(self, why: str) -> None:
         if self._mine is not None:
-            _log.warning("lease %s: this process leads no more: %s", self._key[1], why)
+            _log.warning("lease %s: this process leads no more: %s", self._name, why)
         self._mine, self._until = None, 0.0
 
     def _now(self) -> str:

@@ -11,8 +11,9 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from functools import cache
 
-from ipam.cluster.api import Node
+from ipam.cluster.api import ApiError, Node
 from ipam.cluster.objects import AddressBlock, Holder
+from ipam.cluster.rest_api import ClusterApi
 
 OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
 
@@ -52,8 +53,9 @@ class Machines:
         self._has_pods = cache(has_pods)
         self._of_machine: defaultdict[tuple[str, str], list[Node]] = defaultdict(list)
         for node in self._named.values():
-            if node.machine_id and node.system_uuid:
-                self._of_machine[node.machine_id, node.system_uuid].append(node)
+            ids = node.machine
+            if ids.machine_id and ids.system_uuid:
+                self._of_machine[ids.machine_id, ids.system_uuid].append(node)
         # The stores that were seen in the boot that each machine is in.
         self._living: defaultdict[tuple[str, str, str], set[str]] = defaultdict(set)
         for holder in {lease.holder for lease in leases}:
@@ -79,7 +81,7 @@ class Machines:
             if machine:
                 return self._on(machine, holder)
             return Standing.SILENT if self._has_pods(holder.node) else Standing.GONE
-        if OUT_OF_SERVICE in node.taints and not node.ready and _surely_same(node, holder):
+        if node.has_taint(OUT_OF_SERVICE) and not node.is_ready and _surely_same(node, holder):
             return Standing.OUT_OF_SERVICE
         return self._on([node], holder) if _may_be_same(node, holder) else Standing.REPLACED
 
@@ -88,23 +90,23 @@ class Machines:
         node = nodes[0]
         # A kubelet reports the boot with its first Ready: before, the Node shows an earlier boot,
         # which is another one too.
-        if len(nodes) == 1 and node.ready and _surely_another_boot(node, holder):
-            living = self._living[holder.machine_id, holder.system_uuid, node.boot_id]
+        if len(nodes) == 1 and node.is_ready and _surely_another_boot(node, holder):
+            living = self._living[holder.machine_id, holder.system_uuid, node.machine.boot_id]
             if living and holder.instance not in living:
                 return Standing.REBOOTED
-        return Standing.WELL if node.ready else Standing.SILENT
+        return Standing.WELL if node.is_ready else Standing.SILENT
 
 
 def _surely_same(node: Node, holder: Holder) -> bool:
     if holder.node_uid and node.uid == holder.node_uid:
         return True
     ids = (holder.machine_id, holder.system_uuid)
-    return all(ids) and ids == (node.machine_id, node.system_uuid)
+    return all(ids) and ids == (node.machine.machine_id, node.machine.system_uuid)
 
 
 def _may_be_same(node: Node, holder: Holder) -> bool:
     if _surely_same(node, holder):
-        return not (node.machine_id and holder.machine_id) or node.machine_id == holder.machine_id
+        return node.machine.machine_id in ("", holder.machine_id) or not holder.machine_id
     return not holder.node_uid  # written by somebody who did not know it
 
 
@@ -114,13 +116,64 @@ def _surely_another(node: Node, holder: Holder) -> bool:
     Clones share a machine id, and a machine that is installed again changes it: only another
     system UUID (and another Node object) shows another machine.
     """
-    known = bool(node.system_uuid and holder.system_uuid)
-    return known and node.system_uuid != holder.system_uuid and node.uid != holder.node_uid
+    system_uuid = node.machine.system_uuid
+    known = bool(system_uuid and holder.system_uuid)
+    return known and system_uuid != holder.system_uuid and node.uid != holder.node_uid
 
 
 def _surely_another_boot(node: Node, holder: Holder) -> bool:
     return (
-        bool(holder.machine_id and holder.system_uuid and holder.boot and node.boot_id)
-        and (node.machine_id, node.system_uuid) == (holder.machine_id, holder.system_uuid)
-        and node.boot_id != holder.boot
+        bool(holder.machine_id and holder.system_uuid and holder.boot and node.machine.boot_id)
+        and (node.machine.machine_id, node.machine.system_uuid)
+        == (holder.machine_id, holder.system_uuid)
+        and node.machine.boot_id != holder.boot
     )
+
+
+LOOK_EVERY = 10.0  # seconds between two looks for the pods of one name, if there are few
+MOST_LOOKS = 40  # of a round: two seconds of a client's requests
+MOST_FAILURES = 3  # of a round: each may take as long as a request
+
+
+class BoundPods:
+    """To which nodes' names pods are bound, asked sparingly: many nodes may go at once, and each is
+    a request. A node not asked yet counts as having pods.
+
+    These are the answers that one leader remembers, and when it asked. `begin` begins a round.
+    """
+
+    def __init__(self, api: ClusterApi, clock: Callable[[], float]) -> None:
+        self._api = api
+        self._clock = clock
+        self._looks: dict[str, tuple[bool, float]] = {}
+        self._asked: dict[str, tuple[bool, float]] = {}
+        self._left = MOST_LOOKS
+        self._failures = 0
+
+    def begin(self) -> None:
+        """Allow further looks, and forget the names that the last round did not ask for."""
+        self._looks, self._asked = self._asked, {}
+        self._left = MOST_LOOKS
+        self._failures = 0
+
+    def on(self, node: str) -> bool:
+        """Whether pods are bound to the name, as of some seconds ago. ApiError."""
+        look = self._looks.get(node)
+        now = self._clock()
+        # The more names, the less often for each: so those that come last have their turn, too.
+        pause = LOOK_EVERY * (1 + len(self._looks) / MOST_LOOKS)
+        if (look is None or now - look[1] >= pause) and self._left > 0:
+            self._left -= 1
+            try:
+                look = self._api.has_pods(node), now
+            except ApiError:
+                self._failures += 1
+                if self._failures == MOST_FAILURES:
+                    self._left = 0
+                # The round may end here: the names that it has not come to are not forgotten.
+                self._asked = self._looks | self._asked
+                raise
+        if look is None:
+            return True
+        self._asked[node] = look
+        return look[0]

@@ -7,74 +7,69 @@ compares.
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Iterator
 from typing import Generic, NamedTuple
 
-from base import loops
+from base.loops import Complaint
 from ipam.cluster.api import (
+    AnyResource,
     ApiError,
-    ClusterApi,
     Listing,
     Node,
     NotFound,
+    Resource,
     Unreadable,
     WatchExpired,
 )
-from ipam.cluster.controller.complaints import Complaint
-from ipam.cluster.objects import AnyResource, Resource
+from ipam.cluster.rest_api import ClusterApi
+from ipam.cluster.step_thread import StepThread
 
 LIST_EVERY = 600.0  # seconds: an event that was lost is not missed for ever
-LEAST_PAUSE, LONGEST_PAUSE = 0.1, 30.0  # seconds between two watches
+LEAST_PAUSE = 0.1  # seconds between two watches
+FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0  # the same, after a failure
 KIND_EVERY = 10.0  # seconds between two looks for a kind that is not installed
-
+POLL_EVERY = 5.0  # seconds at least between two polls of the Nodes, and less often of many:
+NODES_PER_SECOND = 100
 SLOW_AFTER = 10.0  # seconds that a poll takes, from which on it is said
 
 _log = logging.getLogger(__name__)
 
 
-class Follower:
+class Follower(StepThread):
     """Follows something in a thread of its own, until `close`."""
 
     def __init__(self, what: str) -> None:
-        self._what = what
-        self._closed = threading.Event()
+        super().__init__(f"following {what}")
         self._complaint = Complaint(_log, f"following {what}")
+        self._retry = FIRST_PAUSE
 
     def close(self) -> None:
-        """Follow no more. The thread ends when its request does."""
-        self._closed.set()
+        """Follow no more. The thread ends when its request does: it is not waited for."""
+        self._closed = True
+        self.wake()
 
-    def _start(self) -> None:
-        threading.Thread(target=self._run, name=f"follow-{self._what}", daemon=True).start()
+    def step(self) -> float:
+        """Follow until that ends; for how many seconds it rests then."""
+        try:
+            pause = self._follow()
+        except WatchExpired:
+            return LEAST_PAUSE
+        except ApiError as error:
+            self._complaint.fails(error)
+            pause, self._retry = self._retry, min(2 * self._retry, LONGEST_PAUSE)
+            return pause
+        self._retry = FIRST_PAUSE
+        return pause
 
-    def _run(self) -> None:
-        pause = 1.0
-        while not self._closed.is_set():
-            try:
-                self._follow()
-                loops.worked(f"following {self._what}")
-                pause = 1.0
-                self._closed.wait(LEAST_PAUSE)
-            except WatchExpired:
-                self._closed.wait(LEAST_PAUSE)
-            except ApiError as error:
-                self._complaint.fails(error)
-                self._closed.wait(pause)
-                pause = min(2 * pause, LONGEST_PAUSE)
-            except Exception:  # noqa: BLE001 - the outermost edge: a defect must not end the thread
-                _log.exception("following %s", self._what)
-                loops.failed(f"following {self._what}")
-                self._closed.wait(LONGEST_PAUSE)
-        loops.worked(f"following {self._what}")
-
-    def _follow(self) -> None:
-        """One watch, from its beginning to its end. ApiError."""
-        raise NotImplementedError
+    @abstractmethod
+    def _follow(self) -> float:
+        """One watch, from its beginning to its end; how long to wait for the next. ApiError."""
 
 
 class Mirror(Follower, Generic[AnyResource]):
-    """All objects of a kind, or those in a namespace, or with these fields. One that cannot be read
-    any more stays as it was.
+    """All objects of a kind, or those in a namespace. One that cannot be read any more stays as it
+    was.
 
     `changed` is called after a change.
     """
@@ -86,38 +81,36 @@ class Mirror(Follower, Generic[AnyResource]):
         changed: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
         namespace: str = "",
-        fields: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(kind.PLURAL)
         self._namespace = namespace
-        self._fields = fields
         self._api = api
         self._kind = kind
         self._changed = changed
         self._clock = clock
         self._lock = threading.Lock()
         self._objects: dict[tuple[str, str], AnyResource] | None = None
-        self._start()
+        self.start()
 
     def items(self) -> tuple[AnyResource, ...] | None:
         """All objects; None before the first list."""
         with self._lock:
             return None if self._objects is None else tuple(self._objects.values())
 
-    def _follow(self) -> None:
+    def _follow(self) -> float:
         """List, and then follow the changes until it is time to list again."""
         listed_at = self._clock()
-        listing = self._api.list(self._kind, self._fields, self._namespace)
+        listing = self._api.list(self._kind, namespace=self._namespace)
         self._complaint.works()
         with self._lock:
             self._objects = self._last(listing) | {_key(each): each for each in listing.items}
         self._changed()
         version = listing.resource_version
         # The pause is for a server, or a proxy, that ends each watch at once.
-        while self._clock() - listed_at < LIST_EVERY and not self._closed.wait(LEAST_PAUSE):
-            for change in self._api.watch(self._kind, version, self._fields, self._namespace):
-                if self._closed.is_set():
-                    return
+        while self._clock() - listed_at < LIST_EVERY and not self._wake.wait(LEAST_PAUSE):
+            for change in self._api.watch(self._kind, version, namespace=self._namespace):
+                if self._closed:
+                    return 0.0
                 version = change.object.metadata.resource_version
                 with self._lock:
                     if change.type == "DELETED":
@@ -125,6 +118,7 @@ class Mirror(Follower, Generic[AnyResource]):
                     else:
                         self._objects[_key(change.object)] = change.object
                 self._changed()
+        return LEAST_PAUSE
 
     def _last(self, listing: Listing[AnyResource]) -> dict[tuple[str, str], AnyResource]:
         """The objects that cannot be read now, as they were."""
@@ -144,7 +138,7 @@ class Signal(Follower):
         self._changes = changes
         self._changed = changed
         self._is_set = threading.Event()
-        self._start()
+        self.start()
 
     def taken(self) -> bool:
         """Whether something may have changed since the last call."""
@@ -152,25 +146,33 @@ class Signal(Follower):
         self._is_set.clear()
         return was_set
 
-    def _follow(self) -> None:
+    def _follow(self) -> float:
         try:
             for _ in self._changes():
                 self._complaint.works()
-                if self._closed.is_set():
-                    return
+                if self._closed:
+                    return 0.0
                 self._is_set.set()
                 self._changed()
         except NotFound:
-            self._closed.wait(KIND_EVERY)
-            self._is_set.set()  # it may have been installed with its first definitions
+            self._is_set.set()  # it may be installed with its first definitions meanwhile
+            return KIND_EVERY
+        return LEAST_PAUSE
 
 
 class Polled(NamedTuple):
     """The Nodes as of a time after `began`. The poll was over at `ended`."""
 
-    nodes: Sequence[Node]
+    nodes: tuple[Node, ...]
     began: float
     ended: float
+
+
+def all_nodes(api: ClusterApi) -> tuple[Node, ...]:
+    """All Node objects. One that cannot be read is there, and not ready."""
+    listing = api.list(Node)
+    unreadable = (Node(metadata=each.metadata) for each in listing.unreadable)
+    return (*listing.items, *unreadable)
 
 
 class NodePoll(Follower):
@@ -184,29 +186,27 @@ class NodePoll(Follower):
         self,
         api: ClusterApi,
         changed: Callable[[], None],
-        pause: Callable[[int], float],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__("nodes")
         self._api = api
         self._changed = changed
-        self._pause = pause
         self._clock = clock
         self._last: Polled | None = None
-        self._start()
+        self.start()
 
     @property
     def last(self) -> Polled | None:
         """The last poll; None before the first one has ended."""
         return self._last
 
-    def _follow(self) -> None:
+    def _follow(self) -> float:
         began = self._clock()
-        nodes = self._api.nodes()
+        nodes = all_nodes(self._api)
         self._complaint.works()
         self._last = Polled(nodes, began, self._clock())
         took = self._last.ended - began
         if took > SLOW_AFTER:
             _log.warning("the API server took %.0f s for a list of %d nodes", took, len(nodes))
         self._changed()
-        self._closed.wait(self._pause(len(nodes)))
+        return max(POLL_EVERY, len(nodes) / NODES_PER_SECOND)

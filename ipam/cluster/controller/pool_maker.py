@@ -2,20 +2,79 @@
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
-from ipam.cluster.api import AlreadyExists, ClusterApi, Conflict, NotFound, Refused
-from ipam.cluster.controller.definitions import (
-    DemandedPool,
-    ReadDefinition,
-    UnusableDefinition,
-    demand,
-    not_of,
+import msgspec
+
+from cni.spec import config
+from cni.spec.config import NetworkConfig
+from cni.spec.errors import CNIError
+from ipam import options
+from ipam.cluster.api import (
+    AlreadyExists,
+    Conflict,
+    Meta,
+    NetworkDefinition,
+    NotFound,
+    Refused,
+    ServerMeta,
 )
-from ipam.cluster.controller.pool_conditions import NAMESPACE, is_made
+from ipam.cluster.controller.plans import NAMESPACE, is_made
 from ipam.cluster.controller.reports import Reports
 from ipam.cluster.controller.steps import Steps
-from ipam.cluster.objects import AddressBlock, AddressPool, Meta
+from ipam.cluster.documents import config_of
+from ipam.cluster.names import pool_name
+from ipam.cluster.objects import AddressBlock, AddressPool, PoolSpec
+from ipam.cluster.rest_api import ClusterApi
+
+
+class ReadDefinition(msgspec.Struct, frozen=True):
+    """What is kept of a definition: its metadata, the pools that it asks for, and its mistake if it
+    has one. Its configuration is not: tenants choose how large that is."""
+
+    metadata: ServerMeta
+    pools: Mapping[str, PoolSpec] = {}
+    why: str = ""
+
+
+def read(definitions: Iterable[NetworkDefinition]) -> Iterator[ReadDefinition]:
+    """The definitions that ask for pools, or that have a mistake, one by one."""
+    for definition in definitions:
+        try:
+            if pools := _pools(definition):
+                yield ReadDefinition(definition.metadata, pools)
+        except CNIError as error:
+            yield ReadDefinition(definition.metadata, why=str(error))
+
+
+def _pools(definition: NetworkDefinition) -> dict[str, PoolSpec]:
+    pools = {}
+    for ipam in _cluster_wide(config_of(definition)):
+        read = options.read(NetworkConfig(keys={"ipam": ipam}))
+        for range_set in read.sets:
+            for range_ in range_set.ranges:
+                cidr = str(range_.network)
+                spec = PoolSpec(range=cidr, network_name=read.network_name, shared=read.shared)
+                pools[pool_name(spec.network_name, cidr, shared=spec.shared)] = spec
+    return pools
+
+
+def _cluster_wide(written: str) -> Iterator[dict[str, Any]]:
+    """The `ipam` objects of a configuration or chain that are ours, and not of one node."""
+    try:
+        keys = config.decode(written.encode(errors="replace")).keys
+    except CNIError:
+        return  # Multus refuses it too; it is empty where a file of the node has the configuration
+    plugins = keys.get("plugins")
+    for plugin in plugins if isinstance(plugins, list) else [keys]:
+        ipam = plugin.get("ipam") if isinstance(plugin, dict) else None
+        if not isinstance(ipam, dict) or ipam.get("type") not in options.TYPES:
+            continue
+        if ipam.get("scope") != "node":
+            # Where an address comes from does not change which addresses there are.
+            yield {key: value for key, value in ipam.items() if key != "scope"}
+
 
 REFUSED_AGAIN = 60.0  # seconds until a pool that was refused is made again
 POOLS_PER_NAMESPACE = 100
@@ -51,37 +110,42 @@ class PoolMaker:
         steps: Steps,
     ) -> int:
         """Add the pools that are missing to `pools`, and take those away that nothing uses; how
-        many definitions get none."""
-        demanded = demand(definitions)
-        mistakes = list(demanded.unusable)
-        missing: list[tuple[str, DemandedPool]] = []
-        for name, asked in demanded.pools.items():
-            if name not in pools:
-                missing.append((name, asked))
-            elif pools[name].spec.range != asked.spec.range:
-                why = not_of(name, pools[name].spec, asked.spec)
-                mistakes.append(UnusableDefinition(asked.definition, why))
-        names = {name for name, _ in missing}
-        self._refused = {name: at for name, at in self._refused.items() if name in names}
+        many definitions get none.
+
+        The excludes of definitions are theirs alone: no pool has them.
+        """
+        asked: dict[str, tuple[PoolSpec, ServerMeta]] = {}  # with a definition that asks for it
+        mistakes: list[tuple[ServerMeta, str]] = []
+        for each in definitions:
+            if each.why:
+                mistakes.append((each.metadata, each.why))
+            for name, spec in each.pools.items():
+                first, _ = asked.setdefault(name, (spec, each.metadata))
+                if first != spec:
+                    mistakes.append((each.metadata, _not_of(name, first, spec)))
+        missing = {name: each for name, each in asked.items() if name not in pools}
+        for name, (spec, definition) in asked.items():
+            if name in pools and pools[name].spec.range != spec.range:
+                mistakes.append((definition, _not_of(name, pools[name].spec, spec)))
+        self._refused = {name: at for name, at in self._refused.items() if name in missing}
         made = Counter(pool.metadata.labels.get(NAMESPACE) for pool in pools.values())
 
-        def create(item: tuple[str, DemandedPool]) -> None:
-            name, asked = item
-            namespace = asked.definition.namespace
-            if made[namespace] >= self._most:
-                mistakes.append(UnusableDefinition(asked.definition, self._too_many(namespace)))
+        def create(name: str) -> None:
+            spec, definition = missing[name]
+            if made[definition.namespace] >= self._most:
+                mistakes.append((definition, self._too_many(definition.namespace)))
                 return
-            pool = self._create(name, asked)
+            pool = self._create(name, spec, definition)
             if pool is not None:
                 pools[name] = pool
-                made[namespace] += 1
+                made[definition.namespace] += 1
 
-        steps.each("create", [(name, (name, asked)) for name, asked in missing], create)
-        used = {*demanded.pools, *(block.spec.pool for block in blocks)}
+        steps.each("create", [(name, name) for name in missing], create)
+        used = {*asked, *(block.spec.pool for block in blocks)}
         unused = {each.metadata.uid: each for name, each in pools.items() if name not in used}
         self._remove(unused, pools, steps)
-        for mistake in mistakes:
-            self._reports.definition(mistake)
+        for definition, why in mistakes:
+            self._reports.definition(definition, why)
         return len(mistakes) + len(self._refused)
 
     def _remove(
@@ -120,20 +184,30 @@ class PoolMaker:
             "controller.poolsPerNamespace"
         )
 
-    def _create(self, name: str, asked: DemandedPool) -> AddressPool | None:
+    def _create(self, name: str, spec: PoolSpec, definition: ServerMeta) -> AddressPool | None:
         now = self._clock()
         if name in self._refused and now - self._refused[name] < REFUSED_AGAIN:
             return None
-        labels = {NAMESPACE: asked.definition.namespace} if asked.definition.namespace else {}
-        new = AddressPool(metadata=Meta(name=name, labels=labels), spec=asked.spec)
+        labels = {NAMESPACE: definition.namespace} if definition.namespace else {}
         try:
-            pool = self._api.create(new)
+            pool = self._api.create(AddressPool(metadata=Meta(name=name, labels=labels), spec=spec))
         except AlreadyExists:
             return None  # the next round sees it
         except Refused as error:
             self._refused[name] = now
-            self._reports.definition(UnusableDefinition(asked.definition, str(error)))
+            self._reports.definition(definition, str(error))
             return None
         self._refused.pop(name, None)
         _log.info("pool %s: made, a definition names it", name)
         return pool
+
+
+def _not_of(name: str, there: PoolSpec, asked: PoolSpec) -> str:
+    """Why a pool is of no use for a definition that asks for another one with its name.
+
+    "fd00:1::/64" alone and "1::/64" of the network name "fd00" both have "fd00-1--0-64".
+    """
+    return (
+        f"AddressPool {name} is of {there.range}, and not of {asked.range}: use another "
+        '"network_name"'
+    )

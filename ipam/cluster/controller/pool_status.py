@@ -1,27 +1,42 @@
 """The status of a pool: counts, and the map of leased blocks."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
+import msgspec
 from msgspec.structs import replace
 
-from ipam.addresses import Interval, Network, parse_interface, parse_interval
-from ipam.cluster.controller import pool_conditions
+from ipam.addresses import Interval, parse_interface
 from ipam.cluster.controller.block_index import BlockIndex, PlacedBlock
-from ipam.cluster.controller.ranged import Plan
-from ipam.cluster.geometry import MOST_MAPPED, Geometry, free_map
+from ipam.cluster.controller.plans import Plan
+from ipam.cluster.geometry import MOST_MAPPED, Geometry, free_map, holes_of
 from ipam.cluster.objects import (
     AddressBlock,
     AddressCounts,
     AddressPool,
     BlockCounts,
-    PoolSpec,
+    Condition,
     PoolStatus,
 )
 from ipam.cluster.sticky import is_let_go
-from ipam.ranges import merged, never_usable, of_network, written
+from ipam.cluster.whereabouts.sharing import PoolShare
+from ipam.ranges import merged, size_of, written
 
 MOST = 2**63 - 1  # that a number of the API server can be
 MOST_RUNS = 8192  # of addresses, in one field of a status
+
+
+class Told(msgspec.Struct, frozen=True, kw_only=True):
+    """What a status says of a pool beside its plan and blocks.
+
+    `conflicts` is what contradicts itself among its blocks, a sentence each. `full` is why it
+    reserves no further address, "" if it does. No pod gets what is `kept_out`, beside what the pool
+    excludes. `share` is what nodes may use of it beside whereabouts.
+    """
+
+    conflicts: Sequence[str] = ()
+    full: str = ""
+    kept_out: Sequence[Interval] = ()
+    share: PoolShare = PoolShare()
 
 
 def status(
@@ -29,42 +44,25 @@ def status(
     plan: Plan,
     index: BlockIndex,
     quarantined: Collection[str],
-    conflicts: Sequence[str],
+    told: Told,
     now: str,
-    full: str = "",
-    kept_out: Sequence[Interval] = (),
-    held: Sequence[Interval] = (),
-    offered: Sequence[Interval] | None = None,
 ) -> PoolStatus:
     """The status that the pool should have.
 
-    Args:
-        pool: as it is; conditions that do not change keep their transition times.
-        plan: how it is cut into blocks.
-        index: all blocks.
-        quarantined: names of the blocks whose holder may be dead.
-        conflicts: what contradicts itself among the pool's blocks, a sentence each.
-        now: the time, for people.
-        full: why it reserves no further address, "" if it does.
-        kept_out: what no pod gets, beside what the pool excludes.
-        held: what pods of whereabouts have.
-        offered: where nodes may lease blocks; None is everywhere.
+    `quarantined` are the names of the blocks whose holder may be dead. `now` is for people:
+    conditions that do not change keep their transition times.
     """
-    told = PoolStatus(
+    share = told.share
+    if share.problem:
+        plan = replace(plan, ready=False, reason="Whereabouts", message=share.problem)
+    made = PoolStatus(
         space=plan.space,
-        held=written(held, MOST_RUNS),
-        offered=None if offered is None else written(offered, MOST_RUNS),
+        held=written(share.held, MOST_RUNS),
+        offered=None if share.offered is None else written(share.offered, MOST_RUNS),
+        conditions=_dated(pool, _conditions(plan, told, None), now),
     )
     if not plan.block_size:
-        conditions = [
-            pool_conditions.ready(plan.reason, plan.message, is_true=plan.ready),
-            pool_conditions.conflict(conflicts),
-            *pool_conditions.reservations_refused(full),
-        ]
-        return replace(
-            told,
-            conditions=pool_conditions.dated(pool, conditions, now),
-        )
+        return made
     geometry = Geometry(parse_interface(pool.spec.range)[1], plan.block_size)
     whole = Interval(geometry.range.address, geometry.range.last)
     leased = [
@@ -72,12 +70,12 @@ def status(
     ]
     # One of another size, whose pool is gone, counts as each block that it covers a part of.
     indexes = sorted({covered for placed in leased for covered in _covered(placed, geometry)})
-    holes = merged((*holes_of(pool.spec, geometry.range), *kept_out, *held))
+    holes = merged((*holes_of(pool.spec, geometry.range), *told.kept_out, *share.held))
     free = _free(geometry, indexes, holes)
     free += sum(_is_anybodys(placed.block) for placed in leased)
     mapped = geometry.total <= MOST_MAPPED
     return replace(
-        told,
+        made,
         block_size=plan.block_size,
         blocks=BlockCounts(
             total=min(geometry.total, MOST),
@@ -85,21 +83,12 @@ def status(
             quarantined=sum(placed.block.metadata.name in quarantined for placed in leased),
         ),
         addresses=AddressCounts(
-            capacity=min(_capacity(whole, holes), MOST),
+            capacity=min(size_of([whole]) - size_of(holes), MOST),
             used=sum(placed.block.status.used for placed in leased),
         ),
         free_map=free_map(indexes, geometry.total) if mapped else "",
         high_water=min(indexes[-1] + 1, MOST) if indexes else 0,
-        conditions=pool_conditions.dated(
-            pool,
-            [
-                pool_conditions.ready(plan.reason, plan.message, is_true=plan.ready),
-                pool_conditions.exhausted(free),
-                pool_conditions.conflict(conflicts),
-                *pool_conditions.reservations_refused(full),
-            ],
-            now,
-        ),
+        conditions=_dated(pool, _conditions(plan, told, free), now),
     )
 
 
@@ -129,32 +118,6 @@ def _covered(placed: PlacedBlock, geometry: Geometry) -> range:
     return range(geometry.index(first), geometry.index(last) + 1)
 
 
-def holes_of(spec: PoolSpec, range_: Network) -> tuple[Interval, ...]:
-    """What no network of the pool may hand out. An exclude that cannot be read excludes nothing."""
-    try:
-        first, last = of_network(range_)
-    except ValueError:  # a /31 or /32: only networks with use_all_addresses have addresses there
-        first, last = range_.address, range_.last
-    holes = [*never_usable(range_)]
-    if first > range_.address:
-        holes.append(Interval(range_.address, first - 1))
-    if last < range_.last:
-        holes.append(Interval(last + 1, range_.last))
-    for each in spec.exclude:
-        try:
-            excluded = parse_interval(each)
-        except ValueError:
-            continue
-        start, end = max(excluded.first, range_.address), min(excluded.last, range_.last)
-        if start <= end:
-            holes.append(Interval(start, end))
-    return merged(holes)
-
-
-def _capacity(whole: Interval, holes: Iterable[Interval]) -> int:
-    return whole.last - whole.first + 1 - sum(hole.last - hole.first + 1 for hole in holes)
-
-
 def _free(geometry: Geometry, leased: Sequence[int], holes: Iterable[Interval]) -> int:
     """How many blocks no node leases and a network may hand out an address of."""
     size, base = geometry.block_size, geometry.range.address
@@ -165,3 +128,41 @@ def _free(geometry: Geometry, leased: Sequence[int], holes: Iterable[Interval]) 
     idle = sum(max(0, blocks.stop - blocks.start) for blocks in unusable)  # too many for len()
     wasted = sum(any(number in blocks for blocks in unusable) for number in leased)
     return geometry.total - idle - (len(leased) - wasted)
+
+
+def _conditions(plan: Plan, told: Told, free: int | None) -> Iterator[Condition]:
+    """The conditions of a pool with so many free blocks; None before its blocks are decided."""
+    yield condition("Ready", plan.reason, plan.message, is_true=plan.ready)
+    if free is not None and free > 0:
+        yield condition("Exhausted", "BlocksAreFree", is_true=False)
+    elif free is not None:
+        why = "every block is leased: nodes return empty blocks at once"
+        yield condition("Exhausted", "NoBlockIsFree", why, is_true=True)
+    conflicts = (*told.conflicts, *told.share.conflicts)
+    if conflicts:
+        more = f"; and {len(conflicts) - 3} more" if len(conflicts) > 3 else ""
+        why = "; ".join(conflicts[:3]) + more
+        yield condition("Conflict", "BlocksContradict", why, is_true=True)
+    else:
+        yield condition("Conflict", "NoConflict", is_true=False)
+    if told.full:
+        yield condition("ReservationsRefused", "LimitReached", told.full, is_true=True)
+
+
+def condition(type_: str, reason: str, message: str = "", *, is_true: bool) -> Condition:
+    """A condition that is true or false."""
+    return Condition(type=type_, status=str(is_true), reason=reason, message=message)
+
+
+def _dated(pool: AddressPool, conditions: Iterable[Condition], now: str) -> tuple[Condition, ...]:
+    """The conditions with the time of their last transition, of this generation of the spec."""
+    since = {(each.type, each.status): each.last_transition_time for each in pool.status.conditions}
+    generation = pool.metadata.generation
+    return tuple(
+        replace(
+            each,
+            last_transition_time=since.get((each.type, each.status), now),
+            observed_generation=generation,
+        )
+        for each in conditions
+    )

@@ -7,29 +7,26 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from base import loops
-from ipam.cluster.api import ClusterApi, Unreadable
-from ipam.cluster.controller import definitions
-from ipam.cluster.controller.complaints import Complaint
-from ipam.cluster.controller.definitions import ReadDefinition
-from ipam.cluster.controller.guarded import GuardedApi, NotLeading
+from base.loops import Complaint
+from ipam.cluster.api import NetworkDefinition, Unreadable
 from ipam.cluster.controller.leadership import RENEW_EVERY, Leadership
 from ipam.cluster.controller.mirror import Mirror, NodePoll, Polled, Signal
-from ipam.cluster.controller.pool_maker import POOLS_PER_NAMESPACE
+from ipam.cluster.controller.pool_maker import POOLS_PER_NAMESPACE, ReadDefinition, read
 from ipam.cluster.controller.reclaim import ReclaimCounts
 from ipam.cluster.controller.rounds import OtherPools, Rounds, Seen, World
-from ipam.cluster.controller.steps import Steps
+from ipam.cluster.controller.steps import NotLeading, Steps, guarded
 from ipam.cluster.objects import (
     AddressBlock,
     AddressPool,
     AddressReservation,
 )
+from ipam.cluster.rest_api import ClusterApi
 from ipam.cluster.whereabouts.sharing import Mode
 
 SETTLE = 0.3  # seconds at least between two rounds: a pod waits for the pool of its definition
 SHARE = 4  # of the last round's CPU time: so rounds take a fifth of a CPU in the largest clusters
 ROUND_EVERY = 5.0  # seconds at most
 DEFINITIONS_EVERY = 60.0  # also without a sign that one has changed
-NODES_PER_SECOND = 100  # Node objects are large, and there is no watch of them
 REQUESTS_PER_SECOND = 100.0  # all nodes wait for this one client; each of them sends 20
 REQUESTS_AT_ONCE = 400  # two for each of 200 pods that begin at once on nodes without an address
 STUCK_AFTER = 300.0  # seconds without a step of the loop
@@ -52,13 +49,13 @@ class LiveView:
         self._api = api
         self._clock = clock
         self._steps = steps
-        self._nodes = NodePoll(api, changed, _until_next_poll, clock)
+        self._nodes = NodePoll(api, changed, clock)
         self._pools = Mirror(api, AddressPool, changed)
         self._blocks = Mirror(api, AddressBlock, changed)
         self._reservations = Mirror(api, AddressReservation, changed)
         self._definitions: Sequence[ReadDefinition] = ()
         self._definitions_at: float | None = None
-        self._redefined = Signal(api.definition_changes, changed)
+        self._redefined = Signal(lambda: api.signals(NetworkDefinition), changed)
 
     def world(self) -> World | None:
         """The cluster now; None before the first lists. Definitions are as they were if they cannot
@@ -73,35 +70,24 @@ class LiveView:
             self._definitions_at = None  # until they are read
             self._steps.each("definitions", [("all", now)], self._read_definitions)
         return World(
-            read_at=polled.began,
-            read_until=polled.ended,
-            nodes=tuple(polled.nodes),
+            polled=polled,
             definitions=tuple(self._definitions),
             pools=pools,
             blocks=blocks,
             reservations=reservations,
         )
 
-    def polled(self) -> Polled | None:
-        """The last poll of the Nodes."""
-        return self._nodes.last
-
     def _read_definitions(self, now: float) -> None:
         found = list[ReadDefinition]()
-        for each in self._api.network_definitions():
+        for each in self._api.each(NetworkDefinition):
             self._steps.progress()  # tenants decide how much there is to read
-            found += definitions.read([each])
+            found += read([each])
         self._definitions, self._definitions_at = found, now
 
     def close(self) -> None:
         """Follow nothing any more."""
-        mirrors = (self._pools, self._blocks, self._reservations)
-        for follower in (self._nodes, *mirrors, self._redefined):
-            follower.close()
-
-
-def _until_next_poll(nodes: int) -> float:
-    return max(ROUND_EVERY, nodes / NODES_PER_SECOND)
+        for each in (self._nodes, self._pools, self._blocks, self._reservations, self._redefined):
+            each.close()
 
 
 class ControllerProcess:
@@ -131,7 +117,7 @@ class ControllerProcess:
         self.seen = Seen()
         self.polled: Polled | None = None  # while this process leads
         self._pools_per_namespace = pools_per_namespace
-        self._api = GuardedApi(api, self._may_write, self.errors)
+        self._api = guarded(api, self._may_write, self.errors)
         self._clock = clock
         self._complaint = Complaint(_log, "a round", clock)
         self._stopped = threading.Event()
@@ -224,9 +210,9 @@ class ControllerProcess:
     def _round(self, rounds: Rounds, view: LiveView) -> None:
         try:
             world = view.world()
-            self.polled = view.polled()
             if world is None:
                 return
+            self.polled = world.polled
             self.seen = rounds.round(world)
             errors = rounds.steps.taken_errors()
             for error in errors:

@@ -12,14 +12,15 @@ times are of this process: a new leader waits again.
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
 
 import msgspec
 from msgspec.structs import replace
 
-from ipam.cluster.api import ApiError, ClusterApi, Conflict, NotFound, Refused
+from ipam.cluster.api import ApiError, Conflict, NotFound
 from ipam.cluster.controller.machines import POWERED_OFF, PROOFS, Machines, Standing
-from ipam.cluster.controller.steps import Steps
-from ipam.cluster.durations import seconds
+from ipam.cluster.controller.mirror import Polled
+from ipam.cluster.controller.steps import Steps, unless_changed
 from ipam.cluster.geometry import why_wrong
 from ipam.cluster.objects import (
     AddressBlock,
@@ -27,6 +28,8 @@ from ipam.cluster.objects import (
     Holder,
     ReclaimSpec,
 )
+from ipam.cluster.pools import seconds
+from ipam.cluster.rest_api import ClusterApi
 from ipam.cluster.sticky import drain, is_let_go
 
 TAINTED_FOR = 60.0  # seconds
@@ -47,14 +50,14 @@ class ReclaimCounts(msgspec.Struct):
     answered: int = 0
 
 
-class _Since(msgspec.Struct, frozen=True):
+class _Since(NamedTuple):
     """A standing and when it began, on this process' clock."""
 
     standing: Standing
     time: float
 
 
-class _Fence(msgspec.Struct, frozen=True):
+class _Fence(NamedTuple):
     """A fence, as it was first seen with this resource version.
 
     `before` is the version that this process fenced, "" if another one did.
@@ -90,19 +93,19 @@ class Reclaim:
         blocks: Iterable[AddressBlock],
         pools: Mapping[str, AddressPool],
         machines: Machines,
-        polled: tuple[float, float],
+        polled: Polled,
         steps: Steps,
     ) -> dict[str, Standing]:
         """Do what the proofs allow now. The standing of each block's holder, by block name.
 
-        `polled` are the times before and after the Nodes of `machines` were read, which may take
-        long. What is older than FRESH is not acted on, and a deletion needs a proof that was read
-        after the fence. What fails is left for the next round.
+        `machines` are of the Nodes of `polled`, which may take long to read. What is older than
+        FRESH is not acted on, and a deletion needs a proof that was read after the fence. What
+        fails is left for the next round.
         """
         blocks = tuple(blocks)
-        began, ended = polled
         standings, unsure = self._look({block.holder for block in blocks}, machines, steps)
-        self._forget({block.metadata.uid for block in blocks})
+        uids = {block.metadata.uid for block in blocks}
+        self._fences = {uid: fenced for uid, fenced in self._fences.items() if uid in uids}
         ripe = []
         for block in blocks:
             if is_let_go(block):
@@ -125,8 +128,8 @@ class Reclaim:
 
         def free(block: AddressBlock) -> None:
             nonlocal left
-            if left > 0 and self._clock() - ended < FRESH:
-                left -= self._free(block, standings[block.holder], pools, began)
+            if left > 0 and self._clock() - polled.ended < FRESH:
+                left -= self._free(block, standings[block.holder], pools, polled.began)
 
         steps.each("reclaim", ripe, free)
         return {block.metadata.name: standings[block.holder] for block in blocks}
@@ -157,17 +160,14 @@ class Reclaim:
                 )
         return standings, unsure
 
-    def _forget(self, uids: set[str]) -> None:
-        for uid in self._fences.keys() - uids:
-            del self._fences[uid]
-
     def _is_ripe(
         self, block: AddressBlock, standing: Standing, pools: Mapping[str, AddressPool]
     ) -> bool:
         patience = {Standing.OUT_OF_SERVICE: TAINTED_FOR, Standing.REBOOTED: REBOOTED_FOR}
         needed = patience.get(standing)
         if needed is None:
-            needed = _seconds(_reclaim(block, pools).node_gone_after, ReclaimSpec().node_gone_after)
+            pool = pools.get(block.spec.pool)
+            needed = _gone_after(pool.spec.reclaim if pool is not None else ReclaimSpec())
         return self._clock() - self._since[block.holder].time >= needed
 
     def _free(
@@ -179,7 +179,7 @@ class Reclaim:
     ) -> int:
         """Fence the block, or delete it if that may be done; how many requests it took."""
         meta = block.metadata
-        try:
+        with unless_changed(_log, meta.name):
             if block.spec.state != "Reclaiming":
                 block = fence(self._api, block)
                 self._counts.fenced += 1
@@ -202,8 +202,6 @@ class Reclaim:
             give_to_others(self._api, block, probe=standing not in POWERED_OFF and not is_wrong)
             self._counts.freed += 1
             _log.warning("%s: freed: the node %s %s", meta.name, block.holder.node, standing.value)
-        except (Conflict, NotFound, Refused) as error:
-            _log.info("%s: left for the next round: %s", meta.name, error)
         return 1
 
     def _wait(self, block: AddressBlock, standing: Standing) -> float:
@@ -243,13 +241,8 @@ def free_powered_off(api: ClusterApi, block: AddressBlock) -> bool:
     return True
 
 
-def _reclaim(block: AddressBlock, pools: Mapping[str, AddressPool]) -> ReclaimSpec:
-    pool = pools.get(block.spec.pool)
-    return pool.spec.reclaim if pool is not None else ReclaimSpec()
-
-
-def _seconds(written: str, default: str) -> float:
+def _gone_after(reclaim: ReclaimSpec) -> float:
     try:
-        return seconds(written)
-    except ValueError:
-        return seconds(default)
+        return seconds(reclaim.node_gone_after)
+    except ValueError:  # a CRD without its rules lets it pass
+        return seconds(ReclaimSpec().node_gone_after)

@@ -2,11 +2,9 @@
 
 import logging
 from collections.abc import Callable
-from typing import Any
 
-from ipam.cluster.api import ClusterApi, Unreadable
-from ipam.cluster.controller.definitions import UnusableDefinition
-from ipam.cluster.objects import AddressPool, Resource
+from ipam.cluster.api import NetworkDefinition, Resource, ServerMeta, Unreadable
+from ipam.cluster.rest_api import ClusterApi
 
 MOST_EVENTS = 1000  # remembered, so that each is reported once; and the most in EVENTS_IN
 MOST_OF_NAMESPACE = 100  # the same, on objects of one namespace: its tenants silence nobody else's
@@ -23,45 +21,25 @@ class Reports:
         self._clock = clock
         self._reported: dict[str, dict[tuple[str, ...], float]] = {}  # when, by namespace
 
-    def definition(self, mistake: UnusableDefinition) -> None:
-        """That a definition gets no pool."""
-        definition = mistake.definition
+    def definition(self, definition: ServerMeta, why: str) -> None:
+        """That a NetworkAttachmentDefinition gets no pool."""
+        message = f"it gets no AddressPool: {why}"
         self._report(
-            "NoAddressPool",
-            f"it gets no AddressPool: {mistake.why}",
-            {
-                "apiVersion": "k8s.cni.cncf.io/v1",
-                "kind": "NetworkAttachmentDefinition",
-                "namespace": definition.namespace,
-                "name": definition.name,
-                "uid": definition.uid,
-            },
-            once=mistake.why,
+            "NoAddressPool", message, NetworkDefinition.API, NetworkDefinition.KIND, definition
         )
-
-    def pool(self, reason: str, message: str, pool: AddressPool, *, once: str) -> None:
-        """Something about a pool, once for each `once`."""
-        self.resource(reason, message, pool, once=once)
 
     def resource(self, reason: str, message: str, found: Resource, *, once: str = "") -> None:
         """Something about any object, once for each `once`, or for each message."""
-        meta = found.metadata
-        regarding = {"apiVersion": found.API, "kind": found.KIND}
-        if meta.namespace:
-            regarding["namespace"] = meta.namespace
-        regarding |= {"name": meta.name, "uid": meta.uid}
-        self._report(reason, message, regarding, once=once or message)
+        self._report(reason, message, found.API, found.KIND, found.metadata, once)
 
     def unreadable(self, found: Unreadable) -> None:
         """That an object cannot be read, or not all of it."""
-        meta = found.metadata
-        regarding = {"apiVersion": found.api, "kind": found.kind, "namespace": meta.namespace}
-        regarding |= {"name": meta.name, "uid": meta.uid}
-        self._report("Unreadable", found.why, regarding, once=found.why)
+        self._report("Unreadable", found.why, found.api, found.kind, found.metadata)
 
-    def _report(self, reason: str, message: str, regarding: dict[str, Any], *, once: str) -> None:
-        key = (reason, *map(str, regarding.values()), once)
-        namespace = str(regarding.get("namespace", ""))
+    def _report(
+        self, reason: str, message: str, api: str, kind: str, meta: ServerMeta, once: str = ""
+    ) -> None:
+        namespace, key = meta.namespace, (reason, kind, meta.name, meta.uid, once or message)
         reported = self._reported.setdefault(namespace, {})
         if key in reported:
             return
@@ -72,5 +50,8 @@ class Reports:
                 return
             del reported[oldest]
         reported[key] = now
-        _log.warning("%s %s: %s", regarding["kind"], regarding["name"], message)
-        self._api.report(reason, message, regarding)
+        _log.warning("%s %s: %s", kind, meta.name, message)
+        regarding = {"apiVersion": api, "kind": kind, "name": meta.name, "uid": meta.uid}
+        self._api.report(
+            reason, message, regarding | ({"namespace": namespace} if namespace else {})
+        )

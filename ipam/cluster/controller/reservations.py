@@ -7,13 +7,14 @@ from collections.abc import Iterable, Mapping
 from msgspec.structs import replace
 
 from ipam.addresses import parse
-from ipam.cluster.api import ClusterApi, Conflict, NotFound, Refused
-from ipam.cluster.controller.steps import Steps
+from ipam.cluster.api import NotFound
+from ipam.cluster.controller.steps import Steps, unless_changed
 from ipam.cluster.objects import (
     AddressBlock,
     AddressReservation,
     ReservationStatus,
 )
+from ipam.cluster.rest_api import ClusterApi
 from ipam.cluster.sticky import is_let_go, is_of, name_of, pod_of, preference
 from ipam.cluster.wants import PodInterface
 
@@ -46,18 +47,14 @@ def reserve(
             surplus.append(block)
 
     def tell(changed: AddressReservation) -> None:
-        try:
+        with unless_changed(_log, f"reservation {changed.metadata.name}"):
             api.update_status(changed)
-        except (Conflict, NotFound, Refused) as error:
-            _log.info("reservation %s: status left: %s", changed.metadata.name, error)
 
     def free(block: AddressBlock) -> None:
-        try:
+        with unless_changed(_log, block.metadata.name):
             if not _is_needed(api, block, first):
                 api.delete(block)
                 _log.info("%s: freed: %s", block.metadata.name, block.spec.sticky.reservation)
-        except (Conflict, NotFound, Refused) as error:
-            _log.info("%s: left for the next round: %s", block.metadata.name, error)
 
     changed = []
     for each in reservations:

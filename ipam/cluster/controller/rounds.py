@@ -10,42 +10,32 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import msgspec
 from msgspec.structs import replace
 
 from ipam.addresses import Interval
-from ipam.cluster.api import (
-    ApiError,
-    ClusterApi,
-    Conflict,
-    Node,
-    NotFound,
-    Refused,
-)
-from ipam.cluster.controller.audit import contradictions, decisive
-from ipam.cluster.controller.block_index import BlockIndex
-from ipam.cluster.controller.bound_pods import BoundPods
-from ipam.cluster.controller.definitions import ReadDefinition, read
-from ipam.cluster.controller.machines import Machines, Standing
-from ipam.cluster.controller.plans import plans
-from ipam.cluster.controller.pool_conditions import is_ready
-from ipam.cluster.controller.pool_maker import POOLS_PER_NAMESPACE, PoolMaker
-from ipam.cluster.controller.pool_status import decides_alike, differs_in_use_only, status
-from ipam.cluster.controller.ranged import Plan
+from ipam.cluster.api import ApiError
+from ipam.cluster.controller.block_index import BlockIndex, contradictions, decisive
+from ipam.cluster.controller.machines import BoundPods, Machines, Standing
+from ipam.cluster.controller.mirror import Polled
+from ipam.cluster.controller.plans import Plan, is_ready, plans
+from ipam.cluster.controller.pool_maker import POOLS_PER_NAMESPACE, PoolMaker, ReadDefinition
+from ipam.cluster.controller.pool_status import Told, decides_alike, differs_in_use_only, status
 from ipam.cluster.controller.reclaim import MARGIN, Reclaim, ReclaimCounts
 from ipam.cluster.controller.reports import Reports
 from ipam.cluster.controller.reservations import reserve
-from ipam.cluster.controller.steps import Steps
+from ipam.cluster.controller.steps import Steps, unless_changed
 from ipam.cluster.objects import (
     AddressBlock,
     AddressPool,
     AddressReservation,
     PoolStatus,
 )
+from ipam.cluster.rest_api import ClusterApi
 from ipam.cluster.sticky import is_let_go, limit_reached
-from ipam.cluster.whereabouts.sharing import Mode, PoolShare, Sharing
+from ipam.cluster.whereabouts.sharing import Mode, Sharing
 
 QUIET_AFTER = 120.0  # seconds after which no claim of a pool that is not Ready is under way
 USED_EVERY = 10.0  # seconds between two writes of how many addresses are used
@@ -55,24 +45,13 @@ _log = logging.getLogger(__name__)
 
 
 class World(msgspec.Struct, frozen=True, kw_only=True):
-    """What the API server has. The nodes were asked for at `read_at`, and known at `read_until`."""
+    """What the API server has."""
 
-    read_at: float
-    read_until: float
-    nodes: tuple[Node, ...]
+    polled: Polled
     definitions: tuple[ReadDefinition, ...]
     pools: tuple[AddressPool, ...]
     blocks: tuple[AddressBlock, ...]
     reservations: tuple[AddressReservation, ...] = ()
-
-
-class PoolTexts(NamedTuple):
-    """What the statuses of pools say, by their names, beside what their blocks do."""
-
-    conflicts: Mapping[str, Sequence[str]]
-    full: Mapping[str, str]
-    kept_out: Mapping[str, Sequence[Interval]]
-    shares: Mapping[str, PoolShare]
 
 
 class Seen(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,21 +77,6 @@ class OtherPools(Protocol):
 
     def close(self) -> object:
         """Follow them no more."""
-
-
-def read_world(api: ClusterApi, clock: Callable[[], float]) -> World:
-    """Everything, by consistent reads. ApiError."""
-    read_at = clock()
-    nodes = tuple(api.nodes())
-    return World(
-        read_at=read_at,
-        read_until=clock(),
-        nodes=nodes,
-        definitions=tuple(read(api.network_definitions())),
-        pools=api.list(AddressPool).items,
-        blocks=api.list(AddressBlock).items,
-        reservations=api.list(AddressReservation).items,
-    )
 
 
 class Rounds:
@@ -156,9 +120,8 @@ class Rounds:
         if self._other_pools is not None:
             unusable += self._other_pools.keep(pools, self._reports, self.steps)
         self._bound_pods.begin()
-        machines = Machines(world.nodes, world.blocks, self._bound_pods.on)
-        polled = (world.read_at, world.read_until)
-        standings = self._reclaim.step(world.blocks, pools, machines, polled, self.steps)
+        machines = Machines(world.polled.nodes, world.blocks, self._bound_pods.on)
+        standings = self._reclaim.step(world.blocks, pools, machines, world.polled, self.steps)
         reserve(self._api, world.reservations, blocks, self.steps)
         index = BlockIndex(blocks)
         found = contradictions(pools, world.blocks, index)
@@ -169,10 +132,16 @@ class Rounds:
         full = self._full(blocks, pools)
         kept_out = self._other_pools.kept_out() if self._other_pools is not None else {}
         shares = self._sharing.look(pools, index, machines.count, self.steps)
-        for name, share in shares.items():
-            conflicts[name] += share.conflicts
-        texts = PoolTexts(conflicts, full, kept_out, shares)
-        self._write_statuses(pools, blocks, index, machines.count, quarantined, texts)
+        told = {
+            name: Told(
+                conflicts=conflicts[name],
+                full=full.get(name, ""),
+                kept_out=kept_out.get(name, ()),
+                share=share,
+            )
+            for name, share in shares.items()
+        }
+        self._write_statuses(pools, blocks, index, machines.count, quarantined, told)
         over_limit = self._watch_limits(blocks, pools)
         for unreadable in self._api.unreadable():
             self._reports.unreadable(unreadable)
@@ -192,7 +161,7 @@ class Rounds:
         index: BlockIndex,
         nodes: int,
         quarantined: Collection[str],
-        texts: PoolTexts,
+        told: Mapping[str, Told],
     ) -> None:
         """Bring the statuses of `pools` up to date, on the API server and there."""
         quiet = self._quiet(pools.values())
@@ -214,40 +183,24 @@ class Rounds:
 
         def write(item: tuple[str, Plan]) -> None:
             name, plan = item
-            share = texts.shares.get(name, PoolShare())
-            if share.problem:
-                plan = replace(plan, ready=False, reason="Whereabouts", message=share.problem)
-            wanted = status(
-                pools[name],
-                plan,
-                index,
-                quarantined,
-                texts.conflicts.get(name, ()),
-                self._now(),
-                texts.full.get(name, ""),
-                texts.kept_out.get(name, ()),
-                share.held,
-                share.offered,
-            )
-            pools[name] = self._write(pools[name], wanted)
+            wanted = status(pools[name], plan, index, quarantined, told[name], self._now())
+            if self._is_due(pools[name], wanted):
+                with unless_changed(_log, f"pool {name}"):
+                    pools[name] = self._api.update_status(replace(pools[name], status=wanted))
 
         self.steps.each("status", [(item[0], item) for item in planned.items()], write)
 
-    def _write(self, pool: AddressPool, wanted: PoolStatus) -> AddressPool:
-        """Write the pool's status if it differs; the pool as it is then."""
+    def _is_due(self, pool: AddressPool, wanted: PoolStatus) -> bool:
+        """Whether to write the pool's status now: it differs, and not only in what can wait."""
         uid, now = pool.metadata.uid, self._clock()
         if pool.status == wanted:
-            return pool
+            return False
         if decides_alike(pool.status, wanted):
             pause = USED_EVERY if differs_in_use_only(pool.status, wanted) else COUNTS_EVERY
             if uid in self._written and now - self._written[uid] < pause:
-                return pool
+                return False
         self._written[uid] = now
-        try:
-            return self._api.update_status(replace(pool, status=wanted))
-        except (Conflict, NotFound, Refused) as error:
-            _log.info("pool %s: status left for the next round: %s", pool.metadata.name, error)
-            return pool
+        return True
 
     def _quiet(self, pools: Iterable[AddressPool]) -> set[str]:
         """The pools that this leader has seen not Ready for so long that no claim is under way."""
@@ -270,7 +223,7 @@ class Rounds:
             most = pool.spec.sticky.max_addresses
             if most and reserved[name] >= most:
                 full[name] = limit_reached(name, reserved[name], most)
-                self._reports.pool("ReservationLimitReached", full[name], pool, once=str(most))
+                self._reports.resource("ReservationLimitReached", full[name], pool, once=str(most))
         return full
 
     def _watch_limits(
@@ -287,7 +240,7 @@ class Rounds:
             if pool is None or not limit or count <= limit:
                 continue
             over += 1
-            self._reports.pool(
+            self._reports.resource(
                 "TooManyBlocks",
                 f"{node} holds {count} blocks, spec.maxBlocksPerNode is {limit}: see whether its "
                 "agent is well, and whether its token is used elsewhere",

@@ -1,10 +1,53 @@
-"""The steps of a round. One that fails does not keep the others from being done."""
+"""The steps of a round, and its client, which writes only while its process leads.
 
-from collections.abc import Callable, Iterable
-from typing import TypeVar
+A step that fails does not keep the others from being done.
+"""
 
-from ipam.cluster.api import ApiError
-from ipam.cluster.controller.guarded import NotLeading
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar, cast
+
+from ipam.cluster.api import ApiError, Conflict, NotFound, Refused, WatchExpired
+from ipam.cluster.rest_api import ClusterApi
+from ipam.cluster.wrapped_api import CHANGES, WrappedApi
+
+
+class NotLeading(ApiError):
+    """The process does not lead (any more), so it writes nothing."""
+
+
+def guarded(
+    api: ClusterApi, may_write: Callable[[], bool], errors: Counter[tuple[str, str]]
+) -> ClusterApi:
+    """The client. `may_write` is asked before each change: a report is none, as it decides nothing.
+    `errors` counts failed calls by verb and kind of error."""
+
+    @contextmanager
+    def around(verb: str) -> Iterator[None]:
+        if verb in CHANGES and not may_write():
+            raise NotLeading(f"{verb}: this process does not lead")
+        try:
+            yield
+        except WatchExpired:
+            raise
+        except ApiError as error:
+            errors[verb, type(error).__name__] += 1
+            raise
+
+    return cast(ClusterApi, WrappedApi(api, around))
+
+
+@contextmanager
+def unless_changed(log: logging.Logger, name: str) -> Iterator[None]:
+    """A change of one object. Where it has changed meanwhile, or is refused, the next round looks
+    again."""
+    try:
+        yield
+    except (Conflict, NotFound, Refused) as error:
+        log.info("%s: left for the next round: %s", name, error)
+
 
 MOST_FAILURES = 3  # of alike steps of a round: each may take as long as a request
 

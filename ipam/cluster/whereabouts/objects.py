@@ -3,13 +3,15 @@
 Versions of whereabouts before 0.4.2 have written no `podref`.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
 
-from ipam.addresses import Network, parse_interface
-from ipam.cluster.objects import AddressPool, Resource
+from base import decoding
+from ipam.addresses import Interval, Network, parse, parse_interface
+from ipam.cluster.api import Meta, Resource
+from ipam.cluster.objects import AddressPool
 
 API = "whereabouts.cni.cncf.io/v1alpha1"
 NAMESPACE = "kube-system"
@@ -20,6 +22,11 @@ PLACEHOLDER = "podfabric/"
 control loop all leave such an entry alone."""
 
 _MOST_OFFSET = 20  # digits of an offset in 64 bits
+_PLACEHOLDER = {"id": f"{PLACEHOLDER}block", "podref": ""}
+_STATUS = "k8s.v1.cni.cncf.io/network-status"
+
+Operation = Mapping[str, object]
+"""Of a JSON patch."""
 
 
 class IPAllocation(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,6 +81,14 @@ class AnnotatedPod(Resource, frozen=True, kw_only=True):
     KIND = "Pod"
     PLURAL = "pods"
 
+    metadata: Meta
+
+
+class _NetworkStatus(msgspec.Struct):
+    """One network of a pod, as Multus writes it."""
+
+    ips: list[str] | None = None
+
 
 class PoolEntry(NamedTuple):
     """An allocation, with its address (as `parse` gives it) and its offset in the IPPool."""
@@ -95,6 +110,33 @@ def entries(pool: IPPool) -> Iterator[PoolEntry]:
             address = base + int(offset)
             if address in network:
                 yield PoolEntry(address, offset, allocation)
+
+
+def placeholders(
+    pool: IPPool, offered: Iterable[Interval], held: Collection[int]
+) -> Iterator[Sequence[Operation]]:
+    """How the placeholders are added that an IPPool lacks, each if there is no entry."""
+    base, network = parse_interface(pool.spec.range)
+    known = {each.address for each in entries(pool)}
+    for each in offered:
+        for address in range(max(each.first, base), min(each.last, network.last) + 1):
+            if address not in known and address not in held:
+                path = f"/spec/allocations/{address - base}"
+                yield (
+                    {"op": "test", "path": path, "value": None},
+                    {"op": "add", "path": path, "value": _PLACEHOLDER},
+                )
+
+
+def removals(pool: IPPool) -> Iterator[Sequence[Operation]]:
+    """How the placeholders are removed."""
+    for each in entries(pool):
+        if each.allocation.is_placeholder:
+            path = f"/spec/allocations/{each.offset}"
+            yield (
+                {"op": "test", "path": f"{path}/id", "value": each.allocation.id},
+                {"op": "remove", "path": path},
+            )
 
 
 def may_be_theirs(pool: AddressPool) -> bool:
@@ -161,3 +203,23 @@ def _meet(one: Network, other: Network) -> bool:
 
 def _normalised(range_: str) -> str:
     return range_.replace(":", "-").replace("/", "-")
+
+
+def has_address(pod: AnnotatedPod | None, address: int) -> bool:
+    """Whether the pod may have an address: it has no other one by the state of its networks."""
+    if pod is None:
+        return False
+    written = pod.metadata.annotations.get(_STATUS, "")
+    try:
+        networks = decoding.decode(written.encode(), list[_NetworkStatus])
+    except msgspec.MsgspecError:
+        return True
+    return any(_may_be(each, address) for network in networks for each in network.ips or ())
+
+
+def _may_be(written: str, address: int) -> bool:
+    """Whether a text names the address, or cannot be read."""
+    try:
+        return parse(written) == address
+    except ValueError:
+        return True

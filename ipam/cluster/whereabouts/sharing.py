@@ -13,33 +13,37 @@ go by what it read long before.
 import random
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Literal, TypeVar
+from itertools import chain, islice, starmap
+from typing import Literal
 
 import msgspec
+from msgspec.structs import replace
 
-from base import decoding
-from ipam.addresses import Interval, parse, parse_interface, parse_interval, text
+from ipam.addresses import Interval, parse_interface, parse_interval, text
 from ipam.cluster import geometry
-from ipam.cluster.api import AlreadyExists, ClusterApi, Conflict, NotFound
-from ipam.cluster.controller.block_index import BlockIndex
-from ipam.cluster.controller.pool_status import holes_of
+from ipam.cluster.api import AlreadyExists, AnyResource, Conflict, Meta, NotFound
+from ipam.cluster.controller.block_index import BlockIndex, PlacedBlock
 from ipam.cluster.controller.steps import Steps
-from ipam.cluster.geometry import Geometry
-from ipam.cluster.objects import AddressPool, AnyResource, Meta
+from ipam.cluster.geometry import Geometry, holes_of
+from ipam.cluster.objects import AddressPool
+from ipam.cluster.rest_api import ClusterApi
 from ipam.cluster.whereabouts.objects import (
     NAMESPACE,
-    PLACEHOLDER,
     AnnotatedPod,
     IPPool,
     IPPoolSpec,
     NodeSlicePool,
+    Operation,
     PoolEntry,
     entries,
+    has_address,
     ippool_name,
     may_be_theirs,
+    placeholders,
     pools_of,
+    removals,
     slicing,
 )
 from ipam.ranges import common, is_within, merged, outside
@@ -59,11 +63,6 @@ _MOST_AT_ONCE = 2000  # entries of a patch: an API server takes 10,000 operation
 _MOST_LOOKED_AT = 65_536  # blocks of a pool that a look goes through for free ones
 _ATTEMPTS = 5
 _PAUSE = 0.05  # seconds
-_STATUS = "k8s.v1.cni.cncf.io/network-status"
-
-AnyItem = TypeVar("AnyItem")
-
-_PLACEHOLDER = {"id": f"{PLACEHOLDER}block", "podref": ""}
 
 
 class PoolShare(msgspec.Struct, frozen=True):
@@ -79,12 +78,6 @@ class PoolShare(msgspec.Struct, frozen=True):
 
 class Unshareable(Exception):
     """The objects are such that whereabouts would not see a placeholder. The text says why."""
-
-
-class _NetworkStatus(msgspec.Struct):
-    """One network of a pod, as Multus writes it."""
-
-    ips: list[str] | None = None
 
 
 class Sharing:
@@ -144,18 +137,16 @@ class Sharing:
         return PoolShare(held, None if is_open else offered)
 
     def _is_due(self, pools: Mapping[str, AddressPool], index: BlockIndex, nodes: int) -> bool:
+        def lacks_blocks(name: str, pool: AddressPool) -> bool:
+            share = self._shares.get(name)
+            if share is None:
+                return True
+            may_lack = self._mode == "Coexist" and name not in self._used_up
+            return may_lack and _missing_blocks(pool, share.offered or (), index, nodes) > 0
+
         now = self._clock()
-        return now >= self._look_at or (
-            (now >= self._look_soon_at)
-            and any(
-                name not in self._shares
-                or (
-                    (self._mode == "Coexist" and name not in self._used_up)
-                    and len(_idle(pool, self._shares[name].offered or (), index)) < _spare(nodes)
-                )
-                for name, pool in pools.items()
-            )
-        )
+        is_soon = now >= self._look_soon_at
+        return now >= self._look_at or (is_soon and any(starmap(lacks_blocks, pools.items())))
 
     # --- Read --------------------------------------------------------------------------------
 
@@ -163,31 +154,27 @@ class Sharing:
         self, pools: Mapping[str, AddressPool], index: BlockIndex, nodes: int, steps: Steps
     ) -> None:
         ippools = self._listed(IPPool)
-        found = _by_pool(pools, ippools)
+        names = _network_names(pools)
+        given = {name: _given(pools_of(pool, names, ippools)) for name, pool in pools.items()}
         if self._pods_at is None or self._clock() - self._pods_at >= PODS_EVERY:
             self._pods_at = self._clock()
-            steps.each("pods", [("", found)], self._look_for_pods)
+            steps.each("pods", [("", chain.from_iterable(given.values()))], self._look_for_pods)
         for name, pool in pools.items():
-            held = {
-                each.address: each
-                for ippool in found[name]
-                for each in entries(ippool)
-                if not each.allocation.is_placeholder
-                and (each.allocation.podref, each.address) not in self._ended
-            }
-            self._shares[name] = PoolShare(
-                _within(pool, held), None, tuple(_conflicts(pool, held, index))
-            )
+            held = [
+                each
+                for each in given[name]
+                if (each.allocation.podref, each.address) not in self._ended
+            ]
+            self._shares[name] = _share(pool, held, index, None)
         steps.each("placeholders", [(each.metadata.name, each) for each in ippools], self._clear)
 
-    def _look_for_pods(self, found: Mapping[str, Sequence[IPPool]]) -> None:
+    def _look_for_pods(self, given: Iterable[PoolEntry]) -> None:
         """Which entries are of pods that are gone, or have another address now."""
         theirs = defaultdict[str, set[tuple[str, int]]](set)
-        for ippools in found.values():
-            for each in (entry for ippool in ippools for entry in entries(ippool)):
-                namespace, slash, _ = each.allocation.podref.partition("/")
-                if slash:
-                    theirs[namespace].add((each.allocation.podref, each.address))
+        for each in given:
+            namespace, slash, _ = each.allocation.podref.partition("/")
+            if slash:
+                theirs[namespace].add((each.allocation.podref, each.address))
         ended = set[tuple[str, int]]()
         for namespace, known in theirs.items():
             listing = self._api.list(AnnotatedPod, namespace=namespace)
@@ -196,21 +183,20 @@ class Sharing:
             ended |= {
                 (podref, address)
                 for podref, address in known
-                if podref not in unreadable and not _has(pods.get(podref), address)
+                if podref not in unreadable and not has_address(pods.get(podref), address)
             }
         self._ended = frozenset(ended)
 
     def _clear(self, ippool: IPPool) -> None:
         """Remove the placeholders. A conflict is left for the next look."""
-        ours = [each for each in entries(ippool) if each.allocation.is_placeholder]
-        for some in _batches(ours):
-            operations = []
-            for each in some:
-                path = f"/spec/allocations/{each.offset}"
-                operations.append({"op": "test", "path": f"{path}/id", "value": each.allocation.id})
-                operations.append({"op": "remove", "path": path})
-            with suppress(Conflict, NotFound):
-                self._api.patch(ippool, operations)
+        with suppress(Conflict, NotFound):
+            self._patch(ippool, removals(ippool))
+
+    def _patch(self, ippool: IPPool, changes: Iterable[Sequence[Operation]]) -> None:
+        """Make the changes of entries, many at once."""
+        changes = iter(changes)
+        while some := list(islice(changes, _MOST_AT_ONCE)):
+            self._api.patch(ippool, list(chain.from_iterable(some)))
 
     # --- Coexist -----------------------------------------------------------------------------
 
@@ -228,9 +214,7 @@ class Sharing:
             except Unshareable as error:
                 self._used_up.update(group)
                 for name in group:
-                    self._shares[name] = msgspec.structs.replace(
-                        self._shares[name], problem=str(error)
-                    )
+                    self._shares[name] = replace(self._shares[name], problem=str(error))
 
         steps.each("spaces beside whereabouts", spaces.items(), share)
 
@@ -250,33 +234,25 @@ class Sharing:
                     "whereabouts: move all nodes of the network at once, with ipam.whereabouts: "
                     f"Read, or delete the NodeSlicePool when none of them uses AddressPool {name}"
                 )
+        names = _network_names(pools)
         for attempt in range(_ATTEMPTS):
             ippools = self._complete(group)
             theirs = {
                 each.metadata.name: each
-                for name in group
-                for each in pools_of(group[name], _network_names(pools), ippools)
+                for pool in group.values()
+                for each in pools_of(pool, names, ippools)
             }
-            held = {
-                each.address: each
-                for ippool in theirs.values()
-                for each in entries(ippool)
-                if not each.allocation.is_placeholder
-            }
+            given = _given(theirs.values())
+            held = {each.address for each in given}
             offered = self._offers(group, index, held, nodes)
             try:
                 for ippool in theirs.values():
-                    for some in _batches(tuple(_missing(ippool, offered, held))):
-                        self._api.patch(ippool, [op for path in some for op in _placed(path)])
+                    self._patch(ippool, placeholders(ippool, offered, held))
             except (Conflict, NotFound):  # a node of whereabouts was faster
                 time.sleep(random.uniform(0, _PAUSE * (1 + attempt)))
             else:
                 return {
-                    name: PoolShare(
-                        _within(pool, held),
-                        tuple(common([_whole(pool)], offered)),
-                        tuple(_conflicts(pool, held, index)),
-                    )
+                    name: _share(pool, given, index, tuple(common([_whole(pool)], offered)))
                     for name, pool in group.items()
                 }
         raise Conflict("patch IPPools: nodes of whereabouts change them all the time")
@@ -314,20 +290,17 @@ class Sharing:
         self,
         group: Mapping[str, AddressPool],
         index: BlockIndex,
-        held: Mapping[int, PoolEntry],
+        held: Collection[int],
         nodes: int,
     ) -> tuple[Interval, ...]:
         """What nodes may lease of a space: what was offered, what is leased, and further blocks."""
         offered = list[Interval]()
         for name, pool in group.items():
             offered += self._shares[name].offered or ()
-            offered += (each.interval for each in index.within(pool.status.space, _whole(pool)))
+            offered += (each.interval for each in _leased(pool, index))
         for name, pool in group.items():
-            missing = _spare(nodes) - len(
-                _idle(pool, common([_whole(pool)], merged(offered)), index)
-            )
-            size = pool.status.block_size
-            most = max(1, min(missing, _MOST_AT_ONCE // size))
+            missing = _missing_blocks(pool, common([_whole(pool)], merged(offered)), index, nodes)
+            most = max(1, min(missing, _MOST_AT_ONCE // pool.status.block_size))
             further = _free_blocks(pool, merged(offered), held, most) if missing > 0 else []
             offered += further
             if missing > len(further) and len(further) < most:
@@ -342,23 +315,19 @@ class Sharing:
             return ()
 
 
-def _spare(nodes: int) -> int:
-    """How many blocks of a pool are to be on offer beside those that nodes lease."""
-    return SPARE + nodes // NODES_PER_SPARE
-
-
-def _idle(pool: AddressPool, offered: Iterable[Interval], index: BlockIndex) -> list[int]:
-    """The indexes of the blocks on offer that no node leases."""
+def _missing_blocks(
+    pool: AddressPool, offered: Iterable[Interval], index: BlockIndex, nodes: int
+) -> int:
+    """How many blocks of a pool lack on offer beside those that nodes lease."""
     blocks = _blocks(pool)
-    leased = {
-        blocks.index(each.interval.first) for each in index.within(pool.status.space, _whole(pool))
-    }
+    leased = {blocks.index(each.interval.first) for each in _leased(pool, index)}
     runs = (range(blocks.index(each.first), blocks.index(each.last) + 1) for each in offered)
-    return [number for run in runs for number in run if number not in leased]
+    idle = sum(number not in leased for run in runs for number in run)
+    return SPARE + nodes // NODES_PER_SPARE - idle
 
 
 def _free_blocks(
-    pool: AddressPool, offered: Sequence[Interval], held: Mapping[int, PoolEntry], most: int
+    pool: AddressPool, offered: Sequence[Interval], held: Collection[int], most: int
 ) -> list[Interval]:
     """Blocks that may be offered, from the top, since whereabouts fills a range from the bottom:
     first those of which whereabouts has given out nothing."""
@@ -384,78 +353,39 @@ def _free_blocks(
     return [*whole, *parts][:most]
 
 
-def _missing(
-    ippool: IPPool, offered: Iterable[Interval], held: Mapping[int, PoolEntry]
-) -> Iterator[str]:
-    """The paths of the placeholders that an IPPool lacks."""
-    base, network = parse_interface(ippool.spec.range)
-    known = {each.address for each in entries(ippool)}
-    for each in offered:
-        for address in range(max(each.first, base), min(each.last, network.last) + 1):
-            if address not in known and address not in held:
-                yield f"/spec/allocations/{address - base}"
+def _given(ippools: Iterable[IPPool]) -> list[PoolEntry]:
+    """What whereabouts has given to pods."""
+    found = chain.from_iterable(map(entries, ippools))
+    return [each for each in found if not each.allocation.is_placeholder]
 
 
-def _placed(path: str) -> tuple[Mapping[str, object], ...]:
-    return (
-        {"op": "test", "path": path, "value": None},
-        {"op": "add", "path": path, "value": _PLACEHOLDER},
-    )
-
-
-def _batches(items: Sequence[AnyItem]) -> Iterator[Sequence[AnyItem]]:
-    for start in range(0, len(items), _MOST_AT_ONCE):
-        yield items[start : start + _MOST_AT_ONCE]
-
-
-def _conflicts(
-    pool: AddressPool, held: Mapping[int, PoolEntry], index: BlockIndex
-) -> Iterator[str]:
-    """The addresses that whereabouts has given to a pod, and a node of ours to another one."""
-    for placed in index.within(pool.status.space, _whole(pool)):
-        for offset, pod in placed.block.status.holders.items():
-            entry = held.get(placed.interval.first + int(offset)) if offset.isdigit() else None
-            if entry is not None:
-                yield (
-                    f"{text(entry.address)} is of pod {entry.allocation.podref} by whereabouts, "
-                    f"and of pod {pod} on node {placed.block.spec.holder.node}: delete one of them"
-                )
-
-
-def _has(pod: AnnotatedPod | None, address: int) -> bool:
-    """Whether the pod may have an address: it has no other one by the state of its networks."""
-    if pod is None:
-        return False
-    written = pod.metadata.annotations.get(_STATUS, "")
-    try:
-        networks = decoding.decode(written.encode(), list[_NetworkStatus])
-    except msgspec.MsgspecError:
-        return True
-    return any(_may_be(each, address) for network in networks for each in network.ips or ())
-
-
-def _may_be(written: str, address: int) -> bool:
-    """Whether a text names the address, or cannot be read."""
-    try:
-        return parse(written) == address
-    except ValueError:
-        return True
-
-
-def _by_pool(
-    pools: Mapping[str, AddressPool], ippools: Sequence[IPPool]
-) -> dict[str, Sequence[IPPool]]:
-    names = _network_names(pools)
-    return {name: pools_of(pool, names, ippools) for name, pool in pools.items()}
+def _share(
+    pool: AddressPool,
+    given: Iterable[PoolEntry],
+    index: BlockIndex,
+    offered: tuple[Interval, ...] | None,
+) -> PoolShare:
+    """The share of a pool, with the addresses that whereabouts has given to a pod, and a node of
+    ours to another one."""
+    held = {each.address: each.allocation.podref for each in given}
+    conflicts = [
+        f"{text(address)} is of pod {held[address]} by whereabouts, and of pod {pod} on node "
+        f"{placed.block.spec.holder.node}: delete one of them"
+        for placed in _leased(pool, index)
+        for offset, pod in placed.block.status.holders.items()
+        if offset.isdigit() and (address := placed.interval.first + int(offset)) in held
+    ]
+    network = parse_interface(pool.spec.range)[1]
+    within = merged(Interval(each, each) for each in held if each in network)
+    return PoolShare(within, offered, tuple(conflicts))
 
 
 def _network_names(pools: Mapping[str, AddressPool]) -> set[str]:
     return {pool.spec.network_name for pool in pools.values()}
 
 
-def _within(pool: AddressPool, held: Iterable[int]) -> tuple[Interval, ...]:
-    network = parse_interface(pool.spec.range)[1]
-    return merged(Interval(each, each) for each in held if each in network)
+def _leased(pool: AddressPool, index: BlockIndex) -> Iterator[PlacedBlock]:
+    return index.within(pool.status.space, _whole(pool))
 
 
 def _whole(pool: AddressPool) -> Interval:

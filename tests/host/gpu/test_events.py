@@ -15,7 +15,7 @@ from gpu.nvml import Nvml
 from gpu.refusals import Refusal
 from gpu.samples import NodeSample
 from gpu.watch import Watch
-from ipam.cluster.api import ClusterApi
+from ipam.cluster.rest_api import ClusterApi
 from tests.fake_api import FakeApi
 from tests.host.gpu.pods import RegisteringProcess
 from tests.host.gpu.served_node import FIRST, ServedNode

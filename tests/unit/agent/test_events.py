@@ -12,7 +12,7 @@ from base.pod import Pod
 from gpu.enforcement import OverUse
 from gpu.refusals import SLOT, VERSION, Refusal
 from gpu.tenants import Tenant
-from ipam.cluster.api import ClusterApi
+from ipam.cluster.rest_api import ClusterApi
 from tests.waiting import until
 
 IN_CLUSTER = {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}

@@ -14,10 +14,9 @@ from agent.denials import Denials
 from agent.metrics import MAX_REASONS, Lasting, Metrics
 from cni.spec.errors import CNIError, Code
 from deviceplugin.kubelet.server import PoolState
-from ipam.cluster.api import Unreadable
+from ipam.cluster.api import Meta, Unreadable
 from ipam.cluster.lessee import Lessee
 from ipam.cluster.object_reader import unreadable_family
-from ipam.cluster.objects import Meta
 from ipam.store import RangeUsage
 from ipam.store_files import StoreFiles
 from tests.fake_api import FakeApi

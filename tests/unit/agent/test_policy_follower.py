@@ -21,7 +21,7 @@ from cni.policy.cluster import ClusterPolicies
 from cni.policy.document import Subjects
 from cni.policy.rules import Policy
 from cni.spec.errors import CNIError, Code
-from ipam.cluster.objects import Meta
+from ipam.cluster.api import Meta
 from tests.fake_api import FakeApi, FakeClient, Fault
 from tests.unit.policy.test_cluster import LABELLED, POD, RULE, policies
 from tests.waiting import until

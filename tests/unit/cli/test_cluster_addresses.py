@@ -11,8 +11,8 @@ from msgspec.structs import replace
 
 from cli import cluster_addresses
 from cli.commands import run
-from ipam.cluster.api import ClusterApi
 from ipam.cluster.objects import AddressBlock, BlockStatus, StickySpec
+from ipam.cluster.rest_api import ClusterApi
 from tests.fake_api import Fault
 from tests.unit.ipam.cluster.controller.cluster import Cluster
 from tests.waiting import PATIENCE

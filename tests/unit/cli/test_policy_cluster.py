@@ -8,7 +8,7 @@ import pytest
 from agent.policy_objects import FabricPolicy
 from cli import policy as command
 from ipam.cluster.api import NetworkDefinition
-from tests.fake_api import FakeApi
+from tests.fake_api import FakeApi, definition
 from tests.unit.agent.test_policy_follower import namespace, policy
 from tests.unit.cli.commands import Shell
 from tests.unit.host import servers
@@ -20,9 +20,9 @@ GOLD = {
 }
 
 
-def definition(of: str, name: str, pkey: str) -> NetworkDefinition:
+def ipoib(of: str, name: str, pkey: str) -> NetworkDefinition:
     config = {"cniVersion": "1.0.0", "name": name, "type": "ipoib", "master": "ib0", "pkey": pkey}
-    return NetworkDefinition(namespace=of, name=name, config=json.dumps(config))
+    return definition(json.dumps(config), name, of)
 
 
 @pytest.fixture
@@ -33,10 +33,10 @@ def server(monkeypatch: pytest.MonkeyPatch) -> FakeApi:
         server.put(namespace(name, tier="gold"))
     server.put(namespace("other"))
     server.definitions += [
-        definition("team-a", "own", "0x8001"),
-        definition("team-b", "theirs", "0x8002"),
-        definition("other", "free", "0x8002"),
-        NetworkDefinition(namespace="team-a", name="of-the-node", config=""),
+        ipoib("team-a", "own", "0x8001"),
+        ipoib("team-b", "theirs", "0x8002"),
+        ipoib("other", "free", "0x8002"),
+        definition("", "of-the-node", "team-a"),
     ]
     return server
 

@@ -16,11 +16,14 @@ from ipam.addresses import parse, text
 from ipam.cluster.api import (
     AlreadyExists,
     Change,
-    ClusterApi,
     Conflict,
     Lease,
+    LeaseSpec,
+    Meta,
+    Node,
     NotFound,
     Refused,
+    ServerMeta,
     WatchExpired,
 )
 from ipam.cluster.names import block_name, pool_name
@@ -33,13 +36,13 @@ from ipam.cluster.objects import (
     BlockStatus,
     Condition,
     Holder,
-    Meta,
     OwnerReference,
     PoolSpec,
     PoolStatus,
     ReservationSpec,
     ReservationStatus,
 )
+from ipam.cluster.rest_api import ClusterApi
 
 NODE = "node-a"
 """The node of the client's token, where the server looks at tokens."""
@@ -180,7 +183,7 @@ class ApiContract:
         with refused(NotFound, "get", "AddressBlock", "contract.10.9.9.9-32"):
             api.get(AddressBlock, "contract.10.9.9.9-32")
         with refused(NotFound, "node-that-is-not"):
-            api.node("node-that-is-not")
+            api.get(Node, "node-that-is-not")
 
     def test_a_create_ignores_the_status(self, api: ClusterApi) -> None:
         stored = api.create(replace(block(), status=BlockStatus(used=9)))
@@ -355,32 +358,27 @@ class ApiContract:
     def test_a_lease_has_one_writer_at_a_time(self, api: ClusterApi) -> None:
         name = f"lease-{uuid.uuid4()}"
         with refused(NotFound, name):
-            api.lease("default", name)
-        new = Lease(
-            namespace="default",
-            name=name,
-            holder="one",
-            duration=15,
-            acquired="2026-11-23T07:00:00.000001Z",
-            renewed="2026-11-23T07:00:01.000001Z",
+            api.get(Lease, name, "default")
+        spec = LeaseSpec(
+            holder_identity="one",
+            lease_duration_seconds=15,
+            acquire_time="2026-11-23T07:00:00.000001Z",
+            renew_time="2026-11-23T07:00:01.000001Z",
         )
-        first = api.write_lease(new)
-        assert replace(first, resource_version="") == new
+        new = Lease(metadata=ServerMeta(name=name, namespace="default"), spec=spec)
+        first = api.create(new)
+        assert first.spec == spec
         with refused(AlreadyExists, name):
-            api.write_lease(replace(new, holder="two"))
-        second = api.write_lease(replace(first, holder="two", transitions=1))
-        assert api.lease("default", name) == second
+            api.create(new)
+        spec = replace(spec, holder_identity="two", lease_transitions=1)
+        second = api.update(replace(first, spec=spec))
+        assert api.get(Lease, name, "default") == second
         with refused(Conflict, name):
-            api.write_lease(first)
-        free = api.write_lease(replace(second, holder="", renewed=""))
-        assert free.holder == ""
-        assert api.lease("default", name) == free
-        # The server writes a deleted Lease again: it allows the creation by an update.
-        gone = replace(free, name=f"{name}-other", holder="three")
-        again = api.write_lease(gone)
-        assert again.holder == "three"
-        with refused(Conflict):
-            api.write_lease(gone)
+            api.update(first)
+        spec = replace(spec, holder_identity="", renew_time="")
+        free = api.update(replace(second, spec=spec))
+        assert free.spec == spec
+        assert api.get(Lease, name, "default") == free
 
     def test_a_watch_of_a_version_too_old_expires(
         self, api: ClusterApi, expired_version: str

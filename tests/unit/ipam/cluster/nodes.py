@@ -9,17 +9,11 @@ import msgspec
 
 from cni.spec.result import Result
 from ipam.cluster import geometry
+from ipam.cluster.api import Meta
 from ipam.cluster.attempts import Attempts
 from ipam.cluster.lessee import Lessee
 from ipam.cluster.names import pool_name, space_name
-from ipam.cluster.objects import (
-    AddressBlock,
-    AddressPool,
-    Condition,
-    Meta,
-    PoolSpec,
-    PoolStatus,
-)
+from ipam.cluster.objects import AddressBlock, AddressPool, Condition, PoolSpec, PoolStatus
 from ipam.plugin import AddressPlugin
 from ipam.scope import Stores
 from ipam.sqlite_store import SqliteStore

@@ -3,8 +3,8 @@
 import shutil
 from pathlib import Path
 
-import msgspec
 import pytest
+from msgspec.structs import replace
 
 from cni.spec.errors import Code
 from ipam import fsck
@@ -12,7 +12,7 @@ from ipam.addresses import parse
 from ipam.cluster.geometry import interval
 from ipam.cluster.lessee import CONFIRM_EVERY
 from ipam.cluster.objects import AddressBlock, ReclaimSpec
-from tests.fake_api import FakeApi, Fault
+from tests.fake_api import FakeApi, Fault, changed_node
 from tests.unit.ipam.calls import error_of
 from tests.unit.ipam.cluster.nodes import Clock, ClusterNode, blocks_of, put_pool
 
@@ -42,8 +42,8 @@ def block_of(server: FakeApi) -> AddressBlock:
 def change(server: FakeApi, **changes: object) -> AddressBlock:
     """Change the spec of the only block, as another writer would."""
     block = block_of(server)
-    spec = msgspec.structs.replace(block.spec, **changes)
-    return server.put(msgspec.structs.replace(block, spec=spec))
+    spec = replace(block.spec, **changes)
+    return server.put(replace(block, spec=spec))
 
 
 # --- lost touch --------------------------------------------------------------------------------
@@ -391,12 +391,12 @@ def test_a_node_object_without_its_machine_yet_does_not_cost_the_blocks(
     server: FakeApi, node: ClusterNode
 ) -> None:
     before, rows, known = block_of(server), node.rows(), server.machines["node-a"]
-    bare = msgspec.structs.replace(known, uid="again", machine_id="", system_uuid="")
-    server.machines["node-a"] = bare
+    again = replace(known, metadata=replace(known.metadata, uid="again"))
+    server.machines["node-a"] = changed_node(again, machine_id="", system_uuid="")
     node.steps(5, CONFIRM_EVERY)
     assert node.rows() == rows
     assert error_of(lambda: node.add("p1")).code == Code.TRY_AGAIN
-    server.machines["node-a"] = msgspec.structs.replace(known, uid="again")
+    server.machines["node-a"] = again
     node.steps(3)
     assert block_of(server).spec.holder.instance == before.spec.holder.instance
     assert node.add("p1")
@@ -549,10 +549,10 @@ def test_each_of_many_lost_blocks_is_named_by_an_event(server: FakeApi, memory_p
     assert len(lost) > 12
     for name in lost:
         block = server.look(AddressBlock, name)
-        holder = msgspec.structs.replace(block.spec.holder, instance="thief", node="node-b")
-        spec = msgspec.structs.replace(block.spec, holder=holder, epoch=block.spec.epoch + 1)
+        holder = replace(block.spec.holder, instance="thief", node="node-b")
+        spec = replace(block.spec, holder=holder, epoch=block.spec.epoch + 1)
         server.remove(AddressBlock, name)
-        server.put(msgspec.structs.replace(block, spec=spec))
+        server.put(replace(block, spec=spec))
     node.steps(1, CONFIRM_EVERY)
     node.steps(60, 1.0)
     told = {each.regarding["name"] for each in server.events if each.reason == "AddressBlockLost"}

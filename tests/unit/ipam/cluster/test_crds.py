@@ -12,19 +12,15 @@ import pytest
 import yaml
 from msgspec.structs import FieldInfo
 
-from ipam.cluster.objects import (
-    GROUP,
-    KINDS,
-    VERSION,
-    AddressReservation,
-    Resource,
-)
+from ipam.cluster.api import Resource
+from ipam.cluster.objects import GROUP, VERSION, AddressBlock, AddressPool, AddressReservation
 from tests.fake_api_rules import SELECTABLE
 
 CHECKOUT = Path(__file__).resolve().parents[4]
 MANIFEST = CHECKOUT / "deploy/kustomize/base/podfabric.yaml"
 DOCUMENT = (CHECKOUT / "docs/cluster-objects.md").read_text()
 Schema = dict[str, Any]
+KINDS: tuple[type[Resource], ...] = (AddressPool, AddressBlock, AddressReservation)
 
 CRDS: dict[str, Schema] = {
     each["spec"]["names"]["kind"]: each

@@ -2,10 +2,8 @@
 
 import pytest
 
-from ipam.cluster.api import (
-    ClusterApi,
-)
 from ipam.cluster.objects import AddressBlock
+from ipam.cluster.rest_api import ClusterApi
 from tests.fake_api import FakeApi
 from tests.unit.ipam.cluster.contract import ApiContract
 

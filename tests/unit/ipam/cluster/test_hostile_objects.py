@@ -8,11 +8,11 @@ import pytest
 from msgspec.structs import replace
 
 from ipam.cluster import documents
-from ipam.cluster.api import Change, Unavailable
-from ipam.cluster.controller.mirror import Mirror
-from ipam.cluster.documents import document
-from ipam.cluster.objects import AddressBlock, Meta
-from ipam.cluster.rest_api import RestApi
+from ipam.cluster.api import Change, Meta, NetworkDefinition, Unavailable
+from ipam.cluster.controller.mirror import Mirror, all_nodes
+from ipam.cluster.documents import config_of, document
+from ipam.cluster.objects import AddressBlock
+from ipam.cluster.rest_api import ClusterApi
 from ipam.cluster.rest_requests import AnswerTooLarge, Body, Lines, Query, Response
 from tests.unit.ipam.cluster.contract import block
 from tests.waiting import until
@@ -74,7 +74,7 @@ def name_of(each: Any) -> str:  # noqa: ANN401 - a document
 @pytest.mark.parametrize("spec", [DEEP, 7, {"pool": DEEP}, {"pool": 7}, None], ids=str)
 def test_an_object_of_a_list_that_cannot_be_read_is_named_and_hides_no_other(spec: object) -> None:
     well, bad, last = stored(), stored(spec=spec), stored(managedFields=[DEEP])
-    api = RestApi(Canned(page(well, bad, last), page(well, last)))
+    api = ClusterApi(Canned(page(well, bad, last), page(well, last)))
     listing = api.list(AddressBlock)
     assert [each.metadata.name for each in listing.items] == [name_of(well), name_of(last)]
     (unreadable,) = listing.unreadable
@@ -90,7 +90,7 @@ def test_a_watch_goes_on_after_what_cannot_be_read() -> None:
     mended = {**stored(), "metadata": bad["metadata"]}
     lines = [("ADDED", bad), ("ADDED", well), ("MODIFIED", mended)]
     events = b"\n".join(written({"type": type_, "object": each}) for type_, each in lines)
-    api = RestApi(Canned(events))
+    api = ClusterApi(Canned(events))
     changes: Iterator[Change[AddressBlock]] = api.watch(AddressBlock, "1")
     assert next(changes).object.metadata.name == name_of(well)
     assert [each.metadata.name for each in api.unreadable()] == [name_of(bad)]
@@ -104,7 +104,7 @@ def test_a_mirror_keeps_what_cannot_be_read_any_more_as_it_was() -> None:
     expired = {"type": "ERROR", "object": {"code": 410}}
     transport = Canned(page(before, stored()), expired, page(after), b"")
     changes: list[None] = []
-    mirror = Mirror(RestApi(transport), AddressBlock, lambda: changes.append(None))
+    mirror = Mirror(ClusterApi(transport), AddressBlock, lambda: changes.append(None))
     try:
         until(lambda: len(changes) == 2, what="second list")
         (kept,) = mirror.items() or ()
@@ -131,7 +131,7 @@ def test_a_page_of_large_objects_has_few_of_them(monkeypatch: pytest.MonkeyPatch
             return Response(200, answer)
 
     server = Server(b"")
-    assert len(RestApi(server).list(AddressBlock).items) == 40
+    assert len(ClusterApi(server).list(AddressBlock).items) == 40
     assert [each["limit"] for each in server.queries[:4]] == ["500", "125", "31", "7"]
 
 
@@ -144,7 +144,7 @@ def test_a_page_that_the_server_does_not_finish_is_smaller_the_next_time() -> No
                 raise Unavailable("no answer")
             return super().send(*arguments, **named)
 
-    api = RestApi(Slow(page(stored())), timeout=0.01)
+    api = ClusterApi(Slow(page(stored())), timeout=0.01)
     for _ in range(2):
         with pytest.raises(Unavailable):
             api.list(AddressBlock)
@@ -153,34 +153,34 @@ def test_a_page_that_the_server_does_not_finish_is_smaller_the_next_time() -> No
 
 def test_metadata_that_is_too_large_is_not_kept_and_is_named() -> None:
     fat = stored(labels=FAT, managedFields=[DEEP], generation=3)
-    api = RestApi(Canned(page(fat, stored(managedFields=[{"x": "y" * 20_000}]))))
+    api = ClusterApi(Canned(page(fat, stored(managedFields=[{"x": "y" * 20_000}]))))
     found, well = api.list(AddressBlock).items
     assert found.metadata == Meta(name=name_of(fat), uid="u", resource_version="7", generation=3)
     assert well.metadata.uid == "u"
     (named,) = api.unreadable()
     assert named.metadata.name == name_of(fat)
     assert "its metadata has more than 8192 bytes" in named.why
-    again = RestApi(Canned(fat)).get(AddressBlock, name_of(fat))
+    again = ClusterApi(Canned(fat)).get(AddressBlock, name_of(fat))
     assert again == found
 
 
 def test_a_node_that_cannot_be_read_is_there_and_not_ready() -> None:
     bad = {"metadata": {"name": "b", "uid": "v"}, "spec": {"taints": DEEP}}
-    api = RestApi(Canned(page({"metadata": {"name": "a", "uid": "u"}}, bad)))
-    a, b = api.nodes()
-    assert (a.name, b.name, b.uid, b.ready) == ("a", "b", "v", False)
+    api = ClusterApi(Canned(page({"metadata": {"name": "a", "uid": "u"}}, bad)))
+    a, b = all_nodes(api)
+    assert (a.name, b.name, b.uid, b.is_ready) == ("a", "b", "v", False)
     assert [each.kind for each in api.unreadable()] == ["Node"]
 
 
 def test_a_pod_is_a_pod_however_deep_or_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert RestApi(Canned(page({"metadata": {"managedFields": [DEEP]}}))).has_pods("node-a")
+    assert ClusterApi(Canned(page({"metadata": {"managedFields": [DEEP]}}))).has_pods("node-a")
 
     def too_large(*arguments: object) -> Response:
         raise AnswerTooLarge("too large")
 
     transport = Canned(b"")
     monkeypatch.setattr(transport, "send", too_large)
-    assert RestApi(transport).has_pods("node-a")
+    assert ClusterApi(transport).has_pods("node-a")
 
 
 def test_definitions_of_any_form_hide_none() -> None:
@@ -190,8 +190,8 @@ def test_definitions_of_any_form_hide_none() -> None:
     well = of("well", spec={"config": "{}", "other": DEEP})
     deep = {"metadata": {"namespace": "n", "name": "deep", "managedFields": DEEP}}
     bad = {"metadata": {"namespace": "n", "name": "bad", "uid": 7}}
-    api = RestApi(Canned(page(well, of("odd", spec={"config": DEEP}), deep, bad, of("no"))))
-    found = {each.name: each.config for each in api.network_definitions()}
+    api = ClusterApi(Canned(page(well, of("odd", spec={"config": DEEP}), deep, bad, of("no"))))
+    found = {each.metadata.name: config_of(each) for each in api.each(NetworkDefinition)}
     assert found == {"well": "{}", "odd": "", "deep": "", "no": ""}
     (unreadable,) = api.unreadable()
     assert unreadable.kind == "NetworkAttachmentDefinition"
@@ -203,11 +203,11 @@ def test_definitions_whose_pages_expire_are_read_another_time(
     transport = Canned(b"")
     monkeypatch.setattr(transport, "send", lambda *_: Response(410, b"{}"))
     with pytest.raises(Unavailable, match="expire too soon"):
-        list(RestApi(transport).network_definitions())
+        list(ClusterApi(transport).each(NetworkDefinition))
 
 
 def test_what_is_not_text_is_no_text_of_an_object() -> None:
     found = replace(block(), metadata=Meta(name="x", uid="u", resource_version="7"))
     body = json.dumps(document(found)).encode().replace(b'"Active"', b'"\xff"')
-    listing = RestApi(Canned(b'{"metadata":{},"items":[%s]}' % body)).list(AddressBlock)
+    listing = ClusterApi(Canned(b'{"metadata":{},"items":[%s]}' % body)).list(AddressBlock)
     assert len(listing.unreadable) == 1

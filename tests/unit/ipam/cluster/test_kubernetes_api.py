@@ -24,6 +24,8 @@ from ipam.cluster.api import (
     ApiError,
     Change,
     Conflict,
+    Meta,
+    Node,
     NotFound,
     Refused,
     Unavailable,
@@ -31,16 +33,9 @@ from ipam.cluster.api import (
 from ipam.cluster.controller.mirror import Mirror
 from ipam.cluster.documents import document
 from ipam.cluster.kubernetes_api import KubernetesApi
-from ipam.cluster.objects import (
-    AddressBlock,
-    AddressReservation,
-    Meta,
-    OwnerReference,
-    ReservationSpec,
-)
-from ipam.cluster.pace import Pace
-from ipam.cluster.rest_api import RestApi
-from ipam.cluster.rest_requests import Body, Lines, Query, Response
+from ipam.cluster.objects import AddressBlock, AddressReservation, OwnerReference, ReservationSpec
+from ipam.cluster.rest_api import ClusterApi
+from ipam.cluster.rest_requests import Body, Lines, Pace, Query, Response
 from ipam.cluster.whereabouts.objects import IPPool
 from tests.unit.ipam.cluster.contract import block
 from tests.waiting import PATIENCE, until
@@ -282,10 +277,10 @@ class Silent:
     def sleep(self, seconds: float) -> None:
         self.now += seconds
 
-    def api(self) -> RestApi:
+    def api(self) -> ClusterApi:
         """A client with 10 s for each call."""
         pace = Pace(clock=lambda: self.now, sleep=self.sleep)
-        return RestApi(self, timeout=10.0, pace=pace, clock=lambda: self.now, sleep=self.sleep)
+        return ClusterApi(self, timeout=10.0, pace=pace, clock=lambda: self.now, sleep=self.sleep)
 
 
 def test_a_read_ends_in_time() -> None:
@@ -319,7 +314,7 @@ def test_a_server_that_is_not_there_is_unavailable(kubeconfig: Path, server: Ser
     with pytest.raises(Unavailable, match=r"delete AddressBlock .* no answer"):
         api.delete(stored())
     with pytest.raises(Unavailable, match="list Node: no answer"):
-        api.nodes()
+        api.list(Node)
     api.report("Lost", "a block was lost", {"kind": "Node", "name": "node-a"})
     api.close()
 

@@ -119,20 +119,6 @@ def test_in_a_cluster_of_more_pools_than_one_list_shows_each_is_asked_for(
     assert node.api.calls == CONFIRMED + Counter({("get", "AddressPool"): POOLS})
 
 
-def test_an_agent_that_may_not_list_pools_asks_for_each(server: FakeApi, node: ClusterNode) -> None:
-    put_pools(server)
-    node.api.faults = lambda verb, kind, name: (
-        Fault.REFUSED if (verb, kind) == ("list", "AddressPool") else None
-    )
-    add_to_all(node, "p0")
-    assert node.api.calls["list", "AddressPool"] == 1
-    assert node.api.calls["get", "AddressPool"] == 2 * POOLS
-    node.api.calls.clear()
-    node.steps(1, 500.0)
-    assert node.api.calls["get", "AddressPool"] == POOLS
-    assert set(node.rows().values()) == {"usable"}
-
-
 def test_a_pool_that_was_listed_long_ago_is_read_before_a_claim(
     server: FakeApi, node: ClusterNode
 ) -> None:

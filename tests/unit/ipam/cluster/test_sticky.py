@@ -9,6 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from cni.spec.errors import CNIError, Code
+from ipam.cluster.api import Meta
 from ipam.cluster.controller.reclaim import give_to_others
 from ipam.cluster.objects import (
     AddressBlock,
@@ -16,7 +17,6 @@ from ipam.cluster.objects import (
     AddressReservation,
     BlockSpec,
     Holder,
-    Meta,
     OwnerReference,
     ReservationSpec,
     StickyLimits,
@@ -24,7 +24,7 @@ from ipam.cluster.objects import (
 )
 from ipam.cluster.wants import PATIENCE
 from ipam.store import AddressInUse, Grant
-from tests.fake_api import FakeApi, Fault
+from tests.fake_api import FakeApi, Fault, changed_node
 from tests.unit.ipam.calls import error_of, request
 from tests.unit.ipam.cluster.audit import audit, audit_settled
 from tests.unit.ipam.cluster.boundaries import Kill, Killed, armed, disarmed
@@ -482,7 +482,7 @@ def test_a_new_boot_keeps_the_address_and_lets_it_go_when_the_pod_stays_away(
 ) -> None:
     a, b, _ = nodes
     address = add(a, "web-0")
-    server.machines["node-a"] = replace(server.machines["node-a"], boot_id="boot-2")
+    server.machines["node-a"] = changed_node(server.machines["node-a"], boot_id="boot-2")
     a.restart("boot-2")
     assert error_of(lambda: add(b, "web-0")).code == Code.TRY_AGAIN
     a.steps(1, 0.0)
@@ -541,7 +541,7 @@ def test_a_kill_at_any_boundary_neither_loses_nor_doubles_the_address(
         disarmed(a, boot)
         if boot:
             machine = server.machines["node-a"]
-            server.machines["node-a"] = replace(machine, boot_id=boot)
+            server.machines["node-a"] = changed_node(machine, boot_id=boot)
         for node in (a, b):
             audit(server, [a, b])
             node.delete("web-0")

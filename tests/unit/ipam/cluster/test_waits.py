@@ -19,7 +19,7 @@ from ipam.cluster.api import NotFound, Unavailable
 from ipam.cluster.block_store import BlockStore
 from ipam.cluster.lessee import Lessee
 from ipam.cluster.objects import AddressBlock
-from ipam.cluster.rest_api import RestApi
+from ipam.cluster.rest_api import ClusterApi
 from ipam.cluster.rest_requests import Response, Transport
 from ipam.cluster.wants import (
     PATIENCE,
@@ -30,7 +30,6 @@ from ipam.cluster.wants import (
     PoolRange,
     Want,
 )
-from ipam.scope import Stores
 from ipam.sqlite_store import SqliteStore
 from ipam.store import Grant, Owner
 from ipam.store_files import StoreFiles
@@ -99,7 +98,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Time:
 def waits(directory: Path, claims: Claims) -> CNIError:
     """The error of an ADD without a block."""
     made = store.ClusterStore(
-        SqliteStore(StoreFiles(directory, report=lambda text: None, kept=False), BOOT),
+        StoreFiles(directory, report=lambda text: None, kept=False),
+        BOOT,
         claims,
         [(each.domain, each.network) for each in SETS[0].ranges],
     )
@@ -165,7 +165,7 @@ def test_a_call_that_waits_for_the_api_server_keeps_no_worker(worker: Worker) ->
     def sleep(seconds: float) -> None:
         assert worker.away
 
-    api = RestApi(cast(Transport, Answering()), sleep=sleep)
+    api = ClusterApi(cast(Transport, Answering()), sleep=sleep)
     with pytest.raises(NotFound):
         api.get(AddressBlock, "a")
     assert (answers, worker.away, worker.times) == ([], False, 3)
@@ -208,7 +208,7 @@ def test_an_add_that_waits_gets_what_a_del_on_its_own_node_frees(
     local = SqliteStore(files, BOOT)
     claims = Ending(local, "c1")
     leased = [(each.domain, each.network) for each in SETS[0].ranges]
-    made = store.ClusterStore(local, claims, leased, clock=lambda: 20.0)
+    made = store.ClusterStore(files, BOOT, claims, leased, clock=lambda: 20.0)
     held = made.reserve(owner("c1"), SETS)
     assert made.reserve(owner("c2"), SETS).granted[0].reservation.address == "10.0.0.1"
     assert held.granted[0].reservation.address == "10.0.0.1"
@@ -262,10 +262,8 @@ def test_an_add_does_not_wait_for_an_agent_that_is_being_replaced(
     errors: list[CNIError] = []
 
     def add(number: int) -> None:
-        stores = Stores(tmp_path / "other", lambda: "cluster", lessee, patience=600.0)
-        of_request = store.ClusterStore(
-            stores.of_node(BOOT), lessee, [("", SETS[0].ranges[0].network)], patience=600.0
-        )
+        leased = [("", SETS[0].ranges[0].network)]
+        of_request = store.ClusterStore(tmp_path / "other", BOOT, lessee, leased, patience=600.0)
         sets = sets_of(range_of("10.0.0.0/24", start=f"10.0.0.{number}"))
         errors.append(error_of(lambda: of_request.reserve(owner(f"c{number}"), sets)))
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from cni.spec.errors import CNIError, Code
 from cni.spec.result import Result
-from ipam.cluster.api import ApiError
-from ipam.cluster.controller.rounds import Rounds, Seen, read_world
-from ipam.cluster.objects import AddressPool, Meta
+from ipam.cluster.api import ApiError, Meta
+from ipam.cluster.controller.rounds import Rounds, Seen
+from ipam.cluster.objects import AddressPool
 from ipam.nv_ipam.importing import FollowedPools
 from ipam.nv_ipam.pools import (
     NodePart,
@@ -26,6 +26,7 @@ from ipam.plugin import AddressPlugin
 from ipam.sqlite_store import SqliteStore
 from tests.fake_api import FakeApi, Faults
 from tests.unit.ipam.calls import request
+from tests.unit.ipam.cluster.controller.cluster import read_world
 from tests.unit.ipam.cluster.nodes import Clock, ClusterNode
 
 NAMESPACE = "nvidia-network-operator"

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from cni.spec.attachment import Attachment
 from cni.spec.errors import CNIError, Code
 from ipam.addresses import parse
+from ipam.cluster.api import Meta, Node
 from ipam.cluster.objects import AddressCounts, AddressPool
 from ipam.cluster.selectors import NodeSelector, Requirement, SelectorTerm, selects
 from ipam.importing import unnamed
@@ -31,6 +32,11 @@ GATEWAY = {"gateway": "10.0.0.1"}
 @pytest.fixture
 def world(memory_path: Path) -> World:
     return World(memory_path)
+
+
+def labelled(node: Node) -> Node:
+    meta = Meta(name=node.name, uid=node.uid, labels={"rdma": "yes"})
+    return replace(node, metadata=meta)
 
 
 def test_a_node_with_a_full_block_leases_another_until_the_pool_is_full(world: World) -> None:
@@ -112,12 +118,12 @@ def test_only_selected_nodes_get_addresses(world: World) -> None:
     put_ippool(world.server, {}, per_node_block_size=16, node_selector=only)
     a, b = world.node("a"), world.node("b")
     machines = world.server.machines
-    machines["a"] = replace(machines["a"], labels={"rdma": "yes"})
+    machines["a"] = labelled(machines["a"])
     world.settle()
     assert a.add("p")
     with pytest.raises(CNIError, match="nodeSelector selects the node"):
         b.add("q")
-    machines["b"] = replace(machines["b"], labels={"rdma": "yes"})
+    machines["b"] = labelled(machines["b"])
     b.step(400.0)
     assert world.add(b, "q")
 

@@ -2,35 +2,50 @@
 
 import json
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from msgspec.structs import replace
 
 from ipam.addresses import parse
-from ipam.cluster.api import ApiError, NetworkDefinition, Node
-from ipam.cluster.controller.pool_maker import POOLS_PER_NAMESPACE
+from ipam.cluster.api import ApiError, Meta, NetworkDefinition, Node
+from ipam.cluster.controller.mirror import Polled, all_nodes
+from ipam.cluster.controller.pool_maker import POOLS_PER_NAMESPACE, read
 from ipam.cluster.controller.reclaim import ReclaimCounts
-from ipam.cluster.controller.rounds import Rounds, Seen, World, read_world
+from ipam.cluster.controller.rounds import Rounds, Seen, World
 from ipam.cluster.names import block_name
 from ipam.cluster.objects import (
     AddressBlock,
     AddressPool,
+    AddressReservation,
     BlockSpec,
     Holder,
-    Meta,
     PoolSpec,
     ReclaimSpec,
     StickySpec,
 )
+from ipam.cluster.rest_api import ClusterApi
 from ipam.cluster.sticky import is_let_go
 from ipam.cluster.whereabouts.sharing import Mode
-from tests.fake_api import FakeApi, Faults
+from tests.fake_api import FakeApi, Faults, changed_node, definition
 from tests.unit.ipam.cluster.nodes import Clock
 
 GONE_AFTER = 10.0
 OFFLINE = 30.0
 MARGIN = 3.0
+
+
+def read_world(api: ClusterApi, clock: Callable[[], float]) -> World:
+    """Everything, by consistent reads. ApiError."""
+    began = clock()
+    nodes = all_nodes(api)
+    return World(
+        polled=Polled(nodes, began, clock()),
+        definitions=tuple(read(api.each(NetworkDefinition))),
+        pools=api.list(AddressPool).items,
+        blocks=api.list(AddressBlock).items,
+        reservations=api.list(AddressReservation).items,
+    )
 
 
 class Cluster:
@@ -92,7 +107,7 @@ class Cluster:
         return self.api.add_node(name, machine, f"{machine}-uuid", boot)
 
     def change_node(self, name: str, **changes: Any) -> Node:  # noqa: ANN401 - of a Node
-        node = self.api.machines[name] = replace(self.api.machines[name], **changes)
+        node = self.api.machines[name] = changed_node(self.api.machines[name], **changes)
         return node
 
     def remove_node(self, name: str) -> None:
@@ -103,11 +118,8 @@ class Cluster:
     ) -> None:
         """A NetworkAttachmentDefinition of an ipoib network."""
         config = {"cniVersion": "1.0.0", "name": name, "type": "ipoib", "ipam": dict(ipam)}
-        self.api.definitions.append(
-            NetworkDefinition(
-                namespace=namespace, name=name, config=json.dumps(config), uid=f"{name}-uid"
-            )
-        )
+        text = json.dumps(config)
+        self.api.definitions.append(definition(text, name, namespace, f"{name}-uid"))
 
     def pool(self, range_: str = "10.64.0.0/24", **spec: Any) -> AddressPool:  # noqa: ANN401
         """A pool named "pool" that waits for seconds and not for minutes."""
@@ -137,9 +149,9 @@ class Cluster:
             instance=instance or f"store-of-{node.name}",
             node=node.name,
             node_uid=node.uid,
-            machine_id=node.machine_id,
-            system_uuid=node.system_uuid,
-            boot=node.boot_id,
+            machine_id=node.machine.machine_id,
+            system_uuid=node.machine.system_uuid,
+            boot=node.machine.boot_id,
         )
         spec = BlockSpec(
             pool=pool,

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 from msgspec.structs import replace
 
+from ipam.cluster.api import Lease
 from ipam.cluster.controller.leadership import DURATION, RENEW_EVERY, RENEW_WITHIN, Leadership
 from tests.fake_api import FakeApi, FakeClient, Fault
 
@@ -32,6 +33,11 @@ class Election:
         self.first = Process(self.api, "first", lambda: self.now * 0.99)
         self.second = Process(self.api, "second", lambda: self.now * 1.01 + 70)
 
+    @property
+    def lease(self) -> Lease:
+        """The Lease as it is now."""
+        return self.api.look(Lease, "controller", "podfabric")
+
     def run(self, seconds: float, *processes: Process) -> None:
         """Steps of the processes while time passes; never do two lead."""
         end = self.now + seconds
@@ -49,8 +55,9 @@ def test_the_first_leads_as_long_as_it_renews() -> None:
     election.run(300, election.first, election.second)
     assert election.first.leads
     assert not election.second.leads
-    lease = election.api.lease("podfabric", "controller")
-    assert (lease.holder, lease.transitions, lease.duration) == ("first", 0, DURATION)
+    lease = election.lease.spec
+    assert (lease.holder_identity, lease.lease_transitions) == ("first", 0)
+    assert lease.lease_duration_seconds == DURATION
 
 
 def test_a_leader_that_cannot_renew_stops_before_another_begins() -> None:
@@ -87,9 +94,9 @@ def test_a_lease_that_is_given_back_is_taken_at_once() -> None:
     election.run(20, election.first, election.second)
     election.first.leadership.give_back()
     assert not election.first.leads
-    assert election.api.lease("podfabric", "controller").holder == ""
+    assert election.lease.spec.holder_identity == ""
     assert election.second.leadership.step()
-    assert election.api.lease("podfabric", "controller").transitions == 1
+    assert election.lease.spec.lease_transitions == 1
 
 
 @pytest.mark.parametrize("fault", [Fault.LOST_ANSWER, Fault.LOST_REQUEST, Fault.LATE])
@@ -117,8 +124,9 @@ def test_a_first_lease_without_an_answer_is_seen_in_the_next_step(fault: Fault) 
 def test_a_lease_that_another_took_is_lost() -> None:
     election = Election()
     election.run(20, election.first)
-    lease = election.api.lease("podfabric", "controller")
-    election.api.write_lease(replace(lease, holder="administrator"))
+    lease = election.lease
+    taken = replace(lease.spec, holder_identity="administrator")
+    election.api.update(replace(lease, spec=taken))
     assert not election.first.leadership.step()
     assert not election.first.leads
 
@@ -130,3 +138,11 @@ def test_the_lease_of_a_process_that_ended_is_taken_after_its_duration() -> None
     assert not election.second.leads
     election.run(DURATION + 10, election.second)
     assert election.second.leads
+
+
+def test_a_lease_that_is_deleted_is_taken_again() -> None:
+    election = Election()
+    election.run(20, election.first, election.second)
+    election.api.remove(Lease, "controller", "podfabric")
+    election.run(10, election.first, election.second)
+    assert election.first.leads != election.second.leads

@@ -8,12 +8,12 @@ from msgspec.structs import replace
 from ipam.addresses import Network, parse_interface
 from ipam.cluster import geometry
 from ipam.cluster.controller import pool_maker, reports
+from ipam.cluster.controller.plans import automatic_size
 from ipam.cluster.controller.pool_maker import UNUSED_FOR
-from ipam.cluster.controller.ranged import automatic_size
 from ipam.cluster.controller.rounds import COUNTS_EVERY, QUIET_AFTER, USED_EVERY
 from ipam.cluster.names import space_name
 from ipam.cluster.objects import AddressBlock, AddressPool, StickyLimits, StickySpec
-from tests.fake_api import Fault
+from tests.fake_api import Fault, definition
 from tests.unit.ipam.cluster.controller.cluster import GONE_AFTER, MARGIN, OFFLINE, Cluster
 
 
@@ -66,10 +66,10 @@ def test_chains_are_read_and_other_ipam_plugins_left_alone() -> None:
         '{"cniVersion": "1.0.0", "name": "x", "plugins": [{"type": "ipoib", "ipam": '
         '{"type": "whereabouts", "range": "10.0.0.0/24"}}, {"type": "tuning"}, 7]}'
     )
-    cluster.api.definitions[1] = replace(cluster.api.definitions[1], config=chain)
+    cluster.api.definitions[1] = definition(chain, "chain")
     for number, text in enumerate(("", "{", "[]", '{"plugins": {}}', '{"ipam": 7}')):
         cluster.define({}, f"odd-{number}")
-        cluster.api.definitions[-1] = replace(cluster.api.definitions[-1], config=text)
+        cluster.api.definitions[-1] = definition(text, f"odd-{number}")
     cluster.round()
     assert _pools(cluster) == {"10.0.0.0-24": "10.0.0.0/24"}
     assert cluster.api.events == []
@@ -222,7 +222,7 @@ def test_the_status_counts_blocks_and_addresses_and_maps_what_is_leased() -> Non
     assert (status.blocks.total, status.blocks.leased) == (32, 1)
     assert (status.addresses.capacity, status.addresses.used) == (254 - 8, 5)
     assert status.high_water == 3
-    assert geometry.free_indexes(status.free_map, 32) == (0, 1, *range(3, 32))
+    assert status.free_map == geometry.free_map([2], 32)
     assert cluster.condition("Conflict") == ("True", "BlocksContradict")
     assert cluster.condition("Exhausted") == ("False", "BlocksAreFree")
 

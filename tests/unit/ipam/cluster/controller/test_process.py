@@ -14,13 +14,13 @@ from ipam.cluster.api import Conflict, NotFound
 from ipam.cluster.controller import mirror as mirror_module
 from ipam.cluster.controller import process as process_module
 from ipam.cluster.controller.exposition import ControllerExposition
-from ipam.cluster.controller.guarded import GuardedApi, NotLeading
 from ipam.cluster.controller.leadership import Leadership
 from ipam.cluster.controller.mirror import Mirror
 from ipam.cluster.controller.process import STUCK_AFTER, ControllerProcess
 from ipam.cluster.controller.rounds import Rounds, Seen, World
+from ipam.cluster.controller.steps import NotLeading, guarded
 from ipam.cluster.objects import AddressBlock, AddressPool, AddressReservation
-from tests.fake_api import FakeApi, Fault
+from tests.fake_api import FakeApi, Fault, definition
 from tests.unit.ipam.cluster.controller.cluster import Cluster
 from tests.waiting import join, until
 
@@ -30,7 +30,8 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every pause is short, and definitions are read only when they have changed."""
     for name, seconds in (("SETTLE", 0.05), ("ROUND_EVERY", 0.2), ("DEFINITIONS_EVERY", 1e6)):
         monkeypatch.setattr(process_module, name, seconds)
-    monkeypatch.setattr(mirror_module, "LONGEST_PAUSE", 0.2)
+    for name in ("FIRST_PAUSE", "LONGEST_PAUSE", "POLL_EVERY"):
+        monkeypatch.setattr(mirror_module, name, 0.2)
 
 
 def _process(api: FakeApi, name: str) -> ControllerProcess:
@@ -74,7 +75,7 @@ def test_rounds_go_on_after_an_outage_and_after_a_defect() -> None:
     with _running(process):
         until(lambda: process.rounds > 0)
         done = process.rounds
-        cluster.api.definitions.append(None)  # type: ignore[arg-type] # what no reader expects
+        cluster.api.definitions.append(definition("", 7))  # type: ignore[arg-type] # what no reader expects
         until(lambda: process.errors["round", "Defect"] > 0)
         cluster.api.definitions.clear()
         until(lambda: process.rounds > done)
@@ -169,28 +170,28 @@ def test_without_the_leadership_nothing_is_written() -> None:
     cluster = Cluster()
     pool = cluster.pool()
     errors: Counter[tuple[str, str]] = Counter()
-    guarded = GuardedApi(cluster.client, lambda: False, errors)
+    client = guarded(cluster.client, lambda: False, errors)
     block = cluster.block("10.64.0.8", cluster.node("gpu-1"))
     for change in (
-        lambda: guarded.update(pool),
-        lambda: guarded.update_status(pool),
-        lambda: guarded.delete(block),
-        lambda: guarded.create(block),
+        lambda: client.update(pool),
+        lambda: client.update_status(pool),
+        lambda: client.delete(block),
+        lambda: client.create(block),
     ):
         with pytest.raises(NotLeading):
             change()
-    assert guarded.get(AddressPool, "pool") == pool
+    assert client.get(AddressPool, "pool") == pool
     assert errors == {}
 
 
 def test_failed_requests_are_counted_by_verb_and_error() -> None:
     cluster = Cluster(lambda verb, kind, name: Fault.CONFLICT if verb == "delete" else None)
     errors: Counter[tuple[str, str]] = Counter()
-    guarded = GuardedApi(cluster.client, lambda: True, errors)
+    client = guarded(cluster.client, lambda: True, errors)
     with pytest.raises(NotFound):
-        guarded.get(AddressPool, "none")
+        client.get(AddressPool, "none")
     with pytest.raises(Conflict):
-        guarded.delete(cluster.block("10.64.0.8", cluster.node("gpu-1")))
+        client.delete(cluster.block("10.64.0.8", cluster.node("gpu-1")))
     assert errors == {("get", "NotFound"): 1, ("delete", "Conflict"): 1}
 
 

@@ -7,14 +7,19 @@ import pytest
 from msgspec.structs import replace
 
 from ipam.cluster.api import Unavailable
-from ipam.cluster.controller.bound_pods import LOOK_EVERY, MOST_LOOKS, BoundPods
-from ipam.cluster.controller.machines import OUT_OF_SERVICE
+from ipam.cluster.controller.machines import LOOK_EVERY, MOST_LOOKS, OUT_OF_SERVICE, BoundPods
 from ipam.cluster.controller.reclaim import REBOOTED_FOR, TAINTED_FOR, free_powered_off
-from ipam.cluster.controller.rounds import COUNTS_EVERY, read_world
+from ipam.cluster.controller.rounds import COUNTS_EVERY
 from ipam.cluster.controller.steps import MOST_FAILURES
 from ipam.cluster.objects import AddressBlock, AddressPool
 from tests.fake_api import Fault
-from tests.unit.ipam.cluster.controller.cluster import GONE_AFTER, MARGIN, OFFLINE, Cluster
+from tests.unit.ipam.cluster.controller.cluster import (
+    GONE_AFTER,
+    MARGIN,
+    OFFLINE,
+    Cluster,
+    read_world,
+)
 
 BLOCK = "default.10.64.0.8-29"
 WHOLE_WAIT = GONE_AFTER + OFFLINE + MARGIN
@@ -216,9 +221,12 @@ def test_machines_with_the_same_ids_prove_nothing_for_each_other() -> None:
     again = cluster.change_node("gpu-1", boot_id="boot-2")
     cluster.node("clone", machine="machine-of-gpu-1", boot="boot-3")
     cluster.block("10.64.0.16", again, "another-store")
-    cluster.block("10.64.0.24", cluster.api.machines["clone"], "third-store")
+    clone = cluster.api.machines["clone"]
+    cluster.block("10.64.0.24", clone, "third-store")
     cluster.remove_node("gpu-1")
-    cluster.api.machines["clone-2"] = replace(cluster.api.machines["clone"], name="clone-2")
+    cluster.api.machines["clone-2"] = replace(
+        clone, metadata=replace(clone.metadata, name="clone-2")
+    )
     cluster.run(3 * REBOOTED_FOR, every=10)
     assert cluster.blocks()[BLOCK] == "Active"
 
@@ -294,7 +302,7 @@ def test_a_block_that_is_shown_as_it_was_before_the_fence_is_no_answer() -> None
     before = read_world(cluster.client, lambda: cluster.now)
     cluster.run(2)
     assert cluster.blocks() == {BLOCK: "Reclaiming"}
-    cluster.rounds.round(replace(before, read_at=cluster.now))
+    cluster.rounds.round(replace(before, polled=before.polled._replace(began=cluster.now)))
     assert cluster.counts.answered == 0
     cluster.run(OFFLINE + MARGIN)  # the wait goes on
     assert cluster.blocks() == {}

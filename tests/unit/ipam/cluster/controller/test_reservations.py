@@ -8,11 +8,11 @@ import pytest
 from msgspec.structs import replace
 
 from cni.spec.errors import Code
+from ipam.cluster.api import Meta
 from ipam.cluster.objects import (
     AddressBlock,
     AddressPool,
     AddressReservation,
-    Meta,
     ReclaimSpec,
     StickyLimits,
 )

@@ -9,10 +9,10 @@ from msgspec.structs import replace
 
 from cni.spec.errors import Code
 from ipam.addresses import parse
-from ipam.cluster.api import Conflict
+from ipam.cluster.api import Conflict, Meta
 from ipam.cluster.lessee import CONFIRM_EVERY
 from ipam.cluster.names import pool_name
-from ipam.cluster.objects import AddressBlock, AddressPool, Meta, PoolSpec
+from ipam.cluster.objects import AddressBlock, AddressPool, PoolSpec
 from ipam.cluster.whereabouts.objects import (
     NAMESPACE,
     AnnotatedPod,

@@ -116,7 +116,7 @@ def test_a_node_object_that_is_made_again_under_churn_keeps_its_blocks(
     fabric.run(20)
     api = fabric.cluster.api
     (block,) = api.look_at_all(AddressBlock).items
-    machine = api.machines["a"]
+    machine = api.machines["a"].machine
     for number, minutes in enumerate((0, 9, 14, 30, 12)):
         fabric.cluster.remove_node("a")
         fabric.run(minutes * MINUTE, every=MINUTE)

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from ipam.cluster.controller.complaints import AGAIN_AFTER, MOST_TEXTS, Complaint
+from base.loops import AGAIN_AFTER, MOST_TEXTS, Complaint
 
 
 def test_an_error_is_said_once_and_again_when_it_changes_or_lasts(
