@@ -19,7 +19,7 @@ from ipam.cluster.api import Unavailable
 from ipam.cluster.kubernetes_api import KubernetesApi
 from ipam.cluster.lessee import Lessee
 from ipam.cluster.rest_api import ClusterApi
-from ipam.cluster.rest_requests import Body, Lines, Query, Response
+from ipam.cluster.rest_requests import Lines, Query, Response, RestRequest
 from ipam.confirmed import boottime
 from ipam.plugin import AddressPlugin
 from ipam.scope import Stores
@@ -98,21 +98,12 @@ class FaultyTransport:
         self.rate = 0.0
         self.calls: Counter[str] = Counter()
 
-    def send(
-        self,
-        method: str,
-        where: str,
-        query: Query,
-        body: Body | None,
-        accept: str,
-        patience: float,
-        most: int = 0,
-    ) -> Response:
-        self.calls[method] += 1
+    def send(self, request: RestRequest, patience: float, most: int = 0) -> Response:
+        self.calls[request.method] += 1
         fault = self._random.random() < self.rate and self._random.choice(("500", "cut", "silent"))
         if fault == "500":
             return Response(500, b"")
-        answer: Response = self._inner.send(method, where, query, body, accept, patience, most)
+        answer: Response = self._inner.send(request, patience, most)
         if fault == "cut":
             raise Unavailable("cut off after the effect")
         if fault == "silent":

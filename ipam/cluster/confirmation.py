@@ -9,7 +9,7 @@ whose a block is. The time of a confirmation is taken before its first request.
 import logging
 import math
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -20,16 +20,13 @@ from ipam.blocks import LeasedBlock, State
 from ipam.cluster import geometry
 from ipam.cluster.api import AlreadyExists, Conflict, Meta, NotFound, Refused
 from ipam.cluster.block_store import Revision
+from ipam.cluster.events import PendingEvents
 from ipam.cluster.leasing import Leasing, same_machine_before
 from ipam.cluster.objects import AddressBlock, BlockSpec, BlockStatus
 from ipam.cluster.pools import Unusable, max_offline, require_usable
 from ipam.cluster.sticky import holes, is_let_go, of_row, row_of
-from ipam.store import Reservation
 
 _log = logging.getLogger(__name__)
-
-Conflicted = Callable[[str, str, Mapping[int, Reservation]], None]
-"""Told of a block by name that is not ours any more: why, and who holds addresses of it."""
 
 
 class Confirmed(NamedTuple):
@@ -42,9 +39,9 @@ class Confirmed(NamedTuple):
 class Confirmation:
     """Settles the store's rows with the API server's objects."""
 
-    def __init__(self, leasing: Leasing, conflicted: Conflicted) -> None:
+    def __init__(self, leasing: Leasing, events: PendingEvents) -> None:
         self._api, self._store, self._pools, self._holder, self._clock = leasing
-        self._conflicted = conflicted
+        self._events = events
 
     def run(self, at: float) -> Confirmed:
         """Confirm all blocks, as of `at`, when it was not sure yet that the Node object exists.
@@ -264,7 +261,7 @@ class Confirmation:
     def _lose(self, row: LeasedBlock, why: str) -> None:
         held = self._store.lose(row.name, row.uid)
         if row.state not in ("returning", "lost"):
-            self._conflicted(row.name, why, held)
+            self._events.lost(self._holder.node, row.name, why, held)
 
     def _delete(self, found: AddressBlock) -> None:
         with suppress(NotFound, Conflict, Refused):

@@ -12,6 +12,9 @@ from ipam.cluster.objects import GROUP, VERSION, AddressBlock
 from ipam.cluster.rest_api import ClusterApi
 from ipam.store import Reservation
 
+_MOST_NAMED = 8  # addresses of a block
+_log = logging.getLogger(__name__)
+
 _MOST = 1024  # events that are remembered, so that each is written once
 _MOST_WAITING = 1024  # a restored etcd may cost a node many blocks, each with the pods in it
 _AT_ONCE = 4  # ADDs may wait behind them
@@ -38,6 +41,19 @@ class PendingEvents:
         kind = AddressBlock.KIND
         self.add(reason, message, {"apiVersion": f"{GROUP}/{VERSION}", "kind": kind, "name": name})
 
+    def lost(self, node: str, block: str, why: str, held: Mapping[int, Reservation]) -> None:
+        """A block of the node is another node's now, and pods hold addresses of it."""
+        addresses = ", ".join(text(address) for address in sorted(held)[:_MOST_NAMED]) or "none"
+        message = (
+            f"AddressBlock {block} is not this node's any more: {why}. Pods of node {node} hold "
+            f"{addresses} of it: delete them, since others may get the same ones"
+        )
+        _log.error("leases: %s", message)
+        self.of_block("AddressBlockLost", message, block)
+        for each in held.values():
+            pod = Pod(namespace=each.namespace, name=each.pod, uid=each.uid)
+            self.of_pod("AddressConflict", message, pod)
+
     def send(self, most: int = _AT_ONCE) -> bool:
         """Write a few that wait; whether more do. An event that cannot be written is left out."""
         for _ in range(min(most, len(self._waiting))):
@@ -54,33 +70,3 @@ class PendingEvents:
             if len(self._told) > _MOST:
                 self._told.popitem(last=False)
             self._waiting.append((reason, message, regarding))
-
-
-def pod_of(reservation: Reservation) -> Pod:
-    """The pod that holds a reservation, as far as it is known."""
-    return Pod(namespace=reservation.namespace, name=reservation.pod, uid=reservation.uid)
-
-
-_MOST_NAMED = 8  # addresses of a block
-
-_log = logging.getLogger(__name__)
-
-
-class Duplicates:
-    """Those of the pods of a node."""
-
-    def __init__(self, events: PendingEvents, node: str) -> None:
-        self._events = events
-        self._node = node
-
-    def lost(self, block: str, why: str, held: Mapping[int, Reservation]) -> None:
-        """The block is another node's now, and pods hold addresses of it."""
-        addresses = ", ".join(text(address) for address in sorted(held)[:_MOST_NAMED]) or "none"
-        message = (
-            f"AddressBlock {block} is not this node's any more: {why}. Pods of node "
-            f"{self._node} hold {addresses} of it: delete them, since others may get the same ones"
-        )
-        _log.error("leases: %s", message)
-        self._events.of_block("AddressBlockLost", message, block)
-        for reservation in held.values():
-            self._events.of_pod("AddressConflict", message, pod_of(reservation))

@@ -21,7 +21,15 @@ from urllib3.exceptions import HTTPError, ReadTimeoutError
 from ipam.cluster.api import Refused, Unavailable
 from ipam.cluster.documents import JSON, JSON_PATCH
 from ipam.cluster.rest_api import ClusterApi
-from ipam.cluster.rest_requests import TIMEOUT, AnswerTooLarge, Body, Lines, Pace, Query, Response
+from ipam.cluster.rest_requests import (
+    TIMEOUT,
+    AnswerTooLarge,
+    Lines,
+    Pace,
+    Query,
+    Response,
+    RestRequest,
+)
 
 CONNECT, READ = 2.0, 5.0  # seconds of one request, for each wait
 SILENCE = 90.0  # seconds without a line after which a watch is dead; it has a bookmark each minute
@@ -70,33 +78,24 @@ class _Client:
     def close(self) -> None:
         self._client.close()
 
-    def send(
-        self,
-        method: str,
-        where: str,
-        query: Query,
-        body: Body | None,
-        accept: str,
-        patience: float,
-        most: int = 0,
-    ) -> Response:
+    def send(self, request: RestRequest, patience: float, most: int = 0) -> Response:
         deadline = time.monotonic() + patience
         # The server works on a patch of a large object for seconds. It may give up with the client.
-        read = patience if method == "PATCH" else min(READ, patience)
+        read = patience if request.method == "PATCH" else min(READ, patience)
         limits = (min(CONNECT, patience), read)
-        response = self._open(method, where, query, body, accept, limits)
+        response = self._open(request, limits)
         if response.status == HTTPStatus.UNAUTHORIZED:
             # Nothing was done. The token may be a new one by now.
             _body(response, deadline)
             self._configure(self._client.configuration)
             self._headers_until = 0.0
-            response = self._open(method, where, query, body, accept, limits)
+            response = self._open(request, limits)
         asked = response.headers.get("Retry-After", "")
         retry_after = float(asked) if asked.isdecimal() else 0
         return Response(response.status, _body(response, deadline, most), retry_after)
 
     def follow(self, where: str, query: Query) -> Lines:
-        response = self._open("GET", where, query, None, JSON, (CONNECT, SILENCE))
+        response = self._open(RestRequest("GET", where, query), (CONNECT, SILENCE))
         if response.status != HTTPStatus.OK:
             return Lines(response.status, iter([_body(response, time.monotonic() + READ)]))
         return Lines(response.status, _lines(response))
@@ -125,28 +124,20 @@ class _Client:
             self._headers, self._headers_until = headers, now + _LOOK_AT_TOKEN
         return self._headers
 
-    def _open(
-        self,
-        method: str,
-        where: str,
-        query: Query,
-        body: Body | None,
-        accept: str,
-        limits: tuple[float, float],
-    ) -> HTTPResponse:
-        headers, sent = {"Accept": accept}, None
-        if body is not None:
-            headers["Content-Type"] = JSON_PATCH if method == "PATCH" else JSON
-            sent = msgspec.json.encode(body)
-        url = f"{self._client.configuration.host}{where}"
-        if query:
-            url = f"{url}?{urlencode(query)}"
+    def _open(self, request: RestRequest, limits: tuple[float, float]) -> HTTPResponse:
+        headers, sent = {"Accept": request.accept}, None
+        if request.body is not None:
+            headers["Content-Type"] = JSON_PATCH if request.method == "PATCH" else JSON
+            sent = msgspec.json.encode(request.body)
+        url = f"{self._client.configuration.host}{request.where}"
+        if request.query:
+            url = f"{url}?{urlencode(request.query)}"
         connect, read = limits
         try:
             headers |= self._identity()
             # As `ApiClient.call_api` does it, without what that does to each value of a body.
             response: HTTPResponse = self._client.rest_client.pool_manager.urlopen(
-                method,
+                request.method,
                 url,
                 body=sent,
                 headers=headers,

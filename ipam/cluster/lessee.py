@@ -20,7 +20,7 @@ from ipam.cluster.attempts import Attempts, Lease
 from ipam.cluster.block_store import BlockStore
 from ipam.cluster.claims import Claimant, Late
 from ipam.cluster.confirmation import Confirmation
-from ipam.cluster.events import Duplicates, PendingEvents
+from ipam.cluster.events import PendingEvents
 from ipam.cluster.failures import LoggedFailures
 from ipam.cluster.leasing import Leasing, identified
 from ipam.cluster.objects import AddressBlock, Holder
@@ -99,7 +99,6 @@ class Lessee:
         self._clock = clock
         self._pools = Pools(api, clock)
         self._events = PendingEvents(api)
-        self._duplicates = Duplicates(self._events, node)
         self._holder: Holder | None = None
         self._claimant: Claimant | None = None
         self._objects: dict[str, AddressBlock] = {}
@@ -303,7 +302,7 @@ class Lessee:
         is_first = self._holder is None
         holder = identified(self._api, self._store, self._node, self._boot)
         leasing = Leasing(self._api, self._store, self._pools, holder, self._clock)
-        confirmation = Confirmation(leasing, self._duplicates.lost)
+        confirmation = Confirmation(leasing, self._events)
         if is_first:
             confirmation.adopt()
         if self._claimant is None or self._claimant.holder != holder:

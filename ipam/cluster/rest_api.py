@@ -37,6 +37,7 @@ from ipam.cluster.rest_requests import (
     AnswerTooLarge,
     Pace,
     Query,
+    RestRequest,
     RestRequests,
     Transport,
     decoded,
@@ -164,7 +165,7 @@ class ClusterApi:
             "kind": "DeleteOptions",
             "preconditions": {"uid": meta.uid, "resourceVersion": meta.resource_version},
         }
-        self._requests.send(what, "DELETE", documents.path_of(last), body=body)
+        self._requests.send(what, RestRequest("DELETE", documents.path_of(last), body=body))
 
     def watch(
         self,

@@ -85,6 +85,16 @@ class AnswerTooLarge(ApiError):
     """An answer has more bytes than it may have. The rest of it was not read."""
 
 
+class RestRequest(NamedTuple):
+    """A request at the path `where`."""
+
+    method: str
+    where: str
+    query: Query = ()
+    body: Body | None = None
+    accept: str = documents.JSON
+
+
 class Response(NamedTuple):
     """`retry_after`: the seconds that the server asks for in a header, 0 for none."""
 
@@ -103,16 +113,7 @@ class Lines(NamedTuple):
 class Transport(Protocol):
     """Sends requests. It raises Unavailable where no answer comes, and never repeats a change."""
 
-    def send(
-        self,
-        method: str,
-        where: str,
-        query: Query,
-        body: Body | None,
-        accept: str,
-        patience: float,
-        most: int = 0,
-    ) -> Response:
+    def send(self, request: RestRequest, patience: float, most: int = 0) -> Response:
         """The answer to one request, after `patience` seconds at most. AnswerTooLarge: it has more
         than `most` bytes, if that is not 0."""
 
@@ -198,10 +199,11 @@ class RestRequests:
         accept: str = documents.JSON,
     ) -> bytes:
         """The answer to a GET, which is repeated while the server has none. AnswerTooLarge."""
+        request = RestRequest("GET", where, query, accept=accept)
         deadline, backoff = self._deadline(), FIRST_BACKOFF
         while True:
             try:
-                return self.send(what, "GET", where, query, None, accept, most, deadline)
+                return self.send(what, request, most, deadline)
             except Unavailable:
                 wait = backoff * random.uniform(0.5, 1.5)
                 if self._clock() + wait >= deadline:
@@ -215,16 +217,12 @@ class RestRequests:
     ) -> bytes:
         """Send a change; the object as it was stored."""
         query = [("fieldManager", self._writer), ("fieldValidation", "Strict")]
-        return self.send(what, method, where, query, body, accept)
+        return self.send(what, RestRequest(method, where, query, body, accept))
 
     def send(
         self,
         what: str,
-        method: str,
-        where: str,
-        query: Query = (),
-        body: Body | None = None,
-        accept: str = documents.JSON,
+        request: RestRequest,
         most: int = 0,
         deadline: float | None = None,
     ) -> bytes:
@@ -235,7 +233,7 @@ class RestRequests:
             self._take_turn(what, deadline)
             patience = max(deadline - self._clock(), 0.01)
             try:
-                answer = self._transport.send(method, where, query, body, accept, patience, most)
+                answer = self._transport.send(request, patience, most)
             except Unavailable as error:
                 raise Unavailable(f"{what}: {error}") from error
         if answer.status >= HTTPStatus.MULTIPLE_CHOICES:

@@ -93,13 +93,17 @@ def of_row(block: LeasedBlock) -> StickySpec:
     return StickySpec(reservation=reservation, pod=pod, ifname=ifname, address=address)
 
 
-def holes(pool: AddressPool, spec: BlockSpec, covered: Interval) -> tuple[Interval, ...]:
-    """What of a block no node may hand out: all but one address, if it is sticky. Unusable."""
-    out = kept_out(pool)
+def handed_out(spec: BlockSpec, covered: Interval) -> Interval:
+    """What of a block is handed out: one address, if it is sticky."""
     if not spec.sticky.reservation:
-        return out
+        return covered
     address = parse(spec.sticky.address)
-    return merged((*out, *outside(covered, [Interval(address, address)])))
+    return Interval(address, address)
+
+
+def holes(pool: AddressPool, spec: BlockSpec, covered: Interval) -> tuple[Interval, ...]:
+    """What of a block no node may hand out. Unusable."""
+    return merged((*kept_out(pool), *outside(covered, [handed_out(spec, covered)])))
 
 
 def preference(found: AddressBlock) -> tuple[bool, str, str]:
@@ -131,7 +135,10 @@ def row_of(
     boot: str,
     at: float,
 ) -> LeasedBlock:
-    """The row of a block that is this node's as of `at` (CLOCK_BOOTTIME) in `boot`. Unusable."""
+    """The row of a block that is this node's as of `at` (CLOCK_BOOTTIME) in `boot`. Unusable.
+
+    What a lost machine may have of it is probed before its first use.
+    """
     covered = geometry.interval(stored)
     return LeasedBlock(
         name=stored.metadata.name,
@@ -146,18 +153,8 @@ def row_of(
         boot=boot,
         confirmed=at,
         sticky=row_text(stored.spec.sticky),
-        unprobed=to_probe(stored.spec, covered),
+        unprobed=(handed_out(stored.spec, covered),) if stored.spec.probe else (),
     )
-
-
-def to_probe(spec: BlockSpec, covered: Interval) -> tuple[Interval, ...]:
-    """What of a block its holder must probe before the first use: a lost machine may have it."""
-    if not spec.probe:
-        return ()
-    if not spec.sticky.reservation:
-        return (covered,)
-    address = parse(spec.sticky.address)
-    return (Interval(address, address),)
 
 
 class Reserved(NamedTuple):

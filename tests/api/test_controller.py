@@ -222,7 +222,11 @@ def test_the_process_leads_follows_and_gives_its_lease_back(
         join(thread)
     assert _leader(server) == ""
     # Another's write, or its own, that its mirror did not show yet.
-    assert process.errors.keys() <= {("update", "Conflict"), ("create", "AlreadyExists")}
+    assert process.errors.keys() <= {
+        ("update", "Conflict"),
+        ("update_status", "Conflict"),
+        ("create", "AlreadyExists"),
+    }
 
 
 def _leader(server: ApiServer) -> str:

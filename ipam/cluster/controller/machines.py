@@ -15,6 +15,10 @@ from ipam.cluster.api import ApiError, Node
 from ipam.cluster.objects import AddressBlock, Holder
 from ipam.cluster.rest_api import ClusterApi
 
+LOOK_EVERY = 10.0  # seconds between two looks for the pods of one name, if there are few
+MOST_LOOKS = 40  # of a round: two seconds of a client's requests
+MOST_FAILURES = 3  # of a round: each may take as long as a request
+
 OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
 
 
@@ -128,11 +132,6 @@ def _surely_another_boot(node: Node, holder: Holder) -> bool:
         == (holder.machine_id, holder.system_uuid)
         and node.machine.boot_id != holder.boot
     )
-
-
-LOOK_EVERY = 10.0  # seconds between two looks for the pods of one name, if there are few
-MOST_LOOKS = 40  # of a round: two seconds of a client's requests
-MOST_FAILURES = 3  # of a round: each may take as long as a request
 
 
 class BoundPods:

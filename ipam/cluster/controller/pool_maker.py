@@ -28,6 +28,11 @@ from ipam.cluster.names import pool_name
 from ipam.cluster.objects import AddressBlock, AddressPool, PoolSpec
 from ipam.cluster.rest_api import ClusterApi
 
+REFUSED_AGAIN = 60.0  # seconds until a pool that was refused is made again
+POOLS_PER_NAMESPACE = 100
+UNUSED_FOR = 600.0  # seconds until a pool that no definition names is deleted
+_log = logging.getLogger(__name__)
+
 
 class ReadDefinition(msgspec.Struct, frozen=True):
     """What is kept of a definition: its metadata, the pools that it asks for, and its mistake if it
@@ -74,13 +79,6 @@ def _cluster_wide(written: str) -> Iterator[dict[str, Any]]:
         if ipam.get("scope") != "node":
             # Where an address comes from does not change which addresses there are.
             yield {key: value for key, value in ipam.items() if key != "scope"}
-
-
-REFUSED_AGAIN = 60.0  # seconds until a pool that was refused is made again
-POOLS_PER_NAMESPACE = 100
-UNUSED_FOR = 600.0  # seconds until a pool that no definition names is deleted
-
-_log = logging.getLogger(__name__)
 
 
 class PoolMaker:

@@ -13,6 +13,9 @@ from ipam.cluster.api import ApiError, Conflict, NotFound, Refused, WatchExpired
 from ipam.cluster.rest_api import ClusterApi
 from ipam.cluster.wrapped_api import CHANGES, WrappedApi
 
+MOST_FAILURES = 3  # of alike steps of a round: each may take as long as a request
+T = TypeVar("T")
+
 
 class NotLeading(ApiError):
     """The process does not lead (any more), so it writes nothing."""
@@ -47,11 +50,6 @@ def unless_changed(log: logging.Logger, name: str) -> Iterator[None]:
         yield
     except (Conflict, NotFound, Refused) as error:
         log.info("%s: left for the next round: %s", name, error)
-
-
-MOST_FAILURES = 3  # of alike steps of a round: each may take as long as a request
-
-T = TypeVar("T")
 
 
 class Steps:

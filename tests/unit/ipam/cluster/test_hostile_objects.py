@@ -13,7 +13,7 @@ from ipam.cluster.controller.mirror import Mirror, all_nodes
 from ipam.cluster.documents import config_of, document
 from ipam.cluster.objects import AddressBlock
 from ipam.cluster.rest_api import ClusterApi
-from ipam.cluster.rest_requests import AnswerTooLarge, Body, Lines, Query, Response
+from ipam.cluster.rest_requests import AnswerTooLarge, Lines, Query, Response, RestRequest
 from tests.unit.ipam.cluster.contract import block
 from tests.waiting import until
 
@@ -29,17 +29,8 @@ class Canned:
         self.answers = [each if isinstance(each, bytes) else written(each) for each in answers]
         self.queries: list[dict[str, str]] = []
 
-    def send(
-        self,
-        method: str,
-        where: str,
-        query: Query,
-        body: Body | None,
-        accept: str,
-        patience: float,
-        most: int = 0,
-    ) -> Response:
-        self.queries.append(dict(query))
+    def send(self, request: RestRequest, patience: float, most: int = 0) -> Response:
+        self.queries.append(dict(request.query))
         return Response(200, self._next())
 
     def follow(self, where: str, query: Query) -> Lines:
@@ -119,8 +110,8 @@ def test_a_page_of_large_objects_has_few_of_them(monkeypatch: pytest.MonkeyPatch
     class Server(Canned):
         """Its objects have 1,000 bytes each, and there are 40."""
 
-        def send(self, *arguments: Any, **named: Any) -> Response:  # noqa: ANN401
-            query, most = dict(arguments[2]), arguments[6]
+        def send(self, request: RestRequest, patience: float, most: int = 0) -> Response:
+            query = dict(request.query)
             self.queries.append(query)
             begin, limit = int(query.get("continue", "0")), int(query["limit"])
             end = min(begin + limit, 40)
@@ -139,10 +130,10 @@ def test_a_page_that_the_server_does_not_finish_is_smaller_the_next_time() -> No
     class Slow(Canned):
         """It needs too long for more than 31 objects."""
 
-        def send(self, *arguments: Any, **named: Any) -> Response:  # noqa: ANN401
-            if int(dict(arguments[2])["limit"]) > 31:
+        def send(self, request: RestRequest, patience: float, most: int = 0) -> Response:
+            if int(dict(request.query)["limit"]) > 31:
                 raise Unavailable("no answer")
-            return super().send(*arguments, **named)
+            return super().send(request, patience, most)
 
     api = ClusterApi(Slow(page(stored())), timeout=0.01)
     for _ in range(2):

@@ -35,7 +35,7 @@ from ipam.cluster.documents import document
 from ipam.cluster.kubernetes_api import KubernetesApi
 from ipam.cluster.objects import AddressBlock, AddressReservation, OwnerReference, ReservationSpec
 from ipam.cluster.rest_api import ClusterApi
-from ipam.cluster.rest_requests import Body, Lines, Pace, Query, Response
+from ipam.cluster.rest_requests import Lines, Pace, Query, Response, RestRequest
 from ipam.cluster.whereabouts.objects import IPPool
 from tests.unit.ipam.cluster.contract import block
 from tests.waiting import PATIENCE, until
@@ -255,16 +255,7 @@ class Silent:
         self.sent = 0
         self.answer = answer
 
-    def send(
-        self,
-        method: str,
-        where: str,
-        query: Query,
-        body: Body | None,
-        accept: str,
-        patience: float,
-        most: int = 0,
-    ) -> Response:
+    def send(self, request: RestRequest, patience: float, most: int = 0) -> Response:
         self.sent += 1
         if self.answer is not None:
             return self.answer
