@@ -21,7 +21,8 @@ from deviceplugin.gpus.plugin import GpuPools
 from deviceplugin.health import Health
 from deviceplugin.inventory import Inventory
 from deviceplugin.kubelet.pod_resources import PodResourcesClient
-from deviceplugin.kubelet.server import PluginServer, PoolState, ServedPool
+from deviceplugin.kubelet.registration import PluginServer, PoolState
+from deviceplugin.kubelet.server import ServedPool
 from deviceplugin.ledger import Ledger
 from deviceplugin.pool_service import PoolService
 from deviceplugin.pools.config import DevicePluginConfig
@@ -116,8 +117,6 @@ class DevicePlugin:
         """Serve the pools of this configuration. A pool that keeps its name stays connected."""
         with self._lock:
             self._gpus.use(gpu_parts or GpuParts())
-            if config.registration != self._config.registration:
-                self._withdraw(list(self._servers))
             self._config = config
         self.look()
 
@@ -307,7 +306,7 @@ class DevicePlugin:
 
     def _serve(self, resource: str, service: ServedPool) -> None:
         try:
-            server = PluginServer(self._paths, service, self._config.registration)
+            server = PluginServer(self._paths, service)
             server.start()
         except Exception as error:  # noqa: BLE001 - the other pools are served all the same
             self._tell(resource, f"cannot be served: {error} (tried again with the next change)")

@@ -27,7 +27,7 @@ from deviceplugin.checkpoint import (
 from deviceplugin.kubelet import records
 from deviceplugin.kubelet.pod_resources import PodResourcesClient
 from deviceplugin.kubelet.records import KubeletUnreadable, PodDevices
-from deviceplugin.kubelet.server import PluginServer
+from deviceplugin.kubelet.registration import PluginServer
 from deviceplugin.ledger import Ledger
 from deviceplugin.pool_service import PoolService
 from deviceplugin.pools.pool import Pool

@@ -22,7 +22,7 @@ from deviceplugin.pools.config import ConfigError, DevicePluginConfig
 
 if TYPE_CHECKING:
     from deviceplugin.gpus.parts import GpuLimits
-    from deviceplugin.kubelet.server import PoolState
+    from deviceplugin.kubelet.registration import PoolState
     from deviceplugin.plugin import DevicePlugin
     from deviceplugin.reconcile import PodsKnown
     from gpu.inventory import LimitedGPU

@@ -101,16 +101,6 @@ def registration_socket(node: ThisNode) -> Iterator[Outcome]:
     else:
         what = "no process answers" if path.exists() else "it does not exist"
         yield failed(f"{path}: {what}", "`systemctl status kubelet`")
-    watcher = node.paths.kubelet / "plugins_registry"
-    if node.config.registration == "watcher":
-        yield (
-            ok(f"{watcher} exists")
-            if watcher.is_dir()
-            else failed(
-                f"{watcher}: this directory does not exist, and registration is `watcher`",
-                "set `legacy`, or mount the kubelet's directory",
-            )
-        )
 
 
 def pod_resources(node: ThisNode) -> Iterator[Outcome]:
@@ -128,8 +118,7 @@ def plugin_sockets(node: ThisNode) -> Iterator[Outcome]:
     """One live socket of ours per resource."""
     from deviceplugin.kubelet import sockets  # it loads gRPC
 
-    watcher = node.config.registration == "watcher"
-    directory = node.paths.kubelet / "plugins_registry" if watcher else node.paths.device_plugins
+    directory = node.paths.device_plugins
     if not directory.is_dir():
         yield not_applicable(f"{directory} does not exist")
         return

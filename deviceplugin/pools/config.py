@@ -16,7 +16,6 @@ from host.selectors import Selector
 
 Mode = Literal["all", "exclusive", "shared"]
 Placement = Literal["spread", "pack"]
-Registration = Literal["legacy", "watcher"]
 
 _OF_OTHERS = ("configList", "periodicUpdateInterval", "resourceList")
 PARTS = ("agent", "policy", "ipam", "pools", "gpus", "gpuLimits", "devices", *_OF_OTHERS)
@@ -66,7 +65,6 @@ class DevicePluginConfig(msgspec.Struct, frozen=True, kw_only=True):
     pools: tuple[PoolConfig, ...]
     gpus: tuple[GpuPoolConfig, ...] = ()
     gpu_limits: GpuLimitSettings = GpuLimitSettings()
-    registration: Registration = "legacy"
     rescan: float = 60.0  # seconds between reads of sysfs without an event; 0: never
     # Never in a file: podfabric leaves the node. Nothing is given, and parts of GPUs are served to
     # those who have them.

@@ -26,7 +26,6 @@ from deviceplugin.pools.config import (
     Mode,
     Placement,
     PoolConfig,
-    Registration,
 )
 from host import pci, selectors
 from host.selectors import Selector
@@ -155,9 +154,8 @@ def _read(document: object, name: str, prefix: str) -> DevicePluginConfig:
 
 
 def _devices(parts: dict[str, Any], name: str) -> dict[str, Any]:
-    """The settings for all pools: `registration`, `rescan`."""
-    shapes = {"registration": Registration, "rescan": _Seconds}
-    settings = documents.fields(parts.get("devices"), shapes, f"{name}: devices")
+    """The settings for all pools: `rescan`."""
+    settings = documents.fields(parts.get("devices"), {"rescan": _Seconds}, f"{name}: devices")
     interval = parts.get("periodicUpdateInterval")
     if "periodicUpdateInterval" not in parts:
         return settings

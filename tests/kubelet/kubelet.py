@@ -19,7 +19,6 @@ from tests.kubelet import checkpoint
 from tests.kubelet.devices import Given, Held, Manager, NotStarted, PodRejected, Request
 from tests.kubelet.endpoint import CONNECT, Devices, Endpoint
 from tests.kubelet.podresources import PodResources
-from tests.kubelet.registry import Registry
 from tests.waiting import PATIENCE
 
 PRE_START = 30.0  # seconds
@@ -85,7 +84,6 @@ class Kubelet:
         self._endpoints: list[Endpoint] = []
         self._servers: list[grpc.Server] = []
         self._pod_resources = PodResources(self, init_containers_listed)
-        self._registry = Registry(self)
         self._up = False
         self._starts = 0
 
@@ -102,7 +100,6 @@ class Kubelet:
         """Remove old sockets, read the checkpoint, and make the own sockets."""
         self.directory.mkdir(parents=True, exist_ok=True)
         (self.root / "pod-resources").mkdir(exist_ok=True)
-        (self.root / "plugins_registry").mkdir(exist_ok=True)
         for path in self.directory.iterdir():
             with suppress(FileNotFoundError):  # a plugin has renamed or removed its own
                 if stat.S_ISSOCK(path.lstat().st_mode):
@@ -117,7 +114,6 @@ class Kubelet:
             self._starts += 1
         self._serve(self.root / "pod-resources/kubelet.sock", self._add_pod_resources)
         self._serve(self.socket, self._add_registration)
-        self._registry.start()
 
     def stop(self) -> None:
         """Stop and close every connection. May be called again."""
@@ -125,7 +121,6 @@ class Kubelet:
             self._up = False
             endpoints, self._endpoints = self._endpoints, []
             servers, self._servers = self._servers, []
-        self._registry.stop()
         for server in servers:
             server.stop(0).wait()
         for endpoint in endpoints:
@@ -269,12 +264,6 @@ class Kubelet:
             raise ValueError("the kubelet ends")
         if self.before_watch(endpoint):
             endpoint.watch(self._updated, self._lost)
-
-    def deregister(self, socket: Path) -> None:
-        """Disconnect the plugin at that socket."""
-        for endpoint in list(self._endpoints):
-            if endpoint.socket == socket:
-                endpoint.close()
 
     def record(self, method: str, resource: str, ids: Collection[str] = (), size: int = 0) -> None:
         """Record a call."""

@@ -10,7 +10,8 @@ import grpc
 
 from base.paths import Paths
 from deviceplugin.api import v1beta1_pb2
-from deviceplugin.kubelet.server import Listing, PluginServer, Rejected
+from deviceplugin.kubelet.registration import PluginServer
+from deviceplugin.kubelet.server import Listing, Rejected
 
 NAME = "rdma/hca"
 

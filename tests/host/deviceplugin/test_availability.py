@@ -18,7 +18,8 @@ import pytest
 from base.paths import Paths, boot_id_of
 from deviceplugin import checkpoint, plugin, startup_grace
 from deviceplugin.kubelet import records
-from deviceplugin.kubelet.server import PluginServer, Rejected
+from deviceplugin.kubelet.registration import PluginServer
+from deviceplugin.kubelet.server import Rejected
 from deviceplugin.ledger import Ledger
 from deviceplugin.pools.config import DEFAULT, DevicePluginConfig, PoolConfig
 from deviceplugin.pools.formats import parse

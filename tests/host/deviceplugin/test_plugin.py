@@ -7,7 +7,7 @@ import pytest
 
 from base.paths import Paths
 from deviceplugin import checkpoint
-from deviceplugin.kubelet.server import PluginServer
+from deviceplugin.kubelet.registration import PluginServer
 from deviceplugin.pools.config import PoolConfig
 from host.errors import HostError
 from host.selectors import Selector

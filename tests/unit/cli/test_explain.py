@@ -17,7 +17,8 @@ from cni.policy.cluster import ClusterPolicies, StoredPolicy, save
 from deviceplugin.api import v1beta1_pb2
 from deviceplugin.gpus.parts import GpuParts
 from deviceplugin.kubelet import records
-from deviceplugin.kubelet.server import Listing, PluginServer
+from deviceplugin.kubelet.registration import PluginServer
+from deviceplugin.kubelet.server import Listing
 from deviceplugin.plugin import DevicePlugin
 from deviceplugin.pools.config import DevicePluginConfig, PoolConfig
 from deviceplugin.pools.gpu_pool import GpuPoolConfig

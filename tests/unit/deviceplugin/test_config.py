@@ -35,7 +35,7 @@ def test_every_key_is_read(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     path.write_text(
         """
-devices: {registration: watcher, rescan: 5}
+devices: {rescan: 5}
 pools:
   - name: rdma/all
     mode: all
@@ -56,7 +56,6 @@ pools:
 """
     )
     assert load(path) == DevicePluginConfig(
-        registration="watcher",
         rescan=5.0,
         pools=(
             PoolConfig(
