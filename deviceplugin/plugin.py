@@ -1,9 +1,9 @@
 """The device plugin of a node: it finds HCAs and GPUs, offers pools, and allocates devices.
 
 Two threads run beside the kubelet's calls, which come on threads of each pool's server. One looks
-at the HCAs after each kernel event; besides it reads the ports without a carrier every second and
-all ports every 10 seconds, since the kernel sends no event for these changes. The other compares
-the ledger with the kubelet's records once a minute.
+every second whether HCAs, their devices or the states of their ports have changed, and every 10
+seconds at the rates of ports. The other compares the ledger with the kubelet's records once a
+minute.
 """
 
 import logging
@@ -32,12 +32,10 @@ from deviceplugin.startup_grace import StartupGrace
 from gpu.inventory import LimitedGPU
 from gpu.tenants import Tenant
 from host.discovery import HCA
-from host.errors import HostError
-from host.events import Events
 
 LOOK_EVERY = 1.0  # seconds
 LOOK_AGAIN = 0.25  # seconds, while a port's change must still prove to last
-PORTS_EVERY = 10.0  # seconds, for every port's state and rate
+RATES_EVERY = 10.0  # seconds, for the rates of ports
 COMPARE_EVERY = 60.0  # seconds
 COMPARE_SHARES = 10.0  # seconds, where containers that end make room on GPUs
 
@@ -72,7 +70,7 @@ class DevicePlugin:
         self._problems: dict[str, str] = {}
         self._ended = threading.Event()
         self._stack = ExitStack()
-        self._events: Events | None = None
+        self._soon = threading.Event()  # to look now
         self._kubelet = self._stack.enter_context(PodResourcesClient(paths))
         parts = gpu_parts or GpuParts()
         self._gpus = GpuPools(paths, self._ledger, self._kubelet, parts, self._look_soon)
@@ -84,10 +82,6 @@ class DevicePlugin:
 
     def start(self) -> None:
         """Adopt what the kubelet has on disk, offer the pools, and start the threads."""
-        try:
-            self._events = self._stack.enter_context(Events())
-        except (HostError, OSError) as error:
-            _log.warning("no kernel events: %s: looking every second", error)
         self.look()
         try:
             self._reconciler.adopt_written(self._services, self._gpus.adopt)
@@ -104,8 +98,7 @@ class DevicePlugin:
         if self._ended.is_set():
             return
         self._ended.set()
-        if self._events is not None:
-            self._events.wake()
+        self._soon.set()
         for thread in self._threads:
             if thread.ident is not None:
                 thread.join(10.0)
@@ -148,17 +141,17 @@ class DevicePlugin:
         return Counter(allocation.resource for allocation in self._ledger.allocations())
 
     def _watch(self) -> None:
-        looked = ports_read = time.monotonic()
+        looked = rates_read = time.monotonic()
         while not self._ended.is_set():
             try:
-                event = self._wait(LOOK_AGAIN if self._health.pending else LOOK_EVERY)
+                self._wait(LOOK_AGAIN if self._health.pending else LOOK_EVERY)
                 if self._ended.is_set():
                     return
                 now = time.monotonic()
                 due = now - looked >= self._config.rescan > 0
-                ports = now - ports_read >= PORTS_EVERY
-                ports_read = now if ports else ports_read
-                if due or self._inventory.differs(event=event, ports=ports):
+                rates = now - rates_read >= RATES_EVERY
+                rates_read = now if rates else rates_read
+                if due or self._inventory.differs(rates=rates):
                     looked = now
                     self.look()
                 elif (
@@ -179,19 +172,11 @@ class DevicePlugin:
 
     def _look_soon(self) -> None:
         self._allocated = True
-        if self._events is not None:
-            self._events.wake()
+        self._soon.set()
 
-    def _wait(self, seconds: float) -> bool:
-        """Wait for a kernel event; False if there was none for `seconds`."""
-        if self._events is not None:
-            try:
-                return self._events.wait(seconds)
-            except (HostError, OSError) as error:
-                _log.warning("no kernel events any more: %s: looking every second", error)
-                self._events = None
-        self._ended.wait(seconds)
-        return True
+    def _wait(self, seconds: float) -> None:
+        self._soon.wait(seconds)
+        self._soon.clear()
 
     def look(self, *, again: bool = True) -> None:
         """Update every pool from the hardware; without `again`, from the last look at it."""

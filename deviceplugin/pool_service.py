@@ -199,8 +199,7 @@ class PoolService:
         # Another pool may have allocated since the last look.
         taken = held_elsewhere(pool, self._ledger.allocations()) if self._contested else {}
         unavailable = {**self._unavailable, **ids_held_elsewhere(pool, slots, {}, taken)}
-        mad = pool.config.umad or pool.config.issm
-        hcas = self._inventory.current(wanted.difference(taken), mad=mad)
+        hcas = self._inventory.current(wanted.difference(taken))
         try:
             result = allocation.allocation(
                 self._paths,
