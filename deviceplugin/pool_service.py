@@ -9,7 +9,7 @@ from base import files
 from base.paths import Paths
 from base.types import DeviceId
 from deviceplugin import current
-from deviceplugin.allocate import allocation, demand, device_info, validate_request
+from deviceplugin.allocate import allocation, demand, device_info
 from deviceplugin.allocate.allocation import AllocateRefused, AllocateResult
 from deviceplugin.allocate.preferred import preferred
 from deviceplugin.api import v1beta1_pb2
@@ -121,9 +121,6 @@ class PoolService:
     def preferred(self, available: list[str], must_include: list[str], size: int) -> list[str]:
         """The ids that go best together, near the container's GPUs if these are known."""
         pool = self.pool
-        problem = validate_request.problem_of(available, must_include, size)
-        if problem is not None:
-            _log.warning("%s: GetPreferredAllocation is answered though %s", self.name, problem)
         gpus = self._gpus.read()
         near: list[str] = []
         if gpus:

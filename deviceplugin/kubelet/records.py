@@ -18,7 +18,6 @@ from msgspec.structs import replace
 from base import decoding, files
 from base.paths import Paths
 from base.types import DeviceId
-from deviceplugin.kubelet.errors import KubeletUnreadable as KubeletUnreadable
 
 if TYPE_CHECKING:
     from deviceplugin.api import podresources_pb2
@@ -33,6 +32,10 @@ _ADDRESS = re.compile(
 
 _SETTLED = 1.0  # seconds, far more than the kernel's clock of files needs for its next tick
 _UVERBS = re.compile(r"/infiniband/uverbs([0-9]{1,9})\Z")
+
+
+class KubeletUnreadable(Exception):
+    """The kubelet's records cannot be read. The text names socket or file, and what to do."""
 
 
 class PodDevices(msgspec.Struct, frozen=True, kw_only=True):
