@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 
 from base.paths import Paths
+from base.problems import Problems
 from deviceplugin.allocate import allocation, cdi
 from deviceplugin.availability import changes, held_elsewhere, unavailable
 from deviceplugin.gpus.parts import GpuParts
@@ -67,7 +68,7 @@ class DevicePlugin:
         self._allocated = False  # such an HCA was allocated since the last look
         self._services: dict[str, PoolService] = {}
         self._servers: dict[str, PluginServer] = {}
-        self._problems: dict[str, str] = {}
+        self._problems = Problems(_log)
         self._ended = threading.Event()
         self._stack = ExitStack()
         self._soon = threading.Event()  # to look now
@@ -86,7 +87,7 @@ class DevicePlugin:
         try:
             self._reconciler.adopt_written(self._services, self._gpus.adopt)
         except OSError as error:
-            self._tell("checkpoint", f"{self._paths.checkpoint}: {error.strerror}")
+            self._problems.tell("checkpoint", f"{self._paths.checkpoint}: {error.strerror}")
         self._grace = StartupGrace(self._ledger.keys(), time.monotonic())
         self._serving = True
         self.look(again=False)
@@ -201,7 +202,9 @@ class DevicePlugin:
                 left = left_out(self._config, hcas, held, worked=worked, used=used)
                 why = [f"{item.hca}: {item.why}" for item in left if item.resource == resource]
                 reasons = "; ".join(why)
-                self._tell(resource, f"nothing is offered: {reasons or 'the node has no HCA'}")
+                self._problems.tell(
+                    resource, f"nothing is offered: {reasons or 'the node has no HCA'}"
+                )
             self._offer(current_pools)
             self._describe([pool for pool in current_pools if pool.config.cdi], present)
 
@@ -214,13 +217,13 @@ class DevicePlugin:
                 {pool.config.resource: [hca.id for hca in pool.hcas] for pool in current_pools}
             )
         except OSError as error:
-            self._tell("checkpoint", f"{self._paths.checkpoint}: {error.strerror}")
+            self._problems.tell("checkpoint", f"{self._paths.checkpoint}: {error.strerror}")
         with_rdma = [pool for pool in current_pools if pool.config.rdma and pool.hcas]
         fabric = with_rdma[0].config.resource if with_rdma else None
         for pool in current_pools:
             resource = pool.config.resource
             if pool.hcas:
-                self._tell(resource, pool.problem)
+                self._problems.tell(resource, pool.problem)
             service = self._services.get(resource)
             if service is None:
                 service = self._services[resource] = PoolService(
@@ -265,15 +268,6 @@ class DevicePlugin:
             pool, now, ours, fabric_env=fabric, contested=contested, expected=expected
         )
 
-    def _tell(self, topic: str, problem: str | None) -> None:
-        """Log a problem, once while it stays the same."""
-        if problem is not None and problem != self._problems.get(topic):
-            _log.warning("%s: %s", topic, problem)
-        if problem is None:
-            self._problems.pop(topic, None)
-        else:
-            self._problems[topic] = problem
-
     def _describe(self, cdi_pools: Sequence[Pool], present: Sequence[HCA]) -> None:
         """Update the CDI files: a container that starts again gets the current nodes."""
         problems = []
@@ -287,14 +281,16 @@ class DevicePlugin:
                 allocation.describe(self._paths, pool, hcas)
             except cdi.Unwritten as error:  # the other pools' files do not depend on it
                 problems.append(str(error))
-        self._tell("CDI", "; ".join(problems) or None)
+        self._problems.tell("CDI", "; ".join(problems) or None)
 
     def _serve(self, resource: str, service: ServedPool) -> None:
         try:
             server = PluginServer(self._paths, service)
             server.start()
         except Exception as error:  # noqa: BLE001 - the other pools are served all the same
-            self._tell(resource, f"cannot be served: {error} (tried again with the next change)")
+            self._problems.tell(
+                resource, f"cannot be served: {error} (tried again with the next change)"
+            )
             return
         self._servers[resource] = server
 

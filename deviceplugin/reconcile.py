@@ -13,6 +13,7 @@ from collections.abc import Set as AbstractSet
 from msgspec.structs import replace
 
 from base.paths import Paths
+from base.problems import Problems
 from deviceplugin import current, pod_devices
 from deviceplugin.allocate import cdi, device_info
 from deviceplugin.allocate.allocation import recorded
@@ -35,6 +36,7 @@ from host import pci
 from host.discovery import HCA
 
 ASK_KUBELET = 2.0  # seconds
+_KUBELET = "the kubelet's allocations"
 
 # IB_UVERBS_MAJOR, IB_UVERBS_BASE_MINOR, IB_UVERBS_NUM_FIXED_MINOR (core/uverbs_main.c)
 _MAJOR, _FIRST_MINOR, _FIXED = 231, 192, 32
@@ -62,7 +64,7 @@ class Reconciler:
         self._paths = paths
         self._ledger = ledger
         self._kubelet = kubelet
-        self._problem: str | None = None
+        self._problems = Problems(_log)
 
     def reconcile(
         self,
@@ -107,7 +109,7 @@ class Reconciler:
             self._adopt_all(services, rows)
             adopt_gpus(rows)
         except KubeletUnreadable as error:
-            self._tell(str(error))
+            self._problems.tell(_KUBELET, str(error))
 
     def _adopt_all(self, services: Mapping[str, PoolService], rows: Collection[PodDevices]) -> bool:
         changed = False
@@ -204,14 +206,8 @@ class Reconciler:
         except KubeletUnreadable as error:
             problems.append(str(error))
         problem = "; ".join(problems) or None
-        self._tell(problem)
+        self._problems.tell(_KUBELET, problem)
         return in_checkpoint, in_pod_resources, problem
-
-    def _tell(self, problem: str | None) -> None:
-        """Log why the kubelet's records cannot be read, once while the reason stays the same."""
-        if problem is not None and problem != self._problem:
-            _log.warning("the kubelet's allocations: %s", problem)
-        self._problem = problem
 
 
 def behind(

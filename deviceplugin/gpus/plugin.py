@@ -11,6 +11,7 @@ from itertools import chain
 from msgspec.structs import replace
 
 from base.paths import Paths
+from base.problems import Problems
 from deviceplugin.gpus import slot_files
 from deviceplugin.gpus.given import Giver, group_of
 from deviceplugin.gpus.holders import Holders
@@ -64,7 +65,7 @@ class GpuPools:
         self._faults: dict[str, str | None] = {}  # that were told, by address
         self._expected: frozenset[str] = frozenset()
         self._began = time.monotonic()
-        self._problems: dict[str, str] = {}
+        self._problems = Problems(_log)
         self._replicas: dict[str, ReplicaService] = {}
         self._pools: dict[tuple[str, ...], SharePool] = {}  # by their resources
         self._shares: dict[str, ShareService] = {}
@@ -206,13 +207,13 @@ class GpuPools:
     def _update_replicas(self, config: GpuPoolConfig, gpus: Sequence[NodeGPU]) -> set[str]:
         service = self._replicas[config.resource]
         changed = service.update(config, gpus, self._expected)
-        self._tell(config.resource, service.problem if gpus else NOTHING)
+        self._problems.tell(config.resource, service.problem if gpus else NOTHING)
         return {config.resource} if changed else set()
 
     def _update_shares(self, config: GpuPoolConfig, gpus: Sequence[NodeGPU]) -> set[str]:
         pool = self._pools[config.resources]
         pool.update(config, gpus)
-        self._tell(", ".join(config.resources), pool.problem if gpus else NOTHING)
+        self._problems.tell(", ".join(config.resources), pool.problem if gpus else NOTHING)
         return {name for name in config.resources if self._shares[name].update(self._expected)}
 
     def _expected_of(self, gpus: Sequence[NodeGPU]) -> frozenset[str]:
@@ -270,12 +271,3 @@ class GpuPools:
             if before.get(gpu.gpu.address, "") != gpu.fault:
                 level = logging.INFO if gpu.fault is None else logging.WARNING
                 _log.log(level, "%s (%s): %s", gpu.name, gpu.gpu.address, gpu.fault or "healthy")
-
-    def _tell(self, resource: str, problem: str | None) -> None:
-        """Log a problem, once while it stays the same."""
-        if problem is not None and self._problems.get(resource) != problem:
-            _log.warning("%s: %s", resource, problem)
-        if problem is None:
-            self._problems.pop(resource, None)
-        else:
-            self._problems[resource] = problem
