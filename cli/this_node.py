@@ -173,11 +173,8 @@ class ThisNode:
         if all(pool.memory or pool.mode == "replicas" for pool in self.config.gpus):
             return {}
         try:
-            driver = nvml.open_driver(self.driver_root)
-            try:
+            with nvml.open_driver(self.driver_root) as driver:
                 return {uuid: driver.memory(uuid) for uuid in driver.uuids()}
-            finally:
-                driver.close()
         except NvmlError:
             return {}
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
-from cli.checks import Outcome, failed, not_applicable, ok, warning
+from cli.checks import Outcome, failed, not_applicable, ok, some, warning
 from cli.this_node import ThisNode
 from deviceplugin import checkpoint as records
 from deviceplugin.checkpoint import CheckpointDamaged
@@ -151,7 +151,7 @@ def registered(node: ThisNode) -> Iterator[Outcome]:
         ]
         if foreign:
             yield failed(
-                f"{name}: the kubelet has ids that are not ours: {_some(foreign)}: another "
+                f"{name}: the kubelet has ids that are not ours: {some(foreign)}: another "
                 "device plugin offers that resource, or another configuration did",
                 "remove the other plugin (`kubectl get ds -A`), or rename the pool; then "
                 "restart the agent",
@@ -188,7 +188,7 @@ def checkpoint(node: ThisNode) -> Iterator[Outcome]:
     missing = sorted(theirs - allocations.keys())
     if missing:
         yield failed(
-            f"{path} lacks allocations that the kubelet has: {_some(_shown(missing))}",
+            f"{path} lacks allocations that the kubelet has: {some(_shown(missing))}",
             f"a running agent adds them within a minute: {_LOOK_AT_AGENT}",
         )
     if problems:
@@ -206,7 +206,7 @@ def checkpoint(node: ThisNode) -> Iterator[Outcome]:
     )
     if stale:
         yield warning(
-            f"{path} has allocations that the kubelet does not have: {_some(_shown(stale))}",
+            f"{path} has allocations that the kubelet does not have: {some(_shown(stale))}",
             f"a running agent drops them within a minute: {_LOOK_AT_AGENT}",
         )
     if not stale and not missing:
@@ -236,8 +236,3 @@ def _answers(path: Path) -> bool:
 
 def _shown(keys: list[records.AllocationKey]) -> list[str]:
     return [f"{resource} {device_id}" for resource, device_id in keys]
-
-
-def _some(names: list[str]) -> str:
-    more = f" and {len(names) - 4} more" if len(names) > 4 else ""
-    return f"{', '.join(names[:4])}{more}"
