@@ -68,8 +68,7 @@ class _ContainerEntry(msgspec.Struct):
     PodUID: str
     ContainerName: str
     ResourceName: str
-    # By NUMA node, "-1" for none; a list before Kubernetes 1.20.
-    DeviceIDs: dict[str, list[str] | None] | list[str] | None = None
+    DeviceIDs: dict[str, list[str] | None] | None = None  # by NUMA node, "-1" for none
     AllocResp: str | None = None  # a ContainerAllocateResponse, in base64
 
 
@@ -97,7 +96,8 @@ def registered(paths: Paths) -> dict[str, list[str]]:
 
     Raises KubeletUnreadable.
     """
-    return _listed(_checkpoint(paths) or _Data())
+    found = from_checkpoint_with_registered(paths)
+    return {} if found is None else found[1]
 
 
 def from_checkpoint_with_registered(
@@ -108,7 +108,10 @@ def from_checkpoint_with_registered(
     The kubelet writes it when the first device plugin sends its list. Raises KubeletUnreadable.
     """
     content = _checkpoint(paths)
-    return None if content is None else (_entries(content), _listed(content))
+    if content is None:
+        return None
+    listed = content.RegisteredDevices or {}
+    return _entries(content), {name: sorted(ids or ()) for name, ids in sorted(listed.items())}
 
 
 def _entries(content: _Data, *, nodes: bool = False) -> list[PodDevices]:
@@ -118,17 +121,11 @@ def _entries(content: _Data, *, nodes: bool = False) -> list[PodDevices]:
         key = "", "", entry.PodUID, entry.ContainerName, entry.ResourceName
         if nodes:
             answers[key] = _answer(entry.AllocResp or "")
-        listed = entry.DeviceIDs or []
-        lists = listed.values() if isinstance(listed, dict) else [listed]
         # A device of two NUMA nodes is in both lists.
         of_key = ids.setdefault(key, set())
+        lists = (entry.DeviceIDs or {}).values()
         of_key.update(device_id for of_node in lists for device_id in of_node or ())
     return _rows(dict(sorted(ids.items())), answers=answers)
-
-
-def _listed(content: _Data) -> dict[str, list[str]]:
-    listed = content.RegisteredDevices or {}
-    return {name: sorted(ids or ()) for name, ids in sorted(listed.items())}
 
 
 def from_pod_resources(

@@ -47,7 +47,7 @@ class Kubelet:
     """A kubelet on a root directory (/var/lib/kubelet), from `start` until `stop`.
 
     `seed` decides what the kubelet leaves to chance. `old` is one that drops a resource when any
-    of its plugins hangs up. `form` is the checkpoint's. `refuse` gives, by resource, the error
+    of its plugins hangs up. `refuse` gives, by resource, the error
     that Register ends with. `before_watch` is called within Register, before the list is asked
     for; it never is if that is false.
     """
@@ -58,7 +58,6 @@ class Kubelet:
         *,
         seed: int = 0,
         old: bool = False,
-        form: checkpoint.Form = "v2",
         boot_id: str = "",
         init_containers_listed: bool = False,
         pre_start_timeout: float = PRE_START,
@@ -77,7 +76,6 @@ class Kubelet:
         self._admission = threading.Lock()
         self._choice = random.Random(seed)
         self._old = old
-        self._form: checkpoint.Form = form
         self._boot_id = boot_id
         self._connect = connect_timeout
         self._manager = Manager(self._choice, old)
@@ -299,7 +297,7 @@ class Kubelet:
         # A test may have removed the directory.
         with self.changed, suppress(FileNotFoundError):
             registered = {name: sorted(manager.healthy(name)) for name in manager.devices}
-            checkpoint.write(self.checkpoint, manager.held, registered, self._form, self._boot_id)
+            checkpoint.write(self.checkpoint, manager.held, registered, self._boot_id)
 
     def _serve(self, socket: Path, add: Callable[[grpc.Server], None]) -> None:
         server = grpc.server(ThreadPoolExecutor(8), options=(("grpc.so_reuseport", 0),))
