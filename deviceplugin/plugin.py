@@ -75,7 +75,9 @@ class DevicePlugin:
         self._kubelet = self._stack.enter_context(PodResourcesClient(paths))
         parts = gpu_parts or GpuParts()
         self._gpus = GpuPools(paths, self._ledger, self._kubelet, parts, self._look_soon)
-        self._reconciler = Reconciler(paths, self._ledger, self._kubelet, pods_known)
+        self._reconciler = Reconciler(
+            paths, self._ledger, self._kubelet, self._gpus.adopt, pods_known
+        )
         self._threads = [
             threading.Thread(target=self._watch, name="devices", daemon=True),
             threading.Thread(target=self._follow_kubelet, name="kubelet", daemon=True),
@@ -85,7 +87,7 @@ class DevicePlugin:
         """Adopt what the kubelet has on disk, offer the pools, and start the threads."""
         self.look()
         try:
-            self._reconciler.adopt_written(self._services, self._gpus.adopt)
+            self._reconciler.adopt_written(self._services)
         except OSError as error:
             self._problems.tell("checkpoint", f"{self._paths.checkpoint}: {error.strerror}")
         self._grace = StartupGrace(self._ledger.keys(), time.monotonic())
@@ -116,7 +118,7 @@ class DevicePlugin:
 
     def compare(self) -> None:
         """Compare the ledger with the kubelet's records now. Raises OSError."""
-        if self._reconciler.reconcile(self._services, self._servers, self._gpus.adopt):
+        if self._reconciler.reconcile(self._services, self._servers):
             self.look(again=False)
         self._ledger.settle()
 
@@ -305,5 +307,5 @@ class DevicePlugin:
                 self.compare()
             except Exception:  # noqa: BLE001 - the next comparison may succeed
                 _log.exception("comparing with the kubelet failed")
-            if self._ended.wait(COMPARE_SHARES if self._gpus.has_shares else COMPARE_EVERY):
+            if self._ended.wait(COMPARE_SHARES if self._gpus.shares else COMPARE_EVERY):
                 return

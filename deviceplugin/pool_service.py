@@ -10,7 +10,7 @@ from base.paths import Paths
 from base.types import DeviceId
 from deviceplugin import current
 from deviceplugin.allocate import allocation, demand, device_info
-from deviceplugin.allocate.allocation import AllocateRefused, AllocateResult
+from deviceplugin.allocate.allocation import AllocateResult
 from deviceplugin.allocate.preferred import preferred
 from deviceplugin.api import v1beta1_pb2
 from deviceplugin.availability import held_elsewhere, ids_held_elsewhere
@@ -206,10 +206,10 @@ class PoolService:
                 current=hcas,
                 fabric_env=self._fabric_env,
             )
-        except AllocateRefused as refused:
+        except Rejected as refused:
             reasons = {unavailable[device_id] for device_id in ids if device_id in unavailable}
             text = "; ".join([str(refused), *sorted(reasons)])
-            raise Rejected(getattr(grpc.StatusCode, refused.code), text) from None
+            raise Rejected(refused.code, text) from None
         return result, hcas
 
     def _write_device_information(

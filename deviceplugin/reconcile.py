@@ -58,8 +58,10 @@ class Reconciler:
         paths: Paths,
         ledger: Ledger,
         kubelet: PodResourcesClient,
+        adopt_gpus: AdoptGpus,
         pods_known: PodsKnown = lambda names, uids: None,
     ) -> None:
+        self._adopt_gpus = adopt_gpus
         self._pods_known = pods_known
         self._paths = paths
         self._ledger = ledger
@@ -67,10 +69,7 @@ class Reconciler:
         self._problems = Problems(_log)
 
     def reconcile(
-        self,
-        services: Mapping[str, PoolService],
-        servers: Mapping[str, PluginServer],
-        adopt_gpus: AdoptGpus = lambda rows: None,
+        self, services: Mapping[str, PoolService], servers: Mapping[str, PluginServer]
     ) -> bool:
         """Adopt what only the kubelet knows, drop what it has forgotten; True if there was any.
 
@@ -82,7 +81,7 @@ class Reconciler:
         rows = [*in_checkpoint, *in_pod_resources]
         changed = self._adopt_all(services, rows)
         if rows or problem is None:
-            adopt_gpus(rows)
+            self._adopt_gpus(rows)
         if problem is None:
             changed |= self._forget(rows)
             ours = {
@@ -97,9 +96,7 @@ class Reconciler:
                     server.changed(again=True)
         return changed
 
-    def adopt_written(
-        self, services: Mapping[str, PoolService], adopt_gpus: AdoptGpus = lambda rows: None
-    ) -> None:
+    def adopt_written(self, services: Mapping[str, PoolService]) -> None:
         """Adopt what the kubelet's checkpoint has. The kubelet need not run. Raises OSError.
 
         Called before anything is offered, so that no id is offered that a container holds.
@@ -107,7 +104,7 @@ class Reconciler:
         try:
             rows = records.from_checkpoint(self._paths, nodes=True)
             self._adopt_all(services, rows)
-            adopt_gpus(rows)
+            self._adopt_gpus(rows)
         except KubeletUnreadable as error:
             self._problems.tell(_KUBELET, str(error))
 

@@ -5,28 +5,19 @@ since a driver reload changes their numbers.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Literal
 
+import grpc
 import msgspec
 
 from base.paths import Paths
 from deviceplugin import checkpoint
 from deviceplugin.allocate import cdi, environment, nodes
+from deviceplugin.kubelet.server import Rejected
 from deviceplugin.pools.pool import Pool
 from host import discovery
 from host.device_nodes import DeviceNode
 from host.discovery import HCA, CharacterDevice
 from host.errors import HostError
-
-Code = Literal["INVALID_ARGUMENT", "FAILED_PRECONDITION"]
-
-
-class AllocateRefused(Exception):
-    """The request cannot be fulfilled. `code` is the name of the gRPC status."""
-
-    def __init__(self, code: Code, text: str) -> None:
-        super().__init__(text)
-        self.code: Code = code
 
 
 class ContainerNode(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,7 +51,7 @@ def allocation(
 
     `healthy` are the ids that may be allocated now. `current` has the HCAs as they are now, by id;
     None looks them up. `fabric_env`: this pool sets the variables of NCCL and UCX. With CDI, the
-    pool's specification is written. Raises AllocateRefused: INVALID_ARGUMENT for an id that the
+    pool's specification is written. Raises Rejected: INVALID_ARGUMENT for an id that the
     pool does not have, FAILED_PRECONDITION for one that cannot be used now.
     """
     wanted = _validated(pool, ids, healthy)
@@ -149,7 +140,7 @@ class _NodeLookup:
                 self.notes.append(f"containers do not get rdma_cm: {error}")
 
     def hcas(self, device_id: str) -> tuple[HCA, ...]:
-        """The usable HCAs that the id stands for. Raises AllocateRefused if there are none.
+        """The usable HCAs that the id stands for. Raises Rejected if there are none.
 
         In mode "all", HCAs without a working port are left out, unless none has one.
         """
@@ -164,8 +155,8 @@ class _NodeLookup:
         if not usable:
             gone = f"{', '.join(hca_ids) or 'its HCA'} is not on this node now"
             what = f"cannot allocate {device_id} of {pool.config.resource}"
-            raise AllocateRefused(
-                "FAILED_PRECONDITION", f"{what}: {failures[0] if failures else gone}"
+            raise Rejected(
+                grpc.StatusCode.FAILED_PRECONDITION, f"{what}: {failures[0] if failures else gone}"
             )
         self.notes += [f"left out: {why}" for why in failures]
         return usable
@@ -186,16 +177,16 @@ def _validated(pool: Pool, ids: Sequence[str], healthy: Collection[str]) -> list
     wanted = sorted(set(ids))
     for device_id in wanted:
         if pool.slot(device_id) is None:
-            raise AllocateRefused(
-                "INVALID_ARGUMENT",
+            raise Rejected(
+                grpc.StatusCode.INVALID_ARGUMENT,
                 f"cannot allocate {device_id} of {resource}: the pool has no such id: "
                 "`podfabric devices` shows its ids",
             )
     for device_id in wanted:
         slot = pool.slot(device_id)
         if slot is not None and device_id not in healthy:
-            raise AllocateRefused(
-                "FAILED_PRECONDITION",
+            raise Rejected(
+                grpc.StatusCode.FAILED_PRECONDITION,
                 f"cannot allocate {device_id} of {resource}: {', '.join(slot.hcas)} is unhealthy: "
                 "`podfabric doctor` says why",
             )
@@ -233,8 +224,8 @@ def _described(
     try:
         cdi.write(paths, resource, _nodes(paths, pool, current, nodes_of))
     except cdi.Unwritten as error:
-        raise AllocateRefused(
-            "FAILED_PRECONDITION", f"cannot allocate of {resource}: {error}"
+        raise Rejected(
+            grpc.StatusCode.FAILED_PRECONDITION, f"cannot allocate of {resource}: {error}"
         ) from None
     return tuple(
         cdi.qualified(resource, hca_id) for hca_id in sorted(nodes_of) if nodes_of[hca_id][1]

@@ -80,13 +80,8 @@ class GpuPools:
 
     @property
     def shares(self) -> Mapping[str, ShareService]:
-        """Those of them whose ids are parts of GPUs."""
+        """Those of them whose ids are parts of GPUs: containers that end make room for others."""
         return self._shares
-
-    @property
-    def has_shares(self) -> bool:
-        """Whether containers that end make room for others, which only the kubelet tells."""
-        return bool(self._shares)
 
     @property
     def limited(self) -> Sequence[LimitedGPU]:

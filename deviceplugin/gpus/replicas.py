@@ -112,7 +112,7 @@ class ReplicaService:
         except HostError as error:
             raise gpu_ids.refusal(self.name, ids[0], str(error)) from None
         try:
-            self._ledger.record_gpus(
+            self._ledger.record(
                 self.name, {device_id: _recorded(gpu) for device_id, gpu in gpus.items()}
             )
         except OSError as error:
@@ -127,13 +127,13 @@ class ReplicaService:
     def adopt(self, rows: Sequence[PodDevices]) -> None:
         """Record what only the kubelet knows. Raises OSError."""
         gpus = self._offered.gpus
-        of_ids = {
+        of_ids: dict[str, AllocatedGPU] = {
             device_id: _recorded(gpus[device_id])
             for device_id in adopted(self._ledger, self.name, rows)
             if device_id in gpus
         }
         if of_ids:
-            self._ledger.record_gpus(self.name, of_ids, adopted=True)
+            self._ledger.adopt(self.name, of_ids)
 
 
 def _answer(

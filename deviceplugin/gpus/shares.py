@@ -109,7 +109,7 @@ class ShareService:
             try:
                 if group:  # an earlier holder's processes have ended: the kubelet gives its slot
                     self._giver.remove(group)
-                self.pool.ledger.record_gpus(self.name, dict.fromkeys(ordered, given))
+                self.pool.ledger.record(self.name, dict.fromkeys(ordered, given))
             except OSError as error:
                 raise gpu_ids.unwritten(error) from None
         self._allocated()
@@ -134,7 +134,7 @@ class ShareService:
             ids = sorted(missing.intersection(row.ids)) if row.resource == self.name else []
             if ids:
                 known = self._recorded(row, ids, rows)
-                self.pool.ledger.record_gpus(self.name, dict.fromkeys(ids, known), adopted=True)
+                self.pool.ledger.adopt(self.name, dict.fromkeys(ids, known))
                 missing.difference_update(ids)
                 self._allocated()
 

@@ -12,12 +12,12 @@ from msgspec.structs import replace
 from base.paths import Paths
 from deviceplugin.allocate import cdi
 from deviceplugin.allocate.allocation import (
-    AllocateRefused,
     AllocateResult,
     ContainerNode,
     allocation,
 )
 from deviceplugin.checkpoint import AllocatedNode
+from deviceplugin.kubelet.server import Rejected
 from deviceplugin.pools.pool import Pool
 from host.discovery import HCA, hcas
 from host.selectors import Selector
@@ -61,9 +61,9 @@ def _names(granted: AllocateResult) -> list[str]:
 
 
 def _refused(paths: Paths, of: Pool, *ids: str) -> tuple[str, str]:
-    with pytest.raises(AllocateRefused) as caught:
+    with pytest.raises(Rejected) as caught:
         _allocated(paths, of, *ids)
-    return caught.value.code, str(caught.value)
+    return caught.value.code.name, str(caught.value)
 
 
 def _set(hcas: list[HCA], states: dict[str, str]) -> dict[str, HCA]:
@@ -222,9 +222,9 @@ def test_an_hca_without_a_verbs_device_is_refused_and_it_is_said_why(
 ) -> None:
     of = _pool(paths)
     current = {} if now is None else {now.id: now}
-    with pytest.raises(AllocateRefused) as caught:
+    with pytest.raises(Rejected) as caught:
         allocation(paths, of, [FIRST], {FIRST}, current=current)
-    assert caught.value.code == "FAILED_PRECONDITION"
+    assert caught.value.code.name == "FAILED_PRECONDITION"
     assert words in str(caught.value)
 
 
@@ -286,7 +286,7 @@ def test_a_function_on_vfio_comes_with_its_group(paths: Paths, name: str) -> Non
 
 def test_a_function_on_vfio_without_its_group_is_refused(paths: Paths) -> None:
     of = _bound(paths, "vfio")
-    with pytest.raises(AllocateRefused, match=rf"{FIRST}: .*/vfio/37: No such file"):
+    with pytest.raises(Rejected, match=rf"{FIRST}: .*/vfio/37: No such file"):
         allocation(paths, of, [FIRST], {FIRST}, current={FIRST: of.hcas[0]})
 
 
