@@ -17,7 +17,7 @@ from base import decoding, files
 from base.paths import Paths
 from base.types import DeviceId
 
-VERSION = 2
+VERSION = 1
 NOTHING: Mapping[str, Sequence[str]] = {}
 
 AllocationKey = tuple[str, DeviceId]
@@ -126,7 +126,7 @@ class StoredAllocation(msgspec.Struct, frozen=True, kw_only=True):
     time: str
     boot_id: str
     adopted: bool
-    gpu: AllocatedGPU | None = None  # None in files of a podfabric without pools of GPUs
+    gpu: AllocatedGPU | None
 
 
 class CheckpointFile(msgspec.Struct, frozen=True, kw_only=True):
