@@ -67,11 +67,7 @@ def allocation(
         names = _described(paths, pool, current, nodes_of)
     return AllocateResult(
         nodes=() if pool.config.cdi else _container_nodes(nodes_of),
-        envs=environment.environment(
-            pool.config,
-            [_container_hca(*nodes_of[hca_id]) for hca_id in sorted(nodes_of)],
-            fabric=fabric_env,
-        ),
+        envs=environment.environment(pool.config, nodes_of, fabric=fabric_env),
         cdi=names,
         devices={
             device_id: tuple(recorded(pool, hca) for hca in hcas)
@@ -118,9 +114,6 @@ def recorded(pool: Pool, hca: HCA) -> checkpoint.AllocatedHCA:
             for rdma in hca.rdma
         ),
     )
-
-
-_NodesOf = Mapping[str, tuple[HCA, Sequence[DeviceNode]]]  # by HCA id
 
 
 class _NodeLookup:
@@ -193,31 +186,13 @@ def _validated(pool: Pool, ids: Sequence[str], healthy: Collection[str]) -> list
     return wanted
 
 
-def _container_nodes(nodes_of: _NodesOf) -> tuple[ContainerNode, ...]:
+def _container_nodes(nodes_of: environment.Given) -> tuple[ContainerNode, ...]:
     hosts = {node.path: node.host for _, hca_nodes in nodes_of.values() for node in hca_nodes}
     return tuple(ContainerNode(path=path, host=hosts[path]) for path in sorted(hosts))
 
 
-def _container_hca(hca: HCA, hca_nodes: Sequence[DeviceNode]) -> environment.ContainerHCA:
-    first: dict[str, str] = {}
-    vfio: dict[str, str] = {}
-    for node in hca_nodes:
-        name = node.path.rpartition("/")[2]
-        if node.path.startswith("/dev/vfio/"):
-            vfio["mount" if name == "vfio" else "dev-mount"] = node.path
-        else:
-            first.setdefault(name.rstrip("0123456789"), node.path)
-    paths = {node.path for node in hca_nodes}
-    rdma = tuple(
-        device
-        for device in hca.rdma
-        if device.uverbs is not None and nodes.inside(device.uverbs.name) in paths
-    )
-    return environment.ContainerHCA(hca=hca, rdma=rdma, nodes=first, vfio=vfio)
-
-
 def _described(
-    paths: Paths, pool: Pool, current: Mapping[str, HCA], nodes_of: _NodesOf
+    paths: Paths, pool: Pool, current: Mapping[str, HCA], nodes_of: environment.Given
 ) -> tuple[str, ...]:
     """Write the pool's CDI specification; return the CDI names of these HCAs."""
     resource = pool.config.resource
@@ -233,7 +208,7 @@ def _described(
 
 
 def _nodes(
-    paths: Paths, pool: Pool, current: Mapping[str, HCA], nodes_of: _NodesOf
+    paths: Paths, pool: Pool, current: Mapping[str, HCA], nodes_of: environment.Given
 ) -> dict[str, Sequence[DeviceNode]]:
     """The nodes of all usable HCAs of the pool, also of those that are not allocated now."""
     others = _NodeLookup(paths, pool, current)
