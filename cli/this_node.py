@@ -17,7 +17,7 @@ from deviceplugin.kubelet import records
 from deviceplugin.kubelet.records import KubeletUnreadable, PodDevices
 from deviceplugin.pools.config import ConfigError, DevicePluginConfig
 from deviceplugin.pools.formats import load
-from deviceplugin.pools.pool import Left, Pool, left_out, pools, used_netdevs
+from deviceplugin.pools.pool import Pool, pools, used_netdevs
 from gpu import nvml
 from gpu.inventory import GpuMemory
 from gpu.nvml import NvmlError
@@ -114,14 +114,12 @@ class ThisNode:
     @cached_property
     def pools(self) -> list[Pool]:
         """The pools that a device plugin would offer if it started now."""
-        hcas, kept, used = self._for_pools()
-        return pools(self.config, hcas, kept, used)
-
-    @cached_property
-    def left_out(self) -> list[Left]:
-        """The HCAs that each pool does not offer, and why."""
-        hcas, kept, used = self._for_pools()
-        return left_out(self.config, hcas, kept, used)
+        kept: dict[str, set[str]] = {}
+        for allocation in self.allocations:
+            kept.setdefault(allocation.resource, set()).update(
+                device.id for device in allocation.devices
+            )
+        return pools(self.config, [*self.hcas, *self.gone], kept, used_netdevs(self.paths))
 
     @cached_property
     def reports(self) -> Mapping[str, str | None]:
@@ -202,14 +200,6 @@ class ThisNode:
         return Counter(
             device.id for allocation in self.allocations for device in allocation.devices
         )
-
-    def _for_pools(self) -> tuple[list[HCA], dict[str, set[str]], frozenset[str]]:
-        kept: dict[str, set[str]] = {}
-        for allocation in self.allocations:
-            kept.setdefault(allocation.resource, set()).update(
-                device.id for device in allocation.devices
-            )
-        return [*self.hcas, *self.gone], kept, used_netdevs(self.paths)
 
 
 def gpu_label(gpus: Iterable[GPU], address: str) -> str:

@@ -27,7 +27,7 @@ from deviceplugin.kubelet.server import ServedPool
 from deviceplugin.ledger import Ledger
 from deviceplugin.pool_service import PoolService
 from deviceplugin.pools.config import DevicePluginConfig
-from deviceplugin.pools.pool import Pool, left_out, pools, used_netdevs
+from deviceplugin.pools.pool import Pool, pools, used_netdevs
 from deviceplugin.reconcile import PodsKnown, Reconciler
 from deviceplugin.startup_grace import StartupGrace
 from gpu.inventory import LimitedGPU
@@ -200,13 +200,11 @@ class DevicePlugin:
             offered = {hca.id for pool in current_pools for hca in pool.hcas}
             self._overlap = len(offered) < sum(len(pool.hcas) for pool in current_pools)
             self._health.observe(present, offered, time.monotonic())
-            for resource in [pool.config.resource for pool in current_pools if not pool.hcas]:
-                left = left_out(self._config, hcas, held, worked=worked, used=used)
-                why = [f"{item.hca}: {item.why}" for item in left if item.resource == resource]
-                reasons = "; ".join(why)
-                self._problems.tell(
-                    resource, f"nothing is offered: {reasons or 'the node has no HCA'}"
-                )
+            for pool in current_pools:
+                if not pool.hcas:
+                    why = "; ".join(f"{hca_id}: {why}" for hca_id, why in pool.left.items())
+                    text = f"nothing is offered: {why or 'the node has no HCA'}"
+                    self._problems.tell(pool.config.resource, text)
             self._offer(current_pools)
             self._describe([pool for pool in current_pools if pool.config.cdi], present)
 

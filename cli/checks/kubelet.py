@@ -52,7 +52,7 @@ def pools(node: ThisNode) -> Iterator[Outcome]:
     for pool in node.pools:
         name = pool.config.resource
         if not pool.slots:
-            left = Counter(refusal.why for refusal in node.left_out if refusal.resource == name)
+            left = Counter(pool.left.values())
             yield failed(
                 f"{name} offers nothing: {_most(left) or 'the node has no HCA'}",
                 "`podfabric devices` shows the reason for each HCA",
