@@ -227,6 +227,7 @@ class DevicePlugin:
             service = self._services.get(resource)
             if service is None:
                 service = self._services[resource] = PoolService(
+                    resource,
                     self._paths,
                     self._ledger,
                     self._inventory,
@@ -263,10 +264,7 @@ class DevicePlugin:
             level = logging.WARNING if is_fault else logging.INFO
             _log.log(level, "%s: %s: %s", resource, ids, why or "healthy")
         expected = self._grace.expected_at_start(pool, now, held, elsewhere, time.monotonic())
-        contested = self._overlap or bool(elsewhere)
-        return service.update(
-            pool, now, ours, fabric_env=fabric, contested=contested, expected=expected
-        )
+        return service.update(pool, now, ours, fabric_env=fabric, expected=expected)
 
     def _describe(self, cdi_pools: Sequence[Pool], present: Sequence[HCA]) -> None:
         """Update the CDI files: a container that starts again gets the current nodes."""

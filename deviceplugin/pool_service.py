@@ -19,7 +19,7 @@ from deviceplugin.inventory import Inventory
 from deviceplugin.kubelet import records
 from deviceplugin.kubelet.pod_resources import PodResourcesClient
 from deviceplugin.kubelet.records import KubeletUnreadable, PodDevices
-from deviceplugin.kubelet.server import Listing, Rejected
+from deviceplugin.kubelet.server import Rejected, ServedPool
 from deviceplugin.ledger import Ledger
 from deviceplugin.pools.pool import Pool
 from host.discovery import HCA
@@ -32,7 +32,7 @@ ASK_KUBELET = 0.5  # seconds, for a hint while a pod waits
 _log = logging.getLogger(__name__)
 
 
-class PoolService:
+class PoolService(ServedPool):
     """A pool with the availability of its ids. Call `update` before anything else.
 
     `allocated` is called after each Allocate: other pools with these HCAs are affected. `open_gpus`
@@ -41,6 +41,7 @@ class PoolService:
 
     def __init__(
         self,
+        resource: str,
         paths: Paths,
         ledger: Ledger,
         inventory: Inventory,
@@ -48,6 +49,7 @@ class PoolService:
         allocated: Callable[[], object] = lambda: None,
         open_gpus: Callable[[], Sequence[str]] = lambda: (),
     ) -> None:
+        super().__init__(resource)
         self._paths = paths
         self._open_gpus = open_gpus
         self._kubelet = kubelet
@@ -57,9 +59,8 @@ class PoolService:
         self._pool: Pool | None = None
         self._resources: frozenset[str] = frozenset()
         self._unavailable: Mapping[str, str] = {}
-        self._listing: Listing = []
         self._gpus = GPUs(paths)
-        self._fabric_env = self._contested = False
+        self._fabric_env = False
         self._topology: Topology | None = None
         self._topology_key: tuple[object, ...] = ()
 
@@ -70,23 +71,21 @@ class PoolService:
         ours: frozenset[str],
         *,
         fabric_env: bool,
-        contested: bool,
         expected: Collection[str] = (),
     ) -> bool:
         """Replace the pool and its state; True if the kubelet must get a new list.
 
         `unavailable` has the ids that may not be allocated, with the reason; those in `expected`
-        are listed as healthy nevertheless. `ours` are all resources of this plugin. `contested`:
-        other pools have some of the HCAs too, or hold them.
+        are listed as healthy nevertheless. `ours` are all resources of this plugin.
         """
-        listing: Listing = [
-            (slot.id, slot.id not in unavailable or slot.id in expected, slot.numa)
-            for slot in pool.slots
-        ]
-        changed = listing != self._listing
         self._pool, self._resources, self._fabric_env = pool, ours, fabric_env
-        self._unavailable, self._listing, self._contested = unavailable, listing, contested
-        return changed
+        self._unavailable = unavailable
+        return self.relist(
+            [
+                (slot.id, slot.id not in unavailable or slot.id in expected, slot.numa)
+                for slot in pool.slots
+            ]
+        )
 
     @property
     def pool(self) -> Pool:
@@ -103,20 +102,6 @@ class PoolService:
     def hcas(self) -> list[HCA]:
         """The HCAs of the node as of the last look, also those of other pools."""
         return self._inventory.last()
-
-    @property
-    def name(self) -> str:
-        """The resource's name."""
-        return self.pool.config.resource
-
-    @property
-    def pre_start_required(self) -> bool:
-        """Not required: Allocate has given the nodes."""
-        return False
-
-    def listing(self) -> Listing:
-        """Every device id, whether it is healthy, and its NUMA nodes."""
-        return self._listing
 
     def preferred(self, available: list[str], must_include: list[str], size: int) -> list[str]:
         """The ids that go best together, near the container's GPUs if these are known."""
@@ -162,9 +147,6 @@ class PoolService:
         _log.info("%s: %s allocated", self.name, ", ".join(sorted(ids)))
         return _response(result)
 
-    def pre_start(self, ids: list[str]) -> None:
-        """Do nothing: Allocate has given the nodes."""
-
     def restore_device_information(self, device_id: str, device: AllocatedHCA) -> None:
         """Write the device-information file of an allocated id again.
 
@@ -194,7 +176,7 @@ class PoolService:
         if pool.config.cdi:  # its file has all HCAs of the pool
             wanted = {hca.id for hca in pool.hcas}
         # Another pool may have allocated since the last look.
-        taken = held_elsewhere(pool, self._ledger.allocations()) if self._contested else {}
+        taken = held_elsewhere(pool, self._ledger.allocations())
         unavailable = {**self._unavailable, **ids_held_elsewhere(pool, slots, {}, taken)}
         hcas = self._inventory.current(wanted.difference(taken))
         try:

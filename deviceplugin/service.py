@@ -149,11 +149,11 @@ class Service:
         return False
 
     def _load_configuration(self) -> None:
+        """Load the configuration; serve it if it has changed or could not be served before."""
         with self._lock:
             self._load_locked()
 
     def _load_locked(self) -> None:
-        """Load the configuration; serve it if it has changed or could not be served before."""
         try:
             config = replace(self._load(), leaving=self._leaving)
         except ConfigError as error:

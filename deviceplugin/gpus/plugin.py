@@ -178,7 +178,7 @@ class GpuPools:
         replicas = {config.resource for config in configs if config.mode == "replicas"}
         self._replicas = {
             resource: self._replicas.get(resource)
-            or ReplicaService(self._paths, self._ledger, self._allocated)
+            or ReplicaService(resource, self._paths, self._ledger, self._allocated)
             for resource in sorted(replicas)
         }
         shared = [config for config in configs if config.mode != "replicas"]

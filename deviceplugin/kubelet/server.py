@@ -7,7 +7,7 @@ per container request, in the same order.
 
 import logging
 from collections.abc import Iterator, Sequence
-from typing import NoReturn, Protocol
+from typing import NoReturn
 
 import grpc
 
@@ -27,25 +27,33 @@ class Rejected(Exception):
         self.code = code
 
 
-class ServedPool(Protocol):
+class ServedPool:
     """A pool as the kubelet sees it. Several threads call its methods at a time."""
 
-    @property
-    def name(self) -> str:
-        """The resource: "rdma/hca"."""
+    pre_start_required = False
+    """Whether the kubelet must call `pre_start` before each start of a container."""
 
-    @property
-    def pre_start_required(self) -> bool:
-        """Whether the kubelet must call `pre_start` before each start of a container."""
+    def __init__(self, name: str) -> None:
+        self.name = name  # the resource: "rdma/hca"
+        self._listing: Listing = []
 
     def listing(self) -> Listing:
         """All devices: id, healthy, NUMA nodes. Must not block."""
+        return self._listing
+
+    def relist(self, listing: Listing) -> bool:
+        """Replace the listing; True if the kubelet must get it."""
+        changed = listing != self._listing
+        self._listing = listing
+        return changed
 
     def preferred(self, available: list[str], must_include: list[str], size: int) -> list[str]:
         """Which of the available ids go best together."""
+        raise NotImplementedError
 
     def allocate(self, ids: list[str]) -> v1beta1_pb2.ContainerAllocateResponse:
         """What a container with these ids gets. Raises Rejected."""
+        raise NotImplementedError
 
     def pre_start(self, ids: list[str]) -> None:
         """A container with these ids is about to start. Raises Rejected."""

@@ -17,7 +17,7 @@ from deviceplugin.api import v1beta1_pb2
 from deviceplugin.gpus.parts import GpuParts
 from deviceplugin.kubelet import records
 from deviceplugin.kubelet.registration import PluginServer
-from deviceplugin.kubelet.server import Listing
+from deviceplugin.kubelet.server import ServedPool
 from deviceplugin.plugin import DevicePlugin
 from deviceplugin.pools.config import DevicePluginConfig, PoolConfig
 from deviceplugin.pools.gpu_pool import GpuPoolConfig
@@ -35,26 +35,19 @@ FIRST, SECOND = servers.DGX_HCAS[:2]
 CONFIG = DevicePluginConfig(pools=(PoolConfig(resource="rdma/hca", mode="exclusive"),))
 
 
-class Gpus:
+class Gpus(ServedPool):
     """NVIDIA's device plugin, as far as the kubelet can tell."""
 
-    name = "nvidia.com/gpu"
-    pre_start_required = False
-
     def __init__(self) -> None:
+        super().__init__("nvidia.com/gpu")
+        self.relist([(servers.gpu_uuid(n), True, ()) for n in range(8)])
         self.best = 0  # the number of the GPU that is handed out next
-
-    def listing(self) -> Listing:
-        return [(servers.gpu_uuid(n), True, ()) for n in range(8)]
 
     def preferred(self, available: list[str], must_include: list[str], size: int) -> list[str]:
         return [servers.gpu_uuid(self.best)]
 
     def allocate(self, ids: list[str]) -> v1beta1_pb2.ContainerAllocateResponse:
         return v1beta1_pb2.ContainerAllocateResponse()
-
-    def pre_start(self, ids: list[str]) -> None:
-        pass
 
 
 class Fleet(msgspec.Struct, frozen=True):
