@@ -55,14 +55,17 @@ def write(paths: Paths, resource: str, devices: Mapping[str, Sequence[DeviceNode
     the old file or the new one. Raises Unwritten.
     """
     file = path(paths, resource)
-    content = _specification(resource, devices)
+    described = [
+        {"name": _name(hca), "containerEdits": {"deviceNodes": node_edits(devices[hca])}}
+        for hca in sorted(devices)
+        if devices[hca]
+    ]
     with _writing:
         try:
-            if content is None:
+            if described:
+                put(file, kind(resource), described)
+            else:
                 files.remove(file)
-            elif not file.exists() or file.read_bytes() != content:
-                make_directory(file.parent)
-                files.write_atomically(file, content, 0o644, durable=False)
         except OSError as error:
             raise Unwritten(
                 f"cannot write the CDI specification {file}: {error.strerror}: the agent "
@@ -79,16 +82,16 @@ def remove_others(paths: Paths, pools: Iterable[PoolConfig]) -> None:
                 files.remove(file)
 
 
-def _specification(resource: str, devices: Mapping[str, Sequence[DeviceNode]]) -> bytes | None:
-    described = [
-        {"name": _name(hca), "containerEdits": {"deviceNodes": node_edits(devices[hca])}}
-        for hca in sorted(devices)
-        if devices[hca]
-    ]
-    if not described:
-        return None
-    specification = {"cdiVersion": VERSION, "kind": kind(resource), "devices": described}
-    return msgspec.json.format(msgspec.json.encode(specification), indent=2) + b"\n"
+def put(file: Path, of_kind: str, devices: Sequence[Mapping[str, Any]]) -> None:
+    """Write a specification of these devices if it differs from the file's. Raises OSError."""
+    document = {"cdiVersion": VERSION, "kind": of_kind, "devices": devices}
+    content = msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n"
+    if file.exists() and file.read_bytes() == content:
+        return
+    if not file.parent.exists():
+        file.parent.mkdir(parents=True)
+        file.parent.chmod(0o755)  # others read it; our umask must not prevent that
+    files.write_atomically(file, content, 0o644, durable=False)
 
 
 def node_edits(nodes: Sequence[DeviceNode]) -> list[dict[str, Any]]:
@@ -121,10 +124,3 @@ def _name(hca: str) -> str:
     """A device name of CDI. Addresses and names of RDMA devices stay as they are."""
     name = re.sub(r"[^A-Za-z0-9_.:-]", "-", hca)
     return name if name[:1].isalnum() and name[-1:].isalnum() else f"d{name}0"
-
-
-def make_directory(directory: Path) -> None:
-    """Make the directory of CDI files, unless it is there. Raises OSError."""
-    if not directory.exists():
-        directory.mkdir(parents=True)
-        directory.chmod(0o755)  # others read it; our umask must not prevent that
