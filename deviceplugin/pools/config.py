@@ -114,9 +114,10 @@ def resource_problem(resource: str) -> str | None:
     return None
 
 
-def together_problem(pools: Sequence[PoolConfig]) -> str | None:
+def together_problem(pools: Sequence[PoolConfig], gpus: Sequence[GpuPoolConfig]) -> str | None:
     """Why one node cannot offer all of these pools; None if it can."""
-    twice = [name for name, count in Counter(pool.resource for pool in pools).items() if count > 1]
+    names = [pool.resource for pool in pools] + [name for of in gpus for name in of.resources]
+    twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
         return f"{twice[0]}: the resource already exists: keep one, or give it another name"
     first: dict[str, str] = {}
