@@ -5,7 +5,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 
 from msgspec.structs import replace
@@ -17,7 +17,7 @@ from deviceplugin.gpus.given import Giver, group_of
 from deviceplugin.gpus.holders import Holders
 from deviceplugin.gpus.parts import GpuParts
 from deviceplugin.gpus.replicas import ReplicaService
-from deviceplugin.gpus.share_pool import SharePool, kinds
+from deviceplugin.gpus.share_pool import SharePool, by_pool, kinds
 from deviceplugin.gpus.shares import ShareService
 from deviceplugin.gpus.start import Starter
 from deviceplugin.kubelet.pod_resources import PodResourcesClient
@@ -119,7 +119,7 @@ class GpuPools:
         seen = [self._withheld(gpu) for gpu in gpus]
         self._tell_changes(seen)
         changed: set[str] = set()
-        for pool, mine in self._by_pool(seen):
+        for pool, mine in by_pool(self._configs, seen):
             if pool.mode == "replicas":
                 changed |= self._update_replicas(pool, mine)
             else:
@@ -148,20 +148,12 @@ class GpuPools:
         """
         return sorted({address for pool in self._pools.values() for address in pool.with_room()})
 
-    def _by_pool(self, gpus: Sequence[NodeGPU]) -> Iterator[tuple[GpuPoolConfig, list[NodeGPU]]]:
-        """The GPUs of each pool: the first that selects a GPU has it."""
-        left = list(gpus)
-        for config in self._configs:
-            mine = [gpu for gpu in left if config.selects(gpu.gpu)]
-            left = [gpu for gpu in left if gpu not in mine]
-            yield config, mine
-
     def _limited_of(self, gpus: Sequence[NodeGPU]) -> dict[str, LimitedGPU]:
         """The GPUs that are given in parts, by address."""
         obstacle = self._giver.parts.obstacle
         return {
             gpu.gpu.address: LimitedGPU(uuid=gpu.gpu.uuid, minor=gpu.minor, obstacle=obstacle())
-            for config, mine in self._by_pool(gpus)
+            for config, mine in by_pool(self._configs, gpus)
             for gpu in (mine if config.mode != "replicas" else ())
         }
 
