@@ -145,7 +145,7 @@ class PoolService(ServedPool):
         for note in result.notes:
             _log.warning("%s: %s", self.name, note)
         _log.info("%s: %s allocated", self.name, ", ".join(sorted(ids)))
-        return _response(result)
+        return result.answer
 
     def restore_device_information(self, device_id: str, device: AllocatedHCA) -> None:
         """Write the device-information file of an allocated id again.
@@ -185,7 +185,7 @@ class PoolService(ServedPool):
                 pool,
                 ids,
                 set(ids).difference(unavailable),
-                current=hcas,
+                hcas,
                 fabric_env=self._fabric_env,
             )
         except Rejected as refused:
@@ -217,16 +217,3 @@ class PoolService(ServedPool):
                 self._topology = Topology(())
             self._topology_key = key
         return self._topology
-
-
-def _response(result: AllocateResult) -> v1beta1_pb2.ContainerAllocateResponse:
-    return v1beta1_pb2.ContainerAllocateResponse(
-        envs=result.envs,
-        devices=[
-            v1beta1_pb2.DeviceSpec(
-                container_path=node.path, host_path=node.host, permissions=node.permissions
-            )
-            for node in result.nodes
-        ],
-        cdi_devices=[v1beta1_pb2.CDIDevice(name=name) for name in result.cdi],
-    )

@@ -12,28 +12,18 @@ import msgspec
 from base.paths import Paths
 from deviceplugin import checkpoint
 from deviceplugin.allocate import cdi, environment, nodes
+from deviceplugin.api.v1beta1_pb2 import CDIDevice, ContainerAllocateResponse, DeviceSpec
 from deviceplugin.kubelet.server import Rejected
 from deviceplugin.pools.pool import Pool
-from host import discovery
 from host.device_nodes import DeviceNode
 from host.discovery import HCA, CharacterDevice
 from host.errors import HostError
 
 
-class ContainerNode(msgspec.Struct, frozen=True, kw_only=True):
-    """A device node that a container gets."""
-
-    path: str  # in the container: "/dev/infiniband/uverbs0"
-    host: str
-    permissions: str = "rw"  # not "m": containers need not make nodes
-
-
 class AllocateResult(msgspec.Struct, frozen=True, kw_only=True):
     """The answer to the kubelet, and what the checkpoint records of it."""
 
-    nodes: tuple[ContainerNode, ...] = ()  # sorted by path; () if CDI names stand for them
-    envs: dict[str, str] = {}  # sorted
-    cdi: tuple[str, ...] = ()  # "podfabric.io/rdma-hca=0000:3b:00.0", sorted
+    answer: ContainerAllocateResponse
     devices: dict[str, tuple[checkpoint.AllocatedHCA, ...]] = {}  # by device id, sorted
     notes: tuple[str, ...] = ()  # for the log: what the container lacks
 
@@ -43,32 +33,33 @@ def allocation(
     pool: Pool,
     ids: Sequence[str],
     healthy: Collection[str],
+    current: Mapping[str, HCA],
     *,
-    current: Mapping[str, HCA] | None = None,
     fabric_env: bool = True,
 ) -> AllocateResult:
     """What a container with these ids of the pool gets.
 
-    `healthy` are the ids that may be allocated now. `current` has the HCAs as they are now, by id;
-    None looks them up. `fabric_env`: this pool sets the variables of NCCL and UCX. With CDI, the
-    pool's specification is written. Raises Rejected: INVALID_ARGUMENT for an id that the
-    pool does not have, FAILED_PRECONDITION for one that cannot be used now.
+    `healthy` are the ids that may be allocated now. `current` has the HCAs as they are now, by id.
+    `fabric_env`: this pool sets the variables of NCCL and UCX. With CDI, the pool's specification
+    is written, and the answer has CDI names in place of nodes. Raises Rejected: INVALID_ARGUMENT
+    for an id that the pool does not have, FAILED_PRECONDITION for one that cannot be used now.
     """
     wanted = _validated(pool, ids, healthy)
     if not wanted:
-        return AllocateResult()
-    if current is None:
-        current = {hca.id: hca for hca in discovery.hcas(paths)}
+        return AllocateResult(answer=ContainerAllocateResponse())
     lookup = _NodeLookup(paths, pool, current)
     by_id = {device_id: lookup.hcas(device_id) for device_id in wanted}
     nodes_of = lookup.nodes_of
-    names: tuple[str, ...] = ()
+    answer = ContainerAllocateResponse(
+        envs=environment.environment(pool.config, nodes_of, fabric=fabric_env)
+    )
     if pool.config.cdi:
         names = _described(paths, pool, current, nodes_of)
+        answer.cdi_devices.extend(CDIDevice(name=name) for name in names)
+    else:
+        answer.devices.extend(_specs(nodes_of))
     return AllocateResult(
-        nodes=() if pool.config.cdi else _container_nodes(nodes_of),
-        envs=environment.environment(pool.config, nodes_of, fabric=fabric_env),
-        cdi=names,
+        answer=answer,
         devices={
             device_id: tuple(recorded(pool, hca) for hca in hcas)
             for device_id, hcas in by_id.items()
@@ -186,9 +177,13 @@ def _validated(pool: Pool, ids: Sequence[str], healthy: Collection[str]) -> list
     return wanted
 
 
-def _container_nodes(nodes_of: environment.Given) -> tuple[ContainerNode, ...]:
-    hosts = {node.path: node.host for _, hca_nodes in nodes_of.values() for node in hca_nodes}
-    return tuple(ContainerNode(path=path, host=hosts[path]) for path in sorted(hosts))
+def _specs(nodes_of: environment.Given) -> list[DeviceSpec]:
+    """Each node once, by path; not to be made: containers need not make nodes."""
+    hosts = {node.path: node.host for _, of_hca in nodes_of.values() for node in of_hca}
+    return [
+        DeviceSpec(container_path=path, host_path=hosts[path], permissions="rw")
+        for path in sorted(hosts)
+    ]
 
 
 def _described(
