@@ -41,8 +41,7 @@ class Inventory:
     def differs(self, *, rates: bool = False) -> bool:
         """Whether devices or port states differ from the last look, at a fraction of its cost.
 
-        With `rates` also the rates of ports. The kernel sends no event for all of these changes:
-        a port without an interface, a failed lane.
+        With `rates` also the rates of ports: a failed lane changes no state.
         """
         hcas = list(self._hcas.values())
         return (

@@ -65,7 +65,7 @@ class DevicePluginConfig(msgspec.Struct, frozen=True, kw_only=True):
     pools: tuple[PoolConfig, ...]
     gpus: tuple[GpuPoolConfig, ...] = ()
     gpu_limits: GpuLimitSettings = GpuLimitSettings()
-    rescan: float = 60.0  # seconds between reads of sysfs without an event; 0: never
+    rescan: float = 60.0  # seconds between reads of sysfs while nothing differs; 0: never
     # Never in a file: podfabric leaves the node. Nothing is given, and parts of GPUs are served to
     # those who have them.
     leaving: bool = False
