@@ -77,23 +77,30 @@ class ThisNode:
             return ()
 
     @cached_property
-    def holders(self) -> DeviceHolders:
-        """Who holds the devices, by the kubelet."""
+    def kubelet_rows(self) -> tuple[list[PodDevices], list[str]]:
+        """What containers hold by the kubelet's two records, and why one cannot be read."""
         rows: list[PodDevices] = []
         problems = []
-        for read in (records.from_checkpoint, records.from_pod_resources):  # names replace UIDs
+        for read in (records.from_checkpoint, records.from_pod_resources):
             try:
                 rows += read(self.paths)
             except KubeletUnreadable as error:
-                problems.append(f"who holds devices is not fully known: {error}")
-        found = {
+                problems.append(str(error))
+        return rows, problems
+
+    @cached_property
+    def holders(self) -> DeviceHolders:
+        """Who holds the devices, by the kubelet."""
+        rows, problems = self.kubelet_rows
+        found = {  # the later rows have names in place of UIDs
             (row.resource, device_id): DeviceHolder(
                 f"{row.namespace}/{row.name}" if row.name else row.uid, row.container
             )
             for row in rows
             for device_id in row.ids
         }
-        return DeviceHolders(found, tuple(problems))
+        told = (f"who holds devices is not fully known: {problem}" for problem in problems)
+        return DeviceHolders(found, tuple(told))
 
     @cached_property
     def _inventory(self) -> tuple[list[HCA], Inventory]:

@@ -11,7 +11,7 @@ from cli.this_node import ThisNode
 from deviceplugin import checkpoint as records
 from deviceplugin.checkpoint import CheckpointDamaged
 from deviceplugin.kubelet import records as kubelet
-from deviceplugin.kubelet.records import KubeletUnreadable, PodDevices
+from deviceplugin.kubelet.records import KubeletUnreadable
 from deviceplugin.ledger import YOUNG
 from deviceplugin.pools import formats
 from deviceplugin.pools.config import ConfigError
@@ -173,13 +173,7 @@ def checkpoint(node: ThisNode) -> Iterator[Outcome]:
     except CheckpointDamaged as damage:
         yield failed(str(damage), "a starting agent sets it aside and asks the kubelet")
         return
-    rows: list[PodDevices] = []
-    problems = []
-    for reader in (kubelet.from_checkpoint, kubelet.from_pod_resources):
-        try:
-            rows += reader(node.paths)
-        except KubeletUnreadable as error:
-            problems.append(str(error))
+    rows, problems = node.kubelet_rows
     ours = {pool.config.resource for pool in node.pools}
     ours.update(name for of in node.config.gpus for name in of.resources)
     theirs = {
