@@ -228,7 +228,7 @@ class Ledger:
         """Write the file, and update memory only after that succeeded."""
         self._failed = True
         encoded = [entry.encoded for entry in entries.values()]
-        checkpoint.write(self._paths, list(self._offered), encoded, self._offered)
+        checkpoint.write(self._paths, encoded, self._offered)
         self._entries, self._written = entries, self._offered
         self._has_file, self._failed = True, False
 

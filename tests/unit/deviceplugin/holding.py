@@ -76,8 +76,8 @@ class Holding:
     def write(self) -> None:
         """Both files, as they would be now."""
         encoded = [checkpoint.encode(allocation) for allocation in self._allocations]
-        resources = sorted({allocation.resource for allocation in self._allocations})
-        checkpoint.write(self.paths, resources, encoded)
+        resources = {allocation.resource for allocation in self._allocations}
+        checkpoint.write(self.paths, encoded, {resource: [] for resource in sorted(resources)})
         of_kubelet.write(self.kubelets_checkpoint, self.held, self.registered)
 
     @property

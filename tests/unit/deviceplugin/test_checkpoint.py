@@ -67,7 +67,7 @@ def allocation(device_id: str = f"{HCA}-0", **fields: object) -> Allocation:
 
 def write(paths: Paths, *allocations: Allocation) -> None:
     checkpoint.write(
-        paths, ["rdma/hca"], [checkpoint.encode(allocation) for allocation in allocations]
+        paths, [checkpoint.encode(allocation) for allocation in allocations], {"rdma/hca": []}
     )
 
 
@@ -111,7 +111,7 @@ def test_fields_of_a_later_version_are_skipped(paths: Paths) -> None:
         (b'{"version": 1, "allocations": [{"resource": "rdma/h', "truncated"),
         (b'{"version": 1, "allocations": [{}]}', "missing required field"),
         (
-            b'{"version": 1, "resources": [], "hcas": {}, "allocations": [{"resource": "a/b", '
+            b'{"version": 1, "hcas": {}, "allocations": [{"resource": "a/b", '
             b'"id": "0", "devices": ["x"], "time": "", "boot_id": "", "adopted": false, '
             b'"gpu": null}], "offered": {}}',
             """"hcas" has no 'x'""",
