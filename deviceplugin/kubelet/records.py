@@ -128,20 +128,16 @@ def _entries(content: _Data, *, nodes: bool = False) -> list[PodDevices]:
     return _rows(dict(sorted(ids.items())), answers=answers)
 
 
-def from_pod_resources(
-    paths: Paths, timeout: float | None = None, *, claimed: bool = False
-) -> list[PodDevices]:
+def from_pod_resources(paths: Paths, *, claimed: bool = False) -> list[PodDevices]:
     """The devices of all containers by PodResources; `claimed` as in `from_answer`.
 
-    Raises KubeletUnreadable, after `timeout` seconds at the latest; None: KUBELET_TIMEOUT.
+    Raises KubeletUnreadable, after KUBELET_TIMEOUT at the latest.
     """
     # Imported here since callers that read only the checkpoint do not need gRPC.
     from deviceplugin.kubelet.pod_resources import PodResourcesClient
 
     with PodResourcesClient(paths) as kubelet:
-        return from_answer(
-            kubelet.list(KUBELET_TIMEOUT if timeout is None else timeout), claimed=claimed
-        )
+        return from_answer(kubelet.list(KUBELET_TIMEOUT), claimed=claimed)
 
 
 def from_answer(
@@ -170,9 +166,7 @@ def from_answer(
     return _rows(ids) + (_rows(of_claims, claimed=True) if claimed else [])
 
 
-def of_pod(
-    paths: Paths, namespace: str, name: str, uid: str, timeout: float | None = None
-) -> list[PodDevices]:
+def of_pod(paths: Paths, namespace: str, name: str, uid: str) -> list[PodDevices]:
     """The devices of one pod's containers, in PodResources' order, then those it omits.
 
     The checkpoint is searched by the pod's UID; it has all of the pod's devices before the sandbox
@@ -185,7 +179,7 @@ def of_pod(
     in_checkpoint: list[PodDevices] = []
     problems = []
     try:
-        rows = from_pod_resources(paths, timeout, claimed=True)
+        rows = from_pod_resources(paths, claimed=True)
         by_name = [row for row in rows if (row.namespace, row.name) == (namespace, name)]
     except KubeletUnreadable as problem:
         problems.append(str(problem))
