@@ -283,7 +283,7 @@ def test_settings_that_a_move_keeps_are_restored(fabric: Fabric) -> None:
     until(lambda: not differing(), what="the interface as it was")
 
 
-def test_entry_of_an_earlier_version_restores_what_that_version_knew(fabric: Fabric) -> None:
+def test_what_is_not_known_of_an_interface_is_not_restored(fabric: Fabric) -> None:
     fabric.attach()
     fabric.pod("link", "set", "net1", "txqueuelen", "5", "multicast", "off", "promisc", "on")
     origin = Origin(name="eth7", kind="veth", mac=MAC, mtu=1400, up=True, alias="uplink")

@@ -13,7 +13,7 @@ from agent.cluster_addresses import families
 from agent.denials import Denials
 from agent.metrics import MAX_REASONS, Lasting, Metrics
 from cni.spec.errors import CNIError, Code
-from deviceplugin.kubelet.server import PoolState
+from deviceplugin.kubelet.registration import PoolState
 from ipam.cluster.api import Meta, Unreadable
 from ipam.cluster.lessee import Lessee
 from ipam.cluster.object_reader import unreadable_family
@@ -44,7 +44,6 @@ def made(
 
 POOL = PoolState(
     resource="rdma/hca",
-    mode="legacy",
     socket="/s",
     registered=True,
     streams=1,

@@ -15,7 +15,7 @@ from cni.policy import cluster
 from cni.spec import config
 from cni.spec.errors import CNIError
 from deviceplugin import checkpoint
-from deviceplugin.allocate import cdi, device_info
+from deviceplugin.allocate import device_info
 from deviceplugin.kubelet import records
 from ipam import importing
 from ipam.nv_ipam import importing as nv_importing
@@ -77,10 +77,9 @@ def test_a_deep_document_is_the_readers_own_error(
         in_file(pod_choices._read),
         in_file(device_info._document),
         in_file(installation._types),
-        lambda _: cdi._is_ours(DEEP),
         lambda _: journal._begins_with_json(DEEP),
     ],
-    ids=["choices", "device", "networks", "CDI", "torn line"],
+    ids=["choices", "device", "networks", "torn line"],
 )
 def test_a_deep_document_that_decides_nothing_is_passed_over(
     read: Callable[[Path], object], tmp_path: Path

@@ -101,6 +101,21 @@ def test_an_exhausted_pool_gets_every_empty_block_back(server: FakeApi, node: Cl
     assert blocks_of(server) == []
 
 
+def test_a_pool_that_becomes_scarce_gets_a_block_back_that_was_kept(
+    server: FakeApi, node: ClusterNode
+) -> None:
+    fill(node, 1)
+    node.delete("p0")
+    node.steps(4)
+    (pool,) = server.look_at_all(AddressPool).items
+    blocks = replace(pool.status.blocks, total=16, leased=13)
+    server.put(replace(pool, status=replace(pool.status, blocks=blocks)))
+    node.steps(1, 20.0)
+    assert len(blocks_of(server)) == 1  # not looked at yet
+    node.steps(1, 20.0)
+    assert blocks_of(server) == []
+
+
 def test_blocks_of_one_address_go_back_at_once(server: FakeApi, node: ClusterNode) -> None:
     put_pool(server, "10.1.0.0/28", size=1)
     ipam = {"range": "10.1.0.0/28"}
