@@ -1,5 +1,6 @@
 """How long an ADD waits for a block, and when it does not wait."""
 
+import math
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -16,6 +17,7 @@ from ipam.addresses import parse
 from ipam.blocks import LeasedBlock
 from ipam.cluster import store
 from ipam.cluster.api import NotFound, Unavailable
+from ipam.cluster.attempts import Attempts
 from ipam.cluster.block_store import BlockStore
 from ipam.cluster.lessee import Lessee
 from ipam.cluster.objects import AddressBlock
@@ -279,3 +281,14 @@ def test_an_add_does_not_wait_for_an_agent_that_is_being_replaced(
         join(thread)
     assert [error.code for error in errors] == [Code.TRY_AGAIN] * 2
     assert any("is being replaced" in error.message for error in errors)
+
+
+def test_an_add_whose_time_is_over_is_not_among_those_that_wait() -> None:
+    attempts = Attempts(lambda want, is_late: None)
+    range_ = SETS[0].ranges[0]
+    want = Want(range_, (range_.domain, range_.network))
+    attempt = attempts.add(want, -math.inf)
+    assert attempt.is_late()
+    attempts.add(want, math.inf)
+    assert attempts.waiting(want) == 1
+    assert not attempt.is_late()
