@@ -23,6 +23,7 @@ from ipam.cluster.controller.rounds import Rounds
 from ipam.cluster.lessee import CONFIRM_EVERY
 from ipam.cluster.names import pool_name
 from ipam.cluster.objects import AddressBlock, AddressPool, PoolSpec
+from ipam.cluster.sticky import is_let_go
 from tests.api.crashing import (
     SURVIVED,
     Auditor,
@@ -241,7 +242,8 @@ def freed(fabric: Fabric, gone: set[str]) -> bool:
     fabric.clock.now += 300.0
     fabric.a.lessee.step()
     fabric.round()
-    return not gone & {each.metadata.name for each in fabric.blocks() if of(each, fabric.b)}
+    theirs = (each for each in fabric.blocks() if of(each, fabric.b) and not is_let_go(each))
+    return not gone & {each.metadata.name for each in theirs}
 
 
 def dies_at(fabric: Fabric, at: int) -> bool:
