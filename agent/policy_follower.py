@@ -8,20 +8,22 @@ import logging
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
-from agent.policy_objects import AskingPod, FabricPolicy, NamespaceObject
+import msgspec
+
 from base.documents import DocumentError
 from base.pod import Pod
 from base.text import printable
 from cni.policy import cluster, rules
 from cni.policy.cluster import ClusterPolicies, StoredPolicy
-from cni.policy.document import Rule, unknown
+from cni.policy.document import unknown
 from cni.spec.errors import CNIError
 from ipam.cluster.api import ApiError, ClusterApi, Refused
 from ipam.cluster.controller.complaints import Complaint
 from ipam.cluster.controller.mirror import Mirror
 from ipam.cluster.events import PendingEvents
+from ipam.cluster.objects import Resource
 from ipam.cluster.step_thread import StepThread
 from ipam.cluster.until_closed import UntilClosed
 
@@ -32,6 +34,50 @@ _MIRROR_POD = "kubernetes.io/config.mirror"  # the object of a static pod has a 
 _RIGHT = "set policy.serviceAccounts to true in the values of podfabric's chart"
 
 _log = logging.getLogger(__name__)
+
+
+class FabricPolicy(Resource, frozen=True, kw_only=True):
+    """Rules of an administrator. Its `spec` may be of a later version, so it is read afterwards."""
+
+    API = "fabric.podfabric.io/v1alpha1"
+    KIND = cluster.KIND
+    PLURAL = "fabricpolicies"
+
+    spec: dict[str, Any] = msgspec.field(default_factory=dict)
+
+    def stored(self) -> StoredPolicy:
+        """As it is kept on the node; its rules were not looked at."""
+        listed = self.spec.get("rules")
+        return StoredPolicy(
+            name=self.metadata.name,
+            uid=self.metadata.uid,
+            generation=self.metadata.generation,
+            rules=listed if isinstance(listed, list) else [listed],
+        )
+
+
+class NamespaceObject(Resource, frozen=True, kw_only=True):
+    """A Namespace, of which the labels are read."""
+
+    API = "v1"
+    KIND = "Namespace"
+    PLURAL = "namespaces"
+
+
+class PodSpec(msgspec.Struct, frozen=True, rename="camel"):
+    """As much of a Pod's `spec` as is read."""
+
+    service_account_name: str = ""
+
+
+class AskingPod(Resource, frozen=True, kw_only=True):
+    """A Pod, of which the service account is read."""
+
+    API = "v1"
+    KIND = "Pod"
+    PLURAL = "pods"
+
+    spec: PodSpec = PodSpec()
 
 
 class PolicyFollower(StepThread):
@@ -92,7 +138,7 @@ class PolicyFollower(StepThread):
         present = self._present
         last = {each.name: each for each in present.policies} if present else {}
         found = (self._read(each, last.get(each.metadata.name)) for each in seen)
-        policies = tuple(sorted((each for each in found if each), key=lambda each: each.name))
+        policies = tuple(sorted(found, key=lambda each: each.name))
         if present is not None and policies == present.policies:
             policies = present.policies  # with what was worked out of them
         new = ClusterPolicies(policies=policies, namespaces=self._labels(policies))
@@ -112,7 +158,7 @@ class PolicyFollower(StepThread):
             self._failing.works()
             self._written = new
 
-    def _read(self, policy: FabricPolicy, last: StoredPolicy | None) -> StoredPolicy | None:
+    def _read(self, policy: FabricPolicy, last: StoredPolicy | None) -> StoredPolicy:
         """The policy, if its rules can be read; else what was in force of it, or its subjects."""
         stored = policy.stored()
         if stored == last:
@@ -121,7 +167,10 @@ class PolicyFollower(StepThread):
             _ = stored.read
         except DocumentError as error:
             kept = last or cluster.closed(stored)
-            self._tell_unreadable(stored, f"{error}; {_in_force(stored, kept)}")
+            in_force = "only its subjects are in force: it allows their pods nothing"
+            if kept.generation != stored.generation:
+                in_force = f"generation {kept.generation} stays in force"
+            self._tell_unreadable(stored, f"{error}; {in_force}")
             return kept
         return stored
 
@@ -138,7 +187,8 @@ class PolicyFollower(StepThread):
     def _labels(self, policies: Iterable[StoredPolicy]) -> dict[str, dict[str, str]] | None:
         """The labels of all namespaces, as they were seen last; None if no rule looks at them."""
         of_cluster = (rule for policy in policies for rule in policy.read)
-        if not any(map(_looks_at_labels, (*self._node().rules, *of_cluster))):
+        subjects = (each for rule in (*self._node().rules, *of_cluster) for each in rule.subjects)
+        if all(each.namespace_selector is None for each in subjects):
             if self._namespaces is not None:
                 self._namespaces.close()
             self._namespaces = None
@@ -172,15 +222,3 @@ class PolicyFollower(StepThread):
             if len(self._accounts) > _ACCOUNTS:
                 self._accounts.popitem(last=False)
         return account
-
-
-def _looks_at_labels(rule: Rule) -> bool:
-    return any(subject.namespace_selector is not None for subject in rule.subjects)
-
-
-def _in_force(stored: StoredPolicy, kept: StoredPolicy | None) -> str:
-    if kept is None:
-        return "nothing of it is in force"
-    if kept.generation == stored.generation:
-        return "only its subjects are in force: it allows their pods nothing"
-    return f"generation {kept.generation} stays in force"

@@ -124,9 +124,6 @@ def _by_policy(
         allowed = allowance.of_pod(source(), Pod(namespace, "pod"), subjects)
     except CNIError as error:
         return (error.message,)
-    rules = allowed.rules
-    if rules is None:
-        return (f"no rule is for pods of {namespace}: the settings of the node count",)
     lines = []
     for hca in dict.fromkeys(hcas):
         try:

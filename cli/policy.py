@@ -3,7 +3,7 @@
 import argparse
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ from cli.output import Cell, Table
 from ipam.cluster.api import ApiError
 
 if TYPE_CHECKING:
-    from cli.policy_check import CheckedPolicy, WrittenDefinition
+    from cli.policy_check import Verdict, WrittenDefinition
     from cni.policy.document import Rule
     from cni.policy.rules import Policy
     from ipam.cluster.api import ClusterApi
@@ -71,7 +71,7 @@ class CheckInput:
 
     def read_cluster(self, api: "ClusterApi") -> None:
         """Add what the API server has. Raises ApiError, DocumentError."""
-        from agent.policy_objects import FabricPolicy, NamespaceObject
+        from agent.policy_follower import FabricPolicy, NamespaceObject
         from cli.policy_check import WrittenDefinition
 
         for policy in api.list(FabricPolicy).items:
@@ -98,9 +98,7 @@ class CheckInput:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of this command."""
     actions = parser.add_subparsers(metavar="ACTION", required=True)
-    check = actions.add_parser(
-        "check", help="what rules would deny, and which namespaces share a partition"
-    )
+    check = actions.add_parser("check", help="what rules would allow and refuse")
     check.add_argument(
         "files",
         nargs="*",
@@ -124,13 +122,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the verdicts; 1 if something is refused or cannot be read."""
-    from cli.policy_check import (
-        CheckedPolicy,
-        KnownNamespaces,
-        shared_partitions,
-        verdicts,
-        without_rules,
-    )
+    from cli.policy_check import KnownNamespaces, verdicts
 
     found = CheckInput()
     try:
@@ -144,20 +136,14 @@ def run(arguments: argparse.Namespace) -> int:
         return 1
     subjects = KnownNamespaces(found.labels)
     judged = verdicts(found.definitions, policy, subjects, arguments.namespace)
-    names = (*found.labels, *(verdict.namespace for verdict in judged))
-    checked = CheckedPolicy(
-        tuple(judged),
-        tuple(shared_partitions(policy, subjects, names)),
-        without_rules(policy, subjects, names),
-    )
     if arguments.output != "table":
-        output.document(checked, arguments.output)
+        output.document(judged, arguments.output)
     else:
-        _show(checked)
+        _show(judged)
     return 1 if any(not verdict.allowed for verdict in judged) else 0
 
 
-def _show(checked: "CheckedPolicy") -> None:
+def _show(judged: "Sequence[Verdict]") -> None:
     rows = [
         (
             verdict.definition,
@@ -167,12 +153,7 @@ def _show(checked: "CheckedPolicy") -> None:
             Cell("allowed", "green") if verdict.allowed else Cell("refused", "bold red"),
             ", ".join(verdict.rules) if verdict.allowed else verdict.said,
         )
-        for verdict in checked.verdicts
-    ]
-    lines = [
-        f"{each.first if each.first == each.last else f'{each.first} to {each.last}'}: "
-        f"{', '.join(each.namespaces)}"
-        for each in checked.shared_partitions
+        for verdict in judged
     ]
     output.show(
         Table(
@@ -180,14 +161,6 @@ def _show(checked: "CheckedPolicy") -> None:
         )
         if rows
         else "There is no NetworkAttachmentDefinition.",
-        ("Partitions that namespaces share:", *lines) if lines else "",
-        (
-            "No rule is for these namespaces: their pods may use every partition, also those of "
-            "others:",
-            ", ".join(checked.without_rules),
-        )
-        if checked.without_rules
-        else "",
         _NOTE,
     )
 

@@ -28,7 +28,7 @@ def rules_of_node(node: ThisNode) -> Iterator[Outcome]:
     if policy.rules:
         yield ok(f"rules in config.yaml: {_listed(policy.rules)}")
     elif not policy.cluster:
-        yield not_applicable("config.yaml has no rules: the settings of the node count")
+        yield not_applicable("config.yaml has no rules: what it allows all pods counts")
         return
     yield from _refused_now(node)
 
@@ -42,7 +42,7 @@ def _of_cluster(node: ThisNode) -> Outcome:
             error.message,
             "see the agent's log; on a node without an API server set policy.cluster to false",
         )
-    return ok(f"rules of the cluster: {_listed(found) or 'none, the settings of the node count'}")
+    return ok(f"rules of the cluster: {_listed(found) or 'none'}")
 
 
 def _refused_now(node: ThisNode) -> Iterator[Outcome]:

@@ -15,6 +15,7 @@ from base.documents import DocumentError
 from base.pod import Pod
 from cni.policy import values
 from cni.policy.values import NOTHING, Kind, Values
+from cni.spec.config import SERVED
 from cni.spec.errors import CNIError, Code
 from host import selectors
 from host.discovery import HCA
@@ -31,6 +32,7 @@ HIGHEST_COUNT = 1 << 24  # of addresses
 _FULL = 0x8000  # a P_Key's bit of a full member
 
 Operator = Literal["In", "NotIn", "Exists", "DoesNotExist"]
+EVERY_DEVICE = Selector()
 _NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 
 
@@ -52,16 +54,6 @@ class LabelRequirement(msgspec.Struct, frozen=True):
                 return self.key in labels
             case "DoesNotExist":
                 return self.key not in labels
-
-
-class LabelSelector(msgspec.Struct, frozen=True):
-    """All requirements must be met; without any, every set of labels is selected."""
-
-    requirements: tuple[LabelRequirement, ...] = ()
-
-    def selects(self, labels: Mapping[str, str]) -> bool:
-        """Whether labels meet all requirements."""
-        return all(requirement.met_by(labels) for requirement in self.requirements)
 
 
 class Subjects:
@@ -90,16 +82,17 @@ class Subject(msgspec.Struct, frozen=True):
     """Pods that a rule is for: what is set must match. None is not set."""
 
     namespaces: Values | None = None
-    namespace_selector: LabelSelector | None = None
+    namespace_selector: tuple[LabelRequirement, ...] | None = None  # all must be met
     service_accounts: Values | None = None
 
     def matches(self, pod: Pod, subjects: Subjects) -> bool:
         """Whether the subject is for a pod. CNIError 11 from `subjects`."""
         if self.namespaces is not None and not self.namespaces.allows(pod.namespace):
             return False
-        selector = self.namespace_selector
-        if selector is not None and not selector.selects(subjects.labels(pod.namespace)):
-            return False
+        if self.namespace_selector is not None:
+            labels = subjects.labels(pod.namespace)
+            if not all(requirement.met_by(labels) for requirement in self.namespace_selector):
+                return False
         accounts = self.service_accounts
         return accounts is None or accounts.allows(subjects.service_account(pod))
 
@@ -144,6 +137,11 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     def title(self) -> str:
         """As errors and events name it: "team-a", "POLICY/team-a"."""
         return f"{self.policy}/{self.name}" if self.policy else self.name
+
+    @property
+    def has_every_device(self) -> bool:
+        """Whether it lists all devices, so that nothing of a device counts."""
+        return EVERY_DEVICE in self.use.devices
 
     def is_for(self, pod: Pod, subjects: Subjects) -> bool:
         """Whether the rule is for a pod. CNIError 11 from `subjects`."""
@@ -244,6 +242,34 @@ def rules_of(value: object, where: str, policy: str = "") -> tuple[Rule, ...]:
     return tuple(rules.values())
 
 
+NODE = "config.yaml"
+"""The name of the rule of a node for pods that no other rule is for."""
+_OF_NODE: Mapping[str, Mapping[str, Any]] = {
+    "use": {
+        **{key: [values.ANY] for key in ("devices", *USE)},
+        "ipamTypes": [*SERVED, "dhcp", "host-local", "static"],
+    },
+    "set": {
+        **{key: [values.ANY] for key in SETTABLE},
+        "match_device": [True],
+        **{key: [False] for key in ("pfOnly", "private_ranges", "unassigned_devices")},
+        _HOST_PATHS: [],
+    },
+}
+"""What a node lists where its administrator lists nothing for that key: what is safe."""
+
+
+def rule_of_node(part: Mapping[str, Any] | None = None, where: str = PART) -> Rule:
+    """The rule for pods that no other rule is for; `part` has its `use`, `set` and `fixed`.
+
+    DocumentError names the key below `where`.
+    """
+    document = {key: value for key, value in (part or {}).items() if value is not None}
+    for key, defaults in _OF_NODE.items():
+        document[key] = {**defaults, **documents.mapping(document.get(key), f"{where}.{key}")}
+    return _rule({**document, "name": NODE, "subjects": [{"namespaces": ["*"]}]}, where, "")
+
+
 def _rule(value: object, where: str, policy: str) -> Rule:
     keys = ("name", "subjects", "use", "set", "fixed")
     fields = _keys(value, keys, where)
@@ -291,7 +317,7 @@ def _subject(value: object, where: str) -> Subject:
     return Subject(named["namespaces"], selector, named["serviceAccounts"])
 
 
-def _selector(value: object, where: str) -> LabelSelector:
+def _selector(value: object, where: str) -> tuple[LabelRequirement, ...]:
     fields = _keys(value, ("matchLabels", "matchExpressions"), where)
     labels = documents.convert(
         fields.get("matchLabels") or {}, dict[str, str], f"{where}.matchLabels"
@@ -299,14 +325,12 @@ def _selector(value: object, where: str) -> LabelSelector:
     expressions = _list(fields.get("matchExpressions"), LABELS, f"{where}.matchExpressions")
     if len(labels) + len(expressions) > LABELS:
         raise DocumentError(f"{where}: has more than {LABELS} requirements: shorten it")
-    return LabelSelector(
-        (
-            *(LabelRequirement(key, "In", (value,)) for key, value in sorted(labels.items())),
-            *(
-                _requirement(item, f"{where}.matchExpressions[{index}]")
-                for index, item in enumerate(expressions)
-            ),
-        )
+    return (
+        *(LabelRequirement(key, "In", (value,)) for key, value in sorted(labels.items())),
+        *(
+            _requirement(item, f"{where}.matchExpressions[{index}]")
+            for index, item in enumerate(expressions)
+        ),
     )
 
 
@@ -331,7 +355,9 @@ def _use(value: object, where: str) -> Use:
     devices = _list(fields.get("devices"), values.ITEMS, f"{where}.devices")
     return Use(
         devices=tuple(
-            Selector() if item == values.ANY else selectors.parse(item, f"{where}.devices[{index}]")
+            EVERY_DEVICE
+            if item == values.ANY
+            else selectors.parse(item, f"{where}.devices[{index}]")
             for index, item in enumerate(devices)
         ),
         listed={
@@ -364,23 +390,17 @@ def _settings(value: object, where: str) -> dict[str, Values]:
 def _fixed(value: object, where: str) -> dict[str, Any]:
     fields = _keys(value, FIXABLE, where)
     for key, item in fields.items():
-        if isinstance(item, str) and ("*" in item or "?" in item):
+        # Before it is read: a number has no "*", which would be another mistake.
+        is_pattern = isinstance(item, str) and ("*" in item or "?" in item)
+        read = "" if is_pattern else values.one(item, FIXABLE[key], f"{where}.{key}")
+        first, last = (read, read) if isinstance(read, str) else read
+        if is_pattern or first != last:
             raise DocumentError(f"{where}.{key}: {documents.shown(item)}: write one value")
-        read = values.one(item, FIXABLE[key], f"{where}.{key}")
-        if not isinstance(read, str) and read[0] != read[1]:
-            raise DocumentError(f"{where}.{key}: {documents.shown(item)}: write one value")
-        fields[key] = _as_written(read, FIXABLE[key])
+        fields[key] = bool(first) if FIXABLE[key] == "switch" else first
     for key in ("vlanProto", "vlanQoS"):
         if key in fields and "vlan" not in fields:
             raise DocumentError(f"{where}.{key}: needs a vlan beside it: add one")
     return fields
-
-
-def _as_written(value: values.Span | str, kind: Kind) -> int | str | bool:
-    """A value as a definition has it."""
-    if isinstance(value, str):
-        return value
-    return bool(value[0]) if kind == "switch" else value[0]
 
 
 def _keys(value: object, keys: Mapping[str, Any] | tuple[str, ...], where: str) -> dict[str, Any]:

@@ -146,7 +146,7 @@ class Claimer:
         """The options with what rules put in, the plan, and what else the attachment may use."""
         allowance = match.entitlement.allowance
         function = pci.find(self._paths, address)
-        if function is None or allowance.rules is None:
+        if function is None:
             return wanted, plan_of(host, self._paths, address, wanted), allowance
         infiniband = devices.is_infiniband(host, self._paths, function)
         allowance = permitted.on_device(self._paths, match, function, wanted, allowance)

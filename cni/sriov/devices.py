@@ -132,9 +132,8 @@ def _no_vf(paths: Paths, options: SriovOptions, match: Match, denied: Sequence[D
     offered = [refusal for refusal in denied if not refusal.held]
     if offered:
         listed = ", ".join(f"{refusal.device} of {refusal.resource}" for refusal in offered)
-        return match.entitlement.allowance.not_allowed(
+        return match.entitlement.not_assigned(
             f'"master": no device is free, and to take one that this pod was not given ({listed})',
-            "unassigned_devices",
             "have the pod request one (resources.limits)",
         )
     reasons = []

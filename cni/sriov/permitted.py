@@ -26,8 +26,6 @@ FIXED = ("link_state", *_OF_INTERFACES, *_OF_ETHERNET, *_OF_INFINIBAND)
 def by_options(wanted: SriovOptions, allowance: Allowance) -> Allowance:
     """The allowance with these options, as far as no device is needed to tell. CNIError 121."""
     require_allowed(allowance, match_device=wanted.match_device, pf_only=wanted.pf_only)
-    if allowance.rules is None:
-        return allowance
     for key, value, safe in _options(wanted):
         if value is not None and value != safe:
             allowance.require_option(key, value, key, _shown(value))
@@ -55,6 +53,8 @@ def completed(
     A rule may fix a VLAN and a P_Key: the device has one of them. What does not go with the
     configuration is left out, so that the plan tells which of its keys the device cannot have.
     """
+    if not any(rule.fixed for rule in allowance.left):
+        return wanted, allowance
     if function.userspace and not infiniband:
         _require_ethernet(wanted, function)
     keys = ["link_state"]

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from cni.policy import rules
 from cni.policy.rules import Policy
 from deviceplugin.pools import formats
 from deviceplugin.pools.config import PoolConfig
@@ -177,8 +178,8 @@ def test_parent_on_another_hca_is_refused_with_both_names(shared: PoolNode) -> N
     assert fabric_beside(worker.name) == uverbs_numbers(worker)
     shared.delete(shared.ipoib, worker, master=own[0])
     reply = shared.refused(shared.ipoib, worker, master=other, match_device=False)
-    assert (reply.document["code"], '"policy.unmatched_devices"' in reply.text) == (121, True)
-    shared.ipoib.policy = Policy(unmatched_devices=True)
+    assert (reply.document["code"], '"set.match_device"' in reply.text) == (121, True)
+    shared.ipoib.policy = rules.of({"set": {"match_device": [False]}}, "config.yaml")
     shared.add(shared.ipoib, worker, master=other, match_device=False)
     assert fabric_beside(worker.name) == [number_of(rdma)]
     shared.ipoib.policy = Policy()
@@ -318,7 +319,7 @@ def test_vfs_are_those_of_the_pods_verbs_devices(netns: None, vfs: Card) -> None
 def refused_to_a_pod_without_an_hca(node: PoolNode, card: Card) -> None:
     """Both VFs of the pool are allocated; the third is free and belongs to no pool."""
     tenant = Pod(name=NAMES[0], namespace="tenant", uid="uid-tenant", requests=[])
-    node.sriov.policy = Policy(unmatched_devices=True)
+    node.sriov.policy = rules.of({"set": {"match_device": [False]}}, "config.yaml")
     for config in ({}, {"match_device": False}):
         for vf in card.vfs[:2]:
             reply = node.refused(node.sriov, tenant, deviceID=vf, **config)

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from base.paths import Paths
+from cni.policy import rules
 from cni.policy.rules import Policy
 from host import links, pci
 from host.links import IFF_ALLMULTI, IFF_PROMISC
@@ -144,8 +145,8 @@ def test_pf_itself_goes_into_the_pod_if_it_has_no_vfs(
     sriov: SriovNode, pods: list[str], card: Card
 ) -> None:
     reply = sriov.refused("c1", pods[0], deviceID=card.address, pfOnly=True)
-    assert (reply.document["code"], '"policy.whole_pfs"' in reply.text) == (121, True)
-    sriov.policy = Policy(whole_pfs=True)
+    assert (reply.document["code"], '"set.pfOnly"' in reply.text) == (121, True)
+    sriov.policy = rules.of({"set": {"pfOnly": [True]}}, "config.yaml")
     reply = sriov.call("ADD", "c1", pods[0], deviceID=card.address, pfOnly=True)
     assert reply.exit_code == 1
     assert "sriov_numvfs" in reply.text

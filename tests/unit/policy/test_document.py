@@ -9,7 +9,7 @@ import pytest
 from base import documents
 from base.documents import DocumentError
 from cni.policy import document, rules, values
-from cni.policy.document import LabelRequirement, LabelSelector, Rule, Subject, Use, rules_of
+from cni.policy.document import LabelRequirement, Rule, Subject, Use, rules_of
 from cni.policy.values import EVERYTHING, NOTHING, Values
 from host.selectors import Selector
 
@@ -54,12 +54,10 @@ def test_every_key_of_a_rule_is_read() -> None:
     assert rule.subjects == (
         Subject(
             Values(names=("team-a", "team-a-*")),
-            LabelSelector(
-                (
-                    LabelRequirement("tier", "In", ("gold",)),
-                    LabelRequirement("k", "In", ("v",)),
-                    LabelRequirement("old", "DoesNotExist"),
-                )
+            (
+                LabelRequirement("tier", "In", ("gold",)),
+                LabelRequirement("k", "In", ("v",)),
+                LabelRequirement("old", "DoesNotExist"),
             ),
             Values(names=("trainer",)),
         ),
@@ -214,8 +212,9 @@ def test_labels_are_selected_as_in_kubernetes(
 ) -> None:
     subject = {"namespaceSelector": selector}
     (rule,) = rules_of([{"name": "a", "subjects": [subject]}], "rules")
-    read_selector = rule.subjects[0].namespace_selector
-    assert read_selector is not None and read_selector.selects(labels) is selected
+    requirements = rule.subjects[0].namespace_selector
+    assert requirements is not None
+    assert all(each.met_by(labels) for each in requirements) is selected
 
 
 @pytest.mark.parametrize(
