@@ -5,8 +5,8 @@ policy that cannot be read changes nothing of what is in force, and an event say
 """
 
 import logging
-from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -98,8 +98,8 @@ class PolicyFollower(StepThread):
         self._written: ClusterPolicies | None = None
         self._policies: Mirror[FabricPolicy] | None = None
         self._namespaces: Mirror[NamespaceObject] | None = None
-        self._accounts: OrderedDict[str, str] = OrderedDict()
-        self._unreadable: set[tuple[str, int]] = set()
+        self._account_of = lru_cache(_ACCOUNTS)(self._ask_account)
+        self._unreadable = Complaint(_log, "not in force")
         self._failing = Complaint(_log, f"writing {path}")
         self.events = PendingEvents(self._asked)
 
@@ -170,19 +170,13 @@ class PolicyFollower(StepThread):
             in_force = "only its subjects are in force: it allows their pods nothing"
             if kept.generation != stored.generation:
                 in_force = f"generation {kept.generation} stays in force"
-            self._tell_unreadable(stored, f"{error}; {in_force}")
+            told = DocumentError(f"{error}; {in_force}")
+            self._unreadable.fails(told)
+            kind = {"apiVersion": FabricPolicy.API, "kind": FabricPolicy.KIND}
+            regarding = {**kind, "name": stored.name, "uid": stored.uid}
+            self.events.add(UNREADABLE, printable(str(told)), regarding, str(stored.generation))
             return kept
         return stored
-
-    def _tell_unreadable(self, stored: StoredPolicy, text: str) -> None:
-        version = (stored.uid, stored.generation)
-        if version in self._unreadable:
-            return
-        self._unreadable.add(version)
-        _log.error("%s", text)
-        kind = {"apiVersion": FabricPolicy.API, "kind": FabricPolicy.KIND}
-        regarding = {**kind, "name": stored.name, "uid": stored.uid}
-        self.events.add(UNREADABLE, printable(text), regarding, str(stored.generation))
 
     def _labels(self, policies: Iterable[StoredPolicy]) -> dict[str, dict[str, str]] | None:
         """The labels of all namespaces, as they were seen last; None if no rule looks at them."""
@@ -202,9 +196,10 @@ class PolicyFollower(StepThread):
 
     def service_account(self, pod: Pod) -> str:
         """The service account of a pod, which never changes. CNIError 11."""
-        account = self._accounts.get(pod.uid)
-        if account is not None:
-            return account
+        # Without a uid the next pod may have the name.
+        return self._account_of(pod) if pod.uid else self._ask_account(pod)
+
+    def _ask_account(self, pod: Pod) -> str:
         what = f'the service account of pod "{pod}"'
         if not (pod.name and pod.namespace):
             raise unknown(what, "the runtime passes no K8S_POD_NAME")
@@ -216,9 +211,4 @@ class PolicyFollower(StepThread):
         is_copy = _MIRROR_POD in found.metadata.annotations
         if pod.uid and found.metadata.uid != pod.uid and not is_copy:
             raise unknown(what, "the pod was deleted and made again")
-        account = found.spec.service_account_name
-        if pod.uid:
-            self._accounts[pod.uid] = account
-            if len(self._accounts) > _ACCOUNTS:
-                self._accounts.popitem(last=False)
-        return account
+        return found.spec.service_account_name

@@ -1,7 +1,6 @@
 """`podfabric policy`: what the rules of a policy say of definitions."""
 
 import argparse
-import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -11,30 +10,28 @@ import msgspec
 
 from base import documents
 from base.documents import DocumentError
-from base.paths import Paths
 from cli import output
 from cli.arguments import file, namespace
-from cli.cluster_addresses import add_kubeconfig, connect
 from cli.output import Cell, Table
-from ipam.cluster.api import ApiError
 
 if TYPE_CHECKING:
     from cli.policy_check import Verdict, WrittenDefinition
     from cni.policy.document import Rule
     from cni.policy.rules import Policy
-    from ipam.cluster.api import ClusterApi
 
 _NOTE = "Devices, and what only a node knows of them, are compared when a pod is attached."
 
 
 class CheckInput:
-    """What files or a cluster have: definitions, rules, and the labels of namespaces."""
+    """What files have: definitions, rules, and the labels of namespaces."""
 
     def __init__(self) -> None:
+        from cni.policy.rules import Policy
+
         self.definitions: list[WrittenDefinition] = []
         self.rules: list[Rule] = []
         self.labels: dict[str, dict[str, str]] = {}
-        self.settings: Policy | None = None  # of a config.yaml
+        self.node = Policy()  # of a config.yaml
 
     def read(self, path: Path) -> None:
         """Add what a file holds. Raises DocumentError, OSError."""
@@ -67,32 +64,12 @@ class CheckInput:
                 own = str(metadata.get("namespace") or "default")
                 self.definitions.append(WrittenDefinition(own, name, text))
         elif kind is None and PART in document:
-            self.settings = rules.of(document[PART], where)
+            self.node = rules.of(document[PART], where)
 
-    def read_cluster(self, api: "ClusterApi") -> None:
-        """Add what the API server has. Raises ApiError, DocumentError."""
-        from agent.policy_follower import FabricPolicy, NamespaceObject
-        from cli.policy_check import WrittenDefinition
-
-        for policy in api.list(FabricPolicy).items:
-            self.rules += policy.stored().read
-        for each in api.list(NamespaceObject).items:
-            self.labels[each.metadata.name] = each.metadata.labels
-        self.definitions += (
-            WrittenDefinition(each.namespace, each.name, each.config)
-            for each in api.network_definitions()
-            if each.config  # without one the configuration is a file of the node
-        )
-
-    def policy(self, paths: Paths) -> "Policy":
-        """The rules that were found; those of this node if there are none."""
-        from cni.policy import rules
-
-        settings = self.settings
-        if settings is None and not self.rules:
-            return rules.load(paths.config)
-        settings = settings or rules.Policy()
-        return msgspec.structs.replace(settings, rules=(*settings.rules, *self.rules))
+    @property
+    def policy(self) -> "Policy":
+        """The rules that were found, behind those of a config.yaml."""
+        return msgspec.structs.replace(self.node, rules=(*self.node.rules, *self.rules))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -101,13 +78,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     check = actions.add_parser("check", help="what rules would allow and refuse")
     check.add_argument(
         "files",
-        nargs="*",
+        nargs="+",
         type=file,
         metavar="FILE",
-        help="definitions, FabricPolicies, Namespaces, or a config.yaml; without rules in them, "
-        "those of this node; without a file, what the API server has",
+        help="definitions, FabricPolicies, Namespaces, or a config.yaml",
     )
-    add_kubeconfig(check, "without a file")
     check.add_argument(
         "-n",
         "--namespace",
@@ -122,20 +97,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the verdicts; 1 if something is refused or cannot be read."""
-    from cli.policy_check import KnownNamespaces, verdicts
+    from cli.policy_check import verdicts
 
     found = CheckInput()
     try:
         for path in arguments.files:
             found.read(path)
-        if not arguments.files:
-            found.read_cluster(connect(arguments.kubeconfig))
-        policy = found.policy(Paths.from_environ(os.environ))
-    except (ApiError, DocumentError, OSError) as error:
+    except (DocumentError, OSError) as error:
         sys.stderr.write(f"podfabric policy: {error}\n")
         return 1
-    subjects = KnownNamespaces(found.labels)
-    judged = verdicts(found.definitions, policy, subjects, arguments.namespace)
+    judged = verdicts(found.definitions, found.policy, found.labels, arguments.namespace)
     if arguments.output != "table":
         output.document(judged, arguments.output)
     else:

@@ -4,6 +4,7 @@ Devices, and what only a node knows of them, are compared when a pod is attached
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -43,16 +44,16 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     service_account: str = ""  # that rules name; "" for pods of the others
     plugin: str
     allowed: bool
-    rules: tuple[str, ...]  # that allow it; of what is refused, those that were left before
+    rules: tuple[str, ...] = ()  # that allow it; of what is refused, those that were left before
     key: str = ""
     value: str = ""
     said: str = ""  # the error that a pod would get
 
 
-class KnownNamespaces(Subjects):
+class _Known(Subjects):
     """The labels of the namespaces that are known, and one service account for all pods."""
 
-    def __init__(self, labels: Mapping[str, Mapping[str, str]], account: str = "") -> None:
+    def __init__(self, labels: Mapping[str, Mapping[str, str]], account: str) -> None:
         self._labels = labels
         self._account = account  # "" is none that a rule names
 
@@ -62,24 +63,23 @@ class KnownNamespaces(Subjects):
     def service_account(self, pod: Pod) -> str:
         return self._account
 
-    def of_account(self, account: str) -> "KnownNamespaces":
-        """The same for pods of a service account."""
-        return KnownNamespaces(self._labels, account)
-
 
 def verdicts(
     definitions: Sequence[WrittenDefinition],
     policy: Policy,
-    subjects: KnownNamespaces,
+    labels: Mapping[str, Mapping[str, str]],
     namespaces: Sequence[str] = (),
 ) -> list[Verdict]:
-    """Of each definition, for the pods of its own namespace, and of `namespaces`."""
+    """Of each definition, for the pods of its own namespace, and of `namespaces`.
+
+    `labels` are those of the namespaces that are known.
+    """
     return [
         verdict
         for definition in definitions
         for namespace in dict.fromkeys((definition.namespace, *namespaces))
         for account in _accounts(policy.rules, namespace)
-        for verdict in _of_definition(definition, namespace, account, policy, subjects)
+        for verdict in _of_definition(definition, namespace, account, policy, labels)
     ]
 
 
@@ -104,38 +104,28 @@ def _of_definition(
     namespace: str,
     account: str,
     policy: Policy,
-    subjects: KnownNamespaces,
+    labels: Mapping[str, Mapping[str, str]],
 ) -> Iterator[Verdict]:
-    plugin = ""
-
-    def verdict(*, allowed: bool, rules: tuple[str, ...], **refused: str) -> Verdict:
-        return Verdict(
-            definition=f"{definition.namespace}/{definition.name}",
-            namespace=namespace,
-            service_account=account,
-            plugin=plugin,
-            allowed=allowed,
-            rules=rules,
-            **refused,
-        )
-
+    name, plugin = f"{definition.namespace}/{definition.name}", ""
+    verdict = partial(Verdict, definition=name, namespace=namespace, service_account=account)
     try:
         for config in _plugins(definition):
             plugin = str(config.get("type", ""))
-            allowed = allowance.of_pod(policy, Pod(namespace, "pod"), subjects.of_account(account))
+            allowed = allowance.of_pod(policy, Pod(namespace, "pod"), _Known(labels, account))
             request = Request(
                 command="ADD",
                 args=f"K8S_POD_NAMESPACE={namespace};K8S_POD_NAME=pod",
                 network=definition.name,
                 config=decode(msgspec.json.encode(config)),
             )
-            yield verdict(allowed=True, rules=_judged(plugin, request, allowed).titles())
-    except NotAllowed as error:
-        yield verdict(
-            allowed=False, rules=error.rules, key=error.key, value=error.value, said=error.message
-        )
+            left = _judged(plugin, request, allowed)
+            yield verdict(plugin=plugin, allowed=True, rules=left.titles())
     except CNIError as error:
-        yield verdict(allowed=False, rules=(), said=error.message)
+        refused = verdict(plugin=plugin, allowed=False, said=error.message)
+        if isinstance(error, NotAllowed):
+            told = {"rules": error.rules, "key": error.key, "value": error.value}
+            refused = msgspec.structs.replace(refused, **told)
+        yield refused
 
 
 def _plugins(definition: WrittenDefinition) -> list[dict[str, Any]]:

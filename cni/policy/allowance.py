@@ -13,7 +13,7 @@ import msgspec
 from base.pod import Pod
 from cni.policy.document import Rule, Subjects
 from cni.policy.rules import Policy
-from cni.policy.values import Span
+from cni.policy.values import NOTHING, Span
 from cni.spec.errors import CNIError, Code
 
 Rules = tuple[Rule, ...]
@@ -119,10 +119,10 @@ class Allowance(msgspec.Struct, frozen=True):
         return {key: value for key, value in fixed.items() if value is not None}
 
     def most(self, count: str) -> int | None:
-        """The largest limit that the rules left have for a count of `Use`; None without one."""
-        if any(count not in rule.use.counts for rule in self.left):
+        """The largest limit that the rules left have for a key of COUNTS; None without one."""
+        if any(count not in rule.counts for rule in self.left):
             return None
-        return max((rule.use.counts[count] for rule in self.left), default=None)
+        return max((rule.counts[count] for rule in self.left), default=None)
 
     def titles(self) -> tuple[str, ...]:
         """The names of the rules that are left."""
@@ -166,7 +166,7 @@ def _having(found: Rules, intervals: Sequence[Span]) -> Rules:
     return tuple(
         rule
         for rule in found
-        if all(rule.use.values("ranges").allows_all(first, last) for first, last in intervals)
+        if all(rule.use.get("ranges", NOTHING).allows_all(*interval) for interval in intervals)
     )
 
 

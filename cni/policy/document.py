@@ -6,7 +6,7 @@ docs/policy.md describes every key.
 
 import re
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -29,6 +29,7 @@ SUBJECTS = 64  # of one rule
 LABELS = 64  # of one selector
 HIGHEST_COUNT = 1 << 24  # of addresses
 
+_COUNT = Annotated[int, msgspec.Meta(ge=0, le=HIGHEST_COUNT)]
 _FULL = 0x8000  # a P_Key's bit of a full member
 
 Operator = Literal["In", "NotIn", "Exists", "DoesNotExist"]
@@ -85,6 +86,11 @@ class Subject(msgspec.Struct, frozen=True):
     namespace_selector: tuple[LabelRequirement, ...] | None = None  # all must be met
     service_accounts: Values | None = None
 
+    @property
+    def asks_the_cluster(self) -> bool:
+        """Whether only the API server knows what it matches."""
+        return self.namespace_selector is not None or self.service_accounts is not None
+
     def matches(self, pod: Pod, subjects: Subjects) -> bool:
         """Whether the subject is for a pod. CNIError 11 from `subjects`."""
         if self.namespaces is not None and not self.namespaces.allows(pod.namespace):
@@ -104,31 +110,15 @@ class Device(msgspec.Struct, frozen=True):
     resources: frozenset[str] = frozenset()  # by which the pod holds it
 
 
-class Use(msgspec.Struct, frozen=True):
-    """What an attachment may be on, as a whole. What is not listed is not allowed."""
-
-    devices: tuple[Selector, ...] = ()
-    listed: Mapping[str, Values] = {}  # by keys of USE
-    counts: Mapping[str, int] = {}  # by keys of COUNTS: what is not there has no limit
-
-    def values(self, key: str) -> Values:
-        """What is listed at a key of USE."""
-        return self.listed.get(key, NOTHING)
-
-    def has_device(self, device: Device) -> bool:
-        """Whether one of the selectors matches the HCA, or a pool is one of its resources."""
-        if self.devices and selectors.match(self.devices, device.hca) is not None:
-            return True
-        return any(map(self.values("pools").allows, device.resources))
-
-
 class Rule(msgspec.Struct, frozen=True, kw_only=True):
     """One rule. `allowed` and `fixed` have the keys of network configurations."""
 
     name: str
     policy: str = ""  # the FabricPolicy's name; "" in config.yaml
     subjects: tuple[Subject, ...]
-    use: Use = Use()
+    devices: tuple[Selector, ...] = ()
+    use: Mapping[str, Values] = {}  # by keys of USE: what is not listed is not allowed
+    counts: Mapping[str, int] = {}  # by keys of COUNTS: what is not there has no limit
     allowed: Mapping[str, Values] = {}  # "set"
     host_paths: tuple[str, ...] = ()  # directories
     fixed: Mapping[str, Any] = {}  # numbers, texts and booleans, as a definition has them
@@ -141,7 +131,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def has_every_device(self) -> bool:
         """Whether it lists all devices, so that nothing of a device counts."""
-        return EVERY_DEVICE in self.use.devices
+        return EVERY_DEVICE in self.devices
 
     def is_for(self, pod: Pod, subjects: Subjects) -> bool:
         """Whether the rule is for a pod. CNIError 11 from `subjects`."""
@@ -150,19 +140,19 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     def uses(self, key: str, value: Any) -> bool:  # noqa: ANN401 - of any key
         """Whether `use` has a value: a number or name, a count, or a `Device`; or it is fixed."""
         if key == "devices":
-            return self.use.has_device(value)
+            # Without selectors every HCA would match.
+            if self.devices and selectors.match(self.devices, value.hca) is not None:
+                return True
+            return any(map(self.use.get("pools", NOTHING).allows, value.resources))
         if key in COUNTS:
-            return bool(value <= self.use.counts.get(key, value))
-        if self.use.values(key).allows(value):
+            return bool(value <= self.counts.get(key, value))
+        if self.use.get(key, NOTHING).allows(value):
             return True
         if key == "vlans":
-            return "vlan" in self.fixed and value == self.fixed["vlan"]
-        if key == "pkeys":  # the plugin ipoib makes full members of all children
-            return "pkey" in self.fixed and value in (
-                self.fixed["pkey"],
-                self.fixed["pkey"] | _FULL,
-            )
-        return False
+            return bool(self.fixed.get("vlan") == value)
+        # The plugin ipoib makes full members of all children.
+        pkey = self.fixed.get("pkey") if key == "pkeys" else None
+        return pkey is not None and value in (pkey, pkey | _FULL)
 
     def may_set(self, key: str, value: int | str) -> bool:
         """Whether it lets a definition set an option to this value, or fixes it."""
@@ -287,7 +277,7 @@ def _rule(value: object, where: str, policy: str) -> Rule:
         name=name,
         policy=policy,
         subjects=_subjects(fields["subjects"], f"{where}.subjects"),
-        use=_use(fields.get("use"), f"{where}.use"),
+        **_use(fields.get("use"), f"{where}.use"),
         host_paths=settings.pop(_HOST_PATHS, NOTHING).names,
         allowed=settings,
         fixed=_fixed(fields.get("fixed"), f"{where}.fixed"),
@@ -350,30 +340,28 @@ def _requirement(value: object, where: str) -> LabelRequirement:
     return requirement
 
 
-def _use(value: object, where: str) -> Use:
+def _use(value: object, where: str) -> dict[str, Any]:
+    """`devices`, `use` and `counts` of a Rule."""
     fields = _keys(value, ("devices", *USE, *COUNTS), where)
     devices = _list(fields.get("devices"), values.ITEMS, f"{where}.devices")
-    return Use(
-        devices=tuple(
+    return {
+        "devices": tuple(
             EVERY_DEVICE
             if item == values.ANY
             else selectors.parse(item, f"{where}.devices[{index}]")
             for index, item in enumerate(devices)
         ),
-        listed={
+        "use": {
             key: values.read(fields[key], kind, f"{where}.{key}")
             for key, kind in USE.items()
             if key in fields
         },
-        counts={key: _count(fields[key], f"{where}.{key}") for key in COUNTS if key in fields},
-    )
-
-
-def _count(value: object, where: str) -> int:
-    count: int = documents.convert(value, int, where)
-    if not 0 <= count <= HIGHEST_COUNT:
-        raise DocumentError(f"{where}: {documents.shown(value)}: write 0 to {HIGHEST_COUNT}")
-    return count
+        "counts": {
+            key: documents.convert(fields[key], _COUNT, f"{where}.{key}")
+            for key in COUNTS
+            if key in fields
+        },
+    }
 
 
 def _settings(value: object, where: str) -> dict[str, Values]:

@@ -67,26 +67,13 @@ def of(part: object, name: str) -> Policy:
     values = documents.fields(part, SHAPES, where)
     rules = document.rules_of(values.pop("rules", None), f"{where}.rules")
     cluster = values.pop("cluster", False)
-    if not cluster:
-        _require_namespaces(rules, f"{where}.rules")
+    subjects = [subject for rule in rules for subject in rule.subjects]
+    if not cluster and any(each.asks_the_cluster for each in subjects):
+        # A rule that matches no pod would leave its pods with the rule for all others.
+        raise DocumentError(
+            f"{where}.rules: only the API server knows what a namespaceSelector and "
+            f'serviceAccounts match, and this node does not ask: set "{PART}.cluster" to true, or '
+            "name the namespaces alone"
+        )
     otherwise = document.rule_of_node(values, where) if values else Policy().otherwise
     return Policy(rules=rules, otherwise=otherwise, cluster=cluster)
-
-
-def _require_namespaces(rules: tuple[Rule, ...], where: str) -> None:
-    """Raise DocumentError for a subject that a node cannot match which asks no API server.
-
-    A rule that matches no pod would leave its pods with the rule for all others.
-    """
-    for index, rule in enumerate(rules):
-        for place, subject in enumerate(rule.subjects):
-            for key, value in (
-                ("namespaceSelector", subject.namespace_selector),
-                ("serviceAccounts", subject.service_accounts),
-            ):
-                if value is not None:
-                    raise DocumentError(
-                        f"{where}[{index}].subjects[{place}].{key}: only the API server knows it, "
-                        f'and this node does not ask: set "{PART}.cluster" to true, or name the '
-                        "namespaces alone"
-                    )

@@ -149,12 +149,15 @@ class Claimer:
         if function is None:
             return wanted, plan_of(host, self._paths, address, wanted), allowance
         infiniband = devices.is_infiniband(host, self._paths, function)
-        allowance = permitted.on_device(self._paths, match, function, wanted, allowance)
-        wanted, allowance = permitted.completed(
+        hca, key = devices.hca_of(self._paths, function, match), wanted.device_key or "master"
+        allowance = match.using(hca, key, address, allowance=allowance)
+        plan = plan_of(host, self._paths, address, wanted)
+        filled, allowance = permitted.completed(
             request, wanted, allowance, function, infiniband=infiniband
         )
-        plan = plan_of(host, self._paths, address, wanted)
-        return wanted, plan, permitted.as_planned(plan, wanted, allowance, infiniband=infiniband)
+        if filled is not wanted:
+            plan = plan_of(host, self._paths, address, filled)
+        return filled, plan, permitted.as_planned(plan, filled, allowance, infiniband=infiniband)
 
     def _release_from_the_dead(self, address: str) -> None:
         """Release the device from attachments whose sandbox is gone. Raises _InUse, CNIError."""

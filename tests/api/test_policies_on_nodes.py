@@ -1,6 +1,5 @@
 """A node follows FabricPolicies of a real API server, with the rights of its agent."""
 
-import json
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -13,7 +12,6 @@ from agent.policies import DENIED, AgentPolicies
 from agent.policy_follower import AskingPod, FabricPolicy
 from base.paths import Paths
 from base.pod import Pod
-from cli.commands import run
 from cni.policy import allowance, cluster
 from cni.policy.allowance import NotAllowed
 from cni.policy.rules import Policy
@@ -262,18 +260,3 @@ def test_an_agent_writes_no_policy_and_reads_no_pod(
         with pytest.raises(Refused) as raised:
             act()
         assert f"system:serviceaccount:{NAMESPACE}:{ACCOUNT}" in str(raised.value)
-
-
-def test_policy_check_reads_the_cluster_as_its_administrator(
-    server: ApiServer,
-    node_a: KubernetesApi,
-    title: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    put(server, title, {"subjects": [{"namespaces": ["*"]}]}, pkey=0x8123)
-    monkeypatch.setenv("KUBECONFIG", str(server.plane.kubeconfig("admin")))
-    status = run(["policy", "check", "-o", "json"])
-    found = json.loads(capsys.readouterr().out)
-    # Other tests have definitions here, too.
-    assert status == any(not verdict["allowed"] for verdict in found)

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from base.pod import Pod
-from cli.policy_check import KnownNamespaces, WrittenDefinition, verdicts
+from cli.policy_check import WrittenDefinition, verdicts
 from cni.ipoib import options, permitted
 from cni.policy.allowance import of_pod
 from cni.policy.document import rules_of
@@ -54,7 +54,7 @@ def key_refused(name: str, tenant: str, **changes: object) -> str:
     """The key for which a tenant's changed definition is refused; "" if it is allowed."""
     policy = Policy(rules=rules_of(rules(name), "rules", name))
     config = json.dumps(configuration(name, tenant) | changes)
-    (verdict,) = verdicts([WrittenDefinition(tenant, "n", config)], policy, KnownNamespaces({}))
+    (verdict,) = verdicts([WrittenDefinition(tenant, "n", config)], policy, {})
     assert verdict.allowed or verdict.key, verdict.said
     return verdict.key
 

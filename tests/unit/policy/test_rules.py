@@ -72,7 +72,7 @@ def test_a_node_that_does_not_ask_the_api_server_takes_no_rule_that_only_it_can_
     rule = {"name": "r", "subjects": [{"namespaces": ["b"]}, subject]}
     with pytest.raises(DocumentError) as refused:
         rules.of({"rules": [rule]}, "config.yaml")
-    assert f"policy.rules[0].subjects[1].{key}: only the API server knows" in str(refused.value)
+    assert "policy.rules: only the API server knows" in str(refused.value)
     assert rules.of({"rules": [rule], "cluster": True}, "config.yaml").rules
 
 
