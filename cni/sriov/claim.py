@@ -137,7 +137,7 @@ class Claimer:
                 "sriov", request, namespace, boot_id, record, wanted.pod, address
             )
             self._journal.write(entry)
-            match.take(devices.hca_of(self._paths, plan.function, match))
+            match.take(address)
         return ClaimedDevice(entry, record, plan, wanted, allowance)
 
     def _planned(
@@ -149,8 +149,8 @@ class Claimer:
         if function is None:
             return wanted, plan_of(host, self._paths, address, wanted), allowance
         infiniband = devices.is_infiniband(host, self._paths, function)
-        hca, key = devices.hca_of(self._paths, function, match), wanted.device_key or "master"
-        allowance = match.using(hca, key, address, allowance=allowance)
+        key = wanted.device_key or "master"
+        allowance = match.using(address, key, address, allowance=allowance)
         plan = plan_of(host, self._paths, address, wanted)
         filled, allowance = permitted.completed(
             request, wanted, allowance, function, infiniband=infiniband

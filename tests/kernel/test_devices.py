@@ -26,14 +26,13 @@ from tests.kernel.devices import (
     fabric_beside,
     number_of,
     pool_node,
-    soft_beside,
     uverbs_numbers,
 )
 from tests.kernel.igb import RDMA
 from tests.kernel.pods import IP, ipam, knob, link_names, pings, pod, run
 from tests.kubelet import Pod
 
-HCA, VF, SOFT = "rdma/hca", "example.com/vf", "rdma/soft"
+HCA, VF = "rdma/hca", "example.com/vf"
 RANGE = ipam("10.77.0.0/24")
 NAMES = ("worker-0", "worker-1")
 HEALTH_SECONDS = 2.0
@@ -90,38 +89,6 @@ def attached(node: PoolNode, pods: list[Pod]) -> list[dict[str, Any]]:
     """The interfaces of ADDs of `sriov` that run at the same time."""
     with ThreadPoolExecutor(len(pods)) as pool:
         return [worker.interface for worker in pool.map(partial(node.add, node.sriov), pods)]
-
-
-@pytest.fixture
-def soft(card: Card) -> Iterator[list[str]]:
-    """A Soft-RoCE device on each of two VFs."""
-    subprocess.run(["/sbin/modprobe", "rdma_rxe"], check=True)
-    names = ["rxe0", "rxe1"]
-    for index, name in enumerate(names):
-        run(IP, "link", "set", card.netdev(index), "up")
-        run(RDMA, "link", "add", name, "type", "rxe", "netdev", card.netdev(index))
-    yield names
-    for index, name in enumerate(names):
-        subprocess.run([RDMA, "link", "delete", name], check=False)
-        run(IP, "link", "set", card.netdev(index), "down")
-
-
-def test_soft_roce_pods_get_the_vfs_of_their_devices(netns: None, soft: list[str]) -> None:
-    """Both at once: devices made again in the pods, and later on the host, keep their numbers."""
-    before = {name: number_of(name) for name in soft}
-    selector = Selector(rdmaDevices=tuple(soft))
-    with pool_node(PoolConfig(resource=SOFT, mode="exclusive", selectors=(selector,))) as node:
-        node.await_healthy(SOFT, 2)
-        pods = [node.admit(name, SOFT) for name in NAMES]
-        assert sorted(uverbs_numbers(pods[0]) + uverbs_numbers(pods[1])) == sorted(before.values())
-        for _ in range(3):
-            for worker, interface in zip(pods, attached(node, pods), strict=True):
-                assert soft_beside(worker.name) == uverbs_numbers(worker)
-                assert number_of(interface["rdmaDevice"]) == uverbs_numbers(worker)[0]
-            with ThreadPoolExecutor(2) as pool:
-                list(pool.map(partial(node.delete, node.sriov), pods))
-            assert {name: number_of(name) for name in soft} == before
-        assert node.sriov.leftovers() == []
 
 
 def test_ipoib_children_are_on_the_hcas_of_their_pods(shared: PoolNode) -> None:
