@@ -55,10 +55,7 @@ class AgentPolicies(Subjects):
     def start(self) -> None:
         """Take the node's rules, and follow the cluster's if the node does now."""
         with self._starting, suppress(CNIError):  # which a call gets, too
-            if self._closed or not self._node().cluster:
-                return
-            if self._follower is not None:
-                self._follower.wake()  # other rules of the node may look at labels
+            if self._closed or self._follower is not None or not self._node().cluster:
                 return
             setting, until_then = '"policy.cluster" is true', "no pod is attached"
             api = cluster_addresses.api_of(self._environ, setting, until_then)
@@ -66,7 +63,7 @@ class AgentPolicies(Subjects):
                 from agent.policy_follower import PolicyFollower
 
                 msgspec_warmup.build()  # of the modules that were imported just now
-                self._follower = PolicyFollower(api, self._paths.cluster_policies, self._node)
+                self._follower = PolicyFollower(api, self._paths.cluster_policies)
                 self._follower.start()
 
     def close(self) -> None:

@@ -15,7 +15,7 @@ import msgspec
 from base.documents import DocumentError
 from base.pod import Pod
 from base.text import printable
-from cni.policy import cluster, rules
+from cni.policy import cluster
 from cni.policy.cluster import ClusterPolicies, StoredPolicy
 from cni.policy.document import unknown
 from cni.spec.errors import CNIError
@@ -81,19 +81,17 @@ class AskingPod(Resource, frozen=True, kw_only=True):
 
 
 class PolicyFollower(StepThread):
-    """The policies in force, and who asks. Threads may share it. `path` is the file of the node,
-    `node` the rules of its configuration, which may look at labels, too.
+    """The policies in force, and who asks. Threads may share it. `path` is the file of the node.
 
     Nothing is asked before `start`.
     """
 
-    def __init__(self, api: ClusterApi, path: Path, node: rules.Source) -> None:
+    def __init__(self, api: ClusterApi, path: Path) -> None:
         super().__init__("policies")
         self._api = api
         self._closing = UntilClosed(api)
         self._asked = cast(ClusterApi, self._closing)
         self._path = path
-        self._node = node
         self._present: ClusterPolicies | None = None
         self._written: ClusterPolicies | None = None
         self._policies: Mirror[FabricPolicy] | None = None
@@ -180,8 +178,8 @@ class PolicyFollower(StepThread):
 
     def _labels(self, policies: Iterable[StoredPolicy]) -> dict[str, dict[str, str]] | None:
         """The labels of all namespaces, as they were seen last; None if no rule looks at them."""
-        of_cluster = (rule for policy in policies for rule in policy.read)
-        subjects = (each for rule in (*self._node().rules, *of_cluster) for each in rule.subjects)
+        rules = (rule for policy in policies for rule in policy.read)
+        subjects = (each for rule in rules for each in rule.subjects)
         if all(each.namespace_selector is None for each in subjects):
             if self._namespaces is not None:
                 self._namespaces.close()

@@ -37,7 +37,7 @@ EVERY_DEVICE = Selector()
 _NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 
 
-class LabelRequirement(msgspec.Struct, frozen=True):
+class LabelRequirement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What one label must be like, as in a label selector of Kubernetes."""
 
     key: str
@@ -85,11 +85,6 @@ class Subject(msgspec.Struct, frozen=True):
     namespaces: Values | None = None
     namespace_selector: tuple[LabelRequirement, ...] | None = None  # all must be met
     service_accounts: Values | None = None
-
-    @property
-    def asks_the_cluster(self) -> bool:
-        """Whether only the API server knows what it matches."""
-        return self.namespace_selector is not None or self.service_accounts is not None
 
     def matches(self, pod: Pod, subjects: Subjects) -> bool:
         """Whether the subject is for a pod. CNIError 11 from `subjects`."""
@@ -307,37 +302,24 @@ def _subject(value: object, where: str) -> Subject:
     return Subject(named["namespaces"], selector, named["serviceAccounts"])
 
 
+class _LabelSelector(msgspec.Struct, forbid_unknown_fields=True):
+    matchLabels: dict[str, str] = {}
+    matchExpressions: tuple[LabelRequirement, ...] = ()
+
+
 def _selector(value: object, where: str) -> tuple[LabelRequirement, ...]:
-    fields = _keys(value, ("matchLabels", "matchExpressions"), where)
-    labels = documents.convert(
-        fields.get("matchLabels") or {}, dict[str, str], f"{where}.matchLabels"
-    )
-    expressions = _list(fields.get("matchExpressions"), LABELS, f"{where}.matchExpressions")
+    written: _LabelSelector = documents.convert(value, _LabelSelector, where)
+    labels, expressions = sorted(written.matchLabels.items()), written.matchExpressions
     if len(labels) + len(expressions) > LABELS:
         raise DocumentError(f"{where}: has more than {LABELS} requirements: shorten it")
-    return (
-        *(LabelRequirement(key, "In", (value,)) for key, value in sorted(labels.items())),
-        *(
-            _requirement(item, f"{where}.matchExpressions[{index}]")
-            for index, item in enumerate(expressions)
-        ),
-    )
-
-
-def _requirement(value: object, where: str) -> LabelRequirement:
-    shapes = {"key": str, "operator": Operator, "values": tuple[str, ...]}
-    fields = documents.fields(value, shapes, where)
-    for key in ("key", "operator"):
-        if not fields.get(key):
-            raise DocumentError(f"{where}.{key}: is missing: every requirement needs one")
-    requirement = LabelRequirement(**fields)
-    lists = requirement.operator in ("In", "NotIn")
-    if lists != bool(requirement.values) or len(requirement.values) > values.ITEMS:
-        raise DocumentError(
-            f"{where}.values: operator {requirement.operator} "
-            + (f"needs 1 to {values.ITEMS} values" if lists else "takes none: leave them out")
-        )
-    return requirement
+    for index, requirement in enumerate(expressions):
+        lists = requirement.operator in ("In", "NotIn")
+        if lists != bool(requirement.values) or len(requirement.values) > values.ITEMS:
+            raise DocumentError(
+                f"{where}.matchExpressions[{index}].values: operator {requirement.operator} "
+                + (f"needs 1 to {values.ITEMS} values" if lists else "takes none: leave them out")
+            )
+    return (*(LabelRequirement(key, "In", (value,)) for key, value in labels), *expressions)
 
 
 def _use(value: object, where: str) -> dict[str, Any]:

@@ -67,13 +67,11 @@ def of(part: object, name: str) -> Policy:
     values = documents.fields(part, SHAPES, where)
     rules = document.rules_of(values.pop("rules", None), f"{where}.rules")
     cluster = values.pop("cluster", False)
-    subjects = [subject for rule in rules for subject in rule.subjects]
-    if not cluster and any(each.asks_the_cluster for each in subjects):
-        # A rule that matches no pod would leave its pods with the rule for all others.
-        raise DocumentError(
-            f"{where}.rules: only the API server knows what a namespaceSelector and "
-            f'serviceAccounts match, and this node does not ask: set "{PART}.cluster" to true, or '
-            "name the namespaces alone"
-        )
+    for subject in (subject for rule in rules for subject in rule.subjects):
+        if subject.namespace_selector is not None or subject.service_accounts is not None:
+            raise DocumentError(
+                f"{where}.rules: only the API server knows what a namespaceSelector and "
+                "serviceAccounts match: name the namespaces alone, or write a FabricPolicy"
+            )
     otherwise = document.rule_of_node(values, where) if values else Policy().otherwise
     return Policy(rules=rules, otherwise=otherwise, cluster=cluster)

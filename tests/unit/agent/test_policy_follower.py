@@ -66,7 +66,7 @@ class Node:
     def __init__(self, client: FakeClient, directory: Path) -> None:
         self.client = client
         self.path = directory / "cluster_policies.json"
-        self.follower = PolicyFollower(client, self.path, lambda: NODE)
+        self.follower = PolicyFollower(client, self.path)
         self.source = cluster.joined(lambda: NODE, self.follower.present)
         self.subjects = Asked(self.follower)
 

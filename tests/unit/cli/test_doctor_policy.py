@@ -42,7 +42,7 @@ def test_rules_are_counted_and_named(paths: Paths) -> None:
     assert (finding.status, finding.seen) == ("ok", "rules in config.yaml: r")
 
 
-def test_rules_that_only_the_api_server_can_match_fail_on_a_node_that_does_not_ask_it(
+def test_rules_that_only_the_api_server_can_match_fail(
     paths: Paths,
 ) -> None:
     (finding,) = found(paths, rule(namespaces=["a"], serviceAccounts=["x"]))
@@ -64,6 +64,6 @@ def test_policies_of_the_cluster_are_named_or_missed(paths: Paths) -> None:
     (finding,) = found(paths, cluster=True)
     assert (finding.status, finding.seen) == ("ok", "rules of the cluster: tenants/r")
     save(paths.cluster_policies, ClusterPolicies(policies=(), namespaces=None))
-    of_cluster, own = found(paths, rule(serviceAccounts=["x"]), cluster=True)
+    of_cluster, own = found(paths, rule(namespaces=["x"]), cluster=True)
     assert "none" in of_cluster.seen
     assert own.seen == "rules in config.yaml: r"

@@ -65,15 +65,12 @@ def test_a_mistake_is_told_by_its_key(tmp_path: Path, content: str, said: str) -
 
 
 @pytest.mark.parametrize("key", ["namespaceSelector", "serviceAccounts"])
-def test_a_node_that_does_not_ask_the_api_server_takes_no_rule_that_only_it_can_match(
-    tmp_path: Path, key: str
-) -> None:
+def test_a_node_takes_no_rule_that_only_the_api_server_can_match(tmp_path: Path, key: str) -> None:
     subject = {key: {} if key == "namespaceSelector" else ["x"], "namespaces": ["a"]}
     rule = {"name": "r", "subjects": [{"namespaces": ["b"]}, subject]}
     with pytest.raises(DocumentError) as refused:
         rules.of({"rules": [rule]}, "config.yaml")
     assert "policy.rules: only the API server knows" in str(refused.value)
-    assert rules.of({"rules": [rule], "cluster": True}, "config.yaml").rules
 
 
 def test_a_call_by_itself_is_not_made_under_rules_that_cannot_be_read(tmp_path: Path) -> None:
