@@ -7,14 +7,13 @@ later step.
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 from base import interrupts
 from base.pod import Pod
 from cni.policy import rules
-from cni.policy.allowance import Allowance, for_anyone, of_pod
+from cni.policy.allowance import Allowance, of_anyone, of_pod
 from cni.policy.document import Subjects
 from cni.spec import delegate
 from cni.spec.config import SERVED, IpamConfig
@@ -123,7 +122,7 @@ class Delegation:
         if not config.type or self._is_ours(config.type, request):
             return InProcess(request, self._plugin) if config.type else None
         if config != added:
-            for_anyone(self._policy(), partial(require_allowed, config))
+            require_allowed(config, of_anyone(self._policy()))
         return _ForeignIpam(config.type, self._directory, request)
 
     def of_removal(self, request: Request, added: bool | None) -> IpamCall | None:
@@ -180,14 +179,7 @@ class Delegation:
 
 def require_allowed(config: IpamConfig, allowance: Allowance) -> None:
     """Raise CNIError 121 for another IPAM plugin, or a path in its options, that is not allowed."""
-    types = allowance.policy.ipam_types
-    if allowance.rules is not None:
-        permitted.of_type(allowance, config.type)
-    elif config.type not in types:
-        listed = ", ".join(f'"{name}"' for name in (OURS, *types))
-        raise rules.not_allowed(
-            f'"ipam.type": "{config.type}"', "ipam_types", f"use one of {listed}"
-        )
+    permitted.of_type(allowance, config.type)
     host_paths.require_allowed(config.options, allowance)
 
 

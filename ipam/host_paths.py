@@ -31,9 +31,10 @@ _KEYS = frozenset(
 
 def require_allowed(options: dict[str, Any], allowance: Allowance) -> None:
     """Raise CNIError 121 for a path in `options` that is not below an allowed directory."""
+    directories = allowance.host_paths
     for where, path in _paths(options, "ipam"):
-        if not _is_below(path, allowance.policy.ipam_directories):
-            raise allowance.not_allowed(f'"{where}": "{path}"', "ipam_directories")
+        if not _is_below(path, directories):
+            raise allowance.not_settable("hostPaths", f'"{where}": "{path}"', where)
 
 
 def _paths(value: object, where: str, *, named: bool = False) -> Iterator[tuple[str, str]]:

@@ -9,8 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple, Protocol
 
-from cni.policy import rules
-from cni.spec.errors import CNIError
+from cni.spec.errors import CNIError, Code
 from ipam.addresses import Interval, parse
 from ipam.ranges import Range, merged
 from ipam.store import Owner, Reservation
@@ -191,11 +190,11 @@ class Others:
 
 
 def _refusal(range_: Range, segment: str) -> CNIError:
-    return rules.not_allowed(
+    return CNIError(
+        Code.NOT_ALLOWED,
         f"{range_.why_private}: a range of its own, while another network uses addresses of "
-        f"{range_} on the same link ({segment}),",
-        "private_ranges",
-        'remove it, or, where rules are for the namespace, have "private_ranges" in "set" of one',
+        f"{range_} on the same link ({segment}), is not allowed for this namespace: remove it, or "
+        'ask the administrator, who can list it in "set.private_ranges" of a rule',
     )
 
 

@@ -35,8 +35,6 @@ def of_sets(
 
     `key` of the configuration has the names. NotAllowed for the first that is not allowed.
     """
-    if allowance.rules is None:
-        return allowance
     for name in filter(None, names):
         allowance = allowance.using("networkNames", name, key, name)
     for range_set in sets:

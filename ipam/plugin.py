@@ -134,8 +134,6 @@ class AddressPlugin:
 
     def permitted(self, request: Request, allowed: Allowance) -> Allowance:
         """The allowance with what the configuration asks of this plugin. CNIError 121."""
-        if allowed.rules is None:
-            return allowed
         return permitted.of_configuration(allowed, *self._stores.asked(request))
 
     def reserve(
@@ -160,22 +158,22 @@ class AddressPlugin:
         _require_answerable(sets, request)
         alone = _private_ranges(options, sets)
         files = {"log_file": options.log_file, "resolvConf": options.resolv_conf}
-        policy = allowed.policy
-        warn_of_ignored(options.idle, files, policy)
-        messages = Messages(options.log_file, options.log_level, policy.log_directories)
+        directories = allowed.host_paths
+        warn_of_ignored(options.idle, files, directories)
+        messages = Messages(options.log_file, options.log_level, directories)
         for line in options.notes:
             messages.warning(line)
         self._seen.see(options.sets)
         dns = options.dns
         if options.resolv_conf:
-            dns = resolv_conf.read(options.resolv_conf, policy.resolv_conf_directories)
+            dns = resolv_conf.read(options.resolv_conf, directories)
         owner = _owner(request, allowed)
         try:
             grant = self._stores.of_request(options, self._boot()).reserve(
                 owner,
                 sets,
                 segment=segments.of_config(request.config) if segment is None else segment,
-                alone=() if policy.private_ranges else alone,
+                alone=() if allowed.may("private_ranges", True) else alone,
             )
         except CNIError as error:
             if isinstance(error, AddressTaken) and error.holder:
@@ -286,15 +284,15 @@ class AddressPlugin:
     def _messages(self, request: Request) -> Messages:
         """The messages of a verb that also works with a broken configuration or policy."""
         log_file, level = ipam_options.logging_of(request.config)
-        policy = Policy()
+        directories: tuple[str, ...] = ()
         if log_file:
             try:
                 pod = request.arguments.pod
-                policy = of_pod(self._policy(), pod, self._subjects).policy
+                directories = of_pod(self._policy(), pod, self._subjects).host_paths
             except CNIError as error:
                 note(printable(f"policy: {error}"))
-            warn_of_ignored((), {"log_file": log_file}, policy)
-        return Messages(log_file, level, policy.log_directories)
+            warn_of_ignored((), {"log_file": log_file}, directories)
+        return Messages(log_file, level, directories)
 
     def _boot(self) -> str:
         try:

@@ -16,45 +16,27 @@ def require(tables: Tables, owner: Owner, choices: Sequence[AddressChoice], boot
     quota, pod = owner.quota, owner.pod
     if quota is None or not pod.name:
         return
-    replaced = _of_boot((choice.replaced for choice in choices), boot)
+    replacing = _of_boot((choice.replaced for choice in choices), boot)
     if quota.of_namespace is not None:
-        held = tables.count_of_namespace(pod.namespace, boot) - sum(
-            each.namespace == pod.namespace for each in replaced
-        )
-        _require(
-            held,
-            len(choices),
-            quota.of_namespace,
-            quota,
-            "addressesPerNamespace",
-            "the pods of this namespace have",
-            "delete pods that no longer need one",
-        )
+        replaced = sum(each.namespace == pod.namespace for each in replacing)
+        held = tables.count_of_namespace(pod.namespace, boot) - replaced
+        who = "the pods of this namespace have"
+        _require(quota, "addressesPerNamespace", quota.of_namespace, held, len(choices), who)
     if quota.of_pod is not None:
-        held = len(_of_boot(tables.of_whole_pod(pod), boot)) - len(replaced)
-        _require(
-            held,
-            len(choices),
-            quota.of_pod,
-            quota,
-            "addressesPerPod",
-            "this pod has",
-            "give it fewer networks",
-        )
+        held = len(_of_boot(tables.of_whole_pod(pod), boot)) - len(replacing)
+        _require(quota, "addressesPerPod", quota.of_pod, held, len(choices), "this pod has")
 
 
 def _of_boot(reservations: Iterable[Reservation | None], boot: str) -> list[Reservation]:
     return [each for each in reservations if each is not None and each.boot == boot]
 
 
-def _require(
-    held: int, more: int, most: int, quota: Quota, key: str, who: str, remedy: str
-) -> None:
+def _require(quota: Quota, key: str, most: int, held: int, more: int, who: str) -> None:
     if held + more > most:
-        titles = ", ".join(quota.rules[:8])
         raise NotAllowed(
             f'"{key}": {who} {held} addresses on this node, this attachment asks for {more}, and '
-            f"the rules ({titles}) allow {most}: {remedy}, or ask the administrator",
+            f"the rules ({', '.join(quota.rules[:8])}) allow {most}: have fewer networks or pods, "
+            "or ask the administrator",
             key,
             str(held + more),
             quota.rules,

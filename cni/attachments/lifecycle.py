@@ -11,7 +11,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
-from functools import partial
 from typing import ClassVar, TypeVar
 
 import msgspec
@@ -268,10 +267,8 @@ class InterfacePlugin(ABC):
 
     def _require_possible(self, *, match_device: bool, pf_only: bool = False) -> None:
         """Raise CNIError 121 for options that the policy allows no pod."""
-        allowance.for_anyone(
-            self._policy(),
-            partial(require_allowed, match_device=match_device, pf_only=pf_only),
-        )
+        allowed = allowance.of_anyone(self._policy())
+        require_allowed(allowed, match_device=match_device, pf_only=pf_only)
 
     def _ipam_of_add(
         self, request: Request, allowed: Allowance

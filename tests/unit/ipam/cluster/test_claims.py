@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from cni.policy.rules import Policy
+from cni.policy import rules
 from cni.spec.errors import Code
 from ipam.addresses import parse, text
 from ipam.cluster.objects import AddressBlock, AddressPool, ReclaimSpec
@@ -416,7 +416,7 @@ def test_an_add_whose_addresses_are_passed_over_leases_a_few_blocks_and_no_more(
     for number in range(254):
         other = {"range": RANGE, "scope": "node", "network_name": "theirs"}
         node.plugin.add(request("ADD", other, f"o{number}", config=link, network="theirs"))
-    policy = Policy(private_ranges=True)
+    policy = rules.of({"set": {"private_ranges": [True]}}, "config.yaml")
     plugin = AddressPlugin(
         Stores(node.files, lambda: "cluster", node.lessee, clock=node.clock, patience=60.0),
         lambda: node.boot,
