@@ -200,20 +200,28 @@ class SqliteStore:
         with self._files.snapshot() as tables:
             return [] if tables is None else list(tables.all())
 
-    def load(self, reservations: Sequence[Reservation]) -> None:
-        """See Store.load."""
+    def load(self, reservations: Sequence[Reservation]) -> int:
+        """Add those that are not there yet, all or none; how many. CNIError 111 for conflicts."""
+        new: dict[tuple[str, str], Reservation] = {}
+        conflicts = []
         with self._files.transaction() as tables:
-            new: dict[tuple[str, str], Reservation] = {}
-            for reservation in reservations:
-                key = (reservation.domain, reservation.address)
-                held = new.get(key) or tables.at(reservation.domain, parse(reservation.address))
-                if held is not None:
-                    raise CNIError(
-                        Code.ADDRESS_TAKEN,
-                        f"{reservation.address} is held by {held.holder}: nothing was loaded",
+            for each in reservations:
+                key = (each.domain, each.address)
+                holder = new.get(key) or tables.at(each.domain, parse(each.address))
+                if holder is None:
+                    new[key] = each
+                elif not _is_same(holder, each):
+                    conflicts.append(
+                        f"{each.address}: held by {holder.holder}, not by {each.holder}"
                     )
-                new[key] = reservation
-            self._write(tables, put=reservations)
+            if conflicts:
+                raise CNIError(
+                    Code.ADDRESS_TAKEN,
+                    f"nothing was imported: {'; '.join(conflicts)}",
+                    str(len(conflicts)),
+                )
+            self._write(tables, put=list(new.values()))
+        return len(new)
 
     def _reservation(self, owner: Owner, choice: AddressChoice, segment: str) -> Reservation:
         return Reservation(
@@ -248,3 +256,15 @@ class SqliteStore:
                     tables.put(reservation)
             else:
                 tables.load(put)
+
+
+def _is_same(held: Reservation, new: Reservation) -> bool:
+    """Whether the holder is the one to import: also if an import had no network, and has one now.
+
+    The pod may have a new sandbox since then.
+    """
+    if held.attachment == new.attachment:
+        return True
+    is_unnamed = new.network.startswith(" ") and held.ifname == new.ifname
+    is_pod = new.uid != "" and held.uid == new.uid
+    return is_unnamed and (is_pod or held.container_id == new.container_id)

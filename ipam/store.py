@@ -216,6 +216,3 @@ class Store(Protocol):
 
     def reservations(self) -> list[Reservation]:
         """Everything, by domain and address."""
-
-    def load(self, reservations: Sequence[Reservation]) -> None:
-        """Add reservations in bulk: all or none. CNIError 111 if an address is held already."""

@@ -186,10 +186,6 @@ class ClusterStore:
         """See Store.reservations."""
         return self._local.reservations()
 
-    def load(self, reservations: Sequence[Reservation]) -> None:
-        """See Store.load."""
-        self._local.load(reservations)
-
 
 def _explained(error: CNIError, view: LeasedView | None) -> CNIError:
     """With the reason why what the node has leased was of no use, if that is so."""

@@ -26,7 +26,7 @@ from ipam.cluster.api import ApiError, ClusterApi
 from ipam.cluster.controller.mirror import Mirror
 from ipam.cluster.step_thread import StepThread
 from ipam.cluster.until_closed import UntilClosed
-from ipam.importing import UNNAMED, import_all
+from ipam.importing import UNNAMED
 from ipam.nv_ipam.options import node_defaults
 from ipam.nv_ipam.pools import NvCIDRPool, NvIPPool, NvPool, node_pool
 from ipam.nv_ipam.translate import DOMAIN, NodePool, NodePools, PoolsFile
@@ -248,7 +248,7 @@ class FollowedPools(StepThread):
         if self._new.store:  # the store was lost: what others hold by now is theirs
             held = {each.address for each in own.reservations() if each.domain == DOMAIN}
             found = [each for each in found if each.address not in held]
-        count = import_all(own, found)
+        count = own.load(found)
         _log.info("nv-ipam: imported %d reservations of %s", count, self._daemon_store)
         self._new = replace(self._new, store=store)
 
