@@ -63,6 +63,22 @@ def connect(path: Path, *, shared: bool = False) -> sqlite3.Connection:
     return connection
 
 
+def create(path: Path, store: str, seq: int) -> None:
+    """Write an empty database at `path`, which does not exist yet."""
+    connection = sqlite3.connect(path, isolation_level=None)
+    try:
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = NORMAL")
+        connection.execute("BEGIN")
+        for statement in SCHEMA:
+            connection.execute(statement)
+        connection.execute("INSERT INTO meta VALUES (1, ?, ?)", (store, seq))
+        connection.execute(f"PRAGMA user_version = {VERSION}")
+        connection.execute("COMMIT")
+    finally:
+        connection.close()
+
+
 def has_content(path: Path) -> bool:
     """Whether there is a file with anything in it."""
     try:

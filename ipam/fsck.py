@@ -27,7 +27,7 @@ from base.files import sync_directory
 from cni.spec.errors import CNIError
 from ipam.addresses import parse, parse_interface
 from ipam.blocks import Instance
-from ipam.database import BESIDE, DATABASE, WAL, StoreMeta, connect, has_content, remove
+from ipam.database import BESIDE, DATABASE, WAL, StoreMeta, connect, create, has_content, remove
 from ipam.importing import unnamed
 from ipam.in_use import LivingAddress, NodeFacts
 from ipam.schema import COLUMNS, UNREADABLE, Damage, reservation_of
@@ -123,7 +123,16 @@ def build(
     temporary = database.with_name(f"{database.name}.new")
     remove(temporary)
     try:
-        Tables.create(temporary, store, seq, reservations, instance)
+        create(temporary, store, seq)
+        tables = Tables(temporary)
+        try:
+            with tables.change():
+                tables.load(reservations)
+                if instance is not None:
+                    tables.put_instance(instance)
+            tables.checkpoint()  # `close` does not report a failure to write the WAL back
+        finally:
+            tables.close()
         temporary.chmod(0o600)
         # SQLite would apply them to the new database.
         for suffix in BESIDE:

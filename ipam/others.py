@@ -7,52 +7,16 @@ is not handed out if another domain holds it on the same segment.
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from typing import NamedTuple, Protocol
 
 from cni.policy import rules
 from cni.spec.errors import CNIError
 from ipam.addresses import Interval, parse
 from ipam.ranges import Range, merged
 from ipam.store import Owner, Reservation
+from ipam.tables import HeldAddress, Tables
 from ipam.walk import Walk
 
 _TRIED = 8  # ranges, to name the one that is used in an error
-
-
-class HeldAddress(NamedTuple):
-    """As much of a reservation as the search for an address needs."""
-
-    address: int
-    domain: str
-    range: str
-    boot: str
-
-
-class OtherDomains(Protocol):
-    """What this needs to know of a store."""
-
-    def is_only(self, domain: str) -> bool:
-        """Whether no other domain holds an address."""
-
-    def run_at(self, domain: str, address: int) -> Interval | None:
-        """The run of taken addresses that `address` is in, None if it is free."""
-
-    def lowest_stale(self, domain: str, interval: Interval, boot: str) -> Reservation | None:
-        """The lowest reservation in `interval` of another boot than `boot`."""
-
-    def on_segment(self, segment: str, address: int) -> Iterator[HeldAddress]:
-        """What any domain holds on a segment, "" for an unknown one, from `address` on."""
-
-    def in_domain(self, domain: str, address: int) -> Iterator[HeldAddress]:
-        """What the domain holds from `address` on, lowest first."""
-
-    def of_others(
-        self, domain: str, address: int, segment: str, beside: str
-    ) -> Iterator[Reservation]:
-        """Who holds `address` on `segment` in another domain, and in `beside`."""
-
-    def is_used(self, domain: str, interval: Interval, segment: str, network: str) -> bool:
-        """Whether another network and domain hold some of `interval` on `segment`."""
 
 
 class Others:
@@ -61,8 +25,8 @@ class Others:
     `segment` "" is unknown. The caller changes nothing in the store meanwhile.
     """
 
-    def __init__(self, space: OtherDomains, segment: str, boot: str) -> None:
-        self._space = space
+    def __init__(self, tables: Tables, segment: str, boot: str) -> None:
+        self._tables = tables
         self._segment = segment
         self._boot = boot
         self._only: dict[str, bool] = {}
@@ -117,7 +81,7 @@ class Others:
         return next(used, parts[0])
 
     def _is_used(self, owner: Owner, domain: str, interval: Interval) -> bool:
-        return self._space.is_used(domain, interval, self._segment, owner.attachment.network)
+        return self._tables.is_used(domain, interval, self._segment, owner.attachment.network)
 
     def _free(self, range_: Range, *, alive: bool) -> Walk:
         """Two walks: networks of one domain share the longer one, over what is on the link."""
@@ -133,14 +97,14 @@ class Others:
         )
 
     def _taken_on_link(self, domain: str, alive: bool, address: int, last: int) -> int | None:
-        run = self._space.run_at(domain, address)
+        run = self._tables.run_at(domain, address)
         if run is not None:
             return run.last
         if self._is_only(domain):
             return None
         held = (
             (other.address, other.domain != domain and self._counts(other, alive))
-            for other in self._space.on_segment(self._segment, address)
+            for other in self._tables.on_segment(self._segment, address)
         )
         return _end(address, held)
 
@@ -156,7 +120,7 @@ class Others:
         if behind > address:
             return behind - 1
         cidr = str(range_.network)
-        held = self._space.in_domain(range_.domain_beside, address)
+        held = self._tables.in_domain(range_.domain_beside, address)
         return _end(
             address,
             ((other.address, other.range == cidr and self._counts(other, alive)) for other in held),
@@ -167,7 +131,7 @@ class Others:
         return not alive or held.boot == self._boot
 
     def _not_stale(self, range_: Range, address: int, last: int) -> int | None:
-        stale = self._space.lowest_stale(range_.domain, Interval(address, last), self._boot)
+        stale = self._tables.lowest_stale(range_.domain, Interval(address, last), self._boot)
         if stale is None:
             return last
         held = parse(stale.address)
@@ -177,14 +141,14 @@ class Others:
 
     def _is_only(self, domain: str) -> bool:
         if domain not in self._only:
-            self._only[domain] = self._space.is_only(domain)
+            self._only[domain] = self._tables.is_only(domain)
         return self._only[domain]
 
     def _at(self, range_: Range, address: int) -> Iterator[Reservation]:
         if self._is_only(range_.domain):
             return
         beside, cidr = range_.domain_beside, str(range_.network)
-        for held in self._space.of_others(range_.domain, address, self._segment, beside):
+        for held in self._tables.of_others(range_.domain, address, self._segment, beside):
             is_here = self._segment != "" and held.segment == self._segment
             if is_here or (held.domain == beside and held.range == cidr):
                 yield held

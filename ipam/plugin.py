@@ -218,7 +218,7 @@ class AddressPlugin:
         messages.info(f"DEL {attachment}: {listed or 'nothing'}")
 
     def release_stale(self) -> list[Reservation]:
-        """See Store.release_stale: no sandbox of this node outlives its boot."""
+        """See SqliteStore.release_stale: no sandbox of this node outlives its boot."""
         return self._store(self._boot()).release_stale()
 
     def check(self, request: Request) -> None:

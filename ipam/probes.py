@@ -8,7 +8,6 @@ before the addresses are set there.
 
 from collections.abc import Collection, Iterable
 from functools import partial
-from typing import Protocol
 
 from msgspec.structs import replace
 
@@ -16,16 +15,10 @@ from ipam.addresses import Interval, parse
 from ipam.blocks import LeasedBlock
 from ipam.ranges import is_within, merged, outside
 from ipam.store import Reservation
+from ipam.tables import Tables
 
 
-class Blocks(Protocol):
-    """What this needs to know of a store."""
-
-    def unprobed(self) -> list[LeasedBlock]:
-        """The blocks of which addresses are to be probed before their first use."""
-
-
-def to_probe(tables: Blocks, reservations: Iterable[Reservation]) -> tuple[str, ...]:
+def to_probe(tables: Tables, reservations: Iterable[Reservation]) -> tuple[str, ...]:
     """The addresses of these reservations whose first use this is."""
     blocks = tables.unprobed()
     if not blocks:
@@ -34,7 +27,7 @@ def to_probe(tables: Blocks, reservations: Iterable[Reservation]) -> tuple[str, 
 
 
 def settled(
-    tables: Blocks, silent: Collection[Reservation], answered: Collection[Reservation]
+    tables: Tables, silent: Collection[Reservation], answered: Collection[Reservation]
 ) -> Iterable[LeasedBlock]:
     """The blocks as they are after the probes: no machine answered for the `silent` reservations,
     one did for the `answered` ones. Those that do not change are left out."""

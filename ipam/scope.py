@@ -27,10 +27,11 @@ from ipam.options import IpamOptions
 from ipam.ranges import RangeSet
 from ipam.requested_ips import final_sets
 from ipam.sqlite_store import SqliteStore
-from ipam.store import Owner, Store
+from ipam.store import Owner
 from ipam.store_files import StoreFiles
 
 if TYPE_CHECKING:
+    from ipam.cluster.store import ClusterStore
     from ipam.cluster.wants import Claims
 
 T = TypeVar("T")
@@ -179,7 +180,7 @@ class Stores:
         if self._claims is not None:
             self._claims.failed(owner, error)
 
-    def of_request(self, options: IpamOptions, boot: str) -> Store:
+    def of_request(self, options: IpamOptions, boot: str) -> "SqliteStore | ClusterStore":
         """The store that the request's addresses come from."""
         local = self._of_boot(boot)
         if (options.scope or self._scope()) == "node":

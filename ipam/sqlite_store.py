@@ -1,13 +1,12 @@
 """The address store of one node: SQLite under a file lock. See `store` for the words.
 
-Every method is one transaction on the files that a `StoreFiles` opens.
+Every method is one transaction on the files that a `StoreFiles` opens. CNIError is what it raises:
+5 if the system refuses, 11 if the lock is not free in time, 112 if the store is damaged.
 """
 
 import time
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-
-from msgspec.structs import replace
 
 from cni.spec.attachment import Attachment
 from cni.spec.errors import CNIError, Code
@@ -16,7 +15,7 @@ from ipam.addresses import parse, text
 from ipam.allocation import AddressChoice
 from ipam.others import Others
 from ipam.ranges import Range, RangeSet
-from ipam.store import Grant, Owner, Quota, Reservation, ReservedAddress, Usage
+from ipam.store import Grant, Owner, Reservation, ReservedAddress, Usage
 from ipam.store_files import StoreFiles
 from ipam.tables import Tables
 from ipam.usage import usage_of
@@ -25,7 +24,7 @@ _WORTH_LOADING = 1000
 
 
 class SqliteStore:
-    """The reservations of this node. Implements `ipam.store.Store`.
+    """The reservations of this node.
 
     `files` is the directory of the store, to be opened for each call, or an object that opens it.
     `boot` is this boot's identity: a reservation of another boot is stale.
@@ -51,7 +50,14 @@ class SqliteStore:
         segment: str = "",
         alone: Sequence[Range] = (),
     ) -> Grant:
-        """See Store.reserve."""
+        """One address of each set for `owner`, to be used on `segment`: all or none.
+
+        None of them is one that another domain holds on the same segment, if that is known.
+        Raises CNIError 103 if the attachment holds addresses already, 110 if a set has no free
+        address, AddressTaken if a fixed address is held by someone else, and 121 if another
+        network holds an address on the segment that is in a range of `alone`, or if the owner's
+        quota does not allow as many.
+        """
         return self.reserve_seen(owner, lambda tables: sets, segment=segment, alone=alone)
 
     def reserve_seen(
@@ -61,19 +67,15 @@ class SqliteStore:
         *,
         segment: str = "",
         alone: Sequence[Range] = (),
-        limit: Callable[[], Quota | None] | None = None,
     ) -> Grant:
         """`reserve` of the sets that `seen` answers for what the store holds at that moment.
 
-        Nothing is reserved if it answers none. `limit` answers the owner's quota, where only the
-        sets tell it: it is asked after `seen`.
+        Nothing is reserved if it answers none.
         """
         with self._files.handing_out() as tables:
             sets = self._files.unused(tables, seen(tables))
             if not sets:
                 return Grant()
-            if limit is not None:
-                owner = replace(owner, quota=limit())
             others = Others(tables, segment, self.boot)
             others.require_absent(owner, alone)
             choices = allocation.choose(tables, owner, sets, self.boot, others)
@@ -102,7 +104,7 @@ class SqliteStore:
                         tables.put_block(block)
 
     def undo(self, grant: Grant) -> None:
-        """See Store.undo."""
+        """Undo one `reserve`: put back what it replaced, and leave what has changed since."""
         with self._files.transaction() as tables:
             put, drop = [], []
             for reserved in grant.granted:
@@ -119,14 +121,14 @@ class SqliteStore:
             self._write(tables, put, drop)
 
     def release(self, attachment: Attachment) -> list[Reservation]:
-        """See Store.release."""
+        """Free everything that the attachment holds, and return it."""
         with self._files.transaction() as tables:
             held = tables.of_attachment(attachment)
             self._write(tables, drop=held)
         return held
 
     def collect(self, network: str, valid: Collection[tuple[str, str]]) -> list[Reservation]:
-        """See Store.collect."""
+        """Free what attachments of `network` hold whose (container id, ifname) is not valid."""
         with self._files.transaction() as tables:
             dead = [
                 reservation
@@ -137,7 +139,7 @@ class SqliteStore:
         return dead
 
     def release_stale(self) -> list[Reservation]:
-        """See Store.release_stale."""
+        """Free and return reservations of an earlier boot for a link of this node."""
         with self._files.transaction() as tables:
             # An imported reservation has no link, and may be in use on another node.
             stale = [held for held in tables.all() if held.boot != self.boot and held.segment]
@@ -165,13 +167,13 @@ class SqliteStore:
             self._write(tables, new, [each for each in old if each is not None])
 
     def held_by(self, attachment: Attachment) -> list[Reservation]:
-        """See Store.held_by."""
+        """Everything that the attachment holds, lowest address first."""
         with self._files.transaction() as tables:
             held = tables.of_attachment(attachment)
         return sorted(held, key=lambda reservation: parse(reservation.address))
 
     def exhausted(self, sets: Sequence[RangeSet]) -> str | None:
-        """See Store.exhausted."""
+        """Why `reserve` of these sets would fail for a new owner; None if it would not."""
         with self._files.handing_out() as tables:
             for range_set in self._files.unused(tables, sets):
                 if not range_set.fixed:
@@ -186,7 +188,10 @@ class SqliteStore:
             seen(tables)
 
     def usage(self, asked: tuple[Range, ...], last: Usage) -> Usage:
-        """See Store.usage."""
+        """How full these ranges are, and as whole networks others that reservations are from.
+
+        `last` is an earlier answer, which is returned at no cost if nothing has changed.
+        """
         with self._files.snapshot() as tables:
             if tables is None:
                 return Usage("", asked)
@@ -196,7 +201,7 @@ class SqliteStore:
             return Usage(state, asked, usage_of(tables, asked))
 
     def reservations(self) -> list[Reservation]:
-        """See Store.reservations."""
+        """Everything, by domain and address."""
         with self._files.snapshot() as tables:
             return [] if tables is None else list(tables.all())
 

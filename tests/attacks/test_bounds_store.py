@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cni.spec.errors import CNIError, Code
-from ipam import other_domains, schema, tables
+from ipam import schema, tables
 from ipam.addresses import Interval, parse, text
 from ipam.ranges import Range, RangeSet
 from ipam.sqlite_store import SqliteStore
@@ -39,8 +39,7 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> Decoded:
         count += 1
         return original(row)
 
-    for module in (tables, other_domains):
-        monkeypatch.setattr(module, "reservation_of", counted)
+    monkeypatch.setattr(tables, "reservation_of", counted)
     return lambda: count
 
 
