@@ -5,8 +5,7 @@ also release addresses reserved under an earlier configuration, or one that is b
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -25,7 +24,6 @@ from cni.spec.request import Request
 from cni.spec.result import DNS, FAMILY_020, IPConfig, Result, Route
 from ipam import options as ipam_options
 from ipam import permitted, resolv_conf, segments
-from ipam import scope as scopes
 from ipam.addresses import parse_interface, text
 from ipam.importing import unnamed
 from ipam.messages import Messages, warn_of_ignored
@@ -44,7 +42,6 @@ from ipam.store import (
     ReservedAddress,
     Usage,
 )
-from ipam.store_files import StoreFiles
 from ipam.usage import SeenRanges
 
 
@@ -70,18 +67,6 @@ class AddressPlugin:
         self._policy = policy
         self._seen = SeenRanges()
         self._usage = Usage()
-
-    @classmethod
-    def on_node(
-        cls,
-        files: Path | StoreFiles,
-        boot_id: Callable[[], str],
-        policy: rules.Source = Policy,
-        scope: scopes.Source = scopes.node_only,
-        subjects: Subjects | None = None,
-    ) -> Self:
-        """Over the store of this node; `files` as for SqliteStore."""
-        return cls(Stores(files, scope), boot_id, policy, subjects)
 
     def add(self, request: Request) -> Result | dict[str, Any]:
         """Reserve addresses and return them. The caller sets them, and we cannot probe them."""

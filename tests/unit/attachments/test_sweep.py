@@ -22,6 +22,7 @@ from cni.spec.errors import CNIError, Code
 from cni.spec.request import Request
 from host.errors import HostError
 from ipam.plugin import AddressPlugin
+from ipam.scope import Stores
 from ipam.sqlite_store import SqliteStore
 from ipam.store import Reservation
 
@@ -75,7 +76,7 @@ def paths(tmp_path: Path) -> Paths:
 
 def addresses(paths: Paths) -> AddressPlugin:
     """The node's addresses."""
-    return AddressPlugin.on_node(paths.ipam, paths.boot_id)
+    return AddressPlugin(Stores(paths.ipam), paths.boot_id)
 
 
 def killed(plugin: InterfacePlugin, container_id: str) -> Attachment:

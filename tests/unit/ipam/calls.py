@@ -18,6 +18,7 @@ from cni.spec.result import Result
 from ipam.addresses import parse, parse_interface
 from ipam.plugin import AddressPlugin
 from ipam.ranges import Range, RangeSet, of_network
+from ipam.scope import Stores
 from ipam.sqlite_store import SqliteStore
 from ipam.store import Owner, Reservation
 from ipam.store_files import StoreFiles
@@ -58,7 +59,7 @@ class Calls:
     @property
     def plugin(self) -> AddressPlugin:
         """A new one for each call, as for each process."""
-        return AddressPlugin.on_node(self.files, lambda: self.boot, self.policy_source)
+        return AddressPlugin(Stores(self.files), lambda: self.boot, self.policy_source)
 
     @property
     def store(self) -> SqliteStore:
