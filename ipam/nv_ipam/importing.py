@@ -27,7 +27,6 @@ from ipam.cluster.controller.mirror import Mirror
 from ipam.cluster.step_thread import StepThread
 from ipam.cluster.until_closed import UntilClosed
 from ipam.importing import UNNAMED
-from ipam.nv_ipam.options import node_defaults
 from ipam.nv_ipam.pools import NvCIDRPool, NvIPPool, NvPool, node_pool
 from ipam.nv_ipam.translate import DOMAIN, NodePool, NodePools, PoolsFile
 from ipam.sqlite_store import SqliteStore
@@ -125,28 +124,24 @@ def _checksum_of(content: bytes) -> int:
 
 
 def _require_stopped(path: Path) -> None:
-    """Raises CNIError 11 if the daemon answers at that socket, or that cannot be told."""
-    with socket.socket(socket.AF_UNIX) as client:
+    """CNIError 11 if the daemon answers at that socket, OSError if that cannot be told."""
+    with (
+        socket.socket(socket.AF_UNIX) as client,
+        suppress(FileNotFoundError, ConnectionRefusedError),
+    ):
         client.settimeout(5.0)
-        try:
-            client.connect(str(path))
-        except (FileNotFoundError, ConnectionRefusedError):
-            return
-        except OSError as error:
-            raise CNIError(
-                Code.TRY_AGAIN, f"cannot tell whether nv-ipam's daemon runs: {path}: {error}"
-            ) from None
-    raise CNIError(
-        Code.TRY_AGAIN,
-        f"nv-ipam's daemon answers at {path}, and may give out addresses: stop it on this node",
-    )
+        client.connect(str(path))
+        raise CNIError(
+            Code.TRY_AGAIN,
+            f"nv-ipam's daemon answers at {path}, and may give out addresses: stop it on this node",
+        )
 
 
 class FollowedPools(StepThread):
     """Keeps what a node may use of the pools of a namespace in the file that its ADDs read.
 
     `sources` answer all pools of a kind as they were last seen, None before that; `start` follows
-    the API server for them. `conf` is nv-ipam.conf, `clock` is monotonic.
+    the API server for them. `clock` is monotonic.
     """
 
     def __init__(
@@ -156,7 +151,6 @@ class FollowedPools(StepThread):
         node: str,
         boot: str,
         namespace: str,
-        conf: Path,
         daemon_store: Path = STORE,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -168,7 +162,6 @@ class FollowedPools(StepThread):
         self._node = node
         self._boot = boot
         self._namespace = namespace
-        self._conf = conf
         self._daemon_store = daemon_store
         self._clock = clock
         self._labels: Mapping[str, str] = {}
@@ -202,8 +195,6 @@ class FollowedPools(StepThread):
         found = {kind: source() for kind, source in self.sources.items()}
         self._new = former
         is_well = self._guarded(STORED, self._import)
-        is_well &= self._guarded("nv-ipam.conf", self._read_conf)
-        why = "; ".join(self._told[what] for what in ("nv-ipam.conf", STORED) if what in self._told)
         if any(pool.spec.node_selector for pools in found.values() for pool in pools or ()):
             is_well &= self._guarded("the Node's labels", self._read_labels)
         pools = {  # of a kind that is not read, or not installed
@@ -213,7 +204,7 @@ class FollowedPools(StepThread):
         }
         for pool in (each for listed in found.values() for each in listed or ()):
             pools[pool.key] = self._view(pool)
-        new = replace(self._new, pools=pools, why=why)
+        new = replace(self._new, pools=pools, why=self._told.get(STORED, ""))
         if new != former:
             is_well &= self._guarded("the file of the pools", lambda: self._file.write(new))
         return REST if is_well and None not in found.values() else LOOK_EVERY
@@ -252,9 +243,6 @@ class FollowedPools(StepThread):
         _log.info("nv-ipam: imported %d reservations of %s", count, self._daemon_store)
         self._new = replace(self._new, store=store)
 
-    def _read_conf(self) -> None:
-        self._new = replace(self._new, defaults=node_defaults(self._conf))
-
     def _read_labels(self) -> None:
         if self._clock() - self._labels_at >= LABELS_EVERY:
             self._labels = cast(ClusterApi, self._api).node(self._node).labels
@@ -262,11 +250,7 @@ class FollowedPools(StepThread):
 
     def _view(self, pool: NvPool) -> NodePool:
         """What the file says of a pool: of one that is invalid this node hands out nothing."""
-        found = NodePool(key=pool.key, network=pool.spec.subnet or pool.spec.cidr, usable=False)
-
-        def view() -> None:
-            nonlocal found
-            found = node_pool(pool, self._node, self._labels)
-
-        self._guarded(pool.key, view)
-        return found
+        unusable = NodePool(key=pool.key, network=pool.spec.subnet or pool.spec.cidr, usable=False)
+        found = [unusable]
+        self._guarded(pool.key, lambda: found.append(node_pool(pool, self._node, self._labels)))
+        return found[-1]

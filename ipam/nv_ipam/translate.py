@@ -18,7 +18,7 @@ from cni.spec.config import NetworkConfig
 from cni.spec.errors import CNIError, Code, invalid_config
 from cni.spec.request import Arguments
 from ipam.addresses import Interval, Network, family, parse, parse_interface, parse_interval, text
-from ipam.nv_ipam.options import NodeDefaults, NvIpamOptions, read
+from ipam.nv_ipam.options import NvIpamOptions, read
 from ipam.options import IpamOptions, fixed_set
 from ipam.ranges import Range, RangeSet, is_within, merged, outside
 
@@ -70,7 +70,6 @@ class NodePools(msgspec.Struct, frozen=True, kw_only=True):
     gave to pods; `why` says why no pod gets an address now, "" if they do."""
 
     pools: dict[str, NodePool] = {}
-    defaults: NodeDefaults = NodeDefaults()
     store: str = ""
     why: str = ""
 
@@ -144,7 +143,7 @@ def translate(
             f'{why}: nothing was reserved; see that the agent runs with "ipam.nv_ipam": true in '
             "config.yaml (ipam.nv_ipam of the chart), and what its log says",
         )
-    asked = read(config, arguments, known.defaults)
+    asked = read(config, arguments)
     pools = [_pool(key, known) for key in asked.pools]
     sets = tuple(_set(pool, asked) for pool in pools)
     given = {each.ranges[0].first for each in sets if each.fixed}
@@ -161,7 +160,7 @@ def translate(
 def declared(config: NetworkConfig, arguments: Arguments) -> tuple[IpamOptions, Sequence[RangeSet]]:
     """What a definition alone says: the names of its pools, and addresses that it asks for.
     CNIError 7 and 4."""
-    asked = read(config, arguments, NodeDefaults())
+    asked = read(config, arguments)
     sets = tuple(
         fixed_set(each, Network(each, 128), domain=DOMAIN, gateway=None, where=where)
         for where, each in asked.requested

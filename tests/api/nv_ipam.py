@@ -161,7 +161,6 @@ class ApiNode(NvNode):
             self.name,
             self.boot,
             NAMESPACE,
-            self.directory / "nv-ipam.conf",
             self.directory / "nv-ipam/store",
         )
         self.service.start()

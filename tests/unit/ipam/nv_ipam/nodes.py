@@ -137,7 +137,6 @@ class NvNode:
             self.name,
             self.boot,
             NAMESPACE,
-            self.directory / "nv-ipam.conf",
             self.daemon_store,
             self.clock,
         )
