@@ -130,7 +130,8 @@ def build(
                 tables.load(reservations)
                 if instance is not None:
                     tables.put_instance(instance)
-            tables.checkpoint()  # `close` does not report a failure to write the WAL back
+            # `close` does not report a failure to write the WAL back.
+            tables.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         finally:
             tables.close()
         temporary.chmod(0o600)

@@ -50,10 +50,6 @@ class BlockStore:
         """
         self._is_closed = True
 
-    def tend(self) -> None:
-        """Do what transactions of calls would have to do else: see StoreFiles.tend."""
-        self._files.tend()
-
     def seq(self) -> int:
         """How many transactions the store has had."""
         with self._files.transaction() as tables:

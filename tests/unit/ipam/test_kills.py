@@ -9,7 +9,7 @@ from unittest import mock
 import pytest
 
 from cni.spec.errors import Code
-from ipam import fsck, store_files
+from ipam import database, fsck
 from ipam.database import DATABASE
 from ipam.in_use import LivingAddress, NodeFacts
 from ipam.sqlite_store import SqliteStore
@@ -39,7 +39,7 @@ def load(directory: Path) -> None:
 
 
 def compact(directory: Path) -> None:
-    with mock.patch.multiple(store_files, _LARGE_WAL=0, _LOOK_AT_WAL=1):
+    with mock.patch.object(database, "_MOST_PAGES", 1):
         release(directory)
 
 

@@ -5,14 +5,14 @@ import random
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from unittest import mock
 
 import pytest
 
-from ipam import fsck, store_files
+from ipam import database, fsck, store_files
 from ipam.database import WAL
 from ipam.sqlite_store import SqliteStore
 from ipam.store_files import StoreFiles
@@ -43,7 +43,7 @@ def reserve(directory: Path) -> None:
 def both(directory: Path) -> None:
     with (
         keeping(directory) as store,
-        mock.patch.multiple(store_files, _LARGE_WAL=10_000, _LOOK_AT_WAL=1),
+        mock.patch.object(database, "_MOST_PAGES", 3),
     ):
         store.reserve(owner("victim"), SETS)
         store.release(owner("victim").attachment)
@@ -53,22 +53,13 @@ def both(directory: Path) -> None:
 def compact(directory: Path) -> None:
     with (
         keeping(directory) as store,
-        mock.patch.multiple(store_files, _LARGE_WAL=0, _LOOK_AT_WAL=1),
+        mock.patch.object(database, "_MOST_PAGES", 1),
     ):
         store.release(owner("c1").attachment)
         store.reserve(owner("victim"), SETS)
 
 
-def tend(directory: Path) -> None:
-    with closing(StoreFiles(directory)) as kept:
-        store = SqliteStore(kept, BOOT)
-        with mock.patch.multiple(store_files, _LARGE_WAL=0, _LOOK_AT_WAL=1):
-            kept.tend()
-            store.reserve(owner("victim"), SETS)
-            kept.tend()
-
-
-@pytest.mark.parametrize("work", [reserve, both, compact, tend])
+@pytest.mark.parametrize("work", [reserve, both, compact])
 def test_a_kill_at_any_line_leaves_a_state_between_two_transactions(
     memory_path: Path, work: Callable[[Path], None]
 ) -> None:

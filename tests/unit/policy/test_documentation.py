@@ -35,9 +35,7 @@ OPTIONS = {
     "podfabric-ipam": written(IpamKeys)
     | written(RuntimeIPs, "runtimeConfig.")
     | written(ArgumentIPs, "args.cni."),
-    "nv-ipam": written(_PoolNames)
-    | written(_PodWishes, "args.cni.")
-    | {"runtimeConfig.ips"},
+    "nv-ipam": written(_PoolNames) | written(_PodWishes, "args.cni.") | {"runtimeConfig.ips"},
 }
 
 
