@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 from base import msgspec_warmup
 from cni.spec.errors import CNIError
 from cni.spec.result import Result
+from ipam.blocks import boottime
 from ipam.cluster.api import Unavailable
 from ipam.cluster.kubernetes_api import KubernetesApi
 from ipam.cluster.lessee import Lessee
 from ipam.cluster.rest_api import RestApi
 from ipam.cluster.rest_requests import Body, Lines, Query, Response
-from ipam.confirmed import boottime
 from ipam.plugin import AddressPlugin
 from ipam.scope import Stores
 from ipam.sqlite_store import SqliteStore

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from cni.spec.attachment import Attachment
 from cni.spec.errors import CNIError, Code
-from ipam import allocation, probes, quota
-from ipam.addresses import parse, text
+from ipam import allocation, quota
+from ipam.addresses import Interval, parse, text
 from ipam.allocation import AddressChoice
 from ipam.others import Others
 from ipam.ranges import Range, RangeSet
@@ -87,7 +87,12 @@ class SqliteStore:
                 for choice in choices
             )
             reservations = [reserved.reservation for reserved in granted]
-            unprobed = probes.to_probe(tables, reservations)
+            blocks = tables.unprobed()
+            unprobed = tuple(
+                each.address
+                for each in reservations
+                if any(block.is_to_probe(each) for block in blocks)
+            )
             self._write(tables, put=reservations)
         return Grant(granted, unprobed)
 
@@ -97,7 +102,12 @@ class SqliteStore:
         """Note that no other machine answered for the one addresses, and one did for the other:
         those are not handed out any more."""
         with self._files.transaction() as tables:
-            changed = list(probes.settled(tables, silent, answered))
+            changed = []
+            for block in tables.unprobed():
+                seen = [each for each in (*silent, *answered) if block.is_to_probe(each)]
+                taken = [each for each in seen if each in answered]
+                if seen:
+                    changed.append(block.probed(map(_interval, seen), map(_interval, taken)))
             if changed:
                 with tables.change():
                     for block in changed:
@@ -261,6 +271,11 @@ class SqliteStore:
                     tables.put(reservation)
             else:
                 tables.load(put)
+
+
+def _interval(reservation: Reservation) -> Interval:
+    address = parse(reservation.address)
+    return Interval(address, address)
 
 
 def _is_same(held: Reservation, new: Reservation) -> bool:

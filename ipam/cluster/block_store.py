@@ -11,7 +11,6 @@ from typing import NamedTuple
 import msgspec
 
 from cni.spec.errors import CNIError, Code
-from ipam import probes
 from ipam.addresses import parse
 from ipam.blocks import Instance, LeasedBlock
 from ipam.store import Reservation
@@ -154,7 +153,7 @@ class BlockStore:
             if answered:
                 with self._changing(tables):
                     for block in answered:
-                        tables.put_block(probes.looked_at_again(block))
+                        tables.put_block(block.probed_again())
 
     def forget(self, name: str, uid: str) -> None:
         """Drop the row of a lease that is over and of which nothing is held."""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from base import interrupts
 from cni.spec.errors import CNIError, Code
+from ipam.blocks import boottime
 from ipam.cluster.view import LeasedView
 from ipam.cluster.wants import (
     PATIENCE,
@@ -22,7 +23,6 @@ from ipam.cluster.wants import (
     ReservationRefused,
     Want,
 )
-from ipam.confirmed import boottime
 from ipam.ranges import Range, RangeSet
 from ipam.sqlite_store import SqliteStore
 from ipam.store import Grant, Owner

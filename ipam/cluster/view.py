@@ -9,7 +9,6 @@ from ipam.blocks import LeasedBlock
 from ipam.cluster.block_store import Survey
 from ipam.cluster.sticky import is_for
 from ipam.cluster.wants import Occupancy, PodInterface, PoolRange, Want
-from ipam.confirmed import spoken
 from ipam.ranges import Range, RangeSet
 from ipam.store import Owner
 from ipam.tables import Tables
@@ -211,12 +210,17 @@ class _HeldBefore:
         return narrower if narrower.parts else None
 
 
+def _spoken(seconds: float) -> str:
+    """A time for people."""
+    return f"{seconds / 60:.0f} minutes" if seconds >= 120 else f"{seconds:.0f} seconds"
+
+
 def _why_unconfirmed(block: LeasedBlock, boot: str, now: float) -> str:
     if block.boot == boot and now >= block.confirmed:
         when = (
             f"the API server last confirmed its lease of AddressBlock {block.name} "
-            f"{spoken(now - block.confirmed)} ago, longer than spec.reclaim.maxOffline of "
-            f"AddressPool {block.pool} ({spoken(block.max_offline)})"
+            f"{_spoken(now - block.confirmed)} ago, longer than spec.reclaim.maxOffline of "
+            f"AddressPool {block.pool} ({_spoken(block.max_offline)})"
         )
     else:
         when = (

@@ -9,8 +9,8 @@ from msgspec.structs import replace
 from cni.policy.rules import Policy
 from cni.spec.errors import Code
 from ipam.addresses import parse, text
+from ipam.blocks import boottime
 from ipam.cluster.objects import AddressBlock, AddressPool, ReclaimSpec
-from ipam.confirmed import boottime
 from ipam.plugin import AddressPlugin
 from ipam.scope import Stores
 from tests.fake_api import FakeApi, Fault
