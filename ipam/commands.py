@@ -14,7 +14,7 @@ from cni.spec.errors import CNIError, Code, invalid_config
 from ipam import fsck, importing
 from ipam.addresses import parse, parse_interface, text
 from ipam.database import DATABASE, WAL
-from ipam.in_use import FactsOf, NodeFacts
+from ipam.fsck import FactsOf, NodeFacts
 from ipam.sqlite_store import SqliteStore
 from ipam.store import Reservation
 

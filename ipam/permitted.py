@@ -1,15 +1,35 @@
-"""What the rules for a pod say of its addresses: before anything is reserved."""
+"""What the rules for a pod say of its addresses."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from pathlib import PurePosixPath
+from typing import Any
 
-from cni.policy.allowance import Allowance
+from cni.policy.allowance import Allowance, NotAllowed
 from cni.policy.values import Span
 from cni.spec.result import Result
-from ipam.addresses import parse_interface, text
+from ipam.addresses import parse, parse_interface, text
+from ipam.allocation import AddressChoice
 from ipam.options import IpamOptions
 from ipam.ranges import RangeSet
+from ipam.store import Owner, Quota, Reservation
+from ipam.tables import Tables
 
 TYPE, NETWORK_NAME, POOL_NAME = "ipam.type", "ipam.network_name", "ipam.poolName"
+# Keys whose value is a path also without "/", relative to the plugin's directory. In lower case:
+# Go's decoder ignores the case of keys.
+_PATH_KEYS = frozenset(
+    (
+        "configuration_path",
+        "daemonsocketpath",
+        "datadir",
+        "etcd_ca_cert_file",
+        "etcd_cert_file",
+        "etcd_key_file",
+        "kubeconfig",
+        "log_file",
+        "resolvconf",
+    )
+)
 
 
 def of_type(allowance: Allowance, ipam_type: str) -> Allowance:
@@ -57,6 +77,99 @@ def of_answer(allowance: Allowance, ipam_type: str, result: Result) -> None:
         allowance = of_address(allowance, address, f"ipam ({ipam_type})")
     count = len(result.ips)
     allowance.using("addressesPerAttachment", count, "ipam", f"{count} addresses")
+
+
+def of_paths(options: dict[str, Any], allowance: Allowance) -> None:
+    """Raise CNIError 121 for a path in the options of another IPAM plugin that is not below an
+    allowed directory. A tenant writes them, and the plugin would open the path as root: host-local
+    makes files below `dataDir`, whereabouts writes `log_file` and runs what a kubeconfig names."""
+    for where, path in _paths(options, "ipam"):
+        if not _is_below(path, allowance.policy.ipam_directories):
+            raise allowance.not_allowed(f'"{where}": "{path}"', "ipam_directories")
+
+
+def _paths(value: object, where: str, *, named: bool = False) -> Iterator[tuple[str, str]]:
+    """Every path, or address of a server, with the key that has it."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _paths(inner, f"{where}.{key}", named=key.casefold() in _PATH_KEYS)
+    elif isinstance(value, list):
+        for index, inner in enumerate(value):
+            yield from _paths(inner, f"{where}[{index}]", named=named)
+    elif isinstance(value, str) and value and (named or _is_path(value)):
+        yield where, value
+
+
+def _is_path(text: str) -> bool:
+    """Whether a text has a "/" and is not a network or a range ("10.0.0.1-10.0.0.9/24")."""
+    if "/" not in text:
+        return False
+    first, dash, last = text.rpartition("-")
+    try:
+        parse_interface(last.strip())
+        if dash:
+            parse(first.strip())
+    except ValueError:
+        return True
+    return False
+
+
+def _is_below(path: str, directories: Collection[str]) -> bool:
+    pure = PurePosixPath(path)
+    return ".." not in pure.parts and any(map(pure.is_relative_to, directories))
+
+
+def of_quota(tables: Tables, owner: Owner, choices: Sequence[AddressChoice], boot: str) -> None:
+    """Raise NotAllowed if the owner's pod or namespace would have too many with these.
+
+    What a former sandbox of the pod held, and these replace, does not count twice.
+    """
+    quota, pod = owner.quota, owner.pod
+    if quota is None or not pod.name:
+        return
+    replaced = _of_boot((choice.replaced for choice in choices), boot)
+    if quota.of_namespace is not None:
+        held = tables.count_of_namespace(pod.namespace, boot) - sum(
+            each.namespace == pod.namespace for each in replaced
+        )
+        _require_count(
+            held,
+            len(choices),
+            quota.of_namespace,
+            quota,
+            "addressesPerNamespace",
+            "the pods of this namespace have",
+            "delete pods that no longer need one",
+        )
+    if quota.of_pod is not None:
+        held = len(_of_boot(tables.of_whole_pod(pod), boot)) - len(replaced)
+        _require_count(
+            held,
+            len(choices),
+            quota.of_pod,
+            quota,
+            "addressesPerPod",
+            "this pod has",
+            "give it fewer networks",
+        )
+
+
+def _of_boot(reservations: Iterable[Reservation | None], boot: str) -> list[Reservation]:
+    return [each for each in reservations if each is not None and each.boot == boot]
+
+
+def _require_count(
+    held: int, more: int, most: int, quota: Quota, key: str, who: str, remedy: str
+) -> None:
+    if held + more > most:
+        titles = ", ".join(quota.rules[:8])
+        raise NotAllowed(
+            f'"{key}": {who} {held} addresses on this node, this attachment asks for {more}, and '
+            f"the rules ({titles}) allow {most}: {remedy}, or ask the administrator",
+            key,
+            str(held + more),
+            quota.rules,
+        )
 
 
 def _interval(interval: Span) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from cni.spec.attachment import Attachment
 from cni.spec.errors import CNIError, Code
-from ipam import allocation, quota
+from ipam import allocation, permitted
 from ipam.addresses import Interval, parse, text
 from ipam.allocation import AddressChoice
 from ipam.others import Others
@@ -79,7 +79,7 @@ class SqliteStore:
             others = Others(tables, segment, self.boot)
             others.require_absent(owner, alone)
             choices = allocation.choose(tables, owner, sets, self.boot, others)
-            quota.require(tables, owner, choices, self.boot)
+            permitted.of_quota(tables, owner, choices, self.boot)
             granted = tuple(
                 ReservedAddress(
                     choice.range, self._reservation(owner, choice, segment), choice.replaced

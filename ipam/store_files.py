@@ -32,8 +32,7 @@ from ipam.database import (
     has_content,
     shows_damage,
 )
-from ipam.fsck import Say
-from ipam.in_use import AddressesInUse, FactsOf, NodeFacts
+from ipam.fsck import AddressesInUse, FactsOf, NodeFacts, Say
 from ipam.ranges import Range, RangeSet
 from ipam.schema import UNREADABLE, Damage, OtherVersion
 from ipam.snapshot import LOCK_TIMEOUT, Noted, StoreLock, locked, require_all, take

@@ -21,7 +21,7 @@ from host.netlink import netlink
 from ipam import scope
 from ipam.addresses import Network, parse, parse_interface, text
 from ipam.delegation import OURS, TAKEN_OVER
-from ipam.in_use import LivingAddress, NodeFacts
+from ipam.fsck import LivingAddress, NodeFacts
 from ipam.options import IpamOptions
 from ipam.plugin import AddressPlugin
 from ipam.scope import Stores

@@ -13,7 +13,7 @@ from ipam import fsck
 from ipam.addresses import Interval, parse
 from ipam.blocks import Instance, LeasedBlock
 from ipam.database import DATABASE
-from ipam.in_use import NodeFacts
+from ipam.fsck import NodeFacts
 from ipam.schema import VERSION
 from ipam.sqlite_store import SqliteStore
 from ipam.store_files import StoreFiles

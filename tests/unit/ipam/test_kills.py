@@ -11,7 +11,7 @@ import pytest
 from cni.spec.errors import Code
 from ipam import database, fsck
 from ipam.database import DATABASE
-from ipam.in_use import LivingAddress, NodeFacts
+from ipam.fsck import LivingAddress, NodeFacts
 from ipam.sqlite_store import SqliteStore
 from ipam.store_files import StoreFiles
 from tests.unit.ipam.calls import BOOT, error_of, owner, range_of, reservation, sets_of
