@@ -2,12 +2,11 @@
 
 Never one that another domain holds on the same link (`others`). Of the rest in this order, for
 all sets of a request before anything is changed: addresses that the same pod holds from a former
-sandbox; then the lowest free address; then, where a set has none, the lowest whose holder
-died with an earlier boot. The cost is a lookup for each gap between exclusions and what others
-hold, for any size of the range and the number of its own reservations.
+sandbox; then the lowest free address. The cost is a lookup for each gap between exclusions and what
+others hold, for any size of the range and the number of its own reservations.
 """
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from cni.spec.errors import CNIError, Code
@@ -47,7 +46,7 @@ def choose(
     for fixed in (True, False):
         for index, range_set in enumerate(sets):
             if index not in chosen and range_set.fixed is fixed:
-                chosen[index] = _chosen(tables, range_set, chosen.values(), boot, others)
+                chosen[index] = _chosen(tables, range_set, chosen.values(), others)
     return [chosen[index] for index in range(len(sets))]
 
 
@@ -64,15 +63,13 @@ def held_in(tables: Tables, range_: Range) -> int:
     )
 
 
-def exhaustion(tables: Tables, range_set: RangeSet, boot: str) -> str | None:
+def exhaustion(tables: Tables, range_set: RangeSet) -> str | None:
     """Why the set has no address for a new owner; None if it has one."""
     for range_ in range_set.ranges:
         for part in range_.parts:
             run = tables.run_at(range_.domain, part.first)
             # Touching runs are merged: the address after a run is free.
             if run is None or run.last < part.last:
-                return None
-            if tables.lowest_stale(range_.domain, part, boot) is not None:
                 return None
     return _descriptions(tables, range_set.ranges)
 
@@ -118,24 +115,13 @@ def _kept(
 
 
 def _chosen(
-    tables: Tables,
-    range_set: RangeSet,
-    chosen: Iterable[AddressChoice],
-    boot: str,
-    others: Others,
+    tables: Tables, range_set: RangeSet, chosen: Iterable[AddressChoice], others: Others
 ) -> AddressChoice:
     used = {choice.address for choice in chosen}
     for range_ in range_set.ranges:
-        address = _lowest(range_, used, others.next_free)
+        address = _lowest(range_, used, others)
         if address is not None:
             return AddressChoice(range_, address)
-    # What an earlier boot left comes last: in this domain, and free here but held in another.
-    for range_ in range_set.ranges:
-        address = _lowest(range_, used, others.next_stale)
-        if address is None:
-            address = _lowest(range_, used, others.next_reusable)
-        if address is not None:
-            return AddressChoice(range_, address, tables.at(range_.domain, address))
     if range_set.fixed:
         raise _taken(tables, range_set.ranges[0], used, others)
     raise CNIError(
@@ -146,14 +132,12 @@ def _chosen(
     )
 
 
-def _lowest(
-    range_: Range, used: Collection[int], next_of: Callable[[Range, int, int], int]
-) -> int | None:
-    """The lowest address that the range allows, `next_of` answers and `used` has not."""
+def _lowest(range_: Range, used: Collection[int], others: Others) -> int | None:
+    """The lowest address that the range allows, nobody holds and `used` has not."""
     for part in range_.parts:
-        address = next_of(range_, part.first, part.last)
+        address = others.next_free(range_, part.first, part.last)
         while address in used:
-            address = next_of(range_, address + 1, part.last)
+            address = others.next_free(range_, address + 1, part.last)
         if address <= part.last:
             return address
     return None

@@ -11,10 +11,10 @@ from functools import partial
 
 from cni.policy import rules
 from cni.spec.errors import CNIError
-from ipam.addresses import Interval, parse
+from ipam.addresses import Interval
 from ipam.ranges import Range, merged
 from ipam.store import Owner, Reservation
-from ipam.tables import HeldAddress, Tables
+from ipam.tables import Tables
 
 _TRIED = 8  # ranges, to name the one that is used in an error
 
@@ -77,23 +77,22 @@ class Others:
         self._segment = segment
         self._boot = boot
         self._only: dict[str, bool] = {}
-        self._walks: dict[tuple[str, str, str], Walk] = {}
+        self._walks: dict[tuple[str, str], Walk] = {}
         self._alive: dict[tuple[str, str, int], bool] = {}
 
     def next_free(self, range_: Range, address: int, last: int) -> int:
-        """The lowest address from `address` on that no domain holds; behind `last` if none is."""
-        return self._free(range_, alive=False).next(address, last)
+        """The lowest address from `address` on that no domain holds; behind `last` if none is.
 
-    def next_reusable(self, range_: Range, address: int, last: int) -> int:
-        """As `next_free`, also where another domain's holder died with an earlier boot."""
-        return self._free(range_, alive=True).next(address, last)
-
-    def next_stale(self, range_: Range, address: int, last: int) -> int:
-        """As `next_free`, for what this domain alone holds, from an earlier boot."""
-        key = (range_.domain, str(range_.network), "stale")
-        if key not in self._walks:
-            self._walks[key] = Walk(partial(self._not_stale, range_))
-        return self._walks[key].next(address, last)
+        Of two walks, networks of one domain share the longer one, over what is on the link.
+        """
+        domain = range_.domain
+        link = self._walks.setdefault((domain, ""), Walk(partial(self._taken_on_link, domain)))
+        if self._is_only(domain):
+            return link.next(address, last)
+        beside = self._walks.setdefault(
+            (domain, str(range_.network)), Walk(partial(self._taken_beside, link, range_))
+        )
+        return beside.next(address, last)
 
     def is_alive(self, range_: Range, address: int) -> bool:
         """Whether another domain has given the address out in this boot."""
@@ -130,34 +129,16 @@ class Others:
     def _is_used(self, owner: Owner, domain: str, interval: Interval) -> bool:
         return self._tables.is_used(domain, interval, self._segment, owner.attachment.network)
 
-    def _free(self, range_: Range, *, alive: bool) -> Walk:
-        """Two walks: networks of one domain share the longer one, over what is on the link."""
-        domain, name = range_.domain, "alive" if alive else "held"
-        link = self._walks.setdefault(
-            (domain, "", name), Walk(partial(self._taken_on_link, domain, alive))
-        )
-        if self._is_only(domain):
-            return link
-        return self._walks.setdefault(
-            (domain, str(range_.network), name),
-            Walk(partial(self._taken_beside, link, range_, alive)),
-        )
-
-    def _taken_on_link(self, domain: str, alive: bool, address: int, last: int) -> int | None:
+    def _taken_on_link(self, domain: str, address: int, last: int) -> int | None:
         run = self._tables.run_at(domain, address)
         if run is not None:
             return run.last
         if self._is_only(domain):
             return None
-        held = (
-            (other.address, other.domain != domain and self._counts(other, alive))
-            for other in self._tables.on_segment(self._segment, address)
-        )
-        return _end(address, held)
+        held = self._tables.on_segment(self._segment, address)
+        return _end(address, ((each.address, each.domain != domain) for each in held))
 
-    def _taken_beside(
-        self, link: Walk, range_: Range, alive: bool, address: int, last: int
-    ) -> int | None:
+    def _taken_beside(self, link: Walk, range_: Range, address: int, last: int) -> int | None:
         """A network of the very same range and the other `enable_overlapping_ranges`.
 
         It is on the same wire even if the link is unknown: the option is about *other* ranges, and
@@ -168,23 +149,7 @@ class Others:
             return behind - 1
         cidr = str(range_.network)
         held = self._tables.in_domain(range_.domain_beside, address)
-        return _end(
-            address,
-            ((other.address, other.range == cidr and self._counts(other, alive)) for other in held),
-        )
-
-    def _counts(self, held: HeldAddress, alive: bool) -> bool:
-        """All holders count, or those of this boot alone."""
-        return not alive or held.boot == self._boot
-
-    def _not_stale(self, range_: Range, address: int, last: int) -> int | None:
-        stale = self._tables.lowest_stale(range_.domain, Interval(address, last), self._boot)
-        if stale is None:
-            return last
-        held = parse(stale.address)
-        if held > address:
-            return held - 1
-        return address if self.is_alive(range_, address) else None
+        return _end(address, ((each.address, each.range == cidr) for each in held))
 
     def _is_only(self, domain: str) -> bool:
         if domain not in self._only:

@@ -27,7 +27,8 @@ class SqliteStore:
     """The reservations of this node.
 
     `files` is the directory of the store, to be opened for each call, or an object that opens it.
-    `boot` is this boot's identity: a reservation of another boot is stale.
+    `boot` is this boot's identity: a reservation of another boot is stale. Its pod may come back to
+    it until all of them are released: by a sweep, or where a range has no other address.
     """
 
     def __init__(
@@ -76,9 +77,13 @@ class SqliteStore:
             sets = self._files.unused(tables, seen(tables))
             if not sets:
                 return Grant()
-            others = Others(tables, segment, self.boot)
-            others.require_absent(owner, alone)
-            choices = allocation.choose(tables, owner, sets, self.boot, others)
+            try:
+                choices = self._choose(tables, owner, sets, segment, alone)
+            except CNIError as error:
+                wants_room = error.code in (Code.NO_FREE_ADDRESS, Code.ADDRESS_TAKEN)
+                if not wants_room or not self._drop_stale(tables):
+                    raise
+                choices = self._choose(tables, owner, sets, segment, alone)
             permitted.of_quota(tables, owner, choices, self.boot)
             granted = tuple(
                 ReservedAddress(
@@ -149,12 +154,9 @@ class SqliteStore:
         return dead
 
     def release_stale(self) -> list[Reservation]:
-        """Free and return reservations of an earlier boot for a link of this node."""
+        """Free and return reservations of earlier boots."""
         with self._files.transaction() as tables:
-            # An imported reservation has no link, and may be in use on another node.
-            stale = [held for held in tables.all() if held.boot != self.boot and held.segment]
-            self._write(tables, drop=stale)
-        return stale
+            return self._drop_stale(tables)
 
     def forget(self, reservation: Reservation) -> None:
         """Free one address whose owner will not, for an operator.
@@ -185,12 +187,11 @@ class SqliteStore:
     def exhausted(self, sets: Sequence[RangeSet]) -> str | None:
         """Why `reserve` of these sets would fail for a new owner; None if it would not."""
         with self._files.handing_out() as tables:
-            for range_set in self._files.unused(tables, sets):
-                if not range_set.fixed:
-                    full = allocation.exhaustion(tables, range_set, self.boot)
-                    if full is not None:
-                        return full
-        return None
+            unused = self._files.unused(tables, sets)
+            full = _exhaustion(tables, unused)
+            if full is not None and self._drop_stale(tables):
+                full = _exhaustion(tables, unused)
+            return full
 
     def look(self, seen: Callable[[Tables], object]) -> None:
         """Call `seen` with what the store holds at one moment. It changes nothing."""
@@ -238,6 +239,26 @@ class SqliteStore:
             self._write(tables, put=list(new.values()))
         return len(new)
 
+    def _choose(
+        self,
+        tables: Tables,
+        owner: Owner,
+        sets: Sequence[RangeSet],
+        segment: str,
+        alone: Sequence[Range],
+    ) -> list[AddressChoice]:
+        others = Others(tables, segment, self.boot)
+        others.require_absent(owner, alone)
+        return allocation.choose(tables, owner, sets, self.boot, others)
+
+    def _drop_stale(self, tables: Tables) -> list[Reservation]:
+        """No sandbox of this node outlives its boot."""
+        stale = tables.of_other_boots(self.boot)
+        if stale:
+            with tables.change():
+                tables.drop_other_boots(self.boot)
+        return stale
+
     def _reservation(self, owner: Owner, choice: AddressChoice, segment: str) -> Reservation:
         return Reservation(
             domain=choice.range.domain,
@@ -271,6 +292,11 @@ class SqliteStore:
                     tables.put(reservation)
             else:
                 tables.load(put)
+
+
+def _exhaustion(tables: Tables, sets: Sequence[RangeSet]) -> str | None:
+    every = (allocation.exhaustion(tables, each) for each in sets if not each.fixed)
+    return next((full for full in every if full is not None), None)
 
 
 def _interval(reservation: Reservation) -> Interval:

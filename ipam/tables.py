@@ -41,7 +41,6 @@ class HeldAddress(NamedTuple):
     address: int
     domain: str
     range: str
-    boot: str
 
 
 class Tables(Database):
@@ -70,35 +69,15 @@ class Tables(Database):
         """The reservation of `address`."""
         return self._row(domain, key_of(address))
 
-    def lowest_stale(self, domain: str, interval: Interval, boot: str) -> Reservation | None:
-        """The lowest reservation in `interval` that was made in another boot than `boot`."""
-        lowest: bytes | None = None
-        other = ""
-        while True:
-            # One step for each boot that left something behind, not one for each reservation.
-            row = self._execute(
-                "SELECT boot FROM reservation INDEXED BY by_boot WHERE boot >= ? "
-                "ORDER BY boot LIMIT 1",
-                (other,),
-            ).fetchone()
-            if row is None:
-                break
-            other = f"{row[0]}\0"
-            if row[0] == boot:
-                continue
-            row_of_boot = self._execute(
-                "SELECT address FROM reservation INDEXED BY by_boot WHERE boot = ? AND domain = ? "
-                "AND address BETWEEN ? AND ? ORDER BY address LIMIT 1",
-                (row[0], domain, key_of(interval.first), key_of(interval.last)),
-            ).fetchone()
-            if row_of_boot is not None and (lowest is None or row_of_boot[0] < lowest):
-                lowest = row_of_boot[0]
-        if lowest is None:
-            return None
-        stale = self._existing(domain, lowest)
-        if stale.boot == boot:
+    def of_other_boots(self, boot: str) -> list[Reservation]:
+        """What was reserved in other boots than this one."""
+        held = [
+            *self._indexed("INDEXED BY by_boot WHERE boot < ?", (boot,)),
+            *self._indexed("INDEXED BY by_boot WHERE boot > ?", (boot,)),
+        ]
+        if any(reservation.boot == boot for reservation in held):
             raise Damage("the index of boots does not match the reservations")
-        return stale
+        return held
 
     def of_attachment(self, attachment: Attachment) -> list[Reservation]:
         """What the attachment holds, by domain and address."""
@@ -156,7 +135,7 @@ class Tables(Database):
     def on_segment(self, segment: str, address: int) -> Iterator[HeldAddress]:
         """What any domain holds on a segment, "" for an unknown one, from `address` on."""
         for key, *rest in self._execute(
-            "SELECT address, domain, range, boot FROM reservation INDEXED BY by_segment "
+            "SELECT address, domain, range FROM reservation INDEXED BY by_segment "
             "WHERE segment = ? AND segment != '' AND address >= ? ORDER BY address",
             (segment, key_of(address)),
         ):
@@ -165,7 +144,7 @@ class Tables(Database):
     def in_domain(self, domain: str, address: int) -> Iterator[HeldAddress]:
         """What the domain holds from `address` on, lowest first."""
         for key, *rest in self._execute(
-            "SELECT address, domain, range, boot FROM reservation "
+            "SELECT address, domain, range FROM reservation "
             "WHERE domain = ? AND address >= ? ORDER BY address",
             (domain, key_of(address)),
         ):
@@ -307,8 +286,14 @@ class Tables(Database):
         if address < run.last:
             self._put_run(domain, Interval(address + 1, run.last))
 
+    def drop_other_boots(self, boot: str) -> None:
+        """Forget what was reserved in other boots than this one."""
+        self._execute("DELETE FROM reservation WHERE boot != ?", (boot,))
+        self.load(())
+
     def load(self, reservations: Iterable[Reservation]) -> None:
-        """Add many reservations; sqlite3.IntegrityError if an address of them is not free."""
+        """Add many reservations; sqlite3.IntegrityError if an address of them is not free. The runs
+        are made again."""
         self.connection.executemany(
             f"INSERT INTO reservation VALUES ({RESERVATION_MARKS})",
             (reservation_row(reservation) for reservation in reservations),

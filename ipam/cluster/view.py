@@ -128,7 +128,7 @@ class LeasedView:
             if sticky is None:
                 free, used = sum(room.free for room in by_room), sum(room.used for room in by_room)
                 self.occupancies.append((want, Occupancy(free - 1, used + 1)))
-            if former is None and not self._has_one(tables, range_set, by_room):
+            if former is None and not self._has_one(range_set, by_room):
                 former = held.within(range_, blocks)  # full: a new sandbox needs no further one
                 if former is None:
                     missing.append(want)
@@ -146,15 +146,10 @@ class LeasedView:
         around = (pool for pool in self._leased if pool[0] == range_.domain)
         return next((pool for pool in around if range_.first in pool[1]), None)
 
-    def _has_one(
-        self, tables: Tables, range_set: RangeSet, by_room: "Sequence[_Remaining]"
-    ) -> bool:
+    def _has_one(self, range_set: RangeSet, by_room: "Sequence[_Remaining]") -> bool:
         if range_set.fixed:  # in a block of ours: whether it is free is for the allocation to say
             return any(room.range.parts for room in by_room)
-        if any(room.free for room in by_room):
-            return True
-        ranges = RangeSet(tuple(room.range for room in by_room))
-        return allocation.exhaustion(tables, ranges, self._boot) is None  # a stale one will do
+        return any(room.free for room in by_room)
 
 
 class _Remaining(NamedTuple):

@@ -176,12 +176,13 @@ def test_addresses_of_an_earlier_boot_are_released_and_those_of_this_one_stay(pa
             segment=segment,
         )
 
-    imported = held("10.0.0.3", "earlier", "")  # perhaps of a pod on another node
+    imported = held("10.0.0.3", "earlier", "")
     store.load([held("10.0.0.1", "earlier"), held("10.0.0.2", store.boot), imported])
     assert sweep_all(addresses(paths), Made(paths)) == (
         ReleasedAddress("10.0.0.1", "fabric/c10.0.0.1/net1"),
+        ReleasedAddress("10.0.0.3", "fabric/c10.0.0.3/net1"),
     )
-    assert [each.address for each in store.reservations()] == ["10.0.0.2", "10.0.0.3"]
+    assert [each.address for each in store.reservations()] == ["10.0.0.2"]
     assert sweep_all(addresses(paths), Made(paths)) == ()
 
 
