@@ -19,11 +19,11 @@ import msgspec
 from msgspec.structs import replace
 
 from base import decoding
-from base.text import printable
 from cni.spec.errors import CNIError, Code
 from ipam.addresses import parse, parse_interface, text
-from ipam.cluster.api import ApiError, ClusterApi
+from ipam.cluster.api import ClusterApi
 from ipam.cluster.controller.mirror import Mirror
+from ipam.cluster.failures import LoggedFailures
 from ipam.cluster.step_thread import StepThread
 from ipam.cluster.until_closed import UntilClosed
 from ipam.importing import UNNAMED
@@ -34,7 +34,7 @@ from ipam.store import Reservation
 from ipam.store_files import StoreFiles
 
 STORE = Path("/var/lib/cni/nv-ipam/store")
-STORED = "the daemon's store"
+IMPORT = "import the daemon's store"
 LOOK_EVERY = 5.0  # seconds, while something is missing
 REST = 60.0  # seconds otherwise; a change of a pool wakes the thread
 LABELS_EVERY = 300.0  # seconds between two reads of the Node's labels
@@ -166,7 +166,7 @@ class FollowedPools(StepThread):
         self._clock = clock
         self._labels: Mapping[str, str] = {}
         self._labels_at = -LABELS_EVERY
-        self._told: dict[str, str] = {}
+        self._failures = LoggedFailures("nv-ipam")
         self._new = NodePools()
         self._mirrors = list[Mirror[NvPool]]()
         self.sources = dict[str, Callable[[], Sequence[NvPool] | None]]()
@@ -181,6 +181,7 @@ class FollowedPools(StepThread):
 
     def close(self) -> None:
         """See StepThread.close."""
+        self._failures.close()
         self._api.close()
         for mirror in self._mirrors:
             mirror.close()
@@ -192,11 +193,12 @@ class FollowedPools(StepThread):
             former = self._file.read() or NodePools()
         except CNIError:
             former = NodePools()  # it is written again
+        guarded = self._failures.guarded
         found = {kind: source() for kind, source in self.sources.items()}
         self._new = former
-        is_well = self._guarded(STORED, self._import)
+        is_well = guarded(IMPORT, self._import)
         if any(pool.spec.node_selector for pools in found.values() for pool in pools or ()):
-            is_well &= self._guarded("the Node's labels", self._read_labels)
+            is_well &= guarded("read the Node's labels", self._read_labels)
         pools = {  # of a kind that is not read, or not installed
             key: pool
             for key, pool in former.pools.items()
@@ -204,24 +206,10 @@ class FollowedPools(StepThread):
         }
         for pool in (each for listed in found.values() for each in listed or ()):
             pools[pool.key] = self._view(pool)
-        new = replace(self._new, pools=pools, why=self._told.get(STORED, ""))
+        new = replace(self._new, pools=pools, why=self._failures.why(IMPORT))
         if new != former:
-            is_well &= self._guarded("the file of the pools", lambda: self._file.write(new))
+            is_well &= guarded("write the pools' file", lambda: self._file.write(new))
         return REST if is_well and None not in found.values() else LOOK_EVERY
-
-    def _guarded(self, what: str, work: Callable[[], object]) -> bool:
-        """Whether it went well. What did not is logged once, and tried again."""
-        try:
-            work()
-        except (ApiError, CNIError, OSError) as error:
-            said = printable(f"nv-ipam: {what}: {error}")
-            if self._told.get(what) != said:
-                _log.warning("%s (tried again)", said)
-            self._told[what] = said
-            return False
-        if self._told.pop(what, None):
-            _log.info("nv-ipam: %s: works again", what)
-        return True
 
     def _import(self) -> None:
         """Have what the daemon gave to pods in the store: once in each that the node has."""
@@ -252,5 +240,7 @@ class FollowedPools(StepThread):
         """What the file says of a pool: of one that is invalid this node hands out nothing."""
         unusable = NodePool(key=pool.key, network=pool.spec.subnet or pool.spec.cidr, usable=False)
         found = [unusable]
-        self._guarded(pool.key, lambda: found.append(node_pool(pool, self._node, self._labels)))
+        self._failures.guarded(
+            f"use {pool.key}", lambda: found.append(node_pool(pool, self._node, self._labels))
+        )
         return found[-1]
