@@ -5,7 +5,6 @@ also release addresses reserved under an earlier configuration, or one that is b
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
 
 from msgspec.structs import replace
 
@@ -17,7 +16,6 @@ from cni.policy.allowance import Allowance, of_pod
 from cni.policy.document import Subjects
 from cni.policy.rules import Policy
 from cni.spec.attachment import Attachment
-from cni.spec.entry import VERSIONS
 from cni.spec.errors import CNIError, Code, invalid_config
 from cni.spec.notes import note
 from cni.spec.request import Request
@@ -51,8 +49,6 @@ class AddressPlugin:
     Only verbs that need the boot call `boot_id`. `policy` returns the rules of the node.
     """
 
-    versions = VERSIONS
-
     def __init__(
         self,
         stores: Stores,
@@ -67,17 +63,6 @@ class AddressPlugin:
         self._policy = policy
         self._seen = SeenRanges()
         self._usage = Usage()
-
-    def add(self, request: Request) -> Result | dict[str, Any]:
-        """Reserve addresses and return them. The caller sets them, and we cannot probe them."""
-        if self.probes_all(request):
-            raise invalid_config(
-                '"ipam.probe": only the plugins ipoib and sriov probe addresses: remove it'
-            )
-        result, grant = self.reserve(request)
-        if grant.unprobed:
-            self.pass_unprobed(request, grant, "only ipoib and sriov probe addresses")
-        return result
 
     def probes_all(self, request: Request) -> bool:
         """Whether the configuration has each address probed before it is set."""
@@ -130,7 +115,7 @@ class AddressPlugin:
         allowed: Allowance | None = None,
         answered: Collection[int] = (),
     ) -> tuple[Result, Grant]:
-        """`add`, with what `undo` needs.
+        """Reserve addresses; the result, and what `undo` needs.
 
         `segment` is the link on which the addresses are used; None takes the configuration's.
         `allowed` is what is left of the attachment's allowance; None asks for it. `answered` are

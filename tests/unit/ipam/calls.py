@@ -68,9 +68,7 @@ class Calls:
 
     def add(self, ipam: Json, container_id: str = "c1", **how: Unpack[How]) -> Result:
         """ADD; the result."""
-        result = self.plugin.add(request("ADD", ipam, container_id, **how))
-        assert isinstance(result, Result)
-        return result
+        return self.plugin.reserve(request("ADD", ipam, container_id, **how))[0]
 
     def addresses(self, ipam: Json, container_id: str = "c1", **how: Unpack[How]) -> list[str]:
         """ADD; the addresses of the result with their prefixes."""
