@@ -18,7 +18,6 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
 
 from cni.spec.errors import CNIError, Code
 from cni.spec.notes import note
@@ -34,7 +33,7 @@ from ipam.database import (
 )
 from ipam.fsck import AddressesInUse, FactsOf, NodeFacts, Say
 from ipam.ranges import Range, RangeSet
-from ipam.schema import UNREADABLE, Damage, OtherVersion
+from ipam.schema import UNREADABLE, OtherVersion
 from ipam.snapshot import LOCK_TIMEOUT, Noted, StoreLock, locked, require_all, take
 from ipam.tables import Tables
 
@@ -321,22 +320,16 @@ def open_store(directory: Path, *, kept: bool = False) -> Tables:
 
     The caller holds the lock and closes the database. Raises FAILURES.
     """
-    database = directory / DATABASE
-    if not has_content(database):
-        if has_content(directory / WAL):
-            raise Damage(f"{DATABASE} is missing or empty, and its WAL is not")
-        fsck.build(database, uuid.uuid4().hex, 0)
-    return Tables(database, kept=kept)
+    tables = snapshot.opened(directory, kept=kept)
+    if tables is None:
+        fsck.build(directory / DATABASE, uuid.uuid4().hex, 0)
+        tables = Tables(directory / DATABASE, kept=kept)
+    return tables
 
 
-class _FileStatus(NamedTuple):
-    """What changes when a program writes to a file or puts another one in its place (stat(2))."""
-
-    device: int
-    inode: int
-    size: int
-    modified: int
-
+_FileStatus = tuple[int, int, int, int]
+"""Device, inode, size and time: what changes when a program writes to a file or puts another one in
+its place (stat(2))."""
 
 _Status = tuple[_FileStatus | None, _FileStatus | None]
 """Of the database and its WAL."""
@@ -361,4 +354,4 @@ def _status_of(path: str) -> _FileStatus | None:
         status = os.stat(path)  # noqa: PTH116 - a Path costs more than the call
     except OSError:
         return None
-    return _FileStatus(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
