@@ -77,7 +77,7 @@ def pools_of(
     server, as the log says then."""
     if not settings.nv_ipam:
         with suppress(OSError):
-            Path(translate.PoolsFile(paths.ipam).path).unlink()
+            Path(translate.pools_file(paths.ipam)).unlink()
         return None
     node = environ.get(NODE_NAME, "")
     api = api_of(environ) if node else None

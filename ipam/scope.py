@@ -118,7 +118,7 @@ class Stores:
         for. CNIError 4, 7; of nv-ipam's pools also what `translate` raises."""
         if not is_nv_ipam(request.config):
             return declared(request)
-        pools = translate.PoolsFile(self._directory).read()
+        pools = translate.read_pools(self._directory)
         return translate.translate(request.config, request.arguments, pools)
 
     def options(self, request: Request) -> IpamOptions:

@@ -13,12 +13,13 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import msgspec
 from msgspec.structs import replace
 
 from base import decoding
+from base.files import write_atomically
 from cni.spec.errors import CNIError, Code
 from ipam.addresses import parse, parse_interface, text
 from ipam.cluster.api import ClusterApi
@@ -28,7 +29,7 @@ from ipam.cluster.step_thread import StepThread
 from ipam.cluster.until_closed import UntilClosed
 from ipam.importing import UNNAMED
 from ipam.nv_ipam.pools import NvCIDRPool, NvIPPool, NvPool, node_pool
-from ipam.nv_ipam.translate import DOMAIN, NodePool, NodePools, PoolsFile
+from ipam.nv_ipam.translate import DOMAIN, NodePool, NodePools, pools_file, read_pools
 from ipam.sqlite_store import SqliteStore
 from ipam.store import Reservation
 from ipam.store_files import StoreFiles
@@ -46,19 +47,11 @@ _FNV_PRIME, _FNV_BASIS = 16777619, 2166136261
 _log = logging.getLogger(__name__)
 
 
-class _GivenTo(msgspec.Struct, frozen=True):
-    pool_config_snapshot: str
-    create_time: str = ""
-    pod_uuid: str = ""
-    pod_name: str = ""
-    pod_namespace: str = ""
-
-
 class _Given(msgspec.Struct, frozen=True):
     container_id: str
     interface_name: str
     ip_address: str
-    metadata: _GivenTo
+    metadata: dict[str, str]
 
 
 class _GivenPool(msgspec.Struct, frozen=True):
@@ -69,10 +62,6 @@ class _DaemonStore(msgspec.Struct, frozen=True):
     version: int
     checksum: int
     pools: dict[str, _GivenPool] | None
-
-
-class _Snapshot(msgspec.Struct, frozen=True):
-    subnet: str
 
 
 def reservations(source: Path, boot: str) -> list[Reservation]:
@@ -88,30 +77,30 @@ def reservations(source: Path, boot: str) -> list[Reservation]:
             raise ValueError("its checksum is wrong")
         pools = (store.pools or {}).values()
         return [_read(each, boot) for pool in pools for each in (pool.entries or {}).values()]
-    except (msgspec.MsgspecError, ValueError) as error:
+    except (msgspec.MsgspecError, ValueError, KeyError) as error:
         raise CNIError(Code.DECODING_FAILURE, f"{source}: {error}: nothing was done") from None
 
 
 def _read(entry: _Given, boot: str) -> Reservation:
-    meta = entry.metadata
-    subnet = decoding.decode(meta.pool_config_snapshot, _Snapshot).subnet
+    pod = entry.metadata
+    pool = decoding.decode(pod["pool_config_snapshot"], dict[str, Any])
     try:  # of RFC 3339 with up to nine digits of a second, of which Python reads six
-        since = datetime.fromisoformat(re.sub(r"\.\d+", "", meta.create_time)).timestamp()
+        created = re.sub(r"\.\d+", "", pod.get("create_time", ""))
+        since = int(datetime.fromisoformat(created).timestamp())
     except ValueError:
         since = 0
     return Reservation(
         domain=DOMAIN,
         address=text(parse(entry.ip_address)),
-        range=str(parse_interface(subnet)[1]),
+        range=str(parse_interface(str(pool["subnet"]))[1]),
         network=UNNAMED,
         container_id=entry.container_id,
         ifname=entry.interface_name,
-        namespace=meta.pod_namespace,
-        pod=meta.pod_name,
-        uid=meta.pod_uuid,
+        namespace=pod.get("pod_namespace", ""),
+        pod=pod.get("pod_name", ""),
+        uid=pod.get("pod_uuid", ""),
         boot=boot,
-        since=int(since),
-        segment="",
+        since=since,
     )
 
 
@@ -158,7 +147,6 @@ class FollowedPools(StepThread):
         self._followed = api
         self._api = UntilClosed(api)
         self._files = files
-        self._file = PoolsFile(files.directory)
         self._node = node
         self._boot = boot
         self._namespace = namespace
@@ -190,7 +178,7 @@ class FollowedPools(StepThread):
     def step(self) -> float:
         """Bring the file up to date; for how many seconds nothing is due then."""
         try:
-            former = self._file.read() or NodePools()
+            former = read_pools(self._files.directory) or NodePools()
         except CNIError:
             former = NodePools()  # it is written again
         guarded = self._failures.guarded
@@ -208,7 +196,8 @@ class FollowedPools(StepThread):
             pools[pool.key] = self._view(pool)
         new = replace(self._new, pools=pools, why=self._failures.why(IMPORT))
         if new != former:
-            is_well &= guarded("write the pools' file", lambda: self._file.write(new))
+            path, content = pools_file(self._files.directory), msgspec.json.encode(new)
+            is_well &= guarded(f"write {path}", lambda: write_atomically(path, content))
         return REST if is_well and None not in found.values() else LOOK_EVERY
 
     def _import(self) -> None:
