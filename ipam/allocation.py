@@ -12,7 +12,7 @@ from typing import NamedTuple
 from cni.spec.errors import CNIError, Code
 from ipam.addresses import Interval, parse, text
 from ipam.others import Others
-from ipam.ranges import Range, RangeSet
+from ipam.ranges import Range, RangeSet, size_of, written
 from ipam.store import AddressTaken, Owner, Reservation
 from ipam.tables import Tables
 
@@ -54,13 +54,8 @@ def held_in(tables: Tables, range_: Range) -> int:
     """How many of the addresses that the range allows are held."""
     if not range_.parts:
         return 0
-    return sum(
-        part.last - part.first + 1
-        for run in tables.runs_in(
-            range_.domain, Interval(range_.parts[0].first, range_.parts[-1].last)
-        )
-        for part in range_.within(run)
-    )
+    whole = Interval(range_.parts[0].first, range_.parts[-1].last)
+    return sum(size_of(range_.within(run)) for run in tables.runs_in(range_.domain, whole))
 
 
 def exhaustion(tables: Tables, range_set: RangeSet) -> str | None:
@@ -171,9 +166,6 @@ def _descriptions(tables: Tables, ranges: Sequence[Range]) -> str:
 
 
 def _description(range_: Range, held: int) -> str:
-    excluded = ", ".join(
-        text(hole.first) if hole.first == hole.last else f"{text(hole.first)}-{text(hole.last)}"
-        for hole in range_.excluded
-    )
+    excluded = ", ".join(written(range_.excluded))
     without = f" without {excluded}" if excluded else ""
     return f'"{range_.where}": {range_}{without}, of which {held} are held'

@@ -105,8 +105,3 @@ class LeasedBlock(msgspec.Struct, frozen=True, kw_only=True):
 def boottime() -> float:
     """Seconds since the machine booted, suspend included: `time.monotonic` stands still in it."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
-
-
-def touch(one: Interval, other: Interval) -> bool:
-    """Whether they have an address in common."""
-    return one.first <= other.last and other.first <= one.last

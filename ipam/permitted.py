@@ -7,10 +7,10 @@ from typing import Any
 from cni.policy.allowance import Allowance, NotAllowed
 from cni.policy.values import Span
 from cni.spec.result import Result
-from ipam.addresses import parse, parse_interface, text
+from ipam.addresses import Interval, parse, parse_interface
 from ipam.allocation import AddressChoice
 from ipam.options import IpamOptions
-from ipam.ranges import RangeSet
+from ipam.ranges import RangeSet, written
 from ipam.store import Owner, Quota, Reservation
 from ipam.tables import Tables
 
@@ -61,13 +61,13 @@ def of_sets(
         allowance = allowance.using("networkNames", name, key, name)
     for range_set in sets:
         for range_ in range_set.ranges:
-            allowance = allowance.within(range_.parts, range_.where, _interval)
+            allowance = allowance.within(range_.parts, range_.where, _spelled)
     return allowance.using("addressesPerAttachment", len(sets), "ipam", f"{len(sets)} addresses")
 
 
 def of_address(allowance: Allowance, address: int, key: str) -> Allowance:
     """The allowance of an attachment with this address, which `key` asks for. NotAllowed."""
-    return allowance.within(((address, address),), key, _interval)
+    return allowance.within(((address, address),), key, _spelled)
 
 
 def of_answer(allowance: Allowance, ipam_type: str, result: Result) -> None:
@@ -172,7 +172,5 @@ def _require_count(
         )
 
 
-def _interval(interval: Span) -> str:
-    """As a person reads it: "10.0.0.1", "10.0.0.1-10.0.0.9"."""
-    first, last = interval
-    return text(first) if first == last else f"{text(first)}-{text(last)}"
+def _spelled(span: Span) -> str:
+    return written((Interval(*span),))[0]
