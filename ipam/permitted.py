@@ -11,7 +11,7 @@ from ipam.addresses import Interval, parse, parse_interface
 from ipam.allocation import AddressChoice
 from ipam.options import IpamOptions
 from ipam.ranges import RangeSet, written
-from ipam.store import Owner, Quota, Reservation
+from ipam.store import Owner
 from ipam.tables import Tables
 
 TYPE, NETWORK_NAME, POOL_NAME = "ipam.type", "ipam.network_name", "ipam.poolName"
@@ -127,48 +127,35 @@ def of_quota(tables: Tables, owner: Owner, choices: Sequence[AddressChoice], boo
     quota, pod = owner.quota, owner.pod
     if quota is None or not pod.name:
         return
-    replaced = _of_boot((choice.replaced for choice in choices), boot)
+    replaced = sum(each.replaced is not None and each.replaced.boot == boot for each in choices)
+
+    def require(key: str, most: int, of: int, who: str, remedy: str) -> None:
+        held, more = of - replaced, len(choices)
+        if held + more > most:
+            titles = ", ".join(quota.rules[:8])
+            raise NotAllowed(
+                f'"{key}": {who} {held} addresses on this node, this attachment asks for {more}, '
+                f"and the rules ({titles}) allow {most}: {remedy}, or ask the administrator",
+                key,
+                str(held + more),
+                quota.rules,
+            )
+
     if quota.of_namespace is not None:
-        held = tables.count_of_namespace(pod.namespace, boot) - sum(
-            each.namespace == pod.namespace for each in replaced
-        )
-        _require_count(
-            held,
-            len(choices),
-            quota.of_namespace,
-            quota,
+        require(
             "addressesPerNamespace",
+            quota.of_namespace,
+            tables.count_of_namespace(pod.namespace, boot),
             "the pods of this namespace have",
             "delete pods that no longer need one",
         )
     if quota.of_pod is not None:
-        held = len(_of_boot(tables.of_whole_pod(pod), boot)) - len(replaced)
-        _require_count(
-            held,
-            len(choices),
-            quota.of_pod,
-            quota,
+        require(
             "addressesPerPod",
+            quota.of_pod,
+            sum(each.boot == boot for each in tables.of_whole_pod(pod)),
             "this pod has",
             "give it fewer networks",
-        )
-
-
-def _of_boot(reservations: Iterable[Reservation | None], boot: str) -> list[Reservation]:
-    return [each for each in reservations if each is not None and each.boot == boot]
-
-
-def _require_count(
-    held: int, more: int, most: int, quota: Quota, key: str, who: str, remedy: str
-) -> None:
-    if held + more > most:
-        titles = ", ".join(quota.rules[:8])
-        raise NotAllowed(
-            f'"{key}": {who} {held} addresses on this node, this attachment asks for {more}, and '
-            f"the rules ({titles}) allow {most}: {remedy}, or ask the administrator",
-            key,
-            str(held + more),
-            quota.rules,
         )
 
 
