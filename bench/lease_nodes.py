@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 from base import msgspec_warmup
 from cni.spec.errors import CNIError
 from cni.spec.result import Result
+from ipam.blocks import boottime
 from ipam.cluster.api import Unavailable
 from ipam.cluster.kubernetes_api import KubernetesApi
 from ipam.cluster.lessee import Lessee
 from ipam.cluster.rest_api import RestApi
 from ipam.cluster.rest_requests import Body, Lines, Query, Response
-from ipam.confirmed import boottime
 from ipam.plugin import AddressPlugin
 from ipam.scope import Stores
 from ipam.sqlite_store import SqliteStore
@@ -157,7 +157,7 @@ class Node:
         text = ""
         for _ in range(TRIES):
             try:
-                self.plugin.add(request("ADD", ipam, f"{pod}-1", pod=pod, ifname=ifname))
+                self.plugin.reserve(request("ADD", ipam, f"{pod}-1", pod=pod, ifname=ifname))
             except CNIError as error:
                 errors[int(error.code)] += 1
                 text = f"{self.place.name} {pod}: {error.message}"
@@ -171,7 +171,7 @@ class Node:
         """One ADD."""
         began = time.monotonic()
         try:
-            result = self.plugin.add(request("ADD", ipam, container, pod=pod, ifname="net0"))
+            result = self.plugin.reserve(request("ADD", ipam, container, pod=pod, ifname="net0"))[0]
         except CNIError as error:
             return Answer("", int(error.code), error.message, time.monotonic() - began)
         assert isinstance(result, Result)

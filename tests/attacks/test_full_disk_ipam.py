@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from ipam import store_files
+from ipam import database
 from tests.attacks.full_disk import descriptors_left, memory_left, small_disk
 from tests.attacks.full_disk_ipam import VERBS, WAYS, WRITING, disk_with_store, node_on
 
@@ -49,8 +49,7 @@ def test_answer_is_true_however_many_pages_are_left_for_a_new_store(way: str) ->
 def test_del_is_true_however_many_pages_are_left_when_the_wal_is_written_back(
     monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
-    monkeypatch.setattr(store_files, "_LARGE_WAL", 0)
-    monkeypatch.setattr(store_files, "_LOOK_AT_WAL", 1)
+    monkeypatch.setattr(database, "_MOST_PAGES", 1)
     with disk_with_store() as disk:
         for pages in range(ENOUGH):
             disk.restore()
