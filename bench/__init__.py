@@ -6,6 +6,5 @@ else. `cpu` measures the CPU time of the agent for each call, `vf` a VF in the v
 and `devices` the device plugin. `python -m bench` is all of them but `vf`.
 
 `gpu.sh` measures the libraries of containers with a part of a GPU, on a real one or over the
-stand-in of the tests. `gpu_shim`, `gpu_gate`, `gpu_registration` and `gpu_agent` measure what these
-and the agent's part cost, over the stand-in; `make bench-gpu` is all of them.
+stand-in of the tests; `make bench-gpu` is what needs no GPU.
 """
