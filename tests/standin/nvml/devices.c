@@ -67,8 +67,7 @@ static nvmlReturn init(const char *call)
         return result;
     const struct node *node = node_get();
     pthread_mutex_lock(&mutex);
-    if (ledger == NULL &&
-        ledger_open(node->state, node->slice_ns, node->sample_ns, node->manual_clock) != 0)
+    if (ledger == NULL && ledger_open(node->state, node->slice_ns, node->sample_ns) != 0)
         result = NVML_UNKNOWN;
     else
         users++;

@@ -139,13 +139,10 @@ PUBLIC nvmlReturn nvmlDeviceGetRunningProcessDetailList(nvmlDevice device, struc
     return NVML_SUCCESS;
 }
 
-/* The node's clock at `ns` as NVML writes it: microseconds since 1970, or since a manual clock's
- * start. */
+/* The node's clock at `ns` as NVML writes it: microseconds since 1970. */
 static uint64_t microseconds(uint64_t ns)
 {
     struct timespec real;
-    if (ledger->manual_clock)
-        return ns / 1000;
     clock_gettime(CLOCK_REALTIME, &real);
     uint64_t now = (uint64_t)real.tv_sec * 1000000000 + (uint64_t)real.tv_nsec;
     return (now - ledger_now() + ns) / 1000;
@@ -154,8 +151,7 @@ static uint64_t microseconds(uint64_t ns)
 /* The newest period whose sample is shown; -1: none is yet. */
 static int64_t newest_period(void)
 {
-    uint64_t now = ledger_now(), age = node_get()->sample_age_ns;
-    return now < age ? -1 : (int64_t)((now - age) / ledger->sample_ns) - 1;
+    return (int64_t)(ledger_now() / ledger->sample_ns) - 1;
 }
 
 /* A process' mean use since `last_seen_us`, or of all periods that are kept, and the end of the last
