@@ -250,15 +250,6 @@ def test_another_interface_that_has_the_old_name_is_left_alone(fabric: Fabric) -
     fabric.assert_restored()
 
 
-def test_entry_of_an_earlier_version_restores_what_that_version_knew(fabric: Fabric) -> None:
-    fabric.attach()
-    fabric.pod("link", "set", "net1", "txqueuelen", "5", "multicast", "off", "promisc", "on")
-    origin = Origin(name="eth7", kind="veth", mac=MAC, mtu=1400, up=True, alias="uplink")
-    assert fabric.detach(origin=origin)
-    shown = fabric.shown(fabric.host_name, "eth7")
-    assert (shown["txqlen"], {"MULTICAST", "PROMISC"} & set(shown["flags"])) == (5, set())
-
-
 def test_interface_without_its_mark_is_found_by_name_kind_and_address(
     fabric: Fabric,
 ) -> None:
