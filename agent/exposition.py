@@ -48,7 +48,7 @@ class Exposition(Scrape):
         parts: Sequence[Callable[[], Sequence[Metric]]] = (
             lambda: _calls(metrics),
             lambda: _sweeps(metrics),
-            *(_gauge(*gauge) for gauge in metrics.gauges),
+            lambda: _gauges(metrics),
             lambda: _addresses(tuple(metrics.usage()), by_range=metrics.by_range),
             lambda: [_attachments(metrics.attachments(), metrics.plugins)],
             lambda: [_devices(metrics.devices(), metrics.allocations())],
@@ -70,50 +70,49 @@ class Exposition(Scrape):
 
 
 def _calls(metrics: Metrics) -> Sequence[Metric]:
-    counts = metrics.counts()
     requests = CounterMetricFamily(
         "podfabric_requests",
         "CNI calls that came to an end, by their error code (0 is success).",
         labels=("plugin", "verb", "code"),
     )
-    for labels, count in sorted(counts.requests.items()):
-        requests.add_metric(labels, count)
     seconds = HistogramMetricFamily(
         "podfabric_request_seconds",
         "From a call's begin in a worker to its answer.",
         labels=("plugin", "verb"),
     )
-    bounds = (*(str(bound) for bound in BUCKETS), "+Inf")
-    for names, durations in sorted(counts.durations.items()):
-        buckets = list(zip(bounds, map(float, accumulate(durations.counts)), strict=True))
-        seconds.add_metric(names, buckets, durations.sum)
     refused = CounterMetricFamily(
         "podfabric_requests_refused", "CNI calls that were not begun.", labels=("reason",)
     )
-    for reason, count in sorted(counts.refused.items()):
-        refused.add_metric((reason,), count)
+    bounds = (*(str(bound) for bound in BUCKETS), "+Inf")
+    with metrics.lock:
+        for labels, count in sorted(metrics.requests.items()):
+            requests.add_metric(labels, count)
+        for names, (counts, total) in sorted(metrics.durations.items()):
+            buckets = list(zip(bounds, map(float, accumulate(counts)), strict=True))
+            seconds.add_metric(names, buckets, total)
+        for reason, count in sorted(metrics.refusals.items()):
+            refused.add_metric((reason,), count)
     return requests, seconds, refused
 
 
 def _sweeps(metrics: Metrics) -> Sequence[Metric]:
-    counts = metrics.counts()
     return (
         CounterMetricFamily(
-            "podfabric_sweep_removed", "What sweeps have removed.", counts.sweep_removed
+            "podfabric_sweep_removed", "What sweeps have removed.", metrics.sweep_removed
         ),
         CounterMetricFamily(
-            "podfabric_sweep_errors", "What sweeps could not remove.", counts.sweep_errors
+            "podfabric_sweep_errors", "What sweeps could not remove.", metrics.sweep_errors
         ),
         GaugeMetricFamily(
             "podfabric_sweep_last_timestamp_seconds",
             "When the last sweep ended, 0 before the first.",
-            counts.swept_at,
+            metrics.swept_at,
         ),
     )
 
 
-def _gauge(name: str, text: str, count: Callable[[], int]) -> Callable[[], Sequence[Metric]]:
-    return lambda: [GaugeMetricFamily(name, text, value=count())]
+def _gauges(metrics: Metrics) -> Sequence[Metric]:
+    return [GaugeMetricFamily(name, text, value()) for name, text, value in metrics.gauges]
 
 
 def _attachments(

@@ -34,12 +34,12 @@ from agent import (
     unix_socket,
 )
 from agent.calls import Calls, Loader
-from agent.cluster_policies import AgentPolicies
 from agent.departure import STANDING_BY, Departure, Leaving
 from agent.events import AgentEvents
 from agent.gpu_limits import AgentGpuLimits
 from agent.http import Endpoint
 from agent.metrics import Lasting, Metrics
+from agent.policies import AgentPolicies
 from agent.server import BACKLOG, OVERTIME, Server
 from agent.settings import UNIX, Loaded, Settings
 from agent.startup import Unable
@@ -188,12 +188,12 @@ class Agent:
             stack.callback(self._lessee.close)
         if self._pools is not None:
             stack.callback(self._pools.close)
-        self._metrics.more += (policies.denials.families, cluster_addresses.unreadable)
+        self._metrics.more += (policies.families, cluster_addresses.unreadable)
         self._calls = Calls(
             {**self._plugins(), **extra(self._addresses)},
             self._metrics,
             until_empty=leaving is not None,
-            watched=policies.denials.watched,
+            watched=policies.watched,
         )
         self._metrics.watch(
             running=lambda: self._workers.running,

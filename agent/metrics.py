@@ -12,7 +12,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from cni.spec.errors import Code
 from ipam.store import RangeUsage
@@ -32,30 +32,6 @@ BUCKETS = (
 
 _CODES = frozenset((0, *Code))
 _OTHER = "other"
-
-
-class Durations:
-    """How long calls took: a histogram with the bounds BUCKETS (seconds)."""
-
-    def __init__(self) -> None:
-        self.counts = [0] * (len(BUCKETS) + 1)  # the last one: above all bounds
-        self.sum = 0.0
-
-    def add(self, seconds: float) -> None:
-        """One more call."""
-        self.counts[bisect_left(BUCKETS, seconds)] += 1
-        self.sum += seconds
-
-
-class Counts(NamedTuple):
-    """The counters at one moment."""
-
-    requests: Mapping[tuple[str, str, str], int]  # by plugin, verb and CNI code
-    durations: Mapping[tuple[str, str], Durations]  # by plugin and verb
-    refused: Mapping[str, int]  # by reason
-    sweep_removed: int
-    sweep_errors: int
-    swept_at: float  # the time of day, 0 before the first sweep
 
 
 class Metrics:
@@ -90,39 +66,40 @@ class Metrics:
         self.by_range = by_range
         self.mistakes: Callable[[], Mapping[str, bool]] = dict  # by section of config.yaml
         self.more: list[Callable[[], Sequence[Metric]]] = []
-        self.gauges: list[tuple[str, str, Callable[[], int]]] = []
-        self._lock = threading.Lock()
-        self._requests: Counter[tuple[str, str, str]] = Counter()
-        self._durations: dict[tuple[str, str], Durations] = {}
-        self._refused: Counter[str] = Counter()
-        self._sweep_removed = 0
-        self._sweep_errors = 0
-        self._swept_at = 0.0
+        self.gauges: list[tuple[str, str, Callable[[], int]]] = []  # name, text, value
+        # Counters, and what protects them.
+        self.lock = threading.Lock()
+        self.requests: Counter[tuple[str, str, str]] = Counter()  # by plugin, verb and CNI code
+        # Of each plugin and verb: calls by bound of BUCKETS (the last one: above all), and seconds.
+        self.durations: dict[tuple[str, str], tuple[list[int], float]] = {}
+        self.refusals: Counter[str] = Counter()  # by reason
+        self.sweep_removed = 0
+        self.sweep_errors = 0
+        self.swept_at = 0.0  # the time of day, 0 before the first sweep
 
     def observe(self, plugin: str, verb: str, code: int, seconds: float) -> None:
         """Count a call that ended with this CNI error code, 0 for success."""
         plugin, verb = bounded(plugin, self.plugins), bounded(verb, VERBS)
         label = str(int(code)) if code in _CODES else _OTHER
-        with self._lock:
-            self._requests[plugin, verb, label] += 1
-            durations = self._durations.get((plugin, verb))
-            if durations is None:
-                durations = self._durations[plugin, verb] = Durations()
-            durations.add(seconds)
+        with self.lock:
+            self.requests[plugin, verb, label] += 1
+            counts, total = self.durations.get((plugin, verb), ([0] * (len(BUCKETS) + 1), 0.0))
+            counts[bisect_left(BUCKETS, seconds)] += 1
+            self.durations[plugin, verb] = counts, total + seconds
 
     def refused(self, reason: str) -> None:
         """Count a call that was not begun."""
-        with self._lock:
-            if reason not in self._refused and len(self._refused) >= MAX_REASONS:
+        with self.lock:
+            if reason not in self.refusals and len(self.refusals) >= MAX_REASONS:
                 reason = _OTHER
-            self._refused[reason] += 1
+            self.refusals[reason] += 1
 
     def swept(self, removed: int, errors: int) -> None:
         """Count what a sweep removed and could not remove."""
-        with self._lock:
-            self._sweep_removed += removed
-            self._sweep_errors += errors
-            self._swept_at = time.time()
+        with self.lock:
+            self.sweep_removed += removed
+            self.sweep_errors += errors
+            self.swept_at = time.time()
 
     def watch(
         self,
@@ -138,22 +115,6 @@ class Metrics:
             ("podfabric_workers_stuck", "Workers whose call does not end.", stuck),
             ("podfabric_connections", "Launchers that are connected.", connections),
         ]
-
-    def counts(self) -> Counts:
-        """The counters now."""
-        with self._lock:
-            durations = {}
-            for labels, counted in self._durations.items():
-                durations[labels] = copied = Durations()
-                copied.counts, copied.sum = list(counted.counts), counted.sum
-            return Counts(
-                dict(self._requests),
-                durations,
-                dict(self._refused),
-                self._sweep_removed,
-                self._sweep_errors,
-                self._swept_at,
-            )
 
     def exposition(self) -> bytes:
         """All metrics in Prometheus' text format 0.0.4."""

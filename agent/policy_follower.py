@@ -5,21 +5,22 @@ policy that cannot be read changes nothing of what is in force, and an event say
 """
 
 import logging
-from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
-from agent.policy_objects import AskingPod, FabricPolicy, NamespaceObject
+import msgspec
+
 from base.documents import DocumentError
 from base.loops import Complaint
 from base.pod import Pod
 from base.text import printable
-from cni.policy import cluster, rules
+from cni.policy import cluster
 from cni.policy.cluster import ClusterPolicies, StoredPolicy
-from cni.policy.document import Rule, unknown
+from cni.policy.document import unknown
 from cni.spec.errors import CNIError
-from ipam.cluster.api import ApiError, Refused
+from ipam.cluster.api import ApiError, Meta, Refused, Resource
 from ipam.cluster.controller.mirror import Mirror
 from ipam.cluster.events import PendingEvents
 from ipam.cluster.rest_api import ClusterApi
@@ -35,26 +36,71 @@ _RIGHT = "set policy.serviceAccounts to true in the values of podfabric's chart"
 _log = logging.getLogger(__name__)
 
 
+class FabricPolicy(Resource, frozen=True, kw_only=True):
+    """Rules of an administrator. Its `spec` may be of a later version, so it is read afterwards."""
+
+    API = "fabric.podfabric.io/v1alpha1"
+    KIND = cluster.KIND
+    PLURAL = "fabricpolicies"
+
+    spec: dict[str, Any] = msgspec.field(default_factory=dict)
+
+    def stored(self) -> StoredPolicy:
+        """As it is kept on the node; its rules were not looked at."""
+        listed = self.spec.get("rules")
+        return StoredPolicy(
+            name=self.metadata.name,
+            uid=self.metadata.uid,
+            generation=self.metadata.generation,
+            rules=listed if isinstance(listed, list) else [listed],
+        )
+
+
+class NamespaceObject(Resource, frozen=True, kw_only=True):
+    """A Namespace, of which the labels are read."""
+
+    API = "v1"
+    KIND = "Namespace"
+    PLURAL = "namespaces"
+
+    metadata: Meta
+
+
+class PodSpec(msgspec.Struct, frozen=True, rename="camel"):
+    """As much of a Pod's `spec` as is read."""
+
+    service_account_name: str = ""
+
+
+class AskingPod(Resource, frozen=True, kw_only=True):
+    """A Pod, of which the service account is read."""
+
+    API = "v1"
+    KIND = "Pod"
+    PLURAL = "pods"
+
+    metadata: Meta
+    spec: PodSpec = PodSpec()
+
+
 class PolicyFollower(StepThread):
-    """The policies in force, and who asks. Threads may share it. `path` is the file of the node,
-    `node` the rules of its configuration, which may look at labels, too.
+    """The policies in force, and who asks. Threads may share it. `path` is the file of the node.
 
     Nothing is asked before `start`.
     """
 
-    def __init__(self, api: ClusterApi, path: Path, node: rules.Source) -> None:
+    def __init__(self, api: ClusterApi, path: Path) -> None:
         super().__init__("policies")
         self._api = api
         self._closing = UntilClosed(api)
         self._asked = cast(ClusterApi, self._closing)
         self._path = path
-        self._node = node
         self._present: ClusterPolicies | None = None
         self._written: ClusterPolicies | None = None
         self._policies: Mirror[FabricPolicy] | None = None
         self._namespaces: Mirror[NamespaceObject] | None = None
-        self._accounts: OrderedDict[str, str] = OrderedDict()
-        self._unreadable: set[tuple[str, int]] = set()
+        self._account_of = lru_cache(_ACCOUNTS)(self._ask_account)
+        self._unreadable = Complaint(_log, "not in force")
         self._failing = Complaint(_log, f"writing {path}")
         self.events = PendingEvents(self._asked)
 
@@ -93,7 +139,7 @@ class PolicyFollower(StepThread):
         present = self._present
         last = {each.name: each for each in present.policies} if present else {}
         found = (self._read(each, last.get(each.metadata.name)) for each in seen)
-        policies = tuple(sorted((each for each in found if each), key=lambda each: each.name))
+        policies = tuple(sorted(found, key=lambda each: each.name))
         if present is not None and policies == present.policies:
             policies = present.policies  # with what was worked out of them
         new = ClusterPolicies(policies=policies, namespaces=self._labels(policies))
@@ -113,7 +159,7 @@ class PolicyFollower(StepThread):
             self._failing.works()
             self._written = new
 
-    def _read(self, policy: FabricPolicy, last: StoredPolicy | None) -> StoredPolicy | None:
+    def _read(self, policy: FabricPolicy, last: StoredPolicy | None) -> StoredPolicy:
         """The policy, if its rules can be read; else what was in force of it, or its subjects."""
         stored = policy.stored()
         if stored == last:
@@ -122,24 +168,22 @@ class PolicyFollower(StepThread):
             _ = stored.read
         except DocumentError as error:
             kept = last or cluster.closed(stored)
-            self._tell_unreadable(stored, f"{error}; {_in_force(stored, kept)}")
+            in_force = "only its subjects are in force: it allows their pods nothing"
+            if kept.generation != stored.generation:
+                in_force = f"generation {kept.generation} stays in force"
+            told = DocumentError(f"{error}; {in_force}")
+            self._unreadable.fails(told)
+            kind = {"apiVersion": FabricPolicy.API, "kind": FabricPolicy.KIND}
+            regarding = {**kind, "name": stored.name, "uid": stored.uid}
+            self.events.add(UNREADABLE, printable(str(told)), regarding, str(stored.generation))
             return kept
         return stored
 
-    def _tell_unreadable(self, stored: StoredPolicy, text: str) -> None:
-        version = (stored.uid, stored.generation)
-        if version in self._unreadable:
-            return
-        self._unreadable.add(version)
-        _log.error("%s", text)
-        kind = {"apiVersion": FabricPolicy.API, "kind": FabricPolicy.KIND}
-        regarding = {**kind, "name": stored.name, "uid": stored.uid}
-        self.events.add(UNREADABLE, printable(text), regarding, str(stored.generation))
-
     def _labels(self, policies: Iterable[StoredPolicy]) -> dict[str, dict[str, str]] | None:
         """The labels of all namespaces, as they were seen last; None if no rule looks at them."""
-        of_cluster = (rule for policy in policies for rule in policy.read)
-        if not any(map(_looks_at_labels, (*self._node().rules, *of_cluster))):
+        rules = (rule for policy in policies for rule in policy.read)
+        subjects = (each for rule in rules for each in rule.subjects)
+        if all(each.namespace_selector is None for each in subjects):
             if self._namespaces is not None:
                 self._namespaces.close()
             self._namespaces = None
@@ -153,9 +197,10 @@ class PolicyFollower(StepThread):
 
     def service_account(self, pod: Pod) -> str:
         """The service account of a pod, which never changes. CNIError 11."""
-        account = self._accounts.get(pod.uid)
-        if account is not None:
-            return account
+        # Without a uid the next pod may have the name.
+        return self._account_of(pod) if pod.uid else self._ask_account(pod)
+
+    def _ask_account(self, pod: Pod) -> str:
         what = f'the service account of pod "{pod}"'
         if not (pod.name and pod.namespace):
             raise unknown(what, "the runtime passes no K8S_POD_NAME")
@@ -167,21 +212,4 @@ class PolicyFollower(StepThread):
         is_copy = _MIRROR_POD in found.metadata.annotations
         if pod.uid and found.metadata.uid != pod.uid and not is_copy:
             raise unknown(what, "the pod was deleted and made again")
-        account = found.spec.service_account_name
-        if pod.uid:
-            self._accounts[pod.uid] = account
-            if len(self._accounts) > _ACCOUNTS:
-                self._accounts.popitem(last=False)
-        return account
-
-
-def _looks_at_labels(rule: Rule) -> bool:
-    return any(subject.namespace_selector is not None for subject in rule.subjects)
-
-
-def _in_force(stored: StoredPolicy, kept: StoredPolicy | None) -> str:
-    if kept is None:
-        return "nothing of it is in force"
-    if kept.generation == stored.generation:
-        return "only its subjects are in force: it allows their pods nothing"
-    return f"generation {kept.generation} stays in force"
+        return found.spec.service_account_name

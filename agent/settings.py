@@ -3,7 +3,7 @@
     agent:
       workers: 32
     policy:
-      whole_pfs: true   # what network configurations may ask for (cni.policy.rules)
+      set: {pfOnly: [true]}   # what network configurations may ask for (cni.policy.rules)
     ipam:
       scope: cluster    # whose addresses are (ipam.scope)
     pools: ...          # the device plugin's (deviceplugin.pools.config), not read here

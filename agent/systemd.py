@@ -8,10 +8,8 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Mapping, MutableMapping
-from contextlib import ExitStack
 
 FIRST_DESCRIPTOR = 3  # SD_LISTEN_FDS_START
-NAME = "agent"  # the socket unit's FileDescriptorName=
 NOTIFY_TIME = 1.0  # seconds to wait for a manager that does not read
 
 _log = logging.getLogger(__name__)
@@ -51,26 +49,14 @@ def listening_socket(environ: MutableMapping[str, str] = os.environ) -> socket.s
     Removes systemd's variables: a delegate that inherits them would take the descriptors for its
     own.
     """
-    process, fds, fdnames = (
-        environ.pop(f"LISTEN_{name}", "") for name in ("PID", "FDS", "FDNAMES")
-    )
+    process, fds, _ = (environ.pop(f"LISTEN_{name}", "") for name in ("PID", "FDS", "FDNAMES"))
     if process != str(os.getpid()) or not fds.isdecimal() or fds == "0":
         return None
-    count = int(fds)
-    names = fdnames.split(":") if fdnames else []
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(_adopted(FIRST_DESCRIPTOR + n)) for n in range(count)]
-        if count == 1:
-            chosen = sockets[0]
-        elif names.count(NAME) == 1 and len(names) == count:
-            chosen = sockets[names.index(NAME)]
-        else:
-            raise Unsuitable(
-                f"systemd handed over {count} sockets, named {', '.join(names) or 'nothing'}: set "
-                f"FileDescriptorName={NAME} in the unit of the launchers' socket"
-            )
-        _require_listening(chosen)
-        return chosen.dup()
+    if fds != "1":
+        raise Unsuitable(f"systemd handed over {fds} sockets: the agent takes the launchers' alone")
+    adopted = _adopted(FIRST_DESCRIPTOR)
+    _require_listening(adopted)
+    return adopted
 
 
 def _adopted(descriptor: int) -> socket.socket:

@@ -1,9 +1,8 @@
 """`podfabric policy`: what the rules of a policy say of definitions."""
 
 import argparse
-import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,30 +10,28 @@ import msgspec
 
 from base import documents
 from base.documents import DocumentError
-from base.paths import Paths
 from cli import output
 from cli.arguments import file, namespace
-from cli.cluster_addresses import add_kubeconfig, connect
 from cli.output import Cell, Table
-from ipam.cluster.api import ApiError
 
 if TYPE_CHECKING:
-    from cli.policy_check import CheckedPolicy, WrittenDefinition
+    from cli.policy_check import Verdict, WrittenDefinition
     from cni.policy.document import Rule
     from cni.policy.rules import Policy
-    from ipam.cluster.rest_api import ClusterApi
 
 _NOTE = "Devices, and what only a node knows of them, are compared when a pod is attached."
 
 
 class CheckInput:
-    """What files or a cluster have: definitions, rules, and the labels of namespaces."""
+    """What files have: definitions, rules, and the labels of namespaces."""
 
     def __init__(self) -> None:
+        from cni.policy.rules import Policy
+
         self.definitions: list[WrittenDefinition] = []
         self.rules: list[Rule] = []
         self.labels: dict[str, dict[str, str]] = {}
-        self.settings: Policy | None = None  # of a config.yaml
+        self.node = Policy()  # of a config.yaml
 
     def read(self, path: Path) -> None:
         """Add what a file holds. Raises DocumentError, OSError."""
@@ -67,51 +64,25 @@ class CheckInput:
                 own = str(metadata.get("namespace") or "default")
                 self.definitions.append(WrittenDefinition(own, name, text))
         elif kind is None and PART in document:
-            self.settings = rules.of(document[PART], where)
+            self.node = rules.of(document[PART], where)
 
-    def read_cluster(self, api: "ClusterApi") -> None:
-        """Add what the API server has. Raises ApiError, DocumentError."""
-        from agent.policy_objects import FabricPolicy, NamespaceObject
-        from cli.policy_check import WrittenDefinition
-        from ipam.cluster.api import NetworkDefinition
-        from ipam.cluster.documents import config_of
-
-        for policy in api.list(FabricPolicy).items:
-            self.rules += policy.stored().read
-        for each in api.list(NamespaceObject).items:
-            self.labels[each.metadata.name] = each.metadata.labels
-        self.definitions += (
-            WrittenDefinition(each.metadata.namespace, each.metadata.name, config)
-            for each in api.each(NetworkDefinition)
-            if (config := config_of(each))  # without one the configuration is a file of the node
-        )
-
-    def policy(self, paths: Paths) -> "Policy":
-        """The rules that were found; those of this node if there are none."""
-        from cni.policy import rules
-
-        settings = self.settings
-        if settings is None and not self.rules:
-            return rules.load(paths.config)
-        settings = settings or rules.Policy()
-        return msgspec.structs.replace(settings, rules=(*settings.rules, *self.rules))
+    @property
+    def policy(self) -> "Policy":
+        """The rules that were found, behind those of a config.yaml."""
+        return msgspec.structs.replace(self.node, rules=(*self.node.rules, *self.rules))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of this command."""
     actions = parser.add_subparsers(metavar="ACTION", required=True)
-    check = actions.add_parser(
-        "check", help="what rules would deny, and which namespaces share a partition"
-    )
+    check = actions.add_parser("check", help="what rules would allow and refuse")
     check.add_argument(
         "files",
-        nargs="*",
+        nargs="+",
         type=file,
         metavar="FILE",
-        help="definitions, FabricPolicies, Namespaces, or a config.yaml; without rules in them, "
-        "those of this node; without a file, what the API server has",
+        help="definitions, FabricPolicies, Namespaces, or a config.yaml",
     )
-    add_kubeconfig(check, "without a file")
     check.add_argument(
         "-n",
         "--namespace",
@@ -126,40 +97,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the verdicts; 1 if something is refused or cannot be read."""
-    from cli.policy_check import (
-        CheckedPolicy,
-        KnownNamespaces,
-        shared_partitions,
-        verdicts,
-        without_rules,
-    )
+    from cli.policy_check import verdicts
 
     found = CheckInput()
     try:
         for path in arguments.files:
             found.read(path)
-        if not arguments.files:
-            found.read_cluster(connect(arguments.kubeconfig))
-        policy = found.policy(Paths.from_environ(os.environ))
-    except (ApiError, DocumentError, OSError) as error:
+    except (DocumentError, OSError) as error:
         sys.stderr.write(f"podfabric policy: {error}\n")
         return 1
-    subjects = KnownNamespaces(found.labels)
-    judged = verdicts(found.definitions, policy, subjects, arguments.namespace)
-    names = (*found.labels, *(verdict.namespace for verdict in judged))
-    checked = CheckedPolicy(
-        tuple(judged),
-        tuple(shared_partitions(policy, subjects, names)),
-        without_rules(policy, subjects, names),
-    )
+    judged = verdicts(found.definitions, found.policy, found.labels, arguments.namespace)
     if arguments.output != "table":
-        output.document(checked, arguments.output)
+        output.document(judged, arguments.output)
     else:
-        _show(checked)
+        _show(judged)
     return 1 if any(not verdict.allowed for verdict in judged) else 0
 
 
-def _show(checked: "CheckedPolicy") -> None:
+def _show(judged: "Sequence[Verdict]") -> None:
     rows = [
         (
             verdict.definition,
@@ -169,12 +124,7 @@ def _show(checked: "CheckedPolicy") -> None:
             Cell("allowed", "green") if verdict.allowed else Cell("refused", "bold red"),
             ", ".join(verdict.rules) if verdict.allowed else verdict.said,
         )
-        for verdict in checked.verdicts
-    ]
-    lines = [
-        f"{each.first if each.first == each.last else f'{each.first} to {each.last}'}: "
-        f"{', '.join(each.namespaces)}"
-        for each in checked.shared_partitions
+        for verdict in judged
     ]
     output.show(
         Table(
@@ -182,14 +132,6 @@ def _show(checked: "CheckedPolicy") -> None:
         )
         if rows
         else "There is no NetworkAttachmentDefinition.",
-        ("Partitions that namespaces share:", *lines) if lines else "",
-        (
-            "No rule is for these namespaces: their pods may use every partition, also those of "
-            "others:",
-            ", ".join(checked.without_rules),
-        )
-        if checked.without_rules
-        else "",
         _NOTE,
     )
 

@@ -4,7 +4,7 @@ Devices, and what only a node knows of them, are compared when a pod is attached
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -14,9 +14,8 @@ from cni.ipoib import options as ipoib_options
 from cni.ipoib import permitted as ipoib_permitted
 from cni.policy import allowance
 from cni.policy.allowance import Allowance, NotAllowed
-from cni.policy.document import Rule, Subject, Subjects
+from cni.policy.document import Rule, Subjects
 from cni.policy.rules import Policy
-from cni.policy.values import Span
 from cni.spec.config import decode
 from cni.spec.errors import CNIError
 from cni.spec.request import Request
@@ -27,8 +26,6 @@ from ipam import scope
 from ipam.delegation import OURS, TAKEN_OVER, require_allowed
 
 SRIOV = ("sriov", "ib-sriov")
-_FULL = 0x8000
-_NODE = "the settings of the node"
 
 
 class WrittenDefinition(msgspec.Struct, frozen=True):
@@ -47,32 +44,16 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     service_account: str = ""  # that rules name; "" for pods of the others
     plugin: str
     allowed: bool
-    rules: tuple[str, ...]  # that allow it; of what is refused, those that were left before
+    rules: tuple[str, ...] = ()  # that allow it; of what is refused, those that were left before
     key: str = ""
     value: str = ""
     said: str = ""  # the error that a pod would get
 
 
-class SharedPartition(msgspec.Struct, frozen=True):
-    """Partitions that pods of several namespaces may join, as P_Keys of full members."""
-
-    first: str
-    last: str
-    namespaces: tuple[str, ...]
-
-
-class CheckedPolicy(msgspec.Struct, frozen=True):
-    """What the command prints for programs."""
-
-    verdicts: tuple[Verdict, ...]
-    shared_partitions: tuple[SharedPartition, ...]
-    without_rules: tuple[str, ...]  # namespaces whose pods may join every partition
-
-
-class KnownNamespaces(Subjects):
+class _Known(Subjects):
     """The labels of the namespaces that are known, and one service account for all pods."""
 
-    def __init__(self, labels: Mapping[str, Mapping[str, str]], account: str = "") -> None:
+    def __init__(self, labels: Mapping[str, Mapping[str, str]], account: str) -> None:
         self._labels = labels
         self._account = account  # "" is none that a rule names
 
@@ -82,24 +63,23 @@ class KnownNamespaces(Subjects):
     def service_account(self, pod: Pod) -> str:
         return self._account
 
-    def of_account(self, account: str) -> "KnownNamespaces":
-        """The same for pods of a service account."""
-        return KnownNamespaces(self._labels, account)
-
 
 def verdicts(
     definitions: Sequence[WrittenDefinition],
     policy: Policy,
-    subjects: KnownNamespaces,
+    labels: Mapping[str, Mapping[str, str]],
     namespaces: Sequence[str] = (),
 ) -> list[Verdict]:
-    """Of each definition, for the pods of its own namespace, and of `namespaces`."""
+    """Of each definition, for the pods of its own namespace, and of `namespaces`.
+
+    `labels` are those of the namespaces that are known.
+    """
     return [
         verdict
         for definition in definitions
         for namespace in dict.fromkeys((definition.namespace, *namespaces))
         for account in _accounts(policy.rules, namespace)
-        for verdict in _of_definition(definition, namespace, account, policy, subjects)
+        for verdict in _of_definition(definition, namespace, account, policy, labels)
     ]
 
 
@@ -124,14 +104,14 @@ def _of_definition(
     namespace: str,
     account: str,
     policy: Policy,
-    subjects: KnownNamespaces,
+    labels: Mapping[str, Mapping[str, str]],
 ) -> Iterator[Verdict]:
-    name = f"{definition.namespace}/{definition.name}"
-    plugin = ""
+    name, plugin = f"{definition.namespace}/{definition.name}", ""
+    verdict = partial(Verdict, definition=name, namespace=namespace, service_account=account)
     try:
         for config in _plugins(definition):
             plugin = str(config.get("type", ""))
-            allowed = allowance.of_pod(policy, Pod(namespace, "pod"), subjects.of_account(account))
+            allowed = allowance.of_pod(policy, Pod(namespace, "pod"), _Known(labels, account))
             request = Request(
                 command="ADD",
                 args=f"K8S_POD_NAMESPACE={namespace};K8S_POD_NAME=pod",
@@ -139,27 +119,13 @@ def _of_definition(
                 config=decode(msgspec.json.encode(config)),
             )
             left = _judged(plugin, request, allowed)
-            yield Verdict(
-                definition=name,
-                namespace=namespace,
-                service_account=account,
-                plugin=plugin,
-                allowed=True,
-                rules=left.titles() or (_NODE,),
-            )
+            yield verdict(plugin=plugin, allowed=True, rules=left.titles())
     except CNIError as error:
-        refused = error if isinstance(error, NotAllowed) else None
-        yield Verdict(
-            definition=name,
-            namespace=namespace,
-            service_account=account,
-            plugin=plugin,
-            allowed=False,
-            rules=refused.rules if refused else (),
-            key=refused.key if refused else "",
-            value=refused.value if refused else "",
-            said=error.message,
-        )
+        refused = verdict(plugin=plugin, allowed=False, said=error.message)
+        if isinstance(error, NotAllowed):
+            told = {"rules": error.rules, "key": error.key, "value": error.value}
+            refused = msgspec.structs.replace(refused, **told)
+        yield refused
 
 
 def _plugins(definition: WrittenDefinition) -> list[dict[str, Any]]:
@@ -196,71 +162,3 @@ def _addresses(request: Request, allowed: Allowance) -> Allowance:
         return ipam_permitted.of_configuration(allowed, *scope.declared(request))
     require_allowed(config, allowed)
     return allowed
-
-
-def without_rules(
-    policy: Policy, subjects: KnownNamespaces, namespaces: Sequence[str]
-) -> tuple[str, ...]:
-    """The namespaces, sorted, for whose pods no rule is, where there are rules."""
-    if not policy.rules:
-        return ()
-    return tuple(
-        sorted(
-            name
-            for name in set(namespaces)
-            if allowance.of_pod(policy, Pod(name, "pod"), subjects).rules is None
-        )
-    )
-
-
-def shared_partitions(
-    policy: Policy, subjects: KnownNamespaces, namespaces: Sequence[str]
-) -> list[SharedPartition]:
-    """The partitions that more than one of the namespaces may use, by rules for them."""
-    known = dict.fromkeys((*namespaces, *_named(policy.rules)))
-    spans = {name: _partitions(name, policy, subjects) for name in known}
-    edges = sorted(
-        {edge for own in spans.values() for low, high in own for edge in (low, high + 1)}
-    )
-    shared: list[SharedPartition] = []
-    for low, high in pairwise(edges):
-        users = tuple(
-            sorted(name for name, own in spans.items() if any(a <= low <= b for a, b in own))
-        )
-        if len(users) > 1:
-            shared.append(SharedPartition(_shown(low), _shown(high - 1), users))
-    return shared
-
-
-def _named(rules: Sequence[Rule]) -> Iterator[str]:
-    """The namespaces that rules name, without patterns."""
-    subjects: Iterator[Subject] = (subject for rule in rules for subject in rule.subjects)
-    for subject in subjects:
-        for name in subject.namespaces.names if subject.namespaces is not None else ():
-            if "*" not in name and "?" not in name:
-                yield name
-
-
-def _partitions(namespace: str, policy: Policy, subjects: KnownNamespaces) -> list[Span]:
-    """The partitions that a namespace's pods may join, without the bit of a full member."""
-    asked = (
-        allowance.of_pod(policy, Pod(namespace, "pod"), subjects.of_account(account)).rules
-        for account in _accounts(policy.rules, namespace)
-    )
-    partitions: list[Span] = []
-    for rule in (rule for found in asked for rule in found or ()):
-        pkeys = rule.use.values("pkeys")
-        if pkeys.any:
-            partitions.append((1, _FULL - 1))
-        for first, last in pkeys.spans:
-            if first < _FULL <= last:
-                partitions += [(first, _FULL - 1), (1, last & ~_FULL)]
-            else:
-                partitions.append((first & ~_FULL, last & ~_FULL))
-        if "pkey" in rule.fixed:
-            partitions.append((rule.fixed["pkey"] & ~_FULL,) * 2)
-    return partitions
-
-
-def _shown(partition: int) -> str:
-    return f"{partition | _FULL:#06x}"

@@ -190,11 +190,6 @@ def rdma_of(paths: Paths, address: str) -> tuple[str, ...]:
     return tuple(sorted(names - {""}))
 
 
-def netdev_of_software(paths: Paths, rdma: str) -> str:
-    """The name of the interface under a software RDMA device; "" if there is none."""
-    return _netdev_of_soft(_rdma(paths, rdma))
-
-
 def is_software(paths: Paths, rdma: str) -> bool:
     """Whether an RDMA device is software on a netdev, such as Soft-RoCE."""
     return _is_virtual(_rdma(paths, rdma))

@@ -1,4 +1,4 @@
-"""Lists, moves, renames and creates RDMA devices over NETLINK_RDMA (core/nldev.c).
+"""Lists, moves and renames RDMA devices over NETLINK_RDMA (core/nldev.c).
 
 In the RDMA subsystem's exclusive mode a device is in one network namespace; in shared mode it is
 visible in all of them. A device keeps its index in a move, and is in no namespace for some
@@ -30,10 +30,9 @@ NETLINK_RDMA = 20  # linux/netlink.h
 # rdma/rdma_netlink.h
 RDMA_NL_NLDEV = 5
 RDMA_NLDEV_CMD_GET, RDMA_NLDEV_CMD_SET = 1, 2
-RDMA_NLDEV_CMD_NEWLINK, RDMA_NLDEV_CMD_DELLINK, RDMA_NLDEV_CMD_SYS_GET = 3, 4, 6
+RDMA_NLDEV_CMD_SYS_GET = 6
 RDMA_NLDEV_ATTR_DEV_INDEX, RDMA_NLDEV_ATTR_DEV_NAME = 1, 2
-RDMA_NLDEV_ATTR_NODE_GUID, RDMA_NLDEV_ATTR_NDEV_NAME = 6, 51
-RDMA_NLDEV_ATTR_LINK_TYPE, RDMA_NLDEV_SYS_ATTR_NETNS_MODE = 65, 66
+RDMA_NLDEV_ATTR_NODE_GUID, RDMA_NLDEV_SYS_ATTR_NETNS_MODE = 6, 66
 RDMA_NLDEV_ATTR_DEV_PROTOCOL, RDMA_NLDEV_NET_NS_FD = 67, 68
 
 MODES = ("exclusive", "shared")  # NETNS_MODE's values
@@ -172,35 +171,6 @@ def rename(socket: RdmaNetlink, device: NetlinkRdmaDevice, name: str) -> None:
     encoded = attribute(RDMA_NLDEV_ATTR_DEV_NAME, _text(name))
     with trying(f'renaming RDMA device "{device.name}" to "{name}"'):
         _set(socket, device, encoded)
-
-
-def add_soft(socket: RdmaNetlink, kind: str, name: str, netdev: str) -> None:
-    """Create a software device, "rxe" or "siw", on an interface in the socket's namespace."""
-    request = attribute(RDMA_NLDEV_ATTR_DEV_NAME, _text(name))
-    request += attribute(RDMA_NLDEV_ATTR_LINK_TYPE, _text(kind))
-    request += attribute(RDMA_NLDEV_ATTR_NDEV_NAME, _text(netdev))
-    what = f'making {kind} device "{name}" on "{netdev}"'
-    try:
-        # Without NLM_F_EXCL: it is a bit of NLM_F_DUMP, and rdma_nl_rcv_msg would see a dump.
-        socket.ask(_kind(RDMA_NLDEV_CMD_NEWLINK), request, NLM_F_ACK)
-    except NetlinkError as refused:
-        unknown = refused.code == errno.EINVAL and not refused.words
-        words = f"is the module of {kind} (rdma_{kind} or {kind}) loaded?" if unknown else ""
-        raise explained(what, refused.code, refused.words or words) from None
-
-
-def delete_soft(socket: RdmaNetlink, device: NetlinkRdmaDevice) -> None:
-    """Delete a software device, if it still exists."""
-    request = attribute(RDMA_NLDEV_ATTR_DEV_INDEX, _U32.pack(device.index))
-    try:
-        socket.ask(_kind(RDMA_NLDEV_CMD_DELLINK), request, NLM_F_ACK)
-    except NetlinkError as refused:
-        # EINVAL also means that the device does not exist.
-        if refused.code == errno.EINVAL and by_index(socket, device.index) is None:
-            return
-        words = "it is not a software device" if refused.code == errno.EINVAL else ""
-        what = f'deleting RDMA device "{device.name}"'
-        raise explained(what, refused.code, refused.words or words) from None
 
 
 def _kind(command: int) -> int:

@@ -5,16 +5,15 @@ later step.
 """
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 from base import interrupts
 from base.pod import Pod
 from cni.policy import rules
-from cni.policy.allowance import Allowance, for_anyone, of_pod
+from cni.policy.allowance import Allowance, of_anyone, of_pod
 from cni.policy.document import Subjects
 from cni.spec import delegate
 from cni.spec.config import SERVED, IpamConfig
@@ -22,7 +21,7 @@ from cni.spec.errors import CNIError, Code, invalid_config
 from cni.spec.notes import note
 from cni.spec.request import Request
 from cni.spec.result import Result
-from ipam import host_paths, permitted
+from ipam import permitted
 from ipam.addresses import parse
 from ipam.plugin import AddressPlugin
 from ipam.store import AddressInUse, Grant
@@ -35,9 +34,10 @@ _MARK = b"podfabric"
 _MARK_WITHIN = 1 << 20  # bytes of an executable that are searched for it
 
 
-class IpamCall(Protocol):
+class IpamCall(ABC):
     """The IPAM plugin of one call. Every method raises CNIError."""
 
+    @abstractmethod
     def add(self, segment: str | None = None, allowance: Allowance | None = None) -> Result:
         """At least one address for the request's attachment, for use on the link `segment`.
 
@@ -48,6 +48,7 @@ class IpamCall(Protocol):
     @property
     def unprobed(self) -> Sequence[str]:
         """Addresses of the last result that another machine may use: to be probed."""
+        return ()
 
     def settle_probes(self, answers: Mapping[str, str]) -> Result | None:
         """Note that they were probed, and for which of them which hardware address answered.
@@ -55,22 +56,28 @@ class IpamCall(Protocol):
         If there is any: a result with other addresses, to be probed too, where the configuration
         has each address probed. Otherwise CNIError 11.
         """
+        return None
 
-    def pass_unprobed(self, why: str) -> None:
+    def pass_unprobed(self, why: str) -> None:  # noqa: B027 - nothing to do without such addresses
         """Note that they are set without a probe."""
 
+    @abstractmethod
     def undo(self) -> None:
         """Undo what `add` of this object did, if anything."""
 
+    @abstractmethod
     def delete(self) -> None:
         """Release the addresses of the attachment."""
 
+    @abstractmethod
     def check(self) -> None:
         """Compare the request's prevResult with the reservations."""
 
+    @abstractmethod
     def gc(self) -> None:
         """Release the addresses of attachments that the request does not list."""
 
+    @abstractmethod
     def status(self) -> None:
         """CNIError 50 or 51 if `add` could not succeed now."""
 
@@ -123,7 +130,7 @@ class Delegation:
         if not config.type or self._is_ours(config.type, request):
             return InProcess(request, self._plugin) if config.type else None
         if config != added:
-            for_anyone(self._policy(), partial(require_allowed, config))
+            require_allowed(config, of_anyone(self._policy()))
         return _ForeignIpam(config.type, self._directory, request)
 
     def of_removal(self, request: Request, added: bool | None) -> IpamCall | None:
@@ -180,15 +187,8 @@ class Delegation:
 
 def require_allowed(config: IpamConfig, allowance: Allowance) -> None:
     """Raise CNIError 121 for another IPAM plugin, or a path in its options, that is not allowed."""
-    types = allowance.policy.ipam_types
-    if allowance.rules is not None:
-        permitted.of_type(allowance, config.type)
-    elif config.type not in types:
-        listed = ", ".join(f'"{name}"' for name in (OURS, *types))
-        raise rules.not_allowed(
-            f'"ipam.type": "{config.type}"', "ipam_types", f"use one of {listed}"
-        )
-    host_paths.require_allowed(config.options, allowance)
+    permitted.of_type(allowance, config.type)
+    permitted.of_paths(config.options, allowance)
 
 
 def _require_plain(config: IpamConfig) -> None:
@@ -210,7 +210,7 @@ def _is_own(path: Path) -> bool:
         return False  # we would have made it readable
 
 
-class InProcess:
+class InProcess(IpamCall):
     """`podfabric-ipam` without a process."""
 
     def __init__(
@@ -271,7 +271,7 @@ class InProcess:
         self._plugin.status(self._request)
 
 
-class _ForeignIpam:
+class _ForeignIpam(IpamCall):
     """Another plugin's executable."""
 
     def __init__(self, plugin_type: str, directory: Path, request: Request) -> None:
@@ -283,32 +283,19 @@ class _ForeignIpam:
     def add(self, segment: str | None = None, allowance: Allowance | None = None) -> Result:
         result = delegate.add(self._type, self._directory, self._request)
         self._added = True
-        if allowance is not None:
-            self._require_allowed(result, allowance)
-        if not result.ips:
-            self.undo()
-            raise CNIError(
-                Code.DELEGATE,
-                f"IPAM plugin returned missing IP config: {self._type} answered ADD without an "
-                'address; see its configuration in "ipam"',
-            )
-        return result
-
-    def _require_allowed(self, result: Result, allowance: Allowance) -> None:
-        """Its options are not ours to read, but its answer is."""
         try:
-            permitted.of_answer(allowance, self._type, result)
+            if allowance is not None:  # its options are not ours to read, but its answer is
+                permitted.of_answer(allowance, self._type, result)
+            if not result.ips:
+                raise CNIError(
+                    Code.DELEGATE,
+                    f"IPAM plugin returned missing IP config: {self._type} answered ADD without an "
+                    'address; see its configuration in "ipam"',
+                )
         except CNIError:
             self.undo()
             raise
-
-    unprobed: Sequence[str] = ()
-
-    def settle_probes(self, answers: Mapping[str, str]) -> Result | None:
-        pass
-
-    def pass_unprobed(self, why: str) -> None:
-        pass
+        return result
 
     def undo(self) -> None:
         if self._added:

@@ -9,14 +9,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from base import confined
 from base.confined import UnsafeFile
 from base.text import printable
-from cni.policy.document import PART
-from cni.policy.rules import Policy
 from cni.spec.notes import note
 
 LEVELS = ("debug", "verbose", "info", "warning", "error", "panic")
 MOST_BYTES = 16 << 20  # of a log file
 _LINE = 4096  # characters: an error may quote much of a configuration
-_ALLOWED_BY = {"log_file": "log_directories", "resolvConf": "resolv_conf_directories"}
 
 
 class Messages:
@@ -31,10 +28,6 @@ class Messages:
         self._file = log_file if log_file and confined.is_below(directories, log_file) else ""
         self._directories = directories
         self._lowest = LEVELS.index(level)
-
-    def debug(self, text: str) -> None:
-        """Log a decision."""
-        self._write("debug", text)
 
     def info(self, text: str) -> None:
         """Log a change."""
@@ -66,21 +59,19 @@ class Messages:
             self._file = ""
 
 
-def warn_of_ignored(idle: Iterable[str], files: Mapping[str, str], policy: Policy) -> None:
+def warn_of_ignored(
+    idle: Iterable[str], files: Mapping[str, str], directories: Sequence[str]
+) -> None:
     """Write one line that names the keys of `ipam` without effect, at any log level.
 
-    These are `idle`, and of `files` (path by key) those in a directory that the policy does not
-    allow.
+    These are `idle`, and of `files` (path by key) those that are in none of the `directories`.
     """
     refused = [
-        key
-        for key, path in files.items()
-        if path and not confined.is_below(getattr(policy, _ALLOWED_BY[key]), path)
+        key for key, path in files.items() if path and not confined.is_below(directories, path)
     ]
     if not idle and not refused:
         return
     line = f"without effect on this node: {', '.join(f'ipam.{key}' for key in (*idle, *refused))}"
     if refused:
-        settings = " and ".join(f'"{PART}.{_ALLOWED_BY[key]}"' for key in refused)
-        line += f" (the administrator can allow directories: {settings} in config.yaml)"
+        line += ' (the administrator can allow directories: "set.hostPaths" of a rule)'
     note(line)

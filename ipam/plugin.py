@@ -5,8 +5,6 @@ also release addresses reserved under an earlier configuration, or one that is b
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from pathlib import Path
-from typing import Any, Self
 
 from msgspec.structs import replace
 
@@ -18,14 +16,12 @@ from cni.policy.allowance import Allowance, of_pod
 from cni.policy.document import Subjects
 from cni.policy.rules import Policy
 from cni.spec.attachment import Attachment
-from cni.spec.entry import VERSIONS
 from cni.spec.errors import CNIError, Code, invalid_config
 from cni.spec.notes import note
 from cni.spec.request import Request
 from cni.spec.result import DNS, FAMILY_020, IPConfig, Result, Route
 from ipam import options as ipam_options
 from ipam import permitted, resolv_conf, segments
-from ipam import scope as scopes
 from ipam.addresses import parse_interface, text
 from ipam.importing import unnamed
 from ipam.messages import Messages, warn_of_ignored
@@ -44,7 +40,6 @@ from ipam.store import (
     ReservedAddress,
     Usage,
 )
-from ipam.store_files import StoreFiles
 from ipam.usage import SeenRanges
 
 
@@ -53,8 +48,6 @@ class AddressPlugin:
 
     Only verbs that need the boot call `boot_id`. `policy` returns the rules of the node.
     """
-
-    versions = VERSIONS
 
     def __init__(
         self,
@@ -70,29 +63,6 @@ class AddressPlugin:
         self._policy = policy
         self._seen = SeenRanges()
         self._usage = Usage()
-
-    @classmethod
-    def on_node(
-        cls,
-        files: Path | StoreFiles,
-        boot_id: Callable[[], str],
-        policy: rules.Source = Policy,
-        scope: scopes.Source = scopes.node_only,
-        subjects: Subjects | None = None,
-    ) -> Self:
-        """Over the store of this node; `files` as for SqliteStore."""
-        return cls(Stores(files, scope), boot_id, policy, subjects)
-
-    def add(self, request: Request) -> Result | dict[str, Any]:
-        """Reserve addresses and return them. The caller sets them, and we cannot probe them."""
-        if self.probes_all(request):
-            raise invalid_config(
-                '"ipam.probe": only the plugins ipoib and sriov probe addresses: remove it'
-            )
-        result, grant = self.reserve(request)
-        if grant.unprobed:
-            self.pass_unprobed(request, grant, "only ipoib and sriov probe addresses")
-        return result
 
     def probes_all(self, request: Request) -> bool:
         """Whether the configuration has each address probed before it is set."""
@@ -134,8 +104,6 @@ class AddressPlugin:
 
     def permitted(self, request: Request, allowed: Allowance) -> Allowance:
         """The allowance with what the configuration asks of this plugin. CNIError 121."""
-        if allowed.rules is None:
-            return allowed
         return permitted.of_configuration(allowed, *self._stores.asked(request))
 
     def reserve(
@@ -145,7 +113,7 @@ class AddressPlugin:
         allowed: Allowance | None = None,
         answered: Collection[int] = (),
     ) -> tuple[Result, Grant]:
-        """`add`, with what `undo` needs.
+        """Reserve addresses; the result, and what `undo` needs.
 
         `segment` is the link on which the addresses are used; None takes the configuration's.
         `allowed` is what is left of the attachment's allowance; None asks for it. `answered` are
@@ -160,22 +128,22 @@ class AddressPlugin:
         _require_answerable(sets, request)
         alone = _private_ranges(options, sets)
         files = {"log_file": options.log_file, "resolvConf": options.resolv_conf}
-        policy = allowed.policy
-        warn_of_ignored(options.idle, files, policy)
-        messages = Messages(options.log_file, options.log_level, policy.log_directories)
+        directories = allowed.host_paths
+        warn_of_ignored(options.idle, files, directories)
+        messages = Messages(options.log_file, options.log_level, directories)
         for line in options.notes:
             messages.warning(line)
         self._seen.see(options.sets)
         dns = options.dns
         if options.resolv_conf:
-            dns = resolv_conf.read(options.resolv_conf, policy.resolv_conf_directories)
+            dns = resolv_conf.read(options.resolv_conf, directories)
         owner = _owner(request, allowed)
         try:
             grant = self._stores.of_request(options, self._boot()).reserve(
                 owner,
                 sets,
                 segment=segments.of_config(request.config) if segment is None else segment,
-                alone=() if policy.private_ranges else alone,
+                alone=() if allowed.may("private_ranges", True) else alone,
             )
         except CNIError as error:
             if isinstance(error, AddressTaken) and error.holder:
@@ -218,7 +186,7 @@ class AddressPlugin:
         messages.info(f"DEL {attachment}: {listed or 'nothing'}")
 
     def release_stale(self) -> list[Reservation]:
-        """See Store.release_stale: no sandbox of this node outlives its boot."""
+        """See SqliteStore.release_stale: no sandbox of this node outlives its boot."""
         return self._store(self._boot()).release_stale()
 
     def check(self, request: Request) -> None:
@@ -286,15 +254,15 @@ class AddressPlugin:
     def _messages(self, request: Request) -> Messages:
         """The messages of a verb that also works with a broken configuration or policy."""
         log_file, level = ipam_options.logging_of(request.config)
-        policy = Policy()
+        directories: tuple[str, ...] = ()
         if log_file:
             try:
                 pod = request.arguments.pod
-                policy = of_pod(self._policy(), pod, self._subjects).policy
+                directories = of_pod(self._policy(), pod, self._subjects).host_paths
             except CNIError as error:
                 note(printable(f"policy: {error}"))
-            warn_of_ignored((), {"log_file": log_file}, policy)
-        return Messages(log_file, level, policy.log_directories)
+            warn_of_ignored((), {"log_file": log_file}, directories)
+        return Messages(log_file, level, directories)
 
     def _boot(self) -> str:
         try:

@@ -1,19 +1,15 @@
-"""A check of the rules of a node: that they can be read, and what of the node they would refuse."""
+"""A check of the rules of a node: that they can be read."""
 
 from collections.abc import Iterator, Sequence
 
 from base.documents import DocumentError
-from base.text import printable
-from cli.checks import Outcome, failed, not_applicable, ok, warning
-from cli.policy_check import KnownNamespaces, WrittenDefinition, verdicts
+from cli.checks import Outcome, failed, not_applicable, ok
 from cli.this_node import ThisNode
-from cni.attachments.journal import Journal, JournalDamaged
 from cni.policy import cluster, rules
 from cni.policy.document import Rule
 from cni.spec.errors import CNIError
 
 _SHOWN = 20  # rules
-_TOLD = 5  # attachments
 
 
 def rules_of_node(node: ThisNode) -> Iterator[Outcome]:
@@ -28,9 +24,7 @@ def rules_of_node(node: ThisNode) -> Iterator[Outcome]:
     if policy.rules:
         yield ok(f"rules in config.yaml: {_listed(policy.rules)}")
     elif not policy.cluster:
-        yield not_applicable("config.yaml has no rules: the settings of the node count")
-        return
-    yield from _refused_now(node)
+        yield not_applicable("config.yaml has no rules: what it allows all pods counts")
 
 
 def _of_cluster(node: ThisNode) -> Outcome:
@@ -42,35 +36,7 @@ def _of_cluster(node: ThisNode) -> Outcome:
             error.message,
             "see the agent's log; on a node without an API server set policy.cluster to false",
         )
-    return ok(f"rules of the cluster: {_listed(found) or 'none, the settings of the node count'}")
-
-
-def _refused_now(node: ThisNode) -> Iterator[Outcome]:
-    """Attachments that run, and that the rules would refuse to make again: rules change later."""
-    try:
-        policy = cluster.on_node(node.paths)[0]()
-        labels = cluster.load(node.paths.cluster_policies).namespaces if policy.cluster else None
-        boot_id = node.paths.boot_id()
-    except (CNIError, OSError):
-        return  # said above; without a boot id nothing is known of what runs
-    subjects = KnownNamespaces(labels or {})
-    refused = []
-    for entry in Journal(node.paths).entries():
-        if isinstance(entry, JournalDamaged) or entry.boot_id != boot_id or not entry.pod_name:
-            continue
-        written = WrittenDefinition(entry.pod_namespace, entry.network, entry.config)
-        found = verdicts([written], policy, subjects)
-        # Of which service account the pod is only the API server knows.
-        if found and not any(verdict.allowed for verdict in found):
-            name = f"{entry.pod_namespace}/{entry.pod_name} {entry.ifname}"
-            refused.append(f"{name}: {found[0].said}")
-    if refused:
-        count = "1 attachment" if len(refused) == 1 else f"{len(refused)} attachments"
-        more = f"; and {len(refused) - _TOLD} more" if len(refused) > _TOLD else ""
-        yield warning(
-            printable(f"{count} would be refused now: {'; '.join(refused[:_TOLD])}{more}"),
-            "pods that run keep what they have: change the rules, or delete the pods",
-        )
+    return ok(f"rules of the cluster: {_listed(found) or 'none'}")
 
 
 def _listed(found: Sequence[Rule]) -> str:

@@ -11,7 +11,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
-from functools import partial
 from typing import ClassVar, TypeVar
 
 import msgspec
@@ -38,7 +37,6 @@ from host.errors import HostError
 from host.namespaces import NetworkNamespace
 from host.netdev_move import NameTaken
 from host.netlink import Rtnetlink, netlink
-from ipam import scope
 from ipam.delegation import Delegation, IpamCall
 from ipam.plugin import AddressPlugin
 
@@ -171,14 +169,7 @@ class InterfacePlugin(ABC):
             policy, subjects = cluster.on_node(paths)
         self._policy = policy
         self._subjects = subjects
-        store = node_facts.store_of(paths)
-        self._addresses = addresses or AddressPlugin.on_node(
-            store,
-            paths.boot_id,
-            self._policy,
-            scope.on_node(paths.config, store),
-            subjects,
-        )
+        self._addresses = addresses or node_facts.addresses_of(paths, policy, subjects)
         self._ipam = Delegation(self._addresses, paths.cni_bin, self._policy, subjects)
         self.journal = Journal(paths)
 
@@ -268,10 +259,8 @@ class InterfacePlugin(ABC):
 
     def _require_possible(self, *, match_device: bool, pf_only: bool = False) -> None:
         """Raise CNIError 121 for options that the policy allows no pod."""
-        allowance.for_anyone(
-            self._policy(),
-            partial(require_allowed, match_device=match_device, pf_only=pf_only),
-        )
+        allowed = allowance.of_anyone(self._policy())
+        require_allowed(allowed, match_device=match_device, pf_only=pf_only)
 
     def _ipam_of_add(
         self, request: Request, allowed: Allowance

@@ -12,7 +12,7 @@ the same one. Beyond that:
 | a pool offers, or other pods share     | 121                      | may be attached            |
 |                                        | (`unassigned_devices`)   |                            |
 
-The policy setting `unassigned_devices` lifts 121. `ipoib` takes no device away from the host, so
+The policy's `set.unassigned_devices` lifts 121. `ipoib` takes no device away from the host, so
 only the second row applies to it. The policy also decides whether a configuration may say
 `"match_device": false` or `"pfOnly": true`.
 """
@@ -43,10 +43,10 @@ _REQUEST_ONE = "have the pod request a device of its own (resources.limits)"
 
 def require_allowed(allowance: Allowance, *, match_device: bool, pf_only: bool = False) -> None:
     """Raise CNIError 121 for options that the policy does not allow this pod."""
-    if not match_device and not allowance.policy.unmatched_devices:
-        raise allowance.not_allowed('"match_device": false', "unmatched_devices")
-    if pf_only and not allowance.policy.whole_pfs:
-        raise allowance.not_allowed('"pfOnly": true', "whole_pfs")
+    if not match_device:
+        allowance.require_option("match_device", False, "match_device", "false")
+    if pf_only:
+        allowance.require_option("pfOnly", True, "pfOnly", "true")
 
 
 class Denied(msgspec.Struct, frozen=True):
@@ -68,7 +68,7 @@ class Entitlement(msgspec.Struct, frozen=True):
         """The device, if another pod holds it exclusively; `names` are its address and RDMA
         devices.
         """
-        if self.allowance.policy.unassigned_devices and not self.match_device:
+        if self._may_be_unassigned and not self.match_device:
             return None
         held = self.others.held
         return next((Denied(name, held[name], True) for name in names if name in held), None)
@@ -77,8 +77,7 @@ class Entitlement(msgspec.Struct, frozen=True):
         """The device, if it may not be taken away from the host for this pod; `names` as above."""
         names = tuple(names)
         held = self.held(names)
-        unassigned = self.allowance.policy.unassigned_devices
-        if held is not None or unassigned or not self.match_device:
+        if held is not None or self._may_be_unassigned or not self.match_device:
             return held
         pooled = self.others.pooled
         return next((Denied(name, pooled[name], False) for name in names if name in pooled), None)
@@ -92,11 +91,17 @@ class Entitlement(msgspec.Struct, frozen=True):
                 f"{denied.resource}: {_REQUEST_ONE}, and let Multus pass its id",
             )
         reason = "another pod has" if denied.held else "is not this pod's"
-        return self.allowance.not_allowed(
-            f'"{key}": {what}, a device of resource {denied.resource} that {reason},',
-            "unassigned_devices",
-            f"{_REQUEST_ONE}, and remove the key",
-        )
+        text = f'"{key}": {what}, a device of resource {denied.resource} that {reason},'
+        return self.not_assigned(text, f"{_REQUEST_ONE}, and remove the key")
+
+    def not_assigned(self, text: str, remedy: str) -> CNIError:
+        """The error for what needs a device that this pod was not given."""
+        key = "unassigned_devices"
+        return self.allowance.not_settable(key, text, key, remedy)
+
+    @property
+    def _may_be_unassigned(self) -> bool:
+        return self.allowance.may("unassigned_devices", True)
 
 
 class Match:
@@ -166,7 +171,7 @@ class Match:
         attachment's so far. NotAllowed, if no rule that allows the rest has the device.
         """
         allowance = allowance or self.entitlement.allowance
-        if allowance.rules is None:
+        if allowance.has_every_device:
             return allowance
         if self._hcas is None:
             self._hcas = HCAsByName(self._paths)
@@ -238,7 +243,7 @@ def matched(
     try:
         ours = pod_devices.recorded(paths)
         every = assigned(paths, ours)
-        asked = needed or bool(every.pooled) or allowance.rules is not None
+        asked = needed or bool(every.pooled) or not allowance.has_every_device
         holdings = pod_devices.given_to(paths, pod, needed=asked, ours=ours)
     except Unknown as unknown:
         raise CNIError(Code.TRY_AGAIN, str(unknown)) from None

@@ -49,6 +49,5 @@ def await_return(journal: Journal, entry: JournalEntry, what: str) -> None:
         journal.write(entry)
     if entry.phase is not Phase.LEAVING:
         return
-    # Before `leaving_since` existed, LEAVING wrote into `since`.
-    if now - datetime.fromisoformat(entry.leaving_since or entry.since) < PATIENCE:
+    if now - datetime.fromisoformat(entry.leaving_since) < PATIENCE:
         raise HostError(f"the namespace is gone and {what} has not come back from it yet")

@@ -156,7 +156,8 @@ def _allowed(paths: Paths, plan: ChildPlan, request: Request, match: Match) -> C
     NotAllowed if no rule has it.
     """
     parent = plan.parent
-    options, allowance = permitted.on_parent(request, match, plan.options, parent.name, plan.hca)
+    allowance = match.using(plan.hca, "master", parent.name, parent=parent.name)
+    options, allowance = permitted.completed(request, plan.options, allowance)
     if options is not plan.options:
         plan = _plan(paths, parent, options)
     usual = _inherited_mtu(parent, plan.mode)

@@ -1,13 +1,10 @@
 """What the rules for a pod say of an attachment of `ipoib`: of its options, and of a parent."""
 
-from cni.attachments.matching import Match, require_allowed
+from cni.attachments.matching import require_allowed
 from cni.ipoib import options
 from cni.ipoib.options import IpoibOptions
 from cni.policy.allowance import Allowance
 from cni.spec.request import Request
-
-FIXED = ("pkey", "mtu", "proxy_arp")
-"""Options that a rule may put in."""
 
 
 def by_options(wanted: IpoibOptions, allowance: Allowance) -> Allowance:
@@ -23,19 +20,11 @@ def completed(
     request: Request, wanted: IpoibOptions, allowance: Allowance
 ) -> tuple[IpoibOptions, Allowance]:
     """The options with what rules put in where the configuration is silent. CNIError 121."""
-    fixed = allowance.filled(request.config.keys, FIXED)
+    fixed = allowance.filled(request.config.keys, ("pkey", "mtu", "proxy_arp"))
     if not fixed:
         return wanted, allowance
     wanted = options.read(request.with_keys(fixed))
     return wanted, by_options(wanted, allowance)
-
-
-def on_parent(
-    request: Request, match: Match, wanted: IpoibOptions, parent: str, hca: str
-) -> tuple[IpoibOptions, Allowance]:
-    """The options on a parent, with what rules put in that have it. CNIError 121."""
-    allowance = match.using(hca, "master", parent, parent=parent)
-    return completed(request, wanted, allowance)
 
 
 def as_planned(wanted: IpoibOptions, pkey: int, usual_mtu: int, allowance: Allowance) -> Allowance:

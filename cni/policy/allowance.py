@@ -2,36 +2,24 @@
 
 `use` counts as a whole: each value narrows the rules to those that list it too, and an attachment
 is refused when none is left. Options (`set`) count one by one: any rule for the pod may allow one.
-Where no rule is for the pod, the settings of the node decide (`rules.Policy`).
+Where no other rule is for the pod, the node's rule for all others is (`Policy.otherwise`).
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
 from base.pod import Pod
-from cni.policy import rules
 from cni.policy.document import Rule, Subjects
 from cni.policy.rules import Policy
-from cni.policy.values import Span
+from cni.policy.values import NOTHING, Span
 from cni.spec.errors import CNIError, Code
 
-T = TypeVar("T")
 Rules = tuple[Rule, ...]
 """Some of a node's rules, in the order in which they count."""
 
 _TOLD = 8  # rules, in an error
-_SET_KEYS = {
-    "ipam_directories": "hostPaths",
-    "log_directories": "hostPaths",
-    "private_ranges": "private_ranges",
-    "resolv_conf_directories": "hostPaths",
-    "unassigned_devices": "unassigned_devices",
-    "unmatched_devices": "match_device",
-    "whole_pfs": "pfOnly",
-}
-"""The key of `set` that stands for each setting of the node."""
 
 
 class NotAllowed(CNIError):
@@ -52,11 +40,10 @@ class NotAllowed(CNIError):
 
 
 class Allowance(msgspec.Struct, frozen=True):
-    """What one ADD may use. `policy` has the settings that count for its pod."""
+    """What one ADD may use: `rules` are all for its pod, `left` those that allow it so far."""
 
-    policy: Policy = Policy()
-    rules: Rules | None = None  # all for its pod; None: no rule is for it
-    left: Rules = ()
+    rules: Rules = (Policy().otherwise,)
+    left: Rules = (Policy().otherwise,)
 
     def using(self, key: str, value: Any, what: str, shown: object) -> "Allowance":  # noqa: ANN401
         """The allowance of an attachment that uses this value too. NotAllowed if no rule is left.
@@ -67,31 +54,51 @@ class Allowance(msgspec.Struct, frozen=True):
             what: the configuration's key, for the error.
             shown: the value, for the error.
         """
-        if self.rules is None:
-            return self
         left = tuple(rule for rule in self.left if rule.uses(key, value))
         if not left:
             raise self._not_listed(what, shown, key)
-        return Allowance(self.policy, self.rules, left)
+        return Allowance(self.rules, left)
 
     def within(
         self, intervals: Sequence[Span], what: str, shown: Callable[[Span], str]
     ) -> "Allowance":
         """`using` of addresses: each interval lies within one network of a rule."""
-        if self.rules is None or not intervals:
-            return self
         left = _having(self.left, intervals)
         if left:
-            return Allowance(self.policy, self.rules, left)
+            return Allowance(self.rules, left)
         alone = (each for each in intervals if not _having(self.left, (each,)))
         raise self._not_listed(what, shown(next(alone, intervals[0])), "ranges")
 
+    def may(self, key: str, value: int | str) -> bool:
+        """Whether a rule lets the definition set an option to this value."""
+        return any(rule.may_set(key, value) for rule in self.rules)
+
     def require_option(self, key: str, value: int | str, what: str, shown: object) -> None:
         """Raise NotAllowed unless a rule lets the definition set an option to this value."""
-        if self.rules is None or any(rule.may_set(key, value) for rule in self.rules):
-            return
-        why = f'no rule for this namespace ({titled(self.rules)}) lists it in "set.{key}"'
-        raise _refused(what, shown, why, self.rules)
+        if not self.may(key, value):
+            raise self.not_settable(key, f'"{what}": {shown}', what)
+
+    def not_settable(
+        self, key: str, text: str, what: str, remedy: str = "use another value"
+    ) -> NotAllowed:
+        """The error for what no rule allows in `set`; `text` tells what `what` asks for."""
+        return NotAllowed(
+            f"{text} is not allowed for this namespace: no rule for it ({titled(self.rules)}) "
+            f'lists it in "set.{key}": {remedy}, or ask the administrator',
+            what,
+            text,
+            _titles(self.rules),
+        )
+
+    @property
+    def host_paths(self) -> tuple[str, ...]:
+        """The directories of the host in which the definition may name files."""
+        return tuple(dict.fromkeys(path for rule in self.rules for path in rule.host_paths))
+
+    @property
+    def has_every_device(self) -> bool:
+        """Whether the rules left list all devices, so that no device needs to be looked at."""
+        return all(rule.has_every_device for rule in self.left)
 
     def fixed(self, key: str) -> Any:  # noqa: ANN401 - a value as a definition has it
         """What the first of the rules left puts in where a definition has no value; else None."""
@@ -102,8 +109,6 @@ class Allowance(msgspec.Struct, frozen=True):
 
         `written` are the keys as the plugin reads them: of two spellings, the one that counts.
         """
-        if self.rules is None:
-            return {}
         # 0 stands for no MTU.
         said = {
             key
@@ -114,48 +119,40 @@ class Allowance(msgspec.Struct, frozen=True):
         return {key: value for key, value in fixed.items() if value is not None}
 
     def most(self, count: str) -> int | None:
-        """The largest limit that the rules left have for a count of `Use`; None without one."""
-        if any(count not in rule.use.counts for rule in self.left):
+        """The largest limit that the rules left have for a key of COUNTS; None without one."""
+        if any(count not in rule.counts for rule in self.left):
             return None
-        return max((rule.use.counts[count] for rule in self.left), default=None)
+        return max((rule.counts[count] for rule in self.left), default=None)
 
     def titles(self) -> tuple[str, ...]:
         """The names of the rules that are left."""
         return _titles(self.left)
 
-    def not_allowed(self, what: str, setting: str, remedy: str = "remove it") -> CNIError:
-        """The error for what neither the settings nor the rules allow, as `rules.not_allowed`."""
-        if self.rules is None:
-            return rules.not_allowed(what, setting, remedy)
-        key = _SET_KEYS[setting]
-        return NotAllowed(
-            f"{what} is not allowed for this namespace: {remedy}, or ask the administrator, who "
-            f'can list it in "set.{key}" of a rule for it ({titled(self.rules)})',
-            key,
-            what,
-            _titles(self.rules),
-        )
-
     def _not_listed(self, what: str, shown: object, key: str) -> NotAllowed:
-        why = f"none of the rules that allow the rest ({titled(self.left)}) lists it in "
-        return _refused(what, shown, f'{why}"use.{key}"', self.left)
+        return NotAllowed(
+            f'"{what}": {shown} is not allowed for this namespace: none of the rules that allow '
+            f'the rest ({titled(self.left)}) lists it in "use.{key}": use another value, or ask '
+            "the administrator",
+            what,
+            str(shown),
+            _titles(self.left),
+        )
 
 
 def of_pod(policy: Policy, pod: Pod, subjects: Subjects | None = None) -> Allowance:
     """What the ADD of a pod may use. CNIError 11 if that cannot be told now."""
     subjects = subjects or Subjects()
-    found = [rule for rule in policy.rules if rule.is_for(pod, subjects)]
-    return _by_rules(found) if found else Allowance(policy)
+    return _by([rule for rule in policy.rules if rule.is_for(pod, subjects)] or [policy.otherwise])
 
 
-def for_anyone(policy: Policy, check: Callable[[Allowance], T]) -> T:
-    """A check of a call that is for no pod, such as STATUS: it fails if it fails for every pod."""
-    try:
-        return check(Allowance(policy))
-    except CNIError as error:
-        if error.code != Code.NOT_ALLOWED or not policy.rules:
-            raise
-    return check(_by_rules(policy.rules))
+def of_anyone(policy: Policy) -> Allowance:
+    """What some pod may use, for a call that is for no pod, such as STATUS."""
+    return _by([*policy.rules, policy.otherwise])
+
+
+def _by(found: Iterable[Rule]) -> Allowance:
+    every = tuple(sorted(found, key=lambda rule: rule.policy))  # which keeps their order
+    return Allowance(every, every)
 
 
 def titled(found: Rules) -> str:
@@ -164,44 +161,14 @@ def titled(found: Rules) -> str:
     return ", ".join(_titles(found[:_TOLD])) + more
 
 
-def _by_rules(found: Iterable[Rule]) -> Allowance:
-    every = tuple(sorted(found, key=lambda rule: rule.policy))  # which keeps their order
-    directories = tuple(dict.fromkeys(path for rule in every for path in rule.host_paths))
-
-    def may(key: str, *, value: bool = True) -> bool:
-        return any(rule.may_set(key, value) for rule in every)
-
-    settings = Policy(
-        log_directories=directories,
-        resolv_conf_directories=directories,
-        ipam_types=(),  # asked as "ipamTypes"
-        ipam_directories=directories,
-        unmatched_devices=may("match_device", value=False),
-        whole_pfs=may("pfOnly"),
-        unassigned_devices=may("unassigned_devices"),
-        private_ranges=may("private_ranges"),
-    )
-    return Allowance(settings, every, every)
-
-
 def _having(found: Rules, intervals: Sequence[Span]) -> Rules:
     """The rules that have, for each interval, one network with all of its addresses."""
     return tuple(
         rule
         for rule in found
-        if all(rule.use.values("ranges").allows_all(first, last) for first, last in intervals)
+        if all(rule.use.get("ranges", NOTHING).allows_all(*interval) for interval in intervals)
     )
 
 
 def _titles(found: Rules) -> tuple[str, ...]:
     return tuple(rule.title for rule in found)
-
-
-def _refused(what: str, shown: object, why: str, left: Rules) -> NotAllowed:
-    return NotAllowed(
-        f'"{what}": {shown} is not allowed for this namespace: {why}: use another value, or ask '
-        "the administrator",
-        what,
-        str(shown),
-        _titles(left),
-    )

@@ -7,7 +7,6 @@ no pod is attached: the runtime tries again.
 
 import zlib
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -39,20 +38,21 @@ class StoredPolicy(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return document.rules_of(self.rules, f"{KIND} {self.name}: spec.rules", self.name)
 
 
-def closed(policy: StoredPolicy) -> StoredPolicy | None:
+def closed(policy: StoredPolicy) -> StoredPolicy:
     """A policy whose rules cannot be read, with their subjects alone: it allows their pods nothing.
 
-    Otherwise pods would have the settings of the node for as long as their rules are of a later
-    version of podfabric. None if no rule's subjects can be read.
+    Otherwise pods would have what the node allows all others, for as long as their rules are of a
+    later version of podfabric. If a rule's subjects cannot be read either, it is for all pods.
     """
-    rules: list[Any] = []
-    for index, rule in enumerate(policy.rules):
-        subjects = rule.get("subjects") if isinstance(rule, dict) else None
-        alone = {"name": f"unreadable-{index}", "subjects": subjects}
-        with suppress(DocumentError):
-            document.rules_of([alone], policy.name)
-            rules.append(alone)
-    return msgspec.structs.replace(policy, rules=rules[: document.RULES]) if rules else None
+    try:
+        rules = [
+            {"name": f"unreadable-{index}", "subjects": rule["subjects"]}
+            for index, rule in enumerate(policy.rules)
+        ]
+        document.rules_of(rules, policy.name)
+    except (DocumentError, LookupError, TypeError):
+        rules = [{"name": "unreadable", "subjects": [{"namespaces": ["*"]}]}]
+    return msgspec.structs.replace(policy, rules=rules)
 
 
 class ClusterPolicies(msgspec.Struct, frozen=True, kw_only=True, dict=True):
@@ -121,13 +121,12 @@ def load(path: Path) -> ClusterPolicies:
     try:
         return decode(read(str(path)))
     except FileNotFoundError:
-        raise unknown("the policies of the cluster", f"{path} is missing") from None
+        why = f"{path} is missing"
     except OSError as error:
         why = f"{path}: cannot be read: {error.strerror}"
-        raise unknown("the policies of the cluster", why) from None
     except DocumentError as error:
         why = f"{path} is damaged: {error}"
-        raise unknown("the policies of the cluster", why) from None
+    raise unknown("the policies of the cluster", why)
 
 
 def save(path: Path, policies: ClusterPolicies) -> None:

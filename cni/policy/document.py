@@ -6,7 +6,7 @@ docs/policy.md describes every key.
 
 import re
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -15,6 +15,7 @@ from base.documents import DocumentError
 from base.pod import Pod
 from cni.policy import values
 from cni.policy.values import NOTHING, Kind, Values
+from cni.spec.config import SERVED
 from cni.spec.errors import CNIError, Code
 from host import selectors
 from host.discovery import HCA
@@ -28,13 +29,15 @@ SUBJECTS = 64  # of one rule
 LABELS = 64  # of one selector
 HIGHEST_COUNT = 1 << 24  # of addresses
 
+_COUNT = Annotated[int, msgspec.Meta(ge=0, le=HIGHEST_COUNT)]
 _FULL = 0x8000  # a P_Key's bit of a full member
 
 Operator = Literal["In", "NotIn", "Exists", "DoesNotExist"]
+EVERY_DEVICE = Selector()
 _NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 
 
-class LabelRequirement(msgspec.Struct, frozen=True):
+class LabelRequirement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What one label must be like, as in a label selector of Kubernetes."""
 
     key: str
@@ -52,16 +55,6 @@ class LabelRequirement(msgspec.Struct, frozen=True):
                 return self.key in labels
             case "DoesNotExist":
                 return self.key not in labels
-
-
-class LabelSelector(msgspec.Struct, frozen=True):
-    """All requirements must be met; without any, every set of labels is selected."""
-
-    requirements: tuple[LabelRequirement, ...] = ()
-
-    def selects(self, labels: Mapping[str, str]) -> bool:
-        """Whether labels meet all requirements."""
-        return all(requirement.met_by(labels) for requirement in self.requirements)
 
 
 class Subjects:
@@ -90,16 +83,17 @@ class Subject(msgspec.Struct, frozen=True):
     """Pods that a rule is for: what is set must match. None is not set."""
 
     namespaces: Values | None = None
-    namespace_selector: LabelSelector | None = None
+    namespace_selector: tuple[LabelRequirement, ...] | None = None  # all must be met
     service_accounts: Values | None = None
 
     def matches(self, pod: Pod, subjects: Subjects) -> bool:
         """Whether the subject is for a pod. CNIError 11 from `subjects`."""
         if self.namespaces is not None and not self.namespaces.allows(pod.namespace):
             return False
-        selector = self.namespace_selector
-        if selector is not None and not selector.selects(subjects.labels(pod.namespace)):
-            return False
+        if self.namespace_selector is not None:
+            labels = subjects.labels(pod.namespace)
+            if not all(requirement.met_by(labels) for requirement in self.namespace_selector):
+                return False
         accounts = self.service_accounts
         return accounts is None or accounts.allows(subjects.service_account(pod))
 
@@ -111,31 +105,15 @@ class Device(msgspec.Struct, frozen=True):
     resources: frozenset[str] = frozenset()  # by which the pod holds it
 
 
-class Use(msgspec.Struct, frozen=True):
-    """What an attachment may be on, as a whole. What is not listed is not allowed."""
-
-    devices: tuple[Selector, ...] = ()
-    listed: Mapping[str, Values] = {}  # by keys of USE
-    counts: Mapping[str, int] = {}  # by keys of COUNTS: what is not there has no limit
-
-    def values(self, key: str) -> Values:
-        """What is listed at a key of USE."""
-        return self.listed.get(key, NOTHING)
-
-    def has_device(self, device: Device) -> bool:
-        """Whether one of the selectors matches the HCA, or a pool is one of its resources."""
-        if self.devices and selectors.match(self.devices, device.hca) is not None:
-            return True
-        return any(map(self.values("pools").allows, device.resources))
-
-
 class Rule(msgspec.Struct, frozen=True, kw_only=True):
     """One rule. `allowed` and `fixed` have the keys of network configurations."""
 
     name: str
     policy: str = ""  # the FabricPolicy's name; "" in config.yaml
     subjects: tuple[Subject, ...]
-    use: Use = Use()
+    devices: tuple[Selector, ...] = ()
+    use: Mapping[str, Values] = {}  # by keys of USE: what is not listed is not allowed
+    counts: Mapping[str, int] = {}  # by keys of COUNTS: what is not there has no limit
     allowed: Mapping[str, Values] = {}  # "set"
     host_paths: tuple[str, ...] = ()  # directories
     fixed: Mapping[str, Any] = {}  # numbers, texts and booleans, as a definition has them
@@ -145,6 +123,11 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
         """As errors and events name it: "team-a", "POLICY/team-a"."""
         return f"{self.policy}/{self.name}" if self.policy else self.name
 
+    @property
+    def has_every_device(self) -> bool:
+        """Whether it lists all devices, so that nothing of a device counts."""
+        return EVERY_DEVICE in self.devices
+
     def is_for(self, pod: Pod, subjects: Subjects) -> bool:
         """Whether the rule is for a pod. CNIError 11 from `subjects`."""
         return any(subject.matches(pod, subjects) for subject in self.subjects)
@@ -152,19 +135,19 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     def uses(self, key: str, value: Any) -> bool:  # noqa: ANN401 - of any key
         """Whether `use` has a value: a number or name, a count, or a `Device`; or it is fixed."""
         if key == "devices":
-            return self.use.has_device(value)
+            # Without selectors every HCA would match.
+            if self.devices and selectors.match(self.devices, value.hca) is not None:
+                return True
+            return any(map(self.use.get("pools", NOTHING).allows, value.resources))
         if key in COUNTS:
-            return bool(value <= self.use.counts.get(key, value))
-        if self.use.values(key).allows(value):
+            return bool(value <= self.counts.get(key, value))
+        if self.use.get(key, NOTHING).allows(value):
             return True
         if key == "vlans":
-            return "vlan" in self.fixed and value == self.fixed["vlan"]
-        if key == "pkeys":  # the plugin ipoib makes full members of all children
-            return "pkey" in self.fixed and value in (
-                self.fixed["pkey"],
-                self.fixed["pkey"] | _FULL,
-            )
-        return False
+            return bool(self.fixed.get("vlan") == value)
+        # The plugin ipoib makes full members of all children.
+        pkey = self.fixed.get("pkey") if key == "pkeys" else None
+        return pkey is not None and value in (pkey, pkey | _FULL)
 
     def may_set(self, key: str, value: int | str) -> bool:
         """Whether it lets a definition set an option to this value, or fixes it."""
@@ -244,6 +227,34 @@ def rules_of(value: object, where: str, policy: str = "") -> tuple[Rule, ...]:
     return tuple(rules.values())
 
 
+NODE = "config.yaml"
+"""The name of the rule of a node for pods that no other rule is for."""
+_OF_NODE: Mapping[str, Mapping[str, Any]] = {
+    "use": {
+        **{key: [values.ANY] for key in ("devices", *USE)},
+        "ipamTypes": [*SERVED, "dhcp", "host-local", "static"],
+    },
+    "set": {
+        **{key: [values.ANY] for key in SETTABLE},
+        "match_device": [True],
+        **{key: [False] for key in ("pfOnly", "private_ranges", "unassigned_devices")},
+        _HOST_PATHS: [],
+    },
+}
+"""What a node lists where its administrator lists nothing for that key: what is safe."""
+
+
+def rule_of_node(part: Mapping[str, Any] | None = None, where: str = PART) -> Rule:
+    """The rule for pods that no other rule is for; `part` has its `use`, `set` and `fixed`.
+
+    DocumentError names the key below `where`.
+    """
+    document = {key: value for key, value in (part or {}).items() if value is not None}
+    for key, defaults in _OF_NODE.items():
+        document[key] = {**defaults, **documents.mapping(document.get(key), f"{where}.{key}")}
+    return _rule({**document, "name": NODE, "subjects": [{"namespaces": ["*"]}]}, where, "")
+
+
 def _rule(value: object, where: str, policy: str) -> Rule:
     keys = ("name", "subjects", "use", "set", "fixed")
     fields = _keys(value, keys, where)
@@ -261,7 +272,7 @@ def _rule(value: object, where: str, policy: str) -> Rule:
         name=name,
         policy=policy,
         subjects=_subjects(fields["subjects"], f"{where}.subjects"),
-        use=_use(fields.get("use"), f"{where}.use"),
+        **_use(fields.get("use"), f"{where}.use"),
         host_paths=settings.pop(_HOST_PATHS, NOTHING).names,
         allowed=settings,
         fixed=_fixed(fields.get("fixed"), f"{where}.fixed"),
@@ -291,63 +302,48 @@ def _subject(value: object, where: str) -> Subject:
     return Subject(named["namespaces"], selector, named["serviceAccounts"])
 
 
-def _selector(value: object, where: str) -> LabelSelector:
-    fields = _keys(value, ("matchLabels", "matchExpressions"), where)
-    labels = documents.convert(
-        fields.get("matchLabels") or {}, dict[str, str], f"{where}.matchLabels"
-    )
-    expressions = _list(fields.get("matchExpressions"), LABELS, f"{where}.matchExpressions")
+class _LabelSelector(msgspec.Struct, forbid_unknown_fields=True):
+    matchLabels: dict[str, str] = {}
+    matchExpressions: tuple[LabelRequirement, ...] = ()
+
+
+def _selector(value: object, where: str) -> tuple[LabelRequirement, ...]:
+    written: _LabelSelector = documents.convert(value, _LabelSelector, where)
+    labels, expressions = sorted(written.matchLabels.items()), written.matchExpressions
     if len(labels) + len(expressions) > LABELS:
         raise DocumentError(f"{where}: has more than {LABELS} requirements: shorten it")
-    return LabelSelector(
-        (
-            *(LabelRequirement(key, "In", (value,)) for key, value in sorted(labels.items())),
-            *(
-                _requirement(item, f"{where}.matchExpressions[{index}]")
-                for index, item in enumerate(expressions)
-            ),
-        )
-    )
+    for index, requirement in enumerate(expressions):
+        lists = requirement.operator in ("In", "NotIn")
+        if lists != bool(requirement.values) or len(requirement.values) > values.ITEMS:
+            raise DocumentError(
+                f"{where}.matchExpressions[{index}].values: operator {requirement.operator} "
+                + (f"needs 1 to {values.ITEMS} values" if lists else "takes none: leave them out")
+            )
+    return (*(LabelRequirement(key, "In", (value,)) for key, value in labels), *expressions)
 
 
-def _requirement(value: object, where: str) -> LabelRequirement:
-    shapes = {"key": str, "operator": Operator, "values": tuple[str, ...]}
-    fields = documents.fields(value, shapes, where)
-    for key in ("key", "operator"):
-        if not fields.get(key):
-            raise DocumentError(f"{where}.{key}: is missing: every requirement needs one")
-    requirement = LabelRequirement(**fields)
-    lists = requirement.operator in ("In", "NotIn")
-    if lists != bool(requirement.values) or len(requirement.values) > values.ITEMS:
-        raise DocumentError(
-            f"{where}.values: operator {requirement.operator} "
-            + (f"needs 1 to {values.ITEMS} values" if lists else "takes none: leave them out")
-        )
-    return requirement
-
-
-def _use(value: object, where: str) -> Use:
+def _use(value: object, where: str) -> dict[str, Any]:
+    """`devices`, `use` and `counts` of a Rule."""
     fields = _keys(value, ("devices", *USE, *COUNTS), where)
     devices = _list(fields.get("devices"), values.ITEMS, f"{where}.devices")
-    return Use(
-        devices=tuple(
-            Selector() if item == values.ANY else selectors.parse(item, f"{where}.devices[{index}]")
+    return {
+        "devices": tuple(
+            EVERY_DEVICE
+            if item == values.ANY
+            else selectors.parse(item, f"{where}.devices[{index}]")
             for index, item in enumerate(devices)
         ),
-        listed={
+        "use": {
             key: values.read(fields[key], kind, f"{where}.{key}")
             for key, kind in USE.items()
             if key in fields
         },
-        counts={key: _count(fields[key], f"{where}.{key}") for key in COUNTS if key in fields},
-    )
-
-
-def _count(value: object, where: str) -> int:
-    count: int = documents.convert(value, int, where)
-    if not 0 <= count <= HIGHEST_COUNT:
-        raise DocumentError(f"{where}: {documents.shown(value)}: write 0 to {HIGHEST_COUNT}")
-    return count
+        "counts": {
+            key: documents.convert(fields[key], _COUNT, f"{where}.{key}")
+            for key in COUNTS
+            if key in fields
+        },
+    }
 
 
 def _settings(value: object, where: str) -> dict[str, Values]:
@@ -364,23 +360,17 @@ def _settings(value: object, where: str) -> dict[str, Values]:
 def _fixed(value: object, where: str) -> dict[str, Any]:
     fields = _keys(value, FIXABLE, where)
     for key, item in fields.items():
-        if isinstance(item, str) and ("*" in item or "?" in item):
+        # Before it is read: a number has no "*", which would be another mistake.
+        is_pattern = isinstance(item, str) and ("*" in item or "?" in item)
+        read = "" if is_pattern else values.one(item, FIXABLE[key], f"{where}.{key}")
+        first, last = (read, read) if isinstance(read, str) else read
+        if is_pattern or first != last:
             raise DocumentError(f"{where}.{key}: {documents.shown(item)}: write one value")
-        read = values.one(item, FIXABLE[key], f"{where}.{key}")
-        if not isinstance(read, str) and read[0] != read[1]:
-            raise DocumentError(f"{where}.{key}: {documents.shown(item)}: write one value")
-        fields[key] = _as_written(read, FIXABLE[key])
+        fields[key] = bool(first) if FIXABLE[key] == "switch" else first
     for key in ("vlanProto", "vlanQoS"):
         if key in fields and "vlan" not in fields:
             raise DocumentError(f"{where}.{key}: needs a vlan beside it: add one")
     return fields
-
-
-def _as_written(value: values.Span | str, kind: Kind) -> int | str | bool:
-    """A value as a definition has it."""
-    if isinstance(value, str):
-        return value
-    return bool(value[0]) if kind == "switch" else value[0]
 
 
 def _keys(value: object, keys: Mapping[str, Any] | tuple[str, ...], where: str) -> dict[str, Any]:

@@ -1,13 +1,12 @@
-"""The rules of one node: safe defaults, and the changes in config.yaml.
+"""The rules of one node: a rule for pods that no other rule is for, and rules for some pods.
 
     policy:
-      log_directories: [/var/log/podfabric]
-      whole_pfs: true
+      set: {pfOnly: [true]}
+      rules: [...]
 
-docs/security.md has the table for administrators.
+docs/policy.md describes every key.
 """
 
-import typing
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,22 +22,15 @@ from cni.spec.errors import CNIError, Code
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
     """What network configurations may ask for on this node. The defaults are the safe ones."""
 
-    log_directories: tuple[str, ...] = ()  # where "log_file" may be
-    resolv_conf_directories: tuple[str, ...] = ()  # where "resolvConf" may be
-    # Types of other IPAM plugins that may be started, if their executable is installed.
-    ipam_types: tuple[str, ...] = ("dhcp", "host-local", "static", "whereabouts")
-    ipam_directories: tuple[str, ...] = ()  # where paths in their options may lead
-    unmatched_devices: bool = False  # "match_device": false
-    whole_pfs: bool = False  # "pfOnly": true
-    # "deviceID" of a device plugin's device that was not allocated to the pod.
-    unassigned_devices: bool = False
-    # A private range ("network_name") whose addresses another network uses on the same link.
-    private_ranges: bool = False
+    rules: tuple[Rule, ...] = ()
+    # The rule for pods that none of these is for.
+    otherwise: Rule = document.rule_of_node()
     # Whether FabricPolicies are followed, whose rules are added (cni/policy/cluster.py).
     cluster: bool = False
-    # Where one of them is for a pod, only they count for it, and not the settings above.
-    rules: tuple[Rule, ...] = ()
 
+
+SHAPES = {"use": object, "set": object, "fixed": object, "rules": object, "cluster": bool}
+"""The keys of the part `policy`."""
 
 Source = Callable[[], Policy]
 """Returns the present rules. Raises CNIError if they cannot be read."""
@@ -50,16 +42,10 @@ def on_node(path: Path) -> Source:
     def read() -> Policy:
         try:
             return load(path)
-        except DocumentError as error:
+        except (DocumentError, OSError) as error:
             raise CNIError(
                 Code.IO_FAILURE,
                 f"{error}: nothing was done, since the rules of this node are in that file",
-            ) from None
-        except OSError as error:
-            raise CNIError(
-                Code.IO_FAILURE,
-                f"{path}: cannot be read: {error.strerror}: nothing was done, since the rules of "
-                "this node are in that file",
             ) from None
 
     return read
@@ -77,44 +63,15 @@ def load(path: Path) -> Policy:
 
 def of(part: object, name: str) -> Policy:
     """The rules in the part `policy` of the file `name`. Raises DocumentError."""
-    shapes = {**typing.get_type_hints(Policy, include_extras=True), "rules": object}
     where = f"{name}: {PART}"
-    values = documents.fields(part, shapes, where)
-    values["rules"] = document.rules_of(values.get("rules"), f"{where}.rules")
-    if not values.get("cluster"):
-        _require_namespaces(values["rules"], f"{where}.rules")
-    for key in ("log_directories", "resolv_conf_directories", "ipam_directories"):
-        for index, directory in enumerate(values.get(key, ())):
-            if not directory.startswith("/") or "\0" in directory:
-                raise DocumentError(
-                    f"{where}.{key}[{index}]: {documents.shown(directory)}: write an absolute path"
-                )
-    return Policy(**values)
-
-
-def _require_namespaces(rules: tuple[Rule, ...], where: str) -> None:
-    """Raise DocumentError for a subject that a node cannot match which asks no API server.
-
-    A rule that matches no pod would leave its pods with the settings of the node.
-    """
-    for index, rule in enumerate(rules):
-        for place, subject in enumerate(rule.subjects):
-            for key, value in (
-                ("namespaceSelector", subject.namespace_selector),
-                ("serviceAccounts", subject.service_accounts),
-            ):
-                if value is not None:
-                    raise DocumentError(
-                        f"{where}[{index}].subjects[{place}].{key}: only the API server knows it, "
-                        f'and this node does not ask: set "{PART}.cluster" to true, or name the '
-                        "namespaces alone"
-                    )
-
-
-def not_allowed(what: str, setting: str, remedy: str = "remove it") -> CNIError:
-    """The error for what the rules do not allow. `what` names the key, `setting` the rule."""
-    return CNIError(
-        Code.NOT_ALLOWED,
-        f"{what} is not allowed on this node: {remedy}, or ask the administrator, who can set "
-        f'"{PART}.{setting}" in config.yaml',
-    )
+    values = documents.fields(part, SHAPES, where)
+    rules = document.rules_of(values.pop("rules", None), f"{where}.rules")
+    cluster = values.pop("cluster", False)
+    for subject in (subject for rule in rules for subject in rule.subjects):
+        if subject.namespace_selector is not None or subject.service_accounts is not None:
+            raise DocumentError(
+                f"{where}.rules: only the API server knows what a namespaceSelector and "
+                "serviceAccounts match: name the namespaces alone, or write a FabricPolicy"
+            )
+    otherwise = document.rule_of_node(values, where) if values else Policy().otherwise
+    return Policy(rules=rules, otherwise=otherwise, cluster=cluster)

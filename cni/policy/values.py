@@ -1,13 +1,13 @@
 """Lists of values in a rule: what each of them allows.
 
 An item is a value, a range "a-b" of numbers, P_Keys, GUIDs or MACs, or a pattern of names, in which
-"*" is any text and "?" any character. "*" alone allows every value. No item is a regular
-expression: a comparison takes at most the product of both lengths.
+"*" is any text and "?" any character. "*" alone allows every value.
 """
 
 import ipaddress
 import re
 from collections.abc import Callable, Mapping, Sequence
+from fnmatch import fnmatchcase
 from typing import Literal
 
 import msgspec
@@ -98,23 +98,7 @@ def one(item: object, kind: Kind, where: str) -> Span | str:
 
 def fits(pattern: str, text: str) -> bool:
     """Whether a text fits a pattern, in which "*" is any text and "?" is any character."""
-    if "*" not in pattern and "?" not in pattern:
-        return pattern == text
-    at = place = 0
-    star, resume = -1, 0
-    while place < len(text):
-        if at < len(pattern) and pattern[at] == "*":
-            star, resume = at, place
-            at += 1
-        elif at < len(pattern) and pattern[at] in ("?", text[place]):
-            at += 1
-            place += 1
-        elif star >= 0:
-            resume += 1
-            at, place = star + 1, resume
-        else:
-            return False
-    return pattern[at:].strip("*") == ""
+    return pattern == text or fnmatchcase(text, pattern.replace("[", "[[]"))
 
 
 def _merged(spans: Sequence[Span]) -> list[Span]:

@@ -3,8 +3,8 @@
 `plugin` is what happens to a pod, in order. `options` and `values` read the network configuration.
 `claim` gets a device for an attachment: `devices` has the candidates, `plan` decides whether one
 will do, `record` is what the journal keeps of it. `settings` are those that the PF has for its VF.
-`interface` moves the device into the pod, with `rdma_devices`, `soft_roce` and `guids`, which need
-a `binding` of the driver; `numbering` keeps their uverbs numbers. `release` restores the device
+`interface` moves the device into the pod, with `rdma_devices` and `guids`; `numbering` keeps their
+uverbs numbers and binds drivers. `release` restores the device
 from the record. `former` makes records of what sriov-cni and ib-sriov-cni attached, `unrecorded` of
 a device whose journal file is lost. `check` compares.
 """

@@ -137,7 +137,7 @@ class Claimer:
                 "sriov", request, namespace, boot_id, record, wanted.pod, address
             )
             self._journal.write(entry)
-            match.take(devices.hca_of(self._paths, plan.function, match))
+            match.take(address)
         return ClaimedDevice(entry, record, plan, wanted, allowance)
 
     def _planned(
@@ -146,15 +146,18 @@ class Claimer:
         """The options with what rules put in, the plan, and what else the attachment may use."""
         allowance = match.entitlement.allowance
         function = pci.find(self._paths, address)
-        if function is None or allowance.rules is None:
+        if function is None:
             return wanted, plan_of(host, self._paths, address, wanted), allowance
         infiniband = devices.is_infiniband(host, self._paths, function)
-        allowance = permitted.on_device(self._paths, match, function, wanted, allowance)
-        wanted, allowance = permitted.completed(
+        key = wanted.device_key or "master"
+        allowance = match.using(address, key, address, allowance=allowance)
+        plan = plan_of(host, self._paths, address, wanted)
+        filled, allowance = permitted.completed(
             request, wanted, allowance, function, infiniband=infiniband
         )
-        plan = plan_of(host, self._paths, address, wanted)
-        return wanted, plan, permitted.as_planned(plan, wanted, allowance, infiniband=infiniband)
+        if filled is not wanted:
+            plan = plan_of(host, self._paths, address, filled)
+        return filled, plan, permitted.as_planned(plan, filled, allowance, infiniband=infiniband)
 
     def _release_from_the_dead(self, address: str) -> None:
         """Release the device from attachments whose sandbox is gone. Raises _InUse, CNIError."""

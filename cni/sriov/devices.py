@@ -65,24 +65,13 @@ def _devices_of_pod(paths: Paths, options: SriovOptions, match: Match) -> list[s
     pfs = {pf.address for pf in (pci.of_netdev(paths, master) for master in options.masters) if pf}
     addresses = []
     for hca in match.candidates(options.device_id):
-        # A software device has no address: take the function under its interhca.
-        address = hca.device.address or pci.holder_of_rdma(paths, hca.device.id)
-        function = pci.find(paths, address) if address else None
+        # A software device has no address.
+        function = pci.find(paths, hca.device.address) if hca.device.address else None
         if function is None or (function.is_vf or ":" not in function.address) is options.pf_only:
             continue
         if not options.masters or {function.pf, function.address} & pfs:
             addresses.append(function.address)
     return addresses
-
-
-def hca_of(paths: Paths, function: Function, match: Match) -> str:
-    """The device's id in pools: its address, or the name of the pod's software device on it."""
-    address = function.address
-    if not match.holdings.hcas:
-        return address
-    if match.holdings.hca(address) is not None or pci.rdma_of(paths, address):
-        return address
-    return next((name for name in function.rdma if match.holdings.hca(name) is not None), address)
 
 
 def is_infiniband(host: Rtnetlink, paths: Paths, function: Function) -> bool:
@@ -104,7 +93,7 @@ def require_entitled(paths: Paths, address: str, options: SriovOptions, match: M
     The numbers of the pod's own device may still differ until a dead attachment is detached.
     """
     function = pci.find(paths, address)
-    if function is not None and match.holdings.hca(hca_of(paths, function, match)) is None:
+    if function is not None and match.holdings.hca(function.address) is None:
         require_match(paths, function, options, match)
 
 
@@ -119,7 +108,7 @@ def require_match(paths: Paths, function: Function, options: SriovOptions, match
     names = options.match_device and match.holdings.hcas and rdma_devices_of(paths, function)
     if names:
         remedy = 'leave "deviceID" and "master" out'
-        reason = match.refusal(hca_of(paths, function, match), what, names, remedy)
+        reason = match.refusal(address, what, names, remedy)
         if reason is not None:
             raise mismatch(reason)
     denied = match.entitlement.denied((address, *function.rdma))
@@ -132,9 +121,8 @@ def _no_vf(paths: Paths, options: SriovOptions, match: Match, denied: Sequence[D
     offered = [refusal for refusal in denied if not refusal.held]
     if offered:
         listed = ", ".join(f"{refusal.device} of {refusal.resource}" for refusal in offered)
-        return match.entitlement.allowance.not_allowed(
+        return match.entitlement.not_assigned(
             f'"master": no device is free, and to take one that this pod was not given ({listed})',
-            "unassigned_devices",
             "have the pod request one (resources.limits)",
         )
     reasons = []

@@ -19,11 +19,10 @@ from cni.attachments.journal import Journal, JournalEntry
 from cni.spec.attachment import Attachment
 from cni.spec.notes import note
 from cni.spec.request import Request
-from cni.sriov import devices, settings
+from cni.sriov import devices, settings, unrecorded
 from cni.sriov.plan import NO_GUIDS
-from cni.sriov.record import DeviceRecord, MovedRdmaDevice
-from cni.sriov.unrecorded import device_in, is_inhabited
-from host import links, pci, rdma, sysfs, vfs
+from cni.sriov.record import DeviceRecord
+from host import links, pci, sysfs, vfs
 from host.errors import HostError, NamespaceGone
 from host.namespaces import NetworkNamespace
 from host.netdev_move import Origin
@@ -49,49 +48,15 @@ class _VfState(msgspec.Struct, frozen=True, rename="pascal"):
     mtu: int = msgspec.field(name="MTU", default=0)
 
 
-class _RuntimeConfig(msgspec.Struct, frozen=True):
-    infinibandGUID: str = ""
-
-
-class _RdmaState(msgspec.Struct, frozen=True):
-    sandboxRdmaDevName: str = ""
-
-
-class _FormerArguments(msgspec.Struct, frozen=True):
-    cni: dict[str, str] | None = None
-
-
 class FormerState(msgspec.Struct, frozen=True):
     """A file of sriov-cni or ib-sriov-cni, as far as a DEL needs it."""
 
     deviceID: str
-    state: _VfState = msgspec.field(name="OrigVfState", default=_VfState())
-    mac: str = msgspec.field(name="MAC", default="")
-    vlan: int | None = None
-    vlan_qos: int | None = msgspec.field(name="vlanQoS", default=None)
-    vlan_proto: str | None = msgspec.field(name="vlanProto", default=None)
-    min_tx_rate: int | None = None
-    max_tx_rate: int | None = None
-    spoofchk: str = ""
-    trust: str = ""
-    link_state: str = ""
+    state: _VfState | None = msgspec.field(name="OrigVfState", default=None)  # of sriov-cni
+    mac: str = msgspec.field(name="MAC", default="")  # that the ADD set
     # of ib-sriov-cni
-    host_names: str = msgspec.field(name="HostIFNames", default="")
+    host_name: str = msgspec.field(name="HostIFNames", default="")
     host_guid: str = msgspec.field(name="HostIFGUID", default="")
-    rdma: _RdmaState = msgspec.field(name="RdmaNetState", default=_RdmaState())
-    runtime: _RuntimeConfig = msgspec.field(name="runtimeConfig", default=_RuntimeConfig())
-    args: _FormerArguments = _FormerArguments()
-
-    @property
-    def host_name(self) -> str:
-        """The interface's name on the host; "" with a userspace driver."""
-        return self.state.host_if_name or self.host_names
-
-    @property
-    def guid(self) -> str:
-        """The GUID that the ADD set, "" for none; the file has it only as the runtime gave it."""
-        given = self.runtime.infinibandGUID or (self.args.cni or {}).get("guid", "")
-        return given.lower() if self.host_guid else ""
 
 
 def adopt(
@@ -190,7 +155,7 @@ def _entry(
         function = pci.find(paths, address)
         record = DeviceRecord(device=address, driver="")
         if function is not None:
-            record = _record(host, paths, function, former, namespace)
+            record = _record(host, paths, function, former)
         boot_id = paths.boot_id()
         entry = JournalEntry.begun("sriov", request, namespace, boot_id, record, None, address)
     return entry.attached(record, ())
@@ -203,47 +168,45 @@ def _require_not_elsewhere(address: str, *own: NetworkNamespace | None) -> None:
         with namespace:
             if namespace.inode in inodes:
                 continue
-            if device_in(namespace, address) is not None and is_inhabited(namespace):
+            if unrecorded.device_in(namespace, address) and unrecorded.is_inhabited(namespace):
                 raise HostError(
                     f'device {address} is in "{namespace.path}", which has processes: it is '
                     "restored once they have ended or moved it to the host"
                 )
 
 
-def _record(
-    host: Rtnetlink,
-    paths: Paths,
-    function: Function,
-    former: FormerState,
-    namespace: NetworkNamespace | None,
-) -> DeviceRecord:
+def _record(host: Rtnetlink, paths: Paths, function: Function, former: FormerState) -> DeviceRecord:
+    """All that differs now from what the file has is restored."""
     infiniband = devices.is_infiniband(host, paths, function)
-    before = applied = None
+    now = None
     if function.index is not None:
         with settings.vf_of(paths, host, function.pf, function.index) as (_, now):
-            before = _before(now, former)
-        applied = _applied(before, former, now)
+            pass
     return DeviceRecord(
         device=function.address,
         driver=function.driver,
         pf=function.pf,
-        origin=_origin(former, infiniband=infiniband) if former.host_name else None,
-        before=before,
-        applied=applied,
+        origin=_origin(former, infiniband=infiniband),
+        before=_before(now, former) if now is not None else None,
+        applied=now,
         infiniband=infiniband,
-        rdma=_rdma_devices(paths, function, former, namespace),
+        rdma=unrecorded.rdma_of(paths, function.address),
     )
 
 
-def _origin(former: FormerState, *, infiniband: bool) -> Origin:
-    """The interface as it was on the host. What the plugins do not keep becomes a new device's.
+def _origin(former: FormerState, *, infiniband: bool) -> Origin | None:
+    """The interface as it was on the host; None with a userspace driver.
 
-    They leave it down. The host's alternative names cannot be told from those of the pod.
+    What the plugins do not keep becomes a new device's. They leave it down. The host's alternative
+    names cannot be told from those of the pod.
     """
-    state = former.state
+    state = former.state or _VfState()
+    name = state.host_if_name or former.host_name
+    if not name:
+        return None
     given = state.admin_mac if state.admin_mac != settings.NO_MAC else ""
     return Origin(
-        name=former.host_name,
+        name=name,
         kind="ipoib" if infiniband else "",
         mac="" if infiniband else given or state.effective_mac,
         mtu=state.mtu,
@@ -258,12 +221,15 @@ def _origin(former: FormerState, *, infiniband: bool) -> Origin:
 
 def _before(now: VF, former: FormerState) -> VF:
     """The VF before the ADD: what the file does not have is as now."""
-    state, guid = former.state, former.host_guid.lower()
-    if guid in NO_GUIDS:
-        guid = settings.NO_GUID
+    if guid := former.host_guid.lower():
+        guid = settings.NO_GUID if guid in NO_GUIDS else guid
+        now = msgspec.structs.replace(now, node_guid=guid, port_guid=guid)
+    state = former.state
+    if state is None:
+        return now
     return msgspec.structs.replace(
         now,
-        mac=state.admin_mac or now.mac,
+        mac=(state.admin_mac if former.mac else "") or now.mac,
         vlan=state.vlan,
         qos=state.vlan_qos,
         proto="802.1ad" if state.vlan_proto == vfs.PROTOCOLS["802.1ad"] else "802.1q",
@@ -275,43 +241,4 @@ def _before(now: VF, former: FormerState) -> VF:
         link_state=None
         if now.link_state is None
         else dict(enumerate(vfs.LINK_STATES)).get(state.link_state, "auto"),
-        node_guid=guid or now.node_guid,
-        port_guid=guid or now.port_guid,
     )
-
-
-def _applied(before: VF, former: FormerState, now: VF) -> VF:
-    """What the ADD made of it: only what differs is restored."""
-    changes: dict[str, object] = {}
-    if former.vlan is not None:
-        proto = (former.vlan_proto or "802.1q").lower()
-        changes |= {"vlan": former.vlan, "qos": former.vlan_qos or 0, "proto": proto}
-    if former.mac:
-        changes["mac"] = former.mac.lower()
-    if former.min_tx_rate is not None or former.max_tx_rate is not None:
-        rates = former.min_tx_rate or 0, former.max_tx_rate or 0
-        changes |= dict(zip(("min_tx_rate", "max_tx_rate"), rates, strict=True))
-    changes |= {
-        name: value == "on"  # anything else is off to sriov-cni
-        for name, value in (("spoofchk", former.spoofchk), ("trust", former.trust))
-        if value
-    }
-    if former.link_state:
-        changes["link_state"] = former.link_state
-    if former.host_guid:
-        guid = former.guid or now.port_guid
-        changes |= {"node_guid": guid, "port_guid": guid}
-    return msgspec.structs.replace(before, **changes)
-
-
-def _rdma_devices(
-    paths: Paths, function: Function, former: FormerState, namespace: NetworkNamespace | None
-) -> tuple[MovedRdmaDevice, ...]:
-    """The function's RDMA devices, in the pod or on the host, with their names on the host."""
-    names = pci.rdma_of(paths, function.address)
-    if not names:
-        return ()
-    with rdma.rdma(namespace) as socket:
-        present = [device for device in rdma.devices(socket) if device.name in names]
-    former_name = former.rdma.sandboxRdmaDevName if len(present) == 1 else ""
-    return tuple(MovedRdmaDevice(device.index, former_name or device.name) for device in present)

@@ -15,7 +15,7 @@ from cni.attachments import probing
 from cni.attachments.results import hops
 from cni.spec.attachment import Attachment
 from cni.spec.result import Result
-from cni.sriov import guids, rdma_devices, settings, soft_roce
+from cni.sriov import guids, rdma_devices, settings
 from cni.sriov.plan import DevicePlan
 from cni.sriov.record import DeviceRecord
 from host import announce, links, netdev_move
@@ -67,29 +67,24 @@ def place(
     if plan.infiniband and record.rdma:
         rdma_devices.move_in(paths, record, namespace)
         link = guids.await_link(host, plan.function.address, link)
-    with soft_roce.same_numbers(paths, record):
-        soft_roce.delete(paths, record, (link.name,))
-        mark = Mark(attachment.key)
-        moved = netdev_move.move_in(
-            host, pod, namespace, link, attachment.ifname, mark, mtu=record.mtu
-        )
-        moved = _with_its_address(pod, moved, record)
+    mark = Mark(attachment.key)
+    moved = netdev_move.move_in(host, pod, namespace, link, attachment.ifname, mark, mtu=record.mtu)
+    moved = _with_its_address(pod, moved, record)
+    cidrs = [ip.address for ip in answer.ips]
+    configure = partial(
+        netdev_move.configure,
+        *(pod, namespace, moved),
+        modes=record.modes,
+        accept_ra=accept_ra,
+    )
+    if ipam is not None and unprobed:
+        up = configure(cidrs, set_addresses=False)
+        answer = probing.probed(answer, ipam, pod, namespace, up)
         cidrs = [ip.address for ip in answer.ips]
-        configure = partial(
-            netdev_move.configure,
-            *(pod, namespace, moved),
-            modes=record.modes,
-            accept_ra=accept_ra,
-        )
-        if ipam is not None and unprobed:
-            up = configure(cidrs, set_addresses=False)
-            answer = probing.probed(answer, ipam, pod, namespace, up)
-            cidrs = [ip.address for ip in answer.ips]
-        ready = configure(cidrs)
-        add_routes(pod, ready, hops(answer))
-        if not plan.infiniband:
-            rdma_devices.move_in(paths, record, namespace)
-        soft_roce.restore(record, ready.name, namespace)
+    ready = configure(cidrs)
+    add_routes(pod, ready, hops(answer))
+    if not plan.infiniband:
+        rdma_devices.move_in(paths, record, namespace)
     if cidrs:
         ready = announce.await_carrier(pod, ready, CARRIER_WAIT)
         probing.announce_addresses(namespace, ready, cidrs)

@@ -9,10 +9,13 @@ import threading
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
+import msgspec
+
 from base import locks
 from base.paths import Paths
 from cni.spec.errors import CNIError, Code
 from host import pci
+from host.errors import HostError
 
 _own = threading.local()  # `held`: this thread has the lock
 
@@ -53,3 +56,13 @@ def kept(paths: Paths, names: Collection[str]) -> Iterator[None]:
                 f"{new[0]} ({new[1]}:{new[2]}) in the pod: the kernel has given it the lowest free "
                 "number: delete the pod, so that it gets a new device",
             )
+
+
+def bind(paths: Paths, address: str, driver: str) -> None:
+    """Unbind the device's driver, if it has one, and bind `driver`. Raises HostError, Busy."""
+    with exclusively(paths):
+        function = pci.find(paths, address)
+        if function is None:
+            raise HostError(f"device {address} has gone from this node")
+        pci.unbind(paths, function)
+        pci.bind(paths, msgspec.structs.replace(function, driver=""), driver)

@@ -1,15 +1,10 @@
 """What the rules for a pod say of an attachment of `sriov`: of its options, and of a device."""
 
-from collections.abc import Mapping
-from typing import Any
-
-from base.paths import Paths
-from cni.attachments.matching import Match, require_allowed
+from cni.attachments.matching import require_allowed
 from cni.policy.allowance import Allowance
 from cni.policy.values import number_of
 from cni.spec.request import Request
 from cni.sriov import options
-from cni.sriov.devices import hca_of
 from cni.sriov.options import SriovOptions
 from cni.sriov.plan import DevicePlan, DeviceUnfit
 from cni.sriov.values import VLAN_PROTOCOLS
@@ -18,19 +13,14 @@ from host.pci import Function
 _OF_TAGS = ("vlan", "vlanQoS", "vlanProto")
 _OF_INTERFACES = ("mtu", "allmulti", "promisc")
 _OF_ETHERNET = ("spoofchk", "trust", "min_tx_rate", "max_tx_rate", *_OF_TAGS)
-_OF_INFINIBAND = ("pkey",)
-FIXED = ("link_state", *_OF_INTERFACES, *_OF_ETHERNET, *_OF_INFINIBAND)
-"""Options that a rule may put in."""
 
 
 def by_options(wanted: SriovOptions, allowance: Allowance) -> Allowance:
     """The allowance with these options, as far as no device is needed to tell. CNIError 121."""
     require_allowed(allowance, match_device=wanted.match_device, pf_only=wanted.pf_only)
-    if allowance.rules is None:
-        return allowance
     for key, value, safe in _options(wanted):
         if value is not None and value != safe:
-            allowance.require_option(key, value, key, _shown(value))
+            allowance.require_option(key, value, key, str(value).lower())
     if wanted.pkey is not None:
         allowance = allowance.using("pkeys", wanted.pkey, "pkey", f"{wanted.pkey:#06x}")
     if wanted.vlan is not None:
@@ -52,16 +42,9 @@ def completed(
 ) -> tuple[SriovOptions, Allowance]:
     """The options with what rules put in where the configuration is silent. CNIError 7, 121.
 
-    A rule may fix a VLAN and a P_Key: the device has one of them. What does not go with the
-    configuration is left out, so that the plan tells which of its keys the device cannot have.
+    A rule may fix a VLAN and a P_Key: the device has one of them.
     """
-    if function.userspace and not infiniband:
-        _require_ethernet(wanted, function)
-    keys = ["link_state"]
-    if infiniband and not _asks_for_ethernet(wanted):
-        keys += _OF_INFINIBAND
-    if not infiniband and not wanted.guid and wanted.pkey is None:
-        keys += _OF_ETHERNET
+    keys = ["link_state", *(["pkey"] if infiniband else _OF_ETHERNET)]
     if not (function.userspace or wanted.vfio_pci_mode):
         keys += _OF_INTERFACES
     if wanted.vlan is not None:
@@ -69,19 +52,14 @@ def completed(
     fixed = allowance.filled(options.in_our_case(request.config.keys), keys)
     if not fixed:
         return wanted, allowance
-    if not function.is_vf:
-        _require_none_of_vfs(fixed, function)
+    for key in ("link_state", *_OF_ETHERNET):
+        if key in fixed and not function.is_vf:
+            raise DeviceUnfit(
+                f'"{key}": a rule for this namespace puts it in, and device {function.address} is '
+                "not a VF, which alone can have it: use a VF, or ask the administrator"
+            )
     wanted = options.read(request.with_keys(fixed))
     return wanted, by_options(wanted, allowance)
-
-
-def on_device(
-    paths: Paths, match: Match, function: Function, wanted: SriovOptions, allowance: Allowance
-) -> Allowance:
-    """The allowance on a device. CNIError 121."""
-    key = wanted.device_key or "master"
-    hca = hca_of(paths, function, match)
-    return match.using(hca, key, function.address, allowance=allowance)
 
 
 def as_planned(
@@ -116,34 +94,6 @@ def in_partition(plan: DevicePlan, allowance: Allowance) -> Allowance:
     return allowance.using("pkeys", pkey, f"pkey of {plan.function.address}", f"{pkey:#06x}")
 
 
-def _require_ethernet(wanted: SriovOptions, function: Function) -> None:
-    """Refuse options of InfiniBand, which the plan cannot tell of a device without an interface.
-
-    With them, what a rule fixes for Ethernet would be left out.
-    """
-    for key, is_set in (("guid", bool(wanted.guid)), ("pkey", wanted.pkey is not None)):
-        if is_set:
-            raise DeviceUnfit(
-                f'"{key}": the link layer of device {function.address} is Ethernet, which has '
-                "none: remove it"
-            )
-
-
-def _require_none_of_vfs(fixed: Mapping[str, Any], function: Function) -> None:
-    """Refuse a device that cannot have what a rule fixes: no PF sets it for an SF or a PF."""
-    for key in ("link_state", *_OF_ETHERNET):
-        if key in fixed:
-            raise DeviceUnfit(
-                f'"{key}": a rule for this namespace puts it in, and device {function.address} is '
-                "not a VF, which alone can have it: use a VF, or ask the administrator"
-            )
-
-
-def _asks_for_ethernet(wanted: SriovOptions) -> bool:
-    values = (wanted.vlan, wanted.spoofchk, wanted.trust, wanted.min_tx_rate, wanted.max_tx_rate)
-    return bool(wanted.mac) or any(value is not None for value in values)
-
-
 def _options(wanted: SriovOptions) -> tuple[tuple[str, int | str | None, int | str | None], ...]:
     """The options that rules allow one by one: key, value, and the value that needs no rule."""
     vlan, lowest, highest = wanted.vlan, wanted.min_tx_rate, wanted.max_tx_rate
@@ -161,7 +111,3 @@ def _options(wanted: SriovOptions) -> tuple[tuple[str, int | str | None, int | s
         ("vlanProto", vlan.proto if vlan is not None else None, VLAN_PROTOCOLS[0]),
         ("vlanQoS", vlan.qos if vlan is not None else None, 0),
     )
-
-
-def _shown(value: int | str) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -19,7 +19,6 @@ from host.pci import Function
 from host.rdma import NetlinkRdmaDevice
 from host.vfs import VF
 
-SOFT_KINDS = {"roce": "rxe", "iw": "siw"}  # by protocol: the kernel does not report the kind
 NO_GUIDS = ("00:00:00:00:00:00:00:00", "ff:ff:ff:ff:ff:ff:ff:ff")
 _ASK_THE_KUBELET = (
     'is it the device that the kubelet gave to the pod ("deviceID" comes from the device plugin), '
@@ -34,7 +33,6 @@ class DevicePlan(msgspec.Struct, frozen=True, kw_only=True):
     link: Link | None  # its interface on the host; None with a userspace driver
     vf: VF | None  # its settings at the PF; None if it is not a VF
     rdma: tuple[NetlinkRdmaDevice, ...] = ()  # to be moved with it
-    soft: tuple[NetlinkRdmaDevice, ...] = ()  # Soft-RoCE, to be created again after the move
 
     @property
     def infiniband(self) -> bool:
@@ -233,6 +231,12 @@ def _require_link_layer(plan: DevicePlan, options: SriovOptions) -> None:
 
 def _with_rdma_devices(paths: Paths, plan: DevicePlan, options: SriovOptions) -> DevicePlan:
     address, names = plan.function.address, plan.function.rdma
+    for name in names:
+        if pci.is_software(paths, name):
+            raise DeviceUnfit(
+                f"device {address} has the software RDMA device {name} on its interface, which the "
+                f"kernel destroys when the interface moves: delete it (rdma link delete {name})"
+            )
     if options.rdma_isolation:
         require_isolation()
         away = pci.rdma_of(paths, address)
@@ -247,25 +251,14 @@ def _with_rdma_devices(paths: Paths, plan: DevicePlan, options: SriovOptions) ->
                 f'"rdmaIsolation": device {address} has no RDMA device: load the driver\'s RDMA '
                 "module, or leave the option out"
             )
-    if not names:
+    else:
         return plan
     with rdma.rdma() as socket:
         visible = {device.name: device for device in rdma.devices(socket)}
-    devices = [visible[name] for name in names if name in visible]
-    soft = tuple(device for device in devices if pci.is_software(paths, device.name))
-    if not options.rdma_isolation:
-        creatable = tuple(device for device in soft if device.protocol in SOFT_KINDS)
-        return msgspec.structs.replace(plan, soft=creatable)
     for name in names:
         if name not in visible:
             raise DeviceUnfit(f"RDMA device {name} of {address} has gone", Code.TRY_AGAIN)
-    if soft:
-        raise DeviceUnfit(
-            f'"rdmaIsolation": RDMA device {soft[0].name} of {address} is software: the kernel '
-            "destroys it when its interface moves, and a new one cannot belong to a pod: leave the "
-            "option out, or delete the device"
-        )
-    return msgspec.structs.replace(plan, rdma=tuple(devices))
+    return msgspec.structs.replace(plan, rdma=tuple(visible[name] for name in names))
 
 
 def require_isolation() -> None:

@@ -4,7 +4,7 @@ import msgspec
 
 from cni.sriov import settings
 from cni.sriov.options import SriovOptions
-from cni.sriov.plan import SOFT_KINDS, DevicePlan
+from cni.sriov.plan import DevicePlan
 from host import links
 from host.netdev_move import ALIAS_PREFIX, MODES, Origin, origin_of
 from host.vfs import VF
@@ -14,13 +14,6 @@ class MovedRdmaDevice(msgspec.Struct, frozen=True):
     """An RDMA device that moves with the interface."""
 
     index: int
-    name: str
-
-
-class SoftRdmaDevice(msgspec.Struct, frozen=True):
-    """A software RDMA device on the interface, made again wherever the interface goes."""
-
-    kind: str  # "rxe", "siw"
     name: str
 
 
@@ -41,7 +34,6 @@ class DeviceRecord(msgspec.Struct, frozen=True, kw_only=True):
     infiniband: bool = False
     pkey: int | None = None  # of an InfiniBand interface, as the kernel shows it
     rdma: tuple[MovedRdmaDevice, ...] = ()
-    soft: tuple[SoftRdmaDevice, ...] = ()
 
     @property
     def segment(self) -> str:
@@ -78,9 +70,6 @@ def record_of(plan: DevicePlan, options: SriovOptions) -> DeviceRecord:
         infiniband=plan.infiniband,
         pkey=plan.link.pkey if plan.link is not None else None,
         rdma=tuple(MovedRdmaDevice(device.index, device.name) for device in plan.rdma),
-        soft=tuple(
-            SoftRdmaDevice(SOFT_KINDS[device.protocol], device.name) for device in plan.soft
-        ),
     )
 
 

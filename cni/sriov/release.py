@@ -19,8 +19,7 @@ from cni.attachments.sandbox import await_return
 from cni.spec.attachment import Attachment
 from cni.spec.notes import note
 from cni.spec.request import Request
-from cni.sriov import guids, rdma_devices, settings, soft_roce, unrecorded
-from cni.sriov.binding import bind
+from cni.sriov import guids, numbering, rdma_devices, settings, unrecorded
 from cni.sriov.record import DeviceRecord
 from host import ethtool, netdev_move, pci
 from host.errors import HostError, NamespaceGone
@@ -86,19 +85,13 @@ def _restore(
         return
     mark, origin = Mark(entry.attachment.key), record.origin
     failures = Failures()
-    with (
-        soft_roce.exclusively(paths, record),
-        namespaces_of(request, entry) as namespaces,
-        netlink() as host,
-    ):
+    with namespaces_of(request, entry) as namespaces, netlink() as host:
         if record.rdma:
             failures.of(lambda: _restore_rdma_devices(journal, paths, namespaces, entry, record))
         if origin is not None:
             if _address_was_set(record):
                 # While the PF's setting is there the VF can have no other address.
                 failures.of(lambda: restore_settings(paths, host, record, ("mac",)))
-            netdevs = (entry.ifname, origin.name)
-            failures.of(lambda: soft_roce.delete(paths, record, netdevs))
             failures.of(
                 lambda: _restore_netdev(journal, paths, host, namespaces, entry, record, origin)
             )
@@ -109,8 +102,6 @@ def _restore(
             _restore_driver_settings(paths, host, record, origin)
         failures.of(lambda: restore_settings(paths, host, record))
         failures.of(lambda: guids.restore(host, paths, record, mark))
-        if origin is not None:
-            failures.of(lambda: soft_roce.restore(record, origin.name))
         failures.report()
 
 
@@ -133,7 +124,7 @@ def _restore_rdma_devices(
     await_return(journal, entry, f"RDMA device of {record.device}")
     # It is in no namespace that we see: binding the driver makes a new one on the host.
     note(f"device {record.device} has no RDMA device: its driver is bound again")
-    bind(paths, record.device, record.driver)
+    numbering.bind(paths, record.device, record.driver)
 
 
 def _restore_netdev(
@@ -167,7 +158,7 @@ def _restore_netdev(
         await_return(journal, entry, f'"{entry.ifname}"')
     # It is in no namespace that we see: binding the driver makes a new one on the host.
     note(f"device {record.device} has no interface: its driver is bound again")
-    bind(paths, record.device, record.driver)
+    numbering.bind(paths, record.device, record.driver)
     if not netdev_move.restore(host, None, entry.ifname, origin, mark):
         raise HostError(f"device {record.device} has no interface, though its driver is bound")
 
@@ -223,7 +214,7 @@ def _restore_driver(paths: Paths, record: DeviceRecord) -> None:
     driver = pci.driver_of(paths, record.device)
     if record.driver not in ("", driver) and pci.is_present(paths, record.device):
         note(f'device {record.device} has driver "{driver}": back to {record.driver}')
-        bind(paths, record.device, record.driver)
+        numbering.bind(paths, record.device, record.driver)
 
 
 def _restore_driver_settings(

@@ -63,8 +63,13 @@ def record_of(
         before=before,
         applied=applied,
         infiniband=origin is not None and origin.kind == "ipoib",
-        rdma=tuple(MovedRdmaDevice(_UNKNOWN, name) for name in pci.rdma_of(paths, device)),
+        rdma=rdma_of(paths, device),
     )
+
+
+def rdma_of(paths: Paths, device: str) -> tuple[MovedRdmaDevice, ...]:
+    """Its RDMA devices, in the pod or on the host."""
+    return tuple(MovedRdmaDevice(_UNKNOWN, name) for name in pci.rdma_of(paths, device))
 
 
 def entry_of(paths: Paths, request: Request, record: DeviceRecord) -> JournalEntry:

@@ -1,9 +1,10 @@
-"""Work of the lessee that may fail, and is tried again later."""
+"""Work that may fail: it is tried again later, and the log says each failure once."""
 
 import logging
 from collections.abc import Callable
 
 from base.loops import Complaint
+from base.text import printable
 from cni.spec.errors import CNIError
 from ipam.cluster.api import ApiError
 from ipam.cluster.pools import Unusable
@@ -12,11 +13,14 @@ _log = logging.getLogger(__name__)
 
 
 class LoggedFailures:
-    """What could not be done, and why. `api_errors` counts what the API server did not do."""
+    """What could not be done, and why. `api_errors` counts what the API server did not do. `name`
+    begins each line of the log."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "leases") -> None:
         self.api_errors = 0
+        self._name = name
         self._complaints: dict[str, Complaint] = {}
+        self._why: dict[str, str] = {}
         self._closed = False
 
     def close(self) -> None:
@@ -25,13 +29,19 @@ class LoggedFailures:
 
     def guarded(self, what: str, work: Callable[[], object]) -> bool:
         """Do some work; whether it went well."""
-        complaint = self._complaints.setdefault(what, Complaint(_log, f"leases: {what}"))
+        complaint = self._complaints.setdefault(what, Complaint(_log, f"{self._name}: {what}"))
         try:
             work()
-        except (ApiError, Unusable, CNIError) as error:
+        except (ApiError, Unusable, CNIError, OSError) as error:
             if not self._closed:
                 self.api_errors += isinstance(error, ApiError)
+                self._why[what] = f"cannot {what}: {printable(str(error))}"
                 complaint.fails(error)
             return False
+        self._why.pop(what, None)
         complaint.works()
         return True
+
+    def why(self, what: str) -> str:
+        """Why some work could not be done the last time; "" if it was."""
+        return self._why.get(what, "")

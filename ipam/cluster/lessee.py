@@ -14,6 +14,7 @@ from typing import NamedTuple, cast
 
 from base import loops
 from cni.spec.errors import CNIError, Code
+from ipam.blocks import boottime
 from ipam.cluster import geometry
 from ipam.cluster.api import ApiError, Refused
 from ipam.cluster.attempts import Attempts, Lease
@@ -37,7 +38,6 @@ from ipam.cluster.wants import (
     Want,
 )
 from ipam.cluster.wrapped_api import UntilClosed
-from ipam.confirmed import boottime
 from ipam.ranges import size_of
 from ipam.store import AddressInUse, AddressUnprobed, Owner
 from ipam.store_files import StoreFiles

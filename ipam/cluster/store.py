@@ -10,6 +10,7 @@ from pathlib import Path
 
 from base import interrupts
 from cni.spec.errors import CNIError, Code
+from ipam.blocks import boottime
 from ipam.cluster.view import LeasedView
 from ipam.cluster.wants import (
     PATIENCE,
@@ -23,7 +24,6 @@ from ipam.cluster.wants import (
     ReservationRefused,
     Want,
 )
-from ipam.confirmed import boottime
 from ipam.ranges import Range, RangeSet
 from ipam.sqlite_store import SqliteStore
 from ipam.store import Grant, Owner
@@ -73,7 +73,7 @@ class ClusterStore(SqliteStore):
         segment: str = "",
         alone: Sequence[Range] = (),
     ) -> Grant:
-        """See Store.reserve. Waits for a block where this node has no free address of a set."""
+        """See SqliteStore.reserve. Waits for a block where no address of a set is free here."""
         pool_deadline = time.monotonic() + self._pool_patience
         in_vain = waits = 0
         view: LeasedView | None = None
@@ -101,7 +101,7 @@ class ClusterStore(SqliteStore):
         return grant
 
     def exhausted(self, sets: Sequence[RangeSet]) -> str | None:
-        """See Store.exhausted: without a call to the API server."""
+        """See SqliteStore.exhausted: without a call to the API server."""
         view = self._view(None, [each for each in sets if not each.fixed])
         self.look(view.narrowed)
         why = self._claims.unable(view.wants) if view.wants else None

@@ -61,7 +61,6 @@ class Upkeep:
         if seq != self._seen_seq:
             self.survey = self._store.survey()
             self._seen_seq = self.survey.seq
-            self._store.tend()
         for name, uid in over(self.survey).items():
             self._store.forget(name, uid)
         if self._clock() >= self._again_at:

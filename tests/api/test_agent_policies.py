@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from agent.cluster_addresses import KUBECONFIG, NODE_NAME
-from agent.cluster_policies import DENIED
+from agent.policies import DENIED
 from ipam.cluster.kubernetes_api import KubernetesApi
 from tests.api.conftest import NODE_A
 from tests.api.server import ApiServer, Document

@@ -5,7 +5,7 @@ The link of a foreign interface plugin is read from keys such as "master"; our o
 
 import pytest
 
-from cni.policy.rules import Policy
+from cni.policy import rules
 from cni.spec.errors import Code
 from ipam.delegation import InProcess
 from tests.unit.ipam.calls import NEXT_BOOT, Calls, How, Json, error_of, request
@@ -23,7 +23,7 @@ TENANT: How = {"network": "mine", "pod": "tenant", "config": MASTER}
 
 
 def allow(node: Calls) -> None:
-    node.policy = Policy(private_ranges=True)
+    node.policy = rules.of({"set": {"private_ranges": [True]}}, "config.yaml")
 
 
 # --- a private range over another network's addresses ------------------------------------------
@@ -45,7 +45,7 @@ def test_a_private_range_over_addresses_of_another_network_is_refused(
     error = error_of(lambda: node.add(ipam, "c2", **TENANT))
     assert error.code == Code.NOT_ALLOWED
     assert key in error.message
-    assert "policy.private_ranges" in error.message
+    assert "set.private_ranges" in error.message
     assert "victim" not in error.message
     assert "theirs" not in error.message
     assert node.held() == {"10.0.0.1": "c1"}

@@ -20,7 +20,7 @@ NETWORKS = 40
 def running(root: Path, listen: str) -> Iterator[Caller]:
     (root / "etc").mkdir(parents=True)
     (root / "etc/config.yaml").write_text(
-        f'{{"agent": {{"listen": "{listen}"}}, "policy": {{"private_ranges": true}}}}'
+        f'{{"agent": {{"listen": "{listen}"}}, "policy": {{"set": {{"private_ranges": [true]}}}}}}'
     )
     install_launchers(root / "bin", ["podfabric-ipam"])
     podfabric = Path(sys.executable).with_name("podfabric")

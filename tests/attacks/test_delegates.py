@@ -49,7 +49,7 @@ def test_add_with_a_type_that_is_not_allowed_is_refused_before_anything_is_done(
     path = str(node.paths.cni_bin)
     for command, code in (("ADD", 121), ("STATUS", 50)):
         reply = node.call(command, plugin, path=path, ipam={"type": ipam_type}, **config)
-        assert (reply.code, '"policy.ipam_types"' in reply.text) == (code, True)
+        assert (reply.code, '"use.ipamTypes"' in reply.text) == (code, True)
         assert '"ipam.type"' in reply.text
     assert delegate.commands == []
     assert node.touched() == []
@@ -72,7 +72,7 @@ def test_executable_of_the_requests_path_is_never_started(
 def test_removal_skips_a_type_that_is_not_allowed(node: Attacked, command: str) -> None:
     delegate = Delegate.install(node.paths.cni_bin, FORBIDDEN)
     reply = _call(node, command, FORBIDDEN)
-    assert (reply.code, '"policy.ipam_types"' in reply.notes) == (0, True)
+    assert (reply.code, '"use.ipamTypes"' in reply.notes) == (0, True)
     assert delegate.commands == []
 
 
@@ -104,9 +104,9 @@ def test_damaged_journal_starts_nothing_that_is_not_allowed_and_says_what_to_do(
     path = Journal(node.paths).path_of(ATTACHMENT)
     path.write_bytes(path.read_bytes()[:-9])
     reply = _call(node, "DEL", FORBIDDEN)
-    assert (reply.code, '"policy.ipam_types"' in reply.text) == (104, True)
+    assert (reply.code, '"use.ipamTypes"' in reply.text) == (104, True)
     assert delegate.commands == []
-    node.allow(ipam_types=[FORBIDDEN])
+    node.allow(use={"ipamTypes": [FORBIDDEN]})
     assert _call(node, "DEL", FORBIDDEN).code == 0
     assert delegate.commands == ["DEL"]
 

@@ -44,7 +44,7 @@ def node() -> Iterator[Attacked]:
     with tempfile.TemporaryDirectory(prefix="pf-") as root, namespace() as netns:
         attacked = Attacked(servers.vfs(Path(root)), netns)
         attacked.paths.cni_bin.mkdir(mode=0o755)
-        attacked.allow(ipam_directories=["/run/cni/ipam"])
+        attacked.allow(set={"hostPaths": ["/run/cni/ipam"]})
         yield attacked
 
 
@@ -56,9 +56,9 @@ def test_path_in_the_options_of_another_ipam_plugin_is_refused(
     delegate = Delegate.install(node.paths.cni_bin, ipam["type"])
     for command, code in (("ADD", 121), ("STATUS", 50)):
         reply = node.call(command, ipam=ipam, deviceID=VF)
-        assert (reply.code, '"policy.ipam_directories"' in reply.text) == (code, True)
+        assert (reply.code, '"set.hostPaths"' in reply.text) == (code, True)
     reply = node.call("DEL", ipam=ipam)
-    assert (reply.code, '"policy.ipam_directories"' in reply.notes) == (0, True)
+    assert (reply.code, '"set.hostPaths"' in reply.notes) == (0, True)
     assert delegate.commands == []
     assert node.touched() == []
 

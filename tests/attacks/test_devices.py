@@ -48,10 +48,10 @@ def test_device_of_a_pool_is_refused_by_every_key_that_can_name_it(
     for pod in (TENANT, None):  # cnitool calls for a pod without devices
         reply = node.call(pod=pod, **config)
         assert reply.code == 121
-        for told in (f'"{next(iter(config))}', VF, POOL, '"policy.unassigned_devices"'):
+        for told in (f'"{next(iter(config))}', VF, POOL, '"set.unassigned_devices"'):
             assert told in reply.text
         assert node.touched() == []
-    node.allow(unassigned_devices=True)
+    node.allow(set={"unassigned_devices": [True]})
     assert PASSED in node.call(**config).text
 
 
@@ -110,7 +110,7 @@ def test_master_skips_devices_of_pools_and_says_so_if_nothing_is_left(
     node.write()
     reply = node.call(master=MASTER)
     assert reply.code == 121
-    for told in ('"master"', VF, POOL, '"policy.unassigned_devices"'):
+    for told in ('"master"', VF, POOL, '"set.unassigned_devices"'):
         assert told in reply.text
     assert node.touched() == []
 
@@ -119,18 +119,18 @@ def test_pool_of_a_pf_does_not_have_its_vfs(node: Attacked) -> None:
     node.registered = {"rdma/pf": [PF]}
     node.write()
     assert PASSED in node.call(deviceID=VF).text
-    node.allow(whole_pfs=True)
+    node.allow(set={"pfOnly": [True]})
     reply = node.call(deviceID=PF, pfOnly=True)
-    assert (reply.code, '"policy.unassigned_devices"' in reply.text) == (121, True)
+    assert (reply.code, '"set.unassigned_devices"' in reply.text) == (121, True)
 
 
 def test_whole_pf_needs_the_rule_also_if_no_pool_has_it(node: Attacked) -> None:
     places: list[dict[str, Any]] = [{"deviceID": PF}, {"master": MASTER}]
     for config in places:
         reply = node.call(pfOnly=True, **config)
-        assert (reply.code, '"policy.whole_pfs"' in reply.text) == (121, True)
+        assert (reply.code, '"set.pfOnly"' in reply.text) == (121, True)
         assert '"pfOnly": true' in reply.text
-    node.allow(whole_pfs=True)
+    node.allow(set={"pfOnly": [True]})
     assert "its sriov_numvfs to 0 first" in node.call(pfOnly=True, deviceID=PF).text
 
 
@@ -138,7 +138,7 @@ def test_whole_pf_needs_the_rule_also_if_no_pool_has_it(node: Attacked) -> None:
 def test_match_device_false_needs_the_rule(node: Attacked, plugin: str) -> None:
     config: dict[str, Any] = {"deviceID": VF} if plugin == "sriov" else {"master": "ib0"}
     reply = node.call(plugin=plugin, match_device=False, **config)
-    assert (reply.code, '"policy.unmatched_devices"' in reply.text) == (121, True)
+    assert (reply.code, '"set.match_device"' in reply.text) == (121, True)
     assert node.touched() == []
 
 
@@ -146,21 +146,21 @@ def test_match_device_false_takes_no_device_that_another_pod_has_exclusively(
     node: Attacked,
 ) -> None:
     node.give(OTHER, {VF: [VF]}, resource=POOL)
-    node.allow(unmatched_devices=True)
+    node.allow(set={"match_device": [False]})
     reply = node.call(deviceID=VF, match_device=False)
-    assert (reply.code, '"policy.unassigned_devices"' in reply.text) == (121, True)
+    assert (reply.code, '"set.unassigned_devices"' in reply.text) == (121, True)
     assert OTHER.name not in reply.text
     assert PASSED in node.call(deviceID=SECOND, match_device=False).text
-    node.allow(unmatched_devices=True, unassigned_devices=True)
+    node.allow(set={"match_device": [False], "unassigned_devices": [True]})
     assert PASSED in node.call(deviceID=VF, match_device=False).text
 
 
-@pytest.mark.parametrize("rules", [{}, {"unassigned_devices": True}])
+@pytest.mark.parametrize("settings", [{}, {"unassigned_devices": [True]}])
 def test_device_that_another_pod_has_exclusively_is_refused(
-    node: Attacked, rules: dict[str, bool]
+    node: Attacked, settings: dict[str, list[bool]]
 ) -> None:
     node.give(OTHER, {VF: [VF]}, resource=POOL)
-    node.allow(**rules)
+    node.allow(set=settings)
     reply = node.call(deviceID=VF)
     assert (reply.code, POOL in reply.text, OTHER.name in reply.text) == (120, True, False)
     assert node.touched() == []
@@ -189,7 +189,7 @@ def test_no_device_is_given_while_records_cannot_be_read(
     pod: Any,  # noqa: ANN401
 ) -> None:
     node.give(OTHER, {VF: [VF]}, resource=POOL)
-    node.allow(unmatched_devices=True, unassigned_devices=True)
+    node.allow(set={"match_device": [False], "unassigned_devices": [True]})
     if damage == "kubelet's gone":
         node.kubelets_checkpoint.unlink()
     elif damage == "kubelet's damaged":
@@ -249,9 +249,9 @@ def test_status_says_what_the_rules_would_refuse(node: Attacked) -> None:
     forbidden: list[dict[str, Any]] = [{"match_device": False}, {"pfOnly": True}]
     for config in forbidden:
         reply = node.call("STATUS", pod=None, master=MASTER, **config)
-        assert (reply.code, '"policy.' in reply.text) == (50, True)
+        assert (reply.code, '"set.' in reply.text) == (50, True)
     reply = node.call("STATUS", "ipoib", None, master="ib0", match_device=False)
-    assert (reply.code, '"policy.unmatched_devices"' in reply.text) == (50, True)
+    assert (reply.code, '"set.match_device"' in reply.text) == (50, True)
 
 
 @pytest.mark.parametrize("damaged", [False, True])

@@ -13,6 +13,7 @@ from typing import TypeVar
 
 import pytest
 
+from cni.policy import rules
 from cni.policy.rules import Policy
 from cni.spec.errors import CNIError, Code
 from cni.spec.result import DNS
@@ -51,9 +52,7 @@ def allowed(node: Calls, tmp_path: Path) -> Path:
     """A directory that the node allows for log files and for resolv.conf."""
     directory = tmp_path / "allowed"
     directory.mkdir()
-    node.policy = Policy(
-        log_directories=(str(directory),), resolv_conf_directories=(str(directory),)
-    )
+    node.policy = rules.of({"set": {"hostPaths": [str(directory)]}}, "config.yaml")
     return directory
 
 
@@ -118,7 +117,7 @@ def test_ignored_keys_are_named_in_one_warning(
     warning = capfd.readouterr().err
     assert warning.count("\n") == 1
     assert all(f"ipam.{key}" in warning for key in keys)
-    assert "policy.log_directories" in warning
+    assert "set.hostPaths" in warning
     node.delete(ipam)
     warning = capfd.readouterr().err
     assert (warning.count("\n"), "ipam.log_file" in warning) == (1, True)

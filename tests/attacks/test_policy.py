@@ -149,11 +149,11 @@ def test_an_addition_to_a_definition_cannot_lend_a_value_of_another_rule(node: A
     assert (crossed.code, "(a)" in crossed.text) == (121, True)
 
 
-def test_a_namespace_without_rules_has_the_settings_of_the_node(node: Attacked) -> None:
+def test_a_namespace_without_rules_has_what_the_node_allows_all_others(node: Attacked) -> None:
     stranger = Pod("strangers", "pod", "uid")
     assert PASSED in node.call(pod=stranger, deviceID=OWN, trust="on").text
     refused = node.call(pod=stranger, deviceID=PF, pfOnly=True)
-    assert (refused.code, '"policy.whole_pfs" in config.yaml' in refused.text) == (121, True)
+    assert (refused.code, '(config.yaml) lists it in "set.pfOnly"' in refused.text) == (121, True)
 
 
 def test_a_removal_asks_no_rule(node: Attacked) -> None:

@@ -10,9 +10,6 @@ import pytest
 import yaml
 
 from base.pod import Pod
-from cli.policy_check import KnownNamespaces, shared_partitions
-from cni.policy.document import rules_of
-from cni.policy.rules import Policy
 from tests.attacks.node import PASSED, Attacked
 from tests.netns import namespace
 from tests.runtime import CHECKOUT
@@ -72,12 +69,3 @@ def test_a_tenant_gets_its_own_and_nothing_of_the_other(
 def test_a_tenant_gets_no_vf_of_the_other(node: Attacked, tenant: str) -> None:
     reply = node.call(pod=TENANTS[tenant], deviceID=own(OTHER[tenant])["deviceID"])
     assert (reply.code, '"use.devices"' in reply.text) == (121, True)
-
-
-def test_the_tenants_share_no_partition() -> None:
-    policy = Policy(rules=rules_of(EXAMPLE, "rules"))
-    known = KnownNamespaces({})
-    assert shared_partitions(policy, known, ()) == []
-    wider = [EXAMPLE[0], {**EXAMPLE[1], "use": {"pkeys": ["0x8001-0x8002"]}}]
-    (shared,) = shared_partitions(Policy(rules=rules_of(wider, "rules")), known, ())
-    assert (shared.first, shared.namespaces) == ("0x8001", ("team-a", "team-b"))

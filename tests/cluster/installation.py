@@ -177,7 +177,7 @@ def configured(
 def with_vfs(cluster: Cluster, number: int, rdma: str = "") -> Iterator[str]:
     """VFs of the node's first network card for the block, which gets the PF's name.
 
-    `rdma` is what is on each VF: "soft", "isolated" or "infiniband", as vfs.py describes them;
+    `rdma` is what is on each VF: "isolated" or "infiniband", as vfs.py describes them;
     with "beside" the block gets the interface of an InfiniBand PF, and the PF's name behind it.
     """
     command = f"cd {layout.CHECKOUT} && {layout.PYTHON} -m tests.cluster.vfs"

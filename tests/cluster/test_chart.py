@@ -504,7 +504,7 @@ def test_openshift_allows_what_the_agents_pod_has(values: tuple[str, ...]) -> No
         ('config.agent.listen="0.0.0.0:9810"', "config.agent.listen", "such as 127.0.0.1:9810"),
         ('config.agent.listen="unix:/run/x"', "config.agent.listen", "such as 127.0.0.1:9810"),
         ('config.agent.log_level="loud"', "/config/agent/log_level", "'debug'"),
-        ('config.policy.whole_pfs="yes"', "/config/policy/whole_pfs", "want boolean"),
+        ('config.policy.cluster="yes"', "/config/policy/cluster", "want boolean"),
         ('config.pools=[{"mode":"all"}]', "/config/pools/0", "missing property 'name'"),
         ('config.pools=[{"name":"hca"}]', "config.pools[0].name", 'such as "rdma/hca"'),
         ('config.gpus=[{"name":"gpu"}]', "config.gpus[0].name", 'such as "rdma/hca"'),

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from agent.cluster_policies import DENIED
+from agent.policies import DENIED
 from tests.cluster import images
 from tests.cluster.cluster import PATIENCE, Cluster, Document, Namespace, namespaces
 from tests.cluster.configurations import ipoib

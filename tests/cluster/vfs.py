@@ -3,7 +3,7 @@
 `python -m tests.cluster.vfs state` prints all that an attachment must restore, as JSON.
 
 The VFs have addresses, as an administrator would give them. RDMA is what is on each VF:
-"soft" for Soft-RoCE, "isolated" for an HCA of its own, with the RDMA subsystem in exclusive mode
+"isolated" for an HCA of its own, with the RDMA subsystem in exclusive mode
 and no other HCA, "infiniband" for InfiniBand VFs of another PF in that mode, beside the node's
 HCAs. "beside" is nothing on the VFs: the other PF becomes an InfiniBand HCA without VFs, whose
 interface is printed, too. The number 0 removes all of that.
@@ -14,14 +14,14 @@ import subprocess
 import sys
 
 from tests.kernel import infiniband_vfs
-from tests.kernel.cards import Card, cards, make_vfs, netdev_of, rdma_mode, remove_vfs, snapshot
-from tests.kernel.igb import PARENTS, RDMA, give_addresses
+from tests.kernel.cards import Card, cards, make_vfs, rdma_mode, remove_vfs, snapshot
+from tests.kernel.igb import PARENTS, give_addresses
 from tests.kernel.pods import IP, run
 from tests.waiting import until
 
 PATIENCE = 120.0  # seconds
 MODULES = (
-    *("ibloop", "ib_ipoib", "rdma_rxe", "ib_umad", "rdma_ucm", "ib_uverbs"),
+    *("ibloop", "ib_ipoib", "ib_umad", "rdma_ucm", "ib_uverbs"),
     *("rdma_cm", "iw_cm", "ib_cm", "ib_core"),
 )
 """All of the RDMA subsystem, users first."""
@@ -41,22 +41,12 @@ def main(number: int, kind: str = "") -> None:
         return
     card = make_vfs(first, number)
     give_addresses(card)
-    if kind == "soft":
-        _make_soft(card)
-    elif kind == "isolated":
+    if kind == "isolated":
         _make_isolated(card)
     elif kind == "beside":
         run("/sbin/modprobe", "--all", "ib_umad", "rdma_ucm")
         print(infiniband_vfs.make(0).pf)
     print(first.pf)
-
-
-def _make_soft(card: Card) -> None:
-    run("/sbin/modprobe", "rdma_rxe")
-    for number, vf in enumerate(card.vfs):
-        netdev = netdev_of(vf)
-        run(IP, "link", "set", netdev, "up")
-        run(RDMA, "link", "add", f"rxe{number}", "type", "rxe", "netdev", netdev)
 
 
 def _make_isolated(card: Card) -> None:
@@ -65,10 +55,6 @@ def _make_isolated(card: Card) -> None:
 
 
 def _remove_rdma() -> None:
-    for line in run(RDMA, "dev").splitlines():
-        name = line.split()[1].rstrip(":")
-        if name.startswith("rxe"):
-            run(RDMA, "link", "delete", name)
     if infiniband_vfs.are_made():
         infiniband_vfs.remove("igb")
     if rdma_mode() == "exclusive":

@@ -97,7 +97,7 @@ def node(
 @pytest.fixture
 def delegate(node: Node) -> Delegate:
     """The recording IPAM plugin `double`, which the node allows."""
-    node.allow(ipam_types=["double"])
+    node.allow(use={"ipamTypes": ["podfabric-ipam", "double"]})
     return Delegate.install(node.delegates)
 
 

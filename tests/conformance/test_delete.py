@@ -130,7 +130,7 @@ def test_del_without_its_delegate_fails_and_does_not_read_like_a_success(
 def test_del_without_its_delegate_succeeds_if_no_add_has_called_it(
     node: Node, subject: Subject
 ) -> None:
-    node.allow(ipam_types=["nowhere"])
+    node.allow(use={"ipamTypes": ["nowhere"]})
     outcome = node.call(subject, "DEL", subject.config(ipam={"type": "nowhere"}))
     OK.met_by(outcome)
     assert 'IPAM plugin "nowhere" was not asked' in outcome.stderr

@@ -91,7 +91,7 @@ def test_delegate_is_undone_when_its_answer_is_unusable(
 
 @row("J3", "E11", by=[IPOIB])
 def test_missing_delegate(node: Node, netns: Path, subject: Subject) -> None:
-    node.allow(ipam_types=["nowhere"])
+    node.allow(use={"ipamTypes": ["nowhere"]})
     config = subject.config(cniVersion="1.1.0", ipam={"type": "nowhere"})
     with unchanged_host():
         outcome = node.call(subject, config=config, CNI_NETNS=str(netns))

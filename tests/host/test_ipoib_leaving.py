@@ -51,25 +51,6 @@ def test_delete_keeps_the_address_until_the_interface_had_time_to_come_back(
     assert journal.read(entry.attachment) is None
 
 
-def test_leaving_entry_of_a_version_without_leaving_since_still_ends(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It has the time in `since`."""
-    monkeypatch.setattr(child, "RETURN_TIME", 0.1)
-    paths = Paths(run=tmp_path / "run", state=tmp_path / "state")
-    journal, plugin = Journal(paths), IPoIB(paths)
-    long_ago = (datetime.now(UTC) - PATIENCE - timedelta(seconds=1)).isoformat()
-    entry = msgspec.structs.replace(
-        entry_of(paths, "c1"), phase=Phase.LEAVING, since=datetime.now(UTC).isoformat()
-    )
-    journal.write(entry)
-    with pytest.raises(CNIError, match="has not come back from it yet"):
-        plugin.delete(entry.delete_request())
-    journal.write(msgspec.structs.replace(entry, since=long_ago))
-    plugin.delete(entry.delete_request())
-    assert journal.read(entry.attachment) is None
-
-
 def entry_of(paths: Paths, container_id: str, **changes: str) -> JournalEntry:
     """An attachment whose namespace cannot be found."""
     entry = JournalEntry(

@@ -147,14 +147,6 @@ def fabric_beside(netns: str, interface: str = "net1") -> list[str]:
     return [number for number, mac, _, gid in _verbs(netns, interface) if mac[-16:] == gid[-16:]]
 
 
-def soft_beside(netns: str, interface: str = "net1") -> list[str]:
-    """The same for the Soft-RoCE devices on an interface, which are not below it in sysfs.
-
-    Their node GUID contains the interface's address.
-    """
-    return [number for number, mac, node, _ in _verbs(netns, interface) if node == _eui64(mac)]
-
-
 def _verbs(netns: str, interface: str) -> list[list[str]]:
     """Of each uverbs device that a pod sees: number, address of that interface, node GUID, GID."""
     command = (

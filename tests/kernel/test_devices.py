@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from cni.policy import rules
 from cni.policy.rules import Policy
 from deviceplugin.pools import formats
 from deviceplugin.pools.config import PoolConfig
@@ -25,14 +26,13 @@ from tests.kernel.devices import (
     fabric_beside,
     number_of,
     pool_node,
-    soft_beside,
     uverbs_numbers,
 )
 from tests.kernel.igb import RDMA
 from tests.kernel.pods import IP, ipam, knob, link_names, pings, pod, run
 from tests.kubelet import Pod
 
-HCA, VF, SOFT = "rdma/hca", "example.com/vf", "rdma/soft"
+HCA, VF = "rdma/hca", "example.com/vf"
 RANGE = ipam("10.77.0.0/24")
 NAMES = ("worker-0", "worker-1")
 HEALTH_SECONDS = 2.0
@@ -91,38 +91,6 @@ def attached(node: PoolNode, pods: list[Pod]) -> list[dict[str, Any]]:
         return [worker.interface for worker in pool.map(partial(node.add, node.sriov), pods)]
 
 
-@pytest.fixture
-def soft(card: Card) -> Iterator[list[str]]:
-    """A Soft-RoCE device on each of two VFs."""
-    subprocess.run(["/sbin/modprobe", "rdma_rxe"], check=True)
-    names = ["rxe0", "rxe1"]
-    for index, name in enumerate(names):
-        run(IP, "link", "set", card.netdev(index), "up")
-        run(RDMA, "link", "add", name, "type", "rxe", "netdev", card.netdev(index))
-    yield names
-    for index, name in enumerate(names):
-        subprocess.run([RDMA, "link", "delete", name], check=False)
-        run(IP, "link", "set", card.netdev(index), "down")
-
-
-def test_soft_roce_pods_get_the_vfs_of_their_devices(netns: None, soft: list[str]) -> None:
-    """Both at once: devices made again in the pods, and later on the host, keep their numbers."""
-    before = {name: number_of(name) for name in soft}
-    selector = Selector(rdmaDevices=tuple(soft))
-    with pool_node(PoolConfig(resource=SOFT, mode="exclusive", selectors=(selector,))) as node:
-        node.await_healthy(SOFT, 2)
-        pods = [node.admit(name, SOFT) for name in NAMES]
-        assert sorted(uverbs_numbers(pods[0]) + uverbs_numbers(pods[1])) == sorted(before.values())
-        for _ in range(3):
-            for worker, interface in zip(pods, attached(node, pods), strict=True):
-                assert soft_beside(worker.name) == uverbs_numbers(worker)
-                assert number_of(interface["rdmaDevice"]) == uverbs_numbers(worker)[0]
-            with ThreadPoolExecutor(2) as pool:
-                list(pool.map(partial(node.delete, node.sriov), pods))
-            assert {name: number_of(name) for name in soft} == before
-        assert node.sriov.leftovers() == []
-
-
 def test_ipoib_children_are_on_the_hcas_of_their_pods(shared: PoolNode) -> None:
     pods = [shared.admit(name, HCA) for name in NAMES]
     assert uverbs_numbers(pods[0]) != uverbs_numbers(pods[1])  # spread over the HCAs
@@ -177,8 +145,8 @@ def test_parent_on_another_hca_is_refused_with_both_names(shared: PoolNode) -> N
     assert fabric_beside(worker.name) == uverbs_numbers(worker)
     shared.delete(shared.ipoib, worker, master=own[0])
     reply = shared.refused(shared.ipoib, worker, master=other, match_device=False)
-    assert (reply.document["code"], '"policy.unmatched_devices"' in reply.text) == (121, True)
-    shared.ipoib.policy = Policy(unmatched_devices=True)
+    assert (reply.document["code"], '"set.match_device"' in reply.text) == (121, True)
+    shared.ipoib.policy = rules.of({"set": {"match_device": [False]}}, "config.yaml")
     shared.add(shared.ipoib, worker, master=other, match_device=False)
     assert fabric_beside(worker.name) == [number_of(rdma)]
     shared.ipoib.policy = Policy()
@@ -318,7 +286,7 @@ def test_vfs_are_those_of_the_pods_verbs_devices(netns: None, vfs: Card) -> None
 def refused_to_a_pod_without_an_hca(node: PoolNode, card: Card) -> None:
     """Both VFs of the pool are allocated; the third is free and belongs to no pool."""
     tenant = Pod(name=NAMES[0], namespace="tenant", uid="uid-tenant", requests=[])
-    node.sriov.policy = Policy(unmatched_devices=True)
+    node.sriov.policy = rules.of({"set": {"match_device": [False]}}, "config.yaml")
     for config in ({}, {"match_device": False}):
         for vf in card.vfs[:2]:
             reply = node.refused(node.sriov, tenant, deviceID=vf, **config)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from cni.policy.rules import Policy
+from cni.policy import rules
 from tests.kernel.pods import IP, Node, ipam, knob, link_in, link_names, run
 
 
@@ -24,7 +24,7 @@ from tests.kernel.pods import IP, Node, ipam, knob, link_in, link_names, run
         ({"ipam": {"type": "dhcp"}}, 7, ["dhcp cannot serve IPoIB"]),
         ({"pkeys": "0x8001"}, 7, ['unknown key "pkeys"', '"pkey"']),
         ({"ipam": {"type": "absent"}}, 7, ['failed to find plugin "absent"']),
-        ({"ipam": {"type": "bridge"}}, 121, ['"ipam.type": "bridge"', '"policy.ipam_types"']),
+        ({"ipam": {"type": "bridge"}}, 121, ['"ipam.type": bridge', '"use.ipamTypes"']),
         ({"cniVersion": "0.2.0"}, 7, ["cannot convert: no valid IP addresses"]),
         ({"wait_carrier": 1000}, 7, ['"wait_carrier": 1000']),
     ],
@@ -33,7 +33,7 @@ from tests.kernel.pods import IP, Node, ipam, knob, link_in, link_names, run
 def test_configuration_that_cannot_work(
     node: Node, pods: list[str], config: dict[str, Any], code: int, texts: list[str]
 ) -> None:
-    node.policy = Policy(ipam_types=("absent",))
+    node.policy = rules.of({"use": {"ipamTypes": ["absent"]}}, "config.yaml")
     reply = node.refused("c1", pods[0], **config)
     assert reply.document["code"] == code
     for text in texts:

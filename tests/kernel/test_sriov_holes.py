@@ -8,7 +8,7 @@ import pytest
 
 from cni.attachments.journal import Journal
 from cni.attachments.sweep import sweep
-from cni.policy.rules import Policy
+from cni.policy import rules
 from cni.spec.attachment import Attachment
 from cni.sriov.plugin import Sriov
 from host import link_changes, links, netdev_move, vfs
@@ -168,7 +168,7 @@ def test_hole_s11_missing_ipam_plugin_leaves_nothing(
     sriov: SriovNode, pods: list[str], card: Card
 ) -> None:
     before = cards.snapshot()
-    sriov.policy = Policy(ipam_types=("absent",))
+    sriov.policy = rules.of({"use": {"ipamTypes": ["absent"]}}, "config.yaml")
     reply = sriov.refused("c1", pods[0], deviceID=card.vfs[0], vlan=100, ipam={"type": "absent"})
     assert "absent" in reply.text
     assert cards.snapshot() == before
@@ -357,7 +357,7 @@ def test_what_the_host_uses_is_no_pods(sriov: SriovNode, pods: list[str], card: 
     sriov.add("c1", pods[0], deviceID=card.vfs[0])
     sriov.delete("c1", pods[0], deviceID=card.vfs[0])
     other = cards.cards()[1].pf
-    sriov.policy = Policy(whole_pfs=True)
+    sriov.policy = rules.of({"set": {"pfOnly": [True]}}, "config.yaml")
     run(IP, "address", "add", "10.99.0.1/24", "dev", other)
     reply = sriov.refused("c1", pods[0], master=other, pfOnly=True)
     assert "is used by the host, which has 10.99.0.1/24 on it" in reply.text
@@ -378,11 +378,12 @@ def test_dhcp_gets_the_interface_before_it_is_asked(
     assert reply.addresses == ["10.11.0.7"]
     assert "10.11.0.7/24" in run(IP, "-n", pods[0], "address", "show", "dev", "net1")
     assert "10.12.0.0/16 via 10.11.0.1" in run(IP, "-n", pods[0], "route")
-    sriov.policy = Policy(ipam_types=())  # an attachment that was allowed still works
+    # An attachment that was allowed still works.
+    sriov.policy = rules.of({"use": {"ipamTypes": []}}, "config.yaml")
     assert sriov.call("CHECK", "c1", pods[0], previous=reply, **config).document == {}
     sriov.delete("c1", pods[0], **config)
     refused = sriov.refused("c1", pods[0], **config)
-    assert (refused.document["code"], '"policy.ipam_types"' in refused.text) == (121, True)
+    assert (refused.document["code"], '"use.ipamTypes"' in refused.text) == (121, True)
     assert cards.snapshot() == before
 
 

@@ -1,4 +1,4 @@
-"""RDMA devices of VFs move to the pod in exclusive mode, and back; Soft-RoCE is made again."""
+"""RDMA devices of VFs move to the pod in exclusive mode, and back."""
 
 from collections.abc import Iterator
 from functools import partial

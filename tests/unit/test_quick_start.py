@@ -40,7 +40,7 @@ DEFINITION = (
 HEAD = """\
 #   pools:
 #     - {name: a/b, selectors: {pfNames: [ens1]}}
-#   policy: {whole_pfs: true}
+#   policy: {set: {pfOnly: [true]}}
 # See: ens7
 """
 

@@ -18,9 +18,9 @@ from datetime import UTC, datetime
 from msgspec.structs import replace
 
 from base.loops import Complaint
+from ipam.blocks import boottime
 from ipam.cluster.api import AlreadyExists, ApiError, Conflict, Lease, NotFound, ServerMeta
 from ipam.cluster.rest_api import ClusterApi
-from ipam.confirmed import boottime
 
 DURATION = 30.0  # seconds without a change, after which a candidate takes the Lease
 RENEW_WITHIN = 15.0  # seconds after the last renewal was begun, after which a leader stops

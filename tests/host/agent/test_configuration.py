@@ -76,7 +76,7 @@ def test_mistakes_stop_their_sections_alone_until_they_are_corrected(node: Node)
     assert node.ask(IPAM, "DEL", "c1", CONFIG).exit_code == 0
     assert node.ask("ipoib", "DEL", "c1", ON_LINK).exit_code == 0
 
-    node.write(policy={"whole_pfs": True}, ipam={"scope": "all"}, pools=[])
+    node.write(policy={"set": {"pfOnly": [True]}}, ipam={"scope": "all"}, pools=[])
     until(lambda: node.wrong() == {"ipam"})
     assert "open netns" in node.add("ipoib", ON_LINK)[1]
     code, text = node.add(IPAM, CONFIG)

@@ -2,8 +2,6 @@
 
 import json
 import socket
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -19,9 +17,7 @@ from deviceplugin.api import podresources_pb2, podresources_pb2_grpc
 from deviceplugin.kubelet import records as reader
 from deviceplugin.kubelet.channels import open_channel
 from deviceplugin.kubelet.records import KubeletUnreadable, PodDevices
-from tests.host.deviceplugin.conftest import Serve
 from tests.host.deviceplugin.other import Other
-from tests.host.deviceplugin.pool import Pool
 from tests.kubelet import Kubelet
 from tests.waiting import PATIENCE
 
@@ -249,19 +245,3 @@ def test_a_kubelet_that_does_not_answer_is_given_up(
             silent.listen()
         with pytest.raises(KubeletUnreadable, match=r"DEADLINE_EXCEEDED|UNAVAILABLE"):
             reader.from_pod_resources(paths)
-
-
-def test_the_command_asks_a_plugin_for_a_pod(root: Path, serve: Serve) -> None:
-    serve(Pool(name=FOO))
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "tests.kubelet", str(root)),
-            *("--ask", f"{FOO}=2", "--wait", str(PATIENCE)),
-        ],
-        stdout=subprocess.PIPE,
-        check=True,
-        timeout=PATIENCE,
-    )
-    given = json.loads(done.stdout)
-    assert given["env"]["IDS"] == ",".join(given["ids"][FOO])
-    assert len(given["ids"][FOO]) == 2

@@ -10,8 +10,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from agent.cluster_addresses import families
-from agent.denials import Denials
 from agent.metrics import MAX_REASONS, Lasting, Metrics
+from agent.policies import AgentPolicies
+from base.paths import Paths
+from cni.policy.rules import Policy
 from cni.spec.errors import CNIError, Code
 from deviceplugin.kubelet.registration import PoolState
 from ipam.cluster.api import Meta, Unreadable
@@ -21,7 +23,7 @@ from ipam.store import RangeUsage
 from ipam.store_files import StoreFiles
 from tests.fake_api import FakeApi
 from tests.plugins import CHECKOUT
-from tests.unit.agent.test_denials import ADD, Failing, deny
+from tests.unit.agent.test_policies import ADD, Failing, deny
 from tests.waiting import PATIENCE
 
 
@@ -231,10 +233,10 @@ def test_the_documentation_has_every_metric_with_its_labels(tmp_path: Path) -> N
     metrics.swept(removed=1, errors=1)
     lessee = Lessee(FakeApi(), StoreFiles(tmp_path, kept=False), "node-a", "boot-1")
     metrics.more.append(families(lessee))
-    denials = Denials(lambda pod, message: None)
+    policies = AgentPolicies(Paths(), Policy)
     with pytest.raises(CNIError):
-        denials.watched(Failing(deny("pkey", "rule"))).add(ADD)
-    metrics.more.append(denials.families)
+        policies.watched(Failing(deny("pkey", "rule"))).add(ADD)
+    metrics.more.append(policies.families)
     metrics.mistakes = lambda: {"pools": True}
     pod = Unreadable("v1", "Pod", Meta(name="p"), "it is nested too deeply")
     metrics.more.append(lambda: [unreadable_family([pod])])

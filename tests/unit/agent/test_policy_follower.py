@@ -12,8 +12,14 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from agent.policy_follower import UNREADABLE, PolicyFollower
-from agent.policy_objects import AskingPod, FabricPolicy, NamespaceObject, _PodSpec
+from agent.policy_follower import (
+    UNREADABLE,
+    AskingPod,
+    FabricPolicy,
+    NamespaceObject,
+    PodSpec,
+    PolicyFollower,
+)
 from base.pod import Pod
 from cni.policy import allowance, cluster
 from cni.policy.allowance import NotAllowed
@@ -60,17 +66,18 @@ class Node:
     def __init__(self, client: FakeClient, directory: Path) -> None:
         self.client = client
         self.path = directory / "cluster_policies.json"
-        self.follower = PolicyFollower(client, self.path, lambda: NODE)
+        self.follower = PolicyFollower(client, self.path)
         self.source = cluster.joined(lambda: NODE, self.follower.present)
         self.subjects = Asked(self.follower)
 
     def may_use(self, pkey: int, pod: Pod = POD) -> bool:
+        """Whether a rule of a policy lets the pod use it."""
         allowed = allowance.of_pod(self.source(), pod, self.subjects)
         try:
             allowed.using("pkeys", pkey, "pkey", hex(pkey))
         except NotAllowed:
             return False
-        return allowed.rules is not None
+        return allowed.titles() != ("config.yaml",)
 
     def told_to_come_again(self, pod: Pod = POD) -> str:
         with pytest.raises(CNIError) as raised:
@@ -158,15 +165,15 @@ def test_a_policy_that_could_never_be_read_allows_its_pods_nothing(
 ) -> None:
     """As one of a later version of podfabric: its pods are not taken for pods without rules."""
     later = RULE | {"use": {"pkeys": ["0x8001"], "rails": [1]}}
-    wrong = {"name": "wrong", "subjects": [{"pods": ["p"]}]}
-    server.put(policy("later", later, later | {"name": "two"}, wrong))
+    server.put(policy("later", later, later | {"name": "two"}))
     elsewhere = Pod(namespace="team-b", name="p")
     with following(server, tmp_path) as node:
         assert node.titles() == ["later/unreadable-0", "later/unreadable-1"]
         allowed = allowance.of_pod(node.source(), POD, node.subjects)
         with pytest.raises(NotAllowed, match="later/unreadable-0"):
             allowed.using("pkeys", 0x8001, "pkey", "0x8001")
-        assert allowance.of_pod(node.source(), elsewhere, node.subjects).rules is None
+        other = allowance.of_pod(node.source(), elsewhere, node.subjects)
+        assert other.titles() == ("config.yaml",)
         until(lambda: server.events, what="event")
         assert "spec.rules[0].use.rails: unknown key" in server.events[0].message
         assert "only its subjects are in force" in server.events[0].message
@@ -178,16 +185,22 @@ def test_a_policy_that_could_never_be_read_allows_its_pods_nothing(
         assert again.titles() == ["later/unreadable-0", "later/unreadable-1", "teams/one"]
 
 
-@pytest.mark.parametrize("spec", [{}, {"rules": "all"}, {"rules": [7]}])
-def test_a_policy_of_another_form_makes_an_event_and_nothing_else(
-    server: FakeApi, tmp_path: Path, spec: dict[str, object]
+@pytest.mark.parametrize(
+    "rules", [None, "all", [7], [RULE, {"name": "wrong", "subjects": [{"pods": ["p"]}]}]]
+)
+def test_a_policy_whose_subjects_cannot_be_read_is_for_all_pods(
+    server: FakeApi, tmp_path: Path, rules: object
 ) -> None:
+    """They have what other rules allow them, and nothing else."""
     server.put(policy("teams", RULE))
-    server.put(FabricPolicy(metadata=Meta(name="odd"), spec=spec))
+    server.put(FabricPolicy(metadata=Meta(name="odd"), spec={"rules": rules}))
     with following(server, tmp_path) as node:
-        assert node.titles() == ["teams/one"]
+        assert node.titles() == ["odd/unreadable", "teams/one"]
+        assert node.may_use(0x8001)
+        other = allowance.of_pod(node.source(), Pod("team-b", "p"), node.subjects)
+        assert other.titles() == ("odd/unreadable",)
         until(lambda: server.events, what="event")
-        assert "nothing of it is in force" in server.events[0].message
+        assert "allows their pods nothing" in server.events[0].message
 
 
 def test_a_damaged_file_is_told_and_written_again(
@@ -263,7 +276,7 @@ def test_a_namespace_that_is_made_again_has_no_label_of_the_former_one(
 
 def pod(uid: str, account: str = "trainer") -> AskingPod:
     meta = Meta(name="p", namespace="team-a", uid=uid)
-    return AskingPod(metadata=meta, spec=_PodSpec(service_account_name=account))
+    return AskingPod(metadata=meta, spec=PodSpec(service_account_name=account))
 
 
 TRAINERS = RULE | {"subjects": [{"namespaces": ["team-a"], "serviceAccounts": ["train*"]}]}

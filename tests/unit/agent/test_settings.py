@@ -300,7 +300,7 @@ def test_a_broken_file_leaves_the_settings_in_force(
     assert "(until it is corrected: agent: what was read before stays)" in caplog.messages[0]
 
 
-GOOD = b"agent: {workers: 2}\npolicy: {whole_pfs: true}\nipam: {scope: cluster}\n"
+GOOD = b"agent: {workers: 2}\npolicy: {set: {pfOnly: [true]}}\nipam: {scope: cluster}\n"
 WRONG = {
     "agent": b"agent: {workers: 0}\n",
     "policy": b"policy: {whole_pf: true}\n",

@@ -166,17 +166,9 @@ def test_the_socket_that_systemd_listens_on_is_taken(tmp_path: Path) -> None:
         assert client.recv(9) == b"hello"
 
 
-def test_of_several_sockets_the_one_with_our_name_is_taken(tmp_path: Path) -> None:
-    path = tmp_path / "b"
-    with (
-        listening(tmp_path / "a") as other,
-        listening(path) as given,
-        socket.socket(socket.AF_UNIX) as client,
-    ):
-        client.connect(str(path))
-        assert activated(SERVE_ONE, other, given, names="x:agent") == f"{path}\n"
-        said = activated(REFUSE, other, given, names="x:y")
-        assert "set FileDescriptorName=agent" in said
+def test_more_than_one_socket_is_refused(tmp_path: Path) -> None:
+    with listening(tmp_path / "a") as one, listening(tmp_path / "b") as other:
+        assert "handed over 2 sockets" in activated(REFUSE, one, other)
 
 
 @pytest.mark.parametrize("kind", ["not listening", "datagram", "tcp"])
@@ -220,7 +212,6 @@ def unit(name: str) -> dict[str, str]:
 def test_the_units_fit_the_agent() -> None:
     service, listener = unit("podfabric-agent.service"), unit("podfabric-agent.socket")
     assert float(service["TimeoutStopSec"]) > Settings().grace + 10
-    assert listener["FileDescriptorName"] == systemd.NAME
     assert listener["ListenStream"] == "/run/podfabric/agent.sock"
     assert not service.keys() & {
         *("PrivateMounts", "PrivateTmp", "PrivateDevices", "PrivateNetwork", "ProtectSystem"),

@@ -118,12 +118,13 @@ def sriov(
             assert function is not None
             try:
                 devices.require_entitled(node.paths, address, wanted, match)
-                sriov_permitted.on_device(node.paths, match, function, wanted, allowance)
+                key = wanted.device_key or "master"
+                match.using(address, key, address, allowance=allowance)
                 devices.require_match(node.paths, function, wanted, match)
             except CNIError as refusal:
                 refusals.append(refusal)
                 continue
-            match.take(devices.hca_of(node.paths, function, match))
+            match.take(address)
             return address
     raise refusals[0]
 

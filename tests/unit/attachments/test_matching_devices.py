@@ -5,7 +5,7 @@ import shutil
 import pytest
 
 from base.types import DeviceId
-from cni.policy.rules import Policy
+from cni.policy import rules
 from deviceplugin.kubelet import records
 from tests.unit.attachments.choosing import CNI_ARGS, OTHER, POD, refusal, sriov, swap
 from tests.unit.deviceplugin.holding import Holding
@@ -14,8 +14,8 @@ from tests.unit.host.sysfs import Tree
 
 VF, OTHER_VF = servers.VFS_ETHERNET[:2]
 VFS = list(servers.VFS_ETHERNET)
-UNASSIGNED = Policy(unassigned_devices=True)
-ANY = Policy(unmatched_devices=True, unassigned_devices=True)
+UNASSIGNED = rules.of({"set": {"unassigned_devices": [True]}}, "config.yaml")
+ANY = rules.of({"set": {"match_device": [False], "unassigned_devices": [True]}}, "config.yaml")
 
 
 def test_vf_that_another_pod_has_exclusively_is_refused_with_its_resource(card: Holding) -> None:
@@ -101,7 +101,10 @@ def test_error_for_a_pod_with_hcas_but_no_vf_names_them(card: Holding) -> None:
     refused = refusal(sriov, card)
     assert refused.code == 120
     assert f"was given {servers.VFS_PF} (mlx5_0" in refused.message
-    assert sriov(card, pfOnly=True, policy=Policy(whole_pfs=True)) == servers.VFS_PF
+    assert (
+        sriov(card, pfOnly=True, policy=rules.of({"set": {"pfOnly": [True]}}, "config.yaml"))
+        == servers.VFS_PF
+    )
 
 
 def test_sf_is_a_device_like_a_vf(card: Holding) -> None:

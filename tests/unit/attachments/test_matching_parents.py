@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cni.policy.rules import Policy
+from cni.policy import rules
 from host import infiniband, links
 from tests.unit.attachments.choosing import OTHER, POD, ROUTE, ipoib, refusal, show, swap
 from tests.unit.deviceplugin.holding import Holding
@@ -14,7 +14,7 @@ from tests.unit.host import servers
 from tests.unit.host.sysfs import Tree
 
 A, B = servers.DGX_HCAS[:2]
-UNMATCHED = Policy(unmatched_devices=True)
+UNMATCHED = rules.of({"set": {"match_device": [False]}}, "config.yaml")
 
 
 def test_containers_of_a_pod_see_one_answer(server: Holding) -> None:

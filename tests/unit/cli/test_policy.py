@@ -1,14 +1,12 @@
 """`podfabric policy check`: what rules would deny, for which namespace, and by which rule."""
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from base.paths import Paths
 from tests.unit.cli.commands import Shell
 from tests.unit.host import servers
 
@@ -77,7 +75,7 @@ def test_what_is_refused_is_told_with_key_value_and_rules(shell: Shell, tmp_path
     )
     printed = shell("policy", "check", file, "--output", "json")
     assert printed.code == 1
-    first, second = printed.document()["verdicts"]
+    first, second = printed.document()
     assert (first["allowed"], first["rules"]) == (True, ["gold/a"])
     assert (second["definition"], second["namespace"]) == ("team-a/other", "team-a")
     assert (second["allowed"], second["key"], second["value"]) == (False, "pkey", "0x8009")
@@ -89,47 +87,13 @@ def test_what_is_refused_is_told_with_key_value_and_rules(shell: Shell, tmp_path
 def test_a_definition_is_judged_for_other_namespaces_too(shell: Shell, tmp_path: Path) -> None:
     file = write(tmp_path, policy(A, B), definition(**IPOIB, pkey="0x8001"))
     printed = shell("policy", "check", file, "-n", "team-b", "-n", "free", "-o", "json")
-    judged = {each["namespace"]: each for each in printed.document()["verdicts"]}
+    judged = {each["namespace"]: each for each in printed.document()}
     assert {name: each["allowed"] for name, each in judged.items()} == {
         "team-a": True,
         "team-b": False,
         "free": True,
     }
-    assert judged["free"]["rules"] == ["the settings of the node"]
-
-
-def test_namespaces_that_share_a_partition_are_told(shell: Shell, tmp_path: Path) -> None:
-    c = rule("c", "team-c", use={"pkeys": ["0x0001", "0x8009"]})
-    file = write(tmp_path, policy(A, B, c))
-    shared = shell("policy", "check", file, "-o", "json").document()["shared_partitions"]
-    assert [(each["first"], each["last"], each["namespaces"]) for each in shared] == [
-        ("0x8001", "0x8001", ["team-a", "team-c"]),
-        ("0x8003", "0x8003", ["team-a", "team-b"]),
-        ("0x8009", "0x8009", ["team-b", "team-c"]),
-    ]
-    printed = shell("policy", "check", file)
-    assert "0x8003: team-a, team-b" in printed.out
-    assert printed.code == 0
-
-
-def test_namespaces_for_which_no_rule_is_may_use_every_partition_and_are_told(
-    shell: Shell, tmp_path: Path
-) -> None:
-    file = write(
-        tmp_path,
-        policy(A),
-        {"kind": "Namespace", "metadata": {"name": "team-b"}},
-        definition("team-c", **IPOIB),
-    )
-    printed = shell("policy", "check", file, "-o", "json").document()
-    assert printed["without_rules"] == ["team-b", "team-c"]
-    said = "may use every partition, also those of others:\nteam-b, team-c"
-    assert said in shell("policy", "check", file).out
-    everybody = rule("all", "*")
-    file = write(tmp_path, policy(A, everybody), definition("team-c", **IPOIB))
-    assert shell("policy", "check", file, "-o", "json").document()["without_rules"] == []
-    none = write(tmp_path, definition("team-c", **IPOIB))
-    assert shell("policy", "check", none, "-o", "json").document()["without_rules"] == []
+    assert judged["free"]["rules"] == ["config.yaml"]
 
 
 def test_pods_of_a_service_account_that_rules_name_are_judged_by_themselves(
@@ -148,13 +112,12 @@ def test_pods_of_a_service_account_that_rules_name_are_judged_by_themselves(
     printed = shell("policy", "check", file, "-o", "json").document()
     judged = [
         (each["namespace"], each["service_account"], each["allowed"], each["rules"])
-        for each in printed["verdicts"]
+        for each in printed
     ]
     assert judged == [
-        ("team-a", "", True, ["the settings of the node"]),
+        ("team-a", "", True, ["config.yaml"]),
         ("team-a", "trainer", False, ["gold/t"]),
     ]
-    assert [each["namespaces"] for each in printed["shared_partitions"]] == [["team-a", "team-b"]]
     assert "team-a as trainer" in shell("policy", "check", file).out
 
 
@@ -168,7 +131,7 @@ def test_labels_come_from_namespaces_in_the_files(shell: Shell, tmp_path: Path) 
         definition("team-a", **IPOIB, pkey="0x8002"),
         definition("team-b", **IPOIB, pkey="0x8002"),
     )
-    judged = shell("policy", "check", file, "-o", "json").document()["verdicts"]
+    judged = shell("policy", "check", file, "-o", "json").document()
     assert [each["allowed"] for each in judged] == [False, True]
 
 
@@ -191,19 +154,14 @@ def test_every_plugin_is_judged(
     types = ["podfabric-ipam", "nv-ipam"]
     rules = policy(A | {"use": {**A["use"], "ipamTypes": types, "networkNames": ["own"]}})
     file = write(tmp_path, rules, definition(**config))
-    judged = shell("policy", "check", file, "-o", "json").document()["verdicts"]
+    judged = shell("policy", "check", file, "-o", "json").document()
     assert judged[-1]["allowed"] is False and judged[-1]["key"].startswith(key)
 
 
-def test_without_rules_in_the_files_those_of_the_node_count(shell: Shell, tmp_path: Path) -> None:
+def test_a_config_yaml_has_the_rule_for_pods_of_no_other_rule(shell: Shell, tmp_path: Path) -> None:
     file = write(tmp_path, definition(**IPOIB, match_device=False))
     assert shell("policy", "check", file).code == 1
-    config = Paths.from_environ(os.environ).config
-    config.parent.mkdir(exist_ok=True)
-    config.write_text(json.dumps({"policy": {"rules": [A | {"set": {"match_device": [False]}}]}}))
-    assert shell("policy", "check", file).code == 0
-    own = write(tmp_path, {"policy": {"unmatched_devices": True}}, name="config.yaml")
-    config.unlink()
+    own = write(tmp_path, {"policy": {"set": {"match_device": [False]}}}, name="config.yaml")
     assert shell("policy", "check", file, own).code == 0
 
 
@@ -234,5 +192,5 @@ def test_a_definition_that_is_wrong_in_itself_is_refused_with_its_error(
     shell: Shell, tmp_path: Path
 ) -> None:
     file = write(tmp_path, definition(**IPOIB, pkey="wrong"))
-    (judged,) = shell("policy", "check", file, "-o", "json").document()["verdicts"]
+    (judged,) = shell("policy", "check", file, "-o", "json").document()
     assert (judged["allowed"], '"pkey": "wrong"' in judged["said"]) == (False, True)

@@ -185,19 +185,3 @@ def test_rename_to_a_used_name_is_an_error(kernel: Subsystem) -> None:
     kernel.answers(refusal(errno.EEXIST))
     with pytest.raises(HostError, match='renaming RDMA device "mlx5_3" to "rxe0": File exists'):
         rdma.rename(kernel.socket, MLX5, "rxe0")
-
-
-def test_soft_device_of_an_unknown_kind_hints_at_its_module(kernel: Subsystem) -> None:
-    kernel.answers(refusal(errno.EINVAL))
-    with pytest.raises(HostError, match=r'^making rxe device "rxe0" on "eth0": .*rdma_rxe'):
-        rdma.add_soft(kernel.socket, "rxe", "rxe0", "eth0")
-
-
-def test_deleting_a_missing_soft_device_succeeds_but_hardware_fails(kernel: Subsystem) -> None:
-    kernel.answers(refusal(errno.EINVAL, 1))
-    kernel.answers(refusal(errno.EINVAL, 2))  # of the question whether it is there
-    rdma.delete_soft(kernel.socket, RXE)
-    kernel.answers(refusal(errno.EINVAL, 3))
-    kernel.answers(_told(MLX5, 4))
-    with pytest.raises(HostError, match=r'deleting RDMA device "mlx5_3": .*not a software device'):
-        rdma.delete_soft(kernel.socket, MLX5)

@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from cni.policy import rules
 from cni.policy.rules import Policy
 from cni.spec.errors import CNIError, Code
 from cni.spec.notes import collected
@@ -44,7 +45,8 @@ def asked(command: str, ipam_type: str, container_id: str = "c1") -> Request:
 
 
 def delegation(node: Calls, bin_dir: Path, *allowed: str) -> Delegation:
-    return Delegation(node.plugin, bin_dir, lambda: Policy(ipam_types=allowed))
+    policy = rules.of({"use": {"ipamTypes": [*allowed]}}, "config.yaml")
+    return Delegation(node.plugin, bin_dir, lambda: policy)
 
 
 def chosen(command: str, ipam_type: str, bin_dir: Path, node: Calls) -> IpamCall:
@@ -84,7 +86,7 @@ def test_nv_ipam_is_served_here_unless_nvidias_executable_is_installed(
     assert "has not read nv-ipam's pools" in error.message
     executable(bin_dir / "nv-ipam", RESULT)
     error = error_of(lambda: delegation(node, bin_dir).of(asked("ADD", "nv-ipam")))
-    assert (error.code, "ipam_types" in error.message) == (Code.NOT_ALLOWED, True)
+    assert (error.code, "ipamTypes" in error.message) == (Code.NOT_ALLOWED, True)
     delegation(node, bin_dir, "nv-ipam").of(asked("ADD", "nv-ipam")).add()  # type: ignore[union-attr]
     assert calls_of(bin_dir / "nv-ipam") == ["ADD"]
 
@@ -131,7 +133,7 @@ def test_type_that_the_rules_do_not_have_is_refused_with_the_rule(
             )
         )
         assert error.code == Code.NOT_ALLOWED
-        for told in ('"ipam.type": "bridge"', '"policy.ipam_types"', '"podfabric-ipam", "static"'):
+        for told in ('"ipam.type": bridge', '"use.ipamTypes"'):
             assert told in error.message
     assert calls_of(bin_dir / "bridge") == []
 
@@ -141,7 +143,7 @@ def test_a_whereabouts_that_is_not_ours_needs_the_rule_too(node: Calls, bin_dir:
     assert ours is not None
     executable(bin_dir / "whereabouts", RESULT)
     error = error_of(lambda: delegation(node, bin_dir).of(asked("ADD", "whereabouts")))
-    assert (error.code, '"policy.ipam_types"' in error.message) == (Code.NOT_ALLOWED, True)
+    assert (error.code, '"use.ipamTypes"' in error.message) == (Code.NOT_ALLOWED, True)
 
 
 def test_a_whereabouts_that_only_the_runtime_has_is_not_replaced_in_silence(

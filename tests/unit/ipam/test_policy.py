@@ -175,6 +175,6 @@ def test_private_range_that_another_network_uses_needs_a_rule(node: Calls) -> No
     node.add(POOL, "c1", network="theirs", pod="victim", config=link)
     error = error_of(lambda: node.add(evil, "c2", network="mine", pod="p", config=link))
     assert error.code == Code.NOT_ALLOWED
-    assert '"private_ranges" in "set"' in error.message
+    assert '"set.private_ranges"' in error.message
     node.policy = policy(USE | {"networkNames": ["evil"]}, set={"private_ranges": [True]})
     assert node.addresses(evil, "c2", network="mine", pod="p", config=link) == ["10.1.0.2/24"]

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from base.pod import Pod
-from cni.policy import allowance
+from cni.policy import allowance, rules
 from cni.policy.allowance import Allowance, NotAllowed
 from cni.policy.document import Device, Subjects, rules_of
 from cni.policy.rules import Policy
@@ -47,13 +47,14 @@ def pkey(allowed: Allowance, value: int) -> Allowance:
     return allowed.using("pkeys", value, "pkey", f"{value:#06x}")
 
 
-def test_without_a_rule_for_the_pod_the_settings_of_the_node_count() -> None:
-    rules = policy({"name": "b", "subjects": [{"namespaces": ["b"]}]})
-    mine = of(rules)
-    assert mine.rules is None and mine.policy is rules
-    assert pkey(mine, 0x8001) is mine
+def test_without_a_rule_for_the_pod_the_rule_of_the_node_counts() -> None:
+    mine = of(policy({"name": "b", "subjects": [{"namespaces": ["b"]}]}))
+    assert pkey(mine, 0x8001).titles() == ("config.yaml",)
     mine.require_option("trust", True, "trust", "on")
-    assert "config.yaml" in mine.not_allowed('"pfOnly": true', "whole_pfs").message
+    with pytest.raises(NotAllowed) as refused:
+        mine.require_option("pfOnly", True, "pfOnly", "true")
+    assert refused.value.rules == ("config.yaml",)
+    assert '(config.yaml) lists it in "set.pfOnly"' in refused.value.message
 
 
 def test_what_no_rule_lists_is_refused_with_key_value_and_rules() -> None:
@@ -72,19 +73,20 @@ def test_what_no_rule_lists_is_refused_with_key_value_and_rules() -> None:
     assert '(r, s) lists it in "use.pkeys"' in refused.value.message
 
 
-def test_rules_replace_the_settings_of_the_node() -> None:
+def test_rules_for_a_pod_replace_the_rule_of_the_node() -> None:
     rule = {
         "name": "r",
         "subjects": [{"namespaces": ["a"]}],
         "set": {"match_device": [False], "hostPaths": ["/var/log/x"]},
     }
-    node = Policy(whole_pfs=True, ipam_directories=("/y",), rules=rules_of([rule], "rules"))
-    mine = of(node).policy
-    assert mine.unmatched_devices and not mine.whole_pfs
-    assert mine.log_directories == mine.ipam_directories == ("/var/log/x",)
-    assert of(node, "b").policy is node
-    said = of(node).not_allowed('"pfOnly": true', "whole_pfs").message
-    assert '"set.pfOnly" of a rule for it (r)' in said
+    node = rules.of(
+        {"set": {"pfOnly": [True], "hostPaths": ["/y"]}, "rules": [rule]}, "config.yaml"
+    )
+    mine, other = of(node), of(node, "b")
+    assert mine.may("match_device", False) and not mine.may("pfOnly", True)
+    assert mine.host_paths == ("/var/log/x",)
+    assert other.may("pfOnly", True) and not other.may("match_device", False)
+    assert other.host_paths == ("/y",)
 
 
 def test_devices_are_those_of_the_selectors_or_of_the_pools() -> None:
@@ -171,7 +173,7 @@ def test_labels_and_service_accounts_are_asked_for_only_where_rules_look_at_them
         {"name": "t", "subjects": [{"serviceAccounts": ["x"], "namespaces": ["c"]}]},
     )
     found = [allowance.of_pod(rules, Pod(name, "p"), subjects) for name in "abcd"]
-    assert [each.titles() for each in found] == [("r",), ("s",), ("t",), ()]
+    assert [each.titles() for each in found] == [("r",), ("s",), ("t",), ("config.yaml",)]
     assert subjects.asked == ["labels of b", "account in c"]
 
 
@@ -185,18 +187,12 @@ def test_what_cannot_be_known_now_ends_the_call(key: str) -> None:
 
 
 def test_a_call_for_no_pod_fails_only_if_no_pod_might_do_it() -> None:
-    def check(allowed: Allowance) -> bool:
-        if not allowed.policy.whole_pfs:
-            raise allowed.not_allowed('"pfOnly": true', "whole_pfs")
-        return True
-
     rule = {"name": "r", "subjects": [{"namespaces": ["b"]}], "set": {"pfOnly": [True]}}
-    assert allowance.for_anyone(policy(rule), check)
-    assert allowance.for_anyone(Policy(whole_pfs=True), check)
+    own = rules.of({"set": {"pfOnly": [True]}}, "config.yaml")
+    for allowing in (policy(rule), own):
+        assert allowance.of_anyone(allowing).may("pfOnly", True)
     for refusing in (Policy(), policy(rule | {"set": {}})):
-        with pytest.raises(CNIError) as refused:
-            allowance.for_anyone(refusing, check)
-        assert refused.value.code == Code.NOT_ALLOWED
+        assert not allowance.of_anyone(refusing).may("pfOnly", True)
 
 
 NAMES = st.sampled_from(["a", "b", "team-a", "team-b"])
@@ -287,7 +283,7 @@ def test_random_rules_decide_as_the_plain_model(
     for wish in wishes:
         mine = of(rules, asker.namespace, asker.service_account, **asker.labels)
         expected = model.allowed(named, asker, wish)
-        assert (mine.rules is None) is (expected is None)
+        assert (mine.titles() == ("config.yaml",)) is (expected is None)
         if expected is not None:
             assert _granted(mine, wish) is expected
 

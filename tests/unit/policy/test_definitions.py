@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cli.policy_check import KnownNamespaces, WrittenDefinition, verdicts
+from cli.policy_check import WrittenDefinition, verdicts
 from cni.policy.document import rules_of
 from cni.policy.rules import Policy
 
@@ -76,7 +76,7 @@ def test_random_definitions_are_judged_as_by_the_plain_model(
     ]
     policy = Policy(rules=rules_of(named, "rules"))
     written = WrittenDefinition("ns", "net", json.dumps({"name": "net", **_config(definition)}))
-    (verdict,) = verdicts([written], policy, KnownNamespaces({}))
+    (verdict,) = verdicts([written], policy, {})
     assert verdict.allowed or verdict.key, verdict  # no error but of the rules
     expected = [f"r{index}" for index, rule in enumerate(rules) if _has_all(rule, definition)]
     assert verdict.allowed == (bool(expected) and _may_set(rules, definition)), verdict

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from base.pod import Pod
-from cli.policy_check import KnownNamespaces, WrittenDefinition, shared_partitions, verdicts
+from cli.policy_check import WrittenDefinition, verdicts
 from cni.ipoib import options, permitted
 from cni.policy.allowance import of_pod
 from cni.policy.document import rules_of
@@ -54,7 +54,7 @@ def key_refused(name: str, tenant: str, **changes: object) -> str:
     """The key for which a tenant's changed definition is refused; "" if it is allowed."""
     policy = Policy(rules=rules_of(rules(name), "rules", name))
     config = json.dumps(configuration(name, tenant) | changes)
-    (verdict,) = verdicts([WrittenDefinition(tenant, "n", config)], policy, KnownNamespaces({}))
+    (verdict,) = verdicts([WrittenDefinition(tenant, "n", config)], policy, {})
     assert verdict.allowed or verdict.key, verdict.said
     return verdict.key
 
@@ -73,12 +73,6 @@ def test_a_tenant_gets_its_own_and_not_the_addresses_of_the_other(name: str, ten
     theirs = configuration(name, OTHER[tenant])["ipam"]
     assert key_refused(name, tenant, ipam=theirs) == "ipam.range"
     assert key_refused(name, tenant, match_device=False) == "match_device"
-
-
-@pytest.mark.parametrize("name", [file.stem for file in FILES])
-def test_tenants_share_no_partition(name: str) -> None:
-    policy = Policy(rules=rules_of(rules(name), "rules", name))
-    assert shared_partitions(policy, KnownNamespaces({}), TENANTS) == []
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.stem))

@@ -17,7 +17,7 @@ from cni.spec.config import decode
 from cni.spec.errors import CNIError
 from cni.spec.request import Request
 from cni.spec.result import Result
-from cni.sriov import guids, interface, options, release, soft_roce
+from cni.sriov import guids, interface, options, release
 from cni.sriov.interface import Placed
 from cni.sriov.plan import DevicePlan, guid_of, plan_of
 from cni.sriov.record import DeviceRecord, record_of
@@ -243,10 +243,9 @@ def test_node_without_rdma_netlink_is_not_asked_for_it(
         raise HostError("opening an RDMA netlink socket: Protocol not supported")
 
     plan, record = _planned(ethernet)
-    bare = msgspec.structs.replace(record, soft=(), rdma=())
+    bare = msgspec.structs.replace(record, rdma=())
     monkeypatch.setattr(rdma, "rdma", absent)
     interface.place(HOST, POD, NAMESPACE, ethernet.paths, ATTACHMENT, plan, bare, Result())
-    soft_roce.delete(ethernet.paths, bare, ("net1",))
     assert ethernet.calls[-1] == "net1 up"
 
 

@@ -314,12 +314,10 @@ def test_all_rdma_devices_of_a_function_are_moved(ethernet: Node) -> None:
     assert [device.name for device in _plan(ethernet, **ISOLATED).rdma] == ["mlx5_2", "mlx5_3"]
 
 
-def test_soft_roce_is_created_again_and_never_isolated(ethernet: Node) -> None:
+def test_soft_roce_which_a_move_would_destroy_is_in_the_way(ethernet: Node) -> None:
     ethernet.tree.soft_rdma("rxe0", "enp175s6")
-    ethernet.rdma[5] = "rxe0"
-    plan = _plan(ethernet)
-    assert ([device.name for device in plan.soft], plan.rdma) == (["rxe0"], ())
-    assert '"rdmaIsolation": RDMA device rxe0' in _unfit(ethernet, **ISOLATED).message
+    for config in ({}, ISOLATED):
+        assert "delete it (rdma link delete rxe0)" in _unfit(ethernet, **config).message
 
 
 def test_scalable_functions_rdma_device(ethernet: Node) -> None:  # R4

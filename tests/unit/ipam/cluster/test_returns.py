@@ -329,7 +329,7 @@ def test_many_adds_at_once_share_claims(server: FakeApi, memory_path: Path) -> N
         def add(number: int) -> None:
             try:
                 asked = request("ADD", {"range": RANGE}, f"c{number}", pod=f"p{number}")
-                answers.append(plugin.add(asked))
+                answers.append(plugin.reserve(asked)[0])
             except CNIError as error:
                 answers.append(error)
 
@@ -394,7 +394,7 @@ def test_an_add_waits_for_a_slow_api_server_and_then_gives_up(
         )
         asked = request("ADD", {"range": RANGE}, "c0", pod="p0")
         with pytest.raises(CNIError, match="did not answer") as failure:
-            plugin.add(asked)
+            plugin.reserve(asked)
         assert failure.value.code == Code.TRY_AGAIN
         held_up.set()
         until(lambda: lessee.counted().confirmed is not None)
@@ -432,7 +432,7 @@ def test_an_add_waits_for_a_pool_that_is_not_there_yet(memory_path: Path) -> Non
 
         def add(number: int) -> None:
             asked = request("ADD", {"range": RANGE}, f"c{number}", pod=f"p{number}")
-            answers.append(plugin.add(asked))
+            answers.append(plugin.reserve(asked)[0])
 
         threads = [threading.Thread(target=add, args=(number,)) for number in range(4)]
         for thread in threads:

@@ -6,15 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from agent import denials
-from agent.cluster_policies import DENIED, AgentPolicies
-from agent.denials import OTHER, SETTINGS, Denials
+from agent import policies as agent_policies
 from agent.metrics import Metrics
+from agent.policies import DENIED, OTHER, AgentPolicies
 from base.paths import Paths
-from base.pod import Pod
 from cni.policy import allowance
 from cni.policy.allowance import NotAllowed
-from cni.policy.rules import Policy, not_allowed
+from cni.policy.rules import Policy
 from cni.spec.errors import CNIError, Code
 from cni.spec.request import Request
 from cni.spec.result import Result
@@ -52,7 +50,7 @@ def deny(key: str = "pkey", *rules: str) -> Callable[[], object]:
     return act
 
 
-def add(counted: Denials, act: Callable[[], object], request: Request = ADD) -> int:
+def add(counted: AgentPolicies, act: Callable[[], object], request: Request = ADD) -> int:
     """The error code of an ADD, 0 for none."""
     try:
         counted.watched(Failing(act)).add(request)
@@ -62,36 +60,26 @@ def add(counted: Denials, act: Callable[[], object], request: Request = ADD) -> 
 
 
 @pytest.fixture
-def told() -> list[tuple[Pod, str]]:
-    return []
+def counted() -> AgentPolicies:
+    return AgentPolicies(Paths(), Policy)
 
 
-@pytest.fixture
-def counted(told: list[tuple[Pod, str]]) -> Denials:
-    return Denials(lambda pod, message: told.append((pod, message)))
-
-
-def test_a_denial_is_counted_and_told_and_stays_an_error(
-    counted: Denials, told: list[tuple[Pod, str]]
-) -> None:
+def test_a_denial_is_counted_and_stays_an_error(counted: AgentPolicies) -> None:
     assert add(counted, deny("pkey", "teams/a", "b")) == Code.NOT_ALLOWED
     assert add(counted, deny("pkey", "teams/a", "b")) == Code.NOT_ALLOWED
 
-    def by_settings() -> object:
-        raise not_allowed('"pfOnly": true', "whole_pfs")
+    def by_no_rule() -> object:
+        raise CNIError(Code.NOT_ALLOWED, "a range of another network")
 
-    add(counted, by_settings)
-    assert counted.counts() == {("pkey", "teams/a,b"): 2, (OTHER, SETTINGS): 1}
-    assert told[0] == (POD, '"pkey": 7 is not allowed')
+    add(counted, by_no_rule)
+    assert counted.denials() == {("pkey", "teams/a,b"): 2, (OTHER, OTHER): 1}
     metrics = Metrics(plugins=(), usage=tuple, attachments=dict)
     metrics.more.append(counted.families)
     text = metrics.exposition().decode()
     assert 'podfabric_policy_denied_total{key="pkey",rule="teams/a,b"} 2.0' in text
 
 
-def test_other_errors_and_other_verbs_are_no_denials(
-    counted: Denials, told: list[tuple[Pod, str]]
-) -> None:
+def test_other_errors_and_other_verbs_are_no_denials(counted: AgentPolicies) -> None:
     def later() -> object:
         raise CNIError(Code.TRY_AGAIN, "later")
 
@@ -102,15 +90,7 @@ def test_other_errors_and_other_verbs_are_no_denials(
     for verb in (watched.delete, watched.check, watched.gc, watched.status):
         with pytest.raises(NotAllowed):
             verb(ADD)
-    assert not counted.counts() and not told
-
-
-def test_a_pod_that_is_not_named_is_counted_and_not_told(
-    counted: Denials, told: list[tuple[Pod, str]]
-) -> None:
-    assert add(counted, deny(), Request(command="ADD", args="K8S_POD_NAME")) == Code.NOT_ALLOWED
-    assert sum(counted.counts().values()) == 1
-    assert not told
+    assert not counted.denials()
 
 
 @pytest.mark.parametrize(
@@ -124,18 +104,20 @@ def test_a_pod_that_is_not_named_is_counted_and_not_told(
     ],
 )
 def test_a_label_has_no_index_and_names_no_pool_or_device(
-    counted: Denials, key: str, label: str
+    counted: AgentPolicies, key: str, label: str
 ) -> None:
     add(counted, deny(key, "r"))
-    assert counted.counts() == {(label, "r"): 1}
+    assert counted.denials() == {(label, "r"): 1}
 
 
-def test_series_do_not_grow_without_end(counted: Denials, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(denials, "MOST", 3)
+def test_series_do_not_grow_without_end(
+    counted: AgentPolicies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agent_policies, "MOST", 3)
     for number in range(9):
         add(counted, deny("key", f"rule-{number}"))
-    assert len(counted.counts()) == 4
-    assert counted.counts()[OTHER, OTHER] == 6
+    assert len(counted.denials()) == 4
+    assert counted.denials()[OTHER, OTHER] == 6
 
 
 def test_the_event_of_a_denial_names_key_value_and_rule_once_for_each_text(
@@ -150,7 +132,9 @@ def test_the_event_of_a_denial_names_key_value_and_rule_once_for_each_text(
             allowed.using("pkeys", pkey, "pkey", f"{pkey:#06x}")
 
         for pkey in (0x8002, 0x8002, 0x8003):
-            assert add(agents.denials, partial(ask, pkey)) == Code.NOT_ALLOWED
+            assert add(agents, partial(ask, pkey)) == Code.NOT_ALLOWED
+        unnamed = Request(command="ADD", args="K8S_POD_NAME")
+        assert add(agents, partial(ask, 0x8004), unnamed) == Code.NOT_ALLOWED
         until(lambda: len(server.events) == 2, what="events")
     for event, value in zip(server.events, ("0x8002", "0x8003"), strict=True):
         assert (event.reason, event.regarding["kind"]) == (DENIED, "Pod")

@@ -1,0 +1,150 @@
+"""The rules that an agent goes by, of the node and of the cluster, and what it tells of denials."""
+
+import os
+import re
+import threading
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, cast
+
+from agent import cluster_addresses
+from base import msgspec_warmup
+from base.paths import Paths
+from base.pod import Pod
+from cni.policy import cluster, rules
+from cni.policy.allowance import NotAllowed
+from cni.policy.cluster import ClusterPolicies
+from cni.policy.document import NODE, Subjects, unknown
+from cni.spec.errors import CNIError, Code
+from cni.spec.plugin import Plugin
+from cni.spec.request import Request
+from cni.spec.result import Result
+
+if TYPE_CHECKING:
+    from prometheus_client.metrics_core import Metric
+
+    from agent.policy_follower import PolicyFollower
+
+DENIED = "PolicyDenied"
+MOST = 1000  # pairs of a key and rules: administrators write rules, but many may come and go
+OTHER = "other"
+_INDEX = re.compile(r"\[[0-9]+\]")
+_KEY = re.compile(r"[A-Za-z_.]{1,64}")
+
+
+class AgentPolicies(Subjects):
+    """Who asks, and by `source` the rules: for the plugins, whose denials are counted and told.
+
+    `node` returns the rules of config.yaml. Where these follow the cluster, `start` begins that.
+    """
+
+    def __init__(
+        self, paths: Paths, node: rules.Source, environ: Mapping[str, str] = os.environ
+    ) -> None:
+        self._paths = paths
+        self._node = node
+        self._environ = environ
+        self._follower: PolicyFollower | None = None
+        self._starting = threading.Lock()
+        self._closed = False
+        self._counting = threading.Lock()
+        self._denials: Counter[tuple[str, str]] = Counter()
+        self.source = cluster.joined(node, self._present)
+
+    def start(self) -> None:
+        """Take the node's rules, and follow the cluster's if the node does now."""
+        with self._starting, suppress(CNIError):  # which a call gets, too
+            if self._closed or self._follower is not None or not self._node().cluster:
+                return
+            setting, until_then = '"policy.cluster" is true', "no pod is attached"
+            api = cluster_addresses.api_of(self._environ, setting, until_then)
+            if api is not None:
+                from agent.policy_follower import PolicyFollower
+
+                msgspec_warmup.build()  # of the modules that were imported just now
+                self._follower = PolicyFollower(api, self._paths.cluster_policies)
+                self._follower.start()
+
+    def close(self) -> None:
+        """Follow no more. What is in force stays so for the calls that run."""
+        with self._starting:
+            self._closed = True
+        if self._follower is not None:
+            self._follower.close()
+
+    def labels(self, namespace: str) -> Mapping[str, str]:
+        return self._present().labels(namespace)
+
+    def service_account(self, pod: Pod) -> str:
+        if self._follower is None:
+            raise unknown("who asks", "it does not follow the cluster")
+        return self._follower.service_account(pod)
+
+    def _present(self) -> ClusterPolicies:
+        if self._follower is not None:
+            return self._follower.present()
+        return cluster.load(self._paths.cluster_policies)
+
+    def watched(self, plugin: Plugin) -> Plugin:
+        """The plugin, with an ADD whose denial is counted and told."""
+        return cast(Plugin, _Watched(plugin, self))
+
+    def denied(self, request: Request, error: CNIError) -> None:
+        """Count a denied ADD, and tell its pod."""
+        labels = (OTHER, OTHER)
+        if isinstance(error, NotAllowed):
+            labels = (_label(error.key), ",".join(error.rules))
+        with self._counting:
+            if labels not in self._denials and len(self._denials) >= MOST:
+                labels = (OTHER, OTHER)
+            self._denials[labels] += 1
+        if self._follower is not None:
+            with suppress(CNIError):  # CNI_ARGS that name no pod
+                # An event for each text, not for each try of the runtime.
+                events, pod = self._follower.events, request.arguments.pod
+                events.of_pod(DENIED, error.message, pod, each_message=True)
+                self._follower.wake()
+
+    def denials(self) -> Mapping[tuple[str, str], int]:
+        """How many ADDs were denied, by key and rule."""
+        with self._counting:
+            return dict(self._denials)
+
+    def families(self) -> "Sequence[Metric]":
+        """What a scrape shows."""
+        from prometheus_client.metrics_core import CounterMetricFamily
+
+        family = CounterMetricFamily(
+            "podfabric_policy_denied",
+            "ADDs that the policy denied, by the key of the configuration, and by the rules that "
+            f"allowed the rest ({NODE}: no other rule is for the pod).",
+            labels=("key", "rule"),
+        )
+        for labels, count in sorted(self.denials().items()):
+            family.add_metric(labels, count)
+        return (family,)
+
+
+def _label(key: str) -> str:
+    """A configuration's key without indexes; "other" for what names a pool or a device, which the
+    endpoint shows to nobody."""
+    plain = _INDEX.sub("", key)
+    return plain if _KEY.fullmatch(plain) else OTHER
+
+
+class _Watched:
+    def __init__(self, plugin: Plugin, policies: AgentPolicies) -> None:
+        self._plugin = plugin
+        self._policies = policies
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - of the plugin
+        return getattr(self._plugin, name)
+
+    def add(self, request: Request) -> Result | dict[str, Any]:
+        try:
+            return self._plugin.add(request)
+        except CNIError as error:
+            if error.code == Code.NOT_ALLOWED:
+                self._policies.denied(request, error)
+            raise
