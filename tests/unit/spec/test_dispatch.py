@@ -1,6 +1,5 @@
 """The protocol without a process: what is called, and what is answered."""
 
-
 from base.interrupts import Terminated
 from cni.spec.errors import CNIError, Code
 from tests.unit.spec.spoken import Trivial, call, error
