@@ -54,7 +54,7 @@ test-host: setup cni ## tests in namespaces of this machine
 TWO_CPUS := $(patsubst %,tests/kernel/test_%.py,examples agent_killed ipoib_load ipoib_removal) \
 	$(patsubst %,tests/kernel/test_%.py,devices sriov_many sriov_infiniband)
 ONE_CPU := $(filter-out $(TWO_CPUS),$(sort $(wildcard tests/kernel/test_*.py)))
-SRIOV := $(filter tests/kernel/test_sriov_%,$(ONE_CPU))
+SRIOV := $(filter tests/kernel/test_sriov_% tests/kernel/test_plugins_killed.py,$(ONE_CPU))
 
 test-kernel: setup cni ## tests with real InfiniBand drivers, in two virtual machines
 	$(PY) -m tests.kernel.vm prepare
@@ -108,7 +108,7 @@ bench: setup cni ## measure against the reference plugins
 
 bench-gpu: setup ## measure limits of GPUs, over the tests' stand-in for the driver
 	@bench/gpu.sh --stand-in --short
-	@for bench in gate shim registration agent kills; do $(PY) -m bench.gpu_$$bench || exit; done
+	@bench/gpu.sh --stand-in g6 g7 g13 g14 g15
 
 clean: ## forget everything that was built
 	rm -rf build .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis

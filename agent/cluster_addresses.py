@@ -77,7 +77,7 @@ def pools_of(
     server, as the log says then."""
     if not settings.nv_ipam:
         with suppress(OSError):
-            Path(translate.PoolsFile(paths.ipam).path).unlink()
+            Path(translate.pools_file(paths.ipam)).unlink()
         return None
     node = environ.get(NODE_NAME, "")
     api = api_of(environ) if node else None
@@ -90,8 +90,7 @@ def pools_of(
     except OSError as error:
         _log.error("cannot tell which boot this is: %s: %s", error.filename, error.strerror)
         return None
-    conf = paths.cni_conf / "nv-ipam.d/nv-ipam.conf"  # a definition's `confDir` has no effect
-    return FollowedPools(api, files, node, boot, settings.nv_ipam_namespace, conf)
+    return FollowedPools(api, files, node, boot, settings.nv_ipam_namespace)
 
 
 def api_of(

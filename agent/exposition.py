@@ -26,7 +26,7 @@ from cni.attachments.journal import Phase
 from ipam.store import RangeUsage
 
 if TYPE_CHECKING:
-    from deviceplugin.kubelet.server import PoolState
+    from deviceplugin.kubelet.registration import PoolState
 
 PHASES = frozenset((Phase.ADDING, Phase.ATTACHED, Phase.LEAVING, "damaged"))
 

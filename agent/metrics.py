@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
     from agent.exposition import Exposition
-    from deviceplugin.kubelet.server import PoolState
+    from deviceplugin.kubelet.registration import PoolState
 
 VERBS = frozenset(("ADD", "DEL", "CHECK", "GC", "STATUS", "VERSION"))
 MAX_REASONS = 8  # of refusals; they are texts of our own

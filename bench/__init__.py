@@ -2,10 +2,9 @@
 
 `attach` starts launcher and agent (`agent`, with the plugin `moved`) and Go's plugins as whole
 processes (`processes`), and `floor.c`, which does the kernel's part of an attachment and nothing
-else. `cpu` measures the CPU time of the agent for each call, `vf` a VF in the virtual machine,
-and `devices` the device plugin. `python -m bench` is all of them but `vf`.
+else. `vf` measures a VF in the virtual machine, and `devices` the device plugin. `python -m bench`
+is all of them but `vf`.
 
 `gpu.sh` measures the libraries of containers with a part of a GPU, on a real one or over the
-stand-in of the tests. `gpu_shim`, `gpu_gate`, `gpu_registration` and `gpu_agent` measure what these
-and the agent's part cost, over the stand-in; `make bench-gpu` is all of them.
+stand-in of the tests; `make bench-gpu` is what needs no GPU.
 """

@@ -1,8 +1,7 @@
 """Every table."""
 
-from bench import attach, cpu, devices
+from bench import attach, devices
 
 if __name__ == "__main__":
     attach.measure()
-    cpu.measure()
     devices.measure()

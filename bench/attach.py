@@ -19,12 +19,12 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from bench import floor
 from bench.agent import LAUNCHER, Agent
 from bench.processes import (
     HOST_DEVICE,
     HOST_LOCAL,
     Call,
+    Cpu,
     at_once,
     environment,
     interleaved,
@@ -37,6 +37,8 @@ from ipam.sqlite_store import SqliteStore
 from ipam.store import Reservation
 
 IP = "/usr/sbin/ip"
+FLOOR = Path(__file__).with_name("floor.c")
+FLOOR_ADDRESS = "10.255.0.1/8"
 BOOT = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 FIRST = parse("10.0.0.2")
 ROUNDS, ATTACHMENTS = 40, 1000
@@ -155,18 +157,22 @@ def version(executable: Path, agent: Agent, number: int) -> float:
     return call.seconds
 
 
-class Seconds(NamedTuple):
-    """How long an ADD and the DEL after it took."""
+class Turn(NamedTuple):
+    """How long ADDs and the DELs after them took, and what the agent needed for them meanwhile."""
 
     added: float
     removed: float
+    cpu_added: Cpu = Cpu()
+    cpu_removed: Cpu = Cpu()
 
 
 def moves(root: Path, agent: Agent, pairs: Sequence["Cable"], rounds: int) -> None:
     """An interface moved into a pod and given an address, and back: one, and many at once."""
     theirs = root / "host-local"
     ours = agent.executables / "moved"
-    program = floor.build(root)
+    program = root / "floor"
+    options = ("-O2", "-Wall", "-Wextra", "-Werror")
+    subprocess.run(["gcc", *options, "-o", str(program), str(FLOOR)], check=True)
     half = len(pairs) // 2
     for count, target in ((1, 0.7), (MOVES, 0.5)):
         podfabric, go, bare = interleaved(
@@ -182,36 +188,48 @@ def moves(root: Path, agent: Agent, pairs: Sequence["Cable"], rounds: int) -> No
         ):
             measured = ([getattr(turn, verb) for turn in turns] for turns in (podfabric, go, bare))
             row(label, next(measured), next(measured), limit, next(measured))
+            used = [getattr(turn, f"cpu_{verb}") for turn in podfabric]
+            total, user = (
+                sum(getattr(each, part) for each in used) / len(used) / count * 1e3
+                for part in ("total", "user")
+            )
+            print(f"  CPU time of the agent for each: {total:.2f} ms, {user:.2f} of it Python's")
 
 
 def attach_and_detach(
     executable: Path, agent: Agent, theirs: Path, pairs: Sequence["Cable"], number: int
-) -> Seconds:
+) -> Turn:
     """Move all cables' interfaces into their pods at once, and back."""
+    before = Cpu.of(agent.pid)
     added = at_once(adds := cable_calls(executable, agent, theirs, pairs, "ADD", number))
+    between = Cpu.of(agent.pid)
     for call, cable in zip(adds, pairs, strict=True):
         (ip,) = call.answer()["ips"]
         cable.require_address(ip["address"])
     removed = at_once(dels := cable_calls(executable, agent, theirs, pairs, "DEL", number))
     for call in dels:
         call.answer()
+    after = Cpu.of(agent.pid)
     time.sleep(SETTLE)
-    return Seconds(added, removed)
+    return Turn(added, removed, between.since(before), after.since(between))
 
 
-def bare_attach_and_detach(program: Path, pairs: Sequence["Cable"], number: int) -> Seconds:
+def bare_attach_and_detach(program: Path, pairs: Sequence["Cable"], number: int) -> Turn:
     """The same, done by the program that does nothing else."""
     seconds: dict[str, float] = {}
-    for verb in ("ADD", "DEL"):
-        calls = [floor.call(program, verb, cable.netns, cable.name) for cable in pairs]
+    for verb in ("add", "del"):
+        calls = [
+            Call(program, {}, arguments=(verb, cable.netns, cable.name, "net1", FLOOR_ADDRESS))
+            for cable in pairs
+        ]
         seconds[verb] = at_once(calls)
         for call in calls:
             call.answer()
-        if verb == "ADD":
+        if verb == "add":
             for cable in pairs:
-                cable.require_address(floor.ADDRESS)
+                cable.require_address(FLOOR_ADDRESS)
     time.sleep(SETTLE)
-    return Seconds(seconds["ADD"], seconds["DEL"])
+    return Turn(seconds["add"], seconds["del"])
 
 
 def cable_calls(

@@ -5,7 +5,7 @@
 #   bench/gpu.sh --stand-in [--short] [ROW...]    over the tests' stand-in for the driver, which shows that
 #                                                 this script works, and nothing about a GPU
 #
-# Rows: g1 to g12; without any, all. It needs a C compiler, binutils, and Python 3.11 with msgspec (PYTHON,
+# Rows: g1 to g15; without any, all. It needs a C compiler, binutils, and Python 3.11 with msgspec (PYTHON,
 # .venv/bin/python by default). PyTorch and CuPy are used from BENCH_PYTHON (python3 by default) if it has
 # them, else they are installed into build/gpu/bench-venv where a GPU is. It changes no setting of the GPU.
 set -eu
@@ -18,7 +18,7 @@ for word; do
     case $word in
         --stand-in) standin=yes ;;
         --short) short=--short ;;
-        g[1-9] | g1[0-2]) rows="$rows $word" ;;
+        g[1-9] | g1[0-5]) rows="$rows $word" ;;
         *) sed -n '2,/^set/s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
     esac
 done
@@ -51,23 +51,17 @@ frameworks() {
 
 measure() { "$PY" -m bench.gpu_rows "$1" $of $short || true; }
 
-g1() {
-    symbolic=no
-    readelf -dW "$real" | grep -q SYMBOLIC && symbolic=yes
-    versions=$(readelf -VW "$real" | grep -c 'Version definition' || true)
-    exports=$(nm -D --defined-only "$real" | awk '$3 ~ /^cu/' | wc -l)
-    echo "G1   libcuda: symbolic $symbolic, version definitions $versions, $exports exports | - | ok"
-}
-g2() { measure g2; }
-g3() { measure g3; frameworks; measure g3t; }
-g4() { frameworks; measure g4; }
-g5() { measure g5; }
-g6() { measure g6; }
-g7() { measure g7; }
-g8() { measure g8; }
-g9() { measure g9; }
-g10() { measure g10; }
-g11() { measure g11; }
-g12() { frameworks; measure g12; }
-
-for row in ${rows:-g1 g2 g3 g4 g5 g6 g7 g8 g9 g10 g11 g12}; do "$row"; done
+for row in ${rows:-g1 g2 g3 g4 g5 g6 g7 g8 g9 g10 g11 g12 g13 g14 g15}; do
+    case $row in
+        g1)
+            symbolic=no
+            readelf -dW "$real" | grep -q SYMBOLIC && symbolic=yes
+            versions=$(readelf -VW "$real" | grep -c 'Version definition' || true)
+            exports=$(nm -D --defined-only "$real" | awk '$3 ~ /^cu/' | wc -l)
+            echo "G1   libcuda: symbolic $symbolic, version definitions $versions, $exports exports | - | ok"
+            ;;
+        g3) measure g3; frameworks; measure g3t ;;
+        g4 | g12) frameworks; measure "$row" ;;
+        *) measure "$row" ;;
+    esac
+done

@@ -3,8 +3,12 @@
  * header of CUDA and no compiler for GPUs: its kernels are PTX, which the driver translates.
  *
  *   gpu_device uuid                  the first device's UUID, as 32 hexadecimal digits
- *   gpu_device launch COUNT          ns of an empty launch: the mean, synchronised after each thousand
- *   gpu_device alloc COUNT BYTES     ns of a cuMemAlloc and its cuMemFree: the mean
+ *   gpu_device launch COUNT          ns of an empty launch, synchronised after each thousand: median and 99th
+ *                                    percentile of all but those that the gate times, one in 256, and of these
+ *   gpu_device alloc COUNT BYTES LIVE  ns of a cuMemAlloc and its cuMemFree beside so many of 512 bytes: the same
+ *                                    two
+ *   gpu_device address COUNT         ns of a cuGetProcAddress: the same two
+ *   gpu_device resident LIVE         resident bytes of the process with so many allocations
  *   gpu_device init                  calls cuInit at the first line of its input, or its end: its ns, and
  *                                    ns of CPU time. Then it waits for the end of its input
  *   gpu_device fill KIND BYTES       takes memory (alloc, physical, async) in pieces until it is refused:
@@ -36,7 +40,8 @@ static const char ptx[] = ".version 7.0\n.target sm_70\n.address_size 64\n"
                           ".visible .entry empty() { ret; }\n"
     KERNEL(work_20us) KERNEL(work_1ms) KERNEL(work_5ms) KERNEL(work_100ms);
 
-enum { CHUNK = 1000, BATCH_NS = 20000000, TRIED_ROUNDS = 1000000, SLOTS = 64, MIB = 1 << 20 };
+enum { CHUNK = 1000, TIMED_EVERY = 256, WARM = 2 * TIMED_EVERY, SMALL = 512 };
+enum { BATCH_NS = 20000000, TRIED_ROUNDS = 1000000, SLOTS = 64, MIB = 1 << 20 };
 
 struct place { int type, id; };
 struct properties { int type, handle_types; struct place place; void *security; uint64_t flags; };
@@ -124,33 +129,110 @@ static void *function_of(const char *name)
 typedef int launch_function(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
                             unsigned, void *, void **, void **);
 
+static int by_size(const void *a, const void *b)
+{
+    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+
+    return x < y ? -1 : x > y;
+}
+
+static uint64_t *room_for(long count)
+{
+    uint64_t *times = calloc((size_t)count + 1, sizeof *times);
+
+    if (!times)
+        exit(2);
+    return times;
+}
+
+static void print_percentiles(uint64_t *times, long count)
+{
+    qsort(times, (size_t)count, sizeof *times, by_size);
+    print(times[count / 2]);
+    print(times[count * 99 / 100]);
+}
+
 static void time_launches(long count)
 {
     void *function = function_of("empty");
     launch_function *launch = (launch_function *)find("cuLaunchKernel");
-    int (*synchronize)(void) = (int (*)(void))find("cuCtxSynchronize");
-    uint64_t spent = 0;
+    uint64_t *usual = room_for(count), *timed = room_for(count);
+    long usuals = 0, timeds = 0;
 
-    for (long i = -CHUNK; i < count; i += CHUNK) { /* the first chunk is not counted */
+    for (long i = 0; i < WARM + count; i++) {
         uint64_t began = now();
 
-        for (int k = 0; k < CHUNK; k++)
-            check(launch(function, 1, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL), "cuLaunchKernel");
-        spent += i < 0 ? 0 : now() - began;
-        check(synchronize(), "cuCtxSynchronize");
+        check(launch(function, 1, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL), "cuLaunchKernel");
+        uint64_t took = now() - began;
+
+        if (i >= WARM && i % TIMED_EVERY == 0)
+            timed[timeds++] = took;
+        else if (i >= WARM)
+            usual[usuals++] = took;
+        if (i % CHUNK == CHUNK - 1)
+            CALL(cuCtxSynchronize, (void));
     }
-    print(spent / (uint64_t)count);
+    print_percentiles(usual, usuals);
+    print_percentiles(timed, timeds);
 }
 
-static void time_allocations(long count, size_t bytes)
+static void allocate(long live)
+{
+    int (*alloc)(uint64_t *, size_t) = (int (*)(uint64_t *, size_t))find("cuMemAlloc_v2");
+    uint64_t pointer;
+
+    for (long i = 0; i < live; i++)
+        check(alloc(&pointer, SMALL), "cuMemAlloc_v2");
+}
+
+static void time_allocations(long count, size_t bytes, long live)
 {
     int (*alloc)(uint64_t *, size_t) = (int (*)(uint64_t *, size_t))find("cuMemAlloc_v2");
     int (*release)(uint64_t) = (int (*)(uint64_t))find("cuMemFree_v2");
-    uint64_t pointer, began = now();
+    uint64_t *times = room_for(count), pointer;
 
-    for (long i = 0; i < count; i++)
+    allocate(live);
+    for (long i = 0; i < count; i++) {
+        uint64_t began = now();
+
         check(alloc(&pointer, bytes) || release(pointer), "cuMemAlloc_v2");
-    print((now() - began) / (uint64_t)count);
+        times[i] = now() - began;
+    }
+    print_percentiles(times, count);
+}
+
+static void time_addresses(long count)
+{
+    static const struct {
+        const char *name;
+        int version;
+    } asked[] = {{"cuMemAlloc", 3020}, {"cuCtxGetDevice", 2000}, {"cuLaunchKernel", 4000},
+                 {"cuStreamCreate", 2000}, {"cuMemcpyHtoD", 3020}, {"cuEventRecord", 2000}};
+    int (*address)(const char *, void **, int, uint64_t, int *) =
+        (int (*)(const char *, void **, int, uint64_t, int *))find("cuGetProcAddress_v2");
+    uint64_t *times = room_for(count);
+    void *found;
+    int status;
+
+    for (long i = 0; i < count; i++) {
+        size_t which = (size_t)i % (sizeof asked / sizeof asked[0]);
+        uint64_t began = now();
+
+        check(address(asked[which].name, &found, asked[which].version, 0, &status), "cuGetProcAddress_v2");
+        times[i] = now() - began;
+    }
+    print_percentiles(times, count);
+}
+
+static void print_resident(long live)
+{
+    unsigned long pages = 0;
+    FILE *file = fopen("/proc/self/statm", "r");
+
+    allocate(live);
+    if (!file || fscanf(file, "%*u %lu", &pages) != 1)
+        exit(2);
+    print(pages * (uint64_t)sysconf(_SC_PAGESIZE));
 }
 
 static int take(const char *kind, size_t bytes)
@@ -287,7 +369,11 @@ int main(int count, char **words)
     if (strcmp(what, "launch") == 0)
         time_launches(atol(first));
     else if (strcmp(what, "alloc") == 0)
-        time_allocations(atol(first), (size_t)atoll(second));
+        time_allocations(atol(first), (size_t)atoll(second), count > 4 ? atol(words[4]) : 0);
+    else if (strcmp(what, "address") == 0)
+        time_addresses(atol(first));
+    else if (strcmp(what, "resident") == 0)
+        print_resident(atol(first));
     else if (strcmp(what, "fill") == 0)
         fill(first, (size_t)atoll(second));
     else if (strcmp(what, "churn") == 0)

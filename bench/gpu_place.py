@@ -3,13 +3,16 @@
 The driver is the machine's, or the stand-in of the tests. The agent registers whoever connects: a
 machine for measurements has no pods. It needs Python 3.11, msgspec and a C compiler, and where the
 GPU's time is shared nvidia-ml-py.
+
+A line that is printed is "ROW what: figure | target | ok, miss, or skipped: why". A figure that is
+compared with the same call without the libraries is what these add, and (x1.17) is the ratio.
 """
 
 import os
 import shutil
 import subprocess
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, chdir
 from pathlib import Path
 
@@ -24,6 +27,26 @@ from tools.compiling import CHECKOUT, compiled
 
 SOURCE = Path(__file__).with_name("gpu_device.c")
 NVML = "libnvidia-ml.so.1"
+
+
+def line(row: str, what: str, value: str, target: str, verdict: bool | str) -> None:
+    """Print a result. A text as the verdict says why it was skipped."""
+    said = f"skipped: {verdict}" if isinstance(verdict, str) else "ok" if verdict else "miss"
+    print(f"{row:4} {what}: {value} | {target} | {said}", flush=True)
+
+
+def figure(
+    row: str, what: str, value: float, unit: str, target: float, ratio: float | None = None
+) -> None:
+    """Print a number that should be no more than its target."""
+    shown = f"{value:.2f}" if abs(value) < 10 else f"{value:.0f}"
+    compared = f" (x{ratio:.2f})" if ratio is not None else ""
+    line(row, what, f"{shown} {unit}{compared}", f"{target:g} {unit}", value <= target)
+
+
+def percentile(values: Sequence[float], percent: int) -> float:
+    """The value that so many of a hundred do not exceed."""
+    return sorted(values)[min(len(values) - 1, len(values) * percent // 100)]
 
 
 class BenchGroup:
@@ -110,6 +133,19 @@ class Place:
             [str(self.program), "uuid"], env=self.environment(shim=False), text=True
         )
         return Gpu(uuid=f"GPU-{uuid.UUID(text.strip())}", pci="")
+
+
+def numbers(text: str) -> list[float]:
+    """What a program printed."""
+    return [float(word) for word in text.split()]
+
+
+def begin(processes: Iterable["subprocess.Popen[str]"]) -> None:
+    """Give each process a line, for which it waits."""
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
 
 
 def finished(process: "subprocess.Popen[str]", given: str = "", *, patience: int = 600) -> str:

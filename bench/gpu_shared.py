@@ -5,8 +5,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from bench.gpu_figures import line
-from bench.gpu_place import NVML, BenchGroup, Place
+from bench.gpu_place import NVML, BenchGroup, Place, line
 from gpu import shares
 from gpu.nvml import Nvml, NvmlError
 from gpu.sampled_time import SampledTime, UsedTime

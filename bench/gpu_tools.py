@@ -9,8 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bench.gpu_figures import line
-from bench.gpu_place import BenchGroup, Place, finished
+from bench.gpu_place import BenchGroup, Place, finished, line
 from tests.standin.gpus import GIB, MIB
 
 LIMIT = 8 * GIB

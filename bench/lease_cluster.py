@@ -10,8 +10,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from bench.cpu import Usage
 from bench.lease_nodes import NodeProcess, Place, State
+from bench.processes import Cpu
 from ipam.cluster.controller.reclaim import MARGIN
 from ipam.cluster.names import pool_name
 from ipam.cluster.objects import AddressBlock, AddressPool, Meta, PoolSpec
@@ -144,7 +144,7 @@ class LeaseCluster:
         of += [("nodes", each.pid) for each in self.nodes]
         used: Counter[str] = Counter()
         for what, pid in of:
-            used[what] += round(Usage.of(pid).cpu * 1e3)
+            used[what] += round(Cpu.of(pid).total * 1e3)
         return used
 
     def blocks(self) -> tuple[AddressBlock, ...]:

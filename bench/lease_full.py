@@ -125,7 +125,7 @@ def a11(cluster: LeaseCluster) -> None:
 
 
 def _tried(node: NodeProcess, pod: str, ipam: Mapping[str, object]) -> Answer:
-    node.ask("tried", pod, f"{pod}-1", ipam)
+    node.ask("tried", pod, f"{node.places[0].name}-{pod}-1", ipam)
     (answer,) = node.answer()
     assert isinstance(answer, Answer)
     return answer
@@ -140,7 +140,7 @@ def _one_more(cluster: LeaseCluster, ipam: Mapping[str, object]) -> None:
     say("the error", answers[-1].text)
     until(lambda: _events(cluster, late), what="event on the pod")
     name = has_one.places[0].name
-    has_one.ask("departed", {name: [(f"{name}-last", "last-1")]}, ipam)
+    has_one.ask("removed", {name: [f"{name}-last"]})
     has_one.answer()
     began = time.monotonic()
     while not (last := _tried(has_all, "late", ipam)).address:

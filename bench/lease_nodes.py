@@ -7,7 +7,7 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 from base import msgspec_warmup
 from cni.spec.errors import CNIError
 from cni.spec.result import Result
+from ipam.blocks import boottime
 from ipam.cluster.api import Unavailable
 from ipam.cluster.kubernetes_api import KubernetesApi
 from ipam.cluster.lessee import Lessee
 from ipam.cluster.rest_api import RestApi
 from ipam.cluster.rest_requests import Body, Lines, Query, Response
-from ipam.confirmed import boottime
 from ipam.plugin import AddressPlugin
 from ipam.scope import Stores
 from ipam.sqlite_store import SqliteStore
@@ -157,7 +157,7 @@ class Node:
         text = ""
         for _ in range(TRIES):
             try:
-                self.plugin.add(request("ADD", ipam, f"{pod}-1", pod=pod, ifname=ifname))
+                self.plugin.reserve(request("ADD", ipam, f"{pod}-1", pod=pod, ifname=ifname))
             except CNIError as error:
                 errors[int(error.code)] += 1
                 text = f"{self.place.name} {pod}: {error.message}"
@@ -171,7 +171,7 @@ class Node:
         """One ADD."""
         began = time.monotonic()
         try:
-            result = self.plugin.add(request("ADD", ipam, container, pod=pod, ifname="net0"))
+            result = self.plugin.reserve(request("ADD", ipam, container, pod=pod, ifname="net0"))[0]
         except CNIError as error:
             return Answer("", int(error.code), error.message, time.monotonic() - began)
         assert isinstance(result, Result)
@@ -251,12 +251,17 @@ def _all(nodes: Sequence[Node], work: Callable[[Node], Any]) -> list[Any]:
     def run(number: int) -> None:
         answers[number] = work(nodes[number])
 
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(len(nodes))]
+    in_threads(run, range(len(nodes)))
+    return answers
+
+
+def in_threads(work: Callable[[Any], object], each: Iterable[object]) -> None:
+    """Do it with each of these, all at once."""
+    threads = [threading.Thread(target=work, args=(one,)) for one in each]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    return answers
 
 
 def _pods(node: Node, names: Sequence[str], ipams: Sequence[Ipam]) -> Did:
@@ -308,40 +313,13 @@ def _placed(
             time.sleep(0.2)
         placed.append(Placed(pod, answer.address, time.monotonic() - began, refused))
 
-    threads = [threading.Thread(target=place, args=(pod,)) for pod in pods.get(node.place.name, ())]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(place, pods.get(node.place.name, ()))
     return placed
 
 
 def _removed(node: Node, pods: Mapping[str, Sequence[str]]) -> None:
     for pod in pods.get(node.place.name, ()):
         node.delete(pod, "net0")
-
-
-def _departed(
-    node: Node, pods: Mapping[str, Sequence[tuple[str, str]]], ipam: Ipam
-) -> Sequence[float]:
-    """DEL of all these sandboxes of this node at once, pod and container of each; seconds."""
-    took: list[float] = []
-
-    def delete(pod: str, container: str) -> None:
-        began = time.monotonic()
-        node.plugin.delete(request("DEL", ipam, container, pod=pod, ifname="net0"))
-        took.append(time.monotonic() - began)
-
-    _in_threads(delete, pods.get(node.place.name, ()))
-    return took
-
-
-def _in_threads(work: Callable[..., object], each: Sequence[Sequence[str]]) -> None:
-    threads = [threading.Thread(target=work, args=arguments) for arguments in each]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
 
 
 def _tried(node: Node, pod: str, container: str, ipam: Ipam) -> Answer:
@@ -381,7 +359,6 @@ ORDERS: Mapping[str, Callable[..., Any]] = {
     "placed": _placed,
     "removed": _removed,
     "tried": _tried,
-    "departed": _departed,
     "deletions": _deletions,
     "forward": _forward,
     "idle": _idle,

@@ -14,7 +14,11 @@ from collections.abc import Callable, Sequence
 
 from bench import lease_full, lease_losses
 from bench.lease_cluster import LeaseCluster, audit, lease_cluster
+from bench.lease_nodes import in_threads
 from bench.lease_report import audited, cpu, requested, say, times, told, told_of
+from ipam.addresses import MAPPED_FIRST, text
+from ipam.cluster.names import block_name
+from ipam.cluster.objects import AddressBlock, BlockSpec, Holder, Meta
 
 
 def main() -> None:
@@ -30,6 +34,31 @@ def main() -> None:
             load = ", ".join(f"{each:.1f}" for each in os.getloadavg())
             print(f"\n{name}: {ROWS[name].__doc__}\n    load average {load}", flush=True)
             ROWS[name](cluster)
+
+
+def a0(cluster: LeaseCluster) -> None:
+    """Leases that 1 and 16 clients make and give back for 15 s, with no address management: the
+    ceiling, to which all other rates are relative."""
+    kubeconfig = cluster.server.plane.kubeconfig("admin")
+    for clients in (1, 16):
+        took: list[float] = []
+        end = time.monotonic() + 15.0
+
+        def lease(number: int) -> None:
+            first = MAPPED_FIRST | 10 << 24 | number << 8
+            holder = Holder(instance="bench", node="bench")
+            spec = BlockSpec(pool="bench-10.0.0.0-8", range=f"{text(first)}/27", holder=holder)
+            block = AddressBlock(metadata=Meta(name=block_name("bench", first, 27)), spec=spec)
+            client = cluster.server.client(kubeconfig)
+            while time.monotonic() < end:  # noqa: B023
+                began = time.monotonic()
+                made = client.create(block)
+                took.append(time.monotonic() - began)  # noqa: B023
+                client.delete(made)
+
+        in_threads(lease, range(clients))
+        say(f"leases a second of {clients} clients", f"{len(took) / 15:.0f}")
+        say("POST", times(took))
 
 
 def a1(cluster: LeaseCluster) -> None:
@@ -233,6 +262,7 @@ def a21(cluster: LeaseCluster) -> None:
 
 
 ROWS: dict[str, Callable[[LeaseCluster], None]] = {
+    "a0": a0,
     "a1": a1,
     "a2": a2,
     "a2-pools": a2_pools,

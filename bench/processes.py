@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 # Debian's are of 1.1.1. Later ones go through a third namespace (1.7.1: `go install` both from
 # github.com/containernetworking/plugins into a directory of their own).
@@ -87,6 +87,25 @@ class Call:
         document = json.loads(text) if text.strip() else {}
         assert isinstance(document, dict)
         return document
+
+
+class Cpu(NamedTuple):
+    """Seconds of CPU time of a process, and the part of them outside of the kernel."""
+
+    total: float = 0.0
+    user: float = 0.0
+
+    @classmethod
+    def of(cls, pid: int) -> Self:
+        """What all threads of a process have used until now."""
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        # The clock of a process: clock_getcpuclockid(3), CPUCLOCK_SCHED in linux/posix-timers.h
+        total = time.clock_gettime(~pid << 3 | 2)
+        return cls(total, int(fields[11]) / os.sysconf("SC_CLK_TCK"))
+
+    def since(self, before: Self) -> "Cpu":
+        """What was used since `before`."""
+        return Cpu(self.total - before.total, self.user - before.user)
 
 
 def environment(

@@ -40,7 +40,7 @@ class AddressHolder(msgspec.Struct, frozen=True, kw_only=True):
 
 def add_options(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add `--cluster` to the commands that have such a form, and the command `reclaim`."""
-    forms = {"list": _list, "show": _show, "release": _release, "fsck": _fsck}
+    forms = {"list": _list, "show": _show, "fsck": _fsck}
     for name, form in forms.items():
         parser = commands.choices[name]
         parser.add_argument(
@@ -192,34 +192,13 @@ def _has(pool: AddressPool, address: int) -> bool:
         return False
 
 
-def _release(arguments: argparse.Namespace, api: ClusterApi) -> int:
-    address = parse(arguments.address)
-    blocks = [block for block, _ in _blocks_with(address, api.list(AddressBlock).items)]
-    if not blocks:
-        sys.stderr.write(f"podfabric ipam: no node leases {text(address)}\n")
-        return 1
-    node, sticky = blocks[0].spec.holder.node, blocks[0].spec.sticky
-    if is_let_go(blocks[0]):
-        raise ValueError(
-            f"{text(address)} is in {blocks[0].metadata.name}, which no node has: it is reserved "
-            f"for pod {sticky.pod} by AddressReservation {sticky.reservation}: delete that"
-        )
-    if not arguments.force:
-        raise ValueError(
-            f"{text(address)} is in {blocks[0].metadata.name}, which the node {node} leases: run "
-            f"`podfabric ipam release {text(address)}` there; if its machine is off, --force frees "
-            "the whole block"
-        )
-    return _free(blocks, api)
-
-
 def _reclaim(arguments: argparse.Namespace, api: ClusterApi) -> int:
     listed = api.list(AddressBlock, {"spec.holder.node": arguments.node}).items
     blocks = [block for block in listed if not is_let_go(block)]
-    if blocks:
-        return _free(blocks, api)
-    sys.stdout.write(f"{arguments.node} leases no block\n")
-    return 0
+    if not blocks:
+        sys.stdout.write(f"{arguments.node} leases no block\n")
+        return 0
+    return _free(blocks, api)
 
 
 def _machines(api: ClusterApi, blocks: Iterable[AddressBlock]) -> Machines:

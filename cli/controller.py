@@ -18,6 +18,7 @@ from cli.arguments import file, namespace
 if TYPE_CHECKING:
     from ipam.cluster.controller.process import ControllerProcess
 
+LEASE = "podfabric-controller"
 METRICS = "127.0.0.1:9812"
 ELECTION_TIMEOUT = 4.0  # seconds: a renewal that takes longer is tried again in time
 
@@ -30,10 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--namespace",
         type=namespace,
         default="podfabric",
-        help="of the Lease by which one of several processes leads (default: podfabric)",
-    )
-    parser.add_argument(
-        "--lease", default="podfabric-controller", help="its name (default: podfabric-controller)"
+        help=f"of the Lease {LEASE}, by which one of several processes leads (default: podfabric)",
     )
     parser.add_argument(
         "--whereabouts",
@@ -130,7 +128,7 @@ def _serve(arguments: argparse.Namespace, ended: SimpleQueue[None], stack: ExitS
     most = arguments.pools_per_namespace
     process = ControllerProcess(
         api,
-        Leadership(election, arguments.namespace, arguments.lease, identity),
+        Leadership(election, arguments.namespace, LEASE, identity),
         whereabouts=arguments.whereabouts,
         pools_per_namespace=POOLS_PER_NAMESPACE if most is None else most,
         other_pools=partial(following, arguments.nv_ipam) if arguments.nv_ipam else None,

@@ -134,8 +134,9 @@ def devices(node: ThisNode) -> list[ListedHCA]:
             faults[hca_id] = of_pool[hca_id] or (faults[hca_id] if hca_id in offered else None)
             offered.setdefault(hca_id, []).append(has)
     left: dict[str, list[NotOffered]] = {}
-    for refusal in node.left_out:
-        left.setdefault(refusal.hca, []).append(NotOffered(refusal.resource, refusal.why))
+    for pool in node.pools:
+        for hca_id, why in pool.left.items():
+            left.setdefault(hca_id, []).append(NotOffered(pool.config.resource, why))
     gone = {hca.id for hca in node.gone}
     holders = _holders(node) if held else {}
     return [

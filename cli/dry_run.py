@@ -5,13 +5,8 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from base.pod import Pod
 from cli import node_gpus
 from cli.this_node import ThisNode, gpu_label, rdma_label
-from cni.policy import allowance, cluster
-from cni.policy.allowance import NotAllowed
-from cni.policy.document import Device
-from cni.spec.errors import CNIError
 from deviceplugin.allocate.preferred import preferred
 from deviceplugin.checkpoint import CheckpointDamaged
 from deviceplugin.pools.config import ConfigError
@@ -44,8 +39,7 @@ class Chosen(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PreferredIds(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer, and how many ids there were to choose from. `policy` is what the rules say of the
-    HCAs, for pods of the namespace that was asked about."""
+    """The answer, and how many ids there were to choose from."""
 
     resource: str
     mode: str
@@ -56,12 +50,9 @@ class PreferredIds(msgspec.Struct, frozen=True, kw_only=True):
     chosen: tuple[Chosen, ...]
     rule: str
     notes: tuple[str, ...]
-    policy: tuple[str, ...] = ()
 
 
-def choose(
-    node: ThisNode, resource: str, size: int, gpus: Sequence[str], namespace: str = ""
-) -> PreferredIds:
+def choose(node: ThisNode, resource: str, size: int, gpus: Sequence[str]) -> PreferredIds:
     """The choice of `size` ids for a container with these GPUs. Raises Impossible."""
     try:
         pool = next((pool for pool in node.pools if pool.config.resource == resource), None)
@@ -111,29 +102,7 @@ def choose(
         chosen=tuple(chosen),
         rule=_rule(pool, near),
         notes=tuple(notes),
-        policy=_by_policy(node, namespace, resource, hcas) if namespace else (),
     )
-
-
-def _by_policy(
-    node: ThisNode, namespace: str, resource: str, hcas: Sequence[HCA]
-) -> tuple[str, ...]:
-    """Which rules let pods of a namespace use the HCAs, by what this node knows of rules."""
-    source, subjects = cluster.on_node(node.paths)
-    try:
-        allowed = allowance.of_pod(source(), Pod(namespace, "pod"), subjects)
-    except CNIError as error:
-        return (error.message,)
-    lines = []
-    for hca in dict.fromkeys(hcas):
-        try:
-            left = allowed.using("devices", Device(hca, frozenset({resource})), "device", hca.id)
-        except NotAllowed as error:
-            lines.append(f"pods of {namespace} may not use {hca.id}: {error.message}")
-        else:
-            by = allowance.titled(left.left)
-            lines.append(f"pods of {namespace} may use {hca.id}, by the rules {by}")
-    return tuple(lines)
 
 
 def _unhealthy(unfit: Mapping[str, str]) -> list[str]:

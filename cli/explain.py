@@ -22,12 +22,7 @@ _DASH = "-"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of this command."""
     parser.add_argument("pod", nargs="?", type=pod, metavar="POD", help="name, or namespace/name")
-    parser.add_argument(
-        "-n",
-        "--namespace",
-        type=namespace,
-        help="of the pod (default: default); with --dry-run: what rules say of its pods",
-    )
+    parser.add_argument("-n", "--namespace", type=namespace, help="of the pod (default: default)")
     output.add_option(parser)
     dry = parser.add_argument_group("what a new container would get")
     dry.add_argument("--dry-run", action="store_true", help="show the choice for a new container")
@@ -79,11 +74,13 @@ def _dry_run(arguments: argparse.Namespace, node: ThisNode) -> int:
 
     if arguments.pod is not None:
         _wrong(arguments, "--dry-run takes no pod: leave the name out")
+    if arguments.namespace is not None:
+        _wrong(arguments, "--dry-run takes no namespace: leave it out")
     if not arguments.resource:
         _wrong(arguments, "--dry-run needs --resource")
     try:
         size, gpus = arguments.size or 1, arguments.gpus or []
-        choice = choose(node, arguments.resource, size, gpus, arguments.namespace or "")
+        choice = choose(node, arguments.resource, size, gpus)
     except Impossible as error:
         sys.stderr.write(f"podfabric explain: {error}\n")
         return 1
@@ -229,5 +226,5 @@ def _show_choice(choice: "PreferredIds") -> None:
         f"{choice.held} held, {choice.unhealthy} unhealthy",
         Table(headers, rows) if rows else "no id is free",
         choice.rule,
-        [f"* {note}" for note in (*choice.notes, *choice.policy)],
+        [f"* {note}" for note in choice.notes],
     )

@@ -4,14 +4,13 @@ The allocation checkpoint says who holds what, the kubelet has the names of pods
 group say what it uses. All of it is only read.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
 from base.types import DeviceId
 from cli.this_node import DeviceHolder, ThisNode
 from deviceplugin.checkpoint import AllocatedGPU, Allocation
-from deviceplugin.kubelet.records import PodDevices
 from gpu.group_limits import GroupError
 from gpu.groups import GroupFiles, Groups
 from gpu.region import RegionInvalid, RegionUse
@@ -64,22 +63,6 @@ def parts(node: ThisNode, notes: list[str]) -> list[GpuPart]:
         for entries in together.values()
     ]
     return sorted(made, key=lambda part: (part.gpu, part.container.pod, part.container.name))
-
-
-def of_pod(node: ThisNode, rows: Iterable[PodDevices]) -> Iterator[GpuPart]:
-    """The parts that a pod's containers hold, by the kubelet's rows of it."""
-    known = {entry.key: entry for entry in node.allocations if entry.gpu is not None}
-    together: dict[tuple[str, str], list[tuple[Allocation, AllocatedGPU]]] = {}
-    holders: dict[tuple[str, str], DeviceHolder] = {}
-    for row in rows:
-        for name in row.ids:
-            entry = known.get((row.resource, name))
-            if entry is not None and entry.gpu is not None:
-                key = row.container, entry.gpu.bdf
-                together.setdefault(key, []).append((entry, entry.gpu))
-                holders[key] = DeviceHolder(f"{row.namespace}/{row.name}", row.container)
-    for key, entries in together.items():
-        yield _part(node, entries, holders[key])
 
 
 def _part(

@@ -8,7 +8,7 @@ import msgspec
 from cli.gpu_parts import GpuPart, by_gpu, parts
 from cli.this_node import ThisNode, gpu_label, rdma_label
 from deviceplugin.checkpoint import AllocatedGPU
-from deviceplugin.gpus.share_pool import given, kinds, shared_gpus
+from deviceplugin.gpus.share_pool import by_pool, given, kinds, shared_gpus
 from deviceplugin.pools.config import MOST_IDS
 from deviceplugin.pools.gpu_pool import GpuPoolConfig
 from gpu import nodes
@@ -110,10 +110,7 @@ class _Offer(msgspec.Struct, frozen=True):
 def _offers(node: ThisNode, found: Sequence[NodeGPU]) -> dict[str, _Offer]:
     """By address, as the device plugin would offer them if it started now."""
     offers = {each.gpu.address: _Offer() for each in found}
-    left = list(found)
-    for config in node.config.gpus:
-        mine = [each for each in left if config.selects(each.gpu)]
-        left = [each for each in left if each not in mine]
+    for config, mine in by_pool(node.config.gpus, found):
         if config.mode == "replicas":
             count = min(config.replicas, MOST_IDS // max(len(mine), 1))
             of = _Offer(config, None, {config.resource: (count, Share())})

@@ -107,7 +107,7 @@ def explained(node: ThisNode, namespace: str, name: str) -> Explained:
         for entry in entries
     )
     ways = tuple(_ways(node, devices, hcas, notes))
-    parts = tuple(_parts(node, rows or []))
+    parts = tuple(_parts(node, pod))
     notes += [part.problem for part in parts if part.problem]
     return Explained(
         pod=pod,
@@ -122,11 +122,12 @@ def explained(node: ThisNode, namespace: str, name: str) -> Explained:
     )
 
 
-def _parts(node: ThisNode, rows: list[PodDevices]) -> list[GpuPart]:
+def _parts(node: ThisNode, pod: Pod) -> list[GpuPart]:
     try:
-        return list(gpu_parts.of_pod(node, rows))
+        every = gpu_parts.parts(node, [])
     except CheckpointDamaged:  # the devices say so
         return []
+    return [part for part in every if part.container.pod in (str(pod), pod.uid or None)]
 
 
 def _entries(node: ThisNode, namespace: str, name: str, notes: list[str]) -> list[JournalEntry]:

@@ -15,8 +15,9 @@ from pathlib import Path
 from base.files import sync_directory
 from cli import executables
 from cli.executables import CODE
+from gpu.driver_files import CUDA_SHIM, NVML_SHIM
 
-FILES = ("libpfcuda.so", "libpfnvml.so")  # tools/build_shim.py
+FILES = (CUDA_SHIM, NVML_SHIM)
 
 _OF_IMAGE = Path(sys.prefix) / f"lib/podfabric/gpu-{os.uname().machine}"
 BUILT = _OF_IMAGE if _OF_IMAGE.exists() else CODE / "build/gpu/shim"

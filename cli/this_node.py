@@ -17,7 +17,7 @@ from deviceplugin.kubelet import records
 from deviceplugin.kubelet.records import KubeletUnreadable, PodDevices
 from deviceplugin.pools.config import ConfigError, DevicePluginConfig
 from deviceplugin.pools.formats import load
-from deviceplugin.pools.pool import Left, Pool, left_out, pools, used_netdevs
+from deviceplugin.pools.pool import Pool, pools, used_netdevs
 from gpu import nvml
 from gpu.inventory import GpuMemory
 from gpu.nvml import NvmlError
@@ -77,23 +77,30 @@ class ThisNode:
             return ()
 
     @cached_property
-    def holders(self) -> DeviceHolders:
-        """Who holds the devices, by the kubelet."""
+    def kubelet_rows(self) -> tuple[list[PodDevices], list[str]]:
+        """What containers hold by the kubelet's two records, and why one cannot be read."""
         rows: list[PodDevices] = []
         problems = []
-        for read in (records.from_checkpoint, records.from_pod_resources):  # names replace UIDs
+        for read in (records.from_checkpoint, records.from_pod_resources):
             try:
                 rows += read(self.paths)
             except KubeletUnreadable as error:
-                problems.append(f"who holds devices is not fully known: {error}")
-        found = {
+                problems.append(str(error))
+        return rows, problems
+
+    @cached_property
+    def holders(self) -> DeviceHolders:
+        """Who holds the devices, by the kubelet."""
+        rows, problems = self.kubelet_rows
+        found = {  # the later rows have names in place of UIDs
             (row.resource, device_id): DeviceHolder(
                 f"{row.namespace}/{row.name}" if row.name else row.uid, row.container
             )
             for row in rows
             for device_id in row.ids
         }
-        return DeviceHolders(found, tuple(problems))
+        told = (f"who holds devices is not fully known: {problem}" for problem in problems)
+        return DeviceHolders(found, tuple(told))
 
     @cached_property
     def _inventory(self) -> tuple[list[HCA], Inventory]:
@@ -114,14 +121,12 @@ class ThisNode:
     @cached_property
     def pools(self) -> list[Pool]:
         """The pools that a device plugin would offer if it started now."""
-        hcas, kept, used = self._for_pools()
-        return pools(self.config, hcas, kept, used)
-
-    @cached_property
-    def left_out(self) -> list[Left]:
-        """The HCAs that each pool does not offer, and why."""
-        hcas, kept, used = self._for_pools()
-        return left_out(self.config, hcas, kept, used)
+        kept: dict[str, set[str]] = {}
+        for allocation in self.allocations:
+            kept.setdefault(allocation.resource, set()).update(
+                device.id for device in allocation.devices
+            )
+        return pools(self.config, [*self.hcas, *self.gone], kept, used_netdevs(self.paths))
 
     @cached_property
     def reports(self) -> Mapping[str, str | None]:
@@ -173,11 +178,8 @@ class ThisNode:
         if all(pool.memory or pool.mode == "replicas" for pool in self.config.gpus):
             return {}
         try:
-            driver = nvml.open_driver(self.driver_root)
-            try:
+            with nvml.open_driver(self.driver_root) as driver:
                 return {uuid: driver.memory(uuid) for uuid in driver.uuids()}
-            finally:
-                driver.close()
         except NvmlError:
             return {}
 
@@ -205,14 +207,6 @@ class ThisNode:
         return Counter(
             device.id for allocation in self.allocations for device in allocation.devices
         )
-
-    def _for_pools(self) -> tuple[list[HCA], dict[str, set[str]], frozenset[str]]:
-        kept: dict[str, set[str]] = {}
-        for allocation in self.allocations:
-            kept.setdefault(allocation.resource, set()).update(
-                device.id for device in allocation.devices
-            )
-        return [*self.hcas, *self.gone], kept, used_netdevs(self.paths)
 
 
 def gpu_label(gpus: Iterable[GPU], address: str) -> str:

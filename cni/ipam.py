@@ -18,18 +18,7 @@ def _load() -> "Plugin":
     from cni import standalone
     from cni.attachments import node_facts
     from cni.policy import cluster
-    from ipam import scope
     from ipam.executable import IpamExecutable
-    from ipam.plugin import AddressPlugin
 
     paths = standalone.paths()
-    policy, subjects = cluster.on_node(paths)
-    store = node_facts.store_of(paths)
-    addresses = AddressPlugin.on_node(
-        store,
-        paths.boot_id,
-        policy,
-        scope.on_node(paths.config, store),
-        subjects,
-    )
-    return IpamExecutable(addresses, paths.locks)
+    return IpamExecutable(node_facts.addresses_of(paths, *cluster.on_node(paths)), paths.locks)

@@ -97,7 +97,7 @@ def _require_none(paths: Paths, ours: Checkpoint) -> None:
 
     The kubelet writes its checkpoint with the first list.
     """
-    if not ours.resources and not ours.allocations:
+    if not ours.offered and not ours.allocations:
         held = {row.resource for row in records.from_pod_resources(paths)}
         if not held:
             return

@@ -17,7 +17,7 @@ from base import decoding, files
 from base.paths import Paths
 from base.types import DeviceId
 
-VERSION = 2
+VERSION = 1
 NOTHING: Mapping[str, Sequence[str]] = {}
 
 AllocationKey = tuple[str, DeviceId]
@@ -112,7 +112,6 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     """What the file says."""
 
-    resources: tuple[str, ...] = ()  # of all pools, also those without an allocation
     allocations: tuple[Allocation, ...] = ()
     offered: dict[str, tuple[str, ...]] = {}  # the HCA ids of each pool, by resource
 
@@ -126,14 +125,13 @@ class StoredAllocation(msgspec.Struct, frozen=True, kw_only=True):
     time: str
     boot_id: str
     adopted: bool
-    gpu: AllocatedGPU | None = None  # None in files of a podfabric without pools of GPUs
+    gpu: AllocatedGPU | None
 
 
 class CheckpointFile(msgspec.Struct, frozen=True, kw_only=True):
     """The file."""
 
     version: int
-    resources: tuple[str, ...]
     hcas: dict[str, AllocatedHCA]
     allocations: tuple[StoredAllocation, ...]
     offered: dict[str, tuple[str, ...]]
@@ -154,7 +152,6 @@ class _Encoded(msgspec.Struct):
     """A CheckpointFile of encoded parts."""
 
     version: int
-    resources: Sequence[str]
     hcas: Mapping[str, msgspec.Raw]
     allocations: Sequence[msgspec.Raw]
     offered: Mapping[str, Sequence[str]]
@@ -208,7 +205,6 @@ def encode(allocation: Allocation) -> EncodedAllocation:
 
 def write(
     paths: Paths,
-    resources: Sequence[str],
     allocations: Sequence[EncodedAllocation],
     offered: Mapping[str, Sequence[str]] = NOTHING,
 ) -> None:
@@ -221,7 +217,6 @@ def write(
     content = msgspec.json.encode(
         _Encoded(
             version=VERSION,
-            resources=resources,
             hcas=hcas,
             allocations=[allocation.stored for allocation in allocations],
             offered=offered,
@@ -265,7 +260,7 @@ def _resolved(file: CheckpointFile) -> Checkpoint:
         )
         for stored in file.allocations
     )
-    return Checkpoint(resources=file.resources, allocations=allocations, offered=file.offered)
+    return Checkpoint(allocations=allocations, offered=file.offered)
 
 
 def _remedy(paths: Paths) -> str:

@@ -38,30 +38,24 @@ class Inventory:
         """The HCAs that were present at the last look, sorted by id."""
         return [self._hcas[hca_id] for hca_id in sorted(self._hcas)]
 
-    def differs(self, *, event: bool, ports: bool = False) -> bool:
+    def differs(self, *, rates: bool = False) -> bool:
         """Whether devices or port states differ from the last look, at a fraction of its cost.
 
-        Reading a port's state asks the HCA's firmware. So without an `event` of the kernel, only
-        ports whose interfaces have no carrier are read: the loss of a carrier is an event. With
-        `ports`, state and rate of every port are read: neither a port reset by a subnet manager
-        nor a failed lane changes the carrier.
+        With `rates` also the rates of ports: a failed lane changes no state.
         """
         hcas = list(self._hcas.values())
         return (
             self._unreported
             or self._hardware != change_detection.hardware(self._paths)
-            or (event and self._uverbs != change_detection.uverbs(self._paths))
-            or change_detection.has_other_states(self._paths, hcas, every=event or ports)
-            or (ports and change_detection.has_other_rates(self._paths, hcas))
+            or self._uverbs != change_detection.uverbs(self._paths)
+            or change_detection.has_other_states(self._paths, hcas)
+            or (rates and change_detection.has_other_rates(self._paths, hcas))
         )
 
-    def current(self, ids: Iterable[str], *, mad: bool = True) -> dict[str, HCA]:
-        """The HCAs with these ids that are present, with their current device numbers.
-
-        Without `mad`, the numbers of umad and issm devices may be outdated.
-        """
+    def current(self, ids: Iterable[str]) -> dict[str, HCA]:
+        """The HCAs with these ids that are present, with their current device numbers."""
         wanted = list(ids)
-        if not all(self._is_as_seen(hca_id, mad=mad) for hca_id in wanted):
+        if not all(self._is_as_seen(hca_id) for hca_id in wanted):
             self._look()
             self._unreported = True  # the watching thread must still see the change
         return {hca_id: self._hcas[hca_id] for hca_id in wanted if hca_id in self._hcas}
@@ -83,11 +77,11 @@ class Inventory:
             self._worked.update(hca.id for hca in hcas if hca.working)
         return hcas
 
-    def _is_as_seen(self, hca_id: str, *, mad: bool) -> bool:
+    def _is_as_seen(self, hca_id: str) -> bool:
         hca = self._hcas.get(hca_id)
         if hca is None:
             return change_detection.is_absent(self._paths, hca_id)
-        return change_detection.has_its_devices(self._paths, hca, mad=mad)
+        return change_detection.has_its_devices(self._paths, hca)
 
     def _remembered(self, device: checkpoint.AllocatedHCA) -> HCA:
         seen = self._seen.get(device.id)
@@ -96,20 +90,6 @@ class Inventory:
         return HCA(
             id=device.id,
             address=device.address,
-            vendor="",
-            device="",
-            driver="",
-            pf="",
-            pf_netdevs=(),
-            index=None,
-            aux_type="",
-            numa=None,
-            acpi_index="",
-            netdevs=(),
-            link_types=(),
-            rdma=(),
             rdma_names=tuple(rdma.name for rdma in device.rdma),
-            iommu_group="",
             software=not device.address,
-            num_vfs=0,
         )

@@ -36,6 +36,9 @@ YOUNG_GPU = 15.0  # the same for GPUs, which others cannot be given meanwhile
 
 _NOTHING: Mapping[str, Allocation] = {}
 
+Given = tuple[AllocatedHCA, ...] | AllocatedGPU
+"""What a container has by one device id: HCAs, or what it has of a GPU."""
+
 
 class _LedgerEntry(NamedTuple):
     allocation: Allocation
@@ -120,33 +123,10 @@ class Ledger:
         """The current boot's id, which every new allocation gets."""
         return self._boot_id
 
-    def record(self, resource: str, devices: Mapping[str, tuple[AllocatedHCA, ...]]) -> None:
+    def record(self, resource: str, given: Mapping[str, Given]) -> None:
         """Record what an Allocate gives, by device id. On disk when it returns. Raises OSError."""
         with self._lock:
-            self._add(self._allocations(resource, devices))
-
-    def record_gpus(
-        self, resource: str, gpus: Mapping[DeviceId, AllocatedGPU], *, adopted: bool = False
-    ) -> None:
-        """Record what an Allocate gives of GPUs, by device id. On disk when it returns.
-
-        `adopted`: only the kubelet knew, and what is recorded already stays. Raises OSError.
-        """
-        now = timestamp()
-        with self._lock:
-            self._add(
-                Allocation(
-                    resource=resource,
-                    id=device_id,
-                    devices=(),
-                    time=now,
-                    boot_id=self._boot_id,
-                    adopted=adopted,
-                    gpu=given,
-                )
-                for device_id, given in gpus.items()
-                if not adopted or (resource, device_id) not in self._entries
-            )
+            self._add(self._allocations(resource, given))
 
     def bind(self, gpus: Mapping[AllocationKey, AllocatedGPU]) -> None:
         """Replace what allocations have of GPUs, all in one write. On disk when it returns.
@@ -173,7 +153,7 @@ class Ledger:
     def adopt(
         self,
         resource: str,
-        devices: Mapping[str, tuple[AllocatedHCA, ...]],
+        given: Mapping[str, Given],
         replaceable: Mapping[str, Allocation] = _NOTHING,
     ) -> None:
         """Record what only the kubelet knew, by device id. Raises OSError.
@@ -184,7 +164,7 @@ class Ledger:
         with self._lock:
             self._add(
                 allocation
-                for allocation in self._allocations(resource, devices, adopted=True)
+                for allocation in self._allocations(resource, given, adopted=True)
                 if allocation.key not in self._entries
                 or self._entries[allocation.key].allocation is replaceable.get(allocation.id)
             )
@@ -221,21 +201,18 @@ class Ledger:
                 self._replace(self._entries)
 
     def _allocations(
-        self,
-        resource: str,
-        devices: Mapping[str, tuple[AllocatedHCA, ...]],
-        *,
-        adopted: bool = False,
+        self, resource: str, given: Mapping[str, Given], *, adopted: bool = False
     ) -> Iterator[Allocation]:
         now = timestamp()
-        for device_id, hcas in devices.items():
+        for device_id, of in given.items():
             yield Allocation(
                 resource=resource,
                 id=DeviceId(device_id),
-                devices=hcas,
+                devices=() if isinstance(of, AllocatedGPU) else of,
                 time=now,
                 boot_id=self._boot_id,
                 adopted=adopted,
+                gpu=of if isinstance(of, AllocatedGPU) else None,
             )
 
     def _add(self, allocations: Iterable[Allocation]) -> None:
@@ -251,7 +228,7 @@ class Ledger:
         """Write the file, and update memory only after that succeeded."""
         self._failed = True
         encoded = [entry.encoded for entry in entries.values()]
-        checkpoint.write(self._paths, list(self._offered), encoded, self._offered)
+        checkpoint.write(self._paths, encoded, self._offered)
         self._entries, self._written = entries, self._offered
         self._has_file, self._failed = True, False
 

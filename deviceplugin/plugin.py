@@ -1,9 +1,9 @@
 """The device plugin of a node: it finds HCAs and GPUs, offers pools, and allocates devices.
 
 Two threads run beside the kubelet's calls, which come on threads of each pool's server. One looks
-at the HCAs after each kernel event; besides it reads the ports without a carrier every second and
-all ports every 10 seconds, since the kernel sends no event for these changes. The other compares
-the ledger with the kubelet's records once a minute.
+every second whether HCAs, their devices or the states of their ports have changed, and every 10
+seconds at the rates of ports. The other compares the ledger with the kubelet's records once a
+minute.
 """
 
 import logging
@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 
 from base.paths import Paths
+from base.problems import Problems
 from deviceplugin.allocate import allocation, cdi
 from deviceplugin.availability import changes, held_elsewhere, unavailable
 from deviceplugin.gpus.parts import GpuParts
@@ -21,22 +22,21 @@ from deviceplugin.gpus.plugin import GpuPools
 from deviceplugin.health import Health
 from deviceplugin.inventory import Inventory
 from deviceplugin.kubelet.pod_resources import PodResourcesClient
-from deviceplugin.kubelet.server import PluginServer, PoolState, ServedPool
+from deviceplugin.kubelet.registration import PluginServer, PoolState
+from deviceplugin.kubelet.server import ServedPool
 from deviceplugin.ledger import Ledger
 from deviceplugin.pool_service import PoolService
 from deviceplugin.pools.config import DevicePluginConfig
-from deviceplugin.pools.pool import Pool, left_out, pools, used_netdevs
+from deviceplugin.pools.pool import Pool, pools, used_netdevs
 from deviceplugin.reconcile import PodsKnown, Reconciler
 from deviceplugin.startup_grace import StartupGrace
 from gpu.inventory import LimitedGPU
 from gpu.tenants import Tenant
 from host.discovery import HCA
-from host.errors import HostError
-from host.events import Events
 
 LOOK_EVERY = 1.0  # seconds
 LOOK_AGAIN = 0.25  # seconds, while a port's change must still prove to last
-PORTS_EVERY = 10.0  # seconds, for every port's state and rate
+RATES_EVERY = 10.0  # seconds, for the rates of ports
 COMPARE_EVERY = 60.0  # seconds
 COMPARE_SHARES = 10.0  # seconds, where containers that end make room on GPUs
 
@@ -68,14 +68,16 @@ class DevicePlugin:
         self._allocated = False  # such an HCA was allocated since the last look
         self._services: dict[str, PoolService] = {}
         self._servers: dict[str, PluginServer] = {}
-        self._problems: dict[str, str] = {}
+        self._problems = Problems(_log)
         self._ended = threading.Event()
         self._stack = ExitStack()
-        self._events: Events | None = None
+        self._soon = threading.Event()  # to look now
         self._kubelet = self._stack.enter_context(PodResourcesClient(paths))
         parts = gpu_parts or GpuParts()
         self._gpus = GpuPools(paths, self._ledger, self._kubelet, parts, self._look_soon)
-        self._reconciler = Reconciler(paths, self._ledger, self._kubelet, pods_known)
+        self._reconciler = Reconciler(
+            paths, self._ledger, self._kubelet, self._gpus.adopt, pods_known
+        )
         self._threads = [
             threading.Thread(target=self._watch, name="devices", daemon=True),
             threading.Thread(target=self._follow_kubelet, name="kubelet", daemon=True),
@@ -83,15 +85,11 @@ class DevicePlugin:
 
     def start(self) -> None:
         """Adopt what the kubelet has on disk, offer the pools, and start the threads."""
-        try:
-            self._events = self._stack.enter_context(Events())
-        except (HostError, OSError) as error:
-            _log.warning("no kernel events: %s: looking every second", error)
         self.look()
         try:
-            self._reconciler.adopt_written(self._services, self._gpus.adopt)
+            self._reconciler.adopt_written(self._services)
         except OSError as error:
-            self._tell("checkpoint", f"{self._paths.checkpoint}: {error.strerror}")
+            self._problems.tell("checkpoint", f"{self._paths.checkpoint}: {error.strerror}")
         self._grace = StartupGrace(self._ledger.keys(), time.monotonic())
         self._serving = True
         self.look(again=False)
@@ -103,8 +101,7 @@ class DevicePlugin:
         if self._ended.is_set():
             return
         self._ended.set()
-        if self._events is not None:
-            self._events.wake()
+        self._soon.set()
         for thread in self._threads:
             if thread.ident is not None:
                 thread.join(10.0)
@@ -116,14 +113,12 @@ class DevicePlugin:
         """Serve the pools of this configuration. A pool that keeps its name stays connected."""
         with self._lock:
             self._gpus.use(gpu_parts or GpuParts())
-            if config.registration != self._config.registration:
-                self._withdraw(list(self._servers))
             self._config = config
         self.look()
 
     def compare(self) -> None:
         """Compare the ledger with the kubelet's records now. Raises OSError."""
-        if self._reconciler.reconcile(self._services, self._servers, self._gpus.adopt):
+        if self._reconciler.reconcile(self._services, self._servers):
             self.look(again=False)
         self._ledger.settle()
 
@@ -149,17 +144,17 @@ class DevicePlugin:
         return Counter(allocation.resource for allocation in self._ledger.allocations())
 
     def _watch(self) -> None:
-        looked = ports_read = time.monotonic()
+        looked = rates_read = time.monotonic()
         while not self._ended.is_set():
             try:
-                event = self._wait(LOOK_AGAIN if self._health.pending else LOOK_EVERY)
+                self._wait(LOOK_AGAIN if self._health.pending else LOOK_EVERY)
                 if self._ended.is_set():
                     return
                 now = time.monotonic()
                 due = now - looked >= self._config.rescan > 0
-                ports = now - ports_read >= PORTS_EVERY
-                ports_read = now if ports else ports_read
-                if due or self._inventory.differs(event=event, ports=ports):
+                rates = now - rates_read >= RATES_EVERY
+                rates_read = now if rates else rates_read
+                if due or self._inventory.differs(rates=rates):
                     looked = now
                     self.look()
                 elif (
@@ -180,19 +175,11 @@ class DevicePlugin:
 
     def _look_soon(self) -> None:
         self._allocated = True
-        if self._events is not None:
-            self._events.wake()
+        self._soon.set()
 
-    def _wait(self, seconds: float) -> bool:
-        """Wait for a kernel event; False if there was none for `seconds`."""
-        if self._events is not None:
-            try:
-                return self._events.wait(seconds)
-            except (HostError, OSError) as error:
-                _log.warning("no kernel events any more: %s: looking every second", error)
-                self._events = None
-        self._ended.wait(seconds)
-        return True
+    def _wait(self, seconds: float) -> None:
+        self._soon.wait(seconds)
+        self._soon.clear()
 
     def look(self, *, again: bool = True) -> None:
         """Update every pool from the hardware; without `again`, from the last look at it."""
@@ -213,11 +200,11 @@ class DevicePlugin:
             offered = {hca.id for pool in current_pools for hca in pool.hcas}
             self._overlap = len(offered) < sum(len(pool.hcas) for pool in current_pools)
             self._health.observe(present, offered, time.monotonic())
-            for resource in [pool.config.resource for pool in current_pools if not pool.hcas]:
-                left = left_out(self._config, hcas, held, worked=worked, used=used)
-                why = [f"{item.hca}: {item.why}" for item in left if item.resource == resource]
-                reasons = "; ".join(why)
-                self._tell(resource, f"nothing is offered: {reasons or 'the node has no HCA'}")
+            for pool in current_pools:
+                if not pool.hcas:
+                    why = "; ".join(f"{hca_id}: {why}" for hca_id, why in pool.left.items())
+                    text = f"nothing is offered: {why or 'the node has no HCA'}"
+                    self._problems.tell(pool.config.resource, text)
             self._offer(current_pools)
             self._describe([pool for pool in current_pools if pool.config.cdi], present)
 
@@ -230,16 +217,17 @@ class DevicePlugin:
                 {pool.config.resource: [hca.id for hca in pool.hcas] for pool in current_pools}
             )
         except OSError as error:
-            self._tell("checkpoint", f"{self._paths.checkpoint}: {error.strerror}")
+            self._problems.tell("checkpoint", f"{self._paths.checkpoint}: {error.strerror}")
         with_rdma = [pool for pool in current_pools if pool.config.rdma and pool.hcas]
         fabric = with_rdma[0].config.resource if with_rdma else None
         for pool in current_pools:
             resource = pool.config.resource
             if pool.hcas:
-                self._tell(resource, pool.problem)
+                self._problems.tell(resource, pool.problem)
             service = self._services.get(resource)
             if service is None:
                 service = self._services[resource] = PoolService(
+                    resource,
                     self._paths,
                     self._ledger,
                     self._inventory,
@@ -276,19 +264,7 @@ class DevicePlugin:
             level = logging.WARNING if is_fault else logging.INFO
             _log.log(level, "%s: %s: %s", resource, ids, why or "healthy")
         expected = self._grace.expected_at_start(pool, now, held, elsewhere, time.monotonic())
-        contested = self._overlap or bool(elsewhere)
-        return service.update(
-            pool, now, ours, fabric_env=fabric, contested=contested, expected=expected
-        )
-
-    def _tell(self, topic: str, problem: str | None) -> None:
-        """Log a problem, once while it stays the same."""
-        if problem is not None and problem != self._problems.get(topic):
-            _log.warning("%s: %s", topic, problem)
-        if problem is None:
-            self._problems.pop(topic, None)
-        else:
-            self._problems[topic] = problem
+        return service.update(pool, now, ours, fabric_env=fabric, expected=expected)
 
     def _describe(self, cdi_pools: Sequence[Pool], present: Sequence[HCA]) -> None:
         """Update the CDI files: a container that starts again gets the current nodes."""
@@ -303,14 +279,16 @@ class DevicePlugin:
                 allocation.describe(self._paths, pool, hcas)
             except cdi.Unwritten as error:  # the other pools' files do not depend on it
                 problems.append(str(error))
-        self._tell("CDI", "; ".join(problems) or None)
+        self._problems.tell("CDI", "; ".join(problems) or None)
 
     def _serve(self, resource: str, service: ServedPool) -> None:
         try:
-            server = PluginServer(self._paths, service, self._config.registration)
+            server = PluginServer(self._paths, service)
             server.start()
         except Exception as error:  # noqa: BLE001 - the other pools are served all the same
-            self._tell(resource, f"cannot be served: {error} (tried again with the next change)")
+            self._problems.tell(
+                resource, f"cannot be served: {error} (tried again with the next change)"
+            )
             return
         self._servers[resource] = server
 
@@ -325,5 +303,5 @@ class DevicePlugin:
                 self.compare()
             except Exception:  # noqa: BLE001 - the next comparison may succeed
                 _log.exception("comparing with the kubelet failed")
-            if self._ended.wait(COMPARE_SHARES if self._gpus.has_shares else COMPARE_EVERY):
+            if self._ended.wait(COMPARE_SHARES if self._gpus.shares else COMPARE_EVERY):
                 return

@@ -96,7 +96,7 @@ def given_to(
     """
     ours = recorded(paths) if ours is None else ours
     asks = any(allocation.gpu is None for allocation in ours.allocations) or (
-        needed and (ours.resources or paths.device_plugins.is_dir())
+        needed and (ours.offered or paths.device_plugins.is_dir())
     )
     if not pod.name or not asks:
         return PodHoldings(pod)
@@ -112,7 +112,7 @@ def given_to(
             if row.claimed:  # by a DRA driver
                 continue
             allocation = allocations.get((row.resource, device_id))
-            if allocation is None and row.resource in ours.resources:
+            if allocation is None and row.resource in ours.offered:
                 raise Unknown(
                     f"pod {pod} holds {device_id} of {row.resource}, which {paths.checkpoint} does "
                     "not have: the agent takes it over from the kubelet within a minute; try again"

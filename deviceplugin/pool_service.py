@@ -9,8 +9,8 @@ from base import files
 from base.paths import Paths
 from base.types import DeviceId
 from deviceplugin import current
-from deviceplugin.allocate import allocation, demand, device_info, validate_request
-from deviceplugin.allocate.allocation import AllocateRefused, AllocateResult
+from deviceplugin.allocate import allocation, demand, device_info
+from deviceplugin.allocate.allocation import AllocateResult
 from deviceplugin.allocate.preferred import preferred
 from deviceplugin.api import v1beta1_pb2
 from deviceplugin.availability import held_elsewhere, ids_held_elsewhere
@@ -19,7 +19,7 @@ from deviceplugin.inventory import Inventory
 from deviceplugin.kubelet import records
 from deviceplugin.kubelet.pod_resources import PodResourcesClient
 from deviceplugin.kubelet.records import KubeletUnreadable, PodDevices
-from deviceplugin.kubelet.server import Listing, Rejected
+from deviceplugin.kubelet.server import Rejected, ServedPool
 from deviceplugin.ledger import Ledger
 from deviceplugin.pools.pool import Pool
 from host.discovery import HCA
@@ -32,7 +32,7 @@ ASK_KUBELET = 0.5  # seconds, for a hint while a pod waits
 _log = logging.getLogger(__name__)
 
 
-class PoolService:
+class PoolService(ServedPool):
     """A pool with the availability of its ids. Call `update` before anything else.
 
     `allocated` is called after each Allocate: other pools with these HCAs are affected. `open_gpus`
@@ -41,6 +41,7 @@ class PoolService:
 
     def __init__(
         self,
+        resource: str,
         paths: Paths,
         ledger: Ledger,
         inventory: Inventory,
@@ -48,6 +49,7 @@ class PoolService:
         allocated: Callable[[], object] = lambda: None,
         open_gpus: Callable[[], Sequence[str]] = lambda: (),
     ) -> None:
+        super().__init__(resource)
         self._paths = paths
         self._open_gpus = open_gpus
         self._kubelet = kubelet
@@ -57,9 +59,8 @@ class PoolService:
         self._pool: Pool | None = None
         self._resources: frozenset[str] = frozenset()
         self._unavailable: Mapping[str, str] = {}
-        self._listing: Listing = []
         self._gpus = GPUs(paths)
-        self._fabric_env = self._contested = False
+        self._fabric_env = False
         self._topology: Topology | None = None
         self._topology_key: tuple[object, ...] = ()
 
@@ -70,23 +71,21 @@ class PoolService:
         ours: frozenset[str],
         *,
         fabric_env: bool,
-        contested: bool,
         expected: Collection[str] = (),
     ) -> bool:
         """Replace the pool and its state; True if the kubelet must get a new list.
 
         `unavailable` has the ids that may not be allocated, with the reason; those in `expected`
-        are listed as healthy nevertheless. `ours` are all resources of this plugin. `contested`:
-        other pools have some of the HCAs too, or hold them.
+        are listed as healthy nevertheless. `ours` are all resources of this plugin.
         """
-        listing: Listing = [
-            (slot.id, slot.id not in unavailable or slot.id in expected, slot.numa)
-            for slot in pool.slots
-        ]
-        changed = listing != self._listing
         self._pool, self._resources, self._fabric_env = pool, ours, fabric_env
-        self._unavailable, self._listing, self._contested = unavailable, listing, contested
-        return changed
+        self._unavailable = unavailable
+        return self.relist(
+            [
+                (slot.id, slot.id not in unavailable or slot.id in expected, slot.numa)
+                for slot in pool.slots
+            ]
+        )
 
     @property
     def pool(self) -> Pool:
@@ -104,26 +103,9 @@ class PoolService:
         """The HCAs of the node as of the last look, also those of other pools."""
         return self._inventory.last()
 
-    @property
-    def name(self) -> str:
-        """The resource's name."""
-        return self.pool.config.resource
-
-    @property
-    def pre_start_required(self) -> bool:
-        """Not required: Allocate has given the nodes."""
-        return False
-
-    def listing(self) -> Listing:
-        """Every device id, whether it is healthy, and its NUMA nodes."""
-        return self._listing
-
     def preferred(self, available: list[str], must_include: list[str], size: int) -> list[str]:
         """The ids that go best together, near the container's GPUs if these are known."""
         pool = self.pool
-        problem = validate_request.problem_of(available, must_include, size)
-        if problem is not None:
-            _log.warning("%s: GetPreferredAllocation is answered though %s", self.name, problem)
         gpus = self._gpus.read()
         near: list[str] = []
         if gpus:
@@ -163,10 +145,7 @@ class PoolService:
         for note in result.notes:
             _log.warning("%s: %s", self.name, note)
         _log.info("%s: %s allocated", self.name, ", ".join(sorted(ids)))
-        return _response(result)
-
-    def pre_start(self, ids: list[str]) -> None:
-        """Do nothing: Allocate has given the nodes."""
+        return result.answer
 
     def restore_device_information(self, device_id: str, device: AllocatedHCA) -> None:
         """Write the device-information file of an allocated id again.
@@ -197,23 +176,22 @@ class PoolService:
         if pool.config.cdi:  # its file has all HCAs of the pool
             wanted = {hca.id for hca in pool.hcas}
         # Another pool may have allocated since the last look.
-        taken = held_elsewhere(pool, self._ledger.allocations()) if self._contested else {}
+        taken = held_elsewhere(pool, self._ledger.allocations())
         unavailable = {**self._unavailable, **ids_held_elsewhere(pool, slots, {}, taken)}
-        mad = pool.config.umad or pool.config.issm
-        hcas = self._inventory.current(wanted.difference(taken), mad=mad)
+        hcas = self._inventory.current(wanted.difference(taken))
         try:
             result = allocation.allocation(
                 self._paths,
                 pool,
                 ids,
                 set(ids).difference(unavailable),
-                current=hcas,
+                hcas,
                 fabric_env=self._fabric_env,
             )
-        except AllocateRefused as refused:
+        except Rejected as refused:
             reasons = {unavailable[device_id] for device_id in ids if device_id in unavailable}
             text = "; ".join([str(refused), *sorted(reasons)])
-            raise Rejected(getattr(grpc.StatusCode, refused.code), text) from None
+            raise Rejected(refused.code, text) from None
         return result, hcas
 
     def _write_device_information(
@@ -239,16 +217,3 @@ class PoolService:
                 self._topology = Topology(())
             self._topology_key = key
         return self._topology
-
-
-def _response(result: AllocateResult) -> v1beta1_pb2.ContainerAllocateResponse:
-    return v1beta1_pb2.ContainerAllocateResponse(
-        envs=result.envs,
-        devices=[
-            v1beta1_pb2.DeviceSpec(
-                container_path=node.path, host_path=node.host, permissions=node.permissions
-            )
-            for node in result.nodes
-        ],
-        cdi_devices=[v1beta1_pb2.CDIDevice(name=name) for name in result.cdi],
-    )

@@ -13,6 +13,7 @@ from collections.abc import Set as AbstractSet
 from msgspec.structs import replace
 
 from base.paths import Paths
+from base.problems import Problems
 from deviceplugin import current, pod_devices
 from deviceplugin.allocate import cdi, device_info
 from deviceplugin.allocate.allocation import recorded
@@ -27,7 +28,7 @@ from deviceplugin.checkpoint import (
 from deviceplugin.kubelet import records
 from deviceplugin.kubelet.pod_resources import PodResourcesClient
 from deviceplugin.kubelet.records import KubeletUnreadable, PodDevices
-from deviceplugin.kubelet.server import PluginServer
+from deviceplugin.kubelet.registration import PluginServer
 from deviceplugin.ledger import Ledger
 from deviceplugin.pool_service import PoolService
 from deviceplugin.pools.pool import Pool
@@ -35,6 +36,7 @@ from host import pci
 from host.discovery import HCA
 
 ASK_KUBELET = 2.0  # seconds
+_KUBELET = "the kubelet's allocations"
 
 # IB_UVERBS_MAJOR, IB_UVERBS_BASE_MINOR, IB_UVERBS_NUM_FIXED_MINOR (core/uverbs_main.c)
 _MAJOR, _FIRST_MINOR, _FIXED = 231, 192, 32
@@ -56,19 +58,18 @@ class Reconciler:
         paths: Paths,
         ledger: Ledger,
         kubelet: PodResourcesClient,
+        adopt_gpus: AdoptGpus,
         pods_known: PodsKnown = lambda names, uids: None,
     ) -> None:
+        self._adopt_gpus = adopt_gpus
         self._pods_known = pods_known
         self._paths = paths
         self._ledger = ledger
         self._kubelet = kubelet
-        self._problem: str | None = None
+        self._problems = Problems(_log)
 
     def reconcile(
-        self,
-        services: Mapping[str, PoolService],
-        servers: Mapping[str, PluginServer],
-        adopt_gpus: AdoptGpus = lambda rows: None,
+        self, services: Mapping[str, PoolService], servers: Mapping[str, PluginServer]
     ) -> bool:
         """Adopt what only the kubelet knows, drop what it has forgotten; True if there was any.
 
@@ -80,7 +81,7 @@ class Reconciler:
         rows = [*in_checkpoint, *in_pod_resources]
         changed = self._adopt_all(services, rows)
         if rows or problem is None:
-            adopt_gpus(rows)
+            self._adopt_gpus(rows)
         if problem is None:
             changed |= self._forget(rows)
             ours = {
@@ -95,9 +96,7 @@ class Reconciler:
                     server.changed(again=True)
         return changed
 
-    def adopt_written(
-        self, services: Mapping[str, PoolService], adopt_gpus: AdoptGpus = lambda rows: None
-    ) -> None:
+    def adopt_written(self, services: Mapping[str, PoolService]) -> None:
         """Adopt what the kubelet's checkpoint has. The kubelet need not run. Raises OSError.
 
         Called before anything is offered, so that no id is offered that a container holds.
@@ -105,9 +104,9 @@ class Reconciler:
         try:
             rows = records.from_checkpoint(self._paths, nodes=True)
             self._adopt_all(services, rows)
-            adopt_gpus(rows)
+            self._adopt_gpus(rows)
         except KubeletUnreadable as error:
-            self._tell(str(error))
+            self._problems.tell(_KUBELET, str(error))
 
     def _adopt_all(self, services: Mapping[str, PoolService], rows: Collection[PodDevices]) -> bool:
         changed = False
@@ -204,14 +203,8 @@ class Reconciler:
         except KubeletUnreadable as error:
             problems.append(str(error))
         problem = "; ".join(problems) or None
-        self._tell(problem)
+        self._problems.tell(_KUBELET, problem)
         return in_checkpoint, in_pod_resources, problem
-
-    def _tell(self, problem: str | None) -> None:
-        """Log why the kubelet's records cannot be read, once while the reason stays the same."""
-        if problem is not None and problem != self._problem:
-            _log.warning("the kubelet's allocations: %s", problem)
-        self._problem = problem
 
 
 def behind(

@@ -22,7 +22,7 @@ from deviceplugin.pools.config import ConfigError, DevicePluginConfig
 
 if TYPE_CHECKING:
     from deviceplugin.gpus.parts import GpuLimits
-    from deviceplugin.kubelet.server import PoolState
+    from deviceplugin.kubelet.registration import PoolState
     from deviceplugin.plugin import DevicePlugin
     from deviceplugin.reconcile import PodsKnown
     from gpu.inventory import LimitedGPU
@@ -149,11 +149,11 @@ class Service:
         return False
 
     def _load_configuration(self) -> None:
+        """Load the configuration; serve it if it has changed or could not be served before."""
         with self._lock:
             self._load_locked()
 
     def _load_locked(self) -> None:
-        """Load the configuration; serve it if it has changed or could not be served before."""
         try:
             config = replace(self._load(), leaving=self._leaving)
         except ConfigError as error:

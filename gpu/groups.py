@@ -24,7 +24,7 @@ from gpu import group_limits, limits_file, region
 from gpu.group_limits import GroupError, Limit, bytes_of, limit_of
 from gpu.limits_file import GpuEntry, LimitsFile, LimitsInvalid, LimitsLeased, Registered
 from gpu.region import Region, RegionInvalid
-from gpu.rooms import RegionRooms, TmpfsRooms
+from gpu.rooms import TmpfsRooms
 from gpu.settings import CONTEXT_RESERVE
 
 _LOCK = ".lock"
@@ -34,8 +34,8 @@ _PATIENCE = 10.0  # seconds; a change takes less than a millisecond
 class GroupFiles(msgspec.Struct, frozen=True, kw_only=True):
     """What the files of a group say now."""
 
-    limit: Limit  # as the device plugin set it
-    in_force: GpuEntry
+    limit: Limit
+    in_force: GpuEntry  # the same, with what the agent settled
     processes: Mapping[int, Registered]  # by slot
     allocation: bytes  # 16 bytes, which `region` has, too
     sequence: int  # of `limits`, when it was read
@@ -52,7 +52,7 @@ class Groups:
         self,
         root: Path,
         *,
-        rooms: RegionRooms | None = None,
+        rooms: TmpfsRooms | None = None,
     ) -> None:
         self.root = root
         self._rooms = rooms or TmpfsRooms()

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 import msgspec
 
 from base.paths import Paths
+from base.problems import Problems
 from gpu import nodes
 from host.errors import HostError
 from host.gpus import GPU, GPUs
@@ -50,6 +51,7 @@ class NodeGPU(msgspec.Struct, frozen=True, kw_only=True):
         return f"nvidia{self.minor}"
 
 
+_MEMORY = "the memory of the GPUs is not known"
 NOT_KEPT = "its limits cannot be kept: "
 
 
@@ -75,7 +77,7 @@ class GpuInventory:
         self._gpus = GPUs(paths)
         self._source = memory
         self._memory: dict[str, GpuMemory] = {}  # by UUID
-        self._told = ""  # why it could not tell
+        self._problems = Problems(_log)
         self._lock = threading.Lock()
         self._ready: set[str] = set()  # the addresses of those that could be given at some time
 
@@ -122,8 +124,6 @@ class GpuInventory:
         """Ask how much memory GPUs have: it stays known while the driver is loaded again."""
         try:
             self._memory |= self._source()
-            self._told = ""
+            self._problems.tell(_MEMORY, None)
         except HostError as error:
-            if str(error) != self._told:
-                _log.warning("the memory of the GPUs is not known: %s", error)
-            self._told = str(error)
+            self._problems.tell(_MEMORY, str(error))

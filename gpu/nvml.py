@@ -76,6 +76,12 @@ class Nvml:
         self._events: object = None  # the set of those that `errors` answers
         self._closed = False
 
+    def __enter__(self) -> "Nvml":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
     def close(self) -> None:
         """Let the driver go. Later calls, of other threads too, raise NvmlError."""
         self._closed = True  # a later driver's library does not know these handles

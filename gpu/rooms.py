@@ -16,26 +16,12 @@ import os
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 from base import files
 from host import mounts
 
 _NAME = "region"
 _BESIDE = ".room"
-
-
-class RegionRooms(Protocol):
-    """Makes regions. Methods raise OSError."""
-
-    def put(self, path: Path, content: bytes) -> None:
-        """Make the region at `path`, in place of a former one."""
-
-    def remove(self, path: Path) -> None:
-        """Remove the region at `path`, if there is one."""
-
-    def obstacle(self, root: Path) -> str | None:
-        """Why no region can be made below `root`; None if one can."""
 
 
 class TmpfsRooms:

@@ -16,7 +16,7 @@ from gpu.inventory import GpuMemory, LimitedGPU
 from gpu.nvml import Nvml, NvmlError
 from gpu.refusals import Refusal, Refusals
 from gpu.registration import Registrar
-from gpu.rooms import RegionRooms
+from gpu.rooms import TmpfsRooms
 from gpu.samples import NodeSample
 from gpu.settings import GpuLimitSettings
 from gpu.shares import TICK, ShareController
@@ -63,7 +63,7 @@ class GpuService:
         settings: GpuLimitSettings,
         report: Callable[[OverUse | Refusal], object] = lambda told: None,
         limited: Callable[[], Sequence[LimitedGPU]] | None = None,
-        rooms: RegionRooms | None = None,
+        rooms: TmpfsRooms | None = None,
         sick: Callable[[str, str], object] = lambda uuid, fault: None,
     ) -> None:
         self._health = GpuHealth(sick)

@@ -44,7 +44,7 @@ class GroupUsage(msgspec.Struct, frozen=True, kw_only=True):
 class GroupShare(msgspec.Struct, frozen=True, kw_only=True):
     """The share of one group on one GPU, and how far its estimates were corrected."""
 
-    share: float  # what it was allocated, or less while its use of memory is held against it
+    share: float
     kappa: float = 1.0
     settled: float = 0.0  # seconds of GPU time that it owes beside what it paid; negative: less
     account: TimeAccount | None = None  # of what it paid for and used; None: not known

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import NamedTuple, TypeVar
 
+from base.problems import Problems
 from gpu.attribution import Attribution, PidBytes
 from gpu.group_limits import GroupError
 from gpu.groups import GroupFiles, Groups
@@ -57,7 +58,7 @@ class Watch:
         self._sampled: dict[str, SampledTime] = {}  # by GPU
         self._used_since_look: dict[tuple[str, str], float] = defaultdict(float)  # seconds
         self._looked = time.monotonic()
-        self._told: dict[str, str] = {}  # the last complaint about a group or GPU
+        self._problems = Problems(_log)  # of groups and GPUs
         self._capacities: dict[str, int] = {}  # bytes, by GPU
 
     def look(self, nvml: Nvml | None, problem: str = "") -> NodeSample:
@@ -201,10 +202,7 @@ class Watch:
             self._complain(group, str(error))
 
     def _complain(self, of: str, text: str) -> None:
-        """Log what is wrong with a group or a GPU, once while it stays the same."""
-        if self._told.get(of) != text:
-            _log.warning("GPUs: %s: %s", of, text)
-        self._told[of] = text
+        self._problems.tell(f"GPUs: {of}", text)
 
 
 def overuse(device_bytes: int, limit_bytes: int) -> int:

@@ -5,7 +5,6 @@
 restore it on the host. `vfs` reads and sets a PF's settings of its VFs, and `rdma` moves RDMA
 devices. `sysfs` reads attributes, directories and links; `infiniband` and `pci` interpret them
 (`pci` also binds drivers). `discovery` reads all HCAs for the device plugin, from a
-`sysfs_snapshot`; `change_detection` checks cheaply whether they changed, and `events` waits for
-changes. `topology` computes distances between devices, and `gpus` finds GPUs. Nothing here knows
-CNI or Kubernetes.
+`sysfs_snapshot`; `change_detection` checks cheaply whether they changed. `topology` computes
+distances between devices, and `gpus` finds GPUs. Nothing here knows CNI or Kubernetes.
 """

@@ -4,11 +4,11 @@ These functions run every second and with every allocation.
 """
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from base.paths import Paths
 from host import sysfs
-from host.discovery import HCA, CharacterDevice
+from host.discovery import HCA, CharacterDevice, Port
 
 _UVERBS = "class/infiniband_verbs"
 _PARTS = ("class/infiniband", _UVERBS, "bus/pci/devices", "bus/auxiliary/devices")
@@ -29,28 +29,17 @@ def uverbs(paths: Paths) -> frozenset[str]:
     return frozenset(f"{name} {sysfs.text(f'{root}/{name}/ibdev')}" for name in sysfs.names(root))
 
 
-def has_other_states(paths: Paths, hcas: Iterable[HCA], *, every: bool) -> bool:
-    """Whether the state of a port differs from that in `hcas`.
-
-    Without `every`, ports with an interface that has carrier are skipped: reading a port's state
-    asks the HCA's firmware, and the kernel sends an event when the carrier is lost.
-    """
+def has_other_states(paths: Paths, hcas: Iterable[HCA]) -> bool:
+    """Whether the state of a port differs from that in `hcas`."""
     return any(
-        _state(paths, rdma.name, port.number) != port.state
-        for hca in hcas
-        for rdma in hca.rdma
-        for port in rdma.ports
-        if every or not any(_has_carrier(paths, netdev) for netdev in port.netdevs)
+        _attribute(paths, name, port, "state").partition(": ")[2] != port.state
+        for name, port in _ports(hcas)
     )
 
 
 def has_other_rates(paths: Paths, hcas: Iterable[HCA]) -> bool:
     """Whether the rate of a port differs from that in `hcas`."""
-    ports = ((rdma.name, port) for hca in hcas for rdma in hca.rdma for port in rdma.ports)
-    return any(
-        sysfs.text(f"{paths.sys}/class/infiniband/{name}/ports/{port.number}/rate") != port.rate
-        for name, port in ports
-    )
+    return any(_attribute(paths, name, port, "rate") != port.rate for name, port in _ports(hcas))
 
 
 def is_absent(paths: Paths, hca_id: str) -> bool:
@@ -59,11 +48,11 @@ def is_absent(paths: Paths, hca_id: str) -> bool:
     return not any(os.path.lexists(f"{paths.sys}/{at}/{hca_id}") for at in directories)
 
 
-def has_its_devices(paths: Paths, hca: HCA, *, mad: bool = True) -> bool:
+def has_its_devices(paths: Paths, hca: HCA) -> bool:
     """Whether the HCA still has the RDMA devices and character devices in `hca`.
 
     The kernel assigns new names and numbers when a driver is loaded, and may swap them between
-    HCAs. Without `mad` the umad and issm devices are not checked.
+    HCAs.
     """
     sys = paths.sys
     if not hca.rdma:  # they may have come back from a pod
@@ -75,19 +64,18 @@ def has_its_devices(paths: Paths, hca: HCA, *, mad: bool = True) -> bool:
             return False
         if rdma.uverbs is None or not _belongs(paths, _UVERBS, rdma.uverbs, rdma.name):
             return False
-        for node in (node for port in rdma.ports if mad for node in (port.umad, port.issm)):
+        for node in (node for port in rdma.ports for node in (port.umad, port.issm)):
             if node is not None and not _belongs(paths, "class/infiniband_mad", node, rdma.name):
                 return False
     return True
 
 
-def _state(paths: Paths, rdma: str, port: int) -> str:
-    state = sysfs.text(f"{paths.sys}/class/infiniband/{rdma}/ports/{port}/state")
-    return state.partition(": ")[2]
+def _ports(hcas: Iterable[HCA]) -> Iterator[tuple[str, Port]]:
+    return ((rdma.name, port) for hca in hcas for rdma in hca.rdma for port in rdma.ports)
 
 
-def _has_carrier(paths: Paths, netdev: str) -> bool:
-    return sysfs.text(f"{paths.sys}/class/net/{netdev}/carrier") == "1"
+def _attribute(paths: Paths, rdma: str, port: Port, name: str) -> str:
+    return sysfs.text(f"{paths.sys}/class/infiniband/{rdma}/ports/{port.number}/{name}")
 
 
 def _belongs(paths: Paths, of: str, node: CharacterDevice, rdma: str) -> bool:

@@ -53,23 +53,23 @@ class HCA(msgspec.Struct, frozen=True, kw_only=True):
     """A device that a pool can offer."""
 
     id: str  # the address; for software devices, which have none, the RDMA device's name
-    address: str  # "0000:3b:00.0", "mlx5_core.sf.4"; "" for a software device
-    vendor: str  # "15b3", as in sysfs without 0x; an SF has its PF's; "" if unknown
-    device: str  # "101e"
-    driver: str
-    pf: str  # address of the PF if this is a VF or an SF, else ""
-    pf_netdevs: tuple[str, ...]  # names of the PF's own interfaces, if this is a VF or an SF
-    index: int | None  # number of a VF at its PF, or the sfnum of an SF
-    aux_type: str  # "sf" for mlx5_core.sf.4; "" if this is not an auxiliary device
-    numa: int | None  # None if the kernel does not know (-1)
-    acpi_index: str
-    netdevs: tuple[str, ...]  # visible in this network namespace, sorted
-    link_types: tuple[str, ...]  # their types: "ether", "infiniband"
-    rdma: tuple[RdmaDevice, ...]  # visible in this network namespace, sorted
-    rdma_names: tuple[str, ...]  # names of its RDMA devices in any network namespace, sorted
-    iommu_group: str  # "37" if a userspace driver such as vfio-pci is bound; else ""
-    software: bool  # Soft-RoCE or siw: software on a netdev
-    num_vfs: int  # how many VFs it has now
+    address: str = ""  # "0000:3b:00.0", "mlx5_core.sf.4"; "" for a software device
+    vendor: str = ""  # "15b3", as in sysfs without 0x; an SF has its PF's; "" if unknown
+    device: str = ""  # "101e"
+    driver: str = ""
+    pf: str = ""  # address of the PF if this is a VF or an SF, else ""
+    pf_netdevs: tuple[str, ...] = ()  # names of the PF's own interfaces, if this is a VF or an SF
+    index: int | None = None  # number of a VF at its PF, or the sfnum of an SF
+    aux_type: str = ""  # "sf" for mlx5_core.sf.4; "" if this is not an auxiliary device
+    numa: int | None = None  # None if the kernel does not know (-1)
+    acpi_index: str = ""
+    netdevs: tuple[str, ...] = ()  # visible in this network namespace, sorted
+    link_types: tuple[str, ...] = ()  # their types: "ether", "infiniband"
+    rdma: tuple[RdmaDevice, ...] = ()  # visible in this network namespace, sorted
+    rdma_names: tuple[str, ...] = ()  # of its RDMA devices in any network namespace, sorted
+    iommu_group: str = ""  # "37" if a userspace driver such as vfio-pci is bound; else ""
+    software: bool = False  # Soft-RoCE or siw: software on a netdev
+    num_vfs: int = 0  # how many VFs it has now
 
     @property
     def working(self) -> bool:
@@ -79,26 +79,7 @@ class HCA(msgspec.Struct, frozen=True, kw_only=True):
 
 def unknown(name: str) -> HCA:
     """An HCA of which nothing is known but its id: one that is not in sysfs, or not any more."""
-    return HCA(
-        id=name,
-        address=pci.canonical(name) or "",
-        vendor="",
-        device="",
-        driver="",
-        pf="",
-        pf_netdevs=(),
-        index=None,
-        aux_type="",
-        numa=None,
-        acpi_index="",
-        netdevs=(),
-        link_types=(),
-        rdma=(),
-        rdma_names=(),
-        iommu_group="",
-        software=False,
-        num_vfs=0,
-    )
+    return HCA(id=name, address=pci.canonical(name) or "")
 
 
 class HCAsByName:
@@ -229,7 +210,6 @@ def _on_a_device(snapshot: SysfsSnapshot, indexes: _Indexes, address: str, direc
         rdma=_devices(snapshot, address, netdevs),
         rdma_names=tuple(sorted(snapshot.rdma_names.get(address, ()))),
         iommu_group=snapshot.target(f"{device}/iommu_group") if pci.for_userspace(driver) else "",
-        software=False,
         num_vfs=snapshot.number(f"{device}/sriov_numvfs") or 0,
     )
 
@@ -245,23 +225,13 @@ def _without_address(snapshot: SysfsSnapshot, name: str) -> HCA:
     netdevs = [snapshot.netdev(netdev) for netdev in sorted(names)]
     return HCA(
         id=name,
-        address="",
-        vendor="",
-        device="",
         driver=snapshot.target(f"class/infiniband/{name}/device/driver"),
-        pf="",
-        pf_netdevs=(),
-        index=None,
-        aux_type="",
         numa=_numa(snapshot, f"class/infiniband/{name}/device"),
-        acpi_index="",
         netdevs=tuple(netdev.name for netdev in netdevs),
         link_types=_link_types(netdevs),
         rdma=rdma,
         rdma_names=tuple(sorted(snapshot.rdma_names.get(name, ()))),
-        iommu_group="",
         software=software,
-        num_vfs=0,
     )
 
 

@@ -55,8 +55,8 @@ class Mark(msgspec.Struct, frozen=True):
 class Origin(msgspec.Struct, frozen=True, kw_only=True):
     """The properties of an interface on the host, to be restored. The journal keeps them.
 
-    What has a default is missing in the entries of an earlier version, and is not restored there.
-    Neither is an address of "" or an MTU of 0.
+    What has its default is not known, and is not restored. Neither is an address of "" or an MTU of
+    0.
     """
 
     name: str

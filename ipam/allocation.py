@@ -1,45 +1,22 @@
-"""Which address an attachment gets, or the error of a full range, over a store's `FreeSpace`.
+"""Which address an attachment gets, or the error of a full range, over the store's tables.
 
 Never one that another domain holds on the same link (`others`). Of the rest in this order, for
 all sets of a request before anything is changed: addresses that the same pod holds from a former
-sandbox; then the lowest free address; then, where a set has none, the lowest whose holder
-died with an earlier boot. The cost is a lookup for each gap between exclusions and what others
-hold, for any size of the range and the number of its own reservations.
+sandbox; then the lowest free address. The cost is a lookup for each gap between exclusions and what
+others hold, for any size of the range and the number of its own reservations.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Collection, Iterable, Sequence
+from typing import NamedTuple
 
-from cni.spec.attachment import Attachment
 from cni.spec.errors import CNIError, Code
 from ipam.addresses import Interval, parse, text
 from ipam.others import Others
-from ipam.ranges import Range, RangeSet
+from ipam.ranges import Range, RangeSet, size_of, written
 from ipam.store import AddressTaken, Owner, Reservation
+from ipam.tables import Tables
 
 _DESCRIBED = 4  # ranges of a set in an error
-
-
-class FreeSpace(Protocol):
-    """What allocation needs to know of a store."""
-
-    def run_at(self, domain: str, address: int) -> Interval | None:
-        """The run of taken addresses that `address` is in, None if it is free."""
-
-    def runs_in(self, domain: str, interval: Interval) -> Iterator[Interval]:
-        """Runs that touch `interval`, lowest first."""
-
-    def at(self, domain: str, address: int) -> Reservation | None:
-        """The reservation of an address."""
-
-    def lowest_stale(self, domain: str, interval: Interval, boot: str) -> Reservation | None:
-        """The lowest reservation in `interval` of another boot than `boot`."""
-
-    def of_attachment(self, attachment: Attachment) -> list[Reservation]:
-        """What an attachment holds, by domain and address."""
-
-    def of_pod(self, owner: Owner) -> list[Reservation]:
-        """What the owner's pod holds for the same network and ifname, by domain and address."""
 
 
 class AddressChoice(NamedTuple):
@@ -51,10 +28,10 @@ class AddressChoice(NamedTuple):
 
 
 def choose(
-    space: FreeSpace, owner: Owner, sets: Sequence[RangeSet], boot: str, others: Others
+    tables: Tables, owner: Owner, sets: Sequence[RangeSet], boot: str, others: Others
 ) -> list[AddressChoice]:
     """One address for each set, in their order. CNIError 103, 110 or 111; changes nothing."""
-    former = _former(space, owner, boot)
+    former = _former(tables, owner, boot)
     chosen: dict[int, AddressChoice] = {}
     # What is bound goes first, so that no other set takes its address.
     for fixed in (True, False):
@@ -69,39 +46,32 @@ def choose(
     for fixed in (True, False):
         for index, range_set in enumerate(sets):
             if index not in chosen and range_set.fixed is fixed:
-                chosen[index] = _chosen(space, range_set, chosen.values(), boot, others)
+                chosen[index] = _chosen(tables, range_set, chosen.values(), others)
     return [chosen[index] for index in range(len(sets))]
 
 
-def held_in(space: FreeSpace, range_: Range) -> int:
+def held_in(tables: Tables, range_: Range) -> int:
     """How many of the addresses that the range allows are held."""
     if not range_.parts:
         return 0
-    return sum(
-        part.last - part.first + 1
-        for run in space.runs_in(
-            range_.domain, Interval(range_.parts[0].first, range_.parts[-1].last)
-        )
-        for part in range_.within(run)
-    )
+    whole = Interval(range_.parts[0].first, range_.parts[-1].last)
+    return sum(size_of(range_.within(run)) for run in tables.runs_in(range_.domain, whole))
 
 
-def exhaustion(space: FreeSpace, range_set: RangeSet, boot: str) -> str | None:
+def exhaustion(tables: Tables, range_set: RangeSet) -> str | None:
     """Why the set has no address for a new owner; None if it has one."""
     for range_ in range_set.ranges:
         for part in range_.parts:
-            run = space.run_at(range_.domain, part.first)
+            run = tables.run_at(range_.domain, part.first)
             # Touching runs are merged: the address after a run is free.
             if run is None or run.last < part.last:
                 return None
-            if space.lowest_stale(range_.domain, part, boot) is not None:
-                return None
-    return _descriptions(space, range_set.ranges)
+    return _descriptions(tables, range_set.ranges)
 
 
-def _former(space: FreeSpace, owner: Owner, boot: str) -> list[tuple[int, Reservation]]:
+def _former(tables: Tables, owner: Owner, boot: str) -> list[tuple[int, Reservation]]:
     """What the owner held before, by address: in an earlier sandbox of its pod, or boot."""
-    own = space.of_attachment(owner.attachment)
+    own = tables.of_attachment(owner.attachment)
     alive = [reservation for reservation in own if reservation.boot == boot]
     if alive:
         held = ", ".join(reservation.address for reservation in alive)
@@ -110,7 +80,7 @@ def _former(space: FreeSpace, owner: Owner, boot: str) -> list[tuple[int, Reserv
             f"{alive[0].holder} already holds {held}: nothing was changed; run DEL for it "
             "before another ADD",
         )
-    former = dict.fromkeys([*own, *space.of_pod(owner)])
+    former = dict.fromkeys([*own, *tables.of_pod(owner)])
     return [(parse(reservation.address), reservation) for reservation in former]
 
 
@@ -140,52 +110,39 @@ def _kept(
 
 
 def _chosen(
-    space: FreeSpace,
-    range_set: RangeSet,
-    chosen: Iterable[AddressChoice],
-    boot: str,
-    others: Others,
+    tables: Tables, range_set: RangeSet, chosen: Iterable[AddressChoice], others: Others
 ) -> AddressChoice:
     used = {choice.address for choice in chosen}
     for range_ in range_set.ranges:
-        address = _lowest(range_, used, others.next_free)
+        address = _lowest(range_, used, others)
         if address is not None:
             return AddressChoice(range_, address)
-    # What an earlier boot left comes last: in this domain, and free here but held in another.
-    for range_ in range_set.ranges:
-        address = _lowest(range_, used, others.next_stale)
-        if address is None:
-            address = _lowest(range_, used, others.next_reusable)
-        if address is not None:
-            return AddressChoice(range_, address, space.at(range_.domain, address))
     if range_set.fixed:
-        raise _taken(space, range_set.ranges[0], used, others)
+        raise _taken(tables, range_set.ranges[0], used, others)
     raise CNIError(
         Code.NO_FREE_ADDRESS,
         "no free address in "
-        + _descriptions(space, range_set.ranges)
+        + _descriptions(tables, range_set.ranges)
         + ". Delete pods that no longer need one, or widen the range",
     )
 
 
-def _lowest(
-    range_: Range, used: Collection[int], next_of: Callable[[Range, int, int], int]
-) -> int | None:
-    """The lowest address that the range allows, `next_of` answers and `used` has not."""
+def _lowest(range_: Range, used: Collection[int], others: Others) -> int | None:
+    """The lowest address that the range allows, nobody holds and `used` has not."""
     for part in range_.parts:
-        address = next_of(range_, part.first, part.last)
+        address = others.next_free(range_, part.first, part.last)
         while address in used:
-            address = next_of(range_, address + 1, part.last)
+            address = others.next_free(range_, address + 1, part.last)
         if address <= part.last:
             return address
     return None
 
 
-def _taken(space: FreeSpace, range_: Range, used: Collection[int], others: Others) -> AddressTaken:
+def _taken(tables: Tables, range_: Range, used: Collection[int], others: Others) -> AddressTaken:
     address = text(range_.first)
     if range_.first in used:
         return AddressTaken(f"{range_.where}: {address} is asked for twice")
-    holder = space.at(range_.domain, range_.first) or others.holder(range_, range_.first)
+    holder = tables.at(range_.domain, range_.first) or others.holder(range_, range_.first)
     return AddressTaken(
         f"{range_.where}: address {address} is in use by another attachment: nothing was "
         "reserved; ask for another address",
@@ -193,14 +150,14 @@ def _taken(space: FreeSpace, range_: Range, used: Collection[int], others: Other
     )
 
 
-def _descriptions(space: FreeSpace, ranges: Sequence[Range]) -> str:
+def _descriptions(tables: Tables, ranges: Sequence[Range]) -> str:
     """A few ranges, as counting takes time under the store's lock."""
     held: dict[tuple[str, tuple[Interval, ...]], int] = {}
     texts = []
     for range_ in ranges[:_DESCRIBED]:
         key = (range_.domain, range_.parts)
         if key not in held:
-            held[key] = held_in(space, range_)
+            held[key] = held_in(tables, range_)
         texts.append(_description(range_, held[key]))
     more = len(ranges) - _DESCRIBED
     if more > 0:
@@ -209,9 +166,6 @@ def _descriptions(space: FreeSpace, ranges: Sequence[Range]) -> str:
 
 
 def _description(range_: Range, held: int) -> str:
-    excluded = ", ".join(
-        text(hole.first) if hole.first == hole.last else f"{text(hole.first)}-{text(hole.last)}"
-        for hole in range_.excluded
-    )
+    excluded = ", ".join(written(range_.excluded))
     without = f" without {excluded}" if excluded else ""
     return f'"{range_.where}": {range_}{without}, of which {held} are held'

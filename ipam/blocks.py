@@ -2,15 +2,22 @@
 
 A row is written before the first address of the block is handed out, and is marked as `returning`
 before the lease is given back. `ipam.cluster` says when; the store only keeps it.
+
+A node that has vanished without a proof that it is off may be cut off, with its pods running. So
+the controller does not free its blocks, but lets go of them: whoever takes one over has each of its
+addresses probed before the first use. The main plugin of a pod does that, on the pod's interface,
+before the addresses are set there.
 """
 
+import time
+from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
 import msgspec
 
-from ipam.addresses import Interval
-from ipam.confirmed import is_recent
-from ipam.ranges import merged, outside
+from ipam.addresses import Interval, parse
+from ipam.ranges import is_within, merged, outside
+from ipam.store import Reservation
 
 State = Literal["usable", "draining", "unconfirmed", "returning", "lost"]
 """`draining`: the pool is, so there are no new hand-outs. `unconfirmed`: the API server shows that
@@ -30,10 +37,9 @@ class LeasedBlock(msgspec.Struct, frozen=True, kw_only=True):
     `domains` are those of the store (`ranges.domain_of`) whose addresses it may give out: those of
     the pools in `space`. What is `kept_out` (sorted) no node may hand out.
     It was last `confirmed` at that time of CLOCK_BOOTTIME in `boot`, and hands out addresses for
-    `max_offline` seconds from then. `sticky` names
-    the pod that the block is for (`ipam.cluster.sticky`), "" for any. Each address in `unprobed` is
-    probed before its first use, as a lost machine may use it; for those in `answered` one does
-    (`ipam.probes`). Both are sorted.
+    `max_offline` seconds from then. `sticky` names the pod that the block is for
+    (`ipam.cluster.sticky`), "" for any. Each address in `unprobed` is probed before its first use,
+    as a lost machine may use it; for those in `answered` one does. Both are sorted.
     """
 
     name: str
@@ -71,11 +77,31 @@ class LeasedBlock(msgspec.Struct, frozen=True, kw_only=True):
         return self.last - self.first + 1
 
     def is_confirmed(self, boot: str, now: float) -> bool:
-        """Whether it may hand out addresses to new pods at that time of CLOCK_BOOTTIME."""
-        last = (self.boot, self.confirmed)
-        return self.state == "usable" and is_recent(last, self.max_offline, boot, now)
+        """Whether it may hand out addresses to new pods at that time of CLOCK_BOOTTIME. A
+        confirmation of another boot counts for nothing."""
+        is_recent = self.boot == boot and 0 <= now - self.confirmed < self.max_offline
+        return self.state == "usable" and is_recent
+
+    def is_to_probe(self, reservation: Reservation) -> bool:
+        """Whether this use of one of its addresses is the first."""
+        is_here = reservation.domain in self.domains
+        return is_here and is_within(parse(reservation.address), self.unprobed)
+
+    def probed(self, seen: Iterable[Interval], answered: Iterable[Interval]) -> "LeasedBlock":
+        """The block when addresses were `seen` by probes, and machines `answered` for some."""
+        holes = merged(seen)
+        return msgspec.structs.replace(
+            self,
+            unprobed=tuple(part for run in self.unprobed for part in outside(run, holes)),
+            answered=merged((*self.answered, *answered)),
+        )
+
+    def probed_again(self) -> "LeasedBlock":
+        """The block whose answered addresses are probed again before they are handed out."""
+        unprobed = merged((*self.unprobed, *self.answered))
+        return msgspec.structs.replace(self, answered=(), unprobed=unprobed)
 
 
-def touch(one: Interval, other: Interval) -> bool:
-    """Whether they have an address in common."""
-    return one.first <= other.last and other.first <= one.last
+def boottime() -> float:
+    """Seconds since the machine booted, suspend included: `time.monotonic` stands still in it."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)

@@ -11,10 +11,10 @@ import msgspec
 from base.paths import Paths
 from base.text import printable
 from cni.spec.errors import CNIError, Code, invalid_config
-from ipam import fsck, importing, scope
+from ipam import fsck, importing
 from ipam.addresses import parse, parse_interface, text
 from ipam.database import DATABASE, WAL
-from ipam.in_use import FactsOf, NodeFacts
+from ipam.fsck import FactsOf, NodeFacts
 from ipam.sqlite_store import SqliteStore
 from ipam.store import Reservation
 
@@ -46,19 +46,9 @@ def add_commands(
     check.add_argument("--rebuild", action="store_true", help="set it aside and build it again")
     check.set_defaults(run=_fsck)
 
-    imports = commands.add_parser("import", help="take over the reservations of another plugin")
-    imports.add_argument(
-        "source",
-        type=Path,
-        help="host-local's directory of a network, or whereabouts' YAML",
-    )
-    imports.add_argument("--network", help="the CNI network's name (default: the directory's)")
-    imports.add_argument("--network-name", help='"network_name" of its configuration')
-    imports.add_argument(
-        "--private", action="store_true", help='it has "enable_overlapping_ranges": false'
-    )
+    imports = commands.add_parser("import", help="take over the reservations of host-local")
+    imports.add_argument("source", type=Path, help="host-local's directory of a network")
     imports.add_argument("--range", action="append", default=[], help="CIDR; may be repeated")
-    imports.add_argument("--ifname", default="eth0", help="where the source has none")
     imports.set_defaults(run=_import)
     return commands
 
@@ -155,40 +145,16 @@ def _fsck(arguments: argparse.Namespace, paths: Paths) -> int:
 
 
 def _import(arguments: argparse.Namespace, paths: Paths) -> int:
-    source: Path = arguments.source
-    network = arguments.network or (source.name if source.is_dir() else "")
-    if not network:
-        raise invalid_config('say which network the pods are on: --network, the "name" in its NAD')
     try:
-        ranges = tuple(parse_interface(cidr)[1] for cidr in arguments.range)
+        ranges = [parse_interface(cidr)[1] for cidr in arguments.range]
     except ValueError as error:
         raise invalid_config(f"--range: {error}") from None
     store = _store(paths)
-    defaults = importing.Defaults(
-        network=network,
-        boot=store.boot,
-        since=int(time.time()),
-        ifname=arguments.ifname,
-        network_name=arguments.network_name,
-        shared=not arguments.private,
-        ranges=ranges,
-    )
     notes: list[str] = []
-    if scope.load(paths.config).scope == "cluster" and not source.is_dir():
-        raise invalid_config(
-            f'{paths.config}: "ipam.scope" is cluster: nothing was imported, since this node '
-            "leases its addresses: set ipam.whereabouts of the chart to Read, so that no node "
-            "hands out what whereabouts' IPPools hold (docs/whereabouts.md)"
-        )
-    read = importing.host_local if source.is_dir() else importing.whereabouts
-    reservations = read(source, defaults, notes)
+    reservations = importing.host_local(arguments.source, ranges, store.boot, notes)
     for note in notes:
         sys.stderr.write(f"{note}\n")
-    return _import_all(store, reservations)
-
-
-def _import_all(store: SqliteStore, reservations: list[Reservation]) -> int:
-    count = importing.import_all(store, reservations)
+    count = store.load(reservations)
     sys.stdout.write(f"imported {count} of {len(reservations)} reservations, the rest was there\n")
     return 0
 

@@ -25,6 +25,7 @@ UNCHANGED = "nothing was changed"
 UNCERTAIN = "it is not certain whether the change was made: call DEL, or this again"
 
 _BUSY_TIMEOUT = 100  # milliseconds; only programs that are not ours use no lock of ours
+_MOST_PAGES = 2048  # of the WAL, before a commit writes it back: 8 MiB, some 300 transactions
 _SEEN_LIMIT = 200  # characters
 _REMEDY = (
     "see that the file system is mounted, writable and not full, and that the process may open "
@@ -61,6 +62,22 @@ def connect(path: Path, *, shared: bool = False) -> sqlite3.Connection:
         connection.close()
         raise
     return connection
+
+
+def create(path: Path, store: str, seq: int) -> None:
+    """Write an empty database at `path`, which does not exist yet."""
+    connection = sqlite3.connect(path, isolation_level=None)
+    try:
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = NORMAL")
+        connection.execute("BEGIN")
+        for statement in SCHEMA:
+            connection.execute(statement)
+        connection.execute("INSERT INTO meta VALUES (1, ?, ?)", (store, seq))
+        connection.execute(f"PRAGMA user_version = {VERSION}")
+        connection.execute("COMMIT")
+    finally:
+        connection.close()
 
 
 def has_content(path: Path) -> bool:
@@ -101,8 +118,7 @@ class Database:
             self.connection = connect(self._path, shared=self.is_shared)
         try:
             self._execute("PRAGMA synchronous = NORMAL")
-            # Only `checkpoint` and `close` write to the database file.
-            self._execute("PRAGMA wal_autocheckpoint = 0")
+            self._execute(f"PRAGMA wal_autocheckpoint = {_MOST_PAGES}")
             self._require_version()
             schema = {sql for (sql,) in self._execute("SELECT sql FROM sqlite_schema") if sql}
             if schema != set(SCHEMA):
@@ -121,18 +137,6 @@ class Database:
         # sqlite3_interrupt() ends the checkpoint of a close before its first page.
         self.connection.interrupt()
         self.connection.close()
-
-    def checkpoint(self) -> bool:
-        """Write the WAL back, sync the database and empty the WAL.
-
-        Answers False if somebody reads the database, which keeps the WAL.
-        """
-        self._execute("PRAGMA busy_timeout = 0")  # calls wait
-        try:
-            (busy, _, _) = self._execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-        finally:
-            self._execute(f"PRAGMA busy_timeout = {_BUSY_TIMEOUT}")
-        return not busy
 
     def look(self) -> None:
         """Begin to read, at one state of the database: SQLite locks once for all that follows.

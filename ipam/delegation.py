@@ -5,10 +5,10 @@ later step.
 """
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
 
 from base import interrupts
 from base.pod import Pod
@@ -21,7 +21,7 @@ from cni.spec.errors import CNIError, Code, invalid_config
 from cni.spec.notes import note
 from cni.spec.request import Request
 from cni.spec.result import Result
-from ipam import host_paths, permitted
+from ipam import permitted
 from ipam.addresses import parse
 from ipam.plugin import AddressPlugin
 from ipam.store import AddressInUse, Grant
@@ -34,9 +34,10 @@ _MARK = b"podfabric"
 _MARK_WITHIN = 1 << 20  # bytes of an executable that are searched for it
 
 
-class IpamCall(Protocol):
+class IpamCall(ABC):
     """The IPAM plugin of one call. Every method raises CNIError."""
 
+    @abstractmethod
     def add(self, segment: str | None = None, allowance: Allowance | None = None) -> Result:
         """At least one address for the request's attachment, for use on the link `segment`.
 
@@ -47,6 +48,7 @@ class IpamCall(Protocol):
     @property
     def unprobed(self) -> Sequence[str]:
         """Addresses of the last result that another machine may use: to be probed."""
+        return ()
 
     def settle_probes(self, answers: Mapping[str, str]) -> Result | None:
         """Note that they were probed, and for which of them which hardware address answered.
@@ -54,22 +56,28 @@ class IpamCall(Protocol):
         If there is any: a result with other addresses, to be probed too, where the configuration
         has each address probed. Otherwise CNIError 11.
         """
+        return None
 
-    def pass_unprobed(self, why: str) -> None:
+    def pass_unprobed(self, why: str) -> None:  # noqa: B027 - nothing to do without such addresses
         """Note that they are set without a probe."""
 
+    @abstractmethod
     def undo(self) -> None:
         """Undo what `add` of this object did, if anything."""
 
+    @abstractmethod
     def delete(self) -> None:
         """Release the addresses of the attachment."""
 
+    @abstractmethod
     def check(self) -> None:
         """Compare the request's prevResult with the reservations."""
 
+    @abstractmethod
     def gc(self) -> None:
         """Release the addresses of attachments that the request does not list."""
 
+    @abstractmethod
     def status(self) -> None:
         """CNIError 50 or 51 if `add` could not succeed now."""
 
@@ -180,7 +188,7 @@ class Delegation:
 def require_allowed(config: IpamConfig, allowance: Allowance) -> None:
     """Raise CNIError 121 for another IPAM plugin, or a path in its options, that is not allowed."""
     permitted.of_type(allowance, config.type)
-    host_paths.require_allowed(config.options, allowance)
+    permitted.of_paths(config.options, allowance)
 
 
 def _require_plain(config: IpamConfig) -> None:
@@ -202,7 +210,7 @@ def _is_own(path: Path) -> bool:
         return False  # we would have made it readable
 
 
-class InProcess:
+class InProcess(IpamCall):
     """`podfabric-ipam` without a process."""
 
     def __init__(
@@ -263,7 +271,7 @@ class InProcess:
         self._plugin.status(self._request)
 
 
-class _ForeignIpam:
+class _ForeignIpam(IpamCall):
     """Another plugin's executable."""
 
     def __init__(self, plugin_type: str, directory: Path, request: Request) -> None:
@@ -275,32 +283,19 @@ class _ForeignIpam:
     def add(self, segment: str | None = None, allowance: Allowance | None = None) -> Result:
         result = delegate.add(self._type, self._directory, self._request)
         self._added = True
-        if allowance is not None:
-            self._require_allowed(result, allowance)
-        if not result.ips:
-            self.undo()
-            raise CNIError(
-                Code.DELEGATE,
-                f"IPAM plugin returned missing IP config: {self._type} answered ADD without an "
-                'address; see its configuration in "ipam"',
-            )
-        return result
-
-    def _require_allowed(self, result: Result, allowance: Allowance) -> None:
-        """Its options are not ours to read, but its answer is."""
         try:
-            permitted.of_answer(allowance, self._type, result)
+            if allowance is not None:  # its options are not ours to read, but its answer is
+                permitted.of_answer(allowance, self._type, result)
+            if not result.ips:
+                raise CNIError(
+                    Code.DELEGATE,
+                    f"IPAM plugin returned missing IP config: {self._type} answered ADD without an "
+                    'address; see its configuration in "ipam"',
+                )
         except CNIError:
             self.undo()
             raise
-
-    unprobed: Sequence[str] = ()
-
-    def settle_probes(self, answers: Mapping[str, str]) -> Result | None:
-        pass
-
-    def pass_unprobed(self, why: str) -> None:
-        pass
+        return result
 
     def undo(self) -> None:
         if self._added:

@@ -14,7 +14,7 @@ from base.interrupts import Terminated
 from base.locks import Busy
 from cni.spec.attachment import Attachment
 from cni.spec.entry import VERSIONS
-from cni.spec.errors import CNIError, Code
+from cni.spec.errors import CNIError, Code, invalid_config
 from cni.spec.request import Request
 from cni.spec.result import Result
 from ipam.delegation import InProcess
@@ -31,7 +31,11 @@ class IpamExecutable:
         self._directory = directory
 
     def add(self, request: Request) -> Result | dict[str, Any]:
-        """Reserve addresses and return them."""
+        """Reserve addresses and return them. The caller sets them, and we cannot probe them."""
+        if self._addresses.probes_all(request):
+            raise invalid_config(
+                '"ipam.probe": only the plugins ipoib and sriov probe addresses: remove it'
+            )
         allowance = self._addresses.allowance(request)
         with self._locked(request):
             if request.unanswered_since is not None:
@@ -44,6 +48,8 @@ class IpamExecutable:
                 with interrupts.held():
                     ipam.undo()
                 raise
+        if ipam.unprobed:
+            ipam.pass_unprobed("only ipoib and sriov probe addresses")
         return result
 
     def delete(self, request: Request) -> None:

@@ -17,9 +17,11 @@ import os
 import sqlite3
 import time
 import uuid
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -27,9 +29,9 @@ from base.files import sync_directory
 from cni.spec.errors import CNIError
 from ipam.addresses import parse, parse_interface
 from ipam.blocks import Instance
-from ipam.database import BESIDE, DATABASE, WAL, StoreMeta, connect, has_content, remove
+from ipam.database import BESIDE, DATABASE, WAL, StoreMeta, connect, create, has_content, remove
 from ipam.importing import unnamed
-from ipam.in_use import LivingAddress, NodeFacts
+from ipam.ranges import Range
 from ipam.schema import COLUMNS, UNREADABLE, Damage, reservation_of
 from ipam.snapshot import Noted, locked, snapshot
 from ipam.store import Reservation
@@ -37,8 +39,63 @@ from ipam.tables import Tables
 
 Say = Callable[[str], None]
 
-_NO_FACTS = NodeFacts()
 _MOST_CHANGES = 1 << 60
+
+
+class LivingAddress(NamedTuple):
+    """An address that an interface in a living network namespace has; `inode` is the namespace's,
+    `namespace` a path of it."""
+
+    address: str
+    ifname: str
+    namespace: str
+    inode: int = 0
+
+    @property
+    def lasts(self) -> bool:
+        """Whether the namespace is still there."""
+        try:
+            return os.stat(self.namespace).st_ino == self.inode  # noqa: PTH116 - cheaper
+        except OSError:
+            return False
+
+
+class NodeFacts(msgspec.Struct, frozen=True):
+    """What the attachments' journal and the kernel have in this `boot`.
+
+    `journal` are the addresses of attachments. `begun` are the times (since 1970) at which ADDs
+    began whose addresses the journal does not have yet. `unseen` are what could not be looked at.
+    """
+
+    boot: str = ""
+    journal: tuple[Reservation, ...] = ()
+    living: tuple[LivingAddress, ...] = ()
+    begun: tuple[float, ...] = ()
+    unseen: tuple[str, ...] = ()
+
+
+FactsOf = Callable[[], NodeFacts]
+"""Looks at the node."""
+
+
+class AddressesInUse:
+    """Addresses that interfaces have and nothing reserves: no pod gets them meanwhile."""
+
+    def __init__(self, found: Iterable[LivingAddress] = ()) -> None:
+        every = sorted((parse(each.address), each) for each in found)
+        self._addresses = [address for address, _ in every]
+        self._found = [each for _, each in every]
+
+    def within(self, range_: Range) -> Iterator[LivingAddress]:
+        """Those that the range would hand out."""
+        first = bisect_left(self._addresses, range_.first)
+        last = bisect_right(self._addresses, range_.last)
+        for address, each in zip(self._addresses[first:last], self._found[first:last], strict=True):
+            if range_.allows(address):
+                yield each
+
+
+_NO_FACTS = NodeFacts()
 
 
 class _Remains(msgspec.Struct):
@@ -123,7 +180,17 @@ def build(
     temporary = database.with_name(f"{database.name}.new")
     remove(temporary)
     try:
-        Tables.create(temporary, store, seq, reservations, instance)
+        create(temporary, store, seq)
+        tables = Tables(temporary)
+        try:
+            with tables.change():
+                tables.load(reservations)
+                if instance is not None:
+                    tables.put_instance(instance)
+            # `close` does not report a failure to write the WAL back.
+            tables.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        finally:
+            tables.close()
         temporary.chmod(0o600)
         # SQLite would apply them to the new database.
         for suffix in BESIDE:

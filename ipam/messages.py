@@ -29,10 +29,6 @@ class Messages:
         self._directories = directories
         self._lowest = LEVELS.index(level)
 
-    def debug(self, text: str) -> None:
-        """Log a decision."""
-        self._write("debug", text)
-
     def info(self, text: str) -> None:
         """Log a change."""
         self._write("info", text)

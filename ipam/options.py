@@ -18,7 +18,7 @@ from cni.spec.errors import invalid_config
 from cni.spec.result import DNS, Route
 from ipam.addresses import Network, family, parse, parse_interface, text
 from ipam.messages import LEVELS
-from ipam.range_options import RangeOptions, RangeReader, Section, section
+from ipam.range_options import RangeOptions, RangeReader, Section, address_at, section
 from ipam.ranges import Range, RangeSet, domain_of
 
 A = TypeVar("A")
@@ -156,7 +156,10 @@ def _read(network: NetworkConfig) -> IpamOptions:
     reader = _reader(ipam)
     sets = _sets(ipam, runtime, reader)
     _check_gateway(reader.gateway, sets)
-    static = tuple(_static(ipam, index) for index in range(len(ipam.addresses)))
+    static = tuple(
+        _static(written, f"ipam.addresses[{index}]", reader)
+        for index, written in enumerate(ipam.addresses)
+    )
     routes = tuple(
         section(route, Route, f"ipam.routes[{index}]") for index, route in enumerate(ipam.routes)
     )
@@ -234,16 +237,10 @@ def _check_names(ipam: IpamKeys) -> None:
 
 
 def _reader(ipam: IpamKeys) -> RangeReader:
-    gateway = None
-    if ipam.gateway:
-        try:
-            gateway = parse(ipam.gateway)
-        except ValueError as error:
-            raise invalid_config(f'"ipam.gateway": {error}') from None
-
     def domain(network: Network) -> str:
         return domain_of(ipam.network_name, network, shared=ipam.enable_overlapping_ranges)
 
+    gateway = address_at(ipam.gateway, "ipam.gateway")
     return RangeReader(domain, gateway, use_all=bool(ipam.use_all_addresses))
 
 
@@ -326,25 +323,18 @@ def _narrower(range_: Range, addresses: Collection[int]) -> Range:
     return msgspec.structs.replace(range_, withheld=tuple(sorted((*range_.withheld, *inside))))
 
 
-def _static(ipam: IpamKeys, index: int) -> RangeSet:
-    path = f"ipam.addresses[{index}]"
-    static = section(ipam.addresses[index], StaticAddress, path)
+def _static(written: Section, path: str, reader: RangeReader) -> RangeSet:
+    static = section(written, StaticAddress, path)
     try:
         address, network = parse_interface(static.address)
     except ValueError as error:
         raise invalid_config(f'"{path}.address": {error}') from None
-    gateway = None
-    if static.gateway:
-        try:
-            gateway = parse(static.gateway)
-        except ValueError as error:
-            raise invalid_config(f'"{path}.gateway": {error}') from None
-        if family(gateway) != family(address):
-            raise invalid_config(f'"{path}.gateway" is of another family than its address')
-        if gateway == address:
-            raise invalid_config(f'"{path}.gateway" is the address itself')
-    domain = domain_of(ipam.network_name, network, shared=ipam.enable_overlapping_ranges)
-    return fixed_set(address, network, domain=domain, gateway=gateway, where=path)
+    gateway = address_at(static.gateway, f"{path}.gateway")
+    if gateway is not None and family(gateway) != family(address):
+        raise invalid_config(f'"{path}.gateway" is of another family than its address')
+    if gateway == address:
+        raise invalid_config(f'"{path}.gateway" is the address itself')
+    return fixed_set(address, network, domain=reader.domain(network), gateway=gateway, where=path)
 
 
 def fixed_set(

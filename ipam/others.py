@@ -5,53 +5,64 @@ range private by an option, and says nothing of its link by that. So the link de
 is not handed out if another domain holds it on the same segment.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import NamedTuple, Protocol
 
 from cni.spec.errors import CNIError, Code
-from ipam.addresses import Interval, parse
+from ipam.addresses import Interval
 from ipam.ranges import Range, merged
 from ipam.store import Owner, Reservation
-from ipam.walk import Walk
+from ipam.tables import Tables
 
 _TRIED = 8  # ranges, to name the one that is used in an error
 
 
-class HeldAddress(NamedTuple):
-    """As much of a reservation as the search for an address needs."""
+class Walk:
+    """Finds the next address that fits, and remembers what it has passed.
 
-    address: int
-    domain: str
-    range: str
-    boot: str
+    A definition may have hundreds of ranges over the same addresses, and they are searched under
+    the store's lock. So a stretch that the search of one range has passed costs the others a step.
 
+    `passed(address, last)` answers the end of a stretch from `address` on that does not fit, None
+    if `address` fits. It may stop at `last`. Its answers must not change as long as the walk lives.
+    """
 
-class OtherDomains(Protocol):
-    """What this needs to know of a store."""
+    def __init__(self, passed: Callable[[int, int], int | None]) -> None:
+        self._passed = passed
+        # Stretches that do not fit: they are sorted, and neither overlap nor touch.
+        self._firsts: list[int] = []
+        self._lasts: list[int] = []
+        self._fitting: set[int] = set()
 
-    def is_only(self, domain: str) -> bool:
-        """Whether no other domain holds an address."""
+    def next(self, address: int, last: int) -> int:
+        """The lowest address from `address` on that fits; behind `last` if none up to it does."""
+        cursor = self._behind(address)
+        while cursor <= last and cursor not in self._fitting:
+            end = self._passed(cursor, last)
+            if end is None:
+                self._fitting.add(cursor)
+                break
+            cursor = self._behind(end + 1)
+        if cursor > address:
+            self._remember(address, cursor - 1)
+        return cursor
 
-    def run_at(self, domain: str, address: int) -> Interval | None:
-        """The run of taken addresses that `address` is in, None if it is free."""
+    def _behind(self, address: int) -> int:
+        """The first address from `address` on that is in no remembered stretch."""
+        index = bisect_right(self._firsts, address) - 1
+        if index >= 0 and self._lasts[index] >= address:
+            return self._lasts[index] + 1
+        return address
 
-    def lowest_stale(self, domain: str, interval: Interval, boot: str) -> Reservation | None:
-        """The lowest reservation in `interval` of another boot than `boot`."""
-
-    def on_segment(self, segment: str, address: int) -> Iterator[HeldAddress]:
-        """What any domain holds on a segment, "" for an unknown one, from `address` on."""
-
-    def in_domain(self, domain: str, address: int) -> Iterator[HeldAddress]:
-        """What the domain holds from `address` on, lowest first."""
-
-    def of_others(
-        self, domain: str, address: int, segment: str, beside: str
-    ) -> Iterator[Reservation]:
-        """Who holds `address` on `segment` in another domain, and in `beside`."""
-
-    def is_used(self, domain: str, interval: Interval, segment: str, network: str) -> bool:
-        """Whether another network and domain hold some of `interval` on `segment`."""
+    def _remember(self, first: int, last: int) -> None:
+        begin = bisect_left(self._lasts, first - 1)
+        end = bisect_right(self._firsts, last + 1)
+        if begin < end:
+            first = min(first, self._firsts[begin])
+            last = max(last, self._lasts[end - 1])
+        self._firsts[begin:end] = [first]
+        self._lasts[begin:end] = [last]
 
 
 class Others:
@@ -60,28 +71,27 @@ class Others:
     `segment` "" is unknown. The caller changes nothing in the store meanwhile.
     """
 
-    def __init__(self, space: OtherDomains, segment: str, boot: str) -> None:
-        self._space = space
+    def __init__(self, tables: Tables, segment: str, boot: str) -> None:
+        self._tables = tables
         self._segment = segment
         self._boot = boot
         self._only: dict[str, bool] = {}
-        self._walks: dict[tuple[str, str, str], Walk] = {}
+        self._walks: dict[tuple[str, str], Walk] = {}
         self._alive: dict[tuple[str, str, int], bool] = {}
 
     def next_free(self, range_: Range, address: int, last: int) -> int:
-        """The lowest address from `address` on that no domain holds; behind `last` if none is."""
-        return self._free(range_, alive=False).next(address, last)
+        """The lowest address from `address` on that no domain holds; behind `last` if none is.
 
-    def next_reusable(self, range_: Range, address: int, last: int) -> int:
-        """As `next_free`, also where another domain's holder died with an earlier boot."""
-        return self._free(range_, alive=True).next(address, last)
-
-    def next_stale(self, range_: Range, address: int, last: int) -> int:
-        """As `next_free`, for what this domain alone holds, from an earlier boot."""
-        key = (range_.domain, str(range_.network), "stale")
-        if key not in self._walks:
-            self._walks[key] = Walk(partial(self._not_stale, range_))
-        return self._walks[key].next(address, last)
+        Of two walks, networks of one domain share the longer one, over what is on the link.
+        """
+        domain = range_.domain
+        link = self._walks.setdefault((domain, ""), Walk(partial(self._taken_on_link, domain)))
+        if self._is_only(domain):
+            return link.next(address, last)
+        beside = self._walks.setdefault(
+            (domain, str(range_.network)), Walk(partial(self._taken_beside, link, range_))
+        )
+        return beside.next(address, last)
 
     def is_alive(self, range_: Range, address: int) -> bool:
         """Whether another domain has given the address out in this boot."""
@@ -116,36 +126,18 @@ class Others:
         return next(used, parts[0])
 
     def _is_used(self, owner: Owner, domain: str, interval: Interval) -> bool:
-        return self._space.is_used(domain, interval, self._segment, owner.attachment.network)
+        return self._tables.is_used(domain, interval, self._segment, owner.attachment.network)
 
-    def _free(self, range_: Range, *, alive: bool) -> Walk:
-        """Two walks: networks of one domain share the longer one, over what is on the link."""
-        domain, name = range_.domain, "alive" if alive else "held"
-        link = self._walks.setdefault(
-            (domain, "", name), Walk(partial(self._taken_on_link, domain, alive))
-        )
-        if self._is_only(domain):
-            return link
-        return self._walks.setdefault(
-            (domain, str(range_.network), name),
-            Walk(partial(self._taken_beside, link, range_, alive)),
-        )
-
-    def _taken_on_link(self, domain: str, alive: bool, address: int, last: int) -> int | None:
-        run = self._space.run_at(domain, address)
+    def _taken_on_link(self, domain: str, address: int, last: int) -> int | None:
+        run = self._tables.run_at(domain, address)
         if run is not None:
             return run.last
         if self._is_only(domain):
             return None
-        held = (
-            (other.address, other.domain != domain and self._counts(other, alive))
-            for other in self._space.on_segment(self._segment, address)
-        )
-        return _end(address, held)
+        held = self._tables.on_segment(self._segment, address)
+        return _end(address, ((each.address, each.domain != domain) for each in held))
 
-    def _taken_beside(
-        self, link: Walk, range_: Range, alive: bool, address: int, last: int
-    ) -> int | None:
+    def _taken_beside(self, link: Walk, range_: Range, address: int, last: int) -> int | None:
         """A network of the very same range and the other `enable_overlapping_ranges`.
 
         It is on the same wire even if the link is unknown: the option is about *other* ranges, and
@@ -155,35 +147,19 @@ class Others:
         if behind > address:
             return behind - 1
         cidr = str(range_.network)
-        held = self._space.in_domain(range_.domain_beside, address)
-        return _end(
-            address,
-            ((other.address, other.range == cidr and self._counts(other, alive)) for other in held),
-        )
-
-    def _counts(self, held: HeldAddress, alive: bool) -> bool:
-        """All holders count, or those of this boot alone."""
-        return not alive or held.boot == self._boot
-
-    def _not_stale(self, range_: Range, address: int, last: int) -> int | None:
-        stale = self._space.lowest_stale(range_.domain, Interval(address, last), self._boot)
-        if stale is None:
-            return last
-        held = parse(stale.address)
-        if held > address:
-            return held - 1
-        return address if self.is_alive(range_, address) else None
+        held = self._tables.in_domain(range_.domain_beside, address)
+        return _end(address, ((each.address, each.range == cidr) for each in held))
 
     def _is_only(self, domain: str) -> bool:
         if domain not in self._only:
-            self._only[domain] = self._space.is_only(domain)
+            self._only[domain] = self._tables.is_only(domain)
         return self._only[domain]
 
     def _at(self, range_: Range, address: int) -> Iterator[Reservation]:
         if self._is_only(range_.domain):
             return
         beside, cidr = range_.domain_beside, str(range_.network)
-        for held in self._space.of_others(range_.domain, address, self._segment, beside):
+        for held in self._tables.of_others(range_.domain, address, self._segment, beside):
             is_here = self._segment != "" and held.segment == self._segment
             if is_here or (held.domain == beside and held.range == cidr):
                 yield held

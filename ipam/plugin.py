@@ -5,8 +5,6 @@ also release addresses reserved under an earlier configuration, or one that is b
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from pathlib import Path
-from typing import Any, Self
 
 from msgspec.structs import replace
 
@@ -18,14 +16,12 @@ from cni.policy.allowance import Allowance, of_pod
 from cni.policy.document import Subjects
 from cni.policy.rules import Policy
 from cni.spec.attachment import Attachment
-from cni.spec.entry import VERSIONS
 from cni.spec.errors import CNIError, Code, invalid_config
 from cni.spec.notes import note
 from cni.spec.request import Request
 from cni.spec.result import DNS, FAMILY_020, IPConfig, Result, Route
 from ipam import options as ipam_options
 from ipam import permitted, resolv_conf, segments
-from ipam import scope as scopes
 from ipam.addresses import parse_interface, text
 from ipam.importing import unnamed
 from ipam.messages import Messages, warn_of_ignored
@@ -44,7 +40,6 @@ from ipam.store import (
     ReservedAddress,
     Usage,
 )
-from ipam.store_files import StoreFiles
 from ipam.usage import SeenRanges
 
 
@@ -53,8 +48,6 @@ class AddressPlugin:
 
     Only verbs that need the boot call `boot_id`. `policy` returns the rules of the node.
     """
-
-    versions = VERSIONS
 
     def __init__(
         self,
@@ -70,29 +63,6 @@ class AddressPlugin:
         self._policy = policy
         self._seen = SeenRanges()
         self._usage = Usage()
-
-    @classmethod
-    def on_node(
-        cls,
-        files: Path | StoreFiles,
-        boot_id: Callable[[], str],
-        policy: rules.Source = Policy,
-        scope: scopes.Source = scopes.node_only,
-        subjects: Subjects | None = None,
-    ) -> Self:
-        """Over the store of this node; `files` as for SqliteStore."""
-        return cls(Stores(files, scope), boot_id, policy, subjects)
-
-    def add(self, request: Request) -> Result | dict[str, Any]:
-        """Reserve addresses and return them. The caller sets them, and we cannot probe them."""
-        if self.probes_all(request):
-            raise invalid_config(
-                '"ipam.probe": only the plugins ipoib and sriov probe addresses: remove it'
-            )
-        result, grant = self.reserve(request)
-        if grant.unprobed:
-            self.pass_unprobed(request, grant, "only ipoib and sriov probe addresses")
-        return result
 
     def probes_all(self, request: Request) -> bool:
         """Whether the configuration has each address probed before it is set."""
@@ -143,7 +113,7 @@ class AddressPlugin:
         allowed: Allowance | None = None,
         answered: Collection[int] = (),
     ) -> tuple[Result, Grant]:
-        """`add`, with what `undo` needs.
+        """Reserve addresses; the result, and what `undo` needs.
 
         `segment` is the link on which the addresses are used; None takes the configuration's.
         `allowed` is what is left of the attachment's allowance; None asks for it. `answered` are
@@ -216,7 +186,7 @@ class AddressPlugin:
         messages.info(f"DEL {attachment}: {listed or 'nothing'}")
 
     def release_stale(self) -> list[Reservation]:
-        """See Store.release_stale: no sandbox of this node outlives its boot."""
+        """See SqliteStore.release_stale: no sandbox of this node outlives its boot."""
         return self._store(self._boot()).release_stale()
 
     def check(self, request: Request) -> None:

@@ -94,7 +94,7 @@ class RangeReader:
         end_key, end_text = _spelling(options, path, "range_end", "rangeEnd")
         if not range_text:
             raise invalid_config(f'"{path}": "range" is missing')
-        start, end = _address(start_text, start_key), _address(end_text, end_key)
+        start, end = address_at(start_text, start_key), address_at(end_text, end_key)
         try:
             network, dashed = _network(range_text)
         except ValueError as error:
@@ -133,7 +133,7 @@ class RangeReader:
     ) -> int | None:
         if options.gateway:
             key = f"{path}.gateway"
-            gateway = _address(options.gateway, key)
+            gateway = address_at(options.gateway, key)
             if gateway is not None and family(gateway) != family(network.address):
                 raise invalid_config(f'"{key}" is of another family than {network}')
             return gateway
@@ -155,7 +155,8 @@ def _spelling(options: RangeOptions, path: str, *keys: str) -> tuple[str, str]:
     return f"{path}.{key}", value
 
 
-def _address(written: str, key: str) -> int | None:
+def address_at(written: str, key: str) -> int | None:
+    """The address that a key has, None without one. CNIError 7."""
     if not written:
         return None
     try:

@@ -154,11 +154,6 @@ def domain_of(network_name: str, network: Network, *, shared: bool) -> str:
     return network_name if shared else f"{network_name} {network}"
 
 
-def is_shared_domain(domain: str) -> bool:
-    """Whether a domain is that of all ranges of a network_name."""
-    return " " not in domain
-
-
 def of_network(
     network: Network,
     *,

@@ -5,6 +5,9 @@ import sqlite3
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import msgspec
+from msgspec.structs import asdict, astuple
+
 from ipam.addresses import Interval, parse, text
 from ipam.blocks import LeasedBlock
 from ipam.store import Reservation
@@ -14,10 +17,7 @@ COLUMNS = (
     "domain, address, range, network, container_id, ifname, namespace, pod, uid, boot, since, "
     "segment"
 )
-BLOCK_COLUMNS = (
-    "name, uid, space, pool, domains, first, last, kept_out, state, max_offline, boot, confirmed, "
-    "sticky, unprobed, answered"
-)
+BLOCK_COLUMNS = "name, first, last, unprobed, content"
 BLOCK_MARKS = ", ".join("?" * (BLOCK_COLUMNS.count(",") + 1))
 RESERVATION_MARKS = ", ".join("?" * (COLUMNS.count(",") + 1))
 
@@ -35,9 +35,8 @@ INDEXES = (
     "CREATE INDEX by_segment ON reservation (segment, address) WHERE segment != ''",
 )
 # What this node leases of a cluster's addresses, and as whom (ipam.blocks).
-BLOCK = """CREATE TABLE block (name TEXT PRIMARY KEY, uid TEXT, space TEXT, pool TEXT, domains TEXT,
-    first BLOB, last BLOB, kept_out TEXT, state TEXT, max_offline REAL, boot TEXT, confirmed REAL,
-    sticky TEXT, unprobed TEXT, answered TEXT) WITHOUT ROWID"""
+BLOCK = """CREATE TABLE block (name TEXT PRIMARY KEY, first BLOB, last BLOB, unprobed INTEGER,
+    content TEXT) WITHOUT ROWID"""
 LESSEE = "CREATE TABLE lessee (id INTEGER PRIMARY KEY, instance TEXT, machine TEXT)"
 SCHEMA = (META, RESERVATION, RUN, *INDEXES, BLOCK, LESSEE)
 
@@ -80,37 +79,12 @@ def address_of(key: object) -> int:
 
 
 def reservation_row(reservation: Reservation) -> tuple[object, ...]:
-    return (
-        reservation.domain,
-        key_of(parse(reservation.address)),
-        reservation.range,
-        reservation.network,
-        reservation.container_id,
-        reservation.ifname,
-        reservation.namespace,
-        reservation.pod,
-        reservation.uid,
-        reservation.boot,
-        reservation.since,
-        reservation.segment,
-    )
+    domain, address, *rest = astuple(reservation)
+    return (domain, key_of(parse(address)), *rest)
 
 
 def reservation_of(row: tuple[Any, ...]) -> Reservation:
-    return Reservation(
-        domain=row[0],
-        address=text(address_of(row[1])),
-        range=row[2],
-        network=row[3],
-        container_id=row[4],
-        ifname=row[5],
-        namespace=row[6],
-        pod=row[7],
-        uid=row[8],
-        boot=row[9],
-        since=row[10],
-        segment=row[11],
-    )
+    return Reservation(row[0], text(address_of(row[1])), *row[2:])
 
 
 def run_row(domain: str, run: Interval) -> tuple[object, ...]:
@@ -122,55 +96,16 @@ def run_of(row: tuple[Any, ...]) -> Interval:
 
 
 def block_row(block: LeasedBlock) -> tuple[object, ...]:
-    return (
-        block.name,
-        block.uid,
-        block.space,
-        block.pool,
-        json.dumps(block.domains),
-        key_of(block.first),
-        key_of(block.last),
-        _written(block.kept_out),
-        block.state,
-        block.max_offline,
-        block.boot,
-        block.confirmed,
-        block.sticky,
-        _written(block.unprobed),
-        _written(block.answered),
-    )
+    # The content is all of it: msgspec's JSON has no integers of 128 bits.
+    content = json.dumps(asdict(block))
+    return block.name, key_of(block.first), key_of(block.last), bool(block.unprobed), content
 
 
 def block_of(row: tuple[Any, ...]) -> LeasedBlock:
     try:
-        return _block_of(row)
+        block = msgspec.convert(json.loads(row[-1]), LeasedBlock)
     except (TypeError, ValueError) as error:
         raise Damage(f"the row of block {row[0]} cannot be read: {error}") from None
-
-
-def _block_of(row: tuple[Any, ...]) -> LeasedBlock:
-    return LeasedBlock(
-        name=row[0],
-        uid=row[1],
-        space=row[2],
-        pool=row[3],
-        domains=tuple(json.loads(row[4])),
-        first=address_of(row[5]),
-        last=address_of(row[6]),
-        kept_out=_intervals(row[7]),
-        state=row[8],
-        max_offline=row[9],
-        boot=row[10],
-        confirmed=row[11],
-        sticky=row[12],
-        unprobed=_intervals(row[13]),
-        answered=_intervals(row[14]),
-    )
-
-
-def _written(intervals: Iterable[Interval]) -> str:
-    return json.dumps([[str(first), str(last)] for first, last in intervals])
-
-
-def _intervals(written: str) -> tuple[Interval, ...]:
-    return tuple(Interval(int(first), int(last)) for first, last in json.loads(written))
+    if block_row(block)[:-1] != row[:-1]:
+        raise Damage(f"the row of block {row[0]} contradicts itself")
+    return block

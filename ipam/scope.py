@@ -11,7 +11,7 @@ import typing
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
@@ -20,20 +20,18 @@ from base.documents import DocumentError
 from cni.spec.errors import CNIError, Code
 from cni.spec.request import Request
 from ipam import options as ipam_options
-from ipam.database import DATABASE, has_content
 from ipam.nv_ipam import translate
 from ipam.nv_ipam.options import is_nv_ipam
 from ipam.options import IpamOptions
 from ipam.ranges import RangeSet
 from ipam.requested_ips import final_sets
 from ipam.sqlite_store import SqliteStore
-from ipam.store import Owner, Store
+from ipam.store import Owner
 from ipam.store_files import StoreFiles
 
 if TYPE_CHECKING:
+    from ipam.cluster.store import ClusterStore
     from ipam.cluster.wants import Claims
-
-T = TypeVar("T")
 
 PART = "ipam"
 """The top-level key of config.yaml."""
@@ -70,60 +68,19 @@ def of(part: object, name: str) -> AddressSettings:
     return settings
 
 
-def load(path: Path) -> AddressSettings:
-    """The settings in that file; the defaults if it is missing. Raises DocumentError, OSError."""
-    return of(_part(path), str(path))
-
-
-def said(path: Path) -> Scope | None:
-    """The scope that the file itself says. Raises DocumentError, OSError."""
-    part = _part(path)
-    settings = of(part, str(path))  # a mistake is an error
-    return settings.scope if isinstance(part, dict) and "scope" in part else None
-
-
-def _part(path: Path) -> object:
-    try:
-        content = documents.read(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    return documents.mapping(documents.decode(content, str(path)), str(path)).get(PART)
-
-
-def on_node(path: Path, store: StoreFiles) -> Source:
-    """The scope in the configuration file at `path`, which is read again at each call.
-
-    Where it says none, the `store` of a node whose agent has leased blocks is the cluster's: that
-    agent may read another file.
-    """
-
-    def read() -> Scope:
-        written = _in_call(said, path)
-        return written or ("cluster" if _has_leased(store) else "node")
-
-    return read
-
-
 def settings(path: Path) -> AddressSettings:
-    """`load`, in a call of a runtime: CNIError 5 if the file cannot be read."""
-    return _in_call(load, path)
-
-
-def _in_call(read: Callable[[Path], T], path: Path) -> T:
+    """The settings in that file, in a call of a runtime; the defaults if it is missing. CNIError 5
+    if it cannot be read."""
     try:
-        return read(path)
+        content = documents.decode(documents.read(path), str(path))
+        return of(documents.mapping(content, str(path)).get(PART), str(path))
+    except (FileNotFoundError, NotADirectoryError):
+        return AddressSettings()
     except (DocumentError, OSError) as error:
         raise CNIError(
             Code.IO_FAILURE,
             f"{error}: nothing was done, since that file says whose addresses they are",
         ) from None
-
-
-def _has_leased(store: StoreFiles) -> bool:
-    if not has_content(store.directory / DATABASE):
-        return False
-    with store.transaction() as tables:
-        return tables.instance() is not None
 
 
 def declared(request: Request) -> tuple[IpamOptions, Sequence[RangeSet]]:
@@ -161,7 +118,7 @@ class Stores:
         for. CNIError 4, 7; of nv-ipam's pools also what `translate` raises."""
         if not is_nv_ipam(request.config):
             return declared(request)
-        pools = translate.PoolsFile(self._directory).read()
+        pools = translate.read_pools(self._directory)
         return translate.translate(request.config, request.arguments, pools)
 
     def options(self, request: Request) -> IpamOptions:
@@ -179,7 +136,7 @@ class Stores:
         if self._claims is not None:
             self._claims.failed(owner, error)
 
-    def of_request(self, options: IpamOptions, boot: str) -> Store:
+    def of_request(self, options: IpamOptions, boot: str) -> "SqliteStore | ClusterStore":
         """The store that the request's addresses come from."""
         local = self._of_boot(boot)
         if (options.scope or self._scope()) == "node":

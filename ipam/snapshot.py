@@ -119,7 +119,7 @@ def snapshot(directory: Path, timeout: float = LOCK_TIMEOUT) -> Iterator[Tables 
     try:
         with ExitStack() as held:
             lock = held.enter_context(locked(directory, timeout))
-            tables = _opened(directory)
+            tables = opened(directory, kept=True)
             if tables is None:
                 if lock.noted().seq:
                     raise Damage(f"{DATABASE} is missing or empty")
@@ -142,9 +142,10 @@ def snapshot(directory: Path, timeout: float = LOCK_TIMEOUT) -> Iterator[Tables 
         raise explained(error, directory) from None
 
 
-def _opened(directory: Path) -> Tables | None:
+def opened(directory: Path, *, kept: bool) -> Tables | None:
+    """The database below `directory`, None if there is none. Raises FAILURES."""
     if has_content(directory / DATABASE):
-        return Tables(directory / DATABASE, kept=True)
+        return Tables(directory / DATABASE, kept=kept)
     if has_content(directory / WAL):
         raise Damage(f"{DATABASE} is missing or empty, and its WAL is not")
     return None

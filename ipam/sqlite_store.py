@@ -1,22 +1,21 @@
 """The address store of one node: SQLite under a file lock. See `store` for the words.
 
-Every method is one transaction on the files that a `StoreFiles` opens.
+Every method is one transaction on the files that a `StoreFiles` opens. CNIError is what it raises:
+5 if the system refuses, 11 if the lock is not free in time, 112 if the store is damaged.
 """
 
 import time
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
-from msgspec.structs import replace
-
 from cni.spec.attachment import Attachment
 from cni.spec.errors import CNIError, Code
-from ipam import allocation, probes, quota
-from ipam.addresses import parse, text
+from ipam import allocation, permitted
+from ipam.addresses import Interval, parse, text
 from ipam.allocation import AddressChoice
 from ipam.others import Others
 from ipam.ranges import Range, RangeSet
-from ipam.store import Grant, Owner, Quota, Reservation, ReservedAddress, Usage
+from ipam.store import Grant, Owner, Reservation, ReservedAddress, Usage
 from ipam.store_files import StoreFiles
 from ipam.tables import Tables
 from ipam.usage import usage_of
@@ -25,10 +24,11 @@ _WORTH_LOADING = 1000
 
 
 class SqliteStore:
-    """The reservations of this node. Implements `ipam.store.Store`.
+    """The reservations of this node.
 
     `files` is the directory of the store, to be opened for each call, or an object that opens it.
-    `boot` is this boot's identity: a reservation of another boot is stale.
+    `boot` is this boot's identity: a reservation of another boot is stale. Its pod may come back to
+    it until all of them are released: by a sweep, or where a range has no other address.
     """
 
     def __init__(
@@ -51,7 +51,14 @@ class SqliteStore:
         segment: str = "",
         alone: Sequence[Range] = (),
     ) -> Grant:
-        """See Store.reserve."""
+        """One address of each set for `owner`, to be used on `segment`: all or none.
+
+        None of them is one that another domain holds on the same segment, if that is known.
+        Raises CNIError 103 if the attachment holds addresses already, 110 if a set has no free
+        address, AddressTaken if a fixed address is held by someone else, and 121 if another
+        network holds an address on the segment that is in a range of `alone`, or if the owner's
+        quota does not allow as many.
+        """
         return self.reserve_seen(owner, lambda tables: sets, segment=segment, alone=alone)
 
     def reserve_seen(
@@ -61,23 +68,23 @@ class SqliteStore:
         *,
         segment: str = "",
         alone: Sequence[Range] = (),
-        limit: Callable[[], Quota | None] | None = None,
     ) -> Grant:
         """`reserve` of the sets that `seen` answers for what the store holds at that moment.
 
-        Nothing is reserved if it answers none. `limit` answers the owner's quota, where only the
-        sets tell it: it is asked after `seen`.
+        Nothing is reserved if it answers none.
         """
         with self._files.handing_out() as tables:
             sets = self._files.unused(tables, seen(tables))
             if not sets:
                 return Grant()
-            if limit is not None:
-                owner = replace(owner, quota=limit())
-            others = Others(tables, segment, self.boot)
-            others.require_absent(owner, alone)
-            choices = allocation.choose(tables, owner, sets, self.boot, others)
-            quota.require(tables, owner, choices, self.boot)
+            try:
+                choices = self._choose(tables, owner, sets, segment, alone)
+            except CNIError as error:
+                wants_room = error.code in (Code.NO_FREE_ADDRESS, Code.ADDRESS_TAKEN)
+                if not wants_room or not self._drop_stale(tables):
+                    raise
+                choices = self._choose(tables, owner, sets, segment, alone)
+            permitted.of_quota(tables, owner, choices, self.boot)
             granted = tuple(
                 ReservedAddress(
                     choice.range, self._reservation(owner, choice, segment), choice.replaced
@@ -85,7 +92,12 @@ class SqliteStore:
                 for choice in choices
             )
             reservations = [reserved.reservation for reserved in granted]
-            unprobed = probes.to_probe(tables, reservations)
+            blocks = tables.unprobed()
+            unprobed = tuple(
+                each.address
+                for each in reservations
+                if any(block.is_to_probe(each) for block in blocks)
+            )
             self._write(tables, put=reservations)
         return Grant(granted, unprobed)
 
@@ -95,14 +107,19 @@ class SqliteStore:
         """Note that no other machine answered for the one addresses, and one did for the other:
         those are not handed out any more."""
         with self._files.transaction() as tables:
-            changed = list(probes.settled(tables, silent, answered))
+            changed = []
+            for block in tables.unprobed():
+                seen = [each for each in (*silent, *answered) if block.is_to_probe(each)]
+                taken = [each for each in seen if each in answered]
+                if seen:
+                    changed.append(block.probed(map(_interval, seen), map(_interval, taken)))
             if changed:
                 with tables.change():
                     for block in changed:
                         tables.put_block(block)
 
     def undo(self, grant: Grant) -> None:
-        """See Store.undo."""
+        """Undo one `reserve`: put back what it replaced, and leave what has changed since."""
         with self._files.transaction() as tables:
             put, drop = [], []
             for reserved in grant.granted:
@@ -119,14 +136,14 @@ class SqliteStore:
             self._write(tables, put, drop)
 
     def release(self, attachment: Attachment) -> list[Reservation]:
-        """See Store.release."""
+        """Free everything that the attachment holds, and return it."""
         with self._files.transaction() as tables:
             held = tables.of_attachment(attachment)
             self._write(tables, drop=held)
         return held
 
     def collect(self, network: str, valid: Collection[tuple[str, str]]) -> list[Reservation]:
-        """See Store.collect."""
+        """Free what attachments of `network` hold whose (container id, ifname) is not valid."""
         with self._files.transaction() as tables:
             dead = [
                 reservation
@@ -137,12 +154,9 @@ class SqliteStore:
         return dead
 
     def release_stale(self) -> list[Reservation]:
-        """See Store.release_stale."""
+        """Free and return reservations of earlier boots."""
         with self._files.transaction() as tables:
-            # An imported reservation has no link, and may be in use on another node.
-            stale = [held for held in tables.all() if held.boot != self.boot and held.segment]
-            self._write(tables, drop=stale)
-        return stale
+            return self._drop_stale(tables)
 
     def forget(self, reservation: Reservation) -> None:
         """Free one address whose owner will not, for an operator.
@@ -165,20 +179,19 @@ class SqliteStore:
             self._write(tables, new, [each for each in old if each is not None])
 
     def held_by(self, attachment: Attachment) -> list[Reservation]:
-        """See Store.held_by."""
+        """Everything that the attachment holds, lowest address first."""
         with self._files.transaction() as tables:
             held = tables.of_attachment(attachment)
         return sorted(held, key=lambda reservation: parse(reservation.address))
 
     def exhausted(self, sets: Sequence[RangeSet]) -> str | None:
-        """See Store.exhausted."""
+        """Why `reserve` of these sets would fail for a new owner; None if it would not."""
         with self._files.handing_out() as tables:
-            for range_set in self._files.unused(tables, sets):
-                if not range_set.fixed:
-                    full = allocation.exhaustion(tables, range_set, self.boot)
-                    if full is not None:
-                        return full
-        return None
+            unused = self._files.unused(tables, sets)
+            full = _exhaustion(tables, unused)
+            if full is not None and self._drop_stale(tables):
+                full = _exhaustion(tables, unused)
+            return full
 
     def look(self, seen: Callable[[Tables], object]) -> None:
         """Call `seen` with what the store holds at one moment. It changes nothing."""
@@ -186,7 +199,10 @@ class SqliteStore:
             seen(tables)
 
     def usage(self, asked: tuple[Range, ...], last: Usage) -> Usage:
-        """See Store.usage."""
+        """How full these ranges are, and as whole networks others that reservations are from.
+
+        `last` is an earlier answer, which is returned at no cost if nothing has changed.
+        """
         with self._files.snapshot() as tables:
             if tables is None:
                 return Usage("", asked)
@@ -196,24 +212,52 @@ class SqliteStore:
             return Usage(state, asked, usage_of(tables, asked))
 
     def reservations(self) -> list[Reservation]:
-        """See Store.reservations."""
+        """Everything, by domain and address."""
         with self._files.snapshot() as tables:
             return [] if tables is None else list(tables.all())
 
-    def load(self, reservations: Sequence[Reservation]) -> None:
-        """See Store.load."""
+    def load(self, reservations: Sequence[Reservation]) -> int:
+        """Add those that are not there yet, all or none; how many. CNIError 111 for conflicts."""
+        new: dict[tuple[str, str], Reservation] = {}
+        conflicts = []
         with self._files.transaction() as tables:
-            new: dict[tuple[str, str], Reservation] = {}
-            for reservation in reservations:
-                key = (reservation.domain, reservation.address)
-                held = new.get(key) or tables.at(reservation.domain, parse(reservation.address))
-                if held is not None:
-                    raise CNIError(
-                        Code.ADDRESS_TAKEN,
-                        f"{reservation.address} is held by {held.holder}: nothing was loaded",
+            for each in reservations:
+                key = (each.domain, each.address)
+                holder = new.get(key) or tables.at(each.domain, parse(each.address))
+                if holder is None:
+                    new[key] = each
+                elif not _is_same(holder, each):
+                    conflicts.append(
+                        f"{each.address}: held by {holder.holder}, not by {each.holder}"
                     )
-                new[key] = reservation
-            self._write(tables, put=reservations)
+            if conflicts:
+                raise CNIError(
+                    Code.ADDRESS_TAKEN,
+                    f"nothing was imported: {'; '.join(conflicts)}",
+                    str(len(conflicts)),
+                )
+            self._write(tables, put=list(new.values()))
+        return len(new)
+
+    def _choose(
+        self,
+        tables: Tables,
+        owner: Owner,
+        sets: Sequence[RangeSet],
+        segment: str,
+        alone: Sequence[Range],
+    ) -> list[AddressChoice]:
+        others = Others(tables, segment, self.boot)
+        others.require_absent(owner, alone)
+        return allocation.choose(tables, owner, sets, self.boot, others)
+
+    def _drop_stale(self, tables: Tables) -> list[Reservation]:
+        """No sandbox of this node outlives its boot."""
+        stale = tables.of_other_boots(self.boot)
+        if stale:
+            with tables.change():
+                tables.drop_other_boots(self.boot)
+        return stale
 
     def _reservation(self, owner: Owner, choice: AddressChoice, segment: str) -> Reservation:
         return Reservation(
@@ -248,3 +292,25 @@ class SqliteStore:
                     tables.put(reservation)
             else:
                 tables.load(put)
+
+
+def _exhaustion(tables: Tables, sets: Sequence[RangeSet]) -> str | None:
+    every = (allocation.exhaustion(tables, each) for each in sets if not each.fixed)
+    return next((full for full in every if full is not None), None)
+
+
+def _interval(reservation: Reservation) -> Interval:
+    address = parse(reservation.address)
+    return Interval(address, address)
+
+
+def _is_same(held: Reservation, new: Reservation) -> bool:
+    """Whether the holder is the one to import: also if an import had no network, and has one now.
+
+    The pod may have a new sandbox since then.
+    """
+    if held.attachment == new.attachment:
+        return True
+    is_unnamed = new.network.startswith(" ") and held.ifname == new.ifname
+    is_pod = new.uid != "" and held.uid == new.uid
+    return is_unnamed and (is_pod or held.container_id == new.container_id)

@@ -1,18 +1,13 @@
-"""Who holds which address: the words, and what every store of reservations can do.
+"""Who holds which address: the words. The store of one node is `sqlite_store`."""
 
-The store of one node is `sqlite_store`. A store that is shared by a cluster comes behind the
-same interface.
-"""
-
-from collections.abc import Collection, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from base.pod import Pod
 from cni.spec.attachment import Attachment
 from cni.spec.errors import CNIError, Code
-from ipam.ranges import Range, RangeSet
+from ipam.ranges import Range
 
 
 class Quota(msgspec.Struct, frozen=True):
@@ -37,8 +32,9 @@ class Owner(msgspec.Struct, frozen=True):
     quota: Quota | None = None
 
 
-class Reservation(msgspec.Struct, frozen=True, kw_only=True):
-    """An address held by an attachment: a row of the store, and an entry of `list`.
+class Reservation(msgspec.Struct, frozen=True):
+    """An address held by an attachment: a row of the store, and an entry of `list`. The fields are
+    in the order of the columns.
 
     `domain` is where the address is unique, `range` the network it was taken from (CIDR),
     `boot` the boot in which it was taken, `since` seconds since 1970. `segment` is the link that
@@ -164,58 +160,3 @@ class Usage(msgspec.Struct, frozen=True):
     state: str = ""
     asked: tuple[Range, ...] = ()
     ranges: tuple[RangeUsage, ...] = ()
-
-
-class Store(Protocol):
-    """Reservations. Every method is one transaction; CNIError is what it raises.
-
-    Codes: 5 if the system refuses, 11 if the lock is not free in time, 112 if the store is damaged,
-    which is left as it is.
-    """
-
-    def reserve(
-        self,
-        owner: Owner,
-        sets: Sequence[RangeSet],
-        *,
-        segment: str = "",
-        alone: Sequence[Range] = (),
-    ) -> Grant:
-        """One address of each set for `owner`, to be used on `segment`: all or none.
-
-        None of them is one that another domain holds on the same segment, if that is known.
-        Raises CNIError 103 if the attachment holds addresses already, 110 if a set has no free
-        address, AddressTaken if a fixed address is held by someone else, and 121 if another
-        network holds an address on the segment that is in a range of `alone`, or if the owner's
-        quota does not allow as many.
-        """
-
-    def undo(self, grant: Grant) -> None:
-        """Undo one `reserve`: put back what it replaced, and leave what has changed since."""
-
-    def release(self, attachment: Attachment) -> list[Reservation]:
-        """Free everything that the attachment holds, and return it."""
-
-    def collect(self, network: str, valid: Collection[tuple[str, str]]) -> list[Reservation]:
-        """Free what attachments of `network` hold whose (container id, ifname) is not valid."""
-
-    def release_stale(self) -> list[Reservation]:
-        """Free and return reservations of an earlier boot for a link of this node."""
-
-    def held_by(self, attachment: Attachment) -> list[Reservation]:
-        """Everything that the attachment holds, lowest address first."""
-
-    def exhausted(self, sets: Sequence[RangeSet]) -> str | None:
-        """Why `reserve` of these sets would fail for a new owner; None if it would not."""
-
-    def usage(self, asked: tuple[Range, ...], last: Usage) -> Usage:
-        """How full these ranges are, and as whole networks others that reservations are from.
-
-        `last` is an earlier answer, which is returned at no cost if nothing has changed.
-        """
-
-    def reservations(self) -> list[Reservation]:
-        """Everything, by domain and address."""
-
-    def load(self, reservations: Sequence[Reservation]) -> None:
-        """Add reservations in bulk: all or none. CNIError 111 if an address is held already."""

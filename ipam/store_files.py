@@ -18,7 +18,6 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
 
 from cni.spec.errors import CNIError, Code
 from cni.spec.notes import note
@@ -32,18 +31,14 @@ from ipam.database import (
     has_content,
     shows_damage,
 )
-from ipam.fsck import Say
-from ipam.in_use import AddressesInUse, FactsOf, NodeFacts
+from ipam.fsck import AddressesInUse, FactsOf, NodeFacts, Say
 from ipam.ranges import Range, RangeSet
-from ipam.schema import UNREADABLE, Damage, OtherVersion
+from ipam.schema import UNREADABLE, OtherVersion
 from ipam.snapshot import LOCK_TIMEOUT, Noted, StoreLock, locked, require_all, take
 from ipam.tables import Tables
 
 SETTLE = 5.0  # seconds from a loss until what pods were given just before it can be seen on them
 _CLOSE_TIME = 2.0  # seconds
-_TENDED = 60.0  # seconds for which transactions count on `tend`
-_LARGE_WAL = 8 << 20  # bytes; some 300 transactions
-_LOOK_AT_WAL = 16  # transactions between two looks at its size
 
 
 class StoreFiles:
@@ -74,7 +69,6 @@ class StoreFiles:
         self._files: _Status = (None, None)
         self._process = 0
         self._closed = not kept
-        self._tended_until = 0.0
         self._seq = 0  # how many transactions this process knows of
         self._unchecked = True
         self._has_looked = False
@@ -84,55 +78,6 @@ class StoreFiles:
     @contextmanager
     def transaction(self) -> Iterator[Tables]:
         """The open database, locked. CNIError 5, 11 and 112."""
-        with self._transaction() as tables:
-            yield tables
-            patience = 2 if time.monotonic() < self._tended_until else 1
-            if tables.meta.seq % _LOOK_AT_WAL == 0:
-                self._compact(tables, patience * _LARGE_WAL)
-
-    @contextmanager
-    def handing_out(self) -> Iterator[Tables]:
-        """`transaction`, for who hands out addresses. CNIError 11 too, soon after a loss."""
-        with self.transaction() as tables:
-            if self._lost_at is not None:
-                self._settle_loss(tables, self._lost_at)
-            yield tables
-
-    def snapshot(self) -> AbstractContextManager[Tables | None]:
-        """See `snapshot.snapshot`: what the store holds now, to be read beside all transactions."""
-        self._require_own_process()
-        return snapshot.snapshot(self.directory, self._lock_timeout)
-
-    def tend(self) -> None:
-        """Write the WAL back if that is due, so that no transaction of a call has to. The same."""
-        with self._transaction() as tables:
-            self._tended_until = time.monotonic() + _TENDED
-            self._compact(tables, _LARGE_WAL)
-
-    def unused(self, tables: Tables, sets: Sequence[RangeSet]) -> Sequence[RangeSet]:
-        """The sets without addresses that interfaces have and nobody has reserved."""
-        ranges = [range_ for range_set in sets for range_ in range_set.ranges]
-        found = [each for range_ in ranges for each in self._in_use.within(range_)]
-        if not found:
-            return sets
-        if self._facts is not None and not all(each.lasts for each in found):
-            self._in_use = AddressesInUse(fsck.unreserved(tables, self._facts()))
-        return [
-            RangeSet(
-                tuple(self._unused(tables, range_) for range_ in range_set.ranges),
-                range_set.fixed,
-            )
-            for range_set in sets
-        ]
-
-    def _unused(self, tables: Tables, range_: Range) -> Range:
-        addresses = [parse(each.address) for each in self._in_use.within(range_)]
-        # Its holder may have it again: who holds it has it by an import since then, say.
-        free = [address for address in addresses if tables.at(range_.domain, address) is None]
-        return range_.without(free) if free else range_
-
-    @contextmanager
-    def _transaction(self) -> Iterator[Tables]:
         deadline = time.monotonic() + self._lock_timeout
         self._require_own_process()
         if not self._turn.acquire(timeout=self._lock_timeout):
@@ -162,6 +107,41 @@ class StoreFiles:
                 self._lock.release()
         finally:
             self._turn.release()
+
+    @contextmanager
+    def handing_out(self) -> Iterator[Tables]:
+        """`transaction`, for who hands out addresses. CNIError 11 too, soon after a loss."""
+        with self.transaction() as tables:
+            if self._lost_at is not None:
+                self._settle_loss(tables, self._lost_at)
+            yield tables
+
+    def snapshot(self) -> AbstractContextManager[Tables | None]:
+        """See `snapshot.snapshot`: what the store holds now, to be read beside all transactions."""
+        self._require_own_process()
+        return snapshot.snapshot(self.directory, self._lock_timeout)
+
+    def unused(self, tables: Tables, sets: Sequence[RangeSet]) -> Sequence[RangeSet]:
+        """The sets without addresses that interfaces have and nobody has reserved."""
+        ranges = [range_ for range_set in sets for range_ in range_set.ranges]
+        found = [each for range_ in ranges for each in self._in_use.within(range_)]
+        if not found:
+            return sets
+        if self._facts is not None and not all(each.lasts for each in found):
+            self._in_use = AddressesInUse(fsck.unreserved(tables, self._facts()))
+        return [
+            RangeSet(
+                tuple(self._unused(tables, range_) for range_ in range_set.ranges),
+                range_set.fixed,
+            )
+            for range_set in sets
+        ]
+
+    def _unused(self, tables: Tables, range_: Range) -> Range:
+        addresses = [parse(each.address) for each in self._in_use.within(range_)]
+        # Its holder may have it again: who holds it has it by an import since then, say.
+        free = [address for address in addresses if tables.at(range_.domain, address) is None]
+        return range_.without(free) if free else range_
 
     def _count(self, tables: Tables) -> None:
         """Count what was committed, before the call answers."""
@@ -294,31 +274,11 @@ class StoreFiles:
             "address was handed out; the runtime tries again",
         )
 
-    def _compact(self, tables: Tables, large: int) -> None:
-        """Write the WAL back if it is that large. This may take as long as ten transactions.
-
-        The transaction is over and will be answered: a failure is left to a later call, and so is
-        a WAL that somebody reads.
-        """
-        try:
-            if os.stat(self._wal).st_size <= large:  # noqa: PTH116 - a Path costs more
-                return
-            tables.end()
-            tables.checkpoint()
-        except FAILURES as error:
-            reason = explained(error, self.directory, "the store is as it was")
-            self._report(f"address store: its WAL was not written back: {reason}")
-        self._files = self._status()
-
     def _settle(self) -> None:
-        """Take the WAL's status after a transaction as ours, unless it is another file.
-
-        A transaction does not write to the database file.
-        """
-        database, wal = self._files
-        now = _status_of(self._wal)
-        if now is not None and wal is not None and now[:2] == wal[:2]:
-            self._files = database, now
+        """Take the files' status after a transaction as ours, unless they are other files."""
+        database, wal = self._status()
+        if not _is_another(self._files, (database, wal)):
+            self._files = database, wal
 
     def _close(self, error: BaseException | None = None) -> None:
         """Close the files, after `error` if there was one. A failure shows when they are opened
@@ -360,22 +320,16 @@ def open_store(directory: Path, *, kept: bool = False) -> Tables:
 
     The caller holds the lock and closes the database. Raises FAILURES.
     """
-    database = directory / DATABASE
-    if not has_content(database):
-        if has_content(directory / WAL):
-            raise Damage(f"{DATABASE} is missing or empty, and its WAL is not")
-        fsck.build(database, uuid.uuid4().hex, 0)
-    return Tables(database, kept=kept)
+    tables = snapshot.opened(directory, kept=kept)
+    if tables is None:
+        fsck.build(directory / DATABASE, uuid.uuid4().hex, 0)
+        tables = Tables(directory / DATABASE, kept=kept)
+    return tables
 
 
-class _FileStatus(NamedTuple):
-    """What changes when a program writes to a file or puts another one in its place (stat(2))."""
-
-    device: int
-    inode: int
-    size: int
-    modified: int
-
+_FileStatus = tuple[int, int, int, int]
+"""Device, inode, size and time: what changes when a program writes to a file or puts another one in
+its place (stat(2))."""
 
 _Status = tuple[_FileStatus | None, _FileStatus | None]
 """Of the database and its WAL."""
@@ -383,9 +337,15 @@ _Status = tuple[_FileStatus | None, _FileStatus | None]
 
 def _is_other(left: _Status, found: _Status) -> bool:
     """Whether more has changed than that another process of ours wrote to the WAL."""
-    (database, wal), (database_now, wal_now) = left, found
-    same_wal = wal is not None and wal_now is not None and wal[:2] == wal_now[:2]
-    return database != database_now or not same_wal
+    return left[0] != found[0] or _is_another(left, found)
+
+
+def _is_another(left: _Status, found: _Status) -> bool:
+    """Whether one of them is not the same file any more."""
+    return any(
+        one is None or other is None or one[:2] != other[:2]
+        for one, other in zip(left, found, strict=True)
+    )
 
 
 def _status_of(path: str) -> _FileStatus | None:
@@ -394,4 +354,4 @@ def _status_of(path: str) -> _FileStatus | None:
         status = os.stat(path)  # noqa: PTH116 - a Path costs more than the call
     except OSError:
         return None
-    return _FileStatus(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns

@@ -1,28 +1,30 @@
-"""The reservations in the database, and the runs of taken addresses.
+"""What is in the database: reservations, the runs of taken addresses, and leased blocks.
 
-Both tables hold the same addresses in two forms, and are compared before an address is handed out
+The first two hold the same addresses in two forms, and are compared before an address is handed out
 or released: an address that is free among the runs must have no reservation. If the two differ,
 that is `Damage`.
 """
 
 import sqlite3
 from collections.abc import Iterable, Iterator
-from pathlib import Path
+from functools import lru_cache
+from itertools import chain
+from typing import NamedTuple
 
 from base.pod import Pod
 from cni.spec.attachment import Attachment
 from ipam.addresses import Interval, parse, text
-from ipam.block_tables import BlockTables
-from ipam.blocks import Instance
+from ipam.blocks import Instance, LeasedBlock
 from ipam.database import Database
-from ipam.other_domains import DomainQueries
 from ipam.schema import (
+    BLOCK_COLUMNS,
+    BLOCK_MARKS,
     COLUMNS,
     RESERVATION_MARKS,
-    SCHEMA,
-    VERSION,
     Damage,
     address_of,
+    block_of,
+    block_row,
     key_of,
     reservation_of,
     reservation_row,
@@ -33,40 +35,16 @@ from ipam.schema import (
 from ipam.store import Owner, Reservation
 
 
-class Tables(Database, DomainQueries, BlockTables):
-    """The tables of an open database."""
+class HeldAddress(NamedTuple):
+    """As much of a reservation as the search for an address needs."""
 
-    @classmethod
-    def create(
-        cls,
-        path: Path,
-        store: str,
-        seq: int,
-        reservations: Iterable[Reservation] = (),
-        instance: Instance | None = None,
-    ) -> None:
-        """Write a new database at `path`, which does not exist yet. It is on disk afterwards."""
-        connection = sqlite3.connect(path, isolation_level=None)
-        try:
-            connection.execute("PRAGMA journal_mode = WAL")
-            connection.execute("PRAGMA synchronous = NORMAL")
-            connection.execute("BEGIN")
-            for statement in SCHEMA:
-                connection.execute(statement)
-            connection.execute("INSERT INTO meta VALUES (1, ?, ?)", (store, seq))
-            connection.execute(f"PRAGMA user_version = {VERSION}")
-            connection.execute("COMMIT")
-        finally:
-            connection.close()
-        tables = cls(path)
-        try:
-            with tables.change():
-                tables.load(reservations)
-                if instance is not None:
-                    tables.put_instance(instance)
-            tables.checkpoint()  # `close` does not report a failure to write the WAL back
-        finally:
-            tables.close()
+    address: int
+    domain: str
+    range: str
+
+
+class Tables(Database):
+    """The tables of an open database."""
 
     # --- reading -----------------------------------------------------------------------------
 
@@ -91,55 +69,30 @@ class Tables(Database, DomainQueries, BlockTables):
         """The reservation of `address`."""
         return self._row(domain, key_of(address))
 
-    def lowest_stale(self, domain: str, interval: Interval, boot: str) -> Reservation | None:
-        """The lowest reservation in `interval` that was made in another boot than `boot`."""
-        lowest: bytes | None = None
-        other = ""
-        while True:
-            # One step for each boot that left something behind, not one for each reservation.
-            row = self._execute(
-                "SELECT boot FROM reservation INDEXED BY by_boot WHERE boot >= ? "
-                "ORDER BY boot LIMIT 1",
-                (other,),
-            ).fetchone()
-            if row is None:
-                break
-            other = f"{row[0]}\0"
-            if row[0] == boot:
-                continue
-            row_of_boot = self._execute(
-                "SELECT address FROM reservation INDEXED BY by_boot WHERE boot = ? AND domain = ? "
-                "AND address BETWEEN ? AND ? ORDER BY address LIMIT 1",
-                (row[0], domain, key_of(interval.first), key_of(interval.last)),
-            ).fetchone()
-            if row_of_boot is not None and (lowest is None or row_of_boot[0] < lowest):
-                lowest = row_of_boot[0]
-        if lowest is None:
-            return None
-        stale = self._existing(domain, lowest)
-        if stale.boot == boot:
+    def of_other_boots(self, boot: str) -> list[Reservation]:
+        """What was reserved in other boots than this one."""
+        held = [
+            *self._indexed("INDEXED BY by_boot WHERE boot < ?", (boot,)),
+            *self._indexed("INDEXED BY by_boot WHERE boot > ?", (boot,)),
+        ]
+        if any(reservation.boot == boot for reservation in held):
             raise Damage("the index of boots does not match the reservations")
-        return stale
+        return held
 
     def of_attachment(self, attachment: Attachment) -> list[Reservation]:
         """What the attachment holds, by domain and address."""
-        keys = self._execute(
-            "SELECT domain, address FROM reservation INDEXED BY by_attachment "
-            "WHERE network = ? AND container_id = ? AND ifname = ? ORDER BY domain, address",
+        held = self._indexed(
+            "INDEXED BY by_attachment WHERE network = ? AND container_id = ? AND ifname = ? "
+            "ORDER BY domain, address",
             (attachment.network, attachment.container_id, attachment.ifname),
-        ).fetchall()
-        held = [self._existing(*key) for key in keys]
+        )
         if any(reservation.attachment != attachment for reservation in held):
             raise Damage("the index of attachments does not match the reservations")
         return held
 
     def of_network(self, network: str) -> list[Reservation]:
         """What attachments of the network hold."""
-        keys = self._execute(
-            "SELECT domain, address FROM reservation INDEXED BY by_attachment WHERE network = ?",
-            (network,),
-        ).fetchall()
-        held = [self._existing(*key) for key in keys]
+        held = self._indexed("INDEXED BY by_attachment WHERE network = ?", (network,))
         if any(reservation.network != network for reservation in held):
             raise Damage("the index of attachments does not match the reservations")
         return held
@@ -150,25 +103,16 @@ class Tables(Database, DomainQueries, BlockTables):
 
     def of_whole_pod(self, pod: Pod) -> list[Reservation]:
         """What the pod holds on all its interfaces."""
-        keys = set()
+        held: list[Reservation] = []
         if pod.uid:
-            keys |= set(
-                self._execute(
-                    "SELECT domain, address FROM reservation INDEXED BY by_uid "
-                    "WHERE uid = ? AND uid != ''",
-                    (pod.uid,),
-                )
-            )
+            held += self._indexed("INDEXED BY by_uid WHERE uid = ? AND uid != ''", (pod.uid,))
         if pod.name:
-            keys |= set(
-                self._execute(
-                    "SELECT domain, address FROM reservation INDEXED BY by_name "
-                    "WHERE namespace = ? AND pod = ? AND pod != ''",
-                    (pod.namespace, pod.name),
-                )
+            held += self._indexed(
+                "INDEXED BY by_name WHERE namespace = ? AND pod = ? AND pod != ''",
+                (pod.namespace, pod.name),
             )
-        held = [self._existing(*key) for key in sorted(keys)]
-        return [reservation for reservation in held if reservation.is_of(pod)]
+        by_place = sorted(set(held), key=lambda each: (each.domain, parse(each.address)))
+        return [reservation for reservation in by_place if reservation.is_of(pod)]
 
     def count_of_namespace(self, namespace: str, boot: str) -> int:
         """How many addresses the namespace's pods were given in this boot."""
@@ -178,6 +122,58 @@ class Tables(Database, DomainQueries, BlockTables):
             (namespace, boot),
         ).fetchone()
         return int(count)
+
+    def is_only(self, domain: str) -> bool:
+        """Whether no other domain holds an address."""
+        ((others,),) = self._execute(
+            "SELECT EXISTS (SELECT 1 FROM run WHERE domain < ?1) "
+            "OR EXISTS (SELECT 1 FROM run WHERE domain > ?1)",
+            (domain,),
+        ).fetchall()
+        return not others
+
+    def on_segment(self, segment: str, address: int) -> Iterator[HeldAddress]:
+        """What any domain holds on a segment, "" for an unknown one, from `address` on."""
+        for key, *rest in self._execute(
+            "SELECT address, domain, range FROM reservation INDEXED BY by_segment "
+            "WHERE segment = ? AND segment != '' AND address >= ? ORDER BY address",
+            (segment, key_of(address)),
+        ):
+            yield HeldAddress(address_of(key), *rest)
+
+    def in_domain(self, domain: str, address: int) -> Iterator[HeldAddress]:
+        """What the domain holds from `address` on, lowest first."""
+        for key, *rest in self._execute(
+            "SELECT address, domain, range FROM reservation "
+            "WHERE domain = ? AND address >= ? ORDER BY address",
+            (domain, key_of(address)),
+        ):
+            yield HeldAddress(address_of(key), *rest)
+
+    def of_others(
+        self, domain: str, address: int, segment: str, beside: str
+    ) -> Iterator[Reservation]:
+        """Who holds `address` on `segment` in another domain, and in `beside`."""
+        select = f"SELECT {COLUMNS} FROM reservation"
+        on_segment = self._execute(
+            f"{select} INDEXED BY by_segment WHERE segment = ? AND segment != '' "
+            "AND address = ? AND domain NOT IN (?, ?)",
+            (segment, key_of(address), domain, beside),
+        )
+        of_beside = self._execute(
+            f"{select} WHERE domain = ? AND address = ?", (beside, key_of(address))
+        )
+        for row in chain(on_segment, of_beside):
+            yield reservation_of(row)
+
+    def is_used(self, domain: str, interval: Interval, segment: str, network: str) -> bool:
+        """Whether another network and domain hold some of `interval` on `segment`."""
+        ((used,),) = self._execute(
+            "SELECT EXISTS (SELECT 1 FROM reservation INDEXED BY by_segment WHERE segment = ? "
+            "AND segment != '' AND address BETWEEN ? AND ? AND domain != ? AND network != ?)",
+            (segment, key_of(interval.first), key_of(interval.last), domain, network),
+        ).fetchall()
+        return bool(used)
 
     def all(self) -> Iterator[Reservation]:
         """Every reservation, by domain and address."""
@@ -202,6 +198,34 @@ class Tables(Database, DomainQueries, BlockTables):
         return self._execute(
             "SELECT DISTINCT domain, range FROM reservation ORDER BY domain, range"
         ).fetchall()
+
+    def blocks(self) -> Iterator[LeasedBlock]:
+        """Every block, by name."""
+        for row in self._execute(f"SELECT {BLOCK_COLUMNS} FROM block ORDER BY name"):
+            yield _seen(row)
+
+    def blocks_in(self, domain: str, interval: Interval) -> list[LeasedBlock]:
+        """The blocks that give out addresses of the interval in the domain, lowest first."""
+        rows = self._execute(
+            f"SELECT {BLOCK_COLUMNS} FROM block WHERE first <= ? AND last >= ? ORDER BY first",
+            (key_of(interval.last), key_of(interval.first)),
+        )
+        return [block for block in map(_seen, rows) if domain in block.domains]
+
+    def block(self, name: str) -> LeasedBlock | None:
+        """The block of that name."""
+        row = self._execute(f"SELECT {BLOCK_COLUMNS} FROM block WHERE name = ?", (name,)).fetchone()
+        return None if row is None else _seen(row)
+
+    def unprobed(self) -> list[LeasedBlock]:
+        """The blocks of which addresses are to be probed before their first use."""
+        rows = self._execute(f"SELECT {BLOCK_COLUMNS} FROM block WHERE unprobed ORDER BY name")
+        return list(map(_seen, rows))
+
+    def instance(self) -> Instance | None:
+        """Who leases the blocks; None before the first lease."""
+        row = self._execute("SELECT instance, machine FROM lessee").fetchone()
+        return None if row is None else Instance(*row)
 
     def verify_pages(self) -> None:
         """A tenth of `verify`: the structure. What else does not fit shows when it is used."""
@@ -262,8 +286,14 @@ class Tables(Database, DomainQueries, BlockTables):
         if address < run.last:
             self._put_run(domain, Interval(address + 1, run.last))
 
+    def drop_other_boots(self, boot: str) -> None:
+        """Forget what was reserved in other boots than this one."""
+        self._execute("DELETE FROM reservation WHERE boot != ?", (boot,))
+        self.load(())
+
     def load(self, reservations: Iterable[Reservation]) -> None:
-        """Add many reservations; sqlite3.IntegrityError if an address of them is not free."""
+        """Add many reservations; sqlite3.IntegrityError if an address of them is not free. The runs
+        are made again."""
         self.connection.executemany(
             f"INSERT INTO reservation VALUES ({RESERVATION_MARKS})",
             (reservation_row(reservation) for reservation in reservations),
@@ -278,6 +308,18 @@ class Tables(Database, DomainQueries, BlockTables):
             ),
         )
 
+    def put_block(self, block: LeasedBlock) -> None:
+        """Record a block, or what changed of it."""
+        self._execute(f"REPLACE INTO block VALUES ({BLOCK_MARKS})", block_row(block))
+
+    def drop_block(self, name: str) -> None:
+        """Forget a block."""
+        self._execute("DELETE FROM block WHERE name = ?", (name,))
+
+    def put_instance(self, instance: Instance) -> None:
+        """Lease under this identity from here on."""
+        self._execute("REPLACE INTO lessee VALUES (1, ?, ?)", instance)
+
     # --- the rows ----------------------------------------------------------------------------
 
     def _row(self, domain: str, key: bytes) -> Reservation | None:
@@ -286,6 +328,11 @@ class Tables(Database, DomainQueries, BlockTables):
             (domain, key),
         ).fetchone()
         return None if row is None else reservation_of(row)
+
+    def _indexed(self, where: str, values: tuple[str, ...]) -> list[Reservation]:
+        """The reservations that an index names."""
+        keys = self._execute(f"SELECT domain, address FROM reservation {where}", values).fetchall()
+        return [self._existing(*key) for key in keys]
 
     def _existing(self, domain: str, key: bytes) -> Reservation:
         reservation = self._row(domain, key)
@@ -329,3 +376,7 @@ class Tables(Database, DomainQueries, BlockTables):
 
     def _remove_run(self, domain: str, run: Interval) -> None:
         self._execute("DELETE FROM run WHERE domain = ? AND first = ?", (domain, key_of(run.first)))
+
+
+# Who holds the store's lock does not work a row out again.
+_seen = lru_cache(1024)(block_of)

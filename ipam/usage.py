@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from ipam.addresses import Network, parse_interface, text
 from ipam.allocation import held_in
-from ipam.ranges import Range, RangeSet, never_usable, of_network
+from ipam.ranges import Range, RangeSet, never_usable, of_network, size_of
 from ipam.schema import Damage
 from ipam.store import RangeUsage
 from ipam.tables import Tables
@@ -86,9 +86,8 @@ def _others(tables: Tables, named: set[tuple[str, Network]]) -> Iterator[Range]:
 
 
 def _usage(tables: Tables, range_: Range, spelling: str) -> RangeUsage:
-    size = sum(part.last - part.first + 1 for part in range_.parts)
     used = held_in(tables, range_)
-    return RangeUsage(range_.domain, spelling, used, size - used)
+    return RangeUsage(range_.domain, spelling, used, size_of(range_.parts) - used)
 
 
 def _spelling(range_: Range) -> str:

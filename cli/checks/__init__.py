@@ -1,6 +1,6 @@
 """The checks of `podfabric doctor`: functions that take the node and return outcomes."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
 import msgspec
@@ -23,6 +23,15 @@ Outcome = tuple[Status, str, str]
 """Status, observation, and what to do: a Finding without its check's name."""
 
 Check = Callable[[ThisNode], Iterator[Outcome]]
+
+
+_SHOWN = 4  # names in a text
+
+
+def some(names: Sequence[str]) -> str:
+    """The first names, and how many more there are."""
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return f"{', '.join(names[:_SHOWN])}{more}"
 
 
 def ok(seen: str) -> Outcome:

@@ -3,25 +3,23 @@
 import os
 import stat
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 
 from cli import gpu_parts, node_gpus
-from cli.checks import Outcome, failed, not_applicable, ok, warning
+from cli.checks import Outcome, failed, not_applicable, ok, some, warning
 from cli.gpu_parts import GpuPart
 from cli.node_gpus import ListedGPU
+from cli.shims import FILES
 from cli.this_node import ThisNode, gpu_label
 from deviceplugin.kubelet import records
 from deviceplugin.kubelet.records import KubeletUnreadable
 from gpu import nvml, processes
 from gpu.groups import Groups
-from gpu.nvml import Nvml, NvmlError
+from gpu.nvml import NvmlError
 from host.gpus import address_of
 
-LIBRARIES = ("libpfcuda.so", "libpfnvml.so")
 _MACHINES: Mapping[str, int] = {"x86_64": 62, "aarch64": 183}  # elf.h: EM_X86_64, EM_AARCH64
 _NO_POOL = "no pool of GPUs is configured"
-_SHOWN = 4
 
 
 def gpu_nodes(node: ThisNode) -> Iterator[Outcome]:
@@ -58,7 +56,7 @@ def driver(node: ThisNode) -> Iterator[Outcome]:
         yield not_applicable(_NO_POOL if node.gpus else "the node has no GPU")
         return
     try:
-        with _opened(node) as nvml_driver:
+        with nvml.open_driver(node.driver_root) as nvml_driver:
             version, told = nvml_driver.driver_version(), set(nvml_driver.uuids())
     except NvmlError as error:
         yield warning(
@@ -81,7 +79,7 @@ def libraries(node: ThisNode) -> Iterator[Outcome]:
     if not _limiting(node):
         yield not_applicable("no pool limits GPUs (modes slices and units do)")
         return
-    directory = _directory(node)
+    directory = node.paths.shims
     wrong = _wrong_libraries(node)
     if not directory.is_dir():
         yield warning(
@@ -91,7 +89,7 @@ def libraries(node: ThisNode) -> Iterator[Outcome]:
     elif wrong:
         yield failed(f"{directory}: {'; '.join(wrong)}", "`podfabric install --gpu`")
     else:
-        yield ok(f"{directory} has {' and '.join(LIBRARIES)}")
+        yield ok(f"{directory} has {' and '.join(FILES)}")
 
 
 def host_pids(node: ThisNode) -> Iterator[Outcome]:
@@ -163,7 +161,7 @@ def _unlike(
     root = node.paths.run / "gpu"
     if stray := sorted(present - expected.keys()):
         yield (
-            f"{root} has limits of no allocation: {_some(stray)}",
+            f"{root} has limits of no allocation: {some(stray)}",
             "a running agent removes them within a minute: look at its log",
             False,
         )
@@ -195,22 +193,8 @@ def _limiting(node: ThisNode) -> bool:
     return any(config.mode != "replicas" for config in node.config.gpus)
 
 
-@contextmanager
-def _opened(node: ThisNode) -> Iterator[Nvml]:
-    """NVML while a block runs. Raises NvmlError."""
-    opened = nvml.open_driver(node.driver_root)
-    try:
-        yield opened
-    finally:
-        opened.close()
-
-
-def _directory(node: ThisNode) -> Path:
-    return node.paths.shims
-
-
 def _wrong_libraries(node: ThisNode) -> list[str]:
-    of = ((name, _wrong(_directory(node) / name)) for name in LIBRARIES)
+    of = ((name, _wrong(node.paths.shims / name)) for name in FILES)
     return [f"{name}: {why}" for name, why in of if why]
 
 
@@ -230,8 +214,3 @@ def _wrong(library: Path) -> str:
     if not stat.S_ISREG(status.st_mode) or status.st_uid != 0 or status.st_mode & 0o022:
         return "can be changed by others than root"
     return "" if status.st_mode & 0o004 else "cannot be read by users of containers"
-
-
-def _some(names: list[str]) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return f"{', '.join(names[:_SHOWN])}{more}"

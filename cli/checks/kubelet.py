@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
-from cli.checks import Outcome, failed, not_applicable, ok, warning
+from cli.checks import Outcome, failed, not_applicable, ok, some, warning
 from cli.this_node import ThisNode
 from deviceplugin import checkpoint as records
 from deviceplugin.checkpoint import CheckpointDamaged
 from deviceplugin.kubelet import records as kubelet
-from deviceplugin.kubelet.records import KubeletUnreadable, PodDevices
+from deviceplugin.kubelet.records import KubeletUnreadable
 from deviceplugin.ledger import YOUNG
 from deviceplugin.pools import formats
 from deviceplugin.pools.config import ConfigError
@@ -52,7 +52,7 @@ def pools(node: ThisNode) -> Iterator[Outcome]:
     for pool in node.pools:
         name = pool.config.resource
         if not pool.slots:
-            left = Counter(refusal.why for refusal in node.left_out if refusal.resource == name)
+            left = Counter(pool.left.values())
             yield failed(
                 f"{name} offers nothing: {_most(left) or 'the node has no HCA'}",
                 "`podfabric devices` shows the reason for each HCA",
@@ -101,16 +101,6 @@ def registration_socket(node: ThisNode) -> Iterator[Outcome]:
     else:
         what = "no process answers" if path.exists() else "it does not exist"
         yield failed(f"{path}: {what}", "`systemctl status kubelet`")
-    watcher = node.paths.kubelet / "plugins_registry"
-    if node.config.registration == "watcher":
-        yield (
-            ok(f"{watcher} exists")
-            if watcher.is_dir()
-            else failed(
-                f"{watcher}: this directory does not exist, and registration is `watcher`",
-                "set `legacy`, or mount the kubelet's directory",
-            )
-        )
 
 
 def pod_resources(node: ThisNode) -> Iterator[Outcome]:
@@ -128,8 +118,7 @@ def plugin_sockets(node: ThisNode) -> Iterator[Outcome]:
     """One live socket of ours per resource."""
     from deviceplugin.kubelet import sockets  # it loads gRPC
 
-    watcher = node.config.registration == "watcher"
-    directory = node.paths.kubelet / "plugins_registry" if watcher else node.paths.device_plugins
+    directory = node.paths.device_plugins
     if not directory.is_dir():
         yield not_applicable(f"{directory} does not exist")
         return
@@ -162,7 +151,7 @@ def registered(node: ThisNode) -> Iterator[Outcome]:
         ]
         if foreign:
             yield failed(
-                f"{name}: the kubelet has ids that are not ours: {_some(foreign)}: another "
+                f"{name}: the kubelet has ids that are not ours: {some(foreign)}: another "
                 "device plugin offers that resource, or another configuration did",
                 "remove the other plugin (`kubectl get ds -A`), or rename the pool; then "
                 "restart the agent",
@@ -184,13 +173,7 @@ def checkpoint(node: ThisNode) -> Iterator[Outcome]:
     except CheckpointDamaged as damage:
         yield failed(str(damage), "a starting agent sets it aside and asks the kubelet")
         return
-    rows: list[PodDevices] = []
-    problems = []
-    for reader in (kubelet.from_checkpoint, kubelet.from_pod_resources):
-        try:
-            rows += reader(node.paths)
-        except KubeletUnreadable as error:
-            problems.append(str(error))
+    rows, problems = node.kubelet_rows
     ours = {pool.config.resource for pool in node.pools}
     ours.update(name for of in node.config.gpus for name in of.resources)
     theirs = {
@@ -199,7 +182,7 @@ def checkpoint(node: ThisNode) -> Iterator[Outcome]:
     missing = sorted(theirs - allocations.keys())
     if missing:
         yield failed(
-            f"{path} lacks allocations that the kubelet has: {_some(_shown(missing))}",
+            f"{path} lacks allocations that the kubelet has: {some(_shown(missing))}",
             f"a running agent adds them within a minute: {_LOOK_AT_AGENT}",
         )
     if problems:
@@ -217,7 +200,7 @@ def checkpoint(node: ThisNode) -> Iterator[Outcome]:
     )
     if stale:
         yield warning(
-            f"{path} has allocations that the kubelet does not have: {_some(_shown(stale))}",
+            f"{path} has allocations that the kubelet does not have: {some(_shown(stale))}",
             f"a running agent drops them within a minute: {_LOOK_AT_AGENT}",
         )
     if not stale and not missing:
@@ -247,8 +230,3 @@ def _answers(path: Path) -> bool:
 
 def _shown(keys: list[records.AllocationKey]) -> list[str]:
     return [f"{resource} {device_id}" for resource, device_id in keys]
-
-
-def _some(names: list[str]) -> str:
-    more = f" and {len(names) - 4} more" if len(names) > 4 else ""
-    return f"{', '.join(names[:4])}{more}"

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator
 
-from cli.checks import Outcome, not_applicable, ok, warning
+from cli.checks import Outcome, not_applicable, ok, some, warning
 from cli.this_node import ThisNode
 from host import sysfs
 
@@ -38,7 +38,7 @@ def gid_tables(node: ThisNode) -> Iterator[Outcome]:
     for (names, count, size), ports in sorted(short.items()):
         most = (size - _OWN) // _PER_ADDRESS
         yield warning(
-            f"{_some(ports)}: {size} GIDs are enough for {most} pods with an address each, but "
+            f"{some(ports)}: {size} GIDs are enough for {most} pods with an address each, but "
             f"{names} may give the HCA to {count}",
             f"set the pool's `slots` (mode all: `amount`) to at most {most}: see docs/pools.md",
         )
@@ -62,7 +62,3 @@ def _tables(node: ThisNode) -> Iterator[tuple[str, str, int]]:
                 if port.link_layer == "Ethernet":
                     size = len(sysfs.names(f"{device}/ports/{port.number}/gids"))
                     yield hca.id, f"port {port.number} of {rdma.name}", size
-
-
-def _some(ports: list[str]) -> str:
-    return f"{', '.join(ports[:4])}{f' and {len(ports) - 4} more' if len(ports) > 4 else ''}"

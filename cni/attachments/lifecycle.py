@@ -37,7 +37,6 @@ from host.errors import HostError
 from host.namespaces import NetworkNamespace
 from host.netdev_move import NameTaken
 from host.netlink import Rtnetlink, netlink
-from ipam import scope
 from ipam.delegation import Delegation, IpamCall
 from ipam.plugin import AddressPlugin
 
@@ -170,14 +169,7 @@ class InterfacePlugin(ABC):
             policy, subjects = cluster.on_node(paths)
         self._policy = policy
         self._subjects = subjects
-        store = node_facts.store_of(paths)
-        self._addresses = addresses or AddressPlugin.on_node(
-            store,
-            paths.boot_id,
-            self._policy,
-            scope.on_node(paths.config, store),
-            subjects,
-        )
+        self._addresses = addresses or node_facts.addresses_of(paths, policy, subjects)
         self._ipam = Delegation(self._addresses, paths.cni_bin, self._policy, subjects)
         self.journal = Journal(paths)
 

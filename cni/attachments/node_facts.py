@@ -11,6 +11,8 @@ from pathlib import Path
 
 from base.paths import Paths
 from cni.attachments.journal import Journal, JournalDamaged, JournalEntry, Phase
+from cni.policy import rules
+from cni.policy.document import Subjects
 from cni.spec.errors import CNIError
 from host import addresses
 from host.errors import HostError
@@ -19,8 +21,10 @@ from host.netlink import netlink
 from ipam import scope
 from ipam.addresses import Network, parse, parse_interface, text
 from ipam.delegation import OURS, TAKEN_OVER
-from ipam.in_use import LivingAddress, NodeFacts
+from ipam.fsck import LivingAddress, NodeFacts
 from ipam.options import IpamOptions
+from ipam.plugin import AddressPlugin
+from ipam.scope import Stores
 from ipam.store import Reservation
 from ipam.store_files import StoreFiles
 
@@ -28,6 +32,12 @@ from ipam.store_files import StoreFiles
 def store_of(paths: Paths) -> StoreFiles:
     """The node's store, for a process that does one call: it looks at the node when it opens it."""
     return StoreFiles(paths.ipam, kept=False, facts=partial(look, paths))
+
+
+def addresses_of(paths: Paths, policy: rules.Source, subjects: Subjects | None) -> AddressPlugin:
+    """The IPAM plugin of a process that does one call."""
+    stores = Stores(store_of(paths), lambda: scope.settings(paths.config).scope)
+    return AddressPlugin(stores, paths.boot_id, policy, subjects)
 
 
 def look(paths: Paths) -> NodeFacts:

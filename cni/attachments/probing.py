@@ -1,5 +1,5 @@
 """Probes addresses that another machine may use, on the pod's interface, before they are set there:
-those that a lost machine may still use (`ipam.probes`), or all, by `"probe": "always"`.
+those that a lost machine may still use (`ipam.blocks`), or all, by `"probe": "always"`.
 Announces a pod's addresses once they are set.
 """
 

@@ -5,44 +5,25 @@ since a driver reload changes their numbers.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Literal
 
+import grpc
 import msgspec
 
 from base.paths import Paths
 from deviceplugin import checkpoint
 from deviceplugin.allocate import cdi, environment, nodes
+from deviceplugin.api.v1beta1_pb2 import CDIDevice, ContainerAllocateResponse, DeviceSpec
+from deviceplugin.kubelet.server import Rejected
 from deviceplugin.pools.pool import Pool
-from host import discovery
 from host.device_nodes import DeviceNode
 from host.discovery import HCA, CharacterDevice
 from host.errors import HostError
-
-Code = Literal["INVALID_ARGUMENT", "FAILED_PRECONDITION"]
-
-
-class AllocateRefused(Exception):
-    """The request cannot be fulfilled. `code` is the name of the gRPC status."""
-
-    def __init__(self, code: Code, text: str) -> None:
-        super().__init__(text)
-        self.code: Code = code
-
-
-class ContainerNode(msgspec.Struct, frozen=True, kw_only=True):
-    """A device node that a container gets."""
-
-    path: str  # in the container: "/dev/infiniband/uverbs0"
-    host: str
-    permissions: str = "rw"  # not "m": containers need not make nodes
 
 
 class AllocateResult(msgspec.Struct, frozen=True, kw_only=True):
     """The answer to the kubelet, and what the checkpoint records of it."""
 
-    nodes: tuple[ContainerNode, ...] = ()  # sorted by path; () if CDI names stand for them
-    envs: dict[str, str] = {}  # sorted
-    cdi: tuple[str, ...] = ()  # "podfabric.io/rdma-hca=0000:3b:00.0", sorted
+    answer: ContainerAllocateResponse
     devices: dict[str, tuple[checkpoint.AllocatedHCA, ...]] = {}  # by device id, sorted
     notes: tuple[str, ...] = ()  # for the log: what the container lacks
 
@@ -52,36 +33,33 @@ def allocation(
     pool: Pool,
     ids: Sequence[str],
     healthy: Collection[str],
+    current: Mapping[str, HCA],
     *,
-    current: Mapping[str, HCA] | None = None,
     fabric_env: bool = True,
 ) -> AllocateResult:
     """What a container with these ids of the pool gets.
 
-    `healthy` are the ids that may be allocated now. `current` has the HCAs as they are now, by id;
-    None looks them up. `fabric_env`: this pool sets the variables of NCCL and UCX. With CDI, the
-    pool's specification is written. Raises AllocateRefused: INVALID_ARGUMENT for an id that the
-    pool does not have, FAILED_PRECONDITION for one that cannot be used now.
+    `healthy` are the ids that may be allocated now. `current` has the HCAs as they are now, by id.
+    `fabric_env`: this pool sets the variables of NCCL and UCX. With CDI, the pool's specification
+    is written, and the answer has CDI names in place of nodes. Raises Rejected: INVALID_ARGUMENT
+    for an id that the pool does not have, FAILED_PRECONDITION for one that cannot be used now.
     """
     wanted = _validated(pool, ids, healthy)
     if not wanted:
-        return AllocateResult()
-    if current is None:
-        current = {hca.id: hca for hca in discovery.hcas(paths)}
+        return AllocateResult(answer=ContainerAllocateResponse())
     lookup = _NodeLookup(paths, pool, current)
     by_id = {device_id: lookup.hcas(device_id) for device_id in wanted}
     nodes_of = lookup.nodes_of
-    names: tuple[str, ...] = ()
+    answer = ContainerAllocateResponse(
+        envs=environment.environment(pool.config, nodes_of, fabric=fabric_env)
+    )
     if pool.config.cdi:
         names = _described(paths, pool, current, nodes_of)
+        answer.cdi_devices.extend(CDIDevice(name=name) for name in names)
+    else:
+        answer.devices.extend(_specs(nodes_of))
     return AllocateResult(
-        nodes=() if pool.config.cdi else _container_nodes(nodes_of),
-        envs=environment.environment(
-            pool.config,
-            [_container_hca(*nodes_of[hca_id]) for hca_id in sorted(nodes_of)],
-            fabric=fabric_env,
-        ),
-        cdi=names,
+        answer=answer,
         devices={
             device_id: tuple(recorded(pool, hca) for hca in hcas)
             for device_id, hcas in by_id.items()
@@ -129,9 +107,6 @@ def recorded(pool: Pool, hca: HCA) -> checkpoint.AllocatedHCA:
     )
 
 
-_NodesOf = Mapping[str, tuple[HCA, Sequence[DeviceNode]]]  # by HCA id
-
-
 class _NodeLookup:
     """Looks up the nodes of the HCAs that ids stand for, once for each HCA."""
 
@@ -149,7 +124,7 @@ class _NodeLookup:
                 self.notes.append(f"containers do not get rdma_cm: {error}")
 
     def hcas(self, device_id: str) -> tuple[HCA, ...]:
-        """The usable HCAs that the id stands for. Raises AllocateRefused if there are none.
+        """The usable HCAs that the id stands for. Raises Rejected if there are none.
 
         In mode "all", HCAs without a working port are left out, unless none has one.
         """
@@ -164,8 +139,8 @@ class _NodeLookup:
         if not usable:
             gone = f"{', '.join(hca_ids) or 'its HCA'} is not on this node now"
             what = f"cannot allocate {device_id} of {pool.config.resource}"
-            raise AllocateRefused(
-                "FAILED_PRECONDITION", f"{what}: {failures[0] if failures else gone}"
+            raise Rejected(
+                grpc.StatusCode.FAILED_PRECONDITION, f"{what}: {failures[0] if failures else gone}"
             )
         self.notes += [f"left out: {why}" for why in failures]
         return usable
@@ -186,55 +161,41 @@ def _validated(pool: Pool, ids: Sequence[str], healthy: Collection[str]) -> list
     wanted = sorted(set(ids))
     for device_id in wanted:
         if pool.slot(device_id) is None:
-            raise AllocateRefused(
-                "INVALID_ARGUMENT",
+            raise Rejected(
+                grpc.StatusCode.INVALID_ARGUMENT,
                 f"cannot allocate {device_id} of {resource}: the pool has no such id: "
                 "`podfabric devices` shows its ids",
             )
     for device_id in wanted:
         slot = pool.slot(device_id)
         if slot is not None and device_id not in healthy:
-            raise AllocateRefused(
-                "FAILED_PRECONDITION",
+            raise Rejected(
+                grpc.StatusCode.FAILED_PRECONDITION,
                 f"cannot allocate {device_id} of {resource}: {', '.join(slot.hcas)} is unhealthy: "
                 "`podfabric doctor` says why",
             )
     return wanted
 
 
-def _container_nodes(nodes_of: _NodesOf) -> tuple[ContainerNode, ...]:
-    hosts = {node.path: node.host for _, hca_nodes in nodes_of.values() for node in hca_nodes}
-    return tuple(ContainerNode(path=path, host=hosts[path]) for path in sorted(hosts))
-
-
-def _container_hca(hca: HCA, hca_nodes: Sequence[DeviceNode]) -> environment.ContainerHCA:
-    first: dict[str, str] = {}
-    vfio: dict[str, str] = {}
-    for node in hca_nodes:
-        name = node.path.rpartition("/")[2]
-        if node.path.startswith("/dev/vfio/"):
-            vfio["mount" if name == "vfio" else "dev-mount"] = node.path
-        else:
-            first.setdefault(name.rstrip("0123456789"), node.path)
-    paths = {node.path for node in hca_nodes}
-    rdma = tuple(
-        device
-        for device in hca.rdma
-        if device.uverbs is not None and nodes.inside(device.uverbs.name) in paths
-    )
-    return environment.ContainerHCA(hca=hca, rdma=rdma, nodes=first, vfio=vfio)
+def _specs(nodes_of: environment.Given) -> list[DeviceSpec]:
+    """Each node once, by path; not to be made: containers need not make nodes."""
+    hosts = {node.path: node.host for _, of_hca in nodes_of.values() for node in of_hca}
+    return [
+        DeviceSpec(container_path=path, host_path=hosts[path], permissions="rw")
+        for path in sorted(hosts)
+    ]
 
 
 def _described(
-    paths: Paths, pool: Pool, current: Mapping[str, HCA], nodes_of: _NodesOf
+    paths: Paths, pool: Pool, current: Mapping[str, HCA], nodes_of: environment.Given
 ) -> tuple[str, ...]:
     """Write the pool's CDI specification; return the CDI names of these HCAs."""
     resource = pool.config.resource
     try:
         cdi.write(paths, resource, _nodes(paths, pool, current, nodes_of))
     except cdi.Unwritten as error:
-        raise AllocateRefused(
-            "FAILED_PRECONDITION", f"cannot allocate of {resource}: {error}"
+        raise Rejected(
+            grpc.StatusCode.FAILED_PRECONDITION, f"cannot allocate of {resource}: {error}"
         ) from None
     return tuple(
         cdi.qualified(resource, hca_id) for hca_id in sorted(nodes_of) if nodes_of[hca_id][1]
@@ -242,7 +203,7 @@ def _described(
 
 
 def _nodes(
-    paths: Paths, pool: Pool, current: Mapping[str, HCA], nodes_of: _NodesOf
+    paths: Paths, pool: Pool, current: Mapping[str, HCA], nodes_of: environment.Given
 ) -> dict[str, Sequence[DeviceNode]]:
     """The nodes of all usable HCAs of the pool, also of those that are not allocated now."""
     others = _NodeLookup(paths, pool, current)

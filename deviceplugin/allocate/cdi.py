@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from base import decoding, files
+from base import files
 from base.paths import Paths
 from deviceplugin.pools.config import PoolConfig
 from host.device_nodes import DeviceNode
@@ -26,7 +26,6 @@ VERSION = "0.5.0"  # the first with hostPath, and with names that begin with a d
 
 _PREFIX = f"{VENDOR}-"
 _LONGEST = 63
-_BEGINNING = f'{{\n  "cdiVersion": "{VERSION}",\n  "kind": "{VENDOR}/'.encode()
 _writing = Lock()  # the temporary file's name is fixed
 
 
@@ -53,23 +52,20 @@ def write(paths: Paths, resource: str, devices: Mapping[str, Sequence[DeviceNode
     """Write the pool's file if it differs; `devices` has the nodes by HCA id.
 
     Without any nodes the file is removed, since a specification must have a device. A reader sees
-    the old file or the new one. Raises Unwritten, also if the file is not ours.
+    the old file or the new one. Raises Unwritten.
     """
     file = path(paths, resource)
-    content = _specification(resource, devices)
+    described = [
+        {"name": _name(hca), "containerEdits": {"deviceNodes": node_edits(devices[hca])}}
+        for hca in sorted(devices)
+        if devices[hca]
+    ]
     with _writing:
         try:
-            old = _content(file)
-            if old is not None and not _is_ours(old):
-                raise Unwritten(
-                    f"{file}: is not podfabric's, by its kind: move it away, or remove `cdi` from "
-                    f"the pool {resource}"
-                )
-            if content is None:
+            if described:
+                put(file, kind(resource), described)
+            else:
                 files.remove(file)
-            elif old != content:
-                make_directory(file.parent)
-                files.write_atomically(file, content, 0o644, durable=False)
         except OSError as error:
             raise Unwritten(
                 f"cannot write the CDI specification {file}: {error.strerror}: the agent "
@@ -77,23 +73,25 @@ def write(paths: Paths, resource: str, devices: Mapping[str, Sequence[DeviceNode
             ) from None
 
 
-def remove_others(paths: Paths, pools: Iterable[PoolConfig]) -> list[Path]:
-    """Remove our files of all other pools; return the removed ones. Raises OSError."""
+def remove_others(paths: Paths, pools: Iterable[PoolConfig]) -> None:
+    """Remove the files of all other pools. Raises OSError."""
     kept = {path(paths, pool.resource) for pool in pools}
-    ours = sorted(paths.cdi.glob(f"{_PREFIX}*.json"))
-    return [file for file in ours if file not in kept and _remove(file)]
+    with _writing:
+        for file in sorted(paths.cdi.glob(f"{_PREFIX}*.json")):
+            if file not in kept:
+                files.remove(file)
 
 
-def _specification(resource: str, devices: Mapping[str, Sequence[DeviceNode]]) -> bytes | None:
-    described = [
-        {"name": _name(hca), "containerEdits": {"deviceNodes": node_edits(devices[hca])}}
-        for hca in sorted(devices)
-        if devices[hca]
-    ]
-    if not described:
-        return None
-    specification = {"cdiVersion": VERSION, "kind": kind(resource), "devices": described}
-    return msgspec.json.format(msgspec.json.encode(specification), indent=2) + b"\n"
+def put(file: Path, of_kind: str, devices: Sequence[Mapping[str, Any]]) -> None:
+    """Write a specification of these devices if it differs from the file's. Raises OSError."""
+    document = {"cdiVersion": VERSION, "kind": of_kind, "devices": devices}
+    content = msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n"
+    if file.exists() and file.read_bytes() == content:
+        return
+    if not file.parent.exists():
+        file.parent.mkdir(parents=True)
+        file.parent.chmod(0o755)  # others read it; our umask must not prevent that
+    files.write_atomically(file, content, 0o644, durable=False)
 
 
 def node_edits(nodes: Sequence[DeviceNode]) -> list[dict[str, Any]]:
@@ -126,42 +124,3 @@ def _name(hca: str) -> str:
     """A device name of CDI. Addresses and names of RDMA devices stay as they are."""
     name = re.sub(r"[^A-Za-z0-9_.:-]", "-", hca)
     return name if name[:1].isalnum() and name[-1:].isalnum() else f"d{name}0"
-
-
-def _content(file: Path) -> bytes | None:
-    try:
-        return file.read_bytes()
-    except FileNotFoundError:
-        return None
-
-
-def _is_ours(content: bytes) -> bool:
-    """Whether a file with our name is ours by its kind.
-
-    A power cut may have damaged it. An empty file, or one of zeros, may be replaced. A file that
-    cannot be decoded is ours if it begins like ours, up to the kind or to where it was cut off;
-    otherwise it may be another program's YAML.
-    """
-    try:
-        document = decoding.decode(content, object)
-    except msgspec.MsgspecError:
-        left = content.rstrip(b"\0")
-        return _BEGINNING.startswith(left) or left.startswith(_BEGINNING)
-    of_kind = document.get("kind") if isinstance(document, dict) else None
-    return isinstance(of_kind, str) and of_kind.startswith(f"{VENDOR}/")
-
-
-def _remove(file: Path) -> bool:
-    with _writing:
-        content = _content(file)
-        if content is None or not _is_ours(content):
-            return False
-        files.remove(file)
-        return True
-
-
-def make_directory(directory: Path) -> None:
-    """Make the directory of CDI files, unless it is there. Raises OSError."""
-    if not directory.exists():
-        directory.mkdir(parents=True)
-        directory.chmod(0o755)  # others read it; our umask must not prevent that

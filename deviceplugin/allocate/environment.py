@@ -10,20 +10,17 @@ from typing import Any
 
 import msgspec
 
+from deviceplugin.allocate import nodes
 from deviceplugin.pools.config import PoolConfig
+from host.device_nodes import DeviceNode
 from host.discovery import HCA, RdmaDevice
 
 NCCL = "NCCL_IB_HCA"
 UCX = "UCX_NET_DEVICES"
 
 
-class ContainerHCA(msgspec.Struct, frozen=True, kw_only=True):
-    """An HCA that a container gets, with the paths of its nodes in the container."""
-
-    hca: HCA
-    rdma: tuple[RdmaDevice, ...] = ()  # those whose verbs device the container gets
-    nodes: Mapping[str, str] = {}  # "uverbs", "umad", "issm", "rdma_cm" → path, the first of each
-    vfio: Mapping[str, str] = {}  # "mount", "dev-mount" → path
+Given = Mapping[str, tuple[HCA, Sequence[DeviceNode]]]
+"""The HCAs that a container gets, by id, each with the nodes that it gets."""
 
 
 def variable(pool: PoolConfig) -> str:
@@ -34,19 +31,19 @@ def variable(pool: PoolConfig) -> str:
     return f"PCIDEVICE_{pool.variable}"
 
 
-def environment(pool: PoolConfig, hcas: Sequence[ContainerHCA], *, fabric: bool) -> dict[str, str]:
+def environment(pool: PoolConfig, given: Given, *, fabric: bool) -> dict[str, str]:
     """A container's variables, sorted by name.
 
     With `fabric`, also those of NCCL and UCX, which only one pool of a node may set.
     """
-    ordered = sorted({item.hca.id: item for item in hcas}.items())
+    ordered = sorted(given.items())
     key = variable(pool)
-    info = {hca_id: _info(item, pool.additional_info) for hca_id, item in ordered}
+    info = {hca_id: _info(*of, pool.additional_info) for hca_id, of in ordered}
     variables = {
         key: ",".join(hca_id for hca_id, _ in ordered),
         f"{key}_INFO": msgspec.json.encode(info).decode(),
     }
-    devices = [rdma for _, item in ordered for rdma in item.rdma]
+    devices = [rdma for _, of in ordered for rdma in _verbs(*of)]
     if fabric and devices:
         variables[NCCL] = nccl(devices)
         variables[UCX] = ucx(devices)
@@ -78,18 +75,37 @@ def ucx(devices: Iterable[RdmaDevice]) -> str:
     return ",".join(names)
 
 
-def _info(item: ContainerHCA, additional: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
+def _verbs(hca: HCA, given: Sequence[DeviceNode]) -> list[RdmaDevice]:
+    """The RDMA devices whose verbs devices the container gets."""
+    paths = {node.path for node in given}
+    return [
+        rdma
+        for rdma in hca.rdma
+        if rdma.uverbs is not None and nodes.inside(rdma.uverbs.name) in paths
+    ]
+
+
+def _info(
+    hca: HCA, given: Sequence[DeviceNode], additional: Mapping[str, Mapping[str, str]]
+) -> dict[str, Any]:
     """One HCA's part of …_INFO, as in the SR-IOV plugin's code (not its README)."""
-    hca = item.hca
+    of_rdma: dict[str, str] = {}  # the first of each kind: "uverbs", "umad", "issm", "rdma_cm"
+    vfio: dict[str, str] = {}
+    for node in given:
+        name = node.path.rpartition("/")[2]
+        if node.path.startswith("/dev/vfio/"):
+            vfio["mount" if name == "vfio" else "dev-mount"] = node.path
+        else:
+            of_rdma.setdefault(name.rstrip("0123456789"), node.path)
     info: dict[str, Any] = {}
     # "*" is for every HCA; the keys of an address override it.
     extra = {**additional.get("*", {}), **additional.get(hca.id, {})}
     if extra:
         info["extra"] = dict(sorted(extra.items()))
     info["generic"] = {"deviceID": hca.id}
-    if item.rdma:
-        names = ",".join(rdma.name for rdma in item.rdma)
-        info["rdma"] = dict(sorted({**item.nodes, "rdma_dev": names}.items()))
-    if item.vfio:
-        info["vfio"] = dict(sorted(item.vfio.items()))
+    if verbs := _verbs(hca, given):
+        names = ",".join(rdma.name for rdma in verbs)
+        info["rdma"] = dict(sorted({**of_rdma, "rdma_dev": names}.items()))
+    if vfio:
+        info["vfio"] = dict(sorted(vfio.items()))
     return info

@@ -5,18 +5,19 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 
 from msgspec.structs import replace
 
 from base.paths import Paths
+from base.problems import Problems
 from deviceplugin.gpus import slot_files
 from deviceplugin.gpus.given import Giver, group_of
 from deviceplugin.gpus.holders import Holders
 from deviceplugin.gpus.parts import GpuParts
 from deviceplugin.gpus.replicas import ReplicaService
-from deviceplugin.gpus.share_pool import SharePool, kinds
+from deviceplugin.gpus.share_pool import SharePool, by_pool, kinds
 from deviceplugin.gpus.shares import ShareService
 from deviceplugin.gpus.start import Starter
 from deviceplugin.kubelet.pod_resources import PodResourcesClient
@@ -64,7 +65,7 @@ class GpuPools:
         self._faults: dict[str, str | None] = {}  # that were told, by address
         self._expected: frozenset[str] = frozenset()
         self._began = time.monotonic()
-        self._problems: dict[str, str] = {}
+        self._problems = Problems(_log)
         self._replicas: dict[str, ReplicaService] = {}
         self._pools: dict[tuple[str, ...], SharePool] = {}  # by their resources
         self._shares: dict[str, ShareService] = {}
@@ -79,13 +80,8 @@ class GpuPools:
 
     @property
     def shares(self) -> Mapping[str, ShareService]:
-        """Those of them whose ids are parts of GPUs."""
+        """Those of them whose ids are parts of GPUs: containers that end make room for others."""
         return self._shares
-
-    @property
-    def has_shares(self) -> bool:
-        """Whether containers that end make room for others, which only the kubelet tells."""
-        return bool(self._shares)
 
     @property
     def limited(self) -> Sequence[LimitedGPU]:
@@ -123,7 +119,7 @@ class GpuPools:
         seen = [self._withheld(gpu) for gpu in gpus]
         self._tell_changes(seen)
         changed: set[str] = set()
-        for pool, mine in self._by_pool(seen):
+        for pool, mine in by_pool(self._configs, seen):
             if pool.mode == "replicas":
                 changed |= self._update_replicas(pool, mine)
             else:
@@ -152,20 +148,12 @@ class GpuPools:
         """
         return sorted({address for pool in self._pools.values() for address in pool.with_room()})
 
-    def _by_pool(self, gpus: Sequence[NodeGPU]) -> Iterator[tuple[GpuPoolConfig, list[NodeGPU]]]:
-        """The GPUs of each pool: the first that selects a GPU has it."""
-        left = list(gpus)
-        for config in self._configs:
-            mine = [gpu for gpu in left if config.selects(gpu.gpu)]
-            left = [gpu for gpu in left if gpu not in mine]
-            yield config, mine
-
     def _limited_of(self, gpus: Sequence[NodeGPU]) -> dict[str, LimitedGPU]:
         """The GPUs that are given in parts, by address."""
         obstacle = self._giver.parts.obstacle
         return {
             gpu.gpu.address: LimitedGPU(uuid=gpu.gpu.uuid, minor=gpu.minor, obstacle=obstacle())
-            for config, mine in self._by_pool(gpus)
+            for config, mine in by_pool(self._configs, gpus)
             for gpu in (mine if config.mode != "replicas" else ())
         }
 
@@ -182,7 +170,7 @@ class GpuPools:
         replicas = {config.resource for config in configs if config.mode == "replicas"}
         self._replicas = {
             resource: self._replicas.get(resource)
-            or ReplicaService(self._paths, self._ledger, self._allocated)
+            or ReplicaService(resource, self._paths, self._ledger, self._allocated)
             for resource in sorted(replicas)
         }
         shared = [config for config in configs if config.mode != "replicas"]
@@ -206,13 +194,13 @@ class GpuPools:
     def _update_replicas(self, config: GpuPoolConfig, gpus: Sequence[NodeGPU]) -> set[str]:
         service = self._replicas[config.resource]
         changed = service.update(config, gpus, self._expected)
-        self._tell(config.resource, service.problem if gpus else NOTHING)
+        self._problems.tell(config.resource, service.problem if gpus else NOTHING)
         return {config.resource} if changed else set()
 
     def _update_shares(self, config: GpuPoolConfig, gpus: Sequence[NodeGPU]) -> set[str]:
         pool = self._pools[config.resources]
         pool.update(config, gpus)
-        self._tell(", ".join(config.resources), pool.problem if gpus else NOTHING)
+        self._problems.tell(", ".join(config.resources), pool.problem if gpus else NOTHING)
         return {name for name in config.resources if self._shares[name].update(self._expected)}
 
     def _expected_of(self, gpus: Sequence[NodeGPU]) -> frozenset[str]:
@@ -270,12 +258,3 @@ class GpuPools:
             if before.get(gpu.gpu.address, "") != gpu.fault:
                 level = logging.INFO if gpu.fault is None else logging.WARNING
                 _log.log(level, "%s (%s): %s", gpu.name, gpu.gpu.address, gpu.fault or "healthy")
-
-    def _tell(self, resource: str, problem: str | None) -> None:
-        """Log a problem, once while it stays the same."""
-        if problem is not None and self._problems.get(resource) != problem:
-            _log.warning("%s: %s", resource, problem)
-        if problem is None:
-            self._problems.pop(resource, None)
-        else:
-            self._problems[resource] = problem

@@ -10,8 +10,6 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 
-import msgspec
-
 from base.paths import Paths
 from base.types import DeviceId
 from deviceplugin.api import v1beta1_pb2
@@ -20,7 +18,7 @@ from deviceplugin.gpus import ids as gpu_ids
 from deviceplugin.gpus import preferred
 from deviceplugin.gpus.ids import adopted, numa
 from deviceplugin.kubelet.records import PodDevices
-from deviceplugin.kubelet.server import Listing
+from deviceplugin.kubelet.server import ServedPool
 from deviceplugin.ledger import Ledger
 from deviceplugin.pools.config import MOST_IDS
 from deviceplugin.pools.gpu_pool import GpuPoolConfig
@@ -33,32 +31,23 @@ from host.errors import HostError
 _log = logging.getLogger(__name__)
 
 
-class _ReplicaList(msgspec.Struct, frozen=True):
-    """The ids as the kubelet sees them. A change replaces the whole value."""
-
-    listing: Listing = []
-    gpus: dict[str, NodeGPU] = {}  # by device id
-
-
-class ReplicaService:
+class ReplicaService(ServedPool):
     """A pool of mode "replicas", as the kubelet sees it. Several threads may call it."""
 
-    pre_start_required = False
-
     def __init__(
-        self, paths: Paths, ledger: Ledger, allocated: Callable[[], object] = lambda: None
+        self,
+        resource: str,
+        paths: Paths,
+        ledger: Ledger,
+        allocated: Callable[[], object] = lambda: None,
     ) -> None:
+        super().__init__(resource)
         self._paths = paths
         self._ledger = ledger
         self._allocated = allocated
         self._config = GpuPoolConfig(mode="replicas")
-        self._offered = _ReplicaList()
+        self._gpus: dict[str, NodeGPU] = {}  # by device id; replaced, never changed
         self.problem: str | None = None  # why there are fewer ids than configured
-
-    @property
-    def name(self) -> str:
-        """The resource."""
-        return self._config.resource
 
     def update(
         self, config: GpuPoolConfig, gpus: Sequence[NodeGPU], expected: Collection[str] = ()
@@ -68,7 +57,6 @@ class ReplicaService:
         `expected` has the addresses of GPUs that are not ready yet, and whose ids are listed as
         healthy where a container holds them.
         """
-        before = self._offered
         each = min(config.replicas, MOST_IDS // max(len(gpus), 1))
         self.problem = None
         if each != config.replicas:
@@ -79,20 +67,17 @@ class ReplicaService:
         by_id = {f"{gpu.name}-_-{k}": gpu for gpu in gpus for k in range(1, each + 1)}
         waiting = {name for name in self._ledger.held(config.resource) if name in by_id}
         waiting = {name for name in waiting if by_id[name].gpu.address in expected}
-        listing: Listing = [
-            (device_id, gpu.fault is None or device_id in waiting, numa(gpu))
-            for device_id, gpu in by_id.items()
-        ]
-        self._config, self._offered = config, _ReplicaList(listing, by_id)
-        return listing != before.listing
-
-    def listing(self) -> Listing:
-        """Every device id, whether it is healthy, and its NUMA node."""
-        return self._offered.listing
+        self._config, self._gpus = config, by_id
+        return self.relist(
+            [
+                (device_id, gpu.fault is None or device_id in waiting, numa(gpu))
+                for device_id, gpu in by_id.items()
+            ]
+        )
 
     def preferred(self, available: list[str], must_include: list[str], size: int) -> list[str]:
         """The ids of one GPU if it has enough, else of as few as possible; or of as many."""
-        gpus = self._offered.gpus
+        gpus = self._gpus
         of = {device_id: gpus[device_id].name for device_id in available if device_id in gpus}
         free = {(self.name, device_id) for device_id in available}
         held = Counter(
@@ -105,14 +90,14 @@ class ReplicaService:
 
     def allocate(self, ids: list[str]) -> v1beta1_pb2.ContainerAllocateResponse:
         """The nodes of the ids' GPUs, each once. They are on disk before this returns."""
-        gpu_ids.check(self.name, ids, self._offered.gpus)
-        gpus = {DeviceId(device_id): self._offered.gpus[device_id] for device_id in sorted(ids)}
+        gpu_ids.check(self.name, ids, self._gpus)
+        gpus = {DeviceId(device_id): self._gpus[device_id] for device_id in sorted(ids)}
         try:
             given = nodes.of_gpus(self._paths, {gpu.minor for gpu in gpus.values()})
         except HostError as error:
             raise gpu_ids.refusal(self.name, ids[0], str(error)) from None
         try:
-            self._ledger.record_gpus(
+            self._ledger.record(
                 self.name, {device_id: _recorded(gpu) for device_id, gpu in gpus.items()}
             )
         except OSError as error:
@@ -121,19 +106,16 @@ class ReplicaService:
         _log.info("%s: %s allocated", self.name, ", ".join(sorted(ids)))
         return _answer(given, self._config.driver_mount)
 
-    def pre_start(self, ids: list[str]) -> None:
-        """Do nothing: Allocate has given the nodes."""
-
     def adopt(self, rows: Sequence[PodDevices]) -> None:
         """Record what only the kubelet knows. Raises OSError."""
-        gpus = self._offered.gpus
-        of_ids = {
+        gpus = self._gpus
+        of_ids: dict[str, AllocatedGPU] = {
             device_id: _recorded(gpus[device_id])
             for device_id in adopted(self._ledger, self.name, rows)
             if device_id in gpus
         }
         if of_ids:
-            self._ledger.record_gpus(self.name, of_ids, adopted=True)
+            self._ledger.adopt(self.name, of_ids)
 
 
 def _answer(

@@ -5,7 +5,7 @@ be another one. The kubelet chooses ids of each resource on its own, and does no
 them fit together.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 
 import msgspec
@@ -61,6 +61,17 @@ def kinds(config: GpuPoolConfig) -> tuple[IdKind, ...]:
         IdKind(config.memory_resource, Share(memory=config.unit)),
         IdKind(config.compute_resource, Share(compute=1)),
     )
+
+
+def by_pool(
+    configs: Iterable[GpuPoolConfig], gpus: Iterable[NodeGPU]
+) -> Iterator[tuple[GpuPoolConfig, list[NodeGPU]]]:
+    """The GPUs of each pool: the first that selects a GPU has it."""
+    left = list(gpus)
+    for config in configs:
+        mine = [gpu for gpu in left if config.selects(gpu.gpu)]
+        left = [gpu for gpu in left if gpu not in mine]
+        yield config, mine
 
 
 class SharePool:

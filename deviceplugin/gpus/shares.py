@@ -23,14 +23,14 @@ from deviceplugin.gpus.ids import adopted, numa, refusal
 from deviceplugin.gpus.share_pool import IdKind, SharedGPU, SharePool, healthy_ids
 from deviceplugin.gpus.start import Starter
 from deviceplugin.kubelet.records import PodDevices
-from deviceplugin.kubelet.server import Listing
+from deviceplugin.kubelet.server import ServedPool
 from gpu.placement import Share, choose
 from gpu.settings import CONTEXT_RESERVE
 
 _log = logging.getLogger(__name__)
 
 
-class ShareService:
+class ShareService(ServedPool):
     """One resource of a pool of shares, as the kubelet sees it. Several threads may call it."""
 
     pre_start_required = True
@@ -43,18 +43,13 @@ class ShareService:
         starter: Starter,
         allocated: Callable[[], object] = lambda: None,
     ) -> None:
+        super().__init__(kind.resource)
         self.kind = kind
         self.pool = pool
         self._giver = giver
         self._starter = starter
         self._allocated = allocated
-        self._listing: Listing = []
         self._gpus: dict[str, SharedGPU] = {}  # that an id names
-
-    @property
-    def name(self) -> str:
-        """The resource."""
-        return self.kind.resource
 
     def update(self, expected: Collection[str] = ()) -> bool:
         """List the ids of the pool's GPUs; True if the kubelet must get a new list.
@@ -80,16 +75,10 @@ class ShareService:
             given = allocation.gpu
             if given is None or (given.bdf or named) not in bad_for_holders:
                 healthy.add(device_id)
-        listing: Listing = [
-            (device_id, device_id in healthy, numa(gpu.node)) for device_id, gpu in gpus.items()
-        ]
-        changed = listing != self._listing
-        self._gpus, self._listing = gpus, listing
-        return changed
-
-    def listing(self) -> Listing:
-        """Every device id, whether it is healthy, and the NUMA node of the GPU that it names."""
-        return self._listing
+        self._gpus = gpus
+        return self.relist(
+            [(device_id, device_id in healthy, numa(gpu.node)) for device_id, gpu in gpus.items()]
+        )
 
     def preferred(self, available: list[str], must_include: list[str], size: int) -> list[str]:
         """Any: which GPU the container has is chosen when it starts."""
@@ -109,7 +98,7 @@ class ShareService:
             try:
                 if group:  # an earlier holder's processes have ended: the kubelet gives its slot
                     self._giver.remove(group)
-                self.pool.ledger.record_gpus(self.name, dict.fromkeys(ordered, given))
+                self.pool.ledger.record(self.name, dict.fromkeys(ordered, given))
             except OSError as error:
                 raise gpu_ids.unwritten(error) from None
         self._allocated()
@@ -134,7 +123,7 @@ class ShareService:
             ids = sorted(missing.intersection(row.ids)) if row.resource == self.name else []
             if ids:
                 known = self._recorded(row, ids, rows)
-                self.pool.ledger.record_gpus(self.name, dict.fromkeys(ids, known), adopted=True)
+                self.pool.ledger.adopt(self.name, dict.fromkeys(ids, known))
                 missing.difference_update(ids)
                 self._allocated()
 

@@ -11,11 +11,8 @@ Source: Container Device Interface, SPEC.md.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
-
-import msgspec
 
 from base import files
 from base.paths import Paths
@@ -61,18 +58,7 @@ def write(
         ],
         "env": [f"{name}={value}" for name, value in sorted(variables.items())],
     }
-    document = {
-        "cdiVersion": cdi.VERSION,
-        "kind": KIND,
-        "devices": [{"name": slot, "containerEdits": edits}],
-    }
-    content = msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n"
-    file = path(paths, slot)
-    with suppress(FileNotFoundError):
-        if file.read_bytes() == content:
-            return
-    cdi.make_directory(file.parent)
-    files.write_atomically(file, content, 0o644, durable=False)
+    cdi.put(path(paths, slot), KIND, [{"name": slot, "containerEdits": edits}])
 
 
 def remove(paths: Paths, slot: str) -> None:

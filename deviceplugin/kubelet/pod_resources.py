@@ -10,7 +10,7 @@ from base import files, interrupts
 from base.paths import Paths
 from deviceplugin.api import podresources_pb2, podresources_pb2_grpc
 from deviceplugin.kubelet.channels import open_channel
-from deviceplugin.kubelet.errors import KubeletUnreadable
+from deviceplugin.kubelet.records import KubeletUnreadable
 
 MAX_RECEIVE = 16 << 20  # bytes of a List: gRPC's own limit is 4 MiB
 

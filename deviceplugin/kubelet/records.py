@@ -18,7 +18,6 @@ from msgspec.structs import replace
 from base import decoding, files
 from base.paths import Paths
 from base.types import DeviceId
-from deviceplugin.kubelet.errors import KubeletUnreadable as KubeletUnreadable
 
 if TYPE_CHECKING:
     from deviceplugin.api import podresources_pb2
@@ -33,6 +32,10 @@ _ADDRESS = re.compile(
 
 _SETTLED = 1.0  # seconds, far more than the kernel's clock of files needs for its next tick
 _UVERBS = re.compile(r"/infiniband/uverbs([0-9]{1,9})\Z")
+
+
+class KubeletUnreadable(Exception):
+    """The kubelet's records cannot be read. The text names socket or file, and what to do."""
 
 
 class PodDevices(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,8 +68,7 @@ class _ContainerEntry(msgspec.Struct):
     PodUID: str
     ContainerName: str
     ResourceName: str
-    # By NUMA node, "-1" for none; a list before Kubernetes 1.20.
-    DeviceIDs: dict[str, list[str] | None] | list[str] | None = None
+    DeviceIDs: dict[str, list[str] | None] | None = None  # by NUMA node, "-1" for none
     AllocResp: str | None = None  # a ContainerAllocateResponse, in base64
 
 
@@ -94,7 +96,8 @@ def registered(paths: Paths) -> dict[str, list[str]]:
 
     Raises KubeletUnreadable.
     """
-    return _listed(_checkpoint(paths) or _Data())
+    found = from_checkpoint_with_registered(paths)
+    return {} if found is None else found[1]
 
 
 def from_checkpoint_with_registered(
@@ -105,7 +108,10 @@ def from_checkpoint_with_registered(
     The kubelet writes it when the first device plugin sends its list. Raises KubeletUnreadable.
     """
     content = _checkpoint(paths)
-    return None if content is None else (_entries(content), _listed(content))
+    if content is None:
+        return None
+    listed = content.RegisteredDevices or {}
+    return _entries(content), {name: sorted(ids or ()) for name, ids in sorted(listed.items())}
 
 
 def _entries(content: _Data, *, nodes: bool = False) -> list[PodDevices]:
@@ -115,33 +121,23 @@ def _entries(content: _Data, *, nodes: bool = False) -> list[PodDevices]:
         key = "", "", entry.PodUID, entry.ContainerName, entry.ResourceName
         if nodes:
             answers[key] = _answer(entry.AllocResp or "")
-        listed = entry.DeviceIDs or []
-        lists = listed.values() if isinstance(listed, dict) else [listed]
         # A device of two NUMA nodes is in both lists.
         of_key = ids.setdefault(key, set())
+        lists = (entry.DeviceIDs or {}).values()
         of_key.update(device_id for of_node in lists for device_id in of_node or ())
     return _rows(dict(sorted(ids.items())), answers=answers)
 
 
-def _listed(content: _Data) -> dict[str, list[str]]:
-    listed = content.RegisteredDevices or {}
-    return {name: sorted(ids or ()) for name, ids in sorted(listed.items())}
-
-
-def from_pod_resources(
-    paths: Paths, timeout: float | None = None, *, claimed: bool = False
-) -> list[PodDevices]:
+def from_pod_resources(paths: Paths, *, claimed: bool = False) -> list[PodDevices]:
     """The devices of all containers by PodResources; `claimed` as in `from_answer`.
 
-    Raises KubeletUnreadable, after `timeout` seconds at the latest; None: KUBELET_TIMEOUT.
+    Raises KubeletUnreadable, after KUBELET_TIMEOUT at the latest.
     """
     # Imported here since callers that read only the checkpoint do not need gRPC.
     from deviceplugin.kubelet.pod_resources import PodResourcesClient
 
     with PodResourcesClient(paths) as kubelet:
-        return from_answer(
-            kubelet.list(KUBELET_TIMEOUT if timeout is None else timeout), claimed=claimed
-        )
+        return from_answer(kubelet.list(KUBELET_TIMEOUT), claimed=claimed)
 
 
 def from_answer(
@@ -170,9 +166,7 @@ def from_answer(
     return _rows(ids) + (_rows(of_claims, claimed=True) if claimed else [])
 
 
-def of_pod(
-    paths: Paths, namespace: str, name: str, uid: str, timeout: float | None = None
-) -> list[PodDevices]:
+def of_pod(paths: Paths, namespace: str, name: str, uid: str) -> list[PodDevices]:
     """The devices of one pod's containers, in PodResources' order, then those it omits.
 
     The checkpoint is searched by the pod's UID; it has all of the pod's devices before the sandbox
@@ -185,7 +179,7 @@ def of_pod(
     in_checkpoint: list[PodDevices] = []
     problems = []
     try:
-        rows = from_pod_resources(paths, timeout, claimed=True)
+        rows = from_pod_resources(paths, claimed=True)
         by_name = [row for row in rows if (row.namespace, row.name) == (namespace, name)]
     except KubeletUnreadable as problem:
         problems.append(str(problem))

@@ -1,9 +1,7 @@
-"""Registers a pool with the kubelet, and keeps it registered when either side restarts.
+"""Serves a pool to the kubelet, and keeps it registered when either side restarts.
 
-In mode "legacy" the plugin's socket is in device-plugins/, and the plugin calls Register on
-kubelet.sock. A kubelet that starts removes all sockets there and makes its own again. In mode
-"watcher" the socket is in plugins_registry/, where the kubelet finds it and calls it; a new
-registration needs a new socket.
+The plugin's socket is in device-plugins/, and the plugin calls Register on kubelet.sock. A kubelet
+that starts removes all sockets there and makes its own again.
 
 One thread per pool looks at the current state and does what is missing. inotify and the pool's
 streams only wake it.
@@ -13,77 +11,61 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
 
 import grpc
+import msgspec
 
 from base.paths import Paths
 from base.watching import Waker
-from deviceplugin.api import (
-    pluginregistration_pb2,
-    pluginregistration_pb2_grpc,
-    v1beta1_pb2,
-    v1beta1_pb2_grpc,
-)
-from deviceplugin.kubelet import sockets
+from deviceplugin.api import v1beta1_pb2, v1beta1_pb2_grpc
+from deviceplugin.kubelet import sockets, streams
 from deviceplugin.kubelet.channels import open_channel
+from deviceplugin.kubelet.server import ServedPool, Servicer
 from deviceplugin.kubelet.sockets import Identity, Listener, SocketError
 from deviceplugin.kubelet.streams import Streams
-
-RegistrationMode = Literal["legacy", "watcher"]
 
 VERSION = "v1beta1"
 
 
-def options(*, pre_start: bool) -> v1beta1_pb2.DevicePluginOptions:
-    """A pool's options; with `pre_start` the kubelet calls PreStartContainer before each start."""
-    return v1beta1_pb2.DevicePluginOptions(
-        pre_start_required=pre_start, get_preferred_allocation_available=True
-    )
-
-
 TIMEOUT = 15.0  # seconds for a Register, in which the kubelet calls back for up to 10
 WATCHDOG = 10.0  # seconds without a ListAndWatch, after which the pool registers again
-FIRST_PAUSE, LONGEST_PAUSE = (
-    0.1,
-    30.0,
-)  # seconds between attempts; each pause is twice as long as the last
+FIRST_PAUSE, LONGEST_PAUSE = 0.1, 30.0  # seconds between attempts; each pause doubles
 SETTLE = 0.3  # seconds until the kubelet has noticed the end of a connection
 LOOK_EVERY = 5.0  # seconds, if nothing wakes the thread
 LOOK_FOR_DIRECTORY = 0.5  # seconds, while it does not exist
+_OTHER_CALLS = 8  # threads that streams cannot occupy
 
 _log = logging.getLogger(__name__)
 
 
-class Keeper:
-    """Keeps one pool served and registered, in a thread, from `start` until `close`.
+class PoolState(msgspec.Struct, frozen=True, kw_only=True):
+    """The state of a pool at the kubelet."""
 
-    `listen` makes a listener in a directory. An open stream in `streams` shows that the kubelet has
-    accepted the pool.
+    resource: str
+    socket: str  # "" if there is none
+    registered: bool  # the kubelet has accepted it and reads its list
+    streams: int
+    devices: int
+    healthy: int
+    problem: str  # why it is not registered; "" if it is
+
+
+class PluginServer:
+    """Serves one resource and keeps it registered, in a thread, from `start` until `close`.
+
+    It waits for a kubelet that does not run yet.
     """
 
-    def __init__(
-        self,
-        paths: Paths,
-        resource: str,
-        mode: RegistrationMode,
-        listen: Callable[[Path], Listener],
-        streams: Streams,
-        *,
-        pre_start: bool = False,
-    ) -> None:
-        self.problem = ""
-        self._resource = resource
-        self._options = options(pre_start=pre_start)
-        self._legacy = mode == "legacy"
-        self._directory = (
-            paths.device_plugins if self._legacy else paths.kubelet / "plugins_registry"
-        )
+    def __init__(self, paths: Paths, pool: ServedPool) -> None:
+        self._pool = pool
+        self._resource = pool.name
+        self._problem = ""
+        self._directory = paths.device_plugins
         self._kubelet = paths.device_plugins / "kubelet.sock"
-        self._listen = listen
-        self._streams = streams
+        self._streams = Streams()
+        self._streams.on_change = self._wake
+        self._servicer = Servicer(pool, self._streams)
 
         self._listener: Listener | None = None
         self._registered_at: Identity | None = None  # the kubelet.sock of the last Register
@@ -93,55 +75,59 @@ class Keeper:
         self._listen_at = 0.0  # when to try again after that failed
         self._attempts = 0  # since it last read the list for a while
         self._siblings: set[Path] = set()
-        self._refused: str | None = None  # the kubelet's reason (watcher)
         self._logged: set[str] = set()  # problems that are in the log already
 
         self._lock = threading.Lock()
         self._closing = False
         self._call: grpc.Future[v1beta1_pb2.Empty] | None = None
         self._waker = Waker()
-        self._thread: threading.Thread | None = None
-
-    @property
-    def socket(self) -> str:
-        """The path of the pool's current socket; "" if it has none."""
-        listener = self._listener
-        return str(listener.path) if listener is not None else ""
-
-    @property
-    def registered(self) -> bool:
-        """The kubelet has accepted the pool and reads its list."""
-        return self._streams.since(self._asked)
-
-    def start(self) -> None:
-        """Start the thread. Call it once."""
         self._thread = threading.Thread(
             target=self._run, name=f"registration-{self._resource}", daemon=True
         )
+
+    def start(self) -> None:
+        """Start the thread and return."""
         self._thread.start()
 
-    def wake(self) -> None:
-        """Have the thread look now."""
-        self._waker.wake()
+    def changed(self, *, again: bool = False) -> None:
+        """Send the listing to its readers if it has changed, or with `again` in any case.
+
+        The kubelet writes its checkpoint with every list that it gets.
+        """
+        self._streams.changed(again=again)
+
+    def state(self) -> PoolState:
+        """For metrics and `podfabric doctor`."""
+        listing, listener = self._pool.listing(), self._listener
+        return PoolState(
+            resource=self._resource,
+            socket=str(listener.path) if listener is not None else "",
+            registered=self._is_registered(),
+            streams=self._streams.count,
+            devices=len(listing),
+            healthy=sum(healthy for _, healthy, _ in listing),
+            problem=self._problem,
+        )
 
     def close(self) -> None:
-        """End the server and the registration. May be called again."""
+        """End the server, its threads and its socket. May be called again."""
         with self._lock:
             self._closing = True
             call = self._call
         if call is not None:
             call.cancel()
-        self.wake()
-        if self._thread is not None:
+        self._wake()
+        if self._thread.ident is not None:
             self._thread.join()
         self._stop_listening()
         self._waker.close()
 
-    def serve(self, server: grpc.Server) -> None:
-        """Add the service that the kubelet's plugin watcher calls to a server."""
-        pluginregistration_pb2_grpc.add_RegistrationServicer_to_server(  # type: ignore[no-untyped-call]
-            _RegistrationService(self._info, self._notified), server
-        )
+    def _wake(self) -> None:
+        self._waker.wake()
+
+    def _is_registered(self) -> bool:
+        """Whether the kubelet has accepted the pool and reads its list."""
+        return self._streams.since(self._asked)
 
     def _run(self) -> None:
         if self._directory.is_dir():
@@ -171,13 +157,12 @@ class Keeper:
             if not self._listen_again():
                 return self._pause()
             now = time.monotonic()
-        if self._legacy:
-            if kubelet is None:
-                self._registered_at = None
-                self._say(f"{self._kubelet}: does not exist: waiting for the kubelet")
-                return LOOK_EVERY
-            if kubelet != self._registered_at:
-                self._registered_at, self._attempts, self._due = kubelet, 0, now
+        if kubelet is None:
+            self._registered_at = None
+            self._say(f"{self._kubelet}: does not exist: waiting for the kubelet")
+            return LOOK_EVERY
+        if kubelet != self._registered_at:
+            self._registered_at, self._attempts, self._due = kubelet, 0, now
         self._look_at_streams(now)
         self._look_at_siblings(now)
         if now < self._due:
@@ -185,21 +170,18 @@ class Keeper:
         return self._ask()
 
     def _look_at_streams(self, now: float) -> None:
-        if self.registered:
+        if self._is_registered():
             if self._live_since is None:
                 _log.info("%s: registered: the kubelet reads its list", self._resource)
-                self._live_since, self._due, self.problem = now, math.inf, ""
+                self._live_since, self._due, self._problem = now, math.inf, ""
                 self._logged.clear()
         elif self._live_since is not None:
             if now - self._live_since > WATCHDOG:
                 self._attempts = 0
             self._live_since = None
-            self._due = now + (self._pause() if self._legacy and not self._newer() else WATCHDOG)
-            self.problem = "the kubelet has stopped reading its list"
-            _log.info("%s: %s: registering again", self._resource, self.problem)
-        elif self._refused is not None:
-            self._say(f"{self.socket}: the kubelet refuses it: {self._refused}: trying again")
-            self._refused, self._due = None, now + self._pause()
+            self._due = now + (WATCHDOG if self._newer() else self._pause())
+            self._problem = "the kubelet has stopped reading its list"
+            _log.info("%s: %s: registering again", self._resource, self._problem)
 
     def _look_at_siblings(self, now: float) -> None:
         """Register again after another instance has ended.
@@ -212,7 +194,7 @@ class Keeper:
         if siblings:
             siblings -= set(sockets.remove_leftovers(self._directory))
         gone, self._siblings = self._siblings - siblings, siblings
-        if gone and self._legacy and self._live_since is not None:
+        if gone and self._live_since is not None:
             _log.info("%s: another instance ended: registering again", self._resource)
             self._due = min(self._due, now + SETTLE)
 
@@ -226,14 +208,7 @@ class Keeper:
         """Have the kubelet accept the pool; return the seconds until the next step."""
         self._attempts += 1
         self._live_since = None
-        if not self._legacy:
-            self._due = time.monotonic() + LOOK_EVERY
-            if not sockets.served(self._kubelet):
-                return LOOK_EVERY  # it will find the socket when it starts
-            self._say(f"{self.socket}: the kubelet does not read the list: making a new socket")
-            return 0 if self._listen_again() else self._pause()
-        asked = time.monotonic()
-        self._asked = asked
+        self._asked = time.monotonic()
         try:
             self._register()
         except grpc.RpcError as error:
@@ -242,8 +217,8 @@ class Keeper:
                 self._say(self._explained(error))
         else:
             pause = max(WATCHDOG, self._pause())
-            if not self.problem:
-                self.problem = "the kubelet accepted it and has not read its list yet"
+            if not self._problem:
+                self._problem = "the kubelet accepted it and has not read its list yet"
         self._due = time.monotonic() + pause
         return 0  # the stream may be there already
 
@@ -254,7 +229,7 @@ class Keeper:
             version=VERSION,
             endpoint=self._listener.path.name,
             resource_name=self._resource,
-            options=self._options,
+            options=self._servicer.options,
         )
         with open_channel(self._kubelet) as channel:
             stub = v1beta1_pb2_grpc.RegistrationStub(channel)  # type: ignore[no-untyped-call]
@@ -275,17 +250,15 @@ class Keeper:
         if had_readers:
             time.sleep(SETTLE)  # a kubelet that notices the end later would drop the new one
         try:
-            self._listener = self._listen(self._directory)
+            self._listener = Listener(
+                self._directory, self._resource, self._servicer.serve, streams.MOST + _OTHER_CALLS
+            )
         except (SocketError, OSError) as error:
             self._attempts += 1
             self._listen_at = time.monotonic() + self._pause()
             self._say(str(error))
             return False
         self._registered_at = None
-        self._refused = None
-        if not self._legacy:
-            self._asked = time.monotonic()
-            self._due = self._asked + max(WATCHDOG, self._pause())
         return True
 
     def _stop_listening(self) -> None:
@@ -299,7 +272,7 @@ class Keeper:
 
     def _say(self, problem: str) -> None:
         """Log a problem, once until the next success."""
-        self.problem = problem
+        self._problem = problem
         if problem not in self._logged:
             self._logged.add(problem)
             _log.warning("%s: %s", self._resource, problem)
@@ -315,39 +288,3 @@ class Keeper:
                 "kubelet's log; trying again"
             )
         return f"{self._kubelet}: the kubelet refuses the resource: {details}: trying again"
-
-    def _info(self) -> pluginregistration_pb2.PluginInfo:
-        return pluginregistration_pb2.PluginInfo(
-            type="DevicePlugin",
-            name=self._resource,
-            endpoint=self.socket,
-            supported_versions=[VERSION],
-        )
-
-    def _notified(self, status: pluginregistration_pb2.RegistrationStatus) -> None:
-        if not status.plugin_registered:
-            self._refused = status.error or "without a reason"
-            self.wake()
-
-
-class _RegistrationService(pluginregistration_pb2_grpc.RegistrationServicer):
-    """/pluginregistration.Registration. The kubelet waits one second for GetInfo."""
-
-    def __init__(
-        self,
-        info: Callable[[], pluginregistration_pb2.PluginInfo],
-        notified: Callable[[pluginregistration_pb2.RegistrationStatus], None],
-    ) -> None:
-        self._info = info
-        self._notified = notified
-
-    def GetInfo(
-        self, request: pluginregistration_pb2.InfoRequest, context: grpc.ServicerContext
-    ) -> pluginregistration_pb2.PluginInfo:
-        return self._info()
-
-    def NotifyRegistrationStatus(
-        self, request: pluginregistration_pb2.RegistrationStatus, context: grpc.ServicerContext
-    ) -> pluginregistration_pb2.RegistrationStatusResponse:
-        self._notified(request)
-        return pluginregistration_pb2.RegistrationStatusResponse()

@@ -1,4 +1,4 @@
-"""Serves one pool to the kubelet: the device plugin API v1beta1 on a socket, registered.
+"""Answers the kubelet's calls for one pool: the device plugin API v1beta1.
 
 A `ServedPool` has the pool's devices and makes allocations; this module has the protocol. Lists are
 sent whole, at once and after each change. Preferences never fail. An allocation has one response
@@ -7,21 +7,12 @@ per container request, in the same order.
 
 import logging
 from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import NoReturn, Protocol
+from typing import NoReturn
 
 import grpc
-import msgspec
 
-from base.paths import Paths
 from deviceplugin.api import v1beta1_pb2, v1beta1_pb2_grpc
-from deviceplugin.kubelet import streams
-from deviceplugin.kubelet.registration import Keeper, RegistrationMode, options
-from deviceplugin.kubelet.sockets import Listener
 from deviceplugin.kubelet.streams import Streams
-
-MAX_LIST = int(3.5 * 2**20)  # bytes: the kubelet takes messages of 4 MiB at most
-_OTHER_CALLS = 8  # threads that streams cannot occupy
 
 _log = logging.getLogger(__name__)
 
@@ -36,100 +27,36 @@ class Rejected(Exception):
         self.code = code
 
 
-class ServedPool(Protocol):
+class ServedPool:
     """A pool as the kubelet sees it. Several threads call its methods at a time."""
 
-    @property
-    def name(self) -> str:
-        """The resource: "rdma/hca"."""
+    pre_start_required = False
+    """Whether the kubelet must call `pre_start` before each start of a container."""
 
-    @property
-    def pre_start_required(self) -> bool:
-        """Whether the kubelet must call `pre_start` before each start of a container."""
+    def __init__(self, name: str) -> None:
+        self.name = name  # the resource: "rdma/hca"
+        self._listing: Listing = []
 
     def listing(self) -> Listing:
         """All devices: id, healthy, NUMA nodes. Must not block."""
+        return self._listing
+
+    def relist(self, listing: Listing) -> bool:
+        """Replace the listing; True if the kubelet must get it."""
+        changed = listing != self._listing
+        self._listing = listing
+        return changed
 
     def preferred(self, available: list[str], must_include: list[str], size: int) -> list[str]:
         """Which of the available ids go best together."""
+        raise NotImplementedError
 
     def allocate(self, ids: list[str]) -> v1beta1_pb2.ContainerAllocateResponse:
         """What a container with these ids gets. Raises Rejected."""
+        raise NotImplementedError
 
     def pre_start(self, ids: list[str]) -> None:
         """A container with these ids is about to start. Raises Rejected."""
-
-
-class PoolState(msgspec.Struct, frozen=True, kw_only=True):
-    """The state of a pool at the kubelet."""
-
-    resource: str
-    mode: RegistrationMode
-    socket: str  # "" if there is none
-    registered: bool  # the kubelet has accepted it and reads its list
-    streams: int
-    devices: int
-    healthy: int
-    problem: str  # why it is not registered; "" if it is
-
-
-class PluginServer:
-    """Serves one resource and keeps it registered, from `start` until `close`.
-
-    It waits for a kubelet that does not run yet.
-    """
-
-    def __init__(
-        self, paths: Paths, resource: ServedPool, mode: RegistrationMode = "legacy"
-    ) -> None:
-        self._resource = resource
-        self._mode = mode
-        self._streams = Streams()
-        self._servicer = Servicer(resource, self._streams)
-        self._keeper = Keeper(
-            paths,
-            resource.name,
-            mode,
-            self._listen,
-            self._streams,
-            pre_start=resource.pre_start_required,
-        )
-        self._streams.on_change = self._keeper.wake
-
-    def start(self) -> None:
-        """Start the thread and return."""
-        self._keeper.start()
-
-    def changed(self, *, again: bool = False) -> None:
-        """Send the listing to its readers if it has changed, or with `again` in any case.
-
-        The kubelet writes its checkpoint with every list that it gets.
-        """
-        self._streams.changed(again=again)
-
-    def close(self) -> None:
-        """End the server, its threads and its socket. May be called again."""
-        self._keeper.close()
-
-    def state(self) -> PoolState:
-        """For health checks and `podfabric doctor`."""
-        listing = self._resource.listing()
-        return PoolState(
-            resource=self._resource.name,
-            mode=self._mode,
-            socket=self._keeper.socket,
-            registered=self._keeper.registered,
-            streams=self._streams.count,
-            devices=len(listing),
-            healthy=sum(healthy for _, healthy, _ in listing),
-            problem=self._keeper.problem,
-        )
-
-    def _listen(self, directory: Path) -> Listener:
-        services = [self._servicer.serve]
-        if self._mode == "watcher":
-            services.append(self._keeper.serve)
-        return Listener(directory, self._resource.name, services, streams.MOST + _OTHER_CALLS)
 
 
 class Servicer(v1beta1_pb2_grpc.DevicePluginServicer):
@@ -139,7 +66,10 @@ class Servicer(v1beta1_pb2_grpc.DevicePluginServicer):
         self._resource = resource
         self._streams = streams
         self._last: tuple[Listing, v1beta1_pb2.ListAndWatchResponse] | None = None
-        self._cut = False
+        self.options = v1beta1_pb2.DevicePluginOptions(
+            pre_start_required=resource.pre_start_required,
+            get_preferred_allocation_available=True,
+        )
 
     def serve(self, server: grpc.Server) -> None:
         """Add it to a server."""
@@ -149,7 +79,7 @@ class Servicer(v1beta1_pb2_grpc.DevicePluginServicer):
         self, request: v1beta1_pb2.Empty, context: grpc.ServicerContext
     ) -> v1beta1_pb2.DevicePluginOptions:
         """The kubelet waits for this inside its Register: it must not block."""
-        return options(pre_start=self._resource.pre_start_required)
+        return self.options
 
     def ListAndWatch(
         self, request: v1beta1_pb2.Empty, context: grpc.ServicerContext
@@ -216,28 +146,8 @@ class Servicer(v1beta1_pb2_grpc.DevicePluginServicer):
         if last is not None and last[0] == listing:
             return last[1]
         message = v1beta1_pb2.ListAndWatchResponse(devices=[_device(*device) for device in listing])
-        if message.ByteSize() > MAX_LIST:
-            self._cut_off(message)
         self._last = list(listing), message
         return message
-
-    def _cut_off(self, message: v1beta1_pb2.ListAndWatchResponse) -> None:
-        whole = len(message.devices)
-        size = 0
-        for count, device in enumerate(message.devices):
-            size += device.ByteSize() + 6  # the field's key and length
-            if size > MAX_LIST:
-                del message.devices[count:]
-                break
-        if not self._cut:
-            _log.error(
-                "%s: the list of %d devices is larger than the kubelet accepts: it gets the first "
-                "%d: give the pool fewer slots",
-                self._resource.name,
-                whole,
-                len(message.devices),
-            )
-        self._cut = True
 
     def _preferred(self, request: v1beta1_pb2.ContainerPreferredAllocationRequest) -> list[str]:
         available = list(request.available_deviceIDs)

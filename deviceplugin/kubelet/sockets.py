@@ -11,7 +11,7 @@ import secrets
 import socket
 import stat
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -26,7 +26,6 @@ HALF_MADE = 10.0  # seconds after which a socket without its final name is a lef
 _ANY = re.compile(r"\.?podfabric-.+\.sock")
 
 Identity = tuple[int, int, int]
-Service = Callable[[grpc.Server], object]
 
 
 class SocketError(Exception):
@@ -91,12 +90,16 @@ def remove_leftovers(directory: Path) -> list[Path]:
 class Listener:
     """A gRPC server on its own socket, until `close`.
 
-    `services` are functions that add a service to a server. The file gets its final name when it
+    `serve` adds the service to the server. The file gets its final name when it
     has mode 0600 and the server runs. Raises SocketError, FileNotFoundError (no directory).
     """
 
     def __init__(
-        self, directory: Path, resource: str, services: Sequence[Service], threads: int
+        self,
+        directory: Path,
+        resource: str,
+        serve: Callable[[grpc.Server], object],
+        threads: int,
     ) -> None:
         self.path = _fresh(directory, resource)
         hidden = self.path.with_name(f".{self.path.name}")
@@ -110,8 +113,7 @@ class Listener:
                 ("grpc.so_reuseport", 0),
             ),
         )
-        for add in services:
-            add(self._server)
+        serve(self._server)
         try:
             self._server.add_insecure_port(f"unix:{hidden}")
             hidden.chmod(0o600)

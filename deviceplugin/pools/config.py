@@ -16,7 +16,6 @@ from host.selectors import Selector
 
 Mode = Literal["all", "exclusive", "shared"]
 Placement = Literal["spread", "pack"]
-Registration = Literal["legacy", "watcher"]
 
 _OF_OTHERS = ("configList", "periodicUpdateInterval", "resourceList")
 PARTS = ("agent", "policy", "ipam", "pools", "gpus", "gpuLimits", "devices", *_OF_OTHERS)
@@ -66,8 +65,7 @@ class DevicePluginConfig(msgspec.Struct, frozen=True, kw_only=True):
     pools: tuple[PoolConfig, ...]
     gpus: tuple[GpuPoolConfig, ...] = ()
     gpu_limits: GpuLimitSettings = GpuLimitSettings()
-    registration: Registration = "legacy"
-    rescan: float = 60.0  # seconds between reads of sysfs without an event; 0: never
+    rescan: float = 60.0  # seconds between reads of sysfs while nothing differs; 0: never
     # Never in a file: podfabric leaves the node. Nothing is given, and parts of GPUs are served to
     # those who have them.
     leaving: bool = False
@@ -116,9 +114,10 @@ def resource_problem(resource: str) -> str | None:
     return None
 
 
-def together_problem(pools: Sequence[PoolConfig]) -> str | None:
+def together_problem(pools: Sequence[PoolConfig], gpus: Sequence[GpuPoolConfig]) -> str | None:
     """Why one node cannot offer all of these pools; None if it can."""
-    twice = [name for name, count in Counter(pool.resource for pool in pools).items() if count > 1]
+    names = [pool.resource for pool in pools] + [name for of in gpus for name in of.resources]
+    twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
         return f"{twice[0]}: the resource already exists: keep one, or give it another name"
     first: dict[str, str] = {}

@@ -137,7 +137,8 @@ def _pool(flags: dict[str, str]) -> PoolConfig:
                 "one HCA per id, or -resource-amount to give each holder all HCAs"
             )
         resource = _resource(flags.get("name", "ib.plugin/infiniband"))
-        return PoolConfig(resource=resource, mode="all", amount=_amount(flags["amount"]), cdi=cdi)
+        amount = _number("-resource-amount", flags["amount"])
+        return PoolConfig(resource=resource, mode="all", amount=amount, cdi=cdi)
     resource = _resource(flags.get("name", "tencent.com/rdma"))
     chosen: tuple[Selector, ...] = ()
     if master := flags.get("master", ""):
@@ -166,22 +167,22 @@ def _shared_gpu(flags: dict[str, str]) -> CommandLine:
     pool = GpuPoolConfig(
         mode="replicas",
         resource=SHARED_GPU,
-        replicas=_factor(flags.get("factor", "100")),
+        replicas=_number("-gpu-duplication-factor", flags.get("factor", "100")),
         placement="spread",
         driver_mount=driver,
     )
     return CommandLine(gpus=pool, plugin_directory=Path(directory) if directory else None)
 
 
-def _factor(text: str) -> int:
+def _number(flag: str, text: str) -> int:
     """A number as Go's flag package reads it: "100", "0x64"."""
     try:
-        factor = int(text, 0) if len(text) <= 8 and text.isascii() else 0
+        number = int(text, 0) if len(text) <= 8 and text.isascii() else 0
     except ValueError:
-        factor = 0
-    if not 1 <= factor <= 10_000:
-        raise ConfigError(f"-gpu-duplication-factor: {text!r}: expected a number from 1 to 10000")
-    return factor
+        number = 0
+    if not 1 <= number <= 10_000:
+        raise ConfigError(f"{flag}: {text!r}: expected a number from 1 to 10000")
+    return number
 
 
 def _flag(key: str) -> str:
@@ -192,13 +193,6 @@ def _resource(name: str) -> str:
     if problem := resource_problem(name):
         raise ConfigError(f"-resource-name: {name!r}: {problem}")
     return name
-
-
-def _amount(text: str) -> int:
-    amount = int(text) if text.isascii() and text.isdecimal() and len(text) <= 5 else 0
-    if not 1 <= amount <= 10_000:
-        raise ConfigError(f"-resource-amount: {text!r}: expected a number from 1 to 10000")
-    return amount
 
 
 def _bool(flag: str, text: str) -> str:

@@ -19,14 +19,13 @@ import msgspec
 from base import documents
 from base.documents import DocumentError
 from base.text import resembling
-from deviceplugin.pools import config, gpu_formats, gpu_limits
+from deviceplugin.pools import config, gpu_formats
 from deviceplugin.pools.config import (
     ConfigError,
     DevicePluginConfig,
     Mode,
     Placement,
     PoolConfig,
-    Registration,
 )
 from host import pci, selectors
 from host.selectors import Selector
@@ -143,21 +142,15 @@ def _read(document: object, name: str, prefix: str) -> DevicePluginConfig:
     if not lists:
         pools = (config.DEFAULT,)
     gpus = gpu_formats.parse(parts.get("gpus"), f"{name}: gpus")
-    limits = gpu_limits.parse(parts.get(gpu_limits.PART), f"{name}: {gpu_limits.PART}")
-    problem = (
-        config.together_problem(pools)
-        or gpu_formats.together_problem(gpus, [pool.resource for pool in pools])
-        or gpu_limits.clash(gpus)
-    )
-    if problem:
+    limits = gpu_formats.limits(parts.get("gpuLimits"), f"{name}: gpuLimits")
+    if problem := config.together_problem(pools, gpus):
         raise DocumentError(f"{name}: {problem}")
     return DevicePluginConfig(pools=pools, gpus=gpus, gpu_limits=limits, **settings)
 
 
 def _devices(parts: dict[str, Any], name: str) -> dict[str, Any]:
-    """The settings for all pools: `registration`, `rescan`."""
-    shapes = {"registration": Registration, "rescan": _Seconds}
-    settings = documents.fields(parts.get("devices"), shapes, f"{name}: devices")
+    """The settings for all pools: `rescan`."""
+    settings = documents.fields(parts.get("devices"), {"rescan": _Seconds}, f"{name}: devices")
     interval = parts.get("periodicUpdateInterval")
     if "periodicUpdateInterval" not in parts:
         return settings

@@ -1,12 +1,11 @@
-"""Reads the configuration of pools of GPUs: the list `gpus` of config.yaml.
+"""Reads the configuration of GPUs: the parts `gpus` and `gpuLimits` of config.yaml.
 
-docs/gpus.md describes every key.
+docs/gpus.md and docs/gpu-limits.md describe every key.
 """
 
 import re
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import PurePosixPath
+from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePosixPath
 from typing import Annotated, Any
 
 import msgspec
@@ -17,6 +16,7 @@ from deviceplugin.pools import config
 from deviceplugin.pools.config import Placement
 from deviceplugin.pools.gpu_pool import GpuMode, GpuPoolConfig, Shape
 from gpu.driver_files import SharedFile
+from gpu.settings import CONTEXT_RESERVE, Action, GpuLimitSettings
 from host import gpus, pci
 
 SMALLEST = 256 << 20  # bytes: smaller units would be more ids than a kubelet accepts
@@ -40,6 +40,7 @@ KEYS: Mapping[str, object] = {
     "memory": object,
     "driverMount": object,
 }
+LIMIT_KEYS: Mapping[str, object] = {"driverRoot": str, "onOveruse": Action}
 _ONLY_OF: Sequence[tuple[tuple[GpuMode, ...], tuple[str, ...]]] = (
     (("replicas",), ("name", "replicas", "driverMount")),
     (("slices",), ("shapes",)),
@@ -57,13 +58,14 @@ def parse(value: object, where: str) -> tuple[GpuPoolConfig, ...]:
     return tuple(_pool(entry, f"{where}[{number}]") for number, entry in enumerate(value))
 
 
-def together_problem(pools: Sequence[GpuPoolConfig], others: Iterable[str]) -> str | None:
-    """Why one node cannot offer these pools beside the resources `others`; None if it can."""
-    names = Counter([*others, *(name for pool in pools for name in pool.resources)])
-    twice = [name for name, count in names.items() if count > 1]
-    if twice:
-        return f"{twice[0]}: the resource already exists: keep one, or give it another name"
-    return None
+def limits(value: object, where: str) -> GpuLimitSettings:
+    """The settings in the part `gpuLimits`. Raises DocumentError."""
+    values = documents.fields(value, LIMIT_KEYS, where)
+    settings = GpuLimitSettings(on_overuse=values.get("onOveruse", "report"))
+    if "driverRoot" not in values:
+        return settings
+    root = _directory(values["driverRoot"], f"{where}.driverRoot")
+    return msgspec.structs.replace(settings, driver_root=Path(root))
 
 
 def _pool(value: object, where: str) -> GpuPoolConfig:
@@ -90,15 +92,21 @@ def _pool(value: object, where: str) -> GpuPoolConfig:
 def driver_mount(value: object, where: str) -> SharedFile:
     """A `driverMount`. Raises DocumentError."""
     fields = documents.fields(value, _MOUNT, where)
-    for key in _MOUNT:
-        path = PurePosixPath(fields.get(key, ""))
-        if not path.is_absolute() or ".." in path.parts or len(path.parts) < 2:
-            raise DocumentError(
-                f"{where}.{key}: {documents.shown(fields.get(key, ''))}: expected the path of a "
-                'directory, from "/" on and without ".."'
-            )
-    host, container = (str(PurePosixPath(fields[key])) for key in ("host", "container"))
+    host, container = (
+        str(_directory(fields.get(key, ""), f"{where}.{key}", least=2)) for key in _MOUNT
+    )
     return SharedFile(host, container)
+
+
+def _directory(text: str, where: str, least: int = 1) -> PurePosixPath:
+    """The path of a directory, with so many parts at least: "/" has one."""
+    path = PurePosixPath(text)
+    if not path.is_absolute() or ".." in path.parts or len(path.parts) < least:
+        raise DocumentError(
+            f"{where}: {documents.shown(text)}: expected the path of a directory, from "
+            '"/" on and without ".."'
+        )
+    return path
 
 
 def _of_replicas(values: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -122,7 +130,12 @@ def _of_slices(values: Mapping[str, Any], where: str) -> dict[str, Any]:
         for key in _SHAPE:
             if key not in fields:
                 raise DocumentError(f"{at}.{key}: is required")
-        memory = amount(fields["memory"], f"{at}.memory", SMALLEST)
+        memory = amount(fields["memory"], f"{at}.memory")
+        if memory <= CONTEXT_RESERVE:  # until the agent has measured it
+            raise DocumentError(
+                f"{at}.memory: {memory >> 20}Mi is not enough for a CUDA context, which is charged "
+                f"with {CONTEXT_RESERVE >> 20}Mi: write more"
+            )
         name = _resource(fields["name"], f"{at}.name")
         shapes.append(Shape(resource=name, memory=memory, compute=fields["compute"]))
     return {"shapes": tuple(shapes)}

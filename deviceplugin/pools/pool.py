@@ -26,20 +26,13 @@ class Slot(msgspec.Struct, frozen=True):
     numa: tuple[int, ...]  # sorted; () if unknown or switched off
 
 
-class Left(msgspec.Struct, frozen=True):
-    """An HCA that a pool does not offer, and why: "driver is igb, not one of mlx5_core"."""
-
-    resource: str
-    hca: str
-    why: str
-
-
 class Pool(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """A resource and what it offers now: HCAs by id, device ids in the same order."""
 
     config: PoolConfig
     hcas: tuple[HCA, ...]
     slots: tuple[Slot, ...]
+    left: dict[str, str] = {}  # why it does not offer each other HCA: "driver is igb, not one of …"
     problem: str | None = None  # why there are fewer ids than configured, for the log
 
     def slot(self, id: str) -> Slot | None:
@@ -74,25 +67,13 @@ def pools(
     interfaces of the host's default route (`used_netdevs`). `worked` has the ids of HCAs that had a
     working port at some time: a pool with `only_working` continues to offer them.
     """
-    return [
-        _pool(pool, taken) for pool, taken, _ in _shared_out(config, hcas, kept or {}, worked, used)
-    ]
-
-
-def left_out(
-    config: DevicePluginConfig,
-    hcas: Sequence[HCA],
-    kept: Mapping[str, Collection[str]] | None = None,
-    used: Collection[str] = (),
-    *,
-    worked: Collection[str] = (),
-) -> list[Left]:
-    """Every HCA that a pool does not offer, and why, by the same rules as `pools`."""
-    return [
-        Left(pool.resource, hca_id, why)
-        for pool, _, left in _shared_out(config, hcas, kept or {}, worked, used)
-        for hca_id, why in left.items()
-    ]
+    made = []
+    for pool, taken, left in _shared_out(config, hcas, kept or {}, worked, used):
+        slots, problem = _slots(pool, taken)
+        made.append(
+            Pool(config=pool, hcas=tuple(taken), slots=tuple(slots), left=left, problem=problem)
+        )
+    return made
 
 
 def used_netdevs(paths: Paths) -> frozenset[str]:
@@ -222,11 +203,6 @@ def _pfs_of_taken(pool: PoolConfig, hcas: Iterable[HCA], worked: Collection[str]
         and (selector := selectors.match(pool.selectors, hca))
         and _unsuitable(pool, selector, hca, worked) is None
     )
-
-
-def _pool(config: PoolConfig, hcas: list[HCA]) -> Pool:
-    slots, problem = _slots(config, hcas)
-    return Pool(config=config, hcas=tuple(hcas), slots=tuple(slots), problem=problem)
 
 
 def _slots(config: PoolConfig, hcas: list[HCA]) -> tuple[list[Slot], str | None]:

@@ -11,7 +11,6 @@ from typing import NamedTuple
 import msgspec
 
 from cni.spec.errors import CNIError, Code
-from ipam import probes
 from ipam.addresses import parse
 from ipam.blocks import Instance, LeasedBlock
 from ipam.store import Reservation
@@ -49,10 +48,6 @@ class BlockStore:
         A call to the API server may still be on its way. What it answers is of no use any more.
         """
         self._is_closed = True
-
-    def tend(self) -> None:
-        """Do what transactions of calls would have to do else: see StoreFiles.tend."""
-        self._files.tend()
 
     def seq(self) -> int:
         """How many transactions the store has had."""
@@ -158,7 +153,7 @@ class BlockStore:
             if answered:
                 with self._changing(tables):
                     for block in answered:
-                        tables.put_block(probes.looked_at_again(block))
+                        tables.put_block(block.probed_again())
 
     def forget(self, name: str, uid: str) -> None:
         """Drop the row of a lease that is over and of which nothing is held."""

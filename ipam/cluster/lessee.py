@@ -14,6 +14,7 @@ from typing import NamedTuple, cast
 
 from base import loops
 from cni.spec.errors import CNIError, Code
+from ipam.blocks import boottime
 from ipam.cluster import geometry
 from ipam.cluster.api import ApiError, ClusterApi, Refused
 from ipam.cluster.attempts import Attempts, Lease
@@ -38,7 +39,6 @@ from ipam.cluster.wants import (
     ReservationRefused,
     Want,
 )
-from ipam.confirmed import boottime
 from ipam.ranges import size_of
 from ipam.store import AddressInUse, AddressUnprobed, Owner
 from ipam.store_files import StoreFiles

@@ -19,7 +19,7 @@ from ipam.ranges import merged, outside
 
 SHORTEST_OFFLINE = 1.0  # seconds: a lease is confirmed once a second at most
 AT_ONCE = 64  # pools in the answer to one LIST; a cluster with more is asked for each pool
-_ENOUGH = 0.75  # of the blocks of a pool: where more are leased, none is kept in vain
+ENOUGH = 0.75  # of the blocks of a pool: where more are leased, none is kept in vain
 _AHEAD = 30.0  # seconds: a pool that was listed beside others counts as known for so long
 
 
@@ -96,7 +96,7 @@ def not_offered(pool: AddressPool) -> tuple[Interval, ...]:
 def is_scarce(pool: AddressPool) -> bool:
     """Whether nodes are to give back every block that they do not need, and lease none ahead."""
     blocks = pool.status.blocks
-    return blocks.leased > _ENOUGH * blocks.total or is_exhausted(pool)
+    return blocks.leased > ENOUGH * blocks.total or is_exhausted(pool)
 
 
 def is_exhausted(pool: AddressPool) -> bool:

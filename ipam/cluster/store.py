@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Collection, Sequence
 
 from base import interrupts
-from cni.spec.attachment import Attachment
 from cni.spec.errors import CNIError, Code
+from ipam.blocks import boottime
 from ipam.cluster.view import LeasedView
 from ipam.cluster.wants import (
     PATIENCE,
@@ -23,10 +23,9 @@ from ipam.cluster.wants import (
     ReservationRefused,
     Want,
 )
-from ipam.confirmed import boottime
 from ipam.ranges import Range, RangeSet
 from ipam.sqlite_store import SqliteStore
-from ipam.store import Grant, Owner, Reservation, Usage
+from ipam.store import Grant, Owner
 
 _AGAIN, _LONGEST_AGAIN = 0.2, 1.0  # seconds between two attempts of an ADD to get a block
 _POOL_AGAIN = 0.5  # seconds between two looks at a pool
@@ -35,7 +34,7 @@ _MOST_IN_VAIN = 3  # blocks that are leased for an ADD although the last one did
 
 
 class ClusterStore:
-    """Implements `ipam.store.Store` over the store of this node.
+    """Reserves addresses of leased blocks, over the store of this node.
 
     `leased` are the ranges that belong to a pool. All others (fixed addresses outside of every
     range) are the node's own. `clock` is CLOCK_BOOTTIME; `patience` and `pool_patience` are how
@@ -71,7 +70,7 @@ class ClusterStore:
         segment: str = "",
         alone: Sequence[Range] = (),
     ) -> Grant:
-        """See Store.reserve. Waits for a block where this node has no free address of a set."""
+        """See SqliteStore.reserve. Waits for a block where no address of a set is free here."""
         pool_deadline = time.monotonic() + self._pool_patience
         in_vain = waits = 0
         view: LeasedView | None = None
@@ -99,7 +98,7 @@ class ClusterStore:
         return grant
 
     def exhausted(self, sets: Sequence[RangeSet]) -> str | None:
-        """See Store.exhausted: without a call to the API server."""
+        """See SqliteStore.exhausted: without a call to the API server."""
         view = self._view(None, [each for each in sets if not each.fixed])
         self._local.look(view.narrowed)
         why = self._claims.unable(view.wants) if view.wants else None
@@ -155,40 +154,6 @@ class ClusterStore:
         """Whether each set has an address here by now; else what is wanted now is in the view."""
         self._local.look(view.narrowed)
         return not view.wants
-
-    # --- what the node's own store does ------------------------------------------------------
-
-    def undo(self, grant: Grant) -> None:
-        """See Store.undo."""
-        self._local.undo(grant)
-
-    def release(self, attachment: Attachment) -> list[Reservation]:
-        """See Store.release."""
-        return self._local.release(attachment)
-
-    def collect(self, network: str, valid: Collection[tuple[str, str]]) -> list[Reservation]:
-        """See Store.collect."""
-        return self._local.collect(network, valid)
-
-    def release_stale(self) -> list[Reservation]:
-        """See Store.release_stale."""
-        return self._local.release_stale()
-
-    def held_by(self, attachment: Attachment) -> list[Reservation]:
-        """See Store.held_by."""
-        return self._local.held_by(attachment)
-
-    def usage(self, asked: tuple[Range, ...], last: Usage) -> Usage:
-        """See Store.usage: of this node's store."""
-        return self._local.usage(asked, last)
-
-    def reservations(self) -> list[Reservation]:
-        """See Store.reservations."""
-        return self._local.reservations()
-
-    def load(self, reservations: Sequence[Reservation]) -> None:
-        """See Store.load."""
-        self._local.load(reservations)
 
 
 def _explained(error: CNIError, view: LeasedView | None) -> CNIError:

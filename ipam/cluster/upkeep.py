@@ -3,6 +3,7 @@
 While the API server does not answer, it leaves all as it is: what is leased is needed then.
 """
 
+import math
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -10,13 +11,13 @@ from functools import partial
 from ipam.cluster.api import ApiError, ClusterApi
 from ipam.cluster.attempts import Lease, LowRanges
 from ipam.cluster.block_store import BlockStore, Survey
-from ipam.cluster.objects import AddressBlock
-from ipam.cluster.pools import Pools, Unusable, is_scarce, pool_of
+from ipam.cluster.objects import AddressBlock, AddressPool
+from ipam.cluster.pools import ENOUGH, Pools, Unusable, is_scarce, pool_of
 from ipam.cluster.returns import SMALL, Empties, Returns, over, returning
 from ipam.cluster.status_reports import EVERY, StatusReports
 from ipam.cluster.wants import Want
 
-_LOOK_AT_POOL = 450.0  # seconds; only where an empty block is kept, and no confirmation came
+_LOOK_AT_POOL = 30.0, 450.0  # seconds, least and most; only where an empty block is kept
 ANSWERED_AGAIN = 3600.0  # seconds until addresses that other machines have are probed again
 _CALM = 5.0  # seconds after a claim until a status is written: pods have many interfaces
 _LONGEST_STORM = 3 * EVERY  # seconds from one status to the next, however many claims there are
@@ -59,7 +60,6 @@ class Upkeep:
         if seq != self._seen_seq:
             self.survey = self._store.survey()
             self._seen_seq = self.survey.seq
-            self._store.tend()
         for name, uid in over(self.survey).items():
             self._store.forget(name, uid)
         if self._clock() >= self._again_at:
@@ -118,12 +118,14 @@ class Upkeep:
     def _has_room(self, name: str, since: float) -> bool:
         """Whether a pool can spare a block that is empty since then.
 
-        The pool is read for that: once after the block became empty, and then now and then.
+        The pool is read for that: once after the block became empty, and then now and then, the
+        fewer blocks are left the more often.
         """
         if self.leaving:
             return False
-        now = self._clock()
-        if self._pool_seen.get(name, -_LOOK_AT_POOL) < max(since, now - _LOOK_AT_POOL):
+        now, known = self._clock(), self._pools.known(name)
+        fresh = now - (0.0 if known is None else _look_every(known))
+        if self._pool_seen.get(name, -math.inf) < max(since, fresh):
             self._pool_seen[name] = now
             with suppress(Unusable):  # it is gone
                 try:
@@ -132,3 +134,13 @@ class Upkeep:
                     return True
         pool = self._pools.known(name)
         return pool is not None and pool.spec.state == "Active" and not is_scarce(pool)
+
+
+def _look_every(pool: AddressPool) -> float:
+    """Seconds from one look at the pool to the next.
+
+    One for each block that can be leased before the pool is scarce; and all nodes that keep a block
+    look at most ten times a second together.
+    """
+    blocks, (least, most) = pool.status.blocks, _LOOK_AT_POOL
+    return min(most, max(least, ENOUGH * blocks.total - blocks.leased, blocks.leased / 10))

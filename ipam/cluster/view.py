@@ -9,7 +9,6 @@ from ipam.blocks import LeasedBlock
 from ipam.cluster.block_store import Survey
 from ipam.cluster.sticky import is_for
 from ipam.cluster.wants import Occupancy, PodInterface, PoolRange, Want
-from ipam.confirmed import spoken
 from ipam.ranges import Range, RangeSet
 from ipam.store import Owner
 from ipam.tables import Tables
@@ -129,7 +128,7 @@ class LeasedView:
             if sticky is None:
                 free, used = sum(room.free for room in by_room), sum(room.used for room in by_room)
                 self.occupancies.append((want, Occupancy(free - 1, used + 1)))
-            if former is None and not self._has_one(tables, range_set, by_room):
+            if former is None and not self._has_one(range_set, by_room):
                 former = held.within(range_, blocks)  # full: a new sandbox needs no further one
                 if former is None:
                     missing.append(want)
@@ -147,15 +146,10 @@ class LeasedView:
         around = (pool for pool in self._leased if pool[0] == range_.domain)
         return next((pool for pool in around if range_.first in pool[1]), None)
 
-    def _has_one(
-        self, tables: Tables, range_set: RangeSet, by_room: "Sequence[_Remaining]"
-    ) -> bool:
+    def _has_one(self, range_set: RangeSet, by_room: "Sequence[_Remaining]") -> bool:
         if range_set.fixed:  # in a block of ours: whether it is free is for the allocation to say
             return any(room.range.parts for room in by_room)
-        if any(room.free for room in by_room):
-            return True
-        ranges = RangeSet(tuple(room.range for room in by_room))
-        return allocation.exhaustion(tables, ranges, self._boot) is None  # a stale one will do
+        return any(room.free for room in by_room)
 
 
 class _Remaining(NamedTuple):
@@ -211,12 +205,17 @@ class _HeldBefore:
         return narrower if narrower.parts else None
 
 
+def _spoken(seconds: float) -> str:
+    """A time for people."""
+    return f"{seconds / 60:.0f} minutes" if seconds >= 120 else f"{seconds:.0f} seconds"
+
+
 def _why_unconfirmed(block: LeasedBlock, boot: str, now: float) -> str:
     if block.boot == boot and now >= block.confirmed:
         when = (
             f"the API server last confirmed its lease of AddressBlock {block.name} "
-            f"{spoken(now - block.confirmed)} ago, longer than spec.reclaim.maxOffline of "
-            f"AddressPool {block.pool} ({spoken(block.max_offline)})"
+            f"{_spoken(now - block.confirmed)} ago, longer than spec.reclaim.maxOffline of "
+            f"AddressPool {block.pool} ({_spoken(block.max_offline)})"
         )
     else:
         when = (

@@ -13,29 +13,29 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import msgspec
 from msgspec.structs import replace
 
 from base import decoding
-from base.text import printable
+from base.files import write_atomically
 from cni.spec.errors import CNIError, Code
 from ipam.addresses import parse, parse_interface, text
-from ipam.cluster.api import ApiError, ClusterApi
+from ipam.cluster.api import ClusterApi
 from ipam.cluster.controller.mirror import Mirror
+from ipam.cluster.failures import LoggedFailures
 from ipam.cluster.step_thread import StepThread
 from ipam.cluster.until_closed import UntilClosed
-from ipam.importing import UNNAMED, import_all
-from ipam.nv_ipam.options import node_defaults
+from ipam.importing import UNNAMED
 from ipam.nv_ipam.pools import NvCIDRPool, NvIPPool, NvPool, node_pool
-from ipam.nv_ipam.translate import DOMAIN, NodePool, NodePools, PoolsFile
+from ipam.nv_ipam.translate import DOMAIN, NodePool, NodePools, pools_file, read_pools
 from ipam.sqlite_store import SqliteStore
 from ipam.store import Reservation
 from ipam.store_files import StoreFiles
 
 STORE = Path("/var/lib/cni/nv-ipam/store")
-STORED = "the daemon's store"
+IMPORT = "import the daemon's store"
 LOOK_EVERY = 5.0  # seconds, while something is missing
 REST = 60.0  # seconds otherwise; a change of a pool wakes the thread
 LABELS_EVERY = 300.0  # seconds between two reads of the Node's labels
@@ -47,19 +47,11 @@ _FNV_PRIME, _FNV_BASIS = 16777619, 2166136261
 _log = logging.getLogger(__name__)
 
 
-class _GivenTo(msgspec.Struct, frozen=True):
-    pool_config_snapshot: str
-    create_time: str = ""
-    pod_uuid: str = ""
-    pod_name: str = ""
-    pod_namespace: str = ""
-
-
 class _Given(msgspec.Struct, frozen=True):
     container_id: str
     interface_name: str
     ip_address: str
-    metadata: _GivenTo
+    metadata: dict[str, str]
 
 
 class _GivenPool(msgspec.Struct, frozen=True):
@@ -70,10 +62,6 @@ class _DaemonStore(msgspec.Struct, frozen=True):
     version: int
     checksum: int
     pools: dict[str, _GivenPool] | None
-
-
-class _Snapshot(msgspec.Struct, frozen=True):
-    subnet: str
 
 
 def reservations(source: Path, boot: str) -> list[Reservation]:
@@ -89,30 +77,30 @@ def reservations(source: Path, boot: str) -> list[Reservation]:
             raise ValueError("its checksum is wrong")
         pools = (store.pools or {}).values()
         return [_read(each, boot) for pool in pools for each in (pool.entries or {}).values()]
-    except (msgspec.MsgspecError, ValueError) as error:
+    except (msgspec.MsgspecError, ValueError, KeyError) as error:
         raise CNIError(Code.DECODING_FAILURE, f"{source}: {error}: nothing was done") from None
 
 
 def _read(entry: _Given, boot: str) -> Reservation:
-    meta = entry.metadata
-    subnet = decoding.decode(meta.pool_config_snapshot, _Snapshot).subnet
+    pod = entry.metadata
+    pool = decoding.decode(pod["pool_config_snapshot"], dict[str, Any])
     try:  # of RFC 3339 with up to nine digits of a second, of which Python reads six
-        since = datetime.fromisoformat(re.sub(r"\.\d+", "", meta.create_time)).timestamp()
+        created = re.sub(r"\.\d+", "", pod.get("create_time", ""))
+        since = int(datetime.fromisoformat(created).timestamp())
     except ValueError:
         since = 0
     return Reservation(
         domain=DOMAIN,
         address=text(parse(entry.ip_address)),
-        range=str(parse_interface(subnet)[1]),
+        range=str(parse_interface(str(pool["subnet"]))[1]),
         network=UNNAMED,
         container_id=entry.container_id,
         ifname=entry.interface_name,
-        namespace=meta.pod_namespace,
-        pod=meta.pod_name,
-        uid=meta.pod_uuid,
+        namespace=pod.get("pod_namespace", ""),
+        pod=pod.get("pod_name", ""),
+        uid=pod.get("pod_uuid", ""),
         boot=boot,
-        since=int(since),
-        segment="",
+        since=since,
     )
 
 
@@ -125,28 +113,24 @@ def _checksum_of(content: bytes) -> int:
 
 
 def _require_stopped(path: Path) -> None:
-    """Raises CNIError 11 if the daemon answers at that socket, or that cannot be told."""
-    with socket.socket(socket.AF_UNIX) as client:
+    """CNIError 11 if the daemon answers at that socket, OSError if that cannot be told."""
+    with (
+        socket.socket(socket.AF_UNIX) as client,
+        suppress(FileNotFoundError, ConnectionRefusedError),
+    ):
         client.settimeout(5.0)
-        try:
-            client.connect(str(path))
-        except (FileNotFoundError, ConnectionRefusedError):
-            return
-        except OSError as error:
-            raise CNIError(
-                Code.TRY_AGAIN, f"cannot tell whether nv-ipam's daemon runs: {path}: {error}"
-            ) from None
-    raise CNIError(
-        Code.TRY_AGAIN,
-        f"nv-ipam's daemon answers at {path}, and may give out addresses: stop it on this node",
-    )
+        client.connect(str(path))
+        raise CNIError(
+            Code.TRY_AGAIN,
+            f"nv-ipam's daemon answers at {path}, and may give out addresses: stop it on this node",
+        )
 
 
 class FollowedPools(StepThread):
     """Keeps what a node may use of the pools of a namespace in the file that its ADDs read.
 
     `sources` answer all pools of a kind as they were last seen, None before that; `start` follows
-    the API server for them. `conf` is nv-ipam.conf, `clock` is monotonic.
+    the API server for them. `clock` is monotonic.
     """
 
     def __init__(
@@ -156,7 +140,6 @@ class FollowedPools(StepThread):
         node: str,
         boot: str,
         namespace: str,
-        conf: Path,
         daemon_store: Path = STORE,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -164,16 +147,14 @@ class FollowedPools(StepThread):
         self._followed = api
         self._api = UntilClosed(api)
         self._files = files
-        self._file = PoolsFile(files.directory)
         self._node = node
         self._boot = boot
         self._namespace = namespace
-        self._conf = conf
         self._daemon_store = daemon_store
         self._clock = clock
         self._labels: Mapping[str, str] = {}
         self._labels_at = -LABELS_EVERY
-        self._told: dict[str, str] = {}
+        self._failures = LoggedFailures("nv-ipam")
         self._new = NodePools()
         self._mirrors = list[Mirror[NvPool]]()
         self.sources = dict[str, Callable[[], Sequence[NvPool] | None]]()
@@ -188,6 +169,7 @@ class FollowedPools(StepThread):
 
     def close(self) -> None:
         """See StepThread.close."""
+        self._failures.close()
         self._api.close()
         for mirror in self._mirrors:
             mirror.close()
@@ -196,16 +178,15 @@ class FollowedPools(StepThread):
     def step(self) -> float:
         """Bring the file up to date; for how many seconds nothing is due then."""
         try:
-            former = self._file.read() or NodePools()
+            former = read_pools(self._files.directory) or NodePools()
         except CNIError:
             former = NodePools()  # it is written again
+        guarded = self._failures.guarded
         found = {kind: source() for kind, source in self.sources.items()}
         self._new = former
-        is_well = self._guarded(STORED, self._import)
-        is_well &= self._guarded("nv-ipam.conf", self._read_conf)
-        why = "; ".join(self._told[what] for what in ("nv-ipam.conf", STORED) if what in self._told)
+        is_well = guarded(IMPORT, self._import)
         if any(pool.spec.node_selector for pools in found.values() for pool in pools or ()):
-            is_well &= self._guarded("the Node's labels", self._read_labels)
+            is_well &= guarded("read the Node's labels", self._read_labels)
         pools = {  # of a kind that is not read, or not installed
             key: pool
             for key, pool in former.pools.items()
@@ -213,24 +194,11 @@ class FollowedPools(StepThread):
         }
         for pool in (each for listed in found.values() for each in listed or ()):
             pools[pool.key] = self._view(pool)
-        new = replace(self._new, pools=pools, why=why)
+        new = replace(self._new, pools=pools, why=self._failures.why(IMPORT))
         if new != former:
-            is_well &= self._guarded("the file of the pools", lambda: self._file.write(new))
+            path, content = pools_file(self._files.directory), msgspec.json.encode(new)
+            is_well &= guarded(f"write {path}", lambda: write_atomically(path, content))
         return REST if is_well and None not in found.values() else LOOK_EVERY
-
-    def _guarded(self, what: str, work: Callable[[], object]) -> bool:
-        """Whether it went well. What did not is logged once, and tried again."""
-        try:
-            work()
-        except (ApiError, CNIError, OSError) as error:
-            said = printable(f"nv-ipam: {what}: {error}")
-            if self._told.get(what) != said:
-                _log.warning("%s (tried again)", said)
-            self._told[what] = said
-            return False
-        if self._told.pop(what, None):
-            _log.info("nv-ipam: %s: works again", what)
-        return True
 
     def _import(self) -> None:
         """Have what the daemon gave to pods in the store: once in each that the node has."""
@@ -248,12 +216,9 @@ class FollowedPools(StepThread):
         if self._new.store:  # the store was lost: what others hold by now is theirs
             held = {each.address for each in own.reservations() if each.domain == DOMAIN}
             found = [each for each in found if each.address not in held]
-        count = import_all(own, found)
+        count = own.load(found)
         _log.info("nv-ipam: imported %d reservations of %s", count, self._daemon_store)
         self._new = replace(self._new, store=store)
-
-    def _read_conf(self) -> None:
-        self._new = replace(self._new, defaults=node_defaults(self._conf))
 
     def _read_labels(self) -> None:
         if self._clock() - self._labels_at >= LABELS_EVERY:
@@ -262,11 +227,9 @@ class FollowedPools(StepThread):
 
     def _view(self, pool: NvPool) -> NodePool:
         """What the file says of a pool: of one that is invalid this node hands out nothing."""
-        found = NodePool(key=pool.key, network=pool.spec.subnet or pool.spec.cidr, usable=False)
-
-        def view() -> None:
-            nonlocal found
-            found = node_pool(pool, self._node, self._labels)
-
-        self._guarded(pool.key, view)
-        return found
+        unusable = NodePool(key=pool.key, network=pool.spec.subnet or pool.spec.cidr, usable=False)
+        found = [unusable]
+        self._failures.guarded(
+            f"use {pool.key}", lambda: found.append(node_pool(pool, self._node, self._labels))
+        )
+        return found[-1]

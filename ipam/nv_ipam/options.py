@@ -1,17 +1,15 @@
-"""The `ipam` object of a definition of type `nv-ipam`, and the node's nv-ipam.conf.
+"""The `ipam` object of a definition of type `nv-ipam`.
 
 The keys are nv-ipam's (pkg/cni/types/types.go); ones that it does not know pass, as there. Keys of
 its daemon and its log (`daemonSocket`, `logFile`, ...) have no effect.
 """
 
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import Meta
 
-from base import decoding
 from cni.spec import limits
 from cni.spec.config import NetworkConfig, convert
 from cni.spec.errors import CNIError, Code, invalid_config
@@ -22,7 +20,7 @@ from ipam.options import MOST_ADDRESSES
 TYPE = "nv-ipam"
 KINDS = ("ippool", "cidrpool")
 
-_Section = dict[str, Any]
+T = TypeVar("T")
 _FEATURES = ("ips", "allocateDefaultGateway", "allocateIPWithIndex")
 
 
@@ -40,39 +38,21 @@ class NvIpamOptions(msgspec.Struct, frozen=True, kw_only=True):
     index: int | None = None
 
 
-class NodeDefaults(msgspec.Struct, frozen=True):
-    """What nv-ipam.conf of this node says for definitions that do not say it."""
-
-    poolName: str = ""
-    poolType: str = ""
-    forcePoolName: bool = False
+_Addresses = Annotated[tuple[str, ...], Meta(max_length=limits.ADDRESSES)]
 
 
 class _PoolNames(msgspec.Struct, frozen=True):
     poolName: str = ""
     poolType: str = ""
-    forcePoolName: bool | None = None
+    forcePoolName: bool = False
 
 
 class _PodWishes(msgspec.Struct, frozen=True):
-    ips: Annotated[tuple[str, ...], Meta(max_length=limits.ADDRESSES)] = ()
+    ips: _Addresses = ()
     poolNames: Annotated[tuple[str, ...], Meta(max_length=MOST_ADDRESSES)] = ()
     poolType: str = ""
     allocateDefaultGateway: bool = False
     allocateIPWithIndex: Annotated[int, Meta(ge=0, lt=1 << 31)] | None = None
-
-
-class _RuntimeWishes(msgspec.Struct, frozen=True):
-    ips: Annotated[tuple[str, ...], Meta(max_length=limits.ADDRESSES)] = ()
-
-
-class _WrittenOptions(msgspec.Struct, frozen=True):
-    """A definition's part: the same for all its pods."""
-
-    ipam: _PoolNames
-    arguments: _PodWishes
-    runtime: _RuntimeWishes
-    network: str
 
 
 def is_nv_ipam(network: NetworkConfig) -> bool:
@@ -81,64 +61,51 @@ def is_nv_ipam(network: NetworkConfig) -> bool:
     return isinstance(ipam, dict) and ipam.get("type") == TYPE
 
 
-def read(network: NetworkConfig, arguments: Arguments, defaults: NodeDefaults) -> NvIpamOptions:
+def read(network: NetworkConfig, arguments: Arguments) -> NvIpamOptions:
     """The options of a call. CNIError 7, or 4 for CNI_ARGS, that names the key."""
-    written = network.derived(_written)
-    requested = _requested(written, arguments)
-    _require_one(written.arguments, requested)
+    names, wishes, of_runtime = network.derived(_written)
+    requested = _requested(of_runtime, wishes.ips, arguments)
+    used = (
+        bool(requested),
+        wishes.allocateDefaultGateway,
+        wishes.allocateIPWithIndex is not None,
+    )
+    named = [key for key, is_used in zip(_FEATURES, used, strict=True) if is_used]
+    if len(named) > 1:
+        raise invalid_config(f'"{named[0]}" and "{named[1]}" exclude each other: leave one out')
     return NvIpamOptions(
-        pools=_pools(written, defaults),
+        pools=_pools(names, wishes, network.network),
         requested=requested,
-        gateway=written.arguments.allocateDefaultGateway,
-        index=written.arguments.allocateIPWithIndex,
+        gateway=wishes.allocateDefaultGateway,
+        index=wishes.allocateIPWithIndex,
     )
 
 
-def node_defaults(path: Path) -> NodeDefaults:
-    """What that nv-ipam.conf says; nothing without the file. CNIError 5 and 6."""
-    try:
-        return convert(_present(decoding.decode(path.read_bytes(), _Section)), NodeDefaults)
-    except (FileNotFoundError, NotADirectoryError):
-        return NodeDefaults()
-    except OSError as error:
-        raise CNIError(Code.IO_FAILURE, f"cannot read {path}: {error.strerror}") from None
-    except (msgspec.MsgspecError, CNIError) as error:
-        raise CNIError(Code.DECODING_FAILURE, f"{path}: {error}: mend or remove it") from None
+def _written(network: NetworkConfig) -> tuple[_PoolNames, _PodWishes, tuple[str, ...]]:
+    """A definition's part, the same for all its pods; last the addresses in `runtimeConfig`."""
+
+    def part(path: str, shape: type[T]) -> T:
+        section = network.at(path, dict[str, Any]) or {}
+        present = {key: value for key, value in section.items() if value is not None}
+        return convert(present, shape, path)
+
+    of_runtime: tuple[str, ...] = network.at("runtimeConfig.ips", _Addresses) or ()
+    return part("ipam", _PoolNames), part("args.cni", _PodWishes), of_runtime
 
 
-def _written(network: NetworkConfig) -> _WrittenOptions:
-    def part(path: str) -> _Section:
-        return _present(network.at(path, _Section) or {})
-
-    return _WrittenOptions(
-        ipam=convert(part("ipam"), _PoolNames, "ipam"),
-        arguments=convert(part("args.cni"), _PodWishes, "args.cni"),
-        runtime=convert(part("runtimeConfig"), _RuntimeWishes, "runtimeConfig"),
-        network=network.network,
-    )
-
-
-def _present(section: _Section) -> _Section:
-    """An object without its nulls, which count as missing keys."""
-    return {key: value for key, value in section.items() if value is not None}
-
-
-def _pools(written: _WrittenOptions, defaults: NodeDefaults) -> tuple[str, ...]:
+def _pools(ipam: _PoolNames, wishes: _PodWishes, network: str) -> tuple[str, ...]:
     where = "args.cni.poolNames"
-    names: Sequence[str] = written.arguments.poolNames
+    names: Sequence[str] = wishes.poolNames
     if not names:
         where = "ipam.poolName"
-        name = written.ipam.poolName or defaults.poolName
-        forced = written.ipam.forcePoolName
-        if not name and not (defaults.forcePoolName if forced is None else forced):
-            name = written.network
+        name = ipam.poolName or ("" if ipam.forcePoolName else network)
         if not name:
             raise invalid_config(
                 f'"{where}" is missing, and "forcePoolName" is set: name the pool, or several with '
                 "commas between them"
             )
         names = name.split(",")
-    kind = written.arguments.poolType or written.ipam.poolType or defaults.poolType or KINDS[0]
+    kind = wishes.poolType or ipam.poolType or KINDS[0]
     if kind.lower() not in KINDS:
         raise invalid_config(
             f'"poolType" is "{kind}": the kinds of pools are {" and ".join(KINDS)}'
@@ -163,14 +130,16 @@ def _key(name: str, kind: str, where: str) -> str:
     return f"{kind}/{name}"
 
 
-def _requested(written: _WrittenOptions, arguments: Arguments) -> tuple[tuple[str, int], ...]:
+def _requested(
+    of_runtime: Sequence[str], of_pod: Sequence[str], arguments: Arguments
+) -> tuple[tuple[str, int], ...]:
     """The first of the three ways that is used; a prefix length is not looked at, as there."""
-    where, ips, code = "runtimeConfig.ips", written.runtime.ips, Code.INVALID_CONFIG
+    where, ips, code = "runtimeConfig.ips", of_runtime, Code.INVALID_CONFIG
     if not ips:
-        where, ips = "args.cni.ips", written.arguments.ips
+        where, ips = "args.cni.ips", of_pod
     if not ips and arguments.ip:
         where, code = "CNI_ARGS IP", Code.INVALID_ENVIRONMENT
-        ips = tuple(ip.strip() for ip in arguments.ip.split(","))
+        ips = [ip.strip() for ip in arguments.ip.split(",")]
     found = []
     for ip in ips:
         try:
@@ -178,14 +147,3 @@ def _requested(written: _WrittenOptions, arguments: Arguments) -> tuple[tuple[st
         except ValueError as error:
             raise CNIError(code, f'"{where}": {error}') from None
     return tuple(dict.fromkeys(found))
-
-
-def _require_one(arguments: _PodWishes, requested: Sequence[object]) -> None:
-    used = (
-        bool(requested),
-        arguments.allocateDefaultGateway,
-        arguments.allocateIPWithIndex is not None,
-    )
-    named = [key for key, is_used in zip(_FEATURES, used, strict=True) if is_used]
-    if len(named) > 1:
-        raise invalid_config(f'"{named[0]}" and "{named[1]}" exclude each other: leave one out')

@@ -46,22 +46,8 @@ _log = logging.getLogger(__name__)
 # --- the objects -----------------------------------------------------------------------------
 
 
-_NAMES = {"node": "nodeName", "start": "startIP", "end": "endIP"}
-
-
-class _Part(msgspec.Struct, frozen=True, kw_only=True, rename=_NAMES):
-    """Part of an object of nv-ipam."""
-
-
-class ExcludedRun(_Part, frozen=True, kw_only=True):
-    """Addresses that no node hands out."""
-
-    start: str
-    end: str
-
-
 class ExcludedIndexes(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """The same by index: in each run of an IPPool's block size, or in each prefix."""
+    """What no pod gets, by index: in each run of an IPPool's block size, or in each prefix."""
 
     start_index: int
     end_index: int
@@ -73,7 +59,12 @@ class PoolRoute(msgspec.Struct, frozen=True):
     dst: str
 
 
-class NodePart(_Part, frozen=True, kw_only=True):
+class NodePart(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    rename={"node": "nodeName", "start": "startIP", "end": "endIP"},
+):
     """What is one node's, or with no `node` nobody's: a run of an IPPool, a prefix of a CIDRPool.
     Without a gateway a prefix has that of the pool's index."""
 
@@ -96,7 +87,7 @@ class NvPoolSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     gateway_index: int | None = None
     static_allocations: tuple[NodePart, ...] | None = None
     node_selector: NodeSelector | None = None
-    exclusions: tuple[ExcludedRun, ...] | None = None
+    exclusions: tuple[NodePart, ...] | None = None
     per_node_exclusions: tuple[ExcludedIndexes, ...] | None = None
     default_gateway: bool = False
     routes: tuple[PoolRoute, ...] | None = None

@@ -13,18 +13,16 @@ import msgspec
 
 from base import decoding
 from base.files import read as read_file
-from base.files import write_atomically
 from cni.spec.config import NetworkConfig
 from cni.spec.errors import CNIError, Code, invalid_config
 from cni.spec.request import Arguments
 from ipam.addresses import Interval, Network, family, parse, parse_interface, parse_interval, text
-from ipam.nv_ipam.options import NodeDefaults, NvIpamOptions, read
+from ipam.nv_ipam.options import NvIpamOptions, read
 from ipam.options import IpamOptions, fixed_set
 from ipam.ranges import Range, RangeSet, is_within, merged, outside
 
 DOMAIN = "nv-ipam/pools"
 """Where addresses of all pools are unique. No network_name of a definition has a slash."""
-FILE = "nv-ipam.json"
 LARGEST_BLOCK = 256  # of an AddressPool: of a larger prefix the first addresses are used
 MOST_PREFIXES = 4096  # of a CIDRPool, the lowest ones: so many nodes it is for
 
@@ -70,29 +68,24 @@ class NodePools(msgspec.Struct, frozen=True, kw_only=True):
     gave to pods; `why` says why no pod gets an address now, "" if they do."""
 
     pools: dict[str, NodePool] = {}
-    defaults: NodeDefaults = NodeDefaults()
     store: str = ""
     why: str = ""
 
 
-class PoolsFile:
-    """The pools of a node, in the directory of its store."""
+def pools_file(directory: Path) -> str:
+    """The path of the pools of a node, in the directory of its store."""
+    return f"{directory}/nv-ipam.json"
 
-    def __init__(self, directory: Path) -> None:
-        self.path = f"{directory}/{FILE}"
 
-    def read(self) -> NodePools | None:
-        """What the agent saw last; None before it has seen anything. CNIError 5 and 112."""
-        try:
-            return _decoded(self.path, read_file(self.path))
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        except OSError as error:
-            raise CNIError(Code.IO_FAILURE, f"cannot read {self.path}: {error.strerror}") from None
-
-    def write(self, pools: NodePools) -> None:
-        """Replace it, durably. Raises OSError."""
-        write_atomically(self.path, msgspec.json.encode(pools))
+def read_pools(directory: Path) -> NodePools | None:
+    """What the agent saw last; None before it has seen anything. CNIError 5 and 112."""
+    path = pools_file(directory)
+    try:
+        return _decoded(path, read_file(path))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise CNIError(Code.IO_FAILURE, f"cannot read {path}: {error.strerror}") from None
 
 
 @lru_cache(4)
@@ -144,7 +137,7 @@ def translate(
             f'{why}: nothing was reserved; see that the agent runs with "ipam.nv_ipam": true in '
             "config.yaml (ipam.nv_ipam of the chart), and what its log says",
         )
-    asked = read(config, arguments, known.defaults)
+    asked = read(config, arguments)
     pools = [_pool(key, known) for key in asked.pools]
     sets = tuple(_set(pool, asked) for pool in pools)
     given = {each.ranges[0].first for each in sets if each.fixed}
@@ -161,7 +154,7 @@ def translate(
 def declared(config: NetworkConfig, arguments: Arguments) -> tuple[IpamOptions, Sequence[RangeSet]]:
     """What a definition alone says: the names of its pools, and addresses that it asks for.
     CNIError 7 and 4."""
-    asked = read(config, arguments, NodeDefaults())
+    asked = read(config, arguments)
     sets = tuple(
         fixed_set(each, Network(each, 128), domain=DOMAIN, gateway=None, where=where)
         for where, each in asked.requested
@@ -171,27 +164,17 @@ def declared(config: NetworkConfig, arguments: Arguments) -> tuple[IpamOptions, 
 
 def _pool(key: str, known: NodePools) -> NodePool:
     pool = known.pools.get(key)
-    if pool is None:
+    if pool is None or not pool.usable:
         raise CNIError(
             Code.TRY_AGAIN,
-            f"nv-ipam has no pool {key}: nothing was reserved; make the pool, or correct "
-            '"ipam.poolName" and "ipam.poolType"',
-        )
-    if not pool.usable:
-        raise CNIError(
-            Code.TRY_AGAIN,
-            f"{key} ({pool.network}) has no addresses for this node: nothing was reserved; see "
-            "that the pool's nodeSelector selects the node, and that its spec is valid (the log of "
-            "the node's agent says what is not)",
+            f"{key} has no addresses for this node: nothing was reserved; see that nv-ipam has "
+            "this pool, that its nodeSelector selects the node, and that its spec is valid (the "
+            "log of the node's agent says what is not)",
         )
     return pool
 
 
 def _set(pool: NodePool, asked: NvIpamOptions) -> RangeSet:
-    if asked.gateway and not pool.gateway and pool.index is None:
-        raise invalid_config(
-            f'"args.cni.allocateDefaultGateway": {pool.key} has no gateway: set one in the pool'
-        )
     if asked.index is not None and not pool.prefix:
         raise invalid_config(
             '"args.cni.allocateIPWithIndex" needs a node with one block, and podfabric leases '
@@ -201,11 +184,9 @@ def _set(pool: NodePool, asked: NvIpamOptions) -> RangeSet:
         if address in pool.subnet:
             return RangeSet((_requested(pool, where, address),), fixed=True)
     found = range_of(pool, is_gateway=asked.gateway, at=asked.index)
-    if not found.parts and asked.index is not None:
-        raise invalid_config(
-            f'"args.cni.allocateIPWithIndex": {asked.index} is not the index of an address that '
-            f"{pool.key} has for pods"
-        )
+    if not found.parts and (asked.gateway or asked.index is not None):
+        key = "allocateDefaultGateway" if asked.gateway else "allocateIPWithIndex"
+        raise invalid_config(f'"args.cni.{key}": {pool.key} has no such address for pods')
     return RangeSet((found,), fixed=asked.gateway and not pool.prefix)
 
 

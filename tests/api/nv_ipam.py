@@ -12,7 +12,7 @@ from typing import Any
 from ipam.cluster.controller.rounds import Rounds, read_world
 from ipam.nv_ipam.importing import FollowedPools
 from ipam.nv_ipam.pools import NvCIDRPool, NvIPPool, NvPools
-from ipam.nv_ipam.translate import NodePool, NodePools, PoolsFile
+from ipam.nv_ipam.translate import NodePool, NodePools, read_pools
 from tests.api.server import ACCOUNT, ApiServer
 from tests.api.test_nodes import RealNode
 from tests.cluster import programs
@@ -161,7 +161,6 @@ class ApiNode(NvNode):
             self.name,
             self.boot,
             NAMESPACE,
-            self.directory / "nv-ipam.conf",
             self.directory / "nv-ipam/store",
         )
         self.service.start()
@@ -169,7 +168,7 @@ class ApiNode(NvNode):
     @property
     def known(self) -> Mapping[str, NodePool]:
         """The pools that it may use now."""
-        found = PoolsFile(self.directory).read() or NodePools()
+        found = read_pools(self.directory) or NodePools()
         return {key: pool for key, pool in found.pools.items() if pool.usable}
 
 

@@ -294,7 +294,7 @@ def test_without_the_agent_dels_go_on_and_an_add_is_code_11(
             for number in range(PODS):
                 node.delete_plainly(f"p{number}", fabric.ipam)
             with pytest.raises(CNIError) as ended:
-                node.plain().add(request("ADD", dict(fabric.ipam), "w-1", pod="w"))
+                node.plain().reserve(request("ADD", dict(fabric.ipam), "w-1", pod="w"))
             assert ended.value.code == Code.TRY_AGAIN
             if not power:
                 fabric.auditor.check()

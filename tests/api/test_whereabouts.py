@@ -1,8 +1,8 @@
 """Row A13: nodes of podfabric beside nodes of the real whereabouts, with the same definition.
 
-Scaled to two CPUs: four nodes of each side and some hundred pods (`python -m bench.coexist` has
-all). whereabouts' plugin is built from its sources, and started as a runtime starts it. Its
-reconciler and its control loop run in tests of their own.
+Scaled to two CPUs: four nodes of each side and some hundred pods (PODFABRIC_BESIDE=8x31x600 has
+eight nodes with 31 pods each, for ten minutes). whereabouts' plugin is built from its sources, and
+started as a runtime starts it. Its reconciler and its control loop run in tests of their own.
 """
 
 import json
@@ -48,10 +48,8 @@ RANGE = "10.89.0.0/24"
 POOL = "10.89.0.0-24"
 IPAM = {"range": RANGE}
 DEFINITIONS = "network-attachment-definitions.k8s.cni.cncf.io"
-SIDES = 4  # nodes of each side
-PODS = 10  # that each node of ours churns at a time
-SECONDS = 40.0
-"""Of churn. What is asserted holds for any duration."""
+SIDES, PODS, SECONDS = map(int, os.environ.get("PODFABRIC_BESIDE", "4x10x40").split("x"))
+"""Nodes of each side, pods that each node of ours churns at a time, and seconds of churn."""
 
 
 class Theirs:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cni.spec.errors import CNIError, Code
-from ipam import other_domains, schema, tables
+from ipam import schema, tables
 from ipam.addresses import Interval, parse, text
 from ipam.ranges import Range, RangeSet
 from ipam.sqlite_store import SqliteStore
@@ -39,8 +39,7 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> Decoded:
         count += 1
         return original(row)
 
-    for module in (tables, other_domains):
-        monkeypatch.setattr(module, "reservation_of", counted)
+    monkeypatch.setattr(tables, "reservation_of", counted)
     return lambda: count
 
 
@@ -82,15 +81,12 @@ def test_ranges_that_differ_in_their_start_read_the_link_once(
     assert large < small + 2 * writes + 50 * MOST
 
 
-@pytest.mark.parametrize("boot", [BOOT, NEXT_BOOT])
 def test_full_ranges_are_searched_once_however_many_a_set_has(
-    tmp_path: Path, steps: Steps, decoded: Decoded, boot: str
+    tmp_path: Path, steps: Steps, decoded: Decoded
 ) -> None:
     """Other domains and this one have alternate addresses, which makes the most runs."""
     mine = [
-        reservation(
-            text(FIRST + 2 * n + 1), f"m{n}", domain="evil", segment=LINK, network="m", boot=boot
-        )
+        reservation(text(FIRST + 2 * n + 1), f"m{n}", domain="evil", segment=LINK, network="m")
         for n in range(HELD)
     ]
     beside = [

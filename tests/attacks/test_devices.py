@@ -93,7 +93,7 @@ def test_our_pool_keeps_its_devices_while_the_kubelet_lists_none(node: Attacked)
     node.registered = {POOL: ["0", "1"]}
     node.write()
     assert PASSED in node.call(deviceID=VF).text
-    checkpoint.write(node.paths, [POOL], [], offered={POOL: [VF]})
+    checkpoint.write(node.paths, [], {POOL: [VF]})
     assert node.call(deviceID=VF).code == 121
 
 

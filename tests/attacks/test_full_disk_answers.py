@@ -116,7 +116,7 @@ def test_kubelet_is_refused_while_the_disk_is_full_and_served_when_it_has_room(
             kubelet.admit("served", [container()])
             assert len(checkpoint.read(paths).allocations) == 1
             node.plugin.compare()
-            assert checkpoint.read(paths).resources == (HCA,)
+            assert list(checkpoint.read(paths).offered) == [HCA]
         finally:
             node.plugin.close()
         assert disk.files() == {"devices/checkpoint.json"}

@@ -83,7 +83,7 @@ def require_that_all_goes_on(disk: SmallDisk, ledger: Ledger, act: Act) -> None:
     ledger.settle()
     assert ledger.keys() == on_disk(disk) == keys(AFTER[act])
     if act is serve:
-        assert checkpoint.read(paths_on(disk)).resources == (RESOURCE, OTHER)
+        assert list(checkpoint.read(paths_on(disk)).offered) == [RESOURCE, OTHER]
     assert disk.files() == {"devices/checkpoint.json"}
     assert ledger_on(disk).keys() == ledger.keys()
 

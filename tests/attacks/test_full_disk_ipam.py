@@ -1,46 +1,90 @@
 """The address store where a disk, descriptors or memory are lacking: every answer is true."""
 
 import random
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import NamedTuple
 
 import pytest
 
-from ipam import store_files
-from tests.attacks.full_disk import descriptors_left, memory_left, small_disk
+from ipam import database
+from tests.attacks.full_disk import SmallDisk, descriptors_left, memory_left, small_disk
 from tests.attacks.full_disk_ipam import VERBS, WAYS, WRITING, disk_with_store, node_on
 
 ENOUGH = 24  # pages: enough for any call
-ENOUGH_FOR_A_NEW_STORE = 48
-ENOUGH_DESCRIPTORS = 14
+
+
+@contextmanager
+def _pages(disk: SmallDisk, number: int) -> Iterator[None]:
+    disk.leave_pages(number)
+    yield
+    disk.make_room()
+
+
+@contextmanager
+def _inodes(disk: SmallDisk, number: int) -> Iterator[None]:
+    disk.leave_inodes(number)
+    yield
+    disk.make_room()
+
+
+class Lack(NamedTuple):
+    """What lacks in the block, and with how much of it a call is tried; the last is enough."""
+
+    left: Callable[[SmallDisk, int], AbstractContextManager[None]]
+    tried: range
+    tried_for_a_new_store: range
+
+
+LACKS = {
+    "pages": Lack(_pages, range(ENOUGH), range(48)),
+    "inodes": Lack(_inodes, range(4), range(8)),
+    "descriptors": Lack(lambda _, number: descriptors_left(number), range(14), range(14)),
+    "memory": Lack(lambda _, number: memory_left(number), range(0, 240 << 10, 6 << 10), range(0)),
+}
+NEEDED = {"pages": WRITING, "inodes": set[str](), "descriptors": set(VERBS), "memory": WRITING}
+"""The verbs that fail while there is none of it: a store that is there needs no inode."""
+
+
+def _may_lack(what: str, verb: str) -> bool:
+    """Whether it is tried: a verb that only reads needs next to no memory."""
+    return what != "memory" or verb in WRITING
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("verb", VERBS)
-def test_answer_is_true_however_many_pages_are_left(verb: str, way: str) -> None:
-    container_id = "new" if verb == "ADD" else "c1"
-    answers = []
+@pytest.mark.parametrize(
+    ("what", "verb"), [(what, verb) for what in LACKS for verb in VERBS if _may_lack(what, verb)]
+)
+def test_answer_is_true_however_little_is_left(what: str, verb: str, way: str) -> None:
+    lack, answers = LACKS[what], []
+    step = 6 if what == "pages" and verb not in WRITING else 1
     with disk_with_store() as disk:
-        for pages in range(0, ENOUGH, 1 if verb in WRITING else 6):
+        for number in lack.tried[::step]:
             disk.restore()
             with node_on(disk.directory, way) as node:
-                disk.leave_pages(pages)
-                answers.append(node.call(verb, container_id))
-                node.require_true()
-                disk.make_room()
+                if what == "memory" or number % 2:  # files are open already, if they are kept
+                    node.require_true()
+                with lack.left(disk, number):
+                    answers.append(node.call(verb, "new" if verb == "ADD" else "c1"))
+                    if what == "pages":
+                        node.require_true()
                 node.require_that_all_goes_on()
-    assert answers[-1], "so many pages are enough"
-    assert not (answers[0] and verb in WRITING), "nothing was lacking"
+            if what == "memory" and answers[-1]:
+                break
+    assert answers[-1], "so much is enough"
+    assert not (answers[0] and verb in NEEDED[what]), "nothing was lacking"
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_answer_is_true_however_many_pages_are_left_for_a_new_store(way: str) -> None:
-    answers = []
+@pytest.mark.parametrize("what", ["pages", "inodes", "descriptors"])
+def test_answer_is_true_however_little_is_left_for_a_new_store(what: str, way: str) -> None:
+    lack, answers = LACKS[what], []
     with small_disk() as disk:
-        for pages in range(ENOUGH_FOR_A_NEW_STORE):
+        for number in lack.tried_for_a_new_store:
             disk.empty()
             with node_on(disk.directory, way) as node:
-                disk.leave_pages(pages)
-                answers.append(node.call("ADD", "c1"))
-                disk.make_room()
+                with lack.left(disk, number):
+                    answers.append(node.call("ADD", "c1"))
                 node.require_that_all_goes_on()
     assert answers[-1] and not answers[0]
 
@@ -49,16 +93,14 @@ def test_answer_is_true_however_many_pages_are_left_for_a_new_store(way: str) ->
 def test_del_is_true_however_many_pages_are_left_when_the_wal_is_written_back(
     monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
-    monkeypatch.setattr(store_files, "_LARGE_WAL", 0)
-    monkeypatch.setattr(store_files, "_LOOK_AT_WAL", 1)
+    monkeypatch.setattr(database, "_MOST_PAGES", 1)
     with disk_with_store() as disk:
         for pages in range(ENOUGH):
             disk.restore()
             with node_on(disk.directory, way) as node:
-                disk.leave_pages(pages)
-                node.call("DEL", "c1")
-                node.require_true()
-                disk.make_room()
+                with _pages(disk, pages):
+                    node.call("DEL", "c1")
+                    node.require_true()
                 node.require_that_all_goes_on()
 
 
@@ -84,31 +126,6 @@ def test_answers_stay_true_while_a_disk_gets_full_and_empty_again(way: str) -> N
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("verb", VERBS)
-def test_answer_is_true_without_inodes(verb: str, way: str) -> None:
-    with disk_with_store() as disk:
-        for inodes in range(4):
-            disk.restore()
-            with node_on(disk.directory, way) as node:
-                disk.leave_inodes(inodes)
-                node.call(verb, "new" if verb == "ADD" else "c1")
-                disk.make_room()
-                node.require_that_all_goes_on()
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_answer_is_true_without_inodes_for_a_new_store(way: str) -> None:
-    with small_disk() as disk:
-        for inodes in range(8):
-            disk.empty()
-            with node_on(disk.directory, way) as node:
-                disk.leave_inodes(inodes)
-                node.call("ADD", "c1")
-                disk.make_room()
-                node.require_that_all_goes_on()
-
-
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("verb", VERBS)
 def test_answer_is_true_on_a_read_only_disk(verb: str, way: str) -> None:
     with disk_with_store() as disk:
         disk.restore()
@@ -121,50 +138,3 @@ def test_answer_is_true_on_a_read_only_disk(verb: str, way: str) -> None:
                 disk.make_writable()
                 node.require_true()
             node.require_that_all_goes_on()
-
-
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("verb", VERBS)
-def test_answer_is_true_however_many_descriptors_are_left(verb: str, way: str) -> None:
-    answers = []
-    with disk_with_store() as disk:
-        for descriptors in range(ENOUGH_DESCRIPTORS):
-            disk.restore()
-            with node_on(disk.directory, way) as node:
-                if descriptors % 2:  # the files of the store are open already, if they are kept
-                    node.require_true()
-                with descriptors_left(descriptors):
-                    answers.append(node.call(verb, "new" if verb == "ADD" else "c1"))
-                node.require_that_all_goes_on()
-    assert answers[-1] and not answers[0]
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_answer_is_true_however_many_descriptors_are_left_for_a_new_store(way: str) -> None:
-    answers = []
-    with small_disk() as disk:
-        for descriptors in range(ENOUGH_DESCRIPTORS):
-            disk.empty()
-            with node_on(disk.directory, way) as node:
-                with descriptors_left(descriptors):
-                    answers.append(node.call("ADD", "c1"))
-                node.require_that_all_goes_on()
-    assert answers[-1] and not answers[0]
-
-
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("verb", ["ADD", "DEL", "GC"])
-def test_answer_is_true_however_little_memory_is_left(verb: str, way: str) -> None:
-    answers = []
-    with disk_with_store() as disk:
-        for memory in range(0, 240 << 10, 6 << 10):
-            disk.restore()
-            with node_on(disk.directory, way) as node:
-                node.require_true()  # the files of the store are open already, if they are kept
-                with memory_left(memory):
-                    answers.append(node.call(verb, "new" if verb == "ADD" else "c1"))
-                node.require_true()
-                if answers[-1]:
-                    break
-                node.require_that_all_goes_on()
-    assert answers[-1] and not answers[0]

@@ -137,11 +137,11 @@ _KINDS: dict[str, type[ctypes.c_uint64]] = dict.fromkeys(
 class Files:
     """The two files of a group with one GPU, for processes of `program`."""
 
-    def __init__(self, directory: Path, share: int, kappa: int = KAPPA) -> None:
+    def __init__(self, directory: Path, share: int) -> None:
         self.limits, self.region = directory / "limits", directory / "region"
         self._of_limits, self._of_region = layout.PfLimits(), layout.PfRegion()
         limit = self._of_limits.gpu
-        limit.share, limit.kappa = share, kappa
+        limit.share, limit.kappa = share, KAPPA
         limit.burst_ns, limit.most_debt_ns = 20 * MS, 60 * S
         self._write_limits()
         self.region.write_bytes(bytes(self._of_region))

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from tests import waiting
-from tests.gpu.gate import KAPPA, MS, UNKNOWN, WHOLE, Files, S
+from tests.gpu.gate import MS, UNKNOWN, WHOLE, Files, S
 
 LAUNCHES = 1_000_000  # of each process: so many that they run at the same time
 
@@ -19,33 +19,6 @@ def test_four_processes_lose_no_payment_of_each_other(tmp_path: Path) -> None:
     processes = [files.start("spared", LAUNCHES) for _ in range(4)]
     assert [process.wait(waiting.PATIENCE) for process in processes] == [0] * 4
     assert files.gpu().tat - start == 4 * LAUNCHES * 2 * UNKNOWN
-
-
-def test_four_processes_together_get_no_more_than_the_share(tmp_path: Path) -> None:
-    """Each launch costs 32 ms of waiting: there are so many after the burst as time has passed."""
-    files = Files(tmp_path, share=100, kappa=16 * KAPPA)
-    processes = [files.start("held", 5) for _ in range(4)]
-    times = [int(line) for process in processes for line in process.communicate()[0].split()]
-    assert [process.returncode for process in processes] == [0] * 4
-    passed, price = max(times) - min(times), 32 * MS
-    assert (passed + 20 * MS) / price + 1 >= 4 * 5
-    assert files.gpu().tat >= min(times) - 20 * MS + 4 * 5 * price
-
-
-def test_a_process_that_is_killed_while_it_waits_leaves_nothing_behind(tmp_path: Path) -> None:
-    files = Files(tmp_path, share=100)
-    tat = time.monotonic_ns() + 50 * S
-    files.set_tat(tat)
-    killed = files.start("held", 1)
-    waiting.until(lambda: files.gpu().wait_ns > 0, what="launch that waits")
-    killed.kill()
-    assert killed.wait() == -9
-    assert files.gpu().tat == tat
-    assert files.gpu().throttled == 0
-    files.set_tat(0)
-    after = files.start("held", 1)
-    assert after.wait(waiting.PATIENCE) == 0
-    assert files.gpu().tat > tat - 53 * S
 
 
 def _wakes(files: Files, after: float) -> int:

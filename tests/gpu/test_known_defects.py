@@ -21,7 +21,6 @@ from tests.gpu.conftest import MIB, Place
 from tests.gpu.group import ANY, hooked
 from tests.gpu.launcher import LAUNCHES, Launcher
 from tests.gpu.programs import program
-from tests.gpu.test_loading import running
 from tests.standin.driver import Out
 from tests.standin.gpus import Behaviour, table
 from tests.waiting import until
@@ -31,119 +30,55 @@ from tools.compiling import CHECKOUT
 Make = Callable[..., Place]
 S = 1_000_000_000  # nanoseconds
 
-HERE = "tests/gpu/test_known_defects.py"
-LOADING, ALLOCATIONS = "tests/gpu/test_loading.py", "tests/gpu/test_allocations.py"
-DEFECTS = (
-    (
-        "cuGetProcAddress ignores the stream's flag: the thread's stream gets the legacy launch",
-        "tests/gpu/test_runtime.py",
-        "test_the_runtime_gets_each_hook_and_the_driver_for_all_else",
-    ),
-    (
-        "the forms of cuGetProcAddress with four and five arguments are mixed up (#36)",
-        LOADING,
-        "test_each_version_of_a_function_leads_to_its_own_hook",
-    ),
-    (
-        "a newer version of a function is answered by its name, with the older hook (#233)",
-        LOADING,
-        "test_a_version_that_the_shim_does_not_know_is_not_handed_out",
-    ),
-    (
-        "functions of graphs are left out of cuGetProcAddress (#192)",
-        HERE,
-        "test_functions_of_graphs_are_found_by_address_as_by_name",
-    ),
-    (
-        "graphs and cooperative kernels are never held back",
-        HERE,
-        "test_every_way_to_launch_is_held_back",
-    ),
-    (
-        "without a current context the device is not initialised (#187, #188)",
-        ALLOCATIONS,
-        "test_without_a_context_nothing_is_counted",
-    ),
-    (
-        "cuMemCreate counts on the current context's GPU, not on the one that it names",
-        ALLOCATIONS,
-        "test_a_gpu_that_the_group_has_not_gives_nothing",
-    ),
-    (
-        "what is free wraps around below zero to 18 EB (#200)",
-        ALLOCATIONS,
-        "test_the_total_is_the_limit_and_what_is_free_is_never_negative",
-    ),
-    (
-        "cuMemGetInfo fails while more is used than the limit (HAMi #1370)",
-        ALLOCATIONS,
-        "test_the_total_is_the_limit_and_what_is_free_is_never_negative",
-    ),
-    (
-        "an asynchronous allocation beyond the limit answers -1 and not 2 (#55, #217)",
-        ALLOCATIONS,
-        "test_each_kind_is_given_up_to_the_limit_and_not_beyond",
-    ),
-    (
-        "host memory is refused for the GPU's limit",
-        HERE,
-        "test_host_memory_is_neither_counted_nor_refused",
-    ),
-    (
-        "each free walks a list of all allocations",
-        HERE,
-        "test_a_free_is_as_short_among_many_allocations_as_among_few",
-    ),
-    (
-        "an order in CUDA_VISIBLE_DEVICES makes the process another one (#225)",
-        HERE,
-        "test_a_process_is_known_whichever_gpus_it_chose_to_see",
-    ),
-    (
-        "one build lacks the NVML library, so programs that ask it take too much (#181, #182)",
-        HERE,
-        "test_each_build_has_the_nvml_library_with_what_programs_ask_for_memory",
-    ),
-    (
-        "every name that begins with cu is taken, also cudnnCreate, which calls itself (#215)",
-        HERE,
-        "test_only_functions_of_the_driver_are_taken",
-    ),
-    (
-        "dlsym with RTLD_NEXT finds nothing when it is asked again",
-        HERE,
-        "test_a_name_that_is_looked_up_again_is_found_again",
-    ),
-    (
-        "a process that is killed while it has the lock hangs all others (HAMi #2500)",
-        "tests/gpu/test_processes.py",
-        "test_who_waits_for_the_lock_of_a_process_that_is_killed_has_it_within_10_ms",
-    ),
-    (
-        "a dead process keeps its slot once its pid is another's (#191)",
-        "tests/gpu/test_processes.py",
-        "test_the_slots_of_processes_whose_pid_is_anothers_now_are_taken",
-    ),
-    (
-        "a time-out ends the limit of the GPU's time for good",
-        HERE,
-        "test_launches_are_held_back_while_the_agent_is_away",
-    ),
-    (
-        "a launch that waited as long as it may ends the limit of the GPU's time for good",
-        "tests/gpu/test_gate_processes.py",
-        "test_processes_that_waited_for_as_long_as_they_may_are_held_back_on",
-    ),
-    (
-        "what is used of the GPU's time reads 0 unless it is limited (HAMi #1864)",
-        "tests/host/gpu/test_watch.py",
-        "test_the_time_that_a_container_used_a_gpu_is_seen_with_and_without_limits",
-    ),
-)
+DEFECTS = """
+cuGetProcAddress ignores the stream's flag: the thread's stream gets the legacy launch
+  tests/gpu/test_runtime.py::test_the_runtime_gets_each_hook_and_the_driver_for_all_else
+the forms of cuGetProcAddress with four and five arguments are mixed up (#36)
+  tests/gpu/test_loading.py::test_each_version_of_a_function_leads_to_its_own_hook
+a newer version of a function is answered by its name, with the older hook (#233)
+  tests/gpu/test_loading.py::test_a_version_that_the_shim_does_not_know_is_not_handed_out
+functions of graphs are left out of cuGetProcAddress (#192)
+  tests/gpu/test_known_defects.py::test_functions_of_graphs_are_found_by_address_as_by_name
+graphs and cooperative kernels are never held back
+  tests/gpu/test_known_defects.py::test_every_way_to_launch_is_held_back
+without a current context the device is not initialised (#187, #188)
+  tests/gpu/test_allocations.py::test_without_a_context_nothing_is_counted
+cuMemCreate counts on the current context's GPU, not on the one that it names
+  tests/gpu/test_allocations.py::test_a_gpu_that_the_group_has_not_gives_nothing
+what is free wraps around below zero to 18 EB (#200)
+  tests/gpu/test_allocations.py::test_the_total_is_the_limit_and_what_is_free_is_never_negative
+cuMemGetInfo fails while more is used than the limit (HAMi #1370)
+  tests/gpu/test_allocations.py::test_the_total_is_the_limit_and_what_is_free_is_never_negative
+an asynchronous allocation beyond the limit answers -1 and not 2 (#55, #217)
+  tests/gpu/test_allocations.py::test_each_kind_is_given_up_to_the_limit_and_not_beyond
+host memory is refused for the GPU's limit
+  tests/gpu/test_known_defects.py::test_host_memory_is_neither_counted_nor_refused
+each free walks a list of all allocations
+  tests/gpu/test_known_defects.py::test_a_free_is_as_short_among_many_allocations_as_among_few
+an order in CUDA_VISIBLE_DEVICES makes the process another one (#225)
+  tests/gpu/test_allocations.py::test_gpus_are_told_apart_by_their_uuid
+one build lacks the NVML library, so programs that ask it take too much (#181, #182)
+  tests/gpu/test_known_defects.py::test_each_build_has_the_nvml_library_with_what_programs_ask_for_memory
+every name that begins with cu is taken, also cudnnCreate, which calls itself (#215)
+  tests/gpu/test_loading.py::test_the_shim_hooks_at_most_90_functions_and_exports_nothing_else
+dlsym with RTLD_NEXT finds nothing when it is asked again
+  tests/gpu/test_loading.py::test_a_linked_program_is_led_to_the_shim
+a process that is killed while it has the lock hangs all others (HAMi #2500)
+  tests/gpu/test_processes.py::test_who_waits_for_the_lock_of_a_process_that_is_killed_has_it_within_10_ms
+a dead process keeps its slot once its pid is another's (#191)
+  tests/gpu/test_processes.py::test_the_slots_of_processes_whose_pid_is_anothers_now_are_taken
+a time-out ends the limit of the GPU's time for good
+  tests/gpu/test_known_defects.py::test_launches_are_held_back_while_the_agent_is_away
+a launch that waited as long as it may ends the limit of the GPU's time for good
+  tests/gpu/test_gate_processes.py::test_processes_that_waited_for_as_long_as_they_may_are_held_back_on
+what is used of the GPU's time reads 0 unless it is limited (HAMi #1864)
+  tests/host/gpu/test_watch.py::test_the_time_that_a_container_used_a_gpu_is_seen_with_and_without_limits
+"""
 
 
-@pytest.mark.parametrize(("file", "test"), sorted({row[1:] for row in DEFECTS}))
-def test_each_listed_defect_has_the_test_that_is_named(file: str, test: str) -> None:
+@pytest.mark.parametrize("named", sorted(set(DEFECTS.split("\n")[2::2])))
+def test_each_listed_defect_has_the_test_that_is_named(named: str) -> None:
+    file, _, test = named.strip().partition("::")
     tree = ast.parse((CHECKOUT / file).read_text())
     found = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == test]
     assert len(found) == 1
@@ -160,23 +95,6 @@ def test_functions_of_graphs_are_found_by_address_as_by_name(place: Make) -> Non
         for base, version, symbol, own in ours:
             result, address, _ = driver.proc(base, version, 2 if own else 0)
             assert (result, address) == (0, driver.address(symbol)), symbol
-
-
-def test_only_functions_of_the_driver_are_taken() -> None:
-    of_the_driver = {symbol for _, _, symbol, _ in table()}
-    assert hooked() <= of_the_driver
-    others = ("cudnn", "cublas", "cufft", "curand", "cusolver", "cusparse", "cupti", "cuda")
-    assert not [name for name in hooked() if name.startswith(others)]
-
-
-@pytest.mark.parametrize("route", ["linked", "next"])
-def test_a_name_that_is_looked_up_again_is_found_again(place: Make, route: str) -> None:
-    here = place()
-    library = here.libraries.shim / "libcuda.so.1"
-    flags = ["-DLINKED", "-Wl,--no-as-needed", str(library), "-Wl,--allow-shlib-undefined"]
-    executable = program("route", *flags, output="linked")
-    with running(here, executable, [route], here.environment):
-        assert here.group.used == MIB
 
 
 def test_each_build_has_the_nvml_library_with_what_programs_ask_for_memory() -> None:
@@ -229,14 +147,6 @@ def test_a_free_is_as_short_among_many_allocations_as_among_few(place: Make) -> 
 
 
 # ---- processes
-
-
-@pytest.mark.parametrize("visible", ["1,0", "1", "0,1"])
-def test_a_process_is_known_whichever_gpus_it_chose_to_see(place: Make, visible: str) -> None:
-    here = place(count=2, memory=16 * MIB)
-    with here.process(CUDA_VISIBLE_DEVICES=visible) as driver:
-        driver.do("cuInit", 0)
-        assert [pid for _, pid in here.group.registered] == [driver.pid]
 
 
 # ---- the GPU's time

@@ -26,18 +26,6 @@ def run(here: Place, command: list[str]) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_processes_share_the_limit(place: Make) -> None:
-    here = place(memory=10 * MIB)
-    first, second = here.started(), here.started()
-    first.do("cuMemAlloc_v2", Out(), 6 * MIB)
-    assert second.result("cuMemAlloc_v2", Out(), 5 * MIB) == OUT_OF_MEMORY
-    [pointer] = second.do("cuMemAlloc_v2", Out(), 4 * MIB)
-    assert second.do("cuMemGetInfo_v2", Out(), Out()) == [0, 10 * MIB]
-    second.do("cuMemFree_v2", pointer)
-    assert first.do("cuMemGetInfo_v2", Out(), Out()) == [4 * MIB, 10 * MIB]
-    assert here.group.use().denied == 1
-
-
 def test_the_last_bytes_are_given_to_one_of_many(place: Make) -> None:
     here = place(memory=16 * MIB)
     done = run(here, [str(program("race")), "8", "10000", str(4 * MIB)])
@@ -78,16 +66,6 @@ def test_a_denied_process_frees_the_slots_of_the_dead_itself(place: Make) -> Non
         other.kill()
     survivor.do("cuMemAlloc_v2", Out(), 8 * MIB)
     assert len(here.group.slots()) == 1
-
-
-def test_what_a_dead_process_had_is_free_as_soon_as_the_agent_says_so(place: Make) -> None:
-    here = place(memory=8 * MIB)
-    survivor = here.started()
-    with here.started() as other:
-        other.do("cuMemAlloc_v2", Out(), 8 * MIB)
-        other.kill()
-    here.group.bury(other.pid)
-    assert survivor.do("cuMemGetInfo_v2", Out(), Out()) == [8 * MIB, 8 * MIB]
 
 
 def test_threads_that_find_their_slot_lost_at_once_have_one_slot_again(place: Make) -> None:

@@ -166,18 +166,6 @@ def test_limits_that_the_agent_writes_for_long_are_waited_for_while_it_runs(plac
     here.group.stop_agent()
 
 
-def test_a_limit_that_changes_is_seen_at_the_next_call(place: Make) -> None:
-    here = place(memory=8 * MIB)
-    driver = here.started()
-    driver.do("cuMemAlloc_v2", Out(), 4 * MIB)
-    here.group.set_memory(2 * MIB)
-    assert driver.do("cuMemGetInfo_v2", Out(), Out()) == [0, 2 * MIB]
-    assert driver.result("cuMemAlloc_v2", Out(), 512) == OUT_OF_MEMORY
-    here.group.set_memory(5 * MIB)
-    assert driver.do("cuMemGetInfo_v2", Out(), Out()) == [MIB, 5 * MIB]
-    driver.do("cuMemAlloc_v2", Out(), MIB)
-
-
 def test_an_agent_that_died_while_it_wrote_stops_nobody_who_runs(place: Make) -> None:
     here = place(memory=8 * MIB)
     driver = here.started()

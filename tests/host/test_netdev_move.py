@@ -250,48 +250,6 @@ def test_another_interface_that_has_the_old_name_is_left_alone(fabric: Fabric) -
     fabric.assert_restored()
 
 
-def test_changes_by_the_pod_are_undone(fabric: Fabric) -> None:
-    fabric.attach()
-    fabric.pod("link", "set", "net1", "name", "mine")
-    fabric.pod("link", "set", "mine", "mtu", "900", "address", "02:00:00:00:00:99")
-    fabric.pod("address", "add", "10.9.9.9/24", "dev", "mine")
-    assert fabric.detach()
-    fabric.assert_restored()
-
-
-def test_settings_that_a_move_keeps_are_restored(fabric: Fabric) -> None:
-    """Whoever is root in the pod's namespace can set them, and the next pod would get them."""
-    changes = (
-        ("txqueuelen", "5", "group", "7", "mode", "dormant"),
-        ("gso_max_size", "3000", "gso_max_segs", "3", "gro_max_size", "4000"),
-        ("arp", "off", "multicast", "off", "promisc", "on", "dynamic", "on"),
-        ("broadcast", "02:02:02:02:02:02"),
-    )
-    before = fabric.shown(fabric.host_name, "eth7")
-    fabric.attach()
-    for change in changes:
-        fabric.pod("link", "set", "net1", *change)
-    assert fabric.detach()
-    fabric.assert_restored()
-
-    def differing() -> dict[str, tuple[object, object]]:
-        after = fabric.shown(fabric.host_name, "eth7")
-        kept = before.keys() - {"ifindex", "link_index", "addr_info"}
-        pairs = {key: (before[key], after.get(key)) for key in kept}
-        return {key: (was, now) for key, (was, now) in pairs.items() if was != now}
-
-    until(lambda: not differing(), what="the interface as it was")
-
-
-def test_entry_of_an_earlier_version_restores_what_that_version_knew(fabric: Fabric) -> None:
-    fabric.attach()
-    fabric.pod("link", "set", "net1", "txqueuelen", "5", "multicast", "off", "promisc", "on")
-    origin = Origin(name="eth7", kind="veth", mac=MAC, mtu=1400, up=True, alias="uplink")
-    assert fabric.detach(origin=origin)
-    shown = fabric.shown(fabric.host_name, "eth7")
-    assert (shown["txqlen"], {"MULTICAST", "PROMISC"} & set(shown["flags"])) == (5, set())
-
-
 def test_interface_without_its_mark_is_found_by_name_kind_and_address(
     fabric: Fabric,
 ) -> None:
@@ -316,27 +274,6 @@ def test_interface_that_was_not_up_stays_down(fabric: Fabric) -> None:
     netdev_move.configure(fabric.inside, fabric.namespace, fabric.attach(), [])
     assert fabric.detach(origin=origin)
     assert netdev_move.origin_of(links.require(fabric.outside, "eth7")) == origin
-
-
-@pytest.mark.parametrize("also_in_the_pod", [False, True])
-def test_clashing_alternative_name_is_removed_and_restored(
-    fabric: Fabric, also_in_the_pod: bool
-) -> None:
-    """The pod's name is an alternative name of the interface or of another one in the pod."""
-    fabric.host("link", "property", "add", "dev", "eth7", "altname", "long-name-of-eth7")
-    clash = "net1"
-    if also_in_the_pod:
-        clash = "theirs"
-        fabric.pod("link", "add", "other", "type", "veth", "peer", "name", "other1")
-        fabric.pod("link", "property", "add", "dev", "other", "altname", clash)
-    fabric.host("link", "property", "add", "dev", "eth7", "altname", clash)
-    origin = netdev_move.origin_of(links.require(fabric.outside, "eth7"))
-    assert set(origin.altnames) == {"long-name-of-eth7", clash}
-    fabric.attach()
-    assert links.require(fabric.inside, "net1").altnames == ("long-name-of-eth7",)
-    assert fabric.detach(origin=origin)
-    back = netdev_move.origin_of(links.require(fabric.outside, "eth7"))
-    assert set(back.altnames) == set(origin.altnames)
 
 
 def test_alternative_name_that_a_pod_gave_does_not_hinder_the_way_back(fabric: Fabric) -> None:

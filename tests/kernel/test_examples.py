@@ -115,7 +115,7 @@ def _give_hca(paths: Paths) -> None:
         time="2026-01-02T03:04:05Z",
         boot_id=paths.boot_id(),
     )
-    checkpoint.write(paths, [allocation.resource], [checkpoint.encode(allocation)])
+    checkpoint.write(paths, [checkpoint.encode(allocation)], {allocation.resource: []})
     entry = {
         "PodUID": "uid-1",
         "ContainerName": "worker",

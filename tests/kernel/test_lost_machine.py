@@ -10,9 +10,8 @@ from cni.ipoib.plugin import IPoIB
 from cni.spec.errors import CNIError, Code
 from cni.spec.plugin import Plugin
 from ipam.addresses import Network, parse_interval
-from ipam.blocks import LeasedBlock
+from ipam.blocks import LeasedBlock, boottime
 from ipam.cluster.wants import Occupancy, Want
-from ipam.confirmed import boottime
 from ipam.plugin import AddressPlugin
 from ipam.scope import Stores
 from ipam.store import Owner

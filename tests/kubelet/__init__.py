@@ -2,7 +2,6 @@
 
 It has the kubelet's sockets and its checkpoint below a root directory, and calls a plugin in the
 order in which the kubelet does. Of the project it uses the generated protocol alone.
-`python -m tests.kubelet ROOT` runs it.
 """
 
 from tests.kubelet.devices import NotStarted, PodRejected, Request

@@ -1,21 +1,18 @@
-"""The kubelet's kubelet_internal_checkpoint, in both of its forms."""
+"""The kubelet's kubelet_internal_checkpoint."""
 
 import base64
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from tests.kubelet.devices import Held, Response
-
-Form = Literal["v1", "v2"]
 
 
 def write(
     path: Path,
     held: Sequence[Held],
     registered: Mapping[str, Sequence[str]],
-    form: Form,
     boot_id: str = "",
 ) -> None:
     """Replace the file by a rename, as the kubelet does.
@@ -28,7 +25,7 @@ def write(
             "PodUID": reservation.uid,
             "ContainerName": reservation.container,
             "ResourceName": reservation.resource,
-            "DeviceIDs": sorted(reservation.devices) if form == "v1" else _by_node(reservation),
+            "DeviceIDs": _by_node(reservation),
             "AllocResp": base64.b64encode(reservation.response.SerializeToString()).decode(),
         }
         for reservation in held
@@ -54,8 +51,7 @@ def read(path: Path) -> tuple[list[Held], dict[str, list[str]]]:
     held = []
     for entry in data["PodDeviceEntries"] or ():
         devices: dict[str, tuple[int, ...]] = {}
-        listed = entry["DeviceIDs"]
-        for node, ids in listed.items() if isinstance(listed, dict) else [("-1", listed)]:
+        for node, ids in entry["DeviceIDs"].items():
             for device_id in ids:
                 known = devices.get(device_id, ())
                 devices[device_id] = known if int(node) < 0 else (*known, int(node))

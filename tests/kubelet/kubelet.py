@@ -19,7 +19,6 @@ from tests.kubelet import checkpoint
 from tests.kubelet.devices import Given, Held, Manager, NotStarted, PodRejected, Request
 from tests.kubelet.endpoint import CONNECT, Devices, Endpoint
 from tests.kubelet.podresources import PodResources
-from tests.kubelet.registry import Registry
 from tests.waiting import PATIENCE
 
 PRE_START = 30.0  # seconds
@@ -48,7 +47,7 @@ class Kubelet:
     """A kubelet on a root directory (/var/lib/kubelet), from `start` until `stop`.
 
     `seed` decides what the kubelet leaves to chance. `old` is one that drops a resource when any
-    of its plugins hangs up. `form` is the checkpoint's. `refuse` gives, by resource, the error
+    of its plugins hangs up. `refuse` gives, by resource, the error
     that Register ends with. `before_watch` is called within Register, before the list is asked
     for; it never is if that is false.
     """
@@ -59,7 +58,6 @@ class Kubelet:
         *,
         seed: int = 0,
         old: bool = False,
-        form: checkpoint.Form = "v2",
         boot_id: str = "",
         init_containers_listed: bool = False,
         pre_start_timeout: float = PRE_START,
@@ -78,14 +76,12 @@ class Kubelet:
         self._admission = threading.Lock()
         self._choice = random.Random(seed)
         self._old = old
-        self._form: checkpoint.Form = form
         self._boot_id = boot_id
         self._connect = connect_timeout
         self._manager = Manager(self._choice, old)
         self._endpoints: list[Endpoint] = []
         self._servers: list[grpc.Server] = []
         self._pod_resources = PodResources(self, init_containers_listed)
-        self._registry = Registry(self)
         self._up = False
         self._starts = 0
 
@@ -102,7 +98,6 @@ class Kubelet:
         """Remove old sockets, read the checkpoint, and make the own sockets."""
         self.directory.mkdir(parents=True, exist_ok=True)
         (self.root / "pod-resources").mkdir(exist_ok=True)
-        (self.root / "plugins_registry").mkdir(exist_ok=True)
         for path in self.directory.iterdir():
             with suppress(FileNotFoundError):  # a plugin has renamed or removed its own
                 if stat.S_ISSOCK(path.lstat().st_mode):
@@ -117,7 +112,6 @@ class Kubelet:
             self._starts += 1
         self._serve(self.root / "pod-resources/kubelet.sock", self._add_pod_resources)
         self._serve(self.socket, self._add_registration)
-        self._registry.start()
 
     def stop(self) -> None:
         """Stop and close every connection. May be called again."""
@@ -125,7 +119,6 @@ class Kubelet:
             self._up = False
             endpoints, self._endpoints = self._endpoints, []
             servers, self._servers = self._servers, []
-        self._registry.stop()
         for server in servers:
             server.stop(0).wait()
         for endpoint in endpoints:
@@ -270,12 +263,6 @@ class Kubelet:
         if self.before_watch(endpoint):
             endpoint.watch(self._updated, self._lost)
 
-    def deregister(self, socket: Path) -> None:
-        """Disconnect the plugin at that socket."""
-        for endpoint in list(self._endpoints):
-            if endpoint.socket == socket:
-                endpoint.close()
-
     def record(self, method: str, resource: str, ids: Collection[str] = (), size: int = 0) -> None:
         """Record a call."""
         with self.changed:
@@ -310,7 +297,7 @@ class Kubelet:
         # A test may have removed the directory.
         with self.changed, suppress(FileNotFoundError):
             registered = {name: sorted(manager.healthy(name)) for name in manager.devices}
-            checkpoint.write(self.checkpoint, manager.held, registered, self._form, self._boot_id)
+            checkpoint.write(self.checkpoint, manager.held, registered, self._boot_id)
 
     def _serve(self, socket: Path, add: Callable[[grpc.Server], None]) -> None:
         server = grpc.server(ThreadPoolExecutor(8), options=(("grpc.so_reuseport", 0),))

@@ -15,6 +15,7 @@ from cni.ipoib.plugin import IPoIB
 from cni.spec.plugin import Plugin
 from ipam.executable import IpamExecutable
 from ipam.plugin import AddressPlugin
+from ipam.scope import Stores
 from tests.plugins.noop import Noop
 
 
@@ -24,7 +25,7 @@ def _ipoib(environ: Mapping[str, str]) -> Plugin:
 
 def _ipam(environ: Mapping[str, str]) -> Plugin:
     paths = Paths.from_environ(environ)
-    return IpamExecutable(AddressPlugin.on_node(paths.ipam, paths.boot_id), paths.locks)
+    return IpamExecutable(AddressPlugin(Stores(paths.ipam), paths.boot_id), paths.locks)
 
 
 PLUGINS: Mapping[str, Loader] = {"ipoib": _ipoib, "podfabric-ipam": _ipam, "noop": Noop}

@@ -55,9 +55,6 @@ def _compile(directory: Path) -> None:
         command = ["gcc", *FLAGS, *include, *parts, *LINK, *flags, *output]
         subprocess.run(command, check=True)
     shutil.rmtree(directory / "objects")
-    stress = ["-pthread", str(HERE / "stress.c"), *include, f"-L{directory}"]
-    output = ["-l:libcuda.so.1", "-o", str(directory / "stress")]
-    subprocess.run(["gcc", *FLAGS, *stress, *output], check=True)
 
 
 def _objects(folder: str, include: list[str], directory: Path) -> list[str]:

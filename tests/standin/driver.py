@@ -148,13 +148,6 @@ class Driver:
         self._request({"thread": 0, "symbol": symbol, "arguments": sent})
         return self.receive()
 
-    def by_value(self, symbol: str, structure: bytes, *arguments: Argument) -> list[int]:
-        """The same call, which must succeed."""
-        answer = self.call_by_value(symbol, structure, *arguments)
-        if answer.result != 0:
-            raise Refused(symbol, answer.result)
-        return answer.ints
-
     def opened(self, path: str) -> int:
         """Open a file in that process; its descriptor."""
         self._request({"thread": 0, "open": path})

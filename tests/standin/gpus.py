@@ -37,7 +37,6 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     reserved_bytes: int = 0
     context_bytes: int = 0  # what each context occupies
     module_bytes: int = 0  # what each loaded module occupies
-    multiprocessors: int = 132
     minor: int = 0
 
 
@@ -58,12 +57,10 @@ class Behaviour(msgspec.Struct, frozen=True, kw_only=True):
 
     driver: str = "615.20.01"
     cuda: int = 13050  # the newest version that it supports: 1000 · major + 10 · minor
-    manual_clock: bool = False  # GPU time passes only by `Node.let_pass`
     reuse_addresses: bool = False  # else freed memory is recognised, and its use aborts
     reenter: bool = False  # exports call each other, as in a library linked without -Bsymbolic
     slice_ns: int = 2_000_000
     sample_ns: int = 166_666_667
-    sample_age_ns: int = 0
     pool_chunk: int = 32 * MIB
     pitch: int = 512
     listed: str = "compute"  # NVML's list that has the processes: or "graphics", or "mps"
@@ -148,7 +145,7 @@ class Node:
 
     def _open(self, behaviour: Behaviour) -> None:
         self._oracle = _library().oracle_open(
-            os.fsencode(self.state), behaviour.slice_ns, behaviour.sample_ns, behaviour.manual_clock
+            os.fsencode(self.state), behaviour.slice_ns, behaviour.sample_ns
         )
 
     def __enter__(self) -> Self:
@@ -184,10 +181,6 @@ class Node:
         new = self.state.with_suffix(".state.new")
         new.write_text(" ".join(map(str, numbers)))
         new.replace(self.state.with_suffix(f".state.{what}"))
-
-    def let_pass(self, ns: int) -> None:
-        """Let GPU time pass, on a node with a manual clock."""
-        _library().oracle_pass(self._oracle, ns)
 
 
 def described(directory: Path, gpus: tuple[Gpu, ...], behaviour: Behaviour) -> bytes:
@@ -247,14 +240,8 @@ def _library() -> ctypes.CDLL:
     if not _oracle:
         library = ctypes.CDLL(str(build.libraries() / "liboracle.so"))
         library.oracle_open.restype = ctypes.c_void_p
-        library.oracle_open.argtypes = (
-            ctypes.c_char_p,
-            ctypes.c_uint64,
-            ctypes.c_uint64,
-            ctypes.c_int,
-        )
+        library.oracle_open.argtypes = (ctypes.c_char_p, ctypes.c_uint64, ctypes.c_uint64)
         library.oracle_close.argtypes = (ctypes.c_void_p,)
-        library.oracle_pass.argtypes = (ctypes.c_void_p, ctypes.c_uint64)
         library.oracle_read.restype = ctypes.c_void_p
         library.oracle_read.argtypes = (ctypes.c_void_p,)
         library.oracle_free.argtypes = (ctypes.c_void_p,)

@@ -31,11 +31,11 @@ static void leave(void)
     pthread_mutex_unlock(&one_at_a_time);
 }
 
-PUBLIC struct oracle *oracle_open(const char *path, uint64_t slice_ns, uint64_t sample_ns, int manual)
+PUBLIC struct oracle *oracle_open(const char *path, uint64_t slice_ns, uint64_t sample_ns)
 {
     struct oracle *oracle = malloc(sizeof *oracle);
     pthread_mutex_lock(&one_at_a_time);
-    if (oracle == NULL || ledger_open(path, slice_ns, sample_ns, manual) != 0)
+    if (oracle == NULL || ledger_open(path, slice_ns, sample_ns) != 0)
         abort();
     *oracle = (struct oracle){ledger, ledger_file};
     pthread_mutex_unlock(&one_at_a_time);
@@ -47,16 +47,6 @@ PUBLIC void oracle_close(struct oracle *oracle)
     munmap(oracle->ledger, sizeof *oracle->ledger);
     close(oracle->file);
     free(oracle);
-}
-
-/* Let `ns` pass on a node with a manual clock. */
-PUBLIC void oracle_pass(const struct oracle *oracle, uint64_t ns)
-{
-    enter(oracle);
-    __atomic_add_fetch(&ledger->manual_now, ns, __ATOMIC_RELEASE);
-    for (unsigned gpu = 0; gpu < MOST_GPUS; gpu++)
-        queue_advance(gpu);
-    leave();
 }
 
 static void print_use(FILE *out, const struct use *use)

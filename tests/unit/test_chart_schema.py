@@ -8,7 +8,7 @@ import msgspec
 
 from agent.settings import Settings
 from cni.policy import rules
-from deviceplugin.pools import gpu_formats, gpu_limits
+from deviceplugin.pools import gpu_formats
 from deviceplugin.pools.config import PARTS
 from deviceplugin.pools.formats import POOL_KEYS
 from host.selectors import Selector
@@ -62,8 +62,8 @@ def test_pools_are_those_of_the_code() -> None:
 
 def test_limits_of_gpus_are_those_of_the_code() -> None:
     charts = CONFIG["properties"]["gpuLimits"]["properties"]
-    assert sorted(charts) == sorted(gpu_limits.KEYS)
-    wanted = {"type": "string"} | msgspec.json.schema(gpu_limits.KEYS["onOveruse"])
+    assert sorted(charts) == sorted(gpu_formats.LIMIT_KEYS)
+    wanted = {"type": "string"} | msgspec.json.schema(gpu_formats.LIMIT_KEYS["onOveruse"])
     assert compared(charts["onOveruse"]) == compared(wanted)
 
 

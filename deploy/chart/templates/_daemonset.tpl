@@ -214,9 +214,6 @@ spec:
             # The kubelet's socket, our pools' sockets beside it, and the kubelet's checkpoint.
             - name: device-plugins
               mountPath: {{ $root.Values.host.kubeletDir }}/device-plugins
-            # The same, for pools with `registration: watcher`.
-            - name: plugins-registry
-              mountPath: {{ $root.Values.host.kubeletDir }}/plugins_registry
             # The kubelet's socket for questions about pods' devices.
             - name: pod-resources
               mountPath: {{ $root.Values.host.kubeletDir }}/pod-resources
@@ -279,8 +276,6 @@ spec:
           hostPath: {path: {{ $root.Values.host.cniConfDir }}, type: DirectoryOrCreate}
         - name: device-plugins
           hostPath: {path: {{ $root.Values.host.kubeletDir }}/device-plugins, type: DirectoryOrCreate}
-        - name: plugins-registry
-          hostPath: {path: {{ $root.Values.host.kubeletDir }}/plugins_registry, type: DirectoryOrCreate}
         - name: pod-resources
           hostPath: {path: {{ $root.Values.host.kubeletDir }}/pod-resources, type: DirectoryOrCreate}
         - name: cdi

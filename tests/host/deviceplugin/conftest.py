@@ -10,8 +10,8 @@ import pytest
 
 from base.paths import Paths
 from deviceplugin.kubelet import registration
-from deviceplugin.kubelet.registration import RegistrationMode
-from deviceplugin.kubelet.server import PluginServer, ServedPool
+from deviceplugin.kubelet.registration import PluginServer
+from deviceplugin.kubelet.server import ServedPool
 from tests.host.deviceplugin.processes import made_server
 from tests.kubelet import Kubelet
 from tests.kubelet.patience import kubelet_may_take_its_time
@@ -49,8 +49,8 @@ def serve(root: Path) -> Iterator[Serve]:
     """Starts a plugin of a resource."""
     with ExitStack() as stack:
 
-        def start(resource: ServedPool, mode: RegistrationMode = "legacy") -> PluginServer:
-            server = PluginServer(Paths(kubelet=root), resource, mode)
+        def start(resource: ServedPool) -> PluginServer:
+            server = PluginServer(Paths(kubelet=root), resource)
             stack.callback(server.close)
             server.start()
             return server

@@ -61,4 +61,4 @@ def keep_allocations(paths: Paths, count: int) -> None:
     """Make the checkpoint an older one, with its first allocations only."""
     now = checkpoint.read(paths)
     kept = [checkpoint.encode(allocation) for allocation in now.allocations[:count]]
-    checkpoint.write(paths, now.resources, kept, now.offered)
+    checkpoint.write(paths, kept, now.offered)

@@ -10,17 +10,17 @@ import grpc
 
 from base.paths import Paths
 from deviceplugin.api import v1beta1_pb2
-from deviceplugin.kubelet.server import Listing, PluginServer, Rejected
+from deviceplugin.kubelet.registration import PluginServer
+from deviceplugin.kubelet.server import Listing, Rejected, ServedPool
 
 NAME = "rdma/hca"
 
 
-class Pool:
+class Pool(ServedPool):
     """Devices "0".."n-1", all healthy; `broken` makes the calls of that name fail."""
 
     def __init__(self, count: int = 4, name: str = NAME, numa: tuple[int, ...] = ()) -> None:
-        self.name = name
-        self.pre_start_required = False
+        super().__init__(name)
         self.devices: Listing = [(str(number), True, numa) for number in range(count)]
         self.broken: set[str] = set()
         self.preferences: list[tuple[list[str], list[str], int]] = []

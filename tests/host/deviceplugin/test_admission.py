@@ -13,7 +13,7 @@ import pytest
 from base.paths import Paths
 from deviceplugin import checkpoint
 from deviceplugin.kubelet import registration
-from deviceplugin.kubelet.server import PluginServer
+from deviceplugin.kubelet.registration import PluginServer
 from deviceplugin.pools.config import DevicePluginConfig, PoolConfig
 from tests.host.deviceplugin.node import HCA, Node, switches
 from tests.host.deviceplugin.pool import Pool

@@ -434,9 +434,9 @@ def test_resources_that_could_not_be_written_down_are_with_the_next_comparison(
         patched.setattr("deviceplugin.checkpoint.write", full)
         node = Node(server, EXCLUSIVE)
         kubelet.wait(lambda: kubelet.allocatable(HCA) == 8)
-        assert checkpoint.read(server).resources == ()
+        assert checkpoint.read(server).offered == {}
     try:
         node.plugin.compare()
-        assert checkpoint.read(server).resources == (HCA,)
+        assert list(checkpoint.read(server).offered) == [HCA]
     finally:
         node.plugin.close()

@@ -18,7 +18,8 @@ import pytest
 from base.paths import Paths, boot_id_of
 from deviceplugin import checkpoint, plugin, startup_grace
 from deviceplugin.kubelet import records
-from deviceplugin.kubelet.server import PluginServer, Rejected
+from deviceplugin.kubelet.registration import PluginServer
+from deviceplugin.kubelet.server import Rejected
 from deviceplugin.ledger import Ledger
 from deviceplugin.pools.config import DEFAULT, DevicePluginConfig, PoolConfig
 from deviceplugin.pools.formats import parse
@@ -376,7 +377,7 @@ def test_pool_that_comes_is_served_when_the_others_know_of_it(
 def test_port_that_fails_beneath_its_carrier_is_seen_without_rescan(
     server: Paths, monkeypatch: pytest.MonkeyPatch, attribute: str, text: str
 ) -> None:
-    monkeypatch.setattr(plugin, "PORTS_EVERY", 0.5)
+    monkeypatch.setattr(plugin, "RATES_EVERY", 0.5)
     tree = Tree(server.sys, server)
     for number in range(8):
         tree.write(f"class/net/ib{number}/carrier", "1")

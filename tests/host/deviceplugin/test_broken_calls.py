@@ -10,12 +10,10 @@ import grpc
 import pytest
 
 from base.paths import Paths
-from deviceplugin.api import pluginregistration_pb2 as registration_api
-from deviceplugin.api import pluginregistration_pb2_grpc, v1beta1_pb2_grpc
 from deviceplugin.api import v1beta1_pb2 as api
+from deviceplugin.api import v1beta1_pb2_grpc
 from deviceplugin.kubelet.channels import open_channel
-from deviceplugin.kubelet.registration import RegistrationMode
-from deviceplugin.kubelet.server import PluginServer
+from deviceplugin.kubelet.registration import PluginServer
 from tests.host.deviceplugin.conftest import Serve
 from tests.host.deviceplugin.pool import NAME, Pool
 from tests.kubelet import Kubelet
@@ -25,11 +23,10 @@ from tests.waiting import PATIENCE, until
 class Served:
     """A pool on a socket that no kubelet knows, for as many callers as there are."""
 
-    def __init__(self, stack: ExitStack, root: Path, mode: RegistrationMode) -> None:
-        for name in ("device-plugins", "plugins_registry"):
-            (root / name).mkdir(parents=True)
+    def __init__(self, stack: ExitStack, root: Path) -> None:
+        (root / "device-plugins").mkdir(parents=True)
         self.pool = Pool()
-        self.server = PluginServer(Paths(kubelet=root), self.pool, mode)
+        self.server = PluginServer(Paths(kubelet=root), self.pool)
         stack.callback(self.server.close)
         self.server.start()
         until(lambda: self.server.state().socket)
@@ -48,9 +45,9 @@ class Served:
 
 
 @pytest.fixture
-def served(root: Path) -> Iterator[Callable[[RegistrationMode], Served]]:
+def served(root: Path) -> Iterator[Served]:
     with ExitStack() as stack:
-        yield lambda mode: Served(stack, root, mode)
+        yield Served(stack, root)
 
 
 @contextmanager
@@ -83,9 +80,9 @@ def healthy(answer: api.ListAndWatchResponse) -> int:
 
 @pytest.mark.parametrize("end", ["cancel", "hang up"])
 def test_a_reader_that_is_gone_later_keeps_no_list_from_the_others(
-    served: Callable[[RegistrationMode], Served], end: str
+    served: Served, end: str
 ) -> None:
-    plugin = served("legacy")
+    plugin = served
     channel = plugin.caller()
     going, staying = plugin.list(channel), plugin.list(plugin.caller())
     assert [healthy(next(each)) for each in (going, staying)] == [4, 4]
@@ -129,14 +126,10 @@ def test_a_kubelet_whose_stream_breaks_has_the_list_again(
     kubelet.wait(lambda: kubelet.allocatable(NAME) == 3)
 
 
-def test_info_is_told_while_every_other_call_hangs(
-    served: Callable[[RegistrationMode], Served],
-) -> None:
-    """The kubelet asks again now and then, and drops a plugin that does not answer in a second."""
-    plugin = served("watcher")
+def test_options_are_told_while_every_other_call_hangs(served: Served) -> None:
+    plugin = served
     channel = plugin.caller()
     stub = v1beta1_pb2_grpc.DevicePluginStub(channel)  # type: ignore[no-untyped-call]
-    info = pluginregistration_pb2_grpc.RegistrationStub(channel)  # type: ignore[no-untyped-call]
     with blocked(plugin.pool, "listing", "preferred", "allocate") as reached:
         stream = plugin.list(channel)
         asked = api.ContainerPreferredAllocationRequest(
@@ -149,13 +142,6 @@ def test_info_is_told_while_every_other_call_hangs(
         given = stub.Allocate.future(api.AllocateRequest(container_requests=[wanted]))
         for name, event in reached.items():
             assert event.wait(PATIENCE), name
-        for _ in range(3):
-            told = info.GetInfo(registration_api.InfoRequest(), timeout=PATIENCE)
-            assert (told.name, told.type) == (NAME, "DevicePlugin")
-            assert told.endpoint.endswith(".sock")
-        info.NotifyRegistrationStatus(
-            registration_api.RegistrationStatus(plugin_registered=True), timeout=PATIENCE
-        )
         assert not stub.GetDevicePluginOptions(api.Empty(), timeout=PATIENCE).pre_start_required
     assert list(choice.result(PATIENCE).container_responses[0].deviceIDs) == ["0"]
     assert given.result(PATIENCE).container_responses[0].envs == {"IDS": "0"}

@@ -11,7 +11,7 @@ from base.paths import Paths
 from deviceplugin.allocate import cdi
 from deviceplugin.pools.config import PoolConfig
 from tests.host.deviceplugin.node import FIRST, HCA, Node, config, port
-from tests.kubelet import Kubelet, PodRejected
+from tests.kubelet import Kubelet
 from tests.unit.host import servers
 from tests.unit.host.sysfs import Tree
 
@@ -153,42 +153,3 @@ def test_a_port_that_is_down_takes_no_name_away(node: Node, kubelet: Kubelet) ->
     port(node.paths, 0, up=False)
     kubelet.wait(lambda: kubelet.allocatable(HCA) == 28)
     assert cdi.qualified(HCA, FIRST) in described(node.paths)
-
-
-@pytest.mark.parametrize("content", [b"", b"\0" * 200, b'{\n  "cdiVer'])
-def test_a_file_that_a_power_cut_damaged_is_replaced(
-    server: Paths, kubelet: Kubelet, content: bytes
-) -> None:
-    server.cdi.mkdir(parents=True)
-    cdi.path(server, HCA).write_bytes(content)
-    node = Node(server, config(NAMED))
-    try:
-        assert len(described(server)) == 8
-        kubelet.wait(lambda: kubelet.allocatable(HCA) == 32)
-        assert kubelet.admit("worker", [wants(HCA)]).containers["main"].cdi
-    finally:
-        node.plugin.close()
-
-
-def test_another_programs_file_rejects_the_pod_and_says_so(server: Paths, kubelet: Kubelet) -> None:
-    server.cdi.mkdir(parents=True)
-    file = cdi.path(server, HCA)
-    file.write_text('{"kind": "vendor.example/hca"}')
-    node = Node(server, config(NAMED))
-    try:
-        kubelet.wait(lambda: kubelet.allocatable(HCA) == 32)
-        with pytest.raises(PodRejected, match="is not podfabric's"):
-            kubelet.admit("worker", [wants(HCA)])
-    finally:
-        node.plugin.close()
-    assert file.read_text() == '{"kind": "vendor.example/hca"}'
-
-
-def test_another_programs_file_does_not_affect_other_pools(server: Paths, kubelet: Kubelet) -> None:
-    server.cdi.mkdir(parents=True)
-    cdi.path(server, HCA).write_text('{"kind": "vendor.example/hca"}')
-    node = Node(server, config(NAMED, ALONE))
-    try:
-        assert len(described(server, ALONE.resource)) == 8
-    finally:
-        node.plugin.close()

@@ -2,8 +2,6 @@
 
 import json
 import socket
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -19,9 +17,7 @@ from deviceplugin.api import podresources_pb2, podresources_pb2_grpc
 from deviceplugin.kubelet import records as reader
 from deviceplugin.kubelet.channels import open_channel
 from deviceplugin.kubelet.records import KubeletUnreadable, PodDevices
-from tests.host.deviceplugin.conftest import Serve
 from tests.host.deviceplugin.other import Other
-from tests.host.deviceplugin.pool import Pool
 from tests.kubelet import Kubelet
 from tests.waiting import PATIENCE
 
@@ -59,8 +55,8 @@ def wants(name: str = "main", count: int = 1, resource: str = FOO, **other: bool
 
 
 def of_pod(paths: Paths, name: str, uid: str) -> list[PodDevices]:
-    """The rows of a pod, however long a busy machine takes for them."""
-    return reader.of_pod(paths, "default", name, uid, PATIENCE)
+    """The rows of a pod."""
+    return reader.of_pod(paths, "default", name, uid)
 
 
 def test_pod_resources_are_told_device_by_device_and_read_as_one(
@@ -76,7 +72,7 @@ def test_pod_resources_are_told_device_by_device_and_read_as_one(
         assert [len(container.devices) for container in listed.containers] == [3, 0]
         whole = stub.GetAllocatableResources(podresources_pb2.AllocatableResourcesRequest())
         assert len(whole.devices) == 4
-    assert reader.from_pod_resources(paths, PATIENCE) == [
+    assert reader.from_pod_resources(paths) == [
         PodDevices(
             namespace="ns",
             name="pod",
@@ -87,7 +83,7 @@ def test_pod_resources_are_told_device_by_device_and_read_as_one(
         )
     ]
     kubelet.remove(pod)
-    assert reader.from_pod_resources(paths, PATIENCE) == []
+    assert reader.from_pod_resources(paths) == []
 
 
 def test_the_rows_of_a_pod_have_its_init_containers_though_pod_resources_does_not(
@@ -186,7 +182,7 @@ def test_what_a_claim_gave_is_known_by_names_and_addresses(
 ) -> None:
     main = {"name": "main", "dynamic_resources": [{"claim_resources": [device]}]}
     with telling(paths, main):
-        assert reader.from_pod_resources(paths, PATIENCE) == []  # no device plugin's
+        assert reader.from_pod_resources(paths) == []  # no device plugin's
         (row,) = of_pod(paths, "pod", "u-1")
     assert (row.resource, row.ids, row.claimed) == ("dra.net/node-1", ids, True)
     assert (row.uid, row.container) == ("u-1", "main")
@@ -215,7 +211,7 @@ def test_the_checkpoint_is_enough_where_pod_resources_is_not_there(
     kubelet.admit("pod", [wants("b"), wants("a")], uid="u-1")
     kubelet.stop()
     with pytest.raises(KubeletUnreadable, match="does not exist: is the kubelet running"):
-        reader.from_pod_resources(paths, PATIENCE)
+        reader.from_pod_resources(paths)
     rows = of_pod(paths, "pod", "u-1")
     assert [row.container for row in rows] == ["a", "b"]
     kubelet.checkpoint.write_text("{")
@@ -238,27 +234,14 @@ def test_pod_resources_is_enough_where_the_checkpoint_is_damaged(
 
 
 @pytest.mark.parametrize("listening", [True, False])
-def test_a_kubelet_that_does_not_answer_is_given_up(paths: Paths, listening: bool) -> None:
+def test_a_kubelet_that_does_not_answer_is_given_up(
+    paths: Paths, listening: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader, "KUBELET_TIMEOUT", 0.2)
     paths.pod_resources.parent.mkdir(parents=True)
     with socket.socket(socket.AF_UNIX) as silent:
         silent.bind(str(paths.pod_resources))
         if listening:
             silent.listen()
         with pytest.raises(KubeletUnreadable, match=r"DEADLINE_EXCEEDED|UNAVAILABLE"):
-            reader.from_pod_resources(paths, timeout=0.2)
-
-
-def test_the_command_asks_a_plugin_for_a_pod(root: Path, serve: Serve) -> None:
-    serve(Pool(name=FOO))
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "tests.kubelet", str(root)),
-            *("--ask", f"{FOO}=2", "--wait", str(PATIENCE)),
-        ],
-        stdout=subprocess.PIPE,
-        check=True,
-        timeout=PATIENCE,
-    )
-    given = json.loads(done.stdout)
-    assert given["env"]["IDS"] == ",".join(given["ids"][FOO])
-    assert len(given["ids"][FOO]) == 2
+            reader.from_pod_resources(paths)

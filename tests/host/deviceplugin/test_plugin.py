@@ -7,9 +7,8 @@ import pytest
 
 from base.paths import Paths
 from deviceplugin import checkpoint
-from deviceplugin.kubelet.server import PluginServer
+from deviceplugin.kubelet.registration import PluginServer
 from deviceplugin.pools.config import PoolConfig
-from host.errors import HostError
 from host.selectors import Selector
 from tests.host.deviceplugin.node import FIRST, HCA, SHARED, Node, config, container, port, switches
 from tests.host.deviceplugin.pool import Pool
@@ -143,19 +142,6 @@ def test_pools_share_no_hca(server: Paths, kubelet: Kubelet) -> None:
         assert FIRST not in kubelet.devices("rdma/rest")
     finally:
         node.plugin.close()
-
-
-def test_event_socket_that_fails_ends_no_watch(
-    node: Node, kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(self: object, seconds: float) -> bool:
-        raise HostError("out of memory")
-
-    monkeypatch.setattr("host.events.Events.wait", fail)
-    port(node.paths, 0, up=False)
-    kubelet.wait(lambda: kubelet.allocatable(HCA) == 28)
-    port(node.paths, 0, up=True)
-    kubelet.wait(lambda: kubelet.allocatable(HCA) == 32)
 
 
 def test_pod_whose_hca_was_renumbered_is_told_and_gets_no_other(

@@ -15,7 +15,7 @@ import pytest
 
 from base.paths import Paths
 from deviceplugin.kubelet import registration, sockets
-from deviceplugin.kubelet.server import PluginServer
+from deviceplugin.kubelet.registration import PluginServer
 from tests.host.deviceplugin.conftest import Serve, plugin_threads
 from tests.host.deviceplugin.pool import NAME, Pool
 from tests.kubelet import Kubelet, PodRejected
@@ -29,8 +29,9 @@ def all_healthy(kubelet: Kubelet, count: int = 4) -> None:
     kubelet.wait(lambda: kubelet.allocatable(NAME) == count)
 
 
-def own_sockets(root: Path, below: str = "device-plugins") -> list[Path]:
-    return sorted((root / below).glob("*podfabric-*")) + sorted((root / below).glob(".podfabric-*"))
+def own_sockets(root: Path) -> list[Path]:
+    directory = root / "device-plugins"
+    return sorted(directory.glob("*podfabric-*")) + sorted(directory.glob(".podfabric-*"))
 
 
 @pytest.fixture
@@ -72,7 +73,6 @@ def test_a_pool_is_registered_by_its_file_name_and_asked_for_options_then_the_li
     assert path.stat().st_mode & 0o777 == 0o600
     endpoint = kubelet.endpoint(NAME)
     assert endpoint is not None
-    assert endpoint.options == registration.options(pre_start=False)
     assert not endpoint.options.pre_start_required
     assert endpoint.options.get_preferred_allocation_available
     kubelet.wait(lambda: server.state().registered)
@@ -439,49 +439,6 @@ def test_only_sockets_of_the_same_resource_are_siblings(tmp_path: Path) -> None:
     found = sockets.siblings(tmp_path, "rdma/hca", None)
     assert found == {tmp_path / "podfabric-rdma_hca-1-00000000.sock"}
     assert not sockets.siblings(tmp_path, "rdma/hca", found.pop())
-
-
-def test_a_watched_pool_is_found_and_found_again_by_the_next_kubelet(
-    kubelet: Kubelet, serve: Serve, root: Path, patient: None
-) -> None:
-    kubelet.start()
-    server = serve(Pool(), "watcher")
-    all_healthy(kubelet)
-    (path,) = own_sockets(root, "plugins_registry")
-    assert own_sockets(root) == []
-    assert kubelet.calls[0].ids == (str(path),)
-    assert kubelet.count("Register", NAME) == 0
-    kubelet.restart()
-    all_healthy(kubelet)
-    assert own_sockets(root, "plugins_registry") == [path]
-    server.close()
-    assert own_sockets(root, "plugins_registry") == []
-    kubelet.wait(lambda: kubelet.allocatable(NAME) == 0)
-
-
-def test_a_watched_pool_that_is_refused_says_why_and_shows_another_socket(
-    kubelet: Kubelet, serve: Serve, caplog: pytest.LogCaptureFixture
-) -> None:
-    kubelet.refuse[NAME] = "the node is full"
-    kubelet.start()
-    serve(Pool(), "watcher")
-    kubelet.wait(lambda: kubelet.count("GetInfo", NAME) >= 3)
-    kubelet.refuse.clear()
-    all_healthy(kubelet)
-    shown = {call.ids for call in kubelet.calls if call.method == "GetInfo"}
-    assert len(shown) == kubelet.count("GetInfo", NAME)
-    assert "the kubelet refuses it: the node is full" in caplog.text
-
-
-def test_a_watched_socket_that_vanished_is_made_again(
-    kubelet: Kubelet, serve: Serve, root: Path
-) -> None:
-    kubelet.start()
-    serve(Pool(), "watcher")
-    all_healthy(kubelet)
-    own_sockets(root, "plugins_registry")[0].unlink()
-    kubelet.wait(lambda: kubelet.count("GetInfo", NAME) == 2)
-    all_healthy(kubelet)
 
 
 def test_a_problem_is_logged_for_the_pool_it_is_of(

@@ -13,10 +13,9 @@ import pytest
 from base.paths import Paths
 from deviceplugin.api import v1beta1_pb2 as api
 from deviceplugin.api import v1beta1_pb2_grpc
-from deviceplugin.kubelet import server as server_module
 from deviceplugin.kubelet import streams
 from deviceplugin.kubelet.channels import open_channel
-from deviceplugin.kubelet.server import PluginServer
+from deviceplugin.kubelet.registration import PluginServer
 from deviceplugin.kubelet.sockets import Listener
 from deviceplugin.kubelet.streams import Stream, Streams
 from tests.host.deviceplugin.pool import Pool
@@ -179,17 +178,6 @@ def test_a_thousand_devices_are_listed_and_the_list_is_made_once(
     with monkeypatch.context() as patched:
         patched.setattr(api, "ListAndWatchResponse", pytest.fail)
         assert next(plugin.watch()) == first
-
-
-def test_a_list_that_is_too_large_for_the_kubelet_is_cut_off(
-    plugin: Plugin, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(server_module, "MAX_LIST", 1000)
-    plugin.pool.devices = [(str(number), True, ()) for number in range(1000)]
-    answer = next(plugin.watch())
-    assert 0 < len(answer.devices) < 100
-    assert answer.ByteSize() <= 1000
-    assert "give the pool fewer slots" in caplog.text
 
 
 @pytest.mark.parametrize(

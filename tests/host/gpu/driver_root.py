@@ -1,6 +1,5 @@
 """NVIDIA's driver as it is installed on a node: the stand-in's library below a root, and /proc."""
 
-import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -41,8 +40,3 @@ def paths_with(directory: Path, gpus: tuple[Gpu, ...]) -> Paths:
             f"Bus Location: \t {address}\nDevice Minor: \t {gpu.minor}\n"
         )
     return Paths(proc=directory / "proc", run=directory / "run", sys=directory / "sys")
-
-
-def environment_of_tenant(node: Node) -> dict[str, str]:
-    """For a process that uses the driver's libcuda without a shim."""
-    return {**os.environ, **node.environment}

@@ -17,8 +17,7 @@ FIRST, SECOND = (gpu.uuid for gpu in TWO)
 
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[Node]:
-    behaviour = Behaviour(manual_clock=True)
-    with installed(tmp_path, TWO, behaviour) as node:
+    with installed(tmp_path, TWO, Behaviour()) as node:
         yield node
 
 

@@ -13,12 +13,6 @@ from tests.host.gpu.pods import GroupsNode, removed
 from tests.waiting import until
 
 
-@pytest.fixture
-def node(tmp_path: Path) -> Iterator[GroupsNode]:
-    with GroupsNode(tmp_path / "gpu") as node:
-        yield node
-
-
 def test_a_container_that_names_its_cgroups_after_another_pods_stays_what_it_is(
     node: GroupsNode,
 ) -> None:

@@ -2,9 +2,7 @@
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
 
@@ -13,12 +11,6 @@ from gpu.group_limits import GroupError, Limit
 from tests.host.gpu.pods import GroupsNode
 from tests.unit.gpu.made import A
 from tests.waiting import until
-
-
-@pytest.fixture
-def node(tmp_path: Path) -> Iterator[GroupsNode]:
-    with GroupsNode(tmp_path / "gpu") as node:
-        yield node
 
 
 def test_a_pod_is_told_of_a_process_with_a_library_of_another_version(

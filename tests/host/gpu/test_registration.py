@@ -7,7 +7,6 @@ import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -21,12 +20,6 @@ from tests.host.gpu.pods import GPU, GroupsNode, MadeContainer, RegisteringProce
 from tests.waiting import PATIENCE, until
 
 LONG = "podfabric.io-gpu-10g-25." + "x" * 150  # its socket's path is longer than an address may be
-
-
-@pytest.fixture
-def node(tmp_path: Path) -> Iterator[GroupsNode]:
-    with GroupsNode(tmp_path / "gpu") as node:
-        yield node
 
 
 @pytest.mark.parametrize("version", [1, 2])

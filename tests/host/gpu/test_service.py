@@ -2,7 +2,6 @@
 
 import re
 import shutil
-import signal
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -29,26 +28,6 @@ from tests.waiting import until
 def node(tmp_path: Path) -> Iterator[ServedNode]:
     with ExitStack() as stack:
         yield ServedNode(tmp_path, stack)
-
-
-def test_a_process_without_a_shim_that_uses_too_much_is_reported(node: ServedNode) -> None:
-    node.install_driver()
-    node.start()
-    process = node.process(node.container("a", Limit(FIRST, GIB, 1.0)), 2 * GIB)
-    until(lambda: node.reported, what="report of the over-use")
-    assert node.reported[0].device_bytes == 2 * GIB + 300 * MIB
-    assert process.process.poll() is None
-
-
-def test_it_is_killed_where_that_is_configured(node: ServedNode) -> None:
-    node.install_driver()
-    node.start(on_overuse="kill")
-    over = node.process(node.container("a", Limit(FIRST, GIB, 1.0)), 2 * GIB)
-    within = node.process(node.container("b", Limit(FIRST, 2 * GIB, 1.0)), GIB)  # and its context
-    assert over.process.wait() == -signal.SIGKILL
-    assert within.process.poll() is None
-    key = "memory_overuse_kills_total", "pod-of-a/0"
-    until(lambda: node.values().get(key) == 1, what="count of the kill")
 
 
 def test_only_gpus_that_are_given_in_parts_are_watched_and_strangers_there_live(

@@ -36,12 +36,6 @@ def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def node(tmp_path: Path) -> Iterator[GroupsNode]:
-    with GroupsNode(tmp_path / "gpu") as node:
-        yield node
-
-
-@pytest.fixture
 def driver(tmp_path: Path) -> Iterator[Node]:
     with installed(tmp_path / "driver", ONE, Behaviour()) as driver:
         yield driver

@@ -1,27 +1,12 @@
-"""The stand-in for libcuda: its table of entry points, against CUDA's header and the runtimes."""
+"""The stand-in for libcuda: its table of entry points, against CUDA's header."""
 
-import json
 import re
 import subprocess
-import sys
-from collections.abc import Callable
 from importlib.metadata import files
 from pathlib import Path
 
-import pytest
-
 from tests.standin import build
-from tests.standin.driver import Driver
-from tests.standin.gpus import Node, table
-
-Run = Callable[..., Driver]
-MakeNode = Callable[..., Node]
-
-SYSTEM_ERROR = 500  # of the runtime: a symbol, here an export table, is not found
-RUNTIMES = {
-    "12.9": ("nvidia-cuda-runtime-cu12", "libcudart.so.12", 419),
-    "13.5": ("nvidia-cuda-runtime", "libcudart.so.13", 481),
-}
+from tests.standin.gpus import table
 
 # What the runtimes look up and cuda.h lacks: graphics, the profiler, and parts of an unknown use.
 ELSEWHERE = re.compile(r"cu(GL|EGL|Graphics|VDPAU|Profiler|Subgrid)")
@@ -63,29 +48,3 @@ def test_the_library_exports_the_tables_symbols_and_no_other() -> None:
     )
     exported = {line.split()[0] for line in listed.stdout.splitlines()}
     assert exported == {symbol for _, _, symbol, _ in table()}
-
-
-@pytest.mark.parametrize("version", RUNTIMES)
-def test_a_runtime_resolves_its_entry_points_and_stops_at_the_export_tables(
-    node: Node, version: str
-) -> None:
-    package, name, look_ups = RUNTIMES[version]
-    text = (
-        "import ctypes, os, json, sys\n"
-        "runtime, count = ctypes.CDLL(sys.argv[1]), ctypes.c_int()\n"
-        "result = runtime.cudaGetDeviceCount(ctypes.byref(count))\n"
-        "print(json.dumps([os.getpid(), result]))\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-S", "-E", "-c", text, str(_file(package, name))],
-        env=node.environment,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    pid, result = json.loads(done.stdout)
-    process = node.read().process(pid)
-    assert process.called("cuGetProcAddress_v2") == look_ups
-    assert process.not_found == 1  # the empty name, its first
-    assert process.called("cuGetExportTable") > 0
-    assert result == SYSTEM_ERROR

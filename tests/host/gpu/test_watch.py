@@ -43,12 +43,6 @@ def opened(driver: Node) -> Iterator[Nvml]:
 
 
 @pytest.fixture
-def node(tmp_path: Path) -> Iterator[GroupsNode]:
-    with GroupsNode(tmp_path / "gpu") as node:
-        yield node
-
-
-@pytest.fixture
 def watch(node: GroupsNode) -> Watch:
     of = node.registrar
     return Watch(node.groups, of._tenants, of.living, lambda: MINORS)

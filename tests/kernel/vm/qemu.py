@@ -104,6 +104,7 @@ class Machine:
             # Else CPUs that are not Intel's, or a slow host, make it read the HPET instead: a way
             # out of the translated code for each look at the clock.
             "tsc=reliable",
+            _tsc_frequency(),
             # Else a slow host makes the kernel panic at boot: "timer doesn't work through
             # Interrupt-remapped IO-APIC".
             "no_timer_check",
@@ -114,6 +115,18 @@ class Machine:
             self.append,
         ]
         return " ".join(word for word in words if word)
+
+
+def _tsc_frequency() -> str:
+    """The option with the frequency of the TSC, which is the host's. "" where a host changes it.
+
+    Else the kernel compares the TSC with a timer. On a busy host that goes wrong, and the guest's
+    clock runs several times too fast.
+    """
+    found = re.search(r"^cpu MHz\s*: ([\d.]+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    if found is None or Path("/sys/devices/system/cpu/cpu0/cpufreq").exists():
+        return ""
+    return f"tsc_early_khz={1000 * float(found[1]):.0f}"
 
 
 def _sriov(wire: tuple[int, int]) -> Iterator[str]:

@@ -126,33 +126,6 @@ CUresult capture_records(const struct stream_place *place, struct event *event, 
     return SUCCESS;
 }
 
-CUresult capture_waits(const struct stream_place *place, struct event *event)
-{
-    struct capture *own = place->stream != NULL ? place->stream->capture : NULL;
-    if (event->capture == NULL && own == NULL)
-        return SUCCESS;
-    if (event->capture == NULL) {
-        own->invalid = 1;
-        return CAPTURE_ISOLATION;
-    }
-    if (place->stream == NULL) {
-        event->capture->invalid = 1;
-        return CAPTURE_IMPLICIT;
-    }
-    if (own != NULL && own != event->capture) {
-        own->invalid = event->capture->invalid = 1;
-        return CAPTURE_MERGE;
-    }
-    if (event->recorder != place->stream)
-        event->recorder->joined = event->recorder_count;
-    if (own == NULL) {
-        place->stream->capture = event->capture;
-        place->stream->recorded = 1;
-        place->stream->joined = 0;
-    }
-    return event->capture->invalid ? CAPTURE_INVALIDATED : SUCCESS;
-}
-
 void capture_loses(struct stream *stream)
 {
     if (stream->capture == NULL)
@@ -235,10 +208,6 @@ static CUresult end(CUhandle handle, CUhandle *graph, int per_thread)
 
 BOTH(cuStreamBeginCapture, (CUhandle stream), begin(stream, NULL, GLOBAL, per_thread))
 BOTH(cuStreamBeginCapture_v2, (CUhandle stream, int mode), begin(stream, NULL, mode, per_thread))
-BOTH(cuStreamBeginCaptureToGraph,
-     (CUhandle stream, CUhandle graph, const CUhandle *first __attribute__((unused)),
-      const void *edges __attribute__((unused)), size_t count __attribute__((unused)), int mode),
-     graph == NULL ? INVALID_VALUE : begin(stream, graph, mode, per_thread))
 BOTH(cuStreamEndCapture, (CUhandle stream, CUhandle *graph), end(stream, graph, per_thread))
 
 static CUresult look(CUhandle handle, int *status, uint64_t *id, CUhandle *graph, int per_thread)

@@ -17,7 +17,6 @@ CUresult capture_alloc(const struct stream_place *place, unsigned gpu, uint64_t 
 CUresult capture_free(const struct stream_place *place, struct allocation *allocation, int *captured);
 CUresult capture_graph(const struct stream_place *place, struct graph *child, int *captured);
 CUresult capture_records(const struct stream_place *place, struct event *event, int *captured);
-CUresult capture_waits(const struct stream_place *place, struct event *event);
 /* The stream is destroyed: a capture that it is part of is spoilt. */
 void capture_loses(struct stream *stream);
 

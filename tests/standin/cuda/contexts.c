@@ -185,28 +185,6 @@ PUBLIC CUresult cuGreenCtxDestroy(CUhandle handle)
     return reset_primary(device, 1);
 }
 
-static CUresult set_primary_flags(CUdevice device, unsigned flags)
-{
-    GPU_OF(device);
-    LOCKED;
-    primary_flags[gpu] = flags;
-    if (primaries[gpu] != NULL)
-        primaries[gpu]->flags = flags;
-    return SUCCESS;
-}
-
-PUBLIC CUresult cuDevicePrimaryCtxSetFlags(CUdevice device, unsigned flags)
-{
-    ENTER(cuDevicePrimaryCtxSetFlags);
-    return set_primary_flags(device, flags);
-}
-
-PUBLIC CUresult cuDevicePrimaryCtxSetFlags_v2(CUdevice device, unsigned flags)
-{
-    ENTER(cuDevicePrimaryCtxSetFlags_v2);
-    return set_primary_flags(device, flags);
-}
-
 PUBLIC CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned *flags, int *active)
 {
     ENTER(cuDevicePrimaryCtxGetState);
@@ -290,25 +268,6 @@ PUBLIC CUresult cuCtxDestroy_v2(CUhandle context)
     return destroy(context);
 }
 
-static CUresult push_current(CUhandle handle)
-{
-    LOCKED;
-    struct context *context = object_of(handle, CONTEXT);
-    return context == NULL ? INVALID_CONTEXT : push(&context->object);
-}
-
-PUBLIC CUresult cuCtxPushCurrent(CUhandle context)
-{
-    ENTER(cuCtxPushCurrent);
-    return push_current(context);
-}
-
-PUBLIC CUresult cuCtxPushCurrent_v2(CUhandle context)
-{
-    ENTER(cuCtxPushCurrent_v2);
-    return push_current(context);
-}
-
 static CUresult pop_current(CUhandle *context)
 {
     if (depth == 0)
@@ -371,43 +330,5 @@ PUBLIC CUresult cuCtxGetDevice_v2(CUdevice *device, CUhandle handle)
     if (context == NULL)
         return INVALID_CONTEXT;
     *device = device_of(context->object.gpu);
-    return SUCCESS;
-}
-
-PUBLIC CUresult cuCtxGetApiVersion(CUhandle context, unsigned *version)
-{
-    ENTER(cuCtxGetApiVersion);
-    (void)context;
-    *version = 3020;
-    return SUCCESS;
-}
-
-static CUresult limit_of(int limit, size_t **place)
-{
-    struct object *context;
-    TRY(current_context(&context));
-    if (limit < 0 || limit >= LIMITS)
-        return INVALID_VALUE;
-    *place = &((struct context *)context)->limits[limit];
-    return SUCCESS;
-}
-
-PUBLIC CUresult cuCtxSetLimit(int limit, size_t value)
-{
-    size_t *place;
-    ENTER(cuCtxSetLimit);
-    LOCKED;
-    TRY(limit_of(limit, &place));
-    *place = value;
-    return SUCCESS;
-}
-
-PUBLIC CUresult cuCtxGetLimit(size_t *value, int limit)
-{
-    size_t *place;
-    ENTER(cuCtxGetLimit);
-    LOCKED;
-    TRY(limit_of(limit, &place));
-    *value = *place;
     return SUCCESS;
 }

@@ -68,25 +68,6 @@ PUBLIC CUresult cuDeviceGetCount(int *count)
     return SUCCESS;
 }
 
-PUBLIC CUresult cuDeviceGet(CUdevice *device, int ordinal)
-{
-    ENTER(cuDeviceGet);
-    if (device == NULL)
-        return INVALID_VALUE;
-    if (gpu_of(ordinal) < 0)
-        return INVALID_DEVICE;
-    *device = ordinal;
-    return SUCCESS;
-}
-
-PUBLIC CUresult cuDeviceGetName(char *name, int length, CUdevice device)
-{
-    ENTER(cuDeviceGetName);
-    GPU_OF(device);
-    snprintf(name, (size_t)length, "%s", card->name);
-    return SUCCESS;
-}
-
 PUBLIC CUresult cuDeviceGetUuid(unsigned char uuid[16], CUdevice device)
 {
     ENTER(cuDeviceGetUuid);
@@ -100,62 +81,6 @@ PUBLIC CUresult cuDeviceGetUuid_v2(unsigned char uuid[16], CUdevice device)
     ENTER(cuDeviceGetUuid_v2);
     GPU_OF(device);
     node_uuid_bytes(card, uuid);
-    return SUCCESS;
-}
-
-PUBLIC CUresult cuDeviceGetPCIBusId(char *text, int length, CUdevice device)
-{
-    ENTER(cuDeviceGetPCIBusId);
-    GPU_OF(device);
-    snprintf(text, (size_t)length, "%s", card->pci);
-    return SUCCESS;
-}
-
-PUBLIC CUresult cuDeviceGetByPCIBusId(CUdevice *device, const char *text)
-{
-    ENTER(cuDeviceGetByPCIBusId);
-    for (unsigned i = 0; i < visible_number; i++)
-        if (strcmp(node_get()->gpus[visible[i]].pci, text) == 0) {
-            *device = (CUdevice)i;
-            return SUCCESS;
-        }
-    return INVALID_VALUE;
-}
-
-PUBLIC CUresult cuDeviceCanAccessPeer(int *can, CUdevice device, CUdevice peer)
-{
-    ENTER(cuDeviceCanAccessPeer);
-    GPU_OF(device);
-    if (gpu_of(peer) < 0)
-        return INVALID_DEVICE;
-    *can = peer != device;
-    return SUCCESS;
-}
-
-PUBLIC CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice device)
-{
-    enum { MAX_THREADS_PER_BLOCK = 1, WARP_SIZE = 10, MULTIPROCESSORS = 16, PCI_BUS = 33, PCI_DEVICE = 34,
-           THREADS_PER_MULTIPROCESSOR = 39, UNIFIED_ADDRESSING = 41, PCI_DOMAIN = 50, CC_MAJOR = 75,
-           CC_MINOR = 76, MANAGED_MEMORY = 83, VIRTUAL_MEMORY = 102, MEMORY_POOLS = 115 };
-    unsigned domain = 0, bus = 0, slot = 0;
-    ENTER(cuDeviceGetAttribute);
-    GPU_OF(device);
-    sscanf(card->pci, "%x:%x:%x", &domain, &bus, &slot);
-    switch (attribute) {
-    case MAX_THREADS_PER_BLOCK: *value = 1024; break;
-    case WARP_SIZE: *value = 32; break;
-    case MULTIPROCESSORS: *value = (int)card->multiprocessors; break;
-    case PCI_BUS: *value = (int)bus; break;
-    case PCI_DEVICE: *value = (int)slot; break;
-    case PCI_DOMAIN: *value = (int)domain; break;
-    case THREADS_PER_MULTIPROCESSOR: *value = 2048; break;
-    case CC_MAJOR: *value = 9; break;
-    case UNIFIED_ADDRESSING:
-    case MANAGED_MEMORY:
-    case VIRTUAL_MEMORY:
-    case MEMORY_POOLS: *value = 1; break;
-    default: *value = 0;
-    }
     return SUCCESS;
 }
 

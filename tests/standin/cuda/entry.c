@@ -89,7 +89,7 @@ __attribute__((constructor)) static void load(void)
     const struct node *node = node_get();
     if (node == NULL)
         return;
-    if (ledger_open(node->state, node->slice_ns, node->sample_ns, node->manual_clock) != 0) {
+    if (ledger_open(node->state, node->slice_ns, node->sample_ns) != 0) {
         perror(node->state);
         return;
     }
@@ -244,23 +244,3 @@ PUBLIC CUresult cuGetExportTable(const void **table, const unsigned char uuid[16
     }
 #include "unsupported.def"
 #undef EXPORT
-
-PUBLIC CUresult cuGetErrorName(CUresult error, const char **name)
-{
-    ENTER_EARLY(cuGetErrorName);
-    static __thread char text[32];
-    if (name == NULL)
-        return INVALID_VALUE;
-    snprintf(text, sizeof text, "CUDA_ERROR_%d", error);
-    *name = error == SUCCESS ? "CUDA_SUCCESS" : error == OUT_OF_MEMORY ? "CUDA_ERROR_OUT_OF_MEMORY" : text;
-    return SUCCESS;
-}
-
-PUBLIC CUresult cuGetErrorString(CUresult error, const char **text)
-{
-    ENTER_EARLY(cuGetErrorString);
-    if (text == NULL)
-        return INVALID_VALUE;
-    *text = error == SUCCESS ? "no error" : error == OUT_OF_MEMORY ? "out of memory" : "an error";
-    return SUCCESS;
-}

@@ -263,20 +263,6 @@ PUBLIC CUresult cuDeviceGetGraphMemAttribute(CUdevice device, int attribute, uin
     return SUCCESS;
 }
 
-PUBLIC CUresult cuDeviceSetGraphMemAttribute(CUdevice device, int attribute, uint64_t *value)
-{
-    ENTER(cuDeviceSetGraphMemAttribute);
-    GPU_OF(device);
-    LOCKED;
-    if (value == NULL || *value != 0 || (attribute != USED_PEAK && attribute != RESERVED_PEAK))
-        return INVALID_VALUE;
-    if (attribute == USED_PEAK)
-        reserves[gpu].used_peak = reserves[gpu].used;
-    else
-        reserves[gpu].reserved_peak = reserves[gpu].reserved;
-    return SUCCESS;
-}
-
 PUBLIC CUresult cuDeviceGraphMemTrim(CUdevice device)
 {
     ENTER(cuDeviceGraphMemTrim);

@@ -61,53 +61,6 @@ PUBLIC CUresult cuGraphDestroy(CUhandle handle)
     return SUCCESS;
 }
 
-PUBLIC CUresult cuGraphDestroyNode(CUhandle handle)
-{
-    ENTER(cuGraphDestroyNode);
-    LOCKED;
-    struct graph_node *node = object_of(handle, GRAPH_NODE), *before = NULL;
-    if (node == NULL)
-        return INVALID_VALUE;
-    if (node->type == NODE_ALLOC || node->type == NODE_FREE)
-        return NOT_SUPPORTED;
-    for (struct graph_node *one = node->graph->first; one != node; one = one->next)
-        before = one;
-    if (before != NULL)
-        before->next = node->next;
-    else
-        node->graph->first = node->next;
-    if (node->graph->last == node)
-        node->graph->last = before;
-    object_destroy(&node->object);
-    return SUCCESS;
-}
-
-PUBLIC CUresult cuGraphGetNodes(CUhandle handle, CUhandle *nodes, size_t *count)
-{
-    size_t found = 0;
-    ENTER(cuGraphGetNodes);
-    LOCKED;
-    const struct graph *graph = object_of(handle, GRAPH);
-    if (graph == NULL || count == NULL)
-        return INVALID_VALUE;
-    for (struct graph_node *node = graph->first; node != NULL; node = node->next, found++)
-        if (nodes != NULL && found < *count)
-            nodes[found] = &node->object;
-    *count = found;
-    return SUCCESS;
-}
-
-PUBLIC CUresult cuGraphNodeGetType(CUhandle handle, int *type)
-{
-    ENTER(cuGraphNodeGetType);
-    LOCKED;
-    const struct graph_node *node = object_of(handle, GRAPH_NODE);
-    if (node == NULL || type == NULL)
-        return INVALID_VALUE;
-    *type = (int)node->type;
-    return SUCCESS;
-}
-
 /* The graph to add to; the nodes that come first must be its own. */
 static CUresult graph_of(CUhandle handle, const CUhandle *first, size_t count, struct graph **found)
 {
@@ -187,37 +140,9 @@ static CUresult add_child(CUhandle *node, CUhandle handle, const CUhandle *first
     return SUCCESS;
 }
 
-PUBLIC CUresult cuGraphAddEmptyNode(CUhandle *node, CUhandle graph, const CUhandle *first,
-                                    size_t count)
-{
-    ENTER(cuGraphAddEmptyNode);
-    return add_plain(node, graph, first, count, NODE_EMPTY);
-}
-
-PUBLIC CUresult cuGraphAddHostNode(CUhandle *node, CUhandle graph, const CUhandle *first, size_t count,
-                                   const void *host)
-{
-    ENTER(cuGraphAddHostNode);
-    return host == NULL ? INVALID_VALUE : add_plain(node, graph, first, count, NODE_HOST);
-}
-
-PUBLIC CUresult cuGraphAddKernelNode(CUhandle *node, CUhandle graph, const CUhandle *first,
-                                     size_t count, const struct kernel_node *kernel)
-{
-    ENTER(cuGraphAddKernelNode);
-    return kernel == NULL ? INVALID_VALUE : add_kernel(node, graph, first, count, kernel->function);
-}
-
 static CUhandle kernel_of(const struct kernel_node *kernel)
 {
     return kernel->function != NULL ? kernel->function : kernel->kernel;
-}
-
-PUBLIC CUresult cuGraphAddKernelNode_v2(CUhandle *node, CUhandle graph, const CUhandle *first,
-                                        size_t count, const struct kernel_node *kernel)
-{
-    ENTER(cuGraphAddKernelNode_v2);
-    return kernel == NULL ? INVALID_VALUE : add_kernel(node, graph, first, count, kernel_of(kernel));
 }
 
 PUBLIC CUresult cuGraphAddChildGraphNode(CUhandle *node, CUhandle graph, const CUhandle *first,
@@ -232,13 +157,6 @@ PUBLIC CUresult cuGraphAddMemAllocNode(CUhandle *node, CUhandle graph, const CUh
 {
     ENTER(cuGraphAddMemAllocNode);
     return add_alloc(node, graph, first, count, memory);
-}
-
-PUBLIC CUresult cuGraphAddMemFreeNode(CUhandle *node, CUhandle graph, const CUhandle *first,
-                                      size_t count, CUdeviceptr pointer)
-{
-    ENTER(cuGraphAddMemFreeNode);
-    return add_free(node, graph, first, count, pointer);
 }
 
 static CUresult add_any(CUhandle *node, CUhandle graph, const CUhandle *first, size_t count,

@@ -3,7 +3,6 @@
 
 #include "capture.h"
 #include "pools.h"
-#include "vmm.h"
 
 #include <sys/mman.h>
 
@@ -106,16 +105,6 @@ static CUresult release(uint64_t pointer)
     return allocation_release(allocation);
 }
 
-int memory_is_usable(uint64_t pointer, uint64_t bytes)
-{
-    const struct allocation *allocation = object_at(pointer, ALLOCATION);
-    if (allocation == NULL)
-        return mapping_is_usable(pointer, bytes);
-    if (allocation->of_graph && !allocation->live)
-        misuse("use of a graph's memory outside of its life", pointer);
-    return pointer + bytes <= allocation->object.start + allocation->object.length;
-}
-
 PUBLIC CUresult cuMemAlloc(CUdeviceptr_v1 *pointer, uint32_t bytes)
 {
     uint64_t start;
@@ -197,39 +186,4 @@ PUBLIC CUresult cuMemFree_v2(CUdeviceptr pointer)
 {
     ENTER(cuMemFree_v2);
     return release(pointer);
-}
-
-static CUresult range_of(uint64_t pointer, uint64_t *start, uint64_t *bytes)
-{
-    LOCKED;
-    const struct allocation *allocation = object_at(pointer, ALLOCATION);
-    if (allocation == NULL)
-        return INVALID_VALUE;
-    *start = allocation->object.start;
-    *bytes = allocation->asked;
-    return SUCCESS;
-}
-
-PUBLIC CUresult cuMemGetAddressRange(CUdeviceptr_v1 *start, uint32_t *bytes, CUdeviceptr_v1 pointer)
-{
-    uint64_t found, length;
-    ENTER(cuMemGetAddressRange);
-    TRY(range_of(pointer, &found, &length));
-    if (start != NULL)
-        *start = (CUdeviceptr_v1)found;
-    if (bytes != NULL)
-        *bytes = (uint32_t)length;
-    return SUCCESS;
-}
-
-PUBLIC CUresult cuMemGetAddressRange_v2(CUdeviceptr *start, size_t *bytes, CUdeviceptr pointer)
-{
-    uint64_t found, length;
-    ENTER(cuMemGetAddressRange_v2);
-    TRY(range_of(pointer, &found, &length));
-    if (start != NULL)
-        *start = found;
-    if (bytes != NULL)
-        *bytes = length;
-    return SUCCESS;
 }

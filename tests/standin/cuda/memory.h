@@ -21,7 +21,5 @@ struct allocation {
 CUresult allocation_release(struct allocation *allocation);
 /* arrays.c: free an array, with its levels. */
 void array_release(struct object *array);
-/* Whether all of [pointer, pointer + bytes) is memory that may be used. Freed memory aborts. */
-int memory_is_usable(uint64_t pointer, uint64_t bytes);
 
 #endif

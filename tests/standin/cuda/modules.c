@@ -43,46 +43,10 @@ static CUresult load(CUhandle *handle, const void *image)
     return result;
 }
 
-PUBLIC CUresult cuModuleLoad(CUhandle *module, const char *path)
-{
-    ENTER(cuModuleLoad);
-    return load(module, path);
-}
-
 PUBLIC CUresult cuModuleLoadData(CUhandle *module, const void *image)
 {
     ENTER(cuModuleLoadData);
     return load(module, image);
-}
-
-PUBLIC CUresult cuModuleLoadDataEx(CUhandle *module, const void *image, unsigned count, int *options,
-                                   void **values)
-{
-    ENTER(cuModuleLoadDataEx);
-    (void)count, (void)options, (void)values;
-    return load(module, image);
-}
-
-PUBLIC CUresult cuModuleLoadFatBinary(CUhandle *module, const void *image)
-{
-    ENTER(cuModuleLoadFatBinary);
-    return load(module, image);
-}
-
-static CUresult unload(CUhandle handle)
-{
-    LOCKED;
-    struct module *module = object_of(handle, MODULE);
-    if (module == NULL)
-        return INVALID_HANDLE;
-    module_release(module);
-    return SUCCESS;
-}
-
-PUBLIC CUresult cuModuleUnload(CUhandle module)
-{
-    ENTER(cuModuleUnload);
-    return unload(module);
 }
 
 /* The time in a name like `matmul_250us`. */
@@ -133,60 +97,6 @@ PUBLIC CUresult cuModuleGetFunction(CUhandle *function, CUhandle module, const c
     return get_function(function, module, name);
 }
 
-/* Of a library, nothing lies on a GPU until a function of it is used there. */
-static CUresult load_library(CUhandle *library, const void *image)
-{
-    LOCKED;
-    if (library == NULL || image == NULL)
-        return INVALID_VALUE;
-    struct module *made = object_new(sizeof *made, MODULE, 0, 0, 0, NULL);
-    *library = &made->object;
-    return SUCCESS;
-}
-
-PUBLIC CUresult cuLibraryLoadData(CUhandle *library, const void *image, int *jit, void **jit_values,
-                                  unsigned jits, int *options, void **values, unsigned count)
-{
-    ENTER(cuLibraryLoadData);
-    (void)jit, (void)jit_values, (void)jits, (void)options, (void)values, (void)count;
-    return load_library(library, image);
-}
-
-PUBLIC CUresult cuLibraryLoadFromFile(CUhandle *library, const char *path, int *jit, void **jit_values,
-                                      unsigned jits, int *options, void **values, unsigned count)
-{
-    ENTER(cuLibraryLoadFromFile);
-    (void)jit, (void)jit_values, (void)jits, (void)options, (void)values, (void)count;
-    return load_library(library, path);
-}
-
-PUBLIC CUresult cuLibraryUnload(CUhandle library)
-{
-    ENTER(cuLibraryUnload);
-    return unload(library);
-}
-
-PUBLIC CUresult cuLibraryGetKernel(CUhandle *kernel, CUhandle library, const char *name)
-{
-    ENTER(cuLibraryGetKernel);
-    return get_function(kernel, library, name);
-}
-
-/* A kernel's handle is its function's in every context. */
-PUBLIC CUresult cuKernelGetFunction(CUhandle *function, CUhandle kernel)
-{
-    struct object *context;
-    ENTER(cuKernelGetFunction);
-    LOCKED;
-    TRY(current_context(&context));
-    struct function *found = object_of(kernel, FUNCTION);
-    if (found == NULL)
-        return INVALID_HANDLE;
-    TRY(module_load_on(found->module, context->gpu));
-    *function = kernel;
-    return SUCCESS;
-}
-
 static CUresult name_of(const char **name, CUhandle handle)
 {
     LOCKED;
@@ -207,28 +117,4 @@ PUBLIC CUresult cuFuncGetName(const char **name, CUhandle function)
 {
     ENTER(cuFuncGetName);
     return name_of(name, function);
-}
-
-/* What cuLaunch and cuLaunchGrid take in place of arguments. */
-PUBLIC CUresult cuFuncSetBlockShape(CUhandle handle, int x, int y, int z)
-{
-    ENTER(cuFuncSetBlockShape);
-    LOCKED;
-    struct function *function = object_of(handle, FUNCTION);
-    if (function == NULL)
-        return INVALID_HANDLE;
-    if (x < 1 || y < 1 || z < 1)
-        return INVALID_VALUE;
-    function->block[0] = (unsigned)x;
-    function->block[1] = (unsigned)y;
-    function->block[2] = (unsigned)z;
-    return SUCCESS;
-}
-
-PUBLIC CUresult cuFuncSetSharedSize(CUhandle handle, unsigned bytes)
-{
-    ENTER(cuFuncSetSharedSize);
-    LOCKED;
-    (void)bytes;
-    return object_of(handle, FUNCTION) == NULL ? INVALID_HANDLE : SUCCESS;
 }

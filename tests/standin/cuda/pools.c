@@ -20,7 +20,7 @@ struct pool {
     int flags[LAST_FLAG + 1];
 };
 
-static struct pool *defaults[MOST_GPUS], *chosen[MOST_GPUS];
+static struct pool *defaults[MOST_GPUS];
 
 static uint64_t up(uint64_t bytes, uint64_t unit)
 {
@@ -78,17 +78,6 @@ struct object *pool_default(unsigned gpu)
     return &defaults[gpu]->object;
 }
 
-struct object *pool_chosen(unsigned gpu)
-{
-    struct object *pool = chosen[gpu] != NULL ? &chosen[gpu]->object : NULL;
-    return pool != NULL && !pool->destroyed ? pool : pool_default(gpu);
-}
-
-void pool_choose(struct object *pool)
-{
-    chosen[pool->gpu] = (struct pool *)pool;
-}
-
 static void end_if_empty(struct pool *pool)
 {
     if (!pool->ending || pool->reserve.used > 0)
@@ -103,7 +92,7 @@ static CUresult allocate(CUdeviceptr *pointer, size_t bytes, CUhandle wanted, CU
     struct stream_place place;
     LOCKED;
     TRY(stream_of(stream, per_thread, &place));
-    struct pool *pool = object_of(wanted != NULL ? wanted : pool_chosen(place.gpu), POOL);
+    struct pool *pool = object_of(wanted != NULL ? wanted : pool_default(place.gpu), POOL);
     if (pool == NULL || pool->ending || pool->of_another || pointer == NULL || bytes == 0)
         return INVALID_VALUE;
     if (bytes > 1ull << 60)
@@ -293,11 +282,4 @@ PUBLIC CUresult cuMemPoolSetAttribute(CUhandle handle, int attribute, void *valu
     else
         return INVALID_VALUE;
     return SUCCESS;
-}
-
-PUBLIC CUresult cuMemPoolSetAccess(CUhandle handle, const struct access *access, size_t count)
-{
-    ENTER(cuMemPoolSetAccess);
-    LOCKED;
-    return object_of(handle, POOL) == NULL || (access == NULL && count > 0) ? INVALID_VALUE : SUCCESS;
 }

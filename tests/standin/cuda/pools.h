@@ -16,10 +16,8 @@ int reserve_use(struct reserve *reserve, unsigned gpu, enum kind kind, uint64_t 
 /* Give back what is reserved beyond what is used and beyond `keep`. */
 void reserve_trim(struct reserve *reserve, unsigned gpu, enum kind kind, uint64_t keep);
 
-/* The GPU's own pool, and the one that cuMemAllocAsync takes from. */
+/* The GPU's own pool, from which cuMemAllocAsync takes. */
 struct object *pool_default(unsigned gpu);
-struct object *pool_chosen(unsigned gpu);
-void pool_choose(struct object *pool);
 
 void pool_take_back(struct allocation *allocation);
 /* Give back what the GPU's pools keep beyond their thresholds: done when the CPU waits for work. */

@@ -55,12 +55,6 @@ PUBLIC CUresult cuStreamCreate(CUhandle *stream, unsigned flags)
     return create(stream, flags, 0);
 }
 
-PUBLIC CUresult cuStreamCreateWithPriority(CUhandle *stream, unsigned flags, int priority)
-{
-    ENTER(cuStreamCreateWithPriority);
-    return create(stream, flags, priority);
-}
-
 void stream_release(struct stream *stream)
 {
     capture_loses(stream);
@@ -80,18 +74,6 @@ static CUresult destroy(CUhandle handle, enum type type)
     return SUCCESS;
 }
 
-PUBLIC CUresult cuStreamDestroy(CUhandle stream)
-{
-    ENTER(cuStreamDestroy);
-    return destroy(stream, STREAM);
-}
-
-PUBLIC CUresult cuStreamDestroy_v2(CUhandle stream)
-{
-    ENTER(cuStreamDestroy_v2);
-    return destroy(stream, STREAM);
-}
-
 /* The GPU of a stream, and the number of its newest work. */
 static CUresult newest_of(CUhandle handle, int per_thread, unsigned *gpu, uint64_t *number)
 {
@@ -104,14 +86,6 @@ static CUresult newest_of(CUhandle handle, int per_thread, unsigned *gpu, uint64
     return SUCCESS;
 }
 
-static CUresult query(CUhandle stream, int per_thread)
-{
-    unsigned gpu;
-    uint64_t number;
-    TRY(newest_of(stream, per_thread, &gpu, &number));
-    return queue_ended(gpu, number) ? SUCCESS : NOT_READY;
-}
-
 static CUresult synchronize(CUhandle stream, int per_thread)
 {
     unsigned gpu;
@@ -122,7 +96,6 @@ static CUresult synchronize(CUhandle stream, int per_thread)
     return SUCCESS;
 }
 
-BOTH(cuStreamQuery, (CUhandle stream), query(stream, per_thread))
 BOTH(cuStreamSynchronize, (CUhandle stream), synchronize(stream, per_thread))
 
 /* Wait for all of a context; NULL: of the current one. */
@@ -157,34 +130,6 @@ PUBLIC CUresult cuCtxSynchronize_v2(CUhandle context)
     ENTER(cuCtxSynchronize_v2);
     return synchronize_context(context);
 }
-
-static CUresult property(CUhandle handle, int per_thread, unsigned *flags, int *priority,
-                         CUhandle *context, CUhandle *green)
-{
-    struct stream_place place;
-    struct object *current;
-    LOCKED;
-    TRY(stream_of(handle, per_thread, &place));
-    TRY(current_context(&current));
-    if (flags != NULL)
-        *flags = place.stream != NULL ? place.stream->flags : 0;
-    if (priority != NULL)
-        *priority = place.stream != NULL ? place.stream->priority : 0;
-    if (context != NULL)
-        *context = place.stream != NULL ? place.stream->object.context : current;
-    if (green != NULL)
-        *green = NULL;
-    return SUCCESS;
-}
-
-BOTH(cuStreamGetFlags, (CUhandle stream, unsigned *flags),
-     property(stream, per_thread, flags, NULL, NULL, NULL))
-BOTH(cuStreamGetPriority, (CUhandle stream, int *priority),
-     property(stream, per_thread, NULL, priority, NULL, NULL))
-BOTH(cuStreamGetCtx, (CUhandle stream, CUhandle *context),
-     property(stream, per_thread, NULL, NULL, context, NULL))
-BOTH(cuStreamGetCtx_v2, (CUhandle stream, CUhandle *context, CUhandle *green),
-     property(stream, per_thread, NULL, NULL, context, green))
 
 PUBLIC CUresult cuEventCreate(CUhandle *handle, unsigned flags)
 {
@@ -235,23 +180,6 @@ static CUresult record(CUhandle handle, CUhandle stream, int per_thread)
 }
 
 BOTH(cuEventRecord, (CUhandle event, CUhandle stream), record(event, stream, per_thread))
-BOTH(cuEventRecordWithFlags, (CUhandle event, CUhandle stream, unsigned flags),
-     flags > 1 ? INVALID_VALUE : record(event, stream, per_thread))
-
-/* In the one queue of a GPU, what an event stands for ends before what is given later. */
-static CUresult wait_event(CUhandle stream, CUhandle handle, unsigned flags, int per_thread)
-{
-    struct stream_place place;
-    LOCKED;
-    TRY(stream_of(stream, per_thread, &place));
-    struct event *event = object_of(handle, EVENT);
-    if (event == NULL)
-        return INVALID_HANDLE;
-    return flags > 1 ? INVALID_VALUE : capture_waits(&place, event);
-}
-
-BOTH(cuStreamWaitEvent, (CUhandle stream, CUhandle event, unsigned flags),
-     wait_event(stream, event, flags, per_thread))
 
 /* An event that may be looked at. */
 static CUresult event_of(CUhandle handle, struct event **event)

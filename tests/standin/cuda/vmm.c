@@ -1,5 +1,5 @@
 #define _GNU_SOURCE
-#include "vmm.h"
+#include "objects.h"
 
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -54,20 +54,6 @@ static CUresult place_of(const struct location *location, unsigned *gpu, int *ch
     if (gpu_of(found) < 0)
         return INVALID_DEVICE;
     *gpu = (unsigned)gpu_of(found);
-    return SUCCESS;
-}
-
-PUBLIC CUresult cuMemGetAllocationGranularity(size_t *bytes,
-                                              const struct allocation_properties *properties,
-                                              int recommended)
-{
-    unsigned gpu;
-    int charged;
-    ENTER(cuMemGetAllocationGranularity);
-    if (bytes == NULL || properties == NULL || recommended < 0 || recommended > 1)
-        return INVALID_VALUE;
-    TRY(place_of(&properties->location, &gpu, &charged));
-    *bytes = GRANULARITY;
     return SUCCESS;
 }
 
@@ -133,18 +119,6 @@ PUBLIC CUresult cuMemRelease(CUmemHandle handle)
         return INVALID_VALUE;
     physical->held--;
     end_if_unused(physical);
-    return SUCCESS;
-}
-
-PUBLIC CUresult cuMemGetAllocationPropertiesFromHandle(struct allocation_properties *properties,
-                                                       CUmemHandle handle)
-{
-    ENTER(cuMemGetAllocationPropertiesFromHandle);
-    LOCKED;
-    const struct physical *physical = physical_of(handle);
-    if (physical == NULL || properties == NULL)
-        return INVALID_VALUE;
-    *properties = physical->properties;
     return SUCCESS;
 }
 
@@ -241,21 +215,6 @@ PUBLIC CUresult cuMemUnmap(CUdeviceptr pointer, size_t bytes)
     return SUCCESS;
 }
 
-PUBLIC CUresult cuMemSetAccess(CUdeviceptr pointer, size_t bytes, const struct access *access,
-                               size_t count)
-{
-    ENTER(cuMemSetAccess);
-    LOCKED;
-    struct reservation *reservation = object_at(pointer, RESERVATION);
-    if (reservation == NULL || access == NULL || count == 0 ||
-        mapped_bytes(reservation, pointer, bytes) != (int64_t)bytes)
-        return INVALID_VALUE;
-    for (struct mapping *one = reservation->mappings; one != NULL; one = one->next)
-        if (overlap(one, pointer, bytes))
-            one->access = access[0].flags;
-    return SUCCESS;
-}
-
 static struct mapping *mapping_at(uint64_t pointer)
 {
     const struct reservation *reservation = object_at(pointer, RESERVATION);
@@ -263,29 +222,6 @@ static struct mapping *mapping_at(uint64_t pointer)
     while (one != NULL && !overlap(one, pointer, 1))
         one = one->next;
     return one;
-}
-
-PUBLIC CUresult cuMemGetAccess(unsigned long long *flags, const struct location *location,
-                               CUdeviceptr pointer)
-{
-    ENTER(cuMemGetAccess);
-    LOCKED;
-    const struct mapping *mapping = mapping_at(pointer);
-    if (mapping == NULL || flags == NULL || location == NULL)
-        return INVALID_VALUE;
-    *flags = (unsigned long long)mapping->access;
-    return SUCCESS;
-}
-
-int mapping_is_usable(uint64_t pointer, uint64_t bytes)
-{
-    for (uint64_t at = pointer; at < pointer + bytes;) {
-        const struct mapping *mapping = mapping_at(at);
-        if (mapping == NULL || mapping->access == 0)
-            return 0;
-        at = mapping->start + mapping->bytes;
-    }
-    return 1;
 }
 
 /* The handle of the memory mapped at an address, held once more. */

@@ -45,7 +45,7 @@ static int open_pids(void)
     return pids_file < 0 ? -1 : 0;
 }
 
-int ledger_open(const char *path, uint64_t slice_ns, uint64_t sample_ns, int manual_clock)
+int ledger_open(const char *path, uint64_t slice_ns, uint64_t sample_ns)
 {
     int file = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
     if (file < 0)
@@ -68,7 +68,6 @@ int ledger_open(const char *path, uint64_t slice_ns, uint64_t sample_ns, int man
     }
     mapped->slice_ns = slice_ns;
     mapped->sample_ns = sample_ns;
-    mapped->manual_clock = (uint32_t)manual_clock;
     close(file);
     /* Another open file: a mapping keeps its own open, in a forked child as well. */
     ledger_file = open(path, O_RDWR | O_CLOEXEC);
@@ -278,8 +277,6 @@ void ledger_free_and_total(unsigned gpu, uint64_t *free_bytes, uint64_t *total)
 
 uint64_t ledger_now(void)
 {
-    if (ledger->manual_clock)
-        return __atomic_load_n(&ledger->manual_now, __ATOMIC_ACQUIRE);
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;

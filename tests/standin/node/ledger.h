@@ -72,9 +72,7 @@ struct engine {
 
 struct ledger {
     uint64_t magic; /* written last */
-    uint64_t manual_now;
     uint64_t slice_ns, sample_ns; /* as in node.h */
-    uint32_t manual_clock;
     uint64_t reaped; /* when dead processes were last looked for, ns */
     pthread_mutex_t mutex;
     uint32_t slots_used; /* no slot from here on was ever taken */
@@ -89,7 +87,7 @@ extern int ledger_file;         /* its descriptor, whose locks say who lives */
 
 /* Map the node's file, making it where it is missing; 0, or -1 with errno. All processes give the
  * same settings. */
-int ledger_open(const char *path, uint64_t slice_ns, uint64_t sample_ns, int manual_clock);
+int ledger_open(const char *path, uint64_t slice_ns, uint64_t sample_ns);
 /* Take a slot for this process, and keep it over fork(2): a child gets one of its own. */
 void ledger_join(void);
 void ledger_lock(void);
@@ -109,7 +107,7 @@ void ledger_credit(unsigned gpu, enum kind kind, uint64_t bytes);
 /* What cuMemGetInfo says. */
 void ledger_free_and_total(unsigned gpu, uint64_t *free_bytes, uint64_t *total);
 
-/* The node's clock in ns: CLOCK_MONOTONIC, or what a test says. */
+/* CLOCK_MONOTONIC in ns. */
 uint64_t ledger_now(void);
 
 #endif

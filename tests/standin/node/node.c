@@ -22,7 +22,6 @@ static void load_gpu(struct node_gpu *gpu, const struct json *from, unsigned ind
     gpu->context_bytes = json_number(from, "context_bytes", 0);
     gpu->module_bytes = json_number(from, "module_bytes", 0);
     gpu->minor = (unsigned)json_number(from, "minor", index);
-    gpu->multiprocessors = (unsigned)json_number(from, "multiprocessors", 132);
 }
 
 /* A driver shows a process the GPUs whose nodes it has and may open: a container has not all. */
@@ -47,12 +46,10 @@ static void load(void)
     loaded.state = json_text(file, "state", NULL);
     loaded.driver = json_text(file, "driver", "615.20.01");
     loaded.cuda = (unsigned)json_number(file, "cuda", 13050);
-    loaded.manual_clock = (int)json_number(file, "manual_clock", 0);
     loaded.reuse_addresses = (int)json_number(file, "reuse_addresses", 0);
     loaded.reenter = (int)json_number(file, "reenter", 0);
     loaded.slice_ns = json_number(file, "slice_ns", 2000000);
     loaded.sample_ns = json_number(file, "sample_ns", 166666667);
-    loaded.sample_age_ns = json_number(file, "sample_age_ns", 0);
     loaded.pool_chunk = json_number(file, "pool_chunk", 32 << 20);
     loaded.pitch = json_number(file, "pitch", 512);
     loaded.listed = json_text(file, "listed", "compute");

@@ -21,19 +21,16 @@ struct node_gpu {
     uint64_t context_bytes;   /* what a context occupies */
     uint64_t module_bytes;    /* what a loaded module occupies */
     unsigned minor;
-    unsigned multiprocessors;
 };
 
 struct node {
     const char *state;        /* path of the shared file, see ledger.h */
     const char *driver;       /* as "615.20.01" */
     unsigned cuda;            /* newest CUDA version of the driver, as 13050 */
-    int manual_clock;         /* GPU time passes only when a test says so */
     int reuse_addresses;      /* the address of freed memory is given to the next of its size */
     int reenter;              /* exports call each other, as a library without -Bsymbolic does */
     uint64_t slice_ns;        /* a process' turn on a busy GPU */
     uint64_t sample_ns;       /* period of utilisation samples */
-    uint64_t sample_age_ns;   /* after its end, a period's sample is not yet shown for so long */
     uint64_t pool_chunk;      /* a pool reserves multiples of these bytes */
     const struct json *latency_ns;     /* per export, or "*" */
     const struct json *failures;       /* [{"call", "nth", "result"}] of one process */

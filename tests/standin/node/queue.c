@@ -56,7 +56,7 @@ void queue_advance(unsigned gpu)
 {
     struct engine *engine = &ledger->engines[gpu];
     uint64_t now = ledger_now();
-    if (now - ledger->reaped > LOOK_FOR_DEAD_NS || ledger->manual_clock) {
+    if (now - ledger->reaped > LOOK_FOR_DEAD_NS) {
         ledger_reap();
         ledger->reaped = now;
     }
@@ -170,8 +170,8 @@ void queue_wait(unsigned gpu, uint64_t number)
         uint64_t nap = soonest(gpu, number);
         if (nap < SHORTEST_NAP_NS)
             nap = SHORTEST_NAP_NS;
-        if (nap > LONGEST_NAP_NS || ledger->manual_clock)
-            nap = ledger->manual_clock ? 1000000 : LONGEST_NAP_NS;
+        if (nap > LONGEST_NAP_NS)
+            nap = LONGEST_NAP_NS;
         nanosleep(&(struct timespec){.tv_nsec = (long)nap}, NULL);
     }
 }

@@ -16,12 +16,6 @@ struct memory_v2 {
     unsigned long long total, reserved, free, used;
 };
 
-struct pci {
-    char short_id[16];
-    unsigned domain, bus, device, device_id, subsystem_id;
-    char id[32];
-};
-
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static unsigned users;
 static unsigned seen[MOST_FAILURES]; /* how often the call of each failure was made */
@@ -67,8 +61,7 @@ static nvmlReturn init(const char *call)
         return result;
     const struct node *node = node_get();
     pthread_mutex_lock(&mutex);
-    if (ledger == NULL &&
-        ledger_open(node->state, node->slice_ns, node->sample_ns, node->manual_clock) != 0)
+    if (ledger == NULL && ledger_open(node->state, node->slice_ns, node->sample_ns) != 0)
         result = NVML_UNKNOWN;
     else
         users++;
@@ -122,26 +115,6 @@ PUBLIC nvmlReturn nvmlSystemGetDriverVersion(char *version, unsigned length)
     return text(version, length, node_get()->driver);
 }
 
-PUBLIC nvmlReturn nvmlSystemGetNVMLVersion(char *version, unsigned length)
-{
-    NVML_ENTER;
-    return text(version, length, node_get()->driver);
-}
-
-PUBLIC nvmlReturn nvmlSystemGetCudaDriverVersion(int *version)
-{
-    NVML_ENTER;
-    *version = (int)node_get()->cuda;
-    return NVML_SUCCESS;
-}
-
-PUBLIC nvmlReturn nvmlSystemGetCudaDriverVersion_v2(int *version)
-{
-    NVML_ENTER;
-    *version = (int)node_get()->cuda;
-    return NVML_SUCCESS;
-}
-
 PUBLIC nvmlReturn nvmlDeviceGetCount(unsigned *count)
 {
     NVML_ENTER;
@@ -185,72 +158,10 @@ PUBLIC nvmlReturn nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice *device
     return uuid == NULL ? NVML_INVALID_ARGUMENT : NVML_NOT_FOUND;
 }
 
-/* A domain of four digits, as sysfs writes it, means the same as one of eight. */
-static nvmlReturn by_pci(const char *pci, nvmlDevice *device)
-{
-    unsigned wanted[4], has[4];
-    if (pci == NULL ||
-        sscanf(pci, "%x:%x:%x.%x", &wanted[0], &wanted[1], &wanted[2], &wanted[3]) != 4)
-        return NVML_INVALID_ARGUMENT;
-    for (unsigned i = 0; i < node_get()->opened_count; i++) {
-        const char *address = node_get()->gpus[node_get()->opened[i]].pci;
-        sscanf(address, "%x:%x:%x.%x", &has[0], &has[1], &has[2], &has[3]);
-        if (memcmp(wanted, has, sizeof has) == 0)
-            return by_index(i, device);
-    }
-    return NVML_NOT_FOUND;
-}
-
-PUBLIC nvmlReturn nvmlDeviceGetHandleByPciBusId(const char *pci, nvmlDevice *device)
-{
-    NVML_ENTER;
-    return by_pci(pci, device);
-}
-
-PUBLIC nvmlReturn nvmlDeviceGetHandleByPciBusId_v2(const char *pci, nvmlDevice *device)
-{
-    NVML_ENTER;
-    return by_pci(pci, device);
-}
-
-PUBLIC nvmlReturn nvmlDeviceGetName(nvmlDevice device, char *name, unsigned length)
-{
-    NVML_GPU(device);
-    return text(name, length, node_get()->gpus[gpu].name);
-}
-
 PUBLIC nvmlReturn nvmlDeviceGetUUID(nvmlDevice device, char *uuid, unsigned length)
 {
     NVML_GPU(device);
     return text(uuid, length, node_get()->gpus[gpu].uuid);
-}
-
-PUBLIC nvmlReturn nvmlDeviceGetIndex(nvmlDevice device, unsigned *index)
-{
-    NVML_GPU(device);
-    for (*index = 0; node_get()->opened[*index] != gpu;)
-        ++*index;
-    return NVML_SUCCESS;
-}
-
-PUBLIC nvmlReturn nvmlDeviceGetMinorNumber(nvmlDevice device, unsigned *minor)
-{
-    NVML_GPU(device);
-    *minor = node_get()->gpus[gpu].minor;
-    return NVML_SUCCESS;
-}
-
-PUBLIC nvmlReturn nvmlDeviceGetPciInfo_v3(nvmlDevice device, struct pci *pci)
-{
-    NVML_GPU(device);
-    const char *address = node_get()->gpus[gpu].pci;
-    memset(pci, 0, sizeof *pci);
-    sscanf(address, "%x:%x:%x", &pci->domain, &pci->bus, &pci->device);
-    snprintf(pci->id, sizeof pci->id, "%s", address);
-    snprintf(pci->short_id, sizeof pci->short_id, "%04X:%02X:%02X.0", pci->domain & 0xffff,
-             pci->bus & 0xff, pci->device & 0xff);
-    pci->device_id = 0x233510de;
-    return NVML_SUCCESS;
 }
 
 static uint64_t resident(unsigned gpu)

@@ -67,13 +67,6 @@ PUBLIC nvmlReturn nvmlEventSetCreate(struct event_set **set)
     return NVML_INSUFFICIENT_RESOURCES;
 }
 
-PUBLIC nvmlReturn nvmlEventSetFree(struct event_set *set)
-{
-    NVML_ENTER;
-    set->used = 0;
-    return NVML_SUCCESS;
-}
-
 PUBLIC nvmlReturn nvmlDeviceRegisterEvents(nvmlDevice device, unsigned long long types,
                                            struct event_set *set)
 {

@@ -4,29 +4,12 @@
 #include <string.h>
 #include <time.h>
 
-enum { NO_INSTANCE = -1, UTILIZATION_V1 = 0x01000018, DETAIL_V1 = 0x01000018, MODE_MPS = 2 };
+enum { NO_INSTANCE = -1 };
 
-struct process_v1 {
-    unsigned pid;
-    unsigned long long bytes;
-};
-
-struct process_v2 {
+struct process {
     unsigned pid;
     unsigned long long bytes;
     unsigned gpu_instance, compute_instance;
-};
-
-struct process_detail {
-    unsigned pid;
-    unsigned long long bytes;
-    unsigned gpu_instance, compute_instance;
-    unsigned long long protected_bytes;
-};
-
-struct detail_list {
-    unsigned version, mode, count;
-    struct process_detail *processes;
 };
 
 struct utilization {
@@ -35,39 +18,21 @@ struct utilization {
     unsigned sm, memory, encoder, decoder;
 };
 
-struct utilization_info {
-    unsigned long long time_us;
-    unsigned pid, sm, memory, encoder, decoder, jpeg, flow;
-};
-
-struct utilization_list {
-    unsigned version, count;
-    unsigned long long last_seen_us;
-    struct utilization_info *samples;
-};
-
-struct rates {
-    unsigned gpu, memory;
-};
-
 /* The processes with a context on a GPU. Needs the ledger's lock. */
-static unsigned processes_on(unsigned gpu, struct process_v2 found[MOST_SLOTS])
+static unsigned processes_on(unsigned gpu, struct process found[MOST_SLOTS])
 {
     unsigned count = 0;
     ledger_reap();
     for (unsigned slot = 0; slot < ledger->slots_used; slot++) {
         const struct use *use = &ledger->slots[slot].gpus[gpu];
         if (ledger->slots[slot].taken && (use->contexts > 0 || ledger_held(use) > 0))
-            found[count++] = (struct process_v2){ledger_pid(slot), ledger_held(use),
+            found[count++] = (struct process){ledger_pid(slot), ledger_held(use),
                                                  (unsigned)NO_INSTANCE, (unsigned)NO_INSTANCE};
     }
     return count;
 }
 
-/* What the lists have, in the order of a detail list's modes. */
-static const char *const lists[] = {"compute", "graphics", "mps"};
-
-static unsigned processes_in(const char *list, unsigned gpu, struct process_v2 found[MOST_SLOTS])
+static unsigned processes_in(const char *list, unsigned gpu, struct process found[MOST_SLOTS])
 {
     if (strcmp(list, node_get()->listed) != 0)
         return 0;
@@ -78,74 +43,36 @@ static unsigned processes_in(const char *list, unsigned gpu, struct process_v2 f
 }
 
 /* Fill the caller's room, or say how much is needed. */
-static nvmlReturn running(unsigned gpu, const char *list, unsigned *count, struct process_v1 *old,
-                          struct process_v2 *processes)
+static nvmlReturn running(unsigned gpu, const char *list, unsigned *count, struct process *processes)
 {
-    struct process_v2 found[MOST_SLOTS];
+    struct process found[MOST_SLOTS];
     if (count == NULL)
         return NVML_INVALID_ARGUMENT;
     unsigned number = processes_in(list, gpu, found), room = *count;
     *count = number;
     if (number > room)
         return NVML_INSUFFICIENT_SIZE;
-    for (unsigned i = 0; i < number; i++) {
-        if (old != NULL)
-            old[i] = (struct process_v1){found[i].pid, found[i].bytes};
-        if (processes != NULL)
-            processes[i] = found[i];
-    }
+    for (unsigned i = 0; i < number && processes != NULL; i++)
+        processes[i] = found[i];
     return NVML_SUCCESS;
 }
 
 #define RUNNING(kind, list)                                                                        \
-    PUBLIC nvmlReturn nvmlDeviceGet##kind##RunningProcesses(nvmlDevice device, unsigned *count,    \
-                                                            struct process_v1 *processes)          \
-    {                                                                                              \
-        NVML_GPU(device);                                                                          \
-        return running(gpu, list, count, processes, NULL);                                         \
-    }                                                                                              \
-    PUBLIC nvmlReturn nvmlDeviceGet##kind##RunningProcesses_v2(nvmlDevice device, unsigned *count, \
-                                                               struct process_v2 *processes)       \
-    {                                                                                              \
-        NVML_GPU(device);                                                                          \
-        return running(gpu, list, count, NULL, processes);                                         \
-    }                                                                                              \
     PUBLIC nvmlReturn nvmlDeviceGet##kind##RunningProcesses_v3(nvmlDevice device, unsigned *count, \
-                                                               struct process_v2 *processes)       \
+                                                               struct process *processes)          \
     {                                                                                              \
         NVML_GPU(device);                                                                          \
-        return running(gpu, list, count, NULL, processes);                                         \
+        return running(gpu, list, count, processes);                                               \
     }
 
 RUNNING(Compute, "compute")
 RUNNING(Graphics, "graphics")
 RUNNING(MPSCompute, "mps")
 
-PUBLIC nvmlReturn nvmlDeviceGetRunningProcessDetailList(nvmlDevice device, struct detail_list *list)
-{
-    struct process_v2 found[MOST_SLOTS];
-    NVML_GPU(device);
-    if (list->version != DETAIL_V1)
-        return NVML_VERSION_MISMATCH;
-    if (list->mode > MODE_MPS)
-        return NVML_INVALID_ARGUMENT;
-    unsigned number = processes_in(lists[list->mode], gpu, found), room = list->count;
-    list->count = number;
-    if (number > room)
-        return NVML_INSUFFICIENT_SIZE;
-    for (unsigned i = 0; i < number; i++)
-        list->processes[i] = (struct process_detail){found[i].pid, found[i].bytes,
-                                                     (unsigned)NO_INSTANCE, (unsigned)NO_INSTANCE, 0};
-    return NVML_SUCCESS;
-}
-
-/* The node's clock at `ns` as NVML writes it: microseconds since 1970, or since a manual clock's
- * start. */
+/* The node's clock at `ns` as NVML writes it: microseconds since 1970. */
 static uint64_t microseconds(uint64_t ns)
 {
     struct timespec real;
-    if (ledger->manual_clock)
-        return ns / 1000;
     clock_gettime(CLOCK_REALTIME, &real);
     uint64_t now = (uint64_t)real.tv_sec * 1000000000 + (uint64_t)real.tv_nsec;
     return (now - ledger_now() + ns) / 1000;
@@ -154,8 +81,7 @@ static uint64_t microseconds(uint64_t ns)
 /* The newest period whose sample is shown; -1: none is yet. */
 static int64_t newest_period(void)
 {
-    uint64_t now = ledger_now(), age = node_get()->sample_age_ns;
-    return now < age ? -1 : (int64_t)((now - age) / ledger->sample_ns) - 1;
+    return (int64_t)(ledger_now() / ledger->sample_ns) - 1;
 }
 
 /* A process' mean use since `last_seen_us`, or of all periods that are kept, and the end of the last
@@ -216,41 +142,5 @@ PUBLIC nvmlReturn nvmlDeviceGetProcessUtilization(nvmlDevice device, struct util
         return NVML_INSUFFICIENT_SIZE;
     for (unsigned i = 0; i < number; i++)
         samples[i] = found[i];
-    return NVML_SUCCESS;
-}
-
-PUBLIC nvmlReturn nvmlDeviceGetProcessesUtilizationInfo(nvmlDevice device,
-                                                        struct utilization_list *list)
-{
-    struct utilization found[MOST_SLOTS];
-    NVML_GPU(device);
-    if (list->version != UTILIZATION_V1)
-        return NVML_VERSION_MISMATCH;
-    unsigned number = samples_on(gpu, list->last_seen_us, found), room = list->count;
-    list->count = number;
-    if (number == 0)
-        return NVML_NOT_FOUND;
-    if (list->samples == NULL || number > room)
-        return NVML_INSUFFICIENT_SIZE;
-    for (unsigned i = 0; i < number; i++)
-        list->samples[i] = (struct utilization_info){
-            .time_us = found[i].time_us, .pid = found[i].pid, .sm = found[i].sm};
-    return NVML_SUCCESS;
-}
-
-/* The share of the newest period in which any process ran. */
-PUBLIC nvmlReturn nvmlDeviceGetUtilizationRates(nvmlDevice device, struct rates *rates)
-{
-    NVML_GPU(device);
-    uint64_t busy = 0;
-    ledger_lock();
-    queue_advance(gpu);
-    for (unsigned slot = 0; slot < ledger->slots_used; slot++)
-        for (int i = 0; i < SAMPLES; i++) {
-            const struct sample *one = &ledger->slots[slot].gpus[gpu].samples[i];
-            busy += (int64_t)one->period == newest_period() ? one->busy : 0;
-        }
-    ledger_unlock();
-    *rates = (struct rates){(unsigned)(busy * 100 / ledger->sample_ns), 0};
     return NVML_SUCCESS;
 }

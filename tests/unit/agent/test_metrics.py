@@ -15,7 +15,7 @@ from agent.policies import AgentPolicies
 from base.paths import Paths
 from cni.policy.rules import Policy
 from cni.spec.errors import CNIError, Code
-from deviceplugin.kubelet.server import PoolState
+from deviceplugin.kubelet.registration import PoolState
 from ipam.cluster.api import Unreadable
 from ipam.cluster.lessee import Lessee
 from ipam.cluster.object_reader import unreadable_family
@@ -47,7 +47,6 @@ def made(
 
 POOL = PoolState(
     resource="rdma/hca",
-    mode="legacy",
     socket="/s",
     registered=True,
     streams=1,

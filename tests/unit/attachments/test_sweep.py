@@ -22,6 +22,7 @@ from cni.spec.errors import CNIError, Code
 from cni.spec.request import Request
 from host.errors import HostError
 from ipam.plugin import AddressPlugin
+from ipam.scope import Stores
 from ipam.sqlite_store import SqliteStore
 from ipam.store import Reservation
 
@@ -75,7 +76,7 @@ def paths(tmp_path: Path) -> Paths:
 
 def addresses(paths: Paths) -> AddressPlugin:
     """The node's addresses."""
-    return AddressPlugin.on_node(paths.ipam, paths.boot_id)
+    return AddressPlugin(Stores(paths.ipam), paths.boot_id)
 
 
 def killed(plugin: InterfacePlugin, container_id: str) -> Attachment:
@@ -175,12 +176,13 @@ def test_addresses_of_an_earlier_boot_are_released_and_those_of_this_one_stay(pa
             segment=segment,
         )
 
-    imported = held("10.0.0.3", "earlier", "")  # perhaps of a pod on another node
+    imported = held("10.0.0.3", "earlier", "")
     store.load([held("10.0.0.1", "earlier"), held("10.0.0.2", store.boot), imported])
     assert sweep_all(addresses(paths), Made(paths)) == (
         ReleasedAddress("10.0.0.1", "fabric/c10.0.0.1/net1"),
+        ReleasedAddress("10.0.0.3", "fabric/c10.0.0.3/net1"),
     )
-    assert [each.address for each in store.reservations()] == ["10.0.0.2", "10.0.0.3"]
+    assert [each.address for each in store.reservations()] == ["10.0.0.2"]
     assert sweep_all(addresses(paths), Made(paths)) == ()
 
 

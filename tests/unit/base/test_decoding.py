@@ -15,9 +15,8 @@ from cni.policy import cluster
 from cni.spec import config
 from cni.spec.errors import CNIError
 from deviceplugin import checkpoint
-from deviceplugin.allocate import cdi, device_info
+from deviceplugin.allocate import device_info
 from deviceplugin.kubelet import records
-from ipam import importing
 from ipam.nv_ipam import importing as nv_importing
 
 DEPTH = 5000
@@ -57,12 +56,11 @@ def test_whatever_is_wrong_is_one_error(content: bytes | str) -> None:
         (lambda _: cluster.decode(DEEP), DocumentError),
         (in_file(lambda file: nv_importing.reservations(file, "boot")), CNIError),
         (lambda _: config.decode_for_removal(b'{"ipam":' + DEEP + b"}"), CNIError),
-        (in_file(lambda file: list(importing._documents(file))), CNIError),
         (at(lambda paths: paths.checkpoint, checkpoint.read), checkpoint.CheckpointDamaged),
         (at(records._checkpoint_path, records.from_checkpoint), records.KubeletUnreadable),
         (in_file(device_info._content), ValueError),
     ],
-    ids=["journal", "policies", "nv-ipam", "DEL", "pools", "checkpoint", "kubelet", "CNI"],
+    ids=["journal", "policies", "nv-ipam", "DEL", "checkpoint", "kubelet", "CNI"],
 )
 def test_a_deep_document_is_the_readers_own_error(
     read: Callable[[Path], object], error: type[Exception], tmp_path: Path
@@ -77,10 +75,9 @@ def test_a_deep_document_is_the_readers_own_error(
         in_file(pod_choices._read),
         in_file(device_info._document),
         in_file(installation._types),
-        lambda _: cdi._is_ours(DEEP),
         lambda _: journal._begins_with_json(DEEP),
     ],
-    ids=["choices", "device", "networks", "CDI", "torn line"],
+    ids=["choices", "device", "networks", "torn line"],
 )
 def test_a_deep_document_that_decides_nothing_is_passed_over(
     read: Callable[[Path], object], tmp_path: Path

@@ -98,7 +98,7 @@ class GpuServer:
             )
             for name in ids
         ]
-        checkpoint.write(self.paths, [], [checkpoint.encode(each) for each in self._allocations])
+        checkpoint.write(self.paths, [checkpoint.encode(each) for each in self._allocations])
         self.held_by_other(resource, ids)
 
     def held_by_other(self, resource: str, ids: Sequence[str]) -> None:

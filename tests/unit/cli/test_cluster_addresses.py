@@ -136,30 +136,13 @@ def test_reclaim_goes_on_after_a_change_and_after_a_lost_answer(
     assert cluster.blocks() == {}
 
 
-def test_release_frees_a_whole_block_and_only_of_a_machine_that_is_off(
-    cluster: Cluster, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(["ipam", "release", "10.64.0.11", "--cluster"]) == 1
-    assert "run `podfabric ipam release 10.64.0.11` there" in capsys.readouterr().err
-    assert run(["ipam", "release", "10.64.0.11", "--cluster", "--force"]) == 1
-    cluster.remove_node("gpu-1")
-    assert run(["ipam", "release", "10.64.0.11", "--cluster", "--force"]) == 0
-    assert cluster.blocks() == {}
-    assert run(["ipam", "release", "10.64.0.11", "--cluster", "--force"]) == 1
-    assert "no node leases 10.64.0.11" in capsys.readouterr().err
-
-
-def test_a_reserved_address_that_no_node_has_is_freed_by_its_reservation_only(
+def test_a_reserved_address_that_no_node_has_is_not_reclaimed(
     cluster: Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sticky = StickySpec(reservation="team-a/web", pod="web-0", ifname="net1", address="10.64.0.11")
     block = cluster.api.look(AddressBlock, BLOCK)
     cluster.api.put(replace(block, spec=replace(block.spec, sticky=sticky, state="Draining")))
     cluster.remove_node("gpu-1")
-    for force in ([], ["--force"]):
-        assert run(["ipam", "release", "10.64.0.11", "--cluster", *force]) == 1
-        said = capsys.readouterr().err
-        assert "reserved for pod web-0 by AddressReservation team-a/web: delete that" in said
     assert run(["ipam", "reclaim", "--node", "gpu-1", "--powered-off"]) == 0
     assert capsys.readouterr().out == "gpu-1 leases no block\n"
     assert run(["ipam", "fsck", "--cluster"]) == 0

@@ -47,7 +47,6 @@ def _allocated(
     """Resource, device id, HCA of each."""
     checkpoint.write(
         paths,
-        ["rdma/hca"],
         [
             checkpoint.encode(
                 Allocation(

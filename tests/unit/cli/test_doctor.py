@@ -358,7 +358,7 @@ def _allocated(paths: Paths, known: str, time: str) -> None:
     allocation = Allocation(
         resource="rdma/hca", id=DeviceId(known), devices=(device,), time=time, boot_id="a-boot"
     )
-    checkpoint.write(paths, ["rdma/hca"], [checkpoint.encode(allocation)])
+    checkpoint.write(paths, [checkpoint.encode(allocation)], {"rdma/hca": []})
 
 
 @pytest.mark.parametrize(

@@ -13,11 +13,11 @@ from base.paths import Paths
 from base.pod import Pod
 from cni.attachments.journal import Journal, JournalEntry, Phase
 from cni.attachments.pod_choices import PodChoices
-from cni.policy.cluster import ClusterPolicies, StoredPolicy, save
 from deviceplugin.api import v1beta1_pb2
 from deviceplugin.gpus.parts import GpuParts
 from deviceplugin.kubelet import records
-from deviceplugin.kubelet.server import Listing, PluginServer
+from deviceplugin.kubelet.registration import PluginServer
+from deviceplugin.kubelet.server import ServedPool
 from deviceplugin.plugin import DevicePlugin
 from deviceplugin.pools.config import DevicePluginConfig, PoolConfig
 from deviceplugin.pools.gpu_pool import GpuPoolConfig
@@ -35,26 +35,19 @@ FIRST, SECOND = servers.DGX_HCAS[:2]
 CONFIG = DevicePluginConfig(pools=(PoolConfig(resource="rdma/hca", mode="exclusive"),))
 
 
-class Gpus:
+class Gpus(ServedPool):
     """NVIDIA's device plugin, as far as the kubelet can tell."""
 
-    name = "nvidia.com/gpu"
-    pre_start_required = False
-
     def __init__(self) -> None:
+        super().__init__("nvidia.com/gpu")
+        self.relist([(servers.gpu_uuid(n), True, ()) for n in range(8)])
         self.best = 0  # the number of the GPU that is handed out next
-
-    def listing(self) -> Listing:
-        return [(servers.gpu_uuid(n), True, ()) for n in range(8)]
 
     def preferred(self, available: list[str], must_include: list[str], size: int) -> list[str]:
         return [servers.gpu_uuid(self.best)]
 
     def allocate(self, ids: list[str]) -> v1beta1_pb2.ContainerAllocateResponse:
         return v1beta1_pb2.ContainerAllocateResponse()
-
-    def pre_start(self, ids: list[str]) -> None:
-        pass
 
 
 class Fleet(msgspec.Struct, frozen=True):
@@ -417,37 +410,6 @@ def test_a_dry_run_chooses_nothing_that_would_be_refused(shell: Shell, root: Pat
     assert (found["available"], found["unhealthy"]) == (7 * 64, 64)
     assert "mlx5_0" not in {choice["rdma"] for choice in found["chosen"]}
     assert any("in another network namespace" in note for note in found["notes"])
-
-
-def test_a_dry_run_says_which_rules_let_a_namespace_use_the_choice(
-    shell: Shell,
-) -> None:
-    paths = Paths.from_environ(os.environ)
-
-    def policy(namespace: str) -> list[str]:
-        given = ("--resource", "rdma/hca", "-n", namespace, "-o", "json")
-        told: list[str] = shell("explain", "--dry-run", *given).document()["policy"]
-        return told
-
-    (line,) = policy("team-a")
-    assert line.endswith("by the rules config.yaml")
-    pools = paths.config.read_text()
-    paths.config.write_text(f"policy: {{cluster: true}}\n{pools}")
-    (line,) = policy("team-a")
-    assert "does not know the policies of the cluster" in line
-    use = {"team-a": {"pools": ["rdma/*"]}, "team-b": {"pools": ["rdma/vf"]}}
-    rules = [
-        {"name": name, "subjects": [{"namespaces": [name]}], "use": what}
-        for name, what in use.items()
-    ]
-    stored = StoredPolicy(name="tenants", uid="u", generation=1, rules=rules)
-    save(paths.cluster_policies, ClusterPolicies(policies=(stored,), namespaces=None))
-    (line,) = policy("team-a")
-    assert line.startswith("pods of team-a may use 0000:")
-    assert line.endswith("by the rules tenants/team-a")
-    (line,) = policy("team-b")
-    assert line.startswith("pods of team-b may not use 0000:")
-    assert "tenants/team-b" in line
 
 
 @pytest.mark.parametrize(("size", "code", "free"), [(8, 0, 8), (9, 1, 8)])

@@ -73,12 +73,12 @@ class Holding:
         ]
         self.write()
 
-    def write(self, form: of_kubelet.Form = "v2") -> None:
+    def write(self) -> None:
         """Both files, as they would be now."""
         encoded = [checkpoint.encode(allocation) for allocation in self._allocations]
-        resources = sorted({allocation.resource for allocation in self._allocations})
-        checkpoint.write(self.paths, resources, encoded)
-        of_kubelet.write(self.kubelets_checkpoint, self.held, self.registered, form)
+        resources = {allocation.resource for allocation in self._allocations}
+        checkpoint.write(self.paths, encoded, {resource: [] for resource in sorted(resources)})
+        of_kubelet.write(self.kubelets_checkpoint, self.held, self.registered)
 
     @property
     def kubelets_checkpoint(self) -> Path:

@@ -50,19 +50,10 @@ def hca(id: str, *devices: RdmaDevice, **fields: object) -> HCA:
         vendor="15b3",
         device="101e",
         driver="mlx5_core",
-        pf="",
-        pf_netdevs=(),
-        index=None,
-        aux_type="",
         numa=0,
-        acpi_index="",
-        netdevs=(),
-        link_types=(),
         rdma=devices,
         rdma_names=tuple(device.name for device in devices),
-        iommu_group="",
         software=not address,
-        num_vfs=0,
     )
     return replace(made, **fields)
 

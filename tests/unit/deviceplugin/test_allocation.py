@@ -12,12 +12,12 @@ from msgspec.structs import replace
 from base.paths import Paths
 from deviceplugin.allocate import cdi
 from deviceplugin.allocate.allocation import (
-    AllocateRefused,
     AllocateResult,
-    ContainerNode,
     allocation,
 )
+from deviceplugin.api.v1beta1_pb2 import ContainerAllocateResponse
 from deviceplugin.checkpoint import AllocatedNode
+from deviceplugin.kubelet.server import Rejected
 from deviceplugin.pools.pool import Pool
 from host.discovery import HCA, hcas
 from host.selectors import Selector
@@ -53,17 +53,22 @@ def _pool(paths: Paths, **fields: object) -> Pool:
 
 
 def _allocated(paths: Paths, of: Pool, *ids: str) -> AllocateResult:
-    return allocation(paths, of, ids, {slot.id for slot in of.slots})
+    return allocation(paths, of, ids, {slot.id for slot in of.slots}, _current(paths))
+
+
+def _current(paths: Paths) -> dict[str, HCA]:
+    return {hca.id: hca for hca in hcas(paths)}
 
 
 def _names(granted: AllocateResult) -> list[str]:
-    return [node.path.removeprefix("/dev/infiniband/") for node in granted.nodes]
+    nodes = granted.answer.devices
+    return [node.container_path.removeprefix("/dev/infiniband/") for node in nodes]
 
 
 def _refused(paths: Paths, of: Pool, *ids: str) -> tuple[str, str]:
-    with pytest.raises(AllocateRefused) as caught:
+    with pytest.raises(Rejected) as caught:
         _allocated(paths, of, *ids)
-    return caught.value.code, str(caught.value)
+    return caught.value.code.name, str(caught.value)
 
 
 def _set(hcas: list[HCA], states: dict[str, str]) -> dict[str, HCA]:
@@ -91,11 +96,12 @@ def _set(hcas: list[HCA], states: dict[str, str]) -> dict[str, HCA]:
 def test_an_hca_comes_with_its_verbs_device_and_the_connection_manager(paths: Paths) -> None:
     granted = _allocated(paths, _pool(paths), SECOND)
     directory = paths.dev / "infiniband"
-    assert granted.nodes == (
-        ContainerNode(path="/dev/infiniband/rdma_cm", host=str(directory / "rdma_cm")),
-        ContainerNode(path="/dev/infiniband/uverbs1", host=str(directory / "uverbs1")),
-    )
-    assert {node.permissions for node in granted.nodes} == {"rw"}
+    assert [
+        (node.container_path, node.host_path, node.permissions) for node in granted.answer.devices
+    ] == [
+        ("/dev/infiniband/rdma_cm", str(directory / "rdma_cm"), "rw"),
+        ("/dev/infiniband/uverbs1", str(directory / "uverbs1"), "rw"),
+    ]
     assert granted.notes == ()
 
 
@@ -132,7 +138,8 @@ def test_each_node_is_given_once(paths: Paths) -> None:
 
 
 def test_no_ids_get_nothing(paths: Paths) -> None:
-    assert _allocated(paths, _pool(paths)) == AllocateResult()
+    empty = AllocateResult(answer=ContainerAllocateResponse())
+    assert _allocated(paths, _pool(paths)) == empty
 
 
 def test_without_a_connection_manager_it_is_said_and_verbs_are_given(changing: Paths) -> None:
@@ -222,9 +229,9 @@ def test_an_hca_without_a_verbs_device_is_refused_and_it_is_said_why(
 ) -> None:
     of = _pool(paths)
     current = {} if now is None else {now.id: now}
-    with pytest.raises(AllocateRefused) as caught:
-        allocation(paths, of, [FIRST], {FIRST}, current=current)
-    assert caught.value.code == "FAILED_PRECONDITION"
+    with pytest.raises(Rejected) as caught:
+        allocation(paths, of, [FIRST], {FIRST}, current)
+    assert caught.value.code.name == "FAILED_PRECONDITION"
     assert words in str(caught.value)
 
 
@@ -242,12 +249,12 @@ def test_an_hca_without_a_verbs_device_is_refused_and_it_is_said_why(
 def test_a_token_of_all_is_every_hca_that_works(paths: Paths, down: list[int], given: str) -> None:
     of = _pool(paths, mode="all", amount=2)
     current = _set(hcas(paths), {servers.DGX_HCAS[n]: "DOWN" for n in down})
-    granted = allocation(paths, of, ["1", "0"], {"0", "1"}, current=current)
+    granted = allocation(paths, of, ["1", "0"], {"0", "1"}, current)
     assert _names(granted) == ["rdma_cm", *(f"uverbs{n}" for n in given)]
     held = {id_: [device.id for device in held] for id_, held in granted.devices.items()}
     expected = [servers.DGX_HCAS[int(n)] for n in given]
     assert held == {"0": expected, "1": expected}
-    assert granted.envs["PCIDEVICE_RDMA_HCA"] == ",".join(expected)
+    assert granted.answer.envs["PCIDEVICE_RDMA_HCA"] == ",".join(expected)
 
 
 def test_a_token_of_all_goes_without_what_is_broken(paths: Paths) -> None:
@@ -275,26 +282,26 @@ def _bound(paths: Paths, *names: str) -> Pool:
 @pytest.mark.parametrize("name", ["37", "noiommu-37"])
 def test_a_function_on_vfio_comes_with_its_group(paths: Paths, name: str) -> None:
     of = _bound(paths, "vfio", name)
-    granted = allocation(paths, of, [FIRST], {FIRST}, current={FIRST: of.hcas[0]})
-    assert [(node.path, node.host) for node in granted.nodes] == [
+    granted = allocation(paths, of, [FIRST], {FIRST}, {FIRST: of.hcas[0]})
+    assert [(node.container_path, node.host_path) for node in granted.answer.devices] == [
         (f"/dev/vfio/{node}", str(paths.dev / "vfio" / node)) for node in sorted(("vfio", name))
     ]
-    info = json.loads(granted.envs["PCIDEVICE_INTEL_COM_DPDK_INFO"])
+    info = json.loads(granted.answer.envs["PCIDEVICE_INTEL_COM_DPDK_INFO"])
     assert info[FIRST]["vfio"] == {"mount": "/dev/vfio/vfio", "dev-mount": f"/dev/vfio/{name}"}
     assert granted.devices[FIRST][0].rdma == ()
 
 
 def test_a_function_on_vfio_without_its_group_is_refused(paths: Paths) -> None:
     of = _bound(paths, "vfio")
-    with pytest.raises(AllocateRefused, match=rf"{FIRST}: .*/vfio/37: No such file"):
-        allocation(paths, of, [FIRST], {FIRST}, current={FIRST: of.hcas[0]})
+    with pytest.raises(Rejected, match=rf"{FIRST}: .*/vfio/37: No such file"):
+        allocation(paths, of, [FIRST], {FIRST}, {FIRST: of.hcas[0]})
 
 
 def test_a_network_function_without_rdma_comes_without_nodes(paths: Paths) -> None:
     of = _pool(paths, rdma=False)
     granted = _allocated(paths, of, FIRST)
-    assert granted.nodes == ()
-    assert list(granted.envs) == ["PCIDEVICE_RDMA_HCA", "PCIDEVICE_RDMA_HCA_INFO"]
+    assert not granted.answer.devices
+    assert sorted(granted.answer.envs) == ["PCIDEVICE_RDMA_HCA", "PCIDEVICE_RDMA_HCA_INFO"]
     assert [device.uverbs for device in granted.devices[FIRST][0].rdma] == [None]
 
 
@@ -305,7 +312,7 @@ def test_verbs_are_given_by_the_selector_that_takes_the_hca(paths: Paths) -> Non
     )
     of = _pool(paths, selectors=selectors)
     assert _names(_allocated(paths, of, FIRST, SECOND)) == ["rdma_cm", "uverbs0"]
-    assert _allocated(paths, of, SECOND).nodes == ()
+    assert not _allocated(paths, of, SECOND).answer.devices
 
 
 # --- The checkpoint's entries and the variables.
@@ -341,7 +348,9 @@ def test_nothing_more_is_written_down_than_was_given(paths: Paths) -> None:
 @pytest.mark.parametrize("fabric_env", [True, False])
 def test_variables_tell_the_hcas(paths: Paths, fabric_env: bool) -> None:
     of = _pool(paths, umad=True)
-    envs = allocation(paths, of, [SECOND, FIRST], [FIRST, SECOND], fabric_env=fabric_env).envs
+    envs = allocation(
+        paths, of, [SECOND, FIRST], [FIRST, SECOND], _current(paths), fabric_env=fabric_env
+    ).answer.envs
     info = json.loads(envs["PCIDEVICE_RDMA_HCA_INFO"])
     assert info[SECOND] == {
         "generic": {"deviceID": SECOND},
@@ -375,12 +384,14 @@ def test_with_cdi_what_cannot_be_used_hides_no_other(paths: Paths) -> None:
     of = _pool(paths, cdi=True)
     assert _refused(paths, of, FIRST)[0] == "FAILED_PRECONDITION"
     granted = _allocated(paths, of, SECOND)
-    assert set(granted.cdi) < set(_described(paths))
+    assert {named.name for named in granted.answer.cdi_devices} < set(_described(paths))
     assert cdi.qualified("rdma/hca", FIRST) not in _described(paths)
 
 
 def test_a_bound_function_has_a_cdi_device(paths: Paths) -> None:
     of = _bound(paths, "vfio", "37")
     of = Pool(config=replace(of.config, cdi=True), hcas=of.hcas, slots=of.slots)
-    granted = allocation(paths, of, [FIRST], {FIRST}, current={FIRST: of.hcas[0]})
-    assert granted.cdi == (f"podfabric.io/intel-com-dpdk={FIRST}",)
+    granted = allocation(paths, of, [FIRST], {FIRST}, {FIRST: of.hcas[0]})
+    assert [named.name for named in granted.answer.cdi_devices] == [
+        f"podfabric.io/intel-com-dpdk={FIRST}"
+    ]

@@ -67,7 +67,7 @@ def allocation(device_id: str = f"{HCA}-0", **fields: object) -> Allocation:
 
 def write(paths: Paths, *allocations: Allocation) -> None:
     checkpoint.write(
-        paths, ["rdma/hca"], [checkpoint.encode(allocation) for allocation in allocations]
+        paths, [checkpoint.encode(allocation) for allocation in allocations], {"rdma/hca": []}
     )
 
 
@@ -108,15 +108,15 @@ def test_fields_of_a_later_version_are_skipped(paths: Paths) -> None:
     ("content", "why"),
     [
         (b"", "Input data was truncated"),
-        (b'{"version": 2, "allocations": [{"resource": "rdma/h', "truncated"),
-        (b'{"version": 2, "allocations": [{}]}', "missing required field"),
+        (b'{"version": 1, "allocations": [{"resource": "rdma/h', "truncated"),
+        (b'{"version": 1, "allocations": [{}]}', "missing required field"),
         (
-            b'{"version": 2, "resources": [], "hcas": {}, "allocations": [{"resource": "a/b", '
-            b'"id": "0", "devices": ["x"], "time": "", "boot_id": "", "adopted": false}], '
-            b'"offered": {}}',
+            b'{"version": 1, "hcas": {}, "allocations": [{"resource": "a/b", '
+            b'"id": "0", "devices": ["x"], "time": "", "boot_id": "", "adopted": false, '
+            b'"gpu": null}], "offered": {}}',
             """"hcas" has no 'x'""",
         ),
-        (b'{"version": 1, "log": "l", "allocations": []}', "has version 1, this podfabric reads"),
+        (b'{"version": 2, "allocations": []}', "has version 2, this podfabric reads"),
         (b'{"allocations": []}', "has version 0"),
         (b"[]", "Expected `object`"),
         (b"\xff\xfe", "invalid"),

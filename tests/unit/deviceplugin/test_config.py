@@ -35,7 +35,7 @@ def test_every_key_is_read(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     path.write_text(
         """
-devices: {registration: watcher, rescan: 5}
+devices: {rescan: 5}
 pools:
   - name: rdma/all
     mode: all
@@ -56,7 +56,6 @@ pools:
 """
     )
     assert load(path) == DevicePluginConfig(
-        registration="watcher",
         rescan=5.0,
         pools=(
             PoolConfig(
@@ -105,10 +104,6 @@ def pool(text: str) -> bytes:
         (b"devices: {rescan: -1}", "f: devices.rescan: -1: expected float >= 0"),
         (b"devices: {rescan: .nan}", "f: devices.rescan: nan: expected a number"),
         (b"devices: {rescan: .inf}", "f: devices.rescan: inf: expected float <= 86400"),
-        (
-            b"devices: {registration: new}",
-            "f: devices.registration: 'new': expected one of legacy,",
-        ),
         (b"devices: {rescann: 1}", 'f: devices.rescann: unknown key: did you mean "rescan"?'),
         (
             b"pools: []\nresourceList: []",
@@ -266,5 +261,5 @@ def test_the_documentation_has_every_key_of_pool_and_selector() -> None:
 
     text = (CHECKOUT / "docs/pools.md").read_text()
     rows = {line.split("|")[1].strip() for line in text.splitlines() if line.startswith("| `")}
-    for key in (*POOL_KEYS, *Selector.__struct_fields__, "registration", "rescan"):
+    for key in (*POOL_KEYS, *Selector.__struct_fields__, "rescan"):
         assert f"`{key}`" in rows

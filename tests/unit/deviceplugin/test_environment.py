@@ -2,18 +2,34 @@
 
 import json
 import subprocess
+from collections.abc import Sequence
 
 import pytest
 
-from deviceplugin.allocate.environment import ContainerHCA, environment, nccl, ucx, variable
+from deviceplugin.allocate.environment import Given, environment, nccl, ucx, variable
+from host.device_nodes import DeviceNode
 from host.discovery import HCA, RdmaDevice
 from tests.unit.deviceplugin.made import hca, pool, port, rdma
 
 CARD, VF, SF = "0000:3b:00.0", "0000:af:06.1", "mlx5_core.sf.4"
 
 
-def _given(of: HCA, **nodes: str) -> ContainerHCA:
-    return ContainerHCA(hca=of, rdma=of.rdma, nodes=nodes)
+def _node(path: str) -> DeviceNode:
+    return DeviceNode(path=path, host=path, major=0, minor=0)
+
+
+def _given(*hcas: HCA, more: Sequence[str] = ()) -> Given:
+    """With the verbs devices of all of them."""
+    return {
+        of.id: (
+            of,
+            [
+                *(_node(f"/dev/infiniband/{each.uverbs.name}") for each in of.rdma if each.uverbs),
+                *map(_node, more),
+            ],
+        )
+        for of in hcas
+    }
 
 
 @pytest.mark.parametrize(
@@ -28,7 +44,7 @@ def _given(of: HCA, **nodes: str) -> ContainerHCA:
 def test_a_shell_can_refer_to_the_resources_variable(resource: str, name: str) -> None:
     of = pool([hca(CARD)], resource=resource).config
     assert variable(of) == name
-    envs = environment(of, [_given(hca(CARD))], fabric=False)
+    envs = environment(of, _given(hca(CARD)), fabric=False)
     echo = f'echo "${name}" && echo "${name}_INFO"'
     shown = subprocess.run(["/bin/sh", "-uc", echo], env=envs, capture_output=True, text=True)
     assert shown.stdout.splitlines() == [
@@ -37,9 +53,9 @@ def test_a_shell_can_refer_to_the_resources_variable(resource: str, name: str) -
     ]
 
 
-def test_addresses_are_sorted_and_each_there_once() -> None:
+def test_addresses_are_sorted() -> None:
     of = pool([], resource="a.b/c").config
-    given = [_given(hca(id_)) for id_ in (VF, SF, CARD, VF, "rxe0")]
+    given = _given(*(hca(id_) for id_ in (VF, SF, CARD, "rxe0")))
     envs = environment(of, given, fabric=True)
     assert envs["PCIDEVICE_A_B_C"] == f"{CARD},{VF},{SF},rxe0"
     assert list(envs) == ["PCIDEVICE_A_B_C", "PCIDEVICE_A_B_C_INFO"]  # no RDMA, nothing for NCCL
@@ -48,15 +64,10 @@ def test_addresses_are_sorted_and_each_there_once() -> None:
 def test_the_details_are_in_the_sriov_plugins_format() -> None:
     extra = {"*": {"rail": "0", "site": "b"}, CARD: {"rail": "3"}}
     of = pool([], resource="a.b/c", additional_info=extra).config
-    whole = _given(
-        hca(CARD, rdma(3)),
-        uverbs="/dev/infiniband/uverbs3",
-        umad="/dev/infiniband/umad3",
-        issm="/dev/infiniband/issm3",
-        rdma_cm="/dev/infiniband/rdma_cm",
-    )
-    bound = ContainerHCA(hca=hca(VF), vfio={"mount": "/dev/vfio/vfio", "dev-mount": "/dev/vfio/37"})
-    envs = environment(of, [bound, whole], fabric=False)
+    inside = ("umad3", "issm3", "umad4", "rdma_cm")
+    whole = _given(hca(CARD, rdma(3)), more=[f"/dev/infiniband/{name}" for name in inside])
+    bound = _given(hca(VF), more=["/dev/vfio/vfio", "/dev/vfio/37"])
+    envs = environment(of, {**bound, **whole}, fabric=False)
     assert json.loads(envs["PCIDEVICE_A_B_C_INFO"]) == {
         CARD: {
             "extra": {"rail": "3", "site": "b"},
@@ -78,7 +89,7 @@ def test_the_details_are_in_the_sriov_plugins_format() -> None:
 
 
 def test_one_pool_of_a_node_tells_nccl_and_ucx_and_no_two_pools_share_a_name() -> None:
-    given = [_given(hca(CARD, rdma(3))), _given(hca(VF, rdma(0)))]
+    given = _given(hca(CARD, rdma(3)), hca(VF, rdma(0)))
     first = environment(pool([], resource="rdma/hca").config, given, fabric=True)
     second = environment(pool([], resource="rdma/vf").config, given, fabric=False)
     assert first["NCCL_IB_HCA"] == "=mlx5_3,mlx5_0"  # by address, as all the rest

@@ -214,12 +214,12 @@ def test_keys_are_matched_as_go_does() -> None:
 def test_the_other_plugins_lists_stand_beside_our_parts_and_take_our_nodes() -> None:
     text = """
 agent: {workers: 3}
-devices: {registration: watcher}
+devices: {rescan: 5}
 configList:
   - {resourceName: a, rdmaHcaMax: 1, devices: [ib0], nodes: [umad]}
 """
     config = parse(text.encode(), "f")
-    assert config.registration == "watcher"
+    assert config.rescan == 5
     assert (config.pools[0].umad, config.pools[0].issm) == (True, False)
 
 

@@ -24,7 +24,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory / API
 
 
-@pytest.mark.parametrize("proto", ["v1beta1", "podresources", "pluginregistration"])
+@pytest.mark.parametrize("proto", ["v1beta1", "podresources"])
 @pytest.mark.parametrize("kind", ["_pb2.py", "_pb2.pyi", "_pb2_grpc.py"])
 def test_a_generated_module_is_as_it_would_be_made(made: Path, proto: str, kind: str) -> None:
     name = f"{proto}{kind}"

@@ -28,7 +28,7 @@ def holders(tmp_path: Path, ledger: Ledger) -> Holders:
 
 def give(ledger: Ledger, *ids: str, group: str) -> None:
     given = AllocatedGPU(uuid="GPU-1", bdf="0000:10:00.0", minor=0, slot=ids[0], group=group)
-    ledger.record_gpus(MEMORY, {DeviceId(device_id): given for device_id in ids})
+    ledger.record(MEMORY, {DeviceId(device_id): given for device_id in ids})
 
 
 def row(*ids: str, name: str = "", uid: str = "", container: str = "main") -> PodDevices:

@@ -97,7 +97,7 @@ def test_allocations_of_other_resources_use_the_gpu_too(pool: SharePool) -> None
     given = AllocatedGPU(
         uuid=gpu_uuid(0), bdf="0000:10:00.0", minor=0, memory_bytes=30 * GIB, compute_share=0.5
     )
-    pool.ledger.record_gpus("other/resource", {DeviceId("x"): given})
+    pool.ledger.record("other/resource", {DeviceId("x"): given})
     expected = Share(80 * GIB - 256 * MIB - 30 * GIB, 50)
     assert pool.free() == {"0000:10:00.0": expected}
 

@@ -39,19 +39,9 @@ def hca(*ports: Port) -> HCA:
         vendor="15b3",
         device="1021",
         driver="mlx5_core",
-        pf="",
-        pf_netdevs=(),
-        index=None,
-        aux_type="",
         numa=0,
-        acpi_index="",
-        netdevs=(),
-        link_types=(),
         rdma=(rdma,),
         rdma_names=("mlx5_0",),
-        iommu_group="",
-        software=False,
-        num_vfs=0,
     )
 
 

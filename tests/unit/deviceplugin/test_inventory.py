@@ -41,49 +41,31 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[Paths]:
 def test_nothing_differs_until_something_changes(paths: Paths) -> None:
     seen = Inventory(paths)
     seen.look()
-    assert not seen.differs(event=True)
+    assert not seen.differs()
     down(paths)
-    assert seen.differs(event=True)
+    assert seen.differs()
     seen.look()
-    assert not seen.differs(event=True)
+    assert not seen.differs()
 
 
-def test_port_with_a_carrier_is_read_only_when_something_was_told(paths: Paths) -> None:
-    Tree(paths.sys, paths).write("class/net/ib0/carrier", "1")
+def test_rates_are_read_only_when_they_are_compared(paths: Paths) -> None:
+    """A failed lane changes neither carrier nor state."""
     seen = Inventory(paths)
     seen.look()
-    down(paths)
-    assert not seen.differs(event=False)
-    assert seen.differs(event=True)
-    Tree(paths.sys, paths).write("class/net/ib0/carrier", "0")
-    assert seen.differs(event=False)
-
-
-@pytest.mark.parametrize(
-    ("attribute", "text"), [("state", "2: INIT"), ("rate", "100 Gb/sec (1X NDR)")]
-)
-def test_all_of_every_port_is_read_when_ports_are_compared(
-    paths: Paths, attribute: str, text: str
-) -> None:
-    """A carrier stays through both."""
-    Tree(paths.sys, paths).write("class/net/ib0/carrier", "1")
-    seen = Inventory(paths)
+    Tree(paths.sys, paths).write("class/infiniband/mlx5_0/ports/1/rate", "100 Gb/sec (1X NDR)")
+    assert not seen.differs()
+    assert seen.differs(rates=True)
     seen.look()
-    assert not seen.differs(event=False, ports=True)
-    Tree(paths.sys, paths).write(f"class/infiniband/mlx5_0/ports/1/{attribute}", text)
-    assert not seen.differs(event=False)
-    assert seen.differs(event=False, ports=True)
-    seen.look()
-    assert not seen.differs(event=False, ports=True)
+    assert not seen.differs(rates=True)
 
 
 def test_interface_of_a_pod_is_no_change_but_one_of_the_hardware_is(paths: Paths) -> None:
     seen = Inventory(paths)
     seen.look()
     Tree(paths.sys, paths).netdev("", "veth0")
-    assert not seen.differs(event=True)
+    assert not seen.differs()
     Tree(paths.sys, paths).netdev(FIRST, "ib9")
-    assert seen.differs(event=True)
+    assert seen.differs()
 
 
 def test_allocation_that_looks_keeps_no_change_to_itself(paths: Paths) -> None:
@@ -94,22 +76,19 @@ def test_allocation_that_looks_keeps_no_change_to_itself(paths: Paths) -> None:
     (found,) = seen.current([FIRST]).values()
     assert found.rdma[0].uverbs is not None
     assert found.rdma[0].uverbs.minor == 250
-    assert seen.differs(event=False)
+    assert seen.differs()
     seen.look()
-    assert not seen.differs(event=False)
+    assert not seen.differs()
 
 
-@pytest.mark.parametrize("mad", [False, True])
-def test_numbers_of_mad_devices_are_of_now_for_who_gives_them_away(
-    paths: Paths, looks: list[Paths], mad: bool
-) -> None:
+def test_numbers_of_mad_devices_are_those_of_now(paths: Paths, looks: list[Paths]) -> None:
     seen = Inventory(paths)
     seen.look()
     Tree(paths.sys, paths).write("class/infiniband_mad/umad0/dev", "231:250")
-    umad = seen.current([FIRST], mad=mad)[FIRST].rdma[0].ports[0].umad
+    umad = seen.current([FIRST])[FIRST].rdma[0].ports[0].umad
     assert umad is not None
-    assert umad.minor == (250 if mad else 0)
-    assert len(looks) == 1 + mad
+    assert umad.minor == 250
+    assert len(looks) == 2
 
 
 def test_rdma_device_that_is_back_from_a_pod_is_seen_at_once(paths: Paths) -> None:

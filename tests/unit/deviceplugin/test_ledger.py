@@ -58,7 +58,7 @@ def aged(paths: Paths, seconds: float) -> None:
     then = (datetime.now(UTC) - timedelta(seconds=seconds)).isoformat()
     found = checkpoint.read(paths)
     entries = [msgspec.structs.replace(allocation, time=then) for allocation in found.allocations]
-    checkpoint.write(paths, found.resources, [checkpoint.encode(entry) for entry in entries])
+    checkpoint.write(paths, [checkpoint.encode(entry) for entry in entries], found.offered)
 
 
 def test_readers_do_not_wait_for_the_disk(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,14 +71,14 @@ def test_every_token_of_a_pod_stands_for_every_hca(holding: Holding) -> None:
 def test_id_of_ours_that_is_not_written_down_yet_is_no_answer(holding: Holding) -> None:
     """After a damaged checkpoint was set aside, until the device plugin has asked the kubelet."""
     holding.give(POD, {A: [A]})
-    checkpoint.write(holding.paths, [HCA], [])
+    checkpoint.write(holding.paths, [], {HCA: []})
     with pytest.raises(Unknown, match=f"pod {POD} holds {A} of rdma/hca, which .* does not have"):
         pod_devices.given_to(holding.paths, POD)
     holding.kubelets_checkpoint.unlink()
     with pytest.raises(Unknown, match="cannot tell which HCAs"):
         pod_devices.given_to(holding.paths, POD)
     holding.write()
-    checkpoint.write(holding.paths, ["rdma/another"], [])
+    checkpoint.write(holding.paths, [], {"rdma/another": []})
     assert pod_devices.given_to(holding.paths, POD).ids == {A}
 
 
@@ -92,7 +92,7 @@ def test_id_of_which_nothing_tells_the_hca_is_no_answer(holding: Holding) -> Non
         time="2026-11-21T19:12:56Z",
         boot_id="this boot",
     )
-    checkpoint.write(holding.paths, [HCA], [checkpoint.encode(unknown)])
+    checkpoint.write(holding.paths, [checkpoint.encode(unknown)], {HCA: []})
     with pytest.raises(Unknown, match=r"holds 17 of rdma/hca, .*: delete the pod") as caught:
         pod_devices.given_to(holding.paths, POD)
     assert "try again" not in str(caught.value)
@@ -108,7 +108,7 @@ def test_kubelet_is_not_asked_while_no_pod_holds_anything_and_nothing_depends_on
         return []
 
     monkeypatch.setattr(records, "of_pod", of_pod)
-    checkpoint.write(holding.paths, [HCA], [])
+    checkpoint.write(holding.paths, [], {HCA: []})
     assert pod_devices.given_to(holding.paths, POD, needed=False).hcas == ()
     assert asked == []
     pod_devices.given_to(holding.paths, POD)

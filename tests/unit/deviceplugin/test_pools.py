@@ -17,7 +17,7 @@ from deviceplugin.pools.config import (
     PoolConfig,
 )
 from deviceplugin.pools.formats import parse
-from deviceplugin.pools.pool import Pool, Slot, left_out, pools, used_netdevs
+from deviceplugin.pools.pool import Pool, Slot, pools, used_netdevs
 from host.discovery import HCA
 from host.selectors import Selector
 from tests.unit.deviceplugin.cards import card, port, rdma, rxe, sf, vf
@@ -115,7 +115,9 @@ def test_the_first_pool_that_selects_an_hca_has_it() -> None:
     made = pools(config(first, rest), [A, B])
     assert [[hca.id for hca in pool.hcas] for pool in made] == [[B.id], [A.id]]
     assert [
-        (left.resource, left.hca, left.why) for left in left_out(config(first, rest), [A, B])
+        (pool.config.resource, hca_id, why)
+        for pool in pools(config(first, rest), [A, B])
+        for hca_id, why in pool.left.items()
     ] == [
         ("a/first", A.id, f"address is {A.id}, not one of {B.id}"),
         ("a/rest", B.id, "pool a/first has it"),
@@ -137,7 +139,11 @@ def test_what_is_held_stays_in_its_pool_when_selectors_change() -> None:
     kept = {"a/then": frozenset((B.id,)), "a/removed": frozenset((VF0.id,))}
     made = pools(config(now, then), [A, gone, VF0], kept)
     assert [[hca.id for hca in pool.hcas] for pool in made] == [[A.id], [B.id]]
-    why = {(left.resource, left.hca): left.why for left in left_out(config(now), [VF0], kept)}
+    why = {
+        (pool.config.resource, hca_id): why
+        for pool in pools(config(now), [VF0], kept)
+        for hca_id, why in pool.left.items()
+    }
     assert why == {("a/now", VF0.id): "pool a/removed has it"}
 
 
@@ -319,7 +325,12 @@ def test_without_overlap_no_hca_is_in_two_pools(
     made = pools(config(*several), found)
     taken = [hca.id for pool in made for hca in pool.hcas]
     assert len(taken) == len(set(taken))
-    left = {(left.resource, left.hca) for left in left_out(config(*several), found) if left.why}
+    left = {
+        (pool.config.resource, hca_id)
+        for pool in pools(config(*several), found)
+        for hca_id, why in pool.left.items()
+        if why
+    }
     assert len(left) + len(taken) == len(found) * len(several)
     for pool in made:
         known = [slot.id for slot in pool.slots]

@@ -8,9 +8,10 @@ from base import files
 from gpu.group_limits import GroupError, Limit
 from gpu.groups import GroupFiles, Groups
 from gpu.limits_file import GpuEntry
+from gpu.rooms import TmpfsRooms
 
 
-class PlainRooms:
+class PlainRooms(TmpfsRooms):
     """Regions that are plain files, for tests that make no mounts."""
 
     def put(self, path: Path, content: bytes) -> None:

@@ -18,6 +18,7 @@ from cni.spec.result import Result
 from ipam.addresses import parse, parse_interface
 from ipam.plugin import AddressPlugin
 from ipam.ranges import Range, RangeSet, of_network
+from ipam.scope import Stores
 from ipam.sqlite_store import SqliteStore
 from ipam.store import Owner, Reservation
 from ipam.store_files import StoreFiles
@@ -58,7 +59,7 @@ class Calls:
     @property
     def plugin(self) -> AddressPlugin:
         """A new one for each call, as for each process."""
-        return AddressPlugin.on_node(self.files, lambda: self.boot, self.policy_source)
+        return AddressPlugin(Stores(self.files), lambda: self.boot, self.policy_source)
 
     @property
     def store(self) -> SqliteStore:
@@ -67,9 +68,7 @@ class Calls:
 
     def add(self, ipam: Json, container_id: str = "c1", **how: Unpack[How]) -> Result:
         """ADD; the result."""
-        result = self.plugin.add(request("ADD", ipam, container_id, **how))
-        assert isinstance(result, Result)
-        return result
+        return self.plugin.reserve(request("ADD", ipam, container_id, **how))[0]
 
     def addresses(self, ipam: Json, container_id: str = "c1", **how: Unpack[How]) -> list[str]:
         """ADD; the addresses of the result with their prefixes."""

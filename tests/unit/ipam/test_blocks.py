@@ -13,7 +13,7 @@ from ipam import fsck
 from ipam.addresses import Interval, parse
 from ipam.blocks import Instance, LeasedBlock
 from ipam.database import DATABASE
-from ipam.in_use import NodeFacts
+from ipam.fsck import NodeFacts
 from ipam.schema import VERSION
 from ipam.sqlite_store import SqliteStore
 from ipam.store_files import StoreFiles
@@ -100,7 +100,7 @@ def test_a_block_is_confirmed_for_max_offline_of_its_boot(
 
 @pytest.mark.parametrize(
     "damage",
-    ["UPDATE block SET kept_out = 'x'", "UPDATE block SET first = 'x'", "DROP TABLE block"],
+    ["UPDATE block SET content = 'x'", "UPDATE block SET first = 'x'", "DROP TABLE block"],
 )
 def test_a_row_that_cannot_be_read_is_damage_to_fsck(directory: Path, damage: str) -> None:
     with closing(sqlite3.connect(directory / DATABASE)) as database:
@@ -115,7 +115,7 @@ def test_a_row_that_cannot_be_read_is_damage_to_fsck(directory: Path, damage: st
 def test_a_store_built_again_has_its_identity_and_no_block(directory: Path) -> None:
     """The API server knows the blocks; what a damaged row says of one counts for nothing."""
     with closing(sqlite3.connect(directory / DATABASE)) as database:
-        database.execute("UPDATE block SET kept_out = 'x' WHERE name = ?", (block(0).name,))
+        database.execute("UPDATE block SET content = 'x' WHERE name = ?", (block(0).name,))
         database.commit()
     fsck.rebuild(directory, lambda line: None)
     assert leases(directory) == (INSTANCE, [])

@@ -19,7 +19,7 @@ import pytest
 from cni.spec.errors import CNIError, Code
 from ipam import fsck, store_files
 from ipam.database import DATABASE, WAL
-from ipam.in_use import LivingAddress, NodeFacts
+from ipam.fsck import LivingAddress, NodeFacts
 from ipam.sqlite_store import SqliteStore
 from ipam.store import Reservation
 from ipam.store_files import StoreFiles

@@ -92,3 +92,13 @@ def test_lock_that_cannot_be_made_is_an_error(node: Calls, memory_path: Path) ->
     error = error_of(lambda: executable.delete(request("DEL", POOL, "c1")))
     assert error.code == Code.IO_FAILURE
     assert str(memory_path / "lock") in error.message
+
+
+def test_other_main_plugins_cannot_have_each_address_probed(
+    node: Calls, executable: IpamExecutable
+) -> None:
+    asked = request("ADD", {**POOL, "probe": "always"}, "c1")
+    error = error_of(lambda: executable.add(asked))
+    assert error.code == Code.INVALID_CONFIG
+    assert '"ipam.probe": only the plugins ipoib and sriov' in error.message
+    assert node.held() == {}

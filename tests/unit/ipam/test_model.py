@@ -39,6 +39,7 @@ class Model:
 
     def __init__(self) -> None:
         self.held: dict[tuple[str, int], Held] = {}
+        self.before = self.held  # what an undo leads back to
         self.boot = BOOTS[0]
 
     def reserve(self, owner: Owner, sets: list[RangeSet], segment: str) -> list[int] | Code:
@@ -46,6 +47,21 @@ class Model:
         own = {key: held for key, held in self.held.items() if held.attachment == owner.attachment}
         if any(held.boot == self.boot for held in own.values()):
             return Code.ALREADY_ATTACHED
+        chosen = self._chosen(owner, sets, segment)
+        if chosen is None:  # what earlier boots left gives way, all of it
+            self.held = {key: held for key, held in self.held.items() if held.boot == self.boot}
+            chosen = self._chosen(owner, sets, segment)
+        if chosen is None:
+            return Code.NO_FREE_ADDRESS
+        self.before = dict(self.held)
+        for index, ranges in enumerate(sets):
+            range_ = ranges.ranges[0]
+            self.held[(range_.domain, chosen[index])] = Held(
+                owner.attachment, owner.pod.name, self.boot, str(range_.network), segment
+            )
+        return [chosen[index] for index in range(len(sets))]
+
+    def _chosen(self, owner: Owner, sets: list[RangeSet], segment: str) -> dict[int, int] | None:
         chosen: dict[int, int] = {}
         for index, ranges in enumerate(sets):
             kept = self._kept(owner, ranges.ranges[0], set(chosen.values()), segment)
@@ -55,14 +71,9 @@ class Model:
             if index not in chosen:
                 found = self._found(ranges.ranges[0], set(chosen.values()), segment)
                 if found is None:
-                    return Code.NO_FREE_ADDRESS
+                    return None
                 chosen[index] = found
-        for index, ranges in enumerate(sets):
-            range_ = ranges.ranges[0]
-            self.held[(range_.domain, chosen[index])] = Held(
-                owner.attachment, owner.pod.name, self.boot, str(range_.network), segment
-            )
-        return [chosen[index] for index in range(len(sets))]
+        return chosen
 
     def _elsewhere(self, range_: Range, segment: str, *, alive: bool) -> set[int]:
         """What other domains hold on the segment; only of this boot, if `alive`."""
@@ -87,25 +98,14 @@ class Model:
         return min(candidates)[2] if candidates else None
 
     def _found(self, range_: Range, used: set[int], segment: str) -> int | None:
-        every = self._elsewhere(range_, segment, alive=False)
-        alive = self._elsewhere(range_, segment, alive=True)
-        allowed = [
-            address
-            for address in range(range_.first, range_.last + 1)
-            if range_.allows(address) and address not in used
-        ]
-        free = [address for address in allowed if (range_.domain, address) not in self.held]
-        stale = [
+        used = used | self._elsewhere(range_, segment, alive=False)
+        allowed = filter(range_.allows, range(range_.first, range_.last + 1))
+        free = (
             address
             for address in allowed
-            if address not in free and self.held[(range_.domain, address)].boot != self.boot
-        ]
-        candidates = [
-            *(address for address in free if address not in every),
-            *(address for address in stale if address not in alive),
-            *(address for address in free if address not in alive),
-        ]
-        return candidates[0] if candidates else None
+            if address not in used and (range_.domain, address) not in self.held
+        )
+        return next(free, None)
 
     def forget(self, dead: set[Attachment]) -> None:
         """Free what these attachments hold."""
@@ -228,8 +228,8 @@ def play(step: tuple, pool: list[Range], model: Model, store: SqliteStore) -> No
     if verb in ("add", "undo"):
         owner, picks, segment = values
         sets = [RangeSet((pool[pick],)) for pick in picks]
-        before = dict(model.held)
         expected = model.reserve(owner, sets, segment)
+        before = model.before
         try:
             grant = store.reserve(owner, sets, segment=segment)
         except CNIError as error:

@@ -182,12 +182,6 @@ def test_a_failed_range_leaves_nothing_of_the_others_reserved(node: Calls) -> No
     assert node.held() == {"10.0.0.1": "c1", "10.0.0.2": "c2"}
 
 
-def test_other_main_plugins_cannot_have_each_address_probed(node: Calls) -> None:
-    error = error_of(lambda: node.add({**POOL, "probe": "always"}))
-    assert error.code == Code.INVALID_CONFIG
-    assert '"ipam.probe": only the plugins ipoib and sriov' in error.message
-
-
 def test_the_gateway_of_a_fixed_address_is_never_handed_out(node: Calls) -> None:
     fixed = {"addresses": [{"address": "10.9.0.1/24", "gateway": "10.0.0.1"}]}
     assert node.addresses({**TINY, **fixed}) == ["10.0.0.2/30", "10.9.0.1/24"]

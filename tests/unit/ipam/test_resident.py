@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from cni.spec.errors import Code
-from ipam import fsck, store_files
-from ipam.database import WAL
+from ipam import database, fsck, store_files
+from ipam.database import DATABASE, WAL
 from ipam.snapshot import LOCK, LOCK_TIMEOUT
 from ipam.sqlite_store import SqliteStore
 from ipam.store_files import StoreFiles, open_store
@@ -67,24 +67,6 @@ def test_close_writes_the_wal_back(memory_path: Path) -> None:
     assert {path.name for path in memory_path.iterdir()} == {"lock", "reservations.db"}
 
 
-def test_a_wal_that_cannot_be_written_back_is_reported_and_the_call_succeeds(
-    memory_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(self: Tables) -> bool:
-        raise OSError(28, "No space left on device")
-
-    SqliteStore(memory_path, BOOT).reserve(owner("c0"), SETS)
-    monkeypatch.setattr(store_files, "_LARGE_WAL", 0)
-    monkeypatch.setattr(store_files, "_LOOK_AT_WAL", 1)
-    monkeypatch.setattr(Tables, "checkpoint", refuse)
-    reports: list[str] = []
-    with closing(StoreFiles(memory_path, report=reports.append)) as kept:
-        SqliteStore(kept, BOOT).reserve(owner("c1"), SETS)
-        assert "its WAL was not written back" in reports[0]
-        held = SqliteStore(kept, BOOT).reservations()
-        assert [each.container_id for each in held] == ["c0", "c1"]
-
-
 def test_nothing_is_kept_after_close(kept: StoreFiles, store: SqliteStore) -> None:
     store.reserve(owner("c1"), SETS)
     kept.close()
@@ -106,41 +88,11 @@ def test_an_error_closes_the_files_and_the_next_call_opens_them_again(store: Sql
 def test_a_large_wal_is_written_back_and_the_files_stay_open(
     store: SqliteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store_files, "_LARGE_WAL", 200_000)
-    monkeypatch.setattr(store_files, "_LOOK_AT_WAL", 1)
-    sizes = []
+    monkeypatch.setattr(database, "_MOST_PAGES", 50)
     for number in range(60):
         store.reserve(owner(f"c{number}"), SETS)
-        sizes.append((store.directory / WAL).stat().st_size)
-    assert max(sizes) < 300_000
-    assert 0 in sizes
-
-
-def test_a_wal_is_written_back_before_a_call_has_to_where_somebody_tends_the_store(
-    kept: StoreFiles, store: SqliteStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(store_files, "_LARGE_WAL", 200_000)
-    monkeypatch.setattr(store_files, "_LOOK_AT_WAL", 4)
-    checkpoints = 0
-    checkpoint = Tables.checkpoint
-
-    def counted(tables: Tables) -> bool:
-        nonlocal checkpoints
-        checkpoints += 1
-        return checkpoint(tables)
-
-    monkeypatch.setattr(Tables, "checkpoint", counted)
-    tended = 0
-    for number in range(60):
-        before = checkpoints
-        kept.tend()
-        tended += checkpoints - before
-        store.reserve(owner(f"c{number}"), SETS)
-    assert checkpoints == tended > 1
-    while checkpoints == tended:  # no thread tends it now
-        number += 1
-        store.reserve(owner(f"c{number}"), SETS)
-        assert (store.directory / WAL).stat().st_size < 600_000
+        assert (store.directory / WAL).stat().st_size < 400_000
+    assert (store.directory / DATABASE).stat().st_size > 50 * 60
     assert is_kept(store.directory)
 
 
@@ -156,7 +108,6 @@ def test_who_reads_holds_up_nobody_and_sees_one_moment(memory_path: Path, others
             assert tables is not None
             store.reserve(owner("c2"), SETS)
             store.release(owner("c1").attachment)
-            kept.tend()
             assert [held.container_id for held in tables.all()] == ["c1"]
         assert [held.container_id for held in store.reservations()] == ["c2"]
     assert fsck.check(memory_path, print)
@@ -166,14 +117,16 @@ def test_who_reads_holds_up_nobody_and_sees_one_moment(memory_path: Path, others
 def test_a_reader_keeps_the_wal_and_a_call_does_not_wait_for_it(
     kept: StoreFiles, store: SqliteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store_files, "_LARGE_WAL", 0)
-    monkeypatch.setattr(store_files, "_LOOK_AT_WAL", 1)
-    store.reserve(owner("c1"), SETS)
+    def size_after(holder: str) -> int:
+        store.reserve(owner(holder), SETS)
+        return (store.directory / WAL).stat().st_size
+
+    monkeypatch.setattr(database, "_MOST_PAGES", 1)
+    size_after("c1")
     with StoreFiles(store.directory, kept=False).snapshot():
-        store.reserve(owner("c2"), SETS)
-        assert (store.directory / WAL).stat().st_size > 0
-    store.reserve(owner("c3"), SETS)
-    assert (store.directory / WAL).stat().st_size == 0
+        sizes = [size_after(f"c{number}") for number in range(2, 9)]
+        assert sizes[0] < sizes[-1]
+    assert size_after("c9") == size_after("c10")  # it begins at the front again
 
 
 def test_a_reader_makes_no_store(memory_path: Path) -> None:

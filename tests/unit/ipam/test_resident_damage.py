@@ -15,7 +15,7 @@ import pytest
 from cni.spec.errors import CNIError, Code
 from ipam import fsck, store_files
 from ipam.database import DATABASE, WAL
-from ipam.in_use import NodeFacts
+from ipam.fsck import NodeFacts
 from ipam.snapshot import LOCK
 from ipam.sqlite_store import SqliteStore
 from ipam.store import Reservation

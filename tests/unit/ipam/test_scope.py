@@ -28,7 +28,10 @@ def node(server: FakeApi, memory_path: Path) -> ClusterNode:
 
 def test_a_file_says_the_scope_and_none_is_node(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
-    source = scope.on_node(path, StoreFiles(tmp_path / "ipam", kept=False))
+
+    def source() -> str:
+        return scope.settings(path).scope
+
     assert source() == "node"
     path.write_text("ipam:\n  scope: cluster\npolicy: {}\n")
     assert source() == "cluster"
@@ -37,25 +40,6 @@ def test_a_file_says_the_scope_and_none_is_node(tmp_path: Path) -> None:
     assert (error.code, "ipam.scope" in error.message) == (Code.IO_FAILURE, True)
     path.write_text("ipam: {scop: node}\n")
     assert "scope" in error_of(source).message
-
-
-def test_a_node_whose_agent_leases_is_the_cluster_s_where_its_file_says_nothing(
-    tmp_path: Path, server: FakeApi, node: ClusterNode
-) -> None:
-    """An executable beside an agent that reads another file, the chart's."""
-    path = tmp_path / "config.yaml"
-    source = scope.on_node(path, StoreFiles(node.directory, kept=False))
-    assert source() == "node"
-    node.add("p0")
-    assert source() == "cluster"
-    path.write_text("policy: {}\n")
-    assert source() == "cluster"
-    stores = Stores(StoreFiles(node.directory, kept=False), source, clock=node.clock)
-    executable = AddressPlugin(stores, lambda: node.boot)
-    error = error_of(lambda: executable.add(request("ADD", {"range": RANGE}, "p1-1", pod="p1")))
-    assert error.code == Code.TRY_AGAIN
-    path.write_text("ipam: {scope: node}\n")
-    assert source() == "node"
 
 
 def test_a_definition_overrides_the_node(server: FakeApi, node: ClusterNode) -> None:
@@ -102,7 +86,7 @@ def test_without_the_agent_adds_of_the_cluster_are_11_and_dels_work(
     node.api.calls.clear()
     stores = Stores(StoreFiles(node.directory, kept=False), lambda: "cluster", clock=node.clock)
     plugin = AddressPlugin(stores, lambda: node.boot)
-    error = error_of(lambda: plugin.add(request("ADD", {"range": RANGE}, "p1-1", pod="p1")))
+    error = error_of(lambda: plugin.reserve(request("ADD", {"range": RANGE}, "p1-1", pod="p1")))
     assert (error.code, "only podfabric's agent" in error.message) == (Code.TRY_AGAIN, True)
     status = error_of(lambda: plugin.status(request("STATUS", {"range": RANGE}, "")))
     assert status.code == Code.UNAVAILABLE

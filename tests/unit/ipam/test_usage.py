@@ -72,13 +72,13 @@ def test_ranges_are_known_by_reservations_until_an_add_shows_their_bounds(node: 
     }
     assert used(*plugin.usage()) == {("", "10.0.0.0/24"): (2, 252), **others}
     narrow = {**POOL, "range": "10.0.0.8-10.0.0.17/24", "exclude": ["10.0.0.10-10.0.0.11"]}
-    plugin.add(request("ADD", narrow, "new"))
+    plugin.reserve(request("ADD", narrow, "new"))
     assert used(*plugin.usage()) == {("", "10.0.0.8-10.0.0.17/24"): (2, 6), **others}
 
 
 def test_a_range_is_known_though_it_has_no_address_left(node: Calls) -> None:
     plugin = node.plugin
-    plugin.add(request("ADD", {"range": "10.0.0.0/30", "gateway": "10.0.0.1"}, "c1"))
+    plugin.reserve(request("ADD", {"range": "10.0.0.0/30", "gateway": "10.0.0.1"}, "c1"))
     assert used(*plugin.usage()) == {("", "10.0.0.0/30"): (1, 0)}
     plugin.delete(request("DEL", None, "c1"))
     assert used(*plugin.usage()) == {("", "10.0.0.0/30"): (0, 1)}
@@ -99,11 +99,11 @@ def test_addresses_of_an_earlier_boot_and_of_other_ranges_of_the_domain_are_used
 
 def test_nothing_is_counted_again_while_nothing_changes(node: Calls) -> None:
     plugin = node.plugin
-    plugin.add(request("ADD", POOL, "c1"))
+    plugin.reserve(request("ADD", POOL, "c1"))
     first = plugin.usage()
     with mock.patch.object(Tables, "ranges", side_effect=AssertionError):
         assert plugin.usage() == first
-    plugin.add(request("ADD", POOL, "c2"))
+    plugin.reserve(request("ADD", POOL, "c2"))
     assert used(*plugin.usage()) == {("", "10.0.0.0/24"): (2, 251)}
 
 
@@ -132,9 +132,9 @@ def test_a_range_without_a_reservation_that_no_add_names_any_more_vanishes(
     node: Calls, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plugin = node.plugin
-    plugin.add(request("ADD", POOL, "c1"))
-    plugin.add(request("ADD", {"range": "10.7.0.8-10.7.0.15/24"}, "c2"))
-    plugin.add(request("ADD", {"range": "10.8.0.0/24"}, "c3"))
+    plugin.reserve(request("ADD", POOL, "c1"))
+    plugin.reserve(request("ADD", {"range": "10.7.0.8-10.7.0.15/24"}, "c2"))
+    plugin.reserve(request("ADD", {"range": "10.8.0.0/24"}, "c3"))
     plugin.delete(request("DEL", None, "c1"))
     shown = {("", "10.0.0.0/24"), ("", "10.7.0.8-10.7.0.15/24"), ("", "10.8.0.0/24")}
     assert set(used(*plugin.usage())) == shown
@@ -144,7 +144,7 @@ def test_a_range_without_a_reservation_that_no_add_names_any_more_vanishes(
     plugin.delete(request("DEL", None, "c3"))
     plugin.usage()
     assert plugin.usage() == []
-    plugin.add(request("ADD", POOL, "c1"))
+    plugin.reserve(request("ADD", POOL, "c1"))
     assert set(used(*plugin.usage())) == {("", "10.0.0.0/24")}
 
 

@@ -12,7 +12,7 @@ from cni.policy import document, values
 from cni.policy.document import rules_of
 from cni.sriov.options import KNOWN as SRIOV
 from cni.sriov.options import _SriovRuntimeConfig
-from ipam.nv_ipam.options import _PodWishes, _PoolNames, _RuntimeWishes
+from ipam.nv_ipam.options import _PodWishes, _PoolNames
 from ipam.options import ArgumentIPs, IpamKeys, RuntimeIPs
 from tests.runtime import CHECKOUT
 
@@ -35,9 +35,7 @@ OPTIONS = {
     "podfabric-ipam": written(IpamKeys)
     | written(RuntimeIPs, "runtimeConfig.")
     | written(ArgumentIPs, "args.cni."),
-    "nv-ipam": written(_PoolNames)
-    | written(_PodWishes, "args.cni.")
-    | written(_RuntimeWishes, "runtimeConfig."),
+    "nv-ipam": written(_PoolNames) | written(_PodWishes, "args.cni.") | {"runtimeConfig.ips"},
 }
 
 

@@ -154,10 +154,10 @@ def test_driver_that_appears_later_is_offered_within_ten_seconds_without_a_resta
     rounds: list[tuple[float, int]] = []  # how long it waits, and the ids that are listed then
     wait = DevicePlugin._wait
 
-    def waiting(plugin: DevicePlugin, seconds: float) -> bool:
+    def waiting(plugin: DevicePlugin, seconds: float) -> None:
         service = plugin._gpus.services[RESOURCE]
         rounds.append((seconds, len(service.listing())))
-        return wait(plugin, seconds)
+        wait(plugin, seconds)
 
     monkeypatch.setattr(DevicePlugin, "_wait", waiting)
     node = Node(paths, pool())

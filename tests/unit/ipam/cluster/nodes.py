@@ -7,7 +7,6 @@ from typing import Any
 
 import msgspec
 
-from cni.spec.result import Result
 from ipam.cluster import geometry
 from ipam.cluster.attempts import Attempts
 from ipam.cluster.lessee import Lessee
@@ -152,8 +151,7 @@ class ClusterNode:
         """ADD for a new sandbox of the pod; its addresses."""
         container = how.pop("container", f"{pod}-1")
         asked = request("ADD", ipam or {"range": RANGE}, container, pod=pod, **how)
-        result = self.plugin.add(asked)
-        assert isinstance(result, Result)
+        result = self.plugin.reserve(asked)[0]
         return [ip.address.partition("/")[0] for ip in result.ips]
 
     def delete(self, pod: str, container: str = "", ipam: Json | None = None) -> None:

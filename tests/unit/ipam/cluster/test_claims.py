@@ -9,8 +9,8 @@ from msgspec.structs import replace
 from cni.policy import rules
 from cni.spec.errors import Code
 from ipam.addresses import parse, text
+from ipam.blocks import boottime
 from ipam.cluster.objects import AddressBlock, AddressPool, ReclaimSpec
-from ipam.confirmed import boottime
 from ipam.plugin import AddressPlugin
 from ipam.scope import Stores
 from tests.fake_api import FakeApi, Fault
@@ -415,14 +415,14 @@ def test_an_add_whose_addresses_are_passed_over_leases_a_few_blocks_and_no_more(
     link = {"type": "macvlan", "master": "eth9"}
     for number in range(254):
         other = {"range": RANGE, "scope": "node", "network_name": "theirs"}
-        node.plugin.add(request("ADD", other, f"o{number}", config=link, network="theirs"))
+        node.plugin.reserve(request("ADD", other, f"o{number}", config=link, network="theirs"))
     policy = rules.of({"set": {"private_ranges": [True]}}, "config.yaml")
     plugin = AddressPlugin(
         Stores(node.files, lambda: "cluster", node.lessee, clock=node.clock, patience=60.0),
         lambda: node.boot,
         lambda: policy,
     )
-    error = error_of(lambda: plugin.add(request("ADD", {"range": RANGE}, "c", config=link)))
+    error = error_of(lambda: plugin.reserve(request("ADD", {"range": RANGE}, "c", config=link)))
     assert error.code == Code.NO_FREE_ADDRESS
     assert "on this link" in error.message
     assert len(blocks_of(server)) <= 4

@@ -57,7 +57,7 @@ def adding(lessee: Lessee, files: StoreFiles) -> tuple[threading.Thread, list[CN
 
     def add() -> None:
         try:
-            plugin.add(request("ADD", {"range": RANGE}, "c1", pod="p1"))
+            plugin.reserve(request("ADD", {"range": RANGE}, "c1", pod="p1"))
         except CNIError as error:
             errors.append(error)
 

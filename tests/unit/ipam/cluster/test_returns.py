@@ -101,6 +101,21 @@ def test_an_exhausted_pool_gets_every_empty_block_back(server: FakeApi, node: Cl
     assert blocks_of(server) == []
 
 
+def test_a_pool_that_becomes_scarce_gets_a_block_back_that_was_kept(
+    server: FakeApi, node: ClusterNode
+) -> None:
+    fill(node, 1)
+    node.delete("p0")
+    node.steps(4)
+    (pool,) = server.look_at_all(AddressPool).items
+    blocks = replace(pool.status.blocks, total=16, leased=13)
+    server.put(replace(pool, status=replace(pool.status, blocks=blocks)))
+    node.steps(1, 20.0)
+    assert len(blocks_of(server)) == 1  # not looked at yet
+    node.steps(1, 20.0)
+    assert blocks_of(server) == []
+
+
 def test_blocks_of_one_address_go_back_at_once(server: FakeApi, node: ClusterNode) -> None:
     put_pool(server, "10.1.0.0/28", size=1)
     ipam = {"range": "10.1.0.0/28"}
@@ -314,7 +329,7 @@ def test_many_adds_at_once_share_claims(server: FakeApi, memory_path: Path) -> N
         def add(number: int) -> None:
             try:
                 asked = request("ADD", {"range": RANGE}, f"c{number}", pod=f"p{number}")
-                answers.append(plugin.add(asked))
+                answers.append(plugin.reserve(asked)[0])
             except CNIError as error:
                 answers.append(error)
 
@@ -379,7 +394,7 @@ def test_an_add_waits_for_a_slow_api_server_and_then_gives_up(
         )
         asked = request("ADD", {"range": RANGE}, "c0", pod="p0")
         with pytest.raises(CNIError, match="did not answer") as failure:
-            plugin.add(asked)
+            plugin.reserve(asked)
         assert failure.value.code == Code.TRY_AGAIN
         held_up.set()
         until(lambda: lessee.counted().confirmed is not None)
@@ -417,7 +432,7 @@ def test_an_add_waits_for_a_pool_that_is_not_there_yet(memory_path: Path) -> Non
 
         def add(number: int) -> None:
             asked = request("ADD", {"range": RANGE}, f"c{number}", pod=f"p{number}")
-            answers.append(plugin.add(asked))
+            answers.append(plugin.reserve(asked)[0])
 
         threads = [threading.Thread(target=add, args=(number,)) for number in range(4)]
         for thread in threads:

@@ -137,7 +137,6 @@ class NvNode:
             self.name,
             self.boot,
             NAMESPACE,
-            self.directory / "nv-ipam.conf",
             self.daemon_store,
             self.clock,
         )
@@ -175,9 +174,7 @@ class NvNode:
         keys = {"type": "nv-ipam", "poolName": "pool"} | dict(ipam or {})
         container = how.pop("container", f"{pod}-1")
         asked = request("ADD", keys, container, pod=pod, **{"network": NETWORK} | how)
-        result = self.plugin.add(asked)
-        assert isinstance(result, Result)
-        return result
+        return self.plugin.reserve(asked)[0]
 
     def add(self, pod: str, ipam: Mapping[str, object] | None = None, **how: Any) -> list[str]:  # noqa: ANN401
         """ADD; the addresses with their prefixes."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cni.spec.errors import CNIError, Code
-from ipam.importing import UNNAMED, import_all
+from ipam.importing import UNNAMED
 from ipam.nv_ipam.importing import reservations
 from tests.unit.ipam.nv_ipam.nodes import World, checksummed, put_ippool
 
@@ -101,7 +101,7 @@ def test_a_thousand_pods_keep_their_addresses_and_their_deletions_release_them(
     world.settle()
     held = {each.address: each.container_id for each in node.store.reservations()}
     assert len(held) == 1000
-    assert import_all(node.store, reservations(node.daemon_store, BOOT)) == 0
+    assert node.store.load(reservations(node.daemon_store, BOOT)) == 0
     new = {world.add(node, f"new{number}")[0].removesuffix("/16") for number in range(300)}
     assert not new & held.keys()
     # A hundred pods get a new sandbox; then the runtime deletes the old one.

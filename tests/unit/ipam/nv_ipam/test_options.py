@@ -1,46 +1,36 @@
 """nv-ipam's definitions: which pools, and what a pod asks for."""
 
-from pathlib import Path
-
 import pytest
 
 from cni.spec.errors import CNIError, Code
-from ipam.nv_ipam.options import NodeDefaults, NvIpamOptions, node_defaults, read
+from ipam.nv_ipam.options import NvIpamOptions, read
 from tests.unit.ipam.calls import Json, request
-
-PLAIN = NodeDefaults()
 
 
 def options(
     ipam: Json | None = None,
-    defaults: NodeDefaults = PLAIN,
     cni_args: str = "",
     **config: object,
 ) -> NvIpamOptions:
     keys = {"type": "nv-ipam"} | dict(ipam or {})
     asked = request("ADD", keys, "c1", network="net", args=cni_args, config=config)
-    return read(asked.config, asked.arguments, defaults)
+    return read(asked.config, asked.arguments)
 
 
 @pytest.mark.parametrize(
-    ("ipam", "defaults", "pools"),
+    ("ipam", "pools"),
     [
-        ({}, PLAIN, ["ippool/net"]),
-        ({"poolName": "a"}, PLAIN, ["ippool/a"]),
-        ({"poolName": "a,b"}, PLAIN, ["ippool/a", "ippool/b"]),
-        ({"poolName": " a , b,c"}, PLAIN, ["ippool/a", "ippool/b", "ippool/c"]),
-        ({"poolName": "a", "poolType": "CIDRPool"}, PLAIN, ["cidrpool/a"]),
-        ({"poolName": "a, cidrpool/b"}, PLAIN, ["ippool/a", "cidrpool/b"]),
-        ({}, NodeDefaults(poolName="d", poolType="cidrpool"), ["cidrpool/d"]),
-        ({"poolName": "a"}, NodeDefaults(poolName="d", forcePoolName=True), ["ippool/a"]),
-        ({"forcePoolName": False}, NodeDefaults(forcePoolName=True), ["ippool/net"]),
-        ({"poolName": None, "logFile": "/x", "whatever": [1]}, PLAIN, ["ippool/net"]),
+        ({}, ["ippool/net"]),
+        ({"poolName": "a"}, ["ippool/a"]),
+        ({"poolName": "a,b"}, ["ippool/a", "ippool/b"]),
+        ({"poolName": " a , b,c"}, ["ippool/a", "ippool/b", "ippool/c"]),
+        ({"poolName": "a", "poolType": "CIDRPool"}, ["cidrpool/a"]),
+        ({"poolName": "a, cidrpool/b"}, ["ippool/a", "cidrpool/b"]),
+        ({"poolName": None, "logFile": "/x", "whatever": [1]}, ["ippool/net"]),
     ],
 )
-def test_pools_are_named_by_the_definition_the_node_or_the_network(
-    ipam: Json, defaults: NodeDefaults, pools: list[str]
-) -> None:
-    assert list(options(ipam, defaults).pools) == pools
+def test_pools_are_named_by_the_definition_or_the_network(ipam: Json, pools: list[str]) -> None:
+    assert list(options(ipam).pools) == pools
 
 
 def test_the_pods_own_pools_go_first() -> None:
@@ -51,7 +41,7 @@ def test_the_pods_own_pools_go_first() -> None:
 
 def test_empty_args_are_no_error() -> None:
     asked = request("ADD", {"type": "nv-ipam"}, "c1", network="net", config={"args": {}})
-    assert read(asked.config, asked.arguments, NodeDefaults()).pools == ("ippool/net",)
+    assert read(asked.config, asked.arguments).pools == ("ippool/net",)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +70,7 @@ def test_requested_addresses_are_those_of_the_first_way_that_is_used() -> None:
 
 def ways_of(cni_args: str = "", **config: object) -> list[str]:
     """How each requested address was asked for."""
-    return [where for where, _ in options({}, PLAIN, cni_args, **config).requested]
+    return [where for where, _ in options({}, cni_args, **config).requested]
 
 
 @pytest.mark.parametrize(
@@ -98,18 +88,3 @@ def test_requests_that_exclude_each_other_or_are_none(cni: Json, args: str, code
     with pytest.raises(CNIError) as caught:
         options(cni_args=args, args={"cni": cni})
     assert caught.value.code == code
-
-
-def test_the_nodes_file_is_read_again_when_it_changes(tmp_path: Path) -> None:
-    path = tmp_path / "nv-ipam.conf"
-    assert node_defaults(path) == NodeDefaults()
-    path.write_text('{"poolName": null, "forcePoolName": true, "logLevel": "info"}')
-    assert node_defaults(path) == NodeDefaults(forcePoolName=True)
-    path.unlink()
-    path.write_text('{"poolName": "other pool"}')
-    assert node_defaults(path) == NodeDefaults(poolName="other pool")
-    path.unlink()
-    path.write_text("{")
-    with pytest.raises(CNIError, match="mend or remove it") as caught:
-        node_defaults(path)
-    assert caught.value.code == Code.DECODING_FAILURE

@@ -56,10 +56,10 @@ def test_a_pool_outside_of_the_ranges_gives_no_address(memory_path: Path) -> Non
         return AddressPlugin(stores(node), lambda: node.boot, lambda: rules)
 
     call = request("ADD", {"type": "nv-ipam", "poolName": "pool"}, "p-1", pod="p")
-    error = error_of(lambda: plugin(policy(ranges=["10.1.0.0/16"])).add(call))
+    error = error_of(lambda: plugin(policy(ranges=["10.1.0.0/16"])).reserve(call))
     assert isinstance(error, NotAllowed) and '"use.ranges"' in error.message
     assert node.held() == set()
-    plugin(policy(ranges=["10.0.0.0/24"])).add(call)
+    plugin(policy(ranges=["10.0.0.0/24"])).reserve(call)
     assert len(node.held()) == 1
 
 
@@ -101,7 +101,7 @@ def test_the_limit_is_that_of_the_rules_that_have_the_pools_addresses(
 
     def add(number: int) -> None:
         keys = {"type": "nv-ipam", "poolName": pool}
-        plugin.add(request("ADD", keys, "p-1", pod="p", ifname=f"net{number}"))
+        plugin.reserve(request("ADD", keys, "p-1", pod="p", ifname=f"net{number}"))
 
     of_one = len(pool.split(","))
     for number in range(most // of_one):

@@ -14,7 +14,7 @@ from ipam.importing import unnamed
 from ipam.nv_ipam import importing
 from ipam.nv_ipam.pools import (
     ExcludedIndexes,
-    ExcludedRun,
+    NodePart,
 )
 from tests.unit.ipam.nv_ipam.nodes import (
     World,
@@ -88,7 +88,7 @@ def test_exclusions_are_those_of_nv_ipam(world: World) -> None:
         {},
         "10.0.0.0/28",
         per_node_block_size=5,
-        exclusions=(ExcludedRun(start="10.0.0.13", end="10.0.0.20"),),
+        exclusions=(NodePart(start="10.0.0.13", end="10.0.0.20"),),
         per_node_exclusions=(ExcludedIndexes(start_index=0, end_index=1),),
     )
     a = world.node("a")
@@ -236,7 +236,7 @@ def test_an_address_pool_has_what_the_ippool_says_and_keeps_what_others_write(
     [
         {"gateway": "10.1.0.1"},
         {"per_node_block_size": 0},
-        {"exclusions": (ExcludedRun(start="10.0.0.9", end="x"),)},
+        {"exclusions": (NodePart(start="10.0.0.9", end="x"),)},
         {"subnet": "10.0.0.0/33"},
         {
             "subnet": "10.0.0.0/8",

@@ -8,7 +8,7 @@ import pytest
 from cni.spec.errors import CNIError, Code
 from cni.spec.result import Route
 from ipam.cluster.objects import AddressBlock
-from ipam.nv_ipam.pools import ExcludedIndexes, ExcludedRun, NodePart, PoolRoute
+from ipam.nv_ipam.pools import ExcludedIndexes, NodePart, PoolRoute
 from tests.unit.ipam.nv_ipam.nodes import World, daemon_writes, duplicates, own_pool, put_cidrpool
 
 ROUTED = {"poolName": "routed", "poolType": "cidrpool"}
@@ -131,7 +131,7 @@ def test_a_node_keeps_the_prefix_that_nv_ipam_gave_to_it(world: World) -> None:
         "10.8.0.0/27",
         per_node_network_prefix=29,
         gateway_index=1,
-        exclusions=(ExcludedRun(start="10.8.0.24", end="10.8.0.31"),),
+        exclusions=(NodePart(start="10.8.0.24", end="10.8.0.31"),),
     )
     a, b = world.node("a"), world.node("b")
     daemon_writes(a, "10.8.0.18", subnet="10.8.0.16/29", pool="cidrpool/routed")

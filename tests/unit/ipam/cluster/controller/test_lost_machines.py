@@ -12,11 +12,13 @@ import pytest
 from msgspec.structs import replace
 
 from cni.spec.errors import CNIError, Code
+from cni.spec.result import Result
 from ipam.cluster.controller.machines import OUT_OF_SERVICE
 from ipam.cluster.controller.reclaim import TAINTED_FOR, free_powered_off
 from ipam.cluster.lessee import CONFIRM_EVERY
 from ipam.cluster.objects import AddressBlock, StickySpec
 from ipam.cluster.upkeep import ANSWERED_AGAIN
+from ipam.executable import IpamExecutable
 from ipam.store import AddressInUse, Grant
 from tests.unit.ipam.calls import error_of, request
 from tests.unit.ipam.cluster.boundaries import Kill, Killed, armed, disarmed
@@ -298,7 +300,10 @@ def test_pods_of_plugins_that_cannot_probe_get_the_address_and_an_event(
     stack: ExitStack, tmp_path: Path
 ) -> None:
     cluster, node = freed(stack, tmp_path)
-    assert node.add("p1", IPAM) == ["10.64.0.8"]
+    executable = IpamExecutable(node.plugin, tmp_path / "lock")
+    result = executable.add(request("ADD", IPAM, "p1-1", pod="p1"))
+    assert isinstance(result, Result)
+    assert [ip.address for ip in result.ips] == ["10.64.0.8/28"]
     node.steps(2)
     assert [each.reason for each in cluster.api.events] == ["AddressNotProbed"]
 
