@@ -101,17 +101,6 @@ def read_request(header: RequestHeader, body: bytes | memoryview) -> LauncherReq
     )
 
 
-def write_request(request: LauncherRequest) -> bytes:
-    """The bytes that a launcher would send, for tests and for callers in Python."""
-    name = request.name.encode(errors="surrogateescape")
-    environ = b"".join(
-        f"{key}={value}\0".encode(errors="surrogateescape")
-        for key, value in request.environ.items()
-    )
-    lengths = len(name), len(environ), len(request.config), request.stdin_errno
-    return HEADER.pack(REQUEST_MAGIC, *lengths) + name + environ + request.config
-
-
 def write_answer(status: int, exit_code: int, stderr: bytes, stdout: bytes) -> bytes:
     """The bytes of an answer; only the end of a standard error that is too long."""
     stderr = stderr[-MAX_STDERR:]

@@ -226,7 +226,9 @@ def _difference(old: Settings, new: Settings) -> str:
     changes = []
     for key in Settings.__struct_fields__:
         before, after = getattr(old, key), getattr(new, key)
-        if before != after:
+        if before != after and key == PART:
+            changes.append("other rules count")
+        elif before != after:
             later = " (when the agent starts again)" if key in AT_START_ONLY else ""
             changes.append(f"{key} was {before!r}, is {after!r}{later}")
     return "; ".join(changes)

@@ -47,7 +47,7 @@ def add_options(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         parser.add_argument(
             "--cluster", action="store_true", help="of the whole cluster, not of this node's store"
         )
-        add_kubeconfig(parser)
+        _add_kubeconfig(parser)
         parser.set_defaults(in_cluster=form)
     reclaim = commands.add_parser("reclaim", help="free the blocks of a node that is powered off")
     reclaim.add_argument("--node", required=True, help="the name of its Node object")
@@ -57,17 +57,16 @@ def add_options(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         required=True,
         help="you have seen that the machine is off: nothing on it uses an address any more",
     )
-    add_kubeconfig(reclaim)
+    _add_kubeconfig(reclaim)
     reclaim.set_defaults(cluster=True, in_cluster=_reclaim)
 
 
-def add_kubeconfig(parser: argparse.ArgumentParser, when: str = "with --cluster") -> None:
-    """Add `--kubeconfig`, which counts `when`."""
+def _add_kubeconfig(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--kubeconfig",
         type=Path,
         metavar="FILE",
-        help=f"{when}: how to reach the API server; default: $KUBECONFIG, or as a pod",
+        help="with --cluster: how to reach the API server; default: $KUBECONFIG, or as a pod",
     )
 
 

@@ -40,7 +40,7 @@ _NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 class LabelRequirement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What one label must be like, as in a label selector of Kubernetes."""
 
-    key: str
+    key: Annotated[str, msgspec.Meta(min_length=1)]
     operator: Operator
     values: tuple[str, ...] = ()
 

@@ -55,6 +55,6 @@ class CNIError(Exception):
         super().__init__(self.message)
 
 
-def invalid_config(message: str, details: str = "") -> CNIError:
+def invalid_config(message: str) -> CNIError:
     """The error for a configuration that cannot work; `message` names the key."""
-    return CNIError(Code.INVALID_CONFIG, message, details)
+    return CNIError(Code.INVALID_CONFIG, message)

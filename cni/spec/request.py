@@ -21,7 +21,6 @@ from cni.spec.limits import MAX_ARGS
 from cni.spec.result import Result
 
 MAX_CONFIG_BYTES = 16 * 1024 * 1024
-DEFAULT_DELEGATE_DEADLINE = 90.0  # seconds; below kubelet's 2 min for a sandbox
 
 _SECONDS = re.compile("[0-9]{1,12}")
 _CONTAINER_ID = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.\-]*")
@@ -69,7 +68,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     environ: Mapping[str, str] = msgspec.field(default_factory=dict)
     netns_override: bool = False
     netns_descriptor: int | None = None
-    delegate_deadline: float = DEFAULT_DELEGATE_DEADLINE
+    delegate_deadline: float = 90.0  # seconds; below kubelet's 2 min for a sandbox
     unanswered_since: int | None = None
 
     @cached_property
@@ -120,7 +119,6 @@ def read(
         environ=dict(environ),
         netns_override=environ.get("CNI_NETNS_OVERRIDE", "").upper() in ("TRUE", "1"),
         netns_descriptor=netns_descriptor,
-        delegate_deadline=_deadline(environ),
         unanswered_since=_since(environ),
     )
 
@@ -173,22 +171,6 @@ _REQUIRED: tuple[tuple[str, tuple[str, ...], Callable[[str], None] | None], ...]
     ("CNI_IFNAME", _ATTACHMENT, check_interface_name),
     ("CNI_PATH", (*_ATTACHMENT, "GC", "STATUS"), None),
 )
-
-
-def _deadline(environ: Mapping[str, str]) -> float:
-    text = environ.get("PODFABRIC_DELEGATE_DEADLINE", "")
-    if not text:
-        return DEFAULT_DELEGATE_DEADLINE
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds <= 3600:
-        raise CNIError(
-            Code.INVALID_ENVIRONMENT,
-            f'PODFABRIC_DELEGATE_DEADLINE is "{text}": give seconds, more than 0, at most 3600',
-        )
-    return seconds
 
 
 def _since(environ: Mapping[str, str]) -> int | None:

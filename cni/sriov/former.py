@@ -53,7 +53,11 @@ class FormerState(msgspec.Struct, frozen=True):
 
     deviceID: str
     state: _VfState | None = msgspec.field(name="OrigVfState", default=None)  # of sriov-cni
-    mac: str = msgspec.field(name="MAC", default="")  # that the ADD set
+    # What the ADD set.
+    mac: str = msgspec.field(name="MAC", default="")
+    spoofchk: str = ""
+    trust: str = ""
+    link_state: str = ""
     # of ib-sriov-cni
     host_name: str = msgspec.field(name="HostIFNames", default="")
     host_guid: str = msgspec.field(name="HostIFGUID", default="")
@@ -188,7 +192,7 @@ def _record(host: Rtnetlink, paths: Paths, function: Function, former: FormerSta
         pf=function.pf,
         origin=_origin(former, infiniband=infiniband),
         before=_before(now, former) if now is not None else None,
-        applied=now,
+        applied=_applied(now, former) if now is not None else None,
         infiniband=infiniband,
         rdma=unrecorded.rdma_of(paths, function.address),
     )
@@ -225,8 +229,9 @@ def _before(now: VF, former: FormerState) -> VF:
         guid = settings.NO_GUID if guid in NO_GUIDS else guid
         now = msgspec.structs.replace(now, node_guid=guid, port_guid=guid)
     state = former.state
-    if state is None:
-        return now
+    if state is None:  # of ib-sriov-cni, which keeps no link state
+        auto = former.link_state and now.link_state is not None
+        return msgspec.structs.replace(now, link_state="auto") if auto else now
     return msgspec.structs.replace(
         now,
         mac=(state.admin_mac if former.mac else "") or now.mac,
@@ -242,3 +247,11 @@ def _before(now: VF, former: FormerState) -> VF:
         if now.link_state is None
         else dict(enumerate(vfs.LINK_STATES)).get(state.link_state, "auto"),
     )
+
+
+def _applied(now: VF, former: FormerState) -> VF:
+    """The VF now, with what the ADD set and its driver does not report."""
+    written = {"spoofchk": former.spoofchk == "on", "trust": former.trust == "on"}
+    values = {**written, "link_state": former.link_state}
+    hidden = (key for key in values if getattr(former, key) and getattr(now, key) is None)
+    return msgspec.structs.replace(now, **{key: values[key] for key in hidden})

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from agent import framing
 from agent.framing import LauncherRequest
+from tests.frames import write_request
 from tests.host.agent.serving import Reply, read
 from tests.plugins.service import Service
 from tests.waiting import PATIENCE
@@ -47,7 +47,7 @@ class Caller:
         client.settimeout(PATIENCE)
         client.connect(str(self.service.socket))
         request = LauncherRequest(plugin, self.environ(verb, container, more), config)
-        client.sendall(framing.write_request(request))
+        client.sendall(write_request(request))
         return client
 
     def ask(self, plugin: str, verb: str, container: str, config: bytes, **more: str) -> Reply:

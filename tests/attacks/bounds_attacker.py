@@ -8,9 +8,9 @@ import itertools
 import socket
 import sys
 
-from agent import framing
 from agent.framing import LauncherRequest
 from tests.attacks.lists import LISTS
+from tests.frames import write_request
 from tests.host.agent.serving import read
 from tests.unit.spec.hostile import HOSTILE
 
@@ -31,7 +31,7 @@ def _frames() -> list[bytes]:
         (each.plugin, each.of(entries)) for each in LISTS for entries in (each.limit, each.widest)
     ]
     return [
-        framing.write_request(LauncherRequest(plugin, _environ(verb), raw))
+        write_request(LauncherRequest(plugin, _environ(verb), raw))
         for plugin, raw in texts
         for verb in ("ADD", "DEL", "CHECK", "STATUS")
     ]

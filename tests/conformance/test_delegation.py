@@ -26,9 +26,7 @@ def configured(delegate: Delegate, **changes: object) -> dict[str, Any]:
 def test_delegate_gets_our_environment_and_our_bytes(
     node: Node, delegate: Delegate, subject: Subject, command: str
 ) -> None:
-    environ = node.environ(
-        CNI_COMMAND=command, CNI_ARGS="A=b", SURPLUS="x y", PODFABRIC_DELEGATE_DEADLINE="9"
-    )
+    environ = node.environ(CNI_COMMAND=command, CNI_ARGS="A=b", SURPLUS="x y")
     stdin = b" " + encoded(configured(delegate, prevResult={"cniVersion": "1.1.0"})) + b"\n\n"
     if command == "ADD":
         stdin = b" " + encoded(configured(delegate)) + b"\n\n"
@@ -166,7 +164,7 @@ def test_hanging_delegate_is_killed_at_our_deadline(
     node: Node, delegate: Delegate, subject: Subject
 ) -> None:
     delegate.answer("ADD", sleep=600)
-    outcome = node.call(subject, config=configured(delegate), PODFABRIC_DELEGATE_DEADLINE=BRIEF)
+    outcome = node.call(subject, config=configured(delegate), NOOP=f'{{"patience": {BRIEF}}}')
     Err(11, contains=f"{BRIEF} s").met_by(outcome)
     assert delegate.commands == ["ADD", "DEL"]
     until(lambda: not node.processes())
@@ -178,6 +176,6 @@ def test_delegate_that_hangs_while_it_is_undone_is_killed_too(
 ) -> None:
     for command in ("ADD", "DEL"):
         delegate.answer(command, sleep=600)
-    outcome = node.call(subject, config=configured(delegate), PODFABRIC_DELEGATE_DEADLINE="1")
+    outcome = node.call(subject, config=configured(delegate), NOOP='{"patience": 1}')
     Err(11, contains="ADD did not answer").met_by(outcome)
     until(lambda: not node.processes())

@@ -37,6 +37,7 @@ class Script(msgspec.Struct):
     fails: tuple[int, str] | None = None
     raises: str = ""
     result: msgspec.Raw = _NONE
+    patience: float = 90.0  # seconds, with a delegate
 
 
 class Noop:
@@ -56,7 +57,7 @@ class Noop:
             return results.after_previous(previous, Result(), request.cni_version)
         ipam = request.config.ipam
         if ipam.type:
-            return delegate.add(ipam.type, self._delegates, request)
+            return delegate.add(ipam.type, self._delegates, self._patient(request))
         if self._script.result:
             return results.decode(self._script.result, "1.1.0")
         return Result(ips=(IPConfig("10.9.0.1/24"),))
@@ -76,6 +77,9 @@ class Noop:
     def status(self, request: Request) -> None:
         self._act(request)
         self._pass_on(request)
+
+    def _patient(self, request: Request) -> Request:
+        return msgspec.structs.replace(request, delegate_deadline=self._script.patience)
 
     def _act(self, request: Request) -> None:
         script = self._script
@@ -97,4 +101,4 @@ class Noop:
     def _pass_on(self, request: Request) -> None:
         ipam = request.config.ipam
         if ipam.type:
-            delegate.run(ipam.type, self._delegates, request.command, request)
+            delegate.run(ipam.type, self._delegates, request.command, self._patient(request))

@@ -17,6 +17,7 @@ from agent.server import BACKLOG, Server
 from agent.unix_socket import listen
 from agent.workers import Workers
 from base.interrupts import Call, Terminated, serving
+from tests.frames import write_request
 from tests.waiting import PATIENCE
 
 Does = Callable[[LauncherRequest, int | None], bytes]
@@ -97,7 +98,7 @@ def send(
     client: socket.socket, container: str, command: str, config: bytes, fds: Sequence[int] = ()
 ) -> None:
     environ = {"CNI_COMMAND": command, "CNI_CONTAINERID": container}
-    frame = framing.write_request(LauncherRequest("ipoib", environ, config))
+    frame = write_request(LauncherRequest("ipoib", environ, config))
     with suppress(BrokenPipeError, ConnectionResetError):  # it is refused: the answer is there
         if fds:
             sent = socket.send_fds(client, [frame], list(fds))

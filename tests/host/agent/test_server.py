@@ -17,6 +17,7 @@ from agent.framing import ANSWERED, HEADER, LEAVING, REFUSED, REQUEST_MAGIC, Lau
 from agent.server import BACKLOG
 from agent.unix_socket import listen
 from base import interrupts
+from tests.frames import write_request
 from tests.host.agent.serving import Limits, Reply, descriptors, read, send, server
 from tests.waiting import PATIENCE, until
 
@@ -150,7 +151,7 @@ def test_ten_megabytes_of_garbage_and_of_configuration_delay_nobody(
 def test_client_that_sends_nothing_is_let_go_and_holds_up_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    beginning = framing.write_request(LauncherRequest("ipoib", {}, b"{}"))[:5]
+    beginning = write_request(LauncherRequest("ipoib", {}, b"{}"))[:5]
     with server(tmp_path, workers=2) as serving:
         monkeypatch.setattr(server_module, "RECEIVE_TIME", 10 * PATIENCE)
         silent = [serving.connect() for _ in range(20)]

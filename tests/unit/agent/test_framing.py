@@ -21,6 +21,7 @@ from agent.framing import (
     LauncherRequest,
     RequestHeader,
 )
+from tests.frames import write_request
 
 NUMBERS = st.integers(0, 2**32 - 1)
 
@@ -48,7 +49,7 @@ def read(frame: bytes) -> LauncherRequest:
 
 @given(REQUESTS)
 def test_a_request_comes_out_as_it_went_in(request: LauncherRequest) -> None:
-    frame = framing.write_request(request)
+    frame = write_request(request)
     assert framing.read_header(frame[: HEADER.size]).total == len(frame)
     assert read(frame) == request
 

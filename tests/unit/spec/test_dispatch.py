@@ -1,7 +1,5 @@
 """The protocol without a process: what is called, and what is answered."""
 
-import pytest
-
 from base.interrupts import Terminated
 from cni.spec.errors import CNIError, Code
 from tests.unit.spec.spoken import Trivial, call, error
@@ -34,10 +32,3 @@ def test_other_verbs_keep_the_words() -> None:
     assert error(call(plugin=Trivial(CNIError(100, "x not found"))))["msg"] == (
         "[podfabric 100] x not found"
     )
-
-
-@pytest.mark.parametrize("value", ["x", "0", "-1", "nan", "inf", "3601"])
-def test_delegate_deadline_must_be_a_number_of_seconds(value: str) -> None:
-    document = error(call({"PODFABRIC_DELEGATE_DEADLINE": value}))
-    assert document["code"] == Code.INVALID_ENVIRONMENT
-    assert "PODFABRIC_DELEGATE_DEADLINE" in document["msg"]

@@ -12,7 +12,7 @@ from cni.spec.dispatch import answer
 from tests.unit.spec.spoken import CONFIG, ENVIRON, Trivial
 
 COMMANDS = ("ADD", "DEL", "CHECK", "GC", "STATUS", "VERSION", "NOPE", "")
-VARIABLES = (*ENVIRON, "CNI_ARGS", "CNI_NETNS_OVERRIDE", "PODFABRIC_DELEGATE_DEADLINE")
+VARIABLES = (*ENVIRON, "CNI_ARGS", "CNI_NETNS_OVERRIDE")
 
 # What an environment can hold: any bytes but NUL, as the interpreter decodes them.
 values = st.binary(max_size=20).map(lambda raw: os.fsdecode(raw.replace(b"\0", b"")))

@@ -41,14 +41,16 @@ def test_setting_that_the_driver_does_not_report_gets_no_value_from_the_file(
     ethernet: Node,
 ) -> None:
     """Go's netlink takes "not reported" for a value: a VF that must not be trusted would be."""
-    ethernet.vfs[0] = now = vf(0, trust=None, link_state=None, vlan=5)
+    ethernet.vfs[0] = vf(0, trust=None, link_state=None, vlan=5)
     configured = {"trust": "on", "spoofchk": "banana", "link_state": "enable", "vlan": 5}
     entry = _adopted(ethernet, msgspec.json.encode(WRITTEN | configured))
     assert entry is not None
     record = entry.undo_as(DeviceRecord)
     assert record.before is not None and record.applied is not None
     assert (record.before.trust, record.before.link_state) == (None, None)
-    assert (entry.device, record.before.vlan, record.applied) == (VF0, 0, now)
+    applied = record.applied
+    assert (applied.trust, applied.spoofchk, applied.link_state) == (True, True, "enable")
+    assert (entry.device, record.before.vlan, applied.vlan) == (VF0, 0, 5)
 
 
 def test_agent_of_the_chart_finds_and_removes_the_files(ethernet: Node) -> None:
