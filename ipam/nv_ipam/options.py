@@ -21,7 +21,6 @@ TYPE = "nv-ipam"
 KINDS = ("ippool", "cidrpool")
 
 T = TypeVar("T")
-_FEATURES = ("ips", "allocateDefaultGateway", "allocateIPWithIndex")
 
 
 class NvIpamOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,12 +64,12 @@ def read(network: NetworkConfig, arguments: Arguments) -> NvIpamOptions:
     """The options of a call. CNIError 7, or 4 for CNI_ARGS, that names the key."""
     names, wishes, of_runtime = network.derived(_written)
     requested = _requested(of_runtime, wishes.ips, arguments)
-    used = (
-        bool(requested),
-        wishes.allocateDefaultGateway,
-        wishes.allocateIPWithIndex is not None,
-    )
-    named = [key for key, is_used in zip(_FEATURES, used, strict=True) if is_used]
+    used = {
+        "ips": bool(requested),
+        "allocateDefaultGateway": wishes.allocateDefaultGateway,
+        "allocateIPWithIndex": wishes.allocateIPWithIndex is not None,
+    }
+    named = [key for key, is_used in used.items() if is_used]
     if len(named) > 1:
         raise invalid_config(f'"{named[0]}" and "{named[1]}" exclude each other: leave one out')
     return NvIpamOptions(

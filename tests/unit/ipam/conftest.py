@@ -24,11 +24,9 @@ def memory_path() -> Iterator[Path]:
     shutil.rmtree(path)
 
 
-@pytest.fixture(params=["opened for each call", "kept open"])
-def node(memory_path: Path, request: pytest.FixtureRequest) -> Iterator[Calls]:
-    """A node whose store is new."""
-    if request.param == "opened for each call":
-        yield Calls(memory_path / "ipam")
-        return
+@pytest.fixture
+def node(memory_path: Path) -> Iterator[Calls]:
+    """A node whose store is new, and kept open as an agent has it: the model plays all that a store
+    does in both forms."""
     with closing(StoreFiles(memory_path / "ipam")) as kept:
         yield Calls(kept)
