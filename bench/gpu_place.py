@@ -26,6 +26,7 @@ from tools import build_shim
 from tools.compiling import CHECKOUT, compiled
 
 SOURCE = Path(__file__).with_name("gpu_device.c")
+DRIVER = CHECKOUT / "tests/gpu/programs/driver.h"
 NVML = "libnvidia-ml.so.1"
 
 
@@ -108,7 +109,7 @@ class Place:
         else:
             self._shim, self._plain = _laid(directory / "shim", real), ""
         command = ["gcc", "-O2", "-Wall", "-Wextra", "-Werror", str(SOURCE), "-ldl"]
-        self.program = compiled(command, groups.BUILT / "gpu_device", [SOURCE])
+        self.program = compiled(command, groups.BUILT / "gpu_device", [SOURCE, DRIVER])
         self.gpu = self.node.gpus[0] if self.node is not None else self._asked()
 
     def close(self) -> None:
