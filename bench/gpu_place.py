@@ -45,11 +45,6 @@ def figure(
     line(row, what, f"{shown} {unit}{compared}", f"{target:g} {unit}", value <= target)
 
 
-def percentile(values: Sequence[float], percent: int) -> float:
-    """The value that so many of a hundred do not exceed."""
-    return sorted(values)[min(len(values) - 1, len(values) * percent // 100)]
-
-
 class BenchGroup:
     """A group of its own directory, where its processes start."""
 
