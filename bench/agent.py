@@ -52,16 +52,6 @@ class Agent:
             shutil.copy(LAUNCHER, self.executables / name)
         (self.root / "etc").mkdir()
         (self.root / "etc/config.yaml").write_text(self._config)
-        self._start()
-        return self
-
-    def kill(self) -> None:
-        """SIGKILL, and another one over the same files, which serves when this returns."""
-        self._process.kill()
-        self._process.wait()
-        self._start()
-
-    def _start(self) -> None:
         roots = {name: str(self.root / name.lower()) for name in ("RUN", "STATE", "ETC")}
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
@@ -77,6 +67,7 @@ class Agent:
                 preexec_fn=_ignore_interrupts,
             )
         self._wait_until_it_serves()
+        return self
 
     def __exit__(
         self,

@@ -19,14 +19,12 @@
  *   gpu_device work KERNEL NS ROUND  launches work_... kernels of NS ns until its input ends, never more
  *                                    than two batches ahead; answers each line with how many are done
  */
-#include <dlfcn.h>
 #include <poll.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
+
+#include "../tests/gpu/programs/driver.h"
 
 #define BODY                                                                          \
     "(.param .u64 rounds) { .reg .u64 %r<4>; .reg .pred %p<3>;\n"                     \
@@ -46,29 +44,7 @@ enum { BATCH_NS = 20000000, TRIED_ROUNDS = 1000000, SLOTS = 64, MIB = 1 << 20 };
 struct place { int type, id; };
 struct properties { int type, handle_types; struct place place; void *security; uint64_t flags; };
 
-static void *library, *stream;
-
-static void *find(const char *name)
-{
-    void *found = dlsym(library, name);
-
-    if (!found) {
-        fprintf(stderr, "gpu_device: %s\n", dlerror());
-        exit(2);
-    }
-    return found;
-}
-
-static void check(int result, const char *what)
-{
-    if (result) {
-        fprintf(stderr, "gpu_device: %s answered %d\n", what, result);
-        exit(3);
-    }
-}
-
-#define CALL(NAME, PARAMETERS, ...) \
-    check(((int (*)PARAMETERS)find(#NAME))(__VA_ARGS__), #NAME)
+static void *stream;
 
 static uint64_t ns_of(clockid_t clock)
 {
@@ -81,15 +57,6 @@ static uint64_t ns_of(clockid_t clock)
 static uint64_t now(void)
 {
     return ns_of(CLOCK_MONOTONIC);
-}
-
-static void start(void)
-{
-    void *context;
-
-    CALL(cuInit, (unsigned), 0);
-    CALL(cuDevicePrimaryCtxRetain, (void **, int), &context, 0);
-    CALL(cuCtxSetCurrent, (void *), context);
 }
 
 static void until_end(void)
@@ -117,18 +84,6 @@ static void print_uuid(void)
     printf("\n");
 }
 
-static void *function_of(const char *name)
-{
-    void *module, *function;
-
-    CALL(cuModuleLoadData, (void **, const void *), &module, ptx);
-    CALL(cuModuleGetFunction, (void **, void *, const char *), &function, module, name);
-    return function;
-}
-
-typedef int launch_function(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
-                            unsigned, void *, void **, void **);
-
 static int by_size(const void *a, const void *b)
 {
     uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
@@ -154,7 +109,7 @@ static void print_percentiles(uint64_t *times, long count)
 
 static void time_launches(long count)
 {
-    void *function = function_of("empty");
+    void *function = function_of(ptx, "empty");
     launch_function *launch = (launch_function *)find("cuLaunchKernel");
     uint64_t *usual = room_for(count), *timed = room_for(count);
     long usuals = 0, timeds = 0;
@@ -301,7 +256,7 @@ static void make_events(void **events, int count)
 
 static void calibrate(void)
 {
-    void *events[2], *function = function_of("work_1ms");
+    void *events[2], *function = function_of(ptx, "work_1ms");
     float ms = 0;
 
     make_events(events, 2);
@@ -316,7 +271,7 @@ static void calibrate(void)
 
 static void work(const char *name, uint64_t ns, double ns_of_round)
 {
-    void *events[2], *function = function_of(name);
+    void *events[2], *function = function_of(ptx, name);
     long batch = ns < BATCH_NS ? (long)(BATCH_NS / ns) : 1, batches = 0;
     uint64_t rounds = (uint64_t)((double)ns / ns_of_round) + 1;
     struct pollfd input = {.fd = STDIN_FILENO, .events = POLLIN};
@@ -342,11 +297,7 @@ int main(int count, char **words)
     const char *what = count > 1 ? words[1] : "", *first = count > 2 ? words[2] : "";
     const char *second = count > 3 ? words[3] : "";
 
-    library = dlopen("libcuda.so.1", RTLD_NOW);
-    if (!library) {
-        fprintf(stderr, "gpu_device: %s\n", dlerror());
-        return 2;
-    }
+    load_driver();
     if (strcmp(what, "uuid") == 0) {
         print_uuid();
         return 0;
@@ -365,7 +316,7 @@ int main(int count, char **words)
         until_end();
         return 0;
     }
-    start();
+    start_driver();
     if (strcmp(what, "launch") == 0)
         time_launches(atol(first));
     else if (strcmp(what, "alloc") == 0)

@@ -26,6 +26,7 @@ from tools import build_shim
 from tools.compiling import CHECKOUT, compiled
 
 SOURCE = Path(__file__).with_name("gpu_device.c")
+DRIVER = CHECKOUT / "tests/gpu/programs/driver.h"
 NVML = "libnvidia-ml.so.1"
 
 
@@ -42,11 +43,6 @@ def figure(
     shown = f"{value:.2f}" if abs(value) < 10 else f"{value:.0f}"
     compared = f" (x{ratio:.2f})" if ratio is not None else ""
     line(row, what, f"{shown} {unit}{compared}", f"{target:g} {unit}", value <= target)
-
-
-def percentile(values: Sequence[float], percent: int) -> float:
-    """The value that so many of a hundred do not exceed."""
-    return sorted(values)[min(len(values) - 1, len(values) * percent // 100)]
 
 
 class BenchGroup:
@@ -108,7 +104,7 @@ class Place:
         else:
             self._shim, self._plain = _laid(directory / "shim", real), ""
         command = ["gcc", "-O2", "-Wall", "-Wextra", "-Werror", str(SOURCE), "-ldl"]
-        self.program = compiled(command, groups.BUILT / "gpu_device", [SOURCE])
+        self.program = compiled(command, groups.BUILT / "gpu_device", [SOURCE, DRIVER])
         self.gpu = self.node.gpus[0] if self.node is not None else self._asked()
 
     def close(self) -> None:

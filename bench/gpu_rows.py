@@ -17,7 +17,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from bench import gpu_shared, gpu_tools
-from bench.gpu_place import BenchGroup, Place, begin, figure, finished, line, numbers, percentile
+from bench.gpu_place import BenchGroup, Place, begin, figure, finished, line, numbers
+from bench.processes import quantile
 from tests.gpu.group import hooked
 from tests.standin.gpus import GIB, MIB, table
 
@@ -115,10 +116,10 @@ class Rows:
                 with_shim += self._starts(count, shim=True)
                 without += self._starts(count, shim=False)
             at, target = (50, 2.0) if count == 1 else (99, 50.0)
-            added = percentile(with_shim, at) - percentile(without, at)
+            added = quantile(with_shim, at / 100) - quantile(without, at / 100)
             value = (
-                f"p50 {percentile(with_shim, 50):.1f}, p99 {percentile(with_shim, 99):.1f} ms; "
-                f"without {percentile(without, 50):.1f}, {percentile(without, 99):.1f} ms"
+                f"p50 {quantile(with_shim, 0.5):.1f}, p99 {quantile(with_shim, 0.99):.1f} ms; "
+                f"without {quantile(without, 0.5):.1f}, {quantile(without, 0.99):.1f} ms"
             )
             line(
                 "G8",

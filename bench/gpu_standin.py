@@ -17,7 +17,8 @@ import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
-from bench.gpu_place import Place, begin, figure, finished, numbers, percentile
+from bench.gpu_place import Place, begin, figure, finished, numbers
+from bench.processes import quantile
 from gpu.group_limits import Limit
 from gpu.groups import Groups
 from tests.gpu.group import DIRECTORY, environment, libraries
@@ -216,7 +217,7 @@ def registration(place: Place, *, short: bool) -> None:
                 begin(tenancies.processes)
                 took = [_of(process) for process in tenancies.processes]
                 after, *_ = ours.asked()
-        wall.append(percentile([each for each, _ in took], 99) / 1e6)
+        wall.append(quantile([each for each, _ in took], 0.99) / 1e6)
         clients.append(statistics.mean(cpu for _, cpu in took) / 1e6)
         agents.append((after - before) * 1e3 / count)
     figure("G14", f"cuInit of {count} at once, p99 in all", statistics.median(wall), "ms", 50)

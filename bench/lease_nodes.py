@@ -4,15 +4,15 @@ directory, Node object and token. A process has some of them, and does what its 
 import multiprocessing
 import os
 import random
-import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from base import msgspec_warmup
+from bench.processes import in_threads
 from cni.spec.errors import CNIError
 from cni.spec.result import Result
 from ipam.blocks import boottime
@@ -244,15 +244,6 @@ def _all(nodes: Sequence[Node], work: Callable[[Node], Any]) -> list[Any]:
 
     in_threads(run, range(len(nodes)))
     return answers
-
-
-def in_threads(work: Callable[[Any], object], each: Iterable[object]) -> None:
-    """Do it with each of these, all at once."""
-    threads = [threading.Thread(target=work, args=(one,)) for one in each]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
 
 
 def _pods(node: Node, names: Sequence[str], ipams: Sequence[Ipam]) -> Did:

@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 
 from bench import lease_full, lease_losses
 from bench.lease_cluster import LeaseCluster, audit, lease_cluster
-from bench.lease_nodes import in_threads
 from bench.lease_report import audited, cpu, requested, say, times, told, told_of
+from bench.processes import in_threads
 from ipam.addresses import MAPPED_FIRST, text
 from ipam.cluster.api import Meta
 from ipam.cluster.names import block_name

@@ -10,7 +10,7 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -173,6 +173,15 @@ def interleaved(rounds: int, *contenders: Callable[[int], T]) -> list[list[T]]:
             if number >= 0:
                 answers[index].append(answer)
     return answers
+
+
+def in_threads(work: Callable[[Any], object], each: Iterable[object]) -> None:
+    """Do it with each of these, all at once."""
+    threads = [threading.Thread(target=work, args=(one,)) for one in each]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 def quantile(values: Sequence[float], part: float) -> float:

@@ -28,7 +28,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 
 from bench.agent import LAUNCHER, Agent
-from bench.processes import Call, environment, quantile
+from bench.processes import Call, environment, in_threads, quantile
 from ipam.cluster.objects import AddressBlock
 from ipam.cluster.whereabouts.objects import IPPool
 from tests.api.server import ApiServer, api_server
@@ -139,7 +139,7 @@ def _rate(side: Contender, clients: int, seconds: float) -> float:
             tally.add(lambda: side.call("ADD", pod))
             side.call("DEL", pod)
 
-    _in_threads(clients, churn)
+    in_threads(churn, range(clients))
     tally.show(f"{side.name}, {clients} clients")
     return tally.rate
 
@@ -161,7 +161,7 @@ def _attached(side: Contender, pods: int, most: float) -> "Tally":
                 return
             tally.add(partial(side.call, "ADD", pod, f"net{nic}"))
 
-    _in_threads(pods, attach)
+    in_threads(attach, range(pods))
     tally.show(side.name)
     print(f"{'':4}{side.count()}")
     return tally
@@ -193,7 +193,7 @@ def _deleted(side: Contender, pods: int, at_once: int, proxy: "Proxy") -> "Tally
                 tally.add(partial(delete, *waiting.get_nowait()))
 
     proxy.faulty = FAULTY
-    _in_threads(at_once, work)
+    in_threads(work, range(at_once))
     tally.show(side.name)
     proxy.faulty = 0.0
     print(f"{'':4}left: {side.count()}", flush=True)
@@ -238,14 +238,6 @@ class Tally:
             f"{self._failed:8}",
             flush=True,
         )
-
-
-def _in_threads(count: int, work: Callable[[int], None]) -> None:
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
 
 
 # --- both sides ----------------------------------------------------------------------------------

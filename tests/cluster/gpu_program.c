@@ -8,12 +8,11 @@
  * Each prints a line once it has begun, or allocated, and ends at SIGTERM. The line of the second is
  * a JSON object: bytes, the number of GPUs, and the driver's last answer.
  */
-#include <dlfcn.h>
 #include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+
+#include "../gpu/programs/driver.h"
 
 enum { MIB = 1 << 20 };
 
@@ -21,78 +20,42 @@ struct memory {
     unsigned long long total, free, used;
 };
 
-static void *find(void *library, const char *name)
-{
-    void *found = library ? dlsym(library, name) : NULL;
-
-    if (!found) {
-        fprintf(stderr, "%s\n", dlerror());
-        exit(2);
-    }
-    return found;
-}
-
-static void check(int result, const char *what)
-{
-    if (result != 0) {
-        fprintf(stderr, "%s answered %d\n", what, result);
-        exit(3);
-    }
-}
-
 static void end(int number)
 {
     (void)number;
     _exit(0);
 }
 
-static void use_first_gpu(void *cuda)
+static void launch(const char *kernel)
 {
-    void *context;
+    void *function = function_of("image", kernel);
+    launch_function *start = (launch_function *)find("cuLaunchKernel");
 
-    check(((int (*)(unsigned))find(cuda, "cuInit"))(0), "cuInit");
-    check(((int (*)(void **, int))find(cuda, "cuDevicePrimaryCtxRetain"))(&context, 0),
-          "cuDevicePrimaryCtxRetain");
-    check(((int (*)(void *))find(cuda, "cuCtxSetCurrent"))(context), "cuCtxSetCurrent");
-}
-
-static void launch(void *cuda, const char *kernel)
-{
-    void *module, *function;
-    int (*load)(void **, const void *) = find(cuda, "cuModuleLoadData");
-    int (*get)(void **, void *, const char *) = find(cuda, "cuModuleGetFunction");
-    int (*start)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
-                 void *, void **, void **) = find(cuda, "cuLaunchKernel");
-
-    check(load(&module, "image"), "cuModuleLoadData");
-    check(get(&function, module, kernel), "cuModuleGetFunction");
     puts("begins");
     fflush(stdout);
     for (;;)
         check(start(function, 1, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL), "cuLaunchKernel");
 }
 
-static void fill(void *cuda)
+static void fill(void)
 {
-    void *nvml = dlopen("libnvidia-ml.so.1", RTLD_NOW), *device;
+    void *device;
     int gpus, result;
     size_t total, free_now, whole, allocated = 0;
     struct memory memory;
     unsigned long long pointer;
-    int (*allocate)(unsigned long long *, size_t) = find(cuda, "cuMemAlloc_v2");
+    int (*allocate)(unsigned long long *, size_t) =
+        (int (*)(unsigned long long *, size_t))find("cuMemAlloc_v2");
 
-    check(((int (*)(int *))find(cuda, "cuDeviceGetCount"))(&gpus), "cuDeviceGetCount");
-    check(((int (*)(size_t *, int))find(cuda, "cuDeviceTotalMem_v2"))(&total, 0),
-          "cuDeviceTotalMem");
+    CALL(cuDeviceGetCount, (int *), &gpus);
+    CALL(cuDeviceTotalMem_v2, (size_t *, int), &total, 0);
     while ((result = allocate(&pointer, 16 * MIB)) == 0)
         allocated += 16 * MIB;
-    check(((int (*)(size_t *, size_t *))find(cuda, "cuMemGetInfo_v2"))(&free_now, &whole),
-          "cuMemGetInfo");
-    check(((int (*)(void))find(nvml, "nvmlInit_v2"))(), "nvmlInit");
-    check(((int (*)(unsigned, void **))find(nvml, "nvmlDeviceGetHandleByIndex_v2"))(0, &device),
-          "nvmlDeviceGetHandleByIndex");
-    check(((int (*)(void *, struct memory *))find(nvml, "nvmlDeviceGetMemoryInfo"))(device, &memory),
-          "nvmlDeviceGetMemoryInfo");
+    CALL(cuMemGetInfo_v2, (size_t *, size_t *), &free_now, &whole);
+    load("libnvidia-ml.so.1");
+    CALL(nvmlInit_v2, (void));
+    CALL(nvmlDeviceGetHandleByIndex_v2, (unsigned, void **), 0, &device);
+    CALL(nvmlDeviceGetMemoryInfo, (void *, struct memory *), device, &memory);
     printf("{\"gpus\": %d, \"total\": %zu, \"allocated\": %zu, \"refused\": %d, \"free\": %zu, "
            "\"nvml_total\": %llu, \"nvml_used\": %llu}\n",
            gpus, total, allocated, result, free_now, memory.total, memory.used);
@@ -104,10 +67,9 @@ static void fill(void *cuda)
 int main(int count, char **arguments)
 {
     signal(SIGTERM, end); /* the first process of a container ignores it otherwise */
-    void *cuda = dlopen("libcuda.so.1", RTLD_NOW);
-
-    use_first_gpu(cuda);
+    load_driver();
+    start_driver();
     if (count == 3 && strcmp(arguments[1], "launch") == 0)
-        launch(cuda, arguments[2]);
-    fill(cuda);
+        launch(arguments[2]);
+    fill();
 }

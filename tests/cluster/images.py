@@ -41,7 +41,8 @@ def write_for_gpus(path: Path) -> None:
     program = CHECKOUT / "tests/cluster/gpu_program.c"
     flags = ["-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror"]
     built = CHECKOUT / "build/gpu/programs/gpu_program"
-    compiled(["gcc", *flags, str(program), "-ldl"], built, [program])
+    sources = [program, CHECKOUT / "tests/gpu/programs/driver.h"]
+    compiled(["gcc", *flags, str(program), "-ldl"], built, sources)
     files = {"usr/bin/python": built}
     files |= {loader: Path("/", loader) for loader in LOADERS if Path("/", loader).exists()}
     files |= {str(LIBRARIES / name)[1:]: LIBRARIES / name for name in C_LIBRARY}

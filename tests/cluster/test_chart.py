@@ -304,18 +304,6 @@ def test_nvidias_runtime_lets_the_agent_ask_the_driver() -> None:
     assert "env" not in install
 
 
-def test_every_mount_has_its_reason_in_a_comment() -> None:
-    template = (CHART / "templates/_daemonset.tpl").read_text()
-    mounts = re.findall(
-        r"^( +(?:#.*|- name: [\w-]+))\n +mountPath|^ +(#.*)\n", template, re.MULTILINE
-    )
-    assert mounts
-    lines = template.splitlines()
-    for number, line in enumerate(lines):
-        if line.strip().startswith("mountPath") and "extra-" not in lines[number - 1]:
-            assert lines[number - 2].strip().startswith("#"), line
-
-
 def test_probes_ask_the_address_at_which_the_agent_listens() -> None:
     for listen, host, port in (("", "127.0.0.1", 9810), ("[::1]:99", "::1", 99)):
         arguments = ("--set", f"config.agent.listen={listen}") if listen else ()
@@ -333,13 +321,6 @@ def test_agent_of_a_busy_node_stays_ready_for_a_minute() -> None:
         values = _agent()[probe]
         assert values["periodSeconds"] * values["failureThreshold"] >= 60
         assert values["timeoutSeconds"] >= 30
-
-
-def test_next_agent_fits_on_the_node_beside_the_present_one() -> None:
-    one = _objects()["DaemonSet", "podfabric"]
-    assert one["spec"]["updateStrategy"]["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
-    assert "ports" not in _agent()
-    assert _agent()["startupProbe"]["exec"]["command"] == ["podfabric", "agent", "--state"]
 
 
 def test_end_of_the_agent_may_take_as_long_as_its_calls() -> None:
@@ -441,11 +422,6 @@ def test_custodian_needs_nothing_that_uninstall_deletes() -> None:
     assert config["configMap"]["optional"] is True
     for one in objects.values():
         assert one["metadata"]["annotations"]["helm.sh/hook"] == "post-delete"
-
-
-def test_no_custodian_is_left_if_nobody_wants_one() -> None:
-    rendered = manifests.template("--set", "uninstall.custodian=false")
-    assert "post-delete" not in rendered
 
 
 def test_metrics_have_the_rights_that_the_proxy_needs_and_only_with_it() -> None:

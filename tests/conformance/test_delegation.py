@@ -11,7 +11,7 @@ import pytest
 from tests.conformance.expect import ADDED, OK, Added, Err
 from tests.conformance.node import Delegate, Node, encoded
 from tests.conformance.rows import row, variants
-from tests.conformance.subject import ALL_VERSIONS, IPOIB, NOOP, Subject
+from tests.conformance.subject import ALL_VERSIONS, NOOP, Subject
 from tests.waiting import until
 
 BRIEF = "5"  # seconds: a delegate that answers at all does so within them on a busy machine
@@ -33,18 +33,6 @@ def test_delegate_gets_our_environment_and_our_bytes(
     assert node.run(subject, environ, stdin).exit_code == 0
     (call,) = delegate.calls
     # The interpreter may add its locale to the environment (PEP 538).
-    assert {k: v for k, v in call.environ.items() if k != "LC_CTYPE"} == environ
-    assert call.stdin == stdin
-
-
-@row("K1", by=[IPOIB])
-def test_del_of_an_interface_plugin_is_passed_on_unchanged(
-    node: Node, delegate: Delegate, subject: Subject
-) -> None:
-    environ = node.environ(CNI_COMMAND="DEL", SURPLUS="x y")
-    stdin = b" " + encoded(subject.config(ipam={"type": delegate.name})) + b"\n\n"
-    OK.met_by(node.run(subject, environ, stdin))
-    (call,) = delegate.calls
     assert {k: v for k, v in call.environ.items() if k != "LC_CTYPE"} == environ
     assert call.stdin == stdin
 

@@ -12,4 +12,5 @@ FLAGS = ["-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", "-rdynamic", "-pthr
 def program(name: str, *flags: str, output: str = "") -> Path:
     """The executable of NAME.c; `output` names another one, with other flags."""
     source = HERE / f"{name}.c"
-    return compiled(["gcc", *FLAGS, str(source), *flags], BUILT / (output or name), [source])
+    sources = [source, HERE / "driver.h"]
+    return compiled(["gcc", *FLAGS, str(source), *flags], BUILT / (output or name), sources)

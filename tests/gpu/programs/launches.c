@@ -6,36 +6,10 @@
  * KERNEL is a function's name, which ends in how long it takes: work_5ms. Prints a line when it
  * begins. Each line that it reads stops it until the next one.
  */
-#include <dlfcn.h>
 #include <poll.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <unistd.h>
 
-typedef int (*launch_kernel)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
-                             unsigned, void *, void **, void **);
-
-static void *library;
-
-static void *find(const char *name)
-{
-    void *found = dlsym(library, name);
-
-    if (!found) {
-        fprintf(stderr, "%s\n", dlerror());
-        exit(2);
-    }
-    return found;
-}
-
-static void check(int result, const char *what)
-{
-    if (result != 0) {
-        fprintf(stderr, "%s answered %d\n", what, result);
-        exit(3);
-    }
-}
+#include "driver.h"
 
 /* The next line, if there is one or `wait`; false at the end. */
 static int read_line(int wait, int *read_one)
@@ -54,22 +28,14 @@ static int read_line(int wait, int *read_one)
 
 int main(int count, char **arguments)
 {
-    void *context, *module, *function;
     int pause;
 
-    library = dlopen("libcuda.so.1", RTLD_NOW);
-    if (count != 2 || !library)
+    if (count != 2)
         return 2;
-    check(((int (*)(unsigned))find("cuInit"))(0), "cuInit");
-    check(((int (*)(void **, int))find("cuDevicePrimaryCtxRetain"))(&context, 0),
-          "cuDevicePrimaryCtxRetain");
-    check(((int (*)(void *))find("cuCtxSetCurrent"))(context), "cuCtxSetCurrent");
-    check(((int (*)(void **, const void *))find("cuModuleLoadData"))(&module, "image"),
-          "cuModuleLoadData");
-    int (*get_function)(void **, void *, const char *) = find("cuModuleGetFunction");
-
-    check(get_function(&function, module, arguments[1]), "cuModuleGetFunction");
-    launch_kernel launch = (launch_kernel)find("cuLaunchKernel");
+    load_driver();
+    start_driver();
+    void *function = function_of("image", arguments[1]);
+    launch_function *launch = (launch_function *)find("cuLaunchKernel");
 
     puts("begins");
     fflush(stdout);

@@ -4,28 +4,21 @@
  *
  *   race PROCESSES ROUNDS BYTES
  */
-#include <dlfcn.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "driver.h"
+
 enum { HELD = 8, OUT_OF_MEMORY = 2 };
 
-static int (*init)(unsigned);
-static int (*retain)(void **, int);
-static int (*set_current)(void *);
 static int (*allocate)(uint64_t *, size_t);
 static int (*release)(uint64_t);
 
 static int run(unsigned seed, int rounds, size_t bytes)
 {
     uint64_t held[HELD] = {0};
-    void *context;
 
-    if (init(0) || retain(&context, 0) || set_current(context))
-        return 3;
+    start_driver();
     for (int round = 0; round < rounds; round++) {
         uint64_t *one = &held[rand_r(&seed) % HELD], freed = *one;
         int result = freed ? release(freed) : allocate(one, 1 + (size_t)rand_r(&seed) % bytes);
@@ -43,16 +36,13 @@ static int run(unsigned seed, int rounds, size_t bytes)
 
 int main(int count, char **arguments)
 {
-    void *library = dlopen("libcuda.so.1", RTLD_NOW);
     int failed = 0, status;
 
-    if (count < 4 || !library)
+    if (count < 4)
         return 2;
-    init = (int (*)(unsigned))dlsym(library, "cuInit");
-    retain = (int (*)(void **, int))dlsym(library, "cuDevicePrimaryCtxRetain");
-    set_current = (int (*)(void *))dlsym(library, "cuCtxSetCurrent");
-    allocate = (int (*)(uint64_t *, size_t))dlsym(library, "cuMemAlloc_v2");
-    release = (int (*)(uint64_t))dlsym(library, "cuMemFree_v2");
+    load_driver();
+    allocate = (int (*)(uint64_t *, size_t))find("cuMemAlloc_v2");
+    release = (int (*)(uint64_t))find("cuMemFree_v2");
     for (int i = 0; i < atoi(arguments[1]); i++)
         if (fork() == 0)
             _exit(run((unsigned)i + 1, atoi(arguments[2]), strtoul(arguments[3], NULL, 10)));

@@ -4,36 +4,23 @@
  *
  *     steps LIVE     one line: the instructions of the median of some frees
  */
-#include <dlfcn.h>
 #include <signal.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <sys/ptrace.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { BYTES = 512, FREES = 9, FAILED = 3 };
+#include "driver.h"
 
-static void *must(void *found)
-{
-    if (!found)
-        _exit(FAILED);
-    return found;
-}
+enum { BYTES = 512, FREES = 9, FAILED = 3 };
 
 static void child(long live)
 {
-    void *library = must(dlopen("libcuda.so.1", RTLD_NOW)), *context;
-    int (*init)(unsigned) = (int (*)(unsigned))must(dlsym(library, "cuInit"));
-    int (*retain)(void **, int) = (int (*)(void **, int))must(dlsym(library, "cuDevicePrimaryCtxRetain"));
-    int (*current)(void *) = (int (*)(void *))must(dlsym(library, "cuCtxSetCurrent"));
-    int (*alloc)(uint64_t *, size_t) = (int (*)(uint64_t *, size_t))must(dlsym(library, "cuMemAlloc_v2"));
-    int (*release)(uint64_t) = (int (*)(uint64_t))must(dlsym(library, "cuMemFree_v2"));
+    load_driver();
+    start_driver();
+    int (*alloc)(uint64_t *, size_t) = (int (*)(uint64_t *, size_t))find("cuMemAlloc_v2");
+    int (*release)(uint64_t) = (int (*)(uint64_t))find("cuMemFree_v2");
     uint64_t pointers[FREES + 1], other;
 
-    if (init(0) || retain(&context, 0) || current(context))
-        _exit(FAILED);
     for (long i = 0; i < live; i++) {
         if (alloc(&other, BYTES))
             _exit(FAILED);
