@@ -39,7 +39,7 @@ class Candidates:
         *,
         use_map: bool,
     ) -> Iterator[int]:
-        """Indexes of blocks with an address that is wanted: in the node's order, or from the top.
+        """Indexes of blocks with an address that is wanted: in the node's order.
 
         `use_map`: only those that the pool's map shows as free.
         """
@@ -54,16 +54,13 @@ class Candidates:
             yield from self._same(low)
             yield from self._drawn([each for each in low if each] or stretches[:1])
             return
-        from_top = pool.spec.claim_from == "High"
         bits = b""
         if use_map and pool.status.free_map:
             with suppress(ValueError):  # it is a hint
                 bits = read_map(pool.status.free_map, blocks.total)
-        if not from_top:
-            yield from (index for index in self._same(stretches) if not is_leased(bits, index))
+        yield from (index for index in self._same(stretches) if not is_leased(bits, index))
         indexes = {index for each in stretches for index in each if not is_leased(bits, index)}
-        order = sorted(indexes, reverse=from_top)
-        yield from order if from_top else self._shuffled(order)
+        yield from self._shuffled(sorted(indexes))
 
     def _same(self, stretches: Iterable[range]) -> Iterator[int]:
         """The index that was leased last, if these have it."""

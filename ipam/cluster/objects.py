@@ -62,7 +62,6 @@ class PoolSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     block_size: int = 0
     max_blocks_per_node: int = 0
     sticky: StickyLimits = StickyLimits()
-    claim_from: Literal["Low", "High"] = "Low"
     state: Literal["Active", "Draining"] = "Active"
     reclaim: ReclaimSpec = ReclaimSpec()
 

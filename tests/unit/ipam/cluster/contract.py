@@ -141,7 +141,6 @@ class ApiContract:
             exclude=(new.spec.range.replace("0/24", "8/29"),),
             block_size=16,
             max_blocks_per_node=4,
-            claim_from="High",
             state="Draining",
         )
         stored = api.create(replace(new, spec=spec))

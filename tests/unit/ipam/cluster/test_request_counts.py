@@ -182,7 +182,7 @@ def test_blocks_that_a_list_has_shown_as_leased_are_not_tried_again(
     server: FakeApi, node: ClusterNode, memory_path: Path
 ) -> None:
     """The controller's map is as old as the pool: it shows none of them."""
-    put_pool(server, claim_from="High")
+    put_pool(server)
     other = ClusterNode(server, memory_path / "b", "node-b")
     for number in range(13 * 16):
         other.add(f"q{number}")
