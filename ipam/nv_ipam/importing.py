@@ -11,7 +11,6 @@ import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from datetime import datetime
 from pathlib import Path
 from typing import Any, cast
 
@@ -91,11 +90,6 @@ def reservations(source: Path, boot: str) -> list[Reservation]:
 def _read(entry: _Given, boot: str) -> Reservation:
     pod = entry.metadata
     pool = decoding.decode(pod["pool_config_snapshot"], dict[str, Any])
-    try:  # of RFC 3339 with up to nine digits of a second, of which Python reads six
-        created = re.sub(r"\.\d+", "", pod.get("create_time", ""))
-        since = int(datetime.fromisoformat(created).timestamp())
-    except ValueError:
-        since = 0
     return Reservation(
         domain=DOMAIN,
         address=text(parse(entry.ip_address)),
@@ -107,7 +101,7 @@ def _read(entry: _Given, boot: str) -> Reservation:
         pod=pod.get("pod_name", ""),
         uid=pod.get("pod_uuid", ""),
         boot=boot,
-        since=since,
+        since=int(time.time()),
     )
 
 

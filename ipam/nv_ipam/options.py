@@ -43,7 +43,6 @@ _Addresses = Annotated[tuple[str, ...], Meta(max_length=limits.ADDRESSES)]
 class _PoolNames(msgspec.Struct, frozen=True):
     poolName: str = ""
     poolType: str = ""
-    forcePoolName: bool = False
 
 
 class _PodWishes(msgspec.Struct, frozen=True):
@@ -93,23 +92,19 @@ def _written(network: NetworkConfig) -> tuple[_PoolNames, _PodWishes, tuple[str,
 
 
 def _pools(ipam: _PoolNames, wishes: _PodWishes, network: str) -> tuple[str, ...]:
-    where = "args.cni.poolNames"
-    names: Sequence[str] = wishes.poolNames
+    where, names = "args.cni.poolNames", wishes.poolNames
     if not names:
-        where = "ipam.poolName"
-        name = ipam.poolName or ("" if ipam.forcePoolName else network)
-        if not name:
-            raise invalid_config(
-                f'"{where}" is missing, and "forcePoolName" is set: name the pool, or several with '
-                "commas between them"
-            )
-        names = name.split(",")
+        where, names = "ipam.poolName", tuple((ipam.poolName or network).split(","))
     kind = wishes.poolType or ipam.poolType or KINDS[0]
     if kind.lower() not in KINDS:
         raise invalid_config(
             f'"poolType" is "{kind}": the kinds of pools are {" and ".join(KINDS)}'
         )
-    keys = tuple(_key(name.strip(), kind.lower(), where) for name in names)
+    stripped = [name.strip() for name in names]
+    wrong = next((name for name in stripped if not name or "/" in name), None)
+    if wrong is not None:
+        raise invalid_config(f'"{where}" has "{wrong}", which cannot be the name of a pool')
+    keys = tuple(f"{kind.lower()}/{name}" for name in stripped)
     if len(keys) > MOST_ADDRESSES:
         raise invalid_config(
             f'"{where}": one attachment has at most {MOST_ADDRESSES} addresses: remove some pools'
@@ -117,16 +112,6 @@ def _pools(ipam: _PoolNames, wishes: _PodWishes, network: str) -> tuple[str, ...
     if len(set(keys)) < len(keys):
         raise invalid_config(f'"{where}" names a pool twice: name each once')
     return keys
-
-
-def _key(name: str, kind: str, where: str) -> str:
-    """`name` may say its kind itself: "cidrpool/NAME"."""
-    own, slash, rest = name.partition("/")
-    if slash and own.lower() in KINDS:
-        kind, name = own.lower(), rest
-    if not name or "/" in name:
-        raise invalid_config(f'"{where}" has "{name}", which cannot be the name of a pool')
-    return f"{kind}/{name}"
 
 
 def _requested(

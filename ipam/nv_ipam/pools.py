@@ -8,8 +8,9 @@ to a node is left to that node: its pods may have these addresses from nv-ipam's
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -35,6 +36,8 @@ from ipam.ranges import merged, written
 if TYPE_CHECKING:
     from ipam.cluster.controller.reports import Reports
     from ipam.cluster.controller.steps import Steps
+
+T = TypeVar("T")
 
 LABEL = f"{GROUP}/nv-ipam"
 """The label of an AddressPool that was made of a pool: "ippool" or "cidrpool"."""
@@ -139,7 +142,8 @@ def node_pool(pool: NvPool, node: str = "", labels: Mapping[str, str] | None = N
     found, origins, size, others = form(spec, pool.status.allocations or (), node)
     network = found.subnet
     whole = hosts_of(network)
-    excluded = list(_runs("spec.exclusions", (f"{e.start}-{e.end}" for e in spec.exclusions or ())))
+    runs = (f"{each.start}-{each.end}" for each in spec.exclusions or ())
+    excluded = list(_read("spec.exclusions", parse_interval, runs))
     indexes = merged(Interval(e.start_index, e.end_index) for e in spec.per_node_exclusions or ())
     if any(not 0 <= each.first <= each.last < size for each in indexes):
         raise invalid_config('"spec.perNodeExclusions" has indexes that no node has')
@@ -150,7 +154,7 @@ def node_pool(pool: NvPool, node: str = "", labels: Mapping[str, str] | None = N
         )
     for first in origins if indexes else ():
         excluded += (Interval(first + one, first + other) for one, other in indexes)
-    routes = set(_networks("spec.routes", (each.dst for each in spec.routes or ())))
+    routes = set(_read("spec.routes", _network, (each.dst for each in spec.routes or ())))
     if spec.default_gateway:
         routes.add(parse_interface("0.0.0.0/0" if family(network.address) == 4 else "::/0")[1])
     return replace(
@@ -168,7 +172,7 @@ Form = tuple[NodePool, Sequence[int], int, Iterable[Interval]]
 
 
 def _of_ippool(spec: NvPoolSpec, entries: Sequence[NodePart], node: str) -> Form:
-    (network,) = _networks("spec.subnet", (spec.subnet,))
+    ((_, network),) = _read("spec.subnet", parse_interface, (spec.subnet,))
     size, hosts = spec.per_node_block_size, hosts_of(network)
     if size < 1:
         raise invalid_config('"spec.perNodeBlockSize" must be 1 or more')
@@ -177,12 +181,12 @@ def _of_ippool(spec: NvPoolSpec, entries: Sequence[NodePart], node: str) -> Form
         NodePool(network=str(network), gateway=_inside(network, "spec.gateway", spec.gateway)),
         range(hosts.first, hosts.last + 1, size),
         size,
-        _runs("status.allocations", others),
+        _read("status.allocations", parse_interval, others),
     )
 
 
 def _of_cidrpool(spec: NvPoolSpec, entries: Sequence[NodePart], node: str) -> Form:
-    (whole,) = _networks("spec.cidr", (spec.cidr,))
+    (whole,) = _read("spec.cidr", _network, (spec.cidr,))
     length, index = spec.per_node_network_prefix, spec.gateway_index
     prefix = length + (whole.prefix - whole.family_prefix)
     if not length > 0 or not whole.prefix <= prefix <= 128:
@@ -192,13 +196,13 @@ def _of_cidrpool(spec: NvPoolSpec, entries: Sequence[NodePart], node: str) -> Fo
         raise invalid_config(f'"spec.gatewayIndex": {index} is outside of a /{length}')
     static = spec.static_allocations or ()
     key = "spec.staticAllocations"
-    given = dict(zip(_networks(key, (each.prefix for each in static)), static, strict=True))
+    given = dict(zip(_read(key, _network, (each.prefix for each in static)), static, strict=True))
     for network, each in given.items():
         _inside(network, key, each.gateway)
         if network.prefix != prefix or network.address not in whole:
             raise invalid_config(f'"{key}": {each.prefix} is none of the prefixes of {whole}')
     key = "status.allocations"
-    former = zip(_networks(key, (each.prefix for each in entries)), entries, strict=True)
+    former = zip(_read(key, _network, (each.prefix for each in entries)), entries, strict=True)
     taken = [*given.items(), *((network, each) for network, each in former if network not in given)]
     # An entry may be of a former spec: then it is left alone.
     mine = (one for one in taken if one[0].prefix == prefix and node and one[1].node == node)
@@ -211,22 +215,18 @@ def _of_cidrpool(spec: NvPoolSpec, entries: Sequence[NodePart], node: str) -> Fo
     return pool, [each.address for each in prefixes_of(pool)], 1 << (128 - prefix), others
 
 
-def _networks(key: str, written: Iterable[str]) -> Iterator[Network]:
-    for each in written:
-        try:
-            address, network = parse_interface(each)
-        except ValueError as error:
-            raise invalid_config(f'"{key}": {error}') from None
-        if address != network.address and key != "spec.subnet":
-            raise invalid_config(f'"{key}": {each} has bits behind its prefix')
-        yield network
-
-
-def _runs(key: str, written: Iterable[str]) -> Iterator[Interval]:
+def _read(key: str, read: Callable[[str], T], written: Iterable[str]) -> Iterator[T]:
     try:
-        yield from map(parse_interval, written)
+        yield from map(read, written)
     except ValueError as error:
         raise invalid_config(f'"{key}": {error}') from None
+
+
+def _network(written: str) -> Network:
+    address, network = parse_interface(written)
+    if address != network.address:
+        raise ValueError(f"{written} has bits behind its prefix")
+    return network
 
 
 def _inside(network: Network, key: str, gateway: str) -> str:
@@ -274,7 +274,8 @@ def address_pool(pool: NvPool) -> AddressPool:
 class NvPools:
     """Makes an AddressPool of each pool of nv-ipam, and keeps it: the memory of one leader.
 
-    `items` are the pools as they were last seen; `close` ends what sees them.
+    `items` are the pools as they were last seen; `close` ends what sees them. `kept_out` is what no
+    pod gets of each AddressPool, by its name: nothing of one that two pools have.
     """
 
     def __init__(
@@ -286,13 +287,13 @@ class NvPools:
         self._api = api
         self._items = items
         self.close = close
-        self._kept_out: dict[str, tuple[Interval, ...]] = {}
+        self.kept_out: dict[str, Sequence[Interval]] = {}
 
     def keep(self, pools: dict[str, AddressPool], reports: "Reports", steps: "Steps") -> int:
         """Bring the AddressPools up to date, on the API server and in `pools`; how many pools get
         none. Of pools with the same range the oldest says how it is cut."""
         wanted: dict[str, tuple[NvPool, AddressPool]] = {}
-        self._kept_out = {}
+        self.kept_out = {}
         unusable = 0
         for pool in sorted(
             self._items(), key=lambda each: (each.metadata.creation_timestamp, each.key)
@@ -305,21 +306,19 @@ class NvPools:
                     raise invalid_config(
                         f"{older[0].key} has its range, and blocks of another size"
                     )
-                self._kept_out[name] = _excluded(node_pool(pool)) if older[0] is pool else ()
+                self.kept_out[name] = _excluded(node_pool(pool)) if older[0] is pool else ()
             except CNIError as error:
                 unusable += 1
                 reports.resource("InvalidPool", f"it gets no AddressPool: {error}", pool)
 
         def write(made: AddressPool) -> None:
             name = made.metadata.name
-            try:
+            with suppress(AlreadyExists, Conflict, NotFound):  # the next round sees it
                 if name in pools:
                     pools[name] = self._api.update(_changed(pools[name], made))
                 else:
                     pools[name] = self._api.create(made)
                     _log.info("pool %s: made of nv-ipam's %s", name, wanted[name][0].key)
-            except (AlreadyExists, Conflict, NotFound):
-                return  # the next round sees it
 
         due = (
             (name, made)
@@ -328,10 +327,6 @@ class NvPools:
         )
         steps.each("pools of nv-ipam", due, write)
         return unusable
-
-    def kept_out(self) -> Mapping[str, Sequence[Interval]]:
-        """What no pod gets of each AddressPool, by its name; nothing of one that two pools have."""
-        return self._kept_out
 
 
 def following(namespace: str, api: ClusterApi, changed: Callable[[], None]) -> NvPools:

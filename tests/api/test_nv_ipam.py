@@ -127,7 +127,7 @@ def test_adds_and_deletions_need_no_server_nor_do_new_agents(
     kinds: ApiServer, nodes: Nodes
 ) -> None:
     pool, settle, a = name("routed"), settling(kinds), nodes(name("cut-off"))
-    ipam: dict[str, object] = {"poolName": f"cidrpool/{pool}"}
+    ipam: dict[str, object] = {"poolName": pool, "poolType": "cidrpool"}
     put_pool(
         kinds,
         "cidrpools",

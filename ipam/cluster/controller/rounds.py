@@ -66,14 +66,14 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OtherPools(Protocol):
-    """Makes AddressPools of the pools of another IPAM plugin."""
+    """Makes AddressPools of the pools of another IPAM plugin. `kept_out` is what no pod gets of
+    each, by its name."""
+
+    kept_out: dict[str, Sequence[Interval]]
 
     def keep(self, pools: dict[str, AddressPool], reports: Reports, steps: Steps) -> int:
         """Bring the AddressPools up to date, on the API server and in `pools`; how many of the
         other plugin's get none."""
-
-    def kept_out(self) -> Mapping[str, Sequence[Interval]]:
-        """What no pod gets of each AddressPool, by its name."""
 
     def close(self) -> object:
         """Follow them no more."""
@@ -130,7 +130,7 @@ class Rounds:
         for each in found:
             conflicts[each.pool].append(each.text)
         full = self._full(blocks, pools)
-        kept_out = self._other_pools.kept_out() if self._other_pools is not None else {}
+        kept_out = self._other_pools.kept_out if self._other_pools is not None else {}
         shares = self._sharing.look(pools, index, machines.count, self.steps)
         told = {
             name: Told(

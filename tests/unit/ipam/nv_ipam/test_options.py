@@ -25,7 +25,6 @@ def options(
         ({"poolName": "a,b"}, ["ippool/a", "ippool/b"]),
         ({"poolName": " a , b,c"}, ["ippool/a", "ippool/b", "ippool/c"]),
         ({"poolName": "a", "poolType": "CIDRPool"}, ["cidrpool/a"]),
-        ({"poolName": "a, cidrpool/b"}, ["ippool/a", "cidrpool/b"]),
         ({"poolName": None, "logFile": "/x", "whatever": [1]}, ["ippool/net"]),
     ],
 )
@@ -47,7 +46,6 @@ def test_empty_args_are_no_error() -> None:
 @pytest.mark.parametrize(
     ("ipam", "said"),
     [
-        ({"forcePoolName": True}, '"forcePoolName" is set: name the pool'),
         ({"poolName": "a,,b"}, "cannot be the name of a pool"),
         ({"poolName": "a/b"}, "cannot be the name of a pool"),
         ({"poolName": "a,a"}, "names a pool twice"),
