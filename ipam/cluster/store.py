@@ -83,6 +83,8 @@ class ClusterStore(SqliteStore):
                 grant = self._attempt(view, segment, alone)
                 if grant is not None:
                     break
+                if not waits and self.release_stale():
+                    continue
                 if view.is_passed_over:
                     in_vain += 1
                     if in_vain > max(_MOST_IN_VAIN, len(sets)):  # a block may have one address

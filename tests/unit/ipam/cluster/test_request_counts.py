@@ -5,6 +5,7 @@ docs/cluster-protocol.md has the numbers.
 
 from collections import Counter
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -186,9 +187,10 @@ def test_blocks_that_a_list_has_shown_as_leased_are_not_tried_again(
     other = ClusterNode(server, memory_path / "b", "node-b")
     for number in range(13 * 16):
         other.add(f"q{number}")
-    for number in range(2 * 16 - 1):
-        node.add(f"p{number}")
-    assert node.lessee.counted().conflicts == 2
+    with pytest.raises(CNIError):
+        for number in count():
+            node.add(f"p{number}")
+    assert node.lessee.counted().conflicts <= 3  # of two claims: a list follows the second loss
     node.api.calls.clear()
     for number in range(3):  # none is free
         with pytest.raises(CNIError):
