@@ -70,4 +70,4 @@ def test_page_lists_the_mounts() -> None:
     mounts = {mount.destination: mount for mount in documented()}
     assert mounts["/host/proc"].source == Path("/proc")
     assert mounts["/run/netns"].propagation == "HostToContainer"
-    assert len(mounts) == 14
+    assert len(mounts) == 13
