@@ -133,10 +133,10 @@ class Pools:
 
     def read(self, name: str) -> AddressPool:
         """The pool as it is now. Raises ApiError, and NotReadyYet if there is none."""
-        self._known.pop(name, None)
         try:
             self._known[name] = found = self._api.get(AddressPool, name)
         except NotFound:
+            self._known.pop(name, None)
             raise NotReadyYet(
                 f"there is no AddressPool {name}: podfabric's controller makes it from the "
                 "definition: see that it runs (kubectl -n podfabric get deploy)"
@@ -183,7 +183,7 @@ class Pools:
         )
 
     def known(self, name: str) -> AddressPool | None:
-        """The pool as it was read last; None if that failed, or never happened."""
+        """The pool as it was read last; None if there was none, or it was never read."""
         pool = self._known.get(name)
         return None if pool is None else self._used(pool)
 

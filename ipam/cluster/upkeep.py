@@ -123,24 +123,23 @@ class Upkeep:
         """
         if self.leaving:
             return False
-        now, known = self._clock(), self._pools.known(name)
-        fresh = now - (0.0 if known is None else _look_every(known))
-        if self._pool_seen.get(name, -math.inf) < max(since, fresh):
+        now, pool = self._clock(), self._pools.known(name)
+        if self._pool_seen.get(name, -math.inf) < max(since, now - _look_every(pool)):
             self._pool_seen[name] = now
-            with suppress(Unusable):  # it is gone
-                try:
-                    self._pools.read(name)
-                except ApiError:
-                    return True
-        pool = self._pools.known(name)
+            with suppress(Unusable, ApiError):  # it is gone, or counts as it was read last
+                self._pools.read(name)
+            pool = self._pools.known(name)
         return pool is not None and pool.spec.state == "Active" and not is_scarce(pool)
 
 
-def _look_every(pool: AddressPool) -> float:
-    """Seconds from one look at the pool to the next.
+def _look_every(pool: AddressPool | None) -> float:
+    """Seconds from one look at the pool to the next; the least for a pool that could not be read.
 
-    One for each block that can be leased before the pool is scarce; and all nodes that keep a block
-    look at most ten times a second together.
+    One second for each block that can be leased before the pool is scarce. All nodes that keep a
+    block look at the pool at most ten times a second together.
     """
-    blocks, (least, most) = pool.status.blocks, _LOOK_AT_POOL
+    least, most = _LOOK_AT_POOL
+    if pool is None:
+        return least
+    blocks = pool.status.blocks
     return min(most, max(least, ENOUGH * blocks.total - blocks.leased, blocks.leased / 10))

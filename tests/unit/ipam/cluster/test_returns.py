@@ -116,6 +116,20 @@ def test_a_pool_that_becomes_scarce_gets_a_block_back_that_was_kept(
     assert blocks_of(server) == []
 
 
+def test_a_pool_that_cannot_be_read_is_not_asked_for_every_second(
+    server: FakeApi, node: ClusterNode
+) -> None:
+    fill(node, 1)
+    node.api.faults = lambda verb, kind, name: (
+        Fault.LOST_REQUEST if (verb, kind) == ("get", "AddressPool") else None
+    )
+    node.delete("p0")
+    node.api.calls.clear()
+    node.steps(25, 1.0)
+    assert node.api.calls["get", "AddressPool"] == 1
+    assert len(blocks_of(server)) == 1
+
+
 def test_blocks_of_one_address_go_back_at_once(server: FakeApi, node: ClusterNode) -> None:
     put_pool(server, "10.1.0.0/28", size=1)
     ipam = {"range": "10.1.0.0/28"}
