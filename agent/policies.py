@@ -1,4 +1,4 @@
-"""The rules that an agent goes by, of the node and of the cluster, and what it tells of denials."""
+"""The rules of the node and of the cluster for an agent's plugins; counts and reports denials."""
 
 import os
 import re
@@ -67,7 +67,7 @@ class AgentPolicies(Subjects):
                 self._follower.start()
 
     def close(self) -> None:
-        """Follow no more. What is in force stays so for the calls that run."""
+        """Stop following the cluster. Calls that run keep the rules that are in force."""
         with self._starting:
             self._closed = True
         if self._follower is not None:
@@ -127,8 +127,8 @@ class AgentPolicies(Subjects):
 
 
 def _label(key: str) -> str:
-    """A configuration's key without indexes; "other" for what names a pool or a device, which the
-    endpoint shows to nobody."""
+    """A configuration's key without indexes. "other" stands for a key with the name of a pool or a
+    device: the endpoint shows no such name."""
     plain = _INDEX.sub("", key)
     return plain if _KEY.fullmatch(plain) else OTHER
 

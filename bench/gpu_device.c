@@ -5,10 +5,10 @@
  *   gpu_device uuid                  the first device's UUID, as 32 hexadecimal digits
  *   gpu_device launch COUNT          ns of an empty launch, synchronised after each thousand: median and 99th
  *                                    percentile of all but those that the gate times, one in 256, and of these
- *   gpu_device alloc COUNT BYTES LIVE  ns of a cuMemAlloc and its cuMemFree beside so many of 512 bytes: the same
+ *   gpu_device alloc COUNT BYTES LIVE  ns of a cuMemAlloc and its cuMemFree beside LIVE allocations of 512 bytes: the same
  *                                    two
  *   gpu_device address COUNT         ns of a cuGetProcAddress: the same two
- *   gpu_device resident LIVE         resident bytes of the process with so many allocations
+ *   gpu_device resident LIVE         resident bytes of the process with LIVE allocations
  *   gpu_device init                  calls cuInit at the first line of its input, or its end: its ns, and
  *                                    ns of CPU time. Then it waits for the end of its input
  *   gpu_device fill KIND BYTES       takes memory (alloc, physical, async) in pieces until it is refused:
