@@ -21,4 +21,4 @@ def _load() -> "Plugin":
     from ipam.executable import IpamExecutable
 
     paths = standalone.paths()
-    return IpamExecutable(node_facts.addresses_of(paths, *cluster.on_node(paths)), paths.locks)
+    return IpamExecutable(node_facts.addresses_of(paths, cluster.on_node(paths)), paths.locks)

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from base.pod import Pod
-from cni.policy.document import Rule, Subjects
+from cni.policy.document import Rule
 from cni.policy.rules import Policy
 from cni.policy.values import NOTHING, Span
 from cni.spec.errors import CNIError, Code
@@ -139,10 +139,10 @@ class Allowance(msgspec.Struct, frozen=True):
         )
 
 
-def of_pod(policy: Policy, pod: Pod, subjects: Subjects | None = None) -> Allowance:
+def of_pod(policy: Policy, pod: Pod) -> Allowance:
     """What the ADD of a pod may use. CNIError 11 if that cannot be told now."""
-    subjects = subjects or Subjects()
-    return _by([rule for rule in policy.rules if rule.is_for(pod, subjects)] or [policy.otherwise])
+    own = [rule for rule in policy.rules if rule.is_for(pod, policy.subjects)]
+    return _by(own or [policy.otherwise])
 
 
 def of_anyone(policy: Policy) -> Allowance:
