@@ -34,7 +34,7 @@ from base.paths import Paths
 from base.pod import Pod
 from cni.spec.attachment import Attachment
 from cni.spec.config import IpamConfig, decode_for_removal
-from cni.spec.request import Request
+from cni.spec.request import Request, of_environ
 from host.namespaces import NetworkNamespace, where
 
 VERSION = 1
@@ -141,17 +141,7 @@ class JournalEntry(msgspec.Struct, frozen=True, kw_only=True):
             "CNI_ARGS": self.args,
             "CNI_PATH": ":".join(self.path),
         }
-        return Request(
-            command="DEL",
-            container_id=self.container_id,
-            netns=self.netns,
-            ifname=self.ifname,
-            args=self.args,
-            path=self.path,
-            config=decode_for_removal(self.config.encode()),
-            network=self.network,
-            environ=environ,
-        )
+        return of_environ(environ, decode_for_removal(self.config.encode()), self.network)
 
     def undo_as(self, shape: type[U]) -> U:
         """The plugin's record as its type. Raises JournalDamaged if it has another shape."""
