@@ -16,7 +16,7 @@ from cni.attachments import probing, results
 from cni.attachments.journal import JournalDamaged, JournalEntry
 from cni.attachments.lifecycle import InterfacePlugin, Sandbox, Undo
 from cni.attachments.matching import matched, require_records
-from cni.attachments.sandbox import await_return
+from cni.attachments.sandbox import await_return, namespaces_of
 from cni.ipoib import check, child, options, parents, permitted
 from cni.ipoib.child import ChildRecord
 from cni.ipoib.options import IpoibOptions
@@ -94,26 +94,17 @@ class IPoIB(InterfacePlugin):
         mac = _recorded_mac(entry)
         removed = False
         own_gone = entry is not None  # the namespace that the entry names
-        for path in dict.fromkeys((request.netns, entry.netns if entry else "")):
-            if not path:
-                continue
-            descriptor = request.netns_descriptor if path == request.netns else None
-            try:
-                with (
-                    NetworkNamespace.open(path, descriptor) as namespace,
-                    netlink(namespace) as pod,
-                ):
-                    own = entry is not None and namespace.identity == entry.netns_identity
-                    own_gone = own_gone and not own
-                    removed |= child.remove(pod, attachment, mac if own else "")
-            except NamespaceGone:
-                continue
+        with namespaces_of(request, entry) as opened:
+            for namespace, pod in opened:
+                own = entry is not None and namespace.identity == entry.netns_identity
+                own_gone = own_gone and not own
+                removed |= child.remove(pod, attachment, mac if own else "")
         if entry is not None and removed:
             return
         with netlink() as host:
             if entry is None or not own_gone:
                 child.remove(host, attachment, on_host=True)
-            elif not _removed_from_nameless(attachment, entry, mac) and not wait_until(
+            elif not wait_until(
                 lambda: child.remove(host, attachment, mac, on_host=True), child.RETURN_TIME, 0.05
             ):
                 await_return(self.journal, entry, f'"{entry.ifname}"')
@@ -236,16 +227,6 @@ def _returned(mac: str, seconds: float) -> Link | None:
             return found if found is not None and not found.up else None
 
         return wait_until(returned, seconds, 0.05) or None
-
-
-def _removed_from_nameless(attachment: Attachment, entry: JournalEntry, mac: str) -> bool:
-    """Remove the child from a namespace whose path is gone while processes still live in it."""
-    nameless = NetworkNamespace.find(entry.netns_identity)
-    if nameless is None:
-        return False
-    with nameless as namespace, netlink(namespace) as pod:
-        child.remove(pod, attachment, mac)
-    return True
 
 
 def _recorded_mac(entry: JournalEntry | None) -> str:
