@@ -31,12 +31,18 @@ class NotAllowed(CNIError):
         self.value = value
         self.rules = rules
 
-    def among(self, code: int, messages: Iterable[str]) -> CNIError:
-        """The error for several candidates of which this one was refused by the rules."""
-        message = "; ".join(dict.fromkeys(messages))
-        if code != Code.NOT_ALLOWED:
-            return CNIError(code, message)
-        return NotAllowed(message, self.key, self.value, self.rules)
+
+def joined(refusals: Sequence[CNIError]) -> CNIError:
+    """One error for all candidates of an attachment: with code 11 if that is the code of any."""
+    if len(refusals) == 1:
+        return refusals[0]
+    codes = [refusal.code for refusal in refusals]
+    code = Code.TRY_AGAIN if Code.TRY_AGAIN in codes else max(codes)
+    message = "; ".join(dict.fromkeys(refusal.message for refusal in refusals))
+    refused = next((each for each in refusals if isinstance(each, NotAllowed)), None)
+    if refused is None or code != Code.NOT_ALLOWED:
+        return CNIError(code, message)
+    return NotAllowed(message, refused.key, refused.value, refused.rules)
 
 
 class Allowance(msgspec.Struct, frozen=True):

@@ -13,7 +13,7 @@ from base.paths import Paths
 from cni.attachments.journal import Journal, JournalDamaged, JournalEntry, Phase
 from cni.attachments.matching import Match
 from cni.attachments.sandbox import lives
-from cni.policy.allowance import Allowance, NotAllowed
+from cni.policy.allowance import Allowance, joined
 from cni.spec.attachment import Attachment
 from cni.spec.errors import CNIError, Code
 from cni.spec.notes import note
@@ -107,7 +107,7 @@ class Claimer:
             if not settling or time.monotonic() >= deadline:
                 for refused in owners.values():
                     refused.note()
-                raise _joined(refusals)
+                raise joined(refusals)
             interrupts.checkpoint()
             with interrupts.waiting():
                 time.sleep(pause)
@@ -200,16 +200,3 @@ class Claimer:
                 f"device {owner.device} cannot be released from an attachment whose sandbox is "
                 "gone (the agent's log says which, and why): try again later"
             ) from None
-
-
-def _joined(refusals: list[CNIError]) -> CNIError:
-    """One error for all candidates: with code 11 if that is the code of any."""
-    if len(refusals) == 1:
-        return refusals[0]
-    codes = [refusal.code for refusal in refusals]
-    code = Code.TRY_AGAIN if Code.TRY_AGAIN in codes else codes[0]
-    messages = [refusal.message for refusal in refusals]
-    refused = next((refusal for refusal in refusals if isinstance(refusal, NotAllowed)), None)
-    if refused is not None:
-        return refused.among(code, messages)
-    return CNIError(code, "; ".join(dict.fromkeys(messages)))
