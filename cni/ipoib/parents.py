@@ -146,9 +146,9 @@ def _require_own_hca(plan: ChildPlan, match: Match) -> None:
     reason = match.refusal(plan.hca, what, plan.rdma, 'set "master": "auto"')
     if reason is not None:
         raise mismatch(reason)
-    held = match.entitlement.held((plan.hca, *plan.rdma))
+    held = match.held((plan.hca, *plan.rdma))
     if held is not None:
-        raise match.entitlement.error(held, "master", what)
+        raise match.error(held, "master", what)
 
 
 def _allowed(paths: Paths, plan: ChildPlan, request: Request, match: Match) -> ChildPlan:

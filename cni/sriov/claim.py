@@ -144,13 +144,11 @@ class Claimer:
         self, host: Rtnetlink, address: str, request: Request, wanted: SriovOptions, match: Match
     ) -> tuple[SriovOptions, DevicePlan, Allowance]:
         """The options with what rules put in, the plan, and what else the attachment may use."""
-        allowance = match.entitlement.allowance
         function = pci.find(self._paths, address)
         if function is None:
-            return wanted, plan_of(host, self._paths, address, wanted), allowance
+            return wanted, plan_of(host, self._paths, address, wanted), match.allowance
         infiniband = devices.is_infiniband(host, self._paths, function)
-        key = wanted.device_key or "master"
-        allowance = match.using(address, key, address, allowance=allowance)
+        allowance = match.using(address, wanted.device_key or "master", address)
         plan = plan_of(host, self._paths, address, wanted)
         filled, allowance = permitted.completed(
             request, wanted, allowance, function, infiniband=infiniband

@@ -9,7 +9,7 @@ import pytest
 
 from base.pod import Pod
 from cni.attachments.journal import Journal
-from cni.attachments.matching import Entitlement, Match
+from cni.attachments.matching import Match
 from cni.policy.allowance import NotAllowed, of_pod
 from cni.policy.document import rules_of
 from cni.policy.rules import Policy
@@ -44,7 +44,7 @@ def claim(node: Node, *rules: dict[str, Any], **config: Any) -> ClaimedDevice:  
     )
     wanted = options.read(request)
     allowance = permitted.by_options(wanted, of_pod(policy, Pod("a", "p")))
-    match = Match(node.paths, PodHoldings(Pod()), "fabric/net1", Entitlement(allowance=allowance))
+    match = Match(node.paths, PodHoldings(Pod()), "fabric/net1", allowance)
     claimer = Claimer(Journal(node.paths), node.paths)
     with NetworkNamespace.open(netns) as namespace:
         claimed = claimer.claim(request, wanted, namespace, HOST, match)
