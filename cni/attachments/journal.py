@@ -165,10 +165,6 @@ class JournalEntry(msgspec.Struct, frozen=True, kw_only=True):
             segment=segment,
         )
 
-    def without_device(self) -> "JournalEntry":
-        """The entry once its device is released: from then on it may be another attachment's."""
-        return msgspec.structs.replace(self, device="")
-
 
 class _JournalFile(msgspec.Struct):
     crc32: str
@@ -267,7 +263,7 @@ class Journal:
 
     def release_device(self, entry: JournalEntry) -> None:
         """Write down that the attachment no longer has its device. The caller has its lock."""
-        self.write(entry.without_device())
+        self.write(msgspec.structs.replace(entry, device=""))
         self._forget(entry.device, os.path.basename(self._file_of(entry.attachment)))  # noqa: PTH119
 
     def remove(self, attachment: Attachment) -> None:

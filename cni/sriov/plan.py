@@ -132,13 +132,8 @@ def _require_kind(paths: Paths, function: Function, options: SriovOptions) -> No
                 f'"{name}": device {address} is not a VF, and this is an option of VFs: remove it'
             )
     if function.userspace:
-        netdev_options = {
-            "mtu": options.mtu,
-            "allmulti": options.allmulti,
-            "promisc": options.promisc,
-        }
-        for name, value in netdev_options.items():
-            if value is not None:
+        for name in ("mtu", "allmulti", "promisc"):
+            if getattr(options, name) is not None:
                 raise DeviceUnfit(
                     f'"{name}": device {address} has driver {function.driver} and so no '
                     "interface: remove it"
@@ -210,22 +205,21 @@ def _with_rdma_devices(paths: Paths, plan: DevicePlan, options: SriovOptions) ->
                 f"device {address} has the software RDMA device {name} on its interface, which the "
                 f"kernel destroys when the interface moves: delete it (rdma link delete {name})"
             )
-    if options.rdma_isolation:
-        require_isolation()
-        away = pci.rdma_of(paths, address)
-        if not names and away:
-            raise DeviceUnfit(
-                f'"rdmaIsolation": RDMA device {away[0]} of {address} is in another network '
-                "namespace: it may be returning from a pod",
-                Code.TRY_AGAIN,
-            )
-        if not names:
-            raise DeviceUnfit(
-                f'"rdmaIsolation": device {address} has no RDMA device: load the driver\'s RDMA '
-                "module, or leave the option out"
-            )
-    else:
+    if not options.rdma_isolation:
         return plan
+    require_isolation()
+    away = pci.rdma_of(paths, address)
+    if not names and away:
+        raise DeviceUnfit(
+            f'"rdmaIsolation": RDMA device {away[0]} of {address} is in another network '
+            "namespace: it may be returning from a pod",
+            Code.TRY_AGAIN,
+        )
+    if not names:
+        raise DeviceUnfit(
+            f'"rdmaIsolation": device {address} has no RDMA device: load the driver\'s RDMA '
+            "module, or leave the option out"
+        )
     with rdma.rdma() as socket:
         visible = {device.name: device for device in rdma.devices(socket)}
     for name in names:
