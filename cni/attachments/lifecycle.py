@@ -206,7 +206,8 @@ class InterfacePlugin(ABC):
         attachment = Attachment.of(request)
         with explained(), self.journal.locked(attachment):
             self.compare(attachment, request)
-            ipam = self._ipam.of(request, added=self._recorded_ipam(attachment))
+            entry = self.journal.read(attachment)
+            ipam = self._ipam.of(request, added=entry.ipam if entry is not None else IpamConfig())
             if ipam is not None:
                 ipam.check()
 
@@ -364,14 +365,6 @@ class InterfacePlugin(ABC):
             aside = self.journal.set_aside(attachment)
             note(f"the damaged journal file is kept as {aside}")
         self.journal.remove(attachment)
-
-    def _recorded_ipam(self, attachment: Attachment) -> IpamConfig:
-        """The IPAM plugin that the ADD ran; none where the journal cannot tell."""
-        try:
-            entry = self.journal.read(attachment)
-        except JournalDamaged:
-            return IpamConfig()
-        return entry.ipam if entry is not None else IpamConfig()
 
 
 def _was_made_for(entry: JournalEntry, request: Request) -> bool:
