@@ -310,7 +310,7 @@ class Journal:
     def entries(self) -> Iterator[JournalEntry | JournalDamaged]:
         """Every entry, or why it cannot be read, in no particular order."""
         try:
-            paths = self._files()
+            paths = self._paths(".json")
         except OSError as error:
             yield JournalDamaged(f"journal {self._directory} cannot be read: {error.strerror}")
             return
@@ -380,12 +380,8 @@ class Journal:
     def _lock_of(self, key: str) -> str:
         return f"{self._locks}/attachment-{key}"
 
-    def _files(self) -> list[Path]:
-        """The paths of the entries' files. Raises OSError."""
-        return [path for path in self._paths(".json") if not path.name.startswith(".")]
-
     def _paths(self, ending: str) -> list[Path]:
-        """Raises OSError; glob would take an unreadable directory for empty."""
+        """Of this ending. Raises OSError; glob would take an unreadable directory for empty."""
         try:
             paths = sorted(self._directory.iterdir())
         except FileNotFoundError:
