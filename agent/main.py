@@ -144,14 +144,9 @@ class Agent:
         self._pools = cluster_addresses.pools_of(paths, self._store, ipam)
         policies = self._policies = AgentPolicies(paths, self._policy)
         stack.callback(policies.close)
-        self._addresses = AddressPlugin(
-            stores,
-            cache(paths.boot_id),
-            policies.source,
-            policies,
-        )
-        self._ipoib = IPoIB(paths, self._addresses, policies.source, policies)
-        self._sriov = Sriov(paths, self._addresses, policies.source, policies)
+        self._addresses = AddressPlugin(stores, cache(paths.boot_id), policies.source)
+        self._ipoib = IPoIB(paths, self._addresses, policies.source)
+        self._sriov = Sriov(paths, self._addresses, policies.source)
         self._rdma = Rdma(paths)
         self._events = AgentEvents()
         stack.callback(self._events.close)

@@ -15,7 +15,7 @@ from base.pod import Pod
 from cni.policy import cluster, rules
 from cni.policy.allowance import NotAllowed
 from cni.policy.cluster import ClusterPolicies
-from cni.policy.document import NODE, Subjects, unknown
+from cni.policy.document import NODE, unknown
 from cni.spec.errors import CNIError, Code
 from cni.spec.plugin import Plugin
 from cni.spec.request import Request
@@ -33,8 +33,8 @@ _INDEX = re.compile(r"\[[0-9]+\]")
 _KEY = re.compile(r"[A-Za-z_.]{1,64}")
 
 
-class AgentPolicies(Subjects):
-    """Who asks, and by `source` the rules: for the plugins, whose denials are counted and told.
+class AgentPolicies:
+    """By `source` the rules, for the plugins, whose denials are counted and told.
 
     `node` returns the rules of config.yaml. Where these follow the cluster, `start` begins that.
     """
@@ -50,7 +50,7 @@ class AgentPolicies(Subjects):
         self._closed = False
         self._counting = threading.Lock()
         self._denials: Counter[tuple[str, str]] = Counter()
-        self.source = cluster.joined(node, self._present)
+        self.source = cluster.joined(node, self._present, self._service_account)
 
     def start(self) -> None:
         """Take the node's rules, and follow the cluster's if the node does now."""
@@ -73,10 +73,7 @@ class AgentPolicies(Subjects):
         if self._follower is not None:
             self._follower.close()
 
-    def labels(self, namespace: str) -> Mapping[str, str]:
-        return self._present().labels(namespace)
-
-    def service_account(self, pod: Pod) -> str:
+    def _service_account(self, pod: Pod) -> str:
         if self._follower is None:
             raise unknown("who asks", "it does not follow the cluster")
         return self._follower.service_account(pod)

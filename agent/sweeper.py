@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 from agent.metrics import Metrics
 from base import loops
-from cni.attachments.sweep import REMOVED, Outcome
+from cni.attachments.sweep import Outcome
 from cni.spec.errors import CNIError
 
 EVERY = 60.0  # seconds
@@ -56,7 +56,7 @@ class Sweeper:
             loops.failed("sweep")
             return
         loops.worked("sweep")
-        removed = sum(isinstance(outcome, REMOVED) for outcome in outcomes)
+        removed = sum(outcome.removed for outcome in outcomes)
         self._metrics.swept(removed=removed, errors=len(outcomes) - removed)
         is_first = self._told is None
         self._tell([str(outcome) for outcome in outcomes])

@@ -50,20 +50,6 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     said: str = ""  # the error that a pod would get
 
 
-class _Known(Subjects):
-    """The labels of the namespaces that are known, and one service account for all pods."""
-
-    def __init__(self, labels: Mapping[str, Mapping[str, str]], account: str) -> None:
-        self._labels = labels
-        self._account = account  # "" is none that a rule names
-
-    def labels(self, namespace: str) -> Mapping[str, str]:
-        return self._labels.get(namespace, {})
-
-    def service_account(self, pod: Pod) -> str:
-        return self._account
-
-
 def verdicts(
     definitions: Sequence[WrittenDefinition],
     policy: Policy,
@@ -106,12 +92,14 @@ def _of_definition(
     policy: Policy,
     labels: Mapping[str, Mapping[str, str]],
 ) -> Iterator[Verdict]:
+    subjects = Subjects(lambda namespace: labels.get(namespace, {}), lambda pod: account)
+    policy = msgspec.structs.replace(policy, subjects=subjects)
     name, plugin = f"{definition.namespace}/{definition.name}", ""
     verdict = partial(Verdict, definition=name, namespace=namespace, service_account=account)
     try:
         for config in _plugins(definition):
             plugin = str(config.get("type", ""))
-            allowed = allowance.of_pod(policy, Pod(namespace, "pod"), _Known(labels, account))
+            allowed = allowance.of_pod(policy, Pod(namespace, "pod"))
             request = Request(
                 command="ADD",
                 args=f"K8S_POD_NAMESPACE={namespace};K8S_POD_NAME=pod",

@@ -25,7 +25,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         paths = Paths.from_environ(os.environ)
         procfs.use(paths.proc)
-        addresses = node_facts.addresses_of(paths, *cluster.on_node(paths))
+        addresses = node_facts.addresses_of(paths, cluster.on_node(paths))
         done = sweep_all(addresses, IPoIB(paths), Sriov(paths))
     except CNIError as error:
         sys.stderr.write(f"podfabric sweep: {error}\n")

@@ -1,18 +1,74 @@
-"""What an executable of a plugin begins with: it works on the node's files only without an agent.
+"""The executables of the plugins, without an agent: each works on the node's files.
 
 An agent that serves holds the lock `Paths.agent_lock`. An executable shares it with other
 executables until its process ends, so an agent that starts waits for running calls.
+
+Every call pays for imports, so an executable imports its plugin when a verb needs it.
 """
 
-import fcntl
-import os
+from cni.spec.entry import main as serve
 
-from base.paths import Paths
-from cni.spec.errors import CNIError, Code
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from base.paths import Paths
+    from cni.spec.plugin import Plugin
 
 
-def paths() -> Paths:
+def ipoib() -> None:
+    """The executable `ipoib`."""
+
+    def load() -> "Plugin":
+        from cni.ipoib.plugin import IPoIB
+
+        return IPoIB(paths())
+
+    serve(load, "podfabric ipoib: gives a pod an IP-over-InfiniBand interface")
+
+
+def sriov() -> None:
+    """The executable `sriov`."""
+
+    def load() -> "Plugin":
+        from cni.sriov.plugin import Sriov
+
+        return Sriov(paths())
+
+    serve(load, "podfabric sriov: moves an SR-IOV virtual function into a pod")
+
+
+def rdma() -> None:
+    """The executable `rdma`."""
+
+    def load() -> "Plugin":
+        from cni.rdma.plugin import Rdma
+
+        return Rdma(paths())
+
+    serve(load, "podfabric rdma: gives a pod the RDMA device of the VF that sriov gave it")
+
+
+def ipam() -> None:
+    """The executable `podfabric-ipam`."""
+
+    def load() -> "Plugin":
+        from cni.attachments import node_facts
+        from cni.policy import cluster
+        from ipam.executable import IpamExecutable
+
+        node = paths()
+        return IpamExecutable(node_facts.addresses_of(node, cluster.on_node(node)), node.locks)
+
+    serve(load, "podfabric-ipam: gives pods addresses from ranges, kept on this node")
+
+
+def paths() -> "Paths":
     """The node's files. CNIError 114 if an agent owns them, 5 if that cannot be seen."""
+    import fcntl
+    import os
+
+    from base.paths import Paths
+    from cni.spec.errors import CNIError, Code
+
     node = Paths.from_environ(os.environ)
     try:
         lock = os.open(node.agent_lock, os.O_RDONLY | os.O_CLOEXEC)  # open until the process ends

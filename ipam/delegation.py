@@ -14,7 +14,6 @@ from base import interrupts
 from base.pod import Pod
 from cni.policy import rules
 from cni.policy.allowance import Allowance, of_anyone, of_pod
-from cni.policy.document import Subjects
 from cni.spec import delegate
 from cni.spec.config import SERVED, IpamConfig
 from cni.spec.errors import CNIError, Code, invalid_config
@@ -90,17 +89,10 @@ class Delegation:
     only if `policy` allows their type and the paths in their options.
     """
 
-    def __init__(
-        self,
-        plugin: AddressPlugin,
-        directory: Path,
-        policy: rules.Source,
-        subjects: Subjects | None = None,
-    ) -> None:
+    def __init__(self, plugin: AddressPlugin, directory: Path, policy: rules.Source) -> None:
         self._plugin = plugin
         self._directory = directory
         self._policy = policy
-        self._subjects = subjects
 
     def of_add(self, request: Request, allowance: Allowance) -> tuple[IpamCall | None, Allowance]:
         """The IPAM plugin that an ADD names, if any, and what the attachment may use beside it.
@@ -163,7 +155,7 @@ class Delegation:
         if request.command == "DEL":
             with suppress(CNIError):
                 pod = request.arguments.pod
-        return of_pod(self._policy(), pod, self._subjects)
+        return of_pod(self._policy(), pod)
 
     def _is_ours(self, ipam_type: str, request: Request) -> bool:
         """Whether this package serves the type. CNIError 101 if that is uncertain."""

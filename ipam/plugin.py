@@ -13,7 +13,6 @@ from base.pod import Pod
 from base.text import printable
 from cni.policy import rules
 from cni.policy.allowance import Allowance, of_pod
-from cni.policy.document import Subjects
 from cni.policy.rules import Policy
 from cni.spec.attachment import Attachment
 from cni.spec.errors import CNIError, Code, invalid_config
@@ -54,9 +53,7 @@ class AddressPlugin:
         stores: Stores,
         boot_id: Callable[[], str],
         policy: rules.Source = Policy,
-        subjects: Subjects | None = None,
     ) -> None:
-        self._subjects = subjects
         self._stores = stores
         self._store = stores.of_node
         self._boot_id = boot_id
@@ -99,7 +96,7 @@ class AddressPlugin:
 
         CNIError 121 for what is not allowed, 5 or 11 if that cannot be told.
         """
-        allowed = of_pod(self._policy(), request.arguments.pod, self._subjects)
+        allowed = of_pod(self._policy(), request.arguments.pod)
         return self.permitted(request, permitted.of_type(allowed, request.config.ipam.type))
 
     def permitted(self, request: Request, allowed: Allowance) -> Allowance:
@@ -257,8 +254,7 @@ class AddressPlugin:
         directories: tuple[str, ...] = ()
         if log_file:
             try:
-                pod = request.arguments.pod
-                directories = of_pod(self._policy(), pod, self._subjects).host_paths
+                directories = of_pod(self._policy(), request.arguments.pod).host_paths
             except CNIError as error:
                 note(printable(f"policy: {error}"))
             warn_of_ignored((), {"log_file": log_file}, directories)

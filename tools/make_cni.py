@@ -19,18 +19,18 @@ _SCRIPT = """\
 #!{python} -IS
 import sys
 sys.path[1:1] = {path!r}
-from {module} import main
-main()
+from cni.standalone import {executable}
+{executable}()
 """
 
 
 def script(name: str) -> bytes:
     """The executable of a plugin."""
-    module = {"ib-sriov": "sriov"}.get(name, name)
+    executable = {"ib-sriov": "sriov"}.get(name, name)
     return _SCRIPT.format(
         python=Path(sys.prefix) / "bin" / "python3",
         path=[str(CODE), sysconfig.get_paths()["purelib"]],
-        module=f"cni.{module if module in ('ipoib', 'rdma', 'sriov') else 'ipam'}",
+        executable=executable if executable in ("ipoib", "rdma", "sriov") else "ipam",
     ).encode()
 
 

@@ -34,7 +34,7 @@ from base.paths import Paths
 from base.pod import Pod
 from cni.spec.attachment import Attachment
 from cni.spec.config import IpamConfig, decode_for_removal
-from cni.spec.request import Request
+from cni.spec.request import Request, of_environ
 from host.namespaces import NetworkNamespace, where
 
 VERSION = 1
@@ -141,17 +141,7 @@ class JournalEntry(msgspec.Struct, frozen=True, kw_only=True):
             "CNI_ARGS": self.args,
             "CNI_PATH": ":".join(self.path),
         }
-        return Request(
-            command="DEL",
-            container_id=self.container_id,
-            netns=self.netns,
-            ifname=self.ifname,
-            args=self.args,
-            path=self.path,
-            config=decode_for_removal(self.config.encode()),
-            network=self.network,
-            environ=environ,
-        )
+        return of_environ(environ, decode_for_removal(self.config.encode()), self.network)
 
     def undo_as(self, shape: type[U]) -> U:
         """The plugin's record as its type. Raises JournalDamaged if it has another shape."""
@@ -174,10 +164,6 @@ class JournalEntry(msgspec.Struct, frozen=True, kw_only=True):
             addresses=tuple(addresses),
             segment=segment,
         )
-
-    def without_device(self) -> "JournalEntry":
-        """The entry once its device is released: from then on it may be another attachment's."""
-        return msgspec.structs.replace(self, device="")
 
 
 class _JournalFile(msgspec.Struct):
@@ -277,7 +263,7 @@ class Journal:
 
     def release_device(self, entry: JournalEntry) -> None:
         """Write down that the attachment no longer has its device. The caller has its lock."""
-        self.write(entry.without_device())
+        self.write(msgspec.structs.replace(entry, device=""))
         self._forget(entry.device, os.path.basename(self._file_of(entry.attachment)))  # noqa: PTH119
 
     def remove(self, attachment: Attachment) -> None:
@@ -324,7 +310,7 @@ class Journal:
     def entries(self) -> Iterator[JournalEntry | JournalDamaged]:
         """Every entry, or why it cannot be read, in no particular order."""
         try:
-            paths = self._files()
+            paths = self._paths(".json")
         except OSError as error:
             yield JournalDamaged(f"journal {self._directory} cannot be read: {error.strerror}")
             return
@@ -394,12 +380,8 @@ class Journal:
     def _lock_of(self, key: str) -> str:
         return f"{self._locks}/attachment-{key}"
 
-    def _files(self) -> list[Path]:
-        """The paths of the entries' files. Raises OSError."""
-        return [path for path in self._paths(".json") if not path.name.startswith(".")]
-
     def _paths(self, ending: str) -> list[Path]:
-        """Raises OSError; glob would take an unreadable directory for empty."""
+        """Of this ending. Raises OSError; glob would take an unreadable directory for empty."""
         try:
             paths = sorted(self._directory.iterdir())
         except FileNotFoundError:

@@ -24,7 +24,6 @@ from cni.attachments.matching import require_allowed
 from cni.attachments.sandbox import lives
 from cni.policy import allowance, cluster, rules
 from cni.policy.allowance import Allowance
-from cni.policy.document import Subjects
 from cni.spec.attachment import Attachment
 from cni.spec.config import IpamConfig
 from cni.spec.entry import VERSIONS
@@ -162,15 +161,11 @@ class InterfacePlugin(ABC):
         paths: Paths,
         addresses: AddressPlugin | None = None,
         policy: rules.Source | None = None,
-        subjects: Subjects | None = None,
     ) -> None:
         self.paths = paths
-        if policy is None:
-            policy, subjects = cluster.on_node(paths)
-        self._policy = policy
-        self._subjects = subjects
-        self._addresses = addresses or node_facts.addresses_of(paths, policy, subjects)
-        self._ipam = Delegation(self._addresses, paths.cni_bin, self._policy, subjects)
+        self._policy = policy or cluster.on_node(paths)
+        addresses = addresses or node_facts.addresses_of(paths, self._policy)
+        self._ipam = Delegation(addresses, paths.cni_bin, self._policy)
         self.journal = Journal(paths)
 
     @abstractmethod
@@ -211,7 +206,8 @@ class InterfacePlugin(ABC):
         attachment = Attachment.of(request)
         with explained(), self.journal.locked(attachment):
             self.compare(attachment, request)
-            ipam = self._ipam.of(request, added=self._recorded_ipam(attachment))
+            entry = self.journal.read(attachment)
+            ipam = self._ipam.of(request, added=entry.ipam if entry is not None else IpamConfig())
             if ipam is not None:
                 ipam.check()
 
@@ -255,7 +251,7 @@ class InterfacePlugin(ABC):
 
     def _allowance(self, request: Request) -> Allowance:
         """What the ADD of the request's pod may use. CNIError 5 or 11 if that cannot be told."""
-        return allowance.of_pod(self._policy(), request.arguments.pod, self._subjects)
+        return allowance.of_pod(self._policy(), request.arguments.pod)
 
     def _require_possible(self, *, match_device: bool, pf_only: bool = False) -> None:
         """Raise CNIError 121 for options that the policy allows no pod."""
@@ -369,14 +365,6 @@ class InterfacePlugin(ABC):
             aside = self.journal.set_aside(attachment)
             note(f"the damaged journal file is kept as {aside}")
         self.journal.remove(attachment)
-
-    def _recorded_ipam(self, attachment: Attachment) -> IpamConfig:
-        """The IPAM plugin that the ADD ran; none where the journal cannot tell."""
-        try:
-            entry = self.journal.read(attachment)
-        except JournalDamaged:
-            return IpamConfig()
-        return entry.ipam if entry is not None else IpamConfig()
 
 
 def _was_made_for(entry: JournalEntry, request: Request) -> bool:

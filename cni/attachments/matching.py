@@ -57,61 +57,26 @@ class Denied(msgspec.Struct, frozen=True):
     held: bool  # another pod holds it exclusively
 
 
-class Entitlement(msgspec.Struct, frozen=True):
-    """What one attachment of a pod may have."""
-
-    others: OfOtherPods = OfOtherPods()  # what is for other pods than this one
-    allowance: Allowance = Allowance()
-    match_device: bool = True
-
-    def held(self, names: Iterable[str]) -> Denied | None:
-        """The device, if another pod holds it exclusively; `names` are its address and RDMA
-        devices.
-        """
-        if self._may_be_unassigned and not self.match_device:
-            return None
-        held = self.others.held
-        return next((Denied(name, held[name], True) for name in names if name in held), None)
-
-    def denied(self, names: Iterable[str]) -> Denied | None:
-        """The device, if it may not be taken away from the host for this pod; `names` as above."""
-        names = tuple(names)
-        held = self.held(names)
-        if held is not None or self._may_be_unassigned or not self.match_device:
-            return held
-        pooled = self.others.pooled
-        return next((Denied(name, pooled[name], False) for name in names if name in pooled), None)
-
-    def error(self, denied: Denied, key: str, what: str) -> CNIError:
-        """The error for it: `key` of the configuration led to the device, which `what` names."""
-        if denied.held and self.match_device:
-            return CNIError(
-                Code.DEVICE_MISMATCH,
-                f"{what} is on HCA {denied.device}, which the kubelet gave to another pod as "
-                f"{denied.resource}: {_REQUEST_ONE}, and let Multus pass its id",
-            )
-        reason = "another pod has" if denied.held else "is not this pod's"
-        text = f'"{key}": {what}, a device of resource {denied.resource} that {reason},'
-        return self.not_assigned(text, f"{_REQUEST_ONE}, and remove the key")
-
-    def not_assigned(self, text: str, remedy: str) -> CNIError:
-        """The error for what needs a device that this pod was not given."""
-        key = "unassigned_devices"
-        return self.allowance.not_settable(key, text, key, remedy)
-
-    @property
-    def _may_be_unassigned(self) -> bool:
-        return self.allowance.may("unassigned_devices", True)
-
-
 class Match:
-    """The HCAs that a pod holds, for the choice of one of its attachments."""
+    """The HCAs that a pod holds, for the choice of one of its attachments, and what it may have.
+
+    `others` are devices that are for other pods than this one.
+    """
 
     def __init__(
-        self, paths: Paths, holdings: PodHoldings, key: str, entitlement: Entitlement | None = None
+        self,
+        paths: Paths,
+        holdings: PodHoldings,
+        key: str,
+        allowance: Allowance = Allowance(),  # noqa: B008 - immutable
+        others: OfOtherPods = OfOtherPods(),  # noqa: B008 - immutable
+        *,
+        match_device: bool = True,
     ) -> None:
         self.holdings = holdings
-        self.entitlement = entitlement or Entitlement()
+        self.allowance = allowance
+        self._others = others
+        self._match_device = match_device
         self._paths = paths
         self._choices: PodChoices | None = None
         self._key = key
@@ -146,9 +111,9 @@ class Match:
                 '"k8s.v1.cni.cncf.io/resourceName" of the definition, and the pod\'s limits'
             )
         # It comes from another device plugin: the runtime says that the pod has it.
-        denied = self.entitlement.held((hca,))
+        denied = self.held((hca,))
         if denied is not None:
-            raise self.entitlement.error(denied, "deviceID", f'"deviceID" {device_id}')
+            raise self.error(denied, "deviceID", f'"deviceID" {device_id}')
         return [PodDevice("deviceID", device_id, _unrecorded(hca))]
 
     def take(self, hca: str) -> None:
@@ -156,29 +121,20 @@ class Match:
         if self._choices is not None and self.holdings.hca(hca) is not None:
             self._choices.record(self._key, hca)
 
-    def using(
-        self,
-        hca: str,
-        key: str,
-        shown: str,
-        *,
-        parent: str = "",
-        allowance: Allowance | None = None,
-    ) -> Allowance:
+    def using(self, hca: str, key: str, shown: str, *, parent: str = "") -> Allowance:
         """The allowance of the attachment on an HCA, which `key` of the configuration led to.
 
-        `parent` is the only interface of it that counts, if that is not "". `allowance` is the
-        attachment's so far. NotAllowed, if no rule that allows the rest has the device.
+        `parent` is the only interface of it that counts, if that is not "". NotAllowed, if no rule
+        that allows the rest has the device.
         """
-        allowance = allowance or self.entitlement.allowance
-        if allowance.has_every_device:
-            return allowance
+        if self.allowance.has_every_device:
+            return self.allowance
         if self._hcas is None:
             self._hcas = HCAsByName(self._paths)
         seen = self._hcas.get(hca) or unknown(hca)
         if parent:
             seen = msgspec.structs.replace(seen, netdevs=(parent,))
-        return allowance.using("devices", Device(seen, self._resources(hca)), key, shown)
+        return self.allowance.using("devices", Device(seen, self._resources(hca)), key, shown)
 
     def _resources(self, hca: str) -> frozenset[str]:
         """The resources by which the pod holds an HCA."""
@@ -211,6 +167,45 @@ class Match:
             f"{what} is on HCA {hca} ({names}), but pod {self.holdings.pod} was given "
             f"{self.holdings.shown()}: {remedy}, or {OPT_OUT}"
         )
+
+    def held(self, names: Iterable[str]) -> Denied | None:
+        """The device, if another pod holds it exclusively; `names` are its address and RDMA
+        devices.
+        """
+        if self._may_be_unassigned and not self._match_device:
+            return None
+        held = self._others.held
+        return next((Denied(name, held[name], True) for name in names if name in held), None)
+
+    def denied(self, names: Iterable[str]) -> Denied | None:
+        """The device, if it may not be taken away from the host for this pod; `names` as above."""
+        names = tuple(names)
+        held = self.held(names)
+        if held is not None or self._may_be_unassigned or not self._match_device:
+            return held
+        pooled = self._others.pooled
+        return next((Denied(name, pooled[name], False) for name in names if name in pooled), None)
+
+    def error(self, denied: Denied, key: str, what: str) -> CNIError:
+        """The error for it: `key` of the configuration led to the device, which `what` names."""
+        if denied.held and self._match_device:
+            return CNIError(
+                Code.DEVICE_MISMATCH,
+                f"{what} is on HCA {denied.device}, which the kubelet gave to another pod as "
+                f"{denied.resource}: {_REQUEST_ONE}, and let Multus pass its id",
+            )
+        reason = "another pod has" if denied.held else "is not this pod's"
+        text = f'"{key}": {what}, a device of resource {denied.resource} that {reason},'
+        return self.not_assigned(text, f"{_REQUEST_ONE}, and remove the key")
+
+    def not_assigned(self, text: str, remedy: str) -> CNIError:
+        """The error for what needs a device that this pod was not given."""
+        key = "unassigned_devices"
+        return self.allowance.not_settable(key, text, key, remedy)
+
+    @property
+    def _may_be_unassigned(self) -> bool:
+        return self.allowance.may("unassigned_devices", True)
 
     def _ordered(self, held: Iterable[PodDevice]) -> list[PodDevice]:
         by_hca = {device.device.id: device for device in held}
@@ -251,7 +246,9 @@ def matched(
         paths,
         holdings if wanted else PodHoldings(pod),
         f"{request.network}/{request.ifname}",
-        Entitlement(others(paths, every, holdings), allowance, match_device=wanted),
+        allowance,
+        others(paths, every, holdings),
+        match_device=wanted,
     )
 
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from base.paths import Paths
 from cni.attachments.journal import Journal, JournalDamaged, JournalEntry, Phase
 from cni.policy import rules
-from cni.policy.document import Subjects
 from cni.spec.errors import CNIError
 from host import addresses
 from host.errors import HostError
@@ -34,10 +33,10 @@ def store_of(paths: Paths) -> StoreFiles:
     return StoreFiles(paths.ipam, kept=False, facts=partial(look, paths))
 
 
-def addresses_of(paths: Paths, policy: rules.Source, subjects: Subjects | None) -> AddressPlugin:
+def addresses_of(paths: Paths, policy: rules.Source) -> AddressPlugin:
     """The IPAM plugin of a process that does one call."""
     stores = Stores(store_of(paths), lambda: scope.settings(paths.config).scope)
-    return AddressPlugin(stores, paths.boot_id, policy, subjects)
+    return AddressPlugin(stores, paths.boot_id, policy)
 
 
 def look(paths: Paths) -> NodeFacts:

@@ -1,12 +1,17 @@
-"""Whether an entry's sandbox still exists, and waiting for a device that a dead one returns."""
+"""The sandbox of an attachment: whether it still exists, and what a dead one has or returns."""
 
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime, timedelta
+from typing import NamedTuple
 
 import msgspec
 
 from cni.attachments.journal import Journal, JournalEntry, Phase
+from cni.spec.request import Request
 from host.errors import HostError, NamespaceGone
 from host.namespaces import NetworkNamespace, proves_absence
+from host.netlink import Rtnetlink, netlink
 
 PATIENCE = timedelta(seconds=30)  # for the kernel to tear a namespace down
 
@@ -35,6 +40,36 @@ def namespace_lives(entry: JournalEntry) -> bool:
         return not proves_absence(entry.netns, entry.netns_seen_from)
     with inhabited:
         return True
+
+
+class OpenNamespace(NamedTuple):
+    """A namespace that may have an attachment's interface, and a socket in it."""
+
+    namespace: NetworkNamespace
+    route: Rtnetlink
+
+
+@contextmanager
+def namespaces_of(request: Request, entry: JournalEntry | None) -> Iterator[list[OpenNamespace]]:
+    """The namespaces that may have an attachment's device: by path, or by a process in it."""
+    with ExitStack() as opened:
+        namespaces: list[OpenNamespace] = []
+
+        def keep(namespace: NetworkNamespace) -> None:
+            opened.enter_context(namespace)
+            route = opened.enter_context(netlink(namespace))  # this shows the identity, too
+            namespaces.append(OpenNamespace(namespace, route))
+
+        for path in filter(None, dict.fromkeys((request.netns, entry.netns if entry else ""))):
+            with suppress(NamespaceGone):
+                descriptor = request.netns_descriptor if path == request.netns else None
+                keep(NetworkNamespace.open(path, descriptor))
+        identity = entry.netns_identity if entry else ""
+        if identity and identity not in [each.namespace.identity for each in namespaces]:
+            nameless = NetworkNamespace.find(identity)
+            if nameless is not None:
+                keep(nameless)
+        yield namespaces
 
 
 def await_return(journal: Journal, entry: JournalEntry, what: str) -> None:

@@ -3,68 +3,24 @@
 It answers one outcome for each thing that it removed, could not remove, or could not read.
 """
 
-from collections.abc import Iterator
-
 import msgspec
 
 from base.locks import Busy
 from cni.attachments.journal import JournalDamaged, JournalEntry, Phase
 from cni.attachments.lifecycle import ERRORS, InterfacePlugin, explained
 from cni.attachments.sandbox import lives
-from cni.spec.attachment import Attachment
 from cni.spec.errors import CNIError
 from ipam.plugin import AddressPlugin
 
 
-class RemovedAttachment(msgspec.Struct, frozen=True):
-    """An attachment whose sandbox is gone."""
+class Outcome(msgspec.Struct, frozen=True):
+    """What a sweep removed, or what it could not remove or read, and why."""
 
-    attachment: Attachment
-
-    def __str__(self) -> str:
-        return f"removed {self.attachment}: its sandbox is gone"
-
-
-class RemovedStray(msgspec.Struct, frozen=True):
-    """A marked interface of the host that no attachment has."""
-
-    interface: str
+    text: str
+    removed: bool = True
 
     def __str__(self) -> str:
-        return f'removed stray interface "{self.interface}"'
-
-
-class ReleasedAddress(msgspec.Struct, frozen=True):
-    """An address that has been held since an earlier boot."""
-
-    address: str
-    holder: str
-
-    def __str__(self) -> str:
-        return f"released {self.address} of {self.holder}: reserved in an earlier boot"
-
-
-class SweepFailure(msgspec.Struct, frozen=True):
-    """What could not be removed, or None if the whole sweep of a plugin failed; and why."""
-
-    attachment: Attachment | None
-    reason: str
-
-    def __str__(self) -> str:
-        return f"{self.attachment or 'sweep'}: {self.reason}"
-
-
-class DamagedFile(msgspec.Struct, frozen=True):
-    """A journal file that cannot be read."""
-
-    reason: str
-
-    def __str__(self) -> str:
-        return f"{self.reason}: DEL of its attachment will go by the interface's mark"
-
-
-Outcome = RemovedAttachment | RemovedStray | ReleasedAddress | SweepFailure | DamagedFile
-REMOVED = (RemovedAttachment, RemovedStray, ReleasedAddress)
+        return self.text
 
 
 def sweep_all(addresses: AddressPlugin, *plugins: InterfacePlugin) -> tuple[Outcome, ...]:
@@ -85,13 +41,16 @@ def sweep_all(addresses: AddressPlugin, *plugins: InterfacePlugin) -> tuple[Outc
     # A node without this directory has no store, and a look would make one.
     if any(plugin.paths.ipam.is_dir() for plugin in plugins):
         try:
-            outcomes |= dict.fromkeys(_release_stale(addresses))
+            # A power cut may bring back reservations whose DEL had released them.
+            for each in addresses.release_stale():
+                text = f"released {each.address} of {each.holder}: reserved in an earlier boot"
+                outcomes[Outcome(text)] = None
         except CNIError as error:
             failure = failure or error
     if failure is not None and not outcomes:
         raise failure
     if failure is not None:
-        outcomes[SweepFailure(None, str(failure))] = None
+        outcomes[Outcome(f"sweep: {failure}", removed=False)] = None
     return tuple(outcomes)
 
 
@@ -103,18 +62,14 @@ def sweep(plugin: InterfacePlugin) -> tuple[Outcome, ...]:
         plugin.journal.remove_unfinished()
         for entry in plugin.journal.entries():
             if isinstance(entry, JournalDamaged):
-                outcomes.append(DamagedFile(str(entry)))
+                text = f"{entry}: DEL of its attachment will go by the interface's mark"
+                outcomes.append(Outcome(text, removed=False))
             elif entry.plugin == plugin.name:
                 outcome = _sweep_entry(plugin, entry, boot_id)
                 outcomes += [outcome] if outcome is not None else []
-        outcomes += map(RemovedStray, plugin.remove_strays())
+        for name in plugin.remove_strays():
+            outcomes.append(Outcome(f'removed stray interface "{name}"'))
     return tuple(outcomes)
-
-
-def _release_stale(addresses: AddressPlugin) -> Iterator[ReleasedAddress]:
-    """A power cut may bring back reservations whose DEL had released them."""
-    for reservation in addresses.release_stale():
-        yield ReleasedAddress(reservation.address, reservation.holder)
 
 
 def _sweep_entry(plugin: InterfacePlugin, entry: JournalEntry, boot_id: str) -> Outcome | None:
@@ -125,5 +80,5 @@ def _sweep_entry(plugin: InterfacePlugin, entry: JournalEntry, boot_id: str) -> 
     except Busy:
         return None  # an ADD or DEL of it is running
     except ERRORS as error:
-        return SweepFailure(entry.attachment, str(error))
-    return RemovedAttachment(entry.attachment)
+        return Outcome(f"{entry.attachment}: {error}", removed=False)
+    return Outcome(f"removed {entry.attachment}: its sandbox is gone")

@@ -10,6 +10,7 @@ from cni.spec.request import Request
 from cni.spec.result import Interface
 from host import links
 from host.links import Link
+from host.netdev_move import Mark
 
 
 def check(journal: Journal, attachment: Attachment, request: Request) -> None:
@@ -38,7 +39,7 @@ def _compare_link(
         f'"{link.name}"',
         {
             "kind": (link.kind, "ipoib"),
-            "alias": (link.alias, child.alias_of(attachment)),
+            "alias": (link.alias, Mark(attachment.key).alias),
             "parent": (link.parent, parent.index),
             "P_Key": (f"{link.pkey or 0:#06x}", f"{record.pkey:#06x}"),
             "mode": (link.mode, record.mode),

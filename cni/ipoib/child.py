@@ -11,8 +11,6 @@ the initial namespace, down and under any name (ipoib_link_ops.netns_refund).
 
 import hashlib
 import socket
-from collections.abc import Iterable
-from contextlib import suppress
 
 import msgspec
 
@@ -21,7 +19,6 @@ from cni.ipoib.parents import ChildPlan
 from cni.spec.attachment import Attachment
 from host import link_changes, links, netdev_move
 from host.addresses import Sysctl
-from host.errors import HostError
 from host.links import Link
 from host.namespaces import NetworkNamespace
 from host.netdev_move import Mark
@@ -75,19 +72,9 @@ def record_of_adopted(link: Link) -> ChildRecord:
     )
 
 
-def alias_of(attachment: Attachment) -> str:
-    """The mark of an attachment's child."""
-    return Mark(attachment.key).alias
-
-
-def temporary_name(attachment: Attachment) -> str:
-    """The child's name before it is moved."""
-    return Mark(attachment.key).temporary_name
-
-
 def make(host: Rtnetlink, attachment: Attachment, plan: ChildPlan) -> Link:
     """Make the child on the host, down, with its MTU."""
-    name = temporary_name(attachment)
+    name = Mark(attachment.key).temporary_name
     child = link_changes.make_ipoib_child(
         host, name, plan.parent, plan.pkey, plan.mode, plan.umcast
     )
@@ -95,18 +82,6 @@ def make(host: Rtnetlink, attachment: Attachment, plan: ChildPlan) -> Link:
     if child.mtu != plan.mtu:
         link_changes.set_mtu(host, child, plan.mtu)
     return child
-
-
-def move(
-    host: Rtnetlink,
-    pod: Rtnetlink,
-    namespace: NetworkNamespace,
-    child: Link,
-    attachment: Attachment,
-) -> Link:
-    """Move the child into the pod and rename it. Answers it as it is in the pod."""
-    mark = Mark(attachment.key)
-    return netdev_move.move_in(host, pod, namespace, child, attachment.ifname, mark)
 
 
 def configure(
@@ -154,7 +129,7 @@ def is_ours(link: Link, attachment: Attachment, mac: str = "") -> bool:
     A pod can overwrite the mark. `mac`, the address in the journal, counts too where it is given:
     for the attachment's own namespace, and for interfaces that come back from it.
     """
-    marked = link.alias == alias_of(attachment)
+    marked = link.alias == Mark(attachment.key).alias
     remarked = mac != "" and link.mac == mac and not _has_mark(link)
     return link.kind == "ipoib" and link.parent != 0 and (marked or remarked)
 
@@ -175,31 +150,21 @@ def _is_unmarked(link: Link, attachment: Attachment) -> bool:
 
     An administrator could use the temporary name, so it must also be a child without an alias.
     """
-    return link.name == temporary_name(attachment) and link.parent != 0 and not link.alias
+    name = Mark(attachment.key).temporary_name
+    return link.name == name and link.parent != 0 and not link.alias
 
 
-def remove(host: Rtnetlink, pod: Rtnetlink, attachment: Attachment) -> None:
-    """Delete the child of an ADD that fails, wherever it is by now."""
-    remove_from_pod(pod, attachment)
-    remove_from_host(host, attachment)
-
-
-def remove_from_pod(pod: Rtnetlink, attachment: Attachment, mac: str = "") -> bool:
-    """Delete the child in the pod, also if it was renamed there. Answers whether it was there."""
+def remove(
+    route: Rtnetlink, attachment: Attachment, mac: str = "", *, on_host: bool = False
+) -> bool:
+    """Delete the child where `route` leads, also if it was renamed there. Answers whether it was
+    there. `mac` as for `is_ours`; on the host only what is down has come back.
+    """
     removed = False
-    for link in links.every(pod, "ipoib"):
-        if is_ours(link, attachment, mac) or _is_unmarked(link, attachment):
-            link_changes.delete(pod, link)
-            removed = True
-    return removed
-
-
-def remove_from_host(host: Rtnetlink, attachment: Attachment, mac: str = "") -> bool:
-    """Delete the child on the host: not moved yet, or come back. Answers whether it was there."""
-    removed = False
-    for link in links.every(host, "ipoib"):
-        if _is_unmarked(link, attachment) or is_ours(link, attachment, "" if link.up else mac):
-            link_changes.delete(host, link)
+    for link in links.every(route, "ipoib"):
+        own_mac = "" if on_host and link.up else mac
+        if _is_unmarked(link, attachment) or is_ours(link, attachment, own_mac):
+            link_changes.delete(route, link)
             removed = True
     return removed
 
@@ -208,13 +173,3 @@ def returned(host: Rtnetlink) -> list[Link]:
     """The marked children that came back to the host."""
     found = links.every(host, "ipoib")
     return [link for link in found if link.alias.startswith(ALIAS_PREFIX) and link.parent]
-
-
-def remove_strays(host: Rtnetlink, strays: Iterable[Link]) -> list[str]:
-    """Delete these children; the names of those that are deleted."""
-    removed = []
-    for link in strays:
-        with suppress(HostError):  # the next sweep tries again
-            link_changes.delete(host, link)
-            removed.append(link.name)
-    return removed

@@ -50,12 +50,7 @@ class IpoibKeys(msgspec.Struct, kw_only=True):
     match_device: bool = True
 
 
-KNOWN = frozenset(
-    (
-        *("master", "pkey", "mode", "umcast", "mtu", "proxy_arp", "accept_ra", "wait_carrier"),
-        *("ipam", "dns", "match_device"),
-    )
-)
+KNOWN = frozenset({"ipam", *IpoibKeys.__struct_fields__})
 
 
 class IpoibOptions(msgspec.Struct, frozen=True, kw_only=True):

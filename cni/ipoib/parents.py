@@ -1,7 +1,5 @@
 """Chooses the parent and plans the child on it, or says why not (P_Key table, MTU, HCA)."""
 
-from collections.abc import Callable
-
 import msgspec
 
 from base import interrupts
@@ -9,8 +7,8 @@ from base.paths import Paths
 from cni.attachments.matching import Match, mismatch, none_given
 from cni.ipoib import permitted
 from cni.ipoib.options import CONNECTED, CONNECTED_MTU, DATAGRAM, IpoibOptions
-from cni.policy.allowance import Allowance, NotAllowed
-from cni.spec.errors import CNIError, Code
+from cni.policy.allowance import Allowance, joined
+from cni.spec.errors import CNIError, Code, invalid_config
 from cni.spec.request import Request
 from host import infiniband, links, pci
 from host.links import Link
@@ -51,57 +49,59 @@ def choose(
     An ADD passes its request and the match of its pod. Raises CNIError with the reason for each
     master that cannot: 7, 11 if waiting may help, 120 if only other HCAs than the pod's can.
     """
-    reasons = []
-    code: int = Code.INVALID_CONFIG
-    refused: NotAllowed | None = None
-
-    def others() -> str:
-        return _others(route)  # a look at all interfaces of the host
-
+    refusals: list[CNIError] = []
     for name in options.masters or _given_parents(route, paths, options, match):
         interrupts.checkpoint()
-        parent = links.find(route, name)
-        reason = _unfit(name, parent, others)
-        if parent is not None and reason is None:
-            plan = _plan(paths, parent, options)
-            refusal: CNIError | None = None
-            if match is not None and request is not None:
-                try:
-                    plan = _allowed(paths, plan, request, match)
-                except NotAllowed as not_allowed:
-                    refusal = refused = not_allowed
-            reason = _refused(plan) if refusal is None else None
-            if match is not None and reason is None and refusal is None:
-                refusal = _other_hca(plan, match)
-            if refusal is not None:
-                reason, code = refusal.message, refusal.code
-            if reason is None and parent.up:
-                return plan
-        if reason is None:
-            code = Code.TRY_AGAIN
-            reason = (
-                f'parent "{name}" is down, so its children have no carrier: ip link set {name} up'
-            )
-        reasons.append(reason)
-    raise refused.among(code, reasons) if refused else CNIError(code, "; ".join(reasons))
+        try:
+            return _child_on(name, route, paths, options, request, match)
+        except CNIError as refusal:
+            refusals.append(refusal)
+    raise joined(refusals)
 
 
-def _unfit(name: str, parent: Link | None, others: Callable[[], str]) -> str | None:
-    """Why an interface cannot be a parent; None if it can. `others` names those that can."""
+def _child_on(
+    name: str,
+    route: Rtnetlink,
+    paths: Paths,
+    options: IpoibOptions,
+    request: Request | None,
+    match: Match | None,
+) -> ChildPlan:
+    """The child on this parent. Raises CNIError."""
+    parent = _parent(route, name)
+    plan = _plan(paths, parent, options)
+    if match is not None and request is not None:
+        plan = _allowed(paths, plan, request, match)
+    _require_possible(plan)
+    if match is not None:
+        _require_own_hca(plan, match)
+    if not parent.up:
+        raise CNIError(
+            Code.TRY_AGAIN,
+            f'parent "{name}" is down, so its children have no carrier: ip link set {name} up',
+        )
+    return plan
+
+
+def _parent(route: Rtnetlink, name: str) -> Link:
+    """The IPoIB interface of that name. CNIError 7 if it cannot be a parent."""
+    parent = links.find(route, name)
     if parent is None:
-        return f'parent "{name}" does not exist: {others()}'
-    if parent.kind == "macvlan":
-        return f'parent "{name}" is a macvlan, not an IPoIB interface: {others()}'
-    if parent.link_type != links.ARPHRD_INFINIBAND:
-        return f'parent "{name}" has link type {parent.link_type_name}, not infiniband: {others()}'
-    if parent.kind != "ipoib":
-        return f'parent "{name}" is of kind "{parent.kind}", not ipoib: {others()}'
-    if parent.parent:
-        return (
+        said = "does not exist"
+    elif parent.kind == "macvlan":
+        said = "is a macvlan, not an IPoIB interface"
+    elif parent.link_type != links.ARPHRD_INFINIBAND:
+        said = f"has link type {parent.link_type_name}, not infiniband"
+    elif parent.kind != "ipoib":
+        said = f'is of kind "{parent.kind}", not ipoib'
+    elif parent.parent:
+        raise invalid_config(
             f'parent "{name}" is itself the child of another IPoIB interface, and a child can '
             f'have none: set "master" to that one and "pkey" to "{parent.pkey or 0:#06x}"'
         )
-    return None
+    else:
+        return parent
+    raise invalid_config(f'parent "{name}" {said}: {_others(route)}')
 
 
 def _given_parents(
@@ -140,14 +140,15 @@ def _given_parents(
     return sorted(names, key=lambda name: name not in active)
 
 
-def _other_hca(plan: ChildPlan, match: Match) -> CNIError | None:
-    """The error if the parent's HCA is not the pod's, or is exclusively another pod's."""
+def _require_own_hca(plan: ChildPlan, match: Match) -> None:
+    """Raise CNIError if the parent's HCA is not the pod's, or is exclusively another pod's."""
     what = f'parent "{plan.parent.name}"'
     reason = match.refusal(plan.hca, what, plan.rdma, 'set "master": "auto"')
     if reason is not None:
-        return mismatch(reason)
-    held = match.entitlement.held((plan.hca, *plan.rdma))
-    return match.entitlement.error(held, "master", what) if held is not None else None
+        raise mismatch(reason)
+    held = match.held((plan.hca, *plan.rdma))
+    if held is not None:
+        raise match.error(held, "master", what)
 
 
 def _allowed(paths: Paths, plan: ChildPlan, request: Request, match: Match) -> ChildPlan:
@@ -186,13 +187,13 @@ def _plan(paths: Paths, parent: Link, options: IpoibOptions) -> ChildPlan:
     )
 
 
-def _refused(plan: ChildPlan) -> str | None:
-    """Why the child cannot be made; None if it can."""
+def _require_possible(plan: ChildPlan) -> None:
+    """Raise CNIError 7 if the child cannot be made."""
     parent, port = plan.parent, plan.port
     if port is not None and not port.has_pkey(plan.pkey):
         table = ", ".join(f"{pkey:#06x}" for pkey in port.pkeys) or "empty"
         origin = "asked for" if plan.options.pkey else f'of parent "{parent.name}"'
-        return (
+        raise invalid_config(
             f"P_Key {plan.pkey:#06x} {origin} is not in the table of {port.hca} port "
             f"{port.number} ({table}): make the port a member in the subnet manager, or set "
             '"pkey" to one of these'
@@ -201,11 +202,10 @@ def _refused(plan: ChildPlan) -> str | None:
     if plan.mode == DATAGRAM and parent.mode == CONNECTED:
         limit = min(parent.mtu, UD_MTU)
     if plan.mtu > limit:
-        return (
+        raise invalid_config(
             f'"mtu": {plan.mtu} is over the limit of {limit} in {plan.mode} mode on parent '
             f'"{parent.name}": lower it, or leave it out for the parent\'s'
         )
-    return None
 
 
 def why_no_carrier(paths: Paths, plan: ChildPlan, parent: Link | None) -> str:

@@ -4,7 +4,8 @@ If a step of an ADD fails, or on SIGTERM, the steps before it are undone in reve
 process leaves is in the journal: the next DEL, GC or sweep undoes it from there.
 """
 
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from functools import partial
 from typing import Any, ClassVar
 
 import msgspec
@@ -15,7 +16,7 @@ from cni.attachments import probing, results
 from cni.attachments.journal import JournalDamaged, JournalEntry
 from cni.attachments.lifecycle import InterfacePlugin, Sandbox, Undo
 from cni.attachments.matching import matched, require_records
-from cni.attachments.sandbox import await_return
+from cni.attachments.sandbox import await_return, namespaces_of
 from cni.ipoib import check, child, options, parents, permitted
 from cni.ipoib.child import ChildRecord
 from cni.ipoib.options import IpoibOptions
@@ -26,11 +27,12 @@ from cni.spec.attachment import Attachment
 from cni.spec.errors import CNIError, Code
 from cni.spec.request import Request
 from cni.spec.result import Result
-from host import announce, infiniband, links
+from host import announce, infiniband, link_changes, links, netdev_move
 from host.addresses import add_routes
-from host.errors import NamespaceGone
+from host.errors import HostError, NamespaceGone
 from host.links import Link
 from host.namespaces import NetworkNamespace
+from host.netdev_move import Mark
 from host.netlink import Rtnetlink, netlink
 
 
@@ -59,9 +61,11 @@ class IPoIB(InterfacePlugin):
             if ipam is not None:
                 undo.register("the addresses", ipam.undo)
                 answer = ipam.add(record.segment, plan.allowance)
-            undo.register("the child", lambda: child.remove(host, pod, attachment))
+            for route in (host, pod):
+                undo.register("the child", partial(child.remove, route, attachment))
             made = child.make(host, attachment, plan)
-            moved = child.move(host, pod, namespace, made, attachment)
+            mark = Mark(attachment.key)
+            moved = netdev_move.move_in(host, pod, namespace, made, request.ifname, mark)
             cidrs = [ip.address for ip in answer.ips]
             if ipam is not None and ipam.unprobed:
                 up = child.configure(pod, namespace, moved, cidrs, wanted, set_addresses=False)
@@ -90,27 +94,18 @@ class IPoIB(InterfacePlugin):
         mac = _recorded_mac(entry)
         removed = False
         own_gone = entry is not None  # the namespace that the entry names
-        for path in dict.fromkeys((request.netns, entry.netns if entry else "")):
-            if not path:
-                continue
-            descriptor = request.netns_descriptor if path == request.netns else None
-            try:
-                with (
-                    NetworkNamespace.open(path, descriptor) as namespace,
-                    netlink(namespace) as pod,
-                ):
-                    own = entry is not None and namespace.identity == entry.netns_identity
-                    own_gone = own_gone and not own
-                    removed |= child.remove_from_pod(pod, attachment, mac if own else "")
-            except NamespaceGone:
-                continue
+        with namespaces_of(request, entry) as opened:
+            for namespace, pod in opened:
+                own = entry is not None and namespace.identity == entry.netns_identity
+                own_gone = own_gone and not own
+                removed |= child.remove(pod, attachment, mac if own else "")
         if entry is not None and removed:
             return
         with netlink() as host:
             if entry is None or not own_gone:
-                child.remove_from_host(host, attachment)
-            elif not _removed_from_nameless(attachment, entry, mac) and not wait_until(
-                lambda: child.remove_from_host(host, attachment, mac), child.RETURN_TIME, 0.05
+                child.remove(host, attachment, on_host=True)
+            elif not wait_until(
+                lambda: child.remove(host, attachment, mac, on_host=True), child.RETURN_TIME, 0.05
             ):
                 await_return(self.journal, entry, f'"{entry.ifname}"')
 
@@ -155,17 +150,21 @@ class IPoIB(InterfacePlugin):
 
         A DEL may wait just now for the child of an attachment that is in the journal: that stays.
         """
+        removed = []
         with netlink() as host:
             returned = child.returned(host)
             entries = self.journal.entries() if returned else ()
             awaited = {
-                child.alias_of(entry.attachment)
+                Mark(entry.attachment.key).alias
                 for entry in entries
                 if isinstance(entry, JournalEntry)
             }
-            return child.remove_strays(
-                host, [each for each in returned if each.alias not in awaited]
-            )
+            for link in returned:
+                with suppress(HostError):  # the next sweep tries again
+                    if link.alias not in awaited:
+                        link_changes.delete(host, link)
+                        removed.append(link.name)
+        return removed
 
     def compare(self, attachment: Attachment, request: Request) -> None:
         """Compare the child with the record and prevResult. CNIError 102 for a difference."""
@@ -228,16 +227,6 @@ def _returned(mac: str, seconds: float) -> Link | None:
             return found if found is not None and not found.up else None
 
         return wait_until(returned, seconds, 0.05) or None
-
-
-def _removed_from_nameless(attachment: Attachment, entry: JournalEntry, mac: str) -> bool:
-    """Remove the child from a namespace whose path is gone while processes still live in it."""
-    nameless = NetworkNamespace.find(entry.netns_identity)
-    if nameless is None:
-        return False
-    with nameless as namespace, netlink(namespace) as pod:
-        child.remove_from_pod(pod, attachment, mac)
-    return True
 
 
 def _recorded_mac(entry: JournalEntry | None) -> str:

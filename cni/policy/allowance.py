@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from base.pod import Pod
-from cni.policy.document import Rule, Subjects
+from cni.policy.document import Rule
 from cni.policy.rules import Policy
 from cni.policy.values import NOTHING, Span
 from cni.spec.errors import CNIError, Code
@@ -31,12 +31,18 @@ class NotAllowed(CNIError):
         self.value = value
         self.rules = rules
 
-    def among(self, code: int, messages: Iterable[str]) -> CNIError:
-        """The error for several candidates of which this one was refused by the rules."""
-        message = "; ".join(dict.fromkeys(messages))
-        if code != Code.NOT_ALLOWED:
-            return CNIError(code, message)
-        return NotAllowed(message, self.key, self.value, self.rules)
+
+def joined(refusals: Sequence[CNIError]) -> CNIError:
+    """One error for all candidates of an attachment: with code 11 if that is the code of any."""
+    if len(refusals) == 1:
+        return refusals[0]
+    codes = [refusal.code for refusal in refusals]
+    code = Code.TRY_AGAIN if Code.TRY_AGAIN in codes else max(codes)
+    message = "; ".join(dict.fromkeys(refusal.message for refusal in refusals))
+    refused = next((each for each in refusals if isinstance(each, NotAllowed)), None)
+    if refused is None or code != Code.NOT_ALLOWED:
+        return CNIError(code, message)
+    return NotAllowed(message, refused.key, refused.value, refused.rules)
 
 
 class Allowance(msgspec.Struct, frozen=True):
@@ -139,10 +145,10 @@ class Allowance(msgspec.Struct, frozen=True):
         )
 
 
-def of_pod(policy: Policy, pod: Pod, subjects: Subjects | None = None) -> Allowance:
+def of_pod(policy: Policy, pod: Pod) -> Allowance:
     """What the ADD of a pod may use. CNIError 11 if that cannot be told now."""
-    subjects = subjects or Subjects()
-    return _by([rule for rule in policy.rules if rule.is_for(pod, subjects)] or [policy.otherwise])
+    own = [rule for rule in policy.rules if rule.is_for(pod, policy.subjects)]
+    return _by(own or [policy.otherwise])
 
 
 def of_anyone(policy: Policy) -> Allowance:

@@ -17,8 +17,9 @@ from base import decoding
 from base.documents import DocumentError
 from base.files import read, write_atomically
 from base.paths import Paths
+from base.pod import Pod
 from cni.policy import document, rules
-from cni.policy.document import Rule, Subjects, unknown
+from cni.policy.document import Rule, Subjects, no_account, unknown
 from cni.policy.rules import Policy
 
 KIND = "FabricPolicy"
@@ -85,35 +86,27 @@ class _Content(msgspec.Struct, frozen=True):
     policies: msgspec.Raw
 
 
-def joined(node: rules.Source, cluster: Present) -> rules.Source:
+def joined(
+    node: rules.Source, cluster: Present, service_account: Callable[[Pod], str] = no_account
+) -> rules.Source:
     """The rules of the node, and behind them those of the cluster where the node follows them."""
 
     def source() -> Policy:
         own = node()
         if not own.cluster:
             return own
-        return msgspec.structs.replace(own, rules=(*own.rules, *cluster().rules))
+        found = cluster()
+        subjects = Subjects(found.labels, service_account)
+        return msgspec.structs.replace(own, rules=(*own.rules, *found.rules), subjects=subjects)
 
     return source
 
 
-class _StoredSubjects(Subjects):
-    """Labels by the file at `path`. Only an agent asks for service accounts."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def labels(self, namespace: str) -> Mapping[str, str]:
-        return load(self._path).labels(namespace)
-
-
-def on_node(paths: Paths) -> tuple[rules.Source, Subjects]:
-    """The rules by the files of a node, which are read at each call; and who asks, by them too.
-
-    For a process that does one call: only an agent asks the API server.
+def on_node(paths: Paths) -> rules.Source:
+    """The rules by the files of a node, which are read at each call, for a process that does one
+    call: only an agent asks the API server.
     """
-    path = paths.cluster_policies
-    return joined(rules.on_node(paths.config), lambda: load(path)), _StoredSubjects(path)
+    return joined(rules.on_node(paths.config), lambda: load(paths.cluster_policies))
 
 
 def load(path: Path) -> ClusterPolicies:

@@ -5,7 +5,7 @@ docs/policy.md describes every key.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -57,18 +57,6 @@ class LabelRequirement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 return self.key not in labels
 
 
-class Subjects:
-    """What the API server knows of a pod, asked only where a rule looks at it: here nothing."""
-
-    def labels(self, namespace: str) -> Mapping[str, str]:
-        """The labels of a namespace. CNIError 11 if they are not known now."""
-        raise unknown(f'the labels of namespace "{namespace}"')
-
-    def service_account(self, pod: Pod) -> str:
-        """The service account of a pod. CNIError 11 if it is not known now."""
-        raise unknown(f'the service account of pod "{pod}"')
-
-
 def unknown(what: str, why: str = "") -> CNIError:
     """The error of an ADD for which the rules cannot be told. They are never taken for none."""
     because = f" ({why})" if why else ""
@@ -77,6 +65,24 @@ def unknown(what: str, why: str = "") -> CNIError:
         f'"{PART}.cluster" is true, and this node does not know {what}{because}: nothing was '
         "done; the runtime tries again: see whether the agent runs and reaches the API server",
     )
+
+
+def _no_labels(namespace: str) -> Mapping[str, str]:
+    raise unknown(f'the labels of namespace "{namespace}"')
+
+
+def no_account(pod: Pod) -> str:
+    """Raises CNIError 11: only an agent asks for service accounts."""
+    raise unknown(f'the service account of pod "{pod}"')
+
+
+class Subjects(msgspec.Struct, frozen=True):
+    """What the API server knows of a pod, asked only where a rule looks at it. CNIError 11 for
+    what is not known now.
+    """
+
+    labels: Callable[[str], Mapping[str, str]] = _no_labels  # of a namespace
+    service_account: Callable[[Pod], str] = no_account
 
 
 class Subject(msgspec.Struct, frozen=True):

@@ -15,7 +15,7 @@ import msgspec
 from base import documents
 from base.documents import DocumentError
 from cni.policy import document
-from cni.policy.document import PART, Rule
+from cni.policy.document import PART, Rule, Subjects
 from cni.spec.errors import CNIError, Code
 
 
@@ -27,6 +27,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     otherwise: Rule = document.rule_of_node()
     # Whether FabricPolicies are followed, whose rules are added (cni/policy/cluster.py).
     cluster: bool = False
+    subjects: Subjects = Subjects()
 
 
 SHAPES = {"use": object, "set": object, "fixed": object, "rules": object, "cluster": bool}

@@ -297,10 +297,7 @@ def _text(raw: msgspec.Raw) -> str | None:
 
 def _misspelt(keys: dict[str, Any]) -> str | None:
     """A key of the specification in other letters."""
-    for key in keys:
-        if _IPAM_KEYS.get(key.casefold(), key) != key:
-            return key
-    return None
+    return next((key for key in keys if _IPAM_KEYS.get(key.casefold(), key) != key), None)
 
 
 def _repeated(options: object) -> str | None:

@@ -22,10 +22,11 @@ from typing import IO
 import msgspec
 
 from base import decoding, interrupts
+from cni.spec import result
 from cni.spec.errors import CNIError, Code
 from cni.spec.notes import note
 from cni.spec.request import Request
-from cni.spec.result import UNREADABLE, Result, decode_any
+from cni.spec.result import UNREADABLE, Result
 
 _BUSY_TRIES = 6
 _BUSY_PAUSE = 1.0  # seconds
@@ -93,7 +94,7 @@ def add(plugin_type: str, directory: Path, request: Request) -> Result:
     """Run the delegate's ADD. If it fails, run its DEL, as the specification demands."""
     executable = find(plugin_type, directory)
     try:
-        return decode_any(_execute(executable, "ADD", request), request.cni_version)
+        return result.decode(_execute(executable, "ADD", request), request.cni_version)
     except BaseException:
         undo(plugin_type, directory, request)
         raise

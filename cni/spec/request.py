@@ -107,15 +107,25 @@ def read(
     except OSError as error:
         raise CNIError(Code.IO_FAILURE, f"error reading from stdin: {error}") from None
     config = decode_for_removal(raw) if command in ("DEL", "GC") else decode(raw)
+    return of_environ(environ, config, config.network, netns_descriptor)
+
+
+def of_environ(
+    environ: Mapping[str, str],
+    config: NetworkConfig,
+    network: str,
+    netns_descriptor: int | None = None,
+) -> Request:
+    """The request with these variables, which are not checked."""
     return Request(
-        command=command,
+        command=environ.get("CNI_COMMAND", ""),
         container_id=environ.get("CNI_CONTAINERID", ""),
         netns=environ.get("CNI_NETNS", ""),
         ifname=environ.get("CNI_IFNAME", ""),
         args=environ.get("CNI_ARGS", ""),
         path=tuple(entry for entry in environ.get("CNI_PATH", "").split(":") if entry),
         config=config,
-        network=config.network,
+        network=network,
         environ=dict(environ),
         netns_override=environ.get("CNI_NETNS_OVERRIDE", "").upper() in ("TRUE", "1"),
         netns_descriptor=netns_descriptor,

@@ -13,7 +13,6 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from base import decoding
 from cni.spec import limits
 from cni.spec.errors import CNIError, Code
 
@@ -220,24 +219,32 @@ def require_convertible(version: str, *, has_addresses: bool) -> None:
 
 
 def decode(document: bytes, config_version: str) -> Result:
-    """The JSON document of a result that belongs to a configuration of `config_version`.
+    """A delegate's result of any supported version, as runtimes' libraries read it.
 
-    A missing version is the configuration's; a version of another family is an error, as in
-    the reference. Raises CNIError 6.
+    A missing version is the configuration's. Raises CNIError 6, 1 for a version that is unknown.
     """
+    limits.require_readable(document)
     return _read(partial(msgspec.json.decode, document), _ResultCounts, config_version)
 
 
 def convert(document: object, config_version: str) -> Result:
-    """As `decode`, of a document that is plain values already."""
-    return _read(partial(msgspec.convert, document), _ResultVersion, config_version)
+    """As `decode`, of a "prevResult" as plain values: a version of another family than the
+    configuration's is an error, as in the reference.
+    """
+    family = _family(config_version)
+    return _read(partial(msgspec.convert, document), _ResultVersion, config_version, family)
 
 
-def _read(read: Callable[..., Any], outline: type[_ResultVersion], config_version: str) -> Result:
+def _read(
+    read: Callable[..., Any],
+    outline: type[_ResultVersion],
+    config_version: str,
+    wanted: tuple[str, ...] | None = None,
+) -> Result:
     """The result that `read` answers as the type it is asked for; as `outline` first."""
     try:
         version = read(type=outline).cniVersion or config_version
-        family = _family(config_version)
+        family = wanted or _family(version)
         if version not in family:
             # "" belongs to the oldest family, where the reference prints it first.
             listed = " ".join((("",) if family is FAMILY_020 else ()) + family)
@@ -257,16 +264,6 @@ def _read(read: Callable[..., Any], outline: type[_ResultVersion], config_versio
         routes=lists.routes or (),
         dns=lists.dns or DNS(),
     )
-
-
-def decode_any(document: bytes, config_version: str) -> Result:
-    """A delegate's result of any supported version, as runtimes' libraries read it."""
-    limits.require_readable(document)
-    try:
-        version = decoding.decode(document, _ResultVersion).cniVersion or config_version
-    except UNREADABLE as error:
-        raise CNIError(Code.DECODING_FAILURE, f"cannot read the result: {error}") from None
-    return decode(document, version)
 
 
 def after_previous(previous: Mapping[str, Any], result: Result, version: str) -> dict[str, Any]:

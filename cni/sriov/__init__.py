@@ -8,23 +8,3 @@ uverbs numbers and binds drivers. `release` restores the device
 from the record. `former` makes records of what sriov-cni and ib-sriov-cni attached, `unrecorded` of
 a device whose journal file is lost. `check` compares.
 """
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from cni.spec.plugin import Plugin
-
-ABOUT = "podfabric sriov: moves an SR-IOV virtual function into a pod"
-
-
-def main() -> None:
-    """The executable `sriov`."""
-    from cni.spec.entry import main as serve
-
-    serve(_load, ABOUT)
-
-
-def _load() -> "Plugin":
-    from cni import standalone
-    from cni.sriov.plugin import Sriov
-
-    return Sriov(standalone.paths())

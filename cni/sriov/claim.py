@@ -13,7 +13,7 @@ from base.paths import Paths
 from cni.attachments.journal import Journal, JournalDamaged, JournalEntry, Phase
 from cni.attachments.matching import Match
 from cni.attachments.sandbox import lives
-from cni.policy.allowance import Allowance, NotAllowed
+from cni.policy.allowance import Allowance, joined
 from cni.spec.attachment import Attachment
 from cni.spec.errors import CNIError, Code
 from cni.spec.notes import note
@@ -107,7 +107,7 @@ class Claimer:
             if not settling or time.monotonic() >= deadline:
                 for refused in owners.values():
                     refused.note()
-                raise _joined(refusals)
+                raise joined(refusals)
             interrupts.checkpoint()
             with interrupts.waiting():
                 time.sleep(pause)
@@ -144,13 +144,11 @@ class Claimer:
         self, host: Rtnetlink, address: str, request: Request, wanted: SriovOptions, match: Match
     ) -> tuple[SriovOptions, DevicePlan, Allowance]:
         """The options with what rules put in, the plan, and what else the attachment may use."""
-        allowance = match.entitlement.allowance
         function = pci.find(self._paths, address)
         if function is None:
-            return wanted, plan_of(host, self._paths, address, wanted), allowance
+            return wanted, plan_of(host, self._paths, address, wanted), match.allowance
         infiniband = devices.is_infiniband(host, self._paths, function)
-        key = wanted.device_key or "master"
-        allowance = match.using(address, key, address, allowance=allowance)
+        allowance = match.using(address, wanted.device_key or "master", address)
         plan = plan_of(host, self._paths, address, wanted)
         filled, allowance = permitted.completed(
             request, wanted, allowance, function, infiniband=infiniband
@@ -200,16 +198,3 @@ class Claimer:
                 f"device {owner.device} cannot be released from an attachment whose sandbox is "
                 "gone (the agent's log says which, and why): try again later"
             ) from None
-
-
-def _joined(refusals: list[CNIError]) -> CNIError:
-    """One error for all candidates: with code 11 if that is the code of any."""
-    if len(refusals) == 1:
-        return refusals[0]
-    codes = [refusal.code for refusal in refusals]
-    code = Code.TRY_AGAIN if Code.TRY_AGAIN in codes else codes[0]
-    messages = [refusal.message for refusal in refusals]
-    refused = next((refusal for refusal in refusals if isinstance(refusal, NotAllowed)), None)
-    if refused is not None:
-        return refused.among(code, messages)
-    return CNIError(code, "; ".join(dict.fromkeys(messages)))

@@ -46,7 +46,7 @@ def candidates(paths: Paths, options: SriovOptions, match: Match) -> Iterator[st
         for function in functions:
             if function.userspace != bool(options.vfio_pci_mode):
                 continue
-            refused = match.entitlement.denied((function.address, *function.rdma))
+            refused = match.denied((function.address, *function.rdma))
             if refused is not None:
                 denied.append(Denied(function.address, refused.resource, refused.held))
                 continue
@@ -111,9 +111,9 @@ def require_match(paths: Paths, function: Function, options: SriovOptions, match
         reason = match.refusal(address, what, names, remedy)
         if reason is not None:
             raise mismatch(reason)
-    denied = match.entitlement.denied((address, *function.rdma))
+    denied = match.denied((address, *function.rdma))
     if denied is not None:
-        raise match.entitlement.error(denied, options.device_key or "master", what)
+        raise match.error(denied, options.device_key or "master", what)
 
 
 def _no_vf(paths: Paths, options: SriovOptions, match: Match, denied: Sequence[Denied]) -> CNIError:
@@ -121,7 +121,7 @@ def _no_vf(paths: Paths, options: SriovOptions, match: Match, denied: Sequence[D
     offered = [refusal for refusal in denied if not refusal.held]
     if offered:
         listed = ", ".join(f"{refusal.device} of {refusal.resource}" for refusal in offered)
-        return match.entitlement.not_assigned(
+        return match.not_assigned(
             f'"master": no device is free, and to take one that this pod was not given ({listed})',
             "have the pod request one (resources.limits)",
         )

@@ -18,14 +18,13 @@ from cni.spec.errors import CNIError, invalid_config
 from cni.spec.request import Request
 from cni.spec.result import DNS
 from cni.sriov import values
-from cni.sriov.values import CNI_ARGS_MAC, Vlan, WrittenValue, wrong
+from cni.sriov.values import CNI_ARGS_MAC, TAG, WrittenValue, wrong
 from host import pci
 
 # ib-kubernetes sets this in a pod's args.cni once the subnet manager knows the pod's GUID.
 IB_KUBERNETES_KEY, IB_KUBERNETES_DONE = "mellanox.infiniband.app", "configured"
-
-_ETHERNET_KEYS = ("vlan", "vlanQoS", "vlanProto", "spoofchk")
-_VF_KEYS = ("trust", "link_state", "min_tx_rate", "max_tx_rate")
+# A PF may keep the other settings for a VF without an interface, whose link layer is not known.
+_NEVER_INFINIBAND = (*TAG, "mac", "spoofchk")
 
 
 class _SriovIpam(msgspec.Struct):
@@ -86,7 +85,12 @@ _IN_OUR_CASE = {key.lower(): key for key in sorted(KNOWN)}
 
 
 class SriovOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """A valid configuration. None and "" leave a setting unchanged."""
+    """A valid configuration. None and "" leave a setting unchanged.
+
+    `vf` has what the PF is to set for its VF, by key: "mac", "vlan", "vlanQoS", "vlanProto",
+    "min_tx_rate", "max_tx_rate", "spoofchk", "trust", "link_state", "guid". A key that is not there
+    leaves that unchanged. Of a VLAN, and of the rates, all keys are there, or none.
+    """
 
     device: Bdf  # canonical BDF or an auxiliary device's name; "" if not named
     device_key: str  # the key that names the device: "deviceID"; "" if none does
@@ -94,14 +98,7 @@ class SriovOptions(msgspec.Struct, frozen=True, kw_only=True):
     masters: tuple[str, ...]  # PF netdevs whose free VFs may be used; () if a device is named
     pf_only: bool  # attach the PF itself
     match_device: bool  # the device must be one of the pod's, if the pod has any HCA
-    vlan: Vlan | None
-    mac: str  # lower case
-    spoofchk: bool | None
-    trust: bool | None
-    link_state: str  # "auto", "enable", "disable"
-    min_tx_rate: int | None  # Mbit/s
-    max_tx_rate: int | None  # Mbit/s, 0: unlimited
-    guid: str  # "00:11:22:33:44:55:66:77", lower case
+    vf: Mapping[str, Any]
     pkey: PKey | None  # must be in the port's table, which only the subnet manager fills
     rdma_isolation: bool
     vfio_pci_mode: bool | None  # None: accept either driver
@@ -137,13 +134,10 @@ def read(request: Request, *, needs_device: bool = True) -> SriovOptions:
         raise no_device()
     mac = _mac(written, request)
     guid = _guid(written)
-    vlan = values.vlan(written.vlan, written.vlanQoS, written.vlanProto)
-    _refuse_vf_options_of_a_pf(written, mac, guid)
-    _refuse_mixture(written, mac, guid)
-    _refuse_netdev_options_without_netdev(written)
+    vf = _vf(written, mac, guid)
+    _refuse_conflicts(written, {key: f'"{key}"' for key in vf} | {"mac": mac.key, "guid": guid.key})
     if needs_device:
         _check_ib_kubernetes(written, guid)
-    min_tx_rate, max_tx_rate = values.rates(written.min_tx_rate, written.max_tx_rate)
     return SriovOptions(
         device=device,
         device_key=next(iter(ids), ""),
@@ -151,14 +145,7 @@ def read(request: Request, *, needs_device: bool = True) -> SriovOptions:
         masters=() if device or device_id else masters,
         pf_only=bool(written.pfOnly),
         match_device=written.match_device is not False,
-        vlan=vlan,
-        mac=values.mac(mac),
-        spoofchk=values.switch("spoofchk", written.spoofchk),
-        trust=values.switch("trust", written.trust),
-        link_state=values.link_state(written.link_state),
-        min_tx_rate=min_tx_rate,
-        max_tx_rate=max_tx_rate,
-        guid=values.guid(guid),
+        vf=vf,
         pkey=config.pkey(written.pkey),
         rdma_isolation=bool(written.rdmaIsolation),
         vfio_pci_mode=written.vfioPciMode,
@@ -166,7 +153,7 @@ def read(request: Request, *, needs_device: bool = True) -> SriovOptions:
         allmulti=written.allmulti,
         promisc=written.promisc,
         accept_ra=bool(written.accept_ra),
-        ipam_type=_ipam_type(written, guid),
+        ipam_type=(written.ipam.type if written.ipam else "") or "",
         dns=written.dns or DNS(),
         pod=pod,
     )
@@ -268,47 +255,46 @@ def _cni_arguments(written: _SriovConfig) -> dict[str, Any]:
     return (written.args.cni if written.args else None) or {}
 
 
-def _ipam_type(written: _SriovConfig, guid: WrittenValue) -> str:
-    ipam_type = (written.ipam.type if written.ipam else "") or ""
-    infiniband = _infiniband(written, guid)
-    if ipam_type == "dhcp" and infiniband:
-        raise invalid_config(
-            f'"ipam.type": dhcp cannot serve InfiniBand, which {infiniband[0]} asks for (a client '
-            "needs an identifier, RFC 4390, which the dhcp plugin does not send): use "
-            '"podfabric-ipam", "host-local" or "static"'
+def _vf(written: _SriovConfig, mac: WrittenValue, guid: WrittenValue) -> dict[str, Any]:
+    """As `SriovOptions.vf`."""
+    found = {
+        "mac": values.mac(mac),
+        **values.vlan(written.vlan, written.vlanQoS, written.vlanProto),
+        **values.rates(written.min_tx_rate, written.max_tx_rate),
+        "spoofchk": values.switch("spoofchk", written.spoofchk),
+        "trust": values.switch("trust", written.trust),
+        "link_state": values.link_state(written.link_state),
+        "guid": values.guid(guid),
+    }
+    return {key: value for key, value in found.items() if value not in (None, "")}
+
+
+def _refuse_conflicts(written: _SriovConfig, vf: Mapping[str, str]) -> None:
+    """Raise CNIError for options that no device has together; `vf` are names of the VF's."""
+    named = [name for name in vf.values() if name]
+    if written.pfOnly and named:
+        raise wrong(
+            named[0], 'this is an option of VFs, but "pfOnly" asks for the PF: remove one of them'
         )
-    return ipam_type
-
-
-def _refuse_vf_options_of_a_pf(
-    written: _SriovConfig, mac: WrittenValue, guid: WrittenValue
-) -> None:
-    if not written.pfOnly:
-        return
-    for key in (*_set(written, _ETHERNET_KEYS + _VF_KEYS), mac.key, guid.key):
-        if key:
-            raise wrong(
-                key, 'this is an option of VFs, but "pfOnly" asks for the PF: remove one of them'
-            )
-
-
-def _refuse_mixture(written: _SriovConfig, mac: WrittenValue, guid: WrittenValue) -> None:
-    ethernet = ([mac.key] if mac.key else []) + _set(written, _ETHERNET_KEYS)
-    infiniband = _infiniband(written, guid)
+    ethernet = [name for key, name in vf.items() if key in _NEVER_INFINIBAND and name]
+    infiniband = vf["guid"] or ('"pkey"' if written.pkey not in (None, "") else "")
     if ethernet and infiniband:
         raise wrong(
             ethernet[0],
-            f"this is an Ethernet option, and {infiniband[0]} is an InfiniBand option: remove one "
+            f"this is an Ethernet option, and {infiniband} is an InfiniBand option: remove one "
             "of them, no device has both",
         )
-
-
-def _refuse_netdev_options_without_netdev(written: _SriovConfig) -> None:
-    if written.vfioPciMode:
-        for key in _set(written, ("mtu", "allmulti", "promisc", "accept_ra")):
-            raise wrong(
-                key,
-                'this is an option of interfaces, and "vfioPciMode" has none: remove one of them',
+    if infiniband and written.ipam is not None and written.ipam.type == "dhcp":
+        raise invalid_config(
+            f'"ipam.type": dhcp cannot serve InfiniBand, which {infiniband} asks for (a client '
+            "needs an identifier, RFC 4390, which the dhcp plugin does not send): use "
+            '"podfabric-ipam", "host-local" or "static"'
+        )
+    for key in ("mtu", "allmulti", "promisc", "accept_ra"):
+        if written.vfioPciMode and getattr(written, key) is not None:
+            raise invalid_config(
+                f'"{key}": this is an option of interfaces, and "vfioPciMode" has none: remove one '
+                "of them"
             )
 
 
@@ -326,13 +312,3 @@ def _check_ib_kubernetes(written: _SriovConfig, guid: WrittenValue) -> None:
             '"ibKubernetesEnabled": ib-kubernetes gave no GUID, neither in '
             '"runtimeConfig.infinibandGUID" nor in "args.cni.guid": read its log'
         )
-
-
-def _infiniband(written: _SriovConfig, guid: WrittenValue) -> list[str]:
-    """The keys that are set and only apply to InfiniBand, as errors name them."""
-    return ([guid.key] if guid.key else []) + _set(written, ("pkey",))
-
-
-def _set(written: _SriovConfig, keys: tuple[str, ...]) -> list[str]:
-    """Those of `keys` that are set, as errors name them."""
-    return [f'"{key}"' for key in keys if getattr(written, key) not in (None, "")]

@@ -1,5 +1,7 @@
 """What the rules for a pod say of an attachment of `sriov`: of its options, and of a device."""
 
+from collections.abc import Mapping
+
 from cni.attachments.matching import require_allowed
 from cni.policy.allowance import Allowance
 from cni.policy.values import number_of
@@ -7,28 +9,39 @@ from cni.spec.request import Request
 from cni.sriov import options
 from cni.sriov.options import SriovOptions
 from cni.sriov.plan import DevicePlan, DeviceUnfit
-from cni.sriov.values import VLAN_PROTOCOLS
+from cni.sriov.values import ETHERNET, TAG, VLAN_PROTOCOLS
 from host.pci import Function
 
-_OF_TAGS = ("vlan", "vlanQoS", "vlanProto")
 _OF_INTERFACES = ("mtu", "allmulti", "promisc")
-_OF_ETHERNET = ("spoofchk", "trust", "min_tx_rate", "max_tx_rate", *_OF_TAGS)
+# The options that rules allow one by one, each with the value that needs no rule.
+_SAFE: Mapping[str, int | str | None] = {
+    "accept_ra": False,
+    "allmulti": False,
+    "link_state": "auto",
+    "max_tx_rate": None,
+    "min_tx_rate": 0,
+    "promisc": False,
+    "spoofchk": True,
+    "trust": False,
+    "vlanProto": VLAN_PROTOCOLS[0],
+    "vlanQoS": 0,
+}
 
 
 def by_options(wanted: SriovOptions, allowance: Allowance) -> Allowance:
     """The allowance with these options, as far as no device is needed to tell. CNIError 121."""
     require_allowed(allowance, match_device=wanted.match_device, pf_only=wanted.pf_only)
-    for key, value, safe in _options(wanted):
-        if value is not None and value != safe:
+    flags = {key: getattr(wanted, key) for key in ("accept_ra", "allmulti", "promisc")}
+    for key, value in {**flags, **wanted.vf}.items():
+        if value is not None and value != _SAFE.get(key, value):
             allowance.require_option(key, value, key, str(value).lower())
     if wanted.pkey is not None:
         allowance = allowance.using("pkeys", wanted.pkey, "pkey", f"{wanted.pkey:#06x}")
-    if wanted.vlan is not None:
-        allowance = allowance.using("vlans", wanted.vlan.id, "vlan", wanted.vlan.id)
-    if wanted.guid:
-        allowance = allowance.using("guids", number_of(wanted.guid), "guid", wanted.guid)
-    if wanted.mac:
-        allowance = allowance.using("macs", number_of(wanted.mac), "mac", wanted.mac)
+    for key in ("vlan", "guid", "mac"):
+        if key in wanted.vf:
+            value = wanted.vf[key]
+            number = value if key == "vlan" else number_of(value)
+            allowance = allowance.using(f"{key}s", number, key, value)
     return allowance
 
 
@@ -44,15 +57,15 @@ def completed(
 
     A rule may fix a VLAN and a P_Key: the device has one of them.
     """
-    keys = ["link_state", *(["pkey"] if infiniband else _OF_ETHERNET)]
+    keys = ["link_state", *(["pkey"] if infiniband else ETHERNET)]
     if not (function.userspace or wanted.vfio_pci_mode):
         keys += _OF_INTERFACES
-    if wanted.vlan is not None:
-        keys = [key for key in keys if key not in _OF_TAGS]
+    if "vlan" in wanted.vf:
+        keys = [key for key in keys if key not in TAG]
     fixed = allowance.filled(options.in_our_case(request.config.keys), keys)
     if not fixed:
         return wanted, allowance
-    for key in ("link_state", *_OF_ETHERNET):
+    for key in ("link_state", *ETHERNET):
         if key in fixed and not function.is_vf:
             raise DeviceUnfit(
                 f'"{key}": a rule for this namespace puts it in, and device {function.address} is '
@@ -76,8 +89,8 @@ def as_planned(
         allowance.require_option("mtu", wanted.mtu, "mtu", wanted.mtu)
     if infiniband:
         # A new GUID brings another partition, which is known once the VF has it.
-        return allowance if wanted.guid else in_partition(plan, allowance)
-    if wanted.vlan is None:
+        return allowance if "guid" in wanted.vf else in_partition(plan, allowance)
+    if "vlan" not in wanted.vf:
         vlan = plan.vf.vlan if plan.vf is not None else 0
         allowance = allowance.using("vlans", vlan, f"vlan of {plan.function.address}", vlan)
     return allowance
@@ -92,22 +105,3 @@ def in_partition(plan: DevicePlan, allowance: Allowance) -> Allowance:
         return allowance
     pkey = plan.link.pkey
     return allowance.using("pkeys", pkey, f"pkey of {plan.function.address}", f"{pkey:#06x}")
-
-
-def _options(wanted: SriovOptions) -> tuple[tuple[str, int | str | None, int | str | None], ...]:
-    """The options that rules allow one by one: key, value, and the value that needs no rule."""
-    vlan, lowest, highest = wanted.vlan, wanted.min_tx_rate, wanted.max_tx_rate
-    if lowest is not None:
-        highest = highest or 0  # as `settings.wanted` sets it: no limit
-    return (
-        ("accept_ra", wanted.accept_ra, False),
-        ("allmulti", wanted.allmulti, False),
-        ("link_state", wanted.link_state or None, "auto"),
-        ("min_tx_rate", lowest, 0),
-        ("max_tx_rate", highest, None),
-        ("promisc", wanted.promisc, False),
-        ("spoofchk", wanted.spoofchk, True),
-        ("trust", wanted.trust, False),
-        ("vlanProto", vlan.proto if vlan is not None else None, VLAN_PROTOCOLS[0]),
-        ("vlanQoS", vlan.qos if vlan is not None else None, 0),
-    )

@@ -11,6 +11,7 @@ from base.paths import Paths
 from cni.spec.errors import CNIError, Code
 from cni.sriov import settings
 from cni.sriov.options import SriovOptions
+from cni.sriov.values import ETHERNET
 from host import addresses, infiniband, links, pci, rdma, sysfs
 from host.errors import HostError
 from host.links import ARPHRD_ETHER, ARPHRD_INFINIBAND, Link
@@ -126,49 +127,17 @@ def _require_kind(paths: Paths, function: Function, options: SriovOptions) -> No
             f'"{function.driver}": bind it to vfio-pci first'
         )
     if not function.is_vf:
-        for name, value in _vf_options(options).items():
-            if value not in (None, ""):
-                raise DeviceUnfit(
-                    f'"{name}": device {address} is not a VF, and this is an option of VFs: '
-                    "remove it"
-                )
+        for name in (key for key in options.vf if key != "mac"):
+            raise DeviceUnfit(
+                f'"{name}": device {address} is not a VF, and this is an option of VFs: remove it'
+            )
     if function.userspace:
-        netdev_options = {
-            "mtu": options.mtu,
-            "allmulti": options.allmulti,
-            "promisc": options.promisc,
-        }
-        for name, value in netdev_options.items():
-            if value is not None:
+        for name in ("mtu", "allmulti", "promisc"):
+            if getattr(options, name) is not None:
                 raise DeviceUnfit(
                     f'"{name}": device {address} has driver {function.driver} and so no '
                     "interface: remove it"
                 )
-
-
-def _vf_options(options: SriovOptions) -> dict[str, object]:
-    """Options that the PF sets for its VF, by key."""
-    return {
-        "vlan": options.vlan,
-        "spoofchk": options.spoofchk,
-        "trust": options.trust,
-        "link_state": options.link_state,
-        "min_tx_rate": options.min_tx_rate,
-        "max_tx_rate": options.max_tx_rate,
-        "guid": options.guid,
-    }
-
-
-def _ethernet_options(options: SriovOptions) -> dict[str, object]:
-    """Options that InfiniBand does not have, by key: IPoIB takes no such setting of a VF."""
-    return {
-        "vlan": options.vlan,
-        "mac": options.mac or None,
-        "spoofchk": options.spoofchk,
-        "trust": options.trust,
-        "min_tx_rate": options.min_tx_rate,
-        "max_tx_rate": options.max_tx_rate,
-    }
 
 
 def _vf(host: Rtnetlink, paths: Paths, function: Function, link: Link | None) -> VF:
@@ -203,17 +172,16 @@ def _require_link_layer(plan: DevicePlan, options: SriovOptions) -> None:
     if link is None:
         return
     if plan.infiniband:
-        for name, value in _ethernet_options(options).items():
-            if value is not None:
-                instead = {"vlan": '"pkey" and partitions instead', "mac": '"guid" instead'}
-                raise DeviceUnfit(
-                    f'"{name}": the link layer of device {address} is InfiniBand, which has '
-                    f"{instead.get(name, 'none')}: remove it"
-                )
+        for name in (key for key in options.vf if key in ETHERNET):
+            instead = {"vlan": '"pkey" and partitions instead', "mac": '"guid" instead'}
+            raise DeviceUnfit(
+                f'"{name}": the link layer of device {address} is InfiniBand, which has '
+                f"{instead.get(name, 'none')}: remove it"
+            )
         if options.ipam_type == "dhcp":
             raise DeviceUnfit('"ipam.type": dhcp cannot serve InfiniBand: use "podfabric-ipam"')
         guid = (plan.vf.port_guid if plan.vf is not None else None) or guid_of(link)
-        if plan.function.is_vf and not options.guid and guid in NO_GUIDS:
+        if plan.function.is_vf and "guid" not in options.vf and guid in NO_GUIDS:
             raise DeviceUnfit(
                 f'VF {address} has no valid GUID ({guid}): set "guid", have ib-kubernetes '
                 "give one, or set one on the host: ip link set PF vf N node_guid …, and port_guid …"
@@ -221,7 +189,7 @@ def _require_link_layer(plan: DevicePlan, options: SriovOptions) -> None:
         return
     if link.link_type != ARPHRD_ETHER:
         raise DeviceUnfit(f'"{link.name}" of device {address} has link type {link.link_type_name}')
-    for name, is_set in (("guid", bool(options.guid)), ("pkey", options.pkey is not None)):
+    for name, is_set in (("guid", "guid" in options.vf), ("pkey", options.pkey is not None)):
         if is_set:
             raise DeviceUnfit(
                 f'"{name}": the link layer of device {address} is Ethernet, which has none: '
@@ -237,22 +205,21 @@ def _with_rdma_devices(paths: Paths, plan: DevicePlan, options: SriovOptions) ->
                 f"device {address} has the software RDMA device {name} on its interface, which the "
                 f"kernel destroys when the interface moves: delete it (rdma link delete {name})"
             )
-    if options.rdma_isolation:
-        require_isolation()
-        away = pci.rdma_of(paths, address)
-        if not names and away:
-            raise DeviceUnfit(
-                f'"rdmaIsolation": RDMA device {away[0]} of {address} is in another network '
-                "namespace: it may be returning from a pod",
-                Code.TRY_AGAIN,
-            )
-        if not names:
-            raise DeviceUnfit(
-                f'"rdmaIsolation": device {address} has no RDMA device: load the driver\'s RDMA '
-                "module, or leave the option out"
-            )
-    else:
+    if not options.rdma_isolation:
         return plan
+    require_isolation()
+    away = pci.rdma_of(paths, address)
+    if not names and away:
+        raise DeviceUnfit(
+            f'"rdmaIsolation": RDMA device {away[0]} of {address} is in another network '
+            "namespace: it may be returning from a pod",
+            Code.TRY_AGAIN,
+        )
+    if not names:
+        raise DeviceUnfit(
+            f'"rdmaIsolation": device {address} has no RDMA device: load the driver\'s RDMA '
+            "module, or leave the option out"
+        )
     with rdma.rdma() as socket:
         visible = {device.name: device for device in rdma.devices(socket)}
     for name in names:

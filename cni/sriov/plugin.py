@@ -10,14 +10,11 @@ from typing import Any, ClassVar
 import msgspec
 
 from base import interrupts
-from base.paths import Paths
 from cni.attachments import results
 from cni.attachments.journal import JournalEntry
 from cni.attachments.lifecycle import InterfacePlugin, Undo
 from cni.attachments.matching import Match, matched, require_records
-from cni.policy import rules
 from cni.policy.allowance import Allowance
-from cni.policy.document import Subjects
 from cni.spec.attachment import Attachment
 from cni.spec.errors import CNIError, Code
 from cni.spec.request import Request
@@ -30,23 +27,12 @@ from cni.sriov.plan import DevicePlan
 from cni.sriov.record import DeviceRecord
 from host import pci
 from host.netlink import Rtnetlink, netlink
-from ipam.plugin import AddressPlugin
 
 
 class Sriov(InterfacePlugin):
     """The plugin on one node, with the files that `paths` names."""
 
     name: ClassVar = "sriov"
-
-    def __init__(
-        self,
-        paths: Paths,
-        addresses: AddressPlugin | None = None,
-        policy: rules.Source | None = None,
-        subjects: Subjects | None = None,
-    ) -> None:
-        super().__init__(paths, addresses, policy, subjects)
-        self._claimer = Claimer(self.journal, paths)
 
     def add(self, request: Request) -> dict[str, Any]:
         """Give the pod a VF with its RDMA device, and addresses if an IPAM plugin is named."""
@@ -58,7 +44,8 @@ class Sriov(InterfacePlugin):
             namespace, host, pod = sandbox.namespace, sandbox.host, sandbox.pod
             undo.last(lambda: self.journal.remove(attachment))
             match = self._match(request, wanted, allowance)
-            claim = self._claimer.claim(request, wanted, namespace, host, match)
+            claimer = Claimer(self.journal, self.paths)
+            claim = claimer.claim(request, wanted, namespace, host, match)
             entry, record, plan = claim.entry, claim.record, claim.plan
             wanted, allowance = claim.wanted, claim.allowance
             answer = Result()

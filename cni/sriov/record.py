@@ -64,7 +64,7 @@ def record_of(plan: DevicePlan, options: SriovOptions) -> DeviceRecord:
         origin=_origin(plan),
         before=plan.vf,
         applied=settings.wanted(plan.vf, options) if plan.vf is not None else None,
-        mac=options.mac if plan.link is not None else "",
+        mac=options.vf.get("mac", "") if plan.link is not None else "",
         mtu=options.mtu or 0,
         modes=(on & MODES, among & MODES),
         infiniband=plan.infiniband,

@@ -5,8 +5,7 @@ another network. A released device may be another pod's at once, so the journal'
 in the same lock, and from then on no call for this attachment touches it.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -15,26 +14,19 @@ from base.paths import Paths
 from base.waiting import wait_until
 from cni.attachments.journal import Journal, JournalDamaged, JournalEntry
 from cni.attachments.lifecycle import Failures
-from cni.attachments.sandbox import await_return
+from cni.attachments.sandbox import OpenNamespace, await_return, namespaces_of
 from cni.spec.attachment import Attachment
 from cni.spec.notes import note
 from cni.spec.request import Request
 from cni.sriov import guids, numbering, rdma_devices, settings, unrecorded
 from cni.sriov.record import DeviceRecord
 from host import ethtool, netdev_move, pci
-from host.errors import HostError, NamespaceGone
+from host.errors import HostError
 from host.namespaces import NetworkNamespace
 from host.netdev_move import Mark, Origin
 from host.netlink import Rtnetlink, netlink
 
 RETURN_TIME = 3.0  # seconds; the kernel tears namespaces down in the background, in up to 2
-
-
-class OpenNamespace(NamedTuple):
-    """A namespace that may have the device, and a socket in it."""
-
-    namespace: NetworkNamespace
-    route: Rtnetlink
 
 
 def release(
@@ -61,9 +53,12 @@ def release_locked(
 ) -> None:
     """As `release`, of that device, for a caller that has its lock."""
     record = _recorded(entry) or unrecorded.record_of(journal, paths, attachment, request, device)
-    if record is not None:
+    if record is not None and not pci.is_present(paths, device):
+        note(f"device {device} of {attachment} is not on this node any more")
+    elif record is not None:
         shown = entry or unrecorded.entry_of(paths, request, record)
-        _restore(journal, paths, request, shown, record)
+        with namespaces_of(request, shown) as namespaces, netlink() as host:
+            _Restoration(journal, paths, host, namespaces, shown, record).run()
     if entry is not None:
         journal.release_device(entry)
 
@@ -76,27 +71,31 @@ def _recorded(entry: JournalEntry | None) -> DeviceRecord | None:
         return None
 
 
-def _restore(
-    journal: Journal, paths: Paths, request: Request, entry: JournalEntry, record: DeviceRecord
-) -> None:
-    """Restore a device. Every step is tried, except that a VF still in a pod keeps its settings."""
-    if not pci.is_present(paths, record.device):
-        note(f"device {record.device} of {entry.attachment} is not on this node any more")
-        return
-    mark, origin = Mark(entry.attachment.key), record.origin
-    failures = Failures()
-    with namespaces_of(request, entry) as namespaces, netlink() as host:
+class _Restoration(NamedTuple):
+    """A device that is to be restored, and the namespaces that may have it."""
+
+    journal: Journal
+    paths: Paths
+    host: Rtnetlink
+    namespaces: Sequence[OpenNamespace]
+    entry: JournalEntry
+    record: DeviceRecord
+
+    def run(self) -> None:
+        """Try every step, except that a VF still in a pod keeps its settings."""
+        paths, host, record, origin = self.paths, self.host, self.record, self.record.origin
+        mark = Mark(self.entry.attachment.key)
+        failures = Failures()
         if record.rdma:
-            failures.of(lambda: _restore_rdma_devices(journal, paths, namespaces, entry, record))
+            failures.of(self._restore_rdma_devices)
         if origin is not None:
             if _address_was_set(record):
                 # While the PF's setting is there the VF can have no other address.
                 failures.of(lambda: restore_settings(paths, host, record, ("mac",)))
-            failures.of(
-                lambda: _restore_netdev(journal, paths, host, namespaces, entry, record, origin)
-            )
-        if failures and _is_away(paths, record):
-            failures.report()
+            failures.of(lambda: self._restore_netdev(origin, mark))
+            present = pci.is_present(paths, record.device)
+            if failures and present and not pci.netdevs(paths, record.device):
+                failures.report()  # the interface is in another namespace than the host's
         failures.of(lambda: _restore_driver(paths, record))
         if origin is not None and not failures:
             _restore_driver_settings(paths, host, record, origin)
@@ -104,102 +103,54 @@ def _restore(
         failures.of(lambda: guids.restore(host, paths, record, mark))
         failures.report()
 
-
-def _restore_rdma_devices(
-    journal: Journal,
-    paths: Paths,
-    namespaces: Sequence[OpenNamespace],
-    entry: JournalEntry,
-    record: DeviceRecord,
-) -> None:
-    """Raises HostError while a dying namespace has an RDMA device, or for any failure."""
-    opened = [each.namespace for each in namespaces]
-    if rdma_devices.restore(paths, record, opened, RETURN_TIME):
-        return
-    for namespace in NetworkNamespace.every():
-        with namespace:
-            rdma_devices.move_out(paths, record, namespace)
-    if rdma_devices.restore(paths, record, (), 0.0):
-        return
-    await_return(journal, entry, f"RDMA device of {record.device}")
-    # It is in no namespace that we see: binding the driver makes a new one on the host.
-    note(f"device {record.device} has no RDMA device: its driver is bound again")
-    numbering.bind(paths, record.device, record.driver)
-
-
-def _restore_netdev(
-    journal: Journal,
-    paths: Paths,
-    host: Rtnetlink,
-    namespaces: Sequence[OpenNamespace],
-    entry: JournalEntry,
-    record: DeviceRecord,
-    origin: Origin,
-) -> None:
-    """Raises HostError while a dying namespace has the interface, or for any failure."""
-    mark = Mark(entry.attachment.key)
-    for _, pod in namespaces:
-        if _moved_out(host, pod, entry.ifname, origin, mark):
+    def _restore_rdma_devices(self) -> None:
+        """Raises HostError while a dying namespace has an RDMA device, or for any failure."""
+        opened = [each.namespace for each in self.namespaces]
+        if rdma_devices.restore(self.paths, self.record, opened, RETURN_TIME):
             return
-    # An IPoIB interface is made again when its RDMA device returns; a dead namespace takes time.
-    seconds = RETURN_TIME if record.infiniband or not namespaces else 0.0
-    if wait_until(
-        lambda: netdev_move.restore(host, None, entry.ifname, origin, mark), seconds, 0.05
-    ):
-        return
-    for namespace in NetworkNamespace.every():
-        with namespace, netlink(namespace) as pod:
-            if _moved_out(host, pod, entry.ifname, origin, mark):
+        for namespace in NetworkNamespace.every():
+            with namespace:
+                rdma_devices.move_out(self.paths, self.record, namespace)
+        if rdma_devices.restore(self.paths, self.record, (), 0.0):
+            return
+        self._await_or_bind(f"RDMA device of {self.record.device}", "RDMA device")
+
+    def _restore_netdev(self, origin: Origin, mark: Mark) -> None:
+        """Raises HostError while a dying namespace has the interface, or for any failure."""
+        host, ifname, device = self.host, self.entry.ifname, self.record.device
+        for _, pod in self.namespaces:
+            if _moved_out(host, pod, ifname, origin, mark):
                 return
-    function = pci.find(paths, record.device)
-    if function is None:
-        return
-    if function.driver == record.driver:
-        await_return(journal, entry, f'"{entry.ifname}"')
-    # It is in no namespace that we see: binding the driver makes a new one on the host.
-    note(f"device {record.device} has no interface: its driver is bound again")
-    numbering.bind(paths, record.device, record.driver)
-    if not netdev_move.restore(host, None, entry.ifname, origin, mark):
-        raise HostError(f"device {record.device} has no interface, though its driver is bound")
+        # IPoIB's is made again when its RDMA device returns, and a dead namespace takes time.
+        seconds = RETURN_TIME if self.record.infiniband or not self.namespaces else 0.0
+        if wait_until(lambda: netdev_move.restore(host, None, ifname, origin, mark), seconds, 0.05):
+            return
+        for namespace in NetworkNamespace.every():
+            with namespace, netlink(namespace) as pod:
+                if _moved_out(host, pod, ifname, origin, mark):
+                    return
+        function = pci.find(self.paths, device)
+        if function is None:
+            return
+        awaited = f'"{ifname}"' if function.driver == self.record.driver else ""
+        self._await_or_bind(awaited, "interface")
+        if not netdev_move.restore(host, None, ifname, origin, mark):
+            raise HostError(f"device {device} has no interface, though its driver is bound")
 
-
-@contextmanager
-def namespaces_of(request: Request, entry: JournalEntry) -> Iterator[list[OpenNamespace]]:
-    """The namespaces that may have an attachment's device: by path, or by a process in it."""
-    with ExitStack() as opened:
-        namespaces: list[OpenNamespace] = []
-
-        def keep(namespace: NetworkNamespace) -> None:
-            opened.enter_context(namespace)
-            route = opened.enter_context(netlink(namespace))  # this shows the identity, too
-            namespaces.append(OpenNamespace(namespace, route))
-
-        for path in dict.fromkeys((request.netns, entry.netns)):
-            if not path:
-                continue
-            descriptor = request.netns_descriptor if path == request.netns else None
-            try:
-                keep(NetworkNamespace.open(path, descriptor))
-            except NamespaceGone:
-                continue
-        known = [each.namespace.identity for each in namespaces]
-        if entry.netns_identity and entry.netns_identity not in known:
-            nameless = NetworkNamespace.find(entry.netns_identity)
-            if nameless is not None:
-                keep(nameless)
-        yield namespaces
+    def _await_or_bind(self, awaited: str, missing: str) -> None:
+        """Bind the driver, which makes a new one on the host, where none is in a namespace that we
+        see; `awaited` may still come back from a dying one.
+        """
+        if awaited:
+            await_return(self.journal, self.entry, awaited)
+        note(f"device {self.record.device} has no {missing}: its driver is bound again")
+        numbering.bind(self.paths, self.record.device, self.record.driver)
 
 
 def _moved_out(host: Rtnetlink, pod: Rtnetlink, ifname: str, origin: Origin, mark: Mark) -> bool:
     """Move the interface to the host if the pod has it."""
     link = netdev_move.find(pod, (ifname,), origin, mark)
     return link is not None and netdev_move.restore_from(host, pod, link, origin, mark)
-
-
-def _is_away(paths: Paths, record: DeviceRecord) -> bool:
-    """Whether the interface is in another namespace than the host's."""
-    present = pci.is_present(paths, record.device)
-    return record.origin is not None and present and not pci.netdevs(paths, record.device)
 
 
 def _address_was_set(record: DeviceRecord) -> bool:

@@ -7,6 +7,8 @@ configuration sets become those of a new VF.
 
 from contextlib import suppress
 
+import msgspec
+
 from base.paths import Paths
 from cni.attachments import results
 from cni.attachments.journal import Journal, JournalEntry
@@ -162,18 +164,5 @@ def _settings(function: Function, request: Request) -> tuple[VF | None, VF | Non
     except CNIError:
         note(f"the PF's settings for {function.address} stay: the configuration cannot be read")
         return None, None
-    before = VF(
-        index=function.index,
-        mac=settings.NO_MAC,
-        vlan=0,
-        qos=0,
-        proto="802.1q",
-        min_tx_rate=0,
-        max_tx_rate=0,
-        spoofchk=True,
-        trust=False,
-        link_state="auto",
-        node_guid=settings.NO_GUID,
-        port_guid=settings.NO_GUID,
-    )
+    before = msgspec.structs.replace(settings.NEW, index=function.index)
     return before, settings.wanted(before, wanted)

@@ -5,9 +5,7 @@ CNIError 7 (4 for CNI_ARGS), which names the key and the remedy.
 """
 
 import re
-from typing import NamedTuple
-
-import msgspec
+from typing import Any, NamedTuple
 
 from cni.spec.config import require_interface_name
 from cni.spec.errors import CNIError, Code, invalid_config
@@ -20,13 +18,9 @@ HIGHEST_RATE = 0xFFFFFFFF  # Mbit/s, struct ifla_vf_rate
 SMALLEST_MTU, LARGEST_MTU = 68, 65535  # IPv4's minimum, and the range of its length field
 CNI_ARGS_MAC = "CNI_ARGS MAC"  # the key of a MAC in CNI_ARGS, as errors name it
 
-
-class Vlan(msgspec.Struct, frozen=True):
-    """The VLAN tag of a VF's frames; id 0 means no tag."""
-
-    id: int
-    qos: int
-    proto: str  # "802.1q", "802.1ad"
+TAG = ("vlan", "vlanQoS", "vlanProto")
+ETHERNET = (*TAG, "mac", "spoofchk", "trust", "min_tx_rate", "max_tx_rate")
+"""What a PF sets for its VF, and InfiniBand does not have: IPoIB takes no such setting."""
 
 
 class WrittenValue(NamedTuple):
@@ -46,13 +40,13 @@ def masters(written: str | list[str] | None) -> tuple[str, ...]:
     return names
 
 
-def vlan(number: int | None, qos: int | None, proto: str | None) -> Vlan | None:
-    """The VLAN from `vlan`, `vlanQoS` and `vlanProto`; the latter two need the first."""
+def vlan(number: int | None, qos: int | None, proto: str | None) -> dict[str, Any]:
+    """`vlan`, `vlanQoS` and `vlanProto` by key, or {}; the latter two need the first."""
     if number is None:
         for key, value in (("vlanQoS", qos), ("vlanProto", proto)):
             if value not in (None, ""):
                 raise invalid_config(f'"{key}" needs "vlan": set that as well, or remove "{key}"')
-        return None
+        return {}
     if not 0 <= number <= HIGHEST_VLAN:
         raise invalid_config(
             f'"vlan": {number} is out of range: 1 to {HIGHEST_VLAN}, 0 for no tag; without the '
@@ -68,7 +62,7 @@ def vlan(number: int | None, qos: int | None, proto: str | None) -> Vlan | None:
         raise invalid_config(f'"vlanQoS": {qos} needs a "vlan" of 1 to {HIGHEST_VLAN}, not 0')
     if number == 0 and proto != VLAN_PROTOCOLS[0]:
         raise invalid_config(f'"vlanProto": "{proto}" needs a "vlan" of 1 to {HIGHEST_VLAN}, not 0')
-    return Vlan(number, qos, proto)
+    return dict(zip(TAG, (number, qos, proto), strict=True))
 
 
 def mac(written: WrittenValue) -> str:
@@ -125,9 +119,10 @@ def link_state(written: str | None) -> str:
     return written or ""
 
 
-def rates(lowest: int | None, highest: int | None) -> tuple[int | None, int | None]:
-    """The rates from `min_tx_rate` and `max_tx_rate`, in Mbit/s."""
-    for key, rate in (("min_tx_rate", lowest), ("max_tx_rate", highest)):
+def rates(lowest: int | None, highest: int | None) -> dict[str, int]:
+    """The rates in Mbit/s by key, or {}. One alone means no limit by the other."""
+    both = {"min_tx_rate": lowest, "max_tx_rate": highest}
+    for key, rate in both.items():
         if rate is not None and not 0 <= rate <= HIGHEST_RATE:
             raise invalid_config(
                 f'"{key}": {rate} is out of range: Mbit/s from 1 to {HIGHEST_RATE}, 0 for no limit'
@@ -137,7 +132,8 @@ def rates(lowest: int | None, highest: int | None) -> tuple[int | None, int | No
             f'"min_tx_rate" ({lowest}) must not exceed "max_tx_rate" ({highest}), unless that is '
             "0 for no limit"
         )
-    return lowest, highest
+    written = {key: rate for key, rate in both.items() if rate is not None}
+    return written | {key: 0 for key in both if written and key not in written}
 
 
 def mtu(written: int | None) -> int | None:

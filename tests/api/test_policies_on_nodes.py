@@ -46,7 +46,7 @@ class Node:
 
     def asks(self, pod: Pod, pkey: int) -> None:
         """As a plugin does. NotAllowed, CNIError 11."""
-        allowed = allowance.of_pod(self.policies.source(), pod, self.policies)
+        allowed = allowance.of_pod(self.policies.source(), pod)
         allowed.using("pkeys", pkey, "pkey", f"{pkey:#06x}")
         if allowed.titles() == ("config.yaml",):
             raise AssertionError("no rule is for the pod")

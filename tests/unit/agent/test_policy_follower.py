@@ -3,7 +3,7 @@
 import errno
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,6 @@ from base.pod import Pod
 from cni.policy import allowance, cluster
 from cni.policy.allowance import NotAllowed
 from cni.policy.cluster import ClusterPolicies
-from cni.policy.document import Subjects
 from cni.policy.rules import Policy
 from cni.spec.errors import CNIError, Code
 from ipam.cluster.api import Meta
@@ -47,19 +46,6 @@ def for_pkey(pkey: str) -> dict[str, Any]:
     return {**RULE, "use": {"pkeys": [pkey]}}
 
 
-class Asked(Subjects):
-    """Who asks, as an agent passes it on to its plugins."""
-
-    def __init__(self, follower: PolicyFollower) -> None:
-        self._follower = follower
-
-    def labels(self, namespace: str) -> Mapping[str, str]:
-        return self._follower.present().labels(namespace)
-
-    def service_account(self, pod: Pod) -> str:
-        return self._follower.service_account(pod)
-
-
 class Node:
     """A node that follows, and what its pods may use."""
 
@@ -67,12 +53,13 @@ class Node:
         self.client = client
         self.path = directory / "cluster_policies.json"
         self.follower = PolicyFollower(client, self.path)
-        self.source = cluster.joined(lambda: NODE, self.follower.present)
-        self.subjects = Asked(self.follower)
+        self.source = cluster.joined(
+            lambda: NODE, self.follower.present, self.follower.service_account
+        )
 
     def may_use(self, pkey: int, pod: Pod = POD) -> bool:
         """Whether a rule of a policy lets the pod use it."""
-        allowed = allowance.of_pod(self.source(), pod, self.subjects)
+        allowed = allowance.of_pod(self.source(), pod)
         try:
             allowed.using("pkeys", pkey, "pkey", hex(pkey))
         except NotAllowed:
@@ -169,10 +156,10 @@ def test_a_policy_that_could_never_be_read_allows_its_pods_nothing(
     elsewhere = Pod(namespace="team-b", name="p")
     with following(server, tmp_path) as node:
         assert node.titles() == ["later/unreadable-0", "later/unreadable-1"]
-        allowed = allowance.of_pod(node.source(), POD, node.subjects)
+        allowed = allowance.of_pod(node.source(), POD)
         with pytest.raises(NotAllowed, match="later/unreadable-0"):
             allowed.using("pkeys", 0x8001, "pkey", "0x8001")
-        other = allowance.of_pod(node.source(), elsewhere, node.subjects)
+        other = allowance.of_pod(node.source(), elsewhere)
         assert other.titles() == ("config.yaml",)
         until(lambda: server.events, what="event")
         assert "spec.rules[0].use.rails: unknown key" in server.events[0].message
@@ -197,7 +184,7 @@ def test_a_policy_whose_subjects_cannot_be_read_is_for_all_pods(
     with following(server, tmp_path) as node:
         assert node.titles() == ["odd/unreadable", "teams/one"]
         assert node.may_use(0x8001)
-        other = allowance.of_pod(node.source(), Pod("team-b", "p"), node.subjects)
+        other = allowance.of_pod(node.source(), Pod("team-b", "p"))
         assert other.titles() == ("odd/unreadable",)
         until(lambda: server.events, what="event")
         assert "allows their pods nothing" in server.events[0].message
@@ -338,7 +325,7 @@ def test_each_add_sees_one_set_of_rules_while_policies_change(
 
         def attach() -> None:
             while not over.is_set():
-                allowed = allowance.of_pod(node.source(), POD, node.subjects)
+                allowed = allowance.of_pod(node.source(), POD)
                 seen.append(tuple(_allows(allowed, pkey) for pkey in range(0x8001, 0x8005)))
 
         threads = [threading.Thread(target=attach) for _ in range(3)]

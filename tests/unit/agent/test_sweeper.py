@@ -7,12 +7,12 @@ import pytest
 
 from agent.metrics import Metrics
 from agent.sweeper import Sweeper
-from cni.attachments.sweep import Outcome, RemovedStray, SweepFailure
+from cni.attachments.sweep import Outcome
 from cni.spec.errors import CNIError, Code
 from tests.unit.agent.test_metrics import read
 from tests.waiting import until
 
-BUSY = SweepFailure(None, "the store is busy")
+BUSY = Outcome("the store is busy", removed=False)
 
 
 class Node:
@@ -45,7 +45,7 @@ def swept(node: Node) -> Metrics:
 
 
 def test_what_one_sweep_could_not_remove_the_next_one_does() -> None:
-    node = Node((BUSY,), (BUSY,), (RemovedStray("pf1"),))
+    node = Node((BUSY,), (BUSY,), (Outcome("removed"),))
     counted = read(swept(node))
     assert node.sweeps == 3
     assert counted["podfabric_sweep_errors_total"] == 2

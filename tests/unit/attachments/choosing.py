@@ -119,7 +119,7 @@ def sriov(
             try:
                 devices.require_entitled(node.paths, address, wanted, match)
                 key = wanted.device_key or "master"
-                match.using(address, key, address, allowance=allowance)
+                match.using(address, key, address)
                 devices.require_match(node.paths, function, wanted, match)
             except CNIError as refusal:
                 refusals.append(refusal)

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -23,7 +24,7 @@ def policy(*rules: dict[str, Any]) -> Policy:
     return Policy(rules=rules_of(list(rules), "rules"))
 
 
-class Known(Subjects):
+class Known:
     """Of all pods the same, and what was asked."""
 
     def __init__(self, account: str, labels: dict[str, str]) -> None:
@@ -38,9 +39,14 @@ class Known(Subjects):
         self.asked.append(f"account in {pod.namespace}")
         return self._account
 
+    def of(self, rules: Policy) -> Policy:
+        """The rules, for which it is asked."""
+        subjects = Subjects(self.labels, self.service_account)
+        return msgspec.structs.replace(rules, subjects=subjects)
+
 
 def of(rules: Policy, namespace: str = "a", account: str = "x", **labels: str) -> Allowance:
-    return allowance.of_pod(rules, Pod(namespace, "pod"), Known(account, labels))
+    return allowance.of_pod(Known(account, labels).of(rules), Pod(namespace, "pod"))
 
 
 def pkey(allowed: Allowance, value: int) -> Allowance:
@@ -172,7 +178,7 @@ def test_labels_and_service_accounts_are_asked_for_only_where_rules_look_at_them
         },
         {"name": "t", "subjects": [{"serviceAccounts": ["x"], "namespaces": ["c"]}]},
     )
-    found = [allowance.of_pod(rules, Pod(name, "p"), subjects) for name in "abcd"]
+    found = [allowance.of_pod(subjects.of(rules), Pod(name, "p")) for name in "abcd"]
     assert [each.titles() for each in found] == [("r",), ("s",), ("t",), ("config.yaml",)]
     assert subjects.asked == ["labels of b", "account in c"]
 

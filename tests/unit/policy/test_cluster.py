@@ -104,7 +104,7 @@ def test_the_rules_of_the_cluster_are_added_to_those_of_the_node() -> None:
 def test_a_process_for_one_call_goes_by_the_files(tmp_path: Path) -> None:
     paths = Paths(state=tmp_path / "state", etc=tmp_path / "etc")
     paths.etc.mkdir()
-    source, subjects = cluster.on_node(paths)
+    source = cluster.on_node(paths)
     assert source() == Policy()
     paths.config.write_text("policy: {cluster: true}")
     with pytest.raises(CNIError) as raised:
@@ -114,15 +114,15 @@ def test_a_process_for_one_call_goes_by_the_files(tmp_path: Path) -> None:
         paths.cluster_policies,
         policies(RULE, LABELLED, namespaces={"team-a": {"tier": "gold"}, "team-b": {}}),
     )
-    allowed = allowance.of_pod(source(), POD, subjects)
+    allowed = allowance.of_pod(source(), POD)
     for pkey in (0x8001, 0x8002):
         allowed.using("pkeys", pkey, "pkey", hex(pkey))
     with pytest.raises(NotAllowed):
         allowed.using("pkeys", 0x8003, "pkey", "0x8003")
     with pytest.raises(CNIError) as raised:
-        allowance.of_pod(source(), Pod(namespace="new", name="p"), subjects)
+        allowance.of_pod(source(), Pod(namespace="new", name="p"))
     assert raised.value.code == Code.TRY_AGAIN
     assert 'the labels of namespace "new"' in raised.value.message
     with pytest.raises(CNIError) as raised:
-        subjects.service_account(POD)
+        source().subjects.service_account(POD)
     assert raised.value.code == Code.TRY_AGAIN

@@ -104,7 +104,7 @@ class Claims:
         device: str,
     ) -> None:
         self.released.append(str(attachment))
-        journal.write(entry.without_device())
+        journal.write(msgspec.structs.replace(entry, device=""))
 
 
 def _request(container_id: str, **config: Any) -> Request:  # noqa: ANN401

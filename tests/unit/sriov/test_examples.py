@@ -12,7 +12,6 @@ from cni.spec.config import decode
 from cni.spec.request import Request
 from cni.sriov import options
 from cni.sriov.options import SriovOptions
-from cni.sriov.values import Vlan
 from ipam import options as ipam_options
 from tests.runtime import CHECKOUT
 
@@ -112,23 +111,24 @@ def test_definition_is_accepted(name: str) -> None:
     read = _read(name, GIVEN)
     assert (read.masters, read.pod.name) == ((), "b")
     assert read.device == (BDF if _resource(definition) else "")
-    assert "infinibandGUID" not in config.get("capabilities", {}) or read.guid
+    assert "infinibandGUID" not in config.get("capabilities", {}) or "guid" in read.vf
     if "ipam" in config:
         assert read.ipam_type == "podfabric-ipam"
         assert ipam_options.read(decode(json.dumps(config).encode())).sets
 
 
 def test_definitions_mean_what_their_comments_say() -> None:
-    vlan = _read("sriov-vlan")
-    assert (vlan.vlan, vlan.spoofchk, vlan.max_tx_rate) == (Vlan(100, 3, "802.1q"), True, 10000)
+    vlan = _read("sriov-vlan").vf
+    assert (vlan["vlan"], vlan["vlanQoS"]) == (100, 3)
+    assert (vlan["spoofchk"], vlan["max_tx_rate"]) == (True, 10000)
     trunk = _read("sriov-trunk")
-    assert (trunk.vlan, trunk.trust, trunk.spoofchk) == (None, True, False)
+    assert trunk.vf == {"trust": True, "spoofchk": False}
     assert (trunk.promisc, trunk.allmulti, trunk.ipam_type) == (True, True, "")
     assert _read("sriov-roce").rdma_isolation
     dpdk = _read("sriov-dpdk", GIVEN)
-    assert (dpdk.vfio_pci_mode, dpdk.mac, dpdk.ipam_type) == (True, GIVEN["mac"], "")
+    assert (dpdk.vfio_pci_mode, dpdk.vf["mac"], dpdk.ipam_type) == (True, GIVEN["mac"], "")
     infiniband = _read("sriov-infiniband", GIVEN)
-    assert (infiniband.link_state, infiniband.guid) == ("enable", GIVEN["infinibandGUID"])
+    assert infiniband.vf == {"link_state": "enable", "guid": GIVEN["infinibandGUID"]}
     assert infiniband.rdma_isolation
 
 

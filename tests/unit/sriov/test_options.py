@@ -12,7 +12,6 @@ from cni.spec.errors import CNIError
 from cni.spec.request import Request
 from cni.spec.result import DNS
 from cni.sriov import options
-from cni.sriov.values import Vlan
 from tests.unit.sriov.configuration import BDF, GUIDS, MACS, read, refusal, request
 
 CONFIGURED = {"mellanox.infiniband.app": "configured"}
@@ -26,14 +25,7 @@ def test_empty_configuration_changes_nothing() -> None:
         masters=(),
         pf_only=False,
         match_device=True,
-        vlan=None,
-        mac="",
-        spoofchk=None,
-        trust=None,
-        link_state="",
-        min_tx_rate=None,
-        max_tx_rate=None,
-        guid="",
+        vf={},
         pkey=None,
         rdma_isolation=False,
         vfio_pci_mode=None,
@@ -257,7 +249,7 @@ def test_precedence_of_the_mac(places: tuple[str, ...], mac: str) -> None:
         config["args"] = {"cni": {"mac": MACS[3]}}
     if "mac" in places:
         config["mac"] = MACS[4]
-    assert read(f"MAC={MACS[2]}" if "CNI_ARGS" in places else "", **config).mac == mac
+    assert read(f"MAC={MACS[2]}" if "CNI_ARGS" in places else "", **config).vf.get("mac", "") == mac
 
 
 @pytest.mark.parametrize(
@@ -278,11 +270,11 @@ def test_precedence_of_the_mac(places: tuple[str, ...], mac: str) -> None:
     ],
 )
 def test_precedence_of_the_guid(config: dict[str, Any], guid: str) -> None:
-    assert read(**config).guid == guid
+    assert read(**config).vf.get("guid", "") == guid
 
 
 def test_cni_args() -> None:  # S14
-    assert read("IgnoreUnknown=1;VLAN=5;MAC=E4:11:22:33:44:55").mac == "e4:11:22:33:44:55"
+    assert read("IgnoreUnknown=1;VLAN=5;MAC=E4:11:22:33:44:55").vf["mac"] == "e4:11:22:33:44:55"
     refused = refusal("VLAN=5")
     assert (refused.code, refused.message) == (4, 'ARGS: unknown args ["VLAN=5"]')
     pod = read("IgnoreUnknown=1;K8S_POD_NAMESPACE=a;K8S_POD_NAME=b;K8S_POD_UID=c").pod
@@ -316,7 +308,7 @@ def test_ib_kubernetes_with_everything_it_sets() -> None:
         rdmaIsolation=True,
         args={"cni": {**CONFIGURED, "guid": GUIDS[1], "someone's": {"deep": [1]}, "n": 5}},
     )
-    assert (wanted.rdma_isolation, wanted.guid) == (True, GUIDS[1])
+    assert (wanted.rdma_isolation, wanted.vf) == (True, {"guid": GUIDS[1]})
 
 
 def test_keys_of_ipam_and_others_pass() -> None:
@@ -394,19 +386,20 @@ def test_status_does_not_check_ib_kubernetes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "field", "value"),
+    ("config", "vf"),
     [
-        ({"VLAN": 100}, "vlan", Vlan(100, 0, "802.1q")),
-        ({"spoofChk": "off"}, "spoofchk", False),
-        ({"Trust": "on"}, "trust", True),
-        ({"Mac": "02:00:00:00:00:01"}, "mac", "02:00:00:00:00:01"),
-        ({"GUID": "02:00:00:00:00:00:00:01"}, "guid", "02:00:00:00:00:00:00:01"),
-        ({"vlan": 5, "VLAN": 6}, "vlan", Vlan(5, 0, "802.1q")),
-        ({"vlan": 5, "vlanProto": ""}, "vlan", Vlan(5, 0, "802.1q")),
-        ({"mtu": 0}, "mtu", None),
-        ({"uuid": "of another plugin"}, "guid", ""),
+        ({"VLAN": 100}, {"vlan": 100, "vlanQoS": 0, "vlanProto": "802.1q"}),
+        ({"spoofChk": "off"}, {"spoofchk": False}),
+        ({"Trust": "on"}, {"trust": True}),
+        ({"Mac": "02:00:00:00:00:01"}, {"mac": "02:00:00:00:00:01"}),
+        ({"GUID": "02:00:00:00:00:00:00:01"}, {"guid": "02:00:00:00:00:00:00:01"}),
+        ({"vlan": 5, "VLAN": 6}, {"vlan": 5, "vlanQoS": 0, "vlanProto": "802.1q"}),
+        ({"vlan": 5, "vlanProto": ""}, {"vlan": 5, "vlanQoS": 0, "vlanProto": "802.1q"}),
+        ({"mtu": 0}, {}),
+        ({"uuid": "of another plugin"}, {}),
     ],
     ids=str,
 )
-def test_keys_match_in_any_case(config: dict[str, Any], field: str, value: object) -> None:
-    assert getattr(read(**config), field) == value
+def test_keys_match_in_any_case(config: dict[str, Any], vf: dict[str, Any]) -> None:
+    wanted = read(**config)
+    assert (wanted.vf, wanted.mtu) == (vf, None)

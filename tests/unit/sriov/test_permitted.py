@@ -9,7 +9,7 @@ import pytest
 
 from base.pod import Pod
 from cni.attachments.journal import Journal
-from cni.attachments.matching import Entitlement, Match
+from cni.attachments.matching import Match
 from cni.policy.allowance import NotAllowed, of_pod
 from cni.policy.document import rules_of
 from cni.policy.rules import Policy
@@ -44,7 +44,7 @@ def claim(node: Node, *rules: dict[str, Any], **config: Any) -> ClaimedDevice:  
     )
     wanted = options.read(request)
     allowance = permitted.by_options(wanted, of_pod(policy, Pod("a", "p")))
-    match = Match(node.paths, PodHoldings(Pod()), "fabric/net1", Entitlement(allowance=allowance))
+    match = Match(node.paths, PodHoldings(Pod()), "fabric/net1", allowance)
     claimer = Claimer(Journal(node.paths), node.paths)
     with NetworkNamespace.open(netns) as namespace:
         claimed = claimer.claim(request, wanted, namespace, HOST, match)
@@ -136,7 +136,7 @@ def test_a_rule_puts_the_vlan_into_an_ethernet_vf_and_the_pkey_into_none(etherne
     claimed = claim(ethernet, rule)
     assert claimed.record.applied is not None
     assert (claimed.record.applied.vlan, claimed.record.applied.qos) == (100, 3)
-    assert claimed.wanted.pkey is None and claimed.wanted.trust is False
+    assert claimed.wanted.pkey is None and claimed.wanted.vf["trust"] is False
 
 
 def test_device_that_cannot_have_a_fixed_value_says_that_a_rule_puts_it_in(ethernet: Node) -> None:
@@ -161,22 +161,21 @@ def test_a_rule_puts_the_pkey_into_an_infiniband_vf_and_the_vlan_into_none(
     infiniband: Node,
 ) -> None:
     claimed = claim(infiniband, {"use": ANY, "fixed": {"vlan": 100, "pkey": "0x8001"}})
-    assert (claimed.wanted.pkey, claimed.wanted.vlan) == (0x8001, None)
+    assert claimed.wanted.pkey == 0x8001 and "vlan" not in claimed.wanted.vf
 
 
 def test_what_the_definition_says_is_not_replaced(ethernet: Node) -> None:
     rule = {"use": ANY | {"vlans": [5]}, "fixed": {"vlan": 100, "vlanQoS": 3}}
     claimed = claim(ethernet, rule, VLAN=5)
-    assert claimed.wanted.vlan is not None
-    assert (claimed.wanted.vlan.id, claimed.wanted.vlan.qos) == (5, 0)
+    assert (claimed.wanted.vf["vlan"], claimed.wanted.vf["vlanQoS"]) == (5, 0)
 
 
 def test_a_key_in_two_spellings_does_not_keep_a_fixed_value_out(ethernet: Node) -> None:
     rule = {"use": ANY | {"vlans": [0]}, "fixed": {"max_tx_rate": 100, "vlan": 100}}
     twice = {"MAX_TX_RATE": 7, "max_tx_rate": None, "VLAN": 0, "vlan": None}
     claimed = claim(ethernet, rule, **twice)
-    assert claimed.wanted.max_tx_rate == 100
-    assert claimed.wanted.vlan is not None and claimed.wanted.vlan.id == 100
+    assert claimed.wanted.vf["max_tx_rate"] == 100
+    assert claimed.wanted.vf["vlan"] == 100
 
 
 @pytest.mark.parametrize("option", [{"pkey": "0x8001"}, {"guid": GUID}], ids=str)
@@ -186,7 +185,7 @@ def test_option_of_infiniband_does_not_keep_fixed_values_from_a_vf_without_inter
     ethernet.tree.bound(VF0, "vfio-pci")
     use = ANY | {"vlans": [0], "pkeys": ["*"], "guids": ["*"]}
     claimed = claim(ethernet, {"use": use, "fixed": {"max_tx_rate": 100}}, **option)
-    assert claimed.wanted.max_tx_rate == 100
+    assert claimed.wanted.vf["max_tx_rate"] == 100
     with pytest.raises(CNIError, match=r'"vlan": this is an Ethernet option'):
         claim(ethernet, {"use": use, "fixed": {"vlan": 100}}, **option)
 
@@ -195,7 +194,7 @@ def test_fixed_values_of_interfaces_are_not_for_a_vf_without_one(ethernet: Node)
     ethernet.tree.bound(VF0, "vfio-pci")
     rule = {"use": ANY | {"vlans": [0]}, "fixed": {"mtu": 1400, "promisc": False, "trust": False}}
     claimed = claim(ethernet, rule)
-    assert claimed.wanted.mtu is None and claimed.wanted.trust is False
+    assert claimed.wanted.mtu is None and claimed.wanted.vf["trust"] is False
 
 
 def test_of_the_rules_left_the_first_that_fixes_a_key_counts(ethernet: Node) -> None:
@@ -204,4 +203,4 @@ def test_of_the_rules_left_the_first_that_fixes_a_key_counts(ethernet: Node) -> 
         {"use": ANY | {"macs": ["02:00:00:00:00:01"]}, "fixed": {"vlan": 2}},
     )
     claimed = claim(ethernet, *rules, mac="02:00:00:00:00:01")
-    assert claimed.wanted.vlan is not None and claimed.wanted.vlan.id == 2
+    assert claimed.wanted.vf["vlan"] == 2

@@ -4,26 +4,24 @@ from typing import Any
 
 import pytest
 
-from cni.sriov.values import Vlan
 from tests.unit.sriov.configuration import GUIDS, read, refusal
 
 
 @pytest.mark.parametrize(
     ("config", "vlan"),
     [
-        pytest.param({"vlan": 100}, Vlan(100, 0, "802.1q"), id="SC4"),
-        pytest.param({"vlan": 100, "vlanProto": "802.1Q"}, Vlan(100, 0, "802.1q"), id="SC10"),
-        pytest.param({"vlan": 100, "vlanProto": "802.1ad"}, Vlan(100, 0, "802.1ad"), id="SC11"),
-        pytest.param(
-            {"vlan": 0, "vlanQoS": 0, "vlanProto": "802.1Q"}, Vlan(0, 0, "802.1q"), id="SC14"
-        ),
-        pytest.param({"vlan": 4094, "vlanQoS": 7}, Vlan(4094, 7, "802.1q"), id="highest"),
-        pytest.param({"vlan": 0}, Vlan(0, 0, "802.1q"), id="0-is-not-unset"),
+        pytest.param({"vlan": 100}, (100, 0, "802.1q"), id="SC4"),
+        pytest.param({"vlan": 100, "vlanProto": "802.1Q"}, (100, 0, "802.1q"), id="SC10"),
+        pytest.param({"vlan": 100, "vlanProto": "802.1ad"}, (100, 0, "802.1ad"), id="SC11"),
+        pytest.param({"vlan": 0, "vlanQoS": 0, "vlanProto": "802.1Q"}, (0, 0, "802.1q"), id="SC14"),
+        pytest.param({"vlan": 4094, "vlanQoS": 7}, (4094, 7, "802.1q"), id="highest"),
+        pytest.param({"vlan": 0}, (0, 0, "802.1q"), id="0-is-not-unset"),
         pytest.param({"vlan": None}, None, id="null-is-unset"),
     ],
 )
-def test_vlan(config: dict[str, Any], vlan: Vlan | None) -> None:
-    assert read(**config).vlan == vlan
+def test_vlan(config: dict[str, Any], vlan: tuple[int, int, str] | None) -> None:
+    keys = ("vlan", "vlanQoS", "vlanProto")
+    assert read(**config).vf == (dict(zip(keys, vlan, strict=True)) if vlan else {})
 
 
 @pytest.mark.parametrize(
@@ -93,30 +91,30 @@ def test_wrong_value_is_named_with_its_key(config: dict[str, Any], text: str) ->
 )
 def test_switches(written: str | bool, meant: bool | None) -> None:
     wanted = read(spoofchk=written, trust=written)
-    assert (wanted.spoofchk, wanted.trust) == (meant, meant)
+    assert (wanted.vf.get("spoofchk"), wanted.vf.get("trust")) == (meant, meant)
 
 
 @pytest.mark.parametrize("state", ["auto", "enable", "disable"])
 def test_link_state(state: str) -> None:
-    assert read(link_state=state, guid=GUIDS[1]).link_state == state
+    assert read(link_state=state, guid=GUIDS[1]).vf["link_state"] == state
 
 
 @pytest.mark.parametrize(
     ("config", "rates"),
     [
-        ({"min_tx_rate": 100}, (100, None)),
-        ({"max_tx_rate": 100}, (None, 100)),
+        ({"min_tx_rate": 100}, (100, 0)),
+        ({"max_tx_rate": 100}, (0, 100)),
         ({"min_tx_rate": 100, "max_tx_rate": 100}, (100, 100)),
         ({"min_tx_rate": 100, "max_tx_rate": 0}, (100, 0)),
         ({"min_tx_rate": 0, "max_tx_rate": 0}, (0, 0)),
     ],
 )
-def test_rates(config: dict[str, Any], rates: tuple[int | None, int | None]) -> None:
-    wanted = read(**config)
-    assert (wanted.min_tx_rate, wanted.max_tx_rate) == rates
+def test_rates(config: dict[str, Any], rates: tuple[int, int]) -> None:
+    vf = read(**config).vf
+    assert (vf["min_tx_rate"], vf["max_tx_rate"]) == rates
 
 
 @pytest.mark.parametrize("key", ["mac", "MAC"])
 @pytest.mark.parametrize("mac", ["E4:11:22:33:44:55", "e4-11-22-33-44-55"])
 def test_mac_is_read_in_lower_case(key: str, mac: str) -> None:
-    assert read(**{key: mac}).mac == "e4:11:22:33:44:55"
+    assert read(**{key: mac}).vf["mac"] == "e4:11:22:33:44:55"
