@@ -124,7 +124,7 @@ def plugin_sockets(node: ThisNode) -> Iterator[Outcome]:
         return
     names = [pool.config.resource for pool in node.pools]
     for name in (*names, *(name for of in node.config.gpus for name in of.resources)):
-        own = sorted(sockets.siblings(directory, name, None))
+        own = sockets.of_resource(directory, name)
         alive = [path.name for path in own if _answers(path)]
         if len(alive) == 1:
             yield ok(f"{name}: {alive[0]} answers")
