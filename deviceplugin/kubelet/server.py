@@ -85,20 +85,16 @@ class Servicer(v1beta1_pb2_grpc.DevicePluginServicer):
         self, request: v1beta1_pb2.Empty, context: grpc.ServicerContext
     ) -> Iterator[v1beta1_pb2.ListAndWatchResponse]:
         """Send the whole list at once, and whenever it has changed or is wanted again."""
-        stream = self._streams.open(context)
         sent: v1beta1_pb2.ListAndWatchResponse | None = None
-        try:
-            for again in stream.turns():
-                try:
-                    listed = self._list()
-                except Exception:  # noqa: BLE001 - the next change may succeed
-                    _log.exception("%s: the list cannot be made", self._resource.name)
-                    continue
-                if again or (sent is not listed and sent != listed):
-                    sent = listed
-                    yield listed
-        finally:
-            self._streams.drop(stream)
+        for again in self._streams.turns(context):
+            try:
+                listed = self._list()
+            except Exception:  # noqa: BLE001 - the next change may succeed
+                _log.exception("%s: the list cannot be made", self._resource.name)
+                continue
+            if again or (sent is not listed and sent != listed):
+                sent = listed
+                yield listed
 
     def GetPreferredAllocation(
         self, request: v1beta1_pb2.PreferredAllocationRequest, context: grpc.ServicerContext
