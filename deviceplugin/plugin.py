@@ -37,6 +37,7 @@ from host.discovery import HCA
 LOOK_EVERY = 1.0  # seconds
 LOOK_AGAIN = 0.25  # seconds, while a port's change must still prove to last
 RATES_EVERY = 10.0  # seconds, for the rates of ports
+RESCAN_EVERY = 60.0  # seconds, for what no look detects
 COMPARE_EVERY = 60.0  # seconds
 COMPARE_SHARES = 10.0  # seconds, where containers that end make room on GPUs
 
@@ -151,7 +152,7 @@ class DevicePlugin:
                 if self._ended.is_set():
                     return
                 now = time.monotonic()
-                due = now - looked >= self._config.rescan > 0
+                due = now - looked >= RESCAN_EVERY
                 rates = now - rates_read >= RATES_EVERY
                 rates_read = now if rates else rates_read
                 if due or self._inventory.differs(rates=rates):
