@@ -12,7 +12,7 @@ from deviceplugin import checkpoint as records
 from deviceplugin.checkpoint import CheckpointDamaged
 from deviceplugin.kubelet import records as kubelet
 from deviceplugin.kubelet.records import KubeletUnreadable
-from deviceplugin.ledger import YOUNG
+from deviceplugin.ledger import YOUNG, age
 from deviceplugin.pools import formats
 from deviceplugin.pools.config import ConfigError
 
@@ -192,11 +192,11 @@ def checkpoint(node: ThisNode) -> Iterator[Outcome]:
             "see what the other checks say about the kubelet",
         )
         return
-    now = datetime.now(UTC)
+    now, boot_id = datetime.now(UTC), node.paths.boot_id()
     stale = sorted(
         key
         for key, allocation in allocations.items()
-        if key not in theirs and _age(allocation.time, now) > YOUNG
+        if key not in theirs and age(allocation, boot_id, now) > YOUNG
     )
     if stale:
         yield warning(
@@ -209,13 +209,6 @@ def checkpoint(node: ThisNode) -> Iterator[Outcome]:
 
 def _most(reasons: Counter[str]) -> str:
     return "; ".join(f"{why} ({count}x)" for why, count in reasons.most_common(3))
-
-
-def _age(time: str, now: datetime) -> float:
-    try:
-        return (now - datetime.fromisoformat(time)).total_seconds()
-    except (ValueError, TypeError):
-        return float("inf")
 
 
 def _answers(path: Path) -> bool:
