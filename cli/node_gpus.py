@@ -194,7 +194,7 @@ def _gone(gpu: AllocatedGPU) -> GPU:
 
 
 def _distances(node: ThisNode, gpu: GPU, notes: list[str]) -> Iterator[tuple[str, str]]:
-    hcas = [hca for hca in node.hcas if hca.address and (hca.rdma or hca.rdma_names)]
+    hcas = [hca for hca in node.hcas if hca.address and hca.rdma_names]
     pfs = {hca.address for hca in hcas}
     hcas = [hca for hca in hcas if hca.pf not in pfs]  # VFs and SFs are where their PFs are
     if not hcas or gpu not in node.gpus:

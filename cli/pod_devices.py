@@ -115,9 +115,8 @@ def _staleness(node: ThisNode, device: PodDevice) -> list[str]:
     hca = node.hca(device.device.id)
     if hca is None:
         return [f"HCA {device.device.id} of {device.resource} is gone from this node"]
-    names = {*(rdma.name for rdma in hca.rdma), *hca.rdma_names}
     try:
-        pod_devices.require_current(node.paths, device, names)
+        pod_devices.require_current(node.paths, device, hca.rdma_names)
     except Stale as stale:
         return [str(stale)]
     return []

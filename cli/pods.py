@@ -16,7 +16,6 @@ from deviceplugin.allocate.preferred import COSTS
 from deviceplugin.checkpoint import CheckpointDamaged
 from deviceplugin.kubelet import records
 from deviceplugin.kubelet.records import KubeletUnreadable, PodDevices
-from host.discovery import HCA
 from host.errors import HostError
 from host.topology import Distance
 from ipam.sqlite_store import SqliteStore
@@ -215,15 +214,11 @@ def _attachment(
         on=undo.parent or undo.device or entry.device,
         pkey=f"0x{undo.pkey:04x}" if undo.pkey is not None else "",
         hca=hca_id,
-        rdma=rdma_label(hca) if hca is not None and _has_rdma(hca) else "",
+        rdma=",".join(hca.rdma_names) if hca is not None else "",
         addresses=entry.addresses,
         matches=matches,
         verdict=verdict,
     )
-
-
-def _has_rdma(hca: HCA) -> bool:
-    return bool(hca.rdma or hca.rdma_names)
 
 
 def _verdict(
@@ -246,7 +241,7 @@ def _verdict(
 
 def _shown(node: ThisNode, hca_id: str) -> str:
     hca = node.hca(hca_id)
-    return f"{hca_id} ({rdma_label(hca)})" if hca and _has_rdma(hca) else hca_id
+    return f"{hca_id} ({rdma_label(hca)})" if hca and hca.rdma_names else hca_id
 
 
 def _ways(

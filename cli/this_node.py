@@ -112,6 +112,11 @@ class ThisNode:
         """The HCAs of this node, by id."""
         return self._inventory[0]
 
+    @property
+    def with_rdma(self) -> bool:
+        """Whether one of them has an RDMA device."""
+        return any(hca.rdma_names for hca in self.hcas)
+
     @cached_property
     def gone(self) -> list[HCA]:
         """The HCAs that containers hold and that are gone."""
@@ -220,8 +225,7 @@ def gpu_label(gpus: Iterable[GPU], address: str) -> str:
 
 def rdma_label(hca: HCA) -> str:
     """The RDMA devices of an HCA, including those in a pod; the HCA's id if it has none."""
-    names = dict.fromkeys([*(rdma.name for rdma in hca.rdma), *hca.rdma_names])
-    return ",".join(names) or hca.id
+    return ",".join(hca.rdma_names) or hca.id
 
 
 def numa_text(numa: int | None) -> str:

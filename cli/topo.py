@@ -137,7 +137,7 @@ def picture(node: ThisNode, *, everything: bool = False) -> Picture:
             label=label, kind="gpu", address=gpu.address, uuid=gpu.uuid, numa=gpu.numa
         )
         devices.append(_located(device, topology))
-    hcas = [hca for hca in node.hcas if hca.rdma or hca.rdma_names]
+    hcas = [hca for hca in node.hcas if hca.rdma_names]
     pfs = {hca.address for hca in hcas if hca.address}
     hidden = [] if everything else [hca for hca in hcas if hca.pf in pfs]
     without = [hca for hca in hcas if not hca.address]

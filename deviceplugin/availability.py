@@ -75,7 +75,7 @@ def fault(pool: Pool, hca: HCA, reports: Mapping[str, str | None]) -> str | None
         return report
     if not gives_uverbs(pool, hca):
         return None
-    if not hca.rdma and not hca.rdma_names:
+    if not hca.rdma_names:
         return f"{hca.id} has no RDMA device now: is the RDMA module of its driver loaded?"
     if hca.rdma and not any(rdma.uverbs for rdma in hca.rdma):
         return f"{hca.rdma[0].name} has no uverbs device: is the module ib_uverbs loaded?"

@@ -5,7 +5,7 @@ with its netdevs, RDMA devices, ports and character devices. Its id stays the sa
 and driver reloads, so it is the PCI address and not `mlx5_N`.
 
 Interfaces and RDMA devices are visible only in their own network namespace, uverbs devices in all
-of them. `HCA.rdma_names` is read from the latter, so it also names RDMA devices that are in pods.
+of them. `HCA.rdma_names` has both, so it also names RDMA devices that are in pods.
 """
 
 import os
@@ -101,7 +101,7 @@ class HCAsByName:
         directory = snapshot.functions.get(name) or snapshot.sfs.get(name)
         if directory is not None:
             return _on_a_device(snapshot, self._indexes, name, directory)
-        if name in snapshot.rdma or name in snapshot.rdma_names:
+        if name in snapshot.rdma_names:
             return _without_address(snapshot, name)
         return None
 
@@ -114,7 +114,7 @@ def hcas(paths: Paths) -> list[HCA]:
     hide the others. One that vanishes meanwhile is left out.
     """
     snapshot = SysfsSnapshot(paths)
-    with_rdma = snapshot.rdma.keys() | snapshot.rdma_names.keys()
+    with_rdma = snapshot.rdma_names.keys()
     indexes = _Indexes(snapshot)
     hcas = []
     for address, directory in (snapshot.functions | snapshot.sfs).items():

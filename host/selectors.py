@@ -94,11 +94,6 @@ def names(selector: Selector) -> bool:
     return bool(selector.pciAddresses or selector.ifNames or selector.rdmaDevices)
 
 
-def rdma_names(hca: HCA) -> tuple[str, ...]:
-    """The RDMA devices of an HCA, also those in other network namespaces, sorted."""
-    return tuple(sorted({*(rdma.name for rdma in hca.rdma), *hca.rdma_names}))
-
-
 def ranges(text: str) -> tuple[str, frozenset[int] | None]:
     """Split "ens2f0#0-2" into ("ens2f0", {0, 1, 2}); without "#" the set is None. ValueError."""
     name, mark, indexes = text.partition("#")
@@ -130,7 +125,7 @@ def _objections(selector: Selector, hca: HCA) -> Iterator[str]:
         first = _first_pkeys(hca)
         if not {int(text, 16) for text in selector.pKeys}.intersection(first):
             yield _differs("first P_Key", tuple(f"{pkey:#06x}" for pkey in first), selector.pKeys)
-    if selector.isRdma and not rdma_names(hca):
+    if selector.isRdma and not hca.rdma_names:
         yield "it has no RDMA device"
 
 
@@ -170,7 +165,7 @@ _FACTS: Sequence[tuple[str, str, Callable[[HCA], tuple[str, ...]]]] = (
     ("ifNames", "interface", lambda hca: hca.netdevs),
     ("linkTypes", "link type", _link_types),
     ("auxTypes", "auxiliary type", lambda hca: (hca.aux_type,)),
-    ("rdmaDevices", "RDMA device", rdma_names),
+    ("rdmaDevices", "RDMA device", lambda hca: hca.rdma_names),
 )
 """A selector's keys, what they are called, and an HCA's values."""
 

@@ -53,7 +53,7 @@ class SysfsSnapshot:
         self.visible: set[str] = set()  # names of netdevs
         self._read_netdevs()
         self.rdma: dict[str, list[str]] = {}  # names of visible RDMA devices, by their HCA's id
-        self.rdma_names: dict[str, list[str]] = {}  # the same in all network namespaces
+        self.rdma_names: dict[str, set[str]] = {}  # the same in all network namespaces
         self.software: set[str] = set()  # names of software RDMA devices
         self.above: dict[str, str] = {}  # the directory of an RDMA device's parent device
         self.uverbs: dict[str, CharacterDevice] = {}  # by RDMA device
@@ -133,14 +133,16 @@ class SysfsSnapshot:
         for name, directory in self._directories("class/infiniband").items():
             if not _SMI.fullmatch(name):
                 self.above[name] = directory.rpartition("/infiniband/")[0]
-                self.rdma.setdefault(self._home(name, self.above[name]), []).append(name)
+                home = self._home(name, self.above[name])
+                self.rdma.setdefault(home, []).append(name)
+                self.rdma_names.setdefault(home, set()).add(name)
 
     def _read_uverbs(self) -> None:
         for name, directory in self._directories("class/infiniband_verbs").items():
             rdma = self.text(f"class/infiniband_verbs/{name}/ibdev")
             if rdma and not _SMI.fullmatch(rdma):
                 above = self.above.get(rdma, directory.rpartition("/infiniband_verbs/")[0])
-                self.rdma_names.setdefault(self._home(rdma, above), []).append(rdma)
+                self.rdma_names.setdefault(self._home(rdma, above), set()).add(rdma)
                 if node := _node(f"{self._sys}/class/infiniband_verbs/{name}"):
                     self.uverbs[rdma] = node
 
