@@ -9,7 +9,6 @@ of them. `HCA.rdma_names` has both, so it also names RDMA devices that are in po
 """
 
 import os
-import re
 import stat
 
 import msgspec
@@ -19,8 +18,6 @@ from host import pci
 from host.errors import HostError
 from host.sysfs_snapshot import CharacterDevice as CharacterDevice
 from host.sysfs_snapshot import Netdev, SysfsSnapshot, node_at
-
-_VIRTFN = re.compile(r"virtfn([0-9]+)")
 
 
 class Port(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,7 +84,6 @@ class HCAsByName:
 
     def __init__(self, paths: Paths) -> None:
         self._snapshot = SysfsSnapshot(paths)
-        self._indexes = _Indexes(self._snapshot)
         self._read: dict[str, HCA | None] = {}
 
     def get(self, name: str) -> HCA | None:
@@ -100,7 +96,7 @@ class HCAsByName:
         snapshot = self._snapshot
         directory = snapshot.functions.get(name) or snapshot.sfs.get(name)
         if directory is not None:
-            return _on_a_device(snapshot, self._indexes, name, directory)
+            return _on_a_device(snapshot, name, directory)
         if name in snapshot.rdma_names:
             return _without_address(snapshot, name)
         return None
@@ -115,12 +111,11 @@ def hcas(paths: Paths) -> list[HCA]:
     """
     snapshot = SysfsSnapshot(paths)
     with_rdma = snapshot.rdma_names.keys()
-    indexes = _Indexes(snapshot)
     hcas = []
     for address, directory in (snapshot.functions | snapshot.sfs).items():
         network = snapshot.text(f"devices/{directory}/class").startswith("0x02")
         if network or address in with_rdma or address in snapshot.sfs:
-            hca = _on_a_device(snapshot, indexes, address, directory)
+            hca = _on_a_device(snapshot, address, directory)
             # If the device has gone by now, `hca` may be incomplete.
             if (paths.sys / "devices" / directory).exists():
                 hcas.append(hca)
@@ -163,24 +158,7 @@ def rdma_cm(paths: Paths) -> CharacterDevice | None:
     return node_at(paths, "class/misc/rdma_cm")
 
 
-class _Indexes:
-    """The numbers of VFs at their PFs. Each PF's directory is read once."""
-
-    def __init__(self, snapshot: SysfsSnapshot) -> None:
-        self._snapshot = snapshot
-        self._of_pf: dict[str, dict[str, int]] = {}
-
-    def of(self, pf: str, vf: str) -> int | None:
-        if pf not in self._of_pf:
-            above = f"bus/pci/devices/{pf}"
-            links = (_VIRTFN.fullmatch(name) for name in self._snapshot.names(above))
-            self._of_pf[pf] = {
-                self._snapshot.target(f"{above}/{link[0]}"): int(link[1]) for link in links if link
-            }
-        return self._of_pf[pf].get(vf)
-
-
-def _on_a_device(snapshot: SysfsSnapshot, indexes: _Indexes, address: str, directory: str) -> HCA:
+def _on_a_device(snapshot: SysfsSnapshot, address: str, directory: str) -> HCA:
     device = f"devices/{directory}"
     is_sf = address in snapshot.sfs
     if is_sf:
@@ -188,7 +166,7 @@ def _on_a_device(snapshot: SysfsSnapshot, indexes: _Indexes, address: str, direc
         index = snapshot.number(f"{device}/sfnum")
     else:
         pf = snapshot.target(f"{device}/physfn")
-        index = indexes.of(pf, address) if pf else None
+        index = snapshot.indexes_of_vfs(pf).get(address) if pf else None
     pf_directory = snapshot.functions.get(pf, "")
     pci_device = f"devices/{pf_directory}" if is_sf else device
     driver = snapshot.target(f"{device}/driver")

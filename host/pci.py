@@ -117,7 +117,7 @@ def place_of_vf(paths: Paths, address: str) -> tuple[str, int | None]:
     """
     device = _device(paths, address)
     pf = sysfs.target(f"{device}/physfn")
-    return pf, _index(_device(paths, pf), address) if pf else None
+    return pf, _index(paths, pf, address) if pf else None
 
 
 def vfs(paths: Paths, pf: str) -> list[Function]:
@@ -127,9 +127,18 @@ def vfs(paths: Paths, pf: str) -> list[Function]:
         return []
     soft = _soft_rdma(paths)
     functions = (
-        _read(paths, address, bdf, index, soft) for index, address in _virtual(_device(paths, bdf))
+        _read(paths, address, bdf, index, soft) for index, address in indexed_vfs(paths, bdf)
     )
     return [function for function in functions if function is not None]
+
+
+def indexed_vfs(paths: Paths, pf: str) -> list[tuple[int, str]]:
+    """Index and address of the VFs of the PF with that address, as `find` has it, by index."""
+    found = []
+    for entry, link in _below(_device(paths, pf)).items():
+        if (name := _VIRTFN.fullmatch(entry)) and (address := sysfs.target(link)):
+            found.append((int(name[1]), address))
+    return sorted(found)
 
 
 def vf_count(paths: Paths, pf: str) -> tuple[int, int]:
@@ -329,23 +338,14 @@ def _driver(paths: Paths, address: str) -> str:
     return sysfs.target(f"{_device(paths, address)}/driver")
 
 
-def _index(pf_device: str, vf: str) -> int | None:
+def _index(paths: Paths, pf: str, vf: str) -> int | None:
     """Which VF of its PF this is. Where it was last is asked first: a PF may have 127 VFs."""
     last = _last_index.get(vf)
-    if last is None or sysfs.target(f"{pf_device}/virtfn{last}") != vf:
-        last = next((index for index, address in _virtual(pf_device) if address == vf), None)
+    if last is None or sysfs.target(f"{_device(paths, pf)}/virtfn{last}") != vf:
+        last = next((index for index, address in indexed_vfs(paths, pf) if address == vf), None)
         if last is not None:
             _last_index[vf] = last
     return last
-
-
-def _virtual(pf_device: str) -> list[tuple[int, str]]:
-    """Index and address of the VFs, sorted by index."""
-    vfs = []
-    for entry, link in _below(pf_device).items():
-        if (name := _VIRTFN.fullmatch(entry)) and (address := sysfs.target(link)):
-            vfs.append((int(name[1]), address))
-    return sorted(vfs)
 
 
 def _netdevs(device: str) -> dict[str, str]:

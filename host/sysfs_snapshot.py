@@ -43,7 +43,8 @@ class SysfsSnapshot:
     """The snapshot. Directories are relative to /sys/devices: "pci0000:17/0000:17:01.0"."""
 
     def __init__(self, paths: Paths) -> None:
-        self._sys = str(paths.sys)
+        self._paths, self._sys = paths, str(paths.sys)
+        self._indexes: dict[str, dict[str, int]] = {}  # of VFs, by their PF
         self.functions = self._directories("bus/pci/devices")  # by address
         auxiliary = self._directories("bus/auxiliary/devices")
         self.sfs = {name: at for name, at in auxiliary.items() if _SF.fullmatch(name)}
@@ -87,6 +88,12 @@ class SysfsSnapshot:
             dev_port = self.number(f"{at}/dev_port") or 0
             netdev = self._by_name[name] = Netdev(name, link_type, guid, dev_port, foreign)
         return netdev
+
+    def indexes_of_vfs(self, pf: str) -> dict[str, int]:
+        """The numbers of a PF's VFs there, by their addresses. Its directory is read once."""
+        if pf not in self._indexes:
+            self._indexes[pf] = {vf: index for index, vf in pci.indexed_vfs(self._paths, pf)}
+        return self._indexes[pf]
 
     def text(self, path: str) -> str:
         """The attribute at a path below /sys, stripped; "" if it cannot be read."""
