@@ -197,18 +197,15 @@ def _ways(ways: "tuple[Way, ...]") -> Table | str:
 
 
 def _show_choice(choice: "PreferredIds") -> None:
-    headers = ("DEVICE ID", "HCA", "RDMA", "NUMA", "SWITCH", "HELD", "GPU", "DISTANCE", "WHY")
+    headers = ("DEVICE ID", "HCA", "RDMA", "HELD", "GPU", "DISTANCE")
     rows = [
         (
             chosen.id,
             chosen.hca,
             chosen.rdma,
-            "" if chosen.numa is None else str(chosen.numa),
-            chosen.switch,
             str(chosen.held),
             ", ".join(chosen.near),
             chosen.distance,
-            chosen.why,
         )
         for chosen in choice.chosen
     ]
@@ -216,6 +213,5 @@ def _show_choice(choice: "PreferredIds") -> None:
         f"{choice.resource}: {len(choice.chosen)} of {choice.available} free ids, "
         f"{choice.held} held, {choice.unhealthy} unhealthy",
         Table(headers, rows) if rows else "no id is free",
-        choice.rule,
         [f"* {note}" for note in choice.notes],
     )

@@ -1,6 +1,5 @@
 """The state of a node for the commands, read from sysfs and files: the agent need not run."""
 
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -206,12 +205,6 @@ class ThisNode:
             if netdev in hca.netdevs or any(netdev in port.netdevs for port in ports):
                 return hca
         return None
-
-    def loads(self) -> Counter[str]:
-        """How many allocations each HCA has, over all resources."""
-        return Counter(
-            device.id for allocation in self.allocations for device in allocation.devices
-        )
 
 
 def gpu_label(gpus: Iterable[GPU], address: str) -> str:
