@@ -8,14 +8,10 @@ Interfaces and RDMA devices are visible only in their own network namespace, uve
 of them. `HCA.rdma_names` has both, so it also names RDMA devices that are in pods.
 """
 
-import os
-import stat
-
 import msgspec
 
 from base.paths import Paths
 from host import pci
-from host.errors import HostError
 from host.sysfs_snapshot import CharacterDevice as CharacterDevice
 from host.sysfs_snapshot import Netdev, SysfsSnapshot, node_at
 
@@ -122,35 +118,6 @@ def hcas(paths: Paths) -> list[HCA]:
     others = with_rdma - snapshot.functions.keys() - snapshot.sfs.keys()
     hcas += [_without_address(snapshot, name) for name in others]
     return sorted(hcas, key=lambda hca: hca.id)
-
-
-def verify(paths: Paths, node: CharacterDevice) -> str:
-    """The path of a device node, after a check that it has the numbers in sysfs.
-
-    Raises HostError otherwise.
-    """
-    path = f"{paths.dev}/infiniband/{node.name}"
-    numbers = f"{node.major}:{node.minor}"
-    try:
-        status = os.stat(path)  # noqa: PTH116 - a Path costs more than the call
-    except OSError as error:
-        raise HostError(
-            f"device node {path} cannot be used: {error.strerror}; sysfs says it is {numbers}: "
-            "is udev running, and is this the host's /dev?"
-        ) from None
-    if not stat.S_ISCHR(status.st_mode):
-        kind = "a directory" if stat.S_ISDIR(status.st_mode) else "not a character device"
-        raise HostError(
-            f"device node {path} is {kind}, sysfs says {numbers}: remove it and run "
-            "`udevadm trigger`"
-        )
-    actual = f"{os.major(status.st_rdev)}:{os.minor(status.st_rdev)}"
-    if actual != numbers:
-        raise HostError(
-            f"device node {path} is {actual}, sysfs says {numbers}: the driver was reloaded and "
-            "the node is from before: is udev running?"
-        )
-    return path
 
 
 def rdma_cm(paths: Paths) -> CharacterDevice | None:

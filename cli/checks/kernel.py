@@ -9,7 +9,8 @@ from contextlib import suppress
 
 from cli.checks import Outcome, failed, not_applicable, ok, warning
 from cli.this_node import ThisNode
-from host import discovery as sysfs
+from host import discovery
+from host.device_nodes import verify
 from host.errors import HostError
 
 RUNTIMES = ("containerd", "crio", "cri-o", "dockerd", "kubelet")
@@ -40,7 +41,7 @@ def connection_manager(node: ThisNode) -> Iterator[Outcome]:
     """rdma_ucm: programs that connect by IP addresses (rping, UCX's rdmacm, NFS) need it."""
     if not node.with_rdma:
         yield not_applicable("the node has no RDMA device")
-    elif sysfs.rdma_cm(node.paths) is None:
+    elif discovery.rdma_cm(node.paths) is None:
         yield warning(
             "rdma_ucm is not loaded: containers get no /dev/infiniband/rdma_cm, and programs "
             "that connect by IP addresses fail",
@@ -86,11 +87,11 @@ def device_nodes(node: ThisNode) -> Iterator[Outcome]:
         nodes += [port.umad for port in ports]
     if any(pool.config.issm for pool in node.pools):
         nodes += [port.issm for port in ports]
-    devices = [device for device in (*nodes, sysfs.rdma_cm(node.paths)) if device is not None]
+    devices = [device for device in (*nodes, discovery.rdma_cm(node.paths)) if device is not None]
     wrong = []
     for device in devices:
         try:
-            sysfs.verify(node.paths, device)
+            verify(node.paths, device)
         except HostError as error:
             wrong.append(str(error))
     for text in wrong[:_SHOWN]:
