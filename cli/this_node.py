@@ -16,7 +16,7 @@ from deviceplugin.kubelet import records
 from deviceplugin.kubelet.records import KubeletUnreadable, PodDevices
 from deviceplugin.pools.config import ConfigError, DevicePluginConfig
 from deviceplugin.pools.formats import load
-from deviceplugin.pools.pool import Pool, pools, used_netdevs
+from deviceplugin.pools.pool import Pool
 from gpu import nvml
 from gpu.inventory import GpuMemory
 from gpu.nvml import NvmlError
@@ -119,18 +119,12 @@ class ThisNode:
     @cached_property
     def gone(self) -> list[HCA]:
         """The HCAs that containers hold and that are gone."""
-        held = (device for allocation in self.allocations for device in allocation.devices)
-        return self._inventory[1].missing(held)
+        return self._inventory[1].missing(self.allocations)
 
     @cached_property
     def pools(self) -> list[Pool]:
         """The pools that a device plugin would offer if it started now."""
-        kept: dict[str, set[str]] = {}
-        for allocation in self.allocations:
-            kept.setdefault(allocation.resource, set()).update(
-                device.id for device in allocation.devices
-            )
-        return pools(self.config, [*self.hcas, *self.gone], kept, used_netdevs(self.paths))
+        return self._inventory[1].pools(self.config, self.allocations)
 
     @cached_property
     def reports(self) -> Mapping[str, str | None]:

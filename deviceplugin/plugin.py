@@ -27,7 +27,7 @@ from deviceplugin.kubelet.server import ServedPool
 from deviceplugin.ledger import Ledger
 from deviceplugin.pool_service import PoolService
 from deviceplugin.pools.config import DevicePluginConfig
-from deviceplugin.pools.pool import Pool, pools, used_netdevs
+from deviceplugin.pools.pool import Pool
 from deviceplugin.reconcile import PodsKnown, Reconciler
 from deviceplugin.startup_grace import StartupGrace
 from gpu.inventory import LimitedGPU
@@ -187,17 +187,7 @@ class DevicePlugin:
         with self._lock:
             present = self._inventory.look() if again else self._inventory.last()
             self._allocated = False  # first, since there may be another Allocate meanwhile
-            allocations = self._ledger.allocations()
-            held: dict[str, set[str]] = {}
-            for allocated in allocations:
-                of_resource = held.setdefault(allocated.resource, set())
-                of_resource.update(device.id for device in allocated.devices)
-            gone = self._inventory.missing(
-                device for allocated in allocations for device in allocated.devices
-            )
-            hcas, worked = [*present, *gone], self._inventory.worked
-            used = used_netdevs(self._paths)
-            current_pools = pools(self._config, hcas, held, worked=worked, used=used)
+            current_pools = self._inventory.pools(self._config, self._ledger.allocations())
             offered = {hca.id for pool in current_pools for hca in pool.hcas}
             self._overlap = len(offered) < sum(len(pool.hcas) for pool in current_pools)
             self._health.observe(present, offered, time.monotonic())
