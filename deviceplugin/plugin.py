@@ -11,7 +11,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 
 from base.paths import Paths
 from base.problems import Problems
@@ -73,7 +73,7 @@ class DevicePlugin:
         self._ended = threading.Event()
         self._stack = ExitStack()
         self._soon = threading.Event()  # to look now
-        self._kubelet = self._stack.enter_context(PodResourcesClient(paths))
+        self._kubelet = self._stack.enter_context(closing(PodResourcesClient(paths)))
         parts = gpu_parts or GpuParts()
         self._gpus = GpuPools(paths, self._ledger, self._kubelet, parts, self._look_soon)
         self._reconciler = Reconciler(

@@ -9,6 +9,7 @@ import base64
 import re
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -115,7 +116,7 @@ def from_pod_resources(paths: Paths, *, claimed: bool = False) -> list[PodDevice
     # Imported here since callers that read only the checkpoint do not need gRPC.
     from deviceplugin.kubelet.pod_resources import PodResourcesClient
 
-    with PodResourcesClient(paths) as kubelet:
+    with closing(PodResourcesClient(paths)) as kubelet:
         return from_answer(kubelet.list(KUBELET_TIMEOUT), claimed=claimed)
 
 
