@@ -122,7 +122,7 @@ def hcas(paths: Paths) -> list[HCA]:
 
 def rdma_cm(paths: Paths) -> CharacterDevice | None:
     """The node of the RDMA connection manager; None if the module rdma_ucm is not loaded."""
-    return node_at(paths, "class/misc/rdma_cm")
+    return node_at(f"{paths.sys}/class/misc/rdma_cm")
 
 
 def _on_a_device(snapshot: SysfsSnapshot, address: str, directory: str) -> HCA:
@@ -148,7 +148,7 @@ def _on_a_device(snapshot: SysfsSnapshot, address: str, directory: str) -> HCA:
         pf_netdevs=tuple(netdev.name for netdev in snapshot.own(pf_directory)),
         index=index,
         aux_type="sf" if is_sf else "",
-        numa=_numa(snapshot, device, f"devices/{pf_directory}"),
+        numa=snapshot.numa_node(device, f"devices/{pf_directory}"),
         acpi_index=snapshot.text(f"{device}/acpi_index"),
         netdevs=tuple(netdev.name for netdev in netdevs),
         link_types=_link_types(netdevs),
@@ -171,7 +171,7 @@ def _without_address(snapshot: SysfsSnapshot, name: str) -> HCA:
     return HCA(
         id=name,
         driver=snapshot.target(f"class/infiniband/{name}/device/driver"),
-        numa=_numa(snapshot, f"class/infiniband/{name}/device"),
+        numa=snapshot.numa_node(f"class/infiniband/{name}/device"),
         netdevs=tuple(netdev.name for netdev in netdevs),
         link_types=_link_types(netdevs),
         rdma=rdma,
@@ -249,9 +249,3 @@ def _in_gid_table(
 
 def _link_types(netdevs: list[Netdev]) -> tuple[str, ...]:
     return tuple(sorted({netdev.link_type for netdev in netdevs if netdev.link_type}))
-
-
-def _numa(snapshot: SysfsSnapshot, *devices: str) -> int | None:
-    """The NUMA node of the first of these devices that has one; the kernel's -1 means unknown."""
-    nodes = (snapshot.number(f"{device}/numa_node") for device in devices)
-    return next((node for node in nodes if node is not None and node >= 0), None)

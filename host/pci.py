@@ -102,7 +102,7 @@ def is_present(paths: Paths, address: str) -> bool:
 
 def driver_of(paths: Paths, address: str) -> str:
     """The driver of the device with that address, as `find` has it; "" if there is none."""
-    return _driver(paths, address)
+    return sysfs.target(f"{_device(paths, address)}/driver")
 
 
 def netdevs(paths: Paths, address: str) -> list[str]:
@@ -147,8 +147,8 @@ def vf_count(paths: Paths, pf: str) -> tuple[int, int]:
     if bdf is None:
         return (0, 0)
     device = _device(paths, bdf)
-    existing = sysfs.decimal(f"{device}/sriov_numvfs")
-    possible = sysfs.decimal(f"{device}/sriov_totalvfs")
+    existing = sysfs.number(f"{device}/sriov_numvfs")
+    possible = sysfs.number(f"{device}/sriov_totalvfs")
     return (existing or 0, possible or 0)
 
 
@@ -167,7 +167,7 @@ def pf_netdev(paths: Paths, pf: str) -> str:
         if not is_representor(port):
             # Unknown port names, such as "0" for representors of older mlx5 drivers, come last.
             foreign = _UPLINK.fullmatch(port) is None
-            uplinks.append((foreign, sysfs.decimal(f"{directory}/dev_port") or 0, name))
+            uplinks.append((foreign, sysfs.number(f"{directory}/dev_port") or 0, name))
     return min(uplinks)[2] if uplinks else ""
 
 
@@ -247,7 +247,7 @@ def unbind(paths: Paths, function: Function) -> None:
     try:
         _write(f"{driver_directory}/unbind", function.address)
     except OSError as error:
-        if _driver(paths, function.address) == function.driver:
+        if driver_of(paths, function.address) == function.driver:
             what = f"cannot unbind {function.address} from driver {function.driver}"
             raise _refused(what, error) from None
 
@@ -274,7 +274,7 @@ def bind(paths: Paths, function: Function, driver: str) -> None:
                 raise
             _bind_overriding(override, driver_directory, function.address, driver)
     except OSError as error:
-        if _driver(paths, function.address) != driver:
+        if driver_of(paths, function.address) != driver:
             raise _refused(what, error) from None
 
 
@@ -302,7 +302,7 @@ def _read(
         rdma.update(name for netdev in netdevs for name in soft.get(netdev, ()))
     function = Function(
         address=address,
-        driver=_driver(paths, address),
+        driver=driver_of(paths, address),
         pf=pf,
         index=index,
         netdevs=netdevs,
@@ -332,10 +332,6 @@ def _driver_directory(paths: Paths, address: str, driver: str) -> str:
 
 def _rdma(paths: Paths, name: str) -> str:
     return f"{paths.sysfs}/class/infiniband/{name}"
-
-
-def _driver(paths: Paths, address: str) -> str:
-    return sysfs.target(f"{_device(paths, address)}/driver")
 
 
 def _index(paths: Paths, pf: str, vf: str) -> int | None:

@@ -100,11 +100,12 @@ class SysfsSnapshot:
         return sysfs.text(f"{self._sys}/{path}", errors="replace")
 
     def number(self, path: str) -> int | None:
-        """An attribute that is a number, "12" or "0x1"; None for anything else."""
-        try:
-            return int(self.text(path), 0)
-        except ValueError:
-            return None
+        """As `sysfs.number`, of a path below /sys."""
+        return sysfs.number(f"{self._sys}/{path}")
+
+    def numa_node(self, *devices: str) -> int | None:
+        """As `sysfs.numa_node`, of directories below /sys."""
+        return sysfs.numa_node(*(f"{self._sys}/{device}" for device in devices))
 
     def names(self, path: str) -> list[str]:
         """The entries of a directory below /sys; [] if it does not exist."""
@@ -150,13 +151,13 @@ class SysfsSnapshot:
             if rdma and not _SMI.fullmatch(rdma):
                 above = self.above.get(rdma, directory.rpartition("/infiniband_verbs/")[0])
                 self.rdma_names.setdefault(self._home(rdma, above), set()).add(rdma)
-                if node := _node(f"{self._sys}/class/infiniband_verbs/{name}"):
+                if node := node_at(f"{self._sys}/class/infiniband_verbs/{name}"):
                     self.uverbs[rdma] = node
 
     def _read_mad(self) -> None:
         for name in self.names("class/infiniband_mad"):
             at = f"class/infiniband_mad/{name}"
-            if (rdma := self.text(f"{at}/ibdev")) and (node := _node(f"{self._sys}/{at}")):
+            if (rdma := self.text(f"{at}/ibdev")) and (node := node_at(f"{self._sys}/{at}")):
                 self.mad[rdma, self.text(f"{at}/port"), name.rstrip("0123456789")] = node
 
     def _home(self, name: str, above: str) -> str:
@@ -170,12 +171,8 @@ class SysfsSnapshot:
         return name
 
 
-def node_at(paths: Paths, path: str) -> CharacterDevice | None:
-    """The character device of a class entry below /sys; None if there is none."""
-    return _node(f"{paths.sys}/{path}")
-
-
-def _node(entry: str) -> CharacterDevice | None:
+def node_at(entry: str) -> CharacterDevice | None:
+    """The character device of a class entry; None if there is none."""
     major, _, minor = sysfs.text(f"{entry}/dev").partition(":")
     if not (major.isdecimal() and minor.isdecimal()):
         return None
