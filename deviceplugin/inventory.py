@@ -45,8 +45,7 @@ class Inventory:
             self._unreported
             or self._hardware != change_detection.hardware(self._paths)
             or self._uverbs != change_detection.uverbs(self._paths)
-            or change_detection.has_other_states(self._paths, hcas)
-            or (rates and change_detection.has_other_rates(self._paths, hcas))
+            or change_detection.has_other_ports(self._paths, hcas, rates=rates)
         )
 
     def current(self, ids: Iterable[str]) -> dict[str, HCA]:
