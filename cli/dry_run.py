@@ -1,4 +1,4 @@
-"""What GetPreferredAllocation would answer now, and why: `podfabric explain --dry-run`."""
+"""What GetPreferredAllocation would answer now: `podfabric explain --dry-run`."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -12,10 +12,8 @@ from deviceplugin.checkpoint import CheckpointDamaged
 from deviceplugin.pools.config import ConfigError
 from deviceplugin.pools.pool import Pool
 from host import pci
-from host.discovery import HCA
 from host.errors import HostError
 from host.gpus import address_of
-from host.topology import Distance
 
 _SHOWN = 4  # reasons why ids are unhealthy
 
@@ -30,25 +28,20 @@ class Chosen(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     hca: str  # "" in mode "all", where an id stands for every HCA
     rdma: str
-    numa: int | None
-    switch: str
     held: int  # allocations that the HCA has already
     near: tuple[str, ...]  # the nearest of the GPUs in question; several that are as near
     distance: str
-    why: str
 
 
 class PreferredIds(msgspec.Struct, frozen=True, kw_only=True):
     """The answer, and how many ids there were to choose from."""
 
     resource: str
-    mode: str
     available: int
     held: int
     unhealthy: int
     gpus: tuple[str, ...]
     chosen: tuple[Chosen, ...]
-    rule: str
     notes: tuple[str, ...]
 
 
@@ -68,7 +61,7 @@ def choose(node: ThisNode, resource: str, size: int, gpus: Sequence[str]) -> Pre
     taken = {allocation.id for allocation in allocations if allocation.resource == resource}
     unfit = node.unfit[resource]
     free = [slot.id for slot in pool.slots if slot.id not in taken and slot.id not in unfit]
-    loads = node.loads()
+    loads = Counter(device.id for entry in allocations for device in entry.devices)
     notes = [] if len(free) >= size else [f"{size} ids were asked for, {len(free)} are free"]
     notes += _unhealthy(unfit)
     chosen = []
@@ -82,25 +75,18 @@ def choose(node: ThisNode, resource: str, size: int, gpus: Sequence[str]) -> Pre
                 id=device_id,
                 hca=hca.id if hca else "",
                 rdma=rdma_label(hca) if hca else "",
-                numa=hca.numa if hca else None,
-                switch=topology.switch(address),
                 held=loads[hca.id] if hca else 0,
                 near=tuple(gpu_label(node.gpus, gpu) for gpu in ways if ways[gpu] == distance),
                 distance=distance.name if distance is not None else "",
-                why=_why(pool, distance, loads[hca.id] if hca else 0),
             )
         )
-    hcas = [hca for choice in chosen if (hca := pool.hca(choice.hca)) is not None]
-    notes += _out_of_reach(node, near, hcas)
     return PreferredIds(
         resource=resource,
-        mode=pool.config.mode,
         available=len(free),
         held=len(taken),
         unhealthy=len(unfit),
         gpus=tuple(near),
         chosen=tuple(chosen),
-        rule=_rule(pool, near),
         notes=tuple(notes),
     )
 
@@ -137,38 +123,3 @@ def _of_gpus(node: ThisNode, resource: str) -> str:
 def _hca_of(pool: Pool, device_id: str) -> str:
     slot = pool.slot(device_id)
     return slot.hcas[0] if slot is not None and pool.config.mode != "all" else ""
-
-
-def _why(pool: Pool, distance: Distance | None, held: int) -> str:
-    if pool.config.mode == "all":
-        return "each id stands for every HCA"
-    loaded = {0: "no container holds it", 1: "1 holder"}.get(held, f"{held} holders")
-    if distance is None:
-        return loaded
-    reach = "GPUDirect RDMA works" if distance <= Distance.PXB else "no GPUDirect RDMA"
-    return f"{reach}; {loaded}"
-
-
-def _rule(pool: Pool, near: Sequence[str]) -> str:
-    if pool.config.mode == "all":
-        return "mode all: all ids are alike, so the lowest ones"
-    if pool.config.mode == "shared" and pool.config.placement == "pack":
-        return "placement pack: as few HCAs as possible, the most loaded first"
-    if near:
-        return "an HCA for each GPU with the least sum of distances; then the least loaded HCAs"
-    return (
-        "no GPU is named: each HCA once before any HCA twice, the least loaded first, from each "
-        "switch in turn"
-    )
-
-
-def _out_of_reach(node: ThisNode, near: Sequence[str], hcas: Sequence[HCA]) -> list[str]:
-    notes = []
-    for gpu in near:
-        ways = [node.topology.distance(gpu, hca.address) for hca in hcas]
-        if ways and min(ways) > Distance.PXB:
-            notes.append(
-                f"GPUDirect RDMA would not work for {gpu_label(node.gpus, gpu)} ({gpu}): the "
-                f"nearest of these HCAs is at {min(ways).name}"
-            )
-    return notes

@@ -56,6 +56,10 @@ _NONE: Mapping[Path, Path] = MappingProxyType({})
 _log = logging.getLogger(__name__)
 
 
+class InstallRefused(Exception):
+    """A command cannot install or uninstall. The text names the file and says what to do."""
+
+
 def is_launcher(content: bytes) -> bool:
     """Whether it is the content of a launcher."""
     return content.startswith(b"\x7fELF") and _LAUNCHER_MARK in content

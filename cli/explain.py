@@ -13,7 +13,6 @@ from cli.this_node import ThisNode, gpu_label
 
 if TYPE_CHECKING:
     from cli.dry_run import PreferredIds
-    from cli.pod_devices import HeldDevice
     from cli.pods import AddressBeside, AttachedInterface, Explained, Way
 
 _DASH = "-"
@@ -100,7 +99,7 @@ def _show(node: ThisNode, explanation: "Explained") -> None:
     uid = f" ({explanation.pod.uid})" if explanation.pod.uid else ""
     output.show(
         f"Pod {explanation.pod}{uid}",
-        _devices(explanation.devices)
+        _devices(explanation)
         if explanation.answered
         else "its devices are unknown: the kubelet could not be asked",
         _attachments(explanation.attachments),
@@ -115,12 +114,12 @@ def _show(node: ThisNode, explanation: "Explained") -> None:
     )
 
 
-def _devices(devices: "tuple[HeldDevice, ...]") -> Table | str:
-    if not devices:
-        return "the kubelet gave it no device"
+def _devices(explanation: "Explained") -> Table | str:
+    if not explanation.devices:
+        return "" if explanation.gpus else "the kubelet gave it no device"
     headers = ("CONTAINER", "RESOURCE", "DEVICE ID", "DEVICE", "RDMA", "UVERBS", "NETDEVS", "SINCE")
     rows = []
-    for device in devices:
+    for device in explanation.devices:
         verbs = [
             f"{rdma.uverbs} {rdma.major}:{rdma.minor}" if rdma.uverbs else _DASH
             for rdma in device.verbs
@@ -130,7 +129,7 @@ def _devices(devices: "tuple[HeldDevice, ...]") -> Table | str:
                 device.container,
                 device.resource,
                 device.id,
-                f"{device.gpu or device.hca}{_share(device)}",
+                device.gpu or device.hca,
                 [rdma.rdma for rdma in device.verbs],
                 verbs,
                 ",".join(device.netdevs),
@@ -138,14 +137,6 @@ def _devices(devices: "tuple[HeldDevice, ...]") -> Table | str:
             )
         )
     return Table(headers, rows)
-
-
-def _share(device: "HeldDevice") -> str:
-    """What the container has of a GPU: ", 2 GiB", ", 50 %"; "" if that is not limited."""
-    if not device.gpu and device.compute_share:
-        return f"{device.compute_share:.4g} of a GPU's time, of which one the start decides"
-    memory = f", {device.memory_bytes / 2**30:.4g} GiB" if device.memory_bytes else ""
-    return f"{memory}, {device.compute_share:.4g} of its time" if device.compute_share else memory
 
 
 def _attachments(attachments: "tuple[AttachedInterface, ...]") -> Table | str:
@@ -206,18 +197,15 @@ def _ways(ways: "tuple[Way, ...]") -> Table | str:
 
 
 def _show_choice(choice: "PreferredIds") -> None:
-    headers = ("DEVICE ID", "HCA", "RDMA", "NUMA", "SWITCH", "HELD", "GPU", "DISTANCE", "WHY")
+    headers = ("DEVICE ID", "HCA", "RDMA", "HELD", "GPU", "DISTANCE")
     rows = [
         (
             chosen.id,
             chosen.hca,
             chosen.rdma,
-            "" if chosen.numa is None else str(chosen.numa),
-            chosen.switch,
             str(chosen.held),
             ", ".join(chosen.near),
             chosen.distance,
-            chosen.why,
         )
         for chosen in choice.chosen
     ]
@@ -225,6 +213,5 @@ def _show_choice(choice: "PreferredIds") -> None:
         f"{choice.resource}: {len(choice.chosen)} of {choice.available} free ids, "
         f"{choice.held} held, {choice.unhealthy} unhealthy",
         Table(headers, rows) if rows else "no id is free",
-        choice.rule,
         [f"* {note}" for note in choice.notes],
     )

@@ -4,8 +4,6 @@ The allocation checkpoint says who holds what, the kubelet has the names of pods
 group say what it uses. All of it is only read.
 """
 
-from collections.abc import Iterable, Mapping
-
 import msgspec
 
 from base.types import DeviceId
@@ -118,11 +116,3 @@ def bytes_text(size: int | None) -> str:
     if size is None:
         return ""
     return f"{size / 2**30:.4g} GiB"
-
-
-def by_gpu(found: Iterable[GpuPart]) -> Mapping[str, list[GpuPart]]:
-    """Parts by the address of their GPU."""
-    of: dict[str, list[GpuPart]] = {}
-    for part in found:
-        of.setdefault(part.gpu, []).append(part)
-    return of

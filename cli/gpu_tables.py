@@ -1,4 +1,4 @@
-"""Tables of GPUs and of what containers hold of them, for `devices`, `topo` and `explain`."""
+"""Tables of GPUs and of what containers hold of them, for `devices` and `explain`."""
 
 from collections.abc import Sequence
 

@@ -9,7 +9,7 @@ puts it back (cli/executables.py). Both check everything before they change anyt
 import argparse
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,13 +17,18 @@ from base.files import sync_directory
 from base.paths import Paths
 from cli import executables, shims
 from cli.arguments import file
-from cli.executables import EVERY, OWN, PLUGINS, REPLACED, exists, is_foreign, place_kept
+from cli.executables import (
+    EVERY,
+    OWN,
+    PLUGINS,
+    REPLACED,
+    InstallRefused,
+    exists,
+    is_foreign,
+    place_kept,
+)
 
 DEFAULT_BIN_DIR = Path("/opt/cni/bin")
-
-
-class InstallRefused(Exception):
-    """The command cannot run. The text names the file and says what to do."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -83,7 +88,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _install(arguments: argparse.Namespace) -> Iterator[str]:
     launcher = _read_launcher(arguments.launcher)
-    libraries = _read_libraries() if arguments.gpu else {}
+    libraries = shims.read(shims.BUILT) if arguments.gpu else {}
     bin_dir: Path = arguments.bin_dir
     if bin_dir == DEFAULT_BIN_DIR:  # the usual directory, which may not exist yet
         bin_dir.mkdir(parents=True, exist_ok=True)
@@ -151,13 +156,6 @@ def _read_launcher(path: Path) -> bytes:
     return content
 
 
-def _read_libraries() -> dict[str, bytes]:
-    try:
-        return shims.read(shims.BUILT)
-    except shims.Missing as missing:
-        raise InstallRefused(str(missing)) from None
-
-
 def _refuse(bin_dir: Path, contents: dict[Path, bytes]) -> None:
     for own in (bin_dir / OWN, bin_dir / REPLACED):
         if exists(own) and (own.is_symlink() or not own.is_dir()):
@@ -178,17 +176,12 @@ def _give_back(path: Path) -> Iterator[str]:
     if exists(kept) and not is_foreign(path):
         kept.replace(path)
         yield f"put back {path}"
-    else:
-        yield from _remove([path])
-        if exists(kept):
-            kept.unlink()
-            yield f"removed {kept}: {path} is newer"
-
-
-def _remove(paths: Iterable[Path]) -> Iterator[str]:
-    for path in paths:
-        if executables.is_ours(path):
-            path.unlink()
-            yield f"removed {path}"
-        elif exists(path):
-            yield f"left {path}: it is not podfabric's"
+        return
+    if executables.is_ours(path):
+        path.unlink()
+        yield f"removed {path}"
+    elif exists(path):
+        yield f"left {path}: it is not podfabric's"
+    if exists(kept):
+        kept.unlink()
+        yield f"removed {kept}: {path} is newer"

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from cli.gpu_parts import GpuPart, by_gpu, parts
+from cli.gpu_parts import GpuPart, parts
 from cli.this_node import ThisNode, gpu_label, rdma_label
 from deviceplugin.checkpoint import AllocatedGPU
 from deviceplugin.gpus.share_pool import by_pool, given, kinds, shared_gpus
@@ -66,7 +66,7 @@ def listed(node: ThisNode) -> NodeGPUs:
     Raises ConfigError or CheckpointDamaged.
     """
     notes: list[str] = []
-    held = by_gpu(parts(node, notes))
+    held = parts(node, notes)
     present = {gpu.address: gpu for gpu in node.gpus}
     recorded = [entry.gpu for entry in node.allocations if entry.gpu is not None]
     gone = {gpu.bdf: _gone(gpu) for gpu in recorded if gpu.bdf and gpu.bdf not in present}
@@ -74,11 +74,8 @@ def listed(node: ThisNode) -> NodeGPUs:
     found = [_found(node, gpu, present=gpu.address in present) for gpu in every]
     offers = _offers(node, found)
     return NodeGPUs(
-        gpus=tuple(
-            _listed(node, each, offers[each.gpu.address], held.get(each.gpu.address, []), notes)
-            for each in found
-        ),
-        unbound=tuple(held.get("", ())),
+        gpus=tuple(_listed(node, each, offers[each.gpu.address], held, notes) for each in found),
+        unbound=tuple(part for part in held if not part.gpu),
         notes=tuple(dict.fromkeys(notes)),
     )
 
@@ -156,7 +153,7 @@ def _listed(
         memory_bytes=offer.capacity.memory if offer.capacity is not None else None,
         free_bytes=max(free.memory, 0) if free is not None else None,
         free_share=max(free.compute, 0) / 100 if free is not None else None,
-        held=tuple(held),
+        held=tuple(part for part in held if part.gpu == gpu.address),
         distances=dict(_distances(node, gpu, notes)),
     )
 
@@ -194,7 +191,7 @@ def _gone(gpu: AllocatedGPU) -> GPU:
 
 
 def _distances(node: ThisNode, gpu: GPU, notes: list[str]) -> Iterator[tuple[str, str]]:
-    hcas = [hca for hca in node.hcas if hca.address and (hca.rdma or hca.rdma_names)]
+    hcas = [hca for hca in node.hcas if hca.address and hca.rdma_names]
     pfs = {hca.address for hca in hcas}
     hcas = [hca for hca in hcas if hca.pf not in pfs]  # VFs and SFs are where their PFs are
     if not hcas or gpu not in node.gpus:

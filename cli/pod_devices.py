@@ -1,13 +1,11 @@
 """The devices of a pod, from the kubelet, the checkpoint and sysfs."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import msgspec
 
-from base.types import DeviceId
 from cli.this_node import ThisNode, gpu_label
 from deviceplugin import checkpoint, pod_devices
-from deviceplugin.checkpoint import AllocatedGPU
 from deviceplugin.kubelet.records import PodDevices
 from deviceplugin.pod_devices import NOT_TOLD, PodDevice, Stale
 from deviceplugin.pools.config import ConfigError
@@ -31,16 +29,17 @@ class HeldDevice(msgspec.Struct, frozen=True, kw_only=True):
     resource: str
     id: str
     hca: str = ""  # id of the HCA; "" if the id is another device plugin's
-    gpu: str = ""  # "GPU0 0000:1a:00.0"
-    memory_bytes: int = 0  # of the GPU's memory, by one of our pools of GPUs
-    compute_share: float = 0.0  # of the GPU's time, the same
+    gpu: str = ""  # "GPU0 0000:1a:00.0", by another plugin
     verbs: tuple[HeldRdmaDevice, ...] = ()
     netdevs: tuple[str, ...] = ()
     since: str = ""
 
 
 def devices_of(node: ThisNode, rows: list[PodDevices], notes: list[str]) -> Iterator[HeldDevice]:
-    """The devices that the kubelet's rows name; problems are added to `notes`."""
+    """The devices that the kubelet's rows name, but for those of our pools of GPUs (`gpu_parts`).
+
+    Problems are added to `notes`.
+    """
     try:
         allocations = {allocation.key: allocation for allocation in node.allocations}
     except checkpoint.CheckpointDamaged as damage:
@@ -48,17 +47,10 @@ def devices_of(node: ThisNode, rows: list[PodDevices], notes: list[str]) -> Iter
         allocations = {}
     ours = _our_pools(node, notes)
     for row in rows:
-        of_gpus = {
-            device_id: gpu
-            for device_id in row.ids
-            if (known := allocations.get((row.resource, device_id))) and (gpu := known.gpu)
-        }
-        if of_gpus:
-            yield from _gpus(node, row, of_gpus)
         for device_id in row.ids:
-            if device_id in of_gpus:
-                continue
             allocation = allocations.get((row.resource, device_id))
+            if allocation is not None and allocation.gpu is not None:
+                continue
             if allocation is None or not allocation.devices:
                 if allocation is not None:
                     notes.append(
@@ -83,25 +75,6 @@ def devices_of(node: ThisNode, rows: list[PodDevices], notes: list[str]) -> Iter
                     netdevs=device.netdevs,
                     since=allocation.time,
                 )
-
-
-def _gpus(
-    node: ThisNode, row: PodDevices, by_id: Mapping[DeviceId, AllocatedGPU]
-) -> Iterator[HeldDevice]:
-    """What a container has of each GPU: its ids of one GPU are one device."""
-    by_address: dict[str, list[DeviceId]] = {}
-    for device_id, gpu in by_id.items():
-        by_address.setdefault(gpu.bdf, []).append(device_id)
-    for address, ids in by_address.items():
-        label = f"{gpu_label(node.gpus, address)} {address}"
-        yield HeldDevice(
-            container=row.container,
-            resource=row.resource,
-            id=ids[0] if len(ids) == 1 else f"{ids[0]} and {len(ids) - 1} more",
-            gpu=label if address else "",
-            memory_bytes=sum(by_id[device_id].memory_bytes for device_id in ids),
-            compute_share=round(sum(by_id[device_id].compute_share for device_id in ids), 4),
-        )
 
 
 def _our_pools(node: ThisNode, notes: list[str]) -> dict[str, Pool]:
@@ -142,9 +115,8 @@ def _staleness(node: ThisNode, device: PodDevice) -> list[str]:
     hca = node.hca(device.device.id)
     if hca is None:
         return [f"HCA {device.device.id} of {device.resource} is gone from this node"]
-    names = {*(rdma.name for rdma in hca.rdma), *hca.rdma_names}
     try:
-        pod_devices.require_current(node.paths, device, names)
+        pod_devices.require_current(node.paths, device, hca.rdma_names)
     except Stale as stale:
         return [str(stale)]
     return []

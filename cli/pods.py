@@ -1,6 +1,6 @@
 """A pod's devices and attachments, and whether they use the same HCAs."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import msgspec
 
@@ -8,7 +8,7 @@ from base.pod import Pod
 from cli import gpu_parts
 from cli.gpu_parts import GpuPart
 from cli.pod_devices import HeldDevice, devices_of
-from cli.this_node import ThisNode, rdma_label
+from cli.this_node import ThisNode, gpu_label, rdma_label
 from cni.attachments import pod_choices
 from cni.attachments.journal import Journal, JournalDamaged, JournalEntry
 from cni.spec.errors import CNIError
@@ -16,7 +16,6 @@ from deviceplugin.allocate.preferred import COSTS
 from deviceplugin.checkpoint import CheckpointDamaged
 from deviceplugin.kubelet import records
 from deviceplugin.kubelet.records import KubeletUnreadable, PodDevices
-from host.discovery import HCA
 from host.errors import HostError
 from host.topology import Distance
 from ipam.sqlite_store import SqliteStore
@@ -75,7 +74,7 @@ class Explained(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def known(self) -> bool:
         """Whether anything is known about the pod."""
-        return bool(self.devices or self.attachments or self.beside or self.claims)
+        return bool(self.devices or self.gpus or self.attachments or self.beside or self.claims)
 
 
 class _RecordedOrigin(msgspec.Struct):
@@ -106,8 +105,10 @@ def explained(node: ThisNode, namespace: str, name: str) -> Explained:
         _attachment(node, entry, claims.get(entry.pod_uid, {}), devices, asked=rows is not None)
         for entry in entries
     )
-    ways = tuple(_ways(node, devices, hcas, notes))
     parts = tuple(_parts(node, pod))
+    gpus = [device.gpu for device in devices if device.gpu]
+    gpus += [f"{gpu_label(node.gpus, part.gpu)} {part.gpu}" for part in parts if part.gpu]
+    ways = tuple(_ways(node, dict.fromkeys(gpus), hcas, notes))
     notes += [part.problem for part in parts if part.problem]
     return Explained(
         pod=pod,
@@ -213,15 +214,11 @@ def _attachment(
         on=undo.parent or undo.device or entry.device,
         pkey=f"0x{undo.pkey:04x}" if undo.pkey is not None else "",
         hca=hca_id,
-        rdma=rdma_label(hca) if hca is not None and _has_rdma(hca) else "",
+        rdma=",".join(hca.rdma_names) if hca is not None else "",
         addresses=entry.addresses,
         matches=matches,
         verdict=verdict,
     )
-
-
-def _has_rdma(hca: HCA) -> bool:
-    return bool(hca.rdma or hca.rdma_names)
 
 
 def _verdict(
@@ -244,21 +241,20 @@ def _verdict(
 
 def _shown(node: ThisNode, hca_id: str) -> str:
     hca = node.hca(hca_id)
-    return f"{hca_id} ({rdma_label(hca)})" if hca and _has_rdma(hca) else hca_id
+    return f"{hca_id} ({rdma_label(hca)})" if hca and hca.rdma_names else hca_id
 
 
 def _ways(
-    node: ThisNode, devices: tuple[HeldDevice, ...], hcas: tuple[str, ...], notes: list[str]
+    node: ThisNode, gpus: Collection[str], hcas: Collection[str], notes: list[str]
 ) -> Iterator[Way]:
-    held = dict.fromkeys(device.gpu for device in devices if device.gpu)
-    if not held or not hcas:
+    if not gpus or not hcas:
         return
     try:
         topology = node.topology
     except HostError as error:
         notes.append(f"{error}: distances are unknown")
         return
-    for gpu in held:
+    for gpu in gpus:
         for hca_id in hcas:
             hca = node.hca(hca_id)
             distance = topology.distance(gpu.rpartition(" ")[2], hca.address if hca else "")

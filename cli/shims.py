@@ -14,7 +14,7 @@ from pathlib import Path
 
 from base.files import sync_directory
 from cli import executables
-from cli.executables import CODE
+from cli.executables import CODE, InstallRefused
 from gpu.driver_files import CUDA_SHIM, NVML_SHIM
 
 FILES = (CUDA_SHIM, NVML_SHIM)
@@ -26,20 +26,16 @@ BUILT = _OF_IMAGE if _OF_IMAGE.exists() else CODE / "build/gpu/shim"
 _ELF = b"\x7fELF"
 
 
-class Missing(Exception):
-    """There is nothing to install. The text names the file and says what to do."""
-
-
 def read(source: Path) -> dict[str, bytes]:
-    """The files in a directory, by their names. Raises Missing and OSError."""
+    """The files in a directory, by their names. Raises InstallRefused and OSError."""
     contents = {}
     for name in FILES:
         path = source / name
         if not path.is_file():
-            raise Missing(f"{path}: this file does not exist: run `make gpu`")
+            raise InstallRefused(f"{path}: this file does not exist: run `make gpu`")
         contents[name] = path.read_bytes()
         if not contents[name].startswith(_ELF):
-            raise Missing(f"{path}: is not an ELF file: remove {source} and run `make gpu`")
+            raise InstallRefused(f"{path}: is not an ELF file: remove {source} and run `make gpu`")
     return contents
 
 

@@ -1,6 +1,5 @@
 """The state of a node for the commands, read from sysfs and files: the agent need not run."""
 
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +16,7 @@ from deviceplugin.kubelet import records
 from deviceplugin.kubelet.records import KubeletUnreadable, PodDevices
 from deviceplugin.pools.config import ConfigError, DevicePluginConfig
 from deviceplugin.pools.formats import load
-from deviceplugin.pools.pool import Pool, pools, used_netdevs
+from deviceplugin.pools.pool import Pool
 from gpu import nvml
 from gpu.inventory import GpuMemory
 from gpu.nvml import NvmlError
@@ -112,21 +111,20 @@ class ThisNode:
         """The HCAs of this node, by id."""
         return self._inventory[0]
 
+    @property
+    def with_rdma(self) -> bool:
+        """Whether one of them has an RDMA device."""
+        return any(hca.rdma_names for hca in self.hcas)
+
     @cached_property
     def gone(self) -> list[HCA]:
         """The HCAs that containers hold and that are gone."""
-        held = (device for allocation in self.allocations for device in allocation.devices)
-        return self._inventory[1].missing(held)
+        return self._inventory[1].missing(self.allocations)
 
     @cached_property
     def pools(self) -> list[Pool]:
         """The pools that a device plugin would offer if it started now."""
-        kept: dict[str, set[str]] = {}
-        for allocation in self.allocations:
-            kept.setdefault(allocation.resource, set()).update(
-                device.id for device in allocation.devices
-            )
-        return pools(self.config, [*self.hcas, *self.gone], kept, used_netdevs(self.paths))
+        return self._inventory[1].pools(self.config, self.allocations)
 
     @cached_property
     def reports(self) -> Mapping[str, str | None]:
@@ -202,12 +200,6 @@ class ThisNode:
                 return hca
         return None
 
-    def loads(self) -> Counter[str]:
-        """How many allocations each HCA has, over all resources."""
-        return Counter(
-            device.id for allocation in self.allocations for device in allocation.devices
-        )
-
 
 def gpu_label(gpus: Iterable[GPU], address: str) -> str:
     """The label of the GPU at that address, "GPU0": numbered by address as in nvidia-smi.
@@ -220,8 +212,7 @@ def gpu_label(gpus: Iterable[GPU], address: str) -> str:
 
 def rdma_label(hca: HCA) -> str:
     """The RDMA devices of an HCA, including those in a pod; the HCA's id if it has none."""
-    names = dict.fromkeys([*(rdma.name for rdma in hca.rdma), *hca.rdma_names])
-    return ",".join(names) or hca.id
+    return ",".join(hca.rdma_names) or hca.id
 
 
 def numa_text(numa: int | None) -> str:

@@ -1,4 +1,4 @@
-"""`podfabric topo`: how far GPUs and HCAs are from each other, and who holds parts of the GPUs."""
+"""`podfabric topo`: how far GPUs and HCAs are from each other."""
 
 import argparse
 import os
@@ -8,12 +8,9 @@ from typing import Literal
 import msgspec
 
 from base.paths import Paths
-from cli import gpu_tables, node_gpus, output
-from cli.node_gpus import NodeGPUs
+from cli import output
 from cli.output import Cell, Lines, Table
 from cli.this_node import ThisNode, gpu_label, numa_text, rdma_label
-from deviceplugin.checkpoint import CheckpointDamaged
-from deviceplugin.pools.config import ConfigError
 from host.discovery import HCA
 from host.errors import HostError
 from host.topology import Distance, Topology
@@ -48,10 +45,10 @@ class TopologyDevice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Picture(msgspec.Struct, frozen=True, kw_only=True):
-    """Devices, GPUs first; `distances` has a row and a column for each device, in that order."""
+    """Devices, GPUs first; `distances` has a row and a column for each label, in that order."""
 
     devices: tuple[TopologyDevice, ...]
-    distances: tuple[tuple[str, ...], ...]
+    distances: dict[str, dict[str, str]]
     not_shown: tuple[str, ...] = ()  # VFs and SFs, at their PFs' positions
     without_place: tuple[str, ...] = ()  # devices without a PCI function
 
@@ -71,49 +68,24 @@ def run(arguments: argparse.Namespace) -> int:
     except HostError as error:
         sys.stderr.write(f"podfabric topo: {error}\n")
         return 1
-    gpus = _gpus(node)
     if arguments.output != "table":
-        output.document(_document(drawn, gpus), arguments.output)
+        output.document(drawn, arguments.output)
     elif drawn.devices:
-        held = gpu_tables.held(gpus.gpus, gpus.unbound), gpu_tables.problems(gpus)
-        output.show(_matrix(drawn), _near(drawn), _LEGEND_TEXT, _notes(drawn), *held)
+        output.show(_matrix(drawn), _near(drawn), _LEGEND_TEXT, _notes(drawn))
     else:
         output.show(_notes(drawn) or _nothing(node.paths))
     return 0
 
 
-def _gpus(node: ThisNode) -> NodeGPUs:
-    """Who holds what of the GPUs. Distances do without the records that say it."""
-    try:
-        return node_gpus.listed(node)
-    except (ConfigError, CheckpointDamaged) as error:
-        return NodeGPUs(notes=(f"who holds what is not known: {error}",))
-
-
-def printed(distance: str) -> str:
-    """A distance as in the matrix: nvidia-smi writes X for SAME."""
-    return "X" if distance == "SAME" else distance
-
-
-def _document(drawn: Picture, gpus: NodeGPUs) -> object:
-    labels = [device.label for device in drawn.devices]
-    rows = zip(labels, drawn.distances, strict=True)
-    return {
-        "devices": drawn.devices,
-        "distances": {label: dict(zip(labels, row, strict=True)) for label, row in rows},
-        "not_shown": drawn.not_shown,
-        "without_place": drawn.without_place,
-        "gpus": gpus.gpus,
-        "unbound": gpus.unbound,
-        "notes": gpus.notes,
-    }
-
-
 def _matrix(drawn: Picture) -> Table:
     headers = ("", "ADDRESS", "NETDEVS", "NUMA", *(device.label for device in drawn.devices))
     rows: list[tuple[str | Cell, ...]] = []
-    for device, distances in zip(drawn.devices, drawn.distances, strict=True):
-        cells = (Cell(printed(distance), _STYLES.get(distance, "dim")) for distance in distances)
+    for device in drawn.devices:
+        cells = (
+            # nvidia-smi writes X for SAME.
+            Cell("X" if distance == "SAME" else distance, _STYLES.get(distance, "dim"))
+            for distance in drawn.distances[device.label].values()
+        )
         names = ",".join(device.netdevs)
         rows.append((device.label, device.address, names, numa_text(device.numa), *cells))
     return Table(headers, rows)
@@ -121,14 +93,14 @@ def _matrix(drawn: Picture) -> Table:
 
 def _near(drawn: Picture) -> Lines:
     """For each GPU the HCAs within reach of GPUDirect RDMA."""
-    lines = []
-    hcas = [index for index, device in enumerate(drawn.devices) if device.kind == "hca"]
-    for device, row in zip(drawn.devices, drawn.distances, strict=True):
-        if device.kind == "gpu" and hcas:
-            near = [drawn.devices[at].label for at in hcas if Distance[row[at]] <= Distance.PXB]
-            lines.append(f"  {device.label:<6} {', '.join(near) or 'none'}")
-    if not lines:
+    gpus = [device.label for device in drawn.devices if device.kind == "gpu"]
+    hcas = [device.label for device in drawn.devices if device.kind == "hca"]
+    if not gpus or not hcas:
         return ""
+    lines = []
+    for gpu in gpus:
+        near = [hca for hca in hcas if Distance[drawn.distances[gpu][hca]] <= Distance.PXB]
+        lines.append(f"  {gpu:<6} {', '.join(near) or 'none'}")
     return ("HCAs within reach of GPUDirect RDMA (PXB or nearer):", *lines)
 
 
@@ -165,7 +137,7 @@ def picture(node: ThisNode, *, everything: bool = False) -> Picture:
             label=label, kind="gpu", address=gpu.address, uuid=gpu.uuid, numa=gpu.numa
         )
         devices.append(_located(device, topology))
-    hcas = [hca for hca in node.hcas if hca.rdma or hca.rdma_names]
+    hcas = [hca for hca in node.hcas if hca.rdma_names]
     pfs = {hca.address for hca in hcas if hca.address}
     hidden = [] if everything else [hca for hca in hcas if hca.pf in pfs]
     without = [hca for hca in hcas if not hca.address]
@@ -174,9 +146,10 @@ def picture(node: ThisNode, *, everything: bool = False) -> Picture:
             devices.append(_located(_hca(hca), topology))
     return Picture(
         devices=tuple(devices),
-        distances=tuple(
-            tuple(topology.distance(a.address, b.address).name for b in devices) for a in devices
-        ),
+        distances={
+            a.label: {b.label: topology.distance(a.address, b.address).name for b in devices}
+            for a in devices
+        },
         not_shown=tuple(hca.id for hca in hidden),
         without_place=tuple(hca.id for hca in without),
     )

@@ -77,15 +77,15 @@ def _of_the_kubelet(
 ) -> tuple[list[AllocationKey], list[AllocationKey]]:
     """The ids that the kubelet has given to pods, and all ids that it may give. Raises Unknown."""
     try:
-        content = records.from_checkpoint_with_registered(paths)
-        if content is None:
+        listed = records.registered(paths)
+        if listed is None:
             _require_none(paths, ours)
             return [], []
+        rows = records.from_checkpoint(paths)
     except KubeletUnreadable as error:
         raise Unknown(
             f"cannot tell which devices of this node are for other pods: {error}"
         ) from None
-    rows, listed = content
     allocated = [(row.resource, device_id) for row in rows for device_id in row.ids]
     return allocated, [
         (resource, DeviceId(device_id)) for resource in listed for device_id in listed[resource]

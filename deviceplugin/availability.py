@@ -4,13 +4,13 @@ An id is available while its HCA is healthy, as far as the pool's holders need t
 holder excludes the use of that HCA. `health` says what is wrong with ports.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from deviceplugin import current
 from deviceplugin.allocate.nodes import gives_uverbs
 from deviceplugin.checkpoint import Allocation
 from deviceplugin.health import GONE
-from deviceplugin.pools.pool import Pool, Slot
+from deviceplugin.pools.pool import Pool
 from host.discovery import HCA
 
 _NOWHERE: Mapping[str, str] = {}
@@ -18,37 +18,37 @@ _NOWHERE: Mapping[str, str] = {}
 
 def unavailable(
     pool: Pool,
-    reports: Mapping[str, str | None],
+    reports: Mapping[str, str | None] | None,
     held: Mapping[str, Allocation],
     elsewhere: Mapping[str, str] = _NOWHERE,
 ) -> dict[str, str]:
     """The ids that may not be allocated, with the reason.
 
-    `reports` come from `Health` and cover all HCAs; `held` has the pool's allocations by id;
-    `elsewhere` comes from `held_elsewhere`. An id of several HCAs needs one that is healthy: its
-    holder gets the healthy ones.
+    `reports` come from `Health` and cover all HCAs; with None only other holders count, and
+    outdated nodes of an id's own holder. `held` has the pool's allocations by id; `elsewhere` comes
+    from `held_elsewhere`. An id of several HCAs needs one that is healthy: its holder gets the
+    healthy ones.
     """
-    taken = _taken(pool, held, elsewhere)
-    faults = {hca.id: fault(pool, hca, reports) for hca in pool.hcas}
-    # In the RDMA subsystem's exclusive mode an RDMA device moves with its holder's interface.
-    away = {hca.id for hca in pool.hcas if _is_away(pool, hca)}
-
-    def why(slot: Slot, hca_id: str) -> str | None:
-        is_away = hca_id in away and slot.id not in held
-        return taken.get(hca_id) or faults[hca_id] or (_away(hca_id) if is_away else None)
-
-    return _of_slots(pool, pool.slots, held, why)
-
-
-def ids_held_elsewhere(
-    pool: Pool,
-    slots: Iterable[Slot],
-    held: Mapping[str, Allocation],
-    elsewhere: Mapping[str, str],
-) -> dict[str, str]:
-    """Those ids of `unavailable` whose reason is another holder, or outdated nodes of their own."""
-    taken = _taken(pool, held, elsewhere)
-    return _of_slots(pool, slots, held, lambda _, hca_id: taken.get(hca_id))
+    taken = {**elsewhere, **dict(_of_earlier_configuration(pool, held))}
+    faults: dict[str, str | None] = {}
+    away: set[str] = set()
+    if reports is not None:
+        faults = {hca.id: fault(pool, hca, reports) for hca in pool.hcas}
+        # In the RDMA subsystem's exclusive mode an RDMA device moves with its holder's interface.
+        away = {hca.id for hca in pool.hcas if _is_away(pool, hca)}
+    result: dict[str, str] = {}
+    for slot in pool.slots:
+        not_its_own = away if slot.id not in held else ()
+        reasons = [
+            taken.get(hca_id)
+            or faults.get(hca_id)
+            or (_away(hca_id) if hca_id in not_its_own else None)
+            for hca_id in slot.hcas
+        ]
+        stale = _stale(pool, held[slot.id]) if slot.id in held else None
+        if stale is not None or all(reasons):
+            result[slot.id] = stale or next(iter(reasons), None) or "it has no HCA"
+    return result
 
 
 def held_elsewhere(pool: Pool, allocations: Iterable[Allocation]) -> dict[str, str]:
@@ -75,7 +75,7 @@ def fault(pool: Pool, hca: HCA, reports: Mapping[str, str | None]) -> str | None
         return report
     if not gives_uverbs(pool, hca):
         return None
-    if not hca.rdma and not hca.rdma_names:
+    if not hca.rdma_names:
         return f"{hca.id} has no RDMA device now: is the RDMA module of its driver loaded?"
     if hca.rdma and not any(rdma.uverbs for rdma in hca.rdma):
         return f"{hca.rdma[0].name} has no uverbs device: is the module ib_uverbs loaded?"
@@ -113,27 +113,6 @@ def changes(
             ids_by_reason.setdefault((slot.hcas, why), []).append(slot.id)
     for (_, why), ids in ids_by_reason.items():
         yield ids[0] if len(ids) == 1 else f"{ids[0]} and {len(ids) - 1} more", why
-
-
-def _of_slots(
-    pool: Pool,
-    slots: Iterable[Slot],
-    held: Mapping[str, Allocation],
-    why: Callable[[Slot, str], str | None],
-) -> dict[str, str]:
-    result: dict[str, str] = {}
-    for slot in slots:
-        reasons = [why(slot, hca_id) for hca_id in slot.hcas]
-        stale = _stale(pool, held[slot.id]) if slot.id in held else None
-        if stale is not None or all(reasons):
-            result[slot.id] = stale or next(iter(reasons), None) or "it has no HCA"
-    return result
-
-
-def _taken(
-    pool: Pool, held: Mapping[str, Allocation], elsewhere: Mapping[str, str]
-) -> Mapping[str, str]:
-    return {**elsewhere, **dict(_of_earlier_configuration(pool, held))}
 
 
 def _of_earlier_configuration(

@@ -1,12 +1,14 @@
 """The HCAs of the node as last seen in sysfs, and those that are gone but still allocated."""
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
 from base.paths import Paths
-from deviceplugin import checkpoint
+from deviceplugin.checkpoint import AllocatedHCA, Allocation
+from deviceplugin.pools.config import DevicePluginConfig
+from deviceplugin.pools.pool import Pool, pools, used_netdevs
 from host import change_detection, discovery
 from host.discovery import HCA
 
@@ -19,15 +21,10 @@ class Inventory:
         self._lock = threading.Lock()
         self._hcas: dict[str, HCA] = {}
         self._seen: dict[str, HCA] = {}
-        self._worked: set[str] = set()
+        self._worked: set[str] = set()  # those that had a working port at some time
         self._hardware: frozenset[str] = frozenset()
         self._uverbs: frozenset[str] = frozenset()
         self._unreported = False  # `current` read sysfs since the last `look`
-
-    @property
-    def worked(self) -> frozenset[str]:
-        """The ids of the HCAs that have had a working port since the plugin started."""
-        return frozenset(self._worked)
 
     def look(self) -> list[HCA]:
         """Read sysfs: the HCAs that are present, sorted by id."""
@@ -48,8 +45,7 @@ class Inventory:
             self._unreported
             or self._hardware != change_detection.hardware(self._paths)
             or self._uverbs != change_detection.uverbs(self._paths)
-            or change_detection.has_other_states(self._paths, hcas)
-            or (rates and change_detection.has_other_rates(self._paths, hcas))
+            or change_detection.has_other_ports(self._paths, hcas, rates=rates)
         )
 
     def current(self, ids: Iterable[str]) -> dict[str, HCA]:
@@ -60,10 +56,20 @@ class Inventory:
             self._unreported = True  # the watching thread must still see the change
         return {hca_id: self._hcas[hca_id] for hca_id in wanted if hca_id in self._hcas}
 
-    def missing(self, held: Iterable[checkpoint.AllocatedHCA]) -> list[HCA]:
-        """The HCAs among `held` that are not present, as last seen, without RDMA devices."""
-        gone = {device.id: device for device in held if device.id not in self._hcas}
-        return [self._remembered(gone[hca_id]) for hca_id in sorted(gone)]
+    def missing(self, allocations: Iterable[Allocation]) -> list[HCA]:
+        """The HCAs that are held and not present, as last seen, without RDMA devices."""
+        held = {device.id: device for entry in allocations for device in entry.devices}
+        return [self._remembered(held[hca_id]) for hca_id in sorted(held.keys() - self._hcas)]
+
+    def pools(self, config: DevicePluginConfig, allocations: Sequence[Allocation]) -> list[Pool]:
+        """The pools with the HCAs of the last look, and those that are gone but still held."""
+        kept: dict[str, set[str]] = {}
+        for entry in allocations:
+            of_resource = kept.setdefault(entry.resource, set())
+            of_resource.update(device.id for device in entry.devices)
+        hcas = [*self.last(), *self.missing(allocations)]
+        used = used_netdevs(self._paths)
+        return pools(config, hcas, kept, used, worked=frozenset(self._worked))
 
     def _look(self) -> list[HCA]:
         # Before the look, so that no change is missed.
@@ -83,7 +89,7 @@ class Inventory:
             return change_detection.is_absent(self._paths, hca_id)
         return change_detection.has_its_devices(self._paths, hca)
 
-    def _remembered(self, device: checkpoint.AllocatedHCA) -> HCA:
+    def _remembered(self, device: AllocatedHCA) -> HCA:
         seen = self._seen.get(device.id)
         if seen is not None:
             return msgspec.structs.replace(seen, rdma=(), netdevs=(), link_types=())

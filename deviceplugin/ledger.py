@@ -75,7 +75,7 @@ class Ledger:
         now, today = time.monotonic(), datetime.now(UTC)
         self._entries: dict[AllocationKey, _LedgerEntry] = {
             allocation.key: _LedgerEntry(
-                allocation, checkpoint.encode(allocation), now - _age(allocation, boot_id, today)
+                allocation, checkpoint.encode(allocation), now - age(allocation, boot_id, today)
             )
             for allocation in allocations
         }
@@ -245,7 +245,7 @@ def _keep_aside(paths: Paths) -> None:
     aside.hardlink_to(paths.checkpoint)
 
 
-def _age(allocation: Allocation, boot_id: str, now: datetime) -> float:
+def age(allocation: Allocation, boot_id: str, now: datetime) -> float:
     """Seconds since it was made; 0 if its time is in the future, since the clock was set.
 
     Infinite if it has no valid time or is of another boot: the kubelet has had time enough then.

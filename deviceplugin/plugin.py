@@ -11,7 +11,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 
 from base.paths import Paths
 from base.problems import Problems
@@ -27,7 +27,7 @@ from deviceplugin.kubelet.server import ServedPool
 from deviceplugin.ledger import Ledger
 from deviceplugin.pool_service import PoolService
 from deviceplugin.pools.config import DevicePluginConfig
-from deviceplugin.pools.pool import Pool, pools, used_netdevs
+from deviceplugin.pools.pool import Pool
 from deviceplugin.reconcile import PodsKnown, Reconciler
 from deviceplugin.startup_grace import StartupGrace
 from gpu.inventory import LimitedGPU
@@ -37,6 +37,7 @@ from host.discovery import HCA
 LOOK_EVERY = 1.0  # seconds
 LOOK_AGAIN = 0.25  # seconds, while a port's change must still prove to last
 RATES_EVERY = 10.0  # seconds, for the rates of ports
+RESCAN_EVERY = 60.0  # seconds, for what no look detects
 COMPARE_EVERY = 60.0  # seconds
 COMPARE_SHARES = 10.0  # seconds, where containers that end make room on GPUs
 
@@ -72,7 +73,7 @@ class DevicePlugin:
         self._ended = threading.Event()
         self._stack = ExitStack()
         self._soon = threading.Event()  # to look now
-        self._kubelet = self._stack.enter_context(PodResourcesClient(paths))
+        self._kubelet = self._stack.enter_context(closing(PodResourcesClient(paths)))
         parts = gpu_parts or GpuParts()
         self._gpus = GpuPools(paths, self._ledger, self._kubelet, parts, self._look_soon)
         self._reconciler = Reconciler(
@@ -151,7 +152,7 @@ class DevicePlugin:
                 if self._ended.is_set():
                     return
                 now = time.monotonic()
-                due = now - looked >= self._config.rescan > 0
+                due = now - looked >= RESCAN_EVERY
                 rates = now - rates_read >= RATES_EVERY
                 rates_read = now if rates else rates_read
                 if due or self._inventory.differs(rates=rates):
@@ -186,17 +187,7 @@ class DevicePlugin:
         with self._lock:
             present = self._inventory.look() if again else self._inventory.last()
             self._allocated = False  # first, since there may be another Allocate meanwhile
-            allocations = self._ledger.allocations()
-            held: dict[str, set[str]] = {}
-            for allocated in allocations:
-                of_resource = held.setdefault(allocated.resource, set())
-                of_resource.update(device.id for device in allocated.devices)
-            gone = self._inventory.missing(
-                device for allocated in allocations for device in allocated.devices
-            )
-            hcas, worked = [*present, *gone], self._inventory.worked
-            used = used_netdevs(self._paths)
-            current_pools = pools(self._config, hcas, held, worked=worked, used=used)
+            current_pools = self._inventory.pools(self._config, self._ledger.allocations())
             offered = {hca.id for pool in current_pools for hca in pool.hcas}
             self._overlap = len(offered) < sum(len(pool.hcas) for pool in current_pools)
             self._health.observe(present, offered, time.monotonic())

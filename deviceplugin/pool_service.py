@@ -13,7 +13,7 @@ from deviceplugin.allocate import allocation, demand, device_info
 from deviceplugin.allocate.allocation import AllocateResult
 from deviceplugin.allocate.preferred import preferred
 from deviceplugin.api import v1beta1_pb2
-from deviceplugin.availability import held_elsewhere, ids_held_elsewhere
+from deviceplugin.availability import held_elsewhere
 from deviceplugin.checkpoint import AllocatedHCA
 from deviceplugin.inventory import Inventory
 from deviceplugin.kubelet import records
@@ -177,7 +177,10 @@ class PoolService(ServedPool):
             wanted = {hca.id for hca in pool.hcas}
         # Another pool may have allocated since the last look.
         taken = held_elsewhere(pool, self._ledger.allocations())
-        unavailable = {**self._unavailable, **ids_held_elsewhere(pool, slots, {}, taken)}
+        unavailable = dict(self._unavailable)
+        for slot in slots:
+            if all(hca_id in taken for hca_id in slot.hcas):
+                unavailable[slot.id] = taken[slot.hcas[0]]
         hcas = self._inventory.current(wanted.difference(taken))
         try:
             result = allocation.allocation(

@@ -151,34 +151,32 @@ class Service:
     def _load_configuration(self) -> None:
         """Load the configuration; serve it if it has changed or could not be served before."""
         with self._lock:
-            self._load_locked()
+            try:
+                config = replace(self._load(), leaving=self._leaving)
+            except ConfigError as error:
+                self._tell(str(error))
+                return
+            self.mistake = None
+            if self._ended.is_set() or (config == self._config and self._failed is None):
+                return
+            self._config = config
+            named = [f"{pool.resource} ({pool.mode})" for pool in config.pools]
+            named += [f"{name} ({pool.mode})" for pool in config.gpus for name in pool.resources]
+            _log.info("device plugin: pools %s", ", ".join(named) or "none")
+            try:
+                self._apply(config)
+                self._failed = None
+            except Exception as error:  # noqa: BLE001 - the agent must go on serving attachments
+                if str(error) != self._failed:
+                    _log.exception("device plugin: cannot serve the pools (tried again)")
+                self._failed = str(error) or type(error).__name__
 
-    def _load_locked(self) -> None:
-        try:
-            config = replace(self._load(), leaving=self._leaving)
-        except ConfigError as error:
-            before, self.mistake = self.mistake, str(error)
-            if before != self.mistake:
-                stays = "the former one stays" if self._config else "nothing is offered"
-                _log.error("%s (%s)", error, stays)
-                self._mistaken(self.mistake)
-            return
-        self.mistake = None
-        if self._ended.is_set() or (config == self._config and self._failed is None):
-            return
-        self._config = config
-        named = [f"{pool.resource} ({pool.mode})" for pool in config.pools]
-        named += [f"{name} ({pool.mode})" for pool in config.gpus for name in pool.resources]
-        offered = ", ".join(named)
-        _log.info("device plugin: pools %s", offered or "none")
-        try:
-            self._apply(config)
-        except Exception as error:  # noqa: BLE001 - the agent must go on serving attachments
-            if str(error) != self._failed:
-                _log.exception("device plugin: cannot serve the pools (tried again)")
-            self._failed = str(error) or type(error).__name__
-        else:
-            self._failed = None
+    def _tell(self, mistake: str) -> None:
+        if mistake != self.mistake:
+            self.mistake = mistake
+            stays = "the former one stays" if self._config else "nothing is offered"
+            _log.error("%s (%s)", mistake, stays)
+            self._mistaken(mistake)
 
     def _apply(self, config: DevicePluginConfig) -> None:
         from deviceplugin.plugin import DevicePlugin  # it loads gRPC

@@ -12,7 +12,7 @@ Sources: kubernetes issues 109595 and 125579.
 
 from collections.abc import Collection, Mapping
 
-from deviceplugin.availability import ids_held_elsewhere
+from deviceplugin.availability import unavailable
 from deviceplugin.checkpoint import Allocation, AllocationKey
 from deviceplugin.pools.pool import Pool
 
@@ -34,25 +34,26 @@ class StartupGrace:
     def expected_at_start(
         self,
         pool: Pool,
-        unavailable: Mapping[str, str],
+        now_unavailable: Mapping[str, str],
         held: Mapping[str, Allocation],
         elsewhere: Mapping[str, str],
         now: float,
     ) -> frozenset[str]:
         """The unavailable ids of a pool that are listed as healthy for now.
 
-        `unavailable` is the current result of `availability.unavailable` with these arguments.
+        `now_unavailable` is what `unavailable` tells now, with these arguments.
         """
         if now >= self._end:
             self._waiting.clear()
         if not self._waiting:
             return frozenset()
         resource = pool.config.resource
-        self._waiting -= {(resource, slot.id) for slot in pool.slots if slot.id not in unavailable}
+        self._waiting -= {
+            (resource, slot.id) for slot in pool.slots if slot.id not in now_unavailable
+        }
         waiting = {
             device_id
             for device_id in held
-            if device_id in unavailable and (resource, device_id) in self._waiting
+            if device_id in now_unavailable and (resource, device_id) in self._waiting
         }
-        slots = [slot for device_id in waiting if (slot := pool.slot(device_id)) is not None]
-        return frozenset(waiting.difference(ids_held_elsewhere(pool, slots, held, elsewhere)))
+        return frozenset(waiting.difference(unavailable(pool, None, held, elsewhere)))

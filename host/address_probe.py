@@ -26,10 +26,8 @@ _BETWEEN = 0.3  # seconds
 _LISTEN = 0.4  # seconds after the last probe
 _LOOK_EVERY = 0.1  # seconds between two looks whether the call is to end
 
-_ARPOP_REQUEST = 1
 _ICMPV6, _HOPS = 58, 255
 _ND_SOLICIT, _ND_ADVERT = 135, 136  # RFC 4861, 4.3 and 4.4
-_ND_OPT_TARGET_LINKADDR = 2
 _UNSPECIFIED = bytes(16)
 _SOLICITED_NODE = bytes.fromhex("ff0200000000000000000001ff")  # RFC 4291, 2.7.1: /104
 
@@ -105,16 +103,12 @@ def _listen(
 def _target(link: Link, mine: bytes, address: str) -> _Target:
     if ":" not in address:
         packed = socket.inet_pton(socket.AF_INET, address)
-        return _Target(packed, packets.ETH_P_ARP, arp_probe(link.link_type, mine, packed), b"")
+        # With 0.0.0.0 as the sender's (RFC 5227, 1.1).
+        probe = packets.arp_request(link.link_type, mine, bytes(4), packed)
+        return _Target(packed, packets.ETH_P_ARP, probe, b"")
     packed = socket.inet_pton(socket.AF_INET6, address)
     group = _SOLICITED_NODE + packed[-3:]
     return _Target(packed, packets.ETH_P_IPV6, solicitation(packed), _multicast(link, group))
-
-
-def arp_probe(link_type: int, mac: bytes, address: bytes) -> bytes:
-    """An ARP request for an address, with 0.0.0.0 as the sender's (RFC 5227, 1.1)."""
-    header = struct.pack("!HHBBH", link_type, 0x0800, len(mac), 4, _ARPOP_REQUEST)
-    return header + mac + bytes(4) + bytes(len(mac)) + address
 
 
 def solicitation(address: bytes) -> bytes:
@@ -158,7 +152,7 @@ def _owner_by_arp(payload: bytes, address: bytes, mine: bytes) -> bytes | None:
     operation = int.from_bytes(payload[6:8], "big")
     sender, rest = payload[8 : 8 + size], payload[8 + size :]
     source, target = rest[:4], rest[4 + size : 8 + size]
-    is_probe = operation == _ARPOP_REQUEST and source == bytes(4) and target == address
+    is_probe = operation == packets.ARPOP_REQUEST and source == bytes(4) and target == address
     return sender if sender != mine and (source == address or is_probe) else None
 
 
@@ -169,7 +163,7 @@ def _owner_by_advertisement(payload: bytes, address: bytes) -> bytes | None:
     if payload[40] != _ND_ADVERT or payload[48:64] != address:
         return None
     option = payload[64:]
-    if len(option) < 8 or option[0] != _ND_OPT_TARGET_LINKADDR:
+    if len(option) < 8 or option[0] != packets.ND_OPT_TARGET_LINKADDR:
         return b""
     # Before an InfiniBand address come two bytes of padding (RFC 4391, 9.3).
     return option[4:24] if option[1] == 3 else option[2:8]

@@ -18,10 +18,8 @@ from host.links import Link
 from host.namespaces import NetworkNamespace
 from host.netlink import Rtnetlink
 
-ARPOP_REQUEST = 1
 ND_NEIGHBOR_ADVERT = 136  # RFC 4861, 4.4
 ND_NA_FLAG_OVERRIDE = 0x20000000
-ND_OPT_TARGET_LINKADDR = 2
 ALL_NODES = "ff02::1"
 
 LOOK_EVERY = 0.002  # seconds between two looks for carrier, at first
@@ -74,17 +72,12 @@ def announce(namespace: NetworkNamespace, link: Link, addresses: list[str]) -> l
                 else:
                     sender = sender or packets.packet_socket(stack)
                     address = socket.inet_pton(socket.AF_INET, ip)
-                    frame = gratuitous_arp(link.link_type, mac, address)
+                    # For our own address (RFC 5227, 2.3).
+                    frame = packets.arp_request(link.link_type, mac, address, address)
                     packets.send(sender, frame, packets.packet_address(link, packets.ETH_P_ARP))
             except OSError as error:
                 failures.append(f'{ip} on "{link.name}" is not announced: {error.strerror}')
     return failures
-
-
-def gratuitous_arp(link_type: int, mac: bytes, address: bytes) -> bytes:
-    """An ARP request for our own address (RFC 5227, 2.3), for the link's type of address."""
-    header = struct.pack("!HHBBH", link_type, 0x0800, len(mac), 4, ARPOP_REQUEST)
-    return header + mac + address + bytes(len(mac)) + address
 
 
 def neighbour_advertisement(mac: bytes, address: bytes) -> bytes:
@@ -96,7 +89,7 @@ def neighbour_advertisement(mac: bytes, address: bytes) -> bytes:
     option = padding + mac
     units = (2 + len(option)) // 8
     head = struct.pack("!BBHI", ND_NEIGHBOR_ADVERT, 0, 0, ND_NA_FLAG_OVERRIDE)
-    return head + address + bytes((ND_OPT_TARGET_LINKADDR, units)) + option
+    return head + address + bytes((packets.ND_OPT_TARGET_LINKADDR, units)) + option
 
 
 def _send_advertisement(link: Link, source: str, message: bytes) -> None:

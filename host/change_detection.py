@@ -4,11 +4,11 @@ These functions run every second and with every allocation.
 """
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from base.paths import Paths
 from host import sysfs
-from host.discovery import HCA, CharacterDevice, Port
+from host.discovery import HCA, CharacterDevice
 
 _UVERBS = "class/infiniband_verbs"
 _PARTS = ("class/infiniband", _UVERBS, "bus/pci/devices", "bus/auxiliary/devices")
@@ -29,17 +29,16 @@ def uverbs(paths: Paths) -> frozenset[str]:
     return frozenset(f"{name} {sysfs.text(f'{root}/{name}/ibdev')}" for name in sysfs.names(root))
 
 
-def has_other_states(paths: Paths, hcas: Iterable[HCA]) -> bool:
-    """Whether the state of a port differs from that in `hcas`."""
-    return any(
-        _attribute(paths, name, port, "state").partition(": ")[2] != port.state
-        for name, port in _ports(hcas)
-    )
-
-
-def has_other_rates(paths: Paths, hcas: Iterable[HCA]) -> bool:
-    """Whether the rate of a port differs from that in `hcas`."""
-    return any(_attribute(paths, name, port, "rate") != port.rate for name, port in _ports(hcas))
+def has_other_ports(paths: Paths, hcas: Iterable[HCA], *, rates: bool = False) -> bool:
+    """Whether the state of a port, with `rates` also the rate, differs from that in `hcas`."""
+    for rdma in (rdma for hca in hcas for rdma in hca.rdma):
+        for port in rdma.ports:
+            at = f"{paths.sys}/class/infiniband/{rdma.name}/ports/{port.number}"
+            if sysfs.text(f"{at}/state").partition(": ")[2] != port.state:
+                return True
+            if rates and sysfs.text(f"{at}/rate") != port.rate:
+                return True
+    return False
 
 
 def is_absent(paths: Paths, hca_id: str) -> bool:
@@ -68,14 +67,6 @@ def has_its_devices(paths: Paths, hca: HCA) -> bool:
             if node is not None and not _belongs(paths, "class/infiniband_mad", node, rdma.name):
                 return False
     return True
-
-
-def _ports(hcas: Iterable[HCA]) -> Iterator[tuple[str, Port]]:
-    return ((rdma.name, port) for hca in hcas for rdma in hca.rdma for port in rdma.ports)
-
-
-def _attribute(paths: Paths, rdma: str, port: Port, name: str) -> str:
-    return sysfs.text(f"{paths.sys}/class/infiniband/{rdma}/ports/{port.number}/{name}")
 
 
 def _belongs(paths: Paths, of: str, node: CharacterDevice, rdma: str) -> bool:

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import msgspec
 
+from base.paths import Paths
 from host.errors import HostError
+from host.sysfs_snapshot import CharacterDevice
 
 
 class DeviceNode(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,3 +33,18 @@ def look_up(host: Path, inside: str, missing: str, other: str) -> DeviceNode:
         raise HostError(f"{host}: is not a character device: {other}")
     major, minor = os.major(status.st_rdev), os.minor(status.st_rdev)
     return DeviceNode(path=inside, host=str(host), major=major, minor=minor)
+
+
+def verify(paths: Paths, device: CharacterDevice) -> DeviceNode:
+    """The node of an RDMA device, which must have its numbers in sysfs. Raises HostError."""
+    host, numbers = paths.dev / "infiniband" / device.name, f"{device.major}:{device.minor}"
+    told = f"sysfs says it is {numbers}"
+    missing = f"{told}: is udev running, and is this the host's /dev?"
+    other = f"{told}: remove it and run `udevadm trigger`"
+    node = look_up(host, f"/dev/infiniband/{device.name}", missing, other)
+    if (node.major, node.minor) != (device.major, device.minor):
+        raise HostError(
+            f"{host}: is {node.major}:{node.minor}, sysfs says {numbers}: the driver was reloaded "
+            "and the node is from before: is udev running?"
+        )
+    return node

@@ -5,22 +5,15 @@ with its netdevs, RDMA devices, ports and character devices. Its id stays the sa
 and driver reloads, so it is the PCI address and not `mlx5_N`.
 
 Interfaces and RDMA devices are visible only in their own network namespace, uverbs devices in all
-of them. `HCA.rdma_names` is read from the latter, so it also names RDMA devices that are in pods.
+of them. `HCA.rdma_names` has both, so it also names RDMA devices that are in pods.
 """
-
-import os
-import re
-import stat
 
 import msgspec
 
 from base.paths import Paths
 from host import pci
-from host.errors import HostError
 from host.sysfs_snapshot import CharacterDevice as CharacterDevice
 from host.sysfs_snapshot import Netdev, SysfsSnapshot, node_at
-
-_VIRTFN = re.compile(r"virtfn([0-9]+)")
 
 
 class Port(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,7 +80,6 @@ class HCAsByName:
 
     def __init__(self, paths: Paths) -> None:
         self._snapshot = SysfsSnapshot(paths)
-        self._indexes = _Indexes(self._snapshot)
         self._read: dict[str, HCA | None] = {}
 
     def get(self, name: str) -> HCA | None:
@@ -100,8 +92,8 @@ class HCAsByName:
         snapshot = self._snapshot
         directory = snapshot.functions.get(name) or snapshot.sfs.get(name)
         if directory is not None:
-            return _on_a_device(snapshot, self._indexes, name, directory)
-        if name in snapshot.rdma or name in snapshot.rdma_names:
+            return _on_a_device(snapshot, name, directory)
+        if name in snapshot.rdma_names:
             return _without_address(snapshot, name)
         return None
 
@@ -114,13 +106,12 @@ def hcas(paths: Paths) -> list[HCA]:
     hide the others. One that vanishes meanwhile is left out.
     """
     snapshot = SysfsSnapshot(paths)
-    with_rdma = snapshot.rdma.keys() | snapshot.rdma_names.keys()
-    indexes = _Indexes(snapshot)
+    with_rdma = snapshot.rdma_names.keys()
     hcas = []
     for address, directory in (snapshot.functions | snapshot.sfs).items():
         network = snapshot.text(f"devices/{directory}/class").startswith("0x02")
         if network or address in with_rdma or address in snapshot.sfs:
-            hca = _on_a_device(snapshot, indexes, address, directory)
+            hca = _on_a_device(snapshot, address, directory)
             # If the device has gone by now, `hca` may be incomplete.
             if (paths.sys / "devices" / directory).exists():
                 hcas.append(hca)
@@ -129,58 +120,12 @@ def hcas(paths: Paths) -> list[HCA]:
     return sorted(hcas, key=lambda hca: hca.id)
 
 
-def verify(paths: Paths, node: CharacterDevice) -> str:
-    """The path of a device node, after a check that it has the numbers in sysfs.
-
-    Raises HostError otherwise.
-    """
-    path = f"{paths.dev}/infiniband/{node.name}"
-    numbers = f"{node.major}:{node.minor}"
-    try:
-        status = os.stat(path)  # noqa: PTH116 - a Path costs more than the call
-    except OSError as error:
-        raise HostError(
-            f"device node {path} cannot be used: {error.strerror}; sysfs says it is {numbers}: "
-            "is udev running, and is this the host's /dev?"
-        ) from None
-    if not stat.S_ISCHR(status.st_mode):
-        kind = "a directory" if stat.S_ISDIR(status.st_mode) else "not a character device"
-        raise HostError(
-            f"device node {path} is {kind}, sysfs says {numbers}: remove it and run "
-            "`udevadm trigger`"
-        )
-    actual = f"{os.major(status.st_rdev)}:{os.minor(status.st_rdev)}"
-    if actual != numbers:
-        raise HostError(
-            f"device node {path} is {actual}, sysfs says {numbers}: the driver was reloaded and "
-            "the node is from before: is udev running?"
-        )
-    return path
-
-
 def rdma_cm(paths: Paths) -> CharacterDevice | None:
     """The node of the RDMA connection manager; None if the module rdma_ucm is not loaded."""
-    return node_at(paths, "class/misc/rdma_cm")
+    return node_at(f"{paths.sys}/class/misc/rdma_cm")
 
 
-class _Indexes:
-    """The numbers of VFs at their PFs. Each PF's directory is read once."""
-
-    def __init__(self, snapshot: SysfsSnapshot) -> None:
-        self._snapshot = snapshot
-        self._of_pf: dict[str, dict[str, int]] = {}
-
-    def of(self, pf: str, vf: str) -> int | None:
-        if pf not in self._of_pf:
-            above = f"bus/pci/devices/{pf}"
-            links = (_VIRTFN.fullmatch(name) for name in self._snapshot.names(above))
-            self._of_pf[pf] = {
-                self._snapshot.target(f"{above}/{link[0]}"): int(link[1]) for link in links if link
-            }
-        return self._of_pf[pf].get(vf)
-
-
-def _on_a_device(snapshot: SysfsSnapshot, indexes: _Indexes, address: str, directory: str) -> HCA:
+def _on_a_device(snapshot: SysfsSnapshot, address: str, directory: str) -> HCA:
     device = f"devices/{directory}"
     is_sf = address in snapshot.sfs
     if is_sf:
@@ -188,7 +133,7 @@ def _on_a_device(snapshot: SysfsSnapshot, indexes: _Indexes, address: str, direc
         index = snapshot.number(f"{device}/sfnum")
     else:
         pf = snapshot.target(f"{device}/physfn")
-        index = indexes.of(pf, address) if pf else None
+        index = snapshot.indexes_of_vfs(pf).get(address) if pf else None
     pf_directory = snapshot.functions.get(pf, "")
     pci_device = f"devices/{pf_directory}" if is_sf else device
     driver = snapshot.target(f"{device}/driver")
@@ -203,7 +148,7 @@ def _on_a_device(snapshot: SysfsSnapshot, indexes: _Indexes, address: str, direc
         pf_netdevs=tuple(netdev.name for netdev in snapshot.own(pf_directory)),
         index=index,
         aux_type="sf" if is_sf else "",
-        numa=_numa(snapshot, device, f"devices/{pf_directory}"),
+        numa=snapshot.numa_node(device, f"devices/{pf_directory}"),
         acpi_index=snapshot.text(f"{device}/acpi_index"),
         netdevs=tuple(netdev.name for netdev in netdevs),
         link_types=_link_types(netdevs),
@@ -226,7 +171,7 @@ def _without_address(snapshot: SysfsSnapshot, name: str) -> HCA:
     return HCA(
         id=name,
         driver=snapshot.target(f"class/infiniband/{name}/device/driver"),
-        numa=_numa(snapshot, f"class/infiniband/{name}/device"),
+        numa=snapshot.numa_node(f"class/infiniband/{name}/device"),
         netdevs=tuple(netdev.name for netdev in netdevs),
         link_types=_link_types(netdevs),
         rdma=rdma,
@@ -304,9 +249,3 @@ def _in_gid_table(
 
 def _link_types(netdevs: list[Netdev]) -> tuple[str, ...]:
     return tuple(sorted({netdev.link_type for netdev in netdevs if netdev.link_type}))
-
-
-def _numa(snapshot: SysfsSnapshot, *devices: str) -> int | None:
-    """The NUMA node of the first of these devices that has one; the kernel's -1 means unknown."""
-    nodes = (snapshot.number(f"{device}/numa_node") for device in devices)
-    return next((node for node in nodes if node is not None and node >= 0), None)

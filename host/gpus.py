@@ -53,7 +53,7 @@ def gpus(paths: Paths) -> list[GPU]:
                 uuid=uuid if _GPU.fullmatch(uuid) else "",  # "GPU-????????-…" until it is set up
                 address=address,
                 minor=int(minor) if minor.isdecimal() else None,
-                numa=sysfs.decimal(f"{paths.sys}/bus/pci/devices/{address}/numa_node"),
+                numa=sysfs.numa_node(f"{paths.sys}/bus/pci/devices/{address}"),
             )
         )
     return sorted(gpus, key=lambda gpu: gpu.address)

@@ -35,13 +35,13 @@ class IpoibPort(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def sm_lid(self) -> int:
-        return _number(f"{self.directory}/sm_lid")
+        return sysfs.number(f"{self.directory}/sm_lid") or 0
 
     @property
     def pkeys(self) -> Iterator[int]:
         """The P_Keys of the table's slots in use, read one by one: there may be 128 slots."""
         for slot in sorted(sysfs.names(f"{self.directory}/pkeys"), key=_decimal):
-            if pkey := _number(f"{self.directory}/pkeys/{slot}"):  # an empty one is 0x0000
+            if pkey := sysfs.number(f"{self.directory}/pkeys/{slot}"):  # an empty one is 0x0000
                 yield pkey
 
     def has_pkey(self, pkey: int) -> bool:
@@ -76,10 +76,6 @@ def bdf_of(paths: Paths, name: str) -> str:
     """The PCI address of the function under a netdev of the host; "" if there is none."""
     address = sysfs.target(f"{paths.sysfs}/class/net/{name}/device")
     return address if re.fullmatch(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", address) else ""
-
-
-def _number(path: str) -> int:
-    return int(sysfs.text(path) or "0", 0)
 
 
 def _decimal(name: str) -> int:

@@ -16,6 +16,8 @@ from host.links import Link
 
 ETH_P_ARP = 0x0806  # linux/if_ether.h
 ETH_P_IPV6 = 0x86DD
+ARPOP_REQUEST = 1  # linux/if_arp.h
+ND_OPT_TARGET_LINKADDR = 2  # RFC 4861, 4.6
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -23,6 +25,12 @@ _libc = ctypes.CDLL(None, use_errno=True)
 def octets(mac: str) -> bytes:
     """A hardware address as it is sent."""
     return bytes.fromhex(mac.replace(":", ""))
+
+
+def arp_request(link_type: int, mac: bytes, sender: bytes, target: bytes) -> bytes:
+    """An ARP request for an IPv4 address, for the link's type of address."""
+    header = struct.pack("!HHBBH", link_type, 0x0800, len(mac), 4, ARPOP_REQUEST)
+    return header + mac + sender + bytes(len(mac)) + target
 
 
 def packet_address(link: Link, protocol: int, destination: bytes = b"") -> bytes:

@@ -102,7 +102,7 @@ def is_present(paths: Paths, address: str) -> bool:
 
 def driver_of(paths: Paths, address: str) -> str:
     """The driver of the device with that address, as `find` has it; "" if there is none."""
-    return _driver(paths, address)
+    return sysfs.target(f"{_device(paths, address)}/driver")
 
 
 def netdevs(paths: Paths, address: str) -> list[str]:
@@ -117,7 +117,7 @@ def place_of_vf(paths: Paths, address: str) -> tuple[str, int | None]:
     """
     device = _device(paths, address)
     pf = sysfs.target(f"{device}/physfn")
-    return pf, _index(_device(paths, pf), address) if pf else None
+    return pf, _index(paths, pf, address) if pf else None
 
 
 def vfs(paths: Paths, pf: str) -> list[Function]:
@@ -127,9 +127,18 @@ def vfs(paths: Paths, pf: str) -> list[Function]:
         return []
     soft = _soft_rdma(paths)
     functions = (
-        _read(paths, address, bdf, index, soft) for index, address in _virtual(_device(paths, bdf))
+        _read(paths, address, bdf, index, soft) for index, address in indexed_vfs(paths, bdf)
     )
     return [function for function in functions if function is not None]
+
+
+def indexed_vfs(paths: Paths, pf: str) -> list[tuple[int, str]]:
+    """Index and address of the VFs of the PF with that address, as `find` has it, by index."""
+    found = []
+    for entry, link in _below(_device(paths, pf)).items():
+        if (name := _VIRTFN.fullmatch(entry)) and (address := sysfs.target(link)):
+            found.append((int(name[1]), address))
+    return sorted(found)
 
 
 def vf_count(paths: Paths, pf: str) -> tuple[int, int]:
@@ -138,8 +147,8 @@ def vf_count(paths: Paths, pf: str) -> tuple[int, int]:
     if bdf is None:
         return (0, 0)
     device = _device(paths, bdf)
-    existing = sysfs.decimal(f"{device}/sriov_numvfs")
-    possible = sysfs.decimal(f"{device}/sriov_totalvfs")
+    existing = sysfs.number(f"{device}/sriov_numvfs")
+    possible = sysfs.number(f"{device}/sriov_totalvfs")
     return (existing or 0, possible or 0)
 
 
@@ -158,7 +167,7 @@ def pf_netdev(paths: Paths, pf: str) -> str:
         if not is_representor(port):
             # Unknown port names, such as "0" for representors of older mlx5 drivers, come last.
             foreign = _UPLINK.fullmatch(port) is None
-            uplinks.append((foreign, sysfs.decimal(f"{directory}/dev_port") or 0, name))
+            uplinks.append((foreign, sysfs.number(f"{directory}/dev_port") or 0, name))
     return min(uplinks)[2] if uplinks else ""
 
 
@@ -238,7 +247,7 @@ def unbind(paths: Paths, function: Function) -> None:
     try:
         _write(f"{driver_directory}/unbind", function.address)
     except OSError as error:
-        if _driver(paths, function.address) == function.driver:
+        if driver_of(paths, function.address) == function.driver:
             what = f"cannot unbind {function.address} from driver {function.driver}"
             raise _refused(what, error) from None
 
@@ -265,7 +274,7 @@ def bind(paths: Paths, function: Function, driver: str) -> None:
                 raise
             _bind_overriding(override, driver_directory, function.address, driver)
     except OSError as error:
-        if _driver(paths, function.address) != driver:
+        if driver_of(paths, function.address) != driver:
             raise _refused(what, error) from None
 
 
@@ -293,7 +302,7 @@ def _read(
         rdma.update(name for netdev in netdevs for name in soft.get(netdev, ()))
     function = Function(
         address=address,
-        driver=_driver(paths, address),
+        driver=driver_of(paths, address),
         pf=pf,
         index=index,
         netdevs=netdevs,
@@ -325,27 +334,14 @@ def _rdma(paths: Paths, name: str) -> str:
     return f"{paths.sysfs}/class/infiniband/{name}"
 
 
-def _driver(paths: Paths, address: str) -> str:
-    return sysfs.target(f"{_device(paths, address)}/driver")
-
-
-def _index(pf_device: str, vf: str) -> int | None:
+def _index(paths: Paths, pf: str, vf: str) -> int | None:
     """Which VF of its PF this is. Where it was last is asked first: a PF may have 127 VFs."""
     last = _last_index.get(vf)
-    if last is None or sysfs.target(f"{pf_device}/virtfn{last}") != vf:
-        last = next((index for index, address in _virtual(pf_device) if address == vf), None)
+    if last is None or sysfs.target(f"{_device(paths, pf)}/virtfn{last}") != vf:
+        last = next((index for index, address in indexed_vfs(paths, pf) if address == vf), None)
         if last is not None:
             _last_index[vf] = last
     return last
-
-
-def _virtual(pf_device: str) -> list[tuple[int, str]]:
-    """Index and address of the VFs, sorted by index."""
-    vfs = []
-    for entry, link in _below(pf_device).items():
-        if (name := _VIRTFN.fullmatch(entry)) and (address := sysfs.target(link)):
-            vfs.append((int(name[1]), address))
-    return sorted(vfs)
 
 
 def _netdevs(device: str) -> dict[str, str]:

@@ -8,6 +8,7 @@ our own `rdmaDevices`.
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
+from typing import NamedTuple
 
 import msgspec
 
@@ -61,12 +62,11 @@ def parse(
         key = spelling[written]
         if values == () and not loose:
             raise DocumentError(f"{where}.{written}: is empty, which selects nothing: leave it out")
-        check = _CHECKS.get(key)
-        if check is None:
+        if key == "isRdma":
             checked[key] = values
             continue
         checked[key] = tuple(
-            _checked(check, text, f"{where}.{written}[{index}]")
+            _checked(_KEYS[key].check, text, f"{where}.{written}[{index}]")
             for index, text in enumerate(values)
         )
     return Selector(**checked)
@@ -94,11 +94,6 @@ def names(selector: Selector) -> bool:
     return bool(selector.pciAddresses or selector.ifNames or selector.rdmaDevices)
 
 
-def rdma_names(hca: HCA) -> tuple[str, ...]:
-    """The RDMA devices of an HCA, also those in other network namespaces, sorted."""
-    return tuple(sorted({*(rdma.name for rdma in hca.rdma), *hca.rdma_names}))
-
-
 def ranges(text: str) -> tuple[str, frozenset[int] | None]:
     """Split "ens2f0#0-2" into ("ens2f0", {0, 1, 2}); without "#" the set is None. ValueError."""
     name, mark, indexes = text.partition("#")
@@ -113,9 +108,9 @@ def _objection(selector: Selector, hca: HCA) -> str | None:
 
 def _objections(selector: Selector, hca: HCA) -> Iterator[str]:
     """Why the selector does not match, in the order in which the SR-IOV plugin checks."""
-    for key, what, value in _FACTS:
-        if wanted := getattr(selector, key):
-            actual = value(hca)
+    for key, (_, what, values) in _KEYS.items():
+        if values is not None and (wanted := getattr(selector, key)):
+            actual = values(hca)
             if not any(each in wanted for each in actual):
                 yield _differs(what, actual, wanted)
     is_pf = hca.pf == ""
@@ -130,7 +125,7 @@ def _objections(selector: Selector, hca: HCA) -> Iterator[str]:
         first = _first_pkeys(hca)
         if not {int(text, 16) for text in selector.pKeys}.intersection(first):
             yield _differs("first P_Key", tuple(f"{pkey:#06x}" for pkey in first), selector.pKeys)
-    if selector.isRdma and not rdma_names(hca):
+    if selector.isRdma and not hca.rdma_names:
         yield "it has no RDMA device"
 
 
@@ -159,20 +154,6 @@ def _first_pkeys(hca: HCA) -> tuple[int, ...]:
         for port in rdma.ports
         if port.link_layer == "InfiniBand" and port.pkeys
     )
-
-
-_FACTS: Sequence[tuple[str, str, Callable[[HCA], tuple[str, ...]]]] = (
-    ("vendors", "vendor", lambda hca: (hca.vendor,)),
-    ("devices", "device", lambda hca: (hca.device,)),
-    ("drivers", "driver", lambda hca: (hca.driver,)),
-    ("pciAddresses", "address", lambda hca: (hca.address,)),
-    ("acpiIndexes", "ACPI index", lambda hca: (hca.acpi_index,)),
-    ("ifNames", "interface", lambda hca: hca.netdevs),
-    ("linkTypes", "link type", _link_types),
-    ("auxTypes", "auxiliary type", lambda hca: (hca.aux_type,)),
-    ("rdmaDevices", "RDMA device", rdma_names),
-)
-"""A selector's keys, what they are called, and an HCA's values."""
 
 
 def _checked(check: Callable[[str], str], text: str, where: str) -> str:
@@ -247,17 +228,26 @@ def _indexes(text: str) -> frozenset[int]:
 
 _ranges = lru_cache(maxsize=1024)(ranges)
 
-_CHECKS: Mapping[str, Callable[[str], str]] = {
-    "vendors": _pci_id,
-    "devices": _pci_id,
-    "drivers": _text,
-    "pciAddresses": _address,
-    "pfNames": _pf_name,
-    "rootDevices": _root_device,
-    "ifNames": _text,
-    "linkTypes": _link_type,
-    "pKeys": _pkey,
-    "acpiIndexes": _text,
-    "auxTypes": _aux_type,
-    "rdmaDevices": _text,
+
+class _Key(NamedTuple):
+    """A key of selectors, for whose values `check` raises ValueError."""
+
+    check: Callable[[str], str]
+    what: str = ""  # what the values are called
+    values: Callable[[HCA], tuple[str, ...]] | None = None  # an HCA's; None: not compared as such
+
+
+_KEYS: Mapping[str, _Key] = {
+    "vendors": _Key(_pci_id, "vendor", lambda hca: (hca.vendor,)),
+    "devices": _Key(_pci_id, "device", lambda hca: (hca.device,)),
+    "drivers": _Key(_text, "driver", lambda hca: (hca.driver,)),
+    "pciAddresses": _Key(_address, "address", lambda hca: (hca.address,)),
+    "acpiIndexes": _Key(_text, "ACPI index", lambda hca: (hca.acpi_index,)),
+    "ifNames": _Key(_text, "interface", lambda hca: hca.netdevs),
+    "linkTypes": _Key(_link_type, "link type", _link_types),
+    "auxTypes": _Key(_aux_type, "auxiliary type", lambda hca: (hca.aux_type,)),
+    "rdmaDevices": _Key(_text, "RDMA device", lambda hca: hca.rdma_names),
+    "pfNames": _Key(_pf_name),
+    "rootDevices": _Key(_root_device),
+    "pKeys": _Key(_pkey),
 }

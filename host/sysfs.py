@@ -28,10 +28,18 @@ def text(path: str, errors: str = "strict") -> str:
         os.close(descriptor)
 
 
-def decimal(path: str) -> int | None:
-    """An attribute that is a number without a sign, such as "12"; None for anything else."""
-    attribute = text(path)
-    return int(attribute) if attribute.isdecimal() else None
+def number(path: str) -> int | None:
+    """An attribute that is a number, "12" or "0x1"; None for anything else."""
+    try:
+        return int(text(path), 0)
+    except ValueError:
+        return None
+
+
+def numa_node(*devices: str) -> int | None:
+    """The NUMA node of the first of these devices that has one; the kernel's -1 means unknown."""
+    nodes = (number(f"{device}/numa_node") for device in devices)
+    return next((node for node in nodes if node is not None and node >= 0), None)
 
 
 def names(directory: str) -> list[str]:

@@ -43,7 +43,8 @@ class SysfsSnapshot:
     """The snapshot. Directories are relative to /sys/devices: "pci0000:17/0000:17:01.0"."""
 
     def __init__(self, paths: Paths) -> None:
-        self._sys = str(paths.sys)
+        self._paths, self._sys = paths, str(paths.sys)
+        self._indexes: dict[str, dict[str, int]] = {}  # of VFs, by their PF
         self.functions = self._directories("bus/pci/devices")  # by address
         auxiliary = self._directories("bus/auxiliary/devices")
         self.sfs = {name: at for name, at in auxiliary.items() if _SF.fullmatch(name)}
@@ -53,7 +54,7 @@ class SysfsSnapshot:
         self.visible: set[str] = set()  # names of netdevs
         self._read_netdevs()
         self.rdma: dict[str, list[str]] = {}  # names of visible RDMA devices, by their HCA's id
-        self.rdma_names: dict[str, list[str]] = {}  # the same in all network namespaces
+        self.rdma_names: dict[str, set[str]] = {}  # the same in all network namespaces
         self.software: set[str] = set()  # names of software RDMA devices
         self.above: dict[str, str] = {}  # the directory of an RDMA device's parent device
         self.uverbs: dict[str, CharacterDevice] = {}  # by RDMA device
@@ -88,16 +89,23 @@ class SysfsSnapshot:
             netdev = self._by_name[name] = Netdev(name, link_type, guid, dev_port, foreign)
         return netdev
 
+    def indexes_of_vfs(self, pf: str) -> dict[str, int]:
+        """The numbers of a PF's VFs there, by their addresses. Its directory is read once."""
+        if pf not in self._indexes:
+            self._indexes[pf] = {vf: index for index, vf in pci.indexed_vfs(self._paths, pf)}
+        return self._indexes[pf]
+
     def text(self, path: str) -> str:
         """The attribute at a path below /sys, stripped; "" if it cannot be read."""
         return sysfs.text(f"{self._sys}/{path}", errors="replace")
 
     def number(self, path: str) -> int | None:
-        """An attribute that is a number, "12" or "0x1"; None for anything else."""
-        try:
-            return int(self.text(path), 0)
-        except ValueError:
-            return None
+        """As `sysfs.number`, of a path below /sys."""
+        return sysfs.number(f"{self._sys}/{path}")
+
+    def numa_node(self, *devices: str) -> int | None:
+        """As `sysfs.numa_node`, of directories below /sys."""
+        return sysfs.numa_node(*(f"{self._sys}/{device}" for device in devices))
 
     def names(self, path: str) -> list[str]:
         """The entries of a directory below /sys; [] if it does not exist."""
@@ -133,21 +141,23 @@ class SysfsSnapshot:
         for name, directory in self._directories("class/infiniband").items():
             if not _SMI.fullmatch(name):
                 self.above[name] = directory.rpartition("/infiniband/")[0]
-                self.rdma.setdefault(self._home(name, self.above[name]), []).append(name)
+                home = self._home(name, self.above[name])
+                self.rdma.setdefault(home, []).append(name)
+                self.rdma_names.setdefault(home, set()).add(name)
 
     def _read_uverbs(self) -> None:
         for name, directory in self._directories("class/infiniband_verbs").items():
             rdma = self.text(f"class/infiniband_verbs/{name}/ibdev")
             if rdma and not _SMI.fullmatch(rdma):
                 above = self.above.get(rdma, directory.rpartition("/infiniband_verbs/")[0])
-                self.rdma_names.setdefault(self._home(rdma, above), []).append(rdma)
-                if node := _node(f"{self._sys}/class/infiniband_verbs/{name}"):
+                self.rdma_names.setdefault(self._home(rdma, above), set()).add(rdma)
+                if node := node_at(f"{self._sys}/class/infiniband_verbs/{name}"):
                     self.uverbs[rdma] = node
 
     def _read_mad(self) -> None:
         for name in self.names("class/infiniband_mad"):
             at = f"class/infiniband_mad/{name}"
-            if (rdma := self.text(f"{at}/ibdev")) and (node := _node(f"{self._sys}/{at}")):
+            if (rdma := self.text(f"{at}/ibdev")) and (node := node_at(f"{self._sys}/{at}")):
                 self.mad[rdma, self.text(f"{at}/port"), name.rstrip("0123456789")] = node
 
     def _home(self, name: str, above: str) -> str:
@@ -161,12 +171,8 @@ class SysfsSnapshot:
         return name
 
 
-def node_at(paths: Paths, path: str) -> CharacterDevice | None:
-    """The character device of a class entry below /sys; None if there is none."""
-    return _node(f"{paths.sys}/{path}")
-
-
-def _node(entry: str) -> CharacterDevice | None:
+def node_at(entry: str) -> CharacterDevice | None:
+    """The character device of a class entry; None if there is none."""
     major, _, minor = sysfs.text(f"{entry}/dev").partition(":")
     if not (major.isdecimal() and minor.isdecimal()):
         return None

@@ -149,7 +149,7 @@ def _location(paths: Paths, address: str, override: dict[str, PciLocation]) -> P
         address=address,
         bridge=bridge,
         chain=chain,
-        numa=_numa(device, f"{functions}/{pf}"),
+        numa=sysfs.numa_node(device, f"{functions}/{pf}"),
         ports=chain,
         flat=_flat({port: _ids(paths, port) for port in chain[:-1]}, chain),
     )
@@ -186,12 +186,6 @@ def _flat(ids: dict[str, tuple[int, int]], ports: tuple[str, ...]) -> frozenset[
 def _ids(paths: Paths, address: str) -> tuple[int, int]:
     at = f"{paths.sys}/bus/pci/devices/{address}"
     return (_hexadecimal(sysfs.text(f"{at}/vendor")), _hexadecimal(sysfs.text(f"{at}/device")))
-
-
-def _numa(*devices: str) -> int | None:
-    """The NUMA node of the first device that has one; the kernel shows -1 for unknown."""
-    nodes = (sysfs.decimal(f"{device}/numa_node") for device in devices)
-    return next((node for node in nodes if node is not None), None)
 
 
 class _Builder(ElementTree.TreeBuilder):

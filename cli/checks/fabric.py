@@ -102,7 +102,7 @@ def pfs_of_vfs(node: ThisNode) -> Iterator[Outcome]:
 
 def gpu_distances(node: ThisNode) -> Iterator[Outcome]:
     """Whether each GPU has an HCA that GPUDirect RDMA reaches."""
-    hcas = [hca for hca in node.hcas if hca.address and (hca.rdma or hca.rdma_names)]
+    hcas = [hca for hca in node.hcas if hca.address and hca.rdma_names]
     if not node.gpus or not hcas:
         yield not_applicable("the node does not have both GPUs and HCAs")
         return

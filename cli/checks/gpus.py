@@ -114,7 +114,7 @@ def other_plugins(node: ThisNode) -> Iterator[Outcome]:
     ours = {name for config in node.config.gpus for name in config.resources}
     offered = {gpu.address for gpu in node_gpus.listed(node).gpus if gpu.offered}
     try:
-        ids = records.registered(node.paths)
+        ids = records.registered(node.paths) or {}
         held = records.from_checkpoint(node.paths)
     except KubeletUnreadable as error:
         yield warning(str(error), "what other device plugins offer is not known")

@@ -9,7 +9,8 @@ from contextlib import suppress
 
 from cli.checks import Outcome, failed, not_applicable, ok, warning
 from cli.this_node import ThisNode
-from host import discovery as sysfs
+from host import discovery
+from host.device_nodes import verify
 from host.errors import HostError
 
 RUNTIMES = ("containerd", "crio", "cri-o", "dockerd", "kubelet")
@@ -21,7 +22,7 @@ _LOCKED = re.compile(r"^Max locked memory\s+(\S+)", re.MULTILINE)
 def verbs_module(node: ThisNode) -> Iterator[Outcome]:
     """ib_uverbs: without it no program can open an HCA."""
     devices = [rdma for hca in node.hcas for rdma in hca.rdma]
-    if not devices and not any(hca.rdma_names for hca in node.hcas):
+    if not node.with_rdma:
         yield not_applicable("the node has no RDMA device")
     elif (node.paths.sys / "class/infiniband_verbs").is_dir():
         without = sorted(rdma.name for rdma in devices if rdma.uverbs is None)
@@ -38,9 +39,9 @@ def verbs_module(node: ThisNode) -> Iterator[Outcome]:
 
 def connection_manager(node: ThisNode) -> Iterator[Outcome]:
     """rdma_ucm: programs that connect by IP addresses (rping, UCX's rdmacm, NFS) need it."""
-    if not _with_rdma(node):
+    if not node.with_rdma:
         yield not_applicable("the node has no RDMA device")
-    elif sysfs.rdma_cm(node.paths) is None:
+    elif discovery.rdma_cm(node.paths) is None:
         yield warning(
             "rdma_ucm is not loaded: containers get no /dev/infiniband/rdma_cm, and programs "
             "that connect by IP addresses fail",
@@ -86,11 +87,11 @@ def device_nodes(node: ThisNode) -> Iterator[Outcome]:
         nodes += [port.umad for port in ports]
     if any(pool.config.issm for pool in node.pools):
         nodes += [port.issm for port in ports]
-    devices = [device for device in (*nodes, sysfs.rdma_cm(node.paths)) if device is not None]
+    devices = [device for device in (*nodes, discovery.rdma_cm(node.paths)) if device is not None]
     wrong = []
     for device in devices:
         try:
-            sysfs.verify(node.paths, device)
+            verify(node.paths, device)
         except HostError as error:
             wrong.append(str(error))
     for text in wrong[:_SHOWN]:
@@ -113,7 +114,7 @@ def rdma_mode() -> str:
 
 def namespaces(node: ThisNode) -> Iterator[Outcome]:
     """Whether pods can open HCAs in the host's namespace, and whether HCAs can be moved."""
-    if not _with_rdma(node):
+    if not node.with_rdma:
         yield not_applicable("the node has no RDMA device")
         return
     try:
@@ -130,7 +131,7 @@ def namespaces(node: ThisNode) -> Iterator[Outcome]:
     barred = [
         pool.config.resource
         for pool in node.pools
-        if pool.config.rdma and not _movable(pool.config.mode)
+        if pool.config.rdma and pool.config.mode != "exclusive"
     ]
     if barred:
         yield failed(
@@ -177,7 +178,7 @@ def locked_memory(node: ThisNode) -> Iterator[Outcome]:
 
 def peer_memory(node: ThisNode) -> Iterator[Outcome]:
     """nvidia_peermem, which lets an HCA access a GPU's memory."""
-    if not node.gpus or not _with_rdma(node):
+    if not node.gpus or not node.with_rdma:
         yield not_applicable("the node does not have both GPUs and HCAs")
     elif any(
         (node.paths.sys / "module" / name).is_dir() for name in ("nvidia_peermem", "nv_peer_mem")
@@ -189,14 +190,6 @@ def peer_memory(node: ThisNode) -> Iterator[Outcome]:
             "`modprobe nvidia_peermem`; not needed with the driver's open kernel modules, Linux "
             "5.12 or later and CUDA 11.7 or later",
         )
-
-
-def _movable(mode: str) -> bool:
-    return mode == "exclusive"
-
-
-def _with_rdma(node: ThisNode) -> bool:
-    return any(hca.rdma or hca.rdma_names for hca in node.hcas)
 
 
 def _load(module: str) -> str:

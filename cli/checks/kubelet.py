@@ -1,18 +1,17 @@
 """Checks of the kubelet's sockets and records, our checkpoint, the agent and the configuration."""
 
-import socket
 from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from pathlib import Path
 
 from cli.checks import Outcome, failed, not_applicable, ok, some, warning
 from cli.this_node import ThisNode
 from deviceplugin import checkpoint as records
 from deviceplugin.checkpoint import CheckpointDamaged
 from deviceplugin.kubelet import records as kubelet
+from deviceplugin.kubelet import sockets
 from deviceplugin.kubelet.records import KubeletUnreadable
-from deviceplugin.ledger import YOUNG
+from deviceplugin.ledger import YOUNG, age
 from deviceplugin.pools import formats
 from deviceplugin.pools.config import ConfigError
 
@@ -77,7 +76,7 @@ def pools(node: ThisNode) -> Iterator[Outcome]:
 def agent(node: ThisNode) -> Iterator[Outcome]:
     """The socket on which launchers find the agent."""
     path = node.paths.agent_socket
-    if _answers(path):
+    if sockets.served(path):
         yield ok(f"{path} answers")
     else:
         what = "no process answers" if path.exists() else "it does not exist"
@@ -96,7 +95,7 @@ def registration_socket(node: ThisNode) -> Iterator[Outcome]:
             "does a kubelet run here, with another directory (--root-dir, k3s, microk8s)? Then set "
             "PODFABRIC_KUBELET for the agent",
         )
-    elif _answers(path):
+    elif sockets.served(path):
         yield ok(f"{path} answers")
     else:
         what = "no process answers" if path.exists() else "it does not exist"
@@ -116,16 +115,14 @@ def pod_resources(node: ThisNode) -> Iterator[Outcome]:
 
 def plugin_sockets(node: ThisNode) -> Iterator[Outcome]:
     """One live socket of ours per resource."""
-    from deviceplugin.kubelet import sockets  # it loads gRPC
-
     directory = node.paths.device_plugins
     if not directory.is_dir():
         yield not_applicable(f"{directory} does not exist")
         return
     names = [pool.config.resource for pool in node.pools]
     for name in (*names, *(name for of in node.config.gpus for name in of.resources)):
-        own = sorted(sockets.siblings(directory, name, None))
-        alive = [path.name for path in own if _answers(path)]
+        own = sockets.of_resource(directory, name)
+        alive = [path.name for path in own if sockets.served(path)]
         if len(alive) == 1:
             yield ok(f"{name}: {alive[0]} answers")
         elif alive:
@@ -192,11 +189,11 @@ def checkpoint(node: ThisNode) -> Iterator[Outcome]:
             "see what the other checks say about the kubelet",
         )
         return
-    now = datetime.now(UTC)
+    now, boot_id = datetime.now(UTC), node.paths.boot_id()
     stale = sorted(
         key
         for key, allocation in allocations.items()
-        if key not in theirs and _age(allocation.time, now) > YOUNG
+        if key not in theirs and age(allocation, boot_id, now) > YOUNG
     )
     if stale:
         yield warning(
@@ -209,23 +206,6 @@ def checkpoint(node: ThisNode) -> Iterator[Outcome]:
 
 def _most(reasons: Counter[str]) -> str:
     return "; ".join(f"{why} ({count}x)" for why, count in reasons.most_common(3))
-
-
-def _age(time: str, now: datetime) -> float:
-    try:
-        return (now - datetime.fromisoformat(time)).total_seconds()
-    except (ValueError, TypeError):
-        return float("inf")
-
-
-def _answers(path: Path) -> bool:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.settimeout(2.0)
-        try:
-            probe.connect(str(path))
-        except OSError:
-            return False
-    return True
 
 
 def _shown(keys: list[records.AllocationKey]) -> list[str]:

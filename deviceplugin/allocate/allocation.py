@@ -54,7 +54,15 @@ def allocation(
         envs=environment.environment(pool.config, nodes_of, fabric=fabric_env)
     )
     if pool.config.cdi:
-        names = _described(paths, pool, current, nodes_of)
+        resource = pool.config.resource
+        try:
+            describe(paths, pool, current)
+        except cdi.Unwritten as error:
+            raise Rejected(
+                grpc.StatusCode.FAILED_PRECONDITION, f"cannot allocate of {resource}: {error}"
+            ) from None
+        with_nodes = sorted(hca_id for hca_id, (_, of_hca) in nodes_of.items() if of_hca)
+        names = (cdi.qualified(resource, hca_id) for hca_id in with_nodes)
         answer.cdi_devices.extend(CDIDevice(name=name) for name in names)
     else:
         answer.devices.extend(_specs(nodes_of))
@@ -69,12 +77,15 @@ def allocation(
 
 
 def describe(paths: Paths, pool: Pool, current: Mapping[str, HCA]) -> None:
-    """Update the CDI specification of a pool with CDI, for containers that start again.
+    """Write the CDI specification of a pool: the nodes of all its HCAs that can be used.
 
     Raises cdi.Unwritten.
     """
-    if pool.config.cdi:
-        cdi.write(paths, pool.config.resource, _nodes(paths, pool, current, {}))
+    lookup = _NodeLookup(paths, pool, current)
+    for listed in pool.hcas:
+        lookup.look_up(current.get(listed.id, listed))
+    nodes_by_hca = {hca_id: found for hca_id, (_, found) in lookup.nodes_of.items()}
+    cdi.write(paths, pool.config.resource, nodes_by_hca)
 
 
 def recorded(pool: Pool, hca: HCA) -> checkpoint.AllocatedHCA:
@@ -184,34 +195,6 @@ def _specs(nodes_of: environment.Given) -> list[DeviceSpec]:
         DeviceSpec(container_path=path, host_path=hosts[path], permissions="rw")
         for path in sorted(hosts)
     ]
-
-
-def _described(
-    paths: Paths, pool: Pool, current: Mapping[str, HCA], nodes_of: environment.Given
-) -> tuple[str, ...]:
-    """Write the pool's CDI specification; return the CDI names of these HCAs."""
-    resource = pool.config.resource
-    try:
-        cdi.write(paths, resource, _nodes(paths, pool, current, nodes_of))
-    except cdi.Unwritten as error:
-        raise Rejected(
-            grpc.StatusCode.FAILED_PRECONDITION, f"cannot allocate of {resource}: {error}"
-        ) from None
-    return tuple(
-        cdi.qualified(resource, hca_id) for hca_id in sorted(nodes_of) if nodes_of[hca_id][1]
-    )
-
-
-def _nodes(
-    paths: Paths, pool: Pool, current: Mapping[str, HCA], nodes_of: environment.Given
-) -> dict[str, Sequence[DeviceNode]]:
-    """The nodes of all usable HCAs of the pool, also of those that are not allocated now."""
-    others = _NodeLookup(paths, pool, current)
-    by_hca = {hca_id: hca_nodes for hca_id, (_, hca_nodes) in nodes_of.items()}
-    for listed in pool.hcas:
-        if listed.id not in by_hca and others.look_up(current.get(listed.id, listed)) is None:
-            by_hca[listed.id] = others.nodes_of[listed.id][1]
-    return by_hca
 
 
 def _recorded_node(node: CharacterDevice | None, given: bool) -> checkpoint.AllocatedNode | None:

@@ -7,7 +7,7 @@ distributions have /dev/infiniband/by-path), and a node with old numbers may be 
 from base.paths import Paths
 from deviceplugin.pools.pool import Pool
 from host import discovery, selectors
-from host.device_nodes import DeviceNode, look_up
+from host.device_nodes import DeviceNode, look_up, verify
 from host.discovery import HCA, CharacterDevice
 from host.errors import HostError
 
@@ -37,7 +37,7 @@ def connection_manager(paths: Paths) -> DeviceNode:
         raise HostError(
             "the host has no rdma_cm, so programs that connect by IP address fail: load rdma_ucm"
         )
-    return _verified(paths, node)
+    return verify(paths, node)
 
 
 def of_hca(
@@ -51,7 +51,7 @@ def of_hca(
     try:
         if not gives_uverbs(pool, hca):
             return _vfio(paths, hca)
-        verified = [_verified(paths, node) for node in _wanted(pool, hca)]
+        verified = [verify(paths, node) for node in _wanted(pool, hca)]
     except HostError as error:
         raise HostError(f"{hca.id}: {error}") from None
     if not verified:
@@ -71,11 +71,6 @@ def _wanted(pool: Pool, hca: HCA) -> list[CharacterDevice]:
             if pool.config.issm and port.issm is not None:
                 wanted.append(port.issm)
     return wanted
-
-
-def _verified(paths: Paths, node: CharacterDevice) -> DeviceNode:
-    host = discovery.verify(paths, node)
-    return DeviceNode(path=inside(node.name), host=str(host), major=node.major, minor=node.minor)
 
 
 def _vfio(paths: Paths, hca: HCA) -> tuple[DeviceNode, ...]:

@@ -28,12 +28,6 @@ class PodResourcesClient:
         self._stub: podresources_pb2_grpc.PodResourcesListerStub | None = None  # on the channel
         self._made: tuple[int, ...] = ()  # the version of the channel's socket
 
-    def __enter__(self) -> "PodResourcesClient":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def close(self) -> None:
         """Close the connection. The next call opens another."""
         with self._lock:
@@ -44,35 +38,32 @@ class PodResourcesClient:
 
         Raises KubeletUnreadable, after `timeout` seconds at the latest.
         """
-        with interrupts.waiting():
-            return self._listed(timeout)
-
-    def _listed(self, timeout: float) -> podresources_pb2.ListPodResourcesResponse:
         end = time.monotonic() + timeout
-        if not self._lock.acquire(timeout=timeout):
-            raise KubeletUnreadable(
-                f"{self._socket}: another call is still waiting for it after {timeout:g} s"
-            )
-        try:
-            return self._asked(end - time.monotonic())
-        except grpc.RpcError as error:
-            self._drop()  # the channel would wait longer and longer before it connects again
-            raise KubeletUnreadable(f"{self._socket}: {_why(self._socket, error)}") from None
-        finally:
-            self._lock.release()
+        request = podresources_pb2.ListPodResourcesRequest()
+        with interrupts.waiting():
+            if not self._lock.acquire(timeout=timeout):
+                raise KubeletUnreadable(
+                    f"{self._socket}: another call is still waiting for it after {timeout:g} s"
+                )
+            try:
+                answer: podresources_pb2.ListPodResourcesResponse = self._connected().List(
+                    request, timeout=end - time.monotonic()
+                )
+                return answer
+            except grpc.RpcError as error:
+                self._drop()  # the channel would wait longer and longer before it connects again
+                raise KubeletUnreadable(f"{self._socket}: {_why(self._socket, error)}") from None
+            finally:
+                self._lock.release()
 
-    def _asked(self, timeout: float) -> podresources_pb2.ListPodResourcesResponse:
+    def _connected(self) -> podresources_pb2_grpc.PodResourcesListerStub:
         made = files.version(self._socket)
         if self._stub is None or made != self._made:  # a kubelet makes a new socket when it starts
             self._drop()
             self._channel = open_channel(self._socket, max_receive=MAX_RECEIVE)
             self._stub = podresources_pb2_grpc.PodResourcesListerStub(self._channel)  # type: ignore[no-untyped-call]
             self._made = made
-        request = podresources_pb2.ListPodResourcesRequest()
-        answer: podresources_pb2.ListPodResourcesResponse = self._stub.List(
-            request, timeout=timeout
-        )
-        return answer
+        return self._stub
 
     def _drop(self) -> None:
         if self._channel is not None:

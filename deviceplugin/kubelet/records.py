@@ -8,7 +8,8 @@ interface, and it does not have the devices of ResourceClaims.
 import base64
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
 KUBELET_TIMEOUT = 2.0  # seconds, of the PodResources API
 
-_Key = tuple[str, str, str, str, str]  # namespace, name, uid, container, resource
 # Drivers write "0000:3b:00.0" as "0000-3b-00-0" where only letters, digits and "-" may stand.
 _ADDRESS = re.compile(
     r"(?<![0-9a-f])([0-9a-f]{4})[:-]([0-9a-f]{2})[:-]([01][0-9a-f])[.-]([0-7])(?![0-9a-f])", re.I
@@ -41,9 +41,9 @@ class KubeletUnreadable(Exception):
 class PodDevices(msgspec.Struct, frozen=True, kw_only=True):
     """The device ids of one resource that one container holds."""
 
-    namespace: str  # of the pod; "" from the checkpoint
-    name: str  # of the pod; "" from the checkpoint
-    uid: str  # of the pod; "" from PodResources
+    namespace: str = ""  # of the pod; "" from the checkpoint
+    name: str = ""  # of the pod; "" from the checkpoint
+    uid: str = ""  # of the pod; "" from PodResources
     container: str
     resource: str
     ids: tuple[DeviceId, ...]  # sorted
@@ -51,17 +51,6 @@ class PodDevices(msgspec.Struct, frozen=True, kw_only=True):
     # From the answer of Allocate, if the caller asked for it.
     nodes: tuple[str, ...] = ()  # "uverbs3" of the host
     cdi: tuple[str, ...] = ()  # "podfabric.io/rdma-hca=0000:3b:00.0"
-
-
-class _AllocateAnswer(msgspec.Struct, frozen=True):
-    """What a container got by Allocate."""
-
-    nodes: tuple[str, ...] = ()
-    cdi: tuple[str, ...] = ()
-
-
-_NOTHING = _AllocateAnswer()
-_NONE: Mapping[_Key, _AllocateAnswer] = {}
 
 
 class _ContainerEntry(msgspec.Struct):
@@ -88,44 +77,35 @@ def from_checkpoint(paths: Paths, *, nodes: bool = False) -> list[PodDevices]:
     list. With `nodes`, the rows have the uverbs devices or CDI names that the containers got.
     Raises KubeletUnreadable.
     """
-    return _entries(_checkpoint(paths) or _Data(), nodes=nodes)
+    content = _checkpoint(paths) or _Data()
+    rows = []
+    for entry in content.PodDeviceEntries or ():
+        given, cdi = _given(entry.AllocResp or "") if nodes else ((), ())
+        rows.append(
+            PodDevices(
+                uid=entry.PodUID,
+                container=entry.ContainerName,
+                resource=entry.ResourceName,
+                # A device of two NUMA nodes is in both lists.
+                ids=_sorted(*(ids or () for ids in (entry.DeviceIDs or {}).values())),
+                nodes=given,
+                cdi=cdi,
+            )
+        )
+    return sorted(rows, key=lambda row: (row.uid, row.container, row.resource))
 
 
-def registered(paths: Paths) -> dict[str, list[str]]:
+def registered(paths: Paths) -> dict[str, list[str]] | None:
     """The healthy ids of each resource when the kubelet last wrote its checkpoint, sorted.
 
+    The kubelet writes it when the first device plugin sends its list: None if there is no file.
     Raises KubeletUnreadable.
-    """
-    found = from_checkpoint_with_registered(paths)
-    return {} if found is None else found[1]
-
-
-def from_checkpoint_with_registered(
-    paths: Paths,
-) -> tuple[list[PodDevices], dict[str, list[str]]] | None:
-    """`from_checkpoint` and `registered` of the same file; None if there is no file.
-
-    The kubelet writes it when the first device plugin sends its list. Raises KubeletUnreadable.
     """
     content = _checkpoint(paths)
     if content is None:
         return None
     listed = content.RegisteredDevices or {}
-    return _entries(content), {name: sorted(ids or ()) for name, ids in sorted(listed.items())}
-
-
-def _entries(content: _Data, *, nodes: bool = False) -> list[PodDevices]:
-    ids: dict[_Key, set[str]] = {}
-    answers: dict[_Key, _AllocateAnswer] = {}
-    for entry in content.PodDeviceEntries or ():
-        key = "", "", entry.PodUID, entry.ContainerName, entry.ResourceName
-        if nodes:
-            answers[key] = _answer(entry.AllocResp or "")
-        # A device of two NUMA nodes is in both lists.
-        of_key = ids.setdefault(key, set())
-        lists = (entry.DeviceIDs or {}).values()
-        of_key.update(device_id for of_node in lists for device_id in of_node or ())
-    return _rows(dict(sorted(ids.items())), answers=answers)
+    return {name: sorted(ids or ()) for name, ids in sorted(listed.items())}
 
 
 def from_pod_resources(paths: Paths, *, claimed: bool = False) -> list[PodDevices]:
@@ -136,7 +116,7 @@ def from_pod_resources(paths: Paths, *, claimed: bool = False) -> list[PodDevice
     # Imported here since callers that read only the checkpoint do not need gRPC.
     from deviceplugin.kubelet.pod_resources import PodResourcesClient
 
-    with PodResourcesClient(paths) as kubelet:
+    with closing(PodResourcesClient(paths)) as kubelet:
         return from_answer(kubelet.list(KUBELET_TIMEOUT), claimed=claimed)
 
 
@@ -149,21 +129,29 @@ def from_answer(
     names of the devices and the PCI addresses in these names and in the CDI names. The kubelet
     lists them since Kubernetes 1.34, earlier only with a feature gate.
     """
-    ids: dict[_Key, set[str]] = {}
-    of_claims: dict[_Key, set[str]] = {}
+    rows = []
     for pod in answer.pod_resources:
         for container in pod.containers:
+            ids: dict[tuple[str, bool], list[Iterable[str]]] = {}
             # One entry per device or NUMA node, unordered.
             for entry in sorted(container.devices, key=lambda entry: entry.resource_name):
-                key = pod.namespace, pod.name, "", container.name, entry.resource_name
-                ids.setdefault(key, set()).update(entry.device_ids)
-            for claim in container.dynamic_resources:
+                ids.setdefault((entry.resource_name, False), []).append(entry.device_ids)
+            for claim in container.dynamic_resources if claimed else ():
                 for device in claim.claim_resources:
                     resource = f"{device.driver_name}/{device.pool_name}"
-                    key = pod.namespace, pod.name, "", container.name, resource
-                    cdi = [cdi_device.name for cdi_device in device.cdi_devices]
-                    of_claims.setdefault(key, set()).update(_ids(device.device_name, cdi))
-    return _rows(ids) + (_rows(of_claims, claimed=True) if claimed else [])
+                    ids.setdefault((resource, True), []).append(_claimed_ids(device))
+            rows += [
+                PodDevices(
+                    namespace=pod.namespace,
+                    name=pod.name,
+                    container=container.name,
+                    resource=resource,
+                    ids=_sorted(*lists),
+                    claimed=is_claimed,
+                )
+                for (resource, is_claimed), lists in ids.items()
+            ]
+    return rows
 
 
 def of_pod(paths: Paths, namespace: str, name: str, uid: str) -> list[PodDevices]:
@@ -212,11 +200,15 @@ def _keys(rows: Iterable[PodDevices]) -> set[tuple[str, str]]:
     return {(row.resource, device_id) for row in rows if not row.claimed for device_id in row.ids}
 
 
-def _ids(device: str, cdi: Iterable[str]) -> Iterator[str]:
+def _sorted(*lists: Iterable[str]) -> tuple[DeviceId, ...]:
+    return tuple(DeviceId(device_id) for device_id in sorted(set().union(*lists)))
+
+
+def _claimed_ids(device: "podresources_pb2.ClaimResource") -> Iterator[str]:
     """The ids of a claimed device: its name, and the PCI addresses in its names."""
-    if device:
-        yield device
-    for name in (device, *cdi):
+    if device.device_name:
+        yield device.device_name
+    for name in (device.device_name, *(named.name for named in device.cdi_devices)):
         for match in _ADDRESS.finditer(name):
             yield _address(match)
 
@@ -237,8 +229,8 @@ def _address(match: re.Match[str]) -> str:
     return f"{domain}:{bus}:{slot}.{function}".lower()
 
 
-def _answer(response: str) -> _AllocateAnswer:
-    """The uverbs devices and GPUs of the host, and the CDI names in a ContainerAllocateResponse.
+def _given(response: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The uverbs devices of the host and the CDI names in a ContainerAllocateResponse.
 
     None of either if it cannot be decoded.
     """
@@ -250,14 +242,12 @@ def _answer(response: str) -> _AllocateAnswer:
     try:
         answer = ContainerAllocateResponse.FromString(base64.b64decode(response))
     except (ValueError, DecodeError):
-        return _AllocateAnswer()
+        return (), ()
     numbers = {
         int(match[1]) for node in answer.devices if (match := _UVERBS.search(node.host_path))
     }
-    return _AllocateAnswer(
-        nodes=tuple(f"uverbs{number}" for number in sorted(numbers)),
-        cdi=tuple(sorted(device.name for device in answer.cdi_devices)),
-    )
+    nodes = tuple(f"uverbs{number}" for number in sorted(numbers))
+    return nodes, tuple(sorted(device.name for device in answer.cdi_devices))
 
 
 def _checkpoint_path(paths: Paths) -> Path:
@@ -306,26 +296,3 @@ def _decoded(path: Path) -> _Data:
     if abs(time.time() - look[-1] / 1e9) > _SETTLED:
         _last_read = _Read(path, look, data)
     return data
-
-
-def _rows(
-    ids_by_key: dict[_Key, set[str]],
-    *,
-    claimed: bool = False,
-    answers: Mapping[_Key, _AllocateAnswer] = _NONE,
-) -> list[PodDevices]:
-    return [
-        PodDevices(
-            namespace=namespace,
-            name=name,
-            uid=uid,
-            container=container,
-            resource=resource,
-            ids=tuple(DeviceId(device_id) for device_id in sorted(ids)),
-            claimed=claimed,
-            nodes=answers.get(key, _NOTHING).nodes,
-            cdi=answers.get(key, _NOTHING).cdi,
-        )
-        for key, ids in ids_by_key.items()
-        for namespace, name, uid, container, resource in (key,)
-    ]

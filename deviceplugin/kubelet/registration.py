@@ -11,7 +11,6 @@ import logging
 import math
 import threading
 import time
-from pathlib import Path
 
 import grpc
 import msgspec
@@ -74,7 +73,6 @@ class PluginServer:
         self._due = 0.0  # when to ask it again
         self._listen_at = 0.0  # when to try again after that failed
         self._attempts = 0  # since it last read the list for a while
-        self._siblings: set[Path] = set()
         self._logged: set[str] = set()  # problems that are in the log already
 
         self._lock = threading.Lock()
@@ -164,7 +162,6 @@ class PluginServer:
         if kubelet != self._registered_at:
             self._registered_at, self._attempts, self._due = kubelet, 0, now
         self._look_at_streams(now)
-        self._look_at_siblings(now)
         if now < self._due:
             return self._due - now
         return self._ask()
@@ -179,30 +176,9 @@ class PluginServer:
             if now - self._live_since > WATCHDOG:
                 self._attempts = 0
             self._live_since = None
-            self._due = now + (WATCHDOG if self._newer() else self._pause())
+            self._due = now + self._pause()
             self._problem = "the kubelet has stopped reading its list"
             _log.info("%s: %s: registering again", self._resource, self._problem)
-
-    def _look_at_siblings(self, now: float) -> None:
-        """Register again after another instance has ended.
-
-        A kubelet has one endpoint per resource, and may drop the resource when another instance's
-        connection ends (kubernetes issue 121994).
-        """
-        own = self._listener.path if self._listener is not None else None
-        siblings = sockets.siblings(self._directory, self._resource, own)
-        if siblings:
-            siblings -= set(sockets.remove_leftovers(self._directory))
-        gone, self._siblings = self._siblings - siblings, siblings
-        if gone and self._live_since is not None:
-            _log.info("%s: another instance ended: registering again", self._resource)
-            self._due = min(self._due, now + SETTLE)
-
-    def _newer(self) -> bool:
-        """Whether another instance started after this one: the kubelet probably uses that."""
-        own = sockets.identity(self._listener.path) if self._listener is not None else None
-        others = (sockets.identity(path) for path in self._siblings if sockets.served(path))
-        return own is not None and any(other and other[2] > own[2] for other in others)
 
     def _ask(self) -> float:
         """Have the kubelet accept the pool; return the seconds until the next step."""

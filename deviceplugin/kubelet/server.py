@@ -65,7 +65,6 @@ class Servicer(v1beta1_pb2_grpc.DevicePluginServicer):
     def __init__(self, resource: ServedPool, streams: Streams) -> None:
         self._resource = resource
         self._streams = streams
-        self._last: tuple[Listing, v1beta1_pb2.ListAndWatchResponse] | None = None
         self.options = v1beta1_pb2.DevicePluginOptions(
             pre_start_required=resource.pre_start_required,
             get_preferred_allocation_available=True,
@@ -85,20 +84,18 @@ class Servicer(v1beta1_pb2_grpc.DevicePluginServicer):
         self, request: v1beta1_pb2.Empty, context: grpc.ServicerContext
     ) -> Iterator[v1beta1_pb2.ListAndWatchResponse]:
         """Send the whole list at once, and whenever it has changed or is wanted again."""
-        stream = self._streams.open(context)
-        sent: v1beta1_pb2.ListAndWatchResponse | None = None
-        try:
-            for again in stream.turns():
-                try:
-                    listed = self._list()
-                except Exception:  # noqa: BLE001 - the next change may succeed
-                    _log.exception("%s: the list cannot be made", self._resource.name)
+        sent: Listing | None = None
+        for again in self._streams.turns(context):
+            try:
+                listing = list(self._resource.listing())
+                if listing == sent and not again:
                     continue
-                if again or (sent is not listed and sent != listed):
-                    sent = listed
-                    yield listed
-        finally:
-            self._streams.drop(stream)
+                devices = [_device(*device) for device in listing]
+            except Exception:  # noqa: BLE001 - the next change may succeed
+                _log.exception("%s: the list cannot be made", self._resource.name)
+                continue
+            sent = listing
+            yield v1beta1_pb2.ListAndWatchResponse(devices=devices)
 
     def GetPreferredAllocation(
         self, request: v1beta1_pb2.PreferredAllocationRequest, context: grpc.ServicerContext
@@ -138,16 +135,6 @@ class Servicer(v1beta1_pb2_grpc.DevicePluginServicer):
         except Exception as error:  # noqa: BLE001 - answered as an error
             self._fail(context, f"PreStartContainer {_shown(ids)}", error)
         return v1beta1_pb2.PreStartContainerResponse()
-
-    def _list(self) -> v1beta1_pb2.ListAndWatchResponse:
-        """The list as a message: the same object as long as the listing stays the same."""
-        listing = self._resource.listing()
-        last = self._last
-        if last is not None and last[0] == listing:
-            return last[1]
-        message = v1beta1_pb2.ListAndWatchResponse(devices=[_device(*device) for device in listing])
-        self._last = list(listing), message
-        return message
 
     def _preferred(self, request: v1beta1_pb2.ContainerPreferredAllocationRequest) -> list[str]:
         available = list(request.available_deviceIDs)

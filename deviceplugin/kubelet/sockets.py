@@ -49,10 +49,10 @@ def slug(resource: str) -> str:
     return resource.replace("/", "_")
 
 
-def siblings(directory: Path, resource: str, own: Path | None) -> set[Path]:
-    """The sockets in that directory of other instances that serve that resource."""
+def of_resource(directory: Path, resource: str) -> list[Path]:
+    """The sockets in that directory of this program that serve that resource, sorted."""
     name = re.compile(rf"podfabric-{re.escape(slug(resource))}-[0-9]+-[0-9a-f]{{8}}\.sock")
-    return {path for path in _names(directory) if name.fullmatch(path.name) and path != own}
+    return [path for path in _names(directory) if name.fullmatch(path.name)]
 
 
 def served(path: Path) -> bool:

@@ -10,36 +10,14 @@ COALESCE = 0.2  # seconds between two lists on one stream
 MOST = 16  # open streams; each occupies a thread of the server. The oldest is closed first
 
 
-class Stream:
-    """One open ListAndWatch call."""
+class _Stream:
+    """An open ListAndWatch call."""
 
     def __init__(self) -> None:
         self.opened = time.monotonic()
-        self.ended = threading.Event()
-        self._wake = threading.Event()
-        self._again = threading.Event()
-
-    def wake(self, *, again: bool = False) -> None:
-        """Have it compare the list, or with `again` send it even if it has not changed."""
-        if again:
-            self._again.set()
-        self._wake.set()
-
-    def end(self) -> None:
-        """Have it send nothing more."""
-        self.ended.set()
-        self._wake.set()
-
-    def turns(self) -> Iterator[bool]:
-        """Yield now, then after each `wake`, at least COALESCE apart; the value is `again`."""
-        while not self.ended.is_set():
-            self._wake.clear()
-            again = self._again.is_set()
-            if again:  # only if set, or a wake at this moment would be lost
-                self._again.clear()
-            yield again
-            if not self.ended.wait(COALESCE):
-                self._wake.wait()
+        self.ended = False
+        self.woken = True  # it has to look at the list
+        self.again = False  # it has to send the list even if that has not changed
 
 
 class Streams:
@@ -47,52 +25,69 @@ class Streams:
 
     def __init__(self) -> None:
         self.on_change: Callable[[], object] = lambda: None
-        self._lock = threading.Lock()
-        self._open: list[Stream] = []  # oldest first
+        self._changed = threading.Condition()  # of what the streams are
+        self._open: list[_Stream] = []  # oldest first
 
-    def open(self, context: grpc.ServicerContext) -> Stream:
-        """Open a stream for this call; it ends with the call."""
-        stream = Stream()
-        with self._lock:
+    def turns(self, context: grpc.ServicerContext) -> Iterator[bool]:
+        """When this call has to look at the list: now, then after `changed`, COALESCE apart.
+
+        Yields whether it has to send the list even if that has not changed.
+        """
+        stream = _Stream()
+        with self._changed:
             self._open.append(stream)
-            extra = self._open[:-MOST]
-        for old in extra:
-            old.end()
-        if not context.add_callback(lambda: self.drop(stream)):
-            self.drop(stream)  # the call is over already
+            self._end(self._open[:-MOST])
+        if not context.add_callback(lambda: self._drop(stream)):
+            self._drop(stream)  # the call is over already
         self.on_change()
-        return stream
-
-    def drop(self, stream: Stream) -> None:
-        """End a stream and remove it. May be called again."""
-        stream.end()
-        with self._lock:
-            was_open = stream in self._open
-            if was_open:
-                self._open.remove(stream)
-        if was_open:
-            self.on_change()
+        try:
+            while True:
+                with self._changed:
+                    self._changed.wait_for(lambda: stream.woken or stream.ended)
+                    if stream.ended:
+                        return
+                    again, stream.again, stream.woken = stream.again, False, False
+                yield again
+                with self._changed:
+                    self._changed.wait_for(lambda: stream.ended, COALESCE)
+        finally:
+            self._drop(stream)
 
     def changed(self, *, again: bool = False) -> None:
         """Have every stream compare the list, or with `again` send it in any case."""
-        with self._lock:
+        with self._changed:
             for stream in self._open:
-                stream.wake(again=again)
+                stream.woken = True
+                stream.again |= again
+            self._changed.notify_all()
 
     def end(self) -> None:
         """End all open streams."""
-        with self._lock:
-            ending = list(self._open)
-        for stream in ending:
-            self.drop(stream)
+        with self._changed:
+            self._end(list(self._open))
+        self.on_change()
 
     def since(self, moment: float) -> bool:
         """Whether a stream is open that was opened at `moment` (time.monotonic()) or later."""
-        with self._lock:
+        with self._changed:
             return bool(self._open) and self._open[-1].opened >= moment
 
     @property
     def count(self) -> int:
         """The number of open streams."""
-        with self._lock:
+        with self._changed:
             return len(self._open)
+
+    def _drop(self, stream: _Stream) -> None:
+        with self._changed:
+            was_open = not stream.ended
+            if was_open:
+                self._end([stream])
+        if was_open:
+            self.on_change()
+
+    def _end(self, streams: list[_Stream]) -> None:
+        for stream in streams:
+            stream.ended = True
+            self._open.remove(stream)
+        self._changed.notify_all()

@@ -18,7 +18,7 @@ Mode = Literal["all", "exclusive", "shared"]
 Placement = Literal["spread", "pack"]
 
 _OF_OTHERS = ("configList", "periodicUpdateInterval", "resourceList")
-PARTS = ("agent", "policy", "ipam", "pools", "gpus", "gpuLimits", "devices", *_OF_OTHERS)
+PARTS = ("agent", "policy", "ipam", "pools", "gpus", "gpuLimits", *_OF_OTHERS)
 """The top-level keys of config.yaml. The last three belong to other plugins' files."""
 
 ID_BYTES = 70  # at most, of a device in a ListAndWatch answer
@@ -65,7 +65,6 @@ class DevicePluginConfig(msgspec.Struct, frozen=True, kw_only=True):
     pools: tuple[PoolConfig, ...]
     gpus: tuple[GpuPoolConfig, ...] = ()
     gpu_limits: GpuLimitSettings = GpuLimitSettings()
-    rescan: float = 60.0  # seconds between reads of sysfs while nothing differs; 0: never
     # Never in a file: podfabric leaves the node. Nothing is given, and parts of GPUs are served to
     # those who have them.
     leaving: bool = False

@@ -31,7 +31,6 @@ from host import pci, selectors
 from host.selectors import Selector
 
 _Nodes = tuple[Literal["umad", "issm"], ...]
-_Seconds = Annotated[float, msgspec.Meta(ge=0, le=86400)]
 
 POOL_KEYS = {
     "name": str,
@@ -131,7 +130,7 @@ def _read(document: object, name: str, prefix: str) -> DevicePluginConfig:
         if part in parts:
             raise DocumentError(f"{name}: {key}: appears twice: keep one")
         parts[part] = value
-    settings = _devices(parts, name)
+    _check_interval(parts, name)
     lists = [form for form in _FORMS if form.key in parts]
     if prefix and not any(form.prefix for form in lists):
         raise DocumentError(
@@ -145,24 +144,16 @@ def _read(document: object, name: str, prefix: str) -> DevicePluginConfig:
     limits = gpu_formats.limits(parts.get("gpuLimits"), f"{name}: gpuLimits")
     if problem := config.together_problem(pools, gpus):
         raise DocumentError(f"{name}: {problem}")
-    return DevicePluginConfig(pools=pools, gpus=gpus, gpu_limits=limits, **settings)
+    return DevicePluginConfig(pools=pools, gpus=gpus, gpu_limits=limits)
 
 
-def _devices(parts: dict[str, Any], name: str) -> dict[str, Any]:
-    """The settings for all pools: `rescan`."""
-    settings = documents.fields(parts.get("devices"), {"rescan": _Seconds}, f"{name}: devices")
-    interval = parts.get("periodicUpdateInterval")
-    if "periodicUpdateInterval" not in parts:
-        return settings
+def _check_interval(parts: dict[str, Any], name: str) -> None:
+    """Changes are seen at once, so the interval has no effect; a wrong one is an error."""
     where = f"{name}: periodicUpdateInterval"
-    if "configList" not in parts:
-        raise DocumentError(f'{where}: goes with configList: write "devices: {{rescan: 60}}"')
-    if "rescan" in settings:
-        raise DocumentError(f"{where}: devices.rescan is set, too: keep one")
-    if interval is not None:
-        seconds = Annotated[int, msgspec.Meta(ge=0, le=86400)]
-        settings["rescan"] = float(documents.convert(interval, seconds, where))
-    return settings
+    if "periodicUpdateInterval" in parts and "configList" not in parts:
+        raise DocumentError(f"{where}: goes with configList: remove it")
+    if (interval := parts.get("periodicUpdateInterval")) is not None:
+        documents.convert(interval, Annotated[int, msgspec.Meta(ge=0)], where)
 
 
 def _each(parts: dict[str, Any], form: "_Form", name: str, prefix: str) -> tuple[PoolConfig, ...]:

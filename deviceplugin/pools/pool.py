@@ -156,9 +156,9 @@ def _unsuitable(
         return "it is not an auxiliary device"
     if hca.software and not _takes_software(pool, selector):
         return "it is a software device: rdmaDevices, ifNames or drivers must name it"
-    if _needs_rdma(pool, selector) and not selectors.rdma_names(hca):
+    if _needs_rdma(pool, selector) and not hca.rdma_names:
         return "it has no RDMA device"
-    if not hca.driver and not selectors.rdma_names(hca):
+    if not hca.driver and not hca.rdma_names:
         return "no driver is bound to it"
     if pool.only_working and not hca.working and hca.id not in worked:
         return "none of its ports works or has worked"

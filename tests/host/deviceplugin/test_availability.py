@@ -5,6 +5,7 @@ two names, ports that fail without a word. And what the log and the commands say
 import functools
 import json
 import logging
+import math
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -374,15 +375,15 @@ def test_pool_that_comes_is_served_when_the_others_know_of_it(
 @pytest.mark.parametrize(
     ("attribute", "text"), [("state", "2: INIT"), ("rate", "100 Gb/sec (1X NDR)")]
 )
-def test_port_that_fails_beneath_its_carrier_is_seen_without_rescan(
+def test_port_that_fails_beneath_its_carrier_is_seen_at_once(
     server: Paths, monkeypatch: pytest.MonkeyPatch, attribute: str, text: str
 ) -> None:
     monkeypatch.setattr(plugin, "RATES_EVERY", 0.5)
+    monkeypatch.setattr(plugin, "RESCAN_EVERY", math.inf)
     tree = Tree(server.sys, server)
     for number in range(8):
         tree.write(f"class/net/ib{number}/carrier", "1")
-    never = DevicePluginConfig(pools=(ALONE,), rescan=0)
-    with Kubelet(server.kubelet) as kubelet, serving(server, kubelet, never):
+    with Kubelet(server.kubelet) as kubelet, serving(server, kubelet, config(ALONE)):
         kubelet.wait(lambda: kubelet.allocatable(HCA) == 8)
         tree.write(f"class/infiniband/mlx5_0/ports/1/{attribute}", text)
         kubelet.wait(lambda: kubelet.allocatable(HCA) == 7)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from base.paths import Paths
-from deviceplugin import checkpoint
+from deviceplugin import checkpoint, plugin
 from deviceplugin.pools.config import DEFAULT, DevicePluginConfig, PoolConfig
 from host.selectors import Selector
 from tests.host.deviceplugin.node import FIRST, HCA, SHARED, Node, config, port
@@ -121,8 +121,11 @@ def test_the_pool_of_a_node_without_configuration_has_both_kinds(serve: Serve) -
 # A link that trains down.
 
 
-def test_a_degraded_link_is_withdrawn_and_comes_back(serve: Serve) -> None:
-    served = serve(servers.dgx, DevicePluginConfig(pools=SHARED.pools, rescan=0.3))
+def test_a_degraded_link_is_withdrawn_and_comes_back(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plugin, "RATES_EVERY", 0.3)
+    served = serve(servers.dgx, SHARED)
     served.start()
     served.offers({HCA: 32})
     rate = "class/infiniband/mlx5_0/ports/1/rate"

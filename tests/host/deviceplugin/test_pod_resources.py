@@ -5,6 +5,7 @@ import socket
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import grpc
@@ -19,7 +20,7 @@ from tests.waiting import PATIENCE, until
 
 @pytest.fixture
 def connection(root: Path) -> Iterator[PodResourcesClient]:
-    with PodResourcesClient(Paths(kubelet=root)) as connection:
+    with closing(PodResourcesClient(Paths(kubelet=root))) as connection:
         yield connection
 
 

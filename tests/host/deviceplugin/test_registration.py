@@ -329,56 +329,6 @@ def test_a_server_that_never_started_can_be_closed(root: Path) -> None:
     PluginServer(Paths(kubelet=root), Pool()).close()
 
 
-@pytest.mark.parametrize("old", [False, True])
-def test_an_instance_that_ends_after_its_successor_began_takes_nothing_with_it(
-    root: Path, serve: Serve, old: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if old:  # one that notices the end later drops the list: a busy machine may need seconds
-        monkeypatch.setattr(registration, "SETTLE", 10.0)
-    with Kubelet(root, old=old) as kubelet:
-        first = serve(Pool())
-        all_healthy(kubelet)
-        second = serve(Pool())
-        kubelet.wait(lambda: second.state().registered)
-        assert len(own_sockets(root)) == 2
-        first.close()
-        endpoint = str(second.state().socket)
-        kubelet.wait(
-            lambda: (
-                kubelet.allocatable(NAME) == 4
-                and (found := kubelet.endpoint(NAME)) is not None
-                and not found.stopped
-                and str(found.socket) == endpoint
-            )
-        )
-        # Old kubelets: the list is there again only after another Register.
-        kubelet.wait(lambda: kubelet.count("Register", NAME) == 3)
-        kubelet.wait(lambda: kubelet.allocatable(NAME) == 4)
-        assert kubelet.admit("pod", ONE).containers["main"].ids
-        assert [str(path) for path in own_sockets(root)] == [endpoint]
-
-
-def test_an_instance_that_is_killed_beside_its_successor_takes_nothing_with_it(
-    root: Path,
-    serve: Serve,
-    processes: Callable[[], subprocess.Popen[bytes]],
-    impatient: None,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(registration, "SETTLE", 10.0)  # for the kubelet to notice the end
-    with Kubelet(root, old=True) as kubelet:
-        first = processes()
-        all_healthy(kubelet)
-        second = serve(Pool())
-        kubelet.wait(lambda: second.state().registered)
-        registrations = kubelet.count("Register", NAME)
-        first.kill()
-        first.wait()
-        kubelet.wait(lambda: kubelet.count("Register", NAME) > registrations)
-        kubelet.wait(lambda: kubelet.allocatable(NAME) == 4)
-        assert [str(path) for path in own_sockets(root)] == [second.state().socket]
-
-
 def test_a_plugin_killed_between_register_and_the_list_is_succeeded(
     kubelet: Kubelet, root: Path, processes: Callable[[], subprocess.Popen[bytes]]
 ) -> None:
@@ -432,13 +382,12 @@ def test_leftovers_are_removed_and_nothing_else(root: Path) -> None:
     assert len(list(root.iterdir())) == 3
 
 
-def test_only_sockets_of_the_same_resource_are_siblings(tmp_path: Path) -> None:
+def test_the_sockets_of_a_resource_are_told_from_those_of_others(tmp_path: Path) -> None:
     names = ("rdma_hca-1-00000000", "rdma_hca-2-12-00000000", "rdma_hca_2-1-00000000", "rdma_hca-1")
     for name in names:
         (tmp_path / f"podfabric-{name}.sock").touch()
-    found = sockets.siblings(tmp_path, "rdma/hca", None)
-    assert found == {tmp_path / "podfabric-rdma_hca-1-00000000.sock"}
-    assert not sockets.siblings(tmp_path, "rdma/hca", found.pop())
+    found = sockets.of_resource(tmp_path, "rdma/hca")
+    assert found == [tmp_path / "podfabric-rdma_hca-1-00000000.sock"]
 
 
 def test_a_problem_is_logged_for_the_pool_it_is_of(

@@ -17,7 +17,7 @@ from deviceplugin.kubelet import streams
 from deviceplugin.kubelet.channels import open_channel
 from deviceplugin.kubelet.registration import PluginServer
 from deviceplugin.kubelet.sockets import Listener
-from deviceplugin.kubelet.streams import Stream, Streams
+from deviceplugin.kubelet.streams import Streams
 from tests.host.deviceplugin.pool import Pool
 from tests.kubelet import Kubelet
 from tests.waiting import PATIENCE
@@ -267,18 +267,18 @@ def test_a_stream_that_opens_while_the_pool_is_closed_does_not_hold_it_up(
 ) -> None:
     """The server has accepted the call, and the handler runs after all streams were ended."""
     accepted, ended = threading.Event(), threading.Event()
-    open_stream, end_streams = Streams.open, Streams.end
+    turns, end_streams = Streams.turns, Streams.end
 
-    def open_late(streams: Streams, context: grpc.ServicerContext) -> Stream:
+    def open_late(streams: Streams, context: grpc.ServicerContext) -> Iterator[bool]:
         accepted.set()
         assert ended.wait(PATIENCE)
-        return open_stream(streams, context)
+        return turns(streams, context)
 
     def end(streams: Streams) -> None:
         end_streams(streams)
         ended.set()
 
-    monkeypatch.setattr(Streams, "open", open_late)
+    monkeypatch.setattr(Streams, "turns", open_late)
     monkeypatch.setattr(Streams, "end", end)
     patient = functools.partialmethod(Listener.close, grace=10 * PATIENCE)
     monkeypatch.setattr(Listener, "close", patient)

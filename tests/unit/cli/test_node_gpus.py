@@ -1,4 +1,4 @@
-"""What `devices`, `topo` and `explain` say of GPUs: who holds what, limits, use, distances."""
+"""What `devices` and `explain` say of GPUs: who holds what, limits, use, distances."""
 
 from collections.abc import Callable, Iterator
 from ctypes import sizeof
@@ -169,31 +169,6 @@ def test_the_list_of_hcas_for_programs_has_no_gpus(paths: Paths, shell: Shell) -
     found = shell("devices", "-o", "json").document()
 
     assert tuple(device["hca"]["id"] for device in found) == servers.DGX_HCAS
-
-
-def test_topo_says_who_holds_what_beside_the_distances(paths: Paths, shell: Shell) -> None:
-    GpuServer(paths).hold(5, ["00000005.10g-25.0"])
-
-    found = shell("topo", "-o", "json").document()
-
-    assert found["distances"]["GPU5"]["mlx5_4"] == "PIX"
-    (part,) = found["gpus"][5]["held"]
-    assert part["container"]["pod"] == POD_UID
-    out = shell("topo").out
-    assert "HELD BY" in out
-    assert out.index("GPUDirect RDMA") < out.index("HELD BY")
-
-
-def test_topo_needs_no_checkpoint_and_says_that_it_is_damaged(paths: Paths, shell: Shell) -> None:
-    GpuServer(paths)
-    paths.checkpoint.parent.mkdir(parents=True, exist_ok=True)
-    paths.checkpoint.write_text("{")
-
-    printed = shell("topo")
-
-    assert printed.code == 0
-    assert "GPU0" in printed.out
-    assert "who holds what is not known: " in printed.out
 
 
 @pytest.mark.parametrize("change", ["no limits", "other GPU", "short limits"])

@@ -173,7 +173,7 @@ def _older(node: Path) -> None:
     ("damage", "words"),
     [
         (_missing, "No such file or directory"),
-        (_directory, "is a directory"),
+        (_directory, "not a character device"),
         (_file, "not a character device"),
         (_older, "is 231:250, sysfs says 231:192"),
     ],
@@ -193,7 +193,7 @@ def test_a_broken_connection_manager_is_left_out_and_said(paths: Paths) -> None:
     _directory(paths.dev / "infiniband/rdma_cm")
     granted = _allocated(paths, _pool(paths), FIRST)
     assert _names(granted) == ["uverbs0"]
-    assert "is a directory" in granted.notes[0]
+    assert "not a character device" in granted.notes[0]
 
 
 # --- What is refused.

@@ -2,10 +2,7 @@
 
 from msgspec.structs import replace
 
-from deviceplugin.availability import (
-    ids_held_elsewhere,
-    unavailable,
-)
+from deviceplugin.availability import unavailable
 from deviceplugin.checkpoint import Allocation
 from deviceplugin.health import GONE
 from deviceplugin.pools.pool import Pool
@@ -67,4 +64,4 @@ def test_pf_that_is_down_counts_while_the_vfs_rdma_device_is_in_a_pod() -> None:
 def test_hardware_bars_nothing() -> None:
     offered = pool([replace(PF, rdma=(), rdma_names=())])
     assert unavailable(offered, {A: GONE}, {})
-    assert ids_held_elsewhere(offered, offered.slots, held(offered, A, PF), {}) == {}
+    assert unavailable(offered, None, held(offered, A, PF)) == {}

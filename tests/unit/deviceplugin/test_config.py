@@ -23,7 +23,7 @@ def test_no_file_and_no_pools_are_one_shared_pool_of_what_works(tmp_path: Path) 
         pools=(PoolConfig(resource="rdma/hca", slots=64, only_working=True),)
     )
     assert load(tmp_path / "absent/config.yaml") == expected
-    for content in (b"", b"agent: {workers: 3}", b"devices:\n", b"# nothing\n"):
+    for content in (b"", b"agent: {workers: 3}", b"gpus:\n", b"# nothing\n"):
         assert parse(content, "f") == expected
 
 
@@ -35,7 +35,6 @@ def test_every_key_is_read(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     path.write_text(
         """
-devices: {rescan: 5}
 pools:
   - name: rdma/all
     mode: all
@@ -56,7 +55,6 @@ pools:
 """
     )
     assert load(path) == DevicePluginConfig(
-        rescan=5.0,
         pools=(
             PoolConfig(
                 resource="rdma/all",
@@ -101,10 +99,6 @@ def pool(text: str) -> bytes:
         (b"pools: {name: a/b}", "f: pools: expected a list of pools, got {'name': 'a/b'}"),
         (b"pools: [3]", "f: pools[0]: expected keys with values, got 3"),
         (b"pools: [{}]", "f: pools[0].name: is required: write domain/name"),
-        (b"devices: {rescan: -1}", "f: devices.rescan: -1: expected float >= 0"),
-        (b"devices: {rescan: .nan}", "f: devices.rescan: nan: expected a number"),
-        (b"devices: {rescan: .inf}", "f: devices.rescan: inf: expected float <= 86400"),
-        (b"devices: {rescann: 1}", 'f: devices.rescann: unknown key: did you mean "rescan"?'),
         (
             b"pools: []\nresourceList: []",
             "f: resourceList: no resources configuration found: remove the key",
@@ -235,7 +229,7 @@ def test_any_content_is_a_configuration_or_an_error(content: bytes | str) -> Non
 
 @given(
     st.dictionaries(
-        st.sampled_from(["pools", "configList", "resourceList", "devices"]),
+        st.sampled_from(["pools", "configList", "resourceList", "gpus"]),
         st.recursive(
             st.none() | st.booleans() | st.integers() | st.floats() | st.sampled_from(KEYS.split()),
             lambda inner: (
@@ -261,5 +255,5 @@ def test_the_documentation_has_every_key_of_pool_and_selector() -> None:
 
     text = (CHECKOUT / "docs/pools.md").read_text()
     rows = {line.split("|")[1].strip() for line in text.splitlines() if line.startswith("| `")}
-    for key in (*POOL_KEYS, *Selector.__struct_fields__, "rescan"):
+    for key in (*POOL_KEYS, *Selector.__struct_fields__):
         assert f"`{key}`" in rows

@@ -49,7 +49,6 @@ def test_a_mellanox_file_is_read_as_it_is() -> None:
         },
     )
     assert read_mellanox(mellanox(), second, periodicUpdateInterval=300) == DevicePluginConfig(
-        rescan=300.0,
         pools=(
             PoolConfig(
                 resource="rdma/hca_shared_devices_a",
@@ -77,21 +76,6 @@ def test_a_mellanox_file_is_read_as_it_is() -> None:
             ),
         ),
     )
-
-
-@pytest.mark.parametrize(
-    ("top", "seconds"),
-    [
-        ({"periodicUpdateInterval": 30}, 30.0),
-        ({}, 60.0),
-        ({"periodicUpdateInterval": None}, 60.0),
-        ({"periodicUpdateInterval": 0}, 0.0),
-        ({"devices": {"rescan": 7}}, 7.0),
-    ],
-)
-def test_mellanox_config_read_interval(top: dict[str, object], seconds: float) -> None:
-    """ "Config read": 30 means 30 s, absent 60 s, 0 never."""
-    assert read_mellanox(mellanox(), mellanox(resourceName="b"), **top).rescan == seconds
 
 
 @pytest.mark.parametrize(
@@ -156,10 +140,6 @@ def test_mellanox_validation_ok(entry: dict[str, object], selector: Selector, am
             "f: periodicUpdateInterval: -10: expected int >= 0",
         ),
         (
-            {"configList": [mellanox()], "periodicUpdateInterval": 1, "devices": {"rescan": 1}},
-            "f: periodicUpdateInterval: devices.rescan is set, too: keep one",
-        ),
-        (
             {"configList": [mellanox(selectors={"devices": ["1017"]})]},
             'f: configList[0].selectors.devices: unknown key: did you mean "deviceIDs"?',
         ),
@@ -214,12 +194,10 @@ def test_keys_are_matched_as_go_does() -> None:
 def test_the_other_plugins_lists_stand_beside_our_parts_and_take_our_nodes() -> None:
     text = """
 agent: {workers: 3}
-devices: {rescan: 5}
 configList:
   - {resourceName: a, rdmaHcaMax: 1, devices: [ib0], nodes: [umad]}
 """
     config = parse(text.encode(), "f")
-    assert config.rescan == 5
     assert (config.pools[0].umad, config.pools[0].issm) == (True, False)
 
 
@@ -411,4 +389,4 @@ def test_the_interval_of_a_mellanox_file_may_stand_beside_our_pools() -> None:
         "configList": [mellanox()],
         "periodicUpdateInterval": 30,
     }
-    assert parse(json.dumps(text).encode(), "f").rescan == 30.0
+    assert len(parse(json.dumps(text).encode(), "f").pools) == 2

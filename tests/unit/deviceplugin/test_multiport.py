@@ -102,4 +102,4 @@ def test_the_card_of_two_ports_is_one_row(tmp_path: Path) -> None:
     assert [(device.label, device.netdevs) for device in drawn.devices] == [
         ("mlx5_0", ("ib0", "ib1"))
     ]
-    assert drawn.distances == (("SAME",),)
+    assert drawn.distances == {"mlx5_0": {"mlx5_0": "SAME"}}

@@ -25,7 +25,7 @@ def seen(paths: Paths) -> list[HCA]:
 
 def test_unchanged_server_is_as_it_was(paths: Paths, seen: list[HCA]) -> None:
     assert all(change_detection.has_its_devices(paths, hca) for hca in seen)
-    assert not change_detection.has_other_states(paths, seen)
+    assert not change_detection.has_other_ports(paths, seen)
 
 
 def test_undecodable_name_is_a_change(paths: Paths, seen: list[HCA]) -> None:
@@ -45,4 +45,4 @@ def test_other_mad_number_is_a_change(paths: Paths, seen: list[HCA], name: str) 
 
 def test_undecodable_state_is_a_change(paths: Paths, seen: list[HCA]) -> None:
     (paths.sys / "class/infiniband/mlx5_0/ports/1/state").write_bytes(UNREADABLE)
-    assert change_detection.has_other_states(paths, seen)
+    assert change_detection.has_other_ports(paths, seen)

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from base.paths import Paths
-from host.discovery import HCA, CharacterDevice, Port, RdmaDevice, hcas, rdma_cm, verify
+from host.device_nodes import verify
+from host.discovery import HCA, CharacterDevice, Port, RdmaDevice, hcas, rdma_cm
 from host.errors import HostError
 from tests.unit.host import servers
 from tests.unit.host.servers import (
@@ -415,14 +416,14 @@ def test_node_is_verified_by_its_numbers(tmp_path: Path) -> None:
         (rdma,) = hca.rdma
         for node in (rdma.uverbs, rdma.ports[0].umad, rdma.ports[0].issm, rdma_cm(paths)):
             assert node is not None
-            assert verify(paths, node) == f"{paths.dev}/infiniband/{node.name}"
+            assert verify(paths, node).host == f"{paths.dev}/infiniband/{node.name}"
 
 
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
         ("none", "No such file or directory"),
-        ("directory", "is a directory"),
+        ("directory", "is not a character device"),
         ("file", "is not a character device"),
         ("other", "is 231:193, sysfs says 231:192"),
         ("loop", "Too many levels of symbolic links"),

@@ -37,11 +37,21 @@ def test_attribute_of_the_largest_page_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "number"),
-    [(b"12\n", 12), (b"0\n", 0), (b"-1\n", None), (b"0x1\n", None), (b"\n", None), (b"\xff", None)],
+    ("content", "number", "node"),
+    [
+        (b"12\n", 12, 12),
+        (b"0\n", 0, 0),
+        (b"-1\n", -1, None),
+        (b"0x1\n", 1, 1),
+        (b"\n", None, None),
+        (b"\xff", None, None),
+    ],
 )
-def test_number_has_no_sign(tmp_path: Path, content: bytes, number: int | None) -> None:
-    assert sysfs.decimal(_written(tmp_path / "numa_node", content)) == number
+def test_number_and_numa_node(
+    tmp_path: Path, content: bytes, number: int | None, node: int | None
+) -> None:
+    assert sysfs.number(_written(tmp_path / "numa_node", content)) == number
+    assert sysfs.numa_node(f"{tmp_path}/none", str(tmp_path)) == node
 
 
 def test_names_of_a_directory(tmp_path: Path) -> None:
