@@ -28,6 +28,7 @@ from agent import (
     cluster_addresses,
     departure,
     logs,
+    metrics,
     settings,
     startup,
     systemd,
@@ -176,19 +177,21 @@ class Agent:
             plugins=(OURS, "ipoib", "sriov", "ib-sriov", "rdma"),
             usage=self._addresses.usage,
             attachments=Journal(paths).counts,
-            devices=self._devices.states,
-            allocations=self._devices.held,
             by_range=self._settings.listen.startswith(UNIX),  # only root can read there
         )
-        self._metrics.mistakes = self._mistakes
-        self._metrics.more.append(gpu_limits.families)
+        self._metrics.add(
+            lambda: [metrics.devices(self._devices.states(), self._devices.held())],
+            lambda: [metrics.mistakes(self._mistakes())],
+            gpu_limits.families,
+            policies.families,
+            cluster_addresses.unreadable,
+        )
         if self._lessee is not None:
-            self._metrics.more.append(cluster_addresses.families(self._lessee))
+            self._metrics.add(partial(cluster_addresses.families, self._lessee))
             self._lessee.leaving = leaving is not None
             stack.callback(self._lessee.close)
         if self._pools is not None:
             stack.callback(self._pools.close)
-        self._metrics.more += (policies.families, cluster_addresses.unreadable)
         self._calls = Calls(
             {**self._plugins(), **extra(self._addresses)},
             self._metrics,
