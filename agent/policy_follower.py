@@ -13,8 +13,8 @@ from typing import Any, cast
 import msgspec
 
 from base.documents import DocumentError
-from base.loops import Complaint
 from base.pod import Pod
+from base.problems import Problems
 from base.text import printable
 from cni.policy import cluster
 from cni.policy.cluster import ClusterPolicies, StoredPolicy
@@ -100,8 +100,7 @@ class PolicyFollower(StepThread):
         self._policies: Mirror[FabricPolicy] | None = None
         self._namespaces: Mirror[NamespaceObject] | None = None
         self._account_of = lru_cache(_ACCOUNTS)(self._ask_account)
-        self._unreadable = Complaint(_log, "not in force")
-        self._failing = Complaint(_log, f"writing {path}")
+        self._problems = Problems(_log)
         self.events = PendingEvents(self._asked)
 
     def start(self, calls: UntilClosed | None = None) -> None:
@@ -154,9 +153,9 @@ class PolicyFollower(StepThread):
         try:
             cluster.save(self._path, new)
         except OSError as error:
-            self._failing.fails(error)
+            self._problems.tell(f"writing {self._path}", error)
         else:
-            self._failing.works()
+            self._problems.tell(f"writing {self._path}", None)
             self._written = new
 
     def _read(self, policy: FabricPolicy, last: StoredPolicy | None) -> StoredPolicy:
@@ -172,7 +171,7 @@ class PolicyFollower(StepThread):
             if kept.generation != stored.generation:
                 in_force = f"generation {kept.generation} stays in force"
             told = DocumentError(f"{error}; {in_force}")
-            self._unreadable.fails(told)
+            self._problems.tell("not in force", told)
             kind = {"apiVersion": FabricPolicy.API, "kind": FabricPolicy.KIND}
             regarding = {**kind, "name": stored.name, "uid": stored.uid}
             self.events.add(UNREADABLE, printable(str(told)), regarding, str(stored.generation))
