@@ -14,6 +14,7 @@ attachments.
 import errno
 import gc
 import logging
+import resource
 import signal
 import socket
 import threading
@@ -29,8 +30,8 @@ from agent import (
     departure,
     logs,
     metrics,
+    presence,
     settings,
-    startup,
     systemd,
     unix_socket,
 )
@@ -43,7 +44,6 @@ from agent.metrics import Lasting, Metrics
 from agent.policies import AgentPolicies
 from agent.server import BACKLOG, OVERTIME, Server
 from agent.settings import UNIX, Loaded, Settings
-from agent.startup import Unable
 from agent.sweeper import Sweeper
 from agent.workers import Workers
 from base import locks, loops, msgspec_warmup
@@ -80,6 +80,10 @@ _log = logging.getLogger(__name__)
 GONE = "the node has no attachment, and podfabric's launchers and files are removed"
 
 
+class Unable(Exception):
+    """The agent cannot start. The text says why and what to do."""
+
+
 def run(
     paths: Paths,
     extra: Extra = lambda addresses: {},
@@ -94,10 +98,17 @@ def run(
         settings.log_mistakes(loaded)
         msgspec_warmup.build()
         procfs.use(paths.proc)
-        startup.allow_descriptors()
+        # A client has two or three descriptors, and the usual limit is 1024.
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
         with ExitStack() as stack:
-            agent = Agent(paths, loaded, extra, stack, leaving)
-            if agent.wait():
+            try:
+                agent = Agent(paths, loaded, extra, stack, leaving)
+                has_turn = agent.wait()
+            except OSError as error:
+                text = f"cannot use {error.filename}: {error.strerror}: make it writable for root"
+                raise Unable(text) from None
+            if has_turn:
                 if watch is not None:
                     stack.callback(watch(paths.cni_bin).close)
                 agent.serve()
@@ -120,7 +131,7 @@ class Agent:
         stack: ExitStack,
         leaving: Leaving | None,
     ) -> None:
-        self._presence = stack.enter_context(startup.present(paths.run))
+        self._presence = stack.enter_context(presence.present(paths.run, "starting"))
         self._turn = stack.enter_context(ExitStack())  # with the lock of the agent that listens
         self._sockets = stack.enter_context(ExitStack())
         self._server: Server | None = None
@@ -194,7 +205,7 @@ class Agent:
             stack.callback(self._pools.close)
         self._calls = Calls(
             {**self._plugins(), **extra(self._addresses)},
-            self._metrics,
+            self._metrics.observe,
             until_empty=leaving is not None,
             watched=policies.watched,
         )
@@ -223,13 +234,9 @@ class Agent:
                 if self._state == "starting":
                     self._stand_by(path)
                 patience = LOOK_EVERY
-            except OSError as error:
-                raise Unable(
-                    f"cannot use {self._paths.state}: {error.strerror}: make it writable for root"
-                ) from None
             else:
-                if self._leaving is None:
-                    startup.finish_removal(self._paths)
+                if self._leaving is None and departure.removal_has_begun(self._paths):
+                    departure.remove_state(self._paths)
                 locks.remove_abandoned(self._paths.locks)
                 return True
         return False
@@ -238,7 +245,7 @@ class Agent:
         """Serve until SIGTERM or SIGINT; then finish running calls, and leave the others."""
         self._server = Server(
             self._sockets.enter_context(self._listener()),
-            self._calls,
+            self._calls.call,
             self._workers,
             self._settings,
             leave=self._leave,
