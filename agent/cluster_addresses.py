@@ -60,12 +60,7 @@ def lessee_of(
     from ipam.cluster.lessee import Lessee
 
     msgspec_warmup.build()  # of the modules that were imported just now
-    try:
-        boot = paths.boot_id()
-    except OSError as error:
-        _log.error("cannot tell which boot this is: %s: %s", error.filename, error.strerror)
-        return None
-    return Lessee(api, files, node, boot)
+    return Lessee(api, files, node, paths.boot_id())
 
 
 def pools_of(
@@ -86,12 +81,7 @@ def pools_of(
         return None
     from ipam.nv_ipam.importing import FollowedPools
 
-    try:
-        boot = paths.boot_id()
-    except OSError as error:
-        _log.error("cannot tell which boot this is: %s: %s", error.filename, error.strerror)
-        return None
-    return FollowedPools(api, files, node, boot, settings.nv_ipam_namespace)
+    return FollowedPools(api, files, node, paths.boot_id(), settings.nv_ipam_namespace)
 
 
 def api_of(

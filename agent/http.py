@@ -20,8 +20,8 @@ from pathlib import Path
 from socketserver import TCPServer, ThreadingMixIn
 from typing import Any
 
-from agent import unix_socket
 from agent.settings import listen_address
+from base import unix_socket
 
 MAX_REQUEST = 8 << 10  # bytes; a Prometheus sends some 300
 REQUEST_TIME = 3.0  # seconds for a whole request

@@ -21,7 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
@@ -33,7 +33,6 @@ from agent import (
     presence,
     settings,
     systemd,
-    unix_socket,
 )
 from agent.calls import Calls, Loader
 from agent.departure import STANDING_BY, Departure, Leaving
@@ -46,7 +45,7 @@ from agent.server import BACKLOG, OVERTIME, Server
 from agent.settings import UNIX, Loaded, Settings
 from agent.sweeper import Sweeper
 from agent.workers import Workers
-from base import locks, loops, msgspec_warmup
+from base import locks, loops, msgspec_warmup, unix_socket
 from base.paths import Paths
 from base.watching import WatchedFile
 from cni.attachments import node_facts, pod_choices
@@ -158,7 +157,7 @@ class Agent:
         stack.callback(policies.close)
         self._addresses = AddressPlugin(
             stores,
-            cache(paths.boot_id),
+            paths.boot_id,
             policies.source,
             policies,
         )
@@ -254,7 +253,7 @@ class Agent:
         self._open_endpoint()
         for text in dict.fromkeys(self._loaded.mistakes.values()):
             self._tell_mistake(text)
-        watched = settings.WatchedSettings(self._paths.config, self._loaded, self._take)
+        watched = WatchedFile(self._paths.config, self._reload)
         self._stack.callback(watched.close)
         self._policies.start()
         if self._leaving is None or departure.gpu_holders(self._paths):
@@ -386,9 +385,12 @@ class Agent:
     def _tell_mistake(self, text: str) -> None:
         self._events.of_node("ConfigurationError", text)
 
-    def _take(self, new: Loaded) -> None:
+    def _reload(self) -> None:
         """Apply new settings, as far as a running agent can."""
-        before, self._loaded = self._loaded, new
+        before = self._loaded
+        self._loaded = new = settings.reload(self._paths.config, before)
+        if new == before:
+            return
         for text in dict.fromkeys(new.mistakes.values()):
             if text not in before.mistakes.values():
                 self._tell_mistake(text)

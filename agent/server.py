@@ -63,7 +63,7 @@ class Server:
         self._leave = leave
         self._refused = refused
         self._connections: dict[int, LauncherConnection] = {}
-        self._room: Room[LauncherConnection] = Room(ROOM)
+        self._room = Room(ROOM)
         self._numbers = 0
         self._stopping = False
         self._accepting = False

@@ -17,6 +17,7 @@ import grpc
 import msgspec
 
 from base.paths import Paths
+from base.unix_socket import is_served
 from base.watching import Waker
 from deviceplugin.api import v1beta1_pb2, v1beta1_pb2_grpc
 from deviceplugin.kubelet import sockets, streams
@@ -201,7 +202,7 @@ class PluginServer:
     def _newer(self) -> bool:
         """Whether another instance started after this one: the kubelet probably uses that."""
         own = sockets.identity(self._listener.path) if self._listener is not None else None
-        others = (sockets.identity(path) for path in self._siblings if sockets.served(path))
+        others = (sockets.identity(path) for path in self._siblings if is_served(path))
         return own is not None and any(other and other[2] > own[2] for other in others)
 
     def _ask(self) -> float:

@@ -15,9 +15,9 @@ from agent import framing
 from agent.framing import HEADER, LauncherRequest
 from agent.server import BACKLOG, Server
 from agent.settings import Settings
-from agent.unix_socket import listen
 from agent.workers import Workers
 from base.interrupts import Call, Terminated, serving
+from base.unix_socket import listen
 from tests.frames import write_request
 from tests.waiting import PATIENCE
 
