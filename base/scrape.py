@@ -9,8 +9,11 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from base.problems import Problems
+
 Labels = TypeVar("Labels", bound=tuple[str, ...])
 
+_LEFT_OUT = "metrics: a family is left out"
 _log = logging.getLogger(__name__)
 
 prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -32,19 +35,16 @@ class Source(Collector):
 
     def __init__(self, families: Callable[[], Iterable[Metric]]) -> None:
         self._families = families
-        self._failure = ""
+        self._problems = Problems(_log)
 
     def collect(self) -> Iterable[Metric]:
         """The families; the registry calls this for each scrape."""
         try:
             families = tuple(self._families())
         except Exception as error:  # noqa: BLE001 - a failure must not cost the other families
-            text = f"{type(error).__name__}: {error}"
-            if text != self._failure:
-                _log.warning("metrics: a family is left out: %s", text)
-            self._failure = text
+            self._problems.tell(_LEFT_OUT, f"{type(error).__name__}: {error}")
             return ()
-        self._failure = ""
+        self._problems.tell(_LEFT_OUT, None)
         return families
 
 
