@@ -21,7 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from types import FrameType
 
@@ -157,7 +157,7 @@ class Agent:
         stack.callback(policies.close)
         self._addresses = AddressPlugin(
             stores,
-            paths.boot_id,
+            cache(paths.boot_id),
             policies.source,
             policies,
         )

@@ -90,10 +90,10 @@ class PolicyFollower(StepThread):
     """
 
     def __init__(self, api: ClusterApi, path: Path) -> None:
-        super().__init__("policies")
+        calls = UntilClosed(api)
+        super().__init__("policies", calls)
         self._api = api
-        self._closing = UntilClosed(api)
-        self._asked = cast(ClusterApi, self._closing)
+        self._asked = cast(ClusterApi, calls)
         self._path = path
         self._present: ClusterPolicies | None = None
         self._written: ClusterPolicies | None = None
@@ -103,18 +103,17 @@ class PolicyFollower(StepThread):
         self._problems = Problems(_log)
         self.events = PendingEvents(self._asked)
 
-    def start(self, calls: UntilClosed | None = None) -> None:
+    def start(self) -> None:
         """Follow until `close`, in threads of its own. What was in force last is so at once."""
         try:
             self._present = self._written = cluster.load(self._path)
         except CNIError as error:
             _log.warning("%s", error)
         self._policies = Mirror(self._api, FabricPolicy, self.wake)
-        super().start(calls or self._closing)
+        super().start()
 
     def close(self) -> None:
         """Follow no more. See StepThread.close."""
-        self._closing.close()
         for mirror in (self._policies, self._namespaces):
             if mirror is not None:
                 mirror.close()
