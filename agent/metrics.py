@@ -10,6 +10,7 @@ import threading
 import time
 from collections import Counter as Tally
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
@@ -57,38 +58,31 @@ class Metrics:
         by_range: bool = False,
     ) -> None:
         self._plugins = frozenset(plugins)
-        self._registry = registry = scrape.registry()
-        self._requests = Counter(
+        self._registry = scrape.registry()
+        counter = partial(Counter, registry=self._registry)
+        self._requests = counter(
             "podfabric_requests",
             "CNI calls that came to an end, by their error code (0 is success).",
             ("plugin", "verb", "code"),
-            registry=registry,
         )
         self._seconds = Histogram(
             "podfabric_request_seconds",
             "From a call's begin in a worker to its answer.",
             ("plugin", "verb"),
-            registry=registry,
+            registry=self._registry,
             buckets=BUCKETS,
         )
-        self._refused = Counter(
-            "podfabric_requests_refused",
-            "CNI calls that were not begun.",
-            ("reason",),
-            registry=registry,
+        self._refused = counter(
+            "podfabric_requests_refused", "CNI calls that were not begun.", ("reason",)
         )
-        self._removed = Counter(
-            "podfabric_sweep_removed", "What sweeps have removed.", registry=registry
-        )
-        self._errors = Counter(
-            "podfabric_sweep_errors", "What sweeps could not remove.", registry=registry
-        )
+        self._removed = counter("podfabric_sweep_removed", "What sweeps have removed.")
+        self._errors = counter("podfabric_sweep_errors", "What sweeps could not remove.")
         self._swept_at = Gauge(
             "podfabric_sweep_last_timestamp_seconds",
             "When the last sweep ended, 0 before the first.",
-            registry=registry,
+            registry=self._registry,
         )
-        build = Info("podfabric_build", "1, for the version that runs.", registry=registry)
+        build = Info("podfabric_build", "1, for the version that runs.", registry=self._registry)
         build.info({"version": installed_version()})
         self.add(
             lambda: _addresses(tuple(usage()), by_range=by_range),
