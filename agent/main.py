@@ -145,14 +145,16 @@ class Agent:
         )
         stack.callback(self._store.close)
         ipam = loaded.settings.ipam
-        self._lessee = cluster_addresses.lessee_of(paths, self._store, ipam)
+        lessee = cluster_addresses.lessee_of(paths, self._store, ipam)
 
         def scope() -> Scope:
             loaded.require("ipam")
             return ipam.scope
 
-        stores = Stores(self._store, scope, self._lessee)
-        self._pools = cluster_addresses.pools_of(paths, self._store, ipam)
+        stores = Stores(self._store, scope, lessee)
+        pools = cluster_addresses.pools_of(paths, self._store, ipam)
+        # There is one of each on a node at a time.
+        self._followers = [each for each in (lessee, pools) if each is not None]
         policies = self._policies = AgentPolicies(paths, self._policy)
         stack.callback(policies.close)
         self._addresses = AddressPlugin(
@@ -196,12 +198,11 @@ class Agent:
             policies.families,
             cluster_addresses.unreadable,
         )
-        if self._lessee is not None:
-            self._metrics.add(partial(cluster_addresses.families, self._lessee))
-            self._lessee.leaving = leaving is not None
-            stack.callback(self._lessee.close)
-        if self._pools is not None:
-            stack.callback(self._pools.close)
+        if lessee is not None:
+            self._metrics.add(partial(cluster_addresses.families, lessee))
+            lessee.leaving = leaving is not None
+        for follower in self._followers:
+            stack.callback(follower.close)
         self._calls = Calls(
             {**self._plugins(), **extra(self._addresses)},
             self._metrics.observe,
@@ -251,17 +252,15 @@ class Agent:
             refused=self._metrics.refused,
         )
         self._open_endpoint()
-        for text in dict.fromkeys(self._loaded.mistakes.values()):
+        for text in self._loaded.mistakes.values():
             self._tell_mistake(text)
         watched = WatchedFile(self._paths.config, self._reload)
         self._stack.callback(watched.close)
         self._policies.start()
         if self._leaving is None or departure.gpu_holders(self._paths):
             self._devices.start()
-        if self._lessee is not None:
-            self._lessee.start()
-        if self._pools is not None:
-            self._pools.start()
+        for follower in self._followers:
+            follower.start()
         if self._settings.sweep or self._leaving is not None:
             sweeper = Sweeper(
                 lambda: sweep_all(self._addresses, self._ipoib, self._sriov), self._metrics
@@ -382,7 +381,7 @@ class Agent:
         found = {section: section in self._loaded.mistakes for section in settings.SECTIONS}
         return {**found, "pools": self._devices.mistake is not None}
 
-    def _tell_mistake(self, text: str) -> None:
+    def _tell_mistake(self, text: str) -> None:  # an event is written once
         self._events.of_node("ConfigurationError", text)
 
     def _reload(self) -> None:
@@ -391,9 +390,8 @@ class Agent:
         self._loaded = new = settings.reload(self._paths.config, before)
         if new == before:
             return
-        for text in dict.fromkeys(new.mistakes.values()):
-            if text not in before.mistakes.values():
-                self._tell_mistake(text)
+        for text in new.mistakes.values():
+            self._tell_mistake(text)
         logs.configure(new.settings)
         self._workers.limit = new.settings.workers
         if self._server is not None:
@@ -428,10 +426,8 @@ class Agent:
         self._withdrawing.start()
         self._stack.callback(self._withdrawing.join)
         self._sockets.close()
-        if self._lessee is not None:  # there is one lessee of a node at a time
-            self._lessee.close()
-        if self._pools is not None:
-            self._pools.close()
+        for follower in self._followers:
+            follower.close()
         self._policies.close()
         if self._departure is None or not self._departure.empty:
             self._turn.close()
