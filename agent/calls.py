@@ -5,7 +5,6 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping
-from typing import Protocol
 
 from agent import framing
 from agent.framing import ANSWERED
@@ -31,31 +30,25 @@ _LEAVES = (
 _log = logging.getLogger(__name__)
 
 
-class Observer(Protocol):
-    """Counts calls."""
-
-    def observe(self, plugin: str, verb: str, code: int, seconds: float) -> None:
-        """Count a call that ended with this CNI code, 0 for success."""
-
-
 class Calls:
     """Runs calls of the agent's plugins, which have the names of their executables.
 
-    With `until_empty` nothing is attached. `watched` returns a plugin that does what another one
-    does, and more.
+    `observe` counts a call: its plugin, verb, CNI code (0 for success), and seconds. With
+    `until_empty` nothing is attached. `watched` returns a plugin that does what another one does,
+    and more.
     """
 
     def __init__(
         self,
         plugins: Mapping[str, Loader],
-        observer: Observer,
+        observe: Callable[[str, str, int, float], object],
         *,
         until_empty: bool = False,
         watched: Callable[[Plugin], Plugin] = lambda plugin: plugin,
     ) -> None:
         self._watched = watched
         self._plugins = plugins
-        self._observer = observer
+        self._observe = observe
         self._refused = _LEAVING if until_empty else {}
 
     def call(self, request: framing.LauncherRequest, netns: int | None, call: Call) -> bytes:
@@ -67,7 +60,7 @@ class Calls:
             seconds = time.monotonic() - started
             noted = notes.text
             code = self._log(reply, noted, seconds)
-        self._observer.observe(request.name, verb, code, seconds)
+        self._observe(request.name, verb, code, seconds)
         stderr = noted.encode(errors="backslashreplace")
         return framing.write_answer(ANSWERED, reply.exit_code, stderr, reply.document)
 

@@ -6,21 +6,22 @@ told to come again. The client of the API server is loaded here only, as it cost
 
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+
 from base import msgspec_warmup
 from base.paths import Paths
+from base.scrape import gauge
 from ipam.nv_ipam import translate
 from ipam.scope import AddressSettings
 from ipam.store_files import StoreFiles
 
 if TYPE_CHECKING:
-    from prometheus_client.metrics_core import Metric
-
     from ipam.cluster.kubernetes_api import KubernetesApi
     from ipam.cluster.lessee import Lessee
     from ipam.nv_ipam.importing import FollowedPools
@@ -59,12 +60,7 @@ def lessee_of(
     from ipam.cluster.lessee import Lessee
 
     msgspec_warmup.build()  # of the modules that were imported just now
-    try:
-        boot = paths.boot_id()
-    except OSError as error:
-        _log.error("cannot tell which boot this is: %s: %s", error.filename, error.strerror)
-        return None
-    return Lessee(api, files, node, boot)
+    return Lessee(api, files, node, paths.boot_id())
 
 
 def pools_of(
@@ -85,12 +81,7 @@ def pools_of(
         return None
     from ipam.nv_ipam.importing import FollowedPools
 
-    try:
-        boot = paths.boot_id()
-    except OSError as error:
-        _log.error("cannot tell which boot this is: %s: %s", error.filename, error.strerror)
-        return None
-    return FollowedPools(api, files, node, boot, settings.nv_ipam_namespace)
+    return FollowedPools(api, files, node, paths.boot_id(), settings.nv_ipam_namespace)
 
 
 def api_of(
@@ -122,7 +113,7 @@ def api_of(
         return None
 
 
-def unreadable() -> "Sequence[Metric]":
+def unreadable() -> Sequence[Metric]:
     """What a scrape shows of objects that no client of this agent can read."""
     clients = tuple(_clients)
     if not clients:
@@ -134,41 +125,31 @@ def unreadable() -> "Sequence[Metric]":
     return [unreadable_family(named.values())]
 
 
-def families(lessee: "Lessee") -> Callable[[], "Sequence[Metric]"]:
+def families(lessee: "Lessee") -> Sequence[Metric]:
     """What a scrape shows of the leases."""
-    return lambda: _families(lessee)
-
-
-def _families(lessee: "Lessee") -> "Sequence[Metric]":
-    from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
-
     counted = lessee.counted()
-    addresses = GaugeMetricFamily(
-        "podfabric_leased_addresses",
-        "Addresses of the blocks that this node leases.",
-        labels=("state",),
-    )
-    addresses.add_metric(("used",), counted.used)
-    addresses.add_metric(("free",), counted.free)
-    addresses_to_probe = GaugeMetricFamily(
-        "podfabric_lost_addresses",
-        "Leased addresses that a lost machine may use (unprobed), or does use (answered).",
-        labels=("state",),
-    )
-    addresses_to_probe.add_metric(("unprobed",), counted.unprobed)
-    addresses_to_probe.add_metric(("answered",), counted.answered)
-    age = GaugeMetricFamily(
-        "podfabric_leases_confirmed_seconds",
-        "Seconds since the API server confirmed the leases of this node, -1 before the first time.",
-        value=-1 if counted.confirmed is None else counted.confirmed,
-    )
+    confirmed = -1 if counted.confirmed is None else counted.confirmed
     return (
-        GaugeMetricFamily(
-            "podfabric_leased_blocks", "Blocks that this node leases.", value=counted.blocks
+        gauge(
+            "podfabric_leased_addresses",
+            "Addresses of the blocks that this node leases.",
+            ("state",),
+            {("used",): counted.used, ("free",): counted.free},
         ),
-        addresses,
-        addresses_to_probe,
-        age,
+        gauge(
+            "podfabric_lost_addresses",
+            "Leased addresses that a lost machine may use (unprobed), or does use (answered).",
+            ("state",),
+            {("unprobed",): counted.unprobed, ("answered",): counted.answered},
+        ),
+        GaugeMetricFamily(
+            "podfabric_leases_confirmed_seconds",
+            "Seconds since the API server confirmed the leases, -1 before the first time.",
+            confirmed,
+        ),
+        GaugeMetricFamily(
+            "podfabric_leased_blocks", "Blocks that this node leases.", counted.blocks
+        ),
         CounterMetricFamily(
             "podfabric_lease_claims", "Blocks that this node has leased.", counted.claims
         ),

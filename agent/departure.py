@@ -19,6 +19,7 @@ from agent import presence
 from base import files
 from base.files import sync_directory
 from base.paths import Paths
+from base.problems import Problems
 from cni.attachments.journal import Journal
 from cni.spec.errors import CNIError
 from deviceplugin import checkpoint
@@ -152,15 +153,12 @@ def remove(
 
     The caller holds the lock of the node's agent, whose file goes last, and has closed the store.
     """
-    failed = ""
+    problems = Problems(_log)
     while not over():
         try:
             _remove_all(paths, uninstall)
         except OSError as error:
-            text = f"cannot remove {error.filename}: {error.strerror} (tried again)"
-            if text != failed:
-                _log.error("%s", text)
-            failed = text
+            problems.tell(f"cannot remove {error.filename}", f"{error.strerror} (tried again)")
             time.sleep(TRY_AGAIN)
         else:
             return

@@ -7,13 +7,13 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from prometheus_client.metrics_core import Metric
+
 from agent.events import AgentEvents
 from base import msgspec_warmup
 from base.paths import Paths
 
 if TYPE_CHECKING:
-    from prometheus_client.metrics_core import Metric
-
     from deviceplugin.gpus.parts import GpuParts
     from deviceplugin.pools.config import DevicePluginConfig
     from gpu.inventory import LimitedGPU
@@ -90,7 +90,7 @@ class AgentGpuLimits:
         if self._service is not None:
             self._service.close()
 
-    def families(self) -> "Sequence[Metric]":
+    def families(self) -> Sequence[Metric]:
         """What a scrape shows."""
         return self._service.families() if self._service is not None and self._limits else ()
 

@@ -1,12 +1,9 @@
 """/metrics, /healthz, /readyz and /removed, on a loopback address or a unix socket.
 
-Any process of the node may be a client, so everything is bounded: the size and time of a request,
-how many clients there are at once, and how many of them scrape. When all places are taken, the
-client that has waited longest without sending its request is dropped for the next one. A
-connection serves one request.
-
-The server is the standard library's. Its http.server adds little to the request line that is read
-here, and takes twice as long to import as this package.
+Any process of the node may be a client, so the standard library's server has bounds here: for the
+size and time of a request, for how many clients there are at once, and for how many of them scrape.
+When all places are taken, the client that has waited longest without sending its request is dropped
+for the next one. A connection serves one request.
 """
 
 import logging
@@ -17,17 +14,18 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler
+from io import BytesIO
 from pathlib import Path
-from socketserver import BaseRequestHandler, TCPServer, ThreadingMixIn
-from typing import Any, NamedTuple
+from socketserver import TCPServer, ThreadingMixIn
+from typing import Any
 
-from agent import unix_socket
 from agent.settings import listen_address
+from base import unix_socket
 
 MAX_REQUEST = 8 << 10  # bytes; a Prometheus sends some 300
 REQUEST_TIME = 3.0  # seconds for a whole request
 ANSWER_TIME = 5.0  # seconds for the client to read its answer
-LINGER = 0.3  # seconds for the client to close after its answer
 MAX_CLIENTS = 16
 MAX_SCRAPES = 4  # the other places are for health checks
 
@@ -60,13 +58,13 @@ class Endpoint(ThreadingMixIn, TCPServer):
         self._listen = listen_address(listen, local=exposition is not None)
         if self._listen is None:
             raise ValueError("an endpoint needs an address")
-        self.exposition = exposition
-        self.states = {"/healthz": alive, "/readyz": ready}
-        self.states |= {f"/{name}": state for name, state in more.items()}
-        self.scrapes = threading.BoundedSemaphore(MAX_SCRAPES)
+        self._exposition = exposition
+        self._states = {"/healthz": alive, "/readyz": ready}
+        self._states |= {f"/{name}": state for name, state in more.items()}
+        self._scrapes = threading.BoundedSemaphore(MAX_SCRAPES)
         self._places = threading.BoundedSemaphore(MAX_CLIENTS)
         self._lock = threading.Lock()
-        self._reading: dict[socket.socket, None] = {}  # clients without a request, oldest first
+        self._silent: dict[socket.socket, None] = {}  # clients without a request, oldest first
         self._closing = False
         port = self._listen if isinstance(self._listen, tuple) else ("", 0)
         self.address_family = socket.AF_INET6 if ":" in port[0] else socket.AF_INET
@@ -92,12 +90,7 @@ class Endpoint(ThreadingMixIn, TCPServer):
         if isinstance(self._listen, Path):
             self._listen.unlink(missing_ok=True)  # before another process can listen there
         self.server_close()
-        self._drop_readers(MAX_CLIENTS)
-
-    def has_read(self, client: socket.socket) -> None:
-        """Count the client as silent no longer, so that it is not dropped for a new one."""
-        with self._lock:
-            self._reading.pop(client, None)
+        self._drop_silent(MAX_CLIENTS)
 
     def server_bind(self) -> None:
         """As in TCPServer, or listen at the path of a unix socket."""
@@ -112,138 +105,111 @@ class Endpoint(ThreadingMixIn, TCPServer):
         """Accept a client, and wait for a place for it. Raises OSError if there will be none."""
         try:
             client, address = super().get_request()
-        except BlockingIOError:
+        except OSError as error:
+            if not self._closing and not isinstance(error, BlockingIOError):
+                _log.warning("metrics and health: accepting a connection: %s", error.strerror)
+                time.sleep(0.2)  # no descriptor is left
             raise
-        except OSError as error:  # no descriptor is left
-            if self._closing:
-                raise
-            _log.warning("metrics and health: accepting a connection: %s", error.strerror)
-            time.sleep(0.2)
-            raise
-        patience = 0.0
-        while not self._places.acquire(timeout=patience):
+        while not self._places.acquire(timeout=0.01):
             if self._closing:
                 client.close()
                 raise OSError("the endpoint is closing")
-            self._drop_readers(1)
-            patience = 0.1
+            self._drop_silent(1)
         with self._lock:
-            self._reading[client] = None
+            self._silent[client] = None
         return client, address
 
+    def has_asked(self, client: socket.socket) -> None:
+        """Count the client as silent no longer, so that it is not dropped for a new one."""
+        with self._lock:
+            self._silent.pop(client, None)
+
     def shutdown_request(self, request: Any) -> None:  # noqa: ANN401 - as in TCPServer
-        """Let the client read its answer, close the connection, and free its place."""
-        self.has_read(request)
-        with suppress(OSError):
-            request.shutdown(socket.SHUT_WR)
-            # The kernel resets a connection with unread input, and the client loses its answer.
-            end = time.monotonic() + LINGER
-            while (left := end - time.monotonic()) > 0:
-                request.settimeout(left)
-                if not request.recv(MAX_REQUEST):
-                    break
-        self.close_request(request)
+        """Close the connection, and free its place."""
+        self.has_asked(request)
+        super().shutdown_request(request)
         self._places.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ANN401
         """Log what ended a client's thread, unless the client just went away."""
-        error = sys.exc_info()[1]
-        if not isinstance(error, OSError):
-            _log.error("metrics and health: serving a client", exc_info=error)
+        if not isinstance(sys.exception(), OSError):
+            _log.exception("metrics and health: serving a client")
 
-    def _drop_readers(self, count: int) -> None:
+    def answer(self, path: str) -> tuple[HTTPStatus, bytes]:
+        """The status and the text for a path."""
+        if path == "/metrics" and self._exposition is not None:
+            return self._scrape(self._exposition)
+        state = self._states.get(path)
+        if state is None:
+            paths = [*(["/metrics"] if self._exposition is not None else []), *self._states]
+            return HTTPStatus.NOT_FOUND, f"the paths are {', '.join(paths)}\n".encode()
+        well, text = state()
+        status = HTTPStatus.OK if well else HTTPStatus.SERVICE_UNAVAILABLE
+        return status, f"{text}\n".encode(errors="replace")
+
+    def _scrape(self, exposition: Callable[[], bytes]) -> tuple[HTTPStatus, bytes]:
+        if not self._scrapes.acquire(blocking=False):
+            return HTTPStatus.SERVICE_UNAVAILABLE, b"too many scrapes at once\n"
+        try:
+            return HTTPStatus.OK, exposition()
+        finally:
+            self._scrapes.release()
+
+    def _drop_silent(self, count: int) -> None:
         """Shut down the clients that have waited longest without sending their request."""
         with self._lock:
-            for client in list(self._reading)[:count]:
-                del self._reading[client]
+            for client in list(self._silent)[:count]:
+                del self._silent[client]
                 with suppress(OSError):
                     client.shutdown(socket.SHUT_RDWR)
 
 
-class _Reply(NamedTuple):
-    status: HTTPStatus
-    text: bytes
-    version: str = ""  # of Prometheus' format
-
-
-class _HttpRequest(BaseRequestHandler):
+class _HttpRequest(BaseHTTPRequestHandler):
     """One request, in the client's thread."""
 
     server: Endpoint
-    request: socket.socket
+    default_request_version = "HTTP/1.0"  # an answer without a status line is none
+    error_message_format = "%(message)s\n"
+    error_content_type = "text/plain; charset=utf-8"
 
-    def handle(self) -> None:
-        """Read the request and answer it."""
-        try:
-            head = _receive(self.request)
-        except TimeoutError:
-            self._send(_text(HTTPStatus.REQUEST_TIMEOUT, "the request did not come in time"))
-        except ValueError as error:
-            self._send(_text(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, str(error)))
-        else:
-            self.server.has_read(self.request)
-            if head:
-                self._send(self._answer(head), body=not head.startswith(b"HEAD "))
+    def setup(self) -> None:
+        """Read the request."""
+        super().setup()
+        self.rfile = BytesIO(_received(self.connection))
+        self.connection.settimeout(ANSWER_TIME)
+        self.server.has_asked(self.connection)
 
-    def _answer(self, head: bytes) -> _Reply:
-        words = head.splitlines()[0].decode("latin-1").split(" ")
-        if len(words) != 3 or not words[2].startswith("HTTP/1."):
-            return _text(HTTPStatus.BAD_REQUEST, "this is not an HTTP/1 request")
-        path = words[1].partition("?")[0]
-        exposition = self.server.exposition
-        paths = [*(["/metrics"] if exposition is not None else []), *self.server.states]
-        if path not in paths:
-            return _text(HTTPStatus.NOT_FOUND, f"the paths are {', '.join(paths)}")
-        if words[0] not in ("GET", "HEAD"):
-            return _text(HTTPStatus.METHOD_NOT_ALLOWED, "only GET and HEAD are allowed")
+    def do_GET(self) -> None:
+        """Answer the request."""
+        path = self.path.partition("?")[0]
+        version = " version=0.0.4;" if path == "/metrics" else ""
         try:
-            if exposition is not None and path == "/metrics":
-                return self._scrape(exposition)
-            well, text = self.server.states[path]()
+            status, text = self.server.answer(path)
         except Exception:  # noqa: BLE001 - the outermost edge: the client must get an answer
             _log.exception("answering %s", path)
-            return _text(HTTPStatus.INTERNAL_SERVER_ERROR, "the agent failed: see its log")
-        return _text(HTTPStatus.OK if well else HTTPStatus.SERVICE_UNAVAILABLE, text)
+            status = HTTPStatus.INTERNAL_SERVER_ERROR
+            text = b"the agent failed: see its log\n"
+        self.send_response_only(status)
+        self.send_header("Content-Type", f"text/plain;{version} charset=utf-8")
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
 
-    def _scrape(self, exposition: Callable[[], bytes]) -> _Reply:
-        if not self.server.scrapes.acquire(blocking=False):
-            return _text(HTTPStatus.SERVICE_UNAVAILABLE, "too many scrapes at once")
-        try:
-            return _Reply(HTTPStatus.OK, exposition(), " version=0.0.4;")
-        finally:
-            self.server.scrapes.release()
-
-    def _send(self, reply: _Reply, *, body: bool = True) -> None:
-        head = [
-            f"HTTP/1.1 {reply.status.value} {reply.status.phrase}",
-            f"Content-Type: text/plain;{reply.version} charset=utf-8",
-            f"Content-Length: {len(reply.text)}",
-            "Connection: close",
-            "X-Content-Type-Options: nosniff",
-        ]
-        if reply.status is HTTPStatus.METHOD_NOT_ALLOWED:
-            head.append("Allow: GET, HEAD")
-        self.request.settimeout(ANSWER_TIME)  # of sendall altogether
-        self.request.sendall("\r\n".join((*head, "", "")).encode() + (reply.text if body else b""))
+    def log_message(self, format: str, *args: object) -> None:
+        """Log no request."""
 
 
-def _receive(client: socket.socket) -> bytes:
-    """A request's head, b"" if the client goes away. TimeoutError; ValueError if it is too long."""
+def _received(client: socket.socket) -> bytes:
+    """The head of a request; b"", which gets no answer, if it comes too slowly or is too long."""
     end = time.monotonic() + REQUEST_TIME
     head = b""
-    while b"\r\n\r\n" not in head and b"\n\n" not in head:
-        if len(head) >= MAX_REQUEST:
-            raise ValueError(f"a request has at most {MAX_REQUEST} bytes here")
-        left = end - time.monotonic()
-        if left <= 0:
-            raise TimeoutError
-        client.settimeout(left)
-        chunk = client.recv(MAX_REQUEST - len(head))
-        if not chunk:
-            return b""
-        head = (head + chunk).lstrip(b"\r\n")  # RFC 9112, section 2.2
-    return head
-
-
-def _text(status: HTTPStatus, text: str) -> _Reply:
-    return _Reply(status, f"{text}\n".encode(errors="replace"))
+    with suppress(OSError):
+        while len(head) < MAX_REQUEST and (left := end - time.monotonic()) > 0:
+            client.settimeout(left)
+            chunk = client.recv(MAX_REQUEST - len(head))
+            head = (head + chunk).lstrip(b"\r\n")  # RFC 9112, section 2.2
+            if b"\r\n\r\n" in head or b"\n\n" in head:
+                return head
+            if not chunk:
+                break
+    return b""

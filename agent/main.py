@@ -14,6 +14,7 @@ attachments.
 import errno
 import gc
 import logging
+import resource
 import signal
 import socket
 import threading
@@ -28,10 +29,10 @@ from agent import (
     cluster_addresses,
     departure,
     logs,
+    metrics,
+    presence,
     settings,
-    startup,
     systemd,
-    unix_socket,
 )
 from agent.calls import Calls, Loader
 from agent.departure import STANDING_BY, Departure, Leaving
@@ -42,10 +43,9 @@ from agent.metrics import Lasting, Metrics
 from agent.policies import AgentPolicies
 from agent.server import BACKLOG, OVERTIME, Server
 from agent.settings import UNIX, Loaded, Settings
-from agent.startup import Unable
 from agent.sweeper import Sweeper
 from agent.workers import Workers
-from base import locks, loops, msgspec_warmup
+from base import locks, loops, msgspec_warmup, unix_socket
 from base.paths import Paths
 from base.watching import WatchedFile
 from cni.attachments import node_facts, pod_choices
@@ -79,6 +79,10 @@ _log = logging.getLogger(__name__)
 GONE = "the node has no attachment, and podfabric's launchers and files are removed"
 
 
+class Unable(Exception):
+    """The agent cannot start. The text says why and what to do."""
+
+
 def run(
     paths: Paths,
     extra: Extra = lambda addresses: {},
@@ -93,10 +97,17 @@ def run(
         settings.log_mistakes(loaded)
         msgspec_warmup.build()
         procfs.use(paths.proc)
-        startup.allow_descriptors()
+        # A client has two or three descriptors, and the usual limit is 1024.
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
         with ExitStack() as stack:
-            agent = Agent(paths, loaded, extra, stack, leaving)
-            if agent.wait():
+            try:
+                agent = Agent(paths, loaded, extra, stack, leaving)
+                has_turn = agent.wait()
+            except OSError as error:
+                text = f"cannot use {error.filename}: {error.strerror}: make it writable for root"
+                raise Unable(text) from None
+            if has_turn:
                 if watch is not None:
                     stack.callback(watch(paths.cni_bin).close)
                 agent.serve()
@@ -119,7 +130,7 @@ class Agent:
         stack: ExitStack,
         leaving: Leaving | None,
     ) -> None:
-        self._presence = stack.enter_context(startup.present(paths.run))
+        self._presence = stack.enter_context(presence.present(paths.run, "starting"))
         self._turn = stack.enter_context(ExitStack())  # with the lock of the agent that listens
         self._sockets = stack.enter_context(ExitStack())
         self._server: Server | None = None
@@ -134,14 +145,16 @@ class Agent:
         )
         stack.callback(self._store.close)
         ipam = loaded.settings.ipam
-        self._lessee = cluster_addresses.lessee_of(paths, self._store, ipam)
+        lessee = cluster_addresses.lessee_of(paths, self._store, ipam)
 
         def scope() -> Scope:
             loaded.require("ipam")
             return ipam.scope
 
-        stores = Stores(self._store, scope, self._lessee)
-        self._pools = cluster_addresses.pools_of(paths, self._store, ipam)
+        stores = Stores(self._store, scope, lessee)
+        pools = cluster_addresses.pools_of(paths, self._store, ipam)
+        # There is one of each on a node at a time.
+        self._followers = [each for each in (lessee, pools) if each is not None]
         policies = self._policies = AgentPolicies(paths, self._policy)
         stack.callback(policies.close)
         self._addresses = AddressPlugin(stores, cache(paths.boot_id), policies.source)
@@ -171,22 +184,23 @@ class Agent:
             plugins=(OURS, "ipoib", "sriov", "ib-sriov", "rdma"),
             usage=self._addresses.usage,
             attachments=Journal(paths).counts,
-            devices=self._devices.states,
-            allocations=self._devices.held,
             by_range=self._settings.listen.startswith(UNIX),  # only root can read there
         )
-        self._metrics.mistakes = self._mistakes
-        self._metrics.more.append(gpu_limits.families)
-        if self._lessee is not None:
-            self._metrics.more.append(cluster_addresses.families(self._lessee))
-            self._lessee.leaving = leaving is not None
-            stack.callback(self._lessee.close)
-        if self._pools is not None:
-            stack.callback(self._pools.close)
-        self._metrics.more += (policies.families, cluster_addresses.unreadable)
+        self._metrics.add(
+            lambda: [metrics.devices(self._devices.states(), self._devices.held())],
+            lambda: [metrics.mistakes(self._mistakes())],
+            gpu_limits.families,
+            policies.families,
+            cluster_addresses.unreadable,
+        )
+        if lessee is not None:
+            self._metrics.add(partial(cluster_addresses.families, lessee))
+            lessee.leaving = leaving is not None
+        for follower in self._followers:
+            stack.callback(follower.close)
         self._calls = Calls(
             {**self._plugins(), **extra(self._addresses)},
-            self._metrics,
+            self._metrics.observe,
             until_empty=leaving is not None,
             watched=policies.watched,
         )
@@ -215,13 +229,9 @@ class Agent:
                 if self._state == "starting":
                     self._stand_by(path)
                 patience = LOOK_EVERY
-            except OSError as error:
-                raise Unable(
-                    f"cannot use {self._paths.state}: {error.strerror}: make it writable for root"
-                ) from None
             else:
-                if self._leaving is None:
-                    startup.finish_removal(self._paths)
+                if self._leaving is None and departure.removal_has_begun(self._paths):
+                    departure.remove_state(self._paths)
                 locks.remove_abandoned(self._paths.locks)
                 return True
         return False
@@ -230,24 +240,22 @@ class Agent:
         """Serve until SIGTERM or SIGINT; then finish running calls, and leave the others."""
         self._server = Server(
             self._sockets.enter_context(self._listener()),
-            self._calls,
+            self._calls.call,
             self._workers,
             self._settings,
             leave=self._leave,
             refused=self._metrics.refused,
         )
         self._open_endpoint()
-        for text in dict.fromkeys(self._loaded.mistakes.values()):
+        for text in self._loaded.mistakes.values():
             self._tell_mistake(text)
-        watched = settings.WatchedSettings(self._paths.config, self._loaded, self._take)
+        watched = WatchedFile(self._paths.config, self._reload)
         self._stack.callback(watched.close)
         self._policies.start()
         if self._leaving is None or departure.gpu_holders(self._paths):
             self._devices.start()
-        if self._lessee is not None:
-            self._lessee.start()
-        if self._pools is not None:
-            self._pools.start()
+        for follower in self._followers:
+            follower.start()
         if self._settings.sweep or self._leaving is not None:
             sweeper = Sweeper(
                 lambda: sweep_all(self._addresses, self._ipoib, self._sriov), self._metrics
@@ -368,15 +376,17 @@ class Agent:
         found = {section: section in self._loaded.mistakes for section in settings.SECTIONS}
         return {**found, "pools": self._devices.mistake is not None}
 
-    def _tell_mistake(self, text: str) -> None:
+    def _tell_mistake(self, text: str) -> None:  # an event is written once
         self._events.of_node("ConfigurationError", text)
 
-    def _take(self, new: Loaded) -> None:
+    def _reload(self) -> None:
         """Apply new settings, as far as a running agent can."""
-        before, self._loaded = self._loaded, new
-        for text in dict.fromkeys(new.mistakes.values()):
-            if text not in before.mistakes.values():
-                self._tell_mistake(text)
+        before = self._loaded
+        self._loaded = new = settings.reload(self._paths.config, before)
+        if new == before:
+            return
+        for text in new.mistakes.values():
+            self._tell_mistake(text)
         logs.configure(new.settings)
         self._workers.limit = new.settings.workers
         if self._server is not None:
@@ -411,10 +421,8 @@ class Agent:
         self._withdrawing.start()
         self._stack.callback(self._withdrawing.join)
         self._sockets.close()
-        if self._lessee is not None:  # there is one lessee of a node at a time
-            self._lessee.close()
-        if self._pools is not None:
-            self._pools.close()
+        for follower in self._followers:
+            follower.close()
         self._policies.close()
         if self._departure is None or not self._departure.empty:
             self._turn.close()

@@ -8,10 +8,13 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
 
+from prometheus_client.metrics_core import Metric
+
 from agent import cluster_addresses
 from base import msgspec_warmup
 from base.paths import Paths
 from base.pod import Pod
+from base.scrape import counter
 from cni.policy import cluster, rules
 from cni.policy.allowance import NotAllowed
 from cni.policy.cluster import ClusterPolicies
@@ -22,8 +25,6 @@ from cni.spec.request import Request
 from cni.spec.result import Result
 
 if TYPE_CHECKING:
-    from prometheus_client.metrics_core import Metric
-
     from agent.policy_follower import PolicyFollower
 
 DENIED = "PolicyDenied"
@@ -108,19 +109,17 @@ class AgentPolicies:
         with self._counting:
             return dict(self._denials)
 
-    def families(self) -> "Sequence[Metric]":
+    def families(self) -> Sequence[Metric]:
         """What a scrape shows."""
-        from prometheus_client.metrics_core import CounterMetricFamily
-
-        family = CounterMetricFamily(
-            "podfabric_policy_denied",
-            "ADDs that the policy denied, by the key of the configuration, and by the rules that "
-            f"allowed the rest ({NODE}: no other rule is for the pod).",
-            labels=("key", "rule"),
+        return (
+            counter(
+                "podfabric_policy_denied",
+                "ADDs that the policy denied, by the key of the configuration, and by the rules "
+                f"that allowed the rest ({NODE}: no other rule is for the pod).",
+                ("key", "rule"),
+                self.denials(),
+            ),
         )
-        for labels, count in sorted(self.denials().items()):
-            family.add_metric(labels, count)
-        return (family,)
 
 
 def _label(key: str) -> str:

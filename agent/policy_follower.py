@@ -13,8 +13,8 @@ from typing import Any, cast
 import msgspec
 
 from base.documents import DocumentError
-from base.loops import Complaint
 from base.pod import Pod
+from base.problems import Problems
 from base.text import printable
 from cni.policy import cluster
 from cni.policy.cluster import ClusterPolicies, StoredPolicy
@@ -90,32 +90,30 @@ class PolicyFollower(StepThread):
     """
 
     def __init__(self, api: ClusterApi, path: Path) -> None:
-        super().__init__("policies")
+        calls = UntilClosed(api)
+        super().__init__("policies", calls)
         self._api = api
-        self._closing = UntilClosed(api)
-        self._asked = cast(ClusterApi, self._closing)
+        self._asked = cast(ClusterApi, calls)
         self._path = path
         self._present: ClusterPolicies | None = None
         self._written: ClusterPolicies | None = None
         self._policies: Mirror[FabricPolicy] | None = None
         self._namespaces: Mirror[NamespaceObject] | None = None
         self._account_of = lru_cache(_ACCOUNTS)(self._ask_account)
-        self._unreadable = Complaint(_log, "not in force")
-        self._failing = Complaint(_log, f"writing {path}")
+        self._problems = Problems(_log)
         self.events = PendingEvents(self._asked)
 
-    def start(self, calls: UntilClosed | None = None) -> None:
+    def start(self) -> None:
         """Follow until `close`, in threads of its own. What was in force last is so at once."""
         try:
             self._present = self._written = cluster.load(self._path)
         except CNIError as error:
             _log.warning("%s", error)
         self._policies = Mirror(self._api, FabricPolicy, self.wake)
-        super().start(calls or self._closing)
+        super().start()
 
     def close(self) -> None:
         """Follow no more. See StepThread.close."""
-        self._closing.close()
         for mirror in (self._policies, self._namespaces):
             if mirror is not None:
                 mirror.close()
@@ -154,9 +152,9 @@ class PolicyFollower(StepThread):
         try:
             cluster.save(self._path, new)
         except OSError as error:
-            self._failing.fails(error)
+            self._problems.tell(f"writing {self._path}", error)
         else:
-            self._failing.works()
+            self._problems.tell(f"writing {self._path}", None)
             self._written = new
 
     def _read(self, policy: FabricPolicy, last: StoredPolicy | None) -> StoredPolicy:
@@ -172,7 +170,7 @@ class PolicyFollower(StepThread):
             if kept.generation != stored.generation:
                 in_force = f"generation {kept.generation} stays in force"
             told = DocumentError(f"{error}; {in_force}")
-            self._unreadable.fails(told)
+            self._problems.tell("not in force", told)
             kind = {"apiVersion": FabricPolicy.API, "kind": FabricPolicy.KIND}
             regarding = {**kind, "name": stored.name, "uid": stored.uid}
             self.events.add(UNREADABLE, printable(str(told)), regarding, str(stored.generation))

@@ -3,25 +3,23 @@
 import threading
 import time
 from collections import deque
-from collections.abc import Hashable
-from typing import Generic, TypeVar
+
+from agent.connections import LauncherConnection
 
 SETTLE = 1.0  # seconds for the calls' threads to free their objects
 
-Who = TypeVar("Who", bound=Hashable)
 
-
-class Room(Generic[Who]):
+class Room:
     """Gives `size` bytes to requests, from any thread. No request may ask for more than `size`."""
 
     def __init__(self, size: int) -> None:
         self._free = size
         self._lock = threading.Lock()
-        self._held: dict[Who, int] = {}
+        self._held: dict[LauncherConnection, int] = {}
         self._left: float | None = None  # when the last request returned its bytes
-        self._waiting: deque[tuple[Who, int]] = deque()
+        self._waiting: deque[tuple[LauncherConnection, int]] = deque()
 
-    def take(self, who: Who, size: int) -> bool:
+    def take(self, who: LauncherConnection, size: int) -> bool:
         """Whether `who` gets its bytes now. If not, it waits until `admitted` returns it."""
         with self._lock:
             if self._waiting or size > self._free:
@@ -30,9 +28,9 @@ class Room(Generic[Who]):
             self._hold(who, size)
             return True
 
-    def admitted(self) -> list[Who]:
+    def admitted(self) -> list[LauncherConnection]:
         """The waiting requests that get their bytes now."""
-        admitted: list[Who] = []
+        admitted: list[LauncherConnection] = []
         if not self._waiting:  # nearly always
             return admitted
         with self._lock:
@@ -42,7 +40,7 @@ class Room(Generic[Who]):
                 admitted.append(who)
         return admitted
 
-    def give_back(self, who: Who) -> bool:
+    def give_back(self, who: LauncherConnection) -> bool:
         """Return the bytes that `who` has or waits for; whether other requests wait."""
         with self._lock:
             if who in self._held:
@@ -60,7 +58,7 @@ class Room(Generic[Who]):
                 self._left = None
             return left
 
-    def _hold(self, who: Who, size: int) -> None:
+    def _hold(self, who: LauncherConnection, size: int) -> None:
         self._free -= size
         self._held[who] = size
         self._left = None

@@ -13,13 +13,13 @@ import socket
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol
 
 from agent import framing, logs
 from agent.connections import ConfigTooLarge, ConnectionState, LauncherConnection, Lost
 from agent.framing import ANSWERED, LEAVING, REFUSED, BadFrame
 from agent.logs import fields
 from agent.room import Room
+from agent.settings import Settings
 from agent.workers import Job, Workers
 from base import memory
 from base.interrupts import Call
@@ -37,28 +37,10 @@ ROOM = 48 << 20  # bytes for large requests, until their calls have ended
 _log = logging.getLogger(__name__)
 
 
-class Caller(Protocol):
-    """Runs the calls."""
-
-    def call(self, request: framing.LauncherRequest, netns: int | None, call: Call) -> bytes:
-        """The answer's frame."""
-
-
-class Limits(Protocol):
-    """The settings that the server reads. They may change while it runs."""
-
-    @property
-    def deadline(self) -> float: ...
-    @property
-    def grace(self) -> float: ...
-    @property
-    def connections(self) -> int: ...
-    @property
-    def max_config_bytes(self) -> int: ...
-
-
 class Server:
     """Serves `listener`, a listening unix socket, until `stop` is called.
+
+    `call` answers a request with a frame. `limits` may be replaced while it runs.
 
     `refused` gets the reason of each refusal. `leave` is called when the server accepts no more
     clients: the next agent may listen from then on, while this one finishes the running calls.
@@ -67,21 +49,21 @@ class Server:
     def __init__(
         self,
         listener: socket.socket,
-        caller: Caller,
+        call: Callable[[framing.LauncherRequest, int | None, Call], bytes],
         workers: Workers,
-        limits: Limits,
+        limits: Settings,
         *,
         leave: Callable[[], object] = lambda: None,
         refused: Callable[[str], object] = lambda reason: None,
     ) -> None:
         self.limits = limits
         self._listener = listener
-        self._caller = caller
+        self._call = call
         self._workers = workers
         self._leave = leave
         self._refused = refused
         self._connections: dict[int, LauncherConnection] = {}
-        self._room: Room[LauncherConnection] = Room(ROOM)
+        self._room = Room(ROOM)
         self._numbers = 0
         self._stopping = False
         self._accepting = False
@@ -269,7 +251,7 @@ class Server:
         job.about = logs.of_call(request, connection.number)
         with fields(**job.about):
             try:
-                frame = self._caller.call(request, netns, call)
+                frame = self._call(request, netns, call)
             except Exception as error:  # noqa: BLE001 - the outermost edge: a client gets an answer
                 _log.exception("a call ended without an answer")
                 text = f"internal error of the agent: {type(error).__name__} (see its log)"

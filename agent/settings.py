@@ -24,7 +24,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 
-from base import documents, watching
+from base import documents
 from base.documents import DocumentError
 from cni.policy import rules
 from cni.policy.document import PART
@@ -176,36 +176,15 @@ def listen_address(listen: str, *, local: bool = True) -> Path | tuple[str, int]
     return str(address), number
 
 
-class WatchedSettings:
-    """Calls `changed` when the file says something else, until `close`. The log has mistakes."""
-
-    def __init__(
-        self,
-        path: Path,
-        current: Loaded,
-        changed: Callable[[Loaded], object],
-        look_every: float = watching.LOOK_EVERY,
-    ) -> None:
-        self._path = path
-        self._current = current
-        self._changed = changed
-        self._watched = watching.WatchedFile(path, self._take, look_every)
-
-    def close(self) -> None:
-        """Stop watching: no call of `changed` begins after this."""
-        self._watched.close()
-
-    def _take(self) -> None:
-        before, new = self._current, load(self._path, self._current)
-        if new == before:
-            return
-        log_mistakes(new, before.mistakes)
-        for section in sorted(before.mistakes.keys() - new.mistakes.keys()):
-            _log.info("%s: %s: can be used again", self._path, section)
-        if new.settings != before.settings:
-            _log.info("%s: %s", self._path, _difference(before.settings, new.settings))
-        self._current = new
-        self._changed(new)
+def reload(path: Path, before: Loaded) -> Loaded:
+    """What the file says now; the log has what differs from `before`."""
+    new = load(path, before)
+    log_mistakes(new, before.mistakes)
+    for section in sorted(before.mistakes.keys() - new.mistakes.keys()):
+        _log.info("%s: %s: can be used again", path, section)
+    if new.settings != before.settings:
+        _log.info("%s: %s", path, _difference(before.settings, new.settings))
+    return new
 
 
 def log_mistakes(loaded: Loaded, known: Mapping[str, str] = NOTHING.mistakes) -> None:

@@ -54,28 +54,21 @@ def listening_socket(environ: MutableMapping[str, str] = os.environ) -> socket.s
         return None
     if fds != "1":
         raise Unsuitable(f"systemd handed over {fds} sockets: the agent takes the launchers' alone")
-    adopted = _adopted(FIRST_DESCRIPTOR)
-    _require_listening(adopted)
-    return adopted
-
-
-def _adopted(descriptor: int) -> socket.socket:
     try:
-        os.set_inheritable(descriptor, False)
-        return socket.socket(fileno=descriptor)
+        os.set_inheritable(FIRST_DESCRIPTOR, False)
+        given = socket.socket(fileno=FIRST_DESCRIPTOR)
     except OSError as error:
         raise Unsuitable(
-            f"descriptor {descriptor}, handed over by systemd, is not a socket: {error.strerror}"
+            f"descriptor {FIRST_DESCRIPTOR}, handed over by systemd, is not a socket: "
+            f"{error.strerror}"
         ) from None
-
-
-def _require_listening(inherited: socket.socket) -> None:
-    unix_stream = inherited.family == socket.AF_UNIX and inherited.type == socket.SOCK_STREAM
-    if not unix_stream or not inherited.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+    unix_stream = given.family == socket.AF_UNIX and given.type == socket.SOCK_STREAM
+    if not unix_stream or not given.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
         raise Unsuitable(
-            f"systemd handed over {inherited.getsockname()!r}, which is not a listening unix "
-            "stream socket: the unit needs ListenStream= with a path, and Accept=no"
+            f"systemd handed over {given.getsockname()!r}, which is not a listening unix stream "
+            "socket: the unit needs ListenStream= with a path, and Accept=no"
         )
+    return given
 
 
 class Watchdog:

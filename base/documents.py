@@ -8,6 +8,7 @@ import os
 import stat
 import typing
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -40,14 +41,7 @@ def read(path: Path) -> bytes:
 def decode(content: bytes, name: str) -> object:
     """The document's value; None if it is empty. `name` is the file's name for DocumentErrors."""
     if content.lstrip().startswith(b"{"):
-        # PyYAML refuses JSON that is indented by tabs, and reads 1e2 as a string.
-        try:
-            value = msgspec.json.decode(content)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            pass  # it may be YAML's flow style, which uses braces too
-        else:
-            _refuse_repeated_in_json(content, name)
-            return value
+        content = content.replace(b"\t", b" ")  # YAML refuses tabs between JSON's values
     import yaml  # here, because most nodes have no such file
 
     try:
@@ -57,6 +51,8 @@ def decode(content: bytes, name: str) -> object:
         if node is None:
             return None
         _refuse_repeated(node, name, set())
+        with suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            return msgspec.json.decode(content)  # YAML reads the number 1e2 as a string
         return loader.construct_document(node)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
@@ -142,55 +138,17 @@ def _refuse_repeated(node: Any, name: str, seen: set[int]) -> None:  # noqa: ANN
     if id(node) in seen or isinstance(node.value, str):
         return
     seen.add(id(node))  # an alias may point to a node that contains it
-    keys: set[str] = set()
+    keys = set()
     for child in node.value:
         if not isinstance(child, tuple):
             _refuse_repeated(child, name, seen)
             continue
         key, value = child
-        text = key.value if isinstance(key.value, str) else ""
-        if text and text in keys:
-            line = key.start_mark.line + 1
+        if isinstance(key.value, str) and key.value in keys:
+            line, text = key.start_mark.line + 1, key.value or '""'
             raise DocumentError(f"{name}: line {line}: {text}: appears twice: keep one")
-        keys.add(text)
+        keys.add(str(key.value))
         _refuse_repeated(value, name, seen)
-
-
-class _Pairs(list[tuple[str, object]]):
-    """The keys and values of a JSON object, with repeated keys."""
-
-
-def _refuse_repeated_in_json(content: bytes, name: str) -> None:
-    """Raise DocumentError for a key that appears twice: msgspec silently takes the last one."""
-    import json
-
-    try:
-        # Numbers stay text: some are too large to parse, and they do not matter here.
-        pairs = json.loads(
-            content, object_pairs_hook=_Pairs, parse_int=str, parse_float=str, strict=False
-        )
-        key = _repeated(pairs, "")
-    except RecursionError:
-        raise DocumentError(f"{name}: nested too deeply") from None
-    if key is not None:
-        raise DocumentError(f"{name}: {key}: appears twice: keep one")
-
-
-def _repeated(value: object, where: str) -> str | None:
-    """The path to the first key that appears twice in its object; None if no key does."""
-    children: list[tuple[str, object]] = []
-    if isinstance(value, _Pairs):
-        keys = set()
-        for key, child in value:
-            path = f"{where}.{key}" if where else key or '""'
-            if key in keys:
-                return path
-            keys.add(key)
-            children.append((path, child))
-    elif isinstance(value, list):
-        children = [(f"{where}[{index}]", child) for index, child in enumerate(value)]
-    repeated = (_repeated(child, path) for path, child in children)
-    return next((path for path in repeated if path is not None), None)
 
 
 def _explained(text: str, shape: object) -> str:

@@ -1,9 +1,8 @@
 """Writes files that must survive a kill or a power cut at any moment."""
 
 import os
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -17,20 +16,13 @@ _RENAME_EXCHANGE = 2  # <linux/fs.h>
 def write_atomically(
     path: Path | str, content: bytes, mode: int = 0o600, *, durable: bool = True
 ) -> None:
-    """Replace the file at `path` by `content`, as `replacing` does."""
-    with replacing(path, mode, durable=durable) as descriptor:
-        write_at(descriptor, content, 0)
-
-
-@contextmanager
-def replacing(path: Path | str, mode: int = 0o600, *, durable: bool = True) -> Iterator[int]:
-    """Replace the file at `path` by what the block writes to the descriptor.
+    """Replace the file at `path` by `content`.
 
     A reader sees the old file or the new one, never a part. A `durable` file survives a power cut
-    once the block has ended. Otherwise a power cut may bring back the old file or none; this saves
-    one of two waits for the disk (the directory's fsync). The new content is on disk even so, under
-    the temporary file's name: see `recover`. A failure leaves no temporary file, because a full
-    disk needs the room.
+    once this returns. Otherwise a power cut may bring back the old file or none; this saves one of
+    two waits for the disk (the directory's fsync). The new content is on disk even so, under the
+    temporary file's name: see `recover`. A failure leaves no temporary file, because a full disk
+    needs the room.
 
     The caller must be the only writer of `path`. The temporary file's name is fixed, so the next
     writer overwrites what a killed one left. Raises OSError, which names the file.
@@ -42,7 +34,7 @@ def replacing(path: Path | str, mode: int = 0o600, *, durable: bool = True) -> I
         # Opened before the rename, so that running out of descriptors changes nothing.
         directory = os.open(os.path.dirname(path) or ".", _DIRECTORY) if durable else -1  # noqa: PTH120
         os.fchmod(descriptor, mode)
-        yield descriptor
+        write_at(descriptor, content, 0)
         os.fsync(descriptor)
         os.replace(temporary, path)  # noqa: PTH105 - Path.replace costs more than the call
         if durable:
@@ -60,7 +52,7 @@ def replacing(path: Path | str, mode: int = 0o600, *, durable: bool = True) -> I
 
 
 def recover(path: Path | str, is_whole: Callable[[bytes], bool]) -> None:
-    """Finish what a kill or a power cut left of `replacing`, before the next writer begins.
+    """Finish what a kill or a power cut left of `write_atomically`, before the next writer begins.
 
     A temporary file that `is_whole` is the newest content, and becomes the file; a part of one is
     removed. This is exact on file systems that keep the order of creations and renames, and whose
@@ -81,28 +73,6 @@ def recover(path: Path | str, is_whole: Callable[[bytes], bool]) -> None:
         os.close(descriptor)
     os.replace(temporary, path)  # noqa: PTH105
     sync_directory(Path(path).parent)
-
-
-def create(path: Path, content: bytes, mode: int = 0o600) -> None:
-    """Create the file at `path` with `content`, durably and in one step, unless it exists.
-
-    Of several callers at the same time the first one wins. The directory must exist.
-    """
-    if path.exists():
-        return
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
-    try:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
-        try:
-            write_at(descriptor, content, 0)
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-        with suppress(FileExistsError):
-            path.hardlink_to(temporary)
-    finally:
-        temporary.unlink(missing_ok=True)
-    sync_directory(path.parent)
 
 
 def exchange(one: Path, other: Path) -> None:

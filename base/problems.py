@@ -1,19 +1,36 @@
-"""Logs what is wrong once, while it stays the same."""
+"""Logs what does not work: once while it stays the same, and again now and then."""
 
 import logging
+import re
+import time
+from collections.abc import Callable
+
+from base.text import printable
+
+AGAIN_AFTER = 300.0  # seconds
+MOST_TEXTS = 20  # of a topic
+_ADDRESS = re.compile(r"0x[0-9a-f]+")  # of an object, in a library's text: another one each time
 
 
 class Problems:
-    """What is wrong now, by topic. One thread at a time may use it."""
+    """What does not work now, by topic. One thread at a time may use a topic."""
 
-    def __init__(self, log: logging.Logger) -> None:
+    def __init__(self, log: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
         self._log = log
-        self._known: dict[str, str] = {}
+        self._clock = clock
+        self._said: dict[str, dict[str, float]] = {}  # when, by topic and text
 
-    def tell(self, topic: str, problem: str | None) -> None:
-        """Log the problem of a topic unless it is known; None: there is none any more."""
+    def tell(self, topic: str, problem: str | Exception | None) -> None:
+        """Log the problem of a topic, unless that was said in the last minutes. None: it works."""
         if problem is None:
-            self._known.pop(topic, None)
-        elif problem != self._known.get(topic):
-            self._log.warning("%s: %s", topic, problem)
-            self._known[topic] = problem
+            if self._said.pop(topic, None):
+                self._log.info("%s: works again", topic)
+            return
+        said = self._said.setdefault(topic, {})
+        text, now = _ADDRESS.sub("0x", str(problem)), self._clock()
+        if now - said.get(text, float("-inf")) < AGAIN_AFTER:
+            return
+        if len(said) >= MOST_TEXTS:
+            said.clear()
+        said[text] = now
+        self._log.warning("%s: %s", topic, printable(str(problem)))

@@ -1,29 +1,66 @@
-"""The text of a scrape, made by prometheus_client: its families are computed for each scrape."""
+"""What a scrape of Prometheus finds: the process' own metrics, and families computed for it."""
 
-from collections.abc import Iterable, Iterator
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeVar
 
 import prometheus_client
 from prometheus_client import CollectorRegistry
-from prometheus_client.metrics_core import Metric
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from base.problems import Problems
+
+Labels = TypeVar("Labels", bound=tuple[str, ...])
+
+_LEFT_OUT = "metrics: a family is left out"
+_log = logging.getLogger(__name__)
+
+prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
-class Scrape:
-    """A registry of this process' own metrics and the families of `collect`."""
+def registry() -> CollectorRegistry:
+    """A registry with the metrics of this process."""
+    made = CollectorRegistry()
+    prometheus_client.ProcessCollector(registry=made)
+    prometheus_client.PlatformCollector(registry=made)
+    return made
 
-    def __init__(self) -> None:
-        self._registry = CollectorRegistry()
-        prometheus_client.ProcessCollector(registry=self._registry)
-        prometheus_client.PlatformCollector(registry=self._registry)
-        self._registry.register(self)
 
-    def text(self) -> bytes:
-        """All metrics in Prometheus' text format 0.0.4."""
-        return prometheus_client.generate_latest(self._registry)
+class Source(Collector):
+    """Families that are computed for each scrape.
 
-    def describe(self) -> Iterable[Metric]:
-        """Nothing: otherwise the registry computes all families to learn their names."""
-        return ()
+    If that fails they are left out, and it is logged, but not again for every scrape.
+    """
 
-    def collect(self) -> Iterator[Metric]:
-        """All families; the registry calls this for each scrape."""
-        raise NotImplementedError
+    def __init__(self, families: Callable[[], Iterable[Metric]]) -> None:
+        self._families = families
+        self._problems = Problems(_log)
+
+    def collect(self) -> Iterable[Metric]:
+        """The families; the registry calls this for each scrape."""
+        try:
+            families = tuple(self._families())
+        except Exception as error:  # noqa: BLE001 - a failure must not cost the other families
+            self._problems.tell(_LEFT_OUT, f"{type(error).__name__}: {error}")
+            return ()
+        self._problems.tell(_LEFT_OUT, None)
+        return families
+
+
+def gauge(name: str, text: str, labels: Sequence[str], samples: Mapping[Labels, float]) -> Metric:
+    """A gauge, with its values by the values of its labels."""
+    return _filled(GaugeMetricFamily(name, text, labels=labels), samples)
+
+
+def counter(name: str, text: str, labels: Sequence[str], samples: Mapping[Labels, float]) -> Metric:
+    """A counter, with its values by the values of its labels."""
+    return _filled(CounterMetricFamily(name, text, labels=labels), samples)
+
+
+def _filled(
+    family: GaugeMetricFamily | CounterMetricFamily, samples: Mapping[Labels, float]
+) -> Metric:
+    for labels, value in samples.items():
+        family.add_metric(labels, value)
+    return family

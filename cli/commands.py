@@ -57,7 +57,7 @@ class _Version(argparse.Action):
     """Prints the version and ends the process."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        from agent.exposition import installed_version
+        from agent.metrics import installed_version
 
         sys.stdout.write(f"podfabric {installed_version()}\n")
         parser.exit()

@@ -103,7 +103,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _serve(arguments: argparse.Namespace, ended: SimpleQueue[None], stack: ExitStack) -> None:
     from base import msgspec_warmup
-    from ipam.cluster.controller.exposition import ControllerExposition
+    from ipam.cluster.controller.exposition import exposition
     from ipam.cluster.controller.leadership import Leadership
     from ipam.cluster.controller.pool_maker import POOLS_PER_NAMESPACE
     from ipam.cluster.controller.process import (
@@ -133,7 +133,7 @@ def _serve(arguments: argparse.Namespace, ended: SimpleQueue[None], stack: ExitS
         pools_per_namespace=POOLS_PER_NAMESPACE if most is None else most,
         other_pools=partial(following, arguments.nv_ipam) if arguments.nv_ipam else None,
     )
-    _open(arguments.metrics, ControllerExposition(process).text, process, stack)
+    _open(arguments.metrics, exposition(process), process, stack)
     _open(arguments.health, None, process, stack)
     _log.info("started, as %s", identity)
     running = threading.Thread(target=_until_it_fails, args=(process.run, ended), name="rounds")

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from base import locks, msgspec_warmup
 from base.locks import Busy
 from base.paths import Paths
+from base.problems import Problems
 from base.watching import WatchedFile
 from deviceplugin.pools.config import ConfigError, DevicePluginConfig
 
@@ -130,7 +131,7 @@ class Service:
     def _wait_for_lock(self) -> bool:
         """Wait until no other device plugin runs on this node; False if `close` comes first."""
         path = self._paths.devices / "plugin.lock"
-        logged: str | None = None
+        problems = Problems(_log)
         patience = 0.0
         while not self._ended.is_set():
             try:
@@ -143,9 +144,7 @@ class Service:
             except OSError as error:
                 problem = f"cannot use {self._paths.devices}: {error.strerror}"
                 self._ended.wait(LOOK_EVERY)
-            if problem != logged:
-                _log.warning("device plugin: %s (waiting)", problem)
-            logged = problem
+            problems.tell("device plugin", f"{problem} (waiting)")
         return False
 
     def _load_configuration(self) -> None:

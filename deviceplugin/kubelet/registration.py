@@ -16,6 +16,7 @@ import grpc
 import msgspec
 
 from base.paths import Paths
+from base.problems import Problems
 from base.watching import Waker
 from deviceplugin.api import v1beta1_pb2, v1beta1_pb2_grpc
 from deviceplugin.kubelet import sockets, streams
@@ -73,7 +74,7 @@ class PluginServer:
         self._due = 0.0  # when to ask it again
         self._listen_at = 0.0  # when to try again after that failed
         self._attempts = 0  # since it last read the list for a while
-        self._logged: set[str] = set()  # problems that are in the log already
+        self._problems = Problems(_log)
 
         self._lock = threading.Lock()
         self._closing = False
@@ -171,7 +172,7 @@ class PluginServer:
             if self._live_since is None:
                 _log.info("%s: registered: the kubelet reads its list", self._resource)
                 self._live_since, self._due, self._problem = now, math.inf, ""
-                self._logged.clear()
+                self._problems.tell(self._resource, None)
         elif self._live_since is not None:
             if now - self._live_since > WATCHDOG:
                 self._attempts = 0
@@ -247,11 +248,8 @@ class PluginServer:
         return float(min(FIRST_PAUSE * 2 ** min(self._attempts, 20), LONGEST_PAUSE))
 
     def _say(self, problem: str) -> None:
-        """Log a problem, once until the next success."""
         self._problem = problem
-        if problem not in self._logged:
-            self._logged.add(problem)
-            _log.warning("%s: %s", self._resource, problem)
+        self._problems.tell(self._resource, problem)
 
     def _explained(self, error: grpc.RpcError) -> str:
         code = getattr(error, "code", lambda: None)()  # the exception is a Call, too

@@ -8,7 +8,6 @@ is the one that was made.
 import os
 import re
 import secrets
-import socket
 import stat
 import time
 from collections.abc import Callable
@@ -17,6 +16,8 @@ from contextlib import suppress
 from pathlib import Path
 
 import grpc
+
+from base.unix_socket import is_served
 
 MAX_PATH = 107  # bytes: sockaddr_un has 108, with the final NUL (unix(7))
 MAX_RECEIVE = 64 << 20  # bytes: GetPreferredAllocation lists every free id
@@ -55,19 +56,6 @@ def of_resource(directory: Path, resource: str) -> list[Path]:
     return [path for path in _names(directory) if name.fullmatch(path.name)]
 
 
-def served(path: Path) -> bool:
-    """Whether a process listens on that socket."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.setblocking(False)
-        try:
-            probe.connect(str(path))
-        except BlockingIOError:  # its queue is full
-            return True
-        except OSError:
-            return False
-    return True
-
-
 def remove_leftovers(directory: Path) -> list[Path]:
     """Remove and return the sockets of this program on which no process listens.
 
@@ -76,7 +64,7 @@ def remove_leftovers(directory: Path) -> list[Path]:
     """
     removed = []
     for path in _names(directory):
-        if not _ANY.fullmatch(path.name) or served(path):
+        if not _ANY.fullmatch(path.name) or is_served(path):
             continue
         with suppress(OSError):
             status = path.stat(follow_symlinks=False)

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable
 
-from base.loops import Complaint
+from base.problems import Problems
 from base.text import printable
 from cni.spec.errors import CNIError
 from ipam.cluster.api import ApiError
@@ -19,7 +19,7 @@ class LoggedFailures:
     def __init__(self, name: str = "leases") -> None:
         self.api_errors = 0
         self._name = name
-        self._complaints: dict[str, Complaint] = {}
+        self._problems = Problems(_log)
         self._why: dict[str, str] = {}
         self._closed = False
 
@@ -29,17 +29,17 @@ class LoggedFailures:
 
     def guarded(self, what: str, work: Callable[[], object]) -> bool:
         """Do some work; whether it went well."""
-        complaint = self._complaints.setdefault(what, Complaint(_log, f"{self._name}: {what}"))
+        topic = f"{self._name}: {what}"
         try:
             work()
         except (ApiError, Unusable, CNIError, OSError) as error:
             if not self._closed:
                 self.api_errors += isinstance(error, ApiError)
                 self._why[what] = f"cannot {what}: {printable(str(error))}"
-                complaint.fails(error)
+                self._problems.tell(topic, error)
             return False
         self._why.pop(what, None)
-        complaint.works()
+        self._problems.tell(topic, None)
         return True
 
     def why(self, what: str) -> str:

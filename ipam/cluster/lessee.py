@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple, cast
 
-from base import loops
 from cni.spec.errors import CNIError, Code
 from ipam.blocks import boottime
 from ipam.cluster import geometry
@@ -27,6 +26,7 @@ from ipam.cluster.leasing import Leasing, identified
 from ipam.cluster.objects import AddressBlock, Holder
 from ipam.cluster.pools import NotReadyYet, Pools, Unusable
 from ipam.cluster.rest_api import ClusterApi
+from ipam.cluster.step_thread import StepThread
 from ipam.cluster.upkeep import Upkeep
 from ipam.cluster.view import may_have
 from ipam.cluster.wants import (
@@ -49,7 +49,6 @@ _AHEAD = 3.0  # seconds for what is leased ahead: ADDs wait meanwhile
 _RETURN_RETRY = 5.0  # seconds after something could not be given back
 _TOGETHER = 0.2  # seconds for further blocks, where several ADDs wait
 _QUIET = 120.0  # seconds without a claim after the API server has forgotten blocks
-_JOIN = 15.0  # seconds; a call to the API server takes about 10, and a launcher waits for 20
 
 _REASONS: Mapping[type[CNIError], str] = {
     ReservationRefused: "AddressReservationRefused",
@@ -74,7 +73,7 @@ class Counted(NamedTuple):
     answered: int = 0
 
 
-class Lessee:
+class Lessee(StepThread):
     """Leases blocks for the store in `files`, as the node `node`. Implements `Claims`.
 
     `clock` is CLOCK_BOOTTIME. Without `start`, a claim is made by the thread that asks for it, and
@@ -91,8 +90,9 @@ class Lessee:
         clock: Callable[[], float] = boottime,
         attempts: Callable[[Lease], Attempts] = Attempts,
     ) -> None:
-        self._calls = UntilClosed(api)
-        self._api = api = cast(ClusterApi, self._calls)
+        calls = UntilClosed(api)
+        super().__init__("leases", calls)
+        self._api = api = cast(ClusterApi, calls)
         self._store = BlockStore(files)
         self._node = node
         self._boot = boot
@@ -105,8 +105,6 @@ class Lessee:
         self._upkeep = Upkeep(api, self._store, self._pools, self._objects, boot, clock)
         self._working = threading.Lock()  # one thread at a time leases
         self._attempts = attempts(self._lease)
-        self._thread: threading.Thread | None = None
-        self._closed = False
         self._confirmed: float | None = None
         self._confirm_at = self._look_at = self._return_at = clock()
         self._in_touch = False  # whether the last confirmation went well
@@ -116,21 +114,14 @@ class Lessee:
 
     # --- the thread --------------------------------------------------------------------------
 
-    def start(self) -> None:
-        """Work in a thread of its own until `close`."""
-        self._thread = threading.Thread(target=self._run, name="lessee", daemon=True)
-        self._thread.start()
-
     def close(self) -> None:
         """Begin nothing more, no call either. Waits for a change that is under way, for a while:
         the store is left as it is after that. No answer to a read is waited for, as none may come
         for long."""
         self._closed = True
         self._failures.close()
-        self._calls.close()
         self._attempts.wake()
-        if self._thread is not None and not self._calls.is_read_by(self._thread):
-            self._thread.join(_JOIN)
+        super().close()
         self._attempts.end(CNIError(Code.TRY_AGAIN, "this agent is being replaced"))
         self._store.close()
 
@@ -178,19 +169,13 @@ class Lessee:
     def _run(self) -> None:
         # A first confirmation may wait long, and the first ADD is not to wait until files are open.
         self._failures.guarded("read the store", self._upkeep.look)
-        while not self._closed:
-            try:
-                wait = self.step()
-            except Exception:  # noqa: BLE001 - a defect in one step must not end the leases
-                _log.exception("leases: a step failed")
-                loops.failed("leases")
-                wait = _FIRST_RETRY
-            else:
-                loops.worked("leases")
-            with self._attempts.changed:
-                if not self._closed and not self._attempts:
-                    self._attempts.changed.wait(wait)
+        super()._run()
         self._attempts.serve()  # each ends at once: no ADD waits in vain
+
+    def _rest(self, seconds: float) -> None:
+        with self._attempts.changed:
+            if not self._closed and not self._attempts:
+                self._attempts.changed.wait(seconds)
 
     def _is_due(self, at: float) -> bool:
         return not self._closed and self._clock() >= at

@@ -9,19 +9,17 @@ import threading
 from collections import Counter
 from collections.abc import Iterable
 from itertools import chain
-from typing import TYPE_CHECKING
 
 import msgspec
+from prometheus_client.metrics_core import Metric
 
+from base.scrape import gauge
 from base.text import printable
 from ipam.cluster import documents
 from ipam.cluster.api import AnyResource, Resource, ServerMeta, Unreadable
 
 Query = tuple[str, str]
 """A list and its watch: the path and the selector."""
-
-if TYPE_CHECKING:
-    from prometheus_client.metrics_core import Metric
 
 _log = logging.getLogger(__name__)
 
@@ -83,18 +81,14 @@ def _unreadable(kind: type[Resource], document: msgspec.Raw, why: str) -> Unread
     return Unreadable(kind.API, kind.KIND, documents.server_meta(document), printable(why))
 
 
-def unreadable_family(found: Iterable[Unreadable]) -> "Metric":
+def unreadable_family(found: Iterable[Unreadable]) -> Metric:
     """How many objects of each kind could not be read, for a scrape."""
-    from prometheus_client.metrics_core import GaugeMetricFamily
-
-    family = GaugeMetricFamily(
+    return gauge(
         "podfabric_unreadable_objects",
         "Objects on the API server that cannot be read, or not all of them.",
-        labels=("kind",),
+        ("kind",),
+        Counter((each.kind,) for each in found),
     )
-    for kind, count in sorted(Counter(each.kind for each in found).items()):
-        family.add_metric((kind,), count)
-    return family
 
 
 def _key(meta: ServerMeta) -> tuple[str, str]:

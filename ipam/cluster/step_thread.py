@@ -7,30 +7,29 @@ from abc import abstractmethod
 from base import loops
 from ipam.cluster.wrapped_api import UntilClosed
 
-_JOIN = 15.0  # seconds; a call to the API server takes about 10
+JOIN = 15.0  # seconds; a call to the API server takes about 10, and a launcher waits for 20
 _AFTER_DEFECT = 5.0  # seconds
 
 _log = logging.getLogger(__name__)
 
 
 class StepThread:
-    """Without `start`, `step` does what is due. `name` is the thread's, and the log's."""
+    """Without `start`, `step` does what is due. `name` is the thread's, and the log's. `calls` are
+    those that `step` makes: none begins after `close`, which waits for no answer to a read."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, calls: UntilClosed | None = None) -> None:
         self._name = name
         self._wake = threading.Event()
         self._closed = False
         self._thread: threading.Thread | None = None
-        self._calls: UntilClosed | None = None
+        self._calls = calls
 
     @abstractmethod
     def step(self) -> float:
         """Do what is due; for how many seconds nothing is due then."""
 
-    def start(self, calls: UntilClosed | None = None) -> None:
-        """Work in a thread of its own until `close`. `calls` are those that `step` makes; who
-        closes them, before this, need not wait for an answer to a read."""
-        self._calls = calls
+    def start(self) -> None:
+        """Work in a thread of its own until `close`."""
         self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
         self._thread.start()
 
@@ -41,10 +40,12 @@ class StepThread:
     def close(self) -> None:
         """Begin nothing more. Waits for what is under way, but for a read that fails as it ends."""
         self._closed = True
+        if self._calls is not None:
+            self._calls.close()
         self._wake.set()
         if self._thread is None or (self._calls and self._calls.is_read_by(self._thread)):
             return
-        self._thread.join(_JOIN)
+        self._thread.join(JOIN)
 
     def _run(self) -> None:
         while not self._closed:
@@ -56,6 +57,10 @@ class StepThread:
                 wait = _AFTER_DEFECT
             else:
                 loops.worked(self._name)
-            self._wake.wait(wait)
-            self._wake.clear()
+            self._rest(wait)
         loops.worked(self._name)
+
+    def _rest(self, seconds: float) -> None:
+        """Wait for so long, or until `wake` or `close`."""
+        self._wake.wait(seconds)
+        self._wake.clear()

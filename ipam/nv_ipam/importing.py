@@ -144,9 +144,9 @@ class FollowedPools(StepThread):
         daemon_store: Path = STORE,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__("nv-ipam")
-        self._followed = api
         self._api = UntilClosed(api)
+        super().__init__("nv-ipam", self._api)
+        self._followed = api
         self._files = files
         self._node = node
         self._boot = boot
@@ -160,18 +160,17 @@ class FollowedPools(StepThread):
         self._mirrors = list[Mirror[NvPool]]()
         self.sources = dict[str, Callable[[], Sequence[NvPool] | None]]()
 
-    def start(self, calls: UntilClosed | None = None) -> None:
+    def start(self) -> None:
         """Keep the file up to date until `close`, in threads of its own."""
         for form in (NvIPPool, NvCIDRPool):
             mirror = Mirror[NvPool](self._followed, form, self.wake, namespace=self._namespace)
             self._mirrors.append(mirror)
             self.sources[form.KIND.lower()] = mirror.items
-        super().start(calls or self._api)
+        super().start()
 
     def close(self) -> None:
         """See StepThread.close."""
         self._failures.close()
-        self._api.close()
         for mirror in self._mirrors:
             mirror.close()
         super().close()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from ipam.cluster.controller.exposition import ControllerExposition
+from ipam.cluster.controller.exposition import exposition
 from ipam.cluster.controller.leadership import Leadership
 from ipam.cluster.controller.mirror import Polled
 from ipam.cluster.controller.process import ControllerProcess
@@ -128,7 +128,7 @@ def test_each_alert_is_about_metrics_of_the_controller_or_of_agents() -> None:
     process.leadership.step()
     process.seen = cluster.round()
     process.polled = Polled((), 0.0, 0.0)
-    text = ControllerExposition(process).text().decode()
+    text = exposition(process)().decode()
     families = set(re.findall(r"^# TYPE (\w+) ", text, re.MULTILINE))
     families |= set(re.findall(r"podfabric_\w+", (CHECKOUT / "docs/agent.md").read_text()))
     for rule in _rules():

@@ -3,11 +3,14 @@
 Pools are named, and with them networks of tenants: so it is served on a loopback address only.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
 
+from prometheus_client import generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from base.scrape import Scrape
+from base import scrape
+from base.scrape import Source, counter, gauge
 from ipam.cluster.controller.mirror import Polled
 from ipam.cluster.controller.process import ControllerProcess
 from ipam.cluster.controller.rounds import Seen
@@ -31,55 +34,43 @@ _OF_POOLS: Sequence[tuple[str, str, _Count]] = (
 )
 
 
-class ControllerExposition(Scrape):
-    """The families of `process`. One that stands by has no pools: Prometheus would add up what both
-    say."""
-
-    def __init__(self, process: ControllerProcess) -> None:
-        super().__init__()
-        self._process = process
-
-    def collect(self) -> Iterator[Metric]:
-        """All families; the registry calls this for each scrape."""
-        yield from _of_process(self._process)
-        if self._process.leadership.holds:
-            seen = self._process.seen
-            yield from _of_blocks(seen)
-            yield from _of_pools(seen.pools)
-            yield from _of_poll(self._process.polled, self._process.now())
+def exposition(process: ControllerProcess) -> Callable[[], bytes]:
+    """Makes the text of a scrape. One that stands by has no pools: Prometheus would add up what
+    both say."""
+    registry = scrape.registry()
+    registry.register(Source(partial(_families, process)))
+    return partial(generate_latest, registry)
 
 
-def _of_process(process: ControllerProcess) -> Iterator[Metric]:
+def _families(process: ControllerProcess) -> Iterator[Metric]:
+    leads, counts = process.leadership.holds, process.counts
     yield GaugeMetricFamily(
-        "podfabric_controller_leads",
-        "1 if this process leads, 0 if it stands by.",
-        value=int(process.leadership.holds),
+        "podfabric_controller_leads", "1 if this process leads, 0 if it stands by.", int(leads)
     )
     yield CounterMetricFamily(
         "podfabric_controller_rounds", "Rounds that came to their end.", process.rounds
     )
-    counts = process.counts
-    steps = CounterMetricFamily(
+    yield counter(
         "podfabric_controller_reclaim_steps",
         "Blocks of dead nodes that were fenced and freed, and fences that a holder answered.",
-        labels=("step",),
+        ("step",),
+        {
+            ("fenced",): counts.fenced,
+            ("freed",): counts.freed,
+            ("answered",): counts.answered,
+        },
     )
-    for step, count in (
-        ("fenced", counts.fenced),
-        ("freed", counts.freed),
-        ("answered", counts.answered),
-    ):
-        steps.add_metric((step,), count)
-    yield steps
     yield unreadable_family(process.unreadable())
-    errors = CounterMetricFamily(
+    yield counter(
         "podfabric_controller_api_errors",
         "Requests to the API server that failed, by verb and kind of error.",
-        labels=("verb", "error"),
+        ("verb", "error"),
+        dict(process.errors),
     )
-    for labels, count in sorted(process.errors.items()):
-        errors.add_metric(labels, count)
-    yield errors
+    if leads:
+        yield from _of_blocks(process.seen)
+        yield from _of_pools(process.seen.pools)
+        yield from _of_poll(process.polled, process.now())
 
 
 def _of_poll(polled: Polled | None, now: float) -> Iterator[Metric]:
@@ -88,52 +79,53 @@ def _of_poll(polled: Polled | None, now: float) -> Iterator[Metric]:
     yield GaugeMetricFamily(
         "podfabric_controller_nodes_age_seconds",
         "How old what is known of the Nodes is: without it no block of a dead node is freed.",
-        value=now - polled.began,
+        now - polled.began,
     )
     yield GaugeMetricFamily(
         "podfabric_controller_nodes_list_seconds",
         "How long the last list of all Nodes took.",
-        value=polled.ended - polled.began,
+        polled.ended - polled.began,
     )
 
 
 def _of_blocks(seen: Seen) -> Iterator[Metric]:
-    states = GaugeMetricFamily(
-        "podfabric_cluster_blocks", "Blocks by their state.", labels=("state",)
-    )
-    for state, count in sorted(seen.states.items()):
-        states.add_metric((state,), count)
-    yield states
-    standings = GaugeMetricFamily(
-        "podfabric_cluster_blocks_by_holder",
-        "Blocks by how their nodes stand: well, silent, replaced, out_of_service, rebooted, gone.",
-        labels=("standing",),
-    )
-    for standing, count in sorted(seen.standings.items()):
-        standings.add_metric((standing,), count)
-    yield standings
+    for name, label, text, counts in (
+        ("blocks", "state", "Blocks by their state.", seen.states),
+        (
+            "blocks_by_holder",
+            "standing",
+            "Blocks by how their nodes stand: well, silent, replaced, out_of_service, rebooted, "
+            "gone.",
+            seen.standings,
+        ),
+    ):
+        samples = {(value,): count for value, count in counts.items()}
+        yield gauge(f"podfabric_cluster_{name}", text, (label,), samples)
     for name, text, value in (
         ("contradictions", "What fsck --cluster would report.", seen.contradictions),
         ("nodes_over_limit", "Nodes with more blocks than their pool allows.", seen.over_limit),
         ("unusable_definitions", "Definitions that get no pool.", seen.unusable),
     ):
-        yield GaugeMetricFamily(f"podfabric_cluster_{name}", text, value=value)
+        yield GaugeMetricFamily(f"podfabric_cluster_{name}", text, value)
 
 
-def _of_pools(pools: Iterable[AddressPool]) -> Iterator[Metric]:
-    pools = tuple(pools)
+def _of_pools(pools: Collection[AddressPool]) -> Iterator[Metric]:
     for name, text, count in _OF_POOLS:
-        family = GaugeMetricFamily(f"podfabric_cluster_pool_{name}", text, labels=("pool",))
-        for pool in pools:
-            family.add_metric((pool.metadata.name,), count(pool))
-        yield family
-    conditions = GaugeMetricFamily(
+        samples = {(pool.metadata.name,): count(pool) for pool in pools}
+        yield gauge(f"podfabric_cluster_pool_{name}", text, ("pool",), samples)
+    true = {
+        (pool.metadata.name, each.type)
+        for pool in pools
+        for each in pool.status.conditions
+        if each.status == "True"
+    }
+    yield gauge(
         "podfabric_cluster_pool_condition",
         "1 if the pool's condition is True, 0 if it is not.",
-        labels=("pool", "type"),
+        ("pool", "type"),
+        {
+            (pool.metadata.name, type_): int((pool.metadata.name, type_) in true)
+            for pool in pools
+            for type_ in CONDITIONS
+        },
     )
-    for pool in pools:
-        true = {each.type for each in pool.status.conditions if each.status == "True"}
-        for type_ in CONDITIONS:
-            conditions.add_metric((pool.metadata.name, type_), int(type_ in true))
-    yield conditions

@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 
 from msgspec.structs import replace
 
-from base.loops import Complaint
+from base.problems import Problems
 from ipam.blocks import boottime
 from ipam.cluster.api import AlreadyExists, ApiError, Conflict, Lease, NotFound, ServerMeta
 from ipam.cluster.rest_api import ClusterApi
@@ -57,7 +57,7 @@ class Leadership:
         self._clock = clock
         self._wall = wall
         self._lock = threading.Lock()
-        self._complaint = Complaint(_log, f"lease {name}", clock)
+        self._problems = Problems(_log, clock)
         self._seen: Lease | None = None  # of another holder
         self._seen_at = 0.0
         self._mine: Lease | None = None
@@ -79,9 +79,9 @@ class Leadership:
             except (Conflict, AlreadyExists, NotFound) as error:
                 self._lose(str(error))
             except ApiError as error:
-                self._complaint.fails(error)
+                self._problems.tell(f"lease {self._name}", error)
             else:
-                self._complaint.works()
+                self._problems.tell(f"lease {self._name}", None)
                 self._keep(mine, begun)
             return self.holds
 

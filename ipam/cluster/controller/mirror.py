@@ -11,7 +11,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Generic, NamedTuple
 
-from base.loops import Complaint
+from base.problems import Problems
 from ipam.cluster.api import (
     AnyResource,
     ApiError,
@@ -41,7 +41,7 @@ class Follower(StepThread):
 
     def __init__(self, what: str) -> None:
         super().__init__(f"following {what}")
-        self._complaint = Complaint(_log, f"following {what}")
+        self._problems = Problems(_log)
         self._retry = FIRST_PAUSE
 
     def close(self) -> None:
@@ -56,7 +56,7 @@ class Follower(StepThread):
         except WatchExpired:
             return LEAST_PAUSE
         except ApiError as error:
-            self._complaint.fails(error)
+            self._problems.tell(self._name, error)
             pause, self._retry = self._retry, min(2 * self._retry, LONGEST_PAUSE)
             return pause
         self._retry = FIRST_PAUSE
@@ -101,7 +101,7 @@ class Mirror(Follower, Generic[AnyResource]):
         """List, and then follow the changes until it is time to list again."""
         listed_at = self._clock()
         listing = self._api.list(self._kind, namespace=self._namespace)
-        self._complaint.works()
+        self._problems.tell(self._name, None)
         with self._lock:
             self._objects = self._last(listing) | {_key(each): each for each in listing.items}
         self._changed()
@@ -149,7 +149,7 @@ class Signal(Follower):
     def _follow(self) -> float:
         try:
             for _ in self._changes():
-                self._complaint.works()
+                self._problems.tell(self._name, None)
                 if self._closed:
                     return 0.0
                 self._is_set.set()
@@ -203,7 +203,7 @@ class NodePoll(Follower):
     def _follow(self) -> float:
         began = self._clock()
         nodes = all_nodes(self._api)
-        self._complaint.works()
+        self._problems.tell(self._name, None)
         self._last = Polled(nodes, began, self._clock())
         took = self._last.ended - began
         if took > SLOW_AFTER:

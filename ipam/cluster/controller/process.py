@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from base import loops
-from base.loops import Complaint
+from base.problems import Problems
 from ipam.cluster.api import NetworkDefinition, Unreadable
 from ipam.cluster.controller.leadership import RENEW_EVERY, Leadership
 from ipam.cluster.controller.mirror import Mirror, NodePoll, Polled, Signal
@@ -119,7 +119,7 @@ class ControllerProcess:
         self._pools_per_namespace = pools_per_namespace
         self._api = guarded(api, self._may_write, self.errors)
         self._clock = clock
-        self._complaint = Complaint(_log, "a round", clock)
+        self._problems = Problems(_log, clock)
         self._stopped = threading.Event()
         self._changed = threading.Event()
         self._stepped_at = {"election": clock(), "rounds": clock()}
@@ -216,9 +216,9 @@ class ControllerProcess:
             self.seen = rounds.round(world)
             errors = rounds.steps.taken_errors()
             for error in errors:
-                self._complaint.fails(error)
+                self._problems.tell("a round", error)
             if not errors:
-                self._complaint.works()
+                self._problems.tell("a round", None)
             self.rounds += 1
             loops.worked("rounds")
         except NotLeading:

@@ -14,23 +14,22 @@ from typing import IO
 from agent import framing
 from agent.framing import HEADER, LauncherRequest
 from agent.server import BACKLOG, Server
-from agent.unix_socket import listen
+from agent.settings import Settings
 from agent.workers import Workers
 from base.interrupts import Call, Terminated, serving
+from base.unix_socket import listen
 from tests.frames import write_request
 from tests.waiting import PATIENCE
 
 Does = Callable[[LauncherRequest, int | None], bytes]
 
 
-@dataclass
-class Limits:
+class Limits(Settings, frozen=True, kw_only=True):
     """The server's settings."""
 
     deadline: float = PATIENCE
     grace: float = PATIENCE
     connections: int = 64
-    max_config_bytes: int = 1 << 20
 
 
 @dataclass
@@ -133,7 +132,7 @@ def server(
     pool = Workers(workers)
     caller = Scripted() if does is None else Scripted(does)
     refused: list[str] = []
-    serving_ = Server(listener, caller, pool, limits or Limits(), refused=refused.append)
+    serving_ = Server(listener, caller.call, pool, limits or Limits(), refused=refused.append)
     thread = threading.Thread(target=serving_.serve, daemon=True)
     thread.start()
     try:

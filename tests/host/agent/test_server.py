@@ -15,8 +15,8 @@ from agent import framing
 from agent import server as server_module
 from agent.framing import ANSWERED, HEADER, LEAVING, REFUSED, REQUEST_MAGIC, LauncherRequest
 from agent.server import BACKLOG
-from agent.unix_socket import listen
 from base import interrupts
+from base.unix_socket import listen
 from tests.frames import write_request
 from tests.host.agent.serving import Limits, Reply, descriptors, read, send, server
 from tests.waiting import PATIENCE, until

@@ -39,7 +39,7 @@ def _left_behind(path: Path) -> None:
 
 @contextmanager
 def _in_its_place(launcher: Launcher, act: Callable[[Peer], object]) -> Iterator[Agent]:
-    """An agent that listens in the place of the former one, as agent/unix_socket.py does it."""
+    """An agent that listens in the place of the former one, as base/unix_socket.py does it."""
     fresh = launcher.socket.with_name("fresh.sock")
     with Agent(fresh, act) as agent:
         fresh.replace(launcher.socket)

@@ -56,7 +56,7 @@ def called(
 ) -> tuple[int, bytes, bytes, list[tuple[str, str, int]]]:
     """Exit code, standard error and standard output of one call, and the counters."""
     counted = Counted()
-    calls = Calls({"noop": lambda environ: Does(does)}, counted)
+    calls = Calls({"noop": lambda environ: Does(does)}, counted.observe)
     request = LauncherRequest(name, {**ENVIRON, **(more or {})}, CONFIG)
     frame = calls.call(request, None, Call(endable=False))
     _, status, exit_code, stderr, _ = HEADER.unpack(frame[: HEADER.size])

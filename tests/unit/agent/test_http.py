@@ -1,12 +1,14 @@
 """The endpoint: what it answers, and that no client keeps it from answering others."""
 
+import itertools
 import socket
 import stat
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 import pytest
@@ -63,7 +65,7 @@ def ask(endpoint: Endpoint, request: bytes) -> tuple[int, dict[str, str], bytes]
         answer = read_all(client)
     head, _, body = answer.partition(b"\r\n\r\n")
     first, *rest = head.decode().split("\r\n")
-    assert first.startswith("HTTP/1.1 ")
+    assert first.startswith("HTTP/1.0 ")
     return int(first.split(" ")[1]), dict(line.split(": ", 1) for line in rest), body
 
 
@@ -90,32 +92,34 @@ def test_health_and_readiness_are_what_the_agent_says(endpoint: Endpoint, agent:
     assert get(endpoint, "/healthz") == (503, b"the serving thread hangs\n")
 
 
-def test_head_is_get_without_the_body(endpoint: Endpoint) -> None:
-    status, headers, body = ask(endpoint, b"HEAD /metrics HTTP/1.1\r\n\r\n")
-    assert (status, headers["Content-Length"], body) == (200, "15", b"")
-
-
 @pytest.mark.parametrize(
     ("request_", "status"),
     [
         (b"GET / HTTP/1.1\r\n\r\n", 404),
         (b"GET /metrics/ HTTP/1.1\r\n\r\n", 404),
-        (b"POST /x HTTP/1.1\r\n\r\n", 404),
-        (b"POST /metrics HTTP/1.1\r\nContent-Length: 3\r\n\r\nabc", 405),
-        (b"get /metrics HTTP/1.1\r\n\r\n", 405),
-        (b"GET /metrics\r\n\r\n", 400),
-        (b"GET /metrics HTTP/2.0\r\n\r\n", 400),
+        (b"POST /metrics HTTP/1.1\r\nContent-Length: 3\r\n\r\nabc", 501),
+        (b"get /metrics HTTP/1.1\r\n\r\n", 501),
+        (b"GET /metrics HTTP/2.0\r\n\r\n", 505),
         (b"\x16\x03\x01\x02\x00\x01\n\n", 400),
         (b"GET /metrics HTTP/1.0\n\n", 200),
         (b"\r\n\r\nGET /metrics HTTP/1.1\r\n\r\n", 200),
-        (b"GET /" + b"x" * http.MAX_REQUEST + b" HTTP/1.1\r\n\r\n", 431),
-        (b"GET /metrics HTTP/1.1\r\n" + b"X: y\r\n" * 100_000 + b"\r\n", 431),
     ],
 )
 def test_other_requests_have_their_status(endpoint: Endpoint, request_: bytes, status: int) -> None:
-    found, headers, _ = ask(endpoint, request_)
-    assert found == status
-    assert headers.get("Allow") == ("GET, HEAD" if status == 405 else None)
+    assert ask(endpoint, request_)[0] == status
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        b"GET /" + b"x" * http.MAX_REQUEST + b" HTTP/1.1\r\n\r\n",
+        b"GET /metrics HTTP/1.1\r\n" + b"X: y\r\n" * 100_000 + b"\r\n",
+    ],
+)
+def test_a_request_that_is_too_long_gets_no_answer(endpoint: Endpoint, request_: bytes) -> None:
+    with connect(endpoint) as client, suppress(ConnectionError):
+        client.sendall(request_)
+        assert read_all(client) == b""
 
 
 def test_a_scrape_that_fails_says_so(
@@ -144,17 +148,10 @@ def test_a_request_that_comes_too_slowly_is_given_up(
     endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http, "REQUEST_TIME", 0.5)
-    with connect(endpoint) as client:
-        client.settimeout(0.1)
-        answer = b""
-        for byte in b"GET /metrics HTTP/1.1 and so on, a byte at a time, without an end":
+    with connect(endpoint) as client, suppress(ConnectionError):
+        for byte in itertools.cycle(b"GET /metrics HTTP/1.1 and so on, without an end"):
             client.send(bytes((byte,)))
-            try:
-                answer = client.recv(65536)
-                break
-            except TimeoutError:
-                continue
-    assert answer.startswith(b"HTTP/1.1 408 ")
+            time.sleep(0.1)
 
 
 def test_a_client_that_says_nothing_gets_nothing_and_goes(endpoint: Endpoint) -> None:

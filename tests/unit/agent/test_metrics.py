@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from agent import metrics as agent_metrics
 from agent.cluster_addresses import families
-from agent.metrics import MAX_REASONS, Lasting, Metrics
+from agent.metrics import Lasting, Metrics
 from agent.policies import AgentPolicies
 from base.paths import Paths
 from cni.policy.rules import Policy
@@ -34,14 +35,14 @@ def made(
     *,
     by_range: bool = False,
 ) -> Metrics:
-    return Metrics(
+    metrics = Metrics(
         ("ipoib", "podfabric-ipam"),
         lambda: usage,
         lambda: attachments or {},
-        lambda: devices,
-        lambda: {"rdma/hca": 2},
         by_range=by_range,
     )
+    metrics.add(lambda: [agent_metrics.devices(devices, {"rdma/hca": 2})])
+    return metrics
 
 
 POOL = PoolState(
@@ -94,12 +95,8 @@ def test_no_client_makes_series_without_end() -> None:
     metrics = made()
     for number in range(50):
         metrics.observe(f"plugin{number}\n", f"VERB{number}", 100_000 + number, 0.1)
-        metrics.refused(f"reason {number}")
     found = read(metrics)
     assert found["podfabric_requests_total{code=other,plugin=other,verb=other}"] == 50
-    reasons = [key for key in found if key.startswith("podfabric_requests_refused_total")]
-    assert len(reasons) == MAX_REASONS + 1
-    assert found["podfabric_requests_refused_total{reason=other}"] == 50 - MAX_REASONS
     assert len(found) < 60
 
 
@@ -232,14 +229,14 @@ def test_the_documentation_has_every_metric_with_its_labels(tmp_path: Path) -> N
     metrics.refused("x")
     metrics.swept(removed=1, errors=1)
     lessee = Lessee(FakeApi(), StoreFiles(tmp_path, kept=False), "node-a", "boot-1")
-    metrics.more.append(families(lessee))
+    metrics.add(lambda: families(lessee))
     policies = AgentPolicies(Paths(), Policy)
     with pytest.raises(CNIError):
         policies.watched(Failing(deny("pkey", "rule"))).add(ADD)
-    metrics.more.append(policies.families)
-    metrics.mistakes = lambda: {"pools": True}
+    metrics.add(policies.families)
+    metrics.add(lambda: [agent_metrics.mistakes({"pools": True})])
     pod = Unreadable("v1", "Pod", Meta(name="p"), "it is nested too deeply")
-    metrics.more.append(lambda: [unreadable_family([pod])])
+    metrics.add(lambda: [unreadable_family([pod])])
     found: dict[str, set[str]] = {}
     for family in text_string_to_metric_families(metrics.exposition().decode()):
         name = family.name + ("_total" if family.type == "counter" else "")

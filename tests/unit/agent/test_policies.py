@@ -74,7 +74,7 @@ def test_a_denial_is_counted_and_stays_an_error(counted: AgentPolicies) -> None:
     add(counted, by_no_rule)
     assert counted.denials() == {("pkey", "teams/a,b"): 2, (OTHER, OTHER): 1}
     metrics = Metrics(plugins=(), usage=tuple, attachments=dict)
-    metrics.more.append(counted.families)
+    metrics.add(counted.families)
     text = metrics.exposition().decode()
     assert 'podfabric_policy_denied_total{key="pkey",rule="teams/a,b"} 2.0' in text
 

@@ -13,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent import settings
-from agent.settings import Loaded, Settings, WatchedSettings, listen_address
+from agent.settings import Loaded, Settings, listen_address
 from base import documents
 from base import watching as file_watch
+from base.watching import WatchedFile
 from cni.spec.errors import CNIError
 from tests.plugins import CHECKOUT
 from tests.waiting import PATIENCE, until
@@ -179,13 +180,15 @@ def watching(
     path: Path, look_every: float = NEVER, current: Settings | None = None
 ) -> Iterator[list[Settings]]:
     changes: list[Settings] = []
-    now = Loaded(current) if current is not None else settings.load(path)
+    last = Loaded(current) if current is not None else settings.load(path)
 
-    def changed(new: Loaded) -> None:
-        if not new.mistakes:
-            changes.append(new.settings)
+    def changed() -> None:
+        nonlocal last
+        before, last = last, settings.reload(path, last)
+        if last != before and not last.mistakes:
+            changes.append(last.settings)
 
-    with closing(WatchedSettings(path, now, changed, look_every)):
+    with closing(WatchedFile(path, changed, look_every)):
         time.sleep(2 * file_watch.SETTLE)  # its first look is over: what comes is seen as it comes
         yield changes
 
@@ -362,7 +365,7 @@ def test_half_a_file_is_not_taken_for_the_whole(
 
 def test_the_watch_ends_at_once_and_leaves_nothing_open(tmp_path: Path) -> None:
     before = set(Path("/proc/self/fd").iterdir())
-    watched = WatchedSettings(tmp_path / "config.yaml", Loaded(Settings()), print, NEVER)
+    watched = WatchedFile(tmp_path / "config.yaml", print, NEVER)
     watched.close()
     watched.close()
     assert set(Path("/proc/self/fd").iterdir()) <= before  # others' may have been closed

@@ -6,7 +6,7 @@ import sys
 from tests.plugins import CHECKOUT
 
 HEAVY = (
-    *("asyncio", "difflib", "grpc", "prometheus_client", "rich", "ssl", "yaml"),
+    *("asyncio", "difflib", "grpc", "rich", "yaml"),
     *("gpu.groups", "gpu.service", "pynvml"),
 )
 SERVING = "import cli.agent, agent.main, agent.departure, cli.install"

@@ -7,22 +7,22 @@ from base.documents import DocumentError
 
 
 @pytest.mark.parametrize(
-    ("content", "key"),
+    ("content", "text"),
     [
-        ('{"pools": [], "pools": [1]}', "pools"),
-        ('{"agent": {"debug": true, "debug": true}}', "agent.debug"),
-        ('{"pools": [{"name": "a/b"}, {"slots": 4, "mode": "all", "slots": 8}]}', "pools[1].slots"),
-        ('{"a": [[{"b": {"c": 1, "c": {}}}]]}', "a[0][0].b.c"),
-        ('{"slots": 1, "sl\\u006fts": 2}', "slots"),
-        ('{"": 1, "": 2}', '""'),
-        ('{"a": {"b": 1, "b": 2}, "a": 3}', "a"),
-        ('{\n\t"a": 1e300,\n\t"b": 123456789012345678901234567890,\n\t"a": 1}', "a"),
+        ('{"pools": [], "pools": [1]}', "line 1: pools"),
+        ('{"agent": {"debug": true,\n"debug": true}}', "line 2: debug"),
+        ('{"pools": [{"name": "a/b"}, {"slots": 4, "mode": "all", "slots": 8}]}', "line 1: slots"),
+        ('{"a": [[{"b": {"c": 1, "c": {}}}]]}', "line 1: c"),
+        ('{"slots": 1, "sl\\u006fts": 2}', "line 1: slots"),
+        ('{"": 1, "": 2}', 'line 1: ""'),
+        ('{"a": {"b": 1, "b": 2}, "a": 3}', "line 1: b"),
+        ('{\n\t"a": 1e300,\n\t"b": 123456789012345678901234567890,\n\t"a": 1}', "line 4: a"),
     ],
 )
-def test_a_key_that_is_twice_in_json_is_named(content: str, key: str) -> None:
+def test_a_key_that_is_twice_in_json_is_named(content: str, text: str) -> None:
     with pytest.raises(DocumentError) as raised:
         documents.decode(content.encode(), "config.yaml")
-    assert str(raised.value) == f"config.yaml: {key}: appears twice: keep one"
+    assert str(raised.value) == f"config.yaml: {text}: appears twice: keep one"
 
 
 @pytest.mark.parametrize(

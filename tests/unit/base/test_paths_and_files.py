@@ -1,6 +1,5 @@
 """Paths, and atomic writes: a reader never sees half a file."""
 
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -46,17 +45,6 @@ def test_killed_writers_temporary_file_is_removed_with_the_file(tmp_path: Path) 
     files.remove(path)
     assert list(tmp_path.iterdir()) == []
     files.remove(tmp_path / "absent/file")
-
-
-def test_first_of_several_that_create_a_file_counts(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda n: files.create(path, b"%d" % n * 1000), range(8)))
-    content = path.read_bytes()
-    assert content == content[:1] * 1000
-    assert list(tmp_path.iterdir()) == [path]
-    files.create(path, b"another")
-    assert path.read_bytes() == content
 
 
 def test_files_are_for_root_only(tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from cni.spec.errors import CNIError, Code
-from ipam.cluster.lessee import _JOIN, Lessee
+from ipam.cluster.lessee import Lessee
+from ipam.cluster.step_thread import JOIN
 from ipam.plugin import AddressPlugin
 from ipam.scope import Stores
 from ipam.store_files import StoreFiles
@@ -23,7 +24,7 @@ from tests.waiting import PATIENCE, join, until
 
 @pytest.fixture
 def silence() -> Iterator[Silence]:
-    silence = Silence("lessee")
+    silence = Silence("leases")
     yield silence
     silence.end()
 
@@ -75,7 +76,7 @@ def test_no_answer_to_a_read_is_waited_for(
     assert silence.asked.wait(PATIENCE)
     began = time.monotonic()
     lessee.close()
-    assert time.monotonic() - began < _JOIN / 2  # it is milliseconds on an idle machine
+    assert time.monotonic() - began < JOIN / 2  # it is milliseconds on an idle machine
     join(thread)  # its claim has ended, too
     assert [error.code for error in errors] == [Code.TRY_AGAIN]
 

@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from ipam.cluster.api import Conflict, NotFound
 from ipam.cluster.controller import mirror as mirror_module
 from ipam.cluster.controller import process as process_module
-from ipam.cluster.controller.exposition import ControllerExposition
+from ipam.cluster.controller.exposition import exposition
 from ipam.cluster.controller.leadership import Leadership
 from ipam.cluster.controller.mirror import Mirror
 from ipam.cluster.controller.process import STUCK_AFTER, ControllerProcess
@@ -52,7 +52,7 @@ def _running(process: ControllerProcess) -> Iterator[ControllerProcess]:
 
 def _samples(process: ControllerProcess) -> dict[str, float]:
     """The metrics by name and labels."""
-    text = ControllerExposition(process).text().decode()
+    text = exposition(process)().decode()
     return {
         ",".join([sample.name, *(f"{key}={value}" for key, value in sample.labels.items())]): (
             sample.value

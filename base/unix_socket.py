@@ -1,4 +1,4 @@
-"""A listening unix socket that only root can open."""
+"""A listening unix socket that only root can open, and whether a process serves one."""
 
 import errno
 import os
@@ -16,7 +16,7 @@ def listen(path: Path, backlog: int) -> socket.socket:
     one path, both may succeed: the caller makes sure that it is alone.
     """
     with suppress(FileNotFoundError):
-        if not stat.S_ISSOCK(path.lstat().st_mode) or _is_served(path):
+        if not stat.S_ISSOCK(path.lstat().st_mode) or is_served(path):
             raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE), str(path))
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     temporary = path.with_name(f".{path.name}.new")
@@ -33,13 +33,14 @@ def listen(path: Path, backlog: int) -> socket.socket:
     return listener
 
 
-def _is_served(path: Path) -> bool:
+def is_served(path: Path) -> bool:
+    """Whether a process listens on that stream socket."""
     with socket.socket(socket.AF_UNIX) as client:
         client.setblocking(False)
         try:
             client.connect(str(path))
-        except ConnectionError:
-            return False
         except BlockingIOError:  # its backlog is full
             return True
+        except OSError:
+            return False
     return True
