@@ -20,7 +20,6 @@ from cni.spec.errors import CNIError
 from ipam.addresses import parse
 from ipam.cluster.api import ApiError
 from ipam.cluster.geometry import interval
-from ipam.cluster.lessee import Lessee
 from ipam.cluster.objects import AddressBlock, Holder
 from ipam.cluster.rest_api import ClusterApi
 from ipam.plugin import AddressPlugin
@@ -74,33 +73,19 @@ class CrashingNode(ClusterNode):
 
     def __init__(self, server: ApiServer, directory: Path, name: str, clock: Clock) -> None:
         self.objects = Objects(server.admin)
-        self.server = self.objects  # type: ignore[assignment]
-        self.directory = directory
         self.snapshots = directory.with_name(f"{directory.name}-disk")
-        self.directory.mkdir()
+        directory.mkdir()
         self.snapshots.mkdir()
-        self.name = name
-        self.clock = clock
-        self.boot = "boot-1"
-        self.forced = set()
         self._api_server = server
-        self.client = server.node(name, machineID=f"m-{name}", systemUUID=f"s-{name}")
-        self.restart()
+        client = server.node(name, machineID=f"m-{name}", systemUUID=f"s-{name}")
+        super().__init__(client, directory, name, clock=clock)
+        self.server = self.objects  # type: ignore[assignment]
 
     def restart(self, boot: str = "") -> None:
-        """A new agent process."""
-        self.boot = boot or self.boot
-        self.client = self._api_server.client(
-            self._api_server.plane.directory / f"{self.name}.kubeconfig"
-        )
-        self.files = StoreFiles(self.directory, report=lambda text: None, kept=False)
-        self.lessee = Lessee(
-            self.client,
-            self.files,
-            self.name,
-            self.boot,
-            clock=self.clock,
-        )
+        """A new agent process, with a client of its own."""
+        kubeconfig = self._api_server.plane.directory / f"{self.name}.kubeconfig"
+        self.api = self._api_server.client(kubeconfig)  # type: ignore[assignment]
+        super().restart(boot)
 
     def killed_at(self, arm: Arm, work: Callable[["CrashingNode"], None]) -> None:
         """Do `work` in a child, which dies where `arm` says: by SIGKILL, not by an exception."""
@@ -178,7 +163,7 @@ def after_call(verb: str, is_it: Callable[[Any], bool]) -> Arm:
     """After the server has done a call about such an object, before the answer is used."""
 
     def arm(node: CrashingNode, die: Die) -> None:
-        call = getattr(node.client, verb)
+        call = getattr(node.api, verb)
 
         def wrapped(resource: Any) -> Any:  # noqa: ANN401 - any object
             answer = call(resource)
@@ -186,7 +171,7 @@ def after_call(verb: str, is_it: Callable[[Any], bool]) -> Arm:
                 die()
             return answer
 
-        setattr(node.client, verb, wrapped)
+        setattr(node.api, verb, wrapped)
 
     return arm
 

@@ -13,8 +13,7 @@ from ipam.cluster.controller.rounds import Rounds
 from ipam.nv_ipam.importing import FollowedPools
 from ipam.nv_ipam.pools import NvCIDRPool, NvIPPool, NvPools
 from ipam.nv_ipam.translate import NodePool, NodePools, read_pools
-from tests.api.server import ACCOUNT, ApiServer
-from tests.api.test_nodes import RealNode
+from tests.api.server import ACCOUNT, ApiServer, Document, kind_of
 from tests.cluster import programs
 from tests.unit.ipam.cluster.controller.cluster import read_world
 from tests.unit.ipam.nv_ipam.nodes import NvNode
@@ -44,25 +43,11 @@ roleRef: {{apiGroup: rbac.authorization.k8s.io, kind: Role, name: podfabric-nv-i
 subjects:
   - {{kind: ServiceAccount, name: {ACCOUNT}, namespace: {OURS}}}
 """
-_CRD = """\
-apiVersion: apiextensions.k8s.io/v1
-kind: CustomResourceDefinition
-metadata: {{name: {plural}.nv-ipam.nvidia.com}}
-spec:
-  group: nv-ipam.nvidia.com
-  names: {{kind: {kind}, listKind: {kind}List, plural: {plural}, singular: {singular}}}
-  scope: Namespaced
-  versions:
-    - name: v1alpha1
-      served: true
-      storage: true
-      subresources: {{status: {{}}}}
-      schema:
-        openAPIV3Schema:
-          type: object
-          required: [spec]
-          x-kubernetes-preserve-unknown-fields: true
-"""
+_ANY: Document = {
+    "type": "object",
+    "required": ["spec"],
+    "x-kubernetes-preserve-unknown-fields": True,
+}
 
 
 def crds() -> list[str]:
@@ -76,9 +61,9 @@ def crds() -> list[str]:
                 if "/deploy/crds/nv-ipam" in member.name
             ]
             return [file.read().decode() for file in files if file is not None]
-    kinds = (("IPPool", "ippools", "ippool"), ("CIDRPool", "cidrpools", "cidrpool"))
     return [
-        _CRD.format(kind=kind, plural=plural, singular=singular) for kind, plural, singular in kinds
+        json.dumps(kind_of("nv-ipam.nvidia.com", kind, _ANY, status={}))
+        for kind in ("IPPool", "CIDRPool")
     ]
 
 
@@ -143,28 +128,15 @@ class ApiNode(NvNode):
     """A node whose pools are followed by threads, and whose lessee has its own token."""
 
     def __init__(self, server: ApiServer, directory: Path, name: str) -> None:
-        self.name = name
-        self.directory = directory / name
-        self.directory.mkdir()
-        leases = RealNode(server, self.directory, name)
-        self.leases, self.client = leases, leases.client
-        self.boot = self.leases.boot
-        self.clock = self.leases.clock
-        self.start()
+        client = server.node(name, machineID=f"m-{name}", systemUUID=f"s-{name}")
+        super().__init__(client, directory, name)
 
-    def start(self) -> None:
-        """A new agent process."""
-        self.leases.restart()
-        self.files = self.leases.files
-        self.service = FollowedPools(
-            self.client,
-            self.files,
-            self.name,
-            self.boot,
-            NAMESPACE,
-            self.directory / "nv-ipam/store",
+    def follow(self) -> FollowedPools:
+        pools = FollowedPools(
+            self.api, self.files, self.name, self.boot, NAMESPACE, self.daemon_store
         )
-        self.service.start()
+        pools.start()
+        return pools
 
     @property
     def known(self) -> Mapping[str, NodePool]:

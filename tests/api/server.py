@@ -27,6 +27,52 @@ Document = dict[str, Any]
 ACCOUNT = "podfabric"
 OURS = "/apis/ipam.podfabric.io/v1alpha1"
 A_DAY = 86400  # seconds
+_KINDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+
+
+def kind_of(
+    group: str,
+    kind: str,
+    schema: Document,
+    *,
+    plural: str = "",
+    version: str = "v1alpha1",
+    **subresources: Document,
+) -> Document:
+    """A CustomResourceDefinition of another project, of objects in namespaces."""
+    plural = plural or f"{kind.lower()}s"
+    served = {"name": version, "served": True, "storage": True, "subresources": subresources}
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{plural}.{group}"},
+        "spec": {
+            "group": group,
+            "scope": "Namespaced",
+            "names": {
+                "kind": kind,
+                "listKind": f"{kind}List",
+                "plural": plural,
+                "singular": plural.removesuffix("s"),
+            },
+            "versions": [{**served, "schema": {"openAPIV3Schema": schema}}],
+        },
+    }
+
+
+_CONFIG = {"type": "object", "properties": {"config": {"type": "string"}}}
+DEFINITIONS = kind_of(
+    "k8s.cni.cncf.io",
+    "NetworkAttachmentDefinition",
+    {"type": "object", "properties": {"spec": _CONFIG}},
+    plural="network-attachment-definitions",
+    version="v1",
+)
+
+
+def definitions_of(namespace: str) -> str:
+    """Where definitions of the namespace are made."""
+    return f"/apis/k8s.cni.cncf.io/v1/namespaces/{namespace}/network-attachment-definitions"
 
 
 class ApiServer:
@@ -102,6 +148,26 @@ class ApiServer:
         self.kubectl("apply", *(word for file in files for word in ("-f", str(file))))
         self.kubectl("wait", "--for=condition=Established", "--timeout=120s", "crd", "--all")
         until(self._serves_the_kinds, what="answer to a list of blocks")
+
+    def install_kind(self, kind: Document) -> None:
+        """Install a kind, which may be there, and wait until it is served."""
+        status, answer = self.send("POST", _KINDS, kind)
+        assert status in (HTTPStatus.CREATED, HTTPStatus.CONFLICT), answer
+        group, names = kind["spec"]["group"], kind["spec"]["names"]
+        path = f"/apis/{group}/{kind['spec']['versions'][0]['name']}/{names['plural']}"
+        until(lambda: self.send("GET", path)[0] == HTTPStatus.OK, what=f"kind {names['kind']}")
+
+    def define(self, config: object, namespace: str = "default", named: str = "") -> Document:
+        """Make a NetworkAttachmentDefinition of a network configuration."""
+        return self.make(
+            definitions_of(namespace),
+            {
+                "apiVersion": "k8s.cni.cncf.io/v1",
+                "kind": "NetworkAttachmentDefinition",
+                "metadata": {"name": named or name("fabric")},
+                "spec": {"config": json.dumps(config)},
+            },
+        )
 
     def await_policy(self, node: KubernetesApi, own: str) -> None:
         """Wait until the server applies the policies, which it does a while after it has them."""

@@ -15,7 +15,7 @@ from ipam.cluster.kubernetes_api import KubernetesApi
 from ipam.cluster.objects import AddressBlock
 from ipam.cluster.rest_api import ClusterApi
 from tests.api.conftest import NODE_A
-from tests.api.server import ApiServer, name
+from tests.api.server import DEFINITIONS, ApiServer, name
 from tests.unit.ipam.cluster.contract import ApiContract, block, pool, reservation
 from tests.waiting import PATIENCE
 
@@ -99,41 +99,14 @@ def test_an_event_is_on_the_object(server: ApiServer) -> None:
 
 def test_definitions_are_found_when_their_kind_is_installed(server: ApiServer) -> None:
     assert not list(server.admin.each(NetworkDefinition))
-    group, kind = "k8s.cni.cncf.io", "NetworkAttachmentDefinition"
-    plural = "network-attachment-definitions"
-    spec = {"type": "object", "properties": {"config": {"type": "string"}}}
-    schema = {"type": "object", "properties": {"spec": spec}}
-    version = {"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}
-    crd = server.make(
-        "/apis/apiextensions.k8s.io/v1/customresourcedefinitions",
-        {
-            "apiVersion": "apiextensions.k8s.io/v1",
-            "kind": "CustomResourceDefinition",
-            "metadata": {"name": f"{plural}.{group}"},
-            "spec": {
-                "group": group,
-                "scope": "Namespaced",
-                "names": {"kind": kind, "plural": plural, "singular": plural[:-1]},
-                "versions": [version],
-            },
-        },
-    )
-    server.kubectl("wait", "--for=condition=Established", "--timeout=120s", f"crd/{plural}.{group}")
-    made = server.make(
-        f"/apis/{group}/v1/namespaces/default/{plural}",
-        {
-            "apiVersion": f"{group}/v1",
-            "kind": kind,
-            "metadata": {"name": name("ib")},
-            "spec": {"config": '{"type": "ipoib"}'},
-        },
-    )
+    server.install_kind(DEFINITIONS)
+    made = server.define({"type": "ipoib"})
     (found,) = server.admin.each(NetworkDefinition)
     assert (found.metadata.namespace, found.metadata.name, found.metadata.uid) == (
         *("default", made["metadata"]["name"], made["metadata"]["uid"]),
     )
     assert documents.config_of(found) == '{"type": "ipoib"}'
-    server.kubectl("delete", "crd", crd["metadata"]["name"])
+    server.kubectl("delete", "crd", DEFINITIONS["metadata"]["name"])
 
 
 def test_kubectl_shows_pools_and_blocks(server: ApiServer) -> None:

@@ -1,6 +1,5 @@
 """The controller on a real API server, with the rights that the chart gives it and no other."""
 
-import json
 import os
 import signal
 import socket
@@ -23,45 +22,11 @@ from ipam.cluster.controller.rounds import Rounds
 from ipam.cluster.kubernetes_api import KubernetesApi
 from ipam.cluster.names import block_name, pool_name
 from ipam.cluster.objects import AddressBlock, AddressPool, BlockSpec, Holder, PoolSpec, ReclaimSpec
-from tests.api.server import ApiServer, name
+from tests.api.server import DEFINITIONS, ApiServer, name
 from tests.unit.cli.commands import short_path
 from tests.unit.ipam.cluster.controller.cluster import read_world
 from tests.waiting import PATIENCE, join, until
 from tools.manifests import CHECKOUT, NAMESPACE
-
-DEFINITIONS = "/apis/k8s.cni.cncf.io/v1/namespaces/default/network-attachment-definitions"
-KIND = {
-    "apiVersion": "apiextensions.k8s.io/v1",
-    "kind": "CustomResourceDefinition",
-    "metadata": {"name": "network-attachment-definitions.k8s.cni.cncf.io"},
-    "spec": {
-        "group": "k8s.cni.cncf.io",
-        "scope": "Namespaced",
-        "names": {
-            "plural": "network-attachment-definitions",
-            "singular": "network-attachment-definition",
-            "kind": "NetworkAttachmentDefinition",
-        },
-        "versions": [
-            {
-                "name": "v1",
-                "served": True,
-                "storage": True,
-                "schema": {
-                    "openAPIV3Schema": {
-                        "type": "object",
-                        "properties": {
-                            "spec": {
-                                "type": "object",
-                                "properties": {"config": {"type": "string"}},
-                            }
-                        },
-                    }
-                },
-            }
-        ],
-    },
-}
 
 
 @pytest.fixture(scope="module")
@@ -79,33 +44,15 @@ def controller(kubeconfig: Path) -> Iterator[KubernetesApi]:
 
 
 @pytest.fixture(scope="module")
-def definitions(server: ApiServer) -> str:
-    """Where definitions are made; their kind is installed."""
-    server.make("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", KIND)
-    until(lambda: _is_served(server), what="the kind of definitions")
-    return DEFINITIONS
+def definitions(server: ApiServer) -> None:
+    """Their kind is installed."""
+    server.install_kind(DEFINITIONS)
 
 
-def _is_served(server: ApiServer) -> bool:
-    try:
-        return server.send("GET", DEFINITIONS)[0] == 200
-    except ValueError:  # "404 page not found", while the server does not know the group
-        return False
-
-
-def _define(server: ApiServer, definitions: str, ipam: dict[str, object]) -> str:
+def _define(server: ApiServer, ipam: dict[str, object]) -> str:
     config = {"cniVersion": "1.0.0", "type": "ipoib", "name": "fabric", "ipam": ipam}
-    named = name("fabric")
-    server.make(
-        definitions,
-        {
-            "apiVersion": "k8s.cni.cncf.io/v1",
-            "kind": "NetworkAttachmentDefinition",
-            "metadata": {"name": named},
-            "spec": {"config": json.dumps(config)},
-        },
-    )
-    return named
+    made: str = server.define(config)["metadata"]["name"]
+    return made
 
 
 def _pool(server: ApiServer, range_: str, network: str) -> AddressPool:
@@ -134,11 +81,11 @@ def _conditions(pool: AddressPool) -> dict[str, str]:
 
 
 def test_a_definition_becomes_a_pool_that_is_ready(
-    server: ApiServer, definitions: str, controller: KubernetesApi
+    server: ApiServer, definitions: None, controller: KubernetesApi
 ) -> None:
-    _define(server, definitions, {"type": "whereabouts", "range": "10.90.0.9/24"})
-    _define(server, definitions, {"type": "podfabric-ipam", "range": "fd00:90::/64"})
-    wrong = _define(server, definitions, {"type": "whereabouts", "range": "10.90.0.0/99"})
+    _define(server, {"type": "whereabouts", "range": "10.90.0.9/24"})
+    _define(server, {"type": "podfabric-ipam", "range": "fd00:90::/64"})
+    wrong = _define(server, {"type": "whereabouts", "range": "10.90.0.0/99"})
     rounds = Rounds(controller)
     rounds.round(read_world(controller, lambda: 0.0))
     for range_, size in (("10.90.0.0/24", 8), ("fd00:90::/64", 128)):
@@ -152,7 +99,7 @@ def test_a_definition_becomes_a_pool_that_is_ready(
 
 
 def test_a_round_without_news_changes_nothing(
-    server: ApiServer, definitions: str, controller: KubernetesApi
+    server: ApiServer, definitions: None, controller: KubernetesApi
 ) -> None:
     _pool(server, "10.91.0.0/24", name("net"))
     rounds = Rounds(controller)
@@ -165,7 +112,7 @@ def test_a_round_without_news_changes_nothing(
 
 
 def test_the_block_of_a_node_that_is_gone_is_fenced_and_freed(
-    server: ApiServer, definitions: str, controller: KubernetesApi
+    server: ApiServer, definitions: None, controller: KubernetesApi
 ) -> None:
     pool = _pool(server, "10.92.0.0/24", name("net"))
     server.node(name("well"))
@@ -202,7 +149,7 @@ def _unmade(block: AddressBlock) -> AddressBlock:
 
 
 def test_the_process_leads_follows_and_gives_its_lease_back(
-    server: ApiServer, definitions: str, kubeconfig: Path, monkeypatch: pytest.MonkeyPatch
+    server: ApiServer, definitions: None, kubeconfig: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(process_module, "DEFINITIONS_EVERY", 1e6)  # only when one has changed
     clients = [KubernetesApi(kubeconfig, writer="podfabric-controller") for _ in range(2)]
@@ -215,7 +162,7 @@ def test_the_process_leads_follows_and_gives_its_lease_back(
         assert _leader(server) == "only"
         pool = _pool(server, "10.95.0.0/24", name("net"))
         until(lambda: server.admin.get(AddressPool, pool.metadata.name).status.block_size == 8)
-        _define(server, definitions, {"type": "whereabouts", "range": "10.97.0.0/24"})
+        _define(server, {"type": "whereabouts", "range": "10.97.0.0/24"})
         until(lambda: pool_name("", "10.97.0.0/24") in _ready(server), pause=0.1)
     finally:
         process.stop()
@@ -239,7 +186,7 @@ def _ready(server: ApiServer) -> set[str]:
 
 
 def test_podfabric_controller_serves_until_sigterm(
-    server: ApiServer, definitions: str, kubeconfig: Path
+    server: ApiServer, definitions: None, kubeconfig: Path
 ) -> None:
     with short_path() as directory:
         health = directory / "health"

@@ -26,9 +26,8 @@ from ipam.cluster.documents import document, path
 from ipam.cluster.kubernetes_api import KubernetesApi
 from ipam.cluster.objects import AddressBlock, AddressPool, AddressReservation, Holder
 from tests.api.conftest import NODE_A, NODE_B
-from tests.api.server import ApiServer, Document, name
+from tests.api.server import DEFINITIONS, ApiServer, Document, definitions_of, name
 from tests.api.test_agent_policies import PODFABRIC, AgentNode
-from tests.api.test_controller import DEFINITIONS, KIND, _is_served
 from tests.api.test_policies_on_nodes import Tenant
 from tests.unit.cli.commands import short_path
 from tests.unit.ipam.cluster.contract import block, reservation
@@ -105,10 +104,8 @@ class LeasingAgent(AgentNode):
 
 
 @pytest.fixture(scope="module")
-def definitions(server: ApiServer) -> str:
-    server.send("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", KIND)
-    until(lambda: _is_served(server), what="the kind of definitions")
-    return DEFINITIONS
+def definitions(server: ApiServer) -> None:
+    server.install_kind(DEFINITIONS)
 
 
 @pytest.fixture
@@ -224,7 +221,7 @@ def write_all(server: ApiServer, namespace: str) -> dict[str, int]:
     """300 of each kind; how many of them the server has taken."""
     kinds: dict[str, tuple[str, Callable[[int], Document]]] = {
         "definitions": (
-            DEFINITIONS.replace("/default/", f"/{namespace}/"),
+            definitions_of(namespace),
             lambda number: definition(number, namespace),
         ),
         "pods": (f"/api/v1/namespaces/{namespace}/pods", lambda number: pod(number, namespace)),
@@ -258,10 +255,7 @@ def is_ready(server: ApiServer, range_: str) -> bool:
 def make_pool(server: ApiServer, range_: str) -> None:
     """A pool of a definition of a tenant who means well."""
     config = {"type": "ipoib", "name": "n", "ipam": {"type": "podfabric-ipam", "range": range_}}
-    meta = {"name": name("well"), "namespace": "default"}
-    spec = {"config": json.dumps({"cniVersion": "1.0.0", **config})}
-    kind = {"apiVersion": "k8s.cni.cncf.io/v1", "kind": "NetworkAttachmentDefinition"}
-    server.make(DEFINITIONS, {**kind, "metadata": meta, "spec": spec})
+    server.define({"cniVersion": "1.0.0", **config})
     until(lambda: is_ready(server, range_), what=f"pool {range_}", pause=0.2)
 
 
@@ -275,14 +269,14 @@ def delete_all(server: ApiServer, namespace: str) -> None:
                         replace(each, metadata=replace(each.metadata, finalizers=()))
                     )
                 server.admin.delete(each)
-    status(server, "DELETE", DEFINITIONS.replace("/default/", f"/{namespace}/"))
+    status(server, "DELETE", definitions_of(namespace))
     pods = f"/api/v1/namespaces/{namespace}/pods"
     status(server, "DELETE", f"{pods}?gracePeriodSeconds=0")
 
 
 def test_hostile_objects_stop_neither_rounds_nor_leases(
     server: ApiServer,
-    definitions: str,
+    definitions: None,
     controller: Process,
     nodes: tuple[LeasingAgent, LeasingAgent],
 ) -> None:

@@ -7,15 +7,12 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from ipam.cluster.api import Meta
 from ipam.cluster.kubernetes_api import KubernetesApi
-from ipam.cluster.lessee import Lessee
 from ipam.cluster.names import pool_name
-from ipam.cluster.objects import AddressBlock, AddressPool, Condition, PoolSpec, PoolStatus
-from ipam.store_files import StoreFiles
+from ipam.cluster.objects import AddressBlock, AddressPool
 from tests.api.conftest import NODE_A
 from tests.api.server import ApiServer, name
-from tests.unit.ipam.cluster.nodes import Clock, ClusterNode
+from tests.unit.ipam.cluster.nodes import ClusterNode, put_pool
 from tests.waiting import join
 
 NODES = 4
@@ -24,40 +21,17 @@ RANGE = "10.77.0.0/26"
 IPAM: dict[str, object] = {"range": RANGE, "network_name": "nodes"}
 
 
-class RealNode(ClusterNode):
-    """A node whose lessee talks to the API server with its own token."""
-
-    def __init__(self, server: ApiServer, directory: Path, name: str) -> None:
-        self.directory = directory
-        self.name = name
-        self.clock = Clock()
-        self.boot = "boot-1"
-        self.client = server.node(name, machineID=f"m-{name}", systemUUID=f"s-{name}")
-        self.restart()
-
-    def restart(self, boot: str = "") -> None:
-        self.boot = boot or self.boot
-        self.files = StoreFiles(self.directory, report=lambda text: None, kept=False)
-        self.lessee = Lessee(self.client, self.files, self.name, self.boot, clock=self.clock)
+def real_node(server: ApiServer, directory: Path, name: str) -> ClusterNode:
+    """A new node, whose lessee talks to the API server with its own token."""
+    client = server.node(name, machineID=f"m-{name}", systemUUID=f"s-{name}")
+    return ClusterNode(client, directory, name)
 
 
 @pytest.fixture
 def pool(server: ApiServer) -> Iterator[AddressPool]:
     """A pool of 16 blocks, as the controller leaves it."""
-    new = AddressPool(
-        metadata=Meta(name=pool_name("nodes", RANGE)),
-        spec=PoolSpec(range=RANGE, network_name="nodes"),
-    )
-    stored = server.admin.create(new)
-    ready = Condition(
-        type="Ready",
-        status="True",
-        reason="Decided",
-        last_transition_time="2026-11-23T07:00:00Z",
-        observed_generation=1,
-    )
-    status = PoolStatus(space="nodes", block_size=4, conditions=(ready,))
-    yield server.admin.update_status(replace(stored, status=status))
+    stored = put_pool(server.admin, RANGE, name="nodes", size=4)
+    yield stored
     for block in leased(server):
         server.admin.delete(block)
     server.admin.delete(server.admin.get(AddressPool, stored.metadata.name))
@@ -68,10 +42,10 @@ def leased(server: ApiServer) -> tuple[AddressBlock, ...]:
     return server.admin.list(AddressBlock, {"spec.pool": pool_name("nodes", RANGE)}).items
 
 
-def make_nodes(server: ApiServer, path: Path) -> list[RealNode]:
+def make_nodes(server: ApiServer, path: Path) -> list[ClusterNode]:
     """Nodes of names of their own."""
     names = [name("leasing") for _ in range(NODES)]
-    return [RealNode(server, path / each, each) for each in names]
+    return [real_node(server, path / each, each) for each in names]
 
 
 def test_nodes_share_a_range_and_give_blocks_back(
@@ -80,7 +54,7 @@ def test_nodes_share_a_range_and_give_blocks_back(
     nodes = make_nodes(server, tmp_path)
     given: dict[str, list[str]] = {node.name: [] for node in nodes}
 
-    def work(node: RealNode) -> None:
+    def work(node: ClusterNode) -> None:
         for number in range(PODS):
             given[node.name] += node.add(f"p{number}", dict(IPAM))
 
@@ -110,7 +84,7 @@ def test_nodes_share_a_range_and_give_blocks_back(
 def test_warm_adds_and_deletions_need_no_server_and_a_new_boot_names_itself(
     server: ApiServer, node_a: KubernetesApi, pool: AddressPool, tmp_path: Path
 ) -> None:
-    node = RealNode(server, tmp_path, name("cut-off"))
+    node = real_node(server, tmp_path, name("cut-off"))
     (first,) = node.add("p0", dict(IPAM))
     server.plane.stop_api_server()
     try:
@@ -134,13 +108,13 @@ def test_warm_adds_and_deletions_need_no_server_and_a_new_boot_names_itself(
 def test_a_copy_of_a_nodes_store_is_another_lessee(
     server: ApiServer, node_a: KubernetesApi, pool: AddressPool, tmp_path: Path
 ) -> None:
-    one = RealNode(server, tmp_path / "one", name("original"))
+    one = real_node(server, tmp_path / "one", name("original"))
     (first,) = one.add("p0", dict(IPAM))
     (tmp_path / "two").mkdir()
     for file in (tmp_path / "one").iterdir():
         if file.is_file():
             (tmp_path / "two" / file.name).write_bytes(file.read_bytes())
-    two = RealNode(server, tmp_path / "two", name("copy"))
+    two = real_node(server, tmp_path / "two", name("copy"))
     two.steps(2, 30.0)
     (second,) = two.add("p1", dict(IPAM))
     (third,) = one.add("p2", dict(IPAM))

@@ -46,7 +46,7 @@ def nodes(kinds: ApiServer, tmp_path: Path) -> Iterator[Nodes]:
             made = ApiNode(kinds, tmp_path, node)
             # Other tests count the Node objects.
             stack.callback(kinds.kubectl, "delete", "node", node, "--ignore-not-found")
-            stack.callback(lambda: made.service.close())
+            stack.callback(lambda: made.pools.close())
             return made
 
         yield make
@@ -64,7 +64,7 @@ def added(
 
     def tried() -> bool:
         settle()
-        node.leases.lessee.step()
+        node.lessee.step()
         try:
             found.append(node.result(pod, ipam, config=config or {}))
         except CNIError as error:
@@ -149,8 +149,8 @@ def test_adds_and_deletions_need_no_server_nor_do_new_agents(
     try:
         for number in range(4):
             assert a.add(f"p{number + 1}", ipam) == [f"10.4.0.{11 + number}/29"]
-            a.service.close()
-            a.start()
+            a.pools.close()
+            a.restart()
         for number in range(5):
             a.delete(f"p{number}")
             assert a.add(f"q{number}", ipam) == [f"10.4.0.{10 + number}/29"]

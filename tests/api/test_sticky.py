@@ -5,7 +5,6 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from msgspec.structs import replace
 
 from cni.spec.errors import Code
 from ipam.cluster.api import Meta, NotFound
@@ -18,15 +17,13 @@ from ipam.cluster.objects import (
     AddressBlock,
     AddressPool,
     AddressReservation,
-    Condition,
     OwnerReference,
-    PoolSpec,
-    PoolStatus,
     ReservationSpec,
 )
 from tests.api.server import ApiServer, name
-from tests.api.test_nodes import RealNode
+from tests.api.test_nodes import real_node
 from tests.unit.ipam.calls import error_of
+from tests.unit.ipam.cluster.nodes import ClusterNode, put_pool
 
 RANGE = "10.78.0.0/26"
 POOL = pool_name("sticky", RANGE)
@@ -38,17 +35,7 @@ MOVES = 10
 @pytest.fixture
 def pool(server: ApiServer) -> Iterator[None]:
     """A pool of blocks of one address, and the reservation of a StatefulSet."""
-    spec = PoolSpec(range=RANGE, network_name="sticky", block_size=1)
-    stored = server.admin.create(AddressPool(metadata=Meta(name=POOL), spec=spec))
-    ready = Condition(
-        type="Ready",
-        status="True",
-        reason="Decided",
-        last_transition_time="2026-11-23T07:00:00Z",
-        observed_generation=1,
-    )
-    status = PoolStatus(space="sticky", block_size=1, conditions=(ready,))
-    server.admin.update_status(replace(stored, status=status))
+    put_pool(server.admin, RANGE, name="sticky", size=1, block_size=1)
     server.send("POST", "/api/v1/namespaces", {"metadata": {"name": "ns"}})
     owner = OwnerReference(kind="StatefulSet", name="web")
     reservation = AddressReservation(
@@ -67,7 +54,7 @@ def leased(server: ApiServer) -> tuple[AddressBlock, ...]:
     return server.admin.list(AddressBlock, {"spec.pool": POOL}).items
 
 
-def add(node: RealNode, pod: str) -> str:
+def add(node: ClusterNode, pod: str) -> str:
     (address,) = node.add(pod, IPAM)
     return address
 
@@ -76,7 +63,7 @@ def test_a_stateful_set_keeps_its_addresses_on_living_and_dead_nodes(
     server: ApiServer, node_a: KubernetesApi, pool: None, tmp_path: Path
 ) -> None:
     """Row A17: moved ten times from a node that lives, and once from one that is dead."""
-    nodes = [RealNode(server, tmp_path / each, each) for each in (name("one"), name("two"))]
+    nodes = [real_node(server, tmp_path / each, each) for each in (name("one"), name("two"))]
     given = {pod: add(nodes[0], pod) for pod in PODS}
     assert len(set(given.values())) == 20
     for move in range(MOVES):

@@ -22,12 +22,12 @@ import pytest
 from cni.spec.errors import CNIError, Code
 from ipam.cluster.objects import AddressBlock, AddressPool
 from ipam.cluster.whereabouts.objects import IPPool, PoolEntry, entries
-from tests.api.server import ApiServer, name
-from tests.api.test_controller import KIND
-from tests.api.whereabouts import BesideNode, Leader, in_pod, shared_pool
+from tests.api.server import DEFINITIONS, ApiServer, name
+from tests.api.whereabouts import Leader, in_pod, shared_pool
 from tests.cluster import programs
 from tests.cluster.peers import WHEREABOUTS
 from tests.cluster.programs import Program
+from tests.unit.ipam.cluster.nodes import ClusterNode
 from tests.waiting import join, until
 
 RECONCILER = Program(
@@ -47,7 +47,6 @@ CONTROL_LOOP = Program(
 RANGE = "10.89.0.0/24"
 POOL = "10.89.0.0-24"
 IPAM = {"range": RANGE}
-DEFINITIONS = "network-attachment-definitions.k8s.cni.cncf.io"
 SIDES, PODS, SECONDS = map(int, os.environ.get("PODFABRIC_BESIDE", "4x10x40").split("x"))
 """Nodes of each side, pods that each node of ours churns at a time, and seconds of churn."""
 
@@ -141,10 +140,12 @@ def _is_offered(server: ApiServer, leader: Leader) -> bool:
 
 
 @pytest.fixture
-def nodes(server: ApiServer, leader: Leader, tmp_path: Path) -> Iterator[list[BesideNode]]:
+def nodes(server: ApiServer, leader: Leader, tmp_path: Path) -> Iterator[list[ClusterNode]]:
     with ExitStack() as stack:
         yield [
-            stack.enter_context(closing(BesideNode(server.node(each), tmp_path / each, each)))
+            stack.enter_context(
+                closing(ClusterNode(server.node(each), tmp_path / each, each, kept=True))
+            )
             for each in (name("beside") for _ in range(SIDES))
         ]
 
@@ -156,7 +157,7 @@ def theirs(server: ApiServer, tmp_path: Path) -> Theirs:
 
 
 def test_nodes_of_whereabouts_and_ours_never_give_one_address_twice(
-    server: ApiServer, leader: Leader, nodes: list[BesideNode], theirs: Theirs
+    server: ApiServer, leader: Leader, nodes: list[ClusterNode], theirs: Theirs
 ) -> None:
     """And when all nodes have moved, whereabouts' own entries are as they were."""
     ledger = Ledger()
@@ -235,7 +236,7 @@ def _placeholders(server: ApiServer) -> set[str]:
 
 
 def test_a_leader_killed_after_any_change_leaves_the_rest_to_the_next_one(
-    server: ApiServer, leader: Leader, nodes: list[BesideNode], theirs: Theirs
+    server: ApiServer, leader: Leader, nodes: list[ClusterNode], theirs: Theirs
 ) -> None:
     """Each dies after one change, of an IPPool or of the pool's status; whereabouts goes on."""
     used: set[str] = set()
@@ -271,7 +272,7 @@ def _dies_after_a_change(leader: Leader) -> None:
         leader.round()
 
 
-def _add_if_it_can(node: BesideNode, pod: str) -> str | None:
+def _add_if_it_can(node: ClusterNode, pod: str) -> str | None:
     try:
         return node.add(pod, dict(IPAM))[0]
     except CNIError as error:
@@ -280,7 +281,7 @@ def _add_if_it_can(node: BesideNode, pod: str) -> str | None:
 
 
 def test_the_addresses_of_pods_that_ended_are_given_out_once_all_nodes_have_moved(
-    server: ApiServer, leader: Leader, nodes: list[BesideNode], theirs: Theirs
+    server: ApiServer, leader: Leader, nodes: list[ClusterNode], theirs: Theirs
 ) -> None:
     """whereabouts' plugin does not run any more, so its entries stay: the pods are what counts."""
     given = {pod: theirs.add(pod) for pod in ("lives", "ends")}
@@ -299,7 +300,7 @@ def test_the_addresses_of_pods_that_ended_are_given_out_once_all_nodes_have_move
 
 
 def test_the_reconciler_of_whereabouts_leaves_placeholders_alone(
-    server: ApiServer, nodes: list[BesideNode], theirs: Theirs, tmp_path: Path
+    server: ApiServer, nodes: list[ClusterNode], theirs: Theirs, tmp_path: Path
 ) -> None:
     """It runs once a minute here, in a directory with the files that it finds in its pod."""
     (reconciler,) = programs.build([RECONCILER])
@@ -322,20 +323,12 @@ def test_the_reconciler_of_whereabouts_leaves_placeholders_alone(
 
 
 @pytest.fixture
-def definitions(server: ApiServer) -> Iterator[str]:
-    """The kind of definitions, and where those of a namespace are made."""
-    yield install_definitions(server)
-    server.kubectl("delete", "crd", DEFINITIONS)
-
-
-def install_definitions(server: ApiServer) -> str:
-    """See `definitions`."""
+def definitions(server: ApiServer) -> Iterator[None]:
+    """The kind of definitions."""
     _namespaces(server)
-    path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
-    code, answer = server.send("POST", path, KIND)
-    assert code in (201, 409), answer
-    server.kubectl("wait", "--for=condition=Established", "--timeout=120s", f"crd/{DEFINITIONS}")
-    return "/apis/k8s.cni.cncf.io/v1/namespaces/theirs/network-attachment-definitions"
+    server.install_kind(DEFINITIONS)
+    yield
+    server.kubectl("delete", "crd", DEFINITIONS["metadata"]["name"])
 
 
 def _namespaces(server: ApiServer) -> None:
@@ -345,21 +338,6 @@ def _namespaces(server: ApiServer) -> None:
         server.send("POST", accounts, {"metadata": {"name": "default"}})
 
 
-def define(server: ApiServer, definitions: str) -> None:
-    """The definition of the pods of whereabouts."""
-    config = {"cniVersion": "1.0.0", "name": "n1", "type": "macvlan"}
-    ipam = {"type": "whereabouts", **IPAM}
-    server.make(
-        definitions,
-        {
-            "apiVersion": "k8s.cni.cncf.io/v1",
-            "kind": "NetworkAttachmentDefinition",
-            "metadata": {"name": "n1"},
-            "spec": {"config": json.dumps({**config, "ipam": ipam})},
-        },
-    )
-
-
 def their_status(address: str) -> dict[str, str]:
     """The annotation that Multus gives to a pod of theirs."""
     network = {"name": "theirs/n1", "interface": "eth0", "ips": [address], "default": False}
@@ -367,7 +345,7 @@ def their_status(address: str) -> dict[str, str]:
 
 
 def test_the_control_loop_of_whereabouts_leaves_what_is_ours_alone(
-    server: ApiServer, nodes: list[BesideNode], theirs: Theirs, definitions: str, tmp_path: Path
+    server: ApiServer, nodes: list[ClusterNode], theirs: Theirs, definitions: None, tmp_path: Path
 ) -> None:
     """It removes what a pod had that is deleted. A pod of ours is deleted first."""
     (loop,) = programs.build([CONTROL_LOOP])
@@ -375,7 +353,8 @@ def test_the_control_loop_of_whereabouts_leaves_what_is_ours_alone(
     assert gone is not None
     given = {"ns/ours": ours, "theirs/gone": gone}
     placeholders = _placeholders(server)
-    define(server, definitions)
+    config = {"cniVersion": "1.0.0", "name": "n1", "type": "macvlan"}
+    server.define({**config, "ipam": {"type": "whereabouts", **IPAM}}, "theirs", "n1")
 
     def comes_and_goes(pod: str, address: str) -> None:
         namespace, _, named = pod.partition("/")

@@ -12,16 +12,12 @@ from pathlib import Path
 
 from ipam.cluster.api import ApiError, Meta, Resource
 from ipam.cluster.controller.rounds import Rounds
-from ipam.cluster.kubernetes_api import KubernetesApi
-from ipam.cluster.lessee import Lessee
 from ipam.cluster.names import pool_name
 from ipam.cluster.objects import AddressBlock, AddressPool, PoolSpec
 from ipam.cluster.whereabouts.objects import API, IPPool
 from ipam.cluster.whereabouts.sharing import Mode
-from ipam.store_files import StoreFiles
-from tests.api.server import ApiServer, Document
+from tests.api.server import ApiServer, Document, kind_of
 from tests.unit.ipam.cluster.controller.cluster import read_world
-from tests.unit.ipam.cluster.nodes import Clock, ClusterNode
 from tests.waiting import until
 
 GROUP = "whereabouts.cni.cncf.io"
@@ -49,45 +45,14 @@ _SPECS: Mapping[str, Document] = {
 
 def install_kinds(server: ApiServer) -> None:
     """whereabouts' three kinds, as its version 0.9 has them."""
-    path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
     for kind, spec in _SPECS.items():
-        plural = f"{kind.lower()}s"
         parts = {"spec": spec}
         if kind == "NodeSlicePool":
             slices = _fields(["nodeName", "sliceRange"], nodeName=TEXT, sliceRange=TEXT)
             parts["status"] = _fields(
                 ["allocations"], allocations={"type": "array", "items": slices}
             )
-        schema = {"type": "object", "properties": parts}
-        names = {
-            "kind": kind,
-            "plural": plural,
-            "singular": kind.lower(),
-            "listKind": f"{kind}List",
-        }
-        version = {"name": "v1alpha1", "served": True, "storage": True}
-        definition = {
-            "apiVersion": "apiextensions.k8s.io/v1",
-            "kind": "CustomResourceDefinition",
-            "metadata": {"name": f"{plural}.{GROUP}"},
-            "spec": {
-                "group": GROUP,
-                "scope": "Namespaced",
-                "names": names,
-                "versions": [{**version, "schema": {"openAPIV3Schema": schema}}],
-            },
-        }
-        code, answer = server.send("POST", path, definition)
-        assert code in (201, 409), answer
-        server.kubectl(
-            "wait", "--for=condition=Established", "--timeout=120s", f"crd/{plural}.{GROUP}"
-        )
-        served = f"/apis/{GROUP}/v1alpha1/{plural}"
-        until(partial(_is_served, server, served), what=f"kind {kind}")
-
-
-def _is_served(server: ApiServer, path: str) -> bool:
-    return server.send("GET", path)[0] == 200
+        server.install_kind(kind_of(GROUP, kind, {"type": "object", "properties": parts}))
 
 
 class OverlappingRangeIPReservation(Resource, frozen=True, kw_only=True):
@@ -191,16 +156,3 @@ class Leader:
     def _run(self) -> None:
         while not self._stopped.wait(0.3):
             self.round()
-
-
-class BesideNode(ClusterNode):
-    """A node of a real API server, beside nodes of whereabouts."""
-
-    def __init__(self, client: KubernetesApi, directory: Path, name: str) -> None:
-        self.client = client
-        self.directory = directory
-        self.name = name
-        self.clock = Clock()
-        self.boot = "boot-1"
-        self.files = StoreFiles(directory, report=lambda text: None)
-        self.lessee = Lessee(client, self.files, name, self.boot, clock=self.clock)

@@ -1,6 +1,5 @@
 """The whole device plugin on a made-up server: what a kubelet is offered, given, and keeps."""
 
-import shutil
 from collections.abc import Iterator
 
 import pytest
@@ -8,11 +7,8 @@ import pytest
 from base.paths import Paths
 from deviceplugin import checkpoint
 from deviceplugin.kubelet.registration import PluginServer
-from deviceplugin.pools.config import PoolConfig
-from host.selectors import Selector
-from tests.host.deviceplugin.node import FIRST, HCA, SHARED, Node, config, container, port, switches
+from tests.host.deviceplugin.node import HCA, SHARED, Node, container, switches
 from tests.host.deviceplugin.pool import Pool
-from tests.kubelet.devices import PodRejected
 from tests.kubelet.kubelet import Kubelet
 from tests.unit.host import servers
 from tests.unit.host.sysfs import Tree
@@ -30,13 +26,6 @@ def node(server: Paths, kubelet: Kubelet) -> Iterator[Node]:
     kubelet.wait(lambda: kubelet.allocatable(HCA) == 32)
     yield new_node
     new_node.plugin.close()
-
-
-def test_every_hca_is_offered_with_its_numa_node(node: Node, kubelet: Kubelet) -> None:
-    offered = kubelet.devices(HCA)
-    assert len(offered) == 32
-    assert offered[f"{FIRST}-0"] == (True, (0,))
-    assert offered[f"{servers.DGX_HCAS[7]}-3"] == (True, (1,))
 
 
 def test_allocation_is_written_down_before_it_is_answered(node: Node, kubelet: Kubelet) -> None:
@@ -104,75 +93,3 @@ def test_unplugged_hca_stays_listed_only_while_it_is_held(node: Node, kubelet: K
     offered = kubelet.devices(HCA)
     assert not offered[f"{held}-0"][0]
     assert f"{free}-0" not in offered
-
-
-def test_unhealthy_device_is_not_given(node: Node, kubelet: Kubelet) -> None:
-    for number in range(8):
-        port(node.paths, number, up=False)
-    kubelet.wait(lambda: kubelet.allocatable(HCA) == 0)
-    with pytest.raises(PodRejected):
-        kubelet.admit("worker-0", [container()])
-    assert checkpoint.read(node.paths).allocations == ()
-
-
-def test_renumbered_uverbs_are_given_by_their_new_number(node: Node, kubelet: Kubelet) -> None:
-    uverbs = node.paths.sys / "class/infiniband_verbs"
-    first, second = ((uverbs / f"uverbs{n}/ibdev").read_text() for n in (0, 1))
-    (uverbs / "uverbs0/ibdev").write_text(second)
-    (uverbs / "uverbs1/ibdev").write_text(first)
-    for number in range(8):
-        kubelet.admit(f"worker-{number}", [container()])
-    for allocation in checkpoint.read(node.paths).allocations:
-        (rdma,) = allocation.devices[0].rdma
-        assert rdma.uverbs is not None
-        name = rdma.uverbs.path.rpartition("/")[2]
-        assert (uverbs / name / "ibdev").read_text().strip() == rdma.name
-
-
-def test_pools_share_no_hca(server: Paths, kubelet: Kubelet) -> None:
-    first = Selector(rdmaDevices=("mlx5_0",))
-    pools = config(
-        PoolConfig(resource="rdma/first", mode="exclusive", selectors=(first,)),
-        PoolConfig(resource="rdma/rest", mode="exclusive"),
-    )
-    node = Node(server, pools)
-    try:
-        kubelet.wait(lambda: kubelet.allocatable("rdma/rest") == 7)
-        kubelet.wait(lambda: list(kubelet.devices("rdma/first")) == [FIRST])
-        assert FIRST not in kubelet.devices("rdma/rest")
-    finally:
-        node.plugin.close()
-
-
-def test_pod_whose_hca_was_renumbered_is_told_and_gets_no_other(
-    node: Node, kubelet: Kubelet
-) -> None:
-    kubelet.admit("worker-0", [container()])
-    (held,) = checkpoint.read(node.paths).allocations
-    (rdma,) = held.devices[0].rdma
-    assert rdma.uverbs is not None
-    name = rdma.uverbs.path.rpartition("/")[2]
-    old = node.paths.sys / "class/infiniband_verbs" / name
-    shutil.rmtree(old.resolve())
-    old.unlink()
-    tree = Tree(node.paths.sys, node.paths)
-    tree.character("infiniband_verbs", "uverbs40", rdma.name, "231:232")
-    node.restart()
-    kubelet.wait(lambda: kubelet.allocatable(HCA) == 31)
-    assert not kubelet.devices(HCA)[held.id][0]
-
-
-def test_configuration_that_changes_is_taken_over(node: Node, kubelet: Kubelet) -> None:
-    pool = PoolConfig(resource=HCA, mode="shared", slots=2)
-    node.plugin.reconfigure(config(pool, PoolConfig(resource="rdma/all", mode="all", overlap=True)))
-    kubelet.wait(lambda: kubelet.allocatable(HCA) == 16)
-    kubelet.wait(lambda: kubelet.allocatable("rdma/all") == 1)
-    assert kubelet.count("Register", HCA) == 1
-    node.plugin.reconfigure(config(pool))
-    kubelet.wait(lambda: kubelet.allocatable("rdma/all") == 0)
-
-
-def test_nothing_of_ours_is_left_in_the_kubelets_directory(node: Node, kubelet: Kubelet) -> None:
-    node.plugin.close()
-    left = [path.name for path in node.paths.device_plugins.iterdir()]
-    assert [name for name in left if "podfabric" in name] == []

@@ -3,7 +3,6 @@
 import logging
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -352,17 +351,6 @@ def test_a_plugin_killed_between_register_and_the_list_is_succeeded(
     all_healthy(kubelet)
     assert len(own_sockets(root)) == 1
     assert f"-{second.pid}-" in own_sockets(root)[0].name
-
-
-def test_a_plugin_that_is_terminated_removes_its_socket_and_ends_well(
-    kubelet: Kubelet, root: Path, processes: Callable[[], subprocess.Popen[bytes]]
-) -> None:
-    kubelet.start()
-    process = processes()
-    all_healthy(kubelet)
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(PATIENCE) == 0
-    assert own_sockets(root) == []
 
 
 def test_leftovers_are_removed_and_nothing_else(root: Path) -> None:

@@ -122,16 +122,6 @@ def test_a_list_is_sent_again_if_it_is_wanted(plugin: Plugin) -> None:
     assert shown(next(first))["3"] == "Unhealthy"
 
 
-def test_a_change_without_a_reader_is_in_the_next_stream(plugin: Plugin) -> None:
-    stream = plugin.watch()
-    next(stream)
-    stream.cancel()
-    plugin.wait(lambda: plugin.server.state().streams == 0)
-    plugin.pool.set("0", False)
-    plugin.server.changed()
-    assert shown(next(plugin.watch()))["0"] == "Unhealthy"
-
-
 def test_streams_without_end_keep_no_other_call_from_its_answer(plugin: Plugin) -> None:
     readers = []
     for _ in range(streams.MOST + 5):

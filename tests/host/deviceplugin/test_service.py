@@ -112,15 +112,6 @@ def test_file_that_changes_is_taken_over_while_it_runs(
     kubelet.wait(lambda: kubelet.allocatable("rdma/all") == 0)
 
 
-def test_held_devices_are_told_by_resource(
-    service: Service, server: Paths, kubelet: Kubelet
-) -> None:
-    service.start()
-    kubelet.wait(lambda: kubelet.allocatable(HCA) == IDS)
-    kubelet.admit("worker-0", [{"name": "main", "limits": {HCA: 3}}])
-    until(lambda: service.held() == {HCA: 3})
-
-
 def test_second_instance_waits_and_takes_over(server: Paths, kubelet: Kubelet) -> None:
     with running(server) as first:
         kubelet.wait(lambda: kubelet.allocatable(HCA) == IDS)

@@ -3,8 +3,6 @@
 import itertools
 import socket
 import stat
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -239,23 +237,6 @@ def test_a_unix_socket_is_for_root_only_and_goes_at_the_end(agent: Agent, tmp_pa
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         assert get(endpoint, "/healthz") == (200, b"serving\n")
     assert not path.exists()
-
-
-def test_a_unix_socket_that_nobody_serves_is_replaced(agent: Agent, tmp_path: Path) -> None:
-    path = tmp_path / "http.sock"
-    script = f"import os, socket; socket.socket(socket.AF_UNIX).bind({str(path)!r}); os._exit(9)"
-    subprocess.run([sys.executable, "-c", script], timeout=PATIENCE, check=False)
-    assert path.is_socket()
-    with closing(agent.endpoint(f"unix:{path}")) as endpoint:
-        assert get(endpoint, "/healthz")[0] == 200
-
-
-def test_a_unix_socket_that_is_served_stays(agent: Agent, tmp_path: Path) -> None:
-    path = tmp_path / "http.sock"
-    with closing(agent.endpoint(f"unix:{path}")) as first:
-        with pytest.raises(OSError, match="Address already in use"):
-            agent.endpoint(f"unix:{path}")
-        assert get(first, "/healthz")[0] == 200
 
 
 def test_a_file_in_the_way_of_a_unix_socket_stays(agent: Agent, tmp_path: Path) -> None:

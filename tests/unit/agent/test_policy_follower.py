@@ -299,17 +299,6 @@ def test_a_pod_of_another_service_account_is_not_meant(server: FakeApi, tmp_path
         assert "K8S_POD_NAME" in text
 
 
-def test_a_right_that_the_agent_lacks_is_named(server: FakeApi, tmp_path: Path) -> None:
-    server.put(policy("teams", TRAINERS))
-
-    def forbidden(verb: str, kind: str, name: str) -> Fault | None:
-        return Fault.REFUSED if kind == "Pod" else None
-
-    with running(server, tmp_path, forbidden) as node:
-        until(node.written, what="file")
-        assert "policy.serviceAccounts" in node.told_to_come_again()
-
-
 def test_each_add_sees_one_set_of_rules_while_policies_change(
     server: FakeApi, tmp_path: Path
 ) -> None:

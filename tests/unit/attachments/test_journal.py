@@ -3,8 +3,6 @@
 import multiprocessing
 import os
 import random
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -157,48 +155,8 @@ def test_second_caller_waits_and_gives_up_in_time(journal: Journal) -> None:
         assert child.exitcode == 0
 
 
-def test_locks_exclude_each_other_and_leave_no_file(journal: Journal, tmp_path: Path) -> None:
-    """Unlocking removes the file: a waiter must not get a lock on a removed file."""
-    context = multiprocessing.get_context("fork")
-    counter = tmp_path / "counter"
-    counter.write_text("0")
-    children = [context.Process(target=_increment, args=(journal, counter)) for _ in range(4)]
-    for child in children:
-        child.start()
-    for child in children:
-        child.join()
-    assert [child.exitcode for child in children] == [0] * 4
-    assert counter.read_text() == "100"
-    assert list((tmp_path / "run/lock").iterdir()) == []
-
-
 def _expect_busy(journal: Journal, attachment: Attachment) -> None:
     with pytest.raises(Busy, match="still running"), journal.locked(attachment, 0.2):
-        pass
-
-
-def _increment(journal: Journal, counter: Path) -> None:
-    for _ in range(25):
-        with journal.locked(_entry().attachment):
-            number = int(counter.read_text())
-            counter.write_text(str(number + 1))
-
-
-def test_call_without_a_client_stops_waiting_for_its_attachment(journal: Journal) -> None:
-    attachment = _entry().attachment
-    call = Call(endable=True)
-    with journal.locked(attachment):
-        ended = threading.Timer(0.2, call.end)
-        ended.start()
-        with (
-            ThreadPoolExecutor(1) as pool,
-            pytest.raises(Terminated),
-        ):
-            pool.submit(_wait_for, journal, attachment, call).result()
-
-
-def _wait_for(journal: Journal, attachment: Attachment, call: Call) -> None:
-    with serving(call), journal.locked(attachment):
         pass
 
 

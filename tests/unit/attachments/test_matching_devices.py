@@ -18,23 +18,6 @@ UNASSIGNED = rules.of({"set": {"unassigned_devices": [True]}}, "config.yaml")
 ANY = rules.of({"set": {"match_device": [False], "unassigned_devices": [True]}}, "config.yaml")
 
 
-def test_vf_that_another_pod_has_exclusively_is_refused_with_its_resource(card: Holding) -> None:
-    card.give(OTHER, {VF: [VF]}, resource="rdma/whole")
-    for refused in (
-        refusal(sriov, card, deviceID=VF),
-        refusal(sriov, card, "net1", "", deviceID=VF),
-    ):
-        assert refused.code == 120
-        assert (
-            f"device {VF} is on HCA {VF}, which the kubelet gave to another pod as rdma/whole"
-            in (refused.message)
-        )
-    assert sriov(card, deviceID=VF, match_device=False, policy=ANY) == VF
-    card.kubelets_checkpoint.unlink()
-    refused = refusal(sriov, card, deviceID=VF)
-    assert (refused.code, "for other pods" in refused.message) == (11, True)
-
-
 def test_device_of_a_resource_claim_is_the_pods(
     card: Holding, monkeypatch: pytest.MonkeyPatch
 ) -> None:

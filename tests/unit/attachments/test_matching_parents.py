@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from cni.policy import rules
 from host import infiniband, links
 from tests.unit.attachments.choosing import OTHER, POD, ROUTE, ipoib, refusal, show, swap
 from tests.unit.deviceplugin.holding import Holding
@@ -14,7 +13,6 @@ from tests.unit.host import servers
 from tests.unit.host.sysfs import Tree
 
 A, B = servers.DGX_HCAS[:2]
-UNMATCHED = rules.of({"set": {"match_device": [False]}}, "config.yaml")
 
 
 def test_containers_of_a_pod_see_one_answer(server: Holding) -> None:
@@ -124,6 +122,7 @@ def test_auto_on_a_node_without_a_kubelet_says_that_there_is_none(server: Holdin
     shutil.rmtree(server.paths.device_plugins)
     refused = refusal(ipoib, server)
     assert (refused.code, "no kubelet gives devices to pods" in refused.message) == (120, True)
+    assert ipoib(server, master="ib1") == "ib1"
 
 
 def test_hca_without_parent_is_named(server: Holding, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,20 +147,6 @@ def test_parent_of_either_port_is_on_the_hca(root: Path, monkeypatch: pytest.Mon
     assert infiniband.port_of(paths, ib0) is not None
     tree.write("class/infiniband/mlx5_0/ports/1/pkeys/0", "0x8001")
     assert ipoib(node) == "ib1"  # the first that can carry the child
-
-
-def test_kubelet_that_cannot_be_asked(server: Holding) -> None:
-    server.give(POD, {f"{A}-0": [A]})
-    server.kubelets_checkpoint.unlink()
-    refused = refusal(ipoib, server)
-    assert refused.code == 11
-    assert "cannot tell which devices of this node are for other pods" in refused.message
-    assert refusal(ipoib, server, master="ib1").code == 11
-    lax = refusal(ipoib, server, master="ib1", match_device=False, policy=UNMATCHED)
-    assert lax.code == 11
-    server.paths.checkpoint.unlink()
-    shutil.rmtree(server.paths.device_plugins)  # not a Kubernetes node
-    assert ipoib(server, master="ib1") == "ib1"
 
 
 @pytest.mark.parametrize("config", [{}, {"master": "ib0"}])

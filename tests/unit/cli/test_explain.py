@@ -193,22 +193,6 @@ def test_what_a_pod_has_of_a_gpu_is_shown_with_the_cost_of_the_way_to_its_hca(
     assert " ".join(row[3:6]) == "52 2 GiB"
 
 
-def test_the_text_has_the_same_for_people(fleet: Fleet) -> None:
-    fleet.admit("worker-0", gpu=1, rdma_hca=1)
-    _attached(fleet.paths, "worker-0", "net1", parent="ib0", pkey=0xFFFF)
-
-    out = fleet.shell("explain", "worker-0", "-n", "ml").out
-
-    assert out.startswith("Pod ml/worker-0 (uid-of-ml-worker-0)\n")
-    lines = [line for line in out.splitlines() if line.startswith("main")]
-    assert any("uverbs0 231:192" in line and FIRST in line for line in lines)
-    match = next(line for line in out.splitlines() if line.startswith("net1"))
-    assert "ib0 0xffff" in match
-    assert "yes: on the HCA of main" in match
-    assert out.splitlines()[-2].split() == ["GPU", "mlx5_0"]
-    assert out.splitlines()[-1].split() == ["GPU0", servers.DGX_GPUS[0], "PIX,", "cost", "0"]
-
-
 def test_an_interface_on_another_hca_is_a_mismatch_that_names_both(fleet: Fleet) -> None:
     fleet.admit("worker-0", rdma_hca=1)
     _attached(fleet.paths, "worker-0", "net1", device=SECOND)
@@ -224,6 +208,8 @@ def test_the_document_shows_what_is_printed(fleet: Fleet) -> None:
     _attached(fleet.paths, "worker-0", "net1", parent="ib0", pkey=0x8001)
     _attached(fleet.paths, "worker-0", "net2", parent="ib3", pkey=0x8001)
     fleet.shell.as_shown("podfabric explain ml/worker-0")
+    by_option = fleet.shell("explain", "worker-0", "-n", "ml").out
+    assert by_option == fleet.shell("explain", "ml/worker-0").out
     fleet.shell.as_shown(
         "podfabric explain --dry-run --resource rdma/hca --size 2 --gpus GPU2,GPU4"
     )

@@ -246,14 +246,6 @@ def test_nothing_is_written_into_another_directory(
 # Interrupted, concurrent, impossible.
 
 
-def test_what_a_killed_run_left_is_removed(bin_dir: Path) -> None:
-    left = bin_dir / ".ipoib.podfabric-new"
-    for command in (_install, _uninstall):
-        left.write_bytes(LAUNCHER[:5])
-        assert command(bin_dir) == 0
-        assert not left.exists()
-
-
 def test_failed_write_leaves_everything_as_it_was(
     bin_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -334,13 +326,6 @@ def test_launcher_must_be_one(
 
 
 # Uninstall.
-
-
-def test_uninstall_removes_all_of_ours(bin_dir: Path) -> None:
-    assert _install(bin_dir) == 0
-    assert _uninstall(bin_dir) == 0
-    assert list(bin_dir.iterdir()) == []
-    assert _uninstall(bin_dir) == 0
 
 
 def test_uninstall_leaves_what_is_not_ours_and_says_so(

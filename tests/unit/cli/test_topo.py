@@ -28,28 +28,6 @@ def test_the_document_shows_what_is_printed(shell_on: ShellOn) -> None:
     shell_on(servers.dgx).as_shown("podfabric topo")
 
 
-@pytest.mark.parametrize(
-    ("build", "a", "b", "distance"),
-    [
-        (servers.dgx, "GPU0", "GPU0", "SAME"),
-        (servers.dgx, "GPU0", "mlx5_1", "PIX"),
-        (servers.dgx, "GPU0", "mlx5_2", "NODE"),
-        (servers.dgx, "mlx5_0", "mlx5_7", "SYS"),
-        (servers.domains, "GPU1", "mlx5_1", "PIX"),
-        (servers.domains, "mlx5_2", "mlx5_3", "PHB"),
-        (servers.flat_vm, "GPU3", "mlx5_2", "PIX"),
-        (servers.flat_vm, "GPU0", "GPU1", "PHB"),
-        (servers.vfs, "mlx5_0", "mlx5_1", "SAME"),
-    ],
-)
-def test_the_document_has_the_class_of_each_pair(
-    shell_on: ShellOn, build: Build, a: str, b: str, distance: str
-) -> None:
-    found = shell_on(build)("topo", "-o", "json").document()
-
-    assert found["distances"][a][b] == found["distances"][b][a] == distance
-
-
 def test_devices_are_listed_gpus_first_with_where_they_are(shell_on: ShellOn) -> None:
     shell = shell_on(servers.dgx)
 
@@ -63,17 +41,6 @@ def test_devices_are_listed_gpus_first_with_where_they_are(shell_on: ShellOn) ->
     assert found[8]["bridge"] == "pci0000:17"
     assert found[8]["switches"] == ["0000:18:00.0"] == found[0]["switches"]
     assert yaml.safe_load(shell("topo", "-o", "yaml").out)["devices"] == found
-
-
-def test_the_matrix_is_nvidia_smis_with_a_legend(shell_on: ShellOn) -> None:
-    lines = shell_on(servers.dgx)("topo").out.splitlines()
-
-    header, first = lines[0].split(), lines[1].split()
-    assert header[3:5] == ["GPU0", "GPU1"]
-    assert first[:6] == ["GPU0", "0000:1a:00.0", "-", "0", "X", "PIX"]
-    assert first[4 + header.index("mlx5_2") - 3] == "NODE"
-    assert any(line.split() == ["GPU0", "mlx5_0,", "mlx5_1"] for line in lines)
-    assert any(line.startswith("  PXB   several PCIe switches") for line in lines)
 
 
 def test_vfs_and_sfs_are_shown_beside_their_pfs_only_if_asked_for(shell_on: ShellOn) -> None:
@@ -121,7 +88,3 @@ def test_a_topology_file_that_is_wrong_is_an_error_that_names_it(
     assert printed.code == 1
     assert "topology.xml" in printed.err
     assert printed.err.count("\n") == 1
-
-
-def test_a_wrong_command_line_ends_with_2(shell_on: ShellOn) -> None:
-    assert shell_on(servers.dgx)("topo", "--output", "xml").code == 2

@@ -345,26 +345,6 @@ def test_nothing_more_is_written_down_than_was_given(paths: Paths) -> None:
     ] == [(None, None)]
 
 
-@pytest.mark.parametrize("fabric_env", [True, False])
-def test_variables_tell_the_hcas(paths: Paths, fabric_env: bool) -> None:
-    of = _pool(paths, umad=True)
-    envs = allocation(
-        paths, of, [SECOND, FIRST], [FIRST, SECOND], _current(paths), fabric_env=fabric_env
-    ).answer.envs
-    info = json.loads(envs["PCIDEVICE_RDMA_HCA_INFO"])
-    assert info[SECOND] == {
-        "generic": {"deviceID": SECOND},
-        "rdma": {
-            "rdma_cm": "/dev/infiniband/rdma_cm",
-            "rdma_dev": "mlx5_1",
-            "umad": "/dev/infiniband/umad1",
-            "uverbs": "/dev/infiniband/uverbs1",
-        },
-    }
-    assert envs.get("NCCL_IB_HCA") == ("=mlx5_0,mlx5_1" if fabric_env else None)
-    assert envs.get("UCX_NET_DEVICES") == ("mlx5_0:1,mlx5_1:1" if fabric_env else None)
-
-
 # --- CDI.
 
 

@@ -224,37 +224,6 @@ def test_a_reader_never_sees_a_half_of_a_change(groups: Groups) -> None:
     assert printed == "two values\n"
 
 
-def test_a_kill_at_any_change_of_make_leaves_no_group_or_a_whole_one(groups: Groups) -> None:
-    for number in count():
-        groups.remove("g")
-        killed = killed_at(number, lambda: groups.make("g", limit(A, 2 * GIB)))
-        if "g" in groups.names():
-            groups.region("g", groups.read("g")).close()
-            assert memory(groups) == 2 * GIB
-        groups.make("g", limit(A, 3 * GIB))
-        groups.region("g", groups.read("g")).close()
-        assert memory(groups) == 3 * GIB
-        if not killed:
-            break
-    assert number > 10
-
-
-def test_a_kill_at_any_change_of_make_with_other_gpus_leaves_none_or_a_whole_one(
-    groups: Groups,
-) -> None:
-    for number in count():
-        groups.make("g", limit(A))
-        killed = killed_at(number, lambda: groups.make("g", limit(B)))
-        if "g" in groups.names():
-            groups.region("g", groups.read("g")).close()
-        groups.make("g", limit(B))
-        groups.region("g", groups.read("g")).close()
-        groups.remove("g")
-        if not killed:
-            break
-    assert number > 10
-
-
 def test_a_kill_at_any_write_of_a_change_is_finished_by_the_next_one(groups: Groups) -> None:
     odd = 0
     for number in count():
@@ -291,27 +260,6 @@ def test_registrations_of_a_slot_never_come_again(groups: Groups) -> None:
     assert (first.registration, second.registration) == (1, 2)
     groups.bury("g", {9: first.registration})  # comes late: the slot is another process' now
     assert groups.read("g").processes[9].alive
-
-
-def test_a_container_can_write_its_region_and_not_its_limits(
-    groups: Groups, tmp_path: Path
-) -> None:
-    """With mounts as a runtime makes them, even as root there."""
-    directory = groups.make("g", limit())
-    for name in ("limits", "region"):
-        (tmp_path / name).touch()
-    script = f"""
-        mount --bind {directory}/region {tmp_path}/region &&
-        mount --bind {directory}/limits {tmp_path}/limits &&
-        mount -o remount,bind,ro {tmp_path}/limits &&
-        cat {tmp_path}/limits > /dev/null && : >> {tmp_path}/region &&
-        ! sh -c ': >> {tmp_path}/limits' && ! rm -f {tmp_path}/limits
-    """
-    done = subprocess.run(
-        ["unshare", "-m", "sh", "-c", script], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert "Read-only file system" in done.stderr
 
 
 def test_two_processes_change_one_group_without_losing_a_change(groups: Groups) -> None:

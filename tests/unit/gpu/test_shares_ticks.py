@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from gpu import shares, time_account
 from gpu.region import RegionUse
-from gpu.sampled_time import ROUNDING, UsedTime
+from gpu.sampled_time import UsedTime
 from gpu.shares import GroupShare, GroupUsage, observe
 from gpu.time_account import LaunchTimes
 
@@ -42,11 +42,6 @@ def test_small_deviations_change_nothing() -> None:
     assert _ticks(_at(0.5), *[(0.502, 0.25, 0.25)] * 2).kappa == 1
 
 
-def test_a_group_that_used_more_than_it_paid_for_owes_the_rest() -> None:
-    group = _ticks(_at(0.5), (0.8, 0.25, 0.0), (0.8, 0.25, 0.0), (0.0, 0.0, 0.0))
-    assert group.settled == pytest.approx(0.8 - 0.5)
-
-
 def test_a_group_gets_back_what_it_paid_too_much_for_finished_launches() -> None:
     """The driver may tell of a tick's use in the next one: so a tick later."""
     seen = [(0.4, 1.0, 0.0), (0.4, 0.0, 1.0)]
@@ -72,21 +67,6 @@ def test_what_may_be_rounded_is_not_settled() -> None:
     group = _rounded_up(_at(0.5), 100, 0.04)
     assert (group.settled, group.kappa) == (0, 1)
     assert _rounded_up(_at(0.5), 100, 0.1).settled > 1
-
-
-@pytest.mark.parametrize(("processes", "share"), [(10, 0.05), (40, 0.1), (4, 0.02)])
-def test_many_small_processes_are_held_to_the_share_by_estimates(
-    processes: int, share: float
-) -> None:
-    """Each uses less than half of a hundredth in a tick, of which the driver tells nothing."""
-    group = _at(share)
-    for tick in range(60):
-        done = tick * share * shares.TICK
-        times = LaunchTimes(launched=done, finished=done, paid=done, paid_finished=done)
-        told = UsedTime(rounding=processes * ROUNDING * shares.TICK)
-        usage = GroupUsage(used=told, times=times, at=tick * shares.TICK)
-        group = shares.corrected(group, usage)
-    assert (group.settled, group.kappa) == (0, 1)
 
 
 def test_launches_of_killed_processes_count_as_finished_once_the_group_is_still() -> None:
@@ -117,26 +97,12 @@ def test_what_is_launched_and_not_finished_is_neither_owed_nor_given_back() -> N
     assert _ticks(_at(0.5), *[(0.0, 10.0, 0.0), (0.5, 0.0, 0.0)] * 10).settled == 0
 
 
-def test_nothing_is_corrected_while_the_driver_does_not_tell_of_the_gpu() -> None:
-    group = _at(0.5, kappa=2.0)
-    unknown = GroupUsage(used=None, times=LaunchTimes(launched=9), at=1.0)
-    assert shares.corrected(group, unknown) == group
-
-
 def test_use_that_was_not_told_for_a_while_is_not_settled_later() -> None:
     group = _ticks(_at(0.5), (0.5, 0.25, 0.25))
     unknown = GroupUsage(used=None, at=110.0)
     group = shares.corrected(group, unknown)
     again = _ticks(group, (0.5, 0.25, 0.25), (0.5, 0.25, 0.25))
     assert (again.kappa, again.settled) == (1, 0)
-
-
-def test_a_group_whose_region_cannot_be_read_any_more_pays_for_what_it_uses() -> None:
-    group = _ticks(_at(0.5), (0.5, 0.25, 0.25))
-    for tick in range(4):
-        spoiled = GroupUsage(used=UsedTime(0.25), at=101.0 + tick * shares.TICK)
-        group = shares.corrected(group, spoiled)
-    assert group.settled == pytest.approx(4 * 0.25)
 
 
 def test_a_change_of_the_share_is_settled_neither_way() -> None:

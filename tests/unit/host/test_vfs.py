@@ -44,55 +44,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 Setting = Callable[[Rtnetlink], None]
 SETTINGS: dict[str, tuple[Setting, str]] = {
-    "mac": (
-        lambda route: vfs.set_mac(route, PF, 3, "02:11:22:AA:bb:cc"),
-        "3000 1600"  # IFLA_VFINFO_LIST (22), 48 bytes
-        "2c00 0100"  # IFLA_VF_INFO (1), 44 bytes
-        "2800 0100"  # IFLA_VF_MAC (1), 40 bytes: struct ifla_vf_mac
-        "03000000"  # vf
-        "021122aabbcc 0000 0000000000000000 0000000000000000 0000000000000000",  # mac[32]
-    ),
-    "vlan, 802.1q": (
-        lambda route: vfs.set_vlan(route, PF, 3, 100, 5, "802.1q"),
-        "2000 1600"  # IFLA_VFINFO_LIST, 32 bytes
-        "1c00 0100"  # IFLA_VF_INFO, 28 bytes
-        "1800 0c00"  # IFLA_VF_VLAN_LIST (12), 24 bytes
-        "1400 0100"  # IFLA_VF_VLAN_INFO (1), 20 bytes: struct ifla_vf_vlan_info
-        "03000000 64000000 05000000"  # vf, vlan, qos
-        "8100 0000",  # vlan_proto, big endian, and what the compiler adds
-    ),
-    "vlan, 802.1ad": (
-        lambda route: vfs.set_vlan(route, PF, 3, 4094, 0, "802.1ad"),
-        "2000 1600 1c00 0100 1800 0c00 1400 0100"  # as above
-        "03000000 fe0f0000 00000000"  # vf, vlan, qos
-        "88a8 0000",  # vlan_proto, gap
-    ),
-    "rate": (
-        lambda route: vfs.set_rate(route, PF, 3, 100, 1000),
-        "1800 1600"  # IFLA_VFINFO_LIST, 24 bytes
-        "1400 0100"  # IFLA_VF_INFO, 20 bytes
-        "1000 0600"  # IFLA_VF_RATE (6), 16 bytes: struct ifla_vf_rate
-        "03000000 64000000 e8030000",  # vf, min_tx_rate, max_tx_rate
-    ),
-    "spoofchk": (
-        lambda route: vfs.set_spoofchk(route, PF, 3, False),
-        "1400 1600"  # IFLA_VFINFO_LIST, 20 bytes
-        "1000 0100"  # IFLA_VF_INFO, 16 bytes
-        "0c00 0400"  # IFLA_VF_SPOOFCHK (4), 12 bytes: struct ifla_vf_spoofchk
-        "03000000 00000000",  # vf, setting
-    ),
-    "trust": (
-        lambda route: vfs.set_trust(route, PF, 3, True),
-        "1400 1600 1000 0100"  # as above
-        "0c00 0900"  # IFLA_VF_TRUST (9), 12 bytes: struct ifla_vf_trust
-        "03000000 01000000",  # vf, setting
-    ),
-    "link state": (
-        lambda route: vfs.set_link_state(route, PF, 3, "disable"),
-        "1400 1600 1000 0100"  # as above
-        "0c00 0500"  # IFLA_VF_LINK_STATE (5), 12 bytes: struct ifla_vf_link_state
-        "03000000 02000000",  # vf, IFLA_VF_LINK_STATE_DISABLE
-    ),
     "node GUID": (
         lambda route: vfs.set_guids(route, IB_PF, 3, NODE, None),
         "1c00 1600"  # IFLA_VFINFO_LIST, 28 bytes
@@ -107,12 +58,6 @@ SETTINGS: dict[str, tuple[Setting, str]] = {
         "1400 0b00"  # IFLA_VF_IB_PORT_GUID (11), 20 bytes
         "03000000 00000000 7866554433221100",  # vf, gap, guid
     ),
-    "both GUIDs, each in its own IFLA_VF_INFO": (
-        lambda route: vfs.set_guids(route, IB_PF, 3, NODE, PORT),
-        "3400 1600"  # IFLA_VFINFO_LIST, 52 bytes
-        "1800 0100 1400 0a00 03000000 00000000 7766554433221100"
-        "1800 0100 1400 0b00 03000000 00000000 7866554433221100",
-    ),
 }
 
 
@@ -126,21 +71,6 @@ def test_setting_is_one_request_with_the_bytes_of_the_headers(
     # struct nlmsghdr: length, RTM_SETLINK (19), NLM_F_REQUEST | NLM_F_ACK, sequence, port
     header = (16 + len(body)).to_bytes(4, "little") + bytes.fromhex("1300 0500 01000000 00000000")
     assert kernel.requests == [header + body]
-
-
-@pytest.mark.parametrize("code", [errno.EOPNOTSUPP, errno.EPROTONOSUPPORT])
-def test_vlan_goes_the_old_way_where_the_driver_does_not_take_the_new(
-    kernel: Kernel, code: int
-) -> None:
-    kernel.answers(refusal(code, 1))
-    kernel.answers(refusal(0, 2))
-    vfs.set_vlan(kernel.route, PF, 3, 100, 5, "802.1q")
-    legacy = (
-        "1800 1600 1400 0100"  # IFLA_VFINFO_LIST, IFLA_VF_INFO
-        "1000 0200"  # IFLA_VF_VLAN (2), 16 bytes: struct ifla_vf_vlan
-        "03000000 64000000 05000000"  # vf, vlan, qos
-    )
-    assert kernel.requests[1][16:] == bytes.fromhex(IFINFOMSG + legacy)
 
 
 def test_vlan_that_goes_neither_way_is_an_error_that_names_the_vf(kernel: Kernel) -> None:

@@ -122,22 +122,6 @@ def test_undo_takes_back_what_this_add_reserved_and_gives_back_what_it_took(
     assert node.store.reservations() == before
 
 
-def test_type_that_the_rules_do_not_have_is_refused_with_the_rule(
-    node: Calls, bin_dir: Path
-) -> None:
-    executable(bin_dir / "bridge", RESULT)
-    for command in ("ADD", "CHECK", "STATUS"):
-        error = error_of(
-            lambda command=command: delegation(node, bin_dir, "static").of(  # type: ignore[misc]
-                asked(command, "bridge")
-            )
-        )
-        assert error.code == Code.NOT_ALLOWED
-        for told in ('"ipam.type": bridge', '"use.ipamTypes"'):
-            assert told in error.message
-    assert calls_of(bin_dir / "bridge") == []
-
-
 def test_a_whereabouts_that_is_not_ours_needs_the_rule_too(node: Calls, bin_dir: Path) -> None:
     ours = delegation(node, bin_dir, "static").of(asked("ADD", "whereabouts"))
     assert ours is not None

@@ -10,17 +10,6 @@ TINY = {"range": "10.0.0.0/30"}
 DUAL = {"ipRanges": [{"range": "192.168.10.1/24"}, {"range": "abcd::1/64"}]}
 
 
-def test_a_pod_in_a_new_sandbox_gets_its_address_again_and_the_old_del_frees_nothing(
-    node: Calls,
-) -> None:
-    node.add(POOL, "other")
-    assert node.addresses(POOL, "old", pod="p") == ["10.0.0.2/24"]
-    node.delete(POOL, "other")
-    assert node.addresses(POOL, "new", pod="p") == ["10.0.0.2/24"]
-    node.delete(POOL, "old")
-    assert node.held() == {"10.0.0.2": "new"}
-
-
 @pytest.mark.parametrize(
     ("before", "after", "same"),
     [
@@ -59,13 +48,6 @@ def test_an_address_that_is_no_longer_allowed_is_not_kept(node: Calls, changed: 
     assert node.held() == {}
 
 
-def test_an_address_is_kept_when_its_range_grows(node: Calls) -> None:
-    node.add({"range": "10.0.0.0/29"}, "c0")
-    node.add({"range": "10.0.0.0/29"}, "old", pod="p")
-    node.delete(None, "c0")
-    assert node.addresses({"range": "10.0.0.0/24"}, "new", pod="p") == ["10.0.0.2/24"]
-
-
 @pytest.mark.parametrize("requested", [{}, {"args": "IP=10.0.0.77"}])
 def test_a_second_add_of_a_live_attachment_is_an_error_that_changes_nothing(
     node: Calls, requested: How
@@ -79,13 +61,6 @@ def test_a_second_add_of_a_live_attachment_is_an_error_that_changes_nothing(
     assert node.store.reservations() == held
 
 
-def test_after_a_reboot_a_pod_gets_its_address_back_and_others_get_free_ones(node: Calls) -> None:
-    node.add(TINY, "old", pod="p")
-    node.boot = NEXT_BOOT
-    assert node.addresses(TINY, "x", pod="q") == ["10.0.0.2/30"]
-    assert node.addresses(TINY, "new", pod="p") == ["10.0.0.1/30"]
-
-
 def test_what_an_earlier_boot_left_is_taken_when_nothing_else_is_free(node: Calls) -> None:
     node.add(TINY, "a", pod="p")
     node.add(TINY, "b", pod="q")
@@ -96,51 +71,6 @@ def test_what_an_earlier_boot_left_is_taken_when_nothing_else_is_free(node: Call
     assert node.addresses(TINY, "c", pod="r") == ["10.0.0.1/30"]
     assert node.addresses(TINY, "d", pod="s") == ["10.0.0.2/30"]
     assert error_of(lambda: node.add(TINY, "e", pod="p")).code == Code.NO_FREE_ADDRESS
-
-
-def test_the_same_attachment_of_an_earlier_boot_is_taken_over(node: Calls) -> None:
-    node.add(POOL, "c1")
-    node.boot = NEXT_BOOT
-    assert node.addresses(POOL, "c1") == ["10.0.0.1/24"]
-    assert error_of(lambda: node.add(POOL, "c1")).code == Code.ALREADY_ATTACHED
-
-
-def test_an_excluded_address_of_an_earlier_boot_is_not_taken(node: Calls) -> None:
-    node.add(TINY, "a")
-    node.add(TINY, "b")
-    node.boot = NEXT_BOOT
-    assert node.addresses({**TINY, "exclude": ["10.0.0.1"]}, "c") == ["10.0.0.2/30"]
-
-
-def test_one_set_does_not_take_what_another_set_of_the_call_keeps(node: Calls) -> None:
-    wide, narrow = {"range": "10.0.0.0/30"}, {"range": "10.0.0.0/30", "exclude": ["10.0.0.1"]}
-    both = {"ipRanges": [wide, narrow]}
-    assert node.addresses(both, "old", pod="p") == ["10.0.0.1/30", "10.0.0.2/30"]
-    node.boot = NEXT_BOOT
-    assert node.addresses(both, "new", pod="p") == ["10.0.0.1/30", "10.0.0.2/30"]
-
-
-def test_undo_frees_what_its_add_reserved(node: Calls) -> None:
-    _, grant = node.plugin.reserve(request("ADD", DUAL, "c1"))
-    node.plugin.undo(grant)
-    assert node.held() == {}
-
-
-def test_undo_frees_an_address_whose_former_sandbox_may_be_gone_already(node: Calls) -> None:
-    """Its DEL may have come while the address was another's, and does not come again."""
-    node.add(POOL, "old", pod="p")
-    _, grant = node.plugin.reserve(request("ADD", POOL, "new", pod="p"))
-    node.delete(POOL, "old")
-    node.plugin.undo(grant)
-    assert node.held() == {}
-
-
-def test_undo_gives_an_address_back_to_an_earlier_boot(node: Calls) -> None:
-    node.add(POOL, "old", pod="p")
-    node.boot = NEXT_BOOT
-    _, grant = node.plugin.reserve(request("ADD", POOL, "new", pod="p"))
-    node.plugin.undo(grant)
-    assert node.held() == {"10.0.0.1": "old"}
 
 
 def test_undo_leaves_what_changed_hands_since(node: Calls) -> None:

@@ -174,14 +174,6 @@ def test_duplicate_ranges_of_one_attachment_yield_two_addresses(
     assert node.addresses(ipam, "c2", pod="p") == expected
 
 
-def test_a_failed_range_leaves_nothing_of_the_others_reserved(node: Calls) -> None:
-    node.add(TINY, "c1")
-    node.add(TINY, "c2")
-    both = {"ipRanges": [{"range": "10.9.0.0/24"}, {"range": "10.0.0.0/30"}]}
-    assert error_of(lambda: node.add(both, "c3")).code == Code.NO_FREE_ADDRESS
-    assert node.held() == {"10.0.0.1": "c1", "10.0.0.2": "c2"}
-
-
 def test_the_gateway_of_a_fixed_address_is_never_handed_out(node: Calls) -> None:
     fixed = {"addresses": [{"address": "10.9.0.1/24", "gateway": "10.0.0.1"}]}
     assert node.addresses({**TINY, **fixed}) == ["10.0.0.2/30", "10.9.0.1/24"]
@@ -232,49 +224,6 @@ def test_check_refuses_what_the_attachment_does_not_hold(node: Calls, addresses:
     node.add(DUAL, "other")
     error = error_of(lambda: node.check(DUAL, config=previous(*addresses)))
     assert error.code == Code.CHECK_FAILED
-
-
-# --- GC --------------------------------------------------------------------------------------
-
-VALID, OLDER = "cni.dev/valid-attachments", "cni.dev/attachments"
-
-
-@pytest.fixture
-def crowded(node: Calls) -> Calls:
-    node.add(POOL, "c1")
-    node.add(POOL, "c1", ifname="eth1")
-    node.add(POOL, "c2")
-    node.add(POOL, "c2", network="n2")
-    return node
-
-
-@pytest.mark.parametrize(
-    ("key", "kept"),
-    [
-        ({VALID: [("c1", "eth0")]}, ["10.0.0.1", "10.0.0.4"]),
-        ({OLDER: [("c1", "eth0")]}, ["10.0.0.1", "10.0.0.4"]),
-        ({VALID: [("c1", "eth0")], OLDER: [("c2", "eth0")]}, ["10.0.0.1", "10.0.0.4"]),
-        ({VALID: None, OLDER: [("c2", "eth0")]}, ["10.0.0.4"]),
-        ({VALID: []}, ["10.0.0.4"]),
-        ({}, ["10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.4"]),
-    ],
-)
-def test_gc_frees_what_is_not_valid_in_its_network(
-    crowded: Calls, key: dict[str, list[tuple[str, str]] | None], kept: list[str]
-) -> None:
-    config = {
-        name: None if pairs is None else [{"containerID": c, "ifname": i} for c, i in pairs]
-        for name, pairs in key.items()
-    }
-    for _ in range(2):
-        crowded.gc(config=config)
-        assert list(crowded.held()) == kept
-
-
-def test_gc_frees_nothing_for_a_list_that_it_cannot_read(crowded: Calls) -> None:
-    error = error_of(lambda: crowded.gc(config={VALID: [{"containerID": 5, "ifname": "eth0"}]}))
-    assert error.code == Code.INVALID_CONFIG
-    assert len(crowded.held()) == 4
 
 
 # --- STATUS ----------------------------------------------------------------------------------

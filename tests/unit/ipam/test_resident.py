@@ -219,16 +219,6 @@ class Stream:
             future.result()
 
 
-def test_another_process_gets_in_between_two_transactions(store: SqliteStore) -> None:
-    store.reserve(owner("c1"), SETS)
-    seconds = elsewhere(store.directory, 3)
-    assert seconds[0] < LOCK_TIMEOUT
-    assert is_kept(store.directory)
-    assert len(store.reservations()) == 4
-    store.reserve(owner("c2"), SETS)
-    assert fsck.check(store.directory, print)
-
-
 def test_another_process_gets_in_beside_a_stream_of_transactions(
     store: SqliteStore,
 ) -> None:

@@ -5,54 +5,21 @@ from unittest import mock
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from ipam.addresses import parse, text
-from ipam.ranges import Range, RangeSet
+from ipam.ranges import RangeSet
 from ipam.schema import run_of
 from ipam.sqlite_store import SqliteStore
 from ipam.store import RangeUsage, Reservation, Usage
 from ipam.tables import Tables
 from ipam.usage import MOST, SeenRanges
-from tests.unit.ipam.calls import BOOT, NEXT_BOOT, Calls, range_of, request, reservation
-from tests.unit.ipam.test_model import ranges, scratch
+from tests.unit.ipam.calls import BOOT, Calls, range_of, request, reservation
 
 POOL = {"range": "10.0.0.0/24", "gateway": "10.0.0.1"}
 
 
 def used(*of: RangeUsage) -> dict[tuple[str, str], tuple[int, int]]:
     return {(row.domain, row.range): (row.used, row.free) for row in of}
-
-
-held_addresses = st.sets(
-    st.tuples(
-        st.sampled_from(["", "blue"]),
-        st.integers(parse("10.0.0.0"), parse("10.0.0.15"))
-        | st.integers(parse("fd00::"), parse("fd00::7")),
-    ),
-    max_size=20,
-)
-
-
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(ranges(), held_addresses)
-def test_used_and_free_are_what_counting_one_by_one_gives(
-    range_: Range, held: set[tuple[str, int]]
-) -> None:
-    allowed = [number for number in range(range_.first, range_.last + 1) if range_.allows(number)]
-    expected = sum((range_.domain, number) in held for number in allowed)
-    with scratch() as directory:
-        store = SqliteStore(directory, BOOT)
-        store.load(
-            [
-                reservation(text(address), text(address), domain=domain, range=str(range_.network))
-                for domain, address in sorted(held)
-            ]
-        )
-        answer = store.usage((range_,), Usage()).ranges
-    mine = [row for row in answer if row.domain == range_.domain]
-    assert [(row.used, row.free) for row in mine] == [(expected, len(allowed) - expected)]
 
 
 def test_ranges_are_known_by_reservations_until_an_add_shows_their_bounds(node: Calls) -> None:
@@ -82,19 +49,6 @@ def test_a_range_is_known_though_it_has_no_address_left(node: Calls) -> None:
     assert used(*plugin.usage()) == {("", "10.0.0.0/30"): (1, 0)}
     plugin.delete(request("DEL", None, "c1"))
     assert used(*plugin.usage()) == {("", "10.0.0.0/30"): (0, 1)}
-
-
-def test_addresses_of_an_earlier_boot_and_of_other_ranges_of_the_domain_are_used(
-    node: Calls,
-) -> None:
-    node.store.load(
-        [
-            reservation("10.0.0.5", "a", range="10.0.0.0/24", boot=NEXT_BOOT),
-            reservation("10.0.0.6", "b", range="10.0.0.0/16"),
-        ]
-    )
-    found = used(*node.plugin.usage())
-    assert found == {("", "10.0.0.0/24"): (2, 252), ("", "10.0.0.0/16"): (2, 65532)}
 
 
 def test_nothing_is_counted_again_while_nothing_changes(node: Calls) -> None:

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from base.pod import Pod
 from cni.spec.errors import CNIError, Code
-from cni.spec.request import Arguments, parse_arguments
+from cni.spec.request import parse_arguments
 
 CRI = (
     "K8S_POD_NAMESPACE=default",
@@ -13,15 +13,6 @@ CRI = (
     "K8S_POD_INFRA_CONTAINER_ID=0123abcd",
     "K8S_POD_UID=8a5f0f3c-7d3b-4a3e-9a55-2a4c1c7f3a10",
 )
-
-
-def test_no_arguments_are_empty() -> None:
-    assert parse_arguments("") == Arguments()
-
-
-def test_values_are_not_interpreted() -> None:
-    read = parse_arguments("IP=10.1.2.9/24,fd00::9/64;GATEWAY=x;MAC=y")
-    assert read == Arguments(ip="10.1.2.9/24,fd00::9/64", gateway="x", mac="y")
 
 
 @given(st.permutations([*CRI, "IgnoreUnknown=1"]))

@@ -18,20 +18,6 @@ def alive(config: dict[str, Any]) -> set[tuple[str, str]] | None:
     return None if valid is None else set(valid)
 
 
-@pytest.mark.parametrize("key", [KEY, OLD_KEY])
-def test_listed_attachments_are_alive(key: str) -> None:
-    assert alive({"name": "n1", key: ONE + OTHER}) == {("c1", "eth0"), ("c2", "eth0")}
-
-
-@pytest.mark.parametrize("nothing", [None, []])
-def test_null_and_an_empty_list_say_that_nothing_is_alive(nothing: object) -> None:
-    assert alive({KEY: nothing}) == set()
-
-
-def test_missing_key_says_nothing() -> None:
-    assert alive({"name": "n1"}) is None
-
-
 def test_newer_key_wins() -> None:
     assert alive({OLD_KEY: OTHER, KEY: ONE}) == {("c1", "eth0")}
     assert alive({KEY: None, OLD_KEY: OTHER}) == set()

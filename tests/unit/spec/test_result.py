@@ -16,10 +16,8 @@ from tests.unit.spec.golden import (
     FAMILY_020,
     FAMILY_040,
     FAMILY_100,
-    GOLDEN,
     GOLDEN_020,
     GOLDEN_100,
-    INPUT,
 )
 
 
@@ -31,13 +29,6 @@ def printed(result: Result, version: str) -> dict[str, Any]:
     document = json.loads(results.encode(result, version))
     assert isinstance(document, dict)
     return document
-
-
-@pytest.mark.parametrize(
-    ("version", "golden"), [pytest.param(v, g, id=v or "empty") for v, g in GOLDEN]
-)
-def test_result_is_printed_as_the_reference_prints_it(version: str, golden: dict[str, Any]) -> None:
-    assert printed(parse(INPUT), version) == golden
 
 
 @pytest.mark.parametrize("version", FAMILY_020)
@@ -69,19 +60,6 @@ def test_routes_of_a_family_without_an_address_are_dropped_in_0_2_0() -> None:
 def test_unknown_target_version_is_an_error() -> None:
     with pytest.raises(CNIError, match=r"no converter for CNI result version .* to 9\.9\.9"):
         results.encode(Result(), "9.9.9")
-
-
-@pytest.mark.parametrize("version", FAMILY_100)
-def test_1_1_fields_stay_in_a_1_0_0_result(version: str) -> None:
-    interface = printed(parse(INPUT), version)["interfaces"][0]
-    assert (interface["mtu"], interface["pciID"]) == (1500, "0000:03:00.2")
-
-
-@pytest.mark.parametrize("version", FAMILY_040)
-def test_route_attributes_stay_where_interface_attributes_do_not(version: str) -> None:
-    document = printed(parse(INPUT), version)
-    assert document["routes"][1]["mtu"] == 1400
-    assert "mtu" not in document["interfaces"][0]
 
 
 def test_address_family_is_dropped_on_the_way_up() -> None:
@@ -180,13 +158,6 @@ def test_gateway_that_is_no_address_is_a_decoding_failure(gateway: str) -> None:
         with pytest.raises(CNIError) as caught:
             parse(place)
         assert caught.value.code == Code.DECODING_FAILURE
-
-
-@pytest.mark.parametrize("version", FAMILY_020)
-def test_convertibility_is_known_before_anything_is_done(version: str) -> None:
-    results.require_convertible(version, has_addresses=True)
-    with pytest.raises(CNIError, match="cannot convert: no valid IP addresses"):
-        results.require_convertible(version, has_addresses=False)
 
 
 @pytest.mark.parametrize("version", [*FAMILY_040, *FAMILY_100])

@@ -3,7 +3,6 @@
 import pytest
 
 from cni.spec import versions
-from cni.spec.entry import VERSIONS
 from cni.spec.errors import CNIError, Code
 
 
@@ -34,22 +33,3 @@ def test_order_is_by_number_and_not_by_text() -> None:
     assert versions.at_least("1.0", "1.0.0")
     assert not versions.at_least("0.3.1", "0.4.0")
     assert not versions.at_least("", "0.2.0")
-
-
-@pytest.mark.parametrize(
-    ("command", "version", "supported", "message"),
-    [
-        ("CHECK", "0.3.1", VERSIONS, "config version does not allow CHECK"),
-        ("CHECK", "0.4.0", ("0.3.0",), "plugin version does not allow CHECK"),
-        ("CHECK", "9.9.9", VERSIONS, "plugin version does not allow CHECK"),
-        ("GC", "1.0.0", VERSIONS, "config version does not allow GC"),
-        ("GC", "1.1.0", ("1.0.0",), "plugin version does not allow GC"),
-        ("STATUS", "2.0.0", VERSIONS, "plugin version does not allow STATUS"),
-    ],
-)
-def test_later_verbs_need_their_version_on_both_sides(
-    command: str, version: str, supported: tuple[str, ...], message: str
-) -> None:
-    with pytest.raises(CNIError) as caught:
-        versions.require_verb(command, version, supported)
-    assert (caught.value.code, caught.value.message) == (Code.INCOMPATIBLE_VERSION, message)

@@ -1,7 +1,7 @@
 """From an option to the request for the PF's driver, and to the one that restores it.
 
-The bytes were worked out from linux/if_link.h, for a little endian machine of 64 bits. How each
-struct is packed is tested in tests/unit/host/test_vfs.py; here it is what an option leads to.
+The bytes were worked out from linux/if_link.h, for a little endian machine of 64 bits. What
+comes before them, and each GUID alone, are in tests/unit/host/test_vfs.py.
 """
 
 import errno
@@ -203,9 +203,12 @@ def test_address_that_never_comes_is_an_error_that_names_both(
     )
 
 
-def test_driver_without_vlan_lists_is_set_and_restored_the_old_way(kernel: Kernel) -> None:
+@pytest.mark.parametrize("code", [errno.EOPNOTSUPP, errno.EPROTONOSUPPORT])
+def test_driver_without_vlan_lists_is_set_and_restored_the_old_way(
+    kernel: Kernel, code: int
+) -> None:
     for number in (1, 3):
-        kernel.answers(refusal(errno.EOPNOTSUPP, number))
+        kernel.answers(refusal(code, number))
         kernel.answers(refusal(0, number + 1))
     after = _wanted(BEFORE, vlan=100, vlanQoS=5)
     settings.apply(kernel.route, PF, BEFORE, after)

@@ -182,20 +182,6 @@ def test_name_of_a_slot_stands_for_another_gpu_with_its_next_holder(
     assert names[0] == names[1]
 
 
-def test_file_of_a_pod_that_is_gone_is_removed(
-    node: GpuNode, kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pod = kubelet.admit("trainer", [container(memory=2, compute=50)])
-    kubelet.remove(pod)
-    monkeypatch.setattr(ledger, "YOUNG_GPU", 0.0)
-
-    def gone() -> bool:
-        node.plugin.compare()
-        return list(node.paths.cdi.iterdir()) == []
-
-    until(gone)
-
-
 def test_file_that_cannot_be_written_is_an_error_and_the_next_start_succeeds(
     node: GpuNode, kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -102,12 +102,6 @@ def test_containers_have_alnairs_variables(node: GpuNode, kubelet: Kubelet) -> N
     assert {*chain.from_iterable(variables)} - {"NVIDIA_VISIBLE_DEVICES"} == {time, "ALNAIR_ID"}
 
 
-def test_containers_have_the_share_that_they_ask_for(node: GpuNode, kubelet: Kubelet) -> None:
-    kubelet.admit("trainer", [container(memory=2, compute=30)])
-    (limit,) = node.groups.given.values()
-    assert limit.compute_share == 0.3
-
-
 def test_container_sees_its_limits_and_cannot_change_them(node: GpuNode, kubelet: Kubelet) -> None:
     pod = kubelet.admit("trainer", [container(memory=2, compute=50)])
     mounts = edits(node.paths, pod)["mounts"]

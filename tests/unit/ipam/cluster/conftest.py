@@ -1,9 +1,33 @@
-"""Random histories that are the same in each run."""
+"""A server with a pool, a node, a stack of nodes, and histories that are the same in each run."""
 
 import random
 import uuid
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
+
+from tests.fake_api import FakeApi
+from tests.unit.ipam.cluster.nodes import ClusterNode, put_pool
+
+
+@pytest.fixture
+def server() -> FakeApi:
+    server = FakeApi()
+    put_pool(server)
+    return server
+
+
+@pytest.fixture
+def node(server: FakeApi, memory_path: Path) -> ClusterNode:
+    return ClusterNode(server, memory_path / "a")
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as made:
+        yield made
 
 
 @pytest.fixture

@@ -1,27 +1,34 @@
 """A cluster of nodes in one process: real stores, a stand-in for the API server, and one clock."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
 from ipam.cluster import geometry
 from ipam.cluster.api import Meta
-from ipam.cluster.attempts import Attempts
+from ipam.cluster.attempts import Attempts, Lease
 from ipam.cluster.lessee import Lessee
 from ipam.cluster.names import pool_name, space_name
 from ipam.cluster.objects import AddressBlock, AddressPool, Condition, PoolSpec, PoolStatus
+from ipam.cluster.rest_api import ClusterApi
 from ipam.plugin import AddressPlugin
 from ipam.scope import Stores
 from ipam.sqlite_store import SqliteStore
 from ipam.store_files import StoreFiles
-from tests.fake_api import FakeApi, Faults
+from tests.fake_api import FakeApi, FakeClient, Faults
 from tests.unit.ipam.calls import Json, request
 
 RANGE = "10.0.0.0/24"
-READY = Condition(type="Ready", status="True", reason="Decided")
+READY = Condition(
+    type="Ready",
+    status="True",
+    reason="Decided",
+    last_transition_time="2026-11-23T07:00:00Z",
+    observed_generation=1,
+)
 
 
 class Clock:
@@ -35,7 +42,7 @@ class Clock:
 
 
 def put_pool(
-    server: FakeApi,
+    server: FakeApi | ClusterApi,
     range_: str = RANGE,
     *,
     name: str = "",
@@ -47,13 +54,15 @@ def put_pool(
     """An AddressPool as the controller leaves it; `changes` are fields of its spec."""
     spec = PoolSpec(range=range_, network_name=name, shared=shared)
     space = space_name(name, range_, shared=shared)
-    return server.put(
-        AddressPool(
-            metadata=Meta(name=pool_name(name, range_, shared=shared)),
-            spec=msgspec.structs.replace(spec, **changes),
-            status=PoolStatus(space=space, block_size=size, conditions=conditions),
-        )
+    pool = AddressPool(
+        metadata=Meta(name=pool_name(name, range_, shared=shared)),
+        spec=msgspec.structs.replace(spec, **changes),
+        status=PoolStatus(space=space, block_size=size, conditions=conditions),
     )
+    if isinstance(server, FakeApi):
+        return server.put(pool)
+    stored = server.create(pool)
+    return server.update_status(msgspec.structs.replace(stored, status=pool.status))
 
 
 def put_map(server: FakeApi, pool: AddressPool) -> None:
@@ -77,13 +86,14 @@ def alias(server: FakeApi) -> AddressPool:
 
 
 class ClusterNode:
-    """A node: its store, its lessee without a thread, and the verbs of the plugin."""
+    """A node: its store, its lessee without a thread, and the verbs of the plugin. `server` is a
+    stand-in, or the client of an agent whose Node object is there."""
 
     patience = 0.0  # seconds that an ADD waits for a block
 
     def __init__(
         self,
-        server: FakeApi,
+        server: FakeApi | ClusterApi,
         directory: Path,
         name: str = "node-a",
         *,
@@ -95,15 +105,19 @@ class ClusterNode:
     ) -> None:
         self.kept = kept  # keep the store's files open, as an agent does: many times as fast
         self.files: StoreFiles = StoreFiles(directory, kept=False)
-        self.server = server
+        self.server = cast(FakeApi, server)
         self.directory = directory
         self.name = name
         self.clock = clock or Clock()
         self.boot = boot
         self.machine = machine or f"machine-of-{name}"
-        self.api = server.client(name, faults)
-        if name not in server.machines:
-            server.add_node(name, self.machine, f"uuid-of-{self.machine}", boot)
+        self.api = cast(FakeClient, server)
+        self._attempts: Callable[[Lease], Attempts] = Attempts
+        if isinstance(server, FakeApi):
+            self.api = server.client(name, faults)
+            self._attempts = partial(Attempts, look_at_pool=0.0)
+            if name not in server.machines:
+                server.add_node(name, self.machine, f"uuid-of-{self.machine}", boot)
         self.forced: set[str] = set()  # blocks that the test deleted by force
         self.restart()
 
@@ -118,7 +132,7 @@ class ClusterNode:
             self.name,
             self.boot,
             clock=self.clock,
-            attempts=partial(Attempts, look_at_pool=0.0),
+            attempts=self._attempts,
         )
 
     def close(self) -> None:

@@ -9,7 +9,6 @@ from msgspec.structs import replace
 from cni.policy import rules
 from cni.spec.errors import Code
 from ipam.addresses import parse, text
-from ipam.blocks import boottime
 from ipam.cluster.objects import AddressBlock, AddressPool, ReclaimSpec
 from ipam.plugin import AddressPlugin
 from ipam.scope import Stores
@@ -24,18 +23,6 @@ from tests.unit.ipam.cluster.nodes import (
     put_map,
     put_pool,
 )
-
-
-@pytest.fixture
-def server() -> FakeApi:
-    server = FakeApi()
-    put_pool(server)
-    return server
-
-
-@pytest.fixture
-def node(server: FakeApi, memory_path: Path) -> ClusterNode:
-    return ClusterNode(server, memory_path / "a")
 
 
 def test_a_block_names_its_holder_and_its_addresses(server: FakeApi, node: ClusterNode) -> None:
@@ -223,18 +210,6 @@ def test_a_pool_that_cannot_be_used_is_11_and_says_why(
     make(server)
     error = error_of(lambda: node.add("p0", {"range": "10.3.0.0/24"}))
     assert (error.code, says in error.message) == (Code.TRY_AGAIN, True), error.message
-
-
-def test_without_the_api_server_a_cold_add_is_11_and_a_del_works(
-    server: FakeApi, node: ClusterNode
-) -> None:
-    node.add("p0")
-    server.down = True
-    for number in range(1, 13):
-        node.add(f"p{number}")
-    node.delete("p0")
-    error = error_of(lambda: node.add("x", {"range": "10.9.0.0/24"}))
-    assert (error.code, "API server is away" in error.message) == (Code.TRY_AGAIN, True)
 
 
 def test_no_more_blocks_than_the_pool_allows_a_node(server: FakeApi, node: ClusterNode) -> None:
@@ -426,10 +401,6 @@ def test_an_add_whose_addresses_are_passed_over_leases_a_few_blocks_and_no_more(
     assert error.code == Code.NO_FREE_ADDRESS
     assert "on this link" in error.message
     assert len(blocks_of(server)) <= 4
-
-
-def test_the_clock_does_not_stand_still_in_suspend() -> None:
-    assert 0 < boottime() <= boottime()
 
 
 def test_a_new_sandbox_keeps_its_address_where_the_pool_is_full(

@@ -30,18 +30,6 @@ from tests.waiting import join, until
 EXHAUSTED = Condition(type="Exhausted", status="True", reason="Full")
 
 
-@pytest.fixture
-def server() -> FakeApi:
-    server = FakeApi()
-    put_pool(server)
-    return server
-
-
-@pytest.fixture
-def node(server: FakeApi, memory_path: Path) -> ClusterNode:
-    return ClusterNode(server, memory_path / "a")
-
-
 def fill(node: ClusterNode, count: int) -> None:
     for number in range(count):
         node.add(f"p{number}")
@@ -151,14 +139,6 @@ def test_blocks_that_are_held_never_go_back(server: FakeApi, node: ClusterNode) 
     held = {int(address.rpartition(".")[2]) // 16 * 16 for address in node.held()}
     kept = {f"default.10.0.0.{first}-28" for first in held}
     assert set(blocks_of(server)) == kept <= before
-
-
-def test_an_agent_that_leaves_gives_back_what_is_empty(server: FakeApi, node: ClusterNode) -> None:
-    fill(node, 1)
-    node.delete("p0")
-    node.lessee.leaving = True
-    node.steps(2)
-    assert blocks_of(server) == []
 
 
 @pytest.mark.parametrize("fault", [Fault.LOST_ANSWER, Fault.LOST_REQUEST, Fault.CONFLICT])

@@ -1,7 +1,7 @@
 """Sticky addresses: a pod that its set's reservation names has its address on every node."""
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -56,12 +56,6 @@ def server() -> FakeApi:
     put_pool(server, size=1)
     reserve(server)
     return server
-
-
-@pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as made:
-        yield made
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ from typing import Any
 
 from cni.spec.errors import CNIError, Code
 from cni.spec.result import Result
-from ipam.cluster.api import ApiError, Meta
-from ipam.cluster.controller.rounds import Rounds, Seen
+from ipam.cluster.api import Meta
 from ipam.cluster.objects import AddressPool
+from ipam.cluster.rest_api import ClusterApi
 from ipam.nv_ipam.importing import FollowedPools
 from ipam.nv_ipam.pools import (
     NodePart,
@@ -22,12 +22,10 @@ from ipam.nv_ipam.pools import (
     NvPoolSpec,
     NvPoolStatus,
 )
-from ipam.plugin import AddressPlugin
-from ipam.sqlite_store import SqliteStore
-from tests.fake_api import FakeApi, Faults
-from tests.unit.ipam.calls import request
-from tests.unit.ipam.cluster.controller.cluster import read_world
-from tests.unit.ipam.cluster.nodes import Clock, ClusterNode
+from tests.fake_api import FakeApi
+from tests.unit.ipam.calls import Json, request
+from tests.unit.ipam.cluster.controller.cluster import Cluster
+from tests.unit.ipam.cluster.nodes import ClusterNode
 
 NAMESPACE = "nvidia-network-operator"
 NETWORK = "net"
@@ -83,56 +81,29 @@ def all_pools(server: FakeApi) -> tuple[NvPool, ...]:
     )
 
 
-class Controller:
-    """The controller of podfabric, one leader at a time."""
-
-    def __init__(self, server: FakeApi, clock: Clock, faults: Faults | None = None) -> None:
-        self.server = server
-        self.client = server.client("controller", faults)
-        self.clock = clock
-        self.errors: list[ApiError] = []
-        self.restart()
-
-    def restart(self) -> None:
-        """A new leader, which remembers nothing."""
-        pools = NvPools(self.client, lambda: all_pools(self.server))
-        self.rounds = Rounds(self.client, clock=self.clock, wall=self.clock, other_pools=pools)
-
-    def round(self) -> Seen:
-        seen = self.rounds.round(read_world(self.client, self.clock))
-        self.errors = self.rounds.steps.taken_errors()
-        return seen
-
-
-class NvNode:
-    """A node: its store, its lessee and its file of pools without threads, and the plugin."""
+class NvNode(ClusterNode):
+    """A node with what it knows of the pools, which are followed without threads."""
 
     def __init__(
         self,
-        server: FakeApi,
+        server: FakeApi | ClusterApi,
         directory: Path,
         name: str,
-        *,
-        clock: Clock | None = None,
-        faults: Faults | None = None,
+        **how: Any,  # noqa: ANN401
     ) -> None:
-        self.server = server
-        self.name = name
-        self.boot = "boot-1"
         self.state = directory / f"{name}-cni"
         self.state.mkdir(parents=True, exist_ok=True)
-        self.directory = directory / name
-        self.directory.mkdir(parents=True, exist_ok=True)
-        self.leases = ClusterNode(server, self.directory, name, clock=clock, faults=faults)
-        self.api = self.leases.api
-        self.clock = self.leases.clock
-        self.restart()
+        (directory / name).mkdir(parents=True, exist_ok=True)
+        super().__init__(server, directory / name, name, **how)
 
-    def restart(self) -> None:
+    def restart(self, boot: str = "") -> None:
         """A new agent process."""
-        self.leases.restart()
-        self.files = self.leases.files
-        self.file = FollowedPools(
+        super().restart(boot)
+        self.pools = self.follow()
+
+    def follow(self) -> FollowedPools:
+        """The pools, as watches show them."""
+        pools = FollowedPools(
             self.api,
             self.files,
             self.name,
@@ -142,7 +113,8 @@ class NvNode:
             self.clock,
         )
         for kind in ("ippool", "cidrpool"):
-            self.file.sources[kind] = partial(self.seen, kind)
+            pools.sources[kind] = partial(self.seen, kind)
+        return pools
 
     @property
     def daemon_store(self) -> Path:
@@ -155,51 +127,42 @@ class NvNode:
             return None
         return tuple(each for each in all_pools(self.server) if each.key.startswith(f"{kind}/"))
 
-    @property
-    def plugin(self) -> AddressPlugin:
-        """A new one for each call, as for each process."""
-        return self.leases.plugin
-
-    @property
-    def store(self) -> SqliteStore:
-        return SqliteStore(self.files, self.boot)
-
     def step(self, seconds: float = 5.0) -> None:
         """What the agent does in a while."""
         self.clock.now += seconds
-        self.file.step()
-        self.leases.lessee.step()
+        self.pools.step()
+        self.lessee.step()
 
-    def result(self, pod: str, ipam: Mapping[str, object] | None = None, **how: Any) -> Result:  # noqa: ANN401
+    def result(self, pod: str, ipam: Json | None = None, **how: Any) -> Result:  # noqa: ANN401
         """ADD for a new sandbox of the pod."""
         keys = {"type": "nv-ipam", "poolName": "pool"} | dict(ipam or {})
         container = how.pop("container", f"{pod}-1")
         asked = request("ADD", keys, container, pod=pod, **{"network": NETWORK} | how)
         return self.plugin.reserve(asked)[0]
 
-    def add(self, pod: str, ipam: Mapping[str, object] | None = None, **how: Any) -> list[str]:  # noqa: ANN401
+    def add(self, pod: str, ipam: Json | None = None, **how: Any) -> list[str]:  # noqa: ANN401
         """ADD; the addresses with their prefixes."""
         return [ip.address for ip in self.result(pod, ipam, **how).ips]
 
-    def delete(self, pod: str, container: str = "", ifname: str = "eth0") -> None:
+    def delete(
+        self, pod: str, container: str = "", ipam: Json | None = None, *, ifname: str = "eth0"
+    ) -> None:
         """DEL of the pod's sandbox, with nothing but what the runtime must send."""
-        keys = {"type": "nv-ipam"}
-        self.plugin.delete(
-            request("DEL", keys, container or f"{pod}-1", network=NETWORK, ifname=ifname)
+        asked = request(
+            "DEL", {"type": "nv-ipam"}, container or f"{pod}-1", network=NETWORK, ifname=ifname
         )
-
-    def held(self) -> set[str]:
-        """The addresses that its pods hold."""
-        return {each.address for each in self.store.reservations()}
+        self.plugin.delete(asked)
 
 
 class World:
     """An API server, the controller, and nodes."""
 
     def __init__(self, directory: Path) -> None:
-        self.server = FakeApi()
-        self.clock = Clock()
-        self.controller = Controller(self.server, self.clock)
+        self.controller = Cluster()
+        self.server, self.clock = self.controller.api, self.controller.clock
+        pools = NvPools(self.controller.client, lambda: all_pools(self.server))
+        self.controller.other_pools = pools
+        self.controller.new_leader()
         self.directory = directory
         self.nodes: dict[str, NvNode] = {}
 

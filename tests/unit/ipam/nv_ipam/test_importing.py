@@ -106,8 +106,8 @@ def test_a_thousand_pods_keep_their_addresses_and_their_deletions_release_them(
     # A hundred pods get a new sandbox; then the runtime deletes the old one.
     for number in range(100):
         world.add(node, f"p{number}")
-        node.delete("", f"c{number}", "net1")
+        node.delete("", f"c{number}", ifname="net1")
     for number in range(100, 1000):
-        node.delete("", f"c{number}", "net1")
+        node.delete("", f"c{number}", ifname="net1")
     assert len(node.held()) == 400
     assert all(each.network == "net" for each in node.store.reservations())

@@ -20,7 +20,7 @@ USE = {"ipamTypes": ["nv-ipam"], "networkNames": ["ippool/po*"]}
 
 def stores(node: NvNode) -> Stores:
     """The stores of a node whose lessee leases at once."""
-    return Stores(node.files, lambda: "cluster", node.leases.lessee, clock=node.clock, patience=0.0)
+    return Stores(node.files, lambda: "cluster", node.lessee, clock=node.clock, patience=0.0)
 
 
 def policy(**use: Any) -> Policy:  # noqa: ANN401

@@ -176,7 +176,7 @@ def test_a_node_gives_nothing_while_its_store_may_lack_something(
     elif spoilt == "damaged":
         a.daemon_store.write_bytes(b"{")
     else:
-        monkeypatch.setattr(a.file, "_daemon_store", Path("/nowhere/nv-ipam/store"))
+        monkeypatch.setattr(a.pools, "_daemon_store", Path("/nowhere/nv-ipam/store"))
     world.settle()
     with pytest.raises(CNIError, match="the daemon's store") as caught:
         a.add("p")

@@ -27,6 +27,7 @@ from ipam.cluster.objects import (
 from ipam.cluster.rest_api import ClusterApi
 from ipam.cluster.sticky import is_let_go
 from ipam.cluster.whereabouts.sharing import Mode
+from ipam.nv_ipam.pools import NvPools
 from tests.fake_api import FakeApi, Faults, changed_node, definition
 from tests.unit.ipam.cluster.nodes import Clock
 
@@ -60,6 +61,7 @@ class Cluster:
         self.errors: list[ApiError] = []  # of the last round
         self.pools_per_namespace = POOLS_PER_NAMESPACE
         self.whereabouts: Mode = "None"
+        self.other_pools: NvPools | None = None
         self.rounds = self.new_leader()
 
     @property
@@ -80,6 +82,7 @@ class Cluster:
             margin=MARGIN,
             pools_per_namespace=self.pools_per_namespace,
             whereabouts=self.whereabouts,
+            other_pools=self.other_pools,
         )
         return self.rounds
 

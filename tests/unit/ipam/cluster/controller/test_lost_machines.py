@@ -3,7 +3,6 @@
 No order of these steps, and no crash between them, has an address used without a probe.
 """
 
-from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -28,12 +27,6 @@ from tests.unit.ipam.cluster.nodes import ClusterNode
 BLOCK = "default.10.64.0.8-29"
 WHOLE_WAIT = GONE_AFTER + OFFLINE + MARGIN
 IPAM = {"range": "10.64.0.0/28", "exclude": ["10.64.0.0/29"]}
-
-
-@pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as made:
-        yield made
 
 
 def lost(range_: str = "10.64.0.0/28", **spec: object) -> Cluster:

@@ -1,6 +1,5 @@
 """The controller and sticky addresses: dead nodes, the status of reservations, their end."""
 
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -20,12 +19,6 @@ from tests.unit.ipam.calls import error_of
 from tests.unit.ipam.cluster.controller.cluster import Cluster
 from tests.unit.ipam.cluster.nodes import ClusterNode, put_pool
 from tests.unit.ipam.cluster.test_sticky import PODS, POOL, add, bound, let_go, reserve
-
-
-@pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as made:
-        yield made
 
 
 def refusal(node: ClusterNode, pod: str) -> int:

@@ -1,6 +1,5 @@
 """The controller together with nodes that have real stores, on one simulated clock."""
 
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -13,12 +12,6 @@ from tests.unit.ipam.cluster.nodes import ClusterNode
 
 RANGE = "10.64.0.0/29"  # six addresses, in blocks of one
 MINUTE = 60.0
-
-
-@pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as made:
-        yield made
 
 
 class Fabric:
@@ -127,6 +120,7 @@ def test_a_node_object_that_is_made_again_under_churn_keeps_its_blocks(
     kept = api.look(AddressBlock, block.metadata.name)
     assert kept.metadata.uid == block.metadata.uid
     assert kept.spec.state == "Active"
+    assert kept.spec.holder.node_uid == api.machines["a"].uid
     assert a.add("stays", {"range": RANGE}, container="stays-2") == [address]
     assert fabric.cluster.counts.fenced > 0
     assert fabric.cluster.counts.freed == 0
