@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime
 
+from base.unix_socket import is_served
 from cli.checks import Outcome, failed, not_applicable, ok, some, warning
 from cli.this_node import ThisNode
 from deviceplugin import checkpoint as records
@@ -76,7 +77,7 @@ def pools(node: ThisNode) -> Iterator[Outcome]:
 def agent(node: ThisNode) -> Iterator[Outcome]:
     """The socket on which launchers find the agent."""
     path = node.paths.agent_socket
-    if sockets.served(path):
+    if is_served(path):
         yield ok(f"{path} answers")
     else:
         what = "no process answers" if path.exists() else "it does not exist"
@@ -95,7 +96,7 @@ def registration_socket(node: ThisNode) -> Iterator[Outcome]:
             "does a kubelet run here, with another directory (--root-dir, k3s, microk8s)? Then set "
             "PODFABRIC_KUBELET for the agent",
         )
-    elif sockets.served(path):
+    elif is_served(path):
         yield ok(f"{path} answers")
     else:
         what = "no process answers" if path.exists() else "it does not exist"
@@ -122,7 +123,7 @@ def plugin_sockets(node: ThisNode) -> Iterator[Outcome]:
     names = [pool.config.resource for pool in node.pools]
     for name in (*names, *(name for of in node.config.gpus for name in of.resources)):
         own = sockets.of_resource(directory, name)
-        alive = [path.name for path in own if sockets.served(path)]
+        alive = [path.name for path in own if is_served(path)]
         if len(alive) == 1:
             yield ok(f"{name}: {alive[0]} answers")
         elif alive:
