@@ -83,7 +83,7 @@ def test_json_is_read_as_json() -> None:
     ("content", "error"),
     [
         (b"agnet: {}", 'f: agnet: unknown key: did you mean "agent"?'),
-        (b"x: {}", "f: x: unknown key: valid keys are agent, configList, devices, "),
+        (b"x: {}", "f: x: unknown key: valid keys are agent, configList, gpuLimits, "),
         (b"workers: 3", 'f: workers: unknown key: it belongs below "agent"'),
         (b"agent: {wokers: 3}", 'f: agent.wokers: unknown key: did you mean "workers"?'),
         (b"agent: {logLevel: info}", 'f: agent.logLevel: unknown key: did you mean "log_level"?'),
