@@ -75,7 +75,6 @@ R = {"range": "10.0.0.0/24"}
         ({"addresses": [{"address": "10.0.0.1/24", "gateway": "fd00::1"}]}, "another family"),
         ({"addresses": [{"address": "10.0.0.1/24", "gateway": "10.0.0.1"}]}, "the address itself"),
         ({"addresses": [{"adress": "10.0.0.1/24"}]}, 'did you mean "address"?'),
-        ({**R, "log_level": "loud"}, '"ipam.log_level" is "loud": valid levels are debug'),
         ({**R, "network_name": "a b"}, '"ipam.network_name"'),
         ({**R, "enable_overlapping_ranges": "yes"}, '"ipam.enable_overlapping_ranges"'),
         ({**R, "dns": {"domain": "x"}, "resolvConf": "/etc/resolv.conf"}, "leave one out"),
@@ -150,7 +149,7 @@ def test_a_range_of_its_own_gateway_prefers_it() -> None:
 
 def test_options_of_other_storages_are_accepted_and_named() -> None:
     idle: dict[str, Any] = dict.fromkeys(WITHOUT_EFFECT, "x")
-    read_options = options(with_type(**R, **idle, log_file="/x"))
+    read_options = options(with_type(**R, **idle))
     assert set(read_options.idle) == WITHOUT_EFFECT
     assert read_options.notes == ()
 

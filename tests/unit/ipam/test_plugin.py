@@ -264,11 +264,3 @@ def test_no_fixed_address_is_a_next_hop(node: Calls, keys: Json, why: str) -> No
         lambda: node.add({**POOL, **keys, "addresses": [{"address": "10.0.0.1/24"}]})
     )
     assert f"10.0.0.1 is {why}" in failure.message
-
-
-@pytest.mark.parametrize(
-    "ipam",
-    [{"log_file": "/tmp/\0", "log_level": "debug"}, {"log_level": ""}, {"log_level": "INFO"}],
-)
-def test_no_log_setting_keeps_a_pod_from_its_address(node: Calls, ipam: Json) -> None:
-    assert node.addresses({**POOL, **ipam}) == ["10.0.0.1/24"]
