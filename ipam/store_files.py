@@ -14,7 +14,6 @@ and so does each process that opens it later in this boot.
 import os
 import threading
 import time
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
@@ -322,7 +321,7 @@ def open_store(directory: Path, *, kept: bool = False) -> Tables:
     """
     tables = snapshot.opened(directory, kept=kept)
     if tables is None:
-        fsck.build(directory / DATABASE, uuid.uuid4().hex, 0)
+        fsck.build(directory / DATABASE)
         tables = Tables(directory / DATABASE, kept=kept)
     return tables
 

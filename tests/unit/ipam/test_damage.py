@@ -232,14 +232,6 @@ def test_the_damaged_files_are_kept_aside_with_a_word(node: Node) -> None:
     assert any(str(aside) in line for line in node.said)
 
 
-def test_rows_that_can_be_read_keep_their_owners(node: Node) -> None:
-    node.store().release(owner("nobody").attachment)  # writes the WAL back
-    content = (node.directory / DATABASE).read_bytes()
-    (node.directory / DATABASE).write_bytes(content.replace(b"n1c10eth0", b"n1c10xth0", 1))
-    fsck.rebuild(node.directory, node.said.append)
-    assert {each.address for each in node.store().reservations()} == node.addresses()
-
-
 def test_the_journal_is_worth_more_than_an_older_copy(node: Node) -> None:
     older = (node.directory / DATABASE).read_bytes(), (node.directory / WAL).read_bytes()
     node.delete("c1", node.store())
