@@ -142,7 +142,8 @@ def _taken(tables: Tables, range_: Range, used: Collection[int], others: Others)
     address = text(range_.first)
     if range_.first in used:
         return AddressTaken(f"{range_.where}: {address} is asked for twice")
-    holder = tables.at(range_.domain, range_.first) or others.holder(range_, range_.first)
+    holders = [tables.at(range_.domain, range_.first), *others.holders(range_, range_.first)]
+    holder = next(filter(None, holders), None)
     return AddressTaken(
         f"{range_.where}: address {address} is in use by another attachment: nothing was "
         "reserved; ask for another address",

@@ -8,8 +8,6 @@ that is `Damage`.
 import sqlite3
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
-from itertools import chain
-from typing import NamedTuple
 
 from base.pod import Pod
 from cni.spec.attachment import Attachment
@@ -33,14 +31,6 @@ from ipam.schema import (
     runs_of,
 )
 from ipam.store import Owner, Reservation
-
-
-class HeldAddress(NamedTuple):
-    """As much of a reservation as the search for an address needs."""
-
-    address: int
-    domain: str
-    range: str
 
 
 class Tables(Database):
@@ -123,48 +113,24 @@ class Tables(Database):
         ).fetchone()
         return int(count)
 
-    def is_only(self, domain: str) -> bool:
-        """Whether no other domain holds an address."""
-        ((others,),) = self._execute(
-            "SELECT EXISTS (SELECT 1 FROM run WHERE domain < ?1) "
-            "OR EXISTS (SELECT 1 FROM run WHERE domain > ?1)",
-            (domain,),
-        ).fetchall()
-        return not others
-
-    def on_segment(self, segment: str, address: int) -> Iterator[HeldAddress]:
-        """What any domain holds on a segment, "" for an unknown one, from `address` on."""
-        for key, *rest in self._execute(
-            "SELECT address, domain, range FROM reservation INDEXED BY by_segment "
+    def on_segment(self, segment: str, address: int) -> Iterator[tuple[int, str]]:
+        """The addresses from `address` on that are held on a segment, lowest first, each with the
+        domain; none on an unknown one ("")."""
+        for key, domain in self._execute(
+            "SELECT address, domain FROM reservation INDEXED BY by_segment "
             "WHERE segment = ? AND segment != '' AND address >= ? ORDER BY address",
             (segment, key_of(address)),
         ):
-            yield HeldAddress(address_of(key), *rest)
+            yield address_of(key), domain
 
-    def in_domain(self, domain: str, address: int) -> Iterator[HeldAddress]:
-        """What the domain holds from `address` on, lowest first."""
-        for key, *rest in self._execute(
-            "SELECT address, domain, range FROM reservation "
-            "WHERE domain = ? AND address >= ? ORDER BY address",
+    def in_domain(self, domain: str, address: int) -> Iterator[tuple[int, str]]:
+        """The addresses from `address` on that the domain holds, each with its range."""
+        for key, network in self._execute(
+            "SELECT address, range FROM reservation WHERE domain = ? AND address >= ? "
+            "ORDER BY address",
             (domain, key_of(address)),
         ):
-            yield HeldAddress(address_of(key), *rest)
-
-    def of_others(
-        self, domain: str, address: int, segment: str, beside: str
-    ) -> Iterator[Reservation]:
-        """Who holds `address` on `segment` in another domain, and in `beside`."""
-        select = f"SELECT {COLUMNS} FROM reservation"
-        on_segment = self._execute(
-            f"{select} INDEXED BY by_segment WHERE segment = ? AND segment != '' "
-            "AND address = ? AND domain NOT IN (?, ?)",
-            (segment, key_of(address), domain, beside),
-        )
-        of_beside = self._execute(
-            f"{select} WHERE domain = ? AND address = ?", (beside, key_of(address))
-        )
-        for row in chain(on_segment, of_beside):
-            yield reservation_of(row)
+            yield address_of(key), network
 
     def is_used(self, domain: str, interval: Interval, segment: str, network: str) -> bool:
         """Whether another network and domain hold some of `interval` on `segment`."""
