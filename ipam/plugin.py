@@ -36,7 +36,6 @@ from ipam.store import (
     RangeUsage,
     Reservation,
     ReservedAddress,
-    Usage,
 )
 from ipam.usage import SeenRanges
 
@@ -58,7 +57,6 @@ class AddressPlugin:
         self._boot_id = boot_id
         self._policy = policy
         self._seen = SeenRanges()
-        self._usage = Usage()
 
     def probes_all(self, request: Request) -> bool:
         """Whether the configuration has each address probed before it is set."""
@@ -224,11 +222,9 @@ class AddressPlugin:
     def usage(self) -> list[RangeUsage]:
         """How full the ranges of recent ADDs and of all reservations are.
 
-        Cheap enough for every few seconds. CNIError if the store cannot be read.
+        CNIError if the store cannot be read.
         """
-        self._seen.forget_unused(self._usage.ranges)
-        self._usage = self._store("").usage(self._seen.all(), self._usage)
-        return list(self._usage.ranges)
+        return self._store("").usage(self._seen.all())
 
     def _boot(self) -> str:
         try:

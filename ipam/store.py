@@ -152,11 +152,3 @@ class RangeUsage(msgspec.Struct, frozen=True):
     range: str
     used: int
     free: int
-
-
-class Usage(msgspec.Struct, frozen=True):
-    """How full ranges are. `state` identifies the store's content, `asked` the ranges asked for."""
-
-    state: str = ""
-    asked: tuple[Range, ...] = ()
-    ranges: tuple[RangeUsage, ...] = ()
