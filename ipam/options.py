@@ -6,7 +6,7 @@ each other are errors (CNIError 7), which name the JSON path. The shapes are tho
 """
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Literal, TypeVar
 
 import msgspec
@@ -163,7 +163,7 @@ def _read(network: NetworkConfig) -> IpamOptions:
     hops = _hops(routes, (*sets, *static), reader.gateway)
     _refuse_hops(static, hops)
     return IpamOptions(
-        sets=without(sets, hops),
+        sets=tuple(range_set.without(hops) for range_set in sets),
         static=static,
         gateway=reader.gateway,
         routes=routes,
@@ -285,21 +285,6 @@ def _refuse_hops(static: Iterable[RangeSet], hops: Mapping[int, str]) -> None:
                 f'"{range_.where}.address": {text(range_.first)} is {hops[range_.first]}, which no '
                 "pod gets"
             )
-
-
-def without(sets: Iterable[RangeSet], addresses: Collection[int]) -> tuple[RangeSet, ...]:
-    """The sets whose ranges hand out none of these addresses."""
-    return tuple(
-        RangeSet(tuple(_narrower(range_, addresses) for range_ in each.ranges), each.fixed)
-        for each in sets
-    )
-
-
-def _narrower(range_: Range, addresses: Collection[int]) -> Range:
-    inside = [address for address in addresses if range_.allows(address)]
-    if not inside:
-        return range_
-    return msgspec.structs.replace(range_, withheld=tuple(sorted((*range_.withheld, *inside))))
 
 
 def _static(written: Section, path: str, reader: RangeReader) -> RangeSet:

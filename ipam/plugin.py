@@ -19,7 +19,6 @@ from cni.spec.errors import CNIError, Code, invalid_config
 from cni.spec.notes import note
 from cni.spec.request import Request
 from cni.spec.result import DNS, FAMILY_020, IPConfig, Result, Route
-from ipam import options as ipam_options
 from ipam import permitted, resolv_conf, segments
 from ipam.addresses import parse_interface, text
 from ipam.importing import unnamed
@@ -116,7 +115,7 @@ class AddressPlugin:
         options, final = self._stores.asked(request)
         if options.pools:  # they may have changed since the rules were asked
             allowed = permitted.of_configuration(allowed, options, final)
-        sets = ipam_options.without(final, answered)
+        sets = [range_set.without(answered) for range_set in final]
         _require_answerable(sets, request)
         alone = _private_ranges(options, sets)
         _note_ignored(options, allowed.host_paths)

@@ -140,7 +140,7 @@ class StoreFiles:
         addresses = [parse(each.address) for each in self._in_use.within(range_)]
         # Its holder may have it again: who holds it has it by an import since then, say.
         free = [address for address in addresses if tables.at(range_.domain, address) is None]
-        return range_.without(free) if free else range_
+        return range_.without(free)
 
     def _count(self, tables: Tables) -> None:
         """Count what was committed, before the call answers."""
