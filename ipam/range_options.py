@@ -96,7 +96,7 @@ class RangeReader:
             raise invalid_config(f'"{path}": "range" is missing')
         start, end = address_at(start_text, start_key), address_at(end_text, end_key)
         try:
-            network, dashed = _network(range_text)
+            network, dashed = network_of(range_text)
         except ValueError as error:
             raise invalid_config(f'"{range_key}": {error}') from None
         if dashed:
@@ -165,7 +165,7 @@ def address_at(written: str, key: str) -> int | None:
         raise invalid_config(f'"{key}": {error}') from None
 
 
-def _network(written: str) -> tuple[Network, Interval | None]:
+def network_of(written: str) -> tuple[Network, Interval | None]:
     """`10.0.0.0/24`, or whereabouts' `10.0.0.5-10.0.0.9/24` with its first and last address."""
     first_text, dash, rest = written.partition("-")
     if not dash:
