@@ -10,6 +10,9 @@ from base.paths import Paths
 from cli.commands import run
 from ipam.database import DATABASE
 from tests.unit.ipam.calls import NEXT_BOOT, Calls
+from tests.unit.ipam.conftest import memory_path
+
+__all__ = ["memory_path"]
 
 POOL = {"range": "10.0.0.0/24"}
 Say = Callable[..., tuple[int, str, str]]
