@@ -136,7 +136,9 @@ def _fsck(arguments: argparse.Namespace, paths: Paths) -> int:
     if arguments.rebuild:
         for unseen in facts.unseen:
             _say(f"not looked at: {unseen}")
-        fsck.rebuild(directory, _say, facts)
+        fsck.rebuild(directory, _say)
+        with node_facts.store_of(paths).transaction():
+            pass  # it looks at the node
     sound = fsck.check(directory, _say, facts)
     _say(f"the address store in {directory} is {'sound' if sound else 'NOT sound'}")
     return 0 if sound else 1

@@ -28,7 +28,7 @@ from ipam.database import BESIDE, DATABASE, WAL, StoreMeta, connect, create, has
 from ipam.importing import unnamed
 from ipam.ranges import Range
 from ipam.schema import UNREADABLE
-from ipam.snapshot import Noted, locked, snapshot
+from ipam.snapshot import Noted, StoreLock, locked, snapshot
 from ipam.store import Reservation
 from ipam.tables import Tables
 
@@ -117,25 +117,20 @@ def check(directory: Path, say: Say, facts: NodeFacts = _NO_FACTS) -> bool:
     return not missing
 
 
-def rebuild(directory: Path, say: Say, facts: NodeFacts = _NO_FACTS) -> None:
-    """Set the store's files aside and build it again. CNIError 5, 11."""
+def rebuild(directory: Path, say: Say) -> None:
+    """Set the store's files aside, by hand: whoever opens it next looks at the node. CNIError 5,
+    11."""
     with locked(directory) as lock:
-        lock.note(lock.noted()._replace(lost=True))  # known to who comes after a kill
-        replace(directory, say)
-        tables = Tables(directory / DATABASE)
-        try:
-            reconcile(tables, facts)
-            lock.note(Noted(tables.meta.seq, lost=True))
-        finally:
-            tables.close()
+        replace(directory, lock, say)
 
 
-def replace(directory: Path, say: Say) -> None:
+def replace(directory: Path, lock: StoreLock, say: Say) -> None:
     """Set the store's files aside, and put an empty database of the same lessee in place.
 
     The caller holds the lock, and has no file open. After a kill the damaged files are still there,
     or the new one is.
     """
+    lock.note(lock.noted()._replace(lost=True))  # known to who comes after a kill
     meta, lessee = None, None
     if has_content(directory / DATABASE) or has_content(directory / WAL):
         aside = _unused_aside(directory / DATABASE)
@@ -144,18 +139,23 @@ def replace(directory: Path, say: Say) -> None:
                 os.link(directory / name, kept)
                 say(f"address store: kept {name} as {kept}")
         meta, lessee = _identity(aside)
-    if meta is not None:
-        meta = meta._replace(seq=meta.seq + 1)
+    meta = StoreMeta(meta.store, meta.seq + 1) if meta else new_store()
     build(directory / DATABASE, meta, lessee)
+    lock.note(Noted(meta.seq, lost=True))
     say("address store: built again")
 
 
-def build(database: Path, meta: StoreMeta | None = None, lessee: Instance | None = None) -> None:
+def new_store() -> StoreMeta:
+    """The identity of a store that nobody knows yet."""
+    return StoreMeta(uuid.uuid4().hex, 0)
+
+
+def build(database: Path, meta: StoreMeta, lessee: Instance | None = None) -> None:
     """Put an empty database in place in one step. The old one and its WAL are gone."""
     temporary = database.with_name(f"{database.name}.new")
     remove(temporary)
     try:
-        create(temporary, meta or StoreMeta(uuid.uuid4().hex, 0), lessee)
+        create(temporary, meta, lessee)
         temporary.chmod(0o600)
         # SQLite would apply them to the new database.
         for suffix in BESIDE:

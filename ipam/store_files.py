@@ -211,8 +211,7 @@ class StoreFiles:
             if not shows_damage(error, self.directory):
                 raise
             self._report(f"address store: {explained(error, self.directory).message}")
-            self._lock.note(Noted(noted.seq, lost=True))
-            fsck.replace(self.directory, self._report)
+            fsck.replace(self.directory, self._lock, self._report)
             tables, lost = open_store(self.directory, kept=self.kept), True
         self._unchecked = False
         lost = lost or tables.meta.seq < counted.seq
@@ -321,7 +320,7 @@ def open_store(directory: Path, *, kept: bool = False) -> Tables:
     """
     tables = snapshot.opened(directory, kept=kept)
     if tables is None:
-        fsck.build(directory / DATABASE)
+        fsck.build(directory / DATABASE, fsck.new_store())
         tables = Tables(directory / DATABASE, kept=kept)
     return tables
 

@@ -6,7 +6,7 @@ from contextlib import closing, suppress
 from cni.spec.errors import CNIError
 from ipam import fsck
 from ipam.database import DATABASE
-from ipam.fsck import NodeFacts, build
+from ipam.fsck import NodeFacts, build, new_store
 from ipam.store_files import StoreFiles
 from ipam.tables import Tables
 from tests.attacks.full_disk import small_disk
@@ -29,7 +29,7 @@ def test_store_is_whole_after_a_rebuild_however_many_pages_were_left() -> None:
             disk.restore()
             disk.leave_pages(pages)
             try:
-                fsck.rebuild(disk.directory, silent, FACTS)
+                fsck.rebuild(disk.directory, silent)
                 rebuilt.append(True)
             except CNIError:
                 rebuilt.append(False)
@@ -49,7 +49,7 @@ def test_database_is_built_whole_or_not_at_all_however_many_pages_are_left() -> 
             disk.empty()
             disk.leave_pages(pages)
             with suppress(sqlite3.Error, OSError):
-                build(disk.directory / DATABASE)
+                build(disk.directory / DATABASE, new_store())
             disk.make_room()
             built.append(disk.files() == {DATABASE})
             if built[-1]:
