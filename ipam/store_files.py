@@ -66,7 +66,6 @@ class StoreFiles:
         self._turn = threading.Lock()
         self._tables: Tables | None = None
         self._files: _Status = (None, None)
-        self._process = 0
         self._closed = not kept
         self._seq = 0  # how many transactions this process knows of
         self._unchecked = True
@@ -78,7 +77,6 @@ class StoreFiles:
     def transaction(self) -> Iterator[Tables]:
         """The open database, locked. CNIError 5, 11 and 112."""
         deadline = time.monotonic() + self._lock_timeout
-        self._require_own_process()
         if not self._turn.acquire(timeout=self._lock_timeout):
             raise CNIError(
                 Code.TRY_AGAIN,
@@ -117,7 +115,6 @@ class StoreFiles:
 
     def snapshot(self) -> AbstractContextManager[Tables | None]:
         """See `snapshot.snapshot`: what the store holds now, to be read beside all transactions."""
-        self._require_own_process()
         return snapshot.snapshot(self.directory, self._lock_timeout)
 
     def unused(self, tables: Tables, sets: Sequence[RangeSet]) -> Sequence[RangeSet]:
@@ -159,7 +156,7 @@ class StoreFiles:
         if self._closed:
             return
         self._closed = True
-        if not self._is_own() or not self._turn.acquire(timeout=_CLOSE_TIME):
+        if not self._turn.acquire(timeout=_CLOSE_TIME):
             return
         try:
             with suppress(CNIError), locked(self.directory, _CLOSE_TIME):
@@ -177,7 +174,6 @@ class StoreFiles:
                 self._has_looked &= not self._unchecked
                 self._close()
         if self._tables is None:
-            self._process = os.getpid()  # first: other threads look at both without a lock
             self._tables = self._opened()
             self._files = self._status()
         try:
@@ -300,17 +296,6 @@ class StoreFiles:
 
     def _status(self) -> "_Status":
         return _status_of(self._database), _status_of(self._wal)
-
-    def _is_own(self) -> bool:
-        return self._tables is None or self._process == os.getpid()
-
-    def _require_own_process(self) -> None:
-        if not self._is_own():  # SQLite would use the parent's locks (sqlite.org/howtocorrupt.html)
-            raise CNIError(
-                Code.TRY_AGAIN,
-                f"the address store in {self.directory} is open in the process that this one was "
-                "forked from: nothing was changed; use it there",
-            )
 
 
 def open_store(directory: Path, *, kept: bool = False) -> Tables:
