@@ -132,14 +132,6 @@ def test_a_range_is_read(
     assert (None if found.gateway is None else text(found.gateway)) == gateway
 
 
-def test_the_common_gateway_is_for_the_ranges_of_its_family_only() -> None:
-    read_options = options(
-        with_type(range="10.0.0.0/24", ipRanges=[{"range": "fd00::/64"}], gateway="10.0.0.9")
-    )
-    gateways = [range_set.ranges[0].gateway for range_set in read_options.sets]
-    assert [g if g is None else text(g) for g in gateways] == ["10.0.0.9", None]
-
-
 def test_a_range_of_its_own_gateway_prefers_it() -> None:
     ranges = [{"range": "10.1.0.0/24", "gateway": "10.1.0.254"}]
     read_options = options(with_type(range="10.0.0.0/24", gateway="10.0.0.1", ipRanges=ranges))
