@@ -150,6 +150,7 @@ def test_import_takes_over_a_host_local_network(node: Calls, say: Say, tmp_path:
     (source / "10.0.0.1").write_bytes(b"theirs\r\neth0")
     code, told, _ = say("import", str(source), "--range", "10.0.0.0/24")
     assert (code, told) == (0, "imported 1 of 1 reservations, the rest was there\n")
+    assert say("import", str(source))[1].startswith("imported 0 of 1 ")
     assert node.addresses(POOL, "new") == ["10.0.0.2/24"]
     node.delete(POOL, "theirs")
     assert node.held() == {"10.0.0.2": "new"}

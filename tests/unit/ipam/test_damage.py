@@ -39,14 +39,16 @@ class Node:
         self.pods: dict[str, list[Reservation]] = {}
         self.more = NodeFacts()
         self.said: list[str] = []
+        self.looks = 0
+        self.kept: StoreFiles | None = None
 
     def files(self, *, kept: bool = False, facts: bool = True) -> StoreFiles:
         look = self.look if facts else None
         return StoreFiles(self.directory, kept=kept, facts=look, report=self.said.append)
 
     def store(self, **how: bool) -> SqliteStore:
-        """As a process for one call opens it."""
-        return SqliteStore(self.files(**how), BOOT)
+        """As a process for one call opens it, or as the process that keeps it open."""
+        return SqliteStore(self.kept or self.files(**how), BOOT)
 
     def add(self, name: str, store: SqliteStore) -> set[str]:
         """ADD of a pod, which lives from then on; its addresses."""
@@ -64,6 +66,7 @@ class Node:
         return {each.address for held in self.pods.values() for each in held}
 
     def look(self) -> NodeFacts:
+        self.looks += 1
         living = [
             LivingAddress(
                 each.address,
@@ -205,14 +208,15 @@ def test_an_older_copy_beside_a_newer_wal_and_alone(node: Node) -> None:
         node.require_never_twice()
 
 
+@pytest.mark.parametrize("kept", [False, True])
 def test_without_a_look_at_the_node_a_damaged_store_is_an_error_and_stays_as_it_is(
-    node: Node,
+    node: Node, kept: bool
 ) -> None:
     (node.directory / DATABASE).write_bytes(b"damaged")
     before = [(node.directory / name).read_bytes() for name in (DATABASE, WAL)]
     for use in (
-        node.store(facts=False).reservations,
-        lambda: node.store(facts=False).reserve(owner("new"), SETS),
+        node.store(facts=False, kept=kept).reservations,
+        lambda: node.store(facts=False, kept=kept).reserve(owner("new"), SETS),
     ):
         error = error_of(use)
         assert error.code == Code.STORE_DAMAGED

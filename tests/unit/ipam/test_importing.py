@@ -43,16 +43,6 @@ def test_a_directory_of_host_local_is_read(directory: Path) -> None:
     assert len(notes) == 2
 
 
-def test_imported_addresses_belong_to_their_pods(node: Calls, directory: Path) -> None:
-    assert node.store.load(found(directory)) == 3
-    assert node.store.load(found(directory)) == 0
-    ipam = {"range": "10.1.2.0/29"}
-    assert node.addresses(ipam, "new1") == ["10.1.2.1/29"]
-    assert node.addresses(ipam, "new2") == ["10.1.2.4/29"]
-    node.delete(ipam, "c1")
-    assert "10.1.2.2" not in node.held()
-
-
 def test_an_import_with_a_conflict_imports_nothing_and_names_it(
     node: Calls, directory: Path
 ) -> None:

@@ -110,12 +110,6 @@ def test_a_reader_keeps_the_wal_and_a_call_does_not_wait_for_it(
     assert size_after("c9") == size_after("c10")  # it begins at the front again
 
 
-def test_a_reader_makes_no_store(memory_path: Path) -> None:
-    for directory in (memory_path, memory_path / "ipam"):
-        assert SqliteStore(directory, BOOT).reservations() == []
-    assert {path.name for path in memory_path.iterdir()} <= {LOCK}
-
-
 # --- threads ---------------------------------------------------------------------------------
 
 
