@@ -138,7 +138,8 @@ class AddressPlugin:
                 error = CNIError(error.code, f"{', '.join(options.pools)}: {error.message}")
             raise error from None
         if options.probe:
-            grant = replace(grant, unprobed=tuple(map(_address, grant.granted)))
+            every = tuple(each.reservation.address for each in grant.granted)
+            grant = replace(grant, unprobed=every)
         return _result(grant, options, dns), grant
 
     def undo(self, grant: Grant) -> None:
@@ -183,7 +184,10 @@ class AddressPlugin:
                     f"{text(address)} is not reserved for {attachment}: recreate the pod "
                     "before another one gets the address",
                 )
-        _require_held(attachment, held)
+        if not held:
+            raise CNIError(
+                Code.CHECK_FAILED, f"no address is reserved for {attachment}: recreate the pod"
+            )
 
     def gc(self, request: Request) -> None:
         """Release the addresses of this network's attachments that the runtime does not list."""
@@ -277,13 +281,6 @@ def _require_text(value: str, name: str) -> None:
         raise CNIError(Code.INVALID_ENVIRONMENT, f"{name} is not UTF-8") from None
 
 
-def _require_held(attachment: Attachment, held: Collection[object]) -> None:
-    if not held:
-        raise CNIError(
-            Code.CHECK_FAILED, f"no address is reserved for {attachment}: recreate the pod"
-        )
-
-
 def _require_answerable(sets: Sequence[RangeSet], request: Request) -> None:
     """CNIError 7, before anything is reserved, if no result of this version could hold the sets."""
     if not sets:
@@ -297,10 +294,6 @@ def _require_answerable(sets: Sequence[RangeSet], request: Request) -> None:
             f"CNI version {request.cni_version} does not support more than 1 address per family: "
             'set "cniVersion" to "1.0.0"'
         )
-
-
-def _address(granted: ReservedAddress) -> str:
-    return granted.reservation.address
 
 
 def _result(grant: Grant, options: IpamOptions, dns: DNS) -> Result:

@@ -70,7 +70,6 @@ class RangeReader:
         """host-local's range set: ranges of one family that yield one address together."""
         if not ranges:
             raise invalid_config(f'"{path}": empty range set: a set needs at least one range')
-        self._require_ranges(len(ranges), path)
         read = []
         for index, written in enumerate(ranges):
             where = f"{path}[{index}]"
@@ -81,8 +80,12 @@ class RangeReader:
 
     def read(self, options: RangeOptions, path: str) -> Range:
         """One range. CNIError 7 that names the key under `path`."""
-        self._require_ranges(1, path)
         self._ranges += 1
+        if self._ranges > limits.RANGES:
+            raise invalid_config(
+                f'"{path}": a network has at most {limits.RANGES} ranges, those of all its sets '
+                "together: remove some"
+            )
         self._exclusions += len(options.exclude)
         if self._exclusions > limits.EXCLUSIONS:
             raise invalid_config(
@@ -120,13 +123,6 @@ class RangeReader:
             domain=self.domain(network),
             where=range_key,
         )
-
-    def _require_ranges(self, more: int, path: str) -> None:
-        if self._ranges + more > limits.RANGES:
-            raise invalid_config(
-                f'"{path}": a network has at most {limits.RANGES} ranges, those of all its sets '
-                "together: remove some"
-            )
 
     def _gateway(
         self, options: RangeOptions, path: str, network: Network, *, use_all: bool

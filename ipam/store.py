@@ -70,15 +70,6 @@ class Reservation(msgspec.Struct, frozen=True):
         """`namespace/name`, or as much of it as the runtime said."""
         return f"{self.namespace}/{self.pod}" if self.namespace else self.pod
 
-    def held_by_pod_of(self, owner: Owner) -> bool:
-        """Whether `owner` is this reservation's pod again, for the same network and ifname.
-
-        By uid if both have one, else by namespace and name.
-        """
-        attachment = owner.attachment
-        same = (self.network, self.ifname) == (attachment.network, attachment.ifname)
-        return same and self.is_of(owner.pod)
-
     def is_of(self, pod: Pod) -> bool:
         """Whether the pod holds it. By uid if both have one, else by namespace and name."""
         if self.uid and pod.uid:

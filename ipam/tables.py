@@ -90,7 +90,8 @@ class Tables(Database):
 
     def of_pod(self, owner: Owner) -> list[Reservation]:
         """What the owner's pod holds for the owner's network and ifname."""
-        return [held for held in self.of_whole_pod(owner.pod) if held.held_by_pod_of(owner)]
+        of = owner.attachment.network, owner.attachment.ifname
+        return [held for held in self.of_whole_pod(owner.pod) if (held.network, held.ifname) == of]
 
     def of_whole_pod(self, pod: Pod) -> list[Reservation]:
         """What the pod holds on all its interfaces."""
