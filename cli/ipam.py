@@ -4,7 +4,6 @@ import argparse
 import os
 import sys
 import time
-from pathlib import Path
 
 import msgspec
 
@@ -13,8 +12,8 @@ from base.text import printable
 from cli import cluster_addresses
 from cni.attachments import node_facts
 from cni.spec.errors import CNIError, Code, invalid_config
-from ipam import fsck, importing
-from ipam.addresses import parse, parse_interface, text
+from ipam import fsck
+from ipam.addresses import parse, text
 from ipam.database import DATABASE, WAL
 from ipam.sqlite_store import SqliteStore
 from ipam.store import Reservation
@@ -44,11 +43,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     check = commands.add_parser("fsck", help="check the store, beside the calls of the node")
     check.add_argument("--rebuild", action="store_true", help="set it aside and build it again")
     check.set_defaults(run=_fsck)
-
-    imports = commands.add_parser("import", help="take over the reservations of host-local")
-    imports.add_argument("source", type=Path, help="host-local's directory of a network")
-    imports.add_argument("--range", action="append", default=[], help="CIDR; may be repeated")
-    imports.set_defaults(run=_import)
 
     cluster_addresses.add_options(commands)
     parser.set_defaults(main=run)
@@ -142,21 +136,6 @@ def _fsck(arguments: argparse.Namespace, paths: Paths) -> int:
     sound = fsck.check(directory, _say, facts)
     _say(f"the address store in {directory} is {'sound' if sound else 'NOT sound'}")
     return 0 if sound else 1
-
-
-def _import(arguments: argparse.Namespace, paths: Paths) -> int:
-    try:
-        ranges = [parse_interface(cidr)[1] for cidr in arguments.range]
-    except ValueError as error:
-        raise invalid_config(f"--range: {error}") from None
-    store = _store(paths)
-    notes: list[str] = []
-    reservations = importing.host_local(arguments.source, ranges, store.boot, notes)
-    for note in notes:
-        sys.stderr.write(f"{note}\n")
-    count = store.load(reservations)
-    sys.stdout.write(f"imported {count} of {len(reservations)} reservations, the rest was there\n")
-    return 0
 
 
 def _holders(text_of_address: str, store: SqliteStore) -> list[Reservation]:

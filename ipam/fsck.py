@@ -25,11 +25,10 @@ from cni.spec.errors import CNIError
 from ipam.addresses import parse, parse_interface
 from ipam.blocks import Instance
 from ipam.database import BESIDE, DATABASE, WAL, StoreMeta, connect, create, has_content, remove
-from ipam.importing import unnamed
 from ipam.ranges import Range
 from ipam.schema import UNREADABLE
 from ipam.snapshot import Noted, StoreLock, locked, snapshot
-from ipam.store import Reservation
+from ipam.store import Reservation, unnamed
 from ipam.tables import Tables
 
 T = TypeVar("T")

@@ -21,7 +21,6 @@ from cni.spec.request import Request
 from cni.spec.result import DNS, FAMILY_020, IPConfig, Result, Route
 from ipam import permitted, resolv_conf, segments
 from ipam.addresses import parse_interface, text
-from ipam.importing import unnamed
 from ipam.options import IpamOptions
 from ipam.ranges import Range, RangeSet
 from ipam.scope import Stores
@@ -35,6 +34,7 @@ from ipam.store import (
     RangeUsage,
     Reservation,
     ReservedAddress,
+    unnamed,
 )
 from ipam.usage import SeenRanges
 

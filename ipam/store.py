@@ -9,6 +9,15 @@ from cni.spec.attachment import Attachment
 from cni.spec.errors import CNIError, Code
 from ipam.ranges import Range
 
+UNNAMED = " imported"
+"""The network of what was imported from a store that knows none: no network has this name, since it
+begins with a space. Container and interface tell which attachment it is."""
+
+
+def unnamed(attachment: Attachment) -> Attachment:
+    """The attachment as an import has it that knew no network."""
+    return Attachment(UNNAMED, attachment.container_id, attachment.ifname)
+
 
 class Quota(msgspec.Struct, frozen=True):
     """How many addresses a pod and its namespace may have on this node, by rules of the policy.
