@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 
 _STEP = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
-_OPENED = os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
+_OPENED = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 
 
 class UnsafeFile(Exception):
@@ -27,31 +27,12 @@ def is_below(directories: Iterable[str], path: str) -> bool:
 def read(directories: Iterable[str], path: str, most: int) -> bytes:
     """The content of a regular file of at most `most` bytes. Raises UnsafeFile, OSError."""
     with _parent(directories, path) as (parent, name):
-        descriptor = _open(parent, name, os.O_RDONLY)
+        descriptor = _open(parent, name)
     with os.fdopen(descriptor, "rb") as file:
         content = file.read(most + 1)
     if len(content) > most:
         raise UnsafeFile(f"has more than {most} bytes")
     return content
-
-
-def append(directories: Iterable[str], path: str, content: bytes, most: int) -> None:
-    """Append to a regular file; create it (0600) if it does not exist.
-
-    Raises UnsafeFile, also if the file has a second name or would exceed `most` bytes, and
-    OSError.
-    """
-    with _parent(directories, path) as (parent, name):
-        descriptor = _create(parent, name)
-        if descriptor is None:
-            descriptor = _open(parent, name, os.O_WRONLY | os.O_APPEND)
-    with os.fdopen(descriptor, "ab", buffering=0) as file:
-        status = os.fstat(descriptor)
-        if status.st_nlink > 1:  # the other name may be a file that others trust
-            raise UnsafeFile("has a second name (a hard link)")
-        if status.st_size + len(content) > most:
-            raise UnsafeFile(f"has reached {most} bytes: nothing is added until it is moved away")
-        file.write(content)
 
 
 def _split(directories: Iterable[str], path: str) -> tuple[str, list[str]] | None:
@@ -94,22 +75,13 @@ def _parent(directories: Iterable[str], path: str) -> Iterator[tuple[int, str]]:
         yield descriptor, names[-1]
 
 
-def _create(parent: int, name: str) -> int | None:
-    """A descriptor of a new file; None if the name exists already."""
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | _OPENED
-    try:
-        return os.open(name, flags, 0o600, dir_fd=parent)
-    except FileExistsError:
-        return None
-
-
-def _open(parent: int, name: str, flags: int) -> int:
+def _open(parent: int, name: str) -> int:
     """A descriptor of the regular file with that name."""
     handle = os.open(name, _STEP, dir_fd=parent)
     try:
         _require(handle, stat.S_ISREG, "is not a regular file")
         # Through the handle: the name may belong to another file by now.
-        return os.open(f"/proc/self/fd/{handle}", flags | _OPENED)
+        return os.open(f"/proc/self/fd/{handle}", _OPENED)
     finally:
         os.close(handle)
 

@@ -1,18 +1,50 @@
-"""`podfabric ipam`: the store's commands, with what else the node knows of addresses."""
+"""`podfabric ipam`: the operator's commands for the store of this node."""
 
 import argparse
 import os
+import sys
+import time
+
+import msgspec
 
 from base.paths import Paths
+from base.text import printable
 from cli import cluster_addresses
 from cni.attachments import node_facts
-from ipam import commands
+from cni.spec.errors import CNIError, Code, invalid_config
+from ipam import fsck
+from ipam.addresses import parse, text
+from ipam.database import DATABASE, WAL
+from ipam.sqlite_store import SqliteStore
+from ipam.store import Reservation
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The subcommands with their options."""
-    subcommands = commands.add_commands(parser)
-    cluster_addresses.add_options(subcommands)
+    """The subcommands with their options, each with the function that runs it."""
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+
+    listing = commands.add_parser("list", help="every reservation of this node")
+    listing.add_argument("-o", "--output", choices=("table", "json"), default="table")
+    listing.set_defaults(run=_list)
+
+    show = commands.add_parser("show", help="who holds an address")
+    show.add_argument("address")
+    show.add_argument("-o", "--output", choices=("table", "json"), default="table")
+    show.set_defaults(run=_show)
+
+    release = commands.add_parser("release", help="free an address by hand")
+    release.add_argument("address")
+    release.add_argument("--network-name", help="choose among several holders by their domain")
+    release.add_argument(
+        "--force", action="store_true", help="also if the holder may be running (this boot)"
+    )
+    release.set_defaults(run=_release)
+
+    check = commands.add_parser("fsck", help="check the store, beside the calls of the node")
+    check.add_argument("--rebuild", action="store_true", help="set it aside and build it again")
+    check.set_defaults(run=_fsck)
+
+    cluster_addresses.add_options(commands)
     parser.set_defaults(main=run)
 
 
@@ -20,5 +52,124 @@ def run(arguments: argparse.Namespace) -> int:
     """Run a subcommand; the exit code."""
     if getattr(arguments, "cluster", False):
         return cluster_addresses.run(arguments)
-    paths = Paths.from_environ(os.environ)
-    return commands.run(arguments, lambda: node_facts.look(paths))
+    try:
+        code: int = arguments.run(arguments, Paths.from_environ(os.environ))
+    except CNIError as error:
+        sys.stderr.write(f"podfabric ipam: {error}\n")
+        return 1
+    except OSError as error:
+        sys.stderr.write(f"podfabric ipam: {error.filename}: {error.strerror}\n")
+        return 1
+    return code
+
+
+def _store(paths: Paths) -> SqliteStore:
+    return SqliteStore(paths.ipam, paths.boot_id())
+
+
+def _existing(paths: Paths) -> SqliteStore:
+    """The store, for commands that must not make one in a directory that is not this node's.
+
+    CNIError 5. An agent makes the store with its first address.
+    """
+    files = (paths.ipam / DATABASE, paths.ipam / WAL, paths.agent_lock)
+    if not any(path.exists() for path in files):
+        raise CNIError(
+            Code.IO_FAILURE,
+            f"there is no address store in {paths.ipam}: run this on a node of podfabric, in the "
+            "container of its agent, or name the node's state directory in PODFABRIC_STATE",
+        )
+    return _store(paths)
+
+
+def _list(arguments: argparse.Namespace, paths: Paths) -> int:
+    _print(_existing(paths).reservations(), arguments.output, paths.boot_id())
+    return 0
+
+
+def _show(arguments: argparse.Namespace, paths: Paths) -> int:
+    holders = _holders(arguments.address, _existing(paths))
+    if not holders:
+        sys.stderr.write(f"podfabric ipam: {arguments.address} is free\n")
+        return 1
+    _print(holders, arguments.output, paths.boot_id())
+    return 0
+
+
+def _release(arguments: argparse.Namespace, paths: Paths) -> int:
+    store = _existing(paths)
+    holders = _holders(arguments.address, store)
+    if arguments.network_name is not None:
+        holders = [holder for holder in holders if holder.domain == arguments.network_name]
+    if not holders:
+        sys.stderr.write(f"podfabric ipam: {arguments.address} is free\n")
+        return 1
+    if len(holders) > 1:
+        domains = ", ".join(f'"{holder.domain}"' for holder in holders)
+        raise invalid_config(
+            f"{arguments.address} has {len(holders)} holders: choose one by --network-name "
+            f"({domains})"
+        )
+    if holders[0].boot == store.boot and not arguments.force:
+        raise CNIError(
+            Code.ADDRESS_TAKEN,
+            f"{arguments.address} was given to {holders[0].holder} in this boot and may be in use: "
+            "see that it is gone, and add --force",
+        )
+    store.forget(holders[0])
+    _say(f"released {holders[0].address}, held by {holders[0].holder}")
+    return 0
+
+
+def _fsck(arguments: argparse.Namespace, paths: Paths) -> int:
+    directory = paths.ipam
+    facts = node_facts.look(paths)
+    # A journal shows that this is the state directory of a node: its store is built again.
+    if not facts.journal:
+        _existing(paths)
+    if arguments.rebuild:
+        for unseen in facts.unseen:
+            _say(f"not looked at: {unseen}")
+        fsck.rebuild(directory, _say)
+        with node_facts.store_of(paths).transaction():
+            pass  # it looks at the node
+    sound = fsck.check(directory, _say, facts)
+    _say(f"the address store in {directory} is {'sound' if sound else 'NOT sound'}")
+    return 0 if sound else 1
+
+
+def _holders(text_of_address: str, store: SqliteStore) -> list[Reservation]:
+    try:
+        address = text(parse(text_of_address))
+    except ValueError as error:
+        raise invalid_config(str(error)) from None
+    return [held for held in store.reservations() if held.address == address]
+
+
+def _print(reservations: list[Reservation], output: str, boot: str) -> None:
+    if output == "json":
+        sys.stdout.write(f"{msgspec.json.encode(reservations).decode()}\n")
+        return
+    header = ("ADDRESS", "RANGE", "POD", "NETWORK", "INTERFACE", "CONTAINER", "SINCE", "BOOT")
+    rows = [header, *(tuple(map(printable, _row(held, boot))) for held in reservations)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(header))]
+    for row in rows:
+        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        sys.stdout.write(f"{'  '.join(cells).rstrip()}\n")
+
+
+def _row(reservation: Reservation, boot: str) -> tuple[str, ...]:
+    return (
+        reservation.address,
+        reservation.range,
+        reservation.pod_name or "-",
+        reservation.network,
+        reservation.ifname,
+        reservation.container_id[:13],
+        time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(reservation.since)),
+        "this" if reservation.boot == boot else "earlier",
+    )
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(f"{printable(line)}\n")

@@ -34,19 +34,14 @@ def choose(
     former = _former(tables, owner, boot)
     chosen: dict[int, AddressChoice] = {}
     # What is bound goes first, so that no other set takes its address.
-    for fixed in (True, False):
-        for index, range_set in enumerate(sets):
-            choice = (
-                _kept(range_set, former, chosen.values(), others)
-                if range_set.fixed is fixed
-                else None
-            )
-            if choice is not None:
-                chosen[index] = choice
-    for fixed in (True, False):
-        for index, range_set in enumerate(sets):
-            if index not in chosen and range_set.fixed is fixed:
-                chosen[index] = _chosen(tables, range_set, chosen.values(), others)
+    bound_first = sorted(enumerate(sets), key=lambda each: not each[1].fixed)
+    for index, range_set in bound_first:
+        choice = _kept(range_set, former, chosen.values(), others)
+        if choice is not None:
+            chosen[index] = choice
+    for index, range_set in bound_first:
+        if index not in chosen:
+            chosen[index] = _chosen(tables, range_set, chosen.values(), others)
     return [chosen[index] for index in range(len(sets))]
 
 
@@ -142,7 +137,8 @@ def _taken(tables: Tables, range_: Range, used: Collection[int], others: Others)
     address = text(range_.first)
     if range_.first in used:
         return AddressTaken(f"{range_.where}: {address} is asked for twice")
-    holder = tables.at(range_.domain, range_.first) or others.holder(range_, range_.first)
+    holders = [tables.at(range_.domain, range_.first), *others.holders(range_, range_.first)]
+    holder = next(filter(None, holders), None)
     return AddressTaken(
         f"{range_.where}: address {address} is in use by another attachment: nothing was "
         "reserved; ask for another address",

@@ -8,9 +8,12 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
+
+from msgspec import Meta
 
 from cni.spec.errors import CNIError, Code
+from ipam.blocks import Instance
 from ipam.schema import SCHEMA, UNREADABLE, VERSION, Damage, OtherVersion
 
 DATABASE = "reservations.db"
@@ -37,7 +40,7 @@ class StoreMeta(NamedTuple):
     """The store's identity, and how many transactions it has had."""
 
     store: str
-    seq: int
+    seq: Annotated[int, Meta(ge=0, le=1 << 60)]
 
 
 def connect(path: Path, *, shared: bool = False) -> sqlite3.Connection:
@@ -64,7 +67,7 @@ def connect(path: Path, *, shared: bool = False) -> sqlite3.Connection:
     return connection
 
 
-def create(path: Path, store: str, seq: int) -> None:
+def create(path: Path, meta: StoreMeta, lessee: Instance | None) -> None:
     """Write an empty database at `path`, which does not exist yet."""
     connection = sqlite3.connect(path, isolation_level=None)
     try:
@@ -73,9 +76,13 @@ def create(path: Path, store: str, seq: int) -> None:
         connection.execute("BEGIN")
         for statement in SCHEMA:
             connection.execute(statement)
-        connection.execute("INSERT INTO meta VALUES (1, ?, ?)", (store, seq))
+        connection.execute("INSERT INTO meta VALUES (1, ?, ?)", meta)
+        if lessee is not None:
+            connection.execute("INSERT INTO lessee VALUES (1, ?, ?)", lessee)
         connection.execute(f"PRAGMA user_version = {VERSION}")
         connection.execute("COMMIT")
+        # `close` does not report a failure to write the WAL back.
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     finally:
         connection.close()
 

@@ -5,7 +5,6 @@ later step.
 """
 
 import os
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -33,21 +32,36 @@ _MARK = b"podfabric"
 _MARK_WITHIN = 1 << 20  # bytes of an executable that are searched for it
 
 
-class IpamCall(ABC):
-    """The IPAM plugin of one call. Every method raises CNIError."""
+class InProcess:
+    """`podfabric-ipam` without a process, for one call. Every method raises CNIError."""
 
-    @abstractmethod
+    def __init__(
+        self, request: Request, plugin: AddressPlugin, allowance: Allowance | None = None
+    ) -> None:
+        self._request = request
+        self._plugin = plugin
+        self._allowance = allowance
+        self._segment: str | None = None
+        self._answered: set[int] = set()
+        self._grant = Grant()
+
     def add(self, segment: str | None = None, allowance: Allowance | None = None) -> Result:
         """At least one address for the request's attachment, for use on the link `segment`.
 
         Interfaces with the same segment share a link. "" is an unknown link. `allowance` is what is
         left of the attachment's with its device; None where no device is known.
         """
+        self._segment, self._allowance = segment, allowance or self._allowance
+        with interrupts.held():
+            result, self._grant = self._plugin.reserve(
+                self._request, segment, self._allowance, self._answered
+            )
+        return result
 
     @property
     def unprobed(self) -> Sequence[str]:
         """Addresses of the last result that another machine may use: to be probed."""
-        return ()
+        return self._grant.unprobed
 
     def settle_probes(self, answers: Mapping[str, str]) -> Result | None:
         """Note that they were probed, and for which of them which hardware address answered.
@@ -55,30 +69,107 @@ class IpamCall(ABC):
         If there is any: a result with other addresses, to be probed too, where the configuration
         has each address probed. Otherwise CNIError 11.
         """
+        try:
+            self._plugin.settle_probes(self._request, self._grant, answers)
+        except AddressInUse as error:
+            self._answered.update(map(parse, answers))
+            if not self._plugin.probes_all(self._request) or len(self._answered) > _MOST_ANSWERED:
+                raise
+            self.undo()
+            try:
+                return self.add(self._segment)
+            except CNIError as none_left:
+                note(f"no other address: {none_left}")
+                raise error from None
         return None
 
-    def pass_unprobed(self, why: str) -> None:  # noqa: B027 - nothing to do without such addresses
+    def pass_unprobed(self, why: str) -> None:
         """Note that they are set without a probe."""
+        self._plugin.pass_unprobed(self._request, self._grant, why)
 
-    @abstractmethod
     def undo(self) -> None:
         """Undo what `add` of this object did, if anything."""
+        grant, self._grant = self._grant, Grant()
+        if grant.granted:
+            self._plugin.undo(grant)
 
-    @abstractmethod
     def delete(self) -> None:
         """Release the addresses of the attachment."""
+        self._plugin.delete(self._request)
 
-    @abstractmethod
     def check(self) -> None:
         """Compare the request's prevResult with the reservations."""
+        self._plugin.check(self._request)
 
-    @abstractmethod
     def gc(self) -> None:
         """Release the addresses of attachments that the request does not list."""
+        self._plugin.gc(self._request)
 
-    @abstractmethod
     def status(self) -> None:
         """CNIError 50 or 51 if `add` could not succeed now."""
+        self._plugin.status(self._request)
+
+
+class ForeignIpam:
+    """Another plugin's executable, for one call: as InProcess, but for probes."""
+
+    unprobed: Sequence[str] = ()
+
+    def __init__(self, plugin_type: str, directory: Path, request: Request) -> None:
+        self._type = plugin_type
+        self._directory = directory
+        self._request = request
+        self._added = False
+
+    def add(self, segment: str | None = None, allowance: Allowance | None = None) -> Result:
+        result = delegate.add(self._type, self._directory, self._request)
+        self._added = True
+        try:
+            if allowance is not None:  # its options are not ours to read, but its answer is
+                permitted.of_answer(allowance, self._type, result)
+            if not result.ips:
+                raise CNIError(
+                    Code.DELEGATE,
+                    f"IPAM plugin returned missing IP config: {self._type} answered ADD without an "
+                    'address; see its configuration in "ipam"',
+                )
+        except CNIError:
+            self.undo()
+            raise
+        return result
+
+    def settle_probes(self, answers: Mapping[str, str]) -> None:
+        pass
+
+    def pass_unprobed(self, why: str) -> None:
+        pass
+
+    def undo(self) -> None:
+        if self._added:
+            self._added = False
+            delegate.undo(self._type, self._directory, self._request)
+
+    def delete(self) -> None:
+        self._run("DEL")
+
+    def check(self) -> None:
+        self._run("CHECK")
+
+    def gc(self) -> None:
+        self._run("GC")
+
+    def status(self) -> None:
+        try:
+            delegate.find(self._type, self._directory)
+        except CNIError as error:
+            raise CNIError(Code.UNAVAILABLE, error.message) from None
+        self._run("STATUS")
+
+    def _run(self, command: str) -> None:
+        delegate.run(self._type, self._directory, command, self._request)
+
+
+IpamCall = InProcess | ForeignIpam
 
 
 class Delegation:
@@ -108,7 +199,7 @@ class Delegation:
             allowance = self._plugin.permitted(request, allowance)
             return InProcess(request, self._plugin, allowance), allowance
         require_allowed(config, allowance)
-        return _ForeignIpam(config.type, self._directory, request), allowance
+        return ForeignIpam(config.type, self._directory, request), allowance
 
     def of(self, request: Request, *, added: IpamConfig = _NONE) -> IpamCall | None:
         """The IPAM plugin that a CHECK or STATUS names, if any.
@@ -123,7 +214,7 @@ class Delegation:
             return InProcess(request, self._plugin) if config.type else None
         if config != added:
             require_allowed(config, of_anyone(self._policy()))
-        return _ForeignIpam(config.type, self._directory, request)
+        return ForeignIpam(config.type, self._directory, request)
 
     def of_removal(self, request: Request, added: bool | None) -> IpamCall | None:
         """The IPAM plugin for a DEL or a GC; None if it has nothing to release.
@@ -147,7 +238,7 @@ class Delegation:
                 raise
             note(f'IPAM plugin "{config.type}" was not asked, since no ADD has run it: {error}')
             return None
-        return _ForeignIpam(config.type, self._directory, request)
+        return ForeignIpam(config.type, self._directory, request)
 
     def _allowance(self, request: Request) -> Allowance:
         """Of the pod of a DEL; a GC, and a DEL whose pod cannot be told, are for no pod."""
@@ -200,115 +291,3 @@ def _is_own(path: Path) -> bool:
             return _MARK in file.read(_MARK_WITHIN)
     except OSError:
         return False  # we would have made it readable
-
-
-class InProcess(IpamCall):
-    """`podfabric-ipam` without a process."""
-
-    def __init__(
-        self, request: Request, plugin: AddressPlugin, allowance: Allowance | None = None
-    ) -> None:
-        self._request = request
-        self._plugin = plugin
-        self._allowance = allowance
-        self._segment: str | None = None
-        self._answered: set[int] = set()
-        self._grant = Grant()
-
-    def add(self, segment: str | None = None, allowance: Allowance | None = None) -> Result:
-        self._segment, self._allowance = segment, allowance or self._allowance
-        with interrupts.held():
-            result, self._grant = self._plugin.reserve(
-                self._request, segment, self._allowance, self._answered
-            )
-        return result
-
-    @property
-    def unprobed(self) -> Sequence[str]:
-        return self._grant.unprobed
-
-    def settle_probes(self, answers: Mapping[str, str]) -> Result | None:
-        try:
-            self._plugin.settle_probes(self._request, self._grant, answers)
-        except AddressInUse as error:
-            self._answered.update(map(parse, answers))
-            if not self._plugin.probes_all(self._request) or len(self._answered) > _MOST_ANSWERED:
-                raise
-            self.undo()
-            try:
-                return self.add(self._segment)
-            except CNIError as none_left:
-                note(f"no other address: {none_left}")
-                raise error from None
-        return None
-
-    def pass_unprobed(self, why: str) -> None:
-        self._plugin.pass_unprobed(self._request, self._grant, why)
-
-    def undo(self) -> None:
-        grant, self._grant = self._grant, Grant()
-        if grant.granted:
-            self._plugin.undo(grant)
-
-    def delete(self) -> None:
-        self._plugin.delete(self._request)
-
-    def check(self) -> None:
-        self._plugin.check(self._request)
-
-    def gc(self) -> None:
-        self._plugin.gc(self._request)
-
-    def status(self) -> None:
-        self._plugin.status(self._request)
-
-
-class _ForeignIpam(IpamCall):
-    """Another plugin's executable."""
-
-    def __init__(self, plugin_type: str, directory: Path, request: Request) -> None:
-        self._type = plugin_type
-        self._directory = directory
-        self._request = request
-        self._added = False
-
-    def add(self, segment: str | None = None, allowance: Allowance | None = None) -> Result:
-        result = delegate.add(self._type, self._directory, self._request)
-        self._added = True
-        try:
-            if allowance is not None:  # its options are not ours to read, but its answer is
-                permitted.of_answer(allowance, self._type, result)
-            if not result.ips:
-                raise CNIError(
-                    Code.DELEGATE,
-                    f"IPAM plugin returned missing IP config: {self._type} answered ADD without an "
-                    'address; see its configuration in "ipam"',
-                )
-        except CNIError:
-            self.undo()
-            raise
-        return result
-
-    def undo(self) -> None:
-        if self._added:
-            self._added = False
-            delegate.undo(self._type, self._directory, self._request)
-
-    def delete(self) -> None:
-        self._run("DEL")
-
-    def check(self) -> None:
-        self._run("CHECK")
-
-    def gc(self) -> None:
-        self._run("GC")
-
-    def status(self) -> None:
-        try:
-            delegate.find(self._type, self._directory)
-        except CNIError as error:
-            raise CNIError(Code.UNAVAILABLE, error.message) from None
-        self._run("STATUS")
-
-    def _run(self, command: str) -> None:
-        delegate.run(self._type, self._directory, command, self._request)

@@ -2,14 +2,9 @@
 
 What outlives a store that is damaged, lost or an older copy are the journal of attachments, the
 addresses that interfaces have in network namespaces, and the leases on the API server. A store that
-is built again has, for each address, the first of these that names an owner:
-
-1. the attachments' journal: what is attached now;
-2. the rows that can still be read of the damaged file.
-
-What an interface has beside these is handed out to nobody (`in_use`). Blocks come back from the API
-server (`cluster.confirmation`), if the file still says who leased them. An address that is held for
-nothing costs less than one that two pods have. The files that were there are kept as
+is built again has what is attached by the journal. What an interface has beside that is handed out
+to nobody (`in_use`). Blocks come back from the API server (`cluster.confirmation`), if the damaged
+file still says who leased them: no other row of it is read. The files that were there are kept as
 `*.damaged-<time>`.
 """
 
@@ -21,7 +16,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
@@ -30,16 +25,14 @@ from cni.spec.errors import CNIError
 from ipam.addresses import parse, parse_interface
 from ipam.blocks import Instance
 from ipam.database import BESIDE, DATABASE, WAL, StoreMeta, connect, create, has_content, remove
-from ipam.importing import unnamed
 from ipam.ranges import Range
-from ipam.schema import COLUMNS, UNREADABLE, Damage, reservation_of
-from ipam.snapshot import Noted, locked, snapshot
-from ipam.store import Reservation
+from ipam.schema import UNREADABLE
+from ipam.snapshot import Noted, StoreLock, locked, snapshot
+from ipam.store import Reservation, unnamed
 from ipam.tables import Tables
 
+T = TypeVar("T")
 Say = Callable[[str], None]
-
-_MOST_CHANGES = 1 << 60
 
 
 class LivingAddress(NamedTuple):
@@ -98,14 +91,6 @@ class AddressesInUse:
 _NO_FACTS = NodeFacts()
 
 
-class _Remains(msgspec.Struct):
-    """What can be read of a damaged database."""
-
-    meta: StoreMeta = StoreMeta("", 0)
-    instance: Instance | None = None
-    rows: dict[tuple[str, str], Reservation] = msgspec.field(default_factory=dict)
-
-
 def check(directory: Path, say: Say, facts: NodeFacts = _NO_FACTS) -> bool:
     """Whether the store is sound, and has what the attachments' journal has.
 
@@ -131,66 +116,45 @@ def check(directory: Path, say: Say, facts: NodeFacts = _NO_FACTS) -> bool:
     return not missing
 
 
-def rebuild(directory: Path, say: Say, facts: NodeFacts = _NO_FACTS) -> None:
-    """Set the store's files aside and build it again. CNIError 5, 11."""
+def rebuild(directory: Path, say: Say) -> None:
+    """Set the store's files aside, by hand: whoever opens it next looks at the node. CNIError 5,
+    11."""
     with locked(directory) as lock:
-        lock.note(lock.noted()._replace(lost=True))  # known to who comes after a kill
-        replace(directory, say)
-        tables = Tables(directory / DATABASE)
-        try:
-            reconcile(tables, facts)
-            lock.note(Noted(tables.meta.seq, lost=True))
-        finally:
-            tables.close()
+        replace(directory, lock, say)
 
 
-def replace(directory: Path, say: Say) -> None:
-    """Set the store's files aside, and put a new database with what can be read of them in place.
+def replace(directory: Path, lock: StoreLock, say: Say) -> None:
+    """Set the store's files aside, and put an empty database of the same lessee in place.
 
     The caller holds the lock, and has no file open. After a kill the damaged files are still there,
     or the new one is.
     """
-    remains = _Remains()
+    lock.note(lock.noted()._replace(lost=True))  # known to who comes after a kill
+    meta, lessee = None, None
     if has_content(directory / DATABASE) or has_content(directory / WAL):
         aside = _unused_aside(directory / DATABASE)
         for name, kept in ((DATABASE, aside), (WAL, aside.with_name(f"{aside.name}-wal"))):
             if (directory / name).exists():
                 os.link(directory / name, kept)
                 say(f"address store: kept {name} as {kept}")
-        remains = _read(aside)
-    rows = remains.rows.values()
-    build(
-        directory / DATABASE,
-        remains.meta.store or uuid.uuid4().hex,
-        remains.meta.seq + 1,
-        rows,
-        remains.instance,
-    )
-    say(f"address store: built again, with {len(rows)} reservations that could be read")
+        meta, lessee = _identity(aside)
+    meta = StoreMeta(meta.store, meta.seq + 1) if meta else new_store()
+    build(directory / DATABASE, meta, lessee)
+    lock.note(Noted(meta.seq, lost=True))
+    say("address store: built again")
 
 
-def build(
-    database: Path,
-    store: str,
-    seq: int,
-    reservations: Iterable[Reservation] = (),
-    instance: Instance | None = None,
-) -> None:
-    """Put a new database in place in one step. The old one and its WAL are gone."""
+def new_store() -> StoreMeta:
+    """The identity of a store that nobody knows yet."""
+    return StoreMeta(uuid.uuid4().hex, 0)
+
+
+def build(database: Path, meta: StoreMeta, lessee: Instance | None = None) -> None:
+    """Put an empty database in place in one step. The old one and its WAL are gone."""
     temporary = database.with_name(f"{database.name}.new")
     remove(temporary)
     try:
-        create(temporary, store, seq)
-        tables = Tables(temporary)
-        try:
-            with tables.change():
-                tables.load(reservations)
-                if instance is not None:
-                    tables.put_instance(instance)
-            # `close` does not report a failure to write the WAL back.
-            tables.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        finally:
-            tables.close()
+        create(temporary, meta, lessee)
         temporary.chmod(0o600)
         # SQLite would apply them to the new database.
         for suffix in BESIDE:
@@ -244,43 +208,26 @@ def _in_ranges(tables: Tables, living: Iterable[LivingAddress]) -> list[LivingAd
     return [each for each in living if any(parse(each.address) in network for network in networks)]
 
 
-def _read(path: Path) -> _Remains:
-    """Read a damaged database that no other process uses, and leave it as it is."""
-    remains = _Remains()
+def _identity(path: Path) -> tuple[StoreMeta | None, Instance | None]:
+    """Of a damaged database that no other process uses: which store it is, and who leases."""
     try:
         connection = connect(path)
     except UNREADABLE:
-        return remains
+        return None, None
     try:
-        for store, seq in _walked(connection, "SELECT store, seq FROM meta"):
-            if isinstance(store, str) and isinstance(seq, int) and 0 <= seq < _MOST_CHANGES:
-                remains.meta = StoreMeta(store, seq)
-        for instance, machine in _walked(connection, "SELECT instance, machine FROM lessee"):
-            if isinstance(instance, str) and isinstance(machine, str):
-                remains.instance = Instance(instance, machine)
-        for order in ("ASC", "DESC"):  # a page that cannot be read ends a walk
-            statement = (
-                f"SELECT {COLUMNS} FROM reservation ORDER BY domain {order}, address {order}"
-            )
-            for row in _walked(connection, statement):
-                with suppress(Damage, ValueError, TypeError):
-                    held = _valid(reservation_of(row))
-                    remains.rows[held.domain, held.address] = held
+        meta = _row(connection, "SELECT store, seq FROM meta", StoreMeta)
+        return meta, _row(connection, "SELECT instance, machine FROM lessee", Instance)
     finally:
         connection.interrupt()  # the close is not to write the WAL back
         connection.close()
-    return remains
 
 
-def _walked(connection: sqlite3.Connection, statement: str) -> Iterator[tuple[object, ...]]:
-    with suppress(*UNREADABLE):
-        yield from connection.execute(statement)
-
-
-def _valid(held: Reservation) -> Reservation:
-    """The reservation, if its values are of the right types. Raises ValueError."""
-    parse_interface(held.range)
-    return msgspec.convert(msgspec.structs.asdict(held), Reservation)
+def _row(connection: sqlite3.Connection, statement: str, shape: type[T]) -> T | None:
+    """None if it cannot be read."""
+    try:
+        return msgspec.convert(connection.execute(statement).fetchone(), shape)
+    except (*UNREADABLE, msgspec.ValidationError):
+        return None
 
 
 def _unused_aside(path: Path) -> Path:

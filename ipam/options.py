@@ -6,7 +6,7 @@ each other are errors (CNIError 7), which name the JSON path. The shapes are tho
 """
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Literal, TypeVar
 
 import msgspec
@@ -17,7 +17,6 @@ from cni.spec.config import NetworkConfig, convert
 from cni.spec.errors import invalid_config
 from cni.spec.result import DNS, Route
 from ipam.addresses import Network, family, parse, parse_interface, text
-from ipam.messages import LEVELS
 from ipam.range_options import RangeOptions, RangeReader, Section, address_at, section
 from ipam.ranges import Range, RangeSet, domain_of
 
@@ -29,8 +28,8 @@ Probe = Literal["", "always"]
 Scope = Literal["", "node", "cluster"]
 """Whose the addresses are; "" leaves that to the node (`ipam.scope`)."""
 
-# Options of whereabouts' Kubernetes or etcd storage, and host-local's directory. They are accepted
-# so that a definition needs no edit, and have no effect on the store of one node.
+# Options of whereabouts' storage and log, and host-local's directory. They are accepted so that a
+# definition needs no edit, and have no effect.
 WITHOUT_EFFECT = frozenset(
     (
         "configuration_path",
@@ -46,6 +45,8 @@ WITHOUT_EFFECT = frozenset(
         "leader_lease_duration",
         "leader_renew_deadline",
         "leader_retry_period",
+        "log_file",
+        "log_level",
         "name",
         "node_slice_size",
         "reconciler_cron_expression",
@@ -75,8 +76,6 @@ class IpamOptions(msgspec.Struct, frozen=True, kw_only=True):
     resolv_conf: str = ""
     network_name: str = ""
     shared: bool = True
-    log_file: str = ""
-    log_level: str = "warning"
     idle: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     requested: tuple[tuple[str, str], ...] = ()
@@ -113,8 +112,6 @@ class IpamKeys(RangeOptions, frozen=True, kw_only=True):
     dns: Section = msgspec.field(default_factory=dict)
     enable_overlapping_ranges: bool = True
     ipRanges: Annotated[tuple[Section, ...], _OfRangeSets] = ()
-    log_file: str = ""
-    log_level: str = "warning"
     network_name: str = ""
     ranges: Annotated[tuple[tuple[Section, ...], ...], _OfRangeSets] = ()
     resolvConf: str = ""
@@ -166,7 +163,7 @@ def _read(network: NetworkConfig) -> IpamOptions:
     hops = _hops(routes, (*sets, *static), reader.gateway)
     _refuse_hops(static, hops)
     return IpamOptions(
-        sets=without(sets, hops),
+        sets=tuple(range_set.without(hops) for range_set in sets),
         static=static,
         gateway=reader.gateway,
         routes=routes,
@@ -175,8 +172,6 @@ def _read(network: NetworkConfig) -> IpamOptions:
         resolv_conf=ipam.resolvConf,
         network_name=ipam.network_name,
         shared=ipam.enable_overlapping_ranges,
-        log_file=ipam.log_file,
-        log_level=ipam.log_level.lower() or "warning",
         probe=ipam.probe,
         scope=ipam.scope,
         sticky=ipam.sticky,
@@ -207,26 +202,10 @@ def require_few(*counts: tuple[str, int]) -> None:
         )
 
 
-def logging_of(network: NetworkConfig) -> tuple[str, str]:
-    """log_file and log_level, or their defaults: a DEL also works with a broken `ipam`."""
-    ipam = network.keys.get("ipam")
-    if not isinstance(ipam, dict):
-        return "", "warning"
-    file, level = ipam.get("log_file"), ipam.get("log_level")
-    return (
-        file if isinstance(file, str) else "",
-        level.lower() if isinstance(level, str) and level.lower() in LEVELS else "warning",
-    )
-
-
 def _check_names(ipam: IpamKeys) -> None:
     if ipam.type not in TYPES:
         served = '" and "'.join(TYPES)
         raise invalid_config(f'"ipam.type" is "{ipam.type}": this plugin serves "{served}"')
-    if (ipam.log_level.lower() or LEVELS[0]) not in LEVELS:
-        raise invalid_config(
-            f'"ipam.log_level" is "{ipam.log_level}": valid levels are {", ".join(LEVELS)}'
-        )
     if ipam.network_name and not _NETWORK_NAME.fullmatch(ipam.network_name):
         raise invalid_config(
             f'"ipam.network_name" is "{ipam.network_name}": use letters, digits, "-", "_" and '
@@ -306,21 +285,6 @@ def _refuse_hops(static: Iterable[RangeSet], hops: Mapping[int, str]) -> None:
                 f'"{range_.where}.address": {text(range_.first)} is {hops[range_.first]}, which no '
                 "pod gets"
             )
-
-
-def without(sets: Iterable[RangeSet], addresses: Collection[int]) -> tuple[RangeSet, ...]:
-    """The sets whose ranges hand out none of these addresses."""
-    return tuple(
-        RangeSet(tuple(_narrower(range_, addresses) for range_ in each.ranges), each.fixed)
-        for each in sets
-    )
-
-
-def _narrower(range_: Range, addresses: Collection[int]) -> Range:
-    inside = [address for address in addresses if range_.allows(address)]
-    if not inside:
-        return range_
-    return msgspec.structs.replace(range_, withheld=tuple(sorted((*range_.withheld, *inside))))
 
 
 def _static(written: Section, path: str, reader: RangeReader) -> RangeSet:

@@ -1,20 +1,20 @@
 """What the rules for a pod say of its addresses."""
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
 from cni.policy.allowance import Allowance, NotAllowed
 from cni.policy.values import Span
 from cni.spec.result import Result
-from ipam.addresses import Interval, parse, parse_interface
+from ipam.addresses import Interval, parse_interface
 from ipam.allocation import AddressChoice
 from ipam.options import IpamOptions
+from ipam.range_options import network_of
 from ipam.ranges import RangeSet, written
 from ipam.store import Owner
 from ipam.tables import Tables
 
-TYPE, NETWORK_NAME, POOL_NAME = "ipam.type", "ipam.network_name", "ipam.poolName"
 # Keys whose value is a path also without "/", relative to the plugin's directory. In lower case:
 # Go's decoder ignores the case of keys.
 _PATH_KEYS = frozenset(
@@ -34,28 +34,18 @@ _PATH_KEYS = frozenset(
 
 def of_type(allowance: Allowance, ipam_type: str) -> Allowance:
     """The allowance of an attachment with an IPAM plugin of this type. NotAllowed."""
-    return allowance.using("ipamTypes", ipam_type, TYPE, ipam_type)
+    return allowance.using("ipamTypes", ipam_type, "ipam.type", ipam_type)
 
 
 def of_configuration(
     allowance: Allowance, options: IpamOptions, sets: Sequence[RangeSet]
 ) -> Allowance:
-    """The allowance with what a configuration asks for, `sets` of it for this pod. NotAllowed."""
+    """The allowance with what a configuration asks for, `sets` of it for this pod: an address of
+    each. NotAllowed for the first thing that is not allowed."""
     if options.scope:
         allowance.require_option("scope", options.scope, "ipam.scope", options.scope)
-    if options.pools:
-        return of_sets(allowance, options.pools, sets, POOL_NAME)
-    return of_sets(allowance, (options.network_name,), sets)
-
-
-def of_sets(
-    allowance: Allowance, names: Iterable[str], sets: Sequence[RangeSet], key: str = NETWORK_NAME
-) -> Allowance:
-    """The allowance of an attachment to networks of these names, with an address of each set.
-
-    `key` of the configuration has the names. NotAllowed for the first that is not allowed.
-    """
-    for name in filter(None, names):
+    key = "ipam.poolName" if options.pools else "ipam.network_name"
+    for name in options.pools or filter(None, (options.network_name,)):
         allowance = allowance.using("networkNames", name, key, name)
     for range_set in sets:
         for range_ in range_set.ranges:
@@ -63,16 +53,11 @@ def of_sets(
     return allowance.using("addressesPerAttachment", len(sets), "ipam", f"{len(sets)} addresses")
 
 
-def of_address(allowance: Allowance, address: int, key: str) -> Allowance:
-    """The allowance of an attachment with this address, which `key` asks for. NotAllowed."""
-    return allowance.within(((address, address),), key, _spelled)
-
-
 def of_answer(allowance: Allowance, ipam_type: str, result: Result) -> None:
     """Raise NotAllowed for an address that another IPAM plugin gave and no rule left has."""
     for ip in result.ips:
         address, _ = parse_interface(ip.address)
-        allowance = of_address(allowance, address, f"ipam ({ipam_type})")
+        allowance = allowance.within(((address, address),), f"ipam ({ipam_type})", _spelled)
     count = len(result.ips)
     allowance.using("addressesPerAttachment", count, "ipam", f"{count} addresses")
 
@@ -81,9 +66,9 @@ def of_paths(options: dict[str, Any], allowance: Allowance) -> None:
     """Raise CNIError 121 for a path in the options of another IPAM plugin that is not below an
     allowed directory. A tenant writes them, and the plugin would open the path as root: host-local
     makes files below `dataDir`, whereabouts writes `log_file` and runs what a kubeconfig names."""
-    directories = allowance.host_paths
     for where, path in _paths(options, "ipam"):
-        if not _is_below(path, directories):
+        pure = PurePosixPath(path)
+        if ".." in pure.parts or not any(map(pure.is_relative_to, allowance.host_paths)):
             raise allowance.not_settable("hostPaths", f'"{where}": "{path}"', where)
 
 
@@ -101,21 +86,11 @@ def _paths(value: object, where: str, *, named: bool = False) -> Iterator[tuple[
 
 def _is_path(text: str) -> bool:
     """Whether a text has a "/" and is not a network or a range ("10.0.0.1-10.0.0.9/24")."""
-    if "/" not in text:
-        return False
-    first, dash, last = text.rpartition("-")
     try:
-        parse_interface(last.strip())
-        if dash:
-            parse(first.strip())
+        network_of(text)
     except ValueError:
-        return True
+        return "/" in text
     return False
-
-
-def _is_below(path: str, directories: Collection[str]) -> bool:
-    pure = PurePosixPath(path)
-    return ".." not in pure.parts and any(map(pure.is_relative_to, directories))
 
 
 def of_quota(tables: Tables, owner: Owner, choices: Sequence[AddressChoice], boot: str) -> None:
@@ -127,34 +102,22 @@ def of_quota(tables: Tables, owner: Owner, choices: Sequence[AddressChoice], boo
     if quota is None or not pod.name:
         return
     replaced = sum(each.replaced is not None and each.replaced.boot == boot for each in choices)
-
-    def require(key: str, most: int, of: int, who: str) -> None:
-        held, more = of - replaced, len(choices)
-        if held + more > most:
-            titles = ", ".join(quota.rules[:8])
+    of_namespace = tables.count_of_namespace(pod.namespace, boot)
+    of_pod = sum(each.boot == boot for each in tables.of_whole_pod(pod))
+    for key, most, held, who in (
+        ("addressesPerNamespace", quota.of_namespace, of_namespace, "the pods of this namespace"),
+        ("addressesPerPod", quota.of_pod, of_pod, "the interfaces of this pod"),
+    ):
+        total = held - replaced + len(choices)
+        if most is not None and total > most:
             raise NotAllowed(
-                f'"{key}": {who} {held} addresses on this node, this attachment asks for {more}, '
-                f"and the rules ({titles}) allow {most}: have fewer networks or pods, or ask the "
-                "administrator",
+                f'"{key}": {who} have {held - replaced} addresses on this node, this attachment '
+                f"asks for {len(choices)}, and the rules ({', '.join(quota.rules[:8])}) allow "
+                f"{most}: have fewer networks or pods, or ask the administrator",
                 key,
-                str(held + more),
+                str(total),
                 quota.rules,
             )
-
-    if quota.of_namespace is not None:
-        require(
-            "addressesPerNamespace",
-            quota.of_namespace,
-            tables.count_of_namespace(pod.namespace, boot),
-            "the pods of this namespace have",
-        )
-    if quota.of_pod is not None:
-        require(
-            "addressesPerPod",
-            quota.of_pod,
-            sum(each.boot == boot for each in tables.of_whole_pod(pod)),
-            "this pod has",
-        )
 
 
 def _spelled(span: Span) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from msgspec.structs import replace
 
-from base import interrupts
+from base import confined, interrupts
 from base.pod import Pod
 from base.text import printable
 from cni.policy import rules
@@ -19,11 +19,8 @@ from cni.spec.errors import CNIError, Code, invalid_config
 from cni.spec.notes import note
 from cni.spec.request import Request
 from cni.spec.result import DNS, FAMILY_020, IPConfig, Result, Route
-from ipam import options as ipam_options
 from ipam import permitted, resolv_conf, segments
 from ipam.addresses import parse_interface, text
-from ipam.importing import unnamed
-from ipam.messages import Messages, warn_of_ignored
 from ipam.options import IpamOptions
 from ipam.ranges import Range, RangeSet
 from ipam.scope import Stores
@@ -37,7 +34,7 @@ from ipam.store import (
     RangeUsage,
     Reservation,
     ReservedAddress,
-    Usage,
+    unnamed,
 )
 from ipam.usage import SeenRanges
 
@@ -59,7 +56,6 @@ class AddressPlugin:
         self._boot_id = boot_id
         self._policy = policy
         self._seen = SeenRanges()
-        self._usage = Usage()
 
     def probes_all(self, request: Request) -> bool:
         """Whether the configuration has each address probed before it is set."""
@@ -83,12 +79,10 @@ class AddressPlugin:
     def pass_unprobed(self, request: Request, grant: Grant, why: str) -> None:
         """Tell people that the grant's addresses are used without a probe: they stay to be probed
         by the next who can."""
-        error = AddressUnprobed(grant.unprobed, why)
-        note(printable(f"ADD {_attachment(request)}: {error}"))
-        self._tell(request, error)
+        self._tell(request, AddressUnprobed(grant.unprobed, why))
 
     def _tell(self, request: Request, error: CNIError) -> None:
-        self._messages(request).warning(f"ADD {_attachment(request)}: {error}")
+        note(printable(f"ADD {_attachment(request)}: {error}"))
         self._stores.failed(Owner(_attachment(request), request.arguments.pod), error)
 
     def allowance(self, request: Request) -> Allowance:
@@ -121,19 +115,14 @@ class AddressPlugin:
         options, final = self._stores.asked(request)
         if options.pools:  # they may have changed since the rules were asked
             allowed = permitted.of_configuration(allowed, options, final)
-        sets = ipam_options.without(final, answered)
+        sets = [range_set.without(answered) for range_set in final]
         _require_answerable(sets, request)
         alone = _private_ranges(options, sets)
-        files = {"log_file": options.log_file, "resolvConf": options.resolv_conf}
-        directories = allowed.host_paths
-        warn_of_ignored(options.idle, files, directories)
-        messages = Messages(options.log_file, options.log_level, directories)
-        for line in options.notes:
-            messages.warning(line)
+        _note_ignored(options, allowed.host_paths)
         self._seen.see(options.sets)
         dns = options.dns
         if options.resolv_conf:
-            dns = resolv_conf.read(options.resolv_conf, directories)
+            dns = resolv_conf.read(options.resolv_conf, allowed.host_paths)
         owner = _owner(request, allowed)
         try:
             grant = self._stores.of_request(options, self._boot()).reserve(
@@ -147,14 +136,11 @@ class AddressPlugin:
                 note(printable(f"ADD {owner.attachment}: {error.holder}"))
             if options.pools and error.code == Code.NO_FREE_ADDRESS:
                 error = CNIError(error.code, f"{', '.join(options.pools)}: {error.message}")
-            messages.error(f"ADD {owner.attachment}: {error}")
             raise error from None
         if options.probe:
-            grant = replace(grant, unprobed=tuple(map(_address, grant.granted)))
-        result = _result(grant, options, dns)
-        addresses = ", ".join(ip.address for ip in result.ips)
-        messages.info(f"ADD {owner.attachment}: {addresses}")
-        return result, grant
+            every = tuple(each.reservation.address for each in grant.granted)
+            grant = replace(grant, unprobed=every)
+        return _result(grant, options, dns), grant
 
     def undo(self, grant: Grant) -> None:
         """Release what this `reserve` reserved, and nothing that another call did."""
@@ -171,16 +157,10 @@ class AddressPlugin:
 
     def delete(self, request: Request) -> None:
         """Release all addresses of the attachment, if it has any."""
-        messages = self._messages(request)
         attachment = _attachment(request)
-        try:
-            store = self._store("")
-            released = store.release(attachment) or store.release(unnamed(attachment))
-        except CNIError as error:
-            messages.error(f"DEL {attachment}: {error}")
-            raise
-        listed = ", ".join(reservation.address for reservation in released)
-        messages.info(f"DEL {attachment}: {listed or 'nothing'}")
+        store = self._store("")
+        if not store.release(attachment):
+            store.release(unnamed(attachment))
 
     def release_stale(self) -> list[Reservation]:
         """See SqliteStore.release_stale: no sandbox of this node outlives its boot."""
@@ -204,21 +184,24 @@ class AddressPlugin:
                     f"{text(address)} is not reserved for {attachment}: recreate the pod "
                     "before another one gets the address",
                 )
-        _require_held(attachment, held)
+        if not held:
+            raise CNIError(
+                Code.CHECK_FAILED, f"no address is reserved for {attachment}: recreate the pod"
+            )
 
     def gc(self, request: Request) -> None:
         """Release the addresses of this network's attachments that the runtime does not list."""
-        messages = self._messages(request)
         valid = request.config.valid_attachments
         if valid is None:
-            messages.warning(
-                f'GC of network {request.network}: without "cni.dev/valid-attachments", nothing '
-                "was released"
+            note(
+                printable(
+                    f'GC of network {request.network}: without "cni.dev/valid-attachments", '
+                    "nothing was released"
+                )
             )
             return
         interrupts.require_client()  # a runtime that left may have attached others meanwhile
-        for released in self._store("").collect(request.network, valid):
-            messages.info(f"GC: {released.address} of {released.holder}")
+        self._store("").collect(request.network, valid)
 
     def status(self, request: Request) -> None:
         """CNIError 50 if an ADD would get no address now."""
@@ -242,23 +225,9 @@ class AddressPlugin:
     def usage(self) -> list[RangeUsage]:
         """How full the ranges of recent ADDs and of all reservations are.
 
-        Cheap enough for every few seconds. CNIError if the store cannot be read.
+        CNIError if the store cannot be read.
         """
-        self._seen.forget_unused(self._usage.ranges)
-        self._usage = self._store("").usage(self._seen.all(), self._usage)
-        return list(self._usage.ranges)
-
-    def _messages(self, request: Request) -> Messages:
-        """The messages of a verb that also works with a broken configuration or policy."""
-        log_file, level = ipam_options.logging_of(request.config)
-        directories: tuple[str, ...] = ()
-        if log_file:
-            try:
-                directories = of_pod(self._policy(), request.arguments.pod).host_paths
-            except CNIError as error:
-                note(printable(f"policy: {error}"))
-            warn_of_ignored((), {"log_file": log_file}, directories)
-        return Messages(log_file, level, directories)
+        return self._store("").usage(self._seen.all())
 
     def _boot(self) -> str:
         try:
@@ -278,6 +247,18 @@ def _attachment(request: Request) -> Attachment:
 
 def _owner(request: Request, allowed: Allowance) -> Owner:
     return Owner(_attachment(request), _encodable(request.arguments.pod), _quota(allowed))
+
+
+def _note_ignored(options: IpamOptions, directories: Sequence[str]) -> None:
+    """Tell the operator what of the configuration has no effect: the keys in one line."""
+    for line in options.notes:
+        note(printable(line))
+    idle, hint = list(options.idle), ""
+    if options.resolv_conf and not confined.is_below(directories, options.resolv_conf):
+        idle.append("resolvConf")
+        hint = ' (the administrator can allow directories: "set.hostPaths" of a rule)'
+    if idle:
+        note(f"without effect on this node: {', '.join(f'ipam.{key}' for key in idle)}{hint}")
 
 
 def _quota(allowed: Allowance) -> Quota | None:
@@ -300,13 +281,6 @@ def _require_text(value: str, name: str) -> None:
         raise CNIError(Code.INVALID_ENVIRONMENT, f"{name} is not UTF-8") from None
 
 
-def _require_held(attachment: Attachment, held: Collection[object]) -> None:
-    if not held:
-        raise CNIError(
-            Code.CHECK_FAILED, f"no address is reserved for {attachment}: recreate the pod"
-        )
-
-
 def _require_answerable(sets: Sequence[RangeSet], request: Request) -> None:
     """CNIError 7, before anything is reserved, if no result of this version could hold the sets."""
     if not sets:
@@ -320,10 +294,6 @@ def _require_answerable(sets: Sequence[RangeSet], request: Request) -> None:
             f"CNI version {request.cni_version} does not support more than 1 address per family: "
             'set "cniVersion" to "1.0.0"'
         )
-
-
-def _address(granted: ReservedAddress) -> str:
-    return granted.reservation.address
 
 
 def _result(grant: Grant, options: IpamOptions, dns: DNS) -> Result:

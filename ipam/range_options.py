@@ -70,7 +70,6 @@ class RangeReader:
         """host-local's range set: ranges of one family that yield one address together."""
         if not ranges:
             raise invalid_config(f'"{path}": empty range set: a set needs at least one range')
-        self._require_ranges(len(ranges), path)
         read = []
         for index, written in enumerate(ranges):
             where = f"{path}[{index}]"
@@ -81,8 +80,12 @@ class RangeReader:
 
     def read(self, options: RangeOptions, path: str) -> Range:
         """One range. CNIError 7 that names the key under `path`."""
-        self._require_ranges(1, path)
         self._ranges += 1
+        if self._ranges > limits.RANGES:
+            raise invalid_config(
+                f'"{path}": a network has at most {limits.RANGES} ranges, those of all its sets '
+                "together: remove some"
+            )
         self._exclusions += len(options.exclude)
         if self._exclusions > limits.EXCLUSIONS:
             raise invalid_config(
@@ -96,7 +99,7 @@ class RangeReader:
             raise invalid_config(f'"{path}": "range" is missing')
         start, end = address_at(start_text, start_key), address_at(end_text, end_key)
         try:
-            network, dashed = _network(range_text)
+            network, dashed = network_of(range_text)
         except ValueError as error:
             raise invalid_config(f'"{range_key}": {error}') from None
         if dashed:
@@ -120,13 +123,6 @@ class RangeReader:
             domain=self.domain(network),
             where=range_key,
         )
-
-    def _require_ranges(self, more: int, path: str) -> None:
-        if self._ranges + more > limits.RANGES:
-            raise invalid_config(
-                f'"{path}": a network has at most {limits.RANGES} ranges, those of all its sets '
-                "together: remove some"
-            )
 
     def _gateway(
         self, options: RangeOptions, path: str, network: Network, *, use_all: bool
@@ -165,7 +161,7 @@ def address_at(written: str, key: str) -> int | None:
         raise invalid_config(f'"{key}": {error}') from None
 
 
-def _network(written: str) -> tuple[Network, Interval | None]:
+def network_of(written: str) -> tuple[Network, Interval | None]:
     """`10.0.0.0/24`, or whereabouts' `10.0.0.5-10.0.0.9/24` with its first and last address."""
     first_text, dash, rest = written.partition("-")
     if not dash:

@@ -5,7 +5,7 @@ docs/ipam.md lists: what whereabouts ignores silently is a ValueError here.
 """
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from copy import copy
 from itertools import pairwise
 from operator import attrgetter
@@ -18,8 +18,7 @@ _last = attrgetter("last")
 
 
 class Range(msgspec.Struct, frozen=True, kw_only=True):
-    """Addresses `first` to `last` of `network`, without `excluded`, the gateway and `withheld`,
-    such as the next hops that the network names elsewhere.
+    """Addresses `first` to `last` of `network`, without `excluded` and the gateway.
 
     `domain` is where an address is unique; `where` is the JSON path, for errors; `excluded` is
     sorted and does not overlap. `parts` is what may be handed out, lowest first: worked out once,
@@ -32,7 +31,6 @@ class Range(msgspec.Struct, frozen=True, kw_only=True):
     last: int
     excluded: tuple[Interval, ...] = ()
     gateway: int | None = None
-    withheld: tuple[int, ...] = ()
     domain: str = ""
     where: str = "ipam.range"
     routes: tuple[str, ...] = ()
@@ -81,7 +79,9 @@ class Range(msgspec.Struct, frozen=True, kw_only=True):
 
     def without(self, addresses: Iterable[int]) -> "Range":
         """The same range, which hands out none of these addresses."""
-        holes = merged(Interval(address, address) for address in addresses)
+        holes = merged(Interval(each, each) for each in addresses if self.allows(each))
+        if not holes:
+            return self
         return self.restricted(part for each in self.parts for part in outside(each, holes))
 
     def __str__(self) -> str:
@@ -90,13 +90,9 @@ class Range(msgspec.Struct, frozen=True, kw_only=True):
 
 def _parts(range_: Range) -> Iterator[Interval]:
     holes = range_.excluded
-    own = [
-        Interval(hop, hop)
-        for hop in (range_.gateway, *range_.withheld)
-        if hop is not None and range_.first <= hop <= range_.last
-    ]
-    if own:
-        holes = merged((*holes, *own))
+    gateway = range_.gateway
+    if gateway is not None and range_.first <= gateway <= range_.last:
+        holes = merged((*holes, Interval(gateway, gateway)))
     return outside(Interval(range_.first, range_.last), holes)
 
 
@@ -137,6 +133,10 @@ class RangeSet(msgspec.Struct, frozen=True):
 
     ranges: tuple[Range, ...]
     fixed: bool = False
+
+    def without(self, addresses: Collection[int]) -> "RangeSet":
+        """The set that hands out none of these addresses."""
+        return RangeSet(tuple(each.without(addresses) for each in self.ranges), self.fixed)
 
     @property
     def family(self) -> int:

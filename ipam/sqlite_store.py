@@ -15,7 +15,7 @@ from ipam.addresses import Interval, parse, text
 from ipam.allocation import AddressChoice
 from ipam.others import Others
 from ipam.ranges import Range, RangeSet
-from ipam.store import Grant, Owner, Reservation, ReservedAddress, Usage
+from ipam.store import Grant, Owner, RangeUsage, Reservation, ReservedAddress
 from ipam.store_files import StoreFiles
 from ipam.tables import Tables
 from ipam.usage import usage_of
@@ -198,18 +198,10 @@ class SqliteStore:
         with self._files.transaction() as tables:
             seen(tables)
 
-    def usage(self, asked: tuple[Range, ...], last: Usage) -> Usage:
-        """How full these ranges are, and as whole networks others that reservations are from.
-
-        `last` is an earlier answer, which is returned at no cost if nothing has changed.
-        """
+    def usage(self, asked: Sequence[Range]) -> list[RangeUsage]:
+        """How full these ranges are, and as whole networks others that reservations are from."""
         with self._files.snapshot() as tables:
-            if tables is None:
-                return Usage("", asked)
-            state = f"{tables.meta.store} {tables.meta.seq}"
-            if (state, asked) == (last.state, last.asked):
-                return last
-            return Usage(state, asked, usage_of(tables, asked))
+            return [] if tables is None else usage_of(tables, asked)
 
     def reservations(self) -> list[Reservation]:
         """Everything, by domain and address."""

@@ -9,6 +9,15 @@ from cni.spec.attachment import Attachment
 from cni.spec.errors import CNIError, Code
 from ipam.ranges import Range
 
+UNNAMED = " imported"
+"""The network of what was imported from a store that knows none: no network has this name, since it
+begins with a space. Container and interface tell which attachment it is."""
+
+
+def unnamed(attachment: Attachment) -> Attachment:
+    """The attachment as an import has it that knew no network."""
+    return Attachment(UNNAMED, attachment.container_id, attachment.ifname)
+
 
 class Quota(msgspec.Struct, frozen=True):
     """How many addresses a pod and its namespace may have on this node, by rules of the policy.
@@ -69,15 +78,6 @@ class Reservation(msgspec.Struct, frozen=True):
     def pod_name(self) -> str:
         """`namespace/name`, or as much of it as the runtime said."""
         return f"{self.namespace}/{self.pod}" if self.namespace else self.pod
-
-    def held_by_pod_of(self, owner: Owner) -> bool:
-        """Whether `owner` is this reservation's pod again, for the same network and ifname.
-
-        By uid if both have one, else by namespace and name.
-        """
-        attachment = owner.attachment
-        same = (self.network, self.ifname) == (attachment.network, attachment.ifname)
-        return same and self.is_of(owner.pod)
 
     def is_of(self, pod: Pod) -> bool:
         """Whether the pod holds it. By uid if both have one, else by namespace and name."""
@@ -152,11 +152,3 @@ class RangeUsage(msgspec.Struct, frozen=True):
     range: str
     used: int
     free: int
-
-
-class Usage(msgspec.Struct, frozen=True):
-    """How full ranges are. `state` identifies the store's content, `asked` the ranges asked for."""
-
-    state: str = ""
-    asked: tuple[Range, ...] = ()
-    ranges: tuple[RangeUsage, ...] = ()

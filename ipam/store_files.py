@@ -14,7 +14,6 @@ and so does each process that opens it later in this boot.
 import os
 import threading
 import time
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
@@ -67,7 +66,6 @@ class StoreFiles:
         self._turn = threading.Lock()
         self._tables: Tables | None = None
         self._files: _Status = (None, None)
-        self._process = 0
         self._closed = not kept
         self._seq = 0  # how many transactions this process knows of
         self._unchecked = True
@@ -79,7 +77,6 @@ class StoreFiles:
     def transaction(self) -> Iterator[Tables]:
         """The open database, locked. CNIError 5, 11 and 112."""
         deadline = time.monotonic() + self._lock_timeout
-        self._require_own_process()
         if not self._turn.acquire(timeout=self._lock_timeout):
             raise CNIError(
                 Code.TRY_AGAIN,
@@ -118,7 +115,6 @@ class StoreFiles:
 
     def snapshot(self) -> AbstractContextManager[Tables | None]:
         """See `snapshot.snapshot`: what the store holds now, to be read beside all transactions."""
-        self._require_own_process()
         return snapshot.snapshot(self.directory, self._lock_timeout)
 
     def unused(self, tables: Tables, sets: Sequence[RangeSet]) -> Sequence[RangeSet]:
@@ -141,7 +137,7 @@ class StoreFiles:
         addresses = [parse(each.address) for each in self._in_use.within(range_)]
         # Its holder may have it again: who holds it has it by an import since then, say.
         free = [address for address in addresses if tables.at(range_.domain, address) is None]
-        return range_.without(free) if free else range_
+        return range_.without(free)
 
     def _count(self, tables: Tables) -> None:
         """Count what was committed, before the call answers."""
@@ -160,7 +156,7 @@ class StoreFiles:
         if self._closed:
             return
         self._closed = True
-        if not self._is_own() or not self._turn.acquire(timeout=_CLOSE_TIME):
+        if not self._turn.acquire(timeout=_CLOSE_TIME):
             return
         try:
             with suppress(CNIError), locked(self.directory, _CLOSE_TIME):
@@ -178,7 +174,6 @@ class StoreFiles:
                 self._has_looked &= not self._unchecked
                 self._close()
         if self._tables is None:
-            self._process = os.getpid()  # first: other threads look at both without a lock
             self._tables = self._opened()
             self._files = self._status()
         try:
@@ -212,8 +207,7 @@ class StoreFiles:
             if not shows_damage(error, self.directory):
                 raise
             self._report(f"address store: {explained(error, self.directory).message}")
-            self._lock.note(Noted(noted.seq, lost=True))
-            fsck.replace(self.directory, self._report)
+            fsck.replace(self.directory, self._lock, self._report)
             tables, lost = open_store(self.directory, kept=self.kept), True
         self._unchecked = False
         lost = lost or tables.meta.seq < counted.seq
@@ -303,17 +297,6 @@ class StoreFiles:
     def _status(self) -> "_Status":
         return _status_of(self._database), _status_of(self._wal)
 
-    def _is_own(self) -> bool:
-        return self._tables is None or self._process == os.getpid()
-
-    def _require_own_process(self) -> None:
-        if not self._is_own():  # SQLite would use the parent's locks (sqlite.org/howtocorrupt.html)
-            raise CNIError(
-                Code.TRY_AGAIN,
-                f"the address store in {self.directory} is open in the process that this one was "
-                "forked from: nothing was changed; use it there",
-            )
-
 
 def open_store(directory: Path, *, kept: bool = False) -> Tables:
     """The database below `directory`, which is made if it is new; `kept` as for Tables.
@@ -322,7 +305,7 @@ def open_store(directory: Path, *, kept: bool = False) -> Tables:
     """
     tables = snapshot.opened(directory, kept=kept)
     if tables is None:
-        fsck.build(directory / DATABASE, uuid.uuid4().hex, 0)
+        fsck.build(directory / DATABASE, fsck.new_store())
         tables = Tables(directory / DATABASE, kept=kept)
     return tables
 

@@ -6,10 +6,8 @@ that is `Damage`.
 """
 
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
-from itertools import chain
-from typing import NamedTuple
 
 from base.pod import Pod
 from cni.spec.attachment import Attachment
@@ -33,14 +31,6 @@ from ipam.schema import (
     runs_of,
 )
 from ipam.store import Owner, Reservation
-
-
-class HeldAddress(NamedTuple):
-    """As much of a reservation as the search for an address needs."""
-
-    address: int
-    domain: str
-    range: str
 
 
 class Tables(Database):
@@ -67,49 +57,53 @@ class Tables(Database):
 
     def at(self, domain: str, address: int) -> Reservation | None:
         """The reservation of `address`."""
-        return self._row(domain, key_of(address))
+        row = self._execute(
+            f"SELECT {COLUMNS} FROM reservation WHERE domain = ? AND address = ?",
+            (domain, key_of(address)),
+        ).fetchone()
+        return None if row is None else reservation_of(row)
 
     def of_other_boots(self, boot: str) -> list[Reservation]:
         """What was reserved in other boots than this one."""
-        held = [
-            *self._indexed("INDEXED BY by_boot WHERE boot < ?", (boot,)),
-            *self._indexed("INDEXED BY by_boot WHERE boot > ?", (boot,)),
+        return [
+            *self._indexed(
+                "INDEXED BY by_boot WHERE boot < ?", (boot,), lambda row: row.boot < boot
+            ),
+            *self._indexed(
+                "INDEXED BY by_boot WHERE boot > ?", (boot,), lambda row: row.boot > boot
+            ),
         ]
-        if any(reservation.boot == boot for reservation in held):
-            raise Damage("the index of boots does not match the reservations")
-        return held
 
     def of_attachment(self, attachment: Attachment) -> list[Reservation]:
         """What the attachment holds, by domain and address."""
-        held = self._indexed(
+        return self._indexed(
             "INDEXED BY by_attachment WHERE network = ? AND container_id = ? AND ifname = ? "
             "ORDER BY domain, address",
             (attachment.network, attachment.container_id, attachment.ifname),
+            lambda row: row.attachment == attachment,
         )
-        if any(reservation.attachment != attachment for reservation in held):
-            raise Damage("the index of attachments does not match the reservations")
-        return held
 
     def of_network(self, network: str) -> list[Reservation]:
         """What attachments of the network hold."""
-        held = self._indexed("INDEXED BY by_attachment WHERE network = ?", (network,))
-        if any(reservation.network != network for reservation in held):
-            raise Damage("the index of attachments does not match the reservations")
-        return held
+        where = "INDEXED BY by_attachment WHERE network = ?"
+        return self._indexed(where, (network,), lambda row: row.network == network)
 
     def of_pod(self, owner: Owner) -> list[Reservation]:
         """What the owner's pod holds for the owner's network and ifname."""
-        return [held for held in self.of_whole_pod(owner.pod) if held.held_by_pod_of(owner)]
+        of = owner.attachment.network, owner.attachment.ifname
+        return [held for held in self.of_whole_pod(owner.pod) if (held.network, held.ifname) == of]
 
     def of_whole_pod(self, pod: Pod) -> list[Reservation]:
         """What the pod holds on all its interfaces."""
         held: list[Reservation] = []
         if pod.uid:
-            held += self._indexed("INDEXED BY by_uid WHERE uid = ? AND uid != ''", (pod.uid,))
+            where = "INDEXED BY by_uid WHERE uid = ? AND uid != ''"
+            held += self._indexed(where, (pod.uid,), lambda row: row.uid == pod.uid)
         if pod.name:
             held += self._indexed(
                 "INDEXED BY by_name WHERE namespace = ? AND pod = ? AND pod != ''",
                 (pod.namespace, pod.name),
+                lambda row: (row.namespace, row.pod) == (pod.namespace, pod.name),
             )
         by_place = sorted(set(held), key=lambda each: (each.domain, parse(each.address)))
         return [reservation for reservation in by_place if reservation.is_of(pod)]
@@ -123,48 +117,24 @@ class Tables(Database):
         ).fetchone()
         return int(count)
 
-    def is_only(self, domain: str) -> bool:
-        """Whether no other domain holds an address."""
-        ((others,),) = self._execute(
-            "SELECT EXISTS (SELECT 1 FROM run WHERE domain < ?1) "
-            "OR EXISTS (SELECT 1 FROM run WHERE domain > ?1)",
-            (domain,),
-        ).fetchall()
-        return not others
-
-    def on_segment(self, segment: str, address: int) -> Iterator[HeldAddress]:
-        """What any domain holds on a segment, "" for an unknown one, from `address` on."""
-        for key, *rest in self._execute(
-            "SELECT address, domain, range FROM reservation INDEXED BY by_segment "
+    def on_segment(self, segment: str, address: int) -> Iterator[tuple[int, str]]:
+        """The addresses from `address` on that are held on a segment, lowest first, each with the
+        domain; none on an unknown one ("")."""
+        for key, domain in self._execute(
+            "SELECT address, domain FROM reservation INDEXED BY by_segment "
             "WHERE segment = ? AND segment != '' AND address >= ? ORDER BY address",
             (segment, key_of(address)),
         ):
-            yield HeldAddress(address_of(key), *rest)
+            yield address_of(key), domain
 
-    def in_domain(self, domain: str, address: int) -> Iterator[HeldAddress]:
-        """What the domain holds from `address` on, lowest first."""
-        for key, *rest in self._execute(
-            "SELECT address, domain, range FROM reservation "
-            "WHERE domain = ? AND address >= ? ORDER BY address",
+    def in_domain(self, domain: str, address: int) -> Iterator[tuple[int, str]]:
+        """The addresses from `address` on that the domain holds, each with its range."""
+        for key, network in self._execute(
+            "SELECT address, range FROM reservation WHERE domain = ? AND address >= ? "
+            "ORDER BY address",
             (domain, key_of(address)),
         ):
-            yield HeldAddress(address_of(key), *rest)
-
-    def of_others(
-        self, domain: str, address: int, segment: str, beside: str
-    ) -> Iterator[Reservation]:
-        """Who holds `address` on `segment` in another domain, and in `beside`."""
-        select = f"SELECT {COLUMNS} FROM reservation"
-        on_segment = self._execute(
-            f"{select} INDEXED BY by_segment WHERE segment = ? AND segment != '' "
-            "AND address = ? AND domain NOT IN (?, ?)",
-            (segment, key_of(address), domain, beside),
-        )
-        of_beside = self._execute(
-            f"{select} WHERE domain = ? AND address = ?", (beside, key_of(address))
-        )
-        for row in chain(on_segment, of_beside):
-            yield reservation_of(row)
+            yield address_of(key), network
 
     def is_used(self, domain: str, interval: Interval, segment: str, network: str) -> bool:
         """Whether another network and domain hold some of `interval` on `segment`."""
@@ -322,23 +292,16 @@ class Tables(Database):
 
     # --- the rows ----------------------------------------------------------------------------
 
-    def _row(self, domain: str, key: bytes) -> Reservation | None:
-        row = self._execute(
-            f"SELECT {COLUMNS} FROM reservation WHERE domain = ? AND address = ?",
-            (domain, key),
-        ).fetchone()
-        return None if row is None else reservation_of(row)
-
-    def _indexed(self, where: str, values: tuple[str, ...]) -> list[Reservation]:
-        """The reservations that an index names."""
+    def _indexed(
+        self, where: str, values: tuple[str, ...], fits: Callable[[Reservation], bool]
+    ) -> list[Reservation]:
+        """The reservations that an index names. Damage if one of them does not fit."""
         keys = self._execute(f"SELECT domain, address FROM reservation {where}", values).fetchall()
-        return [self._existing(*key) for key in keys]
-
-    def _existing(self, domain: str, key: bytes) -> Reservation:
-        reservation = self._row(domain, key)
-        if reservation is None:
-            raise Damage("an index names a reservation that does not exist")
-        return reservation
+        found = [self.at(domain, address_of(key)) for domain, key in keys]
+        held = [each for each in found if each is not None and fits(each)]
+        if len(held) < len(keys):
+            raise Damage("an index does not match the reservations")
+        return held
 
     def _run_up_to(self, domain: str, address: int) -> Interval | None:
         row = self._execute(

@@ -1,7 +1,6 @@
 """How full ranges are: for the agent's metrics, counted from runs and not from reservations."""
 
 import threading
-import time
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -13,7 +12,6 @@ from ipam.store import RangeUsage
 from ipam.tables import Tables
 
 MOST = 256  # ranges: each becomes some lines of metrics
-IDLE = 300.0  # seconds after which a range is forgotten that no ADD names and has no address held
 
 
 class SeenRanges:
@@ -22,16 +20,15 @@ class SeenRanges:
     def __init__(self, most: int = MOST) -> None:
         self._most = most
         self._lock = threading.Lock()
-        self._ranges: OrderedDict[tuple[object, ...], tuple[Range, float]] = OrderedDict()
+        self._ranges: OrderedDict[tuple[object, ...], Range] = OrderedDict()
 
     def see(self, sets: Iterable[RangeSet]) -> None:
         """Note the ranges of a network. It forgets the one not seen for longest."""
-        now = time.monotonic()
         with self._lock:
             for range_set in sets:
                 for range_ in range_set.ranges:
                     key = (range_.domain, range_.network, range_.first, range_.last)
-                    self._ranges[key] = range_, now
+                    self._ranges[key] = range_
                     self._ranges.move_to_end(key)
             while len(self._ranges) > self._most:
                 self._ranges.popitem(last=False)
@@ -39,19 +36,10 @@ class SeenRanges:
     def all(self) -> tuple[Range, ...]:
         """Each once."""
         with self._lock:
-            return tuple(range_ for range_, _ in self._ranges.values())
-
-    def forget_unused(self, usage: Iterable[RangeUsage]) -> None:
-        """Drop what no ADD has named lately, if no address was held from it by that count."""
-        unused = {(count.domain, count.range) for count in usage if count.used == 0}
-        before = time.monotonic() - IDLE
-        with self._lock:
-            for key, (range_, seen) in list(self._ranges.items()):
-                if seen < before and (range_.domain, _spelling(range_)) in unused:
-                    del self._ranges[key]
+            return tuple(self._ranges.values())
 
 
-def usage_of(tables: Tables, asked: Sequence[Range]) -> tuple[RangeUsage, ...]:
+def usage_of(tables: Tables, asked: Sequence[Range]) -> list[RangeUsage]:
     """The usage of these ranges, and as whole networks of others that reservations are from.
 
     If there are too many, those without a reservation are left out first.
@@ -64,7 +52,7 @@ def usage_of(tables: Tables, asked: Sequence[Range]) -> tuple[RangeUsage, ...]:
         ranges.setdefault((range_.domain, _spelling(range_)), range_)
     counted = [_usage(tables, range_, spelling) for (_, spelling), range_ in ranges.items()]
     shown = sorted(counted, key=lambda count: count.used == 0)[:MOST]
-    return tuple(sorted(shown, key=lambda count: (count.domain, count.range)))
+    return sorted(shown, key=lambda count: (count.domain, count.range))
 
 
 def _others(tables: Tables, named: set[tuple[str, Network]]) -> Iterator[Range]:

@@ -237,8 +237,6 @@ def decode_for_removal(raw: bytes) -> NetworkConfig:
 
 class _IpamParts(msgspec.Struct):
     type: msgspec.Raw = _ABSENT
-    log_file: msgspec.Raw = _ABSENT
-    log_level: msgspec.Raw = _ABSENT
 
 
 class _RuntimeParts(msgspec.Struct):

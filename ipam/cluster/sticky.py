@@ -244,7 +244,8 @@ class StickyClaims:
                 )
         address = parse(found.spec.sticky.address)
         if not want.range.allows(address) or is_within(address, kept_out(pool)):
-            is_hop = address in (want.range.gateway, *want.range.withheld)
+            excluded = (*want.range.excluded, *kept_out(pool))
+            is_hop = not is_within(address, excluded)
             why = (
                 "the definition names it as a gateway or next hop"
                 if is_hop

@@ -27,11 +27,10 @@ from ipam.cluster.failures import LoggedFailures
 from ipam.cluster.rest_api import ClusterApi
 from ipam.cluster.step_thread import StepThread
 from ipam.cluster.wrapped_api import UntilClosed
-from ipam.importing import UNNAMED
 from ipam.nv_ipam.pools import NvCIDRPool, NvIPPool, NvPool, node_pool
 from ipam.nv_ipam.translate import DOMAIN, NodePool, NodePools, pools_file, read_pools
 from ipam.sqlite_store import SqliteStore
-from ipam.store import Reservation
+from ipam.store import UNNAMED, Reservation
 from ipam.store_files import StoreFiles
 
 STORE = Path("/var/lib/cni/nv-ipam/store")

@@ -57,7 +57,7 @@ SHAPES: Mapping[str, Mapping[Key, type]] = {
 }
 ARGS = ("K8S_POD_NAMESPACE", "K8S_POD_NAME", "K8S_POD_UID", "IP", "GATEWAY", "MAC", "IgnoreUnknown")
 # Keys that name files.
-PATHS = (("ipam", "log_file"), ("ipam", "resolvConf"))
+PATHS = (("ipam", "resolvConf"),)
 
 
 def keys_of(plugin: str) -> list[Key]:
@@ -173,8 +173,6 @@ def with_value(plugin: str, key: Key, value: bytes) -> bytes:
         holder = inner
     if plugin == "podfabric-ipam" and key[:2] in (("ipam", "subnet"), ("ipam", "addresses")):
         del whole["ipam"]["range"]
-    if key == ("ipam", "log_file"):
-        whole["ipam"]["log_level"] = "debug"  # so that every call has something to write
     if "ipRanges" in key and key[-1] not in ("range", "subnet", "ipRanges", 0):
         _holder(whole, key[:-1])["range"] = "10.9.0.0/16"
     return json.dumps(whole).encode().replace(b'"%s"' % mark.encode(), value)

@@ -6,15 +6,16 @@ from contextlib import closing, suppress
 from cni.spec.errors import CNIError
 from ipam import fsck
 from ipam.database import DATABASE
-from ipam.fsck import build
+from ipam.fsck import NodeFacts, build, new_store
 from ipam.store_files import StoreFiles
 from ipam.tables import Tables
 from tests.attacks.full_disk import small_disk
 from tests.attacks.full_disk_ipam import silent
-from tests.unit.ipam.calls import Calls, reservation
+from tests.unit.ipam.calls import BOOT, Calls, owner, reservation
 
 # Their pages are more than those of an empty store.
 RESERVATIONS = [reservation(f"10.0.0.{number}", f"c{number}") for number in range(1, 120)]
+FACTS = NodeFacts(BOOT, tuple(RESERVATIONS))
 ENOUGH = 50  # pages
 
 
@@ -33,7 +34,9 @@ def test_store_is_whole_after_a_rebuild_however_many_pages_were_left() -> None:
             except CNIError:
                 rebuilt.append(False)
             disk.make_room()
-            calls = Calls(StoreFiles(disk.directory, report=silent, kept=False))
+            files = StoreFiles(disk.directory, report=silent, kept=False, facts=lambda: FACTS)
+            calls = Calls(files)
+            calls.store.release(owner("nobody").attachment)
             assert calls.held() == held, pages
             assert fsck.check(disk.directory, print), pages
     assert rebuilt[-1] and not rebuilt[0]
@@ -46,12 +49,12 @@ def test_database_is_built_whole_or_not_at_all_however_many_pages_are_left() -> 
             disk.empty()
             disk.leave_pages(pages)
             with suppress(sqlite3.Error, OSError):
-                build(disk.directory / DATABASE, "store", 0, RESERVATIONS)
+                build(disk.directory / DATABASE, new_store())
             disk.make_room()
             built.append(disk.files() == {DATABASE})
             if built[-1]:
                 with closing(Tables(disk.directory / DATABASE)) as tables:
-                    assert len(list(tables.all())) == len(RESERVATIONS)
+                    tables.verify()
             else:
                 assert not disk.files()
     assert built[-1] and not built[0]

@@ -86,33 +86,6 @@ def test_400_adds_in_40_processes_at_once_are_all_given_an_address_of_their_own(
     assert set(given) == expected
 
 
-def test_adds_and_dels_at_once_leave_nothing(runtime: Runtime) -> None:
-    def worker(number: int) -> None:
-        assert add(runtime, f"c{number}").exit_code == 0
-        assert delete(runtime, f"c{number}").exit_code == 0
-
-    with ThreadPoolExecutor(10) as pool:
-        list(pool.map(worker, range(20)))
-    assert podfabric(runtime, "list", "-o", "json").stdout == "[]\n"
-
-
-def test_a_damaged_store_is_built_again_and_the_first_add_tries_again(
-    runtime: Runtime, state: Path
-) -> None:
-    address_of(add(runtime, "c1"))
-    database = state / "ipam" / "reservations.db"
-    database.write_bytes(bytes(database.stat().st_size))
-    listed = podfabric(runtime, "list")
-    assert (listed.returncode, "podfabric ipam fsck --rebuild" in listed.stderr) == (1, True)
-    failed = add(runtime, "c2")
-    assert (failed.exit_code, failed.document["code"]) == (1, 11)
-    assert "lost changes and was built again" in failed.document["msg"]
-    assert "Traceback" not in failed.stdout + failed.stderr
-    assert delete(runtime, "c1").exit_code == 0
-    assert add(runtime, "c2").exit_code == 0
-    assert podfabric(runtime, "fsck").returncode == 0
-
-
 def test_executable_does_nothing_where_an_agent_owns_the_state(
     runtime: Runtime, state: Path
 ) -> None:
@@ -180,18 +153,3 @@ def test_killed_adds_cost_nobody_an_address(
     assert podfabric(runtime, "list", "-o", "json").stdout == "[]\n"
     assert podfabric(runtime, "fsck").returncode == 0
     assert address_of(add(runtime, "c1")) == "10.0.0.2/16"
-
-
-def test_the_operators_commands(runtime: Runtime, tmp_path: Path) -> None:
-    address_of(add(runtime, "c1", args="IgnoreUnknown=1;K8S_POD_NAMESPACE=ns;K8S_POD_NAME=p"))
-    listed = json.loads(podfabric(runtime, "list", "--output", "json").stdout)
-    assert [(row["address"], row["pod"]) for row in listed] == [("10.0.0.2", "p")]
-    assert "ns/p" in podfabric(runtime, "show", "10.0.0.2").stdout
-    assert podfabric(runtime, "release", "10.0.0.2").returncode == 1
-    assert podfabric(runtime, "release", "10.0.0.2", "--force").returncode == 0
-    source = tmp_path / "n1"
-    source.mkdir()
-    (source / "10.0.0.2").write_bytes(b"theirs\r\nnet1")
-    assert podfabric(runtime, "import", str(source)).returncode == 0
-    assert address_of(add(runtime, "c2")) == "10.0.0.3/16"
-    assert podfabric(runtime, "nonsense").returncode == 2

@@ -69,7 +69,8 @@ def test_a_living_address_that_nobody_reserved_is_reported_and_after_a_rebuild_g
     assert checked.returncode == 0, checked
     assert f"10.99.0.2 on net1 in /run/netns/{pod} is in a range" in checked.stdout
     assert podfabric(state, "fsck", "--rebuild").returncode == 0
-    assert given(state, "new") == ["10.99.0.3", "fd99::2"]
+    assert given(state, "new") == ["10.99.0.1", "fd99::1"]
+    assert given(state, "next") == ["10.99.0.3", "fd99::2"]
     ip("-n", pod, "link", "delete", "net1")
     assert given(state, "later") == ["10.99.0.2", "fd99::3"]
 

@@ -120,7 +120,6 @@ def test_a_store_built_again_has_its_identity_and_no_block(directory: Path) -> N
     fsck.rebuild(directory, lambda line: None)
     assert leases(directory) == (INSTANCE, [])
     assert fsck.check(directory, fail)
-    assert [held.address for held in SqliteStore(directory, BOOT).reservations()] == ["10.0.0.1"]
 
 
 def test_a_store_of_another_version_stays_as_it_is(directory: Path) -> None:

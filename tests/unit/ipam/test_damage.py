@@ -39,14 +39,16 @@ class Node:
         self.pods: dict[str, list[Reservation]] = {}
         self.more = NodeFacts()
         self.said: list[str] = []
+        self.looks = 0
+        self.kept: StoreFiles | None = None
 
     def files(self, *, kept: bool = False, facts: bool = True) -> StoreFiles:
         look = self.look if facts else None
         return StoreFiles(self.directory, kept=kept, facts=look, report=self.said.append)
 
     def store(self, **how: bool) -> SqliteStore:
-        """As a process for one call opens it."""
-        return SqliteStore(self.files(**how), BOOT)
+        """As a process for one call opens it, or as the process that keeps it open."""
+        return SqliteStore(self.kept or self.files(**how), BOOT)
 
     def add(self, name: str, store: SqliteStore) -> set[str]:
         """ADD of a pod, which lives from then on; its addresses."""
@@ -64,6 +66,7 @@ class Node:
         return {each.address for held in self.pods.values() for each in held}
 
     def look(self) -> NodeFacts:
+        self.looks += 1
         living = [
             LivingAddress(
                 each.address,
@@ -205,14 +208,15 @@ def test_an_older_copy_beside_a_newer_wal_and_alone(node: Node) -> None:
         node.require_never_twice()
 
 
+@pytest.mark.parametrize("kept", [False, True])
 def test_without_a_look_at_the_node_a_damaged_store_is_an_error_and_stays_as_it_is(
-    node: Node,
+    node: Node, kept: bool
 ) -> None:
     (node.directory / DATABASE).write_bytes(b"damaged")
     before = [(node.directory / name).read_bytes() for name in (DATABASE, WAL)]
     for use in (
-        node.store(facts=False).reservations,
-        lambda: node.store(facts=False).reserve(owner("new"), SETS),
+        node.store(facts=False, kept=kept).reservations,
+        lambda: node.store(facts=False, kept=kept).reserve(owner("new"), SETS),
     ):
         error = error_of(use)
         assert error.code == Code.STORE_DAMAGED
@@ -230,14 +234,6 @@ def test_the_damaged_files_are_kept_aside_with_a_word(node: Node) -> None:
     assert aside.read_bytes() == b"damaged"
     assert aside.with_name(f"{aside.name}-wal").read_bytes() == wal
     assert any(str(aside) in line for line in node.said)
-
-
-def test_rows_that_can_be_read_keep_their_owners(node: Node) -> None:
-    node.store().release(owner("nobody").attachment)  # writes the WAL back
-    content = (node.directory / DATABASE).read_bytes()
-    (node.directory / DATABASE).write_bytes(content.replace(b"n1c10eth0", b"n1c10xth0", 1))
-    fsck.rebuild(node.directory, node.said.append)
-    assert {each.address for each in node.store().reservations()} == node.addresses()
 
 
 def test_the_journal_is_worth_more_than_an_older_copy(node: Node) -> None:

@@ -91,15 +91,15 @@ def test_nv_ipam_is_served_here_unless_nvidias_executable_is_installed(
     assert calls_of(bin_dir / "nv-ipam") == ["ADD"]
 
 
-def test_a_whereabouts_that_links_to_ours_is_ours(node: Calls, bin_dir: Path) -> None:
+@pytest.mark.parametrize("link", [True, False])
+def test_a_whereabouts_that_is_ours_is_served_in_process(
+    node: Calls, bin_dir: Path, link: bool
+) -> None:
     (bin_dir / "podfabric-ipam").write_text("#!/bin/sh\nexit 1\n")
-    (bin_dir / "whereabouts").symlink_to("podfabric-ipam")
-    chosen("ADD", "whereabouts", bin_dir, node).add()
-    assert node.held() == {"10.0.0.1": "c1"}
-
-
-def test_a_script_of_ours_named_whereabouts_is_ours(node: Calls, bin_dir: Path) -> None:
-    (bin_dir / "whereabouts").write_text("#!/bin/sh\n# podfabric: whereabouts\n")
+    if link:
+        (bin_dir / "whereabouts").symlink_to("podfabric-ipam")
+    else:
+        (bin_dir / "whereabouts").write_text("#!/bin/sh\n# podfabric: whereabouts\n")
     chosen("ADD", "whereabouts", bin_dir, node).add()
     assert node.held() == {"10.0.0.1": "c1"}
 
@@ -120,14 +120,6 @@ def test_undo_takes_back_what_this_add_reserved_and_gives_back_what_it_took(
     assert node.held() == {"10.0.0.1": "new", "10.0.0.2": "other"}
     ipam.undo()
     assert node.store.reservations() == before
-
-
-def test_a_whereabouts_that_is_not_ours_needs_the_rule_too(node: Calls, bin_dir: Path) -> None:
-    ours = delegation(node, bin_dir, "static").of(asked("ADD", "whereabouts"))
-    assert ours is not None
-    executable(bin_dir / "whereabouts", RESULT)
-    error = error_of(lambda: delegation(node, bin_dir).of(asked("ADD", "whereabouts")))
-    assert (error.code, '"use.ipamTypes"' in error.message) == (Code.NOT_ALLOWED, True)
 
 
 def test_a_whereabouts_that_only_the_runtime_has_is_not_replaced_in_silence(

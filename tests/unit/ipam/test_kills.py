@@ -1,10 +1,6 @@
 """A process killed at any line, or any moment: whoever comes next finds all that was answered."""
 
-import os
-import random
 import shutil
-import signal
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -15,16 +11,13 @@ import pytest
 
 from cni.spec.errors import Code
 from ipam import database, fsck, store_files
-from ipam.database import DATABASE, WAL
+from ipam.database import DATABASE
 from ipam.fsck import LivingAddress, NodeFacts
 from ipam.sqlite_store import SqliteStore
 from ipam.store_files import StoreFiles
 from ipam.tables import Tables
 from tests.unit.ipam.calls import BOOT, error_of, owner, range_of, reservation, sets_of
 from tests.unit.ipam.kills import SETS, copied, fail, held, kill_at, lines_of, quiet
-from tests.waiting import PATIENCE
-
-ROUNDS = 40
 
 
 def reserve(directory: Path) -> None:
@@ -178,75 +171,3 @@ def test_a_kill_while_the_store_is_built_again_leaves_one_that_works(
 
 def silent(line: str) -> None:
     """Ignore what is said."""
-
-
-def test_a_kill_at_any_moment_loses_and_doubles_nothing(memory_path: Path) -> None:
-    """A child says on a pipe what it is about to do, and that it is done."""
-    random_ = random.Random("podfabric")
-    with_wal, longest = 0, 0.05
-    for number in range(ROUNDS):
-        directory = memory_path / f"store{number}"
-        reading, writing = os.pipe()
-        child = os.fork()
-        if child == 0:
-            endless(directory, writing)
-        os.close(writing)
-        with os.fdopen(reading) as lines:
-            lines.readline()
-            time.sleep(random_.uniform(0, longest))
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-            told = lines.read().split("\n")[:-1]
-        if (directory / WAL).exists():
-            with_wal += 1
-        else:  # a child on a busy machine needs longer for its first transaction
-            longest = min(1.5 * longest, PATIENCE)
-        doing, done = parsed(told)
-        now = set(held(directory).values())
-        assert now in (done, done | doing, done - doing), told[-3:]
-        after = quiet(directory).reservations()
-        assert (
-            len({(container.domain, container.address) for container in after})
-            == len(after)
-            == len(now) * 2
-        )
-        assert fsck.check(directory, fail)
-    assert with_wal > ROUNDS / 2
-
-
-def endless(directory: Path, writing: int) -> None:
-    """Reserve and release until the process is killed."""
-    random_ = random.Random(directory.name)
-    alive: list[str] = []
-    try:
-        with keeping(directory) as store:
-            store.reservations()  # makes the store, which takes long on a busy machine
-            os.write(writing, b"\n")
-            for number in range(1_000_000):
-                if alive and random_.random() < 0.4:
-                    container = alive.pop(random_.randrange(len(alive)))
-                    os.write(writing, f"- {container}\n".encode())
-                    store.release(owner(container).attachment)
-                else:
-                    container = f"c{number}"
-                    alive.append(container)
-                    os.write(writing, f"+ {container}\n".encode())
-                    store.reserve(owner(container), SETS)
-                os.write(writing, b"done\n")
-    finally:
-        os._exit(1)
-
-
-def parsed(told: list[str]) -> tuple[set[str], set[str]]:
-    """Containers in doubt, and those that hold addresses by an answer."""
-    done: set[str] = set()
-    doing = ("", "")
-    for line in told:
-        if line == "done":
-            sign, container = doing
-            done = done | {container} if sign == "+" else done - {container}
-            doing = ("", "")
-        else:
-            sign, container = line.split()
-            doing = (sign, container)
-    return {doing[1]} - {""}, done

@@ -17,7 +17,7 @@ from ipam import fsck
 from ipam.addresses import Interval, parse, parse_interface, text
 from ipam.ranges import Range, RangeSet, merged, of_network
 from ipam.sqlite_store import SqliteStore
-from ipam.store import Owner, Usage
+from ipam.store import Owner
 from ipam.store_files import StoreFiles
 from tests.unit.ipam.conftest import SHARED_MEMORY
 
@@ -215,7 +215,7 @@ def expect_usage(store: SqliteStore, pool: list[Range], model: Model) -> None:
             address for address in range(range_.first, range_.last + 1) if range_.allows(address)
         ]
         used = sum((range_.domain, address) in model.held for address in allowed)
-        named = store.usage((range_,), Usage()).ranges
+        named = store.usage((range_,))
         assert (used, len(allowed) - used) in [
             (attachment.used, attachment.free)
             for attachment in named

@@ -28,9 +28,6 @@ R = {"range": "10.0.0.0/24"}
     ("ipam", "seen"),
     [
         ({"rnge": "10.0.0.0/24"}, 'ipam: unknown key "rnge": did you mean "range"?'),
-        ({**R, "rangestart": "10.0.0.5"}, 'did you mean "range'),
-        ({**R, "excludes": []}, 'did you mean "exclude"?'),
-        ({**R, "enable_overlaping_ranges": True}, 'did you mean "enable_overlapping_ranges"?'),
         ({**R, "kubernets": {}}, 'did you mean "kubernetes"?'),
         ({**R, "zzz": 1}, 'unknown key "zzz": valid keys are'),
         ({"ipRanges": [R, {**R, "range_strt": "x"}]}, "ipam.ipRanges[1]: unknown"),
@@ -42,12 +39,9 @@ R = {"range": "10.0.0.0/24"}
         ({"ipRanges": {}}, '"ipam.ipRanges"'),
         ({"range": 5}, '"ipam.range"'),
         ({"range": "10.0.0.5"}, '"ipam.range": invalid CIDR 10.0.0.5'),
-        ({"range": "10.0.0.0/40"}, '"ipam.range": invalid CIDR'),
         ({"range": "192.168.1.5-192.168.2.25/28"},
          '"ipam.range": invalid range start for CIDR 192.168.2.16/28: 192.168.1.5'),
-        ({"range": "10.0.0.5-10.0.0.9"}, '"ipam.range": invalid CIDR 10.0.0.9'),
         ({"range": "10.0.0.9-10.0.0.5/24"}, '"ipam.range": range start 10.0.0.9 is after'),
-        ({**R, "range_start": "nonsense"}, '"ipam.range_start": invalid IP address: nonsense'),
         ({**R, "range_start": "10.0.1.1"}, '"ipam.range_start": invalid range start'),
         ({**R, "range_end": "10.0.1.1"}, '"ipam.range_end": invalid range end'),
         ({**R, "range_start": "10.0.0.9", "range_end": "10.0.0.5"}, '"ipam.range_start": range'),
@@ -55,7 +49,6 @@ R = {"range": "10.0.0.0/24"}
         ({**R, "exclude": ["192.168.0.1/123"]},
          'could not parse exclude range "192.168.0.1/123" ("ipam.exclude[0]")'),
         ({**R, "exclude": ["10.0.0.1", "100::2::1"]}, '"ipam.exclude[1]"'),
-        ({**R, "exclude": ["10.0.0.3-10.0.0.1"]}, "could not parse exclude range"),
         ({**R, "gateway": "10.0.0"}, '"ipam.gateway": invalid IP address'),
         ({**R, "gateway": "fd00::1"}, '"ipam.gateway" is an IPv6 address and no range is'),
         ({"ipRanges": [{**R, "gateway": "fd00::1"}]}, '"ipam.ipRanges[0].gateway" is of another'),
@@ -68,14 +61,11 @@ R = {"range": "10.0.0.0/24"}
         ({"ranges": [[{"subnt": "10.0.0.0/24"}]]}, 'ipam.ranges[0][0]: unknown key "subnt"'),
         ({**R, "routes": [{"dst": "0.0.0.0/0"}, {"dest": "x"}]}, 'ipam.routes[1]: unknown'),
         ({**R, "routes": [{"dst": "nonsense"}]}, "ipam.routes[0]"),
-        ({**R, "routes": [{"gw": "10.0.0.1"}]}, "ipam.routes[0]"),
         ({**R, "dns": {"nameserver": []}}, 'did you mean "nameservers"?'),
         ({**R, "probe": "once"}, '"ipam.probe"'),
         ({"addresses": [{"address": "10.0.0.1"}]}, '"ipam.addresses[0].address": invalid CIDR'),
         ({"addresses": [{"address": "10.0.0.1/24", "gateway": "fd00::1"}]}, "another family"),
         ({"addresses": [{"address": "10.0.0.1/24", "gateway": "10.0.0.1"}]}, "the address itself"),
-        ({"addresses": [{"adress": "10.0.0.1/24"}]}, 'did you mean "address"?'),
-        ({**R, "log_level": "loud"}, '"ipam.log_level" is "loud": valid levels are debug'),
         ({**R, "network_name": "a b"}, '"ipam.network_name"'),
         ({**R, "enable_overlapping_ranges": "yes"}, '"ipam.enable_overlapping_ranges"'),
         ({**R, "dns": {"domain": "x"}, "resolvConf": "/etc/resolv.conf"}, "leave one out"),
@@ -133,14 +123,6 @@ def test_a_range_is_read(
     assert (None if found.gateway is None else text(found.gateway)) == gateway
 
 
-def test_the_common_gateway_is_for_the_ranges_of_its_family_only() -> None:
-    read_options = options(
-        with_type(range="10.0.0.0/24", ipRanges=[{"range": "fd00::/64"}], gateway="10.0.0.9")
-    )
-    gateways = [range_set.ranges[0].gateway for range_set in read_options.sets]
-    assert [g if g is None else text(g) for g in gateways] == ["10.0.0.9", None]
-
-
 def test_a_range_of_its_own_gateway_prefers_it() -> None:
     ranges = [{"range": "10.1.0.0/24", "gateway": "10.1.0.254"}]
     read_options = options(with_type(range="10.0.0.0/24", gateway="10.0.0.1", ipRanges=ranges))
@@ -150,7 +132,7 @@ def test_a_range_of_its_own_gateway_prefers_it() -> None:
 
 def test_options_of_other_storages_are_accepted_and_named() -> None:
     idle: dict[str, Any] = dict.fromkeys(WITHOUT_EFFECT, "x")
-    read_options = options(with_type(**R, **idle, log_file="/x"))
+    read_options = options(with_type(**R, **idle))
     assert set(read_options.idle) == WITHOUT_EFFECT
     assert read_options.notes == ()
 

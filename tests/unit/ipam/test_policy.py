@@ -27,11 +27,6 @@ def refused(node: Calls, ipam: dict[str, Any], **how: Any) -> NotAllowed:  # noq
     return error
 
 
-def test_addresses_within_the_ranges_are_given(node: Calls) -> None:
-    node.policy = policy(USE)
-    assert node.addresses(POOL, pod="p") == ["10.1.0.1/24"]
-
-
 @pytest.mark.parametrize(
     ("ipam", "key"),
     [
@@ -57,14 +52,6 @@ def test_what_an_exclusion_leaves_out_is_not_asked_for(node: Calls) -> None:
     node.policy = policy(USE)
     wide = {**POOL, "range": "10.0.0.0/15", "exclude": ["10.0.0.0/16"]}
     assert node.addresses(wide, pod="p") == ["10.1.0.0/15"]
-
-
-def test_a_rule_that_has_all_but_what_is_excluded_stays(node: Calls) -> None:
-    wide = {"name": "wide", "subjects": [{"namespaces": ["ns"]}], "use": USE | {"ranges": ["*"]}}
-    narrow = {**wide, "name": "narrow", "use": USE | {"networkNames": ["a"]}}
-    node.policy = Policy(rules=rules_of([wide, narrow], "rules"))
-    range_ = {**POOL, "range": "10.0.0.0/15", "exclude": ["10.0.0.0/16"], "network_name": "a"}
-    assert node.addresses(range_, pod="p") == ["10.1.0.0/15"]
 
 
 @pytest.mark.parametrize(
@@ -152,20 +139,6 @@ def test_attachments_that_come_at_once_share_one_quota(node: Calls) -> None:
         thread.join()
     assert sorted(answers) == [0] * 5 + [Code.NOT_ALLOWED] * 7
     assert len(node.held()) == 5
-
-
-def test_addresses_of_another_boot_do_not_count(node: Calls) -> None:
-    node.policy = policy({**USE, "addressesPerNamespace": 1})
-    node.add(POOL, "c1", pod="p1", uid="u1")
-    node.boot = "22222222-2222-2222-2222-222222222222"
-    assert node.addresses(POOL, "c2", pod="p2", uid="u2")
-
-
-def test_a_removal_asks_no_rule(node: Calls) -> None:
-    node.add({**POOL, "range": "10.9.0.0/24"}, pod="p")
-    node.policy = policy({})
-    node.delete({**POOL, "range": "10.9.0.0/24"}, pod="p")
-    assert node.held() == {}
 
 
 def test_private_range_that_another_network_uses_needs_a_rule(node: Calls) -> None:

@@ -10,7 +10,6 @@ from base.pod import Pod
 from cni.policy.allowance import NotAllowed, of_pod
 from cni.policy.document import rules_of
 from cni.policy.rules import Policy
-from cni.spec.notes import collected
 from cni.spec.request import Request
 from ipam.delegation import Delegation, IpamCall
 from tests.unit.ipam.calls import Calls, error_of, request
@@ -63,33 +62,6 @@ def test_answer_that_no_rule_has_is_released_and_refused(
     assert isinstance(error, NotAllowed)
     assert (error.key, error.value) == (f"ipam ({TYPE})", "10.7.0.1")
     assert calls_of(program) == ["ADD", "DEL"]
-
-
-def test_paths_need_a_rule(node: Calls, program: Path) -> None:
-    error = error_of(lambda: added(node, program, policy(), dataDir="/var/lib/x/y"))
-    assert isinstance(error, NotAllowed) and '"set.hostPaths"' in error.message
-    added(node, program, policy(set={"hostPaths": ["/var/lib/x"]}), dataDir="/var/lib/x/y")
-    assert calls_of(program) == []
-
-
-def test_del_of_what_the_rules_refused_starts_nothing(node: Calls, program: Path) -> None:
-    """Else a tenant could have a plugin run by the DEL that follows its refused ADD."""
-    rules = policy(set={"hostPaths": ["/x"]}, subjects="others")
-    rules = msgspec.structs.replace(
-        rules,
-        rules=(
-            *rules.rules,
-            *rules_of([{"name": "mine", "subjects": [{"namespaces": ["ns"]}]}], "rules"),
-        ),
-    )
-    delegation = Delegation(node.plugin, program.parent, lambda: rules)
-    with collected() as notes:
-        assert delegation.of_removal(asked("DEL", dataDir="/x/y"), False) is None
-    assert "since no ADD has run it" in notes.text
-    call = delegation.of_removal(asked("DEL", dataDir="/x/y"), True)
-    assert call is not None
-    call.delete()
-    assert calls_of(program) == ["DEL"]
 
 
 def test_status_runs_what_some_pod_may_have(node: Calls, program: Path) -> None:

@@ -57,13 +57,6 @@ def test_a_request_that_cannot_be_is_refused(
     assert node.held() == {}
 
 
-def test_a_request_for_a_held_address_names_the_holder(node: Calls) -> None:
-    node.add(POOL, args="IP=10.0.0.77", pod="p")
-    error = error_of(lambda: node.add(POOL, "c2", args="IP=10.0.0.77", pod="q"))
-    assert error.code == Code.ADDRESS_TAKEN
-    assert "10.0.0.77 is in use by another attachment" in error.message
-
-
 def test_a_requested_address_of_a_dead_boot_is_granted(node: Calls) -> None:
     node.add(POOL, args="IP=10.0.0.77", pod="p")
     node.boot = NEXT_BOOT

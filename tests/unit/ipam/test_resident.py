@@ -1,11 +1,9 @@
-"""A store that is kept open: by many threads, beside other processes, across a fork."""
+"""A store that is kept open: by many threads, beside other processes."""
 
 import multiprocessing
-import os
 import statistics
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -61,18 +59,12 @@ def test_the_files_are_opened_once_for_many_transactions(
     assert is_kept(store.directory)
 
 
-def test_close_writes_the_wal_back(memory_path: Path) -> None:
-    with closing(StoreFiles(memory_path)) as kept:
-        SqliteStore(kept, BOOT).reserve(owner("c1"), SETS)
-    assert {path.name for path in memory_path.iterdir()} == {"lock", "reservations.db"}
-
-
 def test_nothing_is_kept_after_close(kept: StoreFiles, store: SqliteStore) -> None:
     store.reserve(owner("c1"), SETS)
     kept.close()
     assert not is_kept(kept.directory)
     store.reserve(owner("c2"), SETS)
-    assert not is_kept(kept.directory)
+    assert {path.name for path in kept.directory.iterdir()} == {LOCK, DATABASE}
     kept.close()
     assert [reservation.container_id for reservation in store.reservations()] == ["c1", "c2"]
 
@@ -83,17 +75,6 @@ def test_an_error_closes_the_files_and_the_next_call_opens_them_again(store: Sql
     assert not is_kept(store.directory)
     store.reserve(owner("c2"), SETS)
     assert len(store.reservations()) == 2
-
-
-def test_a_large_wal_is_written_back_and_the_files_stay_open(
-    store: SqliteStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(database, "_MOST_PAGES", 50)
-    for number in range(60):
-        store.reserve(owner(f"c{number}"), SETS)
-        assert (store.directory / WAL).stat().st_size < 400_000
-    assert (store.directory / DATABASE).stat().st_size > 50 * 60
-    assert is_kept(store.directory)
 
 
 # --- readers ---------------------------------------------------------------------------------
@@ -127,12 +108,6 @@ def test_a_reader_keeps_the_wal_and_a_call_does_not_wait_for_it(
         sizes = [size_after(f"c{number}") for number in range(2, 9)]
         assert sizes[0] < sizes[-1]
     assert size_after("c9") == size_after("c10")  # it begins at the front again
-
-
-def test_a_reader_makes_no_store(memory_path: Path) -> None:
-    for directory in (memory_path, memory_path / "ipam"):
-        assert SqliteStore(directory, BOOT).reservations() == []
-    assert {path.name for path in memory_path.iterdir()} <= {LOCK}
 
 
 # --- threads ---------------------------------------------------------------------------------
@@ -232,114 +207,8 @@ def test_another_process_gets_in_beside_a_stream_of_transactions(
     assert fsck.check(store.directory, print)
 
 
-def test_two_that_keep_the_same_store_take_turns(memory_path: Path) -> None:
-    with (
-        closing(StoreFiles(memory_path)) as resident,
-        closing(StoreFiles(memory_path)) as other,
-        Stream(SqliteStore(resident, BOOT), 1) as left,
-        Stream(SqliteStore(other, "another boot"), 1) as right,
-    ):
-        until(lambda: left.done > 20 and right.done > 20)
-    assert SqliteStore(memory_path, BOOT).reservations() == []
-
-
 def test_a_lock_file_that_is_removed_is_made_again(store: SqliteStore) -> None:
     store.reserve(owner("c1"), SETS)
     (store.directory / LOCK).unlink()
     elsewhere(store.directory, 1)
     assert len(store.reservations()) == 2
-
-
-# --- fork ------------------------------------------------------------------------------------
-
-
-def in_child(work: Callable[[], object]) -> None:
-    """Do `work` in a forked child."""
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            work()
-            code = 0
-        finally:
-            os._exit(code)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-
-
-def test_a_forked_child_cannot_use_the_parents_files(kept: StoreFiles, store: SqliteStore) -> None:
-    def work() -> None:
-        for _ in range(2):
-            error = error_of(lambda: store.reserve(owner("child"), SETS))
-            assert error.code == Code.TRY_AGAIN
-            assert "forked" in error.message
-        kept.close()
-
-    store.reserve(owner("c1"), SETS)
-    before = looks(store.directory)
-    in_child(work)
-    assert looks(store.directory) == before
-    store.reserve(owner("c2"), SETS)
-    assert [reservation.container_id for reservation in store.reservations()] == ["c1", "c2"]
-    assert fsck.check(store.directory, print)
-
-
-def test_a_call_beside_the_one_that_opens_the_files_is_of_this_process(
-    kept: StoreFiles, store: SqliteStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    process, seen = os.getpid(), list[bool]()
-
-    def getpid() -> int:
-        """Called while the files are opened: another thread looks just then."""
-        monkeypatch.setattr(os, "getpid", lambda: process)
-        with ThreadPoolExecutor(1) as other:
-            seen.append(other.submit(kept._is_own).result())
-        return process
-
-    monkeypatch.setattr(os, "getpid", getpid)
-    store.reserve(owner("c1"), SETS)
-    assert seen == [True]
-
-
-def test_a_child_forked_while_nothing_is_open_has_files_of_its_own(store: SqliteStore) -> None:
-    in_child(lambda: store.reserve(owner("child"), SETS))
-    store.reserve(owner("c2"), SETS)
-    assert [reservation.container_id for reservation in store.reservations()] == ["child", "c2"]
-
-
-def looks(directory: Path) -> set[tuple[str, int, int]]:
-    return {
-        (file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in directory.iterdir()
-    }
-
-
-FORK_AND_END = """
-import os, sys
-from pathlib import Path
-from ipam.store_files import StoreFiles
-from ipam.sqlite_store import SqliteStore
-from tests.unit.ipam.calls import BOOT, owner, range_of, sets_of
-
-directory = Path(sys.argv[1])
-kept = StoreFiles(directory)
-store = SqliteStore(kept, BOOT)
-store.reserve(owner("c1"), sets_of(range_of("10.0.0.0/8")))
-before = [(one.name, one.stat().st_size, one.stat().st_mtime_ns) for one in directory.iterdir()]
-child = os.fork()
-if child == 0:
-    sys.exit(7)  # with all that an interpreter does at its end
-assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-after = [(one.name, one.stat().st_size, one.stat().st_mtime_ns) for one in directory.iterdir()]
-assert before == after, (before, after)
-store.reserve(owner("c2"), sets_of(range_of("10.0.0.0/8")))
-"""
-
-
-def test_the_end_of_a_forked_child_writes_nothing(memory_path: Path) -> None:
-    status = os.spawnve(
-        os.P_WAIT,
-        sys.executable,
-        [sys.executable, "-c", FORK_AND_END, str(memory_path)],
-        {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
-    )
-    assert status == 0
-    assert len(SqliteStore(memory_path, BOOT).reservations()) == 2

@@ -97,15 +97,6 @@ def test_what_other_domains_hold_costs_a_look_up_each_and_only_on_the_same_link(
     assert costs[2] < 2.2 * costs[1]
 
 
-def test_an_ipv6_slash_64_is_no_different(tmp_path: Path) -> None:
-    store = SqliteStore(tmp_path, BOOT)
-    sets = [RangeSet((range_of("fd00::/64", start="fd00::8000:0:0:1"),))]
-    given = [store.reserve(owner(f"c{n}"), sets).granted[0].reservation.address for n in range(3)]
-    assert given == ["fd00::8000:0:0:1", "fd00::8000:0:0:2", "fd00::8000:0:0:3"]
-    wide = [RangeSet((range_of("fd00::/48", start="fd00:0:0:1::5"),))]
-    assert store.reserve(owner("w"), wide).granted[0].reservation.address == "fd00:0:0:1::5"
-
-
 def test_the_files_follow_the_size_of_the_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

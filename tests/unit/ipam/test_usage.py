@@ -4,14 +4,12 @@ from pathlib import Path
 from unittest import mock
 
 import msgspec
-import pytest
 
 from ipam.addresses import parse, text
 from ipam.ranges import RangeSet
 from ipam.schema import run_of
 from ipam.sqlite_store import SqliteStore
-from ipam.store import RangeUsage, Reservation, Usage
-from ipam.tables import Tables
+from ipam.store import RangeUsage, Reservation
 from ipam.usage import MOST, SeenRanges
 from tests.unit.ipam.calls import BOOT, Calls, range_of, request, reservation
 
@@ -51,22 +49,12 @@ def test_a_range_is_known_though_it_has_no_address_left(node: Calls) -> None:
     assert used(*plugin.usage()) == {("", "10.0.0.0/30"): (0, 1)}
 
 
-def test_nothing_is_counted_again_while_nothing_changes(node: Calls) -> None:
-    plugin = node.plugin
-    plugin.reserve(request("ADD", POOL, "c1"))
-    first = plugin.usage()
-    with mock.patch.object(Tables, "ranges", side_effect=AssertionError):
-        assert plugin.usage() == first
-    plugin.reserve(request("ADD", POOL, "c2"))
-    assert used(*plugin.usage()) == {("", "10.0.0.0/24"): (2, 251)}
-
-
 def test_runs_are_counted_and_not_reservations(memory_path: Path) -> None:
     first = parse("10.0.0.1")
     store = SqliteStore(memory_path, BOOT)
     store.load([reservation(text(first + n), f"c{n}") for n in range(5000)])
     with mock.patch("ipam.tables.run_of", wraps=run_of) as read:
-        answer = store.usage((range_of("10.0.0.0/8"),), Usage()).ranges
+        answer = store.usage((range_of("10.0.0.0/8"),))
     assert used(*answer) == {("", "10.0.0.0/8"): (5000, 2**24 - 2 - 5000)}
     assert read.call_count < 5
 
@@ -82,33 +70,13 @@ def test_what_was_not_seen_for_longest_is_forgotten() -> None:
     assert set(seen.all()) == {changed, every[2], every[3]}
 
 
-def test_a_range_without_a_reservation_that_no_add_names_any_more_vanishes(
-    node: Calls, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plugin = node.plugin
-    plugin.reserve(request("ADD", POOL, "c1"))
-    plugin.reserve(request("ADD", {"range": "10.7.0.8-10.7.0.15/24"}, "c2"))
-    plugin.reserve(request("ADD", {"range": "10.8.0.0/24"}, "c3"))
-    plugin.delete(request("DEL", None, "c1"))
-    shown = {("", "10.0.0.0/24"), ("", "10.7.0.8-10.7.0.15/24"), ("", "10.8.0.0/24")}
-    assert set(used(*plugin.usage())) == shown
-    monkeypatch.setattr("ipam.usage.IDLE", -1.0)
-    assert set(used(*plugin.usage())) == shown - {("", "10.0.0.0/24")}
-    plugin.delete(request("DEL", None, "c2"))
-    plugin.delete(request("DEL", None, "c3"))
-    plugin.usage()
-    assert plugin.usage() == []
-    plugin.reserve(request("ADD", POOL, "c1"))
-    assert set(used(*plugin.usage())) == {("", "10.0.0.0/24")}
-
-
 def test_ranges_with_reservations_are_shown_before_those_that_were_only_named(
     memory_path: Path,
 ) -> None:
     store = SqliteStore(memory_path, BOOT)
     store.load(scattered(10))
     named = tuple(range_of(f"10.{n // 200 + 100}.{n % 200}.0/24") for n in range(MOST))
-    answer = store.usage(named, Usage()).ranges
+    answer = store.usage(named)
     assert len(answer) == MOST
     assert sum(row.used for row in answer) == 10
 
@@ -116,7 +84,7 @@ def test_ranges_with_reservations_are_shown_before_those_that_were_only_named(
 def test_there_are_never_more_ranges_than_metrics_should_have(memory_path: Path) -> None:
     store = SqliteStore(memory_path, BOOT)
     store.load(scattered(MOST + 50))
-    assert len(store.usage((), Usage()).ranges) == MOST
+    assert len(store.usage(())) == MOST
 
 
 def scattered(count: int) -> list[Reservation]:

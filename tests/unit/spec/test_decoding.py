@@ -22,7 +22,7 @@ REMOVED: dict[str, Any] = {
     "cniVersion": "1.1.0",
     "name": "n1",
     "deviceID": "0000:af:06.1",
-    "ipam": {"type": "whereabouts", "log_file": "/x", "range": "10.0.0.0/8"},
+    "ipam": {"type": "whereabouts", "range": "10.0.0.0/8"},
     "runtimeConfig": {"deviceID": "0000:af:06.1", "mac": 5},
     "cni.dev/valid-attachments": [{"containerID": "c", "ifname": "i", "netns": "/x"}],
 }
@@ -50,7 +50,7 @@ def test_removal_reads_what_it_needs_of_a_configuration_beyond_the_limits() -> N
     assert set(config.device_ids().values()) == {"0000:af:06.1"}
     assert config.valid_attachments == frozenset({("c", "i")})
     assert config.ipam == IpamConfig("whereabouts", ambiguous="ipam")
-    assert config.keys["ipam"] == {"type": "whereabouts", "log_file": "/x"}
+    assert config.keys["ipam"] == {"type": "whereabouts"}
     assert "x" not in config.keys
 
 

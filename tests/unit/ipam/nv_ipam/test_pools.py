@@ -11,12 +11,12 @@ from ipam.addresses import parse
 from ipam.cluster.api import Meta, Node
 from ipam.cluster.objects import AddressCounts, AddressPool
 from ipam.cluster.selectors import NodeSelector, Requirement, SelectorTerm, selects
-from ipam.importing import unnamed
 from ipam.nv_ipam import importing
 from ipam.nv_ipam.pools import (
     ExcludedIndexes,
     NodePart,
 )
+from ipam.store import unnamed
 from tests.unit.ipam.nv_ipam.nodes import (
     World,
     daemon_writes,

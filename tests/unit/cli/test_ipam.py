@@ -10,6 +10,9 @@ from base.paths import Paths
 from cli.commands import run
 from ipam.database import DATABASE
 from tests.unit.ipam.calls import NEXT_BOOT, Calls
+from tests.unit.ipam.conftest import memory_path
+
+__all__ = ["memory_path"]
 
 POOL = {"range": "10.0.0.0/24"}
 Say = Callable[..., tuple[int, str, str]]
@@ -135,38 +138,7 @@ def test_fsck_builds_a_damaged_store_again_only_if_told(node: Calls, say: Say) -
     assert (node.directory / DATABASE).read_bytes() == content
     code, told, _ = say("fsck", "--rebuild")
     assert (code, "is sound" in told) == (0, True)
-    assert node.held() == {"10.0.0.2": "c2"}
+    assert node.held() == {}  # no journal and no interface has an address
     (aside,) = node.directory.glob(f"{DATABASE}.damaged-*")
     assert aside.read_bytes() == content
     assert str(aside) in told
-
-
-def test_import_takes_over_a_host_local_network(node: Calls, say: Say, tmp_path: Path) -> None:
-    source = tmp_path / "n1"
-    source.mkdir()
-    (source / "10.0.0.1").write_bytes(b"theirs\r\neth0")
-    code, told, _ = say("import", str(source), "--range", "10.0.0.0/24")
-    assert (code, told) == (0, "imported 1 of 1 reservations, the rest was there\n")
-    assert node.addresses(POOL, "new") == ["10.0.0.2/24"]
-    node.delete(POOL, "theirs")
-    assert node.held() == {"10.0.0.2": "new"}
-
-
-def test_import_of_what_host_local_did_not_write_is_an_error(
-    say: Say, node: Calls, tmp_path: Path
-) -> None:
-    (tmp_path / "notes.txt").touch()
-    code, told, error = say("import", str(tmp_path))
-    assert (code, told) == (1, "")
-    assert f"{tmp_path} has no file that is named by an address, so nothing was imported" in error
-    assert say("import", str(tmp_path / "notes.txt"))[0] == 1
-    assert say("import", str(tmp_path / "missing"))[0] == 1
-    assert say("import", str(tmp_path), "--range", "x")[0] == 1
-    assert not node.directory.exists()
-
-
-def test_import_of_host_locals_network_without_a_pod_is_no_error(say: Say, node: Calls) -> None:
-    source = node.directory.parent / "n1"
-    source.mkdir()
-    (source / "last_reserved_ip.0").write_text("10.0.0.9")
-    assert say("import", str(source))[0] == 0
