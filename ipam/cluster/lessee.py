@@ -34,7 +34,6 @@ from ipam.cluster.wants import (
     LeasesNothing,
     Occupancy,
     PoolPending,
-    ReservationRefused,
     Want,
 )
 from ipam.cluster.wrapped_api import UntilClosed
@@ -51,7 +50,6 @@ _TOGETHER = 0.2  # seconds for further blocks, where several ADDs wait
 _QUIET = 120.0  # seconds without a claim after the API server has forgotten blocks
 
 _REASONS: Mapping[type[CNIError], str] = {
-    ReservationRefused: "AddressReservationRefused",
     AddressInUse: "AddressInUse",
     AddressUnprobed: "AddressNotProbed",
 }  # of events on pods

@@ -46,12 +46,6 @@ class ReclaimSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     max_offline: str = "30m"
 
 
-class StickyLimits(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """How many addresses of the pool may be reserved; 0 sets no limit."""
-
-    max_addresses: int = 0
-
-
 class PoolSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """One range of one network name. `network_name`, `range` and `shared` are immutable."""
 
@@ -61,7 +55,6 @@ class PoolSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     exclude: tuple[str, ...] = ()
     block_size: int = 0
     max_blocks_per_node: int = 0
-    sticky: StickyLimits = StickyLimits()
     state: Literal["Active", "Draining"] = "Active"
     reclaim: ReclaimSpec = ReclaimSpec()
 

@@ -21,7 +21,6 @@ from ipam.cluster.wants import (
     PodInterface,
     PoolPending,
     PoolRange,
-    ReservationRefused,
     Want,
 )
 from ipam.ranges import Range, RangeSet
@@ -144,8 +143,8 @@ class ClusterStore(SqliteStore):
                     raise
                 time.sleep(_POOL_AGAIN)
                 deadline = time.monotonic() + self._patience
-            except (LeasesNothing, ReservationRefused):
-                raise  # each further attempt lists the blocks of the pool
+            except LeasesNothing:
+                raise
             except CNIError as error:
                 if error.code != Code.TRY_AGAIN or time.monotonic() + again > deadline:
                     raise

@@ -75,17 +75,6 @@ class NotReserved(CNIError):
         self.want = want
 
 
-class ReservationRefused(CNIError):
-    """The pool cannot keep the addresses of a reservation: to wait a little is of no use."""
-
-    def __init__(self, reservation: str, why: str) -> None:
-        super().__init__(
-            Code.TRY_AGAIN,
-            f"AddressReservation {reservation} cannot be kept: {why}: nothing was reserved; or "
-            "delete the reservation, and the pod gets any address",
-        )
-
-
 class Claims(Protocol):
     """Who leases blocks for this node."""
 
@@ -94,8 +83,7 @@ class Claims(Protocol):
 
         If there is of none: CNIError 11 if that may succeed later (PoolPending: soon;
         LeasesNothing: not in this process), 110 if the pool has no address left, AddressTaken if
-        the one that is wanted cannot be had, NotReserved if none is reserved for a pod's name,
-        ReservationRefused if its pool cannot keep one.
+        the one that is wanted cannot be had, NotReserved if none is reserved for a pod's name.
         """
 
     def used(self, want: Want, occupancy: Occupancy) -> None:

@@ -34,7 +34,7 @@ from ipam.cluster.objects import (
     PoolStatus,
 )
 from ipam.cluster.rest_api import ClusterApi
-from ipam.cluster.sticky import is_let_go, limit_reached
+from ipam.cluster.sticky import is_let_go
 from ipam.cluster.whereabouts.sharing import Mode, Sharing
 
 USED_EVERY = 10.0  # seconds between two writes of how many addresses are used
@@ -127,13 +127,11 @@ class Rounds:
         conflicts: defaultdict[str, list[str]] = defaultdict(list)
         for each in found:
             conflicts[each.pool].append(each.text)
-        full = self._full(blocks, pools)
         kept_out = self._other_pools.kept_out if self._other_pools is not None else {}
         shares = self._sharing.look(pools, index, machines.count, self.steps)
         told = {
             name: Told(
                 conflicts=conflicts[name],
-                full=full.get(name, ""),
                 kept_out=kept_out.get(name, ()),
                 share=share,
             )
@@ -201,19 +199,6 @@ class Rounds:
                 return False
         self._written[uid] = now
         return True
-
-    def _full(
-        self, blocks: Iterable[AddressBlock], pools: Mapping[str, AddressPool]
-    ) -> Mapping[str, str]:
-        """The pools that reserve no further address, which is reported, and why."""
-        reserved = Counter(block.spec.pool for block in blocks if block.spec.sticky.reservation)
-        full: dict[str, str] = {}
-        for name, pool in pools.items():
-            most = pool.spec.sticky.max_addresses
-            if most and reserved[name] >= most:
-                full[name] = limit_reached(name, reserved[name], most)
-                self._reports.resource("ReservationLimitReached", full[name], pool, once=str(most))
-        return full
 
     def _watch_limits(
         self, blocks: Iterable[AddressBlock], pools: Mapping[str, AddressPool]

@@ -12,7 +12,7 @@ from ipam.cluster.controller.plans import automatic_size
 from ipam.cluster.controller.pool_maker import UNUSED_FOR
 from ipam.cluster.controller.rounds import COUNTS_EVERY, USED_EVERY
 from ipam.cluster.names import space_name
-from ipam.cluster.objects import AddressBlock, AddressPool, StickyLimits, StickySpec
+from ipam.cluster.objects import AddressBlock, AddressPool, StickySpec
 from tests.fake_api import Fault, definition
 from tests.unit.ipam.cluster.controller.cluster import GONE_AFTER, MARGIN, OFFLINE, Cluster
 
@@ -473,7 +473,7 @@ def test_a_block_that_is_not_what_its_pool_says_decides_nothing_and_is_a_conflic
     changes: dict[str, Any],
 ) -> None:
     cluster = Cluster()
-    cluster.pool(sticky=StickyLimits(max_addresses=1))
+    cluster.pool()
     cluster.pool("10.64.1.0/24", name="next")
     node = cluster.node("gpu-1")
     cluster.round()
