@@ -8,7 +8,7 @@ import logging
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 
@@ -25,7 +25,6 @@ from ipam.cluster.controller.mirror import Mirror
 from ipam.cluster.events import PendingEvents
 from ipam.cluster.rest_api import ClusterApi
 from ipam.cluster.step_thread import StepThread
-from ipam.cluster.wrapped_api import UntilClosed
 
 UNREADABLE = "PolicyUnreadable"
 LOOK_EVERY = 30.0  # seconds, for a file that could not be written
@@ -90,10 +89,8 @@ class PolicyFollower(StepThread):
     """
 
     def __init__(self, api: ClusterApi, path: Path) -> None:
-        calls = UntilClosed(api)
-        super().__init__("policies", calls)
+        super().__init__("policies")
         self._api = api
-        self._asked = cast(ClusterApi, calls)
         self._path = path
         self._present: ClusterPolicies | None = None
         self._written: ClusterPolicies | None = None
@@ -101,7 +98,7 @@ class PolicyFollower(StepThread):
         self._namespaces: Mirror[NamespaceObject] | None = None
         self._account_of = lru_cache(_ACCOUNTS)(self._ask_account)
         self._problems = Problems(_log)
-        self.events = PendingEvents(self._asked)
+        self.events = PendingEvents(api)
 
     def start(self) -> None:
         """Follow until `close`, in threads of its own. What was in force last is so at once."""
@@ -203,7 +200,7 @@ class PolicyFollower(StepThread):
         if not (pod.name and pod.namespace):
             raise unknown(what, "the runtime passes no K8S_POD_NAME")
         try:
-            found = self._asked.get(AskingPod, pod.name, pod.namespace)
+            found = self._api.get(AskingPod, pod.name, pod.namespace)
         except ApiError as error:
             hint = f": {_RIGHT}" if isinstance(error, Refused) else ""
             raise unknown(what, f"{error}{hint}") from None

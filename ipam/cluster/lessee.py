@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 from cni.spec.errors import CNIError, Code
 from ipam.blocks import boottime
@@ -36,7 +36,6 @@ from ipam.cluster.wants import (
     PoolPending,
     Want,
 )
-from ipam.cluster.wrapped_api import UntilClosed
 from ipam.ranges import size_of
 from ipam.store import AddressInUse, AddressUnprobed, Owner
 from ipam.store_files import StoreFiles
@@ -88,9 +87,8 @@ class Lessee(StepThread):
         clock: Callable[[], float] = boottime,
         attempts: Callable[[Lease], Attempts] = Attempts,
     ) -> None:
-        calls = UntilClosed(api)
-        super().__init__("leases", calls)
-        self._api = api = cast(ClusterApi, calls)
+        super().__init__("leases")
+        self._api = api
         self._store = BlockStore(files)
         self._node = node
         self._boot = boot
@@ -113,9 +111,7 @@ class Lessee(StepThread):
     # --- the thread --------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Begin nothing more, no call either. Waits for a change that is under way, for a while:
-        the store is left as it is after that. No answer to a read is waited for, as none may come
-        for long."""
+        """See StepThread.close. The store is left as it is then."""
         self._closed = True
         self._failures.close()
         self._attempts.wake()
@@ -219,8 +215,12 @@ class Lessee(StepThread):
 
     def _lease(self, want: Want, is_late: Callable[[], bool]) -> None:
         """Claim a block, or as many as the ADDs that wait need; every failure is a CNIError."""
+
+        def is_over() -> bool:
+            return self._closed or is_late()
+
         try:
-            if is_late() or self._closed:
+            if is_over():
                 raise Late
             if not self._in_touch:  # a claim alone would not see that the Node object is gone
                 self._confirm()
@@ -232,7 +232,7 @@ class Lessee(StepThread):
                     "this node leases nothing for two minutes"
                 )
             assert self._claimant is not None
-            leased = self._claimed(self._claimant, want, is_late)
+            leased = self._claimed(self._claimant, want, is_over)
         except Late:
             raise _no_address(want, "the time for it was over") from None
         except NotReadyYet as error:
@@ -247,7 +247,7 @@ class Lessee(StepThread):
             raise _no_address(want, f"the API server {what}: {error}") from None
 
         if leased and not (want.fixed or want.sticky):
-            self._lease_more(self._claimant, want, is_late, leased)
+            self._lease_more(self._claimant, want, is_over, leased)
 
     def _claimed(self, claimant: Claimant, want: Want, is_late: Callable[[], bool]) -> int:
         """Claim a block; how many addresses it has, 0 if a present one serves. See Claimant."""
