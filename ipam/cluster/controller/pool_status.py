@@ -86,7 +86,6 @@ def status(
             used=sum(placed.block.status.used for placed in leased),
         ),
         free_map=free_map(indexes, geometry.total) if mapped else "",
-        high_water=min(indexes[-1] + 1, MOST) if indexes else 0,
         conditions=_dated(pool, _conditions(plan, told, free), now),
     )
 

@@ -221,20 +221,19 @@ def test_the_status_counts_blocks_and_addresses_and_maps_what_is_leased() -> Non
     assert (status.space, status.block_size) == ("default", 8)
     assert (status.blocks.total, status.blocks.leased) == (32, 1)
     assert (status.addresses.capacity, status.addresses.used) == (254 - 8, 5)
-    assert status.high_water == 3
     assert status.free_map == geometry.free_map([2], 32)
     assert cluster.condition("Conflict") == ("True", "BlocksContradict")
     assert cluster.condition("Exhausted") == ("False", "BlocksAreFree")
 
 
-def test_a_pool_with_many_blocks_has_a_high_water_mark_in_place_of_a_map() -> None:
+def test_a_pool_with_many_blocks_has_no_map() -> None:
     cluster = Cluster()
     cluster.pool("fd00::/64")
     cluster.block("fd00::180", cluster.node("gpu-1"), prefix=121)
     cluster.round()
     status = cluster.pool_now().status
     assert status.block_size == 128
-    assert (status.free_map, status.high_water) == ("", 4)
+    assert status.free_map == ""
     assert status.blocks.total == 1 << 57
     assert status.addresses.capacity == 2**63 - 1
 

@@ -65,7 +65,6 @@ def test_counts_are_those_of_counting_one_by_one(
     assert made.addresses.capacity == len(usable)
     assert made.blocks.leased == len(leased)
     assert (exhausted == "True") == (not free)
-    assert made.high_water == max(leased, default=-1) + 1
     assert made.free_map == geometry.free_map(leased, cut.total)
 
 
