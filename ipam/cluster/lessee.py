@@ -16,7 +16,7 @@ from cni.spec.errors import CNIError, Code
 from ipam.blocks import boottime
 from ipam.cluster import geometry
 from ipam.cluster.api import ApiError, Refused
-from ipam.cluster.attempts import Attempts, Lease
+from ipam.cluster.attempts import Attempts, Lease, key_of
 from ipam.cluster.block_store import BlockStore
 from ipam.cluster.claims import Claimant, Late
 from ipam.cluster.confirmation import Confirmation
@@ -32,7 +32,6 @@ from ipam.cluster.view import may_have
 from ipam.cluster.wants import (
     PATIENCE,
     LeasesNothing,
-    Occupancy,
     PoolPending,
     Want,
 )
@@ -93,7 +92,7 @@ class Lessee(StepThread):
         self._node = node
         self._boot = boot
         self._clock = clock
-        self._pools = Pools(api, clock)
+        self._pools = Pools(api)
         self._events = PendingEvents(api)
         self._holder: Holder | None = None
         self._claimant: Claimant | None = None
@@ -195,10 +194,9 @@ class Lessee(StepThread):
         if len(errors) == len(attempts):  # one block may do: ranges of a set stand for each other
             raise errors[0]
 
-    def used(self, want: Want, occupancy: Occupancy) -> None:
-        """See Claims.used: more is leased in time, by how much the use has grown lately."""
-        if not want.fixed:
-            self._upkeep.low.used(want, occupancy)
+    def low(self, wants: Sequence[Want]) -> None:
+        """See Claims.low: more is leased in time."""
+        self._upkeep.low.update((key_of(want), want) for want in wants)
 
     def failed(self, owner: Owner, error: CNIError) -> None:
         """See Claims.failed."""

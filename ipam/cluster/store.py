@@ -97,8 +97,7 @@ class ClusterStore(SqliteStore):
             told = _explained(error, view)
             self._claims.failed(owner, told)
             raise told from None
-        for want, occupancy in view.occupancies:
-            self._claims.used(want, occupancy)
+        self._claims.low(view.low)
         return grant
 
     def exhausted(self, sets: Sequence[RangeSet]) -> str | None:

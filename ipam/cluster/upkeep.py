@@ -9,7 +9,7 @@ from contextlib import suppress
 from functools import partial
 
 from ipam.cluster.api import ApiError
-from ipam.cluster.attempts import Lease, LowRanges
+from ipam.cluster.attempts import Lease, WantKey
 from ipam.cluster.block_store import BlockStore, Survey
 from ipam.cluster.objects import AddressBlock, AddressPool
 from ipam.cluster.pools import ENOUGH, Pools, Unusable, is_scarce, pool_of
@@ -39,7 +39,7 @@ class Upkeep:
         boot: str,
         clock: Callable[[], float],
     ) -> None:
-        self.low = LowRanges(clock)
+        self.low: dict[WantKey, Want] = {}  # of which to lease a block; ADDs add to it
         self.survey = Survey(0, ())
         self.leaving = False  # the node keeps no empty block
         self._api = api
@@ -93,8 +93,9 @@ class Upkeep:
         return True
 
     def lease_ahead(self, lease: Lease, is_late: Callable[[], bool], guarded: Guarded) -> None:
-        """Lease a block where less is free than was used lately."""
-        for want in self.low.take():
+        """Lease a block where little is free."""
+        while self.low:
+            _, want = self.low.popitem()
             if self._is_ample(want) and not self.leaving:
                 guarded("lease a block ahead", partial(lease, want, is_late))
 

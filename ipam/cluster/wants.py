@@ -20,13 +20,6 @@ PoolRange = tuple[str, Network]
 """Domain and network of a range: what names its AddressPool."""
 
 
-class Occupancy(NamedTuple):
-    """How many addresses of a range the blocks of this node have left, and how many are held."""
-
-    free: int
-    used: int
-
-
 class PodInterface(NamedTuple):
     """An interface of a pod by its name, which the pod has on every node."""
 
@@ -86,8 +79,8 @@ class Claims(Protocol):
         the one that is wanted cannot be had, NotReserved if none is reserved for a pod's name.
         """
 
-    def used(self, want: Want, occupancy: Occupancy) -> None:
-        """Such an address was handed out, and this is what this node's blocks have."""
+    def low(self, wants: Sequence[Want]) -> None:
+        """An address of each was handed out, and this node's blocks have few more."""
 
     def failed(self, owner: Owner, error: CNIError) -> None:
         """A pod got no address, or one that was not probed."""
