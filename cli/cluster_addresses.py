@@ -204,7 +204,7 @@ def _reclaim(arguments: argparse.Namespace, api: ClusterApi) -> int:
 
 def _machines(api: ClusterApi, blocks: Iterable[AddressBlock]) -> Machines:
     """The machines; all blocks show which stores run on them."""
-    return Machines(all_nodes(api), blocks, api.has_pods)
+    return Machines(all_nodes(api), blocks)
 
 
 def _free(blocks: Iterable[AddressBlock], api: ClusterApi) -> int:

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from ipam.addresses import Interval
 from ipam.cluster.api import ApiError
 from ipam.cluster.controller.block_index import BlockIndex, contradictions, decisive
-from ipam.cluster.controller.machines import BoundPods, Machines, Standing
+from ipam.cluster.controller.machines import Machines, Standing
 from ipam.cluster.controller.mirror import Polled
 from ipam.cluster.controller.plans import Plan, plans
 from ipam.cluster.controller.pool_maker import POOLS_PER_NAMESPACE, PoolMaker, ReadDefinition
@@ -107,7 +107,6 @@ class Rounds:
         self._sharing = Sharing(api, whereabouts, clock)
         self._other_pools = other_pools
         self._reclaim = Reclaim(api, clock, counts or ReclaimCounts(), margin)
-        self._bound_pods = BoundPods(api, clock)
         self._written: dict[str, float] = {}  # when a status was, by the pool's uid
 
     def round(self, world: World) -> Seen:
@@ -117,8 +116,7 @@ class Rounds:
         blocks = decisive(world.blocks, pools)
         if self._other_pools is not None:
             unusable += self._other_pools.keep(pools, self._reports, self.steps)
-        self._bound_pods.begin()
-        machines = Machines(world.polled.nodes, world.blocks, self._bound_pods.on)
+        machines = Machines(world.polled.nodes, world.blocks)
         standings = self._reclaim.step(world.blocks, pools, machines, world.polled, self.steps)
         reserve(self._api, world.reservations, blocks, self.steps)
         index = BlockIndex(blocks)
