@@ -74,7 +74,6 @@ class ClusterApi:
         self._writer = writer
         self._source = {"component": writer} | ({"host": node} if node else {})
         self._requests = RestRequests(transport, writer, timeout, pace, clock, sleep)
-        self._bookmarks: dict[tuple[str, str], tuple[str, str]] = {}
         self._reader = ObjectReader()
 
     def get(self, kind: type[AnyResource], name: str, namespace: str = "") -> AnyResource:
@@ -181,12 +180,9 @@ class ClusterApi:
         """
         what, selector = f"watch {kind.KIND}", _selector(fields)
         where = documents.path(kind, namespace)
-        key = (where, str(selector))
-        # A watch that saw nothing but bookmarks goes on from the last of them.
-        last, bookmark = self._bookmarks.get(key, ("", ""))
-        start = ("resourceVersion", bookmark if last == resource_version else resource_version)
+        start = ("resourceVersion", resource_version)
         lines = self._requests.follow(what, where, [*_watching(), start, *selector])
-        return self._changes(what, lines, kind, key, resource_version)
+        return self._changes(what, lines, kind, (where, str(selector)))
 
     def signals(self, kind: type[Resource]) -> Iterator[None]:
         """An item whenever an object of the kind may have changed since the call, until the server
@@ -254,21 +250,17 @@ class ClusterApi:
         lines: Iterator[bytes],
         kind: type[AnyResource],
         key: tuple[str, str],
-        version: str,
     ) -> Iterator[Change[AnyResource]]:
         for line in lines:
             event = decoded(what, line, documents.WatchEvent)
             if event.type == "ERROR":
                 status = decoded(what, event.object, documents.Status)
                 raise error_of(what, status.code, status)
-            if event.type == "BOOKMARK":
-                seen = decoded(what, event.object, documents.Bookmark)
-                self._bookmarks[key] = (version, seen.metadata.resource_version)
+            if event.type == "BOOKMARK":  # it shows that the watch lives
                 continue
             found, mistake = self._reader.read(kind, event.object)
             meta = documents.server_meta(event.object) if found is None else found.metadata
             self._reader.changed(key, meta, None if event.type == "DELETED" else mistake)
-            version = meta.resource_version or version
             if found is not None:
                 yield Change(event.type, found)
 
