@@ -21,7 +21,7 @@ from cni.policy.cluster import ClusterPolicies, StoredPolicy
 from cni.policy.document import unknown
 from cni.spec.errors import CNIError
 from ipam.cluster.api import ApiError, Meta, Refused, Resource
-from ipam.cluster.controller.mirror import Mirror
+from ipam.cluster.controller.mirror import Mirror, same
 from ipam.cluster.events import PendingEvents
 from ipam.cluster.rest_api import ClusterApi
 from ipam.cluster.step_thread import StepThread
@@ -106,7 +106,7 @@ class PolicyFollower(StepThread):
             self._present = self._written = cluster.load(self._path)
         except CNIError as error:
             _log.warning("%s", error)
-        self._policies = Mirror(self._api, FabricPolicy, self.wake)
+        self._policies = Mirror(self._api, FabricPolicy, same, self.wake)
         super().start()
 
     def close(self) -> None:
@@ -184,7 +184,7 @@ class PolicyFollower(StepThread):
             self._namespaces = None
             return None
         if self._namespaces is None:
-            self._namespaces = Mirror(self._api, NamespaceObject, self.wake)
+            self._namespaces = Mirror(self._api, NamespaceObject, same, self.wake)
         seen = self._namespaces.items()
         if seen is None:
             return None if self._present is None else self._present.namespaces

@@ -22,7 +22,7 @@ from base.files import write_atomically
 from cni.spec.errors import CNIError, Code
 from ipam.addresses import parse, parse_interface, text
 from ipam.cluster.api import Meta, Node
-from ipam.cluster.controller.mirror import Mirror
+from ipam.cluster.controller.mirror import Mirror, same
 from ipam.cluster.failures import LoggedFailures
 from ipam.cluster.rest_api import ClusterApi
 from ipam.cluster.step_thread import StepThread
@@ -161,7 +161,7 @@ class FollowedPools(StepThread):
     def start(self) -> None:
         """Keep the file up to date until `close`, in threads of its own."""
         for form in (NvIPPool, NvCIDRPool):
-            mirror = Mirror[NvPool](self._api, form, self.wake, namespace=self._namespace)
+            mirror = Mirror[NvPool](self._api, form, same, self.wake, namespace=self._namespace)
             self._mirrors.append(mirror)
             self.sources[form.KIND.lower()] = mirror.items
         super().start()

@@ -8,7 +8,7 @@ import pytest
 from kubernetes.config import incluster_config
 
 from ipam.cluster import documents
-from ipam.cluster.api import NetworkDefinition, Node, NodeInfo, Refused
+from ipam.cluster.api import NetworkDefinition, Node, NodeInfo, NotFound, Refused
 from ipam.cluster.kubernetes_api import KubernetesApi
 from ipam.cluster.objects import AddressBlock
 from ipam.cluster.rest_api import ClusterApi
@@ -71,10 +71,11 @@ def test_an_event_is_on_the_object(server: ApiServer) -> None:
 
 
 def test_definitions_are_found_when_their_kind_is_installed(server: ApiServer) -> None:
-    assert not list(server.admin.each(NetworkDefinition))
+    with pytest.raises(NotFound):
+        server.admin.list(NetworkDefinition)
     server.install_kind(DEFINITIONS)
     made = server.define({"type": "ipoib"})
-    (found,) = server.admin.each(NetworkDefinition)
+    (found,) = server.admin.list(NetworkDefinition).items
     assert (found.metadata.namespace, found.metadata.name, found.metadata.uid) == (
         *("default", made["metadata"]["name"], made["metadata"]["uid"]),
     )

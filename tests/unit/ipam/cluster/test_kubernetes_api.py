@@ -30,7 +30,7 @@ from ipam.cluster.api import (
     Refused,
     Unavailable,
 )
-from ipam.cluster.controller.mirror import Mirror
+from ipam.cluster.controller.mirror import Mirror, same
 from ipam.cluster.documents import document
 from ipam.cluster.kubernetes_api import KubernetesApi
 from ipam.cluster.objects import AddressBlock, AddressReservation, OwnerReference, ReservationSpec
@@ -394,7 +394,7 @@ def test_a_watch_without_a_bookmark_is_dead_and_all_is_listed_again(
     first, second = stored("9"), stored("12")
     watch = Reply(200, events(bookmark("9")), goes_on=True)
     server.replies = [Reply(200, page(first)), watch, Reply(200, page(second))]
-    mirror = Mirror(api, AddressBlock, lambda: None)
+    mirror = Mirror(api, AddressBlock, same, lambda: None)
     try:
         until(lambda: mirror.items() == (second,), what="block that the watch did not show")
     finally:
