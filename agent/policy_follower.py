@@ -8,7 +8,7 @@ import logging
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 
@@ -21,11 +21,10 @@ from cni.policy.cluster import ClusterPolicies, StoredPolicy
 from cni.policy.document import unknown
 from cni.spec.errors import CNIError
 from ipam.cluster.api import ApiError, Meta, Refused, Resource
-from ipam.cluster.controller.mirror import Mirror
+from ipam.cluster.controller.mirror import Mirror, same
 from ipam.cluster.events import PendingEvents
 from ipam.cluster.rest_api import ClusterApi
 from ipam.cluster.step_thread import StepThread
-from ipam.cluster.wrapped_api import UntilClosed
 
 UNREADABLE = "PolicyUnreadable"
 LOOK_EVERY = 30.0  # seconds, for a file that could not be written
@@ -90,10 +89,8 @@ class PolicyFollower(StepThread):
     """
 
     def __init__(self, api: ClusterApi, path: Path) -> None:
-        calls = UntilClosed(api)
-        super().__init__("policies", calls)
+        super().__init__("policies")
         self._api = api
-        self._asked = cast(ClusterApi, calls)
         self._path = path
         self._present: ClusterPolicies | None = None
         self._written: ClusterPolicies | None = None
@@ -101,7 +98,7 @@ class PolicyFollower(StepThread):
         self._namespaces: Mirror[NamespaceObject] | None = None
         self._account_of = lru_cache(_ACCOUNTS)(self._ask_account)
         self._problems = Problems(_log)
-        self.events = PendingEvents(self._asked)
+        self.events = PendingEvents(api)
 
     def start(self) -> None:
         """Follow until `close`, in threads of its own. What was in force last is so at once."""
@@ -109,7 +106,7 @@ class PolicyFollower(StepThread):
             self._present = self._written = cluster.load(self._path)
         except CNIError as error:
             _log.warning("%s", error)
-        self._policies = Mirror(self._api, FabricPolicy, self.wake)
+        self._policies = Mirror(self._api, FabricPolicy, same, self.wake)
         super().start()
 
     def close(self) -> None:
@@ -187,7 +184,7 @@ class PolicyFollower(StepThread):
             self._namespaces = None
             return None
         if self._namespaces is None:
-            self._namespaces = Mirror(self._api, NamespaceObject, self.wake)
+            self._namespaces = Mirror(self._api, NamespaceObject, same, self.wake)
         seen = self._namespaces.items()
         if seen is None:
             return None if self._present is None else self._present.namespaces
@@ -203,7 +200,7 @@ class PolicyFollower(StepThread):
         if not (pod.name and pod.namespace):
             raise unknown(what, "the runtime passes no K8S_POD_NAME")
         try:
-            found = self._asked.get(AskingPod, pod.name, pod.namespace)
+            found = self._api.get(AskingPod, pod.name, pod.namespace)
         except ApiError as error:
             hint = f": {_RIGHT}" if isinstance(error, Refused) else ""
             raise unknown(what, f"{error}{hint}") from None

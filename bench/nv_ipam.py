@@ -15,7 +15,6 @@ from typing import NamedTuple
 
 from bench.agent import Agent
 from bench.processes import Call, at_once, environment, interleaved, row, run
-from ipam.cluster.controller import plans
 from ipam.cluster.objects import AddressPool
 from tests.api import nv_ipam
 from tests.api.server import ApiServer, api_server
@@ -94,7 +93,7 @@ def serve_pools(server: ApiServer) -> None:
 
     def is_ready() -> bool:
         settle()
-        return any(plans.is_ready(each) for each in server.admin.list(AddressPool).items)
+        return any(each.status.block_size for each in server.admin.list(AddressPool).items)
 
     until(is_ready, what="the AddressPool")
 

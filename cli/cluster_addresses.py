@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from cli import output
-from cli.output import Cell, Table
+from cli.output import Table
 from ipam.addresses import Interval, parse, parse_interface, text
 from ipam.cluster import geometry
 from ipam.cluster.api import ApiError, NotFound
@@ -41,7 +41,7 @@ class AddressHolder(msgspec.Struct, frozen=True, kw_only=True):
 
 def add_options(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add `--cluster` to the commands that have such a form, and the command `reclaim`."""
-    forms = {"list": _list, "show": _show, "fsck": _fsck}
+    forms = {"show": _show, "fsck": _fsck}
     for name, form in forms.items():
         parser = commands.choices[name]
         parser.add_argument(
@@ -86,53 +86,6 @@ def connect(kubeconfig: Path | None) -> ClusterApi:
 
     named = os.environ.get("KUBECONFIG")
     return KubernetesApi(kubeconfig or (Path(named) if named else None), writer="podfabric-ipam")
-
-
-def _list(arguments: argparse.Namespace, api: ClusterApi) -> int:
-    pools, blocks = api.list(AddressPool).items, api.list(AddressBlock).items
-    if arguments.output == "json":
-        output.document({"pools": pools, "blocks": blocks}, "json")
-        return 0
-    machines = _machines(api, blocks)
-    pool_headers = ("POOL", "NETWORK", "RANGE", "BLOCK", "USED", "CAPACITY", "BLOCKS", "LOST")
-    output.show(
-        Table((*pool_headers, "READY"), [_pool_row(pool) for pool in pools]),
-        Table(
-            ("BLOCK", "NODE", "STATE", "USED", "FREE", "CONFIRMED", "ITS NODE"),
-            [_block_row(block, machines) for block in blocks],
-        ),
-    )
-    return 0
-
-
-def _pool_row(pool: AddressPool) -> list[str | Cell]:
-    status = pool.status
-    ready = next((each for each in status.conditions if each.type == "Ready"), None)
-    word = ready.status if ready is not None else "Unknown"
-    return [
-        pool.metadata.name,
-        pool.spec.network_name,
-        pool.spec.range,
-        str(status.block_size),
-        str(status.addresses.used),
-        str(status.addresses.capacity),
-        str(status.blocks.leased),
-        str(status.blocks.quarantined),
-        Cell(word, "" if word == "True" else "red"),
-    ]
-
-
-def _block_row(block: AddressBlock, machines: Machines) -> list[str | Cell]:
-    standing = machines.standing(block.spec.holder)
-    return [
-        block.metadata.name,
-        block.spec.holder.node,
-        block.spec.state,
-        str(block.status.used),
-        str(block.status.free),
-        block.status.confirmed,
-        Cell(standing.value, "" if standing is Standing.WELL else "yellow"),
-    ]
 
 
 def _show(arguments: argparse.Namespace, api: ClusterApi) -> int:
@@ -204,7 +157,7 @@ def _reclaim(arguments: argparse.Namespace, api: ClusterApi) -> int:
 
 def _machines(api: ClusterApi, blocks: Iterable[AddressBlock]) -> Machines:
     """The machines; all blocks show which stores run on them."""
-    return Machines(all_nodes(api), blocks, api.has_pods)
+    return Machines(all_nodes(api), blocks)
 
 
 def _free(blocks: Iterable[AddressBlock], api: ClusterApi) -> int:

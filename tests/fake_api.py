@@ -128,25 +128,14 @@ class FakeClient(ClusterApi):
             "watch", kind.KIND, "", lambda: self.server.follow(kind, resource_version, fields, self)
         )
 
-    def each(self, kind: type[AnyResource]) -> Iterator[AnyResource]:
-        found = self._call("list", kind.KIND, "", lambda: self.server.look_at_all(kind))
-        return iter(found.items)
-
-    def signals(self, kind: type[Resource]) -> Iterator[None]:
-        server, ended = self.server, self.server.watches_ended
-
-        def changes() -> Iterator[None]:
-            seen: Sequence[object] | None = None
-            while not (self.down or server.down) and server.watches_ended == ended:
-                with server.changed:
-                    now = tuple(server._of_kind(kind).values())
-                    if now == seen:
-                        server.changed.wait(0.02)  # a test appends to the list
-                        continue
-                seen = now
-                yield None
-
-        return self._call("watch", kind.KIND, "", changes)
+    def pages(
+        self,
+        kind: type[AnyResource],
+        fields: Mapping[str, str] | None = None,
+        namespace: str = "",
+        most: int = 0,
+    ) -> Iterator[Listing[AnyResource]]:
+        yield self.list(kind, fields, namespace, most)
 
     def has_pods(self, node: str) -> bool:
         return self._call("list", "Pod", node, lambda: self.server.pods[node] > 0)
@@ -388,6 +377,8 @@ class FakeApi(FakeClient):
         """A watch. It ends when the server ends it, or when the client is cut off."""
         check_selector(kind, fields)
         seen, ended = int(resource_version), self.watches_ended
+        if kind is NetworkDefinition:
+            return self._follow_definitions(kind, client)
 
         def changes() -> Iterator[Change[AnyResource]]:
             nonlocal seen
@@ -407,6 +398,26 @@ class FakeApi(FakeClient):
                     yield change
 
         return changes()
+
+    def _follow_definitions(
+        self, kind: type[AnyResource], client: FakeClient
+    ) -> Iterator[Change[AnyResource]]:
+        """The same of `definitions`, a list to which a test appends: first what is there."""
+        known, ended = dict[Key, Resource](), self.watches_ended
+        while self.watches_ended == ended and not (self.down or client.down):
+            with self.changed:
+                now = dict(self._of_kind(kind))
+                if now == known:
+                    self.changed.wait(0.02)
+                    continue
+            gone = [known[each] for each in known.keys() - now.keys()]
+            there = [now[each] for each in now if now[each] != known.get(each)]
+            known = now
+            for each in (*gone, *there):
+                found = cast(AnyResource, each)
+                version = replace(found.metadata, resource_version="1")
+                found = replace(found, metadata=version)
+                yield Change("DELETED" if each in gone else "ADDED", found)
 
     def _first_after(self, version: int) -> _Past | None:
         for past in self._past:

@@ -2,12 +2,12 @@
 
 import threading
 import time
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
 from cni.spec.errors import CNIError, Code
 from ipam.cluster.pools import pool_of
-from ipam.cluster.wants import Occupancy, PoolPending, Want
+from ipam.cluster.wants import PoolPending, Want
 
 RECENT = 30.0  # seconds
 MOST_KNOWN = 256  # ranges and pools: tenants name as many as they like
@@ -133,38 +133,3 @@ class Attempts:
             self._refusals[pool] = time.monotonic(), error
         while len(self._refusals) > MOST_KNOWN:
             self._refusals.popitem(last=False)
-
-
-class LowRanges:
-    """Ranges of which less is free than their use has grown lately. What ends and begins again uses
-    no more. `clock` is CLOCK_BOOTTIME."""
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._lock = threading.Lock()
-        self._least: OrderedDict[WantKey, deque[tuple[float, int]]] = OrderedDict()
-        self._low: dict[WantKey, Want] = {}
-
-    def used(self, want: Want, occupancy: Occupancy) -> None:
-        """Such an address was handed out, and this is left."""
-        key, now = key_of(want), self._clock()
-        with self._lock:
-            # Each was the least use from its time on; so the first is the least of all.
-            least = self._least.setdefault(key, deque())
-            self._least.move_to_end(key)
-            while least and now - least[0][0] >= RECENT:
-                least.popleft()
-            before = occupancy.used - 1
-            while least and least[-1][1] >= before:
-                least.pop()
-            least.append((now, before))
-            if occupancy.free < max(2, occupancy.used - least[0][1]):
-                self._low[key] = want
-            while len(self._least) > MOST_KNOWN:
-                self._least.popitem(last=False)
-
-    def take(self) -> list[Want]:
-        """Those of which more should be leased: each once."""
-        with self._lock:
-            low, self._low = self._low, {}
-            return list(low.values())

@@ -15,7 +15,6 @@ from ipam.cluster.objects import AddressPool
 from ipam.cluster.wants import Want
 from ipam.ranges import outside
 
-_AHEAD = 1024  # blocks behind the last leased one that are tried in a pool without a map
 _MOST_DRAWN = 32  # blocks of a pool without a map that are tried before it is read again
 
 
@@ -49,10 +48,8 @@ class Candidates:
             for part in outside(wanted, holes)
         ]
         if sum(map(_length, stretches)) > MOST_MAPPED:
-            end = 2 * pool.status.high_water + _AHEAD
-            low = [range(each.start, min(each.stop, end)) for each in stretches]
-            yield from self._same(low)
-            yield from self._drawn([each for each in low if each] or stretches[:1])
+            yield from self._same(stretches)
+            yield from self._drawn(stretches)
             return
         bits = b""
         if use_map and pool.status.free_map:

@@ -80,8 +80,6 @@ class Claimant:
             sticky = None if reserved is None else reserved.spec
             if reserved is not None and reserved.block is not None:
                 return self._take_over(reserved.block, pool, want, mine)
-            if sticky is not None:
-                self._sticky.require_room(pool, sticky)
             holes = merged((*kept_out(pool), *not_offered(pool)))
             if want.fixed and self._has(mine.values(), pool, want):
                 return None

@@ -63,12 +63,6 @@ class WatchEvent(msgspec.Struct):
     object: msgspec.Raw
 
 
-class Bookmark(msgspec.Struct):
-    """All that a BOOKMARK's object has: the version up to which the watch has shown everything."""
-
-    metadata: ListMeta
-
-
 class Status(msgspec.Struct):
     """Why a request failed."""
 

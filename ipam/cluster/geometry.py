@@ -15,7 +15,7 @@ from ipam.cluster.names import block_name
 from ipam.cluster.objects import AddressBlock, AddressPool, PoolSpec
 from ipam.ranges import merged, never_usable, of_network
 
-MOST_MAPPED = 65_536  # blocks that a free map shows; a pool with more has only `high_water`
+MOST_MAPPED = 65_536  # blocks that a free map shows; a pool with more has none
 
 
 class Geometry(msgspec.Struct, frozen=True):

@@ -10,13 +10,13 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 from cni.spec.errors import CNIError, Code
 from ipam.blocks import boottime
 from ipam.cluster import geometry
 from ipam.cluster.api import ApiError, Refused
-from ipam.cluster.attempts import Attempts, Lease
+from ipam.cluster.attempts import Attempts, Lease, key_of
 from ipam.cluster.block_store import BlockStore
 from ipam.cluster.claims import Claimant, Late
 from ipam.cluster.confirmation import Confirmation
@@ -32,12 +32,9 @@ from ipam.cluster.view import may_have
 from ipam.cluster.wants import (
     PATIENCE,
     LeasesNothing,
-    Occupancy,
     PoolPending,
-    ReservationRefused,
     Want,
 )
-from ipam.cluster.wrapped_api import UntilClosed
 from ipam.ranges import size_of
 from ipam.store import AddressInUse, AddressUnprobed, Owner
 from ipam.store_files import StoreFiles
@@ -51,7 +48,6 @@ _TOGETHER = 0.2  # seconds for further blocks, where several ADDs wait
 _QUIET = 120.0  # seconds without a claim after the API server has forgotten blocks
 
 _REASONS: Mapping[type[CNIError], str] = {
-    ReservationRefused: "AddressReservationRefused",
     AddressInUse: "AddressInUse",
     AddressUnprobed: "AddressNotProbed",
 }  # of events on pods
@@ -90,14 +86,13 @@ class Lessee(StepThread):
         clock: Callable[[], float] = boottime,
         attempts: Callable[[Lease], Attempts] = Attempts,
     ) -> None:
-        calls = UntilClosed(api)
-        super().__init__("leases", calls)
-        self._api = api = cast(ClusterApi, calls)
+        super().__init__("leases")
+        self._api = api
         self._store = BlockStore(files)
         self._node = node
         self._boot = boot
         self._clock = clock
-        self._pools = Pools(api, clock)
+        self._pools = Pools(api)
         self._events = PendingEvents(api)
         self._holder: Holder | None = None
         self._claimant: Claimant | None = None
@@ -115,9 +110,7 @@ class Lessee(StepThread):
     # --- the thread --------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Begin nothing more, no call either. Waits for a change that is under way, for a while:
-        the store is left as it is after that. No answer to a read is waited for, as none may come
-        for long."""
+        """See StepThread.close. The store is left as it is then."""
         self._closed = True
         self._failures.close()
         self._attempts.wake()
@@ -201,10 +194,9 @@ class Lessee(StepThread):
         if len(errors) == len(attempts):  # one block may do: ranges of a set stand for each other
             raise errors[0]
 
-    def used(self, want: Want, occupancy: Occupancy) -> None:
-        """See Claims.used: more is leased in time, by how much the use has grown lately."""
-        if not want.fixed:
-            self._upkeep.low.used(want, occupancy)
+    def low(self, wants: Sequence[Want]) -> None:
+        """See Claims.low: more is leased in time."""
+        self._upkeep.low.update((key_of(want), want) for want in wants)
 
     def failed(self, owner: Owner, error: CNIError) -> None:
         """See Claims.failed."""
@@ -221,8 +213,12 @@ class Lessee(StepThread):
 
     def _lease(self, want: Want, is_late: Callable[[], bool]) -> None:
         """Claim a block, or as many as the ADDs that wait need; every failure is a CNIError."""
+
+        def is_over() -> bool:
+            return self._closed or is_late()
+
         try:
-            if is_late() or self._closed:
+            if is_over():
                 raise Late
             if not self._in_touch:  # a claim alone would not see that the Node object is gone
                 self._confirm()
@@ -234,7 +230,7 @@ class Lessee(StepThread):
                     "this node leases nothing for two minutes"
                 )
             assert self._claimant is not None
-            leased = self._claimed(self._claimant, want, is_late)
+            leased = self._claimed(self._claimant, want, is_over)
         except Late:
             raise _no_address(want, "the time for it was over") from None
         except NotReadyYet as error:
@@ -249,7 +245,7 @@ class Lessee(StepThread):
             raise _no_address(want, f"the API server {what}: {error}") from None
 
         if leased and not (want.fixed or want.sticky):
-            self._lease_more(self._claimant, want, is_late, leased)
+            self._lease_more(self._claimant, want, is_over, leased)
 
     def _claimed(self, claimant: Claimant, want: Want, is_late: Callable[[], bool]) -> int:
         """Claim a block; how many addresses it has, 0 if a present one serves. See Claimant."""

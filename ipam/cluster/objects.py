@@ -46,12 +46,6 @@ class ReclaimSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     max_offline: str = "30m"
 
 
-class StickyLimits(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """How many addresses of the pool may be reserved; 0 sets no limit."""
-
-    max_addresses: int = 0
-
-
 class PoolSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """One range of one network name. `network_name`, `range` and `shared` are immutable."""
 
@@ -61,7 +55,6 @@ class PoolSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     exclude: tuple[str, ...] = ()
     block_size: int = 0
     max_blocks_per_node: int = 0
-    sticky: StickyLimits = StickyLimits()
     state: Literal["Active", "Draining"] = "Active"
     reclaim: ReclaimSpec = ReclaimSpec()
 
@@ -87,7 +80,7 @@ class PoolStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit
     `space` is the first part of the names of the pool's blocks: where an address is unique.
     `block_size` is decided once, and changes only while no block exists. 0: not decided yet.
     `free_map` is a hint: the base64 of a bitmap, lowest block first, a set bit is a leased block;
-    "" if there are more than 65,536 blocks. `high_water` is the index behind the last leased one.
+    "" if there are more than 65,536 blocks.
     No node hands out the runs of addresses in `held` ("10.0.0.8-10.0.0.15"): pods of whereabouts
     have them. Nodes lease blocks within the runs in `offered` only; None: anywhere
     (`ipam.cluster.whereabouts`).
@@ -98,7 +91,6 @@ class PoolStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit
     blocks: BlockCounts = BlockCounts()
     addresses: AddressCounts = AddressCounts()
     free_map: str = ""
-    high_water: int = 0
     held: tuple[str, ...] = ()
     offered: tuple[str, ...] | None = None
     conditions: tuple[Condition, ...] = ()

@@ -1,9 +1,7 @@
 """The AddressPools that this node's networks use, as they were last read."""
 
-import math
 import re
-import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -22,7 +20,6 @@ from ipam.ranges import merged, outside
 SHORTEST_OFFLINE = 1.0  # seconds: a lease is confirmed once a second at most
 AT_ONCE = 64  # pools in the answer to one LIST; a cluster with more is asked for each pool
 ENOUGH = 0.75  # of the blocks of a pool: where more are leased, none is kept in vain
-_AHEAD = 30.0  # seconds: a pool that was listed beside others counts as known for so long
 
 _SECONDS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
 _PART = re.compile(r"(\d+(?:\.\d+)?)(h|ms|m|s)")
@@ -118,18 +115,15 @@ class _ListedMap(NamedTuple):
 class Pools:
     """Reads pools, and remembers them. Threads may share it.
 
-    A node that needs several pools lists them: one request for all of them. `clock` is in seconds.
+    One LIST reads all of them, where they are not too many.
     """
 
-    def __init__(self, api: ClusterApi, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, api: ClusterApi) -> None:
         self._api = api
-        self._clock = clock
         self._known: dict[str, AddressPool] = {}  # as they are on the API server
         self._listed_maps: dict[str, _ListedMap] = {}
         self._lists = True  # whether one LIST has all pools of this cluster
-        self._ahead: dict[str, AddressPool] = {}  # listed at `_ahead_at`, and not needed yet
-        self._ahead_at = -math.inf
-        self._missed = "", -math.inf  # the last pool that was not known, and when
+        self._missing = ""  # the last one that was not there
 
     def read(self, name: str) -> AddressPool:
         """The pool as it is now. Raises ApiError, and NotReadyYet if there is none."""
@@ -137,6 +131,7 @@ class Pools:
             self._known[name] = found = self._api.get(AddressPool, name)
         except NotFound:
             self._known.pop(name, None)
+            self._missing = name
             raise NotReadyYet(
                 f"there is no AddressPool {name}: podfabric's controller makes it from the "
                 "definition: see that it runs (kubectl -n podfabric get deploy)"
@@ -145,20 +140,19 @@ class Pools:
 
     def read_all(self, names: Collection[str]) -> None:
         """Those that there are, as they are now. Raises ApiError."""
-        found = self._listed() if self._lists else {}
-        if not self._lists:
-            for name in names:
-                with suppress(NotReadyYet):
-                    self.read(name)
+        found = self._listed()
+        if self._lists:
+            self._known = {name: found[name] for name in names if name in found}
             return
         for name in names:
-            self._known.pop(name, None)
-        self._known |= {name: found[name] for name in names if name in found}
+            with suppress(NotReadyYet):
+                self.read(name)
 
     def _listed(self) -> Mapping[str, AddressPool]:
-        """All pools by name; from here on `_lists` is False if these are not all. ApiError."""
-        listing = self._api.list(AddressPool, most=AT_ONCE)
-        self._lists = listing.is_whole
+        """All pools by name; none if they are too many for one LIST. ApiError."""
+        if self._lists:
+            listing = self._api.list(AddressPool, most=AT_ONCE)
+            self._lists = listing.is_whole
         return {pool.metadata.name: pool for pool in listing.items} if self._lists else {}
 
     def _used(self, pool: AddressPool) -> AddressPool:
@@ -188,28 +182,19 @@ class Pools:
         return None if pool is None else self._used(pool)
 
     def recent(self, name: str) -> AddressPool:
-        """The same, read now if it is not known, or could not be used then.
+        """The same, read now if it is not known, or could not be used then. Raises ApiError, and
+        NotReadyYet.
 
-        The second one that is not known within a short time is read with all others: the pods of
-        this node have interfaces of several pools.
+        One LIST shows the others, too: the pods of this node have interfaces of several pools.
         """
-        known = self._known.get(name) or self._listed_ahead(name)
+        if name not in self._known and name != self._missing:
+            self._known |= self._listed()
+        known = self.known(name)
         if known is not None:
             with suppress(Unusable):
                 require_usable(known)
-                self._known[name] = known
-                return self._used(known)
+                return known
         return self.read(name)
-
-    def _listed_ahead(self, name: str) -> AddressPool | None:
-        now = self._clock()
-        if now - self._ahead_at >= _AHEAD:
-            self._ahead.clear()
-            (other, at), self._missed = self._missed, (name, now)
-            if name == other or now - at >= _AHEAD or not self._lists:
-                return None
-            self._ahead, self._ahead_at = dict(self._listed()), now
-        return self._ahead.pop(name, None)
 
 
 def seconds(written: str) -> float:

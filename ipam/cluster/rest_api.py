@@ -10,8 +10,8 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from functools import partial
 from http import HTTPStatus
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -23,7 +23,6 @@ from ipam.cluster.api import (
     Change,
     Conflict,
     Listing,
-    NotFound,
     Refused,
     Resource,
     ServerMeta,
@@ -33,6 +32,7 @@ from ipam.cluster.api import (
 )
 from ipam.cluster.object_reader import ObjectReader
 from ipam.cluster.rest_requests import (
+    RESTARTS,
     TIMEOUT,
     AnswerTooLarge,
     Pace,
@@ -74,7 +74,6 @@ class ClusterApi:
         self._writer = writer
         self._source = {"component": writer} | ({"host": node} if node else {})
         self._requests = RestRequests(transport, writer, timeout, pace, clock, sleep)
-        self._bookmarks: dict[tuple[str, str], tuple[str, str]] = {}
         self._reader = ObjectReader()
 
     def get(self, kind: type[AnyResource], name: str, namespace: str = "") -> AnyResource:
@@ -95,37 +94,48 @@ class ClusterApi:
         most: int = 0,
     ) -> Listing[AnyResource]:
         """Every object, in this namespace if one is given, whose fields ("spec.holder.instance":
-        ...) have these values; with `most` (at most 500) the first so many, in one request."""
-        what, where = f"list {kind.KIND}", documents.path(kind, namespace)
-        selector = _selector(fields)
-        read = partial(self._reader.read, kind)
-        found, page = self._requests.all(what, where, read, selector, most)
-        self._reader.listed((where, str(selector)), (each for _, each in found if each))
-        return Listing(
-            tuple(item for item, _ in found if item is not None),
-            page.resource_version,
-            not page.continue_,
-            tuple(each for item, each in found if item is None and each),
-        )
+        ...) have these values; with `most` (at most 500) the first so many, in one request.
 
-    def each(self, kind: type[AnyResource]) -> Iterator[AnyResource]:
-        """All objects of a kind, none if it is not installed. Of a kind that tenants write, who
-        choose how large each is: a few at a time are in memory, so keep of each only what is
-        needed."""
-        what, where, mistakes = f"list {kind.KIND}", documents.path(kind), list[Unreadable]()
-        try:
-            for page in self._requests.pages(what, where):
-                for document in page.items or ():
-                    found, mistake = self._reader.read(kind, document)
-                    if mistake is not None:
-                        mistakes.append(mistake)
-                    if found is not None:
-                        yield found
-        except NotFound:
-            return
-        except WatchExpired as error:
-            raise Unavailable(f"{what}: its pages expire too soon: {error}") from error
-        self._reader.listed((where, ""), mistakes)
+        The pages of a moment expire after minutes: then all are read again.
+        """
+        for _ in range(1 + RESTARTS):
+            try:
+                pages = tuple(self.pages(kind, fields, namespace, most))
+            except WatchExpired as error:
+                expired = error
+                continue
+            return Listing(
+                tuple(chain.from_iterable(page.items for page in pages)),
+                pages[-1].resource_version,
+                pages[-1].is_whole,
+                tuple(chain.from_iterable(page.unreadable for page in pages)),
+            )
+        what = f"list {kind.KIND}"
+        raise Unavailable(f"{what}: its pages expire too soon: {expired}") from expired
+
+    def pages(
+        self,
+        kind: type[AnyResource],
+        fields: Mapping[str, str] | None = None,
+        namespace: str = "",
+        most: int = 0,
+    ) -> Iterator[Listing[AnyResource]]:
+        """The same page by page, for who keeps little of each object: tenants choose how large
+        theirs are. WatchExpired: begin again."""
+        what, where = f"list {kind.KIND}", documents.path(kind, namespace)
+        selector, mistakes = _selector(fields), list[Unreadable]()
+        for page in self._requests.pages(what, where, selector, most):
+            found = [self._reader.read(kind, document) for document in page.items or ()]
+            mistakes += (each for _, each in found if each)
+            yield Listing(
+                tuple(item for item, _ in found if item is not None),
+                page.metadata.resource_version,
+                not page.metadata.continue_,
+                tuple(each for item, each in found if item is None and each),
+            )
+            if most:
+                break
+        self._reader.listed((where, str(selector)), mistakes)
 
     def create(self, new: AnyResource) -> AnyResource:
         """Write a new object, without its status; as it was stored. AlreadyExists."""
@@ -181,22 +191,9 @@ class ClusterApi:
         """
         what, selector = f"watch {kind.KIND}", _selector(fields)
         where = documents.path(kind, namespace)
-        key = (where, str(selector))
-        # A watch that saw nothing but bookmarks goes on from the last of them.
-        last, bookmark = self._bookmarks.get(key, ("", ""))
-        start = ("resourceVersion", bookmark if last == resource_version else resource_version)
+        start = ("resourceVersion", resource_version)
         lines = self._requests.follow(what, where, [*_watching(), start, *selector])
-        return self._changes(what, lines, kind, key, resource_version)
-
-    def signals(self, kind: type[Resource]) -> Iterator[None]:
-        """An item whenever an object of the kind may have changed since the call, until the server
-        ends the watch (minutes). NotFound: the kind is not installed. Nothing is decoded: a tenant
-        decides how long that takes."""
-        # Without a version it shows what is there, and then the changes.
-        lines = self._requests.follow(f"watch {kind.KIND}", documents.path(kind), _watching())
-        for line in lines:
-            if b'"BOOKMARK"' not in line[:40]:
-                yield None
+        return self._changes(what, lines, kind, (where, str(selector)))
 
     def has_pods(self, node: str) -> bool:
         """Whether a Pod object is bound to that node's name."""
@@ -254,21 +251,17 @@ class ClusterApi:
         lines: Iterator[bytes],
         kind: type[AnyResource],
         key: tuple[str, str],
-        version: str,
     ) -> Iterator[Change[AnyResource]]:
         for line in lines:
             event = decoded(what, line, documents.WatchEvent)
             if event.type == "ERROR":
                 status = decoded(what, event.object, documents.Status)
                 raise error_of(what, status.code, status)
-            if event.type == "BOOKMARK":
-                seen = decoded(what, event.object, documents.Bookmark)
-                self._bookmarks[key] = (version, seen.metadata.resource_version)
+            if event.type == "BOOKMARK":  # it shows that the watch lives
                 continue
             found, mistake = self._reader.read(kind, event.object)
             meta = documents.server_meta(event.object) if found is None else found.metadata
             self._reader.changed(key, meta, None if event.type == "DELETED" else mistake)
-            version = meta.resource_version or version
             if found is not None:
                 yield Change(event.type, found)
 

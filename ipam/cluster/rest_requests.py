@@ -142,29 +142,6 @@ class RestRequests:
         self._sleep = sleep
         self._page_sizes: dict[str, int] = {}  # how many objects a page has, by what is listed
 
-    def all(
-        self,
-        what: str,
-        where: str,
-        read: Callable[[msgspec.Raw], T],
-        selector: Query = (),
-        most: int = 0,
-    ) -> tuple[Sequence[T], documents.ListMeta]:
-        """What is read of all objects, or of `most`, at one moment.
-
-        The pages of a moment expire after minutes: then all are read again.
-        """
-        for _ in range(1 + RESTARTS):
-            found = list[T]()
-            try:
-                for page in self.pages(what, where, selector, most):
-                    found += map(read, page.items or ())
-                    if most or not page.metadata.continue_:
-                        return found, page.metadata
-            except WatchExpired as error:
-                expired = error
-        raise Unavailable(f"{what}: its pages expire too soon: {expired}") from expired
-
     def pages(
         self, what: str, where: str, selector: Query = (), most: int = 0
     ) -> Iterator[documents.Page]:

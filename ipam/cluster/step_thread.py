@@ -5,24 +5,21 @@ import threading
 from abc import abstractmethod
 
 from base import loops
-from ipam.cluster.wrapped_api import UntilClosed
 
-JOIN = 15.0  # seconds; a call to the API server takes about 10, and a launcher waits for 20
+JOIN = 2.0  # seconds; a request to a server that gives no answer may take longer
 _AFTER_DEFECT = 5.0  # seconds
 
 _log = logging.getLogger(__name__)
 
 
 class StepThread:
-    """Without `start`, `step` does what is due. `name` is the thread's, and the log's. `calls` are
-    those that `step` makes: none begins after `close`, which waits for no answer to a read."""
+    """Without `start`, `step` does what is due. `name` is the thread's, and the log's."""
 
-    def __init__(self, name: str, calls: UntilClosed | None = None) -> None:
+    def __init__(self, name: str) -> None:
         self._name = name
         self._wake = threading.Event()
         self._closed = False
         self._thread: threading.Thread | None = None
-        self._calls = calls
 
     @abstractmethod
     def step(self) -> float:
@@ -38,14 +35,12 @@ class StepThread:
         self._wake.set()
 
     def close(self) -> None:
-        """Begin nothing more. Waits for what is under way, but for a read that fails as it ends."""
+        """Begin nothing more. Waits for what is under way, but not for an answer that may never
+        come: what it changes then is what a crash would leave."""
         self._closed = True
-        if self._calls is not None:
-            self._calls.close()
         self._wake.set()
-        if self._thread is None or (self._calls and self._calls.is_read_by(self._thread)):
-            return
-        self._thread.join(JOIN)
+        if self._thread is not None:
+            self._thread.join(JOIN)
 
     def _run(self) -> None:
         while not self._closed:

@@ -33,18 +33,10 @@ from ipam.cluster.objects import (
 )
 from ipam.cluster.pools import Unusable, kept_out, max_offline
 from ipam.cluster.rest_api import ClusterApi
-from ipam.cluster.wants import NotReserved, PodInterface, ReservationRefused, Want
+from ipam.cluster.wants import NotReserved, PodInterface, Want
 from ipam.ranges import is_within, merged, outside
 
 _ORDINAL = re.compile(r"-[0-9]+")
-
-
-def limit_reached(pool: str, count: int, most: int) -> str:
-    """Why a pool reserves no further address, and what to do."""
-    return (
-        f"AddressPool {pool} has {count} reserved addresses, and its spec.sticky.maxAddresses is "
-        f"{most}: raise that, or delete reservations that no pod needs"
-    )
 
 
 def name_of(reservation: AddressReservation) -> str:
@@ -175,7 +167,7 @@ class StickyClaims:
 
         Of several reservations that of the block counts, so that another one does not change the
         address. For a first address, one for the pod goes before one for its StatefulSet, and one
-        for the interface before one for all. NotReserved, ReservationRefused, ApiError.
+        for the interface before one for all. NotReserved, ApiError.
         """
         pod, name = want.sticky, pool.metadata.name
         if pod is None:
@@ -190,20 +182,6 @@ class StickyClaims:
             return Reserved(block.spec.sticky, block)
         spec = StickySpec(reservation=fitting[0], pod=pod.pod, ifname=pod.ifname)
         return Reserved(spec, None)
-
-    def require_room(self, pool: AddressPool, reserved: StickySpec) -> None:
-        """ReservationRefused if the pool lets no further address be reserved. ApiError.
-
-        Nodes that ask at the same moment may pass the limit, by an address each.
-        """
-        most, name = pool.spec.sticky.max_addresses, pool.metadata.name
-        if not most:
-            return
-        listed = self._api.list(AddressBlock, {"spec.pool": name}).items
-        reserved_ones = (block for block in listed if block.spec.sticky.reservation)
-        count = sum(not why_wrong(block, pool) for block in reserved_ones)
-        if count >= most:
-            raise ReservationRefused(reserved.reservation, limit_reached(name, count, most))
 
     def is_alone(self, stored: AddressBlock, pool: AddressPool) -> bool:
         """Whether no other block is for the same pod: two nodes may claim one at once. ApiError."""

@@ -21,7 +21,6 @@ from ipam.cluster.wants import (
     PodInterface,
     PoolPending,
     PoolRange,
-    ReservationRefused,
     Want,
 )
 from ipam.ranges import Range, RangeSet
@@ -98,8 +97,7 @@ class ClusterStore(SqliteStore):
             told = _explained(error, view)
             self._claims.failed(owner, told)
             raise told from None
-        for want, occupancy in view.occupancies:
-            self._claims.used(want, occupancy)
+        self._claims.low(view.low)
         return grant
 
     def exhausted(self, sets: Sequence[RangeSet]) -> str | None:
@@ -144,8 +142,8 @@ class ClusterStore(SqliteStore):
                     raise
                 time.sleep(_POOL_AGAIN)
                 deadline = time.monotonic() + self._patience
-            except (LeasesNothing, ReservationRefused):
-                raise  # each further attempt lists the blocks of the pool
+            except LeasesNothing:
+                raise
             except CNIError as error:
                 if error.code != Code.TRY_AGAIN or time.monotonic() + again > deadline:
                     raise

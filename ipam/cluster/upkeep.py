@@ -6,19 +6,23 @@ While the API server does not answer, it leaves all as it is: what is leased is 
 import math
 from collections.abc import Callable
 from contextlib import suppress
+from datetime import UTC, datetime
 from functools import partial
 
-from ipam.cluster.api import ApiError
-from ipam.cluster.attempts import Lease, LowRanges
+from msgspec.structs import replace
+
+from ipam.cluster.api import ApiError, Conflict, NotFound
+from ipam.cluster.attempts import Lease, WantKey
 from ipam.cluster.block_store import BlockStore, Survey
-from ipam.cluster.objects import AddressBlock, AddressPool
+from ipam.cluster.objects import AddressBlock, AddressPool, BlockStatus
 from ipam.cluster.pools import ENOUGH, Pools, Unusable, is_scarce, pool_of
 from ipam.cluster.rest_api import ClusterApi
 from ipam.cluster.returns import SMALL, Empties, Returns, over, returning
-from ipam.cluster.status_reports import EVERY, StatusReports
 from ipam.cluster.wants import Want
+from ipam.ranges import size_of
 
 _LOOK_AT_POOL = 30.0, 450.0  # seconds, least and most; only where an empty block is kept
+EVERY = 10.0  # seconds between two statuses of one node
 ANSWERED_AGAIN = 3600.0  # seconds until addresses that other machines have are probed again
 _CALM = 5.0  # seconds after a claim until a status is written: pods have many interfaces
 _LONGEST_STORM = 3 * EVERY  # seconds from one status to the next, however many claims there are
@@ -39,7 +43,7 @@ class Upkeep:
         boot: str,
         clock: Callable[[], float],
     ) -> None:
-        self.low = LowRanges(clock)
+        self.low: dict[WantKey, Want] = {}  # of which to lease a block; ADDs add to it
         self.survey = Survey(0, ())
         self.leaving = False  # the node keeps no empty block
         self._api = api
@@ -49,7 +53,6 @@ class Upkeep:
         self._boot = boot
         self._clock = clock
         self._empties = Empties(boot)
-        self._status = StatusReports(api, store)
         self._seen_seq = -1
         self._pool_seen: dict[str, float] = {}
         self._told_at = self._tell_at = clock()
@@ -93,8 +96,9 @@ class Upkeep:
         return True
 
     def lease_ahead(self, lease: Lease, is_late: Callable[[], bool], guarded: Guarded) -> None:
-        """Lease a block where less is free than was used lately."""
-        for want in self.low.take():
+        """Lease a block where little is free."""
+        while self.low:
+            _, want = self.low.popitem()
             if self._is_ample(want) and not self.leaving:
                 guarded("lease a block ahead", partial(lease, want, is_late))
 
@@ -108,8 +112,38 @@ class Upkeep:
         now = self._clock()
         if now >= self._tell_at:
             self._told_at, self._tell_at = now, now + EVERY
-            if not self._status.tell(self.survey, self._objects):
+            if not self._tell_one():
                 self._tell_at = now
+
+    def _tell_one(self) -> bool:
+        """Write the status of the block whose use has changed most since its last one, which an
+        earlier agent may have written; whether one has changed."""
+        changes = {
+            each.block: abs(each.used - self._objects[each.block.name].status.used)
+            for each in self.survey.blocks
+            if each.block.state in ("usable", "draining") and each.block.name in self._objects
+        }
+        block = max(changes, key=lambda block: changes[block], default=None)
+        if block is None or not changes[block]:
+            return False
+        holders = {
+            str(address - block.first): f"{held.pod_name or held.container_id} {held.ifname}"
+            for address, held in sorted(self._store.holders(block.name).items(), reverse=True)
+        }
+        status = BlockStatus(
+            used=len(holders),
+            # A sticky block has none for any pod but its own.
+            free=0 if block.sticky else max(0, size_of(block.parts) - len(holders)),
+            seq=self.survey.seq,
+            confirmed=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            holders=holders,
+        )
+        try:
+            told = replace(self._objects[block.name], status=status)
+            self._objects[block.name] = self._api.update_status(told)
+        except (Conflict, NotFound):
+            self._objects.pop(block.name)  # until it is confirmed again
+        return True
 
     def _is_ample(self, want: Want) -> bool:
         pool = self._pools.known(pool_of(want))

@@ -8,7 +8,7 @@ from ipam.addresses import Interval, parse
 from ipam.blocks import LeasedBlock
 from ipam.cluster.block_store import Survey
 from ipam.cluster.sticky import is_for
-from ipam.cluster.wants import Occupancy, PodInterface, PoolRange, Want
+from ipam.cluster.wants import PodInterface, PoolRange, Want
 from ipam.ranges import Range, RangeSet
 from ipam.store import Owner
 from ipam.tables import Tables
@@ -29,10 +29,11 @@ def may_have(survey: Survey, want: Want, boot: str, now: float) -> bool:
 class LeasedView:
     """What a request may have of this node's blocks: its sets, restricted within a transaction.
 
-    `wants` are the sets without a free address here, `occupancies` what the blocks have once this
-    request has its addresses. Both are of the last call of `narrowed`. `is_passed_over`: the blocks
-    have some, and none may be used on this link. Only the address that is reserved for the name of
-    the pod in `sticky` will do, but from the pools in `unreserved`.
+    `wants` are the sets without a free address here, `low` are those of which less than a quarter
+    of the blocks' addresses is free once this request has its own. Both are of the last call of
+    `narrowed`. `is_passed_over`: the blocks have some, and none may be used on this link. Only the
+    address that is reserved for the name of the pod in `sticky` will do, but from the pools in
+    `unreserved`.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class LeasedView:
         self._boot = boot
         self._clock = clock
         self.wants: list[Want] = []
-        self.occupancies: list[tuple[Want, Occupancy]] = []
+        self.low: list[Want] = []
         self.is_passed_over = False
         self._unconfirmed: LeasedBlock | None = None
         self._looked_at = 0.0
@@ -72,7 +73,7 @@ class LeasedView:
         The clock is read here, so that no wait for the store comes between it and the hand-out.
         """
         now = self._clock()
-        self.wants, self.occupancies = [], []
+        self.wants, self.low = [], []
         self._unconfirmed, self._looked_at = None, now
         held = _HeldBefore(tables, self.owner, self._boot)
         sets = [self._narrowed(tables, range_set, now, held) for range_set in self._sets]
@@ -125,9 +126,9 @@ class LeasedView:
             former = None if len(confirmed) == len(blocks) else held.within(range_, blocks)
             if former is not None:
                 ranges.append(former)
-            if sticky is None:
-                free, used = sum(room.free for room in by_room), sum(room.used for room in by_room)
-                self.occupancies.append((want, Occupancy(free - 1, used + 1)))
+            free, used = sum(room.free for room in by_room), sum(room.used for room in by_room)
+            if sticky is None and not range_set.fixed and 4 * (free - 1) < free + used:
+                self.low.append(want)
             if former is None and not self._has_one(range_set, by_room):
                 former = held.within(range_, blocks)  # full: a new sandbox needs no further one
                 if former is None:

@@ -20,13 +20,6 @@ PoolRange = tuple[str, Network]
 """Domain and network of a range: what names its AddressPool."""
 
 
-class Occupancy(NamedTuple):
-    """How many addresses of a range the blocks of this node have left, and how many are held."""
-
-    free: int
-    used: int
-
-
 class PodInterface(NamedTuple):
     """An interface of a pod by its name, which the pod has on every node."""
 
@@ -75,17 +68,6 @@ class NotReserved(CNIError):
         self.want = want
 
 
-class ReservationRefused(CNIError):
-    """The pool cannot keep the addresses of a reservation: to wait a little is of no use."""
-
-    def __init__(self, reservation: str, why: str) -> None:
-        super().__init__(
-            Code.TRY_AGAIN,
-            f"AddressReservation {reservation} cannot be kept: {why}: nothing was reserved; or "
-            "delete the reservation, and the pod gets any address",
-        )
-
-
 class Claims(Protocol):
     """Who leases blocks for this node."""
 
@@ -94,12 +76,11 @@ class Claims(Protocol):
 
         If there is of none: CNIError 11 if that may succeed later (PoolPending: soon;
         LeasesNothing: not in this process), 110 if the pool has no address left, AddressTaken if
-        the one that is wanted cannot be had, NotReserved if none is reserved for a pod's name,
-        ReservationRefused if its pool cannot keep one.
+        the one that is wanted cannot be had, NotReserved if none is reserved for a pod's name.
         """
 
-    def used(self, want: Want, occupancy: Occupancy) -> None:
-        """Such an address was handed out, and this is what this node's blocks have."""
+    def low(self, wants: Sequence[Want]) -> None:
+        """An address of each was handed out, and this node's blocks have few more."""
 
     def failed(self, owner: Owner, error: CNIError) -> None:
         """A pod got no address, or one that was not probed."""

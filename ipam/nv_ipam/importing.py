@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
@@ -22,11 +22,10 @@ from base.files import write_atomically
 from cni.spec.errors import CNIError, Code
 from ipam.addresses import parse, parse_interface, text
 from ipam.cluster.api import Meta, Node
-from ipam.cluster.controller.mirror import Mirror
+from ipam.cluster.controller.mirror import Mirror, same
 from ipam.cluster.failures import LoggedFailures
 from ipam.cluster.rest_api import ClusterApi
 from ipam.cluster.step_thread import StepThread
-from ipam.cluster.wrapped_api import UntilClosed
 from ipam.nv_ipam.pools import NvCIDRPool, NvIPPool, NvPool, node_pool
 from ipam.nv_ipam.translate import DOMAIN, NodePool, NodePools, pools_file, read_pools
 from ipam.sqlite_store import SqliteStore
@@ -143,9 +142,8 @@ class FollowedPools(StepThread):
         daemon_store: Path = STORE,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._api = UntilClosed(api)
-        super().__init__("nv-ipam", self._api)
-        self._followed = api
+        super().__init__("nv-ipam")
+        self._api = api
         self._files = files
         self._node = node
         self._boot = boot
@@ -162,7 +160,7 @@ class FollowedPools(StepThread):
     def start(self) -> None:
         """Keep the file up to date until `close`, in threads of its own."""
         for form in (NvIPPool, NvCIDRPool):
-            mirror = Mirror[NvPool](self._followed, form, self.wake, namespace=self._namespace)
+            mirror = Mirror[NvPool](self._api, form, same, self.wake, namespace=self._namespace)
             self._mirrors.append(mirror)
             self.sources[form.KIND.lower()] = mirror.items
         super().start()
@@ -194,7 +192,7 @@ class FollowedPools(StepThread):
         for pool in (each for listed in found.values() for each in listed or ()):
             pools[pool.key] = self._view(pool)
         new = replace(self._new, pools=pools, why=self._failures.why(IMPORT))
-        if new != former:
+        if new != former and not self._closed:
             path, content = pools_file(self._files.directory), msgspec.json.encode(new)
             is_well &= guarded(f"write {path}", lambda: write_atomically(path, content))
         return REST if is_well and None not in found.values() else LOOK_EVERY
@@ -221,7 +219,7 @@ class FollowedPools(StepThread):
 
     def _read_labels(self) -> None:
         if self._clock() - self._labels_at >= LABELS_EVERY:
-            self._labels = cast(ClusterApi, self._api).get(LabelledNode, self._node).metadata.labels
+            self._labels = self._api.get(LabelledNode, self._node).metadata.labels
             self._labels_at = self._clock()
 
     def _view(self, pool: NvPool) -> NodePool:

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from cni.spec.errors import CNIError, invalid_config
 from ipam.addresses import Interval, Network, family, parse, parse_interface, parse_interval, text
 from ipam.cluster.api import AlreadyExists, Conflict, Meta, NotFound, Resource
-from ipam.cluster.controller.mirror import Mirror
+from ipam.cluster.controller.mirror import Mirror, same
 from ipam.cluster.names import pool_name
 from ipam.cluster.objects import GROUP, AddressPool, PoolSpec
 from ipam.cluster.rest_api import ClusterApi
@@ -331,7 +331,9 @@ class NvPools:
 
 def following(namespace: str, api: ClusterApi, changed: Callable[[], None]) -> NvPools:
     """The same, of the pools in that namespace. `changed` is called after a change of one."""
-    mirrors = [Mirror(api, kind, changed, namespace=namespace) for kind in (NvIPPool, NvCIDRPool)]
+    mirrors = [
+        Mirror(api, kind, same, changed, namespace=namespace) for kind in (NvIPPool, NvCIDRPool)
+    ]
 
     def close() -> None:
         for mirror in mirrors:

@@ -1,16 +1,14 @@
 """The client and a real API server: the contract, and what only a real one does."""
 
-import itertools
 import json
-import threading
 import uuid
 from pathlib import Path
 
 import pytest
 from kubernetes.config import incluster_config
 
-from ipam.cluster import documents, rest_api
-from ipam.cluster.api import Change, NetworkDefinition, Node, NodeInfo, Refused
+from ipam.cluster import documents
+from ipam.cluster.api import NetworkDefinition, Node, NodeInfo, NotFound, Refused
 from ipam.cluster.kubernetes_api import KubernetesApi
 from ipam.cluster.objects import AddressBlock
 from ipam.cluster.rest_api import ClusterApi
@@ -44,31 +42,6 @@ def test_a_list_is_read_in_pages(server: ApiServer, monkeypatch: pytest.MonkeyPa
     assert made <= {each.metadata.name for each in everything.items}
 
 
-@pytest.mark.long
-def test_a_watch_goes_on_from_a_bookmark(
-    server: ApiServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A server writes one a minute, if the watch did not begin with changes to show."""
-    api = server.client(server.plane.kubeconfig("admin"))
-    fields = {"spec.holder.instance": str(uuid.uuid4())}
-    monkeypatch.setattr(rest_api, "WATCH", (70, 70))
-    before = api.list(AddressBlock, fields).resource_version
-    seen: list[Change[AddressBlock]] = []
-    watcher = threading.Thread(target=lambda: seen.extend(api.watch(AddressBlock, before, fields)))
-    watcher.start()
-    while watcher.is_alive():
-        server.admin.create(block())  # of another instance: the watch shows nothing of it
-        watcher.join(5)
-    assert not seen
-    ((start, bookmark),) = api._bookmarks.values()
-    assert start == before
-    assert int(bookmark) > int(before)
-    mine = api.create(block(fields["spec.holder.instance"]))
-    (change,) = itertools.islice(api.watch(AddressBlock, before, fields), 1)
-    assert change.object == mine
-    api.close()
-
-
 def test_a_client_reads_its_node_and_its_pods(server: ApiServer, node_a: KubernetesApi) -> None:
     node = node_a.get(Node, NODE_A)
     assert node.machine == NodeInfo(machine_id="m-a", system_uuid="s-a", boot_id="b-a")
@@ -98,10 +71,11 @@ def test_an_event_is_on_the_object(server: ApiServer) -> None:
 
 
 def test_definitions_are_found_when_their_kind_is_installed(server: ApiServer) -> None:
-    assert not list(server.admin.each(NetworkDefinition))
+    with pytest.raises(NotFound):
+        server.admin.list(NetworkDefinition)
     server.install_kind(DEFINITIONS)
     made = server.define({"type": "ipoib"})
-    (found,) = server.admin.each(NetworkDefinition)
+    (found,) = server.admin.list(NetworkDefinition).items
     assert (found.metadata.namespace, found.metadata.name, found.metadata.uid) == (
         *("default", made["metadata"]["name"], made["metadata"]["uid"]),
     )

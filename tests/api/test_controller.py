@@ -14,7 +14,6 @@ from msgspec.structs import replace
 
 from ipam.addresses import parse
 from ipam.cluster.api import Lease, Meta, NotFound, Refused
-from ipam.cluster.controller import process as process_module
 from ipam.cluster.controller.leadership import Leadership
 from ipam.cluster.controller.process import ControllerProcess
 from ipam.cluster.controller.reclaim import ReclaimCounts
@@ -149,9 +148,8 @@ def _unmade(block: AddressBlock) -> AddressBlock:
 
 
 def test_the_process_leads_follows_and_gives_its_lease_back(
-    server: ApiServer, definitions: None, kubeconfig: Path, monkeypatch: pytest.MonkeyPatch
+    server: ApiServer, definitions: None, kubeconfig: Path
 ) -> None:
-    monkeypatch.setattr(process_module, "DEFINITIONS_EVERY", 1e6)  # only when one has changed
     clients = [KubernetesApi(kubeconfig, writer="podfabric-controller") for _ in range(2)]
     leadership = Leadership(clients[1], NAMESPACE, "podfabric-controller", "only")
     process = ControllerProcess(clients[0], leadership)

@@ -268,7 +268,6 @@ def test_defaults_are_written_into_objects(server: ApiServer) -> None:
         "maxBlocksPerNode": 0,
         "state": "Active",
         "reclaim": {"nodeGoneAfter": "10m", "maxOffline": "30m"},
-        "sticky": {"maxAddresses": 0},
     }
 
 

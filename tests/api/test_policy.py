@@ -176,7 +176,7 @@ def test_an_agent_writes_no_pool_and_no_reservation(
     refused(lambda: node_a.create(reservation()), "403")
     refused(lambda: node_a.list(Node), "403")
     refused(lambda: node_a.has_pods(NODE_B), "403")
-    refused(lambda: list(node_a.each(NetworkDefinition)), "403")
+    refused(lambda: node_a.list(NetworkDefinition), "403")
 
 
 def test_a_token_of_no_pod_leases_nothing(server: ApiServer, node_a: KubernetesApi) -> None:

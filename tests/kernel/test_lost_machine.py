@@ -1,6 +1,6 @@
 """On InfiniBand: a pod does not get an address that a lost machine still has."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -9,9 +9,9 @@ from base.paths import Paths
 from cni.ipoib.plugin import IPoIB
 from cni.spec.errors import CNIError, Code
 from cni.spec.plugin import Plugin
-from ipam.addresses import Network, parse_interval
+from ipam.addresses import parse_interval
 from ipam.blocks import LeasedBlock, boottime
-from ipam.cluster.wants import Occupancy, Want
+from ipam.cluster.wants import Want
 from ipam.plugin import AddressPlugin
 from ipam.scope import Stores
 from ipam.store import Owner
@@ -27,13 +27,7 @@ class NoMoreBlocks:
     def claim(self, wants: Sequence[Want], deadline: float) -> None:
         raise CNIError(Code.TRY_AGAIN, f"nothing more is leased: {wants}, {deadline}")
 
-    def kept(self, owner: Owner, ranges: object) -> Mapping[tuple[str, Network], int]:
-        return {}
-
-    def announce(self, owner: Owner, grant: object) -> bool:
-        return True
-
-    def used(self, want: Want, occupancy: Occupancy) -> None:
+    def low(self, wants: Sequence[Want]) -> None:
         pass
 
     def failed(self, owner: Owner, error: CNIError) -> None:

@@ -8,16 +8,10 @@ silent, proves nothing. What is unknown never proves anything.
 
 import enum
 from collections import defaultdict
-from collections.abc import Callable, Iterable
-from functools import cache
+from collections.abc import Iterable
 
-from ipam.cluster.api import ApiError, Node
+from ipam.cluster.api import Node
 from ipam.cluster.objects import AddressBlock, Holder
-from ipam.cluster.rest_api import ClusterApi
-
-LOOK_EVERY = 10.0  # seconds between two looks for the pods of one name, if there are few
-MOST_LOOKS = 40  # of a round: two seconds of a client's requests
-MOST_FAILURES = 3  # of a round: each may take as long as a request
 
 OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
 
@@ -44,17 +38,10 @@ class Machines:
     Args:
         nodes: all Node objects.
         leases: all blocks; their holders show which stores run on which machines.
-        has_pods: whether pods are bound to a node's name.
     """
 
-    def __init__(
-        self,
-        nodes: Iterable[Node],
-        leases: Iterable[AddressBlock],
-        has_pods: Callable[[str], bool],
-    ) -> None:
+    def __init__(self, nodes: Iterable[Node], leases: Iterable[AddressBlock]) -> None:
         self._named = {node.name: node for node in nodes}
-        self._has_pods = cache(has_pods)
         self._of_machine: defaultdict[tuple[str, str], list[Node]] = defaultdict(list)
         for node in self._named.values():
             ids = node.machine
@@ -75,16 +62,14 @@ class Machines:
         return name in self._named
 
     def standing(self, holder: Holder) -> Standing:
-        """How the holder stands now. ApiError of `has_pods`."""
+        """How the holder stands now."""
         node = self._named.get(holder.node)
         machine = self._of_machine.get((holder.machine_id, holder.system_uuid), [])
         if node is not None and _surely_another(node, holder):
             # The name belongs to another machine now: its pods and its taint say nothing of ours.
             return self._on(machine, holder) if machine else Standing.GONE
         if node is None:
-            if machine:
-                return self._on(machine, holder)
-            return Standing.SILENT if self._has_pods(holder.node) else Standing.GONE
+            return self._on(machine, holder) if machine else Standing.GONE
         if node.has_taint(OUT_OF_SERVICE) and not node.is_ready and _surely_same(node, holder):
             return Standing.OUT_OF_SERVICE
         return self._on([node], holder) if _may_be_same(node, holder) else Standing.REPLACED
@@ -132,47 +117,3 @@ def _surely_another_boot(node: Node, holder: Holder) -> bool:
         == (holder.machine_id, holder.system_uuid)
         and node.machine.boot_id != holder.boot
     )
-
-
-class BoundPods:
-    """To which nodes' names pods are bound, asked sparingly: many nodes may go at once, and each is
-    a request. A node not asked yet counts as having pods.
-
-    These are the answers that one leader remembers, and when it asked. `begin` begins a round.
-    """
-
-    def __init__(self, api: ClusterApi, clock: Callable[[], float]) -> None:
-        self._api = api
-        self._clock = clock
-        self._looks: dict[str, tuple[bool, float]] = {}
-        self._asked: dict[str, tuple[bool, float]] = {}
-        self._left = MOST_LOOKS
-        self._failures = 0
-
-    def begin(self) -> None:
-        """Allow further looks, and forget the names that the last round did not ask for."""
-        self._looks, self._asked = self._asked, {}
-        self._left = MOST_LOOKS
-        self._failures = 0
-
-    def on(self, node: str) -> bool:
-        """Whether pods are bound to the name, as of some seconds ago. ApiError."""
-        look = self._looks.get(node)
-        now = self._clock()
-        # The more names, the less often for each: so those that come last have their turn, too.
-        pause = LOOK_EVERY * (1 + len(self._looks) / MOST_LOOKS)
-        if (look is None or now - look[1] >= pause) and self._left > 0:
-            self._left -= 1
-            try:
-                look = self._api.has_pods(node), now
-            except ApiError:
-                self._failures += 1
-                if self._failures == MOST_FAILURES:
-                    self._left = 0
-                # The round may end here: the names that it has not come to are not forgotten.
-                self._asked = self._looks | self._asked
-                raise
-        if look is None:
-            return True
-        self._asked[node] = look
-        return look[0]

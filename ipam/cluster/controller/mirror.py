@@ -1,4 +1,4 @@
-"""Follows the API server: a copy of all objects of a kind, a signal that others changed, and polls.
+"""Follows the API server: a copy of all objects of a kind, and polls.
 
 What a copy shows may be late. Whoever acts on it names the resource version, which the API server
 compares.
@@ -8,14 +8,13 @@ import logging
 import threading
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
-from typing import Generic, NamedTuple
+from collections.abc import Callable
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from base.problems import Problems
 from ipam.cluster.api import (
     AnyResource,
     ApiError,
-    Listing,
     Node,
     NotFound,
     Resource,
@@ -34,6 +33,9 @@ NODES_PER_SECOND = 100
 SLOW_AFTER = 10.0  # seconds that a poll takes, from which on it is said
 
 _log = logging.getLogger(__name__)
+
+Kept = TypeVar("Kept")
+"""What is kept of an object."""
 
 
 class Follower(StepThread):
@@ -67,32 +69,38 @@ class Follower(StepThread):
         """One watch, from its beginning to its end; how long to wait for the next. ApiError."""
 
 
-class Mirror(Follower, Generic[AnyResource]):
-    """All objects of a kind, or those in a namespace. One that cannot be read any more stays as it
-    was.
+class Mirror(Follower, Generic[Kept]):
+    """All objects of a kind, or those in a namespace; of each what `keep` makes of it. One that
+    cannot be read any more stays as it was.
 
-    `changed` is called after a change.
+    `changed` is called after a change. With `may_lack`, there is none while the kind is not
+    installed.
     """
 
     def __init__(
         self,
         api: ClusterApi,
         kind: type[AnyResource],
+        keep: Callable[[AnyResource], Kept],
         changed: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
         namespace: str = "",
+        *,
+        may_lack: bool = False,
     ) -> None:
         super().__init__(kind.PLURAL)
         self._namespace = namespace
         self._api = api
-        self._kind = kind
+        self._kind: type[Any] = kind
+        self._keep: Callable[[Any], Kept] = keep
         self._changed = changed
         self._clock = clock
+        self._may_lack = may_lack
         self._lock = threading.Lock()
-        self._objects: dict[tuple[str, str], AnyResource] | None = None
+        self._objects: dict[tuple[str, str], Kept] | None = None
         self.start()
 
-    def items(self) -> tuple[AnyResource, ...] | None:
+    def items(self) -> tuple[Kept, ...] | None:
         """All objects; None before the first list."""
         with self._lock:
             return None if self._objects is None else tuple(self._objects.values())
@@ -100,12 +108,15 @@ class Mirror(Follower, Generic[AnyResource]):
     def _follow(self) -> float:
         """List, and then follow the changes until it is time to list again."""
         listed_at = self._clock()
-        listing = self._api.list(self._kind, namespace=self._namespace)
+        try:
+            version = self._list()
+        except NotFound:
+            if not self._may_lack:
+                raise
+            self._objects = {}
+            self._changed()
+            return KIND_EVERY
         self._problems.tell(self._name, None)
-        with self._lock:
-            self._objects = self._last(listing) | {_key(each): each for each in listing.items}
-        self._changed()
-        version = listing.resource_version
         # The pause is for a server, or a proxy, that ends each watch at once.
         while self._clock() - listed_at < LIST_EVERY and not self._wake.wait(LEAST_PAUSE):
             for change in self._api.watch(self._kind, version, namespace=self._namespace):
@@ -113,51 +124,34 @@ class Mirror(Follower, Generic[AnyResource]):
                     return 0.0
                 version = change.object.metadata.resource_version
                 with self._lock:
+                    assert self._objects is not None
                     if change.type == "DELETED":
                         self._objects.pop(_key(change.object), None)
                     else:
-                        self._objects[_key(change.object)] = change.object
+                        self._objects[_key(change.object)] = self._keep(change.object)
                 self._changed()
         return LEAST_PAUSE
 
-    def _last(self, listing: Listing[AnyResource]) -> dict[tuple[str, str], AnyResource]:
-        """The objects that cannot be read now, as they were."""
-        known, keys = self._objects or {}, map(_key, listing.unreadable)
-        return {key: known[key] for key in keys if key in known}
+    def _list(self) -> str:
+        """Read all objects; at which version. Those that cannot be read now stay as they were."""
+        known, objects, version = self._objects or {}, dict[tuple[str, str], Kept](), ""
+        for page in self._api.pages(self._kind, namespace=self._namespace):
+            objects |= {key: known[key] for key in map(_key, page.unreadable) if key in known}
+            objects |= {_key(each): self._keep(each) for each in page.items}
+            version = page.resource_version
+        with self._lock:
+            self._objects = objects
+        self._changed()
+        return version
+
+
+def same(found: AnyResource) -> AnyResource:
+    """All of it is kept."""
+    return found
 
 
 def _key(found: Resource | Unreadable) -> tuple[str, str]:
     return found.metadata.namespace, found.metadata.name
-
-
-class Signal(Follower):
-    """Notices that definitions may have changed. `changed` is called then."""
-
-    def __init__(self, changes: Callable[[], Iterator[None]], changed: Callable[[], None]) -> None:
-        super().__init__("definitions")
-        self._changes = changes
-        self._changed = changed
-        self._is_set = threading.Event()
-        self.start()
-
-    def taken(self) -> bool:
-        """Whether something may have changed since the last call."""
-        was_set = self._is_set.is_set()
-        self._is_set.clear()
-        return was_set
-
-    def _follow(self) -> float:
-        try:
-            for _ in self._changes():
-                self._problems.tell(self._name, None)
-                if self._closed:
-                    return 0.0
-                self._is_set.set()
-                self._changed()
-        except NotFound:
-            self._is_set.set()  # it may be installed with its first definitions meanwhile
-            return KIND_EVERY
-        return LEAST_PAUSE
 
 
 class Polled(NamedTuple):

@@ -3,13 +3,13 @@
 Equal addresses must have equal names, or the API server cannot keep two claims of them apart. So
 pools of one space that overlap have one block size, and a private pool lies in the shared space if
 its range is that of a shared pool. Both are decided once. A change of what was
-decided begins only when no block of the old kind exists: the controller first writes Ready False
-(agents read the pool after each claim, and drop a claim if it is not Ready), waits, looks for
-blocks again, and then decides.
+decided begins only when no block of the old kind exists: one round writes that nothing is decided
+(agents read the pool after each claim, and drop a claim then), and the next looks for blocks again
+and decides.
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 from msgspec.structs import replace
@@ -32,11 +32,6 @@ def is_made(pool: AddressPool) -> bool:
     return NAMESPACE in pool.metadata.labels and pool.metadata.generation <= 1
 
 
-def is_ready(pool: AddressPool) -> bool:
-    """Whether the status says that nodes may claim."""
-    return any(each.type == "Ready" and each.status == "True" for each in pool.status.conditions)
-
-
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """What a pool's status shall say. `block_size` 0: nothing was decided yet.
 
@@ -48,6 +43,13 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     ready: bool = True
     reason: str = "Decided"
     message: str = ""
+
+
+_CHANGING = Plan(
+    ready=False,
+    reason="Changing",
+    message="nodes may lease blocks in a moment, when it is decided anew how the range is cut",
+)
 
 
 class Ranged(msgspec.Struct, frozen=True):
@@ -78,24 +80,18 @@ def automatic_size(range_: Network, nodes: int) -> int:
     return min(LARGEST_AUTOMATIC, 1 << (share.bit_length() - 1))
 
 
-def plans(
-    pools: Iterable[AddressPool], index: BlockIndex, nodes: int, quiet: Collection[str]
-) -> dict[str, Plan]:
-    """The plan of each pool by its name.
-
-    `quiet` are the pools of which nodes cannot have a claim under way, since they have been not
-    Ready for long enough.
-    """
-    return _Planning(index, nodes, quiet).plans(pools)
+def plans(pools: Iterable[AddressPool], index: BlockIndex, nodes: int) -> dict[str, Plan]:
+    """The plan of each pool by its name. What these decide anew holds if the blocks were read after
+    the pools."""
+    return _Planning(index, nodes).plans(pools)
 
 
 class _Planning:
     """The plans of all pools, by name, as they are made."""
 
-    def __init__(self, index: BlockIndex, nodes: int, quiet: Collection[str]) -> None:
+    def __init__(self, index: BlockIndex, nodes: int) -> None:
         self._index = index
         self._nodes = nodes
-        self._quiet = quiet
         self._planned: dict[str, Plan] = {}
 
     def plans(self, pools: Iterable[AddressPool]) -> dict[str, Plan]:
@@ -116,38 +112,31 @@ class _Planning:
 
     def _with_spaces(self, ranged: Sequence[Ranged]) -> list[Ranged]:
         """Each pool with its space. Those that must wait for a change are planned."""
-        shared: defaultdict[tuple[str, Network], list[Ranged]] = defaultdict(list)
+        twins: defaultdict[tuple[str, Network], list[Ranged]] = defaultdict(list)
         for each in ranged:
-            if each.pool.spec.shared:
-                # One that is Ready stays so: a private pool beside it lies in its space.
-                if not is_ready(each.pool):
-                    self._wait_for_private(each)
-                shared[each.pool.spec.network_name, each.range].append(each)
+            twins[each.pool.spec.network_name, each.range].append(each)
         spaces = []
         for each in ranged:
-            spec, decided = each.pool.spec, each.pool.status.space
-            twins = shared[spec.network_name, each.range]
-            wanted = space_name(spec.network_name, spec.range, shared=bool(twins))
-            space = decided or wanted
+            spec = each.pool.spec
+            beside = twins[spec.network_name, each.range]
+            is_shared = any(twin.pool.spec.shared for twin in beside)
+            wanted = space_name(spec.network_name, spec.range, shared=is_shared)
+            own = space_name(spec.network_name, spec.range, shared=False)
+            leased_apart = any(self._index.within(own, each.interval))
+            space = each.space or (own if leased_apart and not spec.shared else wanted)
             # A private pool that once was beside a shared one stays: its blocks have that space.
-            is_used = any(self._index.within(space, each.interval))
-            if space != wanted and twins and not is_used:
-                if {each.name, *(twin.name for twin in twins)} <= set(self._quiet):
-                    space = wanted
-                else:
-                    for waiting in (each, *twins):
-                        self._pause(waiting, "SpaceChanges", f"the space is {wanted}")
+            if space == own != wanted and not leased_apart:
+                self._planned[each.name] = _CHANGING
+            if spec.shared and not each.decided:
+                self._wait_for_private(each, beside, own)
             spaces.append(replace(each, space=space))
         return spaces
 
-    def _wait_for_private(self, each: Ranged) -> None:
-        """Plan a shared pool of which a private pool of the very same range leased addresses
-        before, in a space of its own."""
-        own = space_name(each.pool.spec.network_name, each.pool.spec.range, shared=False)
+    def _wait_for_private(self, each: Ranged, beside: Iterable[Ranged], own: str) -> None:
+        """Plan a shared pool while addresses of it are leased in a space of their own, by a private
+        pool of the very same range, or may be."""
         for found in self._index.within(own, each.interval):
             self._planned[each.name] = Plan(
-                space=each.pool.status.space,
-                block_size=each.decided,
                 ready=False,
                 reason="PrivateBlocks",
                 message=f"AddressBlock {found.block.metadata.name} of AddressPool "
@@ -155,6 +144,8 @@ class _Planning:
                 "spec.state of that pool to Draining and wait until its blocks are gone",
             )
             return
+        if any(twin.space == own for twin in beside):
+            self._planned[each.name] = _CHANGING
 
     def _plan_unused(self, group: Sequence[Ranged]) -> None:
         """One size for all: nothing is leased, so the decision may change."""
@@ -164,49 +155,34 @@ class _Planning:
         smallest = min(first, key=lambda each: _length(each.interval)).range
         size = written[0] or first[0].decided or max(written)
         size = size or automatic_size(smallest, self._nodes)
-        moving = {each.name for each in group if each.decided not in (0, size)}
-        waiting = not moving <= set(self._quiet)
+        is_changing = any(each.decided not in (0, size) for each in group)
         for each in group:
-            if waiting and each.decided != size:
-                self._pause(each, "BlockSizeChanges", f"blockSize is {size}")
-            else:
-                self._planned[each.name] = _sized(each, size)
+            waits = is_changing and each.decided != size
+            self._planned[each.name] = _CHANGING if waits else _sized(each, size)
 
     def _plan_in_use(self, group: Sequence[Ranged]) -> None:
-        """Those that are Ready stay as they are. Each other one takes the size of what it overlaps.
-        One of a person that overlaps pools of definitions only does so in any case: no tenant keeps
-        it from being Ready."""
+        """Those that are decided stay so. Each other one takes the size of what it overlaps. One of
+        a person that overlaps pools of definitions only does so in any case: no tenant keeps it
+        from being Ready."""
         known: list[tuple[Ranged, int]] = []
         for each in group:
             beside = [(other, size) for other, size in known if _overlap(each, other)]
             leased = self._index.within(each.space, each.interval)
             around = {size for _, size in beside} | {_length(found.interval) for found in leased}
-            size = each.decided or each.pool.spec.block_size
-            size = next(iter(around), size or automatic_size(each.range, self._nodes))
-            if each.decided and is_ready(each.pool):
+            size = each.pool.spec.block_size or automatic_size(each.range, self._nodes)
+            size = next(iter(around), size)
+            if each.decided:
                 self._planned[each.name] = _sized(each, each.decided)
             elif len(around) > 1:
                 sizes = " and ".join(map(str, sorted(around)))
                 self._planned[each.name] = _refused(
                     f"it overlaps pools and blocks of {sizes} addresses: use another range"
                 )
-            elif each.decided not in (0, size) and each.name not in self._quiet:
-                self._pause(each, "BlockSizeChanges", f"blockSize is {size}")
             else:
                 yields = not is_made(each.pool) and all(is_made(other.pool) for other, _ in beside)
                 self._planned[each.name] = _sized(each, size, later=yields)
             if size := self._planned[each.name].block_size:
                 known.append((each, size))
-
-    def _pause(self, each: Ranged, reason: str, what: str) -> None:
-        """The pool as it was decided, without claims until the change is made."""
-        self._planned[each.name] = Plan(
-            space=each.pool.status.space,
-            block_size=each.decided,
-            ready=False,
-            reason=reason,
-            message=f"nodes may claim again in a few minutes, when {what}",
-        )
 
 
 def _canonical(written: str) -> Network:
@@ -258,8 +234,8 @@ def _age(pool: AddressPool) -> tuple[str, str]:
     return pool.metadata.creation_timestamp, pool.metadata.name
 
 
-def _rank(each: Ranged) -> tuple[bool, bool, tuple[str, str]]:
-    return not (each.decided and is_ready(each.pool)), not each.decided, _age(each.pool)
+def _rank(each: Ranged) -> tuple[bool, tuple[str, str]]:
+    return not each.decided, _age(each.pool)
 
 
 def _length(interval: Interval) -> int:

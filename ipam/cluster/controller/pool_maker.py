@@ -43,14 +43,13 @@ class ReadDefinition(msgspec.Struct, frozen=True):
     why: str = ""
 
 
-def read(definitions: Iterable[NetworkDefinition]) -> Iterator[ReadDefinition]:
-    """The definitions that ask for pools, or that have a mistake, one by one."""
-    for definition in definitions:
-        try:
-            if pools := _pools(definition):
-                yield ReadDefinition(definition.metadata, pools)
-        except CNIError as error:
-            yield ReadDefinition(definition.metadata, why=str(error))
+def read(definition: NetworkDefinition) -> ReadDefinition | None:
+    """The definition, if it asks for pools or has a mistake."""
+    try:
+        pools = _pools(definition)
+    except CNIError as error:
+        return ReadDefinition(definition.metadata, why=str(error))
+    return ReadDefinition(definition.metadata, pools) if pools else None
 
 
 def _pools(definition: NetworkDefinition) -> dict[str, PoolSpec]:

@@ -28,13 +28,12 @@ MOST_RUNS = 8192  # of addresses, in one field of a status
 class Told(msgspec.Struct, frozen=True, kw_only=True):
     """What a status says of a pool beside its plan and blocks.
 
-    `conflicts` is what contradicts itself among its blocks, a sentence each. `full` is why it
-    reserves no further address, "" if it does. No pod gets what is `kept_out`, beside what the pool
-    excludes. `share` is what nodes may use of it beside whereabouts.
+    `conflicts` is what contradicts itself among its blocks, a sentence each. No pod gets what is
+    `kept_out`, beside what the pool excludes. `share` is what nodes may use of it beside
+    whereabouts.
     """
 
     conflicts: Sequence[str] = ()
-    full: str = ""
     kept_out: Sequence[Interval] = ()
     share: PoolShare = PoolShare()
 
@@ -87,7 +86,6 @@ def status(
             used=sum(placed.block.status.used for placed in leased),
         ),
         free_map=free_map(indexes, geometry.total) if mapped else "",
-        high_water=min(indexes[-1] + 1, MOST) if indexes else 0,
         conditions=_dated(pool, _conditions(plan, told, free), now),
     )
 
@@ -145,8 +143,6 @@ def _conditions(plan: Plan, told: Told, free: int | None) -> Iterator[Condition]
         yield condition("Conflict", "BlocksContradict", why, is_true=True)
     else:
         yield condition("Conflict", "NoConflict", is_true=False)
-    if told.full:
-        yield condition("ReservationsRefused", "LimitReached", told.full, is_true=True)
 
 
 def condition(type_: str, reason: str, message: str = "", *, is_true: bool) -> Condition:

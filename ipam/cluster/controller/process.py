@@ -10,8 +10,8 @@ from base import loops
 from base.problems import Problems
 from ipam.cluster.api import NetworkDefinition, Unreadable
 from ipam.cluster.controller.leadership import RENEW_EVERY, Leadership
-from ipam.cluster.controller.mirror import Mirror, NodePoll, Polled, Signal
-from ipam.cluster.controller.pool_maker import POOLS_PER_NAMESPACE, ReadDefinition, read
+from ipam.cluster.controller.mirror import Mirror, NodePoll, Polled, same
+from ipam.cluster.controller.pool_maker import POOLS_PER_NAMESPACE, read
 from ipam.cluster.controller.reclaim import ReclaimCounts
 from ipam.cluster.controller.rounds import OtherPools, Rounds, Seen, World
 from ipam.cluster.controller.steps import NotLeading, Steps, guarded
@@ -26,7 +26,6 @@ from ipam.cluster.whereabouts.sharing import Mode
 SETTLE = 0.3  # seconds at least between two rounds: a pod waits for the pool of its definition
 SHARE = 4  # of the last round's CPU time: so rounds take a fifth of a CPU in the largest clusters
 ROUND_EVERY = 5.0  # seconds at most
-DEFINITIONS_EVERY = 60.0  # also without a sign that one has changed
 REQUESTS_PER_SECOND = 100.0  # all nodes wait for this one client; each of them sends 20
 REQUESTS_AT_ONCE = 400  # two for each of 200 pods that begin at once on nodes without an address
 STUCK_AFTER = 300.0  # seconds without a step of the loop
@@ -40,53 +39,32 @@ class LiveView:
     """What the API server has, for one leader: mirrors of our objects, polls of the others."""
 
     def __init__(
-        self,
-        api: ClusterApi,
-        changed: Callable[[], None],
-        clock: Callable[[], float],
-        steps: Steps,
+        self, api: ClusterApi, changed: Callable[[], None], clock: Callable[[], float]
     ) -> None:
-        self._api = api
-        self._clock = clock
-        self._steps = steps
         self._nodes = NodePoll(api, changed, clock)
-        self._pools = Mirror(api, AddressPool, changed)
-        self._blocks = Mirror(api, AddressBlock, changed)
-        self._reservations = Mirror(api, AddressReservation, changed)
-        self._definitions: Sequence[ReadDefinition] = ()
-        self._definitions_at: float | None = None
-        self._redefined = Signal(lambda: api.signals(NetworkDefinition), changed)
+        self._pools = Mirror(api, AddressPool, same, changed)
+        self._blocks = Mirror(api, AddressBlock, same, changed)
+        self._reservations = Mirror(api, AddressReservation, same, changed)
+        self._definitions = Mirror(api, NetworkDefinition, read, changed, may_lack=True)
 
     def world(self) -> World | None:
-        """The cluster now; None before the first lists. Definitions are as they were if they cannot
-        be read."""
+        """The cluster now; None before the first lists, but for definitions."""
         pools, blocks = self._pools.items(), self._blocks.items()
         reservations, polled = self._reservations.items(), self._nodes.last
         if pools is None or blocks is None or reservations is None or polled is None:
             return None
-        now = self._clock()
-        old = self._definitions_at is None or now - self._definitions_at >= DEFINITIONS_EVERY
-        if self._redefined.taken() or old:
-            self._definitions_at = None  # until they are read
-            self._steps.each("definitions", [("all", now)], self._read_definitions)
         return World(
             polled=polled,
-            definitions=tuple(self._definitions),
+            definitions=tuple(filter(None, self._definitions.items() or ())),
             pools=pools,
             blocks=blocks,
             reservations=reservations,
         )
 
-    def _read_definitions(self, now: float) -> None:
-        found = list[ReadDefinition]()
-        for each in self._api.each(NetworkDefinition):
-            self._steps.progress()  # tenants decide how much there is to read
-            found += read([each])
-        self._definitions, self._definitions_at = found, now
-
     def close(self) -> None:
         """Follow nothing any more."""
-        for each in (self._nodes, self._pools, self._blocks, self._reservations, self._redefined):
+        mirrors = (self._pools, self._blocks, self._reservations, self._definitions)
+        for each in (self._nodes, *mirrors):
             each.close()
 
 
@@ -173,8 +151,7 @@ class ControllerProcess:
     def _lead(self) -> None:
         """Rounds until this process leads no more. What it remembers is forgotten then."""
         _log.info("leading")
-        steps = Steps(self._progress)
-        view = LiveView(self._api, self._changed.set, self._clock, steps)
+        view = LiveView(self._api, self._changed.set, self._clock)
         others = None
         if self._other_pools is not None:
             others = self._other_pools(self._api, self._changed.set)
@@ -183,7 +160,7 @@ class ControllerProcess:
             clock=self._clock,
             counts=self.counts,
             pools_per_namespace=self._pools_per_namespace,
-            steps=steps,
+            steps=Steps(self._progress),
             whereabouts=self._whereabouts,
             other_pools=others,
         )

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from ipam.cluster.api import ApiError, Conflict, NotFound
+from ipam.cluster.api import Conflict, NotFound
 from ipam.cluster.controller.machines import POWERED_OFF, PROOFS, Machines, Standing
 from ipam.cluster.controller.mirror import Polled
 from ipam.cluster.controller.steps import Steps, unless_changed
@@ -103,7 +103,8 @@ class Reclaim:
         fails is left for the next round.
         """
         blocks = tuple(blocks)
-        standings, unsure = self._look({block.holder for block in blocks}, machines, steps)
+        standings = {block.holder: machines.standing(block.holder) for block in blocks}
+        self._note(standings)
         uids = {block.metadata.uid for block in blocks}
         self._fences = {uid: fenced for uid, fenced in self._fences.items() if uid in uids}
         ripe = []
@@ -121,44 +122,30 @@ class Reclaim:
             if standing not in PROOFS:
                 self._fences.pop(block.metadata.uid, None)  # another proof waits again
                 continue
-            sure = block.holder not in unsure and not is_old
-            if sure and self._is_ripe(block, standing, pools):
+            if not is_old and self._is_ripe(block, standing, pools):
                 ripe.append((block.metadata.name, block))
         left = MOST_STEPS
 
         def free(block: AddressBlock) -> None:
             nonlocal left
             if left > 0 and self._clock() - polled.ended < FRESH:
-                left -= self._free(block, standings[block.holder], pools, polled.began)
+                left -= self._free(block, standings[block.holder], pools, machines, polled.began)
 
         steps.each("reclaim", ripe, free)
         return {block.metadata.name: standings[block.holder] for block in blocks}
 
-    def _look(
-        self, holders: Iterable[Holder], machines: Machines, steps: Steps
-    ) -> tuple[dict[Holder, Standing], set[Holder]]:
-        """How the holders stand, and of which that could not be found out now: they stand as they
-        did."""
+    def _note(self, standings: Mapping[Holder, Standing]) -> None:
+        """Remember since when each holder stands so."""
         now = self._clock()
-        standings: dict[Holder, Standing] = {}
-        unsure: set[Holder] = set()
         former, self._since = self._since, {}
-        for holder in holders:
+        for holder, standing in standings.items():
             last = former.get(holder)
-            try:
-                standing = machines.standing(holder)
-            except ApiError as error:
-                steps.failed(error)
-                unsure.add(holder)
-                standing = last.standing if last is not None else Standing.SILENT
-            standings[holder] = standing
             unchanged = last is not None and last.standing is standing
             self._since[holder] = last if last and unchanged else _Since(standing, now)
             if not unchanged and standing in PROOFS:
                 _log.info(
                     "%s (store %s): its node %s", holder.node, holder.instance, standing.value
                 )
-        return standings, unsure
 
     def _is_ripe(
         self, block: AddressBlock, standing: Standing, pools: Mapping[str, AddressPool]
@@ -175,12 +162,15 @@ class Reclaim:
         block: AddressBlock,
         standing: Standing,
         pools: Mapping[str, AddressPool],
+        machines: Machines,
         read_at: float,
     ) -> int:
         """Fence the block, or delete it if that may be done; how many requests it took."""
         meta = block.metadata
         with unless_changed(_log, meta.name):
             if block.spec.state != "Reclaiming":
+                if self._has_pods(block, machines):
+                    return 1
                 block = fence(self._api, block)
                 self._counts.fenced += 1
                 _log.warning(
@@ -197,12 +187,28 @@ class Reclaim:
             waited = self._clock() - fenced.time >= self._wait(block, standing)
             if not waited or read_at < fenced.time:
                 return 0
+            if self._has_pods(block, machines):
+                return 1
             pool = pools.get(block.spec.pool)
             is_wrong = pool is not None and bool(why_wrong(block, pool))  # nobody leases by it
             give_to_others(self._api, block, probe=standing not in POWERED_OFF and not is_wrong)
             self._counts.freed += 1
             _log.warning("%s: freed: the node %s %s", meta.name, block.holder.node, standing.value)
         return 1
+
+    def _has_pods(self, block: AddressBlock, machines: Machines) -> bool:
+        """Whether pods are bound to the name of a Node that is gone: then all begins again.
+
+        They are asked for only now: many nodes may go at once, and each is a request.
+        """
+        holder = block.holder
+        if self._since[holder].standing is not Standing.GONE or machines.has(holder.node):
+            return False
+        if not self._api.has_pods(holder.node):
+            return False
+        self._since[holder] = _Since(Standing.GONE, self._clock())
+        self._fences.pop(block.metadata.uid, None)
+        return True
 
     def _wait(self, block: AddressBlock, standing: Standing) -> float:
         return 0.0 if standing in POWERED_OFF else block.spec.max_offline_seconds + self._margin

@@ -18,9 +18,9 @@ from msgspec.structs import replace
 from ipam.addresses import Interval
 from ipam.cluster.api import ApiError
 from ipam.cluster.controller.block_index import BlockIndex, contradictions, decisive
-from ipam.cluster.controller.machines import BoundPods, Machines, Standing
+from ipam.cluster.controller.machines import Machines, Standing
 from ipam.cluster.controller.mirror import Polled
-from ipam.cluster.controller.plans import Plan, is_ready, plans
+from ipam.cluster.controller.plans import Plan, plans
 from ipam.cluster.controller.pool_maker import POOLS_PER_NAMESPACE, PoolMaker, ReadDefinition
 from ipam.cluster.controller.pool_status import Told, decides_alike, differs_in_use_only, status
 from ipam.cluster.controller.reclaim import MARGIN, Reclaim, ReclaimCounts
@@ -34,10 +34,9 @@ from ipam.cluster.objects import (
     PoolStatus,
 )
 from ipam.cluster.rest_api import ClusterApi
-from ipam.cluster.sticky import is_let_go, limit_reached
+from ipam.cluster.sticky import is_let_go
 from ipam.cluster.whereabouts.sharing import Mode, Sharing
 
-QUIET_AFTER = 120.0  # seconds after which no claim of a pool that is not Ready is under way
 USED_EVERY = 10.0  # seconds between two writes of how many addresses are used
 COUNTS_EVERY = 2.0  # seconds between two writes of which blocks are leased
 
@@ -108,8 +107,6 @@ class Rounds:
         self._sharing = Sharing(api, whereabouts, clock)
         self._other_pools = other_pools
         self._reclaim = Reclaim(api, clock, counts or ReclaimCounts(), margin)
-        self._bound_pods = BoundPods(api, clock)
-        self._paused_since: dict[str, float] = {}  # by the pool's uid
         self._written: dict[str, float] = {}  # when a status was, by the pool's uid
 
     def round(self, world: World) -> Seen:
@@ -119,8 +116,7 @@ class Rounds:
         blocks = decisive(world.blocks, pools)
         if self._other_pools is not None:
             unusable += self._other_pools.keep(pools, self._reports, self.steps)
-        self._bound_pods.begin()
-        machines = Machines(world.polled.nodes, world.blocks, self._bound_pods.on)
+        machines = Machines(world.polled.nodes, world.blocks)
         standings = self._reclaim.step(world.blocks, pools, machines, world.polled, self.steps)
         reserve(self._api, world.reservations, blocks, self.steps)
         index = BlockIndex(blocks)
@@ -129,19 +125,17 @@ class Rounds:
         conflicts: defaultdict[str, list[str]] = defaultdict(list)
         for each in found:
             conflicts[each.pool].append(each.text)
-        full = self._full(blocks, pools)
         kept_out = self._other_pools.kept_out if self._other_pools is not None else {}
         shares = self._sharing.look(pools, index, machines.count, self.steps)
         told = {
             name: Told(
                 conflicts=conflicts[name],
-                full=full.get(name, ""),
                 kept_out=kept_out.get(name, ()),
                 share=share,
             )
             for name, share in shares.items()
         }
-        self._write_statuses(pools, blocks, index, machines.count, quarantined, told)
+        self._write_statuses(pools, index, machines.count, quarantined, told)
         over_limit = self._watch_limits(blocks, pools)
         for unreadable in self._api.unreadable():
             self._reports.unreadable(unreadable)
@@ -157,29 +151,31 @@ class Rounds:
     def _write_statuses(
         self,
         pools: dict[str, AddressPool],
-        blocks: Sequence[AddressBlock],
         index: BlockIndex,
         nodes: int,
         quarantined: Collection[str],
         told: Mapping[str, Told],
     ) -> None:
         """Bring the statuses of `pools` up to date, on the API server and there."""
-        quiet = self._quiet(pools.values())
         uids = {pool.metadata.uid for pool in pools.values()}
         self._written = {uid: at for uid, at in self._written.items() if uid in uids}
-        planned = plans(pools.values(), index, nodes, quiet)
+        planned = plans(pools.values(), index, nodes)
         if any(_decides(plan, pools[name]) for name, plan in planned.items()):
-            # What is decided must not rest on what a watch has shown: look now.
+            # What is decided must not rest on what a watch has shown: look now, first at the pools.
             try:
-                blocks = decisive(self._api.list(AddressBlock).items, pools)
+                listed = self._api.list(AddressPool)
+                kept = {each.metadata.name for each in listed.unreadable}
+                now = {name: pool for name, pool in pools.items() if name in kept}
+                now |= {pool.metadata.name: pool for pool in listed.items}
+                index = BlockIndex(decisive(self._api.list(AddressBlock).items, now))
             except ApiError as error:
                 self.steps.failed(error)
                 planned = {
                     name: plan for name, plan in planned.items() if not _decides(plan, pools[name])
                 }
             else:
-                index = BlockIndex(blocks)
-                planned = plans(pools.values(), index, nodes, quiet)
+                planned = {n: p for n, p in plans(now.values(), index, nodes).items() if n in told}
+                pools |= {name: now[name] for name in planned}
 
         def write(item: tuple[str, Plan]) -> None:
             name, plan = item
@@ -201,30 +197,6 @@ class Rounds:
                 return False
         self._written[uid] = now
         return True
-
-    def _quiet(self, pools: Iterable[AddressPool]) -> set[str]:
-        """The pools that this leader has seen not Ready for so long that no claim is under way."""
-        now = self._clock()
-        paused = {pool.metadata.uid: pool for pool in pools if not is_ready(pool)}
-        self._paused_since = {uid: self._paused_since.get(uid, now) for uid in paused}
-        return {
-            pool.metadata.name
-            for uid, pool in paused.items()
-            if now - self._paused_since[uid] >= QUIET_AFTER
-        }
-
-    def _full(
-        self, blocks: Iterable[AddressBlock], pools: Mapping[str, AddressPool]
-    ) -> Mapping[str, str]:
-        """The pools that reserve no further address, which is reported, and why."""
-        reserved = Counter(block.spec.pool for block in blocks if block.spec.sticky.reservation)
-        full: dict[str, str] = {}
-        for name, pool in pools.items():
-            most = pool.spec.sticky.max_addresses
-            if most and reserved[name] >= most:
-                full[name] = limit_reached(name, reserved[name], most)
-                self._reports.resource("ReservationLimitReached", full[name], pool, once=str(most))
-        return full
 
     def _watch_limits(
         self, blocks: Iterable[AddressBlock], pools: Mapping[str, AddressPool]

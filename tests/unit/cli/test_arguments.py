@@ -100,7 +100,7 @@ def test_a_command_line_that_cannot_be_meant_is_refused(
         ("install --bogus", "podfabric install ", "unrecognized arguments: --bogus\n"),
         ("install --plugin-s", "podfabric install ", 'did you mean "--plugins"?'),
         ("explain a b", "podfabric explain ", "unrecognized arguments: b\n"),
-        ("ipam list --clustr", "podfabric ipam list ", 'did you mean "--cluster"?'),
+        ("ipam show x --clustr", "podfabric ipam show ", 'did you mean "--cluster"?'),
         ("ipam --cluster list", "podfabric ipam ", "unrecognized arguments: --cluster"),
         ("ipam lst", "podfabric ipam ", 'did you mean "list"?'),
         ("topo --json", "podfabric topo ", 'did you mean "-o json"?'),

@@ -1,6 +1,5 @@
 """`podfabric ipam ... --cluster`, and `podfabric controller` as a process."""
 
-import json
 import os
 import subprocess
 import sys
@@ -38,26 +37,6 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
 
     monkeypatch.setattr(cluster_addresses, "connect", connect)
     return cluster
-
-
-def test_list_shows_pools_and_blocks_with_their_holders(
-    cluster: Cluster, capsys: pytest.CaptureFixture[str]
-) -> None:
-    cluster.change_node("gpu-1", ready=False)
-    assert run(["ipam", "list", "--cluster"]) == 0
-    pools, blocks = capsys.readouterr().out.split("\n\n")
-    assert pools.splitlines()[1].split() == [
-        *("pool", "-", "10.64.0.0/24", "8", "1", "254", "1", "0", "True")
-    ]
-    assert blocks.splitlines()[1].startswith(f"{BLOCK}  gpu-1  Active  1     7     -")
-    assert "is not ready, which proves nothing" in blocks
-
-
-def test_list_as_json_has_the_objects(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["ipam", "list", "--cluster", "-o", "json"]) == 0
-    listed = json.loads(capsys.readouterr().out)
-    assert listed["pools"][0]["spec"]["range"] == "10.64.0.0/24"
-    assert listed["blocks"][0]["spec"]["holder"]["node"] == "gpu-1"
 
 
 def test_show_names_the_pod_and_the_node_of_an_address(
@@ -184,7 +163,7 @@ def test_an_api_server_that_is_away_is_an_error(
     cluster: Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cluster.api.down = True
-    for words in (["list"], ["show", "10.0.0.1"], ["fsck"]):
+    for words in (["show", "10.0.0.1"], ["fsck"]):
         assert run(["ipam", *words, "--cluster"]) == 1
         assert "no answer" in capsys.readouterr().err
 

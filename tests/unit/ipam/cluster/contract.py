@@ -157,7 +157,6 @@ class ApiContract:
             block_size=16,
             addresses=AddressCounts(capacity=2**63 - 1, used=3),
             free_map="AAA=",
-            high_water=9,
             conditions=(ready,),
         )
         assert api.update_status(replace(stored, status=status)).status == status

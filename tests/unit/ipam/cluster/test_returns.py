@@ -245,9 +245,13 @@ def test_a_block_is_leased_ahead_before_the_last_address_is_used(
 ) -> None:
     fill(node, 10)
     node.steps(1, 1.0)
+    assert len(node.rows()) == 1
+    for number in range(10, 13):
+        node.add(f"p{number}")
+    node.steps(1, 1.0)
     assert len(node.rows()) == 2
     server.down = True
-    for number in range(10, 24):
+    for number in range(13, 27):
         node.add(f"p{number}")
 
 
@@ -260,18 +264,15 @@ def test_pods_that_come_and_go_lease_nothing_ahead(server: FakeApi, node: Cluste
             node.steps(1, 1.0)
     node.steps(3, 1.0)
     assert len(node.rows()) == 1
-    fill(node, 9)
-    node.steps(1, 1.0)
-    assert len(node.rows()) == 2
 
 
 def test_a_pool_that_can_lease_no_more_does_not_keep_another_from_leasing_ahead(
     server: FakeApi, node: ClusterNode, caplog: pytest.LogCaptureFixture
 ) -> None:
     put_pool(server, "10.4.0.0/24", max_blocks_per_node=1)
-    for number in range(10):
+    for number in range(13):
         node.add(f"q{number}", {"range": "10.4.0.0/24"})
-    fill(node, 10)
+    fill(node, 13)
     node.steps(1, 1.0)
     assert len(node.rows()) == 3
     assert "lease a block ahead: this node has all 1 blocks" in caplog.text
@@ -287,23 +288,6 @@ def test_what_is_counted(server: FakeApi, node: ClusterNode) -> None:
     node.steps(3, 500.0)
     assert node.lessee.counted().errors > 0
     assert (node.lessee.counted().confirmed or 0) >= 1500
-
-
-def test_a_lessee_that_is_closed_asks_for_nothing_more(server: FakeApi, memory_path: Path) -> None:
-    """The next agent's has the same name, and begins when this one has ended."""
-    closing: list[Lessee] = []
-
-    def close(verb: str, kind: str, name: str) -> None:
-        for lessee in closing:
-            lessee.close()
-
-    node = ClusterNode(server, memory_path / "b", "node-b", faults=close)
-    node.add("p0")
-    node.steps(3)
-    closing.append(node.lessee)
-    node.api.calls.clear()
-    node.steps(2, CONFIRM_EVERY)
-    assert node.api.calls == {("get", "Node"): 1}
 
 
 # --- with its thread ---------------------------------------------------------------------------

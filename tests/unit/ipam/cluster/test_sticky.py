@@ -19,10 +19,8 @@ from ipam.cluster.objects import (
     Holder,
     OwnerReference,
     ReservationSpec,
-    StickyLimits,
     StickySpec,
 )
-from ipam.cluster.wants import PATIENCE
 from ipam.store import AddressInUse, Grant
 from tests.fake_api import FakeApi, Fault, changed_node
 from tests.unit.ipam.calls import error_of, request
@@ -203,30 +201,6 @@ def test_an_address_that_the_definition_withholds_later_is_an_error(
     assert error.code == Code.NO_FREE_ADDRESS
     assert why in error.message
     assert "AddressReservation ns/web" in error.message
-
-
-def test_a_pool_reserves_no_more_addresses_than_its_limit(
-    server: FakeApi, nodes: list[ClusterNode]
-) -> None:
-    a, b, _ = nodes
-    pool = server.look(AddressPool, POOL)
-    server.put(replace(pool, spec=replace(pool.spec, sticky=StickyLimits(max_addresses=2))))
-    given = [add(a, "web-0"), add(b, "web-1")]
-    b.api.calls.clear()
-    b.patience = PATIENCE
-    error = error_of(lambda: add(b, "web-2"))
-    b.patience = 0.0
-    assert error.code == Code.TRY_AGAIN
-    assert "has 2 reserved addresses, and its spec.sticky.maxAddresses is 2" in error.message
-    # Those of the pod, and those of the pool, which may be many: an ADD lists them once.
-    assert b.api.calls["list", "AddressBlock"] <= 2
-    b.steps(2)
-    assert [event.reason for event in server.events] == ["AddressReservationRefused"]
-    assert len(bound(server)) == 2
-    assert add(b, "db-0"), "an address that is not reserved"
-    a.delete("web-0")
-    let_go(a)
-    assert add(b, "web-0") == given[0], "one that has a reserved address keeps it"
 
 
 def test_a_node_takes_over_no_more_blocks_than_the_pool_allows(

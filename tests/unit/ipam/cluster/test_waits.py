@@ -29,11 +29,10 @@ from ipam.cluster.wants import (
     Claims,
     LeasesNothing,
     PoolPending,
-    PoolRange,
     Want,
 )
 from ipam.sqlite_store import SqliteStore
-from ipam.store import Grant, Owner
+from ipam.store import Owner
 from ipam.store_files import StoreFiles
 from tests.fake_api import FakeApi
 from tests.unit.ipam.calls import BOOT, error_of, owner, range_of, sets_of
@@ -59,13 +58,7 @@ class Time:
 class NoClaims:
     """What `Claims` have beside `claim`, for a node that leases nothing."""
 
-    def kept(self, owner: Owner, ranges: object) -> dict[PoolRange, int]:
-        return {}
-
-    def announce(self, owner: Owner, grant: Grant) -> bool:
-        return True
-
-    def used(self, want: Want, occupancy: object) -> None:
+    def low(self, wants: Sequence[Want]) -> None:
         pass
 
     def failed(self, owner: Owner, error: CNIError) -> None:

@@ -2,13 +2,14 @@
 
 import json
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from msgspec.structs import replace
 
 from ipam.addresses import parse
-from ipam.cluster.api import ApiError, Meta, NetworkDefinition, Node
+from ipam.cluster.api import ApiError, Meta, NetworkDefinition, Node, NotFound
 from ipam.cluster.controller.mirror import Polled, all_nodes
 from ipam.cluster.controller.pool_maker import POOLS_PER_NAMESPACE, read
 from ipam.cluster.controller.reclaim import ReclaimCounts
@@ -40,9 +41,12 @@ def read_world(api: ClusterApi, clock: Callable[[], float]) -> World:
     """Everything, by consistent reads. ApiError."""
     began = clock()
     nodes = all_nodes(api)
+    definitions: Iterable[NetworkDefinition] = ()
+    with suppress(NotFound):  # the kind is not installed
+        definitions = api.list(NetworkDefinition).items
     return World(
         polled=Polled(nodes, began, clock()),
-        definitions=tuple(read(api.each(NetworkDefinition))),
+        definitions=tuple(filter(None, map(read, definitions))),
         pools=api.list(AddressPool).items,
         blocks=api.list(AddressBlock).items,
         reservations=api.list(AddressReservation).items,

@@ -15,20 +15,20 @@ from ipam.cluster.controller import mirror as mirror_module
 from ipam.cluster.controller import process as process_module
 from ipam.cluster.controller.exposition import exposition
 from ipam.cluster.controller.leadership import Leadership
-from ipam.cluster.controller.mirror import Mirror
+from ipam.cluster.controller.mirror import Mirror, same
 from ipam.cluster.controller.process import STUCK_AFTER, ControllerProcess
 from ipam.cluster.controller.rounds import Rounds, Seen, World
 from ipam.cluster.controller.steps import NotLeading, guarded
 from ipam.cluster.objects import AddressBlock, AddressPool, AddressReservation
-from tests.fake_api import FakeApi, Fault, definition
+from tests.fake_api import FakeApi, Fault
 from tests.unit.ipam.cluster.controller.cluster import Cluster
 from tests.waiting import join, until
 
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every pause is short, and definitions are read only when they have changed."""
-    for name, seconds in (("SETTLE", 0.05), ("ROUND_EVERY", 0.2), ("DEFINITIONS_EVERY", 1e6)):
+    """Every pause is short."""
+    for name, seconds in (("SETTLE", 0.05), ("ROUND_EVERY", 0.2)):
         monkeypatch.setattr(process_module, name, seconds)
     for name in ("FIRST_PAUSE", "LONGEST_PAUSE", "POLL_EVERY"):
         monkeypatch.setattr(mirror_module, name, 0.2)
@@ -69,16 +69,11 @@ def _is_ready(cluster: Cluster, name: str) -> bool:
         return False
 
 
-def test_rounds_go_on_after_an_outage_and_after_a_defect() -> None:
+def test_rounds_go_on_after_an_outage() -> None:
     cluster = Cluster()
     process = _process(cluster.api, "only")
     with _running(process):
         until(lambda: process.rounds > 0)
-        done = process.rounds
-        cluster.api.definitions.append(definition("", 7))  # type: ignore[arg-type] # what no reader expects
-        until(lambda: process.errors["round", "Defect"] > 0)
-        cluster.api.definitions.clear()
-        until(lambda: process.rounds > done)
         cluster.api.down = True
         until(lambda: process.errors["list", "Unavailable"] > 0)
         cluster.api.down = False
@@ -114,6 +109,7 @@ def test_a_process_whose_rounds_all_fail_is_not_alive(monkeypatch: pytest.Monkey
         patched.setattr(Rounds, "round", fail)
         with _running(_process(Cluster().api, "only")) as process:
             until(lambda: not process.alive()[0])
+            assert process.errors["round", "Defect"] > 0
             assert process.alive()[1] == "failed 5 times or more in a row: rounds"
             patched.undo()
             until(lambda: process.alive() == (True, "alive"))
@@ -204,7 +200,7 @@ def test_a_mirror_shows_what_is_made_changed_and_deleted() -> None:
     node = cluster.node("gpu-1")
     cluster.block("10.64.0.8", node)
     changes = threading.Semaphore(0)
-    mirror = Mirror(cluster.client, AddressBlock, changes.release)
+    mirror = Mirror(cluster.client, AddressBlock, same, changes.release)
     until(lambda: mirror.items() is not None)
     assert _names(mirror) == ["10.64.0.8"]
     second = cluster.block("10.64.0.16", node)
@@ -222,7 +218,7 @@ def test_a_mirror_lists_again_when_its_watch_has_expired() -> None:
     cluster = Cluster()
     node = cluster.node("gpu-1")
     cluster.block("10.64.0.8", node)
-    mirror = Mirror(cluster.client, AddressBlock, lambda: None)
+    mirror = Mirror(cluster.client, AddressBlock, same, lambda: None)
     until(lambda: _names(mirror) == ["10.64.0.8"])
     cluster.client.down = True
     cluster.api.remove(AddressBlock, "default.10.64.0.8-29")
@@ -237,7 +233,7 @@ def test_a_mirror_that_is_closed_begins_no_further_watch() -> None:
     api = FakeApi()
     client = api.client("only")
     others = set(threading.enumerate())
-    mirror = Mirror(client, AddressReservation, lambda: None)
+    mirror = Mirror(client, AddressReservation, same, lambda: None)
     (thread,) = set(threading.enumerate()) - others
     until(lambda: client.calls["watch", "AddressReservation"] == 1)
     mirror.close()
@@ -247,7 +243,7 @@ def test_a_mirror_that_is_closed_begins_no_further_watch() -> None:
 
 
 def test_a_mirror_of_nothing_is_empty_and_not_unknown() -> None:
-    mirror = Mirror(FakeApi().client("only"), AddressReservation, lambda: None)
+    mirror = Mirror(FakeApi().client("only"), AddressReservation, same, lambda: None)
     until(lambda: mirror.items() == ())
     mirror.close()
 
@@ -259,7 +255,7 @@ def test_a_new_definition_is_seen_and_one_whose_kind_is_not_installed_later(
     installed = threading.Event()
 
     def missing(verb: str, kind: str, name: str) -> Fault | None:
-        if (verb, kind) == ("watch", "NetworkAttachmentDefinition") and not installed.is_set():
+        if kind == "NetworkAttachmentDefinition" and not installed.is_set():
             raise NotFound("the kind is not installed")
         return None
 
@@ -268,8 +264,8 @@ def test_a_new_definition_is_seen_and_one_whose_kind_is_not_installed_later(
     leadership = Leadership(client, "podfabric", "controller", "only")
     with _running(ControllerProcess(client, leadership)) as process:
         until(lambda: process.rounds > 0)
+        installed.set()
         cluster.define({"type": "whereabouts", "range": "10.70.0.0/24"}, "first")
         until(lambda: _is_ready(cluster, "10.70.0.0-24"))
-        installed.set()
         cluster.define({"type": "whereabouts", "range": "10.71.0.0/24"}, "second")
         until(lambda: _is_ready(cluster, "10.71.0.0-24"))

@@ -65,7 +65,6 @@ def test_counts_are_those_of_counting_one_by_one(
     assert made.addresses.capacity == len(usable)
     assert made.blocks.leased == len(leased)
     assert (exhausted == "True") == (not free)
-    assert made.high_water == max(leased, default=-1) + 1
     assert made.free_map == geometry.free_map(leased, cut.total)
 
 
@@ -101,15 +100,12 @@ def test_equal_addresses_of_ready_pools_have_equal_names(
     """Also when pools come one after the other, and nodes lease and return blocks meanwhile."""
     present: list[AddressPool] = []
     blocks: dict[str, AddressBlock] = {}
-    quiet: set[str] = set()
     for pool in pools:
         present.append(pool)
         for _ in range(data.draw(st.integers(1, 3))):
-            planned = plans(present, BlockIndex(blocks.values()), 8, quiet)
+            planned = plans(present, BlockIndex(blocks.values()), 8)
             _require_equal_names(present, planned)
-            # What a round writes, and then the pools that are not Ready become quiet.
             present = [_as_planned(each, planned[each.metadata.name]) for each in present]
-            quiet = {name for name, plan in planned.items() if not plan.ready}
             ready = [each for each in present if planned[each.metadata.name].ready]
             if ready and data.draw(st.booleans()):
                 block = _first_block(data.draw(st.sampled_from(ready)))
@@ -118,12 +114,11 @@ def test_equal_addresses_of_ready_pools_have_equal_names(
                 del blocks[data.draw(st.sampled_from(sorted(blocks)))]
         assert not list(BlockIndex(blocks.values()).neighbours())
     for _ in range(4):
-        planned = plans(present, BlockIndex(blocks.values()), 8, quiet)
+        planned = plans(present, BlockIndex(blocks.values()), 8)
         present = [_as_planned(each, planned[each.metadata.name]) for each in present]
-        quiet = {name for name, plan in planned.items() if not plan.ready}
     reasons = {plan.reason for plan in planned.values() if not plan.ready}
     assert reasons <= {"BlockSizeDiffers", "PrivateBlocks"}, "a change comes to its end"
-    assert plans(present, BlockIndex(blocks.values()), 8, quiet) == planned
+    assert plans(present, BlockIndex(blocks.values()), 8) == planned
 
 
 def _first_block(pool: AddressPool) -> AddressBlock:

@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from ipam.cluster.api import Unavailable
-from ipam.cluster.controller.machines import LOOK_EVERY, MOST_LOOKS, OUT_OF_SERVICE, BoundPods
+from ipam.cluster.controller.machines import OUT_OF_SERVICE
 from ipam.cluster.controller.reclaim import REBOOTED_FOR, TAINTED_FOR, free_powered_off
 from ipam.cluster.controller.rounds import COUNTS_EVERY
 from ipam.cluster.controller.steps import MOST_FAILURES
@@ -64,59 +64,7 @@ def test_a_deleted_node_with_pods_keeps_its_blocks_until_they_are_gone() -> None
     cluster.run(10 * WHOLE_WAIT, every=5)
     assert cluster.blocks() == {BLOCK: "Active"}
     cluster.api.pods["gpu-1"] = 0
-    cluster.run(2 * LOOK_EVERY + WHOLE_WAIT + 1)
-    assert cluster.blocks() == {}
-
-
-def test_all_of_a_thousand_names_are_asked_for_in_turn() -> None:
-    cluster = Cluster()
-    bound = BoundPods(cluster.client, lambda: cluster.now)
-    names = [f"gpu-{number}" for number in range(1000)]
-    for _ in range(60):
-        cluster.now += 5
-        bound.begin()
-        known = [name for name in names if not bound.on(name)]
-    assert known == names
-    cluster.api.pods["gpu-7"] = cluster.api.pods["gpu-977"] = 1
-    for _ in range(80):
-        cluster.now += 5
-        bound.begin()
-        known = [name for name in names if bound.on(name)]
-    assert known == ["gpu-7", "gpu-977"]
-
-
-def test_a_look_that_fails_forgets_no_name() -> None:
-    cluster = Cluster()
-    bound = BoundPods(cluster.client, lambda: cluster.now)
-    names = [f"gpu-{number}" for number in range(3 * MOST_LOOKS)]
-    for _ in range(20):
-        cluster.now += 5
-        bound.begin()
-        known = [name for name in names if not bound.on(name)]
-    assert known == names
-    cluster.now += 60
-    cluster.client.down = True
-    bound.begin()
-    with pytest.raises(Unavailable):
-        bound.on(names[0])
-    cluster.client.down = False
-    bound.begin()
-    assert [name for name in names if not bound.on(name)] == names
-
-
-def test_many_nodes_that_go_at_once_are_asked_for_their_pods_little_by_little() -> None:
-    cluster = Cluster()
-    cluster.pool("10.64.0.0/16")
-    for number in range(3 * MOST_LOOKS):
-        node = cluster.node(f"gpu-{number}")
-        cluster.block(f"10.64.{number}.0", node, prefix=25)
-        cluster.remove_node(node.name)
-    for _ in range(20):
-        cluster.client.calls.clear()
-        cluster.run(1)
-        assert cluster.client.calls["list", "Pod"] <= MOST_LOOKS
-    assert set(cluster.blocks().values()) == {"Reclaiming"}
-    cluster.run(2 * WHOLE_WAIT)
+    cluster.run(GONE_AFTER + WHOLE_WAIT + 1)
     assert cluster.blocks() == {}
 
 

@@ -13,7 +13,6 @@ from ipam.cluster.objects import (
     AddressPool,
     AddressReservation,
     ReclaimSpec,
-    StickyLimits,
 )
 from tests.unit.ipam.calls import error_of
 from tests.unit.ipam.cluster.controller.cluster import Cluster
@@ -175,25 +174,3 @@ def test_a_second_block_of_a_pod_is_freed_when_no_node_has_it(
     cluster.api.put(replace(block, metadata=meta, spec=spec))
     cluster.run(5)
     assert cluster.blocks() == {block.metadata.name: first_is}
-
-
-def test_a_pool_that_reserves_no_further_address_says_so(memory_path: Path) -> None:
-    cluster = Cluster()
-    put_small_pool(cluster)
-    reservation = reserve(cluster.api)
-    a = ClusterNode(cluster.api, memory_path / "a", clock=cluster.clock)
-    pool = cluster.api.look(AddressPool, POOL)
-    cluster.api.put(replace(pool, spec=replace(pool.spec, sticky=StickyLimits(max_addresses=1))))
-    cluster.run(5)
-    assert cluster.api.events == []
-    add(a, "web-0")
-    cluster.run(5)
-    assert cluster.condition("ReservationsRefused", POOL) == ("True", "LimitReached")
-    (event,) = cluster.api.events
-    assert (event.reason, event.regarding["name"]) == ("ReservationLimitReached", POOL)
-    cluster.api.remove(AddressReservation, reservation.metadata.name, "ns")
-    a.delete("web-0")
-    let_go(a)
-    cluster.run(5)
-    types = {each.type for each in cluster.api.look(AddressPool, POOL).status.conditions}
-    assert "ReservationsRefused" not in types
