@@ -1,5 +1,6 @@
 """`podfabric explain` beside a kubelet and the device plugin, with what the CNI plugins wrote."""
 
+import errno
 import os
 import socket
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ import pytest
 
 from base.paths import Paths
 from base.pod import Pod
+from cni.attachments import pod_choices
 from cni.attachments.journal import Journal, JournalEntry, Phase
 from cni.attachments.pod_choices import PodChoices
 from deviceplugin.api import v1beta1_pb2
@@ -352,6 +354,20 @@ def test_a_damaged_journal_file_is_a_note(fleet: Fleet) -> None:
 )
 def test_a_wrong_command_line_ends_with_2(shell: Shell, given: list[str]) -> None:
     assert shell("explain", *given).code == 2
+
+
+def test_who_may_not_read_the_files_is_told_so(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def forbidden(paths: Paths) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(paths.devices))
+
+    monkeypatch.setattr(pod_choices, "every", forbidden)
+
+    printed = shell("explain", "ml/worker-0")
+
+    assert (printed.code, printed.out) == (1, "")
+    assert printed.err.endswith("/devices: Permission denied: run it as root\n")
 
 
 def test_no_wait_for_a_silent_kubelet(
