@@ -13,12 +13,11 @@ from prometheus_client.metrics_core import Metric
 from agent import cluster_addresses
 from base import msgspec_warmup
 from base.paths import Paths
-from base.pod import Pod
 from base.scrape import counter
 from cni.policy import cluster, rules
 from cni.policy.allowance import NotAllowed
 from cni.policy.cluster import ClusterPolicies
-from cni.policy.document import NODE, unknown
+from cni.policy.document import NODE
 from cni.spec.errors import CNIError, Code
 from cni.spec.plugin import Plugin
 from cni.spec.request import Request
@@ -51,7 +50,7 @@ class AgentPolicies:
         self._closed = False
         self._counting = threading.Lock()
         self._denials: Counter[tuple[str, str]] = Counter()
-        self.source = cluster.joined(node, self._present, self._service_account)
+        self.source = cluster.joined(node, self._present)
 
     def start(self) -> None:
         """Take the node's rules, and follow the cluster's if the node does now."""
@@ -73,11 +72,6 @@ class AgentPolicies:
             self._closed = True
         if self._follower is not None:
             self._follower.close()
-
-    def _service_account(self, pod: Pod) -> str:
-        if self._follower is None:
-            raise unknown("who asks", "it does not follow the cluster")
-        return self._follower.service_account(pod)
 
     def _present(self) -> ClusterPolicies:
         if self._follower is not None:

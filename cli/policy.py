@@ -118,8 +118,7 @@ def _show(judged: "Sequence[Verdict]") -> None:
     rows = [
         (
             verdict.definition,
-            verdict.namespace
-            + (f" as {verdict.service_account}" if verdict.service_account else ""),
+            verdict.namespace,
             verdict.plugin,
             Cell("allowed", "green") if verdict.allowed else Cell("refused", "bold red"),
             ", ".join(verdict.rules) if verdict.allowed else verdict.said,

@@ -147,7 +147,7 @@ class Allowance(msgspec.Struct, frozen=True):
 
 def of_pod(policy: Policy, pod: Pod) -> Allowance:
     """What the ADD of a pod may use. CNIError 11 if that cannot be told now."""
-    own = [rule for rule in policy.rules if rule.is_for(pod, policy.subjects)]
+    own = [rule for rule in policy.rules if rule.is_for(pod.namespace, policy.labels)]
     return _by(own or [policy.otherwise])
 
 
