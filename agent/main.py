@@ -202,7 +202,7 @@ class Agent:
             {**self._plugins(), **extra(self._addresses)},
             self._metrics.observe,
             until_empty=leaving is not None,
-            watched=policies.watched,
+            failed=policies.failed,
         )
         self._metrics.watch(
             running=lambda: self._workers.running,

@@ -16,9 +16,7 @@ from cni.policy import allowance, cluster
 from cni.policy.allowance import NotAllowed
 from cni.policy.rules import Policy
 from cni.spec.errors import CNIError, Code
-from cni.spec.plugin import Plugin
 from cni.spec.request import Request
-from cni.spec.result import Result
 from ipam.cluster.api import Meta, Refused
 from ipam.cluster.kubernetes_api import KubernetesApi
 from ipam.cluster.whereabouts.objects import AnnotatedPod
@@ -180,24 +178,6 @@ def test_labels_of_namespaces_decide_as_they_change(
     assert "does not know the labels" in node.outcome(missing, MINE)
 
 
-class _Asking:
-    """A plugin whose ADD asks for a P_Key."""
-
-    versions = ("1.1.0",)
-
-    def __init__(self, node: Node, pkey: int) -> None:
-        self._node, self._pkey = node, pkey
-
-    def add(self, request: Request) -> Result:
-        self._node.asks(request.arguments.pod, self._pkey)
-        return Result()
-
-    def other(self, request: Request) -> None:
-        raise AssertionError
-
-    delete = check = gc = status = other
-
-
 def test_a_denied_pod_has_an_event_that_names_key_value_and_rule(
     server: ApiServer, node: Node, title: str
 ) -> None:
@@ -205,11 +185,11 @@ def test_a_denied_pod_has_an_event_that_names_key_value_and_rule(
     pod = tenant.pod()
     put(server, title, for_namespace(tenant))
     node.await_outcome(pod, MINE, "allowed")
-    plugin: Plugin = _Asking(node, THEIRS)
     args = f"K8S_POD_NAMESPACE={pod.namespace};K8S_POD_NAME={pod.name};K8S_POD_UID={pod.uid}"
     for _ in range(2):
-        with pytest.raises(NotAllowed):
-            node.policies.watched(plugin).add(Request(command="ADD", args=args))
+        with pytest.raises(NotAllowed) as denied:
+            node.asks(pod, THEIRS)
+        node.policies.failed(Request(command="ADD", args=args), denied.value)
     until(tenant.events, what="event")
     (event,) = tenant.events()
     assert event["reason"] == DENIED
