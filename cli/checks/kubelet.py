@@ -83,7 +83,7 @@ def agent(node: ThisNode) -> Iterator[Outcome]:
         what = "no process answers" if path.exists() else "it does not exist"
         yield failed(
             f"{path}: {what}",
-            f"{_LOOK_AT_AGENT}, and start it with `systemctl start podfabric-agent.socket`",
+            _LOOK_AT_AGENT,
         )
 
 
