@@ -4,8 +4,8 @@ The pods of one definition have the same configuration to the byte. So the last 
 the values made from them, and calls with the same bytes share them.
 
 An ADD, CHECK or STATUS is refused if its configuration is beyond the limits (`limits`). A DEL or
-GC releases what an older version may have made under such a configuration, so that one is not
-decoded as a whole: only what a removal reads is. Plugins check their keys strictly: every error
+GC must release what there is, whatever its configuration holds by now, so that one is not decoded
+as a whole: only what a removal reads is. Plugins check their keys strictly: every error
 names the key and the remedy.
 """
 
