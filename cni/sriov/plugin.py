@@ -82,7 +82,6 @@ class Sriov(InterfacePlugin):
                     give_addresses(pod, namespace, request.ifname, answer, accept_ra=accept_ra)
             sandbox.require_still_there()
             interface = self._interface(request, placed, plan)
-            results.write_device_information(self.paths, request, interface)
             document = results.document(request, interface, answer, wanted.dns)
             interrupts.hold()  # from here on the call is answered as attached
             self.journal.write(
