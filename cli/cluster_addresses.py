@@ -91,7 +91,7 @@ def connect(kubeconfig: Path | None) -> ClusterApi:
 def _list(arguments: argparse.Namespace, api: ClusterApi) -> int:
     pools, blocks = api.list(AddressPool).items, api.list(AddressBlock).items
     if arguments.output == "json":
-        output.document({"pools": pools, "blocks": blocks}, "json")
+        output.document({"pools": pools, "blocks": blocks})
         return 0
     machines = _machines(api, blocks)
     pool_headers = ("POOL", "NETWORK", "RANGE", "BLOCK", "USED", "CAPACITY", "BLOCKS", "LOST")
@@ -150,7 +150,7 @@ def _show(arguments: argparse.Namespace, api: ClusterApi) -> int:
         for block, covered in blocks
     ]
     if arguments.output == "json":
-        output.document(holders, "json")
+        output.document(holders)
     elif holders:
         rows = [
             (each.address, each.pod, each.node, each.block, each.state, each.pool)

@@ -61,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     output.add_option(parser)
     parser.add_argument("--pool", metavar="RESOURCE", help='only this pool: "rdma/hca"')
     parser.add_argument(
-        "--gpus", action="store_true", help="only GPUs; json and yaml have only HCAs without this"
+        "--gpus", action="store_true", help="only GPUs; json has only HCAs without this"
     )
     parser.add_argument(
         "--config", type=file, metavar="FILE", help="pools of this file (default: config.yaml)"
@@ -92,7 +92,7 @@ def run(arguments: argparse.Namespace) -> int:
         hcas = [_narrowed(device, pool) for device in hcas]
         gpus = node_gpus.narrowed(gpus, pool) if pool in of_gpus else gpus
     if not is_text:
-        output.document(gpus if only_gpus else hcas, arguments.output)
+        output.document(gpus if only_gpus else hcas)
     else:
         _show(node, hcas, gpus, only_gpus=only_gpus)
     return 0

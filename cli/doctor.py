@@ -15,7 +15,6 @@ from cli.checks import (
     kernel,
     kubelet,
     policy,
-    roce,
 )
 from cli.output import Cell, Table
 from cli.this_node import ThisNode
@@ -31,7 +30,6 @@ CHECKS: Sequence[tuple[str, Check]] = (
     ("RDMA namespaces", kernel.namespaces),
     ("locked memory", kernel.locked_memory),
     ("ports", fabric.ports),
-    ("RoCE", roce.gid_tables),
     ("IPoIB parents", fabric.ipoib_parents),
     ("GPUs and HCAs", fabric.gpu_distances),
     ("GPU memory", kernel.peer_memory),
@@ -59,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the findings; 1 if some check failed."""
     findings = examine(ThisNode(Paths.from_environ(os.environ), tolerant=True))
     if arguments.output != "table":
-        output.document(findings, arguments.output)
+        output.document(findings)
     else:
         _show(findings)
     return 1 if any(finding.status == "failed" for finding in findings) else 0

@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
             sys.stderr.write(f"podfabric explain: {note}\n")
         return 1
     if arguments.output != "table":
-        output.document(explanation, arguments.output)
+        output.document(explanation)
     else:
         _show(node, explanation)
     return 0
@@ -60,7 +60,6 @@ def _show(node: ThisNode, explanation: "Explained") -> None:
         else "its devices are unknown: the kubelet could not be asked",
         _attachments(explanation.attachments),
         _beside(explanation.beside),
-        _kept(explanation),
         _ways(explanation.ways),
         gpu_tables.parts(
             explanation.gpus,
@@ -124,13 +123,6 @@ def _beside(addresses: "tuple[AddressBeside, ...]") -> Table | str:
     rows = [(each.ifname, each.network, each.address, each.range) for each in addresses]
     headers = ("INTERFACE OF ANOTHER PLUGIN", "NETWORK", "ADDRESS", "RANGE")
     return Table(headers, rows) if rows else ""
-
-
-def _kept(explanation: "Explained") -> Table | str:
-    """HCAs that are kept for attachments which do not exist now."""
-    present = {f"{interface.network}/{interface.ifname}" for interface in explanation.attachments}
-    rows = [(key, hca) for key, hca in sorted(explanation.claims.items()) if key not in present]
-    return Table(("KEPT FOR A NEXT ADD", "HCA"), rows) if rows else ""
 
 
 def _ways(ways: "tuple[Way, ...]") -> Table | str:

@@ -108,7 +108,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 1
     judged = verdicts(found.definitions, found.policy, found.labels, arguments.namespace)
     if arguments.output != "table":
-        output.document(judged, arguments.output)
+        output.document(judged)
     else:
         _show(judged)
     return 1 if any(not verdict.allowed for verdict in judged) else 0

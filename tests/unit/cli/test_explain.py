@@ -11,10 +11,9 @@ import msgspec
 import pytest
 
 from base.paths import Paths
-from base.pod import Pod
-from cni.attachments import pod_choices
+from cli import pods
+from cli.this_node import ThisNode
 from cni.attachments.journal import Journal, JournalEntry, Phase
-from cni.attachments.pod_choices import PodChoices
 from deviceplugin.api import v1beta1_pb2
 from deviceplugin.gpus.parts import GpuParts
 from deviceplugin.kubelet import records
@@ -143,6 +142,7 @@ def test_a_pods_devices_attachment_and_distances_are_one_picture(fleet: Fleet) -
     assert printed.code == 0
     devices = {device["resource"]: device for device in found["devices"]}
     hca = devices["rdma/hca"]
+    assert found["pod"]["uid"] == "uid-of-ml-worker-0"
     assert (hca["container"], hca["id"], hca["netdevs"]) == ("main", FIRST, ["ib0"])
     assert hca["verbs"] == [{"rdma": "mlx5_0", "uverbs": "uverbs0", "major": 231, "minor": 192}]
     assert devices["nvidia.com/gpu"]["gpu"] == f"GPU0 {servers.DGX_GPUS[0]}"
@@ -248,37 +248,6 @@ def test_device_numbers_that_changed_since_are_told(fleet: Fleet) -> None:
     assert any("its driver was loaded again" in note for note in found["notes"])
 
 
-def test_a_claim_of_an_attachment_that_is_gone_is_shown(fleet: Fleet) -> None:
-    fleet.admit("worker-0", rdma_hca=1)
-    PodChoices(fleet.paths, Pod("ml", "worker-0", "uid-of-ml-worker-0")).record(
-        "fabric/net1", FIRST
-    )
-
-    out = fleet.shell("explain", "ml/worker-0").out
-
-    kept = out.partition("KEPT FOR A NEXT ADD")[2].splitlines()[1]
-    assert kept.split() == ["fabric/net1", FIRST]
-
-
-@pytest.mark.parametrize("attached", [False, True])
-def test_a_pod_whose_name_was_anothers_is_shown_without_that_ones_claims(
-    fleet: Fleet, attached: bool
-) -> None:
-    """As a StatefulSet's: the file of the former one stays for a while."""
-    for number, uid in enumerate(("uid-of-ml-worker-0", "uid-of-before")):
-        pod = Pod("ml", "worker-0", uid)
-        PodChoices(fleet.paths, pod).record(f"fabric/net{number}", servers.DGX_HCAS[number])
-    fleet.admit("worker-0", rdma_hca=1)
-    if attached:
-        _attached(fleet.paths, "worker-0", "net1", device=FIRST)
-
-    found = fleet.shell("explain", "ml/worker-0", "-o", "json").document()
-
-    assert found["pod"]["uid"] == "uid-of-ml-worker-0"
-    assert found["claims"] == {"fabric/net0": FIRST}
-    assert len(found["devices"]) == 1
-
-
 def test_a_pod_that_nobody_knows_is_an_error(fleet: Fleet) -> None:
     printed = fleet.shell("explain", "ml/none")
 
@@ -359,10 +328,10 @@ def test_a_wrong_command_line_ends_with_2(shell: Shell, given: list[str]) -> Non
 def test_who_may_not_read_the_files_is_told_so(
     shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def forbidden(paths: Paths) -> None:
-        raise PermissionError(errno.EACCES, "Permission denied", str(paths.devices))
+    def forbidden(node: ThisNode, *of: str) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(node.paths.devices))
 
-    monkeypatch.setattr(pod_choices, "every", forbidden)
+    monkeypatch.setattr(pods, "explained", forbidden)
 
     printed = shell("explain", "ml/worker-0")
 
