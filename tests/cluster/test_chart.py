@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
-from agent import gpu_limits, settings
+from agent import settings
 from cli.executables import EVERY, PLUGINS
+from gpu.settings import GpuLimitSettings
 from ipam import scope
 from tools import manifests
 from tools.manifests import CHART, CHECKOUT, KUSTOMIZE
@@ -358,8 +359,7 @@ def test_what_agents_read_at_their_start_only_replaces_them() -> None:
     assert not _replaced_by("config.agent.workers=8", 'config.pools=[{"name":"rdma/vf"}]')
     at_start = {"ipam", *settings.Settings.__struct_fields__} & settings.AT_START_ONLY
     assert at_start == {"ipam", "listen", "sweep"}  # those that the chart's checksum is about
-    of_gpus = {key for _, key in gpu_limits.AT_START_ONLY}
-    assert of_gpus == {"driverRoot", "onOveruse"}
+    assert set(GpuLimitSettings.__struct_fields__) == {"driver_root", "on_overuse"}
     assert _replaced_by('config.gpuLimits.onOveruse="kill"')
 
 
