@@ -212,10 +212,6 @@ def test_the_document_shows_what_is_printed(fleet: Fleet) -> None:
     fleet.shell.as_shown("podfabric explain ml/worker-0")
     by_option = fleet.shell("explain", "worker-0", "-n", "ml").out
     assert by_option == fleet.shell("explain", "ml/worker-0").out
-    tree = Tree(fleet.paths.sys, fleet.paths)
-    (tree.device(FIRST) / "infiniband_verbs/uverbs0/dev").write_text("231:250\n")
-    tree.port("mlx5_1", state="1: DOWN", physical_state="2: Polling")
-    fleet.shell.as_shown("podfabric devices --pool rdma/hca")
 
 
 def test_a_gpu_beyond_pxb_is_told_in_a_sentence(fleet: Fleet) -> None:

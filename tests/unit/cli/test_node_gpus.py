@@ -150,19 +150,6 @@ def test_why_a_gpu_is_not_offered_is_told(
     assert why in shell("devices", "--gpus").out
 
 
-def test_one_pool_of_gpus_can_be_asked_for(paths: Paths, shell: Shell) -> None:
-    server = GpuServer(paths, "gpus: [{mode: units, memory: 8Gi, reserve: 0}]")
-    server.hold(0, [f"{servers.gpu_uuid(0)}_0"], resource="alnair/vgpu-memory")
-
-    found = shell("devices", "--pool", "alnair/vgpu-compute", "-o", "json").document()["gpus"]
-
-    assert [offer["resource"] for gpu in found for offer in gpu["offered"]] == [
-        "alnair/vgpu-compute"
-    ] * 8
-    assert not any(gpu["held"] for gpu in found)
-    assert "rdma/hca, alnair/vgpu-memory" in shell("devices", "--pool", "none/none").err
-
-
 def test_the_list_of_hcas_for_programs_has_no_gpus(paths: Paths, shell: Shell) -> None:
     GpuServer(paths)
 
