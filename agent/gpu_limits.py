@@ -27,11 +27,7 @@ _log = logging.getLogger(__name__)
 class AgentGpuLimits:
     """Keeps the limits of containers, for the device plugin's `Service`, which calls it.
 
-    Args:
-        paths: the node's files.
-        tenants: answers which containers hold parts of GPUs.
-        limited: answers which GPUs are given in parts.
-        events: where pods are told.
+    `tenants` answers which containers hold parts of GPUs, `limited` which GPUs are given in parts.
     """
 
     def __init__(

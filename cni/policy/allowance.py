@@ -52,13 +52,9 @@ class Allowance(msgspec.Struct, frozen=True):
     left: Rules = (Policy().otherwise,)
 
     def using(self, key: str, value: Any, what: str, shown: object) -> "Allowance":  # noqa: ANN401
-        """The allowance of an attachment that uses this value too. NotAllowed if no rule is left.
+        """The allowance of an attachment that uses this value of a key of `use` too.
 
-        Args:
-            key: of `use`.
-            value: as `Rule.uses` takes it.
-            what: the configuration's key, for the error.
-            shown: the value, for the error.
+        NotAllowed if no rule is left, with the configuration's key `what` and the value `shown`.
         """
         left = tuple(rule for rule in self.left if rule.uses(key, value))
         if not left:

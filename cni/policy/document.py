@@ -201,12 +201,9 @@ COUNTS = ("addressesPerAttachment", "addressesPerPod", "addressesPerNamespace")
 
 
 def rules_of(value: object, where: str, policy: str = "") -> tuple[Rule, ...]:
-    """The rules of one document, in its order. DocumentError names the key below `where`.
+    """The rules in a decoded list, in its order; `policy` is the name of their FabricPolicy.
 
-    Args:
-        value: the list of rules, as decoded; None is an empty one.
-        where: the path to the list, for errors: "config.yaml: policy.rules".
-        policy: the name of the FabricPolicy.
+    DocumentError names the key below `where`: "config.yaml: policy.rules".
     """
     rules: dict[str, Rule] = {}
     for index, item in enumerate(_list(value, RULES, where)):
