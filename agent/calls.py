@@ -14,6 +14,7 @@ from cni.spec.dispatch import Answer, answer, error_document
 from cni.spec.errors import CNIError, Code
 from cni.spec.notes import collected
 from cni.spec.plugin import Plugin
+from cni.spec.request import Request
 
 Loader = Callable[[Mapping[str, str]], Plugin]
 """Returns the plugin for a call with that environment."""
@@ -34,8 +35,7 @@ class Calls:
     """Runs calls of the agent's plugins, which have the names of their executables.
 
     `observe` counts a call: its plugin, verb, CNI code (0 for success), and seconds. With
-    `until_empty` nothing is attached. `watched` returns a plugin that does what another one does,
-    and more.
+    `until_empty` nothing is attached. `failed` is called with a plugin's error.
     """
 
     def __init__(
@@ -44,9 +44,9 @@ class Calls:
         observe: Callable[[str, str, int, float], object],
         *,
         until_empty: bool = False,
-        watched: Callable[[Plugin], Plugin] = lambda plugin: plugin,
+        failed: Callable[[Request, CNIError], object] = lambda request, error: None,
     ) -> None:
-        self._watched = watched
+        self._failed = failed
         self._plugins = plugins
         self._observe = observe
         self._refused = _LEAVING if until_empty else {}
@@ -84,10 +84,11 @@ class Calls:
             return request.config
 
         return answer(
-            lambda: self._watched(load(request.environ)),
+            lambda: load(request.environ),
             request.environ,
             read_config,
             netns,
+            self._failed,
         )
 
     def _log(self, reply: Answer, notes: str, seconds: float) -> int:

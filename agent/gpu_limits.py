@@ -21,23 +21,13 @@ if TYPE_CHECKING:
     from gpu.settings import GpuLimitSettings
     from gpu.tenants import Tenant
 
-AT_START_ONLY = (
-    ("driver_root", "driverRoot"),
-    ("on_overuse", "onOveruse"),
-)
-"""Settings that take effect only when the agent starts, and their keys below `gpuLimits`."""
-
 _log = logging.getLogger(__name__)
 
 
 class AgentGpuLimits:
     """Keeps the limits of containers, for the device plugin's `Service`, which calls it.
 
-    Args:
-        paths: the node's files.
-        tenants: answers which containers hold parts of GPUs.
-        limited: answers which GPUs are given in parts.
-        events: where pods are told.
+    `tenants` answers which containers hold parts of GPUs, `limited` which GPUs are given in parts.
     """
 
     def __init__(
@@ -71,7 +61,9 @@ class AgentGpuLimits:
             self._service = self._made(config.gpu_limits)
             self._service.prepare()
             self._limits = True
-        self._tell_later(config.gpu_limits)
+        if config.gpu_limits not in (self._settings, self._told):
+            _log.warning("gpuLimits: other settings count when the agent starts again")
+        self._told = config.gpu_limits
         return GpuParts(
             memory=self._service.memory,
             groups=self._service.groups,
@@ -107,15 +99,3 @@ class AgentGpuLimits:
             limited=self._limited,
             sick=lambda uuid, fault: self._events.of_node("GpuUnhealthy", f"GPU {uuid}: {fault}"),
         )
-
-    def _tell_later(self, settings: "GpuLimitSettings") -> None:
-        """Log which changes do not take effect now."""
-        if settings == self._told:
-            return
-        changed = [key for name, key in AT_START_ONLY if self._differs(settings, name)]
-        if changed:
-            _log.warning("gpuLimits: %s: when the agent starts again", ", ".join(changed))
-        self._told = settings
-
-    def _differs(self, settings: "GpuLimitSettings", name: str) -> bool:
-        return bool(getattr(settings, name) != getattr(self._settings, name))

@@ -11,7 +11,6 @@ it, and finishes its running calls. So two agents may be at work for a while, in
 attachments.
 """
 
-import errno
 import gc
 import logging
 import resource
@@ -113,7 +112,7 @@ def run(
                 agent.serve()
         if leaving is not None:
             departure.remove_directories(paths)
-    except (Unable, systemd.Unsuitable) as error:
+    except Unable as error:
         _log.error("%s", error)
         return 1
     return 0
@@ -202,7 +201,7 @@ class Agent:
             {**self._plugins(), **extra(self._addresses)},
             self._metrics.observe,
             until_empty=leaving is not None,
-            watched=policies.watched,
+            failed=policies.failed,
         )
         self._metrics.watch(
             running=lambda: self._workers.running,
@@ -299,22 +298,12 @@ class Agent:
 
     @contextmanager
     def _listener(self) -> Iterator[socket.socket]:
-        """The socket of systemd, which keeps it, or our own.
-
-        The file of our own stays at the end: it tells launchers that there will be an agent again.
-        """
-        inherited = systemd.listening_socket()
-        if inherited is not None:
-            with inherited:
-                yield inherited
-            return
+        """The socket. Its file stays at the end: it says that there will be an agent again."""
         path = self._paths.agent_socket
         try:
             listener = unix_socket.listen(path, BACKLOG)
         except OSError as error:
-            hint = ": is it systemd's? `systemctl start podfabric-agent`"
-            more = hint if error.errno == errno.EADDRINUSE else ""
-            raise Unable(f"cannot listen at {path}: {error.strerror or error}{more}") from None
+            raise Unable(f"cannot listen at {path}: {error.strerror or error}") from None
         with listener:
             yield listener
             # Closing is not enough: a child that was just forked still has the descriptor.

@@ -6,23 +6,20 @@ import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 from prometheus_client.metrics_core import Metric
 
 from agent import cluster_addresses
 from base import msgspec_warmup
 from base.paths import Paths
-from base.pod import Pod
 from base.scrape import counter
 from cni.policy import cluster, rules
 from cni.policy.allowance import NotAllowed
 from cni.policy.cluster import ClusterPolicies
-from cni.policy.document import NODE, unknown
+from cni.policy.document import NODE
 from cni.spec.errors import CNIError, Code
-from cni.spec.plugin import Plugin
 from cni.spec.request import Request
-from cni.spec.result import Result
 
 if TYPE_CHECKING:
     from agent.policy_follower import PolicyFollower
@@ -35,7 +32,7 @@ _KEY = re.compile(r"[A-Za-z_.]{1,64}")
 
 
 class AgentPolicies:
-    """By `source` the rules, for the plugins, whose denials are counted and told.
+    """By `source` the rules for the plugins. What they deny is counted and told by `failed`.
 
     `node` returns the rules of config.yaml. Where these follow the cluster, `start` begins that.
     """
@@ -51,7 +48,7 @@ class AgentPolicies:
         self._closed = False
         self._counting = threading.Lock()
         self._denials: Counter[tuple[str, str]] = Counter()
-        self.source = cluster.joined(node, self._present, self._service_account)
+        self.source = cluster.joined(node, self._present)
 
     def start(self) -> None:
         """Take the node's rules, and follow the cluster's if the node does now."""
@@ -74,22 +71,15 @@ class AgentPolicies:
         if self._follower is not None:
             self._follower.close()
 
-    def _service_account(self, pod: Pod) -> str:
-        if self._follower is None:
-            raise unknown("who asks", "it does not follow the cluster")
-        return self._follower.service_account(pod)
-
     def _present(self) -> ClusterPolicies:
         if self._follower is not None:
             return self._follower.present()
         return cluster.load(self._paths.cluster_policies)
 
-    def watched(self, plugin: Plugin) -> Plugin:
-        """The plugin, with an ADD whose denial is counted and told."""
-        return cast(Plugin, _Watched(plugin, self))
-
-    def denied(self, request: Request, error: CNIError) -> None:
-        """Count a denied ADD, and tell its pod."""
+    def failed(self, request: Request, error: CNIError) -> None:
+        """Count an ADD that was denied, and tell its pod."""
+        if request.command != "ADD" or error.code != Code.NOT_ALLOWED:
+            return
         labels = (OTHER, OTHER)
         if isinstance(error, NotAllowed):
             labels = (_label(error.key), ",".join(error.rules))
@@ -127,20 +117,3 @@ def _label(key: str) -> str:
     device: the endpoint shows no such name."""
     plain = _INDEX.sub("", key)
     return plain if _KEY.fullmatch(plain) else OTHER
-
-
-class _Watched:
-    def __init__(self, plugin: Plugin, policies: AgentPolicies) -> None:
-        self._plugin = plugin
-        self._policies = policies
-
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - of the plugin
-        return getattr(self._plugin, name)
-
-    def add(self, request: Request) -> Result | dict[str, Any]:
-        try:
-            return self._plugin.add(request)
-        except CNIError as error:
-            if error.code == Code.NOT_ALLOWED:
-                self._policies.denied(request, error)
-            raise

@@ -6,21 +6,19 @@ policy that cannot be read changes nothing of what is in force, and an event say
 
 import logging
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from base.documents import DocumentError
-from base.pod import Pod
 from base.problems import Problems
 from base.text import printable
 from cni.policy import cluster
 from cni.policy.cluster import ClusterPolicies, StoredPolicy
 from cni.policy.document import unknown
 from cni.spec.errors import CNIError
-from ipam.cluster.api import ApiError, Meta, Refused, Resource
+from ipam.cluster.api import Meta, Resource
 from ipam.cluster.controller.mirror import Mirror, same
 from ipam.cluster.events import PendingEvents
 from ipam.cluster.rest_api import ClusterApi
@@ -28,9 +26,6 @@ from ipam.cluster.step_thread import StepThread
 
 UNREADABLE = "PolicyUnreadable"
 LOOK_EVERY = 30.0  # seconds, for a file that could not be written
-_ACCOUNTS = 4096  # pods whose service account is kept
-_MIRROR_POD = "kubernetes.io/config.mirror"  # the object of a static pod has a uid of its own
-_RIGHT = "set policy.serviceAccounts to true in the values of podfabric's chart"
 
 _log = logging.getLogger(__name__)
 
@@ -65,25 +60,8 @@ class NamespaceObject(Resource, frozen=True, kw_only=True):
     metadata: Meta
 
 
-class PodSpec(msgspec.Struct, frozen=True, rename="camel"):
-    """As much of a Pod's `spec` as is read."""
-
-    service_account_name: str = ""
-
-
-class AskingPod(Resource, frozen=True, kw_only=True):
-    """A Pod, of which the service account is read."""
-
-    API = "v1"
-    KIND = "Pod"
-    PLURAL = "pods"
-
-    metadata: Meta
-    spec: PodSpec = PodSpec()
-
-
 class PolicyFollower(StepThread):
-    """The policies in force, and who asks. Threads may share it. `path` is the file of the node.
+    """The policies in force. Threads may share it. `path` is the file of the node.
 
     Nothing is asked before `start`.
     """
@@ -96,7 +74,6 @@ class PolicyFollower(StepThread):
         self._written: ClusterPolicies | None = None
         self._policies: Mirror[FabricPolicy] | None = None
         self._namespaces: Mirror[NamespaceObject] | None = None
-        self._account_of = lru_cache(_ACCOUNTS)(self._ask_account)
         self._problems = Problems(_log)
         self.events = PendingEvents(api)
 
@@ -189,22 +166,3 @@ class PolicyFollower(StepThread):
         if seen is None:
             return None if self._present is None else self._present.namespaces
         return {each.metadata.name: each.metadata.labels for each in seen}
-
-    def service_account(self, pod: Pod) -> str:
-        """The service account of a pod, which never changes. CNIError 11."""
-        # Without a uid the next pod may have the name.
-        return self._account_of(pod) if pod.uid else self._ask_account(pod)
-
-    def _ask_account(self, pod: Pod) -> str:
-        what = f'the service account of pod "{pod}"'
-        if not (pod.name and pod.namespace):
-            raise unknown(what, "the runtime passes no K8S_POD_NAME")
-        try:
-            found = self._api.get(AskingPod, pod.name, pod.namespace)
-        except ApiError as error:
-            hint = f": {_RIGHT}" if isinstance(error, Refused) else ""
-            raise unknown(what, f"{error}{hint}") from None
-        is_copy = _MIRROR_POD in found.metadata.annotations
-        if pod.uid and found.metadata.uid != pod.uid and not is_copy:
-            raise unknown(what, "the pod was deleted and made again")
-        return found.spec.service_account_name

@@ -1,4 +1,4 @@
-"""systemd's protocols: sd_notify(3), sd_watchdog_enabled(3) and socket activation.
+"""systemd's protocols: sd_notify(3) and sd_watchdog_enabled(3).
 
 Without systemd's environment variables, the functions here do nothing.
 """
@@ -7,16 +7,11 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping
 
-FIRST_DESCRIPTOR = 3  # SD_LISTEN_FDS_START
 NOTIFY_TIME = 1.0  # seconds to wait for a manager that does not read
 
 _log = logging.getLogger(__name__)
-
-
-class Unsuitable(Exception):
-    """systemd's socket cannot be used for launchers. The text says why."""
 
 
 def notify(*states: str, environ: Mapping[str, str] = os.environ) -> bool:
@@ -41,34 +36,6 @@ def notify(*states: str, environ: Mapping[str, str] = os.environ) -> bool:
 def notify_stopping(within: float) -> bool:
     """Report that the agent stops, and ask for that many seconds in place of TimeoutStopSec=."""
     return notify("STOPPING=1", f"EXTEND_TIMEOUT_USEC={round(within * 1e6)}")
-
-
-def listening_socket(environ: MutableMapping[str, str] = os.environ) -> socket.socket | None:
-    """The listening socket from systemd, None without one. Raises Unsuitable.
-
-    Removes systemd's variables: a delegate that inherits them would take the descriptors for its
-    own.
-    """
-    process, fds, _ = (environ.pop(f"LISTEN_{name}", "") for name in ("PID", "FDS", "FDNAMES"))
-    if process != str(os.getpid()) or not fds.isdecimal() or fds == "0":
-        return None
-    if fds != "1":
-        raise Unsuitable(f"systemd handed over {fds} sockets: the agent takes the launchers' alone")
-    try:
-        os.set_inheritable(FIRST_DESCRIPTOR, False)
-        given = socket.socket(fileno=FIRST_DESCRIPTOR)
-    except OSError as error:
-        raise Unsuitable(
-            f"descriptor {FIRST_DESCRIPTOR}, handed over by systemd, is not a socket: "
-            f"{error.strerror}"
-        ) from None
-    unix_stream = given.family == socket.AF_UNIX and given.type == socket.SOCK_STREAM
-    if not unix_stream or not given.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-        raise Unsuitable(
-            f"systemd handed over {given.getsockname()!r}, which is not a listening unix stream "
-            "socket: the unit needs ListenStream= with a path, and Accept=no"
-        )
-    return given
 
 
 class Watchdog:

@@ -2,28 +2,12 @@
 
 Python keeps small objects in arenas of 1 MiB and frees an arena only when it is empty: a single
 lasting object that was created during a large request keeps its whole arena. glibc can return
-every free page of its heaps. Other C libraries (musl) cannot; these functions then do nothing.
+every free page of its heaps, and Python uses these where PYTHONMALLOC is "malloc", as the image and
+the unit file say. Other C libraries (musl) cannot: `trim` then does nothing.
 """
 
-import os
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cache
-
-# By default glibc has eight heaps for each CPU, and each keeps what its threads once needed.
-_ALLOCATION = {"PYTHONMALLOC": "malloc", "MALLOC_ARENA_MAX": "2"}
-
-
-def allocate_in_glibc(environ: Mapping[str, str] = os.environ) -> None:
-    """Restart this process so that Python allocates with glibc; return if that is decided.
-
-    A PYTHONMALLOC in the environment is kept, also for another allocator. Call this before other
-    imports, which the restarted process would repeat, and before there are threads.
-    """
-    glibc = "CS_GNU_LIBC_VERSION" in os.confstr_names
-    if not glibc or "PYTHONMALLOC" in environ or not sys.executable:
-        return
-    os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**environ, **_ALLOCATION})
 
 
 def trim() -> None:

@@ -11,9 +11,9 @@ from pathlib import Path
 def listen(path: Path, backlog: int) -> socket.socket:
     """A socket that listens at `path`; the socket that a dead process left there is replaced.
 
-    OSError with EADDRINUSE if a process listens there, as systemd does for an agent that it
-    starts, or if the file is not a socket. Of two processes that call this at the same time for
-    one path, both may succeed: the caller makes sure that it is alone.
+    OSError with EADDRINUSE if a process listens there, or if the file is not a socket. Of two
+    processes that call this at the same time for one path, both may succeed: the caller makes sure
+    that it is alone.
     """
     with suppress(FileNotFoundError):
         if not stat.S_ISSOCK(path.lstat().st_mode) or is_served(path):

@@ -41,13 +41,6 @@ def meant(word: str, valid: Collection[str]) -> str:
     return f': did you mean "{nearest}"?' if nearest else ""
 
 
-def count(text: str) -> int:
-    """A positive number."""
-    if not (text.isascii() and text.isdecimal()) or len(text) > 9 or int(text) < 1:
-        raise ArgumentTypeError(f"{text!r}: expected a positive number")
-    return int(text)
-
-
 def seconds(text: str) -> float:
     """A time; 0 is allowed."""
     if not (text.isascii() and text.isdecimal()) or len(text) > 5:

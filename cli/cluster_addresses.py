@@ -103,7 +103,7 @@ def _show(arguments: argparse.Namespace, api: ClusterApi) -> int:
         for block, covered in blocks
     ]
     if arguments.output == "json":
-        output.document(holders, "json")
+        output.document(holders)
     elif holders:
         rows = [
             (each.address, each.pod, each.node, each.block, each.state, each.pool)

@@ -77,5 +77,10 @@ def run(words: Sequence[str]) -> int:
         if words[:1] == [name]:
             getattr(importlib.import_module(command.module), command.add_arguments)(its_parser)
     arguments = parser.parse_args(words)
-    code: int = arguments.main(arguments)
+    try:
+        code: int = arguments.main(arguments)
+    except PermissionError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        sys.stderr.write(f"podfabric {words[0]}: {where}{error.strerror}: run it as root\n")
+        return 1
     return code

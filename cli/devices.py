@@ -59,9 +59,8 @@ class ListedHCA(msgspec.Struct, frozen=True, kw_only=True):
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of this command."""
     output.add_option(parser)
-    parser.add_argument("--pool", metavar="RESOURCE", help='only this pool: "rdma/hca"')
     parser.add_argument(
-        "--gpus", action="store_true", help="only GPUs; json and yaml have only HCAs without this"
+        "--gpus", action="store_true", help="only GPUs; json has only HCAs without this"
     )
     parser.add_argument(
         "--config", type=file, metavar="FILE", help="pools of this file (default: config.yaml)"
@@ -72,27 +71,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the HCAs and the GPUs; the exit code."""
     node = ThisNode(Paths.from_environ(os.environ), arguments.config)
-    pool: str | None = arguments.pool
+    only_gpus, is_text = arguments.gpus, arguments.output == "table"
     try:
-        of_hcas = [each.config.resource for each in node.pools]
-        of_gpus = [name for config in node.config.gpus for name in config.resources]
-        only_gpus = arguments.gpus or pool in of_gpus
         hcas = [] if only_gpus else devices(node)
-        is_text = arguments.output == "table"
-        with_gpus = only_gpus or (is_text and (pool is None or pool in of_gpus))
-        gpus = node_gpus.listed(node) if with_gpus else NodeGPUs()
+        gpus = node_gpus.listed(node) if only_gpus or is_text else NodeGPUs()
     except (ConfigError, CheckpointDamaged) as error:
         sys.stderr.write(f"podfabric devices: {error}\n")
         return 1
-    if pool is not None and pool not in (*of_hcas, *of_gpus):
-        names = ", ".join([*of_hcas, *of_gpus]) or "none"
-        sys.stderr.write(f"podfabric devices: no pool {pool}: the pools are {names}\n")
-        return 1
-    if pool is not None:
-        hcas = [_narrowed(device, pool) for device in hcas]
-        gpus = node_gpus.narrowed(gpus, pool) if pool in of_gpus else gpus
     if not is_text:
-        output.document(gpus if only_gpus else hcas, arguments.output)
+        output.document(gpus if only_gpus else hcas)
     else:
         _show(node, hcas, gpus, only_gpus=only_gpus)
     return 0
@@ -177,17 +164,6 @@ def _reasons(
                 reasons = by_hca.setdefault(hca_id, {})
                 reasons[why] = reasons.get(why, 0) + 1
     return by_hca
-
-
-def _narrowed(device: ListedHCA, resource: str) -> ListedHCA:
-    return msgspec.structs.replace(
-        device,
-        offered=tuple(offer for offer in device.offered if offer.resource == resource),
-        not_offered=tuple(
-            refusal for refusal in device.not_offered if refusal.resource == resource
-        ),
-        held=tuple(each for each in device.held if each.resource == resource),
-    )
 
 
 def _offered(hcas: list[ListedHCA]) -> Table | str:

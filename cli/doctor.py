@@ -15,7 +15,6 @@ from cli.checks import (
     kernel,
     kubelet,
     policy,
-    roce,
 )
 from cli.output import Cell, Table
 from cli.this_node import ThisNode
@@ -24,7 +23,6 @@ CHECKS: Sequence[tuple[str, Check]] = (
     ("configuration", kubelet.configuration),
     ("pools", kubelet.pools),
     ("policy", policy.rules_of_node),
-    ("module ib_uverbs", kernel.verbs_module),
     ("module rdma_ucm", kernel.connection_manager),
     ("module ib_ipoib", kernel.ipoib_module),
     ("module ib_umad", kernel.mad_module),
@@ -32,21 +30,14 @@ CHECKS: Sequence[tuple[str, Check]] = (
     ("RDMA namespaces", kernel.namespaces),
     ("locked memory", kernel.locked_memory),
     ("ports", fabric.ports),
-    ("subnet manager", fabric.subnet_manager),
-    ("RoCE", roce.gid_tables),
     ("IPoIB parents", fabric.ipoib_parents),
-    ("PFs of VFs", fabric.pfs_of_vfs),
     ("GPUs and HCAs", fabric.gpu_distances),
     ("GPU memory", kernel.peer_memory),
     ("GPU nodes", gpus.gpu_nodes),
     ("GPU driver", gpus.driver),
-    ("GPU libraries", gpus.libraries),
-    ("GPU processes", gpus.host_pids),
     ("GPU plugins", gpus.other_plugins),
-    ("GPU limits", gpus.limits),
     ("kubelet", kubelet.registration_socket),
     ("PodResources", kubelet.pod_resources),
-    ("device plugin", kubelet.plugin_sockets),
     ("resources", kubelet.registered),
     ("checkpoint", kubelet.checkpoint),
     ("agent", kubelet.agent),
@@ -66,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the findings; 1 if some check failed."""
     findings = examine(ThisNode(Paths.from_environ(os.environ), tolerant=True))
     if arguments.output != "table":
-        output.document(findings, arguments.output)
+        output.document(findings)
     else:
         _show(findings)
     return 1 if any(finding.status == "failed" for finding in findings) else 0

@@ -1,18 +1,17 @@
-"""`podfabric explain`: a pod's devices and interfaces, or what a new container would get."""
+"""`podfabric explain`: a pod's devices and interfaces."""
 
 import argparse
 import os
 import sys
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from base.paths import Paths
 from cli import gpu_tables, output
-from cli.arguments import count, namespace, pod
+from cli.arguments import namespace, pod
 from cli.output import Cell, Table
 from cli.this_node import ThisNode, gpu_label
 
 if TYPE_CHECKING:
-    from cli.dry_run import PreferredIds
     from cli.pods import AddressBeside, AttachedInterface, Explained, Way
 
 _DASH = "-"
@@ -20,34 +19,18 @@ _DASH = "-"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of this command."""
-    parser.add_argument("pod", nargs="?", type=pod, metavar="POD", help="name, or namespace/name")
+    parser.add_argument("pod", type=pod, metavar="POD", help="name, or namespace/name")
     parser.add_argument("-n", "--namespace", type=namespace, help="of the pod (default: default)")
     output.add_option(parser)
-    dry = parser.add_argument_group("what a new container would get")
-    dry.add_argument("--dry-run", action="store_true", help="show the choice for a new container")
-    dry.add_argument("--resource", metavar="NAME", help='such as "rdma/hca"')
-    dry.add_argument("--size", type=count, metavar="N", help="default: 1")
-    dry.add_argument(
-        "--gpus",
-        type=lambda text: [gpu for gpu in text.split(",") if gpu],
-        metavar="GPU,...",
-        help="of the container: PCI addresses, UUIDs, or GPU0 as topo calls it",
-    )
     parser.set_defaults(main=run, wrong=parser.error)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the explanation, or the choice for --dry-run; the exit code."""
+    """Print the explanation; the exit code."""
     node = ThisNode(Paths.from_environ(os.environ))
-    if arguments.dry_run:
-        return _dry_run(arguments, node)
-    if arguments.pod is None:
-        _wrong(arguments, "name a pod, or ask for --dry-run")
-    if arguments.resource is not None or arguments.size is not None or arguments.gpus is not None:
-        _wrong(arguments, "--resource, --size and --gpus go with --dry-run")
     of, slash, name = arguments.pod.rpartition("/")
     if slash and arguments.namespace not in (None, of):
-        _wrong(arguments, f"{arguments.pod} is not in namespace {arguments.namespace}")
+        arguments.wrong(f"{arguments.pod} is not in namespace {arguments.namespace}")
     from cli.pods import explained
 
     explanation = explained(node, of or arguments.namespace or "default", name)
@@ -62,37 +45,10 @@ def run(arguments: argparse.Namespace) -> int:
             sys.stderr.write(f"podfabric explain: {note}\n")
         return 1
     if arguments.output != "table":
-        output.document(explanation, arguments.output)
+        output.document(explanation)
     else:
         _show(node, explanation)
     return 0
-
-
-def _dry_run(arguments: argparse.Namespace, node: ThisNode) -> int:
-    from cli.dry_run import Impossible, choose
-
-    if arguments.pod is not None:
-        _wrong(arguments, "--dry-run takes no pod: leave the name out")
-    if arguments.namespace is not None:
-        _wrong(arguments, "--dry-run takes no namespace: leave it out")
-    if not arguments.resource:
-        _wrong(arguments, "--dry-run needs --resource")
-    try:
-        size, gpus = arguments.size or 1, arguments.gpus or []
-        choice = choose(node, arguments.resource, size, gpus)
-    except Impossible as error:
-        sys.stderr.write(f"podfabric explain: {error}\n")
-        return 1
-    if arguments.output != "table":
-        output.document(choice, arguments.output)
-    else:
-        _show_choice(choice)
-    return 0 if len(choice.chosen) == size else 1
-
-
-def _wrong(arguments: argparse.Namespace, text: str) -> NoReturn:
-    arguments.wrong(text)
-    raise AssertionError  # unreachable: argparse exits
 
 
 def _show(node: ThisNode, explanation: "Explained") -> None:
@@ -104,7 +60,6 @@ def _show(node: ThisNode, explanation: "Explained") -> None:
         else "its devices are unknown: the kubelet could not be asked",
         _attachments(explanation.attachments),
         _beside(explanation.beside),
-        _kept(explanation),
         _ways(explanation.ways),
         gpu_tables.parts(
             explanation.gpus,
@@ -170,13 +125,6 @@ def _beside(addresses: "tuple[AddressBeside, ...]") -> Table | str:
     return Table(headers, rows) if rows else ""
 
 
-def _kept(explanation: "Explained") -> Table | str:
-    """HCAs that are kept for attachments which do not exist now."""
-    present = {f"{interface.network}/{interface.ifname}" for interface in explanation.attachments}
-    rows = [(key, hca) for key, hca in sorted(explanation.claims.items()) if key not in present]
-    return Table(("KEPT FOR A NEXT ADD", "HCA"), rows) if rows else ""
-
-
 def _ways(ways: "tuple[Way, ...]") -> Table | str:
     """The distance of each GPU to each HCA, and what that costs where GPUs and HCAs are chosen."""
     if not ways:
@@ -194,24 +142,3 @@ def _ways(ways: "tuple[Way, ...]") -> Table | str:
         for gpu in dict.fromkeys(way.gpu for way in ways)
     ]
     return Table(("GPU", *hcas), rows)
-
-
-def _show_choice(choice: "PreferredIds") -> None:
-    headers = ("DEVICE ID", "HCA", "RDMA", "HELD", "GPU", "DISTANCE")
-    rows = [
-        (
-            chosen.id,
-            chosen.hca,
-            chosen.rdma,
-            str(chosen.held),
-            ", ".join(chosen.near),
-            chosen.distance,
-        )
-        for chosen in choice.chosen
-    ]
-    output.show(
-        f"{choice.resource}: {len(choice.chosen)} of {choice.available} free ids, "
-        f"{choice.held} held, {choice.unhealthy} unhealthy",
-        Table(headers, rows) if rows else "no id is free",
-        [f"* {note}" for note in choice.notes],
-    )

@@ -4,13 +4,10 @@ import gc
 import signal
 import sys
 
-from base import memory
-
 
 def main() -> None:
     """Run the command line and exit with its code."""
     if sys.argv[1:2] == ["agent"]:
-        memory.allocate_in_glibc()  # restarts this process, so it comes before the other imports
         gc.disable()  # imports leave hardly any garbage; the agent enables it when it serves
     from cli.commands import run
 

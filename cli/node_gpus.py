@@ -80,22 +80,6 @@ def listed(node: ThisNode) -> NodeGPUs:
     )
 
 
-def narrowed(found: NodeGPUs, resource: str) -> NodeGPUs:
-    """What has to do with one resource of GPUs."""
-    return msgspec.structs.replace(
-        found,
-        gpus=tuple(
-            msgspec.structs.replace(
-                gpu,
-                offered=tuple(each for each in gpu.offered if each.resource == resource),
-                held=tuple(part for part in gpu.held if resource in part.resources),
-            )
-            for gpu in found.gpus
-        ),
-        unbound=tuple(part for part in found.unbound if resource in part.resources),
-    )
-
-
 class _Offer(msgspec.Struct, frozen=True):
     """The pool that has a GPU, and what it offers of it."""
 

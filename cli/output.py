@@ -1,4 +1,4 @@
-"""The output of commands: tables for people, JSON or YAML for programs.
+"""The output of commands: tables for people, JSON for programs.
 
 Tenants name interfaces and networks. What is shown has its unprintable characters escaped, line
 ends too, so that no name can control a terminal, add a line or change the direction of writing.
@@ -18,7 +18,7 @@ from base.text import printable
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
-FORMS = ("table", "json", "yaml")
+FORMS = ("table", "json")
 _WIDE = 4000  # columns: rows are not folded
 
 Lines = str | Sequence[str]
@@ -46,16 +46,13 @@ class Table(msgspec.Struct, frozen=True):
 def add_option(parser: argparse.ArgumentParser) -> None:
     """Add the option `--output`."""
     parser.add_argument(
-        "-o", "--output", choices=FORMS, default="table", help="json and yaml are for programs"
+        "-o", "--output", choices=FORMS, default="table", help="json is for programs"
     )
 
 
-def document(value: object, form: str) -> None:
-    """Print a value for programs, as "json" or "yaml"."""
-    if form == "yaml":
-        sys.stdout.write(msgspec.yaml.encode(value).decode())
-    else:
-        sys.stdout.write(f"{msgspec.json.format(msgspec.json.encode(value), indent=2).decode()}\n")
+def document(value: object) -> None:
+    """Print a value for programs, as JSON."""
+    sys.stdout.write(f"{msgspec.json.format(msgspec.json.encode(value), indent=2).decode()}\n")
 
 
 def show(*parts: Table | Lines) -> None:

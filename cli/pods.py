@@ -9,7 +9,6 @@ from cli import gpu_parts
 from cli.gpu_parts import GpuPart
 from cli.pod_devices import HeldDevice, devices_of
 from cli.this_node import ThisNode, gpu_label, rdma_label
-from cni.attachments import pod_choices
 from cni.attachments.journal import Journal, JournalDamaged, JournalEntry
 from cni.spec.errors import CNIError
 from deviceplugin.allocate.preferred import COSTS
@@ -65,7 +64,6 @@ class Explained(msgspec.Struct, frozen=True, kw_only=True):
     devices: tuple[HeldDevice, ...]
     attachments: tuple[AttachedInterface, ...]
     beside: tuple[AddressBeside, ...]  # what the address store has for it besides
-    claims: dict[str, str]  # the HCA that an attachment keeps, by "network/interface"
     ways: tuple[Way, ...]
     gpus: tuple[GpuPart, ...]  # what its containers hold of our pools' GPUs, and what they use
     notes: tuple[str, ...]
@@ -74,7 +72,7 @@ class Explained(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def known(self) -> bool:
         """Whether anything is known about the pod."""
-        return bool(self.devices or self.gpus or self.attachments or self.beside or self.claims)
+        return bool(self.devices or self.gpus or self.attachments or self.beside)
 
 
 class _RecordedOrigin(msgspec.Struct):
@@ -89,21 +87,15 @@ def explained(node: ThisNode, namespace: str, name: str) -> Explained:
     """Everything about a pod; a source that cannot be read becomes a note."""
     notes: list[str] = []
     entries = _entries(node, namespace, name, notes)
-    claims = {
-        pod_claims.uid: pod_claims.claims
-        for pod_claims in pod_choices.every(node.paths)
-        if (pod_claims.namespace, pod_claims.name) == (namespace, name)
-    }
     told = _told(node, notes)
     # A new pod may have the name of a pod that is gone; the youngest is the last.
-    uids = [uid for uid in (*claims, *(entry.pod_uid for entry in entries)) if uid] or [""]
+    uids = [entry.pod_uid for entry in entries if entry.pod_uid] or [""]
     pod = Pod(namespace, name, _uid(node, namespace, name, told or []) or uids[-1])
     rows = _rows(node, pod, notes, asked=told is not None)
     devices = tuple(devices_of(node, rows or [], notes))
     hcas = tuple(dict.fromkeys(device.hca for device in devices if device.hca))
     attachments = tuple(
-        _attachment(node, entry, claims.get(entry.pod_uid, {}), devices, asked=rows is not None)
-        for entry in entries
+        _attachment(node, entry, devices, asked=rows is not None) for entry in entries
     )
     parts = tuple(_parts(node, pod))
     gpus = [device.gpu for device in devices if device.gpu]
@@ -115,7 +107,6 @@ def explained(node: ThisNode, namespace: str, name: str) -> Explained:
         devices=devices,
         attachments=attachments,
         beside=tuple(_beside(node, pod, entries, notes)),
-        claims=claims.get(pod.uid) or claims.get("", {}),  # not every runtime passes the UID
         ways=ways,
         gpus=parts,
         notes=tuple(dict.fromkeys([*notes, *_warnings(ways), *_mismatches(attachments)])),
@@ -192,7 +183,6 @@ def _rows(node: ThisNode, pod: Pod, notes: list[str], *, asked: bool) -> list[Po
 def _attachment(
     node: ThisNode,
     entry: JournalEntry,
-    claims: dict[str, str],
     devices: tuple[HeldDevice, ...],
     *,
     asked: bool,
@@ -201,9 +191,8 @@ def _attachment(
         undo = entry.undo_as(_RecordedOrigin)
     except JournalDamaged:
         undo = _RecordedOrigin()
-    # The parent tells the HCA; the claim is for a parent that is gone.
     hca = node.on_netdev(undo.parent) if undo.parent else node.hca(entry.device)
-    hca_id = hca.id if hca else claims.get(f"{entry.network}/{entry.ifname}", entry.device)
+    hca_id = hca.id if hca else entry.device
     matches, verdict = _verdict(node, hca_id, devices, asked=asked)
     return AttachedInterface(
         ifname=entry.ifname,

@@ -108,7 +108,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 1
     judged = verdicts(found.definitions, found.policy, found.labels, arguments.namespace)
     if arguments.output != "table":
-        output.document(judged, arguments.output)
+        output.document(judged)
     else:
         _show(judged)
     return 1 if any(not verdict.allowed for verdict in judged) else 0
@@ -118,8 +118,7 @@ def _show(judged: "Sequence[Verdict]") -> None:
     rows = [
         (
             verdict.definition,
-            verdict.namespace
-            + (f" as {verdict.service_account}" if verdict.service_account else ""),
+            verdict.namespace,
             verdict.plugin,
             Cell("allowed", "green") if verdict.allowed else Cell("refused", "bold red"),
             ", ".join(verdict.rules) if verdict.allowed else verdict.said,

@@ -14,7 +14,6 @@ from cni.ipoib import options as ipoib_options
 from cni.ipoib import permitted as ipoib_permitted
 from cni.policy import allowance
 from cni.policy.allowance import Allowance, NotAllowed
-from cni.policy.document import Rule, Subjects
 from cni.policy.rules import Policy
 from cni.spec.config import decode
 from cni.spec.errors import CNIError
@@ -41,7 +40,6 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
     definition: str
     namespace: str
-    service_account: str = ""  # that rules name; "" for pods of the others
     plugin: str
     allowed: bool
     rules: tuple[str, ...] = ()  # that allow it; of what is refused, those that were left before
@@ -64,38 +62,19 @@ def verdicts(
         verdict
         for definition in definitions
         for namespace in dict.fromkeys((definition.namespace, *namespaces))
-        for account in _accounts(policy.rules, namespace)
-        for verdict in _of_definition(definition, namespace, account, policy, labels)
+        for verdict in _of_definition(definition, namespace, policy, labels)
     ]
-
-
-def _accounts(rules: Sequence[Rule], namespace: str) -> list[str]:
-    """The service accounts, or patterns of them, that rules name which may be for a namespace.
-
-    "" comes first: an account that none of them names. A pattern stands for accounts that fit it.
-    """
-    named = (
-        account
-        for rule in rules
-        for subject in rule.subjects
-        if subject.service_accounts is not None
-        and (subject.namespaces is None or subject.namespaces.allows(namespace))
-        for account in subject.service_accounts.names
-    )
-    return list(dict.fromkeys(("", *named)))
 
 
 def _of_definition(
     definition: WrittenDefinition,
     namespace: str,
-    account: str,
     policy: Policy,
     labels: Mapping[str, Mapping[str, str]],
 ) -> Iterator[Verdict]:
-    subjects = Subjects(lambda namespace: labels.get(namespace, {}), lambda pod: account)
-    policy = msgspec.structs.replace(policy, subjects=subjects)
+    policy = msgspec.structs.replace(policy, labels=lambda of: labels.get(of, {}))
     name, plugin = f"{definition.namespace}/{definition.name}", ""
-    verdict = partial(Verdict, definition=name, namespace=namespace, service_account=account)
+    verdict = partial(Verdict, definition=name, namespace=namespace)
     try:
         for config in _plugins(definition):
             plugin = str(config.get("type", ""))

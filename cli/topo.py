@@ -69,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
         sys.stderr.write(f"podfabric topo: {error}\n")
         return 1
     if arguments.output != "table":
-        output.document(drawn, arguments.output)
+        output.document(drawn)
     elif drawn.devices:
         output.show(_matrix(drawn), _near(drawn), _LEGEND_TEXT, _notes(drawn))
     else:

@@ -24,8 +24,6 @@ class Port(msgspec.Struct, frozen=True, kw_only=True):
     state: str
     physical_state: str
     rate: str  # "400 Gb/sec (4X NDR)"
-    lid: int
-    sm_lid: int
     guid: str  # "0011:2233:4455:6677"; "" if the port has none
     pkeys: tuple[int, ...]  # without the empty slots of the table
     netdevs: tuple[str, ...]  # the host's interfaces on this port, sorted; no IPoIB children
@@ -37,7 +35,6 @@ class RdmaDevice(msgspec.Struct, frozen=True, kw_only=True):
     """An RDMA device (struct ib_device) in sysfs. smi* devices carry no data and are omitted."""
 
     name: str  # "mlx5_0"; depends on probe order, so another device may have it after a reboot
-    node_guid: str
     uverbs: CharacterDevice | None
     ports: tuple[Port, ...]
 
@@ -184,7 +181,6 @@ def _devices(snapshot: SysfsSnapshot, home: str, netdevs: list[Netdev]) -> tuple
     return tuple(
         RdmaDevice(
             name=name,
-            node_guid=snapshot.text(f"class/infiniband/{name}/node_guid"),
             uverbs=snapshot.uverbs.get(name),
             ports=tuple(
                 _port(snapshot, name, number, netdevs)
@@ -206,8 +202,6 @@ def _port(snapshot: SysfsSnapshot, rdma: str, number: int, own: list[Netdev]) ->
         state=snapshot.text(f"{at}/state").partition(": ")[2],
         physical_state=snapshot.text(f"{at}/phys_state").partition(": ")[2],
         rate=snapshot.text(f"{at}/rate"),
-        lid=snapshot.number(f"{at}/lid") or 0,
-        sm_lid=snapshot.number(f"{at}/sm_lid") or 0,
         guid=guid if guid.strip("0:") else "",
         pkeys=tuple(pkey for pkey in pkeys if pkey),
         netdevs=(

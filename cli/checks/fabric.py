@@ -1,4 +1,4 @@
-"""Checks of ports, the subnet manager, interfaces, and the distances of GPUs."""
+"""Checks of ports, interfaces, and the distances of GPUs."""
 
 import re
 from collections.abc import Iterator
@@ -47,28 +47,6 @@ def ports(node: ThisNode) -> Iterator[Outcome]:
         yield ok(f"{active} of {len(rows)} ports are ACTIVE{more}")
 
 
-def subnet_manager(node: ThisNode) -> Iterator[Outcome]:
-    """A subnet manager gives InfiniBand ports their addresses and makes them ACTIVE."""
-    rows = [row for row in _ports(node) if row[2].link_layer == "InfiniBand"]
-    linked = [row for row in rows if row[2].state in ("ACTIVE", "INIT", "ARMED")]
-    without = [
-        f"port {port.number} of {name} is {port.state}"
-        for _, name, port in linked
-        if port.sm_lid == 0 or port.state == "INIT"
-    ]
-    if not linked:
-        yield not_applicable("no InfiniBand port has a link")
-    elif without:
-        yield failed(
-            f"no subnet manager has set up: {', '.join(without)}",
-            "does a subnet manager run on this fabric (`sminfo`)? Start it on the switch, or start "
-            "opensm on a node",
-        )
-    else:
-        lids = sorted({port.sm_lid for _, _, port in linked})
-        yield ok(f"a subnet manager runs at LID {', '.join(map(str, lids))}")
-
-
 def ipoib_parents(node: ThisNode) -> Iterator[Outcome]:
     """The children of an IPoIB interface that is down have no carrier."""
     later = _set_up_with_pods(node)
@@ -85,19 +63,6 @@ def ipoib_parents(node: ThisNode) -> Iterator[Outcome]:
         yield not_applicable(f"{node.paths.sys}/class/net does not say whether they are up")
     else:
         yield ok(f"up: {', '.join(names)}")
-
-
-def pfs_of_vfs(node: ThisNode) -> Iterator[Outcome]:
-    """VFs have no link while their PF's interface is down."""
-    names = [name for hca in node.hcas if hca.num_vfs for name in hca.netdevs]
-    down = [name for name in names if _is_up(node.paths, name) is False]
-    if not any(hca.num_vfs for hca in node.hcas):
-        yield not_applicable("no PF has VFs")
-    elif down:
-        commands = "; ".join(f"ip link set {name} up" for name in down)
-        yield failed(f"down, with VFs: {', '.join(down)}: the VFs have no link", f"`{commands}`")
-    else:
-        yield ok(f"up, with VFs: {', '.join(names) or 'PFs without interfaces'}")
 
 
 def gpu_distances(node: ThisNode) -> Iterator[Outcome]:
@@ -138,7 +103,10 @@ def _ports(node: ThisNode) -> list[tuple[HCA, str, Port]]:
 
 def _why_down(hca: HCA, port: Port) -> str:
     if port.state == "INIT":
-        return "it has a link and waits for a subnet manager"
+        return (
+            "it has a link and waits for a subnet manager: does one run on this fabric (`sminfo`)? "
+            "Start it on the switch, or start opensm on a node"
+        )
     if port.link_layer == "Ethernet":
         names = ", ".join(hca.netdevs) or "its interface"
         return f"set {names} up; if it is up, look at the cable and the switch's port"

@@ -1,24 +1,17 @@
-"""Checks of GPUs: nodes, driver, libraries of containers, other plugins, and limits."""
+"""Checks of GPUs: nodes and limits, driver, other plugins."""
 
-import os
-import stat
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Iterator
 
-from cli import gpu_parts, node_gpus
-from cli.checks import Outcome, failed, not_applicable, ok, some, warning
-from cli.gpu_parts import GpuPart
+from cli import node_gpus
+from cli.checks import Outcome, failed, not_applicable, ok, warning
 from cli.node_gpus import ListedGPU
-from cli.shims import FILES
 from cli.this_node import ThisNode, gpu_label
 from deviceplugin.kubelet import records
 from deviceplugin.kubelet.records import KubeletUnreadable
-from gpu import nvml, processes
-from gpu.groups import Groups
+from gpu import nvml
 from gpu.nvml import NvmlError
 from host.gpus import address_of
 
-_MACHINES: Mapping[str, int] = {"x86_64": 62, "aarch64": 183}  # elf.h: EM_X86_64, EM_AARCH64
 _NO_POOL = "no pool of GPUs is configured"
 
 
@@ -74,38 +67,6 @@ def driver(node: ThisNode) -> Iterator[Outcome]:
         yield ok(f"driver {version} answers for {len(node.gpus)} GPUs")
 
 
-def libraries(node: ThisNode) -> Iterator[Outcome]:
-    """The libraries that containers with limits load in place of the driver's."""
-    if not _limiting(node):
-        yield not_applicable("no pool limits GPUs (modes slices and units do)")
-        return
-    directory = node.paths.shims
-    wrong = _wrong_libraries(node)
-    if not directory.is_dir():
-        yield warning(
-            f"{directory} does not exist: no container can have a part of a GPU",
-            "`podfabric install --gpu`",
-        )
-    elif wrong:
-        yield failed(f"{directory}: {'; '.join(wrong)}", "`podfabric install --gpu`")
-    else:
-        yield ok(f"{directory} has {' and '.join(FILES)}")
-
-
-def host_pids(node: ThisNode) -> Iterator[Outcome]:
-    """Whether processes of containers are seen: else none can register, and none is attributed."""
-    if not _limiting(node):
-        yield not_applicable("no pool limits GPUs (modes slices and units do)")
-    elif processes.sees_the_host():
-        yield ok("the host's processes are seen here")
-    else:
-        yield failed(
-            "the host's processes are not seen here: an agent in this place registers no process, "
-            "and CUDA does not start in containers with limits",
-            "run the agent in the host's pid namespace (hostPID: true)",
-        )
-
-
 def other_plugins(node: ThisNode) -> Iterator[Outcome]:
     """Whether another device plugin offers a GPU that one of our pools has: both give it away."""
     if not node.config.gpus:
@@ -136,81 +97,3 @@ def other_plugins(node: ThisNode) -> Iterator[Outcome]:
         )
     if not twice:
         yield ok("no other device plugin of this node offers a GPU of our pools")
-
-
-def limits(node: ThisNode) -> Iterator[Outcome]:
-    """The files of groups against the allocations: each must have the other, and say the same."""
-    notes: list[str] = []
-    present = set(Groups(node.paths.run / "gpu").names())
-    expected = {part.group: part for part in gpu_parts.parts(node, notes) if part.group}
-    if not present and not expected:
-        yield not_applicable("no container has limits")
-        return
-    bad = False
-    for seen, remedy, is_failure in _unlike(node, present, expected):
-        bad = True
-        yield (failed if is_failure else warning)(seen, remedy)
-    if not bad:
-        yield ok(f"{len(expected)} containers have limits, and each its files")
-
-
-def _unlike(
-    node: ThisNode, present: set[str], expected: Mapping[str, GpuPart]
-) -> Iterator[tuple[str, str, bool]]:
-    """What is wrong, what to do, and whether that is a failure."""
-    root = node.paths.run / "gpu"
-    if stray := sorted(present - expected.keys()):
-        yield (
-            f"{root} has limits of no allocation: {some(stray)}",
-            "a running agent removes them within a minute: look at its log",
-            False,
-        )
-    for group, part in sorted(expected.items()):
-        who = f"{part.container.pod or 'a pod'} ({group})"
-        if group not in present:
-            yield (
-                f"{who} has no limits in {root}: CUDA does not start there",
-                "the next start of the container makes them: delete the pod if it runs",
-                True,
-            )
-        elif part.use is None:
-            yield part.problem, "delete the pod, so that it gets new files", True
-        else:
-            allocated = part.memory_bytes, part.compute_share or 1.0
-            limited = part.use.memory_bytes, round(part.use.compute_share, 4)
-            if limited != allocated:
-                yield (
-                    f"{who} is limited to {limited[0]} bytes and {limited[1]:.0%} of the time, "
-                    f"and allocated {allocated[0]} bytes and {allocated[1]:.0%}",
-                    "start the container again: its start writes what is allocated",
-                    True,
-                )
-            if part.problem:
-                yield part.problem, "the tenant damaged its own count: delete the pod", False
-
-
-def _limiting(node: ThisNode) -> bool:
-    return any(config.mode != "replicas" for config in node.config.gpus)
-
-
-def _wrong_libraries(node: ThisNode) -> list[str]:
-    of = ((name, _wrong(node.paths.shims / name)) for name in FILES)
-    return [f"{name}: {why}" for name, why in of if why]
-
-
-def _wrong(library: Path) -> str:
-    """What is wrong with a library that tenants load; "" if nothing is."""
-    try:
-        status = library.stat(follow_symlinks=False)
-        with library.open("rb") as file:
-            header = file.read(20)
-    except OSError as error:
-        return error.strerror or "cannot be read"
-    machine = os.uname().machine
-    if header[:4] != b"\x7fELF" or len(header) < 20:
-        return "is not a library"
-    if int.from_bytes(header[18:20], "little") != _MACHINES.get(machine):
-        return f"is not for {machine}"
-    if not stat.S_ISREG(status.st_mode) or status.st_uid != 0 or status.st_mode & 0o022:
-        return "can be changed by others than root"
-    return "" if status.st_mode & 0o004 else "cannot be read by users of containers"

@@ -19,24 +19,6 @@ _ONLY_MANAGES = "kubelet"  # starts no containers
 _LOCKED = re.compile(r"^Max locked memory\s+(\S+)", re.MULTILINE)
 
 
-def verbs_module(node: ThisNode) -> Iterator[Outcome]:
-    """ib_uverbs: without it no program can open an HCA."""
-    devices = [rdma for hca in node.hcas for rdma in hca.rdma]
-    if not node.with_rdma:
-        yield not_applicable("the node has no RDMA device")
-    elif (node.paths.sys / "class/infiniband_verbs").is_dir():
-        without = sorted(rdma.name for rdma in devices if rdma.uverbs is None)
-        if without:
-            yield failed(
-                f"{', '.join(without)}: no uverbs device",
-                "reload the HCA's RDMA driver (mlx5_ib), and look at `dmesg`",
-            )
-        else:
-            yield ok("ib_uverbs is loaded, and each RDMA device has a uverbs device")
-    else:
-        yield failed("ib_uverbs is not loaded", _load("ib_uverbs"))
-
-
 def connection_manager(node: ThisNode) -> Iterator[Outcome]:
     """rdma_ucm: programs that connect by IP addresses (rping, UCX's rdmacm, NFS) need it."""
     if not node.with_rdma:

@@ -10,7 +10,6 @@ from cli.this_node import ThisNode
 from deviceplugin import checkpoint as records
 from deviceplugin.checkpoint import CheckpointDamaged
 from deviceplugin.kubelet import records as kubelet
-from deviceplugin.kubelet import sockets
 from deviceplugin.kubelet.records import KubeletUnreadable
 from deviceplugin.ledger import YOUNG, age
 from deviceplugin.pools import formats
@@ -83,7 +82,7 @@ def agent(node: ThisNode) -> Iterator[Outcome]:
         what = "no process answers" if path.exists() else "it does not exist"
         yield failed(
             f"{path}: {what}",
-            f"{_LOOK_AT_AGENT}, and start it with `systemctl start podfabric-agent.socket`",
+            _LOOK_AT_AGENT,
         )
 
 
@@ -114,34 +113,17 @@ def pod_resources(node: ThisNode) -> Iterator[Outcome]:
     yield ok(f"{node.paths.pod_resources} answers: {len(pods)} pods hold devices")
 
 
-def plugin_sockets(node: ThisNode) -> Iterator[Outcome]:
-    """One live socket of ours per resource."""
-    directory = node.paths.device_plugins
-    if not directory.is_dir():
-        yield not_applicable(f"{directory} does not exist")
-        return
-    names = [pool.config.resource for pool in node.pools]
-    for name in (*names, *(name for of in node.config.gpus for name in of.resources)):
-        own = sockets.of_resource(directory, name)
-        alive = [path.name for path in own if is_served(path)]
-        if len(alive) == 1:
-            yield ok(f"{name}: {alive[0]} answers")
-        elif alive:
-            yield warning(
-                f"{name}: {len(alive)} sockets answer: {', '.join(alive)}",
-                "run only one device plugin: the agent's or `podfabric device-plugin`",
-            )
-        else:
-            dead = f" ({', '.join(path.name for path in own)}; no process answers)" if own else ""
-            yield failed(f"{name}: no socket of ours in {directory}{dead}", _LOOK_AT_AGENT)
-
-
 def registered(node: ThisNode) -> Iterator[Outcome]:
     """The kubelet's device ids of our resources, which may be another device plugin's."""
     registered_ids = kubelet.registered(node.paths)
     if not registered_ids:
         yield not_applicable("the kubelet has no resource in its checkpoint")
         return
+    for name in (name for of in node.config.gpus for name in of.resources):
+        if name in registered_ids:
+            yield ok(f"{name}: the kubelet has {len(registered_ids[name])} ids as healthy")
+        else:
+            yield failed(f"{name}: the kubelet does not have it", _LOOK_AT_AGENT)
     for pool in node.pools:
         name = pool.config.resource
         foreign = [

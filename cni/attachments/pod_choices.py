@@ -10,7 +10,7 @@ the pod:
 import hashlib
 import time
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -72,14 +72,6 @@ class PodChoices:
 def lock_of(paths: Paths, pod: Pod) -> Path:
     """The lock file that lets one attachment of the pod choose at a time."""
     return paths.locks / f"pod-{_path(paths, pod).stem}"
-
-
-def every(paths: Paths) -> Iterator[ChoicesFile]:
-    """The files of all pods that can be read, the latest last."""
-    for _, path in sorted((written, path) for path, written in _files(paths).items()):
-        file = _read(path)
-        if file is not None:
-            yield file
 
 
 def prune(paths: Paths, names: Collection[tuple[str, str]], uids: Collection[str]) -> list[Path]:

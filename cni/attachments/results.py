@@ -7,18 +7,14 @@ from typing import Any, TypeVar
 import msgspec
 
 from base.paths import Paths
-from base.text import printable
 from cni.attachments.journal import Journal, JournalDamaged
 from cni.spec import result as protocol
 from cni.spec.attachment import Attachment
 from cni.spec.errors import CNIError, Code, invalid_config
-from cni.spec.notes import note
 from cni.spec.request import Request
 from cni.spec.result import DNS, Interface, Result
-from deviceplugin.allocate import device_info
 from host import addresses, pci
 from host.addresses import Hop
-from host.discovery import CharacterDevice
 from host.links import Link
 from host.netlink import Rtnetlink
 
@@ -83,26 +79,6 @@ def uverbs_of(paths: Paths, rdma_devices: Iterable[str]) -> tuple[str, str]:
         if number is not None:
             return name, number[0]
     return "", ""
-
-
-def write_device_information(paths: Paths, request: Request, interface: Interface) -> None:
-    """Add the uverbs device to Multus' device-information file, if it passes one.
-
-    A failure becomes a note: the attachment works without the file.
-    """
-    path = _device_information(request)
-    if not path or not interface.uverbs:
-        return
-    # Multus gives the file this name. A definition could set the key to another attachment's file.
-    if not path.endswith(f"-{request.container_id}_{request.ifname}"):
-        note(printable(f"device information {path}: it is not this attachment's: left alone"))
-        return
-    try:
-        _, major, minor = pci.uverbs_numbers(paths)[interface.rdmaDevice]
-        node = CharacterDevice(interface.uverbs, major, minor)
-        device_info.update_cni(paths, path, interface.pciID, interface.rdmaDevice, node)
-    except (OSError, KeyError, ValueError) as error:
-        note(printable(f"device information {path}: {error}"))
 
 
 def hops(answer: Result) -> list[Hop]:
@@ -191,10 +167,3 @@ def up(value: bool) -> str:
 def differs(message: str) -> CNIError:
     """The error for a difference in a CHECK."""
     return CNIError(Code.CHECK_FAILED, message)
-
-
-def _device_information(request: Request) -> str | None:
-    try:
-        return request.config.at("runtimeConfig.CNIDeviceInfoFile", str)
-    except CNIError:
-        return None

@@ -80,7 +80,6 @@ class IPoIB(InterfacePlugin):
             interface = results.interface_of(
                 self.paths, request, mac=ready.mac, mtu=ready.mtu, bdf=plan.bdf, rdma=plan.rdma
             )
-            results.write_device_information(self.paths, request, interface)
             document = results.document(request, interface, answer, wanted.dns)
             interrupts.hold()  # from here on the call is answered as attached
             record = msgspec.structs.replace(record, mac=ready.mac)

@@ -52,13 +52,9 @@ class Allowance(msgspec.Struct, frozen=True):
     left: Rules = (Policy().otherwise,)
 
     def using(self, key: str, value: Any, what: str, shown: object) -> "Allowance":  # noqa: ANN401
-        """The allowance of an attachment that uses this value too. NotAllowed if no rule is left.
+        """The allowance of an attachment that uses this value of a key of `use` too.
 
-        Args:
-            key: of `use`.
-            value: as `Rule.uses` takes it.
-            what: the configuration's key, for the error.
-            shown: the value, for the error.
+        NotAllowed if no rule is left, with the configuration's key `what` and the value `shown`.
         """
         left = tuple(rule for rule in self.left if rule.uses(key, value))
         if not left:
@@ -147,7 +143,7 @@ class Allowance(msgspec.Struct, frozen=True):
 
 def of_pod(policy: Policy, pod: Pod) -> Allowance:
     """What the ADD of a pod may use. CNIError 11 if that cannot be told now."""
-    own = [rule for rule in policy.rules if rule.is_for(pod, policy.subjects)]
+    own = [rule for rule in policy.rules if rule.is_for(pod.namespace, policy.labels)]
     return _by(own or [policy.otherwise])
 
 

@@ -17,9 +17,8 @@ from base import decoding
 from base.documents import DocumentError
 from base.files import read, write_atomically
 from base.paths import Paths
-from base.pod import Pod
 from cni.policy import document, rules
-from cni.policy.document import Rule, Subjects, no_account, unknown
+from cni.policy.document import Rule, unknown
 from cni.policy.rules import Policy
 
 KIND = "FabricPolicy"
@@ -86,9 +85,7 @@ class _Content(msgspec.Struct, frozen=True):
     policies: msgspec.Raw
 
 
-def joined(
-    node: rules.Source, cluster: Present, service_account: Callable[[Pod], str] = no_account
-) -> rules.Source:
+def joined(node: rules.Source, cluster: Present) -> rules.Source:
     """The rules of the node, and behind them those of the cluster where the node follows them."""
 
     def source() -> Policy:
@@ -96,16 +93,14 @@ def joined(
         if not own.cluster:
             return own
         found = cluster()
-        subjects = Subjects(found.labels, service_account)
-        return msgspec.structs.replace(own, rules=(*own.rules, *found.rules), subjects=subjects)
+        every = (*own.rules, *found.rules)
+        return msgspec.structs.replace(own, rules=every, labels=found.labels)
 
     return source
 
 
 def on_node(paths: Paths) -> rules.Source:
-    """The rules by the files of a node, which are read at each call, for a process that does one
-    call: only an agent asks the API server.
-    """
+    """The rules by the files of a node, which are read at each call."""
     return joined(rules.on_node(paths.config), lambda: load(paths.cluster_policies))
 
 

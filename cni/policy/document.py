@@ -12,7 +12,6 @@ import msgspec
 
 from base import documents
 from base.documents import DocumentError
-from base.pod import Pod
 from cni.policy import values
 from cni.policy.values import NOTHING, Kind, Values
 from cni.spec.config import SERVED
@@ -67,22 +66,13 @@ def unknown(what: str, why: str = "") -> CNIError:
     )
 
 
-def _no_labels(namespace: str) -> Mapping[str, str]:
+def no_labels(namespace: str) -> Mapping[str, str]:
+    """Raises CNIError 11: the labels of no namespace are known."""
     raise unknown(f'the labels of namespace "{namespace}"')
 
 
-def no_account(pod: Pod) -> str:
-    """Raises CNIError 11: only an agent asks for service accounts."""
-    raise unknown(f'the service account of pod "{pod}"')
-
-
-class Subjects(msgspec.Struct, frozen=True):
-    """What the API server knows of a pod, asked only where a rule looks at it. CNIError 11 for
-    what is not known now.
-    """
-
-    labels: Callable[[str], Mapping[str, str]] = _no_labels  # of a namespace
-    service_account: Callable[[Pod], str] = no_account
+Labels = Callable[[str], Mapping[str, str]]
+"""The labels of a namespace, asked for only where a rule looks at them. CNIError 11."""
 
 
 class Subject(msgspec.Struct, frozen=True):
@@ -90,18 +80,15 @@ class Subject(msgspec.Struct, frozen=True):
 
     namespaces: Values | None = None
     namespace_selector: tuple[LabelRequirement, ...] | None = None  # all must be met
-    service_accounts: Values | None = None
 
-    def matches(self, pod: Pod, subjects: Subjects) -> bool:
-        """Whether the subject is for a pod. CNIError 11 from `subjects`."""
-        if self.namespaces is not None and not self.namespaces.allows(pod.namespace):
+    def matches(self, namespace: str, labels: Labels) -> bool:
+        """Whether the subject is for pods of a namespace. CNIError 11 from `labels`."""
+        if self.namespaces is not None and not self.namespaces.allows(namespace):
             return False
-        if self.namespace_selector is not None:
-            labels = subjects.labels(pod.namespace)
-            if not all(requirement.met_by(labels) for requirement in self.namespace_selector):
-                return False
-        accounts = self.service_accounts
-        return accounts is None or accounts.allows(subjects.service_account(pod))
+        if self.namespace_selector is None:
+            return True
+        present = labels(namespace)
+        return all(requirement.met_by(present) for requirement in self.namespace_selector)
 
 
 class Device(msgspec.Struct, frozen=True):
@@ -134,9 +121,9 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
         """Whether it lists all devices, so that nothing of a device counts."""
         return EVERY_DEVICE in self.devices
 
-    def is_for(self, pod: Pod, subjects: Subjects) -> bool:
-        """Whether the rule is for a pod. CNIError 11 from `subjects`."""
-        return any(subject.matches(pod, subjects) for subject in self.subjects)
+    def is_for(self, namespace: str, labels: Labels) -> bool:
+        """Whether the rule is for pods of a namespace. CNIError 11 from `labels`."""
+        return any(subject.matches(namespace, labels) for subject in self.subjects)
 
     def uses(self, key: str, value: Any) -> bool:  # noqa: ANN401 - of any key
         """Whether `use` has a value: a number or name, a count, or a `Device`; or it is fixed."""
@@ -214,12 +201,9 @@ COUNTS = ("addressesPerAttachment", "addressesPerPod", "addressesPerNamespace")
 
 
 def rules_of(value: object, where: str, policy: str = "") -> tuple[Rule, ...]:
-    """The rules of one document, in its order. DocumentError names the key below `where`.
+    """The rules in a decoded list, in its order; `policy` is the name of their FabricPolicy.
 
-    Args:
-        value: the list of rules, as decoded; None is an empty one.
-        where: the path to the list, for errors: "config.yaml: policy.rules".
-        policy: the name of the FabricPolicy.
+    DocumentError names the key below `where`: "config.yaml: policy.rules".
     """
     rules: dict[str, Rule] = {}
     for index, item in enumerate(_list(value, RULES, where)):
@@ -293,19 +277,17 @@ def _subjects(value: object, where: str) -> tuple[Subject, ...]:
 
 
 def _subject(value: object, where: str) -> Subject:
-    fields = _keys(value, ("namespaces", "namespaceSelector", "serviceAccounts"), where)
+    fields = _keys(value, ("namespaces", "namespaceSelector"), where)
     if not fields:
         raise DocumentError(f'{where}: is empty: write namespaces, ["*"] for all of them')
-    named: dict[str, Values | None] = {"namespaces": None, "serviceAccounts": None}
-    for key in named:
-        if key in fields:
-            named[key] = values.read(fields[key], "name", f"{where}.{key}")
-            if named[key] == NOTHING:
-                raise DocumentError(f"{where}.{key}: is empty, which matches nobody: leave it out")
-    selector = None
+    namespaces = selector = None
+    if "namespaces" in fields:
+        namespaces = values.read(fields["namespaces"], "name", f"{where}.namespaces")
+        if namespaces == NOTHING:
+            raise DocumentError(f"{where}.namespaces: is empty, which matches nobody: leave it out")
     if "namespaceSelector" in fields:
         selector = _selector(fields["namespaceSelector"], f"{where}.namespaceSelector")
-    return Subject(named["namespaces"], selector, named["serviceAccounts"])
+    return Subject(namespaces, selector)
 
 
 class _LabelSelector(msgspec.Struct, forbid_unknown_fields=True):

@@ -15,7 +15,7 @@ import msgspec
 from base import documents
 from base.documents import DocumentError
 from cni.policy import document
-from cni.policy.document import PART, Rule, Subjects
+from cni.policy.document import PART, Labels, Rule
 from cni.spec.errors import CNIError, Code
 
 
@@ -27,7 +27,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     otherwise: Rule = document.rule_of_node()
     # Whether FabricPolicies are followed, whose rules are added (cni/policy/cluster.py).
     cluster: bool = False
-    subjects: Subjects = Subjects()
+    labels: Labels = document.no_labels
 
 
 SHAPES = {"use": object, "set": object, "fixed": object, "rules": object, "cluster": bool}
@@ -69,10 +69,10 @@ def of(part: object, name: str) -> Policy:
     rules = document.rules_of(values.pop("rules", None), f"{where}.rules")
     cluster = values.pop("cluster", False)
     for subject in (subject for rule in rules for subject in rule.subjects):
-        if subject.namespace_selector is not None or subject.service_accounts is not None:
+        if subject.namespace_selector is not None:
             raise DocumentError(
-                f"{where}.rules: only the API server knows what a namespaceSelector and "
-                "serviceAccounts match: name the namespaces alone, or write a FabricPolicy"
+                f"{where}.rules: only the API server knows what a namespaceSelector matches: name "
+                "the namespaces, or write a FabricPolicy"
             )
     otherwise = document.rule_of_node(values, where) if values else Policy().otherwise
     return Policy(rules=rules, otherwise=otherwise, cluster=cluster)

@@ -14,6 +14,7 @@ import msgspec
 
 from base import documents
 from base.documents import DocumentError
+from cni.spec.config import read_pkey
 
 ANY = "*"
 ITEMS = 256  # of one list
@@ -133,17 +134,6 @@ def _vlan(text: str) -> int:
     return number
 
 
-def _pkey(text: str) -> int:
-    if re.fullmatch(r"[0-9]{4}", text):
-        raise ValueError(
-            f'{text} has no 0x: did you mean "0x{text}"? The decimal number is "{int(text):#06x}"'
-        )
-    number = int(text, 16) if re.fullmatch(r"0[xX][0-9a-fA-F]{1,4}", text) else _number(text)
-    if number > 0xFFFF or not number & 0x7FFF:
-        raise ValueError
-    return number
-
-
 def _bytes(count: int) -> Callable[[str], int]:
     shape = re.compile(rf"[0-9a-fA-F]{{2}}(:[0-9a-fA-F]{{2}}){{{count - 1}}}")
 
@@ -190,7 +180,7 @@ def _directory(text: str) -> str:
 _NUMBERS: Mapping[Kind, Callable[[str], int]] = {
     "number": _number,
     "vlan": _vlan,
-    "pkey": _pkey,
+    "pkey": read_pkey,
     "guid": _bytes(8),
     "mac": _bytes(6),
 }

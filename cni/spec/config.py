@@ -4,8 +4,8 @@ The pods of one definition have the same configuration to the byte. So the last 
 the values made from them, and calls with the same bytes share them.
 
 An ADD, CHECK or STATUS is refused if its configuration is beyond the limits (`limits`). A DEL or
-GC releases what an older version may have made under such a configuration, so that one is not
-decoded as a whole: only what a removal reads is. Plugins check their keys strictly: every error
+GC must release what there is, whatever its configuration holds by now, so that one is not decoded
+as a whole: only what a removal reads is. Plugins check their keys strictly: every error
 names the key and the remedy.
 """
 
@@ -383,27 +383,35 @@ def _explained(error: msgspec.MsgspecError, path: str) -> CNIError:
 
 
 def pkey(written: int | str | None) -> PKey | None:
-    """A P_Key with or without the full-member bit; None if it is not given.
-
-    CNIError 7 for anything else, and for 0 and 0x8000, which the kernel refuses. Also for a text of
-    four digits, which may be meant as hexadecimal.
-    """
+    """A P_Key with or without the full-member bit; None if it is not given. CNIError 7."""
     if written is None or written == "":
         return None
+    try:
+        return read_pkey(written)
+    except ValueError as error:
+        raise invalid_config(f'"pkey": {error}') from None
+
+
+def read_pkey(written: int | str) -> PKey:
+    """A P_Key as it is written.
+
+    The text of a ValueError says what is wrong: also with 0 and 0x8000, which the kernel refuses,
+    and with a text of four digits, which may be meant as hexadecimal.
+    """
     text = str(written)
     if isinstance(written, str) and re.fullmatch(r"[0-9]{4}", text):
-        raise invalid_config(
-            f'"pkey": "{text}" has no 0x: did you mean "0x{text}"? The decimal number is '
+        raise ValueError(
+            f'"{text}" has no 0x: did you mean "0x{text}"? The decimal number is '
             f'"{int(text):#06x}": write one of them'
         )
     if not re.fullmatch(r"0[xX][0-9a-fA-F]{1,4}|[0-9]{1,5}", text):
-        raise invalid_config(
-            f'"pkey": "{text}" is not a P_Key: write it as a string such as "0x8001", or a number'
+        raise ValueError(
+            f'"{text}" is not a P_Key: write it as a string such as "0x8001", or a number'
         )
     number = int(text, 16) if text[:2] in ("0x", "0X") else int(text)
     if number & 0x7FFF == 0 or number > 0xFFFF:
-        raise invalid_config(
-            f'"pkey": {text} is out of range: 0x0001 to 0x7fff, or 0x8001 to 0xffff with the '
-            "bit of a full member"
+        raise ValueError(
+            f"{text} is out of range: 0x0001 to 0x7fff, or 0x8001 to 0xffff with the bit of a "
+            "full member"
         )
     return PKey(number)

@@ -45,9 +45,14 @@ def answer(
     environ: Mapping[str, str],
     read_config: Callable[[], bytes],
     netns_descriptor: int | None = None,
+    failed: Callable[[Request, CNIError], object] = lambda request, error: None,
 ) -> Answer:
-    """Run one call. The answer has at most one JSON document, also after an unexpected error."""
+    """Run one call. The answer has at most one JSON document, also after an unexpected error.
+
+    `failed` is called with a plugin's error.
+    """
     version = CURRENT_VERSION
+    request = None
     try:
         request = requests.read(environ, read_config, netns_descriptor)
         if request.command not in ("ADD", "DEL", "CHECK", "GC", "STATUS"):
@@ -61,6 +66,8 @@ def answer(
         return Answer(document, 0)
     except CNIError as error:
         failure = error
+        if request is not None:
+            failed(request, error)
     except Terminated:
         failure = _terminated(environ.get("CNI_COMMAND", ""))
     except RecursionError:

@@ -5,7 +5,7 @@ is, and one agent reads those of all pods of a node. So no other code decodes a 
 
 - `decode` refuses one that is beyond the limits. It is for verbs that may be refused.
 - `require_readable` only refuses nesting that would overflow the stack of a thread that decodes it,
-  which would end the agent. It is for DEL and GC: they release what an older version's ADD made.
+  which would end the agent. It is for DEL and GC: what there is must be released.
 """
 
 import json

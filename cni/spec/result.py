@@ -95,14 +95,20 @@ class IPConfig(msgspec.Struct, frozen=True, omit_defaults=True):
         return 6 if ":" in self.address else 4
 
 
+_U8 = Annotated[int, Meta(ge=0, le=0xFF)]
+_U32 = Annotated[int, Meta(ge=0, le=0xFFFFFFFF)]
+
+
 class Route(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A route, with numbers of the size that rtnetlink's messages have."""
+
     dst: str
     gw: str | None = None
-    mtu: int = 0
-    advmss: int = 0
-    priority: int = 0
-    table: int | None = None
-    scope: int | None = None
+    mtu: _U32 = 0
+    advmss: _U32 = 0
+    priority: _U32 = 0
+    table: _U32 | None = None
+    scope: _U8 | None = None
 
     def __post_init__(self) -> None:
         msgspec.structs.force_setattr(self, "dst", _cidr(self.dst))

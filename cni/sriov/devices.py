@@ -152,52 +152,25 @@ def _no_master(master: str) -> str:
     return f"{master} is not an interface of a PCI or auxiliary device on the host"
 
 
-def missing(host: Rtnetlink, paths: Paths, options: SriovOptions) -> list[str]:
-    """Why an ADD would fail on this node now, for STATUS; [] if it would not."""
+def missing(paths: Paths, options: SriovOptions) -> list[str]:
+    """Why an ADD would fail on this node now, for STATUS; [] if nothing says that."""
     reasons: list[str] = []
     if options.rdma_isolation:
         try:
             require_isolation()
         except DeviceUnfit as unfit:
             reasons.append(unfit.message)
-    absent = [master for master in options.masters if pci.of_netdev(paths, master) is None]
-    pfs = _pfs(paths, options)
-    if options.device and not pfs:
-        reasons.append(f'there is no device "{options.device}" on this node')
-    elif not pfs and not absent:
-        reasons.append("this node has no VFs: write a number to sriov_numvfs of a PF")
-    unready = [_unready(host, paths, pf, options) for pf in pfs]
-    if None not in unready:  # one usable PF is enough
-        reasons += [f'"master": {_no_master(master)}' for master in absent]
-        reasons += [reason for reason in unready if reason is not None]
-    return reasons
-
-
-def _pfs(paths: Paths, options: SriovOptions) -> list[str]:
-    """The PFs that count for STATUS, or the devices themselves if they are not VFs."""
-    if options.masters:
-        functions = [pci.of_netdev(paths, master) for master in options.masters]
-        return [function.address for function in functions if function is not None]
     if options.device:
-        function = pci.find(paths, options.device)
-        return [function.pf or function.address] if function is not None else []
-    every = sysfs.names(f"{paths.sys}/bus/pci/devices")
-    return sorted(address for address in every if pci.vf_count(paths, address)[0])
-
-
-def _unready(host: Rtnetlink, paths: Paths, pf: str, options: SriovOptions) -> str | None:
-    """Why a PF cannot be used now; None if it can."""
-    if ":" not in pf or options.pf_only:
-        return None
-    existing, possible = pci.vf_count(paths, pf)
-    if not possible:
-        return f"{pf} cannot have VFs"
-    if not existing:
-        return f"the PF {pf} has no VFs: write a number to its sriov_numvfs"
-    name = pci.pf_netdev(paths, pf)
-    link = links.find(host, name) if name else None
-    if link is None:
-        return f"the PF {pf} has no interface on the host"
-    if not link.up:
-        return f"the PF {name} is down: ip link set {name} up"
-    return None
+        if not pci.is_present(paths, options.device):
+            reasons.append(f'there is no device "{options.device}" on this node')
+        return reasons
+    functions = [pci.of_netdev(paths, master) for master in options.masters]
+    pfs = [function.address for function in functions if function is not None]
+    if options.masters and not pfs:
+        reasons += [f'"master": {_no_master(master)}' for master in options.masters]
+        return reasons
+    every = pfs or sysfs.names(f"{paths.sys}/bus/pci/devices")
+    if not options.pf_only and not any(pci.vf_count(paths, address)[0] for address in every):
+        where = ", ".join(options.masters) or "this node"
+        reasons.append(f"{where} has no VFs: write a number to sriov_numvfs of a PF")
+    return reasons

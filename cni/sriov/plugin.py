@@ -26,7 +26,7 @@ from cni.sriov.options import SriovOptions
 from cni.sriov.plan import DevicePlan
 from cni.sriov.record import DeviceRecord
 from host import pci
-from host.netlink import Rtnetlink, netlink
+from host.netlink import Rtnetlink
 
 
 class Sriov(InterfacePlugin):
@@ -82,7 +82,6 @@ class Sriov(InterfacePlugin):
                     give_addresses(pod, namespace, request.ifname, answer, accept_ra=accept_ra)
             sandbox.require_still_there()
             interface = self._interface(request, placed, plan)
-            results.write_device_information(self.paths, request, interface)
             document = results.document(request, interface, answer, wanted.dns)
             interrupts.hold()  # from here on the call is answered as attached
             self.journal.write(
@@ -106,13 +105,11 @@ class Sriov(InterfacePlugin):
         check.check(self.journal, self.paths, attachment, request)
 
     def require_ready(self, request: Request) -> None:
-        """Raise CNIError unless a device could be attached now: PFs with VFs, RDMA's mode."""
+        """Raise CNIError unless a device could be attached now: VFs, RDMA's mode."""
         wanted = options.read(request, needs_device=False)
         self._require_possible(match_device=wanted.match_device, pf_only=wanted.pf_only)
         require_records(self.paths)
-        with netlink() as host:
-            missing = devices.missing(host, self.paths, wanted)
-        if missing:
+        if missing := devices.missing(self.paths, wanted):
             raise CNIError(Code.UNAVAILABLE, "; ".join(missing))
 
     def _match(self, request: Request, wanted: SriovOptions, allowance: Allowance) -> Match:

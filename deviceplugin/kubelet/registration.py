@@ -96,7 +96,7 @@ class PluginServer:
         self._streams.changed(again=again)
 
     def state(self) -> PoolState:
-        """For metrics and `podfabric doctor`."""
+        """For metrics."""
         listing, listener = self._pool.listing(), self._listener
         return PoolState(
             resource=self._resource,

@@ -45,17 +45,6 @@ def identity(path: Path) -> Identity | None:
     return status.st_dev, status.st_ino, status.st_mtime_ns
 
 
-def slug(resource: str) -> str:
-    """A resource in a file name: "rdma/hca" is "rdma_hca". Domains have no underscores."""
-    return resource.replace("/", "_")
-
-
-def of_resource(directory: Path, resource: str) -> list[Path]:
-    """The sockets in that directory of this program that serve that resource, sorted."""
-    name = re.compile(rf"podfabric-{re.escape(slug(resource))}-[0-9]+-[0-9a-f]{{8}}\.sock")
-    return [path for path in _names(directory) if name.fullmatch(path.name)]
-
-
 def remove_leftovers(directory: Path) -> list[Path]:
     """Remove and return the sockets of this program on which no process listens.
 
@@ -151,7 +140,7 @@ def _names(directory: Path) -> list[Path]:
 
 def _fresh(directory: Path, resource: str) -> Path:
     tail = f"-{os.getpid()}-{secrets.token_hex(4)}.sock"
-    path = directory / f"podfabric-{slug(resource)}{tail}"
+    path = directory / f"podfabric-{resource.replace('/', '_')}{tail}"
     length = len(os.fsencode(path)) + 1  # the hidden name has one more dot
     if length > MAX_PATH:
         raise SocketError(

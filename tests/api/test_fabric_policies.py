@@ -27,7 +27,6 @@ RULE: Document = {
                 "matchLabels": {"tier": "gold"},
                 "matchExpressions": [{"key": "k", "operator": "In", "values": ["v"]}],
             },
-            "serviceAccounts": ["trainer"],
         }
     ],
     "use": {
@@ -124,7 +123,6 @@ MISTAKES = [
     ("subjects.0.namespaces", [""], "namespaces[0]"),
     ("subjects.0.namespaces", ["a "], "namespaces[0]"),
     ("subjects.0.namespaces", "team-a", "namespaces"),
-    ("subjects.0.serviceAccounts", [], "serviceAccounts"),
     ("subjects.0.accounts", ["a"], "accounts"),
     ("subjects.0.namespaceSelector.matchExpressions.0.operator", "Is", "operator"),
     ("subjects.0.namespaceSelector.matchExpressions.0.operator", "Exists", "values"),
@@ -235,7 +233,7 @@ _SELECTED = ["vendors", "drivers", "pciAddresses", "pfNames", "rootDevices", "if
 _RULES = st.fixed_dictionaries(
     {
         "name": st.one_of(st.just("r"), _TEXTS),
-        "subjects": st.lists(_objects(lambda: ["namespaces", "serviceAccounts"]), max_size=2),
+        "subjects": st.lists(_objects(lambda: ["namespaces"]), max_size=2),
     },
     optional={
         "use": st.one_of(

@@ -9,25 +9,23 @@ import pytest
 
 from agent.cluster_addresses import KUBECONFIG, NODE_NAME
 from agent.policies import DENIED, AgentPolicies
-from agent.policy_follower import AskingPod, FabricPolicy
+from agent.policy_follower import FabricPolicy
 from base.paths import Paths
 from base.pod import Pod
 from cni.policy import allowance, cluster
 from cni.policy.allowance import NotAllowed
 from cni.policy.rules import Policy
 from cni.spec.errors import CNIError, Code
-from cni.spec.plugin import Plugin
 from cni.spec.request import Request
-from cni.spec.result import Result
 from ipam.cluster.api import Meta, Refused
 from ipam.cluster.kubernetes_api import KubernetesApi
+from ipam.cluster.whereabouts.objects import AnnotatedPod
 from tests.api.conftest import NODE_A
 from tests.api.server import ACCOUNT, ApiServer, Document, name
 from tests.api.test_fabric_policies import KIND
 from tests.waiting import until
 from tools.manifests import NAMESPACE
 
-RIGHT = "/apis/rbac.authorization.k8s.io/v1/clusterroles/podfabric-policy"
 MINE, THEIRS = 0x8001, 0x8002
 
 
@@ -98,16 +96,14 @@ class Tenant:
             "/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": meta}
         )
 
-    def pod(self, account: str = "default") -> Pod:
+    def pod(self) -> Pod:
         pods = f"/api/v1/namespaces/{self.namespace}/pods"
         accounts = f"/api/v1/namespaces/{self.namespace}/serviceaccounts"
-        self.server.make(
-            accounts,
-            {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": account}},
-        )
+        meta: Document = {"name": "default"}
+        account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": meta}
+        self.server.make(accounts, account)
         spec = {
             "nodeName": NODE_A,
-            "serviceAccountName": account,
             "containers": [{"name": "c", "image": "i"}],
         }
         made = self.server.make(
@@ -182,57 +178,18 @@ def test_labels_of_namespaces_decide_as_they_change(
     assert "does not know the labels" in node.outcome(missing, MINE)
 
 
-def test_service_accounts_need_a_right_that_the_chart_gives_when_asked(
-    server: ApiServer, node: Node, title: str
-) -> None:
-    tenant = Tenant(server)
-    trainer, other = tenant.pod("trainer"), tenant.pod("other")
-    subject = {"namespaces": [tenant.namespace], "serviceAccounts": ["train*"]}
-    put(server, title, {"subjects": [subject]})
-    node.await_outcome(trainer, MINE, "policy.serviceAccounts")
-    _, role = server.send("GET", RIGHT)
-    before = list(role["rules"])
-    role["rules"] = [*before, {"apiGroups": [""], "resources": ["pods"], "verbs": ["get"]}]
-    assert server.send("PUT", RIGHT, role)[0] == 200
-    try:
-        node.await_outcome(trainer, MINE, "allowed")
-        node.await_outcome(other, MINE, "no rule")
-    finally:
-        _, role = server.send("GET", RIGHT)
-        role["rules"] = before
-        assert server.send("PUT", RIGHT, role)[0] == 200
-
-
-class _Asking:
-    """A plugin whose ADD asks for a P_Key."""
-
-    versions = ("1.1.0",)
-
-    def __init__(self, node: Node, pkey: int) -> None:
-        self._node, self._pkey = node, pkey
-
-    def add(self, request: Request) -> Result:
-        self._node.asks(request.arguments.pod, self._pkey)
-        return Result()
-
-    def other(self, request: Request) -> None:
-        raise AssertionError
-
-    delete = check = gc = status = other
-
-
 def test_a_denied_pod_has_an_event_that_names_key_value_and_rule(
     server: ApiServer, node: Node, title: str
 ) -> None:
     tenant = Tenant(server)
-    pod = tenant.pod("a")
+    pod = tenant.pod()
     put(server, title, for_namespace(tenant))
     node.await_outcome(pod, MINE, "allowed")
-    plugin: Plugin = _Asking(node, THEIRS)
     args = f"K8S_POD_NAMESPACE={pod.namespace};K8S_POD_NAME={pod.name};K8S_POD_UID={pod.uid}"
     for _ in range(2):
-        with pytest.raises(NotAllowed):
-            node.policies.watched(plugin).add(Request(command="ADD", args=args))
+        with pytest.raises(NotAllowed) as denied:
+            node.asks(pod, THEIRS)
+        node.policies.failed(Request(command="ADD", args=args), denied.value)
     until(tenant.events, what="event")
     (event,) = tenant.events()
     assert event["reason"] == DENIED
@@ -253,7 +210,7 @@ def test_an_agent_writes_no_policy_and_reads_no_pod(
         lambda: node_a.create(FabricPolicy(metadata=Meta(name=title), spec={"rules": []})),
         lambda: node_a.update(stored),
         lambda: node_a.delete(stored),
-        lambda: node_a.get(AskingPod, f"agent-{NODE_A}", NAMESPACE),
+        lambda: node_a.get(AnnotatedPod, f"agent-{NODE_A}", NAMESPACE),
     )
     for act in acts:
         with pytest.raises(Refused) as raised:

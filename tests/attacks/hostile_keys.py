@@ -43,7 +43,7 @@ SECTIONS = {
 # Foreign objects, of which our plugins read a few keys.
 FREE: Mapping[Key, tuple[str, ...]] = {
     ("args", "cni"): ("mac", "guid", "ips", sriov.IB_KUBERNETES_KEY, "other"),
-    ("runtimeConfig",): ("mac", "infinibandGUID", "deviceID", "CNIDeviceInfoFile", "other"),
+    ("runtimeConfig",): ("mac", "infinibandGUID", "deviceID", "other"),
 }
 SHAPES: Mapping[str, Mapping[Key, type]] = {
     "podfabric-ipam": {

@@ -21,6 +21,7 @@ CLIENTS = 64
 BURSTS = 4
 MOST = 15.0  # MiB more than before the storm
 PEAK = 110.0  # MiB at any moment of it
+GLIBC = {"PYTHONMALLOC": "malloc", "MALLOC_ARENA_MAX": "2"}  # as the unit file has it
 
 PLUGINS = {
     "podfabric-ipam": b"",
@@ -55,7 +56,7 @@ SHAPES = {
 def caller(tmp_path: Path) -> Iterator[Caller]:
     install_launchers(tmp_path / "bin", list(PLUGINS))
     podfabric = Path(sys.executable).with_name("podfabric")
-    service = Service(tmp_path / "agent", command=[str(podfabric), "agent"])
+    service = Service(tmp_path / "agent", environ=GLIBC, command=[str(podfabric), "agent"])
     service.wait_until_ready()
     yield Caller(service, tmp_path / "bin", tmp_path / "state")
     service.stop()

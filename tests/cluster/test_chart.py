@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
-from agent import gpu_limits, settings
+from agent import settings
 from cli.executables import EVERY, PLUGINS
+from gpu.settings import GpuLimitSettings
 from ipam import scope
 from tools import manifests
 from tools.manifests import CHART, CHECKOUT, KUSTOMIZE
@@ -134,13 +135,11 @@ def test_policies_of_the_cluster_need_to_be_read_and_nothing_else() -> None:
     }
     assert _pod(objects)["automountServiceAccountToken"] is True
 
-    def rights(*values: str) -> dict[str, list[str]]:
-        role = _objects(*per_node, *values)["ClusterRole", "podfabric-policy"]
-        return {rule["resources"][0]: rule["verbs"] for rule in role["rules"]}
-
-    needed = {"fabricpolicies": ["list", "watch"], "namespaces": ["list", "watch"]}
-    assert rights() == needed
-    assert rights("--set", "policy.serviceAccounts=true") == needed | {"pods": ["get"]}
+    rights = {
+        rule["resources"][0]: rule["verbs"]
+        for rule in objects["ClusterRole", "podfabric-policy"]["rules"]
+    }
+    assert rights == {"fabricpolicies": ["list", "watch"], "namespaces": ["list", "watch"]}
 
 
 @pytest.mark.parametrize("values", [PER_NODE, NO_POLICIES, ("--set", "ipam.scope=node"), ()])
@@ -360,8 +359,7 @@ def test_what_agents_read_at_their_start_only_replaces_them() -> None:
     assert not _replaced_by("config.agent.workers=8", 'config.pools=[{"name":"rdma/vf"}]')
     at_start = {"ipam", *settings.Settings.__struct_fields__} & settings.AT_START_ONLY
     assert at_start == {"ipam", "listen", "sweep"}  # those that the chart's checksum is about
-    of_gpus = {key for _, key in gpu_limits.AT_START_ONLY}
-    assert of_gpus == {"driverRoot", "onOveruse"}
+    assert set(GpuLimitSettings.__struct_fields__) == {"driver_root", "on_overuse"}
     assert _replaced_by('config.gpuLimits.onOveruse="kill"')
 
 

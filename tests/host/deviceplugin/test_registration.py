@@ -370,14 +370,6 @@ def test_leftovers_are_removed_and_nothing_else(root: Path) -> None:
     assert len(list(root.iterdir())) == 3
 
 
-def test_the_sockets_of_a_resource_are_told_from_those_of_others(tmp_path: Path) -> None:
-    names = ("rdma_hca-1-00000000", "rdma_hca-2-12-00000000", "rdma_hca_2-1-00000000", "rdma_hca-1")
-    for name in names:
-        (tmp_path / f"podfabric-{name}.sock").touch()
-    found = sockets.of_resource(tmp_path, "rdma/hca")
-    assert found == [tmp_path / "podfabric-rdma_hca-1-00000000.sock"]
-
-
 def test_a_problem_is_logged_for_the_pool_it_is_of(
     kubelet: Kubelet, serve: Serve, root: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

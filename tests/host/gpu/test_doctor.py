@@ -12,7 +12,6 @@ from cli.checks import Finding
 from cli.this_node import ThisNode
 from tests.host.gpu.driver_root import installed, paths_with
 from tests.standin.gpus import GIB, Behaviour, gpus
-from tools import build_shim
 
 TWO = gpus(2, bytes=16 * GIB)
 R615 = "615.20.01"
@@ -47,12 +46,6 @@ def examine(tmp_path: Path) -> Iterator[Callable[..., Examine]]:
         yield made
 
 
-def _install(directory: Path) -> None:
-    """What `podfabric install --gpu` installs."""
-    for path in build_shim.build("", directory):
-        path.chmod(0o755)
-
-
 def test_the_driver_answers_for_every_gpu(examine: Callable[..., Examine]) -> None:
     (found,) = examine()("GPU driver")
 
@@ -64,15 +57,6 @@ def test_a_gpu_that_the_driver_does_not_tell_of_fails(examine: Callable[..., Exa
 
     assert found.status == "failed"
     assert "does not answer for 0000:11:00.0" in found.seen
-
-
-def test_libraries_that_were_built_are_ones_that_containers_can_load(
-    examine: Callable[..., Examine], tmp_path: Path
-) -> None:
-    ask = examine()
-    _install(tmp_path / "state/gpu/shim")
-
-    assert [each.status for each in ask("GPU libraries")] == ["ok"]
 
 
 def test_memory_of_gpus_is_asked_of_the_driver_where_pools_do_not_say_it(

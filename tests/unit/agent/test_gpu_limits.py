@@ -53,5 +53,5 @@ def test_changes_that_need_a_start_are_logged_once_and_not_taken(
     for _ in range(2):
         limits.parts(config(UNITS, on_overuse="kill"))
     assert [record.message for record in caplog.records] == [
-        "gpuLimits: onOveruse: when the agent starts again"
+        "gpuLimits: other settings count when the agent starts again"
     ]

@@ -15,7 +15,7 @@ from agent.metrics import Lasting, Metrics
 from agent.policies import AgentPolicies
 from base.paths import Paths
 from cni.policy.rules import Policy
-from cni.spec.errors import CNIError, Code
+from cni.spec.errors import Code
 from deviceplugin.kubelet.registration import PoolState
 from ipam.cluster.api import Meta, Unreadable
 from ipam.cluster.lessee import Lessee
@@ -24,7 +24,7 @@ from ipam.store import RangeUsage
 from ipam.store_files import StoreFiles
 from tests.fake_api import FakeApi
 from tests.plugins import CHECKOUT
-from tests.unit.agent.test_policies import ADD, Failing, deny
+from tests.unit.agent.test_policies import ADD, denial
 from tests.waiting import PATIENCE
 
 
@@ -231,8 +231,7 @@ def test_the_documentation_has_every_metric_with_its_labels(tmp_path: Path) -> N
     lessee = Lessee(FakeApi(), StoreFiles(tmp_path, kept=False), "node-a", "boot-1")
     metrics.add(lambda: families(lessee))
     policies = AgentPolicies(Paths(), Policy)
-    with pytest.raises(CNIError):
-        policies.watched(Failing(deny("pkey", "rule"))).add(ADD)
+    policies.failed(ADD, denial("pkey", "rule"))
     metrics.add(policies.families)
     metrics.add(lambda: [agent_metrics.mistakes({"pools": True})])
     pod = Unreadable("v1", "Pod", Meta(name="p"), "it is nested too deeply")

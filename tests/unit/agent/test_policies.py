@@ -1,7 +1,5 @@
 """A denied attachment is counted by key and rule, and its pod is told; nothing else is."""
 
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,7 +13,6 @@ from cni.policy.allowance import NotAllowed
 from cni.policy.rules import Policy
 from cni.spec.errors import CNIError, Code
 from cni.spec.request import Request
-from cni.spec.result import Result
 from tests.fake_api import FakeApi
 from tests.unit.agent.test_policy_follower import following
 from tests.unit.policy.test_cluster import POD, RULE, policies
@@ -25,38 +22,8 @@ ARGS = "IgnoreUnknown=1;K8S_POD_NAMESPACE=team-a;K8S_POD_NAME=p;K8S_POD_UID=u"
 ADD = Request(command="ADD", args=ARGS)
 
 
-class Failing:
-    """A plugin whose ADD does what `act` does."""
-
-    versions = ("1.1.0",)
-
-    def __init__(self, act: Callable[[], object]) -> None:
-        self._act = act
-
-    def add(self, request: Request) -> Result:
-        self._act()
-        return Result()
-
-    def other(self, request: Request) -> None:
-        self._act()
-
-    delete = check = gc = status = other
-
-
-def deny(key: str = "pkey", *rules: str) -> Callable[[], object]:
-    def act() -> object:
-        raise NotAllowed(f'"{key}": 7 is not allowed', key, "7", rules)
-
-    return act
-
-
-def add(counted: AgentPolicies, act: Callable[[], object], request: Request = ADD) -> int:
-    """The error code of an ADD, 0 for none."""
-    try:
-        counted.watched(Failing(act)).add(request)
-    except CNIError as error:
-        return error.code
-    return 0
+def denial(key: str = "pkey", *rules: str) -> CNIError:
+    return NotAllowed(f'"{key}": 7 is not allowed', key, "7", rules)
 
 
 @pytest.fixture
@@ -64,14 +31,10 @@ def counted() -> AgentPolicies:
     return AgentPolicies(Paths(), Policy)
 
 
-def test_a_denial_is_counted_and_stays_an_error(counted: AgentPolicies) -> None:
-    assert add(counted, deny("pkey", "teams/a", "b")) == Code.NOT_ALLOWED
-    assert add(counted, deny("pkey", "teams/a", "b")) == Code.NOT_ALLOWED
-
-    def by_no_rule() -> object:
-        raise CNIError(Code.NOT_ALLOWED, "a range of another network")
-
-    add(counted, by_no_rule)
+def test_a_denial_is_counted(counted: AgentPolicies) -> None:
+    counted.failed(ADD, denial("pkey", "teams/a", "b"))
+    counted.failed(ADD, denial("pkey", "teams/a", "b"))
+    counted.failed(ADD, CNIError(Code.NOT_ALLOWED, "a range of another network"))
     assert counted.denials() == {("pkey", "teams/a,b"): 2, (OTHER, OTHER): 1}
     metrics = Metrics(plugins=(), usage=tuple, attachments=dict)
     metrics.add(counted.families)
@@ -80,16 +43,9 @@ def test_a_denial_is_counted_and_stays_an_error(counted: AgentPolicies) -> None:
 
 
 def test_other_errors_and_other_verbs_are_no_denials(counted: AgentPolicies) -> None:
-    def later() -> object:
-        raise CNIError(Code.TRY_AGAIN, "later")
-
-    assert add(counted, later) == Code.TRY_AGAIN
-    assert add(counted, lambda: None) == 0
-    watched = counted.watched(Failing(deny()))
-    assert watched.versions == ("1.1.0",)
-    for verb in (watched.delete, watched.check, watched.gc, watched.status):
-        with pytest.raises(NotAllowed):
-            verb(ADD)
+    counted.failed(ADD, CNIError(Code.TRY_AGAIN, "later"))
+    for verb in ("DEL", "CHECK", "GC", "STATUS"):
+        counted.failed(Request(command=verb, args=ARGS), denial())
     assert not counted.denials()
 
 
@@ -106,7 +62,7 @@ def test_other_errors_and_other_verbs_are_no_denials(counted: AgentPolicies) -> 
 def test_a_label_has_no_index_and_names_no_pool_or_device(
     counted: AgentPolicies, key: str, label: str
 ) -> None:
-    add(counted, deny(key, "r"))
+    counted.failed(ADD, denial(key, "r"))
     assert counted.denials() == {(label, "r"): 1}
 
 
@@ -115,7 +71,7 @@ def test_series_do_not_grow_without_end(
 ) -> None:
     monkeypatch.setattr(agent_policies, "MOST", 3)
     for number in range(9):
-        add(counted, deny("key", f"rule-{number}"))
+        counted.failed(ADD, denial("key", f"rule-{number}"))
     assert len(counted.denials()) == 4
     assert counted.denials()[OTHER, OTHER] == 6
 
@@ -127,14 +83,15 @@ def test_the_event_of_a_denial_names_key_value_and_rule_once_for_each_text(
         agents = AgentPolicies(Paths(), Policy)
         agents._follower = node.follower
 
-        def ask(pkey: int) -> None:
+        def ask(pkey: int, request: Request = ADD) -> None:
             allowed = allowance.of_pod(Policy(rules=policies(RULE).rules), POD)
-            allowed.using("pkeys", pkey, "pkey", f"{pkey:#06x}")
+            with pytest.raises(NotAllowed) as denied:
+                allowed.using("pkeys", pkey, "pkey", f"{pkey:#06x}")
+            agents.failed(request, denied.value)
 
         for pkey in (0x8002, 0x8002, 0x8003):
-            assert add(agents, partial(ask, pkey)) == Code.NOT_ALLOWED
-        unnamed = Request(command="ADD", args="K8S_POD_NAME")
-        assert add(agents, partial(ask, 0x8004), unnamed) == Code.NOT_ALLOWED
+            ask(pkey)
+        ask(0x8004, Request(command="ADD", args="K8S_POD_NAME"))
         until(lambda: len(server.events) == 2, what="events")
     for event, value in zip(server.events, ("0x8002", "0x8003"), strict=True):
         assert (event.reason, event.regarding["kind"]) == (DENIED, "Pod")

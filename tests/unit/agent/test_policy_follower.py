@@ -12,14 +12,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from agent.policy_follower import (
-    UNREADABLE,
-    AskingPod,
-    FabricPolicy,
-    NamespaceObject,
-    PodSpec,
-    PolicyFollower,
-)
+from agent.policy_follower import UNREADABLE, FabricPolicy, NamespaceObject, PolicyFollower
 from base.pod import Pod
 from cni.policy import allowance, cluster
 from cni.policy.allowance import NotAllowed
@@ -53,9 +46,7 @@ class Node:
         self.client = client
         self.path = directory / "cluster_policies.json"
         self.follower = PolicyFollower(client, self.path)
-        self.source = cluster.joined(
-            lambda: NODE, self.follower.present, self.follower.service_account
-        )
+        self.source = cluster.joined(lambda: NODE, self.follower.present)
 
     def may_use(self, pkey: int, pod: Pod = POD) -> bool:
         """Whether a rule of a policy lets the pod use it."""
@@ -81,9 +72,6 @@ class Node:
     def await_rules(self, *rules: object) -> None:
         """Wait until the first policy has these."""
         until(lambda: self.follower.present().policies[0].rules == list(rules), what="change")
-
-    def pods_asked(self) -> int:
-        return self.client.calls["get", "Pod"]
 
     def titles(self) -> list[str]:
         return [rule.title for rule in self.follower.present().rules]
@@ -259,44 +247,6 @@ def test_a_namespace_that_is_made_again_has_no_label_of_the_former_one(
         server.put(namespace("team-a"))
         until(lambda: node.follower.present().namespaces, what="namespace")
         assert not node.may_use(0x8002)
-
-
-def pod(uid: str, account: str = "trainer") -> AskingPod:
-    meta = Meta(name="p", namespace="team-a", uid=uid)
-    return AskingPod(metadata=meta, spec=PodSpec(service_account_name=account))
-
-
-TRAINERS = RULE | {"subjects": [{"namespaces": ["team-a"], "serviceAccounts": ["train*"]}]}
-
-
-def test_the_service_account_of_a_pod_is_asked_once_and_only_where_rules_name_some(
-    server: FakeApi, tmp_path: Path
-) -> None:
-    uid = server.put(pod("")).metadata.uid
-    asking = replace(POD, uid=uid)
-    made = server.put(policy("teams", RULE))
-    with following(server, tmp_path) as node:
-        assert node.may_use(0x8001, asking)
-        assert node.pods_asked() == 0
-        server.put(replace(made, spec={"rules": [TRAINERS]}))
-        node.await_rules(TRAINERS)
-        for _ in range(3):
-            assert node.may_use(0x8001, asking)
-        assert node.pods_asked() == 1
-        server.down = True
-        assert node.may_use(0x8001, asking)
-        assert "does not know the service account" in node.told_to_come_again()
-
-
-def test_a_pod_of_another_service_account_is_not_meant(server: FakeApi, tmp_path: Path) -> None:
-    uid = server.put(pod("", "default")).metadata.uid
-    server.put(policy("teams", TRAINERS))
-    with following(server, tmp_path) as node:
-        assert not node.may_use(0x8001, replace(POD, uid=uid))
-        text = node.told_to_come_again(replace(POD, uid="an earlier pod's"))
-        assert "was deleted and made again" in text
-        text = node.told_to_come_again(replace(POD, name=""))
-        assert "K8S_POD_NAME" in text
 
 
 def test_each_add_sees_one_set_of_rules_while_policies_change(

@@ -1,10 +1,9 @@
-"""What systemd is told, and what it hands over: on sockets like its own."""
+"""What systemd is told, on sockets like its own."""
 
 import os
 import shutil
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -104,115 +103,15 @@ def test_without_a_watchdog_nobody_is_asked(environ: dict[str, str]) -> None:
     Watchdog(asked, environ).close()
 
 
-def activated(code: str, *handed: socket.socket, names: str = "", pid: str = "own") -> str:
-    """What `code` prints in a process that has these sockets from descriptor 3 on."""
-    script = f"""
-import os, sys, socket
-from agent import systemd
-handed = [os.dup(int(n)) for n in sys.argv[1:]]
-for number, descriptor in enumerate(handed):
-    os.dup2(descriptor, 200 + number)
-for number in range(len(handed)):
-    os.dup2(200 + number, 3 + number)
-pid = str(os.getpid()) if {pid!r} == "own" else {pid!r}
-os.environ.update(LISTEN_PID=pid, LISTEN_FDS=str(len(handed)), LISTEN_FDNAMES={names!r})
-try:
-{code}
-finally:
-    assert not [name for name in os.environ if name.startswith("LISTEN_")]
-"""
-    descriptors = [descriptor.fileno() for descriptor in handed]
-    done = subprocess.run(
-        [sys.executable, "-c", script, *map(str, descriptors)],
-        pass_fds=descriptors,
-        cwd=CHECKOUT,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-SERVE_ONE = """
-    given = systemd.listening_socket()
-    assert not given.get_inheritable()
-    given.settimeout(120)
-    peer, _ = given.accept()
-    peer.sendall(b"hello")
-    print(given.getsockname())
-"""
-REFUSE = """
-    try:
-        print(systemd.listening_socket())
-    except systemd.Unsuitable as error:
-        print(error)
-"""
-
-
-def listening(path: Path) -> socket.socket:
-    made = socket.socket(socket.AF_UNIX)
-    made.bind(str(path))
-    made.listen()
-    return made
-
-
-def test_the_socket_that_systemd_listens_on_is_taken(tmp_path: Path) -> None:
-    path = tmp_path / "agent.sock"
-    with listening(path) as given, socket.socket(socket.AF_UNIX) as client:
-        client.connect(str(path))  # before anybody serves: it waits
-        assert activated(SERVE_ONE, given) == f"{path}\n"
-        assert client.recv(9) == b"hello"
-
-
-def test_more_than_one_socket_is_refused(tmp_path: Path) -> None:
-    with listening(tmp_path / "a") as one, listening(tmp_path / "b") as other:
-        assert "handed over 2 sockets" in activated(REFUSE, one, other)
-
-
-@pytest.mark.parametrize("kind", ["not listening", "datagram", "tcp"])
-def test_a_socket_of_another_kind_is_refused(tmp_path: Path, kind: str) -> None:
-    family = socket.AF_INET if kind == "tcp" else socket.AF_UNIX
-    with socket.socket(
-        family, socket.SOCK_DGRAM if kind == "datagram" else socket.SOCK_STREAM
-    ) as given:
-        if kind == "tcp":
-            given.bind(("127.0.0.1", 0))
-            given.listen()
-        else:
-            given.bind(str(tmp_path / "x"))
-        assert "the unit needs ListenStream=" in activated(REFUSE, given)
-
-
-def test_a_descriptor_that_is_no_socket_is_refused() -> None:
-    code = "    os.close(3) if os.path.exists('/proc/self/fd/3') else None\n" + REFUSE
-    with socket.socket(socket.AF_UNIX) as given:
-        assert "descriptor 3, handed over by systemd, is not a socket" in activated(code, given)
-
-
-def test_sockets_for_another_process_are_left_alone(tmp_path: Path) -> None:
-    with listening(tmp_path / "x") as given:
-        assert activated(REFUSE, given, pid="1") == "None\n"
-        assert activated(REFUSE, given, pid="") == "None\n"
-
-
-def test_without_activation_there_is_no_socket() -> None:
-    assert systemd.listening_socket({}) is None
-    environ = {"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "x", "OTHER": "y"}
-    assert systemd.listening_socket(environ) is None
-    assert environ == {"OTHER": "y"}
-
-
 def unit(name: str) -> dict[str, str]:
     lines = (UNITS / name).read_text().splitlines()
     return dict(line.split("=", 1) for line in lines if "=" in line and line[0] != "#")
 
 
 def test_the_units_fit_the_agent() -> None:
-    service, listener = unit("podfabric-agent.service"), unit("podfabric-agent.socket")
+    service = unit("podfabric-agent.service")
     assert float(service["TimeoutStopSec"]) > Settings().grace + 10
-    assert listener["ListenStream"] == "/run/podfabric/agent.sock"
+    assert service["RuntimeDirectoryPreserve"] == "yes"
     assert not service.keys() & {
         *("PrivateMounts", "PrivateTmp", "PrivateDevices", "PrivateNetwork", "ProtectSystem"),
         *("ProtectHome", "ProtectKernelTunables", "ReadOnlyPaths", "MountFlags", "DynamicUser"),

@@ -58,9 +58,8 @@ def test_whatever_is_wrong_is_one_error(content: bytes | str) -> None:
         (lambda _: config.decode_for_removal(b'{"ipam":' + DEEP + b"}"), CNIError),
         (at(lambda paths: paths.checkpoint, checkpoint.read), checkpoint.CheckpointDamaged),
         (at(records._checkpoint_path, records.from_checkpoint), records.KubeletUnreadable),
-        (in_file(device_info._content), ValueError),
     ],
-    ids=["journal", "policies", "nv-ipam", "DEL", "checkpoint", "kubelet", "CNI"],
+    ids=["journal", "policies", "nv-ipam", "DEL", "checkpoint", "kubelet"],
 )
 def test_a_deep_document_is_the_readers_own_error(
     read: Callable[[Path], object], error: type[Exception], tmp_path: Path
@@ -73,7 +72,7 @@ def test_a_deep_document_is_the_readers_own_error(
     "read",
     [
         in_file(pod_choices._read),
-        in_file(device_info._document),
+        in_file(device_info._is_ours),
         in_file(installation._types),
         lambda _: journal._begins_with_json(DEEP),
     ],

@@ -28,8 +28,6 @@ def shell(
 @pytest.mark.parametrize(
     ("of", "text", "value"),
     [
-        (arguments.count, "1", 1),
-        (arguments.count, "012", 12),
         (arguments.file, "a/b", Path("a/b")),
         (arguments.file, " ", Path(" ")),
         (arguments.namespace, "ml", "ml"),
@@ -44,11 +42,6 @@ def test_what_can_be_meant_is_taken(of: Callable[[str], object], text: str, valu
 @pytest.mark.parametrize(
     ("of", "texts", "expected"),
     [
-        (
-            arguments.count,
-            ("", "0", "-1", "abc", "1.5", "٣", "1e3", "9" * 20, " 1"),
-            "a positive number",
-        ),
         (arguments.file, ("",), "it is empty: name a file, or leave the option out"),
         (arguments.namespace, ("", "a/b", "/"), "the name of a namespace"),
         (arguments.pod, ("", "/", "a/", "/a", "a//b", "a/b/c"), "a pod's name, or namespace/name"),
@@ -71,19 +64,6 @@ def test_what_cannot_be_meant_says_what_was_expected(
         (["explain", "a/b/c"], "argument POD: 'a/b/c': expected a pod's name, or namespace/name"),
         (["explain", "a/"], "argument POD: 'a/': expected a pod's name, or namespace/name"),
         (["explain", "x", "-n", ""], "argument -n/--namespace: '': expected the name of"),
-        (["explain", "x", "--size", "3"], "--resource, --size and --gpus go with --dry-run"),
-        (["explain", "x", "--size", "1"], "--resource, --size and --gpus go with --dry-run"),
-        (["explain", "x", "--gpus", ""], "--resource, --size and --gpus go with --dry-run"),
-        (["explain", "x", "--resource", ""], "--resource, --size and --gpus go with --dry-run"),
-        (
-            ["explain", "--dry-run", "--resource", "rdma/hca", "--size", "abc"],
-            "argument --size: 'abc': expected a positive number",
-        ),
-        (
-            ["explain", "--dry-run", "--resource", "rdma/hca", "--size", "0"],
-            "argument --size: '0': expected a positive number",
-        ),
-        (["explain", "--dry-run", "--resource", ""], "--dry-run needs --resource"),
     ],
 )
 def test_a_command_line_that_cannot_be_meant_is_refused(

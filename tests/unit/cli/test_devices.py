@@ -92,14 +92,12 @@ def test_who_holds_an_hca_is_told_as_far_as_the_kubelet_tells(
 
     found = shell_of(paths)("devices", "-o", "json").document()
     out = shell_of(paths)("devices").out
-    narrowed = shell_of(paths)("devices", "--pool", "rdma/more", "-o", "json").document()
 
     unknown, known = {"pod": "", "name": ""}, {"pod": "uid-1", "name": "main"}
     other = {"container": unknown, "resource": "rdma/more", "ids": 1}
     held = {"container": known, "resource": "rdma/hca", "ids": 2}
     assert found[0]["held"] == [other, held]
     assert [each["held"] for each in found[0]["offered"]] == [2, 1]
-    assert narrowed[0]["held"] == [other]
     assert found[2]["held"] == []
     table = out.partition("HELD BY")[2].partition("\n\n")[0].splitlines()[1:]
     assert [line.split() for line in table] == [
@@ -135,17 +133,6 @@ def test_the_document_shows_what_is_printed(shell_of: ShellOf, tmp_path: Path) -
     paths = servers.vfs(tmp_path)
     _configured(paths, TWO_POOLS)
     shell_of(paths).as_shown("podfabric devices")
-
-
-def test_one_pool_can_be_asked_for(shell_of: ShellOf, tmp_path: Path) -> None:
-    paths = servers.vfs(tmp_path)
-    _configured(paths, TWO_POOLS)
-
-    found = shell_of(paths)("devices", "--pool", "rdma/vf", "-o", "json").document()
-
-    offered = {device["hca"]["id"] for device in found if device["offered"]}
-    assert offered == set(servers.VFS[:2])
-    assert all(why["resource"] == "rdma/vf" for device in found for why in device["not_offered"])
 
 
 def test_a_port_that_is_down_and_an_hca_that_is_gone_are_faults(
@@ -228,7 +215,6 @@ def test_an_hca_in_a_pod_is_told_by_its_verbs_device(shell_of: ShellOf, tmp_path
 @pytest.mark.parametrize(
     ("given", "config", "text"),
     [
-        (["--pool", "rdma/none"], "", "no pool rdma/none: the pools are rdma/hca"),
         ([], "pools: 3", "config.yaml"),
         (["--config", "/nowhere.yaml"], "", "/nowhere.yaml: there is no such file"),
     ],

@@ -45,7 +45,7 @@ def test_rules_are_counted_and_named(paths: Paths) -> None:
 def test_rules_that_only_the_api_server_can_match_fail(
     paths: Paths,
 ) -> None:
-    (finding,) = found(paths, rule(namespaces=["a"], serviceAccounts=["x"]))
+    (finding,) = found(paths, rule(namespaces=["a"], namespaceSelector={}))
     assert finding.status == "failed"
     assert "policy.rules: only the API server" in finding.seen
 

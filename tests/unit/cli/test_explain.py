@@ -1,5 +1,6 @@
 """`podfabric explain` beside a kubelet and the device plugin, with what the CNI plugins wrote."""
 
+import errno
 import os
 import socket
 from collections.abc import Iterator
@@ -10,9 +11,9 @@ import msgspec
 import pytest
 
 from base.paths import Paths
-from base.pod import Pod
+from cli import pods
+from cli.this_node import ThisNode
 from cni.attachments.journal import Journal, JournalEntry, Phase
-from cni.attachments.pod_choices import PodChoices
 from deviceplugin.api import v1beta1_pb2
 from deviceplugin.gpus.parts import GpuParts
 from deviceplugin.kubelet import records
@@ -141,6 +142,7 @@ def test_a_pods_devices_attachment_and_distances_are_one_picture(fleet: Fleet) -
     assert printed.code == 0
     devices = {device["resource"]: device for device in found["devices"]}
     hca = devices["rdma/hca"]
+    assert found["pod"]["uid"] == "uid-of-ml-worker-0"
     assert (hca["container"], hca["id"], hca["netdevs"]) == ("main", FIRST, ["ib0"])
     assert hca["verbs"] == [{"rdma": "mlx5_0", "uverbs": "uverbs0", "major": 231, "minor": 192}]
     assert devices["nvidia.com/gpu"]["gpu"] == f"GPU0 {servers.DGX_GPUS[0]}"
@@ -210,13 +212,6 @@ def test_the_document_shows_what_is_printed(fleet: Fleet) -> None:
     fleet.shell.as_shown("podfabric explain ml/worker-0")
     by_option = fleet.shell("explain", "worker-0", "-n", "ml").out
     assert by_option == fleet.shell("explain", "ml/worker-0").out
-    fleet.shell.as_shown(
-        "podfabric explain --dry-run --resource rdma/hca --size 2 --gpus GPU2,GPU4"
-    )
-    tree = Tree(fleet.paths.sys, fleet.paths)
-    (tree.device(FIRST) / "infiniband_verbs/uverbs0/dev").write_text("231:250\n")
-    tree.port("mlx5_1", state="1: DOWN", physical_state="2: Polling")
-    fleet.shell.as_shown("podfabric devices --pool rdma/hca")
 
 
 def test_a_gpu_beyond_pxb_is_told_in_a_sentence(fleet: Fleet) -> None:
@@ -247,37 +242,6 @@ def test_device_numbers_that_changed_since_are_told(fleet: Fleet) -> None:
     found = fleet.shell("explain", "ml/worker-0", "-o", "json").document()
 
     assert any("its driver was loaded again" in note for note in found["notes"])
-
-
-def test_a_claim_of_an_attachment_that_is_gone_is_shown(fleet: Fleet) -> None:
-    fleet.admit("worker-0", rdma_hca=1)
-    PodChoices(fleet.paths, Pod("ml", "worker-0", "uid-of-ml-worker-0")).record(
-        "fabric/net1", FIRST
-    )
-
-    out = fleet.shell("explain", "ml/worker-0").out
-
-    kept = out.partition("KEPT FOR A NEXT ADD")[2].splitlines()[1]
-    assert kept.split() == ["fabric/net1", FIRST]
-
-
-@pytest.mark.parametrize("attached", [False, True])
-def test_a_pod_whose_name_was_anothers_is_shown_without_that_ones_claims(
-    fleet: Fleet, attached: bool
-) -> None:
-    """As a StatefulSet's: the file of the former one stays for a while."""
-    for number, uid in enumerate(("uid-of-ml-worker-0", "uid-of-before")):
-        pod = Pod("ml", "worker-0", uid)
-        PodChoices(fleet.paths, pod).record(f"fabric/net{number}", servers.DGX_HCAS[number])
-    fleet.admit("worker-0", rdma_hca=1)
-    if attached:
-        _attached(fleet.paths, "worker-0", "net1", device=FIRST)
-
-    found = fleet.shell("explain", "ml/worker-0", "-o", "json").document()
-
-    assert found["pod"]["uid"] == "uid-of-ml-worker-0"
-    assert found["claims"] == {"fabric/net0": FIRST}
-    assert len(found["devices"]) == 1
 
 
 def test_a_pod_that_nobody_knows_is_an_error(fleet: Fleet) -> None:
@@ -350,116 +314,25 @@ def test_a_damaged_journal_file_is_a_note(fleet: Fleet) -> None:
 
 
 @pytest.mark.parametrize(
-    ("gpus", "size", "names"),
-    [
-        ([], 2, ["mlx5_0", "mlx5_2"]),
-        (["GPU4"], 1, ["mlx5_4"]),
-        ([servers.DGX_GPUS[6], servers.gpu_uuid(2)], 2, ["mlx5_2", "mlx5_6"]),
-        (["nvidia7"], 1, ["mlx5_6"]),
-    ],
-)
-def test_a_dry_run_tells_what_would_be_chosen(
-    shell: Shell, gpus: list[str], size: int, names: list[str]
-) -> None:
-    given = ["--gpus", ",".join(gpus)] if gpus else []
-
-    found = shell(
-        "explain", "--dry-run", "--resource", "rdma/hca", "--size", str(size), *given, "-o", "json"
-    ).document()
-
-    assert [choice["rdma"] for choice in found["chosen"]] == names
-    assert {choice["distance"] for choice in found["chosen"]} == ({"PIX"} if gpus else {""})
-    assert found["available"] == 8 * 64
-
-
-def test_a_dry_run_says_what_is_unhealthy_and_how_far_the_rest_is(shell: Shell, root: Path) -> None:
-    tree = Tree(root / "sys")
-    for name in ("mlx5_0", "mlx5_1"):
-        tree.port(name, state="1: DOWN", physical_state="2: Polling")
-
-    out = shell("explain", "--dry-run", "--resource", "rdma/hca", "--gpus", "GPU0").out
-
-    assert "384 free ids, 0 held, 128 unhealthy" in out
-    assert "* unhealthy: port 1 of mlx5_0 is DOWN (Polling) (64 ids)" in out
-    (row,) = (line.split() for line in out.splitlines() if "GPU0" in line)
-    assert row[3:] == ["0", "GPU0", "NODE"]
-
-
-def test_a_dry_run_chooses_nothing_that_would_be_refused(shell: Shell, root: Path) -> None:
-    """In another network namespace: the HCA's port says nothing."""
-    (root / "sys/class/infiniband/mlx5_0").unlink()
-
-    found = shell(
-        "explain", "--dry-run", "--resource", "rdma/hca", "--size", "8", "-o", "json"
-    ).document()
-
-    assert (found["available"], found["unhealthy"]) == (7 * 64, 64)
-    assert "mlx5_0" not in {choice["rdma"] for choice in found["chosen"]}
-    assert any("in another network namespace" in note for note in found["notes"])
-
-
-@pytest.mark.parametrize(("size", "code", "free"), [(8, 0, 8), (9, 1, 8)])
-def test_a_dry_run_fails_where_fewer_ids_are_free(
-    shell: Shell, root: Path, size: int, code: int, free: int
-) -> None:
-    paths = Paths.from_environ(os.environ)
-    paths.config.write_text("pools: [{name: rdma/hca, mode: exclusive}]")
-    printed = shell("explain", "--dry-run", "--resource", "rdma/hca", "--size", str(size))
-
-    assert printed.code == code
-    assert f"{free} of {free} free ids" in printed.out
-    assert (f"{size} ids were asked for, {free} are free" in printed.out) is bool(code)
-
-
-def test_a_dry_run_names_every_gpu_that_is_nearest_to_an_hca(shell: Shell) -> None:
-    gpus = ",".join(f"GPU{number}" for number in range(8))
-    given = ("--resource", "rdma/hca", "--size", "8", "--gpus", gpus, "-o", "json")
-
-    found = shell("explain", "--dry-run", *given).document()
-
-    near = [f"GPU{number}" for number in range(8)]
-    assert {name for choice in found["chosen"] for name in choice["near"]} == set(near)
-    assert found["chosen"][0]["near"] == ["GPU0", "GPU1"]
-
-
-def test_a_dry_run_of_a_pool_of_tokens_names_no_hca(shell: Shell) -> None:
-    found = shell("explain", "--dry-run", "--resource", "rdma/all", "-o", "json").document()
-
-    assert [(choice["id"], choice["hca"]) for choice in found["chosen"]] == [("0", "")]
-
-
-@pytest.mark.parametrize(
-    ("given", "text"),
-    [
-        (["--resource", "rdma/none"], "no pool rdma/none"),
-        (
-            ["--resource", "rdma/hca", "--gpus", "GPU9"],
-            "GPU9 is not a GPU of this node: its GPUs are GPU0 0000:1a",
-        ),
-    ],
-)
-def test_a_dry_run_of_what_is_not_there_is_an_error(
-    shell: Shell, given: list[str], text: str
-) -> None:
-    printed = shell("explain", "--dry-run", *given)
-
-    assert printed.code == 1
-    assert text in printed.err
-
-
-@pytest.mark.parametrize(
     "given",
-    [
-        [],
-        ["--dry-run"],
-        ["a", "--dry-run", "--resource", "rdma/hca"],
-        ["a", "--gpus", "GPU0"],
-        ["ns/a", "-n", "other"],
-        ["--dry-run", "--resource", "rdma/hca", "--size", "0"],
-    ],
+    [[], ["ns/a", "-n", "other"]],
 )
 def test_a_wrong_command_line_ends_with_2(shell: Shell, given: list[str]) -> None:
     assert shell("explain", *given).code == 2
+
+
+def test_who_may_not_read_the_files_is_told_so(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def forbidden(node: ThisNode, *of: str) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(node.paths.devices))
+
+    monkeypatch.setattr(pods, "explained", forbidden)
+
+    printed = shell("explain", "ml/worker-0")
+
+    assert (printed.code, printed.out) == (1, "")
+    assert printed.err.endswith("/devices: Permission denied: run it as root\n")
 
 
 def test_no_wait_for_a_silent_kubelet(

@@ -150,19 +150,6 @@ def test_why_a_gpu_is_not_offered_is_told(
     assert why in shell("devices", "--gpus").out
 
 
-def test_one_pool_of_gpus_can_be_asked_for(paths: Paths, shell: Shell) -> None:
-    server = GpuServer(paths, "gpus: [{mode: units, memory: 8Gi, reserve: 0}]")
-    server.hold(0, [f"{servers.gpu_uuid(0)}_0"], resource="alnair/vgpu-memory")
-
-    found = shell("devices", "--pool", "alnair/vgpu-compute", "-o", "json").document()["gpus"]
-
-    assert [offer["resource"] for gpu in found for offer in gpu["offered"]] == [
-        "alnair/vgpu-compute"
-    ] * 8
-    assert not any(gpu["held"] for gpu in found)
-    assert "rdma/hca, alnair/vgpu-memory" in shell("devices", "--pool", "none/none").err
-
-
 def test_the_list_of_hcas_for_programs_has_no_gpus(paths: Paths, shell: Shell) -> None:
     GpuServer(paths)
 
@@ -241,7 +228,3 @@ def test_a_gpu_whose_limits_cannot_be_kept_says_why(paths: Paths, shell: Shell) 
 
     assert all(why in gpu["fault"] for gpu in _gpus(shell))
     assert why in shell("devices").out
-    printed = shell("explain", "--dry-run", "--resource", SLICE)
-    assert printed.code == 1
-    assert f"GPU0 is not given: {why}" in printed.err
-    assert f"`podfabric devices --pool {SLICE}`" in printed.err

@@ -96,31 +96,6 @@ def test_a_definition_is_judged_for_other_namespaces_too(shell: Shell, tmp_path:
     assert judged["free"]["rules"] == ["config.yaml"]
 
 
-def test_pods_of_a_service_account_that_rules_name_are_judged_by_themselves(
-    shell: Shell, tmp_path: Path
-) -> None:
-    of_trainers = {
-        "name": "t",
-        "subjects": [{"namespaces": ["team-*"], "serviceAccounts": ["trainer"]}],
-        "use": {"pkeys": ["0x8009"]},
-    }
-    file = write(
-        tmp_path,
-        policy(of_trainers, rule("b", "team-b", use={"pkeys": ["0x8009"]})),
-        definition(**IPOIB, pkey="0x8002"),
-    )
-    printed = shell("policy", "check", file, "-o", "json").document()
-    judged = [
-        (each["namespace"], each["service_account"], each["allowed"], each["rules"])
-        for each in printed
-    ]
-    assert judged == [
-        ("team-a", "", True, ["config.yaml"]),
-        ("team-a", "trainer", False, ["gold/t"]),
-    ]
-    assert "team-a as trainer" in shell("policy", "check", file).out
-
-
 def test_labels_come_from_namespaces_in_the_files(shell: Shell, tmp_path: Path) -> None:
     gold = {"namespaceSelector": {"matchLabels": {"tier": "gold"}}}
     file = write(

@@ -16,8 +16,6 @@ def port(
         state=state,
         physical_state="LinkUp" if state == "ACTIVE" else "Disabled",
         rate="100 Gb/sec (4X EDR)",
-        lid=1,
-        sm_lid=1,
         guid="0011:2233:4455:6677",
         pkeys=tuple(pkeys) or (0xFFFF,),
         netdevs=(),
@@ -30,7 +28,6 @@ def rdma(name: str, *ports: Port) -> RdmaDevice:
     """An RDMA device; it has one working InfiniBand port unless others are given."""
     return RdmaDevice(
         name=name,
-        node_guid="0011:2233:4455:6677",
         uverbs=CharacterDevice(f"uverbs{name[-1]}", 231, 192),
         ports=ports or (port(),),
     )

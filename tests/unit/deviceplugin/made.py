@@ -23,8 +23,6 @@ def port(number: int = 1, state: str = "ACTIVE", **fields: object) -> Port:
         state=state,
         physical_state="LinkUp" if state == "ACTIVE" else "Polling",
         rate="400 Gb/sec (4X NDR)",
-        lid=1,
-        sm_lid=1,
         guid="0002:c903:0000:0001",
         pkeys=(0xFFFF,),
         netdevs=(),
@@ -38,7 +36,7 @@ def rdma(number: int, *ports: Port) -> RdmaDevice:
     """mlx5_<number> with uverbs<number>."""
     uverbs = CharacterDevice(f"uverbs{number}", 231, 192 + number)
     name = f"mlx5_{number}"
-    return RdmaDevice(name=name, node_guid="", uverbs=uverbs, ports=ports or (port(),))
+    return RdmaDevice(name=name, uverbs=uverbs, ports=ports or (port(),))
 
 
 def hca(id: str, *devices: RdmaDevice, **fields: object) -> HCA:

@@ -16,8 +16,6 @@ def port(**fields: object) -> Port:
         "state": "ACTIVE",
         "physical_state": "LinkUp",
         "rate": "400 Gb/sec (4X NDR)",
-        "lid": 1,
-        "sm_lid": 1,
         "guid": "",
         "pkeys": (0xFFFF,),
         "netdevs": (),
@@ -32,7 +30,7 @@ DOWN = port(state="DOWN", physical_state="Polling")
 
 
 def hca(*ports: Port) -> HCA:
-    rdma = RdmaDevice(name="mlx5_0", node_guid="", uverbs=UVERBS, ports=ports)
+    rdma = RdmaDevice(name="mlx5_0", uverbs=UVERBS, ports=ports)
     return HCA(
         id=CARD,
         address=CARD,

@@ -145,12 +145,13 @@ def test_a_file_that_may_not_be_read_is_named(paths: Paths) -> None:
         records.from_checkpoint(paths)
 
 
-def test_reading_the_checkpoint_imports_no_grpc(paths: Paths) -> None:
+def test_plugins_that_read_the_checkpoint_import_no_grpc_and_no_yaml(paths: Paths) -> None:
     put(paths, whole(entry({"-1": ["a"]})))
     program = (
-        "import sys; from pathlib import Path; from base.paths import Paths; "
+        "import sys, cni.ipoib.plugin, cni.sriov.plugin; from pathlib import Path; "
+        "from base.paths import Paths; "
         "from deviceplugin.kubelet import records; "
         "assert records.from_checkpoint(Paths(kubelet=Path(sys.argv[1]))); "
-        "assert 'grpc' not in sys.modules"
+        "assert not {'grpc', 'yaml'}.intersection(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", program, str(paths.kubelet)], check=True)

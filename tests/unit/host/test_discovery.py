@@ -73,7 +73,6 @@ def test_hca_of_an_eight_gpu_server_is_whole(tmp_path: Path) -> None:
         rdma=(
             RdmaDevice(
                 name="mlx5_5",
-                node_guid=port_guid(5, 0),
                 uverbs=CharacterDevice("uverbs5", 231, 197),
                 ports=(
                     Port(
@@ -82,8 +81,6 @@ def test_hca_of_an_eight_gpu_server_is_whole(tmp_path: Path) -> None:
                         state="ACTIVE",
                         physical_state="LinkUp",
                         rate="400 Gb/sec (4X NDR)",
-                        lid=1,
-                        sm_lid=1,
                         guid=port_guid(5),
                         pkeys=(0xFFFF,),
                         netdevs=("ib5",),
@@ -377,14 +374,13 @@ def test_unreadable_hca_does_not_hide_others(tmp_path: Path) -> None:
     for name in ("class/infiniband/mlx5_1/ports/1/state", f"bus/pci/devices/{DGX_HCAS[2]}/vendor"):
         (paths.sys / name).unlink()
         (paths.sys / name).mkdir()
-    tree.write("class/infiniband/mlx5_1/ports/1/lid", "none")
     tree.write("class/infiniband/mlx5_1/ports/1/pkeys/7", "x")
     tree.write("class/infiniband_verbs/uverbs3/dev", "231")
     (paths.sys / "class/infiniband_mad/umad4/port").unlink()
     by_id = _by_id(paths)
     assert tuple(by_id) == DGX_HCAS[1:]
     port = _port(by_id[DGX_HCAS[1]])
-    assert (port.state, port.lid, port.pkeys, port.netdevs) == ("", 0, (0xFFFF,), ("ib1",))
+    assert (port.state, port.pkeys, port.netdevs) == ("", (0xFFFF,), ("ib1",))
     assert by_id[DGX_HCAS[2]].vendor == ""
     assert by_id[DGX_HCAS[3]].rdma[0].uverbs is None
     assert _port(by_id[DGX_HCAS[4]]).umad is None

@@ -13,7 +13,6 @@ class Asker(msgspec.Struct, frozen=True):
 
     namespace: str
     labels: Mapping[str, str]
-    service_account: str
 
 
 class Wish(msgspec.Struct, frozen=True):
@@ -72,10 +71,6 @@ def _like(pattern: str, text: str) -> bool:
 
 def _is_for(subject: Mapping[str, Any], asker: Asker) -> bool:
     if "namespaces" in subject and not _listed(asker.namespace, subject["namespaces"]):
-        return False
-    if "serviceAccounts" in subject and not _listed(
-        asker.service_account, subject["serviceAccounts"]
-    ):
         return False
     selector = subject.get("namespaceSelector", {})
     wanted = selector.get("matchLabels", {})

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from base.pod import Pod
 from cni.policy import allowance, rules
 from cni.policy.allowance import Allowance, NotAllowed
-from cni.policy.document import Device, Subjects, rules_of
+from cni.policy.document import Device, rules_of
 from cni.policy.rules import Policy
 from cni.spec.errors import CNIError, Code
 from tests.unit.deviceplugin.cards import card, rdma, vf
@@ -25,28 +25,23 @@ def policy(*rules: dict[str, Any]) -> Policy:
 
 
 class Known:
-    """Of all pods the same, and what was asked."""
+    """Of all namespaces the same labels, and what was asked."""
 
-    def __init__(self, account: str, labels: dict[str, str]) -> None:
-        self._account, self._labels = account, labels
+    def __init__(self, labels: dict[str, str]) -> None:
+        self._labels = labels
         self.asked: list[str] = []
 
     def labels(self, namespace: str) -> dict[str, str]:
-        self.asked.append(f"labels of {namespace}")
+        self.asked.append(namespace)
         return self._labels
-
-    def service_account(self, pod: Pod) -> str:
-        self.asked.append(f"account in {pod.namespace}")
-        return self._account
 
     def of(self, rules: Policy) -> Policy:
         """The rules, for which it is asked."""
-        subjects = Subjects(self.labels, self.service_account)
-        return msgspec.structs.replace(rules, subjects=subjects)
+        return msgspec.structs.replace(rules, labels=self.labels)
 
 
-def of(rules: Policy, namespace: str = "a", account: str = "x", **labels: str) -> Allowance:
-    return allowance.of_pod(Known(account, labels).of(rules), Pod(namespace, "pod"))
+def of(rules: Policy, namespace: str = "a", **labels: str) -> Allowance:
+    return allowance.of_pod(Known(labels).of(rules), Pod(namespace, "pod"))
 
 
 def pkey(allowed: Allowance, value: int) -> Allowance:
@@ -166,8 +161,8 @@ def test_rules_of_objects_come_in_the_order_of_their_names() -> None:
     assert of(Policy(rules=(*late, *early))).fixed("vlan") == 2
 
 
-def test_labels_and_service_accounts_are_asked_for_only_where_rules_look_at_them() -> None:
-    subjects = Known("x", {"tier": "gold"})
+def test_labels_are_asked_for_only_where_rules_look_at_them() -> None:
+    known = Known({"tier": "gold"})
     rules = policy(
         {"name": "r", "subjects": [{"namespaces": ["a"]}]},
         {
@@ -176,17 +171,15 @@ def test_labels_and_service_accounts_are_asked_for_only_where_rules_look_at_them
                 {"namespaceSelector": {"matchLabels": {"tier": "gold"}}, "namespaces": ["b"]}
             ],
         },
-        {"name": "t", "subjects": [{"serviceAccounts": ["x"], "namespaces": ["c"]}]},
     )
-    found = [allowance.of_pod(subjects.of(rules), Pod(name, "p")) for name in "abcd"]
-    assert [each.titles() for each in found] == [("r",), ("s",), ("t",), ("config.yaml",)]
-    assert subjects.asked == ["labels of b", "account in c"]
+    found = [allowance.of_pod(known.of(rules), Pod(name, "p")) for name in "abc"]
+    assert [each.titles() for each in found] == [("r",), ("s",), ("config.yaml",)]
+    assert known.asked == ["b"]
 
 
-@pytest.mark.parametrize("key", ["serviceAccounts", "namespaceSelector"])
-def test_what_cannot_be_known_now_ends_the_call(key: str) -> None:
-    subject = {"serviceAccounts": ["x"], "namespaceSelector": {"matchLabels": {"a": "b"}}}
-    rules = policy({"name": "r", "subjects": [{key: subject[key]}]})
+def test_labels_that_cannot_be_known_now_end_the_call() -> None:
+    subject = {"namespaceSelector": {"matchLabels": {"a": "b"}}}
+    rules = policy({"name": "r", "subjects": [subject]})
     with pytest.raises(CNIError) as refused:
         allowance.of_pod(rules, Pod("a", "p"))
     assert refused.value.code == Code.TRY_AGAIN
@@ -229,7 +222,6 @@ SUBJECTS = st.lists(
     st.fixed_dictionaries(
         {"namespaces": PATTERNS},
         optional={
-            "serviceAccounts": PATTERNS,
             "namespaceSelector": st.fixed_dictionaries(
                 {"matchLabels": LABELS},
                 optional={"matchExpressions": st.lists(EXPRESSIONS, max_size=2)},
@@ -268,7 +260,7 @@ OPTIONS = st.dictionaries(st.sampled_from(["mtu", "trust", "link_state"]), st.no
 @settings(max_examples=400, deadline=None)
 @given(
     RULES,
-    st.builds(Asker, NAMES, LABELS, NAMES),
+    st.builds(Asker, NAMES, LABELS),
     st.lists(
         st.builds(
             Wish,
@@ -287,7 +279,7 @@ def test_random_rules_decide_as_the_plain_model(
     named = [rule | {"name": f"r{index}"} for index, rule in enumerate(document)]
     rules = policy(*named)
     for wish in wishes:
-        mine = of(rules, asker.namespace, asker.service_account, **asker.labels)
+        mine = of(rules, asker.namespace, **asker.labels)
         expected = model.allowed(named, asker, wish)
         assert (mine.titles() == ("config.yaml",)) is (expected is None)
         if expected is not None:

@@ -123,6 +123,3 @@ def test_a_process_for_one_call_goes_by_the_files(tmp_path: Path) -> None:
         allowance.of_pod(source(), Pod(namespace="new", name="p"))
     assert raised.value.code == Code.TRY_AGAIN
     assert 'the labels of namespace "new"' in raised.value.message
-    with pytest.raises(CNIError) as raised:
-        source().subjects.service_account(POD)
-    assert raised.value.code == Code.TRY_AGAIN

@@ -39,7 +39,7 @@ def test_keys_are_those_of_the_agent() -> None:
     assert keys("fixed") == set(document.FIXABLE)
     assert keys("use") == {"devices", *document.USE, *document.COUNTS}
     assert keys("use", "devices", "") == set(OWN)
-    assert keys("subjects", "") == {"namespaces", "namespaceSelector", "serviceAccounts"}
+    assert keys("subjects", "") == {"namespaces", "namespaceSelector"}
 
 
 @pytest.mark.parametrize(

@@ -105,6 +105,16 @@ def test_zero_of_a_pointer_is_kept_and_of_a_number_omitted() -> None:
     assert document["routes"] == [{"dst": "10.0.0.0/8"}]
 
 
+@pytest.mark.parametrize("number", [-1, 1 << 32, 1 << 70])
+@pytest.mark.parametrize("key", ["mtu", "advmss", "priority", "table", "scope"])
+def test_a_number_of_a_route_that_no_kernel_takes_is_an_error_with_its_key(
+    key: str, number: int
+) -> None:
+    with pytest.raises(CNIError, match=rf"\$\.routes\[0\]\.{key}") as refused:
+        parse({"routes": [{"dst": "10.0.0.0/8", key: number}]}, "1.1.0")
+    assert refused.value.code == Code.DECODING_FAILURE
+
+
 def test_interface_index_of_minus_one_survives() -> None:
     result = parse({"ips": [{"interface": -1, "address": "10.1.2.3/24"}]})
     assert printed(result, "0.4.0")["ips"][0]["interface"] == -1
