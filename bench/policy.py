@@ -6,7 +6,7 @@ The ratio is to the copy of one dict with 200 keys, in the same run. The target 
 """
 
 import statistics
-import time
+import timeit
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -74,13 +74,7 @@ def _evaluate(policy: Policy, *devices: HCA, namespace: str = "team-0") -> None:
 
 
 def _median(call: Callable[[], object]) -> float:
-    return statistics.median(_time(call) for _ in range(ROUNDS))
-
-
-def _time(call: Callable[[], object]) -> float:
-    began = time.perf_counter()
-    call()
-    return time.perf_counter() - began
+    return statistics.median(timeit.repeat(call, number=1, repeat=ROUNDS))
 
 
 def _row(name: str, seconds: float, floor: float, target: int | None = None) -> None:
