@@ -32,7 +32,8 @@ def main() -> None:
     print(f"{'200 rules':44}{'µs':>10}{'ratio':>8}   target")
     for count in (NAMESPACES, 1):
         policy, name = _policy(count), f"of {count} namespaces"
-        _row(f"{name}: one device", _median(partial(_evaluate, policy, devices[0])), floor, 500)
+        target = 500 if count > 1 else None
+        _row(f"{name}: one device", _median(partial(_evaluate, policy, devices[0])), floor, target)
         _row(f"{name}: 16 devices", _median(partial(_evaluate, policy, *devices)), floor)
 
 

@@ -53,9 +53,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=15.0, help="of each number of clients")
     parser.add_argument("--pods", type=int, default=16, help=f"with {NICS} NICs each, at once")
-    parser.add_argument(
-        "--most", type=float, default=600.0, help="seconds after which no more NIC is begun"
-    )
+    parser.add_argument("--most", type=float, default=600.0, help="seconds for all NICs")
     arguments = parser.parse_args()
     if not LAUNCHER.exists():
         sys.exit(f"{LAUNCHER} is missing: run make cni")
@@ -80,8 +78,7 @@ def main() -> None:
         errors = stack.enter_context((root / "errors").open("wb"))
         stack.callback(os.dup2, os.dup(2), 2)
         os.dup2(errors.fileno(), 2)  # theirs tells of each attempt
-        if arguments.seconds:
-            _rates(ours, theirs, arguments.seconds)
+        _rates(ours, theirs, arguments.seconds)
         _nics(ours, theirs, arguments.pods, arguments.most)
 
 
