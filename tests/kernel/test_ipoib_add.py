@@ -11,7 +11,17 @@ import pytest
 
 from host.namespaces import NetworkNamespace
 from tests.kernel.pods import IP, Node, ipam, link_in, link_names, pings, run
+from tests.runtime import CHECKOUT, definitions
 from tests.waiting import PATIENCE
+
+# Those of `auto`, sticky and nv-ipam need devices or pools: tests/cluster/test_examples.py.
+EXAMPLES = {
+    f"{file.stem}-{definition.name}": definition.config
+    for file in sorted((CHECKOUT / "netattach-examples").glob("*.yaml"))
+    for definition in definitions(file)
+    if definition.config["type"] == "ipoib" and definition.config["master"] != "auto"
+    if file.stem not in ("nv-ipam", "sticky")
+}
 
 
 def verbs_below(parent: str) -> tuple[str, str]:
@@ -75,6 +85,14 @@ def test_proxy_arp_is_off_unless_asked(node: Node, pods: list[str]) -> None:
     switch = "/proc/sys/net/ipv4/conf/net1/proxy_arp"
     assert run(IP, "netns", "exec", pods[0], "cat", switch).strip() == "0"
     node.delete("c1", pods[0])
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_example_attaches_and_detaches(node: Node, pods: list[str], example: str) -> None:
+    reply = node.add("c1", pods[0], **EXAMPLES[example])
+    assert reply.addresses
+    node.delete("c1", pods[0], **EXAMPLES[example])
+    assert node.leftovers() == []
 
 
 def test_connected_mode_can_be_asked_for(node: Node, pods: list[str]) -> None:
