@@ -51,7 +51,7 @@ test-host: setup cni ## tests in namespaces of this machine
 		ulimit -S -d $(MOST_MEMORY) && TMPDIR=$(TMP) $(PY) -m pytest --basetemp "$$files/t" -n $(WORKERS) --dist worksteal --durations 10 -q -m 'not long' tests
 
 # Tests of what happens at once, for a machine with two CPUs; all others are quicker on one.
-TWO_CPUS := $(patsubst %,tests/kernel/test_%.py,examples agent_killed ipoib_load ipoib_removal) \
+TWO_CPUS := $(patsubst %,tests/kernel/test_%.py,agent_killed ipoib_removal) \
 	$(patsubst %,tests/kernel/test_%.py,devices sriov_many sriov_infiniband)
 ONE_CPU := $(filter-out $(TWO_CPUS),$(sort $(wildcard tests/kernel/test_*.py)))
 SRIOV := $(filter tests/kernel/test_sriov_% tests/kernel/test_plugins_killed.py,$(ONE_CPU))

@@ -27,6 +27,7 @@ from tools.compiling import CHECKOUT, compiled
 
 SOURCE = Path(__file__).with_name("gpu_device.c")
 DRIVER = CHECKOUT / "tests/gpu/programs/driver.h"
+LIMIT, CONTEXT, PIECE = 8 * GIB, 400 * MIB, 64 * MIB
 NVML = "libnvidia-ml.so.1"
 
 

@@ -17,14 +17,22 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from bench import gpu_shared, gpu_tools
-from bench.gpu_place import BenchGroup, Place, begin, figure, finished, line, numbers
+from bench.gpu_place import (
+    CONTEXT,
+    LIMIT,
+    PIECE,
+    BenchGroup,
+    Place,
+    begin,
+    figure,
+    finished,
+    line,
+    numbers,
+)
 from bench.processes import quantile
 from tests.gpu.group import hooked
 from tests.standin.gpus import GIB, MIB, table
 
-LIMIT = 8 * GIB
-CONTEXT = 400 * MIB
-PIECE = 64 * MIB
 SLACK = 2 * PIECE  # below a limit: a pool grows in pieces, and the last one may not fit
 KINDS = ("alloc", "physical", "async")
 OUT_OF_MEMORY = 2
@@ -223,10 +231,11 @@ def main() -> int:
         place = Place(Path(name), arguments.real)
         try:
             rows = Rows(place, short=arguments.short)
+            tools = gpu_tools.ToolRows(place, short=arguments.short)
             measures: dict[str, Callable[[], object]] = {
                 **{row: getattr(rows, row) for row in ("g2", "g3", "g6", "g7", "g8", "g10")},
                 "g9": lambda: gpu_shared.measure(place, short=arguments.short),
-                **gpu_tools.rows(place, short=arguments.short),
+                **{row: getattr(tools, row) for row in ("g3t", "g4", "g5", "g11", "g12")},
             }
             if arguments.real is None:
                 from bench import gpu_standin  # a machine with a GPU has not what that imports

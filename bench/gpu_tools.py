@@ -5,16 +5,12 @@ import os
 import shutil
 import statistics
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bench.gpu_place import BenchGroup, Place, finished, line
+from bench.gpu_place import CONTEXT, LIMIT, PIECE, BenchGroup, Place, finished, line
 from tests.standin.gpus import GIB, MIB
 
-LIMIT = 8 * GIB
-CONTEXT = 400 * MIB
-PIECE = 64 * MIB
 TOLERANCE = 0.01  # of the limit, and 64 MiB: what the watch tolerates
 FRAMEWORKS = Path(__file__).with_name("gpu_frameworks.py")
 NO_GPU = "it needs a real GPU"
@@ -34,12 +30,6 @@ TOOLS = {
     ),  # else each of 2000 is replayed
     "cuda-gdb": ("cuda-gdb", "-batch", "-ex", "run", "--args"),
 }
-
-
-def rows(place: Place, *, short: bool) -> dict[str, Callable[[], object]]:
-    """The rows, by their names."""
-    of = ToolRows(place, short=short)
-    return {row: getattr(of, row) for row in ("g3t", "g4", "g5", "g11", "g12")}
 
 
 class ToolRows:

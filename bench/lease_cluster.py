@@ -1,16 +1,19 @@
-"""A real API server, the controller, and many nodes, for `bench.leases`; and their auditor."""
+"""A real API server, the controller, and many nodes, for `bench.leases`; their auditor, and what
+rows print."""
 
 import re
+import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from bench.lease_nodes import NodeProcess, Place, State
+from bench.lease_nodes import Did, NodeProcess, Place, State
 from bench.processes import Cpu
 from ipam.cluster.api import Meta
 from ipam.cluster.controller.reclaim import MARGIN
@@ -19,6 +22,7 @@ from ipam.cluster.objects import AddressBlock, AddressPool, PoolSpec
 from tests.api.server import ApiServer, api_server
 from tests.waiting import until
 
+SETTLES = 60.0  # seconds within which stores and objects agree
 CHECKOUT = Path(__file__).resolve().parents[1]
 _REQUESTS = re.compile(r"^apiserver_request_total\{(.*)\} (\d+)", re.MULTILINE)
 
@@ -34,19 +38,18 @@ class LeaseCluster:
         self._directory = directory
         self._processes = processes
         self.nodes: list[NodeProcess] = []
-        self.cold = 128  # nodes of the rows that begin with none
         self._made = 0
 
-    def start_controller(self, margin: float = MARGIN, metrics: str = "") -> int:
+    def start_controller(self, margin: float = MARGIN) -> int:
         """`podfabric controller`, in place of the one that runs; its pid. It waits for `margin`
-        seconds beyond maxOffline, and serves its metrics at that address."""
+        seconds beyond maxOffline."""
         self.stop_controller()
         program = (
             "from ipam.cluster.controller.rounds import Rounds; "
             f"Rounds.__init__.__kwdefaults__['margin'] = {margin}; "
             "from cli.main import main; main()"
         )
-        words = ["controller", "--kubeconfig", str(self._account), "--metrics", metrics]
+        words = ["controller", "--kubeconfig", str(self._account), "--metrics", ""]
         with (self._directory / "controller.log").open("ab") as log:
             self._controller = subprocess.Popen(
                 [sys.executable, "-c", program, *words], cwd=CHECKOUT, stderr=log
@@ -92,15 +95,11 @@ class LeaseCluster:
         places = []
         for _ in range(count):
             self._made += 1
-            places.append(self.new_place(f"n{self._made}", leases=leases))
+            name = f"n{self._made}"
+            self.server.node(name, **machine_ids(name)).close()
+            kubeconfig = self.server.plane.directory / f"{name}.kubeconfig"
+            places.append(Place(name, kubeconfig, self._directory / name, leases=leases))
         return places
-
-    def new_place(self, name: str, machine: str = "", *, leases: bool = True) -> Place:
-        """A machine that has this name; a store of its own."""
-        machine = machine or name
-        self.server.node(name, **machine_ids(machine)).close()
-        kubeconfig = self.server.plane.directory / f"{name}.kubeconfig"
-        return Place(name, kubeconfig, self._directory / machine, leases=leases)
 
     def resume(self, places: Sequence[Place], processes: int = 0) -> None:
         """Agents of these nodes, over the stores that are there."""
@@ -157,9 +156,9 @@ def machine_ids(machine: str) -> dict[str, str]:
     return {"machineID": f"m-{machine}", "systemUUID": f"s-{machine}", "bootID": "boot-1"}
 
 
-def audit(cluster: LeaseCluster, *, forgotten: bool = False) -> Mapping[str, int]:
-    """What must be 0: addresses that two nodes hold, held ones in no usable row of their node, rows
-    without their object and objects without their row (not if objects were `forgotten`)."""
+def audit(cluster: LeaseCluster) -> Mapping[str, int]:
+    """What must be 0: addresses that two nodes hold, rows without their object and objects without
+    their row."""
     states = cluster.states()
     objects = {each.metadata.name: each for each in cluster.blocks()}
     held = Counter(each for state in states for each in set(state.held))
@@ -174,11 +173,66 @@ def audit(cluster: LeaseCluster, *, forgotten: bool = False) -> Mapping[str, int
     return {
         "addresses": len(held),
         "duplicates": sum(count > 1 for count in held.values()),
-        "rows without object": 0
-        if forgotten
-        else sum(leases.get(key) != uid for key, uid in usable.items()),
+        "rows without object": sum(leases.get(key) != uid for key, uid in usable.items()),
         "objects without row": sum(key not in rows for key in leases),
     }
+
+
+def say(what: str, value: object) -> None:
+    """A line of the row."""
+    print(f"    {what:<40} {value}", flush=True)
+
+
+def times(seconds: Sequence[float]) -> str:
+    """Quantiles of how long calls took, in milliseconds."""
+    if len(seconds) < 2:
+        return f"{len(seconds)} calls"
+    p50, p99 = statistics.median(seconds), statistics.quantiles(seconds, n=100)[98]
+    return (
+        f"p50 {p50 * 1e3:.1f} ms, p99 {p99 * 1e3:.1f} ms, longest {max(seconds) * 1e3:.0f} ms "
+        f"({len(seconds)} calls)"
+    )
+
+
+def told(done: Sequence[Did], when: str = "", *, began: float | None = None) -> list[float]:
+    """Print what ADDs did `when`, and if they all `began` then, how long the last one took."""
+    seconds = [each for did in done for each in did.seconds]
+    errors: Counter[int] = Counter()
+    for did in done:
+        errors += did.errors
+    if began is not None:
+        say("until the last", f"{max(did.ended for did in done) - began:.2f} s")
+    say(f"ADD {when}", times(seconds))
+    say("answers with an error, by code", dict(errors) or "none")
+    say("ADDs that failed for good", [text for did in done for text in did.failed][:2] or "none")
+    return seconds
+
+
+def requested(cluster: LeaseCluster, before: Counter[str]) -> int:
+    """Print and count the requests about our objects since `before`."""
+    counted = cluster.requests() - before
+    say("requests about our objects", ", ".join(f"{n} {v}" for v, n in sorted(counted.items())))
+    return counted.total()
+
+
+def cpu(cluster: LeaseCluster, before: Counter[str], seconds: float) -> None:
+    """Print the CPU time since `before`, so many seconds ago: others have the rest of the CPUs."""
+    used = cluster.cpu() - before
+    spent = ", ".join(f"{what} {ms / 1e3:.1f} s" for what, ms in sorted(used.items()))
+    say("CPU time", f"{spent}, {used.total() / 1e3:.1f} s in all, in {seconds:.1f} s")
+
+
+def audited(cluster: LeaseCluster) -> None:
+    """Stores and objects are read one after the other, and nodes may lease ahead meanwhile."""
+    end = time.monotonic() + SETTLES
+    while True:
+        found = audit(cluster)
+        wrong = {what: count for what, count in found.items() if what != "addresses" and count}
+        if not wrong or found["duplicates"] or time.monotonic() > end:
+            break
+        time.sleep(1.0)
+    say("auditor", found)
+    assert not wrong, wrong
 
 
 @contextmanager

@@ -11,10 +11,20 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from bench import lease_full, lease_losses
-from bench.lease_cluster import LeaseCluster, audit, lease_cluster
-from bench.lease_report import audited, cpu, requested, say, times, told, told_of
+from bench.lease_cluster import (
+    LeaseCluster,
+    audit,
+    audited,
+    cpu,
+    lease_cluster,
+    requested,
+    say,
+    times,
+    told,
+)
 from bench.processes import in_threads
 from ipam.addresses import MAPPED_FIRST, text
 from ipam.cluster.api import Meta
@@ -26,12 +36,10 @@ def main() -> None:
     """Do the rows that the command line names, or all."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("rows", nargs="*", choices=[[], *ROWS], metavar="ROW")
-    parser.add_argument("--cold", type=int, default=128, help="nodes of rows a2 (default: 128)")
     arguments = parser.parse_args()
     for name in arguments.rows or list(ROWS):
         # Each has an API server of its own: what one leaves behind costs the next nothing.
         with lease_cluster() as cluster:
-            cluster.cold = arguments.cold
             load = ", ".join(f"{each:.1f}" for each in os.getloadavg())
             print(f"\n{name}: {ROWS[name].__doc__}\n    load average {load}", flush=True)
             ROWS[name](cluster)
@@ -107,9 +115,9 @@ def a2_pools(cluster: LeaseCluster) -> None:
 
 
 def _cold(cluster: LeaseCluster, ipams: Sequence[dict[str, object]]) -> None:
-    cluster.start(cluster.cold)
+    cluster.start(128)
     before, used, began = cluster.requests(), cluster.cpu(), time.monotonic()
-    told(cluster.all("pods", ["cold"], ipams), began)
+    told(cluster.all("pods", ["cold"], ipams), began=began)
     took = time.monotonic() - began
     requested(cluster, before)
     cpu(cluster, used, took)
@@ -150,22 +158,21 @@ def a5(cluster: LeaseCluster) -> None:
     ipam = cluster.pool("10.0.0.0/16", "a5")
     cluster.start(16)
     cluster.all("pods", ["stays"], [ipam])
-    assert told_of("before", cluster.all("churn", 30.0, 1.0, [ipam]))
+    churn = partial(cluster.all, "churn", 30.0, 1.0, [ipam])
+    told(churn(), "before")
     plane = cluster.server.plane
     plane.send_signal("kube-apiserver", signal.SIGSTOP)
     cluster.all("forward", 600.0)
-    done = told_of("while it stands still", cluster.all("churn", 30.0, 1.0, [ipam]))
+    told(churn(), "while it stands still")
     half = cluster.nodes[: len(cluster.nodes) // 2]
     for each in half:
         each.kill()
         cluster.nodes.remove(each)
     for each in half:
         cluster.resume_blindly(each.places)
-    done += told_of("after half were killed", cluster.all("churn", 30.0, 1.0, [ipam]))
+    told(churn(), "after half were killed")
     plane.stop_api_server()
-    done += told_of("while it is away", cluster.all("churn", 60.0, 1.0, [ipam]))
-    told_of("in all of the outage", done)
-    told(done)
+    told(churn() + churn(), "while it is away")
     began = time.monotonic()
     plane.start_api_server()
     ready = time.monotonic()

@@ -2,14 +2,17 @@
 
 `"device"` names the interface. It has the parts of our own interface plugins, journal, undo,
 placement, address management in-process, announcement, and no hardware of its own. So it can be
-measured against host-device, on any machine.
+measured against host-device, on any machine. `python -m bench.moved` is an agent with it.
 """
 
+import os
+import sys
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 
 import msgspec
 
+from agent import main as agent
 from base import interrupts
 from base.paths import Paths
 from cni.attachments.journal import Journal, JournalEntry
@@ -124,3 +127,12 @@ class Moved:
         ipam = self._delegation.of(request)
         assert ipam is not None
         return ipam
+
+
+def run(paths: Paths) -> int:
+    """Run an agent that has this plugin, too, until SIGTERM."""
+    return agent.run(paths, lambda addresses: {"moved": lambda environ: Moved(paths, addresses)})
+
+
+if __name__ == "__main__":
+    sys.exit(run(Paths.from_environ(os.environ)))

@@ -10,10 +10,12 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple, Self, TypeVar
 
 # Debian's are of 1.1.1. Later ones go through a third namespace (1.7.1: `go install` both from
@@ -21,6 +23,7 @@ from typing import Any, NamedTuple, Self, TypeVar
 GO_PLUGINS = Path(os.environ.get("PODFABRIC_BENCH_GO", "/usr/lib/cni"))
 HOST_LOCAL = GO_PLUGINS / "host-local"
 HOST_DEVICE = GO_PLUGINS / "host-device"
+VERSION = "1.0.0"
 T = TypeVar("T")
 GIVE_UP = 5.0  # seconds for running processes, when the measurement is interrupted
 
@@ -32,13 +35,13 @@ class Call:
     executable: Path
     environ: Mapping[str, str]
     config: bytes = b""
-    arguments: Sequence[str] = ()
     started: float = 0.0
     ended: float = 0.0
     pid: int = 0
     code: int = -1
     _input: int = field(default=-1, repr=False)
     _output: int = field(default=-1, repr=False)
+    _text: str = ""
 
     def prepare(self) -> None:
         """Standard input and output, as files in memory."""
@@ -55,38 +58,67 @@ class Call:
             (os.POSIX_SPAWN_DUP2, self._output, 1),
         ]
         path = str(self.executable)
-        self.pid = os.posix_spawn(path, [path, *self.arguments], self.environ, file_actions=actions)
+        self.pid = os.posix_spawn(path, [path], self.environ, file_actions=actions)
 
-    def wait(self) -> None:
-        """Wait for its end, also if the measurement is given up; the clock stops."""
+    def run(self) -> int:
+        """The call by itself, until its end; its exit code."""
+        self.prepare()
+        self.start()
         try:
             _, status = os.waitpid(self.pid, 0)
-        except BaseException:
+        except BaseException:  # also if the measurement is given up
             with suppress(ChildProcessError):
                 os.waitpid(self.pid, 0)
             raise
-        self.finish(status)
+        self.finish(status, time.perf_counter())
+        return self.code
 
-    def finish(self, status: int) -> None:
-        """It has ended with that wait status."""
-        self.ended = time.perf_counter()
+    def finish(self, status: int, ended: float) -> None:
+        """It ended then, with that wait status."""
+        self.ended = ended
         self.code = os.waitstatus_to_exitcode(status)
+        self._text = os.pread(self._output, os.fstat(self._output).st_size, 0).decode()
+        os.close(self._input)
+        os.close(self._output)
 
     @property
     def seconds(self) -> float:
         return self.ended - self.started
 
     def answer(self) -> dict[str, Any]:
-        """Its answer, and its descriptors given back. Ends the measurement if it failed."""
-        size = os.lseek(self._output, 0, os.SEEK_END)
-        text = os.pread(self._output, size, 0).decode()
-        os.close(self._input)
-        os.close(self._output)
+        """Its answer. Ends the measurement if it failed."""
         if self.code != 0:
-            sys.exit(f"{self.executable} {self.environ.get('CNI_COMMAND')}: {self.code}: {text}")
-        document = json.loads(text) if text.strip() else {}
+            command = self.environ.get("CNI_COMMAND")
+            sys.exit(f"{self.executable} {command}: {self.code}: {self._text}")
+        document = json.loads(self._text) if self._text.strip() else {}
         assert isinstance(document, dict)
         return document
+
+
+class Side(NamedTuple):
+    """How one of both is called: its executable, what is added to its configuration and to its
+    environment."""
+
+    executable: Path
+    config: Mapping[str, object] = MappingProxyType({})
+    variables: Mapping[str, str] = MappingProxyType({})
+
+    def call(
+        self, command: str, container: str, netns: str = "/none", ifname: str = "net1", **more: str
+    ) -> Call:
+        """A call, not started yet; `more` is added to the configuration."""
+        document = {"cniVersion": VERSION, "name": "n1", "type": self.executable.name}
+        environ = {
+            "PATH": os.environ["PATH"],
+            "CNI_COMMAND": command,
+            "CNI_CONTAINERID": container,
+            "CNI_IFNAME": ifname,
+            "CNI_NETNS": netns,
+            "CNI_PATH": str(self.executable.parent),
+            **self.variables,
+        }
+        config = json.dumps({**document, **self.config, **more}).encode()
+        return Call(self.executable, environ, config)
 
 
 class Cpu(NamedTuple):
@@ -108,26 +140,9 @@ class Cpu(NamedTuple):
         return Cpu(self.total - before.total, self.user - before.user)
 
 
-def environment(
-    executable: Path, command: str, container: str, netns: str = "/none", **more: str
-) -> dict[str, str]:
-    """What a runtime sets."""
-    return {
-        "PATH": os.environ["PATH"],
-        "CNI_COMMAND": command,
-        "CNI_CONTAINERID": container,
-        "CNI_IFNAME": "net1",
-        "CNI_NETNS": netns,
-        "CNI_PATH": str(executable.parent),
-        **more,
-    }
-
-
 def run(call: Call) -> dict[str, Any]:
     """One call by itself; its answer."""
-    call.prepare()
-    call.start()
-    call.wait()
+    call.run()
     return call.answer()
 
 
@@ -159,8 +174,7 @@ def at_once(calls: Sequence[Call]) -> float:
     for pid, status, ended in reaped:
         if pid not in by_pid:
             sys.exit("the agent has ended: see its log")
-        by_pid[pid].finish(status)
-        by_pid[pid].ended = ended
+        by_pid[pid].finish(status, ended)
     return max(call.ended for call in calls) - started
 
 
@@ -175,13 +189,10 @@ def interleaved(rounds: int, *contenders: Callable[[int], T]) -> list[list[T]]:
     return answers
 
 
-def in_threads(work: Callable[[Any], object], each: Iterable[object]) -> None:
-    """Do it with each of these, all at once."""
-    threads = [threading.Thread(target=work, args=(one,)) for one in each]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+def in_threads(work: Callable[[Any], T], each: Collection[object]) -> list[T]:
+    """Do it with each of these, all at once; the answers."""
+    with ThreadPoolExecutor(max(len(each), 1)) as pool:
+        return list(pool.map(work, each))
 
 
 def quantile(values: Sequence[float], part: float) -> float:
@@ -190,25 +201,14 @@ def quantile(values: Sequence[float], part: float) -> float:
 
 
 def row(
-    label: str,
-    ours: Sequence[float],
-    theirs: Sequence[float],
-    target: float | None = None,
-    floor: Sequence[float] = (),
+    label: str, ours: Sequence[float], theirs: Sequence[float], target: float | None = None
 ) -> None:
-    """One row of the table: medians, their ratio, and what the ratio may be at most.
-
-    `floor` are the seconds of the kernel's own work, for a second ratio.
-    """
+    """One row of the table: medians, their ratio, and what the ratio may be at most."""
     seconds, others = statistics.median(ours), statistics.median(theirs)
     wanted = "" if target is None else f"   <= {target:.2f}"
     missed = "" if target is None or seconds / others <= target else "  MISSED"
-    bare = ""
-    if floor:
-        least = statistics.median(floor)
-        bare = f"   floor {least * 1e3:.2f} ms, {seconds / least:.2f} times"
     print(
         f"{label:44}{seconds * 1e3:9.2f} ms{others * 1e3:9.2f} ms{seconds / others:8.2f}"
-        f"{wanted}{missed}{bare}",
+        f"{wanted}{missed}",
         flush=True,
     )

@@ -6,7 +6,6 @@ decides, and as long as fits into 1 MiB.
 
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -166,20 +165,3 @@ def test_deep_nesting_is_refused_and_the_agent_lives(
         answer = attacked.call(plugin, verb, "attacker", raw)
         assert answer.code in (6, 7)
     assert process.poll() is None
-
-
-@pytest.fixture
-def fresh(tmp_path: Path) -> Iterator[Node]:
-    with node(tmp_path) as made:
-        yield made
-
-
-def test_limits_hold_through_launchers(fresh: Node) -> None:
-    """Through launchers, as a runtime calls: one document with a message of one line."""
-    for listed in LISTS[:6]:
-        answer = fresh.call_by_launcher(
-            listed.plugin, "ADD", "attacker", listed.of(listed.limit + 1)
-        )
-        assert answer.code == 7
-        assert answer.document["msg"].isprintable()
-        assert len(answer.stdout) < 5000

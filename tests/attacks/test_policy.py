@@ -1,15 +1,18 @@
 """A tenant with rules of its own tries what another tenant has: refused before anything is done."""
 
+import re
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from base.pod import Pod
 from tests.attacks.node import OTHER, PASSED, TENANT, Attacked
 from tests.netns import namespace
+from tests.runtime import CHECKOUT
 from tests.unit.host import servers
 
 PF, MASTER = servers.VFS_ETHERNET_PF, "enp59s0f1np0"
@@ -118,6 +121,19 @@ def test_what_only_another_tenant_may_have_is_refused_before_anything_is_locked(
     assert "(own)" in reply.text and "theirs" not in reply.text
     # A device is looked at under its own lock, which the pod's other attachments wait for.
     assert not [path for path in node.touched() if path.startswith("attachments")]
+
+
+def test_the_example_of_policy_md_keeps_tenants_apart(node: Attacked) -> None:
+    section = (CHECKOUT / "docs/policy.md").read_text().partition("## Isolation on the fabric")[2]
+    text = re.findall(r"```yaml\n(.*?)```", section, re.S)[0]
+    text = text.replace("ens1f0#0-3", f"{MASTER}#0-1").replace("ens1f0#4-7", f"{MASTER}#2-3")
+    node.allow(rules=yaml.safe_load(text)["policy"]["rules"])
+    for tenant, own, theirs in (("team-a", OWN, "0x8002"), ("team-b", THEIRS, "0x8001")):
+        pod = Pod(tenant, "pod", "uid")
+        assert PASSED in node.call(pod=pod, deviceID=own).text
+        reply = node.call(pod=pod, deviceID=own, pkey=theirs)
+        assert (reply.code, f"({tenant})" in reply.text) == (121, True)
+        assert node.call(pod=pod, deviceID=THEIRS if own == OWN else OWN).code == 121
 
 
 def test_a_master_yields_the_vfs_of_the_rule_alone(node: Attacked) -> None:

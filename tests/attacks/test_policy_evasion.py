@@ -2,8 +2,6 @@
 
 import json
 import os
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +16,11 @@ from cni.spec.dispatch import answer
 from ipam.sqlite_store import SqliteStore
 from ipam.store import Reservation
 from tests.attacks.node import OTHER, PASSED, TENANT, Attacked
-from tests.attacks.test_policy import OWN, RANGE, RULES, THEIRS
+from tests.attacks.test_policy import OWN, RANGE, RULES, THEIRS, node
 from tests.netns import namespace
 from tests.runtime import Runtime
-from tests.unit.host import servers
 
-
-@pytest.fixture
-def node() -> Iterator[Attacked]:
-    """A card whose VFs are all free, and rules for two tenants."""
-    with tempfile.TemporaryDirectory(prefix="pf-") as root, namespace() as netns:
-        made = Attacked(servers.vfs(Path(root)), netns)
-        made.allow(rules=RULES)
-        yield made
+__all__ = ["node"]
 
 
 MAPPED = {"type": "podfabric-ipam", "range": "::ffff:10.2.0.0/112"}

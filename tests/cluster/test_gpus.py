@@ -62,6 +62,13 @@ OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY
 RESERVE = 400 * MIB  # which a context is charged with until it is measured
 CONTEXT = 100 * MIB  # what it occupies
 CLOSE = 0.1  # of the GPU's time
+# The percents that pods ask for in this order, and the GPU that each gets. The second and the third
+# pod of a round have the slots of those of the round before, on the other GPU.
+ROUNDS = (
+    ((80, FAR), (50, NEAR), (20, FAR)),
+    ((20, FAR), (80, FAR), (50, NEAR)),
+    ((80, FAR), (50, NEAR), (20, FAR)),
+)
 SECOND = 1_000_000_000  # ns
 
 OF_ALNAIR = """
@@ -352,3 +359,23 @@ def test_container_with_a_vf_has_the_gpu_that_is_nearest_to_it(
     said = json.loads(_said(namespace, "pair"))
     assert (said["gpus"], said["total"]) == (1, GIB)
     namespace.delete("alone", "pair")
+
+
+def test_container_has_the_gpu_that_was_chosen_at_its_start(
+    cluster: Cluster, cards: tuple[Gpu, ...], namespace: Namespace
+) -> None:
+    """The runtime reads what PreStartContainer wrote."""
+    slots: list[str] = []
+    for number, pods in enumerate(ROUNDS):
+        names = [f"trainer-{number}-{percent}" for percent, _ in pods]
+        for name, (percent, gpu) in zip(names, pods, strict=True):
+            namespace.apply(_trainer(name, memory=1, compute=percent))
+            namespace.running(name)
+            assert _gpu_nodes(namespace, name) == ["nvidia-uvm", f"nvidia{gpu}", "nvidiactl"]
+            variable = namespace.run(name, "/bin/sh", "-c", "echo $NVIDIA_VISIBLE_DEVICES")
+            assert variable.strip() == "void"
+        slots.append(cluster.node.run("ls /var/run/cdi"))
+        namespace.delete(*names)
+        await_nothing_left(cluster, allocations=True)
+        assert "podfabric-slot" not in cluster.node.run("ls /var/run/cdi")
+    assert len(set(slots)) == 1  # the same names, with other GPUs behind them

@@ -15,7 +15,6 @@ from tests.conformance.fabric import (
     KEY,
     KNOBS,
     PARENT,
-    WITH_IPAM,
     WITNESS,
     add,
     delete,
@@ -24,7 +23,7 @@ from tests.conformance.fabric import (
 )
 from tests.conformance.node import Delegate, Node, Outcome, encoded
 from tests.conformance.rows import row
-from tests.conformance.subject import FIRST, IPOIB, Subject
+from tests.conformance.subject import IPOIB, Subject
 from tests.netns import IP, ip
 from tests.waiting import PATIENCE, until
 
@@ -43,20 +42,6 @@ def test_interface_name_that_is_taken(
         Err(7, contains='"eth0"').met_by(outcome)
     assert links(netns) == before
     assert delegate.commands == []
-
-
-@row("J2", by=[IPOIB])
-def test_exhausted_pool_gives_the_same_error_again(
-    node: Node, netns: Path, subject: Subject
-) -> None:
-    ipam = {"type": "podfabric-ipam", "range": "10.9.0.0/30", "exclude": ["10.9.0.0/30"]}
-    config = subject.config(ipam=ipam)
-    with unchanged_host():
-        outcomes = [node.call(subject, config=config, CNI_NETNS=str(netns)) for _ in range(2)]
-        for outcome in outcomes:
-            Err(110).met_by(outcome)
-        assert outcomes[0].document == outcomes[1].document
-    assert list(links(netns)) == ["lo"]
 
 
 FAILING: list[tuple[str, str, tuple[int, ...], str]] = [
@@ -103,36 +88,6 @@ def test_missing_delegate(node: Node, netns: Path, subject: Subject) -> None:
     Err(50, contains='failed to find plugin "nowhere"').met_by(outcome)
 
 
-@row("K1", "E2", "E10", by=[IPOIB])
-def test_every_verb_is_passed_on_unchanged(
-    node: Node, netns: Path, delegate: Delegate, subject: Subject
-) -> None:
-    config = subject.config(cniVersion="1.1.0", ipam={"type": delegate.name, "x": 1})
-    sent = []
-    with unchanged_host():
-        for command in ("STATUS", "ADD", "CHECK", "DEL", "GC"):
-            environ = node.environ(CNI_COMMAND=command, CNI_NETNS=str(netns))
-            stdin = b" " + encoded({**config, KEY: []}) + b"\n"
-            outcome = node.run(subject, environ, stdin)
-            assert outcome.exit_code == 0, outcome
-            if command == "ADD":
-                config["prevResult"] = outcome.document
-            sent.append((environ, stdin))
-    calls = delegate.calls
-    assert [call.stdin for call in calls] == [stdin for _, stdin in sent]
-    for call, (environ, _) in zip(calls, sent, strict=True):
-        assert {k: v for k, v in call.environ.items() if k != "LC_CTYPE"} == environ
-
-
-@row("E12", by=[IPOIB])
-def test_status_of_the_delegate_is_passed_up(
-    node: Node, delegate: Delegate, subject: Subject
-) -> None:
-    delegate.fail("STATUS", 51, "pool is full")
-    config = subject.config(cniVersion="1.1.0", ipam={"type": delegate.name})
-    Err(51, contains="pool is full").met_by(node.call(subject, "STATUS", config))
-
-
 @row("E3", "E6", "E8", "E9", by=[IPOIB])
 def test_gc_removes_what_is_not_listed_and_goes_on_after_a_failure(
     node: Node, netns: Path, delegate: Delegate, subject: Subject
@@ -163,27 +118,6 @@ def test_gc_removes_what_is_not_listed_and_goes_on_after_a_failure(
         OK.met_by(collect(None))
         assert set(links(netns)) == {"lo", "eth4"}
         delete(node, netns, of_another_network, CNI_CONTAINERID="c2", CNI_IFNAME="eth4")
-
-
-@pytest.mark.parametrize("version", [None, "0.4.0"])
-@row("C1", "G9", "G10", by=[IPOIB])
-def test_older_versions_get_their_own_results(
-    node: Node, netns: Path, subject: Subject, version: str | None
-) -> None:
-    config = subject.config(cniVersion=version, **WITH_IPAM)
-    with unchanged_host():
-        result = add(node, netns, config)
-        if version is None:
-            assert result == {"cniVersion": "0.1.0", "ip4": {"ip": FIRST}, "dns": {}}
-        else:
-            mac = links(netns)["eth0"]["address"]
-            assert result == {
-                "cniVersion": version,
-                "interfaces": [{"name": "eth0", "mac": mac, "sandbox": str(netns)}],
-                "ips": [{"version": "4", "address": FIRST, "interface": 0}],
-                "dns": {},
-            }
-        delete(node, netns, config)
 
 
 @row("H1", "H6", "H7", "K5", by=[IPOIB])

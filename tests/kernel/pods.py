@@ -1,8 +1,8 @@
 """The node under test: namespaces are pods, calls are as a runtime makes them.
 
 Calls go through `cni.spec.dispatch.answer` in this process, because an interpreter's start costs
-seconds on an emulated CPU. `test_examples`, the demonstration and the conformance suite start
-the executables themselves.
+seconds on an emulated CPU. The demonstration and the conformance suite start the executables
+themselves.
 """
 
 import fcntl

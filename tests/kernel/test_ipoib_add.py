@@ -9,10 +9,19 @@ from typing import Any
 
 import pytest
 
-from cni.ipoib import child
 from host.namespaces import NetworkNamespace
 from tests.kernel.pods import IP, Node, ipam, link_in, link_names, pings, run
+from tests.runtime import CHECKOUT, definitions
 from tests.waiting import PATIENCE
+
+# Those of `auto`, sticky and nv-ipam need devices or pools: tests/cluster/test_examples.py.
+EXAMPLES = {
+    f"{file.stem}-{definition.name}": definition.config
+    for file in sorted((CHECKOUT / "netattach-examples").glob("*.yaml"))
+    for definition in definitions(file)
+    if definition.config["type"] == "ipoib" and definition.config["master"] != "auto"
+    if file.stem not in ("nv-ipam", "sticky")
+}
 
 
 def verbs_below(parent: str) -> tuple[str, str]:
@@ -78,6 +87,14 @@ def test_proxy_arp_is_off_unless_asked(node: Node, pods: list[str]) -> None:
     node.delete("c1", pods[0])
 
 
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_example_attaches_and_detaches(node: Node, pods: list[str], example: str) -> None:
+    reply = node.add("c1", pods[0], **EXAMPLES[example])
+    assert reply.addresses
+    node.delete("c1", pods[0], **EXAMPLES[example])
+    assert node.leftovers() == []
+
+
 def test_connected_mode_can_be_asked_for(node: Node, pods: list[str]) -> None:
     node.add("c1", pods[0], mode="connected")
     link = link_in(pods[0])
@@ -100,43 +117,6 @@ def test_first_usable_master_is_taken(node: Node, pods: list[str]) -> None:
     assert link is not None
     assert link.parent == parents[0]["ifindex"]
     node.delete("c1", pods[0])
-
-
-def test_addresses_routes_and_result_agree_with_the_kernel(node: Node, pods: list[str]) -> None:
-    config: dict[str, Any] = {
-        "ipam": {
-            "type": "podfabric-ipam",
-            "ipRanges": [
-                {"range": "10.5.0.0/24", "gateway": "10.5.0.1"},
-                {"range": "fd00:5::/64", "gateway": "fd00:5::1"},
-            ],
-            "routes": [
-                {"dst": "10.50.0.0/16"},
-                {"dst": "10.51.0.0/16", "gw": "10.5.0.9", "priority": 7, "mtu": 1300},
-                {"dst": "fd00:50::/48"},
-            ],
-        },
-        "dns": {"nameservers": ["10.5.0.53"]},
-    }
-    reply = node.add("c1", pods[0], **config)
-    assert reply.addresses == ["10.5.0.2", "fd00:5::2"]
-    assert [ip["interface"] for ip in reply.document["ips"]] == [0, 0]
-    assert reply.document["dns"] == {"nameservers": ["10.5.0.53"]}
-    given = json.loads(run(IP, "-n", pods[0], "-j", "address", "show", "net1"))[0]["addr_info"]
-    found = {f"{ip['local']}/{ip['prefixlen']}" for ip in given if ip["scope"] == "global"}
-    assert found == {"10.5.0.2/24", "fd00:5::2/64"}
-    assert not [address for address in given if address.get("tentative")]
-    routes = json.loads(run(IP, "-n", pods[0], "-j", "route"))
-    via = {route["dst"]: (route.get("gateway"), route.get("metric")) for route in routes}
-    assert via["10.50.0.0/16"] == ("10.5.0.1", None)
-    assert via["10.51.0.0/16"] == ("10.5.0.9", 7)
-    routes6 = json.loads(run(IP, "-n", pods[0], "-6", "-j", "route"))
-    assert ("fd00:50::/48", "fd00:5::1") in [
-        (route["dst"], route.get("gateway")) for route in routes6
-    ]
-    assert node.call("CHECK", "c1", pods[0], previous=reply, **config).exit_code == 0
-    node.delete("c1", pods[0], **config)
-    assert node.leftovers() == []
 
 
 def test_route_may_have_a_gateway_beyond_the_interfaces_networks(
@@ -239,14 +219,6 @@ def test_moved_child_gets_another_index_where_its_own_is_taken(node: Node, pods:
     assert f"{reply.addresses[0]}/24" in run(IP, "-n", pods[0], "address", "show", "net1")
     node.delete("c1", pods[0], ipam=ipam("10.7.0.0/24"))
     assert len(link_names(pods[0])) == 1 + 22
-
-
-def test_child_bears_its_attachments_mark(node: Node, pods: list[str]) -> None:
-    node.add("c1", pods[0])
-    link = link_in(pods[0])
-    assert link is not None
-    assert link.alias.startswith(child.ALIAS_PREFIX)
-    node.delete("c1", pods[0])
 
 
 @pytest.mark.parametrize("version", ["0.3.1", "0.4.0", "1.0.0", "1.1.0"])

@@ -76,14 +76,6 @@ def test_port_that_flaps_is_found_down_and_found_up_again(node: Node, pods: list
     node.delete("c1", pods[0], **config)
 
 
-def test_extra_addresses_and_routes_are_no_difference(node: Node, pods: list[str]) -> None:
-    result = node.add("c1", pods[0], **CONFIG)
-    run(IP, "-n", pods[0], "address", "add", "10.99.0.1/24", "dev", "net1")
-    run(IP, "-n", pods[0], "route", "add", "10.98.0.0/16", "dev", "net1")
-    assert node.call("CHECK", "c1", pods[0], previous=result, **CONFIG) == Reply(0, {})
-    node.delete("c1", pods[0], **CONFIG)
-
-
 def test_another_sandbox_than_the_results_is_a_difference(node: Node, pods: list[str]) -> None:
     result = node.add("c1", pods[0], **CONFIG)
     reply = node.call("CHECK", "c1", pods[1], previous=result, **CONFIG)

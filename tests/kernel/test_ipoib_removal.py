@@ -149,28 +149,6 @@ def test_namespace_made_anew_under_the_same_path_is_another(node: Node) -> None:
     assert node.leftovers() == []
 
 
-def test_gc_removes_what_is_not_listed_and_strays(node: Node, pods: list[str]) -> None:
-    kept = node.add("c1", pods[0], **CONFIG)
-    node.add("c1", pods[0], ifname="net2", **CONFIG)
-    node.add("c2", pods[1], **CONFIG)
-    other = node.add("c3", pods[2], name="other", **CONFIG)
-    with pod("killed") as netns:
-        node.add("c4", netns, **CONFIG)
-        run(IP, "netns", "delete", netns)
-        valid = [{"containerID": "c1", "ifname": "net1"}]
-        collect: dict[str, Any] = {**CONFIG, "cni.dev/valid-attachments": valid}
-        assert node.call("GC", "", "", **collect) == Reply(0, {})
-        assert node.call("GC", "", "", **collect) == Reply(0, {})
-    assert link_names(pods[0]) == {"lo", "net1"}
-    assert link_names(pods[1]) == {"lo"}
-    assert link_names(pods[2]) == {"lo", "net1"}
-    assert sorted(node.reservations()) == sorted(kept.addresses + other.addresses)
-    assert not [name for name in node.leftovers() if name.startswith("interface")]
-    node.delete("c1", pods[0], **CONFIG)
-    node.delete("c3", pods[2], name="other", **CONFIG)
-    assert node.leftovers() == []
-
-
 def test_sweep_removes_dead_sandboxes_and_keeps_living_ones(node: Node, pods: list[str]) -> None:
     living = node.add("c1", pods[0], **CONFIG)
     with pod("killed") as netns:

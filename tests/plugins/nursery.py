@@ -12,7 +12,6 @@ import sys
 from pathlib import Path
 from types import FrameType
 
-from agent import main as agent
 from base.paths import Paths
 from bench import moved
 
@@ -50,9 +49,7 @@ def _run(paths: Paths) -> int:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     try:
-        return agent.run(
-            paths, lambda addresses: {"moved": lambda environ: moved.Moved(paths, addresses)}
-        )
+        return moved.run(paths)
     finally:
         sys.stderr.flush()
 

@@ -9,7 +9,6 @@ import os
 import signal
 import sys
 
-from agent import main as agent
 from base.paths import Paths
 from bench import moved
 
@@ -31,9 +30,7 @@ def _run(paths: Paths) -> int:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.dup2(2, 1)
     try:
-        return agent.run(
-            paths, lambda addresses: {"moved": lambda environ: moved.Moved(paths, addresses)}
-        )
+        return moved.run(paths)
     finally:
         sys.stderr.flush()
 

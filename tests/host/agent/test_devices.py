@@ -1,6 +1,5 @@
 """The agent serves the pools of its node, and tells of them in its metrics."""
 
-import json
 import os
 import re
 import tempfile
@@ -97,25 +96,6 @@ def test_next_agent_offers_the_pools_at_once_and_keeps_every_allocation(server: 
         assert len(held) == 6
         assert written == held
         assert serving.end() == 0
-
-
-def test_agent_without_a_kubelet_offers_nothing_and_serves(server: Paths) -> None:
-    with running(server, "agent") as agent:
-        until(lambda: server.agent_socket.is_socket())
-        until((server.kubelet.parent / "http").is_socket)
-        assert devices(server) == {}
-        until(lambda: "waiting for a kubelet" in agent.log)
-        assert agent.end() == 0
-
-
-def test_wrong_pools_stop_no_attachments(server: Paths) -> None:
-    settings = {"listen": f"unix:{server.kubelet.parent}/http"}
-    server.config.write_text(json.dumps({"agent": settings, "pools": [{"name": "x"}]}))
-    server.device_plugins.mkdir(parents=True)
-    with running(server, "agent") as agent:
-        until(lambda: server.agent_socket.is_socket())
-        until(lambda: "nothing is offered" in agent.log)
-        assert agent.process.poll() is None
 
 
 @pytest.mark.parametrize("command", ["agent", "device-plugin"])

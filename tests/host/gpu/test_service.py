@@ -1,6 +1,5 @@
 """The agent's part of GPU limits as a whole: its threads, and what a scrape shows of it."""
 
-import re
 import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -149,42 +148,6 @@ def test_the_series_of_containers_and_after_their_end(
     started.groups.remove("a")
     until(lambda: "pod-of-a" not in node.scrape(), what="end of the container's series")
     assert "pod-of-idle" in node.scrape()
-
-
-def test_no_series_has_a_pid_and_each_container_has_one(node: ServedNode) -> None:
-    node.install_driver()
-    started = node.start()
-    for n in range(4):
-        container = node.container(f"g{n}", Limit(FIRST, GIB, 0.25))
-        for _ in range(2):
-            node.process(container, 2 * MIB)
-    until(lambda: len(started.sample.tenants) == 4, what="look")
-    text = node.scrape()
-    assert "pid=" not in text
-    per_name: dict[str, int] = {}
-    for line in text.splitlines():
-        name, _, labels = line.partition("{")
-        if not line.startswith("#") and 'namespace="' in labels:
-            per_name[name] = per_name.get(name, 0) + 1
-    assert set(per_name.values()) == {4}, per_name
-
-
-def test_what_the_driver_said_long_ago_is_left_out(node: ServedNode) -> None:
-    node.install_driver()
-    started = node.start()
-    node.container("a", Limit(FIRST, GIB, 1.0))
-    sample = until(lambda: started.sample if started.sample.tenants else None, what="look")
-    assert sample is not None
-    at = sample.at
-
-    def text(now: float) -> str:
-        return text_of(lambda: metrics.families(sample, {}, now, 1e9))
-
-    assert "podfabric_gpu_nvml_up 1.0" in text(at + 1)
-    stale = text(at + metrics.OLD + 1)
-    assert "podfabric_gpu_nvml_up 0.0" in stale
-    assert not re.search(r"^podfabric_gpu_(memory_device|capacity)_bytes\{", stale, re.MULTILINE)
-    assert "podfabric_gpu_memory_limit_bytes{" in stale
 
 
 def test_before_the_first_look_there_is_no_series_of_a_container() -> None:

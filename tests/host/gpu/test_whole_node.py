@@ -1,7 +1,5 @@
 """From a pod's admission to its metrics: the agent, the kubelet, the shim in a container."""
 
-import random
-import signal
 import tempfile
 import uuid
 from collections.abc import Iterator, Mapping
@@ -10,14 +8,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gpu import layout
 from tests.host.gpu.pods import MadeContainer, made_container
-from tests.host.gpu.whole_node import LIBRARIES, WholeNode, whole_node
+from tests.host.gpu.whole_node import WholeNode, whole_node
 from tests.kubelet.devices import PodRejected
 from tests.kubelet.kubelet import Pod
 from tests.standin.driver import Driver, Out
 from tests.standin.gpus import GIB, MIB, gpus
-from tests.waiting import PATIENCE, until
+from tests.waiting import until
 
 MEMORY, COMPUTE = "alnair/vgpu-memory", "alnair/vgpu-compute"
 OUT_OF_MEMORY, NOT_SUPPORTED, SYSTEM_NOT_READY = 2, 801, 802
@@ -190,93 +187,3 @@ def test_an_agent_that_leaves_keeps_limits_until_the_last_container_has_ended(
     assert not node.paths.checkpoint.exists()
     assert node.mounts_of_groups() == []
     node.kubelet.wait(lambda: node.kubelet.allocatable(MEMORY) == 0)
-
-
-def test_a_process_that_goes_round_the_shim_is_killed_where_that_is_configured(
-    node: WholeNode,
-) -> None:
-    start(node, onOveruse="kill")
-    modest = node.process(*admitted(node, "modest")[1:])
-    modest.start()
-    _, container, mounts = admitted(node, "greedy")
-    over = node.process(container, mounts, f"{node.root}/driver/{LIBRARIES}/libcuda.so.1")
-    over.start()
-    over.do("cuMemAlloc_v2", Out(8), 4 * GIB)
-    assert over.process.wait(PATIENCE) == -signal.SIGKILL  # nsenter ends as its child did
-    key = "memory_overuse_kills_total", "greedy/main"
-    until(lambda: node.values().get(key, 0) >= 1, what="count of the kill")
-    assert "pod default/greedy, container main: uses 4396 MiB" in node.log
-    assert free(modest) > 0
-
-
-SIZE = layout.REGION_SIZE
-SPOILED = {
-    "zeros": bytes(SIZE),
-    "ones": b"\xff" * SIZE,
-    "random": random.Random(1).randbytes(SIZE),
-    "short": b"",
-}
-
-
-def spoil(process: Driver, content: bytes) -> bytes:
-    """Write a container's region from the inside; what was there."""
-    (inside,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    with Path(f"/proc/{inside}/root/run/podfabric/gpu/region").open("r+b") as region:
-        before = region.read()
-        region.seek(0)
-        region.write(content)
-        region.truncate(len(content))
-    return before
-
-
-def test_what_a_container_writes_into_its_region_is_no_harm_to_the_agent_and_to_others(
-    node: WholeNode,
-) -> None:
-    """The container's own processes get an error or die; they do not hang."""
-    start(node)
-    _, container, mounts = admitted(node, "neighbour")
-    neighbour = node.process(container, mounts)
-    neighbour.start()
-    neighbour.do("cuMemAlloc_v2", Out(8), GIB)
-    until(lambda: free(neighbour) == GIB - CONTEXT, what="measured context")
-    _, container, mounts = admitted(node, "spoils")
-    others = {
-        ("memory_used_bytes", "neighbour/main"): GIB + CONTEXT,
-        ("processes", "neighbour/main"): 1,
-        ("nvml_up", ""): 1,
-    }
-    own = "memory_used_bytes", "spoils/main"
-    for name, content in SPOILED.items():
-        process = node.process(container, mounts)
-        process.start()
-        process.do("cuMemAlloc_v2", Out(8), MIB)
-        until(lambda: own in node.values(), what="series of the container")
-        before = spoil(process, content)
-        # The kernel ends who reads behind a file's end.
-        wanted = None if name == "short" else OUT_OF_MEMORY
-        assert process.outcome("cuMemAlloc_v2", Out(8), MIB) == wanted, name
-        late = node.process(container, mounts)
-        assert late.outcome("cuInit", 0) == SYSTEM_NOT_READY
-        until(lambda: own not in node.values(), what="end of the container's series")
-        assert others.items() <= node.values().items(), name
-        [pointer] = neighbour.do("cuMemAlloc_v2", Out(8), 256 * MIB)
-        neighbour.do("cuMemFree_v2", pointer)
-        assert free(neighbour) == GIB - CONTEXT, name
-        spoil(late, before)
-        process.kill()
-    node.process(container, mounts).start()
-    until(lambda: node.values().get(("processes", "spoils/main")) == 1, what="the last process")
-
-
-def test_without_the_shims_no_part_of_a_gpu_is_given(node: WholeNode) -> None:
-    shim = node.paths.shims / "libpfcuda.so"
-    shim.rename(node.root / "libpfcuda.so")
-    node.configure(gpus=[{"mode": "units"}], gpuLimits={"driverRoot": str(node.root / "driver")})
-    node.start_agent()
-    node.kubelet.wait(lambda: node.kubelet.capacity(MEMORY) == 15)
-    assert node.kubelet.allocatable(MEMORY) == 0
-    assert f"{node.paths.shims} has no libpfcuda.so: run `podfabric install --gpu`" in node.log
-    until(lambda: node.values().get(("withheld", "0")) == 1, what="metric")
-    (node.root / "libpfcuda.so").rename(shim)
-    node.kubelet.wait(lambda: node.kubelet.allocatable(MEMORY) == 15)
-    until(lambda: node.values().get(("withheld", "0")) == 0, what="metric")

@@ -97,18 +97,6 @@ class WholeNode:
         node = {"PODFABRIC_STANDIN_GPUS": str(self.driver.file)}
         return {**os.environ, **roots, **node}
 
-    def podfabric(self, *words: str) -> str:
-        """What a command prints, on both outputs."""
-        return subprocess.run(
-            [*self.inside, PODFABRIC, *words],
-            env=self._environment,
-            cwd=CHECKOUT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            check=False,
-        ).stdout
-
     def start_agent(self, *words: str) -> None:
         (self.root / "http").unlink(missing_ok=True)
         with (self.root / "agent.log").open("ab") as log:
@@ -163,11 +151,10 @@ class WholeNode:
         self,
         container: MadeContainer,
         mounts: Mapping[str, tuple[str, bool]],
-        library: str = "libcuda.so.1",
         *,
         own_pids: bool = False,
     ) -> Driver:
-        """A process of a container that loads a library, by a name wherever the loader finds it.
+        """A process of a container that loads libcuda, wherever the loader finds it.
 
         With `own_pids` it is the first of a pid namespace, as that of a container is.
         """
@@ -186,7 +173,7 @@ class WholeNode:
             through += ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
         # A driver knows its GPUs; the stand-in is told by a variable.
         environment = {"PODFABRIC_STANDIN_GPUS": str(self.driver.file), "LD_LIBRARY_PATH": ""}
-        return self.stack.enter_context(Driver(environment, library, through))
+        return self.stack.enter_context(Driver(environment, "libcuda.so.1", through))
 
     def mounts_of_groups(self) -> list[str]:
         """What is mounted below the directory of groups, as the node's first process sees it."""

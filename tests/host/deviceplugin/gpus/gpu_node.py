@@ -12,7 +12,6 @@ from deviceplugin.gpus.parts import GpuParts
 from deviceplugin.plugin import DevicePlugin
 from deviceplugin.pools.config import DevicePluginConfig, PoolConfig
 from deviceplugin.pools.gpu_pool import GpuPoolConfig
-from gpu.groups import Groups
 from tests.kubelet.kubelet import Kubelet, Pod
 from tests.unit.gpu.driver import Driver
 from tests.unit.gpu.groups import FileGroups
@@ -56,21 +55,17 @@ class GpuNode:
         paths: Paths,
         gpus: Sequence[GpuPoolConfig],
         pools: Sequence[PoolConfig] = (),
-        groups: Groups | None = None,
         **settings: object,
     ) -> None:
-        """With `groups` these are the agent's own, in place of plain files."""
         self.paths = paths
         self.driver = Driver(paths)
         self.config = DevicePluginConfig(pools=tuple(pools), gpus=tuple(gpus), **settings)  # type: ignore[arg-type]
         self.groups = FileGroups(paths.run / "gpu")
-        self.own_groups = groups
         self.start()
 
     def start(self) -> None:
         """Start the plugin, after the present one was closed."""
-        groups = self.own_groups or self.groups
-        parts = GpuParts(groups=groups, obstacle=lambda: None)
+        parts = GpuParts(groups=self.groups, obstacle=lambda: None)
         self.plugin = DevicePlugin(self.paths, self.config, gpu_parts=parts)
         self.plugin.start()
 

@@ -160,7 +160,7 @@ def test_slot_that_is_given_again_has_no_file_until_its_holder_starts(
 def test_name_of_a_slot_stands_for_another_gpu_with_its_next_holder(
     node: GpuNode, kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same rounds as in tests/cluster/test_late_binding.py."""
+    """The same rounds as in tests/cluster/test_gpus.py."""
     names = []
     for pods in (((80, 0), (50, 1), (20, 0)), ((20, 0), (80, 0), (50, 1))):
         admitted = []
