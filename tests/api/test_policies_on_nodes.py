@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from agent.cluster_addresses import KUBECONFIG, NODE_NAME
-from agent.policies import DENIED, AgentPolicies
+from agent.policies import AgentPolicies
 from agent.policy_follower import AskingPod, FabricPolicy
 from base.paths import Paths
 from base.pod import Pod
@@ -16,9 +16,6 @@ from cni.policy import allowance, cluster
 from cni.policy.allowance import NotAllowed
 from cni.policy.rules import Policy
 from cni.spec.errors import CNIError, Code
-from cni.spec.plugin import Plugin
-from cni.spec.request import Request
-from cni.spec.result import Result
 from ipam.cluster.api import Meta, Refused
 from ipam.cluster.kubernetes_api import KubernetesApi
 from tests.api.conftest import NODE_A
@@ -201,45 +198,6 @@ def test_service_accounts_need_a_right_that_the_chart_gives_when_asked(
         _, role = server.send("GET", RIGHT)
         role["rules"] = before
         assert server.send("PUT", RIGHT, role)[0] == 200
-
-
-class _Asking:
-    """A plugin whose ADD asks for a P_Key."""
-
-    versions = ("1.1.0",)
-
-    def __init__(self, node: Node, pkey: int) -> None:
-        self._node, self._pkey = node, pkey
-
-    def add(self, request: Request) -> Result:
-        self._node.asks(request.arguments.pod, self._pkey)
-        return Result()
-
-    def other(self, request: Request) -> None:
-        raise AssertionError
-
-    delete = check = gc = status = other
-
-
-def test_a_denied_pod_has_an_event_that_names_key_value_and_rule(
-    server: ApiServer, node: Node, title: str
-) -> None:
-    tenant = Tenant(server)
-    pod = tenant.pod("a")
-    put(server, title, for_namespace(tenant))
-    node.await_outcome(pod, MINE, "allowed")
-    plugin: Plugin = _Asking(node, THEIRS)
-    args = f"K8S_POD_NAMESPACE={pod.namespace};K8S_POD_NAME={pod.name};K8S_POD_UID={pod.uid}"
-    for _ in range(2):
-        with pytest.raises(NotAllowed):
-            node.policies.watched(plugin).add(Request(command="ADD", args=args))
-    until(tenant.events, what="event")
-    (event,) = tenant.events()
-    assert event["reason"] == DENIED
-    assert event["involvedObject"]["uid"] == pod.uid
-    for word in ("pkey", "0x8002", f"{title}/r"):
-        assert word in event["message"]
-    assert node.policies.denials() == {("pkey", f"{title}/r"): 2}
 
 
 def test_an_agent_writes_no_policy_and_reads_no_pod(
