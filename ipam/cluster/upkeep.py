@@ -23,7 +23,6 @@ from ipam.ranges import size_of
 
 _LOOK_AT_POOL = 30.0, 450.0  # seconds, least and most; only where an empty block is kept
 EVERY = 10.0  # seconds between two statuses of one node
-ANSWERED_AGAIN = 3600.0  # seconds until addresses that other machines have are probed again
 _CALM = 5.0  # seconds after a claim until a status is written: pods have many interfaces
 _LONGEST_STORM = 3 * EVERY  # seconds from one status to the next, however many claims there are
 
@@ -56,7 +55,6 @@ class Upkeep:
         self._seen_seq = -1
         self._pool_seen: dict[str, float] = {}
         self._told_at = self._tell_at = clock()
-        self._again_at = clock() + ANSWERED_AGAIN
 
     def look(self) -> None:
         """See what is held now, and forget what is over."""
@@ -66,10 +64,6 @@ class Upkeep:
             self._seen_seq = self.survey.seq
         for name, uid in over(self.survey).items():
             self._store.forget(name, uid)
-        if self._clock() >= self._again_at:
-            self._again_at = self._clock() + ANSWERED_AGAIN
-            if any(each.block.answered for each in self.survey.blocks):
-                self._store.look_again()
 
     @property
     def has_unconfirmed(self) -> bool:

@@ -16,7 +16,6 @@ from ipam.cluster.controller.machines import OUT_OF_SERVICE
 from ipam.cluster.controller.reclaim import TAINTED_FOR, free_powered_off
 from ipam.cluster.lessee import CONFIRM_EVERY
 from ipam.cluster.objects import AddressBlock, StickySpec
-from ipam.cluster.upkeep import ANSWERED_AGAIN
 from ipam.executable import IpamExecutable
 from ipam.store import AddressInUse, Grant
 from tests.unit.ipam.calls import error_of, request
@@ -189,17 +188,6 @@ def test_an_address_that_another_machine_has_is_kept_from_pods(
     with pytest.raises(CNIError) as taken:
         reserve(node, "p2", addresses=[{"address": "10.64.0.8/28"}])
     assert taken.value.code == Code.ADDRESS_TAKEN
-
-
-def test_it_is_probed_again_after_an_hour(stack: ExitStack, tmp_path: Path) -> None:
-    _, node = freed(stack, tmp_path)
-    grant = reserve(node, "p1")
-    with pytest.raises(AddressInUse):
-        settle(node, "p1", grant, {"10.64.0.8": "02:00:00:00:00:02"})
-    node.plugin.undo(grant)
-    node.steps(2, ANSWERED_AGAIN / 2 + 10)
-    again = reserve(node, "p1")
-    assert again.unprobed == addresses(again) == ("10.64.0.8",)
 
 
 def test_a_block_whose_addresses_are_all_proved_free_is_given_back_as_any_other(
