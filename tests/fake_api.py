@@ -34,6 +34,7 @@ from ipam.cluster.api import (
     NodeSpec,
     NodeStatus,
     NotFound,
+    NotLeading,
     Refused,
     Resource,
     ServerMeta,
@@ -84,6 +85,8 @@ class FakeClient(ClusterApi):
         self.faults = faults
         self.down = False
         self.calls: Counter[tuple[str, str]] = Counter()
+        self.may_write = lambda: True
+        self.errors = Counter()
 
     def get(self, kind: type[AnyResource], name: str, namespace: str = "") -> AnyResource:
         return self._call("get", kind.KIND, name, lambda: self.server.look(kind, name, namespace))
@@ -152,9 +155,18 @@ class FakeClient(ClusterApi):
             return
 
     def _change(self, verb: str, resource: AnyResource, effect: Callable[[AnyResource], T]) -> T:
+        if not self.may_write():
+            raise NotLeading(verb)
         return self._call(verb, resource.KIND, resource.metadata.name, lambda: effect(resource))
 
     def _call(self, verb: str, kind: str, name: str, effect: Callable[[], T]) -> T:
+        try:
+            return self._answer(verb, kind, name, effect)
+        except ApiError as error:
+            self.errors[verb, type(error).__name__] += 1
+            raise
+
+    def _answer(self, verb: str, kind: str, name: str, effect: Callable[[], T]) -> T:
         what = f"{verb} {kind} {name}".rstrip()
         with self.server.changed:
             self.calls[verb, kind] += 1

@@ -156,7 +156,6 @@ def test_the_process_leads_follows_and_gives_its_lease_back(
     # Another's write, or its own, that its mirror did not show yet.
     assert process.errors.keys() <= {
         ("update", "Conflict"),
-        ("update_status", "Conflict"),
         ("create", "AlreadyExists"),
     }
 

@@ -25,6 +25,7 @@ from ipam.cluster.api import (
     Conflict,
     Meta,
     NotFound,
+    NotLeading,
     Refused,
     Unavailable,
 )
@@ -226,6 +227,18 @@ def test_an_error_is_what_its_code_says_and_a_change_is_not_repeated(
             change()
         assert type(raised.value) is error
         assert len(server.requests) == (2 if code == 401 else 1)
+    kind = error.__name__
+    assert api.errors == {("create", kind): 1, ("update", kind): 2, ("delete", kind): 1}
+
+
+def test_a_process_that_does_not_lead_changes_nothing(server: Server, api: KubernetesApi) -> None:
+    api.may_write = lambda: False
+    known = stored()
+    for change in (api.create, api.update, api.update_status, api.delete):
+        with pytest.raises(NotLeading):
+            change(known)
+    assert not server.requests
+    assert not api.errors
 
 
 def test_a_change_whose_answer_is_lost_is_not_repeated(server: Server, api: KubernetesApi) -> None:
