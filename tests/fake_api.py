@@ -124,11 +124,10 @@ class FakeClient(ClusterApi):
         self,
         kind: type[AnyResource],
         resource_version: str,
-        fields: Mapping[str, str] | None = None,
         namespace: str = "",
     ) -> Iterator[Change[AnyResource]]:
         return self._call(
-            "watch", kind.KIND, "", lambda: self.server.follow(kind, resource_version, fields, self)
+            "watch", kind.KIND, "", lambda: self.server.follow(kind, resource_version, self)
         )
 
     def pages(
@@ -383,11 +382,9 @@ class FakeApi(FakeClient):
         self,
         kind: type[AnyResource],
         resource_version: str,
-        fields: Mapping[str, str] | None,
         client: FakeClient,
     ) -> Iterator[Change[AnyResource]]:
         """A watch. It ends when the server ends it, or when the client is cut off."""
-        check_selector(kind, fields)
         seen, ended = int(resource_version), self.watches_ended
         if kind is NetworkDefinition:
             return self._follow_definitions(kind, client)
@@ -405,7 +402,7 @@ class FakeApi(FakeClient):
                         self.changed.wait(0.1)
                         continue
                 seen = past.version
-                change = _change_of(past, kind, fields)
+                change = _change_of(past, kind)
                 if change is not None:
                     yield change
 
@@ -481,14 +478,10 @@ class FakeApi(FakeClient):
         return datetime.fromtimestamp(self.clock(), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _change_of(
-    past: _Past, kind: type[AnyResource], fields: Mapping[str, str] | None
-) -> Change[AnyResource] | None:
-    """What a watch with these fields shows of a change; None of one that it does not select."""
+def _change_of(past: _Past, kind: type[AnyResource]) -> Change[AnyResource] | None:
+    """What a watch shows of a change; None of one of another kind."""
     both = (past.before, past.after)
-    before, after = (
-        each if isinstance(each, kind) and selected(each, fields) else None for each in both
-    )
+    before, after = (each if isinstance(each, kind) else None for each in both)
     if after is not None:
         return Change("MODIFIED" if before else "ADDED", copied(after))
     if before is None:

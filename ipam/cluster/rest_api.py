@@ -188,7 +188,6 @@ class ClusterApi:
         self,
         kind: type[AnyResource],
         resource_version: str,
-        fields: Mapping[str, str] | None = None,
         namespace: str = "",
     ) -> Iterator[Change[AnyResource]]:
         """Changes since that version, until the server ends the watch (minutes). WatchExpired.
@@ -196,11 +195,10 @@ class ClusterApi:
 
         A change to an object that cannot be read is left out: see `unreadable`.
         """
-        what, selector = f"watch {kind.KIND}", _selector(fields)
-        where = documents.path(kind, namespace)
+        what, where = f"watch {kind.KIND}", documents.path(kind, namespace)
         start = ("resourceVersion", resource_version)
-        lines = self._requests.follow(what, where, [*_watching(), start, *selector])
-        return self._changes(what, lines, kind, (where, str(selector)))
+        lines = self._requests.follow(what, where, [*_watching(), start])
+        return self._changes(what, lines, kind, (where, str(_selector(None))))
 
     def has_pods(self, node: str) -> bool:
         """Whether a Pod object is bound to that node's name."""
