@@ -140,7 +140,7 @@ class ClusterApi:
             )
             if most:
                 break
-        self._reader.listed((where, str(selector)), mistakes)
+        self._reader.listed((where, str(fields or "")), mistakes)
 
     def create(self, new: AnyResource) -> AnyResource:
         """Write a new object, without its status; as it was stored. AlreadyExists."""
@@ -198,7 +198,7 @@ class ClusterApi:
         what, where = f"watch {kind.KIND}", documents.path(kind, namespace)
         start = ("resourceVersion", resource_version)
         lines = self._requests.follow(what, where, [*_watching(), start])
-        return self._changes(what, lines, kind, (where, str(_selector(None))))
+        return self._changes(what, lines, kind, (where, ""))
 
     def has_pods(self, node: str) -> bool:
         """Whether a Pod object is bound to that node's name."""
