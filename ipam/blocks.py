@@ -96,11 +96,6 @@ class LeasedBlock(msgspec.Struct, frozen=True, kw_only=True):
             answered=merged((*self.answered, *answered)),
         )
 
-    def probed_again(self) -> "LeasedBlock":
-        """The block whose answered addresses are probed again before they are handed out."""
-        unprobed = merged((*self.unprobed, *self.answered))
-        return msgspec.structs.replace(self, answered=(), unprobed=unprobed)
-
 
 def boottime() -> float:
     """Seconds since the machine booted, suspend included: `time.monotonic` stands still in it."""

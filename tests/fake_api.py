@@ -34,6 +34,7 @@ from ipam.cluster.api import (
     NodeSpec,
     NodeStatus,
     NotFound,
+    NotLeading,
     Refused,
     Resource,
     ServerMeta,
@@ -84,6 +85,8 @@ class FakeClient(ClusterApi):
         self.faults = faults
         self.down = False
         self.calls: Counter[tuple[str, str]] = Counter()
+        self.may_write = lambda: True
+        self.errors = Counter()
 
     def get(self, kind: type[AnyResource], name: str, namespace: str = "") -> AnyResource:
         return self._call("get", kind.KIND, name, lambda: self.server.look(kind, name, namespace))
@@ -121,11 +124,10 @@ class FakeClient(ClusterApi):
         self,
         kind: type[AnyResource],
         resource_version: str,
-        fields: Mapping[str, str] | None = None,
         namespace: str = "",
     ) -> Iterator[Change[AnyResource]]:
         return self._call(
-            "watch", kind.KIND, "", lambda: self.server.follow(kind, resource_version, fields, self)
+            "watch", kind.KIND, "", lambda: self.server.follow(kind, resource_version, self)
         )
 
     def pages(
@@ -152,9 +154,18 @@ class FakeClient(ClusterApi):
             return
 
     def _change(self, verb: str, resource: AnyResource, effect: Callable[[AnyResource], T]) -> T:
+        if not self.may_write():
+            raise NotLeading(verb)
         return self._call(verb, resource.KIND, resource.metadata.name, lambda: effect(resource))
 
     def _call(self, verb: str, kind: str, name: str, effect: Callable[[], T]) -> T:
+        try:
+            return self._answer(verb, kind, name, effect)
+        except ApiError as error:
+            self.errors[verb, type(error).__name__] += 1
+            raise
+
+    def _answer(self, verb: str, kind: str, name: str, effect: Callable[[], T]) -> T:
         what = f"{verb} {kind} {name}".rstrip()
         with self.server.changed:
             self.calls[verb, kind] += 1
@@ -371,11 +382,9 @@ class FakeApi(FakeClient):
         self,
         kind: type[AnyResource],
         resource_version: str,
-        fields: Mapping[str, str] | None,
         client: FakeClient,
     ) -> Iterator[Change[AnyResource]]:
         """A watch. It ends when the server ends it, or when the client is cut off."""
-        check_selector(kind, fields)
         seen, ended = int(resource_version), self.watches_ended
         if kind is NetworkDefinition:
             return self._follow_definitions(kind, client)
@@ -393,7 +402,7 @@ class FakeApi(FakeClient):
                         self.changed.wait(0.1)
                         continue
                 seen = past.version
-                change = _change_of(past, kind, fields)
+                change = _change_of(past, kind)
                 if change is not None:
                     yield change
 
@@ -469,14 +478,10 @@ class FakeApi(FakeClient):
         return datetime.fromtimestamp(self.clock(), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _change_of(
-    past: _Past, kind: type[AnyResource], fields: Mapping[str, str] | None
-) -> Change[AnyResource] | None:
-    """What a watch with these fields shows of a change; None of one that it does not select."""
+def _change_of(past: _Past, kind: type[AnyResource]) -> Change[AnyResource] | None:
+    """What a watch shows of a change; None of one of another kind."""
     both = (past.before, past.after)
-    before, after = (
-        each if isinstance(each, kind) and selected(each, fields) else None for each in both
-    )
+    before, after = (each if isinstance(each, kind) else None for each in both)
     if after is not None:
         return Change("MODIFIED" if before else "ADDED", copied(after))
     if before is None:

@@ -35,6 +35,10 @@ class Unavailable(ApiError):
     """
 
 
+class NotLeading(ApiError):
+    """Not sent: this process does not lead (any more), so it changes nothing."""
+
+
 class WatchExpired(ApiError):
     """The watch cannot go on from there: list, and compare with what you knew."""
 

@@ -146,15 +146,6 @@ class BlockStore:
                 tables.put_block(msgspec.structs.replace(block, state="returning"))
             return True
 
-    def look_again(self) -> None:
-        """Have the addresses for which other machines answered probed again, when their turn is."""
-        with self._files.transaction() as tables:
-            answered = [block for block in tables.blocks() if block.answered]
-            if answered:
-                with self._changing(tables):
-                    for block in answered:
-                        tables.put_block(block.probed_again())
-
     def forget(self, name: str, uid: str) -> None:
         """Drop the row of a lease that is over and of which nothing is held."""
         with self._gone(name, uid) as (tables, block):

@@ -19,7 +19,7 @@ from ipam.blocks import LeasedBlock
 from ipam.cluster import geometry
 from ipam.cluster.api import AlreadyExists, Conflict, Meta, NotFound, Unavailable
 from ipam.cluster.candidates import Candidates
-from ipam.cluster.claim_errors import ClaimErrors, is_answered, is_kept_out, is_reserved
+from ipam.cluster.claim_errors import is_answered, is_kept_out, is_reserved, none_left
 from ipam.cluster.geometry import Geometry
 from ipam.cluster.leasing import Leasing
 from ipam.cluster.objects import AddressBlock, AddressPool, BlockSpec, StickySpec
@@ -55,7 +55,6 @@ class Claimant:
     def __init__(self, leasing: Leasing) -> None:
         self._api, self._store, self._pools, self.holder, self._clock = leasing
         self._candidates = Candidates(self.holder.instance)
-        self._errors = ClaimErrors(self._api, self.holder)
         self._sticky = StickyClaims(leasing)
         self.claims = 0
         self.conflicts = 0
@@ -116,7 +115,7 @@ class Claimant:
                             "podfabric's controller takes more from whereabouts: see that it runs "
                             "(kubectl -n podfabric get deploy)"
                         )
-                    raise self._errors.none_left(pool, blocks, want, holes, others)
+                    raise none_left(self._api, self.holder, pool, blocks, want, holes, others)
                 listed = True  # the map may be older than what others gave back
             former, pool = pool, self._pools.read(name)
             if losses and (is_small or pool.status.free_map == former.status.free_map):

@@ -97,7 +97,10 @@ class Lessee(StepThread):
         self._holder: Holder | None = None
         self._claimant: Claimant | None = None
         self._objects: dict[str, AddressBlock] = {}
-        self._upkeep = Upkeep(api, self._store, self._pools, self._objects, boot, clock)
+        self.leaving = False  # the node keeps no empty block, since podfabric leaves it
+        self._upkeep = Upkeep(
+            api, self._store, self._pools, self._objects, boot, clock, lambda: self.leaving
+        )
         self._working = threading.Lock()  # one thread at a time leases
         self._attempts = attempts(self._lease)
         self._confirmed: float | None = None
@@ -132,15 +135,6 @@ class Lessee(StepThread):
             if self._attempts:
                 return 0.0
         return max(0.0, min(self._confirm_at, self._look_at) - self._clock())
-
-    @property
-    def leaving(self) -> bool:
-        """Whether the node keeps no empty block, since podfabric leaves it."""
-        return self._upkeep.leaving
-
-    @leaving.setter
-    def leaving(self, leaving: bool) -> None:
-        self._upkeep.leaving = leaving
 
     def counted(self) -> Counted:
         """For metrics: as of the last look."""

@@ -23,6 +23,7 @@ from ipam.cluster.api import (
     Change,
     Conflict,
     Listing,
+    NotLeading,
     Refused,
     Resource,
     ServerMeta,
@@ -57,7 +58,9 @@ class ClusterApi:
     """A client. Each call raises ApiError, and ends within `timeout` seconds. Threads may share it.
 
     A change is sent once: one whose answer was lost is Unavailable. `writer` is the field manager,
-    and the source of events, with the `node` that it is on, if it is an agent.
+    and the source of events, with the `node` that it is on, if it is an agent. `may_write` is asked
+    before each change: a report is none, as it decides nothing. `errors` counts failed requests by
+    verb and kind of error.
     """
 
     def __init__(
@@ -75,6 +78,8 @@ class ClusterApi:
         self._source = {"component": writer} | ({"host": node} if node else {})
         self._requests = RestRequests(transport, writer, timeout, pace, clock, sleep)
         self._reader = ObjectReader()
+        self.may_write: Callable[[], bool] = lambda: True
+        self.errors = self._requests.errors
 
     def get(self, kind: type[AnyResource], name: str, namespace: str = "") -> AnyResource:
         """One object. NotFound."""
@@ -135,7 +140,7 @@ class ClusterApi:
             )
             if most:
                 break
-        self._reader.listed((where, str(selector)), mistakes)
+        self._reader.listed((where, str(fields or "")), mistakes)
 
     def create(self, new: AnyResource) -> AnyResource:
         """Write a new object, without its status; as it was stored. AlreadyExists."""
@@ -157,6 +162,7 @@ class ClusterApi:
         of the operations fails, NotFound. Only for objects of many writers, each of whom tests what
         he replaces: the version of the whole would be another all the time."""
         what, where = f"patch {last.KIND} {last.metadata.name}", documents.path_of(last)
+        self._require_leading(what)
         body = [{"op": "test", "path": "/metadata/uid", "value": last.metadata.uid}, *operations]
         try:  # such objects are large: the answer is their metadata
             self._requests.change(what, "PATCH", where, body, accept=_ONE_METADATA)
@@ -169,6 +175,7 @@ class ClusterApi:
         """Delete the object, if its uid and version still are these. Conflict, NotFound."""
         meta = last.metadata
         what = f"delete {last.KIND} {meta.name}"
+        self._require_leading(what)
         _check_was_read(what, meta)
         body = {
             "apiVersion": "v1",
@@ -181,7 +188,6 @@ class ClusterApi:
         self,
         kind: type[AnyResource],
         resource_version: str,
-        fields: Mapping[str, str] | None = None,
         namespace: str = "",
     ) -> Iterator[Change[AnyResource]]:
         """Changes since that version, until the server ends the watch (minutes). WatchExpired.
@@ -189,11 +195,10 @@ class ClusterApi:
 
         A change to an object that cannot be read is left out: see `unreadable`.
         """
-        what, selector = f"watch {kind.KIND}", _selector(fields)
-        where = documents.path(kind, namespace)
+        what, where = f"watch {kind.KIND}", documents.path(kind, namespace)
         start = ("resourceVersion", resource_version)
-        lines = self._requests.follow(what, where, [*_watching(), start, *selector])
-        return self._changes(what, lines, kind, (where, str(selector)))
+        lines = self._requests.follow(what, where, [*_watching(), start])
+        return self._changes(what, lines, kind, (where, ""))
 
     def has_pods(self, node: str) -> bool:
         """Whether a Pod object is bound to that node's name."""
@@ -240,10 +245,15 @@ class ClusterApi:
 
     def _write(self, verb: str, method: str, where: str, resource: AnyResource) -> AnyResource:
         what = f"{verb} {resource.KIND} {resource.metadata.name}"
+        self._require_leading(what)
         if method == "PUT":
             _check_was_read(what, resource.metadata)
         stored = self._requests.change(what, method, where, documents.document(resource))
         return decoded(what, stored, type(resource))
+
+    def _require_leading(self, what: str) -> None:
+        if not self.may_write():
+            raise NotLeading(f"{what}: this process does not lead")
 
     def _changes(
         self,

@@ -7,6 +7,7 @@ may have had its effect, and only the caller can find out.
 import random
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -141,6 +142,7 @@ class RestRequests:
         self._clock = clock
         self._sleep = sleep
         self._page_sizes: dict[str, int] = {}  # how many objects a page has, by what is listed
+        self.errors: Counter[tuple[str, str]] = Counter()  # by verb and kind of error
 
     def pages(
         self, what: str, where: str, selector: Query = (), most: int = 0
@@ -212,7 +214,7 @@ class RestRequests:
             try:
                 answer = self._transport.send(request, patience, most)
             except Unavailable as error:
-                raise Unavailable(f"{what}: {error}") from error
+                raise self._failed(what, Unavailable(f"{what}: {error}")) from error
         if answer.status >= HTTPStatus.MULTIPLE_CHOICES:
             raise self._error(what, answer)
         return answer.body
@@ -222,7 +224,8 @@ class RestRequests:
 
     def _take_turn(self, what: str, deadline: float) -> None:
         if not self._pace.turn(deadline - self._clock()):
-            raise Unavailable(f"{what}: not sent: too many requests, or the server asked to wait")
+            why = "not sent: too many requests, or the server asked to wait"
+            raise self._failed(what, Unavailable(f"{what}: {why}"))
 
     def follow(self, what: str, where: str, query: Query) -> Iterator[bytes]:
         """The lines of a GET that goes on."""
@@ -240,7 +243,11 @@ class RestRequests:
             status = documents.Status(message=answer.body[:200].decode(errors="replace"))
         if answer.status in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE):
             self._pace.pause(answer.retry_after)
-        return error_of(what, answer.status, status)
+        return self._failed(what, error_of(what, answer.status, status))
+
+    def _failed(self, what: str, error: ApiError) -> ApiError:
+        self.errors[what.partition(" ")[0], type(error).__name__] += 1
+        return error
 
 
 def decoded(

@@ -21,43 +21,32 @@ SMALL = 2  # addresses; a block of that size is of a pool that has none to spare
 _GRACE = 2.0  # seconds: a block that was just claimed is empty until the ADD takes its address
 
 
-class Returns:
-    """Gives back the blocks of `instance`."""
+def give_back(api: ClusterApi, store: BlockStore, instance: str, block: LeasedBlock) -> None:
+    """Return a block of `instance` if nothing of it is held. Raises ApiError.
 
-    def __init__(self, api: ClusterApi, store: BlockStore, instance: str) -> None:
-        self._api = api
-        self._store = store
-        self._instance = instance
-
-    def give_back(self, block: LeasedBlock) -> None:
-        """Return a block if nothing of it is held. Raises ApiError.
-
-        Without an answer to the first request nothing is marked: the block may still be needed.
-        """
-        found = None
-        with suppress(NotFound):
-            found = self._api.get(AddressBlock, block.name)
-        if block.state != "returning" and not self._store.begin_return(block.name, block.uid):
-            return
-        holder = "" if found is None else found.spec.holder.instance
-        if found is not None and (found.metadata.uid, holder) == (block.uid, self._instance):
-            is_suspect = bool(block.unprobed or block.answered)
-            try:
-                if not (block.sticky or is_suspect):
-                    self._api.delete(found)
-                elif self._is_returning(block):
-                    drain(self._api, found, probe=is_suspect)
-                else:
-                    return  # the pod came back, and the block was taken again
-            except Conflict:
-                return  # the controller wrote to it: later again
-            except NotFound:
-                pass
-        self._store.forget(block.name, block.uid)
-
-    def _is_returning(self, block: LeasedBlock) -> bool:
-        row = self._store.blocks().get(block.name)
-        return row is not None and (row.uid, row.state) == (block.uid, "returning")
+    Without an answer to the first request nothing is marked: the block may still be needed.
+    """
+    found = None
+    with suppress(NotFound):
+        found = api.get(AddressBlock, block.name)
+    if block.state != "returning" and not store.begin_return(block.name, block.uid):
+        return
+    holder = "" if found is None else found.spec.holder.instance
+    if found is not None and (found.metadata.uid, holder) == (block.uid, instance):
+        is_suspect = bool(block.unprobed or block.answered)
+        row = store.blocks().get(block.name)
+        try:
+            if not (block.sticky or is_suspect):
+                api.delete(found)
+            elif row is not None and (row.uid, row.state) == (block.uid, "returning"):
+                drain(api, found, probe=is_suspect)
+            else:
+                return  # the pod came back, and the block was taken again
+        except Conflict:
+            return  # the controller wrote to it: later again
+        except NotFound:
+            pass
+    store.forget(block.name, block.uid)
 
 
 class Empties:

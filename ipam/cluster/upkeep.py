@@ -17,13 +17,12 @@ from ipam.cluster.block_store import BlockStore, Survey
 from ipam.cluster.objects import AddressBlock, AddressPool, BlockStatus
 from ipam.cluster.pools import ENOUGH, Pools, Unusable, is_scarce, pool_of
 from ipam.cluster.rest_api import ClusterApi
-from ipam.cluster.returns import SMALL, Empties, Returns, over, returning
+from ipam.cluster.returns import SMALL, Empties, give_back, over, returning
 from ipam.cluster.wants import Want
 from ipam.ranges import size_of
 
 _LOOK_AT_POOL = 30.0, 450.0  # seconds, least and most; only where an empty block is kept
 EVERY = 10.0  # seconds between two statuses of one node
-ANSWERED_AGAIN = 3600.0  # seconds until addresses that other machines have are probed again
 _CALM = 5.0  # seconds after a claim until a status is written: pods have many interfaces
 _LONGEST_STORM = 3 * EVERY  # seconds from one status to the next, however many claims there are
 
@@ -42,21 +41,21 @@ class Upkeep:
         objects: dict[str, AddressBlock],
         boot: str,
         clock: Callable[[], float],
+        leaving: Callable[[], bool],
     ) -> None:
         self.low: dict[WantKey, Want] = {}  # of which to lease a block; ADDs add to it
         self.survey = Survey(0, ())
-        self.leaving = False  # the node keeps no empty block
         self._api = api
         self._store = store
         self._pools = pools
         self._objects = objects
         self._boot = boot
         self._clock = clock
+        self._leaving = leaving
         self._empties = Empties(boot)
         self._seen_seq = -1
         self._pool_seen: dict[str, float] = {}
         self._told_at = self._tell_at = clock()
-        self._again_at = clock() + ANSWERED_AGAIN
 
     def look(self) -> None:
         """See what is held now, and forget what is over."""
@@ -66,10 +65,6 @@ class Upkeep:
             self._seen_seq = self.survey.seq
         for name, uid in over(self.survey).items():
             self._store.forget(name, uid)
-        if self._clock() >= self._again_at:
-            self._again_at = self._clock() + ANSWERED_AGAIN
-            if any(each.block.answered for each in self.survey.blocks):
-                self._store.look_again()
 
     @property
     def has_unconfirmed(self) -> bool:
@@ -87,10 +82,11 @@ class Upkeep:
 
     def give_back(self, instance: str, guarded: Guarded) -> bool:
         """Return what is not needed, until a return fails; whether none did."""
-        returns = Returns(self._api, self._store, instance)
         surplus = self._empties.surplus(self.survey, self._clock(), self._has_room)
         for block in (*returning(self.survey), *surplus):
-            if not guarded("give a block back", partial(returns.give_back, block)):
+            if not guarded(
+                "give a block back", partial(give_back, self._api, self._store, instance, block)
+            ):
                 return False
             self._objects.pop(block.name, None)
         return True
@@ -99,7 +95,7 @@ class Upkeep:
         """Lease a block where little is free."""
         while self.low:
             _, want = self.low.popitem()
-            if self._is_ample(want) and not self.leaving:
+            if self._is_ample(want) and not self._leaving():
                 guarded("lease a block ahead", partial(lease, want, is_late))
 
     def leased(self) -> None:
@@ -155,7 +151,7 @@ class Upkeep:
         The pool is read for that: once after the block became empty, and then now and then, the
         fewer blocks are left the more often.
         """
-        if self.leaving:
+        if self._leaving():
             return False
         now, pool = self._clock(), self._pools.known(name)
         if self._pool_seen.get(name, -math.inf) < max(since, now - _look_every(pool)):

@@ -97,19 +97,6 @@ def test_a_definition_becomes_a_pool_that_is_ready(
     assert "10.90.0.0/99" in event["message"]
 
 
-def test_a_round_without_news_changes_nothing(
-    server: ApiServer, definitions: None, controller: KubernetesApi
-) -> None:
-    _pool(server, "10.91.0.0/24", name("net"))
-    rounds = Rounds(controller)
-    for _ in range(2):
-        rounds.round(read_world(controller, lambda: 0.0))
-    before = {pool.metadata.resource_version for pool in server.admin.list(AddressPool).items}
-    rounds.round(read_world(controller, lambda: 0.0))
-    after = {pool.metadata.resource_version for pool in server.admin.list(AddressPool).items}
-    assert before == after
-
-
 def test_the_block_of_a_node_that_is_gone_is_fenced_and_freed(
     server: ApiServer, definitions: None, controller: KubernetesApi
 ) -> None:
@@ -169,7 +156,6 @@ def test_the_process_leads_follows_and_gives_its_lease_back(
     # Another's write, or its own, that its mirror did not show yet.
     assert process.errors.keys() <= {
         ("update", "Conflict"),
-        ("update_status", "Conflict"),
         ("create", "AlreadyExists"),
     }
 

@@ -280,25 +280,6 @@ def _add_if_it_can(node: ClusterNode, pod: str) -> str | None:
         return None
 
 
-def test_the_addresses_of_pods_that_ended_are_given_out_once_all_nodes_have_moved(
-    server: ApiServer, leader: Leader, nodes: list[ClusterNode], theirs: Theirs
-) -> None:
-    """whereabouts' plugin does not run any more, so its entries stay: the pods are what counts."""
-    given = {pod: theirs.add(pod) for pod in ("lives", "ends")}
-    _namespaces(server)
-    spec = {"containers": [{"name": "c", "image": "c"}]}
-    server.make("/api/v1/namespaces/theirs/pods", {"metadata": {"name": "lives"}, "spec": spec})
-    leader.change_to("Read")
-    leader.round()
-    status = server.admin.get(AddressPool, POOL).status
-    assert status.held == (given["lives"],)
-    assert status.offered is None
-    assert {entry.allocation.podref for entry in _entries(server)} == {
-        "theirs/lives",
-        "theirs/ends",
-    }
-
-
 def test_the_reconciler_of_whereabouts_leaves_placeholders_alone(
     server: ApiServer, nodes: list[ClusterNode], theirs: Theirs, tmp_path: Path
 ) -> None:

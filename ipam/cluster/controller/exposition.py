@@ -81,11 +81,6 @@ def _of_poll(polled: Polled | None, now: float) -> Iterator[Metric]:
         "How old what is known of the Nodes is: without it no block of a dead node is freed.",
         now - polled.began,
     )
-    yield GaugeMetricFamily(
-        "podfabric_controller_nodes_list_seconds",
-        "How long the last list of all Nodes took.",
-        polled.ended - polled.began,
-    )
 
 
 def _of_blocks(seen: Seen) -> Iterator[Metric]:

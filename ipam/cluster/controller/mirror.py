@@ -83,7 +83,6 @@ class Mirror(Follower, Generic[Kept]):
         kind: type[AnyResource],
         keep: Callable[[AnyResource], Kept],
         changed: Callable[[], None],
-        clock: Callable[[], float] = time.monotonic,
         namespace: str = "",
         *,
         may_lack: bool = False,
@@ -94,7 +93,6 @@ class Mirror(Follower, Generic[Kept]):
         self._kind: type[Any] = kind
         self._keep: Callable[[Any], Kept] = keep
         self._changed = changed
-        self._clock = clock
         self._may_lack = may_lack
         self._lock = threading.Lock()
         self._objects: dict[tuple[str, str], Kept] | None = None
@@ -107,7 +105,7 @@ class Mirror(Follower, Generic[Kept]):
 
     def _follow(self) -> float:
         """List, and then follow the changes until it is time to list again."""
-        listed_at = self._clock()
+        listed_at = time.monotonic()
         try:
             version = self._list()
         except NotFound:
@@ -118,7 +116,7 @@ class Mirror(Follower, Generic[Kept]):
             return KIND_EVERY
         self._problems.tell(self._name, None)
         # The pause is for a server, or a proxy, that ends each watch at once.
-        while self._clock() - listed_at < LIST_EVERY and not self._wake.wait(LEAST_PAUSE):
+        while time.monotonic() - listed_at < LIST_EVERY and not self._wake.wait(LEAST_PAUSE):
             for change in self._api.watch(self._kind, version, namespace=self._namespace):
                 if self._closed:
                     return 0.0

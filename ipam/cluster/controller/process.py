@@ -3,18 +3,17 @@
 import logging
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 
 from base import loops
 from base.problems import Problems
-from ipam.cluster.api import NetworkDefinition, Unreadable
+from ipam.cluster.api import NetworkDefinition, NotLeading, Unreadable
 from ipam.cluster.controller.leadership import RENEW_EVERY, Leadership
 from ipam.cluster.controller.mirror import Mirror, NodePoll, Polled, same
 from ipam.cluster.controller.pool_maker import POOLS_PER_NAMESPACE, read
 from ipam.cluster.controller.reclaim import ReclaimCounts
 from ipam.cluster.controller.rounds import OtherPools, Rounds, Seen, World
-from ipam.cluster.controller.steps import NotLeading, Steps, guarded
+from ipam.cluster.controller.steps import Steps
 from ipam.cluster.objects import (
     AddressBlock,
     AddressPool,
@@ -90,12 +89,13 @@ class ControllerProcess:
         self._whereabouts: Mode = whereabouts
         self.leadership = leadership
         self.counts = ReclaimCounts()
-        self.errors: Counter[tuple[str, str]] = Counter()
+        self.errors = api.errors
         self.rounds = 0
         self.seen = Seen()
         self.polled: Polled | None = None  # while this process leads
         self._pools_per_namespace = pools_per_namespace
-        self._api = guarded(api, self._may_write, self.errors)
+        self._api = api
+        api.may_write = self._may_write
         self._clock = clock
         self._problems = Problems(_log, clock)
         self._stopped = threading.Event()

@@ -1,67 +1,14 @@
-"""The steps of a round, and its client, which writes only while its process leads.
-
-A step that fails does not keep the others from being done.
-"""
+"""The steps of a round. A step that fails does not keep the others from being done."""
 
 import logging
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar, cast
+from typing import TypeVar
 
-from ipam.cluster.api import ApiError, Conflict, NotFound, Refused, WatchExpired
-from ipam.cluster.rest_api import ClusterApi
+from ipam.cluster.api import ApiError, Conflict, NotFound, NotLeading, Refused
 
-_CHANGES = frozenset(("create", "update", "update_status", "patch", "delete"))
 MOST_FAILURES = 3  # of alike steps of a round: each may take as long as a request
 T = TypeVar("T")
-
-
-class NotLeading(ApiError):
-    """The process does not lead (any more), so it writes nothing."""
-
-
-def guarded(
-    api: ClusterApi, may_write: Callable[[], bool], errors: Counter[tuple[str, str]]
-) -> ClusterApi:
-    """The client. `may_write` is asked before each change: a report is none, as it decides nothing.
-    `errors` counts failed calls by verb and kind of error."""
-    return cast(ClusterApi, _Guarded(api, may_write, errors))
-
-
-class _Guarded:
-    def __init__(
-        self, api: ClusterApi, may_write: Callable[[], bool], errors: Counter[tuple[str, str]]
-    ) -> None:
-        self._api = api
-        self._may_write = may_write
-        self._errors = errors
-
-    def __getattr__(self, verb: str) -> Any:  # noqa: ANN401 - a method of the api
-        method = getattr(self._api, verb)
-
-        def call(*arguments: Any, **named: Any) -> Any:  # noqa: ANN401 - the method's
-            if verb in _CHANGES and not self._may_write():
-                raise NotLeading(f"{verb}: this process does not lead")
-            with self._counted(verb):
-                answer = method(*arguments, **named)
-            return self._items(verb, answer) if isinstance(answer, Iterator) else answer
-
-        return call
-
-    def _items(self, verb: str, items: Iterator[Any]) -> Iterator[Any]:
-        with self._counted(verb):
-            yield from items
-
-    @contextmanager
-    def _counted(self, verb: str) -> Iterator[None]:
-        try:
-            yield
-        except WatchExpired:
-            raise
-        except ApiError as error:
-            self._errors[verb, type(error).__name__] += 1
-            raise
 
 
 @contextmanager

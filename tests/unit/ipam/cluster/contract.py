@@ -15,15 +15,11 @@ from msgspec.structs import replace
 from ipam.addresses import parse, text
 from ipam.cluster.api import (
     AlreadyExists,
-    Change,
     Conflict,
-    Lease,
-    LeaseSpec,
     Meta,
     Node,
     NotFound,
     Refused,
-    ServerMeta,
     WatchExpired,
 )
 from ipam.cluster.names import block_name, pool_name
@@ -255,20 +251,6 @@ class ApiContract:
                 with refused(Refused):
                     change(replace(first, metadata=without))
 
-    def test_a_block_keeps_its_addresses(self, api: ClusterApi) -> None:
-        first = api.create(block())
-        for spec in (
-            replace(first.spec, range="10.0.0.1/27"),
-            replace(first.spec, range=first.spec.range.replace("/27", "/28")),
-            replace(first.spec, pool="other"),
-        ):
-            with refused(Refused):
-                api.update(replace(first, spec=spec))
-
-    def test_a_name_is_that_of_the_addresses(self, api: ClusterApi) -> None:
-        with refused(Refused):
-            api.create(replace(block(), metadata=Meta(name="contract.10.250.0.0-27")))
-
     def test_the_epoch_grows_with_the_holder(self, api: ClusterApi) -> None:
         first = api.create(block())
         other = replace(first.spec.holder, instance=str(uuid.uuid4()))
@@ -277,17 +259,6 @@ class ApiContract:
                 api.update(replace(first, spec=replace(first.spec, holder=other, epoch=epoch)))
         taken = replace(first.spec, holder=other, epoch=first.spec.epoch + 1)
         assert api.update(replace(first, spec=taken)).spec == taken
-
-    def test_a_pool_keeps_its_range(self, api: ClusterApi) -> None:
-        first = api.create(pool())
-        for spec in (
-            replace(first.spec, range="10.200.0.0/16"),
-            replace(first.spec, network_name="other"),
-            replace(first.spec, shared=False),
-            replace(first.spec, block_size=3),
-        ):
-            with refused(Refused):
-                api.update(replace(first, spec=spec))
 
     def test_a_list_has_what_its_fields_select(self, api: ClusterApi) -> None:
         ours, theirs = str(uuid.uuid4()), str(uuid.uuid4())
@@ -313,70 +284,17 @@ class ApiContract:
         some = api.list(AddressBlock, most=count - 1)
         assert (len(some.items), some.is_whole) == (count - 1, False)
 
-    def test_a_watch_shows_what_its_fields_select(self, api: ClusterApi) -> None:
-        ours = str(uuid.uuid4())
-        fields = {"spec.holder.instance": ours}
-        before = api.list(AddressBlock, fields).resource_version
-        first = api.create(block(ours))
-        api.create(block())
+    def test_a_watch_shows_what_comes_after_its_version(self, api: ClusterApi) -> None:
+        before = api.create(block())
+        first = api.create(block())
         changed = api.update(replace(first, spec=replace(first.spec, state="Draining")))
-        other = replace(changed.spec.holder, instance=str(uuid.uuid4()))
-        moved = api.update(replace(changed, spec=replace(changed.spec, holder=other, epoch=2)))
-        other = replace(moved.spec.holder, instance=ours)
-        back = api.update(replace(moved, spec=replace(moved.spec, holder=other, epoch=3)))
-        api.delete(back)
-        seen = list(itertools.islice(api.watch(AddressBlock, before, fields), 5))
-        # What leaves the selection is deleted, as far as the watch can tell.
-        types = [each.type for each in seen]
-        assert types == ["ADDED", "MODIFIED", "DELETED", "ADDED", "DELETED"]
+        api.delete(changed)
+        watch = api.watch(AddressBlock, before.metadata.resource_version)
+        seen = list(itertools.islice(watch, 3))
+        assert [each.type for each in seen] == ["ADDED", "MODIFIED", "DELETED"]
         assert [each.object for each in seen[:2]] == [first, changed]
-        assert seen[3] == Change("ADDED", back)
         versions = [int(each.object.metadata.resource_version) for each in seen]
         assert versions == sorted(set(versions))
-
-    def test_a_watch_begins_after_its_version(self, api: ClusterApi) -> None:
-        ours = str(uuid.uuid4())
-        first = api.create(block(ours))
-        second = api.create(block(ours))
-        version = first.metadata.resource_version
-        watch = api.watch(AddressBlock, version, {"spec.holder.instance": ours})
-        assert next(iter(watch)) == Change("ADDED", second)
-
-    def test_the_claims_of_many_have_one_winner(self, api: ClusterApi) -> None:
-        new = block()
-        winners = 0
-        for _ in range(5):
-            try:
-                api.create(replace(new, spec=replace(new.spec, nonce=str(uuid.uuid4()))))
-                winners += 1
-            except AlreadyExists:
-                pass
-        assert winners == 1
-
-    def test_a_lease_has_one_writer_at_a_time(self, api: ClusterApi) -> None:
-        name = f"lease-{uuid.uuid4()}"
-        with refused(NotFound, name):
-            api.get(Lease, name, "default")
-        spec = LeaseSpec(
-            holder_identity="one",
-            lease_duration_seconds=15,
-            acquire_time="2026-11-23T07:00:00.000001Z",
-            renew_time="2026-11-23T07:00:01.000001Z",
-        )
-        new = Lease(metadata=ServerMeta(name=name, namespace="default"), spec=spec)
-        first = api.create(new)
-        assert first.spec == spec
-        with refused(AlreadyExists, name):
-            api.create(new)
-        spec = replace(spec, holder_identity="two", lease_transitions=1)
-        second = api.update(replace(first, spec=spec))
-        assert api.get(Lease, name, "default") == second
-        with refused(Conflict, name):
-            api.update(first)
-        spec = replace(spec, holder_identity="", renew_time="")
-        free = api.update(replace(second, spec=spec))
-        assert free.spec == spec
-        assert api.get(Lease, name, "default") == free
 
     def test_a_watch_of_a_version_too_old_expires(
         self, api: ClusterApi, expired_version: str

@@ -25,22 +25,6 @@ from tests.unit.ipam.cluster.nodes import (
 )
 
 
-def test_a_block_names_its_holder_and_its_addresses(server: FakeApi, node: ClusterNode) -> None:
-    (address,) = node.add("p0")
-    (name,) = blocks_of(server)
-    block = server.look(AddressBlock, name)
-    holder = block.spec.holder
-    assert (holder.node, holder.boot) == ("node-a", "boot-1")
-    assert (holder.machine_id, holder.system_uuid) == (
-        "machine-of-node-a",
-        "uuid-of-machine-of-node-a",
-    )
-    assert (block.spec.range[-3:], block.spec.state, block.spec.epoch) == ("/28", "Active", 1)
-    assert node.rows() == {name: "usable"}
-    first = int(block.spec.range.partition("/")[0].rpartition(".")[2])
-    assert first <= int(address.rpartition(".")[2]) < first + 16
-
-
 def test_the_fullest_block_is_first_and_in_it_the_lowest_address(node: ClusterNode) -> None:
     pods = [f"p{number}" for number in range(20)]
     addresses = {pod: node.add(pod)[0] for pod in pods}
@@ -292,13 +276,6 @@ def test_both_families_are_needed_although_one_is_there(server: FakeApi, node: C
     assert error.code == Code.TRY_AGAIN
     assert "there is no AddressPool" in error.message
     assert not node.held()
-
-
-def test_dual_stack_is_two_pools_and_one_answer(server: FakeApi, node: ClusterNode) -> None:
-    put_pool(server, "fd00::/64")
-    v4, v6 = node.add("p0", {"range": RANGE, "ipRanges": [{"range": "fd00::/64"}]})
-    assert (v4[:5], v6[:4]) == ("10.0.", "fd00")
-    assert len(blocks_of(server)) == 2
 
 
 @pytest.mark.parametrize("start", ["", "fd00:0:0:ff00::"])

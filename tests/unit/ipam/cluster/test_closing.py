@@ -69,7 +69,7 @@ def test_an_answer_that_does_not_come_is_not_waited_for_and_changes_nothing(
     server: FakeApi, files: StoreFiles, silence: Silence
 ) -> None:
     lessee = confirmed(server, files, silence)
-    silence.verbs = ("get",)
+    silence.verbs = ("list",)
     thread, errors = adding(lessee, files)
     assert silence.asked.wait(PATIENCE)
     began = time.monotonic()

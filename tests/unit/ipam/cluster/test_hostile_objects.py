@@ -8,9 +8,9 @@ import pytest
 from msgspec.structs import replace
 
 from ipam.cluster import documents
-from ipam.cluster.api import Change, Meta, NetworkDefinition, Unavailable
+from ipam.cluster.api import Change, Meta, Unavailable
 from ipam.cluster.controller.mirror import Mirror, all_nodes, same
-from ipam.cluster.documents import config_of, document
+from ipam.cluster.documents import document
 from ipam.cluster.objects import AddressBlock
 from ipam.cluster.rest_api import ClusterApi
 from ipam.cluster.rest_requests import AnswerTooLarge, Lines, Query, Response, RestRequest
@@ -172,20 +172,6 @@ def test_a_pod_is_a_pod_however_deep_or_large(monkeypatch: pytest.MonkeyPatch) -
     transport = Canned(b"")
     monkeypatch.setattr(transport, "send", too_large)
     assert ClusterApi(transport).has_pods("node-a")
-
-
-def test_definitions_of_any_form_hide_none() -> None:
-    def of(name: str, **parts: object) -> dict[str, object]:
-        return {"metadata": {"namespace": "n", "name": name}, **parts}
-
-    well = of("well", spec={"config": "{}", "other": DEEP})
-    deep = {"metadata": {"namespace": "n", "name": "deep", "managedFields": DEEP}}
-    bad = {"metadata": {"namespace": "n", "name": "bad", "uid": 7}}
-    api = ClusterApi(Canned(page(well, of("odd", spec={"config": DEEP}), deep, bad, of("no"))))
-    found = {each.metadata.name: config_of(each) for each in api.list(NetworkDefinition).items}
-    assert found == {"well": "{}", "odd": "", "deep": "", "no": ""}
-    (unreadable,) = api.unreadable()
-    assert unreadable.kind == "NetworkAttachmentDefinition"
 
 
 def test_what_is_not_text_is_no_text_of_an_object() -> None:

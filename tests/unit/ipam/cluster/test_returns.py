@@ -141,26 +141,6 @@ def test_blocks_that_are_held_never_go_back(server: FakeApi, node: ClusterNode) 
     assert set(blocks_of(server)) == kept <= before
 
 
-@pytest.mark.parametrize("fault", [Fault.LOST_ANSWER, Fault.LOST_REQUEST, Fault.CONFLICT])
-def test_a_return_that_fails_goes_on_and_nothing_is_handed_out_meanwhile(
-    server: FakeApi, node: ClusterNode, fault: Fault
-) -> None:
-    fill(node, 1)
-    (name,) = node.rows()
-    node.delete("p0")
-    node.lessee.leaving = True
-    node.api.faults = lambda verb, kind, name: fault if verb == "delete" else None
-    node.steps(2)
-    assert node.rows() == {name: "returning"}
-    node.add("p1")
-    assert sorted(node.rows().values()) == ["returning", "usable"]
-    node.api.faults = None
-    node.restart()  # a new agent finds it
-    node.steps(2)
-    assert set(node.rows()) == set(blocks_of(server))
-    assert name not in node.rows()
-
-
 def test_while_the_api_server_is_away_a_node_keeps_what_it_has(
     server: FakeApi, node: ClusterNode
 ) -> None:

@@ -86,21 +86,6 @@ def bound(server: FakeApi) -> dict[str, tuple[str, str]]:
     }
 
 
-def test_a_pod_keeps_its_address_on_another_node(server: FakeApi, nodes: list[ClusterNode]) -> None:
-    a, b, _ = nodes
-    address = add(a, "web-0")
-    error = error_of(lambda: add(b, "web-0"))
-    assert error.code == Code.TRY_AGAIN
-    assert "node node-a still has it" in error.message
-    a.delete("web-0")
-    let_go(a)
-    assert bound(server) == {"web-0": ("node-a", "Draining")}
-    assert a.rows() == {}
-    assert add(b, "web-0") == address
-    assert bound(server) == {"web-0": ("node-b", "Active")}
-    audit_settled(server, [a, b])
-
-
 def test_it_comes_back_to_the_same_node_before_and_after_it_was_let_go(
     server: FakeApi, nodes: list[ClusterNode]
 ) -> None:

@@ -1,9 +1,8 @@
 """How long an ADD waits for a block, and when it does not wait."""
 
 import math
-import threading
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,7 +18,6 @@ from ipam.cluster import store
 from ipam.cluster.api import NotFound, Unavailable
 from ipam.cluster.attempts import Attempts
 from ipam.cluster.block_store import BlockStore
-from ipam.cluster.lessee import Lessee
 from ipam.cluster.objects import AddressBlock
 from ipam.cluster.rest_api import ClusterApi
 from ipam.cluster.rest_requests import Response, Transport
@@ -34,10 +32,7 @@ from ipam.cluster.wants import (
 from ipam.sqlite_store import SqliteStore
 from ipam.store import Owner
 from ipam.store_files import StoreFiles
-from tests.fake_api import FakeApi
 from tests.unit.ipam.calls import BOOT, error_of, owner, range_of, sets_of
-from tests.unit.ipam.cluster.nodes import put_pool
-from tests.waiting import join, until
 
 SETS = sets_of(range_of("10.0.0.0/24"))
 
@@ -228,52 +223,6 @@ def test_both_waits_fit_into_a_call(tmp_path: Path, clock: Time) -> None:
     waits(tmp_path, claims)
     assert clock.now <= POOL_PATIENCE
     assert Settings().deadline / 2 > POOL_PATIENCE + PATIENCE
-
-
-@pytest.fixture
-def lessee(tmp_path: Path) -> Iterator[Lessee]:
-    server = FakeApi()
-    put_pool(server, "10.0.0.0/24")
-    server.add_node("node-a", "machine", "uuid", BOOT)
-    with closing(StoreFiles(tmp_path / "kept", report=lambda text: None)) as files:
-        made = Lessee(server.client("node-a"), files, "node-a", BOOT)
-        yield made
-        made.close()
-
-
-def test_an_add_does_not_wait_for_an_agent_that_is_being_replaced(
-    lessee: Lessee, tmp_path: Path
-) -> None:
-    """Neither one that comes, nor one that waits already."""
-    held, go_on = threading.Event(), threading.Event()
-
-    def lease(want: Want, is_late: object) -> None:
-        held.set()
-        go_on.wait()
-        raise CNIError(Code.TRY_AGAIN, "not now")
-
-    lessee._attempts._lease = lease
-    lessee.start()
-    errors: list[CNIError] = []
-
-    def add(number: int) -> None:
-        leased = [("", SETS[0].ranges[0].network)]
-        of_request = store.ClusterStore(tmp_path / "other", BOOT, lessee, leased, patience=600.0)
-        sets = sets_of(range_of("10.0.0.0/24", start=f"10.0.0.{number}"))
-        errors.append(error_of(lambda: of_request.reserve(owner(f"c{number}"), sets)))
-
-    adds = [threading.Thread(target=add, args=(number,), daemon=True) for number in (1, 2)]
-    for thread in adds:
-        thread.start()
-    until(held.is_set)
-    until(lambda: len(lessee._attempts) == 2)
-    lessee._closed = True
-    go_on.set()
-    lessee.close()
-    for thread in adds:
-        join(thread)
-    assert [error.code for error in errors] == [Code.TRY_AGAIN] * 2
-    assert any("is being replaced" in error.message for error in errors)
 
 
 def test_an_add_whose_time_is_over_is_not_among_those_that_wait() -> None:

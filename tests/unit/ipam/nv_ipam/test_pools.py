@@ -210,17 +210,6 @@ def test_check_finds_what_was_imported(world: World) -> None:
     assert a.store.held_by(unnamed(Attachment("net", "old10.0.0.3", "net1")))
 
 
-def test_nothing_is_leased_before_the_controller_has_made_the_pool(world: World) -> None:
-    put_ippool(world.server, {}, per_node_block_size=16)
-    a = world.node("a")
-    a.step()
-    with pytest.raises(CNIError, match="there is no AddressPool") as caught:
-        a.add("p")
-    assert caught.value.code == Code.TRY_AGAIN
-    world.settle()
-    assert a.add("p")
-
-
 def test_an_address_pool_has_what_the_ippool_says_and_keeps_what_others_write(
     world: World,
 ) -> None:

@@ -81,14 +81,6 @@ def test_a_leader_that_cannot_renew_stops_before_another_begins() -> None:
     assert election.second.leads
 
 
-def test_a_leader_stops_by_itself_without_another_step() -> None:
-    election = Election()
-    election.run(5, election.first)
-    assert election.first.leads
-    election.now += RENEW_WITHIN + 1
-    assert not election.first.leads
-
-
 def test_a_lease_that_is_given_back_is_taken_at_once() -> None:
     election = Election()
     election.run(20, election.first, election.second)
@@ -129,15 +121,6 @@ def test_a_lease_that_another_took_is_lost() -> None:
     election.api.update(replace(lease, spec=taken))
     assert not election.first.leadership.step()
     assert not election.first.leads
-
-
-def test_the_lease_of_a_process_that_ended_is_taken_after_its_duration() -> None:
-    election = Election()
-    election.run(20, election.first)
-    election.run(DURATION - 5, election.second)
-    assert not election.second.leads
-    election.run(DURATION + 10, election.second)
-    assert election.second.leads
 
 
 def test_a_lease_that_is_deleted_is_taken_again() -> None:

@@ -16,7 +16,6 @@ from ipam.cluster.controller.machines import OUT_OF_SERVICE
 from ipam.cluster.controller.reclaim import TAINTED_FOR, free_powered_off
 from ipam.cluster.lessee import CONFIRM_EVERY
 from ipam.cluster.objects import AddressBlock, StickySpec
-from ipam.cluster.upkeep import ANSWERED_AGAIN
 from ipam.executable import IpamExecutable
 from ipam.store import AddressInUse, Grant
 from tests.unit.ipam.calls import error_of, request
@@ -191,17 +190,6 @@ def test_an_address_that_another_machine_has_is_kept_from_pods(
     assert taken.value.code == Code.ADDRESS_TAKEN
 
 
-def test_it_is_probed_again_after_an_hour(stack: ExitStack, tmp_path: Path) -> None:
-    _, node = freed(stack, tmp_path)
-    grant = reserve(node, "p1")
-    with pytest.raises(AddressInUse):
-        settle(node, "p1", grant, {"10.64.0.8": "02:00:00:00:00:02"})
-    node.plugin.undo(grant)
-    node.steps(2, ANSWERED_AGAIN / 2 + 10)
-    again = reserve(node, "p1")
-    assert again.unprobed == addresses(again) == ("10.64.0.8",)
-
-
 def test_a_block_whose_addresses_are_all_proved_free_is_given_back_as_any_other(
     stack: ExitStack, tmp_path: Path
 ) -> None:
@@ -273,22 +261,6 @@ def test_a_lost_node_that_comes_back_has_its_block_unless_another_one_took_it(
     assert cluster.api.look(AddressBlock, BLOCK).holder.node == "gpu-3"
 
 
-def test_a_node_that_died_after_its_claim_probes(stack: ExitStack, tmp_path: Path) -> None:
-    cluster, node = freed(stack, tmp_path)
-
-    def killed(row: object) -> None:
-        raise KeyboardInterrupt
-
-    node.lessee._store.put = killed  # type: ignore[method-assign, assignment]
-    with pytest.raises(KeyboardInterrupt):
-        reserve(node, "p1")
-    assert (node.rows(), list(cluster.blocks())) == ({}, [BLOCK])
-    node.restart()
-    node.steps(2)
-    assert list(node.rows()) == [BLOCK]
-    assert reserve(node, "p1").unprobed == ("10.64.0.8",)
-
-
 def test_pods_of_plugins_that_cannot_probe_get_the_address_and_an_event(
     stack: ExitStack, tmp_path: Path
 ) -> None:
@@ -299,19 +271,6 @@ def test_pods_of_plugins_that_cannot_probe_get_the_address_and_an_event(
     assert [ip.address for ip in result.ips] == ["10.64.0.8/28"]
     node.steps(2)
     assert [each.reason for each in cluster.api.events] == ["AddressNotProbed"]
-
-
-def test_ipv6_is_probed(stack: ExitStack, tmp_path: Path) -> None:
-    cluster = Cluster()
-    cluster.pool("fd00:64::/124", block_size=16, name="fd00-64--0-124")
-    cluster.round()
-    cluster.block("fd00:64::", cluster.node("gpu-1"), prefix=124, pool="fd00-64--0-124")
-    cluster.round()
-    cluster.remove_node("gpu-1")
-    cluster.run(WHOLE_WAIT + 2)
-    node = next_node(cluster, tmp_path, stack)
-    asked = request("ADD", {"range": "fd00:64::/124"}, "p1-1", pod="p1")
-    assert node.plugin.reserve(asked)[1].unprobed == ("fd00:64::1",)
 
 
 def test_a_sticky_block_is_let_go_to_be_probed() -> None:
@@ -341,14 +300,3 @@ def test_a_kill_at_any_boundary_of_the_claim_loses_no_probe(
     for number in range(2, 5):
         grant = reserve(node, f"p{number}")
         assert grant.unprobed == addresses(grant)
-
-
-def test_a_kill_between_reservation_and_result_leaves_the_address_to_be_probed(
-    stack: ExitStack, tmp_path: Path
-) -> None:
-    _, node = freed(stack, tmp_path)
-    first = reserve(node, "p1")
-    node.restart()
-    node.delete("p1")
-    again = reserve(node, "p2")
-    assert addresses(again) == again.unprobed == addresses(first)

@@ -84,25 +84,6 @@ def test_a_holder_that_answers_the_fence_keeps_the_address(memory_path: Path) ->
     assert a.held() == {address}
 
 
-def test_the_status_says_which_addresses_there_are_and_where(memory_path: Path) -> None:
-    cluster = Cluster()
-    put_small_pool(cluster)
-    reserve(cluster.api)
-    a = ClusterNode(cluster.api, memory_path / "a", clock=cluster.clock)
-    b = ClusterNode(cluster.api, memory_path / "b", "node-b", clock=cluster.clock)
-    given = [add(a, "web-0"), add(b, "web-1")]
-    cluster.round()
-    status = cluster.api.look(AddressReservation, "web", "ns").status
-    assert sorted(status.addresses) == sorted(given)
-    assert status.bound_to == "node-a, node-b"
-    a.delete("web-0")
-    let_go(a)
-    cluster.round()
-    status = cluster.api.look(AddressReservation, "web", "ns").status
-    assert sorted(status.addresses) == sorted(given)
-    assert status.bound_to == "node-b"
-
-
 def test_addresses_are_free_when_their_reservation_is_deleted_and_no_pod_has_them(
     memory_path: Path,
 ) -> None:

@@ -9,10 +9,10 @@ from msgspec.structs import replace
 
 from cni.spec.errors import Code
 from ipam.addresses import parse
-from ipam.cluster.api import Conflict, Meta
+from ipam.cluster.api import Meta
 from ipam.cluster.lessee import CONFIRM_EVERY
 from ipam.cluster.names import pool_name
-from ipam.cluster.objects import AddressBlock, AddressPool, PoolSpec
+from ipam.cluster.objects import AddressPool, PoolSpec
 from ipam.cluster.whereabouts.objects import (
     NAMESPACE,
     AnnotatedPod,
@@ -282,28 +282,6 @@ def test_more_is_offered_as_nodes_lease_until_whereabouts_has_the_rest(
     assert not ours & set(range(1, 100))
 
 
-def test_an_address_that_whereabouts_takes_meanwhile_is_held(
-    coexisting: Beside, memory_path: Path
-) -> None:
-    coexisting.holds([])
-    coexisting.share(block_size=16)
-    taken = [254, 250, 200]
-
-    def patches(verb: str, kind: str, name: str) -> Fault | None:
-        if verb == "patch" and taken:
-            coexisting.whereabouts_takes(taken.pop(0))
-        return None
-
-    coexisting.client.faults = patches
-    coexisting.run(5.0)
-    assert coexisting.placeholders() >= set(range(224, 240))
-    with pytest.raises(Conflict):
-        coexisting.whereabouts_takes(239)
-    node = node_of(coexisting, memory_path)
-    given = {number(node.add(f"p{each}", {"range": RANGE})[0]) for each in range(30)}
-    assert not given & {254, 250}
-
-
 def test_an_address_that_a_pod_of_whereabouts_leaves_in_a_block_gets_a_placeholder_first(
     coexisting: Beside, memory_path: Path
 ) -> None:
@@ -345,23 +323,6 @@ def test_each_range_that_overlaps_gets_placeholders_before_whereabouts_uses_it(
     assert wide == (("10.64.0.138",), ("10.64.0.224-10.64.0.255", *(wide[1] or ())[1:]))
 
 
-def test_what_was_offered_stays_so_for_the_next_leader(
-    coexisting: Beside, memory_path: Path
-) -> None:
-    coexisting.share(block_size=16)
-    coexisting.run(3.0)
-    _, offered = coexisting.status()
-    node = node_of(coexisting, memory_path)
-    node.add("p0", {"range": RANGE})
-    node.delete("p0")
-    node.lessee.leaving = True
-    node.steps(4, 5.0)
-    assert not coexisting.api.look_at_all(AddressBlock).items
-    coexisting.new_leader()
-    coexisting.run(60.0, LOOK_EVERY)
-    assert coexisting.status()[1] == offered
-
-
 def test_placeholders_that_somebody_removed_are_made_again(coexisting: Beside) -> None:
     coexisting.share(block_size=16)
     coexisting.run(3.0)
@@ -369,20 +330,6 @@ def test_placeholders_that_somebody_removed_are_made_again(coexisting: Beside) -
     coexisting.api.remove(IPPool, NAME, NAMESPACE)
     coexisting.run(2 * LOOK_EVERY)
     assert coexisting.placeholders() == before
-
-
-def test_read_ends_what_coexist_began(coexisting: Beside, memory_path: Path) -> None:
-    coexisting.holds([1])
-    coexisting.share(block_size=16)
-    coexisting.run(3.0)
-    node_of(coexisting, memory_path).add("p0", {"range": RANGE})
-    coexisting.change_to("Read")
-    coexisting.run(3.0)
-    assert coexisting.status() == (("10.64.0.1",), None)
-    assert set(coexisting.allocations()) == {"1"}
-    coexisting.change_to("None")
-    coexisting.run(3.0)
-    assert coexisting.status() == ((), None)
 
 
 def test_a_range_in_slices_is_refused(coexisting: Beside) -> None:
