@@ -3,15 +3,13 @@
     2026-01-02T03:04:05.678Z INFO done in 3.1 ms  plugin=ipoib verb=ADD attachment=net/cid/eth0
     {"time": "2026-01-02T03:04:05.678Z", "level": "info", "message": "done in 3.1 ms", ...}
 
-In systemd's journal, which has the time, a text line begins with its priority instead
-(sd-daemon(3)). Text from a pod or a client cannot forge a line: unprintable characters are escaped,
-and a traceback's lines are indented. It cannot forge a field either: two spaces in a row occur only
+Text from a pod or a client cannot forge a line: unprintable characters are escaped, and a
+traceback's lines are indented. It cannot forge a field either: two spaces in a row occur only
 before the fields. Long texts are cut.
 """
 
 import json
 import logging
-import os
 import re
 import time
 from collections.abc import Mapping
@@ -31,7 +29,6 @@ MAX_FIELD = 256  # characters
 MAX_MESSAGE = 8_000
 MAX_TRACEBACK = 16_000
 
-_PRIORITIES = {"DEBUG": 7, "INFO": 6, "WARNING": 4, "ERROR": 3, "CRITICAL": 2}
 # At level "debug" these libraries log every step.
 _QUIET = ("asyncio", "concurrent")
 _ATTACHMENT = ("network", "container_id", "ifname")
@@ -57,7 +54,7 @@ def of_call(request: LauncherRequest, number: int) -> dict[str, object]:
     }
 
 
-def configure(settings: Settings, environ: Mapping[str, str] = os.environ) -> None:
+def configure(settings: Settings) -> None:
     """Set format and level; to be called again when the settings change."""
     logging.captureWarnings(True)
     logging.raiseExceptions = False  # a log that cannot be written must not end a call
@@ -72,7 +69,7 @@ def configure(settings: Settings, environ: Mapping[str, str] = os.environ) -> No
     if settings.log_format == "json":
         handler.setFormatter(_Json())
     else:
-        handler.setFormatter(_Text(journal=_is_journal(environ.get("JOURNAL_STREAM", ""))))
+        handler.setFormatter(_Text())
     root.setLevel(settings.log_level.upper())
     for name in _QUIET:
         logging.getLogger(name).setLevel(max(root.level, logging.WARNING))
@@ -83,24 +80,15 @@ class _Handler(logging.StreamHandler):  # type: ignore[type-arg] # no parameters
 
 
 class _Text(logging.Formatter):
-    def __init__(self, *, journal: bool) -> None:
-        super().__init__()
-        self._journal = journal
-
     def format(self, record: logging.LogRecord) -> str:
-        if self._journal:
-            start = f"<{_PRIORITIES.get(record.levelname, 6)}>"
-            head = start
-        else:
-            start = ""
-            head = f"{_time(record)} {printable(record.levelname)} "
         message = printable(_message(record))
         if "  " in message:
             message = re.sub("  +", " ", message)
-        line = f"{head}{message}{_text_fields(_current())}"
+        level = printable(record.levelname)
+        line = f"{_time(record)} {level} {message}{_text_fields(_current())}"
         if not (record.exc_info or record.exc_text or record.stack_info):
             return line
-        more = [f"{start}    {printable(text)}" for text in _traceback(record).splitlines()]
+        more = [f"    {printable(text)}" for text in _traceback(record).splitlines()]
         return "\n".join((line, *more))
 
 
@@ -177,12 +165,3 @@ def _network(config: bytes) -> str:
         return decoding.decode(config, _NetworkName).name
     except (CNIError, msgspec.MsgspecError):
         return ""
-
-
-def _is_journal(stream: str) -> bool:
-    """Whether standard error is still the stream of JOURNAL_STREAM (systemd.exec(5))."""
-    try:
-        stderr = os.fstat(2)
-    except OSError:
-        return False
-    return stream == f"{stderr.st_dev}:{stderr.st_ino}"

@@ -24,15 +24,7 @@ from functools import cache, partial
 from pathlib import Path
 from types import FrameType
 
-from agent import (
-    cluster_addresses,
-    departure,
-    logs,
-    metrics,
-    presence,
-    settings,
-    systemd,
-)
+from agent import cluster_addresses, departure, logs, metrics, presence, settings, systemd
 from agent.calls import Calls, Loader
 from agent.departure import STANDING_BY, Departure, Leaving
 from agent.events import AgentEvents

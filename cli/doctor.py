@@ -6,16 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from base.paths import Paths
 from cli import output
-from cli.checks import (
-    Check,
-    Finding,
-    fabric,
-    gpus,
-    installation,
-    kernel,
-    kubelet,
-    policy,
-)
+from cli.checks import Check, Finding, fabric, gpus, installation, kernel, kubelet, policy
 from cli.output import Cell, Table
 from cli.this_node import ThisNode
 

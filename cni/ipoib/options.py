@@ -14,7 +14,6 @@ from cni.spec.request import Request
 from cni.spec.result import DNS
 
 DATAGRAM, CONNECTED = "datagram", "connected"
-MACVLAN_MODES = ("bridge", "private", "vepa", "passthru", "source")
 CONNECTED_MTU = 65520  # IPOIB_CM_MTU, drivers/infiniband/ulp/ipoib/ipoib.h
 SMALLEST_MTU = 72  # ipoib_change_mtu: 68 of IPv4 and the 4 of IPoIB's own header
 AUTO = "auto"  # as `master`: the parent on the HCA that the pod holds
@@ -145,12 +144,7 @@ def _mode(mode: str | None) -> str | None:
         return None
     if mode in (DATAGRAM, CONNECTED):
         return mode
-    hint = (
-        ' (this is a mode of macvlan, which InfiniBand links cannot carry: "ipoib" is its equal)'
-        if mode in MACVLAN_MODES
-        else ""
-    )
-    raise invalid_config(f'"mode": "{mode}" is not "{DATAGRAM}" or "{CONNECTED}"{hint}')
+    raise invalid_config(f'"mode": "{mode}" is not "{DATAGRAM}" or "{CONNECTED}"')
 
 
 def _mtu(mtu: int | None) -> int | None:

@@ -169,19 +169,15 @@ SETTABLE: Mapping[str, Kind] = {
 """What `set` may list beside `hostPaths`: options of definitions, and two keys of `policy`."""
 
 FIXABLE: Mapping[str, Kind] = {
-    "allmulti": "switch",
-    "link_state": "name",
-    "max_tx_rate": "number",
-    "min_tx_rate": "number",
-    "mtu": "number",
+    **{
+        key: SETTABLE[key]
+        for key in (
+            *("allmulti", "link_state", "max_tx_rate", "min_tx_rate", "mtu", "promisc"),
+            *("proxy_arp", "spoofchk", "trust", "vlanProto", "vlanQoS"),
+        )
+    },
     "pkey": "pkey",
-    "promisc": "switch",
-    "proxy_arp": "switch",
-    "spoofchk": "switch",
-    "trust": "switch",
     "vlan": "vlan",
-    "vlanProto": "name",
-    "vlanQoS": "number",
 }
 """Options for which `fixed` may have the value of definitions that have none."""
 

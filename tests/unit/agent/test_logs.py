@@ -2,13 +2,12 @@
 
 import json
 import logging
-import os
 import re
 import subprocess
 import sys
 import threading
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, given
@@ -53,12 +52,8 @@ def output(capsys: pytest.CaptureFixture[str]) -> Output:
     return Output(capsys)
 
 
-def configure(given: Settings, environ: Mapping[str, str] | None = None) -> None:
-    logs.configure(given, environ or {})
-
-
 def test_a_line_has_time_level_message_and_call(output: Output) -> None:
-    configure(TEXT)
+    logs.configure(TEXT)
     with fields(
         request=7,
         plugin="ipoib",
@@ -80,7 +75,7 @@ def test_a_line_has_time_level_message_and_call(output: Output) -> None:
 
 
 def test_json_has_one_object_a_line(output: Output) -> None:
-    configure(JSON)
+    logs.configure(JSON)
     with fields(network="net", container_id="cid", ifname="eth0", level="forged", verb=""):
         LOG.error("a\nb")
     (line,) = output.lines()
@@ -97,14 +92,14 @@ def test_json_has_one_object_a_line(output: Output) -> None:
 
 
 def test_a_call_without_a_whole_attachment_shows_what_it_has(output: Output) -> None:
-    configure(TEXT)
+    logs.configure(TEXT)
     with fields(network="net", container_id="", verb="GC"):
         LOG.info("x")
     assert output.lines()[0].endswith(" INFO x  network=net verb=GC")
 
 
 def test_fields_add_up_and_end_with_their_block(output: Output) -> None:
-    configure(TEXT)
+    logs.configure(TEXT)
     with fields(verb="ADD"):
         with fields(pod="a/b"):
             LOG.info("both")
@@ -117,7 +112,7 @@ def test_fields_add_up_and_end_with_their_block(output: Output) -> None:
 
 
 def test_two_threads_have_fields_of_their_own(output: Output) -> None:
-    configure(TEXT)
+    logs.configure(TEXT)
     barrier = threading.Barrier(2)
 
     def call(number: int) -> None:
@@ -141,7 +136,7 @@ def test_no_text_makes_a_second_line(output: Output, message: str, value: str) -
     # Those of pytest: its report must not hold what cannot be encoded.
     logging.getLogger().handlers.clear()
     for given_settings in (TEXT, JSON):
-        configure(given_settings)
+        logs.configure(given_settings)
         with fields(pod=value):
             LOG.info("%s", message + "\n2026-01-02T03:04:05.678Z ERROR forged\r\x1b[2K\u2028\udc80")
         (line,) = output.lines()
@@ -152,7 +147,7 @@ def test_a_tracebacks_lines_cannot_be_taken_for_others(output: Output) -> None:
     def fail() -> None:
         raise ValueError("first\n2026-01-02T03:04:05.678Z ERROR forged")
 
-    configure(TEXT)
+    logs.configure(TEXT)
     try:
         fail()
     except ValueError:
@@ -161,7 +156,7 @@ def test_a_tracebacks_lines_cannot_be_taken_for_others(output: Output) -> None:
     assert first.endswith("ERROR it failed")
     assert len(others) > 2
     assert all(line.startswith("    ") for line in others)
-    configure(JSON)
+    logs.configure(JSON)
     try:
         fail()
     except ValueError:
@@ -170,40 +165,20 @@ def test_a_tracebacks_lines_cannot_be_taken_for_others(output: Output) -> None:
     assert "ValueError: first" in json.loads(line)["traceback"]
 
 
-def test_below_the_journal_a_line_begins_with_its_priority(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    stderr = os.fstat(2)
-    configure(TEXT, {"JOURNAL_STREAM": f"{stderr.st_dev}:{stderr.st_ino}"})
-    levels = (logging.INFO, logging.WARNING, logging.ERROR)
-    for level in levels:
-        LOG.log(level, "x")
-    LOG.error("y", stack_info=True)
-    lines = capfd.readouterr().err.splitlines()
-    assert lines[:4] == ["<6>x", "<4>x", "<3>x", "<3>y"]
-    assert all(line.startswith("<3>    ") for line in lines[4:])
-
-
-def test_a_standard_error_that_is_not_the_journals_has_the_time(output: Output) -> None:
-    configure(TEXT, {"JOURNAL_STREAM": "1:2"})
-    LOG.info("x")
-    assert output.lines()[0].endswith("Z INFO x")
-
-
 def test_new_settings_take_effect_without_a_second_handler(output: Output) -> None:
-    configure(TEXT)
+    logs.configure(TEXT)
     LOG.debug("unseen")
-    configure(Settings(log_level="debug", log_format="json"))
+    logs.configure(Settings(log_level="debug", log_format="json"))
     LOG.debug("seen")
     logging.getLogger("asyncio").debug("a library's own")
-    configure(Settings(log_level="error"))
+    logs.configure(Settings(log_level="error"))
     LOG.warning("unseen")
     (line,) = output.lines()
     assert json.loads(line)["message"] == "seen"
 
 
 def test_warnings_of_libraries_are_lines_of_the_log(output: Output) -> None:
-    configure(TEXT)
+    logs.configure(TEXT)
     with warnings.catch_warnings():
         warnings.simplefilter("always")
         logging.captureWarnings(False)
@@ -216,7 +191,7 @@ def test_warnings_of_libraries_are_lines_of_the_log(output: Output) -> None:
 
 
 def test_arguments_that_do_not_fit_do_not_lose_the_line(output: Output) -> None:
-    configure(TEXT)
+    logs.configure(TEXT)
     LOG.info("%d", "text")
     assert output.lines()[0].endswith("INFO %d ('text',)")
 
@@ -235,7 +210,7 @@ def test_a_closed_standard_error_ends_nothing() -> None:
 
 @pytest.mark.parametrize("given_settings", [TEXT, JSON])
 def test_a_record_is_bounded_whatever_is_logged(output: Output, given_settings: Settings) -> None:
-    configure(given_settings)
+    logs.configure(given_settings)
     large = "\U0001f600\n" * (1 << 19)
     with fields(network=large):
         try:
@@ -249,7 +224,7 @@ def test_a_record_is_bounded_whatever_is_logged(output: Output, given_settings: 
 
 
 def test_no_text_makes_a_field_of_a_call(output: Output) -> None:
-    configure(TEXT)
+    logs.configure(TEXT)
     with fields(pod='x\\" verb=DEL y="', verb="ADD"):
         LOG.info("failed  request=9 plugin=ipoib")
     (line,) = output.lines()

@@ -66,7 +66,7 @@ def test_carrier_wait(given: bool | float, seconds: float) -> None:
         ({"pkey": 65536}, '"pkey": 65536 is out of range'),
         ({"pkey": "0x8000"}, "out of range"),
         ({"mode": "Datagram"}, '"mode": "Datagram" is not "datagram" or "connected"'),
-        ({"mode": "vepa"}, "macvlan"),
+        ({"mode": "vepa"}, '"vepa" is not "datagram" or "connected"'),
         ({"mtu": "2044"}, '"mtu": Expected int | null, got str'),
         ({"mtu": -1}, '"mtu": -1 is out of range'),
         ({"mtu": 65521}, '"mtu": 65521 is out of range'),
