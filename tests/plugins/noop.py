@@ -59,7 +59,7 @@ class Noop:
         if ipam.type:
             return delegate.add(ipam.type, self._delegates, self._patient(request))
         if self._script.result:
-            return results.decode(self._script.result, "1.1.0")
+            return results.decode(bytes(self._script.result), "1.1.0")
         return Result(ips=(IPConfig("10.9.0.1/24"),))
 
     def delete(self, request: Request) -> None:
