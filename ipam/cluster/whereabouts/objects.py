@@ -140,8 +140,8 @@ def removals(pool: IPPool) -> Iterator[Sequence[Operation]]:
 
 
 def may_be_theirs(pool: AddressPool) -> bool:
-    """Whether whereabouts may have an IPPool of a pool's range: not of a pool of nv-ipam, whose
-    network name cannot be part of an object's name."""
+    """Whether whereabouts may have an IPPool of a pool's range: the IPPool's name contains the
+    network name, and the name of an object has no "/"."""
     return "/" not in pool.spec.network_name
 
 
