@@ -156,10 +156,13 @@ def test_what_a_pod_had_is_gone_after_it(node: WholeNode) -> None:
     assert len(node.mounts_of_groups()) == 1
     process.kill()
     node.kubelet.remove(pod)
-    until(lambda: node.mounts_of_groups() == [], what="end of the group")
+
+    def groups() -> list[str]:
+        return [path.name for path in (node.paths.run / "gpu").iterdir() if path.is_dir()]
+
+    until(lambda: groups() == [], what="end of the group")
+    assert node.mounts_of_groups() == []
     until(lambda: ("memory_limit_bytes", "trainer/main") not in node.values(), what="end of series")
-    groups = [path.name for path in (node.paths.run / "gpu").iterdir() if path.is_dir()]
-    assert groups == []
 
 
 def test_an_agent_that_leaves_keeps_limits_until_the_last_container_has_ended(
