@@ -18,7 +18,7 @@ from tests.kernel.pods import IP, Node, ipam, knob, link_in, link_names, run
         ({"mtu": 2045}, 7, ['"mtu": 2045', "limit of 2044"]),
         ({"pkey": "0x8123"}, 7, ["0x8123", "ibloop0 port 1", "0xffff, 0x8001, 0x8002, 0x8003"]),
         ({"pkey": "0x8000"}, 7, ['"pkey"', "out of range"]),
-        ({"mode": "bridge"}, 7, ['"mode": "bridge"', "macvlan"]),
+        ({"mode": "bridge"}, 7, ['"mode": "bridge"', "datagram"]),
         ({"mac": "02:00:00:00:00:01"}, 7, ['"mac"', "queue pair number"]),
         ({"runtimeConfig": {"mac": "02:00:00:00:00:01"}}, 7, ['"runtimeConfig.mac"']),
         ({"ipam": {"type": "dhcp"}}, 7, ["dhcp cannot serve IPoIB"]),
