@@ -1,4 +1,4 @@
-"""What other domains hold on the same link, and the next address that no domain holds there.
+"""Finds the next address that no domain holds on a link, and the holders in other domains.
 
 A domain is where an address is unique. Two domains may still be on one wire: a network makes its
 range private by an option, and says nothing of its link by that. So the link decides: an address
