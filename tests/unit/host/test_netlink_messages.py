@@ -4,6 +4,8 @@ The bytes were worked out from linux/if_link.h, for a little endian machine of 6
 """
 
 import struct
+import subprocess
+import sys
 
 import pytest
 from pyroute2.netlink.rtnl import RTM_NEWLINK
@@ -121,3 +123,9 @@ def test_address_of_a_vf_has_all_bytes_of_the_struct(kernel: Kernel) -> None:
     # IFLA_VFINFO_LIST (22), IFLA_VF_INFO (1), IFLA_VF_MAC (1): struct ifla_vf_mac
     expected = "30001600 2c000100 28000100 03000000 020000000007" + "00" * 26
     assert kernel.requests[0].endswith(bytes.fromhex(expected))
+
+
+def test_pyroute2_is_imported_without_what_is_no_message() -> None:
+    code = "import host.vfs, host.rdma, sys; print('pyroute2.netlink.rtnl.ifinfmsg' in sys.modules,"
+    code += " 'pyroute2.iproute' in sys.modules)"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True) == "True False\n"
