@@ -67,10 +67,7 @@ _HEX = (
     lambda payload: payload.hex(":"),
 )
 _ATOMS: dict[str, tuple[Callable[[Any], bytes], Callable[[bytes], object]]] = {
-    **{
-        kind: _number(getattr(nla, kind).fields[0][1])
-        for kind in ("uint8", "uint16", "uint32", "uint64", "int32")
-    },
+    **{kind: _number(getattr(nla, kind).fields[0][1]) for kind in ("uint8", "uint32", "uint64")},
     # pyroute2 takes it for UTF-8; in the kernel a name has any bytes.
     "asciiz": (
         lambda text: text.encode(errors="surrogateescape") + b"\0",
@@ -131,7 +128,7 @@ class _Attributes(nlmsg_base):
     def decode_nlas(self, offset: int) -> None:
         others = [self.data[:offset]]
         listed: list[Any] = self["attrs"]
-        for at, kind, length in _walk(self.data, offset, self.offset + self.length):
+        for at, kind, length in _walk(self.data, offset, self.length):
             if kind not in self._numbered:
                 continue
             name, decode = self._numbered[kind]
@@ -140,7 +137,7 @@ class _Attributes(nlmsg_base):
             else:
                 listed.append((name, decode(self.data[at + _ATTRIBUTE.size : at + length])))
         self.data = b"".join(others)
-        self.length = len(self.data) - self.offset
+        self.length = len(self.data)
         super().decode_nlas(offset)
 
 
@@ -244,14 +241,13 @@ class PFMessage(LinkMessage):
 
     def decode_nlas(self, offset: int) -> None:
         self["vfs"] = []
-        end = self.offset + self.length
-        for at, kind, _ in _walk(self.data, offset, end):
+        for at, kind, _ in _walk(self.data, offset, self.length):
             if kind == _VFINFO_LIST:
-                for start, entry, length in _walk(self.data, at + _ATTRIBUTE.size, end):
+                for start, entry, length in _walk(self.data, at + _ATTRIBUTE.size, self.length):
                     if entry != 1:  # IFLA_VF_INFO
                         break
                     self["vfs"].append(self.vflist.vfinfo(self.data, start, length, self))
-                self.length = at - self.offset
+                self.length = at
                 break
         super().decode_nlas(offset)
 
