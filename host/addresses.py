@@ -5,58 +5,36 @@ import ipaddress
 import os
 import socket
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
+from pyroute2.netlink import NLM_F_APPEND, NLM_F_CREATE, NLM_F_EXCL
+from pyroute2.netlink.rtnl import (
+    RTM_GETADDR,
+    RTM_GETROUTE,
+    RTM_NEWADDR,
+    RTM_NEWROUTE,
+    rt_proto,
+    rt_type,
+)
+from pyroute2.netlink.rtnl.ifaddrmsg import IFA_F_NODAD
+from pyroute2.netlink.rtnl.rtmsg import IP6_RT_PRIO_USER, RT_SCOPE_LINK, RTNH_F_ONLINK
 
 from host import links, procfs, sysfs
 from host.errors import HostError
 from host.links import Link
 from host.namespaces import NetworkNamespace
-from host.netlink import (
-    HEADER,
-    NLM_F_APPEND,
-    NLM_F_CREATE,
-    NLM_F_EXCL,
-    ChangeRequest,
-    Rtnetlink,
-    attribute,
-    fields,
-    number,
-    trying,
-    value,
-)
-from host.rtnetlink import (
-    IFA_ADDRESS,
-    IFA_LOCAL,
-    IFA_PROTO,
-    IFADDRMSG,
-    RTA_DST,
-    RTA_GATEWAY,
-    RTA_METRICS,
-    RTA_MULTIPATH,
-    RTA_OIF,
-    RTA_PRIORITY,
-    RTA_TABLE,
-    RTAX_ADVMSS,
-    RTAX_MTU,
-    RTM_GETADDR,
-    RTM_GETROUTE,
-    RTM_NEWADDR,
-    RTM_NEWROUTE,
-    RTMSG,
-    RTNEXTHOP,
-)
+from host.netlink import ChangeRequest, Rtnetlink, trying
+from host.netlink_messages import AddressMessage, RouteMessage, attributes, message
 
-IFA_F_NODAD = 0x02  # linux/if_addr.h
-IFAPROT_KERNEL_RA = 2  # since Linux 5.18
-RT_TABLE_MAIN, RT_SCOPE_LINK = 254, 253  # linux/rtnetlink.h
-RTPROT_KERNEL, RTPROT_RA = 2, 9
-RTPROT_STATIC, RTN_UNICAST, RTNH_F_ONLINK = 4, 1, 4
+IFAPROT_KERNEL_RA = 2  # linux/if_addr.h, since Linux 5.18
+RT_TABLE_MAIN = 254  # linux/rtnetlink.h
+_KERNELS = rt_proto["kernel"], rt_proto["ra"]
 _LAST_PRIORITY = 0xFFFFFFFF
-IP6_RT_PRIO_USER = 1024  # linux/ipv6_route.h: of an IPv6 route that is added without a priority
 AF_INET, AF_INET6 = socket.AF_INET, socket.AF_INET6
+_ANY = {AF_INET: "0.0.0.0", AF_INET6: "::"}
 
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
@@ -91,11 +69,14 @@ def addition(link: Link, cidr: str, *, if_possible: bool = False) -> ChangeReque
     """
     address, _, prefix = cidr.partition("/")
     family, flags = (AF_INET6, IFA_F_NODAD) if ":" in address else (AF_INET, 0)
-    packed = socket.inet_pton(family, address)
-    request = IFADDRMSG.pack(family, int(prefix), flags, 0, link.index)
-    if family == AF_INET:
-        request += attribute(IFA_LOCAL, packed)
-    request += attribute(IFA_ADDRESS, packed)
+    request = message(
+        AddressMessage,
+        [*([("IFA_LOCAL", address)] if family == AF_INET else []), ("IFA_ADDRESS", address)],
+        family=family,
+        prefixlen=int(prefix),
+        flags=flags,
+        index=link.index,
+    )
     what = f'adding address {cidr} to "{link.name}"'
     flags = NLM_F_CREATE | NLM_F_EXCL
     accepted = (errno.EEXIST, *(_WITHOUT_FAMILY if if_possible else ()))
@@ -105,8 +86,8 @@ def addition(link: Link, cidr: str, *, if_possible: bool = False) -> ChangeReque
 def of(route: Rtnetlink, link: Link) -> set[str]:
     """The addresses of an interface, as canonical CIDRs."""
     with trying(f'listing the addresses of "{link.name}"'):
-        parts = route.table(RTM_GETADDR, IFADDRMSG.pack(0, 0, 0, 0, link.index))
-    return {cidr for _, cidr in map(_index_and_cidr, parts)}
+        listed = route.table(RTM_GETADDR, message(AddressMessage, index=link.index))
+    return {_cidr(each) for each in listed}
 
 
 def of_users(route: Rtnetlink, link: Link) -> list[str]:
@@ -116,37 +97,32 @@ def of_users(route: Rtnetlink, link: Link) -> list[str]:
     """
     found = []
     with trying(f'listing addresses and routes of "{link.name}"'):
-        for entry in route.table(RTM_GETADDR, IFADDRMSG.pack(0, 0, 0, 0, link.index)):
-            _, cidr = _index_and_cidr(entry)
-            proto = fields(entry[1], HEADER.size + IFADDRMSG.size).get(IFA_PROTO, b"\0")[0]
-            if proto != IFAPROT_KERNEL_RA and not cidr.startswith("fe80:"):
+        for address in route.table(RTM_GETADDR, message(AddressMessage, index=link.index)):
+            cidr = _cidr(address)
+            by_kernel = address.get_attr("IFA_PROTO") == IFAPROT_KERNEL_RA
+            if not by_kernel and not cidr.startswith("fe80:"):
                 found.append(cidr)
-        for family, size in ((AF_INET, 4), (AF_INET6, 16)):
-            request = RTMSG.pack(family, *[0] * 8) + number(RTA_OIF, link.index)
-            for _, part in route.table(RTM_GETROUTE, request):
-                _, length, _, _, _, protocol, *_ = RTMSG.unpack_from(part, HEADER.size)
-                shown = fields(part, HEADER.size + RTMSG.size)
-                if protocol not in (RTPROT_KERNEL, RTPROT_RA):
-                    destination = socket.inet_ntop(family, shown.get(RTA_DST, bytes(size)))
-                    found.append(f"{destination}/{length}")
+        for family, unspecified in _ANY.items():
+            request = message(RouteMessage, [("RTA_OIF", link.index)], family=family)
+            for each in route.table(RTM_GETROUTE, request):
+                if each["proto"] not in _KERNELS:
+                    destination = each.get_attr("RTA_DST", unspecified)
+                    found.append(f"{destination}/{each['dst_len']}")
     return found
 
 
 def of_all(route: Rtnetlink) -> list[tuple[str, str]]:
     """Each address of a namespace as a canonical CIDR, with the name of its interface."""
     with trying("listing the addresses of all interfaces"):
-        parts = route.table(RTM_GETADDR, IFADDRMSG.pack(0, 0, 0, 0, 0))
+        listed = route.table(RTM_GETADDR, message(AddressMessage))
     names = {link.index: link.name for link in links.every(route)}
-    return [(cidr, names.get(index, "?")) for index, cidr in map(_index_and_cidr, parts)]
+    return [(_cidr(each), names.get(each["index"], "?")) for each in listed]
 
 
-def _index_and_cidr(entry: tuple[int, bytes]) -> tuple[int, str]:
-    _, part = entry
-    _, prefix, _, _, index = IFADDRMSG.unpack_from(part, HEADER.size)
-    shown = fields(part, HEADER.size + IFADDRMSG.size)
+def _cidr(address: AddressMessage) -> str:
     # On a point-to-point or broadcast interface IFA_LOCAL is the address itself.
-    ip = shown.get(IFA_LOCAL) or shown[IFA_ADDRESS]
-    return index, f"{ipaddress.ip_address(ip)}/{prefix}"
+    ip = address.get_attr("IFA_LOCAL") or address.get_attr("IFA_ADDRESS")
+    return f"{ipaddress.ip_address(ip)}/{address['prefixlen']}"
 
 
 def add_routes(route: Rtnetlink, link: Link, hops: Sequence[Hop]) -> None:
@@ -164,58 +140,59 @@ def add_routes(route: Rtnetlink, link: Link, hops: Sequence[Hop]) -> None:
 def _route(link: Link, hop: Hop, networks: Sequence[Network]) -> ChangeRequest:
     destination = ipaddress.ip_network(hop.destination, strict=False)
     table = RT_TABLE_MAIN if hop.table is None else hop.table
-    request = number(RTA_OIF, link.index) + number(RTA_TABLE, table)
+    request: list[tuple[str, object]] = [("RTA_OIF", link.index), ("RTA_TABLE", table)]
     flags = scope = 0
     if destination.prefixlen:
-        request += attribute(RTA_DST, destination.network_address.packed)
+        request.append(("RTA_DST", str(destination.network_address)))
     if hop.gateway:
-        request += attribute(RTA_GATEWAY, ipaddress.ip_address(hop.gateway).packed)
+        request.append(("RTA_GATEWAY", hop.gateway))
         flags = 0 if _covered(networks, hop.gateway) else RTNH_F_ONLINK
     if hop.scope is not None:
         scope = hop.scope
     elif not hop.gateway and destination.version == 4:
         scope = RT_SCOPE_LINK  # there is no gateway
     if hop.priority:
-        request += number(RTA_PRIORITY, hop.priority)
-    metrics = ((RTAX_MTU, hop.mtu), (RTAX_ADVMSS, hop.advmss))
-    if any(size for _, size in metrics):
-        listed = (number(metric, size) for metric, size in metrics if size)
-        request += attribute(RTA_METRICS, b"".join(listed))
-    head = RTMSG.pack(
-        AF_INET6 if destination.version == 6 else AF_INET,
-        destination.prefixlen,
-        0,
-        0,
-        hop.table if hop.table is not None and hop.table < 256 else 0,
-        RTPROT_STATIC,
-        scope,
-        RTN_UNICAST,
-        flags,
+        request.append(("RTA_PRIORITY", hop.priority))
+    metrics = [
+        (name, size) for name, size in (("RTAX_MTU", hop.mtu), ("RTAX_ADVMSS", hop.advmss)) if size
+    ]
+    if metrics:
+        request.append(("RTA_METRICS", {"attrs": metrics}))
+    added = message(
+        RouteMessage,
+        request,
+        family=AF_INET6 if destination.version == 6 else AF_INET,
+        dst_len=destination.prefixlen,
+        table=hop.table if hop.table is not None and hop.table < 256 else 0,
+        proto=rt_proto["static"],
+        scope=scope,
+        type=rt_type["unicast"],
+        flags=flags,
     )
     via = f" via {hop.gateway}" if hop.gateway else ""
     what = f'adding route {hop.destination}{via} on "{link.name}"'
     # Appended: behind the IPv4 routes of the same priority.
-    return ChangeRequest(what, RTM_NEWROUTE, head + request, NLM_F_CREATE | NLM_F_APPEND)
+    return ChangeRequest(what, RTM_NEWROUTE, added, NLM_F_CREATE | NLM_F_APPEND)
 
 
 class Routes:
     """A snapshot of a namespace's routes to other machines."""
 
     def __init__(self, route: Rtnetlink) -> None:
-        # By family, destination, its length, table, and gateway (None stands for any).
-        self._priorities: dict[tuple[int, bytes, int, int, bytes | None], set[int]] = {}
-        for family, size in ((AF_INET, 4), (AF_INET6, 16)):
+        # By destination, its length, table, and gateway (None stands for any).
+        self._priorities: dict[tuple[Address, int, int, Address | None], set[int]] = {}
+        for family, unspecified in _ANY.items():
+            request = message(RouteMessage, family=family, type=rt_type["unicast"])
             with trying("listing routes"):
-                parts = route.table(RTM_GETROUTE, RTMSG.pack(family, *[0] * 8))
-            for _, part in parts:
-                _, length, _, _, table, _, _, kind, _ = RTMSG.unpack_from(part, HEADER.size)
-                if kind != RTN_UNICAST:
-                    continue
-                shown = fields(part, HEADER.size + RTMSG.size)
-                table = value(shown.get(RTA_TABLE)) or table
+                listed = route.table(RTM_GETROUTE, request)
+            for each in listed:
+                if each["type"] != rt_type["unicast"]:
+                    continue  # before Linux 4.20 the kernel lists all
+                shown = attributes(each)
+                destination = ipaddress.ip_address(shown.get("RTA_DST", unspecified))
                 for via in (None, *_gateways(shown)):
-                    key = (family, shown.get(RTA_DST, bytes(size)), length, table, via)
-                    self._priorities.setdefault(key, set()).add(value(shown.get(RTA_PRIORITY)))
+                    key = (destination, each["dst_len"], shown["RTA_TABLE"], via)
+                    self._priorities.setdefault(key, set()).add(shown.get("RTA_PRIORITY", 0))
 
     def has(self, hop: Hop) -> bool:
         """Whether a route has this destination and table, and the gateway and priority if set.
@@ -245,22 +222,19 @@ class Routes:
         """The family of a route, and the priorities of those to its destination in its table."""
         network = ipaddress.ip_network(hop.destination, strict=False)
         family = AF_INET6 if network.version == 6 else AF_INET
-        via = ipaddress.ip_address(gateway).packed if gateway else None
-        where = (family, network.network_address.packed, network.prefixlen)
-        return family, self._priorities.setdefault((*where, hop.table or RT_TABLE_MAIN, via), set())
+        via = ipaddress.ip_address(gateway) if gateway else None
+        where = (network.network_address, network.prefixlen, hop.table or RT_TABLE_MAIN, via)
+        return family, self._priorities.setdefault(where, set())
 
 
-def _gateways(shown: dict[int, bytes]) -> set[bytes]:
+def _gateways(shown: dict[str, Any]) -> set[Address]:
     """The gateways of a route, also of each part of a multipath route."""
-    found = {shown[RTA_GATEWAY]} if RTA_GATEWAY in shown else set()
-    parts = shown.get(RTA_MULTIPATH, b"")
-    while len(parts) >= RTNEXTHOP.size:
-        length, *_ = RTNEXTHOP.unpack_from(parts)
-        part = fields(parts[:length], RTNEXTHOP.size)
-        if RTA_GATEWAY in part:
-            found.add(part[RTA_GATEWAY])
-        parts = parts[max(length, RTNEXTHOP.size) + 3 & ~3 :]
-    return found
+    parts = (attributes(part) for part in shown.get("RTA_MULTIPATH", ()))
+    return {
+        ipaddress.ip_address(part["RTA_GATEWAY"])
+        for part in (shown, *parts)
+        if "RTA_GATEWAY" in part
+    }
 
 
 class Sysctl(NamedTuple):

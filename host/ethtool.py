@@ -1,8 +1,8 @@
 """The settings of an interface's driver: what ethtool(8) -k, -l, -g, -c show (linux/ethtool.h).
 
 The kernel keeps them when an interface moves to another network namespace, and root of that
-namespace may change them. They are asked for by ioctl(2): the messages of ethtool_netlink have the
-same content, and need more of them.
+namespace may change them. They are asked for by ioctl(2): a struct that was read is what restores
+it, while ethtool_netlink has bit sets to compute, and pyroute2 has classes for one of the five.
 """
 
 import ctypes

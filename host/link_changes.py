@@ -4,57 +4,26 @@
 """
 
 import errno
-import socket
-import struct
 from collections.abc import Mapping
 
-from host import links
-from host.errors import HostError
-from host.links import IFALIASZ, IFF_UP, IPOIB_MODES, XDP_MODES, Link
-from host.namespaces import NetworkNamespace
-from host.netlink import (
-    NLA_F_NESTED,
-    NLM_F_CREATE,
-    NLM_F_EXCL,
-    ChangeRequest,
-    Rtnetlink,
-    attribute,
-    number,
-    string,
-)
-from host.rtnetlink import (
-    IFINFOMSG,
-    IFLA_ADDRESS,
-    IFLA_AF_SPEC,
-    IFLA_ALT_IFNAME,
-    IFLA_BROADCAST,
-    IFLA_IFALIAS,
-    IFLA_IFNAME,
-    IFLA_INET6_ADDR_GEN_MODE,
-    IFLA_INFO_DATA,
-    IFLA_INFO_KIND,
-    IFLA_IPOIB_MODE,
-    IFLA_IPOIB_PKEY,
-    IFLA_IPOIB_UMCAST,
-    IFLA_LINK,
-    IFLA_LINKINFO,
-    IFLA_MTU,
-    IFLA_NET_NS_FD,
-    IFLA_OPERSTATE,
-    IFLA_PROP_LIST,
-    IFLA_XDP,
-    IFLA_XDP_FD,
-    IFLA_XDP_FLAGS,
+from pyroute2.netlink import NLM_F_CREATE, NLM_F_EXCL
+from pyroute2.netlink.rtnl import (
     RTM_DELLINK,
     RTM_DELLINKPROP,
     RTM_NEWLINK,
     RTM_NEWLINKPROP,
     RTM_SETLINK,
 )
+from pyroute2.netlink.rtnl.ifinfmsg import IFF_UP
+
+from host import links
+from host.errors import HostError
+from host.links import IFALIASZ, XDP_MODES, Link
+from host.namespaces import NetworkNamespace
+from host.netlink import ChangeRequest, Rtnetlink
+from host.netlink_messages import LinkMessage, message
 
 IN6_ADDR_GEN_MODE_NONE = 1  # linux/if_link.h
-IF_OPER_UP = 6  # linux/if.h
-_U16, _S32 = struct.Struct("=H"), struct.Struct("=i")
 
 
 def make_ipoib_child(
@@ -64,12 +33,20 @@ def make_ipoib_child(
 
     The message has no queue length, so that the driver's own applies (twice its send queue).
     """
-    settings = attribute(IFLA_IPOIB_PKEY, _U16.pack(pkey))
-    settings += attribute(IFLA_IPOIB_MODE, _U16.pack(IPOIB_MODES.index(mode)))
-    settings += attribute(IFLA_IPOIB_UMCAST, _U16.pack(umcast))
-    info = string(IFLA_INFO_KIND, "ipoib") + attribute(IFLA_INFO_DATA, settings)
-    request = IFINFOMSG.pack(0, 0, 0, 0, 0) + string(IFLA_IFNAME, name)
-    request += number(IFLA_LINK, parent.index) + attribute(IFLA_LINKINFO, info)
+    settings = [
+        ("IFLA_IPOIB_PKEY", pkey),
+        ("IFLA_IPOIB_MODE", mode),
+        ("IFLA_IPOIB_UMCAST", int(umcast)),
+    ]
+    info = [("IFLA_INFO_KIND", "ipoib"), ("IFLA_INFO_DATA", {"attrs": settings})]
+    request = message(
+        LinkMessage,
+        [
+            ("IFLA_IFNAME", name),
+            ("IFLA_LINK", parent.index),
+            ("IFLA_LINKINFO", {"attrs": info}),
+        ],
+    )
     what = f'making an IPoIB child of "{parent.name}" with P_Key {pkey:#06x}, mode {mode}'
     route.change(ChangeRequest(what, RTM_NEWLINK, request, NLM_F_CREATE | NLM_F_EXCL))
     child = links.require(route, name)
@@ -85,7 +62,7 @@ def make_ipoib_child(
 
 def set_mtu(route: Rtnetlink, link: Link, mtu: int) -> None:
     """Set the MTU, in bytes."""
-    request = _settings(link, number(IFLA_MTU, mtu))
+    request = _settings(link, ("IFLA_MTU", mtu))
     route.change(ChangeRequest(f'setting mtu {mtu} on "{link.name}"', RTM_SETLINK, request))
 
 
@@ -114,11 +91,11 @@ def move(
     """
     request = _settings(
         link,
-        number(IFLA_NET_NS_FD, target.descriptor)
-        + string(IFLA_IFNAME, name)
-        + string(IFLA_IFALIAS, alias[: IFALIASZ - 1])
-        + (number(IFLA_MTU, mtu) if mtu else b"")
-        + (attribute(IFLA_ADDRESS, _packed(mac)) if mac else b""),
+        ("IFLA_NET_NS_FD", target.descriptor),
+        ("IFLA_IFNAME", name),
+        ("IFLA_IFALIAS", alias[: IFALIASZ - 1]),
+        *([("IFLA_MTU", mtu)] if mtu else []),
+        *([("IFLA_ADDRESS", mac)] if mac else []),
         flags=IFF_UP if up else 0,
         change=IFF_UP if up else 0,
     )
@@ -128,22 +105,20 @@ def move(
 
 def rename(route: Rtnetlink, link: Link, name: str) -> None:
     """Give an interface another name. Before Linux 6.2 it must be down."""
-    request = _settings(link, string(IFLA_IFNAME, name))
+    request = _settings(link, ("IFLA_IFNAME", name))
     route.change(ChangeRequest(f'renaming "{link.name}" to "{name}"', RTM_SETLINK, request))
 
 
 def set_alias(route: Rtnetlink, link: Link, alias: str) -> None:
     """Set the alias; an empty one is none."""
-    request = _settings(link, string(IFLA_IFALIAS, alias[: IFALIASZ - 1]))
+    request = _settings(link, ("IFLA_IFALIAS", alias[: IFALIASZ - 1]))
     route.change(ChangeRequest(f'setting the alias of "{link.name}"', RTM_SETLINK, request))
 
 
 def set_mac(route: Rtnetlink, link: Link, mac: str) -> None:
     """Set the hardware address (6 bytes)."""
     what = f'setting the hardware address of "{link.name}" to {mac}'
-    route.change(
-        ChangeRequest(what, RTM_SETLINK, _settings(link, attribute(IFLA_ADDRESS, _packed(mac))))
-    )
+    route.change(ChangeRequest(what, RTM_SETLINK, _settings(link, ("IFLA_ADDRESS", mac))))
 
 
 def add_altname(route: Rtnetlink, link: Link, altname: str) -> None:
@@ -161,8 +136,8 @@ def drop_altname(route: Rtnetlink, link: Link, altname: str) -> None:
 
 def no_generated_address(link: Link) -> ChangeRequest:
     """Keep the kernel from making an IPv6 link-local address when the interface comes up."""
-    mode = attribute(IFLA_INET6_ADDR_GEN_MODE, bytes((IN6_ADDR_GEN_MODE_NONE,)))
-    request = _settings(link, attribute(IFLA_AF_SPEC, attribute(socket.AF_INET6, mode)))
+    mode = {"attrs": [("IFLA_INET6_ADDR_GEN_MODE", IN6_ADDR_GEN_MODE_NONE)]}
+    request = _settings(link, ("IFLA_AF_SPEC", {"attrs": [("AF_INET6", mode)]}))
     what = f'setting the address generation mode of "{link.name}"'
     return ChangeRequest(what, RTM_SETLINK, request, accepted=(errno.EAFNOSUPPORT,))
 
@@ -194,14 +169,10 @@ def with_settings(link: Link, settings: Mapping[str, int], broadcast: str = "") 
     """Set these of `links.SETTINGS` and, unless it is "", the broadcast address."""
     request = _settings(
         link,
-        b"".join(
-            attribute(kind, form.pack(settings[name]))
-            for name, (kind, form) in links.SETTINGS.items()
-            if name in settings
-        )
-        + (attribute(IFLA_BROADCAST, _packed(broadcast)) if broadcast else b"")
+        *((links.SETTINGS[name], number) for name, number in settings.items()),
+        *([("IFLA_BROADCAST", broadcast)] if broadcast else []),
         # The kernel leaves the state of a dormant interface as it is when the mode ends.
-        + (attribute(IFLA_OPERSTATE, bytes((IF_OPER_UP,))) if settings.get("mode") == 0 else b""),
+        *([("IFLA_OPERSTATE", "UP")] if settings.get("mode") == 0 else []),
     )
     words = [f"{name} {number}" for name, number in settings.items()]
     words += [f"broadcast {broadcast}"] if broadcast else []
@@ -210,9 +181,8 @@ def with_settings(link: Link, settings: Mapping[str, int], broadcast: str = "") 
 
 def without_xdp(link: Link, mode: str) -> ChangeRequest:
     """Detach the XDP program of that mode ("generic", "driver", "hardware")."""
-    flag = XDP_MODES[mode][1]
-    detached = attribute(IFLA_XDP_FD, _S32.pack(-1)) + number(IFLA_XDP_FLAGS, flag)
-    request = _settings(link, attribute(IFLA_XDP | NLA_F_NESTED, detached))
+    detached = [("IFLA_XDP_FD", -1), ("IFLA_XDP_FLAGS", XDP_MODES[mode][1])]
+    request = _settings(link, ("IFLA_XDP", {"attrs": detached}))
     return ChangeRequest(f'detaching the XDP program of "{link.name}"', RTM_SETLINK, request)
 
 
@@ -222,14 +192,11 @@ def delete(route: Rtnetlink, link: Link) -> None:
     route.change(ChangeRequest(what, RTM_DELLINK, _settings(link), accepted=(errno.ENODEV,)))
 
 
-def _settings(link: Link, attributes: bytes = b"", *, flags: int = 0, change: int = 0) -> bytes:
-    return IFINFOMSG.pack(0, 0, link.index, flags, change) + attributes
+def _settings(
+    link: Link, *attributes: tuple[str, object], flags: int = 0, change: int = 0
+) -> LinkMessage:
+    return message(LinkMessage, attributes, index=link.index, flags=flags, change=change)
 
 
-def _altname(link: Link, altname: str) -> bytes:
-    listed = attribute(IFLA_PROP_LIST | NLA_F_NESTED, string(IFLA_ALT_IFNAME, altname))
-    return _settings(link, listed)
-
-
-def _packed(mac: str) -> bytes:
-    return bytes.fromhex(mac.replace(":", ""))
+def _altname(link: Link, altname: str) -> LinkMessage:
+    return _settings(link, ("IFLA_PROP_LIST", {"attrs": [("IFLA_ALT_IFNAME", altname)]}))

@@ -10,100 +10,50 @@ import struct
 from collections.abc import Sequence
 
 import msgspec
+from pyroute2.netlink.rtnl import IFNAMSIZ, RTM_GETLINK
+from pyroute2.netlink.rtnl.ifinfmsg import (
+    IFF_LOWER_UP,
+    IFF_NAMES,
+    IFF_RUNNING,
+    IFF_UP,
+    XDP_FLAGS_DRV_MODE,
+    XDP_FLAGS_HW_MODE,
+    XDP_FLAGS_SKB_MODE,
+)
 
 from host.errors import HostError, LinkMissing, explained
-from host.netlink import (
-    HEADER,
-    ChangeRequest,
-    NetlinkError,
-    Rtnetlink,
-    attribute,
-    attributes,
-    fields,
-    number,
-    string,
-    text,
-    trying,
-    value,
-)
-from host.rtnetlink import (
-    IFINFOMSG,
-    IFLA_ADDRESS,
-    IFLA_ALT_IFNAME,
-    IFLA_BROADCAST,
-    IFLA_EXT_MASK,
-    IFLA_GRO_IPV4_MAX_SIZE,
-    IFLA_GRO_MAX_SIZE,
-    IFLA_GROUP,
-    IFLA_GSO_IPV4_MAX_SIZE,
-    IFLA_GSO_MAX_SEGS,
-    IFLA_GSO_MAX_SIZE,
-    IFLA_IFALIAS,
-    IFLA_IFNAME,
-    IFLA_INFO_DATA,
-    IFLA_INFO_KIND,
-    IFLA_IPOIB_MODE,
-    IFLA_IPOIB_PKEY,
-    IFLA_IPOIB_UMCAST,
-    IFLA_LINK,
-    IFLA_LINKINFO,
-    IFLA_LINKMODE,
-    IFLA_MTU,
-    IFLA_PARENT_DEV_NAME,
-    IFLA_PERM_ADDRESS,
-    IFLA_PROP_LIST,
-    IFLA_TXQLEN,
-    IFLA_XDP,
-    IFLA_XDP_DRV_PROG_ID,
-    IFLA_XDP_HW_PROG_ID,
-    IFLA_XDP_SKB_PROG_ID,
-    RTEXT_FILTER_SKIP_STATS,
-    RTM_GETLINK,
-)
+from host.netlink import ChangeRequest, NetlinkError, Rtnetlink, trying
+from host.netlink_messages import LinkMessage, attributes, message
 
 ARPHRD_ETHER = 1  # linux/if_arp.h
 ARPHRD_INFINIBAND = 32
-IFF_UP, IFF_PROMISC, IFF_ALLMULTI = 0x1, 0x100, 0x200  # linux/if.h
-IFF_RUNNING, IFF_LOWER_UP = 0x40, 0x10000
 _CARRIER = IFF_RUNNING | IFF_LOWER_UP
-IFNAMSIZ, IFALIASZ = 16, 256
+IFALIASZ = 256
 SIOCGIFFLAGS, SIOCGIFHWADDR, SIOCGIFINDEX = 0x8913, 0x8927, 0x8933  # linux/sockios.h
-_U16 = struct.Struct("=H")
 _IFREQ = struct.Struct("=16si20x")  # struct ifreq, netdevice(7): with an index,
 _IFREQ_FLAGS = struct.Struct("=16sH22x")
 _IFREQ_ADDRESS = struct.Struct("=16sH14s8x")  # with a hardware address
-IPOIB_MODES = ("datagram", "connected")  # IPOIB_MODE_*, linux/if_link.h
 
-FLAGS = {
-    "promisc": IFF_PROMISC,
-    "allmulti": IFF_ALLMULTI,
-    "debug": 0x4,
-    "notrailers": 0x20,
-    "noarp": 0x80,
-    "multicast": 0x1000,
-    "portsel": 0x2000,
-    "automedia": 0x4000,
-    "dynamic": 0x8000,
-}
+_FLAGS = "promisc allmulti debug notrailers noarp multicast portsel automedia dynamic"
+FLAGS = {name: int(IFF_NAMES[f"IFF_{name.upper()}"]) for name in _FLAGS.split()}
 """The flags of linux/if.h that a user can set, besides IFF_UP (__dev_change_flags)."""
 
-_U8, _U32 = struct.Struct("=B"), struct.Struct("=I")
 SETTINGS = {
-    "txqueuelen": (IFLA_TXQLEN, _U32),
-    "group": (IFLA_GROUP, _U32),
-    "mode": (IFLA_LINKMODE, _U8),  # 1: dormant, so that it never gets into operation
-    "gso_max_segs": (IFLA_GSO_MAX_SEGS, _U32),
-    "gso_max_size": (IFLA_GSO_MAX_SIZE, _U32),
-    "gro_max_size": (IFLA_GRO_MAX_SIZE, _U32),
-    "gso_ipv4_max_size": (IFLA_GSO_IPV4_MAX_SIZE, _U32),  # since Linux 6.3
-    "gro_ipv4_max_size": (IFLA_GRO_IPV4_MAX_SIZE, _U32),
+    "txqueuelen": "IFLA_TXQLEN",
+    "group": "IFLA_GROUP",
+    "mode": "IFLA_LINKMODE",  # 1: dormant, so that it never gets into operation
+    "gso_max_segs": "IFLA_GSO_MAX_SEGS",
+    "gso_max_size": "IFLA_GSO_MAX_SIZE",
+    "gro_max_size": "IFLA_GRO_MAX_SIZE",
+    "gso_ipv4_max_size": "IFLA_GSO_IPV4_MAX_SIZE",  # since Linux 6.3
+    "gro_ipv4_max_size": "IFLA_GRO_IPV4_MAX_SIZE",
 }
 """Settings that are kept when an interface moves to another namespace, as ip-link(8) calls them."""
 
 XDP_MODES = {  # where the kernel shows the program's id, and the flag that names the mode
-    "generic": (IFLA_XDP_SKB_PROG_ID, 0x2),
-    "driver": (IFLA_XDP_DRV_PROG_ID, 0x4),
-    "hardware": (IFLA_XDP_HW_PROG_ID, 0x8),
+    "generic": ("IFLA_XDP_SKB_PROG_ID", XDP_FLAGS_SKB_MODE),
+    "driver": ("IFLA_XDP_DRV_PROG_ID", XDP_FLAGS_DRV_MODE),
+    "hardware": ("IFLA_XDP_HW_PROG_ID", XDP_FLAGS_HW_MODE),
 }
 
 LINK_TYPES = {ARPHRD_ETHER: "ether", ARPHRD_INFINIBAND: "infiniband", 772: "loopback"}
@@ -143,7 +93,7 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
         the route for IPv6 multicast (linkwatch_do_dev, addrconf_notify). IFF_RUNNING alone may be
         from before the interface moved.
         """
-        return self.flags & _CARRIER == _CARRIER
+        return bool(self.flags & _CARRIER == _CARRIER)
 
     @property
     def link_type_name(self) -> str:
@@ -153,18 +103,17 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
 
 def find(route: Rtnetlink, name: str) -> Link | None:
     """The interface of that name, or alternative name, in the socket's namespace."""
-    part = message_of(route, name)
-    return None if part is None else of_message(part)
+    told = message_of(route, name)
+    return None if told is None else of_message(told)
 
 
-def message_of(route: Rtnetlink, name: str, more: int = 0) -> bytes | None:
-    """The kernel's message about the interface of that name; None if there is none.
-
-    `more`: what to ask for besides (RTEXT_FILTER_* of linux/rtnetlink.h).
-    """
+def message_of(
+    route: Rtnetlink, name: str, form: type[LinkMessage] = LinkMessage
+) -> LinkMessage | None:
+    """The kernel's message about the interface of that name; None if there is none."""
     short = len(name.encode(errors="surrogateescape")) < IFNAMSIZ
-    named = string(IFLA_IFNAME if short else IFLA_ALT_IFNAME, name)
-    return _get(route, f'looking up interface "{name}"', _question(attributes=named, more=more))
+    named = question(("IFLA_IFNAME" if short else "IFLA_ALT_IFNAME", name), form=form)
+    return _get(route, f'looking up interface "{name}"', named)
 
 
 class LinkIdentity(msgspec.Struct, frozen=True):
@@ -235,8 +184,8 @@ def is_running(route: Rtnetlink, name: str) -> bool:
 
 def by_index(route: Rtnetlink, index: int, after: Sequence[ChangeRequest] = ()) -> Link | None:
     """The interface of that index in the socket's namespace, after these changes."""
-    part = _get(route, f"looking up interface {index}", _question(index), after)
-    return None if part is None else of_message(part)
+    told = _get(route, f"looking up interface {index}", question(index=index), after)
+    return None if told is None else of_message(told)
 
 
 def require(route: Rtnetlink, name: str) -> Link:
@@ -249,11 +198,9 @@ def require(route: Rtnetlink, name: str) -> Link:
 
 def every(route: Rtnetlink, kind: str = "") -> list[Link]:
     """All interfaces of the socket's namespace, or those of one kind."""
-    info = attribute(IFLA_LINKINFO, string(IFLA_INFO_KIND, kind)) if kind else b""
+    of_kind = [("IFLA_LINKINFO", {"attrs": [("IFLA_INFO_KIND", kind)]})] if kind else []
     with trying("listing interfaces"):
-        links = [
-            of_message(part) for _, part in route.table(RTM_GETLINK, _question(attributes=info))
-        ]
+        links = [of_message(told) for told in route.table(RTM_GETLINK, question(*of_kind))]
     # The kernel shows all of them where it does not know the kind.
     return [link for link in links if not kind or link.kind == kind]
 
@@ -261,68 +208,54 @@ def every(route: Rtnetlink, kind: str = "") -> list[Link]:
 def permanent_mac(route: Rtnetlink, link: Link) -> str:
     """The hardware address that the device has of its own; "" where its driver does not tell."""
     with trying(f'looking up "{link.name}"'):
-        _, part = route.ask(RTM_GETLINK, _question(link.index))
-    return fields(part, HEADER.size + IFINFOMSG.size).get(IFLA_PERM_ADDRESS, b"").hex(":")
+        told = route.ask(RTM_GETLINK, question(index=link.index))
+    return str(told.get_attr("IFLA_PERM_ADDRESS", ""))
 
 
-def _question(index: int = 0, attributes: bytes = b"", more: int = 0) -> bytes:
-    """A question about interfaces, without statistics: some are summed up over all CPUs."""
-    mask = number(IFLA_EXT_MASK, RTEXT_FILTER_SKIP_STATS | more)
-    return IFINFOMSG.pack(0, 0, index, 0, 0) + mask + attributes
+def question(
+    *named: tuple[str, object], index: int = 0, form: type[LinkMessage] = LinkMessage
+) -> LinkMessage:
+    """A question about interfaces."""
+    return message(form, [("IFLA_EXT_MASK", form.ext_mask), *named], index=index)
 
 
 def _get(
-    route: Rtnetlink, what: str, question: bytes, after: Sequence[ChangeRequest] = ()
-) -> bytes | None:
+    route: Rtnetlink, what: str, asked: LinkMessage, after: Sequence[ChangeRequest] = ()
+) -> LinkMessage | None:
     try:
-        return route.ask(RTM_GETLINK, question, after=after)[1]
+        told: LinkMessage = route.ask(RTM_GETLINK, asked, after=after)
     except NetlinkError as refused:
         if refused.code == errno.ENODEV:
             return None
         raise explained(what, refused.code, refused.words) from None
+    return told
 
 
-def of_message(part: bytes) -> Link:
-    """An interface from the kernel's RTM_NEWLINK, with the netlink header in front."""
-    _, link_type, index, flags, _ = IFINFOMSG.unpack_from(part, HEADER.size)
-    shown = fields(part, HEADER.size + IFINFOMSG.size)
-    info = fields(shown[IFLA_LINKINFO]) if IFLA_LINKINFO in shown else {}
-    kind = text(info.get(IFLA_INFO_KIND, b""))
-    pkey = mode = umcast = None
-    if kind == "ipoib":
-        ipoib = fields(info.get(IFLA_INFO_DATA, b""))
-        pkey, mode, umcast = (
-            _U16.unpack(ipoib[key])[0] if key in ipoib else None
-            for key in (IFLA_IPOIB_PKEY, IFLA_IPOIB_MODE, IFLA_IPOIB_UMCAST)
-        )
-    listed = shown.get(IFLA_PROP_LIST, b"")
-    xdp = fields(shown.get(IFLA_XDP, b""))
+def of_message(told: LinkMessage) -> Link:
+    """An interface from the kernel's RTM_NEWLINK."""
+    shown = attributes(told)
+    info = shown.get("IFLA_LINKINFO")
+    kind = info.get_attr("IFLA_INFO_KIND", "") if info else ""
+    ipoib = attributes(info.get_attr("IFLA_INFO_DATA")) if info and kind == "ipoib" else {}
+    mode = ipoib.get("IFLA_IPOIB_MODE", "")
+    xdp = shown.get("IFLA_XDP")
+    programs = attributes(xdp) if xdp else ()
     return Link(
-        index=index,
-        name=text(shown[IFLA_IFNAME]),
+        index=told["index"],
+        name=shown["IFLA_IFNAME"],
         kind=kind,
-        link_type=link_type,
-        mac=shown.get(IFLA_ADDRESS, b"").hex(":"),
-        broadcast=shown.get(IFLA_BROADCAST, b"").hex(":"),
-        mtu=value(shown.get(IFLA_MTU)),
-        flags=flags,
-        alias=text(shown.get(IFLA_IFALIAS, b"")),
-        parent=value(shown.get(IFLA_LINK)),
-        device=text(shown.get(IFLA_PARENT_DEV_NAME, b"")),
-        altnames=tuple(
-            text(listed[start:end])
-            for name, start, end in attributes(listed, 0, len(listed))
-            if name == IFLA_ALT_IFNAME
-        )
-        if listed
-        else (),
-        pkey=pkey,
-        mode=IPOIB_MODES[mode] if mode is not None and mode < len(IPOIB_MODES) else "",
-        umcast=bool(umcast),
-        settings={
-            name: form.unpack_from(shown[kind])[0]
-            for name, (kind, form) in SETTINGS.items()
-            if kind in shown
-        },
-        xdp=tuple(name for name, (kind, _) in XDP_MODES.items() if kind in xdp),
+        link_type=told["ifi_type"],
+        mac=shown.get("IFLA_ADDRESS", ""),
+        broadcast=shown.get("IFLA_BROADCAST", ""),
+        mtu=shown.get("IFLA_MTU", 0),
+        flags=told["flags"],
+        alias=shown.get("IFLA_IFALIAS", ""),
+        parent=shown.get("IFLA_LINK", 0),
+        device=shown.get("IFLA_PARENT_DEV_NAME", ""),
+        altnames=tuple(shown["IFLA_PROP_LIST"].altnames()) if "IFLA_PROP_LIST" in shown else (),
+        pkey=ipoib.get("IFLA_IPOIB_PKEY"),
+        mode=mode if isinstance(mode, str) else "",
+        umcast=bool(ipoib.get("IFLA_IPOIB_UMCAST")),
+        settings={name: shown[kind] for name, kind in SETTINGS.items() if kind in shown},
+        xdp=tuple(name for name, (kind, _) in XDP_MODES.items() if kind in programs),
     )

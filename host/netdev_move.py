@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 import msgspec
+from pyroute2.netlink.rtnl.ifinfmsg import IFF_LOWER_UP, IFF_RUNNING, IFF_UP
 
 from host import addresses, link_changes, links
 from host.addresses import Sysctl
@@ -20,7 +21,7 @@ from host.netlink import Rtnetlink
 
 ALIAS_PREFIX = "podfabric:"
 TEMPORARY_PREFIX = "pf"
-MODES = links.IFF_PROMISC | links.IFF_ALLMULTI
+MODES = links.FLAGS["promisc"] | links.FLAGS["allmulti"]
 _FLAGS = sum(links.FLAGS.values())
 
 # A move holds the kernel's RTNL lock for ~16 ms (it waits for all CPUs), and the kernel grants the
@@ -128,7 +129,7 @@ def move_in(
         link_changes.move(host, link, namespace, name, mark.alias, mtu=mtu)
     seen = links.identify(pod, name)
     if seen is not None and seen.is_of(link):
-        flags = link.flags & ~(links.IFF_UP | links.IFF_RUNNING | links.IFF_LOWER_UP)
+        flags = link.flags & ~(IFF_UP | IFF_RUNNING | IFF_LOWER_UP)
         return msgspec.structs.replace(
             link, index=seen.index, name=name, alias=mark.alias, flags=flags, mtu=mtu or link.mtu
         )

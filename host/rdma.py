@@ -7,33 +7,24 @@ new ones.
 """
 
 import errno
-import struct
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import msgspec
+from pyroute2.netlink import NLM_F_ACK
 
 from host.errors import HostError, explained
 from host.namespaces import NetworkNamespace
-from host.netlink import (
-    DUMPS,
-    HEADER,
-    NLM_F_ACK,
-    NetlinkError,
-    NetlinkSocket,
-    attribute,
+from host.netlink import DUMPS, NetlinkError, NetlinkSocket, trying
+from host.netlink_messages import (
+    NETLINK_RDMA,
+    RDMA_GET,
+    RDMA_SET,
+    RDMA_SYS_GET,
+    RdmaMessage,
     attributes,
-    trying,
+    message,
 )
-
-NETLINK_RDMA = 20  # linux/netlink.h
-# rdma/rdma_netlink.h
-RDMA_NL_NLDEV = 5
-RDMA_NLDEV_CMD_GET, RDMA_NLDEV_CMD_SET = 1, 2
-RDMA_NLDEV_CMD_SYS_GET = 6
-RDMA_NLDEV_ATTR_DEV_INDEX, RDMA_NLDEV_ATTR_DEV_NAME = 1, 2
-RDMA_NLDEV_ATTR_NODE_GUID, RDMA_NLDEV_SYS_ATTR_NETNS_MODE = 6, 66
-RDMA_NLDEV_ATTR_DEV_PROTOCOL, RDMA_NLDEV_NET_NS_FD = 67, 68
 
 MODES = ("exclusive", "shared")  # NETNS_MODE's values
 EXCLUSIVE = (
@@ -41,9 +32,6 @@ EXCLUSIVE = (
     "`options ib_core netns_mode=0` in /etc/modprobe.d"
 )
 MISSING = "the kernel has no RDMA netlink (Linux 5.2): load the HCA's driver, or ib_core"
-
-_U32 = struct.Struct("=I")
-_U64 = struct.Struct("=Q")
 
 
 class NetlinkRdmaDevice(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,15 +83,15 @@ def mode(socket: RdmaNetlink) -> str:
     """
     what = "asking for the RDMA subsystem's mode"
     try:
-        _, answer = socket.ask(_kind(RDMA_NLDEV_CMD_SYS_GET), b"")
+        answer = socket.ask(RDMA_SYS_GET, message(RdmaMessage))
     except NetlinkError as refused:
         absent = (errno.EINVAL, errno.ECONNREFUSED, errno.EPROTONOSUPPORT)
         words = MISSING if refused.code in absent else refused.words
         raise explained(what, refused.code, words) from None
-    value = _fields(answer).get(RDMA_NLDEV_SYS_ATTR_NETNS_MODE)
-    if value is None or value[0] >= len(MODES):
+    value = answer.get_attr("RDMA_NLDEV_SYS_ATTR_NETNS_MODE")
+    if value is None or value >= len(MODES):
         raise HostError(f"{what}: this kernel's answer is unknown")
-    return MODES[value[0]]
+    return MODES[value]
 
 
 def devices(socket: RdmaNetlink) -> list[NetlinkRdmaDevice]:
@@ -117,8 +105,7 @@ def devices(socket: RdmaNetlink) -> list[NetlinkRdmaDevice]:
     last: list[NetlinkRdmaDevice] | None = None
     for _ in range(DUMPS):
         with trying(what):
-            parts = socket.table(_kind(RDMA_NLDEV_CMD_GET), b"")
-        listed = [_device(part) for _, part in parts]
+            listed = [_device(told) for told in socket.table(RDMA_GET, message(RdmaMessage))]
         if listed == last:
             return listed
         last = listed
@@ -133,9 +120,9 @@ def find(socket: RdmaNetlink, name: str) -> NetlinkRdmaDevice | None:
 
 def by_index(socket: RdmaNetlink, index: int) -> NetlinkRdmaDevice | None:
     """The device with that index, if it is visible in the socket's namespace."""
-    request = attribute(RDMA_NLDEV_ATTR_DEV_INDEX, _U32.pack(index))
+    request = message(RdmaMessage, [("RDMA_NLDEV_ATTR_DEV_INDEX", index)])
     try:
-        _, answer = socket.ask(_kind(RDMA_NLDEV_CMD_GET), request)
+        answer = socket.ask(RDMA_GET, request)
     except NetlinkError as refused:
         # nldev_get_doit answers EINVAL if the device does not exist.
         if refused.code in (errno.EINVAL, errno.ENODEV, errno.ENOENT):
@@ -151,10 +138,9 @@ def move(socket: RdmaNetlink, device: NetlinkRdmaDevice, target: NetworkNamespac
     compares it with the sending thread's namespace (ib_device_set_netns_put).
     """
     what = f'moving RDMA device "{device.name}" into netns "{target.path}"'
-    descriptor = attribute(RDMA_NLDEV_NET_NS_FD, _U32.pack(target.descriptor))
     try:
         with socket.inside():
-            _set(socket, device, descriptor)
+            _set(socket, device, ("RDMA_NLDEV_NET_NS_FD", target.descriptor))
     except NetlinkError as refused:
         words = refused.words
         if refused.code == errno.EOPNOTSUPP and mode(socket) == "shared":
@@ -168,37 +154,21 @@ def move(socket: RdmaNetlink, device: NetlinkRdmaDevice, target: NetworkNamespac
 
 def rename(socket: RdmaNetlink, device: NetlinkRdmaDevice, name: str) -> None:
     """Rename a device. No device in any namespace may have the new name."""
-    encoded = attribute(RDMA_NLDEV_ATTR_DEV_NAME, _text(name))
     with trying(f'renaming RDMA device "{device.name}" to "{name}"'):
-        _set(socket, device, encoded)
+        _set(socket, device, ("RDMA_NLDEV_ATTR_DEV_NAME", name))
 
 
-def _kind(command: int) -> int:
-    """The message type of a command (RDMA_NL_GET_TYPE)."""
-    return RDMA_NL_NLDEV << 10 | command
+def _set(socket: RdmaNetlink, device: NetlinkRdmaDevice, change: tuple[str, object]) -> None:
+    index = ("RDMA_NLDEV_ATTR_DEV_INDEX", device.index)
+    socket.ask(RDMA_SET, message(RdmaMessage, [index, change]), NLM_F_ACK)
 
 
-def _set(socket: RdmaNetlink, device: NetlinkRdmaDevice, change: bytes) -> None:
-    index = attribute(RDMA_NLDEV_ATTR_DEV_INDEX, _U32.pack(device.index))
-    socket.ask(_kind(RDMA_NLDEV_CMD_SET), index + change, NLM_F_ACK)
-
-
-def _text(text: str) -> bytes:
-    return text.encode(errors="surrogateescape") + b"\0"
-
-
-def _fields(answer: bytes) -> dict[int, bytes]:
-    fields = attributes(answer, HEADER.size, len(answer))
-    return {kind: answer[start:stop] for kind, start, stop in fields}
-
-
-def _device(answer: bytes) -> NetlinkRdmaDevice:
-    fields = _fields(answer)
-    guid = f"{_U64.unpack(fields[RDMA_NLDEV_ATTR_NODE_GUID])[0]:016x}"
-    protocol = fields.get(RDMA_NLDEV_ATTR_DEV_PROTOCOL, b"")
+def _device(told: RdmaMessage) -> NetlinkRdmaDevice:
+    shown = attributes(told)
+    guid = f"{shown['RDMA_NLDEV_ATTR_NODE_GUID']:016x}"
     return NetlinkRdmaDevice(
-        index=_U32.unpack(fields[RDMA_NLDEV_ATTR_DEV_INDEX])[0],
-        name=fields[RDMA_NLDEV_ATTR_DEV_NAME].rstrip(b"\0").decode(errors="surrogateescape"),
+        index=shown["RDMA_NLDEV_ATTR_DEV_INDEX"],
+        name=shown["RDMA_NLDEV_ATTR_DEV_NAME"],
         node_guid=":".join(guid[at : at + 4] for at in range(0, 16, 4)),
-        protocol=protocol.rstrip(b"\0").decode(),
+        protocol=shown.get("RDMA_NLDEV_ATTR_DEV_PROTOCOL", ""),
     )

@@ -50,8 +50,8 @@ def record_of(plan: DevicePlan, options: SriovOptions) -> DeviceRecord:
     function = plan.function
     on = among = 0
     for flag, wanted in (
-        (links.IFF_PROMISC, options.promisc),
-        (links.IFF_ALLMULTI, options.allmulti),
+        (links.FLAGS["promisc"], options.promisc),
+        (links.FLAGS["allmulti"], options.allmulti),
     ):
         if wanted is not None:
             among |= flag

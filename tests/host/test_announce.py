@@ -10,6 +10,7 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
+from pyroute2.netlink.rtnl.ifinfmsg import IFF_LOWER_UP
 
 from host import announce, link_changes, links, netdev_move
 from host.errors import LinkMissing
@@ -124,7 +125,7 @@ def test_link_without_carrier_for_the_network_layer_is_awaited_and_fails_nothing
     """For a moment LOWER_UP is shown already, and there is no route for IPv6 multicast."""
     cable.set("mode", "dormant")
     link = cable.configured("fd00::3/64", "10.1.2.3/24")
-    until(lambda: links.require(cable.route, "near").flags & links.IFF_LOWER_UP)
+    until(lambda: links.require(cable.route, "near").flags & IFF_LOWER_UP)
     assert not announce.await_carrier(cable.route, link, 0.05).carrier
     (failure,) = announce.announce(cable.namespace, link, ["fd00::3/64", "10.1.2.3/24"])
     assert failure == 'fd00::3 on "near" is not announced: Network is unreachable'

@@ -18,6 +18,7 @@ from uuid import uuid4
 
 import msgspec
 import pytest
+from pyroute2.netlink.rtnl import RTM_SETLINK
 
 from host import addresses, link_changes, links, netdev_move
 from host.addresses import Sysctl
@@ -26,7 +27,6 @@ from host.links import Link
 from host.namespaces import NetworkNamespace
 from host.netdev_move import Mark, NameTaken, Origin
 from host.netlink import Rtnetlink, netlink
-from host.rtnetlink import RTM_SETLINK
 from tests.waiting import PATIENCE, until
 
 IP = "/usr/sbin/ip"

@@ -14,9 +14,11 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from pyroute2.netlink import NLM_F_ACK
+from pyroute2.netlink.rtnl import RTM_GETADDR, RTM_GETLINK, RTM_GETROUTE
+
 from host import announce, packets
-from host.netlink import HEADER, NLM_F_ACK, NetlinkSocket
-from host.rtnetlink import RTM_GETADDR, RTM_GETLINK, RTM_GETROUTE
+from host.netlink import HEADER, NetlinkSocket
 
 Action = Callable[[], object]
 

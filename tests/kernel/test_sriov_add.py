@@ -3,11 +3,11 @@
 from typing import Any
 
 import pytest
+from pyroute2.netlink.rtnl.ifinfmsg import IFF_ALLMULTI, IFF_PROMISC
 
 from cni.policy import rules
 from cni.policy.rules import Policy
 from host import links
-from host.links import IFF_ALLMULTI, IFF_PROMISC
 from host.netlink import netlink
 from tests.kernel import cards, igb
 from tests.kernel.cards import Card

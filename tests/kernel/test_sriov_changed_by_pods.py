@@ -8,17 +8,20 @@ import json
 import struct
 from pathlib import Path
 
+from pyroute2.netlink.rtnl import RTM_SETLINK
+from pyroute2.netlink.rtnl.ifinfmsg import XDP_FLAGS_SKB_MODE
+
 from host import ethtool, links
 from host.namespaces import NetworkNamespace
-from host.netlink import NLA_F_NESTED, ChangeRequest, attribute, netlink, number
-from host.rtnetlink import IFINFOMSG, IFLA_XDP, IFLA_XDP_FD, IFLA_XDP_FLAGS, RTM_SETLINK
+from host.netlink import ChangeRequest, netlink
+from host.netlink_messages import LinkMessage, message
 from tests.kernel import cards
 from tests.kernel.cards import Card
 from tests.kernel.pods import IP, SriovNode, run
 
 TC, BRIDGE = "/usr/sbin/tc", "/usr/sbin/bridge"
 SETTINGS = Path("/proc/sys/net")
-_BPF, _PROG_LOAD, _XDP, _GENERIC = 321, 5, 6, 0x2  # linux/bpf.h, linux/if_link.h
+_BPF, _PROG_LOAD, _XDP = 321, 5, 6  # linux/bpf.h
 
 
 def test_settings_that_a_move_keeps_are_restored(
@@ -124,10 +127,8 @@ def _attach_a_program(netns: str) -> None:
     assert program >= 0, ctypes.get_errno()
     with NetworkNamespace.open(f"/var/run/netns/{netns}") as space, netlink(space) as route:
         link = links.require(route, "net1")
-        attached = attribute(IFLA_XDP_FD, struct.pack("=i", program))
-        attached += number(IFLA_XDP_FLAGS, _GENERIC)
-        request = IFINFOMSG.pack(0, 0, link.index, 0, 0)
-        request += attribute(IFLA_XDP | NLA_F_NESTED, attached)
+        attached = [("IFLA_XDP_FD", program), ("IFLA_XDP_FLAGS", XDP_FLAGS_SKB_MODE)]
+        request = message(LinkMessage, [("IFLA_XDP", {"attrs": attached})], index=link.index)
         route.change(ChangeRequest("attaching a program", RTM_SETLINK, request))
         now = links.require(route, "net1")
     assert now.xdp == ("generic",)

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyroute2.netlink.rtnl.ifinfmsg import IFF_RUNNING
 
 from cni.attachments.journal import Journal
 from cni.attachments.sweep import sweep
@@ -13,7 +14,6 @@ from cni.spec.attachment import Attachment
 from cni.sriov.plugin import Sriov
 from host import link_changes, links, netdev_move, vfs
 from host.errors import HostError
-from host.links import IFF_RUNNING
 from host.namespaces import NetworkNamespace
 from host.netlink import Rtnetlink, netlink
 from tests.kernel import cards, igb

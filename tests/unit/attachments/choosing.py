@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any, cast
 
 import pytest
+from pyroute2.netlink.rtnl.ifinfmsg import IFF_UP
 
 from base.paths import Paths
 from base.pod import Pod
@@ -23,7 +24,7 @@ from cni.sriov import devices
 from cni.sriov import options as sriov_options
 from cni.sriov import permitted as sriov_permitted
 from host import links, pci
-from host.links import ARPHRD_INFINIBAND, IFF_UP, Link
+from host.links import ARPHRD_INFINIBAND, Link
 from host.netlink import Rtnetlink
 from tests.unit.deviceplugin.holding import Holding
 from tests.unit.host import servers

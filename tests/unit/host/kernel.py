@@ -3,12 +3,12 @@
 import struct
 
 import pytest
+from pyroute2.netlink.rtnl import RTM_GETLINK, RTM_NEWLINK
 
 from host.links import Link
 from host.netlink import NetlinkError, NetlinkSocket, Rtnetlink
-from host.rtnetlink import RTM_GETLINK, RTM_NEWLINK
 
-MULTI, TLVS = 0x2, 0x200
+MULTI, CAPPED, TLVS = 0x2, 0x100, 0x200
 PF = Link(index=7, name="ens1f0", kind="", link_type=1, mac="", broadcast="", mtu=1500, flags=0)
 IB_PF = Link(
     index=7, name="ib0", kind="ipoib", link_type=32, mac="", broadcast="", mtu=2044, flags=0
@@ -57,11 +57,10 @@ def message(kind: int, body: bytes, number: int = 1, flags: int = 0) -> bytes:
 
 
 def refusal(code: int, number: int = 1, words: bytes = b"") -> bytes:
-    request = message(RTM_GETLINK, bytes(16), number)
-    body = struct.pack("=i", -code) + request
+    body = struct.pack("=i", -code) + message(RTM_GETLINK, b"", number)
     if words:
         body += struct.pack("=HH", 4 + len(words), 1) + words + bytes(-len(words) % 4)
-    return message(2, body, number, TLVS if words else 0)
+    return message(2, body, number, CAPPED | (TLVS if words else 0))
 
 
 def done(number: int = 1, status: int = 0) -> bytes:

@@ -6,15 +6,16 @@ import struct
 import threading
 
 import pytest
+from pyroute2.netlink.rtnl import RTM_GETLINK, RTM_NEWLINK
 
 from host import links, netlink
 from host.errors import HostError
 from host.netlink import ChangeRequest, NetlinkError, Rtnetlink
-from host.rtnetlink import IFINFOMSG, RTM_GETLINK, RTM_NEWLINK
+from host.netlink_messages import LinkMessage
+from host.netlink_messages import message as made
 from tests.unit.host.kernel import MULTI, Kernel, done, message, refusal
 
 ADDRESS = bytes(range(20))
-QUESTION = IFINFOMSG.pack(0, 0, 5, 0, 0)
 INTERRUPTED = 0x10
 
 
@@ -31,8 +32,12 @@ def _link_message(address: bytes, number: int = 1, flags: int = 0) -> bytes:
     return message(RTM_NEWLINK, body, number, flags)
 
 
+def _question() -> LinkMessage:
+    return made(LinkMessage, index=5)
+
+
 def _change(what: str, *accepted: int) -> ChangeRequest:
-    return ChangeRequest(what, RTM_NEWLINK, QUESTION, accepted=accepted)
+    return ChangeRequest(what, RTM_NEWLINK, _question(), accepted=accepted)
 
 
 def test_refusal_names_the_change_and_the_kernels_answer(kernel: Kernel) -> None:
@@ -68,11 +73,12 @@ def test_refusal_of_an_earlier_change_is_raised_after_later_changes(
 
 def test_question_behind_changes_is_answered_when_they_are_done(kernel: Kernel) -> None:
     kernel.answers(_link_message(ADDRESS, 3))
-    _, answer = kernel.route.ask(RTM_GETLINK, QUESTION, after=[_change("a"), _change("b")])
-    assert answer == _link_message(ADDRESS, 3)
+    answer = kernel.route.ask(RTM_GETLINK, _question(), after=[_change("a"), _change("b")])
+    assert answer["header"]["sequence_number"] == 3
+    assert answer.get_attr("IFLA_ADDRESS") == ADDRESS.hex(":")
     kernel.answers(refusal(errno.EPERM, 5) + _link_message(ADDRESS, 6))
     with pytest.raises(HostError, match="b: Operation not permitted"):
-        kernel.route.ask(RTM_GETLINK, QUESTION, after=[_change("a"), _change("b")])
+        kernel.route.ask(RTM_GETLINK, _question(), after=[_change("a"), _change("b")])
 
 
 def test_refusal_without_words_is_the_errno(kernel: Kernel) -> None:
@@ -91,10 +97,10 @@ def test_change_that_is_not_answered_is_an_error_that_names_it(kernel: Kernel) -
 def test_late_answers_to_an_earlier_request_are_skipped(kernel: Kernel) -> None:
     kernel.answers(BlockingIOError(errno.ETIMEDOUT, ""))
     with pytest.raises(NetlinkError) as caught:
-        kernel.route.ask(RTM_GETLINK, QUESTION)
+        kernel.route.ask(RTM_GETLINK, _question())
     assert caught.value.code == errno.ETIMEDOUT
     kernel.answers(refusal(errno.EPERM, 1), _link_message(ADDRESS, 1) + _link_message(b"", 2))
-    assert kernel.route.ask(RTM_GETLINK, QUESTION)[1] == _link_message(b"", 2)
+    assert kernel.route.ask(RTM_GETLINK, _question())["header"]["sequence_number"] == 2
 
 
 def test_dump_that_the_kernel_calls_interrupted_is_read_again(kernel: Kernel) -> None:
@@ -102,7 +108,7 @@ def test_dump_that_the_kernel_calls_interrupted_is_read_again(kernel: Kernel) ->
         _link_message(ADDRESS, 1, MULTI), _link_message(ADDRESS, 1, MULTI | INTERRUPTED), done(1)
     )
     kernel.answers(_link_message(ADDRESS, 2, MULTI), done(2))
-    assert len(kernel.route.table(RTM_GETLINK, QUESTION)) == 1
+    assert len(kernel.route.table(RTM_GETLINK, _question())) == 1
     assert len(kernel.requests) == 2
 
 
@@ -115,20 +121,20 @@ def test_incomplete_dump_is_read_to_its_end_and_repeated(
         _link_message(ADDRESS, 1, MULTI) + done(1),
     )
     kernel.answers(_link_message(ADDRESS, 2, MULTI) * 2 + done(2))
-    assert len(kernel.route.table(RTM_GETLINK, QUESTION)) == 2
+    assert len(kernel.route.table(RTM_GETLINK, _question())) == 2
 
 
 def test_dump_that_never_is_consistent_is_an_error(kernel: Kernel) -> None:
     for number in range(1, netlink.DUMPS + 1):
         kernel.answers(_link_message(ADDRESS, number, MULTI | INTERRUPTED), done(number))
     with pytest.raises(NetlinkError, match="changed during each"):
-        kernel.route.table(RTM_GETLINK, QUESTION)
+        kernel.route.table(RTM_GETLINK, _question())
 
 
 def test_dump_that_ends_with_an_error_is_an_error(kernel: Kernel) -> None:
     kernel.answers(_link_message(ADDRESS, 1, MULTI), done(1, -errno.EMSGSIZE))
     with pytest.raises(NetlinkError) as caught:
-        kernel.route.table(RTM_GETLINK, QUESTION)
+        kernel.route.table(RTM_GETLINK, _question())
     assert caught.value.code == errno.EMSGSIZE
 
 

@@ -10,10 +10,10 @@ from collections.abc import Callable
 
 import msgspec
 import pytest
+from pyroute2.netlink.rtnl.ifinfmsg import IFF_LOWER_UP, IFF_RUNNING, IFF_UP
 
 from host import vfs
 from host.errors import HostError
-from host.links import IFF_LOWER_UP, IFF_RUNNING, IFF_UP
 from host.netlink import BUFFER, Rtnetlink
 from host.vfs import VF
 from tests.unit.clock import Clock
@@ -192,7 +192,7 @@ def test_unreported_settings_of_a_vf_are_none(
     silent = vf_info(1, MACS[1], setting=0xFFFFFFFF, state=2)
     for number in (1, 2):
         kernel.answers(vfs_answer(told, silent, number=number))
-    assert vfs.every(kernel.route, PF) == [FIRST, SECOND]
+    assert vfs.read(kernel.route, PF, 0) == FIRST
     assert vfs.read(kernel.route, PF, 1) == SECOND
 
 
@@ -226,19 +226,20 @@ def test_missing_vf_is_an_error_that_names_it(kernel: Kernel) -> None:
 
 
 def test_unreported_vf_does_not_hide_others(kernel: Kernel) -> None:
-    answer = bytearray(vfs_answer(vf_info(0, MACS[0]), vf_info(1, MACS[1])))
+    answer = bytearray(vfs_answer(vf_info(0, MACS[0]), vf_info(2, MACS[1])))
     at = answer.index(struct.pack("=HHI", 8, 21, 2))  # IFLA_NUM_VF
     answer[at + 4] = 3
     kernel.answers(bytes(answer))
-    assert [vf.index for vf in vfs.every(kernel.route, PF)] == [0, 1]
+    assert vfs.read(kernel.route, PF, 2).index == 2
 
 
 def test_list_that_is_longer_than_its_length_can_say_is_read_whole(kernel: Kernel) -> None:
     infos = [old_vf_info(index, MACS[0]) for index in range(900)]
-    answer = vfs_answer(*infos)
-    assert 0x10000 < len(answer) < BUFFER
-    kernel.answers(answer)
-    assert [vf.index for vf in vfs.every(kernel.route, PF)] == list(range(900))
+    for number, index in enumerate((0, 899), start=1):
+        answer = vfs_answer(*infos, number=number)
+        assert 0x10000 < len(answer) < BUFFER
+        kernel.answers(answer)
+        assert vfs.read(kernel.route, PF, index).index == index
 
 
 def test_pf_that_is_gone_is_an_error_that_names_it(kernel: Kernel) -> None:

@@ -11,11 +11,12 @@ from typing import cast
 
 import msgspec
 import pytest
+from pyroute2.netlink.rtnl.ifinfmsg import IFF_UP
 
 from base.paths import Paths
 from host import addresses, announce, ethtool, links, netdev_move, pci, rdma, vfs
 from host.errors import HostError
-from host.links import ARPHRD_ETHER, ARPHRD_INFINIBAND, IFF_UP, Link
+from host.links import ARPHRD_ETHER, ARPHRD_INFINIBAND, Link
 from host.namespaces import NetworkNamespace
 from host.netdev_move import Mark
 from host.netlink import Rtnetlink

@@ -5,10 +5,11 @@ from collections.abc import Iterator
 
 import msgspec
 import pytest
+from pyroute2.netlink.rtnl.ifinfmsg import IFF_LOWER_UP, IFF_RUNNING, IFF_UP
 
 from host import announce, links
 from host.errors import LinkMissing
-from host.links import IFF_LOWER_UP, IFF_RUNNING, IFF_UP, Link
+from host.links import Link
 from tests.unit.sriov.node import POD, VF0, link
 from tests.waiting import PATIENCE
 
