@@ -7,6 +7,7 @@ One thread per pool looks at the current state and does what is missing. inotify
 streams only wake it.
 """
 
+import errno
 import logging
 import math
 import threading
@@ -15,6 +16,7 @@ import time
 import grpc
 import msgspec
 
+from base import files
 from base.backoff import Backoff
 from base.loop import StepThread
 from base.paths import Paths
@@ -24,7 +26,7 @@ from deviceplugin.api import v1beta1_pb2, v1beta1_pb2_grpc
 from deviceplugin.kubelet import sockets, streams
 from deviceplugin.kubelet.channels import open_channel
 from deviceplugin.kubelet.server import ServedPool, Servicer
-from deviceplugin.kubelet.sockets import Identity, Listener, SocketError
+from deviceplugin.kubelet.sockets import Listener, SocketError
 from deviceplugin.kubelet.streams import Streams
 
 VERSION = "v1beta1"
@@ -71,7 +73,7 @@ class PluginServer(StepThread):
         self._servicer = Servicer(pool, self._streams)
 
         self._listener: Listener | None = None
-        self._registered_at: Identity | None = None  # the kubelet.sock of the last Register
+        self._registered_at: tuple[int, ...] = ()  # the kubelet.sock of the last Register
         self._asked = math.inf  # when the kubelet was asked to accept the pool
         self._live_since: float | None = None  # since when it reads the list
         self._due = 0.0  # when to ask it again
@@ -135,7 +137,7 @@ class PluginServer(StepThread):
         """Do what is missing now; return the seconds until the next step."""
         self._waker.follow((self._directory, self._directory.parent))
         # The kubelet's socket first: a kubelet removes ours before it makes its own.
-        kubelet = sockets.identity(self._kubelet)
+        kubelet = files.version(self._kubelet)
         if not self._directory.is_dir():
             self._say(f"{self._directory}: the directory does not exist: waiting for the kubelet")
             self._stop_listening()
@@ -147,8 +149,8 @@ class PluginServer(StepThread):
             if not self._listen_again():
                 return self._listen_at - time.monotonic()
             now = time.monotonic()
-        if kubelet is None:
-            self._registered_at = None
+        if kubelet == (errno.ENOENT,):
+            self._registered_at = ()
             self._say(f"{self._kubelet}: does not exist: waiting for the kubelet")
             return LOOK_EVERY
         if kubelet != self._registered_at:
@@ -225,7 +227,7 @@ class PluginServer(StepThread):
             self._listen_at = time.monotonic() + self._backoff.pause()
             self._say(str(error))
             return False
-        self._registered_at = None
+        self._registered_at = ()
         return True
 
     def _stop_listening(self) -> None:
