@@ -265,5 +265,10 @@ class DevicePlugin:
             self._services.pop(resource, None)
 
     def _follow_kubelet(self) -> float:
-        self.compare()
+        problem = None
+        try:
+            self.compare()
+        except OSError as error:
+            problem = f"{error.filename or self._paths.checkpoint}: {error.strerror}"
+        self._problems.tell("comparison with the kubelet", problem)
         return COMPARE_SHARES if self._gpus.shares else COMPARE_EVERY
