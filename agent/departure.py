@@ -8,7 +8,6 @@ kill finishes it: half of the files are worth nothing.
 
 import logging
 import shutil
-import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -18,6 +17,7 @@ from typing import NamedTuple
 from agent import presence
 from base import files
 from base.files import sync_directory
+from base.loop import StepThread
 from base.paths import Paths
 from base.problems import Problems
 from cni.attachments.journal import Journal
@@ -59,7 +59,7 @@ class Leaving(NamedTuple):
     uninstall: Callable[[Path], Iterable[str]]
 
 
-class Departure:
+class Departure(StepThread):
     """Watches a node that an agent leaves, in a thread, until `close`.
 
     `tell` gets a line of text about it. `stop` is called once the node is `empty`, or once an agent
@@ -74,6 +74,7 @@ class Departure:
         tell: Callable[[str], object],
         stop: Callable[[], object],
     ) -> None:
+        super().__init__("departure", join=None)
         self.empty = False
         self._paths = paths
         self._begun = removal_has_begun(paths)  # of an empty node, and the store may be half gone
@@ -81,37 +82,35 @@ class Departure:
         self._store = store
         self._tell = tell
         self._stop = stop
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="departure", daemon=True)
-        self._thread.start()
+        self._empty_since: float | None = None
+        self._logged = ""
+        self.start()
 
-    def close(self) -> None:
-        """End the thread."""
+    def step(self) -> float:
+        """Look at the node once."""
+        if presence.others(self._paths.run, STANDING_BY):
+            _log.info("another agent stands by, which attaches pods: it takes over")
+            return self._over()
+        now = time.monotonic()
+        text = self._left()
+        state = f"serving until empty: {text or 'nothing'} left"
+        self._tell(state)
+        if state != self._logged:
+            _log.info("%s", state)
+            self._logged = state
+        if text:
+            self._empty_since = None
+        elif self._empty_since is None:
+            self._empty_since = now
+        elif now - self._empty_since >= self._quiet:
+            self.empty = True
+            return self._over()
+        return LOOK_EVERY
+
+    def _over(self) -> float:
         self._ended.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        empty_since: float | None = None
-        logged = ""
-        while not self._ended.wait(LOOK_EVERY):
-            if presence.others(self._paths.run, STANDING_BY):
-                _log.info("another agent stands by, which attaches pods: it takes over")
-                break
-            now = time.monotonic()
-            text = self._left()
-            state = f"serving until empty: {text or 'nothing'} left"
-            self._tell(state)
-            if state != logged:
-                _log.info("%s", state)
-                logged = state
-            if text:
-                empty_since = None
-            elif empty_since is None:
-                empty_since = now
-            elif now - empty_since >= self._quiet:
-                self.empty = True
-                break
         self._stop()
+        return 0.0
 
     def _left(self) -> str:
         try:

@@ -36,7 +36,7 @@ from agent.server import BACKLOG, OVERTIME, Server
 from agent.settings import UNIX, Loaded, Settings
 from agent.sweeper import Sweeper
 from agent.workers import Workers
-from base import locks, loops, msgspec_warmup, unix_socket
+from base import locks, loop, msgspec_warmup, unix_socket
 from base.paths import Paths
 from base.watching import WatchedFile
 from cni.attachments import node_facts, pod_choices
@@ -333,7 +333,7 @@ class Agent:
         alive, text = self._alive()
         if not alive or text != "serving":
             return False, text
-        if failing := loops.failing():
+        if failing := loop.failing():
             return False, f"{failing}: see the log"
         stuck, limit = self._workers.stuck, self._workers.limit
         if 2 * stuck >= limit:

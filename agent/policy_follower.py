@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from base.documents import DocumentError
+from base.loop import StepThread
 from base.problems import Problems
 from base.text import printable
 from cni.policy import cluster
@@ -22,7 +23,6 @@ from ipam.cluster.api import Meta, Resource
 from ipam.cluster.controller.mirror import Mirror, same
 from ipam.cluster.events import PendingEvents
 from ipam.cluster.rest_api import ClusterApi
-from ipam.cluster.step_thread import StepThread
 
 UNREADABLE = "PolicyUnreadable"
 LOOK_EVERY = 30.0  # seconds, for a file that could not be written

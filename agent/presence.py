@@ -5,11 +5,12 @@ so the kernel says whether it lives. The name has the mount namespace, which tel
 that share the directory, whether or not they share process ids.
 """
 
-import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from base.locks import Busy, LockFile, shared
 
 _PREFIX = "agent-"
 
@@ -17,15 +18,15 @@ _PREFIX = "agent-"
 class Presence:
     """The state of this process, from its start to the end of the block that made it."""
 
-    def __init__(self, descriptor: int, state: str) -> None:
-        self._descriptor = descriptor
+    def __init__(self, lock: LockFile, state: str) -> None:
+        self._lock = lock
         self._length = len(_line(state))
 
     def tell(self, state: str) -> None:
         """Replace the state by this line, in one write: a reader sees the old or the new one."""
         line = _line(state).ljust(self._length)
         self._length = len(line)
-        os.pwrite(self._descriptor, line, 0)
+        os.pwrite(self._lock.descriptor, line, 0)
 
 
 @contextmanager
@@ -34,14 +35,12 @@ def present(run: Path, state: str) -> Iterator[Presence]:
     run.mkdir(mode=0o700, parents=True, exist_ok=True)
     remove_dead(run)
     path = run / f"{_PREFIX}{_mounts()}-{os.getpid()}.state"
-    descriptor = -1
-    while descriptor < 0:
-        descriptor = _locked(path, state)
+    lock = _locked(path, state)
     try:
-        yield Presence(descriptor, state)
+        yield Presence(lock, state)
     finally:
         path.unlink(missing_ok=True)
-        os.close(descriptor)
+        lock.release()
 
 
 def remove_dead(run: Path) -> None:
@@ -70,23 +69,25 @@ def others(run: Path, state: str) -> bool:
     return False
 
 
-def _locked(path: Path, state: str) -> int:
-    """A descriptor of the file, which is locked before it has its name; -1 if that failed.
+def _locked(path: Path, state: str) -> LockFile:
+    """The lock of the file, which is held before the file has its name.
 
-    Until it is locked another agent that starts may take it for a dead one's, and remove it.
+    Until it is held another agent that starts may take the file for a dead one's, and remove it.
     """
     hidden = path.with_name(f".{path.name}")
-    descriptor = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        os.pwrite(descriptor, _line(state), 0)
-        hidden.replace(path)
-    except BaseException as error:
-        os.close(descriptor)
-        if isinstance(error, FileNotFoundError):
-            return -1
-        raise
-    return descriptor
+    lock = LockFile(hidden, "this agent", keep=True)
+    while True:
+        lock.acquire()
+        try:
+            os.pwrite(lock.descriptor, _line(state), 0)
+            hidden.replace(path)
+        except FileNotFoundError:
+            lock.release()
+        except BaseException:
+            lock.release()
+            raise
+        else:
+            return lock
 
 
 def _line(state: str) -> bytes:
@@ -104,13 +105,9 @@ def _mounts() -> int:
 def _lives(path: Path) -> bool:
     """Whether a process holds the lock of that file."""
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        os.close(shared(path))
     except FileNotFoundError:
         return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
+    except Busy:
         return True
-    finally:
-        os.close(descriptor)
     return False

@@ -6,8 +6,9 @@ Without systemd's environment variables, the functions here do nothing.
 import logging
 import os
 import socket
-import threading
 from collections.abc import Callable, Mapping
+
+from base.loop import StepThread
 
 NOTIFY_TIME = 1.0  # seconds to wait for a manager that does not read
 
@@ -38,45 +39,36 @@ def notify_stopping(within: float) -> bool:
     return notify("STOPPING=1", f"EXTEND_TIMEOUT_USEC={round(within * 1e6)}")
 
 
-class Watchdog:
+class Watchdog(StepThread):
     """Sends systemd signs of life while `alive` returns true, until `close`.
 
     Does nothing if the unit has no WatchdogSec=.
     """
 
     def __init__(self, alive: Callable[[], bool], environ: Mapping[str, str] = os.environ) -> None:
+        super().__init__("watchdog")
         self._alive = alive
         self._environ = environ
-        self._ended = threading.Event()
+        self._silent = False
         self._interval = _watchdog_interval(environ)
-        self._thread: threading.Thread | None = None
         if self._interval:
-            self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
-            self._thread.start()
+            self.start()
 
-    def close(self) -> None:
-        """Send no more signs of life."""
-        self._ended.set()
-        if self._thread is not None:
-            self._thread.join()
-
-    def _run(self) -> None:
-        silent = False
-        while True:
-            alive = self._alive()
-            if alive:
-                notify("WATCHDOG=1", environ=self._environ)
-            elif not silent:
-                _log.error("the agent does not serve: systemd is going to end it")
-            silent = not alive
-            if self._ended.wait(self._interval):
-                return
+    def step(self) -> float:
+        """Send a sign of life if there is one."""
+        alive = self._alive()
+        if alive:
+            notify("WATCHDOG=1", environ=self._environ)
+        elif not self._silent:
+            _log.error("the agent does not serve: systemd is going to end it")
+        self._silent = not alive
+        return self._interval
 
 
-def _watchdog_interval(environ: Mapping[str, str]) -> float | None:
-    """Seconds between two signs of life, half of what is allowed; None without a watchdog."""
+def _watchdog_interval(environ: Mapping[str, str]) -> float:
+    """Seconds between two signs of life, half of what is allowed; 0 without a watchdog."""
     allowed = environ.get("WATCHDOG_USEC", "")
     process = environ.get("WATCHDOG_PID", "")
     if not allowed.isdecimal() or (process and process != str(os.getpid())):
-        return None
+        return 0.0
     return int(allowed) / 2e6

@@ -3,8 +3,8 @@
 `paths` names the node's files, `files` writes them so that they survive a kill, `confined` opens
 files that a tenant names, `decoding` decodes JSON that anybody may have written, `documents` reads
 files of an administrator, and `watching` reports when those change. `locks`, `waiting` and
-`interrupts` are how calls wait for each other and how they are ended, and `loops` says which loops
-fail. `types` has names for texts and numbers that are easily mistaken. `text` makes foreign text
-printable. `memory` and `msgspec_warmup` are for processes that run for months. Code that touches
-the kernel's network or RDMA devices belongs in `host`.
+`interrupts` are how calls wait for each other and how they are ended, `loop` and `backoff` how
+threads go on. `types` has names for texts and numbers that are easily mistaken. `text` makes
+foreign text printable. `memory` and `msgspec_warmup` are for processes that run for months. Code
+that touches the kernel's network or RDMA devices belongs in `host`.
 """

@@ -139,7 +139,7 @@ def read(path: str) -> bytes:
         os.close(descriptor)
 
 
-def version(file: Path | int) -> tuple[int, ...]:
+def version(file: Path | str | int) -> tuple[int, ...]:
     """Numbers that differ once a file, by path or descriptor, is another one or was changed.
 
     One number alone if it cannot be looked at.

@@ -1,12 +1,16 @@
 """Lock files: one call at a time, on this node, for what a file stands for.
 
-The lock is flock(2)'s, so the kernel releases it when its holder dies.
+filelock locks open descriptors, so the kernel releases a lock when its holder dies. Its own lock
+objects would double what an address costs (docs/design.md).
 """
 
 import fcntl
 import os
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from filelock import lock_descriptor, unlock_descriptor
 
 from base import interrupts
 from base.waiting import wait_until
@@ -34,7 +38,7 @@ class LockFile:
         pause: seconds between two attempts at first; they double up to `longest_pause`.
 
     `with` raises Busy after `timeout`, OSError if the file cannot be used, Terminated if the call
-    ends.
+    ends. `descriptor` is the file's while the lock is held.
     """
 
     def __init__(
@@ -54,7 +58,7 @@ class LockFile:
         self._keep = keep
         self._stay_open = stay_open
         self._pauses = pause, longest_pause
-        self._descriptor = -1
+        self.descriptor = -1
 
     def acquire(self, timeout: float | None = None) -> None:
         """Wait for the lock, if given for another time. Raises Busy, OSError, Terminated."""
@@ -76,14 +80,14 @@ class LockFile:
                 with suppress(FileNotFoundError):
                     os.unlink(self._path)  # noqa: PTH108 - a Path costs more than the call
             # Closing is not enough: a child that was just forked still has the descriptor.
-            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+            unlock_descriptor(self.descriptor)
         finally:
             if not self._stay_open:
                 self.close()
 
     def close(self) -> None:
         """Close the file of a lock that is not held."""
-        descriptor, self._descriptor = self._descriptor, -1
+        descriptor, self.descriptor = self.descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
 
@@ -95,15 +99,17 @@ class LockFile:
 
     def _attempt(self) -> bool:
         """Open the file and lock it; False if another process or thread has the lock."""
-        descriptor, self._descriptor = self._descriptor, -1
+        descriptor, self.descriptor = self.descriptor, -1
         if descriptor < 0:
             descriptor = _open(self._path)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.path.samestat(os.fstat(descriptor), os.stat(self._path)):  # noqa: PTH116 - cheaper
-                self._descriptor = descriptor
+            if lock_descriptor(descriptor, blocking=False) and os.path.samestat(
+                os.fstat(descriptor),
+                os.stat(self._path),  # noqa: PTH116 - cheaper
+            ):
+                self.descriptor = descriptor
                 return True
-        except (BlockingIOError, FileNotFoundError):
+        except FileNotFoundError:
             pass
         except BaseException:
             os.close(descriptor)
@@ -121,6 +127,34 @@ def remove_abandoned(directory: Path) -> None:
         for path in directory.iterdir():
             with suppress(Busy, OSError), locked(path, "an ended call", timeout=0.0):
                 pass
+
+
+@contextmanager
+def directory_locked(directory: Path) -> Iterator[None]:
+    """Hold the lock of a directory itself. Raises OSError."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        lock_descriptor(descriptor)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def shared(path: Path | str) -> int:
+    """A descriptor that holds the lock of a file together with others, until it is closed.
+
+    By flock(2), since filelock shares locks of SQLite databases only. Raises Busy if one process
+    holds the lock alone, OSError if the file cannot be opened.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BaseException as error:
+        os.close(descriptor)
+        if isinstance(error, BlockingIOError):
+            raise Busy(f"another process holds {path}") from None
+        raise
+    return descriptor
 
 
 def _open(path: str) -> int:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from base import interrupts
+from base.backoff import Backoff
 
 T = TypeVar("T")
 
@@ -20,11 +21,11 @@ def wait_until(
     deadline = time.monotonic() + seconds
     if answer := condition():
         return answer
+    backoff = Backoff(pause, longest_pause)
     with interrupts.waiting():
         while time.monotonic() < deadline:
             interrupts.checkpoint()
-            time.sleep(min(pause, max(0.0, deadline - time.monotonic())))
+            time.sleep(min(backoff.pause(), max(0.0, deadline - time.monotonic())))
             if answer := condition():
                 break
-            pause = min(2 * pause, longest_pause)
     return answer

@@ -12,6 +12,7 @@ from pathlib import Path
 from inotify_simple import INotify, flags
 
 from base import files
+from base.loop import StepThread
 
 LOOK_EVERY = 5.0  # seconds between two checks, for changes that inotify does not report
 SETTLE = 0.2  # seconds without another change before `changed` is called
@@ -92,14 +93,13 @@ class Waker:
         return inotify
 
 
-class WatchedFile:
+class WatchedFile(StepThread):
     """Calls `changed` when the file's content may have changed, and once at the start.
 
     A thread does this until `close`. It watches the directory, because editors and ConfigMap
     mounts replace the file. It also checks every few seconds for what inotify does not report: a
     directory that does not exist yet, or a link's target elsewhere. The call at the start covers
-    a change between the caller's own reading and the watch. `changed` reads the file and must not
-    raise.
+    a change between the caller's own reading and the watch. `changed` reads the file.
     """
 
     def __init__(
@@ -109,35 +109,35 @@ class WatchedFile:
         look_every: float = LOOK_EVERY,
         name: str = "settings",
     ) -> None:
+        super().__init__(name, join=None)
         self._path = path
         self._changed = changed
         self._look_every = look_every
-        self._ended = threading.Event()
+        self._seen: tuple[int, ...] = ()  # differs from every version: `changed` is called at once
         self._waker = Waker()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
+        self.start()
+
+    def wake(self) -> None:
+        """Look at the file now."""
+        self._waker.wake()
 
     def close(self) -> None:
         """Stop watching. `changed` is not called after this returns."""
-        self._ended.set()
-        self._waker.wake()
-        self._thread.join()
+        super().close()
         self._waker.close()
 
-    def _run(self) -> None:
-        seen: tuple[int, ...] = ()  # differs from every version: `changed` is called at once
-        while True:
-            self._waker.follow((self._path.parent,))
-            if files.version(self._path) != seen:
-                seen = self._settled()
-                if self._ended.is_set():
-                    return
+    def step(self) -> float:
+        """Call `changed` if the file is not the one that was seen."""
+        self._waker.follow((self._path.parent,))
+        if files.version(self._path) != self._seen:
+            self._seen = self._settled()
+            if not self._ended.is_set():
                 self._changed()
-            has_changed = self._waker.wait(self._look_every)
-            if self._ended.is_set():
-                return
-            if has_changed:
-                seen = ()  # the version may be the same: file times are coarse
+        return self._look_every
+
+    def _rest(self, seconds: float) -> None:
+        if self._waker.wait(seconds):
+            self._seen = ()  # the version may be the same: file times are coarse
 
     def _settled(self) -> tuple[int, ...]:
         """The file's version once a writer has finished, or after `close`."""

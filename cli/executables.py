@@ -6,7 +6,6 @@ Where another project's executable has such a name, the launcher takes its place
 waits in the subdirectory REPLACED for the day on which podfabric is uninstalled.
 """
 
-import fcntl
 import logging
 import os
 import sys
@@ -17,6 +16,7 @@ from types import MappingProxyType
 
 from base import files
 from base.files import sync_directory
+from base.locks import directory_locked
 from base.watching import WatchedFile
 from cni.spec.config import SERVED
 
@@ -114,14 +114,10 @@ def watch(directory: Path) -> WatchedFile:
 @contextmanager
 def locked(directory: Path) -> Iterator[None]:
     """Lock the directory for changes, and remove temporary files that a killed process left."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    with directory_locked(directory):
         for temporary in directory.glob(f".*{_TEMPORARY}"):
             temporary.unlink()
         yield
-    finally:
-        os.close(descriptor)
 
 
 def install(contents: Mapping[Path, bytes], kept: Mapping[Path, Path] = _NONE) -> None:

@@ -63,19 +63,18 @@ def ipam() -> None:
 
 def paths() -> "Paths":
     """The node's files. CNIError 114 if an agent owns them, 5 if that cannot be seen."""
-    import fcntl
     import os
 
+    from base import locks
     from base.paths import Paths
     from cni.spec.errors import CNIError, Code
 
     node = Paths.from_environ(os.environ)
     try:
-        lock = os.open(node.agent_lock, os.O_RDONLY | os.O_CLOEXEC)  # open until the process ends
-        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        locks.shared(node.agent_lock)  # until the process ends
     except (FileNotFoundError, NotADirectoryError):
         pass  # no agent has served here
-    except BlockingIOError:
+    except locks.Busy:
         raise CNIError(
             Code.AGENT_OWNS,
             f"an agent owns {node.state} (it holds {node.agent_lock}): nothing was done; have the "

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
 
+from base.loop import Loop
 from base.paths import Paths
 from base.problems import Problems
 from deviceplugin.allocate import allocation, cdi
@@ -70,19 +71,16 @@ class DevicePlugin:
         self._services: dict[str, PoolService] = {}
         self._servers: dict[str, PluginServer] = {}
         self._problems = Problems(_log)
-        self._ended = threading.Event()
         self._stack = ExitStack()
-        self._soon = threading.Event()  # to look now
         self._kubelet = self._stack.enter_context(closing(PodResourcesClient(paths)))
         parts = gpu_parts or GpuParts()
         self._gpus = GpuPools(paths, self._ledger, self._kubelet, parts, self._look_soon)
         self._reconciler = Reconciler(
             paths, self._ledger, self._kubelet, self._gpus.adopt, pods_known
         )
-        self._threads = [
-            threading.Thread(target=self._watch, name="devices", daemon=True),
-            threading.Thread(target=self._follow_kubelet, name="kubelet", daemon=True),
-        ]
+        self._looked = self._rates_read = time.monotonic()
+        self._looks = Loop("devices", self._watch, join=10.0)
+        self._comparisons = Loop("kubelet", self._follow_kubelet, join=10.0)
 
     def start(self) -> None:
         """Adopt what the kubelet has on disk, offer the pools, and start the threads."""
@@ -94,18 +92,13 @@ class DevicePlugin:
         self._grace = StartupGrace(self._ledger.keys(), time.monotonic())
         self._serving = True
         self.look(again=False)
-        for thread in self._threads:
-            thread.start()
+        self._looks.start()
+        self._comparisons.start()
 
     def close(self) -> None:
         """Withdraw every pool. Containers keep their devices."""
-        if self._ended.is_set():
-            return
-        self._ended.set()
-        self._soon.set()
-        for thread in self._threads:
-            if thread.ident is not None:
-                thread.join(10.0)
+        self._looks.close()
+        self._comparisons.close()
         with self._lock:
             self._withdraw(list(self._servers))
         self._stack.close()
@@ -144,30 +137,17 @@ class DevicePlugin:
         """How many device ids containers hold, by resource."""
         return Counter(allocation.resource for allocation in self._ledger.allocations())
 
-    def _watch(self) -> None:
-        looked = rates_read = time.monotonic()
-        while not self._ended.is_set():
-            try:
-                self._wait(LOOK_AGAIN if self._health.pending else LOOK_EVERY)
-                if self._ended.is_set():
-                    return
-                now = time.monotonic()
-                due = now - looked >= RESCAN_EVERY
-                rates = now - rates_read >= RATES_EVERY
-                rates_read = now if rates else rates_read
-                if due or self._inventory.differs(rates=rates):
-                    looked = now
-                    self.look()
-                elif (
-                    self._health.pending
-                    or self._grace.pending
-                    or self._allocated
-                    or self._gpus.differs()
-                ):
-                    self.look(again=False)
-            except Exception:  # noqa: BLE001 - the next look may succeed
-                _log.exception("looking at the HCAs failed")
-                self._ended.wait(LOOK_EVERY)
+    def _watch(self) -> float:
+        now = time.monotonic()
+        due = now - self._looked >= RESCAN_EVERY
+        rates = now - self._rates_read >= RATES_EVERY
+        self._rates_read = now if rates else self._rates_read
+        if due or self._inventory.differs(rates=rates):
+            self._looked = now
+            self.look()
+        elif self._health.pending or self._grace.pending or self._allocated or self._gpus.differs():
+            self.look(again=False)
+        return LOOK_AGAIN if self._health.pending else LOOK_EVERY
 
     def _on_allocate(self) -> None:
         """Have the other pools updated soon: the kubelet may choose from them next."""
@@ -176,11 +156,7 @@ class DevicePlugin:
 
     def _look_soon(self) -> None:
         self._allocated = True
-        self._soon.set()
-
-    def _wait(self, seconds: float) -> None:
-        self._soon.wait(seconds)
-        self._soon.clear()
+        self._looks.wake()
 
     def look(self, *, again: bool = True) -> None:
         """Update every pool from the hardware; without `again`, from the last look at it."""
@@ -288,11 +264,11 @@ class DevicePlugin:
             self._servers.pop(resource).close()
             self._services.pop(resource, None)
 
-    def _follow_kubelet(self) -> None:
-        while True:
-            try:
-                self.compare()
-            except Exception:  # noqa: BLE001 - the next comparison may succeed
-                _log.exception("comparing with the kubelet failed")
-            if self._ended.wait(COMPARE_SHARES if self._gpus.shares else COMPARE_EVERY):
-                return
+    def _follow_kubelet(self) -> float:
+        problem = None
+        try:
+            self.compare()
+        except OSError as error:
+            problem = f"{error.filename or self._paths.checkpoint}: {error.strerror}"
+        self._problems.tell("comparison with the kubelet", problem)
+        return COMPARE_SHARES if self._gpus.shares else COMPARE_EVERY

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from base import locks, msgspec_warmup
 from base.locks import Busy
+from base.loop import StepThread
 from base.paths import Paths
 from base.problems import Problems
 from base.watching import WatchedFile
@@ -35,7 +36,7 @@ TRY_AGAIN = 5.0  # seconds after the pools could not be served
 _log = logging.getLogger(__name__)
 
 
-class Service:
+class Service(StepThread):
     """Serves the configuration that `load` reads, from `start` to `close`.
 
     It is loaded again whenever `file` changes. `pods_known` is called with the pods that the
@@ -54,6 +55,7 @@ class Service:
         leaving: bool = False,
         mistaken: Callable[[str], object] = lambda text: None,
     ) -> None:
+        super().__init__("device-plugin", join=30.0)
         self.mistake: str | None = None  # why the configuration cannot be used
         self._mistaken = mistaken
         self._leaving = leaving
@@ -62,14 +64,14 @@ class Service:
         self._paths = paths
         self._load = load
         self._file = file
-        self._failed: str | None = None  # why the pools cannot be served
+        self._unserved: str | None = None  # why the pools cannot be served
         self._config: DevicePluginConfig | None = None
         self._lock = threading.RLock()
         self._plugin: DevicePlugin | None = None
         self._watched: WatchedFile | None = None
-        self._ended = threading.Event()
-        self._held = ExitStack()  # with the lock of the node's only device plugin
-        self._thread = threading.Thread(target=self._run, name="device-plugin", daemon=True)
+        self._problems = Problems(_log)
+        self._is_alone = False  # this is the node's only device plugin
+        self._held = ExitStack()  # with the lock that says so
 
     def prepare(self) -> None:
         """Load what a start needs, so that it is quick."""
@@ -78,13 +80,14 @@ class Service:
 
     def start(self) -> None:
         """Start the thread and return."""
-        self._thread.start()
+        if not self._paths.device_plugins.is_dir():
+            directory = self._paths.device_plugins
+            _log.info("device plugin: waiting for a kubelet: %s does not exist", directory)
+        super().start()
 
     def close(self) -> None:
         """Withdraw every pool."""
-        self._ended.set()
-        if self._thread.ident is not None:
-            self._thread.join(30.0)
+        super().close()
         if self._watched is not None:
             self._watched.close()
         with self._lock:
@@ -111,41 +114,34 @@ class Service:
         """The GPUs that are given in parts; [] before the plugin runs."""
         return self._plugin.limited_gpus() if self._plugin is not None else []
 
-    def _run(self) -> None:
-        directory = self._paths.device_plugins
-        if not directory.is_dir():
-            _log.info("device plugin: waiting for a kubelet: %s does not exist", directory)
-        while not directory.is_dir():
-            if self._ended.wait(LOOK_EVERY):
-                return
-        if not self._wait_for_lock():
-            return
+    def step(self) -> float:
+        """Begin once there are a kubelet and no other device plugin; then try again what failed."""
+        if self._is_alone:
+            if self._unserved is not None:
+                self._load_configuration()
+            return TRY_AGAIN
+        if not self._paths.device_plugins.is_dir():
+            return LOOK_EVERY
+        path, pause = self._paths.devices / "plugin.lock", 0.0
+        try:
+            lock = locks.locked(path, "the device plugin", timeout=LOOK_EVERY, keep=True)
+            self._held.enter_context(lock)
+        except Busy:
+            problem = f"another one is running: it has locked {path}"
+        except OSError as error:
+            problem, pause = f"cannot use {self._paths.devices}: {error.strerror}", LOOK_EVERY
+        else:
+            self._begin()
+            return TRY_AGAIN
+        self._problems.tell("device plugin", f"{problem} (waiting)")
+        return pause
+
+    def _begin(self) -> None:
+        self._is_alone = True
         if self._file is None:
             self._load_configuration()
         else:
             self._watched = WatchedFile(self._file, self._load_configuration, name="pools")
-        while not self._ended.wait(TRY_AGAIN):
-            if self._failed is not None:
-                self._load_configuration()
-
-    def _wait_for_lock(self) -> bool:
-        """Wait until no other device plugin runs on this node; False if `close` comes first."""
-        path = self._paths.devices / "plugin.lock"
-        problems = Problems(_log)
-        patience = 0.0
-        while not self._ended.is_set():
-            try:
-                lock = locks.locked(path, "the device plugin", timeout=patience, keep=True)
-                self._held.enter_context(lock)
-                return True
-            except Busy:
-                problem = f"another one is running: it has locked {path}"
-                patience = LOOK_EVERY
-            except OSError as error:
-                problem = f"cannot use {self._paths.devices}: {error.strerror}"
-                self._ended.wait(LOOK_EVERY)
-            problems.tell("device plugin", f"{problem} (waiting)")
-        return False
 
     def _load_configuration(self) -> None:
         """Load the configuration; serve it if it has changed or could not be served before."""
@@ -156,7 +152,7 @@ class Service:
                 self._tell(str(error))
                 return
             self.mistake = None
-            if self._ended.is_set() or (config == self._config and self._failed is None):
+            if self._ended.is_set() or (config == self._config and self._unserved is None):
                 return
             self._config = config
             named = [f"{pool.resource} ({pool.mode})" for pool in config.pools]
@@ -164,11 +160,11 @@ class Service:
             _log.info("device plugin: pools %s", ", ".join(named) or "none")
             try:
                 self._apply(config)
-                self._failed = None
+                self._unserved = None
             except Exception as error:  # noqa: BLE001 - the agent must go on serving attachments
-                if str(error) != self._failed:
+                if str(error) != self._unserved:
                     _log.exception("device plugin: cannot serve the pools (tried again)")
-                self._failed = str(error) or type(error).__name__
+                self._unserved = str(error) or type(error).__name__
 
     def _tell(self, mistake: str) -> None:
         if mistake != self.mistake:

@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 
+from base.loop import StepThread
 from gpu import group_socket, layout, processes, refusals
 from gpu.group_limits import GroupError
 from gpu.group_socket import BURST, GroupSocket, Registrant
@@ -56,10 +57,11 @@ _REFUSED = {
 }
 
 
-class Registrar:
+class Registrar(StepThread):
     """Serves the sockets of all groups in a thread, from `start` to `close`."""
 
     def __init__(self, groups: Groups, tenants: Tenants, told: Refusals | None = None) -> None:
+        super().__init__("gpu-registrar", join=None)
         self._groups = groups
         self._tenants = tenants
         self._refusals = told or Refusals()
@@ -70,12 +72,10 @@ class Registrar:
         self._complained: dict[str, float] = {}  # when, by group
         # What could not be written yet: registrations of processes that ended, by group and slot.
         self._unburied: dict[str, dict[int, int]] = {}
-        self._closed = False
         self._epoll = select.epoll()
         self.living = LivingProcesses(self._epoll)
         self._end = os.eventfd(0, os.EFD_CLOEXEC)
         self._ticked = 0.0
-        self._thread = threading.Thread(target=self._run, name="gpu-registrar", daemon=True)
 
     def start(self) -> None:
         """Adopt what an earlier agent registered, listen at every group's socket, and serve."""
@@ -87,17 +87,15 @@ class Registrar:
                 self._listen(group)
             except (GroupError, OSError) as error:
                 _log.warning("GPUs: cannot serve group %s: %s", group, error)
-        self._thread.start()
+        super().start()
 
     def close(self) -> None:
         """Stop. The sockets' files stay: the next agent replaces them."""
         with self._lock:
-            if self._closed:
+            if self._ended.is_set():
                 return
-            self._closed = True
-        os.eventfd_write(self._end, 1)
-        if self._thread.ident is not None:
-            self._thread.join()
+            self._ended.set()
+        super().close()
         with self._lock:
             for listener in self._listeners.values():
                 listener.socket.close()
@@ -111,7 +109,9 @@ class Registrar:
     def _listen(self, group: str) -> None:
         """Open the socket of a group, unless it is open. Raises OSError."""
         with self._lock:
-            if self._closed or any(each.group == group for each in self._listeners.values()):
+            if self._ended.is_set() or any(
+                each.group == group for each in self._listeners.values()
+            ):
                 return
             listener = GroupSocket(group, group_socket.listen(self._groups.root / group / "agent"))
             self._listeners[listener.socket.fileno()] = listener
@@ -150,15 +150,12 @@ class Registrar:
         if dead:
             self._groups.bury(group, dead)
 
-    def _run(self) -> None:
-        while not self._closed:
-            try:
-                self._round()
-            except Exception:  # noqa: BLE001 - without this thread no process gets a GPU
-                _log.exception("GPUs: an internal error while serving processes")
-                time.sleep(TICK)
+    def wake(self) -> None:
+        """End the present step."""
+        os.eventfd_write(self._end, 1)
 
-    def _round(self) -> None:
+    def step(self) -> float:
+        """Serve the processes that ask, or wait for one."""
         ready = [descriptor for descriptor, _ in self._epoll.poll(TICK)]
         with self._lock:
             ended = [each for each in ready if each not in {*self._listeners, *self._clients}]
@@ -174,6 +171,7 @@ class Registrar:
         now = time.monotonic()
         if now - self._ticked >= TICK:
             self._tick(now)
+        return 0.0
 
     def _tick(self, now: float) -> None:
         with self._lock:

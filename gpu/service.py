@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from base.loop import StepThread
 from base.paths import Paths
 from gpu import nvml
 from gpu.enforcement import Enforcement, OverUse
@@ -37,7 +38,7 @@ NO_DRIVER = "no NVIDIA driver is loaded"
 _log = logging.getLogger(__name__)
 
 
-class GpuService:
+class GpuService(StepThread):
     """Limits and health of GPUs on this node.
 
     `groups` and `shims` can be used at once. `watch_health` looks for errors of GPUs. `prepare`
@@ -66,6 +67,7 @@ class GpuService:
         rooms: TmpfsRooms | None = None,
         sick: Callable[[str, str], object] = lambda uuid, fault: None,
     ) -> None:
+        super().__init__("gpu-watch")
         self._health = GpuHealth(sick)
         root = paths.run / "gpu"
         self.groups = Groups(root, rooms=rooms)
@@ -84,16 +86,14 @@ class GpuService:
         self._nvml: Nvml | None = None
         self._problem = NO_DRIVER
         self._tried = float("-inf")
-        self._failure = ""
         self._sample = NodeSample(problem="not looked at yet")
         self._asked = threading.Event()  # the driver, for the first time
         self._begun = threading.Event()
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="gpu-watch", daemon=True)
+        self._looked = float("-inf")
 
     def watch_health(self) -> None:
         """Start to ask the driver."""
-        self._thread.start()
+        super().start()
 
     def faults(self) -> Mapping[str, str]:
         """Why GPUs are sick, by UUID."""
@@ -108,7 +108,7 @@ class GpuService:
         """Let processes register, and compare what they use. `listed` must be right by now."""
         if self._begun.is_set():
             return
-        if self._thread.ident is None:
+        if self._thread is None:
             self.prepare()
         self._registrar.start()
         self._begun.set()
@@ -121,10 +121,8 @@ class GpuService:
 
     def close(self) -> None:
         """Stop. The groups and what their processes hold stay for the next agent."""
-        self._ended.set()
         self._registrar.close()
-        if self._thread.ident is not None:
-            self._thread.join(2 * LOOK)  # not for long: the driver may hang
+        super().close()  # without waiting long: the driver may hang
 
     @property
     def sample(self) -> NodeSample:
@@ -153,31 +151,28 @@ class GpuService:
         return {gpu.uuid: gpu.minor for gpu in self._gpus.read() if gpu.uuid}
 
     def _run(self) -> None:
-        looked = float("-inf")
-        while not self._ended.wait(TICK):
-            try:
-                driver = self._driver()
-                due = time.monotonic() - looked >= LOOK - TICK / 2
-                if due:
-                    looked = time.monotonic()
-                if driver is not None and due:
-                    self._learn(driver)
-                self._asked.set()
-                if not self._begun.is_set():
-                    continue
-                if driver is not None:
-                    self._shares(self._watch.tick(driver), self._watch.measured)
-                else:  # what groups use meanwhile is not known
-                    self._shares({}, {})
-                if due:
-                    self._look(driver)
-            except Exception as error:  # noqa: BLE001 - the agent must go on serving processes
-                text = f"{type(error).__name__}: {error}"
-                if text != self._failure:
-                    _log.exception("GPUs: cannot compare their use with limits (tried again)")
-                self._failure = text
-                self._asked.set()
+        super()._run()
         self._let_go()
+
+    def step(self) -> float:
+        """Ask the driver, correct shares, and compare what is used with the limits."""
+        try:
+            driver = self._driver()
+            due = time.monotonic() - self._looked >= LOOK - TICK / 2
+            if due:
+                self._looked = time.monotonic()
+            if driver is not None and due:
+                self._learn(driver)
+        finally:
+            self._asked.set()
+        if self._begun.is_set():
+            if driver is not None:
+                self._shares(self._watch.tick(driver), self._watch.measured)
+            else:  # what groups use meanwhile is not known
+                self._shares({}, {})
+            if due:
+                self._look(driver)
+        return TICK
 
     def _look(self, driver: Nvml | None) -> None:
         sample = self._watch.look(driver, self._problem)

@@ -50,7 +50,7 @@ class StoreLock(LockFile):
 
     def noted(self) -> Noted:
         """What the line says, to the holder of the lock."""
-        words = os.pread(self._descriptor, _LENGTH, 0).split()
+        words = os.pread(self.descriptor, _LENGTH, 0).split()
         if len(words) != 3 or words[0] != _boot() or not words[1].isdigit():
             return Noted()
         return Noted(int(words[1]), words[2] == b"1")
@@ -59,7 +59,7 @@ class StoreLock(LockFile):
         """Replace the line. The holder of the lock does."""
         line = b"%b %d %d" % (_boot(), noted.seq, noted.lost)
         with suppress(OSError):
-            os.pwrite(self._descriptor, line.ljust(_LENGTH - 1) + b"\n", 0)
+            os.pwrite(self.descriptor, line.ljust(_LENGTH - 1) + b"\n", 0)
 
 
 def _boot() -> bytes:

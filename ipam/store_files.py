@@ -11,13 +11,13 @@ damaged one again (`fsck`). If changes were lost, it compares the store with wha
 and so does each process that opens it later in this boot.
 """
 
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
+from base import files
 from cni.spec.errors import CNIError, Code
 from cni.spec.notes import note
 from ipam import fsck, snapshot
@@ -65,7 +65,7 @@ class StoreFiles:
         self._lock = StoreLock(directory, stay_open=kept)
         self._turn = threading.Lock()
         self._tables: Tables | None = None
-        self._files: _Status = (None, None)
+        self._files: _Versions = ((), ())
         self._closed = not kept
         self._seq = 0  # how many transactions this process knows of
         self._unchecked = True
@@ -167,7 +167,7 @@ class StoreFiles:
 
     def _open(self) -> Tables:
         if self._tables is not None:
-            now = self._status()
+            now = self._versions()
             if now != self._files:
                 # Another process of ours adds to the WAL. It may also write it back: rarely.
                 self._unchecked = _is_other(self._files, now)
@@ -175,7 +175,7 @@ class StoreFiles:
                 self._close()
         if self._tables is None:
             self._tables = self._opened()
-            self._files = self._status()
+            self._files = self._versions()
         try:
             self._tables.look()
         except BaseException as error:
@@ -270,7 +270,7 @@ class StoreFiles:
 
     def _settle(self) -> None:
         """Take the files' status after a transaction as ours, unless they are other files."""
-        database, wal = self._status()
+        database, wal = self._versions()
         if not _is_another(self._files, (database, wal)):
             self._files = database, wal
 
@@ -289,13 +289,13 @@ class StoreFiles:
             self._unchecked = True
             self._lock.note(self._lock.noted()._replace(lost=True))
         with suppress(*FAILURES):
-            if self._status() == self._files and not is_damaged:
+            if self._versions() == self._files and not is_damaged:
                 tables.close()
             else:
                 tables.abandon()
 
-    def _status(self) -> "_Status":
-        return _status_of(self._database), _status_of(self._wal)
+    def _versions(self) -> "_Versions":
+        return files.version(self._database), files.version(self._wal)
 
 
 def open_store(directory: Path, *, kept: bool = False) -> Tables:
@@ -310,31 +310,18 @@ def open_store(directory: Path, *, kept: bool = False) -> Tables:
     return tables
 
 
-_FileStatus = tuple[int, int, int, int]
-"""Device, inode, size and time: what changes when a program writes to a file or puts another one in
-its place (stat(2))."""
-
-_Status = tuple[_FileStatus | None, _FileStatus | None]
-"""Of the database and its WAL."""
+_Versions = tuple[tuple[int, ...], tuple[int, ...]]
+"""Of the database and its WAL: see files.version."""
 
 
-def _is_other(left: _Status, found: _Status) -> bool:
+def _is_other(left: _Versions, found: _Versions) -> bool:
     """Whether more has changed than that another process of ours wrote to the WAL."""
     return left[0] != found[0] or _is_another(left, found)
 
 
-def _is_another(left: _Status, found: _Status) -> bool:
+def _is_another(left: _Versions, found: _Versions) -> bool:
     """Whether one of them is not the same file any more."""
     return any(
-        one is None or other is None or one[:2] != other[:2]
+        len(one) < 2 or one[:2] != other[:2]  # a missing file has no inode
         for one, other in zip(left, found, strict=True)
     )
-
-
-def _status_of(path: str) -> _FileStatus | None:
-    """None if there is no such file."""
-    try:
-        status = os.stat(path)  # noqa: PTH116 - a Path costs more than the call
-    except OSError:
-        return None
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns

@@ -8,6 +8,7 @@ import time
 import msgspec
 
 from base import interrupts, locks
+from base.backoff import Backoff
 from base.locks import Busy
 from base.paths import Paths
 from cni.attachments.journal import Journal, JournalDamaged, JournalEntry, Phase
@@ -83,7 +84,7 @@ class Claimer:
         Other attachments of the pod may choose meanwhile.
         """
         deadline = time.monotonic() + locks.TIMEOUT
-        pause = 0.05
+        backoff = Backoff(0.05, 1.0)
         while True:
             refusals: list[CNIError] = []
             owners: dict[Attachment, _InUse] = {}
@@ -110,8 +111,7 @@ class Claimer:
                 raise joined(refusals)
             interrupts.checkpoint()
             with interrupts.waiting():
-                time.sleep(pause)
-            pause = min(2 * pause, 1.0)
+                time.sleep(backoff.pause())
 
     def _claim(
         self,

@@ -7,6 +7,7 @@ One thread per pool looks at the current state and does what is missing. inotify
 streams only wake it.
 """
 
+import errno
 import logging
 import math
 import threading
@@ -15,6 +16,9 @@ import time
 import grpc
 import msgspec
 
+from base import files
+from base.backoff import Backoff
+from base.loop import StepThread
 from base.paths import Paths
 from base.problems import Problems
 from base.watching import Waker
@@ -22,7 +26,7 @@ from deviceplugin.api import v1beta1_pb2, v1beta1_pb2_grpc
 from deviceplugin.kubelet import sockets, streams
 from deviceplugin.kubelet.channels import open_channel
 from deviceplugin.kubelet.server import ServedPool, Servicer
-from deviceplugin.kubelet.sockets import Identity, Listener, SocketError
+from deviceplugin.kubelet.sockets import Listener, SocketError
 from deviceplugin.kubelet.streams import Streams
 
 VERSION = "v1beta1"
@@ -51,42 +55,35 @@ class PoolState(msgspec.Struct, frozen=True, kw_only=True):
     problem: str  # why it is not registered; "" if it is
 
 
-class PluginServer:
+class PluginServer(StepThread):
     """Serves one resource and keeps it registered, in a thread, from `start` until `close`.
 
     It waits for a kubelet that does not run yet.
     """
 
     def __init__(self, paths: Paths, pool: ServedPool) -> None:
+        super().__init__(f"registration-{pool.name}", join=None)
         self._pool = pool
         self._resource = pool.name
         self._problem = ""
         self._directory = paths.device_plugins
         self._kubelet = paths.device_plugins / "kubelet.sock"
         self._streams = Streams()
-        self._streams.on_change = self._wake
+        self._streams.on_change = self.wake
         self._servicer = Servicer(pool, self._streams)
 
         self._listener: Listener | None = None
-        self._registered_at: Identity | None = None  # the kubelet.sock of the last Register
+        self._registered_at: tuple[int, ...] = ()  # the kubelet.sock of the last Register
         self._asked = math.inf  # when the kubelet was asked to accept the pool
         self._live_since: float | None = None  # since when it reads the list
         self._due = 0.0  # when to ask it again
         self._listen_at = 0.0  # when to try again after that failed
-        self._attempts = 0  # since it last read the list for a while
+        self._backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE)
         self._problems = Problems(_log)
 
         self._lock = threading.Lock()
-        self._closing = False
         self._call: grpc.Future[v1beta1_pb2.Empty] | None = None
         self._waker = Waker()
-        self._thread = threading.Thread(
-            target=self._run, name=f"registration-{self._resource}", daemon=True
-        )
-
-    def start(self) -> None:
-        """Start the thread and return."""
-        self._thread.start()
 
     def changed(self, *, again: bool = False) -> None:
         """Send the listing to its readers if it has changed, or with `again` in any case.
@@ -111,17 +108,16 @@ class PluginServer:
     def close(self) -> None:
         """End the server, its threads and its socket. May be called again."""
         with self._lock:
-            self._closing = True
+            self._ended.set()
             call = self._call
         if call is not None:
             call.cancel()
-        self._wake()
-        if self._thread.ident is not None:
-            self._thread.join()
+        super().close()
         self._stop_listening()
         self._waker.close()
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """Do the next step now."""
         self._waker.wake()
 
     def _is_registered(self) -> bool:
@@ -132,19 +128,16 @@ class PluginServer:
         if self._directory.is_dir():
             for path in sockets.remove_leftovers(self._directory):
                 _log.info("%s: removed: no process listens on it", path)
-        while not self._closing:
-            self._waker.follow((self._directory, self._directory.parent))
-            try:
-                pause = self._step()
-            except Exception:  # noqa: BLE001 - without the thread the pool would be lost
-                _log.exception("%s: its registration", self._resource)
-                pause = LOOK_EVERY
-            self._waker.wait(min(pause, LOOK_EVERY))
+        super()._run()
 
-    def _step(self) -> float:
+    def _rest(self, seconds: float) -> None:
+        self._waker.wait(min(seconds, LOOK_EVERY))
+
+    def step(self) -> float:
         """Do what is missing now; return the seconds until the next step."""
+        self._waker.follow((self._directory, self._directory.parent))
         # The kubelet's socket first: a kubelet removes ours before it makes its own.
-        kubelet = sockets.identity(self._kubelet)
+        kubelet = files.version(self._kubelet)
         if not self._directory.is_dir():
             self._say(f"{self._directory}: the directory does not exist: waiting for the kubelet")
             self._stop_listening()
@@ -154,14 +147,15 @@ class PluginServer:
             if now < self._listen_at:
                 return self._listen_at - now
             if not self._listen_again():
-                return self._pause()
+                return self._listen_at - time.monotonic()
             now = time.monotonic()
-        if kubelet is None:
-            self._registered_at = None
+        if kubelet == (errno.ENOENT,):
+            self._registered_at = ()
             self._say(f"{self._kubelet}: does not exist: waiting for the kubelet")
             return LOOK_EVERY
         if kubelet != self._registered_at:
-            self._registered_at, self._attempts, self._due = kubelet, 0, now
+            self._registered_at, self._due = kubelet, now
+            self._backoff.reset()
         self._look_at_streams(now)
         if now < self._due:
             return self._due - now
@@ -175,25 +169,24 @@ class PluginServer:
                 self._problems.tell(self._resource, None)
         elif self._live_since is not None:
             if now - self._live_since > WATCHDOG:
-                self._attempts = 0
+                self._backoff.reset()
             self._live_since = None
-            self._due = now + self._pause()
+            self._due = now + self._backoff.pause()
             self._problem = "the kubelet has stopped reading its list"
             _log.info("%s: %s: registering again", self._resource, self._problem)
 
     def _ask(self) -> float:
         """Have the kubelet accept the pool; return the seconds until the next step."""
-        self._attempts += 1
         self._live_since = None
         self._asked = time.monotonic()
         try:
             self._register()
         except grpc.RpcError as error:
-            pause = self._pause()
-            if not self._closing:
+            pause = self._backoff.pause()
+            if not self._ended.is_set():
                 self._say(self._explained(error))
         else:
-            pause = max(WATCHDOG, self._pause())
+            pause = max(WATCHDOG, self._backoff.pause())
             if not self._problem:
                 self._problem = "the kubelet accepted it and has not read its list yet"
         self._due = time.monotonic() + pause
@@ -211,7 +204,7 @@ class PluginServer:
         with open_channel(self._kubelet) as channel:
             stub = v1beta1_pb2_grpc.RegistrationStub(channel)  # type: ignore[no-untyped-call]
             with self._lock:
-                if self._closing:
+                if self._ended.is_set():
                     return
                 call = self._call = stub.Register.future(request, timeout=TIMEOUT)
             try:
@@ -231,11 +224,10 @@ class PluginServer:
                 self._directory, self._resource, self._servicer.serve, streams.MOST + _OTHER_CALLS
             )
         except (SocketError, OSError) as error:
-            self._attempts += 1
-            self._listen_at = time.monotonic() + self._pause()
+            self._listen_at = time.monotonic() + self._backoff.pause()
             self._say(str(error))
             return False
-        self._registered_at = None
+        self._registered_at = ()
         return True
 
     def _stop_listening(self) -> None:
@@ -243,9 +235,6 @@ class PluginServer:
         self._live_since = None
         if listener is not None:
             listener.close(self._streams.end)
-
-    def _pause(self) -> float:
-        return float(min(FIRST_PAUSE * 2 ** min(self._attempts, 20), LONGEST_PAUSE))
 
     def _say(self, problem: str) -> None:
         self._problem = problem

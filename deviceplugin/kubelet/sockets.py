@@ -17,6 +17,7 @@ from pathlib import Path
 
 import grpc
 
+from base import files
 from base.unix_socket import is_served
 
 MAX_PATH = 107  # bytes: sockaddr_un has 108, with the final NUL (unix(7))
@@ -26,23 +27,9 @@ HALF_MADE = 10.0  # seconds after which a socket without its final name is a lef
 
 _ANY = re.compile(r"\.?podfabric-.+\.sock")
 
-Identity = tuple[int, int, int]
-
 
 class SocketError(Exception):
     """A socket cannot be made. The text names it and says why and what to do."""
-
-
-def identity(path: Path) -> Identity | None:
-    """What distinguishes this file from others with its name; None if there is no file.
-
-    It contains the time, since file systems reuse inode numbers.
-    """
-    try:
-        status = path.stat(follow_symlinks=False)
-    except OSError:
-        return None
-    return status.st_dev, status.st_ino, status.st_mtime_ns
 
 
 def remove_leftovers(directory: Path) -> list[Path]:
@@ -103,12 +90,12 @@ class Listener:
             with suppress(OSError):
                 hidden.unlink()
             raise SocketError(f"{self.path}: cannot listen: {_reason(error)}") from None
-        self._identity = identity(self.path)
+        self._made = files.version(self.path)
 
     @property
     def exists(self) -> bool:
         """The file is still the one that this listener made."""
-        return self._identity is not None and identity(self.path) == self._identity
+        return len(self._made) > 1 and files.version(self.path) == self._made
 
     def close(self, end_calls: Callable[[], object], grace: float = 10.0) -> None:
         """End the server. May be called again.
@@ -119,7 +106,7 @@ class Listener:
         if self.exists:
             with suppress(OSError):
                 self.path.unlink()
-        self._identity = None
+        self._made = ()
         self._end(grace, end_calls)
 
     def _end(self, grace: float, end_calls: Callable[[], object] = lambda: None) -> None:

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
+from base.backoff import Backoff
+from base.loop import StepThread
 from cni.spec.errors import CNIError, Code
 from ipam.blocks import boottime
 from ipam.cluster import geometry
@@ -26,7 +28,6 @@ from ipam.cluster.leasing import Leasing, identified
 from ipam.cluster.objects import AddressBlock, Holder
 from ipam.cluster.pools import NotReadyYet, Pools, Unusable
 from ipam.cluster.rest_api import ClusterApi
-from ipam.cluster.step_thread import StepThread
 from ipam.cluster.upkeep import Upkeep
 from ipam.cluster.view import may_have
 from ipam.cluster.wants import (
@@ -106,7 +107,7 @@ class Lessee(StepThread):
         self._confirmed: float | None = None
         self._confirm_at = self._look_at = self._return_at = clock()
         self._in_touch = False  # whether the last confirmation went well
-        self._retry = _FIRST_RETRY
+        self._backoff = Backoff(_FIRST_RETRY, _LAST_RETRY)
         self._quiet_until = 0.0
         self._failures = LoggedFailures()
 
@@ -114,7 +115,7 @@ class Lessee(StepThread):
 
     def close(self) -> None:
         """See StepThread.close. The store is left as it is then."""
-        self._closed = True
+        self._ended.set()
         self._failures.close()
         self._attempts.wake()
         super().close()
@@ -161,11 +162,11 @@ class Lessee(StepThread):
 
     def _rest(self, seconds: float) -> None:
         with self._attempts.changed:
-            if not self._closed and not self._attempts:
+            if not self._ended.is_set() and not self._attempts:
                 self._attempts.changed.wait(seconds)
 
     def _is_due(self, at: float) -> bool:
-        return not self._closed and self._clock() >= at
+        return not self._ended.is_set() and self._clock() >= at
 
     # --- claims ------------------------------------------------------------------------------
 
@@ -173,7 +174,7 @@ class Lessee(StepThread):
         """See Claims.claim. All that wait for the same addresses wait for one claim."""
         until = deadline if self._thread is not None else math.inf
         attempts = [self._attempts.add(want, until) for want in wants]
-        if self._closed:  # else the thread ends the attempts
+        if self._ended.is_set():  # else the thread ends the attempts
             raise LeasesNothing(_no_address(wants[0], "this agent is being replaced").message)
         if self._thread is None:
             with self._working:
@@ -209,7 +210,7 @@ class Lessee(StepThread):
         """Claim a block, or as many as the ADDs that wait need; every failure is a CNIError."""
 
         def is_over() -> bool:
-            return self._closed or is_late()
+            return self._ended.is_set() or is_late()
 
         try:
             if is_over():
@@ -234,7 +235,7 @@ class Lessee(StepThread):
         except ApiError as error:
             self._failures.api_errors += 1
             # What had an effect all the same is found by a confirmation.
-            self._confirm_at = min(self._confirm_at, self._clock() + self._retry)
+            self._confirm_at = min(self._confirm_at, self._clock() + self._backoff.next)
             what = "refuses" if isinstance(error, Refused) else "is away"
             raise _no_address(want, f"the API server {what}: {error}") from None
 
@@ -270,8 +271,7 @@ class Lessee(StepThread):
     # --- confirmation ------------------------------------------------------------------------
 
     def _confirm(self) -> None:
-        self._confirm_at = self._clock() + self._retry
-        self._retry = min(2 * self._retry, _LAST_RETRY)
+        self._confirm_at = self._clock() + self._backoff.pause()
         self._in_touch = False
         at = self._clock()
         is_first = self._holder is None
@@ -297,7 +297,7 @@ class Lessee(StepThread):
         self._upkeep.confirmed(at)
         self._confirmed = at
         self._in_touch = True
-        self._retry = _FIRST_RETRY
+        self._backoff.reset()
         rows = self._store.blocks().values()
         self._confirm_at = at + self._interval(row.max_offline for row in rows)
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import msgspec
 
 from base import interrupts
+from base.backoff import Backoff
 from ipam.cluster import documents
 from ipam.cluster.api import (
     AlreadyExists,
@@ -179,17 +180,16 @@ class RestRequests:
     ) -> bytes:
         """The answer to a GET, which is repeated while the server has none. AnswerTooLarge."""
         request = RestRequest("GET", where, query, accept=accept)
-        deadline, backoff = self._deadline(), FIRST_BACKOFF
+        deadline, backoff = self._deadline(), Backoff(FIRST_BACKOFF, LONGEST_BACKOFF)
         while True:
             try:
                 return self.send(what, request, most, deadline)
             except Unavailable:
-                wait = backoff * random.uniform(0.5, 1.5)
+                wait = backoff.pause() * random.uniform(0.5, 1.5)
                 if self._clock() + wait >= deadline:
                     raise
             with interrupts.waiting():
                 self._sleep(wait)
-            backoff = min(2 * backoff, LONGEST_BACKOFF)
 
     def change(
         self, what: str, method: str, where: str, body: Body, accept: str = documents.JSON

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from base import interrupts
+from base.backoff import Backoff
 from cni.spec.errors import CNIError, Code
 from ipam.blocks import boottime
 from ipam.cluster.view import LeasedView
@@ -129,7 +130,8 @@ class ClusterStore(SqliteStore):
 
     def _wait(self, view: LeasedView, pool_deadline: float) -> None:
         """Until there may be an address of a set: of a new block, or freed here by a DEL."""
-        deadline, again = time.monotonic() + self._patience, _AGAIN
+        deadline = time.monotonic() + self._patience
+        backoff = Backoff(_AGAIN, _LONGEST_AGAIN)
         while True:
             interrupts.checkpoint()
             try:
@@ -145,10 +147,9 @@ class ClusterStore(SqliteStore):
             except LeasesNothing:
                 raise
             except CNIError as error:
-                if error.code != Code.TRY_AGAIN or time.monotonic() + again > deadline:
+                if error.code != Code.TRY_AGAIN or time.monotonic() + backoff.next > deadline:
                     raise
-                time.sleep(again)
-                again = min(2 * again, _LONGEST_AGAIN)
+                time.sleep(backoff.pause())
             if not view.is_passed_over and self._has_one(view):
                 return None
 

@@ -19,13 +19,13 @@ from msgspec.structs import replace
 
 from base import decoding
 from base.files import write_atomically
+from base.loop import StepThread
 from cni.spec.errors import CNIError, Code
 from ipam.addresses import parse, parse_interface, text
 from ipam.cluster.api import Meta, Node
 from ipam.cluster.controller.mirror import Mirror, same
 from ipam.cluster.failures import LoggedFailures
 from ipam.cluster.rest_api import ClusterApi
-from ipam.cluster.step_thread import StepThread
 from ipam.nv_ipam.pools import NvCIDRPool, NvIPPool, NvPool, node_pool
 from ipam.nv_ipam.translate import DOMAIN, NodePool, NodePools, pools_file, read_pools
 from ipam.sqlite_store import SqliteStore
@@ -192,7 +192,7 @@ class FollowedPools(StepThread):
         for pool in (each for listed in found.values() for each in listed or ()):
             pools[pool.key] = self._view(pool)
         new = replace(self._new, pools=pools, why=self._failures.why(IMPORT))
-        if new != former and not self._closed:
+        if new != former and not self._ended.is_set():
             path, content = pools_file(self._files.directory), msgspec.json.encode(new)
             is_well &= guarded(f"write {path}", lambda: write_atomically(path, content))
         return REST if is_well and None not in found.values() else LOOK_EVERY

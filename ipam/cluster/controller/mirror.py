@@ -11,6 +11,8 @@ from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from base.backoff import Backoff
+from base.loop import StepThread
 from base.problems import Problems
 from ipam.cluster.api import (
     AnyResource,
@@ -22,7 +24,6 @@ from ipam.cluster.api import (
     WatchExpired,
 )
 from ipam.cluster.rest_api import ClusterApi
-from ipam.cluster.step_thread import StepThread
 
 LIST_EVERY = 600.0  # seconds: an event that was lost is not missed for ever
 LEAST_PAUSE = 0.1  # seconds between two watches
@@ -39,17 +40,12 @@ Kept = TypeVar("Kept")
 
 
 class Follower(StepThread):
-    """Follows something in a thread of its own, until `close`."""
+    """Follows something in a thread of its own, until `close`, which waits for no request."""
 
     def __init__(self, what: str) -> None:
-        super().__init__(f"following {what}")
+        super().__init__(f"following {what}", join=0.0)
         self._problems = Problems(_log)
-        self._retry = FIRST_PAUSE
-
-    def close(self) -> None:
-        """Follow no more. The thread ends when its request does: it is not waited for."""
-        self._closed = True
-        self.wake()
+        self._backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE)
 
     def step(self) -> float:
         """Follow until that ends; for how many seconds it rests then."""
@@ -59,9 +55,8 @@ class Follower(StepThread):
             return LEAST_PAUSE
         except ApiError as error:
             self._problems.tell(self._name, error)
-            pause, self._retry = self._retry, min(2 * self._retry, LONGEST_PAUSE)
-            return pause
-        self._retry = FIRST_PAUSE
+            return self._backoff.pause()
+        self._backoff.reset()
         return pause
 
     @abstractmethod
@@ -116,9 +111,9 @@ class Mirror(Follower, Generic[Kept]):
             return KIND_EVERY
         self._problems.tell(self._name, None)
         # The pause is for a server, or a proxy, that ends each watch at once.
-        while time.monotonic() - listed_at < LIST_EVERY and not self._wake.wait(LEAST_PAUSE):
+        while time.monotonic() - listed_at < LIST_EVERY and not self._woken.wait(LEAST_PAUSE):
             for change in self._api.watch(self._kind, version, namespace=self._namespace):
-                if self._closed:
+                if self._ended.is_set():
                     return 0.0
                 version = change.object.metadata.resource_version
                 with self._lock:

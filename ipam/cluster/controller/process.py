@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from base import loops
+from base import loop
 from base.problems import Problems
 from ipam.cluster.api import NetworkDefinition, NotLeading, Unreadable
 from ipam.cluster.controller.leadership import RENEW_EVERY, Leadership
@@ -104,13 +104,13 @@ class ControllerProcess:
 
     def run(self) -> None:
         """Take part in the election, and do rounds while this process leads, until `stop`."""
-        election = threading.Thread(target=self._elect, name="election", daemon=True)
+        election = loop.Loop("election", self._elect, join=None)
         election.start()
         while not self._stopped.wait(0.2):
             self._progress()
             if self.leadership.holds:
                 self._lead()
-        election.join()
+        election.close()
         self.leadership.give_back()
 
     def stop(self) -> None:
@@ -128,7 +128,7 @@ class ControllerProcess:
         stuck = [name for name, at in self._stepped_at.items() if now - at > STUCK_AFTER]
         if stuck:
             return False, f"stuck: {', '.join(stuck)}"
-        failing = loops.failing()
+        failing = loop.failing()
         return not failing, failing or "alive"
 
     def unreadable(self) -> Sequence[Unreadable]:
@@ -142,11 +142,10 @@ class ControllerProcess:
     def _may_write(self) -> bool:
         return self.leadership.holds and not self._stopped.is_set()
 
-    def _elect(self) -> None:
-        while not self._stopped.is_set():
-            self._stepped_at["election"] = self._clock()
-            self.leadership.step()
-            self._stopped.wait(RENEW_EVERY)
+    def _elect(self) -> float:
+        self._stepped_at["election"] = self._clock()
+        self.leadership.step()
+        return RENEW_EVERY
 
     def _lead(self) -> None:
         """Rounds until this process leads no more. What it remembers is forgotten then."""
@@ -197,10 +196,10 @@ class ControllerProcess:
             if not errors:
                 self._problems.tell("a round", None)
             self.rounds += 1
-            loops.worked("rounds")
+            loop.worked("rounds")
         except NotLeading:
             return
         except Exception:  # noqa: BLE001 - the outermost edge: a defect must not end the rounds
             self.errors["round", "Defect"] += 1
             _log.exception("this round failed")
-            loops.failed("rounds")
+            loop.failed("rounds")

@@ -1,12 +1,12 @@
 """What an agent tells of itself, as long as it lives."""
 
-import fcntl
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from filelock import lock_descriptor
 
 from agent import presence
 from tests.plugins import CHECKOUT
@@ -58,15 +58,13 @@ def test_an_agent_that_is_killed_before_it_tells_anything_leaves_nothing_for_lon
 def test_agents_that_start_at_once_take_none_for_dead(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lock = fcntl.flock
-
-    def meanwhile(descriptor: int, operation: int) -> None:
+    def meanwhile(descriptor: int, *, blocking: bool) -> bool:
         monkeypatch.undo()
         with presence.present(tmp_path, "another"):  # removes what nobody has locked
             pass
-        lock(descriptor, operation)
+        return lock_descriptor(descriptor, blocking=blocking)
 
-    monkeypatch.setattr(fcntl, "flock", meanwhile)
+    monkeypatch.setattr("base.locks.lock_descriptor", meanwhile)
     with presence.present(tmp_path, "starting"):
         assert presence.states(tmp_path) == ["starting"]
 

@@ -152,14 +152,14 @@ def test_driver_that_appears_later_is_offered_within_ten_seconds_without_a_resta
     driver comes may have looked already, the next one lists it. A round waits for so many seconds.
     """
     rounds: list[tuple[float, int]] = []  # how long it waits, and the ids that are listed then
-    wait = DevicePlugin._wait
+    watch = DevicePlugin._watch
 
-    def waiting(plugin: DevicePlugin, seconds: float) -> None:
-        service = plugin._gpus.services[RESOURCE]
-        rounds.append((seconds, len(service.listing())))
-        wait(plugin, seconds)
+    def watched(plugin: DevicePlugin) -> float:
+        seconds = watch(plugin)
+        rounds.append((seconds, len(plugin._gpus.services[RESOURCE].listing())))
+        return seconds
 
-    monkeypatch.setattr(DevicePlugin, "_wait", waiting)
+    monkeypatch.setattr(DevicePlugin, "_watch", watched)
     node = Node(paths, pool())
     try:
         kubelet.wait(lambda: kubelet.count("ListAndWatch", RESOURCE))
