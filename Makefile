@@ -1,7 +1,7 @@
 # podfabric: each target works alone on a fresh Debian 12 or 13 machine, as root.
 
 PY := .venv/bin/python
-SOURCES := agent base cni deploy deviceplugin gpu host ipam cli tests bench tools
+SOURCES := agent base cli cni deploy deviceplugin gpu host ipam kube policy tests bench tools
 
 # Else every agent that a test starts compiles all of its modules again, half a second each time.
 unexport PYTHONDONTWRITEBYTECODE

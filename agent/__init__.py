@@ -1,10 +1,9 @@
 """The resident process of a node. It serves the launchers, so that no call starts an interpreter.
 
-- `main` connects the parts, `settings` reads the configuration, `systemd` talks to systemd.
-- `server` owns the socket, `connections` has a client's connection, `framing` the wire format,
-  `room` the memory that large requests share.
-- `workers` are the threads, `calls` runs a call from the request's bytes to the answer.
-- `logs`, `metrics`, `exposition` and `http` are what an operator sees.
+- `resident` connects the parts, `settings` reads the configuration, `systemd` talks to systemd.
+- `serve` answers the launchers, `observe` shows an operator what happens.
+- `leasing` runs the lessee of addresses, `gpu_limits` the limits of GPUs, `policies` the rules.
+- `sweeper` removes what dead pods left, `leave_node` everything when podfabric leaves the node.
 
 The agent does not know what a plugin does.
 """

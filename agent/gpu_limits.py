@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING
 
 from prometheus_client.metrics_core import Metric
 
-from agent.events import AgentEvents
+from agent.observe.node_events import AgentEvents
 from base import msgspec_warmup
 from base.paths import Paths
 
 if TYPE_CHECKING:
-    from deviceplugin.gpus.parts import GpuParts
-    from deviceplugin.pools.config import DevicePluginConfig
-    from gpu.inventory import LimitedGPU
-    from gpu.service import GpuService
-    from gpu.settings import GpuLimitSettings
-    from gpu.tenants import Tenant
+    from deviceplugin.pools.pool_config import DevicePluginConfig
+    from gpu.driver.gpu_inventory import LimitedGPU
+    from gpu.limit_service import GpuService
+    from gpu.limit_settings import GpuLimitSettings
+    from gpu.limits.tenants import Tenant
+    from gpu.pools.node_gpus import GpuParts
 
 _log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ class AgentGpuLimits:
 
     def parts(self, config: "DevicePluginConfig") -> "GpuParts":
         """The parts for that configuration. Waits a few seconds for the driver, the first time."""
-        from deviceplugin.gpus.parts import GpuParts
+        from gpu.pools.node_gpus import GpuParts
 
         if not self._limits and not config.has_gpu_limits:
             if self._service is None and config.gpus:
@@ -87,7 +87,7 @@ class AgentGpuLimits:
         return self._service.families() if self._service is not None and self._limits else ()
 
     def _made(self, settings: "GpuLimitSettings") -> "GpuService":
-        from gpu.service import GpuService
+        from gpu.limit_service import GpuService
 
         msgspec_warmup.build()  # of the modules that were imported just now
         self._settings = self._told = settings

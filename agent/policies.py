@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING
 
 from prometheus_client.metrics_core import Metric
 
-from agent import cluster_addresses
+from agent import leasing
 from base import msgspec_warmup
 from base.paths import Paths
 from base.scrape import counter
-from cni.policy import cluster, rules
-from cni.policy.allowance import NotAllowed
-from cni.policy.cluster import ClusterPolicies
-from cni.policy.document import NODE
 from cni.spec.errors import CNIError, Code
 from cni.spec.request import Request
+from policy import rules, stored_policies
+from policy.allowance import NotAllowed
+from policy.document import NODE
+from policy.stored_policies import ClusterPolicies
 
 if TYPE_CHECKING:
-    from agent.policy_follower import PolicyFollower
+    from policy.follower import PolicyFollower
 
 DENIED = "PolicyDenied"
 MOST = 1000  # pairs of a key and rules: administrators write rules, but many may come and go
@@ -48,7 +48,7 @@ class AgentPolicies:
         self._closed = False
         self._counting = threading.Lock()
         self._denials: Counter[tuple[str, str]] = Counter()
-        self.source = cluster.joined(node, self._present)
+        self.source = stored_policies.joined(node, self._present)
 
     def start(self) -> None:
         """Take the node's rules, and follow the cluster's if the node does now."""
@@ -56,9 +56,9 @@ class AgentPolicies:
             if self._closed or self._follower is not None or not self._node().cluster:
                 return
             setting, until_then = '"policy.cluster" is true', "no pod is attached"
-            api = cluster_addresses.api_of(self._environ, setting, until_then)
+            api = leasing.api_of(self._environ, setting, until_then)
             if api is not None:
-                from agent.policy_follower import PolicyFollower
+                from policy.follower import PolicyFollower
 
                 msgspec_warmup.build()  # of the modules that were imported just now
                 self._follower = PolicyFollower(api, self._paths.cluster_policies)
@@ -74,7 +74,7 @@ class AgentPolicies:
     def _present(self) -> ClusterPolicies:
         if self._follower is not None:
             return self._follower.present()
-        return cluster.load(self._paths.cluster_policies)
+        return stored_policies.load(self._paths.cluster_policies)
 
     def failed(self, request: Request, error: CNIError) -> None:
         """Count an ADD that was denied, and tell its pod."""

@@ -3,10 +3,10 @@
     agent:
       workers: 32
     policy:
-      set: {pfOnly: [true]}   # what network configurations may ask for (cni.policy.rules)
+      set: {pfOnly: [true]}   # what network configurations may ask for (policy.rules)
     ipam:
-      scope: cluster    # whose addresses are (ipam.scope)
-    pools: ...          # the device plugin's (deviceplugin.pools.config), not read here
+      scope: cluster    # whose addresses are (ipam.store_choice)
+    pools: ...          # the device plugin's (deviceplugin.pools.pool_config), not read here
 
 The file is YAML or JSON and may be missing: every key has a default. The text of a mistake names
 the file, the key and the remedy. It stops its section alone, and what was read before stays. At a
@@ -26,14 +26,14 @@ import msgspec
 
 from base import documents
 from base.documents import DocumentError
-from cni.policy import rules
-from cni.policy.document import PART
-from cni.policy.rules import Policy
 from cni.spec.errors import CNIError, Code
 from cni.spec.limits import MAX_BYTES
-from deviceplugin.pools import config
-from ipam import scope
-from ipam.scope import AddressSettings
+from deviceplugin.pools import pool_config
+from ipam import store_choice
+from ipam.store_choice import AddressSettings
+from policy import rules
+from policy.document import PART
+from policy.rules import Policy
 
 _log = logging.getLogger(__name__)
 
@@ -57,13 +57,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     ipam: AddressSettings = AddressSettings()
 
 
-SECTIONS = ("agent", PART, scope.PART)
+SECTIONS = ("agent", PART, store_choice.PART)
 """The sections of the file that are read here. Each is read for itself."""
 
 _CLOSED = {
     "agent": "agent has its defaults",
     PART: "no pod is attached, since the rules of the node are not known",
-    scope.PART: "no pod gets an address, since nothing says whose the addresses are",
+    store_choice.PART: "no pod gets an address, since nothing says whose the addresses are",
 }
 
 AT_START_ONLY = frozenset(("listen", "sweep", "ipam"))
@@ -114,14 +114,14 @@ def parse(content: bytes, name: str, before: Loaded = NOTHING) -> Loaded:
     try:
         whole = documents.mapping(documents.decode(content, name), name)
         for key in whole:
-            if not config.is_part(key):
+            if not pool_config.is_part(key):
                 raise DocumentError(f"{name}: {key}: {_unknown_part(key)}")
     except DocumentError as error:
         return _kept(before, dict.fromkeys(SECTIONS, str(error)))
     readers: dict[str, Callable[[object, str], Any]] = {
         "agent": _settings,
         PART: rules.of,
-        scope.PART: scope.of,
+        store_choice.PART: store_choice.of,
     }
     read, mistakes = {}, {}
     for section in SECTIONS:
@@ -238,4 +238,4 @@ def _settings(part: object, name: str) -> Settings:
 def _unknown_part(key: str) -> str:
     if key in Settings.__struct_fields__:
         return 'unknown key: it belongs below "agent"'
-    return f"unknown key: {documents.hint(key, config.PARTS)}"
+    return f"unknown key: {documents.hint(key, pool_config.PARTS)}"

@@ -10,9 +10,9 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
-from agent.metrics import Metrics
+from agent.observe.metrics import Metrics
 from base.loop import StepThread
-from cni.attachments.sweep import Outcome
+from cni.attachments.orphans import Outcome
 from cni.spec.errors import CNIError
 
 EVERY = 60.0  # seconds

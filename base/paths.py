@@ -66,7 +66,7 @@ class Paths(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def shims(self) -> Path:
-        """The libraries that containers with a part of a GPU get (cli/shims.py)."""
+        """The libraries that containers with a part of a GPU get (cli/setup/shim_files.py)."""
         return self.state / "gpu/shim"
 
     @cached_property
@@ -96,7 +96,7 @@ class Paths(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def cluster_policies(self) -> Path:
-        """The policies of the cluster, as the agent saw them last (cni/policy/cluster.py)."""
+        """The policies of the cluster, as the agent saw them last (policy/stored_policies.py)."""
         return self.state / "cluster_policies.json"
 
     def boot_id(self) -> str:

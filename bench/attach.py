@@ -32,7 +32,7 @@ from bench.processes import (
     run,
 )
 from ipam.addresses import parse, text
-from ipam.sqlite_store import SqliteStore
+from ipam.store.sqlite_store import SqliteStore
 from tests.host.agent.nodes import ip, namespace
 from tests.plugins.service import LAUNCHER, Service, install_launchers
 from tests.unit.ipam.calls import reservation

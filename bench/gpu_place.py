@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from gpu.limits_file import LimitsFile
+from gpu.limits.limits_file import LimitsFile
 from tests.gpu import group as groups
 from tests.gpu.group import Group
 from tests.standin.gpus import GIB, MIB, Behaviour, Gpu, Node, gpus

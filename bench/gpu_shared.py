@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from bench.gpu_place import NVML, BenchGroup, Place, line
-from gpu import shares
-from gpu.nvml import Nvml, NvmlError
-from gpu.sampled_time import SampledTime, UsedTime
-from gpu.shares import GroupShare, GroupUsage
+from gpu.driver.nvml import Nvml, NvmlError
+from gpu.watch import compute_shares
+from gpu.watch.compute_shares import GroupShare, GroupUsage
+from gpu.watch.sampled_time import SampledTime, UsedTime
 
 MS = 1_000_000  # nanoseconds
 KERNELS = {"work_20us": MS // 50, "work_1ms": MS, "work_100ms": 100 * MS}
@@ -56,7 +56,7 @@ class Sharing:
         """Correct shares at each tick, as the agent does."""
         until = time.monotonic() + seconds
         while time.monotonic() < until:
-            time.sleep(shares.TICK)
+            time.sleep(compute_shares.TICK)
             used, now = self._used(), time.monotonic_ns()
             usages: dict[str, GroupUsage] = {}
             for of in self.states:
@@ -66,9 +66,12 @@ class Sharing:
                 for pid in pids:
                     seen += (used or {}).get(pid, UsedTime())
                 seen += UsedTime(variance=self._sampled.variance)
-                usages[of] = shares.observe(seen if used is not None else None, use, now)
+                usages[of] = compute_shares.observe(seen if used is not None else None, use, now)
             self._apply(
-                {of: shares.corrected(self.states[of], usage) for of, usage in usages.items()}
+                {
+                    of: compute_shares.corrected(self.states[of], usage)
+                    for of, usage in usages.items()
+                }
             )
 
     def _apply(self, states: dict[str, GroupShare]) -> None:

@@ -1,8 +1,8 @@
 """Rows G13 to G15 of bench/gpu.sh: what processes and the agent's part of GPU limits need.
 
 They need the stand-in for the driver, of which G14 and G15 have eight GPUs. Containers have equal
-parts of them, and registered processes. The agent here is a process with `gpu.service`, as the
-agent runs it: it answers processes that register, compares with limits each second, and corrects
+parts of them, and registered processes. The agent here is a process with `gpu.limit_service`, as
+an agent runs it: it answers processes that register, compares with limits each second, corrects
 shares each half second. It also has the agent's `/metrics`, with the families of GPUs alone, which
 are read each 5 s; a Prometheus does that each 15 to 30 s. What else an agent does is not here: CNI
 calls, the device plugin and its questions to the kubelet, events.
@@ -19,8 +19,8 @@ from contextlib import ExitStack, contextmanager
 
 from bench.gpu_place import Place, begin, figure, finished, numbers
 from bench.processes import quantile
-from gpu.group_limits import Limit
-from gpu.groups import Groups
+from gpu.limits.group_limits import Limit
+from gpu.limits.groups import Groups
 from tests.gpu.group import DIRECTORY, environment, libraries
 from tests.gpu.test_runtime import RUNTIMES, runtime
 from tests.host.gpu.driver_root import installed, paths_with

@@ -15,10 +15,10 @@ from typing import Any
 
 from bench.lease_nodes import Did, NodeProcess, Place, State
 from bench.processes import Cpu
-from ipam.cluster.api import Meta
-from ipam.cluster.controller.reclaim import MARGIN
-from ipam.cluster.names import pool_name
-from ipam.cluster.objects import AddressBlock, AddressPool, PoolSpec
+from ipam.controller.reclaim import MARGIN
+from ipam.leases.names import pool_name
+from ipam.leases.objects import AddressBlock, AddressPool, PoolSpec
+from kube.resources import Meta
 from tests.api.server import ApiServer, api_server
 from tests.waiting import until
 
@@ -45,7 +45,7 @@ class LeaseCluster:
         seconds beyond maxOffline."""
         self.stop_controller()
         program = (
-            "from ipam.cluster.controller.rounds import Rounds; "
+            "from ipam.controller.rounds import Rounds; "
             f"Rounds.__init__.__kwdefaults__['margin'] = {margin}; "
             "from cli.main import main; main()"
         )

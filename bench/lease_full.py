@@ -17,9 +17,9 @@ from bench.lease_cluster import LeaseCluster, audited, cpu, machine_ids, request
 from bench.lease_nodes import Answer, NodeProcess
 from cni.spec.errors import Code
 from ipam.addresses import parse_interface
-from ipam.cluster.api import Meta
-from ipam.cluster.geometry import Geometry
-from ipam.cluster.objects import AddressBlock, AddressPool, BlockSpec, Holder
+from ipam.leases.block_layout import Geometry
+from ipam.leases.objects import AddressBlock, AddressPool, BlockSpec, Holder
+from kube.resources import Meta
 from tests.waiting import until
 
 NODES = 64

@@ -4,9 +4,9 @@ import time
 from collections.abc import Callable
 
 from bench.lease_cluster import LeaseCluster, audited, machine_ids, say, told
-from ipam.cluster.controller.machines import OUT_OF_SERVICE
-from ipam.cluster.objects import ReclaimSpec
-from ipam.cluster.sticky import is_let_go
+from ipam.controller.death_proofs import OUT_OF_SERVICE
+from ipam.leases.objects import ReclaimSpec
+from ipam.leases.sticky import is_let_go
 
 GONE_AFTER, OFFLINE, MARGIN = 10.0, 30.0, 3.0  # seconds, in place of 10, 30 and 5 min
 TAINTED_FOR = 60.0

@@ -12,18 +12,18 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from base import msgspec_warmup
+from base.clock import boottime
 from bench.processes import in_threads
 from cni.spec.errors import CNIError
-from ipam.blocks import boottime
-from ipam.cluster.api import Unavailable
-from ipam.cluster.kubernetes_api import KubernetesApi
-from ipam.cluster.lessee import Lessee
-from ipam.cluster.rest_api import ClusterApi
-from ipam.cluster.rest_requests import Lines, Query, Response, RestRequest
+from ipam.leases.lessee import Lessee
 from ipam.plugin import AddressPlugin
-from ipam.scope import Stores
-from ipam.sqlite_store import SqliteStore
-from ipam.store_files import StoreFiles
+from ipam.store.sqlite_store import SqliteStore
+from ipam.store.store_files import StoreFiles
+from ipam.store_choice import Stores
+from kube.client import ClusterApi
+from kube.requests import Lines, Query, Response, RestRequest
+from kube.resources import Unavailable
+from kube.transport import KubernetesApi
 from tests.unit.ipam.calls import request
 
 Ipam = Mapping[str, object]

@@ -27,9 +27,9 @@ from bench.lease_cluster import (
 )
 from bench.processes import in_threads
 from ipam.addresses import MAPPED_FIRST, text
-from ipam.cluster.api import Meta
-from ipam.cluster.names import block_name
-from ipam.cluster.objects import AddressBlock, BlockSpec, Holder
+from ipam.leases.names import block_name
+from ipam.leases.objects import AddressBlock, BlockSpec, Holder
+from kube.resources import Meta
 
 
 def main() -> None:

@@ -12,26 +12,27 @@ from contextlib import ExitStack, suppress
 
 import msgspec
 
-from agent import main as agent
+from agent import resident as agent
 from base import interrupts
 from base.paths import Paths
 from cni.attachments.journal import Journal, JournalEntry
 from cni.attachments.lifecycle import Undo, explained, sandbox_of
 from cni.attachments.results import hops
-from cni.policy.rules import Policy
 from cni.spec.attachment import Attachment
 from cni.spec.config import convert
 from cni.spec.entry import VERSIONS
 from cni.spec.request import Request
 from cni.spec.result import Interface, Result
-from host import announce, links, netdev_move
-from host.addresses import add_routes
+from host import announce, netdev_move
 from host.errors import NamespaceGone
 from host.namespaces import NetworkNamespace
 from host.netdev_move import Mark, Origin
-from host.netlink import Rtnetlink, netlink
+from host.netlink import links
+from host.netlink.interface_addresses import add_routes
+from host.netlink.sockets import Rtnetlink, netlink
 from ipam.delegation import Delegation, IpamCall
 from ipam.plugin import AddressPlugin
+from policy.rules import Policy
 
 
 class _Ipam(msgspec.Struct):

@@ -12,10 +12,10 @@ from functools import partial
 from typing import Any
 
 from base.pod import Pod
-from cni.policy import allowance
-from cni.policy.document import Device, rules_of
-from cni.policy.rules import Policy
-from host.discovery import HCA
+from host.sysfs.discovery import HCA
+from policy import allowance
+from policy.document import Device, rules_of
+from policy.rules import Policy
 from tests.unit.deviceplugin.cards import card, rdma, vf
 
 RULES = 200

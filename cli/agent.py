@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 
-from agent import presence
+from agent import state_file
 from base.paths import Paths
 from cli.arguments import seconds
 
@@ -39,10 +39,10 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.state:
         return _print_state(paths)
     # A probe asks for the state every few seconds and needs none of these.
-    from agent import main as agent
-    from agent.departure import Leaving
-    from cli import executables
-    from cli.install import uninstall
+    from agent import resident as agent
+    from agent.leave_node import Leaving
+    from cli.setup import executables
+    from cli.setup.install import uninstall
 
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     os.dup2(2, 1)  # what a library prints belongs into the log, on standard error
@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _print_state(paths: Paths) -> int:
-    states = presence.states(paths.run)
+    states = state_file.states(paths.run)
     for state in states or ["no agent runs with the mounts of this process"]:
         sys.stdout.write(f"{state}\n")
     return 0 if states and not set(states) & set(NOT_PREPARED) else 1

@@ -28,9 +28,9 @@ class Command(NamedTuple):
 COMMANDS = {
     "ipam": Command("the addresses that pods of this node hold", "cli.ipam"),
     "sweep": Command("remove attachments of dead sandboxes, after a boot or a kill", "cli.sweep"),
-    "install": Command("copy the CNI executables to where the runtime looks", "cli.install"),
+    "install": Command("copy the CNI executables to where the runtime looks", "cli.setup.install"),
     "uninstall": Command(
-        "remove what `podfabric install` copied", "cli.install", "add_uninstall_arguments"
+        "remove what `podfabric install` copied", "cli.setup.install", "add_uninstall_arguments"
     ),
     "topo": Command("how far GPUs and HCAs are from each other, in nvidia-smi's terms", "cli.topo"),
     "devices": Command("every HCA, the pools that offer it, and why others do not", "cli.devices"),
@@ -57,7 +57,7 @@ class _Version(argparse.Action):
     """Prints the version and ends the process."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        from agent.metrics import installed_version
+        from agent.observe.metrics import installed_version
 
         sys.stdout.write(f"podfabric {installed_version()}\n")
         parser.exit()

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from cli.arguments import file, namespace
 
 if TYPE_CHECKING:
-    from ipam.cluster.controller.process import ControllerProcess
+    from ipam.controller.controller import ControllerProcess
 
 LEASE = "podfabric-controller"
 METRICS = "127.0.0.1:9812"
@@ -81,8 +81,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Serve until SIGTERM; the exit code."""
-    from agent import logs, settings
-    from ipam.cluster.api import ApiError
+    from agent import settings
+    from agent.observe import logs
+    from kube.resources import ApiError
 
     logs.configure(
         settings.Settings(log_format=arguments.log_format, log_level=arguments.log_level)
@@ -103,17 +104,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _serve(arguments: argparse.Namespace, ended: SimpleQueue[None], stack: ExitStack) -> None:
     from base import msgspec_warmup
-    from ipam.cluster.controller.exposition import exposition
-    from ipam.cluster.controller.leadership import Leadership
-    from ipam.cluster.controller.pool_maker import POOLS_PER_NAMESPACE
-    from ipam.cluster.controller.process import (
-        REQUESTS_AT_ONCE,
-        REQUESTS_PER_SECOND,
-        ControllerProcess,
-    )
-    from ipam.cluster.kubernetes_api import KubernetesApi
-    from ipam.cluster.rest_requests import Pace
-    from ipam.nv_ipam.pools import following
+    from ipam.controller.controller import REQUESTS_AT_ONCE, REQUESTS_PER_SECOND, ControllerProcess
+    from ipam.controller.definitions import POOLS_PER_NAMESPACE
+    from ipam.controller.exposition import exposition
+    from ipam.nv_ipam.pool_import import following
+    from kube.leadership import Leadership
+    from kube.requests import Pace
+    from kube.transport import KubernetesApi
 
     msgspec_warmup.build()  # several threads read their first lists at the same time
     pace = Pace(REQUESTS_PER_SECOND, REQUESTS_AT_ONCE)
@@ -149,7 +146,7 @@ def _open(
     process: "ControllerProcess",
     stack: ExitStack,
 ) -> None:
-    from agent.http import Endpoint
+    from agent.observe.http import Endpoint
 
     # A pod has IPv4, IPv6 or both; "[::]" takes IPv4 too.
     choices = (f"[::]{listen}", f"0.0.0.0{listen}") if listen.startswith(":") else (listen,)

@@ -30,11 +30,12 @@ plugin: see docs/pools.md.
 
 def run(arguments: Sequence[str]) -> int:
     """Serve until SIGTERM or SIGINT; the exit code."""
-    from agent import logs, settings
+    from agent import settings
+    from agent.observe import logs
     from base.paths import Paths, PathsWithSockets
     from cni.attachments import pod_choices
-    from deviceplugin.pools.config import ConfigError
     from deviceplugin.pools.flags import FLAGS, parse_command_line
+    from deviceplugin.pools.pool_config import ConfigError
     from deviceplugin.service import Service
 
     paths = Paths.from_environ(os.environ)

@@ -9,16 +9,17 @@ from collections.abc import Mapping
 import msgspec
 
 from base.paths import Paths
-from cli import gpu_tables, node_gpus, output
+from cli import gpu_tables, output
 from cli.arguments import file
-from cli.node_gpus import NodeGPUs
+from cli.node import node_gpus
+from cli.node.node_gpus import NodeGPUs
+from cli.node.state import DeviceHolder, ThisNode, numa_text
 from cli.output import Cell, Lines, Table
-from cli.this_node import DeviceHolder, ThisNode, numa_text
 from deviceplugin import availability
 from deviceplugin.checkpoint import CheckpointDamaged
-from deviceplugin.pools.config import ConfigError
 from deviceplugin.pools.pool import Pool
-from host.discovery import HCA
+from deviceplugin.pools.pool_config import ConfigError
+from host.sysfs.discovery import HCA
 
 
 class Offered(msgspec.Struct, frozen=True):

@@ -6,14 +6,23 @@ from collections.abc import Iterator, Sequence
 
 from base.paths import Paths
 from cli import output
-from cli.checks import Check, Finding, fabric, gpus, installation, kernel, kubelet, policy
+from cli.checks import (
+    Check,
+    Finding,
+    cluster_policy,
+    fabric,
+    gpu_driver,
+    installation,
+    kernel,
+    kubelet,
+)
+from cli.node.state import ThisNode
 from cli.output import Cell, Table
-from cli.this_node import ThisNode
 
 CHECKS: Sequence[tuple[str, Check]] = (
     ("configuration", kubelet.configuration),
     ("pools", kubelet.pools),
-    ("policy", policy.rules_of_node),
+    ("policy", cluster_policy.rules_of_node),
     ("module rdma_ucm", kernel.connection_manager),
     ("module ib_ipoib", kernel.ipoib_module),
     ("module ib_umad", kernel.mad_module),
@@ -24,9 +33,9 @@ CHECKS: Sequence[tuple[str, Check]] = (
     ("IPoIB parents", fabric.ipoib_parents),
     ("GPUs and HCAs", fabric.gpu_distances),
     ("GPU memory", kernel.peer_memory),
-    ("GPU nodes", gpus.gpu_nodes),
-    ("GPU driver", gpus.driver),
-    ("GPU plugins", gpus.other_plugins),
+    ("GPU nodes", gpu_driver.gpu_nodes),
+    ("GPU driver", gpu_driver.driver),
+    ("GPU plugins", gpu_driver.other_plugins),
     ("kubelet", kubelet.registration_socket),
     ("PodResources", kubelet.pod_resources),
     ("resources", kubelet.registered),

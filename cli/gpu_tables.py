@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
-from cli.gpu_parts import GpuPart, bytes_text
-from cli.node_gpus import ListedGPU, NodeGPUs
+from cli.node.gpu_parts import GpuPart, bytes_text
+from cli.node.node_gpus import ListedGPU, NodeGPUs
+from cli.node.state import numa_text
 from cli.output import Cell, Lines, Table
-from cli.this_node import numa_text
-from host.topology import Distance
+from host.sysfs.topology import Distance
 
 
 def every(found: NodeGPUs) -> list[Table | Lines]:

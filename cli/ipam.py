@@ -9,14 +9,14 @@ import msgspec
 
 from base.paths import Paths
 from base.text import printable
-from cli import cluster_addresses
+from cli import cluster_ipam
 from cni.attachments import node_facts
 from cni.spec.errors import CNIError, Code, invalid_config
-from ipam import fsck
 from ipam.addresses import parse, text
-from ipam.database import DATABASE, WAL
-from ipam.sqlite_store import SqliteStore
-from ipam.store import Reservation
+from ipam.store import fsck
+from ipam.store.database import DATABASE, WAL
+from ipam.store.reservations import Reservation
+from ipam.store.sqlite_store import SqliteStore
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,14 +44,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     check.add_argument("--rebuild", action="store_true", help="set it aside and build it again")
     check.set_defaults(run=_fsck)
 
-    cluster_addresses.add_options(commands)
+    cluster_ipam.add_options(commands)
     parser.set_defaults(main=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Run a subcommand; the exit code."""
     if getattr(arguments, "cluster", False):
-        return cluster_addresses.run(arguments)
+        return cluster_ipam.run(arguments)
     try:
         code: int = arguments.run(arguments, Paths.from_environ(os.environ))
     except CNIError as error:

@@ -16,8 +16,8 @@ from cli.output import Cell, Table
 
 if TYPE_CHECKING:
     from cli.policy_check import Verdict, WrittenDefinition
-    from cni.policy.document import Rule
-    from cni.policy.rules import Policy
+    from policy.document import Rule
+    from policy.rules import Policy
 
 _NOTE = "Devices, and what only a node knows of them, are compared when a pod is attached."
 
@@ -26,7 +26,7 @@ class CheckInput:
     """What files have: definitions, rules, and the labels of namespaces."""
 
     def __init__(self) -> None:
-        from cni.policy.rules import Policy
+        from policy.rules import Policy
 
         self.definitions: list[WrittenDefinition] = []
         self.rules: list[Rule] = []
@@ -40,8 +40,8 @@ class CheckInput:
 
     def _take(self, document: dict[str, Any], where: str) -> None:
         from cli.policy_check import WrittenDefinition
-        from cni.policy import rules
-        from cni.policy.document import PART, rules_of
+        from policy import rules
+        from policy.document import PART, rules_of
 
         kind = document.get("kind")
         metadata = documents.mapping(document.get("metadata"), f"{where}: metadata")

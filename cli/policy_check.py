@@ -11,18 +11,18 @@ import msgspec
 
 from base.pod import Pod
 from cni.ipoib import options as ipoib_options
-from cni.ipoib import permitted as ipoib_permitted
-from cni.policy import allowance
-from cni.policy.allowance import Allowance, NotAllowed
-from cni.policy.rules import Policy
+from cni.ipoib import parent_policy as ipoib_permitted
 from cni.spec.config import decode
 from cni.spec.errors import CNIError
 from cni.spec.request import Request
 from cni.sriov import options as sriov_options
-from cni.sriov import permitted as sriov_permitted
-from ipam import permitted as ipam_permitted
-from ipam import scope
+from cni.sriov import vf_policy as sriov_permitted
+from ipam import address_policy as ipam_permitted
+from ipam import store_choice
 from ipam.delegation import OURS, TAKEN_OVER, require_allowed
+from policy import allowance
+from policy.allowance import Allowance, NotAllowed
+from policy.rules import Policy
 
 SRIOV = ("sriov", "ib-sriov")
 
@@ -126,6 +126,6 @@ def _addresses(request: Request, allowed: Allowance) -> Allowance:
         return allowed
     allowed = ipam_permitted.of_type(allowed, config.type)
     if config.type in (OURS, *TAKEN_OVER):
-        return ipam_permitted.of_configuration(allowed, *scope.declared(request))
+        return ipam_permitted.of_configuration(allowed, *store_choice.declared(request))
     require_allowed(config, allowed)
     return allowed

@@ -7,12 +7,12 @@ import sys
 from base.paths import Paths
 from base.text import printable
 from cni.attachments import node_facts
-from cni.attachments.sweep import sweep_all
+from cni.attachments.orphans import sweep_all
 from cni.ipoib.plugin import IPoIB
-from cni.policy import cluster
 from cni.spec.errors import CNIError
 from cni.sriov.plugin import Sriov
 from host import procfs
+from policy import stored_policies
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,7 +25,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         paths = Paths.from_environ(os.environ)
         procfs.use(paths.proc)
-        addresses = node_facts.addresses_of(paths, cluster.on_node(paths))
+        addresses = node_facts.addresses_of(paths, stored_policies.on_node(paths))
         done = sweep_all(addresses, IPoIB(paths), Sriov(paths))
     except CNIError as error:
         sys.stderr.write(f"podfabric sweep: {error}\n")

@@ -9,11 +9,11 @@ import msgspec
 
 from base.paths import Paths
 from cli import output
+from cli.node.state import ThisNode, gpu_label, numa_text, rdma_label
 from cli.output import Cell, Lines, Table
-from cli.this_node import ThisNode, gpu_label, numa_text, rdma_label
-from host.discovery import HCA
 from host.errors import HostError
-from host.topology import Distance, Topology
+from host.sysfs.discovery import HCA
+from host.sysfs.topology import Distance, Topology
 
 _LEGEND = (
     (Distance.SAME, "the device itself, or another function of its card"),

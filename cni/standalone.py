@@ -52,11 +52,13 @@ def ipam() -> None:
 
     def load() -> "Plugin":
         from cni.attachments import node_facts
-        from cni.policy import cluster
         from ipam.executable import IpamExecutable
+        from policy import stored_policies
 
         node = paths()
-        return IpamExecutable(node_facts.addresses_of(node, cluster.on_node(node)), node.locks)
+        return IpamExecutable(
+            node_facts.addresses_of(node, stored_policies.on_node(node)), node.locks
+        )
 
     serve(load, "podfabric-ipam: gives pods addresses from ranges, kept on this node")
 

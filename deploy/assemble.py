@@ -28,7 +28,7 @@ NO_FILES = ("/usr/share/man", "/usr/share/lintian", "/usr/share/locale", "/usr/s
 DOCUMENTS = Path("/usr/share/doc")
 
 # Nearly all of the API server's client is models and calls of each kind, and all again for asyncio.
-# podfabric has documents of its own (ipam/cluster/documents.py). The client imports its on demand.
+# podfabric has documents of its own (kube/encoding.py). The client imports its on demand.
 GENERATED = ("aio", "client/api/*_api.py", "client/models/*_*.py", "**/*_test.py")
 ONLY_FOR_ASYNCIO = (
     *("aiohappyeyeballs", "aiohttp", "aiohttp-retry", "aiosignal", "attrs", "frozenlist"),

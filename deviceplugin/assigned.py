@@ -16,7 +16,7 @@ from deviceplugin.checkpoint import AllocatedHCA, AllocationKey, Checkpoint
 from deviceplugin.kubelet import records
 from deviceplugin.kubelet.records import KubeletUnreadable
 from deviceplugin.pod_devices import PodHoldings, Unknown, hca_of, recorded
-from host import pci, sysfs
+from host.sysfs import attribute_files, pci
 
 _NONE: Mapping[str, str] = {}
 
@@ -116,7 +116,7 @@ class _Ids:
 
     @cached_property
     def _rdma(self) -> frozenset[str]:
-        return frozenset(sysfs.names(f"{self._paths.sysfs}/class/infiniband"))
+        return frozenset(attribute_files.names(f"{self._paths.sysfs}/class/infiniband"))
 
     def device(self, device: AllocatedHCA) -> str:
         """The key in `Assigned` of a device of our checkpoint."""

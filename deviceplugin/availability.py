@@ -11,7 +11,7 @@ from deviceplugin.allocate.nodes import gives_uverbs
 from deviceplugin.checkpoint import Allocation
 from deviceplugin.health import GONE
 from deviceplugin.pools.pool import Pool
-from host.discovery import HCA
+from host.sysfs.discovery import HCA
 
 _NOWHERE: Mapping[str, str] = {}
 

@@ -63,7 +63,7 @@ class AllocatedRdmaDevice(msgspec.Struct, frozen=True, kw_only=True):
 class AllocatedHCA(msgspec.Struct, frozen=True, kw_only=True):
     """An HCA that a container got."""
 
-    id: str  # as host.discovery.HCA.id
+    id: str  # as host.sysfs.discovery.HCA.id
     address: str
     netdevs: tuple[str, ...]
     rdma: tuple[AllocatedRdmaDevice, ...]
@@ -78,7 +78,9 @@ class AllocatedGPU(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int = 0  # of its memory, by this id; 0: no limit in a pool of replicas
     compute_share: float = 0.0  # of its time, from 0 to 1, by this id; 0 as above
     slot: str = ""  # the first of the container's ids of the resource; "" for time of a GPU
-    group: str = ""  # the group whose limits they are (gpu/groups.py); "" before the first start
+    group: str = (
+        ""  # the group whose limits they are (gpu/limits/groups.py); "" before the first start
+    )
 
     @property
     def open(self) -> bool:

@@ -8,7 +8,7 @@ still has the old node. This is the only place that decides it.
 from collections.abc import Mapping
 
 from deviceplugin.checkpoint import AllocatedHCA, AllocatedRdmaDevice
-from host.discovery import HCA
+from host.sysfs.discovery import HCA
 
 Uverbs = tuple[str, int, int]
 """A uverbs device: name, major, minor, as in ("uverbs0", 231, 192)."""

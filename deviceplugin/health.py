@@ -8,7 +8,7 @@ not make its HCA appear and disappear again and again.
 import re
 from collections.abc import Collection, Iterable, Mapping
 
-from host.discovery import HCA, Port
+from host.sysfs.discovery import HCA, Port
 
 NOTICE = 0.5  # seconds a fault must last
 SETTLE = 2.0  # seconds without a fault before the HCA is healthy again

@@ -7,10 +7,10 @@ import msgspec
 
 from base.paths import Paths
 from deviceplugin.checkpoint import AllocatedHCA, Allocation
-from deviceplugin.pools.config import DevicePluginConfig
 from deviceplugin.pools.pool import Pool, pools, used_netdevs
-from host import change_detection, discovery
-from host.discovery import HCA
+from deviceplugin.pools.pool_config import DevicePluginConfig
+from host.sysfs import change_detection, discovery
+from host.sysfs.discovery import HCA
 
 
 class Inventory:

@@ -16,24 +16,24 @@ from contextlib import ExitStack, closing
 from base.loop import Loop
 from base.paths import Paths
 from base.problems import Problems
-from deviceplugin.allocate import allocation, cdi
+from deviceplugin.allocate import cdi, container_devices
 from deviceplugin.availability import changes, held_elsewhere, unavailable
-from deviceplugin.gpus.parts import GpuParts
-from deviceplugin.gpus.plugin import GpuPools
 from deviceplugin.health import Health
 from deviceplugin.inventory import Inventory
+from deviceplugin.kubelet.plugin_server import ServedPool
 from deviceplugin.kubelet.pod_resources import PodResourcesClient
 from deviceplugin.kubelet.registration import PluginServer, PoolState
-from deviceplugin.kubelet.server import ServedPool
 from deviceplugin.ledger import Ledger
 from deviceplugin.pool_service import PoolService
-from deviceplugin.pools.config import DevicePluginConfig
 from deviceplugin.pools.pool import Pool
+from deviceplugin.pools.pool_config import DevicePluginConfig
 from deviceplugin.reconcile import PodsKnown, Reconciler
 from deviceplugin.startup_grace import StartupGrace
-from gpu.inventory import LimitedGPU
-from gpu.tenants import Tenant
-from host.discovery import HCA
+from gpu.driver.gpu_inventory import LimitedGPU
+from gpu.limits.tenants import Tenant
+from gpu.pools.node_gpus import GpuParts
+from gpu.pools.plugin import GpuPools
+from host.sysfs.discovery import HCA
 
 LOOK_EVERY = 1.0  # seconds
 LOOK_AGAIN = 0.25  # seconds, while a port's change must still prove to last
@@ -243,7 +243,7 @@ class DevicePlugin:
             problems.append(str(error))
         for pool in cdi_pools:
             try:
-                allocation.describe(self._paths, pool, hcas)
+                container_devices.describe(self._paths, pool, hcas)
             except cdi.Unwritten as error:  # the other pools' files do not depend on it
                 problems.append(str(error))
         self._problems.tell("CDI", "; ".join(problems) or None)

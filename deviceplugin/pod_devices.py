@@ -22,7 +22,7 @@ from deviceplugin.checkpoint import (
 )
 from deviceplugin.kubelet import records
 from deviceplugin.kubelet.records import KubeletUnreadable
-from host import pci
+from host.sysfs import pci
 
 _LONG = 256  # characters, which no id of a device has
 NOT_TOLD = (

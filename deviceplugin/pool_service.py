@@ -9,23 +9,23 @@ from base import files
 from base.paths import Paths
 from base.types import DeviceId
 from deviceplugin import current
-from deviceplugin.allocate import allocation, demand, device_info
-from deviceplugin.allocate.allocation import AllocateResult
+from deviceplugin.allocate import container_devices, demand, device_info
+from deviceplugin.allocate.container_devices import AllocateResult
 from deviceplugin.allocate.preferred import preferred
 from deviceplugin.api import v1beta1_pb2
 from deviceplugin.availability import held_elsewhere
 from deviceplugin.checkpoint import AllocatedHCA
 from deviceplugin.inventory import Inventory
 from deviceplugin.kubelet import records
+from deviceplugin.kubelet.plugin_server import Rejected, ServedPool
 from deviceplugin.kubelet.pod_resources import PodResourcesClient
 from deviceplugin.kubelet.records import KubeletUnreadable, PodDevices
-from deviceplugin.kubelet.server import Rejected, ServedPool
 from deviceplugin.ledger import Ledger
 from deviceplugin.pools.pool import Pool
-from host.discovery import HCA
 from host.errors import HostError
-from host.gpus import GPUs
-from host.topology import Topology, topology_file
+from host.sysfs.discovery import HCA
+from host.sysfs.gpus import GPUs
+from host.sysfs.topology import Topology, topology_file
 
 ASK_KUBELET = 0.5  # seconds, for a hint while a pod waits
 
@@ -183,7 +183,7 @@ class PoolService(ServedPool):
                 unavailable[slot.id] = taken[slot.hcas[0]]
         hcas = self._inventory.current(wanted.difference(taken))
         try:
-            result = allocation.allocation(
+            result = container_devices.allocation(
                 self._paths,
                 pool,
                 ids,

@@ -16,7 +16,7 @@ from base.paths import Paths
 from base.problems import Problems
 from deviceplugin import current, pod_devices
 from deviceplugin.allocate import cdi, device_info
-from deviceplugin.allocate.allocation import recorded
+from deviceplugin.allocate.container_devices import recorded
 from deviceplugin.allocate.nodes import inside
 from deviceplugin.checkpoint import (
     AllocatedHCA,
@@ -32,8 +32,8 @@ from deviceplugin.kubelet.registration import PluginServer
 from deviceplugin.ledger import Ledger
 from deviceplugin.pool_service import PoolService
 from deviceplugin.pools.pool import Pool
-from host import pci
-from host.discovery import HCA
+from host.sysfs import pci
+from host.sysfs.discovery import HCA
 
 ASK_KUBELET = 2.0  # seconds
 _KUBELET = "the kubelet's allocations"

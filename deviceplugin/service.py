@@ -20,15 +20,15 @@ from base.loop import StepThread
 from base.paths import Paths
 from base.problems import Problems
 from base.watching import WatchedFile
-from deviceplugin.pools.config import ConfigError, DevicePluginConfig
+from deviceplugin.pools.pool_config import ConfigError, DevicePluginConfig
 
 if TYPE_CHECKING:
-    from deviceplugin.gpus.parts import GpuLimits
     from deviceplugin.kubelet.registration import PoolState
     from deviceplugin.plugin import DevicePlugin
     from deviceplugin.reconcile import PodsKnown
-    from gpu.inventory import LimitedGPU
-    from gpu.tenants import Tenant
+    from gpu.driver.gpu_inventory import LimitedGPU
+    from gpu.limits.tenants import Tenant
+    from gpu.pools.node_gpus import GpuLimits
 
 LOOK_EVERY = 1.0  # seconds, for a kubelet's directory
 TRY_AGAIN = 5.0  # seconds after the pools could not be served

@@ -1,11 +1,12 @@
 """GPUs of this node: which there are, how much of each may be given, and what limits containers.
 
-- `inventory` finds them without NVML, and knows what is wrong with each; `nodes` looks up the
-  device nodes of NVIDIA's driver.
-- `placement` says how much of each is free, and which GPU a container best gets. The device plugin
-  gives them to containers (`deviceplugin/gpus`).
-- `groups` writes what each group of containers may use of a GPU, for the library in `gpu/shim`
-  that counts it; `registration`, `watch` and `shares` are the agent's side of that.
+- `driver` finds them without NVML, knows what is wrong with each, and asks NVML.
+- `pools` are the GPUs that the device plugin offers, and what containers get of them.
+- `limits` are what each group of containers may use of a GPU, for the library in `gpu/shim` that
+  counts it; `watch` compares that with what the driver says, and corrects shares of time.
+- `limit_service` runs both from start to close.
 
-Imports `host` and `base`. It knows neither the kubelet nor pools.
+The libraries in `gpu/shim` are C: containers load them in place of NVIDIA's (docs/gpu-limits.md).
+`layout.h` is what they share with the agent, `hooks.h` the table of functions that they stand in
+for; `stubs.c` makes the exports of it. `make gpu` builds them.
 """

@@ -18,8 +18,8 @@ import msgspec
 from base import interrupts
 from host import packets
 from host.errors import HostError
-from host.links import ARPHRD_INFINIBAND, Link
 from host.namespaces import NetworkNamespace
+from host.netlink.links import ARPHRD_INFINIBAND, Link
 
 PROBES = 3  # as in RFC 5227: PROBE_NUM
 _BETWEEN = 0.3  # seconds

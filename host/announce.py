@@ -12,11 +12,12 @@ from contextlib import ExitStack
 
 from base import interrupts
 from base.waiting import wait_until
-from host import links, packets
+from host import packets
 from host.errors import LinkMissing
-from host.links import Link
 from host.namespaces import NetworkNamespace
-from host.netlink import Rtnetlink
+from host.netlink import links
+from host.netlink.links import Link
+from host.netlink.sockets import Rtnetlink
 
 ND_NEIGHBOR_ADVERT = 136  # RFC 4861, 4.4
 ND_NA_FLAG_OVERRIDE = 0x20000000

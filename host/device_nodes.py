@@ -8,7 +8,7 @@ import msgspec
 
 from base.paths import Paths
 from host.errors import HostError
-from host.sysfs_snapshot import CharacterDevice
+from host.sysfs.tree import CharacterDevice
 
 
 class DeviceNode(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 import msgspec
 
 from host.errors import explained
-from host.netlink import Rtnetlink
+from host.netlink.sockets import Rtnetlink
 
 SIOCETHTOOL = 0x8946
 _IFREQ = struct.Struct("=16sQ16x")  # struct ifreq: the name, the address of the command

@@ -12,12 +12,12 @@ from contextlib import suppress
 import msgspec
 from pyroute2.netlink.rtnl.ifinfmsg import IFF_LOWER_UP, IFF_RUNNING, IFF_UP
 
-from host import addresses, link_changes, links
-from host.addresses import Sysctl
 from host.errors import HostError, LinkMissing
-from host.links import Link
 from host.namespaces import NetworkNamespace
-from host.netlink import Rtnetlink
+from host.netlink import interface_addresses, link_changes, links
+from host.netlink.interface_addresses import Sysctl
+from host.netlink.links import Link
+from host.netlink.sockets import Rtnetlink
 
 ALIAS_PREFIX = "podfabric:"
 TEMPORARY_PREFIX = "pf"
@@ -191,16 +191,16 @@ def configure(
     if any(":" in cidr for cidr in cidrs):
         sysctls = (*sysctls, *(() if accept_ra else NO_ADVERTISEMENTS), *IPV6_SYSCTLS)
     if sysctls:
-        addresses.set_sysctls(namespace, link, sysctls)
+        interface_addresses.set_sysctls(namespace, link, sysctls)
     changes = []
     if link_local:
         changes.append(link_changes.no_generated_address(link))
     if modes[1]:
         changes.append(link_changes.flagged(link, *modes))
     if set_addresses:
-        changes += [addresses.addition(link, cidr) for cidr in cidrs]
+        changes += [interface_addresses.addition(link, cidr) for cidr in cidrs]
     if link_local:
-        changes.append(addresses.addition(link, link_local, if_possible=True))
+        changes.append(interface_addresses.addition(link, link_local, if_possible=True))
     ready = links.by_index(pod, link.index, after=[*changes, link_changes.up(link)])
     if ready is None or ready.alias != link.alias:
         raise LinkMissing(f'"{link.name}" has gone from the pod while it was configured')

@@ -12,7 +12,7 @@ import threading
 from contextlib import ExitStack, suppress
 from queue import SimpleQueue
 
-from host.links import Link
+from host.netlink.links import Link
 
 ETH_P_ARP = 0x0806  # linux/if_ether.h
 ETH_P_IPV6 = 0x86DD

@@ -11,18 +11,18 @@ from pathlib import Path
 
 from base import interrupts
 from base.pod import Pod
-from cni.policy import rules
-from cni.policy.allowance import Allowance, of_anyone, of_pod
 from cni.spec import delegate
 from cni.spec.config import SERVED, IpamConfig
 from cni.spec.errors import CNIError, Code, invalid_config
 from cni.spec.notes import note
 from cni.spec.request import Request
 from cni.spec.result import Result
-from ipam import permitted
+from ipam import address_policy
 from ipam.addresses import parse
 from ipam.plugin import AddressPlugin
-from ipam.store import AddressInUse, Grant
+from ipam.store.reservations import AddressInUse, Grant
+from policy import rules
+from policy.allowance import Allowance, of_anyone, of_pod
 
 OURS, *TAKEN_OVER = SERVED
 """Ours, and types of others that ours serves where no executable of theirs is installed."""
@@ -126,7 +126,7 @@ class ForeignIpam:
         self._added = True
         try:
             if allowance is not None:  # its options are not ours to read, but its answer is
-                permitted.of_answer(allowance, self._type, result)
+                address_policy.of_answer(allowance, self._type, result)
             if not result.ips:
                 raise CNIError(
                     Code.DELEGATE,
@@ -194,7 +194,7 @@ class Delegation:
         _require_plain(config)
         if not config.type:
             return None, allowance
-        allowance = permitted.of_type(allowance, config.type)
+        allowance = address_policy.of_type(allowance, config.type)
         if self._is_ours(config.type, request):
             allowance = self._plugin.permitted(request, allowance)
             return InProcess(request, self._plugin, allowance), allowance
@@ -270,8 +270,8 @@ class Delegation:
 
 def require_allowed(config: IpamConfig, allowance: Allowance) -> None:
     """Raise CNIError 121 for another IPAM plugin, or a path in its options, that is not allowed."""
-    permitted.of_type(allowance, config.type)
-    permitted.of_paths(config.options, allowance)
+    address_policy.of_type(allowance, config.type)
+    address_policy.of_paths(config.options, allowance)
 
 
 def _require_plain(config: IpamConfig) -> None:

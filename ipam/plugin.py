@@ -11,20 +11,17 @@ from msgspec.structs import replace
 from base import confined, interrupts
 from base.pod import Pod
 from base.text import printable
-from cni.policy import rules
-from cni.policy.allowance import Allowance, of_pod
-from cni.policy.rules import Policy
 from cni.spec.attachment import Attachment
 from cni.spec.errors import CNIError, Code, invalid_config
 from cni.spec.notes import note
 from cni.spec.request import Request
 from cni.spec.result import DNS, FAMILY_020, IPConfig, Result, Route
-from ipam import permitted, resolv_conf, segments
+from ipam import address_policy
 from ipam.addresses import parse_interface, text
-from ipam.options import IpamOptions
+from ipam.config import resolv_conf, segments
+from ipam.config.options import IpamOptions
 from ipam.ranges import Range, RangeSet
-from ipam.scope import Stores
-from ipam.store import (
+from ipam.store.reservations import (
     AddressInUse,
     AddressTaken,
     AddressUnprobed,
@@ -36,7 +33,11 @@ from ipam.store import (
     ReservedAddress,
     unnamed,
 )
-from ipam.usage import SeenRanges
+from ipam.store.usage import SeenRanges
+from ipam.store_choice import Stores
+from policy import rules
+from policy.allowance import Allowance, of_pod
+from policy.rules import Policy
 
 
 class AddressPlugin:
@@ -91,11 +92,11 @@ class AddressPlugin:
         CNIError 121 for what is not allowed, 5 or 11 if that cannot be told.
         """
         allowed = of_pod(self._policy(), request.arguments.pod)
-        return self.permitted(request, permitted.of_type(allowed, request.config.ipam.type))
+        return self.permitted(request, address_policy.of_type(allowed, request.config.ipam.type))
 
     def permitted(self, request: Request, allowed: Allowance) -> Allowance:
         """The allowance with what the configuration asks of this plugin. CNIError 121."""
-        return permitted.of_configuration(allowed, *self._stores.asked(request))
+        return address_policy.of_configuration(allowed, *self._stores.asked(request))
 
     def reserve(
         self,
@@ -114,7 +115,7 @@ class AddressPlugin:
             allowed = self.allowance(request)
         options, final = self._stores.asked(request)
         if options.pools:  # they may have changed since the rules were asked
-            allowed = permitted.of_configuration(allowed, options, final)
+            allowed = address_policy.of_configuration(allowed, options, final)
         sets = [range_set.without(answered) for range_set in final]
         _require_answerable(sets, request)
         alone = _private_ranges(options, sets)

@@ -3,7 +3,7 @@
 One `FakeApi` is the server. `client` gives a node's client, with faults of its own; the server
 itself is a client too. `look`, `put` and `remove` are for the test: no fault, no count, no outage.
 
-tests/unit/ipam/cluster/contract.py holds this and the real API server to the same behaviour.
+tests/unit/kube/contract.py holds this and the real API server to the same behaviour.
 """
 
 import enum
@@ -19,7 +19,8 @@ from typing import Any, NamedTuple, TypeVar, cast
 import msgspec
 from msgspec.structs import replace
 
-from ipam.cluster.api import (
+from kube.client import ClusterApi
+from kube.resources import (
     AlreadyExists,
     AnyResource,
     ApiError,
@@ -43,7 +44,6 @@ from ipam.cluster.api import (
     Unreadable,
     WatchExpired,
 )
-from ipam.cluster.rest_api import ClusterApi
 from tests.fake_api_rules import (
     Key,
     check,

@@ -7,9 +7,9 @@ import msgspec
 from msgspec.structs import replace
 
 from ipam.addresses import parse
-from ipam.cluster.api import AnyResource, Conflict, Refused, Resource
-from ipam.cluster.names import block_name
-from ipam.cluster.objects import AddressBlock, AddressPool
+from ipam.leases.names import block_name
+from ipam.leases.objects import AddressBlock, AddressPool
+from kube.resources import AnyResource, Conflict, Refused, Resource
 
 SELECTABLE: Mapping[str, frozenset[str]] = {
     "AddressBlock": frozenset(

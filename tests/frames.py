@@ -1,6 +1,6 @@
 """What a launcher sends, as bytes."""
 
-from agent.framing import HEADER, REQUEST_MAGIC, LauncherRequest
+from agent.serve.framing import HEADER, REQUEST_MAGIC, LauncherRequest
 
 
 def write_request(request: LauncherRequest) -> bytes:

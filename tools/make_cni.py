@@ -10,7 +10,7 @@ import sys
 import sysconfig
 from pathlib import Path
 
-from cli.executables import CODE, EVERY
+from cli.setup.executables import CODE, EVERY
 from tools import build_launcher
 
 # Isolated from the caller's PYTHON* variables and working directory (-I), without the site

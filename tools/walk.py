@@ -20,15 +20,17 @@ from types import CodeType, FrameType
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("cni", "ipam", "deviceplugin", "gpu", "host", "base")
+PACKAGES = ("cni", "ipam", "policy", "deviceplugin", "gpu", "host", "kube", "base")
 LAYERS = (  # from above; a call from a later into an earlier one is a climb
     ("cni/ipoib", "cni/sriov"),
     ("cni/attachments",),
     ("ipam",),
-    ("cni/policy",),
+    ("policy",),
     ("deviceplugin",),
     ("gpu",),
-    ("host", "cni/spec"),
+    ("host",),
+    ("kube",),
+    ("cni/spec",),
     ("base",),
 )
 

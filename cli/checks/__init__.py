@@ -5,7 +5,7 @@ from typing import Literal
 
 import msgspec
 
-from cli.this_node import ThisNode
+from cli.node.state import ThisNode
 
 Status = Literal["ok", "warning", "failed", "not applicable"]
 

@@ -5,11 +5,11 @@ from collections.abc import Iterator
 
 from base.paths import Paths
 from cli.checks import Outcome, failed, not_applicable, ok, warning
-from cli.this_node import ThisNode, gpu_label, rdma_label
+from cli.node.state import ThisNode, gpu_label, rdma_label
 from deviceplugin import availability
-from host import sysfs
-from host.discovery import HCA, Port
-from host.topology import Distance
+from host.sysfs import attribute_files
+from host.sysfs.discovery import HCA, Port
+from host.sysfs.topology import Distance
 
 _WIDTH = re.compile(r"\(([0-9]+)X")
 _USUAL_WIDTH = 4  # lanes of a port: a cable or a slot is bad if there are fewer
@@ -123,6 +123,6 @@ def _why_down(hca: HCA, port: Port) -> str:
 def _is_up(paths: Paths, netdev: str) -> bool | None:
     """Whether an interface is up (IFF_UP); None if sysfs does not say."""
     try:
-        return bool(int(sysfs.text(f"{paths.sys}/class/net/{netdev}/flags"), 0) & 1)
+        return bool(int(attribute_files.text(f"{paths.sys}/class/net/{netdev}/flags"), 0) & 1)
     except ValueError:
         return None

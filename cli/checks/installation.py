@@ -6,10 +6,10 @@ from pathlib import Path
 import msgspec
 
 from base import decoding
-from cli import executables
 from cli.checks import Outcome, failed, ok, warning
-from cli.executables import EVERY, RETURNED, TAKE_AGAIN
-from cli.this_node import ThisNode
+from cli.node.state import ThisNode
+from cli.setup import executables
+from cli.setup.executables import EVERY, RETURNED, TAKE_AGAIN
 
 _SUFFIXES = (".conf", ".conflist", ".json")  # which a runtime reads (libcni)
 _MULTUS = ("multus", "multus-shim")

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 from cli.checks import Outcome, failed, not_applicable, ok, warning
-from cli.this_node import ThisNode
-from host import discovery
+from cli.node.state import ThisNode
 from host.device_nodes import verify
 from host.errors import HostError
+from host.sysfs import discovery
 
 RUNTIMES = ("containerd", "crio", "cri-o", "dockerd", "kubelet")
 _SHOWN = 2  # wrong device nodes with a line of their own
@@ -88,7 +88,7 @@ def device_nodes(node: ThisNode) -> Iterator[Outcome]:
 
 def rdma_mode() -> str:
     """The kernel's RDMA namespace mode. Raises HostError."""
-    from host import rdma
+    from host.netlink import rdma
 
     with rdma.rdma() as socket:
         return rdma.mode(socket)

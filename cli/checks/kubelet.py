@@ -6,14 +6,14 @@ from datetime import UTC, datetime
 
 from base.unix_socket import is_served
 from cli.checks import Outcome, failed, not_applicable, ok, some, warning
-from cli.this_node import ThisNode
+from cli.node.state import ThisNode
 from deviceplugin import checkpoint as records
 from deviceplugin.checkpoint import CheckpointDamaged
 from deviceplugin.kubelet import records as kubelet
 from deviceplugin.kubelet.records import KubeletUnreadable
 from deviceplugin.ledger import YOUNG, age
 from deviceplugin.pools import formats
-from deviceplugin.pools.config import ConfigError
+from deviceplugin.pools.pool_config import ConfigError
 
 _LOOK_AT_AGENT = (
     "look at the log of podfabric's pod of this node; without Kubernetes: "

@@ -81,7 +81,7 @@ class JournalEntry(msgspec.Struct, frozen=True, kw_only=True):
     args: str = ""
     path: tuple[str, ...] = ()
     addresses: tuple[str, ...] = ()
-    segment: str = ""  # the link on which they are used (ipam.segments)
+    segment: str = ""  # the link on which they are used (ipam.config.segments)
     device: str = ""  # the device that only this attachment has, until it is released
     undo: msgspec.Raw = msgspec.Raw(b"{}")
 

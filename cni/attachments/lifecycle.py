@@ -1,7 +1,7 @@
 """DEL, CHECK, GC, STATUS and the sweep of `ipoib` and `sriov`, and what a failed DEL leaves.
 
 A plugin has its own ADD and says how one of its interfaces is detached and compared. Everything
-that ends an attachment is here: an ADD that fails is undone, DEL and GC (and `sweep`) remove, and
+that ends an attachment is here: an ADD that fails is undone, DEL and GC (and `orphans`) remove, and
 an ADD that follows a killed one removes what that left. The interface goes before its addresses,
 which another pod may get at once, and the journal's entry goes last. An error does not stop a
 removal, it keeps the entry.
@@ -22,8 +22,6 @@ from cni.attachments import node_facts, results
 from cni.attachments.journal import Journal, JournalDamaged, JournalEntry, Phase
 from cni.attachments.matching import require_allowed
 from cni.attachments.sandbox import lives
-from cni.policy import allowance, cluster, rules
-from cni.policy.allowance import Allowance
 from cni.spec.attachment import Attachment
 from cni.spec.config import IpamConfig
 from cni.spec.entry import VERSIONS
@@ -35,9 +33,11 @@ from host import netdev_move
 from host.errors import HostError
 from host.namespaces import NetworkNamespace
 from host.netdev_move import NameTaken
-from host.netlink import Rtnetlink, netlink
+from host.netlink.sockets import Rtnetlink, netlink
 from ipam.delegation import Delegation, IpamCall
 from ipam.plugin import AddressPlugin
+from policy import allowance, rules, stored_policies
+from policy.allowance import Allowance
 
 T = TypeVar("T")
 
@@ -163,7 +163,7 @@ class InterfacePlugin(ABC):
         policy: rules.Source | None = None,
     ) -> None:
         self.paths = paths
-        self._policy = policy or cluster.on_node(paths)
+        self._policy = policy or stored_policies.on_node(paths)
         addresses = addresses or node_facts.addresses_of(paths, self._policy)
         self._ipam = Delegation(addresses, paths.cni_bin, self._policy)
         self.journal = Journal(paths)

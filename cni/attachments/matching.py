@@ -26,16 +26,16 @@ from base.locks import locked
 from base.paths import Paths
 from base.pod import Pod
 from cni.attachments.pod_choices import PodChoices, lock_of
-from cni.policy.allowance import Allowance
-from cni.policy.document import Device
 from cni.spec.errors import CNIError, Code
 from cni.spec.request import Request
 from deviceplugin import pod_devices
 from deviceplugin.assigned import OfOtherPods, assigned, others
 from deviceplugin.checkpoint import AllocatedHCA
 from deviceplugin.pod_devices import PodDevice, PodHoldings, Stale, Unknown
-from host import pci
-from host.discovery import HCAsByName, unknown
+from host.sysfs import pci
+from host.sysfs.discovery import HCAsByName, unknown
+from policy.allowance import Allowance
+from policy.document import Device
 
 OPT_OUT = '"match_device": false if that is meant'
 _REQUEST_ONE = "have the pod request a device of its own (resources.limits)"

@@ -11,21 +11,21 @@ from pathlib import Path
 
 from base.paths import Paths
 from cni.attachments.journal import Journal, JournalDamaged, JournalEntry, Phase
-from cni.policy import rules
 from cni.spec.errors import CNIError
-from host import addresses
 from host.errors import HostError
 from host.namespaces import NetworkNamespace
-from host.netlink import netlink
-from ipam import scope
+from host.netlink import interface_addresses
+from host.netlink.sockets import netlink
+from ipam import store_choice
 from ipam.addresses import Network, parse, parse_interface, text
+from ipam.config.options import IpamOptions
 from ipam.delegation import OURS, TAKEN_OVER
-from ipam.fsck import LivingAddress, NodeFacts
-from ipam.options import IpamOptions
 from ipam.plugin import AddressPlugin
-from ipam.scope import Stores
-from ipam.store import Reservation
-from ipam.store_files import StoreFiles
+from ipam.store.fsck import LivingAddress, NodeFacts
+from ipam.store.reservations import Reservation
+from ipam.store.store_files import StoreFiles
+from ipam.store_choice import Stores
+from policy import rules
 
 
 def store_of(paths: Paths) -> StoreFiles:
@@ -35,7 +35,7 @@ def store_of(paths: Paths) -> StoreFiles:
 
 def addresses_of(paths: Paths, policy: rules.Source) -> AddressPlugin:
     """The IPAM plugin of a process that does one call."""
-    stores = Stores(store_of(paths), lambda: scope.settings(paths.config).scope)
+    stores = Stores(store_of(paths), lambda: store_choice.settings(paths.config).scope)
     return AddressPlugin(stores, paths.boot_id, policy)
 
 
@@ -71,7 +71,7 @@ def _living(unseen: list[str]) -> Iterator[LivingAddress]:
             inode = namespace.inode
             try:
                 with netlink(namespace) as route:
-                    shown = list(addresses.of_all(route))
+                    shown = list(interface_addresses.of_all(route))
             except HostError as error:
                 if Path(namespace.path).exists():
                     unseen.append(f"{namespace.path}: {error}")
@@ -86,7 +86,7 @@ def _reservations(entry: JournalEntry) -> Iterator[Reservation]:
     """A reservation for each address of an attachment."""
     if not entry.addresses:
         return
-    options, _ = scope.declared(entry.delete_request())
+    options, _ = store_choice.declared(entry.delete_request())
     for cidr in entry.addresses:
         address, own = parse_interface(cidr)
         network = _network(options, address, own)

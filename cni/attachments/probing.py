@@ -1,14 +1,14 @@
 """Probes addresses that another machine may use, on the pod's interface, before they are set there:
-those that a lost machine may still use (`ipam.blocks`), or all, by `"probe": "always"`.
+those that a lost machine may still use (`ipam.store.block_rows`), or all, by `"probe": "always"`.
 Announces a pod's addresses once they are set.
 """
 
 from cni.spec.notes import note
 from cni.spec.result import Result
 from host import address_probe, announce
-from host.links import Link
 from host.namespaces import NetworkNamespace
-from host.netlink import Rtnetlink
+from host.netlink.links import Link
+from host.netlink.sockets import Rtnetlink
 from ipam.delegation import IpamCall
 
 CARRIER_WAIT = 2.0  # seconds

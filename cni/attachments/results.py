@@ -13,10 +13,11 @@ from cni.spec.attachment import Attachment
 from cni.spec.errors import CNIError, Code, invalid_config
 from cni.spec.request import Request
 from cni.spec.result import DNS, Interface, Result
-from host import addresses, pci
-from host.addresses import Hop
-from host.links import Link
-from host.netlink import Rtnetlink
+from host.netlink import interface_addresses
+from host.netlink.interface_addresses import Hop
+from host.netlink.links import Link
+from host.netlink.sockets import Rtnetlink
+from host.sysfs import pci
 
 R = TypeVar("R")
 
@@ -30,13 +31,13 @@ class Expected(msgspec.Struct, frozen=True):
 
     def compare_addresses(self, pod: Rtnetlink, link: Link) -> None:
         """Raise CNIError 102 for an address of the interface or a route that is gone."""
-        present = addresses.of(pod, link)
+        present = interface_addresses.of(pod, link)
         for ip in self.result.ips:
             if ip.interface in (self.position, None) and ip.address not in present:
                 raise differs(f"Failed to match addr {ip.address} on interface {link.name}")
         if not self.result.routes:
             return
-        present_routes = addresses.Routes(pod)
+        present_routes = interface_addresses.Routes(pod)
         for route in self.result.routes:
             hop = Hop(
                 destination=route.dst, gateway=route.gw, table=route.table, priority=route.priority

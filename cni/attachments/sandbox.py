@@ -11,7 +11,7 @@ from cni.attachments.journal import Journal, JournalEntry, Phase
 from cni.spec.request import Request
 from host.errors import HostError, NamespaceGone
 from host.namespaces import NetworkNamespace, proves_absence
-from host.netlink import Rtnetlink, netlink
+from host.netlink.sockets import Rtnetlink, netlink
 
 PATIENCE = timedelta(seconds=30)  # for the kernel to tear a namespace down
 

@@ -17,12 +17,13 @@ import msgspec
 from cni.ipoib.options import IpoibOptions
 from cni.ipoib.parents import ChildPlan
 from cni.spec.attachment import Attachment
-from host import link_changes, links, netdev_move
-from host.addresses import Sysctl
-from host.links import Link
+from host import netdev_move
 from host.namespaces import NetworkNamespace
 from host.netdev_move import Mark
-from host.netlink import Rtnetlink
+from host.netlink import link_changes, links
+from host.netlink.interface_addresses import Sysctl
+from host.netlink.links import Link
+from host.netlink.sockets import Rtnetlink
 
 ALIAS_PREFIX = netdev_move.ALIAS_PREFIX
 TEMPORARY_PREFIX = netdev_move.TEMPORARY_PREFIX

@@ -5,14 +5,15 @@ import msgspec
 from base import interrupts
 from base.paths import Paths
 from cni.attachments.matching import Match, mismatch, none_given
-from cni.ipoib import permitted
+from cni.ipoib import parent_policy
 from cni.ipoib.options import CONNECTED, CONNECTED_MTU, DATAGRAM, IpoibOptions
-from cni.policy.allowance import Allowance, joined
 from cni.spec.errors import CNIError, Code, invalid_config
 from cni.spec.request import Request
-from host import infiniband, links, pci
-from host.links import Link
-from host.netlink import Rtnetlink
+from host.netlink import links
+from host.netlink.links import Link
+from host.netlink.sockets import Rtnetlink
+from host.sysfs import infiniband, pci
+from policy.allowance import Allowance, joined
 
 UD_MTU = 4092  # a 4096 byte InfiniBand MTU less IPoIB's header of 4
 
@@ -28,7 +29,7 @@ class ChildPlan(msgspec.Struct, frozen=True, kw_only=True):
     mtu: int
     umcast: bool
     bdf: str
-    hca: str  # host.discovery.HCA.id of the HCA under the parent, "" if it has none
+    hca: str  # host.sysfs.discovery.HCA.id of the HCA under the parent, "" if it has none
     allowance: Allowance = Allowance()  # what the attachment may use beside it
 
     @property
@@ -158,11 +159,11 @@ def _allowed(paths: Paths, plan: ChildPlan, request: Request, match: Match) -> C
     """
     parent = plan.parent
     allowance = match.using(plan.hca, "master", parent.name, parent=parent.name)
-    options, allowance = permitted.completed(request, plan.options, allowance)
+    options, allowance = parent_policy.completed(request, plan.options, allowance)
     if options is not plan.options:
         plan = _plan(paths, parent, options)
     usual = _inherited_mtu(parent, plan.mode)
-    allowance = permitted.as_planned(options, plan.pkey, usual, allowance)
+    allowance = parent_policy.as_planned(options, plan.pkey, usual, allowance)
     return msgspec.structs.replace(plan, allowance=allowance)
 
 

@@ -17,23 +17,25 @@ from cni.attachments.journal import JournalDamaged, JournalEntry
 from cni.attachments.lifecycle import InterfacePlugin, Sandbox, Undo
 from cni.attachments.matching import matched, require_records
 from cni.attachments.sandbox import await_return, namespaces_of
-from cni.ipoib import check, child, options, parents, permitted
+from cni.ipoib import child, child_check, options, parent_policy, parents
 from cni.ipoib.child import ChildRecord
 from cni.ipoib.options import IpoibOptions
 from cni.ipoib.parents import ChildPlan
-from cni.policy.allowance import Allowance
 from cni.spec import versions
 from cni.spec.attachment import Attachment
 from cni.spec.errors import CNIError, Code
 from cni.spec.request import Request
 from cni.spec.result import Result
-from host import announce, infiniband, link_changes, links, netdev_move
-from host.addresses import add_routes
+from host import announce, netdev_move
 from host.errors import HostError, NamespaceGone
-from host.links import Link
 from host.namespaces import NetworkNamespace
 from host.netdev_move import Mark
-from host.netlink import Rtnetlink, netlink
+from host.netlink import link_changes, links
+from host.netlink.interface_addresses import add_routes
+from host.netlink.links import Link
+from host.netlink.sockets import Rtnetlink, netlink
+from host.sysfs import infiniband
+from policy.allowance import Allowance
 
 
 class IPoIB(InterfacePlugin):
@@ -44,7 +46,7 @@ class IPoIB(InterfacePlugin):
     def add(self, request: Request) -> dict[str, Any]:
         """Give the pod an IPoIB interface, with addresses if an IPAM plugin is named."""
         wanted = options.read(request)
-        allowance = permitted.by_options(wanted, self._allowance(request))
+        allowance = parent_policy.by_options(wanted, self._allowance(request))
         ipam, allowance = self._ipam_of_add(request, allowance)
         attachment = Attachment.of(request)
         with self._attaching(attachment, request) as sandbox, Undo() as undo:
@@ -168,7 +170,7 @@ class IPoIB(InterfacePlugin):
     def compare(self, attachment: Attachment, request: Request) -> None:
         """Compare the child with the record and prevResult. CNIError 102 for a difference."""
         options.read(request)
-        check.check(self.journal, attachment, request)
+        child_check.check(self.journal, attachment, request)
 
     def require_ready(self, request: Request) -> None:
         """Raise CNIError unless a child could be made now: a parent that is up, an active port."""

@@ -1,5 +1,5 @@
 /*
- * What launcher and agent say to each other: agent/framing.py describes it, and is the other side.
+ * What launcher and agent say to each other: agent/serve/framing.py describes it, and is the other side.
  * A header is four bytes of magic and four numbers of 32 bits, most significant byte first.
  */
 #ifndef PODFABRIC_FRAME_H

@@ -17,12 +17,13 @@ from cni.spec.entry import VERSIONS
 from cni.spec.errors import CNIError, Code, invalid_config
 from cni.spec.request import Request
 from cni.sriov import rdma_devices
+from cni.sriov.device_record import DeviceRecord, MovedRdmaDevice
 from cni.sriov.options import device_of
 from cni.sriov.plan import require_isolation
-from cni.sriov.record import DeviceRecord, MovedRdmaDevice
-from host import pci, rdma
 from host.errors import HostError
 from host.namespaces import NetworkNamespace
+from host.netlink import rdma
+from host.sysfs import pci
 
 
 class Rdma:

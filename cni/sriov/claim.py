@@ -14,19 +14,20 @@ from base.paths import Paths
 from cni.attachments.journal import Journal, JournalDamaged, JournalEntry, Phase
 from cni.attachments.matching import Match
 from cni.attachments.sandbox import lives
-from cni.policy.allowance import Allowance, joined
 from cni.spec.attachment import Attachment
 from cni.spec.errors import CNIError, Code
 from cni.spec.notes import note
 from cni.spec.request import Request
-from cni.sriov import devices, permitted, release, unrecorded
+from cni.sriov import candidates, unrecorded, vf_policy, vf_release
+from cni.sriov.device_record import DeviceRecord, record_of
 from cni.sriov.options import SriovOptions
 from cni.sriov.plan import DevicePlan, plan_of
-from cni.sriov.record import DeviceRecord, record_of
-from host import ethtool, pci
+from host import ethtool
 from host.errors import HostError
 from host.namespaces import NetworkNamespace
-from host.netlink import Rtnetlink
+from host.netlink.sockets import Rtnetlink
+from host.sysfs import pci
+from policy.allowance import Allowance, joined
 
 
 class ClaimedDevice(msgspec.Struct, frozen=True):
@@ -90,9 +91,9 @@ class Claimer:
             owners: dict[Attachment, _InUse] = {}
             settling = False
             with match.choosing():
-                for address in devices.candidates(self._paths, wanted, match):
+                for address in candidates.candidates(self._paths, wanted, match):
                     try:
-                        devices.require_entitled(self._paths, address, wanted, match)
+                        candidates.require_entitled(self._paths, address, wanted, match)
                         return self._claim(address, request, wanted, namespace, host, match)
                     except _InUse as in_use:
                         settling = settling or in_use.settling
@@ -127,7 +128,7 @@ class Claimer:
             if wanted.device or wanted.device_id:
                 unrecorded.fetch_from_dead_pod(host, self._paths, address)
             wanted, plan, allowance = self._planned(host, address, request, wanted, match)
-            devices.require_match(self._paths, plan.function, wanted, match)
+            candidates.require_match(self._paths, plan.function, wanted, match)
             record = record_of(plan, wanted)
             if plan.link is not None:
                 driver_settings = ethtool.settings(host, plan.link.name)
@@ -147,15 +148,15 @@ class Claimer:
         function = pci.find(self._paths, address)
         if function is None:
             return wanted, plan_of(host, self._paths, address, wanted), match.allowance
-        infiniband = devices.is_infiniband(host, self._paths, function)
+        infiniband = candidates.is_infiniband(host, self._paths, function)
         allowance = match.using(address, wanted.device_key or "master", address)
         plan = plan_of(host, self._paths, address, wanted)
-        filled, allowance = permitted.completed(
+        filled, allowance = vf_policy.completed(
             request, wanted, allowance, function, infiniband=infiniband
         )
         if filled is not wanted:
             plan = plan_of(host, self._paths, address, filled)
-        return filled, plan, permitted.as_planned(plan, filled, allowance, infiniband=infiniband)
+        return filled, plan, vf_policy.as_planned(plan, filled, allowance, infiniband=infiniband)
 
     def _release_from_the_dead(self, address: str) -> None:
         """Release the device from attachments whose sandbox is gone. Raises _InUse, CNIError."""
@@ -189,7 +190,7 @@ class Claimer:
             return
         try:
             request = owner.delete_request()
-            release.release_locked(
+            vf_release.release_locked(
                 self._journal, self._paths, owner.attachment, request, owner, owner.device
             )
         except HostError as error:

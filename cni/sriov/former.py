@@ -19,16 +19,17 @@ from cni.attachments.journal import Journal, JournalEntry
 from cni.spec.attachment import Attachment
 from cni.spec.notes import note
 from cni.spec.request import Request
-from cni.sriov import devices, settings, unrecorded
+from cni.sriov import candidates, unrecorded, vf_settings
+from cni.sriov.device_record import DeviceRecord
 from cni.sriov.plan import NO_GUIDS
-from cni.sriov.record import DeviceRecord
-from host import links, pci, sysfs, vfs
 from host.errors import HostError, NamespaceGone
 from host.namespaces import NetworkNamespace
 from host.netdev_move import Origin
-from host.netlink import Rtnetlink, netlink
-from host.pci import Function
-from host.vfs import VF
+from host.netlink import links, vfs
+from host.netlink.sockets import Rtnetlink, netlink
+from host.netlink.vfs import VF
+from host.sysfs import attribute_files, pci
+from host.sysfs.pci import Function
 
 
 class _VfState(msgspec.Struct, frozen=True, rename="pascal"):
@@ -136,7 +137,7 @@ def _is_outdated(paths: Paths, path: Path, device: str) -> bool:
     if written < time.time() - time.clock_gettime(time.CLOCK_BOOTTIME):
         return True
     for directory in (paths.cni_state / "sriov", paths.cni_state / "ib-sriov"):
-        for name in sysfs.names(str(directory)):
+        for name in attribute_files.names(str(directory)):
             other = directory / name
             if other != path and other.is_file() and other.stat().st_mtime >= written:
                 state = _decoded(other)
@@ -181,10 +182,10 @@ def _require_not_elsewhere(address: str, *own: NetworkNamespace | None) -> None:
 
 def _record(host: Rtnetlink, paths: Paths, function: Function, former: FormerState) -> DeviceRecord:
     """All that differs now from what the file has is restored."""
-    infiniband = devices.is_infiniband(host, paths, function)
+    infiniband = candidates.is_infiniband(host, paths, function)
     now = None
     if function.index is not None:
-        with settings.vf_of(paths, host, function.pf, function.index) as (_, now):
+        with vf_settings.vf_of(paths, host, function.pf, function.index) as (_, now):
             pass
     return DeviceRecord(
         device=function.address,
@@ -208,7 +209,7 @@ def _origin(former: FormerState, *, infiniband: bool) -> Origin | None:
     name = state.host_if_name or former.host_name
     if not name:
         return None
-    given = state.admin_mac if state.admin_mac != settings.NO_MAC else ""
+    given = state.admin_mac if state.admin_mac != vf_settings.NO_MAC else ""
     return Origin(
         name=name,
         kind="ipoib" if infiniband else "",
@@ -226,7 +227,7 @@ def _origin(former: FormerState, *, infiniband: bool) -> Origin | None:
 def _before(now: VF, former: FormerState) -> VF:
     """The VF before the ADD: what the file does not have is as now."""
     if guid := former.host_guid.lower():
-        guid = settings.NO_GUID if guid in NO_GUIDS else guid
+        guid = vf_settings.NO_GUID if guid in NO_GUIDS else guid
         now = msgspec.structs.replace(now, node_guid=guid, port_guid=guid)
     state = former.state
     if state is None:  # of ib-sriov-cni, which keeps no link state

@@ -15,16 +15,17 @@ from cni.attachments import probing
 from cni.attachments.results import hops
 from cni.spec.attachment import Attachment
 from cni.spec.result import Result
-from cni.sriov import guids, rdma_devices, settings
+from cni.sriov import guids, rdma_devices, vf_settings
+from cni.sriov.device_record import DeviceRecord
 from cni.sriov.plan import DevicePlan
-from cni.sriov.record import DeviceRecord
-from host import announce, links, netdev_move
-from host.addresses import add_routes
+from host import announce, netdev_move
 from host.errors import HostError, LinkMissing
-from host.links import Link
 from host.namespaces import NetworkNamespace
 from host.netdev_move import Mark
-from host.netlink import Rtnetlink
+from host.netlink import links
+from host.netlink.interface_addresses import add_routes
+from host.netlink.links import Link
+from host.netlink.sockets import Rtnetlink
 from ipam.delegation import IpamCall
 
 CARRIER_WAIT = 0.2  # seconds, only for the announcement: a VF's link may stay down
@@ -107,8 +108,8 @@ def _mac_and_mtu_at_pf(host: Rtnetlink, paths: Paths, record: DeviceRecord) -> t
     """Address and MTU of a VF with a userspace driver, as its PF reports them."""
     if not record.pf or record.applied is None:
         return "", 0
-    with settings.pf_of(paths, host, record.pf) as pf:
-        mac = "" if record.applied.mac == settings.NO_MAC else record.applied.mac
+    with vf_settings.pf_of(paths, host, record.pf) as pf:
+        mac = "" if record.applied.mac == vf_settings.NO_MAC else record.applied.mac
         ethernet = pf.link_type == links.ARPHRD_ETHER
         return (mac if ethernet else ""), pf.mtu
 

@@ -17,9 +17,9 @@ from cni.spec.config import NetworkConfig
 from cni.spec.errors import CNIError, invalid_config
 from cni.spec.request import Request
 from cni.spec.result import DNS
-from cni.sriov import values
-from cni.sriov.values import CNI_ARGS_MAC, TAG, WrittenValue, wrong
-from host import pci
+from cni.sriov import option_values
+from cni.sriov.option_values import CNI_ARGS_MAC, TAG, WrittenValue, wrong
+from host.sysfs import pci
 
 # ib-kubernetes sets this in a pod's args.cni once the subnet manager knows the pod's GUID.
 IB_KUBERNETES_KEY, IB_KUBERNETES_DONE = "mellanox.infiniband.app", "configured"
@@ -126,7 +126,7 @@ def read(request: Request, *, needs_device: bool = True) -> SriovOptions:
     """
     written, ids = request.config.derived(_written)
     device, device_id = _device(ids)
-    masters = values.masters(written.master)
+    masters = option_values.masters(written.master)
     pod = request.arguments.pod
     if device_id and not pod.name:
         raise no_such_device(device_id, next(path for path in ids if ids[path] == device_id))
@@ -149,7 +149,7 @@ def read(request: Request, *, needs_device: bool = True) -> SriovOptions:
         pkey=config.pkey(written.pkey),
         rdma_isolation=bool(written.rdmaIsolation),
         vfio_pci_mode=written.vfioPciMode,
-        mtu=values.mtu(written.mtu),
+        mtu=option_values.mtu(written.mtu),
         allmulti=written.allmulti,
         promisc=written.promisc,
         accept_ra=bool(written.accept_ra),
@@ -258,13 +258,13 @@ def _cni_arguments(written: _SriovConfig) -> dict[str, Any]:
 def _vf(written: _SriovConfig, mac: WrittenValue, guid: WrittenValue) -> dict[str, Any]:
     """As `SriovOptions.vf`."""
     found = {
-        "mac": values.mac(mac),
-        **values.vlan(written.vlan, written.vlanQoS, written.vlanProto),
-        **values.rates(written.min_tx_rate, written.max_tx_rate),
-        "spoofchk": values.switch("spoofchk", written.spoofchk),
-        "trust": values.switch("trust", written.trust),
-        "link_state": values.link_state(written.link_state),
-        "guid": values.guid(guid),
+        "mac": option_values.mac(mac),
+        **option_values.vlan(written.vlan, written.vlanQoS, written.vlanProto),
+        **option_values.rates(written.min_tx_rate, written.max_tx_rate),
+        "spoofchk": option_values.switch("spoofchk", written.spoofchk),
+        "trust": option_values.switch("trust", written.trust),
+        "link_state": option_values.link_state(written.link_state),
+        "guid": option_values.guid(guid),
     }
     return {key: value for key, value in found.items() if value not in (None, "")}
 

@@ -9,16 +9,17 @@ import msgspec
 
 from base.paths import Paths
 from cni.spec.errors import CNIError, Code
-from cni.sriov import settings
+from cni.sriov import vf_settings
+from cni.sriov.option_values import ETHERNET
 from cni.sriov.options import SriovOptions
-from cni.sriov.values import ETHERNET
-from host import addresses, infiniband, links, pci, rdma, sysfs
 from host.errors import HostError
-from host.links import ARPHRD_ETHER, ARPHRD_INFINIBAND, Link
-from host.netlink import Rtnetlink
-from host.pci import Function
-from host.rdma import NetlinkRdmaDevice
-from host.vfs import VF
+from host.netlink import interface_addresses, links, rdma
+from host.netlink.links import ARPHRD_ETHER, ARPHRD_INFINIBAND, Link
+from host.netlink.rdma import NetlinkRdmaDevice
+from host.netlink.sockets import Rtnetlink
+from host.netlink.vfs import VF
+from host.sysfs import attribute_files, infiniband, pci
+from host.sysfs.pci import Function
 
 NO_GUIDS = ("00:00:00:00:00:00:00:00", "ff:ff:ff:ff:ff:ff:ff:ff")
 _ASK_THE_KUBELET = (
@@ -89,12 +90,12 @@ def _require_unused(host: Rtnetlink, paths: Paths, link: Link) -> None:
 
     A move removes addresses and routes, and no DEL could tell who still wants them.
     """
-    if master := sysfs.target(f"{paths.sys}/class/net/{link.name}/master"):
+    if master := attribute_files.target(f"{paths.sys}/class/net/{link.name}/master"):
         raise DeviceUnfit(
             f'"{link.name}" of device {link.device} belongs to "{master}" on the host: '
             "take it out of that first"
         )
-    if used := addresses.of_users(host, link):
+    if used := interface_addresses.of_users(host, link):
         raise DeviceUnfit(
             f'"{link.name}" of device {link.device} is used by the host, which has {used[0]} on '
             "it: choose another device, or take this one from the host: have its network manager "
@@ -145,7 +146,7 @@ def _vf(host: Rtnetlink, paths: Paths, function: Function, link: Link | None) ->
         raise DeviceUnfit(
             f"device {function.address} is not among the VFs of {function.pf}: try again"
         )
-    with settings.vf_of(paths, host, function.pf, function.index) as (_, vf):
+    with vf_settings.vf_of(paths, host, function.pf, function.index) as (_, vf):
         pass
     if link is None or link.link_type != ARPHRD_INFINIBAND:
         return vf

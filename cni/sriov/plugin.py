@@ -14,19 +14,28 @@ from cni.attachments import results
 from cni.attachments.journal import JournalEntry
 from cni.attachments.lifecycle import InterfacePlugin, Undo
 from cni.attachments.matching import Match, matched, require_records
-from cni.policy.allowance import Allowance
 from cni.spec.attachment import Attachment
 from cni.spec.errors import CNIError, Code
 from cni.spec.request import Request
 from cni.spec.result import Interface, Result
-from cni.sriov import check, devices, former, guids, options, permitted, release, settings
+from cni.sriov import (
+    candidates,
+    former,
+    guids,
+    options,
+    vf_check,
+    vf_policy,
+    vf_release,
+    vf_settings,
+)
 from cni.sriov.claim import Claimer
+from cni.sriov.device_record import DeviceRecord
 from cni.sriov.interface import Placed, give_addresses, place
 from cni.sriov.options import SriovOptions
 from cni.sriov.plan import DevicePlan
-from cni.sriov.record import DeviceRecord
-from host import pci
-from host.netlink import Rtnetlink
+from host.netlink.sockets import Rtnetlink
+from host.sysfs import pci
+from policy.allowance import Allowance
 
 
 class Sriov(InterfacePlugin):
@@ -37,7 +46,7 @@ class Sriov(InterfacePlugin):
     def add(self, request: Request) -> dict[str, Any]:
         """Give the pod a VF with its RDMA device, and addresses if an IPAM plugin is named."""
         wanted = options.read(request)
-        allowance = permitted.by_options(wanted, self._allowance(request))
+        allowance = vf_policy.by_options(wanted, self._allowance(request))
         ipam, allowance = self._ipam_of_add(request, allowance)
         attachment = Attachment.of(request)
         with self._attaching(attachment, request) as sandbox, Undo() as undo:
@@ -52,7 +61,7 @@ class Sriov(InterfacePlugin):
             needs_interface = wanted.ipam_type == "dhcp"
             needs_binding = guids.needs_binding(plan.link, record)
             if not needs_binding:
-                allowance = permitted.in_partition(plan, allowance)
+                allowance = vf_policy.in_partition(plan, allowance)
             if ipam is not None and not needs_interface:
                 undo.register("the addresses", ipam.undo)
                 if not needs_binding:
@@ -65,7 +74,7 @@ class Sriov(InterfacePlugin):
                 plan, record = guids.rebind(host, self.paths, plan, record)
                 entry = entry.with_record(record)
                 self.journal.write(entry)
-                allowance = permitted.in_partition(plan, allowance)
+                allowance = vf_policy.in_partition(plan, allowance)
                 if ipam is not None:  # only now, for the GUID decides the partition
                     answer = ipam.add(record.segment, allowance)
             guids.note_other_partition(plan, wanted.pkey)
@@ -91,7 +100,7 @@ class Sriov(InterfacePlugin):
 
     def detach(self, attachment: Attachment, request: Request, entry: JournalEntry | None) -> None:
         """Restore the attachment's device, unless that was done already. HostError, Busy."""
-        release.release(self.journal, self.paths, attachment, request, entry)
+        vf_release.release(self.journal, self.paths, attachment, request, entry)
         if entry is not None:
             former.forget(self.paths, attachment, entry.device)
 
@@ -102,14 +111,14 @@ class Sriov(InterfacePlugin):
     def compare(self, attachment: Attachment, request: Request) -> None:
         """Compare the device with the record and prevResult. CNIError 102 for a difference."""
         options.read(request)
-        check.check(self.journal, self.paths, attachment, request)
+        vf_check.check(self.journal, self.paths, attachment, request)
 
     def require_ready(self, request: Request) -> None:
         """Raise CNIError unless a device could be attached now: VFs, RDMA's mode."""
         wanted = options.read(request, needs_device=False)
         self._require_possible(match_device=wanted.match_device, pf_only=wanted.pf_only)
         require_records(self.paths)
-        if missing := devices.missing(self.paths, wanted):
+        if missing := candidates.missing(self.paths, wanted):
             raise CNIError(Code.UNAVAILABLE, "; ".join(missing))
 
     def _match(self, request: Request, wanted: SriovOptions, allowance: Allowance) -> Match:
@@ -131,11 +140,11 @@ class Sriov(InterfacePlugin):
             raise CNIError(
                 Code.TRY_AGAIN, f"the VFs of {record.pf} were created again meanwhile: try again"
             )
-        with settings.pf_of(self.paths, host, record.pf) as pf:
-            settings.apply(host, pf, record.before, record.applied)
+        with vf_settings.pf_of(self.paths, host, record.pf) as pf:
+            vf_settings.apply(host, pf, record.before, record.applied)
 
     def _interface(self, request: Request, placed: Placed, plan: DevicePlan) -> Interface:
-        names = devices.rdma_devices_of(self.paths, plan.function)
+        names = candidates.rdma_devices_of(self.paths, plan.function)
         return results.interface_of(
             self.paths, request, mac=placed.mac, mtu=placed.mtu, bdf=placed.bdf, rdma=names
         )

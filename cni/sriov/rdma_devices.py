@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from base.paths import Paths
 from base.waiting import wait_until
 from cni.attachments.results import differs
-from cni.sriov import numbering
-from cni.sriov.record import DeviceRecord, MovedRdmaDevice
-from host import pci, rdma
+from cni.sriov import uverbs_numbers
+from cni.sriov.device_record import DeviceRecord, MovedRdmaDevice
 from host.errors import HostError
 from host.namespaces import NetworkNamespace
+from host.netlink import rdma
+from host.sysfs import pci
 
 ARRIVAL = 5.0  # seconds; while it moves, a device is in no namespace
 
@@ -24,7 +25,7 @@ def move_in(paths: Paths, record: DeviceRecord, namespace: NetworkNamespace) -> 
 
     Raises CNIError 100 if one has another number there.
     """
-    with numbering.kept(paths, [moved.name for moved in record.rdma]):
+    with uverbs_numbers.kept(paths, [moved.name for moved in record.rdma]):
         for moved in record.rdma:
             with rdma.rdma() as host:
                 device = rdma.by_index(host, moved.index)
@@ -80,7 +81,7 @@ def move_out(paths: Paths, record: DeviceRecord, namespace: NetworkNamespace) ->
     with rdma.rdma(namespace) as pod:
         for device in rdma.devices(pod):
             if device.name in names:
-                with NetworkNamespace.own() as home, numbering.exclusively(paths):
+                with NetworkNamespace.own() as home, uverbs_numbers.exclusively(paths):
                     if home.identity != namespace.identity:
                         rdma.move(pod, device, home)
 

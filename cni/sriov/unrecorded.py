@@ -17,16 +17,18 @@ from cni.spec.errors import CNIError
 from cni.spec.notes import note
 from cni.spec.request import Request
 from cni.sriov import options as sriov_options
-from cni.sriov import settings
-from cni.sriov.record import DeviceRecord, MovedRdmaDevice
-from host import links, netdev_move, pci
+from cni.sriov import vf_settings
+from cni.sriov.device_record import DeviceRecord, MovedRdmaDevice
+from host import netdev_move
 from host.errors import NamespaceGone
-from host.links import Link
 from host.namespaces import NetworkNamespace
 from host.netdev_move import Mark, Origin
-from host.netlink import Rtnetlink, netlink
-from host.pci import Function
-from host.vfs import VF
+from host.netlink import links
+from host.netlink.links import Link
+from host.netlink.sockets import Rtnetlink, netlink
+from host.netlink.vfs import VF
+from host.sysfs import pci
+from host.sysfs.pci import Function
 
 _NEW_NAME = "eth%d"  # the kernel fills in the first free number
 _UNKNOWN = -1  # index of an RDMA device: it keeps the name that it has
@@ -164,5 +166,5 @@ def _settings(function: Function, request: Request) -> tuple[VF | None, VF | Non
     except CNIError:
         note(f"the PF's settings for {function.address} stay: the configuration cannot be read")
         return None, None
-    before = msgspec.structs.replace(settings.NEW, index=function.index)
-    return before, settings.wanted(before, wanted)
+    before = msgspec.structs.replace(vf_settings.NEW, index=function.index)
+    return before, vf_settings.wanted(before, wanted)

@@ -18,7 +18,7 @@ import msgspec
 
 from base import files
 from base.paths import Paths
-from deviceplugin.pools.config import PoolConfig
+from deviceplugin.pools.pool_config import PoolConfig
 from host.device_nodes import DeviceNode
 
 VENDOR = "podfabric.io"

@@ -10,7 +10,7 @@ there. But the kubelet writes its checkpoint only after it has finished with a c
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from deviceplugin.kubelet.records import PodDevices
-from host.gpus import GPU, address_of
+from host.sysfs.gpus import GPU, address_of
 
 NOTHING_KNOWN: Mapping[tuple[str, str], str] = {}
 

@@ -21,7 +21,7 @@ import msgspec
 
 from base import decoding, files
 from base.paths import Paths
-from host.discovery import HCA
+from host.sysfs.discovery import HCA
 
 VERSION = "1.1.0"
 OURS = "podfabric"

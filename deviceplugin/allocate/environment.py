@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 
 from deviceplugin.allocate import nodes
-from deviceplugin.pools.config import PoolConfig
+from deviceplugin.pools.pool_config import PoolConfig
 from host.device_nodes import DeviceNode
-from host.discovery import HCA, RdmaDevice
+from host.sysfs.discovery import HCA, RdmaDevice
 
 NCCL = "NCCL_IB_HCA"
 UCX = "UCX_NET_DEVICES"

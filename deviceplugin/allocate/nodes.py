@@ -6,10 +6,10 @@ distributions have /dev/infiniband/by-path), and a node with old numbers may be 
 
 from base.paths import Paths
 from deviceplugin.pools.pool import Pool
-from host import discovery, selectors
 from host.device_nodes import DeviceNode, look_up, verify
-from host.discovery import HCA, CharacterDevice
 from host.errors import HostError
+from host.sysfs import discovery, selectors
+from host.sysfs.discovery import HCA, CharacterDevice
 
 
 def inside(name: str) -> str:

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from deviceplugin.allocate.assignment import assign
 from deviceplugin.pools.pool import Pool
-from host.topology import Distance, Topology
+from host.sysfs.topology import Distance, Topology
 
 # The cost of a distance. By NCCL's default GPUDirect RDMA works up to PXB, so no other cost may
 # outweigh PHB.

@@ -23,10 +23,10 @@ from base.paths import Paths
 from base.problems import Problems
 from base.watching import Waker
 from deviceplugin.api import v1beta1_pb2, v1beta1_pb2_grpc
-from deviceplugin.kubelet import sockets, streams
+from deviceplugin.kubelet import plugin_sockets, streams
 from deviceplugin.kubelet.channels import open_channel
-from deviceplugin.kubelet.server import ServedPool, Servicer
-from deviceplugin.kubelet.sockets import Listener, SocketError
+from deviceplugin.kubelet.plugin_server import ServedPool, Servicer
+from deviceplugin.kubelet.plugin_sockets import Listener, SocketError
 from deviceplugin.kubelet.streams import Streams
 
 VERSION = "v1beta1"
@@ -126,7 +126,7 @@ class PluginServer(StepThread):
 
     def _run(self) -> None:
         if self._directory.is_dir():
-            for path in sockets.remove_leftovers(self._directory):
+            for path in plugin_sockets.remove_leftovers(self._directory):
                 _log.info("%s: removed: no process listens on it", path)
         super()._run()
 

@@ -10,16 +10,13 @@ from pathlib import Path
 import msgspec
 
 from base.documents import DocumentError
-from deviceplugin.pools import formats, gpu_formats
-from deviceplugin.pools.config import (
-    ConfigError,
-    DevicePluginConfig,
-    PoolConfig,
-    resource_problem,
-)
-from deviceplugin.pools.gpu_pool import GpuPoolConfig
-from host.selectors import Selector
-from host.selectors import parse as parse_selector
+from deviceplugin.kubelet.extended_resources import resource_problem
+from deviceplugin.pools import formats
+from deviceplugin.pools.pool_config import ConfigError, DevicePluginConfig, PoolConfig
+from gpu import pool_keys
+from gpu.pool_config import GpuPoolConfig
+from host.sysfs.selectors import Selector
+from host.sysfs.selectors import parse as parse_selector
 
 _WITH_VALUE = {
     "config": "config",  # our own
@@ -156,7 +153,7 @@ def _shared_gpu(flags: dict[str, str]) -> CommandLine:
         "container": flags.get("container-path", "/usr/local/nvidia"),
     }
     try:
-        driver = gpu_formats.driver_mount(mounted, "-host-path, -container-path")
+        driver = pool_keys.driver_mount(mounted, "-host-path, -container-path")
     except DocumentError as error:
         raise ConfigError(str(error)) from None
     directory = flags.get("plugin-directory")

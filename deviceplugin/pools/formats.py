@@ -19,16 +19,18 @@ import msgspec
 from base import documents
 from base.documents import DocumentError
 from base.text import resembling
-from deviceplugin.pools import config, gpu_formats
-from deviceplugin.pools.config import (
+from deviceplugin.kubelet import extended_resources
+from deviceplugin.pools import pool_config
+from deviceplugin.pools.pool_config import (
     ConfigError,
     DevicePluginConfig,
     Mode,
     Placement,
     PoolConfig,
 )
-from host import pci, selectors
-from host.selectors import Selector
+from gpu import pool_keys
+from host.sysfs import pci, selectors
+from host.sysfs.selectors import Selector
 
 _Nodes = tuple[Literal["umad", "issm"], ...]
 
@@ -124,9 +126,11 @@ def _read(document: object, name: str, prefix: str) -> DevicePluginConfig:
     whole = documents.mapping(document, name)
     parts: dict[str, Any] = {}
     for key, value in whole.items():
-        part = resembling(key, config.PARTS)
-        if part is None or not config.is_part(key):
-            raise DocumentError(f"{name}: {key}: unknown key: {documents.hint(key, config.PARTS)}")
+        part = resembling(key, pool_config.PARTS)
+        if part is None or not pool_config.is_part(key):
+            raise DocumentError(
+                f"{name}: {key}: unknown key: {documents.hint(key, pool_config.PARTS)}"
+            )
         if part in parts:
             raise DocumentError(f"{name}: {key}: appears twice: keep one")
         parts[part] = value
@@ -139,10 +143,10 @@ def _read(document: object, name: str, prefix: str) -> DevicePluginConfig:
         )
     pools = tuple(pool for form in lists for pool in _each(parts, form, name, prefix))
     if not lists:
-        pools = (config.DEFAULT,)
-    gpus = gpu_formats.parse(parts.get("gpus"), f"{name}: gpus")
-    limits = gpu_formats.limits(parts.get("gpuLimits"), f"{name}: gpuLimits")
-    if problem := config.together_problem(pools, gpus):
+        pools = (pool_config.DEFAULT,)
+    gpus = pool_keys.parse(parts.get("gpus"), f"{name}: gpus")
+    limits = pool_keys.limits(parts.get("gpuLimits"), f"{name}: gpuLimits")
+    if problem := pool_config.together_problem(pools, gpus):
         raise DocumentError(f"{name}: {problem}")
     return DevicePluginConfig(pools=pools, gpus=gpus, gpu_limits=limits)
 
@@ -206,8 +210,12 @@ def _mellanox(value: object, where: str, prefix: str) -> PoolConfig:
     values = documents.fields(value, _MELLANOX, where, loose=True)
     resource = _prefixed(values, where, prefix, _MELLANOX_NAME)
     amount = values.get("rdmaHcaMax", 0)
-    if not 0 <= amount <= config.MOST_IDS:
-        why = "is below 0" if amount < 0 else f"is more than the kubelet takes ({config.MOST_IDS})"
+    if not 0 <= amount <= extended_resources.MOST_IDS:
+        why = (
+            "is below 0"
+            if amount < 0
+            else f"is more than the kubelet takes ({extended_resources.MOST_IDS})"
+        )
         raise DocumentError(
             f"{where}.rdmaHcaMax: {amount}: {why}: write how many pods share the HCAs"
         )
@@ -268,7 +276,7 @@ def _sriov(value: object, where: str, prefix: str) -> PoolConfig:
 
 
 def _resource(name: str, where: str) -> str:
-    if problem := config.resource_problem(name):
+    if problem := extended_resources.resource_problem(name):
         raise DocumentError(f"{where}: {documents.shown(name)}: {problem}")
     return name
 

@@ -10,10 +10,11 @@ import msgspec
 
 from base.paths import Paths
 from base.types import DeviceId
-from deviceplugin.pools.config import MOST_IDS, DevicePluginConfig, PoolConfig
-from host import selectors, sysfs
-from host.discovery import HCA
-from host.selectors import Selector
+from deviceplugin.kubelet.extended_resources import MOST_IDS
+from deviceplugin.pools.pool_config import DevicePluginConfig, PoolConfig
+from host.sysfs import attribute_files, selectors
+from host.sysfs.discovery import HCA
+from host.sysfs.selectors import Selector
 
 _UP, _REJECT = 0x1, 0x200  # RTF_UP, RTF_REJECT (include/uapi/linux/route.h)
 
@@ -246,5 +247,5 @@ def _default(fields: Sequence[str]) -> str | None:
 
 
 def _below(paths: Paths, netdev: str) -> list[str]:
-    entries = sysfs.names(f"{paths.sys}/class/net/{netdev}")
+    entries = attribute_files.names(f"{paths.sys}/class/net/{netdev}")
     return [name.removeprefix("lower_") for name in entries if name.startswith("lower_")]

@@ -22,15 +22,15 @@ from base.files import write_atomically
 from base.loop import StepThread
 from cni.spec.errors import CNIError, Code
 from ipam.addresses import parse, parse_interface, text
-from ipam.cluster.api import Meta, Node
-from ipam.cluster.controller.mirror import Mirror, same
-from ipam.cluster.failures import LoggedFailures
-from ipam.cluster.rest_api import ClusterApi
-from ipam.nv_ipam.pools import NvCIDRPool, NvIPPool, NvPool, node_pool
+from ipam.leases.failures import LoggedFailures
+from ipam.nv_ipam.pool_import import NvCIDRPool, NvIPPool, NvPool, node_pool
 from ipam.nv_ipam.translate import DOMAIN, NodePool, NodePools, pools_file, read_pools
-from ipam.sqlite_store import SqliteStore
-from ipam.store import UNNAMED, Reservation
-from ipam.store_files import StoreFiles
+from ipam.store.reservations import UNNAMED, Reservation
+from ipam.store.sqlite_store import SqliteStore
+from ipam.store.store_files import StoreFiles
+from kube.client import ClusterApi
+from kube.informer import Mirror, same
+from kube.resources import Meta, Node
 
 STORE = Path("/var/lib/cni/nv-ipam/store")
 IMPORT = "import the daemon's store"

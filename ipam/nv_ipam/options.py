@@ -15,7 +15,7 @@ from cni.spec.config import NetworkConfig, convert
 from cni.spec.errors import CNIError, Code, invalid_config
 from cni.spec.request import Arguments
 from ipam.addresses import parse
-from ipam.options import MOST_ADDRESSES
+from ipam.config.options import MOST_ADDRESSES
 
 TYPE = "nv-ipam"
 KINDS = ("ippool", "cidrpool")

@@ -17,8 +17,8 @@ from cni.spec.config import NetworkConfig
 from cni.spec.errors import CNIError, Code, invalid_config
 from cni.spec.request import Arguments
 from ipam.addresses import Interval, Network, family, parse, parse_interface, parse_interval, text
+from ipam.config.options import IpamOptions, fixed_set
 from ipam.nv_ipam.options import NvIpamOptions, read
-from ipam.options import IpamOptions, fixed_set
 from ipam.ranges import Range, RangeSet, is_within, merged, outside
 
 DOMAIN = "nv-ipam/pools"

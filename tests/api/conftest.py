@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from ipam.cluster.api import Node
-from ipam.cluster.kubernetes_api import KubernetesApi
+from kube.resources import Node
+from kube.transport import KubernetesApi
 from tests.api.server import ApiServer, api_server
 
 NODE_A, NODE_B = "node-a", "node-b"

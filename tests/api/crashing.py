@@ -18,19 +18,19 @@ from typing import Any
 
 from cni.spec.errors import CNIError
 from ipam.addresses import parse
-from ipam.cluster.api import ApiError
-from ipam.cluster.geometry import interval
-from ipam.cluster.objects import AddressBlock, Holder
-from ipam.cluster.rest_api import ClusterApi
+from ipam.leases.block_layout import interval
+from ipam.leases.objects import AddressBlock, Holder
 from ipam.plugin import AddressPlugin
-from ipam.scope import Stores
-from ipam.sqlite_store import SqliteStore
-from ipam.store_files import StoreFiles
-from ipam.tables import Tables
+from ipam.store.sqlite_store import SqliteStore
+from ipam.store.store_files import StoreFiles
+from ipam.store.tables import Tables
+from ipam.store_choice import Stores
+from kube.client import ClusterApi
+from kube.resources import ApiError
 from tests.api.server import ApiServer
 from tests.unit.ipam.calls import Json, request
-from tests.unit.ipam.cluster.audit import audit, instance_of
-from tests.unit.ipam.cluster.nodes import Clock, ClusterNode
+from tests.unit.ipam.leases.audit import audit, instance_of
+from tests.unit.ipam.leases.nodes import Clock, ClusterNode
 
 MOST_DROPPED = 10  # commits that a power loss takes
 SURVIVED = 3  # the exit code of a child that reached its end

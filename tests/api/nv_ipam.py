@@ -9,13 +9,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ipam.cluster.controller.rounds import Rounds
+from ipam.controller.rounds import Rounds
 from ipam.nv_ipam.importing import FollowedPools
-from ipam.nv_ipam.pools import NvCIDRPool, NvIPPool, NvPools
+from ipam.nv_ipam.pool_import import NvCIDRPool, NvIPPool, NvPools
 from ipam.nv_ipam.translate import NodePool, NodePools, read_pools
 from tests.api.server import ACCOUNT, ApiServer, Document, kind_of
 from tests.cluster import programs
-from tests.unit.ipam.cluster.controller.cluster import read_world
+from tests.unit.ipam.controller.cluster import read_world
 from tests.unit.ipam.nv_ipam.nodes import NvNode
 from tools.manifests import NAMESPACE as OURS
 

@@ -13,13 +13,13 @@ from pathlib import Path
 from ssl import create_default_context
 from typing import Any
 
-from ipam.cluster.api import Refused
-from ipam.cluster.kubernetes_api import KubernetesApi
-from ipam.cluster.rest_requests import Pace
+from kube.requests import Pace
+from kube.resources import Refused
+from kube.transport import KubernetesApi
 from tests.cluster import programs
 from tests.cluster.control_plane import ControlPlane, control_plane
 from tests.kernel.vm import layout
-from tests.unit.ipam.cluster.contract import block
+from tests.unit.kube.contract import block
 from tests.waiting import until
 from tools.manifests import KUSTOMIZE, NAMESPACE
 

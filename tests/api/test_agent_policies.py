@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from agent.cluster_addresses import KUBECONFIG, NODE_NAME
+from agent.leasing import KUBECONFIG, NODE_NAME
 from agent.policies import DENIED
-from ipam.cluster.kubernetes_api import KubernetesApi
+from kube.transport import KubernetesApi
 from tests.api.conftest import NODE_A
 from tests.api.server import ApiServer, Document
 from tests.api.test_policies_on_nodes import Tenant, put, title

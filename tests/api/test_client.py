@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 from kubernetes.config import incluster_config
 
-from ipam.cluster import documents
-from ipam.cluster.api import NetworkDefinition, Node, NodeInfo, NotFound, Refused
-from ipam.cluster.kubernetes_api import KubernetesApi
-from ipam.cluster.objects import AddressBlock
-from ipam.cluster.rest_api import ClusterApi
+from ipam.leases.objects import AddressBlock
+from kube import encoding
+from kube.client import ClusterApi
+from kube.resources import NetworkDefinition, Node, NodeInfo, NotFound, Refused
+from kube.transport import KubernetesApi
 from tests.api.conftest import NODE_A
 from tests.api.server import DEFINITIONS, ApiServer, name
-from tests.unit.ipam.cluster.contract import ApiContract, block, pool, reservation
+from tests.unit.kube.contract import ApiContract, block, pool, reservation
 from tests.waiting import PATIENCE
 
 
@@ -33,7 +33,7 @@ class TestContract(ApiContract):
 def test_a_list_is_read_in_pages(server: ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
     instance = str(uuid.uuid4())
     made = {server.admin.create(block(instance)).metadata.name for _ in range(25)}
-    monkeypatch.setattr(documents, "PAGE", 10)
+    monkeypatch.setattr(encoding, "PAGE", 10)
     found = server.admin.list(AddressBlock, {"spec.holder.instance": instance})
     assert {each.metadata.name for each in found.items} == made
     assert len(found.items) == 25
@@ -79,7 +79,7 @@ def test_definitions_are_found_when_their_kind_is_installed(server: ApiServer) -
     assert (found.metadata.namespace, found.metadata.name, found.metadata.uid) == (
         *("default", made["metadata"]["name"], made["metadata"]["uid"]),
     )
-    assert documents.config_of(found) == '{"type": "ipoib"}'
+    assert encoding.config_of(found) == '{"type": "ipoib"}'
     server.kubectl("delete", "crd", DEFINITIONS["metadata"]["name"])
 
 

@@ -13,17 +13,17 @@ import pytest
 from msgspec.structs import replace
 
 from ipam.addresses import parse
-from ipam.cluster.api import Lease, Meta, NotFound, Refused
-from ipam.cluster.controller.leadership import Leadership
-from ipam.cluster.controller.process import ControllerProcess
-from ipam.cluster.controller.reclaim import ReclaimCounts
-from ipam.cluster.controller.rounds import Rounds
-from ipam.cluster.kubernetes_api import KubernetesApi
-from ipam.cluster.names import block_name, pool_name
-from ipam.cluster.objects import AddressBlock, AddressPool, BlockSpec, Holder, PoolSpec, ReclaimSpec
+from ipam.controller.controller import ControllerProcess
+from ipam.controller.reclaim import ReclaimCounts
+from ipam.controller.rounds import Rounds
+from ipam.leases.names import block_name, pool_name
+from ipam.leases.objects import AddressBlock, AddressPool, BlockSpec, Holder, PoolSpec, ReclaimSpec
+from kube.leadership import Leadership
+from kube.resources import Lease, Meta, NotFound, Refused
+from kube.transport import KubernetesApi
 from tests.api.server import DEFINITIONS, ApiServer, name
 from tests.unit.cli.commands import short_path
-from tests.unit.ipam.cluster.controller.cluster import read_world
+from tests.unit.ipam.controller.cluster import read_world
 from tests.waiting import PATIENCE, join, until
 from tools.manifests import CHECKOUT, NAMESPACE
 

@@ -1,7 +1,7 @@
 """Row A15: SIGKILL at each crash point of the protocol, and power loss, on a real API server.
 
 Processes, requests and files are real. Each point comes PODFABRIC_CRASHES (20) times; what may
-happen at every other call has tests/unit/ipam/cluster/test_crashes.py.
+happen at every other call has tests/unit/ipam/leases/test_crashes.py.
 """
 
 import os
@@ -18,12 +18,12 @@ from pathlib import Path
 import pytest
 
 from cni.spec.errors import CNIError, Code
-from ipam.cluster.api import ApiError, Meta
-from ipam.cluster.controller.rounds import Rounds
-from ipam.cluster.lessee import CONFIRM_EVERY
-from ipam.cluster.names import pool_name
-from ipam.cluster.objects import AddressBlock, AddressPool, PoolSpec
-from ipam.cluster.sticky import is_let_go
+from ipam.controller.rounds import Rounds
+from ipam.leases.lessee import CONFIRM_EVERY
+from ipam.leases.names import pool_name
+from ipam.leases.objects import AddressBlock, AddressPool, PoolSpec
+from ipam.leases.sticky import is_let_go
+from kube.resources import ApiError, Meta
 from tests.api.crashing import (
     SURVIVED,
     Auditor,
@@ -36,8 +36,8 @@ from tests.api.crashing import (
 )
 from tests.api.server import ApiServer, name
 from tests.unit.ipam.calls import request
-from tests.unit.ipam.cluster.audit import audit_settled
-from tests.unit.ipam.cluster.controller.cluster import read_world
+from tests.unit.ipam.controller.cluster import read_world
+from tests.unit.ipam.leases.audit import audit_settled
 from tests.waiting import until
 
 TIMES = int(os.environ.get("PODFABRIC_CRASHES", "20"))

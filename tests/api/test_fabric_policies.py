@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from base.documents import DocumentError
-from cni.policy import document
+from policy import document
 from tests.api.server import ApiServer, Document
 from tests.runtime import CHECKOUT
 from tests.waiting import until

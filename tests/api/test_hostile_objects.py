@@ -21,16 +21,16 @@ import pytest
 import yaml
 from msgspec.structs import replace
 
-from ipam.cluster.api import Conflict, NotFound, Resource
-from ipam.cluster.documents import document, path
-from ipam.cluster.kubernetes_api import KubernetesApi
-from ipam.cluster.objects import AddressBlock, AddressPool, AddressReservation, Holder
+from ipam.leases.objects import AddressBlock, AddressPool, AddressReservation, Holder
+from kube.encoding import document, path
+from kube.resources import Conflict, NotFound, Resource
+from kube.transport import KubernetesApi
 from tests.api.conftest import NODE_A, NODE_B
 from tests.api.server import DEFINITIONS, ApiServer, Document, definitions_of, name
 from tests.api.test_agent_policies import PODFABRIC, AgentNode
 from tests.api.test_policies_on_nodes import Tenant
 from tests.unit.cli.commands import short_path
-from tests.unit.ipam.cluster.contract import block, reservation
+from tests.unit.kube.contract import block, reservation
 from tests.unix_http import UnixHTTPConnection
 from tests.waiting import until
 from tools.manifests import CHECKOUT

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from ipam.cluster.kubernetes_api import KubernetesApi
-from ipam.cluster.names import pool_name
-from ipam.cluster.objects import AddressBlock, AddressPool
+from ipam.leases.names import pool_name
+from ipam.leases.objects import AddressBlock, AddressPool
+from kube.transport import KubernetesApi
 from tests.api.conftest import NODE_A
 from tests.api.server import ApiServer, name
-from tests.unit.ipam.cluster.nodes import ClusterNode, put_pool
+from tests.unit.ipam.leases.nodes import ClusterNode, put_pool
 from tests.waiting import join
 
 NODES = 4

@@ -11,7 +11,7 @@ import pytest
 
 from cni.spec.errors import CNIError, Code
 from cni.spec.result import Result, encode
-from ipam.cluster.objects import AddressBlock, AddressPool
+from ipam.leases.objects import AddressBlock, AddressPool
 from tests.api import nv_ipam
 from tests.api.nv_ipam import NAMESPACE, ApiNode, put_entries, put_pool, settling
 from tests.api.server import ApiServer, name

@@ -7,19 +7,19 @@ from typing import Any
 
 import pytest
 
-from agent.cluster_addresses import KUBECONFIG, NODE_NAME
+from agent.leasing import KUBECONFIG, NODE_NAME
 from agent.policies import DENIED, AgentPolicies
-from agent.policy_follower import FabricPolicy
 from base.paths import Paths
 from base.pod import Pod
-from cni.policy import allowance, cluster
-from cni.policy.allowance import NotAllowed
-from cni.policy.rules import Policy
 from cni.spec.errors import CNIError, Code
 from cni.spec.request import Request
-from ipam.cluster.api import Meta, Refused
-from ipam.cluster.kubernetes_api import KubernetesApi
-from ipam.cluster.whereabouts.objects import AnnotatedPod
+from ipam.controller.whereabouts_pools import AnnotatedPod
+from kube.resources import Meta, Refused
+from kube.transport import KubernetesApi
+from policy import allowance, stored_policies
+from policy.allowance import NotAllowed
+from policy.follower import FabricPolicy
+from policy.rules import Policy
 from tests.api.conftest import NODE_A
 from tests.api.server import ACCOUNT, ApiServer, Document, name
 from tests.api.test_fabric_policies import KIND
@@ -69,7 +69,7 @@ class Node:
 
         def same() -> bool:
             try:
-                return cluster.load(self.paths.cluster_policies).rules == (
+                return stored_policies.load(self.paths.cluster_policies).rules == (
                     self.policies.source().rules
                 )
             except CNIError:

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from ipam.cluster.api import NetworkDefinition, Node, NotFound, Refused
-from ipam.cluster.kubernetes_api import KubernetesApi
-from ipam.cluster.objects import AddressBlock, AddressPool, BlockStatus, StickySpec
+from ipam.leases.objects import AddressBlock, AddressPool, BlockStatus, StickySpec
+from kube.resources import NetworkDefinition, Node, NotFound, Refused
+from kube.transport import KubernetesApi
 from tests.api.conftest import NODE_A, NODE_B
 from tests.api.server import ApiServer, name
-from tests.unit.ipam.cluster.contract import block, pool, reservation
+from tests.unit.kube.contract import block, pool, reservation
 from tests.waiting import until
 from tools.manifests import NAMESPACE
 

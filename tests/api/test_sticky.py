@@ -7,23 +7,23 @@ from pathlib import Path
 import pytest
 
 from cni.spec.errors import Code
-from ipam.cluster.api import Meta, NotFound
-from ipam.cluster.controller.reclaim import free_powered_off
-from ipam.cluster.controller.reservations import reserve
-from ipam.cluster.controller.steps import Steps
-from ipam.cluster.kubernetes_api import KubernetesApi
-from ipam.cluster.names import pool_name
-from ipam.cluster.objects import (
+from ipam.controller.address_reservations import reserve
+from ipam.controller.reclaim import free_powered_off
+from ipam.controller.steps import Steps
+from ipam.leases.names import pool_name
+from ipam.leases.objects import (
     AddressBlock,
     AddressPool,
     AddressReservation,
     OwnerReference,
     ReservationSpec,
 )
+from kube.resources import Meta, NotFound
+from kube.transport import KubernetesApi
 from tests.api.server import ApiServer, name
 from tests.api.test_nodes import real_node
 from tests.unit.ipam.calls import error_of
-from tests.unit.ipam.cluster.nodes import ClusterNode, put_pool
+from tests.unit.ipam.leases.nodes import ClusterNode, put_pool
 
 RANGE = "10.78.0.0/26"
 POOL = pool_name("sticky", RANGE)

@@ -20,14 +20,14 @@ from pathlib import Path
 import pytest
 
 from cni.spec.errors import CNIError, Code
-from ipam.cluster.objects import AddressBlock, AddressPool
-from ipam.cluster.whereabouts.objects import IPPool, PoolEntry, entries
+from ipam.controller.whereabouts_pools import IPPool, PoolEntry, entries
+from ipam.leases.objects import AddressBlock, AddressPool
 from tests.api.server import DEFINITIONS, ApiServer, name
 from tests.api.whereabouts import Leader, in_pod, shared_pool
 from tests.cluster import programs
 from tests.cluster.peers import WHEREABOUTS
 from tests.cluster.programs import Program
-from tests.unit.ipam.cluster.nodes import ClusterNode
+from tests.unit.ipam.leases.nodes import ClusterNode
 from tests.waiting import join, until
 
 RECONCILER = Program(

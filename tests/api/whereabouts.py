@@ -10,14 +10,14 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from ipam.cluster.api import ApiError, Meta, Resource
-from ipam.cluster.controller.rounds import Rounds
-from ipam.cluster.names import pool_name
-from ipam.cluster.objects import AddressBlock, AddressPool, PoolSpec
-from ipam.cluster.whereabouts.objects import API, IPPool
-from ipam.cluster.whereabouts.sharing import Mode
+from ipam.controller.rounds import Rounds
+from ipam.controller.whereabouts import Mode
+from ipam.controller.whereabouts_pools import API, IPPool
+from ipam.leases.names import pool_name
+from ipam.leases.objects import AddressBlock, AddressPool, PoolSpec
+from kube.resources import ApiError, Meta, Resource
 from tests.api.server import ApiServer, Document, kind_of
-from tests.unit.ipam.cluster.controller.cluster import read_world
+from tests.unit.ipam.controller.cluster import read_world
 from tests.waiting import until
 
 GROUP = "whereabouts.cni.cncf.io"

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from agent.framing import LauncherRequest
+from agent.serve.framing import LauncherRequest
 from tests.frames import write_request
 from tests.host.agent.serving import Reply, read
 from tests.plugins.service import Service

@@ -3,7 +3,7 @@
 import os
 import sys
 
-from agent import main as agent
+from agent import resident as agent
 from base.paths import Paths
 from tests.plugins.noop import Noop
 

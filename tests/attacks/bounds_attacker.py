@@ -8,7 +8,7 @@ import itertools
 import socket
 import sys
 
-from agent.framing import LauncherRequest
+from agent.serve.framing import LauncherRequest
 from tests.attacks.lists import LISTS
 from tests.frames import write_request
 from tests.host.agent.serving import read

@@ -6,8 +6,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from cni.spec.errors import CNIError, Code
-from ipam import fsck
-from ipam.store_files import StoreFiles
+from ipam.store import fsck
+from ipam.store.store_files import StoreFiles
 from tests.attacks.full_disk import SmallDisk, small_disk
 from tests.unit.ipam.calls import Calls
 

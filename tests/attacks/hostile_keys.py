@@ -17,8 +17,8 @@ from cni.ipoib import options as ipoib
 from cni.spec import config as spec
 from cni.spec.result import DNS, Interface, IPConfig, Route
 from cni.sriov import options as sriov
-from ipam import options as ipam
-from ipam.range_options import RangeOptions
+from ipam.config import options as ipam
+from ipam.config.range_options import RangeOptions
 
 Key = tuple[str | int, ...]
 

@@ -5,9 +5,9 @@ The link of a foreign interface plugin is read from keys such as "master"; our o
 
 import pytest
 
-from cni.policy import rules
 from cni.spec.errors import Code
 from ipam.delegation import InProcess
+from policy import rules
 from tests.unit.ipam.calls import NEXT_BOOT, Calls, How, Json, error_of, request
 from tests.unit.ipam.conftest import memory_path, node
 

@@ -12,12 +12,13 @@ from cni.attachments.results import Expected
 from cni.spec import limits
 from cni.spec.errors import CNIError
 from cni.spec.result import Interface, IPConfig, Result, Route
-from host import addresses, links, netdev_move
-from host.addresses import Hop, Routes
+from host import netdev_move
 from host.errors import HostError
-from host.links import Link
 from host.namespaces import NetworkNamespace
-from host.netlink import Rtnetlink, netlink
+from host.netlink import interface_addresses, links
+from host.netlink.interface_addresses import Hop, Routes
+from host.netlink.links import Link
+from host.netlink.sockets import Rtnetlink, netlink
 from tests.netns import IP, namespace
 
 CIDRS = [f"10.9.{number}.1/24" for number in range(limits.ADDRESSES)]
@@ -61,7 +62,7 @@ def test_routes_are_added_as_they_are_asked_for(pod: Pod) -> None:
         Hop(destination="10.201.0.0/16", gateway="10.9.0.2", table=1000, priority=7),
         Hop(destination="fd00:1::/64", gateway="fe80::1"),
     ]
-    addresses.add_routes(pod.route, pod.link, hops)
+    interface_addresses.add_routes(pod.route, pod.link, hops)
     seen = Routes(pod.route)
     assert all(seen.has(hop) for hop in hops)
     assert seen.has(Hop(destination="10.201.0.0/16", table=1000))
@@ -80,7 +81,7 @@ def test_routes_are_added_as_they_are_asked_for(pod: Pod) -> None:
 def test_many_routes_and_addresses_cost_one_look_at_the_kernel(pod: Pod) -> None:
     """Not one dump for each route, in ADD or in CHECK."""
     started = time.thread_time()
-    addresses.add_routes(pod.route, pod.link, HOPS)
+    interface_addresses.add_routes(pod.route, pod.link, HOPS)
     expected = Expected(
         Result(
             ips=tuple(IPConfig(cidr, interface=0) for cidr in CIDRS),
@@ -100,4 +101,4 @@ def test_many_routes_and_addresses_cost_one_look_at_the_kernel(pod: Pod) -> None
 
 def test_route_that_the_kernel_refuses_is_named(pod: Pod) -> None:
     with pytest.raises(HostError, match=rf"adding route {HOPS[1].destination} via "):
-        addresses.add_routes(pod.route, pod.link, [HOPS[0], HOPS[1], HOPS[1], HOPS[2]])
+        interface_addresses.add_routes(pod.route, pod.link, [HOPS[0], HOPS[1], HOPS[1], HOPS[2]])

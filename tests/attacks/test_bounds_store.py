@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from cni.spec.errors import CNIError, Code
-from ipam import schema, tables
 from ipam.addresses import Interval, parse, text
 from ipam.ranges import Range, RangeSet
-from ipam.sqlite_store import SqliteStore
-from ipam.store import Reservation
+from ipam.store import schema, tables
+from ipam.store.reservations import Reservation
+from ipam.store.sqlite_store import SqliteStore
 from tests.unit.ipam.calls import BOOT, NEXT_BOOT, error_of, owner, range_of, reservation
 from tests.unit.ipam.steps import steps
 

@@ -10,8 +10,8 @@ import pytest
 
 from cni.attachments.journal import Journal, JournalEntry, Phase
 from deviceplugin import checkpoint
-from host import pci
 from host.namespaces import NetworkNamespace
+from host.sysfs import pci
 from tests.attacks.node import OTHER, PASSED, TENANT, Attacked
 from tests.kubelet import Kubelet
 from tests.netns import namespace

@@ -4,11 +4,11 @@ import sqlite3
 from contextlib import closing, suppress
 
 from cni.spec.errors import CNIError
-from ipam import fsck
-from ipam.database import DATABASE
-from ipam.fsck import NodeFacts, build, new_store
-from ipam.store_files import StoreFiles
-from ipam.tables import Tables
+from ipam.store import fsck
+from ipam.store.database import DATABASE
+from ipam.store.fsck import NodeFacts, build, new_store
+from ipam.store.store_files import StoreFiles
+from ipam.store.tables import Tables
 from tests.attacks.full_disk import small_disk
 from tests.attacks.full_disk_ipam import silent
 from tests.unit.ipam.calls import BOOT, Calls, owner, reservation

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import pytest
 
-from ipam import database
+from ipam.store import database
 from tests.attacks.full_disk import SmallDisk, descriptors_left, memory_left, small_disk
 from tests.attacks.full_disk_ipam import VERBS, WAYS, WRITING, disk_with_store, node_on
 

@@ -10,7 +10,7 @@ from unittest import mock
 import pytest
 
 from cni.spec.errors import CNIError, Code
-from ipam.tables import Tables
+from ipam.store.tables import Tables
 from tests.attacks.full_disk_ipam import RANGES, WAYS, Watched, disk_with_store, node_on
 from tests.unit.ipam.calls import error_of
 

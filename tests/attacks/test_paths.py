@@ -11,10 +11,10 @@ from typing import TypeVar
 
 import pytest
 
-from cni.policy import rules
-from cni.policy.rules import Policy
 from cni.spec.errors import CNIError, Code
 from cni.spec.result import DNS
+from policy import rules
+from policy.rules import Policy
 from tests.unit.ipam.calls import Calls, error_of
 from tests.unit.ipam.conftest import memory_path, node
 from tests.waiting import PATIENCE

@@ -9,12 +9,12 @@ import pytest
 
 from base.paths import Paths
 from base.pod import Pod
-from cni.policy import cluster
-from cni.policy.cluster import ClusterPolicies, StoredPolicy
 from cni.rdma.plugin import Rdma
 from cni.spec.dispatch import answer
-from ipam.sqlite_store import SqliteStore
-from ipam.store import Reservation
+from ipam.store.reservations import Reservation
+from ipam.store.sqlite_store import SqliteStore
+from policy import stored_policies
+from policy.stored_policies import ClusterPolicies, StoredPolicy
 from tests.attacks.node import OTHER, PASSED, TENANT, Attacked
 from tests.attacks.test_policy import OWN, RANGE, RULES, THEIRS, node
 from tests.netns import namespace
@@ -145,7 +145,7 @@ def test_an_executable_goes_by_the_policies_that_the_agent_saw_last_or_by_none_a
     def policies(*rules: dict[str, Any]) -> None:
         stored = StoredPolicy(name="p", uid="u", generation=1, rules=list(rules))
         written = ClusterPolicies(policies=(stored,), namespaces=None)
-        cluster.save(paths.cluster_policies, written)
+        stored_policies.save(paths.cluster_policies, written)
 
     def held() -> list[Reservation]:
         return SqliteStore(paths.ipam, "").reservations() if paths.ipam.exists() else []

@@ -10,9 +10,9 @@ import pytest
 import yaml
 
 from agent import settings
-from cli.executables import EVERY, PLUGINS
-from gpu.settings import GpuLimitSettings
-from ipam import scope
+from cli.setup.executables import EVERY, PLUGINS
+from gpu.limit_settings import GpuLimitSettings
+from ipam import store_choice
 from tools import manifests
 from tools.manifests import CHART, CHECKOUT, KUSTOMIZE
 
@@ -336,7 +336,7 @@ def test_configuration_comes_to_the_nodes_as_it_is_written() -> None:
     assert values["scope"] == "cluster"
     for key in ("whereabouts", "nv_ipam", "nv_ipam_namespace"):  # not for agents, or not followed
         values.pop(key, None)
-    assert scope.of(values, "values.yaml").scope == "cluster"  # an agent can read it
+    assert store_choice.of(values, "values.yaml").scope == "cluster"  # an agent can read it
     assert written == {**config, "ipam": values, "policy": {"cluster": True}}
     (data,) = _objects(*PER_NODE)["ConfigMap", "podfabric"]["data"].values()
     assert yaml.safe_load(data) == {"ipam": {**values, "scope": "node"}}

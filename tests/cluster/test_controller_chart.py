@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import yaml
 
-from ipam.cluster.controller.exposition import exposition
-from ipam.cluster.controller.leadership import Leadership
-from ipam.cluster.controller.mirror import Polled
-from ipam.cluster.controller.process import ControllerProcess
+from ipam.controller.controller import ControllerProcess
+from ipam.controller.exposition import exposition
+from kube.informer import Polled
+from kube.leadership import Leadership
 from tests.fake_api import FakeApi
-from tests.unit.ipam.cluster.controller.cluster import Cluster
+from tests.unit.ipam.controller.cluster import Cluster
 from tools import manifests
 from tools.manifests import CHECKOUT
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import yaml
 
-from cli import shims
+from cli.setup import shim_files
 from deploy.assemble import ONLY_FOR_ASYNCIO
 from tests.cluster.built_image import (
     SBOM,
@@ -201,7 +201,7 @@ def test_commands_run_without_rights_on_a_read_only_root(rootfs: Path, tmp_path:
 
 def test_the_client_of_the_api_server_is_whole(rootfs: Path) -> None:
     """Without the models and calls that the image leaves out."""
-    code = "from ipam.cluster.kubernetes_api import KubernetesApi; KubernetesApi()"
+    code = "from kube.transport import KubernetesApi; KubernetesApi()"
     done = subprocess.run(
         ["chroot", rootfs, "/opt/podfabric/bin/python3", "-c", code],
         capture_output=True,
@@ -235,7 +235,7 @@ def test_init_container_installs_the_libraries_for_parts_of_gpus(
     assert done.returncode == 0, done.stderr
     ours = rootfs / f"opt/podfabric/lib/podfabric/gpu-{platform.machine()}"
     installed = tmp_path / "host/var/lib/podfabric/gpu/shim"
-    assert sorted(path.name for path in installed.iterdir()) == sorted(shims.FILES)
+    assert sorted(path.name for path in installed.iterdir()) == sorted(shim_files.FILES)
     for path in installed.iterdir():
         assert path.read_bytes() == (ours / path.name).read_bytes()
 

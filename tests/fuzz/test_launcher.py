@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from agent import framing
+from agent.serve import framing
 from tests.waiting import PATIENCE
 from tools.build_launcher import SOURCES
 from tools.compiling import CHECKOUT

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import msgspec
 
-from gpu import shares
-from gpu.limits_file import LimitsFile
-from gpu.region import RegionUse
-from gpu.sampled_time import UsedTime
-from gpu.shares import GroupShare, GroupUsage
+from gpu.limits.limits_file import LimitsFile
+from gpu.limits.region import RegionUse
+from gpu.watch import compute_shares
+from gpu.watch.compute_shares import GroupShare, GroupUsage
+from gpu.watch.sampled_time import UsedTime
 from tests import waiting
 from tests.gpu import group as groups
 from tests.gpu.group import Group, Libraries
@@ -108,17 +108,17 @@ class Shared:
 
     def tick(self) -> None:
         """One tick of the controller, once its time has come."""
-        time.sleep(shares.TICK)
+        time.sleep(compute_shares.TICK)
         _, used_before = self._ticked
         _, used = self._ticked = self._busy()
         clock = time.monotonic_ns()
         usages: dict[str, GroupUsage] = {}
         for name, tenant in self.tenants.items():
             seconds = (used[name] - used_before.get(name, 0)) / 1e9
-            usages[name] = shares.observe(UsedTime(seconds), tenant.use(), clock)
+            usages[name] = compute_shares.observe(UsedTime(seconds), tenant.use(), clock)
         self._set(
             {
-                name: shares.corrected(self.tenants[name].state, usage)
+                name: compute_shares.corrected(self.tenants[name].state, usage)
                 for name, usage in usages.items()
             }
         )

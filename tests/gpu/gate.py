@@ -6,7 +6,7 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-from gpu import layout
+from gpu.limits import layout
 from tools.compiling import CHECKOUT, compiled
 
 US, MS, S = 1_000, 1_000_000, 1_000_000_000  # nanoseconds

@@ -17,9 +17,9 @@ from typing import Self
 
 import msgspec
 
-from gpu import layout, limits_file, region
-from gpu.limits_file import GpuEntry, LimitsFile, Registered
-from gpu.region import Region, RegionUse
+from gpu.limits import layout, limits_file, region
+from gpu.limits.limits_file import GpuEntry, LimitsFile, Registered
+from gpu.limits.region import Region, RegionUse
 from tests.standin import build as standin
 from tests.standin.gpus import Gpu, Node
 from tools import build_shim

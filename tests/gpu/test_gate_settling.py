@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu import layout
+from gpu.limits import layout
 from tests.gpu.gate import KAPPA, MS, UNKNOWN, US, Gate, S
 
 # ---- what the agent settles

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from gpu.limits_file import LimitsFile
+from gpu.limits.limits_file import LimitsFile
 from tests.gpu.conftest import MIB, Place
 from tests.gpu.forms import on_device, pool_on
 from tests.gpu.ways import graph_of

@@ -14,9 +14,9 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from gpu import layout
-from gpu.limits_file import LimitsFile
-from gpu.region import RegionUse
+from gpu.limits import layout
+from gpu.limits.limits_file import LimitsFile
+from gpu.limits.region import RegionUse
 from tests.gpu.conftest import MIB, Place
 from tests.gpu.group import ANY, hooked
 from tests.gpu.launcher import LAUNCHES, Launcher

@@ -8,8 +8,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from gpu import layout
-from gpu.region import Region
+from gpu.limits import layout
+from gpu.limits.region import Region
 from tests.gpu import group as groups
 from tests.gpu.conftest import MIB, Place
 from tests.gpu.programs import program

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from gpu import layout
+from gpu.limits import layout
 from tests.gpu import group as groups
 from tests.gpu.conftest import MIB, Place
 from tests.standin.driver import Out

@@ -8,10 +8,11 @@ from uuid import uuid4
 
 import pytest
 
-from host import address_probe, announce, links, netdev_move
-from host.links import Link
+from host import address_probe, announce, netdev_move
 from host.namespaces import NetworkNamespace
-from host.netlink import Rtnetlink, netlink
+from host.netlink import links
+from host.netlink.links import Link
+from host.netlink.sockets import Rtnetlink, netlink
 from tests.waiting import PATIENCE, until
 
 IP = "/usr/sbin/ip"

@@ -12,11 +12,12 @@ from uuid import uuid4
 import pytest
 from pyroute2.netlink.rtnl.ifinfmsg import IFF_LOWER_UP
 
-from host import announce, link_changes, links, netdev_move
+from host import announce, netdev_move
 from host.errors import LinkMissing
-from host.links import Link
 from host.namespaces import NetworkNamespace
-from host.netlink import netlink
+from host.netlink import link_changes, links
+from host.netlink.links import Link
+from host.netlink.sockets import netlink
 from tests.waiting import PATIENCE, until
 
 IP = "/usr/sbin/ip"

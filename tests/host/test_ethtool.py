@@ -9,7 +9,7 @@ import pytest
 
 from host import ethtool
 from host.namespaces import NetworkNamespace
-from host.netlink import Rtnetlink, netlink
+from host.netlink.sockets import Rtnetlink, netlink
 from tests.netns import ip, namespace
 
 GTSO, STSO = 0x1E, 0x1F  # the older commands for one feature, as another program would use them

@@ -9,8 +9,8 @@ import pytest
 
 from base.paths import Paths
 from cni.attachments.journal import Journal, JournalEntry, Phase
+from cni.attachments.orphans import sweep
 from cni.attachments.sandbox import PATIENCE
-from cni.attachments.sweep import sweep
 from cni.ipoib import child
 from cni.ipoib.plugin import IPoIB
 from cni.spec.errors import CNIError

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from host import links, procfs
+from host import procfs
 from host.errors import HostError, NamespaceGone
 from host.namespaces import NetworkNamespace, where
-from host.netlink import netlink
+from host.netlink import links
+from host.netlink.sockets import netlink
 from tests.netns import IP, namespace
 from tests.waiting import until
 

@@ -20,13 +20,14 @@ import msgspec
 import pytest
 from pyroute2.netlink.rtnl import RTM_SETLINK
 
-from host import addresses, link_changes, links, netdev_move
-from host.addresses import Sysctl
+from host import netdev_move
 from host.errors import HostError, LinkMissing
-from host.links import Link
 from host.namespaces import NetworkNamespace
 from host.netdev_move import Mark, NameTaken, Origin
-from host.netlink import Rtnetlink, netlink
+from host.netlink import interface_addresses, link_changes, links
+from host.netlink.interface_addresses import Sysctl
+from host.netlink.links import Link
+from host.netlink.sockets import Rtnetlink, netlink
 from tests.waiting import PATIENCE, until
 
 IP = "/usr/sbin/ip"
@@ -139,14 +140,20 @@ def test_interface_is_moved_configured_and_comes_back_as_it_was(fabric: Fabric) 
 
 def test_users_addresses_and_routes_are_told_from_the_kernels(fabric: Fabric) -> None:
     link = links.require(fabric.outside, "eth7")
-    until(lambda: len(addresses.of(fabric.outside, link)) == 1, what="the link-local address")
-    assert addresses.of_users(fabric.outside, link) == []
+    until(
+        lambda: len(interface_addresses.of(fabric.outside, link)) == 1,
+        what="the link-local address",
+    )
+    assert interface_addresses.of_users(fabric.outside, link) == []
     fabric.host("route", "add", "198.51.100.0/24", "dev", "eth7")
     fabric.host("route", "add", "2001:db8::/64", "dev", "eth7")
     fabric.host("route", "add", "203.0.113.0/24", "dev", "peer7")
-    assert addresses.of_users(fabric.outside, link) == ["198.51.100.0/24", "2001:db8::/64"]
+    assert interface_addresses.of_users(fabric.outside, link) == [
+        "198.51.100.0/24",
+        "2001:db8::/64",
+    ]
     fabric.host("address", "add", "192.0.2.7/24", "dev", "eth7")
-    assert addresses.of_users(fabric.outside, link)[0] == "192.0.2.7/24"
+    assert interface_addresses.of_users(fabric.outside, link)[0] == "192.0.2.7/24"
 
 
 def test_link_local_address_replaces_the_kernels(fabric: Fabric) -> None:

@@ -6,10 +6,11 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-from host import addresses, links, netdev_move
-from host.addresses import Hop, Routes
+from host import netdev_move
 from host.namespaces import NetworkNamespace
-from host.netlink import Rtnetlink, netlink
+from host.netlink import interface_addresses, links
+from host.netlink.interface_addresses import Hop, Routes
+from host.netlink.sockets import Rtnetlink, netlink
 from tests.netns import ip, namespace
 
 NETWORKS = ("eth0", "net1", "net2")
@@ -33,7 +34,7 @@ class Pod:
         self.ip("link", "set", f"{interface}-far", "up")
         link = links.require(self.route, interface)
         link = netdev_move.configure(self.route, self._space, link, [cidr])
-        addresses.add_routes(self.route, link, hops)
+        interface_addresses.add_routes(self.route, link, hops)
 
     def ip(self, *arguments: str) -> str:
         return ip("-n", self.name, *arguments)

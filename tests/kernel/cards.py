@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from base.paths import Paths
-from host import pci
+from host.sysfs import pci
 from tests.kernel.pods import IP, run
 from tests.waiting import until
 

@@ -14,8 +14,8 @@ from base.paths import Paths
 from deviceplugin import checkpoint
 from deviceplugin.ledger import Ledger
 from deviceplugin.plugin import DevicePlugin
-from deviceplugin.pools.config import DevicePluginConfig, PoolConfig
-from host import pci
+from deviceplugin.pools.pool_config import DevicePluginConfig, PoolConfig
+from host.sysfs import pci
 from tests.kernel.pods import IP, Node, Reply, SriovNode, run
 from tests.kubelet import Kubelet, Pod
 

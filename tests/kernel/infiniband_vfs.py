@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from base.paths import Paths
-from host import pci
+from host.sysfs import pci
 from tests.kernel import cards, igb
 from tests.kernel.cards import DEVICES, Card
 from tests.kernel.pods import INFINIBAND, IP, knob, run

@@ -16,19 +16,19 @@ from typing import Any, ClassVar, NamedTuple
 from base.paths import Paths
 from cni.ipoib import child
 from cni.ipoib.plugin import IPoIB
-from cni.policy.rules import Policy
 from cni.rdma.plugin import Rdma
 from cni.spec.attachment import Attachment
 from cni.spec.dispatch import answer
 from cni.spec.errors import Code
 from cni.spec.plugin import Plugin
 from cni.sriov.plugin import Sriov
-from host import links
 from host.errors import NamespaceGone
-from host.links import Link
 from host.namespaces import NetworkNamespace
-from host.netlink import netlink
-from ipam.sqlite_store import SqliteStore
+from host.netlink import links
+from host.netlink.links import Link
+from host.netlink.sockets import netlink
+from ipam.store.sqlite_store import SqliteStore
+from policy.rules import Policy
 from tests.waiting import until
 
 IP = "/usr/sbin/ip"

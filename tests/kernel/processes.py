@@ -18,7 +18,7 @@ from pyroute2.netlink import NLM_F_ACK
 from pyroute2.netlink.rtnl import RTM_GETADDR, RTM_GETLINK, RTM_GETROUTE
 
 from host import announce, packets
-from host.netlink import HEADER, NetlinkSocket
+from host.netlink.sockets import HEADER, NetlinkSocket
 
 Action = Callable[[], object]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ipam.sqlite_store import SqliteStore
+from ipam.store.sqlite_store import SqliteStore
 from tests.kernel import cards, igb
 from tests.kernel.pods import IP, pod
 from tests.plugins.service import Service, install_launchers

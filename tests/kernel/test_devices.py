@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from cni.policy import rules
-from cni.policy.rules import Policy
 from deviceplugin.pools import formats
-from deviceplugin.pools.config import PoolConfig
-from host.selectors import Selector
+from deviceplugin.pools.pool_config import PoolConfig
+from host.sysfs.selectors import Selector
+from policy import rules
+from policy.rules import Policy
 from tests.kernel import cards, igb
 from tests.kernel.cards import Card
 from tests.kernel.devices import (

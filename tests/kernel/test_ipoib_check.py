@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from ipam.sqlite_store import SqliteStore
+from ipam.store.sqlite_store import SqliteStore
 from tests.kernel.pods import IP, Node, Reply, ipam, knob, run
 from tests.waiting import until
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from cni.policy import rules
+from policy import rules
 from tests.kernel.pods import IP, Node, ipam, knob, link_in, link_names, run
 
 

@@ -9,14 +9,14 @@ import msgspec
 import pytest
 
 from cni.attachments.journal import Journal
-from cni.attachments.sweep import sweep
+from cni.attachments.orphans import sweep
 from cni.ipoib.plugin import IPoIB
 from cni.spec.attachment import Attachment
-from host import link_changes, links
 from host.errors import HostError
-from host.links import Link
 from host.namespaces import NetworkNamespace
-from host.netlink import Rtnetlink, netlink
+from host.netlink import link_changes, links
+from host.netlink.links import Link
+from host.netlink.sockets import Rtnetlink, netlink
 from tests.kernel.pods import IP, NETWORK, Node, Reply, ipam, link_in, link_names, pod, run
 from tests.kernel.processes import in_processes
 from tests.waiting import until

@@ -5,17 +5,18 @@ from pathlib import Path
 
 import pytest
 
+from base.clock import boottime
 from base.paths import Paths
 from cni.ipoib.plugin import IPoIB
 from cni.spec.errors import CNIError, Code
 from cni.spec.plugin import Plugin
 from ipam.addresses import parse_interval
-from ipam.blocks import LeasedBlock, boottime
-from ipam.cluster.wants import Want
+from ipam.leases.claim_request import Want
 from ipam.plugin import AddressPlugin
-from ipam.scope import Stores
-from ipam.store import Owner
-from ipam.store_files import StoreFiles
+from ipam.store.block_rows import LeasedBlock
+from ipam.store.reservations import Owner
+from ipam.store.store_files import StoreFiles
+from ipam.store_choice import Stores
 from tests.kernel.pods import IP, Node, link_in, run
 
 RANGES = {"10.57.0.0/29": ("10.57.0.1", "10.57.0.2"), "fd00:57::/125": ("fd00:57::1", "fd00:57::2")}

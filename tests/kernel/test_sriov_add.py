@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 from pyroute2.netlink.rtnl.ifinfmsg import IFF_ALLMULTI, IFF_PROMISC
 
-from cni.policy import rules
-from cni.policy.rules import Policy
-from host import links
-from host.netlink import netlink
+from host.netlink import links
+from host.netlink.sockets import netlink
+from policy import rules
+from policy.rules import Policy
 from tests.kernel import cards, igb
 from tests.kernel.cards import Card
 from tests.kernel.igb import RDMA

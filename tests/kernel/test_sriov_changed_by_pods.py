@@ -11,10 +11,11 @@ from pathlib import Path
 from pyroute2.netlink.rtnl import RTM_SETLINK
 from pyroute2.netlink.rtnl.ifinfmsg import XDP_FLAGS_SKB_MODE
 
-from host import ethtool, links
+from host import ethtool
 from host.namespaces import NetworkNamespace
-from host.netlink import ChangeRequest, netlink
-from host.netlink_messages import LinkMessage, message
+from host.netlink import links
+from host.netlink.messages import LinkMessage, message
+from host.netlink.sockets import ChangeRequest, netlink
 from tests.kernel import cards
 from tests.kernel.cards import Card
 from tests.kernel.pods import IP, SriovNode, run

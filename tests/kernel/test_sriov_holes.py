@@ -8,14 +8,15 @@ import pytest
 from pyroute2.netlink.rtnl.ifinfmsg import IFF_RUNNING
 
 from cni.attachments.journal import Journal
-from cni.attachments.sweep import sweep
-from cni.policy import rules
+from cni.attachments.orphans import sweep
 from cni.spec.attachment import Attachment
 from cni.sriov.plugin import Sriov
-from host import link_changes, links, netdev_move, vfs
+from host import netdev_move
 from host.errors import HostError
 from host.namespaces import NetworkNamespace
-from host.netlink import Rtnetlink, netlink
+from host.netlink import link_changes, links, vfs
+from host.netlink.sockets import Rtnetlink, netlink
+from policy import rules
 from tests.kernel import cards, igb
 from tests.kernel.cards import Card
 from tests.kernel.pods import IP, NETWORK, SriovNode, ipam, link_in, pod, run

@@ -10,8 +10,8 @@ import pytest
 
 from base.paths import Paths
 from deviceplugin.pools import formats
-from deviceplugin.pools.config import PoolConfig
-from host import pci
+from deviceplugin.pools.pool_config import PoolConfig
+from host.sysfs import pci
 from tests import runtime
 from tests.kernel import cards, igb
 from tests.kernel import infiniband_vfs as ib

@@ -3,8 +3,8 @@
 import pytest
 
 from deviceplugin import pool_service, reconcile
-from deviceplugin.gpus import start
 from deviceplugin.kubelet import records
+from gpu.pools import pre_start
 from tests.waiting import PATIENCE
 
 
@@ -12,5 +12,5 @@ from tests.waiting import PATIENCE
 def kubelet_may_take_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """What anybody asks of the kubelet they are told, however late."""
     monkeypatch.setattr(records, "KUBELET_TIMEOUT", PATIENCE)
-    for module in (pool_service, reconcile, start):
+    for module in (pool_service, reconcile, pre_start):
         monkeypatch.setattr(module, "ASK_KUBELET", PATIENCE)

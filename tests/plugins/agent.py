@@ -8,14 +8,14 @@ import os
 import sys
 from collections.abc import Mapping
 
-from agent import main as agent
-from agent.calls import Loader
+from agent import resident as agent
+from agent.serve.calls import Loader
 from base.paths import Paths
 from cni.ipoib.plugin import IPoIB
 from cni.spec.plugin import Plugin
 from ipam.executable import IpamExecutable
 from ipam.plugin import AddressPlugin
-from ipam.scope import Stores
+from ipam.store_choice import Stores
 from tests.plugins.noop import Noop
 
 

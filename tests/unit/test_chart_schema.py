@@ -7,11 +7,11 @@ from typing import Any
 import msgspec
 
 from agent.settings import Settings
-from cni.policy import rules
-from deviceplugin.pools import gpu_formats
-from deviceplugin.pools.config import PARTS
 from deviceplugin.pools.formats import POOL_KEYS
-from host.selectors import Selector
+from deviceplugin.pools.pool_config import PARTS
+from gpu import pool_keys
+from host.sysfs.selectors import Selector
+from policy import rules
 
 CHART = Path(__file__).resolve().parents[2] / "deploy/chart"
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
@@ -52,14 +52,14 @@ def test_pools_are_those_of_the_code() -> None:
 
 def test_limits_of_gpus_are_those_of_the_code() -> None:
     charts = CONFIG["properties"]["gpuLimits"]["properties"]
-    assert sorted(charts) == sorted(gpu_formats.LIMIT_KEYS)
-    wanted = {"type": "string"} | msgspec.json.schema(gpu_formats.LIMIT_KEYS["onOveruse"])
+    assert sorted(charts) == sorted(pool_keys.LIMIT_KEYS)
+    wanted = {"type": "string"} | msgspec.json.schema(pool_keys.LIMIT_KEYS["onOveruse"])
     assert compared(charts["onOveruse"]) == compared(wanted)
 
 
 def test_pools_of_gpus_are_those_of_the_code() -> None:
     charts = CONFIG["properties"]["gpus"]["items"]["properties"]
-    assert sorted(charts) == sorted(gpu_formats.KEYS)
+    assert sorted(charts) == sorted(pool_keys.KEYS)
 
 
 def test_selectors_are_those_of_the_code() -> None:

@@ -1,5 +1,5 @@
 {{- /* Schemas of the lists in a FabricPolicy. A list item is a value, a range or a pattern, as
-cni/policy/values.py reads them. "podfabric-policy-ranges" compares the ends of ranges. */}}
+policy/value_lists.py reads them. "podfabric-policy-ranges" compares the ends of ranges. */}}
 
 {{- define "podfabric.policy.list" -}}
 type: array

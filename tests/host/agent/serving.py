@@ -11,11 +11,11 @@ from os.path import samestat
 from pathlib import Path
 from typing import IO
 
-from agent import framing
-from agent.framing import HEADER, LauncherRequest
-from agent.server import BACKLOG, Server
+from agent.serve import framing
+from agent.serve.framing import HEADER, LauncherRequest
+from agent.serve.launcher_server import BACKLOG, Server
+from agent.serve.workers import Workers
 from agent.settings import Settings
-from agent.workers import Workers
 from base.interrupts import Call, Terminated, serving
 from base.unix_socket import listen
 from tests.frames import write_request

@@ -11,10 +11,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from agent import framing
-from agent import server as server_module
-from agent.framing import ANSWERED, HEADER, LEAVING, REFUSED, REQUEST_MAGIC, LauncherRequest
-from agent.server import BACKLOG
+from agent.serve import framing
+from agent.serve import launcher_server as server_module
+from agent.serve.framing import ANSWERED, HEADER, LEAVING, REFUSED, REQUEST_MAGIC, LauncherRequest
+from agent.serve.launcher_server import BACKLOG
 from base import interrupts
 from base.unix_socket import listen
 from tests.frames import write_request

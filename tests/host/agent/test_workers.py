@@ -8,8 +8,8 @@ from uuid import uuid4
 
 import pytest
 
-from agent import workers as workers_module
-from agent.workers import Job, Workers
+from agent.serve import workers as workers_module
+from agent.serve.workers import Job, Workers
 from host import namespaces
 from host.errors import HostError
 from host.namespaces import NetworkNamespace

@@ -10,8 +10,8 @@ import pytest
 
 from base.paths import Paths
 from deviceplugin.kubelet import registration
+from deviceplugin.kubelet.plugin_server import ServedPool
 from deviceplugin.kubelet.registration import PluginServer
-from deviceplugin.kubelet.server import ServedPool
 from tests.host.deviceplugin.processes import made_server
 from tests.kubelet import Kubelet
 from tests.kubelet.patience import kubelet_may_take_its_time

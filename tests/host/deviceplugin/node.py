@@ -3,9 +3,9 @@
 from base.paths import Paths
 from deviceplugin import checkpoint
 from deviceplugin.plugin import DevicePlugin
-from deviceplugin.pools.config import DevicePluginConfig, PoolConfig
-from host import gpus
-from host.topology import Topology
+from deviceplugin.pools.pool_config import DevicePluginConfig, PoolConfig
+from host.sysfs import gpus
+from host.sysfs.topology import Topology
 from tests.unit.host import servers
 from tests.unit.host.sysfs import Tree
 

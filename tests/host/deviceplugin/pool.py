@@ -10,8 +10,8 @@ import grpc
 
 from base.paths import Paths
 from deviceplugin.api import v1beta1_pb2
+from deviceplugin.kubelet.plugin_server import Listing, Rejected, ServedPool
 from deviceplugin.kubelet.registration import PluginServer
-from deviceplugin.kubelet.server import Listing, Rejected, ServedPool
 
 NAME = "rdma/hca"
 

@@ -14,7 +14,7 @@ from base.paths import Paths
 from deviceplugin import checkpoint
 from deviceplugin.kubelet import registration
 from deviceplugin.kubelet.registration import PluginServer
-from deviceplugin.pools.config import DevicePluginConfig, PoolConfig
+from deviceplugin.pools.pool_config import DevicePluginConfig, PoolConfig
 from tests.host.deviceplugin.node import HCA, Node, switches
 from tests.host.deviceplugin.pool import Pool
 from tests.kubelet import Kubelet

@@ -21,7 +21,7 @@ from deviceplugin.kubelet import records
 from deviceplugin.kubelet.pod_resources import PodResourcesClient
 from deviceplugin.ledger import Ledger
 from deviceplugin.pod_devices import Stale, Unknown
-from deviceplugin.pools.config import PoolConfig
+from deviceplugin.pools.pool_config import PoolConfig
 from tests.host.deviceplugin.node import (
     FIRST,
     HCA,

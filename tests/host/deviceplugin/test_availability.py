@@ -19,14 +19,14 @@ import pytest
 from base.paths import Paths, boot_id_of
 from deviceplugin import checkpoint, plugin, startup_grace
 from deviceplugin.kubelet import records
+from deviceplugin.kubelet.plugin_server import Rejected
 from deviceplugin.kubelet.registration import PluginServer
-from deviceplugin.kubelet.server import Rejected
 from deviceplugin.ledger import Ledger
-from deviceplugin.pools.config import DEFAULT, DevicePluginConfig, PoolConfig
 from deviceplugin.pools.formats import parse
+from deviceplugin.pools.pool_config import DEFAULT, DevicePluginConfig, PoolConfig
 from deviceplugin.startup_grace import StartupGrace
-from host.discovery import hcas
-from host.selectors import Selector
+from host.sysfs.discovery import hcas
+from host.sysfs.selectors import Selector
 from tests.host.deviceplugin.node import FIRST, HCA, Node, config, container, keep_allocations
 from tests.kubelet import Kubelet, Pod, PodRejected
 from tests.unit.cli.commands import short_path

@@ -9,7 +9,7 @@ import pytest
 
 from base.paths import Paths
 from deviceplugin.allocate import cdi
-from deviceplugin.pools.config import PoolConfig
+from deviceplugin.pools.pool_config import PoolConfig
 from tests.host.deviceplugin.node import FIRST, HCA, Node, config, port
 from tests.kubelet import Kubelet
 from tests.unit.host import servers

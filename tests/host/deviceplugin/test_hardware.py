@@ -12,8 +12,8 @@ import pytest
 
 from base.paths import Paths
 from deviceplugin import checkpoint, plugin
-from deviceplugin.pools.config import DEFAULT, DevicePluginConfig, PoolConfig
-from host.selectors import Selector
+from deviceplugin.pools.pool_config import DEFAULT, DevicePluginConfig, PoolConfig
+from host.sysfs.selectors import Selector
 from tests.host.deviceplugin.node import FIRST, HCA, SHARED, Node, config, port
 from tests.host.deviceplugin.processes import made_server
 from tests.kubelet import Kubelet, PodRejected

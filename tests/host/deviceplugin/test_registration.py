@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from base.paths import Paths
-from deviceplugin.kubelet import registration, sockets
+from deviceplugin.kubelet import plugin_sockets, registration
 from deviceplugin.kubelet.registration import PluginServer
 from tests.host.deviceplugin.conftest import Serve, plugin_threads
 from tests.host.deviceplugin.pool import NAME, Pool
@@ -364,9 +364,9 @@ def test_leftovers_are_removed_and_nothing_else(root: Path) -> None:
     with socket.socket(socket.AF_UNIX) as alive:
         alive.bind(str(root / "podfabric-rdma_hca-2-00000000.sock"))
         alive.listen()
-        assert sockets.remove_leftovers(root) == [dead]
+        assert plugin_sockets.remove_leftovers(root) == [dead]
         os.utime(half_made, (0, 0))
-        assert sockets.remove_leftovers(root) == [half_made]
+        assert plugin_sockets.remove_leftovers(root) == [half_made]
     assert len(list(root.iterdir())) == 3
 
 

@@ -15,14 +15,14 @@ from typing import Self
 import pytest
 
 from base.pod import Pod
-from gpu import layout, processes
-from gpu.group_limits import Limit
-from gpu.groups import Groups
-from gpu.limits_file import LimitsFile
-from gpu.processes import Container
-from gpu.refusals import Refusal, Refusals
-from gpu.registration import Registrar
-from gpu.tenants import Tenant, Tenants
+from gpu.limits import layout, processes
+from gpu.limits.group_limits import Limit
+from gpu.limits.groups import Groups
+from gpu.limits.limits_file import LimitsFile
+from gpu.limits.process_registration import Registrar
+from gpu.limits.processes import Container
+from gpu.limits.refusals import Refusal, Refusals
+from gpu.limits.tenants import Tenant, Tenants
 from tests.unit.gpu.groups import PlainRooms
 from tests.waiting import until
 

@@ -9,13 +9,13 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from base.pod import Pod
-from gpu.enforcement import OverUse
-from gpu.group_limits import Limit
-from gpu.inventory import LimitedGPU
-from gpu.refusals import Refusal
-from gpu.service import GpuService
-from gpu.settings import Action, GpuLimitSettings
-from gpu.tenants import Tenant
+from gpu.driver.gpu_inventory import LimitedGPU
+from gpu.limit_service import GpuService
+from gpu.limit_settings import Action, GpuLimitSettings
+from gpu.limits.group_limits import Limit
+from gpu.limits.refusals import Refusal
+from gpu.limits.tenants import Tenant
+from gpu.watch.enforcement import OverUse
 from tests.host.gpu.driver_root import installed, paths_with
 from tests.host.gpu.pods import MadeContainer, made_container
 from tests.standin.driver import Driver, Out

@@ -7,15 +7,17 @@ from typing import cast
 
 import pytest
 
-from agent.events import KILLED, OVER, REFUSED, AgentEvents
-from gpu import refusals, service, shares
-from gpu.enforcement import LOOKS, OverUse
-from gpu.group_limits import Limit
-from gpu.nvml import Nvml
-from gpu.refusals import Refusal
-from gpu.samples import NodeSample
-from gpu.watch import Watch
-from ipam.cluster.rest_api import ClusterApi
+from agent.observe.node_events import KILLED, OVER, REFUSED, AgentEvents
+from gpu import limit_service
+from gpu.driver.nvml import Nvml
+from gpu.limits import refusals
+from gpu.limits.group_limits import Limit
+from gpu.limits.refusals import Refusal
+from gpu.watch import compute_shares
+from gpu.watch.enforcement import LOOKS, OverUse
+from gpu.watch.usage_snapshot import NodeSample
+from gpu.watch.usage_watch import Watch
+from kube.client import ClusterApi
 from tests.fake_api import FakeApi
 from tests.host.gpu.pods import RegisteringProcess
 from tests.host.gpu.served_node import FIRST, ServedNode
@@ -106,9 +108,9 @@ def test_over_use_is_an_event_of_the_pod_two_seconds_after_it_at_most(
     assert (looks[-LOOKS:], looks.count("over")) == (["over"] * LOOKS, LOOKS)
     assert len([each for each in done[before:] if each != "tick"]) <= LOOKS
     ticks = "".join("." if each == "tick" else "|" for each in done).split("|")[1:-1]
-    most = round(service.LOOK / shares.TICK)
+    most = round(limit_service.LOOK / compute_shares.TICK)
     assert max(map(len, ticks)) <= most
-    assert LOOKS * most * shares.TICK <= 2.0
+    assert LOOKS * most * compute_shares.TICK <= 2.0
     assert process.process.poll() is None
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from gpu import nvml
-from gpu.health import OF_APPLICATIONS, REMEDY, GpuHealth
-from gpu.nvml import Nvml
+from gpu.driver import nvml
+from gpu.driver.gpu_health import OF_APPLICATIONS, REMEDY, GpuHealth
+from gpu.driver.nvml import Nvml
 from tests.host.gpu.driver_root import installed
 from tests.host.gpu.served_node import FIRST, SECOND, TWO, ServedNode
 from tests.standin.gpus import Behaviour, Failure, Node

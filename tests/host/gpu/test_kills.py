@@ -11,8 +11,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gpu.group_limits import Limit
-from gpu.region import Region
+from gpu.limits.group_limits import Limit
+from gpu.limits.region import Region
 from tests.gpu import group as groups
 from tests.gpu.programs import program
 from tests.host.gpu.driver_root import installed

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from gpu import nvml
-from gpu.nvml import Nvml, NvmlError
+from gpu.driver import nvml
+from gpu.driver.nvml import Nvml, NvmlError
 from tests.host.gpu.driver_root import installed
 from tests.standin.driver import Driver, Out
 from tests.standin.gpus import GIB, MIB, Behaviour, Failure, Node, gpus

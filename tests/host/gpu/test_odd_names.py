@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu import layout, processes
+from gpu.limits import layout, processes
 from tests.host.gpu.pods import GroupsNode, removed
 from tests.waiting import until
 

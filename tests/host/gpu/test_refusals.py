@@ -6,8 +6,8 @@ from contextlib import suppress
 
 import pytest
 
-from gpu import layout, refusals
-from gpu.group_limits import GroupError, Limit
+from gpu.limits import layout, refusals
+from gpu.limits.group_limits import GroupError, Limit
 from tests.host.gpu.pods import GroupsNode
 from tests.unit.gpu.made import A
 from tests.waiting import until

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from gpu import group_socket, layout
-from gpu.group_limits import GroupError, Limit
-from gpu.group_socket import GroupSocket, Registrant
-from gpu.registration import CLIENTS, TICK
+from gpu.limits import group_socket, layout
+from gpu.limits.group_limits import GroupError, Limit
+from gpu.limits.group_socket import GroupSocket, Registrant
+from gpu.limits.process_registration import CLIENTS, TICK
 from tests.host.gpu.pods import GPU, GroupsNode, MadeContainer, RegisteringProcess
 from tests.waiting import PATIENCE, until
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from agent import departure
-from gpu import layout, processes
-from gpu.groups import Groups
-from gpu.region import RegionInvalid
+from agent import leave_node
+from gpu.limits import layout, processes
+from gpu.limits.groups import Groups
+from gpu.limits.region import RegionInvalid
 from host import mounts
 from tests.host.gpu.own_mounts import PRIVATE, in_container, mount, mounts_below, with_own_mounts
 from tests.unit.gpu.killing import killed_at
@@ -172,7 +172,7 @@ def test_an_agent_that_leaves_takes_the_mounts_away(tmp_path: Path) -> None:
         groups = Groups(tmp_path / "gpu with a space")
         for name in ("a", "b"):
             groups.make(name, limit(A))
-        departure._remove(groups.root)
+        leave_node._remove(groups.root)
         assert mounts_below(tmp_path, "1") == []
         assert not groups.root.exists()
 

@@ -8,13 +8,16 @@ from pathlib import Path
 import pytest
 
 from deviceplugin import plugin
-from gpu import metrics, nvml, service, shims
-from gpu.group_limits import Limit
-from gpu.inventory import LimitedGPU
-from gpu.samples import NodeSample
-from gpu.service import GpuService
-from gpu.settings import GpuLimitSettings
-from gpu.shares import TICK
+from gpu import limit_service
+from gpu.driver import nvml
+from gpu.driver.gpu_inventory import LimitedGPU
+from gpu.limit_service import GpuService
+from gpu.limit_settings import GpuLimitSettings
+from gpu.limits import shims
+from gpu.limits.group_limits import Limit
+from gpu.watch import gpu_metrics
+from gpu.watch.compute_shares import TICK
+from gpu.watch.usage_snapshot import NodeSample
 from tests.host.gpu.driver_root import paths_with
 from tests.host.gpu.pods import made_container
 from tests.host.gpu.served_node import FIRST, SECOND, ServedNode, text_of
@@ -53,9 +56,9 @@ def test_a_driver_that_comes_later_is_used_at_the_next_try_without_a_restart(
     node: ServedNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Parts of its GPUs are offered within ten seconds, by the periods in which each looks."""
-    known = service.TRY_AGAIN + TICK + service.LOOK
+    known = limit_service.TRY_AGAIN + TICK + limit_service.LOOK
     assert max(known, shims.LOOK_AGAIN) + 2 * plugin.LOOK_EVERY <= 10
-    monkeypatch.setattr(service, "TRY_AGAIN", 0.2)
+    monkeypatch.setattr(limit_service, "TRY_AGAIN", 0.2)
     tried: list[str] = []
     open_driver = nvml.open_driver
 
@@ -87,7 +90,7 @@ def test_a_driver_that_comes_later_is_used_at_the_next_try_without_a_restart(
 def test_a_driver_that_goes_and_comes_back_is_opened_again(
     node: ServedNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service, "TRY_AGAIN", 0.2)
+    monkeypatch.setattr(limit_service, "TRY_AGAIN", 0.2)
     node.install_driver()
     started = node.start()
     node.container("a", Limit(FIRST, GIB, 1.0))
@@ -106,7 +109,7 @@ def test_a_node_without_gpus_loads_no_nvml(node: ServedNode) -> None:
     started = GpuService(paths, lambda: node.tenants, made, rooms=PlainRooms())
     node.stack.callback(started.close)
     started.start()
-    until(lambda: started.sample.problem == service.NO_DRIVER, what="look")
+    until(lambda: started.sample.problem == limit_service.NO_DRIVER, what="look")
 
 
 def test_the_series_of_containers_and_after_their_end(
@@ -151,6 +154,6 @@ def test_the_series_of_containers_and_after_their_end(
 
 
 def test_before_the_first_look_there_is_no_series_of_a_container() -> None:
-    text = text_of(lambda: metrics.families(NodeSample(), {}, 1e6, 1e9))
+    text = text_of(lambda: gpu_metrics.families(NodeSample(), {}, 1e6, 1e9))
     assert "podfabric_gpu_nvml_up 0.0" in text
     assert "namespace=" not in text

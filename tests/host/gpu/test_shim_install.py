@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from cli import shims
-from cli.shims import FILES
+from cli.setup import shim_files
+from cli.setup.shim_files import FILES
 from tests.plugins import CHECKOUT
 from tools import build_shim
 
@@ -162,7 +162,7 @@ def test_libraries_of_make_gpu_are_installed_for_every_user_to_read(
 ) -> None:
     built = build_shim.build(directory=tmp_path / "built")
     assert sorted(path.name for path in built) == NAMES
-    list(shims.install(shims.read(tmp_path / "built"), host.shims))
+    list(shim_files.install(shim_files.read(tmp_path / "built"), host.shims))
     for path in built:
         installed = host.shims / path.name
         assert installed.read_bytes() == path.read_bytes()

@@ -8,15 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from gpu import layout, metrics, nvml
-from gpu.enforcement import Enforcement, OverUse
-from gpu.group_limits import Limit
-from gpu.living_processes import REMEMBERED
-from gpu.nvml import Nvml
-from gpu.sampled_time import UsedTime
-from gpu.samples import NodeSample, TenantSample
-from gpu.settings import Action
-from gpu.watch import TOLERANCE_BYTES, Watch
+from gpu.driver import nvml
+from gpu.driver.nvml import Nvml
+from gpu.limit_settings import Action
+from gpu.limits import layout
+from gpu.limits.group_limits import Limit
+from gpu.limits.living_processes import REMEMBERED
+from gpu.watch import gpu_metrics
+from gpu.watch.enforcement import Enforcement, OverUse
+from gpu.watch.sampled_time import UsedTime
+from gpu.watch.usage_snapshot import NodeSample, TenantSample
+from gpu.watch.usage_watch import TOLERANCE_BYTES, Watch
 from tests.host.gpu.driver_root import installed
 from tests.host.gpu.pods import GroupsNode, MadeContainer
 from tests.standin.driver import Driver, Out
@@ -93,7 +95,7 @@ def test_the_next_look_after_a_containers_end_shows_nothing_of_it(
     watch.look(opened)
     node.tenants[:] = [tenant for tenant in node.tenants if tenant.group == "b"]
     sample = watch.look(opened)
-    shown = metrics.families(sample, {}, sample.at, 1e9)
+    shown = gpu_metrics.families(sample, {}, sample.at, 1e9)
     pods = {each.labels.get("pod") for of in shown for each in of.samples}
     assert pods == {"pod-of-b", None}
 

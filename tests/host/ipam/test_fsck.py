@@ -11,8 +11,8 @@ import pytest
 from base.paths import Paths
 from cni.attachments import node_facts
 from cni.spec.errors import CNIError
-from ipam.database import DATABASE
-from ipam.sqlite_store import SqliteStore
+from ipam.store.database import DATABASE
+from ipam.store.sqlite_store import SqliteStore
 from tests.netns import namespace
 from tests.unit.ipam.calls import BOOT, owner, range_of, sets_of
 

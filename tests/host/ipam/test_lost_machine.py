@@ -18,21 +18,22 @@ import pytest
 from base.paths import Paths
 from cni.spec.attachment import Attachment
 from cni.spec.notes import collected
+from cni.sriov.device_record import DeviceRecord
 from cni.sriov.interface import place
 from cni.sriov.plan import DevicePlan
-from cni.sriov.record import DeviceRecord
-from host import links, netdev_move
+from host import netdev_move
 from host.namespaces import NetworkNamespace
 from host.netdev_move import Mark
-from host.netlink import netlink
-from host.pci import Function
+from host.netlink import links
+from host.netlink.sockets import netlink
+from host.sysfs.pci import Function
 from ipam.delegation import InProcess
-from ipam.store import AddressInUse
+from ipam.store.reservations import AddressInUse
 from tests.fake_api import FakeApi
 from tests.host.test_netdev_move import run
 from tests.unit.ipam.calls import Calls, request
-from tests.unit.ipam.cluster.controller.cluster import GONE_AFTER, MARGIN, OFFLINE, Cluster
-from tests.unit.ipam.cluster.nodes import RANGE, ClusterNode, put_pool
+from tests.unit.ipam.controller.cluster import GONE_AFTER, MARGIN, OFFLINE, Cluster
+from tests.unit.ipam.leases.nodes import RANGE, ClusterNode, put_pool
 
 ATTACHMENT = Attachment("fabric", "p1-1", "net1")
 FUNCTION = Function(

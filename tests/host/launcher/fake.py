@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agent import framing
-from agent.framing import HEADER, LauncherRequest, RequestHeader
+from agent.serve import framing
+from agent.serve.framing import HEADER, LauncherRequest, RequestHeader
 from tests.waiting import PATIENCE
 
 CONFIG = b'{"cniVersion":"1.1.0","name":"n","type":"ipoib"}'

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cli import executables
+from cli.setup import executables
 from cni.spec.entry import VERSIONS
 from tests.host.launcher.fake import Launcher, Outcome
 from tests.waiting import PATIENCE

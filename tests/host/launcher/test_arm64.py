@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from agent import framing
+from agent.serve import framing
 from tests.host.launcher.fake import CONFIG, RESULT, Agent, Launcher, Recorder
 from tools import build_launcher
 

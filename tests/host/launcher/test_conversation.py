@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from agent import framing
-from agent.framing import MAX_CONFIG, LauncherRequest
+from agent.serve import framing
+from agent.serve.framing import MAX_CONFIG, LauncherRequest
 from tests.host.launcher.fake import (
     CONFIG,
     RESULT,

@@ -9,8 +9,8 @@ from contextlib import suppress
 
 import pytest
 
-from agent import framing
-from agent.framing import ANSWER_MAGIC, ANSWERED, HEADER, MAX_STDERR, MAX_STDOUT
+from agent.serve import framing
+from agent.serve.framing import ANSWER_MAGIC, ANSWERED, HEADER, MAX_STDERR, MAX_STDOUT
 from tests.host.launcher.fake import (
     REFUSAL,
     REFUSED,

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from agent import framing
-from agent.calls import MAX_LINES, Calls
-from agent.framing import HEADER, LauncherRequest
+from agent.serve import framing
+from agent.serve.calls import MAX_LINES, Calls
+from agent.serve.framing import HEADER, LauncherRequest
 from base.interrupts import Call
 from cni.spec.errors import CNIError
 from cni.spec.notes import note

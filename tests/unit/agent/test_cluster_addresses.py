@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from agent.cluster_addresses import lessee_of
+from agent.leasing import lessee_of
 from agent.settings import load
 from base.paths import Paths
-from ipam.cluster.lessee import Lessee
-from ipam.scope import AddressSettings
-from ipam.store_files import StoreFiles
+from ipam.leases.lessee import Lessee
+from ipam.store.store_files import StoreFiles
+from ipam.store_choice import AddressSettings
 
 KUBECONFIG = """
 apiVersion: v1

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from agent import departure
-from agent.departure import Departure
+from agent import leave_node
+from agent.leave_node import Departure
 from base.paths import Paths
-from ipam.store_files import StoreFiles
+from ipam.store.store_files import StoreFiles
 from tests.waiting import PATIENCE
 
 
@@ -58,15 +58,15 @@ def is_removed(paths: Paths) -> bool:
 
 
 def test_everything_of_podfabric_is_removed_and_nothing_else(paths: Paths) -> None:
-    departure.remove(paths, uninstall, lambda: False)
+    leave_node.remove(paths, uninstall, lambda: False)
     assert is_removed(paths)
-    assert not departure.removal_has_begun(paths)
+    assert not leave_node.removal_has_begun(paths)
 
 
 def test_files_that_cannot_be_removed_are_tried_again(
     paths: Paths, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(departure, "TRY_AGAIN", 0.0)
+    monkeypatch.setattr(leave_node, "TRY_AGAIN", 0.0)
     failures = [PermissionError(13, "Permission denied", "/opt/cni/bin/ipoib")] * 2
 
     def refused(directory: Path) -> list[str]:
@@ -74,7 +74,7 @@ def test_files_that_cannot_be_removed_are_tried_again(
             raise failures.pop()
         return uninstall(directory)
 
-    departure.remove(paths, refused, lambda: False)
+    leave_node.remove(paths, refused, lambda: False)
     assert is_removed(paths)
     assert (
         caplog.messages.count("cannot remove /opt/cni/bin/ipoib: Permission denied (tried again)")
@@ -86,7 +86,7 @@ def test_a_node_is_left_although_a_look_at_it_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    monkeypatch.setattr(departure, "LOOK_EVERY", 0.01)
+    monkeypatch.setattr(leave_node, "LOOK_EVERY", 0.01)
     seen: Iterator[OSError | str] = iter([OSError(24, "Too many open files"), "1 address"])
 
     def left(paths: Paths, store: StoreFiles) -> str:
@@ -95,7 +95,7 @@ def test_a_node_is_left_although_a_look_at_it_failed(
             raise answer
         return answer
 
-    monkeypatch.setattr(departure, "left", left)
+    monkeypatch.setattr(leave_node, "left", left)
     over = threading.Event()
     paths = Paths(state=tmp_path / "state", run=tmp_path / "run")
     leaving = Departure(paths, 0.0, StoreFiles(paths.ipam, kept=False), lambda text: None, over.set)

@@ -6,13 +6,13 @@ from typing import Any, cast
 
 import pytest
 
-from agent import events as module
-from agent.events import KILLED, OVER, REFUSED, AgentEvents
+from agent.observe import node_events as module
+from agent.observe.node_events import KILLED, OVER, REFUSED, AgentEvents
 from base.pod import Pod
-from gpu.enforcement import OverUse
-from gpu.refusals import SLOT, VERSION, Refusal
-from gpu.tenants import Tenant
-from ipam.cluster.rest_api import ClusterApi
+from gpu.limits.refusals import SLOT, VERSION, Refusal
+from gpu.limits.tenants import Tenant
+from gpu.watch.enforcement import OverUse
+from kube.client import ClusterApi
 from tests.waiting import until
 
 IN_CLUSTER = {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}

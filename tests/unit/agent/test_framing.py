@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent import framing
-from agent.framing import (
+from agent.serve import framing
+from agent.serve.framing import (
     ANSWER_MAGIC,
     ANSWERED,
     HEADER,

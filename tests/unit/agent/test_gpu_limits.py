@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from agent.events import AgentEvents
 from agent.gpu_limits import AgentGpuLimits
+from agent.observe.node_events import AgentEvents
 from base.paths import Paths
-from deviceplugin.pools.config import DevicePluginConfig
-from deviceplugin.pools.gpu_pool import GpuPoolConfig
-from gpu.settings import GpuLimitSettings
+from deviceplugin.pools.pool_config import DevicePluginConfig
+from gpu.limit_settings import GpuLimitSettings
+from gpu.pool_config import GpuPoolConfig
 
 REPLICAS = GpuPoolConfig(mode="replicas", resource="a/b", replicas=2)
 UNITS = GpuPoolConfig(mode="units")

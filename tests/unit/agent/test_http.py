@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from agent import http
-from agent.http import Endpoint
+from agent.observe import http
+from agent.observe.http import Endpoint
 from tests.waiting import PATIENCE, until
 
 

@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from agent import logs
-from agent.logs import fields
+from agent.observe import logs
+from agent.observe.logs import fields
 from agent.settings import Settings
 from tests.waiting import PATIENCE
 

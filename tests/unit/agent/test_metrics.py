@@ -9,19 +9,19 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from agent import metrics as agent_metrics
-from agent.cluster_addresses import families
-from agent.metrics import Lasting, Metrics
+from agent.leasing import families
+from agent.observe import metrics as agent_metrics
+from agent.observe.metrics import Lasting, Metrics
 from agent.policies import AgentPolicies
 from base.paths import Paths
-from cni.policy.rules import Policy
 from cni.spec.errors import Code
 from deviceplugin.kubelet.registration import PoolState
-from ipam.cluster.api import Meta, Unreadable
-from ipam.cluster.lessee import Lessee
-from ipam.cluster.object_reader import unreadable_family
-from ipam.store import RangeUsage
-from ipam.store_files import StoreFiles
+from ipam.leases.lessee import Lessee
+from ipam.store.reservations import RangeUsage
+from ipam.store.store_files import StoreFiles
+from kube.object_reader import unreadable_family
+from kube.resources import Meta, Unreadable
+from policy.rules import Policy
 from tests.fake_api import FakeApi
 from tests.plugins import CHECKOUT
 from tests.unit.agent.test_policies import ADD, denial

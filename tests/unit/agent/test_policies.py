@@ -5,14 +5,14 @@ from pathlib import Path
 import pytest
 
 from agent import policies as agent_policies
-from agent.metrics import Metrics
+from agent.observe.metrics import Metrics
 from agent.policies import DENIED, OTHER, AgentPolicies
 from base.paths import Paths
-from cni.policy import allowance
-from cni.policy.allowance import NotAllowed
-from cni.policy.rules import Policy
 from cni.spec.errors import CNIError, Code
 from cni.spec.request import Request
+from policy import allowance
+from policy.allowance import NotAllowed
+from policy.rules import Policy
 from tests.fake_api import FakeApi
 from tests.unit.agent.test_policy_follower import following
 from tests.unit.policy.test_cluster import POD, RULE, policies

@@ -12,14 +12,14 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from agent.policy_follower import UNREADABLE, FabricPolicy, NamespaceObject, PolicyFollower
 from base.pod import Pod
-from cni.policy import allowance, cluster
-from cni.policy.allowance import NotAllowed
-from cni.policy.cluster import ClusterPolicies
-from cni.policy.rules import Policy
 from cni.spec.errors import CNIError, Code
-from ipam.cluster.api import Meta
+from kube.resources import Meta
+from policy import allowance, stored_policies
+from policy.allowance import NotAllowed
+from policy.follower import UNREADABLE, FabricPolicy, NamespaceObject, PolicyFollower
+from policy.rules import Policy
+from policy.stored_policies import ClusterPolicies
 from tests.fake_api import FakeApi, FakeClient, Fault
 from tests.unit.policy.test_cluster import LABELLED, POD, RULE, policies
 from tests.waiting import until
@@ -46,7 +46,7 @@ class Node:
         self.client = client
         self.path = directory / "cluster_policies.json"
         self.follower = PolicyFollower(client, self.path)
-        self.source = cluster.joined(lambda: NODE, self.follower.present)
+        self.source = stored_policies.joined(lambda: NODE, self.follower.present)
 
     def may_use(self, pkey: int, pod: Pod = POD) -> bool:
         """Whether a rule of a policy lets the pod use it."""
@@ -65,7 +65,7 @@ class Node:
 
     def written(self) -> ClusterPolicies | None:
         try:
-            return cluster.load(self.path)
+            return stored_policies.load(self.path)
         except CNIError:
             return None
 
@@ -204,7 +204,7 @@ def test_a_full_disk_does_not_keep_a_policy_from_being_in_force(
             raise OSError(errno.ENOSPC, "No space left on device", str(path))
 
         with monkeypatch.context() as patched:
-            patched.setattr(cluster, "write_atomically", full)
+            patched.setattr(stored_policies, "write_atomically", full)
             server.put(policy("teams", RULE))
             until(lambda: node.may_use(0x8001), what="rule in force")
             assert node.written() != node.follower.present()

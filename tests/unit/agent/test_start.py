@@ -7,9 +7,9 @@ from tests.plugins import CHECKOUT
 
 HEAVY = (
     *("asyncio", "difflib", "grpc", "rich", "yaml"),
-    *("gpu.groups", "gpu.service", "pynvml"),
+    *("gpu.limits.groups", "gpu.limit_service", "pynvml"),
 )
-SERVING = "import cli.agent, agent.main, agent.departure, cli.install"
+SERVING = "import cli.agent, agent.resident, agent.leave_node, cli.setup.install"
 LOADED = f"""
 import sys
 import cli.commands

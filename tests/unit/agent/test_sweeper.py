@@ -5,9 +5,9 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from agent.metrics import Metrics
+from agent.observe.metrics import Metrics
 from agent.sweeper import Sweeper
-from cni.attachments.sweep import Outcome
+from cni.attachments.orphans import Outcome
 from cni.spec.errors import CNIError, Code
 from tests.unit.agent.test_metrics import read
 from tests.waiting import until

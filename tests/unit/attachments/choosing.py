@@ -13,19 +13,20 @@ from base.paths import Paths
 from base.pod import Pod
 from cni.attachments.matching import Match, matched
 from cni.ipoib import options as ipoib_options
+from cni.ipoib import parent_policy as ipoib_permitted
 from cni.ipoib import parents
-from cni.ipoib import permitted as ipoib_permitted
-from cni.policy.allowance import Allowance, of_pod
-from cni.policy.rules import Policy
 from cni.spec.config import decode
 from cni.spec.errors import CNIError
 from cni.spec.request import Request
-from cni.sriov import devices
+from cni.sriov import candidates
 from cni.sriov import options as sriov_options
-from cni.sriov import permitted as sriov_permitted
-from host import links, pci
-from host.links import ARPHRD_INFINIBAND, Link
-from host.netlink import Rtnetlink
+from cni.sriov import vf_policy as sriov_permitted
+from host.netlink import links
+from host.netlink.links import ARPHRD_INFINIBAND, Link
+from host.netlink.sockets import Rtnetlink
+from host.sysfs import pci
+from policy.allowance import Allowance, of_pod
+from policy.rules import Policy
 from tests.unit.deviceplugin.holding import Holding
 from tests.unit.host import servers
 from tests.unit.host.sysfs import Tree
@@ -114,14 +115,14 @@ def sriov(
     ask = {"needed": not wanted.device and not wanted.masters, "wanted": wanted.match_device}
     with match_of(node.paths, call, allowance, **ask) as match:
         refusals: list[CNIError] = []
-        for address in devices.candidates(node.paths, wanted, match):
+        for address in candidates.candidates(node.paths, wanted, match):
             function = pci.find(node.paths, address)
             assert function is not None
             try:
-                devices.require_entitled(node.paths, address, wanted, match)
+                candidates.require_entitled(node.paths, address, wanted, match)
                 key = wanted.device_key or "master"
                 match.using(address, key, address)
-                devices.require_match(node.paths, function, wanted, match)
+                candidates.require_match(node.paths, function, wanted, match)
             except CNIError as refusal:
                 refusals.append(refusal)
                 continue

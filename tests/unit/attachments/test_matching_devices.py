@@ -5,8 +5,8 @@ import shutil
 import pytest
 
 from base.types import DeviceId
-from cni.policy import rules
 from deviceplugin.kubelet import records
+from policy import rules
 from tests.unit.attachments.choosing import CNI_ARGS, OTHER, POD, refusal, sriov, swap
 from tests.unit.deviceplugin.holding import Holding
 from tests.unit.host import servers

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from host import infiniband, links
+from host.netlink import links
+from host.sysfs import infiniband
 from tests.unit.attachments.choosing import OTHER, POD, ROUTE, ipoib, refusal, show, swap
 from tests.unit.deviceplugin.holding import Holding
 from tests.unit.host import servers

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from cni.policy.allowance import NotAllowed
-from cni.policy.document import rules_of
-from cni.policy.rules import Policy
+from policy.allowance import NotAllowed
+from policy.document import rules_of
+from policy.rules import Policy
 from tests.unit.attachments.choosing import OTHER, POD, ipoib, refusal, sriov
 from tests.unit.deviceplugin.holding import Holding
 from tests.unit.host import servers

@@ -8,15 +8,15 @@ import pytest
 from base.paths import Paths
 from cni.attachments.journal import JournalEntry, Phase
 from cni.attachments.lifecycle import InterfacePlugin
-from cni.attachments.sweep import sweep_all
+from cni.attachments.orphans import sweep_all
 from cni.spec.attachment import Attachment
 from cni.spec.errors import CNIError, Code
 from cni.spec.request import Request
 from host.errors import HostError
 from ipam.plugin import AddressPlugin
-from ipam.scope import Stores
-from ipam.sqlite_store import SqliteStore
-from ipam.store import Reservation
+from ipam.store.reservations import Reservation
+from ipam.store.sqlite_store import SqliteStore
+from ipam.store_choice import Stores
 
 
 class Made(InterfacePlugin):

@@ -11,13 +11,13 @@ from base.documents import DocumentError
 from base.paths import Paths
 from cli.checks import installation
 from cni.attachments import journal, pod_choices
-from cni.policy import cluster
 from cni.spec import config
 from cni.spec.errors import CNIError
 from deviceplugin import checkpoint
 from deviceplugin.allocate import device_info
 from deviceplugin.kubelet import records
 from ipam.nv_ipam import importing as nv_importing
+from policy import stored_policies
 
 DEPTH = 5000
 DEEP = b'{"a":' + b"[" * DEPTH + b"]" * DEPTH + b"}"
@@ -53,7 +53,7 @@ def test_whatever_is_wrong_is_one_error(content: bytes | str) -> None:
     ("read", "error"),
     [
         (lambda _: journal.from_bytes(DEEP, "x"), journal.JournalDamaged),
-        (lambda _: cluster.decode(DEEP), DocumentError),
+        (lambda _: stored_policies.decode(DEEP), DocumentError),
         (in_file(lambda file: nv_importing.reservations(file, "boot")), CNIError),
         (lambda _: config.decode_for_removal(b'{"ipam":' + DEEP + b"}"), CNIError),
         (at(lambda paths: paths.checkpoint, checkpoint.read), checkpoint.CheckpointDamaged),

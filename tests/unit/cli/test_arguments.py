@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from agent import logs
+from agent.observe import logs
 from agent.settings import Settings
 from base.paths import Paths
 from cli import arguments, device_plugin

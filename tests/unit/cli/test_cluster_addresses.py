@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from cli import cluster_addresses
+from cli import cluster_ipam
 from cli.commands import run
-from ipam.cluster.objects import AddressBlock, BlockStatus, StickySpec
-from ipam.cluster.rest_api import ClusterApi
+from ipam.leases.objects import AddressBlock, BlockStatus, StickySpec
+from kube.client import ClusterApi
 from tests.fake_api import Fault
-from tests.unit.ipam.cluster.controller.cluster import Cluster
+from tests.unit.ipam.controller.cluster import Cluster
 from tests.waiting import PATIENCE
 
 _CHECKOUT = Path(__file__).parents[3]
@@ -35,7 +35,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
     def connect(kubeconfig: Path | None) -> ClusterApi:
         return cluster.client
 
-    monkeypatch.setattr(cluster_addresses, "connect", connect)
+    monkeypatch.setattr(cluster_ipam, "connect", connect)
     return cluster
 
 

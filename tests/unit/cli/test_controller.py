@@ -9,8 +9,8 @@ import pytest
 
 from base import msgspec_warmup
 from cli import controller
-from ipam.cluster import kubernetes_api
-from ipam.cluster.controller.process import ControllerProcess
+from ipam.controller.controller import ControllerProcess
+from kube import transport
 from tests.fake_api import FakeApi, FakeClient
 
 
@@ -28,7 +28,7 @@ def test_decoders_are_built_before_the_first_thread(monkeypatch: pytest.MonkeyPa
         order.append("client")
         return Client(server, "only")
 
-    monkeypatch.setattr(kubernetes_api, "KubernetesApi", client)
+    monkeypatch.setattr(transport, "KubernetesApi", client)
     monkeypatch.setattr(msgspec_warmup, "build", lambda: order.append("built"))
     monkeypatch.setattr(ControllerProcess, "run", lambda self: order.append("threads"))
     parser = argparse.ArgumentParser()

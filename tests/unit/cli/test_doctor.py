@@ -13,12 +13,12 @@ from base.paths import Paths
 from base.types import DeviceId
 from cli import doctor
 from cli.checks import Finding, Outcome, kernel, ok
-from cli.executables import PLUGINS, place_kept
-from cli.this_node import ThisNode
+from cli.node.state import ThisNode
+from cli.setup.executables import PLUGINS, place_kept
 from deviceplugin import checkpoint
 from deviceplugin.checkpoint import AllocatedHCA, Allocation
 from deviceplugin.plugin import DevicePlugin
-from deviceplugin.pools.config import DevicePluginConfig, PoolConfig
+from deviceplugin.pools.pool_config import DevicePluginConfig, PoolConfig
 from host.errors import HostError
 from tests.kubelet import Kubelet
 from tests.unit.cli.commands import Shell, short_path

@@ -9,8 +9,8 @@ import pytest
 from base.paths import Paths
 from cli import doctor
 from cli.checks import Finding
-from cli.this_node import ThisNode
-from cni.policy.cluster import ClusterPolicies, StoredPolicy, save
+from cli.node.state import ThisNode
+from policy.stored_policies import ClusterPolicies, StoredPolicy, save
 from tests.unit.host import servers
 
 BOOT = "this boot"

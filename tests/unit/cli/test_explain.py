@@ -11,19 +11,19 @@ import msgspec
 import pytest
 
 from base.paths import Paths
-from cli import pods
-from cli.this_node import ThisNode
+from cli.node import pods
+from cli.node.state import ThisNode
 from cni.attachments.journal import Journal, JournalEntry, Phase
 from deviceplugin.api import v1beta1_pb2
-from deviceplugin.gpus.parts import GpuParts
 from deviceplugin.kubelet import records
+from deviceplugin.kubelet.plugin_server import ServedPool
 from deviceplugin.kubelet.registration import PluginServer
-from deviceplugin.kubelet.server import ServedPool
 from deviceplugin.plugin import DevicePlugin
-from deviceplugin.pools.config import DevicePluginConfig, PoolConfig
-from deviceplugin.pools.gpu_pool import GpuPoolConfig
-from gpu.groups import Groups
-from ipam.sqlite_store import SqliteStore
+from deviceplugin.pools.pool_config import DevicePluginConfig, PoolConfig
+from gpu.limits.groups import Groups
+from gpu.pool_config import GpuPoolConfig
+from gpu.pools.node_gpus import GpuParts
+from ipam.store.sqlite_store import SqliteStore
 from tests.kubelet import Kubelet
 from tests.unit.cli.commands import Shell, short_path
 from tests.unit.gpu.driver import Driver

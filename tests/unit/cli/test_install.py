@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from cli import executables, install
 from cli.commands import run
-from cli.executables import EVERY, OWN, PLUGINS, REPLACED
+from cli.setup import executables, install
+from cli.setup.executables import EVERY, OWN, PLUGINS, REPLACED
 
 LAUNCHER = b"\x7fELF...podfabric launcher 1..."
 FOREIGN = b"\x7fELF...somebody else's..."

@@ -30,7 +30,7 @@ def interrupt(frame, event, argument):
 
 CONTROLLER = """
 from cli.main import main
-from ipam.cluster import kubernetes_api
+from kube import transport
 from tests.fake_api import FakeApi, FakeClient
 
 class Client(FakeClient):
@@ -38,7 +38,7 @@ class Client(FakeClient):
         pass
 
 server = FakeApi()
-kubernetes_api.KubernetesApi = lambda *_, **__: Client(server, "only")
+transport.KubernetesApi = lambda *_, **__: Client(server, "only")
 sys.argv = ["podfabric", "controller", "--metrics", ""]
 sys.settrace(interrupt)
 main()

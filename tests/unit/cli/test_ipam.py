@@ -8,7 +8,7 @@ import pytest
 
 from base.paths import Paths
 from cli.commands import run
-from ipam.database import DATABASE
+from ipam.store.database import DATABASE
 from tests.unit.ipam.calls import NEXT_BOOT, Calls
 from tests.unit.ipam.conftest import memory_path
 

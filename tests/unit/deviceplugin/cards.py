@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from host.discovery import HCA, CharacterDevice, Port, RdmaDevice
+from host.sysfs.discovery import HCA, CharacterDevice, Port, RdmaDevice
 from tests.unit.deviceplugin.made import hca
 
 

@@ -9,7 +9,7 @@ from base.types import DeviceId
 from deviceplugin import checkpoint
 from deviceplugin.api import v1beta1_pb2
 from deviceplugin.checkpoint import AllocatedHCA, AllocatedNode, AllocatedRdmaDevice, Allocation
-from host import pci
+from host.sysfs import pci
 from tests import kubelet
 from tests.kubelet import checkpoint as of_kubelet
 from tests.kubelet.devices import Held, Request

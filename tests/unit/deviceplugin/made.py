@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from base.types import DeviceId
-from deviceplugin.allocate.allocation import recorded
+from deviceplugin.allocate.container_devices import recorded
 from deviceplugin.checkpoint import Allocation
-from deviceplugin.pools.config import PoolConfig
 from deviceplugin.pools.pool import Pool, Slot
-from host.discovery import HCA, CharacterDevice, Port, RdmaDevice
+from deviceplugin.pools.pool_config import PoolConfig
+from host.sysfs.discovery import HCA, CharacterDevice, Port, RdmaDevice
 
 A, B = "0000:3b:00.0", "0000:5e:00.0"
 RESOURCE = "rdma/hca"

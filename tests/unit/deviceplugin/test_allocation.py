@@ -11,16 +11,13 @@ from msgspec.structs import replace
 
 from base.paths import Paths
 from deviceplugin.allocate import cdi
-from deviceplugin.allocate.allocation import (
-    AllocateResult,
-    allocation,
-)
+from deviceplugin.allocate.container_devices import AllocateResult, allocation
 from deviceplugin.api.v1beta1_pb2 import ContainerAllocateResponse
 from deviceplugin.checkpoint import AllocatedNode
-from deviceplugin.kubelet.server import Rejected
+from deviceplugin.kubelet.plugin_server import Rejected
 from deviceplugin.pools.pool import Pool
-from host.discovery import HCA, hcas
-from host.selectors import Selector
+from host.sysfs.discovery import HCA, hcas
+from host.sysfs.selectors import Selector
 from tests.unit.deviceplugin.made import hca, pool, rdma
 from tests.unit.host import servers
 

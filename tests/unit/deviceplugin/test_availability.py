@@ -6,7 +6,7 @@ from deviceplugin.availability import unavailable
 from deviceplugin.checkpoint import Allocation
 from deviceplugin.health import GONE
 from deviceplugin.pools.pool import Pool
-from host.discovery import HCA, CharacterDevice
+from host.sysfs.discovery import HCA, CharacterDevice
 from tests.unit.deviceplugin.cards import sf, vf
 from tests.unit.deviceplugin.made import A, B, allocation, hca, pool, rdma
 

@@ -6,15 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deviceplugin.pools.config import (
-    DEFAULT,
-    ConfigError,
-    DevicePluginConfig,
-    PoolConfig,
-    resource_problem,
-)
+from deviceplugin.kubelet.extended_resources import resource_problem
 from deviceplugin.pools.formats import load, parse
-from host.selectors import Selector
+from deviceplugin.pools.pool_config import DEFAULT, ConfigError, DevicePluginConfig, PoolConfig
+from host.sysfs.selectors import Selector
 from tests.plugins import CHECKOUT
 
 

@@ -6,7 +6,7 @@ import pytest
 from base.types import DeviceId
 from deviceplugin.allocate.demand import waiting_gpus
 from deviceplugin.kubelet.records import PodDevices
-from host.gpus import GPU
+from host.sysfs.gpus import GPU
 from tests.unit.host import servers
 
 GPUS = [GPU(uuid=servers.gpu_uuid(n), address=f"0000:1{n}:00.0", minor=n, numa=0) for n in range(4)]

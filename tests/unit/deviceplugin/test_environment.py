@@ -8,7 +8,7 @@ import pytest
 
 from deviceplugin.allocate.environment import Given, environment, nccl, ucx, variable
 from host.device_nodes import DeviceNode
-from host.discovery import HCA, RdmaDevice
+from host.sysfs.discovery import HCA, RdmaDevice
 from tests.unit.deviceplugin.made import hca, pool, port, rdma
 
 CARD, VF, SF = "0000:3b:00.0", "0000:af:06.1", "mlx5_core.sf.4"

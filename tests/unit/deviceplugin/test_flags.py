@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from deviceplugin.pools.config import ConfigError, DevicePluginConfig, PoolConfig
 from deviceplugin.pools.flags import CommandLine, parse_command_line
-from deviceplugin.pools.gpu_pool import GpuPoolConfig
-from gpu.driver_files import SharedFile
-from host.selectors import Selector
+from deviceplugin.pools.pool_config import ConfigError, DevicePluginConfig, PoolConfig
+from gpu.driver.driver_files import SharedFile
+from gpu.pool_config import GpuPoolConfig
+from host.sysfs.selectors import Selector
 
 USUAL = Path("/nowhere/config.yaml")
 

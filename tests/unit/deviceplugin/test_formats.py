@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from deviceplugin.pools.config import ConfigError, DevicePluginConfig, PoolConfig
 from deviceplugin.pools.formats import parse
-from host.selectors import Selector
+from deviceplugin.pools.pool_config import ConfigError, DevicePluginConfig, PoolConfig
+from host.sysfs.selectors import Selector
 
 
 def mellanox(**changed: object) -> dict[str, object]:

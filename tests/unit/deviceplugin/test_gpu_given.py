@@ -1,6 +1,6 @@
 """Names of groups: of directories, of CDI devices and of their files."""
 
-from deviceplugin.gpus.given import group_of
+from gpu.pools.container_files import group_of
 
 
 def test_group_is_named_after_resource_and_slot() -> None:

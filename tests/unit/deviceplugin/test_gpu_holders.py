@@ -8,10 +8,10 @@ from base.paths import Paths
 from base.pod import Pod
 from base.types import DeviceId
 from deviceplugin.checkpoint import AllocatedGPU
-from deviceplugin.gpus.holders import Holders
 from deviceplugin.kubelet.records import PodDevices
 from deviceplugin.ledger import Ledger
-from gpu.tenants import Tenant
+from gpu.limits.tenants import Tenant
+from gpu.pools.holders import Holders
 
 MEMORY = "alnair/vgpu-memory"
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deviceplugin.gpus.preferred import together
+from gpu.pools.preferred_ids import together
 
 IDS = {f"nvidia{gpu}-_-{k}": f"nvidia{gpu}" for gpu in range(3) for k in range(1, 12)}
 

@@ -10,12 +10,12 @@ from msgspec.structs import replace
 from base.paths import Paths
 from base.types import DeviceId
 from deviceplugin.checkpoint import AllocatedGPU
-from deviceplugin.gpus.share_pool import SharePool, healthy_ids, kinds
 from deviceplugin.ledger import Ledger
-from deviceplugin.pools.gpu_pool import GpuPoolConfig, Shape
-from gpu.inventory import GpuMemory, NodeGPU
-from gpu.placement import Share
-from host.gpus import GPU
+from gpu.driver.gpu_inventory import GpuMemory, NodeGPU
+from gpu.pool_config import GpuPoolConfig, Shape
+from gpu.pools.placement import Share
+from gpu.pools.share_pool import SharePool, healthy_ids, kinds
+from host.sysfs.gpus import GPU
 from tests.unit.host.servers import gpu_uuid
 
 MIB, GIB = 1 << 20, 1 << 30

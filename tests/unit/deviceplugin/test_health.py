@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from deviceplugin.health import LONGEST_SETTLE, NOTICE, SETTLE, Health
-from host.discovery import HCA, CharacterDevice, Port, RdmaDevice
+from host.sysfs.discovery import HCA, CharacterDevice, Port, RdmaDevice
 
 CARD = "0000:3b:00.0"
 

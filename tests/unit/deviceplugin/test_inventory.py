@@ -7,8 +7,8 @@ import pytest
 
 from base.paths import Paths
 from deviceplugin.inventory import Inventory
-from host import discovery
-from host.discovery import HCA
+from host.sysfs import discovery
+from host.sysfs.discovery import HCA
 from tests.unit.host import servers
 from tests.unit.host.sysfs import Tree
 

@@ -7,12 +7,12 @@ import pytest
 
 from base.paths import Paths
 from cli import topo
-from cli.this_node import ThisNode
+from cli.node.state import ThisNode
 from deviceplugin.allocate.preferred import preferred
-from deviceplugin.pools.config import DevicePluginConfig, PoolConfig
 from deviceplugin.pools.pool import Pool, pools
-from host import discovery
-from host.topology import Topology
+from deviceplugin.pools.pool_config import DevicePluginConfig, PoolConfig
+from host.sysfs import discovery
+from host.sysfs.topology import Topology
 from tests.unit.cli.commands import short_path
 from tests.unit.host import servers
 from tests.unit.host.sysfs import Tree

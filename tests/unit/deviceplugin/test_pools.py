@@ -10,16 +10,12 @@ from hypothesis import strategies as st
 
 from base.paths import Paths
 from base.types import DeviceId
-from deviceplugin.pools.config import (
-    DEFAULT,
-    MOST_IDS,
-    DevicePluginConfig,
-    PoolConfig,
-)
+from deviceplugin.kubelet.extended_resources import MOST_IDS
 from deviceplugin.pools.formats import parse
 from deviceplugin.pools.pool import Pool, Slot, pools, used_netdevs
-from host.discovery import HCA
-from host.selectors import Selector
+from deviceplugin.pools.pool_config import DEFAULT, DevicePluginConfig, PoolConfig
+from host.sysfs.discovery import HCA
+from host.sysfs.selectors import Selector
 from tests.unit.deviceplugin.cards import card, port, rdma, rxe, sf, vf
 
 A = card("0000:3b:00.0", rdma("mlx5_0"), netdevs=("ib0",), numa=0)

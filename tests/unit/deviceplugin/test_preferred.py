@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from deviceplugin.allocate.assignment import assign
 from deviceplugin.allocate.preferred import preferred
 from deviceplugin.pools.pool import Pool
-from host.topology import PciLocation, Topology
+from host.sysfs.topology import PciLocation, Topology
 from tests.unit.deviceplugin.made import hca, pool
 from tests.unit.host import servers
 

@@ -6,13 +6,13 @@ import pytest
 
 from base.paths import Paths
 from base.types import DeviceId
-from deviceplugin.allocate.allocation import recorded
+from deviceplugin.allocate.container_devices import recorded
 from deviceplugin.checkpoint import AllocatedHCA
 from deviceplugin.current import is_as_recorded
 from deviceplugin.kubelet.records import PodDevices
 from deviceplugin.pools.pool import Pool
 from deviceplugin.reconcile import behind
-from host.discovery import HCA, hcas
+from host.sysfs.discovery import HCA, hcas
 from tests.unit.deviceplugin import made
 from tests.unit.host import servers
 

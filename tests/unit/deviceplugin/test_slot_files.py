@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from base.paths import Paths
-from deviceplugin.gpus import slot_files
+from gpu.pools import slot_files
 from host.device_nodes import DeviceNode
 
 NODE = DeviceNode(path="/dev/nvidia3", host="/dev/nvidia3", major=195, minor=3)

@@ -5,10 +5,10 @@ import shutil
 from pathlib import Path
 
 from base import files
-from gpu.group_limits import GroupError, Limit
-from gpu.groups import GroupFiles, Groups
-from gpu.limits_file import GpuEntry
-from gpu.rooms import TmpfsRooms
+from gpu.limits.group_limits import GroupError, Limit
+from gpu.limits.groups import GroupFiles, Groups
+from gpu.limits.limits_file import GpuEntry
+from gpu.limits.region_tmpfs import TmpfsRooms
 
 
 class PlainRooms(TmpfsRooms):

@@ -12,9 +12,9 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gpu.sampled_time import UsedTime
-from gpu.shares import TICK, GroupShare, GroupUsage, corrected
-from gpu.time_account import LaunchTimes
+from gpu.watch.compute_shares import TICK, GroupShare, GroupUsage, corrected
+from gpu.watch.sampled_time import UsedTime
+from gpu.watch.time_account import LaunchTimes
 
 SLICE = 0.002  # what a process gets of the GPU in a turn
 QUEUE = 1024  # launches of a process that the driver holds

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from gpu import driver_files
-from gpu.driver_files import INSIDE, REAL, installed, resolved, shared
+from gpu.driver import driver_files
+from gpu.driver.driver_files import INSIDE, REAL, installed, resolved, shared
 from host.errors import HostError
 
 VERSION = "580.65.06"

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from gpu import layout
-from gpu.group_limits import GroupError, Limit
-from gpu.groups import Groups
-from gpu.limits_file import LimitsFile
-from gpu.region import RegionInvalid
+from gpu.limits import layout
+from gpu.limits.group_limits import GroupError, Limit
+from gpu.limits.groups import Groups
+from gpu.limits.limits_file import LimitsFile
+from gpu.limits.region import RegionInvalid
 from tests.unit.gpu.groups import PlainRooms
 from tests.unit.gpu.killing import killed_at
 from tests.unit.gpu.made import GIB, A, B, limit

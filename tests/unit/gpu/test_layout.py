@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu import layout, limits_file, region
+from gpu.limits import layout, limits_file, region
 
 HEADER = Path(__file__).parents[3] / "gpu/shim/layout.h"
 

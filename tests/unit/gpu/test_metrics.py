@@ -5,12 +5,12 @@ from collections.abc import Iterable
 from prometheus_client.metrics_core import Metric
 
 from base.pod import Pod
-from gpu import metrics
-from gpu.inventory import LimitedGPU
-from gpu.limits_file import GpuEntry
-from gpu.region import RegionUse
-from gpu.samples import GpuSample, NodeSample, TenantSample
-from gpu.tenants import Tenant
+from gpu.driver.gpu_inventory import LimitedGPU
+from gpu.limits.limits_file import GpuEntry
+from gpu.limits.region import RegionUse
+from gpu.limits.tenants import Tenant
+from gpu.watch import gpu_metrics
+from gpu.watch.usage_snapshot import GpuSample, NodeSample, TenantSample
 from tests.unit.gpu.made import GIB, A, B
 
 USE = RegionUse(
@@ -67,7 +67,7 @@ def shown(families: Iterable[Metric]) -> dict[str, float | list[float]]:
 
 
 def at(now: float, sample: NodeSample) -> dict[str, float | list[float]]:
-    return shown(metrics.families(sample, {"g": 12}, now, wall=1000.0))
+    return shown(gpu_metrics.families(sample, {"g": 12}, now, wall=1000.0))
 
 
 def test_every_metric_of_a_tenant_and_a_gpu_has_its_unit() -> None:
@@ -121,7 +121,7 @@ def test_series_have_the_labels_that_the_documentation_says_and_no_others() -> N
     names |= {"launch_wait_seconds", "throttled_launches", "last_launch_timestamp_seconds"}
     names |= {"process_slots_stale", "process_slots_refused", "lock_recoveries"}
     of_gpu = {"capacity_bytes", "allocated_bytes", "allocated_share_ratio", "tenants"}
-    assert labels(metrics.families(sample, {}, 101.0, 1000.0, limited)) == {
+    assert labels(gpu_metrics.families(sample, {}, 101.0, 1000.0, limited)) == {
         "nvml_up": set(),
         **dict.fromkeys(names, holder | gpu),
         **dict.fromkeys(of_gpu | {"unaccounted_bytes", "withheld"}, gpu),
@@ -149,7 +149,7 @@ def test_what_is_not_known_is_left_out() -> None:
 
 
 def test_what_the_driver_said_is_left_out_once_it_is_old() -> None:
-    found = at(100.0 + metrics.OLD + 1, node(tenant()))
+    found = at(100.0 + gpu_metrics.OLD + 1, node(tenant()))
     assert found["nvml_up"] == 0
     assert not {"memory_device_bytes", "compute_utilization_ratio", "capacity_bytes"} & found.keys()
     assert found["memory_used_bytes"] == 3 * GIB

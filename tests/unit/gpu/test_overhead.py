@@ -1,6 +1,6 @@
 """Overheads are measured only where the driver's answer and the allocations are of one moment."""
 
-from gpu.overhead import Overheads
+from gpu.watch.context_overhead import Overheads
 
 MIB = 1 << 20
 KEY = ("g", 0, 1)

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu.placement import Share, choose
+from gpu.pools.placement import Share, choose
 
 GIB = 1 << 30
 

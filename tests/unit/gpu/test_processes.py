@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gpu import processes
-from gpu.processes import Container, container_in
+from gpu.limits import processes
+from gpu.limits.processes import Container, container_in
 
 UID = "0a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9"
 OTHER = "ffffffff-4e5f-6071-8293-a4b5c6d7e8f9"

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu import layout, region
-from gpu.region import MOST_BYTES, MOST_COUNT, MOST_NS, Region, RegionInvalid
+from gpu.limits import layout, region
+from gpu.limits.region import MOST_BYTES, MOST_COUNT, MOST_NS, Region, RegionInvalid
 
 ALLOCATION = bytes(range(16))
 MUTEX_AT = 64  # of the header

@@ -2,8 +2,8 @@
 
 import pytest
 
-from gpu.nvml import Utilization
-from gpu.sampled_time import ROUNDING, SampledTime
+from gpu.driver.nvml import Utilization
+from gpu.watch.sampled_time import ROUNDING, SampledTime
 
 START = 1_700_000_000.0  # seconds of the driver's clock
 TICK = 0.5

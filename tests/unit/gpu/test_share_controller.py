@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from gpu import layout
-from gpu.groups import Groups
-from gpu.sampled_time import UsedTime
-from gpu.shares import ShareController
+from gpu.limits import layout
+from gpu.limits.groups import Groups
+from gpu.watch.compute_shares import ShareController
+from gpu.watch.sampled_time import UsedTime
 from tests.unit.gpu.groups import PlainRooms
 from tests.unit.gpu.made import A, B, limit
 

@@ -5,8 +5,8 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from gpu import shares, time_account
-from gpu.time_account import Settlement
+from gpu.watch import compute_shares, time_account
+from gpu.watch.time_account import Settlement
 from tests.unit.gpu import simulator
 from tests.unit.gpu.simulator import alike, worst_error
 
@@ -33,13 +33,13 @@ def _keeps(name: str) -> Callable[..., Settlement]:
 
 def test_what_was_used_is_settled(monkeypatch: pytest.MonkeyPatch) -> None:
     assert max(_pair(1, 8), _pair(1, 1 / 8)) <= 1
-    monkeypatch.setattr(shares, "after_tick", _keeps("settled"))
+    monkeypatch.setattr(compute_shares, "after_tick", _keeps("settled"))
     assert min(_pair(1, 8), _pair(1, 1 / 8)) > 5
 
 
 def test_estimates_are_corrected(monkeypatch: pytest.MonkeyPatch) -> None:
     assert _pair(1e-3, 8) <= 1
-    monkeypatch.setattr(shares, "after_tick", _keeps("kappa"))
+    monkeypatch.setattr(compute_shares, "after_tick", _keeps("kappa"))
     assert _pair(1e-3, 8) > 5
 
 

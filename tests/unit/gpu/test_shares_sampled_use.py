@@ -8,10 +8,10 @@ from collections.abc import Mapping
 import msgspec
 import pytest
 
-from gpu import shares
-from gpu.nvml import Utilization
-from gpu.sampled_time import ROUNDING, SampledTime, UsedTime
-from gpu.shares import GroupShare, GroupUsage
+from gpu.driver.nvml import Utilization
+from gpu.watch import compute_shares
+from gpu.watch.compute_shares import GroupShare, GroupUsage
+from gpu.watch.sampled_time import ROUNDING, SampledTime, UsedTime
 from tests.unit.gpu.simulator import Controller, Simulation, alike, each_corrected, worst_error
 
 
@@ -34,7 +34,7 @@ def _sampled(period: int) -> Controller:
         seen = {}
         for name, usage in usages.items():
             used[name] += usage.used.seconds if usage.used else 0.0
-            length = period * shares.TICK
+            length = period * compute_shares.TICK
             part = round(used[name] / length, 2) if told else 0.0
             time = UsedTime(part * length, ROUNDING * length if part else 0.0)
             seen[name] = msgspec.structs.replace(usage, used=time)
@@ -83,8 +83,11 @@ def _found_in_windows(seed: int) -> Controller:
         groups: Mapping[str, GroupShare], usages: Mapping[str, GroupUsage]
     ) -> dict[str, GroupShare]:
         nonlocal window
-        now = next(ticks) * shares.TICK
-        parts = [usage.used.seconds / shares.TICK if usage.used else 0 for usage in usages.values()]
+        now = next(ticks) * compute_shares.TICK
+        parts = [
+            usage.used.seconds / compute_shares.TICK if usage.used else 0
+            for usage in usages.values()
+        ]
         pids = range(len(parts) + 1)  # 0: none
         found: list[tuple[int, float]] = []
         while window * WINDOW <= now - LATE:

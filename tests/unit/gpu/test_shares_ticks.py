@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu import shares, time_account
-from gpu.region import RegionUse
-from gpu.sampled_time import UsedTime
-from gpu.shares import GroupShare, GroupUsage, observe
-from gpu.time_account import LaunchTimes
+from gpu.limits.region import RegionUse
+from gpu.watch import compute_shares, time_account
+from gpu.watch.compute_shares import GroupShare, GroupUsage, observe
+from gpu.watch.sampled_time import UsedTime
+from gpu.watch.time_account import LaunchTimes
 
 S = 10**9  # nanoseconds
 
@@ -27,9 +27,11 @@ def _ticks(group: GroupShare, *seen: tuple[float, float, float]) -> GroupShare:
             launched=launched, finished=finished, paid=launched, paid_finished=finished
         )
         usage = GroupUsage(
-            used=UsedTime(used * shares.TICK), times=times, at=100 + tick * shares.TICK
+            used=UsedTime(used * compute_shares.TICK),
+            times=times,
+            at=100 + tick * compute_shares.TICK,
         )
-        group = shares.corrected(group, usage)
+        group = compute_shares.corrected(group, usage)
     return group
 
 
@@ -57,8 +59,8 @@ def _rounded_up(group: GroupShare, ticks: int, more: float) -> GroupShare:
         done = tick * 0.1
         times = LaunchTimes(launched=done, finished=done, paid=done, paid_finished=done)
         used = UsedTime(0.1 + more, rounding=0.05)
-        usage = GroupUsage(used=used, times=times, at=tick * shares.TICK)
-        group = shares.corrected(group, usage)
+        usage = GroupUsage(used=used, times=times, at=tick * compute_shares.TICK)
+        group = compute_shares.corrected(group, usage)
     return group
 
 
@@ -88,8 +90,8 @@ def test_a_long_kernel_beside_short_ones_does_not_make_them_dearer() -> None:
         times = LaunchTimes(
             launched=60 + short, finished=short, paid=60 + short, paid_finished=short
         )
-        usage = GroupUsage(used=UsedTime(0.25), times=times, at=tick * shares.TICK)
-        group = shares.corrected(group, usage)
+        usage = GroupUsage(used=UsedTime(0.25), times=times, at=tick * compute_shares.TICK)
+        group = compute_shares.corrected(group, usage)
     assert (group.settled, group.kappa) == (0, 1)
 
 
@@ -100,7 +102,7 @@ def test_what_is_launched_and_not_finished_is_neither_owed_nor_given_back() -> N
 def test_use_that_was_not_told_for_a_while_is_not_settled_later() -> None:
     group = _ticks(_at(0.5), (0.5, 0.25, 0.25))
     unknown = GroupUsage(used=None, at=110.0)
-    group = shares.corrected(group, unknown)
+    group = compute_shares.corrected(group, unknown)
     again = _ticks(group, (0.5, 0.25, 0.25), (0.5, 0.25, 0.25))
     assert (again.kappa, again.settled) == (1, 0)
 
@@ -111,7 +113,7 @@ def test_a_change_of_the_share_is_settled_neither_way() -> None:
     held = msgspec.structs.replace(group, share=0.3)
     times = LaunchTimes(launched=1.15, finished=1.15, paid=1.15, paid_finished=1.15)
     usage = GroupUsage(used=UsedTime(0.15), times=times, at=101.5)
-    after = shares.corrected(held, usage)
+    after = compute_shares.corrected(held, usage)
     assert (after.kappa, after.settled) == (1, 0)
 
 
@@ -124,8 +126,8 @@ def test_nothing_that_a_tenant_writes_breaks_the_account(
         times = LaunchTimes(
             launched=launched, finished=finished, paid=paid, paid_finished=paid_finished
         )
-        usage = GroupUsage(used=UsedTime(used), times=times, at=tick * shares.TICK)
-        group = shares.corrected(group, usage)
+        usage = GroupUsage(used=UsedTime(used), times=times, at=tick * compute_shares.TICK)
+        group = compute_shares.corrected(group, usage)
         assert time_account.LEAST_KAPPA <= group.kappa <= time_account.MOST_KAPPA
         assert abs(group.settled) <= 2**63 / 1e9
 

@@ -5,8 +5,8 @@ import struct
 import pytest
 from pyroute2.netlink.rtnl import RTM_GETLINK, RTM_NEWLINK
 
-from host.links import Link
-from host.netlink import NetlinkError, NetlinkSocket, Rtnetlink
+from host.netlink.links import Link
+from host.netlink.sockets import NetlinkError, NetlinkSocket, Rtnetlink
 
 MULTI, CAPPED, TLVS = 0x2, 0x100, 0x200
 PF = Link(index=7, name="ens1f0", kind="", link_type=1, mac="", broadcast="", mtu=1500, flags=0)

@@ -5,7 +5,7 @@ import socket
 import pytest
 
 from host import address_probe
-from host.links import ARPHRD_ETHER, ARPHRD_INFINIBAND, Link
+from host.netlink.links import ARPHRD_ETHER, ARPHRD_INFINIBAND, Link
 from tests.unit.sriov.node import link
 
 MAC = bytes.fromhex("020000000001")

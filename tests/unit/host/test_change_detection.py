@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from base.paths import Paths
-from host import change_detection
-from host.discovery import HCA, hcas
+from host.sysfs import change_detection
+from host.sysfs.discovery import HCA, hcas
 from tests.unit.host import servers
 from tests.unit.host.sysfs import Tree
 

@@ -10,8 +10,8 @@ import pytest
 
 from base.paths import Paths
 from host.device_nodes import verify
-from host.discovery import HCA, CharacterDevice, Port, RdmaDevice, hcas, rdma_cm
 from host.errors import HostError
+from host.sysfs.discovery import HCA, CharacterDevice, Port, RdmaDevice, hcas, rdma_cm
 from tests.unit.host import servers
 from tests.unit.host.servers import (
     DGX_HCAS,

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from base.paths import Paths
-from host.gpus import GPUs, address_of, gpus
+from host.sysfs.gpus import GPUs, address_of, gpus
 from tests.unit.host import servers
 from tests.unit.host.servers import DGX_GPUS, gpu_uuid
 from tests.unit.host.sysfs import Tree

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from base.paths import Paths
-from host import infiniband
-from host.links import Link
+from host.netlink.links import Link
+from host.sysfs import infiniband
 
 PREFIX = "fe80:0000:0000:0000"
 

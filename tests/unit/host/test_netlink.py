@@ -8,11 +8,11 @@ import threading
 import pytest
 from pyroute2.netlink.rtnl import RTM_GETLINK, RTM_NEWLINK
 
-from host import links, netlink
 from host.errors import HostError
-from host.netlink import ChangeRequest, NetlinkError, Rtnetlink
-from host.netlink_messages import LinkMessage
-from host.netlink_messages import message as made
+from host.netlink import links, sockets
+from host.netlink.messages import LinkMessage
+from host.netlink.messages import message as made
+from host.netlink.sockets import ChangeRequest, NetlinkError, Rtnetlink
 from tests.unit.host.kernel import MULTI, Kernel, done, message, refusal
 
 ADDRESS = bytes(range(20))
@@ -125,7 +125,7 @@ def test_incomplete_dump_is_read_to_its_end_and_repeated(
 
 
 def test_dump_that_never_is_consistent_is_an_error(kernel: Kernel) -> None:
-    for number in range(1, netlink.DUMPS + 1):
+    for number in range(1, sockets.DUMPS + 1):
         kernel.answers(_link_message(ADDRESS, number, MULTI | INTERRUPTED), done(number))
     with pytest.raises(NetlinkError, match="changed during each"):
         kernel.route.table(RTM_GETLINK, _question())
@@ -138,7 +138,7 @@ def test_dump_that_ends_with_an_error_is_an_error(kernel: Kernel) -> None:
     assert caught.value.code == errno.EMSGSIZE
 
 
-@pytest.mark.parametrize(("size", "fits"), [(100_000, True), (netlink.BUFFER + 1, False)])
+@pytest.mark.parametrize(("size", "fits"), [(100_000, True), (sockets.BUFFER + 1, False)])
 def test_answer_is_read_whole_or_not_at_all(size: int, fits: bool) -> None:
     """The answer for a PF with hundreds of VFs exceeds usual buffers."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -150,7 +150,7 @@ def test_answer_is_read_whole_or_not_at_all(size: int, fits: bool) -> None:
         if fits:
             assert route.receive() == bytes(size)
             return
-        with pytest.raises(NetlinkError, match=f"an answer of more than {netlink.BUFFER} bytes"):
+        with pytest.raises(NetlinkError, match=f"an answer of more than {sockets.BUFFER} bytes"):
             route.receive()
 
 
@@ -163,6 +163,6 @@ def test_answer_that_comes_late_is_awaited(monkeypatch: pytest.MonkeyPatch) -> N
         late.start()
         assert route.receive() == b"late"
         late.join()
-        monkeypatch.setattr(netlink, "TIMEOUT", 0)
+        monkeypatch.setattr(sockets, "TIMEOUT", 0)
         with pytest.raises(NetlinkError, match="no answer within 0 s"):
             route.receive()

@@ -10,9 +10,9 @@ import sys
 import pytest
 from pyroute2.netlink.rtnl import RTM_NEWLINK
 
-from host import link_changes, links, vfs
-from host.links import Link
-from host.netlink import HEADER, ChangeRequest
+from host.netlink import link_changes, links, vfs
+from host.netlink.links import Link
+from host.netlink.sockets import HEADER, ChangeRequest
 from tests.unit.host.kernel import IFINFOMSG, PF, Kernel, attr, message, refusal
 
 MAC = "02:00:00:00:00:07"
@@ -126,6 +126,7 @@ def test_address_of_a_vf_has_all_bytes_of_the_struct(kernel: Kernel) -> None:
 
 
 def test_pyroute2_is_imported_without_what_is_no_message() -> None:
-    code = "import host.vfs, host.rdma, sys; print('pyroute2.netlink.rtnl.ifinfmsg' in sys.modules,"
+    code = "import host.netlink.vfs, host.netlink.rdma, sys; "
+    code += "print('pyroute2.netlink.rtnl.ifinfmsg' in sys.modules,"
     code += " 'pyroute2.iproute' in sys.modules)"
     assert subprocess.check_output([sys.executable, "-c", code], text=True) == "True False\n"

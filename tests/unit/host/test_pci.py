@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from base.paths import Paths
-from host import pci
 from host.errors import HostError
+from host.sysfs import pci
 from tests.unit.host import sysfs
 from tests.unit.host.sysfs import Tree
 

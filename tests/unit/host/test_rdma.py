@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from host import rdma
 from host.errors import HostError
 from host.namespaces import NetworkNamespace
-from host.netlink import DUMPS
-from host.rdma import NetlinkRdmaDevice, RdmaNetlink
+from host.netlink import rdma
+from host.netlink.rdma import NetlinkRdmaDevice, RdmaNetlink
+from host.netlink.sockets import DUMPS
 from tests.unit.host.kernel import Kernel, done, message, refusal
 
 # Types of messages: RDMA_NL_NLDEV (5) << 10, and the command

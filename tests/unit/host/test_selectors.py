@@ -3,9 +3,9 @@
 import pytest
 
 from base.documents import DocumentError
-from host import selectors
-from host.discovery import HCA
-from host.selectors import Selector, match, parse, ranges, why_not
+from host.sysfs import selectors
+from host.sysfs.discovery import HCA
+from host.sysfs.selectors import Selector, match, parse, ranges, why_not
 from tests.unit.deviceplugin.cards import card, port, rdma, rxe, sf, vf
 
 ENS0 = card("0000:3b:00.0", netdevs=("ens0",), link_types=("ether",))

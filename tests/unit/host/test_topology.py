@@ -7,7 +7,7 @@ import pytest
 
 from base.paths import Paths
 from host.errors import HostError
-from host.topology import Distance, Topology
+from host.sysfs.topology import Distance, Topology
 from tests.unit.host import servers
 from tests.unit.host.servers import (
     DGX_GPUS,

@@ -12,10 +12,10 @@ import msgspec
 import pytest
 from pyroute2.netlink.rtnl.ifinfmsg import IFF_LOWER_UP, IFF_RUNNING, IFF_UP
 
-from host import vfs
 from host.errors import HostError
-from host.netlink import BUFFER, Rtnetlink
-from host.vfs import VF
+from host.netlink import vfs
+from host.netlink.sockets import BUFFER, Rtnetlink
+from host.netlink.vfs import VF
 from tests.unit.clock import Clock
 from tests.unit.host.kernel import (
     IB_PF,

@@ -8,8 +8,6 @@ from typing import TypedDict, Unpack
 import msgspec
 
 from base.pod import Pod
-from cni.policy import rules
-from cni.policy.rules import Policy
 from cni.spec.attachment import Attachment
 from cni.spec.config import decode, decode_for_removal
 from cni.spec.errors import CNIError
@@ -18,10 +16,12 @@ from cni.spec.result import Result
 from ipam.addresses import parse, parse_interface
 from ipam.plugin import AddressPlugin
 from ipam.ranges import Range, RangeSet, of_network
-from ipam.scope import Stores
-from ipam.sqlite_store import SqliteStore
-from ipam.store import Owner, Reservation
-from ipam.store_files import StoreFiles
+from ipam.store.reservations import Owner, Reservation
+from ipam.store.sqlite_store import SqliteStore
+from ipam.store.store_files import StoreFiles
+from ipam.store_choice import Stores
+from policy import rules
+from policy.rules import Policy
 
 BOOT = "11111111-1111-1111-1111-111111111111"
 NEXT_BOOT = "22222222-2222-2222-2222-222222222222"

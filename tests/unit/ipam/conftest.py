@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ipam.store_files import StoreFiles
+from ipam.store.store_files import StoreFiles
 from tests.unit.ipam.calls import Calls
 
 SHARED_MEMORY = Path("/dev/shm")

@@ -12,9 +12,9 @@ from types import FrameType
 from typing import Any
 
 from base import files
-from ipam import sqlite_store
-from ipam.sqlite_store import SqliteStore
-from ipam.store_files import StoreFiles
+from ipam.store import sqlite_store
+from ipam.store.sqlite_store import SqliteStore
+from ipam.store.store_files import StoreFiles
 from tests.unit.ipam.calls import BOOT, range_of, sets_of
 
 MODULES = {

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from ipam import store_files
-from ipam.store_files import open_store
-from ipam.tables import Tables
+from ipam.store import store_files
+from ipam.store.store_files import open_store
+from ipam.store.tables import Tables
 
 
 @pytest.fixture

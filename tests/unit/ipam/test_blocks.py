@@ -9,15 +9,15 @@ import msgspec
 import pytest
 
 from cni.spec.errors import CNIError, Code
-from ipam import fsck
 from ipam.addresses import Interval, parse
-from ipam.blocks import Instance, LeasedBlock
-from ipam.database import DATABASE
-from ipam.fsck import NodeFacts
-from ipam.schema import VERSION
-from ipam.sqlite_store import SqliteStore
-from ipam.store_files import StoreFiles
-from ipam.tables import Tables
+from ipam.store import fsck
+from ipam.store.block_rows import Instance, LeasedBlock
+from ipam.store.database import DATABASE
+from ipam.store.fsck import NodeFacts
+from ipam.store.schema import VERSION
+from ipam.store.sqlite_store import SqliteStore
+from ipam.store.store_files import StoreFiles
+from ipam.store.tables import Tables
 from tests.unit.ipam.calls import BOOT, NEXT_BOOT, error_of, owner, range_of, sets_of
 from tests.unit.ipam.kills import fail
 

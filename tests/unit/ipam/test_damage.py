@@ -17,12 +17,12 @@ import msgspec
 import pytest
 
 from cni.spec.errors import CNIError, Code
-from ipam import fsck, store_files
-from ipam.database import DATABASE, WAL
-from ipam.fsck import LivingAddress, NodeFacts
-from ipam.sqlite_store import SqliteStore
-from ipam.store import Reservation
-from ipam.store_files import StoreFiles
+from ipam.store import fsck, store_files
+from ipam.store.database import DATABASE, WAL
+from ipam.store.fsck import LivingAddress, NodeFacts
+from ipam.store.reservations import Reservation
+from ipam.store.sqlite_store import SqliteStore
+from ipam.store.store_files import StoreFiles
 from tests.unit.ipam.calls import BOOT, NEXT_BOOT, error_of, owner, range_of, reservation, sets_of
 
 SETS = sets_of(range_of("10.0.0.0/24"), range_of("fd00::/64"))

@@ -7,12 +7,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cni.policy import rules
-from cni.policy.rules import Policy
 from cni.spec.errors import CNIError, Code
 from cni.spec.notes import collected
 from cni.spec.request import Request
 from ipam.delegation import Delegation, IpamCall
+from policy import rules
+from policy.rules import Policy
 from tests.unit.ipam.calls import BOOT, NEXT_BOOT, Calls, error_of, request
 
 POOL = {"range": "10.0.0.0/24"}

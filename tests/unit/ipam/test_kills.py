@@ -10,12 +10,12 @@ from unittest import mock
 import pytest
 
 from cni.spec.errors import Code
-from ipam import database, fsck, store_files
-from ipam.database import DATABASE
-from ipam.fsck import LivingAddress, NodeFacts
-from ipam.sqlite_store import SqliteStore
-from ipam.store_files import StoreFiles
-from ipam.tables import Tables
+from ipam.store import database, fsck, store_files
+from ipam.store.database import DATABASE
+from ipam.store.fsck import LivingAddress, NodeFacts
+from ipam.store.sqlite_store import SqliteStore
+from ipam.store.store_files import StoreFiles
+from ipam.store.tables import Tables
 from tests.unit.ipam.calls import BOOT, error_of, owner, range_of, reservation, sets_of
 from tests.unit.ipam.kills import SETS, copied, fail, held, kill_at, lines_of, quiet
 

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from base.pod import Pod
 from cni.spec.attachment import Attachment
 from cni.spec.errors import CNIError, Code
-from ipam import fsck
 from ipam.addresses import Interval, parse, parse_interface, text
 from ipam.ranges import Range, RangeSet, merged, of_network
-from ipam.sqlite_store import SqliteStore
-from ipam.store import Owner
-from ipam.store_files import StoreFiles
+from ipam.store import fsck
+from ipam.store.reservations import Owner
+from ipam.store.sqlite_store import SqliteStore
+from ipam.store.store_files import StoreFiles
 from tests.unit.ipam.conftest import SHARED_MEMORY
 
 BOOTS = ("boot-a", "boot-b")

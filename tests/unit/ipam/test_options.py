@@ -9,8 +9,8 @@ import pytest
 from cni.spec.config import decode
 from cni.spec.errors import CNIError, Code
 from ipam.addresses import text
-from ipam.options import WITHOUT_EFFECT, IpamOptions, read
-from ipam.resolv_conf import read as read_resolv_conf
+from ipam.config.options import WITHOUT_EFFECT, IpamOptions, read
+from ipam.config.resolv_conf import read as read_resolv_conf
 
 
 def options(ipam: object, **config: object) -> IpamOptions:

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from cni.policy.allowance import NotAllowed
-from cni.policy.document import rules_of
-from cni.policy.rules import Policy
 from cni.spec.errors import CNIError, Code
+from policy.allowance import NotAllowed
+from policy.document import rules_of
+from policy.rules import Policy
 from tests.unit.ipam.calls import Calls, error_of
 
 POOL = {"type": "podfabric-ipam", "range": "10.1.0.0/24"}

@@ -7,11 +7,11 @@ import msgspec
 import pytest
 
 from base.pod import Pod
-from cni.policy.allowance import NotAllowed, of_pod
-from cni.policy.document import rules_of
-from cni.policy.rules import Policy
 from cni.spec.request import Request
 from ipam.delegation import Delegation, IpamCall
+from policy.allowance import NotAllowed, of_pod
+from policy.document import rules_of
+from policy.rules import Policy
 from tests.unit.ipam.calls import Calls, error_of, request
 from tests.unit.ipam.test_delegation import RESULT, calls_of, executable
 

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from cni.spec.errors import Code
-from ipam import database, fsck, store_files
-from ipam.database import DATABASE, WAL
-from ipam.snapshot import LOCK, LOCK_TIMEOUT
-from ipam.sqlite_store import SqliteStore
-from ipam.store_files import StoreFiles, open_store
-from ipam.tables import Tables
+from ipam.store import database, fsck, store_files
+from ipam.store.database import DATABASE, WAL
+from ipam.store.snapshot import LOCK, LOCK_TIMEOUT
+from ipam.store.sqlite_store import SqliteStore
+from ipam.store.store_files import StoreFiles, open_store
+from ipam.store.tables import Tables
 from tests.unit.ipam.calls import BOOT, error_of, owner, range_of, sets_of
 from tests.waiting import PATIENCE, until
 

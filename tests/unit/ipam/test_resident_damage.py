@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from cni.spec.errors import Code
-from ipam import fsck, store_files
-from ipam.database import DATABASE, WAL
-from ipam.snapshot import LOCK
-from ipam.sqlite_store import SqliteStore
+from ipam.store import fsck, store_files
+from ipam.store.database import DATABASE, WAL
+from ipam.store.snapshot import LOCK
+from ipam.store.sqlite_store import SqliteStore
 from tests.unit.ipam.calls import BOOT, error_of, owner, range_of, sets_of
 from tests.unit.ipam.test_damage import SETS, Node
 

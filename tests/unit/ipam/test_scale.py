@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from ipam import database
 from ipam.addresses import Interval, parse, text
-from ipam.database import DATABASE, WAL
 from ipam.ranges import RangeSet, merged
-from ipam.sqlite_store import SqliteStore
-from ipam.store_files import StoreFiles
+from ipam.store import database
+from ipam.store.database import DATABASE, WAL
+from ipam.store.sqlite_store import SqliteStore
+from ipam.store.store_files import StoreFiles
 from tests.unit.ipam.calls import BOOT, error_of, owner, range_of, reservation
 from tests.unit.ipam.steps import steps
 

@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 
 from cni.spec.errors import Code
-from ipam import scope
+from ipam import store_choice
 from ipam.plugin import AddressPlugin
-from ipam.scope import Stores
-from ipam.store_files import StoreFiles
+from ipam.store.store_files import StoreFiles
+from ipam.store_choice import Stores
 from tests.fake_api import FakeApi
 from tests.unit.ipam.calls import error_of, request
-from tests.unit.ipam.cluster.nodes import RANGE, ClusterNode, blocks_of, put_pool
+from tests.unit.ipam.leases.nodes import RANGE, ClusterNode, blocks_of, put_pool
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def test_a_file_says_the_scope_and_none_is_node(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
 
     def source() -> str:
-        return scope.settings(path).scope
+        return store_choice.settings(path).scope
 
     assert source() == "node"
     path.write_text("ipam:\n  scope: cluster\npolicy: {}\n")

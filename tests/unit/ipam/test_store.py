@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from cni.spec.errors import CNIError, Code
-from ipam import fsck
-from ipam.database import UNCERTAIN
-from ipam.sqlite_store import SqliteStore
-from ipam.store_files import StoreFiles
-from ipam.tables import Tables
+from ipam.store import fsck
+from ipam.store.database import UNCERTAIN
+from ipam.store.sqlite_store import SqliteStore
+from ipam.store.store_files import StoreFiles
+from ipam.store.tables import Tables
 from tests.unit.ipam.calls import BOOT, error_of, owner, range_of, reservation, sets_of
 
 SETS = sets_of(range_of("10.0.0.0/24"))
@@ -114,7 +114,9 @@ def test_a_database_that_another_program_holds_is_try_again(
     other = sqlite3.connect(store.directory / "reservations.db", isolation_level=None)
     try:
         other.execute("BEGIN IMMEDIATE")
-        monkeypatch.setattr("ipam.database.sqlite3.connect", partial(sqlite3.connect, timeout=0.05))
+        monkeypatch.setattr(
+            "ipam.store.database.sqlite3.connect", partial(sqlite3.connect, timeout=0.05)
+        )
         error = error_of(lambda: store.reserve(owner("c2"), SETS))
     finally:
         other.close()

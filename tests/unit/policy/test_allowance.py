@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from base.pod import Pod
-from cni.policy import allowance, rules
-from cni.policy.allowance import Allowance, NotAllowed
-from cni.policy.document import Device, rules_of
-from cni.policy.rules import Policy
 from cni.spec.errors import CNIError, Code
+from policy import allowance, rules
+from policy.allowance import Allowance, NotAllowed
+from policy.document import Device, rules_of
+from policy.rules import Policy
 from tests.unit.deviceplugin.cards import card, rdma, vf
 from tests.unit.policy import model
 from tests.unit.policy.model import Asker, Wish

@@ -8,11 +8,11 @@ import pytest
 
 from base.paths import Paths
 from base.pod import Pod
-from cni.policy import allowance, cluster
-from cni.policy.allowance import NotAllowed
-from cni.policy.cluster import ClusterPolicies, StoredPolicy
-from cni.policy.rules import Policy
 from cni.spec.errors import CNIError, Code
+from policy import allowance, stored_policies
+from policy.allowance import NotAllowed
+from policy.rules import Policy
+from policy.stored_policies import ClusterPolicies, StoredPolicy
 
 POD = Pod(namespace="team-a", name="p", uid="u")
 RULE = {
@@ -37,7 +37,7 @@ def policies(
 def unknown(path: Path) -> str:
     """Why the file is of no use: an ADD is told to come again."""
     with pytest.raises(CNIError) as raised:
-        cluster.load(path)
+        stored_policies.load(path)
     assert raised.value.code == Code.TRY_AGAIN
     return raised.value.message
 
@@ -48,7 +48,7 @@ def test_without_a_file_an_add_is_told_to_come_again(tmp_path: Path) -> None:
 
 def test_a_file_that_lacks_its_end_or_has_another_byte_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "policies.json"
-    cluster.save(path, policies(RULE))
+    stored_policies.save(path, policies(RULE))
     whole = path.read_bytes()
     for length in range(len(whole)):
         path.write_bytes(whole[:length])
@@ -60,7 +60,7 @@ def test_a_file_that_lacks_its_end_or_has_another_byte_is_refused(tmp_path: Path
 
 def test_a_file_with_a_rule_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "policies.json"
-    cluster.save(path, policies(RULE | {"use": {"pkeys": ["0x0"]}}))
+    stored_policies.save(path, policies(RULE | {"use": {"pkeys": ["0x0"]}}))
     text = unknown(path)
     assert "FabricPolicy teams: spec.rules[0].use.pkeys[0]" in text
 
@@ -79,12 +79,12 @@ cluster.save(Path(sys.argv[1]), cluster.ClusterPolicies(policies=(), namespaces=
 @pytest.mark.parametrize("step", ["pwrite", "fsync", "replace"])
 def test_a_kill_at_any_step_of_writing_leaves_the_last_good_set(tmp_path: Path, step: str) -> None:
     path = tmp_path / "policies.json"
-    cluster.save(path, policies(RULE))
+    stored_policies.save(path, policies(RULE))
     done = subprocess.run([sys.executable, "-c", _KILLED, str(path), step], check=False)
     assert done.returncode == -9
-    assert cluster.load(path) == policies(RULE)
-    cluster.save(path, policies(LABELLED))  # over what the killed one left
-    assert cluster.load(path) == policies(LABELLED)
+    assert stored_policies.load(path) == policies(RULE)
+    stored_policies.save(path, policies(LABELLED))  # over what the killed one left
+    assert stored_policies.load(path) == policies(LABELLED)
     assert [each.name for each in tmp_path.iterdir()] == [path.name]
 
 
@@ -92,25 +92,25 @@ def test_a_node_that_does_not_follow_never_looks_at_the_cluster() -> None:
     def never() -> ClusterPolicies:
         raise AssertionError
 
-    assert cluster.joined(Policy, never)() == Policy()
+    assert stored_policies.joined(Policy, never)() == Policy()
 
 
 def test_the_rules_of_the_cluster_are_added_to_those_of_the_node() -> None:
     node = Policy(cluster=True, rules=policies(LABELLED).rules)
-    source = cluster.joined(lambda: node, lambda: policies(RULE))
+    source = stored_policies.joined(lambda: node, lambda: policies(RULE))
     assert [rule.title for rule in source().rules] == ["teams/gold", "teams/one"]
 
 
 def test_a_process_for_one_call_goes_by_the_files(tmp_path: Path) -> None:
     paths = Paths(state=tmp_path / "state", etc=tmp_path / "etc")
     paths.etc.mkdir()
-    source = cluster.on_node(paths)
+    source = stored_policies.on_node(paths)
     assert source() == Policy()
     paths.config.write_text("policy: {cluster: true}")
     with pytest.raises(CNIError) as raised:
         source()
     assert raised.value.code == Code.TRY_AGAIN
-    cluster.save(
+    stored_policies.save(
         paths.cluster_policies,
         policies(RULE, LABELLED, namespaces={"team-a": {"tier": "gold"}, "team-b": {}}),
     )

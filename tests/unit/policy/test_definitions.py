@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cli.policy_check import WrittenDefinition, verdicts
-from cni.policy.document import rules_of
-from cni.policy.rules import Policy
+from policy.document import rules_of
+from policy.rules import Policy
 
 PKEYS = st.sampled_from(["0x8001", "0x8002", "0x0001", "0x8005"])
 NETWORKS = st.sampled_from(["10.1.0.0/24", "10.1.0.0/16", "10.2.0.0/24", "10.0.0.0/8"])

@@ -8,10 +8,10 @@ import pytest
 
 from base import documents
 from base.documents import DocumentError
-from cni.policy import document, rules, values
-from cni.policy.document import LabelRequirement, Rule, Subject, rules_of
-from cni.policy.values import EVERYTHING, NOTHING, Values
-from host.selectors import Selector
+from host.sysfs.selectors import Selector
+from policy import document, rules, value_lists
+from policy.document import LabelRequirement, Rule, Subject, rules_of
+from policy.value_lists import EVERYTHING, NOTHING, Values
 
 WHOLE = """
 - name: team-a
@@ -230,15 +230,15 @@ def test_labels_are_selected_as_in_kubernetes(
     ],
 )
 def test_a_pattern_has_two_wildcards_and_nothing_else(pattern: str, text: str, same: bool) -> None:
-    assert values.fits(pattern, text) is same
+    assert value_lists.fits(pattern, text) is same
 
 
 def test_a_pattern_of_many_stars_takes_no_exponential_time() -> None:
-    assert not values.fits("a*" * 127 + "b", "a" * 253)
+    assert not value_lists.fits("a*" * 127 + "b", "a" * 253)
 
 
 def test_spans_that_meet_are_one_and_a_run_must_lie_within_one() -> None:
-    read_list = values.read(["10-20", "21-30", 40], "number", "x")
+    read_list = value_lists.read(["10-20", "21-30", 40], "number", "x")
     assert read_list.spans == ((10, 30), (40, 40))
     assert read_list.allows_all(15, 30) and not read_list.allows_all(30, 40)
     assert read_list.allows(40) and not read_list.allows(35) and not NOTHING.allows(40)
@@ -250,7 +250,7 @@ def test_a_network_is_of_one_family() -> None:
     both = {"0.0.0.0/0": (True, False), "::/0": (False, True), "::ffff:0:0/96": (True, False)}
     both |= {"::/80": (False, False), "::8000:0:0/81": (False, False)}
     for text, expected in both.items():
-        listed = values.read([text], "network", "x")
+        listed = value_lists.read([text], "network", "x")
         assert (listed.allows(ipv4), listed.allows(ipv6)) == expected, text
 
 

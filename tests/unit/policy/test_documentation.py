@@ -8,12 +8,12 @@ import pytest
 import yaml
 
 from cni.ipoib.options import KNOWN as IPOIB
-from cni.policy import document, values
-from cni.policy.document import rules_of
 from cni.sriov.options import KNOWN as SRIOV
 from cni.sriov.options import _SriovRuntimeConfig
+from ipam.config.options import ArgumentIPs, IpamKeys, RuntimeIPs
 from ipam.nv_ipam.options import _PodWishes, _PoolNames
-from ipam.options import ArgumentIPs, IpamKeys, RuntimeIPs
+from policy import document, value_lists
+from policy.document import rules_of
 from tests.runtime import CHECKOUT
 
 TEXT = (CHECKOUT / "docs/policy.md").read_text()
@@ -85,7 +85,7 @@ def test_every_line_of_the_threat_model_names_its_rule_and_a_test_that_exists() 
 def test_the_limits_are_those_of_the_code() -> None:
     assert (
         f"at most {document.RULES} rules, a rule {document.SUBJECTS} subjects, a list "
-        f"{values.ITEMS} items, an item {values.LONGEST} characters"
+        f"{value_lists.ITEMS} items, an item {value_lists.LONGEST} characters"
     ) in TEXT
 
 

@@ -9,12 +9,12 @@ import yaml
 
 from base.pod import Pod
 from cli.policy_check import WrittenDefinition, verdicts
-from cni.ipoib import options, permitted
-from cni.policy.allowance import of_pod
-from cni.policy.document import rules_of
-from cni.policy.rules import Policy
+from cni.ipoib import options, parent_policy
 from cni.spec.config import decode
 from cni.spec.request import Request
+from policy.allowance import of_pod
+from policy.document import rules_of
+from policy.rules import Policy
 from tests.runtime import CHECKOUT
 from tests.unit.sriov.conftest import ethernet, infiniband
 from tests.unit.sriov.node import Node
@@ -102,8 +102,8 @@ def test_a_child_is_in_the_partition_of_its_namespace(tenant: str, pkey: int) ->
     config = configuration(name, tenant)
     request = Request(command="ADD", network="n", config=decode(json.dumps(config).encode()))
     wanted = options.read(request)
-    allowed = permitted.by_options(wanted, of_pod(policy, Pod(tenant, "worker-0")))
-    assert permitted.completed(request, wanted, allowed)[0].pkey == pkey
+    allowed = parent_policy.by_options(wanted, of_pod(policy, Pod(tenant, "worker-0")))
+    assert parent_policy.completed(request, wanted, allowed)[0].pkey == pkey
     assert key_refused(name, tenant, pkey=f"{pkey ^ 3:#06x}") == "pkey"
 
 

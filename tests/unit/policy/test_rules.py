@@ -8,11 +8,11 @@ import yaml
 from agent import settings
 from base.documents import DocumentError
 from base.pod import Pod
-from cni.policy import allowance, document, rules
-from cni.policy.allowance import NotAllowed
-from cni.policy.rules import Policy
 from cni.spec.config import SERVED
 from cni.spec.errors import CNIError, Code
+from policy import allowance, document, rules
+from policy.allowance import NotAllowed
+from policy.rules import Policy
 
 
 def write(tmp_path: Path, content: str) -> Path:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import yaml
 
-from cni.policy import document, values
-from host.selectors import OWN
+from host.sysfs.selectors import OWN
+from policy import document, value_lists
 
 CHECKOUT = Path(__file__).resolve().parents[3]
 MANIFEST = CHECKOUT / "deploy/kustomize/base/podfabric.yaml"
@@ -47,8 +47,8 @@ def test_keys_are_those_of_the_agent() -> None:
     [
         (document.RULES, RULES),
         (document.SUBJECTS, inner("subjects")),
-        *((values.ITEMS, inner("use", key)) for key in sorted(keys("use"))),
-        *((values.ITEMS, inner("set", key)) for key in sorted(keys("set"))),
+        *((value_lists.ITEMS, inner("use", key)) for key in sorted(keys("use"))),
+        *((value_lists.ITEMS, inner("set", key)) for key in sorted(keys("set"))),
     ],
 )
 def test_a_list_is_no_longer_than_the_agent_reads(most: int, schema: dict[str, Any]) -> None:

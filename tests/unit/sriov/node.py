@@ -14,15 +14,17 @@ import pytest
 from pyroute2.netlink.rtnl.ifinfmsg import IFF_UP
 
 from base.paths import Paths
-from host import addresses, announce, ethtool, links, netdev_move, pci, rdma, vfs
+from host import announce, ethtool, netdev_move
 from host.errors import HostError
-from host.links import ARPHRD_ETHER, ARPHRD_INFINIBAND, Link
 from host.namespaces import NetworkNamespace
 from host.netdev_move import Mark
-from host.netlink import Rtnetlink
-from host.pci import Function
-from host.rdma import NetlinkRdmaDevice, RdmaNetlink
-from host.vfs import VF
+from host.netlink import interface_addresses, links, rdma, vfs
+from host.netlink.links import ARPHRD_ETHER, ARPHRD_INFINIBAND, Link
+from host.netlink.rdma import NetlinkRdmaDevice, RdmaNetlink
+from host.netlink.sockets import Rtnetlink
+from host.netlink.vfs import VF
+from host.sysfs import pci
+from host.sysfs.pci import Function
 from tests.unit.host.sysfs import Tree
 
 HOST, POD = cast(Rtnetlink, "host"), cast(Rtnetlink, "pod")
@@ -101,7 +103,7 @@ class Node:
         monkeypatch.setattr(vfs, "read", self._read_vf)
         monkeypatch.setattr(vfs, "find", self._find_vf)
         monkeypatch.setattr(
-            addresses, "of_users", lambda route, link: self.addresses.get(link.name, [])
+            interface_addresses, "of_users", lambda route, link: self.addresses.get(link.name, [])
         )
         monkeypatch.setattr(rdma, "mode", lambda socket: self.mode)
         monkeypatch.setattr(rdma, "by_index", self._rdma_by_index)

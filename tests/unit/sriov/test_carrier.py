@@ -7,9 +7,10 @@ import msgspec
 import pytest
 from pyroute2.netlink.rtnl.ifinfmsg import IFF_LOWER_UP, IFF_RUNNING, IFF_UP
 
-from host import announce, links
+from host import announce
 from host.errors import LinkMissing
-from host.links import Link
+from host.netlink import links
+from host.netlink.links import Link
 from tests.unit.sriov.node import POD, VF0, link
 from tests.waiting import PATIENCE
 

@@ -26,9 +26,9 @@ from cni.spec.config import decode
 from cni.spec.errors import CNIError
 from cni.spec.notes import collected
 from cni.spec.request import Request
-from cni.sriov import options, release
+from cni.sriov import options, vf_release
 from cni.sriov.claim import Claimer
-from cni.sriov.record import DeviceRecord
+from cni.sriov.device_record import DeviceRecord
 from deviceplugin.checkpoint import AllocatedHCA
 from deviceplugin.pod_devices import PodDevice, PodHoldings
 from host.namespaces import NetworkNamespace, view
@@ -49,7 +49,7 @@ class Claims:
         self.claimer = Claimer(self.journal, node.paths)
         self.released: list[str] = []
         self.given = PodHoldings(Pod("", ""))
-        monkeypatch.setattr(release, "release_locked", self._release)
+        monkeypatch.setattr(vf_release, "release_locked", self._release)
 
     def claim(self, container_id: str = "c1", **config: Any) -> str:  # noqa: ANN401
         """The device that an ADD gets; the journal has its owner then."""
@@ -231,7 +231,7 @@ def test_device_that_cannot_be_restored_is_not_attached(
     def fail(*arguments: object) -> None:
         raise OSError("it is stuck")
 
-    monkeypatch.setattr(release, "release_locked", fail)
+    monkeypatch.setattr(vf_release, "release_locked", fail)
     owner = claims.owned(**GONE)
     with pytest.raises(OSError, match="it is stuck"):
         claims.claim()

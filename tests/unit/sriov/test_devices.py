@@ -9,9 +9,9 @@ from base.pod import Pod
 from cni.attachments.matching import Match
 from cni.spec.config import decode
 from cni.spec.request import Request
-from cni.sriov import devices, options
+from cni.sriov import candidates, options
+from cni.sriov.device_record import DeviceRecord
 from cni.sriov.plan import DeviceUnfit
-from cni.sriov.record import DeviceRecord
 from deviceplugin.pod_devices import PodHoldings
 from tests.unit.sriov.configuration import read
 from tests.unit.sriov.node import PF, VF0, VF1, Node
@@ -20,7 +20,7 @@ from tests.unit.sriov.node import PF, VF0, VF1, Node
 def _candidates(node: Node, **config: Any) -> list[str]:  # noqa: ANN401
     nothing = Match(node.paths, PodHoldings(Pod("", "")), "fabric/net1")
     wanted = read(**{"deviceID": None} | config)
-    return list(devices.candidates(node.paths, wanted, nothing))
+    return list(candidates.candidates(node.paths, wanted, nothing))
 
 
 def _no_candidate(node: Node, **config: Any) -> DeviceUnfit:  # noqa: ANN401
@@ -32,7 +32,7 @@ def _no_candidate(node: Node, **config: Any) -> DeviceUnfit:  # noqa: ANN401
 def _missing(node: Node, **config: Any) -> list[str]:  # noqa: ANN401
     document = decode(msgspec.json.encode({"type": "sriov"} | config))
     wanted = options.read(Request(command="STATUS", config=document), needs_device=False)
-    return devices.missing(node.paths, wanted)
+    return candidates.missing(node.paths, wanted)
 
 
 def test_one_device_is_the_only_candidate(ethernet: Node) -> None:

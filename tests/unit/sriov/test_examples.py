@@ -12,7 +12,7 @@ from cni.spec.config import decode
 from cni.spec.request import Request
 from cni.sriov import options
 from cni.sriov.options import SriovOptions
-from ipam import options as ipam_options
+from ipam.config import options as ipam_options
 from tests.runtime import CHECKOUT
 
 POOL = "rdma/vf"  # of the pod whose device the plugin finds itself

@@ -11,7 +11,7 @@ from cni.spec.attachment import Attachment
 from cni.spec.notes import collected
 from cni.spec.request import Request
 from cni.sriov import former
-from cni.sriov.record import DeviceRecord
+from cni.sriov.device_record import DeviceRecord
 from tests.capabilities import without_dac_override
 from tests.unit.sriov.node import VF0, Node, vf
 

@@ -17,14 +17,15 @@ from cni.spec.config import decode
 from cni.spec.errors import CNIError
 from cni.spec.request import Request
 from cni.spec.result import Result
-from cni.sriov import guids, interface, options, release
+from cni.sriov import guids, interface, options, vf_release
+from cni.sriov.device_record import DeviceRecord, record_of
 from cni.sriov.interface import Placed
 from cni.sriov.plan import DevicePlan, guid_of, plan_of
-from cni.sriov.record import DeviceRecord, record_of
-from host import netdev_move, rdma, vfs
+from host import netdev_move
 from host.errors import HostError
-from host.links import Link
 from host.namespaces import NetworkNamespace
+from host.netlink import rdma, vfs
+from host.netlink.links import Link
 from tests.unit.sriov.node import (
     BOOT,
     HOST,
@@ -124,8 +125,8 @@ def test_binding_that_failed_is_undone(infiniband: Node, monkeypatch: pytest.Mon
     def set_guids(route: object, pf: Link, index: int, node: str | None, port: str | None) -> None:
         brought.append(f"VF {index} of {pf.name}: {node} {port}")
 
-    monkeypatch.setattr(release, "netlink", lambda: nullcontext(HOST))
-    monkeypatch.setattr(release, "namespaces_of", no_namespace)
+    monkeypatch.setattr(vf_release, "netlink", lambda: nullcontext(HOST))
+    monkeypatch.setattr(vf_release, "namespaces_of", no_namespace)
     monkeypatch.setattr(netdev_move, "restore", restore)
     monkeypatch.setattr(netdev_move, "find", lambda *arguments: infiniband.links["ib1"])
     monkeypatch.setattr(vfs, "set_guids", set_guids)
@@ -144,7 +145,7 @@ def test_binding_that_failed_is_undone(infiniband: Node, monkeypatch: pytest.Mon
     )
     journal.write(entry)
     request = Request(command="DEL")
-    release.release(journal, infiniband.paths, ATTACHMENT, request, entry)
+    vf_release.release(journal, infiniband.paths, ATTACHMENT, request, entry)
     # The interface has the host's GUID again, so that the next pod does not find this one's.
     assert brought == ["net1", f"VF 0 of ib0: {PORT_GUID} {PORT_GUID}", "ib1"]
     assert infiniband.calls == [UNBIND, BIND]
@@ -218,7 +219,7 @@ def test_address_that_shows_late_is_waited_for(
 ) -> None:  # SU8, SM2
     shown = iter(["02:11:22:33:aa:bb", "02:00:00:00:00:01"])
     monkeypatch.setattr(
-        "host.links.by_index", lambda route, index: link("net1", VF0, mac=next(shown))
+        "host.netlink.links.by_index", lambda route, index: link("net1", VF0, mac=next(shown))
     )
     placed = _placed(ethernet, mac="02:00:00:00:00:01")
     assert placed.mac == "02:00:00:00:00:01"
@@ -260,5 +261,5 @@ def test_settings_are_restored_by_address_if_the_vfs_number_changed(
     monkeypatch.setattr(
         vfs, "set_vlan", lambda route, pf, index, vlan, *rest: written.append((index, vlan))
     )
-    release.restore_settings(ethernet.paths, HOST, record)
+    vf_release.restore_settings(ethernet.paths, HOST, record)
     assert written == [(5, 0)]

@@ -10,16 +10,16 @@ import pytest
 from base.pod import Pod
 from cni.attachments.journal import Journal
 from cni.attachments.matching import Match
-from cni.policy.allowance import NotAllowed, of_pod
-from cni.policy.document import rules_of
-from cni.policy.rules import Policy
 from cni.spec.config import decode
 from cni.spec.errors import CNIError
 from cni.spec.request import Request
-from cni.sriov import options, permitted
+from cni.sriov import options, vf_policy
 from cni.sriov.claim import ClaimedDevice, Claimer
 from deviceplugin.pod_devices import PodHoldings
 from host.namespaces import NetworkNamespace
+from policy.allowance import NotAllowed, of_pod
+from policy.document import rules_of
+from policy.rules import Policy
 from tests.unit.sriov.node import HOST, VF0, VF1, Node, link
 
 SF, WHOLE = "mlx5_core.sf.6", "0000:05:00.0"  # the latter is a PF without VFs
@@ -43,7 +43,7 @@ def claim(node: Node, *rules: dict[str, Any], **config: Any) -> ClaimedDevice:  
         config=decode(json.dumps({"type": "sriov", "deviceID": VF0, **config}).encode()),
     )
     wanted = options.read(request)
-    allowance = permitted.by_options(wanted, of_pod(policy, Pod("a", "p")))
+    allowance = vf_policy.by_options(wanted, of_pod(policy, Pod("a", "p")))
     match = Match(node.paths, PodHoldings(Pod()), "fabric/net1", allowance)
     claimer = Claimer(Journal(node.paths), node.paths)
     with NetworkNamespace.open(netns) as namespace:
@@ -121,7 +121,7 @@ def test_partition_of_a_new_guid_is_asked_once_the_vf_has_it(infiniband: Node) -
     for config in ({}, {"pkey": "0x8001"}):
         claimed = claim(infiniband, {"use": use}, guid=GUID, **config)
         with pytest.raises(NotAllowed):
-            permitted.in_partition(claimed.plan, claimed.allowance)
+            vf_policy.in_partition(claimed.plan, claimed.allowance)
 
 
 def test_mtu_of_the_device_needs_no_rule(ethernet: Node) -> None:

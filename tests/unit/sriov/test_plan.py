@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
+from cni.sriov.device_record import record_of
 from cni.sriov.options import SriovOptions
 from cni.sriov.plan import DevicePlan, DeviceUnfit, plan_of
-from cni.sriov.record import record_of
-from host import rdma
 from host.errors import HostError, LinkMissing
+from host.netlink import rdma
 from tests.unit.sriov import configuration
 from tests.unit.sriov.node import HOST, PF, PORT_GUID, VF0, VF1, Node, ipoib, link, vf
 

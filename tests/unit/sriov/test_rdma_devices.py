@@ -7,9 +7,10 @@ import pytest
 
 from base.paths import Paths
 from cni.sriov import rdma_devices
-from cni.sriov.record import DeviceRecord, MovedRdmaDevice
-from host import pci, rdma
-from host.rdma import NetlinkRdmaDevice
+from cni.sriov.device_record import DeviceRecord, MovedRdmaDevice
+from host.netlink import rdma
+from host.netlink.rdma import NetlinkRdmaDevice
+from host.sysfs import pci
 
 MOVED = MovedRdmaDevice(index=4, name="mlx5_7")
 RECORD = DeviceRecord(device="0000:af:06.0", driver="mlx5_core", rdma=(MOVED,))

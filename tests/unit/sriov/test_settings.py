@@ -11,10 +11,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from cni.sriov import settings
-from host import vfs
+from cni.sriov import vf_settings
 from host.errors import HostError
-from host.vfs import VF
+from host.netlink import vfs
+from host.netlink.vfs import VF
 from tests.unit.clock import Clock
 from tests.unit.host.kernel import IB_PF, IFINFOMSG, PF, Kernel, refusal, vf_info, vfs_answer
 from tests.unit.sriov.configuration import read
@@ -55,14 +55,14 @@ def _acknowledged(kernel: Kernel, times: int = 9) -> None:
 
 
 def _wanted(before: VF, **config: Any) -> VF:  # noqa: ANN401
-    return settings.wanted(before, read(**config))
+    return vf_settings.wanted(before, read(**config))
 
 
 def _written(kernel: Kernel, now: VF, target: VF) -> list[str]:
     """The settings in the requests, by the attribute in the first IFLA_VF_INFO of each."""
     _acknowledged(kernel)
     before = len(kernel.requests)
-    settings.apply(kernel.route, PF, now, target)
+    vf_settings.apply(kernel.route, PF, now, target)
     bodies = [request[16 + 16 + 4 + 4 :] for request in kernel.requests[before:]]
     return [NAMES[struct.unpack_from("=HH", body)[1]] for body in bodies]
 
@@ -155,8 +155,8 @@ def test_option_is_one_request_and_one_to_restore_it(
 ) -> None:
     _acknowledged(kernel, 2)
     after = _wanted(before, **config)
-    settings.apply(kernel.route, PF, before, after)
-    settings.apply(kernel.route, PF, after, settings.restored(after, before, after))
+    vf_settings.apply(kernel.route, PF, before, after)
+    vf_settings.apply(kernel.route, PF, after, vf_settings.restored(after, before, after))
     expected = [bytes.fromhex(IFINFOMSG + body) for body in (applied, taken_back)]
     assert [request[16:] for request in kernel.requests] == expected
 
@@ -168,8 +168,8 @@ def test_address_is_set_read_back_and_set_again_to_the_old_one(kernel: Kernel) -
         kernel.answers(refusal(0, number))
         kernel.answers(vfs_answer(vf_info(3, shown), number=number + 1))
     after = _wanted(BEFORE, mac=MAC)
-    settings.apply(kernel.route, PF, BEFORE, after)
-    settings.apply(kernel.route, PF, after, settings.restored(after, BEFORE, after))
+    vf_settings.apply(kernel.route, PF, BEFORE, after)
+    vf_settings.apply(kernel.route, PF, after, vf_settings.restored(after, BEFORE, after))
     sets = [kernel.requests[at][16:] for at in (0, 2)]
     body = IFINFOMSG + "3000 1600 2c00 0100 2800 0100 03000000"  # struct ifla_vf_mac
     assert sets == [
@@ -184,8 +184,8 @@ def test_address_that_comes_late_is_waited_for(
     kernel.answers(refusal(0, 1))
     for number, shown in ((2, bytes(6)), (3, bytes.fromhex("e41122334455"))):
         kernel.answers(vfs_answer(vf_info(3, shown), number=number))
-    settings.apply(kernel.route, PF, BEFORE, _wanted(BEFORE, mac=MAC))
-    assert clock.pauses == [settings.PAUSE]
+    vf_settings.apply(kernel.route, PF, BEFORE, _wanted(BEFORE, mac=MAC))
+    assert clock.pauses == [vf_settings.PAUSE]
 
 
 def test_address_that_never_comes_is_an_error_that_names_both(
@@ -196,7 +196,7 @@ def test_address_that_never_comes_is_an_error_that_names_both(
     for number in range(2, 40):
         kernel.answers(vfs_answer(vf_info(3, bytes(6)), number=number))
     with pytest.raises(HostError) as caught:
-        settings.apply(kernel.route, PF, BEFORE, _wanted(BEFORE, mac=MAC))
+        vf_settings.apply(kernel.route, PF, BEFORE, _wanted(BEFORE, mac=MAC))
     assert str(caught.value) == (
         f'the PF "ens1f0" still shows hardware address 00:00:00:00:00:00 of VF 3 after {MAC} was '
         "set"
@@ -211,8 +211,8 @@ def test_driver_without_vlan_lists_is_set_and_restored_the_old_way(
         kernel.answers(refusal(code, number))
         kernel.answers(refusal(0, number + 1))
     after = _wanted(BEFORE, vlan=100, vlanQoS=5)
-    settings.apply(kernel.route, PF, BEFORE, after)
-    settings.apply(kernel.route, PF, after, settings.restored(after, BEFORE, after))
+    vf_settings.apply(kernel.route, PF, BEFORE, after)
+    vf_settings.apply(kernel.route, PF, after, vf_settings.restored(after, BEFORE, after))
     old = "1800 1600 1400 0100 1000 0200 03000000"  # struct ifla_vf_vlan
     sets = [kernel.requests[at][16:] for at in (1, 3)]
     assert sets == [
@@ -224,7 +224,7 @@ def test_driver_without_vlan_lists_is_set_and_restored_the_old_way(
 def test_empty_configuration_sends_nothing(kernel: Kernel) -> None:  # SM9, SM16
     assert _wanted(BEFORE) == BEFORE
     assert _written(kernel, BEFORE, BEFORE) == []
-    assert _written(kernel, BEFORE, settings.restored(BEFORE, BEFORE, BEFORE)) == []
+    assert _written(kernel, BEFORE, vf_settings.restored(BEFORE, BEFORE, BEFORE)) == []
 
 
 def test_equal_setting_is_not_sent(kernel: Kernel) -> None:
@@ -258,7 +258,7 @@ def test_everything_is_restored_in_the_same_order(
     before = vf(3, vlan=1, qos=1, link_state="disable")
     applied = _wanted(before, **ALL)
     monkeypatch.setattr(vfs, "read", lambda route, pf, index: before)
-    target = settings.restored(applied, before, applied)
+    target = vf_settings.restored(applied, before, applied)
     assert target == before
     order = ["mac", "vlan", "rate", "spoofchk", "trust", "link_state"]
     assert _written(kernel, applied, target) == order
@@ -267,7 +267,7 @@ def test_everything_is_restored_in_the_same_order(
 def test_administrators_change_of_another_setting_stays() -> None:
     applied = _wanted(BEFORE, vlan=100)
     now = msgspec.structs.replace(applied, max_tx_rate=77, trust=True, link_state="enable")
-    target = settings.restored(now, BEFORE, applied)
+    target = vf_settings.restored(now, BEFORE, applied)
     assert target == vf(3, max_tx_rate=77, trust=True, link_state="enable")
 
 
@@ -275,7 +275,7 @@ def test_address_is_restored_though_it_was_not_applied(
     kernel: Kernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # SM17: a VF's driver may change it, too
     now = vf(3, mac=MAC)
-    target = settings.restored(now, BEFORE, BEFORE)
+    target = vf_settings.restored(now, BEFORE, BEFORE)
     assert target.mac == OLD_MAC
     monkeypatch.setattr(vfs, "read", lambda route, pf, index: BEFORE)
     assert _written(kernel, now, target) == ["mac"]
@@ -285,7 +285,7 @@ def test_address_of_infiniband_is_never_set(kernel: Kernel) -> None:  # hole F
     mac = bytes(range(20)).hex(":")
     before, now = vf(3, mac=mac), vf(3, mac=bytes(range(1, 21)).hex(":"))
     _acknowledged(kernel)
-    settings.apply(kernel.route, IB_PF, now, settings.restored(now, before, before))
+    vf_settings.apply(kernel.route, IB_PF, now, vf_settings.restored(now, before, before))
     assert kernel.requests == []
 
 
@@ -293,14 +293,14 @@ def test_part_of_a_tag_or_of_the_rates_takes_the_whole_back() -> None:
     before = vf(3, vlan=7, qos=1, min_tx_rate=5, max_tx_rate=50)
     applied = _wanted(before, vlan=7, vlanQoS=2, min_tx_rate=5, max_tx_rate=60)
     now = msgspec.structs.replace(applied, vlan=9, min_tx_rate=6)
-    assert settings.restored(now, before, applied) == before
+    assert vf_settings.restored(now, before, applied) == before
 
 
 def test_guid_that_was_all_zero_goes_back_to_all_ff() -> None:  # B11
     before = vf(3)  # as the kernel's zeros are read
     applied = _wanted(before, guid=GUID)
-    target = settings.restored(applied, before, applied)
-    assert (target.node_guid, target.port_guid) == (settings.NO_GUID, settings.NO_GUID)
+    target = vf_settings.restored(applied, before, applied)
+    assert (target.node_guid, target.port_guid) == (vf_settings.NO_GUID, vf_settings.NO_GUID)
 
 
 @pytest.mark.parametrize("name", ["spoofchk", "trust", "link_state"])

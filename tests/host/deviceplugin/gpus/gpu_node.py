@@ -8,10 +8,10 @@ from typing import Any
 from base.paths import Paths
 from deviceplugin import checkpoint
 from deviceplugin.checkpoint import AllocatedGPU, Allocation
-from deviceplugin.gpus.parts import GpuParts
 from deviceplugin.plugin import DevicePlugin
-from deviceplugin.pools.config import DevicePluginConfig, PoolConfig
-from deviceplugin.pools.gpu_pool import GpuPoolConfig
+from deviceplugin.pools.pool_config import DevicePluginConfig, PoolConfig
+from gpu.pool_config import GpuPoolConfig
+from gpu.pools.node_gpus import GpuParts
 from tests.kubelet.kubelet import Kubelet, Pod
 from tests.unit.gpu.driver import Driver
 from tests.unit.gpu.groups import FileGroups

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import pytest
 
 from base.paths import Paths
-from deviceplugin.gpus import start
+from gpu.pools import pre_start
 from tests.host.deviceplugin.gpus.gpu_node import (
     COMPUTE,
     GIB,
@@ -24,7 +24,7 @@ from tests.waiting import PATIENCE
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(start, "ASK_KUBELET", PATIENCE)
+    monkeypatch.setattr(pre_start, "ASK_KUBELET", PATIENCE)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import pytest
 
 from base.paths import Paths
 from deviceplugin import checkpoint
-from deviceplugin.gpus import start
+from gpu.pools import pre_start
 from tests.host.deviceplugin.gpus.gpu_node import (
     COMPUTE,
     GIB,
@@ -55,7 +55,7 @@ class Steps:
 
 @pytest.fixture
 def node(paths: Paths, kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch) -> Iterator[GpuNode]:
-    monkeypatch.setattr(start, "ASK_KUBELET", PATIENCE)
+    monkeypatch.setattr(pre_start, "ASK_KUBELET", PATIENCE)
     new_node = GpuNode(paths, [units(8)])
     await_lists(kubelet)
     yield new_node

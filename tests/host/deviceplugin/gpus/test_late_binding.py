@@ -7,8 +7,8 @@ import pytest
 from base.paths import Paths
 from deviceplugin import ledger
 from deviceplugin.checkpoint import AllocatedGPU
-from deviceplugin.gpus import slot_files, start
-from gpu.group_limits import Limit
+from gpu.limits.group_limits import Limit
+from gpu.pools import pre_start, slot_files
 from tests.host.deviceplugin.gpus.gpu_node import (
     COMPUTE,
     GIB,
@@ -34,7 +34,7 @@ TWO = [container("a", memory=2, compute=20), container("b", memory=3, compute=30
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(start, "ASK_KUBELET", PATIENCE)
+    monkeypatch.setattr(pre_start, "ASK_KUBELET", PATIENCE)
 
 
 @pytest.fixture

@@ -4,9 +4,9 @@ import pytest
 from msgspec.structs import replace
 
 from base.paths import Paths
-from deviceplugin.gpus import start
-from deviceplugin.pools.config import PoolConfig
-from deviceplugin.pools.gpu_pool import GpuPoolConfig
+from deviceplugin.pools.pool_config import PoolConfig
+from gpu.pool_config import GpuPoolConfig
+from gpu.pools import pre_start
 from tests.host.deviceplugin.gpus.gpu_node import (
     COMPUTE,
     MEMORY,
@@ -26,7 +26,7 @@ SHARED = "example.com/shared-gpu"
 def test_what_containers_hold_is_served_and_nothing_else_offered(
     paths: Paths, kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(start, "ASK_KUBELET", PATIENCE)
+    monkeypatch.setattr(pre_start, "ASK_KUBELET", PATIENCE)
     whole = GpuPoolConfig(
         mode="replicas", resource=SHARED, replicas=4, devices=(gpu_uuid(1),), placement="spread"
     )

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from base.paths import Paths
-from deviceplugin.gpus.parts import ALONE, GpuParts
 from deviceplugin.plugin import DevicePlugin
-from deviceplugin.pools.config import DevicePluginConfig
-from gpu.driver_files import SharedFile
+from deviceplugin.pools.pool_config import DevicePluginConfig
+from gpu.driver.driver_files import SharedFile
+from gpu.pools.node_gpus import ALONE, GpuParts
 from host.selinux import ATTRIBUTE, READ, WRITE
 from tests.host.deviceplugin.gpus.gpu_node import MEMORY, container, edits, units
 from tests.kubelet.devices import PodRejected

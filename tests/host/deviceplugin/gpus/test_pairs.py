@@ -9,11 +9,11 @@ from msgspec.structs import replace
 
 from base.paths import Paths
 from deviceplugin import checkpoint
-from deviceplugin.gpus import start
-from deviceplugin.pools.config import PoolConfig
-from deviceplugin.pools.gpu_pool import GpuPoolConfig, Shape
-from host.selectors import Selector
-from host.topology import Distance, Topology
+from deviceplugin.pools.pool_config import PoolConfig
+from gpu.pool_config import GpuPoolConfig, Shape
+from gpu.pools import pre_start
+from host.sysfs.selectors import Selector
+from host.sysfs.topology import Distance, Topology
 from tests.host.deviceplugin.gpus.gpu_node import (
     COMPUTE,
     GIB,
@@ -41,7 +41,7 @@ APART_GPUS, APART_HCAS = (*DGX_GPUS[:2], *DGX_GPUS[6:]), DGX_HCAS[2:6]
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(start, "ASK_KUBELET", PATIENCE)
+    monkeypatch.setattr(pre_start, "ASK_KUBELET", PATIENCE)
 
 
 class PairNode:

@@ -6,11 +6,11 @@ import pytest
 
 from base.paths import Paths
 from deviceplugin import checkpoint
-from deviceplugin.gpus.parts import GpuParts
 from deviceplugin.plugin import DevicePlugin
-from deviceplugin.pools.config import DevicePluginConfig
 from deviceplugin.pools.flags import SHARED_GPU, parse_command_line
-from deviceplugin.pools.gpu_pool import GpuPoolConfig
+from deviceplugin.pools.pool_config import DevicePluginConfig
+from gpu.pool_config import GpuPoolConfig
+from gpu.pools.node_gpus import GpuParts
 from tests.host.deviceplugin.node import Node
 from tests.host.deviceplugin.processes import running
 from tests.kubelet.kubelet import Kubelet

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from agent.metrics import Lasting
+from agent.observe.metrics import Lasting
 from base.paths import Paths
 from deviceplugin import checkpoint, ledger, plugin
 from deviceplugin.kubelet import records
-from deviceplugin.pools.gpu_pool import GpuPoolConfig, Shape
-from gpu import service
+from gpu import limit_service
+from gpu.pool_config import GpuPoolConfig, Shape
 from tests.host.deviceplugin.gpus.gpu_node import (
     COMPUTE,
     GIB,
@@ -233,7 +233,7 @@ def test_a_pod_that_is_gone_holds_nothing_and_is_in_no_metric_within_half_a_minu
 
 def test_series_of_a_pod_last_half_a_minute_at_most_by_the_periods() -> None:
     scrape = inspect.signature(Lasting).parameters["seconds"].default
-    after = 2 * plugin.COMPARE_SHARES + service.LOOK + scrape
+    after = 2 * plugin.COMPARE_SHARES + limit_service.LOOK + scrape
     assert max(after, ledger.YOUNG_GPU + after - plugin.COMPARE_SHARES) <= 30
 
 

@@ -9,11 +9,9 @@ from typing import Any
 
 from cni.spec.errors import CNIError, Code
 from cni.spec.result import Result
-from ipam.cluster.api import Meta
-from ipam.cluster.objects import AddressPool
-from ipam.cluster.rest_api import ClusterApi
+from ipam.leases.objects import AddressPool
 from ipam.nv_ipam.importing import FollowedPools
-from ipam.nv_ipam.pools import (
+from ipam.nv_ipam.pool_import import (
     NodePart,
     NvCIDRPool,
     NvIPPool,
@@ -22,10 +20,12 @@ from ipam.nv_ipam.pools import (
     NvPoolSpec,
     NvPoolStatus,
 )
+from kube.client import ClusterApi
+from kube.resources import Meta
 from tests.fake_api import FakeApi
 from tests.unit.ipam.calls import Json, request
-from tests.unit.ipam.cluster.controller.cluster import Cluster
-from tests.unit.ipam.cluster.nodes import ClusterNode
+from tests.unit.ipam.controller.cluster import Cluster
+from tests.unit.ipam.leases.nodes import ClusterNode
 
 NAMESPACE = "nvidia-network-operator"
 NETWORK = "net"

@@ -9,7 +9,7 @@ import pytest
 
 from cni.spec.errors import CNIError, Code
 from ipam.nv_ipam.importing import reservations
-from ipam.store import UNNAMED
+from ipam.store.reservations import UNNAMED
 from tests.unit.ipam.nv_ipam.nodes import World, checksummed, put_ippool
 
 STORE = Path(__file__).with_name("store.json").read_bytes()

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 
 from base.pod import Pod
-from cni.policy.allowance import Allowance, NotAllowed, of_pod
-from cni.policy.document import rules_of
-from cni.policy.rules import Policy
-from ipam.permitted import of_configuration
+from ipam.address_policy import of_configuration
 from ipam.plugin import AddressPlugin
-from ipam.scope import Stores, declared
+from ipam.store_choice import Stores, declared
+from policy.allowance import Allowance, NotAllowed, of_pod
+from policy.document import rules_of
+from policy.rules import Policy
 from tests.unit.ipam.calls import error_of, request
 from tests.unit.ipam.nv_ipam.nodes import NvNode, World, put_ippool
 

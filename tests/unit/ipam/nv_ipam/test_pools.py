@@ -8,15 +8,12 @@ from msgspec.structs import replace
 from cni.spec.attachment import Attachment
 from cni.spec.errors import CNIError, Code
 from ipam.addresses import parse
-from ipam.cluster.api import Meta, Node
-from ipam.cluster.objects import AddressCounts, AddressPool
-from ipam.cluster.selectors import NodeSelector, Requirement, SelectorTerm, selects
+from ipam.leases.objects import AddressCounts, AddressPool
 from ipam.nv_ipam import importing
-from ipam.nv_ipam.pools import (
-    ExcludedIndexes,
-    NodePart,
-)
-from ipam.store import unnamed
+from ipam.nv_ipam.pool_import import ExcludedIndexes, NodePart
+from ipam.store.reservations import unnamed
+from kube.node_selector import NodeSelector, Requirement, SelectorTerm, selects
+from kube.resources import Meta, Node
 from tests.unit.ipam.nv_ipam.nodes import (
     World,
     daemon_writes,

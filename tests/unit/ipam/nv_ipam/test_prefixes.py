@@ -7,8 +7,8 @@ import pytest
 
 from cni.spec.errors import CNIError, Code
 from cni.spec.result import Route
-from ipam.cluster.objects import AddressBlock
-from ipam.nv_ipam.pools import ExcludedIndexes, NodePart, PoolRoute
+from ipam.leases.objects import AddressBlock
+from ipam.nv_ipam.pool_import import ExcludedIndexes, NodePart, PoolRoute
 from tests.unit.ipam.nv_ipam.nodes import World, daemon_writes, duplicates, own_pool, put_cidrpool
 
 ROUTED = {"poolName": "routed", "poolType": "cidrpool"}

@@ -1,0 +1,164 @@
+"""The lessee of a node's agent: leases of addresses, where these are the whole cluster's.
+
+The agent serves without it, and without the API server: then an ADD that needs another block is
+told to come again. The client of the API server is loaded here only, as it costs 35 MB.
+"""
+
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+from weakref import WeakSet
+
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from base import msgspec_warmup
+from base.paths import Paths
+from base.scrape import gauge
+from ipam.nv_ipam import translate
+from ipam.store.store_files import StoreFiles
+from ipam.store_choice import AddressSettings
+
+if TYPE_CHECKING:
+    from ipam.leases.lessee import Lessee
+    from ipam.nv_ipam.importing import FollowedPools
+    from kube.transport import KubernetesApi
+
+NODE_NAME = "NODE_NAME"
+KUBECONFIG = "PODFABRIC_KUBECONFIG"
+
+_clients: "WeakSet[KubernetesApi]" = WeakSet()
+_log = logging.getLogger(__name__)
+
+
+def lessee_of(
+    paths: Paths,
+    files: StoreFiles,
+    settings: AddressSettings,
+    environ: Mapping[str, str] = os.environ,
+) -> "Lessee | None":
+    """The lessee, which is not started yet; None on a node whose addresses are its own.
+
+    None also if no API server is configured. The log says why, and ADD says what to do.
+    """
+    if settings.scope != "cluster":
+        return None
+    node = environ.get(NODE_NAME, "")
+    if not node:
+        _log.error(
+            '"ipam.scope" is cluster, and the environment has no %s: set it to the name of this '
+            "machine's Node object (the chart does), or the scope to node; until then no pod gets "
+            "an address of the cluster",
+            NODE_NAME,
+        )
+        return None
+    api = api_of(environ)
+    if api is None:
+        return None
+    from ipam.leases.lessee import Lessee
+
+    msgspec_warmup.build()  # of the modules that were imported just now
+    return Lessee(api, files, node, paths.boot_id())
+
+
+def pools_of(
+    paths: Paths,
+    files: StoreFiles,
+    settings: AddressSettings,
+    environ: Mapping[str, str] = os.environ,
+) -> "FollowedPools | None":
+    """Follows nv-ipam's pools once it is started; None on a node that serves none, or has no API
+    server, as the log says then."""
+    if not settings.nv_ipam:
+        with suppress(OSError):
+            Path(translate.pools_file(paths.ipam)).unlink()
+        return None
+    node = environ.get(NODE_NAME, "")
+    api = api_of(environ) if node else None
+    if api is None:
+        return None
+    from ipam.nv_ipam.importing import FollowedPools
+
+    return FollowedPools(api, files, node, paths.boot_id(), settings.nv_ipam_namespace)
+
+
+def api_of(
+    environ: Mapping[str, str],
+    setting: str = '"ipam.scope" is cluster',
+    until_then: str = "no pod gets an address of the cluster",
+) -> "KubernetesApi | None":
+    """A client of the node's cluster; None without one, and the log says why: `setting` needs one,
+    and what happens `until_then`."""
+    from kube.resources import ApiError
+    from kube.transport import KubernetesApi
+
+    kubeconfig, node = environ.get(KUBECONFIG), environ.get(NODE_NAME, "")
+    try:
+        api = KubernetesApi(
+            Path(kubeconfig) if kubeconfig else None, writer="podfabric-agent", node=node
+        )
+        _clients.add(api)
+        return api
+    except ApiError as error:
+        _log.error(
+            "%s, and there is no cluster to ask: %s; run the agent in a pod with a service account "
+            "(the chart does), or set %s to a kubeconfig; until then %s",
+            setting,
+            error,
+            KUBECONFIG,
+            until_then,
+        )
+        return None
+
+
+def unreadable() -> Sequence[Metric]:
+    """What a scrape shows of objects that no client of this agent can read."""
+    clients = tuple(_clients)
+    if not clients:
+        return ()
+    from kube.object_reader import unreadable_family
+
+    found = (each for api in clients for each in api.unreadable())
+    named = {(each.kind, each.metadata.namespace, each.metadata.name): each for each in found}
+    return [unreadable_family(named.values())]
+
+
+def families(lessee: "Lessee") -> Sequence[Metric]:
+    """What a scrape shows of the leases."""
+    counted = lessee.counted()
+    confirmed = -1 if counted.confirmed is None else counted.confirmed
+    return (
+        gauge(
+            "podfabric_leased_addresses",
+            "Addresses of the blocks that this node leases.",
+            ("state",),
+            {("used",): counted.used, ("free",): counted.free},
+        ),
+        gauge(
+            "podfabric_lost_addresses",
+            "Leased addresses that a lost machine may use (unprobed), or does use (answered).",
+            ("state",),
+            {("unprobed",): counted.unprobed, ("answered",): counted.answered},
+        ),
+        GaugeMetricFamily(
+            "podfabric_leases_confirmed_seconds",
+            "Seconds since the API server confirmed the leases, -1 before the first time.",
+            confirmed,
+        ),
+        GaugeMetricFamily(
+            "podfabric_leased_blocks", "Blocks that this node leases.", counted.blocks
+        ),
+        CounterMetricFamily(
+            "podfabric_lease_claims", "Blocks that this node has leased.", counted.claims
+        ),
+        CounterMetricFamily(
+            "podfabric_lease_conflicts", "Claims that other nodes won.", counted.conflicts
+        ),
+        CounterMetricFamily(
+            "podfabric_lease_errors",
+            "Requests that the API server did not answer, or refused.",
+            counted.errors,
+        ),
+    )

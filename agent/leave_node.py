@@ -1,0 +1,211 @@
+"""Leaving a node: what is left there, and the removal of everything when nothing is.
+
+`podfabric agent --until-empty` serves calls that detach, and containers with parts of GPUs, until
+the node has had no attachment, no address and no such container for a while. Then it removes the
+launchers and podfabric's files. A file says that the removal has begun, so whoever starts after a
+kill finishes it: half of the files are worth nothing.
+"""
+
+import logging
+import shutil
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from agent import state_file
+from base import files
+from base.files import sync_directory
+from base.loop import StepThread
+from base.paths import Paths
+from base.problems import Problems
+from cni.attachments.journal import Journal
+from cni.spec.errors import CNIError
+from deviceplugin import checkpoint
+from deviceplugin.checkpoint import CheckpointDamaged, CheckpointUnreadable
+from host import mounts
+from ipam.store.sqlite_store import SqliteStore
+from ipam.store.store_files import StoreFiles
+
+LOOK_EVERY = 1.0  # seconds
+TRY_AGAIN = 5.0  # seconds after files could not be removed
+STANDING_BY = "standing by"
+_BEGUN = "removal-has-begun"
+
+_log = logging.getLogger(__name__)
+
+
+def gpu_holders(paths: Paths) -> int:
+    """How many containers have parts of GPUs whose limits are kept; 1 while that cannot be read."""
+    try:
+        allocations = checkpoint.read(paths).allocations
+    except CheckpointUnreadable:
+        return 1
+    except CheckpointDamaged:  # the device plugin makes it again, if it runs
+        return 0
+    given = ((entry.resource, entry.gpu) for entry in allocations if entry.gpu is not None)
+    return len({(resource, gpu.slot) for resource, gpu in given if gpu.slot})
+
+
+class Leaving(NamedTuple):
+    """How an agent leaves its node.
+
+    `quiet` is how many seconds the node must have been empty. `uninstall` removes podfabric's
+    executables from a directory, and answers a line for each.
+    """
+
+    quiet: float
+    uninstall: Callable[[Path], Iterable[str]]
+
+
+class Departure(StepThread):
+    """Watches a node that an agent leaves, in a thread, until `close`.
+
+    `tell` gets a line of text about it. `stop` is called once the node is `empty`, or once an agent
+    stands by that attaches pods again.
+    """
+
+    def __init__(
+        self,
+        paths: Paths,
+        quiet: float,
+        store: StoreFiles,
+        tell: Callable[[str], object],
+        stop: Callable[[], object],
+    ) -> None:
+        super().__init__("departure", join=None)
+        self.empty = False
+        self._paths = paths
+        self._begun = removal_has_begun(paths)  # of an empty node, and the store may be half gone
+        self._quiet = 0.0 if self._begun else quiet
+        self._store = store
+        self._tell = tell
+        self._stop = stop
+        self._empty_since: float | None = None
+        self._logged = ""
+        self.start()
+
+    def step(self) -> float:
+        """Look at the node once."""
+        if state_file.others(self._paths.run, STANDING_BY):
+            _log.info("another agent stands by, which attaches pods: it takes over")
+            return self._over()
+        now = time.monotonic()
+        text = self._left()
+        state = f"serving until empty: {text or 'nothing'} left"
+        self._tell(state)
+        if state != self._logged:
+            _log.info("%s", state)
+            self._logged = state
+        if text:
+            self._empty_since = None
+        elif self._empty_since is None:
+            self._empty_since = now
+        elif now - self._empty_since >= self._quiet:
+            self.empty = True
+            return self._over()
+        return LOOK_EVERY
+
+    def _over(self) -> float:
+        self._ended.set()
+        self._stop()
+        return 0.0
+
+    def _left(self) -> str:
+        try:
+            return "" if self._begun else left(self._paths, self._store)
+        except CNIError as error:
+            return f"addresses that cannot be counted ({error})"
+        except OSError as error:  # looked at again, or the node would never be empty
+            return f"what cannot be counted ({error})"
+
+
+def left(paths: Paths, store: StoreFiles) -> str:
+    """What the node still has: "2 attachments, 3 addresses"; "" if nothing.
+
+    A damaged journal file counts as an attachment. Raises CNIError if the store cannot be read.
+    """
+    attachments = sum(1 for _ in Journal(paths).entries())
+    addresses = 0
+    if paths.ipam.is_dir():
+        boot = paths.boot_id()
+        reservations = SqliteStore(store, boot).reservations()
+        addresses = sum(reservation.boot == boot for reservation in reservations)
+    parts = (
+        (attachments, "attachment"),
+        (addresses, "address"),
+        (gpu_holders(paths), "container with limits of a GPU"),
+    )
+    return ", ".join(_counted(count, word) for count, word in parts if count)
+
+
+def removal_has_begun(paths: Paths) -> bool:
+    """Whether a process began to remove podfabric's files, and was killed."""
+    return (paths.state / _BEGUN).exists()
+
+
+def remove(
+    paths: Paths, uninstall: Callable[[Path], Iterable[str]], over: Callable[[], bool]
+) -> None:
+    """Remove launchers and files. After a failure it tries again, until `over`.
+
+    The caller holds the lock of the node's agent, whose file goes last, and has closed the store.
+    """
+    problems = Problems(_log)
+    while not over():
+        try:
+            _remove_all(paths, uninstall)
+        except OSError as error:
+            problems.tell(f"cannot remove {error.filename}", f"{error.strerror} (tried again)")
+            time.sleep(TRY_AGAIN)
+        else:
+            return
+
+
+def _remove_all(paths: Paths, uninstall: Callable[[Path], Iterable[str]]) -> None:
+    (paths.state / _BEGUN).touch(mode=0o600)
+    sync_directory(paths.state)
+    if paths.cni_bin.is_dir():
+        for line in uninstall(paths.cni_bin):
+            _log.info("%s", line)
+    remove_state(paths)
+    paths.agent_lock.unlink(missing_ok=True)
+
+
+def remove_state(paths: Paths) -> None:
+    """Remove podfabric's files but for the lock, and last the sign of a removal. Raises OSError."""
+    begun = paths.state / _BEGUN
+    # Containers with a part of a GPU keep what they have mounted of the last two.
+    gpu = (paths.shims.parent, paths.run / "gpu")
+    for directory in (paths.attachments, paths.devices, paths.ipam, *gpu):
+        _remove(directory)
+    files.remove(paths.cluster_policies)
+    for path in (paths.agent_socket, paths.locks):
+        _remove(path)
+    state_file.remove_dead(paths.run)
+    sync_directory(paths.state)
+    begun.unlink(missing_ok=True)
+    sync_directory(paths.state)
+
+
+def remove_directories(paths: Paths) -> None:
+    """Remove the directories of podfabric's files if they are empty, and no mount points."""
+    for directory in (paths.state, paths.run):
+        with suppress(OSError):
+            directory.rmdir()
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        if mounts.below(path):  # regions of groups (gpu/limits/region_tmpfs.py)
+            mounts.in_host(lambda: mounts.unmount_below(path))
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _counted(count: int, word: str) -> str:
+    noun, _, rest = word.partition(" ")
+    plural = f"{noun}{'es' if noun.endswith('s') else 's'} {rest}".rstrip()
+    return f"{count} {word if count == 1 else plural}"

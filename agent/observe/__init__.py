@@ -1,0 +1,1 @@
+"""Shows an operator what the agent does: logs, metrics, health, events."""

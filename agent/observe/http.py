@@ -1,0 +1,216 @@
+"""/metrics, /healthz, /readyz and /removed, on a loopback address or a unix socket.
+
+Any process of the node may be a client, so the standard library's server has bounds here: for the
+size and time of a request, for how many clients there are at once, and for how many of them scrape.
+When all places are taken, the client that has waited longest without sending its request is dropped
+for the next one. A connection serves one request.
+"""
+
+import logging
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler
+from io import BytesIO
+from pathlib import Path
+from socketserver import TCPServer, ThreadingMixIn
+from typing import Any
+
+from agent.settings import listen_address
+from base import unix_socket
+
+MAX_REQUEST = 8 << 10  # bytes; a Prometheus sends some 300
+REQUEST_TIME = 3.0  # seconds for a whole request
+ANSWER_TIME = 5.0  # seconds for the client to read its answer
+MAX_CLIENTS = 16
+MAX_SCRAPES = 4  # the other places are for health checks
+
+State = Callable[[], tuple[bool, str]]
+"""Whether all is well, and a line of text about it."""
+
+_log = logging.getLogger(__name__)
+
+
+class Endpoint(ThreadingMixIn, TCPServer):
+    """Serves at `listen` (see `agent.settings.listen_address`), a thread for each client, until
+    `close`.
+
+    Port 0 is any free port; `address` says which. Without an `exposition` there is no /metrics, and
+    any address of the machine may be listened at: the states are no secret. OSError if it cannot
+    listen there.
+    """
+
+    allow_reuse_address = True
+    daemon_threads = True
+    request_queue_size = 64
+
+    def __init__(
+        self,
+        listen: str,
+        exposition: Callable[[], bytes] | None,
+        alive: State,
+        ready: State,
+        **more: State,
+    ) -> None:
+        self._listen = listen_address(listen, local=exposition is not None)
+        if self._listen is None:
+            raise ValueError("an endpoint needs an address")
+        self._exposition = exposition
+        self._states = {"/healthz": alive, "/readyz": ready}
+        self._states |= {f"/{name}": state for name, state in more.items()}
+        self._scrapes = threading.BoundedSemaphore(MAX_SCRAPES)
+        self._places = threading.BoundedSemaphore(MAX_CLIENTS)
+        self._lock = threading.Lock()
+        self._silent: dict[socket.socket, None] = {}  # clients without a request, oldest first
+        self._closing = False
+        port = self._listen if isinstance(self._listen, tuple) else ("", 0)
+        self.address_family = socket.AF_INET6 if ":" in port[0] else socket.AF_INET
+        super().__init__(port, _HttpRequest)
+        threading.Thread(target=self.serve_forever, name="http", daemon=True).start()
+
+    @property
+    def address(self) -> str:
+        """The address in the form of `listen`."""
+        if isinstance(self._listen, Path):
+            return f"unix:{self._listen}"
+        host, port = self.socket.getsockname()[:2]
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    def close(self) -> None:
+        """Stop listening. Answers that are being sent are not waited for."""
+        if self._closing:
+            return
+        self._closing = True
+        with suppress(OSError):  # wakes the thread, which would look at `shutdown` later
+            self.socket.shutdown(socket.SHUT_RDWR)
+        self.shutdown()
+        if isinstance(self._listen, Path):
+            self._listen.unlink(missing_ok=True)  # before another process can listen there
+        self.server_close()
+        self._drop_silent(MAX_CLIENTS)
+
+    def server_bind(self) -> None:
+        """As in TCPServer, or listen at the path of a unix socket."""
+        if isinstance(self._listen, Path):
+            self.socket.close()
+            self.socket = unix_socket.listen(self._listen, self.request_queue_size)
+        else:
+            super().server_bind()
+        self.socket.setblocking(False)
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        """Accept a client, and wait for a place for it. Raises OSError if there will be none."""
+        try:
+            client, address = super().get_request()
+        except OSError as error:
+            if not self._closing and not isinstance(error, BlockingIOError):
+                _log.warning("metrics and health: accepting a connection: %s", error.strerror)
+                time.sleep(0.2)  # no descriptor is left
+            raise
+        while not self._places.acquire(timeout=0.01):
+            if self._closing:
+                client.close()
+                raise OSError("the endpoint is closing")
+            self._drop_silent(1)
+        with self._lock:
+            self._silent[client] = None
+        return client, address
+
+    def has_asked(self, client: socket.socket) -> None:
+        """Count the client as silent no longer, so that it is not dropped for a new one."""
+        with self._lock:
+            self._silent.pop(client, None)
+
+    def shutdown_request(self, request: Any) -> None:  # noqa: ANN401 - as in TCPServer
+        """Close the connection, and free its place."""
+        self.has_asked(request)
+        super().shutdown_request(request)
+        self._places.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ANN401
+        """Log what ended a client's thread, unless the client just went away."""
+        if not isinstance(sys.exception(), OSError):
+            _log.exception("metrics and health: serving a client")
+
+    def answer(self, path: str) -> tuple[HTTPStatus, bytes]:
+        """The status and the text for a path."""
+        if path == "/metrics" and self._exposition is not None:
+            return self._scrape(self._exposition)
+        state = self._states.get(path)
+        if state is None:
+            paths = [*(["/metrics"] if self._exposition is not None else []), *self._states]
+            return HTTPStatus.NOT_FOUND, f"the paths are {', '.join(paths)}\n".encode()
+        well, text = state()
+        status = HTTPStatus.OK if well else HTTPStatus.SERVICE_UNAVAILABLE
+        return status, f"{text}\n".encode(errors="replace")
+
+    def _scrape(self, exposition: Callable[[], bytes]) -> tuple[HTTPStatus, bytes]:
+        if not self._scrapes.acquire(blocking=False):
+            return HTTPStatus.SERVICE_UNAVAILABLE, b"too many scrapes at once\n"
+        try:
+            return HTTPStatus.OK, exposition()
+        finally:
+            self._scrapes.release()
+
+    def _drop_silent(self, count: int) -> None:
+        """Shut down the clients that have waited longest without sending their request."""
+        with self._lock:
+            for client in list(self._silent)[:count]:
+                del self._silent[client]
+                with suppress(OSError):
+                    client.shutdown(socket.SHUT_RDWR)
+
+
+class _HttpRequest(BaseHTTPRequestHandler):
+    """One request, in the client's thread."""
+
+    server: Endpoint
+    default_request_version = "HTTP/1.0"  # an answer without a status line is none
+    error_message_format = "%(message)s\n"
+    error_content_type = "text/plain; charset=utf-8"
+
+    def setup(self) -> None:
+        """Read the request."""
+        super().setup()
+        self.rfile = BytesIO(_received(self.connection))
+        self.connection.settimeout(ANSWER_TIME)
+        self.server.has_asked(self.connection)
+
+    def do_GET(self) -> None:
+        """Answer the request."""
+        path = self.path.partition("?")[0]
+        version = " version=0.0.4;" if path == "/metrics" else ""
+        try:
+            status, text = self.server.answer(path)
+        except Exception:  # noqa: BLE001 - the outermost edge: the client must get an answer
+            _log.exception("answering %s", path)
+            status = HTTPStatus.INTERNAL_SERVER_ERROR
+            text = b"the agent failed: see its log\n"
+        self.send_response_only(status)
+        self.send_header("Content-Type", f"text/plain;{version} charset=utf-8")
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Log no request."""
+
+
+def _received(client: socket.socket) -> bytes:
+    """The head of a request; b"", which gets no answer, if it comes too slowly or is too long."""
+    end = time.monotonic() + REQUEST_TIME
+    head = b""
+    with suppress(OSError):
+        while len(head) < MAX_REQUEST and (left := end - time.monotonic()) > 0:
+            client.settimeout(left)
+            chunk = client.recv(MAX_REQUEST - len(head))
+            head = (head + chunk).lstrip(b"\r\n")  # RFC 9112, section 2.2
+            if b"\r\n\r\n" in head or b"\n\n" in head:
+                return head
+            if not chunk:
+                break
+    return b""

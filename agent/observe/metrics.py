@@ -1,0 +1,242 @@
+"""Counts calls, refusals and sweeps for an operator's Prometheus, and asks the other sources.
+
+A label's value is one of a known set or "other", so that no client can create series without end.
+
+A pod in the host's network may read them, so they name no network and no range of a tenant. Only a
+unix socket, which only root can open, shows each range.
+"""
+
+import threading
+import time
+from collections import Counter as Tally
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING
+
+from prometheus_client import Counter, Gauge, Histogram, Info, generate_latest
+from prometheus_client.metrics_core import Metric
+
+from base import scrape
+from base.scrape import Source, gauge
+from cni.attachments.journal import Phase
+from cni.spec.errors import Code
+from ipam.store.reservations import RangeUsage
+
+if TYPE_CHECKING:
+    from deviceplugin.kubelet.registration import PoolState
+
+VERBS = frozenset(("ADD", "DEL", "CHECK", "GC", "STATUS", "VERSION"))
+PHASES = frozenset((Phase.ADDING, Phase.ATTACHED, Phase.LEAVING, "damaged"))
+BUCKETS = (
+    *(0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5),
+    *(1.0, 2.0, 5.0, 10.0, 20.0, 60.0, 120.0),
+)
+
+_CODES = frozenset((0, *Code))
+_OTHER = "other"
+
+
+class Metrics:
+    """The agent's counters, and the sources that a scrape asks.
+
+    Args:
+        plugins: the names that may be a label.
+        usage: answers how many addresses of each range are used and free.
+        attachments: answers how many journal entries there are by plugin and phase; the plugin
+            of a damaged entry is "".
+        by_range: tell the addresses of each range, to a reader who may know the tenants'
+            networks and ranges.
+    """
+
+    def __init__(
+        self,
+        plugins: Collection[str],
+        usage: Callable[[], Iterable[RangeUsage]],
+        attachments: Callable[[], Mapping[tuple[str, str], int]],
+        *,
+        by_range: bool = False,
+    ) -> None:
+        self._plugins = frozenset(plugins)
+        self._registry = scrape.registry()
+        counter = partial(Counter, registry=self._registry)
+        self._requests = counter(
+            "podfabric_requests",
+            "CNI calls that came to an end, by their error code (0 is success).",
+            ("plugin", "verb", "code"),
+        )
+        self._seconds = Histogram(
+            "podfabric_request_seconds",
+            "From a call's begin in a worker to its answer.",
+            ("plugin", "verb"),
+            registry=self._registry,
+            buckets=BUCKETS,
+        )
+        self._refused = counter(
+            "podfabric_requests_refused", "CNI calls that were not begun.", ("reason",)
+        )
+        self._removed = counter("podfabric_sweep_removed", "What sweeps have removed.")
+        self._errors = counter("podfabric_sweep_errors", "What sweeps could not remove.")
+        self._swept_at = Gauge(
+            "podfabric_sweep_last_timestamp_seconds",
+            "When the last sweep ended, 0 before the first.",
+            registry=self._registry,
+        )
+        build = Info("podfabric_build", "1, for the version that runs.", registry=self._registry)
+        build.info({"version": installed_version()})
+        self.add(
+            lambda: _addresses(tuple(usage()), by_range=by_range),
+            lambda: [_attachments(attachments(), self._plugins)],
+        )
+
+    def add(self, *sources: Callable[[], Iterable[Metric]]) -> None:
+        """Ask these for more families at each scrape."""
+        for source in sources:
+            self._registry.register(Source(source))
+
+    def watch(
+        self,
+        running: Callable[[], int],
+        waiting: Callable[[], int],
+        stuck: Callable[[], int],
+        connections: Callable[[], int],
+    ) -> None:
+        """Where a scrape finds how busy the agent is."""
+        for name, text, value in (
+            ("requests_running", "CNI calls that workers are at.", running),
+            ("requests_waiting", "CNI calls that no worker has begun.", waiting),
+            ("workers_stuck", "Workers whose call does not end.", stuck),
+            ("connections", "Launchers that are connected.", connections),
+        ):
+            Gauge(f"podfabric_{name}", text, registry=self._registry).set_function(value)
+
+    def observe(self, plugin: str, verb: str, code: int, seconds: float) -> None:
+        """Count a call that ended with this CNI error code, 0 for success."""
+        plugin, verb = _bounded(plugin, self._plugins), _bounded(verb, VERBS)
+        label = str(int(code)) if code in _CODES else _OTHER
+        self._requests.labels(plugin, verb, label).inc()
+        self._seconds.labels(plugin, verb).observe(seconds)
+
+    def refused(self, reason: str) -> None:
+        """Count a call that was not begun; the reason is one of our own."""
+        self._refused.labels(reason).inc()
+
+    def swept(self, removed: int, errors: int) -> None:
+        """Count what a sweep removed and could not remove."""
+        self._removed.inc(removed)
+        self._errors.inc(errors)
+        self._swept_at.set_to_current_time()
+
+    def exposition(self) -> bytes:
+        """All metrics in Prometheus' text format 0.0.4."""
+        return generate_latest(self._registry)
+
+
+class Lasting:
+    """Makes an exposition at most once in `seconds`, however often it is asked for."""
+
+    def __init__(self, make: Callable[[], bytes], seconds: float = 1.0) -> None:
+        self._make = make
+        self._seconds = seconds
+        self._lock = threading.Lock()
+        self._made = b""
+        self._until = 0.0
+
+    def __call__(self) -> bytes:
+        """The last exposition, or a new one if that is too old."""
+        with self._lock:
+            if time.monotonic() >= self._until:
+                self._made = self._make()
+                self._until = time.monotonic() + self._seconds
+            return self._made
+
+
+def _bounded(value: str, allowed: Collection[str]) -> str:
+    """The value if it may be a label's value, else "other"."""
+    return value if value in allowed else _OTHER
+
+
+def _attachments(counts: Mapping[tuple[str, str], int], plugins: Collection[str]) -> Metric:
+    tally: Tally[tuple[str, str]] = Tally()
+    for (plugin, phase), count in counts.items():
+        tally[_bounded(plugin, plugins) if plugin else "unknown", _bounded(phase, PHASES)] += count
+    return gauge("podfabric_attachments", "Entries of the journal.", ("plugin", "phase"), tally)
+
+
+def _addresses(ranges: Collection[RangeUsage], *, by_range: bool) -> Sequence[Metric]:
+    totals: Tally[tuple[str, str]] = Tally()
+    fullness: Tally[tuple[str]] = Tally({("open",): 0, ("nearly_full",): 0, ("full",): 0})
+    each: Tally[tuple[str, str, str]] = Tally()
+    for usage in ranges:
+        family = "ipv6" if ":" in usage.range else "ipv4"
+        # Undecodable bytes of a configuration, as surrogates, would end the whole scrape.
+        domain, range_ = (
+            text.encode(errors="replace").decode() for text in (usage.domain, usage.range)
+        )
+        for state, count in (("used", usage.used), ("free", usage.free)):
+            totals[family, state] += count
+            each[domain, range_, state] += count
+        fullness[_fullness(usage),] += 1
+    families = [
+        gauge(
+            "podfabric_ipam_addresses",
+            "Addresses that ranges may hand out, of all ranges together.",
+            ("family", "state"),
+            totals,
+        ),
+        gauge(
+            "podfabric_ipam_ranges",
+            "Ranges by how full they are; a range is nearly full with a tenth of its addresses "
+            "free.",
+            ("state",),
+            fullness,
+        ),
+    ]
+    if by_range:
+        text, labels = "Addresses that a range may hand out.", ("domain", "range", "state")
+        families.append(gauge("podfabric_ipam_range_addresses", text, labels, each))
+    return families
+
+
+def _fullness(usage: RangeUsage) -> str:
+    if usage.free == 0:
+        return "full"
+    return "nearly_full" if 10 * usage.free <= usage.used + usage.free else "open"
+
+
+def devices(pools: "Iterable[PoolState]", held: Mapping[str, int]) -> Metric:
+    """The device ids of each pool, and how many of them containers hold, by resource."""
+    return gauge(
+        "podfabric_devices",
+        "Device ids of a resource: healthy and unhealthy ones, those that containers hold, and "
+        "whether the kubelet reads the list (registered is 1).",
+        ("resource", "state"),
+        {
+            (pool.resource, state): count
+            for pool in pools
+            for state, count in (
+                ("healthy", pool.healthy),
+                ("unhealthy", pool.devices - pool.healthy),
+                ("held", held.get(pool.resource, 0)),
+                ("registered", int(pool.registered)),
+            )
+        },
+    )
+
+
+def mistakes(sections: Mapping[str, bool]) -> Metric:
+    """By section of config.yaml: whether a mistake keeps it from being used."""
+    return gauge(
+        "podfabric_configuration_error",
+        "1 where a mistake keeps a section of config.yaml from being used; the log has its text.",
+        ("section",),
+        {(section,): int(wrong) for section, wrong in sections.items()},
+    )
+
+
+def installed_version() -> str:
+    """The version of the installed podfabric; "unknown" where none is installed."""
+    try:
+        return version("podfabric")
+    except PackageNotFoundError:  # run from a checkout
+        return "unknown"

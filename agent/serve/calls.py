@@ -1,0 +1,121 @@
+"""A call, from the request to the plugin that it names and to the answer's frame."""
+
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping
+
+from agent.serve import framing
+from agent.serve.framing import ANSWERED
+from base import interrupts
+from base.interrupts import Call
+from cni.spec.dispatch import Answer, answer, error_document
+from cni.spec.errors import CNIError, Code
+from cni.spec.notes import collected
+from cni.spec.plugin import Plugin
+from cni.spec.request import Request
+
+Loader = Callable[[Mapping[str, str]], Plugin]
+"""Returns the plugin for a call with that environment."""
+
+MAX_LINES = 50  # of a call's notes, in the log
+MAX_TEXT = 4096
+
+_LEAVING = {"ADD": Code.TRY_AGAIN, "STATUS": Code.UNAVAILABLE}
+_LEAVES = (
+    "podfabric is leaving this node and attaches no pod (`podfabric agent --until-empty`): install "
+    "it again, or remove the network from the pod"
+)
+
+_log = logging.getLogger(__name__)
+
+
+class Calls:
+    """Runs calls of the agent's plugins, which have the names of their executables.
+
+    `observe` counts a call: its plugin, verb, CNI code (0 for success), and seconds. With
+    `until_empty` nothing is attached. `failed` is called with a plugin's error.
+    """
+
+    def __init__(
+        self,
+        plugins: Mapping[str, Loader],
+        observe: Callable[[str, str, int, float], object],
+        *,
+        until_empty: bool = False,
+        failed: Callable[[Request, CNIError], object] = lambda request, error: None,
+    ) -> None:
+        self._failed = failed
+        self._plugins = plugins
+        self._observe = observe
+        self._refused = _LEAVING if until_empty else {}
+
+    def call(self, request: framing.LauncherRequest, netns: int | None, call: Call) -> bytes:
+        """The answer's frame: always a result or a CNI error."""
+        verb = request.environ.get("CNI_COMMAND", "")
+        started = time.monotonic()
+        with collected() as notes, interrupts.serving(call):
+            reply = _short_enough(self._answer(request, netns))
+            seconds = time.monotonic() - started
+            noted = notes.text
+            code = self._log(reply, noted, seconds)
+        self._observe(request.name, verb, code, seconds)
+        stderr = noted.encode(errors="backslashreplace")
+        return framing.write_answer(ANSWERED, reply.exit_code, stderr, reply.document)
+
+    def _answer(self, request: framing.LauncherRequest, netns: int | None) -> Answer:
+        code = self._refused.get(request.environ.get("CNI_COMMAND", ""))
+        if code is not None:
+            return Answer(error_document(CNIError(code, _LEAVES)), 1)
+        load = self._plugins.get(request.name)
+        if load is None:
+            names = ", ".join(sorted(self._plugins))
+            error = CNIError(
+                Code.INVALID_ENVIRONMENT,
+                f'the agent has no plugin "{request.name}" (it has {names}): install its '
+                "executables with `podfabric install`",
+            )
+            return Answer(error_document(error), 1)
+
+        def read_config() -> bytes:
+            if request.stdin_errno:
+                raise OSError(request.stdin_errno, os.strerror(request.stdin_errno))
+            return request.config
+
+        return answer(
+            lambda: load(request.environ),
+            request.environ,
+            read_config,
+            netns,
+            self._failed,
+        )
+
+    def _log(self, reply: Answer, notes: str, seconds: float) -> int:
+        """Log the call and its notes; its CNI code."""
+        lines = [line for line in notes.splitlines() if line.strip()]
+        for line in lines[:MAX_LINES]:
+            _log.warning("%s", line)
+        if len(lines) > MAX_LINES:
+            _log.warning("(%d more lines are in the launcher's output)", len(lines) - MAX_LINES)
+        if reply.exit_code == 0:
+            _log.info("done in %.1f ms", seconds * 1e3)
+            return 0
+        # json and not msgspec: undecodable bytes of the environment are surrogates
+        error = json.loads(reply.document)
+        code = int(error["code"])
+        text = str(error["msg"])[:MAX_TEXT]
+        _log.warning("failed in %.1f ms: %s", seconds * 1e3, text)
+        return code
+
+
+def _short_enough(reply: Answer) -> Answer:
+    """The answer, or an error if it is longer than a launcher accepts."""
+    if len(reply.document) <= framing.MAX_STDOUT:
+        return reply
+    error = CNIError(
+        Code.INTERNAL,
+        f"the answer has {len(reply.document)} bytes, at most {framing.MAX_STDOUT} are allowed: "
+        "call DEL, and use a smaller configuration",
+    )
+    return Answer(error_document(error), 1)

@@ -1,0 +1,265 @@
+"""A launcher's connection: it sends a request and gets one answer.
+
+The server's thread reads and closes the connection, a worker answers. After a deadline the server
+answers, and the worker's later answer is dropped.
+
+A small request is read at once. For a large request the server first needs room in memory; then
+its buffer is made and the rest is read.
+"""
+
+import os
+import select
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from enum import Enum
+
+from agent.serve import framing
+from agent.serve.framing import HEADER, BadFrame, LauncherRequest, RequestHeader
+from base.interrupts import Call
+from cni.spec.dispatch import CLEANING_UP
+
+SMALL = 8 << 10  # bytes; nearly every request is smaller
+_UCRED = struct.Struct("3i")
+
+
+class Lost(Exception):
+    """A part of a request was lost. The text says which."""
+
+
+class ConfigTooLarge(Exception):
+    """A configuration that is too large for its verb. The text is for the client."""
+
+
+class ConnectionState(Enum):
+    """The states of a connection."""
+
+    READING = 1
+    WAITING = 2  # for room for the rest of the request
+    CALLED = 3  # the request is complete, and a worker has it or will get it
+    ANSWERED = 4
+
+
+class LauncherConnection:
+    """A launcher that has connected. Its present state ends at `deadline` (monotonic)."""
+
+    def __init__(self, peer: socket.socket, number: int, deadline: float) -> None:
+        peer.setblocking(False)
+        self.number = number
+        self.arrived = time.monotonic()
+        self.state = ConnectionState.READING
+        self.deadline = deadline
+        self.call: Call | None = None
+        self.begun = False  # by a worker
+        self._request: LauncherRequest | None = None  # complete, and no worker has it yet
+        self.overtime = False
+        self._peer = peer
+        self._look = select.poll()
+        self._look.register(peer, select.POLLRDHUP)  # POLLHUP and POLLERR are always reported
+        self._lock = threading.Lock()
+        self._closed = False
+        self._netns: int | None = None
+        self._buffer = bytearray(SMALL)  # one byte longer than the request, or more
+        self._received = 0
+        self._header: RequestHeader | None = None
+        self._unsent = b""
+
+    def fileno(self) -> int:
+        return self._peer.fileno()
+
+    @property
+    def peer_uid(self) -> int:
+        """The client's uid from the kernel (unix(7), SO_PEERCRED)."""
+        ucred = self._peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
+        uid: int = _UCRED.unpack(ucred)[1]
+        return uid
+
+    def receive(self, max_config: int) -> LauncherRequest | None:
+        """Read the bytes that have come; the request once it is complete.
+
+        Raises EOFError if the client is gone, BadFrame for bytes that no launcher sends, Lost if
+        the kernel dropped the descriptor, ConfigTooLarge for a configuration above `max_config`
+        bytes unless the verb cleans up.
+        """
+        try:
+            with memoryview(self._buffer) as buffer:
+                count, ancillary, flags, _ = self._peer.recvmsg_into(
+                    [buffer[self._received :]], socket.CMSG_SPACE(4), socket.MSG_CMSG_CLOEXEC
+                )
+        except BlockingIOError:
+            return None
+        except OSError as error:
+            raise EOFError(str(error)) from None
+        self._keep_descriptor(ancillary)
+        if flags & socket.MSG_CTRUNC and self._netns is None:
+            raise Lost("the pod's namespace was lost on the way: the agent has too many files open")
+        if not count:
+            raise EOFError
+        self._received += count
+        if self._received < HEADER.size:
+            return None
+        if self._header is None:
+            self._header = framing.read_header(bytes(self._buffer[: HEADER.size]))
+        if self._received > self._header.total:
+            raise BadFrame("more follows than its lengths say")
+        with memoryview(self._buffer) as buffer:
+            body = buffer[HEADER.size : self._received]
+            self._check_size(self._header, body, max_config)
+            whole = self._received == self._header.total
+            request = framing.read_request(self._header, body) if whole else None
+        if request is not None:
+            self._drop_buffer()
+        return request
+
+    @property
+    def lacking(self) -> int:
+        """The size of the buffer that the request still needs, 0 if it has one."""
+        if self._header is None or self._header.total < len(self._buffer):
+            return 0
+        return self._header.total + 1
+
+    def wait(self, deadline: float) -> None:
+        """Read no more of the request until there is room for it."""
+        self.state, self.deadline = ConnectionState.WAITING, deadline
+
+    def make_buffer(self, deadline: float) -> None:
+        """Make a buffer for the whole request: there is room for what is `lacking`."""
+        buffer = bytearray(self.lacking)
+        buffer[: self._received] = self._buffer[: self._received]
+        self._buffer = buffer
+        self.state, self.deadline = ConnectionState.READING, deadline
+
+    def _check_size(self, header: RequestHeader, body: memoryview, max_config: int) -> None:
+        if header.config <= max_config or len(body) < header.before_config:
+            return
+        if framing.read_environ(header, body).get("CNI_COMMAND") not in CLEANING_UP:
+            raise ConfigTooLarge(
+                f"the configuration has {header.config} bytes, at most {max_config} are allowed on "
+                'this node ("agent.max_config_bytes" in config.yaml): shorten it'
+            )
+
+    def _drop_buffer(self) -> None:
+        self._buffer, self._received = bytearray(), 0
+
+    def called(self, request: LauncherRequest, call: Call, deadline: float) -> None:
+        """The request is complete; `call` can end it."""
+        self._request = request
+        self.call, self.state, self.deadline = call, ConnectionState.CALLED, deadline
+
+    def begin(self) -> tuple[LauncherRequest, Call, int | None] | None:
+        """Give the call to a worker, with the namespace, which the worker closes.
+
+        None if it has been answered already, or if the client has gone.
+        """
+        with self._lock:
+            request, self._request = self._request, None
+            if (
+                self.state is not ConnectionState.CALLED
+                or not request
+                or not self.call
+                or self._gone()
+            ):
+                return None
+            self.begun = True
+            netns, self._netns = self._netns, None
+            return request, self.call, netns
+
+    def gone(self) -> bool:
+        """Ask the kernel whether the client has hung up; from any thread.
+
+        The server's thread may notice it later.
+        """
+        with self._lock:
+            return self._gone()
+
+    def answer(
+        self,
+        frame: bytes,
+        patience: float,
+        wait_for_room: Callable[[], object],
+        *,
+        unless_begun: bool = False,
+    ) -> bool:
+        """Send the answer; False if it has been answered before.
+
+        Args:
+            patience: seconds for the client to read it.
+            wait_for_room: called if the answer does not fit the socket's buffer; `flush` sends
+                the rest.
+            unless_begun: do nothing, and return False, if a worker has begun the call.
+        """
+        with self._lock:
+            if (
+                self.state is ConnectionState.ANSWERED
+                or self._closed
+                or (unless_begun and self.begun)
+            ):
+                return False
+            self.state = ConnectionState.ANSWERED
+            self.deadline = time.monotonic() + patience
+            self._unsent = frame
+            self._send()
+            if self._unsent:
+                wait_for_room()
+            return True
+
+    def flush(self) -> bool:
+        """Send more of an answer that did not fit; whether all of it is sent."""
+        with self._lock:
+            self._send()
+            return not self._unsent
+
+    @property
+    def unsent(self) -> bool:
+        """Whether a part of the answer still waits for the socket's buffer."""
+        return bool(self._unsent)
+
+    def stop_reading(self) -> None:
+        """Make the client's sending fail, so that it reads its answer."""
+        self._drop_buffer()
+        with suppress(OSError):
+            self._peer.shutdown(socket.SHUT_RD)
+
+    def close(self, unregister: Callable[["LauncherConnection"], object]) -> None:
+        """Close the connection and free everything; for the server's thread.
+
+        `unregister` removes it from the server's epoll set. close(2) does that only for the last
+        copy of an open file, and an executable that a worker starts at this moment has a copy.
+        """
+        with self._lock:
+            self._closed = True
+            unregister(self)
+            self._peer.close()
+            self._request = self.call = None
+            self._drop_buffer()
+            if self._netns is not None:
+                os.close(self._netns)
+                self._netns = None
+
+    def _gone(self) -> bool:
+        if self._closed:
+            return True
+        return bool(self._look.poll(0))
+
+    def _send(self) -> None:
+        try:
+            while self._unsent:
+                sent = self._peer.send(self._unsent, socket.MSG_NOSIGNAL)
+                self._unsent = self._unsent[sent:]
+        except BlockingIOError:
+            pass
+        except OSError:  # the client has gone
+            self._unsent = b""
+
+    def _keep_descriptor(self, ancillary: list[tuple[int, int, bytes]]) -> None:
+        for level, kind, content in ancillary:
+            if (level, kind) != (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                continue
+            for (descriptor,) in struct.iter_unpack("i", content[: len(content) // 4 * 4]):
+                if self._netns is None:
+                    self._netns = descriptor
+                else:
+                    os.close(descriptor)

@@ -1,0 +1,99 @@
+"""Checks of GPUs: nodes and limits, driver, other plugins."""
+
+from collections.abc import Iterator
+
+from cli.checks import Outcome, failed, not_applicable, ok, warning
+from cli.node import node_gpus
+from cli.node.node_gpus import ListedGPU
+from cli.node.state import ThisNode, gpu_label
+from deviceplugin.kubelet import records
+from deviceplugin.kubelet.records import KubeletUnreadable
+from gpu.driver import nvml
+from gpu.driver.nvml import NvmlError
+from host.sysfs.gpus import address_of
+
+_NO_POOL = "no pool of GPUs is configured"
+
+
+def gpu_nodes(node: ThisNode) -> Iterator[Outcome]:
+    """The driver's GPUs and their /dev/nvidia*: a failure where a pool offers the GPU."""
+    if not node.config.gpus:
+        yield not_applicable(_NO_POOL)
+        return
+    found = node_gpus.listed(node).gpus
+    if not found:
+        yield failed(
+            f"pools of GPUs are configured, and {node.paths.proc}/driver/nvidia/gpus has none",
+            "load NVIDIA's driver (`modprobe nvidia`, `dmesg`), or remove `gpus` from config.yaml",
+        )
+    by_fault: dict[str, list[ListedGPU]] = {}
+    for gpu in found:
+        by_fault.setdefault(gpu.fault, []).append(gpu)
+    for fault, gpus in by_fault.items():
+        if fault and any(gpu.offered or gpu.held for gpu in gpus):
+            labels = ", ".join(gpu.label for gpu in gpus)
+            yield failed(f"{labels}: {fault}", "until then no container gets it")
+    by_reason: dict[str, list[str]] = {}
+    for gpu in found:
+        if gpu.not_offered not in ("", node_gpus.NOT_SELECTED) and gpu.present:
+            by_reason.setdefault(gpu.not_offered, []).append(gpu.label)
+    for why, of in by_reason.items():
+        yield failed(f"{', '.join(of)} not offered: {why}", "see docs/gpus.md")
+    if well := [gpu for gpu in found if gpu.offered and not gpu.fault]:
+        yield ok(f"{len(well)} of {len(found)} GPUs are offered, and have their nodes")
+
+
+def driver(node: ThisNode) -> Iterator[Outcome]:
+    """NVIDIA's kernel driver and its NVML, which must be of one version."""
+    if not node.gpus or not node.config.gpus:
+        yield not_applicable(_NO_POOL if node.gpus else "the node has no GPU")
+        return
+    try:
+        with nvml.open_driver(node.driver_root) as nvml_driver:
+            version, told = nvml_driver.driver_version(), set(nvml_driver.uuids())
+    except NvmlError as error:
+        yield warning(
+            f"NVML cannot be used: {error}",
+            "without it the memory of GPUs is not known (but for `memory` of a pool), and what "
+            "processes use is not compared with limits; after an update of the driver, reload it",
+        )
+        return
+    if silent := [gpu.address for gpu in node.gpus if gpu.uuid not in told]:
+        yield failed(
+            f"driver {version} does not answer for {', '.join(silent)}",
+            "has the GPU fallen off the bus? See `nvidia-smi` and `dmesg` (Xid)",
+        )
+    else:
+        yield ok(f"driver {version} answers for {len(node.gpus)} GPUs")
+
+
+def other_plugins(node: ThisNode) -> Iterator[Outcome]:
+    """Whether another device plugin offers a GPU that one of our pools has: both give it away."""
+    if not node.config.gpus:
+        yield not_applicable(_NO_POOL)
+        return
+    ours = {name for config in node.config.gpus for name in config.resources}
+    offered = {gpu.address for gpu in node_gpus.listed(node).gpus if gpu.offered}
+    try:
+        ids = records.registered(node.paths) or {}
+        held = records.from_checkpoint(node.paths)
+    except KubeletUnreadable as error:
+        yield warning(str(error), "what other device plugins offer is not known")
+        return
+    twice = False
+    for resource, of in sorted(ids.items()):
+        same = sorted({address_of(node.gpus, name) for name in of} & offered)
+        if resource in ours or not same:
+            continue
+        twice = True
+        labels = ", ".join(gpu_label(node.gpus, address) for address in same)
+        names = {name for row in held if row.resource == resource for name in row.ids}
+        now = {address_of(node.gpus, name) for name in names} & offered
+        of_it = f"; containers hold {len(now)} of them by it now" if now else ""
+        yield failed(
+            f"{resource} of another device plugin offers {labels}, as our pools do{of_it}: no "
+            "kubelet knows that they are the same",
+            "remove that plugin from this node, or keep its GPUs out of our pools (`devices`)",
+        )
+    if not twice:
+        yield ok("no other device plugin of this node offers a GPU of our pools")

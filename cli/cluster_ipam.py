@@ -1,0 +1,257 @@
+"""`podfabric ipam ... --cluster`: pools and blocks of the cluster, as the API server has them.
+
+The controller need not run. What an administrator may free here is what only he can know: that a
+machine is off (docs/controller.md).
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import msgspec
+
+from cli import output
+from cli.output import Table
+from ipam.addresses import Interval, parse, parse_interface, text
+from ipam.controller.block_index import BlockIndex, contradictions
+from ipam.controller.death_proofs import Machines, Standing
+from ipam.controller.reclaim import free_powered_off
+from ipam.leases import block_layout
+from ipam.leases.objects import AddressBlock, AddressPool
+from ipam.leases.sticky import is_let_go
+from kube.client import ClusterApi
+from kube.informer import all_nodes
+from kube.resources import ApiError, NotFound
+
+ATTEMPTS = 3  # for a block that changes meanwhile
+
+
+class AddressHolder(msgspec.Struct, frozen=True, kw_only=True):
+    """Who has an address, or could have it."""
+
+    address: str
+    pool: str
+    block: str
+    node: str
+    state: str
+    pod: str
+
+
+def add_options(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add `--cluster` to the commands that have such a form, and the command `reclaim`."""
+    forms = {"show": _show, "fsck": _fsck}
+    for name, form in forms.items():
+        parser = commands.choices[name]
+        parser.add_argument(
+            "--cluster", action="store_true", help="of the whole cluster, not of this node's store"
+        )
+        _add_kubeconfig(parser)
+        parser.set_defaults(in_cluster=form)
+    reclaim = commands.add_parser("reclaim", help="free the blocks of a node that is powered off")
+    reclaim.add_argument("--node", required=True, help="the name of its Node object")
+    reclaim.add_argument(
+        "--powered-off",
+        action="store_true",
+        required=True,
+        help="you have seen that the machine is off: nothing on it uses an address any more",
+    )
+    _add_kubeconfig(reclaim)
+    reclaim.set_defaults(cluster=True, in_cluster=_reclaim)
+
+
+def _add_kubeconfig(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--kubeconfig",
+        type=Path,
+        metavar="FILE",
+        help="with --cluster: how to reach the API server; default: $KUBECONFIG, or as a pod",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the command of the cluster that `arguments` name; the exit code."""
+    try:
+        code: int = arguments.in_cluster(arguments, connect(arguments.kubeconfig))
+    except (ApiError, ValueError) as error:
+        sys.stderr.write(f"podfabric ipam: {error}\n")
+        return 1
+    return code
+
+
+def connect(kubeconfig: Path | None) -> ClusterApi:
+    """The API server. ApiError: there is none."""
+    from kube.transport import KubernetesApi
+
+    named = os.environ.get("KUBECONFIG")
+    return KubernetesApi(kubeconfig or (Path(named) if named else None), writer="podfabric-ipam")
+
+
+def _show(arguments: argparse.Namespace, api: ClusterApi) -> int:
+    address = parse(arguments.address)
+    blocks = _blocks_with(address, api.list(AddressBlock).items)
+    holders = [
+        AddressHolder(
+            address=text(address),
+            pool=block.spec.pool,
+            block=block.metadata.name,
+            node=block.spec.holder.node,
+            state=block.spec.state,
+            pod=block.status.holders.get(str(address - covered.first), ""),
+        )
+        for block, covered in blocks
+    ]
+    if arguments.output == "json":
+        output.document(holders)
+    elif holders:
+        rows = [
+            (each.address, each.pod, each.node, each.block, each.state, each.pool)
+            for each in holders
+        ]
+        output.show(Table(("ADDRESS", "POD", "NODE", "BLOCK", "STATE", "POOL"), rows))
+    if holders:
+        return 0
+    pools = ", ".join(_pools_with(address, api.list(AddressPool).items))
+    sys.stderr.write(
+        f"podfabric ipam: no node leases {text(address)}: "
+        f"{f'it is free in {pools}' if pools else 'no pool has it'}\n"
+    )
+    return 1
+
+
+def _blocks_with(
+    address: int, blocks: Iterable[AddressBlock]
+) -> list[tuple[AddressBlock, Interval]]:
+    """The blocks that lease an address, each with its addresses."""
+    found = []
+    for block in blocks:
+        try:
+            covered = block_layout.interval(block)
+        except ValueError:
+            continue  # fsck names it
+        if covered.first <= address <= covered.last:
+            found.append((block, covered))
+    return found
+
+
+def _pools_with(address: int, pools: Iterable[AddressPool]) -> list[str]:
+    return [pool.metadata.name for pool in pools if _has(pool, address)]
+
+
+def _has(pool: AddressPool, address: int) -> bool:
+    try:
+        return address in parse_interface(pool.spec.range)[1]
+    except ValueError:
+        return False
+
+
+def _reclaim(arguments: argparse.Namespace, api: ClusterApi) -> int:
+    listed = api.list(AddressBlock, {"spec.holder.node": arguments.node}).items
+    blocks = [block for block in listed if not is_let_go(block)]
+    if not blocks:
+        sys.stdout.write(f"{arguments.node} leases no block\n")
+        return 0
+    return _free(blocks, api)
+
+
+def _machines(api: ClusterApi, blocks: Iterable[AddressBlock]) -> Machines:
+    """The machines; all blocks show which stores run on them."""
+    return Machines(all_nodes(api), blocks)
+
+
+def _free(blocks: Iterable[AddressBlock], api: ClusterApi) -> int:
+    """Free the blocks but those of machines that run; the exit code."""
+    machines = _machines(api, api.list(AddressBlock).items)
+    standings = [(block, machines.standing(block.holder)) for block in blocks]
+    replaced = {
+        block.holder.node
+        for block, standing in standings
+        if standing in (Standing.GONE, Standing.REPLACED) and machines.has(block.holder.node)
+    }
+    code = 0
+    for block, standing in standings:
+        name, holder = block.metadata.name, block.holder
+        if standing is Standing.WELL:
+            sys.stderr.write(
+                f"podfabric ipam: {name}: kept: the node {holder.node} is Ready, so its machine "
+                "is not off\n"
+            )
+            code = 1
+        elif standing is Standing.SILENT and holder.node in replaced:
+            sys.stderr.write(
+                f"podfabric ipam: {name}: kept: it is of the machine that is {holder.node} now: "
+                "if that one is off, too, say it again\n"
+            )
+            code = 1
+        else:
+            code |= _freed(block, api)
+    return code
+
+
+def _freed(block: AddressBlock, api: ClusterApi) -> int:
+    """Free a block and say so, or why not; the exit code."""
+    name = block.metadata.name
+    if _free_at_last(block, api):
+        sys.stdout.write(f"freed {name}, which {block.holder.node} leased\n")
+        return 0
+    sys.stderr.write(
+        f"podfabric ipam: {name}: kept: its holder answers, so its machine is not off\n"
+    )
+    return 1
+
+
+def _free_at_last(block: AddressBlock, api: ClusterApi) -> bool:
+    """Free it. False if it changes again and again, as what a living holder has does."""
+    uid = block.metadata.uid
+    for _ in range(ATTEMPTS):
+        try:
+            if free_powered_off(api, block):
+                return True
+            block = api.get(type(block), block.metadata.name)
+        except NotFound:
+            return True
+        if block.metadata.uid != uid:
+            return True  # it was freed, and another node has claimed it
+    return False
+
+
+def _fsck(arguments: argparse.Namespace, api: ClusterApi) -> int:
+    pools: Mapping[str, AddressPool] = {
+        pool.metadata.name: pool for pool in api.list(AddressPool).items
+    }
+    blocks = api.list(AddressBlock).items
+    machines = _machines(api, blocks)
+    found = contradictions(pools, blocks, BlockIndex(blocks))
+    for each in found:
+        _say(f"wrong: {each.text}")
+    for line in (*_suspects(blocks, machines), *_unready(pools.values())):
+        _say(f"look: {line}")
+    verdict = f"{len(found)} contradictions" if found else "no contradiction"
+    _say(f"{len(pools)} pools, {len(blocks)} blocks: {verdict}")
+    return 1 if found else 0
+
+
+def _suspects(blocks: Iterable[AddressBlock], machines: Machines) -> Iterable[str]:
+    for block in blocks:
+        standing = machines.standing(block.spec.holder)
+        if is_let_go(block):
+            continue
+        if standing is not Standing.WELL or block.spec.state == "Reclaiming":
+            yield (
+                f"{block.metadata.name} is {block.spec.state} and leased by "
+                f"{block.spec.holder.node}: its node {standing.value}"
+            )
+
+
+def _unready(pools: Iterable[AddressPool]) -> Iterable[str]:
+    for pool in pools:
+        ready = next((each for each in pool.status.conditions if each.type == "Ready"), None)
+        if ready is None:
+            yield f"{pool.metadata.name} has no status: does the controller run?"
+        elif ready.status != "True":
+            yield f"{pool.metadata.name} is not Ready: {ready.reason}: {ready.message}"
+
+
+def _say(line: str) -> None:
+    output.show(line)

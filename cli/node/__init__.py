@@ -1,0 +1,1 @@
+"""The state of a node and of its pods, for the commands: read from files, sysfs and the kubelet."""

@@ -1,0 +1,275 @@
+"""A pod's devices and attachments, and whether they use the same HCAs."""
+
+from collections.abc import Collection, Iterator
+
+import msgspec
+
+from base.pod import Pod
+from cli.node import gpu_parts
+from cli.node.gpu_parts import GpuPart
+from cli.node.granted_devices import HeldDevice, devices_of
+from cli.node.state import ThisNode, gpu_label, rdma_label
+from cni.attachments.journal import Journal, JournalDamaged, JournalEntry
+from cni.spec.errors import CNIError
+from deviceplugin.allocate.preferred import COSTS
+from deviceplugin.checkpoint import CheckpointDamaged
+from deviceplugin.kubelet import records
+from deviceplugin.kubelet.records import KubeletUnreadable, PodDevices
+from host.errors import HostError
+from host.sysfs.topology import Distance
+from ipam.store.sqlite_store import SqliteStore
+
+
+class AttachedInterface(msgspec.Struct, frozen=True, kw_only=True):
+    """An interface that a CNI plugin made for the pod."""
+
+    ifname: str
+    network: str
+    plugin: str
+    container_id: str
+    phase: str
+    on: str  # the parent, or the device: "ib0", "0000:3b:00.2"
+    pkey: str  # "0x8001", "" where there is none
+    hca: str
+    rdma: str
+    addresses: tuple[str, ...]
+    matches: bool | None  # None if the pod has no HCA, or if it is unknown
+    verdict: str
+
+
+class AddressBeside(msgspec.Struct, frozen=True):
+    """An address of ours on an interface that another main plugin made, such as macvlan."""
+
+    ifname: str
+    network: str
+    address: str
+    range: str
+
+
+class Way(msgspec.Struct, frozen=True):
+    """How far a GPU of the pod is from an HCA of the pod."""
+
+    gpu: str
+    hca: str
+    rdma: str
+    distance: str
+    cost: int  # of the distance, as docs/allocation.md has it
+    gpudirect: bool
+
+
+class Explained(msgspec.Struct, frozen=True, kw_only=True):
+    """The whole answer. `notes` say which sources could not be read, and what is wrong."""
+
+    pod: Pod
+    devices: tuple[HeldDevice, ...]
+    attachments: tuple[AttachedInterface, ...]
+    beside: tuple[AddressBeside, ...]  # what the address store has for it besides
+    ways: tuple[Way, ...]
+    gpus: tuple[GpuPart, ...]  # what its containers hold of our pools' GPUs, and what they use
+    notes: tuple[str, ...]
+    answered: bool  # the kubelet said what the pod holds
+
+    @property
+    def known(self) -> bool:
+        """Whether anything is known about the pod."""
+        return bool(self.devices or self.gpus or self.attachments or self.beside)
+
+
+class _RecordedOrigin(msgspec.Struct):
+    """The fields of the plugins' records that say where an interface came from."""
+
+    parent: str = ""
+    pkey: int | None = None
+    device: str = ""
+
+
+def explained(node: ThisNode, namespace: str, name: str) -> Explained:
+    """Everything about a pod; a source that cannot be read becomes a note."""
+    notes: list[str] = []
+    entries = _entries(node, namespace, name, notes)
+    told = _told(node, notes)
+    # A new pod may have the name of a pod that is gone; the youngest is the last.
+    uids = [entry.pod_uid for entry in entries if entry.pod_uid] or [""]
+    pod = Pod(namespace, name, _uid(node, namespace, name, told or []) or uids[-1])
+    rows = _rows(node, pod, notes, asked=told is not None)
+    devices = tuple(devices_of(node, rows or [], notes))
+    hcas = tuple(dict.fromkeys(device.hca for device in devices if device.hca))
+    attachments = tuple(
+        _attachment(node, entry, devices, asked=rows is not None) for entry in entries
+    )
+    parts = tuple(_parts(node, pod))
+    gpus = [device.gpu for device in devices if device.gpu]
+    gpus += [f"{gpu_label(node.gpus, part.gpu)} {part.gpu}" for part in parts if part.gpu]
+    ways = tuple(_ways(node, dict.fromkeys(gpus), hcas, notes))
+    notes += [part.problem for part in parts if part.problem]
+    return Explained(
+        pod=pod,
+        devices=devices,
+        attachments=attachments,
+        beside=tuple(_beside(node, pod, entries, notes)),
+        ways=ways,
+        gpus=parts,
+        notes=tuple(dict.fromkeys([*notes, *_warnings(ways), *_mismatches(attachments)])),
+        answered=rows is not None,
+    )
+
+
+def _parts(node: ThisNode, pod: Pod) -> list[GpuPart]:
+    try:
+        every = gpu_parts.parts(node, [])
+    except CheckpointDamaged:  # the devices say so
+        return []
+    return [part for part in every if part.container.pod in (str(pod), pod.uid or None)]
+
+
+def _entries(node: ThisNode, namespace: str, name: str, notes: list[str]) -> list[JournalEntry]:
+    entries = []
+    for entry in Journal(node.paths).entries():
+        if isinstance(entry, JournalDamaged):
+            notes.append(f"{entry}: it may belong to this pod")
+        elif (entry.pod_namespace, entry.pod_name) == (namespace, name):
+            entries.append(entry)
+    return sorted(entries, key=lambda entry: (entry.since, entry.ifname))
+
+
+def _beside(
+    node: ThisNode, pod: Pod, entries: list[JournalEntry], notes: list[str]
+) -> Iterator[AddressBeside]:
+    """The pod's addresses that no attachment in the journal has."""
+    try:
+        held = SqliteStore(node.paths.ipam, "").reservations()
+    except CNIError as error:
+        notes.append(f"its addresses are not known: {error}")
+        return
+    ours = {entry.attachment for entry in entries}
+    for each in held:
+        if each.is_of(pod) and each.attachment not in ours:
+            yield AddressBeside(each.ifname, each.network, each.address, each.range)
+
+
+def _told(node: ThisNode, notes: list[str]) -> list[PodDevices] | None:
+    """All pods' devices from PodResources; None if it could not be asked."""
+    try:
+        return records.from_pod_resources(node.paths)
+    except KubeletUnreadable as error:
+        notes.append(f"the kubelet was not asked: {error}")
+        return None
+
+
+def _uid(node: ThisNode, namespace: str, name: str, told: list[PodDevices]) -> str:
+    """The UID of the pod that has the name now, found by a device that it holds; "" if unknown."""
+    own = [row for row in told if (row.namespace, row.name) == (namespace, name)]
+    held = {(row.resource, device_id) for row in own for device_id in row.ids}
+    try:
+        noted = records.from_checkpoint(node.paths)
+    except KubeletUnreadable:
+        return ""
+    return next(
+        (row.uid for row in noted for device_id in row.ids if (row.resource, device_id) in held), ""
+    )
+
+
+def _rows(node: ThisNode, pod: Pod, notes: list[str], *, asked: bool) -> list[PodDevices] | None:
+    """The pod's devices from the kubelet; None if it could not be asked."""
+    if not asked and not pod.uid:  # its checkpoint knows pods by UID only
+        return None
+    try:
+        return records.of_pod(node.paths, pod.namespace, pod.name, pod.uid)
+    except KubeletUnreadable as error:
+        notes.append(f"the kubelet was not asked: {error}")
+        return None
+
+
+def _attachment(
+    node: ThisNode,
+    entry: JournalEntry,
+    devices: tuple[HeldDevice, ...],
+    *,
+    asked: bool,
+) -> AttachedInterface:
+    try:
+        undo = entry.undo_as(_RecordedOrigin)
+    except JournalDamaged:
+        undo = _RecordedOrigin()
+    hca = node.on_netdev(undo.parent) if undo.parent else node.hca(entry.device)
+    hca_id = hca.id if hca else entry.device
+    matches, verdict = _verdict(node, hca_id, devices, asked=asked)
+    return AttachedInterface(
+        ifname=entry.ifname,
+        network=entry.network,
+        plugin=entry.plugin,
+        container_id=entry.container_id,
+        phase=entry.phase,
+        on=undo.parent or undo.device or entry.device,
+        pkey=f"0x{undo.pkey:04x}" if undo.pkey is not None else "",
+        hca=hca_id,
+        rdma=",".join(hca.rdma_names) if hca is not None else "",
+        addresses=entry.addresses,
+        matches=matches,
+        verdict=verdict,
+    )
+
+
+def _verdict(
+    node: ThisNode, hca: str, devices: tuple[HeldDevice, ...], *, asked: bool
+) -> tuple[bool | None, str]:
+    with_hca = [device for device in devices if device.hca]
+    if not hca:
+        return None, "unknown: its parent is gone, so its HCA is unknown"
+    if not asked:
+        return None, "unknown: the kubelet could not be asked"
+    if not with_hca:
+        return None, "the pod has no HCA from the kubelet"
+    holders = dict.fromkeys(device.container for device in with_hca if device.hca == hca)
+    if holders:
+        return True, f"on the HCA of {', '.join(holders)}"
+    others = dict.fromkeys(device.hca for device in with_hca)
+    shown = ", ".join(_shown(node, hca_id) for hca_id in others)
+    return False, f"on {_shown(node, hca)}, but the pod has {shown}"
+
+
+def _shown(node: ThisNode, hca_id: str) -> str:
+    hca = node.hca(hca_id)
+    return f"{hca_id} ({rdma_label(hca)})" if hca and hca.rdma_names else hca_id
+
+
+def _ways(
+    node: ThisNode, gpus: Collection[str], hcas: Collection[str], notes: list[str]
+) -> Iterator[Way]:
+    if not gpus or not hcas:
+        return
+    try:
+        topology = node.topology
+    except HostError as error:
+        notes.append(f"{error}: distances are unknown")
+        return
+    for gpu in gpus:
+        for hca_id in hcas:
+            hca = node.hca(hca_id)
+            distance = topology.distance(gpu.rpartition(" ")[2], hca.address if hca else "")
+            rdma = rdma_label(hca) if hca else hca_id
+            direct = distance <= Distance.PXB
+            yield Way(gpu, hca_id, rdma, distance.name, COSTS[distance], direct)
+
+
+def _warnings(ways: tuple[Way, ...]) -> Iterator[str]:
+    """A sentence for each GPU that no HCA of the pod reaches directly."""
+    for gpu in dict.fromkeys(way.gpu for way in ways):
+        own = [way for way in ways if way.gpu == gpu]
+        if any(way.gpudirect for way in own):
+            continue
+        near = min(own, key=lambda way: (Distance[way.distance], way.hca))
+        yield (
+            f"GPUDirect RDMA will not work for {gpu}: no HCA of the pod is at PXB or nearer, the "
+            f"nearest is {near.rdma} at {near.distance}; NCCL copies through the host's memory"
+        )
+
+
+def _mismatches(attachments: tuple[AttachedInterface, ...]) -> Iterator[str]:
+    for interface in attachments:
+        if interface.matches is False:
+            yield (
+                f"{interface.ifname} is {interface.verdict}: the pod's RDMA devices and this "
+                'interface use different HCAs; set "master": "auto", or check why '
+                '"match_device" is false'
+            )

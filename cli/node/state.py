@@ -1,0 +1,220 @@
+"""The state of a node for the commands, read from sysfs and files: the agent need not run."""
+
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from base.paths import Paths
+from deviceplugin import availability, checkpoint
+from deviceplugin.checkpoint import Allocation, AllocationKey, CheckpointDamaged
+from deviceplugin.health import Health
+from deviceplugin.inventory import Inventory
+from deviceplugin.kubelet import records
+from deviceplugin.kubelet.records import KubeletUnreadable, PodDevices
+from deviceplugin.pools.formats import load
+from deviceplugin.pools.pool import Pool
+from deviceplugin.pools.pool_config import ConfigError, DevicePluginConfig
+from gpu.driver import nvml
+from gpu.driver.gpu_inventory import GpuMemory
+from gpu.driver.nvml import NvmlError
+from gpu.limits.shims import Shims
+from host.sysfs.discovery import HCA
+from host.sysfs.gpus import GPU, gpus
+from host.sysfs.topology import Topology
+
+
+class DeviceHolder(msgspec.Struct, frozen=True):
+    """A container, as far as the kubelet tells."""
+
+    pod: str = ""  # "ml/worker-0"; the pod's UID if only that is known; "" if neither is
+    name: str = ""
+
+
+class DeviceHolders(NamedTuple):
+    """The holder of each device id, and which sources could not be read."""
+
+    by_key: Mapping[AllocationKey, DeviceHolder]
+    problems: tuple[str, ...]
+
+
+class ThisNode:
+    """The node as it is now. Each part is read on first use, and kept.
+
+    Raises the errors of the modules that read: ConfigError, CheckpointDamaged, HostError. If
+    `tolerant` is set, a configuration or checkpoint that cannot be read counts as empty.
+    """
+
+    def __init__(
+        self, paths: Paths, config_file: Path | None = None, *, tolerant: bool = False
+    ) -> None:
+        self.paths = paths
+        self._tolerant = tolerant
+        self.config_file = config_file or paths.config
+        self._required = config_file is not None
+
+    @cached_property
+    def config(self) -> DevicePluginConfig:
+        """The device plugin's part of config.yaml."""
+        try:
+            return load(self.config_file, required=self._required)
+        except ConfigError:
+            if not self._tolerant:
+                raise
+            return DevicePluginConfig(pools=())
+
+    @cached_property
+    def allocations(self) -> tuple[Allocation, ...]:
+        """The allocations of containers, from the checkpoint."""
+        try:
+            return checkpoint.read(self.paths).allocations
+        except CheckpointDamaged:
+            if not self._tolerant:
+                raise
+            return ()
+
+    @cached_property
+    def kubelet_rows(self) -> tuple[list[PodDevices], list[str]]:
+        """What containers hold by the kubelet's two records, and why one cannot be read."""
+        rows: list[PodDevices] = []
+        problems = []
+        for read in (records.from_checkpoint, records.from_pod_resources):
+            try:
+                rows += read(self.paths)
+            except KubeletUnreadable as error:
+                problems.append(str(error))
+        return rows, problems
+
+    @cached_property
+    def holders(self) -> DeviceHolders:
+        """Who holds the devices, by the kubelet."""
+        rows, problems = self.kubelet_rows
+        found = {  # the later rows have names in place of UIDs
+            (row.resource, device_id): DeviceHolder(
+                f"{row.namespace}/{row.name}" if row.name else row.uid, row.container
+            )
+            for row in rows
+            for device_id in row.ids
+        }
+        told = (f"who holds devices is not fully known: {problem}" for problem in problems)
+        return DeviceHolders(found, tuple(told))
+
+    @cached_property
+    def _inventory(self) -> tuple[list[HCA], Inventory]:
+        inventory = Inventory(self.paths)
+        return inventory.look(), inventory
+
+    @property
+    def hcas(self) -> list[HCA]:
+        """The HCAs of this node, by id."""
+        return self._inventory[0]
+
+    @property
+    def with_rdma(self) -> bool:
+        """Whether one of them has an RDMA device."""
+        return any(hca.rdma_names for hca in self.hcas)
+
+    @cached_property
+    def gone(self) -> list[HCA]:
+        """The HCAs that containers hold and that are gone."""
+        return self._inventory[1].missing(self.allocations)
+
+    @cached_property
+    def pools(self) -> list[Pool]:
+        """The pools that a device plugin would offer if it started now."""
+        return self._inventory[1].pools(self.config, self.allocations)
+
+    @cached_property
+    def reports(self) -> Mapping[str, str | None]:
+        """What is wrong with the ports of each HCA, None if nothing, by HCA id."""
+        health = Health()
+        health.observe(self.hcas, [hca.id for hca in self.gone], 0.0)
+        return health.reports()
+
+    @cached_property
+    def elsewhere(self) -> Mapping[str, Mapping[str, str]]:
+        """By resource and HCA, why containers of another resource keep the HCA from it."""
+        return {
+            pool.config.resource: availability.held_elsewhere(pool, self.allocations)
+            for pool in self.pools
+        }
+
+    @cached_property
+    def unfit(self) -> Mapping[str, Mapping[str, str]]:
+        """By resource and device id, why the id cannot be allocated now."""
+        reasons = {}
+        for pool in self.pools:
+            name = pool.config.resource
+            held: dict[str, Allocation] = {
+                allocation.id: allocation
+                for allocation in self.allocations
+                if allocation.resource == name
+            }
+            reasons[name] = availability.unavailable(pool, self.reports, held, self.elsewhere[name])
+        return reasons
+
+    @cached_property
+    def gpus(self) -> list[GPU]:
+        """NVIDIA's GPUs, by address."""
+        return gpus(self.paths)
+
+    @cached_property
+    def driver_root(self) -> Path:
+        """Where this process finds the root of NVIDIA's driver."""
+        return self.paths.host / self.config.gpu_limits.driver_root.relative_to("/")
+
+    @cached_property
+    def shims(self) -> Shims:
+        """The libraries that keep limits, as this process sees them."""
+        return Shims(self.paths, self.config.gpu_limits, lambda: None)
+
+    @cached_property
+    def gpu_memory(self) -> Mapping[str, GpuMemory]:
+        """The memory of each GPU by its UUID, as far as a pool needs it and NVML tells."""
+        if all(pool.memory or pool.mode == "replicas" for pool in self.config.gpus):
+            return {}
+        try:
+            with nvml.open_driver(self.driver_root) as driver:
+                return {uuid: driver.memory(uuid) for uuid in driver.uuids()}
+        except NvmlError:
+            return {}
+
+    @cached_property
+    def topology(self) -> Topology:
+        """Where all HCAs and GPUs are."""
+        addresses = [hca.address for hca in self.hcas]
+        addresses += [gpu.address for gpu in self.gpus]
+        return Topology.read(self.paths, [address for address in addresses if address])
+
+    def hca(self, hca_id: str) -> HCA | None:
+        """The HCA with that id; None if the node has none."""
+        return next((hca for hca in self.hcas if hca.id == hca_id), None)
+
+    def on_netdev(self, netdev: str) -> HCA | None:
+        """The HCA of an interface of the host; None if it is another device's."""
+        for hca in self.hcas:
+            ports = (port for rdma in hca.rdma for port in rdma.ports)
+            if netdev in hca.netdevs or any(netdev in port.netdevs for port in ports):
+                return hca
+        return None
+
+
+def gpu_label(gpus: Iterable[GPU], address: str) -> str:
+    """The label of the GPU at that address, "GPU0": numbered by address as in nvidia-smi.
+
+    The address itself if no GPU has it.
+    """
+    addresses = [gpu.address for gpu in gpus]
+    return f"GPU{addresses.index(address)}" if address in addresses else address
+
+
+def rdma_label(hca: HCA) -> str:
+    """The RDMA devices of an HCA, including those in a pod; the HCA's id if it has none."""
+    return ",".join(hca.rdma_names) or hca.id
+
+
+def numa_text(numa: int | None) -> str:
+    """A NUMA node for a table."""
+    return "" if numa is None else str(numa)

@@ -1,0 +1,1 @@
+"""Puts executables and libraries on a node."""

@@ -1,0 +1,187 @@
+"""`podfabric install` and `uninstall`: the CNI executables in a runtime's directory.
+
+With `--gpu` also what keeps the limits of containers on GPUs (cli/setup/shim_files.py).
+
+Where another project's executable has a name of ours, `install` keeps it beside, and `uninstall`
+puts it back (cli/setup/executables.py). Both check everything before they change anything.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from base.files import sync_directory
+from base.paths import Paths
+from cli.arguments import file
+from cli.setup import executables, shim_files
+from cli.setup.executables import (
+    EVERY,
+    OWN,
+    PLUGINS,
+    REPLACED,
+    InstallRefused,
+    exists,
+    is_foreign,
+    place_kept,
+)
+
+DEFAULT_BIN_DIR = Path("/opt/cni/bin")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `podfabric install`."""
+    parser.add_argument(
+        "--plugins",
+        type=_plugins,
+        default=tuple(PLUGINS),
+        metavar="NAME,...",
+        help=f"which of {', '.join(EVERY)} (default: all but those of other projects)",
+    )
+    parser.add_argument(
+        "--gpu",
+        action="store_true",
+        help="also install what keeps the limits of containers on GPUs: libraries",
+    )
+    parser.add_argument(
+        "--launcher",
+        type=file,
+        default=executables.LAUNCHER,
+        help="default: the image's for this machine, else what `make cni` built",
+    )
+    _add_bin_dir(parser)
+    parser.set_defaults(main=run, action=_install)
+
+
+def add_uninstall_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `podfabric uninstall`."""
+    _add_bin_dir(parser)
+    parser.set_defaults(main=run, action=_uninstall)
+
+
+def _add_bin_dir(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--bin-dir", type=file, default=DEFAULT_BIN_DIR, help=f"default: {DEFAULT_BIN_DIR}"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Install or uninstall; the exit code."""
+    name = arguments.action.__name__.strip("_")
+    try:
+        lines = list(arguments.action(arguments))  # print only after all of it is done
+    except InstallRefused as refused:
+        sys.stderr.write(f"podfabric {name}: {refused}\n")
+        return 1
+    except OSError as error:
+        sys.stderr.write(
+            f"podfabric {name}: {error.filename}: {error.strerror}: run it as root, on a "
+            "writable directory\n"
+        )
+        return 1
+    for line in lines:
+        sys.stdout.write(f"{line}\n")
+    return 0
+
+
+def _install(arguments: argparse.Namespace) -> Iterator[str]:
+    launcher = _read_launcher(arguments.launcher)
+    libraries = shim_files.read(shim_files.BUILT) if arguments.gpu else {}
+    bin_dir: Path = arguments.bin_dir
+    if bin_dir == DEFAULT_BIN_DIR:  # the usual directory, which may not exist yet
+        bin_dir.mkdir(parents=True, exist_ok=True)
+    if not bin_dir.is_dir():
+        raise InstallRefused(
+            f"{bin_dir}: is not a directory: create it, or name the runtime's with --bin-dir"
+        )
+    # A link before its target: a link to a launcher is ours, whatever it led to before.
+    names = sorted(arguments.plugins, key=lambda name: not (bin_dir / name).is_symlink())
+    contents = {bin_dir / name: launcher for name in names}
+
+    with executables.locked(bin_dir):
+        _refuse(bin_dir, contents)
+        kept = {path: place_kept(path) for path in contents if is_foreign(path)}
+        for place in kept.values():
+            place.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        executables.install(contents, kept)
+        yield from (f"kept {place}, which was {path}" for path, place in kept.items())
+        yield from (f"installed {path}" for path in contents)
+    if arguments.gpu:
+        yield from shim_files.install(libraries, Paths.from_environ(os.environ).shims)
+
+
+def _uninstall(arguments: argparse.Namespace) -> Iterator[str]:
+    yield from uninstall(arguments.bin_dir)
+    yield from shim_files.uninstall(Paths.from_environ(os.environ).shims)
+
+
+def uninstall(bin_dir: Path) -> Iterator[str]:
+    """Remove podfabric's executables, and put back those whose places they have; a line for each.
+
+    Raises InstallRefused, OSError.
+    """
+    if not bin_dir.is_dir():
+        raise InstallRefused(f"{bin_dir}: is not a directory: name the runtime's with --bin-dir")
+    with executables.locked(bin_dir):
+        paths = [bin_dir / name for name in EVERY]
+        for path in sorted(paths, key=lambda path: place_kept(path).is_symlink()):  # links last
+            yield from _give_back(path)
+        for own in (REPLACED, OWN):
+            with suppress(OSError):  # it is not there, or has what is not ours
+                (bin_dir / own).rmdir()
+        sync_directory(bin_dir)
+
+
+def _plugins(text: str) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(text.split(",")))
+    for name in names:
+        if name not in EVERY:
+            plugins = ", ".join(EVERY)
+            raise argparse.ArgumentTypeError(f'no plugin "{name}": choose from {plugins}')
+    return names
+
+
+def _read_launcher(path: Path) -> bytes:
+    if not path.is_file():
+        raise InstallRefused(
+            f"{path}: this launcher does not exist: run `make cni`, or use --launcher"
+        )
+    content = path.read_bytes()
+    if not executables.is_launcher(content):
+        raise InstallRefused(
+            f"{path}: is not a launcher of podfabric: run `make cni` and name its result"
+        )
+    return content
+
+
+def _refuse(bin_dir: Path, contents: dict[Path, bytes]) -> None:
+    for own in (bin_dir / OWN, bin_dir / REPLACED):
+        if exists(own) and (own.is_symlink() or not own.is_dir()):
+            raise InstallRefused(f"{own}: is not a directory of podfabric: remove it")
+    for path in contents:
+        if path.is_dir() and not path.is_symlink():
+            raise InstallRefused(f"{path}: is a directory: remove it")
+
+
+def _give_back(path: Path) -> Iterator[str]:
+    """Remove the launcher `path`, or put back what had its place.
+
+    Another project's file that has the place again is newer than what was kept of that project.
+    """
+    kept = place_kept(path)
+    if executables.is_ours(kept):  # of an installation that was killed
+        kept.unlink()
+    if exists(kept) and not is_foreign(path):
+        kept.replace(path)
+        yield f"put back {path}"
+        return
+    if executables.is_ours(path):
+        path.unlink()
+        yield f"removed {path}"
+    elif exists(path):
+        yield f"left {path}: it is not podfabric's"
+    if exists(kept):
+        kept.unlink()
+        yield f"removed {kept}: {path} is newer"

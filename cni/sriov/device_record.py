@@ -1,0 +1,87 @@
+"""What the journal keeps of a device: its state before the ADD, and what the ADD sets."""
+
+import msgspec
+
+from cni.sriov import vf_settings
+from cni.sriov.options import SriovOptions
+from cni.sriov.plan import DevicePlan
+from host.netdev_move import ALIAS_PREFIX, MODES, Origin, origin_of
+from host.netlink import links
+from host.netlink.vfs import VF
+
+
+class MovedRdmaDevice(msgspec.Struct, frozen=True):
+    """An RDMA device that moves with the interface."""
+
+    index: int
+    name: str
+
+
+class DeviceRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """Enough to find the device and to restore it."""
+
+    device: str
+    driver: str
+    pf: str = ""  # address of the PF whose VF this is
+    above: str = ""  # address of the PCI function whose scalable function this is
+    origin: Origin | None = None  # the interface as it was on the host, if it has one
+    ethtool: dict[str, str] = {}  # its driver's settings, as `host.ethtool` reads them
+    before: VF | None = None
+    applied: VF | None = None
+    mac: str = ""  # the address that the ADD sets on the interface
+    mtu: int = 0
+    modes: tuple[int, int] = (0, 0)  # of IFF_PROMISC, IFF_ALLMULTI: on, among those configured
+    infiniband: bool = False
+    pkey: int | None = None  # of an InfiniBand interface, as the kernel shows it
+    rdma: tuple[MovedRdmaDevice, ...] = ()
+
+    @property
+    def segment(self) -> str:
+        """The link that the device is on: its PF's, with the VLAN or the P_Key."""
+        pf = self.pf or self.above or self.device
+        if self.pkey is not None:
+            return f"{pf} {self.pkey | 0x8000:#06x}"  # full and limited members of one partition
+        vlan = self.applied.vlan if self.applied is not None else 0
+        return f"{pf} vlan {vlan}" if vlan else pf
+
+
+def record_of(plan: DevicePlan, options: SriovOptions) -> DeviceRecord:
+    """The record of an ADD that has changed nothing yet."""
+    function = plan.function
+    on = among = 0
+    for flag, wanted in (
+        (links.FLAGS["promisc"], options.promisc),
+        (links.FLAGS["allmulti"], options.allmulti),
+    ):
+        if wanted is not None:
+            among |= flag
+            on |= flag if wanted else 0
+    return DeviceRecord(
+        device=function.address,
+        driver=function.driver,
+        pf=function.pf,
+        above=function.above,
+        origin=_origin(plan),
+        before=plan.vf,
+        applied=vf_settings.wanted(plan.vf, options) if plan.vf is not None else None,
+        mac=options.vf.get("mac", "") if plan.link is not None else "",
+        mtu=options.mtu or 0,
+        modes=(on & MODES, among & MODES),
+        infiniband=plan.infiniband,
+        pkey=plan.link.pkey if plan.link is not None else None,
+        rdma=tuple(MovedRdmaDevice(device.index, device.name) for device in plan.rdma),
+    )
+
+
+def _origin(plan: DevicePlan) -> Origin | None:
+    """The interface as DEL restores it; an alias of ours is a leftover of a lost attachment."""
+    if plan.link is None:
+        return None
+    origin = origin_of(plan.link)
+    if origin.alias.startswith(ALIAS_PREFIX):
+        origin = msgspec.structs.replace(origin, alias="")
+    if plan.vf is not None and not plan.infiniband and plan.vf.mac != vf_settings.NO_MAC:
+        # The address that the PF has set becomes the VF's when its driver is reset, and a VF that
+        # is not trusted can have no other.
+        origin = msgspec.structs.replace(origin, mac=plan.vf.mac)
+    return origin

@@ -1,0 +1,107 @@
+"""What the rules for a pod say of an attachment of `sriov`: of its options, and of a device."""
+
+from collections.abc import Mapping
+
+from cni.attachments.matching import require_allowed
+from cni.spec.request import Request
+from cni.sriov import options
+from cni.sriov.option_values import ETHERNET, TAG, VLAN_PROTOCOLS
+from cni.sriov.options import SriovOptions
+from cni.sriov.plan import DevicePlan, DeviceUnfit
+from host.sysfs.pci import Function
+from policy.allowance import Allowance
+from policy.value_lists import number_of
+
+_OF_INTERFACES = ("mtu", "allmulti", "promisc")
+# The options that rules allow one by one, each with the value that needs no rule.
+_SAFE: Mapping[str, int | str | None] = {
+    "accept_ra": False,
+    "allmulti": False,
+    "link_state": "auto",
+    "max_tx_rate": None,
+    "min_tx_rate": 0,
+    "promisc": False,
+    "spoofchk": True,
+    "trust": False,
+    "vlanProto": VLAN_PROTOCOLS[0],
+    "vlanQoS": 0,
+}
+
+
+def by_options(wanted: SriovOptions, allowance: Allowance) -> Allowance:
+    """The allowance with these options, as far as no device is needed to tell. CNIError 121."""
+    require_allowed(allowance, match_device=wanted.match_device, pf_only=wanted.pf_only)
+    flags = {key: getattr(wanted, key) for key in ("accept_ra", "allmulti", "promisc")}
+    for key, value in {**flags, **wanted.vf}.items():
+        if value is not None and value != _SAFE.get(key, value):
+            allowance.require_option(key, value, key, str(value).lower())
+    if wanted.pkey is not None:
+        allowance = allowance.using("pkeys", wanted.pkey, "pkey", f"{wanted.pkey:#06x}")
+    for key in ("vlan", "guid", "mac"):
+        if key in wanted.vf:
+            value = wanted.vf[key]
+            number = value if key == "vlan" else number_of(value)
+            allowance = allowance.using(f"{key}s", number, key, value)
+    return allowance
+
+
+def completed(
+    request: Request,
+    wanted: SriovOptions,
+    allowance: Allowance,
+    function: Function,
+    *,
+    infiniband: bool,
+) -> tuple[SriovOptions, Allowance]:
+    """The options with what rules put in where the configuration is silent. CNIError 7, 121.
+
+    A rule may fix a VLAN and a P_Key: the device has one of them.
+    """
+    keys = ["link_state", *(["pkey"] if infiniband else ETHERNET)]
+    if not (function.userspace or wanted.vfio_pci_mode):
+        keys += _OF_INTERFACES
+    if "vlan" in wanted.vf:
+        keys = [key for key in keys if key not in TAG]
+    fixed = allowance.filled(options.in_our_case(request.config.keys), keys)
+    if not fixed:
+        return wanted, allowance
+    for key in ("link_state", *ETHERNET):
+        if key in fixed and not function.is_vf:
+            raise DeviceUnfit(
+                f'"{key}": a rule for this namespace puts it in, and device {function.address} is '
+                "not a VF, which alone can have it: use a VF, or ask the administrator"
+            )
+    wanted = options.read(request.with_keys(fixed))
+    return wanted, by_options(wanted, allowance)
+
+
+def as_planned(
+    plan: DevicePlan, wanted: SriovOptions, allowance: Allowance, *, infiniband: bool
+) -> Allowance:
+    """The allowance with what the device keeps where the configuration is silent. CNIError 121.
+
+    These are an Ethernet device's VLAN and an InfiniBand interface's P_Key. No PF tags the frames
+    of an SF or of a whole PF: as with VLAN 0, the pod may send any tag. The MTU that the device
+    has is as good as none.
+    """
+    link = plan.link
+    if wanted.mtu and link is not None and wanted.mtu != link.mtu:
+        allowance.require_option("mtu", wanted.mtu, "mtu", wanted.mtu)
+    if infiniband:
+        # A new GUID brings another partition, which is known once the VF has it.
+        return allowance if "guid" in wanted.vf else in_partition(plan, allowance)
+    if "vlan" not in wanted.vf:
+        vlan = plan.vf.vlan if plan.vf is not None else 0
+        allowance = allowance.using("vlans", vlan, f"vlan of {plan.function.address}", vlan)
+    return allowance
+
+
+def in_partition(plan: DevicePlan, allowance: Allowance) -> Allowance:
+    """The allowance in the partition that an InfiniBand interface is in. CNIError 121.
+
+    Only the subnet manager sets it: a "pkey" that is written moves the interface nowhere.
+    """
+    if plan.link is None or plan.link.pkey is None:
+        return allowance
+    pkey = plan.link.pkey
+    return allowance.using("pkeys", pkey, f"pkey of {plan.function.address}", f"{pkey:#06x}")

@@ -1,0 +1,176 @@
+"""The settings that a PF has for a VF: compute, apply, restore and compare them.
+
+The caller holds the PF's lock (`pf_of`, `vf_of`), because drivers refuse or mix up settings of
+several VFs at the same time.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import msgspec
+
+from base import locks
+from base.paths import Paths
+from base.waiting import wait_until
+from cni.sriov.options import SriovOptions
+from host.errors import HostError, LinkMissing
+from host.netlink import links, vfs
+from host.netlink.links import Link
+from host.netlink.sockets import Rtnetlink
+from host.netlink.vfs import VF
+from host.sysfs import pci
+
+NO_MAC = "00:00:00:00:00:00"
+NO_GUID = "ff:ff:ff:ff:ff:ff:ff:ff"  # what a VF without a GUID gets when it is restored
+NEW = VF(
+    index=0,
+    mac=NO_MAC,
+    vlan=0,
+    qos=0,
+    proto="802.1q",
+    min_tx_rate=0,
+    max_tx_rate=0,
+    spoofchk=True,
+    trust=False,
+    link_state="auto",
+    node_guid=NO_GUID,
+    port_guid=NO_GUID,
+)
+"""A new VF. Its values are also those of settings that a driver does not report."""
+_OPTIONS = {"qos": "vlanQoS", "proto": "vlanProto", "node_guid": "guid", "port_guid": "guid"}
+"""Fields of a VF, and the options of other names that set them."""
+_SHOWN = {"port_guid": "guid of the port"}
+_TAG = ("vlan", "qos", "proto")
+MAC_TIME, PAUSE = 2.0, 0.1  # seconds to read an address back: drivers pass it to their firmware
+
+
+@contextmanager
+def pf_of(paths: Paths, host: Rtnetlink, pf: str) -> Iterator[Link]:
+    """The interface of the PF at that address, with the PF's lock held in the block.
+
+    Raises LinkMissing if the PF has no interface on the host, and Busy.
+    """
+    with _locked(paths, pf):
+        name = pci.pf_netdev(paths, pf)
+        link = links.find(host, name) if name else None
+        if link is None:
+            raise _missing(pf)
+        yield link
+
+
+@contextmanager
+def vf_of(paths: Paths, host: Rtnetlink, pf: str, index: int) -> Iterator[tuple[Link, VF]]:
+    """The same, and the settings that the PF has for its VF of that number.
+
+    Raises also HostError if the PF's driver does not report that VF.
+    """
+    with _locked(paths, pf):
+        name = pci.pf_netdev(paths, pf)
+        found = vfs.find(host, name, index) if name else None
+        if found is None:
+            raise _missing(pf)
+        yield found
+
+
+def _locked(paths: Paths, pf: str) -> locks.LockFile:
+    return locks.locked(f"{paths.locks}/pf-{pf}", f"the PF {pf}")
+
+
+def _missing(pf: str) -> LinkMissing:
+    return LinkMissing(
+        f"the PF {pf} has no interface on the host: is its driver bound, and the interface in the "
+        "host's network namespace?"
+    )
+
+
+def wanted(before: VF, options: SriovOptions) -> VF:
+    """The VF's settings with those in the options; the others stay as they are."""
+    fields = ((name, _OPTIONS.get(name, name)) for name in VF.__struct_fields__)
+    changed = {name: options.vf[key] for name, key in fields if key in options.vf}
+    return msgspec.structs.replace(before, **changed)
+
+
+def apply(host: Rtnetlink, pf: Link, now: VF, target: VF, *, all_of_it: bool = False) -> None:
+    """Write the settings that differ between `now` and `target`.
+
+    Raises HostError for the first refusal; with `all_of_it` it tries all settings and then raises
+    for all refusals.
+    """
+    failures = []
+    for names, request in _requests():
+        values = [getattr(target, name) for name in names]
+        if _compared(now, names) == _compared(target, names) or set(values) == {None}:
+            continue
+        try:
+            request(host, pf, target.index, *values)
+        except HostError as error:
+            if not all_of_it:
+                raise
+            failures.append(str(error))
+    if failures:
+        raise HostError("; ".join(failures))
+
+
+def restored(now: VF, before: VF, applied: VF) -> VF:
+    """The settings to restore: those before the ADD, where the ADD changed them.
+
+    The others stay as they are now, since an administrator may have changed them meanwhile. What
+    the driver did not report becomes a new VF's. The PF's address for the VF is restored in any
+    case, because a trusted VF can change it. An address of zeros means none: there the PF shows the
+    VF's own address once the VF is up.
+    """
+    changed: dict[str, object] = {}
+    for names, _ in _requests():
+        if _compared(before, names) != _compared(applied, names):
+            changed |= {name: getattr(before, name) for name in names}
+    changed |= {name: getattr(NEW, name) for name, value in changed.items() if value is None}
+    if len(before.mac) == len(NO_MAC) and before.mac != NO_MAC:
+        changed["mac"] = before.mac
+    return msgspec.structs.replace(now, **changed)
+
+
+def differences(now: VF, expected: VF) -> dict[str, tuple[object, object]]:
+    """(now, expected) for every setting that differs, by the name of its option.
+
+    Settings that the driver does not report are left out.
+    """
+    different = {}
+    for names, _ in _requests():
+        pairs = zip(names, _compared(now, names), _compared(expected, names), strict=True)
+        for name, present, right in pairs:
+            if present not in (None, right):
+                different[_SHOWN.get(name) or _OPTIONS.get(name, name)] = (present, right)
+    return different
+
+
+def _requests() -> tuple[tuple[tuple[str, ...], Callable[..., None]], ...]:
+    """The fields of a VF that are set together, and the request that sets them, in order.
+
+    The address comes first, because with spoofchk on the PF drops frames from another one.
+    """
+    return (
+        (("mac",), _set_mac),
+        (_TAG, vfs.set_vlan),
+        (("min_tx_rate", "max_tx_rate"), vfs.set_rate),
+        (("spoofchk",), vfs.set_spoofchk),
+        (("trust",), vfs.set_trust),
+        (("link_state",), vfs.set_link_state),
+        (("node_guid", "port_guid"), vfs.set_guids),
+    )
+
+
+def _compared(vf: VF, names: tuple[str, ...]) -> tuple[object, ...]:
+    """The values of these fields. Without a VLAN the rest of the tag means nothing."""
+    if names == _TAG and not vf.vlan:
+        return (0, 0, "802.1q")
+    return tuple(getattr(vf, name) for name in names)
+
+
+def _set_mac(host: Rtnetlink, pf: Link, index: int, mac: str) -> None:
+    vfs.set_mac(host, pf, index, mac)
+    if not wait_until(lambda: vfs.read(host, pf, index).mac == mac, MAC_TIME, PAUSE):
+        shown = vfs.read(host, pf, index).mac
+        raise HostError(
+            f'the PF "{pf.name}" still shows hardware address {shown} of VF {index} after {mac} '
+            "was set"
+        )

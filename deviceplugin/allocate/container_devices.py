@@ -1,0 +1,203 @@
+"""What a container gets for its device ids: device nodes, variables, and CDI names.
+
+Also the HCAs that the checkpoint records. Character devices are looked up for each allocation,
+since a driver reload changes their numbers.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+
+import grpc
+import msgspec
+
+from base.paths import Paths
+from deviceplugin import checkpoint
+from deviceplugin.allocate import cdi, environment, nodes
+from deviceplugin.api.v1beta1_pb2 import CDIDevice, ContainerAllocateResponse, DeviceSpec
+from deviceplugin.kubelet.plugin_server import Rejected
+from deviceplugin.pools.pool import Pool
+from host.device_nodes import DeviceNode
+from host.errors import HostError
+from host.sysfs.discovery import HCA, CharacterDevice
+
+
+class AllocateResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to the kubelet, and what the checkpoint records of it."""
+
+    answer: ContainerAllocateResponse
+    devices: dict[str, tuple[checkpoint.AllocatedHCA, ...]] = {}  # by device id, sorted
+    notes: tuple[str, ...] = ()  # for the log: what the container lacks
+
+
+def allocation(
+    paths: Paths,
+    pool: Pool,
+    ids: Sequence[str],
+    healthy: Collection[str],
+    current: Mapping[str, HCA],
+    *,
+    fabric_env: bool = True,
+) -> AllocateResult:
+    """What a container with these ids of the pool gets.
+
+    `healthy` are the ids that may be allocated now. `current` has the HCAs as they are now, by id.
+    `fabric_env`: this pool sets the variables of NCCL and UCX. With CDI, the pool's specification
+    is written, and the answer has CDI names in place of nodes. Raises Rejected: INVALID_ARGUMENT
+    for an id that the pool does not have, FAILED_PRECONDITION for one that cannot be used now.
+    """
+    wanted = _validated(pool, ids, healthy)
+    if not wanted:
+        return AllocateResult(answer=ContainerAllocateResponse())
+    lookup = _NodeLookup(paths, pool, current)
+    by_id = {device_id: lookup.hcas(device_id) for device_id in wanted}
+    nodes_of = lookup.nodes_of
+    answer = ContainerAllocateResponse(
+        envs=environment.environment(pool.config, nodes_of, fabric=fabric_env)
+    )
+    if pool.config.cdi:
+        resource = pool.config.resource
+        try:
+            describe(paths, pool, current)
+        except cdi.Unwritten as error:
+            raise Rejected(
+                grpc.StatusCode.FAILED_PRECONDITION, f"cannot allocate of {resource}: {error}"
+            ) from None
+        with_nodes = sorted(hca_id for hca_id, (_, of_hca) in nodes_of.items() if of_hca)
+        names = (cdi.qualified(resource, hca_id) for hca_id in with_nodes)
+        answer.cdi_devices.extend(CDIDevice(name=name) for name in names)
+    else:
+        answer.devices.extend(_specs(nodes_of))
+    return AllocateResult(
+        answer=answer,
+        devices={
+            device_id: tuple(recorded(pool, hca) for hca in hcas)
+            for device_id, hcas in by_id.items()
+        },
+        notes=tuple(lookup.notes),
+    )
+
+
+def describe(paths: Paths, pool: Pool, current: Mapping[str, HCA]) -> None:
+    """Write the CDI specification of a pool: the nodes of all its HCAs that can be used.
+
+    Raises cdi.Unwritten.
+    """
+    lookup = _NodeLookup(paths, pool, current)
+    for listed in pool.hcas:
+        lookup.look_up(current.get(listed.id, listed))
+    nodes_by_hca = {hca_id: found for hca_id, (_, found) in lookup.nodes_of.items()}
+    cdi.write(paths, pool.config.resource, nodes_by_hca)
+
+
+def recorded(pool: Pool, hca: HCA) -> checkpoint.AllocatedHCA:
+    """An HCA of the pool as the checkpoint records it for its holder."""
+    verbs = nodes.gives_uverbs(pool, hca)
+    umad, issm = verbs and pool.config.umad, verbs and pool.config.issm
+    return checkpoint.AllocatedHCA(
+        id=hca.id,
+        address=hca.address,
+        netdevs=hca.netdevs,
+        rdma=tuple(
+            checkpoint.AllocatedRdmaDevice(
+                name=rdma.name,
+                uverbs=_recorded_node(rdma.uverbs, verbs),
+                ports=tuple(
+                    checkpoint.AllocatedPort(
+                        number=port.number,
+                        link_layer=port.link_layer,
+                        guid=port.guid,
+                        pkeys=port.pkeys,
+                        netdevs=port.netdevs,
+                        umad=_recorded_node(port.umad, umad),
+                        issm=_recorded_node(port.issm, issm),
+                    )
+                    for port in rdma.ports
+                ),
+            )
+            for rdma in hca.rdma
+        ),
+    )
+
+
+class _NodeLookup:
+    """Looks up the nodes of the HCAs that ids stand for, once for each HCA."""
+
+    def __init__(self, paths: Paths, pool: Pool, current: Mapping[str, HCA]) -> None:
+        self.nodes_of: dict[str, tuple[HCA, Sequence[DeviceNode]]] = {}
+        self.notes: list[str] = []
+        self._paths = paths
+        self._pool = pool
+        self._current = current
+        self._manager: DeviceNode | None = None
+        if pool.config.rdma:
+            try:
+                self._manager = nodes.connection_manager(paths)
+            except HostError as error:  # InfiniBand works without it
+                self.notes.append(f"containers do not get rdma_cm: {error}")
+
+    def hcas(self, device_id: str) -> tuple[HCA, ...]:
+        """The usable HCAs that the id stands for. Raises Rejected if there are none.
+
+        In mode "all", HCAs without a working port are left out, unless none has one.
+        """
+        pool = self._pool
+        slot = pool.slot(device_id)
+        hca_ids = slot.hcas if slot is not None else ()
+        present = [self._current[hca_id] for hca_id in hca_ids if hca_id in self._current]
+        if pool.config.mode == "all":
+            present = [hca for hca in present if hca.working] or present
+        failures = [why for hca in present if (why := self.look_up(hca)) is not None]
+        usable = tuple(hca for hca in present if hca.id in self.nodes_of)
+        if not usable:
+            gone = f"{', '.join(hca_ids) or 'its HCA'} is not on this node now"
+            what = f"cannot allocate {device_id} of {pool.config.resource}"
+            raise Rejected(
+                grpc.StatusCode.FAILED_PRECONDITION, f"{what}: {failures[0] if failures else gone}"
+            )
+        self.notes += [f"left out: {why}" for why in failures]
+        return usable
+
+    def look_up(self, hca: HCA) -> str | None:
+        """Look up an HCA's nodes; why it cannot be used, None if it can."""
+        if hca.id not in self.nodes_of:
+            try:
+                hca_nodes = nodes.of_hca(self._paths, self._pool, hca, self._manager)
+            except HostError as error:
+                return str(error)
+            self.nodes_of[hca.id] = (hca, hca_nodes)
+        return None
+
+
+def _validated(pool: Pool, ids: Sequence[str], healthy: Collection[str]) -> list[str]:
+    resource = pool.config.resource
+    wanted = sorted(set(ids))
+    for device_id in wanted:
+        if pool.slot(device_id) is None:
+            raise Rejected(
+                grpc.StatusCode.INVALID_ARGUMENT,
+                f"cannot allocate {device_id} of {resource}: the pool has no such id: "
+                "`podfabric devices` shows its ids",
+            )
+    for device_id in wanted:
+        slot = pool.slot(device_id)
+        if slot is not None and device_id not in healthy:
+            raise Rejected(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                f"cannot allocate {device_id} of {resource}: {', '.join(slot.hcas)} is unhealthy: "
+                "`podfabric doctor` says why",
+            )
+    return wanted
+
+
+def _specs(nodes_of: environment.Given) -> list[DeviceSpec]:
+    """Each node once, by path; not to be made: containers need not make nodes."""
+    hosts = {node.path: node.host for _, of_hca in nodes_of.values() for node in of_hca}
+    return [
+        DeviceSpec(container_path=path, host_path=hosts[path], permissions="rw")
+        for path in sorted(hosts)
+    ]
+
+
+def _recorded_node(node: CharacterDevice | None, given: bool) -> checkpoint.AllocatedNode | None:
+    if node is None or not given:
+        return None
+    return checkpoint.AllocatedNode(nodes.inside(node.name), node.major, node.minor)

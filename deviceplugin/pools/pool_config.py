@@ -1,0 +1,98 @@
+"""The configuration of pools and its defaults, from any file format (`formats`).
+
+docs/pools.md describes every key.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+
+from gpu.limit_settings import GpuLimitSettings
+from gpu.pool_config import GpuPoolConfig
+from host.sysfs.selectors import Selector
+
+Mode = Literal["all", "exclusive", "shared"]
+Placement = Literal["spread", "pack"]
+
+_OF_OTHERS = ("configList", "periodicUpdateInterval", "resourceList")
+PARTS = ("agent", "policy", "ipam", "pools", "gpus", "gpuLimits", *_OF_OTHERS)
+"""The top-level keys of config.yaml. The last three belong to other plugins' files."""
+
+_FOREIGN = {key.lower() for key in _OF_OTHERS}
+
+
+class PoolConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """A pool: one extended resource of the kubelet."""
+
+    resource: str  # "rdma/hca"
+    mode: Mode = "shared"
+    amount: int = 1  # mode "all": how many containers may hold the pool at a time
+    slots: int = 64  # mode "shared": how many containers may hold one HCA at a time
+    placement: Placement = "spread"
+    selectors: tuple[Selector, ...] = ()  # tried in order; () selects every HCA
+    functions: Literal["any", "pci", "auxiliary"] = "any"  # "pci" excludes SFs and software
+    rdma: bool = True  # containers get the verbs devices of its HCAs
+    umad: bool = False
+    issm: bool = False
+    cdi: bool = False
+    numa: bool = True  # tell the kubelet the NUMA nodes
+    overlap: bool = False  # may offer HCAs that another pool offers
+    only_working: bool = False  # excludes HCAs that never had a working port
+    # PFs whose VFs the pool has, and HCAs of the host's default route: "offered" like others,
+    # only if a selector names that very HCA, or "left" out, then with all PFs that have VFs.
+    used: Literal["offered", "named", "left"] = "offered"
+    additional_info: dict[str, dict[str, str]] = {}  # by address, or "*"
+
+    @property
+    def variable(self) -> str:
+        """The resource as part of an environment variable's name: "RDMA_HCA"."""
+        return re.sub(r"[^A-Z0-9_]", "_", self.resource.upper())
+
+
+class DevicePluginConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The whole configuration of the device plugin."""
+
+    pools: tuple[PoolConfig, ...]
+    gpus: tuple[GpuPoolConfig, ...] = ()
+    gpu_limits: GpuLimitSettings = GpuLimitSettings()
+    # Never in a file: podfabric leaves the node. Nothing is given, and parts of GPUs are served to
+    # those who have them.
+    leaving: bool = False
+
+    @property
+    def has_gpu_limits(self) -> bool:
+        """Whether containers may have parts of GPUs, which have limits."""
+        return any(pool.mode != "replicas" for pool in self.gpus)
+
+
+class ConfigError(Exception):
+    """The configuration cannot be used. The text names file and key and says what to do."""
+
+
+DEFAULT = PoolConfig(resource="rdma/hca", mode="shared", only_working=True)
+"""The pool of a node without configuration: every HCA with a working port."""
+
+
+def is_part(key: str) -> bool:
+    """Whether config.yaml may have that top-level key. Keys of Go plugins ignore case."""
+    return key in PARTS or key.lower() in _FOREIGN
+
+
+def together_problem(pools: Sequence[PoolConfig], gpus: Sequence[GpuPoolConfig]) -> str | None:
+    """Why one node cannot offer all of these pools; None if it can."""
+    names = [pool.resource for pool in pools] + [name for of in gpus for name in of.resources]
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        return f"{twice[0]}: the resource already exists: keep one, or give it another name"
+    first: dict[str, str] = {}
+    for pool in pools:
+        other = first.setdefault(pool.variable, pool.resource)
+        if other != pool.resource:
+            return (
+                f"{other} and {pool.resource}: both would use the environment variable "
+                f"PCIDEVICE_{pool.variable}: give one another name"
+            )
+    return None

@@ -1,0 +1,89 @@
+"""What NVML says of the health of GPUs: errors that only a reset of the GPU ends.
+
+A GPU is sick while the driver counts uncorrectable memory errors since its last reset, asks for a
+reset, or has lost the GPU, and after a critical Xid event. The driver keeps no list of Xids: such a
+fault lasts until the GPU shows signs of a reset. These are a counter of errors that went down, the
+end of the driver's request for a reset, and a GPU or driver that was gone.
+
+Sources: nvml.h; NVIDIA's "Xid Errors"; the Xids that NVIDIA's k8s-device-plugin skips.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+
+from gpu.driver.nvml import Nvml, NvmlError
+
+OF_APPLICATIONS = frozenset((13, 31, 43, 45, 68, 109))
+"""Xids that a faulty program causes: the GPU itself is well."""
+
+REMEDY = "drain the node and reset the GPU (nvidia-smi --gpu-reset)"
+_LOST, _RESET_REQUIRED = 15, 16  # nvmlReturn_t
+
+_log = logging.getLogger(__name__)
+
+
+class GpuHealth:
+    """The faults of GPUs by their UUIDs. One thread calls `look`, any may read `faults`.
+
+    `report` gets the UUID and the fault of a GPU that becomes sick.
+    """
+
+    def __init__(self, report: Callable[[str, str], object] = lambda uuid, fault: None) -> None:
+        self.faults: Mapping[str, str] = {}
+        self._report = report
+        self._driver: Nvml | None = None
+        self._watched: set[str] = set()  # GPUs whose events come
+        self._by_events: dict[str, str] = {}  # what they told, by UUID
+        self._counts: dict[str, tuple[int, int]] = {}  # errors and wanted action at the last look
+
+    def look(self, driver: Nvml, present: Iterable[str]) -> None:
+        """Ask the driver about these GPUs."""
+        uuids = set(present)
+        if driver is not self._driver:  # the first one, or it was loaded again
+            self._driver, self._watched, self._by_events = driver, set(), {}
+        self._watched &= uuids
+        self._by_events = {uuid: why for uuid, why in self._by_events.items() if uuid in uuids}
+        for uuid in uuids - self._watched:
+            with suppress(NvmlError):  # not supported, or tried again
+                driver.watch_errors(uuid)
+                self._watched.add(uuid)
+        self._take_events(driver)
+        found = {uuid: self._fault(driver, uuid) for uuid in uuids}
+        self._take({uuid: fault for uuid, fault in found.items() if fault is not None})
+
+    def _take_events(self, driver: Nvml) -> None:
+        for uuid, xid in driver.errors():
+            if xid is None:
+                self._by_events[uuid] = "uncorrectable memory error"
+            elif xid in OF_APPLICATIONS:
+                _log.info("GPU %s: Xid %d, of a program: the GPU is well", uuid, xid)
+            else:
+                self._by_events[uuid] = f"critical error Xid {xid}"
+
+    def _fault(self, driver: Nvml, uuid: str) -> str | None:
+        try:
+            errors, action = driver.uncorrected_errors(uuid), driver.recovery_action(uuid)
+        except NvmlError as error:
+            if error.code not in (_LOST, _RESET_REQUIRED):
+                return self.faults.get(uuid)  # not known now
+            return f"the driver has lost the GPU ({error}): {REMEDY}"
+        errors_before, action_before = self._counts.get(uuid, (0, 0))
+        self._counts[uuid] = errors, action
+        if errors < errors_before or (action_before and not action):
+            self._by_events.pop(uuid, None)  # it was reset
+        why = self._by_events.get(uuid)
+        if errors:
+            why = f"{errors} uncorrectable memory errors"
+        elif why is None and action:
+            why = "the driver asks for a reset"
+        return None if why is None else f"{why}: {REMEDY}"
+
+    def _take(self, faults: Mapping[str, str]) -> None:
+        before, self.faults = self.faults, faults
+        for uuid, fault in faults.items():
+            if uuid not in before:
+                _log.warning("GPU %s is unhealthy: %s", uuid, fault)
+                self._report(uuid, fault)
+        for uuid in before.keys() - faults.keys():
+            _log.info("GPU %s is healthy again", uuid)

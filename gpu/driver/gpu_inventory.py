@@ -1,0 +1,129 @@
+"""The GPUs that containers of this node may be given, and what is wrong with the others.
+
+They are found in the driver's /proc files, so NVML is needed only for the amount of memory.
+A GPU is listed once its device nodes exist. From then on it stays listed, with its fault, while
+the driver shows it or a container holds it: the kubelet must not forget a device that a container
+has.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Mapping
+
+import msgspec
+
+from base.paths import Paths
+from base.problems import Problems
+from gpu.driver import gpu_nodes
+from host.errors import HostError
+from host.sysfs.gpus import GPU, GPUs
+
+_log = logging.getLogger(__name__)
+
+
+class GpuMemory(msgspec.Struct, frozen=True, kw_only=True):
+    """The memory of a GPU, in bytes."""
+
+    total: int
+    reserved: int = 0  # by the driver and its firmware; no program can allocate it
+
+    @property
+    def usable(self) -> int:
+        """What programs can allocate at most."""
+        return max(self.total - self.reserved, 0)
+
+
+MemorySource = Callable[[], Mapping[str, GpuMemory]]
+"""The memory of each GPU by its UUID, as NVML reports it. Raises HostError while it cannot."""
+
+
+class NodeGPU(msgspec.Struct, frozen=True, kw_only=True):
+    """A GPU of this node that containers are given, or were."""
+
+    gpu: GPU
+    minor: int  # N in /dev/nvidiaN
+    fault: str | None = None  # why it cannot be given now; None if it can
+    memory: GpuMemory | None = None  # None if it is not known
+
+    @property
+    def name(self) -> str:
+        """The name of its device node: "nvidia0"."""
+        return f"nvidia{self.minor}"
+
+
+_MEMORY = "the memory of the GPUs is not known"
+NOT_KEPT = "its limits cannot be kept: "
+
+
+class LimitedGPU(msgspec.Struct, frozen=True, kw_only=True):
+    """A GPU of which containers are given parts, with limits."""
+
+    uuid: str
+    minor: int  # N in /dev/nvidiaN
+    obstacle: str | None = None  # why limits cannot be kept on it, so that it is not given
+
+
+class GpuInventory:
+    """The GPUs of this node as last looked at. Any thread may use it."""
+
+    def __init__(
+        self,
+        paths: Paths,
+        memory: MemorySource = dict,
+        sick: Callable[[], Mapping[str, str]] = dict,
+    ) -> None:
+        self._sick = sick  # the faults that the driver tells of, by UUID
+        self._paths = paths
+        self._gpus = GPUs(paths)
+        self._source = memory
+        self._memory: dict[str, GpuMemory] = {}  # by UUID
+        self._problems = Problems(_log)
+        self._lock = threading.Lock()
+        self._ready: set[str] = set()  # the addresses of those that could be given at some time
+
+    def look(self, held: Iterable[GPU] = ()) -> list[NodeGPU]:
+        """The GPUs, sorted by minor number. `held` are those that containers have."""
+        with self._lock:
+            return self._look(held)
+
+    def was_ready(self, gpu: GPU) -> bool:
+        """Whether it could be given at some look."""
+        return gpu.address in self._ready
+
+    def _look(self, held: Iterable[GPU]) -> list[NodeGPU]:
+        present = {gpu.address: gpu for gpu in self._gpus.read()}
+        self._learn()
+        sick = self._sick()
+        listed: dict[str, NodeGPU] = {}
+        for address, gpu in present.items():
+            if gpu.minor is None:
+                continue
+            fault = gpu_nodes.fault(self._paths, gpu.minor)
+            if fault is None:
+                self._ready.add(address)
+            fault = fault or sick.get(gpu.uuid)
+            listed[address] = NodeGPU(
+                gpu=gpu, minor=gpu.minor, fault=fault, memory=self._memory.get(gpu.uuid)
+            )
+        of_holders = {gpu.address: gpu for gpu in held}
+        self._ready &= {*present, *of_holders}
+        kept = [node for address, node in listed.items() if address in self._ready | {*of_holders}]
+        kept += [
+            NodeGPU(
+                gpu=gpu,
+                minor=gpu.minor,
+                fault=f"{address} is not on this node now",
+                memory=self._memory.get(gpu.uuid),
+            )
+            for address, gpu in of_holders.items()
+            if address not in listed and gpu.minor is not None
+        ]
+        return sorted(kept, key=lambda node: node.minor)
+
+    def _learn(self) -> None:
+        """Ask how much memory GPUs have: it stays known while the driver is loaded again."""
+        try:
+            self._memory |= self._source()
+            self._problems.tell(_MEMORY, None)
+        except HostError as error:
+            self._problems.tell(_MEMORY, str(error))

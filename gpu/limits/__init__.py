@@ -1,0 +1,1 @@
+"""Limits of GPUs for groups of containers: files, sockets, registered processes."""

@@ -1,0 +1,209 @@
+"""The file `limits` of a group: what its containers read, and only the agent writes.
+
+A change is a few pwrite(2)s between two of the sequence number, which is odd meanwhile. Each holds
+the inode's lock, which orders them on every architecture. What a killed writer left (an odd number)
+the next writer makes even again. Writers exclude each other: see `Groups`.
+"""
+
+import os
+import struct
+from collections.abc import Mapping
+from ctypes import sizeof
+from pathlib import Path
+
+import msgspec
+
+from base import files
+from gpu.limits import layout
+
+SHARES = 10_000  # a share of 1 in the file
+KAPPA = 1 << 16  # a kappa of 1 in the file
+BURST = 20_000_000  # ns
+MOST_DEBT = 60_000_000_000  # ns
+
+_SEQUENCE_AT = layout.PfLimitsHeader.sequence.offset
+_GPU, _PROCESS = sizeof(layout.PfGpuLimit), sizeof(layout.PfProcess)
+
+
+class LimitsInvalid(Exception):
+    """The file does not exist, or is not one that this version wrote. The text names it."""
+
+
+class LimitsLeased(LimitsInvalid):
+    """The tenant keeps the file from being opened for a while."""
+
+
+class GpuEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """What the group may use of its GPU now."""
+
+    uuid: bytes  # 16 bytes
+    memory_bytes: int
+    context_bytes: int  # charged for a context until it is measured
+    share: float  # of the GPU's time, in (0, 1]
+    kappa: float = 1.0  # what estimated costs are multiplied with
+    burst_ns: int = BURST
+    most_debt_ns: int = MOST_DEBT
+    settled_ns: int = 0  # GPU time owed beside what launches paid for; negative: less
+
+
+class Registered(msgspec.Struct, frozen=True, kw_only=True):
+    """What the agent knows of the process in a slot."""
+
+    registration: int
+    host_pid: int
+    start_time: int  # clock ticks since the boot
+    alive: bool
+    overhead_bytes: int | None = None  # None: not measured
+
+
+class LimitsFile:
+    """An open `limits`. Raises LimitsInvalid, later OSError.
+
+    The caller makes sure that there is one writer at a time. While it is open for writing nobody
+    gets a lease of the file (fcntl(2), F_SETLEASE). With `waits` the opening outlasts a tenant's
+    lease: the kernel ends it within /proc/sys/fs/lease-break-time seconds (45).
+    """
+
+    def __init__(self, path: Path | str, *, waits: bool = False) -> None:
+        flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | (0 if waits else os.O_NONBLOCK)
+        try:
+            self._descriptor = os.open(path, flags)
+        except BlockingIOError:
+            raise LimitsLeased(f"{path}: a process of the container holds a lease of it") from None
+        except OSError as error:
+            raise LimitsInvalid(f"{path}: {error.strerror}") from None
+        try:
+            status = os.fstat(self._descriptor)
+            self._place = status.st_dev, status.st_ino
+            if status.st_size != layout.LIMITS_SIZE:
+                raise LimitsInvalid(f"{path}: has not the size of this version's file")
+            header = self.header()
+            wanted = (layout.LIMITS_MAGIC, layout.VERSION, layout.LIMITS_SIZE)
+            if (header.magic, header.version, header.size) != wanted:
+                raise LimitsInvalid(f"{path}: is not of this version")
+        except BaseException:
+            os.close(self._descriptor)
+            raise
+
+    def __enter__(self) -> "LimitsFile":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._descriptor)
+
+    def is_at(self, path: str) -> bool:
+        """Whether it is the file that is at this path now, in its full size."""
+        try:
+            status = os.stat(path)  # noqa: PTH116 - an object costs more
+        except OSError:
+            return False
+        whole = status.st_size == layout.LIMITS_SIZE
+        return whole and (status.st_dev, status.st_ino) == self._place
+
+    def header(self) -> layout.PfLimitsHeader:
+        """The header now. While its sequence number is the same and even, so is all else."""
+        return layout.PfLimitsHeader.from_buffer_copy(self._read(0, layout.GPU_AT))
+
+    def gpu(self) -> GpuEntry:
+        """What the group may use of its GPU."""
+        gpu = layout.PfGpuLimit.from_buffer_copy(self._read(layout.GPU_AT, _GPU))
+        return GpuEntry(
+            uuid=bytes(gpu.uuid),
+            memory_bytes=gpu.memory_bytes,
+            context_bytes=gpu.context_bytes,
+            share=gpu.share / SHARES,
+            kappa=gpu.kappa / KAPPA,
+            burst_ns=gpu.burst_ns,
+            most_debt_ns=gpu.most_debt_ns,
+            settled_ns=gpu.settled_ns,
+        )
+
+    def processes(self) -> dict[int, Registered]:
+        """What is known of the processes, by slot; without slots that were never registered."""
+        content = self._read(layout.PROCESS_AT, layout.SLOTS * _PROCESS)
+        registrations = memoryview(content).cast("Q")[:: _PROCESS // 8]  # each entry's first field
+        return {
+            slot: self._registered(content, slot * _PROCESS)
+            for slot, registration in enumerate(registrations.tolist())
+            if registration
+        }
+
+    def process(self, slot: int) -> Registered | None:
+        """What is known of the process in one slot."""
+        content = self._read(layout.PROCESS_AT + slot * _PROCESS, _PROCESS)
+        registered = self._registered(content, 0)
+        return registered if registered.registration else None
+
+    def write(
+        self, gpu: GpuEntry | None = None, processes: Mapping[int, Registered] | None = None
+    ) -> None:
+        """Change what the group may use, or the processes in some slots, at once.
+
+        Nothing is written where the file has all of it: each change makes all processes read it.
+        """
+        changes = [(layout.GPU_AT, _gpu(gpu))] if gpu is not None else []
+        for slot, process in (processes or {}).items():
+            changes.append((layout.PROCESS_AT + slot * _PROCESS, _process(process)))
+        (sequence,) = struct.unpack("<Q", self._read(_SEQUENCE_AT, 8))
+        is_whole = sequence % 2 == 0
+        if is_whole and all(self._read(at, len(content)) == content for at, content in changes):
+            return
+        odd = sequence | 1  # it is odd already if a writer was killed
+        files.write_at(self._descriptor, struct.pack("<Q", odd), _SEQUENCE_AT)
+        for offset, content in changes:
+            files.write_at(self._descriptor, content, offset)
+        # Not after an error: readers keep their copy of the last whole content.
+        even = (odd + 1) % 2**64 or 2
+        files.write_at(self._descriptor, struct.pack("<Q", even), _SEQUENCE_AT)
+
+    def _registered(self, content: bytes, offset: int) -> Registered:
+        registration, start_time, host_pid, state, overhead = _ENTRY.unpack_from(content, offset)
+        return Registered(
+            registration=registration,
+            host_pid=host_pid,
+            start_time=start_time,
+            alive=state == layout.PROCESS_ALIVE,
+            overhead_bytes=None if overhead == layout.NOT_MEASURED else overhead,
+        )
+
+    def _read(self, offset: int, size: int) -> bytes:
+        content = os.pread(self._descriptor, size, offset)
+        if len(content) != size:
+            raise LimitsInvalid("limits: has become shorter")
+        return content
+
+
+_ENTRY = struct.Struct("<QQIIQ")  # struct pf_process; quicker than its fields
+
+
+def content_of(gpu: GpuEntry, allocation: bytes) -> bytes:
+    """A new file's content. `allocation` has 16 bytes, as in `region`."""
+    header = layout.PfLimitsHeader()
+    header.magic, header.version = layout.LIMITS_MAGIC, layout.VERSION
+    header.size, header.sequence = layout.LIMITS_SIZE, 2
+    header.allocation[:] = allocation
+    return (bytes(header) + _gpu(gpu)).ljust(layout.LIMITS_SIZE, b"\0")
+
+
+def _gpu(gpu: GpuEntry) -> bytes:
+    entry = layout.PfGpuLimit()
+    entry.uuid[:] = gpu.uuid
+    entry.memory_bytes, entry.context_bytes = gpu.memory_bytes, gpu.context_bytes
+    entry.burst_ns, entry.most_debt_ns = gpu.burst_ns, gpu.most_debt_ns
+    entry.share = min(SHARES, max(1, round(gpu.share * SHARES)))
+    entry.settled_ns = min(2**63 - 1, max(-(2**63), gpu.settled_ns))
+    entry.kappa = min(2**32 - 1, max(1, round(gpu.kappa * KAPPA)))
+    return bytes(entry)
+
+
+def _process(process: Registered) -> bytes:
+    state = layout.PROCESS_ALIVE if process.alive else layout.PROCESS_DEAD
+    overhead = layout.NOT_MEASURED
+    if process.overhead_bytes is not None:
+        overhead = min(process.overhead_bytes, layout.NOT_MEASURED - 1)
+    began = process.registration, process.start_time, process.host_pid
+    return _ENTRY.pack(*began, state, overhead)

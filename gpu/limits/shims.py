@@ -1,0 +1,53 @@
+"""The libraries that keep limits: whether a node has all they need, and what containers see."""
+
+import time
+from collections.abc import Callable, Sequence
+
+from base.paths import Paths
+from gpu.driver import driver_files
+from gpu.driver.driver_files import SharedFile
+from gpu.limit_settings import GpuLimitSettings
+from gpu.limits import processes
+from host.errors import HostError
+
+LOOK_AGAIN = 5.0  # seconds; directories with the driver may have thousands of entries
+
+
+class Shims:
+    """The shims on this node. One thread at a time may use it.
+
+    `room` answers why groups of limits cannot be made; None if they can.
+    """
+
+    def __init__(
+        self, paths: Paths, settings: GpuLimitSettings, room: Callable[[], str | None]
+    ) -> None:
+        self._shims = paths.shims
+        self._root = settings.driver_root
+        self._seen = paths.host / settings.driver_root.relative_to("/")
+        self._room = room
+        self._looked = float("-inf")
+        self._problem: str | None = None
+
+    def obstacle(self) -> str | None:
+        """Why containers cannot be limited; None if they can."""
+        now = time.monotonic()
+        if now - self._looked >= LOOK_AGAIN:
+            self._looked, self._problem = now, self._obstacle()
+        return self._problem
+
+    def files(self) -> Sequence[SharedFile]:
+        """What a container sees of the driver and the shims. Raises HostError."""
+        return driver_files.shared(driver_files.installed(self._seen), self._root, self._shims)
+
+    def _obstacle(self) -> str | None:
+        if not processes.sees_the_host():
+            return (
+                "the agent does not see the host's processes: run it in the host's pid namespace "
+                "(hostPID)"
+            )
+        try:
+            self.files()
+        except HostError as error:
+            return str(error)
+        return self._room()

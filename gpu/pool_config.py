@@ -1,0 +1,51 @@
+"""A pool of GPUs, as it is configured (`pool_keys` reads it)."""
+
+from typing import Literal
+
+import msgspec
+
+from gpu.driver.driver_files import SharedFile
+from host.sysfs.gpus import GPU
+
+GpuMode = Literal["replicas", "slices", "units"]
+Placement = Literal["spread", "pack"]
+
+RESERVE = 256 << 20  # bytes of each GPU that no container is given
+
+
+class Shape(msgspec.Struct, frozen=True, kw_only=True):
+    """A slice of a GPU that is a resource of its own."""
+
+    resource: str  # "podfabric.io/gpu-10g-25"
+    memory: int  # bytes
+    compute: int  # percent of the GPU's time, from 1 to 100
+
+
+class GpuPoolConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """A pool of GPUs. The first pool that selects a GPU has it."""
+
+    mode: GpuMode = "slices"
+    resource: str = ""  # mode "replicas"
+    replicas: int = 1  # mode "replicas": ids of each GPU
+    shapes: tuple[Shape, ...] = ()  # mode "slices"
+    memory_resource: str = "alnair/vgpu-memory"  # mode "units"
+    compute_resource: str = "alnair/vgpu-compute"  # mode "units": percents
+    unit: int = 1 << 30  # mode "units": bytes of an id of `memory_resource`
+    devices: tuple[str, ...] = ()  # addresses and UUIDs; () selects every GPU
+    placement: Placement = "pack"
+    reserve: int = RESERVE  # bytes of each GPU that no container is given
+    memory: int = 0  # bytes of each GPU, in place of what NVML reports; 0: NVML is asked
+    driver_mount: SharedFile | None = None  # mode "replicas": what containers see of the driver
+
+    @property
+    def resources(self) -> tuple[str, ...]:
+        """The extended resources that the pool offers."""
+        if self.mode == "replicas":
+            return (self.resource,)
+        if self.mode == "slices":
+            return tuple(shape.resource for shape in self.shapes)
+        return (self.memory_resource, self.compute_resource)
+
+    def selects(self, gpu: GPU) -> bool:
+        """Whether the pool may have that GPU."""
+        return not self.devices or gpu.address in self.devices or gpu.uuid in self.devices

@@ -1,0 +1,194 @@
+"""Reads the configuration of GPUs: the parts `gpus` and `gpuLimits` of config.yaml.
+
+docs/gpus.md and docs/gpu-limits.md describe every key.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any
+
+import msgspec
+
+from base import documents
+from base.documents import DocumentError
+from deviceplugin.kubelet import extended_resources
+from gpu.driver.driver_files import SharedFile
+from gpu.limit_settings import CONTEXT_RESERVE, Action, GpuLimitSettings
+from gpu.pool_config import GpuMode, GpuPoolConfig, Placement, Shape
+from host.sysfs import gpus, pci
+
+SMALLEST = 256 << 20  # bytes: smaller units would be more ids than a kubelet accepts
+_QUANTITY = re.compile(r"([0-9]{1,15})(Ki|Mi|Gi|Ti|)")
+_FACTORS = {"": 1, "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40}
+
+
+_MOUNT = {"host": str, "container": str}
+_SHAPE = {"name": str, "memory": object, "compute": Annotated[int, msgspec.Meta(ge=1, le=100)]}
+KEYS: Mapping[str, object] = {
+    "mode": GpuMode,
+    "name": str,
+    "replicas": Annotated[int, msgspec.Meta(ge=1, le=10_000)],
+    "shapes": list[object],
+    "memoryName": str,
+    "computeName": str,
+    "unit": object,
+    "devices": tuple[str, ...],
+    "placement": Placement,
+    "reserve": object,
+    "memory": object,
+    "driverMount": object,
+}
+LIMIT_KEYS: Mapping[str, object] = {"driverRoot": str, "onOveruse": Action}
+_ONLY_OF: Sequence[tuple[tuple[GpuMode, ...], tuple[str, ...]]] = (
+    (("replicas",), ("name", "replicas", "driverMount")),
+    (("slices",), ("shapes",)),
+    (("units",), ("memoryName", "computeName", "unit")),
+    (("slices", "units"), ("reserve", "memory")),
+)
+
+
+def parse(value: object, where: str) -> tuple[GpuPoolConfig, ...]:
+    """The pools in the list `gpus`. Raises DocumentError."""
+    if value is None:
+        return ()
+    if not isinstance(value, list):
+        raise DocumentError(f"{where}: expected a list of pools, got {documents.shown(value)}")
+    return tuple(_pool(entry, f"{where}[{number}]") for number, entry in enumerate(value))
+
+
+def limits(value: object, where: str) -> GpuLimitSettings:
+    """The settings in the part `gpuLimits`. Raises DocumentError."""
+    values = documents.fields(value, LIMIT_KEYS, where)
+    settings = GpuLimitSettings(on_overuse=values.get("onOveruse", "report"))
+    if "driverRoot" not in values:
+        return settings
+    root = _directory(values["driverRoot"], f"{where}.driverRoot")
+    return msgspec.structs.replace(settings, driver_root=Path(root))
+
+
+def _pool(value: object, where: str) -> GpuPoolConfig:
+    values = documents.fields(value, KEYS, where)
+    mode: GpuMode = values.pop("mode", "slices")
+    for modes, keys in _ONLY_OF:
+        for key in values.keys() & keys if mode not in modes else ():
+            raise DocumentError(
+                f"{where}.{key}: is for mode {' or '.join(modes)}, this pool's is {mode}: remove it"
+            )
+    fields: dict[str, Any] = {
+        "mode": mode,
+        "placement": values.get("placement", "spread" if mode == "replicas" else "pack"),
+        "devices": _devices(values.get("devices", ()), f"{where}.devices"),
+    }
+    if "driverMount" in values:
+        fields["driver_mount"] = driver_mount(values["driverMount"], f"{where}.driverMount")
+    for key in ("reserve", "memory"):
+        if key in values:
+            fields[key] = amount(values[key], f"{where}.{key}")
+    return GpuPoolConfig(**fields, **_OF_MODE[mode](values, where))
+
+
+def driver_mount(value: object, where: str) -> SharedFile:
+    """A `driverMount`. Raises DocumentError."""
+    fields = documents.fields(value, _MOUNT, where)
+    host, container = (
+        str(_directory(fields.get(key, ""), f"{where}.{key}", least=2)) for key in _MOUNT
+    )
+    return SharedFile(host, container)
+
+
+def _directory(text: str, where: str, least: int = 1) -> PurePosixPath:
+    """The path of a directory, with so many parts at least: "/" has one."""
+    path = PurePosixPath(text)
+    if not path.is_absolute() or ".." in path.parts or len(path.parts) < least:
+        raise DocumentError(
+            f"{where}: {documents.shown(text)}: expected the path of a directory, from "
+            '"/" on and without ".."'
+        )
+    return path
+
+
+def _of_replicas(values: Mapping[str, Any], where: str) -> dict[str, Any]:
+    for key in ("name", "replicas"):
+        if key not in values:
+            example = '"example.com/shared-gpu"' if key == "name" else "8"
+            raise DocumentError(f"{where}.{key}: is required in mode replicas: write {example}")
+    return {"resource": _resource(values["name"], f"{where}.name"), "replicas": values["replicas"]}
+
+
+def _of_slices(values: Mapping[str, Any], where: str) -> dict[str, Any]:
+    if not values.get("shapes"):
+        raise DocumentError(
+            f"{where}.shapes: is required in mode slices: write "
+            "[{name: podfabric.io/gpu-10g-25, memory: 10Gi, compute: 25}]"
+        )
+    shapes = []
+    for number, entry in enumerate(values["shapes"]):
+        at = f"{where}.shapes[{number}]"
+        fields = documents.fields(entry, _SHAPE, at)
+        for key in _SHAPE:
+            if key not in fields:
+                raise DocumentError(f"{at}.{key}: is required")
+        memory = amount(fields["memory"], f"{at}.memory")
+        if memory <= CONTEXT_RESERVE:  # until the agent has measured it
+            raise DocumentError(
+                f"{at}.memory: {memory >> 20}Mi is not enough for a CUDA context, which is charged "
+                f"with {CONTEXT_RESERVE >> 20}Mi: write more"
+            )
+        name = _resource(fields["name"], f"{at}.name")
+        shapes.append(Shape(resource=name, memory=memory, compute=fields["compute"]))
+    return {"shapes": tuple(shapes)}
+
+
+def _of_units(values: Mapping[str, Any], where: str) -> dict[str, Any]:
+    fields: dict[str, Any] = {}
+    for key, field in (("memoryName", "memory_resource"), ("computeName", "compute_resource")):
+        if key in values:
+            fields[field] = _resource(values[key], f"{where}.{key}")
+    if "unit" in values:
+        fields["unit"] = amount(values["unit"], f"{where}.unit", SMALLEST)
+    return fields
+
+
+_OF_MODE = {"replicas": _of_replicas, "slices": _of_slices, "units": _of_units}
+
+
+def _resource(name: str, where: str) -> str:
+    if problem := extended_resources.resource_problem(name):
+        raise DocumentError(f"{where}: {documents.shown(name)}: {problem}")
+    return name
+
+
+def _devices(names: Sequence[str], where: str) -> tuple[str, ...]:
+    devices = []
+    for name in names:
+        address = pci.canonical(name)
+        if address is None and not gpus.is_uuid(name):
+            raise DocumentError(
+                f"{where}: {documents.shown(name)}: is neither a PCI address nor a UUID of a GPU: "
+                "`podfabric topo` shows both"
+            )
+        devices.append(address or name)
+    return tuple(devices)
+
+
+def amount(value: object, where: str, least: int = 0) -> int:
+    """A number of bytes, as Kubernetes writes it: "10Gi". Raises DocumentError."""
+    match = _QUANTITY.fullmatch(value) if isinstance(value, str) else None
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        size = value
+    elif match is not None:
+        size = int(match[1]) * _FACTORS[match[2]]
+    else:
+        raise DocumentError(
+            f'{where}: {documents.shown(value)}: expected bytes, such as "10Gi" or "512Mi"'
+        )
+    if size < least:
+        ids = (80 << 30) // max(size, 1)
+        raise DocumentError(
+            f"{where}: {documents.shown(value)}: a GPU of 80 GiB would be {ids} ids, and a kubelet "
+            f"accepts {extended_resources.MOST_IDS} for all GPUs of a node: write 256Mi or more"
+        )
+    if size > 1 << 50:
+        raise DocumentError(f"{where}: {documents.shown(value)}: no GPU has that much memory")
+    return size

@@ -1,0 +1,101 @@
+"""Which container holds each group of limits, for the agent's part of GPUs.
+
+The ledger knows the groups, and the kubelet the containers: PodResources has the names of their
+pods, its checkpoint the UIDs. A container is noted when it starts; what is missing, also after a
+restart of the agent, is learnt from the kubelet's records.
+"""
+
+import threading
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
+
+from msgspec.structs import replace
+
+from base.paths import Paths
+from base.pod import Pod
+from deviceplugin.checkpoint import Allocation, AllocationKey
+from deviceplugin.kubelet import records
+from deviceplugin.kubelet.records import KubeletUnreadable, PodDevices
+from deviceplugin.ledger import Ledger
+from gpu.limits.tenants import Tenant
+
+
+class Holders:
+    """The containers that hold groups. Any thread may use it."""
+
+    def __init__(self, paths: Paths, ledger: Ledger) -> None:
+        self._paths = paths
+        self._ledger = ledger
+        self._lock = threading.Lock()
+        self._known: dict[str, Tenant] = {}  # by group
+
+    def listed(self) -> list[Tenant]:
+        """The tenants of all groups whose containers have started.
+
+        A pod's name or UID is "" while the kubelet has not told it.
+        """
+        with self._lock:
+            groups = (group for group, _ in _groups(self._ledger.allocations()))
+            return [self._tenant(group) for group in dict.fromkeys(groups)]
+
+    def starts(self, group: str, rows: Sequence[PodDevices]) -> None:
+        """A container starts that has these rows of one of the kubelet's records.
+
+        One at a time may start: its group is in the ledger before the next one does.
+        """
+        row = rows[0]
+        pod = Pod(row.namespace, row.name, row.uid)
+        tenant = Tenant(group=group, pod=pod, container=row.container)
+        keys = {(each.resource, device_id) for each in rows for device_id in each.ids}
+        with suppress(KubeletUnreadable):  # then `learn` completes it
+            if not row.uid:
+                tenant = _completed(tenant, keys, records.from_checkpoint(self._paths))
+        live = {held for held, _ in _groups(self._ledger.allocations())}
+        with self._lock:
+            self._known = {held: of for held, of in self._known.items() if held in live}
+            self._known[group] = tenant
+
+    def learn(self, rows: Collection[PodDevices]) -> None:
+        """Complete what is known from the kubelet's records."""
+        with self._lock:
+            for group, key in _groups(self._ledger.allocations()):
+                self._known[group] = _completed(self._tenant(group), {key}, rows)
+
+    def _tenant(self, group: str) -> Tenant:
+        return self._known.get(group) or Tenant(group=group, pod=Pod(), container="")
+
+
+def _groups(allocations: Iterable[Allocation]) -> Iterable[tuple[str, AllocationKey]]:
+    """Each group whose container has started, and the allocation that it is named after."""
+    for entry in allocations:
+        if entry.gpu is not None and entry.gpu.group and entry.gpu.slot == entry.id:
+            yield entry.gpu.group, entry.key
+
+
+def _completed(
+    tenant: Tenant, keys: Collection[AllocationKey], rows: Iterable[PodDevices]
+) -> Tenant:
+    """The tenant with what the rows of these ids tell, as far as they agree."""
+    if tenant.pod.name and tenant.pod.uid:
+        return tenant
+    of_keys = [
+        row
+        for row in rows
+        if any((row.resource, device_id) in keys for device_id in row.ids)
+        and tenant.container in ("", row.container)
+        and tenant.pod.uid in ("", row.uid or tenant.pod.uid)
+    ]
+    # An init container leaves its ids to the containers after it, and only the checkpoint has it.
+    container = tenant.container
+    for row in sorted(of_keys, key=lambda row: (bool(row.name), len(row.ids))):
+        container = tenant.container or row.container
+    own = [row for row in of_keys if row.container == container]
+    names = {(row.namespace, row.name) for row in own if row.name}
+    uids = {row.uid for row in own if row.uid}
+    pod = tenant.pod
+    if not pod.name and len(names) == 1:
+        ((namespace, name),) = names
+        pod = Pod(namespace, name, pod.uid)
+    if not pod.uid and len(uids) == 1:
+        pod = Pod(pod.namespace, pod.name, uids.pop())
+    return replace(tenant, pod=pod, container=container)

@@ -1,0 +1,260 @@
+"""The GPUs of a node and the resources that its pools of GPUs offer.
+
+`DevicePlugin` calls this beside its pools of HCAs, and serves each resource to the kubelet.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
+
+from msgspec.structs import replace
+
+from base.paths import Paths
+from base.problems import Problems
+from deviceplugin.kubelet.pod_resources import PodResourcesClient
+from deviceplugin.kubelet.records import PodDevices
+from deviceplugin.ledger import Ledger
+from deviceplugin.pools.pool_config import DevicePluginConfig
+from deviceplugin.startup_grace import GRACE
+from gpu.driver.gpu_inventory import NOT_KEPT, GpuInventory, LimitedGPU, NodeGPU
+from gpu.pool_config import GpuPoolConfig
+from gpu.pools import slot_files
+from gpu.pools.container_files import Giver, group_of
+from gpu.pools.holders import Holders
+from gpu.pools.node_gpus import GpuParts
+from gpu.pools.pre_start import Starter
+from gpu.pools.replicas import ReplicaService
+from gpu.pools.share_pool import SharePool, by_pool, kinds
+from gpu.pools.shares import ShareService
+from host.sysfs.gpus import GPU
+
+_log = logging.getLogger(__name__)
+
+NOTHING = "nothing is offered: no GPU has its device nodes: is NVIDIA's driver loaded?"
+
+GpuService = ReplicaService | ShareService
+
+
+class GpuPools:
+    """The pools of GPUs of a node. `look` and `adopt` are called by one thread at a time.
+
+    `allocated` is called after each Allocate: other ids may not fit any more.
+    """
+
+    def __init__(
+        self,
+        paths: Paths,
+        ledger: Ledger,
+        kubelet: PodResourcesClient,
+        parts: GpuParts,
+        allocated: Callable[[], object],
+    ) -> None:
+        self._paths = paths
+        self._ledger = ledger
+        self._allocated = allocated
+        self._configs: Sequence[GpuPoolConfig] = ()
+        self._inventory = GpuInventory(
+            paths, lambda: self._giver.parts.memory(), lambda: self._giver.parts.faults()
+        )
+        self._giver = Giver(paths, parts)
+        self.holders = Holders(paths, ledger)
+        self._starter = Starter(paths, ledger, kubelet, self._giver, self.holders)
+        self._limited: Mapping[str, LimitedGPU] = {}  # by address
+        self._gpus: list[NodeGPU] = []
+        self._faults: dict[str, str | None] = {}  # that were told, by address
+        self._expected: frozenset[str] = frozenset()
+        self._began = time.monotonic()
+        self._problems = Problems(_log)
+        self._replicas: dict[str, ReplicaService] = {}
+        self._pools: dict[tuple[str, ...], SharePool] = {}  # by their resources
+        self._shares: dict[str, ShareService] = {}
+        self._groups = self._live_groups()
+        self._adopted = False  # before, the ledger may lack containers that run
+        self._recorded: frozenset[str] = frozenset()  # names of slots, by the kubelet's records
+
+    @property
+    def services(self) -> Mapping[str, GpuService]:
+        """The resources that are offered now."""
+        return {**self._replicas, **self._shares}
+
+    @property
+    def shares(self) -> Mapping[str, ShareService]:
+        """Those of them whose ids are parts of GPUs: containers that end make room for others."""
+        return self._shares
+
+    @property
+    def limited(self) -> Sequence[LimitedGPU]:
+        """The GPUs that are given in parts."""
+        return tuple(self._limited.values())
+
+    def use(self, parts: GpuParts) -> None:
+        """Use other parts of the agent."""
+        self._giver.parts = parts
+
+    def differs(self) -> bool:
+        """Whether the GPUs, their nodes or obstacles are others than at the last `look`."""
+        if not self._configs:
+            return False
+        gpus = self._inventory.look(self._held())
+        return (
+            gpus != self._gpus
+            or self._expected_of(gpus) != self._expected
+            or self._limited_of(gpus) != self._limited
+        )
+
+    def look(self, config: DevicePluginConfig) -> set[str]:
+        """Update every resource; those whose lists have changed."""
+        configs = config.gpus
+        self._giver.leaving = config.leaving
+        if configs != self._configs:
+            self._configure(configs)
+        if self._adopted:
+            self._remove_gone()
+        if not configs:
+            return set()
+        gpus = self._inventory.look(self._held())
+        self._gpus, self._expected = gpus, self._expected_of(gpus)
+        self._limited = self._limited_of(gpus)
+        seen = [self._withheld(gpu) for gpu in gpus]
+        self._tell_changes(seen)
+        changed: set[str] = set()
+        for pool, mine in by_pool(self._configs, seen):
+            if pool.mode == "replicas":
+                changed |= self._update_replicas(pool, mine)
+            else:
+                changed |= self._update_shares(pool, mine)
+        return changed
+
+    def adopt(self, rows: Sequence[PodDevices]) -> None:
+        """Record what only the kubelet knows. Raises OSError."""
+        for service in self.services.values():
+            service.adopt(rows)
+        self.holders.learn(rows)
+        self._recorded = frozenset(
+            group_of(row.resource, min(row.ids))
+            for row in rows
+            if row.ids and row.resource in self._shares
+        )
+        if not self._adopted:
+            self._groups |= self._left_over()
+        self._adopted = True
+
+    def with_room(self) -> list[str]:
+        """The GPUs that a container may get of which only the HCAs are chosen now.
+
+        If one container waits for its start, they have room for that one; else for the least that
+        a container can have.
+        """
+        return sorted({address for pool in self._pools.values() for address in pool.with_room()})
+
+    def _limited_of(self, gpus: Sequence[NodeGPU]) -> dict[str, LimitedGPU]:
+        """The GPUs that are given in parts, by address."""
+        obstacle = self._giver.parts.obstacle
+        return {
+            gpu.gpu.address: LimitedGPU(uuid=gpu.gpu.uuid, minor=gpu.minor, obstacle=obstacle())
+            for config, mine in by_pool(self._configs, gpus)
+            for gpu in (mine if config.mode != "replicas" else ())
+        }
+
+    def _withheld(self, gpu: NodeGPU) -> NodeGPU:
+        """The GPU, with a fault if its limits cannot be kept."""
+        limited = self._limited.get(gpu.gpu.address)
+        if gpu.fault is not None or limited is None or limited.obstacle is None:
+            return gpu
+        return replace(gpu, fault=NOT_KEPT + limited.obstacle)
+
+    def _configure(self, configs: Sequence[GpuPoolConfig]) -> None:
+        """Have a service for each resource of these pools. One that stays is kept."""
+        self._configs = configs
+        replicas = {config.resource for config in configs if config.mode == "replicas"}
+        self._replicas = {
+            resource: self._replicas.get(resource)
+            or ReplicaService(resource, self._paths, self._ledger, self._allocated)
+            for resource in sorted(replicas)
+        }
+        shared = [config for config in configs if config.mode != "replicas"]
+        self._pools = {
+            config.resources: self._pools.get(config.resources) or SharePool(self._ledger)
+            for config in shared
+        }
+        before = self._shares
+        self._shares = {}
+        for config in shared:
+            pool = self._pools[config.resources]
+            for kind in kinds(config):
+                old = before.get(kind.resource)
+                same = old is not None and old.kind == kind and old.pool is pool
+                self._shares[kind.resource] = (
+                    old
+                    if old is not None and same
+                    else ShareService(pool, kind, self._giver, self._starter, self._allocated)
+                )
+
+    def _update_replicas(self, config: GpuPoolConfig, gpus: Sequence[NodeGPU]) -> set[str]:
+        service = self._replicas[config.resource]
+        changed = service.update(config, gpus, self._expected)
+        self._problems.tell(config.resource, service.problem if gpus else NOTHING)
+        return {config.resource} if changed else set()
+
+    def _update_shares(self, config: GpuPoolConfig, gpus: Sequence[NodeGPU]) -> set[str]:
+        pool = self._pools[config.resources]
+        pool.update(config, gpus)
+        self._problems.tell(", ".join(config.resources), pool.problem if gpus else NOTHING)
+        return {name for name in config.resources if self._shares[name].update(self._expected)}
+
+    def _expected_of(self, gpus: Sequence[NodeGPU]) -> frozenset[str]:
+        """The GPUs that have not been ready since the plugin started, a short while ago, or whose
+        limits cannot be kept yet.
+
+        A node that boots starts its pods again before the driver is loaded, and the kubelet rejects
+        for good a pod with an unhealthy id (see `startup_grace`).
+        """
+        if time.monotonic() >= self._began + GRACE:
+            return frozenset()
+        withheld = (address for address, of in self._limited_of(gpus).items() if of.obstacle)
+        never = (gpu.gpu.address for gpu in gpus if not self._inventory.was_ready(gpu.gpu))
+        return frozenset((*never, *withheld))
+
+    def _held(self) -> list[GPU]:
+        given = (allocation.gpu for allocation in self._ledger.allocations())
+        return [
+            GPU(uuid=gpu.uuid, address=gpu.bdf, minor=gpu.minor, numa=None)
+            for gpu in given
+            if gpu is not None and gpu.bdf
+        ]
+
+    def _live_groups(self) -> frozenset[str]:
+        """The groups of containers that have a GPU, also of those that have not started yet."""
+        given = [(entry.resource, entry.gpu) for entry in self._ledger.allocations() if entry.gpu]
+        named = ((gpu.group, group_of(resource, gpu.slot)) for resource, gpu in given if gpu.slot)
+        return frozenset(filter(None, chain.from_iterable(named)))
+
+    def _left_over(self) -> set[str]:
+        """The groups of an earlier agent, which may have been killed before it removed them."""
+        groups = self._giver.parts.groups
+        return set(groups.names()) if groups is not None else set()
+
+    def _remove_gone(self) -> None:
+        """Remove the groups and CDI files of containers that are gone."""
+        with self._ledger.allocating:  # an Allocate may give the same slot again
+            # One whose GPU is not there cannot be adopted, and may run all the same.
+            live = self._live_groups() | self._recorded
+            try:
+                slot_files.remove_others(self._paths, live)
+            except OSError as error:
+                _log.warning("%s: cannot be removed: %s", error.filename, error.strerror)
+            gone, self._groups = self._groups - live, live
+            for group in sorted(gone):
+                try:
+                    self._giver.remove(group)
+                except OSError as error:
+                    self._groups |= {group}  # tried again
+                    _log.warning("%s: cannot be removed: %s", group, error)
+
+    def _tell_changes(self, gpus: Sequence[NodeGPU]) -> None:
+        before, self._faults = self._faults, {gpu.gpu.address: gpu.fault for gpu in gpus}
+        for gpu in gpus:
+            if before.get(gpu.gpu.address, "") != gpu.fault:
+                level = logging.INFO if gpu.fault is None else logging.WARNING
+                _log.log(level, "%s (%s): %s", gpu.name, gpu.gpu.address, gpu.fault or "healthy")

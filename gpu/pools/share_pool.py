@@ -1,0 +1,209 @@
+"""The GPUs of a pool whose ids are parts of them, and how much of each is free.
+
+Ids name a GPU, and are tokens nevertheless: which GPU a container has is in the ledger, and it may
+be another one. The kubelet chooses ids of each resource on its own, and does not know which of
+them fit together.
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+
+import msgspec
+
+from deviceplugin.checkpoint import AllocatedGPU, Allocation, AllocationKey
+from deviceplugin.ledger import Ledger
+from gpu.driver.gpu_inventory import NodeGPU
+from gpu.pool_config import GpuPoolConfig, Shape
+from gpu.pools.placement import WHOLE, Share
+
+_SHORT = len("GPU-12345678")
+
+
+class SharedGPU(msgspec.Struct, frozen=True):
+    """A GPU of the pool."""
+
+    node: NodeGPU
+    capacity: Share
+    short: str  # the beginning of its UUID, which no other GPU of the pool has
+
+    @property
+    def address(self) -> str:
+        """Its PCI address."""
+        return self.node.gpu.address
+
+    @property
+    def uuid(self) -> str:
+        """Its UUID."""
+        return self.node.gpu.uuid
+
+
+class IdKind(msgspec.Struct, frozen=True):
+    """What an id of one resource of the pool stands for."""
+
+    resource: str
+    share: Share
+    shape: str = ""  # "10g-25" of a slice; "" of a unit of memory or time
+
+    def ids(self, gpu: SharedGPU) -> list[str]:
+        """The ids of a GPU: as many as fit into an empty one."""
+        beginning = f"{gpu.short}.{self.shape}." if self.shape else f"{gpu.uuid}_"
+        return [f"{beginning}{k}" for k in range(gpu.capacity.count(self.share))]
+
+
+def kinds(config: GpuPoolConfig) -> tuple[IdKind, ...]:
+    """The resources of a pool of mode slices or units."""
+    if config.mode == "slices":
+        return tuple(
+            IdKind(shape.resource, Share(shape.memory, shape.compute), _text(shape))
+            for shape in config.shapes
+        )
+    return (
+        IdKind(config.memory_resource, Share(memory=config.unit)),
+        IdKind(config.compute_resource, Share(compute=1)),
+    )
+
+
+def by_pool(
+    configs: Iterable[GpuPoolConfig], gpus: Iterable[NodeGPU]
+) -> Iterator[tuple[GpuPoolConfig, list[NodeGPU]]]:
+    """The GPUs of each pool: the first that selects a GPU has it."""
+    left = list(gpus)
+    for config in configs:
+        mine = [gpu for gpu in left if config.selects(gpu.gpu)]
+        left = [gpu for gpu in left if gpu not in mine]
+        yield config, mine
+
+
+class SharePool:
+    """A pool of mode slices or units. `update` replaces what is known of its GPUs."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger = ledger
+        self.config = GpuPoolConfig()
+        self.gpus: Mapping[str, SharedGPU] = {}  # by address, all whose memory is known
+        self.problem: str | None = None
+
+    def update(self, config: GpuPoolConfig, nodes: Sequence[NodeGPU]) -> None:
+        """Replace the configuration and the GPUs."""
+        self.config, self.gpus = config, shared_gpus(config, nodes)
+        unknown = [node.name for node in nodes if node.gpu.address not in self.gpus]
+        self.problem = None
+        if unknown:
+            self.problem = (
+                f"{', '.join(unknown)}: how much memory it has is not known, so it is not "
+                "offered: NVML tells the agent; or write `memory` into the pool"
+            )
+
+    def free(self, without: Collection[AllocationKey] = ()) -> dict[str, Share]:
+        """What is free of each healthy GPU, by address; allocations in `without` do not count."""
+        used = given(entry for entry in self.ledger.allocations() if entry.key not in without)
+        return {
+            address: gpu.capacity.minus(used.get(address, Share()))
+            for address, gpu in self.gpus.items()
+            if gpu.node.fault is None
+        }
+
+    def pending(self, without: Collection[AllocationKey] = ()) -> int:
+        """The percents that containers have and that are not bound to a GPU yet."""
+        return sum(
+            percents(allocation.gpu)
+            for allocation in self.ledger.allocations()
+            if allocation.resource in self.config.resources
+            and allocation.key not in without
+            and allocation.gpu is not None
+            and not allocation.gpu.bdf
+        )
+
+    def with_room(self) -> set[str]:
+        """The healthy GPUs for a container whose GPU is not known, as `GpuPools.with_room`."""
+        waiting: dict[tuple[str, str], Share] = {}  # by resource and slot
+        keys: list[AllocationKey] = []
+        for entry in self.ledger.allocations():
+            gpu = entry.gpu
+            if gpu is not None and gpu.open and entry.resource in self.config.resources:
+                at = entry.resource, gpu.slot
+                share = Share(gpu.memory_bytes, percents(gpu))
+                waiting[at] = waiting.get(at, Share()).plus(share)
+                keys.append(entry.key)
+        if len(waiting) == 1:
+            wanted, free = [*waiting.values()], self.free(keys)
+        else:
+            shares = (kind.share for kind in kinds(self.config))
+            wanted, free = [share for share in shares if share.memory], self.free()
+        return {
+            address for address, room in free.items() if any(room.holds(each) for each in wanted)
+        }
+
+    def shown(self, free: Mapping[str, Share]) -> str:
+        """What is free of each GPU, in words."""
+        texts = [f"{self.gpus[address].node.name} has {room}" for address, room in free.items()]
+        texts += [
+            f"{gpu.node.name} is unhealthy: {gpu.node.fault}"
+            for gpu in self.gpus.values()
+            if gpu.node.fault is not None
+        ]
+        return "; ".join(texts) or "there is no GPU"
+
+
+def shared_gpus(config: GpuPoolConfig, nodes: Sequence[NodeGPU]) -> dict[str, SharedGPU]:
+    """Those of a pool's GPUs whose memory is known, by address."""
+    known = [node for node in nodes if node.gpu.uuid and _usable(config, node) is not None]
+    shorts = [node.gpu.uuid[:_SHORT] for node in known]
+    return {
+        node.gpu.address: SharedGPU(
+            node,
+            Share(_usable(config, node) or 0, WHOLE),
+            (short if shorts.count(short) == 1 else node.gpu.uuid).removeprefix("GPU-"),
+        )
+        for node, short in zip(known, shorts, strict=True)
+    }
+
+
+def given(allocations: Iterable[Allocation]) -> dict[str, Share]:
+    """What allocations have of each GPU, by address."""
+    shares: dict[str, Share] = {}
+    for allocation in allocations:
+        gpu = allocation.gpu
+        if gpu is not None and gpu.bdf:
+            share = Share(gpu.memory_bytes, percents(gpu))
+            shares[gpu.bdf] = shares.get(gpu.bdf, Share()).plus(share)
+    return shares
+
+
+def percents(gpu: AllocatedGPU) -> int:
+    """The time of an allocation in percent."""
+    return round(gpu.compute_share * WHOLE)
+
+
+def healthy_ids(
+    free_ids: Mapping[str, Sequence[str]], fits: Mapping[str, int], pending: int = 0
+) -> set[str]:
+    """The ids that may be allocated, of those that no container holds.
+
+    As many as fit on the GPUs together: first those that name a GPU with room, then others, whose
+    own GPU is full because containers of other ids are on it.
+
+    Args:
+        free_ids: the ids of each healthy GPU, by address.
+        fits: how many fit on each, by address.
+        pending: how many containers have that are not bound to a GPU yet.
+    """
+    total = max(sum(fits.get(address, 0) for address in free_ids) - pending, 0)
+    own = [ids[: fits.get(address, 0)] for address, ids in free_ids.items()]
+    rest = [ids[fits.get(address, 0) :] for address, ids in free_ids.items()]
+    return set([*chain(*own, *rest)][:total])
+
+
+def _usable(config: GpuPoolConfig, node: NodeGPU) -> int | None:
+    """The bytes that containers may be given of a GPU; None if its memory is not known."""
+    if config.memory:
+        return max(config.memory - config.reserve, 0)
+    if node.memory is None:
+        return None
+    return max(node.memory.usable - config.reserve, 0)
+
+
+def _text(shape: Shape) -> str:
+    gib, rest = divmod(shape.memory, 1 << 30)
+    memory = f"{shape.memory >> 20}m" if rest else f"{gib}g"
+    return f"{memory}-{shape.compute}"

@@ -1,0 +1,1 @@
+"""Compares what processes use of each GPU with the limits of their groups."""

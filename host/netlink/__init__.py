@@ -1,0 +1,1 @@
+"""Netlink: interfaces, addresses, VFs and RDMA devices, as the kernel has them."""

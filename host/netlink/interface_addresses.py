@@ -1,0 +1,283 @@
+"""Addresses and routes of an interface, and its sysctls below /proc/sys/net."""
+
+import errno
+import ipaddress
+import os
+import socket
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+from pyroute2.netlink import NLM_F_APPEND, NLM_F_CREATE, NLM_F_EXCL
+from pyroute2.netlink.rtnl import (
+    RTM_GETADDR,
+    RTM_GETROUTE,
+    RTM_NEWADDR,
+    RTM_NEWROUTE,
+    rt_proto,
+    rt_type,
+)
+from pyroute2.netlink.rtnl.ifaddrmsg import IFA_F_NODAD
+from pyroute2.netlink.rtnl.rtmsg import IP6_RT_PRIO_USER, RT_SCOPE_LINK, RTNH_F_ONLINK
+
+from host import procfs
+from host.errors import HostError
+from host.namespaces import NetworkNamespace
+from host.netlink import links
+from host.netlink.links import Link
+from host.netlink.messages import AddressMessage, RouteMessage, attributes, message
+from host.netlink.sockets import ChangeRequest, Rtnetlink, trying
+from host.sysfs import attribute_files
+
+IFAPROT_KERNEL_RA = 2  # linux/if_addr.h, since Linux 5.18
+RT_TABLE_MAIN = 254  # linux/rtnetlink.h
+_KERNELS = rt_proto["kernel"], rt_proto["ra"]
+_LAST_PRIORITY = 0xFFFFFFFF
+AF_INET, AF_INET6 = socket.AF_INET, socket.AF_INET6
+_ANY = {AF_INET: "0.0.0.0", AF_INET6: "::"}
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+
+# Disabled by a sysctl (addrconf_add_dev), not in the kernel, or for an MTU below 1280
+# (ipv6_add_dev).
+_WITHOUT_FAMILY = (
+    errno.EACCES,
+    errno.EAFNOSUPPORT,
+    errno.EOPNOTSUPP,
+    errno.EINVAL,
+    errno.ENOBUFS,
+)
+
+
+class Hop(msgspec.Struct, frozen=True, kw_only=True):
+    """A route through an interface. None and 0 leave a value to the kernel."""
+
+    destination: str  # CIDR
+    gateway: str | None = None
+    table: int | None = None
+    scope: int | None = None
+    priority: int = 0
+    mtu: int = 0
+    advmss: int = 0
+
+
+def addition(link: Link, cidr: str, *, if_possible: bool = False) -> ChangeRequest:
+    """Add an address; with `if_possible` only if the interface has the address' family.
+
+    IPv6 without duplicate detection: whoever assigned it knows it is unique, and detection would
+    cost every pod one to two seconds.
+    """
+    address, _, prefix = cidr.partition("/")
+    family, flags = (AF_INET6, IFA_F_NODAD) if ":" in address else (AF_INET, 0)
+    request = message(
+        AddressMessage,
+        [*([("IFA_LOCAL", address)] if family == AF_INET else []), ("IFA_ADDRESS", address)],
+        family=family,
+        prefixlen=int(prefix),
+        flags=flags,
+        index=link.index,
+    )
+    what = f'adding address {cidr} to "{link.name}"'
+    flags = NLM_F_CREATE | NLM_F_EXCL
+    accepted = (errno.EEXIST, *(_WITHOUT_FAMILY if if_possible else ()))
+    return ChangeRequest(what, RTM_NEWADDR, request, flags, accepted)
+
+
+def of(route: Rtnetlink, link: Link) -> set[str]:
+    """The addresses of an interface, as canonical CIDRs."""
+    with trying(f'listing the addresses of "{link.name}"'):
+        listed = route.table(RTM_GETADDR, message(AddressMessage, index=link.index))
+    return {_cidr(each) for each in listed}
+
+
+def of_users(route: Rtnetlink, link: Link) -> list[str]:
+    """The addresses (CIDR) and the routes' destinations that users or services gave an interface.
+
+    Without the kernel's own: IPv6 link-local ones, and those of router advertisements.
+    """
+    found = []
+    with trying(f'listing addresses and routes of "{link.name}"'):
+        for address in route.table(RTM_GETADDR, message(AddressMessage, index=link.index)):
+            cidr = _cidr(address)
+            by_kernel = address.get_attr("IFA_PROTO") == IFAPROT_KERNEL_RA
+            if not by_kernel and not cidr.startswith("fe80:"):
+                found.append(cidr)
+        for family, unspecified in _ANY.items():
+            request = message(RouteMessage, [("RTA_OIF", link.index)], family=family)
+            for each in route.table(RTM_GETROUTE, request):
+                if each["proto"] not in _KERNELS:
+                    destination = each.get_attr("RTA_DST", unspecified)
+                    found.append(f"{destination}/{each['dst_len']}")
+    return found
+
+
+def of_all(route: Rtnetlink) -> list[tuple[str, str]]:
+    """Each address of a namespace as a canonical CIDR, with the name of its interface."""
+    with trying("listing the addresses of all interfaces"):
+        listed = route.table(RTM_GETADDR, message(AddressMessage))
+    names = {link.index: link.name for link in links.every(route)}
+    return [(_cidr(each), names.get(each["index"], "?")) for each in listed]
+
+
+def _cidr(address: AddressMessage) -> str:
+    # On a point-to-point or broadcast interface IFA_LOCAL is the address itself.
+    ip = address.get_attr("IFA_LOCAL") or address.get_attr("IFA_ADDRESS")
+    return f"{ipaddress.ip_address(ip)}/{address['prefixlen']}"
+
+
+def add_routes(route: Rtnetlink, link: Link, hops: Sequence[Hop]) -> None:
+    """Add routes through `link`, each behind the namespace's other routes to its destination.
+
+    A gateway outside the interface's networks counts as on-link.
+    """
+    if not hops:
+        return
+    networks = [ipaddress.ip_interface(cidr).network for cidr in of(route, link)]
+    present = Routes(route)
+    route.change(*(_route(link, present.behind(hop), networks) for hop in hops))
+
+
+def _route(link: Link, hop: Hop, networks: Sequence[Network]) -> ChangeRequest:
+    destination = ipaddress.ip_network(hop.destination, strict=False)
+    table = RT_TABLE_MAIN if hop.table is None else hop.table
+    request: list[tuple[str, object]] = [("RTA_OIF", link.index), ("RTA_TABLE", table)]
+    flags = scope = 0
+    if destination.prefixlen:
+        request.append(("RTA_DST", str(destination.network_address)))
+    if hop.gateway:
+        request.append(("RTA_GATEWAY", hop.gateway))
+        flags = 0 if _covered(networks, hop.gateway) else RTNH_F_ONLINK
+    if hop.scope is not None:
+        scope = hop.scope
+    elif not hop.gateway and destination.version == 4:
+        scope = RT_SCOPE_LINK  # there is no gateway
+    if hop.priority:
+        request.append(("RTA_PRIORITY", hop.priority))
+    metrics = [
+        (name, size) for name, size in (("RTAX_MTU", hop.mtu), ("RTAX_ADVMSS", hop.advmss)) if size
+    ]
+    if metrics:
+        request.append(("RTA_METRICS", {"attrs": metrics}))
+    added = message(
+        RouteMessage,
+        request,
+        family=AF_INET6 if destination.version == 6 else AF_INET,
+        dst_len=destination.prefixlen,
+        table=hop.table if hop.table is not None and hop.table < 256 else 0,
+        proto=rt_proto["static"],
+        scope=scope,
+        type=rt_type["unicast"],
+        flags=flags,
+    )
+    via = f" via {hop.gateway}" if hop.gateway else ""
+    what = f'adding route {hop.destination}{via} on "{link.name}"'
+    # Appended: behind the IPv4 routes of the same priority.
+    return ChangeRequest(what, RTM_NEWROUTE, added, NLM_F_CREATE | NLM_F_APPEND)
+
+
+class Routes:
+    """A snapshot of a namespace's routes to other machines."""
+
+    def __init__(self, route: Rtnetlink) -> None:
+        # By destination, its length, table, and gateway (None stands for any).
+        self._priorities: dict[tuple[Address, int, int, Address | None], set[int]] = {}
+        for family, unspecified in _ANY.items():
+            request = message(RouteMessage, family=family, type=rt_type["unicast"])
+            with trying("listing routes"):
+                listed = route.table(RTM_GETROUTE, request)
+            for each in listed:
+                if each["type"] != rt_type["unicast"]:
+                    continue  # before Linux 4.20 the kernel lists all
+                shown = attributes(each)
+                destination = ipaddress.ip_address(shown.get("RTA_DST", unspecified))
+                for via in (None, *_gateways(shown)):
+                    key = (destination, each["dst_len"], shown["RTA_TABLE"], via)
+                    self._priorities.setdefault(key, set()).add(shown.get("RTA_PRIORITY", 0))
+
+    def has(self, hop: Hop) -> bool:
+        """Whether a route has this destination and table, and the gateway and priority if set.
+
+        The priority of an IPv6 route may be higher: see `behind`.
+        """
+        family, found = self._of(hop, hop.gateway)
+        if not hop.priority or hop.priority in found:
+            return bool(found)
+        return family == AF_INET6 and max(found, default=0) > hop.priority
+
+    def behind(self, hop: Hop) -> Hop:
+        """The route with a priority that puts it behind those to its destination that are here.
+
+        A priority that is set changes only where an IPv6 route has it: the kernel would make one
+        multipath route of both (net/ipv6/ip6_fib.c, fib6_add_rt2node). IPv4 routes of one priority
+        are used in their order.
+        """
+        family, taken = self._of(hop, None)
+        priority = hop.priority or max(taken, default=0)
+        while family == AF_INET6 and priority in taken and priority < _LAST_PRIORITY:
+            priority += 1
+        taken.add(priority or (IP6_RT_PRIO_USER if family == AF_INET6 else 0))
+        return msgspec.structs.replace(hop, priority=priority)
+
+    def _of(self, hop: Hop, gateway: str | None) -> tuple[int, set[int]]:
+        """The family of a route, and the priorities of those to its destination in its table."""
+        network = ipaddress.ip_network(hop.destination, strict=False)
+        family = AF_INET6 if network.version == 6 else AF_INET
+        via = ipaddress.ip_address(gateway) if gateway else None
+        where = (network.network_address, network.prefixlen, hop.table or RT_TABLE_MAIN, via)
+        return family, self._priorities.setdefault(where, set())
+
+
+def _gateways(shown: dict[str, Any]) -> set[Address]:
+    """The gateways of a route, also of each part of a multipath route."""
+    parts = (attributes(part) for part in shown.get("RTA_MULTIPATH", ()))
+    return {
+        ipaddress.ip_address(part["RTA_GATEWAY"])
+        for part in (shown, *parts)
+        if "RTA_GATEWAY" in part
+    }
+
+
+class Sysctl(NamedTuple):
+    """A value for /proc/sys/net/ipv<family>/conf/<interface>/<name>."""
+
+    family: int
+    name: str
+    value: str
+
+
+def set_sysctls(namespace: NetworkNamespace, link: Link, sysctls: Sequence[Sysctl]) -> None:
+    """Set sysctls of an interface in a namespace.
+
+    A sysctl that has its value is not written: a write that needs the kernel's RTNL lock (such as
+    disable_ipv6) spins until it has the lock, on a CPU that the lock's holder may need. Raises
+    HostError if a sysctl does not exist; for family 6 this means a kernel without IPv6.
+    """
+    with namespace.entered():
+        for family, name, value in sysctls:
+            path = _sysctl_path(family, link, name)
+            try:
+                if attribute_files.text(path) != value:
+                    _write(path, value)
+            except OSError as error:
+                raise HostError(f"setting {path} to {value}: {error.strerror}") from None
+
+
+def _write(path: str, value: str) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(descriptor, value.encode())
+    finally:
+        os.close(descriptor)
+
+
+def _sysctl_path(family: int, link: Link, name: str) -> str:
+    return f"{procfs.path()}/sys/net/ipv{family}/conf/{link.name}/{name}"
+
+
+def _covered(networks: Sequence[Network], gateway: str) -> bool:
+    address = ipaddress.ip_address(gateway)
+    if address.version == 6 and address.is_link_local:
+        return True
+    return any(address in network for network in networks)

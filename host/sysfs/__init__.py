@@ -1,0 +1,1 @@
+"""sysfs and /proc: PCI functions, HCAs, GPUs, and how far they are from each other."""

@@ -1,0 +1,86 @@
+"""Finds the HCA and port of an IPoIB interface in sysfs, and the port's state.
+
+Sources: Documentation/ABI/stable/sysfs-class-infiniband, drivers/infiniband/ulp/ipoib.
+"""
+
+import re
+from collections.abc import Iterator
+
+import msgspec
+
+from base.paths import Paths
+from host.netlink.links import Link
+from host.sysfs import attribute_files
+
+FULL_MEMBER = 0x8000  # bit 15 of a P_Key (InfiniBand specification, 10.9.1)
+
+
+class IpoibPort(msgspec.Struct, frozen=True, kw_only=True):
+    """The port under an IPoIB interface. Each property is read from sysfs when it is needed.
+
+    States are sysfs's: "ACTIVE", "DOWN"; "LinkUp", "Polling".
+    """
+
+    hca: str
+    number: int
+    directory: str
+
+    @property
+    def state(self) -> str:
+        return attribute_files.text(f"{self.directory}/state").partition(": ")[2]
+
+    @property
+    def physical_state(self) -> str:
+        return attribute_files.text(f"{self.directory}/phys_state").partition(": ")[2]
+
+    @property
+    def sm_lid(self) -> int:
+        return attribute_files.number(f"{self.directory}/sm_lid") or 0
+
+    @property
+    def pkeys(self) -> Iterator[int]:
+        """The P_Keys of the table's slots in use, read one by one: there may be 128 slots."""
+        for slot in sorted(attribute_files.names(f"{self.directory}/pkeys"), key=_decimal):
+            if pkey := attribute_files.number(
+                f"{self.directory}/pkeys/{slot}"
+            ):  # an empty one is 0x0000
+                yield pkey
+
+    def has_pkey(self, pkey: int) -> bool:
+        """Whether the port is a full or limited member of the partition."""
+        return any(pkey & 0x7FFF == own & 0x7FFF for own in self.pkeys)
+
+
+def port_of(paths: Paths, link: Link) -> IpoibPort | None:
+    """The port under an IPoIB interface of the host; None if sysfs does not show it.
+
+    The last 8 bytes of an interface's address are its port's GUID. The GUID decides, because an
+    HCA that is not a PCI function has no `device/infiniband` below the netdev.
+    """
+    guid = link.mac.replace(":", "")[-16:]
+    below_netdev = f"{paths.sysfs}/class/net/{link.name}/device/infiniband"
+    for directory in (below_netdev, f"{paths.sysfs}/class/infiniband"):
+        for hca in sorted(attribute_files.names(directory)):
+            ports = f"{directory}/{hca}/ports"
+            for number in sorted(attribute_files.names(ports)):
+                if attribute_files.text(f"{ports}/{number}/gids/0").replace(":", "")[-16:] == guid:
+                    return IpoibPort(hca=hca, number=int(number), directory=f"{ports}/{number}")
+    return None
+
+
+def node_guid(paths: Paths, hca: str) -> str:
+    """The node GUID that an HCA's driver has read, "00:11:22:33:44:55:66:77"; "" if unknown."""
+    digits = attribute_files.text(f"{paths.sysfs}/class/infiniband/{hca}/node_guid").replace(
+        ":", ""
+    )
+    return bytes.fromhex(digits).hex(":")
+
+
+def bdf_of(paths: Paths, name: str) -> str:
+    """The PCI address of the function under a netdev of the host; "" if there is none."""
+    address = attribute_files.target(f"{paths.sysfs}/class/net/{name}/device")
+    return address if re.fullmatch(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", address) else ""
+
+
+def _decimal(name: str) -> int:
+    return int(name) if name.isdecimal() else 0

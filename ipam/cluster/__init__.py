@@ -1,5 +1,0 @@
-"""Addresses that are unique in a whole cluster: blocks of them, leased to nodes by the API server.
-
-`objects` are what the API server keeps, `names` are their names, `rest_api` has what is done with
-them. docs/cluster-protocol.md says who does what, and what follows from a crash at any point.
-"""

@@ -1,0 +1,1 @@
+"""The `ipam` object of a network configuration, checked, as typed values."""

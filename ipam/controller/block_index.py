@@ -1,0 +1,109 @@
+"""All blocks of a cluster by the addresses that they cover, and what contradicts itself."""
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from operator import attrgetter
+from typing import NamedTuple
+
+import msgspec
+
+from ipam.addresses import Interval
+from ipam.leases import block_layout
+from ipam.leases.block_layout import why_wrong
+from ipam.leases.objects import AddressBlock, AddressPool
+
+_LARGEST = 256  # addresses of a block
+
+
+class PlacedBlock(msgspec.Struct, frozen=True):
+    """A block and the addresses that it covers."""
+
+    interval: Interval
+    block: AddressBlock
+
+
+_first = attrgetter("interval.first")
+
+
+class BlockIndex:
+    """Finds the blocks of a space that overlap an interval.
+
+    A block whose addresses make no sense, which a CRD without its rules lets pass, is left out.
+    """
+
+    def __init__(self, blocks: Iterable[AddressBlock]) -> None:
+        self._spaces: defaultdict[str, list[PlacedBlock]] = defaultdict(list)
+        for block in blocks:
+            with suppress(ValueError):
+                placed = PlacedBlock(block_layout.interval(block), block)
+                self._spaces[block.space].append(placed)
+        for placements in self._spaces.values():
+            placements.sort(key=_first)
+
+    def within(self, space: str, interval: Interval) -> Iterator[PlacedBlock]:
+        """The blocks that overlap the interval, lowest first."""
+        placements = self._spaces.get(space, [])
+        # A block that begins before the interval may reach into it.
+        start = bisect_left(placements, interval.first - _LARGEST + 1, key=_first)
+        for index in range(start, len(placements)):
+            placed = placements[index]
+            if placed.interval.first > interval.last:
+                break
+            if placed.interval.last >= interval.first:
+                yield placed
+
+    def neighbours(self) -> Iterator[tuple[PlacedBlock, PlacedBlock]]:
+        """Pairs of blocks with an address in common; each such block is in one pair at least."""
+        for placements in self._spaces.values():
+            widest: PlacedBlock | None = None  # of those that begin before: it reaches farthest
+            for placed in placements:
+                if widest is not None and placed.interval.first <= widest.interval.last:
+                    yield widest, placed
+                if widest is None or placed.interval.last > widest.interval.last:
+                    widest = placed
+
+
+class Contradiction(NamedTuple):
+    """Something that should not be. `pool` is the pool that it endangers, "" for none."""
+
+    pool: str
+    text: str
+
+
+def contradictions(
+    pools: Mapping[str, AddressPool], blocks: Iterable[AddressBlock], index: BlockIndex
+) -> list[Contradiction]:
+    """Everything about blocks that cannot be right, by pool. Overlaps are those of `index`.
+
+    Nothing repairs it by itself: an address that is in use must not be freed by a guess.
+    """
+    found = list[Contradiction]()
+    for placed, other in index.neighbours():
+        text = f"{_named(placed)} and {_named(other)} have addresses in common"
+        both = {placed.block.spec.pool, other.block.spec.pool}
+        found += (Contradiction(pool, text) for pool in both)
+    for block in blocks:
+        name, pool = block.metadata.name, pools.get(block.spec.pool)
+        if pool is None:
+            found.append(Contradiction("", f"{name}: there is no pool {block.spec.pool}"))
+        elif why := why_wrong(block, pool):
+            found.append(Contradiction(block.spec.pool, f"{name}: {why}"))
+    return sorted(found)
+
+
+def decisive(
+    blocks: Iterable[AddressBlock], pools: Mapping[str, AddressPool]
+) -> tuple[AddressBlock, ...]:
+    """The blocks that may decide something: see `why_wrong`. One whose pool is gone is among them:
+    pods may have its addresses, so a pool that is made for them now must not cut them otherwise."""
+    return tuple(
+        block
+        for block in blocks
+        if (pool := pools.get(block.spec.pool)) is None or not why_wrong(block, pool)
+    )
+
+
+def _named(placed: PlacedBlock) -> str:
+    return f"{placed.block.metadata.name} of node {placed.block.spec.holder.node}"

@@ -1,0 +1,201 @@
+"""`podfabric controller`: rounds, again and again, while this process leads."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from base import loop
+from base.problems import Problems
+from ipam.controller.definitions import POOLS_PER_NAMESPACE, read
+from ipam.controller.reclaim import ReclaimCounts
+from ipam.controller.rounds import OtherPools, Rounds, Seen, World
+from ipam.controller.steps import Steps
+from ipam.controller.whereabouts import Mode
+from ipam.leases.objects import AddressBlock, AddressPool, AddressReservation
+from kube.client import ClusterApi
+from kube.informer import Mirror, NodePoll, Polled, same
+from kube.leadership import RENEW_EVERY, Leadership
+from kube.resources import NetworkDefinition, NotLeading, Unreadable
+
+SETTLE = 0.3  # seconds at least between two rounds: a pod waits for the pool of its definition
+SHARE = 4  # of the last round's CPU time: so rounds take a fifth of a CPU in the largest clusters
+ROUND_EVERY = 5.0  # seconds at most
+REQUESTS_PER_SECOND = 100.0  # all nodes wait for this one client; each of them sends 20
+REQUESTS_AT_ONCE = 400  # two for each of 200 pods that begin at once on nodes without an address
+STUCK_AFTER = 300.0  # seconds without a step of the loop
+
+Others = Callable[[ClusterApi, Callable[[], None]], OtherPools]
+
+_log = logging.getLogger(__name__)
+
+
+class LiveView:
+    """What the API server has, for one leader: mirrors of our objects, polls of the others."""
+
+    def __init__(
+        self, api: ClusterApi, changed: Callable[[], None], clock: Callable[[], float]
+    ) -> None:
+        self._nodes = NodePoll(api, changed, clock)
+        self._pools = Mirror(api, AddressPool, same, changed)
+        self._blocks = Mirror(api, AddressBlock, same, changed)
+        self._reservations = Mirror(api, AddressReservation, same, changed)
+        self._definitions = Mirror(api, NetworkDefinition, read, changed, may_lack=True)
+
+    def world(self) -> World | None:
+        """The cluster now; None before the first lists, but for definitions."""
+        pools, blocks = self._pools.items(), self._blocks.items()
+        reservations, polled = self._reservations.items(), self._nodes.last
+        if pools is None or blocks is None or reservations is None or polled is None:
+            return None
+        return World(
+            polled=polled,
+            definitions=tuple(filter(None, self._definitions.items() or ())),
+            pools=pools,
+            blocks=blocks,
+            reservations=reservations,
+        )
+
+    def close(self) -> None:
+        """Follow nothing any more."""
+        mirrors = (self._pools, self._blocks, self._reservations, self._definitions)
+        for each in (self._nodes, *mirrors):
+            each.close()
+
+
+class ControllerProcess:
+    """The controller from its start to `stop`.
+
+    `election` renews the Lease and shares no rate limit with `api`, so that many writes do not
+    cost the leadership. `whereabouts` is what is done with whereabouts' objects. `other_pools`
+    follows the pools of another IPAM plugin, and calls its last argument after a change.
+    """
+
+    def __init__(
+        self,
+        api: ClusterApi,
+        leadership: Leadership,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        pools_per_namespace: int = POOLS_PER_NAMESPACE,
+        whereabouts: Mode = "None",
+        other_pools: Others | None = None,
+    ) -> None:
+        self._other_pools = other_pools
+        self._whereabouts: Mode = whereabouts
+        self.leadership = leadership
+        self.counts = ReclaimCounts()
+        self.errors = api.errors
+        self.rounds = 0
+        self.seen = Seen()
+        self.polled: Polled | None = None  # while this process leads
+        self._pools_per_namespace = pools_per_namespace
+        self._api = api
+        api.may_write = self._may_write
+        self._clock = clock
+        self._problems = Problems(_log, clock)
+        self._stopped = threading.Event()
+        self._changed = threading.Event()
+        self._stepped_at = {"election": clock(), "rounds": clock()}
+
+    def run(self) -> None:
+        """Take part in the election, and do rounds while this process leads, until `stop`."""
+        election = loop.Loop("election", self._elect, join=None)
+        election.start()
+        while not self._stopped.wait(0.2):
+            self._progress()
+            if self.leadership.holds:
+                self._lead()
+        election.close()
+        self.leadership.give_back()
+
+    def stop(self) -> None:
+        """End `run` after the request under way."""
+        self._stopped.set()
+        self._changed.set()
+
+    def now(self) -> float:
+        """The time on this process' clock."""
+        return self._clock()
+
+    def alive(self) -> tuple[bool, str]:
+        """Whether all loops go on, with or without an API server, and do not only fail."""
+        now = self._clock()
+        stuck = [name for name, at in self._stepped_at.items() if now - at > STUCK_AFTER]
+        if stuck:
+            return False, f"stuck: {', '.join(stuck)}"
+        failing = loop.failing()
+        return not failing, failing or "alive"
+
+    def unreadable(self) -> Sequence[Unreadable]:
+        """The objects that could not be read, for metrics."""
+        return self._api.unreadable()
+
+    def ready(self) -> tuple[bool, str]:
+        """A process that may lead when another one ends is ready, too."""
+        return True, "leads" if self.leadership.holds else "stands by"
+
+    def _may_write(self) -> bool:
+        return self.leadership.holds and not self._stopped.is_set()
+
+    def _elect(self) -> float:
+        self._stepped_at["election"] = self._clock()
+        self.leadership.step()
+        return RENEW_EVERY
+
+    def _lead(self) -> None:
+        """Rounds until this process leads no more. What it remembers is forgotten then."""
+        _log.info("leading")
+        view = LiveView(self._api, self._changed.set, self._clock)
+        others = None
+        if self._other_pools is not None:
+            others = self._other_pools(self._api, self._changed.set)
+        rounds = Rounds(
+            self._api,
+            clock=self._clock,
+            counts=self.counts,
+            pools_per_namespace=self._pools_per_namespace,
+            steps=Steps(self._progress),
+            whereabouts=self._whereabouts,
+            other_pools=others,
+        )
+        try:
+            while self._may_write():
+                self._progress()
+                self._changed.clear()
+                began = time.thread_time()  # a wait for the API server costs no CPU
+                self._round(rounds, view)
+                self._stopped.wait(max(SETTLE, SHARE * (time.thread_time() - began)))
+                self._changed.wait(ROUND_EVERY - SETTLE)
+        finally:
+            view.close()
+            if others is not None:
+                others.close()
+            self.seen = Seen()
+            self.polled = None
+        _log.info("leading no more")
+
+    def _progress(self) -> None:
+        """The loop of rounds goes on. A round may have many steps, and each a slow request."""
+        self._stepped_at["rounds"] = self._clock()
+
+    def _round(self, rounds: Rounds, view: LiveView) -> None:
+        try:
+            world = view.world()
+            if world is None:
+                return
+            self.polled = world.polled
+            self.seen = rounds.round(world)
+            errors = rounds.steps.taken_errors()
+            for error in errors:
+                self._problems.tell("a round", error)
+            if not errors:
+                self._problems.tell("a round", None)
+            self.rounds += 1
+            loop.worked("rounds")
+        except NotLeading:
+            return
+        except Exception:  # noqa: BLE001 - the outermost edge: a defect must not end the rounds
+            self.errors["round", "Defect"] += 1
+            _log.exception("this round failed")
+            loop.failed("rounds")

@@ -1,0 +1,119 @@
+"""What the Node objects say of the holders of blocks, and which of it proves a death.
+
+Only three things prove that the sandboxes of a holder are gone, or that no node hands out from its
+blocks any more: the taint out-of-service, another boot of the same machine with another store, and
+a Node object that stays away (after a fence and a wait: `reclaim`). A node that is not ready, or
+silent, proves nothing. What is unknown never proves anything.
+"""
+
+import enum
+from collections import defaultdict
+from collections.abc import Iterable
+
+from ipam.leases.objects import AddressBlock, Holder
+from kube.resources import Node
+
+OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
+
+
+class Standing(enum.Enum):
+    """How a holder stands. The text completes "its node ..."."""
+
+    WELL = "is there"
+    SILENT = "is not ready, which proves nothing"
+    REPLACED = "may be another machine under the same name, which proves nothing"
+    OUT_OF_SERVICE = "is tainted out-of-service"
+    REBOOTED = "has booted again, with another store"
+    GONE = "is gone"
+
+
+PROOFS = frozenset((Standing.OUT_OF_SERVICE, Standing.REBOOTED, Standing.GONE))
+POWERED_OFF = frozenset((Standing.OUT_OF_SERVICE, Standing.REBOOTED))
+"""The proofs that every sandbox of the holder is dead: blocks need no wait."""
+
+
+class Machines:
+    """The machines of a cluster at one moment.
+
+    Args:
+        nodes: all Node objects.
+        leases: all blocks; their holders show which stores run on which machines.
+    """
+
+    def __init__(self, nodes: Iterable[Node], leases: Iterable[AddressBlock]) -> None:
+        self._named = {node.name: node for node in nodes}
+        self._of_machine: defaultdict[tuple[str, str], list[Node]] = defaultdict(list)
+        for node in self._named.values():
+            ids = node.machine
+            if ids.machine_id and ids.system_uuid:
+                self._of_machine[ids.machine_id, ids.system_uuid].append(node)
+        # The stores that were seen in the boot that each machine is in.
+        self._living: defaultdict[tuple[str, str, str], set[str]] = defaultdict(set)
+        for holder in {lease.holder for lease in leases}:
+            self._living[holder.machine_id, holder.system_uuid, holder.boot].add(holder.instance)
+
+    @property
+    def count(self) -> int:
+        """How many Node objects there are."""
+        return len(self._named)
+
+    def has(self, name: str) -> bool:
+        """Whether a Node object has the name."""
+        return name in self._named
+
+    def standing(self, holder: Holder) -> Standing:
+        """How the holder stands now."""
+        node = self._named.get(holder.node)
+        machine = self._of_machine.get((holder.machine_id, holder.system_uuid), [])
+        if node is not None and _surely_another(node, holder):
+            # The name belongs to another machine now: its pods and its taint say nothing of ours.
+            return self._on(machine, holder) if machine else Standing.GONE
+        if node is None:
+            return self._on(machine, holder) if machine else Standing.GONE
+        if node.has_taint(OUT_OF_SERVICE) and not node.is_ready and _surely_same(node, holder):
+            return Standing.OUT_OF_SERVICE
+        return self._on([node], holder) if _may_be_same(node, holder) else Standing.REPLACED
+
+    def _on(self, nodes: list[Node], holder: Holder) -> Standing:
+        """How a holder stands whose machine is one of these Nodes."""
+        node = nodes[0]
+        # A kubelet reports the boot with its first Ready: before, the Node shows an earlier boot,
+        # which is another one too.
+        if len(nodes) == 1 and node.is_ready and _surely_another_boot(node, holder):
+            living = self._living[holder.machine_id, holder.system_uuid, node.machine.boot_id]
+            if living and holder.instance not in living:
+                return Standing.REBOOTED
+        return Standing.WELL if node.is_ready else Standing.SILENT
+
+
+def _surely_same(node: Node, holder: Holder) -> bool:
+    if holder.node_uid and node.uid == holder.node_uid:
+        return True
+    ids = (holder.machine_id, holder.system_uuid)
+    return all(ids) and ids == (node.machine.machine_id, node.machine.system_uuid)
+
+
+def _may_be_same(node: Node, holder: Holder) -> bool:
+    if _surely_same(node, holder):
+        return node.machine.machine_id in ("", holder.machine_id) or not holder.machine_id
+    return not holder.node_uid  # written by somebody who did not know it
+
+
+def _surely_another(node: Node, holder: Holder) -> bool:
+    """Whether the Node is of another machine than the holder's.
+
+    Clones share a machine id, and a machine that is installed again changes it: only another
+    system UUID (and another Node object) shows another machine.
+    """
+    system_uuid = node.machine.system_uuid
+    known = bool(system_uuid and holder.system_uuid)
+    return known and system_uuid != holder.system_uuid and node.uid != holder.node_uid
+
+
+def _surely_another_boot(node: Node, holder: Holder) -> bool:
+    return (
+        bool(holder.machine_id and holder.system_uuid and holder.boot and node.machine.boot_id)
+        and (node.machine.machine_id, node.machine.system_uuid)
+        == (holder.machine_id, holder.system_uuid)
+        and node.machine.boot_id != holder.boot
+    )

@@ -1,0 +1,210 @@
+"""Makes the pools that definitions ask for, and says which it does not make."""
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from cni.spec import config
+from cni.spec.config import NetworkConfig
+from cni.spec.errors import CNIError
+from ipam.config import options
+from ipam.controller.block_sizes import NAMESPACE, is_made
+from ipam.controller.steps import Steps
+from ipam.controller.warnings import Reports
+from ipam.leases.names import pool_name
+from ipam.leases.objects import AddressBlock, AddressPool, PoolSpec
+from kube.client import ClusterApi
+from kube.encoding import config_of
+from kube.resources import (
+    AlreadyExists,
+    Conflict,
+    Meta,
+    NetworkDefinition,
+    NotFound,
+    Refused,
+    ServerMeta,
+)
+
+REFUSED_AGAIN = 60.0  # seconds until a pool that was refused is made again
+POOLS_PER_NAMESPACE = 100
+UNUSED_FOR = 600.0  # seconds until a pool that no definition names is deleted
+_log = logging.getLogger(__name__)
+
+
+class ReadDefinition(msgspec.Struct, frozen=True):
+    """What is kept of a definition: its metadata, the pools that it asks for, and its mistake if it
+    has one. Its configuration is not: tenants choose how large that is."""
+
+    metadata: ServerMeta
+    pools: Mapping[str, PoolSpec] = {}
+    why: str = ""
+
+
+def read(definition: NetworkDefinition) -> ReadDefinition | None:
+    """The definition, if it asks for pools or has a mistake."""
+    try:
+        pools = _pools(definition)
+    except CNIError as error:
+        return ReadDefinition(definition.metadata, why=str(error))
+    return ReadDefinition(definition.metadata, pools) if pools else None
+
+
+def _pools(definition: NetworkDefinition) -> dict[str, PoolSpec]:
+    pools = {}
+    for ipam in _cluster_wide(config_of(definition)):
+        read = options.read(NetworkConfig(keys={"ipam": ipam}))
+        for range_set in read.sets:
+            for range_ in range_set.ranges:
+                cidr = str(range_.network)
+                spec = PoolSpec(range=cidr, network_name=read.network_name, shared=read.shared)
+                pools[pool_name(spec.network_name, cidr, shared=spec.shared)] = spec
+    return pools
+
+
+def _cluster_wide(written: str) -> Iterator[dict[str, Any]]:
+    """The `ipam` objects of a configuration or chain that are ours, and not of one node."""
+    try:
+        keys = config.decode(written.encode(errors="replace")).keys
+    except CNIError:
+        return  # Multus refuses it too; it is empty where a file of the node has the configuration
+    plugins = keys.get("plugins")
+    for plugin in plugins if isinstance(plugins, list) else [keys]:
+        ipam = plugin.get("ipam") if isinstance(plugin, dict) else None
+        if not isinstance(ipam, dict) or ipam.get("type") not in options.TYPES:
+            continue
+        if ipam.get("scope") != "node":
+            # Where an address comes from does not change which addresses there are.
+            yield {key: value for key, value in ipam.items() if key != "scope"}
+
+
+class PoolMaker:
+    """The memory of one leader. `most` pools are made for the definitions of one namespace: tenants
+    write definitions. A pool that none names any more is deleted once no block of it is leased.
+    """
+
+    def __init__(
+        self,
+        api: ClusterApi,
+        clock: Callable[[], float],
+        reports: Reports,
+        most: int,
+    ) -> None:
+        self._api = api
+        self._clock = clock
+        self._reports = reports
+        self._most = most
+        self._refused: dict[str, float] = {}  # when, by the pool's name
+        self._unused_since: dict[str, float] = {}  # by the pool's uid
+
+    def make(
+        self,
+        definitions: Iterable[ReadDefinition],
+        pools: dict[str, AddressPool],
+        blocks: Iterable[AddressBlock],
+        steps: Steps,
+    ) -> int:
+        """Add the pools that are missing to `pools`, and take those away that nothing uses; how
+        many definitions get none.
+
+        The excludes of definitions are theirs alone: no pool has them.
+        """
+        asked: dict[str, tuple[PoolSpec, ServerMeta]] = {}  # with a definition that asks for it
+        mistakes: list[tuple[ServerMeta, str]] = []
+        for each in definitions:
+            if each.why:
+                mistakes.append((each.metadata, each.why))
+            for name, spec in each.pools.items():
+                first, _ = asked.setdefault(name, (spec, each.metadata))
+                if first != spec:
+                    mistakes.append((each.metadata, _not_of(name, first, spec)))
+        missing = {name: each for name, each in asked.items() if name not in pools}
+        for name, (spec, definition) in asked.items():
+            if name in pools and pools[name].spec.range != spec.range:
+                mistakes.append((definition, _not_of(name, pools[name].spec, spec)))
+        self._refused = {name: at for name, at in self._refused.items() if name in missing}
+        made = Counter(pool.metadata.labels.get(NAMESPACE) for pool in pools.values())
+
+        def create(name: str) -> None:
+            spec, definition = missing[name]
+            if made[definition.namespace] >= self._most:
+                mistakes.append((definition, self._too_many(definition.namespace)))
+                return
+            pool = self._create(name, spec, definition)
+            if pool is not None:
+                pools[name] = pool
+                made[definition.namespace] += 1
+
+        steps.each("create", [(name, name) for name in missing], create)
+        used = {*asked, *(block.spec.pool for block in blocks)}
+        unused = {each.metadata.uid: each for name, each in pools.items() if name not in used}
+        self._remove(unused, pools, steps)
+        for definition, why in mistakes:
+            self._reports.definition(definition, why)
+        return len(mistakes) + len(self._refused)
+
+    def _remove(
+        self, unused: Mapping[str, AddressPool], pools: dict[str, AddressPool], steps: Steps
+    ) -> None:
+        """Delete what was made, and was of no use for a while. What a watch has shown does not do:
+        each is looked at."""
+        now = self._clock()
+        idle = {uid: pool for uid, pool in unused.items() if is_made(pool) and pool.metadata.uid}
+        self._unused_since = {uid: self._unused_since.get(uid, now) for uid in idle}
+
+        def remove(pool: AddressPool) -> None:
+            name = pool.metadata.name
+            if self._api.list(AddressBlock, {"spec.pool": name}, most=1).items:
+                return
+            try:
+                self._api.delete(pool)
+            except (Conflict, NotFound):
+                return  # the next round sees it
+            pools.pop(name, None)
+            _log.info("pool %s: deleted: no definition names it, and no node leases of it", name)
+
+        due = [
+            (pool.metadata.name, pool)
+            for uid, pool in idle.items()
+            if now - self._unused_since[uid] >= UNUSED_FOR
+        ]
+        steps.each("unused pools", due, remove)
+
+    def _too_many(self, namespace: str) -> str:
+        return (
+            f"podfabric's controller has made {self._most} AddressPools for definitions of "
+            f"namespace {namespace}, and makes no more: delete definitions that no pod needs, and "
+            "pools that no definition names "
+            f"(kubectl get apool -l {NAMESPACE}={namespace}), or raise the chart's "
+            "controller.poolsPerNamespace"
+        )
+
+    def _create(self, name: str, spec: PoolSpec, definition: ServerMeta) -> AddressPool | None:
+        now = self._clock()
+        if name in self._refused and now - self._refused[name] < REFUSED_AGAIN:
+            return None
+        labels = {NAMESPACE: definition.namespace} if definition.namespace else {}
+        try:
+            pool = self._api.create(AddressPool(metadata=Meta(name=name, labels=labels), spec=spec))
+        except AlreadyExists:
+            return None  # the next round sees it
+        except Refused as error:
+            self._refused[name] = now
+            self._reports.definition(definition, str(error))
+            return None
+        self._refused.pop(name, None)
+        _log.info("pool %s: made, a definition names it", name)
+        return pool
+
+
+def _not_of(name: str, there: PoolSpec, asked: PoolSpec) -> str:
+    """Why a pool is of no use for a definition that asks for another one with its name.
+
+    "fd00:1::/64" alone and "1::/64" of the network name "fd00" both have "fd00-1--0-64".
+    """
+    return (
+        f"AddressPool {name} is of {there.range}, and not of {asked.range}: use another "
+        '"network_name"'
+    )

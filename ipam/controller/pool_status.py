@@ -1,0 +1,164 @@
+"""The status of a pool: counts, and the map of leased blocks."""
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+
+import msgspec
+from msgspec.structs import replace
+
+from ipam.addresses import Interval, parse_interface
+from ipam.controller.block_index import BlockIndex, PlacedBlock
+from ipam.controller.block_sizes import Plan
+from ipam.controller.whereabouts import PoolShare
+from ipam.leases.block_layout import MOST_MAPPED, Geometry, free_map, holes_of
+from ipam.leases.objects import (
+    AddressBlock,
+    AddressCounts,
+    AddressPool,
+    BlockCounts,
+    Condition,
+    PoolStatus,
+)
+from ipam.leases.sticky import is_let_go
+from ipam.ranges import merged, size_of, written
+
+MOST = 2**63 - 1  # that a number of the API server can be
+MOST_RUNS = 8192  # of addresses, in one field of a status
+
+
+class Told(msgspec.Struct, frozen=True, kw_only=True):
+    """What a status says of a pool beside its plan and blocks.
+
+    `conflicts` is what contradicts itself among its blocks, a sentence each. No pod gets what is
+    `kept_out`, beside what the pool excludes. `share` is what nodes may use of it beside
+    whereabouts.
+    """
+
+    conflicts: Sequence[str] = ()
+    kept_out: Sequence[Interval] = ()
+    share: PoolShare = PoolShare()
+
+
+def status(
+    pool: AddressPool,
+    plan: Plan,
+    index: BlockIndex,
+    quarantined: Collection[str],
+    told: Told,
+    now: str,
+) -> PoolStatus:
+    """The status that the pool should have.
+
+    `quarantined` are the names of the blocks whose holder may be dead. `now` is for people:
+    conditions that do not change keep their transition times.
+    """
+    share = told.share
+    if share.problem:
+        plan = replace(plan, ready=False, reason="Whereabouts", message=share.problem)
+    made = PoolStatus(
+        space=plan.space,
+        held=written(share.held, MOST_RUNS),
+        offered=None if share.offered is None else written(share.offered, MOST_RUNS),
+        conditions=_dated(pool, _conditions(plan, told, None), now),
+    )
+    if not plan.block_size:
+        return made
+    geometry = Geometry(parse_interface(pool.spec.range)[1], plan.block_size)
+    whole = Interval(geometry.range.address, geometry.range.last)
+    leased = [
+        placed for placed in index.within(plan.space, whole) if _inside(placed.interval, whole)
+    ]
+    # One of another size, whose pool is gone, counts as each block that it covers a part of.
+    indexes = sorted({covered for placed in leased for covered in _covered(placed, geometry)})
+    holes = merged((*holes_of(pool.spec, geometry.range), *told.kept_out, *share.held))
+    free = _free(geometry, indexes, holes)
+    free += sum(_is_anybodys(placed.block) for placed in leased)
+    mapped = geometry.total <= MOST_MAPPED
+    return replace(
+        made,
+        block_size=plan.block_size,
+        blocks=BlockCounts(
+            total=min(geometry.total, MOST),
+            leased=len(indexes),
+            quarantined=sum(placed.block.metadata.name in quarantined for placed in leased),
+        ),
+        addresses=AddressCounts(
+            capacity=min(size_of([whole]) - size_of(holes), MOST),
+            used=sum(placed.block.status.used for placed in leased),
+        ),
+        free_map=free_map(indexes, geometry.total) if mapped else "",
+        conditions=_dated(pool, _conditions(plan, told, free), now),
+    )
+
+
+def differs_in_use_only(old: PoolStatus, new: PoolStatus) -> bool:
+    """Whether the statuses differ, and only in how many addresses pods have."""
+    used = replace(old.addresses, used=new.addresses.used)
+    return old != new and replace(old, addresses=used) == new
+
+
+def decides_alike(old: PoolStatus, new: PoolStatus) -> bool:
+    """Whether no node decides otherwise by the new status: only counts and hints may differ."""
+    decisive = ("space", "block_size", "held", "offered", "conditions")
+    return all(getattr(old, each) == getattr(new, each) for each in decisive)
+
+
+def _is_anybodys(block: AddressBlock) -> bool:
+    """Whether any node may take the block over."""
+    return is_let_go(block) and not block.spec.sticky.reservation
+
+
+def _inside(inner: Interval, outer: Interval) -> bool:
+    return outer.first <= inner.first and inner.last <= outer.last
+
+
+def _covered(placed: PlacedBlock, geometry: Geometry) -> range:
+    first, last = placed.interval
+    return range(geometry.index(first), geometry.index(last) + 1)
+
+
+def _free(geometry: Geometry, leased: Sequence[int], holes: Iterable[Interval]) -> int:
+    """How many blocks no node leases and a network may hand out an address of."""
+    size, base = geometry.block_size, geometry.range.address
+    runs = (
+        range(-(-(hole.first - base) // size), (hole.last + 1 - base) // size) for hole in holes
+    )
+    unusable = [blocks for blocks in runs if blocks]  # a run may be shorter than a block
+    idle = sum(max(0, blocks.stop - blocks.start) for blocks in unusable)  # too many for len()
+    wasted = sum(any(number in blocks for blocks in unusable) for number in leased)
+    return geometry.total - idle - (len(leased) - wasted)
+
+
+def _conditions(plan: Plan, told: Told, free: int | None) -> Iterator[Condition]:
+    """The conditions of a pool with so many free blocks; None before its blocks are decided."""
+    yield condition("Ready", plan.reason, plan.message, is_true=plan.ready)
+    if free is not None and free > 0:
+        yield condition("Exhausted", "BlocksAreFree", is_true=False)
+    elif free is not None:
+        why = "every block is leased: nodes return empty blocks at once"
+        yield condition("Exhausted", "NoBlockIsFree", why, is_true=True)
+    conflicts = (*told.conflicts, *told.share.conflicts)
+    if conflicts:
+        more = f"; and {len(conflicts) - 3} more" if len(conflicts) > 3 else ""
+        why = "; ".join(conflicts[:3]) + more
+        yield condition("Conflict", "BlocksContradict", why, is_true=True)
+    else:
+        yield condition("Conflict", "NoConflict", is_true=False)
+
+
+def condition(type_: str, reason: str, message: str = "", *, is_true: bool) -> Condition:
+    """A condition that is true or false."""
+    return Condition(type=type_, status=str(is_true), reason=reason, message=message)
+
+
+def _dated(pool: AddressPool, conditions: Iterable[Condition], now: str) -> tuple[Condition, ...]:
+    """The conditions with the time of their last transition, of this generation of the spec."""
+    since = {(each.type, each.status): each.last_transition_time for each in pool.status.conditions}
+    generation = pool.metadata.generation
+    return tuple(
+        replace(
+            each,
+            last_transition_time=since.get((each.type, each.status), now),
+            observed_generation=generation,
+        )
+        for each in conditions
+    )

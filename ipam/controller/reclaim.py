@@ -1,0 +1,249 @@
+"""Frees the blocks of dead holders: fence, wait, delete.
+
+A proof must hold for a while before anything is done, since a Node object may be deleted by
+mistake and come back. Then the block is fenced: its state is `Reclaiming`, and no confirmation of
+its holder succeeds any more. Unless the holder's machine was off, the wait follows: after
+maxOffline and a margin no node can still hand out from the block. Its pods may run all the same, so
+the block is not deleted then, but let go with `probe`: the next holder probes its addresses. A
+holder that lives answers the fence by writing `Active`, which changes the resource version; and the
+deletion names the version that the fence was seen with. A sticky block is let go in any case. All
+times are of this process: a new leader waits again.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
+
+import msgspec
+from msgspec.structs import replace
+
+from ipam.controller.death_proofs import POWERED_OFF, PROOFS, Machines, Standing
+from ipam.controller.steps import Steps, unless_changed
+from ipam.leases.block_layout import why_wrong
+from ipam.leases.objects import AddressBlock, AddressPool, Holder, ReclaimSpec
+from ipam.leases.pool_cache import seconds
+from ipam.leases.sticky import drain, is_let_go
+from kube.client import ClusterApi
+from kube.informer import Polled
+from kube.resources import Conflict, NotFound
+
+TAINTED_FOR = 60.0  # seconds
+REBOOTED_FOR = 600.0  # seconds: the agent on the machine may adopt the blocks meanwhile
+MARGIN = 300.0  # seconds beyond maxOffline: 1 % between two clocks, and a request under way
+FRESH = 10.0  # seconds after a poll of the nodes that a decision may rest on it
+MOST_STEPS = 200  # fences and deletions of a round, so that a round ends soon
+
+
+_log = logging.getLogger(__name__)
+
+
+class ReclaimCounts(msgspec.Struct):
+    """The work since the start of the process, for metrics."""
+
+    fenced: int = 0
+    freed: int = 0
+    answered: int = 0
+
+
+class _Since(NamedTuple):
+    """A standing and when it began, on this process' clock."""
+
+    standing: Standing
+    time: float
+
+
+class _Fence(NamedTuple):
+    """A fence, as it was first seen with this resource version.
+
+    `before` is the version that this process fenced, "" if another one did.
+    """
+
+    version: str
+    time: float
+    before: str = ""
+
+
+class Reclaim:
+    """The memory of proofs and fences of one leader, and the steps that follow from them.
+
+    `clock` never goes back.
+    """
+
+    def __init__(
+        self,
+        api: ClusterApi,
+        clock: Callable[[], float],
+        counts: ReclaimCounts,
+        margin: float = MARGIN,
+    ) -> None:
+        self._api = api
+        self._clock = clock
+        self._counts = counts
+        self._margin = margin
+        self._since: dict[Holder, _Since] = {}
+        self._fences: dict[str, _Fence] = {}  # by the block's uid
+
+    def step(
+        self,
+        blocks: Iterable[AddressBlock],
+        pools: Mapping[str, AddressPool],
+        machines: Machines,
+        polled: Polled,
+        steps: Steps,
+    ) -> dict[str, Standing]:
+        """Do what the proofs allow now. The standing of each block's holder, by block name.
+
+        `machines` are of the Nodes of `polled`, which may take long to read. What is older than
+        FRESH is not acted on, and a deletion needs a proof that was read after the fence. What
+        fails is left for the next round.
+        """
+        blocks = tuple(blocks)
+        standings = {block.holder: machines.standing(block.holder) for block in blocks}
+        self._note(standings)
+        uids = {block.metadata.uid for block in blocks}
+        self._fences = {uid: fenced for uid, fenced in self._fences.items() if uid in uids}
+        ripe = []
+        for block in blocks:
+            if is_let_go(block):
+                continue
+            standing = standings[block.holder]
+            fenced = self._fences.get(block.metadata.uid)
+            # A watch may show the block as it was before the fence.
+            is_old = fenced is not None and fenced.before == block.metadata.resource_version
+            if fenced is not None and block.spec.state != "Reclaiming" and not is_old:
+                del self._fences[block.metadata.uid]
+                self._counts.answered += 1
+                _log.info("%s: its holder answered the fence and keeps it", block.metadata.name)
+            if standing not in PROOFS:
+                self._fences.pop(block.metadata.uid, None)  # another proof waits again
+                continue
+            if not is_old and self._is_ripe(block, standing, pools):
+                ripe.append((block.metadata.name, block))
+        left = MOST_STEPS
+
+        def free(block: AddressBlock) -> None:
+            nonlocal left
+            if left > 0 and self._clock() - polled.ended < FRESH:
+                left -= self._free(block, standings[block.holder], pools, machines, polled.began)
+
+        steps.each("reclaim", ripe, free)
+        return {block.metadata.name: standings[block.holder] for block in blocks}
+
+    def _note(self, standings: Mapping[Holder, Standing]) -> None:
+        """Remember since when each holder stands so."""
+        now = self._clock()
+        former, self._since = self._since, {}
+        for holder, standing in standings.items():
+            last = former.get(holder)
+            unchanged = last is not None and last.standing is standing
+            self._since[holder] = last if last and unchanged else _Since(standing, now)
+            if not unchanged and standing in PROOFS:
+                _log.info(
+                    "%s (store %s): its node %s", holder.node, holder.instance, standing.value
+                )
+
+    def _is_ripe(
+        self, block: AddressBlock, standing: Standing, pools: Mapping[str, AddressPool]
+    ) -> bool:
+        patience = {Standing.OUT_OF_SERVICE: TAINTED_FOR, Standing.REBOOTED: REBOOTED_FOR}
+        needed = patience.get(standing)
+        if needed is None:
+            pool = pools.get(block.spec.pool)
+            needed = _gone_after(pool.spec.reclaim if pool is not None else ReclaimSpec())
+        return self._clock() - self._since[block.holder].time >= needed
+
+    def _free(
+        self,
+        block: AddressBlock,
+        standing: Standing,
+        pools: Mapping[str, AddressPool],
+        machines: Machines,
+        read_at: float,
+    ) -> int:
+        """Fence the block, or delete it if that may be done; how many requests it took."""
+        meta = block.metadata
+        with unless_changed(_log, meta.name):
+            if block.spec.state != "Reclaiming":
+                if self._has_pods(block, machines):
+                    return 1
+                block = fence(self._api, block)
+                self._counts.fenced += 1
+                _log.warning(
+                    "%s: fenced: the node %s %s", meta.name, block.holder.node, standing.value
+                )
+                version = block.metadata.resource_version
+                self._fences[meta.uid] = _Fence(version, self._clock(), meta.resource_version)
+                return 1
+            fenced = self._fences.get(meta.uid)
+            if fenced is None or fenced.version != meta.resource_version:
+                # Fenced by an earlier leader, or changed since: the wait begins now.
+                self._fences[meta.uid] = _Fence(meta.resource_version, self._clock())
+                return 0
+            waited = self._clock() - fenced.time >= self._wait(block, standing)
+            if not waited or read_at < fenced.time:
+                return 0
+            if self._has_pods(block, machines):
+                return 1
+            pool = pools.get(block.spec.pool)
+            is_wrong = pool is not None and bool(why_wrong(block, pool))  # nobody leases by it
+            give_to_others(self._api, block, probe=standing not in POWERED_OFF and not is_wrong)
+            self._counts.freed += 1
+            _log.warning("%s: freed: the node %s %s", meta.name, block.holder.node, standing.value)
+        return 1
+
+    def _has_pods(self, block: AddressBlock, machines: Machines) -> bool:
+        """Whether pods are bound to the name of a Node that is gone: then all begins again.
+
+        They are asked for only now: many nodes may go at once, and each is a request.
+        """
+        holder = block.holder
+        if self._since[holder].standing is not Standing.GONE or machines.has(holder.node):
+            return False
+        if not self._api.has_pods(holder.node):
+            return False
+        self._since[holder] = _Since(Standing.GONE, self._clock())
+        self._fences.pop(block.metadata.uid, None)
+        return True
+
+    def _wait(self, block: AddressBlock, standing: Standing) -> float:
+        return 0.0 if standing in POWERED_OFF else block.spec.max_offline_seconds + self._margin
+
+
+def fence(api: ClusterApi, block: AddressBlock) -> AddressBlock:
+    """The block in state Reclaiming, as it was stored. Conflict, NotFound, Unavailable."""
+    return api.update(replace(block, spec=replace(block.spec, state="Reclaiming")))
+
+
+def give_to_others(api: ClusterApi, block: AddressBlock, *, probe: bool = False) -> None:
+    """Let somebody else have what is fenced: a sticky block its pod, any other block anybody.
+
+    `probe`: its machine may still run. Conflict, NotFound, Refused, Unavailable.
+    """
+    if block.spec.sticky.reservation or probe or block.spec.probe:
+        drain(api, block, probe=probe or block.spec.probe)
+    else:
+        api.delete(block)
+
+
+def free_powered_off(api: ClusterApi, block: AddressBlock) -> bool:
+    """Free a block whose holder's machine is off, as an administrator says; False if it changed.
+
+    Fence, then delete what the fence left: a holder that runs all the same gets in between.
+    """
+    try:
+        if is_let_go(block):
+            return True
+        fenced = block if block.spec.state == "Reclaiming" else fence(api, block)
+        give_to_others(api, fenced)
+    except NotFound:
+        return True
+    except Conflict:
+        return False
+    return True
+
+
+def _gone_after(reclaim: ReclaimSpec) -> float:
+    try:
+        return seconds(reclaim.node_gone_after)
+    except ValueError:  # a CRD without its rules lets it pass
+        return seconds(ReclaimSpec().node_gone_after)

@@ -1,0 +1,61 @@
+"""The steps of a round. A step that fails does not keep the others from being done."""
+
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+from kube.resources import ApiError, Conflict, NotFound, NotLeading, Refused
+
+MOST_FAILURES = 3  # of alike steps of a round: each may take as long as a request
+T = TypeVar("T")
+
+
+@contextmanager
+def unless_changed(log: logging.Logger, name: str) -> Iterator[None]:
+    """A change of one object. Where it has changed meanwhile, or is refused, the next round looks
+    again."""
+    try:
+        yield
+    except (Conflict, NotFound, Refused) as error:
+        log.info("%s: left for the next round: %s", name, error)
+
+
+class Steps:
+    """Does steps, and remembers which of them failed. `progress` is called before each."""
+
+    def __init__(self, progress: Callable[[], object] = lambda: None) -> None:
+        self.progress = progress
+        self._failures: dict[str, dict[str, int]] = {}  # by kind and name, one after the other
+        self._errors: list[ApiError] = []
+
+    def taken_errors(self) -> list[ApiError]:
+        """What failed since the last call."""
+        taken, self._errors = self._errors, []
+        return taken
+
+    def failed(self, error: ApiError) -> None:
+        """Remember what went wrong in a step that goes on."""
+        self._errors.append(error)
+
+    def each(self, kind: str, named: Iterable[tuple[str, T]], step: Callable[[T], object]) -> None:
+        """Do `step` for each item, first for those whose name has failed least. After MOST_FAILURES
+        the rest is left for the next round. NotLeading."""
+        items = tuple(named)
+        counts = self._failures.get(kind, {})
+        counts = self._failures[kind] = {name: counts.get(name, 0) for name, _ in items}
+        left = MOST_FAILURES
+        for name, item in sorted(items, key=lambda each: counts[each[0]]):
+            if left == 0:
+                break
+            self.progress()
+            try:
+                step(item)
+            except NotLeading:
+                raise
+            except ApiError as error:
+                left -= 1
+                counts[name] += 1
+                self._errors.append(error)
+            else:
+                counts[name] = 0

@@ -1,0 +1,225 @@
+"""whereabouts' objects, whereabouts.cni.cncf.io/v1alpha1, as far as addresses depend on them.
+
+Versions of whereabouts before 0.4.2 have written no `podref`.
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from base import decoding
+from ipam.addresses import Interval, Network, parse, parse_interface
+from ipam.leases.objects import AddressPool
+from kube.resources import Meta, Resource
+
+API = "whereabouts.cni.cncf.io/v1alpha1"
+NAMESPACE = "kube-system"
+"""Where whereabouts keeps its objects, if it is not told otherwise."""
+
+PLACEHOLDER = "podfabric/"
+"""What the id of a placeholder begins with. Its `podref` is "": whereabouts' plugin, reconciler and
+control loop all leave such an entry alone."""
+
+_MOST_OFFSET = 20  # digits of an offset in 64 bits
+_PLACEHOLDER = {"id": f"{PLACEHOLDER}block", "podref": ""}
+_STATUS = "k8s.v1.cni.cncf.io/network-status"
+
+Operation = Mapping[str, object]
+"""Of a JSON patch."""
+
+
+class IPAllocation(msgspec.Struct, frozen=True, kw_only=True):
+    """An entry of an IPPool. `id` is the container's, `podref` is "namespace/pod"."""
+
+    id: str = ""
+    podref: str = ""
+
+    @property
+    def is_placeholder(self) -> bool:
+        """Whether the entry is podfabric's, and stands for no pod."""
+        return self.podref == "" and self.id.startswith(PLACEHOLDER)
+
+
+class IPPoolSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """A range, and what is held of it by offset."""
+
+    range: str = ""
+    allocations: dict[str, IPAllocation] | None = None
+
+
+class IPPool(Resource, frozen=True, kw_only=True):
+    """What is held of one range, or of one node's slice of a range."""
+
+    API = API
+    KIND = "IPPool"
+    PLURAL = "ippools"
+
+    spec: IPPoolSpec = IPPoolSpec()
+
+
+class SliceSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """The range that is cut into slices."""
+
+    range: str = ""
+
+
+class NodeSlicePool(Resource, frozen=True, kw_only=True):
+    """A range of which whereabouts gives each node a slice (`node_slice_size`)."""
+
+    API = API
+    KIND = "NodeSlicePool"
+    PLURAL = "nodeslicepools"
+
+    spec: SliceSpec = SliceSpec()
+
+
+class AnnotatedPod(Resource, frozen=True, kw_only=True):
+    """A pod: of interest is its annotation with the state of its networks."""
+
+    API = "v1"
+    KIND = "Pod"
+    PLURAL = "pods"
+
+    metadata: Meta
+
+
+class _NetworkStatus(msgspec.Struct):
+    """One network of a pod, as Multus writes it."""
+
+    ips: list[str] | None = None
+
+
+class PoolEntry(NamedTuple):
+    """An allocation, with its address (as `parse` gives it) and its offset in the IPPool."""
+
+    address: int
+    offset: str
+    allocation: IPAllocation
+
+
+def entries(pool: IPPool) -> Iterator[PoolEntry]:
+    """What the pool says; nothing if its range cannot be read. Unreadable offsets are left out, as
+    whereabouts itself does."""
+    try:
+        base, network = parse_interface(pool.spec.range)
+    except ValueError:
+        return
+    for offset, allocation in (pool.spec.allocations or {}).items():
+        if offset.isascii() and offset.isdigit() and len(offset) <= _MOST_OFFSET:
+            address = base + int(offset)
+            if address in network:
+                yield PoolEntry(address, offset, allocation)
+
+
+def placeholders(
+    pool: IPPool, offered: Iterable[Interval], held: Collection[int]
+) -> Iterator[Sequence[Operation]]:
+    """How the placeholders are added that an IPPool lacks, each if there is no entry."""
+    base, network = parse_interface(pool.spec.range)
+    known = {each.address for each in entries(pool)}
+    for each in offered:
+        for address in range(max(each.first, base), min(each.last, network.last) + 1):
+            if address not in known and address not in held:
+                path = f"/spec/allocations/{address - base}"
+                yield (
+                    {"op": "test", "path": path, "value": None},
+                    {"op": "add", "path": path, "value": _PLACEHOLDER},
+                )
+
+
+def removals(pool: IPPool) -> Iterator[Sequence[Operation]]:
+    """How the placeholders are removed."""
+    for each in entries(pool):
+        if each.allocation.is_placeholder:
+            path = f"/spec/allocations/{each.offset}"
+            yield (
+                {"op": "test", "path": f"{path}/id", "value": each.allocation.id},
+                {"op": "remove", "path": path},
+            )
+
+
+def may_be_theirs(pool: AddressPool) -> bool:
+    """Whether whereabouts may have an IPPool of a pool's range: the IPPool's name contains the
+    network name, and the name of an object has no "/"."""
+    return "/" not in pool.spec.network_name
+
+
+def ippool_name(pool: AddressPool) -> str:
+    """The name of the IPPool that whereabouts has of the range of an AddressPool."""
+    network_name, part = pool.spec.network_name, _normalised(pool.spec.range)
+    return f"{network_name}-{part}" if network_name else part
+
+
+def pools_of(
+    pool: AddressPool, network_names: Iterable[str], ippools: Iterable[IPPool]
+) -> list[IPPool]:
+    """The IPPools that have addresses of an AddressPool. `network_names` are those of all pools.
+
+    An IPPool is named "[<network name>-][<node>-]<range>", and a node's name cannot be told from
+    the end of a network name: so one of a longer name counts as a slice, unless an AddressPool has
+    that network name.
+    """
+    own, network = pool.spec.network_name, parse_interface(pool.spec.range)[1]
+    known, found = set(network_names), []
+    for each in ippools:
+        prefix = each.metadata.name.removesuffix(_normalised(each.spec.range))
+        start = f"{own}-" if own else ""
+        if prefix == each.metadata.name or not prefix.startswith(start):
+            continue
+        other = _network(each.spec.range)
+        if other is None or not _meet(other, network):
+            continue
+        is_slice = prefix != start
+        if is_slice and prefix.removesuffix("-") in known:
+            continue
+        if pool.spec.shared or is_slice or other == network:
+            found.append(each)
+    return found
+
+
+def slicing(pool: AddressPool, slices: Iterable[NodeSlicePool]) -> str:
+    """The name of a NodeSlicePool that cuts the range of an AddressPool; "" without one. One is
+    named by the network name, or else by what no AddressPool tells."""
+    network = parse_interface(pool.spec.range)[1]
+    for each in slices:
+        cut = _network(each.spec.range)
+        is_named = pool.spec.network_name in ("", each.metadata.name)
+        if is_named and cut is not None and _meet(cut, network):
+            return each.metadata.name
+    return ""
+
+
+def _network(written: str) -> Network | None:
+    try:
+        return parse_interface(written)[1]
+    except ValueError:
+        return None
+
+
+def _meet(one: Network, other: Network) -> bool:
+    return one.address in other or other.address in one
+
+
+def _normalised(range_: str) -> str:
+    return range_.replace(":", "-").replace("/", "-")
+
+
+def has_address(pod: AnnotatedPod | None, address: int) -> bool:
+    """Whether the pod may have an address: it has no other one by the state of its networks."""
+    if pod is None:
+        return False
+    written = pod.metadata.annotations.get(_STATUS, "")
+    try:
+        networks = decoding.decode(written.encode(), list[_NetworkStatus])
+    except msgspec.MsgspecError:
+        return True
+    return any(_may_be(each, address) for network in networks for each in network.ips or ())
+
+
+def _may_be(written: str, address: int) -> bool:
+    """Whether a text names the address, or cannot be read."""
+    try:
+        return parse(written) == address
+    except ValueError:
+        return True

@@ -1,0 +1,209 @@
+"""What the lessee reads and writes in the store of this node. Each method is one transaction.
+
+The caller has no transaction open, and makes no call to the API server in one.
+"""
+
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import msgspec
+
+from cni.spec.errors import CNIError, Code
+from ipam.addresses import parse
+from ipam.store.block_rows import Instance, LeasedBlock
+from ipam.store.reservations import Reservation
+from ipam.store.store_files import StoreFiles
+from ipam.store.tables import Tables
+
+Revision = Callable[[LeasedBlock], LeasedBlock]
+"""What a row becomes."""
+
+
+class Surveyed(NamedTuple):
+    """A block, and how many of its addresses are held."""
+
+    block: LeasedBlock
+    used: int
+
+
+class Survey(NamedTuple):
+    """The blocks of the store at one moment; `seq` counts its transactions."""
+
+    seq: int
+    blocks: tuple[Surveyed, ...]
+
+
+class BlockStore:
+    """The rows of leased blocks. CNIError is what every method raises."""
+
+    def __init__(self, files: StoreFiles) -> None:
+        self._files = files
+        self._is_closed = False
+
+    def close(self) -> None:
+        """Change nothing from here on: CNIError 11. Another process leases for this node then.
+
+        A call to the API server may still be on its way. What it answers is of no use any more.
+        """
+        self._is_closed = True
+
+    def seq(self) -> int:
+        """How many transactions the store has had."""
+        with self._files.transaction() as tables:
+            return tables.meta.seq
+
+    def blocks(self) -> dict[str, LeasedBlock]:
+        """All rows by name."""
+        with self._files.transaction() as tables:
+            return {block.name: block for block in tables.blocks()}
+
+    def survey(self) -> Survey:
+        """All rows, with how much is held of them."""
+        with self._files.transaction() as tables:
+            blocks = tuple(Surveyed(block, _used(tables, block)) for block in tables.blocks())
+            return Survey(tables.meta.seq, blocks)
+
+    def holders(self, name: str) -> Mapping[int, Reservation]:
+        """Who holds addresses of a block, by address."""
+        with self._files.transaction() as tables:
+            block = tables.block(name)
+            return {} if block is None else _held(tables, block)
+
+    def instance(self) -> Instance | None:
+        """Who this store leases as; None before the first lease."""
+        with self._files.transaction() as tables:
+            return tables.instance()
+
+    def identify(self, machine: str) -> Instance:
+        """Who this store leases as on that machine.
+
+        A store that was copied from another machine gets a name of its own: the blocks in it are
+        the other's, and are forgotten, or lost if somebody still holds an address of them.
+        """
+        with self._files.transaction() as tables:
+            known = tables.instance()
+            if known is not None and known.machine == machine:
+                return known
+            new = Instance(str(uuid.uuid4()), machine)
+            with self._changing(tables):
+                tables.put_instance(new)
+                for block in list(tables.blocks()):
+                    _lose(tables, block)
+            return new
+
+    def put(self, block: LeasedBlock) -> None:
+        """Begin to use a block."""
+        with self._files.transaction() as tables, self._changing(tables):
+            tables.put_block(block)
+
+    def revise(self, revisions: Mapping[tuple[str, str], Revision]) -> None:
+        """Change rows, by name and uid: those that still exist and are not on their way back."""
+        with self._files.transaction() as tables:
+            changed = []
+            for (name, uid), revision in revisions.items():
+                block = tables.block(name)
+                if block is not None and block.uid == uid and block.state != "returning":
+                    revised = revision(block)
+                    if revised != block:
+                        changed.append(revised)
+            if changed:
+                with self._changing(tables):
+                    for block in changed:
+                        tables.put_block(block)
+
+    def serve(self, space: str, domain: str) -> dict[str, LeasedBlock] | None:
+        """Let the blocks of a space hand out addresses of one more domain: None if that is new.
+
+        Else nothing is changed, and these are all rows by name.
+        """
+        with self._files.transaction() as tables:
+            blocks = {block.name: block for block in tables.blocks()}
+            others = [
+                block
+                for block in blocks.values()
+                if block.space == space and domain not in block.domains
+            ]
+            if others:
+                with self._changing(tables):
+                    for block in others:
+                        domains = (*block.domains, domain)
+                        tables.put_block(msgspec.structs.replace(block, domains=domains))
+            return None if others else blocks
+
+    def begin_return(self, name: str, uid: str) -> bool:
+        """Hand out nothing more of a block; False if something of it is held."""
+        with self._files.transaction() as tables:
+            block = tables.block(name)
+            if block is None or block.uid != uid or block.state == "lost":
+                return False
+            if _used(tables, block):
+                return False
+            with self._changing(tables):
+                for stale in _held(tables, block).values() if block.sticky else ():
+                    tables.drop(stale.domain, parse(stale.address))
+                tables.put_block(msgspec.structs.replace(block, state="returning"))
+            return True
+
+    def forget(self, name: str, uid: str) -> None:
+        """Drop the row of a lease that is over and of which nothing is held."""
+        with self._gone(name, uid) as (tables, block):
+            if block is not None and not _used(tables, block):
+                with self._changing(tables):
+                    tables.drop_block(name)
+
+    def lose(self, name: str, uid: str) -> Mapping[int, Reservation]:
+        """Hand out nothing more of a block that is another's now; who holds addresses of it."""
+        with self._gone(name, uid) as (tables, block):
+            if block is None:
+                return {}
+            with self._changing(tables):
+                return _lose(tables, block)
+
+    @contextmanager
+    def _changing(self, tables: Tables) -> Iterator[None]:
+        """A change of the tables. The next process waits for the store's lock, which is ours."""
+        if self._is_closed:
+            raise CNIError(
+                Code.TRY_AGAIN, "another agent leases for this node: nothing was changed"
+            )
+        with tables.change():
+            yield
+
+    @contextmanager
+    def _gone(self, name: str, uid: str) -> Iterator[tuple[Tables, LeasedBlock | None]]:
+        with self._files.transaction() as tables:
+            block = tables.block(name)
+            yield tables, block if block is not None and block.uid == uid else None
+
+
+def _lose(tables: Tables, block: LeasedBlock) -> Mapping[int, Reservation]:
+    held = _held(tables, block)
+    if held:
+        tables.put_block(msgspec.structs.replace(block, state="lost"))
+    else:
+        tables.drop_block(block.name)
+    return held
+
+
+def _held(tables: Tables, block: LeasedBlock) -> Mapping[int, Reservation]:
+    return {
+        parse(reservation.address): reservation
+        for domain in block.domains
+        for reservation in tables.within(domain, block.interval)
+    }
+
+
+def _used(tables: Tables, block: LeasedBlock) -> int:
+    """From the runs: no reservation is read.
+
+    What an earlier boot left of a sticky block is not in use: its pod may be on another node.
+    """
+    if block.sticky:
+        return sum(held.boot == block.boot for held in _held(tables, block).values())
+    return sum(
+        min(run.last, block.last) - max(run.first, block.first) + 1
+        for domain in block.domains
+        for run in tables.runs_in(domain, block.interval)
+    )

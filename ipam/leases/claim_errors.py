@@ -1,0 +1,121 @@
+"""Why a claim was in vain, for who asked: a taken address, or a pool without a free one."""
+
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+
+from cni.spec.errors import CNIError, Code
+from ipam.addresses import Interval, family, parse_interval, text
+from ipam.leases.block_layout import Geometry
+from ipam.leases.claim_request import Want
+from ipam.leases.objects import AddressBlock, AddressPool, Holder
+from ipam.leases.pool_cache import kept_out
+from ipam.ranges import is_within, outside, size_of
+from ipam.store.reservations import AddressTaken
+from kube.client import ClusterApi
+from kube.resources import NotFound
+
+_MOST_NAMED = 3  # nodes in an error
+
+
+def none_left(
+    api: ClusterApi,
+    holder: Holder,
+    pool: AddressPool,
+    blocks: Geometry,
+    want: Want,
+    holes: Sequence[Interval],
+    others: Sequence[AddressBlock],
+) -> CNIError:
+    """No block with an address that is wanted is free for the holder. ApiError.
+
+    Raises CNIError instead if no lease could help. `holes` are what no node hands out of the
+    pool, `others` are its blocks.
+    """
+    if want.fixed:
+        if is_within(want.range.first, holes):
+            raise is_kept_out(want, pool)
+        return _taken(api, holder, pool, blocks, want)
+    if not any(list(outside(part, kept_out(pool))) for part in want.parts):
+        raise CNIError(
+            Code.NO_FREE_ADDRESS,
+            f"{want.range} and AddressPool {pool.metadata.name} exclude every address: nothing "
+            "was reserved; exclude less, or widen the range",
+        )
+    used, capacity = pool.status.addresses.used, pool.status.addresses.capacity
+    size = "1 address" if blocks.block_size == 1 else f"{blocks.block_size} addresses"
+    return CNIError(
+        Code.NO_FREE_ADDRESS,
+        f"AddressPool {pool.metadata.name} has no free address for this node: {used} of "
+        f"{capacity} were used when nodes last told, and all {blocks.total} blocks of {size} "
+        f"that {want.range} may use are leased (IPv{family(want.range.first)})"
+        f"{_held_too(pool)}{_most_free(holder, others)}: nothing was reserved; delete "
+        "pods that no longer need one, or widen the range",
+    )
+
+
+def _most_free(holder: Holder, others: Sequence[AddressBlock]) -> str:
+    """The nodes with most free addresses, as they published it last."""
+    free = Counter[str]()
+    for block in others:
+        if block.spec.holder.instance != holder.instance and block.status.free:
+            free[block.spec.holder.node] += block.status.free
+    listed = ", ".join(f"{node} ({count})" for node, count in free.most_common(_MOST_NAMED))
+    return f", most of the free addresses by nodes {listed}" if listed else ""
+
+
+def _taken(
+    api: ClusterApi, holder: Holder, pool: AddressPool, blocks: Geometry, want: Want
+) -> CNIError:
+    """Why an address cannot be had: who leases it, or the block that it is in."""
+    address = want.range.first
+    name = blocks.name(pool.status.space, blocks.index(address))
+    with suppress(NotFound):
+        spec = api.get(AddressBlock, name).spec
+        if spec.sticky.reservation:
+            return is_reserved(want)
+        node = spec.holder.node
+        if node != holder.node:
+            return AddressTaken(
+                f"{want.range.where}: address {text(address)} is in a block that node {node} "
+                "has leased: nothing was reserved; ask for another address",
+                f"see AddressBlock {name}",
+            )
+    return CNIError(
+        Code.TRY_AGAIN,
+        f"{want.range.where}: this node may not hand out {text(want.range.first)} now: its "
+        f"lease of AddressBlock {name} is not confirmed, or ends; try again",
+    )
+
+
+def is_reserved(want: Want) -> AddressTaken:
+    """The address, or its block, is for the name of a pod. It may be another tenant's."""
+    return AddressTaken(
+        f"{want.range.where}: address {text(want.range.first)} is in a block that is reserved for "
+        "a pod by its name: nothing was reserved; ask for another address",
+        "see AddressReservations (kubectl get ares -A)",
+    )
+
+
+def is_kept_out(want: Want, pool: AddressPool) -> AddressTaken:
+    """The pool, or a pod of whereabouts, keeps the address from nodes."""
+    return AddressTaken(
+        f"{want.range.where}: address {text(want.range.first)} is kept out of AddressPool "
+        f"{pool.metadata.name}: nothing was reserved; ask for another address",
+        f"see spec.exclude, status.held and status.offered of AddressPool {pool.metadata.name}",
+    )
+
+
+def is_answered(want: Want) -> AddressTaken:
+    """Another machine answers for the address, though no node has leased it."""
+    return AddressTaken(
+        f"{want.range.where}: another machine on the link answers for address "
+        f"{text(want.range.first)}: nothing was reserved; ask for another address",
+        "see docs/cluster-addresses.md, addresses that a lost machine may still use",
+    )
+
+
+def _held_too(pool: AddressPool) -> str:
+    """How many addresses of the pool whereabouts has given to its pods."""
+    held = size_of(map(parse_interval, pool.status.held))
+    return f", and pods of whereabouts have {held} addresses" if held else ""

@@ -1,0 +1,47 @@
+"""Work that may fail: it is tried again later, and the log says each failure once."""
+
+import logging
+from collections.abc import Callable
+
+from base.problems import Problems
+from base.text import printable
+from cni.spec.errors import CNIError
+from ipam.leases.pool_cache import Unusable
+from kube.resources import ApiError
+
+_log = logging.getLogger(__name__)
+
+
+class LoggedFailures:
+    """What could not be done, and why. `api_errors` counts what the API server did not do. `name`
+    begins each line of the log."""
+
+    def __init__(self, name: str = "leases") -> None:
+        self.api_errors = 0
+        self._name = name
+        self._problems = Problems(_log)
+        self._why: dict[str, str] = {}
+        self._closed = False
+
+    def close(self) -> None:
+        """From now on work fails since nothing more is to be done: that is not a failure."""
+        self._closed = True
+
+    def guarded(self, what: str, work: Callable[[], object]) -> bool:
+        """Do some work; whether it went well."""
+        topic = f"{self._name}: {what}"
+        try:
+            work()
+        except (ApiError, Unusable, CNIError, OSError) as error:
+            if not self._closed:
+                self.api_errors += isinstance(error, ApiError)
+                self._why[what] = f"cannot {what}: {printable(str(error))}"
+                self._problems.tell(topic, error)
+            return False
+        self._why.pop(what, None)
+        self._problems.tell(topic, None)
+        return True
+
+    def why(self, what: str) -> str:
+        """Why some work could not be done the last time; "" if it was."""
+        return self._why.get(what, "")

@@ -1,0 +1,186 @@
+"""The store of a node whose addresses are the cluster's: its own, within the blocks it leases.
+
+An ADD that finds an address in a block of this node makes no call to the API server, and no other
+verb ever does. An ADD that finds none waits a little for the lessee (`Claims`) to lease a block.
+"""
+
+import time
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+
+from base import interrupts
+from base.backoff import Backoff
+from base.clock import boottime
+from cni.spec.errors import CNIError, Code
+from ipam.leases.claim_request import (
+    PATIENCE,
+    POOL_PATIENCE,
+    Claims,
+    LeasesNothing,
+    NotReserved,
+    PodInterface,
+    PoolPending,
+    PoolRange,
+    Want,
+)
+from ipam.leases.leased_ranges import LeasedView
+from ipam.ranges import Range, RangeSet
+from ipam.store.reservations import Grant, Owner
+from ipam.store.sqlite_store import SqliteStore
+from ipam.store.store_files import StoreFiles
+
+_AGAIN, _LONGEST_AGAIN = 0.2, 1.0  # seconds between two attempts of an ADD to get a block
+_POOL_AGAIN = 0.5  # seconds between two looks at a pool
+_MOST_WAITS = 32  # for blocks, each successful, before an ADD that is late gives up
+_MOST_IN_VAIN = 3  # blocks that are leased for an ADD although the last one did not help
+
+
+class ClusterStore(SqliteStore):
+    """The reservations of this node, as `SqliteStore` has them, within its leases.
+
+    `leased` are the ranges that belong to a pool. All others (fixed addresses outside of every
+    range) are the node's own. `clock` is CLOCK_BOOTTIME; `patience` and `pool_patience` are how
+    many seconds an ADD waits for a block and for a pool. `sticky`: pods whose names have reserved
+    addresses get these.
+    """
+
+    def __init__(
+        self,
+        files: Path | StoreFiles,
+        boot: str,
+        claims: Claims,
+        leased: Collection[PoolRange],
+        *,
+        clock: Callable[[], float] = boottime,
+        patience: float = PATIENCE,
+        pool_patience: float = POOL_PATIENCE,
+        sticky: bool = False,
+    ) -> None:
+        super().__init__(files, boot)
+        self._claims = claims
+        self._leased = frozenset(leased)
+        self._boottime = clock
+        self._patience = patience
+        self._pool_patience = pool_patience
+        self._sticky = sticky
+        self._unreserved: set[PoolRange] = set()
+
+    def reserve(
+        self,
+        owner: Owner,
+        sets: Sequence[RangeSet],
+        *,
+        segment: str = "",
+        alone: Sequence[Range] = (),
+    ) -> Grant:
+        """See SqliteStore.reserve. Waits for a block where no address of a set is free here."""
+        pool_deadline = time.monotonic() + self._pool_patience
+        in_vain = waits = 0
+        view: LeasedView | None = None
+        try:
+            while True:
+                view = self._view(owner, sets)
+                grant = self._attempt(view, segment, alone)
+                if grant is not None:
+                    break
+                if not waits and self.release_stale():
+                    continue
+                if view.is_passed_over:
+                    in_vain += 1
+                    if in_vain > max(_MOST_IN_VAIN, len(sets)):  # a block may have one address
+                        raise _passed_over(view.wants)
+                if waits > _MOST_WAITS and time.monotonic() > pool_deadline + self._patience:
+                    raise _still_wanted(view.wants)
+                waits += 1
+                with interrupts.waiting():
+                    self._wait(view, pool_deadline)
+        except CNIError as error:
+            told = _explained(error, view)
+            self._claims.failed(owner, told)
+            raise told from None
+        self._claims.low(view.low)
+        return grant
+
+    def exhausted(self, sets: Sequence[RangeSet]) -> str | None:
+        """See SqliteStore.exhausted: without a call to the API server."""
+        view = self._view(None, [each for each in sets if not each.fixed])
+        self.look(view.narrowed)
+        why = self._claims.unable(view.wants) if view.wants else None
+        return f"{view.why_unconfirmed}: {why}" if why and view.why_unconfirmed else why
+
+    def _view(self, owner: Owner | None, sets: Sequence[RangeSet]) -> LeasedView:
+        pod = None
+        if self._sticky and owner is not None and owner.pod.namespace and owner.pod.name:
+            pod = PodInterface(owner.pod.namespace, owner.pod.name, owner.attachment.ifname)
+        return LeasedView(
+            owner, sets, self._leased, self.boot, self._boottime, pod, self._unreserved
+        )
+
+    def _attempt(self, view: LeasedView, segment: str, alone: Sequence[Range]) -> Grant | None:
+        """A grant, or None if the node lacks a block."""
+        assert view.owner is not None
+        try:
+            grant = self.reserve_seen(view.owner, view.narrowed, segment=segment, alone=alone)
+        except CNIError as error:
+            # What is free in our blocks may be held by another domain on the same link.
+            if error.code != Code.NO_FREE_ADDRESS or not view.want_all():
+                raise
+            return None
+        return None if view.wants else grant
+
+    def _wait(self, view: LeasedView, pool_deadline: float) -> None:
+        """Until there may be an address of a set: of a new block, or freed here by a DEL."""
+        deadline = time.monotonic() + self._patience
+        backoff = Backoff(_AGAIN, _LONGEST_AGAIN)
+        while True:
+            interrupts.checkpoint()
+            try:
+                return self._claims.claim(view.wants, deadline)
+            except NotReserved as error:
+                self._unreserved.add(error.want.pool)
+                return None
+            except PoolPending:
+                if time.monotonic() + _POOL_AGAIN > pool_deadline:
+                    raise
+                time.sleep(_POOL_AGAIN)
+                deadline = time.monotonic() + self._patience
+            except LeasesNothing:
+                raise
+            except CNIError as error:
+                if error.code != Code.TRY_AGAIN or time.monotonic() + backoff.next > deadline:
+                    raise
+                time.sleep(backoff.pause())
+            if not view.is_passed_over and self._has_one(view):
+                return None
+
+    def _has_one(self, view: LeasedView) -> bool:
+        """Whether each set has an address here by now; else what is wanted now is in the view."""
+        self.look(view.narrowed)
+        return not view.wants
+
+
+def _explained(error: CNIError, view: LeasedView | None) -> CNIError:
+    """With the reason why what the node has leased was of no use, if that is so."""
+    why = view.why_unconfirmed if view is not None else ""
+    if error.code != Code.TRY_AGAIN or not why:
+        return error
+    return CNIError(error.code, f"{why}: {error.message}", error.details)
+
+
+def _passed_over(wants: Sequence[Want]) -> CNIError:
+    listed = ", ".join(str(want.range) for want in wants)
+    return CNIError(
+        Code.NO_FREE_ADDRESS,
+        f"the blocks that this node leases have no address of {listed} that is free on this link, "
+        "or not enough for all that the network asks for: other networks use the others: nothing "
+        "was reserved; delete pods that no longer need one, or widen the range",
+    )
+
+
+def _still_wanted(wants: Sequence[Want]) -> CNIError:
+    listed = ", ".join(str(want.range) for want in wants)
+    return CNIError(
+        Code.TRY_AGAIN,
+        f"this node leased blocks for {listed}, and other pods took all that was free in them: "
+        "nothing was reserved; the runtime tries again",
+    )

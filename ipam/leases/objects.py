@@ -1,0 +1,234 @@
+"""The objects of ipam.podfabric.io/v1alpha1, as they stand on the API server.
+
+docs/cluster-objects.md describes every field. A field that a later version adds is kept out of
+these types: a writer that does not know it must not write the object (`fieldValidation=Strict`
+and the structural schema refuse unknown fields; unknown ones that are read are ignored).
+"""
+
+from typing import Literal
+
+import msgspec
+
+from kube.resources import Meta, Resource
+
+GROUP = "ipam.podfabric.io"
+VERSION = "v1alpha1"
+
+BlockState = Literal["Active", "Draining", "Reclaiming"]
+
+
+class Condition(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """A condition as all of Kubernetes has them; `status` is "True", "False" or "Unknown"."""
+
+    type: str
+    status: str
+    reason: str
+    message: str = ""
+    last_transition_time: str = ""
+    observed_generation: int = 0
+
+
+class IpamResource(Resource, frozen=True, kw_only=True):
+    """What our kinds have in common."""
+
+    API = f"{GROUP}/{VERSION}"
+
+    metadata: Meta
+
+
+# --- AddressPool -----------------------------------------------------------------------------
+
+
+class ReclaimSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """How long a lost node's blocks wait. Durations as Go writes them: "10m", "1h30m"."""
+
+    node_gone_after: str = "10m"
+    max_offline: str = "30m"
+
+
+class PoolSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """One range of one network name. `network_name`, `range` and `shared` are immutable."""
+
+    range: str
+    network_name: str = ""
+    shared: bool = True
+    exclude: tuple[str, ...] = ()
+    block_size: int = 0
+    max_blocks_per_node: int = 0
+    state: Literal["Active", "Draining"] = "Active"
+    reclaim: ReclaimSpec = ReclaimSpec()
+
+
+class BlockCounts(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """How many blocks the pool has, how many are leased, how many of those to lost nodes."""
+
+    total: int = 0
+    leased: int = 0
+    quarantined: int = 0
+
+
+class AddressCounts(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """How many addresses the pool may hand out (at most 2**63 - 1), and how many pods have."""
+
+    capacity: int = 0
+    used: int = 0
+
+
+class PoolStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+    """Written by the controller only.
+
+    `space` is the first part of the names of the pool's blocks: where an address is unique.
+    `block_size` is decided once, and changes only while no block exists. 0: not decided yet.
+    `free_map` is a hint: the base64 of a bitmap, lowest block first, a set bit is a leased block;
+    "" if there are more than 65,536 blocks.
+    No node hands out the runs of addresses in `held` ("10.0.0.8-10.0.0.15"): pods of whereabouts
+    have them. Nodes lease blocks within the runs in `offered` only; None: anywhere
+    (`ipam.controller.whereabouts`).
+    """
+
+    space: str = ""
+    block_size: int = 0
+    blocks: BlockCounts = BlockCounts()
+    addresses: AddressCounts = AddressCounts()
+    free_map: str = ""
+    held: tuple[str, ...] = ()
+    offered: tuple[str, ...] | None = None
+    conditions: tuple[Condition, ...] = ()
+
+
+class AddressPool(IpamResource, frozen=True, kw_only=True):
+    """The addresses of a range, for all networks that name the range."""
+
+    KIND = "AddressPool"
+    PLURAL = "addresspools"
+
+    spec: PoolSpec
+    status: PoolStatus = PoolStatus()
+
+
+# --- AddressBlock ----------------------------------------------------------------------------
+
+
+class Holder(msgspec.Struct, frozen=True, kw_only=True):
+    """Who leases a block. `instance` (the identity of a node's store) decides.
+
+    The others are for people and for proofs of death.
+    """
+
+    instance: str
+    node: str
+    node_uid: str = msgspec.field(default="", name="nodeUID")
+    machine_id: str = msgspec.field(default="", name="machineID")
+    system_uuid: str = msgspec.field(default="", name="systemUUID")
+    boot: str = ""
+
+
+class StickySpec(msgspec.Struct, frozen=True, kw_only=True):
+    """The one pod interface that a block is for, on any node; all "" for any.
+
+    `reservation` ("namespace/name") is the AddressReservation that says so. Nothing but `address`
+    is handed out of the block.
+    """
+
+    reservation: str = ""
+    pod: str = ""
+    ifname: str = ""
+    address: str = ""
+
+
+class BlockSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """An aligned run of 2**k addresses, as the network `range` ("10.64.3.64/27"). `pool`, `range`
+    and `sticky` are immutable.
+
+    `epoch` grows by 1 whenever the holder changes within one object. `nonce` tells a claim whose
+    answer was lost from the claim of a twin.
+    `max_offline_seconds`: the holder hands out addresses for no longer than that after its last
+    confirmation.
+    `probe`: a machine that was lost may still use its addresses, so each is probed before its first
+    use. A holder that has let go of such a block, as of one for a pod's name, leaves it Draining:
+    the next one takes it over.
+    """
+
+    pool: str
+    range: str
+    sticky: StickySpec = StickySpec()
+    state: BlockState = "Active"
+    epoch: int = 1
+    holder: Holder
+    nonce: str = ""
+    max_offline_seconds: int = 1800
+    probe: bool = False
+
+
+class BlockStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+    """Written by the holder from time to time: what it has handed out.
+
+    `holders` maps the offset of an address in the block to its pod: "66": "team-a/trainer-0 net1".
+    `seq` is the sequence number of the holder's store. `confirmed` is for people: no decision
+    compares it with another machine's clock.
+    """
+
+    used: int = 0
+    free: int = 0
+    seq: int = 0
+    confirmed: str = ""
+    holders: dict[str, str] = {}
+
+
+class AddressBlock(IpamResource, frozen=True, kw_only=True):
+    """A lease of a block: the object exists as long as the lease. Named by `block_name`."""
+
+    KIND = "AddressBlock"
+    PLURAL = "addressblocks"
+    MOST_METADATA = 8 << 10
+
+    spec: BlockSpec
+    status: BlockStatus = BlockStatus()
+
+    @property
+    def holder(self) -> Holder:
+        """Who leases it."""
+        return self.spec.holder
+
+    @property
+    def space(self) -> str:
+        """Where its addresses are unique: the first part of its name."""
+        return self.metadata.name.partition(".")[0]
+
+
+# --- AddressReservation ----------------------------------------------------------------------
+
+
+class OwnerReference(msgspec.Struct, frozen=True, kw_only=True):
+    """A pod by name, or the pods of a StatefulSet: `kind` is "Pod" or "StatefulSet"."""
+
+    kind: str
+    name: str
+    ifname: str = ""
+
+
+class ReservationSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """Addresses that stay with a pod's name."""
+
+    pool: str
+    owner: OwnerReference
+
+
+class ReservationStatus(
+    msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True
+):
+    """`bound_to` are the nodes that have the addresses now."""
+
+    addresses: tuple[str, ...] = ()
+    bound_to: str = ""
+
+
+class AddressReservation(IpamResource, frozen=True, kw_only=True):
+    """A sticky address, in the namespace of its pod."""
+
+    KIND = "AddressReservation"
+    PLURAL = "addressreservations"
+    MOST_METADATA = 8 << 10
+
+    spec: ReservationSpec
+    status: ReservationStatus = ReservationStatus()

@@ -1,0 +1,319 @@
+"""Sticky addresses: an address that stays with the name of a pod, on every node.
+
+An AddressReservation names a pod, or a StatefulSet for its pods. Each interface of such a pod has a
+block of its own, of which one address is handed out. The block outlives the pod: the node that
+holds it sets it Draining once the pod has let go of the address, and the pod's next node takes it
+over with the next epoch. No node takes it from one that has not let go: the controller sets it
+Draining when that node is proved dead.
+"""
+
+import math
+import re
+import uuid
+from collections.abc import Callable
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from cni.spec.errors import CNIError, Code
+from ipam.addresses import Interval, parse, text
+from ipam.leases import block_layout
+from ipam.leases.block_layout import why_wrong
+from ipam.leases.claim_request import NotReserved, PodInterface, Want
+from ipam.leases.lease_context import Leasing
+from ipam.leases.objects import (
+    AddressBlock,
+    AddressPool,
+    AddressReservation,
+    BlockSpec,
+    BlockStatus,
+    Holder,
+    StickySpec,
+)
+from ipam.leases.pool_cache import Unusable, kept_out, max_offline
+from ipam.ranges import is_within, merged, outside
+from ipam.store.block_rows import LeasedBlock
+from kube.client import ClusterApi
+from kube.resources import Conflict, NotFound, Unavailable
+
+_ORDINAL = re.compile(r"-[0-9]+")
+
+
+def name_of(reservation: AddressReservation) -> str:
+    """How a block names its reservation."""
+    return f"{reservation.metadata.namespace}/{reservation.metadata.name}"
+
+
+def is_of(reservation: AddressReservation, pool: str, pod: PodInterface) -> bool:
+    """Whether the reservation is for addresses that the pod has of the pool."""
+    spec, owner = reservation.spec, reservation.spec.owner
+    if (spec.pool, reservation.metadata.namespace) != (pool, pod.namespace):
+        return False
+    if owner.ifname not in ("", pod.ifname):
+        return False
+    if owner.kind == "Pod":
+        return owner.name == pod.pod
+    return pod.pod.startswith(owner.name) and bool(
+        _ORDINAL.fullmatch(pod.pod.removeprefix(owner.name))
+    )
+
+
+def pod_of(sticky: StickySpec) -> PodInterface:
+    """The interface that a sticky block is for."""
+    return PodInterface(sticky.reservation.partition("/")[0], sticky.pod, sticky.ifname)
+
+
+def is_for(block: LeasedBlock, pod: PodInterface | None) -> bool:
+    """Whether the block is the pod's own, or if no pod is given, anybody's."""
+    if pod is None or not block.sticky:
+        return pod is None and not block.sticky
+    return pod_of(of_row(block)) == pod
+
+
+def row_text(sticky: StickySpec) -> str:
+    """What the store keeps of it: no part has a slash but the reservation's name."""
+    if not sticky.reservation:
+        return ""
+    return "/".join((sticky.reservation, sticky.pod, sticky.ifname, sticky.address))
+
+
+def of_row(block: LeasedBlock) -> StickySpec:
+    """The same from the store."""
+    if not block.sticky:
+        return StickySpec()
+    reservation, pod, ifname, address = block.sticky.rsplit("/", 3)
+    return StickySpec(reservation=reservation, pod=pod, ifname=ifname, address=address)
+
+
+def handed_out(spec: BlockSpec, covered: Interval) -> Interval:
+    """What of a block is handed out: one address, if it is sticky."""
+    if not spec.sticky.reservation:
+        return covered
+    address = parse(spec.sticky.address)
+    return Interval(address, address)
+
+
+def holes(pool: AddressPool, spec: BlockSpec, covered: Interval) -> tuple[Interval, ...]:
+    """What of a block no node may hand out. Unusable."""
+    return merged((*kept_out(pool), *outside(covered, [handed_out(spec, covered)])))
+
+
+def preference(found: AddressBlock) -> tuple[bool, str, str]:
+    """Which of several blocks of one pod counts: one that a node has, else the oldest."""
+    return is_let_go(found), found.metadata.creation_timestamp, found.metadata.name
+
+
+def is_let_go(found: AddressBlock) -> bool:
+    """Whether its last node has let go of the block: another one may take it over, of a sticky
+    block the pod's next node."""
+    return found.spec.state == "Draining"
+
+
+def drain(api: ClusterApi, found: AddressBlock, *, probe: bool) -> None:
+    """Let go of a block of which nothing is held, for the next node, which is to probe its
+    addresses if `probe` says so. ApiError.
+
+    The status goes first: it is of this holder's store, and the next one compares it with its own.
+    """
+    if found.spec.state != "Draining":
+        found = api.update_status(replace(found, status=BlockStatus()))
+        api.update(replace(found, spec=replace(found.spec, state="Draining", probe=probe)))
+
+
+def row_of(
+    stored: AddressBlock,
+    pool: AddressPool,
+    domain: str,
+    boot: str,
+    at: float,
+) -> LeasedBlock:
+    """The row of a block that is this node's as of `at` (CLOCK_BOOTTIME) in `boot`. Unusable.
+
+    What a lost machine may have of it is probed before its first use.
+    """
+    covered = block_layout.interval(stored)
+    return LeasedBlock(
+        name=stored.metadata.name,
+        uid=stored.metadata.uid,
+        space=stored.space,
+        pool=stored.spec.pool,
+        domains=(domain,),
+        first=covered.first,
+        last=covered.last,
+        kept_out=holes(pool, stored.spec, covered),
+        max_offline=max_offline(pool),
+        boot=boot,
+        confirmed=at,
+        sticky=row_text(stored.spec.sticky),
+        unprobed=(handed_out(stored.spec, covered),) if stored.spec.probe else (),
+    )
+
+
+class Reserved(NamedTuple):
+    """What the block for a pod's name says, and the block if there is one."""
+
+    spec: StickySpec
+    block: AddressBlock | None
+
+
+class StickyClaims:
+    """Claims of a holder for the names of pods."""
+
+    def __init__(self, leasing: Leasing) -> None:
+        self._api, self._store, _, self._holder, self._clock = leasing
+
+    def reserved(self, pool: AddressPool, want: Want) -> Reserved | None:
+        """What is reserved for the name of the want's pod; None if any address will do.
+
+        Of several reservations that of the block counts, so that another one does not change the
+        address. For a first address, one for the pod goes before one for its StatefulSet, and one
+        for the interface before one for all. NotReserved, ApiError.
+        """
+        pod, name = want.sticky, pool.metadata.name
+        if pod is None:
+            return None
+        listed = self._api.list(AddressReservation, {"spec.pool": name}, pod.namespace).items
+        fitting = [name_of(each) for each in sorted(listed, key=_rank) if is_of(each, name, pod)]
+        if not fitting:
+            raise NotReserved(want)
+        found = [block for each in fitting for block in self._of_pod(each, pool, pod)]
+        block = min(found, key=preference, default=None)
+        if block is not None:
+            return Reserved(block.spec.sticky, block)
+        spec = StickySpec(reservation=fitting[0], pod=pod.pod, ifname=pod.ifname)
+        return Reserved(spec, None)
+
+    def is_alone(self, stored: AddressBlock, pool: AddressPool) -> bool:
+        """Whether no other block is for the same pod: two nodes may claim one at once. ApiError."""
+        sticky = stored.spec.sticky
+        found = self._of_pod(sticky.reservation, pool, pod_of(sticky))
+        return {block.metadata.name for block in found} <= {stored.metadata.name}
+
+    def _of_pod(self, reservation: str, pool: AddressPool, pod: PodInterface) -> list[AddressBlock]:
+        """The blocks of a pod: one, but while two nodes try at once. A former reservation of the
+        same name may have had some of another pool. One that is not cut as the pool is could have
+        addresses of another node's block."""
+        listed = self._api.list(AddressBlock, {"spec.sticky.reservation": reservation}).items
+        return [
+            block
+            for block in listed
+            if block.spec.pool == pool.metadata.name
+            and pod_of(block.spec.sticky) == pod
+            and not why_wrong(block, pool)
+        ]
+
+    def use(self, found: AddressBlock, pool: AddressPool, want: Want) -> AddressBlock | None:
+        """The block of the pod's name as this node's; None if its row is of use already.
+
+        CNIError 11 if another node has not let go of it, 110 if the address is excluded. Unusable,
+        ApiError.
+        """
+        row = self._store.blocks().get(found.metadata.name)
+        if row is not None and row.uid == found.metadata.uid:
+            if row.is_confirmed(self._holder.boot, self._clock()):
+                self._require_free(row, found.spec.sticky, want)
+                return None
+            if row.state == "lost":
+                raise Unusable(f"pods hold addresses of {row.name}, which was another node's")
+            if row.state == "unconfirmed" and row.boot == self._holder.boot:
+                raise Unusable(
+                    f"AddressBlock {row.name} shows that this node's store was put back to an "
+                    "earlier state: it hands the address out after the next boot"
+                )
+        address = parse(found.spec.sticky.address)
+        if not want.range.allows(address) or is_within(address, kept_out(pool)):
+            excluded = (*want.range.excluded, *kept_out(pool))
+            is_hop = not is_within(address, excluded)
+            why = (
+                "the definition names it as a gateway or next hop"
+                if is_hop
+                else f"{want.range} or AddressPool {pool.metadata.name} excludes it"
+            )
+            raise CNIError(
+                Code.NO_FREE_ADDRESS,
+                f"{want.range.where}: {text(address)} is reserved for the pod, and {why}: nothing "
+                f"was reserved; delete AddressReservation {found.spec.sticky.reservation}, or "
+                f"change the {'definition' if is_hop else 'exclusion'}",
+            )
+        stored, row = self._taken_over(found, pool, want)
+        self._store.put(row)
+        return stored
+
+    def _require_free(self, row: LeasedBlock, sticky: StickySpec, want: Want) -> None:
+        """CNIError 11 if a sandbox of this boot has the address: the runtime deletes it first. Or
+        if another machine has it."""
+        if row.answered:
+            raise CNIError(
+                Code.TRY_AGAIN,
+                f"{sticky.address} is reserved for pod {sticky.pod}, and another machine on "
+                "the link answers for it: nothing was reserved; the runtime tries again; find that "
+                "machine, and stop it",
+            )
+        held = self._store.holders(row.name).values()
+        holder = next((each for each in held if each.boot == self._holder.boot), None)
+        if holder is not None:
+            raise CNIError(
+                Code.TRY_AGAIN,
+                f"{sticky.address} is reserved for pod {sticky.pod}, and its former sandbox on "
+                "this node still has it: nothing was reserved; the runtime tries again, and "
+                "succeeds once it has deleted that sandbox",
+            )
+
+    def _taken_over(
+        self, found: AddressBlock, pool: AddressPool, want: Want
+    ) -> tuple[AddressBlock, LeasedBlock]:
+        """The block as this node's, and its row, which is not written yet."""
+        former, spec = found.spec.holder, found.spec
+        address, node = spec.sticky.address, former.node
+        if former.instance != self._holder.instance and not is_let_go(found):
+            raise CNIError(
+                Code.TRY_AGAIN,
+                f"{address} is reserved for pod {spec.sticky.pod}, and node {node} still "
+                f"has it (AddressBlock {found.metadata.name}): nothing was reserved; the runtime "
+                "tries again. It is free when the pod is gone there, or that node is proved dead: "
+                f"if its machine is off, `podfabric ipam reclaim --node {node} --powered-off` says "
+                "so",
+            )
+        taken = taken_over(self._api, self._clock, self._holder, found, pool)
+        if taken is None:
+            raise CNIError(
+                Code.TRY_AGAIN,
+                f"{address} changes hands: nothing was reserved; the runtime tries again",
+            )
+        stored, at = taken
+        return stored, row_of(stored, pool, want.range.domain, self._holder.boot, at)
+
+
+def taken_over(
+    api: ClusterApi,
+    clock: Callable[[], float],
+    holder: Holder,
+    found: AddressBlock,
+    pool: AddressPool,
+) -> tuple[AddressBlock, float] | None:
+    """A block that its last holder has let go, as this holder's, and a time before that was known;
+    None if another node was faster. Unusable, ApiError.
+
+    The block is changed in any case: a late request of ours to drain it must not find the version
+    that it expects.
+    """
+    changed = replace(
+        found.spec,
+        state="Active",
+        holder=holder,
+        epoch=found.spec.epoch + (found.spec.holder != holder),
+        nonce=str(uuid.uuid4()),
+        max_offline_seconds=math.ceil(max_offline(pool)),
+    )
+    at = clock()
+    try:
+        return api.update(replace(found, spec=changed)), at
+    except (Conflict, NotFound, Unavailable):
+        stored = api.get(AddressBlock, found.metadata.name)
+        is_ours = (stored.spec.nonce, stored.spec.holder) == (changed.nonce, holder)
+        return (stored, at) if is_ours else None
+
+
+def _rank(each: AddressReservation) -> tuple[bool, bool, str]:
+    owner = each.spec.owner
+    return owner.kind != "Pod", owner.ifname == "", each.metadata.name

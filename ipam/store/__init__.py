@@ -1,0 +1,1 @@
+"""The address store of one node: SQLite under a file lock."""

@@ -1,0 +1,273 @@
+"""The database file of the store: open, in a transaction, written back; what failures mean.
+
+SQLite's WAL keeps a transaction whole or drops it, wherever a process dies. What is in it, and when
+an address is taken, is in `tables`.
+"""
+
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+from msgspec import Meta
+
+from cni.spec.errors import CNIError, Code
+from ipam.store.block_rows import Instance
+from ipam.store.schema import SCHEMA, UNREADABLE, VERSION, Damage, OtherVersion
+
+DATABASE = "reservations.db"
+WAL = f"{DATABASE}-wal"
+BESIDE = ("-wal", "-shm", "-journal")
+"""What SQLite appends to a database's name for the files that it keeps beside it."""
+
+FAILURES = (*UNREADABLE, OSError, MemoryError)
+"""What the use of a store raises where the system refuses, or where the files are damaged."""
+
+UNCHANGED = "nothing was changed"
+UNCERTAIN = "it is not certain whether the change was made: call DEL, or this again"
+
+_BUSY_TIMEOUT = 100  # milliseconds; only programs that are not ours use no lock of ours
+_MOST_PAGES = 2048  # of the WAL, before a commit writes it back: 8 MiB, some 300 transactions
+_SEEN_LIMIT = 200  # characters
+_REMEDY = (
+    "see that the file system is mounted, writable and not full, and that the process may open "
+    "more files"
+)
+
+
+class StoreMeta(NamedTuple):
+    """The store's identity, and how many transactions it has had."""
+
+    store: str
+    seq: Annotated[int, Meta(ge=0, le=1 << 60)]
+
+
+def connect(path: Path, *, shared: bool = False) -> sqlite3.Connection:
+    """Open an existing database, and read only as much as shows that this works.
+
+    Unless it is `shared` with other processes, there is no shared memory: it would need room on the
+    disk, and a truncated file would end the process (SIGBUS).
+    """
+    uri = f"file:{path.as_posix().replace('%', '%25').replace('?', '%3f')}?mode=rw"
+    # One thread at a time uses the connection.
+    connection = sqlite3.connect(
+        uri, uri=True, isolation_level=None, check_same_thread=False, timeout=0
+    )
+    try:
+        connection.execute("PRAGMA cell_size_check = ON")
+        if not shared:
+            connection.execute("PRAGMA locking_mode = EXCLUSIVE")
+        connection.execute("PRAGMA user_version").fetchall()
+        connection.execute(f"PRAGMA busy_timeout = {_BUSY_TIMEOUT}")
+    except BaseException:
+        connection.interrupt()
+        connection.close()
+        raise
+    return connection
+
+
+def create(path: Path, meta: StoreMeta, lessee: Instance | None) -> None:
+    """Write an empty database at `path`, which does not exist yet."""
+    connection = sqlite3.connect(path, isolation_level=None)
+    try:
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = NORMAL")
+        connection.execute("BEGIN")
+        for statement in SCHEMA:
+            connection.execute(statement)
+        connection.execute("INSERT INTO meta VALUES (1, ?, ?)", meta)
+        if lessee is not None:
+            connection.execute("INSERT INTO lessee VALUES (1, ?, ?)", lessee)
+        connection.execute(f"PRAGMA user_version = {VERSION}")
+        connection.execute("COMMIT")
+        # `close` does not report a failure to write the WAL back.
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    finally:
+        connection.close()
+
+
+def has_content(path: Path) -> bool:
+    """Whether there is a file with anything in it."""
+    try:
+        return path.stat().st_size > 0
+    except FileNotFoundError:
+        return False
+
+
+def remove(database: Path) -> None:
+    """Remove a database and the files that SQLite keeps beside it."""
+    for suffix in ("", *BESIDE):
+        database.with_name(f"{database.name}{suffix}").unlink(missing_ok=True)
+
+
+class Database:
+    """An open database. Raises sqlite3.Error and Damage.
+
+    Who writes holds the store's lock. A database that stays open (`kept`) between transactions is
+    shared with other processes; `is_shared` says whether that succeeded.
+    """
+
+    def __init__(self, path: Path, *, kept: bool = False) -> None:
+        """Open an existing database and read its identity."""
+        self.meta: StoreMeta
+        self._path = path
+        self._kept = kept
+        self._open()
+
+    def _open(self) -> None:
+        try:
+            self.is_shared = self._kept
+            self.connection = connect(self._path, shared=self.is_shared)
+        except sqlite3.OperationalError:
+            # Alone: another process keeps it open. Shared: there is no room for shared memory.
+            self.is_shared = not self._kept
+            self.connection = connect(self._path, shared=self.is_shared)
+        try:
+            self._execute("PRAGMA synchronous = NORMAL")
+            self._execute(f"PRAGMA wal_autocheckpoint = {_MOST_PAGES}")
+            self._require_version()
+            schema = {sql for (sql,) in self._execute("SELECT sql FROM sqlite_schema") if sql}
+            if schema != set(SCHEMA):
+                raise Damage("its tables are not those of an address store")
+            self._read_meta()
+        except BaseException:
+            self.abandon()  # a damaged file is not written to
+            raise
+
+    def close(self) -> None:
+        """Close the database. The last process to do so writes the WAL back."""
+        self.connection.close()
+
+    def abandon(self) -> None:
+        """Close the database as a kill would: what is in the WAL stays there."""
+        # sqlite3_interrupt() ends the checkpoint of a close before its first page.
+        self.connection.interrupt()
+        self.connection.close()
+
+    def look(self) -> None:
+        """Begin to read, at one state of the database: SQLite locks once for all that follows.
+
+        `change` makes a transaction that writes of it, `end` ends it without.
+        """
+        self._execute("BEGIN")
+        self._read_meta()
+
+    def end(self) -> None:
+        """End what `look` began, if nothing was written."""
+        if self.connection.in_transaction:
+            self._execute("COMMIT")
+
+    @contextmanager
+    def change(self) -> Iterator[None]:
+        """What the block writes is one transaction, and is counted.
+
+        CNIError if it failed and may have been made all the same; another failure made nothing.
+        """
+        seq = self.meta.seq
+        try:
+            if not self.connection.in_transaction:
+                self._execute("BEGIN IMMEDIATE")
+            yield
+            self._execute("UPDATE meta SET seq = ? WHERE id = 1", (seq + 1,))
+            self._commit()
+            self.meta = self.meta._replace(seq=seq + 1)
+        except BaseException as error:
+            if not self._was_undone(seq) and isinstance(error, FAILURES):
+                raise explained(error, self._path.parent, UNCERTAIN) from None
+            raise
+
+    def _commit(self) -> None:
+        self._execute("COMMIT")
+
+    def _was_undone(self, seq: int) -> bool:
+        """After a failure: whether the database has nothing of the transaction.
+
+        SQLite may have rolled it back. It may also have written all of it before it ran out of
+        memory: opened again, the database is what a later process sees. False also if that fails.
+        """
+        try:
+            self.abandon()
+            self._open()
+        except FAILURES:
+            return False
+        return self.meta.seq == seq
+
+    def _read_meta(self) -> None:
+        rows = self._execute("SELECT store, seq FROM meta").fetchall()
+        if len(rows) != 1 or not isinstance(rows[0][1], int):
+            raise Damage("the row that identifies it cannot be read")
+        self.meta = StoreMeta(*rows[0])
+
+    def _execute(self, statement: str, values: Sequence[object] = ()) -> sqlite3.Cursor:
+        return self.connection.execute(statement, values)
+
+    def _require_version(self) -> None:
+        ((version,),) = self._execute("PRAGMA user_version").fetchall()
+        if version == 0:
+            raise Damage("it has no content of an address store")
+        if version != VERSION:
+            raise OtherVersion(f"it has version {version}, this program reads {VERSION}")
+
+
+def explained(error: Exception, directory: Path, outcome: str = UNCHANGED) -> CNIError:
+    """What one of FAILURES means for the store in `directory`; `outcome` is what came of it."""
+    if isinstance(error, OtherVersion):
+        return CNIError(
+            Code.STORE_DAMAGED,
+            f"the address store in {directory} is of another podfabric ({error}): {outcome}; "
+            "use the version that wrote it",
+        )
+    if isinstance(error, Damage | UnicodeDecodeError):
+        return _damaged(directory, str(error), outcome)
+    if isinstance(error, sqlite3.Error):
+        return _explained_sqlite(error, directory, outcome)
+    if isinstance(error, MemoryError):
+        return CNIError(
+            Code.IO_FAILURE,
+            f"cannot use the address store in {directory}: no memory is left: {outcome}; see that "
+            "the process may have more, and try again",
+        )
+    where = getattr(error, "filename", None) or directory
+    reason = getattr(error, "strerror", None) or str(error)
+    return CNIError(
+        Code.IO_FAILURE, f"cannot use the address store: {where}: {reason}: {outcome}; {_REMEDY}"
+    )
+
+
+def shows_damage(error: BaseException | None, directory: Path) -> bool:
+    """Whether the files cannot be trusted after it. Then they are left as they are: the close of a
+    database would write its WAL back."""
+    if isinstance(error, CNIError):
+        return error.code == Code.STORE_DAMAGED
+    if not isinstance(error, FAILURES):
+        return False
+    return explained(error, directory).code == Code.STORE_DAMAGED
+
+
+def _explained_sqlite(error: sqlite3.Error, directory: Path, outcome: str) -> CNIError:
+    name = getattr(error, "sqlite_errorname", "") or type(error).__name__
+    refused = ("SQLITE_FULL", "SQLITE_IOERR", "SQLITE_CANTOPEN", "SQLITE_READONLY", "SQLITE_PERM")
+    if name.startswith(refused):
+        return CNIError(
+            Code.IO_FAILURE,
+            f"cannot use the address store in {directory}: {error} ({name}): {outcome}; {_REMEDY}",
+        )
+    if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
+        return CNIError(
+            Code.TRY_AGAIN,
+            f"{directory / DATABASE} is open in another program ({name}): {outcome}; "
+            "close it and try again",
+        )
+    return _damaged(directory, f"{error} ({name})", outcome)
+
+
+def _damaged(directory: Path, seen: str, outcome: str) -> CNIError:
+    """The error for a store that cannot be trusted. SQLite quotes what it saw, in many lines."""
+    line = " ".join(seen.encode("ascii", "backslashreplace").decode().split())[:_SEEN_LIMIT]
+    return CNIError(
+        Code.STORE_DAMAGED,
+        f"the address store in {directory} is damaged ({line}): {outcome}; the agent builds it "
+        "again with the next call, or `podfabric ipam fsck --rebuild` does; both keep the damaged "
+        "files",
+    )

@@ -1,0 +1,247 @@
+"""Checks the store of a node, and builds it again.
+
+What outlives a store that is damaged, lost or an older copy are the journal of attachments, the
+addresses that interfaces have in network namespaces, and the leases on the API server. A store that
+is built again has what is attached by the journal. What an interface has beside that is handed out
+to nobody (`in_use`). Blocks come back from the API server (`leases.confirmation`), if the damaged
+file still says who leased them: no other row of it is read. The files that were there are kept as
+`*.damaged-<time>`.
+"""
+
+import os
+import sqlite3
+import time
+import uuid
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+import msgspec
+
+from base.files import sync_directory
+from cni.spec.errors import CNIError
+from ipam.addresses import parse, parse_interface
+from ipam.ranges import Range
+from ipam.store.block_rows import Instance
+from ipam.store.database import (
+    BESIDE,
+    DATABASE,
+    WAL,
+    StoreMeta,
+    connect,
+    create,
+    has_content,
+    remove,
+)
+from ipam.store.reservations import Reservation, unnamed
+from ipam.store.schema import UNREADABLE
+from ipam.store.snapshot import Noted, StoreLock, locked, snapshot
+from ipam.store.tables import Tables
+
+T = TypeVar("T")
+Say = Callable[[str], None]
+
+
+class LivingAddress(NamedTuple):
+    """An address that an interface in a living network namespace has; `inode` is the namespace's,
+    `namespace` a path of it."""
+
+    address: str
+    ifname: str
+    namespace: str
+    inode: int = 0
+
+    @property
+    def lasts(self) -> bool:
+        """Whether the namespace is still there."""
+        try:
+            return os.stat(self.namespace).st_ino == self.inode  # noqa: PTH116 - cheaper
+        except OSError:
+            return False
+
+
+class NodeFacts(msgspec.Struct, frozen=True):
+    """What the attachments' journal and the kernel have in this `boot`.
+
+    `journal` are the addresses of attachments. `begun` are the times (since 1970) at which ADDs
+    began whose addresses the journal does not have yet. `unseen` are what could not be looked at.
+    """
+
+    boot: str = ""
+    journal: tuple[Reservation, ...] = ()
+    living: tuple[LivingAddress, ...] = ()
+    begun: tuple[float, ...] = ()
+    unseen: tuple[str, ...] = ()
+
+
+FactsOf = Callable[[], NodeFacts]
+"""Looks at the node."""
+
+
+class AddressesInUse:
+    """Addresses that interfaces have and nothing reserves: no pod gets them meanwhile."""
+
+    def __init__(self, found: Iterable[LivingAddress] = ()) -> None:
+        every = sorted((parse(each.address), each) for each in found)
+        self._addresses = [address for address, _ in every]
+        self._found = [each for _, each in every]
+
+    def within(self, range_: Range) -> Iterator[LivingAddress]:
+        """Those that the range would hand out."""
+        first = bisect_left(self._addresses, range_.first)
+        last = bisect_right(self._addresses, range_.last)
+        for address, each in zip(self._addresses[first:last], self._found[first:last], strict=True):
+            if range_.allows(address):
+                yield each
+
+
+_NO_FACTS = NodeFacts()
+
+
+def check(directory: Path, say: Say, facts: NodeFacts = _NO_FACTS) -> bool:
+    """Whether the store is sound, and has what the attachments' journal has.
+
+    Changes nothing, and holds up no call; `say` gets what is wrong.
+    """
+    try:
+        with snapshot(directory) as tables:
+            if tables is not None:
+                tables.verify()
+            missing = facts.journal if tables is None else absent(tables, facts)
+            free = [] if tables is None else _in_ranges(tables, unreserved(tables, facts))
+    except CNIError as error:
+        say(error.message)
+        return False
+    for entry in missing:
+        say(f"{entry.address} of {entry.holder} is in the journal and not in the store")
+    for living in free:
+        say(
+            f"{living.address} on {living.ifname} in {living.namespace} is in a range and not "
+            "reserved: if it is on the same link, exclude it, or have it given to nobody with "
+            "`podfabric ipam fsck --rebuild`"
+        )
+    return not missing
+
+
+def rebuild(directory: Path, say: Say) -> None:
+    """Set the store's files aside, by hand: whoever opens it next looks at the node. CNIError 5,
+    11."""
+    with locked(directory) as lock:
+        replace(directory, lock, say)
+
+
+def replace(directory: Path, lock: StoreLock, say: Say) -> None:
+    """Set the store's files aside, and put an empty database of the same lessee in place.
+
+    The caller holds the lock, and has no file open. After a kill the damaged files are still there,
+    or the new one is.
+    """
+    lock.note(lock.noted()._replace(lost=True))  # known to who comes after a kill
+    meta, lessee = None, None
+    if has_content(directory / DATABASE) or has_content(directory / WAL):
+        aside = _unused_aside(directory / DATABASE)
+        for name, kept in ((DATABASE, aside), (WAL, aside.with_name(f"{aside.name}-wal"))):
+            if (directory / name).exists():
+                os.link(directory / name, kept)
+                say(f"address store: kept {name} as {kept}")
+        meta, lessee = _identity(aside)
+    meta = StoreMeta(meta.store, meta.seq + 1) if meta else new_store()
+    build(directory / DATABASE, meta, lessee)
+    lock.note(Noted(meta.seq, lost=True))
+    say("address store: built again")
+
+
+def new_store() -> StoreMeta:
+    """The identity of a store that nobody knows yet."""
+    return StoreMeta(uuid.uuid4().hex, 0)
+
+
+def build(database: Path, meta: StoreMeta, lessee: Instance | None = None) -> None:
+    """Put an empty database in place in one step. The old one and its WAL are gone."""
+    temporary = database.with_name(f"{database.name}.new")
+    remove(temporary)
+    try:
+        create(temporary, meta, lessee)
+        temporary.chmod(0o600)
+        # SQLite would apply them to the new database.
+        for suffix in BESIDE:
+            database.with_name(f"{database.name}{suffix}").unlink(missing_ok=True)
+        temporary.replace(database)
+    except BaseException:
+        with suppress(OSError):  # it would take the room that is lacking
+            remove(temporary)
+        raise
+    sync_directory(database.parent)
+
+
+def reconcile(tables: Tables, facts: NodeFacts, *, lost: bool = False) -> None:
+    """Put into the store what attachments have by the journal and the store lacks.
+
+    Then, or if something was `lost`, the API server must confirm all blocks: a lease may be over.
+    """
+    missing = absent(tables, facts)
+    if missing or lost:
+        with tables.change():
+            for reservation in missing:
+                tables.put(reservation)
+            for block in list(tables.blocks()):
+                tables.put_block(msgspec.structs.replace(block, boot="", confirmed=0.0))
+
+
+def absent(tables: Tables, facts: NodeFacts) -> list[Reservation]:
+    """What attachments have by the journal and the store lacks; of two for an address, that of this
+    boot."""
+    missing: dict[tuple[str, str], Reservation] = {}
+    for entry in sorted(facts.journal, key=lambda entry: entry.boot == facts.boot):
+        attachment = entry.attachment
+        held = (*tables.of_attachment(attachment), *tables.of_attachment(unnamed(attachment)))
+        other = tables.at(entry.domain, parse(entry.address))
+        is_alive = other is not None and other.boot == facts.boot != entry.boot
+        if entry.address not in {each.address for each in held} and not is_alive:
+            missing[entry.domain, entry.address] = entry
+    return list(missing.values())
+
+
+def unreserved(tables: Tables, facts: NodeFacts) -> list[LivingAddress]:
+    """The living addresses that no attachment has reserved."""
+    reserved = tables.addresses() if facts.living else set()
+    return [each for each in facts.living if parse(each.address) not in reserved]
+
+
+def _in_ranges(tables: Tables, living: Iterable[LivingAddress]) -> list[LivingAddress]:
+    """Those that are in a range that a reservation is from."""
+    ranges = [parse_interface(cidr)[1] for _, cidr in tables.ranges()]
+    networks = [network for network in ranges if network.prefix < 128]
+    return [each for each in living if any(parse(each.address) in network for network in networks)]
+
+
+def _identity(path: Path) -> tuple[StoreMeta | None, Instance | None]:
+    """Of a damaged database that no other process uses: which store it is, and who leases."""
+    try:
+        connection = connect(path)
+    except UNREADABLE:
+        return None, None
+    try:
+        meta = _row(connection, "SELECT store, seq FROM meta", StoreMeta)
+        return meta, _row(connection, "SELECT instance, machine FROM lessee", Instance)
+    finally:
+        connection.interrupt()  # the close is not to write the WAL back
+        connection.close()
+
+
+def _row(connection: sqlite3.Connection, statement: str, shape: type[T]) -> T | None:
+    """None if it cannot be read."""
+    try:
+        return msgspec.convert(connection.execute(statement).fetchone(), shape)
+    except (*UNREADABLE, msgspec.ValidationError):
+        return None
+
+
+def _unused_aside(path: Path) -> Path:
+    """A name beside `path` for what is kept of it: `<name>.damaged-<time>`."""
+    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+    first = path.with_name(f"{path.name}.damaged-{stamp}")
+    candidates = (first.with_name(f"{first.name}.{number}") for number in range(1, 1000))
+    return next(each for each in (first, *candidates) if not each.exists())

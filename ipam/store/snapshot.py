@@ -1,0 +1,151 @@
+"""The store's lock, and reading beside its writers.
+
+Every transaction of a call holds the lock. Who only reads holds it while the database is opened and
+closed: SQLite keeps the state that was there at the start for as long as the reader wants.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from base.locks import Busy, LockFile
+from base.paths import boot_id_of
+from cni.spec.errors import CNIError, Code
+from ipam.store.database import DATABASE, FAILURES, WAL, explained, has_content
+from ipam.store.schema import Damage
+from ipam.store.tables import Tables
+
+LOCK = "lock"
+LOCK_TIMEOUT = 30.0  # seconds; kubelet gives a sandbox 2 min
+_PAUSE = 0.005  # seconds between two tries to lock; a transaction takes about 3 ms
+_LENGTH = 80  # bytes of the line
+
+
+class Noted(NamedTuple):
+    """How many transactions the store has had, and whether it `lost` any in this boot."""
+
+    seq: int = 0
+    lost: bool = False
+
+
+class StoreLock(LockFile):
+    """The lock of the store in `directory`.
+
+    SQLite takes a cut WAL for a shorter one, and an older copy of the database for the database. So
+    the file of the lock has a line that counts, for this boot. It is written after a commit, in
+    place and not synced: a line that is behind, damaged or gone costs only this check.
+    """
+
+    def __init__(self, directory: Path, *, stay_open: bool = False) -> None:
+        super().__init__(
+            f"{directory}/{LOCK}",
+            "the address store",
+            keep=True,
+            stay_open=stay_open,
+            pause=_PAUSE,
+            longest_pause=_PAUSE,
+        )
+
+    def noted(self) -> Noted:
+        """What the line says, to the holder of the lock."""
+        words = os.pread(self.descriptor, _LENGTH, 0).split()
+        if len(words) != 3 or words[0] != _boot() or not words[1].isdigit():
+            return Noted()
+        return Noted(int(words[1]), words[2] == b"1")
+
+    def note(self, noted: Noted) -> None:
+        """Replace the line. The holder of the lock does."""
+        line = b"%b %d %d" % (_boot(), noted.seq, noted.lost)
+        with suppress(OSError):
+            os.pwrite(self.descriptor, line.ljust(_LENGTH - 1) + b"\n", 0)
+
+
+def _boot() -> bytes:
+    return boot_id_of(Path("/proc")).encode()
+
+
+def require_all(tables: Tables, noted: Noted) -> None:
+    """Raise Damage if the database has fewer transactions than were counted."""
+    if tables.meta.seq < noted.seq:
+        raise Damage(
+            f"{DATABASE} has {tables.meta.seq} changes of {noted.seq}: it is an older copy, or its "
+            "WAL was lost"
+        )
+
+
+def take(lock: LockFile, directory: Path, timeout: float) -> None:
+    """Wait for the lock of the store in `directory`. CNIError 5 and 11."""
+    try:
+        lock.acquire(timeout)
+    except Busy:
+        path = f"{directory}/{LOCK}"
+        raise CNIError(
+            Code.TRY_AGAIN,
+            f"the lock {path} of the address store has been held by another process for "
+            f"{timeout:.2g} s: nothing was changed; try again, and see who holds it "
+            f"(fuser {path})",
+        ) from None
+    except OSError as error:
+        raise explained(error, directory) from None
+
+
+@contextmanager
+def locked(directory: Path, timeout: float = LOCK_TIMEOUT) -> Iterator[StoreLock]:
+    """Hold the lock of the store in `directory`; failures in the block become CNIErrors.
+
+    CNIError 5 and 112, and 11 if another process holds the lock for `timeout` seconds.
+    """
+    lock = StoreLock(directory)
+    take(lock, directory, timeout)
+    try:
+        yield lock
+    except FAILURES as error:
+        raise explained(error, directory) from None
+    finally:
+        lock.release()
+
+
+@contextmanager
+def snapshot(directory: Path, timeout: float = LOCK_TIMEOUT) -> Iterator[Tables | None]:
+    """What the store in `directory` holds now, to be read; None if there is no store.
+
+    Other processes go on meanwhile. CNIError 5, 11 and 112.
+    """
+    if not directory.is_dir():
+        yield None
+        return
+    try:
+        with ExitStack() as held:
+            lock = held.enter_context(locked(directory, timeout))
+            tables = opened(directory, kept=True)
+            if tables is None:
+                if lock.noted().seq:
+                    raise Damage(f"{DATABASE} is missing or empty")
+                yield None
+                return
+            try:
+                require_all(tables, lock.noted())
+                tables.look()
+                if tables.is_shared:  # else nobody else could open it
+                    held.close()
+                yield tables
+                tables.end()
+                if tables.is_shared:
+                    held.enter_context(locked(directory, timeout))
+                tables.close()  # the last one to close it writes the WAL back
+            except BaseException:
+                tables.abandon()
+                raise
+    except FAILURES as error:
+        raise explained(error, directory) from None
+
+
+def opened(directory: Path, *, kept: bool) -> Tables | None:
+    """The database below `directory`, None if there is none. Raises FAILURES."""
+    if has_content(directory / DATABASE):
+        return Tables(directory / DATABASE, kept=kept)
+    if has_content(directory / WAL):
+        raise Damage(f"{DATABASE} is missing or empty, and its WAL is not")
+    return None

@@ -1,0 +1,309 @@
+"""The address store of one node: SQLite under a file lock. See `reservations` for the words.
+
+Every method is one transaction on the files that a `StoreFiles` opens. CNIError is what it raises:
+5 if the system refuses, 11 if the lock is not free in time, 112 if the store is damaged.
+"""
+
+import time
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+
+from cni.spec.attachment import Attachment
+from cni.spec.errors import CNIError, Code
+from ipam import address_policy
+from ipam.addresses import Interval, parse, text
+from ipam.ranges import Range, RangeSet
+from ipam.store import address_choice
+from ipam.store.address_choice import AddressChoice
+from ipam.store.link_conflicts import Others
+from ipam.store.reservations import Grant, Owner, RangeUsage, Reservation, ReservedAddress
+from ipam.store.store_files import StoreFiles
+from ipam.store.tables import Tables
+from ipam.store.usage import usage_of
+
+_WORTH_LOADING = 1000
+
+
+class SqliteStore:
+    """The reservations of this node.
+
+    `files` is the directory of the store, to be opened for each call, or an object that opens it.
+    `boot` is this boot's identity: a reservation of another boot is stale. Its pod may come back to
+    it until all of them are released: by a sweep, or where a range has no other address.
+    """
+
+    def __init__(
+        self, files: Path | StoreFiles, boot: str, *, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._files = StoreFiles(files, kept=False) if isinstance(files, Path) else files
+        self.boot = boot
+        self._clock = clock
+
+    @property
+    def directory(self) -> Path:
+        """Where the files are."""
+        return self._files.directory
+
+    def reserve(
+        self,
+        owner: Owner,
+        sets: Sequence[RangeSet],
+        *,
+        segment: str = "",
+        alone: Sequence[Range] = (),
+    ) -> Grant:
+        """One address of each set for `owner`, to be used on `segment`: all or none.
+
+        None of them is one that another domain holds on the same segment, if that is known.
+        Raises CNIError 103 if the attachment holds addresses already, 110 if a set has no free
+        address, AddressTaken if a fixed address is held by someone else, and 121 if another
+        network holds an address on the segment that is in a range of `alone`, or if the owner's
+        quota does not allow as many.
+        """
+        return self.reserve_seen(owner, lambda tables: sets, segment=segment, alone=alone)
+
+    def reserve_seen(
+        self,
+        owner: Owner,
+        seen: Callable[[Tables], Sequence[RangeSet]],
+        *,
+        segment: str = "",
+        alone: Sequence[Range] = (),
+    ) -> Grant:
+        """`reserve` of the sets that `seen` answers for what the store holds at that moment.
+
+        Nothing is reserved if it answers none.
+        """
+        with self._files.handing_out() as tables:
+            sets = self._files.unused(tables, seen(tables))
+            if not sets:
+                return Grant()
+            try:
+                choices = self._choose(tables, owner, sets, segment, alone)
+            except CNIError as error:
+                wants_room = error.code in (Code.NO_FREE_ADDRESS, Code.ADDRESS_TAKEN)
+                if not wants_room or not self._drop_stale(tables):
+                    raise
+                choices = self._choose(tables, owner, sets, segment, alone)
+            address_policy.of_quota(tables, owner, choices, self.boot)
+            granted = tuple(
+                ReservedAddress(
+                    choice.range, self._reservation(owner, choice, segment), choice.replaced
+                )
+                for choice in choices
+            )
+            reservations = [reserved.reservation for reserved in granted]
+            blocks = tables.unprobed()
+            unprobed = tuple(
+                each.address
+                for each in reservations
+                if any(block.is_to_probe(each) for block in blocks)
+            )
+            self._write(tables, put=reservations)
+        return Grant(granted, unprobed)
+
+    def settle_probes(
+        self, silent: Collection[Reservation], answered: Collection[Reservation]
+    ) -> None:
+        """Note that no other machine answered for the one addresses, and one did for the other:
+        those are not handed out any more."""
+        with self._files.transaction() as tables:
+            changed = []
+            for block in tables.unprobed():
+                seen = [each for each in (*silent, *answered) if block.is_to_probe(each)]
+                taken = [each for each in seen if each in answered]
+                if seen:
+                    changed.append(block.probed(map(_interval, seen), map(_interval, taken)))
+            if changed:
+                with tables.change():
+                    for block in changed:
+                        tables.put_block(block)
+
+    def undo(self, grant: Grant) -> None:
+        """Undo one `reserve`: put back what it replaced, and leave what has changed since."""
+        with self._files.transaction() as tables:
+            put, drop = [], []
+            for reserved in grant.granted:
+                reservation = reserved.reservation
+                held = tables.at(reservation.domain, parse(reservation.address))
+                if held != reservation:
+                    continue
+                # A former sandbox of this boot was gone before its pod got a new one. Its DEL may
+                # have come already, and then no call would release the address again.
+                if reserved.replaced is None or reserved.replaced.boot == self.boot:
+                    drop.append(reservation)
+                else:
+                    put.append(reserved.replaced)
+            self._write(tables, put, drop)
+
+    def release(self, attachment: Attachment) -> list[Reservation]:
+        """Free everything that the attachment holds, and return it."""
+        with self._files.transaction() as tables:
+            held = tables.of_attachment(attachment)
+            self._write(tables, drop=held)
+        return held
+
+    def collect(self, network: str, valid: Collection[tuple[str, str]]) -> list[Reservation]:
+        """Free what attachments of `network` hold whose (container id, ifname) is not valid."""
+        with self._files.transaction() as tables:
+            dead = [
+                reservation
+                for reservation in tables.of_network(network)
+                if (reservation.container_id, reservation.ifname) not in valid
+            ]
+            self._write(tables, drop=dead)
+        return dead
+
+    def release_stale(self) -> list[Reservation]:
+        """Free and return reservations of earlier boots."""
+        with self._files.transaction() as tables:
+            return self._drop_stale(tables)
+
+    def forget(self, reservation: Reservation) -> None:
+        """Free one address whose owner will not, for an operator.
+
+        CNIError 11 if it has another reservation by now.
+        """
+        with self._files.transaction() as tables:
+            if tables.at(reservation.domain, parse(reservation.address)) != reservation:
+                raise CNIError(
+                    Code.TRY_AGAIN,
+                    f"{reservation.address} has changed hands meanwhile: nothing was released",
+                )
+            self._write(tables, drop=[reservation])
+
+    def revise(self, revised: Callable[[Tables], Sequence[Reservation]]) -> None:
+        """Replace reservations by those that `revised` answers for the same addresses."""
+        with self._files.transaction() as tables:
+            new = revised(tables)
+            old = [tables.at(each.domain, parse(each.address)) for each in new]
+            self._write(tables, new, [each for each in old if each is not None])
+
+    def held_by(self, attachment: Attachment) -> list[Reservation]:
+        """Everything that the attachment holds, lowest address first."""
+        with self._files.transaction() as tables:
+            held = tables.of_attachment(attachment)
+        return sorted(held, key=lambda reservation: parse(reservation.address))
+
+    def exhausted(self, sets: Sequence[RangeSet]) -> str | None:
+        """Why `reserve` of these sets would fail for a new owner; None if it would not."""
+        with self._files.handing_out() as tables:
+            unused = self._files.unused(tables, sets)
+            full = _exhaustion(tables, unused)
+            if full is not None and self._drop_stale(tables):
+                full = _exhaustion(tables, unused)
+            return full
+
+    def look(self, seen: Callable[[Tables], object]) -> None:
+        """Call `seen` with what the store holds at one moment. It changes nothing."""
+        with self._files.transaction() as tables:
+            seen(tables)
+
+    def usage(self, asked: Sequence[Range]) -> list[RangeUsage]:
+        """How full these ranges are, and as whole networks others that reservations are from."""
+        with self._files.snapshot() as tables:
+            return [] if tables is None else usage_of(tables, asked)
+
+    def reservations(self) -> list[Reservation]:
+        """Everything, by domain and address."""
+        with self._files.snapshot() as tables:
+            return [] if tables is None else list(tables.all())
+
+    def load(self, reservations: Sequence[Reservation]) -> int:
+        """Add those that are not there yet, all or none; how many. CNIError 111 for conflicts."""
+        new: dict[tuple[str, str], Reservation] = {}
+        conflicts = []
+        with self._files.transaction() as tables:
+            for each in reservations:
+                key = (each.domain, each.address)
+                holder = new.get(key) or tables.at(each.domain, parse(each.address))
+                if holder is None:
+                    new[key] = each
+                elif not _is_same(holder, each):
+                    conflicts.append(
+                        f"{each.address}: held by {holder.holder}, not by {each.holder}"
+                    )
+            if conflicts:
+                raise CNIError(
+                    Code.ADDRESS_TAKEN,
+                    f"nothing was imported: {'; '.join(conflicts)}",
+                    str(len(conflicts)),
+                )
+            self._write(tables, put=list(new.values()))
+        return len(new)
+
+    def _choose(
+        self,
+        tables: Tables,
+        owner: Owner,
+        sets: Sequence[RangeSet],
+        segment: str,
+        alone: Sequence[Range],
+    ) -> list[AddressChoice]:
+        others = Others(tables, segment, self.boot)
+        others.require_absent(owner, alone)
+        return address_choice.choose(tables, owner, sets, self.boot, others)
+
+    def _drop_stale(self, tables: Tables) -> list[Reservation]:
+        """No sandbox of this node outlives its boot."""
+        stale = tables.of_other_boots(self.boot)
+        if stale:
+            with tables.change():
+                tables.drop_other_boots(self.boot)
+        return stale
+
+    def _reservation(self, owner: Owner, choice: AddressChoice, segment: str) -> Reservation:
+        return Reservation(
+            domain=choice.range.domain,
+            address=text(choice.address),
+            range=str(choice.range.network),
+            network=owner.attachment.network,
+            container_id=owner.attachment.container_id,
+            ifname=owner.attachment.ifname,
+            namespace=owner.pod.namespace,
+            pod=owner.pod.name,
+            uid=owner.pod.uid,
+            boot=self.boot,
+            since=int(self._clock()),
+            segment=segment,
+        )
+
+    def _write(
+        self,
+        tables: Tables,
+        put: Sequence[Reservation] = (),
+        drop: Sequence[Reservation] = (),
+    ) -> None:
+        """Change the tables in one transaction."""
+        if not put and not drop:
+            return
+        with tables.change():
+            for reservation in drop:
+                tables.drop(reservation.domain, parse(reservation.address))
+            if len(put) < _WORTH_LOADING:
+                for reservation in put:
+                    tables.put(reservation)
+            else:
+                tables.load(put)
+
+
+def _exhaustion(tables: Tables, sets: Sequence[RangeSet]) -> str | None:
+    every = (address_choice.exhaustion(tables, each) for each in sets if not each.fixed)
+    return next((full for full in every if full is not None), None)
+
+
+def _interval(reservation: Reservation) -> Interval:
+    address = parse(reservation.address)
+    return Interval(address, address)
+
+
+def _is_same(held: Reservation, new: Reservation) -> bool:
+    """Whether the holder is the one to import: also if an import had no network, and has one now.
+
+    The pod may have a new sandbox since then.
+    """
+    if held.attachment == new.attachment:
+        return True
+    is_unnamed = new.network.startswith(" ") and held.ifname == new.ifname
+    is_pod = new.uid != "" and held.uid == new.uid
+    return is_unnamed and (is_pod or held.container_id == new.container_id)

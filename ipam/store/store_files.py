@@ -1,0 +1,320 @@
+"""The files of a store: who opens them, for how long, under which lock, and what is checked then.
+
+An agent keeps them open between transactions, a process that does one call or command does not.
+The lock is held for a transaction only, so other processes use the store in between. SQLite makes
+what they commit visible here. It cannot see that a program that is not SQLite replaced or changed a
+file, so the files' status is compared before each transaction.
+
+A process that hands out addresses knows how to look at the node (`facts`). When it opens the store
+for the first time, or another program has changed files, it checks the database. It builds a
+damaged one again (`fsck`). If changes were lost, it compares the store with what the node shows,
+and so does each process that opens it later in this boot.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from pathlib import Path
+
+from base import files
+from cni.spec.errors import CNIError, Code
+from cni.spec.notes import note
+from ipam.addresses import parse
+from ipam.ranges import Range, RangeSet
+from ipam.store import fsck, snapshot
+from ipam.store.database import DATABASE, FAILURES, WAL, explained, has_content, shows_damage
+from ipam.store.fsck import AddressesInUse, FactsOf, NodeFacts, Say
+from ipam.store.schema import UNREADABLE, OtherVersion
+from ipam.store.snapshot import LOCK_TIMEOUT, Noted, StoreLock, locked, require_all, take
+from ipam.store.tables import Tables
+
+SETTLE = 5.0  # seconds from a loss until what pods were given just before it can be seen on them
+_CLOSE_TIME = 2.0  # seconds
+
+
+class StoreFiles:
+    """The files of the store in `directory`, for one transaction at a time, of any thread.
+
+    `kept`: they stay open between transactions, until `close`. Without `facts` a damaged store is
+    an error, and a lost one is a new one.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        kept: bool = True,
+        facts: FactsOf | None = None,
+        report: Say = note,
+        lock_timeout: float = LOCK_TIMEOUT,
+    ) -> None:
+        self.directory = directory
+        self._database, self._wal = str(directory / DATABASE), str(directory / WAL)
+        self._facts = facts
+        self._report = report
+        self._lock_timeout = lock_timeout
+        self.kept = kept
+        self._lock = StoreLock(directory, stay_open=kept)
+        self._turn = threading.Lock()
+        self._tables: Tables | None = None
+        self._files: _Versions = ((), ())
+        self._closed = not kept
+        self._seq = 0  # how many transactions this process knows of
+        self._unchecked = True
+        self._has_looked = False
+        self._in_use = AddressesInUse()
+        self._lost_at: float | None = None  # seconds since 1970
+
+    @contextmanager
+    def transaction(self) -> Iterator[Tables]:
+        """The open database, locked. CNIError 5, 11 and 112."""
+        deadline = time.monotonic() + self._lock_timeout
+        if not self._turn.acquire(timeout=self._lock_timeout):
+            raise CNIError(
+                Code.TRY_AGAIN,
+                f"the address store in {self.directory} has been busy with other calls for "
+                f"{self._lock_timeout:g} s: nothing was changed; try again",
+            )
+        try:
+            take(self._lock, self.directory, max(0.0, deadline - time.monotonic()))
+            try:
+                tables = self._open()
+                try:
+                    yield tables
+                    tables.end()
+                    self._settle()
+                    self._count(tables)
+                except BaseException as error:
+                    self._settle()
+                    self._close(error)  # this writes the WAL back: on a full disk it takes room
+                    raise
+                if self._closed or not tables.is_shared:
+                    self._close()
+            except FAILURES as error:
+                raise explained(error, self.directory) from None
+            finally:
+                self._lock.release()
+        finally:
+            self._turn.release()
+
+    @contextmanager
+    def handing_out(self) -> Iterator[Tables]:
+        """`transaction`, for who hands out addresses. CNIError 11 too, soon after a loss."""
+        with self.transaction() as tables:
+            if self._lost_at is not None:
+                self._settle_loss(tables, self._lost_at)
+            yield tables
+
+    def snapshot(self) -> AbstractContextManager[Tables | None]:
+        """See `snapshot.snapshot`: what the store holds now, to be read beside all transactions."""
+        return snapshot.snapshot(self.directory, self._lock_timeout)
+
+    def unused(self, tables: Tables, sets: Sequence[RangeSet]) -> Sequence[RangeSet]:
+        """The sets without addresses that interfaces have and nobody has reserved."""
+        ranges = [range_ for range_set in sets for range_ in range_set.ranges]
+        found = [each for range_ in ranges for each in self._in_use.within(range_)]
+        if not found:
+            return sets
+        if self._facts is not None and not all(each.lasts for each in found):
+            self._in_use = AddressesInUse(fsck.unreserved(tables, self._facts()))
+        return [
+            RangeSet(
+                tuple(self._unused(tables, range_) for range_ in range_set.ranges),
+                range_set.fixed,
+            )
+            for range_set in sets
+        ]
+
+    def _unused(self, tables: Tables, range_: Range) -> Range:
+        addresses = [parse(each.address) for each in self._in_use.within(range_)]
+        # Its holder may have it again: who holds it has it by an import since then, say.
+        free = [address for address in addresses if tables.at(range_.domain, address) is None]
+        return range_.without(free)
+
+    def _count(self, tables: Tables) -> None:
+        """Count what was committed, before the call answers."""
+        if tables.meta.seq > self._seq:
+            self._seq = tables.meta.seq
+            noted = self._lock.noted()
+            if self._seq > noted.seq:
+                self._lock.note(Noted(self._seq, noted.lost))
+
+    def close(self) -> None:
+        """Close the files, and keep none open from here on.
+
+        A transaction that is still at work keeps them, as a killed one would. May be called again,
+        also when the directory is gone: it makes nothing there.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        if not self._turn.acquire(timeout=_CLOSE_TIME):
+            return
+        try:
+            with suppress(CNIError), locked(self.directory, _CLOSE_TIME):
+                self._close()
+        finally:
+            self._lock.close()
+            self._turn.release()
+
+    def _open(self) -> Tables:
+        if self._tables is not None:
+            now = self._versions()
+            if now != self._files:
+                # Another process of ours adds to the WAL. It may also write it back: rarely.
+                self._unchecked = _is_other(self._files, now)
+                self._has_looked &= not self._unchecked
+                self._close()
+        if self._tables is None:
+            self._tables = self._opened()
+            self._files = self._versions()
+        try:
+            self._tables.look()
+        except BaseException as error:
+            self._close(error)
+            raise
+        return self._tables
+
+    def _opened(self) -> Tables:
+        """The database, checked if that is due; built again if it is damaged and that is known."""
+        noted = self._lock.noted()
+        counted = noted._replace(seq=max(noted.seq, self._seq))
+        if self._facts is None:
+            tables = open_store(self.directory, kept=self.kept)
+            self._checked(tables, lambda: require_all(tables, counted))
+            return tables
+        # A WAL that a kill left may be of another copy of the database: the two make a mixture.
+        is_suspect = noted.lost or self._seq > 0 or has_content(self.directory / WAL)
+        # What is noted before the act is known to who comes after a kill.
+        lost = not has_content(self.directory / DATABASE) and self._is_known_to_journal()
+        if lost:
+            self._lock.note(Noted(noted.seq, lost=True))
+        try:
+            tables = open_store(self.directory, kept=self.kept)
+            if self._unchecked:
+                self._checked(tables, tables.verify if is_suspect else tables.verify_pages)
+        except OtherVersion:
+            raise  # a rebuilt store would lack what only that program knows
+        except UNREADABLE as error:
+            if not shows_damage(error, self.directory):
+                raise
+            self._report(f"address store: {explained(error, self.directory).message}")
+            fsck.replace(self.directory, self._lock, self._report)
+            tables, lost = open_store(self.directory, kept=self.kept), True
+        self._unchecked = False
+        lost = lost or tables.meta.seq < counted.seq
+        if lost or (noted.lost and not self._has_looked):
+            self._checked(tables, lambda: self._look(tables, lost=lost))
+        return tables
+
+    def _checked(self, tables: Tables, check: Callable[[], object]) -> None:
+        try:
+            check()
+        except BaseException:
+            tables.abandon()
+            raise
+
+    def _is_known_to_journal(self) -> bool:
+        """Whether attachments of this boot have addresses although there is no store."""
+        assert self._facts is not None
+        facts = self._facts()
+        return any(each.boot == facts.boot for each in facts.journal)
+
+    def _look(self, tables: Tables, *, lost: bool) -> None:
+        """Compare the store with what the node shows.
+
+        If something was `lost` just now, pods may have been given addresses that do not show yet.
+        """
+        assert self._facts is not None
+        if lost:
+            self._lost_at = time.time()
+            self._report(
+                f"address store: changes were lost: no address is handed out for {SETTLE:g} s, "
+                "until what pods have shows"
+            )
+        self._compare(tables, self._facts(), lost=lost)
+
+    def _compare(self, tables: Tables, facts: NodeFacts, *, lost: bool) -> None:
+        fsck.reconcile(tables, facts, lost=lost)
+        self._in_use = AddressesInUse(fsck.unreserved(tables, facts))
+        self._has_looked = True
+        self._seq = tables.meta.seq
+        self._lock.note(Noted(self._seq, lost=True))
+
+    def _settle_loss(self, tables: Tables, lost_at: float) -> None:
+        """Look at the node again after a loss. CNIError 11 as long as that is no proof."""
+        why = "pods may have been given addresses that do not show yet"
+        if self._facts is not None and time.time() - lost_at >= SETTLE:
+            facts = self._facts()
+            if not facts.unseen and not any(begun <= lost_at for begun in facts.begun):
+                self._compare(tables, facts, lost=False)
+                self._lost_at = None
+                return
+            why = "an ADD that began before that is not over"
+            for unseen in facts.unseen[:1]:  # it may name another tenant's attachment
+                self._report(f"address store: not looked at: {unseen}")
+                why = "not all of the node could be looked at (the agent's log says what)"
+        raise CNIError(
+            Code.TRY_AGAIN,
+            f"the address store in {self.directory} lost changes and was built again: {why}: no "
+            "address was handed out; the runtime tries again",
+        )
+
+    def _settle(self) -> None:
+        """Take the files' status after a transaction as ours, unless they are other files."""
+        database, wal = self._versions()
+        if not _is_another(self._files, (database, wal)):
+            self._files = database, wal
+
+    def _close(self, error: BaseException | None = None) -> None:
+        """Close the files, after `error` if there was one. A failure shows when they are opened
+        again.
+
+        Files that another program changed are not written to: the WAL may not be theirs. Nor are
+        damaged ones, which are read in full then.
+        """
+        tables, self._tables = self._tables, None
+        if tables is None:
+            return
+        is_damaged = shows_damage(error, self.directory)
+        if is_damaged:
+            self._unchecked = True
+            self._lock.note(self._lock.noted()._replace(lost=True))
+        with suppress(*FAILURES):
+            if self._versions() == self._files and not is_damaged:
+                tables.close()
+            else:
+                tables.abandon()
+
+    def _versions(self) -> "_Versions":
+        return files.version(self._database), files.version(self._wal)
+
+
+def open_store(directory: Path, *, kept: bool = False) -> Tables:
+    """The database below `directory`, which is made if it is new; `kept` as for Tables.
+
+    The caller holds the lock and closes the database. Raises FAILURES.
+    """
+    tables = snapshot.opened(directory, kept=kept)
+    if tables is None:
+        fsck.build(directory / DATABASE, fsck.new_store())
+        tables = Tables(directory / DATABASE, kept=kept)
+    return tables
+
+
+_Versions = tuple[tuple[int, ...], tuple[int, ...]]
+"""Of the database and its WAL: see files.version."""
+
+
+def _is_other(left: _Versions, found: _Versions) -> bool:
+    """Whether more has changed than that another process of ours wrote to the WAL."""
+    return left[0] != found[0] or _is_another(left, found)
+
+
+def _is_another(left: _Versions, found: _Versions) -> bool:
+    """Whether one of them is not the same file any more."""
+    return any(
+        len(one) < 2 or one[:2] != other[:2]  # a missing file has no inode
+        for one, other in zip(left, found, strict=True)
+    )

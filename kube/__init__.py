@@ -1,0 +1,1 @@
+"""The API server: a typed client, an informer, leader election."""

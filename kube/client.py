@@ -1,0 +1,295 @@
+"""The verbs of the API server, over any `Transport`.
+
+What is the same for all of them is in `requests`. All reads are consistent (no resourceVersion
+parameter), but for watches: these are hints and decide nothing.
+"""
+
+import logging
+import random
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from http import HTTPStatus
+from itertools import chain
+from typing import Any
+
+import msgspec
+
+from kube import encoding
+from kube.object_reader import ObjectReader
+from kube.requests import (
+    RESTARTS,
+    TIMEOUT,
+    AnswerTooLarge,
+    Pace,
+    Query,
+    RestRequest,
+    RestRequests,
+    Transport,
+    decoded,
+    error_of,
+)
+from kube.resources import (
+    AnyResource,
+    ApiError,
+    Change,
+    Conflict,
+    Listing,
+    NotLeading,
+    Refused,
+    Resource,
+    ServerMeta,
+    Unavailable,
+    Unreadable,
+    WatchExpired,
+)
+
+WATCH = (300, 600)  # seconds: a server ends a watch after a time at random between these
+_LONGEST_MESSAGE = 1024  # characters of an event's message
+_LONGEST_EVENT = 231  # characters of its object's name in an event's: with a suffix at most 253
+
+_METADATA = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+_ONE_METADATA = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
+_log = logging.getLogger(__name__)
+
+
+class ClusterApi:
+    """A client. Each call raises ApiError, and ends within `timeout` seconds. Threads may share it.
+
+    A change is sent once: one whose answer was lost is Unavailable. `writer` is the field manager,
+    and the source of events, with the `node` that it is on, if it is an agent. `may_write` is asked
+    before each change: a report is none, as it decides nothing. `errors` counts failed requests by
+    verb and kind of error.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        *,
+        writer: str = "podfabric",
+        node: str = "",
+        timeout: float = TIMEOUT,
+        pace: Pace | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._writer = writer
+        self._source = {"component": writer} | ({"host": node} if node else {})
+        self._requests = RestRequests(transport, writer, timeout, pace, clock, sleep)
+        self._reader = ObjectReader()
+        self.may_write: Callable[[], bool] = lambda: True
+        self.errors = self._requests.errors
+
+    def get(self, kind: type[AnyResource], name: str, namespace: str = "") -> AnyResource:
+        """One object. NotFound."""
+        what = f"get {kind.KIND} {name}"
+        answer = self._requests.read(what, encoding.path(kind, namespace, name))
+        found, mistake = self._reader.read(kind, msgspec.Raw(answer))
+        if found is None:
+            why = mistake.why if mistake else ""
+            raise Refused(f"{what}: the answer has another form: {why}")
+        return found
+
+    def list(
+        self,
+        kind: type[AnyResource],
+        fields: Mapping[str, str] | None = None,
+        namespace: str = "",
+        most: int = 0,
+    ) -> Listing[AnyResource]:
+        """Every object, in this namespace if one is given, whose fields ("spec.holder.instance":
+        ...) have these values; with `most` (at most 500) the first so many, in one request.
+
+        The pages of a moment expire after minutes: then all are read again.
+        """
+        for _ in range(1 + RESTARTS):
+            try:
+                pages = tuple(self.pages(kind, fields, namespace, most))
+            except WatchExpired as error:
+                expired = error
+                continue
+            return Listing(
+                tuple(chain.from_iterable(page.items for page in pages)),
+                pages[-1].resource_version,
+                pages[-1].is_whole,
+                tuple(chain.from_iterable(page.unreadable for page in pages)),
+            )
+        what = f"list {kind.KIND}"
+        raise Unavailable(f"{what}: its pages expire too soon: {expired}") from expired
+
+    def pages(
+        self,
+        kind: type[AnyResource],
+        fields: Mapping[str, str] | None = None,
+        namespace: str = "",
+        most: int = 0,
+    ) -> Iterator[Listing[AnyResource]]:
+        """The same page by page, for who keeps little of each object: tenants choose how large
+        theirs are. WatchExpired: begin again."""
+        what, where = f"list {kind.KIND}", encoding.path(kind, namespace)
+        selector, mistakes = _selector(fields), list[Unreadable]()
+        for page in self._requests.pages(what, where, selector, most):
+            found = [self._reader.read(kind, document) for document in page.items or ()]
+            mistakes += (each for _, each in found if each)
+            yield Listing(
+                tuple(item for item, _ in found if item is not None),
+                page.metadata.resource_version,
+                not page.metadata.continue_,
+                tuple(each for item, each in found if item is None and each),
+            )
+            if most:
+                break
+        self._reader.listed((where, str(fields or "")), mistakes)
+
+    def create(self, new: AnyResource) -> AnyResource:
+        """Write a new object, without its status; as it was stored. AlreadyExists."""
+        where = encoding.path(type(new), new.metadata.namespace)
+        return self._write("create", "POST", where, new)
+
+    def update(self, changed: AnyResource) -> AnyResource:
+        """Replace the object's spec, if its uid and resource version still are these. Conflict,
+        NotFound."""
+        return self._write("update", "PUT", encoding.path_of(changed), changed)
+
+    def update_status(self, changed: AnyResource) -> AnyResource:
+        """Replace the object's status in the same way."""
+        where = encoding.path_of(changed, "status")
+        return self._write("update status of", "PUT", where, changed)
+
+    def patch(self, last: Resource, operations: Sequence[Mapping[str, Any]]) -> None:
+        """Change parts of the object by a JSON patch, if its uid still is this. Conflict if a test
+        of the operations fails, NotFound. Only for objects of many writers, each of whom tests what
+        he replaces: the version of the whole would be another all the time."""
+        what, where = f"patch {last.KIND} {last.metadata.name}", encoding.path_of(last)
+        self._require_leading(what)
+        body = [{"op": "test", "path": "/metadata/uid", "value": last.metadata.uid}, *operations]
+        try:  # such objects are large: the answer is their metadata
+            self._requests.change(what, "PATCH", where, body, accept=_ONE_METADATA)
+        except Refused as error:  # 422 is a test that failed
+            if f": {HTTPStatus.UNPROCESSABLE_ENTITY.value} " in str(error):
+                raise Conflict(str(error)) from error
+            raise
+
+    def delete(self, last: AnyResource) -> None:
+        """Delete the object, if its uid and version still are these. Conflict, NotFound."""
+        meta = last.metadata
+        what = f"delete {last.KIND} {meta.name}"
+        self._require_leading(what)
+        _check_was_read(what, meta)
+        body = {
+            "apiVersion": "v1",
+            "kind": "DeleteOptions",
+            "preconditions": {"uid": meta.uid, "resourceVersion": meta.resource_version},
+        }
+        self._requests.send(what, RestRequest("DELETE", encoding.path_of(last), body=body))
+
+    def watch(
+        self,
+        kind: type[AnyResource],
+        resource_version: str,
+        namespace: str = "",
+    ) -> Iterator[Change[AnyResource]]:
+        """Changes since that version, until the server ends the watch (minutes). WatchExpired.
+        Unavailable: it shows nothing for too long, so what is known may be too old.
+
+        A change to an object that cannot be read is left out: see `unreadable`.
+        """
+        what, where = f"watch {kind.KIND}", encoding.path(kind, namespace)
+        start = ("resourceVersion", resource_version)
+        lines = self._requests.follow(what, where, [*_watching(), start])
+        return self._changes(what, lines, kind, (where, ""))
+
+    def has_pods(self, node: str) -> bool:
+        """Whether a Pod object is bound to that node's name."""
+        what = f"list Pod of node {node}"
+        # Without a limit the server answers from its cache, which knows the pods of each node. With
+        # one, a server before 1.34 looks through all pods in etcd.
+        query = [("fieldSelector", f"spec.nodeName={node}")]
+        try:
+            found = self._requests.read(
+                what, encoding.PODS, query, encoding.MOST_PAGE, accept=_METADATA
+            )
+        except AnswerTooLarge:
+            return True
+        return bool(decoded(what, found, encoding.Page).items)
+
+    def unreadable(self) -> Sequence[Unreadable]:
+        """The objects of the last lists and of the watches that could not be read."""
+        return self._reader.unreadable()
+
+    def report(self, reason: str, message: str, regarding: Mapping[str, Any]) -> None:
+        """Write a Warning event on an object (an ObjectReference), as well as can be: no error."""
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        about = str(regarding.get("name", self._writer))[:_LONGEST_EVENT].rstrip("-.")
+        name = f"{about}.{uuid.uuid4().hex[:16]}"
+        namespace = regarding.get("namespace") or "default"
+        where = f"/api/v1/namespaces/{namespace}/events"
+        body = {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"name": name, "namespace": namespace},
+            "involvedObject": regarding,
+            "type": "Warning",
+            "reason": reason,
+            "message": message[:_LONGEST_MESSAGE],
+            "source": self._source,
+            "firstTimestamp": now,
+            "lastTimestamp": now,
+            "count": 1,
+        }
+        try:
+            self._requests.change(f"report {reason}", "POST", where, body)
+        except ApiError as error:
+            _log.warning("no event was written: %s. It says: %s", error, message)
+
+    def _write(self, verb: str, method: str, where: str, resource: AnyResource) -> AnyResource:
+        what = f"{verb} {resource.KIND} {resource.metadata.name}"
+        self._require_leading(what)
+        if method == "PUT":
+            _check_was_read(what, resource.metadata)
+        stored = self._requests.change(what, method, where, encoding.document(resource))
+        return decoded(what, stored, type(resource))
+
+    def _require_leading(self, what: str) -> None:
+        if not self.may_write():
+            raise NotLeading(f"{what}: this process does not lead")
+
+    def _changes(
+        self,
+        what: str,
+        lines: Iterator[bytes],
+        kind: type[AnyResource],
+        key: tuple[str, str],
+    ) -> Iterator[Change[AnyResource]]:
+        for line in lines:
+            event = decoded(what, line, encoding.WatchEvent)
+            if event.type == "ERROR":
+                status = decoded(what, event.object, encoding.Status)
+                raise error_of(what, status.code, status)
+            if event.type == "BOOKMARK":  # it shows that the watch lives
+                continue
+            found, mistake = self._reader.read(kind, event.object)
+            meta = encoding.server_meta(event.object) if found is None else found.metadata
+            self._reader.changed(key, meta, None if event.type == "DELETED" else mistake)
+            if found is not None:
+                yield Change(event.type, found)
+
+
+def _watching() -> Query:
+    return [
+        ("watch", "true"),
+        ("allowWatchBookmarks", "true"),
+        ("timeoutSeconds", str(random.randint(*WATCH))),
+    ]
+
+
+def _selector(fields: Mapping[str, str] | None) -> Query:
+    if not fields:
+        return []
+    return [("fieldSelector", ",".join(f"{name}={value}" for name, value in fields.items()))]
+
+
+def _check_was_read(what: str, meta: ServerMeta) -> None:
+    if not (meta.uid and meta.resource_version):
+        raise Refused(f"{what}: it has no uid or no resourceVersion: read it first")

@@ -1,0 +1,184 @@
+"""The API server's JSON documents: our objects to and from them, and what is read of others.
+
+Tenants and nodes write some of them. Whatever one of them holds, `decode` raises one kind of error,
+and a page of a LIST or a line of a watch can be taken apart: what is nested too deeply in an object
+is an error only where it is needed. Managed fields may be so deep, and nothing needs them.
+"""
+
+import re
+from typing import Any, Literal, TypeVar
+
+import msgspec
+
+from kube.resources import NetworkDefinition, NotFound, Resource, ServerMeta
+
+JSON = "application/json"
+JSON_PATCH = "application/json-patch+json"
+PODS = "/api/v1/pods"
+PAGE = 500
+"""How many objects one answer to a LIST has at most."""
+MOST_PAGE = 8 << 20
+"""How many bytes, unless it has one object only."""
+
+_SENT = frozenset(
+    (
+        *("name", "namespace", "uid", "resourceVersion"),
+        *("labels", "annotations", "finalizers", "ownerReferences"),
+    )
+)
+_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")  # a DNS subdomain, and a little more
+
+_MOST_DEPTH = 100  # of a document that is too deep for the decoder
+# A match is as long as can be, since each costs some time. The matcher's memory bounds how long.
+_BRACKETS = re.compile(
+    rb'(?:"[^"\\]*(?:\\.[^"\\]*)*"[^][{}"]*){1,999}'  # strings, and what is between them
+    rb'|(?:[\[{][^][{}"]*[\]}][^][{}"]*){1,999}'  # lists and objects that hold none of these
+    rb"|([\[{]+)|([\]}]+)",
+    re.DOTALL,
+)
+_NOT_TEXT = b'"\xff"'
+
+AnyType = TypeVar("AnyType")
+_decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
+
+
+class ListMeta(msgspec.Struct, rename="camel"):
+    """Of a page of a LIST. `continue_` leads to the next page; "" on the last."""
+
+    resource_version: str = ""
+    continue_: str = msgspec.field(default="", name="continue")
+
+
+class Page(msgspec.Struct):
+    """A page of a LIST, its objects undecoded. Some kinds have null for none."""
+
+    metadata: ListMeta
+    items: list[msgspec.Raw] | None = None
+
+
+class WatchEvent(msgspec.Struct):
+    """A line of a watch. The object of an ERROR is a Status."""
+
+    type: Literal["ADDED", "MODIFIED", "DELETED", "BOOKMARK", "ERROR"]
+    object: msgspec.Raw
+
+
+class Status(msgspec.Struct):
+    """Why a request failed."""
+
+    message: str = ""
+    reason: str = ""
+    code: int = 0
+
+
+class _DefinitionSpec(msgspec.Struct):
+    config: str = ""
+
+
+class _Named(msgspec.Struct):
+    metadata: ServerMeta
+
+
+class _Weighed(msgspec.Struct):
+    metadata: msgspec.Raw = msgspec.Raw()
+
+
+class _Managed(msgspec.Struct, rename="camel"):
+    managed_fields: msgspec.Raw = msgspec.Raw()
+
+
+def decode(document: bytes | msgspec.Raw, kind: type[AnyType]) -> AnyType:
+    """The document as a value of the type. msgspec.MsgspecError if it is none."""
+    decoder = _decoders.get(kind)
+    if decoder is None:
+        decoder = _decoders[kind] = msgspec.json.Decoder(kind)
+    value: AnyType
+    try:
+        try:
+            value = decoder.decode(document)
+        except RecursionError:
+            value = decoder.decode(_flat(bytes(document)))
+    except UnicodeDecodeError:
+        raise msgspec.DecodeError("a value is no text, or is nested too deeply") from None
+    return value
+
+
+def server_meta(document: msgspec.Raw) -> ServerMeta:
+    """The metadata of an object that only the server writes; without a name if it has none."""
+    try:
+        return decode(document, _Named).metadata
+    except msgspec.MsgspecError:
+        return ServerMeta(name="")
+
+
+def config_of(definition: NetworkDefinition) -> str:
+    """`spec.config` as it is written. What is not text counts as empty, and there may be no spec:
+    then a file on the node is meant."""
+    try:
+        return decode(definition.spec, _DefinitionSpec).config
+    except msgspec.MsgspecError:
+        return ""
+
+
+def bounded(document: msgspec.Raw, most: int) -> msgspec.Raw:
+    """The document, without the metadata that users add if all of it has more than `most` bytes:
+    then it is another one than `document`. msgspec.MsgspecError."""
+    if memoryview(document).nbytes <= most:
+        return document
+    whole = decode(document, msgspec.Raw)  # nowhere too deep
+    metadata = decode(whole, _Weighed).metadata
+    managed = decode(metadata, _Managed).managed_fields
+    if memoryview(metadata).nbytes - memoryview(managed).nbytes <= most:
+        return document
+    plain = msgspec.json.encode(decode(metadata, ServerMeta))
+    return msgspec.Raw(bytes(whole).replace(bytes(metadata), plain, 1))
+
+
+def _flat(document: bytes) -> bytes:
+    """The document with a string that is no UTF-8 in place of what is nested too deeply.
+
+    The decoder passes over such a string, and refuses it where a value of it is needed.
+    """
+    kept: list[bytes] = []
+    depth = kept_until = 0
+    for match in _BRACKETS.finditer(document):
+        start, end = match.span()
+        if match.lastindex == 1:
+            if depth <= _MOST_DEPTH < depth + end - start:
+                kept += (document[kept_until : start + _MOST_DEPTH - depth], _NOT_TEXT)
+            depth += end - start
+        elif match.lastindex == 2:
+            if depth > _MOST_DEPTH >= depth - end + start:
+                kept_until = start + depth - _MOST_DEPTH
+            depth -= end - start
+    kept.append(document[kept_until:])
+    return b"".join(kept)
+
+
+def document(resource: Resource) -> dict[str, Any]:
+    """What is sent of an object: all of it but what only the server writes."""
+    written: dict[str, Any] = msgspec.to_builtins(resource)
+    meta = {key: value for key, value in written["metadata"].items() if key in _SENT and value}
+    kind = {"apiVersion": resource.API, "kind": resource.KIND}
+    return {**kind, **written, "metadata": meta}
+
+
+def path(kind: type[Resource], namespace: str = "", name: str = "", subresource: str = "") -> str:
+    """Where an object is, or all of a kind (`name` is ""), or all in a namespace.
+
+    NotFound if no object can have that name: a pod's annotation may name "../../other/...", and a
+    client takes that out of a path.
+    """
+    for each in filter(None, (namespace, name)):
+        if not _NAME.fullmatch(each):
+            raise NotFound(f"{kind.KIND} {each!r}: no object can have that name")
+    where = f"/apis/{kind.API}" if "/" in kind.API else f"/api/{kind.API}"
+    if namespace:
+        where = f"{where}/namespaces/{namespace}"
+    return "/".join(filter(None, (where, kind.PLURAL, name, subresource)))
+
+
+def path_of(resource: Resource, subresource: str = "") -> str:
+    """Where an object is."""
+    meta = resource.metadata
+    return path(type(resource), meta.namespace, meta.name, subresource)

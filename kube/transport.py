@@ -1,0 +1,178 @@
+"""The API server through the official client: its configuration, authentication, connections.
+
+This is the only module that imports `kubernetes`, which costs a process 35 MB: import it only where
+a pool is cluster-wide. The client's models are not used: `encoding` decodes 20 times as fast.
+"""
+
+import logging
+import time
+from collections.abc import Iterator
+from http import HTTPStatus
+from pathlib import Path
+from urllib.parse import urlencode
+
+import msgspec
+from kubernetes.client import ApiClient, Configuration
+from kubernetes.client.exceptions import OpenApiException
+from kubernetes.config import ConfigException, load_incluster_config, load_kube_config
+from urllib3 import HTTPResponse, Timeout
+from urllib3.exceptions import HTTPError, ReadTimeoutError
+
+from kube.client import ClusterApi
+from kube.encoding import JSON, JSON_PATCH
+from kube.requests import TIMEOUT, AnswerTooLarge, Lines, Pace, Query, Response, RestRequest
+from kube.resources import Refused, Unavailable
+
+CONNECT, READ = 2.0, 5.0  # seconds of one request, for each wait
+SILENCE = 90.0  # seconds without a line after which a watch is dead; it has a bookmark each minute
+CONNECTIONS = 8  # that are kept open
+_LOOK_AT_TOKEN = 10.0  # seconds; the client itself reads a file of it every minute
+
+_log = logging.getLogger(__name__)
+
+
+class KubernetesApi(ClusterApi):
+    """ClusterApi of the pod's own cluster, or of a kubeconfig's. Refused: there is none."""
+
+    def __init__(
+        self,
+        kubeconfig: Path | None = None,
+        *,
+        writer: str = "podfabric",
+        node: str = "",
+        timeout: float = TIMEOUT,
+        pace: Pace | None = None,
+    ) -> None:
+        self._client = _Client(kubeconfig, writer)
+        super().__init__(self._client, writer=writer, node=node, timeout=timeout, pace=pace)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._client.close()
+
+
+class _Client:
+    """A Transport."""
+
+    def __init__(self, kubeconfig: Path | None, user_agent: str) -> None:
+        self._kubeconfig = kubeconfig
+        configuration = Configuration()
+        # urllib3 would repeat a PUT and a DELETE, which may have had their effect.
+        configuration.retries = False
+        configuration.connection_pool_maxsize = CONNECTIONS
+        configuration.keep_alive = True
+        self._configure(configuration)
+        self._client = ApiClient(configuration)
+        self._client.user_agent = user_agent
+        self._headers: dict[str, str] = {}
+        self._headers_until = 0.0
+
+    def close(self) -> None:
+        self._client.close()
+
+    def send(self, request: RestRequest, patience: float, most: int = 0) -> Response:
+        deadline = time.monotonic() + patience
+        # The server works on a patch of a large object for seconds. It may give up with the client.
+        read = patience if request.method == "PATCH" else min(READ, patience)
+        limits = (min(CONNECT, patience), read)
+        response = self._open(request, limits)
+        if response.status == HTTPStatus.UNAUTHORIZED:
+            # Nothing was done. The token may be a new one by now.
+            _body(response, deadline)
+            self._configure(self._client.configuration)
+            self._headers_until = 0.0
+            response = self._open(request, limits)
+        asked = response.headers.get("Retry-After", "")
+        retry_after = float(asked) if asked.isdecimal() else 0
+        return Response(response.status, _body(response, deadline, most), retry_after)
+
+    def follow(self, where: str, query: Query) -> Lines:
+        response = self._open(RestRequest("GET", where, query), (CONNECT, SILENCE))
+        if response.status != HTTPStatus.OK:
+            return Lines(response.status, iter([_body(response, time.monotonic() + READ)]))
+        return Lines(response.status, _lines(response))
+
+    def _configure(self, configuration: Configuration) -> None:
+        """Read the server's address and the token again. The client itself reads the token of a
+        service account again every minute."""
+        try:
+            if self._kubeconfig is None:
+                load_incluster_config(client_configuration=configuration)
+            else:
+                load_kube_config(
+                    str(self._kubeconfig), client_configuration=configuration, persist_config=False
+                )
+        except Exception as error:  # a file that is not a kubeconfig: YAMLError, TypeError, ...
+            where = f"in {self._kubeconfig}" if self._kubeconfig else "in this pod"
+            raise Refused(f"no API server {where}: {error}") from error
+
+    def _identity(self) -> dict[str, str]:
+        """Who asks. The client reads the environment too when it is asked for the token, which
+        takes a fifth of the CPU time of a request."""
+        now = time.monotonic()
+        if now >= self._headers_until:
+            headers = {"User-Agent": self._client.user_agent}
+            self._client.update_params_for_auth(headers, [], ["BearerToken"], "", "", None)
+            self._headers, self._headers_until = headers, now + _LOOK_AT_TOKEN
+        return self._headers
+
+    def _open(self, request: RestRequest, limits: tuple[float, float]) -> HTTPResponse:
+        headers, sent = {"Accept": request.accept}, None
+        if request.body is not None:
+            headers["Content-Type"] = JSON_PATCH if request.method == "PATCH" else JSON
+            sent = msgspec.json.encode(request.body)
+        url = f"{self._client.configuration.host}{request.where}"
+        if request.query:
+            url = f"{url}?{urlencode(request.query)}"
+        connect, read = limits
+        try:
+            headers |= self._identity()
+            # As `ApiClient.call_api` does it, without what that does to each value of a body.
+            response: HTTPResponse = self._client.rest_client.pool_manager.urlopen(
+                request.method,
+                url,
+                body=sent,
+                headers=headers,
+                timeout=Timeout(connect=connect, read=read),
+                preload_content=False,
+            )
+        except (HTTPError, OpenApiException, ConfigException, OSError) as error:
+            raise Unavailable(f"no answer from the API server: {error}") from error
+        return response
+
+
+def _body(response: HTTPResponse, deadline: float, most: int = 0) -> bytes:
+    """The whole body. One that is complete is used, however late it is. AnswerTooLarge."""
+    parts: list[bytes] = []
+    size, is_late = 0, False
+    try:
+        for part in response.stream(1 << 16):
+            if is_late:
+                raise TimeoutError("it comes too slowly")
+            parts.append(part)
+            size += len(part)
+            if most and size > most:
+                response.close()
+                raise AnswerTooLarge(f"the answer has more than {most} bytes")
+            is_late = time.monotonic() > deadline
+    except (HTTPError, OSError) as error:
+        response.close()
+        raise Unavailable(f"the API server's answer was cut: {error}") from error
+    response.release_conn()
+    return b"".join(parts)
+
+
+def _lines(response: HTTPResponse) -> Iterator[bytes]:
+    """The lines, as they come. What is cut off at the end does not count. Unavailable: there was
+    not even a bookmark for SILENCE, so whoever follows lists again."""
+    rest = b""
+    try:
+        for part in response.stream(None):
+            *lines, rest = (rest + part).split(b"\n")
+            yield from filter(None, lines)
+    except ReadTimeoutError as error:
+        raise Unavailable(f"a watch shows nothing: {error}") from error
+    except (HTTPError, OSError) as error:
+        _log.debug("a watch ended: %s", error)
+    finally:
+        response.close()

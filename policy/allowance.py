@@ -1,0 +1,176 @@
+"""What an ADD may still use: the rules that allow everything that it asked for so far.
+
+`use` counts as a whole: each value narrows the rules to those that list it too, and an attachment
+is refused when none is left. Options (`set`) count one by one: any rule for the pod may allow one.
+Where no other rule is for the pod, the node's rule for all others is (`Policy.otherwise`).
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from base.pod import Pod
+from cni.spec.errors import CNIError, Code
+from policy.document import Rule
+from policy.rules import Policy
+from policy.value_lists import NOTHING, Span
+
+Rules = tuple[Rule, ...]
+"""Some of a node's rules, in the order in which they count."""
+
+_TOLD = 8  # rules, in an error
+
+
+class NotAllowed(CNIError):
+    """The rules for a pod do not allow a value. `rules` are those that were left before it."""
+
+    def __init__(self, message: str, key: str, value: str, rules: tuple[str, ...]) -> None:
+        super().__init__(Code.NOT_ALLOWED, message)
+        self.key = key
+        self.value = value
+        self.rules = rules
+
+
+def joined(refusals: Sequence[CNIError]) -> CNIError:
+    """One error for all candidates of an attachment: with code 11 if that is the code of any."""
+    if len(refusals) == 1:
+        return refusals[0]
+    codes = [refusal.code for refusal in refusals]
+    code = Code.TRY_AGAIN if Code.TRY_AGAIN in codes else max(codes)
+    message = "; ".join(dict.fromkeys(refusal.message for refusal in refusals))
+    refused = next((each for each in refusals if isinstance(each, NotAllowed)), None)
+    if refused is None or code != Code.NOT_ALLOWED:
+        return CNIError(code, message)
+    return NotAllowed(message, refused.key, refused.value, refused.rules)
+
+
+class Allowance(msgspec.Struct, frozen=True):
+    """What one ADD may use: `rules` are all for its pod, `left` those that allow it so far."""
+
+    rules: Rules = (Policy().otherwise,)
+    left: Rules = (Policy().otherwise,)
+
+    def using(self, key: str, value: Any, what: str, shown: object) -> "Allowance":  # noqa: ANN401
+        """The allowance of an attachment that uses this value of a key of `use` too.
+
+        NotAllowed if no rule is left, with the configuration's key `what` and the value `shown`.
+        """
+        left = tuple(rule for rule in self.left if rule.uses(key, value))
+        if not left:
+            raise self._not_listed(what, shown, key)
+        return Allowance(self.rules, left)
+
+    def within(
+        self, intervals: Sequence[Span], what: str, shown: Callable[[Span], str]
+    ) -> "Allowance":
+        """`using` of addresses: each interval lies within one network of a rule."""
+        left = _having(self.left, intervals)
+        if left:
+            return Allowance(self.rules, left)
+        alone = (each for each in intervals if not _having(self.left, (each,)))
+        raise self._not_listed(what, shown(next(alone, intervals[0])), "ranges")
+
+    def may(self, key: str, value: int | str) -> bool:
+        """Whether a rule lets the definition set an option to this value."""
+        return any(rule.may_set(key, value) for rule in self.rules)
+
+    def require_option(self, key: str, value: int | str, what: str, shown: object) -> None:
+        """Raise NotAllowed unless a rule lets the definition set an option to this value."""
+        if not self.may(key, value):
+            raise self.not_settable(key, f'"{what}": {shown}', what)
+
+    def not_settable(
+        self, key: str, text: str, what: str, remedy: str = "use another value"
+    ) -> NotAllowed:
+        """The error for what no rule allows in `set`; `text` tells what `what` asks for."""
+        return NotAllowed(
+            f"{text} is not allowed for this namespace: no rule for it ({titled(self.rules)}) "
+            f'lists it in "set.{key}": {remedy}, or ask the administrator',
+            what,
+            text,
+            _titles(self.rules),
+        )
+
+    @property
+    def host_paths(self) -> tuple[str, ...]:
+        """The directories of the host in which the definition may name files."""
+        return tuple(dict.fromkeys(path for rule in self.rules for path in rule.host_paths))
+
+    @property
+    def has_every_device(self) -> bool:
+        """Whether the rules left list all devices, so that no device needs to be looked at."""
+        return all(rule.has_every_device for rule in self.left)
+
+    def fixed(self, key: str) -> Any:  # noqa: ANN401 - a value as a definition has it
+        """What the first of the rules left puts in where a definition has no value; else None."""
+        return next((rule.fixed[key] for rule in self.left if key in rule.fixed), None)
+
+    def filled(self, written: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
+        """By key, what the rules left put into a definition: into those of `keys` without a value.
+
+        `written` are the keys as the plugin reads them: of two spellings, the one that counts.
+        """
+        # 0 stands for no MTU.
+        said = {
+            key
+            for key, value in written.items()
+            if value not in (None, "") and (value != 0 or key != "mtu")
+        }
+        fixed = {key: self.fixed(key) for key in keys if key not in said}
+        return {key: value for key, value in fixed.items() if value is not None}
+
+    def most(self, count: str) -> int | None:
+        """The largest limit that the rules left have for a key of COUNTS; None without one."""
+        if any(count not in rule.counts for rule in self.left):
+            return None
+        return max((rule.counts[count] for rule in self.left), default=None)
+
+    def titles(self) -> tuple[str, ...]:
+        """The names of the rules that are left."""
+        return _titles(self.left)
+
+    def _not_listed(self, what: str, shown: object, key: str) -> NotAllowed:
+        return NotAllowed(
+            f'"{what}": {shown} is not allowed for this namespace: none of the rules that allow '
+            f'the rest ({titled(self.left)}) lists it in "use.{key}": use another value, or ask '
+            "the administrator",
+            what,
+            str(shown),
+            _titles(self.left),
+        )
+
+
+def of_pod(policy: Policy, pod: Pod) -> Allowance:
+    """What the ADD of a pod may use. CNIError 11 if that cannot be told now."""
+    own = [rule for rule in policy.rules if rule.is_for(pod.namespace, policy.labels)]
+    return _by(own or [policy.otherwise])
+
+
+def of_anyone(policy: Policy) -> Allowance:
+    """What some pod may use, for a call that is for no pod, such as STATUS."""
+    return _by([*policy.rules, policy.otherwise])
+
+
+def _by(found: Iterable[Rule]) -> Allowance:
+    every = tuple(sorted(found, key=lambda rule: rule.policy))  # which keeps their order
+    return Allowance(every, every)
+
+
+def titled(found: Rules) -> str:
+    """The names of rules, for an error."""
+    more = f" and {len(found) - _TOLD} more" if len(found) > _TOLD else ""
+    return ", ".join(_titles(found[:_TOLD])) + more
+
+
+def _having(found: Rules, intervals: Sequence[Span]) -> Rules:
+    """The rules that have, for each interval, one network with all of its addresses."""
+    return tuple(
+        rule
+        for rule in found
+        if all(rule.use.get("ranges", NOTHING).allows_all(*interval) for interval in intervals)
+    )
+
+
+def _titles(found: Rules) -> tuple[str, ...]:
+    return tuple(rule.title for rule in found)

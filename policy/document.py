@@ -1,0 +1,374 @@
+"""The rules of a policy as an administrator writes them, in config.yaml or in a FabricPolicy.
+
+`rules_of` reads the list that is `policy.rules` in the one and `spec.rules` in the other.
+docs/policy.md describes every key.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from base import documents
+from base.documents import DocumentError
+from cni.spec.config import SERVED
+from cni.spec.errors import CNIError, Code
+from host.sysfs import selectors
+from host.sysfs.discovery import HCA
+from host.sysfs.selectors import Selector
+from policy import value_lists
+from policy.value_lists import NOTHING, Kind, Values
+
+PART = "policy"
+"""The top-level key of config.yaml."""
+
+RULES = 256  # of one document
+SUBJECTS = 64  # of one rule
+LABELS = 64  # of one selector
+HIGHEST_COUNT = 1 << 24  # of addresses
+
+_COUNT = Annotated[int, msgspec.Meta(ge=0, le=HIGHEST_COUNT)]
+_FULL = 0x8000  # a P_Key's bit of a full member
+
+Operator = Literal["In", "NotIn", "Exists", "DoesNotExist"]
+EVERY_DEVICE = Selector()
+_NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
+
+
+class LabelRequirement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What one label must be like, as in a label selector of Kubernetes."""
+
+    key: Annotated[str, msgspec.Meta(min_length=1)]
+    operator: Operator
+    values: tuple[str, ...] = ()
+
+    def met_by(self, labels: Mapping[str, str]) -> bool:
+        """Whether labels are like that. A missing label is in no list."""
+        match self.operator:
+            case "In":
+                return labels.get(self.key) in self.values
+            case "NotIn":
+                return labels.get(self.key) not in self.values
+            case "Exists":
+                return self.key in labels
+            case "DoesNotExist":
+                return self.key not in labels
+
+
+def unknown(what: str, why: str = "") -> CNIError:
+    """The error of an ADD for which the rules cannot be told. They are never taken for none."""
+    because = f" ({why})" if why else ""
+    return CNIError(
+        Code.TRY_AGAIN,
+        f'"{PART}.cluster" is true, and this node does not know {what}{because}: nothing was '
+        "done; the runtime tries again: see whether the agent runs and reaches the API server",
+    )
+
+
+def no_labels(namespace: str) -> Mapping[str, str]:
+    """Raises CNIError 11: the labels of no namespace are known."""
+    raise unknown(f'the labels of namespace "{namespace}"')
+
+
+Labels = Callable[[str], Mapping[str, str]]
+"""The labels of a namespace, asked for only where a rule looks at them. CNIError 11."""
+
+
+class Subject(msgspec.Struct, frozen=True):
+    """Pods that a rule is for: what is set must match. None is not set."""
+
+    namespaces: Values | None = None
+    namespace_selector: tuple[LabelRequirement, ...] | None = None  # all must be met
+
+    def matches(self, namespace: str, labels: Labels) -> bool:
+        """Whether the subject is for pods of a namespace. CNIError 11 from `labels`."""
+        if self.namespaces is not None and not self.namespaces.allows(namespace):
+            return False
+        if self.namespace_selector is None:
+            return True
+        present = labels(namespace)
+        return all(requirement.met_by(present) for requirement in self.namespace_selector)
+
+
+class Device(msgspec.Struct, frozen=True):
+    """The device of an attachment, as rules see it: an HCA, and the resources that have it."""
+
+    hca: HCA
+    resources: frozenset[str] = frozenset()  # by which the pod holds it
+
+
+class Rule(msgspec.Struct, frozen=True, kw_only=True):
+    """One rule. `allowed` and `fixed` have the keys of network configurations."""
+
+    name: str
+    policy: str = ""  # the FabricPolicy's name; "" in config.yaml
+    subjects: tuple[Subject, ...]
+    devices: tuple[Selector, ...] = ()
+    use: Mapping[str, Values] = {}  # by keys of USE: what is not listed is not allowed
+    counts: Mapping[str, int] = {}  # by keys of COUNTS: what is not there has no limit
+    allowed: Mapping[str, Values] = {}  # "set"
+    host_paths: tuple[str, ...] = ()  # directories
+    fixed: Mapping[str, Any] = {}  # numbers, texts and booleans, as a definition has them
+
+    @property
+    def title(self) -> str:
+        """As errors and events name it: "team-a", "POLICY/team-a"."""
+        return f"{self.policy}/{self.name}" if self.policy else self.name
+
+    @property
+    def has_every_device(self) -> bool:
+        """Whether it lists all devices, so that nothing of a device counts."""
+        return EVERY_DEVICE in self.devices
+
+    def is_for(self, namespace: str, labels: Labels) -> bool:
+        """Whether the rule is for pods of a namespace. CNIError 11 from `labels`."""
+        return any(subject.matches(namespace, labels) for subject in self.subjects)
+
+    def uses(self, key: str, value: Any) -> bool:  # noqa: ANN401 - of any key
+        """Whether `use` has a value: a number or name, a count, or a `Device`; or it is fixed."""
+        if key == "devices":
+            # Without selectors every HCA would match.
+            if self.devices and selectors.match(self.devices, value.hca) is not None:
+                return True
+            return any(map(self.use.get("pools", NOTHING).allows, value.resources))
+        if key in COUNTS:
+            return bool(value <= self.counts.get(key, value))
+        if self.use.get(key, NOTHING).allows(value):
+            return True
+        if key == "vlans":
+            return bool(self.fixed.get("vlan") == value)
+        # The plugin ipoib makes full members of all children.
+        pkey = self.fixed.get("pkey") if key == "pkeys" else None
+        return pkey is not None and value in (pkey, pkey | _FULL)
+
+    def may_set(self, key: str, value: int | str) -> bool:
+        """Whether it lets a definition set an option to this value, or fixes it."""
+        return self.allowed.get(key, NOTHING).allows(value) or self.fixed.get(key) == value
+
+
+SETTABLE: Mapping[str, Kind] = {
+    "accept_ra": "switch",
+    "allmulti": "switch",
+    "link_state": "name",
+    "match_device": "switch",
+    "max_tx_rate": "number",
+    "min_tx_rate": "number",
+    "mtu": "number",
+    "pfOnly": "switch",
+    "private_ranges": "switch",
+    "promisc": "switch",
+    "proxy_arp": "switch",
+    "scope": "name",
+    "spoofchk": "switch",
+    "trust": "switch",
+    "unassigned_devices": "switch",
+    "vlanProto": "name",
+    "vlanQoS": "number",
+}
+"""What `set` may list beside `hostPaths`: options of definitions, and two keys of `policy`."""
+
+FIXABLE: Mapping[str, Kind] = {
+    **{
+        key: SETTABLE[key]
+        for key in (
+            *("allmulti", "link_state", "max_tx_rate", "min_tx_rate", "mtu", "promisc"),
+            *("proxy_arp", "spoofchk", "trust", "vlanProto", "vlanQoS"),
+        )
+    },
+    "pkey": "pkey",
+    "vlan": "vlan",
+}
+"""Options for which `fixed` may have the value of definitions that have none."""
+
+_HOST_PATHS = "hostPaths"
+USE: Mapping[str, Kind] = {
+    "pools": "name",  # resources by which the pod holds the device: an alternative to devices
+    "pkeys": "pkey",  # 16 bits: with the bit of a full member
+    "vlans": "vlan",
+    "guids": "guid",
+    "macs": "mac",
+    "ipamTypes": "name",
+    "networkNames": "name",
+    "ranges": "network",
+}
+COUNTS = ("addressesPerAttachment", "addressesPerPod", "addressesPerNamespace")
+"""Those of a pod and of a namespace count on one node."""
+
+
+def rules_of(value: object, where: str, policy: str = "") -> tuple[Rule, ...]:
+    """The rules in a decoded list, in its order; `policy` is the name of their FabricPolicy.
+
+    DocumentError names the key below `where`: "config.yaml: policy.rules".
+    """
+    rules: dict[str, Rule] = {}
+    for index, item in enumerate(_list(value, RULES, where)):
+        rule = _rule(item, f"{where}[{index}]", policy)
+        if rule.name in rules:
+            raise DocumentError(
+                f"{where}[{index}].name: {documents.shown(rule.name)}: another rule has this name: "
+                "choose another one"
+            )
+        rules[rule.name] = rule
+    return tuple(rules.values())
+
+
+NODE = "config.yaml"
+"""The name of the rule of a node for pods that no other rule is for."""
+_OF_NODE: Mapping[str, Mapping[str, Any]] = {
+    "use": {
+        **{key: [value_lists.ANY] for key in ("devices", *USE)},
+        "ipamTypes": [*SERVED, "dhcp", "host-local", "static"],
+    },
+    "set": {
+        **{key: [value_lists.ANY] for key in SETTABLE},
+        "match_device": [True],
+        **{key: [False] for key in ("pfOnly", "private_ranges", "unassigned_devices")},
+        _HOST_PATHS: [],
+    },
+}
+"""What a node lists where its administrator lists nothing for that key: what is safe."""
+
+
+def rule_of_node(part: Mapping[str, Any] | None = None, where: str = PART) -> Rule:
+    """The rule for pods that no other rule is for; `part` has its `use`, `set` and `fixed`.
+
+    DocumentError names the key below `where`.
+    """
+    document = {key: value for key, value in (part or {}).items() if value is not None}
+    for key, defaults in _OF_NODE.items():
+        document[key] = {**defaults, **documents.mapping(document.get(key), f"{where}.{key}")}
+    return _rule({**document, "name": NODE, "subjects": [{"namespaces": ["*"]}]}, where, "")
+
+
+def _rule(value: object, where: str, policy: str) -> Rule:
+    keys = ("name", "subjects", "use", "set", "fixed")
+    fields = _keys(value, keys, where)
+    for key in ("name", "subjects"):
+        if key not in fields:
+            raise DocumentError(f"{where}.{key}: is missing: every rule needs one")
+    name = documents.convert(fields["name"], str, f"{where}.name")
+    if not _NAME.fullmatch(name):
+        raise DocumentError(
+            f"{where}.name: {documents.shown(name)}: write letters, digits, '-', '_' and '.', at "
+            "most 63"
+        )
+    settings = _settings(fields.get("set"), f"{where}.set")
+    return Rule(
+        name=name,
+        policy=policy,
+        subjects=_subjects(fields["subjects"], f"{where}.subjects"),
+        **_use(fields.get("use"), f"{where}.use"),
+        host_paths=settings.pop(_HOST_PATHS, NOTHING).names,
+        allowed=settings,
+        fixed=_fixed(fields.get("fixed"), f"{where}.fixed"),
+    )
+
+
+def _subjects(value: object, where: str) -> tuple[Subject, ...]:
+    subjects = _list(value, SUBJECTS, where)
+    if not subjects:
+        raise DocumentError(f'{where}: is empty: write whom the rule is for, "*" for everybody')
+    return tuple(_subject(item, f"{where}[{index}]") for index, item in enumerate(subjects))
+
+
+def _subject(value: object, where: str) -> Subject:
+    fields = _keys(value, ("namespaces", "namespaceSelector"), where)
+    if not fields:
+        raise DocumentError(f'{where}: is empty: write namespaces, ["*"] for all of them')
+    namespaces = selector = None
+    if "namespaces" in fields:
+        namespaces = value_lists.read(fields["namespaces"], "name", f"{where}.namespaces")
+        if namespaces == NOTHING:
+            raise DocumentError(f"{where}.namespaces: is empty, which matches nobody: leave it out")
+    if "namespaceSelector" in fields:
+        selector = _selector(fields["namespaceSelector"], f"{where}.namespaceSelector")
+    return Subject(namespaces, selector)
+
+
+class _LabelSelector(msgspec.Struct, forbid_unknown_fields=True):
+    matchLabels: dict[str, str] = {}
+    matchExpressions: tuple[LabelRequirement, ...] = ()
+
+
+def _selector(value: object, where: str) -> tuple[LabelRequirement, ...]:
+    written: _LabelSelector = documents.convert(value, _LabelSelector, where)
+    labels, expressions = sorted(written.matchLabels.items()), written.matchExpressions
+    if len(labels) + len(expressions) > LABELS:
+        raise DocumentError(f"{where}: has more than {LABELS} requirements: shorten it")
+    for index, requirement in enumerate(expressions):
+        lists = requirement.operator in ("In", "NotIn")
+        if lists != bool(requirement.values) or len(requirement.values) > value_lists.ITEMS:
+            raise DocumentError(
+                f"{where}.matchExpressions[{index}].values: operator {requirement.operator} "
+                + (
+                    f"needs 1 to {value_lists.ITEMS} values"
+                    if lists
+                    else "takes none: leave them out"
+                )
+            )
+    return (*(LabelRequirement(key, "In", (value,)) for key, value in labels), *expressions)
+
+
+def _use(value: object, where: str) -> dict[str, Any]:
+    """`devices`, `use` and `counts` of a Rule."""
+    fields = _keys(value, ("devices", *USE, *COUNTS), where)
+    devices = _list(fields.get("devices"), value_lists.ITEMS, f"{where}.devices")
+    return {
+        "devices": tuple(
+            EVERY_DEVICE
+            if item == value_lists.ANY
+            else selectors.parse(item, f"{where}.devices[{index}]")
+            for index, item in enumerate(devices)
+        ),
+        "use": {
+            key: value_lists.read(fields[key], kind, f"{where}.{key}")
+            for key, kind in USE.items()
+            if key in fields
+        },
+        "counts": {
+            key: documents.convert(fields[key], _COUNT, f"{where}.{key}")
+            for key in COUNTS
+            if key in fields
+        },
+    }
+
+
+def _settings(value: object, where: str) -> dict[str, Values]:
+    kinds: dict[str, Kind] = {**SETTABLE, _HOST_PATHS: "directory"}
+    settings = {
+        key: value_lists.read(item, kinds[key], f"{where}.{key}")
+        for key, item in _keys(value, kinds, where).items()
+    }
+    if settings.get(_HOST_PATHS, NOTHING).any:
+        settings[_HOST_PATHS] = Values(names=("/",))
+    return settings
+
+
+def _fixed(value: object, where: str) -> dict[str, Any]:
+    fields = _keys(value, FIXABLE, where)
+    for key, item in fields.items():
+        # Before it is read: a number has no "*", which would be another mistake.
+        is_pattern = isinstance(item, str) and ("*" in item or "?" in item)
+        read = "" if is_pattern else value_lists.one(item, FIXABLE[key], f"{where}.{key}")
+        first, last = (read, read) if isinstance(read, str) else read
+        if is_pattern or first != last:
+            raise DocumentError(f"{where}.{key}: {documents.shown(item)}: write one value")
+        fields[key] = bool(first) if FIXABLE[key] == "switch" else first
+    for key in ("vlanProto", "vlanQoS"):
+        if key in fields and "vlan" not in fields:
+            raise DocumentError(f"{where}.{key}: needs a vlan beside it: add one")
+    return fields
+
+
+def _keys(value: object, keys: Mapping[str, Any] | tuple[str, ...], where: str) -> dict[str, Any]:
+    return documents.fields(value, dict.fromkeys(keys, object), where)
+
+
+def _list(value: object, most: int, where: str) -> list[Any]:
+    items: list[Any] = documents.convert(value if value is not None else [], list[Any], where)
+    if len(items) > most:
+        raise DocumentError(
+            f"{where}: has {len(items)} items, at most {most} are allowed: shorten it"
+        )
+    return items

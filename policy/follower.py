@@ -1,0 +1,168 @@
+"""Follows the cluster's policies, and the labels of namespaces where rules look at them.
+
+What the API server had last is in force, in memory and in a file, until it has something else. A
+policy that cannot be read changes nothing of what is in force, and an event says why.
+"""
+
+import logging
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from base.documents import DocumentError
+from base.loop import StepThread
+from base.problems import Problems
+from base.text import printable
+from cni.spec.errors import CNIError
+from kube.client import ClusterApi
+from kube.events import PendingEvents
+from kube.informer import Mirror, same
+from kube.resources import Meta, Resource
+from policy import stored_policies
+from policy.document import unknown
+from policy.stored_policies import ClusterPolicies, StoredPolicy
+
+UNREADABLE = "PolicyUnreadable"
+LOOK_EVERY = 30.0  # seconds, for a file that could not be written
+
+_log = logging.getLogger(__name__)
+
+
+class FabricPolicy(Resource, frozen=True, kw_only=True):
+    """Rules of an administrator. Its `spec` may be of a later version, so it is read afterwards."""
+
+    API = "fabric.podfabric.io/v1alpha1"
+    KIND = stored_policies.KIND
+    PLURAL = "fabricpolicies"
+
+    spec: dict[str, Any] = msgspec.field(default_factory=dict)
+
+    def stored(self) -> StoredPolicy:
+        """As it is kept on the node; its rules were not looked at."""
+        listed = self.spec.get("rules")
+        return StoredPolicy(
+            name=self.metadata.name,
+            uid=self.metadata.uid,
+            generation=self.metadata.generation,
+            rules=listed if isinstance(listed, list) else [listed],
+        )
+
+
+class NamespaceObject(Resource, frozen=True, kw_only=True):
+    """A Namespace, of which the labels are read."""
+
+    API = "v1"
+    KIND = "Namespace"
+    PLURAL = "namespaces"
+
+    metadata: Meta
+
+
+class PolicyFollower(StepThread):
+    """The policies in force. Threads may share it. `path` is the file of the node.
+
+    Nothing is asked before `start`.
+    """
+
+    def __init__(self, api: ClusterApi, path: Path) -> None:
+        super().__init__("policies")
+        self._api = api
+        self._path = path
+        self._present: ClusterPolicies | None = None
+        self._written: ClusterPolicies | None = None
+        self._policies: Mirror[FabricPolicy] | None = None
+        self._namespaces: Mirror[NamespaceObject] | None = None
+        self._problems = Problems(_log)
+        self.events = PendingEvents(api)
+
+    def start(self) -> None:
+        """Follow until `close`, in threads of its own. What was in force last is so at once."""
+        try:
+            self._present = self._written = stored_policies.load(self._path)
+        except CNIError as error:
+            _log.warning("%s", error)
+        self._policies = Mirror(self._api, FabricPolicy, same, self.wake)
+        super().start()
+
+    def close(self) -> None:
+        """Follow no more. See StepThread.close."""
+        for mirror in (self._policies, self._namespaces):
+            if mirror is not None:
+                mirror.close()
+        super().close()
+
+    def present(self) -> ClusterPolicies:
+        """The policies in force. CNIError 11 if none were ever seen."""
+        present = self._present
+        if present is None:
+            raise unknown("the policies of the cluster", "it has not seen them yet")
+        return present
+
+    def step(self) -> float:
+        """Bring what is in force up to date, and write one event."""
+        seen = None if self._policies is None else self._policies.items()
+        if seen is not None:
+            self._take(seen)
+        return 0.0 if self.events.send(1) else LOOK_EVERY
+
+    def _take(self, seen: Sequence[FabricPolicy]) -> None:
+        present = self._present
+        last = {each.name: each for each in present.policies} if present else {}
+        found = (self._read(each, last.get(each.metadata.name)) for each in seen)
+        policies = tuple(sorted(found, key=lambda each: each.name))
+        if present is not None and policies == present.policies:
+            policies = present.policies  # with what was worked out of them
+        new = ClusterPolicies(policies=policies, namespaces=self._labels(policies))
+        count = len(new.rules)  # which reads them, before they are in force
+        self._present = new
+        if present is None or policies is not present.policies:
+            _log.info("policies of the cluster: %d, with %d rules", len(policies), count)
+        if new != self._written:
+            self._write(new)
+
+    def _write(self, new: ClusterPolicies) -> None:
+        try:
+            stored_policies.save(self._path, new)
+        except OSError as error:
+            self._problems.tell(f"writing {self._path}", error)
+        else:
+            self._problems.tell(f"writing {self._path}", None)
+            self._written = new
+
+    def _read(self, policy: FabricPolicy, last: StoredPolicy | None) -> StoredPolicy:
+        """The policy, if its rules can be read; else what was in force of it, or its subjects."""
+        stored = policy.stored()
+        if stored == last:
+            return last
+        try:
+            _ = stored.read
+        except DocumentError as error:
+            kept = last or stored_policies.closed(stored)
+            in_force = "only its subjects are in force: it allows their pods nothing"
+            if kept.generation != stored.generation:
+                in_force = f"generation {kept.generation} stays in force"
+            told = DocumentError(f"{error}; {in_force}")
+            self._problems.tell("not in force", told)
+            kind = {"apiVersion": FabricPolicy.API, "kind": FabricPolicy.KIND}
+            regarding = {**kind, "name": stored.name, "uid": stored.uid}
+            self.events.add(UNREADABLE, printable(str(told)), regarding, str(stored.generation))
+            return kept
+        return stored
+
+    def _labels(self, policies: Iterable[StoredPolicy]) -> dict[str, dict[str, str]] | None:
+        """The labels of all namespaces, as they were seen last; None if no rule looks at them."""
+        rules = (rule for policy in policies for rule in policy.read)
+        subjects = (each for rule in rules for each in rule.subjects)
+        if all(each.namespace_selector is None for each in subjects):
+            if self._namespaces is not None:
+                self._namespaces.close()
+            self._namespaces = None
+            return None
+        if self._namespaces is None:
+            self._namespaces = Mirror(self._api, NamespaceObject, same, self.wake)
+        seen = self._namespaces.items()
+        if seen is None:
+            return None if self._present is None else self._present.namespaces
+        return {each.metadata.name: each.metadata.labels for each in seen}

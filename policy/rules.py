@@ -1,0 +1,78 @@
+"""The rules of one node: a rule for pods that no other rule is for, and rules for some pods.
+
+    policy:
+      set: {pfOnly: [true]}
+      rules: [...]
+
+docs/policy.md describes every key.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from base import documents
+from base.documents import DocumentError
+from cni.spec.errors import CNIError, Code
+from policy import document
+from policy.document import PART, Labels, Rule
+
+
+class Policy(msgspec.Struct, frozen=True, kw_only=True):
+    """What network configurations may ask for on this node. The defaults are the safe ones."""
+
+    rules: tuple[Rule, ...] = ()
+    # The rule for pods that none of these is for.
+    otherwise: Rule = document.rule_of_node()
+    # Whether FabricPolicies are followed, whose rules are added (policy/stored_policies.py).
+    cluster: bool = False
+    labels: Labels = document.no_labels
+
+
+SHAPES = {"use": object, "set": object, "fixed": object, "rules": object, "cluster": bool}
+"""The keys of the part `policy`."""
+
+Source = Callable[[], Policy]
+"""Returns the present rules. Raises CNIError if they cannot be read."""
+
+
+def on_node(path: Path) -> Source:
+    """The rules in the configuration file at `path`, which is read again at each call."""
+
+    def read() -> Policy:
+        try:
+            return load(path)
+        except (DocumentError, OSError) as error:
+            raise CNIError(
+                Code.IO_FAILURE,
+                f"{error}: nothing was done, since the rules of this node are in that file",
+            ) from None
+
+    return read
+
+
+def load(path: Path) -> Policy:
+    """The rules in that file; the defaults if it is missing. Raises DocumentError, OSError."""
+    try:
+        content = documents.read(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return Policy()
+    whole = documents.mapping(documents.decode(content, str(path)), str(path))
+    return of(whole.get(PART), str(path))
+
+
+def of(part: object, name: str) -> Policy:
+    """The rules in the part `policy` of the file `name`. Raises DocumentError."""
+    where = f"{name}: {PART}"
+    values = documents.fields(part, SHAPES, where)
+    rules = document.rules_of(values.pop("rules", None), f"{where}.rules")
+    cluster = values.pop("cluster", False)
+    for subject in (subject for rule in rules for subject in rule.subjects):
+        if subject.namespace_selector is not None:
+            raise DocumentError(
+                f"{where}.rules: only the API server knows what a namespaceSelector matches: name "
+                "the namespaces, or write a FabricPolicy"
+            )
+    otherwise = document.rule_of_node(values, where) if values else Policy().otherwise
+    return Policy(rules=rules, otherwise=otherwise, cluster=cluster)
