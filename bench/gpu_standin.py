@@ -38,11 +38,11 @@ import json, sys, time
 from pathlib import Path
 from base.paths import Paths
 from base.pod import Pod
-from agent.http import Endpoint
-from agent.metrics import Metrics
-from gpu.service import GpuService
-from gpu.settings import GpuLimitSettings
-from gpu.tenants import Tenant
+from agent.observe.http import Endpoint
+from agent.observe.metrics import Metrics
+from gpu.limit_service import GpuService
+from gpu.limit_settings import GpuLimitSettings
+from gpu.limits.tenants import Tenant
 from tests.unit.gpu.groups import PlainRooms
 directory, uids = Path(sys.argv[1]), json.loads(sys.argv[2])
 tenants = [

@@ -14,7 +14,7 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 MOST_BYTES = 3_000_000
 IMPORTS = """
 import sys
-from ipam.cluster.kubernetes_api import KubernetesApi
+from kube.transport import KubernetesApi
 from kubernetes.client import ApiClient
 print(sys.modules["kubernetes"].__file__)
 """

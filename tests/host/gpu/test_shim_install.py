@@ -19,7 +19,7 @@ NAMES = sorted(FILES)
 COMMANDS = """
 import json, os, signal, sys
 
-from cli import shims
+from cli.setup import shim_files
 from cli.commands import run
 from pathlib import Path
 
@@ -47,7 +47,7 @@ for line in sys.stdin:
     child = os.fork()
     if child == 0:
         left = kill_at
-        shims.BUILT = Path(source)
+        shim_files.BUILT = Path(source)
         os.dup2(2, 1)
         os._exit(run(words))
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)

@@ -198,7 +198,7 @@ def test_arguments_that_do_not_fit_do_not_lose_the_line(output: Output) -> None:
 
 def test_a_closed_standard_error_ends_nothing() -> None:
     script = (
-        "import logging, os; from agent import logs; from agent.settings import Settings\n"
+        "import logging, os; from agent.observe import logs; from agent.settings import Settings\n"
         "logs.configure(Settings()); os.close(2)\n"
         "logging.error('x'); os.write(1, b'alive')"
     )

@@ -14,8 +14,8 @@ from tests.plugins import CHECKOUT
 DIES = """
 import os, sys
 from pathlib import Path
-from agent import presence
-with presence.present(Path(sys.argv[1]), "serving"):
+from agent import state_file
+with state_file.present(Path(sys.argv[1]), "serving"):
     os.kill(os.getpid(), 9)
 """
 

@@ -4,7 +4,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
@@ -22,6 +22,12 @@ def memory_path() -> Iterator[Path]:
     path = Path(tempfile.mkdtemp(prefix="podfabric-", dir=SHARED_MEMORY if usable else None))
     yield path
     shutil.rmtree(path)
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as made:
+        yield made
 
 
 @pytest.fixture

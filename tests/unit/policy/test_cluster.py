@@ -68,11 +68,11 @@ def test_a_file_with_a_rule_that_cannot_be_read_is_refused(tmp_path: Path) -> No
 _KILLED = """
 import os, signal, sys
 from pathlib import Path
-from cni.policy import cluster
+from policy.stored_policies import ClusterPolicies, save
 def killed(*paths):
     os.kill(os.getpid(), signal.SIGKILL)
 setattr(os, sys.argv[2], killed)
-cluster.save(Path(sys.argv[1]), cluster.ClusterPolicies(policies=(), namespaces=None))
+save(Path(sys.argv[1]), ClusterPolicies(policies=(), namespaces=None))
 """
 
 

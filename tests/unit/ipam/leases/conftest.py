@@ -2,8 +2,6 @@
 
 import random
 import uuid
-from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -22,12 +20,6 @@ def server() -> FakeApi:
 @pytest.fixture
 def node(server: FakeApi, memory_path: Path) -> ClusterNode:
     return ClusterNode(server, memory_path / "a")
-
-
-@pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as made:
-        yield made
 
 
 @pytest.fixture
