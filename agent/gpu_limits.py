@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from gpu.limit_service import GpuService
     from gpu.limit_settings import GpuLimitSettings
     from gpu.limits.tenants import Tenant
-    from gpu.pools.node_gpus import GpuParts
+    from gpu.pools.limit_backend import GpuParts
 
 _log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ class AgentGpuLimits:
 
     def parts(self, config: "DevicePluginConfig") -> "GpuParts":
         """The parts for that configuration. Waits a few seconds for the driver, the first time."""
-        from gpu.pools.node_gpus import GpuParts
+        from gpu.pools.limit_backend import GpuParts
 
         if not self._limits and not config.has_gpu_limits:
             if self._service is None and config.gpus:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from cli.arguments import file, namespace
 
 if TYPE_CHECKING:
-    from ipam.controller.controller import ControllerProcess
+    from ipam.controller.leader import ControllerProcess
 
 LEASE = "podfabric-controller"
 METRICS = "127.0.0.1:9812"
@@ -104,9 +104,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _serve(arguments: argparse.Namespace, ended: SimpleQueue[None], stack: ExitStack) -> None:
     from base import msgspec_warmup
-    from ipam.controller.controller import REQUESTS_AT_ONCE, REQUESTS_PER_SECOND, ControllerProcess
     from ipam.controller.definitions import POOLS_PER_NAMESPACE
     from ipam.controller.exposition import exposition
+    from ipam.controller.leader import REQUESTS_AT_ONCE, REQUESTS_PER_SECOND, ControllerProcess
     from ipam.nv_ipam.pool_import import following
     from kube.leadership import Leadership
     from kube.requests import Pace

@@ -31,7 +31,7 @@ from deviceplugin.reconcile import PodsKnown, Reconciler
 from deviceplugin.startup_grace import StartupGrace
 from gpu.driver.gpu_inventory import LimitedGPU
 from gpu.limits.tenants import Tenant
-from gpu.pools.node_gpus import GpuParts
+from gpu.pools.limit_backend import GpuParts
 from gpu.pools.plugin import GpuPools
 from host.sysfs.discovery import HCA
 

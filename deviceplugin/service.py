@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from deviceplugin.reconcile import PodsKnown
     from gpu.driver.gpu_inventory import LimitedGPU
     from gpu.limits.tenants import Tenant
-    from gpu.pools.node_gpus import GpuLimits
+    from gpu.pools.limit_backend import GpuLimits
 
 LOOK_EVERY = 1.0  # seconds, for a kubelet's directory
 TRY_AGAIN = 5.0  # seconds after the pools could not be served

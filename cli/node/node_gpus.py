@@ -11,7 +11,7 @@ from deviceplugin.checkpoint import AllocatedGPU
 from deviceplugin.kubelet.extended_resources import MOST_IDS
 from gpu.driver import gpu_nodes
 from gpu.driver.gpu_inventory import NOT_KEPT, NodeGPU
-from gpu.pool_config import GpuPoolConfig
+from gpu.gpu_pool import GpuPoolConfig
 from gpu.pools.placement import Share
 from gpu.pools.share_pool import by_pool, given, kinds, shared_gpus
 from host.errors import HostError

@@ -13,8 +13,8 @@ from base.documents import DocumentError
 from deviceplugin.kubelet.extended_resources import resource_problem
 from deviceplugin.pools import formats
 from deviceplugin.pools.pool_config import ConfigError, DevicePluginConfig, PoolConfig
-from gpu import pool_keys
-from gpu.pool_config import GpuPoolConfig
+from gpu import gpu_pool_keys
+from gpu.gpu_pool import GpuPoolConfig
 from host.sysfs.selectors import Selector
 from host.sysfs.selectors import parse as parse_selector
 
@@ -153,7 +153,7 @@ def _shared_gpu(flags: dict[str, str]) -> CommandLine:
         "container": flags.get("container-path", "/usr/local/nvidia"),
     }
     try:
-        driver = pool_keys.driver_mount(mounted, "-host-path, -container-path")
+        driver = gpu_pool_keys.driver_mount(mounted, "-host-path, -container-path")
     except DocumentError as error:
         raise ConfigError(str(error)) from None
     directory = flags.get("plugin-directory")

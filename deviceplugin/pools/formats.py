@@ -28,7 +28,7 @@ from deviceplugin.pools.pool_config import (
     Placement,
     PoolConfig,
 )
-from gpu import pool_keys
+from gpu import gpu_pool_keys
 from host.sysfs import pci, selectors
 from host.sysfs.selectors import Selector
 
@@ -144,8 +144,8 @@ def _read(document: object, name: str, prefix: str) -> DevicePluginConfig:
     pools = tuple(pool for form in lists for pool in _each(parts, form, name, prefix))
     if not lists:
         pools = (pool_config.DEFAULT,)
-    gpus = pool_keys.parse(parts.get("gpus"), f"{name}: gpus")
-    limits = pool_keys.limits(parts.get("gpuLimits"), f"{name}: gpuLimits")
+    gpus = gpu_pool_keys.parse(parts.get("gpus"), f"{name}: gpus")
+    limits = gpu_pool_keys.limits(parts.get("gpuLimits"), f"{name}: gpuLimits")
     if problem := pool_config.together_problem(pools, gpus):
         raise DocumentError(f"{name}: {problem}")
     return DevicePluginConfig(pools=pools, gpus=gpus, gpu_limits=limits)

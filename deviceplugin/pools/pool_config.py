@@ -10,8 +10,8 @@ from typing import Literal
 
 import msgspec
 
+from gpu.gpu_pool import GpuPoolConfig
 from gpu.limit_settings import GpuLimitSettings
-from gpu.pool_config import GpuPoolConfig
 from host.sysfs.selectors import Selector
 
 Mode = Literal["all", "exclusive", "shared"]

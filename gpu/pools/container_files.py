@@ -18,7 +18,7 @@ from gpu.driver import gpu_nodes
 from gpu.driver.driver_files import SharedFile
 from gpu.limits.group_limits import GroupError, Limit
 from gpu.pools import slot_files
-from gpu.pools.node_gpus import ALONE, GpuParts
+from gpu.pools.limit_backend import ALONE, GpuParts
 from host.device_nodes import DeviceNode
 from host.errors import HostError
 from host.selinux import READ, WRITE, ContainerLabels

@@ -18,11 +18,11 @@ from deviceplugin.ledger import Ledger
 from deviceplugin.pools.pool_config import DevicePluginConfig
 from deviceplugin.startup_grace import GRACE
 from gpu.driver.gpu_inventory import NOT_KEPT, GpuInventory, LimitedGPU, NodeGPU
-from gpu.pool_config import GpuPoolConfig
+from gpu.gpu_pool import GpuPoolConfig
 from gpu.pools import slot_files
 from gpu.pools.container_files import Giver, group_of
 from gpu.pools.holders import Holders
-from gpu.pools.node_gpus import GpuParts
+from gpu.pools.limit_backend import GpuParts
 from gpu.pools.pre_start import Starter
 from gpu.pools.replicas import ReplicaService
 from gpu.pools.share_pool import SharePool, by_pool, kinds

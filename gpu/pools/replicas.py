@@ -21,7 +21,7 @@ from deviceplugin.ledger import Ledger
 from gpu.driver import gpu_nodes
 from gpu.driver.driver_files import SharedFile
 from gpu.driver.gpu_inventory import NodeGPU
-from gpu.pool_config import GpuPoolConfig
+from gpu.gpu_pool import GpuPoolConfig
 from gpu.pools import ids as gpu_ids
 from gpu.pools import preferred_ids
 from gpu.pools.ids import adopted, numa

@@ -13,7 +13,7 @@ import msgspec
 from deviceplugin.checkpoint import AllocatedGPU, Allocation, AllocationKey
 from deviceplugin.ledger import Ledger
 from gpu.driver.gpu_inventory import NodeGPU
-from gpu.pool_config import GpuPoolConfig, Shape
+from gpu.gpu_pool import GpuPoolConfig, Shape
 from gpu.pools.placement import WHOLE, Share
 
 _SHORT = len("GPU-12345678")

@@ -11,7 +11,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 
 from base import scrape
 from base.scrape import Source, counter, gauge
-from ipam.controller.controller import ControllerProcess
+from ipam.controller.leader import ControllerProcess
 from ipam.controller.rounds import Seen
 from ipam.leases.objects import AddressPool
 from kube.informer import Polled

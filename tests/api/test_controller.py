@@ -13,7 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 from ipam.addresses import parse
-from ipam.controller.controller import ControllerProcess
+from ipam.controller.leader import ControllerProcess
 from ipam.controller.reclaim import ReclaimCounts
 from ipam.controller.rounds import Rounds
 from ipam.leases.names import block_name, pool_name

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from ipam.controller.controller import ControllerProcess
 from ipam.controller.exposition import exposition
+from ipam.controller.leader import ControllerProcess
 from kube.informer import Polled
 from kube.leadership import Leadership
 from tests.fake_api import FakeApi

@@ -9,7 +9,7 @@ import msgspec
 from agent.settings import Settings
 from deviceplugin.pools.formats import POOL_KEYS
 from deviceplugin.pools.pool_config import PARTS
-from gpu import pool_keys
+from gpu import gpu_pool_keys
 from host.sysfs.selectors import Selector
 from policy import rules
 
@@ -52,14 +52,14 @@ def test_pools_are_those_of_the_code() -> None:
 
 def test_limits_of_gpus_are_those_of_the_code() -> None:
     charts = CONFIG["properties"]["gpuLimits"]["properties"]
-    assert sorted(charts) == sorted(pool_keys.LIMIT_KEYS)
-    wanted = {"type": "string"} | msgspec.json.schema(pool_keys.LIMIT_KEYS["onOveruse"])
+    assert sorted(charts) == sorted(gpu_pool_keys.LIMIT_KEYS)
+    wanted = {"type": "string"} | msgspec.json.schema(gpu_pool_keys.LIMIT_KEYS["onOveruse"])
     assert compared(charts["onOveruse"]) == compared(wanted)
 
 
 def test_pools_of_gpus_are_those_of_the_code() -> None:
     charts = CONFIG["properties"]["gpus"]["items"]["properties"]
-    assert sorted(charts) == sorted(pool_keys.KEYS)
+    assert sorted(charts) == sorted(gpu_pool_keys.KEYS)
 
 
 def test_selectors_are_those_of_the_code() -> None:

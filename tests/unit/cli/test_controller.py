@@ -9,7 +9,7 @@ import pytest
 
 from base import msgspec_warmup
 from cli import controller
-from ipam.controller.controller import ControllerProcess
+from ipam.controller.leader import ControllerProcess
 from kube import transport
 from tests.fake_api import FakeApi, FakeClient
 

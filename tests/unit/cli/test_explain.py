@@ -20,9 +20,9 @@ from deviceplugin.kubelet.plugin_server import ServedPool
 from deviceplugin.kubelet.registration import PluginServer
 from deviceplugin.plugin import DevicePlugin
 from deviceplugin.pools.pool_config import DevicePluginConfig, PoolConfig
+from gpu.gpu_pool import GpuPoolConfig
 from gpu.limits.groups import Groups
-from gpu.pool_config import GpuPoolConfig
-from gpu.pools.node_gpus import GpuParts
+from gpu.pools.limit_backend import GpuParts
 from ipam.store.sqlite_store import SqliteStore
 from tests.kubelet import Kubelet
 from tests.unit.cli.commands import Shell, short_path

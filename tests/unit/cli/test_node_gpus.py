@@ -11,7 +11,7 @@ from deviceplugin.plugin import DevicePlugin
 from deviceplugin.pools.formats import load
 from gpu.limits import layout
 from gpu.limits.group_limits import Limit
-from gpu.pools.node_gpus import GpuParts
+from gpu.pools.limit_backend import GpuParts
 from tests.kubelet import Kubelet
 from tests.unit.cli.commands import Shell, short_path
 from tests.unit.cli.gpu_server import GIB, POD_UID, SLICE, SLICES, GpuServer

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from deviceplugin.pools.flags import CommandLine, parse_command_line
 from deviceplugin.pools.pool_config import ConfigError, DevicePluginConfig, PoolConfig
 from gpu.driver.driver_files import SharedFile
-from gpu.pool_config import GpuPoolConfig
+from gpu.gpu_pool import GpuPoolConfig
 from host.sysfs.selectors import Selector
 
 USUAL = Path("/nowhere/config.yaml")

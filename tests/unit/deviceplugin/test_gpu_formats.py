@@ -6,9 +6,9 @@ import pytest
 
 from deviceplugin.pools.formats import parse
 from deviceplugin.pools.pool_config import ConfigError
-from gpu import pool_keys
+from gpu import gpu_pool_keys
 from gpu.driver.driver_files import SharedFile
-from gpu.pool_config import GpuPoolConfig, Shape
+from gpu.gpu_pool import GpuPoolConfig, Shape
 
 
 def gpus(text: str) -> tuple[GpuPoolConfig, ...]:
@@ -98,7 +98,7 @@ def test_units_have_alnairs_names() -> None:
 
 def test_every_key_is_in_the_document() -> None:
     table = (Path(__file__).parents[3] / "docs/gpus.md").read_text()
-    assert [key for key in pool_keys.KEYS if f"| `{key}` |" not in table] == []
+    assert [key for key in gpu_pool_keys.KEYS if f"| `{key}` |" not in table] == []
 
 
 @pytest.mark.parametrize(

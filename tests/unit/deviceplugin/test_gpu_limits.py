@@ -6,7 +6,7 @@ import pytest
 
 from deviceplugin.pools.formats import parse
 from deviceplugin.pools.pool_config import ConfigError, DevicePluginConfig
-from gpu import pool_keys
+from gpu import gpu_pool_keys
 from gpu.limit_settings import GpuLimitSettings
 
 SLICE = "[{shapes: [{name: a/b, memory: 400Mi, compute: 10}]}]"
@@ -58,4 +58,4 @@ def test_a_unit_may_be_smaller_since_a_container_asks_for_several() -> None:
 
 def test_every_key_is_in_the_document() -> None:
     table = (Path(__file__).parents[3] / "docs/gpu-limits.md").read_text()
-    assert [key for key in pool_keys.LIMIT_KEYS if f"| `{key}` |" not in table] == []
+    assert [key for key in gpu_pool_keys.LIMIT_KEYS if f"| `{key}` |" not in table] == []

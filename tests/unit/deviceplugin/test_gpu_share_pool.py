@@ -12,7 +12,7 @@ from base.types import DeviceId
 from deviceplugin.checkpoint import AllocatedGPU
 from deviceplugin.ledger import Ledger
 from gpu.driver.gpu_inventory import GpuMemory, NodeGPU
-from gpu.pool_config import GpuPoolConfig, Shape
+from gpu.gpu_pool import GpuPoolConfig, Shape
 from gpu.pools.placement import Share
 from gpu.pools.share_pool import SharePool, healthy_ids, kinds
 from host.sysfs.gpus import GPU

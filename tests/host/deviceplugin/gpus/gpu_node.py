@@ -10,8 +10,8 @@ from deviceplugin import checkpoint
 from deviceplugin.checkpoint import AllocatedGPU, Allocation
 from deviceplugin.plugin import DevicePlugin
 from deviceplugin.pools.pool_config import DevicePluginConfig, PoolConfig
-from gpu.pool_config import GpuPoolConfig
-from gpu.pools.node_gpus import GpuParts
+from gpu.gpu_pool import GpuPoolConfig
+from gpu.pools.limit_backend import GpuParts
 from tests.kubelet.kubelet import Kubelet, Pod
 from tests.unit.gpu.driver import Driver
 from tests.unit.gpu.groups import FileGroups

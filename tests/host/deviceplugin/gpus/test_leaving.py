@@ -5,7 +5,7 @@ from msgspec.structs import replace
 
 from base.paths import Paths
 from deviceplugin.pools.pool_config import PoolConfig
-from gpu.pool_config import GpuPoolConfig
+from gpu.gpu_pool import GpuPoolConfig
 from gpu.pools import pre_start
 from tests.host.deviceplugin.gpus.gpu_node import (
     COMPUTE,

@@ -11,7 +11,7 @@ from base.paths import Paths
 from deviceplugin.plugin import DevicePlugin
 from deviceplugin.pools.pool_config import DevicePluginConfig
 from gpu.driver.driver_files import SharedFile
-from gpu.pools.node_gpus import ALONE, GpuParts
+from gpu.pools.limit_backend import ALONE, GpuParts
 from host.selinux import ATTRIBUTE, READ, WRITE
 from tests.host.deviceplugin.gpus.gpu_node import MEMORY, container, edits, units
 from tests.kubelet.devices import PodRejected

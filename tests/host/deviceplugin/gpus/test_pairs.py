@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from base.paths import Paths
 from deviceplugin import checkpoint
 from deviceplugin.pools.pool_config import PoolConfig
-from gpu.pool_config import GpuPoolConfig, Shape
+from gpu.gpu_pool import GpuPoolConfig, Shape
 from gpu.pools import pre_start
 from host.sysfs.selectors import Selector
 from host.sysfs.topology import Distance, Topology

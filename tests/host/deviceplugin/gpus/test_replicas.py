@@ -9,8 +9,8 @@ from deviceplugin import checkpoint
 from deviceplugin.plugin import DevicePlugin
 from deviceplugin.pools.flags import SHARED_GPU, parse_command_line
 from deviceplugin.pools.pool_config import DevicePluginConfig
-from gpu.pool_config import GpuPoolConfig
-from gpu.pools.node_gpus import GpuParts
+from gpu.gpu_pool import GpuPoolConfig
+from gpu.pools.limit_backend import GpuParts
 from tests.host.deviceplugin.node import Node
 from tests.host.deviceplugin.processes import running
 from tests.kubelet.kubelet import Kubelet

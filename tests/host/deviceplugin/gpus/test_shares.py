@@ -13,7 +13,7 @@ from base.paths import Paths
 from deviceplugin import checkpoint, ledger, plugin
 from deviceplugin.kubelet import records
 from gpu import limit_service
-from gpu.pool_config import GpuPoolConfig, Shape
+from gpu.gpu_pool import GpuPoolConfig, Shape
 from tests.host.deviceplugin.gpus.gpu_node import (
     COMPUTE,
     GIB,

@@ -9,9 +9,9 @@ import pytest
 from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
-from ipam.controller import controller as process_module
-from ipam.controller.controller import STUCK_AFTER, ControllerProcess
+from ipam.controller import leader as process_module
 from ipam.controller.exposition import exposition
+from ipam.controller.leader import STUCK_AFTER, ControllerProcess
 from ipam.controller.rounds import Rounds, Seen, World
 from ipam.leases.objects import AddressBlock, AddressPool, AddressReservation
 from kube import informer as mirror_module

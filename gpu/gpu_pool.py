@@ -1,4 +1,4 @@
-"""A pool of GPUs, as it is configured (`pool_keys` reads it)."""
+"""A pool of GPUs, as it is configured (`gpu_pool_keys` reads it)."""
 
 from typing import Literal
 

@@ -14,8 +14,8 @@ from base import documents
 from base.documents import DocumentError
 from deviceplugin.kubelet import extended_resources
 from gpu.driver.driver_files import SharedFile
+from gpu.gpu_pool import GpuMode, GpuPoolConfig, Placement, Shape
 from gpu.limit_settings import CONTEXT_RESERVE, Action, GpuLimitSettings
-from gpu.pool_config import GpuMode, GpuPoolConfig, Placement, Shape
 from host.sysfs import gpus, pci
 
 SMALLEST = 256 << 20  # bytes: smaller units would be more ids than a kubelet accepts
