@@ -6,7 +6,7 @@ SOURCES := agent base cli cni deploy deviceplugin gpu host ipam kube policy test
 # Else every agent that a test starts compiles all of its modules again, half a second each time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test cni gpu setup check test-host test-kernel test-cluster test-nodes test-api image \
+.PHONY: help demo test test-fast cni gpu setup check test-host test-kernel test-cluster test-nodes test-api image \
 	manifests format lock protos bench bench-gpu quick-start clean
 
 help: ## what there is
@@ -18,6 +18,10 @@ demo: cni ## two pods on an InfiniBand fabric: attach, ping, check, detach
 	$(PY) -m tests.kernel.vm run -- env FORCE_COLOR=$$colour $(PY) -m tools.demo
 
 test: setup cni check test-host test-kernel ## everything CI runs
+
+test-fast: ## unit tests that are quick and need no root, in about a minute
+	@tools/setup.sh base
+	$(PY) -m pytest -n auto --dist worksteal -q -m 'not (root or slow)' tests/unit
 
 cni: ## the CNI executables, in build/cni/bin
 	@tools/setup.sh base

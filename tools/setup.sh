@@ -1,5 +1,6 @@
 #!/bin/sh
-# Install what podfabric's make targets need on Debian 12 or 13, as root; quick when all is there.
+# Install what podfabric's make targets need on Debian 12 or 13; quick when all is there, and then
+# without root.
 #   tools/setup.sh base    interpreter, virtual environment, compiler, iproute2: for `make cni`
 #   tools/setup.sh test    and what the tests drive: runc, reference CNI plugins, a fuzzer,
 #                          another architecture's compiler and emulator
@@ -23,6 +24,7 @@ install_packages() {
             missing="$missing $package"
     done
     [ -n "$missing" ] || return 0
+    [ "$(id -u)" = 0 ] || { echo "tools/setup.sh: root must install:$missing" >&2; exit 1; }
     export DEBIAN_FRONTEND=noninteractive
     # What is missing is Debian's: another repository of this machine may fail.
     apt-get -q update || true

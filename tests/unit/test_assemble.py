@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from deploy import assemble
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -20,6 +22,7 @@ print(sys.modules["kubernetes"].__file__)
 """
 
 
+@pytest.mark.slow
 def test_what_is_left_of_the_client_is_small_and_works(tmp_path: Path) -> None:
     site = assemble.site_packages(Path(sys.prefix))
     copied = tmp_path / "site"

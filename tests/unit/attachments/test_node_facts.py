@@ -4,6 +4,8 @@ import json
 from datetime import UTC, datetime
 from pathlib import Path
 
+import pytest
+
 from base.paths import Paths
 from cni.attachments import node_facts
 from cni.attachments.journal import Journal, JournalEntry, Phase
@@ -34,6 +36,7 @@ def entry(container_id: str, phase: Phase, ipam: object, *addresses: str) -> Jou
 OURS = {"type": "podfabric-ipam", "range": "10.0.0.0/24", "network_name": "blue"}
 
 
+@pytest.mark.root
 def test_the_journal_gives_addresses_begun_adds_and_what_cannot_be_read(tmp_path: Path) -> None:
     paths = Paths(state=tmp_path, run=tmp_path / "run")
     journal = Journal(paths)

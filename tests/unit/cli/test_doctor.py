@@ -25,6 +25,8 @@ from tests.unit.cli.commands import Shell, short_path
 from tests.unit.host import servers
 from tests.unit.host.sysfs import Tree
 
+pytestmark = pytest.mark.root
+
 FIRST, SECOND = servers.DGX_HCAS[:2]
 UNLIMITED = "unlimited            unlimited"
 EIGHT_MIB = "8388608              8388608 "

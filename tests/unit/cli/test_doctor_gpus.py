@@ -14,6 +14,8 @@ from tests.unit.cli.commands import short_path
 from tests.unit.cli.gpu_server import SLICE, SLICES, GpuServer
 from tests.unit.host import servers
 
+pytestmark = pytest.mark.root
+
 
 @pytest.fixture
 def server() -> Iterator[GpuServer]:

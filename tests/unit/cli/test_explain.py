@@ -32,6 +32,8 @@ from tests.unit.host import servers
 from tests.unit.host.sysfs import Tree
 from tests.unit.ipam.calls import reservation
 
+pytestmark = pytest.mark.root
+
 FIRST, SECOND = servers.DGX_HCAS[:2]
 CONFIG = DevicePluginConfig(pools=(PoolConfig(resource="rdma/hca", mode="exclusive"),))
 

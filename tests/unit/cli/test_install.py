@@ -188,6 +188,7 @@ def _killed_before(step: int, act: Callable[[Path], int], bin_dir: Path) -> int:
         os._exit(code)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [_install, _uninstall])
 def test_a_kill_at_any_step_loses_no_file_of_others(
     tmp_path: Path, command: Callable[[Path], int]

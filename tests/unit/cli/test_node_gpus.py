@@ -17,6 +17,8 @@ from tests.unit.cli.commands import Shell, short_path
 from tests.unit.cli.gpu_server import GIB, POD_UID, SLICE, SLICES, GpuServer
 from tests.unit.host import servers
 
+pytestmark = pytest.mark.root
+
 
 @pytest.fixture
 def paths() -> Iterator[Paths]:

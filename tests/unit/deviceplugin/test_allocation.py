@@ -21,6 +21,8 @@ from host.sysfs.selectors import Selector
 from tests.unit.deviceplugin.made import hca, pool, rdma
 from tests.unit.host import servers
 
+pytestmark = pytest.mark.root
+
 FIRST, SECOND = servers.DGX_HCAS[:2]
 
 

@@ -9,6 +9,8 @@ from gpu.driver import gpu_nodes
 from host.errors import HostError
 from tests.unit.gpu.driver import UVM, Driver
 
+pytestmark = pytest.mark.root
+
 
 @pytest.fixture
 def driver(tmp_path: Path) -> Driver:

@@ -4,6 +4,8 @@ import pytest
 
 from tests.unit.gpu.simulator import Group, Process, Simulation, alike, parts_of_time, worst_error
 
+pytestmark = pytest.mark.slow
+
 LENGTHS = [1e-6, 20e-6, 1e-3, 50e-3, 1.0]  # seconds of a kernel
 
 

@@ -14,6 +14,8 @@ from gpu.watch.compute_shares import GroupShare, GroupUsage
 from gpu.watch.sampled_time import ROUNDING, SampledTime, UsedTime
 from tests.unit.gpu.simulator import Controller, Simulation, alike, each_corrected, worst_error
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("kernel", [20e-6, 1e-3, 20e-3, 200e-3])
 def test_utilization_that_is_told_a_tick_late_still_comes_right(kernel: float) -> None:

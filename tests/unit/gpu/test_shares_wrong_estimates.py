@@ -4,6 +4,8 @@ import pytest
 
 from tests.unit.gpu.simulator import Simulation, alike, parts_of_time, worst_error
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("kernel", [20e-6, 100e-6, 500e-6])
 def test_estimates_wrong_in_opposite_directions_come_right(kernel: float) -> None:

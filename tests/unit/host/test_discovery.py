@@ -406,6 +406,7 @@ def test_each_class_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert set(seen.values()) == {1}
 
 
+@pytest.mark.root
 def test_node_is_verified_by_its_numbers(tmp_path: Path) -> None:
     paths = servers.dgx(tmp_path, nodes=True)
     for hca in hcas(paths):
@@ -415,6 +416,7 @@ def test_node_is_verified_by_its_numbers(tmp_path: Path) -> None:
             assert verify(paths, node).host == f"{paths.dev}/infiniband/{node.name}"
 
 
+@pytest.mark.root
 @pytest.mark.parametrize(
     ("kind", "words"),
     [

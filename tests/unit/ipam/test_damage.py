@@ -25,6 +25,8 @@ from ipam.store.sqlite_store import SqliteStore
 from ipam.store.store_files import StoreFiles
 from tests.unit.ipam.calls import BOOT, NEXT_BOOT, error_of, owner, range_of, reservation, sets_of
 
+pytestmark = pytest.mark.slow
+
 SETS = sets_of(range_of("10.0.0.0/24"), range_of("fd00::/64"))
 FLIPS = 120
 

@@ -15,6 +15,8 @@ from policy import rules
 from policy.rules import Policy
 from tests.unit.ipam.calls import BOOT, NEXT_BOOT, Calls, error_of, request
 
+pytestmark = pytest.mark.root
+
 POOL = {"range": "10.0.0.0/24"}
 
 

@@ -19,6 +19,8 @@ from ipam.store.tables import Tables
 from tests.unit.ipam.calls import BOOT, error_of, owner, range_of, reservation, sets_of
 from tests.unit.ipam.kills import SETS, copied, fail, held, kill_at, lines_of, quiet
 
+pytestmark = pytest.mark.slow
+
 
 def reserve(directory: Path) -> None:
     quiet(directory).reserve(owner("victim", pod="p"), SETS)

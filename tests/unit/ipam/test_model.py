@@ -7,6 +7,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 import msgspec
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -20,6 +21,8 @@ from ipam.store.reservations import Owner
 from ipam.store.sqlite_store import SqliteStore
 from ipam.store.store_files import StoreFiles
 from tests.unit.ipam.conftest import SHARED_MEMORY
+
+pytestmark = pytest.mark.slow
 
 BOOTS = ("boot-a", "boot-b")
 

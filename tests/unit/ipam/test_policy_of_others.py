@@ -15,6 +15,8 @@ from policy.rules import Policy
 from tests.unit.ipam.calls import Calls, error_of, request
 from tests.unit.ipam.test_delegation import RESULT, calls_of, executable
 
+pytestmark = pytest.mark.root
+
 TYPE = "elsewhere"  # its RESULT has 10.7.0.1/24
 
 

@@ -194,6 +194,7 @@ class Stream:
             future.result()
 
 
+@pytest.mark.slow
 def test_another_process_gets_in_beside_a_stream_of_transactions(
     store: SqliteStore,
 ) -> None:

@@ -35,6 +35,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
+@pytest.mark.slow
 def test_every_verb_costs_the_same_in_a_large_pool(
     large: Path, tmp_path: Path, steps: Callable[[Callable[[], object]], int]
 ) -> None:

@@ -257,6 +257,7 @@ OPTIONS = st.dictionaries(st.sampled_from(["mtu", "trust", "link_state"]), st.no
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=400, deadline=None)
 @given(
     RULES,

@@ -4,6 +4,7 @@ import ipaddress
 import json
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -65,6 +66,7 @@ DEFINITIONS = st.one_of(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=400, deadline=None)
 @given(st.lists(RULE, min_size=1, max_size=4), DEFINITIONS)
 def test_random_definitions_are_judged_as_by_the_plain_model(

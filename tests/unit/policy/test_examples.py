@@ -113,6 +113,7 @@ def on_a_device(name: str, tenant: str) -> dict[str, Any]:
     return {"use": rule["use"] | {"devices": ["*"]}, "fixed": rule.get("fixed", {})}
 
 
+@pytest.mark.root
 @pytest.mark.parametrize(("tenant", "vlan"), [("team-a", 100), ("team-b", 200)])
 def test_a_vf_is_in_the_vlan_of_its_namespace(ethernet: Node, tenant: str, vlan: int) -> None:
     name = "vlan-per-namespace"
@@ -123,6 +124,7 @@ def test_a_vf_is_in_the_vlan_of_its_namespace(ethernet: Node, tenant: str, vlan:
     assert key_refused(name, tenant, vlan=0) == "vlan"
 
 
+@pytest.mark.root
 @pytest.mark.parametrize("tenant", TENANTS)
 def test_a_vf_has_a_guid_of_its_namespace(infiniband: Node, tenant: str) -> None:
     name = "guids-per-namespace"

@@ -13,6 +13,8 @@ from cni.spec.config import NetworkConfig, decode
 from cni.spec.errors import CNIError, Code
 from cni.spec.request import Request
 
+pytestmark = pytest.mark.root
+
 
 def executable(directory: Path, script: str, name: str = "d") -> Path:
     directory.mkdir(exist_ok=True)

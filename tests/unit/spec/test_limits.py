@@ -137,6 +137,7 @@ def test_ordinary_configuration_costs_at_most_ten_times_its_decoding() -> None:
 LARGE = json.dumps({f"key{i}": ["10.0.0.1/32"] * 4 for i in range(limits.MAX_BYTES // 80)}).encode()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("raw", HOSTILE.values(), ids=HOSTILE.keys())
 def test_hostile_mebibyte_costs_at_most_five_times_the_decoding_of_a_harmless_one(
     raw: bytes,

@@ -35,6 +35,8 @@ from host.namespaces import NetworkNamespace, view
 from tests.unit.sriov.node import BOOT, HOST, VF0, VF1, Node
 from tests.waiting import PATIENCE
 
+pytestmark = pytest.mark.root
+
 OWNER = Attachment("fabric", "c0", "net1")
 OWN = f"/proc/{os.getpid()}/ns/net"  # a namespace that lives: this process' own
 MASTER: dict[str, Any] = {"deviceID": None, "master": "enp175s0f1"}

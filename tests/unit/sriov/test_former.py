@@ -60,6 +60,7 @@ def test_agent_of_the_chart_finds_and_removes_the_files(ethernet: Node) -> None:
     assert [path.name for path in (ethernet.paths.cni_state / "sriov").rglob("*")] == ["pci"]
 
 
+@pytest.mark.root
 def test_file_of_an_earlier_boot_restores_nothing(ethernet: Node) -> None:
     assert _adopted(ethernet, msgspec.json.encode(WRITTEN), modified=1.0) is None
     assert not (ethernet.paths.cni_state / "sriov/c1-net1").exists()

@@ -22,6 +22,8 @@ from policy.document import rules_of
 from policy.rules import Policy
 from tests.unit.sriov.node import HOST, VF0, VF1, Node, link
 
+pytestmark = pytest.mark.root
+
 SF, WHOLE = "mlx5_core.sf.6", "0000:05:00.0"  # the latter is a PF without VFs
 GUID = "02:00:00:00:00:00:00:01"
 

@@ -17,6 +17,8 @@ from tests.unit.ipam.leases.audit import audit, audit_settled
 from tests.unit.ipam.leases.boundaries import Kill, Killed, armed, disarmed
 from tests.unit.ipam.leases.nodes import ClusterNode, blocks_of, put_pool
 
+pytestmark = pytest.mark.slow
+
 
 def life(node: ClusterNode) -> None:
     """Claims, a status, a confirmation with a fence, a lost block, and returns."""

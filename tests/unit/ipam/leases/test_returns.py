@@ -141,6 +141,7 @@ def test_blocks_that_are_held_never_go_back(server: FakeApi, node: ClusterNode) 
     assert set(blocks_of(server)) == kept <= before
 
 
+@pytest.mark.slow
 def test_while_the_api_server_is_away_a_node_keeps_what_it_has(
     server: FakeApi, node: ClusterNode
 ) -> None:

@@ -469,6 +469,7 @@ def life(a: ClusterNode, b: ClusterNode, moved: list[str]) -> None:
         node.steps(3, 3.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("boot", ["", "boot-2"])
 def test_a_kill_at_any_boundary_neither_loses_nor_doubles_the_address(
     memory_path: Path, boot: str

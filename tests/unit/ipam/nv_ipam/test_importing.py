@@ -84,6 +84,7 @@ def test_nothing_is_imported_while_the_daemon_answers(source: Path) -> None:
     assert len(reservations(source, BOOT)) == 3  # its socket is left behind
 
 
+@pytest.mark.slow
 def test_a_thousand_pods_keep_their_addresses_and_their_deletions_release_them(
     memory_path: Path,
 ) -> None:
