@@ -6,8 +6,8 @@ SOURCES := agent base cli cni deploy deviceplugin gpu host ipam kube policy test
 # Else every agent that a test starts compiles all of its modules again, half a second each time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-fast cni gpu setup check test-host test-kernel test-cluster test-nodes test-api image \
-	manifests format lock protos bench bench-gpu quick-start clean
+.PHONY: help demo test test-fast cni gpu setup check test-host test-kernel test-cluster test-nodes test-api \
+	durations image manifests format lock protos bench bench-gpu quick-start clean
 
 help: ## what there is
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 16
@@ -50,9 +50,13 @@ WORKERS := 4
 # A process that would take all memory fails at this limit (KiB), and shows where.
 MOST_MEMORY := 6291456
 
+# Behind a suite's tests: prints its durations beside the recorded ones, unless they were broken off.
+DURATIONS = status=$$?; [ $$status -gt 1 ] || $(PY) -m tools.durations
+
 test-host: setup cni ## tests in namespaces of this machine
 	files=$$(mktemp -d $(TMP)/pf.XXXX) && trap 'rm -rf "$$files"' EXIT && \
-		ulimit -S -d $(MOST_MEMORY) && TMPDIR=$(TMP) $(PY) -m pytest --basetemp "$$files/t" -n $(WORKERS) --dist worksteal --durations 10 -q -m 'not long' tests
+		ulimit -S -d $(MOST_MEMORY) && TMPDIR=$(TMP) $(PY) -m pytest --basetemp "$$files/t" -n $(WORKERS) --dist worksteal --durations 10 -q -m 'not long' \
+		--junitxml build/durations/host.xml tests; $(DURATIONS) host; exit $$status
 
 # Tests of what happens at once, for a machine with two CPUs; all others are quicker on one.
 TWO_CPUS := $(patsubst %,tests/kernel/test_%.py,agent_killed ipoib_removal) \
@@ -64,7 +68,8 @@ test-kernel: setup cni ## tests with real InfiniBand drivers, in two virtual mac
 	$(PY) -m tests.kernel.vm prepare
 	PODFABRIC_VM_TIMEOUT=2400 $(PY) -m tests.kernel.vm \
 		pytest --cpus 2 -q --durations 25 $(TWO_CPUS) \
-		--and -q --durations 25 $(filter-out $(SRIOV),$(ONE_CPU)) tests/conformance $(SRIOV)
+		--and -q --durations 25 $(filter-out $(SRIOV),$(ONE_CPU)) tests/conformance $(SRIOV); \
+		$(DURATIONS) kernel; exit $$status
 
 # The version of Kubernetes; what is built stays in PODFABRIC_CACHE (~/.cache/podfabric).
 KUBERNETES := 1.36.3
@@ -76,16 +81,20 @@ test-cluster: setup cni ## tests on a real Kubernetes: KUBERNETES=1.36.3 SELECT=
 	$(PY) -m tests.kernel.vm prepare
 	$(MAKE) -j 2 test-nodes test-api
 
-PYTEST_OF_CLUSTER = KUBERNETES=$(KUBERNETES) $(PY) -m pytest -v --timeout 3600 --durations 10 -m
+PYTEST_OF_CLUSTER = KUBERNETES=$(KUBERNETES) $(PY) -m pytest -v --timeout 3600 --durations 10 -m '$(SELECT)' \
+	--junitxml build/durations/$(1).xml
 
 # The two parts of test-cluster, which run beside each other: each waits for much.
 test-nodes:
-	$(PYTEST_OF_CLUSTER) '$(SELECT)' tests/cluster
+	$(call PYTEST_OF_CLUSTER,nodes) tests/cluster; $(DURATIONS) nodes; exit $$status
 
 test-api: # what it prints comes at its end
 	mkdir -p build
-	$(PYTEST_OF_CLUSTER) '$(SELECT)' tests/api > build/api.log 2>&1; \
-		status=$$?; cat build/api.log; exit $$status
+	$(call PYTEST_OF_CLUSTER,api) tests/api > build/api.log 2>&1; \
+		$(DURATIONS) api >> build/api.log; cat build/api.log; exit $$status
+
+durations: setup ## record how long each suite's last run took
+	$(PY) -m tools.durations --record
 
 image: ## the image, in build/image; BASE= its base, PUSH=registry/name where to push it
 	@BASE='$(BASE)' PUSH='$(PUSH)' tools/image.sh
