@@ -7,7 +7,7 @@ SOURCES := agent base cli cni deploy deviceplugin gpu host ipam kube policy test
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo test test-fast cni gpu setup check test-host test-kernel test-cluster test-nodes test-api \
-	durations image manifests format lock protos bench bench-gpu quick-start clean
+	durations coverage image manifests format lock protos bench bench-gpu quick-start clean
 
 help: ## what there is
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 16
@@ -66,7 +66,7 @@ SRIOV := $(filter tests/kernel/test_sriov_% tests/kernel/test_plugins_killed.py,
 
 test-kernel: setup cni ## tests with real InfiniBand drivers, in two virtual machines
 	$(PY) -m tests.kernel.vm prepare
-	PODFABRIC_VM_TIMEOUT=2400 $(PY) -m tests.kernel.vm \
+	PODFABRIC_VM_TIMEOUT=$${PODFABRIC_VM_TIMEOUT:-2400} $(PY) -m tests.kernel.vm \
 		pytest --cpus 2 -q --durations 25 $(TWO_CPUS) \
 		--and -q --durations 25 $(filter-out $(SRIOV),$(ONE_CPU)) tests/conformance $(SRIOV); \
 		$(DURATIONS) kernel; exit $$status
@@ -95,6 +95,12 @@ test-api: # what it prints comes at its end
 
 durations: setup ## record how long each suite's last run took
 	$(PY) -m tools.durations --record
+
+# What `make coverage` measures.
+SUITES := test-host test-kernel test-cluster
+
+coverage: setup ## branch coverage of all suites together: SUITES='test-host test-api'
+	PODFABRIC_VM_TIMEOUT=7200 $(PY) -m tools.branch_coverage make -k $(SUITES)
 
 image: ## the image, in build/image; BASE= its base, PUSH=registry/name where to push it
 	@BASE='$(BASE)' PUSH='$(PUSH)' tools/image.sh

@@ -12,11 +12,12 @@ from pathlib import Path
 
 from cli.setup.executables import CODE, EVERY
 from tools import build_launcher
+from tools.branch_coverage import MEASURED
 
 # Isolated from the caller's PYTHON* variables and working directory (-I), without the site
 # machinery (-S): a runtime passes its whole environment on, and start-up is paid on every call.
 _SCRIPT = """\
-#!{python} -IS
+#!{python} {options}
 import sys
 sys.path[1:1] = {path!r}
 from cni.standalone import {executable}
@@ -29,6 +30,7 @@ def script(name: str) -> bytes:
     executable = {"ib-sriov": "sriov"}.get(name, name)
     return _SCRIPT.format(
         python=Path(sys.prefix) / "bin" / "python3",
+        options="-I" if MEASURED.exists() else "-IS",  # the site machinery begins to measure
         path=[str(CODE), sysconfig.get_paths()["purelib"]],
         executable=executable if executable in ("ipoib", "rdma", "sriov") else "ipam",
     ).encode()

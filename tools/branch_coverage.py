@@ -1,0 +1,127 @@
+"""Branch coverage of a command and of every Python process that it starts, in virtual machines too.
+
+`python -m tools.branch_coverage [--append] COMMAND...` prints what was covered of each package, and
+the error paths that were not. --append adds to what an earlier command covered. What a process
+covered is lost if it is killed, and in containers: the image has no coverage.py.
+"""
+
+import argparse
+import ast
+import json
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import coverage
+
+from tests.kernel.vm import layout, qemu
+
+CHECKOUT = layout.CHECKOUT
+PRODUCT = ("agent", "base", "cli", "cni", "deviceplugin", "gpu", "host", "ipam")
+DIRECTORY = CHECKOUT / "build/coverage"
+DATA = DIRECTORY / "data"
+CONFIGURATION = DIRECTORY / "configuration"
+REPORT = DIRECTORY / "report.json"
+
+MEASURED = Path(sysconfig.get_paths()["purelib"]) / "a0_measured.pth"
+"""While it is there, each process of the virtual environment measures itself.
+
+It sets the variables that coverage.py's own file, `a1_coverage.pth`, looks for. Tests start
+processes with environments of their own, which would not have them.
+"""
+
+_MEASURED = """\
+import os; os.environ.update(COVERAGE_PROCESS_START={configuration!r}, \
+COVERAGE_FILE={guest!r} if os.path.isdir({share!r}) else {host!r})
+"""
+_CONFIGURATION = """\
+[run]
+branch = true
+parallel = true
+patch = _exit
+include = {include}
+"""
+_COUNTS = ("num_statements", "covered_lines", "num_branches", "covered_branches")
+
+
+def main() -> int:
+    """Run the command, print the report, and give the command's status."""
+    parser = argparse.ArgumentParser(prog="tools.branch_coverage")
+    parser.add_argument("--append", action="store_true")
+    parser.add_argument("command", nargs=argparse.REMAINDER)
+    arguments = parser.parse_args()
+    if not arguments.append:
+        shutil.rmtree(DIRECTORY, ignore_errors=True)
+    DIRECTORY.mkdir(parents=True, exist_ok=True)
+    DIRECTORY.chmod(0o1777)  # for processes that are not root
+    include = ",".join(f"{CHECKOUT / package}/*" for package in PRODUCT)
+    CONFIGURATION.write_text(_CONFIGURATION.format(include=include))
+    MEASURED.write_text(
+        _MEASURED.format(
+            configuration=str(CONFIGURATION),
+            share=str(qemu.GUEST_RESULTS),
+            guest=str(qemu.GUEST_RESULTS / DATA.name),
+            host=str(DATA),
+        )
+    )
+    try:
+        status = subprocess.run(arguments.command, cwd=CHECKOUT, check=False).returncode
+    finally:
+        MEASURED.unlink()
+    _report(shlex.join(arguments.command))
+    return status
+
+
+def _report(command: str) -> None:
+    measured = coverage.Coverage(data_file=str(DATA), config_file=str(CONFIGURATION))
+    measured.load()
+    measured.combine([str(path) for path in (DIRECTORY, *layout.BUILD.glob("results*"))])
+    modules = [str(path) for path in _modules()]
+    measured.get_data().touch_files(modules)  # also those that no process has imported
+    measured.save()
+    measured.json_report(modules, outfile=str(REPORT))
+    files = json.loads(REPORT.read_text())["files"]
+    print(f"\nbranch coverage of: {command}")
+    for package in (*PRODUCT, "all"):
+        counts: Counter[str] = Counter()
+        for path, file in files.items():
+            if package == "all" or path.startswith(f"{package}/"):
+                counts.update({key: file["summary"][key] for key in _COUNTS})
+        lines, covered, branches, taken = (counts[key] for key in _COUNTS)
+        print(
+            f"{package:12} lines {covered / lines:6.1%} of {lines:5}"
+            f"   branches {taken / branches:6.1%} of {branches:5}"
+        )
+    print("\nerror paths that were not covered:")
+    for path, file in sorted(files.items()):
+        text = (CHECKOUT / path).read_text()
+        lines = text.splitlines()
+        for number in _error_paths(ast.parse(text), set(file["missing_lines"])):
+            print(f"{path}:{number}: {lines[number - 1].strip()}")
+
+
+def _modules() -> Iterator[Path]:
+    for package in PRODUCT:
+        for path in (CHECKOUT / package).rglob("*.py"):
+            if not path.stem.endswith(("_pb2", "_pb2_grpc")):  # generated
+                yield path
+
+
+def _error_paths(node: ast.AST, missing: set[int]) -> Iterator[int]:
+    """Lines that raise an exception, or begin to handle one, and never ran."""
+    for child in ast.iter_child_nodes(node):
+        first: Any = child.body[0] if isinstance(child, ast.ExceptHandler) else child
+        if isinstance(child, ast.ExceptHandler | ast.Raise) and first.lineno in missing:
+            yield child.lineno
+        else:
+            yield from _error_paths(child, missing)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
