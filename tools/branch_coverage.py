@@ -12,7 +12,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import sysconfig
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,21 +20,17 @@ from typing import Any
 import coverage
 
 from tests.kernel.vm import layout, qemu
+from tools.make_cni import MEASURED
 
 CHECKOUT = layout.CHECKOUT
-PRODUCT = ("agent", "base", "cli", "cni", "deviceplugin", "gpu", "host", "ipam")
+PRODUCT = ("agent", "base", "cli", "cni", "deviceplugin", "gpu", "host", "ipam", "kube", "policy")
 DIRECTORY = CHECKOUT / "build/coverage"
 DATA = DIRECTORY / "data"
 CONFIGURATION = DIRECTORY / "configuration"
 REPORT = DIRECTORY / "report.json"
 
-MEASURED = Path(sysconfig.get_paths()["purelib"]) / "a0_measured.pth"
-"""While it is there, each process of the virtual environment measures itself.
-
-It sets the variables that coverage.py's own file, `a1_coverage.pth`, looks for. Tests start
-processes with environments of their own, which would not have them.
-"""
-
+# What MEASURED has: the variables that coverage.py's own file, `a1_coverage.pth`, looks for. Tests
+# start processes with environments of their own, which would not have them.
 _MEASURED = """\
 import os; os.environ.update(COVERAGE_PROCESS_START={configuration!r}, \
 COVERAGE_FILE={guest!r} if os.path.isdir({share!r}) else {host!r})

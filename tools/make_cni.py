@@ -12,7 +12,9 @@ from pathlib import Path
 
 from cli.setup.executables import CODE, EVERY
 from tools import build_launcher
-from tools.branch_coverage import MEASURED
+
+MEASURED = Path(sysconfig.get_paths()["purelib"]) / "a0_measured.pth"
+"""While it is there, each process of the virtual environment measures what it covers."""
 
 # Isolated from the caller's PYTHON* variables and working directory (-I), without the site
 # machinery (-S): a runtime passes its whole environment on, and start-up is paid on every call.
