@@ -37,7 +37,7 @@ OWN = ".podfabric"
 REPLACED = f"{OWN}/replaced"
 """The directory of other projects' executables whose places ours have."""
 
-CODE = Path(__file__).resolve().parent.parent
+CODE = Path(__file__).resolve().parents[2]
 _OF_IMAGE = Path(sys.prefix) / f"lib/podfabric/launcher-{os.uname().machine}"
 LAUNCHER = _OF_IMAGE if _OF_IMAGE.exists() else CODE / "build/cni/launcher"
 """The image's launcher for this machine (deploy/Containerfile), or what `make cni` built."""
