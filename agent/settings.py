@@ -14,7 +14,6 @@ start nothing was read before: then `agent` has its defaults, and nothing is att
 or `ipam` would decide on. A mistake outside of all sections counts for each of them.
 """
 
-import ipaddress
 import logging
 import os
 import typing
@@ -24,7 +23,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 
-from base import documents
+from base import address_text, documents
 from base.documents import DocumentError
 from cni.spec.errors import CNIError, Code
 from cni.spec.limits import MAX_BYTES
@@ -162,13 +161,13 @@ def listen_address(listen: str, *, local: bool = True) -> Path | tuple[str, int]
     host, colon, port = listen.rpartition(":")
     bracketed = host.startswith("[") and host.endswith("]")
     try:
-        address = ipaddress.ip_address(host[1:-1] if bracketed else host)
+        address = address_text.address(host[1:-1] if bracketed else host)
     except ValueError:
         address = None
     number = int(port) if port.isascii() and port.isdigit() and len(port) <= 5 else 65536
     if address is None or not colon or bracketed is not (address.version == 6) or number > 65535:
         raise ValueError('write "127.0.0.1:9810", "[::1]:9810", "unix:/path", or "" for none')
-    if local and not address.is_loopback:
+    if local and not address.is_loopback():
         raise ValueError(
             "the endpoint does not authenticate clients, so only loopback addresses (127.0.0.1, "
             "[::1]) and unix sockets are allowed: use a proxy for others"

@@ -6,11 +6,14 @@ kernel. Text is read as whereabouts reads it (k8s.io/utils/net ParseIPSloppy): l
 IPv4 octets are decimal.
 """
 
-import ipaddress
+import re
+import socket
 from functools import lru_cache
 from typing import NamedTuple
 
-_LONGEST = 45  # characters of an address; with more zeros a tenant can make one of any length
+from base import address_text
+
+_ZEROS = re.compile(r"\b0+(?=[0-9])")
 MAPPED_FIRST = 0xFFFF << 32
 MAPPED_LAST = MAPPED_FIRST | 0xFFFF_FFFF
 
@@ -54,45 +57,24 @@ def family(address: int) -> int:
 def text(address: int) -> str:
     """The canonical text (RFC 5952 for IPv6)."""
     if family(address) == 4:
-        return ".".join(map(str, (address - MAPPED_FIRST).to_bytes(4, "big")))
-    return str(ipaddress.IPv6Address(address))
+        return socket.inet_ntop(socket.AF_INET, (address - MAPPED_FIRST).to_bytes(4, "big"))
+    return socket.inet_ntop(socket.AF_INET6, address.to_bytes(16, "big"))
 
 
 def parse(written: str) -> int:
     """The address that `written` names. ValueError if it is not an address; no prefix, no zone."""
-    return _parse(written) if len(written) <= _LONGEST else _parse.__wrapped__(written)
-
-
-@lru_cache(1024)
-def _parse(written: str) -> int:
-    if ":" not in written:
-        octets = written.split(".")
-        if not all(octet.isascii() and octet.isdigit() for octet in octets):
-            raise ValueError(f"invalid IP address: {written}")
-        return _v4([int(octet.lstrip("0")[:4] or "0") for octet in octets], written)
-    try:
-        address = ipaddress.IPv6Address(written)
-    except ValueError:
-        raise ValueError(f"invalid IP address: {written}") from None
-    if address.scope_id is not None:
-        raise ValueError(f"invalid IP address: {written}: an address of a pool has no zone")
-    return int(address)
+    found = address_text.address(_without_zeros(written))
+    return int(found) + _offset(found.version)
 
 
 def parse_interface(written: str) -> tuple[int, Network]:
     """`10.0.0.5/24` as the address and the network it is in. ValueError if it is not a CIDR."""
-    host, slash, prefix = written.partition("/")
-    if not slash:
-        raise ValueError(f"invalid CIDR {written}: no prefix length, as in {written}/24")
-    address = parse(host)
-    is_v4_text = ":" not in host
-    digits = prefix.isascii() and prefix.isdigit() and len(prefix) <= 3
-    if not digits or int(prefix) > (32 if is_v4_text else 128):
-        raise ValueError(f"invalid CIDR {written}: invalid prefix length {prefix}")
-    length = int(prefix) + (96 if is_v4_text else 0)
-    if family(address) == 4 and length < 96:
+    found = address_text.network(_without_zeros(written))
+    if found.is_ipv4_mapped():
         raise ValueError(f"invalid CIDR {written}: an IPv4-mapped network needs /96 or longer")
-    return address, Network(address >> (128 - length) << (128 - length), length)
+    offset = _offset(found.version)
+    host_bits = (found.size - 1).bit_length()
+    return int(found.ip) + offset, Network(found.first + offset, 128 - host_bits)
 
 
 def parse_interval(written: str) -> Interval:
@@ -112,7 +94,9 @@ def parse_interval(written: str) -> Interval:
     return Interval(address, address)
 
 
-def _v4(octets: list[int], written: str) -> int:
-    if len(octets) != 4 or max(octets) > 255:
-        raise ValueError(f"invalid IP address: {written}")
-    return MAPPED_FIRST | int.from_bytes(octets, "big")
+def _offset(version: int) -> int:
+    return MAPPED_FIRST if version == 4 else 0
+
+
+def _without_zeros(written: str) -> str:
+    return written if ":" in written else _ZEROS.sub("", written)

@@ -4,7 +4,6 @@ An item is a value, a range "a-b" of numbers, P_Keys, GUIDs or MACs, or a patter
 "*" is any text and "?" any character. "*" alone allows every value.
 """
 
-import ipaddress
 import re
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -13,6 +12,7 @@ from typing import Literal
 import msgspec
 
 from base import documents
+from base.address_text import guid, mac, network
 from base.documents import DocumentError
 from cni.spec.config import read_pkey
 
@@ -134,26 +134,12 @@ def _vlan(text: str) -> int:
     return number
 
 
-def _bytes(count: int) -> Callable[[str], int]:
-    shape = re.compile(rf"[0-9a-fA-F]{{2}}(:[0-9a-fA-F]{{2}}){{{count - 1}}}")
-
-    def read_bytes(text: str) -> int:
-        if not shape.fullmatch(text):
-            raise ValueError
-        return number_of(text)
-
-    return read_bytes
-
-
-def number_of(address: str) -> int:
-    """A GUID or MAC as a number: its bytes with colons between them."""
-    return int(address.replace(":", ""), 16)
-
-
 def _network(text: str) -> Span:
-    network = ipaddress.ip_network(text)  # its errors say enough
-    offset = _MAPPED if network.version == 4 else 0
-    return offset + int(network[0]), offset + int(network[-1])
+    found = network(text if "/" in text else f"{text}/{128 if ':' in text else 32}")
+    if found.ip != found.network:
+        raise ValueError(f"has bits of a host: write {found.cidr}")
+    offset = _MAPPED if found.version == 4 else 0
+    return offset + found.first, offset + found.last
 
 
 def _without_ipv4(span: Span) -> list[Span]:
@@ -181,8 +167,8 @@ _NUMBERS: Mapping[Kind, Callable[[str], int]] = {
     "number": _number,
     "vlan": _vlan,
     "pkey": read_pkey,
-    "guid": _bytes(8),
-    "mac": _bytes(6),
+    "guid": lambda text: int(guid(text)),
+    "mac": lambda text: int(mac(text)),
 }
 _NAMES: Mapping[Kind, Callable[[str], str]] = {"name": _name, "directory": _directory}
 _EXPECTED: Mapping[Kind, str] = {

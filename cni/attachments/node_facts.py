@@ -3,12 +3,12 @@
 A store of addresses that was lost or damaged is built again from this.
 """
 
-import ipaddress
 from collections.abc import Iterator
 from datetime import datetime
 from functools import partial
 from pathlib import Path
 
+from base import address_text
 from base.paths import Paths
 from cni.attachments.journal import Journal, JournalDamaged, JournalEntry, Phase
 from cni.spec.errors import CNIError
@@ -17,7 +17,7 @@ from host.namespaces import NetworkNamespace
 from host.netlink import interface_addresses
 from host.netlink.sockets import netlink
 from ipam import store_choice
-from ipam.addresses import Network, parse, parse_interface, text
+from ipam.addresses import Network, parse_interface, text
 from ipam.config.options import IpamOptions
 from ipam.delegation import OURS, TAKEN_OVER
 from ipam.plugin import AddressPlugin
@@ -77,9 +77,9 @@ def _living(unseen: list[str]) -> Iterator[LivingAddress]:
                     unseen.append(f"{namespace.path}: {error}")
                 continue
         for cidr, ifname in shown:
-            address = ipaddress.ip_interface(cidr).ip
-            if not address.is_loopback and not address.is_link_local:
-                yield LivingAddress(text(parse(str(address))), ifname, namespace.path, inode)
+            address = address_text.address(cidr.partition("/")[0])
+            if not address.is_loopback() and not address.is_link_local():
+                yield LivingAddress(str(address), ifname, namespace.path, inode)
 
 
 def _reservations(entry: JournalEntry) -> Iterator[Reservation]:

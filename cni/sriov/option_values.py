@@ -4,9 +4,9 @@ None and "" mean that a key is not set, and are returned as None, "" or (). Ever
 CNIError 7 (4 for CNI_ARGS), which names the key and the remedy.
 """
 
-import re
 from typing import Any, NamedTuple
 
+from base import address_text
 from cni.spec.config import require_interface_name
 from cni.spec.errors import CNIError, Code, invalid_config
 
@@ -69,36 +69,36 @@ def mac(written: WrittenValue) -> str:
     """A unicast Ethernet address: "02:00:00:00:00:01"."""
     if not written.value:
         return ""
-    address = written.value.lower().replace("-", ":")
-    if not re.fullmatch(r"[0-9a-f]{2}(:[0-9a-f]{2}){5}", address):
+    try:
+        address = address_text.mac(written.value.replace("-", ":"))
+    except ValueError:
         raise wrong(
             written.key,
             f'"{written.value}" is not a MAC address: give 6 bytes such as "02:00:00:00:00:01"',
-        )
-    if int(address[:2], 16) & 1 or address == "00:00:00:00:00:00":
+        ) from None
+    if address.words[0] & 1 or not int(address):
         raise wrong(
             written.key,
             f"{address} is not a unicast address: give one with an even first byte that is not "
             'all zeros, such as "02:00:00:00:00:01"',
         )
-    return address
+    return str(address)
 
 
 def guid(written: WrittenValue) -> str:
     """An InfiniBand GUID: "02:00:00:00:00:00:00:01"."""
     if not written.value:
         return ""
-    digits = written.value.lower()
-    if not re.fullmatch(r"[0-9a-f]{2}(:[0-9a-f]{2}){7}", digits):
+    try:
+        found = address_text.guid(written.value)
+    except ValueError:
         raise wrong(
             written.key,
             f'"{written.value}" is not a GUID: give 8 bytes such as "02:00:00:00:00:00:00:01"',
-        )
-    if set(digits) in ({"0", ":"}, {"f", ":"}):
-        raise wrong(
-            written.key, f"{digits} stands for no GUID: give another one, or remove the key"
-        )
-    return digits
+        ) from None
+    if int(found) in (0, (1 << 64) - 1):
+        raise wrong(written.key, f"{found} stands for no GUID: give another one, or remove the key")
+    return str(found)
 
 
 def switch(key: str, written: bool | str | None) -> bool | None:

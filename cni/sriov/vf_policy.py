@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from base.address_text import guid, mac
 from cni.attachments.matching import require_allowed
 from cni.spec.request import Request
 from cni.sriov import options
@@ -10,7 +11,6 @@ from cni.sriov.options import SriovOptions
 from cni.sriov.plan import DevicePlan, DeviceUnfit
 from host.sysfs.pci import Function
 from policy.allowance import Allowance
-from policy.value_lists import number_of
 
 _OF_INTERFACES = ("mtu", "allmulti", "promisc")
 # The options that rules allow one by one, each with the value that needs no rule.
@@ -37,11 +37,10 @@ def by_options(wanted: SriovOptions, allowance: Allowance) -> Allowance:
             allowance.require_option(key, value, key, str(value).lower())
     if wanted.pkey is not None:
         allowance = allowance.using("pkeys", wanted.pkey, "pkey", f"{wanted.pkey:#06x}")
-    for key in ("vlan", "guid", "mac"):
+    for key, number in (("vlan", int), ("guid", guid), ("mac", mac)):
         if key in wanted.vf:
             value = wanted.vf[key]
-            number = value if key == "vlan" else number_of(value)
-            allowance = allowance.using(f"{key}s", number, key, value)
+            allowance = allowance.using(f"{key}s", int(number(value)), key, value)
     return allowance
 
 

@@ -1,13 +1,13 @@
 """Addresses and routes of an interface, and its sysctls below /proc/sys/net."""
 
 import errno
-import ipaddress
 import os
 import socket
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import msgspec
+from netaddr.ip import IPAddress, IPNetwork
 from pyroute2.netlink import NLM_F_APPEND, NLM_F_CREATE, NLM_F_EXCL
 from pyroute2.netlink.rtnl import (
     RTM_GETADDR,
@@ -20,6 +20,7 @@ from pyroute2.netlink.rtnl import (
 from pyroute2.netlink.rtnl.ifaddrmsg import IFA_F_NODAD
 from pyroute2.netlink.rtnl.rtmsg import IP6_RT_PRIO_USER, RT_SCOPE_LINK, RTNH_F_ONLINK
 
+from base import address_text
 from host import procfs
 from host.errors import HostError
 from host.namespaces import NetworkNamespace
@@ -35,9 +36,6 @@ _KERNELS = rt_proto["kernel"], rt_proto["ra"]
 _LAST_PRIORITY = 0xFFFFFFFF
 AF_INET, AF_INET6 = socket.AF_INET, socket.AF_INET6
 _ANY = {AF_INET: "0.0.0.0", AF_INET6: "::"}
-
-Address = ipaddress.IPv4Address | ipaddress.IPv6Address
-Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 # Disabled by a sysctl (addrconf_add_dev), not in the kernel, or for an MTU below 1280
@@ -124,7 +122,7 @@ def of_all(route: Rtnetlink) -> list[tuple[str, str]]:
 def _cidr(address: AddressMessage) -> str:
     # On a point-to-point or broadcast interface IFA_LOCAL is the address itself.
     ip = address.get_attr("IFA_LOCAL") or address.get_attr("IFA_ADDRESS")
-    return f"{ipaddress.ip_address(ip)}/{address['prefixlen']}"
+    return f"{ip}/{address['prefixlen']}"
 
 
 def add_routes(route: Rtnetlink, link: Link, hops: Sequence[Hop]) -> None:
@@ -134,18 +132,18 @@ def add_routes(route: Rtnetlink, link: Link, hops: Sequence[Hop]) -> None:
     """
     if not hops:
         return
-    networks = [ipaddress.ip_interface(cidr).network for cidr in of(route, link)]
+    networks = [address_text.network(cidr) for cidr in of(route, link)]
     present = Routes(route)
     route.change(*(_route(link, present.behind(hop), networks) for hop in hops))
 
 
-def _route(link: Link, hop: Hop, networks: Sequence[Network]) -> ChangeRequest:
-    destination = ipaddress.ip_network(hop.destination, strict=False)
+def _route(link: Link, hop: Hop, networks: Sequence[IPNetwork]) -> ChangeRequest:
+    destination = address_text.network(hop.destination)
     table = RT_TABLE_MAIN if hop.table is None else hop.table
     request: list[tuple[str, object]] = [("RTA_OIF", link.index), ("RTA_TABLE", table)]
     flags = scope = 0
     if destination.prefixlen:
-        request.append(("RTA_DST", str(destination.network_address)))
+        request.append(("RTA_DST", str(destination.network)))
     if hop.gateway:
         request.append(("RTA_GATEWAY", hop.gateway))
         flags = 0 if _covered(networks, hop.gateway) else RTNH_F_ONLINK
@@ -182,7 +180,7 @@ class Routes:
 
     def __init__(self, route: Rtnetlink) -> None:
         # By destination, its length, table, and gateway (None stands for any).
-        self._priorities: dict[tuple[Address, int, int, Address | None], set[int]] = {}
+        self._priorities: dict[tuple[IPAddress, int, int, IPAddress | None], set[int]] = {}
         for family, unspecified in _ANY.items():
             request = message(RouteMessage, family=family, type=rt_type["unicast"])
             with trying("listing routes"):
@@ -191,7 +189,7 @@ class Routes:
                 if each["type"] != rt_type["unicast"]:
                     continue  # before Linux 4.20 the kernel lists all
                 shown = attributes(each)
-                destination = ipaddress.ip_address(shown.get("RTA_DST", unspecified))
+                destination = address_text.address(shown.get("RTA_DST", unspecified))
                 for via in (None, *_gateways(shown)):
                     key = (destination, each["dst_len"], shown["RTA_TABLE"], via)
                     self._priorities.setdefault(key, set()).add(shown.get("RTA_PRIORITY", 0))
@@ -222,18 +220,18 @@ class Routes:
 
     def _of(self, hop: Hop, gateway: str | None) -> tuple[int, set[int]]:
         """The family of a route, and the priorities of those to its destination in its table."""
-        network = ipaddress.ip_network(hop.destination, strict=False)
-        family = AF_INET6 if network.version == 6 else AF_INET
-        via = ipaddress.ip_address(gateway) if gateway else None
-        where = (network.network_address, network.prefixlen, hop.table or RT_TABLE_MAIN, via)
+        destination = address_text.network(hop.destination)
+        family = AF_INET6 if destination.version == 6 else AF_INET
+        via = address_text.address(gateway) if gateway else None
+        where = (destination.network, destination.prefixlen, hop.table or RT_TABLE_MAIN, via)
         return family, self._priorities.setdefault(where, set())
 
 
-def _gateways(shown: dict[str, Any]) -> set[Address]:
+def _gateways(shown: dict[str, Any]) -> set[IPAddress]:
     """The gateways of a route, also of each part of a multipath route."""
     parts = (attributes(part) for part in shown.get("RTA_MULTIPATH", ()))
     return {
-        ipaddress.ip_address(part["RTA_GATEWAY"])
+        address_text.address(part["RTA_GATEWAY"])
         for part in (shown, *parts)
         if "RTA_GATEWAY" in part
     }
@@ -276,8 +274,8 @@ def _sysctl_path(family: int, link: Link, name: str) -> str:
     return f"{procfs.path()}/sys/net/ipv{family}/conf/{link.name}/{name}"
 
 
-def _covered(networks: Sequence[Network], gateway: str) -> bool:
-    address = ipaddress.ip_address(gateway)
-    if address.version == 6 and address.is_link_local:
+def _covered(networks: Sequence[IPNetwork], gateway: str) -> bool:
+    via = address_text.address(gateway)
+    if via.version == 6 and via.is_link_local():
         return True
-    return any(address in network for network in networks)
+    return any(via in network for network in networks)

@@ -4,7 +4,6 @@
 table of a class at its first use, and subclasses inherit it: use no class that has one here.
 """
 
-import ipaddress
 import socket
 import struct
 from collections.abc import Callable, Iterable, Iterator
@@ -55,7 +54,7 @@ def _number(form: str) -> tuple[Callable[[Any], bytes], Callable[[bytes], object
 
 
 def _packed_ip(text: str) -> bytes:
-    return ipaddress.ip_address(text).packed
+    return socket.inet_pton(socket.AF_INET6 if ":" in text else socket.AF_INET, text)
 
 
 def _ip(payload: bytes) -> str:

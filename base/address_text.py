@@ -1,0 +1,62 @@
+"""Addresses as people write them: read by netaddr, strictly, into its objects.
+
+netaddr takes more than one form of most of them: a network with a netmask or without a prefix
+length, a MAC without colons or leading zeros. Nothing else may, so nothing else parses.
+"""
+
+import re
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from netaddr.core import AddrFormatError
+from netaddr.ip import IPAddress, IPNetwork
+from netaddr.strategy import eui48, eui64
+
+if TYPE_CHECKING:
+    from netaddr.eui import EUI
+
+
+@lru_cache(1024)  # a call reads the same few several times
+def address(written: str) -> IPAddress:
+    """The address that `written` names, an IPv4-mapped one as IPv4. ValueError; no zone."""
+    try:
+        found = IPAddress(written, 6 if ":" in written else 4)
+    except (AddrFormatError, ValueError):
+        raise ValueError(f"invalid IP address: {written}") from None
+    return found.ipv4() if found.is_ipv4_mapped() else found
+
+
+@lru_cache(1024)
+def network(written: str) -> IPNetwork:
+    """`10.0.0.5/24`: that address is its `ip`, and its `cidr` the network around it. ValueError."""
+    host, slash, length = written.partition("/")
+    if not slash:
+        raise ValueError(f"invalid CIDR {written}: no prefix length, as in {written}/24")
+    address(host)
+    if not re.fullmatch("[0-9]{1,3}", length) or int(length) > (128 if ":" in host else 32):
+        raise ValueError(f"invalid CIDR {written}: invalid prefix length {length}")
+    found = IPNetwork(written, 6 if ":" in host else 4)
+    return found.ipv4() if found.is_ipv4_mapped() and found.prefixlen >= 96 else found
+
+
+def mac(written: str) -> "EUI":
+    """`02:00:00:00:00:01`, in either case. ValueError says what to write."""
+    return _eui(written, 48, eui48.mac_unix_expanded, 'a MAC such as "02:00:00:00:00:01"')
+
+
+def guid(written: str) -> "EUI":
+    """`02:00:00:00:00:00:00:01`, in either case. ValueError says what to write."""
+    expected = 'a GUID such as "02:00:00:00:00:00:00:01"'
+    return _eui(written, 64, eui64.eui64_unix_expanded, expected)
+
+
+def _eui(written: str, bits: int, dialect: type, expected: str) -> "EUI":
+    from netaddr.eui import EUI  # 12 ms: it reads the IEEE's registries
+
+    try:
+        found = EUI(written, bits, dialect)
+    except AddrFormatError:
+        raise ValueError(f"write {expected}") from None
+    if str(found) != written.lower():
+        raise ValueError(f"write {expected}")
+    return found
