@@ -1,7 +1,7 @@
 """The lessee of a node's agent: leases of addresses, where these are the whole cluster's.
 
 The agent serves without it, and without the API server: then an ADD that needs another block is
-told to come again. The client of the API server is loaded here only, as it costs 35 MB.
+told to come again. The client of the API server is loaded here only, as it costs 20 MB.
 """
 
 import logging

@@ -4,9 +4,6 @@ As client-go's leader election has it: no clock is compared with another machine
 takes the Lease when it has seen it unchanged for its whole duration; a leader stops when it has
 not renewed it for RENEW_WITHIN, which is shorter by more than a request takes. So a leader has
 stopped, and its last request has ended, before another begins.
-
-The official client's `kubernetes.leaderelection` compares wall clocks, which may be set back, and
-cannot give a Lease back.
 """
 
 import logging

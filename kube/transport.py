@@ -1,7 +1,7 @@
-"""The API server through the official client: its configuration, authentication, connections.
+"""The API server through the official client: its configuration, authentication, requests.
 
-This is the only module that imports `kubernetes`, which costs a process 35 MB: import it only where
-a pool is cluster-wide. The client's models are not used: `encoding` decodes 20 times as fast.
+This is the only module that imports `kubernetes`, which costs a process 20 MB: import it only where
+a pool is cluster-wide. docs/design.md says what of the package is not used, and why.
 """
 
 import logging
@@ -9,13 +9,11 @@ import time
 from collections.abc import Iterator
 from http import HTTPStatus
 from pathlib import Path
-from urllib.parse import urlencode
 
-import msgspec
 from kubernetes.client import ApiClient, Configuration
 from kubernetes.client.exceptions import OpenApiException
 from kubernetes.config import ConfigException, load_incluster_config, load_kube_config
-from urllib3 import HTTPResponse, Timeout
+from urllib3 import HTTPResponse
 from urllib3.exceptions import HTTPError, ReadTimeoutError
 
 from kube.client import ClusterApi
@@ -64,8 +62,7 @@ class _Client:
         self._configure(configuration)
         self._client = ApiClient(configuration)
         self._client.user_agent = user_agent
-        self._headers: dict[str, str] = {}
-        self._headers_until = 0.0
+        self._identify_at = 0.0
 
     def close(self) -> None:
         self._client.close()
@@ -80,7 +77,7 @@ class _Client:
             # Nothing was done. The token may be a new one by now.
             _body(response, deadline)
             self._configure(self._client.configuration)
-            self._headers_until = 0.0
+            self._identify_at = 0.0
             response = self._open(request, limits)
         asked = response.headers.get("Retry-After", "")
         retry_after = float(asked) if asked.isdecimal() else 0
@@ -106,38 +103,32 @@ class _Client:
             where = f"in {self._kubeconfig}" if self._kubeconfig else "in this pod"
             raise Refused(f"no API server {where}: {error}") from error
 
-    def _identity(self) -> dict[str, str]:
-        """Who asks. The client reads the environment too when it is asked for the token, which
-        takes a fifth of the CPU time of a request."""
+    def _identify(self) -> None:
+        """Say who asks. The client reads the whole environment each time it is asked for the token,
+        which takes a fifth of the CPU time of a request, so its `auth_settings` are not used."""
         now = time.monotonic()
-        if now >= self._headers_until:
-            headers = {"User-Agent": self._client.user_agent}
+        if now >= self._identify_at:
+            headers = self._client.default_headers
             self._client.update_params_for_auth(headers, [], ["BearerToken"], "", "", None)
-            self._headers, self._headers_until = headers, now + _LOOK_AT_TOKEN
-        return self._headers
+            self._identify_at = now + _LOOK_AT_TOKEN
 
     def _open(self, request: RestRequest, limits: tuple[float, float]) -> HTTPResponse:
-        headers, sent = {"Accept": request.accept}, None
+        headers = {"Accept": request.accept}
         if request.body is not None:
             headers["Content-Type"] = JSON_PATCH if request.method == "PATCH" else JSON
-            sent = msgspec.json.encode(request.body)
-        url = f"{self._client.configuration.host}{request.where}"
-        if request.query:
-            url = f"{url}?{urlencode(request.query)}"
-        connect, read = limits
         try:
-            headers |= self._identity()
-            # As `ApiClient.call_api` does it, without what that does to each value of a body.
-            response: HTTPResponse = self._client.rest_client.pool_manager.urlopen(
+            self._identify()
+            method, url, headers, body, _ = self._client.param_serialize(
                 request.method,
-                url,
-                body=sent,
-                headers=headers,
-                timeout=Timeout(connect=connect, read=read),
-                preload_content=False,
+                request.where,
+                query_params=request.query,
+                header_params=headers,
+                body=request.body,
             )
+            answer = self._client.call_api(method, url, headers, body, _request_timeout=limits)
         except (HTTPError, OpenApiException, ConfigException, OSError) as error:
             raise Unavailable(f"no answer from the API server: {error}") from error
+        response: HTTPResponse = answer.response
         return response
 
 

@@ -1,7 +1,7 @@
 """Events that an agent writes beside those of leases and policies: on its Node, and on pods.
 
 They need the Kubernetes API; without it the log alone has them. Its client is loaded for the first
-of them: it costs 35 MB, and most agents never need it.
+of them: it costs 20 MB, and most agents never need it.
 """
 
 import logging
