@@ -138,8 +138,8 @@ def _network(text: str) -> Span:
     found = network(text if "/" in text else f"{text}/{128 if ':' in text else 32}")
     if found.ip != found.network:
         raise ValueError(f"has bits of a host: write {found.cidr}")
-    offset = _MAPPED if found.version == 4 else 0
-    return offset + found.first, offset + found.last
+    mapped = found.ipv6()
+    return mapped.first, mapped.last
 
 
 def _without_ipv4(span: Span) -> list[Span]:
