@@ -27,7 +27,7 @@ from host import announce, netdev_move
 from host.errors import NamespaceGone
 from host.namespaces import NetworkNamespace
 from host.netdev_move import Mark, Origin
-from host.netlink import links
+from host.netlink import interface_addresses, links
 from host.netlink.interface_addresses import add_routes
 from host.netlink.sockets import Rtnetlink, netlink
 from ipam.delegation import Delegation, IpamCall
@@ -80,7 +80,7 @@ class Moved:
                     lambda: netdev_move.restore(host, pod, request.ifname, origin, mark),
                 )
                 moved = netdev_move.move_in(host, pod, namespace, device, request.ifname, mark)
-                ready = netdev_move.configure(pod, namespace, moved, cidrs)
+                ready = interface_addresses.configure(pod, namespace, moved, cidrs)
                 if ready.carrier:
                     announce.announce(namespace, ready, cidrs)
                 add_routes(pod, ready, hops(answer))

@@ -14,7 +14,8 @@ from typing import Any
 from base.pod import Pod
 from host.sysfs.discovery import HCA
 from policy import allowance
-from policy.document import Device, rules_of
+from policy.allowance import Device
+from policy.document import rules_of
 from policy.rules import Policy
 from tests.unit.deviceplugin.cards import card, rdma, vf
 

@@ -11,7 +11,6 @@ import msgspec
 
 from base.pod import Pod
 from cni.ipoib import options as ipoib_options
-from cni.ipoib import parent_policy as ipoib_permitted
 from cni.spec.config import decode
 from cni.spec.errors import CNIError
 from cni.spec.request import Request
@@ -111,7 +110,7 @@ def _judged(plugin: str, request: Request, allowed: Allowance) -> Allowance:
     """What is left of the allowance. CNIError 7 and 121."""
     if plugin == "ipoib":
         wanted = ipoib_options.read(request)
-        return _addresses(request, ipoib_permitted.by_options(wanted, allowed))
+        return _addresses(request, ipoib_options.allowed(wanted, allowed))
     if plugin in SRIOV:
         options = sriov_options.read(request, needs_device=False)
         return _addresses(request, sriov_permitted.by_options(options, allowed))

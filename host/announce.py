@@ -7,51 +7,19 @@ ipoib_start_xmit silently drops frames made for Ethernet (`packets`).
 import errno
 import socket
 import struct
-import time
 from contextlib import ExitStack
 
-from base import interrupts
 from base.waiting import wait_until
 from host import packets
-from host.errors import LinkMissing
 from host.namespaces import NetworkNamespace
-from host.netlink import links
 from host.netlink.links import Link
-from host.netlink.sockets import Rtnetlink
 
 ND_NEIGHBOR_ADVERT = 136  # RFC 4861, 4.4
 ND_NA_FLAG_OVERRIDE = 0x20000000
 ALL_NODES = "ff02::1"
 
-LOOK_EVERY = 0.002  # seconds between two looks for carrier, at first
+LOOK_EVERY = 0.002  # seconds between two tries
 ROUTE_TIME = 0.2  # seconds
-
-
-def await_carrier(pod: Rtnetlink, link: Link, seconds: float) -> Link:
-    """The interface as soon as it has carrier, or as it is when `seconds` are over.
-
-    `link` is how the interface was just now: the first look is a moment later. Raises LinkMissing
-    if it goes away meanwhile.
-    """
-    latest = link
-    end = 0.0
-
-    def has_carrier() -> bool:
-        nonlocal latest
-        if not links.is_running(pod, link.name) and time.monotonic() < end:
-            return False
-        now = links.by_index(pod, link.index)
-        if now is None:
-            raise LinkMissing(f'"{link.name}" has gone from the pod while it was configured')
-        latest = now
-        return now.carrier
-
-    if seconds and not link.carrier:
-        interrupts.checkpoint()
-        time.sleep(LOOK_EVERY)
-        end = time.monotonic() + seconds
-        wait_until(has_carrier, seconds, pause=2 * LOOK_EVERY)
-    return latest
 
 
 def announce(namespace: NetworkNamespace, link: Link, addresses: list[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Moves an interface into a pod, configures it there, and restores it on the host.
+"""Moves an interface into a pod, and restores it on the host.
 
 A name does not identify an interface, so a moved one gets a mark: an alias made from its
 attachment's key. A pod may overwrite the alias, so properties that a pod cannot change count too.
@@ -14,8 +14,7 @@ from pyroute2.netlink.rtnl.ifinfmsg import IFF_LOWER_UP, IFF_RUNNING, IFF_UP
 
 from host.errors import HostError, LinkMissing
 from host.namespaces import NetworkNamespace
-from host.netlink import interface_addresses, link_changes, links
-from host.netlink.interface_addresses import Sysctl
+from host.netlink import link_changes, links
 from host.netlink.links import Link
 from host.netlink.sockets import Rtnetlink
 
@@ -28,9 +27,6 @@ _FLAGS = sum(links.FLAGS.values())
 # lock in order of arrival. If all threads moved as soon as they could, each interface would wait
 # for its address until all the others were moved. With two at a time the lock is never idle.
 _moving = threading.BoundedSemaphore(2)
-IPV6_SYSCTLS = (Sysctl(6, "disable_ipv6", "0"), Sysctl(6, "keep_addr_on_down", "1"))
-# Else anybody on the link could give the pod a default route and an address.
-NO_ADVERTISEMENTS = (Sysctl(6, "accept_ra", "0"), Sysctl(6, "autoconf", "0"))
 
 
 class NameTaken(HostError):
@@ -120,7 +116,7 @@ def move_in(
 
     The caller must have checked that the name is free. The MTU is set with the move unless it is
     0. The kernel may assign another index, so the interface is looked up again, without the RTNL
-    lock, which other moves hold. `configure` checks the mark.
+    lock, which other moves hold. `addresses.configure` checks the mark.
 
     Raises HostError, and LinkMissing if the interface with that name is not the moved one.
     """
@@ -157,54 +153,6 @@ def set_address(route: Rtnetlink, link: Link, mac: str) -> None:
         )
         if now is None or now.mac != mac:
             raise
-
-
-def configure(
-    pod: Rtnetlink,
-    namespace: NetworkNamespace,
-    link: Link,
-    cidrs: Sequence[str],
-    sysctls: Sequence[Sysctl] = (),
-    link_local: str = "",
-    modes: tuple[int, int] = (0, 0),
-    *,
-    set_addresses: bool = True,
-    accept_ra: bool = False,
-) -> Link:
-    """Set sysctls, modes and addresses, then set the interface up. Returns it as it is then.
-
-    In this order, because the kernel announces only addresses that exist when it comes up.
-
-    Args:
-        cidrs: the addresses.
-        sysctls: set before the addresses.
-        link_local: an IPv6 address to use in place of the kernel's. An interface without IPv6
-            (a sysctl, the kernel, an MTU below 1280) gets none.
-        modes: the flags of MODES to set, and the mask of those to set or clear.
-        set_addresses: False leaves out `cidrs`, for which all else is made ready, so that they can
-            be probed. Call this again then.
-        accept_ra: leave it to the pod's sysctls whether an interface with IPv6 addresses follows
-            router advertisements. Otherwise it does not.
-
-    Raises HostError, and LinkMissing if the interface has gone or has lost its mark.
-    """
-    if any(":" in cidr for cidr in cidrs):
-        sysctls = (*sysctls, *(() if accept_ra else NO_ADVERTISEMENTS), *IPV6_SYSCTLS)
-    if sysctls:
-        interface_addresses.set_sysctls(namespace, link, sysctls)
-    changes = []
-    if link_local:
-        changes.append(link_changes.no_generated_address(link))
-    if modes[1]:
-        changes.append(link_changes.flagged(link, *modes))
-    if set_addresses:
-        changes += [interface_addresses.addition(link, cidr) for cidr in cidrs]
-    if link_local:
-        changes.append(interface_addresses.addition(link, link_local, if_possible=True))
-    ready = links.by_index(pod, link.index, after=[*changes, link_changes.up(link)])
-    if ready is None or ready.alias != link.alias:
-        raise LinkMissing(f'"{link.name}" has gone from the pod while it was configured')
-    return ready
 
 
 def find(route: Rtnetlink, names: Sequence[str], origin: Origin, mark: Mark) -> Link | None:

@@ -12,7 +12,9 @@ import msgspec
 
 from base.pod import Pod
 from cni.spec.errors import CNIError, Code
-from policy.document import Rule
+from host.sysfs import selectors
+from host.sysfs.discovery import HCA
+from policy.document import COUNTS, EVERY_DEVICE, Rule
 from policy.rules import Policy
 from policy.value_lists import NOTHING, Span
 
@@ -20,6 +22,7 @@ Rules = tuple[Rule, ...]
 """Some of a node's rules, in the order in which they count."""
 
 _TOLD = 8  # rules, in an error
+_FULL = 0x8000  # a P_Key's bit of a full member
 
 
 class NotAllowed(CNIError):
@@ -45,6 +48,13 @@ def joined(refusals: Sequence[CNIError]) -> CNIError:
     return NotAllowed(message, refused.key, refused.value, refused.rules)
 
 
+class Device(msgspec.Struct, frozen=True):
+    """The device of an attachment, as rules see it: an HCA, and the resources that have it."""
+
+    hca: HCA
+    resources: frozenset[str] = frozenset()  # by which the pod holds it
+
+
 class Allowance(msgspec.Struct, frozen=True):
     """What one ADD may use: `rules` are all for its pod, `left` those that allow it so far."""
 
@@ -56,7 +66,7 @@ class Allowance(msgspec.Struct, frozen=True):
 
         NotAllowed if no rule is left, with the configuration's key `what` and the value `shown`.
         """
-        left = tuple(rule for rule in self.left if rule.uses(key, value))
+        left = tuple(rule for rule in self.left if _uses(rule, key, value))
         if not left:
             raise self._not_listed(what, shown, key)
         return Allowance(self.rules, left)
@@ -73,12 +83,22 @@ class Allowance(msgspec.Struct, frozen=True):
 
     def may(self, key: str, value: int | str) -> bool:
         """Whether a rule lets the definition set an option to this value."""
-        return any(rule.may_set(key, value) for rule in self.rules)
+        return any(
+            rule.allowed.get(key, NOTHING).allows(value) or rule.fixed.get(key) == value
+            for rule in self.rules
+        )
 
     def require_option(self, key: str, value: int | str, what: str, shown: object) -> None:
         """Raise NotAllowed unless a rule lets the definition set an option to this value."""
         if not self.may(key, value):
             raise self.not_settable(key, f'"{what}": {shown}', what)
+
+    def require_match(self, *, match_device: bool, pf_only: bool = False) -> None:
+        """Raise NotAllowed unless a definition may say so of the match with the pod's devices."""
+        if not match_device:
+            self.require_option("match_device", False, "match_device", "false")
+        if pf_only:
+            self.require_option("pfOnly", True, "pfOnly", "true")
 
     def not_settable(
         self, key: str, text: str, what: str, remedy: str = "use another value"
@@ -100,7 +120,7 @@ class Allowance(msgspec.Struct, frozen=True):
     @property
     def has_every_device(self) -> bool:
         """Whether the rules left list all devices, so that no device needs to be looked at."""
-        return all(rule.has_every_device for rule in self.left)
+        return all(EVERY_DEVICE in rule.devices for rule in self.left)
 
     def fixed(self, key: str) -> Any:  # noqa: ANN401 - a value as a definition has it
         """What the first of the rules left puts in where a definition has no value; else None."""
@@ -155,6 +175,24 @@ def of_anyone(policy: Policy) -> Allowance:
 def _by(found: Iterable[Rule]) -> Allowance:
     every = tuple(sorted(found, key=lambda rule: rule.policy))  # which keeps their order
     return Allowance(every, every)
+
+
+def _uses(rule: Rule, key: str, value: Any) -> bool:  # noqa: ANN401 - of any key
+    """Whether `use` has a value: a number or name, a count, or a `Device`; or it is fixed."""
+    if key == "devices":
+        # Without selectors every HCA would match.
+        if rule.devices and selectors.match(rule.devices, value.hca) is not None:
+            return True
+        return any(map(rule.use.get("pools", NOTHING).allows, value.resources))
+    if key in COUNTS:
+        return bool(value <= rule.counts.get(key, value))
+    if rule.use.get(key, NOTHING).allows(value):
+        return True
+    if key == "vlans":
+        return bool(rule.fixed.get("vlan") == value)
+    # The plugin ipoib makes full members of all children.
+    pkey = rule.fixed.get("pkey") if key == "pkeys" else None
+    return pkey is not None and value in (pkey, pkey | _FULL)
 
 
 def titled(found: Rules) -> str:

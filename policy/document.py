@@ -15,7 +15,6 @@ from base.documents import DocumentError
 from cni.spec.config import SERVED
 from cni.spec.errors import CNIError, Code
 from host.sysfs import selectors
-from host.sysfs.discovery import HCA
 from host.sysfs.selectors import Selector
 from policy import value_lists
 from policy.value_lists import NOTHING, Kind, Values
@@ -29,7 +28,6 @@ LABELS = 64  # of one selector
 HIGHEST_COUNT = 1 << 24  # of addresses
 
 _COUNT = Annotated[int, msgspec.Meta(ge=0, le=HIGHEST_COUNT)]
-_FULL = 0x8000  # a P_Key's bit of a full member
 
 Operator = Literal["In", "NotIn", "Exists", "DoesNotExist"]
 EVERY_DEVICE = Selector()
@@ -91,13 +89,6 @@ class Subject(msgspec.Struct, frozen=True):
         return all(requirement.met_by(present) for requirement in self.namespace_selector)
 
 
-class Device(msgspec.Struct, frozen=True):
-    """The device of an attachment, as rules see it: an HCA, and the resources that have it."""
-
-    hca: HCA
-    resources: frozenset[str] = frozenset()  # by which the pod holds it
-
-
 class Rule(msgspec.Struct, frozen=True, kw_only=True):
     """One rule. `allowed` and `fixed` have the keys of network configurations."""
 
@@ -116,35 +107,9 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
         """As errors and events name it: "team-a", "POLICY/team-a"."""
         return f"{self.policy}/{self.name}" if self.policy else self.name
 
-    @property
-    def has_every_device(self) -> bool:
-        """Whether it lists all devices, so that nothing of a device counts."""
-        return EVERY_DEVICE in self.devices
-
     def is_for(self, namespace: str, labels: Labels) -> bool:
         """Whether the rule is for pods of a namespace. CNIError 11 from `labels`."""
         return any(subject.matches(namespace, labels) for subject in self.subjects)
-
-    def uses(self, key: str, value: Any) -> bool:  # noqa: ANN401 - of any key
-        """Whether `use` has a value: a number or name, a count, or a `Device`; or it is fixed."""
-        if key == "devices":
-            # Without selectors every HCA would match.
-            if self.devices and selectors.match(self.devices, value.hca) is not None:
-                return True
-            return any(map(self.use.get("pools", NOTHING).allows, value.resources))
-        if key in COUNTS:
-            return bool(value <= self.counts.get(key, value))
-        if self.use.get(key, NOTHING).allows(value):
-            return True
-        if key == "vlans":
-            return bool(self.fixed.get("vlan") == value)
-        # The plugin ipoib makes full members of all children.
-        pkey = self.fixed.get("pkey") if key == "pkeys" else None
-        return pkey is not None and value in (pkey, pkey | _FULL)
-
-    def may_set(self, key: str, value: int | str) -> bool:
-        """Whether it lets a definition set an option to this value, or fixes it."""
-        return self.allowed.get(key, NOTHING).allows(value) or self.fixed.get(key) == value
 
 
 SETTABLE: Mapping[str, Kind] = {

@@ -20,7 +20,6 @@ from base.locks import Busy
 from base.paths import Paths
 from cni.attachments import node_facts, results
 from cni.attachments.journal import Journal, JournalDamaged, JournalEntry, Phase
-from cni.attachments.matching import require_allowed
 from cni.attachments.sandbox import lives
 from cni.spec.attachment import Attachment
 from cni.spec.config import IpamConfig
@@ -256,7 +255,7 @@ class InterfacePlugin(ABC):
     def _require_possible(self, *, match_device: bool, pf_only: bool = False) -> None:
         """Raise CNIError 121 for options that the policy allows no pod."""
         allowed = allowance.of_anyone(self._policy())
-        require_allowed(allowed, match_device=match_device, pf_only=pf_only)
+        allowed.require_match(match_device=match_device, pf_only=pf_only)
 
     def _ipam_of_add(
         self, request: Request, allowed: Allowance

@@ -34,19 +34,10 @@ from deviceplugin.checkpoint import AllocatedHCA
 from deviceplugin.pod_devices import PodDevice, PodHoldings, Stale, Unknown
 from host.sysfs import pci
 from host.sysfs.discovery import HCAsByName, unknown
-from policy.allowance import Allowance
-from policy.document import Device
+from policy.allowance import Allowance, Device
 
 OPT_OUT = '"match_device": false if that is meant'
 _REQUEST_ONE = "have the pod request a device of its own (resources.limits)"
-
-
-def require_allowed(allowance: Allowance, *, match_device: bool, pf_only: bool = False) -> None:
-    """Raise CNIError 121 for options that the policy does not allow this pod."""
-    if not match_device:
-        allowance.require_option("match_device", False, "match_device", "false")
-    if pf_only:
-        allowance.require_option("pfOnly", True, "pfOnly", "true")
 
 
 class Denied(msgspec.Struct, frozen=True):

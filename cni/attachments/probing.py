@@ -7,6 +7,7 @@ from cni.spec.notes import note
 from cni.spec.result import Result
 from host import address_probe, announce
 from host.namespaces import NetworkNamespace
+from host.netlink import links
 from host.netlink.links import Link
 from host.netlink.sockets import Rtnetlink
 from ipam.delegation import IpamCall
@@ -23,7 +24,7 @@ def probed(
     CNIError 11 if another machine has an address. Without carrier no answer can come: then the pod
     gets the addresses unprobed, and an event says so.
     """
-    ready = announce.await_carrier(pod, link, CARRIER_WAIT)
+    ready = links.await_carrier(pod, link, CARRIER_WAIT)
     if not ready.carrier:
         ipam.pass_unprobed(f'"{link.name}" has no carrier')
         return answer

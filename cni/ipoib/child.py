@@ -20,7 +20,7 @@ from cni.spec.attachment import Attachment
 from host import netdev_move
 from host.namespaces import NetworkNamespace
 from host.netdev_move import Mark
-from host.netlink import link_changes, links
+from host.netlink import interface_addresses, link_changes, links
 from host.netlink.interface_addresses import Sysctl
 from host.netlink.links import Link
 from host.netlink.sockets import Rtnetlink
@@ -99,7 +99,7 @@ def configure(
     Without `set_addresses` it has all but these, so that they can be probed.
     """
     sysctls = [Sysctl(4, "proxy_arp", "1")] if options.proxy_arp else []
-    return netdev_move.configure(
+    return interface_addresses.configure(
         pod,
         namespace,
         child,

@@ -12,6 +12,7 @@ from cni.spec.config import NetworkConfig
 from cni.spec.errors import CNIError, Code, invalid_config
 from cni.spec.request import Request
 from cni.spec.result import DNS
+from policy.allowance import Allowance
 
 DATAGRAM, CONNECTED = "datagram", "connected"
 CONNECTED_MTU = 65520  # IPOIB_CM_MTU, drivers/infiniband/ulp/ipoib/ipoib.h
@@ -81,6 +82,17 @@ def read(request: Request) -> IpoibOptions:
         raise CNIError(Code.INVALID_ENVIRONMENT, f"CNI_ARGS MAC: {_NO_MAC}")
     options = request.config.derived(_read)
     return msgspec.structs.replace(options, pod=request.arguments.pod)
+
+
+def allowed(wanted: IpoibOptions, allowance: Allowance) -> Allowance:
+    """The allowance with these options, as far as no parent is needed to tell. CNIError 121."""
+    allowance.require_match(match_device=wanted.match_device)
+    for key, is_on in (("proxy_arp", wanted.proxy_arp), ("accept_ra", wanted.accept_ra)):
+        if is_on:
+            allowance.require_option(key, True, key, "true")
+    if wanted.pkey is None:
+        return allowance
+    return allowance.using("pkeys", wanted.pkey, "pkey", f"{wanted.pkey:#06x}")
 
 
 def _read(network: NetworkConfig) -> IpoibOptions:

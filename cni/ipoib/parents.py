@@ -5,7 +5,7 @@ import msgspec
 from base import interrupts
 from base.paths import Paths
 from cni.attachments.matching import Match, mismatch, none_given
-from cni.ipoib import parent_policy
+from cni.ipoib import options as ipoib_options
 from cni.ipoib.options import CONNECTED, CONNECTED_MTU, DATAGRAM, IpoibOptions
 from cni.spec.errors import CNIError, Code, invalid_config
 from cni.spec.request import Request
@@ -159,11 +159,15 @@ def _allowed(paths: Paths, plan: ChildPlan, request: Request, match: Match) -> C
     """
     parent = plan.parent
     allowance = match.using(plan.hca, "master", parent.name, parent=parent.name)
-    options, allowance = parent_policy.completed(request, plan.options, allowance)
-    if options is not plan.options:
+    fixed = allowance.filled(request.config.keys, ("pkey", "mtu", "proxy_arp"))
+    if fixed:
+        options = ipoib_options.read(request.with_keys(fixed))
+        allowance = ipoib_options.allowed(options, allowance)
         plan = _plan(paths, parent, options)
-    usual = _inherited_mtu(parent, plan.mode)
-    allowance = parent_policy.as_planned(options, plan.pkey, usual, allowance)
+    allowance = allowance.using("pkeys", plan.pkey, "pkey", f"{plan.pkey:#06x}")
+    mtu = plan.options.mtu
+    if mtu and mtu != _inherited_mtu(parent, plan.mode):
+        allowance.require_option("mtu", mtu, "mtu", mtu)
     return msgspec.structs.replace(plan, allowance=allowance)
 
 

@@ -17,7 +17,7 @@ from cni.attachments.journal import JournalDamaged, JournalEntry
 from cni.attachments.lifecycle import InterfacePlugin, Sandbox, Undo
 from cni.attachments.matching import matched, require_records
 from cni.attachments.sandbox import await_return, namespaces_of
-from cni.ipoib import child, child_check, options, parent_policy, parents
+from cni.ipoib import child, child_check, options, parents
 from cni.ipoib.child import ChildRecord
 from cni.ipoib.options import IpoibOptions
 from cni.ipoib.parents import ChildPlan
@@ -26,7 +26,7 @@ from cni.spec.attachment import Attachment
 from cni.spec.errors import CNIError, Code
 from cni.spec.request import Request
 from cni.spec.result import Result
-from host import announce, netdev_move
+from host import netdev_move
 from host.errors import HostError, NamespaceGone
 from host.namespaces import NetworkNamespace
 from host.netdev_move import Mark
@@ -46,7 +46,7 @@ class IPoIB(InterfacePlugin):
     def add(self, request: Request) -> dict[str, Any]:
         """Give the pod an IPoIB interface, with addresses if an IPAM plugin is named."""
         wanted = options.read(request)
-        allowance = parent_policy.by_options(wanted, self._allowance(request))
+        allowance = options.allowed(wanted, self._allowance(request))
         ipam, allowance = self._ipam_of_add(request, allowance)
         attachment = Attachment.of(request)
         with self._attaching(attachment, request) as sandbox, Undo() as undo:
@@ -71,12 +71,12 @@ class IPoIB(InterfacePlugin):
             cidrs = [ip.address for ip in answer.ips]
             if ipam is not None and ipam.unprobed:
                 up = child.configure(pod, namespace, moved, cidrs, wanted, set_addresses=False)
-                up = self._wait_for_carrier(sandbox, up, plan, wanted.carrier_wait)
+                up = self._wait_for_carrier(sandbox, up, plan)
                 answer = probing.probed(answer, ipam, pod, namespace, up)
                 cidrs = [ip.address for ip in answer.ips]
             moved = child.configure(pod, namespace, moved, cidrs, wanted)
             add_routes(pod, moved, results.hops(answer))
-            ready = self._wait_for_carrier(sandbox, moved, plan, wanted.carrier_wait)
+            ready = self._wait_for_carrier(sandbox, moved, plan)
             probing.announce_addresses(namespace, ready, cidrs)
             sandbox.require_still_there()
             interface = results.interface_of(
@@ -201,11 +201,10 @@ class IPoIB(InterfacePlugin):
             match.take(plan.hca)
         return plan
 
-    def _wait_for_carrier(
-        self, sandbox: Sandbox, moved: Link, plan: ChildPlan, seconds: float
-    ) -> Link:
+    def _wait_for_carrier(self, sandbox: Sandbox, moved: Link, plan: ChildPlan) -> Link:
         """The child with carrier, or after no wait at all. CNIError 11 if it gets none."""
-        ready = announce.await_carrier(sandbox.pod, moved, seconds)
+        seconds = plan.options.carrier_wait
+        ready = links.await_carrier(sandbox.pod, moved, seconds)
         if ready.carrier or not seconds:
             return ready
         parent = links.by_index(sandbox.host, plan.parent.index)

@@ -11,7 +11,7 @@ from base.paths import Paths
 from base.waiting import wait_until
 from cni.spec.errors import CNIError, Code
 from cni.spec.notes import note
-from cni.sriov import uverbs_numbers
+from cni.sriov import rdma_devices
 from cni.sriov.device_record import DeviceRecord, MovedRdmaDevice
 from cni.sriov.plan import DevicePlan, guid_of
 from host import netdev_move
@@ -42,7 +42,7 @@ def rebind(
     if link is None:
         return plan, record
     before = [pci.uverbs_of(paths, name) for name in plan.function.rdma]
-    uverbs_numbers.bind(paths, plan.function.address, record.driver)
+    rdma_devices.bind(paths, plan.function.address, record.driver)
     link = await_link(host, plan.function.address, link, same_index=True)
     function = pci.find(paths, plan.function.address)
     if function is None:
@@ -89,7 +89,7 @@ def restore(host: Rtnetlink, paths: Paths, record: DeviceRecord, mark: Mark) -> 
     if link is None or guid_of(link) != record.applied.port_guid:
         return
     before = [pci.uverbs_of(paths, name) for name in pci.rdma_of(paths, record.device)]
-    uverbs_numbers.bind(paths, record.device, record.driver)
+    rdma_devices.bind(paths, record.device, record.driver)
     await_link(host, record.device, link, same_index=True)
     after = [pci.uverbs_of(paths, name) for name in pci.rdma_of(paths, record.device)]
     if before != after:

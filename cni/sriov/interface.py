@@ -18,11 +18,11 @@ from cni.spec.result import Result
 from cni.sriov import guids, rdma_devices, vf_settings
 from cni.sriov.device_record import DeviceRecord
 from cni.sriov.plan import DevicePlan
-from host import announce, netdev_move
+from host import netdev_move
 from host.errors import HostError, LinkMissing
 from host.namespaces import NetworkNamespace
 from host.netdev_move import Mark
-from host.netlink import links
+from host.netlink import interface_addresses, links
 from host.netlink.interface_addresses import add_routes
 from host.netlink.links import Link
 from host.netlink.sockets import Rtnetlink
@@ -56,7 +56,7 @@ def place(
 ) -> Placed:
     """Move a device into the pod and configure it there. The caller undoes this after a failure.
 
-    The addresses of `answer` are those of `ipam`. `accept_ra` as for `netdev_move.configure`.
+    The addresses of `answer` are those of `ipam`. `accept_ra` as for `addresses.configure`.
     """
     bdf = plan.function.address if ":" in plan.function.address else ""
     unprobed = ipam is not None and bool(ipam.unprobed)
@@ -73,7 +73,7 @@ def place(
     moved = _with_its_address(pod, moved, record)
     cidrs = [ip.address for ip in answer.ips]
     configure = partial(
-        netdev_move.configure,
+        interface_addresses.configure,
         *(pod, namespace, moved),
         modes=record.modes,
         accept_ra=accept_ra,
@@ -87,7 +87,7 @@ def place(
     if not plan.infiniband:
         rdma_devices.move_in(paths, record, namespace)
     if cidrs:
-        ready = announce.await_carrier(pod, ready, CARRIER_WAIT)
+        ready = links.await_carrier(pod, ready, CARRIER_WAIT)
         probing.announce_addresses(namespace, ready, cidrs)
     return Placed(mac=ready.mac, mtu=ready.mtu, bdf=bdf, answer=answer)
 
@@ -98,9 +98,9 @@ def give_addresses(
     """Add addresses and routes from an IPAM plugin that needs the interface first (dhcp)."""
     cidrs = [ip.address for ip in answer.ips]
     link = links.require(pod, name)
-    ready = netdev_move.configure(pod, namespace, link, cidrs, accept_ra=accept_ra)
+    ready = interface_addresses.configure(pod, namespace, link, cidrs, accept_ra=accept_ra)
     add_routes(pod, ready, hops(answer))
-    ready = announce.await_carrier(pod, ready, CARRIER_WAIT)
+    ready = links.await_carrier(pod, ready, CARRIER_WAIT)
     probing.announce_addresses(namespace, ready, cidrs)
 
 

@@ -3,14 +3,23 @@
 The RDMA devices of a function are found by their uverbs devices, which are visible in every
 namespace, so a move or another name does not matter. An index does not identify a device for
 long: binding a driver creates a new device, and another HCA's may get the index.
+
+Containers have the numbers of uverbs devices since their pod was admitted. The kernel gives the
+lowest free number to a device that is bound, created, or moved to another namespace, over all RDMA
+devices of the node. Two at the same time could swap their numbers, so one call at a time does this.
 """
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 
+import msgspec
+
+from base import locks
 from base.paths import Paths
 from base.waiting import wait_until
 from cni.attachments.results import differs
-from cni.sriov import uverbs_numbers
+from cni.spec.errors import CNIError, Code
 from cni.sriov.device_record import DeviceRecord, MovedRdmaDevice
 from host.errors import HostError
 from host.namespaces import NetworkNamespace
@@ -18,6 +27,7 @@ from host.netlink import rdma
 from host.sysfs import pci
 
 ARRIVAL = 5.0  # seconds; while it moves, a device is in no namespace
+_own = threading.local()  # `held`: this thread has the lock
 
 
 def move_in(paths: Paths, record: DeviceRecord, namespace: NetworkNamespace) -> None:
@@ -25,7 +35,7 @@ def move_in(paths: Paths, record: DeviceRecord, namespace: NetworkNamespace) -> 
 
     Raises CNIError 100 if one has another number there.
     """
-    with uverbs_numbers.kept(paths, [moved.name for moved in record.rdma]):
+    with numbers_kept(paths, [moved.name for moved in record.rdma]):
         for moved in record.rdma:
             with rdma.rdma() as host:
                 device = rdma.by_index(host, moved.index)
@@ -81,7 +91,7 @@ def move_out(paths: Paths, record: DeviceRecord, namespace: NetworkNamespace) ->
     with rdma.rdma(namespace) as pod:
         for device in rdma.devices(pod):
             if device.name in names:
-                with NetworkNamespace.own() as home, uverbs_numbers.exclusively(paths):
+                with NetworkNamespace.own() as home, numbering_alone(paths):
                     if home.identity != namespace.identity:
                         rdma.move(pod, device, home)
 
@@ -109,3 +119,51 @@ def _await(moved: MovedRdmaDevice, namespace: NetworkNamespace) -> None:
     with rdma.rdma(namespace) as pod:
         if not wait_until(lambda: rdma.by_index(pod, moved.index), ARRIVAL, 0.005, 0.01):
             raise HostError(f"RDMA device {moved.name} did not arrive in the pod")
+
+
+@contextmanager
+def numbering_alone(paths: Paths) -> Iterator[None]:
+    """Let no other call make the kernel number devices in the block. Blocks may be nested."""
+    if getattr(_own, "held", False):
+        yield
+        return
+    with locks.locked(paths.locks / "uverbs", "numbering RDMA devices"):
+        _own.held = True
+        try:
+            yield
+        finally:
+            _own.held = False
+
+
+@contextmanager
+def numbers_kept(paths: Paths, names: Collection[str]) -> Iterator[None]:
+    """As `numbering_alone`, if there are RDMA devices with these names.
+
+    Raises CNIError 100 if one has another number after the block.
+    """
+    if not names:
+        yield
+        return
+    with numbering_alone(paths):
+        before = pci.uverbs_numbers(paths)
+        yield
+        after = pci.uverbs_numbers(paths)
+    for name in names:
+        old, new = before.get(name), after.get(name)
+        if old is not None and new is not None and old != new:
+            raise CNIError(
+                Code.KERNEL,
+                f"RDMA device {name} was {old[0]} ({old[1]}:{old[2]}), which the pod has, and is "
+                f"{new[0]} ({new[1]}:{new[2]}) in the pod: the kernel has given it the lowest free "
+                "number: delete the pod, so that it gets a new device",
+            )
+
+
+def bind(paths: Paths, address: str, driver: str) -> None:
+    """Unbind the device's driver, if it has one, and bind `driver`. Raises HostError, Busy."""
+    with numbering_alone(paths):
+        function = pci.find(paths, address)
+        if function is None:
+            raise HostError(f"device {address} has gone from this node")
+        pci.unbind(paths, function)
+        pci.bind(paths, msgspec.structs.replace(function, driver=""), driver)

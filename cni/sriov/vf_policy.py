@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 
 from base.address_text import guid, mac
-from cni.attachments.matching import require_allowed
 from cni.spec.request import Request
 from cni.sriov import options
 from cni.sriov.option_values import ETHERNET, TAG, VLAN_PROTOCOLS
@@ -30,7 +29,7 @@ _SAFE: Mapping[str, int | str | None] = {
 
 def by_options(wanted: SriovOptions, allowance: Allowance) -> Allowance:
     """The allowance with these options, as far as no device is needed to tell. CNIError 121."""
-    require_allowed(allowance, match_device=wanted.match_device, pf_only=wanted.pf_only)
+    allowance.require_match(match_device=wanted.match_device, pf_only=wanted.pf_only)
     flags = {key: getattr(wanted, key) for key in ("accept_ra", "allmulti", "promisc")}
     for key, value in {**flags, **wanted.vf}.items():
         if value is not None and value != _SAFE.get(key, value):

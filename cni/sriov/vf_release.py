@@ -18,7 +18,7 @@ from cni.attachments.sandbox import OpenNamespace, await_return, namespaces_of
 from cni.spec.attachment import Attachment
 from cni.spec.notes import note
 from cni.spec.request import Request
-from cni.sriov import guids, rdma_devices, unrecorded, uverbs_numbers, vf_settings
+from cni.sriov import guids, rdma_devices, unrecorded, vf_settings
 from cni.sriov.device_record import DeviceRecord
 from host import ethtool, netdev_move
 from host.errors import HostError
@@ -145,7 +145,7 @@ class _Restoration(NamedTuple):
         if awaited:
             await_return(self.journal, self.entry, awaited)
         note(f"device {self.record.device} has no {missing}: its driver is bound again")
-        uverbs_numbers.bind(self.paths, self.record.device, self.record.driver)
+        rdma_devices.bind(self.paths, self.record.device, self.record.driver)
 
 
 def _moved_out(host: Rtnetlink, pod: Rtnetlink, ifname: str, origin: Origin, mark: Mark) -> bool:
@@ -166,7 +166,7 @@ def _restore_driver(paths: Paths, record: DeviceRecord) -> None:
     driver = pci.driver_of(paths, record.device)
     if record.driver not in ("", driver) and pci.is_present(paths, record.device):
         note(f'device {record.device} has driver "{driver}": back to {record.driver}')
-        uverbs_numbers.bind(paths, record.device, record.driver)
+        rdma_devices.bind(paths, record.device, record.driver)
 
 
 def _restore_driver_settings(

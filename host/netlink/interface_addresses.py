@@ -1,4 +1,4 @@
-"""Addresses and routes of an interface, and its sysctls below /proc/sys/net."""
+"""Configures an interface: addresses, routes, and its sysctls below /proc/sys/net."""
 
 import errno
 import os
@@ -22,9 +22,9 @@ from pyroute2.netlink.rtnl.rtmsg import IP6_RT_PRIO_USER, RT_SCOPE_LINK, RTNH_F_
 
 from base import address_text
 from host import procfs
-from host.errors import HostError
+from host.errors import HostError, LinkMissing
 from host.namespaces import NetworkNamespace
-from host.netlink import links
+from host.netlink import link_changes, links
 from host.netlink.links import Link
 from host.netlink.messages import AddressMessage, RouteMessage, attributes, message
 from host.netlink.sockets import ChangeRequest, Rtnetlink, trying
@@ -243,6 +243,59 @@ class Sysctl(NamedTuple):
     family: int
     name: str
     value: str
+
+
+IPV6_SYSCTLS = (Sysctl(6, "disable_ipv6", "0"), Sysctl(6, "keep_addr_on_down", "1"))
+# Else anybody on the link could give the pod a default route and an address.
+NO_ADVERTISEMENTS = (Sysctl(6, "accept_ra", "0"), Sysctl(6, "autoconf", "0"))
+
+
+def configure(
+    pod: Rtnetlink,
+    namespace: NetworkNamespace,
+    link: Link,
+    cidrs: Sequence[str],
+    sysctls: Sequence[Sysctl] = (),
+    link_local: str = "",
+    modes: tuple[int, int] = (0, 0),
+    *,
+    set_addresses: bool = True,
+    accept_ra: bool = False,
+) -> Link:
+    """Set sysctls, modes and addresses, then set the interface up. Returns it as it is then.
+
+    In this order, because the kernel announces only addresses that exist when it comes up.
+
+    Args:
+        cidrs: the addresses.
+        sysctls: set before the addresses.
+        link_local: an IPv6 address to use in place of the kernel's. An interface without IPv6
+            (a sysctl, the kernel, an MTU below 1280) gets none.
+        modes: the flags of `links.FLAGS` to set, and the mask of those to set or clear.
+        set_addresses: False leaves out `cidrs`, for which all else is made ready, so that they can
+            be probed. Call this again then.
+        accept_ra: leave it to the pod's sysctls whether an interface with IPv6 addresses follows
+            router advertisements. Otherwise it does not.
+
+    Raises HostError, and LinkMissing if the interface has gone or has lost its mark.
+    """
+    if any(":" in cidr for cidr in cidrs):
+        sysctls = (*sysctls, *(() if accept_ra else NO_ADVERTISEMENTS), *IPV6_SYSCTLS)
+    if sysctls:
+        set_sysctls(namespace, link, sysctls)
+    changes = []
+    if link_local:
+        changes.append(link_changes.no_generated_address(link))
+    if modes[1]:
+        changes.append(link_changes.flagged(link, *modes))
+    if set_addresses:
+        changes += [addition(link, cidr) for cidr in cidrs]
+    if link_local:
+        changes.append(addition(link, link_local, if_possible=True))
+    ready = links.by_index(pod, link.index, after=[*changes, link_changes.up(link)])
+    if ready is None or ready.alias != link.alias:
+        raise LinkMissing(f'"{link.name}" has gone from the pod while it was configured')
+    return ready
 
 
 def set_sysctls(namespace: NetworkNamespace, link: Link, sysctls: Sequence[Sysctl]) -> None:

@@ -7,6 +7,7 @@ an interface moves, so look it up again after a move.
 import errno
 import fcntl
 import struct
+import time
 from collections.abc import Sequence
 
 import msgspec
@@ -21,6 +22,8 @@ from pyroute2.netlink.rtnl.ifinfmsg import (
     XDP_FLAGS_SKB_MODE,
 )
 
+from base import interrupts
+from base.waiting import wait_until
 from host.errors import HostError, LinkMissing, explained
 from host.netlink.messages import LinkMessage, attributes, message
 from host.netlink.sockets import ChangeRequest, NetlinkError, Rtnetlink, trying
@@ -29,6 +32,7 @@ ARPHRD_ETHER = 1  # linux/if_arp.h
 ARPHRD_INFINIBAND = 32
 _CARRIER = IFF_RUNNING | IFF_LOWER_UP
 IFALIASZ = 256
+_CARRIER_PAUSE = 0.002  # seconds between two looks for carrier, at first
 SIOCGIFFLAGS, SIOCGIFHWADDR, SIOCGIFINDEX = 0x8913, 0x8927, 0x8933  # linux/sockios.h
 _IFREQ = struct.Struct("=16si20x")  # struct ifreq, netdevice(7): with an index,
 _IFREQ_FLAGS = struct.Struct("=16sH22x")
@@ -194,6 +198,33 @@ def require(route: Rtnetlink, name: str) -> Link:
     if link is None:
         raise LinkMissing(f'there is no interface "{name}"')
     return link
+
+
+def await_carrier(pod: Rtnetlink, link: Link, seconds: float) -> Link:
+    """The interface as soon as it has carrier, or as it is when `seconds` are over.
+
+    `link` is how the interface was just now: the first look is a moment later. Raises LinkMissing
+    if it goes away meanwhile.
+    """
+    latest = link
+    end = 0.0
+
+    def has_carrier() -> bool:
+        nonlocal latest
+        if not is_running(pod, link.name) and time.monotonic() < end:
+            return False
+        now = by_index(pod, link.index)
+        if now is None:
+            raise LinkMissing(f'"{link.name}" has gone from the pod while it was configured')
+        latest = now
+        return now.carrier
+
+    if seconds and not link.carrier:
+        interrupts.checkpoint()
+        time.sleep(_CARRIER_PAUSE)
+        end = time.monotonic() + seconds
+        wait_until(has_carrier, seconds, pause=2 * _CARRIER_PAUSE)
+    return latest
 
 
 def every(route: Rtnetlink, kind: str = "") -> list[Link]:

@@ -12,7 +12,6 @@ from cni.attachments.results import Expected
 from cni.spec import limits
 from cni.spec.errors import CNIError
 from cni.spec.result import Interface, IPConfig, Result, Route
-from host import netdev_move
 from host.errors import HostError
 from host.namespaces import NetworkNamespace
 from host.netlink import interface_addresses, links
@@ -34,7 +33,7 @@ class Pod:
     def __init__(self, path: Path, space: NetworkNamespace, route: Rtnetlink) -> None:
         self.path = path
         self.route = route
-        netdev_move.configure(route, space, links.require(route, "near"), CIDRS)
+        interface_addresses.configure(route, space, links.require(route, "near"), CIDRS)
         self.link: Link = links.require(route, "near")
 
     def routes(self) -> list[tuple[str, str]]:

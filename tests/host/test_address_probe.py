@@ -8,9 +8,9 @@ from uuid import uuid4
 
 import pytest
 
-from host import address_probe, announce, netdev_move
+from host import address_probe
 from host.namespaces import NetworkNamespace
-from host.netlink import links
+from host.netlink import interface_addresses, links
 from host.netlink.links import Link
 from host.netlink.sockets import Rtnetlink, netlink
 from tests.waiting import PATIENCE, until
@@ -45,8 +45,10 @@ class Wire:
     def near(self, *cidrs: str) -> Link:
         """This end, made ready for these addresses, with carrier."""
         link = links.require(self.route, "near")
-        up = netdev_move.configure(self.route, self.namespace, link, cidrs, set_addresses=False)
-        ready = announce.await_carrier(self.route, up, PATIENCE)
+        up = interface_addresses.configure(
+            self.route, self.namespace, link, cidrs, set_addresses=False
+        )
+        ready = links.await_carrier(self.route, up, PATIENCE)
         assert ready.carrier
         # The kernel tells the two ends one after the other; until then nothing reaches the far one.
         until(self._far_is_up)

@@ -12,10 +12,10 @@ from uuid import uuid4
 import pytest
 from pyroute2.netlink.rtnl.ifinfmsg import IFF_LOWER_UP
 
-from host import announce, netdev_move
+from host import announce
 from host.errors import LinkMissing
 from host.namespaces import NetworkNamespace
-from host.netlink import link_changes, links
+from host.netlink import interface_addresses, link_changes, links
 from host.netlink.links import Link
 from host.netlink.sockets import netlink
 from tests.waiting import PATIENCE, until
@@ -47,7 +47,7 @@ class Cable:
 
     def configured(self, *cidrs: str) -> Link:
         link = links.require(self.route, "near")
-        netdev_move.configure(self.route, self.namespace, link, cidrs)
+        interface_addresses.configure(self.route, self.namespace, link, cidrs)
         return links.require(self.route, "near")
 
     def set(self, *arguments: str) -> None:
@@ -113,10 +113,10 @@ def test_carrier_that_comes_later_is_awaited(cable: Cable) -> None:
     link = cable.configured("10.1.2.3/24")
     assert link.up
     assert not link.carrier
-    assert not announce.await_carrier(cable.route, link, 0.05).carrier
+    assert not links.await_carrier(cable.route, link, 0.05).carrier
     later = threading.Timer(0.05, cable.plug)
     later.start()
-    assert announce.await_carrier(cable.route, link, PATIENCE).carrier
+    assert links.await_carrier(cable.route, link, PATIENCE).carrier
     later.join()
 
 
@@ -127,7 +127,7 @@ def test_link_without_carrier_for_the_network_layer_is_awaited_and_fails_nothing
     cable.set("mode", "dormant")
     link = cable.configured("fd00::3/64", "10.1.2.3/24")
     until(lambda: links.require(cable.route, "near").flags & IFF_LOWER_UP)
-    assert not announce.await_carrier(cable.route, link, 0.05).carrier
+    assert not links.await_carrier(cable.route, link, 0.05).carrier
     (failure,) = announce.announce(cable.namespace, link, ["fd00::3/64", "10.1.2.3/24"])
     assert failure == 'fd00::3 on "near" is not announced: Network is unreachable'
     monkeypatch.setattr(announce, "ROUTE_TIME", PATIENCE)
@@ -135,7 +135,7 @@ def test_link_without_carrier_for_the_network_layer_is_awaited_and_fails_nothing
     later.start()
     assert announce.announce(cable.namespace, link, ["fd00::3/64"]) == []
     later.join()
-    assert announce.await_carrier(cable.route, link, PATIENCE).carrier
+    assert links.await_carrier(cable.route, link, PATIENCE).carrier
     cable.heard(socket.inet_pton(socket.AF_INET6, "fd00::3"))
 
 
@@ -144,7 +144,7 @@ def test_interface_that_goes_while_carrier_is_awaited_is_an_error_at_once(cable:
     link = cable.configured("10.1.2.3/24")
     link_changes.delete(cable.route, link)
     with pytest.raises(LinkMissing, match="has gone from the pod"):
-        announce.await_carrier(cable.route, link, 1000 * PATIENCE)
+        links.await_carrier(cable.route, link, 1000 * PATIENCE)
 
 
 def _threads() -> set[int | None]:

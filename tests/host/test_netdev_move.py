@@ -117,7 +117,7 @@ def fabric() -> Iterator[Fabric]:
 def test_interface_is_moved_configured_and_comes_back_as_it_was(fabric: Fabric) -> None:
     moved = fabric.attach()
     assert (moved.name, moved.alias, moved.mac) == ("net1", MARK.alias, MAC)
-    ready = netdev_move.configure(
+    ready = interface_addresses.configure(
         fabric.inside,
         fabric.namespace,
         moved,
@@ -158,7 +158,7 @@ def test_users_addresses_and_routes_are_told_from_the_kernels(fabric: Fabric) ->
 
 def test_link_local_address_replaces_the_kernels(fabric: Fabric) -> None:
     moved = fabric.attach()
-    netdev_move.configure(
+    interface_addresses.configure(
         fabric.inside, fabric.namespace, moved, ["10.1.2.3/24"], link_local="fe80::7/64"
     )
     shown = fabric.shown(fabric.pod_name, "net1")
@@ -173,7 +173,9 @@ def test_router_advertisements_are_followed_only_without_an_ipv6_address_or_wher
     fabric: Fabric, cidr: str, accept_ra: bool, followed: bool
 ) -> None:
     moved = fabric.attach()
-    netdev_move.configure(fabric.inside, fabric.namespace, moved, [cidr], accept_ra=accept_ra)
+    interface_addresses.configure(
+        fabric.inside, fabric.namespace, moved, [cidr], accept_ra=accept_ra
+    )
     fabric.host("address", "add", "fe80::1/64", "dev", "peer7", "nodad")
     scope = socket.if_nametoindex("peer7")  # this thread is the host's
     with socket.socket(socket.AF_INET6, socket.SOCK_RAW, socket.IPPROTO_ICMPV6) as router:
@@ -198,7 +200,7 @@ def test_interface_without_ipv6_gets_no_link_local_address(fabric: Fabric, why: 
         fabric.pod("link", "set", "net1", "mtu", "1000")
     else:
         run("netns", "exec", fabric.pod_name, *SYSCTL, "net.ipv6.conf.net1.disable_ipv6=1")
-    ready = netdev_move.configure(
+    ready = interface_addresses.configure(
         fabric.inside, fabric.namespace, moved, ["10.1.2.3/24"], link_local="fe80::7/64"
     )
     assert ready.up
@@ -218,7 +220,7 @@ def test_one_message_moves_it_each_way(fabric: Fabric, monkeypatch: pytest.Monke
     monkeypatch.setattr(Rtnetlink, "send", counted)
     moved = fabric.attach()
     assert asked.count(RTM_SETLINK) == 1
-    netdev_move.configure(fabric.inside, fabric.namespace, moved, ["10.1.2.3/24"])
+    interface_addresses.configure(fabric.inside, fabric.namespace, moved, ["10.1.2.3/24"])
     assert asked.count(RTM_SETLINK) == 2  # up
     fabric.detach()
     assert asked.count(RTM_SETLINK) == 3
@@ -278,7 +280,7 @@ def test_interface_that_was_not_up_stays_down(fabric: Fabric) -> None:
     fabric.host("link", "set", "eth7", "down", "alias", "")
     origin = netdev_move.origin_of(links.require(fabric.outside, "eth7"))
     assert (origin.up, origin.alias) == (False, "")
-    netdev_move.configure(fabric.inside, fabric.namespace, fabric.attach(), [])
+    interface_addresses.configure(fabric.inside, fabric.namespace, fabric.attach(), [])
     assert fabric.detach(origin=origin)
     assert netdev_move.origin_of(links.require(fabric.outside, "eth7")) == origin
 
@@ -338,7 +340,9 @@ def test_many_threads_move_at_once(fabric: Fabric) -> None:
                     link = links.require(host, name)
                     origin, mark = netdev_move.origin_of(link), Mark(f"{number:032x}")
                     moved = netdev_move.move_in(host, pod, fabric.namespace, link, name, mark)
-                    netdev_move.configure(pod, fabric.namespace, moved, [f"10.1.{number}.1/24"])
+                    interface_addresses.configure(
+                        pod, fabric.namespace, moved, [f"10.1.{number}.1/24"]
+                    )
                     assert netdev_move.restore(host, pod, name, origin, mark)
         except BaseException as error:  # noqa: BLE001 - the main thread raises it
             failures.append(error)
@@ -358,7 +362,7 @@ def test_many_threads_move_at_once(fabric: Fabric) -> None:
 def test_refused_address_is_an_error_that_names_it(fabric: Fabric) -> None:
     moved = fabric.attach()
     with pytest.raises(HostError, match=r'adding address ff02::7/64 to "net1": '):
-        netdev_move.configure(
+        interface_addresses.configure(
             fabric.inside, fabric.namespace, moved, ["10.1.2.3/24", "ff02::7/64", "10.1.2.4/24"]
         )
 
@@ -366,7 +370,9 @@ def test_refused_address_is_an_error_that_names_it(fabric: Fabric) -> None:
 def test_existing_address_is_no_error(fabric: Fabric) -> None:
     moved = fabric.attach()
     for _ in range(2):
-        netdev_move.configure(fabric.inside, fabric.namespace, moved, ["10.1.2.3/24", "fd00::3/64"])
+        interface_addresses.configure(
+            fabric.inside, fabric.namespace, moved, ["10.1.2.3/24", "fd00::3/64"]
+        )
 
 
 def test_identify_agrees_with_find(fabric: Fabric) -> None:
@@ -387,7 +393,7 @@ def test_interface_that_lost_its_mark_during_configuration_is_an_error(
     moved = fabric.attach()
     fabric.pod("link", "set", "net1", "alias", "mine")
     with pytest.raises(LinkMissing, match='"net1" has gone from the pod'):
-        netdev_move.configure(fabric.inside, fabric.namespace, moved, ["10.1.2.3/24"])
+        interface_addresses.configure(fabric.inside, fabric.namespace, moved, ["10.1.2.3/24"])
 
 
 @pytest.mark.parametrize("name", ["eth7", "long-name-of-eth7", "none", "none-of-such-a-long-name"])

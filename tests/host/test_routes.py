@@ -6,7 +6,6 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-from host import netdev_move
 from host.namespaces import NetworkNamespace
 from host.netlink import interface_addresses, links
 from host.netlink.interface_addresses import Hop, Routes
@@ -33,7 +32,7 @@ class Pod:
         self.ip("link", "add", "name", interface, "type", "veth", "peer", f"{interface}-far")
         self.ip("link", "set", f"{interface}-far", "up")
         link = links.require(self.route, interface)
-        link = netdev_move.configure(self.route, self._space, link, [cidr])
+        link = interface_addresses.configure(self.route, self._space, link, [cidr])
         interface_addresses.add_routes(self.route, link, hops)
 
     def ip(self, *arguments: str) -> str:

@@ -13,7 +13,6 @@ from base.paths import Paths
 from base.pod import Pod
 from cni.attachments.matching import Match, matched
 from cni.ipoib import options as ipoib_options
-from cni.ipoib import parent_policy as ipoib_permitted
 from cni.ipoib import parents
 from cni.spec.config import decode
 from cni.spec.errors import CNIError
@@ -93,7 +92,7 @@ def ipoib(
     """The parent that an ADD of `ipoib` takes."""
     call = request(ifname, cni_args, **{"type": "ipoib", "master": "auto"} | config)
     wanted = ipoib_options.read(call)
-    allowance = ipoib_permitted.by_options(wanted, of_pod(policy, call.arguments.pod))
+    allowance = ipoib_options.allowed(wanted, of_pod(policy, call.arguments.pod))
     ask = {"needed": not wanted.masters, "wanted": wanted.match_device}
     with match_of(node.paths, call, allowance, **ask) as match:
         plan = parents.choose(ROUTE, node.paths, wanted, call, match)

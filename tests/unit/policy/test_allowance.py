@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from base.pod import Pod
 from cni.spec.errors import CNIError, Code
 from policy import allowance, rules
-from policy.allowance import Allowance, NotAllowed
-from policy.document import Device, rules_of
+from policy.allowance import Allowance, Device, NotAllowed
+from policy.document import rules_of
 from policy.rules import Policy
 from tests.unit.deviceplugin.cards import card, rdma, vf
 from tests.unit.policy import model

@@ -9,7 +9,7 @@ import yaml
 
 from base.pod import Pod
 from cli.policy_check import WrittenDefinition, verdicts
-from cni.ipoib import options, parent_policy
+from cni.ipoib import options
 from cni.spec.config import decode
 from cni.spec.request import Request
 from policy.allowance import of_pod
@@ -102,8 +102,9 @@ def test_a_child_is_in_the_partition_of_its_namespace(tenant: str, pkey: int) ->
     config = configuration(name, tenant)
     request = Request(command="ADD", network="n", config=decode(json.dumps(config).encode()))
     wanted = options.read(request)
-    allowed = parent_policy.by_options(wanted, of_pod(policy, Pod(tenant, "worker-0")))
-    assert parent_policy.completed(request, wanted, allowed)[0].pkey == pkey
+    allowed = options.allowed(wanted, of_pod(policy, Pod(tenant, "worker-0")))
+    fixed = allowed.filled(request.config.keys, ("pkey",))
+    assert options.read(request.with_keys(fixed)).pkey == pkey
     assert key_refused(name, tenant, pkey=f"{pkey ^ 3:#06x}") == "pkey"
 
 

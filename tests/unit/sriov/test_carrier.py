@@ -7,7 +7,6 @@ import msgspec
 import pytest
 from pyroute2.netlink.rtnl.ifinfmsg import IFF_LOWER_UP, IFF_RUNNING, IFF_UP
 
-from host import announce
 from host.errors import LinkMissing
 from host.netlink import links
 from host.netlink.links import Link
@@ -26,16 +25,16 @@ def _shown(monkeypatch: pytest.MonkeyPatch, looks: Iterator[Link | None]) -> Non
 def test_interface_that_is_only_up_is_waited_for_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
     _shown(monkeypatch, iter(lambda: WITHOUT, None))  # SK1
     started = time.monotonic()
-    assert announce.await_carrier(POD, WITHOUT, 0.2) == WITHOUT
+    assert links.await_carrier(POD, WITHOUT, 0.2) == WITHOUT
     assert time.monotonic() - started >= 0.2
 
 
 def test_carrier_ends_the_waiting(monkeypatch: pytest.MonkeyPatch) -> None:  # SK2
     _shown(monkeypatch, iter([WITHOUT, WITHOUT, WITH]))
-    assert announce.await_carrier(POD, WITHOUT, PATIENCE) == WITH
+    assert links.await_carrier(POD, WITHOUT, PATIENCE) == WITH
 
 
 def test_interface_that_goes_meanwhile_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     _shown(monkeypatch, iter([None]))
     with pytest.raises(LinkMissing, match='"net1" has gone from the pod while it was configured'):
-        announce.await_carrier(POD, WITHOUT, PATIENCE)
+        links.await_carrier(POD, WITHOUT, PATIENCE)
