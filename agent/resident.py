@@ -1,14 +1,9 @@
 """The agent from its start to SIGTERM.
 
-It reads settings, sets up the log and makes the plugins. Then it waits for its turn: a lock makes
-it the only agent of the node that listens. It makes the socket and reports that it is ready. Sweeps
-run beside the calls, each attachment under its own lock.
-
-An agent that leaves its node attaches no pod, and ends its service when the node is empty.
-
-At SIGTERM it closes its sockets, gives the lock to the next agent, which may have been waiting for
-it, and finishes its running calls. So two agents may be at work for a while, in calls for different
-attachments.
+A lock makes it the only agent of the node that listens. At SIGTERM it closes its sockets, gives the
+lock to the next agent, and finishes its running calls. So two agents may be at work for a while, in
+calls for different attachments. An agent that leaves its node attaches no pod, and ends its service
+when the node is empty.
 """
 
 import gc
@@ -23,8 +18,9 @@ from contextlib import ExitStack, contextmanager
 from functools import cache, partial
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
-from agent import leasing, leave_node, settings, state_file, systemd
+from agent import leasing, leave_node, settings, state_file
 from agent.gpu_limits import AgentGpuLimits
 from agent.leave_node import STANDING_BY, Departure, Leaving
 from agent.observe import logs, metrics
@@ -36,13 +32,12 @@ from agent.serve.calls import Calls, Loader
 from agent.serve.launcher_server import BACKLOG, OVERTIME, Server
 from agent.serve.workers import Workers
 from agent.settings import UNIX, Loaded, Settings
-from agent.sweeper import Sweeper
 from base import locks, loop, msgspec_warmup, unix_socket
 from base.paths import Paths
 from base.watching import WatchedFile
 from cni.attachments import node_facts, pod_choices
 from cni.attachments.journal import Journal
-from cni.attachments.orphans import sweep_all
+from cni.attachments.orphans import Sweeper, sweep_all
 from cni.ipoib.plugin import IPoIB
 from cni.rdma.plugin import Rdma
 from cni.sriov.plugin import Sriov
@@ -56,17 +51,13 @@ from ipam.store.store_files import StoreFiles
 from ipam.store_choice import Scope, Stores
 from policy.rules import Policy
 
-LOOK_EVERY = 1.0  # seconds, for SIGTERM while another agent serves
-PAUSE = 0.02  # seconds between two attempts to get its lock
+if TYPE_CHECKING:
+    from ipam.leases.lessee import Lessee
 
 Extra = Callable[[AddressPlugin], Mapping[str, Loader]]
 """More plugins by name, which may use the node's addresses."""
 
-Watch = Callable[[Path], WatchedFile]
-"""Watches whether a directory still has podfabric's executables."""
-
 _log = logging.getLogger(__name__)
-
 
 GONE = "the node has no attachment, and podfabric's launchers and files are removed"
 
@@ -80,9 +71,12 @@ def run(
     extra: Extra = lambda addresses: {},
     *,
     leaving: Leaving | None = None,
-    watch: Watch | None = None,
+    watch: Callable[[Path], WatchedFile] | None = None,
 ) -> int:
-    """Serve until SIGTERM; the exit code. `extra` replaces or adds plugins."""
+    """Serve until SIGTERM; the exit code. `extra` replaces or adds plugins.
+
+    `watch` watches whether a directory still has podfabric's executables.
+    """
     try:
         loaded = settings.load(paths.config)
         logs.configure(loaded.settings)
@@ -132,101 +126,107 @@ class Agent:
         self._paths = paths
         self._loaded = loaded
         self._stack = stack
-        self._store = StoreFiles(
-            paths.ipam, facts=partial(node_facts.look, paths), report=_log.warning
+        self._state = "starting"
+        self._stopping = False
+        self._events = AgentEvents()
+        self._tell_mistake = partial(self._events.of_node, "ConfigurationError")
+        stack.callback(self._events.close)
+        self._policies = AgentPolicies(paths, self._policy)
+        stack.callback(self._policies.close)
+        lessee = self._make_addresses()
+        self._ipoib = IPoIB(paths, self._addresses, self._policies.source)
+        self._sriov = Sriov(paths, self._addresses, self._policies.source)
+        ipam, rdma = IpamExecutable(self._addresses, paths.locks), Rdma(paths)
+        gpu_limits = self._make_devices()
+        self._workers = Workers(self._settings.workers)
+        self._make_metrics(gpu_limits, lessee)
+        self._calls = Calls(
+            {
+                "ipoib": lambda environ: self._ipoib,
+                **dict.fromkeys(("sriov", "ib-sriov"), lambda environ: self._sriov),
+                "rdma": lambda environ: rdma,
+                **dict.fromkeys((OURS, *TAKEN_OVER), lambda environ: ipam),
+                **extra(self._addresses),
+            },
+            self._metrics.observe,
+            until_empty=leaving is not None,
+            failed=self._policies.failed,
         )
-        stack.callback(self._store.close)
-        ipam = loaded.settings.ipam
+        signal.signal(signal.SIGTERM, self._stop)
+        signal.signal(signal.SIGINT, self._stop)
+
+    def _make_addresses(self) -> "Lessee | None":
+        """The plugin that gives addresses; the lessee of the cluster's, if there are any."""
+        paths, ipam = self._paths, self._settings.ipam
+        facts = partial(node_facts.look, paths)
+        self._store = StoreFiles(paths.ipam, facts=facts, report=_log.warning)
+        self._stack.callback(self._store.close)
         lessee = leasing.lessee_of(paths, self._store, ipam)
-
-        def scope() -> Scope:
-            loaded.require("ipam")
-            return ipam.scope
-
-        stores = Stores(self._store, scope, lessee)
         pools = leasing.pools_of(paths, self._store, ipam)
         # There is one of each on a node at a time.
         self._followers = [each for each in (lessee, pools) if each is not None]
-        policies = self._policies = AgentPolicies(paths, self._policy)
-        stack.callback(policies.close)
-        self._addresses = AddressPlugin(stores, cache(paths.boot_id), policies.source)
-        self._ipoib = IPoIB(paths, self._addresses, policies.source)
-        self._sriov = Sriov(paths, self._addresses, policies.source)
-        self._rdma = Rdma(paths)
-        self._events = AgentEvents()
-        stack.callback(self._events.close)
+        for follower in self._followers:
+            self._stack.callback(follower.close)
+        if lessee is not None:
+            lessee.leaving = self._leaving is not None
+
+        def scope() -> Scope:
+            self._loaded.require("ipam")
+            return ipam.scope
+
+        stores = Stores(self._store, scope, lessee)
+        self._addresses = AddressPlugin(stores, cache(paths.boot_id), self._policies.source)
+        return lessee
+
+    def _make_devices(self) -> AgentGpuLimits:
+        """The device plugin, and the limits of GPUs that it gives parts of."""
         gpu_limits = AgentGpuLimits(
-            paths,
+            self._paths,
             lambda: self._devices.tenants(),
             lambda: self._devices.limited_gpus(),
             self._events,
         )
         self._devices = Service(
-            paths,
-            lambda: formats.load(paths.config),
-            paths.config,
-            pods_known=partial(pod_choices.prune, paths),
+            self._paths,
+            lambda: formats.load(self._paths.config),
+            self._paths.config,
+            pods_known=partial(pod_choices.prune, self._paths),
             gpu_limits=gpu_limits,
-            leaving=leaving is not None,
+            leaving=self._leaving is not None,
             mistaken=self._tell_mistake,
         )
-        stack.callback(self._devices.close)
-        self._workers = Workers(self._settings.workers)
+        self._stack.callback(self._devices.close)
+        return gpu_limits
+
+    def _make_metrics(self, gpu_limits: AgentGpuLimits, lessee: "Lessee | None") -> None:
         self._metrics = Metrics(
             plugins=(OURS, "ipoib", "sriov", "ib-sriov", "rdma"),
             usage=self._addresses.usage,
-            attachments=Journal(paths).counts,
+            attachments=Journal(self._paths).counts,
             by_range=self._settings.listen.startswith(UNIX),  # only root can read there
         )
         self._metrics.add(
             lambda: [metrics.devices(self._devices.states(), self._devices.held())],
             lambda: [metrics.mistakes(self._mistakes())],
             gpu_limits.families,
-            policies.families,
+            self._policies.families,
             leasing.unreadable,
         )
         if lessee is not None:
             self._metrics.add(partial(leasing.families, lessee))
-            lessee.leaving = leaving is not None
-        for follower in self._followers:
-            stack.callback(follower.close)
-        self._calls = Calls(
-            {**self._plugins(), **extra(self._addresses)},
-            self._metrics.observe,
-            until_empty=leaving is not None,
-            failed=policies.failed,
-        )
         self._metrics.watch(
-            running=lambda: self._workers.running,
-            waiting=lambda: self._workers.waiting,
-            stuck=lambda: self._workers.stuck,
-            connections=lambda: self._server.connections if self._server is not None else 0,
+            self._workers, lambda: self._server.connections if self._server is not None else 0
         )
-        self._state = "starting"
-        self._stopping = False
-        signal.signal(signal.SIGTERM, self._stop)
-        signal.signal(signal.SIGINT, self._stop)
 
     def wait(self) -> bool:
         """Wait until no other agent of the node listens; False if SIGTERM comes first."""
-        path = self._paths.agent_lock
-        patience = 0.0
-        while not self._stopping:
-            try:
-                lock = locks.locked(
-                    path, "the agent", timeout=patience, keep=True, longest_pause=PAUSE
-                )
-                self._turn.enter_context(lock)
-            except locks.Busy:
-                if self._state == "starting":
-                    self._stand_by(path)
-                patience = LOOK_EVERY
-            else:
-                if self._leaving is None and leave_node.removal_has_begun(self._paths):
-                    leave_node.remove_state(self._paths)
-                locks.remove_abandoned(self._paths.locks)
-                return True
-        return False
+        path, stand_by = self._paths.agent_lock, self._stand_by
+        if not state_file.has_turn(path, self._turn, stand_by, lambda: self._stopping):
+            return False
+        if self._leaving is None and leave_node.removal_has_begun(self._paths):
+            leave_node.remove_state(self._paths)
+        locks.remove_abandoned(self._paths.locks)
+        return True
 
     def serve(self) -> None:
         """Serve until SIGTERM or SIGINT; then finish running calls, and leave the others."""
@@ -250,25 +250,21 @@ class Agent:
             follower.start()
         if self._settings.sweep or self._leaving is not None:
             sweeper = Sweeper(
-                lambda: sweep_all(self._addresses, self._ipoib, self._sriov), self._metrics
+                lambda: sweep_all(self._addresses, self._ipoib, self._sriov), self._metrics.swept
             )
             self._sockets.callback(sweeper.close)
         gc.freeze()  # what exists now lasts: no collection needs to look at it
         gc.enable()
-        watchdog = systemd.Watchdog(lambda: self._alive()[0])
+        watchdog = state_file.Watchdog(lambda: self._alive()[0])
         self._stack.callback(watchdog.close)
         self._tell("serving")
         if self._stopping:  # before there was a server
             self._server.stop()
-        systemd.notify("READY=1")
+        state_file.notify("READY=1")
         _log.info("serving at %s", self._paths.agent_socket)
         if self._leaving is not None:
             self._departure = Departure(
-                self._paths,
-                self._leaving.quiet,
-                self._store,
-                self._tell,
-                self._server.stop,
+                self._paths, self._leaving.quiet, self._store, self._tell, self._server.stop
             )
             self._stack.callback(self._departure.close)
         self._server.serve()
@@ -277,17 +273,6 @@ class Agent:
             self._departure.close()
             self._depart(self._leaving, empty=self._departure.empty)
         _log.info("stopped")
-
-    def _plugins(self) -> dict[str, Loader]:
-        ipam = IpamExecutable(self._addresses, self._paths.locks)
-        return {
-            "ipoib": lambda environ: self._ipoib,
-            "sriov": lambda environ: self._sriov,
-            "ib-sriov": lambda environ: self._sriov,
-            "rdma": lambda environ: self._rdma,
-            OURS: lambda environ: ipam,
-            **{name: lambda environ: ipam for name in TAKEN_OVER},
-        }
 
     @contextmanager
     def _listener(self) -> Iterator[socket.socket]:
@@ -323,26 +308,16 @@ class Agent:
     def _alive(self) -> tuple[bool, str]:
         if self._state.startswith("serving") and self._server and not self._server.lively():
             return False, "the serving thread has been stuck for 5 seconds: restart the agent"
-        if not self._workers.able:
-            return False, (
-                f"no worker is free, {self._workers.stuck} are stuck in calls that do not end (the "
-                "log names them): restart the agent"
-            )
-        return True, "stopping" if self._stopping else self._state
+        problem = "" if self._workers.able else self._workers.problem
+        return not problem, problem or ("stopping" if self._stopping else self._state)
 
     def _ready(self) -> tuple[bool, str]:
         alive, text = self._alive()
         if not alive or text != "serving":
             return False, text
-        if failing := loop.failing():
-            return False, f"{failing}: see the log"
-        stuck, limit = self._workers.stuck, self._workers.limit
-        if 2 * stuck >= limit:
-            return False, (
-                f"{stuck} of {limit} workers are stuck in calls that do not end: see the log "
-                "for the calls, and end what they wait for, or restart the agent"
-            )
-        return True, text
+        failing = loop.failing()
+        problem = f"{failing}: see the log" if failing else self._workers.problem
+        return not problem, problem or text
 
     @property
     def _settings(self) -> Settings:
@@ -357,9 +332,6 @@ class Agent:
         """By section of config.yaml: whether a mistake keeps it from being used."""
         found = {section: section in self._loaded.mistakes for section in settings.SECTIONS}
         return {**found, "pools": self._devices.mistake is not None}
-
-    def _tell_mistake(self, text: str) -> None:  # an event is written once
-        self._events.of_node("ConfigurationError", text)
 
     def _reload(self) -> None:
         """Apply new settings, as far as a running agent can."""
@@ -380,7 +352,7 @@ class Agent:
 
     def _stop(self, signum: int = 0, frame: FrameType | None = None) -> None:
         self._stopping = True
-        systemd.notify_stopping(self._settings.grace + 2 * OVERTIME)
+        state_file.notify_stopping(self._settings.grace + 2 * OVERTIME)
         if self._server is not None:
             self._server.stop()
 
@@ -388,11 +360,12 @@ class Agent:
         self._state = state
         self._presence.tell(state)
 
-    def _stand_by(self, lock: Path) -> None:
+    def _stand_by(self) -> None:
         """Make ready to serve at once when the other agent ends."""
+        lock = self._paths.agent_lock
         self._tell(STANDING_BY if self._leaving is None else f"{STANDING_BY} to leave")
         text = f"another agent serves, which holds {lock}: waiting until it ends (fuser {lock})"
-        systemd.notify(f"STATUS={text}")
+        state_file.notify(f"STATUS={text}")
         _log.info("%s", text)
         self._devices.prepare()
 
@@ -425,4 +398,4 @@ class Agent:
             _log.info("%s: remove this agent", GONE)
             self._open_endpoint()
         while not self._stopping:
-            time.sleep(LOOK_EVERY)
+            time.sleep(state_file.LOOK_EVERY)

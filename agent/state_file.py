@@ -1,18 +1,29 @@
-"""What this process does, as `podfabric agent --state` of the same container tells.
+"""What this process does, as `podfabric agent --state` of the same container tells, and systemd.
+
+systemd's protocols are sd_notify(3) and sd_watchdog_enabled(3). Without its environment variables
+their functions do nothing.
 
 A file for each agent, in the directory of the agent's socket. The process holds the file's lock,
 so the kernel says whether it lives. The name has the mount namespace, which tells containers apart
 that share the directory, whether or not they share process ids.
 """
 
+import logging
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from base.locks import Busy, LockFile, shared
+from base.locks import Busy, LockFile, locked, shared
+from base.loop import StepThread
 
+LOOK_EVERY = 1.0  # seconds, for SIGTERM while another agent serves
+PAUSE = 0.02  # seconds between two attempts to get its lock
+NOTIFY_TIME = 1.0  # seconds to wait for a manager that does not read
 _PREFIX = "agent-"
+
+_log = logging.getLogger(__name__)
 
 
 class Presence:
@@ -27,6 +38,30 @@ class Presence:
         line = _line(state).ljust(self._length)
         self._length = len(line)
         os.pwrite(self._lock.descriptor, line, 0)
+
+
+def has_turn(
+    lock: Path,
+    held: ExitStack,
+    stand_by: Callable[[], object],
+    is_stopping: Callable[[], bool],
+) -> bool:
+    """Wait for the lock of the agent that listens, and hold it; False if the process stops first.
+
+    `stand_by` is called if another agent has it.
+    """
+    patience = 0.0
+    while not is_stopping():
+        try:
+            turn = locked(lock, "the agent", timeout=patience, keep=True, longest_pause=PAUSE)
+            held.enter_context(turn)
+        except Busy:
+            if not patience:
+                stand_by()
+            patience = LOOK_EVERY
+        else:
+            return True
+    return False
 
 
 @contextmanager
@@ -111,3 +146,62 @@ def _lives(path: Path) -> bool:
     except Busy:
         return True
     return False
+
+
+def notify(*states: str, environ: Mapping[str, str] = os.environ) -> bool:
+    """Send states such as "READY=1" to the service manager; whether they were sent.
+
+    Safe in a signal handler.
+    """
+    address = environ.get("NOTIFY_SOCKET", "")
+    if not address.startswith(("/", "@")):
+        return False
+    if address.startswith("@"):  # an abstract address
+        address = "\0" + address[1:]
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+            manager.settimeout(NOTIFY_TIME)
+            manager.sendto("\n".join(states).encode(), address)
+    except OSError:  # the agent cannot help it
+        return False
+    return True
+
+
+def notify_stopping(within: float) -> bool:
+    """Report that the agent stops, and ask for that many seconds in place of TimeoutStopSec=."""
+    return notify("STOPPING=1", f"EXTEND_TIMEOUT_USEC={round(within * 1e6)}")
+
+
+class Watchdog(StepThread):
+    """Sends systemd signs of life while `alive` returns true, until `close`.
+
+    Does nothing if the unit has no WatchdogSec=.
+    """
+
+    def __init__(self, alive: Callable[[], bool], environ: Mapping[str, str] = os.environ) -> None:
+        super().__init__("watchdog")
+        self._alive = alive
+        self._environ = environ
+        self._silent = False
+        self._interval = _watchdog_interval(environ)
+        if self._interval:
+            self.start()
+
+    def step(self) -> float:
+        """Send a sign of life if there is one."""
+        alive = self._alive()
+        if alive:
+            notify("WATCHDOG=1", environ=self._environ)
+        elif not self._silent:
+            _log.error("the agent does not serve: systemd is going to end it")
+        self._silent = not alive
+        return self._interval
+
+
+def _watchdog_interval(environ: Mapping[str, str]) -> float:
+    """Seconds between two signs of life, half of what is allowed; 0 without a watchdog."""
+    allowed = environ.get("WATCHDOG_USEC", "")
+    process = environ.get("WATCHDOG_PID", "")
+    if not allowed.isdecimal() or (process and process != str(os.getpid())):
+        return 0.0
+    return int(allowed) / 2e6

@@ -56,8 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--health",
         default="",
         metavar="ADDRESS",
-        help='where /healthz and /readyz are served: "10.0.0.1:9813", ":9813" for every address '
-        "(default: nowhere)",
+        help='where /healthz and /readyz are served, such as ":9813" (default: nowhere)',
     )
     parser.add_argument(
         "--pools-per-namespace",
@@ -69,8 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--nv-ipam",
         default="",
         metavar="NAMESPACE",
-        help="of the pools of NVIDIA's nv-ipam: an AddressPool is made of each IPPool and CIDRPool "
-        "(default: of none)",
+        help="of nv-ipam's IPPools and CIDRPools, which become AddressPools (default: none)",
     )
     parser.add_argument("--log-format", choices=("text", "json"), default="text")
     parser.add_argument(

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from prometheus_client import Counter, Gauge, Histogram, Info, generate_latest
 from prometheus_client.metrics_core import Metric
 
+from agent.serve.workers import Workers
 from base import scrape
 from base.scrape import Source, gauge
 from cni.attachments.journal import Phase
@@ -94,18 +95,12 @@ class Metrics:
         for source in sources:
             self._registry.register(Source(source))
 
-    def watch(
-        self,
-        running: Callable[[], int],
-        waiting: Callable[[], int],
-        stuck: Callable[[], int],
-        connections: Callable[[], int],
-    ) -> None:
+    def watch(self, workers: Workers, connections: Callable[[], int]) -> None:
         """Where a scrape finds how busy the agent is."""
         for name, text, value in (
-            ("requests_running", "CNI calls that workers are at.", running),
-            ("requests_waiting", "CNI calls that no worker has begun.", waiting),
-            ("workers_stuck", "Workers whose call does not end.", stuck),
+            ("requests_running", "CNI calls that workers are at.", lambda: workers.running),
+            ("requests_waiting", "CNI calls that no worker has begun.", lambda: workers.waiting),
+            ("workers_stuck", "Workers whose call does not end.", lambda: workers.stuck),
             ("connections", "Launchers that are connected.", connections),
         ):
             Gauge(f"podfabric_{name}", text, registry=self._registry).set_function(value)

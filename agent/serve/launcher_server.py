@@ -17,9 +17,8 @@ from functools import partial
 from agent.observe import logs
 from agent.observe.logs import fields
 from agent.serve import framing
-from agent.serve.connections import ConfigTooLarge, ConnectionState, LauncherConnection, Lost
+from agent.serve.connections import ConfigTooLarge, ConnectionState, LauncherConnection, Lost, Room
 from agent.serve.framing import ANSWERED, LEAVING, REFUSED, BadFrame
-from agent.serve.request_memory import Room
 from agent.serve.workers import Job, Workers
 from agent.settings import Settings
 from base import memory

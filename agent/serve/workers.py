@@ -141,6 +141,22 @@ class Workers:
             return len(self._stuck) < most
 
     @property
+    def problem(self) -> str:
+        """Why calls wait, or soon will; "" while most workers are not stuck."""
+        stuck, limit = self.stuck, self.limit
+        if not self.able:
+            return (
+                f"no worker is free, {stuck} are stuck in calls that do not end (the log names "
+                "them): restart the agent"
+            )
+        if 2 * stuck >= limit:
+            return (
+                f"{stuck} of {limit} workers are stuck in calls that do not end: see the log for "
+                "the calls, and end what they wait for, or restart the agent"
+            )
+        return ""
+
+    @property
     def threads(self) -> int:
         """The number of threads, including those of stuck workers and of jobs that wait."""
         with self._changed:

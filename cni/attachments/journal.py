@@ -233,7 +233,7 @@ class Journal:
         self._locks = str(paths.locks)
 
     def path_of(self, attachment: Attachment) -> Path:
-        """The file of an attachment: readable first, unambiguous by the key."""
+        """The file of an attachment."""
         return Path(self._file_of(attachment))
 
     def read(self, attachment: Attachment) -> JournalEntry | None:
@@ -299,13 +299,10 @@ class Journal:
 
     def counts(self) -> Mapping[tuple[str, str], int]:
         """The number of entries by plugin and phase; the plugin of damaged ones is ""."""
-        counted: Counter[tuple[str, str]] = Counter()
-        for entry in self.entries():
-            if isinstance(entry, JournalDamaged):
-                counted["", "damaged"] += 1
-            else:
-                counted[entry.plugin, entry.phase] += 1
-        return counted
+        return Counter(
+            ("", "damaged") if isinstance(entry, JournalDamaged) else (entry.plugin, entry.phase)
+            for entry in self.entries()
+        )
 
     def entries(self) -> Iterator[JournalEntry | JournalDamaged]:
         """Every entry, or why it cannot be read, in no particular order."""

@@ -1,16 +1,30 @@
 """The sweep: removes what belongs to no living sandbox, after a reboot or a kill.
 
 It answers one outcome for each thing that it removed, could not remove, or could not read.
+
+A kill or a reboot is not all that leaves an attachment behind. Multus forgets what a pod has with
+its first DEL, also if that fails (unless `retryDeleteOnError` is set), and if the pod is gone from
+the API server by then, it answers the runtime's next DEL itself. So nobody repeats a DEL that
+failed, but the agent, which sweeps each minute.
 """
+
+import logging
+import time
+from collections.abc import Callable, Sequence
 
 import msgspec
 
 from base.locks import Busy
+from base.loop import StepThread
 from cni.attachments.journal import JournalDamaged, JournalEntry, Phase
 from cni.attachments.lifecycle import ERRORS, InterfacePlugin, explained
 from cni.attachments.sandbox import lives
 from cni.spec.errors import CNIError
 from ipam.plugin import AddressPlugin
+
+EVERY = 60.0  # seconds
+
+_log = logging.getLogger(__name__)
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -82,3 +96,47 @@ def _sweep_entry(plugin: InterfacePlugin, entry: JournalEntry, boot_id: str) -> 
     except ERRORS as error:
         return Outcome(f"{entry.attachment}: {error}", removed=False)
     return Outcome(f"removed {entry.attachment}: its sandbox is gone")
+
+
+class Sweeper(StepThread):
+    """Sweeps now and `every` so many seconds, until `close`, which waits for no sweep.
+
+    The log has what a sweep did, and what it could not do unless the sweep before said the same.
+    `swept` gets how much each one removed, and could not remove.
+    """
+
+    def __init__(
+        self,
+        sweep: Callable[[], Sequence[Outcome]],
+        swept: Callable[[int, int], object],
+        every: float = EVERY,
+    ) -> None:
+        super().__init__("sweep", join=0.0)
+        self._sweep = sweep
+        self._swept = swept
+        self._every = every
+        self._told: frozenset[str] | None = None  # None before the first sweep
+        self.start()
+
+    def step(self) -> float:
+        """Sweep once."""
+        started = time.monotonic()
+        outcomes = self._sweep()
+        removed = sum(outcome.removed for outcome in outcomes)
+        self._swept(removed, len(outcomes) - removed)
+        is_first = self._told is None
+        self._tell([str(outcome) for outcome in outcomes])
+        if removed or is_first:
+            _log.info("sweep: %d removed in %.1f s", removed, time.monotonic() - started)
+        return self._every
+
+    def _failed(self, error: Exception) -> float:
+        self._swept(0, 1)
+        self._tell([str(error)], trace=not isinstance(error, CNIError))
+        return self._every
+
+    def _tell(self, texts: Sequence[str], *, trace: bool = False) -> None:
+        for text in texts:
+            if text not in (self._told or ()):
+                _log.warning("sweep: %s", text, exc_info=trace)
+        self._told = frozenset(texts)

@@ -1,7 +1,6 @@
 """The network configuration of a call, decoded once: nothing below decodes it again.
 
-The pods of one definition have the same configuration to the byte. So the last ones are kept, with
-the values made from them, and calls with the same bytes share them.
+The last ones are kept, with the values made from them: calls with the same bytes share them.
 
 An ADD, CHECK or STATUS is refused if its configuration is beyond the limits (`limits`). A DEL or
 GC must release what there is, whatever its configuration holds by now, so that one is not decoded
@@ -43,22 +42,9 @@ _TOO_LARGE = re.compile(r"Expected `[^`]*`, got `raw`")  # of such a number in `
 # (SPEC.md section 1).
 RUNTIME_KEYS = frozenset(
     (
-        "cniVersion",
-        "cniVersions",
-        "name",
-        "type",
-        "args",
-        "capabilities",
-        "runtimeConfig",
-        "prevResult",
-        "ipam",
-        "dns",
-        "ipMasq",
-        "allowPersistentIPs",
-        "disableCheck",
-        "disableGC",
-        "deviceID",
-        "pciBusID",
+        *("cniVersion", "cniVersions", "name", "type", "args", "capabilities", "runtimeConfig"),
+        *("prevResult", "ipam", "dns", "ipMasq", "allowPersistentIPs", "disableCheck"),
+        *("disableGC", "deviceID", "pciBusID"),
     )
 )
 
@@ -79,9 +65,6 @@ class ValidAttachment(msgspec.Struct, frozen=True):
 
     containerID: str
     ifname: str
-
-
-_ValidAttachments = tuple[ValidAttachment, ...] | None
 
 
 class IpamConfig(msgspec.Struct, frozen=True):
@@ -320,7 +303,7 @@ def _read_attachments(key: str, value: object) -> frozenset[tuple[str, str]]:
     try:
         if isinstance(value, msgspec.Raw):  # of a configuration that was not decoded as a whole
             value = decoding.decode(value, object)
-        valid: _ValidAttachments = msgspec.convert(value, type=_ValidAttachments)
+        valid = msgspec.convert(value, type=tuple[ValidAttachment, ...] | None)
     except msgspec.MsgspecError as error:
         raise invalid_config(f'"{key}": {error}: nothing was removed') from None
     return frozenset((attachment.containerID, attachment.ifname) for attachment in valid or ())

@@ -4,6 +4,7 @@ Nothing else is changed, except that a device of a dead attachment is released f
 """
 
 import time
+from typing import NamedTuple
 
 import msgspec
 
@@ -30,7 +31,7 @@ from host.sysfs import pci
 from policy.allowance import Allowance, joined
 
 
-class ClaimedDevice(msgspec.Struct, frozen=True):
+class ClaimedDevice(NamedTuple):
     """A device that is the attachment's from now on."""
 
     entry: JournalEntry

@@ -17,7 +17,7 @@ from cni.attachments.matching import Match, matched, require_records
 from cni.spec.attachment import Attachment
 from cni.spec.errors import CNIError, Code
 from cni.spec.request import Request
-from cni.spec.result import Interface, Result
+from cni.spec.result import Result
 from cni.sriov import (
     candidates,
     former,
@@ -52,11 +52,9 @@ class Sriov(InterfacePlugin):
         with self._attaching(attachment, request) as sandbox, Undo() as undo:
             namespace, host, pod = sandbox.namespace, sandbox.host, sandbox.pod
             undo.last(lambda: self.journal.remove(attachment))
-            match = self._match(request, wanted, allowance)
-            claimer = Claimer(self.journal, self.paths)
-            claim = claimer.claim(request, wanted, namespace, host, match)
-            entry, record, plan = claim.entry, claim.record, claim.plan
-            wanted, allowance = claim.wanted, claim.allowance
+            entry, record, plan, wanted, allowance = Claimer(self.journal, self.paths).claim(
+                request, wanted, namespace, host, self._match(request, wanted, allowance)
+            )
             answer = Result()
             needs_interface = wanted.ipam_type == "dhcp"
             needs_binding = guids.needs_binding(plan.link, record)
@@ -78,24 +76,22 @@ class Sriov(InterfacePlugin):
                 if ipam is not None:  # only now, for the GUID decides the partition
                     answer = ipam.add(record.segment, allowance)
             guids.note_other_partition(plan, wanted.pkey)
-            accept_ra = wanted.accept_ra
             placed = place(
                 *(host, pod, namespace, self.paths, attachment, plan, record, answer, ipam),
-                accept_ra=accept_ra,
+                accept_ra=wanted.accept_ra,
             )
             answer = placed.answer
             if ipam is not None and needs_interface:
                 undo.register("the addresses", ipam.undo)
                 answer = ipam.add(record.segment, allowance)
                 if plan.link is not None:
+                    accept_ra = wanted.accept_ra
                     give_addresses(pod, namespace, request.ifname, answer, accept_ra=accept_ra)
             sandbox.require_still_there()
-            interface = self._interface(request, placed, plan)
-            document = results.document(request, interface, answer, wanted.dns)
+            document = self._document(request, placed, plan, answer, wanted)
+            cidrs = [ip.address for ip in answer.ips]
             interrupts.hold()  # from here on the call is answered as attached
-            self.journal.write(
-                entry.attached(record, [ip.address for ip in answer.ips], record.segment)
-            )
+            self.journal.write(entry.attached(record, cidrs, record.segment))
         return document
 
     def detach(self, attachment: Attachment, request: Request, entry: JournalEntry | None) -> None:
@@ -143,8 +139,16 @@ class Sriov(InterfacePlugin):
         with vf_settings.pf_of(self.paths, host, record.pf) as pf:
             vf_settings.apply(host, pf, record.before, record.applied)
 
-    def _interface(self, request: Request, placed: Placed, plan: DevicePlan) -> Interface:
+    def _document(
+        self,
+        request: Request,
+        placed: Placed,
+        plan: DevicePlan,
+        answer: Result,
+        wanted: SriovOptions,
+    ) -> dict[str, Any]:
         names = candidates.rdma_devices_of(self.paths, plan.function)
-        return results.interface_of(
+        interface = results.interface_of(
             self.paths, request, mac=placed.mac, mtu=placed.mtu, bdf=placed.bdf, rdma=names
         )
+        return results.document(request, interface, answer, wanted.dns)

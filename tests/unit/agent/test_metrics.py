@@ -5,6 +5,8 @@ import re
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -13,6 +15,7 @@ from agent.leasing import families
 from agent.observe import metrics as agent_metrics
 from agent.observe.metrics import Lasting, Metrics
 from agent.policies import AgentPolicies
+from agent.serve.workers import Workers
 from base.paths import Paths
 from cni.spec.errors import Code
 from deviceplugin.kubelet.registration import PoolState
@@ -103,11 +106,10 @@ def test_no_client_makes_series_without_end() -> None:
 def test_how_busy_the_agent_is_is_asked_at_each_scrape() -> None:
     metrics = made()
     assert "podfabric_connections" not in read(metrics)
-    counts = [1, 2]
-    metrics.watch(
-        running=lambda: counts.pop(), waiting=lambda: 5, stuck=lambda: 3, connections=lambda: 9
-    )
+    workers = SimpleNamespace(running=2, waiting=5, stuck=3)
+    metrics.watch(cast(Workers, workers), lambda: 9)
     assert read(metrics)["podfabric_requests_running"] == 2
+    workers.running = 1
     found = read(metrics)
     assert found["podfabric_requests_running"] == 1
     assert (found["podfabric_requests_waiting"], found["podfabric_connections"]) == (5, 9)
@@ -224,7 +226,7 @@ def test_the_documentation_has_every_metric_with_its_labels(tmp_path: Path) -> N
     }
     usage, attachments = RangeUsage("", "10.0.0.0/24", 3, 251), {("ipoib", "attached"): 1}
     metrics = made([usage], attachments, [POOL], by_range=True)
-    metrics.watch(running=lambda: 1, waiting=lambda: 1, stuck=lambda: 1, connections=lambda: 1)
+    metrics.watch(Workers(1), lambda: 1)
     metrics.observe("ipoib", "ADD", 0, 0.1)
     metrics.refused("x")
     metrics.swept(removed=1, errors=1)

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from agent.observe.metrics import Metrics
-from agent.sweeper import Sweeper
-from cni.attachments.orphans import Outcome
+from cni.attachments.orphans import Outcome, Sweeper
 from cni.spec.errors import CNIError, Code
 from tests.unit.agent.test_metrics import read
 from tests.waiting import until
@@ -36,7 +35,7 @@ class Node:
 
 def swept(node: Node) -> Metrics:
     metrics = Metrics(plugins=(), usage=list, attachments=dict)
-    sweeper = Sweeper(node.sweep, metrics, every=0.001)
+    sweeper = Sweeper(node.sweep, metrics.swept, every=0.001)
     try:
         until(node.over.is_set)
     finally:
@@ -68,7 +67,7 @@ def test_what_stays_is_told_once_and_again_when_it_comes_back(
 
 def test_a_closed_one_sweeps_no_more() -> None:
     node = Node(*((),) * 1_000_000)
-    sweeper = Sweeper(node.sweep, Metrics(plugins=(), usage=list, attachments=dict), every=0.001)
+    sweeper = Sweeper(node.sweep, lambda removed, errors: None, every=0.001)
     until(lambda: node.sweeps > 3)
     sweeper.close()
     until(lambda: not any(thread.name == "sweep" for thread in threading.enumerate()))
