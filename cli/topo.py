@@ -2,7 +2,6 @@
 
 import argparse
 import os
-import sys
 from typing import Literal
 
 import msgspec
@@ -11,7 +10,6 @@ from base.paths import Paths
 from cli import output
 from cli.node.state import ThisNode, gpu_label, numa_text, rdma_label
 from cli.output import Cell, Lines, Table
-from host.errors import HostError
 from host.sysfs.discovery import HCA
 from host.sysfs.topology import Distance, Topology
 
@@ -63,11 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the matrix; the exit code."""
     node = ThisNode(Paths.from_environ(os.environ))
-    try:
-        drawn = picture(node, everything=arguments.all)
-    except HostError as error:
-        sys.stderr.write(f"podfabric topo: {error}\n")
-        return 1
+    drawn = picture(node, everything=arguments.all)
     if arguments.output != "table":
         output.document(drawn)
     elif drawn.devices:
@@ -125,10 +119,7 @@ def _nothing(paths: Paths) -> str:
 
 
 def picture(node: ThisNode, *, everything: bool = False) -> Picture:
-    """The GPUs and HCAs of a node, with VFs and SFs if `everything` is set.
-
-    Raises HostError if the topology file is wrong.
-    """
+    """The GPUs and HCAs of a node, with VFs and SFs if `everything` is set."""
     topology = node.topology
     devices = []
     for gpu in node.gpus:
@@ -174,5 +165,5 @@ def _located(device: TopologyDevice, topology: Topology) -> TopologyDevice:
         device,
         numa=location.numa if location.numa is not None else device.numa,
         bridge=location.bridge,
-        switches=tuple(port for port in location.ports[1:-1:2] if port not in location.flat),
+        switches=tuple(port for port in location.chain[1:-1:2] if port not in location.flat),
     )

@@ -5,7 +5,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 import grpc
 
-from base import files
 from base.paths import Paths
 from base.types import DeviceId
 from deviceplugin import current
@@ -22,10 +21,9 @@ from deviceplugin.kubelet.pod_resources import PodResourcesClient
 from deviceplugin.kubelet.records import KubeletUnreadable, PodDevices
 from deviceplugin.ledger import Ledger
 from deviceplugin.pools.pool import Pool
-from host.errors import HostError
 from host.sysfs.discovery import HCA
 from host.sysfs.gpus import GPUs
-from host.sysfs.topology import Topology, topology_file
+from host.sysfs.topology import Topology
 
 ASK_KUBELET = 0.5  # seconds, for a hint while a pod waits
 
@@ -62,7 +60,7 @@ class PoolService(ServedPool):
         self._gpus = GPUs(paths)
         self._fabric_env = False
         self._topology: Topology | None = None
-        self._topology_key: tuple[object, ...] = ()
+        self._located: set[str] = set()  # the devices of the topology
 
     def update(
         self,
@@ -209,14 +207,8 @@ class PoolService(ServedPool):
                 _log.warning("device information of %s: %s", device_id, error)
 
     def _topology_of(self, hcas: list[str], gpu_addresses: list[str]) -> Topology:
-        """Where all devices are. Read again only if there are other devices or another file."""
+        """Where all devices are. Read again only if there are other devices."""
         addresses = {*hcas, *gpu_addresses} - {""}
-        key = (files.version(topology_file(self._paths)), *sorted(addresses))
-        if self._topology is None or key != self._topology_key:
-            try:
-                self._topology = Topology.read(self._paths, addresses)
-            except HostError as error:
-                _log.warning("%s: devices are chosen without the topology", error)
-                self._topology = Topology(())
-            self._topology_key = key
+        if self._topology is None or addresses != self._located:
+            self._topology, self._located = Topology.read(self._paths, addresses), addresses
         return self._topology

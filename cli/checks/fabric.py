@@ -80,9 +80,7 @@ def gpu_distances(node: ThisNode) -> Iterator[Outcome]:
         yield warning(
             f"{', '.join(labels)}: the nearest HCA is at {distance.name}: GPUDirect RDMA "
             "reaches only as far as PXB",
-            "in a virtual machine, describe the physical machine in "
-            f"{node.paths.etc / 'topology.xml'} (NCCL_TOPO_FILE's format); otherwise the slots "
-            "are wired that way: `podfabric topo`",
+            "the slots are wired that way: `podfabric topo`; a virtual machine hides how they are",
         )
     if not far:
         yield ok("each GPU has an HCA at PXB or nearer")

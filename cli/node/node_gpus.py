@@ -14,7 +14,6 @@ from gpu.driver.gpu_inventory import NOT_KEPT, NodeGPU
 from gpu.gpu_pool import GpuPoolConfig
 from gpu.pools.placement import Share
 from gpu.pools.share_pool import by_pool, given, kinds, shared_gpus
-from host.errors import HostError
 from host.sysfs.gpus import GPU
 
 NOT_SELECTED = "no pool selects it (`devices`)"
@@ -74,7 +73,7 @@ def listed(node: ThisNode) -> NodeGPUs:
     found = [_found(node, gpu, present=gpu.address in present) for gpu in every]
     offers = _offers(node, found)
     return NodeGPUs(
-        gpus=tuple(_listed(node, each, offers[each.gpu.address], held, notes) for each in found),
+        gpus=tuple(_listed(node, each, offers[each.gpu.address], held) for each in found),
         unbound=tuple(part for part in held if not part.gpu),
         notes=tuple(dict.fromkeys(notes)),
     )
@@ -104,9 +103,7 @@ def _offers(node: ThisNode, found: Sequence[NodeGPU]) -> dict[str, _Offer]:
     return offers
 
 
-def _listed(
-    node: ThisNode, each: NodeGPU, offer: _Offer, held: list[GpuPart], notes: list[str]
-) -> ListedGPU:
+def _listed(node: ThisNode, each: NodeGPU, offer: _Offer, held: list[GpuPart]) -> ListedGPU:
     gpu = each.gpu
     used = given(node.allocations).get(gpu.address, Share())
     free = offer.capacity.minus(used) if offer.capacity is not None else None
@@ -138,7 +135,7 @@ def _listed(
         free_bytes=max(free.memory, 0) if free is not None else None,
         free_share=max(free.compute, 0) / 100 if free is not None else None,
         held=tuple(part for part in held if part.gpu == gpu.address),
-        distances=dict(_distances(node, gpu, notes)),
+        distances=dict(_distances(node, gpu)),
     )
 
 
@@ -174,14 +171,9 @@ def _gone(gpu: AllocatedGPU) -> GPU:
     return GPU(uuid=gpu.uuid, address=gpu.bdf, minor=gpu.minor, numa=None)
 
 
-def _distances(node: ThisNode, gpu: GPU, notes: list[str]) -> Iterator[tuple[str, str]]:
+def _distances(node: ThisNode, gpu: GPU) -> Iterator[tuple[str, str]]:
     hcas = [hca for hca in node.hcas if hca.address and hca.rdma_names]
     pfs = {hca.address for hca in hcas}
     hcas = [hca for hca in hcas if hca.pf not in pfs]  # VFs and SFs are where their PFs are
-    if not hcas or gpu not in node.gpus:
-        return
-    try:
-        for hca in hcas:
-            yield rdma_label(hca), node.topology.distance(gpu.address, hca.address).name
-    except HostError as error:
-        notes.append(f"{error}: distances are not known")
+    for hca in hcas if gpu in node.gpus else ():
+        yield rdma_label(hca), node.topology.distance(gpu.address, hca.address).name

@@ -15,7 +15,6 @@ from deviceplugin.allocate.preferred import COSTS
 from deviceplugin.checkpoint import CheckpointDamaged
 from deviceplugin.kubelet import records
 from deviceplugin.kubelet.records import KubeletUnreadable, PodDevices
-from host.errors import HostError
 from host.sysfs.topology import Distance
 from ipam.store.sqlite_store import SqliteStore
 
@@ -100,7 +99,7 @@ def explained(node: ThisNode, namespace: str, name: str) -> Explained:
     parts = tuple(_parts(node, pod))
     gpus = [device.gpu for device in devices if device.gpu]
     gpus += [f"{gpu_label(node.gpus, part.gpu)} {part.gpu}" for part in parts if part.gpu]
-    ways = tuple(_ways(node, dict.fromkeys(gpus), hcas, notes))
+    ways = tuple(_ways(node, dict.fromkeys(gpus), hcas))
     notes += [part.problem for part in parts if part.problem]
     return Explained(
         pod=pod,
@@ -233,20 +232,11 @@ def _shown(node: ThisNode, hca_id: str) -> str:
     return f"{hca_id} ({rdma_label(hca)})" if hca and hca.rdma_names else hca_id
 
 
-def _ways(
-    node: ThisNode, gpus: Collection[str], hcas: Collection[str], notes: list[str]
-) -> Iterator[Way]:
-    if not gpus or not hcas:
-        return
-    try:
-        topology = node.topology
-    except HostError as error:
-        notes.append(f"{error}: distances are unknown")
-        return
+def _ways(node: ThisNode, gpus: Collection[str], hcas: Collection[str]) -> Iterator[Way]:
     for gpu in gpus:
         for hca_id in hcas:
             hca = node.hca(hca_id)
-            distance = topology.distance(gpu.rpartition(" ")[2], hca.address if hca else "")
+            distance = node.topology.distance(gpu.rpartition(" ")[2], hca.address if hca else "")
             rdma = rdma_label(hca) if hca else hca_id
             direct = distance <= Distance.PXB
             yield Way(gpu, hca_id, rdma, distance.name, COSTS[distance], direct)

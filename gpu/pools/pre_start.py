@@ -24,7 +24,6 @@ from gpu.pools.container_files import Giver, group_of
 from gpu.pools.holders import Holders
 from gpu.pools.placement import WHOLE, Share, choose
 from gpu.pools.share_pool import SharedGPU, SharePool, percents
-from host.errors import HostError
 from host.sysfs.topology import Topology
 
 ASK_KUBELET = 5.0  # seconds, of the 30 that the kubelet waits
@@ -159,15 +158,11 @@ class Starter:
     def _costs(self, gpus: Collection[str], hcas: Sequence[str]) -> dict[str, int]:
         """How far each GPU is from these HCAs together, in the costs of docs/allocation.md.
 
-        All are equal without HCAs, and if the topology cannot be read.
+        All are equal without HCAs.
         """
         if not hcas:
             return {}
-        try:
-            topology = Topology.read(self._paths, {*gpus, *hcas})
-        except HostError as error:
-            _log.warning("%s: GPUs are chosen without the topology", error)
-            return {}
+        topology = Topology.read(self._paths, {*gpus, *hcas})
         return {gpu: sum(COSTS[topology.distance(gpu, hca)] for hca in hcas) for gpu in gpus}
 
     def _write(

@@ -1,10 +1,9 @@
 """Distances between PCI devices, read from sysfs, in the classes of nvidia-smi(1).
 
 GPUDirect RDMA works up to PXB (NCCL_NET_GDR_LEVEL); a common NUMA node is not enough. A virtual
-machine shows its devices side by side and hides the topology of the host. There an
-administrator can describe it in /etc/podfabric/topology.xml, in the format of NCCL_TOPO_FILE.
+machine shows its devices side by side and hides the topology of the host.
 
-Sources: `nvidia-smi topo -m`, legend; NCCL src/graph/{xml,topo,paths}.cc; the kernel's
+Sources: `nvidia-smi topo -m`, legend; NCCL src/graph/{topo,paths}.cc; the kernel's
 Documentation/ABI/testing/sysfs-bus-pci.
 """
 
@@ -12,13 +11,10 @@ import enum
 import re
 from collections.abc import Iterable
 from itertools import pairwise, takewhile
-from pathlib import Path
-from xml.etree import ElementTree
 
 import msgspec
 
 from base.paths import Paths
-from host.errors import HostError
 from host.sysfs import attribute_files, pci
 
 _BRIDGE = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")
@@ -42,13 +38,12 @@ class PciLocation(msgspec.Struct, frozen=True, kw_only=True):
     """Where a device is on the PCI bus. VFs and SFs have the location of their PF."""
 
     address: str
-    bridge: str  # the host bridge, "pci0000:17"; "cpu 0" from the file
-    chain: tuple[str, ...]  # addresses from the root port to the function, which is last
+    bridge: str  # the host bridge, "pci0000:17"
+    # Addresses from the root port to the function, which is last. The ports above it are in pairs:
+    # a root or downstream port, and the upstream port below it.
+    chain: tuple[str, ...]
     numa: int | None
-    # The ports on the way, in pairs: a root or downstream port, and the upstream port below it.
-    # Usually the chain. The file names only switches, so names for the ports above are invented.
-    ports: tuple[str, ...]
-    flat: frozenset[str]  # upstream ports in `ports` that form one switch with the one above
+    flat: frozenset[str]  # upstream ports in `chain` that form one switch with the one above
 
 
 class Topology:
@@ -60,13 +55,8 @@ class Topology:
 
     @classmethod
     def read(cls, paths: Paths, addresses: Iterable[str]) -> "Topology":
-        """Read the locations of these addresses: "0000:3b:00.0" or "mlx5_core.sf.4".
-
-        The topology file overrides sysfs for the devices that it names. Raises HostError if the
-        file is wrong.
-        """
-        override = _override(topology_file(paths))
-        locations = (_location(paths, address, override) for address in addresses)
+        """Read the locations of these addresses: "0000:3b:00.0" or "mlx5_core.sf.4"."""
+        locations = (_location(paths, address) for address in addresses)
         return cls(location for location in locations if location is not None)
 
     def location(self, address: str) -> PciLocation | None:
@@ -90,17 +80,12 @@ class Topology:
         location = self._locations.get(address)
         if location is None:
             return ""
-        if len(location.ports) == 1:
-            return _card(location.ports[0])
-        at = max(len(location.ports) - 3, 0)
-        while at >= 2 and location.ports[at] in location.flat:
+        if len(location.chain) == 1:
+            return _card(location.chain[0])
+        at = max(len(location.chain) - 3, 0)
+        while at >= 2 and location.chain[at] in location.flat:
             at -= 2
-        return location.ports[at]
-
-
-def topology_file(paths: Paths) -> Path:
-    """The path of the optional file that describes the topology of a virtual machine."""
-    return paths.etc / "topology.xml"
+        return location.chain[at]
 
 
 def _distance(a: PciLocation, b: PciLocation) -> Distance:
@@ -108,7 +93,7 @@ def _distance(a: PciLocation, b: PciLocation) -> Distance:
         return Distance.SAME
     if a.bridge != b.bridge:
         return Distance.NODE if a.numa == b.numa is not None else Distance.SYS
-    pairs = zip(a.ports[:-1], b.ports[:-1], strict=False)
+    pairs = zip(a.chain[:-1], b.chain[:-1], strict=False)
     common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
     if common == 0:
         return Distance.PHB
@@ -118,7 +103,7 @@ def _distance(a: PciLocation, b: PciLocation) -> Distance:
 
 def _levels(location: PciLocation, common: int) -> int:
     """How many switches are between the last common port and a device, the port's included."""
-    below = location.ports[common:-1]
+    below = location.chain[common:-1]
     return (len(below) + 1) // 2 - sum(port in location.flat for port in below)
 
 
@@ -126,7 +111,7 @@ def _card(address: str) -> str:
     return address.rpartition(".")[0]
 
 
-def _location(paths: Paths, address: str, override: dict[str, PciLocation]) -> PciLocation | None:
+def _location(paths: Paths, address: str) -> PciLocation | None:
     bdf = pci.canonical(address)
     if bdf is None:
         return None
@@ -138,19 +123,13 @@ def _location(paths: Paths, address: str, override: dict[str, PciLocation]) -> P
     bridge, chain = _chain(attribute_files.link(f"{functions}/{physical or bdf}"))
     if not bridge:
         bridge, chain = _chain(attribute_files.link(device))
-    pf = chain[-1] if chain else ""
-    # NCCL names a card with several functions by its first function.
-    for name in (bdf, pf, f"{_card(pf)}.0"):
-        if name in override:
-            return msgspec.structs.replace(override[name], address=address)
     if not bridge:
         return None
     return PciLocation(
         address=address,
         bridge=bridge,
         chain=chain,
-        numa=attribute_files.numa_node(device, f"{functions}/{pf}"),
-        ports=chain,
+        numa=attribute_files.numa_node(device, f"{functions}/{chain[-1]}"),
         flat=_flat({port: _ids(paths, port) for port in chain[:-1]}, chain),
     )
 
@@ -173,9 +152,9 @@ def _chain(link: str) -> tuple[str, tuple[str, ...]]:
     return (bridge, tuple(chain)) if chain else ("", ())
 
 
-def _flat(ids: dict[str, tuple[int, int]], ports: tuple[str, ...]) -> frozenset[str]:
+def _flat(ids: dict[str, tuple[int, int]], chain: tuple[str, ...]) -> frozenset[str]:
     """The upstream ports of switches that are the second level of the chip above."""
-    upstream = ports[-3::-2][::-1]
+    upstream = chain[-3::-2][::-1]
     return frozenset(
         below
         for above, below in pairwise(upstream)
@@ -189,66 +168,6 @@ def _ids(paths: Paths, address: str) -> tuple[int, int]:
         _hexadecimal(attribute_files.text(f"{at}/vendor")),
         _hexadecimal(attribute_files.text(f"{at}/device")),
     )
-
-
-class _Builder(ElementTree.TreeBuilder):
-    def doctype(self, name: str, public: str | None, system: str | None) -> None:
-        raise ValueError("it has a DOCTYPE, which could define entities: remove it")
-
-
-def _override(path: Path) -> dict[str, PciLocation]:
-    """The locations in a file in NCCL's format, by address; {} if the file does not exist."""
-    what = f"cannot use {path}, the topology in NCCL's XML format"
-    try:
-        content = path.read_bytes()
-    except FileNotFoundError:
-        return {}
-    except OSError as error:
-        raise HostError(f"{what}: {error.strerror}") from None
-    try:
-        root = ElementTree.fromstring(content, ElementTree.XMLParser(target=_Builder()))
-        if root.tag != "system":
-            raise ValueError(f"its outermost element is <{root.tag}>, not <system>")
-        locations: dict[str, PciLocation] = {}
-        for cpu in root.iter("cpu"):
-            for element in cpu.findall("pci"):
-                _read_pci(element, cpu.get("numaid", ""), (), {}, locations)
-    except (ElementTree.ParseError, ValueError, LookupError) as error:
-        raise HostError(f"{what}: {error}; correct it or remove it") from None
-    return locations
-
-
-def _read_pci(
-    element: ElementTree.Element,
-    numa: str,
-    above: tuple[str, ...],
-    ids: dict[str, tuple[int, int]],
-    locations: dict[str, PciLocation],
-) -> None:
-    text = element.get("busid", "")
-    address = pci.canonical(text)
-    if address is None or ":" not in address:
-        raise ValueError(f'busid="{text}" of a <pci> is not a PCI address such as "0000:3b:00.0"')
-    if address in locations:
-        raise ValueError(f"two <pci> elements have busid {address}")
-    ids = ids | {
-        address: (
-            _hexadecimal(element.get("vendor", "")),
-            _hexadecimal(element.get("device", "")),
-        )
-    }
-    ports = (*above, f"above {address}", address) if above or len(element.findall("pci")) else ()
-    ports = ports or (address,)
-    locations[address] = PciLocation(
-        address=address,
-        bridge=f"cpu {numa}",
-        chain=tuple(port for port in ports if " " not in port),
-        numa=int(numa) if numa.isdecimal() else None,
-        ports=ports,
-        flat=_flat(ids, ports),
-    )
-    for below in element.findall("pci"):
-        _read_pci(below, numa, ports, ids, locations)
 
 
 def _hexadecimal(text: str) -> int:

@@ -216,7 +216,6 @@ _BY_HAND = 'pools: [{name: rdma/hca, selectors: [{rdmaDevices: ["mlx5_0"]}]}]'
         ("CNI executables", _file("cni_bin/sriov", "#!/bin/sh"), "warning", "sriov"),
         ("CNI executables", _returned("sriov"), "failed", "sriov: another project's file took"),
         ("CNI executables", _returned("nv-ipam"), "failed", "nv-ipam: another project's file"),
-        ("GPUs and HCAs", _file("etc/topology.xml", "<system>"), "failed", "topology.xml"),
         ("PodResources", _file("kubelet/none", ""), "failed", "kubelet.sock: does not exist"),
     ],
 )  # fmt: skip
@@ -282,13 +281,12 @@ def test_an_rdma_mode_that_is_not_known_is_a_warning(
 
 
 def test_gpus_beyond_pxb_of_every_hca_are_a_warning(tmp_path: Path) -> None:
-    paths = servers.flat_vm(tmp_path, override=False)
+    paths = servers.flat_vm(tmp_path)
 
     (found,) = _found(paths, "GPUs and HCAs")
 
     assert found.status == "warning"
     assert "GPU0, GPU1, GPU2, GPU3: the nearest HCA is at PHB" in found.seen
-    assert "topology.xml" in found.remedy
 
 
 def test_ids_that_cannot_be_handed_out_are_a_warning_with_the_reason(node: Paths) -> None:

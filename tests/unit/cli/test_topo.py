@@ -73,16 +73,3 @@ def test_a_node_without_gpu_and_hca_says_what_to_look_at(
     assert printed.code == 0
     assert "no GPU and no HCA was found" in printed.out
     assert "lspci" in printed.out
-
-
-def test_a_topology_file_that_is_wrong_is_an_error_that_names_it(
-    shell_on: ShellOn, tmp_path: Path
-) -> None:
-    shell = shell_on(servers.flat_vm)
-    (tmp_path / "etc/topology.xml").write_text("<systems/>")
-
-    printed = shell("topo")
-
-    assert printed.code == 1
-    assert "topology.xml" in printed.err
-    assert printed.err.count("\n") == 1

@@ -308,7 +308,7 @@ def _machine(root: Path, kind: str) -> tuple[Topology, tuple[str, ...], tuple[st
     if kind == "domains":
         paths, hcas, gpus = servers.domains(root), servers.DOMAINS_HCAS, servers.DOMAINS_GPUS
     else:
-        paths = servers.flat_vm(root, override=kind == "flat, with file")
+        paths = servers.flat_vm(root)
     return Topology.read(paths, [*hcas, *gpus]), hcas, gpus
 
 
@@ -319,10 +319,6 @@ def _machine(root: Path, kind: str) -> tuple[Topology, tuple[str, ...], tuple[st
         pytest.param("domains", 2, "10", "01", id="domains, both"),
         pytest.param("domains", 3, "01", "012", id="domains, one behind a VMD as well"),
         pytest.param("domains", 3, "", "023", id="domains, those of a socket"),
-        pytest.param("flat, with file", 1, "3", "2", id="file, its switch"),
-        pytest.param("flat, with file", 2, "23", "23", id="file, two of a switch"),
-        pytest.param("flat, with file", 2, "02", "02", id="file, two switches"),
-        pytest.param("flat, with file", 3, "", "201", id="file, without GPUs: most are on C"),
         pytest.param("flat", 2, "23", "01", id="flat, all alike"),
         pytest.param("flat", 2, "", "01", id="flat, without GPUs"),
     ],

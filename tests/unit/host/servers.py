@@ -98,21 +98,14 @@ def domains(root: Path, *, nodes: bool = False) -> Paths:
     return _finished(tree, nodes)
 
 
-def flat_vm(root: Path, *, nodes: bool = False, override: bool = True) -> Paths:
-    """A virtual machine with four GPUs and four HCAs on one host bridge, NUMA nodes unknown.
-
-    With `override` there is /etc/podfabric/topology.xml, of the machine below: switches A and B
-    on NUMA node 0 (GPU 0, HCA 0; GPU 1, HCA 1) and C on node 1 (GPUs 2 and 3, HCAs 2 and 3).
-    """
+def flat_vm(root: Path, *, nodes: bool = False) -> Paths:
+    """A virtual machine with four GPUs and four HCAs on one host bridge, NUMA nodes unknown."""
     tree = _server(root)
     for number, address in enumerate(FLAT_GPUS):
         _gpu(tree, address, number, below="devices/pci0000:00", numa=-1)
     for number, address in enumerate(FLAT_HCAS):
         tree.pf(address, below="devices/pci0000:00", kind="020700", ids="15b3:101e", numa=-1)
         _hca(tree, address, number)
-    if override:
-        tree.paths.etc.mkdir()
-        (tree.paths.etc / "topology.xml").write_text(_flat_xml())
     return _finished(tree, nodes)
 
 
@@ -222,29 +215,6 @@ def _gpu(tree: Tree, address: str, number: int, *, below: str, numa: int) -> Non
         f"Device Minor: \t {number}\n"
         "GPU Excluded:\t No\n"
     )
-
-
-def _flat_xml() -> str:
-    switches = {
-        "ffff:ff:01.0": (0, (0,)),
-        "ffff:ff:02.0": (0, (1,)),
-        "ffff:ff:03.0": (1, (2, 3)),
-    }
-    lines = ['<system version="1">']
-    for numa in (0, 1):
-        lines.append(f'  <cpu numaid="{numa}" affinity="0000ffff" arch="x86_64">')
-        for switch, (node, numbers) in switches.items():
-            if node != numa:
-                continue
-            lines.append(f'    <pci busid="{switch}" class="0x060400" link_width="16">')
-            for n in numbers:
-                gpu, hca = FLAT_GPUS[n], FLAT_HCAS[n]
-                lines.append(f'      <pci busid="{gpu}" class="0x030200"><gpu dev="{n}"/></pci>')
-                nic = f'<nic><net name="mlx5_{n}" dev="{n}"/></nic>'
-                lines.append(f'      <pci busid="{hca.upper()}" class="0x020700">{nic}</pci>')
-            lines.append("    </pci>")
-        lines.append("  </cpu>")
-    return "\n".join([*lines, "</system>", ""])
 
 
 def _finished(tree: Tree, nodes: bool) -> Paths:

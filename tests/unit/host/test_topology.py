@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from base.paths import Paths
-from host.errors import HostError
 from host.sysfs.topology import Distance, Topology
 from tests.unit.host import servers
 from tests.unit.host.servers import (
@@ -89,26 +88,11 @@ def test_function_of_the_bridge_that_a_vmd_is_on_is_at_phb(tmp_path: Path) -> No
     assert topology.distance("0000:5e:00.0", "10000:e1:00.0") is Distance.PHB
 
 
-def test_flat_virtual_machine_has_no_switches_without_a_file(tmp_path: Path) -> None:
-    paths = servers.flat_vm(tmp_path, override=False)
+def test_flat_virtual_machine_has_no_switches(tmp_path: Path) -> None:
+    paths = servers.flat_vm(tmp_path)
     topology = Topology.read(paths, (*FLAT_GPUS, *FLAT_HCAS))
     assert _rows(topology, FLAT_GPUS, FLAT_HCAS) == ["hhhh"] * 4
     assert len({topology.switch(address) for address in FLAT_HCAS}) == 4
-
-
-def test_file_tells_the_topology_below_a_virtual_machine(tmp_path: Path) -> None:
-    _, topology = _server(tmp_path, servers.flat_vm, (*FLAT_GPUS, *FLAT_HCAS))
-    assert _rows(topology, FLAT_GPUS, FLAT_HCAS) == ["ihss", "hiss", "ssii", "ssii"]
-    assert _rows(topology, FLAT_HCAS, FLAT_HCAS) == ["=hss", "h=ss", "ss=i", "ssi="]
-    assert [topology.switch(address) for address in FLAT_HCAS] == [
-        "ffff:ff:01.0",
-        "ffff:ff:02.0",
-        "ffff:ff:03.0",
-        "ffff:ff:03.0",
-    ]
-    location = topology.location(FLAT_HCAS[3])
-    assert location is not None
-    assert (location.numa, location.chain) == (1, ("ffff:ff:03.0", FLAT_HCAS[3]))
 
 
 def test_vfs_and_sfs_are_where_their_pf_is(tmp_path: Path) -> None:
@@ -274,80 +258,3 @@ def test_host_bridge_may_be_below_another_bus(tmp_path: Path) -> None:
     location = Topology.read(paths, ["0001:00:00.0"]).location("0001:00:00.0")
     assert location is not None
     assert (location.bridge, location.chain, location.numa) == ("pci0001:00", ("0001:00:00.0",), 1)
-
-
-def _given(tmp_path: Path, xml: str, *addresses: str) -> Topology:
-    paths = _machine(tmp_path, "pci0000:00 00:05.0", "pci0000:00 00:06.1", "pci0000:00 00:07.0")
-    paths.etc.mkdir()
-    (paths.etc / "topology.xml").write_text(xml)
-    return Topology.read(paths, addresses)
-
-
-def test_devices_that_the_file_does_not_name_are_where_sysfs_says(tmp_path: Path) -> None:
-    xml = '<system><cpu numaid="0"><pci busid="0000:00:05.0"/></cpu></system>'
-    a, b, c = "0000:00:05.0", "0000:00:06.1", "0000:00:07.0"
-    topology = _given(tmp_path, xml, a, b, c)
-    assert topology.distance(b, c) is Distance.PHB
-    assert topology.distance(a, b) is Distance.NODE  # on another bridge, as far as one can tell
-
-
-def test_file_may_have_switches_below_switches_and_name_a_card_by_function_0(
-    tmp_path: Path,
-) -> None:
-    xml = """<system version="1"><cpu numaid="1" arch="x86_64">
-      <pci busid="ffff:ff:01.0" class="0x060400">
-        <pci busid="0000:00:05.0" class="0x030200"><gpu dev="0" sm="90"/></pci>
-        <pci busid="ffff:ff:02.0" class="0x060400">
-          <pci busid="0000:00:06.0" class="0x020700"><nic><net name="mlx5_0"/></nic></pci>
-        </pci>
-      </pci>
-      <pci busid="0000:00:07.0"/>
-      <nic><net name="eth0"/></nic>
-    </cpu></system>"""
-    addresses = ("0000:00:05.0", "0000:00:06.1", "0000:00:07.0")
-    topology = _given(tmp_path, xml, *addresses)
-    assert _rows(topology, addresses, addresses) == ["=xh", "x=h", "hh="]
-    location = topology.location("0000:00:06.1")
-    assert location is not None
-    assert (location.numa, location.bridge) == (1, "cpu 1")
-
-
-def test_pex_chip_in_the_file_counts_as_one_switch(tmp_path: Path) -> None:
-    pex = 'vendor="0x1000" device="0xc030"'
-    xml = f"""<system><cpu numaid="0"><pci busid="ffff:ff:01.0" {pex}>
-        <pci busid="0000:00:05.0"/>
-        <pci busid="ffff:ff:02.0" {pex}><pci busid="0000:00:07.0"/></pci>
-      </pci></cpu></system>"""
-    topology = _given(tmp_path, xml, "0000:00:05.0", "0000:00:07.0")
-    assert topology.distance("0000:00:05.0", "0000:00:07.0") is Distance.PIX
-    assert topology.switch("0000:00:05.0") == topology.switch("0000:00:07.0") == "ffff:ff:01.0"
-
-
-@pytest.mark.parametrize(
-    ("xml", "words"),
-    [
-        ("", "no element found"),
-        ("<system><cpu>", "no element found"),
-        ("<graphs/>", "<graphs>, not <system>"),
-        ('<system><cpu><pci busid="zz"/></cpu></system>', 'busid="zz"'),
-        ("<system><cpu><pci/></cpu></system>", 'busid=""'),
-        ('<system><cpu><pci busid="mlx5_core.sf.1"/></cpu></system>', "not a PCI address"),
-        (
-            '<system><cpu><pci busid="00:05.0"/><pci busid="0000:00:05.0"/></cpu></system>',
-            "two <pci> elements have busid 0000:00:05.0",
-        ),
-        ('<!DOCTYPE system [<!ENTITY a "b">]><system>&a;</system>', "DOCTYPE"),
-        ('<!DOCTYPE system SYSTEM "file:///etc/passwd"><system/>', "DOCTYPE"),
-    ],
-)
-def test_wrong_file_is_an_error_that_names_it(tmp_path: Path, xml: str, words: str) -> None:
-    with pytest.raises(HostError) as caught:
-        _given(tmp_path, xml)
-    assert words in str(caught.value)
-    assert str(tmp_path / "etc/topology.xml") in str(caught.value)
-
-
-def test_file_that_is_a_directory_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "topology.xml").mkdir()
-    with pytest.raises(HostError, match=r"topology\.xml.*Is a directory"):
-        Topology.read(Paths(sys=tmp_path, etc=tmp_path), ())
