@@ -27,7 +27,7 @@ from base.paths import Paths
 from bench.processes import quantile
 from deviceplugin import checkpoint
 from deviceplugin.api import v1beta1_pb2, v1beta1_pb2_grpc
-from deviceplugin.kubelet.channels import open_channel
+from deviceplugin.kubelet.pod_resources import open_channel
 from tests.host.deviceplugin.processes import configure, made_server, running
 from tests.kubelet import Kubelet
 from tests.unit.host import servers

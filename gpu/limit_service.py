@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from base.loop import StepThread
 from base.paths import Paths
+from base.problems import Problems
 from gpu.driver import nvml
 from gpu.driver.gpu_health import GpuHealth
 from gpu.driver.gpu_inventory import GpuMemory, LimitedGPU
@@ -87,6 +88,7 @@ class GpuService(StepThread):
         self._problem = NO_DRIVER
         self._tried = float("-inf")
         self._sample = NodeSample(problem="not looked at yet")
+        self._problems = Problems(_log)
         self._asked = threading.Event()  # the driver, for the first time
         self._begun = threading.Event()
         self._looked = float("-inf")
@@ -177,8 +179,7 @@ class GpuService(StepThread):
     def _look(self, driver: Nvml | None) -> None:
         sample = self._watch.look(driver, self._problem)
         self._enforcement.decide(sample, driver)
-        if sample.problem and sample.problem != self._sample.problem:
-            _log.warning("GPUs: %s", sample.problem)
+        self._problems.tell("GPUs", sample.problem or None)
         self._sample = sample
         if driver is not None and not sample.gpus and sample.problem:
             self._let_go()  # another driver may be loaded by now

@@ -10,6 +10,8 @@ import logging
 import os
 from pathlib import Path
 
+from base.problems import Problems
+
 READ = b"system_u:object_r:container_ro_file_t:s0"
 WRITE = b"system_u:object_r:container_file_t:s0"
 """Without categories: the containers of all pods may use such a file, if they have it mounted."""
@@ -22,13 +24,13 @@ _log = logging.getLogger(__name__)
 class ContainerLabels:
     """Labels files for containers, on a node whose kernel has SELinux; else it does nothing.
 
-    `sys` is where sysfs is. After a failure it logs why, once while it stays the same: containers
-    cannot use the file then, and what needs it fails there.
+    `sys` is where sysfs is. It logs a failure: containers cannot use the file then, and what needs
+    it fails there.
     """
 
     def __init__(self, sys: Path) -> None:
         self._switch = sys / "fs/selinux/enforce"
-        self._failed: str | None = None
+        self._problems = Problems(_log)
 
     def set(self, path: Path, label: bytes) -> None:
         """Label a file, directory or socket, unless it has that label."""
@@ -37,16 +39,10 @@ class ContainerLabels:
         try:
             if _label(path) != label:
                 os.setxattr(path, ATTRIBUTE, label, follow_symlinks=False)
-            self._failed = None
+            self._problems.tell("SELinux", None)
         except OSError as error:
-            if error.strerror != self._failed:
-                _log.warning(
-                    "SELinux: %s cannot get the label %s: %s: containers may not use it",
-                    path,
-                    label.decode(),
-                    error.strerror,
-                )
-            self._failed = error.strerror
+            text = f"cannot get the label {label.decode()}: {error.strerror}"
+            self._problems.tell("SELinux", f"{path} {text}: containers may not use it")
 
 
 def _label(path: Path) -> bytes:

@@ -6,14 +6,15 @@ of them: it costs 20 MB, and most agents never need it.
 
 import logging
 import os
-import queue
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agent import leasing
 from base import msgspec_warmup
+from base.loop import StepThread
 
 if TYPE_CHECKING:
     from gpu.limits.refusals import Refusal
@@ -26,15 +27,15 @@ REFUSED = "GpuRefused"
 IN_CLUSTER = "KUBERNETES_SERVICE_HOST"  # a kubelet sets it in each container
 TOKEN = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
 _MOST_WAITING = 256
-_PATIENCE = 2.0  # seconds that a close waits
+_FOR_LONG = 3600.0  # seconds; the next event wakes the thread
 
 _log = logging.getLogger(__name__)
 
 Write = Callable[["PendingEvents"], object]
 
 
-class AgentEvents:
-    """Writes events, each once, in a thread of its own. Any thread may use it.
+class AgentEvents(StepThread):
+    """Writes events, each once, in a thread that begins with the first. Any thread may use it.
 
     `api` makes the client; None without an API server.
     """
@@ -46,11 +47,12 @@ class AgentEvents:
             environ, "an event is to be written", "no event is written"
         ),
     ) -> None:
+        super().__init__("events")
         self._environ = environ
         self._api = api
-        self._waiting: queue.Queue[Write | None] = queue.Queue(_MOST_WAITING)
-        self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
+        self._waiting: deque[Write] = deque()
+        self._lock = threading.Lock()  # of the thread's start
+        self._events: PendingEvents | None = None
 
     def of_gpu(self, told: "OverUse | Refusal") -> None:
         """On a pod that uses more of a GPU than it may, or whose processes get none.
@@ -81,36 +83,31 @@ class AgentEvents:
         node: dict[str, Any] = {"apiVersion": "v1", "kind": "Node", "name": name, "uid": name}
         self._put(lambda events: events.add(reason, message, node, message))
 
-    def close(self) -> None:
-        """Write no more."""
-        if self._thread is not None:
-            try:
-                self._waiting.put_nowait(None)
-            except queue.Full:
-                return
-            self._thread.join(_PATIENCE)
+    def step(self) -> float:
+        """Write the events that wait."""
+        if self._events is None:
+            api = self._api(self._environ)
+            if api is None:
+                self._environ = {}  # the log has said why
+                self._waiting.clear()
+                return _FOR_LONG
+            from kube.events import PendingEvents
+
+            msgspec_warmup.build()  # of the modules that were imported just now
+            self._events = PendingEvents(api)
+        while self._waiting:
+            self._waiting.popleft()(self._events)
+            self._events.send()
+        return _FOR_LONG
 
     def _put(self, write: Write) -> None:
         if IN_CLUSTER not in self._environ and leasing.KUBECONFIG not in self._environ:
             return
+        if len(self._waiting) >= _MOST_WAITING:
+            _log.warning("too many events wait: one is not written")
+            return
+        self._waiting.append(write)
         with self._lock:
             if self._thread is None:
-                self._thread = threading.Thread(target=self._write, name="events", daemon=True)
-                self._thread.start()
-        try:
-            self._waiting.put_nowait(write)
-        except queue.Full:
-            _log.warning("too many events wait: one is not written")
-
-    def _write(self) -> None:
-        api = self._api(self._environ)
-        if api is None:
-            self._environ = {}  # the log has said why
-            return
-        from kube.events import PendingEvents
-
-        msgspec_warmup.build()  # of the modules that were imported just now
-        events = PendingEvents(api)
-        while (write := self._waiting.get()) is not None:
-            write(events)
-            events.send()
+                self.start()
+        self.wake()

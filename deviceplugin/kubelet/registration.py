@@ -24,9 +24,9 @@ from base.problems import Problems
 from base.watching import Waker
 from deviceplugin.api import v1beta1_pb2, v1beta1_pb2_grpc
 from deviceplugin.kubelet import plugin_sockets, streams
-from deviceplugin.kubelet.channels import open_channel
 from deviceplugin.kubelet.plugin_server import ServedPool, Servicer
 from deviceplugin.kubelet.plugin_sockets import Listener, SocketError
+from deviceplugin.kubelet.pod_resources import open_channel
 from deviceplugin.kubelet.streams import Streams
 
 VERSION = "v1beta1"

@@ -7,7 +7,7 @@ from pathlib import Path
 import grpc
 
 from deviceplugin.api import v1beta1_pb2, v1beta1_pb2_grpc
-from deviceplugin.kubelet.channels import open_channel
+from deviceplugin.kubelet.pod_resources import open_channel
 from tests.waiting import PATIENCE
 
 CONNECT = 10.0  # seconds

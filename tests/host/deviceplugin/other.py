@@ -9,7 +9,7 @@ import grpc
 
 from deviceplugin.api import v1beta1_pb2 as api
 from deviceplugin.api import v1beta1_pb2_grpc
-from deviceplugin.kubelet.channels import open_channel
+from deviceplugin.kubelet.pod_resources import open_channel
 from tests.waiting import PATIENCE
 
 

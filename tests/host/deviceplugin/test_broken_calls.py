@@ -12,7 +12,7 @@ import pytest
 from base.paths import Paths
 from deviceplugin.api import v1beta1_pb2 as api
 from deviceplugin.api import v1beta1_pb2_grpc
-from deviceplugin.kubelet.channels import open_channel
+from deviceplugin.kubelet.pod_resources import open_channel
 from deviceplugin.kubelet.registration import PluginServer
 from tests.host.deviceplugin.conftest import Serve
 from tests.host.deviceplugin.pool import NAME, Pool

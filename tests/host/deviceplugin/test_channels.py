@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 from deviceplugin.api import v1beta1_pb2, v1beta1_pb2_grpc
-from deviceplugin.kubelet.channels import open_channel
+from deviceplugin.kubelet.pod_resources import open_channel
 from tests.waiting import PATIENCE
 
 SETTINGS, GOAWAY = 4, 7  # types of HTTP/2 frames (RFC 9113, section 6)

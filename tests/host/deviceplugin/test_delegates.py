@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from cni.spec import delegate
 from deviceplugin.kubelet import sockets
-from deviceplugin.kubelet.channels import open_channel
+from deviceplugin.kubelet.pod_resources import open_channel
 import grpc
 
 directory, failed = Path(sys.argv[1]), 0

@@ -15,7 +15,7 @@ from base.paths import Paths
 from base.types import DeviceId
 from deviceplugin.api import podresources_pb2, podresources_pb2_grpc
 from deviceplugin.kubelet import records as reader
-from deviceplugin.kubelet.channels import open_channel
+from deviceplugin.kubelet.pod_resources import open_channel
 from deviceplugin.kubelet.records import KubeletUnreadable, PodDevices
 from tests.host.deviceplugin.other import Other
 from tests.kubelet import Kubelet

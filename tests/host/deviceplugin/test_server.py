@@ -14,8 +14,8 @@ from base.paths import Paths
 from deviceplugin.api import v1beta1_pb2 as api
 from deviceplugin.api import v1beta1_pb2_grpc
 from deviceplugin.kubelet import streams
-from deviceplugin.kubelet.channels import open_channel
 from deviceplugin.kubelet.plugin_sockets import Listener
+from deviceplugin.kubelet.pod_resources import open_channel
 from deviceplugin.kubelet.registration import PluginServer
 from deviceplugin.kubelet.streams import Streams
 from tests.host.deviceplugin.pool import Pool

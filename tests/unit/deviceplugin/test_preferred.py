@@ -10,8 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from deviceplugin.allocate.assignment import assign
-from deviceplugin.allocate.preferred import preferred
+from deviceplugin.allocate.preferred import assign, preferred
 from deviceplugin.pools.pool import Pool
 from host.sysfs.topology import PciLocation, Topology
 from tests.unit.deviceplugin.made import hca, pool
