@@ -95,7 +95,7 @@ class Node:
         """Let the functions that `cni.sriov` calls use this node."""
         for module, names in (
             (links, ("find", "every", "by_index")),
-            (addresses, ("configure",)),
+            (interface_addresses, ("configure",)),
             (netdev_move, ("move_in", "set_address")),
             (rdma, ("rdma", "devices", "move")),
         ):
@@ -104,7 +104,7 @@ class Node:
         monkeypatch.setattr(vfs, "read", self._read_vf)
         monkeypatch.setattr(vfs, "find", self._find_vf)
         monkeypatch.setattr(
-            addresses, "of_users", lambda route, link: self.addresses.get(link.name, [])
+            interface_addresses, "of_users", lambda route, link: self.addresses.get(link.name, [])
         )
         monkeypatch.setattr(rdma, "mode", lambda socket: self.mode)
         monkeypatch.setattr(rdma, "by_index", self._rdma_by_index)
