@@ -44,6 +44,8 @@ def main() -> None:
     interpreter = (environment / "bin/python3").resolve()
     packages = needed((interpreter.name, *LIBRARIES), installed())
     leave_out_of_client(site_packages(environment))
+    for registry in (site_packages(environment) / "netaddr/eui").glob("*.txt"):
+        registry.unlink()  # whose a MAC is: 8 MB that nothing looks up
     make_skeleton(root)
     for package in packages:
         copy(package, root)
