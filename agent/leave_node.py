@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from agent import state_file
+from agent import presence
 from base import files
 from base.files import sync_directory
 from base.loop import StepThread
@@ -88,7 +88,7 @@ class Departure(StepThread):
 
     def step(self) -> float:
         """Look at the node once."""
-        if state_file.others(self._paths.run, STANDING_BY):
+        if presence.others(self._paths.run, STANDING_BY):
             _log.info("another agent stands by, which attaches pods: it takes over")
             return self._over()
         now = time.monotonic()
@@ -183,7 +183,7 @@ def remove_state(paths: Paths) -> None:
     files.remove(paths.cluster_policies)
     for path in (paths.agent_socket, paths.locks):
         _remove(path)
-    state_file.remove_dead(paths.run)
+    presence.remove_dead(paths.run)
     sync_directory(paths.state)
     begun.unlink(missing_ok=True)
     sync_directory(paths.state)

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from agent import leasing, leave_node, settings, state_file
+from agent import leasing, leave_node, presence, settings
 from agent.gpu_limits import AgentGpuLimits
 from agent.leave_node import STANDING_BY, Departure, Leaving
 from agent.observe import logs, metrics
@@ -116,7 +116,7 @@ class Agent:
         stack: ExitStack,
         leaving: Leaving | None,
     ) -> None:
-        self._presence = stack.enter_context(state_file.present(paths.run, "starting"))
+        self._presence = stack.enter_context(presence.present(paths.run, "starting"))
         self._turn = stack.enter_context(ExitStack())  # with the lock of the agent that listens
         self._sockets = stack.enter_context(ExitStack())
         self._server: Server | None = None
@@ -221,7 +221,7 @@ class Agent:
     def wait(self) -> bool:
         """Wait until no other agent of the node listens; False if SIGTERM comes first."""
         path, stand_by = self._paths.agent_lock, self._stand_by
-        if not state_file.has_turn(path, self._turn, stand_by, lambda: self._stopping):
+        if not presence.has_turn(path, self._turn, stand_by, lambda: self._stopping):
             return False
         if self._leaving is None and leave_node.removal_has_begun(self._paths):
             leave_node.remove_state(self._paths)
@@ -255,12 +255,12 @@ class Agent:
             self._sockets.callback(sweeper.close)
         gc.freeze()  # what exists now lasts: no collection needs to look at it
         gc.enable()
-        watchdog = state_file.Watchdog(lambda: self._alive()[0])
+        watchdog = presence.Watchdog(lambda: self._alive()[0])
         self._stack.callback(watchdog.close)
         self._tell("serving")
         if self._stopping:  # before there was a server
             self._server.stop()
-        state_file.notify("READY=1")
+        presence.notify("READY=1")
         _log.info("serving at %s", self._paths.agent_socket)
         if self._leaving is not None:
             self._departure = Departure(
@@ -352,7 +352,7 @@ class Agent:
 
     def _stop(self, signum: int = 0, frame: FrameType | None = None) -> None:
         self._stopping = True
-        state_file.notify_stopping(self._settings.grace + 2 * OVERTIME)
+        presence.notify_stopping(self._settings.grace + 2 * OVERTIME)
         if self._server is not None:
             self._server.stop()
 
@@ -365,7 +365,7 @@ class Agent:
         lock = self._paths.agent_lock
         self._tell(STANDING_BY if self._leaving is None else f"{STANDING_BY} to leave")
         text = f"another agent serves, which holds {lock}: waiting until it ends (fuser {lock})"
-        state_file.notify(f"STATUS={text}")
+        presence.notify(f"STATUS={text}")
         _log.info("%s", text)
         self._devices.prepare()
 
@@ -398,4 +398,4 @@ class Agent:
             _log.info("%s: remove this agent", GONE)
             self._open_endpoint()
         while not self._stopping:
-            time.sleep(state_file.LOOK_EVERY)
+            time.sleep(presence.LOOK_EVERY)

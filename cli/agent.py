@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 
-from agent import state_file
+from agent import presence
 from base.paths import Paths
 from cli.arguments import seconds
 
@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _print_state(paths: Paths) -> int:
-    states = state_file.states(paths.run)
+    states = presence.states(paths.run)
     for state in states or ["no agent runs with the mounts of this process"]:
         sys.stdout.write(f"{state}\n")
     return 0 if states and not set(states) & set(NOT_PREPARED) else 1

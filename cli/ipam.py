@@ -13,7 +13,7 @@ from cli import cluster_ipam
 from cni.attachments import node_facts
 from cni.spec.errors import CNIError, Code, invalid_config
 from ipam.addresses import parse, text
-from ipam.store import fsck
+from ipam.store import repair
 from ipam.store.database import DATABASE, WAL
 from ipam.store.reservations import Reservation
 from ipam.store.sqlite_store import SqliteStore
@@ -130,10 +130,10 @@ def _fsck(arguments: argparse.Namespace, paths: Paths) -> int:
     if arguments.rebuild:
         for unseen in facts.unseen:
             _say(f"not looked at: {unseen}")
-        fsck.rebuild(directory, _say)
+        repair.rebuild(directory, _say)
         with node_facts.store_of(paths).transaction():
             pass  # it looks at the node
-    sound = fsck.check(directory, _say, facts)
+    sound = repair.check(directory, _say, facts)
     _say(f"the address store in {directory} is {'sound' if sound else 'NOT sound'}")
     return 0 if sound else 1
 

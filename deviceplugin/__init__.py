@@ -6,7 +6,7 @@
 - `pool_service` answers the kubelet's calls for one pool; the protocol is in `kubelet`.
 - `allocate` makes what a container gets; `ledger` records it in the `checkpoint`.
 - `reconcile` compares the ledger with the kubelet's records; `current` compares device numbers.
-- `pod_devices` and `assigned` tell the CNI plugins which HCAs pods have.
+- `pod_devices` and `devices_for_pods` tell the CNI plugins which HCAs pods have.
 """
 
 import os

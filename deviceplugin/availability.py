@@ -7,7 +7,7 @@ holder excludes the use of that HCA. `health` says what is wrong with ports.
 from collections.abc import Iterable, Iterator, Mapping
 
 from deviceplugin import current
-from deviceplugin.allocate.nodes import gives_uverbs
+from deviceplugin.allocate.device_files import gives_uverbs
 from deviceplugin.checkpoint import Allocation
 from deviceplugin.health import GONE
 from deviceplugin.pools.pool import Pool

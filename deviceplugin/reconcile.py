@@ -17,7 +17,7 @@ from base.problems import Problems
 from deviceplugin import current, pod_devices
 from deviceplugin.allocate import cdi, device_info
 from deviceplugin.allocate.container_devices import recorded
-from deviceplugin.allocate.nodes import inside
+from deviceplugin.allocate.device_files import inside
 from deviceplugin.checkpoint import (
     AllocatedHCA,
     AllocatedNode,

@@ -7,7 +7,7 @@ from typing import Any
 from cni.spec.result import Result
 from ipam.addresses import Interval, parse_interface
 from ipam.config.options import IpamOptions
-from ipam.config.range_options import network_of
+from ipam.config.range_reader import network_of
 from ipam.ranges import RangeSet, written
 from ipam.store.address_choice import AddressChoice
 from ipam.store.reservations import Owner

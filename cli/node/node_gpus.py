@@ -9,7 +9,7 @@ from cli.node.gpu_parts import GpuPart, parts
 from cli.node.state import ThisNode, gpu_label, rdma_label
 from deviceplugin.checkpoint import AllocatedGPU
 from deviceplugin.kubelet.extended_resources import MOST_IDS
-from gpu.driver import gpu_nodes
+from gpu.driver import gpu_device_files
 from gpu.driver.gpu_inventory import NOT_KEPT, NodeGPU
 from gpu.gpu_pool import GpuPoolConfig
 from gpu.pools.placement import Share
@@ -162,7 +162,7 @@ def _found(node: ThisNode, gpu: GPU, *, present: bool) -> NodeGPU:
     if present and gpu.minor is None:
         fault = "the driver does not tell the number of its device node"
     elif present and gpu.minor is not None:
-        fault = gpu_nodes.fault(node.paths, gpu.minor)
+        fault = gpu_device_files.fault(node.paths, gpu.minor)
     minor = gpu.minor if gpu.minor is not None else -1
     return NodeGPU(gpu=gpu, minor=minor, fault=fault, memory=node.gpu_memory.get(gpu.uuid))
 

@@ -29,8 +29,8 @@ from cni.attachments.pod_choices import PodChoices, lock_of
 from cni.spec.errors import CNIError, Code
 from cni.spec.request import Request
 from deviceplugin import pod_devices
-from deviceplugin.assigned import OfOtherPods, assigned, others
 from deviceplugin.checkpoint import AllocatedHCA
+from deviceplugin.devices_for_pods import OfOtherPods, assigned, others
 from deviceplugin.pod_devices import PodDevice, PodHoldings, Stale, Unknown
 from host.sysfs import pci
 from host.sysfs.discovery import HCAsByName, unknown

@@ -21,7 +21,7 @@ from ipam.addresses import Network, parse_interface, text
 from ipam.config.options import IpamOptions
 from ipam.delegation import OURS, TAKEN_OVER
 from ipam.plugin import AddressPlugin
-from ipam.store.fsck import LivingAddress, NodeFacts
+from ipam.store.repair import LivingAddress, NodeFacts
 from ipam.store.reservations import Reservation
 from ipam.store.store_files import StoreFiles
 from ipam.store_choice import Stores

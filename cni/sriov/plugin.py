@@ -20,9 +20,9 @@ from cni.spec.request import Request
 from cni.spec.result import Result
 from cni.sriov import (
     candidates,
-    former,
     guids,
     options,
+    sriov_cni,
     vf_check,
     vf_policy,
     vf_release,
@@ -98,11 +98,11 @@ class Sriov(InterfacePlugin):
         """Restore the attachment's device, unless that was done already. HostError, Busy."""
         vf_release.release(self.journal, self.paths, attachment, request, entry)
         if entry is not None:
-            former.forget(self.paths, attachment, entry.device)
+            sriov_cni.forget(self.paths, attachment, entry.device)
 
     def adopt(self, attachment: Attachment, request: Request) -> JournalEntry | None:
         """The entry of a VF that sriov-cni or ib-sriov-cni attached, by their files."""
-        return former.adopt(self.journal, self.paths, attachment, request)
+        return sriov_cni.adopt(self.journal, self.paths, attachment, request)
 
     def compare(self, attachment: Attachment, request: Request) -> None:
         """Compare the device with the record and prevResult. CNIError 102 for a difference."""

@@ -11,7 +11,7 @@ import msgspec
 
 from base.paths import Paths
 from deviceplugin import checkpoint
-from deviceplugin.allocate import cdi, environment, nodes
+from deviceplugin.allocate import cdi, device_files, environment
 from deviceplugin.api.v1beta1_pb2 import CDIDevice, ContainerAllocateResponse, DeviceSpec
 from deviceplugin.kubelet.plugin_server import Rejected
 from deviceplugin.pools.pool import Pool
@@ -90,7 +90,7 @@ def describe(paths: Paths, pool: Pool, current: Mapping[str, HCA]) -> None:
 
 def recorded(pool: Pool, hca: HCA) -> checkpoint.AllocatedHCA:
     """An HCA of the pool as the checkpoint records it for its holder."""
-    verbs = nodes.gives_uverbs(pool, hca)
+    verbs = device_files.gives_uverbs(pool, hca)
     umad, issm = verbs and pool.config.umad, verbs and pool.config.issm
     return checkpoint.AllocatedHCA(
         id=hca.id,
@@ -130,7 +130,7 @@ class _NodeLookup:
         self._manager: DeviceNode | None = None
         if pool.config.rdma:
             try:
-                self._manager = nodes.connection_manager(paths)
+                self._manager = device_files.connection_manager(paths)
             except HostError as error:  # InfiniBand works without it
                 self.notes.append(f"containers do not get rdma_cm: {error}")
 
@@ -160,7 +160,7 @@ class _NodeLookup:
         """Look up an HCA's nodes; why it cannot be used, None if it can."""
         if hca.id not in self.nodes_of:
             try:
-                hca_nodes = nodes.of_hca(self._paths, self._pool, hca, self._manager)
+                hca_nodes = device_files.of_hca(self._paths, self._pool, hca, self._manager)
             except HostError as error:
                 return str(error)
             self.nodes_of[hca.id] = (hca, hca_nodes)
@@ -200,4 +200,4 @@ def _specs(nodes_of: environment.Given) -> list[DeviceSpec]:
 def _recorded_node(node: CharacterDevice | None, given: bool) -> checkpoint.AllocatedNode | None:
     if node is None or not given:
         return None
-    return checkpoint.AllocatedNode(nodes.inside(node.name), node.major, node.minor)
+    return checkpoint.AllocatedNode(device_files.inside(node.name), node.major, node.minor)

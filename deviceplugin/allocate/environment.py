@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from deviceplugin.allocate import nodes
+from deviceplugin.allocate import device_files
 from deviceplugin.pools.pool_config import PoolConfig
 from host.device_nodes import DeviceNode
 from host.sysfs.discovery import HCA, RdmaDevice
@@ -81,7 +81,7 @@ def _verbs(hca: HCA, given: Sequence[DeviceNode]) -> list[RdmaDevice]:
     return [
         rdma
         for rdma in hca.rdma
-        if rdma.uverbs is not None and nodes.inside(rdma.uverbs.name) in paths
+        if rdma.uverbs is not None and device_files.inside(rdma.uverbs.name) in paths
     ]
 
 

@@ -14,7 +14,7 @@ import msgspec
 
 from base.paths import Paths
 from base.problems import Problems
-from gpu.driver import gpu_nodes
+from gpu.driver import gpu_device_files
 from host.errors import HostError
 from host.sysfs.gpus import GPU, GPUs
 
@@ -98,7 +98,7 @@ class GpuInventory:
         for address, gpu in present.items():
             if gpu.minor is None:
                 continue
-            fault = gpu_nodes.fault(self._paths, gpu.minor)
+            fault = gpu_device_files.fault(self._paths, gpu.minor)
             if fault is None:
                 self._ready.add(address)
             fault = fault or sick.get(gpu.uuid)

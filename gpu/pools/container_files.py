@@ -14,7 +14,7 @@ import grpc
 
 from base.paths import Paths
 from deviceplugin.kubelet.plugin_server import Rejected
-from gpu.driver import gpu_nodes
+from gpu.driver import gpu_device_files
 from gpu.driver.driver_files import SharedFile
 from gpu.limits.group_limits import GroupError, Limit
 from gpu.pools import slot_files
@@ -68,7 +68,9 @@ class Giver:
 
     def _nodes(self, minor: int) -> tuple[DeviceNode, ...]:
         try:
-            return gpu_nodes.of_gpus(self._paths, [minor], gpu_nodes.TOOLS_AND_DISPLAY)
+            return gpu_device_files.of_gpus(
+                self._paths, [minor], gpu_device_files.TOOLS_AND_DISPLAY
+            )
         except HostError as error:
             raise Rejected(grpc.StatusCode.FAILED_PRECONDITION, str(error)) from None
 

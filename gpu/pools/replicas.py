@@ -18,7 +18,7 @@ from deviceplugin.kubelet.extended_resources import MOST_IDS
 from deviceplugin.kubelet.plugin_server import ServedPool
 from deviceplugin.kubelet.records import PodDevices
 from deviceplugin.ledger import Ledger
-from gpu.driver import gpu_nodes
+from gpu.driver import gpu_device_files
 from gpu.driver.driver_files import SharedFile
 from gpu.driver.gpu_inventory import NodeGPU
 from gpu.gpu_pool import GpuPoolConfig
@@ -93,7 +93,7 @@ class ReplicaService(ServedPool):
         gpu_ids.check(self.name, ids, self._gpus)
         gpus = {DeviceId(device_id): self._gpus[device_id] for device_id in sorted(ids)}
         try:
-            given = gpu_nodes.of_gpus(self._paths, {gpu.minor for gpu in gpus.values()})
+            given = gpu_device_files.of_gpus(self._paths, {gpu.minor for gpu in gpus.values()})
         except HostError as error:
             raise gpu_ids.refusal(self.name, ids[0], str(error)) from None
         try:

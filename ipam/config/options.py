@@ -17,7 +17,7 @@ from cni.spec.config import NetworkConfig, convert
 from cni.spec.errors import invalid_config
 from cni.spec.result import DNS, Route
 from ipam.addresses import Network, family, parse, parse_interface, text
-from ipam.config.range_options import RangeOptions, RangeReader, Section, address_at, section
+from ipam.config.range_reader import RangeOptions, RangeReader, Section, address_at, section
 from ipam.ranges import Range, RangeSet, domain_of
 
 A = TypeVar("A")

@@ -11,7 +11,7 @@ from ipam.controller.definitions import POOLS_PER_NAMESPACE, read
 from ipam.controller.reclaim import ReclaimCounts
 from ipam.controller.rounds import OtherPools, Rounds, Seen, World
 from ipam.controller.steps import Steps
-from ipam.controller.whereabouts import Mode
+from ipam.controller.whereabouts_coexistence import Mode
 from ipam.leases.objects import AddressBlock, AddressPool, AddressReservation
 from kube.client import ClusterApi
 from kube.informer import Mirror, NodePoll, Polled, same

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from ipam.addresses import Interval, parse_interface
 from ipam.controller.block_index import BlockIndex, PlacedBlock
 from ipam.controller.block_sizes import Plan
-from ipam.controller.whereabouts import PoolShare
+from ipam.controller.whereabouts_coexistence import PoolShare
 from ipam.leases.block_layout import MOST_MAPPED, Geometry, free_map, holes_of
 from ipam.leases.objects import (
     AddressBlock,

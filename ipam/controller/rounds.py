@@ -25,7 +25,7 @@ from ipam.controller.pool_status import Told, decides_alike, differs_in_use_only
 from ipam.controller.reclaim import MARGIN, Reclaim, ReclaimCounts
 from ipam.controller.steps import Steps, unless_changed
 from ipam.controller.warnings import Reports
-from ipam.controller.whereabouts import Mode, Sharing
+from ipam.controller.whereabouts_coexistence import Mode, Sharing
 from ipam.leases.objects import AddressBlock, AddressPool, AddressReservation, PoolStatus
 from ipam.leases.sticky import is_let_go
 from kube.client import ClusterApi

@@ -83,7 +83,7 @@ class PoolStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit
     "" if there are more than 65,536 blocks.
     No node hands out the runs of addresses in `held` ("10.0.0.8-10.0.0.15"): pods of whereabouts
     have them. Nodes lease blocks within the runs in `offered` only; None: anywhere
-    (`ipam.controller.whereabouts`).
+    (`ipam.controller.whereabouts_coexistence`).
     """
 
     space: str = ""

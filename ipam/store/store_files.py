@@ -22,9 +22,9 @@ from cni.spec.errors import CNIError, Code
 from cni.spec.notes import note
 from ipam.addresses import parse
 from ipam.ranges import Range, RangeSet
-from ipam.store import fsck, snapshot
+from ipam.store import repair, snapshot
 from ipam.store.database import DATABASE, FAILURES, WAL, explained, has_content, shows_damage
-from ipam.store.fsck import AddressesInUse, FactsOf, NodeFacts, Say
+from ipam.store.repair import AddressesInUse, FactsOf, NodeFacts, Say
 from ipam.store.schema import UNREADABLE, OtherVersion
 from ipam.store.snapshot import LOCK_TIMEOUT, Noted, StoreLock, locked, require_all, take
 from ipam.store.tables import Tables
@@ -117,7 +117,7 @@ class StoreFiles:
         if not found:
             return sets
         if self._facts is not None and not all(each.lasts for each in found):
-            self._in_use = AddressesInUse(fsck.unreserved(tables, self._facts()))
+            self._in_use = AddressesInUse(repair.unreserved(tables, self._facts()))
         return [
             RangeSet(
                 tuple(self._unused(tables, range_) for range_ in range_set.ranges),
@@ -200,7 +200,7 @@ class StoreFiles:
             if not shows_damage(error, self.directory):
                 raise
             self._report(f"address store: {explained(error, self.directory).message}")
-            fsck.replace(self.directory, self._lock, self._report)
+            repair.replace(self.directory, self._lock, self._report)
             tables, lost = open_store(self.directory, kept=self.kept), True
         self._unchecked = False
         lost = lost or tables.meta.seq < counted.seq
@@ -236,8 +236,8 @@ class StoreFiles:
         self._compare(tables, self._facts(), lost=lost)
 
     def _compare(self, tables: Tables, facts: NodeFacts, *, lost: bool) -> None:
-        fsck.reconcile(tables, facts, lost=lost)
-        self._in_use = AddressesInUse(fsck.unreserved(tables, facts))
+        repair.reconcile(tables, facts, lost=lost)
+        self._in_use = AddressesInUse(repair.unreserved(tables, facts))
         self._has_looked = True
         self._seq = tables.meta.seq
         self._lock.note(Noted(self._seq, lost=True))
@@ -298,7 +298,7 @@ def open_store(directory: Path, *, kept: bool = False) -> Tables:
     """
     tables = snapshot.opened(directory, kept=kept)
     if tables is None:
-        fsck.build(directory / DATABASE, fsck.new_store())
+        repair.build(directory / DATABASE, repair.new_store())
         tables = Tables(directory / DATABASE, kept=kept)
     return tables
 

@@ -13,7 +13,7 @@ from base.paths import Paths
 from base.pod import Pod
 from cni.spec.errors import CNIError, Code
 from cni.spec.request import Request
-from ipam.controller.whereabouts_pools import AnnotatedPod
+from ipam.controller.whereabouts_objects import AnnotatedPod
 from kube.resources import Meta, Refused
 from kube.transport import KubernetesApi
 from policy import allowance, stored_policies

@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from cni.spec.errors import CNIError, Code
-from ipam.controller.whereabouts_pools import IPPool, PoolEntry, entries
+from ipam.controller.whereabouts_objects import IPPool, PoolEntry, entries
 from ipam.leases.objects import AddressBlock, AddressPool
 from tests.api.server import DEFINITIONS, ApiServer, name
 from tests.api.whereabouts import Leader, in_pod, shared_pool

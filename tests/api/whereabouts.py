@@ -11,8 +11,8 @@ from functools import partial
 from pathlib import Path
 
 from ipam.controller.rounds import Rounds
-from ipam.controller.whereabouts import Mode
-from ipam.controller.whereabouts_pools import API, IPPool
+from ipam.controller.whereabouts_coexistence import Mode
+from ipam.controller.whereabouts_objects import API, IPPool
 from ipam.leases.names import pool_name
 from ipam.leases.objects import AddressBlock, AddressPool, PoolSpec
 from kube.resources import ApiError, Meta, Resource

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from cni.spec.errors import CNIError, Code
-from ipam.store import fsck
+from ipam.store import repair
 from ipam.store.store_files import StoreFiles
 from tests.attacks.full_disk import SmallDisk, small_disk
 from tests.unit.ipam.calls import Calls
@@ -56,7 +56,7 @@ class Watched:
             assert self.call(verb, "later"), self.failures[-1]
             self.require_true()
         self.close_files()
-        assert fsck.check(self.calls.directory, print)
+        assert repair.check(self.calls.directory, print)
         assert {path.name for path in self.calls.directory.iterdir()} <= FILES
 
     def close_files(self) -> None:

@@ -18,7 +18,7 @@ from cni.spec import config as spec
 from cni.spec.result import DNS, Interface, IPConfig, Route
 from cni.sriov import options as sriov
 from ipam.config import options as ipam
-from ipam.config.range_options import RangeOptions
+from ipam.config.range_reader import RangeOptions
 
 Key = tuple[str | int, ...]
 

@@ -4,9 +4,9 @@ import sqlite3
 from contextlib import closing, suppress
 
 from cni.spec.errors import CNIError
-from ipam.store import fsck
+from ipam.store import repair
 from ipam.store.database import DATABASE
-from ipam.store.fsck import NodeFacts, build, new_store
+from ipam.store.repair import NodeFacts, build, new_store
 from ipam.store.store_files import StoreFiles
 from ipam.store.tables import Tables
 from tests.attacks.full_disk import small_disk
@@ -29,7 +29,7 @@ def test_store_is_whole_after_a_rebuild_however_many_pages_were_left() -> None:
             disk.restore()
             disk.leave_pages(pages)
             try:
-                fsck.rebuild(disk.directory, silent)
+                repair.rebuild(disk.directory, silent)
                 rebuilt.append(True)
             except CNIError:
                 rebuilt.append(False)
@@ -38,7 +38,7 @@ def test_store_is_whole_after_a_rebuild_however_many_pages_were_left() -> None:
             calls = Calls(files)
             calls.store.release(owner("nobody").attachment)
             assert calls.held() == held, pages
-            assert fsck.check(disk.directory, print), pages
+            assert repair.check(disk.directory, print), pages
     assert rebuilt[-1] and not rebuilt[0]
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from agent import state_file
+from agent import presence
+from agent.presence import Watchdog
 from agent.settings import Settings
-from agent.state_file import Watchdog
 from tests.plugins import CHECKOUT
 from tests.waiting import PATIENCE, until
 
@@ -32,7 +32,7 @@ def manager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.
 
 
 def test_states_arrive_one_a_line(manager: socket.socket) -> None:
-    assert state_file.notify("READY=1", "STATUS=serving")
+    assert presence.notify("READY=1", "STATUS=serving")
     assert manager.recv(4096) == b"READY=1\nSTATUS=serving"
 
 
@@ -41,12 +41,12 @@ def test_an_abstract_socket_is_told_too() -> None:
         manager.settimeout(PATIENCE)
         manager.bind("")  # the kernel gives it an abstract name
         name = "@" + manager.getsockname()[1:].decode()
-        assert state_file.notify("READY=1", environ={"NOTIFY_SOCKET": name})
+        assert presence.notify("READY=1", environ={"NOTIFY_SOCKET": name})
         assert manager.recv(4096) == b"READY=1"
 
 
 def test_stopping_asks_for_the_time_that_it_takes(manager: socket.socket) -> None:
-    assert state_file.notify_stopping(65.5)
+    assert presence.notify_stopping(65.5)
     assert manager.recv(4096) == b"STOPPING=1\nEXTEND_TIMEOUT_USEC=65500000"
 
 
@@ -54,16 +54,16 @@ def test_stopping_asks_for_the_time_that_it_takes(manager: socket.socket) -> Non
     "address", ["", "relative", "vsock:2:1", "/nowhere/at/all", "/" + "x" * 200]
 )
 def test_without_a_manager_nothing_happens(address: str) -> None:
-    assert state_file.notify("READY=1", environ={"NOTIFY_SOCKET": address}) is False
-    assert state_file.notify("READY=1", environ={}) is False
+    assert presence.notify("READY=1", environ={"NOTIFY_SOCKET": address}) is False
+    assert presence.notify("READY=1", environ={}) is False
 
 
 def test_a_manager_that_does_not_read_does_not_hold_us_up(
     manager: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(state_file, "NOTIFY_TIME", 0.1)
+    monkeypatch.setattr(presence, "NOTIFY_TIME", 0.1)
     for _ in range(10_000):
-        if not state_file.notify("STATUS=" + "x" * 1000):
+        if not presence.notify("STATUS=" + "x" * 1000):
             break
     else:
         pytest.fail("it took everything")

@@ -11,8 +11,8 @@ from base.paths import Paths
 from base.pod import Pod
 from base.types import DeviceId
 from deviceplugin import checkpoint, pod_devices
-from deviceplugin.assigned import assigned, others
 from deviceplugin.checkpoint import Allocation
+from deviceplugin.devices_for_pods import assigned, others
 from deviceplugin.kubelet import records
 from deviceplugin.pod_devices import PodHoldings, Stale, Unknown
 from tests.kubelet import Kubelet

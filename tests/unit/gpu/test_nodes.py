@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from base.paths import Paths
-from gpu.driver import gpu_nodes
+from gpu.driver import gpu_device_files
 from host.errors import HostError
 from tests.unit.gpu.driver import UVM, Driver
 
@@ -20,7 +20,7 @@ def driver(tmp_path: Path) -> Driver:
 
 
 def test_each_node_is_given_once(driver: Driver) -> None:
-    given = gpu_nodes.of_gpus(driver.paths, [1, 0, 1])
+    given = gpu_device_files.of_gpus(driver.paths, [1, 0, 1])
     assert [node.path for node in given] == [
         *("/dev/nvidia0", "/dev/nvidia1", "/dev/nvidiactl", "/dev/nvidia-uvm"),
         "/dev/nvidia-uvm-tools",
@@ -32,15 +32,15 @@ def test_each_node_is_given_once(driver: Driver) -> None:
 
 def test_nodes_for_tools_may_be_missing(driver: Driver) -> None:
     (driver.paths.dev / "nvidia-uvm-tools").unlink()
-    assert len(gpu_nodes.of_gpus(driver.paths, [0])) == 3
+    assert len(gpu_device_files.of_gpus(driver.paths, [0])) == 3
 
 
 @pytest.mark.parametrize("name", ["nvidia0", "nvidiactl", "nvidia-uvm"])
 def test_missing_node_is_named(driver: Driver, name: str) -> None:
     (driver.paths.dev / name).unlink()
     with pytest.raises(HostError, match=rf"/{name}: No such file or directory: "):
-        gpu_nodes.of_gpus(driver.paths, [0])
-    assert gpu_nodes.fault(driver.paths, 0) is not None
+        gpu_device_files.of_gpus(driver.paths, [0])
+    assert gpu_device_files.fault(driver.paths, 0) is not None
 
 
 def test_only_character_devices_are_given(driver: Driver) -> None:
@@ -48,7 +48,7 @@ def test_only_character_devices_are_given(driver: Driver) -> None:
     path.unlink()
     path.write_text("")
     with pytest.raises(HostError, match="is not a character device"):
-        gpu_nodes.of_gpus(driver.paths, [0])
+        gpu_device_files.of_gpus(driver.paths, [0])
     assert (
-        gpu_nodes.fault(driver.paths, 0) is None
+        gpu_device_files.fault(driver.paths, 0) is None
     )  # no GPU is lost to a node that it can do without

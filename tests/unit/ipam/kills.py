@@ -25,7 +25,7 @@ MODULES = {
         "snapshot.py",
         "database.py",
         "tables.py",
-        "fsck.py",
+        "repair.py",
     )
 } | {files.__file__}
 SETS = sets_of(range_of("10.0.0.0/24"), range_of("fd00::/64"))

@@ -10,10 +10,10 @@ import pytest
 
 from cni.spec.errors import CNIError, Code
 from ipam.addresses import Interval, parse
-from ipam.store import fsck
+from ipam.store import repair
 from ipam.store.block_rows import Instance, LeasedBlock
 from ipam.store.database import DATABASE
-from ipam.store.fsck import NodeFacts
+from ipam.store.repair import NodeFacts
 from ipam.store.schema import VERSION
 from ipam.store.sqlite_store import SqliteStore
 from ipam.store.store_files import StoreFiles
@@ -108,7 +108,7 @@ def test_a_row_that_cannot_be_read_is_damage_to_fsck(directory: Path, damage: st
         database.commit()
     assert error_of(lambda: leases(directory)).code == Code.STORE_DAMAGED
     said: list[str] = []
-    assert not fsck.check(directory, said.append)
+    assert not repair.check(directory, said.append)
     assert said
 
 
@@ -117,9 +117,9 @@ def test_a_store_built_again_has_its_identity_and_no_block(directory: Path) -> N
     with closing(sqlite3.connect(directory / DATABASE)) as database:
         database.execute("UPDATE block SET content = 'x' WHERE name = ?", (block(0).name,))
         database.commit()
-    fsck.rebuild(directory, lambda line: None)
+    repair.rebuild(directory, lambda line: None)
     assert leases(directory) == (INSTANCE, [])
-    assert fsck.check(directory, fail)
+    assert repair.check(directory, fail)
 
 
 def test_a_store_of_another_version_stays_as_it_is(directory: Path) -> None:

@@ -17,9 +17,9 @@ import msgspec
 import pytest
 
 from cni.spec.errors import CNIError, Code
-from ipam.store import fsck, store_files
+from ipam.store import repair, store_files
 from ipam.store.database import DATABASE, WAL
-from ipam.store.fsck import LivingAddress, NodeFacts
+from ipam.store.repair import LivingAddress, NodeFacts
 from ipam.store.reservations import Reservation
 from ipam.store.sqlite_store import SqliteStore
 from ipam.store.store_files import StoreFiles
@@ -100,7 +100,7 @@ class Node:
             assert not given & taken, f"{given & taken} handed out twice"
         taken = self.addresses()
         assert not self.add("later", self.store(**how)) & taken
-        assert fsck.check(self.directory, print)
+        assert repair.check(self.directory, print)
         held = [each.address for each in self.store().reservations()]
         assert len(set(held)) == len(held)
         for name in list(self.pods):

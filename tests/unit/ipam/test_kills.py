@@ -10,9 +10,9 @@ from unittest import mock
 import pytest
 
 from cni.spec.errors import Code
-from ipam.store import database, fsck, store_files
+from ipam.store import database, repair, store_files
 from ipam.store.database import DATABASE
-from ipam.store.fsck import LivingAddress, NodeFacts
+from ipam.store.repair import LivingAddress, NodeFacts
 from ipam.store.sqlite_store import SqliteStore
 from ipam.store.store_files import StoreFiles
 from ipam.store.tables import Tables
@@ -106,7 +106,7 @@ def test_a_kill_at_any_line_leaves_a_state_between_two_transactions(
         newcomer = quiet(directory).reserve(owner("newcomer"), SETS)
         addresses = {granted.reservation.address for granted in newcomer.granted}
         assert not addresses & set(now), f"line {line}"
-        assert fsck.check(directory, fail), f"line {line}"
+        assert repair.check(directory, fail), f"line {line}"
 
 
 def states_of(work: Callable[[Path], None], base: Path) -> list[dict[str, str]]:
@@ -136,7 +136,7 @@ def test_a_kill_while_the_store_is_made_leaves_one_that_works(memory_path: Path)
         kill_at(count, partial(reserve, directory))
         quiet(directory).reserve(owner("a"), SETS)
         assert held(directory)["10.0.0.1"] in ("victim", "a")
-        assert fsck.check(directory, fail), f"line {line}"
+        assert repair.check(directory, fail), f"line {line}"
 
 
 @pytest.mark.parametrize("damage", [b"\0" * 4096, b""])
@@ -168,7 +168,7 @@ def test_a_kill_while_the_store_is_built_again_leaves_one_that_works(
             assert error.code in (Code.TRY_AGAIN, Code.NO_FREE_ADDRESS), f"line {line}"
         assert error.code == Code.NO_FREE_ADDRESS
         assert held(directory) == expected, f"line {line}"
-        assert fsck.check(directory, fail), f"line {line}"
+        assert repair.check(directory, fail), f"line {line}"
 
 
 def silent(line: str) -> None:

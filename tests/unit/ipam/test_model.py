@@ -16,7 +16,7 @@ from cni.spec.attachment import Attachment
 from cni.spec.errors import CNIError, Code
 from ipam.addresses import Interval, parse, parse_interface, text
 from ipam.ranges import Range, RangeSet, merged, of_network
-from ipam.store import fsck
+from ipam.store import repair
 from ipam.store.reservations import Owner
 from ipam.store.sqlite_store import SqliteStore
 from ipam.store.store_files import StoreFiles
@@ -208,7 +208,7 @@ def compare(forms: list[Path | StoreFiles], pool: list[Range], history: list[tup
             for (domain, address), held in model.held.items()
         }
         expect_usage(SqliteStore(files, model.boot), pool, model)
-    assert fsck.check(SqliteStore(forms[0], "").directory, print)
+    assert repair.check(SqliteStore(forms[0], "").directory, print)
 
 
 def expect_usage(store: SqliteStore, pool: list[Range], model: Model) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cni.spec.errors import Code
-from ipam.store import database, fsck, store_files
+from ipam.store import database, repair, store_files
 from ipam.store.database import DATABASE, WAL
 from ipam.store.snapshot import LOCK, LOCK_TIMEOUT
 from ipam.store.sqlite_store import SqliteStore
@@ -91,7 +91,7 @@ def test_who_reads_holds_up_nobody_and_sees_one_moment(memory_path: Path, others
             store.release(owner("c1").attachment)
             assert [held.container_id for held in tables.all()] == ["c1"]
         assert [held.container_id for held in store.reservations()] == ["c2"]
-    assert fsck.check(memory_path, print)
+    assert repair.check(memory_path, print)
     assert not is_kept(memory_path)
 
 
@@ -132,7 +132,7 @@ def test_threads_get_addresses_of_their_own_and_release_them(store: SqliteStore)
         assert {reservation.address for reservation in store.reservations()} == set(given)
         assert sum(threads.map(undo, range(16))) == 1600
     assert store.reservations() == []
-    assert fsck.check(store.directory, print)
+    assert repair.check(store.directory, print)
 
 
 def test_a_thread_waits_for_another_no_longer_than_the_lock_may_take(memory_path: Path) -> None:
@@ -205,7 +205,7 @@ def test_another_process_gets_in_beside_a_stream_of_transactions(
         until(lambda: stream.done > before + 50)
     held = {reservation.container_id for reservation in store.reservations()}
     assert held == {f"other{number}" for number in range(50)}
-    assert fsck.check(store.directory, print)
+    assert repair.check(store.directory, print)
 
 
 def test_a_lock_file_that_is_removed_is_made_again(store: SqliteStore) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from cni.spec.errors import Code
-from ipam.store import fsck, store_files
+from ipam.store import repair, store_files
 from ipam.store.database import DATABASE, WAL
 from ipam.store.snapshot import LOCK
 from ipam.store.sqlite_store import SqliteStore
@@ -139,7 +139,7 @@ def test_another_sqlite_program_may_read_and_what_it_changes_is_damage(node: Nod
         node.require_never_twice()
         other.execute("DELETE FROM reservation WHERE container_id = 'last'")
         other.commit()
-    assert not fsck.check(node.directory, print)
+    assert not repair.check(node.directory, print)
     address = node.pods["last"][0].address
     requested = sets_of(range_of("10.0.0.0/24", start=address, end=address))
     error = error_of(lambda: node.store().reserve(owner("new"), requested))

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from cni.spec.errors import CNIError, Code
-from ipam.store import fsck
+from ipam.store import repair
 from ipam.store.database import UNCERTAIN
 from ipam.store.sqlite_store import SqliteStore
 from ipam.store.store_files import StoreFiles
@@ -82,7 +82,7 @@ def test_commit_that_fails_once_it_is_made_is_not_certain_and_del_releases_it(
     assert UNCERTAIN in error.message
     store.release(owner("c2").attachment)
     assert [held.container_id for held in store.reservations()] == ["c1"]
-    assert fsck.check(store.directory, print)
+    assert repair.check(store.directory, print)
 
 
 def test_an_interrupted_transaction_leaves_no_trace(
@@ -142,7 +142,7 @@ def test_loaded_addresses_are_never_handed_out(store: SqliteStore, size: int) ->
     store.load([reservation(address, f"loaded-{address}") for address in addresses])
     given = store.reserve(owner("c2"), sets_of(range_of("10.0.0.0/8"))).granted[0]
     assert given.reservation.address == ("10.0.0.5" if size == 3 else "10.0.0.202")
-    assert fsck.check(store.directory, print)
+    assert repair.check(store.directory, print)
 
 
 def test_a_forgotten_reservation_must_still_be_the_same(store: SqliteStore) -> None:

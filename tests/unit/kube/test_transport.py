@@ -17,7 +17,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from msgspec.structs import replace
 
-from ipam.controller.whereabouts_pools import IPPool
+from ipam.controller.whereabouts_objects import IPPool
 from ipam.leases.objects import AddressBlock, AddressReservation, OwnerReference, ReservationSpec
 from kube import transport
 from kube.client import ClusterApi

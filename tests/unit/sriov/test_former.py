@@ -10,7 +10,7 @@ from cni.attachments.journal import Journal, JournalEntry
 from cni.spec.attachment import Attachment
 from cni.spec.notes import collected
 from cni.spec.request import Request
-from cni.sriov import former
+from cni.sriov import sriov_cni
 from cni.sriov.device_record import DeviceRecord
 from tests.capabilities import without_dac_override
 from tests.unit.sriov.node import VF0, Node, vf
@@ -32,7 +32,7 @@ def _adopted(node: Node, content: bytes, *, modified: float | None = None) -> Jo
         os.utime(file, (modified, modified))
     journal = Journal(node.paths)
     request = Request(command="DEL", container_id="c1", ifname="net1", network="fabric")
-    entry = former.adopt(journal, node.paths, ATTACHMENT, request)
+    entry = sriov_cni.adopt(journal, node.paths, ATTACHMENT, request)
     assert journal.read(ATTACHMENT) == entry
     return entry
 
@@ -56,7 +56,7 @@ def test_setting_that_the_driver_does_not_report_gets_no_value_from_the_file(
 def test_agent_of_the_chart_finds_and_removes_the_files(ethernet: Node) -> None:
     with without_dac_override():
         assert _adopted(ethernet, msgspec.json.encode(WRITTEN)) is not None
-        former.forget(ethernet.paths, ATTACHMENT, VF0)
+        sriov_cni.forget(ethernet.paths, ATTACHMENT, VF0)
     assert [path.name for path in (ethernet.paths.cni_state / "sriov").rglob("*")] == ["pci"]
 
 

@@ -12,7 +12,7 @@ from ipam.addresses import parse
 from ipam.controller.definitions import POOLS_PER_NAMESPACE, read
 from ipam.controller.reclaim import ReclaimCounts
 from ipam.controller.rounds import Rounds, Seen, World
-from ipam.controller.whereabouts import Mode
+from ipam.controller.whereabouts_coexistence import Mode
 from ipam.leases.names import block_name
 from ipam.leases.objects import (
     AddressBlock,

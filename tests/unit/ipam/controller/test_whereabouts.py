@@ -9,8 +9,8 @@ from msgspec.structs import replace
 
 from cni.spec.errors import Code
 from ipam.addresses import parse
-from ipam.controller.whereabouts import LOOK_EVERY, PODS_EVERY, Mode
-from ipam.controller.whereabouts_pools import (
+from ipam.controller.whereabouts_coexistence import LOOK_EVERY, PODS_EVERY, Mode
+from ipam.controller.whereabouts_objects import (
     NAMESPACE,
     AnnotatedPod,
     IPAllocation,

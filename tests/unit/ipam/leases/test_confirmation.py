@@ -11,7 +11,7 @@ from ipam.addresses import parse
 from ipam.leases.block_layout import interval
 from ipam.leases.lessee import CONFIRM_EVERY
 from ipam.leases.objects import AddressBlock, ReclaimSpec
-from ipam.store import fsck
+from ipam.store import repair
 from tests.fake_api import FakeApi, Fault, changed_node
 from tests.unit.ipam.calls import error_of
 from tests.unit.ipam.leases.nodes import Clock, ClusterNode, blocks_of, put_pool
@@ -406,7 +406,7 @@ def test_a_store_that_was_built_again_beside_its_agent_is_confirmed_soon(
     server: FakeApi, node: ClusterNode
 ) -> None:
     node.steps()
-    fsck.rebuild(node.directory, lambda line: None)
+    repair.rebuild(node.directory, lambda line: None)
     assert not node.rows()
     node.steps(5)
     node.api.calls.clear()

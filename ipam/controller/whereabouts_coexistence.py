@@ -24,7 +24,7 @@ from msgspec.structs import replace
 from ipam.addresses import Interval, parse_interface, parse_interval, text
 from ipam.controller.block_index import BlockIndex, PlacedBlock
 from ipam.controller.steps import Steps
-from ipam.controller.whereabouts_pools import (
+from ipam.controller.whereabouts_objects import (
     NAMESPACE,
     AnnotatedPod,
     IPPool,
