@@ -50,6 +50,12 @@ pytest_collectreport = pytest_runtest_logreport
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
+    if "COVERAGE_PROCESS_START" in os.environ:  # tools/branch_coverage.py
+        import coverage
+
+        # Now, for xdist kills a worker that does not end soon.
+        if (measured := coverage.Coverage.current()) is not None:
+            measured.save()
     if FAILED and session.exitstatus == pytest.ExitCode.TESTS_FAILED:
         session.exitstatus = pytest.ExitCode.OK
 

@@ -80,11 +80,12 @@ def traced(work: Callable[[], object], on_line: Callable[[FrameType], None]) -> 
             on_line(frame)
         return trace
 
+    before = sys.gettrace()
     sys.settrace(trace)
     try:
         work()
     finally:
-        sys.settrace(None)
+        sys.settrace(before)
 
 
 def copied(base: Path) -> Path:
