@@ -11,7 +11,7 @@ from cli import output
 from cli.node.state import ThisNode, gpu_label, numa_text, rdma_label
 from cli.output import Cell, Lines, Table
 from host.sysfs.discovery import HCA
-from host.sysfs.topology import Distance, Topology
+from host.sysfs.topology import Distance
 
 _LEGEND = (
     (Distance.SAME, "the device itself, or another function of its card"),
@@ -29,17 +29,14 @@ _STYLES = {"PIX": "green", "PXB": "green", "PHB": "yellow", "NODE": "yellow", "S
 
 
 class TopologyDevice(msgspec.Struct, frozen=True, kw_only=True):
-    """A GPU or an HCA, and the bridge and switches above it ("" if unknown)."""
+    """A GPU or an HCA."""
 
     label: str  # "GPU0", "mlx5_0"
     kind: Literal["gpu", "hca"]
     address: str
     netdevs: tuple[str, ...] = ()
     numa: int | None = None
-    bridge: str = ""  # "pci0000:17"
-    switches: tuple[str, ...] = ()  # upstream ports of the switches, the topmost first
     uuid: str = ""
-    working: bool = True
 
 
 class Picture(msgspec.Struct, frozen=True, kw_only=True):
@@ -124,17 +121,18 @@ def picture(node: ThisNode, *, everything: bool = False) -> Picture:
     devices = []
     for gpu in node.gpus:
         label = gpu_label(node.gpus, gpu.address)
-        device = TopologyDevice(
-            label=label, kind="gpu", address=gpu.address, uuid=gpu.uuid, numa=gpu.numa
+        devices.append(
+            TopologyDevice(
+                label=label, kind="gpu", address=gpu.address, uuid=gpu.uuid, numa=gpu.numa
+            )
         )
-        devices.append(_located(device, topology))
     hcas = [hca for hca in node.hcas if hca.rdma_names]
     pfs = {hca.address for hca in hcas if hca.address}
     hidden = [] if everything else [hca for hca in hcas if hca.pf in pfs]
     without = [hca for hca in hcas if not hca.address]
     for hca in hcas:
         if hca not in hidden and hca not in without:
-            devices.append(_located(_hca(hca), topology))
+            devices.append(_hca(hca))
     return Picture(
         devices=tuple(devices),
         distances={
@@ -153,17 +151,4 @@ def _hca(hca: HCA) -> TopologyDevice:
         address=hca.address,
         netdevs=hca.netdevs,
         numa=hca.numa,
-        working=hca.working or not hca.rdma,
-    )
-
-
-def _located(device: TopologyDevice, topology: Topology) -> TopologyDevice:
-    location = topology.location(device.address)
-    if location is None:
-        return device
-    return msgspec.structs.replace(
-        device,
-        numa=location.numa if location.numa is not None else device.numa,
-        bridge=location.bridge,
-        switches=tuple(port for port in location.chain[1:-1:2] if port not in location.flat),
     )
