@@ -83,6 +83,10 @@ class AgentEvents(StepThread):
         node: dict[str, Any] = {"apiVersion": "v1", "kind": "Node", "name": name, "uid": name}
         self._put(lambda events: events.add(reason, message, node, message))
 
+    def _run(self) -> None:
+        super()._run()
+        self.step()  # what came just before the end
+
     def step(self) -> float:
         """Write the events that wait."""
         if self._events is None:
