@@ -2,8 +2,9 @@
 
 import logging
 import re
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 
 from base.text import printable
 
@@ -34,3 +35,24 @@ class Problems:
             said.clear()
         said[text] = now
         self._log.warning("%s: %s", topic, printable(str(problem)))
+
+
+class Seldom:
+    """Lets something be said once in a time, however often a tenant brings it about.
+
+    Any thread may use it.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._said: dict[Hashable, float] = {}  # when
+
+    def may_say(self, what: Hashable, quiet: float) -> bool:
+        """Whether it was not said in the last `quiet` seconds. It counts as said from now on."""
+        now = time.monotonic()
+        with self._lock:
+            self._said = {key: at for key, at in self._said.items() if now - at < quiet}
+            if what in self._said:
+                return False
+            self._said[what] = now
+            return True

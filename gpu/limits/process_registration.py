@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 
 from base.loop import StepThread
+from base.problems import Seldom
 from gpu.limits import group_socket, layout, processes, refusals
 from gpu.limits.group_limits import GroupError
 from gpu.limits.group_socket import BURST, GroupSocket, Registrant
@@ -66,10 +67,10 @@ class Registrar(StepThread):
         self._tenants = tenants
         self._refusals = told or Refusals()
         self.answered: Counter[int] = Counter()  # by status
-        self._lock = threading.RLock()  # of the following five
+        self._lock = threading.RLock()  # of the following
         self._listeners: dict[int, GroupSocket] = {}  # by descriptor
         self._clients: dict[int, Registrant] = {}
-        self._complained: dict[str, float] = {}  # when, by group
+        self._seldom = Seldom()
         # What could not be written yet: registrations of processes that ended, by group and slot.
         self._unburied: dict[str, dict[int, int]] = {}
         self._epoll = select.epoll()
@@ -127,7 +128,6 @@ class Registrar(StepThread):
                     if listener.accepting:
                         self._epoll.unregister(descriptor)
                     listener.socket.close()
-            self._complained.pop(group, None)
             self._unburied.pop(group, None)  # another of this name counts registrations from one
         self.living.forget(group)
 
@@ -302,9 +302,7 @@ class Registrar(StepThread):
 
     def _complain(self, group: str, text: str) -> None:
         """Log what a tenant can bring about, not as often as it likes."""
-        now = time.monotonic()
-        if now - self._complained.get(group, float("-inf")) >= QUIET:
-            self._complained[group] = now
+        if self._seldom.may_say(group, QUIET):
             _log.warning("GPUs: group %s: %s", group, text)
 
     def _close(self, client: Registrant) -> None:

@@ -5,12 +5,11 @@ An agent that is away says nothing, and does not learn of it later.
 """
 
 import logging
-import threading
-import time
 from collections.abc import Callable
 
 import msgspec
 
+from base.problems import Seldom
 from gpu.limits.tenants import Tenant
 
 QUIET = 10.0  # seconds between two words about the same of a group
@@ -47,17 +46,12 @@ class Refusals:
 
     def __init__(self, report: Callable[[Refusal], object] = lambda refusal: None) -> None:
         self._report = report
-        self._lock = threading.Lock()
-        self._told: dict[tuple[str, str], float] = {}  # when, by group and text
+        self._seldom = Seldom()
 
     def tell(self, tenant: Tenant, text: str, detail: str = "") -> None:
         """A process was refused; `detail` is for the log. Tenants bring this about as they like."""
-        now = time.monotonic()
-        with self._lock:
-            self._told = {key: at for key, at in self._told.items() if now - at < QUIET}
-            if (tenant.group, text) in self._told:
-                return
-            self._told[tenant.group, text] = now
+        if not self._seldom.may_say((tenant.group, text), QUIET):
+            return
         of = f"pod {tenant.pod}, container {tenant.container}"
         _log.warning("GPUs: %s: %s%s", of, text, f" ({detail})" if detail else "")
         self._report(Refusal(tenant=tenant, text=text))

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from base.problems import AGAIN_AFTER, MOST_TEXTS, Problems
+from base.problems import AGAIN_AFTER, MOST_TEXTS, Problems, Seldom
 
 
 def test_an_error_is_said_once_and_again_when_it_changes_or_lasts(
@@ -37,3 +37,11 @@ def test_texts_that_always_differ_fill_no_memory() -> None:
     for number in range(3 * MOST_TEXTS):
         problems.tell("lease", OSError(str(number)))
     assert len(problems._said["lease"]) <= MOST_TEXTS
+
+
+def test_what_a_tenant_brings_about_is_said_once_in_a_time() -> None:
+    seldom = Seldom()
+    assert seldom.may_say("a", 1e9)
+    assert not seldom.may_say("a", 1e9)
+    assert seldom.may_say("b", 1e9)
+    assert seldom.may_say("a", 0.0)  # that time is over
