@@ -1,14 +1,14 @@
 """Answers the kubelet's calls for one pool: its listing, preferences, and allocations."""
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import grpc
 
 from base.paths import Paths
 from base.types import DeviceId
 from deviceplugin import current
-from deviceplugin.allocate import container_devices, demand, device_info
+from deviceplugin.allocate import container_devices, device_info
 from deviceplugin.allocate.container_devices import AllocateResult
 from deviceplugin.allocate.preferred import preferred
 from deviceplugin.api import v1beta1_pb2
@@ -22,7 +22,7 @@ from deviceplugin.kubelet.records import KubeletUnreadable, PodDevices
 from deviceplugin.ledger import Ledger
 from deviceplugin.pools.pool import Pool
 from host.sysfs.discovery import HCA
-from host.sysfs.gpus import GPUs
+from host.sysfs.gpus import GPU, GPUs, address_of
 from host.sysfs.topology import Topology
 
 ASK_KUBELET = 0.5  # seconds, for a hint while a pod waits
@@ -114,9 +114,7 @@ class PoolService(ServedPool):
                     for entry in self._ledger.allocations()
                     if entry.gpu is not None
                 }
-                near = demand.waiting_gpus(
-                    rows, self._resources, gpus, self._in_checkpoint(), known
-                )
+                near = waiting_gpus(rows, self._resources, gpus, self._in_checkpoint(), known)
             except KubeletUnreadable as error:
                 _log.debug("%s: the container's GPUs are unknown: %s", self.name, error)
         gpu_addresses = [gpu.address for gpu in gpus]
@@ -212,3 +210,62 @@ class PoolService(ServedPool):
         if self._topology is None or addresses != self._located:
             self._topology, self._located = Topology.read(self._paths, addresses), addresses
         return self._topology
+
+
+NOTHING_KNOWN: Mapping[tuple[str, str], str] = {}
+
+_Container = tuple[str, str, str, str]  # namespace, name, uid, container
+_Devices = frozenset[tuple[str, str]]  # resource, id
+
+
+def waiting_gpus(
+    rows: Iterable[PodDevices],
+    ours: Collection[str],
+    gpus: Sequence[GPU],
+    in_checkpoint: Iterable[PodDevices] = (),
+    known: Mapping[tuple[str, str], str] = NOTHING_KNOWN,
+) -> list[str]:
+    """The sorted addresses of the GPUs of the one container that has GPUs and none of our HCAs.
+
+    The kubelet does not say for which container it allocates. It allocates the resources of a
+    container one after the other in random order, so a container may already have its GPUs and
+    still lack its HCAs; PodResources shows it then. A container that has GPUs and asks for no HCA
+    looks the same there. But the kubelet writes its checkpoint only after it has finished with a
+    container (allocateContainerResources in its manager.go): a container in the checkpoint gets no
+    more devices.
+
+    `rows` are PodResources', `in_checkpoint` those of the kubelet's checkpoint, () if it cannot be
+    read; `ours` are the resources that are asked for now; `known` has the addresses of ids of our
+    own pools of GPUs, "" if they may change. [] if there is no such container, or if several hold
+    different GPUs, since it is unknown which of them is asking. Containers with the same GPUs count
+    as one, for example a container and the init container before it.
+
+    The two sources identify pods differently, so a container is found in the checkpoint by its
+    name and its devices. It may be confused with a container of the same name that ended a moment
+    ago, had the same GPUs, and had no HCA.
+    """
+
+    def address(resource: str, device_id: str) -> str | None:
+        found = known.get((resource, device_id))
+        return address_of(gpus, device_id) if found is None else found
+
+    finished = {(key[3], devices) for key, devices in _without_ours(in_checkpoint, ours).items()}
+    held_by_waiting = set()
+    for key, devices in _without_ours(rows, ours).items():
+        addresses = frozenset(filter(None, (address(*device) for device in devices)))
+        if addresses and (key[3], devices) not in finished:
+            held_by_waiting.add(addresses)
+    return sorted(next(iter(held_by_waiting))) if len(held_by_waiting) == 1 else []
+
+
+def _without_ours(rows: Iterable[PodDevices], ours: Collection[str]) -> dict[_Container, _Devices]:
+    """The devices of each container that has none of our devices."""
+    held: dict[_Container, _Devices] = {}
+    served: set[_Container] = set()
+    for row in rows:
+        key = row.namespace, row.name, row.uid, row.container
+        devices = {(row.resource, device_id) for device_id in row.ids}
+        held[key] = held.get(key, frozenset()) | devices
+        if row.resource in ours and row.ids:
+            served.add(key)
+    return {key: devices for key, devices in held.items() if key not in served}

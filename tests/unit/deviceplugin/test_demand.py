@@ -4,8 +4,8 @@ import msgspec
 import pytest
 
 from base.types import DeviceId
-from deviceplugin.allocate.demand import waiting_gpus
 from deviceplugin.kubelet.records import PodDevices
+from deviceplugin.pool_service import waiting_gpus
 from host.sysfs.gpus import GPU
 from tests.unit.host import servers
 
