@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 from prometheus_client import Counter, Gauge, Histogram, Info, generate_latest
 from prometheus_client.metrics_core import Metric
 
-from agent.serve.workers import Workers
 from base import scrape
 from base.scrape import Source, gauge
 from cni.attachments.journal import Phase
@@ -25,6 +24,7 @@ from cni.spec.errors import Code
 from ipam.store.reservations import RangeUsage
 
 if TYPE_CHECKING:
+    from agent.serve.workers import Workers
     from deviceplugin.kubelet.registration import PoolState
 
 VERBS = frozenset(("ADD", "DEL", "CHECK", "GC", "STATUS", "VERSION"))
@@ -95,7 +95,7 @@ class Metrics:
         for source in sources:
             self._registry.register(Source(source))
 
-    def watch(self, workers: Workers, connections: Callable[[], int]) -> None:
+    def watch(self, workers: "Workers", connections: Callable[[], int]) -> None:
         """Where a scrape finds how busy the agent is."""
         for name, text, value in (
             ("requests_running", "CNI calls that workers are at.", lambda: workers.running),
