@@ -44,6 +44,7 @@ def test_another_form_is_refused(read: Callable[[str], object], wrong: str) -> N
 
 
 def test_netaddr_is_imported_without_what_reads_no_address() -> None:
-    code = "import ipam.addresses, host.addresses, sys; print('netaddr.ip' in sys.modules,"
+    code = "import ipam.addresses, host.netlink.interface_addresses, sys; "
+    code += "print('netaddr.ip' in sys.modules,"
     code += " 'netaddr.eui' in sys.modules, 'netaddr.ip.sets' in sys.modules)"
     assert subprocess.check_output([sys.executable, "-c", code], text=True) == "True False False\n"
