@@ -32,7 +32,7 @@ from agent.serve.calls import Calls, Loader
 from agent.serve.launcher_server import BACKLOG, OVERTIME, Server
 from agent.serve.workers import Workers
 from agent.settings import UNIX, Loaded, Settings
-from base import locks, loop, msgspec_warmup, unix_socket
+from base import decoding, locks, loop, unix_socket
 from base.paths import Paths
 from base.watching import WatchedFile
 from cni.attachments import node_facts, pod_choices
@@ -81,7 +81,7 @@ def run(
         loaded = settings.load(paths.config)
         logs.configure(loaded.settings)
         settings.log_mistakes(loaded)
-        msgspec_warmup.build()
+        decoding.build_decoders()
         procfs.use(paths.proc)
         # A client has two or three descriptors, and the usual limit is 1024.
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
