@@ -16,7 +16,7 @@ from ipam.addresses import parse
 from ipam.controller.leader import ControllerProcess
 from ipam.controller.reclaim import ReclaimCounts
 from ipam.controller.rounds import Rounds
-from ipam.leases.names import block_name, pool_name
+from ipam.leases.block_layout import block_name, pool_name
 from ipam.leases.objects import AddressBlock, AddressPool, BlockSpec, Holder, PoolSpec, ReclaimSpec
 from kube.leadership import Leadership
 from kube.resources import Lease, Meta, NotFound, Refused

@@ -13,7 +13,7 @@ from ipam.controller.definitions import POOLS_PER_NAMESPACE, read
 from ipam.controller.reclaim import ReclaimCounts
 from ipam.controller.rounds import Rounds, Seen, World
 from ipam.controller.whereabouts_coexistence import Mode
-from ipam.leases.names import block_name
+from ipam.leases.block_layout import block_name
 from ipam.leases.objects import (
     AddressBlock,
     AddressPool,
