@@ -67,7 +67,6 @@ class Claimant:
         other nodes have all that could.
         """
         pool = self._pools.recent(pool_of(want))
-        name = pool.metadata.name
         tried: set[str] = set()
         listed = False
         while True:
@@ -77,7 +76,6 @@ class Claimant:
             if mine is None:
                 return None
             reserved = self._sticky.reserved(pool, want)
-            sticky = None if reserved is None else reserved.spec
             if reserved is not None and reserved.block is not None:
                 return self._take_over(reserved.block, pool, want, mine)
             holes = merged((*kept_out(pool), *not_offered(pool)))
@@ -85,42 +83,50 @@ class Claimant:
                 return None
             self._require_few(pool, mine.values())
             others = self._listed(pool) if listed else ()
-            for found in others if sticky is None else ():
-                if is_let_go(found) and found.metadata.name not in mine:
-                    block = self._take_let_go(found, pool, want, holes)
-                    if block is not None:
-                        return block
-            leased = {block.metadata.name for block in others}
+            let_go = others if reserved is None else ()
+            if block := self._first_let_go(let_go, pool, want, holes, mine):
+                return block
             if listed:
                 self._pools.learn_leased(pool, blocks, others)
+            sticky = None if reserved is None else reserved.spec
+            known = {*mine, *(block.metadata.name for block in others)}
             is_small, losses = blocks.total <= _FEW_BLOCKS, 0
             for index in self._candidates.of(pool, blocks, want, holes, use_map=not listed):
-                block_name = blocks.name(pool.status.space, index)
-                if block_name in tried or block_name in mine or block_name in leased:
+                name = blocks.name(pool.status.space, index)
+                if name in tried or name in known:
                     continue
                 if is_late():
                     raise Late
-                block = self._attempt(pool, blocks, index, want, sticky)
-                if block is not None:
-                    self._candidates.leased(index)
+                if block := self._attempt(pool, blocks, index, want, sticky):
                     return block
-                tried.add(block_name)
+                tried.add(name)
                 losses += 1
                 if losses == (_LOSSES_OF_FEW if is_small else _LOSSES):
                     break
             else:
                 if listed or pool.status.blocks.leased > _MOST_LISTED:
-                    if pool.status.offered is not None and not (want.fixed or is_exhausted(pool)):
-                        raise NotReadyYet(
-                            f"nodes have leased all blocks that AddressPool {name} offers: "
-                            "podfabric's controller takes more from whereabouts: see that it runs "
-                            "(kubectl -n podfabric get deploy)"
-                        )
-                    raise none_left(self._api, self.holder, pool, blocks, want, holes, others)
+                    raise self._none_left(pool, blocks, want, holes, others)
                 listed = True  # the map may be older than what others gave back
-            former, pool = pool, self._pools.read(name)
+            former, pool = pool, self._pools.read(pool.metadata.name)
             if losses and (is_small or pool.status.free_map == former.status.free_map):
                 listed = listed or pool.status.blocks.leased <= _MOST_LISTED  # the map is old
+
+    def _none_left(
+        self,
+        pool: AddressPool,
+        blocks: Geometry,
+        want: Want,
+        holes: Sequence[Interval],
+        others: Sequence[AddressBlock],
+    ) -> Exception:
+        """Why no block with an address that is wanted can be leased. ApiError."""
+        if pool.status.offered is not None and not (want.fixed or is_exhausted(pool)):
+            return NotReadyYet(
+                f"nodes have leased all blocks that AddressPool {pool.metadata.name} offers: "
+                "podfabric's controller takes more from whereabouts: see that it runs "
+                "(kubectl -n podfabric get deploy)"
+            )
+        return none_left(self._api, self.holder, pool, blocks, want, holes, others)
 
     def _take_over(
         self, found: AddressBlock, pool: AddressPool, want: Want, mine: Mapping[str, LeasedBlock]
@@ -193,25 +199,34 @@ class Claimant:
             )
         row = row_of(stored, fresh, want.range.domain, self.holder.boot, at)
         self._store.put(replace(row, max_offline=min(max_offline(pool), row.max_offline)))
+        self._candidates.leased(index)
         self.claims += 1
         return stored
 
-    def _take_let_go(
-        self, found: AddressBlock, pool: AddressPool, want: Want, holes: Sequence[Interval]
+    def _first_let_go(
+        self,
+        others: Iterable[AddressBlock],
+        pool: AddressPool,
+        want: Want,
+        holes: Sequence[Interval],
+        mine: Collection[str],
     ) -> AddressBlock | None:
-        """Take over a block of which a lost machine may use addresses, if it has one that is
-        wanted: nodes do so when no other block is free. None if another node was faster."""
-        usable = outside(block_layout.interval(found), holes)
-        if found.spec.sticky.reservation or not want.range.restricted(usable).parts:
-            return None
-        taken = taken_over(self._api, self._clock, self.holder, found, pool)
-        if taken is None:
-            self.conflicts += 1
-            return None
-        stored, at = taken
-        self._store.put(row_of(stored, pool, want.range.domain, self.holder.boot, at))
-        self.claims += 1
-        return stored
+        """Take over a block of which a lost machine may use addresses, if one has an address that
+        is wanted: nodes do so when no other block is free. `mine` are this node's."""
+        for found in others:
+            if not is_let_go(found) or found.metadata.name in mine or found.spec.sticky.reservation:
+                continue
+            if not want.range.restricted(outside(block_layout.interval(found), holes)).parts:
+                continue
+            taken = taken_over(self._api, self._clock, self.holder, found, pool)
+            if taken is None:  # another node was faster
+                self.conflicts += 1
+                continue
+            stored, at = taken
+            self._store.put(row_of(stored, pool, want.range.domain, self.holder.boot, at))
+            self.claims += 1
+            return stored
+        return None
 
     def _give_up(self, stored: AddressBlock) -> None:
         """Delete a block that was never used. What remains is found by the next confirmation."""
