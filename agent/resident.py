@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from agent import leasing, leave_node, presence, settings
 from agent.gpu_limits import AgentGpuLimits
-from agent.leave_node import STANDING_BY, Departure, Leaving
+from agent.leave_node import GONE, STANDING_BY, Departure, Leaving
 from agent.observe import logs, metrics
 from agent.observe.http import Endpoint
 from agent.observe.metrics import Lasting, Metrics
@@ -58,8 +58,6 @@ Extra = Callable[[AddressPlugin], Mapping[str, Loader]]
 """More plugins by name, which may use the node's addresses."""
 
 _log = logging.getLogger(__name__)
-
-GONE = "the node has no attachment, and podfabric's launchers and files are removed"
 
 
 class Unable(Exception):
