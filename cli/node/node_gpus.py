@@ -12,8 +12,8 @@ from deviceplugin.kubelet.extended_resources import MOST_IDS
 from gpu.driver import gpu_device_files
 from gpu.driver.gpu_inventory import NOT_KEPT, NodeGPU
 from gpu.gpu_pool import GpuPoolConfig
-from gpu.limits.group_limits import GroupError
 from gpu.limits.groups import GroupFiles, Groups
+from gpu.limits.limits_file import GroupError
 from gpu.limits.region import RegionInvalid, RegionUse
 from gpu.pools.placement import Share
 from gpu.pools.share_pool import by_pool, given, kinds, shared_gpus
