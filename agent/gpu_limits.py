@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from prometheus_client.metrics_core import Metric
 
 from agent.observe.node_events import AgentEvents
-from base import msgspec_warmup
+from base import decoding
 from base.paths import Paths
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class AgentGpuLimits:
     def _made(self, settings: "GpuLimitSettings") -> "GpuService":
         from gpu.limit_service import GpuService
 
-        msgspec_warmup.build()  # of the modules that were imported just now
+        decoding.build_decoders()  # of the modules that were imported just now
         self._settings = self._told = settings
         return GpuService(
             self._paths,

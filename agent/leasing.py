@@ -14,7 +14,7 @@ from weakref import WeakSet
 
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from base import msgspec_warmup
+from base import decoding
 from base.paths import Paths
 from base.scrape import gauge
 from ipam.nv_ipam import translate
@@ -59,7 +59,7 @@ def lessee_of(
         return None
     from ipam.leases.lessee import Lessee
 
-    msgspec_warmup.build()  # of the modules that were imported just now
+    decoding.build_decoders()  # of the modules that were imported just now
     return Lessee(api, files, node, paths.boot_id())
 
 

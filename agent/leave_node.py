@@ -31,6 +31,7 @@ from ipam.store.store_files import StoreFiles
 LOOK_EVERY = 1.0  # seconds
 TRY_AGAIN = 5.0  # seconds after files could not be removed
 STANDING_BY = "standing by"
+GONE = "the node has no attachment, and podfabric's launchers and files are removed"
 _BEGUN = "removal-has-begun"
 
 _log = logging.getLogger(__name__)

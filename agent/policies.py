@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from prometheus_client.metrics_core import Metric
 
 from agent import leasing
-from base import msgspec_warmup
+from base import decoding
 from base.paths import Paths
 from base.scrape import counter
 from cni.spec.errors import CNIError, Code
@@ -60,7 +60,7 @@ class AgentPolicies:
             if api is not None:
                 from policy.follower import PolicyFollower
 
-                msgspec_warmup.build()  # of the modules that were imported just now
+                decoding.build_decoders()  # of the modules that were imported just now
                 self._follower = PolicyFollower(api, self._paths.cluster_policies)
                 self._follower.start()
 

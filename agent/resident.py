@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from agent import leasing, leave_node, presence, settings
 from agent.gpu_limits import AgentGpuLimits
-from agent.leave_node import STANDING_BY, Departure, Leaving
+from agent.leave_node import GONE, STANDING_BY, Departure, Leaving
 from agent.observe import logs, metrics
 from agent.observe.http import Endpoint
 from agent.observe.metrics import Lasting, Metrics
@@ -32,7 +32,7 @@ from agent.serve.calls import Calls, Loader
 from agent.serve.launcher_server import BACKLOG, OVERTIME, Server
 from agent.serve.workers import Workers
 from agent.settings import UNIX, Loaded, Settings
-from base import locks, loop, msgspec_warmup, unix_socket
+from base import decoding, locks, loop, unix_socket
 from base.paths import Paths
 from base.watching import WatchedFile
 from cni.attachments import node_facts, pod_choices
@@ -59,8 +59,6 @@ Extra = Callable[[AddressPlugin], Mapping[str, Loader]]
 
 _log = logging.getLogger(__name__)
 
-GONE = "the node has no attachment, and podfabric's launchers and files are removed"
-
 
 class Unable(Exception):
     """The agent cannot start. The text says why and what to do."""
@@ -81,7 +79,7 @@ def run(
         loaded = settings.load(paths.config)
         logs.configure(loaded.settings)
         settings.log_mistakes(loaded)
-        msgspec_warmup.build()
+        decoding.build_decoders()
         procfs.use(paths.proc)
         # A client has two or three descriptors, and the usual limit is 1024.
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]

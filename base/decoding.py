@@ -2,8 +2,11 @@
 
 msgspec raises three kinds of errors for text that it cannot read. Here they are one, so that no
 caller can forget one of them: a RecursionError that nothing catches ends a loop.
+
+`build_decoders` is for a process that is about to start threads.
 """
 
+from contextlib import suppress
 from typing import TypeVar
 
 import msgspec
@@ -19,3 +22,15 @@ def decode(content: bytes | str | msgspec.Raw, shape: type[T]) -> T:
         raise msgspec.DecodeError("nested too deeply") from None
     except UnicodeDecodeError as error:
         raise msgspec.DecodeError(str(error)) from None
+
+
+def build_decoders(of: type[msgspec.Struct] = msgspec.Struct) -> None:
+    """Build a decoder for every Struct class that is imported.
+
+    msgspec analyses a type at its first decoding, and two threads that do so at the same time
+    crash the process (msgspec 0.22). Call it again after further imports.
+    """
+    for struct in of.__subclasses__():
+        with suppress(TypeError):  # some classes cannot be decoded; they only hold values
+            msgspec.json.Decoder(struct)
+        build_decoders(struct)

@@ -1,4 +1,4 @@
-"""How a call is interrupted, and where that may happen.
+"""How a call is interrupted, where that may happen, and how it waits for a condition.
 
 Another thread, or a signal handler of a process that serves one call, ends the call (`Call.end`):
 its client has hung up, its deadline is over, or SIGTERM came. Python cannot interrupt a thread, so
@@ -12,11 +12,36 @@ followed it; if it has lost its client, it is undone before the DEL reads the jo
 """
 
 import threading
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from contextvars import ContextVar
+from contextvars import ContextVar, Token
+from typing import Generic, TypeVar
 
-from base.context import Bound
+from base.loop import Backoff
+
+T = TypeVar("T")
+V = TypeVar("V")
+
+
+class Bound(Generic[V, T]):
+    """`with` gives a context variable the value, which it answers, and takes it away at the end.
+
+    A generator (contextlib) would cost three times as much, and each call of an agent sets three.
+    """
+
+    def __init__(self, variable: ContextVar[V | T], value: T) -> None:
+        self._variable = variable
+        self._value = value
+        self._token: Token[V | T] | None = None
+
+    def __enter__(self) -> T:
+        self._token = self._variable.set(self._value)
+        return self._value
+
+    def __exit__(self, *error: object) -> None:
+        if self._token is not None:
+            self._variable.reset(self._token)
 
 
 class Terminated(BaseException):
@@ -132,3 +157,24 @@ def waiting() -> AbstractContextManager[None]:
     """
     call = _call.get()
     return nullcontext() if call is None else call.aside()
+
+
+def wait_until(
+    condition: Callable[[], T], seconds: float, pause: float = 0.02, longest_pause: float = 0.1
+) -> T:
+    """Call `condition` until its answer is true, for at most `seconds`. Returns its last answer.
+
+    The first call is at once. Pauses start at `pause` seconds and double up to `longest_pause`.
+    Raises what `condition` raises, and Terminated if the call is interrupted.
+    """
+    deadline = time.monotonic() + seconds
+    if answer := condition():
+        return answer
+    backoff = Backoff(pause, longest_pause)
+    with waiting():
+        while time.monotonic() < deadline:
+            checkpoint()
+            time.sleep(min(backoff.pause(), max(0.0, deadline - time.monotonic())))
+            if answer := condition():
+                break
+    return answer

@@ -13,7 +13,7 @@ from pathlib import Path
 from filelock import lock_descriptor, unlock_descriptor
 
 from base import interrupts
-from base.waiting import wait_until
+from base.interrupts import wait_until
 
 TIMEOUT = 60.0  # seconds; no call holds a lock for longer
 _PAUSE, _LONGEST_PAUSE = 0.01, 0.05  # seconds between two attempts

@@ -1,4 +1,4 @@
-"""A thread that does what is due, and waits until more is.
+"""A thread that does what is due, and waits until more is; its pauses and its clock.
 
 One defect must not end such a loop. But a loop that does nothing any more except to fail must show:
 the health of the process asks `failing`.
@@ -6,6 +6,7 @@ the health of the process asks `failing`.
 
 import logging
 import threading
+import time
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable
@@ -108,3 +109,25 @@ def failing() -> str:
     """Which loops fail again and again, "" if none does."""
     named = sorted(loop for loop, count in _failures.copy().items() if count >= MOST_FAILURES)
     return f"failed {MOST_FAILURES} times or more in a row: {', '.join(named)}" if named else ""
+
+
+class Backoff:
+    """Pauses of `first` seconds, then twice as many, up to `longest`. `next` is the next one."""
+
+    def __init__(self, first: float, longest: float) -> None:
+        self._first, self._longest = first, longest
+        self.next = first
+
+    def pause(self) -> float:
+        """How many seconds to wait now."""
+        pause, self.next = self.next, min(2 * self.next, self._longest)
+        return pause
+
+    def reset(self) -> None:
+        """An attempt went well."""
+        self.next = self._first
+
+
+def boottime() -> float:
+    """Seconds since the machine booted, suspend included: `time.monotonic` stands still in it."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)

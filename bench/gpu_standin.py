@@ -19,8 +19,8 @@ from contextlib import ExitStack, contextmanager
 
 from bench.gpu_place import Place, begin, figure, finished, numbers
 from bench.processes import quantile
-from gpu.limits.group_limits import Limit
 from gpu.limits.groups import Groups
+from gpu.limits.limits_file import Limit
 from tests.gpu.group import DIRECTORY, environment, libraries
 from tests.gpu.test_runtime import RUNTIMES, runtime
 from tests.host.gpu.driver_root import installed, paths_with

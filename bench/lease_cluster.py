@@ -16,7 +16,7 @@ from typing import Any
 from bench.lease_nodes import Did, NodeProcess, Place, State
 from bench.processes import Cpu
 from ipam.controller.reclaim import MARGIN
-from ipam.leases.names import pool_name
+from ipam.leases.block_layout import pool_name
 from ipam.leases.objects import AddressBlock, AddressPool, PoolSpec
 from kube.resources import Meta
 from tests.api.server import ApiServer, api_server

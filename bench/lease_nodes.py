@@ -11,8 +11,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from base import msgspec_warmup
-from base.clock import boottime
+from base import decoding
+from base.loop import boottime
 from bench.processes import in_threads
 from cni.spec.errors import CNIError
 from ipam.leases.lessee import Lessee
@@ -207,7 +207,7 @@ class NodeProcess:
 def _serve(pipe: Connection, places: Sequence[Place]) -> None:
     with (places[0].directory.parent / f"{places[0].name}.log").open("w") as log:
         os.dup2(log.fileno(), 2)  # a line for each ADD that is repeated
-    msgspec_warmup.build()
+    decoding.build_decoders()
     nodes = [Node(place) for place in places]
     while True:
         try:

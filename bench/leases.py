@@ -27,7 +27,7 @@ from bench.lease_cluster import (
 )
 from bench.processes import in_threads
 from ipam.addresses import MAPPED_FIRST, text
-from ipam.leases.names import block_name
+from ipam.leases.block_layout import block_name
 from ipam.leases.objects import AddressBlock, BlockSpec, Holder
 from kube.resources import Meta
 

@@ -101,7 +101,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _serve(arguments: argparse.Namespace, ended: SimpleQueue[None], stack: ExitStack) -> None:
-    from base import msgspec_warmup
+    from base import decoding
     from ipam.controller.definitions import POOLS_PER_NAMESPACE
     from ipam.controller.exposition import exposition
     from ipam.controller.leader import REQUESTS_AT_ONCE, REQUESTS_PER_SECOND, ControllerProcess
@@ -110,7 +110,7 @@ def _serve(arguments: argparse.Namespace, ended: SimpleQueue[None], stack: ExitS
     from kube.requests import Pace
     from kube.transport import KubernetesApi
 
-    msgspec_warmup.build()  # several threads read their first lists at the same time
+    decoding.build_decoders()  # several threads read their first lists at the same time
     pace = Pace(REQUESTS_PER_SECOND, REQUESTS_AT_ONCE)
     api = KubernetesApi(arguments.kubeconfig, writer="podfabric-controller", pace=pace)
     stack.callback(api.close)

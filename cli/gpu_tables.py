@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 
-from cli.node.gpu_parts import GpuPart, bytes_text
-from cli.node.node_gpus import ListedGPU, NodeGPUs
+from cli.node.node_gpus import GpuPart, ListedGPU, NodeGPUs, bytes_text
 from cli.node.state import numa_text
 from cli.output import Cell, Lines, Table
 from host.sysfs.topology import Distance

@@ -2,7 +2,7 @@
 
 - `service` runs `plugin`, which ties the parts together.
 - `inventory` reads the HCAs, `health` judges their ports, `pools` assigns HCAs to pools.
-- `availability` and `startup_grace` decide which device ids may be allocated.
+- `availability` decides which device ids may be allocated.
 - `pool_service` answers the kubelet's calls for one pool; the protocol is in `kubelet`.
 - `allocate` makes what a container gets; `ledger` records it in the `checkpoint`.
 - `reconcile` compares the ledger with the kubelet's records; `current` compares device numbers.

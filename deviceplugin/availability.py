@@ -4,15 +4,16 @@ An id is available while its HCA is healthy, as far as the pool's holders need t
 holder excludes the use of that HCA. `health` says what is wrong with ports.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from deviceplugin import current
 from deviceplugin.allocate.device_files import gives_uverbs
-from deviceplugin.checkpoint import Allocation
+from deviceplugin.checkpoint import Allocation, AllocationKey
 from deviceplugin.health import GONE
 from deviceplugin.pools.pool import Pool
 from host.sysfs.discovery import HCA
 
+GRACE = 60.0  # seconds from the plugin's start
 _NOWHERE: Mapping[str, str] = {}
 
 
@@ -160,3 +161,54 @@ def _stale(pool: Pool, allocation: Allocation) -> str | None:
                 "which has another number since its driver was reloaded: delete that pod"
             )
     return None
+
+
+class StartupGrace:
+    """Lists ids that containers already hold as healthy while the node's hardware still starts up.
+
+    A node that boots starts its pods again before drivers are loaded, links are trained, subnet
+    managers have configured ports, and interfaces are up. The kubelet rejects for good a pod with
+    an unhealthy id. So for the first minute such an id is listed as healthy, unless it was
+    available once and is not any more. A port that is DOWN (Polling) may be training or may have no
+    cable; only time tells. Nothing is allocated because of it: the kubelet does not call Allocate
+    for devices that a container already has, and Allocate checks the real state.
+
+    For the allocations in `held` at the time `began` (time.monotonic()). Not thread-safe.
+    Sources: kubernetes issues 109595 and 125579.
+    """
+
+    def __init__(self, held: Collection[AllocationKey], began: float) -> None:
+        self._waiting = set(held)  # those that were never available since
+        self._end = began + GRACE
+
+    @property
+    def pending(self) -> bool:
+        """Some listings will change by time alone."""
+        return bool(self._waiting)
+
+    def expected_at_start(
+        self,
+        pool: Pool,
+        now_unavailable: Mapping[str, str],
+        held: Mapping[str, Allocation],
+        elsewhere: Mapping[str, str],
+        now: float,
+    ) -> frozenset[str]:
+        """The unavailable ids of a pool that are listed as healthy for now.
+
+        `now_unavailable` is what `unavailable` tells now, with these arguments.
+        """
+        if now >= self._end:
+            self._waiting.clear()
+        if not self._waiting:
+            return frozenset()
+        resource = pool.config.resource
+        self._waiting -= {
+            (resource, slot.id) for slot in pool.slots if slot.id not in now_unavailable
+        }
+        waiting = {
+            device_id
+            for device_id in held
+            if device_id in now_unavailable and (resource, device_id) in self._waiting
+        }
+        return frozenset(waiting.difference(unavailable(pool, None, held, elsewhere)))

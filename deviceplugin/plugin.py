@@ -17,7 +17,7 @@ from base.loop import Loop
 from base.paths import Paths
 from base.problems import Problems
 from deviceplugin.allocate import cdi, container_devices
-from deviceplugin.availability import changes, held_elsewhere, unavailable
+from deviceplugin.availability import StartupGrace, changes, held_elsewhere, unavailable
 from deviceplugin.health import Health
 from deviceplugin.inventory import Inventory
 from deviceplugin.kubelet.plugin_server import ServedPool
@@ -28,7 +28,6 @@ from deviceplugin.pool_service import PoolService
 from deviceplugin.pools.pool import Pool
 from deviceplugin.pools.pool_config import DevicePluginConfig
 from deviceplugin.reconcile import PodsKnown, Reconciler
-from deviceplugin.startup_grace import StartupGrace
 from gpu.driver.gpu_inventory import LimitedGPU
 from gpu.limits.tenants import Tenant
 from gpu.pools.limit_backend import GpuParts

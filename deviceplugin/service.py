@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from base import locks, msgspec_warmup
+from base import decoding, locks
 from base.locks import Busy
 from base.loop import StepThread
 from base.paths import Paths
@@ -176,7 +176,7 @@ class Service(StepThread):
     def _apply(self, config: DevicePluginConfig) -> None:
         from deviceplugin.plugin import DevicePlugin  # it loads gRPC
 
-        msgspec_warmup.build()
+        decoding.build_decoders()
         parts = self._gpu_limits.parts(config) if self._gpu_limits is not None else None
         if self._plugin is not None:
             self._plugin.reconfigure(config, parts)

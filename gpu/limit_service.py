@@ -23,8 +23,7 @@ from gpu.limits.shims import Shims
 from gpu.limits.tenants import Tenant, Tenants
 from gpu.watch.compute_shares import TICK, ShareController
 from gpu.watch.enforcement import Enforcement, OverUse
-from gpu.watch.usage_snapshot import NodeSample
-from gpu.watch.usage_watch import Watch
+from gpu.watch.usage_watch import NodeSample, Watch
 from host.errors import HostError
 from host.sysfs.gpus import GPUs
 

@@ -9,7 +9,7 @@ import socket
 import struct
 from contextlib import ExitStack
 
-from base.waiting import wait_until
+from base.interrupts import wait_until
 from host import packets
 from host.namespaces import NetworkNamespace
 from host.netlink.links import Link

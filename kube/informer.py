@@ -11,8 +11,7 @@ from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from base.backoff import Backoff
-from base.loop import StepThread
+from base.loop import Backoff, StepThread
 from base.problems import Problems
 from kube.client import ClusterApi
 from kube.resources import AnyResource, ApiError, Node, NotFound, Resource, Unreadable, WatchExpired

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 
 from msgspec.structs import replace
 
-from base.clock import boottime
+from base.loop import boottime
 from base.problems import Problems
 from kube.client import ClusterApi
 from kube.resources import AlreadyExists, ApiError, Conflict, Lease, NotFound, ServerMeta

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import msgspec
 
 from base import interrupts
-from base.backoff import Backoff
+from base.loop import Backoff
 from kube import encoding
 from kube.resources import (
     AlreadyExists,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from base import msgspec_warmup
+from base import decoding
 
 # These helpers assert: a failure must show the values.
 pytest.register_assert_rewrite("tests.kernel.pods", "tests.kernel.cards", "tests.kernel.igb")
@@ -37,7 +37,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Do as an agent does before it starts threads: the first decodings would crash in them."""
-    msgspec_warmup.build()
+    decoding.build_decoders()
 
 
 def pytest_runtest_logreport(report: pytest.TestReport | pytest.CollectReport) -> None:

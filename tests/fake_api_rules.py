@@ -7,7 +7,7 @@ import msgspec
 from msgspec.structs import replace
 
 from ipam.addresses import parse
-from ipam.leases.names import block_name
+from ipam.leases.block_layout import block_name
 from ipam.leases.objects import AddressBlock, AddressPool
 from kube.resources import AnyResource, Conflict, Refused, Resource
 

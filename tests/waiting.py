@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
-from base.waiting import wait_until
+from base.interrupts import wait_until
 
 PATIENCE = 120.0  # seconds; a test takes a few, on a machine that is very busy perhaps 30
 

@@ -20,7 +20,7 @@ import msgspec
 from agent.serve.framing import LauncherRequest
 from agent.settings import Settings
 from base import decoding
-from base.context import Bound
+from base.interrupts import Bound
 from base.text import printable, without_middle
 from cni.spec import limits
 from cni.spec.errors import CNIError

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agent import leasing
-from base import msgspec_warmup
+from base import decoding
 from base.loop import StepThread
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class AgentEvents(StepThread):
                 return _FOR_LONG
             from kube.events import PendingEvents
 
-            msgspec_warmup.build()  # of the modules that were imported just now
+            decoding.build_decoders()  # of the modules that were imported just now
             self._events = PendingEvents(api)
         while self._waiting:
             self._waiting.popleft()(self._events)

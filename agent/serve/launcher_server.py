@@ -12,7 +12,7 @@ import select
 import socket
 import time
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 
 from agent.observe import logs
 from agent.observe.logs import fields
@@ -21,7 +21,6 @@ from agent.serve.connections import ConfigTooLarge, ConnectionState, LauncherCon
 from agent.serve.framing import ANSWERED, LEAVING, REFUSED, BadFrame
 from agent.serve.workers import Job, Workers
 from agent.settings import Settings
-from base import memory
 from base.interrupts import Call
 from cni.spec.dispatch import CLEANING_UP, error_document
 from cni.spec.errors import CNIError, Code
@@ -142,7 +141,7 @@ class Server:
             self._accept_if_room()
             if self._room.was_left():
                 gc.collect()
-                memory.trim()
+                trim()
             for connection in list(self._connections.values()):
                 if now >= connection.deadline:
                     self._expire(connection)
@@ -337,3 +336,22 @@ def _cost(size: int) -> int:
     expensive configurations.
     """
     return min(3 * size + (2 << 20), ROOM)
+
+
+def trim() -> None:
+    """Return all free pages to the kernel, wherever they are in the heaps.
+
+    Python keeps small objects in arenas of 1 MiB and frees an arena only when it is empty: a
+    lasting object that was created during a large request keeps its whole arena. glibc can return
+    every free page of its heaps, and Python uses these where PYTHONMALLOC is "malloc", as the image
+    and the unit file say. Other C libraries (musl) cannot.
+    """
+    _malloc_trim()(0)
+
+
+@cache
+def _malloc_trim() -> Callable[[int], object]:
+    import ctypes  # not needed before the first large request has ended
+
+    trim: Callable[[int], object] = getattr(ctypes.CDLL(None), "malloc_trim", lambda pad: None)
+    return trim

@@ -36,7 +36,7 @@ class HeldDevice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def devices_of(node: ThisNode, rows: list[PodDevices], notes: list[str]) -> Iterator[HeldDevice]:
-    """The devices that the kubelet's rows name, but for those of our pools of GPUs (`gpu_parts`).
+    """The devices that the kubelet's rows name, but for those of our pools of GPUs (`node_gpus`).
 
     Problems are added to `notes`.
     """

@@ -5,9 +5,9 @@ from collections.abc import Collection, Iterator
 import msgspec
 
 from base.pod import Pod
-from cli.node import gpu_parts
-from cli.node.gpu_parts import GpuPart
+from cli.node import node_gpus
 from cli.node.granted_devices import HeldDevice, devices_of
+from cli.node.node_gpus import GpuPart
 from cli.node.state import ThisNode, gpu_label, rdma_label
 from cni.attachments.journal import Journal, JournalDamaged, JournalEntry
 from cni.spec.errors import CNIError
@@ -115,7 +115,7 @@ def explained(node: ThisNode, namespace: str, name: str) -> Explained:
 
 def _parts(node: ThisNode, pod: Pod) -> list[GpuPart]:
     try:
-        every = gpu_parts.parts(node, [])
+        every = node_gpus.held_parts(node, [])
     except CheckpointDamaged:  # the devices say so
         return []
     return [part for part in every if part.container.pod in (str(pod), pod.uid or None)]

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from base import interrupts
-from base.waiting import wait_until
+from base.interrupts import wait_until
 from cni.attachments import probing, results
 from cni.attachments.journal import JournalDamaged, JournalEntry
 from cni.attachments.lifecycle import InterfacePlugin, Sandbox, Undo

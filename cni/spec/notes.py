@@ -7,7 +7,7 @@ of the call writes them to its standard error.
 import sys
 from contextvars import ContextVar
 
-from base.context import Bound
+from base.interrupts import Bound
 
 MAX_BYTES = 256 << 10  # of one call; a delegate may write without end
 

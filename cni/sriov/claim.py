@@ -9,8 +9,8 @@ from typing import NamedTuple
 import msgspec
 
 from base import interrupts, locks
-from base.backoff import Backoff
 from base.locks import Busy
+from base.loop import Backoff
 from base.paths import Paths
 from cni.attachments.journal import Journal, JournalDamaged, JournalEntry, Phase
 from cni.attachments.matching import Match

@@ -7,8 +7,8 @@ since the kubelet admitted the pod.
 
 import msgspec
 
+from base.interrupts import wait_until
 from base.paths import Paths
-from base.waiting import wait_until
 from cni.spec.errors import CNIError, Code
 from cni.spec.notes import note
 from cni.sriov import rdma_devices

@@ -9,8 +9,8 @@ from functools import partial
 
 import msgspec
 
+from base.interrupts import wait_until
 from base.paths import Paths
-from base.waiting import wait_until
 from cni.attachments import probing
 from cni.attachments.results import hops
 from cni.spec.attachment import Attachment

@@ -16,8 +16,8 @@ from contextlib import contextmanager
 import msgspec
 
 from base import locks
+from base.interrupts import wait_until
 from base.paths import Paths
-from base.waiting import wait_until
 from cni.attachments.results import differs
 from cni.spec.errors import CNIError, Code
 from cni.sriov.device_record import DeviceRecord, MovedRdmaDevice

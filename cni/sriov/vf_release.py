@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import msgspec
 
+from base.interrupts import wait_until
 from base.paths import Paths
-from base.waiting import wait_until
 from cni.attachments.journal import Journal, JournalDamaged, JournalEntry
 from cni.attachments.lifecycle import Failures
 from cni.attachments.sandbox import OpenNamespace, await_return, namespaces_of

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 import msgspec
 
 from base import locks
+from base.interrupts import wait_until
 from base.paths import Paths
-from base.waiting import wait_until
 from cni.sriov.options import SriovOptions
 from host.errors import HostError, LinkMissing
 from host.netlink import links, vfs

@@ -17,8 +17,7 @@ import grpc
 import msgspec
 
 from base import files
-from base.backoff import Backoff
-from base.loop import StepThread
+from base.loop import Backoff, StepThread
 from base.paths import Paths
 from base.problems import Problems
 from base.watching import Waker

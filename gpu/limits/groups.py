@@ -21,9 +21,18 @@ import msgspec
 
 from base import files, locks
 from gpu.limit_settings import CONTEXT_RESERVE
-from gpu.limits import group_limits, limits_file, region
-from gpu.limits.group_limits import GroupError, Limit, bytes_of, limit_of
-from gpu.limits.limits_file import GpuEntry, LimitsFile, LimitsInvalid, LimitsLeased, Registered
+from gpu.limits import limits_file, region
+from gpu.limits.limits_file import (
+    GpuEntry,
+    GroupError,
+    Limit,
+    LimitsFile,
+    LimitsInvalid,
+    LimitsLeased,
+    Registered,
+    bytes_of,
+    limit_of,
+)
 from gpu.limits.region import Region, RegionInvalid
 from gpu.limits.region_tmpfs import TmpfsRooms
 
@@ -74,7 +83,7 @@ class Groups:
         processes have allocated, and get this limit. Others are replaced, unless a process uses
         them.
         """
-        group_limits.check(group, limit)
+        limits_file.check_limit(group, limit)
         directory = self.root / group
         with self._exclusive():
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -89,7 +98,7 @@ class Groups:
 
     def remove(self, group: str) -> None:
         """Remove the files of a group whose containers are gone, if there are any."""
-        group_limits.check_name(group)
+        limits_file.check_name(group)
         directory = self.root / group
         with self._exclusive():
             # Without `limits` it is none of the groups; a kill leaves the rest to the next call.

@@ -1,4 +1,4 @@
-"""The file `limits` of a group: what its containers read, and only the agent writes.
+"""Limits of a group, and its file `limits`: its containers read it, only the agent writes.
 
 A change is a few pwrite(2)s between two of the sequence number, which is odd meanwhile. Each holds
 the inode's lock, which orders them on every architecture. What a killed writer left (an odd number)
@@ -6,14 +6,18 @@ the next writer makes even again. Writers exclude each other: see `Groups`.
 """
 
 import os
+import re
 import struct
+import uuid as uuids
 from collections.abc import Mapping
 from ctypes import sizeof
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
 from base import files
+from gpu.limit_settings import CONTEXT_RESERVE
 from gpu.limits import layout
 
 SHARES = 10_000  # a share of 1 in the file
@@ -21,6 +25,7 @@ KAPPA = 1 << 16  # a kappa of 1 in the file
 BURST = 20_000_000  # ns
 MOST_DEBT = 60_000_000_000  # ns
 
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 _SEQUENCE_AT = layout.PfLimitsHeader.sequence.offset
 _GPU, _PROCESS = sizeof(layout.PfGpuLimit), sizeof(layout.PfProcess)
 
@@ -31,6 +36,19 @@ class LimitsInvalid(Exception):
 
 class LimitsLeased(LimitsInvalid):
     """The tenant keeps the file from being opened for a while."""
+
+
+class GroupError(Exception):
+    """Limits cannot be set. The text names the group and says what to do."""
+
+
+@dataclass(frozen=True)
+class Limit:
+    """What a group may use of its GPU."""
+
+    uuid: str  # "GPU-…"
+    memory_bytes: int  # of all its processes together
+    compute_share: float  # of the GPU's time, in (0, 1]
 
 
 class GpuEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -207,3 +225,43 @@ def _process(process: Registered) -> bytes:
         overhead = min(process.overhead_bytes, layout.NOT_MEASURED - 1)
     began = process.registration, process.start_time, process.host_pid
     return _ENTRY.pack(*began, state, overhead)
+
+
+def bytes_of(uuid: str) -> bytes:
+    """The 16 bytes of "GPU-…", as cuDeviceGetUuid answers them. Raises GroupError."""
+    kind, _, number = uuid.partition("-")
+    try:
+        if kind != "GPU":
+            raise ValueError
+        return uuids.UUID(number).bytes
+    except ValueError:
+        raise GroupError(f"{uuid!r}: expected the UUID of a GPU, GPU-…") from None
+
+
+def check_name(group: str) -> None:
+    """Raise GroupError if no group can have this name, which is a directory's."""
+    if not _NAME.fullmatch(group):
+        raise GroupError(
+            f"group {group!r}: a name has up to 200 letters, digits, dots, dashes, underscores"
+        )
+
+
+def check_limit(group: str, limit: Limit) -> None:
+    """Raise GroupError if a group cannot have this limit."""
+    check_name(group)
+    bytes_of(limit.uuid)
+    if limit.memory_bytes <= CONTEXT_RESERVE:
+        raise GroupError(
+            f"group {group}: {limit.uuid}: {limit.memory_bytes} bytes are not enough for a "
+            f"CUDA context: more than {CONTEXT_RESERVE} are needed"
+        )
+    if not 0 < limit.compute_share <= 1:
+        raise GroupError(
+            f"group {group}: {limit.uuid}: share {limit.compute_share:g}: must be above 0, "
+            "and 1 at most"
+        )
+
+
+def limit_of(entry: GpuEntry) -> Limit:
+    """What the file `limits` says."""
+    return Limit(f"GPU-{uuids.UUID(bytes=entry.uuid)}", entry.memory_bytes, entry.share)

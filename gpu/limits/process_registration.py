@@ -21,7 +21,6 @@ from contextlib import suppress
 from base.loop import StepThread
 from base.problems import Seldom
 from gpu.limits import group_socket, layout, processes, refusals
-from gpu.limits.group_limits import GroupError
 from gpu.limits.group_socket import BURST, GroupSocket, Registrant
 from gpu.limits.groups import Groups
 from gpu.limits.layout import (
@@ -33,7 +32,7 @@ from gpu.limits.layout import (
     PfAnswer,
     PfRequest,
 )
-from gpu.limits.limits_file import LimitsInvalid
+from gpu.limits.limits_file import GroupError, LimitsInvalid
 from gpu.limits.living_processes import LivingProcesses
 from gpu.limits.refusals import Refusals
 from gpu.limits.region import RegionInvalid

@@ -16,7 +16,7 @@ from base.paths import Paths
 from deviceplugin.kubelet.plugin_server import Rejected
 from gpu.driver import gpu_device_files
 from gpu.driver.driver_files import SharedFile
-from gpu.limits.group_limits import GroupError, Limit
+from gpu.limits.limits_file import GroupError, Limit
 from gpu.pools import slot_files
 from gpu.pools.limit_backend import ALONE, GpuParts
 from host.device_nodes import DeviceNode

@@ -12,11 +12,11 @@ from msgspec.structs import replace
 
 from base.paths import Paths
 from base.problems import Problems
+from deviceplugin.availability import GRACE
 from deviceplugin.kubelet.pod_resources import PodResourcesClient
 from deviceplugin.kubelet.records import PodDevices
 from deviceplugin.ledger import Ledger
 from deviceplugin.pools.pool_config import DevicePluginConfig
-from deviceplugin.startup_grace import GRACE
 from gpu.driver.gpu_inventory import NOT_KEPT, GpuInventory, LimitedGPU, NodeGPU
 from gpu.gpu_pool import GpuPoolConfig
 from gpu.pools import slot_files
@@ -208,7 +208,7 @@ class GpuPools:
         limits cannot be kept yet.
 
         A node that boots starts its pods again before the driver is loaded, and the kubelet rejects
-        for good a pod with an unhealthy id (see `startup_grace`).
+        for good a pod with an unhealthy id (see `StartupGrace`).
         """
         if time.monotonic() >= self._began + GRACE:
             return frozenset()

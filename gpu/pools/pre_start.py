@@ -19,7 +19,7 @@ from deviceplugin.kubelet.plugin_server import Rejected
 from deviceplugin.kubelet.pod_resources import PodResourcesClient
 from deviceplugin.kubelet.records import KubeletUnreadable, PodDevices
 from deviceplugin.ledger import Ledger
-from gpu.limits.group_limits import Limit
+from gpu.limits.limits_file import Limit
 from gpu.pools.container_files import Giver, group_of
 from gpu.pools.holders import Holders
 from gpu.pools.placement import WHOLE, Share, choose

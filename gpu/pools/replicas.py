@@ -23,7 +23,6 @@ from gpu.driver.driver_files import SharedFile
 from gpu.driver.gpu_inventory import NodeGPU
 from gpu.gpu_pool import GpuPoolConfig
 from gpu.pools import ids as gpu_ids
-from gpu.pools import preferred_ids
 from gpu.pools.ids import adopted, numa
 from host.device_nodes import DeviceNode
 from host.errors import HostError
@@ -86,7 +85,7 @@ class ReplicaService(ServedPool):
             if allocation.gpu is not None and allocation.key not in free
         )
         spread = self._config.placement == "spread"
-        return preferred_ids.together(of, available, must_include, size, held, spread=spread)
+        return gpu_ids.preferred(of, available, must_include, size, held, spread=spread)
 
     def allocate(self, ids: list[str]) -> v1beta1_pb2.ContainerAllocateResponse:
         """The nodes of the ids' GPUs, each once. They are on disk before this returns."""

@@ -20,7 +20,7 @@ from deviceplugin.kubelet.plugin_server import ServedPool
 from deviceplugin.kubelet.records import PodDevices
 from gpu.limit_settings import CONTEXT_RESERVE
 from gpu.pools import ids as gpu_ids
-from gpu.pools import preferred_ids, slot_files
+from gpu.pools import slot_files
 from gpu.pools.container_files import Giver, group_of
 from gpu.pools.ids import adopted, numa, refusal
 from gpu.pools.placement import Share, choose
@@ -82,7 +82,7 @@ class ShareService(ServedPool):
 
     def preferred(self, available: list[str], must_include: list[str], size: int) -> list[str]:
         """Any: which GPU the container has is chosen when it starts."""
-        return preferred_ids.together({}, available, must_include, size, {}, spread=False)
+        return gpu_ids.preferred({}, available, must_include, size, {}, spread=False)
 
     def allocate(self, ids: list[str]) -> v1beta1_pb2.ContainerAllocateResponse:
         """Reserve room on one GPU. It is on disk before this returns."""

@@ -15,8 +15,8 @@ from collections.abc import Mapping
 
 import msgspec
 
-from gpu.limits.group_limits import GroupError
 from gpu.limits.groups import GroupFiles, Groups
+from gpu.limits.limits_file import GroupError
 from gpu.limits.region import RegionInvalid, RegionUse
 from gpu.watch import time_account
 from gpu.watch.sampled_time import ROUNDING, UsedTime

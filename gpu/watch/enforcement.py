@@ -17,7 +17,7 @@ from gpu.driver.nvml import Nvml, NvmlError
 from gpu.limit_settings import Action
 from gpu.limits import processes
 from gpu.limits.tenants import Tenant
-from gpu.watch.usage_snapshot import NodeSample, TenantSample
+from gpu.watch.usage_watch import NodeSample, TenantSample
 
 LOOKS = 2  # in a row
 

@@ -10,7 +10,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 
 from gpu.driver.gpu_inventory import LimitedGPU
 from gpu.limits.region import RegionUse
-from gpu.watch.usage_snapshot import GpuSample, NodeSample, TenantSample
+from gpu.watch.usage_watch import GpuSample, NodeSample, TenantSample
 
 OLD = 10.0  # seconds; a look that is older says nothing: the driver hangs
 _ON_GPU = ("namespace", "pod", "container", "gpu_uuid", "gpu")

@@ -11,17 +11,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import NamedTuple, TypeVar
 
+import msgspec
+
 from base.problems import Problems
 from gpu.driver.nvml import Nvml, NvmlError
-from gpu.limits.group_limits import GroupError
 from gpu.limits.groups import GroupFiles, Groups
+from gpu.limits.limits_file import GpuEntry, GroupError
 from gpu.limits.living_processes import LivingProcesses
 from gpu.limits.region import Region, RegionInvalid, RegionUse, SlotUse
 from gpu.limits.tenants import Tenant, Tenants
 from gpu.watch.attribution import Attribution, PidBytes
 from gpu.watch.context_overhead import Overheads
 from gpu.watch.sampled_time import SampledTime, UsedTime
-from gpu.watch.usage_snapshot import GpuSample, NodeSample, TenantSample
 
 TOLERANCE_BYTES, TOLERANCE = 64 << 20, 0.01  # above the limit: bytes, and a part of the limit
 _AHEAD_US = 1_000_000  # how far a sample's time may be ahead of the clock of the day
@@ -29,6 +30,40 @@ _AHEAD_US = 1_000_000  # how far a sample's time may be ahead of the clock of th
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
+
+
+class TenantSample(msgspec.Struct, frozen=True, kw_only=True):
+    """One tenant on its GPU. Bytes; what is not known now is None."""
+
+    tenant: Tenant
+    uuid: str  # of the GPU
+    minor: int | None  # N of /dev/nvidiaN
+    in_force: GpuEntry
+    use: RegionUse | None  # None: the tenant has damaged its region
+    processes: int  # registered ones that have not ended
+    overhead_bytes: int  # contexts and modules, as far as they are measured
+    device_bytes: int | None = None  # what the driver says that its processes use
+    overuse_bytes: int | None = None  # above its limit and what is tolerated
+    utilization: float | None = None  # of the GPU's time, 0 to 1
+
+
+class GpuSample(msgspec.Struct, frozen=True, kw_only=True):
+    """One GPU that the driver told about."""
+
+    uuid: str
+    minor: int | None  # N of /dev/nvidiaN
+    capacity_bytes: int  # what programs can use: without what the driver reserves
+    unaccounted: Mapping[int, int]  # bytes by pid, of processes that hold no part of the GPU
+
+
+class NodeSample(msgspec.Struct, frozen=True, kw_only=True):
+    """The whole node."""
+
+    at: float = 0.0  # time.monotonic()
+    nvml_up: bool = False  # whether every GPU was told about
+    problem: str = ""  # why NVML is not up
+    tenants: tuple[TenantSample, ...] = ()
+    gpus: tuple[GpuSample, ...] = ()
 
 
 class Watch:

@@ -23,7 +23,7 @@ from pyroute2.netlink.rtnl.ifinfmsg import (
 )
 
 from base import interrupts
-from base.waiting import wait_until
+from base.interrupts import wait_until
 from host.errors import HostError, LinkMissing, explained
 from host.netlink.messages import LinkMessage, attributes, message
 from host.netlink.sockets import ChangeRequest, NetlinkError, Rtnetlink, trying

@@ -13,7 +13,7 @@ import msgspec
 from pyroute2.netlink import NLM_F_ACK
 from pyroute2.netlink.rtnl import RTM_GETLINK, RTM_SETLINK
 
-from base.waiting import wait_until
+from base.interrupts import wait_until
 from host.errors import HostError, explained
 from host.netlink import links
 from host.netlink.links import ARPHRD_INFINIBAND, Link

@@ -132,15 +132,7 @@ def read(network: NetworkConfig) -> IpamOptions:
 
 
 def _read(network: NetworkConfig) -> IpamOptions:
-    keys = network.at("ipam", Section)
-    if keys is None:
-        raise invalid_config(
-            '"ipam" is missing: add it, such as {"type": "podfabric-ipam", "range": "10.1.0.0/16"}'
-        )
-    idle = sorted(key for key in keys if key in WITHOUT_EFFECT)
-    ours = {key: value for key, value in keys.items() if key not in WITHOUT_EFFECT}
-    ipam = section(ours, IpamKeys, "ipam", also=WITHOUT_EFFECT)
-    _check_names(ipam)
+    ipam, idle = _keys(network)
     runtime = _ips(network, "runtimeConfig", RuntimeIPs)
     arguments = _ips(network, "args.cni", ArgumentIPs)
     require_few(
@@ -175,13 +167,26 @@ def _read(network: NetworkConfig) -> IpamOptions:
         probe=ipam.probe,
         scope=ipam.scope,
         sticky=ipam.sticky,
-        idle=tuple(idle),
+        idle=idle,
         notes=tuple(reader.notes),
         requested=(
             *_requested("runtimeConfig.ips", runtime.ips),
             *_requested("args.cni.ips", arguments.ips),
         ),
     )
+
+
+def _keys(network: NetworkConfig) -> tuple[IpamKeys, tuple[str, ...]]:
+    """The keys of "ipam"; and those of them that have no effect."""
+    keys = network.at("ipam", Section)
+    if keys is None:
+        raise invalid_config(
+            '"ipam" is missing: add it, such as {"type": "podfabric-ipam", "range": "10.1.0.0/16"}'
+        )
+    ours = {key: value for key, value in keys.items() if key not in WITHOUT_EFFECT}
+    ipam = section(ours, IpamKeys, "ipam", also=WITHOUT_EFFECT)
+    _check_names(ipam)
+    return ipam, tuple(sorted(keys.keys() & WITHOUT_EFFECT))
 
 
 def _ips(network: NetworkConfig, path: str, shape: type[A]) -> A:

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from ipam.addresses import Interval, Network, parse_interface
 from ipam.controller.block_index import BlockIndex
-from ipam.leases.names import space_name
+from ipam.leases.block_layout import space_name
 from ipam.leases.objects import GROUP, AddressPool
 
 LEAST_NODES = 8

@@ -14,7 +14,7 @@ from ipam.config import options
 from ipam.controller.block_sizes import NAMESPACE, is_made
 from ipam.controller.steps import Steps
 from ipam.controller.warnings import Reports
-from ipam.leases.names import pool_name
+from ipam.leases.block_layout import pool_name
 from ipam.leases.objects import AddressBlock, AddressPool, PoolSpec
 from kube.client import ClusterApi
 from kube.encoding import config_of

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from base import loop
 from base.problems import Problems
 from ipam.controller.definitions import POOLS_PER_NAMESPACE, read
-from ipam.controller.reclaim import ReclaimCounts
+from ipam.controller.reclaim import Reclaim, ReclaimCounts
 from ipam.controller.rounds import OtherPools, Rounds, Seen, World
 from ipam.controller.steps import Steps
 from ipam.controller.whereabouts_coexistence import Mode
@@ -153,7 +153,7 @@ class ControllerProcess:
         rounds = Rounds(
             self._api,
             clock=self._clock,
-            counts=self.counts,
+            reclaim=Reclaim(self._api, self._clock, self.counts),
             pools_per_namespace=self._pools_per_namespace,
             steps=Steps(self._progress),
             whereabouts=self._whereabouts,

@@ -22,7 +22,7 @@ from ipam.controller.block_sizes import Plan, plans
 from ipam.controller.death_proofs import Machines, Standing
 from ipam.controller.definitions import POOLS_PER_NAMESPACE, PoolMaker, ReadDefinition
 from ipam.controller.pool_status import Told, decides_alike, differs_in_use_only, status
-from ipam.controller.reclaim import MARGIN, Reclaim, ReclaimCounts
+from ipam.controller.reclaim import Reclaim, ReclaimCounts
 from ipam.controller.steps import Steps, unless_changed
 from ipam.controller.warnings import Reports
 from ipam.controller.whereabouts_coexistence import Mode, Sharing
@@ -76,8 +76,8 @@ class OtherPools(Protocol):
 class Rounds:
     """What one leader remembers from round to round. A new leader begins with nothing.
 
-    `clock` is monotonic and of this process, `wall` gives times for people. `counts` outlives the
-    leader. `whereabouts` is what is done with whereabouts' objects.
+    `clock` is monotonic and of this process, `wall` gives times for people. `reclaim` belongs to
+    this leader, its counts outlive it. `whereabouts` is what is done with whereabouts' objects.
     """
 
     def __init__(
@@ -86,8 +86,7 @@ class Rounds:
         *,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
-        counts: ReclaimCounts | None = None,
-        margin: float = MARGIN,
+        reclaim: Reclaim | None = None,
         pools_per_namespace: int = POOLS_PER_NAMESPACE,
         steps: Steps | None = None,
         whereabouts: Mode = "None",
@@ -101,7 +100,7 @@ class Rounds:
         self._pool_maker = PoolMaker(api, clock, self._reports, pools_per_namespace)
         self._sharing = Sharing(api, whereabouts, clock)
         self._other_pools = other_pools
-        self._reclaim = Reclaim(api, clock, counts or ReclaimCounts(), margin)
+        self._reclaim = reclaim or Reclaim(api, clock, ReclaimCounts())
         self._written: dict[str, float] = {}  # when a status was, by the pool's uid
 
     def round(self, world: World) -> Seen:

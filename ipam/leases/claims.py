@@ -7,8 +7,9 @@ first, and looks for blocks then.
 """
 
 import math
+import random
 import uuid
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 
 from msgspec.structs import replace
@@ -16,8 +17,7 @@ from msgspec.structs import replace
 from cni.spec.errors import CNIError, Code
 from ipam.addresses import Interval, text
 from ipam.leases import block_layout
-from ipam.leases.block_candidates import Candidates
-from ipam.leases.block_layout import Geometry
+from ipam.leases.block_layout import MOST_MAPPED, Geometry, is_leased, read_map
 from ipam.leases.claim_errors import is_answered, is_kept_out, is_reserved, none_left
 from ipam.leases.claim_request import Want
 from ipam.leases.lease_context import Leasing
@@ -42,6 +42,7 @@ _LOSSES = 8  # claims that others won, before the pool is read again
 _FEW_BLOCKS = 256  # of a pool: to list them costs the API server as much as the claims of one node
 _LOSSES_OF_FEW = 2  # the same, and the pool's blocks are listed then
 _MOST_LISTED = 4096  # blocks of a pool that are listed where its map shows none as free
+_MOST_DRAWN = 32  # blocks of a pool without a map that are tried before it is read again
 _ATTEMPTS = 3  # of one POST whose answers are lost
 
 
@@ -66,7 +67,6 @@ class Claimant:
         other nodes have all that could.
         """
         pool = self._pools.recent(pool_of(want))
-        name = pool.metadata.name
         tried: set[str] = set()
         listed = False
         while True:
@@ -76,7 +76,6 @@ class Claimant:
             if mine is None:
                 return None
             reserved = self._sticky.reserved(pool, want)
-            sticky = None if reserved is None else reserved.spec
             if reserved is not None and reserved.block is not None:
                 return self._take_over(reserved.block, pool, want, mine)
             holes = merged((*kept_out(pool), *not_offered(pool)))
@@ -84,42 +83,50 @@ class Claimant:
                 return None
             self._require_few(pool, mine.values())
             others = self._listed(pool) if listed else ()
-            for found in others if sticky is None else ():
-                if is_let_go(found) and found.metadata.name not in mine:
-                    block = self._take_let_go(found, pool, want, holes)
-                    if block is not None:
-                        return block
-            leased = {block.metadata.name for block in others}
+            let_go = others if reserved is None else ()
+            if block := self._first_let_go(let_go, pool, want, holes, mine):
+                return block
             if listed:
                 self._pools.learn_leased(pool, blocks, others)
+            sticky = None if reserved is None else reserved.spec
+            known = {*mine, *(block.metadata.name for block in others)}
             is_small, losses = blocks.total <= _FEW_BLOCKS, 0
             for index in self._candidates.of(pool, blocks, want, holes, use_map=not listed):
-                block_name = blocks.name(pool.status.space, index)
-                if block_name in tried or block_name in mine or block_name in leased:
+                name = blocks.name(pool.status.space, index)
+                if name in tried or name in known:
                     continue
                 if is_late():
                     raise Late
-                block = self._attempt(pool, blocks, index, want, sticky)
-                if block is not None:
-                    self._candidates.leased(index)
+                if block := self._attempt(pool, blocks, index, want, sticky):
                     return block
-                tried.add(block_name)
+                tried.add(name)
                 losses += 1
                 if losses == (_LOSSES_OF_FEW if is_small else _LOSSES):
                     break
             else:
                 if listed or pool.status.blocks.leased > _MOST_LISTED:
-                    if pool.status.offered is not None and not (want.fixed or is_exhausted(pool)):
-                        raise NotReadyYet(
-                            f"nodes have leased all blocks that AddressPool {name} offers: "
-                            "podfabric's controller takes more from whereabouts: see that it runs "
-                            "(kubectl -n podfabric get deploy)"
-                        )
-                    raise none_left(self._api, self.holder, pool, blocks, want, holes, others)
+                    raise self._none_left(pool, blocks, want, holes, others)
                 listed = True  # the map may be older than what others gave back
-            former, pool = pool, self._pools.read(name)
+            former, pool = pool, self._pools.read(pool.metadata.name)
             if losses and (is_small or pool.status.free_map == former.status.free_map):
                 listed = listed or pool.status.blocks.leased <= _MOST_LISTED  # the map is old
+
+    def _none_left(
+        self,
+        pool: AddressPool,
+        blocks: Geometry,
+        want: Want,
+        holes: Sequence[Interval],
+        others: Sequence[AddressBlock],
+    ) -> Exception:
+        """Why no block with an address that is wanted can be leased. ApiError."""
+        if pool.status.offered is not None and not (want.fixed or is_exhausted(pool)):
+            return NotReadyYet(
+                f"nodes have leased all blocks that AddressPool {pool.metadata.name} offers: "
+                "podfabric's controller takes more from whereabouts: see that it runs "
+                "(kubectl -n podfabric get deploy)"
+            )
+        return none_left(self._api, self.holder, pool, blocks, want, holes, others)
 
     def _take_over(
         self, found: AddressBlock, pool: AddressPool, want: Want, mine: Mapping[str, LeasedBlock]
@@ -192,25 +199,34 @@ class Claimant:
             )
         row = row_of(stored, fresh, want.range.domain, self.holder.boot, at)
         self._store.put(replace(row, max_offline=min(max_offline(pool), row.max_offline)))
+        self._candidates.leased(index)
         self.claims += 1
         return stored
 
-    def _take_let_go(
-        self, found: AddressBlock, pool: AddressPool, want: Want, holes: Sequence[Interval]
+    def _first_let_go(
+        self,
+        others: Iterable[AddressBlock],
+        pool: AddressPool,
+        want: Want,
+        holes: Sequence[Interval],
+        mine: Collection[str],
     ) -> AddressBlock | None:
-        """Take over a block of which a lost machine may use addresses, if it has one that is
-        wanted: nodes do so when no other block is free. None if another node was faster."""
-        usable = outside(block_layout.interval(found), holes)
-        if found.spec.sticky.reservation or not want.range.restricted(usable).parts:
-            return None
-        taken = taken_over(self._api, self._clock, self.holder, found, pool)
-        if taken is None:
-            self.conflicts += 1
-            return None
-        stored, at = taken
-        self._store.put(row_of(stored, pool, want.range.domain, self.holder.boot, at))
-        self.claims += 1
-        return stored
+        """Take over a block of which a lost machine may use addresses, if one has an address that
+        is wanted: nodes do so when no other block is free. `mine` are this node's."""
+        for found in others:
+            if not is_let_go(found) or found.metadata.name in mine or found.spec.sticky.reservation:
+                continue
+            if not want.range.restricted(outside(block_layout.interval(found), holes)).parts:
+                continue
+            taken = taken_over(self._api, self._clock, self.holder, found, pool)
+            if taken is None:  # another node was faster
+                self.conflicts += 1
+                continue
+            stored, at = taken
+            self._store.put(row_of(stored, pool, want.range.domain, self.holder.boot, at))
+            self.claims += 1
+            return stored
+        return None
 
     def _give_up(self, stored: AddressBlock) -> None:
         """Delete a block that was never used. What remains is found by the next confirmation."""
@@ -276,3 +292,78 @@ def _require_same_range(pool: AddressPool, want: Want) -> None:
             f"AddressPool {pool.metadata.name} is of {pool.spec.range}, and not of "
             f'{want.pool[1]}: give the network another "network_name"'
         )
+
+
+class Candidates:
+    """Which blocks of a pool the node tries, and in which order; `instance` is its store's.
+
+    Each node has an order of its own, so that nodes which claim at the same time try different
+    blocks. And each tries the index first that it leased last: a pod has interfaces of several
+    pools, and nodes that won different indexes of the first do not try each other's in the next.
+    """
+
+    def __init__(self, instance: str) -> None:
+        self._random = random.Random(instance)
+        self._leased: int | None = None
+
+    def leased(self, index: int) -> None:
+        """This node has leased the block with that index of a pool."""
+        self._leased = index
+
+    def of(
+        self,
+        pool: AddressPool,
+        blocks: Geometry,
+        want: Want,
+        holes: Sequence[Interval],
+        *,
+        use_map: bool,
+    ) -> Iterator[int]:
+        """Indexes of blocks with an address that is wanted: in the node's order.
+
+        `use_map`: only those that the pool's map shows as free.
+        """
+        stretches = [
+            range(blocks.index(part.first), blocks.index(part.last) + 1)
+            for wanted in want.parts
+            for part in outside(wanted, holes)
+        ]
+        if sum(map(_length, stretches)) > MOST_MAPPED:
+            yield from self._same(stretches)
+            yield from self._drawn(stretches)
+            return
+        bits = b""
+        if use_map and pool.status.free_map:
+            with suppress(ValueError):  # it is a hint
+                bits = read_map(pool.status.free_map, blocks.total)
+        yield from (index for index in self._same(stretches) if not is_leased(bits, index))
+        indexes = {index for each in stretches for index in each if not is_leased(bits, index)}
+        yield from self._shuffled(sorted(indexes))
+
+    def _same(self, stretches: Iterable[range]) -> Iterator[int]:
+        """The index that was leased last, if these have it."""
+        if self._leased is not None and any(self._leased in each for each in stretches):
+            yield self._leased
+
+    def _shuffled(self, indexes: list[int]) -> Iterator[int]:
+        """All of them in a random order. A claim tries a few: the others are not moved."""
+        while indexes:
+            at = self._random.randrange(len(indexes))
+            indexes[at], indexes[-1] = indexes[-1], indexes[at]
+            yield indexes.pop()
+
+    def _drawn(self, stretches: Sequence[range]) -> Iterator[int]:
+        """Indexes of a pool without a map, each at most some times."""
+        total = sum(map(_length, stretches))
+        for _ in range(_MOST_DRAWN):
+            number = self._random.randrange(total)
+            for stretch in stretches:
+                if number < _length(stretch):
+                    yield stretch.start + number
+                    break
+                number -= _length(stretch)
+
+
+def _length(stretch: range) -> int:
+    """How many blocks it has: in IPv6 more than len() can tell."""
+    return max(0, stretch.stop - stretch.start)

@@ -9,8 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from base import interrupts
-from base.backoff import Backoff
-from base.clock import boottime
+from base.loop import Backoff, boottime
 from cni.spec.errors import CNIError, Code
 from ipam.leases.claim_request import (
     PATIENCE,

@@ -12,9 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
-from base.backoff import Backoff
-from base.clock import boottime
-from base.loop import StepThread
+from base.loop import Backoff, StepThread, boottime
 from cni.spec.errors import CNIError, Code
 from ipam.leases import block_layout
 from ipam.leases.block_store import BlockStore

@@ -9,9 +9,8 @@ from msgspec.structs import replace
 
 from ipam.addresses import Interval, parse_interface, parse_interval
 from ipam.leases import block_layout
-from ipam.leases.block_layout import Geometry
+from ipam.leases.block_layout import Geometry, pool_name
 from ipam.leases.claim_request import Want
-from ipam.leases.names import pool_name
 from ipam.leases.objects import AddressBlock, AddressPool
 from ipam.ranges import merged, outside
 from kube.client import ClusterApi

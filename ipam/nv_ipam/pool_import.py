@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from cni.spec.errors import CNIError, invalid_config
 from ipam.addresses import Interval, Network, family, parse, parse_interface, parse_interval, text
-from ipam.leases.names import pool_name
+from ipam.leases.block_layout import pool_name
 from ipam.leases.objects import GROUP, AddressPool, PoolSpec
 from ipam.nv_ipam.translate import (
     DOMAIN,

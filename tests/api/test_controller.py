@@ -14,9 +14,9 @@ from msgspec.structs import replace
 
 from ipam.addresses import parse
 from ipam.controller.leader import ControllerProcess
-from ipam.controller.reclaim import ReclaimCounts
+from ipam.controller.reclaim import Reclaim, ReclaimCounts
 from ipam.controller.rounds import Rounds
-from ipam.leases.names import block_name, pool_name
+from ipam.leases.block_layout import block_name, pool_name
 from ipam.leases.objects import AddressBlock, AddressPool, BlockSpec, Holder, PoolSpec, ReclaimSpec
 from kube.leadership import Leadership
 from kube.resources import Lease, Meta, NotFound, Refused
@@ -104,7 +104,8 @@ def test_the_block_of_a_node_that_is_gone_is_fenced_and_freed(
     server.node(name("well"))
     block = _block(server, pool, "10.92.0.8", name("gone"))
     now, counts = [100.0], ReclaimCounts()
-    rounds = Rounds(controller, clock=lambda: now[0], counts=counts, margin=1.0)
+    reclaim = Reclaim(controller, lambda: now[0], counts, margin=1.0)
+    rounds = Rounds(controller, clock=lambda: now[0], reclaim=reclaim)
     states: list[str] = []
     for _ in range(5):
         rounds.round(read_world(controller, lambda: now[0]))

@@ -19,8 +19,8 @@ import pytest
 
 from cni.spec.errors import CNIError, Code
 from ipam.controller.rounds import Rounds
+from ipam.leases.block_layout import pool_name
 from ipam.leases.lessee import CONFIRM_EVERY
-from ipam.leases.names import pool_name
 from ipam.leases.objects import AddressBlock, AddressPool, PoolSpec
 from ipam.leases.sticky import is_let_go
 from kube.resources import ApiError, Meta

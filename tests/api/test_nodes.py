@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from ipam.leases.names import pool_name
+from ipam.leases.block_layout import pool_name
 from ipam.leases.objects import AddressBlock, AddressPool
 from kube.transport import KubernetesApi
 from tests.api.conftest import NODE_A

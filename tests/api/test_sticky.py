@@ -10,7 +10,7 @@ from cni.spec.errors import Code
 from ipam.controller.address_reservations import reserve
 from ipam.controller.reclaim import free_powered_off
 from ipam.controller.steps import Steps
-from ipam.leases.names import pool_name
+from ipam.leases.block_layout import pool_name
 from ipam.leases.objects import (
     AddressBlock,
     AddressPool,

@@ -13,7 +13,7 @@ from pathlib import Path
 from ipam.controller.rounds import Rounds
 from ipam.controller.whereabouts_coexistence import Mode
 from ipam.controller.whereabouts_objects import API, IPPool
-from ipam.leases.names import pool_name
+from ipam.leases.block_layout import pool_name
 from ipam.leases.objects import AddressBlock, AddressPool, PoolSpec
 from kube.resources import ApiError, Meta, Resource
 from tests.api.server import ApiServer, Document, kind_of

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from base.waiting import wait_until
+from base.interrupts import wait_until
 from tests.conformance.expect import OK, Added
 from tests.conformance.node import Node
 from tests.conformance.subject import IPAM, IPOIB

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from base import msgspec_warmup
+from base import decoding
 from base.paths import Paths
 from deviceplugin import checkpoint
 from deviceplugin.ledger import Ledger
@@ -36,7 +36,7 @@ class PoolNode:
         self.ipoib.defaults = {"master": "auto"}  # type: ignore[misc]
         for plugin in (self.ipoib, self.sriov):
             plugin.paths = self.paths
-        msgspec_warmup.build()
+        decoding.build_decoders()
         self.kubelet = Kubelet(self.paths.kubelet)
         self.config = DevicePluginConfig(pools=pools)
         self.plugin = DevicePlugin(self.paths, self.config)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from base.clock import boottime
+from base.loop import boottime
 from base.paths import Paths
 from cni.ipoib.plugin import IPoIB
 from cni.spec.errors import CNIError, Code

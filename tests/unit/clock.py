@@ -4,12 +4,12 @@ import pytest
 
 
 class Clock:
-    """Stands in for the module `time` in base.waiting."""
+    """Stands in for the module `time` in base.interrupts."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
         self.pauses: list[float] = []
-        monkeypatch.setattr("base.waiting.time", self)
+        monkeypatch.setattr("base.interrupts.time", self)
 
     def monotonic(self) -> float:
         return self.now

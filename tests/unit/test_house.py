@@ -1,9 +1,10 @@
-"""CONTRIBUTING lists every folder, no two classes have one name, and links lead to something."""
+"""What CONTRIBUTING lists, names and sizes of the product's code, and where links lead."""
 
 import ast
 import re
 import subprocess
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,11 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PRODUCT = ("agent", "base", "cli", "cni", "deviceplugin", "gpu", "host", "ipam", "kube", "policy")
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
+MOST_MODULES = 16  # of a folder
+MOST_LINES = 400  # of a module
+MOST_FUNCTION_LINES = 50
+MOST_ARGUMENTS = 8  # of a constructor
+EVERYWHERE = {"errors", "options", "plugin"}  # names of modules that several folders may have
 _ROW = re.compile(r"^\| `([\w/]+)/` \|", re.MULTILINE)
 _LINK = re.compile(r"\]\(([^)#\s]+?)(?:#([^)]*))?\)")
 
@@ -26,13 +32,26 @@ def _tracked(*patterns: str) -> list[Path]:
     return [Path(line) for line in listed.stdout.splitlines() if (ROOT / line).exists()]
 
 
+def _product() -> list[Path]:
+    """The modules of the product; generated ones are left out."""
+    paths = _tracked(*(f"{package}/*.py" for package in PRODUCT))
+    return [path for path in paths if not path.stem.endswith(("_pb2", "_pb2_grpc"))]
+
+
 def _modules() -> dict[str, set[str]]:
-    """The modules of each package of the product; generated ones are left out."""
+    """The modules of each folder of the product."""
     modules: dict[str, set[str]] = defaultdict(set)
-    for path in _tracked(*(f"{package}/*.py" for package in PRODUCT)):
-        if not path.stem.endswith(("_pb2", "_pb2_grpc")):
-            modules[str(path.parent)].add(path.stem)
+    for path in _product():
+        modules[str(path.parent)].add(path.stem)
     return {folder: names - {"__init__"} for folder, names in modules.items()}
+
+
+def _functions() -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
+    """Every function of the product, and where it is."""
+    for path in _product():
+        for node in ast.walk(ast.parse((ROOT / path).read_text())):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                yield f"{path}:{node.lineno} {node.name}", node
 
 
 def test_contributing_says_what_changes_in_every_folder() -> None:
@@ -47,15 +66,44 @@ def test_contributing_lists_every_folder_of_tests() -> None:
     assert listed == folders
 
 
+def test_a_folder_has_few_modules() -> None:
+    counts = {folder: len(names) for folder, names in _modules().items()}
+    assert {folder: n for folder, n in counts.items() if n > MOST_MODULES} == {}
+
+
+def test_no_two_modules_of_the_product_have_one_name() -> None:
+    places: dict[str, list[str]] = defaultdict(list)
+    for folder, names in _modules().items():
+        for name in names - EVERYWHERE:
+            places[name].append(folder)
+    assert {name: folders for name, folders in places.items() if len(folders) > 1} == {}
+
+
 def test_no_two_classes_of_the_product_have_one_name() -> None:
     places: dict[str, list[str]] = defaultdict(list)
-    for path in _tracked(*(f"{package}/*.py" for package in PRODUCT)):
-        if path.stem.endswith(("_pb2", "_pb2_grpc")):
-            continue
+    for path in _product():
         for node in ast.walk(ast.parse((ROOT / path).read_text())):
             if isinstance(node, ast.ClassDef):
                 places[node.name.lstrip("_")].append(str(path))
     assert {name: files for name, files in places.items() if len(files) > 1} == {}
+
+
+def test_a_module_is_short() -> None:
+    lines = {str(path): len((ROOT / path).read_text().splitlines()) for path in _product()}
+    assert {path: n for path, n in lines.items() if n > MOST_LINES} == {}
+
+
+def test_a_function_is_short() -> None:
+    lines = {at: (node.end_lineno or 0) - node.lineno + 1 for at, node in _functions()}
+    assert {at: n for at, n in lines.items() if n > MOST_FUNCTION_LINES} == {}
+
+
+def test_a_constructor_has_few_arguments() -> None:
+    made = {at: node.args for at, node in _functions() if node.name == "__init__"}
+    counts = {
+        at: len([*args.posonlyargs, *args.args, *args.kwonlyargs]) - 1 for at, args in made.items()
+    }
+    assert {at: n for at, n in counts.items() if n > MOST_ARGUMENTS} == {}
 
 
 @pytest.mark.parametrize("page", _tracked("*.md"), ids=str)

@@ -11,7 +11,7 @@ from uuid import uuid4
 
 import pytest
 
-from base.waiting import wait_until
+from base.interrupts import wait_until
 from tests.plugins.service import Service
 from tests.waiting import PATIENCE
 

@@ -17,14 +17,14 @@ import msgspec
 import pytest
 
 from base.paths import Paths, boot_id_of
-from deviceplugin import checkpoint, plugin, startup_grace
+from deviceplugin import availability, checkpoint, plugin
+from deviceplugin.availability import StartupGrace
 from deviceplugin.kubelet import records
 from deviceplugin.kubelet.plugin_server import Rejected
 from deviceplugin.kubelet.registration import PluginServer
 from deviceplugin.ledger import Ledger
 from deviceplugin.pools.formats import parse
 from deviceplugin.pools.pool_config import DEFAULT, DevicePluginConfig, PoolConfig
-from deviceplugin.startup_grace import StartupGrace
 from host.sysfs.discovery import hcas
 from host.sysfs.selectors import Selector
 from tests.host.deviceplugin.node import FIRST, HCA, Node, config, container, keep_allocations
@@ -231,7 +231,7 @@ def test_truth_is_told_when_the_grace_is_over(
         given = (*state, now + GRACE if over.is_set() else now)
         return expected(grace, *given)
 
-    monkeypatch.setattr(startup_grace, "GRACE", GRACE)
+    monkeypatch.setattr(availability, "GRACE", GRACE)
     monkeypatch.setattr(StartupGrace, "expected_at_start", told)
     with Kubelet(server.kubelet) as kubelet:
         pod = rebooted(server, kubelet, config(ALONE), no_link)

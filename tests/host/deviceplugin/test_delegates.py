@@ -10,13 +10,13 @@ PROGRAM = """
 import sys
 from pathlib import Path
 from cni.spec import delegate
-from deviceplugin.kubelet import sockets
+from deviceplugin.kubelet import plugin_sockets
 from deviceplugin.kubelet.pod_resources import open_channel
 import grpc
 
 directory, failed = Path(sys.argv[1]), 0
 for _ in range(40):
-    listener = sockets.Listener(directory, "a/b", lambda server: None, 4)
+    listener = plugin_sockets.Listener(directory, "a/b", lambda server: None, 4)
     with open_channel(listener.path) as channel:
         grpc.channel_ready_future(channel).result(120)
         with open("/dev/null") as nothing:

@@ -16,9 +16,8 @@ import pytest
 
 from base.pod import Pod
 from gpu.limits import layout, processes
-from gpu.limits.group_limits import Limit
 from gpu.limits.groups import Groups
-from gpu.limits.limits_file import LimitsFile
+from gpu.limits.limits_file import Limit, LimitsFile
 from gpu.limits.process_registration import Registrar
 from gpu.limits.processes import Container
 from gpu.limits.refusals import Refusal, Refusals

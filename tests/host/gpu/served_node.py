@@ -12,7 +12,7 @@ from base.pod import Pod
 from gpu.driver.gpu_inventory import LimitedGPU
 from gpu.limit_service import GpuService
 from gpu.limit_settings import Action, GpuLimitSettings
-from gpu.limits.group_limits import Limit
+from gpu.limits.limits_file import Limit
 from gpu.limits.refusals import Refusal
 from gpu.limits.tenants import Tenant
 from gpu.watch.enforcement import OverUse

@@ -11,12 +11,11 @@ from agent.observe.node_events import KILLED, OVER, REFUSED, AgentEvents
 from gpu import limit_service
 from gpu.driver.nvml import Nvml
 from gpu.limits import refusals
-from gpu.limits.group_limits import Limit
+from gpu.limits.limits_file import Limit
 from gpu.limits.refusals import Refusal
 from gpu.watch import compute_shares
 from gpu.watch.enforcement import LOOKS, OverUse
-from gpu.watch.usage_snapshot import NodeSample
-from gpu.watch.usage_watch import Watch
+from gpu.watch.usage_watch import NodeSample, Watch
 from kube.client import ClusterApi
 from tests.fake_api import FakeApi
 from tests.host.gpu.pods import RegisteringProcess

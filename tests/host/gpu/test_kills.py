@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gpu.limits.group_limits import Limit
+from gpu.limits.limits_file import Limit
 from gpu.limits.region import Region
 from tests.gpu import group as groups
 from tests.gpu.programs import program

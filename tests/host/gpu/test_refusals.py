@@ -7,7 +7,7 @@ from contextlib import suppress
 import pytest
 
 from gpu.limits import layout, refusals
-from gpu.limits.group_limits import GroupError, Limit
+from gpu.limits.limits_file import GroupError, Limit
 from tests.host.gpu.pods import GroupsNode
 from tests.unit.gpu.made import A
 from tests.waiting import until

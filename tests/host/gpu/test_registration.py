@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from gpu.limits import group_socket, layout
-from gpu.limits.group_limits import GroupError, Limit
 from gpu.limits.group_socket import GroupSocket, Registrant
+from gpu.limits.limits_file import GroupError, Limit
 from gpu.limits.process_registration import CLIENTS, TICK
 from tests.host.gpu.pods import GPU, GroupsNode, MadeContainer, RegisteringProcess
 from tests.waiting import PATIENCE, until

@@ -14,10 +14,10 @@ from gpu.driver.gpu_inventory import LimitedGPU
 from gpu.limit_service import GpuService
 from gpu.limit_settings import GpuLimitSettings
 from gpu.limits import shims
-from gpu.limits.group_limits import Limit
+from gpu.limits.limits_file import Limit
 from gpu.watch import gpu_metrics
 from gpu.watch.compute_shares import TICK
-from gpu.watch.usage_snapshot import NodeSample
+from gpu.watch.usage_watch import NodeSample
 from tests.host.gpu.driver_root import paths_with
 from tests.host.gpu.pods import made_container
 from tests.host.gpu.served_node import FIRST, SECOND, ServedNode, text_of

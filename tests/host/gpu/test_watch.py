@@ -12,13 +12,12 @@ from gpu.driver import nvml
 from gpu.driver.nvml import Nvml
 from gpu.limit_settings import Action
 from gpu.limits import layout
-from gpu.limits.group_limits import Limit
+from gpu.limits.limits_file import Limit
 from gpu.limits.living_processes import REMEMBERED
 from gpu.watch import gpu_metrics
 from gpu.watch.enforcement import Enforcement, OverUse
 from gpu.watch.sampled_time import UsedTime
-from gpu.watch.usage_snapshot import NodeSample, TenantSample
-from gpu.watch.usage_watch import TOLERANCE_BYTES, Watch
+from gpu.watch.usage_watch import TOLERANCE_BYTES, NodeSample, TenantSample, Watch
 from tests.host.gpu.driver_root import installed
 from tests.host.gpu.pods import GroupsNode, MadeContainer
 from tests.standin.driver import Driver, Out

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from base import interrupts, locks, waiting
+from base import interrupts, locks
 from base.interrupts import Call, Terminated
 from base.locks import Busy, LockFile, locked, remove_abandoned
 from tests.unit.ipam.kills import Line, kill_at, lines_of
@@ -165,7 +165,7 @@ def test_removal_of_abandoned_files_killed_at_any_line_harms_no_holder(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before every line: the next call gets each lock that is free, and the next removal ends."""
-    monkeypatch.setattr("tests.unit.ipam.kills.MODULES", {locks.__file__, waiting.__file__})
+    monkeypatch.setattr("tests.unit.ipam.kills.MODULES", {locks.__file__, interrupts.__file__})
     abandoned = [path.with_name(f"abandoned-{number}") for number in range(3)]
     remove = partial(remove_abandoned, path.parent)
     with locked(path, "the device"):

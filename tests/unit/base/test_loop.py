@@ -6,8 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from base import loop
-from base.backoff import Backoff
-from base.loop import Loop
+from base.loop import Backoff, Loop
 from tests.waiting import until
 
 

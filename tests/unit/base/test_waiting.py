@@ -5,8 +5,7 @@ import time
 import pytest
 
 from base import interrupts
-from base.interrupts import Call, Terminated
-from base.waiting import wait_until
+from base.interrupts import Call, Terminated, wait_until
 
 
 def test_true_at_once_is_answered_without_a_pause() -> None:

@@ -9,8 +9,8 @@ from base.paths import Paths
 from base.types import DeviceId
 from deviceplugin import checkpoint
 from deviceplugin.checkpoint import AllocatedGPU, Allocation
-from gpu.limits.group_limits import Limit
 from gpu.limits.groups import Groups
+from gpu.limits.limits_file import Limit
 from tests.unit.gpu.driver import Driver
 from tests.unit.gpu.groups import PlainRooms
 from tests.unit.gpu.test_driver_files import install

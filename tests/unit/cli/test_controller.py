@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from base import msgspec_warmup
+from base import decoding
 from cli import controller
 from ipam.controller.leader import ControllerProcess
 from kube import transport
@@ -29,7 +29,7 @@ def test_decoders_are_built_before_the_first_thread(monkeypatch: pytest.MonkeyPa
         return Client(server, "only")
 
     monkeypatch.setattr(transport, "KubernetesApi", client)
-    monkeypatch.setattr(msgspec_warmup, "build", lambda: order.append("built"))
+    monkeypatch.setattr(decoding, "build_decoders", lambda: order.append("built"))
     monkeypatch.setattr(ControllerProcess, "run", lambda self: order.append("threads"))
     parser = argparse.ArgumentParser()
     controller.add_arguments(parser)

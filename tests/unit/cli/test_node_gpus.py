@@ -10,7 +10,7 @@ from base.paths import Paths
 from deviceplugin.plugin import DevicePlugin
 from deviceplugin.pools.formats import load
 from gpu.limits import layout
-from gpu.limits.group_limits import Limit
+from gpu.limits.limits_file import Limit
 from gpu.pools.limit_backend import GpuParts
 from tests.kubelet import Kubelet
 from tests.unit.cli.commands import Shell, short_path

@@ -5,9 +5,8 @@ import shutil
 from pathlib import Path
 
 from base import files
-from gpu.limits.group_limits import GroupError, Limit
 from gpu.limits.groups import GroupFiles, Groups
-from gpu.limits.limits_file import GpuEntry
+from gpu.limits.limits_file import GpuEntry, GroupError, Limit
 from gpu.limits.region_tmpfs import TmpfsRooms
 
 

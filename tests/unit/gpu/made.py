@@ -1,6 +1,6 @@
 """Limits for tests."""
 
-from gpu.limits.group_limits import Limit
+from gpu.limits.limits_file import Limit
 
 A = "GPU-00000000-0000-0000-0000-00000000000a"
 B = "GPU-00000000-0000-0000-0000-00000000000b"

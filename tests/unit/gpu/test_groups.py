@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 
 from gpu.limits import layout
-from gpu.limits.group_limits import GroupError, Limit
 from gpu.limits.groups import Groups
-from gpu.limits.limits_file import LimitsFile
+from gpu.limits.limits_file import GroupError, Limit, LimitsFile
 from gpu.limits.region import RegionInvalid
 from tests.unit.gpu.groups import PlainRooms
 from tests.unit.gpu.killing import killed_at

@@ -10,7 +10,7 @@ from gpu.limits.limits_file import GpuEntry
 from gpu.limits.region import RegionUse
 from gpu.limits.tenants import Tenant
 from gpu.watch import gpu_metrics
-from gpu.watch.usage_snapshot import GpuSample, NodeSample, TenantSample
+from gpu.watch.usage_watch import GpuSample, NodeSample, TenantSample
 from tests.unit.gpu.made import GIB, A, B
 
 USE = RegionUse(

@@ -13,7 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 from ipam.addresses import parse, text
-from ipam.leases.names import block_name, pool_name
+from ipam.leases.block_layout import block_name, pool_name
 from ipam.leases.objects import (
     AddressBlock,
     AddressCounts,

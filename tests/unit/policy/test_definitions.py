@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cli.policy_check import WrittenDefinition, verdicts
+from cli.policy import WrittenDefinition, verdicts
 from policy.document import rules_of
 from policy.rules import Policy
 

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from base.pod import Pod
-from cli.policy_check import WrittenDefinition, verdicts
+from cli.policy import WrittenDefinition, verdicts
 from cni.ipoib import options
 from cni.spec.config import decode
 from cni.spec.request import Request

@@ -7,7 +7,7 @@ import pytest
 from base.paths import Paths
 from deviceplugin import ledger
 from deviceplugin.checkpoint import AllocatedGPU
-from gpu.limits.group_limits import Limit
+from gpu.limits.limits_file import Limit
 from gpu.pools import pre_start, slot_files
 from tests.host.deviceplugin.gpus.gpu_node import (
     COMPUTE,

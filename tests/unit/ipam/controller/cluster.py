@@ -10,10 +10,10 @@ from msgspec.structs import replace
 
 from ipam.addresses import parse
 from ipam.controller.definitions import POOLS_PER_NAMESPACE, read
-from ipam.controller.reclaim import ReclaimCounts
+from ipam.controller.reclaim import Reclaim, ReclaimCounts
 from ipam.controller.rounds import Rounds, Seen, World
 from ipam.controller.whereabouts_coexistence import Mode
-from ipam.leases.names import block_name
+from ipam.leases.block_layout import block_name
 from ipam.leases.objects import (
     AddressBlock,
     AddressPool,
@@ -82,8 +82,7 @@ class Cluster:
             self.client,
             clock=lambda: self.now,
             wall=lambda: self.now,
-            counts=self.counts,
-            margin=MARGIN,
+            reclaim=Reclaim(self.client, lambda: self.now, self.counts, MARGIN),
             pools_per_namespace=self.pools_per_namespace,
             whereabouts=self.whereabouts,
             other_pools=self.other_pools,

@@ -11,7 +11,7 @@ from ipam.controller.block_sizes import automatic_size
 from ipam.controller.definitions import UNUSED_FOR
 from ipam.controller.rounds import COUNTS_EVERY, USED_EVERY
 from ipam.leases import block_layout
-from ipam.leases.names import space_name
+from ipam.leases.block_layout import space_name
 from ipam.leases.objects import AddressBlock, AddressPool, StickySpec
 from tests.fake_api import Fault, definition
 from tests.unit.ipam.controller.cluster import GONE_AFTER, MARGIN, OFFLINE, Cluster

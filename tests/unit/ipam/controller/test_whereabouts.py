@@ -20,8 +20,8 @@ from ipam.controller.whereabouts_objects import (
     SliceSpec,
     entries,
 )
+from ipam.leases.block_layout import pool_name
 from ipam.leases.lessee import CONFIRM_EVERY
-from ipam.leases.names import pool_name
 from ipam.leases.objects import AddressPool, PoolSpec
 from kube.resources import Meta
 from tests.fake_api import Fault

@@ -7,9 +7,9 @@ import pytest
 
 from ipam.addresses import parse_interface
 from ipam.leases import block_layout
-from ipam.leases.block_candidates import Candidates
 from ipam.leases.block_layout import Geometry
 from ipam.leases.claim_request import Want
+from ipam.leases.claims import Candidates
 from tests.fake_api import FakeApi
 from tests.unit.ipam.calls import range_of
 from tests.unit.ipam.leases.nodes import put_pool

@@ -9,14 +9,14 @@ from tests.waiting import PATIENCE
 
 FREED = """
 import gc, os, sys
-from base import memory
+from agent.serve.launcher_server import trim
 def resident():
     return int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGE_SIZE") >> 20
 before = resident()
 values = [str(number) for number in range(1_000_000)]
 lasting = values[::1000]
 del values
-memory.trim()
+trim()
 print(resident() - before)
 """
 
