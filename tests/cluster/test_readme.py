@@ -37,6 +37,8 @@ def shell(cluster: Cluster, tmp_path: Path) -> Iterator[dict[str, str]]:
     }
     for name, program in programs.items():
         (tmp_path / name).symlink_to(program)
+    # The kubelet writes down late that ids of other tests' pods are free: a new agent shows them.
+    await_nothing_left(cluster, allocations=True)
     uninstall(cluster)
     kubeconfig = str(cluster.plane.kubeconfig("admin"))
     yield {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "KUBECONFIG": kubeconfig}
