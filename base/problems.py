@@ -38,17 +38,14 @@ class Problems:
 
 
 class Seldom:
-    """Lets something be said once in a time, however often a tenant brings it about.
-
-    Any thread may use it.
-    """
+    """Limits how often a message is said that a tenant can cause. Any thread may use it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._said: dict[Hashable, float] = {}  # when
 
     def may_say(self, what: Hashable, quiet: float) -> bool:
-        """Whether it was not said in the last `quiet` seconds. It counts as said from now on."""
+        """Whether `what` was not said in the last `quiet` seconds. The call counts as saying it."""
         now = time.monotonic()
         with self._lock:
             self._said = {key: at for key, at in self._said.items() if now - at < quiet}

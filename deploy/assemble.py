@@ -45,7 +45,7 @@ def main() -> None:
     packages = needed((interpreter.name, *LIBRARIES), installed())
     leave_out_of_client(site_packages(environment))
     for registry in (site_packages(environment) / "netaddr/eui").glob("*.txt"):
-        registry.unlink()  # whose a MAC is: 8 MB that nothing looks up
+        registry.unlink()  # vendors of MACs: 8 MB that no code reads
     make_skeleton(root)
     for package in packages:
         copy(package, root)

@@ -11,7 +11,7 @@ _QUOTA = "requests."  # the prefix of the name in a ResourceQuota, where it must
 
 
 def resource_problem(resource: str) -> str | None:
-    """Why the kubelet would refuse an extended resource of that name; None if it would not.
+    """Why the kubelet would refuse that name of an extended resource; `None` if it accepts it.
 
     Source: IsExtendedResourceName and IsQualifiedName of Kubernetes.
     """
