@@ -1,6 +1,6 @@
 """Writes into the documents what commands printed, as tests ran them.
 
-`python -m tools.use_it` writes docs/use-it.md, README's "Use it", after `make test-cluster` or its
+`python -m tools.use_it` writes docs/start/output.md, README's "Use it", after `make test-cluster` or its
 tests/cluster/test_readme.py; and each block of a document that begins with `# podfabric`, after
 the tests that run these commands on made-up servers.
 """
@@ -11,11 +11,11 @@ from pathlib import Path
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 PRINTED = CHECKOUT / "build/vm/use-it.txt"
-PAGE = CHECKOUT / "docs/use-it.md"
+PAGE = CHECKOUT / "docs/start/output.md"
 README = CHECKOUT / "README.md"
 WIDEST = 160  # characters
 SECTION = re.compile(r"^On a cluster with Multus:$.*?^\[This is what they print", re.M | re.S)
-PAGES = (README, *sorted((CHECKOUT / "docs").glob("*.md")))
+PAGES = (README, *sorted((CHECKOUT / "docs").rglob("*.md")))
 RUN = re.compile(r"^```\n# (podfabric [^\n]*)\n(.*?)^```$", re.M | re.S)
 CHANCE = {
     re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ"): "2026-11-21T20:10:27Z",
@@ -25,11 +25,11 @@ CHANCE = {
 """What no two runs print alike, and what stands for it: times, UIDs of pods, sockets."""
 
 BLOCK = re.compile(r"^```\n(.*?)^```$", re.M | re.S)
-HEAD = """# What README's commands print
+HEAD = """# Output of the first commands
 
-`make test-cluster` runs the commands of [Use it](../README.md#use-it), as they are written, on a
-real Kubernetes with containerd and Multus. Its node is a virtual machine with the software HCAs
-`ibloop0` and `ibloop1`. `python -m tools.use_it` writes here what they printed.
+`make test-cluster` runs the install commands of [README](../../README.md) as they are written, on a
+real Kubernetes with containerd and Multus. The node is a virtual machine with the software HCAs
+`ibloop0` and `ibloop1`. `python -m tools.use_it` writes their output into this page.
 """
 
 

@@ -241,10 +241,11 @@ def test_no_container_is_privileged_or_writes_to_its_root() -> None:
                 assert context["capabilities"]["drop"] == ["ALL"], container["name"]
 
 
-def test_every_mount_is_in_install_md_and_every_volume_is_mounted() -> None:
-    section = (CHECKOUT / "docs/install.md").read_text().partition("## What the agent's pod has")[2]
+def test_the_page_lists_every_mount_and_every_volume_is_mounted() -> None:
+    page = (CHECKOUT / "docs/start/cluster.md").read_text()
+    section = page.partition("## What the agent's pod has")[2]
     row = re.compile(r"^\| `(/[^`]*)` \| (read|write) \|", re.MULTILINE)
-    every, _, of_gpus = section.partition("### With parts of GPUs")
+    every, _, of_gpus = section.partition("### Rights for shared GPUs")
     for values, listed in (
         ((), every),
         (PARTS_OF_GPUS, every + of_gpus),

@@ -1,6 +1,6 @@
-"""The projects that podfabric replaces run, and their pods; then docs/install.md is followed.
+"""The projects that podfabric replaces run, and their pods; then docs/move/index.md is followed.
 
-The section "Coming from other plugins" of that page has the commands and the values.
+The section "Move all nodes at once" of that page has the commands and the values.
 """
 
 import json
@@ -29,7 +29,7 @@ from tests.cluster.seen import pings
 from tests.kernel.vm import layout
 from tests.waiting import until
 
-PAGE = layout.CHECKOUT / "docs/install.md"
+PAGE = layout.CHECKOUT / "docs/move/index.md"
 BLOCK = re.compile(r"^```(?:yaml)?\n(.*?)^```$", re.M | re.S)
 CHILD, VF = "rdma/hca_shared_devices_a", "intel.com/sriov_netdevice"
 VFS = 6
@@ -55,7 +55,7 @@ pytestmark = [
 
 @dataclass
 class Page:
-    """The section of docs/install.md, for this node."""
+    """The section of docs/move/index.md, for this node."""
 
     values: dict[str, Any]
     move: list[str]
@@ -64,7 +64,7 @@ class Page:
 
 def page(parent: str, pf: str) -> Page:
     """Its values with the interfaces of this node, and the image that the node has."""
-    section = PAGE.read_text().partition("## Coming from other plugins")[2].partition("\n## ")[0]
+    section = PAGE.read_text().partition("## Move all nodes at once")[2].partition("\n## ")[0]
     values, move, look = BLOCK.findall(section)
     written = yaml.safe_load(values)
     (shared,), (vfs,) = written["config"]["configList"], written["config"]["resourceList"]
