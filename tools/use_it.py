@@ -1,6 +1,6 @@
 """Writes into the documents what commands printed, as tests ran them.
 
-`python -m tools.use_it` writes docs/start/output.md, README's "Use it", after `make test-cluster` or its
+`python -m tools.use_it` writes docs/start/output.md after `make test-cluster` or its
 tests/cluster/test_readme.py; and each block of a document that begins with `# podfabric`, after
 the tests that run these commands on made-up servers.
 """
