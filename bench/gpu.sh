@@ -49,7 +49,7 @@ frameworks() {
     export BENCH_PYTHON
 }
 
-measure() { "$PY" -m bench.gpu_rows "$1" $of $short || true; }
+measure() { "$PY" -m bench.gpu.rows "$1" $of $short || true; }
 
 for row in ${rows:-g1 g2 g3 g4 g5 g6 g7 g8 g9 g10 g11 g12 g13 g14 g15}; do
     case $row in

@@ -45,7 +45,7 @@ def test_rows_of_a_machines_own_driver_are_measured(tmp_path: Path, row: str) ->
     library = str(build.libraries() / "libcuda.so.1")
     with Node(tmp_path, gpus(1, bytes=64 * GIB), Behaviour(reuse_addresses=True)) as node:
         done = subprocess.run(
-            [sys.executable, "-m", "bench.gpu_rows", row, "--short", "--real", library],
+            [sys.executable, "-m", "bench.gpu.rows", row, "--short", "--real", library],
             cwd=CHECKOUT,
             env={**os.environ, **node.environment},
             capture_output=True,

@@ -17,7 +17,7 @@ import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
-from bench.gpu_place import Place, begin, figure, finished, numbers
+from bench.gpu.place import Place, begin, figure, finished, numbers
 from bench.processes import quantile
 from gpu.limits.groups import Groups
 from gpu.limits.limits_file import Limit

@@ -5,7 +5,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from bench.gpu_place import NVML, BenchGroup, Place, line
+from bench.gpu.place import NVML, BenchGroup, Place, line
 from gpu.driver.nvml import Nvml, NvmlError
 from gpu.watch import compute_shares
 from gpu.watch.compute_shares import GroupShare, GroupUsage

@@ -1,9 +1,9 @@
 """Programs of PyTorch and CuPy that bench/gpu.sh starts; this file needs nothing of podfabric.
 
-gpu_frameworks.py fill           takes memory until it is refused; JSON: bytes, total, error
-gpu_frameworks.py graph          replays a CUDA graph that allocates; JSON: ok
-gpu_frameworks.py cupy           pools, managed memory and textures until refused; JSON by kind
-gpu_frameworks.py step COUNT     ms of a training step of a small transformer: the median
+frameworks.py fill           takes memory until it is refused; JSON: bytes, total, error
+frameworks.py graph          replays a CUDA graph that allocates; JSON: ok
+frameworks.py cupy           pools, managed memory and textures until refused; JSON by kind
+frameworks.py step COUNT     ms of a training step of a small transformer: the median
 """
 
 import importlib

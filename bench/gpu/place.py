@@ -25,7 +25,7 @@ from tests.standin.gpus import GIB, MIB, Behaviour, Gpu, Node, gpus
 from tools import build_shim
 from tools.compiling import CHECKOUT, compiled
 
-SOURCE = Path(__file__).with_name("gpu_device.c")
+SOURCE = Path(__file__).with_name("device.c")
 DRIVER = CHECKOUT / "tests/gpu/programs/driver.h"
 LIMIT, CONTEXT, PIECE = 8 * GIB, 400 * MIB, 64 * MIB
 NVML = "libnvidia-ml.so.1"
@@ -66,7 +66,7 @@ class BenchGroup:
             opened.write(changed)
 
     def start(self, *words: str, shim: bool = True, **variables: str) -> "subprocess.Popen[str]":
-        """Start bench/gpu_device.c's program."""
+        """Start bench/gpu/device.c's program."""
         return self.popen([str(self.place.program), *words], shim=shim, **variables)
 
     def popen(

@@ -8,11 +8,11 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from bench.gpu_place import CONTEXT, LIMIT, PIECE, BenchGroup, Place, finished, line
+from bench.gpu.place import CONTEXT, LIMIT, PIECE, BenchGroup, Place, finished, line
 from tests.standin.gpus import GIB, MIB
 
 TOLERANCE = 0.01  # of the limit, and 64 MiB: what the watch tolerates
-FRAMEWORKS = Path(__file__).with_name("gpu_frameworks.py")
+FRAMEWORKS = Path(__file__).with_name("frameworks.py")
 NO_GPU = "it needs a real GPU"
 ALLOCATORS = {
     "plain": "",

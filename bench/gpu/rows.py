@@ -1,6 +1,6 @@
 """One row of bench/gpu.sh: measures it, and prints a line for each number.
 
-    python -m bench.gpu_rows ROW [--real LIBCUDA] [--short]
+    python -m bench.gpu.rows ROW [--real LIBCUDA] [--short]
 
 A line is "ROW what: number | target | ok, miss, or skipped: why". Without `--real` the driver is
 the stand-in of the tests, and the numbers say nothing about a GPU.
@@ -16,8 +16,8 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from bench import gpu_shared, gpu_tools
-from bench.gpu_place import (
+from bench.gpu import framework_rows, shared
+from bench.gpu.place import (
     CONTEXT,
     LIMIT,
     PIECE,
@@ -231,16 +231,16 @@ def main() -> int:
         place = Place(Path(name), arguments.real)
         try:
             rows = Rows(place, short=arguments.short)
-            tools = gpu_tools.ToolRows(place, short=arguments.short)
+            of_frameworks = framework_rows.ToolRows(place, short=arguments.short)
             measures: dict[str, Callable[[], object]] = {
                 **{row: getattr(rows, row) for row in ("g2", "g3", "g6", "g7", "g8", "g10")},
-                "g9": lambda: gpu_shared.measure(place, short=arguments.short),
-                **{row: getattr(tools, row) for row in ("g3t", "g4", "g5", "g11", "g12")},
+                "g9": lambda: shared.measure(place, short=arguments.short),
+                **{row: getattr(of_frameworks, row) for row in ("g3t", "g4", "g5", "g11", "g12")},
             }
             if arguments.real is None:
-                from bench import gpu_standin  # a machine with a GPU has not what that imports
+                from bench.gpu import standin  # a machine with a GPU has not what that imports
 
-                measures |= gpu_standin.rows(place, short=arguments.short)
+                measures |= standin.rows(place, short=arguments.short)
             if arguments.row in measures:
                 measures[arguments.row]()
             else:

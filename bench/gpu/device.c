@@ -2,21 +2,21 @@
  * What bench/gpu.sh lets processes do on a GPU, by the libcuda.so.1 that the loader finds. It needs no
  * header of CUDA and no compiler for GPUs: its kernels are PTX, which the driver translates.
  *
- *   gpu_device uuid                  the first device's UUID, as 32 hexadecimal digits
- *   gpu_device launch COUNT          ns of an empty launch, synchronised after each thousand: median and 99th
+ *   device uuid                  the first device's UUID, as 32 hexadecimal digits
+ *   device launch COUNT          ns of an empty launch, synchronised after each thousand: median and 99th
  *                                    percentile of all but those that the gate times, one in 256, and of these
- *   gpu_device alloc COUNT BYTES LIVE  ns of a cuMemAlloc and its cuMemFree beside LIVE allocations of 512 bytes: the same
+ *   device alloc COUNT BYTES LIVE  ns of a cuMemAlloc and its cuMemFree beside LIVE allocations of 512 bytes: the same
  *                                    two
- *   gpu_device address COUNT         ns of a cuGetProcAddress: the same two
- *   gpu_device resident LIVE         resident bytes of the process with LIVE allocations
- *   gpu_device init                  calls cuInit at the first line of its input, or its end: its ns, and
+ *   device address COUNT         ns of a cuGetProcAddress: the same two
+ *   device resident LIVE         resident bytes of the process with LIVE allocations
+ *   device init                  calls cuInit at the first line of its input, or its end: its ns, and
  *                                    ns of CPU time. Then it waits for the end of its input
- *   gpu_device fill KIND BYTES       takes memory (alloc, physical, async) in pieces until it is refused:
+ *   device fill KIND BYTES       takes memory (alloc, physical, async) in pieces until it is refused:
  *                                    the bytes it got, the total that it was shown, and the refusal's
  *                                    number. Then it waits for the end of its input
- *   gpu_device churn SEED            says "begins", then takes and frees memory until it is killed
- *   gpu_device calibrate             ns of one round of the kernels' loop
- *   gpu_device work KERNEL NS ROUND  launches work_... kernels of NS ns until its input ends, never more
+ *   device churn SEED            says "begins", then takes and frees memory until it is killed
+ *   device calibrate             ns of one round of the kernels' loop
+ *   device work KERNEL NS ROUND  launches work_... kernels of NS ns until its input ends, never more
  *                                    than two batches ahead; answers each line with how many are done
  */
 #include <poll.h>
@@ -24,7 +24,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "../tests/gpu/programs/driver.h"
+#include "../../tests/gpu/programs/driver.h"
 
 #define BODY                                                                          \
     "(.param .u64 rounds) { .reg .u64 %r<4>; .reg .pred %p<3>;\n"                     \
