@@ -1,6 +1,6 @@
 """What root of a pod's namespace may change on a VF does not reach the next pod.
 
-The rows of docs/sriov.md, "What a pod may change".
+The rows of docs/developers/sriov-behaviour.md, "What a pod may change".
 """
 
 import ctypes

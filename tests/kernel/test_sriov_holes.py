@@ -1,4 +1,4 @@
-"""What goes wrong with sriov-cni and its siblings, each hole by its name in docs/sriov.md."""
+"""Holes of sriov-cni and its siblings, by their ids in docs/developers/sriov-behaviour.md."""
 
 import json
 from pathlib import Path

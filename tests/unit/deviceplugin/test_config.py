@@ -248,7 +248,7 @@ def test_any_shape_is_a_configuration_or_an_error(document: object) -> None:
 def test_the_documentation_has_every_key_of_pool_and_selector() -> None:
     from deviceplugin.pools.formats import POOL_KEYS
 
-    text = (CHECKOUT / "docs/pools.md").read_text()
+    text = (CHECKOUT / "docs/use/devices.md").read_text()
     rows = {line.split("|")[1].strip() for line in text.splitlines() if line.startswith("| `")}
     for key in (*POOL_KEYS, *Selector.__struct_fields__):
         assert f"`{key}`" in rows
