@@ -138,7 +138,7 @@ def test_each_alert_is_about_metrics_of_the_controller_or_of_agents() -> None:
 
 
 def test_each_alert_has_a_section_that_says_what_to_do() -> None:
-    page = (CHECKOUT / "docs/controller.md").read_text()
+    page = (CHECKOUT / "docs/operate/alerts.md").read_text()
     sections = re.findall(r"^### (\w+)$", page, re.MULTILINE)
     rules = _rules("--set", "ipam.nv_ipam=true")
     assert sections == [rule["alert"] for rule in rules]

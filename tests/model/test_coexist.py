@@ -1,4 +1,4 @@
-"""One address beside whereabouts (docs/whereabouts.md): every order of our steps and of theirs.
+"""One address beside whereabouts (docs/move/whereabouts.md): every order of both sides' steps.
 
 The address is in two IPPools, whose ranges overlap. A node of whereabouts reads an IPPool, and
 patches it later if the address is still free there. Our controller reads both, adds placeholders,

@@ -379,5 +379,5 @@ def test_the_documentation_has_every_key_with_its_default() -> None:
     assert told == {
         key: f"{value:g}" if isinstance(value, float) else str(value).replace("True", "true")
         for key, value in msgspec.structs.asdict(Settings()).items()
-        if key not in ("policy", "ipam")  # tests/unit/policy, docs/cluster-addresses.md
+        if key not in ("policy", "ipam")  # tests/unit/policy, docs/use/cluster-addresses.md
     }
