@@ -11,6 +11,7 @@ from cli.commands import run
 from ipam.store.database import DATABASE
 from tests.unit.ipam.calls import NEXT_BOOT, Calls
 from tests.unit.ipam.conftest import memory_path
+from tools.use_it import shown, without_chance
 
 __all__ = ["memory_path"]
 
@@ -53,6 +54,14 @@ def test_list_and_show_name_the_holder(node: Calls, say: Say) -> None:
     assert (shown["uid"], shown["container_id"]) == ("u1", "c1")
     assert say("show", "10.0.0.9")[0] == 1
     assert say("show", "nonsense")[0] == 1
+
+
+def test_list_prints_the_output_of_the_page(node: Calls, say: Say) -> None:
+    for pod, container in (("worker-0", "8f2c51e0a7b14d52"), ("worker-1", "1c77e9b04d2f4a10")):
+        arguments = f"K8S_POD_NAMESPACE=default;K8S_POD_NAME={pod}"
+        ipam = {"range": "10.56.0.0/24"}
+        node.add(ipam, container, network="fabric", ifname="net1", args=arguments)
+    assert without_chance(say("list")[1]) == without_chance(shown()["podfabric ipam list"])
 
 
 def test_name_that_a_tenant_chose_cannot_command_the_terminal(node: Calls, say: Say) -> None:
