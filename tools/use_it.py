@@ -1,7 +1,7 @@
 """Writes into the documents what commands printed, as tests ran them.
 
 `python -m tools.use_it` writes docs/use-it.md, README's "Use it", after `make test-cluster` or its
-tests/cluster/test_readme.py; and each block of a document that begins with `# podfabric`, after
+tests/cluster/test_readme.py; and each block of a page that begins with `# podfabric`, after
 the tests that run these commands on made-up servers.
 """
 
@@ -15,7 +15,7 @@ PAGE = CHECKOUT / "docs/use-it.md"
 README = CHECKOUT / "README.md"
 WIDEST = 160  # characters
 SECTION = re.compile(r"^On a cluster with Multus:$.*?^\[This is what they print", re.M | re.S)
-PAGES = (README, *sorted((CHECKOUT / "docs").glob("*.md")))
+PAGES = (README, *sorted((CHECKOUT / "docs").rglob("*.md")))
 RUN = re.compile(r"^```\n# (podfabric [^\n]*)\n(.*?)^```$", re.M | re.S)
 CHANCE = {
     re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ"): "2026-11-21T20:10:27Z",
