@@ -1,4 +1,4 @@
-"""docs/policy.md says of every option of every plugin what a rule can say, and names its test."""
+"""docs/use/policy.md has a row for every option of every plugin: its rule and its test."""
 
 import re
 from collections import defaultdict
@@ -16,7 +16,7 @@ from policy import document, value_lists
 from policy.document import rules_of
 from tests.runtime import CHECKOUT
 
-TEXT = (CHECKOUT / "docs/policy.md").read_text()
+TEXT = (CHECKOUT / "docs/use/policy.md").read_text()
 TABLE = [
     [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
     for line in TEXT.partition("## Every option")[2].splitlines()
