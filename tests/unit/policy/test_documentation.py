@@ -66,7 +66,7 @@ def test_every_option_with_authority_names_a_test_that_exists() -> None:
 
 
 def test_every_line_of_the_threat_model_names_its_rule_and_a_test_that_exists() -> None:
-    text = (CHECKOUT / "docs/security.md").read_text()
+    text = (CHECKOUT / "docs/operate/security.md").read_text()
     section = text.partition("### What rules keep from a tenant")[2].partition("### ")[0]
     rows = [line.split("|")[1:-1] for line in section.splitlines() if line.startswith("| ")][1:]
     told = set()
