@@ -133,10 +133,11 @@ def _agent() -> Iterable[Metric]:
 
 
 def _described(at: str, schema: Mapping[str, Any], above: str = "") -> Iterator[str]:
-    """The fields of a kind as a list: each has a description, its own or that of its object."""
+    """The fields of a kind; docs/use/policy.md has the keys within `use`, `set` and `fixed`."""
     for key, field in schema.get("properties", {}).items():
         text, inner = field.get("description", ""), field.get("items", field)
-        if (text and at) or ("properties" not in inner and "[]" not in at):
+        leaf = "properties" not in inner and "[]" not in at
+        if at.count(".") < 3 and ((text and at) or leaf):
             values = " or ".join(f"`{value}`" for value in field.get("enum", ()) if value)
             default = json.dumps(field.get("default", {}))
             traits = (values or field["type"]) + (
