@@ -1,4 +1,4 @@
-"""Write the tables of docs/reference from the code: `python -m tools.reference`.
+"""Write tables of the documentation from the code: `python -m tools.reference`.
 
 A page has each table between `<!-- table NAME -->` and `<!-- end -->`. The code gives the rows and
 their first cells. A person writes the remaining cells in the page, and they are kept by the row's
@@ -40,7 +40,7 @@ from kube.object_reader import unreadable_family
 from policy.rules import Policy
 
 CHECKOUT = Path(__file__).parents[1]
-PAGES = CHECKOUT / "docs/reference"
+PAGES = sorted((CHECKOUT / "docs").rglob("*.md"))
 VALUES = yaml.safe_load((CHECKOUT / "deploy/chart/values.yaml").read_text())
 SCHEMA = json.loads((CHECKOUT / "deploy/chart/values.schema.json").read_text())
 KINDS: Mapping[str, Mapping[str, Any]] = {
@@ -192,7 +192,7 @@ def filled(page: str) -> str:
 
 def main() -> None:
     """Write the pages."""
-    for path in sorted(PAGES.glob("*.md")):
+    for path in PAGES:
         path.write_text(filled(path.read_text()))
 
 
