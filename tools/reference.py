@@ -28,11 +28,8 @@ from agent.settings import Settings
 from base.paths import Paths
 from cni.spec.errors import Code
 from deviceplugin import checkpoint
-from deviceplugin.pools.formats import POOL_KEYS
-from gpu.gpu_pool_keys import KEYS, LIMIT_KEYS
 from gpu.watch.gpu_metrics import families
 from gpu.watch.usage_watch import NodeSample
-from host.sysfs.selectors import OWN
 from ipam.controller import exposition
 from ipam.store.reservations import RangeUsage
 from ipam.store_choice import AddressSettings
@@ -58,15 +55,15 @@ STRUCTS: Mapping[object, str] = {
     checkpoint.AllocatedNode: "node",
 }
 TABLE = re.compile(r"(<!-- table (\S+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
-Rows = Iterable[Sequence[str | None]]
-"""The cells that the code has; `None` and the missing ones are kept from the page."""
+Rows = Iterable[Sequence[str]]
+"""The cells that the code has; the remaining ones are kept from the page."""
 
 _ANY: Any = MagicMock()  # a process whose metrics have names, labels and texts, but no values
 _NAMES: Mapping[object, str] = {int: "number", float: "number", str: "string", bool: "bool"}
 
 
-def _shown(hint: object) -> str | None:
-    """A type as the pages show it: "list of strings", "1–256"; `None` for a type of any value."""
+def _shown(hint: object) -> str:
+    """A type as the pages show it: "list of strings", "1–256"."""
     hint = getattr(hint, "__supertype__", hint)  # of a NewType
     origin, parts = typing.get_origin(hint), typing.get_args(hint)
     if origin is Annotated:
@@ -74,15 +71,15 @@ def _shown(hint: object) -> str | None:
     if origin is Literal:
         return ", ".join(f"`{value}`" for value in parts)
     if origin is tuple:
-        return f"list of {_shown(parts[0])}" + ("" if typing.get_args(parts[0]) else "s")
+        return f"list of {_shown(parts[0])}s"
     if origin is dict:
         return f"{_shown(parts[1])}, by {_shown(parts[0])}"
     if origin is types.UnionType:
         return f"{_shown(parts[0])} or null"
-    return _NAMES.get(hint) or STRUCTS.get(hint)
+    return {**_NAMES, **STRUCTS}[hint]
 
 
-def _keys(shapes: Mapping[str, object]) -> Iterator[tuple[str, str | None]]:
+def _keys(shapes: Mapping[str, object]) -> Rows:
     return ((f"`{key}`", _shown(shape)) for key, shape in shapes.items())
 
 
@@ -154,10 +151,6 @@ _OF_METRICS = "metric, type, labels, meaning"
 TABLES: Mapping[str, tuple[str, Callable[[], Rows]]] = {
     "agent": (_OF_KEYS, lambda: _settings(Settings, "policy", "ipam")),
     "ipam": (_OF_KEYS, lambda: _settings(AddressSettings)),
-    "pools": (_OF_KEYS, lambda: _keys(POOL_KEYS)),
-    "selectors": ("key, example, matches", lambda: ([f"`{key}`"] for key in OWN)),
-    "gpus": (_OF_KEYS, lambda: _keys(KEYS)),
-    "gpuLimits": (_OF_KEYS, lambda: _keys(LIMIT_KEYS)),
     "values": ("key, default, meaning", lambda: _values("", VALUES, SCHEMA)),
     "errors": ("code, name, when, remedy", lambda: ((f"{code}", code.name) for code in Code)),
     "metrics-agent": (_OF_METRICS, lambda: _families(_agent())),
@@ -179,9 +172,8 @@ def _table(name: str, present: str) -> str:
     kept = {cells[0]: cells for cells in old if cells}
     lines = [header, ["---"] * len(header)]
     for row in rows():
-        cells = [*row, *[None] * (len(header) - len(row))]
-        before = kept.get(str(row[0]), [""] * len(header))
-        lines.append([was if new is None else new for new, was in zip(cells, before, strict=True)])
+        before = kept.get(row[0], [""] * len(header))
+        lines.append([*row, *before[len(row) :]])
     return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 
 
