@@ -22,7 +22,7 @@ CHANCE = {
     re.compile(r"\([0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\)"): "(the UID)",
     re.compile(r"-\d+-[0-9a-f]{8}\.sock"): "-4711-5a0c1e2f.sock",
 }
-"""What no two runs print alike, and what stands for it: times, UIDs of pods, sockets."""
+"""Values that differ in each run, and their replacements: times, UIDs of pods, sockets."""
 
 BLOCK = re.compile(r"^```\n(.*?)^```$", re.M | re.S)
 HEAD = """# Output of the first commands
@@ -48,13 +48,13 @@ def page(printed: str) -> str:
 
 
 def outputs(text: str) -> dict[str, str]:
-    """What commands printed, by command, out of the page's text."""
+    """The output of each command in the page."""
     parts = re.split(r"^\$ (.*)\n", text.removesuffix("```\n"), flags=re.M)
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 
 
 def shown() -> dict[str, str]:
-    """What the documents say that commands of `podfabric` print, by command."""
+    """The output of each `podfabric` command in the documents."""
     return {run[1]: run[2] for path in PAGES for run in RUN.finditer(path.read_text())}
 
 
@@ -69,7 +69,7 @@ def with_printed(text: str) -> str:
 
 
 def without_chance(printed: str) -> str:
-    """The text without what no two runs print alike."""
+    """The text with fixed values for times, UIDs and sockets."""
     for pattern, instead in CHANCE.items():
         printed = pattern.sub(instead, printed)
     return printed

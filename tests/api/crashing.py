@@ -212,7 +212,7 @@ def after_reservation(node: CrashingNode, die: Die) -> None:
 
 
 class Auditor:
-    """I1 to I10 of docs/cluster-protocol.md over these nodes and the server."""
+    """I1 to I10 of docs/developers/protocol.md over these nodes and the server."""
 
     def __init__(self, objects: Objects, *nodes: CrashingNode) -> None:
         self._objects = objects

@@ -124,7 +124,8 @@ def test_what_only_another_tenant_may_have_is_refused_before_anything_is_locked(
 
 
 def test_the_example_of_policy_md_keeps_tenants_apart(node: Attacked) -> None:
-    section = (CHECKOUT / "docs/policy.md").read_text().partition("## Isolation on the fabric")[2]
+    page = (CHECKOUT / "docs/use/policy.md").read_text()
+    section = page.partition("## Isolation on the fabric")[2]
     text = re.findall(r"```yaml\n(.*?)```", section, re.S)[0]
     text = text.replace("ens1f0#0-3", f"{MASTER}#0-1").replace("ens1f0#4-7", f"{MASTER}#2-3")
     node.allow(rules=yaml.safe_load(text)["policy"]["rules"])

@@ -212,7 +212,8 @@ def test_policies_are_of_the_service_account_of_the_agents_pod() -> None:
 
 
 def test_agent_has_the_capabilities_that_security_md_lists_and_no_other() -> None:
-    section = (CHECKOUT / "docs/security.md").read_text().partition("## What the agent may do")[2]
+    page = (CHECKOUT / "docs/operate/security.md").read_text()
+    section = page.partition("## What the agent may do")[2]
     listed = re.findall(r"^\| `CAP_(\w+)` \|", section.partition("\n## ")[0], re.MULTILINE)
     listed, of_gpus = listed[:-2], listed[-2:]
     unit = (CHECKOUT / "agent/units/podfabric-agent.service").read_text()

@@ -1,4 +1,4 @@
-"""The hand-over of a block between nodes: docs/cluster-protocol.md says the rules.
+"""The hand-over of a block between nodes: docs/developers/protocol.md says the rules.
 
 One block, which is a pod's, or which a lost machine may still use; any of the nodes may run the
 pod. Each PUT is done and answered, done with its answer lost, or arrives late. It names the version

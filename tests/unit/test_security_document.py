@@ -1,4 +1,4 @@
-"""docs/security.md: each guarantee names tests, and they exist."""
+"""docs/operate/security.md: each guarantee names tests, and they exist."""
 
 import ast
 import re
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-DOCUMENT = (CHECKOUT / "docs/security.md").read_text()
+DOCUMENT = (CHECKOUT / "docs/operate/security.md").read_text()
 NAMED = sorted(set(re.findall(r"`(tests/[\w/]+\.py(?:::\w+)?)`", DOCUMENT)))
 GUARANTEES = DOCUMENT.partition("## Guarantees against a tenant")[2].partition(
     "## What podfabric does not"

@@ -1,7 +1,7 @@
 /*
  * The gate with a made-up clock and a made-up driver, for test_gate.py: two streams, whose kernels
- * take what the test says, and an H200's time beside (docs/gpu-compute.md). Time passes while the gate
- * sleeps or spins, and as the test sets it.
+ * take the test's time and an H200's time for events (docs/developers/gpu-library.md). Time passes while
+ * the gate sleeps or spins, and as the test sets it.
  */
 #include <stdlib.h>
 #include <string.h>

@@ -210,7 +210,7 @@ PUBLIC CUresult cuEventSynchronize(CUhandle handle)
     return SUCCESS;
 }
 
-enum { EVENT_NS = 1280 }; /* which a second event takes an H200 (docs/gpu-compute.md) */
+enum { EVENT_NS = 1280 }; /* which a second event takes an H200 (docs/developers/gpu-library.md) */
 
 static CUresult elapsed(float *milliseconds, CUhandle from, CUhandle to)
 {

@@ -86,7 +86,7 @@ static int64_t newest_period(void)
 
 /* A process' mean use since `last_seen_us`, or of all periods that are kept, and the end of the last
  * period in which it used the GPU; 0 where it used none. A real driver counts a whole period to one
- * process (docs/gpu-compute.md). */
+ * process (docs/developers/gpu-library.md). */
 static int sample_of(const struct use *use, unsigned pid, uint64_t last_seen_us,
                      struct utilization *found)
 {

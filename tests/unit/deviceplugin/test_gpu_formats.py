@@ -97,7 +97,7 @@ def test_units_have_alnairs_names() -> None:
 
 
 def test_every_key_is_in_the_document() -> None:
-    table = (Path(__file__).parents[3] / "docs/gpus.md").read_text()
+    table = (Path(__file__).parents[3] / "docs/use/gpus.md").read_text()
     assert [key for key in gpu_pool_keys.KEYS if f"| `{key}` |" not in table] == []
 
 

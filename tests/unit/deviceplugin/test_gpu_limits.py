@@ -57,5 +57,5 @@ def test_a_unit_may_be_smaller_since_a_container_asks_for_several() -> None:
 
 
 def test_every_key_is_in_the_document() -> None:
-    table = (Path(__file__).parents[3] / "docs/gpu-limits.md").read_text()
+    table = (Path(__file__).parents[3] / "docs/use/gpus.md").read_text()
     assert [key for key in gpu_pool_keys.LIMIT_KEYS if f"| `{key}` |" not in table] == []

@@ -1,4 +1,4 @@
-"""docs/policy.md says of every option of every plugin what a rule can say, and names its test."""
+"""docs/use/policy.md has a row for every option of every plugin: its rule and its test."""
 
 import re
 from collections import defaultdict
@@ -16,7 +16,7 @@ from policy import document, value_lists
 from policy.document import rules_of
 from tests.runtime import CHECKOUT
 
-TEXT = (CHECKOUT / "docs/policy.md").read_text()
+TEXT = (CHECKOUT / "docs/use/policy.md").read_text()
 TABLE = [
     [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
     for line in TEXT.partition("## Every option")[2].splitlines()
@@ -66,7 +66,7 @@ def test_every_option_with_authority_names_a_test_that_exists() -> None:
 
 
 def test_every_line_of_the_threat_model_names_its_rule_and_a_test_that_exists() -> None:
-    text = (CHECKOUT / "docs/security.md").read_text()
+    text = (CHECKOUT / "docs/operate/security.md").read_text()
     section = text.partition("### What rules keep from a tenant")[2].partition("### ")[0]
     rows = [line.split("|")[1:-1] for line in section.splitlines() if line.startswith("| ")][1:]
     told = set()
@@ -90,7 +90,7 @@ def test_the_limits_are_those_of_the_code() -> None:
 
 
 def test_the_example_of_an_object_is_valid() -> None:
-    text = (CHECKOUT / "docs/cluster-objects.md").read_text().partition("## FabricPolicy")[2]
+    text = (CHECKOUT / "docs/reference/objects.md").read_text().partition("## FabricPolicy")[2]
     example = yaml.safe_load(re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)[0])
     assert rules_of(example["spec"]["rules"], "rules")
 

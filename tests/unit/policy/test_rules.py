@@ -81,8 +81,8 @@ def test_a_call_by_itself_is_not_made_under_rules_that_cannot_be_read(tmp_path: 
 
 
 def test_the_documentation_has_every_key_whose_default_is_not_all() -> None:
-    text = (Path(__file__).resolve().parents[3] / "docs/security.md").read_text()
-    table = text.partition("## The rules of a node")[2].partition("## ")[0]
+    text = (Path(__file__).resolve().parents[3] / "docs/operate/security.md").read_text()
+    table = text.partition("## The rule of a node")[2].partition("## ")[0]
     cells = [[cell.strip() for cell in line.split("|")] for line in table.splitlines()]
     told = {row[1].strip("`"): row[2].strip("`") for row in cells if len(row) > 4 and "`" in row[1]}
     assert told.pop("cluster") == "false"
