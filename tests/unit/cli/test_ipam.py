@@ -10,7 +10,6 @@ import pytest
 from base.paths import Paths
 from cli.commands import run
 from ipam.store.database import DATABASE
-from tests.unit.cli.commands import Shell
 from tests.unit.ipam.calls import NEXT_BOOT, Calls
 from tests.unit.ipam.conftest import memory_path
 from tools.use_it import shown, without_chance
@@ -174,17 +173,3 @@ def test_fsck_builds_a_damaged_store_again_only_if_told(node: Calls, say: Say) -
     (aside,) = node.directory.glob(f"{DATABASE}.damaged-*")
     assert aside.read_bytes() == content
     assert str(aside) in told
-
-
-def test_list_prints_what_the_page_shows(
-    node: Calls,
-    memory_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    pool = {"range": "10.56.0.0/24"}
-    for pod, container in (("worker-0", "8f2c51e0a7b14d63"), ("worker-1", "1c77e9b04d2f4a10")):
-        names = f"K8S_POD_NAMESPACE=default;K8S_POD_NAME={pod}"
-        node.add(pool, container, args=names, network="fabric", ifname="net1")
-    shell = Shell(Paths(state=memory_path), monkeypatch, capsys)
-    shell.as_shown("podfabric ipam list")
