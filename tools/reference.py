@@ -55,6 +55,8 @@ STRUCTS: Mapping[object, str] = {
     checkpoint.AllocatedNode: "node",
 }
 TABLE = re.compile(r"(<!-- table (\S+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+CONTAINER_LABELS = ("namespace", "pod", "container", "gpu_uuid", "gpu")
+"""The page has them once."""
 Rows = Iterable[Sequence[str]]
 """The cells that the code has; the remaining ones are kept from the page."""
 
@@ -110,7 +112,9 @@ def _families(found: Iterable[Metric]) -> Rows:
     for family in (each for each in found if each.name.startswith("podfabric_")):
         suffix = {"counter": "_total", "info": "_info"}.get(family.type, "")
         sampled = {name: 0 for each in family.samples for name in each.labels if name != "le"}
-        labels = ", ".join(f"`{name}`" for name in getattr(family, "_labelnames", sampled))
+        names = tuple(getattr(family, "_labelnames", sampled))
+        labels = ", ".join(f"`{name}`" for name in names)
+        labels = "of a container" if names == CONTAINER_LABELS else labels
         yield f"`{family.name}{suffix}`", family.type, labels, family.documentation
 
 
