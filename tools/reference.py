@@ -139,10 +139,10 @@ def _described(at: str, schema: Mapping[str, Any], above: str = "") -> Iterator[
         text, inner = field.get("description", ""), field.get("items", field)
         leaf = "properties" not in inner and "[]" not in at
         if at.count(".") < 3 and ((text and at) or leaf):
-            values = " or ".join(f"`{value}`" for value in field.get("enum", ()) if value)
+            values = ", ".join(f"`{value}`" for value in field.get("enum", ()) if value)
             default = json.dumps(field.get("default", {}))
             traits = (values or field["type"]) + (
-                f", default `{default}`" if default != "{}" else ""
+                f", default `{default}`" if default not in ("{}", "[]", '""') else ""
             )
             line = f"- `{at}{key}` ({traits}): {html.escape(text or above, quote=False)}"
             yield textwrap.fill(line, 118, subsequent_indent="  ", break_on_hyphens=False) + "\n"
