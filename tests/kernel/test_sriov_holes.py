@@ -1,4 +1,4 @@
-"""Holes of sriov-cni and its siblings, by their ids in docs/developers/sriov-behaviour.md."""
+"""Holes of sriov-cni and its siblings, by their ids in sriov-rows.md."""
 
 import json
 from pathlib import Path
