@@ -75,7 +75,7 @@ def _shown(hint: object) -> str:
     if origin is tuple:
         return f"list of {_shown(parts[0])}s"
     if origin is dict:
-        return f"{_shown(parts[1])}, by {_shown(parts[0])}"
+        return f"map from {_shown(parts[0])} to {_shown(parts[1])}"
     if origin is types.UnionType:
         return f"{_shown(parts[0])} or null"
     return {**_NAMES, **STRUCTS}[hint]
