@@ -220,7 +220,7 @@ class Auditor:
         self._holders: dict[tuple[str, int], Holder] = {}
 
     def check(self) -> None:
-        """I1 to I4, I6 and I10 by `audit`; I5, I7 and I8 here. I9 is `delete_plainly`."""
+        """I1 to I4 and I10 by `audit`; I7 and I8 here. I9 is `delete_plainly`."""
         audit(self._objects, self._nodes)  # type: ignore[arg-type]
         blocks = {
             each.metadata.name: each for each in self._objects.look_at_all(AddressBlock).items
