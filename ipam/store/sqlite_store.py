@@ -10,13 +10,10 @@ from pathlib import Path
 
 from cni.spec.attachment import Attachment
 from cni.spec.errors import CNIError, Code
-from ipam import address_policy
-from ipam.addresses import Interval, parse, text
+from ipam.addresses import Interval, parse
 from ipam.ranges import Range, RangeSet
-from ipam.store import address_choice
-from ipam.store.address_choice import AddressChoice
-from ipam.store.link_conflicts import Others
-from ipam.store.reservations import Grant, Owner, RangeUsage, Reservation, ReservedAddress
+from ipam.store.address_choice import Chooser, exhaustion
+from ipam.store.reservations import Grant, Owner, RangeUsage, Reservation
 from ipam.store.store_files import StoreFiles
 from ipam.store.tables import Tables
 from ipam.store.usage import usage_of
@@ -78,20 +75,15 @@ class SqliteStore:
             sets = self._files.unused(tables, seen(tables))
             if not sets:
                 return Grant()
+            chooser = Chooser(tables, owner, segment, self.boot, int(self._clock()))
             try:
-                choices = self._choose(tables, owner, sets, segment, alone)
+                granted = chooser.choose(sets, alone)
             except CNIError as error:
                 wants_room = error.code in (Code.NO_FREE_ADDRESS, Code.ADDRESS_TAKEN)
                 if not wants_room or not self._drop_stale(tables):
                     raise
-                choices = self._choose(tables, owner, sets, segment, alone)
-            address_policy.of_quota(tables, owner, choices, self.boot)
-            granted = tuple(
-                ReservedAddress(
-                    choice.range, self._reservation(owner, choice, segment), choice.replaced
-                )
-                for choice in choices
-            )
+                chooser = Chooser(tables, owner, segment, self.boot, int(self._clock()))
+                granted = chooser.choose(sets, alone)
             reservations = [reserved.reservation for reserved in granted]
             blocks = tables.unprobed()
             unprobed = tuple(
@@ -189,9 +181,9 @@ class SqliteStore:
         """Why `reserve` of these sets would fail for a new owner; None if it would not."""
         with self._files.handing_out() as tables:
             unused = self._files.unused(tables, sets)
-            full = _exhaustion(tables, unused)
+            full = exhaustion(tables, unused)
             if full is not None and self._drop_stale(tables):
-                full = _exhaustion(tables, unused)
+                full = exhaustion(tables, unused)
             return full
 
     def look(self, seen: Callable[[Tables], object]) -> None:
@@ -232,18 +224,6 @@ class SqliteStore:
             self._write(tables, put=list(new.values()))
         return len(new)
 
-    def _choose(
-        self,
-        tables: Tables,
-        owner: Owner,
-        sets: Sequence[RangeSet],
-        segment: str,
-        alone: Sequence[Range],
-    ) -> list[AddressChoice]:
-        others = Others(tables, segment, self.boot)
-        others.require_absent(owner, alone)
-        return address_choice.choose(tables, owner, sets, self.boot, others)
-
     def _drop_stale(self, tables: Tables) -> list[Reservation]:
         """No sandbox of this node outlives its boot."""
         stale = tables.of_other_boots(self.boot)
@@ -251,22 +231,6 @@ class SqliteStore:
             with tables.change():
                 tables.drop_other_boots(self.boot)
         return stale
-
-    def _reservation(self, owner: Owner, choice: AddressChoice, segment: str) -> Reservation:
-        return Reservation(
-            domain=choice.range.domain,
-            address=text(choice.address),
-            range=str(choice.range.network),
-            network=owner.attachment.network,
-            container_id=owner.attachment.container_id,
-            ifname=owner.attachment.ifname,
-            namespace=owner.pod.namespace,
-            pod=owner.pod.name,
-            uid=owner.pod.uid,
-            boot=self.boot,
-            since=int(self._clock()),
-            segment=segment,
-        )
 
     def _write(
         self,
@@ -285,11 +249,6 @@ class SqliteStore:
                     tables.put(reservation)
             else:
                 tables.load(put)
-
-
-def _exhaustion(tables: Tables, sets: Sequence[RangeSet]) -> str | None:
-    every = (address_choice.exhaustion(tables, each) for each in sets if not each.fixed)
-    return next((full for full in every if full is not None), None)
 
 
 def _interval(reservation: Reservation) -> Interval:
