@@ -1,4 +1,4 @@
-"""AddressReservations: their status, and the end of blocks whose reservation is deleted."""
+"""Writes the status of AddressReservations, and frees blocks whose reservation is deleted."""
 
 import logging
 from collections import defaultdict
@@ -26,8 +26,8 @@ def reserve(
     blocks: Iterable[AddressBlock],
     steps: Steps,
 ) -> None:
-    """Write what reservations have, and free what no reservation names any more, and what a second
-    node made for a pod that has a block."""
+    """Write the statuses of reservations. Free blocks that no reservation names, and second blocks
+    for one pod."""
     reservations = tuple(reservations)
     named = {name_of(each): each for each in reservations}
     of: defaultdict[str, list[AddressBlock]] = defaultdict(list)
@@ -63,7 +63,8 @@ def reserve(
 
 
 def _is_kept(reservation: AddressReservation | None, block: AddressBlock) -> bool:
-    """Whether the reservation is for the pod of the block. One of that name may be another one."""
+    """Whether the reservation is for the block's pod. A new one of the same name may be for another
+    pod."""
     return reservation is not None and is_of(
         reservation, block.spec.pool, pod_of(block.spec.sticky)
     )
@@ -74,7 +75,7 @@ def _is_needed(
     block: AddressBlock,
     first: Mapping[tuple[str, PodInterface], AddressBlock],
 ) -> bool:
-    """Whether a block is its pod's after all: a watch may show a reservation late. ApiError."""
+    """Whether the pod needs the block after all: a watch may show a reservation late. ApiError."""
     namespace, _, name = block.spec.sticky.reservation.partition("/")
     try:
         if not _is_kept(api.get(AddressReservation, name, namespace), block):
@@ -91,7 +92,6 @@ def _is_needed(
 
 
 def _status(last: ReservationStatus, blocks: Iterable[AddressBlock]) -> ReservationStatus:
-    """The status with what the blocks say."""
     blocks = list(blocks)
     addresses = sorted({block.spec.sticky.address for block in blocks}, key=parse)
     nodes = sorted({block.spec.holder.node for block in blocks if not is_let_go(block)})

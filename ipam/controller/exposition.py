@@ -1,6 +1,6 @@
 """The text of a scrape of the controller, made by prometheus_client.
 
-Pools are named, and with them networks of tenants: so it is served on a loopback address only.
+The text names pools, and with them tenants' networks. So it is served on a loopback address only.
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -35,8 +35,8 @@ _OF_POOLS: Sequence[tuple[str, str, _Count]] = (
 
 
 def exposition(process: ControllerProcess) -> Callable[[], bytes]:
-    """Makes the text of a scrape. One that stands by has no pools: Prometheus would add up what
-    both say."""
+    """Makes the text of a scrape. A standby shows no pools: Prometheus would add them to the
+    leader's."""
     registry = scrape.registry()
     registry.register(Source(partial(_families, process)))
     return partial(generate_latest, registry)

@@ -1,4 +1,4 @@
-"""`podfabric controller`: rounds, again and again, while this process leads."""
+"""`podfabric controller`: repeats rounds while this process leads."""
 
 import logging
 import threading
@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 
 class LiveView:
-    """What the API server has, for one leader: mirrors of our objects, polls of the others."""
+    """Follows the API server for one leader: mirrors of our objects, polls of the Nodes."""
 
     def __init__(
         self, api: ClusterApi, changed: Callable[[], None], clock: Callable[[], float]
@@ -43,7 +43,7 @@ class LiveView:
         self._definitions = Mirror(api, NetworkDefinition, read, changed, may_lack=True)
 
     def world(self) -> World | None:
-        """The cluster now; None before the first lists, but for definitions."""
+        """The present cluster; `None` before the first lists, except of definitions."""
         pools, blocks = self._pools.items(), self._blocks.items()
         reservations, polled = self._reservations.items(), self._nodes.last
         if pools is None or blocks is None or reservations is None or polled is None:
@@ -57,7 +57,7 @@ class LiveView:
         )
 
     def close(self) -> None:
-        """Follow nothing any more."""
+        """Stop following."""
         mirrors = (self._pools, self._blocks, self._reservations, self._definitions)
         for each in (self._nodes, *mirrors):
             each.close()
@@ -66,9 +66,9 @@ class LiveView:
 class ControllerProcess:
     """The controller from its start to `stop`.
 
-    `election` renews the Lease and shares no rate limit with `api`, so that many writes do not
-    cost the leadership. `whereabouts` is what is done with whereabouts' objects. `other_pools`
-    follows the pools of another IPAM plugin, and calls its last argument after a change.
+    `election` renews the Lease and has a rate limit of its own, so that many writes do not cost the
+    leadership. `whereabouts` is the mode for whereabouts' objects. `other_pools` follows the pools
+    of another IPAM plugin, and calls its last argument after a change.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class ControllerProcess:
         self.leadership.give_back()
 
     def stop(self) -> None:
-        """End `run` after the request under way."""
+        """End `run` after the present request."""
         self._stopped.set()
         self._changed.set()
 
@@ -119,7 +119,7 @@ class ControllerProcess:
         return self._clock()
 
     def alive(self) -> tuple[bool, str]:
-        """Whether all loops go on, with or without an API server, and do not only fail."""
+        """Whether all loops make progress, with or without an API server."""
         now = self._clock()
         stuck = [name for name, at in self._stepped_at.items() if now - at > STUCK_AFTER]
         if stuck:
@@ -128,11 +128,11 @@ class ControllerProcess:
         return not failing, failing or "alive"
 
     def unreadable(self) -> Sequence[Unreadable]:
-        """The objects that could not be read, for metrics."""
+        """The unreadable objects, for metrics."""
         return self._api.unreadable()
 
     def ready(self) -> tuple[bool, str]:
-        """A process that may lead when another one ends is ready, too."""
+        """Ready: a standby is ready too."""
         return True, "leads" if self.leadership.holds else "stands by"
 
     def _may_write(self) -> bool:
@@ -144,7 +144,7 @@ class ControllerProcess:
         return RENEW_EVERY
 
     def _lead(self) -> None:
-        """Rounds until this process leads no more. What it remembers is forgotten then."""
+        """Do rounds until this process stops leading. Each leadership starts without memory."""
         _log.info("leading")
         view = LiveView(self._api, self._changed.set, self._clock)
         others = None
@@ -176,7 +176,7 @@ class ControllerProcess:
         _log.info("leading no more")
 
     def _progress(self) -> None:
-        """The loop of rounds goes on. A round may have many steps, and each a slow request."""
+        """Record progress. A round may have many steps with slow requests."""
         self._stepped_at["rounds"] = self._clock()
 
     def _round(self, rounds: Rounds, view: LiveView) -> None:
@@ -186,11 +186,8 @@ class ControllerProcess:
                 return
             self.polled = world.polled
             self.seen = rounds.round(world)
-            errors = rounds.steps.taken_errors()
-            for error in errors:
+            for error in rounds.steps.taken_errors() or [None]:
                 self._problems.tell("a round", error)
-            if not errors:
-                self._problems.tell("a round", None)
             self.rounds += 1
             loop.worked("rounds")
         except NotLeading:

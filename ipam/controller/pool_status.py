@@ -1,4 +1,4 @@
-"""The status of a pool: counts, and the map of leased blocks."""
+"""Makes the status of a pool: counts, conditions, and the map of leased blocks."""
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
@@ -21,16 +21,15 @@ from ipam.leases.objects import (
 from ipam.leases.sticky import is_let_go
 from ipam.ranges import merged, size_of, written
 
-MOST = 2**63 - 1  # that a number of the API server can be
+MOST = 2**63 - 1  # the largest number of the API server
 MOST_RUNS = 8192  # of addresses, in one field of a status
 
 
 class Told(msgspec.Struct, frozen=True, kw_only=True):
-    """What a status says of a pool beside its plan and blocks.
+    """Facts for a pool's status beyond its plan and blocks.
 
-    `conflicts` is what contradicts itself among its blocks, a sentence each. No pod gets what is
-    `kept_out`, beside what the pool excludes. `share` is what nodes may use of it beside
-    whereabouts.
+    `conflicts` are contradictions among its blocks, a sentence each. No pod gets the addresses in
+    `kept_out`. `share` is the part that nodes may use next to whereabouts.
     """
 
     conflicts: Sequence[str] = ()
@@ -48,8 +47,8 @@ def status(
 ) -> PoolStatus:
     """The status that the pool should have.
 
-    `quarantined` are the names of the blocks whose holder may be dead. `now` is for people:
-    conditions that do not change keep their transition times.
+    `quarantined` are the names of blocks whose holder may be dead. `now` is for people: unchanged
+    conditions keep their transition times.
     """
     share = told.share
     if share.problem:
@@ -67,7 +66,7 @@ def status(
     leased = [
         placed for placed in index.within(plan.space, whole) if _inside(placed.interval, whole)
     ]
-    # One of another size, whose pool is gone, counts as each block that it covers a part of.
+    # A block of another size counts as each block that it overlaps.
     indexes = sorted({covered for placed in leased for covered in _covered(placed, geometry)})
     holes = merged((*holes_of(pool.spec, geometry.range), *told.kept_out, *share.held))
     free = _free(geometry, indexes, holes)
@@ -91,13 +90,13 @@ def status(
 
 
 def differs_in_use_only(old: PoolStatus, new: PoolStatus) -> bool:
-    """Whether the statuses differ, and only in how many addresses pods have."""
+    """Whether the statuses differ only in how many addresses pods have."""
     used = replace(old.addresses, used=new.addresses.used)
     return old != new and replace(old, addresses=used) == new
 
 
 def decides_alike(old: PoolStatus, new: PoolStatus) -> bool:
-    """Whether no node decides otherwise by the new status: only counts and hints may differ."""
+    """Whether the statuses differ only in counts and hints, by which no node decides."""
     decisive = ("space", "block_size", "held", "offered", "conditions")
     return all(getattr(old, each) == getattr(new, each) for each in decisive)
 
@@ -129,7 +128,7 @@ def _free(geometry: Geometry, leased: Sequence[int], holes: Iterable[Interval]) 
 
 
 def _conditions(plan: Plan, told: Told, free: int | None) -> Iterator[Condition]:
-    """The conditions of a pool with so many free blocks; None before its blocks are decided."""
+    """The conditions of a pool with `free` free blocks; `None` before its blocks are decided."""
     yield condition("Ready", plan.reason, plan.message, is_true=plan.ready)
     if free is not None and free > 0:
         yield condition("Exhausted", "BlocksAreFree", is_true=False)
@@ -151,7 +150,7 @@ def condition(type_: str, reason: str, message: str = "", *, is_true: bool) -> C
 
 
 def _dated(pool: AddressPool, conditions: Iterable[Condition], now: str) -> tuple[Condition, ...]:
-    """The conditions with the time of their last transition, of this generation of the spec."""
+    """The conditions with the times of their last transition, for this generation of the spec."""
     since = {(each.type, each.status): each.last_transition_time for each in pool.status.conditions}
     generation = pool.metadata.generation
     return tuple(

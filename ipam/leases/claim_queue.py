@@ -1,4 +1,4 @@
-"""The claims that ADDs wait for: all that want the same addresses wait for one."""
+"""The claims that ADDs wait for. All ADDs with the same want wait for one claim."""
 
 import threading
 import time
@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 
 from cni.spec.errors import CNIError, Code
 from ipam.leases.claim_request import PoolPending, Want
-from ipam.leases.pool_cache import pool_of
 
 RECENT = 30.0  # seconds
 MOST_KNOWN = 256  # ranges and pools: tenants name as many as they like
@@ -15,18 +14,18 @@ _LOOK_AT_POOL = 0.4  # seconds between two looks at a pool that is not ready, ho
 
 WantKey = tuple[str, object, object, bool, object]
 Lease = Callable[[Want, Callable[[], bool]], None]
-"""Leases a block with an address that is wanted, unless it is late. CNIError."""
+"""Leases a block for a want, unless the second argument says that it is too late. CNIError."""
 
 
 def key_of(want: Want) -> WantKey:
-    """What is equal of two wants that one block fulfils."""
-    return *want.pool, want.parts, want.fixed, want.sticky
+    """The same for two wants that one block fulfils."""
+    return *want.pool, want.range.parts, want.fixed, want.sticky
 
 
 class Attempt:
-    """A claim, for which each waiter waits until one of the times `until` (`time.monotonic`).
+    """A claim, with the time (`time.monotonic`) until which each ADD waits for it.
 
-    `error` is there when it is `over` in vain.
+    `error` is set if the claim is `over` and failed.
     """
 
     def __init__(self, want: Want) -> None:
@@ -37,16 +36,11 @@ class Attempt:
 
     def is_late(self) -> bool:
         """Whether no ADD waits any more."""
-        return self.waiting() == 0
-
-    def waiting(self) -> int:
-        """How many ADDs wait."""
-        now = time.monotonic()
-        return sum(now <= each for each in self.until)
+        return all(time.monotonic() > each for each in self.until)
 
 
 class Attempts:
-    """Claims that are to be made, for any thread, and why the last ones failed."""
+    """The pending claims, for any thread, and why the last claims failed."""
 
     def __init__(self, lease: Lease, look_at_pool: float = _LOOK_AT_POOL) -> None:
         self.changed = threading.Condition()
@@ -59,7 +53,7 @@ class Attempts:
         return len(self._open)
 
     def add(self, want: Want, until: float) -> Attempt:
-        """The attempt at what is wanted: one that others wait for already, or a new one."""
+        """The pending attempt at this want, or a new one."""
         with self.changed:
             attempt = self._open.get(key_of(want))
             if attempt is None:
@@ -68,25 +62,19 @@ class Attempts:
             attempt.until.append(until)
             return attempt
 
-    def waiting(self, want: Want) -> int:
-        """How many wait for what is wanted."""
-        with self.changed:
-            attempt = self._open.get(key_of(want))
-            return 0 if attempt is None else attempt.waiting()
-
     def wake(self) -> None:
-        """Make the thread that serves look at everything again."""
+        """Wake the thread that serves."""
         with self.changed:
             self.changed.notify_all()
 
     def serve(self) -> None:
-        """Make all claims that are open. One thread at a time calls this."""
+        """Make all pending claims. One thread at a time calls this."""
         while True:
             with self.changed:
                 if not self._open:
                     return
                 key, attempt = next(iter(self._open.items()))
-            pool = pool_of(attempt.want)
+            pool = attempt.want.pool_name
             try:
                 self._require_look(pool)
                 self._lease(attempt.want, attempt.is_late)
@@ -94,8 +82,8 @@ class Attempts:
                 attempt.error = error
                 for_all = not attempt.want.fixed and attempt.want.sticky is None
                 if for_all or isinstance(error, PoolPending):
-                    self._remember(pool, error)  # it says something of the other addresses, too
-            except BaseException as error:  # without it, who waits would take it for a success
+                    self._remember(pool, error)  # other wants of the pool would fail too
+            except BaseException as error:  # or the waiting ADDs would take it for a success
                 attempt.error = CNIError(
                     Code.TRY_AGAIN, f"no address could be leased: {error!r}: nothing was reserved"
                 )
@@ -103,12 +91,12 @@ class Attempts:
             else:
                 self._refusals.pop(pool, None)
             finally:
-                with self.changed:  # who asks from here on makes a new attempt
+                with self.changed:  # later wants make a new attempt
                     self._open.pop(key, None)
                 attempt.over.set()
 
     def end(self, why: CNIError) -> None:
-        """End all that are open in vain: none of them is served any more."""
+        """Fail all pending claims."""
         with self.changed:
             ended = list(self._open.values())
             self._open.clear()
@@ -117,8 +105,8 @@ class Attempts:
             attempt.over.set()
 
     def unable(self, wants: Sequence[Want]) -> str | None:
-        """Why the last claim of one of them failed, if that was a short time ago."""
-        told = (self._refusals.get(pool_of(want)) for want in wants)
+        """Why the last claim for one of the wants failed, if that was a short time ago."""
+        told = (self._refusals.get(want.pool_name) for want in wants)
         since = time.monotonic() - RECENT
         texts = (each[1].message for each in told if each and each[0] > since)
         return next((text.partition(": nothing was reserved")[0] for text in texts), None)

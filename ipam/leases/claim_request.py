@@ -1,27 +1,27 @@
-"""What a node needs an address of, and who leases blocks for it."""
+"""Requests for addresses of leased blocks, and the interface of the process that leases them."""
 
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from cni.spec.errors import CNIError, Code
-from ipam.addresses import Interval, Network
+from ipam.addresses import Network
+from ipam.leases.block_layout import pool_name
 from ipam.ranges import Range
 from ipam.store.reservations import Owner
 
 PATIENCE = 10.0
-"""Seconds that an ADD waits for a block. A node with little CPU takes some seconds for the requests
-of a claim, and a new sandbox costs it far more than the wait."""
+"""Seconds that an ADD waits for a block: on a slow node, a claim takes some seconds."""
 
 POOL_PATIENCE = 15.0
-"""Seconds that it waits for a pool before: its definition may be as new as the pod. Both fit well
-into the time of a call, which an agent ends after 100 s and a kubelet after 120 s or more."""
+"""Seconds that an ADD first waits for a pool, whose definition may be as new as the pod. Both waits
+fit into a call: an agent ends it after 100 s, a kubelet after 120 s or more."""
 
 PoolRange = tuple[str, Network]
-"""Domain and network of a range: what names its AddressPool."""
+"""Domain and network of a range, which name its AddressPool."""
 
 
 class PodInterface(NamedTuple):
-    """An interface of a pod by its name, which the pod has on every node."""
+    """An interface of a pod by name, the same on every node."""
 
     namespace: str
     pod: str
@@ -29,10 +29,10 @@ class PodInterface(NamedTuple):
 
 
 class Want(NamedTuple):
-    """A range of which a node needs an address, the very one if it is `fixed`.
+    """A range of which a node needs an address; `fixed`: exactly the range's one address.
 
-    It is the one that is reserved for the name of the pod in `sticky`, if that is given.
-    `pool` is the pool's range; it is another than the range itself for a fixed address only.
+    With `sticky`, only the address that is reserved for that pod interface will do. `pool` is the
+    pool's range. It differs from the range itself for a fixed address only.
     """
 
     range: Range
@@ -41,27 +41,29 @@ class Want(NamedTuple):
     sticky: PodInterface | None = None
 
     @property
-    def parts(self) -> tuple[Interval, ...]:
-        """The addresses that would do."""
-        return self.range.parts
+    def pool_name(self) -> str:
+        """The name of the AddressPool with these addresses."""
+        domain, network = self.pool
+        name, private, _ = domain.partition(" ")
+        return pool_name(name, str(network), shared=not private)
 
 
 class PoolPending(CNIError):
-    """There is no pool for a range yet, or it is not ready."""
+    """A range has no pool yet, or its pool is not ready."""
 
     def __init__(self, message: str) -> None:
         super().__init__(Code.TRY_AGAIN, message)
 
 
 class LeasesNothing(CNIError):
-    """This process leases nothing, or nothing any more: to wait is of no use."""
+    """This process cannot lease blocks. Waiting does not help."""
 
     def __init__(self, message: str) -> None:
         super().__init__(Code.TRY_AGAIN, message)
 
 
 class NotReserved(CNIError):
-    """No AddressReservation is for the pod of a want: it gets any address of that pool."""
+    """No AddressReservation is for the pod of a want. The pod gets any address of the pool."""
 
     def __init__(self, want: Want) -> None:
         super().__init__(Code.TRY_AGAIN, f"no address of {want.range} is reserved for the pod")
@@ -69,28 +71,29 @@ class NotReserved(CNIError):
 
 
 class Claims(Protocol):
-    """Who leases blocks for this node."""
+    """Leases blocks for this node."""
 
     def claim(self, wants: Sequence[Want], deadline: float) -> None:
-        """Wait until there may be an address of some, at most until then (`time.monotonic`).
+        """Wait until one of the wants may have an address, at most until `deadline`
+        (`time.monotonic`).
 
-        If there is of none: CNIError 11 if that may succeed later (PoolPending: soon;
-        LeasesNothing: not in this process), 110 if the pool has no address left, AddressTaken if
-        the one that is wanted cannot be had, NotReserved if none is reserved for a pod's name.
+        Raises CNIError 11 if a later try may succeed (PoolPending: soon; LeasesNothing: not in this
+        process), 110 if the pool has no address left, AddressTaken if the fixed address is taken,
+        NotReserved if no address is reserved for the pod's name.
         """
 
     def low(self, wants: Sequence[Want]) -> None:
-        """An address of each was handed out, and this node's blocks have few more."""
+        """Report that an address of each was handed out, and few are left in this node's blocks."""
 
     def failed(self, owner: Owner, error: CNIError) -> None:
-        """A pod got no address, or one that was not probed."""
+        """Report that a pod got no address, or an address without a probe."""
 
     def unable(self, wants: Sequence[Want]) -> str | None:
-        """Why `claim` would fail, as far as that is known without asking anybody."""
+        """Why `claim` would probably fail, without a request."""
 
 
 def of_agent(claims: Claims | None) -> Claims:
-    """Those of this process. LeasesNothing if it has none, as it is another than the agent."""
+    """The claims of this process. Raises LeasesNothing if this process is not the agent."""
     if claims is None:
         raise LeasesNothing(
             "only podfabric's agent hands out addresses of the cluster: nothing was reserved; have "

@@ -1,13 +1,12 @@
-"""What a request may have of the blocks that this node leases, within one transaction."""
+"""The parts of a request's ranges that this node leases, within one transaction."""
 
 from collections.abc import Callable, Collection, Sequence
-from typing import NamedTuple
 
 from ipam.addresses import Interval, parse
 from ipam.leases.block_store import Survey
 from ipam.leases.claim_request import PodInterface, PoolRange, Want
 from ipam.leases.sticky import is_for
-from ipam.ranges import Range, RangeSet
+from ipam.ranges import Range, RangeSet, size_of
 from ipam.store import address_choice
 from ipam.store.block_rows import LeasedBlock
 from ipam.store.reservations import Owner
@@ -15,7 +14,7 @@ from ipam.store.tables import Tables
 
 
 def may_have(survey: Survey, want: Want, boot: str, now: float) -> bool:
-    """Whether a block may hand out an address of what is wanted, at that time of CLOCK_BOOTTIME."""
+    """Whether a block may hand out an address for the want at `now` (CLOCK_BOOTTIME)."""
     return any(
         used < block.size
         and want.range.domain in block.domains
@@ -27,13 +26,12 @@ def may_have(survey: Survey, want: Want, boot: str, now: float) -> bool:
 
 
 class LeasedView:
-    """What a request may have of this node's blocks: its sets, restricted within a transaction.
+    """A request's sets, restricted to this node's blocks within a transaction.
 
-    `wants` are the sets without a free address here, `low` are those of which less than a quarter
-    of the blocks' addresses is free once this request has its own. Both are of the last call of
-    `narrowed`. `is_passed_over`: the blocks have some, and none may be used on this link. Only the
-    address that is reserved for the name of the pod in `sticky` will do, but from the pools in
-    `unreserved`.
+    After `narrowed`, `wants` are the sets without a free address here, and `low` those whose blocks
+    have less than a quarter free after this request. `is_passed_over`: the free addresses of the
+    blocks cannot be used on this link. A pod in `sticky` gets only addresses that are reserved for
+    its name, except from the pools in `unreserved`.
     """
 
     def __init__(
@@ -61,14 +59,25 @@ class LeasedView:
 
     @property
     def why_unconfirmed(self) -> str:
-        """Why a new pod gets no address of the blocks that this node has; "" if they are in force,
-        or it has none."""
-        if self._unconfirmed is None:
+        """Why this node's blocks give no address to a new pod; "" if they do or there are none."""
+        block, now = self._unconfirmed, self._looked_at
+        if block is None:
             return ""
-        return _why_unconfirmed(self._unconfirmed, self._boot, self._looked_at)
+        lease = f"its lease of AddressBlock {block.name}"
+        when = f"it has not confirmed {lease} at the API server since it booted"
+        if block.boot == self._boot and now >= block.confirmed:
+            when = (
+                f"the API server last confirmed {lease} {_spoken(now - block.confirmed)} ago, "
+                f"longer than spec.reclaim.maxOffline of AddressPool {block.pool} "
+                f"({_spoken(block.max_offline)})"
+            )
+        return (
+            f"this node gives no address to a new pod: {when}; see that the API server answers on "
+            "this node, and that the Node object of this node exists"
+        )
 
     def narrowed(self, tables: Tables) -> Sequence[RangeSet]:
-        """The sets within confirmed blocks, the fullest first. None if a set has no address there.
+        """The sets within confirmed blocks, the fullest first. Empty if a set has no address there.
 
         The clock is read here, so that no wait for the store comes between it and the hand-out.
         """
@@ -80,10 +89,7 @@ class LeasedView:
         return [] if self.wants and not held.is_attached else sets
 
     def want_all(self) -> bool:
-        """Ask for one more address of each set that is not fixed; whether there is one.
-
-        No other address will do where one is reserved for the pod.
-        """
+        """Want one more address of each set that is not bound to one; returns whether any is."""
         self.wants = [
             Want(range_, (range_.domain, range_.network))
             for range_set in self._sets
@@ -116,21 +122,28 @@ class LeasedView:
             if not confirmed:
                 late = (block for block in blocks if block.state == "usable")
                 self._unconfirmed = next(late, self._unconfirmed)
-            by_room = sorted(
-                (_Remaining.of(tables, range_, block) for block in confirmed),
+            usable = [range_.restricted(block.parts) for block in confirmed]
+            used = [address_choice.held_in(tables, each) for each in usable]
+            free = [size_of(each.parts) - held for each, held in zip(usable, used, strict=True)]
+            fullest_first = sorted(
+                zip(free, (b.first for b in confirmed), usable, strict=True),
                 key=lambda room: room[:2],
             )
-            ranges += [room.range for room in by_room]
-            # Else an earlier boot left it, and the allocation would take what is free before that.
-            # In a confirmed block a former address is found as any other is.
+            ranges += [room[2] for room in fullest_first]
+            # An unconfirmed block still gives a pod its earlier address.
             former = None if len(confirmed) == len(blocks) else held.within(range_, blocks)
             if former is not None:
                 ranges.append(former)
-            free, used = sum(room.free for room in by_room), sum(room.used for room in by_room)
-            if sticky is None and not range_set.fixed and 4 * (free - 1) < free + used:
+            if (
+                sticky is None
+                and not range_set.fixed
+                and 4 * (sum(free) - 1) < sum(free) + sum(used)
+            ):
                 self.low.append(want)
-            if former is None and not self._has_one(range_set, by_room):
-                former = held.within(range_, blocks)  # full: a new sandbox needs no further one
+            # Of a fixed address, the choice reports whether it is free.
+            has_one = any(each.parts for each in usable) if range_set.fixed else any(free)
+            if former is None and not has_one:
+                former = held.within(range_, blocks)  # a new sandbox keeps the address
                 if former is None:
                     missing.append(want)
                 else:
@@ -140,40 +153,17 @@ class LeasedView:
         return RangeSet(tuple(ranges), range_set.fixed)
 
     def _pool_range(self, range_: Range) -> PoolRange | None:
-        """The pool that a range belongs to; a fixed address may be written with another prefix."""
+        """The pool of a range. A fixed address may be written with another prefix."""
         key = (range_.domain, range_.network)
         if key in self._leased:
             return key
         around = (pool for pool in self._leased if pool[0] == range_.domain)
         return next((pool for pool in around if range_.first in pool[1]), None)
 
-    def _has_one(self, range_set: RangeSet, by_room: "Sequence[_Remaining]") -> bool:
-        if range_set.fixed:  # in a block of ours: whether it is free is for the allocation to say
-            return any(room.range.parts for room in by_room)
-        return any(room.free for room in by_room)
-
-
-class _Remaining(NamedTuple):
-    """How many addresses a block has left for a range. Sorted, the fullest is first."""
-
-    free: int
-    first: int
-    range: Range
-    used: int
-
-    @classmethod
-    def of(cls, tables: Tables, range_: Range, block: LeasedBlock) -> "_Remaining":
-        within = range_.restricted(block.parts)
-        size = sum(part.last - part.first + 1 for part in within.parts)
-        used = address_choice.held_in(tables, within)
-        return cls(size - used, block.first, within, used)
-
 
 class _HeldBefore:
-    """What a pod that comes back has held in this boot: it keeps that, confirmed or not.
-
-    What it held in an earlier boot is like any other address: the lease may be another's by now.
-    """
+    """The addresses of a returning pod in this boot: it keeps them, confirmed or not. An address of
+    an earlier boot is like any other: another node may have leased it since."""
 
     def __init__(self, tables: Tables, owner: Owner | None, boot: str) -> None:
         self._tables = tables
@@ -182,14 +172,14 @@ class _HeldBefore:
 
     @property
     def is_attached(self) -> bool:
-        """Whether it is not a new attachment: the allocation says so."""
+        """Whether the attachment holds addresses already, which is an error later."""
         if self._owner is None:
             return False
         held = self._tables.of_attachment(self._owner.attachment)
         return any(each.boot == self._boot for each in held)
 
     def within(self, range_: Range, blocks: Sequence[LeasedBlock]) -> Range | None:
-        """Its addresses of the range, but for those in blocks that were lost."""
+        """The range restricted to the pod's addresses, without blocks that were lost."""
         ours = [block.interval for block in blocks if block.state != "lost"]
         held = [] if self._owner is None else self._tables.of_pod(self._owner)
         addresses = (
@@ -207,23 +197,4 @@ class _HeldBefore:
 
 
 def _spoken(seconds: float) -> str:
-    """A time for people."""
     return f"{seconds / 60:.0f} minutes" if seconds >= 120 else f"{seconds:.0f} seconds"
-
-
-def _why_unconfirmed(block: LeasedBlock, boot: str, now: float) -> str:
-    if block.boot == boot and now >= block.confirmed:
-        when = (
-            f"the API server last confirmed its lease of AddressBlock {block.name} "
-            f"{_spoken(now - block.confirmed)} ago, longer than spec.reclaim.maxOffline of "
-            f"AddressPool {block.pool} ({_spoken(block.max_offline)})"
-        )
-    else:
-        when = (
-            f"it has not confirmed its lease of AddressBlock {block.name} at the API server since "
-            "it booted"
-        )
-    return (
-        f"this node gives no address to a new pod: {when}; see that the API server answers on this "
-        "node, and that the Node object of this node exists"
-    )

@@ -1,10 +1,10 @@
-"""Sticky addresses: an address that stays with the name of a pod, on every node.
+"""Sticky addresses: an address that stays with a pod's name, on every node.
 
 An AddressReservation names a pod, or a StatefulSet for its pods. Each interface of such a pod has a
-block of its own, of which one address is handed out. The block outlives the pod: the node that
-holds it sets it Draining once the pod has let go of the address, and the pod's next node takes it
-over with the next epoch. No node takes it from one that has not let go: the controller sets it
-Draining when that node is proved dead.
+block, of which one address is handed out. The block outlives the pod. Its holder sets it Draining
+once the pod has released the address, and the pod's next node takes it over with the next epoch. No
+node takes it from a holder that has not released it: the controller sets it Draining when that node
+is proved dead.
 """
 
 import math
@@ -40,12 +40,12 @@ _ORDINAL = re.compile(r"-[0-9]+")
 
 
 def name_of(reservation: AddressReservation) -> str:
-    """How a block names its reservation."""
+    """The reservation's name in a block."""
     return f"{reservation.metadata.namespace}/{reservation.metadata.name}"
 
 
 def is_of(reservation: AddressReservation, pool: str, pod: PodInterface) -> bool:
-    """Whether the reservation is for addresses that the pod has of the pool."""
+    """Whether the reservation is for the pod's addresses of the pool."""
     spec, owner = reservation.spec, reservation.spec.owner
     if (spec.pool, reservation.metadata.namespace) != (pool, pod.namespace):
         return False
@@ -64,21 +64,21 @@ def pod_of(sticky: StickySpec) -> PodInterface:
 
 
 def is_for(block: LeasedBlock, pod: PodInterface | None) -> bool:
-    """Whether the block is the pod's own, or if no pod is given, anybody's."""
+    """Whether the block is for this pod; without a pod, whether it is for any pod."""
     if pod is None or not block.sticky:
         return pod is None and not block.sticky
     return pod_of(of_row(block)) == pod
 
 
 def row_text(sticky: StickySpec) -> str:
-    """What the store keeps of it: no part has a slash but the reservation's name."""
+    """The text in the store. Only the reservation's name has a slash."""
     if not sticky.reservation:
         return ""
     return "/".join((sticky.reservation, sticky.pod, sticky.ifname, sticky.address))
 
 
 def of_row(block: LeasedBlock) -> StickySpec:
-    """The same from the store."""
+    """The StickySpec from the store's text."""
     if not block.sticky:
         return StickySpec()
     reservation, pod, ifname, address = block.sticky.rsplit("/", 3)
@@ -86,7 +86,7 @@ def of_row(block: LeasedBlock) -> StickySpec:
 
 
 def handed_out(spec: BlockSpec, covered: Interval) -> Interval:
-    """What of a block is handed out: one address, if it is sticky."""
+    """The addresses of a block for pods: one address if it is sticky."""
     if not spec.sticky.reservation:
         return covered
     address = parse(spec.sticky.address)
@@ -94,26 +94,26 @@ def handed_out(spec: BlockSpec, covered: Interval) -> Interval:
 
 
 def holes(pool: AddressPool, spec: BlockSpec, covered: Interval) -> tuple[Interval, ...]:
-    """What of a block no node may hand out. Unusable."""
+    """The addresses of a block that no node may hand out. Raises Unusable."""
     return merged((*kept_out(pool), *outside(covered, [handed_out(spec, covered)])))
 
 
 def preference(found: AddressBlock) -> tuple[bool, str, str]:
-    """Which of several blocks of one pod counts: one that a node has, else the oldest."""
+    """Sorts the blocks of one pod: one with a holder counts first, then the oldest."""
     return is_let_go(found), found.metadata.creation_timestamp, found.metadata.name
 
 
 def is_let_go(found: AddressBlock) -> bool:
-    """Whether its last node has let go of the block: another one may take it over, of a sticky
-    block the pod's next node."""
+    """Whether the last holder has released the block, so that another node may take it over. A
+    sticky block is only for the pod's next node."""
     return found.spec.state == "Draining"
 
 
 def drain(api: ClusterApi, found: AddressBlock, *, probe: bool) -> None:
-    """Let go of a block of which nothing is held, for the next node, which is to probe its
-    addresses if `probe` says so. ApiError.
+    """Release an unused block for the next holder; `probe`: it must probe the addresses. ApiError.
 
-    The status goes first: it is of this holder's store, and the next one compares it with its own.
+    The status goes first: it is from this holder's store, and the next holder compares it with its
+    own.
     """
     if found.spec.state != "Draining":
         found = api.update_status(replace(found, status=BlockStatus()))
@@ -127,10 +127,8 @@ def row_of(
     boot: str,
     at: float,
 ) -> LeasedBlock:
-    """The row of a block that is this node's as of `at` (CLOCK_BOOTTIME) in `boot`. Unusable.
-
-    What a lost machine may have of it is probed before its first use.
-    """
+    """The row of a block that this node holds as of `at` (CLOCK_BOOTTIME) in `boot`. Raises
+    Unusable."""
     covered = block_layout.interval(stored)
     return LeasedBlock(
         name=stored.metadata.name,
@@ -150,24 +148,25 @@ def row_of(
 
 
 class Reserved(NamedTuple):
-    """What the block for a pod's name says, and the block if there is one."""
+    """The reservation for a pod's name, and its block if there is one."""
 
     spec: StickySpec
     block: AddressBlock | None
 
 
 class StickyClaims:
-    """Claims of a holder for the names of pods."""
+    """A holder's claims for the names of pods."""
 
     def __init__(self, leasing: Leasing) -> None:
         self._api, self._store, _, self._holder, self._clock = leasing
 
     def reserved(self, pool: AddressPool, want: Want) -> Reserved | None:
-        """What is reserved for the name of the want's pod; None if any address will do.
+        """The reservation for the want's pod; `None` if any address will do. Raises NotReserved,
+        ApiError.
 
-        Of several reservations that of the block counts, so that another one does not change the
-        address. For a first address, one for the pod goes before one for its StatefulSet, and one
-        for the interface before one for all. NotReserved, ApiError.
+        If a block exists, its reservation counts, so that a new reservation does not change the
+        address. Otherwise one for the pod goes before one for its StatefulSet, and one for the
+        interface before one for all.
         """
         pod, name = want.sticky, pool.metadata.name
         if pod is None:
@@ -190,9 +189,9 @@ class StickyClaims:
         return {block.metadata.name for block in found} <= {stored.metadata.name}
 
     def _of_pod(self, reservation: str, pool: AddressPool, pod: PodInterface) -> list[AddressBlock]:
-        """The blocks of a pod: one, but while two nodes try at once. A former reservation of the
-        same name may have had some of another pool. One that is not cut as the pool is could have
-        addresses of another node's block."""
+        """The pod's blocks of a pool: one, except while two nodes try at once. A deleted
+        reservation of the same name may have blocks of another pool. A block of another size could
+        overlap another node's block."""
         listed = self._api.list(AddressBlock, {"spec.sticky.reservation": reservation}).items
         return [
             block
@@ -203,10 +202,10 @@ class StickyClaims:
         ]
 
     def use(self, found: AddressBlock, pool: AddressPool, want: Want) -> AddressBlock | None:
-        """The block of the pod's name as this node's; None if its row is of use already.
+        """The block of the pod's name, now of this node; `None` if its row is usable already.
 
-        CNIError 11 if another node has not let go of it, 110 if the address is excluded. Unusable,
-        ApiError.
+        Raises CNIError 11 if another node still has it, 110 if the address is excluded. Raises
+        Unusable, ApiError.
         """
         row = self._store.blocks().get(found.metadata.name)
         if row is not None and row.uid == found.metadata.uid:
@@ -240,8 +239,7 @@ class StickyClaims:
         return stored
 
     def _require_free(self, row: LeasedBlock, sticky: StickySpec, want: Want) -> None:
-        """CNIError 11 if a sandbox of this boot has the address: the runtime deletes it first. Or
-        if another machine has it."""
+        """CNIError 11 if a sandbox of this boot or another machine has the address."""
         if row.answered:
             raise CNIError(
                 Code.TRY_AGAIN,
@@ -262,7 +260,7 @@ class StickyClaims:
     def _taken_over(
         self, found: AddressBlock, pool: AddressPool, want: Want
     ) -> tuple[AddressBlock, LeasedBlock]:
-        """The block as this node's, and its row, which is not written yet."""
+        """The block, now of this node, and its row, which is not written yet."""
         former, spec = found.spec.holder, found.spec
         address, node = spec.sticky.address, former.node
         if former.instance != self._holder.instance and not is_let_go(found):
@@ -291,11 +289,11 @@ def taken_over(
     found: AddressBlock,
     pool: AddressPool,
 ) -> tuple[AddressBlock, float] | None:
-    """A block that its last holder has let go, as this holder's, and a time before that was known;
-    None if another node was faster. Unusable, ApiError.
+    """A released block, now of this holder, and a time before that; `None` if another node was
+    faster.
 
-    The block is changed in any case: a late request of ours to drain it must not find the version
-    that it expects.
+    Raises Unusable, ApiError. The block is changed in any case: a late request of ours to drain it
+    must not find the version it expects.
     """
     changed = replace(
         found.spec,

@@ -59,7 +59,8 @@ class Chooser:
         return reserved
 
     def _held_before(self) -> list[tuple[int, Reservation]]:
-        """What the owner held in an earlier boot, or its pod in an earlier sandbox."""
+        """Reservations of the attachment from an earlier boot, and of its pod from an earlier
+        sandbox."""
         own = self._tables.of_attachment(self._owner.attachment)
         alive = [reservation for reservation in own if reservation.boot == self._boot]
         if alive:

@@ -1,7 +1,7 @@
-"""The address store of one node: SQLite under a file lock. See `reservations` for the words.
+"""The address store of one node: SQLite under a file lock.
 
-Every method is one transaction on the files that a `StoreFiles` opens. CNIError is what it raises:
-5 if the system refuses, 11 if the lock is not free in time, 112 if the store is damaged.
+Every method is one transaction. Raises CNIError 5 if the system refuses an operation, 11 if the
+lock is not free in time, 112 if the store is damaged.
 """
 
 import time
@@ -24,9 +24,9 @@ _WORTH_LOADING = 1000
 class SqliteStore:
     """The reservations of this node.
 
-    `files` is the directory of the store, to be opened for each call, or an object that opens it.
-    `boot` is this boot's identity: a reservation of another boot is stale. Its pod may come back to
-    it until all of them are released: by a sweep, or where a range has no other address.
+    `files` is the store's directory, which is opened for each call, or an object that opens it.
+    `boot` identifies this boot. Reservations of other boots are stale: their pods may get them back
+    until a sweep, or a full range, releases them all.
     """
 
     def __init__(
@@ -38,7 +38,6 @@ class SqliteStore:
 
     @property
     def directory(self) -> Path:
-        """Where the files are."""
         return self._files.directory
 
     def reserve(
@@ -51,11 +50,10 @@ class SqliteStore:
     ) -> Grant:
         """One address of each set for `owner`, to be used on `segment`: all or none.
 
-        None of them is one that another domain holds on the same segment, if that is known.
-        Raises CNIError 103 if the attachment holds addresses already, 110 if a set has no free
-        address, AddressTaken if a fixed address is held by someone else, and 121 if another
-        network holds an address on the segment that is in a range of `alone`, or if the owner's
-        quota does not allow as many.
+        No other domain holds one of them on the same segment. Raises CNIError 103 if the attachment
+        holds addresses already, 110 if a set has no free address, AddressTaken if a fixed address
+        is held by another owner, and 121 if another network holds an address of a range in `alone`
+        on the segment, or if the owner's quota is too small.
         """
         return self.reserve_seen(owner, lambda tables: sets, segment=segment, alone=alone)
 
@@ -67,10 +65,8 @@ class SqliteStore:
         segment: str = "",
         alone: Sequence[Range] = (),
     ) -> Grant:
-        """`reserve` of the sets that `seen` answers for what the store holds at that moment.
-
-        Nothing is reserved if it answers none.
-        """
+        """`reserve` from the sets that `seen` returns for the present tables. Reserves nothing if
+        `seen` returns no set."""
         with self._files.handing_out() as tables:
             sets = self._files.unused(tables, seen(tables))
             if not sets:
@@ -97,8 +93,7 @@ class SqliteStore:
     def settle_probes(
         self, silent: Collection[Reservation], answered: Collection[Reservation]
     ) -> None:
-        """Note that no other machine answered for the one addresses, and one did for the other:
-        those are not handed out any more."""
+        """Record the results of probes. Addresses in `answered` are not handed out any more."""
         with self._files.transaction() as tables:
             changed = []
             for block in tables.unprobed():
@@ -112,7 +107,7 @@ class SqliteStore:
                         tables.put_block(block)
 
     def undo(self, grant: Grant) -> None:
-        """Undo one `reserve`: put back what it replaced, and leave what has changed since."""
+        """Undo one `reserve`: restore what it replaced, and leave later changes alone."""
         with self._files.transaction() as tables:
             put, drop = [], []
             for reserved in grant.granted:
@@ -120,8 +115,8 @@ class SqliteStore:
                 held = tables.at(reservation.domain, parse(reservation.address))
                 if held != reservation:
                     continue
-                # A former sandbox of this boot was gone before its pod got a new one. Its DEL may
-                # have come already, and then no call would release the address again.
+                # An earlier sandbox of this boot is gone. Its DEL may have come already: then no
+                # call would release the address again.
                 if reserved.replaced is None or reserved.replaced.boot == self.boot:
                     drop.append(reservation)
                 else:
@@ -129,14 +124,15 @@ class SqliteStore:
             self._write(tables, put, drop)
 
     def release(self, attachment: Attachment) -> list[Reservation]:
-        """Free everything that the attachment holds, and return it."""
+        """Free and return all addresses of the attachment."""
         with self._files.transaction() as tables:
             held = tables.of_attachment(attachment)
             self._write(tables, drop=held)
         return held
 
     def collect(self, network: str, valid: Collection[tuple[str, str]]) -> list[Reservation]:
-        """Free what attachments of `network` hold whose (container id, ifname) is not valid."""
+        """Free and return the addresses of `network` whose (container id, ifname) is not in
+        `valid`."""
         with self._files.transaction() as tables:
             dead = [
                 reservation
@@ -152,10 +148,7 @@ class SqliteStore:
             return self._drop_stale(tables)
 
     def forget(self, reservation: Reservation) -> None:
-        """Free one address whose owner will not, for an operator.
-
-        CNIError 11 if it has another reservation by now.
-        """
+        """Free one address for an operator. CNIError 11 if its reservation has changed."""
         with self._files.transaction() as tables:
             if tables.at(reservation.domain, parse(reservation.address)) != reservation:
                 raise CNIError(
@@ -165,20 +158,20 @@ class SqliteStore:
             self._write(tables, drop=[reservation])
 
     def revise(self, revised: Callable[[Tables], Sequence[Reservation]]) -> None:
-        """Replace reservations by those that `revised` answers for the same addresses."""
+        """Replace reservations by those that `revised` returns for the same addresses."""
         with self._files.transaction() as tables:
             new = revised(tables)
             old = [tables.at(each.domain, parse(each.address)) for each in new]
             self._write(tables, new, [each for each in old if each is not None])
 
     def held_by(self, attachment: Attachment) -> list[Reservation]:
-        """Everything that the attachment holds, lowest address first."""
+        """The attachment's reservations, lowest address first."""
         with self._files.transaction() as tables:
             held = tables.of_attachment(attachment)
         return sorted(held, key=lambda reservation: parse(reservation.address))
 
     def exhausted(self, sets: Sequence[RangeSet]) -> str | None:
-        """Why `reserve` of these sets would fail for a new owner; None if it would not."""
+        """Why `reserve` of these sets would fail for a new owner; `None` if it would not."""
         with self._files.handing_out() as tables:
             unused = self._files.unused(tables, sets)
             full = exhaustion(tables, unused)
@@ -187,22 +180,23 @@ class SqliteStore:
             return full
 
     def look(self, seen: Callable[[Tables], object]) -> None:
-        """Call `seen` with what the store holds at one moment. It changes nothing."""
+        """Call `seen` with the tables, which it must not change."""
         with self._files.transaction() as tables:
             seen(tables)
 
     def usage(self, asked: Sequence[Range]) -> list[RangeUsage]:
-        """How full these ranges are, and as whole networks others that reservations are from."""
+        """How full these ranges are, and the whole networks of other reserved ranges."""
         with self._files.snapshot() as tables:
             return [] if tables is None else usage_of(tables, asked)
 
     def reservations(self) -> list[Reservation]:
-        """Everything, by domain and address."""
+        """All reservations, by domain and address."""
         with self._files.snapshot() as tables:
             return [] if tables is None else list(tables.all())
 
     def load(self, reservations: Sequence[Reservation]) -> int:
-        """Add those that are not there yet, all or none; how many. CNIError 111 for conflicts."""
+        """Add the reservations that are missing, all or none; returns how many. CNIError 111 if
+        another holder has an address."""
         new: dict[tuple[str, str], Reservation] = {}
         conflicts = []
         with self._files.transaction() as tables:
@@ -225,7 +219,7 @@ class SqliteStore:
         return len(new)
 
     def _drop_stale(self, tables: Tables) -> list[Reservation]:
-        """No sandbox of this node outlives its boot."""
+        """Release reservations of other boots: no sandbox outlives its boot."""
         stale = tables.of_other_boots(self.boot)
         if stale:
             with tables.change():
@@ -238,7 +232,6 @@ class SqliteStore:
         put: Sequence[Reservation] = (),
         drop: Sequence[Reservation] = (),
     ) -> None:
-        """Change the tables in one transaction."""
         if not put and not drop:
             return
         with tables.change():
@@ -257,10 +250,8 @@ def _interval(reservation: Reservation) -> Interval:
 
 
 def _is_same(held: Reservation, new: Reservation) -> bool:
-    """Whether the holder is the one to import: also if an import had no network, and has one now.
-
-    The pod may have a new sandbox since then.
-    """
+    """Whether the holder is the one to import. The import may lack the network's name, and the pod
+    may have a new sandbox since."""
     if held.attachment == new.attachment:
         return True
     is_unnamed = new.network.startswith(" ") and held.ifname == new.ifname

@@ -1,14 +1,14 @@
-"""The files of a store: who opens them, for how long, under which lock, and what is checked then.
+"""Opens a store's files, checks them, and closes them.
 
-An agent keeps them open between transactions, a process that does one call or command does not.
-The lock is held for a transaction only, so other processes use the store in between. SQLite makes
-what they commit visible here. It cannot see that a program that is not SQLite replaced or changed a
-file, so the files' status is compared before each transaction.
+An agent keeps them open between transactions. A process for one call or command does not. The lock
+is held for a transaction only. SQLite shows the commits of other processes, but cannot see that a
+file was replaced or changed by a program that is not SQLite. So the files' status is compared
+before each transaction.
 
-A process that hands out addresses knows how to look at the node (`facts`). When it opens the store
-for the first time, or another program has changed files, it checks the database. It builds a
-damaged one again (`fsck`). If changes were lost, it compares the store with what the node shows,
-and so does each process that opens it later in this boot.
+A process that hands out addresses can read the node's `facts`. It checks the database when it opens
+it for the first time, or after another program changed files, and builds a damaged one again
+(`repair`). If changes were lost, it compares the store with the facts, as does each process that
+opens it later in this boot.
 """
 
 import threading
@@ -23,9 +23,17 @@ from cni.spec.notes import note
 from ipam.addresses import parse
 from ipam.ranges import Range, RangeSet
 from ipam.store import repair, snapshot
-from ipam.store.database import DATABASE, FAILURES, WAL, explained, has_content, shows_damage
+from ipam.store.database import (
+    DATABASE,
+    FAILURES,
+    UNREADABLE,
+    WAL,
+    OtherVersion,
+    explained,
+    has_content,
+    shows_damage,
+)
 from ipam.store.repair import AddressesInUse, FactsOf, NodeFacts, Say
-from ipam.store.schema import UNREADABLE, OtherVersion
 from ipam.store.snapshot import LOCK_TIMEOUT, Noted, StoreLock, locked, require_all, take
 from ipam.store.tables import Tables
 
@@ -36,8 +44,8 @@ _CLOSE_TIME = 2.0  # seconds
 class StoreFiles:
     """The files of the store in `directory`, for one transaction at a time, of any thread.
 
-    `kept`: they stay open between transactions, until `close`. Without `facts` a damaged store is
-    an error, and a lost one is a new one.
+    `kept`: they stay open between transactions, until `close`. Without `facts`, a damaged store is
+    an error, and a missing one is a new one.
     """
 
     def __init__(
@@ -68,7 +76,7 @@ class StoreFiles:
 
     @contextmanager
     def transaction(self) -> Iterator[Tables]:
-        """The open database, locked. CNIError 5, 11 and 112."""
+        """The open database, locked. Raises CNIError 5, 11 or 112."""
         deadline = time.monotonic() + self._lock_timeout
         if not self._turn.acquire(timeout=self._lock_timeout):
             raise CNIError(
@@ -100,18 +108,18 @@ class StoreFiles:
 
     @contextmanager
     def handing_out(self) -> Iterator[Tables]:
-        """`transaction`, for who hands out addresses. CNIError 11 too, soon after a loss."""
+        """`transaction`, to hand out addresses. Also raises CNIError 11 soon after a loss."""
         with self.transaction() as tables:
             if self._lost_at is not None:
                 self._settle_loss(tables, self._lost_at)
             yield tables
 
     def snapshot(self) -> AbstractContextManager[Tables | None]:
-        """See `snapshot.snapshot`: what the store holds now, to be read beside all transactions."""
+        """See `snapshot.snapshot`."""
         return snapshot.snapshot(self.directory, self._lock_timeout)
 
     def unused(self, tables: Tables, sets: Sequence[RangeSet]) -> Sequence[RangeSet]:
-        """The sets without addresses that interfaces have and nobody has reserved."""
+        """The sets without addresses that interfaces have and no attachment reserved."""
         ranges = [range_ for range_set in sets for range_ in range_set.ranges]
         found = [each for range_ in ranges for each in self._in_use.within(range_)]
         if not found:
@@ -128,12 +136,12 @@ class StoreFiles:
 
     def _unused(self, tables: Tables, range_: Range) -> Range:
         addresses = [parse(each.address) for each in self._in_use.within(range_)]
-        # Its holder may have it again: who holds it has it by an import since then, say.
+        # An import may have reserved it since.
         free = [address for address in addresses if tables.at(range_.domain, address) is None]
         return range_.without(free)
 
     def _count(self, tables: Tables) -> None:
-        """Count what was committed, before the call answers."""
+        """Count the commits, before the call answers."""
         if tables.meta.seq > self._seq:
             self._seq = tables.meta.seq
             noted = self._lock.noted()
@@ -141,10 +149,10 @@ class StoreFiles:
                 self._lock.note(Noted(self._seq, noted.lost))
 
     def close(self) -> None:
-        """Close the files, and keep none open from here on.
+        """Close the files, and keep none open from now on.
 
-        A transaction that is still at work keeps them, as a killed one would. May be called again,
-        also when the directory is gone: it makes nothing there.
+        A transaction that is still at work keeps them, as a killed one would. Makes nothing if the
+        directory is gone. May be called again.
         """
         if self._closed:
             return
@@ -177,16 +185,16 @@ class StoreFiles:
         return self._tables
 
     def _opened(self) -> Tables:
-        """The database, checked if that is due; built again if it is damaged and that is known."""
+        """The database, checked if a check is due, and built again if it is damaged."""
         noted = self._lock.noted()
         counted = noted._replace(seq=max(noted.seq, self._seq))
         if self._facts is None:
             tables = open_store(self.directory, kept=self.kept)
             self._checked(tables, lambda: require_all(tables, counted))
             return tables
-        # A WAL that a kill left may be of another copy of the database: the two make a mixture.
+        # A WAL that a kill left may belong to another copy of the database.
         is_suspect = noted.lost or self._seq > 0 or has_content(self.directory / WAL)
-        # What is noted before the act is known to who comes after a kill.
+        # Noted before the act, for the next process after a kill.
         lost = not has_content(self.directory / DATABASE) and self._is_known_to_journal()
         if lost:
             self._lock.note(Noted(noted.seq, lost=True))
@@ -195,7 +203,7 @@ class StoreFiles:
             if self._unchecked:
                 self._checked(tables, tables.verify if is_suspect else tables.verify_pages)
         except OtherVersion:
-            raise  # a rebuilt store would lack what only that program knows
+            raise  # a rebuilt store would lack that version's data
         except UNREADABLE as error:
             if not shows_damage(error, self.directory):
                 raise
@@ -216,15 +224,15 @@ class StoreFiles:
             raise
 
     def _is_known_to_journal(self) -> bool:
-        """Whether attachments of this boot have addresses although there is no store."""
+        """Whether the journal has addresses of this boot although the store is missing."""
         assert self._facts is not None
         facts = self._facts()
         return any(each.boot == facts.boot for each in facts.journal)
 
     def _look(self, tables: Tables, *, lost: bool) -> None:
-        """Compare the store with what the node shows.
+        """Compare the store with the node's facts.
 
-        If something was `lost` just now, pods may have been given addresses that do not show yet.
+        After a loss just now, pods may have addresses that the facts do not show yet.
         """
         assert self._facts is not None
         if lost:
@@ -243,7 +251,7 @@ class StoreFiles:
         self._lock.note(Noted(self._seq, lost=True))
 
     def _settle_loss(self, tables: Tables, lost_at: float) -> None:
-        """Look at the node again after a loss. CNIError 11 as long as that is no proof."""
+        """Read the node's facts again after a loss. CNIError 11 while they may be incomplete."""
         why = "pods may have been given addresses that do not show yet"
         if self._facts is not None and time.time() - lost_at >= SETTLE:
             facts = self._facts()
@@ -262,17 +270,16 @@ class StoreFiles:
         )
 
     def _settle(self) -> None:
-        """Take the files' status after a transaction as ours, unless they are other files."""
+        """Record the files' status after a transaction, unless they are other files."""
         database, wal = self._versions()
         if not _is_another(self._files, (database, wal)):
             self._files = database, wal
 
     def _close(self, error: BaseException | None = None) -> None:
-        """Close the files, after `error` if there was one. A failure shows when they are opened
-        again.
+        """Close the files, after `error` if there was one.
 
-        Files that another program changed are not written to: the WAL may not be theirs. Nor are
-        damaged ones, which are read in full then.
+        Files that another program changed are not written to, since the WAL may not be theirs.
+        Damaged files are not written to either, and are read in full at the next opening.
         """
         tables, self._tables = self._tables, None
         if tables is None:
@@ -292,9 +299,9 @@ class StoreFiles:
 
 
 def open_store(directory: Path, *, kept: bool = False) -> Tables:
-    """The database below `directory`, which is made if it is new; `kept` as for Tables.
+    """The database below `directory`, made if it is missing. Raises FAILURES.
 
-    The caller holds the lock and closes the database. Raises FAILURES.
+    The caller holds the lock and closes the database.
     """
     tables = snapshot.opened(directory, kept=kept)
     if tables is None:
@@ -304,16 +311,16 @@ def open_store(directory: Path, *, kept: bool = False) -> Tables:
 
 
 _Versions = tuple[tuple[int, ...], tuple[int, ...]]
-"""Of the database and its WAL: see files.version."""
+"""`files.version` of the database and its WAL."""
 
 
 def _is_other(left: _Versions, found: _Versions) -> bool:
-    """Whether more has changed than that another process of ours wrote to the WAL."""
+    """Whether another program changed the files: other processes of ours only write to the WAL."""
     return left[0] != found[0] or _is_another(left, found)
 
 
 def _is_another(left: _Versions, found: _Versions) -> bool:
-    """Whether one of them is not the same file any more."""
+    """Whether one of the two is now another file."""
     return any(
         len(one) < 2 or one[:2] != other[:2]  # a missing file has no inode
         for one, other in zip(left, found, strict=True)

@@ -1,4 +1,4 @@
-"""How full ranges are: for the agent's metrics, counted from runs and not from reservations."""
+"""How full ranges are, for the agent's metrics. Counts runs, not reservations."""
 
 import threading
 from collections import OrderedDict
@@ -7,15 +7,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from ipam.addresses import Network, parse_interface, text
 from ipam.ranges import Range, RangeSet, never_usable, of_network, size_of
 from ipam.store.address_choice import held_in
+from ipam.store.database import Damage
 from ipam.store.reservations import RangeUsage
-from ipam.store.schema import Damage
 from ipam.store.tables import Tables
 
 MOST = 256  # ranges: each becomes some lines of metrics
 
 
 class SeenRanges:
-    """The ranges that networks were configured with lately, for any thread."""
+    """The ranges of recent network configurations, for any thread."""
 
     def __init__(self, most: int = MOST) -> None:
         self._most = most
@@ -23,7 +23,7 @@ class SeenRanges:
         self._ranges: OrderedDict[tuple[object, ...], Range] = OrderedDict()
 
     def see(self, sets: Iterable[RangeSet]) -> None:
-        """Note the ranges of a network. It forgets the one not seen for longest."""
+        """Remember the ranges of a network. Forgets the ranges that were not seen for longest."""
         with self._lock:
             for range_set in sets:
                 for range_ in range_set.ranges:
@@ -34,23 +34,24 @@ class SeenRanges:
                 self._ranges.popitem(last=False)
 
     def all(self) -> tuple[Range, ...]:
-        """Each once."""
         with self._lock:
             return tuple(self._ranges.values())
 
 
 def usage_of(tables: Tables, asked: Sequence[Range]) -> list[RangeUsage]:
-    """The usage of these ranges, and as whole networks of others that reservations are from.
+    """The usage of the ranges in `asked`, and of whole networks for other reserved ranges.
 
-    If there are too many, those without a reservation are left out first.
-
-    Costs a step for each run of taken addresses, and a step of SQLite for each reservation.
+    With too many ranges, those without a reservation are left out first. The cost is a step for
+    each run of taken addresses and a step of SQLite for each reservation.
     """
     named = {(range_.domain, range_.network) for range_ in asked}
     ranges = {(range_.domain, _spelling(range_)): range_ for range_ in asked}
     for range_ in _others(tables, named):
         ranges.setdefault((range_.domain, _spelling(range_)), range_)
-    counted = [_usage(tables, range_, spelling) for (_, spelling), range_ in ranges.items()]
+    counted = list[RangeUsage]()
+    for (domain, spelling), range_ in ranges.items():
+        used = held_in(tables, range_)
+        counted.append(RangeUsage(domain, spelling, used, size_of(range_.parts) - used))
     shown = sorted(counted, key=lambda count: count.used == 0)[:MOST]
     return sorted(shown, key=lambda count: (count.domain, count.range))
 
@@ -71,11 +72,6 @@ def _others(tables: Tables, named: set[tuple[str, Network]]) -> Iterator[Range]:
             excluded=never_usable(network),
             domain=domain,
         )
-
-
-def _usage(tables: Tables, range_: Range, spelling: str) -> RangeUsage:
-    used = held_in(tables, range_)
-    return RangeUsage(range_.domain, spelling, used, size_of(range_.parts) - used)
 
 
 def _spelling(range_: Range) -> str:
