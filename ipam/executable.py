@@ -1,7 +1,7 @@
 """`podfabric-ipam` as an executable, which other interface plugins or a runtime start.
 
-It serves one call of an attachment at a time. Our interface plugins call the `AddressPlugin`
-itself: they hold the attachment's lock already.
+It serves one call of an attachment at a time. Our interface plugins hold the attachment's lock
+already, and call the `AddressPlugin` directly.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,12 +17,12 @@ from cni.spec.entry import VERSIONS
 from cni.spec.errors import CNIError, Code, invalid_config
 from cni.spec.request import Request
 from cni.spec.result import Result
-from ipam.delegation import InProcess
 from ipam.plugin import AddressPlugin
+from ipam.store.reservations import Grant
 
 
 class IpamExecutable:
-    """The plugin. Implements `cni.spec.plugin.Plugin`. `directory` is where locks are."""
+    """Implements `cni.spec.plugin.Plugin`. `directory` is for the locks."""
 
     versions: Sequence[str] = VERSIONS
 
@@ -31,7 +31,7 @@ class IpamExecutable:
         self._directory = directory
 
     def add(self, request: Request) -> Result | dict[str, Any]:
-        """Reserve addresses and return them. The caller sets them, and we cannot probe them."""
+        """Reserve addresses and return them. The caller sets them, so they are not probed."""
         if self._addresses.probes_all(request):
             raise invalid_config(
                 '"ipam.probe": only the plugins ipoib and sriov probe addresses: remove it'
@@ -40,34 +40,36 @@ class IpamExecutable:
         with self._locked(request):
             if request.unanswered_since is not None:
                 self._addresses.release_since(request, request.unanswered_since)
-            ipam = InProcess(request, self._addresses, allowance)
+            grant = Grant()
             try:
-                result = ipam.add()
+                with interrupts.held():
+                    result, grant = self._addresses.reserve(request, allowed=allowance)
                 interrupts.hold()  # the addresses are reserved: the call can no longer be cancelled
             except Terminated:
                 with interrupts.held():
-                    ipam.undo()
+                    self._addresses.undo(grant)
                 raise
-        if ipam.unprobed:
-            ipam.pass_unprobed("only ipoib and sriov probe addresses")
+        if grant.unprobed:
+            why = "only ipoib and sriov probe addresses"
+            self._addresses.pass_unprobed(request, grant, why)
         return result
 
     def delete(self, request: Request) -> None:
-        """Release all addresses of the attachment, if it has any."""
+        """See AddressPlugin.delete."""
         with self._locked(request):
             self._addresses.delete(request)
 
     def check(self, request: Request) -> None:
-        """Compare prevResult's addresses with those reserved for the attachment."""
+        """See AddressPlugin.check."""
         with self._locked(request):
             self._addresses.check(request)
 
     def gc(self, request: Request) -> None:
-        """Release the addresses of this network's attachments that the runtime does not list."""
+        """See AddressPlugin.gc."""
         self._addresses.gc(request)
 
     def status(self, request: Request) -> None:
-        """CNIError 50 if an ADD would get no address now."""
+        """See AddressPlugin.status."""
         self._addresses.status(request)
 
     @contextmanager

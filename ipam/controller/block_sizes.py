@@ -204,7 +204,7 @@ def _overlapping(ranged: Iterable[Ranged]) -> list[list[Ranged]]:
 
 
 def _sized(each: Ranged, size: int, *, later: bool = False) -> Plan:
-    """The pool with blocks of that size; `later`: another size in its spec may take effect later."""
+    """The pool with blocks of that size; `later`: its spec may name another size for later."""
     written = each.pool.spec.block_size
     if size > _length(each.interval):
         return _refused(f"{each.pool.spec.range} is smaller than a block of {size} addresses")

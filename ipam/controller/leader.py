@@ -186,7 +186,7 @@ class ControllerProcess:
                 return
             self.polled = world.polled
             self.seen = rounds.round(world)
-            for error in rounds.steps.taken_errors() or [None]:
+            for error in (*rounds.steps.taken_errors(),) or (None,):
                 self._problems.tell("a round", error)
             self.rounds += 1
             loop.worked("rounds")

@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 @contextmanager
 def unless_changed(log: logging.Logger, name: str) -> Iterator[None]:
-    """A change of one object. If it was changed meanwhile or refused, the next round tries again."""
+    """Change one object. If it changed meanwhile or is refused, the next round tries again."""
     try:
         yield
     except (Conflict, NotFound, Refused) as error:

@@ -264,7 +264,7 @@ class Sharing:
             raise Unshareable(
                 f"there are IPPools in the namespaces {' and '.join(sorted(namespaces))}: "
                 "whereabouts uses one of them (that of its kubeconfig's context): delete the "
-                "others, once no pod has an entry"
+                "IPPools in the other namespaces, once no pod has an entry"
             )
         (namespace,) = namespaces
         for pool in group.values():

@@ -114,7 +114,7 @@ def entries(pool: IPPool) -> Iterator[PoolEntry]:
 def placeholders(
     pool: IPPool, offered: Iterable[Interval], held: Collection[int]
 ) -> Iterator[Sequence[Operation]]:
-    """The patches that add missing placeholders, each if there is no entry."""
+    """The patches that add missing placeholders. Each fails if an entry exists."""
     base, network = parse_interface(pool.spec.range)
     known = {each.address for each in entries(pool)}
     for each in offered:

@@ -1,8 +1,8 @@
-"""A node's pools in a file that ADDs read, once its store has what nv-ipam's daemon gave to pods.
+"""Keeps the node's pools in a file for ADDs, and imports the reservations of nv-ipam's daemon.
 
 The daemon's store (/var/lib/cni/nv-ipam/store) is imported once into each store of the node. It has
-the container, interface and pod of each reservation, and not the network's name: DEL and CHECK find
-an imported one by container and interface.
+the container, interface and pod of each reservation, but not the network's name. DEL and CHECK find
+an imported reservation by container and interface.
 """
 
 import logging
@@ -69,8 +69,8 @@ class _DaemonStore(msgspec.Struct, frozen=True):
 
 
 def reservations(source: Path, boot: str) -> list[Reservation]:
-    """Everything in the daemon's store. OSError; CNIError 6 if it is damaged, 11 if the daemon
-    still runs."""
+    """All reservations of the daemon's store. Raises OSError; CNIError 6 if it is damaged, 11 if
+    the daemon still runs."""
     _require_stopped(source.with_name("daemon.sock"))
     content = source.read_bytes()
     try:
@@ -112,7 +112,7 @@ def _checksum_of(content: bytes) -> int:
 
 
 def _require_stopped(path: Path) -> None:
-    """CNIError 11 if the daemon answers at that socket, OSError if that cannot be told."""
+    """Raise CNIError 11 if the daemon answers at that socket, OSError if this is unclear."""
     with (
         socket.socket(socket.AF_UNIX) as client,
         suppress(FileNotFoundError, ConnectionRefusedError),
@@ -126,10 +126,10 @@ def _require_stopped(path: Path) -> None:
 
 
 class FollowedPools(StepThread):
-    """Keeps what a node may use of the pools of a namespace in the file that its ADDs read.
+    """Keeps the node's part of a namespace's pools in the file for its ADDs.
 
-    `sources` answer all pools of a kind as they were last seen, None before that; `start` follows
-    the API server for them. `clock` is monotonic.
+    `sources` return the known pools of each kind, `None` before the first list. `start` follows the
+    API server for them. `clock` is monotonic.
     """
 
     def __init__(
@@ -158,7 +158,7 @@ class FollowedPools(StepThread):
         self.sources = dict[str, Callable[[], Sequence[NvPool] | None]]()
 
     def start(self) -> None:
-        """Keep the file up to date until `close`, in threads of its own."""
+        """Keep the file up to date until `close`, in other threads."""
         for form in (NvIPPool, NvCIDRPool):
             mirror = Mirror[NvPool](self._api, form, same, self.wake, namespace=self._namespace)
             self._mirrors.append(mirror)
@@ -173,7 +173,7 @@ class FollowedPools(StepThread):
         super().close()
 
     def step(self) -> float:
-        """Bring the file up to date; for how many seconds nothing is due then."""
+        """Bring the file up to date; returns the seconds until the next step is due."""
         try:
             former = read_pools(self._files.directory) or NodePools()
         except CNIError:
@@ -184,7 +184,7 @@ class FollowedPools(StepThread):
         is_well = guarded(IMPORT, self._import)
         if any(pool.spec.node_selector for pools in found.values() for pool in pools or ()):
             is_well &= guarded("read the Node's labels", self._read_labels)
-        pools = {  # of a kind that is not read, or not installed
+        pools = {  # of kinds that are not read yet, or not installed
             key: pool
             for key, pool in former.pools.items()
             if found.get(key.partition("/")[0]) is None
@@ -198,7 +198,7 @@ class FollowedPools(StepThread):
         return REST if is_well and None not in found.values() else LOOK_EVERY
 
     def _import(self) -> None:
-        """Have what the daemon gave to pods in the store: once in each that the node has."""
+        """Import the daemon's reservations, once into each store of the node."""
         with self._files.transaction() as tables:
             store = tables.meta.store
         if store == self._new.store:
@@ -210,7 +210,7 @@ class FollowedPools(StepThread):
         found = list[Reservation]()
         with suppress(FileNotFoundError):
             found = reservations(self._daemon_store, self._boot)
-        if self._new.store:  # the store was lost: what others hold by now is theirs
+        if self._new.store:  # the store was lost: its present holders keep their addresses
             held = {each.address for each in own.reservations() if each.domain == DOMAIN}
             found = [each for each in found if each.address not in held]
         count = own.load(found)
@@ -223,7 +223,7 @@ class FollowedPools(StepThread):
             self._labels_at = self._clock()
 
     def _view(self, pool: NvPool) -> NodePool:
-        """What the file says of a pool: of one that is invalid this node hands out nothing."""
+        """The file's entry for a pool. A node hands out nothing of an invalid pool."""
         unusable = NodePool(key=pool.key, network=pool.spec.subnet or pool.spec.cidr, usable=False)
         found = [unusable]
         self._failures.guarded(

@@ -1,7 +1,7 @@
-"""The `ipam` object of a definition of type `nv-ipam`.
+"""Reads the `ipam` object of a definition of type `nv-ipam`.
 
-The keys are nv-ipam's (pkg/cni/types/types.go); ones that it does not know pass, as there. Keys of
-its daemon and its log (`daemonSocket`, `logFile`, ...) have no effect.
+The keys are nv-ipam's (pkg/cni/types/types.go). Unknown keys pass, as in nv-ipam. Keys of its
+daemon and its log (`daemonSocket`, `logFile`, ...) have no effect.
 """
 
 from collections.abc import Sequence
@@ -24,11 +24,11 @@ T = TypeVar("T")
 
 
 class NvIpamOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What a pod gets addresses of.
+    """The options of a call.
 
     `pools` are keys ("ippool/NAME"), one address each, in the order of the result. At most one of
-    the others is set: `requested` addresses as (JSON path, address), `gateway` for the pool's
-    gateway as the pod's own address, `index` for the address of that index in the node's part.
+    the other options is set: `requested` addresses as (JSON path, address), `gateway` for the
+    pool's gateway as the pod's address, `index` for the address of that index in the node's part.
     """
 
     pools: tuple[str, ...]
@@ -54,13 +54,13 @@ class _PodWishes(msgspec.Struct, frozen=True):
 
 
 def is_nv_ipam(network: NetworkConfig) -> bool:
-    """Whether the network's IPAM plugin is nv-ipam. Every call asks this."""
+    """Whether the network's IPAM plugin is nv-ipam."""
     ipam = network.keys.get("ipam")
     return isinstance(ipam, dict) and ipam.get("type") == TYPE
 
 
 def read(network: NetworkConfig, arguments: Arguments) -> NvIpamOptions:
-    """The options of a call. CNIError 7, or 4 for CNI_ARGS, that names the key."""
+    """The options of a call. Raises CNIError 7, or 4 for CNI_ARGS, that names the key."""
     names, wishes, of_runtime = network.derived(_written)
     requested = _requested(of_runtime, wishes.ips, arguments)
     used = {
@@ -80,7 +80,8 @@ def read(network: NetworkConfig, arguments: Arguments) -> NvIpamOptions:
 
 
 def _written(network: NetworkConfig) -> tuple[_PoolNames, _PodWishes, tuple[str, ...]]:
-    """A definition's part, the same for all its pods; last the addresses in `runtimeConfig`."""
+    """The parts that are the same for all pods of a definition. The last has the addresses in
+    `runtimeConfig`."""
 
     def part(path: str, shape: type[T]) -> T:
         section = network.at(path, dict[str, Any]) or {}

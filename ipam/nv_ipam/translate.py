@@ -1,7 +1,6 @@
-"""A definition of type `nv-ipam` as ordinary options on an AddressPool: what its pools give a pod.
+"""Translates a definition of type `nv-ipam` into ordinary options on an AddressPool.
 
-What the pools say is in a file beside the store, which the node's agent keeps as the API server has
-them (`importing`).
+The node's agent keeps the pools in a file next to the store (`importing`).
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,17 +21,19 @@ from ipam.nv_ipam.options import NvIpamOptions, read
 from ipam.ranges import Range, RangeSet, is_within, merged, outside
 
 DOMAIN = "nv-ipam/pools"
-"""Where addresses of all pools are unique. No network_name of a definition has a slash."""
-LARGEST_BLOCK = 256  # of an AddressPool: of a larger prefix the first addresses are used
-MOST_PREFIXES = 4096  # of a CIDRPool, the lowest ones: so many nodes it is for
+"""The domain of all pools' addresses. No network_name of a definition has a slash."""
+LARGEST_BLOCK = (
+    256  # addresses of an AddressPool's block; only the first of a larger prefix are used
+)
+MOST_PREFIXES = 4096  # of a CIDRPool, the lowest ones; one for each node
 
 
 class NodePool(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a node may use of a pool, which has all of `network`; nothing if it is not `usable`.
+    """The node's part of a pool, which has all of `network`; nothing if it is not `usable`.
 
-    `excluded` is what no node hands out, `others` what `status.allocations` gives to other nodes:
-    runs of addresses ("10.0.0.1-10.0.0.9"). A CIDRPool has a `prefix` length (of 128 bits): each
-    node has one such network, `own` if that is decided. The gateway has an `index` in each; the
+    No node hands out `excluded`. `status.allocations` gives `others` to other nodes. Both are runs
+    of addresses ("10.0.0.1-10.0.0.9"). A CIDRPool has a `prefix` length (of 128 bits): each node
+    has one such network, `own` once it is decided. The gateway has an `index` in each network. The
     `gateway` of a CIDRPool is that of `own`.
     """
 
@@ -52,7 +53,7 @@ class NodePool(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return parse_interface(self.network)[1]
 
     def prefix_at(self, address: int) -> Network:
-        """The network that the address is written with."""
+        """The network of which the address is written as a part."""
         bits = 128 - self.prefix
         return Network(address >> bits << bits, self.prefix) if self.prefix else self.subnet
 
@@ -64,8 +65,8 @@ class NodePool(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class NodePools(msgspec.Struct, frozen=True, kw_only=True):
-    """All pools of a node, by key. `store` is the id of the store which has what nv-ipam's daemon
-    gave to pods; `why` says why no pod gets an address now, "" if they do."""
+    """All pools of a node, by key. `store` identifies the store with the imported reservations.
+    `why` is the reason if no pod gets an address now."""
 
     pools: dict[str, NodePool] = {}
     store: str = ""
@@ -73,12 +74,12 @@ class NodePools(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def pools_file(directory: Path) -> str:
-    """The path of the pools of a node, in the directory of its store."""
+    """The path of the node's pools, in the directory of its store."""
     return f"{directory}/nv-ipam.json"
 
 
 def read_pools(directory: Path) -> NodePools | None:
-    """What the agent saw last; None before it has seen anything. CNIError 5 and 112."""
+    """The pools that the agent last saw; `None` before the first. Raises CNIError 5 or 112."""
     path = pools_file(directory)
     try:
         return _decoded(path, read_file(path))
@@ -100,8 +101,8 @@ def _decoded(path: str, content: bytes) -> NodePools:
 
 
 class PoolRange(Range, frozen=True, kw_only=True):
-    """Addresses of a pool: what a node has leased of them is written with the prefix of the pool,
-    or of the one network that the node has of a CIDRPool."""
+    """Addresses of a pool. A node's addresses are written with the prefix of the pool, or of the
+    node's network of a CIDRPool."""
 
     pool: NodePool
     is_gateway: bool = False
@@ -125,10 +126,10 @@ class PoolRange(Range, frozen=True, kw_only=True):
 def translate(
     config: NetworkConfig, arguments: Arguments, known: NodePools | None
 ) -> tuple[IpamOptions, tuple[RangeSet, ...]]:
-    """The ordinary options of a call, and the sets with what its pod asks for.
+    """The ordinary options of a call, and the sets with the pod's requests.
 
-    `known` are the node's pools. CNIError 7 for what the pools cannot give, 4 for CNI_ARGS, 11 for
-    what they cannot give now, 111 for an address that is another node's.
+    `known` are the node's pools. Raises CNIError 7 for a request that the pools cannot fulfil, 4
+    for CNI_ARGS, 11 if they cannot fulfil it now, 111 for an address of another node.
     """
     why = "this node has not read nv-ipam's pools yet" if known is None else known.why
     if known is None or why:
@@ -152,8 +153,8 @@ def translate(
 
 
 def declared(config: NetworkConfig, arguments: Arguments) -> tuple[IpamOptions, Sequence[RangeSet]]:
-    """What a definition alone says: the names of its pools, and addresses that it asks for.
-    CNIError 7 and 4."""
+    """The options of a definition alone: the names of its pools, and requested addresses. Raises
+    CNIError 7 or 4."""
     asked = read(config, arguments)
     sets = tuple(
         fixed_set(each, Network(each, 128), domain=DOMAIN, gateway=None, where=where)
@@ -210,8 +211,8 @@ def _requested(pool: NodePool, where: str, address: int) -> Range:
 
 @lru_cache(128)
 def range_of(pool: NodePool, *, is_gateway: bool = False, at: int | None = None) -> Range:
-    """What a node may hand out of a pool: addresses for pods, the gateways, or of each prefix the
-    address of index `at`."""
+    """The node's addresses of a pool: those for pods, the gateways, or the address of index `at` in
+    each prefix."""
     holes = merged(map(parse_interval, (*pool.excluded, *pool.others)))
     usable = list[Interval]()
     for network in prefixes_of(pool):
@@ -230,7 +231,7 @@ def range_of(pool: NodePool, *, is_gateway: bool = False, at: int | None = None)
 def _range(
     pool: NodePool, usable: Sequence[Interval], *, is_gateway: bool = False, where: str = ""
 ) -> Range:
-    """A range of these addresses, sorted."""
+    """A range of these sorted addresses."""
     network = pool.subnet
     first, last = usable[0] if len(usable) == 1 else (network.address, network.last)
     return PoolRange(
@@ -246,8 +247,8 @@ def _range(
 
 
 def prefixes_of(pool: NodePool) -> Iterator[Network]:
-    """The networks of which a node leases addresses: all of an IPPool; of a CIDRPool its own one,
-    or the lowest that are no other node's."""
+    """The networks of which a node leases addresses: the whole of an IPPool; the node's own network
+    of a CIDRPool, or the lowest that no other node has."""
     whole = pool.subnet
     if pool.own or not pool.prefix:
         return iter((parse_interface(pool.own)[1] if pool.own else whole,))
@@ -261,13 +262,13 @@ def prefixes_of(pool: NodePool) -> Iterator[Network]:
 
 
 def hosts_of(network: Network) -> Interval:
-    """Which addresses of a network hosts have: not the network's, and in IPv4 no broadcast."""
+    """The addresses of hosts in a network: without the first, and in IPv4 without broadcast."""
     if network.prefix >= 127:
         return Interval(network.address, network.last)
     return Interval(network.address + 1, network.last - (family(network.address) == 4))
 
 
 def _hosts_of(pool: NodePool, network: Network) -> Interval:
-    """The same of what a node leases: of a large prefix, its beginning."""
+    """The addresses of hosts that a node leases: the beginning of a large prefix."""
     first, last = hosts_of(network)
     return Interval(first, min(last, network.address + LARGEST_BLOCK - 1) if pool.prefix else last)

@@ -84,14 +84,14 @@ class AddressesInUse:
 
     def __init__(self, found: Iterable[LivingAddress] = ()) -> None:
         every = sorted((parse(each.address), each) for each in found)
-        self._addresses = [address for address, _ in every]
+        self.addresses = [address for address, _ in every]
         self._found = [each for _, each in every]
 
     def within(self, range_: Range) -> Iterator[LivingAddress]:
         """The addresses that the range would hand out."""
-        first = bisect_left(self._addresses, range_.first)
-        last = bisect_right(self._addresses, range_.last)
-        for address, each in zip(self._addresses[first:last], self._found[first:last], strict=True):
+        first = bisect_left(self.addresses, range_.first)
+        last = bisect_right(self.addresses, range_.last)
+        for address, each in zip(self.addresses[first:last], self._found[first:last], strict=True):
             if range_.allows(address):
                 yield each
 

@@ -120,6 +120,8 @@ class StoreFiles:
 
     def unused(self, tables: Tables, sets: Sequence[RangeSet]) -> Sequence[RangeSet]:
         """The sets without addresses that interfaces have and no attachment reserved."""
+        if not self._in_use.addresses:
+            return sets
         ranges = [range_ for range_set in sets for range_ in range_set.ranges]
         found = [each for range_ in ranges for each in self._in_use.within(range_)]
         if not found:
