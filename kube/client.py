@@ -1,7 +1,7 @@
 """The verbs of the API server, over any `Transport`.
 
-What is the same for all of them is in `requests`. All reads are consistent (no resourceVersion
-parameter), but for watches: these are hints and decide nothing.
+`requests` has their common part. All reads are consistent (no resourceVersion parameter), except
+watches, which are hints.
 """
 
 import logging
@@ -23,7 +23,6 @@ from kube.requests import (
     TIMEOUT,
     AnswerTooLarge,
     Pace,
-    Query,
     RestRequest,
     RestRequests,
     Transport,
@@ -57,10 +56,9 @@ _log = logging.getLogger(__name__)
 class ClusterApi:
     """A client. Each call raises ApiError, and ends within `timeout` seconds. Threads may share it.
 
-    A change is sent once: one whose answer was lost is Unavailable. `writer` is the field manager,
-    and the source of events, with the `node` that it is on, if it is an agent. `may_write` is asked
-    before each change: a report is none, as it decides nothing. `errors` counts failed requests by
-    verb and kind of error.
+    A change is sent once: after a lost answer it raises Unavailable. `writer` is the field manager
+    and the source of events, with the agent's `node`. Each change first calls `may_write`; events
+    do not. `errors` counts failed requests by verb and kind of error.
     """
 
     def __init__(
@@ -82,7 +80,7 @@ class ClusterApi:
         self.errors = self._requests.errors
 
     def get(self, kind: type[AnyResource], name: str, namespace: str = "") -> AnyResource:
-        """One object. NotFound."""
+        """One object. Raises NotFound."""
         what = f"get {kind.KIND} {name}"
         answer = self._requests.read(what, encoding.path(kind, namespace, name))
         found, mistake = self._reader.read(kind, msgspec.Raw(answer))
@@ -98,10 +96,10 @@ class ClusterApi:
         namespace: str = "",
         most: int = 0,
     ) -> Listing[AnyResource]:
-        """Every object, in this namespace if one is given, whose fields ("spec.holder.instance":
-        ...) have these values; with `most` (at most 500) the first so many, in one request.
+        """All objects, in one namespace if given, whose fields ("spec.holder.instance": ...) have
+        these values. With `most` (at most 500), only the first ones, in one request.
 
-        The pages of a moment expire after minutes: then all are read again.
+        Pages expire after minutes: then all are read again.
         """
         for _ in range(1 + RESTARTS):
             try:
@@ -125,10 +123,11 @@ class ClusterApi:
         namespace: str = "",
         most: int = 0,
     ) -> Iterator[Listing[AnyResource]]:
-        """The same page by page, for who keeps little of each object: tenants choose how large
-        theirs are. WatchExpired: begin again."""
+        """`list` page by page, for large objects of tenants. After WatchExpired, begin again."""
         what, where = f"list {kind.KIND}", encoding.path(kind, namespace)
-        selector, mistakes = _selector(fields), list[Unreadable]()
+        selected = ",".join(f"{name}={value}" for name, value in (fields or {}).items())
+        selector = [("fieldSelector", selected)] if selected else []
+        mistakes = list[Unreadable]()
         for page in self._requests.pages(what, where, selector, most):
             found = [self._reader.read(kind, document) for document in page.items or ()]
             mistakes += (each for _, each in found if each)
@@ -143,13 +142,13 @@ class ClusterApi:
         self._reader.listed((where, str(fields or "")), mistakes)
 
     def create(self, new: AnyResource) -> AnyResource:
-        """Write a new object, without its status; as it was stored. AlreadyExists."""
+        """Write a new object without its status; returns it as stored. Raises AlreadyExists."""
         where = encoding.path(type(new), new.metadata.namespace)
         return self._write("create", "POST", where, new)
 
     def update(self, changed: AnyResource) -> AnyResource:
-        """Replace the object's spec, if its uid and resource version still are these. Conflict,
-        NotFound."""
+        """Replace the object's spec, if its uid and resource version are still the same. Raises
+        Conflict, NotFound."""
         return self._write("update", "PUT", encoding.path_of(changed), changed)
 
     def update_status(self, changed: AnyResource) -> AnyResource:
@@ -158,9 +157,9 @@ class ClusterApi:
         return self._write("update status of", "PUT", where, changed)
 
     def patch(self, last: Resource, operations: Sequence[Mapping[str, Any]]) -> None:
-        """Change parts of the object by a JSON patch, if its uid still is this. Conflict if a test
-        of the operations fails, NotFound. Only for objects of many writers, each of whom tests what
-        he replaces: the version of the whole would be another all the time."""
+        """Change parts of the object by a JSON patch, if its uid is still the same. Raises
+        NotFound, and Conflict if a test of the operations fails. For objects with many writers,
+        whose version changes all the time. Each writer tests the values that it replaces."""
         what, where = f"patch {last.KIND} {last.metadata.name}", encoding.path_of(last)
         self._require_leading(what)
         body = [{"op": "test", "path": "/metadata/uid", "value": last.metadata.uid}, *operations]
@@ -172,7 +171,8 @@ class ClusterApi:
             raise
 
     def delete(self, last: AnyResource) -> None:
-        """Delete the object, if its uid and version still are these. Conflict, NotFound."""
+        """Delete the object if its uid and version are still the same. Raises Conflict,
+        NotFound."""
         meta = last.metadata
         what = f"delete {last.KIND} {meta.name}"
         self._require_leading(what)
@@ -190,21 +190,25 @@ class ClusterApi:
         resource_version: str,
         namespace: str = "",
     ) -> Iterator[Change[AnyResource]]:
-        """Changes since that version, until the server ends the watch (minutes). WatchExpired.
-        Unavailable: it shows nothing for too long, so what is known may be too old.
+        """Changes since that version, until the server ends the watch (minutes). Raises
+        WatchExpired, and Unavailable if nothing comes for too long.
 
-        A change to an object that cannot be read is left out: see `unreadable`.
+        Leaves out changes of unreadable objects: see `unreadable`.
         """
         what, where = f"watch {kind.KIND}", encoding.path(kind, namespace)
-        start = ("resourceVersion", resource_version)
-        lines = self._requests.follow(what, where, [*_watching(), start])
+        query = {
+            "watch": "true",
+            "allowWatchBookmarks": "true",
+            "timeoutSeconds": str(random.randint(*WATCH)),
+            "resourceVersion": resource_version,
+        }
+        lines = self._requests.follow(what, where, list(query.items()))
         return self._changes(what, lines, kind, (where, ""))
 
     def has_pods(self, node: str) -> bool:
         """Whether a Pod object is bound to that node's name."""
         what = f"list Pod of node {node}"
-        # Without a limit the server answers from its cache, which knows the pods of each node. With
-        # one, a server before 1.34 looks through all pods in etcd.
+        # With a limit, a server before 1.34 reads all pods from etcd instead of its cache.
         query = [("fieldSelector", f"spec.nodeName={node}")]
         try:
             found = self._requests.read(
@@ -215,11 +219,11 @@ class ClusterApi:
         return bool(decoded(what, found, encoding.Page).items)
 
     def unreadable(self) -> Sequence[Unreadable]:
-        """The objects of the last lists and of the watches that could not be read."""
+        """The unreadable objects of the last lists and of the watches."""
         return self._reader.unreadable()
 
     def report(self, reason: str, message: str, regarding: Mapping[str, Any]) -> None:
-        """Write a Warning event on an object (an ObjectReference), as well as can be: no error."""
+        """Write a Warning event on an object (an ObjectReference). A failure is only logged."""
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         about = str(regarding.get("name", self._writer))[:_LONGEST_EVENT].rstrip("-.")
         name = f"{about}.{uuid.uuid4().hex[:16]}"
@@ -274,20 +278,6 @@ class ClusterApi:
             self._reader.changed(key, meta, None if event.type == "DELETED" else mistake)
             if found is not None:
                 yield Change(event.type, found)
-
-
-def _watching() -> Query:
-    return [
-        ("watch", "true"),
-        ("allowWatchBookmarks", "true"),
-        ("timeoutSeconds", str(random.randint(*WATCH))),
-    ]
-
-
-def _selector(fields: Mapping[str, str] | None) -> Query:
-    if not fields:
-        return []
-    return [("fieldSelector", ",".join(f"{name}={value}" for name, value in fields.items()))]
 
 
 def _check_was_read(what: str, meta: ServerMeta) -> None:

@@ -1,8 +1,8 @@
-"""The API server's JSON documents: our objects to and from them, and what is read of others.
+"""Encodes and decodes the API server's JSON documents.
 
-Tenants and nodes write some of them. Whatever one of them holds, `decode` raises one kind of error,
-and a page of a LIST or a line of a watch can be taken apart: what is nested too deeply in an object
-is an error only where it is needed. Managed fields may be so deep, and nothing needs them.
+Tenants and nodes write some of them. For any content `decode` raises one kind of error, and a page
+of a LIST or a line of a watch can be taken apart. Values that are nested too deeply are an error
+only if they are needed. Managed fields may be so deep, and are never needed.
 """
 
 import re
@@ -16,9 +16,9 @@ JSON = "application/json"
 JSON_PATCH = "application/json-patch+json"
 PODS = "/api/v1/pods"
 PAGE = 500
-"""How many objects one answer to a LIST has at most."""
+"""Most objects in one answer to a LIST."""
 MOST_PAGE = 8 << 20
-"""How many bytes, unless it has one object only."""
+"""Most bytes in it, unless it has only one object."""
 
 _SENT = frozenset(
     (
@@ -26,13 +26,13 @@ _SENT = frozenset(
         *("labels", "annotations", "finalizers", "ownerReferences"),
     )
 )
-_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")  # a DNS subdomain, and a little more
+_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")  # a DNS subdomain, slightly wider
 
 _MOST_DEPTH = 100  # of a document that is too deep for the decoder
-# A match is as long as can be, since each costs some time. The matcher's memory bounds how long.
+# Matches are long, since each costs time. The matcher's memory bounds their length.
 _BRACKETS = re.compile(
-    rb'(?:"[^"\\]*(?:\\.[^"\\]*)*"[^][{}"]*){1,999}'  # strings, and what is between them
-    rb'|(?:[\[{][^][{}"]*[\]}][^][{}"]*){1,999}'  # lists and objects that hold none of these
+    rb'(?:"[^"\\]*(?:\\.[^"\\]*)*"[^][{}"]*){1,999}'  # strings and the text between them
+    rb'|(?:[\[{][^][{}"]*[\]}][^][{}"]*){1,999}'  # lists and objects without nested ones
     rb"|([\[{]+)|([\]}]+)",
     re.DOTALL,
 )
@@ -43,14 +43,14 @@ _decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
 
 
 class ListMeta(msgspec.Struct, rename="camel"):
-    """Of a page of a LIST. `continue_` leads to the next page; "" on the last."""
+    """The metadata of a page of a LIST. `continue_` leads to the next page; "" on the last."""
 
     resource_version: str = ""
     continue_: str = msgspec.field(default="", name="continue")
 
 
 class Page(msgspec.Struct):
-    """A page of a LIST, its objects undecoded. Some kinds have null for none."""
+    """A page of a LIST with undecoded objects. Some kinds have null for none."""
 
     metadata: ListMeta
     items: list[msgspec.Raw] | None = None
@@ -88,7 +88,7 @@ class _Managed(msgspec.Struct, rename="camel"):
 
 
 def decode(document: bytes | msgspec.Raw, kind: type[AnyType]) -> AnyType:
-    """The document as a value of the type. msgspec.MsgspecError if it is none."""
+    """The document as a value of the type. Raises msgspec.MsgspecError."""
     decoder = _decoders.get(kind)
     if decoder is None:
         decoder = _decoders[kind] = msgspec.json.Decoder(kind)
@@ -99,7 +99,7 @@ def decode(document: bytes | msgspec.Raw, kind: type[AnyType]) -> AnyType:
         except RecursionError:
             value = decoder.decode(_flat(bytes(document)))
     except UnicodeDecodeError:
-        raise msgspec.DecodeError("a value is no text, or is nested too deeply") from None
+        raise msgspec.DecodeError("a value is not UTF-8, or is nested too deeply") from None
     return value
 
 
@@ -112,8 +112,7 @@ def server_meta(document: msgspec.Raw) -> ServerMeta:
 
 
 def config_of(definition: NetworkDefinition) -> str:
-    """`spec.config` as it is written. What is not text counts as empty, and there may be no spec:
-    then a file on the node is meant."""
+    """The text of `spec.config`; "" for anything else: then a file on the node is meant."""
     try:
         return decode(definition.spec, _DefinitionSpec).config
     except msgspec.MsgspecError:
@@ -121,8 +120,8 @@ def config_of(definition: NetworkDefinition) -> str:
 
 
 def bounded(document: msgspec.Raw, most: int) -> msgspec.Raw:
-    """The document, without the metadata that users add if all of it has more than `most` bytes:
-    then it is another one than `document`. msgspec.MsgspecError."""
+    """The document. Without the metadata that users add if that has more than `most` bytes: the
+    result is then another object than `document`. Raises msgspec.MsgspecError."""
     if memoryview(document).nbytes <= most:
         return document
     whole = decode(document, msgspec.Raw)  # nowhere too deep
@@ -135,10 +134,8 @@ def bounded(document: msgspec.Raw, most: int) -> msgspec.Raw:
 
 
 def _flat(document: bytes) -> bytes:
-    """The document with a string that is no UTF-8 in place of what is nested too deeply.
-
-    The decoder passes over such a string, and refuses it where a value of it is needed.
-    """
+    """The document with a non-UTF-8 string in place of each value that is nested too deeply. The
+    decoder skips such a string, and refuses it where it needs the value."""
     kept: list[bytes] = []
     depth = kept_until = 0
     for match in _BRACKETS.finditer(document):
@@ -156,7 +153,7 @@ def _flat(document: bytes) -> bytes:
 
 
 def document(resource: Resource) -> dict[str, Any]:
-    """What is sent of an object: all of it but what only the server writes."""
+    """The object to send, without the fields that only the server writes."""
     written: dict[str, Any] = msgspec.to_builtins(resource)
     meta = {key: value for key, value in written["metadata"].items() if key in _SENT and value}
     kind = {"apiVersion": resource.API, "kind": resource.KIND}
@@ -164,10 +161,10 @@ def document(resource: Resource) -> dict[str, Any]:
 
 
 def path(kind: type[Resource], namespace: str = "", name: str = "", subresource: str = "") -> str:
-    """Where an object is, or all of a kind (`name` is ""), or all in a namespace.
+    """The path of an object, or of all objects of a kind (`name` is ""), or of a namespace.
 
-    NotFound if no object can have that name: a pod's annotation may name "../../other/...", and a
-    client takes that out of a path.
+    Raises NotFound for an impossible name: a pod's annotation may name "../../other/...", which a
+    client would resolve.
     """
     for each in filter(None, (namespace, name)):
         if not _NAME.fullmatch(each):
@@ -179,6 +176,6 @@ def path(kind: type[Resource], namespace: str = "", name: str = "", subresource:
 
 
 def path_of(resource: Resource, subresource: str = "") -> str:
-    """Where an object is."""
+    """The path of an object."""
     meta = resource.metadata
     return path(type(resource), meta.namespace, meta.name, subresource)

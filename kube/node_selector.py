@@ -1,4 +1,4 @@
-"""Which nodes a NodeSelector of core/v1 selects (k8s.io/component-helpers/scheduling/corev1)."""
+"""Evaluates a NodeSelector of core/v1 (k8s.io/component-helpers/scheduling/corev1)."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -6,7 +6,7 @@ import msgspec
 
 
 class Requirement(msgspec.Struct, frozen=True):
-    """What one label, or field, of a node must be like."""
+    """A requirement on one label or field of a node."""
 
     key: str
     operator: str
@@ -27,7 +27,7 @@ class NodeSelector(msgspec.Struct, frozen=True, rename="camel"):
 
 
 def selects(selector: NodeSelector | None, name: str, labels: Mapping[str, str]) -> bool:
-    """Whether a node of that name and with these labels is selected; without a selector it is."""
+    """Whether the selector selects a node with this name and these labels."""
     if selector is None:
         return True
     return any(_meets(term, name, labels) for term in selector.node_selector_terms or ())
@@ -38,7 +38,7 @@ def _meets(term: SelectorTerm, name: str, labels: Mapping[str, str]) -> bool:
     if not expressions and not fields:
         return False
     return all(_is_met(each, labels) for each in expressions) and all(
-        # Kubernetes takes no other operator of a field, and one value.
+        # For a field, Kubernetes accepts only these operators and one value.
         each.operator in ("In", "NotIn")
         and len(each.values or ()) == 1
         and _is_met(each, {"metadata.name": name})
@@ -53,7 +53,7 @@ def _is_met(requirement: Requirement, labels: Mapping[str, str]) -> bool:
 
 
 def _compared(value: str | None, bounds: Sequence[str]) -> int | None:
-    """How much greater the value is than the one bound; None if they cannot be compared."""
+    """The difference of value and bound; `None` if they cannot be compared."""
     try:
         return int(value or "") - int(bounds[0]) if len(bounds) == 1 else None
     except ValueError:

@@ -1,7 +1,7 @@
-"""Decodes the objects of an answer one by one: one that cannot be read hides no other.
+"""Decodes the objects of an answer one by one, so that an unreadable one hides no other.
 
-Whatever it is, it is named: in the log at once, in a metric for as long as it is there, and in an
-event of the controller.
+The log names an unreadable object at once, a metric counts it while it exists, and the controller
+writes an event.
 """
 
 import logging
@@ -25,14 +25,14 @@ _log = logging.getLogger(__name__)
 
 
 class ObjectReader:
-    """Remembers what could not be read. Threads may share it."""
+    """Remembers unreadable objects. Threads may share it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._noted: dict[Query, dict[tuple[str, str], Unreadable]] = {}
 
     def unreadable(self) -> tuple[Unreadable, ...]:
-        """What could not be read of the last lists, and since then: each object once."""
+        """The unreadable objects of the last lists and since then, each once."""
         with self._lock:
             noted = list(chain.from_iterable(each.values() for each in self._noted.values()))
         return tuple({(each.kind, *_key(each.metadata)): each for each in noted}.values())
@@ -40,7 +40,7 @@ class ObjectReader:
     def read(
         self, kind: type[AnyResource], document: msgspec.Raw
     ) -> tuple[AnyResource | None, Unreadable | None]:
-        """The object, None if it cannot be read; and what is wrong with it, if anything is."""
+        """The object, or `None` if it is unreadable; and the problem, if there is one."""
         try:
             bounded = encoding.bounded(document, kind.MOST_METADATA)
             found = encoding.decode(bounded, kind)
@@ -55,17 +55,17 @@ class ObjectReader:
         return found, _unreadable(kind, document, why)
 
     def listed(self, query: Query, mistakes: Iterable[Unreadable]) -> None:
-        """Take what a list has shown for all that cannot be read there."""
+        """Replace a query's problems by those of a new list."""
         by_key = {_key(each.metadata): each for each in mistakes}
         with self._lock:
             before = self._noted.pop(query, {})
             if by_key:
                 self._noted[query] = by_key
         for key, each in by_key.items():
-            _tell(each, before.get(key))
+            _log_once(each, before.get(key))
 
     def changed(self, query: Query, meta: ServerMeta, mistake: Unreadable | None) -> None:
-        """Take what a watch has shown of one object."""
+        """Record a watch event of one object."""
         if mistake is None and query not in self._noted:
             return
         with self._lock:
@@ -74,7 +74,7 @@ class ObjectReader:
             if mistake is not None:
                 noted[_key(meta)] = mistake
         if mistake is not None:
-            _tell(mistake, before)
+            _log_once(mistake, before)
 
 
 def _unreadable(kind: type[Resource], document: msgspec.Raw, why: str) -> Unreadable:
@@ -82,7 +82,7 @@ def _unreadable(kind: type[Resource], document: msgspec.Raw, why: str) -> Unread
 
 
 def unreadable_family(found: Iterable[Unreadable]) -> Metric:
-    """How many objects of each kind could not be read, for a scrape."""
+    """The number of unreadable objects of each kind, for a scrape."""
     return gauge(
         "podfabric_unreadable_objects",
         "Objects on the API server that cannot be read, or not all of them.",
@@ -95,7 +95,7 @@ def _key(meta: ServerMeta) -> tuple[str, str]:
     return meta.namespace, meta.name
 
 
-def _tell(found: Unreadable, before: Unreadable | None) -> None:
+def _log_once(found: Unreadable, before: Unreadable | None) -> None:
     if before is None or before.why != found.why:
         name = "/".join(filter(None, _key(found.metadata)))
         _log.warning("%s %s cannot be read: %s", found.kind, name, found.why)

@@ -200,8 +200,8 @@ def require_few(*counts: tuple[str, int]) -> None:
     if total > MOST_ADDRESSES:
         key = max(counts, key=lambda count: count[1])[0]
         raise invalid_config(
-            f'"{key}": one attachment has at most {MOST_ADDRESSES} addresses, and {total} are '
-            "asked for: remove some"
+            f'"{key}": one attachment has at most {MOST_ADDRESSES} addresses, and the '
+            f"configuration has {total}: remove some"
         )
 
 
