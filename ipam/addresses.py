@@ -49,7 +49,6 @@ class Network(NamedTuple):
 
 
 def family(address: int) -> int:
-    """4 or 6."""
     return 4 if MAPPED_FIRST <= address <= MAPPED_LAST else 6
 
 

@@ -84,25 +84,20 @@ class InProcess:
         return None
 
     def pass_unprobed(self, why: str) -> None:
-        """Report that the addresses are set without a probe."""
         self._plugin.pass_unprobed(self._request, self._grant, why)
 
     def undo(self) -> None:
-        """Undo this object's `add`, if there was one."""
         grant, self._grant = self._grant, Grant()
         if grant.granted:
             self._plugin.undo(grant)
 
     def delete(self) -> None:
-        """Release the addresses of the attachment."""
         self._plugin.delete(self._request)
 
     def check(self) -> None:
-        """Compare the request's prevResult with the reservations."""
         self._plugin.check(self._request)
 
     def gc(self) -> None:
-        """Release the addresses of attachments that the request does not list."""
         self._plugin.gc(self._request)
 
     def status(self) -> None:
@@ -283,7 +278,6 @@ def _require_plain(config: IpamConfig) -> None:
 
 
 def _is_own(path: Path) -> bool:
-    """Whether an executable is podfabric's."""
     try:
         if Path(os.path.realpath(path)).name == OURS:
             return True

@@ -4,13 +4,19 @@ ADD and CHECK read the configuration strictly. DEL and GC use the attachment alo
 release addresses that were reserved under an earlier or broken configuration.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 from msgspec.structs import replace
 
-from base import confined, interrupts
+from base import confined, interrupts, locks
+from base.interrupts import Terminated
+from base.locks import Busy
 from base.text import printable
 from cni.spec.attachment import Attachment
+from cni.spec.entry import VERSIONS
 from cni.spec.errors import CNIError, Code, invalid_config
 from cni.spec.notes import note
 from cni.spec.request import Request
@@ -39,7 +45,7 @@ from policy.rules import Policy
 
 
 class AddressPlugin:
-    """`podfabric-ipam`, for callers that hold the attachment's lock: see `executable`.
+    """`podfabric-ipam`, for callers that hold the attachment's lock, such as our interface plugins.
 
     `boot_id` is called only by verbs that need the boot. `policy` returns the node's rules.
     """
@@ -141,7 +147,6 @@ class AddressPlugin:
         return _result(grant, options, dns), grant
 
     def undo(self, grant: Grant) -> None:
-        """Undo one `reserve`."""
         self._store(self._boot()).undo(grant)
 
     def release_since(self, request: Request, since: int) -> None:
@@ -152,14 +157,12 @@ class AddressPlugin:
             self.delete(request)
 
     def delete(self, request: Request) -> None:
-        """Release all addresses of the attachment."""
         attachment = _attachment(request)
         store = self._store("")
         if not store.release(attachment):
             store.release(unnamed(attachment))
 
     def release_stale(self) -> list[Reservation]:
-        """See SqliteStore.release_stale."""
         return self._store(self._boot()).release_stale()
 
     def check(self, request: Request) -> None:
@@ -227,6 +230,79 @@ class AddressPlugin:
                 f"cannot tell which boot this is: {error.filename}: {error.strerror}: see that "
                 "/proc is mounted",
             ) from None
+
+
+class IpamExecutable:
+    """`podfabric-ipam` for runtimes and other interface plugins: one call of an attachment at a
+    time.
+
+    Implements `cni.spec.plugin.Plugin`. `directory` is for the locks.
+    """
+
+    versions: Sequence[str] = VERSIONS
+
+    def __init__(self, addresses: AddressPlugin, directory: Path) -> None:
+        self._addresses = addresses
+        self._directory = directory
+
+    def add(self, request: Request) -> Result | dict[str, Any]:
+        """Reserve addresses and return them. The caller sets them, so they are not probed."""
+        if self._addresses.probes_all(request):
+            raise invalid_config(
+                '"ipam.probe": only the plugins ipoib and sriov probe addresses: remove it'
+            )
+        allowance = self._addresses.allowance(request)
+        with self._locked(request):
+            if request.unanswered_since is not None:
+                self._addresses.release_since(request, request.unanswered_since)
+            grant = Grant()
+            try:
+                with interrupts.held():
+                    result, grant = self._addresses.reserve(request, allowed=allowance)
+                interrupts.hold()  # the addresses are reserved: the call can no longer be cancelled
+            except Terminated:
+                with interrupts.held():
+                    self._addresses.undo(grant)
+                raise
+        if grant.unprobed:
+            why = "only ipoib and sriov probe addresses"
+            self._addresses.pass_unprobed(request, grant, why)
+        return result
+
+    def delete(self, request: Request) -> None:
+        with self._locked(request):
+            self._addresses.delete(request)
+
+    def check(self, request: Request) -> None:
+        with self._locked(request):
+            self._addresses.check(request)
+
+    def gc(self, request: Request) -> None:
+        self._addresses.gc(request)
+
+    def status(self, request: Request) -> None:
+        self._addresses.status(request)
+
+    @contextmanager
+    def _locked(self, request: Request) -> Iterator[None]:
+        attachment = _attachment(request)
+        path = f"{self._directory}/addresses-{attachment.key}"
+        lock = locks.locked(path, f"the addresses of {attachment}")
+        try:
+            lock.acquire()
+        except Busy as busy:
+            raise CNIError(Code.TRY_AGAIN, str(busy)) from None
+        except OSError as error:
+            raise CNIError(
+                Code.IO_FAILURE,
+                f"cannot lock {path}: {error.strerror}: see that {self._directory} can be "
+                "written, by root",
+            ) from None
+        try:
+            interrupts.require_client()
+            yield
+        finally:
+            lock.release()
 
 
 def _attachment(request: Request) -> Attachment:

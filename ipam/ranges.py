@@ -57,7 +57,6 @@ class Range(msgspec.Struct, frozen=True, kw_only=True):
         return '"ipam.enable_overlapping_ranges": false' if private else None
 
     def allows(self, address: int) -> bool:
-        """Whether `address` may be handed out from this range."""
         return any(True for _ in self.within(Interval(address, address)))
 
     def within(self, interval: Interval) -> Iterator[Interval]:
@@ -76,7 +75,6 @@ class Range(msgspec.Struct, frozen=True, kw_only=True):
         return narrower
 
     def without(self, addresses: Iterable[int]) -> "Range":
-        """The same range without these addresses."""
         holes = merged(Interval(each, each) for each in addresses if self.allows(each))
         if not holes:
             return self
@@ -119,7 +117,6 @@ def common(one: Iterable[Interval], other: Iterable[Interval]) -> Iterator[Inter
 
 
 def is_within(address: int, parts: Iterable[Interval]) -> bool:
-    """Whether one of the intervals has the address."""
     return any(part.first <= address <= part.last for part in parts)
 
 
@@ -133,7 +130,6 @@ class RangeSet(msgspec.Struct, frozen=True):
     fixed: bool = False
 
     def without(self, addresses: Collection[int]) -> "RangeSet":
-        """The set without these addresses."""
         return RangeSet(tuple(each.without(addresses) for each in self.ranges), self.fixed)
 
     @property
@@ -212,7 +208,6 @@ def written(runs: Iterable[Interval], most: int = 0) -> tuple[str, ...]:
 
 
 def size_of(intervals: Iterable[Interval]) -> int:
-    """How many addresses the intervals have."""
     return sum(each.last - each.first + 1 for each in intervals)
 
 

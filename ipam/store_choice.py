@@ -22,7 +22,7 @@ from ipam.config import options as ipam_options
 from ipam.config.options import IpamOptions
 from ipam.config.requested_ips import final_sets
 from ipam.nv_ipam import translate
-from ipam.nv_ipam.options import is_nv_ipam
+from ipam.nv_ipam.translate import is_nv_ipam
 from ipam.ranges import RangeSet
 from ipam.store.reservations import Owner
 from ipam.store.sqlite_store import SqliteStore
@@ -52,7 +52,6 @@ class AddressSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def node_only() -> Scope:
-    """The scope of a node without configuration."""
     return "node"
 
 
@@ -131,12 +130,10 @@ class Stores:
         return SqliteStore(self._files, boot)
 
     def failed(self, owner: Owner, error: CNIError) -> None:
-        """See Claims.failed."""
         if self._claims is not None:
             self._claims.failed(owner, error)
 
     def of_request(self, options: IpamOptions, boot: str) -> "SqliteStore | ClusterStore":
-        """The store of the request's addresses."""
         if (options.scope or self._scope()) == "node":
             return self.of_node(boot)
         from ipam.leases.claim_request import of_agent

@@ -206,7 +206,6 @@ class ClusterApi:
         return self._changes(what, lines, kind, (where, ""))
 
     def has_pods(self, node: str) -> bool:
-        """Whether a Pod object is bound to that node's name."""
         what = f"list Pod of node {node}"
         # With a limit, a server before 1.34 reads all pods from etcd instead of its cache.
         query = [("fieldSelector", f"spec.nodeName={node}")]

@@ -176,6 +176,5 @@ def path(kind: type[Resource], namespace: str = "", name: str = "", subresource:
 
 
 def path_of(resource: Resource, subresource: str = "") -> str:
-    """The path of an object."""
     meta = resource.metadata
     return path(type(resource), meta.namespace, meta.name, subresource)

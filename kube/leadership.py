@@ -58,7 +58,6 @@ class Leadership:
 
     @property
     def holds(self) -> bool:
-        """Whether this process leads now."""
         return self._clock() < self._until
 
     def step(self) -> bool:

@@ -88,8 +88,6 @@ class AnswerTooLarge(ApiError):
 
 
 class RestRequest(NamedTuple):
-    """A request at the path `where`."""
-
     method: str
     where: str
     query: Query = ()
@@ -259,7 +257,6 @@ def decoded(
 
 
 def error_of(what: str, code: int, status: encoding.Status) -> ApiError:
-    """The error for an HTTP status."""
     text = f"{what}: {code} {status.message.strip()}".rstrip()
     if code == HTTPStatus.NOT_FOUND:
         return NotFound(text)

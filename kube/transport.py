@@ -45,7 +45,6 @@ class KubernetesApi(ClusterApi):
         super().__init__(self._client, writer=writer, node=node, timeout=timeout, pace=pace)
 
     def close(self) -> None:
-        """Close the connections."""
         self._client.close()
 
 

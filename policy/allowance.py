@@ -150,7 +150,6 @@ class Allowance(msgspec.Struct, frozen=True):
         return max((rule.counts[count] for rule in self.left), default=None)
 
     def titles(self) -> tuple[str, ...]:
-        """The names of the remaining rules."""
         return _titles(self.left)
 
     def _not_listed(self, what: str, shown: object, key: str) -> NotAllowed:
@@ -199,7 +198,6 @@ def _uses(rule: Rule, key: str, value: Any) -> bool:  # noqa: ANN401 - of any ke
 
 
 def titled(found: Rules) -> str:
-    """The names of rules, for an error."""
     more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
     return ", ".join(_titles(found[:_SHOWN])) + more
 

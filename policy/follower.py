@@ -51,8 +51,6 @@ class FabricPolicy(Resource, frozen=True, kw_only=True):
 
 
 class NamespaceObject(Resource, frozen=True, kw_only=True):
-    """A Namespace with its labels."""
-
     API = "v1"
     KIND = "Namespace"
     PLURAL = "namespaces"
@@ -85,7 +83,6 @@ class PolicyFollower(StepThread):
         super().start()
 
     def close(self) -> None:
-        """Stop following. See StepThread.close."""
         for mirror in (self._policies, self._namespaces):
             if mirror is not None:
                 mirror.close()

@@ -84,7 +84,6 @@ class IpamOptions(msgspec.Struct, frozen=True, kw_only=True):
     pools: tuple[str, ...] = ()
 
     def domain(self, network: Network) -> str:
-        """The domain of an address of `network` (`ranges.domain_of`)."""
         return domain_of(self.network_name, network, shared=self.shared)
 
 
@@ -93,14 +92,10 @@ _OfRangeSets = Meta(max_length=limits.RANGE_SETS)
 
 
 class ArgumentIPs(msgspec.Struct):
-    """The addresses in "args.cni"."""
-
     ips: _Requested = []
 
 
 class RuntimeIPs(ArgumentIPs):
-    """The addresses and ranges in "runtimeConfig"."""
-
     ipRanges: Annotated[list[list[Section]], _OfRangeSets] = []
 
 

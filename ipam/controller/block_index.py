@@ -41,7 +41,6 @@ class BlockIndex:
             placements.sort(key=_first)
 
     def within(self, space: str, interval: Interval) -> Iterator[PlacedBlock]:
-        """The blocks that overlap the interval, lowest first."""
         placements = self._spaces.get(space, [])
         # A block that begins before the interval may reach into it.
         start = bisect_left(placements, interval.first - _LARGEST + 1, key=_first)

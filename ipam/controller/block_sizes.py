@@ -65,7 +65,6 @@ class Ranged(msgspec.Struct, frozen=True):
 
     @property
     def decided(self) -> int:
-        """The block size in the status."""
         return self.pool.status.block_size
 
 

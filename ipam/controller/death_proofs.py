@@ -56,7 +56,6 @@ class Machines:
         return name in self._named
 
     def standing(self, holder: Holder) -> Standing:
-        """The present state of the holder."""
         node = self._named.get(holder.node)
         machine = self._of_machine.get((holder.machine_id, holder.system_uuid), [])
         # The name may belong to another machine now, whose taint proves nothing.

@@ -14,7 +14,6 @@ from base.scrape import Source, counter, gauge
 from ipam.controller.leader import ControllerProcess
 from ipam.controller.rounds import Seen
 from ipam.leases.objects import AddressPool
-from kube.informer import Polled
 from kube.object_reader import unreadable_family
 
 CONDITIONS = ("Ready", "Exhausted", "Conflict")
@@ -70,17 +69,12 @@ def _families(process: ControllerProcess) -> Iterator[Metric]:
     if leads:
         yield from _of_blocks(process.seen)
         yield from _of_pools(process.seen.pools)
-        yield from _of_poll(process.polled, process.now())
-
-
-def _of_poll(polled: Polled | None, now: float) -> Iterator[Metric]:
-    if polled is None:
-        return
-    yield GaugeMetricFamily(
-        "podfabric_controller_nodes_age_seconds",
-        "How old what is known of the Nodes is: without it no block of a dead node is freed.",
-        now - polled.began,
-    )
+        if process.polled is not None:
+            yield GaugeMetricFamily(
+                "podfabric_controller_nodes_age_seconds",
+                "Age of the last poll of the Nodes: without it no block of a dead node is freed.",
+                process.now() - process.polled.began,
+            )
 
 
 def _of_blocks(seen: Seen) -> Iterator[Metric]:

@@ -57,7 +57,6 @@ class LiveView:
         )
 
     def close(self) -> None:
-        """Stop following."""
         mirrors = (self._pools, self._blocks, self._reservations, self._definitions)
         for each in (self._nodes, *mirrors):
             each.close()
@@ -115,7 +114,6 @@ class ControllerProcess:
         self._changed.set()
 
     def now(self) -> float:
-        """The time on this process' clock."""
         return self._clock()
 
     def alive(self) -> tuple[bool, str]:
@@ -128,7 +126,6 @@ class ControllerProcess:
         return not failing, failing or "alive"
 
     def unreadable(self) -> Sequence[Unreadable]:
-        """The unreadable objects, for metrics."""
         return self._api.unreadable()
 
     def ready(self) -> tuple[bool, str]:

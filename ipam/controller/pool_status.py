@@ -102,7 +102,6 @@ def decides_alike(old: PoolStatus, new: PoolStatus) -> bool:
 
 
 def _is_anybodys(block: AddressBlock) -> bool:
-    """Whether any node may take the block over."""
     return is_let_go(block) and not block.spec.sticky.reservation
 
 
@@ -145,7 +144,6 @@ def _conditions(plan: Plan, told: Told, free: int | None) -> Iterator[Condition]
 
 
 def condition(type_: str, reason: str, message: str = "", *, is_true: bool) -> Condition:
-    """A condition that is true or false."""
     return Condition(type=type_, status=str(is_true), reason=reason, message=message)
 
 

@@ -38,8 +38,6 @@ _log = logging.getLogger(__name__)
 
 
 class World(msgspec.Struct, frozen=True, kw_only=True):
-    """The objects of the API server."""
-
     polled: Polled
     definitions: tuple[ReadDefinition, ...]
     pools: tuple[AddressPool, ...]

@@ -29,7 +29,6 @@ class Steps:
         self._errors: list[ApiError] = []
 
     def taken_errors(self) -> list[ApiError]:
-        """The errors since the last call."""
         taken, self._errors = self._errors, []
         return taken
 

@@ -16,8 +16,6 @@ _log = logging.getLogger(__name__)
 
 
 class Reports:
-    """The reported warnings of one leader."""
-
     def __init__(self, api: ClusterApi, clock: Callable[[], float]) -> None:
         self._api = api
         self._clock = clock
@@ -35,7 +33,6 @@ class Reports:
         self._report(reason, message, found.API, found.KIND, found.metadata, once)
 
     def unreadable(self, found: Unreadable) -> None:
-        """Report an object that cannot be read completely."""
         self._report("Unreadable", found.why, found.api, found.kind, found.metadata)
 
     def _report(

@@ -307,7 +307,6 @@ class Sharing:
         return merged(offered)
 
     def _listed(self, kind: type[AnyResource]) -> Sequence[AnyResource]:
-        """All objects of a kind; empty if the kind is not installed."""
         try:
             return self._api.list(kind).items
         except NotFound:
@@ -353,7 +352,6 @@ def _free_blocks(
 
 
 def _given(ippools: Iterable[IPPool]) -> list[PoolEntry]:
-    """The entries of pods."""
     found = chain.from_iterable(map(entries, ippools))
     return [each for each in found if not each.allocation.is_placeholder]
 

@@ -38,13 +38,10 @@ class IPAllocation(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_placeholder(self) -> bool:
-        """Whether the entry is podfabric's, and for no pod."""
         return self.podref == "" and self.id.startswith(PLACEHOLDER)
 
 
 class IPPoolSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """A range, and its entries by offset."""
-
     range: str = ""
     allocations: dict[str, IPAllocation] | None = None
 

@@ -31,7 +31,6 @@ class Geometry(msgspec.Struct, frozen=True):
 
     @property
     def total(self) -> int:
-        """How many blocks the range has."""
         return (self.range.last - self.range.address + 1) // self.block_size
 
     @property
@@ -41,7 +40,6 @@ class Geometry(msgspec.Struct, frozen=True):
         return length - (self.range.prefix - self.range.family_prefix)
 
     def block(self, index: int) -> Interval:
-        """The addresses of a block."""
         first = self.range.address + index * self.block_size
         return Interval(first, first + self.block_size - 1)
 
@@ -50,11 +48,9 @@ class Geometry(msgspec.Struct, frozen=True):
         return f"{text(self.block(index).first)}/{self.prefix}"
 
     def index(self, address: int) -> int:
-        """The index of the block with this address."""
         return (address - self.range.address) // self.block_size
 
     def name(self, space: str, index: int) -> str:
-        """The name of the AddressBlock."""
         return block_name(space, self.block(index).first, self.prefix)
 
 

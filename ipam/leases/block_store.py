@@ -22,8 +22,6 @@ Revision = Callable[[LeasedBlock], LeasedBlock]
 
 
 class Surveyed(NamedTuple):
-    """A block, and how many of its addresses are held."""
-
     block: LeasedBlock
     used: int
 
@@ -47,12 +45,10 @@ class BlockStore:
         self._is_closed = True
 
     def seq(self) -> int:
-        """The number of the store's transactions."""
         with self._files.transaction() as tables:
             return tables.meta.seq
 
     def blocks(self) -> dict[str, LeasedBlock]:
-        """All rows by name."""
         with self._files.transaction() as tables:
             return {block.name: block for block in tables.blocks()}
 
@@ -91,7 +87,6 @@ class BlockStore:
             return new
 
     def put(self, block: LeasedBlock) -> None:
-        """Begin to use a block."""
         with self._files.transaction() as tables, self._changing(tables):
             tables.put_block(block)
 

@@ -304,7 +304,6 @@ class Candidates:
         self._leased: int | None = None
 
     def leased(self, index: int) -> None:
-        """Record the index of a block that this node leased."""
         self._leased = index
 
     def of(

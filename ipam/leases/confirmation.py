@@ -23,7 +23,6 @@ from ipam.leases.objects import AddressBlock, BlockSpec, BlockStatus
 from ipam.leases.pool_cache import Unusable, max_offline, require_usable
 from ipam.leases.sticky import holes, is_let_go, of_row, row_of
 from ipam.store.block_rows import LeasedBlock, State
-from ipam.store.reservations import Reservation
 from kube.events import PendingEvents
 from kube.resources import AlreadyExists, Conflict, Meta, NotFound, Refused
 
@@ -191,7 +190,8 @@ class Confirmation:
             fits = False
         if not fits:
             if not (same_boot and found.status.used) and not found.spec.sticky.reservation:
-                self._delete(found)
+                with suppress(NotFound, Conflict, Refused):
+                    self._api.delete(found)
             return None
         ours = self._asserted(found, 0.0, nonce=str(uuid.uuid4()))
         if ours is None:
@@ -217,15 +217,12 @@ class Confirmation:
         if row.state in ("returning", "lost"):
             self._store.forget(row.name, row.uid)
             return False
-        if not self._is_held(row):
+        holders = self._store.holders(row.name).values()
+        if all(held.boot != self._holder.boot for held in holders):
             # Reservations of an earlier boot keep the row, which stays unused.
             self._store.lose(row.name, row.uid)
             return False
         return self._claim_again(row, objects, at)
-
-    def _is_held(self, row: LeasedBlock) -> bool:
-        holders = self._store.holders(row.name).values()
-        return any(held.boot == self._holder.boot for held in holders)
 
     def _claim_again(self, row: LeasedBlock, objects: dict[str, AddressBlock], at: float) -> bool:
         """Claim a block again whose object is gone although pods hold its addresses: somebody
@@ -259,11 +256,9 @@ class Confirmation:
         return True
 
     def _lose(self, row: LeasedBlock, why: str) -> None:
-        held = self._store.lose(row.name, row.uid)
-        if row.state not in ("returning", "lost"):
-            self._report_loss(row.name, why, held)
-
-    def _report_loss(self, block: str, why: str, held: Mapping[int, Reservation]) -> None:
+        block, held = row.name, self._store.lose(row.name, row.uid)
+        if row.state in ("returning", "lost"):
+            return
         addresses = ", ".join(text(address) for address in sorted(held)[:_MOST_NAMED]) or "none"
         message = (
             f"AddressBlock {block} is not this node's any more: {why}. Pods of node "
@@ -276,10 +271,6 @@ class Confirmation:
         for each in held.values():
             pod = Pod(namespace=each.namespace, name=each.pod, uid=each.uid)
             self._events.of_pod("AddressConflict", message, pod)
-
-    def _delete(self, found: AddressBlock) -> None:
-        with suppress(NotFound, Conflict, Refused):
-            self._api.delete(found)
 
     def adopt(self) -> None:
         """Take over the blocks of a store that this machine lost before it booted.

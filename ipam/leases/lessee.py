@@ -14,8 +14,15 @@ from typing import NamedTuple
 from base.loop import Backoff, StepThread, boottime
 from cni.spec.errors import CNIError, Code
 from ipam.leases.block_store import BlockStore
-from ipam.leases.claim_queue import Attempts, Lease, key_of
-from ipam.leases.claim_request import PATIENCE, LeasesNothing, PoolPending, Want
+from ipam.leases.claim_request import (
+    PATIENCE,
+    Attempts,
+    Lease,
+    LeasesNothing,
+    PoolPending,
+    Want,
+    key_of,
+)
 from ipam.leases.claims import Claimant, Late
 from ipam.leases.confirmation import Confirmation
 from ipam.leases.failures import LoggedFailures
@@ -126,7 +133,6 @@ class Lessee(StepThread):
         return max(0.0, min(self._confirm_at, self._look_at) - self._clock())
 
     def counted(self) -> Counted:
-        """The numbers of the last look, for metrics."""
         blocks = [each for each in self._upkeep.survey.blocks if each.block.state != "lost"]
         used = sum(each.used for each in blocks)
         claimant = self._claimant
@@ -176,11 +182,9 @@ class Lessee(StepThread):
             raise errors[0]
 
     def low(self, wants: Sequence[Want]) -> None:
-        """See Claims.low."""
         self._upkeep.low.update((key_of(want), want) for want in wants)
 
     def failed(self, owner: Owner, error: CNIError) -> None:
-        """See Claims.failed."""
         if error.code == Code.NO_FREE_ADDRESS:
             self._events.of_pod("AddressPoolExhausted", error.message, owner.pod)
         reason = _REASONS.get(type(error))
@@ -189,7 +193,6 @@ class Lessee(StepThread):
             self._events.of_pod(reason, error.message, owner.pod, each_message=each)
 
     def unable(self, wants: Sequence[Want]) -> str | None:
-        """See Claims.unable."""
         return self._attempts.unable(wants)
 
     def _lease(self, want: Want, is_late: Callable[[], bool]) -> None:

@@ -28,8 +28,6 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class IpamResource(Resource, frozen=True, kw_only=True):
-    """The common part of our kinds."""
-
     API = f"{GROUP}/{VERSION}"
 
     metadata: Meta
@@ -179,7 +177,6 @@ class AddressBlock(IpamResource, frozen=True, kw_only=True):
 
     @property
     def space(self) -> str:
-        """Where its addresses are unique: the first part of its name."""
         return self.metadata.name.partition(".")[0]
 
 
@@ -192,8 +189,6 @@ class OwnerReference(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReservationSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Addresses that stay with a pod's name."""
-
     pool: str
     owner: OwnerReference
 

@@ -87,7 +87,6 @@ def is_scarce(pool: AddressPool) -> bool:
 
 
 def is_exhausted(pool: AddressPool) -> bool:
-    """Whether the pool has no free block."""
     return any(
         each.type == "Exhausted" and each.status == "True" for each in pool.status.conditions
     )

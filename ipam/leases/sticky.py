@@ -40,7 +40,6 @@ _ORDINAL = re.compile(r"-[0-9]+")
 
 
 def name_of(reservation: AddressReservation) -> str:
-    """The reservation's name in a block."""
     return f"{reservation.metadata.namespace}/{reservation.metadata.name}"
 
 
@@ -59,7 +58,6 @@ def is_of(reservation: AddressReservation, pool: str, pod: PodInterface) -> bool
 
 
 def pod_of(sticky: StickySpec) -> PodInterface:
-    """The interface that a sticky block is for."""
     return PodInterface(sticky.reservation.partition("/")[0], sticky.pod, sticky.ifname)
 
 
@@ -78,7 +76,6 @@ def row_text(sticky: StickySpec) -> str:
 
 
 def of_row(block: LeasedBlock) -> StickySpec:
-    """The StickySpec from the store's text."""
     if not block.sticky:
         return StickySpec()
     reservation, pod, ifname, address = block.sticky.rsplit("/", 3)
@@ -155,8 +152,6 @@ class Reserved(NamedTuple):
 
 
 class StickyClaims:
-    """A holder's claims for the names of pods."""
-
     def __init__(self, leasing: Leasing) -> None:
         self._api, self._store, _, self._holder, self._clock = leasing
 

@@ -16,8 +16,7 @@ from itertools import groupby, islice
 from msgspec.structs import replace
 
 from ipam.leases.block_store import BlockStore, Survey
-from ipam.leases.claim_queue import Lease, WantKey
-from ipam.leases.claim_request import Want
+from ipam.leases.claim_request import Lease, Want, WantKey
 from ipam.leases.objects import AddressBlock, AddressPool, BlockStatus
 from ipam.leases.pool_cache import ENOUGH, Pools, Unusable, is_scarce
 from ipam.leases.sticky import drain
@@ -84,7 +83,6 @@ class Upkeep:
         )
 
     def confirmed(self, at: float) -> None:
-        """Record that all blocks and their pools were read at `at`."""
         self._pool_seen = {each.block.pool: at for each in self.survey.blocks}
 
     def give_back(self, instance: str, guarded: Guarded) -> bool:
@@ -267,7 +265,6 @@ def _is_small(block: LeasedBlock) -> bool:
 
 
 def returning(survey: Survey) -> Iterable[LeasedBlock]:
-    """Blocks whose return has begun."""
     return [each.block for each in survey.blocks if each.block.state == "returning"]
 
 

@@ -46,8 +46,6 @@ _log = logging.getLogger(__name__)
 
 
 class LabelledNode(Node, frozen=True, kw_only=True):
-    """A Node with its labels."""
-
     metadata: Meta
 
 
@@ -166,7 +164,6 @@ class FollowedPools(StepThread):
         super().start()
 
     def close(self) -> None:
-        """See StepThread.close."""
         self._failures.close()
         for mirror in self._mirrors:
             mirror.close()

@@ -30,8 +30,7 @@ from ipam.nv_ipam.translate import (
 from ipam.ranges import merged, written
 from kube.client import ClusterApi
 from kube.informer import Mirror, same
-from kube.node_selector import NodeSelector, selects
-from kube.resources import AlreadyExists, Conflict, Meta, NotFound, Resource
+from kube.resources import AlreadyExists, Conflict, Meta, NodeSelector, NotFound, Resource, selects
 
 if TYPE_CHECKING:
     from ipam.controller.steps import Steps
@@ -55,8 +54,6 @@ class ExcludedIndexes(msgspec.Struct, frozen=True, kw_only=True, rename="camel")
 
 
 class PoolRoute(msgspec.Struct, frozen=True):
-    """A route through the gateway."""
-
     dst: str
 
 
@@ -95,8 +92,6 @@ class NvPoolSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class NvPoolStatus(msgspec.Struct, frozen=True):
-    """The parts that nv-ipam's controller gave to nodes."""
-
     allocations: tuple[NodePart, ...] | None = None
 
 
@@ -110,7 +105,6 @@ class NvPool(Resource, frozen=True, kw_only=True):
 
     @property
     def key(self) -> str:
-        """Its key in definitions."""
         return f"{self.KIND.lower()}/{self.metadata.name}"
 
 

@@ -1,23 +1,27 @@
 """Translates a definition of type `nv-ipam` into ordinary options on an AddressPool.
 
-The node's agent keeps the pools in a file next to the store (`importing`).
+The keys of its `ipam` object are nv-ipam's (pkg/cni/types/types.go). Unknown keys pass, as in
+nv-ipam. Keys of its daemon and its log (`daemonSocket`, `logFile`, ...) have no effect. The node's
+agent keeps the pools in a file next to the store (`importing`).
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
+from typing import Annotated, Any, TypeVar
 
 import msgspec
+from msgspec import Meta
 
 from base import decoding
 from base.files import read as read_file
-from cni.spec.config import NetworkConfig
+from cni.spec import limits
+from cni.spec.config import NetworkConfig, convert
 from cni.spec.errors import CNIError, Code, invalid_config
 from cni.spec.request import Arguments
 from ipam.addresses import Interval, Network, family, parse, parse_interface, parse_interval, text
-from ipam.config.options import IpamOptions, fixed_set
-from ipam.nv_ipam.options import NvIpamOptions, read
+from ipam.config.options import MOST_ADDRESSES, IpamOptions, fixed_set
 from ipam.ranges import Range, RangeSet, is_within, merged, outside
 
 DOMAIN = "nv-ipam/pools"
@@ -26,6 +30,121 @@ LARGEST_BLOCK = (
     256  # addresses of an AddressPool's block; only the first of a larger prefix are used
 )
 MOST_PREFIXES = 4096  # of a CIDRPool, the lowest ones; one for each node
+
+TYPE = "nv-ipam"
+KINDS = ("ippool", "cidrpool")
+
+T = TypeVar("T")
+
+
+class NvIpamOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The options of a call.
+
+    `pools` are keys ("ippool/NAME"), one address each, in the order of the result. At most one of
+    the other options is set: `requested` addresses as (JSON path, address), `gateway` for the
+    pool's gateway as the pod's address, `index` for the address of that index in the node's part.
+    """
+
+    pools: tuple[str, ...]
+    requested: tuple[tuple[str, int], ...] = ()
+    gateway: bool = False
+    index: int | None = None
+
+
+_Addresses = Annotated[tuple[str, ...], Meta(max_length=limits.ADDRESSES)]
+
+
+class _PoolNames(msgspec.Struct, frozen=True):
+    poolName: str = ""
+    poolType: str = ""
+
+
+class _PodWishes(msgspec.Struct, frozen=True):
+    ips: _Addresses = ()
+    poolNames: Annotated[tuple[str, ...], Meta(max_length=MOST_ADDRESSES)] = ()
+    poolType: str = ""
+    allocateDefaultGateway: bool = False
+    allocateIPWithIndex: Annotated[int, Meta(ge=0, lt=1 << 31)] | None = None
+
+
+def is_nv_ipam(network: NetworkConfig) -> bool:
+    ipam = network.keys.get("ipam")
+    return isinstance(ipam, dict) and ipam.get("type") == TYPE
+
+
+def read_options(network: NetworkConfig, arguments: Arguments) -> NvIpamOptions:
+    """The options of a call. Raises CNIError 7, or 4 for CNI_ARGS, that names the key."""
+    names, wishes, of_runtime = network.derived(_written)
+    requested = _requested(of_runtime, wishes.ips, arguments)
+    used = {
+        "ips": bool(requested),
+        "allocateDefaultGateway": wishes.allocateDefaultGateway,
+        "allocateIPWithIndex": wishes.allocateIPWithIndex is not None,
+    }
+    named = [key for key, is_used in used.items() if is_used]
+    if len(named) > 1:
+        raise invalid_config(f'"{named[0]}" and "{named[1]}" exclude each other: leave one out')
+    return NvIpamOptions(
+        pools=_pools(names, wishes, network.network),
+        requested=requested,
+        gateway=wishes.allocateDefaultGateway,
+        index=wishes.allocateIPWithIndex,
+    )
+
+
+def _written(network: NetworkConfig) -> tuple[_PoolNames, _PodWishes, tuple[str, ...]]:
+    """The parts that are the same for all pods of a definition. The last has the addresses in
+    `runtimeConfig`."""
+
+    def part(path: str, shape: type[T]) -> T:
+        section = network.at(path, dict[str, Any]) or {}
+        present = {key: value for key, value in section.items() if value is not None}
+        return convert(present, shape, path)
+
+    of_runtime: tuple[str, ...] = network.at("runtimeConfig.ips", _Addresses) or ()
+    return part("ipam", _PoolNames), part("args.cni", _PodWishes), of_runtime
+
+
+def _pools(ipam: _PoolNames, wishes: _PodWishes, network: str) -> tuple[str, ...]:
+    where, names = "args.cni.poolNames", wishes.poolNames
+    if not names:
+        where, names = "ipam.poolName", tuple((ipam.poolName or network).split(","))
+    kind = wishes.poolType or ipam.poolType or KINDS[0]
+    if kind.lower() not in KINDS:
+        raise invalid_config(
+            f'"poolType" is "{kind}": the kinds of pools are {" and ".join(KINDS)}'
+        )
+    stripped = [name.strip() for name in names]
+    wrong = next((name for name in stripped if not name or "/" in name), None)
+    if wrong is not None:
+        raise invalid_config(f'"{where}" has "{wrong}", which cannot be the name of a pool')
+    keys = tuple(f"{kind.lower()}/{name}" for name in stripped)
+    if len(keys) > MOST_ADDRESSES:
+        raise invalid_config(
+            f'"{where}": one attachment has at most {MOST_ADDRESSES} addresses: remove some pools'
+        )
+    if len(set(keys)) < len(keys):
+        raise invalid_config(f'"{where}" names a pool twice: name each once')
+    return keys
+
+
+def _requested(
+    of_runtime: Sequence[str], of_pod: Sequence[str], arguments: Arguments
+) -> tuple[tuple[str, int], ...]:
+    """The first of the three ways that is used; a prefix length is not looked at, as there."""
+    where, ips, code = "runtimeConfig.ips", of_runtime, Code.INVALID_CONFIG
+    if not ips:
+        where, ips = "args.cni.ips", of_pod
+    if not ips and arguments.ip:
+        where, code = "CNI_ARGS IP", Code.INVALID_ENVIRONMENT
+        ips = [ip.strip() for ip in arguments.ip.split(",")]
+    found = []
+    for ip in ips:
+        try:
+            found.append((where, parse(ip.partition("/")[0])))
+        except ValueError as error:
+            raise CNIError(code, f'"{where}": {error}') from None
+    return tuple(dict.fromkeys(found))
 
 
 class NodePool(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -58,7 +177,6 @@ class NodePool(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return Network(address >> bits << bits, self.prefix) if self.prefix else self.subnet
 
     def gateway_of(self, network: Network) -> int | None:
-        """The gateway of such a network."""
         if self.gateway:
             return parse(self.gateway)
         return None if self.index is None else network.address + self.index
@@ -74,7 +192,6 @@ class NodePools(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def pools_file(directory: Path) -> str:
-    """The path of the node's pools, in the directory of its store."""
     return f"{directory}/nv-ipam.json"
 
 
@@ -138,7 +255,7 @@ def translate(
             f'{why}: nothing was reserved; see that the agent runs with "ipam.nv_ipam": true in '
             "config.yaml (ipam.nv_ipam of the chart), and what its log says",
         )
-    asked = read(config, arguments)
+    asked = read_options(config, arguments)
     pools = [_pool(key, known) for key in asked.pools]
     sets = tuple(_set(pool, asked) for pool in pools)
     given = {each.ranges[0].first for each in sets if each.fixed}
@@ -155,7 +272,7 @@ def translate(
 def declared(config: NetworkConfig, arguments: Arguments) -> tuple[IpamOptions, Sequence[RangeSet]]:
     """The options of a definition alone: the names of its pools, and requested addresses. Raises
     CNIError 7 or 4."""
-    asked = read(config, arguments)
+    asked = read_options(config, arguments)
     sets = tuple(
         fixed_set(each, Network(each, 128), domain=DOMAIN, gateway=None, where=where)
         for where, each in asked.requested
@@ -183,7 +300,7 @@ def _set(pool: NodePool, asked: NvIpamOptions) -> RangeSet:
         )
     for where, address in asked.requested:
         if address in pool.subnet:
-            return RangeSet((_requested(pool, where, address),), fixed=True)
+            return RangeSet((_requested_range(pool, where, address),), fixed=True)
     found = range_of(pool, is_gateway=asked.gateway, at=asked.index)
     if not found.parts and (asked.gateway or asked.index is not None):
         key = "allocateDefaultGateway" if asked.gateway else "allocateIPWithIndex"
@@ -191,7 +308,7 @@ def _set(pool: NodePool, asked: NvIpamOptions) -> RangeSet:
     return RangeSet((found,), fixed=asked.gateway and not pool.prefix)
 
 
-def _requested(pool: NodePool, where: str, address: int) -> Range:
+def _requested_range(pool: NodePool, where: str, address: int) -> Range:
     network = pool.prefix_at(address)
     if address == pool.gateway_of(network):
         raise invalid_config(f"{text(address)} is the gateway of {pool.key}, which no pod gets")
@@ -231,7 +348,6 @@ def range_of(pool: NodePool, *, is_gateway: bool = False, at: int | None = None)
 def _range(
     pool: NodePool, usable: Sequence[Interval], *, is_gateway: bool = False, where: str = ""
 ) -> Range:
-    """A range of these sorted addresses."""
     network = pool.subnet
     first, last = usable[0] if len(usable) == 1 else (network.address, network.last)
     return PoolRange(

@@ -64,7 +64,6 @@ class LeasedBlock(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def parts(self) -> tuple[Interval, ...]:
-        """Its addresses that may be handed out."""
         holes = self.kept_out
         if self.answered:
             holes = merged((*holes, *self.answered))
@@ -81,7 +80,6 @@ class LeasedBlock(msgspec.Struct, frozen=True, kw_only=True):
         return self.state == "usable" and is_recent
 
     def is_to_probe(self, reservation: Reservation) -> bool:
-        """Whether the reserved address must be probed before this use."""
         is_here = reservation.domain in self.domains
         return is_here and is_within(parse(reservation.address), self.unprobed)
 

@@ -66,8 +66,6 @@ _REMEDY = (
 
 
 class StoreMeta(NamedTuple):
-    """The store's identity and its number of transactions."""
-
     store: str
     seq: Annotated[int, Meta(ge=0, le=1 << 60)]
 
@@ -116,7 +114,6 @@ def create(path: Path, meta: StoreMeta, lessee: Instance | None) -> None:
 
 
 def has_content(path: Path) -> bool:
-    """Whether the file exists and is not empty."""
     try:
         return path.stat().st_size > 0
     except FileNotFoundError:

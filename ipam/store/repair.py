@@ -53,7 +53,6 @@ class LivingAddress(NamedTuple):
 
     @property
     def lasts(self) -> bool:
-        """Whether the namespace still exists."""
         try:
             return os.stat(self.namespace).st_ino == self.inode  # noqa: PTH116 - cheaper
         except OSError:
@@ -153,7 +152,6 @@ def replace(directory: Path, lock: StoreLock, say: Say) -> None:
 
 
 def new_store() -> StoreMeta:
-    """The identity of a new store."""
     return StoreMeta(uuid.uuid4().hex, 0)
 
 
@@ -204,7 +202,6 @@ def absent(tables: Tables, facts: NodeFacts) -> list[Reservation]:
 
 
 def unreserved(tables: Tables, facts: NodeFacts) -> list[LivingAddress]:
-    """The living addresses that no attachment reserved."""
     reserved = tables.addresses() if facts.living else set()
     return [each for each in facts.living if parse(each.address) not in reserved]
 

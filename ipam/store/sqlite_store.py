@@ -124,7 +124,6 @@ class SqliteStore:
             self._write(tables, put, drop)
 
     def release(self, attachment: Attachment) -> list[Reservation]:
-        """Free and return all addresses of the attachment."""
         with self._files.transaction() as tables:
             held = tables.of_attachment(attachment)
             self._write(tables, drop=held)
@@ -143,7 +142,6 @@ class SqliteStore:
         return dead
 
     def release_stale(self) -> list[Reservation]:
-        """Free and return reservations of earlier boots."""
         with self._files.transaction() as tables:
             return self._drop_stale(tables)
 
@@ -190,7 +188,6 @@ class SqliteStore:
             return [] if tables is None else usage_of(tables, asked)
 
     def reservations(self) -> list[Reservation]:
-        """All reservations, by domain and address."""
         with self._files.snapshot() as tables:
             return [] if tables is None else list(tables.all())
 

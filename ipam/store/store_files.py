@@ -115,7 +115,6 @@ class StoreFiles:
             yield tables
 
     def snapshot(self) -> AbstractContextManager[Tables | None]:
-        """See `snapshot.snapshot`."""
         return snapshot.snapshot(self.directory, self._lock_timeout)
 
     def unused(self, tables: Tables, sets: Sequence[RangeSet]) -> Sequence[RangeSet]:

@@ -30,7 +30,6 @@ class Tables(Database):
     """An open database with its tables."""
 
     def run_at(self, domain: str, address: int) -> Interval | None:
-        """The run that holds `address`."""
         run = self._run_up_to(domain, address)
         return run if run is not None and run.last >= address else None
 
@@ -47,7 +46,6 @@ class Tables(Database):
             yield _run_of(row)
 
     def at(self, domain: str, address: int) -> Reservation | None:
-        """The reservation of `address`."""
         row = self._execute(
             f"SELECT {_COLUMNS} FROM reservation WHERE domain = ? AND address = ?",
             (domain, _key_of(address)),
@@ -66,7 +64,6 @@ class Tables(Database):
         ]
 
     def of_attachment(self, attachment: Attachment) -> list[Reservation]:
-        """The attachment's reservations, by domain and address."""
         return self._indexed(
             "INDEXED BY by_attachment WHERE network = ? AND container_id = ? AND ifname = ? "
             "ORDER BY domain, address",
@@ -75,7 +72,6 @@ class Tables(Database):
         )
 
     def of_network(self, network: str) -> list[Reservation]:
-        """The reservations of the network's attachments."""
         where = "INDEXED BY by_attachment WHERE network = ?"
         return self._indexed(where, (network,), lambda row: row.network == network)
 
@@ -137,12 +133,10 @@ class Tables(Database):
         return bool(used)
 
     def all(self) -> Iterator[Reservation]:
-        """Every reservation, by domain and address."""
         rows = self._execute(f"SELECT {_COLUMNS} FROM reservation ORDER BY domain, address")
         return map(_reservation_of, rows)
 
     def within(self, domain: str, interval: Interval) -> Iterator[Reservation]:
-        """The domain's reservations within the interval, by address."""
         rows = self._execute(
             f"SELECT {_COLUMNS} FROM reservation WHERE domain = ? AND address BETWEEN ? AND ? "
             "ORDER BY address",
@@ -151,7 +145,6 @@ class Tables(Database):
         return map(_reservation_of, rows)
 
     def addresses(self) -> set[int]:
-        """Every address that some domain holds."""
         return {_address_of(key) for (key,) in self._execute("SELECT address FROM reservation")}
 
     def ranges(self) -> list[tuple[str, str]]:
@@ -161,7 +154,6 @@ class Tables(Database):
         ).fetchall()
 
     def blocks(self) -> Iterator[LeasedBlock]:
-        """Every block, by name."""
         return map(_seen, self._execute(f"SELECT {_BLOCK_COLUMNS} FROM block ORDER BY name"))
 
     def blocks_in(self, domain: str, interval: Interval) -> list[LeasedBlock]:
@@ -173,7 +165,6 @@ class Tables(Database):
         return [block for block in map(_seen, rows) if domain in block.domains]
 
     def block(self, name: str) -> LeasedBlock | None:
-        """The block with this name."""
         rows = self._execute(f"SELECT {_BLOCK_COLUMNS} FROM block WHERE name = ?", (name,))
         return next(map(_seen, rows), None)
 
@@ -228,7 +219,6 @@ class Tables(Database):
         self._take(domain, address, before, after)
 
     def drop(self, domain: str, address: int) -> None:
-        """Remove the reservation of an address, if there is one."""
         run = self.run_at(domain, address)
         held = self._execute(
             "DELETE FROM reservation WHERE domain = ? AND address = ?", (domain, _key_of(address))
@@ -245,7 +235,6 @@ class Tables(Database):
             self._put_run(domain, Interval(address + 1, run.last))
 
     def drop_other_boots(self, boot: str) -> None:
-        """Remove all reservations from other boots."""
         self._execute("DELETE FROM reservation WHERE boot != ?", (boot,))
         self.load(())
 
@@ -267,11 +256,9 @@ class Tables(Database):
         )
 
     def put_block(self, block: LeasedBlock) -> None:
-        """Record a block, or its changes."""
         self._execute("REPLACE INTO block VALUES (?, ?, ?, ?, ?)", _block_row(block))
 
     def drop_block(self, name: str) -> None:
-        """Remove a block."""
         self._execute("DELETE FROM block WHERE name = ?", (name,))
 
     def put_instance(self, instance: Instance) -> None:

@@ -15,10 +15,10 @@ from cni.spec.errors import CNIError, Code
 from ipam.addresses import parse
 from ipam.leases import leased_store
 from ipam.leases.block_store import BlockStore
-from ipam.leases.claim_queue import Attempts
 from ipam.leases.claim_request import (
     PATIENCE,
     POOL_PATIENCE,
+    Attempts,
     Claims,
     LeasesNothing,
     PoolPending,
