@@ -51,10 +51,7 @@ class AddressPlugin:
     """
 
     def __init__(
-        self,
-        stores: Stores,
-        boot_id: Callable[[], str],
-        policy: rules.Source = Policy,
+        self, stores: Stores, boot_id: Callable[[], str], policy: rules.Source = Policy
     ) -> None:
         self._stores = stores
         self._store = stores.of_node

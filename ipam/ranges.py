@@ -148,11 +148,7 @@ def domain_of(network_name: str, network: Network, *, shared: bool) -> str:
 
 
 def of_network(
-    network: Network,
-    *,
-    start: int | None = None,
-    end: int | None = None,
-    use_all: bool = False,
+    network: Network, *, start: int | None = None, end: int | None = None, use_all: bool = False
 ) -> tuple[int, int]:
     """The first and the last usable address.
 

@@ -145,10 +145,5 @@ class Stores:
             for range_ in range_set.ranges
         }
         return ClusterStore(
-            self._files,
-            boot,
-            of_agent(self._claims),
-            leased,
-            sticky=options.sticky,
-            **self._timing,
+            self._files, boot, of_agent(self._claims), leased, sticky=options.sticky, **self._timing
         )

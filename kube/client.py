@@ -185,10 +185,7 @@ class ClusterApi:
         self._requests.send(what, RestRequest("DELETE", encoding.path_of(last), body=body))
 
     def watch(
-        self,
-        kind: type[AnyResource],
-        resource_version: str,
-        namespace: str = "",
+        self, kind: type[AnyResource], resource_version: str, namespace: str = ""
     ) -> Iterator[Change[AnyResource]]:
         """Changes since that version, until the server ends the watch (minutes). Raises
         WatchExpired, and Unavailable if nothing comes for too long.
@@ -259,11 +256,7 @@ class ClusterApi:
             raise NotLeading(f"{what}: this process does not lead")
 
     def _changes(
-        self,
-        what: str,
-        lines: Iterator[bytes],
-        kind: type[AnyResource],
-        key: tuple[str, str],
+        self, what: str, lines: Iterator[bytes], kind: type[AnyResource], key: tuple[str, str]
     ) -> Iterator[Change[AnyResource]]:
         for line in lines:
             event = decoded(what, line, encoding.WatchEvent)

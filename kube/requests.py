@@ -169,12 +169,7 @@ class RestRequests:
             start = [*selector, ("continue", page.metadata.continue_)]
 
     def read(
-        self,
-        what: str,
-        where: str,
-        query: Query = (),
-        most: int = 0,
-        accept: str = encoding.JSON,
+        self, what: str, where: str, query: Query = (), most: int = 0, accept: str = encoding.JSON
     ) -> bytes:
         """The answer to a GET, repeated while the server has none. Raises AnswerTooLarge."""
         request = RestRequest("GET", where, query, accept=accept)
@@ -197,11 +192,7 @@ class RestRequests:
         return self.send(what, RestRequest(method, where, query, body, accept))
 
     def send(
-        self,
-        what: str,
-        request: RestRequest,
-        most: int = 0,
-        deadline: float | None = None,
+        self, what: str, request: RestRequest, most: int = 0, deadline: float | None = None
     ) -> bytes:
         """The answer to one request, which is sent once. Raises AnswerTooLarge."""
         if deadline is None:

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from ipam.addresses import parse
 from ipam.controller.steps import Steps, unless_changed
 from ipam.leases.claim_request import PodInterface
-from ipam.leases.objects import AddressBlock, AddressReservation, ReservationStatus
+from ipam.leases.objects import AddressBlock, AddressReservation
 from ipam.leases.sticky import is_let_go, is_of, name_of, pod_of, preference
 from kube.client import ClusterApi
 from kube.resources import NotFound
@@ -55,7 +55,10 @@ def reserve(
     changed = []
     for each in reservations:
         name = name_of(each)
-        wanted = _status(each.status, of[name])
+        addresses = sorted({block.spec.sticky.address for block in of[name]}, key=parse)[:_MOST]
+        nodes = sorted({block.spec.holder.node for block in of[name] if not is_let_go(block)})
+        bound_to = ", ".join(nodes)[:_LONGEST]
+        wanted = replace(each.status, addresses=tuple(addresses), bound_to=bound_to)
         if each.status != wanted:
             changed.append((name, replace(each, status=wanted)))
     steps.each("reservations", changed, tell)
@@ -71,9 +74,7 @@ def _is_kept(reservation: AddressReservation | None, block: AddressBlock) -> boo
 
 
 def _is_needed(
-    api: ClusterApi,
-    block: AddressBlock,
-    first: Mapping[tuple[str, PodInterface], AddressBlock],
+    api: ClusterApi, block: AddressBlock, first: Mapping[tuple[str, PodInterface], AddressBlock]
 ) -> bool:
     """Whether the pod needs the block after all: a watch may show a reservation late. ApiError."""
     namespace, _, name = block.spec.sticky.reservation.partition("/")
@@ -89,10 +90,3 @@ def _is_needed(
         return api.get(AddressBlock, other.metadata.name).metadata.uid != other.metadata.uid
     except NotFound:
         return True
-
-
-def _status(last: ReservationStatus, blocks: Iterable[AddressBlock]) -> ReservationStatus:
-    blocks = list(blocks)
-    addresses = sorted({block.spec.sticky.address for block in blocks}, key=parse)
-    nodes = sorted({block.spec.holder.node for block in blocks if not is_let_go(block)})
-    return replace(last, addresses=tuple(addresses[:_MOST]), bound_to=", ".join(nodes)[:_LONGEST])

@@ -161,7 +161,11 @@ class _Planning:
         yields to them, so that no tenant keeps it from being Ready."""
         known: list[tuple[Ranged, int]] = []
         for each in group:
-            beside = [(other, size) for other, size in known if _overlap(each, other)]
+            beside = [
+                (other, size)
+                for other, size in known
+                if each.range.address in other.range or other.range.address in each.range
+            ]
             leased = self._index.within(each.space, each.interval)
             around = {size for _, size in beside} | {_length(found.interval) for found in leased}
             size = each.pool.spec.block_size or automatic_size(each.range, self._nodes)
@@ -199,7 +203,7 @@ def _overlapping(ranged: Iterable[Ranged]) -> list[list[Ranged]]:
         else:
             groups.append([each])
             end = (each.space, each.interval.last)
-    return [sorted(group, key=_rank) for group in groups]
+    return [sorted(group, key=lambda each: (not each.decided, _age(each.pool))) for group in groups]
 
 
 def _sized(each: Ranged, size: int, *, later: bool = False) -> Plan:
@@ -226,13 +230,5 @@ def _age(pool: AddressPool) -> tuple[str, str]:
     return pool.metadata.creation_timestamp, pool.metadata.name
 
 
-def _rank(each: Ranged) -> tuple[bool, tuple[str, str]]:
-    return not each.decided, _age(each.pool)
-
-
 def _length(interval: Interval) -> int:
     return interval.last - interval.first + 1
-
-
-def _overlap(one: Ranged, other: Ranged) -> bool:
-    return one.interval.first <= other.interval.last and other.interval.first <= one.interval.last

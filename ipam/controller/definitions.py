@@ -84,11 +84,7 @@ class PoolMaker:
     namespace, since tenants write definitions."""
 
     def __init__(
-        self,
-        api: ClusterApi,
-        clock: Callable[[], float],
-        reports: Reports,
-        most: int,
+        self, api: ClusterApi, clock: Callable[[], float], reports: Reports, most: int
     ) -> None:
         self._api = api
         self._clock = clock

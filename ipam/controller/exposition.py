@@ -53,11 +53,7 @@ def _families(process: ControllerProcess) -> Iterator[Metric]:
         "podfabric_controller_reclaim_steps",
         "Blocks of dead nodes that were fenced and freed, and fences that a holder answered.",
         ("step",),
-        {
-            ("fenced",): counts.fenced,
-            ("freed",): counts.freed,
-            ("answered",): counts.answered,
-        },
+        {("fenced",): counts.fenced, ("freed",): counts.freed, ("answered",): counts.answered},
     )
     yield unreadable_family(process.unreadable())
     yield counter(

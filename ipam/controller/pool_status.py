@@ -6,18 +6,11 @@ import msgspec
 from msgspec.structs import replace
 
 from ipam.addresses import Interval, parse_interface
-from ipam.controller.block_index import BlockIndex, PlacedBlock
+from ipam.controller.block_index import BlockIndex
 from ipam.controller.block_sizes import Plan
 from ipam.controller.whereabouts_coexistence import PoolShare
 from ipam.leases.block_layout import MOST_MAPPED, Geometry, free_map, holes_of
-from ipam.leases.objects import (
-    AddressBlock,
-    AddressCounts,
-    AddressPool,
-    BlockCounts,
-    Condition,
-    PoolStatus,
-)
+from ipam.leases.objects import AddressCounts, AddressPool, BlockCounts, Condition, PoolStatus
 from ipam.leases.sticky import is_let_go
 from ipam.ranges import merged, size_of, written
 
@@ -64,13 +57,17 @@ def status(
     geometry = Geometry(parse_interface(pool.spec.range)[1], plan.block_size)
     whole = Interval(geometry.range.address, geometry.range.last)
     leased = [
-        placed for placed in index.within(plan.space, whole) if _inside(placed.interval, whole)
+        placed
+        for placed in index.within(plan.space, whole)
+        if whole.first <= placed.interval.first and placed.interval.last <= whole.last
     ]
     # A block of another size counts as each block that it overlaps.
-    indexes = sorted({covered for placed in leased for covered in _covered(placed, geometry)})
+    covered = (map(geometry.index, placed.interval) for placed in leased)
+    indexes = sorted({index for first, last in covered for index in range(first, last + 1)})
     holes = merged((*holes_of(pool.spec, geometry.range), *told.kept_out, *share.held))
     free = _free(geometry, indexes, holes)
-    free += sum(_is_anybodys(placed.block) for placed in leased)
+    # Any node may take these over.
+    free += sum(is_let_go(each.block) and not each.block.spec.sticky.reservation for each in leased)
     mapped = geometry.total <= MOST_MAPPED
     return replace(
         made,
@@ -99,19 +96,6 @@ def decides_alike(old: PoolStatus, new: PoolStatus) -> bool:
     """Whether the statuses differ only in counts and hints, by which no node decides."""
     decisive = ("space", "block_size", "held", "offered", "conditions")
     return all(getattr(old, each) == getattr(new, each) for each in decisive)
-
-
-def _is_anybodys(block: AddressBlock) -> bool:
-    return is_let_go(block) and not block.spec.sticky.reservation
-
-
-def _inside(inner: Interval, outer: Interval) -> bool:
-    return outer.first <= inner.first and inner.last <= outer.last
-
-
-def _covered(placed: PlacedBlock, geometry: Geometry) -> range:
-    first, last = placed.interval
-    return range(geometry.index(first), geometry.index(last) + 1)
 
 
 def _free(geometry: Geometry, leased: Sequence[int], holes: Iterable[Interval]) -> int:

@@ -173,8 +173,9 @@ class Reclaim:
                 # Fenced by an earlier leader, or changed since: the wait begins now.
                 self._fences[meta.uid] = _Fence(meta.resource_version, self._clock())
                 return 0
-            waited = self._clock() - fenced.time >= self._wait(block, standing)
-            if not waited or read_at < fenced.time:
+            wait = block.spec.max_offline_seconds + self._margin
+            is_over = standing in POWERED_OFF or self._clock() - fenced.time >= wait
+            if not is_over or read_at < fenced.time:
                 return 0
             if self._has_pods(block, machines):
                 return 1
@@ -198,9 +199,6 @@ class Reclaim:
         self._since[holder] = _Since(Standing.GONE, self._clock())
         self._fences.pop(block.metadata.uid, None)
         return True
-
-    def _wait(self, block: AddressBlock, standing: Standing) -> float:
-        return 0.0 if standing in POWERED_OFF else block.spec.max_offline_seconds + self._margin
 
 
 def fence(api: ClusterApi, block: AddressBlock) -> AddressBlock:

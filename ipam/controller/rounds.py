@@ -164,9 +164,11 @@ class Rounds:
                 planned = {n: p for n, p in plans(now.values(), index, nodes).items() if n in told}
                 pools |= {name: now[name] for name in planned}
 
+        now_text = datetime.fromtimestamp(self._wall(), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
         def write(item: tuple[str, Plan]) -> None:
             name, plan = item
-            wanted = status(pools[name], plan, index, quarantined, told[name], self._now())
+            wanted = status(pools[name], plan, index, quarantined, told[name], now_text)
             if self._is_due(pools[name], wanted):
                 with unless_changed(_log, f"pool {name}"):
                     pools[name] = self._api.update_status(replace(pools[name], status=wanted))
@@ -207,9 +209,6 @@ class Rounds:
                 once=node,
             )
         return over
-
-    def _now(self) -> str:
-        return datetime.fromtimestamp(self._wall(), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _decides(plan: Plan, pool: AddressPool) -> bool:

@@ -7,9 +7,7 @@ from kube.client import ClusterApi
 from kube.resources import NetworkDefinition, Resource, ServerMeta, Unreadable
 
 MOST_EVENTS = 1000  # remembered, so that each is reported once; and the most in EVENTS_IN
-MOST_OF_NAMESPACE = (
-    100  # the same, on objects of one namespace: its tenants cannot silence other events
-)
+MOST_OF_NAMESPACE = 100  # the same for one namespace: its tenants cannot silence other events
 EVENTS_IN = 3600.0  # seconds
 
 _log = logging.getLogger(__name__)

@@ -286,11 +286,7 @@ class Sharing:
         return listed
 
     def _offers(
-        self,
-        group: Mapping[str, AddressPool],
-        index: BlockIndex,
-        held: Collection[int],
-        nodes: int,
+        self, group: Mapping[str, AddressPool], index: BlockIndex, held: Collection[int], nodes: int
     ) -> tuple[Interval, ...]:
         """The offered addresses of a space: earlier offers, leased blocks, and further blocks."""
         offered = list[Interval]()

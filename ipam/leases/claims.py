@@ -70,7 +70,11 @@ class Claimant:
         listed = False
         while True:
             blocks = require_usable(pool)
-            _require_same_range(pool, want)
+            if pool.spec.range != str(want.pool[1]):
+                raise Unusable(
+                    f"AddressPool {pool.metadata.name} is of {pool.spec.range}, and not of "
+                    f'{want.pool[1]}: give the network another "network_name"'
+                )
             mine = self._store.serve(pool.status.space, want.range.domain)
             if mine is None:
                 return None
@@ -158,15 +162,19 @@ class Claimant:
         return False
 
     def _attempt(
-        self,
-        pool: AddressPool,
-        blocks: Geometry,
-        index: int,
-        want: Want,
-        sticky: StickySpec | None,
+        self, pool: AddressPool, blocks: Geometry, index: int, want: Want, sticky: StickySpec | None
     ) -> AddressBlock | None:
         """POST one block; `None` if another node has it, or it has no fitting address."""
-        new = self._block(pool, blocks, index)
+        new = AddressBlock(
+            metadata=Meta(name=blocks.name(pool.status.space, index)),
+            spec=BlockSpec(
+                pool=pool.metadata.name,
+                range=blocks.written(index),
+                holder=self.holder,
+                nonce=str(uuid.uuid4()),
+                max_offline_seconds=math.ceil(max_offline(pool)),
+            ),
+        )
         if sticky is not None:
             usable = want.range.restricted(outside(blocks.block(index), kept_out(pool))).parts
             if not usable:
@@ -230,18 +238,6 @@ class Claimant:
         with suppress(NotFound, Conflict):
             self._api.delete(stored)
 
-    def _block(self, pool: AddressPool, blocks: Geometry, index: int) -> AddressBlock:
-        return AddressBlock(
-            metadata=Meta(name=blocks.name(pool.status.space, index)),
-            spec=BlockSpec(
-                pool=pool.metadata.name,
-                range=blocks.written(index),
-                holder=self.holder,
-                nonce=str(uuid.uuid4()),
-                max_offline_seconds=math.ceil(max_offline(pool)),
-            ),
-        )
-
     def _listed(self, pool: AddressPool) -> Sequence[AddressBlock]:
         listed = self._api.list(AddressBlock, {"spec.pool": pool.metadata.name}).items
         return [block for block in listed if not block_layout.why_wrong(block, pool)]
@@ -280,15 +276,6 @@ def post(
         mine = found.spec.holder == new.spec.holder and found.spec.nonce == new.spec.nonce
         return (found if mine and found.spec.state == new.spec.state else None), at
     return None, 0.0
-
-
-def _require_same_range(pool: AddressPool, want: Want) -> None:
-    """Raise Unusable if the pool is of another range than the want's."""
-    if pool.spec.range != str(want.pool[1]):
-        raise Unusable(
-            f"AddressPool {pool.metadata.name} is of {pool.spec.range}, and not of "
-            f'{want.pool[1]}: give the network another "network_name"'
-        )
 
 
 class Candidates:

@@ -125,11 +125,7 @@ class Confirmation:
         return confirmed
 
     def _asserted(
-        self,
-        found: AddressBlock,
-        at: float,
-        row: LeasedBlock | None = None,
-        nonce: str = "",
+        self, found: AddressBlock, at: float, row: LeasedBlock | None = None, nonce: str = ""
     ) -> tuple[AddressBlock, float] | None:
         """The object with this node and boot as its holder, and the time of that; `None` if it is
         not ours.

@@ -6,8 +6,8 @@ from ipam.addresses import Interval, parse
 from ipam.leases.block_store import Survey
 from ipam.leases.claim_request import PodInterface, PoolRange, Want
 from ipam.leases.sticky import is_for
-from ipam.ranges import Range, RangeSet, size_of
-from ipam.store import address_choice
+from ipam.ranges import Range, RangeSet, is_within, size_of
+from ipam.store.address_choice import held_in
 from ipam.store.block_rows import LeasedBlock
 from ipam.store.reservations import Owner
 from ipam.store.tables import Tables
@@ -84,9 +84,8 @@ class LeasedView:
         now = self._clock()
         self.wants, self.low = [], []
         self._unconfirmed, self._looked_at = None, now
-        held = _HeldBefore(tables, self.owner, self._boot)
-        sets = [self._narrowed(tables, range_set, now, held) for range_set in self._sets]
-        return [] if self.wants and not held.is_attached else sets
+        sets = [self._narrowed(tables, range_set, now) for range_set in self._sets]
+        return [] if self.wants and not self._is_attached(tables) else sets
 
     def want_all(self) -> bool:
         """Want one more address of each set that is not bound to one; returns whether any is."""
@@ -100,9 +99,7 @@ class LeasedView:
         self.is_passed_over = bool(self.wants)
         return self.is_passed_over
 
-    def _narrowed(
-        self, tables: Tables, range_set: RangeSet, now: float, held: "_HeldBefore"
-    ) -> RangeSet:
+    def _narrowed(self, tables: Tables, range_set: RangeSet, now: float) -> RangeSet:
         ranges: list[Range] = []
         missing: list[Want] = []
         for range_ in range_set.ranges:
@@ -123,31 +120,20 @@ class LeasedView:
                 late = (block for block in blocks if block.state == "usable")
                 self._unconfirmed = next(late, self._unconfirmed)
             usable = [range_.restricted(block.parts) for block in confirmed]
-            used = [address_choice.held_in(tables, each) for each in usable]
-            free = [size_of(each.parts) - held for each, held in zip(usable, used, strict=True)]
-            fullest_first = sorted(
-                zip(free, (b.first for b in confirmed), usable, strict=True),
-                key=lambda room: room[:2],
-            )
-            ranges += [room[2] for room in fullest_first]
-            # An unconfirmed block still gives a pod its earlier address.
-            former = None if len(confirmed) == len(blocks) else held.within(range_, blocks)
-            if former is not None:
-                ranges.append(former)
-            if (
-                sticky is None
-                and not range_set.fixed
-                and 4 * (sum(free) - 1) < sum(free) + sum(used)
-            ):
+            rooms = [(size_of(each.parts) - held_in(tables, each), each) for each in usable]
+            ranges += [each for _, each in sorted(rooms, key=lambda room: room[0])]
+            free, size = sum(room[0] for room in rooms), sum(size_of(each.parts) for each in usable)
+            if sticky is None and not range_set.fixed and 4 * (free - 1) < size:
                 self.low.append(want)
-            # Of a fixed address, the choice reports whether it is free.
-            has_one = any(each.parts for each in usable) if range_set.fixed else any(free)
-            if former is None and not has_one:
-                former = held.within(range_, blocks)  # a new sandbox keeps the address
-                if former is None:
+            # The choice reports whether a fixed address is free.
+            has_one = any(each.parts for each in usable) if range_set.fixed else free > 0
+            if len(confirmed) < len(blocks) or not has_one:
+                # A new sandbox keeps its address, even if the block is full or not confirmed.
+                earlier = self._held_before(tables, range_, blocks)
+                if earlier.parts:
+                    ranges.append(earlier)
+                elif not has_one:
                     missing.append(want)
-                else:
-                    ranges.append(former)
         if len(missing) == len(range_set.ranges):
             self.wants += missing
         return RangeSet(tuple(ranges), range_set.fixed)
@@ -160,40 +146,23 @@ class LeasedView:
         around = (pool for pool in self._leased if pool[0] == range_.domain)
         return next((pool for pool in around if range_.first in pool[1]), None)
 
-
-class _HeldBefore:
-    """The addresses of a returning pod in this boot: it keeps them, confirmed or not. An address of
-    an earlier boot is like any other: another node may have leased it since."""
-
-    def __init__(self, tables: Tables, owner: Owner | None, boot: str) -> None:
-        self._tables = tables
-        self._owner = owner
-        self._boot = boot
-
-    @property
-    def is_attached(self) -> bool:
+    def _is_attached(self, tables: Tables) -> bool:
         """Whether the attachment holds addresses already, which is an error later."""
-        if self._owner is None:
-            return False
-        held = self._tables.of_attachment(self._owner.attachment)
+        held = tables.of_attachment(self.owner.attachment) if self.owner else []
         return any(each.boot == self._boot for each in held)
 
-    def within(self, range_: Range, blocks: Sequence[LeasedBlock]) -> Range | None:
-        """The range restricted to the pod's addresses, without blocks that were lost."""
+    def _held_before(self, tables: Tables, range_: Range, blocks: Sequence[LeasedBlock]) -> Range:
+        """The range restricted to the pod's addresses of this boot, without lost blocks. Another
+        node may have leased the addresses of an earlier boot since."""
         ours = [block.interval for block in blocks if block.state != "lost"]
-        held = [] if self._owner is None else self._tables.of_pod(self._owner)
         addresses = (
             parse(each.address)
-            for each in held
+            for each in (tables.of_pod(self.owner) if self.owner else ())
             if each.boot == self._boot and each.domain == range_.domain
         )
-        kept = [
-            Interval(address, address)
-            for address in addresses
-            if any(block.first <= address <= block.last for block in ours)
-        ]
-        narrower = range_.restricted(kept)
-        return narrower if narrower.parts else None
+        return range_.restricted(
+            Interval(address, address) for address in addresses if is_within(address, ours)
+        )
 
 
 def _spoken(seconds: float) -> str:

@@ -149,13 +149,10 @@ class ClusterStore(SqliteStore):
                 if error.code != Code.TRY_AGAIN or time.monotonic() + backoff.next > deadline:
                     raise
                 time.sleep(backoff.pause())
-            if not view.is_passed_over and self._has_one(view):
-                return None
-
-    def _has_one(self, view: LeasedView) -> bool:
-        """Whether each set has an address here now. Otherwise the view has the present wants."""
-        self.look(view.narrowed)
-        return not view.wants
+            if not view.is_passed_over:
+                self.look(view.narrowed)
+                if not view.wants:
+                    return None
 
 
 def _explained(error: CNIError, view: LeasedView | None) -> CNIError:

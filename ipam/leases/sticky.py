@@ -118,11 +118,7 @@ def drain(api: ClusterApi, found: AddressBlock, *, probe: bool) -> None:
 
 
 def row_of(
-    stored: AddressBlock,
-    pool: AddressPool,
-    domain: str,
-    boot: str,
-    at: float,
+    stored: AddressBlock, pool: AddressPool, domain: str, boot: str, at: float
 ) -> LeasedBlock:
     """The row of a block that this node holds as of `at` (CLOCK_BOOTTIME) in `boot`. Raises
     Unusable."""
@@ -167,7 +163,12 @@ class StickyClaims:
         if pod is None:
             return None
         listed = self._api.list(AddressReservation, {"spec.pool": name}, pod.namespace).items
-        fitting = [name_of(each) for each in sorted(listed, key=_rank) if is_of(each, name, pod)]
+        owners = sorted(
+            (each.spec.owner.kind != "Pod", each.spec.owner.ifname == "", name_of(each))
+            for each in listed
+            if is_of(each, name, pod)
+        )
+        fitting = [each for *_, each in owners]
         if not fitting:
             raise NotReserved(want)
         found = [block for each in fitting for block in self._of_pod(each, pool, pod)]
@@ -305,8 +306,3 @@ def taken_over(
         stored = api.get(AddressBlock, found.metadata.name)
         is_ours = (stored.spec.nonce, stored.spec.holder) == (changed.nonce, holder)
         return (stored, at) if is_ours else None
-
-
-def _rank(each: AddressReservation) -> tuple[bool, bool, str]:
-    owner = each.spec.owner
-    return owner.kind != "Pod", owner.ifname == "", each.metadata.name

@@ -7,7 +7,7 @@ holder instead of deleted.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
@@ -70,8 +70,9 @@ class Upkeep:
         if seq != self._seen_seq:
             self.survey = self._store.survey()
             self._seen_seq = self.survey.seq
-        for name, uid in over(self.survey).items():
-            self._store.forget(name, uid)
+        for block, used in self.survey.blocks:
+            if block.state == "lost" and not used:
+                self._store.forget(block.name, block.uid)
 
     @property
     def has_unconfirmed(self) -> bool:
@@ -88,7 +89,8 @@ class Upkeep:
     def give_back(self, instance: str, guarded: Guarded) -> bool:
         """Return unneeded blocks until a return fails; returns whether none failed."""
         surplus = self._empties.surplus(self.survey, self._clock(), self._has_room)
-        for block in (*returning(self.survey), *surplus):
+        returning = (each.block for each in self.survey.blocks if each.block.state == "returning")
+        for block in (*returning, *surplus):
             if not guarded(
                 "give a block back", partial(give_back, self._api, self._store, instance, block)
             ):
@@ -100,7 +102,10 @@ class Upkeep:
         """Lease a block of each pool with few free addresses."""
         while self.low:
             _, want = self.low.popitem()
-            if self._is_ample(want) and not self._leaving():
+            pool = self._pools.known(want.pool_name)
+            if pool is None or pool.status.block_size <= SMALL or is_scarce(pool):
+                continue
+            if not self._leaving():
                 guarded("lease a block ahead", partial(lease, want, is_late))
 
     def leased(self) -> None:
@@ -145,10 +150,6 @@ class Upkeep:
         except (Conflict, NotFound):
             self._objects.pop(block.name)  # until it is confirmed again
         return True
-
-    def _is_ample(self, want: Want) -> bool:
-        pool = self._pools.known(want.pool_name)
-        return pool is not None and pool.status.block_size > SMALL and not is_scarce(pool)
 
     def _has_room(self, name: str, since: float) -> bool:
         """Whether a pool can spare a block that is empty since then.
@@ -219,10 +220,7 @@ class Empties:
         self._since: dict[tuple[str, str], float] = {}
 
     def surplus(
-        self,
-        survey: Survey,
-        now: float,
-        spare: Callable[[str, float], bool],
+        self, survey: Survey, now: float, spare: Callable[[str, float], bool]
     ) -> Iterator[LeasedBlock]:
         """The blocks to return. `spare` says whether a pool can spare a block that is empty since
         then.
@@ -241,7 +239,12 @@ class Empties:
                 if each.block.state in ("usable", "draining") and each.block.boot == self._boot
             ]
             empty = [each.block for each in present if not each.used]
-            usable = (block for block in empty if block.state == "usable" and not _is_small(block))
+            usable = (
+                block
+                for block in empty
+                if block.state == "usable" and block.size > SMALL and block.parts
+                if not block.sticky
+            )
             kept = list(islice(usable, 1))
             for block in kept[:]:  # one that was just claimed stays in any case
                 since = self._since[block.name, block.uid]
@@ -257,21 +260,3 @@ class Empties:
         since = self._since[block.name, block.uid]
         # A sticky block that was taken over again counts as just claimed.
         return now - (max(since, block.confirmed) if block.sticky else since)
-
-
-def _is_small(block: LeasedBlock) -> bool:
-    """Whether an empty block goes back at once."""
-    return block.size <= SMALL or bool(block.sticky) or not block.parts
-
-
-def returning(survey: Survey) -> Iterable[LeasedBlock]:
-    return [each.block for each in survey.blocks if each.block.state == "returning"]
-
-
-def over(survey: Survey) -> Mapping[str, str]:
-    """Name and uid of lost blocks without reservations."""
-    return {
-        each.block.name: each.block.uid
-        for each in survey.blocks
-        if each.block.state == "lost" and not each.used
-    }

@@ -221,8 +221,8 @@ class FollowedPools(StepThread):
 
     def _view(self, pool: NvPool) -> NodePool:
         """The file's entry for a pool. A node hands out nothing of an invalid pool."""
-        unusable = NodePool(key=pool.key, network=pool.spec.subnet or pool.spec.cidr, usable=False)
-        found = [unusable]
+        network = pool.spec.subnet or pool.spec.cidr
+        found = [NodePool(key=pool.key, network=network, usable=False)]
         self._failures.guarded(
             f"use {pool.key}", lambda: found.append(node_pool(pool, self._node, self._labels))
         )

@@ -19,14 +19,7 @@ from cni.spec.errors import CNIError, invalid_config
 from ipam.addresses import Interval, Network, family, parse, parse_interface, parse_interval, text
 from ipam.leases.block_layout import pool_name
 from ipam.leases.objects import GROUP, AddressPool, PoolSpec
-from ipam.nv_ipam.translate import (
-    DOMAIN,
-    LARGEST_BLOCK,
-    NodePool,
-    hosts_of,
-    prefixes_of,
-    range_of,
-)
+from ipam.nv_ipam.translate import DOMAIN, LARGEST_BLOCK, NodePool, hosts_of, prefixes_of, range_of
 from ipam.ranges import merged, written
 from kube.client import ClusterApi
 from kube.informer import Mirror, same

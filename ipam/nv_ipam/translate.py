@@ -26,9 +26,7 @@ from ipam.ranges import Range, RangeSet, is_within, merged, outside
 
 DOMAIN = "nv-ipam/pools"
 """The domain of all pools' addresses. No network_name of a definition has a slash."""
-LARGEST_BLOCK = (
-    256  # addresses of an AddressPool's block; only the first of a larger prefix are used
-)
+LARGEST_BLOCK = 256  # addresses of a block; of a larger prefix, only the first are used
 MOST_PREFIXES = 4096  # of a CIDRPool, the lowest ones; one for each node
 
 TYPE = "nv-ipam"

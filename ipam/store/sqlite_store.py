@@ -224,10 +224,7 @@ class SqliteStore:
         return stale
 
     def _write(
-        self,
-        tables: Tables,
-        put: Sequence[Reservation] = (),
-        drop: Sequence[Reservation] = (),
+        self, tables: Tables, put: Sequence[Reservation] = (), drop: Sequence[Reservation] = ()
     ) -> None:
         if not put and not drop:
             return

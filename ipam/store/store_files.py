@@ -129,8 +129,7 @@ class StoreFiles:
             self._in_use = AddressesInUse(repair.unreserved(tables, self._facts()))
         return [
             RangeSet(
-                tuple(self._unused(tables, range_) for range_ in range_set.ranges),
-                range_set.fixed,
+                tuple(self._unused(tables, range_) for range_ in range_set.ranges), range_set.fixed
             )
             for range_set in sets
         ]
@@ -172,7 +171,7 @@ class StoreFiles:
             now = self._versions()
             if now != self._files:
                 # Another process of ours adds to the WAL. It may also write it back: rarely.
-                self._unchecked = _is_other(self._files, now)
+                self._unchecked = self._files[0] != now[0] or _is_another(self._files, now)
                 self._has_looked &= not self._unchecked
                 self._close()
         if self._tables is None:
@@ -313,11 +312,6 @@ def open_store(directory: Path, *, kept: bool = False) -> Tables:
 
 _Versions = tuple[tuple[int, ...], tuple[int, ...]]
 """`files.version` of the database and its WAL."""
-
-
-def _is_other(left: _Versions, found: _Versions) -> bool:
-    """Whether another program changed the files: other processes of ours only write to the WAL."""
-    return left[0] != found[0] or _is_another(left, found)
 
 
 def _is_another(left: _Versions, found: _Versions) -> bool:

@@ -66,11 +66,7 @@ def _others(tables: Tables, named: set[tuple[str, Network]]) -> Iterator[Range]:
             continue
         first, last = of_network(network, use_all=network.prefix == 127)
         yield Range(
-            network=network,
-            first=first,
-            last=last,
-            excluded=never_usable(network),
-            domain=domain,
+            network=network, first=first, last=last, excluded=never_usable(network), domain=domain
         )
 
 
