@@ -272,7 +272,7 @@ def require_allowed(config: IpamConfig, allowance: Allowance) -> Allowance:
 def _require_plain(config: IpamConfig) -> None:
     if config.ambiguous is not None:
         raise invalid_config(
-            f'"{config.ambiguous}" is a key that readers take for different ones: spell it as the '
+            f'"{config.ambiguous}" is read as different keys by different plugins: spell it as the '
             "specification does, and write it once"
         )
 

@@ -37,7 +37,7 @@ from ipam.store.reservations import (
     Reservation,
     unnamed,
 )
-from ipam.store.usage import SeenRanges
+from ipam.store.sqlite_store import SeenRanges
 from ipam.store_choice import Stores
 from policy import rules
 from policy.allowance import Allowance, of_pod
@@ -96,8 +96,7 @@ class AddressPlugin:
     def permitted(self, request: Request, allowed: Allowance) -> Allowance:
         """The remaining allowance after the configuration. Raises CNIError 121."""
         options, sets = self._stores.asked(request)
-        allowed = address_policy.of_type(allowed, request.config.ipam.type)
-        return address_policy.of_configuration(allowed, options, sets)
+        return address_policy.of_configuration(allowed, options, sets, request.config.ipam.type)
 
     def reserve(
         self,
@@ -116,8 +115,9 @@ class AddressPlugin:
             allowed = self.allowance(request)
         options, final = self._stores.asked(request)
         if options.pools:  # they may have changed since the rules were applied
-            allowed = address_policy.of_configuration(allowed, options, final)
-        paths, owner = allowed.host_paths, _owner(request, allowed)
+            ipam_type = request.config.ipam.type
+            allowed = address_policy.of_configuration(allowed, options, final, ipam_type)
+        owner, paths = _owner(request, allowed), allowed.host_paths
         may_be_private = allowed.may("private_ranges", True)
         sets = [range_set.without(answered) for range_set in final] if answered else final
         _require_answerable(sets, request)
@@ -224,7 +224,7 @@ class AddressPlugin:
         except OSError as error:
             raise CNIError(
                 Code.IO_FAILURE,
-                f"cannot tell which boot this is: {error.filename}: {error.strerror}: see that "
+                f"cannot read the id of this boot: {error.filename}: {error.strerror}: see that "
                 "/proc is mounted",
             ) from None
 

@@ -77,7 +77,7 @@ def settings(path: Path) -> AddressSettings:
     except (DocumentError, OSError) as error:
         raise CNIError(
             Code.IO_FAILURE,
-            f"{error}: nothing was done, since that file says whose addresses they are",
+            f"{error}: nothing was done: that file has the scope of addresses",
         ) from None
 
 

@@ -6,8 +6,10 @@ watches, which are hints.
 
 import logging
 import random
+import threading
 import time
 import uuid
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from http import HTTPStatus
@@ -16,8 +18,9 @@ from typing import Any
 
 import msgspec
 
+from base.pod import Pod
 from kube import encoding
-from kube.object_reader import ObjectReader
+from kube.encoding import ObjectReader
 from kube.requests import (
     RESTARTS,
     TIMEOUT,
@@ -47,6 +50,10 @@ from kube.resources import (
 WATCH = (300, 600)  # seconds: a server ends a watch after a time at random between these
 _LONGEST_MESSAGE = 1024  # characters of an event's message
 _LONGEST_EVENT = 231  # characters of its object's name in an event's: with a suffix at most 253
+
+_MOST_SEEN = 1024  # events that are remembered, so that each is written once
+_MOST_WAITING = 1024  # a restored etcd may lose many blocks with pods
+_AT_ONCE = 4  # ADDs may wait behind them
 
 _METADATA = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 _ONE_METADATA = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
@@ -241,7 +248,7 @@ class ClusterApi:
         try:
             self._requests.change(f"report {reason}", "POST", where, body)
         except ApiError as error:
-            _log.warning("no event was written: %s. It says: %s", error, message)
+            _log.warning("no event was written: %s. Its text: %s", error, message)
 
     def _write(self, verb: str, method: str, where: str, resource: AnyResource) -> AnyResource:
         what = f"{verb} {resource.KIND} {resource.metadata.name}"
@@ -270,6 +277,41 @@ class ClusterApi:
             self._reader.changed(key, meta, None if event.type == "DELETED" else mistake)
             if found is not None:
                 yield Change(event.type, found)
+
+
+class PendingEvents:
+    """Collects events from any thread, until `send` writes them."""
+
+    def __init__(self, api: ClusterApi) -> None:
+        self._api = api
+        self._lock = threading.Lock()
+        self._seen: OrderedDict[tuple[str, ...], None] = OrderedDict()
+        self._waiting: deque[tuple[str, str, dict[str, Any]]] = deque(maxlen=_MOST_WAITING)
+
+    def of_pod(self, reason: str, message: str, pod: Pod, *, each_message: bool = False) -> None:
+        """An event on a pod with a known name, once; with `each_message`, once for each text."""
+        if pod.name and pod.namespace:
+            regarding = {"apiVersion": "v1", "kind": "Pod", "namespace": pod.namespace}
+            regarding |= {"name": pod.name, "uid": pod.uid}
+            self.add(reason, message, regarding, message if each_message else "")
+
+    def send(self, most: int = _AT_ONCE) -> bool:
+        """Write a few pending events; returns whether more are pending. An event that cannot be
+        written is dropped."""
+        for _ in range(min(most, len(self._waiting))):
+            self._api.report(*self._waiting.popleft())
+        return bool(self._waiting)
+
+    def add(self, reason: str, message: str, regarding: dict[str, Any], occasion: str = "") -> None:
+        """An event on an object, once for each occasion."""
+        key = (reason, *map(str, regarding.values()), occasion)
+        with self._lock:
+            if key in self._seen:
+                return
+            self._seen[key] = None
+            if len(self._seen) > _MOST_SEEN:
+                self._seen.popitem(last=False)
+            self._waiting.append((reason, message, regarding))
 
 
 def _check_was_read(what: str, meta: ServerMeta) -> None:

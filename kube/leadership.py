@@ -138,7 +138,7 @@ class Leadership:
 
     def _lose(self, why: str) -> None:
         if self._mine is not None:
-            _log.warning("lease %s: this process leads no more: %s", self._name, why)
+            _log.warning("lease %s: this process stopped leading: %s", self._name, why)
         self._mine, self._until = None, 0.0
 
     def _now(self) -> str:

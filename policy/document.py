@@ -322,7 +322,7 @@ def _fixed(value: object, where: str) -> dict[str, Any]:
         fields[key] = bool(first) if FIXABLE[key] == "switch" else first
     for key in ("vlanProto", "vlanQoS"):
         if key in fields and "vlan" not in fields:
-            raise DocumentError(f"{where}.{key}: needs a vlan beside it: add one")
+            raise DocumentError(f"{where}.{key}: needs a vlan: add one")
     return fields
 
 

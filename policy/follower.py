@@ -16,8 +16,7 @@ from base.loop import StepThread
 from base.problems import Problems
 from base.text import printable
 from cni.spec.errors import CNIError
-from kube.client import ClusterApi
-from kube.events import PendingEvents
+from kube.client import ClusterApi, PendingEvents
 from kube.informer import Mirror, same
 from kube.resources import Meta, Resource
 from policy import stored_policies

@@ -71,7 +71,7 @@ def of(part: object, name: str) -> Policy:
     for subject in (subject for rule in rules for subject in rule.subjects):
         if subject.namespace_selector is not None:
             raise DocumentError(
-                f"{where}.rules: only the API server knows what a namespaceSelector matches: name "
+                f"{where}.rules: namespaceSelector works only in a FabricPolicy: name "
                 "the namespaces, or write a FabricPolicy"
             )
     otherwise = document.rule_of_node(values, where) if values else Policy().otherwise

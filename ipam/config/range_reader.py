@@ -104,7 +104,7 @@ class RangeReader:
             raise invalid_config(f'"{range_key}": {error}') from None
         if dashed:
             if (start, end) not in ((None, None), dashed):
-                self.notes.append(f"{range_key} says start and end: {path} has others, ignored")
+                self.notes.append(f"{range_key} has start and end: others in {path} are ignored")
             start, end = dashed.first, dashed.last
             start_key = end_key = range_key
         use_all = self.use_all if options.use_all_addresses is None else options.use_all_addresses

@@ -27,14 +27,13 @@ def final_sets(options: IpamOptions, arguments: Arguments) -> tuple[RangeSet, ..
     A requested address replaces the one that its range would yield; in a network without ranges it
     is added. Raises CNIError 7 or 4 for requests that cannot be granted.
     """
-    requests = _requests(options, arguments)
+    requests, gateways = _requests(options, arguments), _gateways(arguments)
     for request in requests:
         if request.address in options.hops:
             raise _is_hop(request, options.hops[request.address])
     beside = 0 if options.sets else len(options.static)
     where = requests[-1].where if requests else ""
     require_few((where, len(requests)), ("ipam.addresses", beside))
-    gateways = _gateways(arguments)
     if not options.sets:
         own = tuple(_own_set(request, options, gateways) for request in requests)
         return own + options.static

@@ -199,6 +199,6 @@ def _not_of(name: str, there: PoolSpec, asked: PoolSpec) -> str:
     "fd00:1::/64" alone and "1::/64" of the network name "fd00" both have "fd00-1--0-64".
     """
     return (
-        f"AddressPool {name} is of {there.range}, and not of {asked.range}: use another "
+        f"AddressPool {name} has the range {there.range}, and not {asked.range}: use another "
         '"network_name"'
     )

@@ -14,7 +14,7 @@ from base.scrape import Source, counter, gauge
 from ipam.controller.leader import ControllerProcess
 from ipam.controller.rounds import Seen
 from ipam.leases.objects import AddressPool
-from kube.object_reader import unreadable_family
+from kube.encoding import unreadable_family
 
 CONDITIONS = ("Ready", "Exhausted", "Conflict")
 

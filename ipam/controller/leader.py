@@ -170,7 +170,7 @@ class ControllerProcess:
                 others.close()
             self.seen = Seen()
             self.polled = None
-        _log.info("leading no more")
+        _log.info("stopped leading")
 
     def _progress(self) -> None:
         """Record progress. A round may have many steps with slow requests."""

@@ -281,7 +281,7 @@ class Sharing:
             if found.spec.range != pool.spec.range:
                 raise Unshareable(
                     f"IPPool {name} has the spec.range {found.spec.range!r}, and not "
-                    f"{pool.spec.range}: see who wrote that, and mend it"
+                    f"{pool.spec.range}: correct it"
                 )
         return listed
 

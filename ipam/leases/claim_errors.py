@@ -43,7 +43,7 @@ def none_left(
     return CNIError(
         Code.NO_FREE_ADDRESS,
         f"AddressPool {pool.metadata.name} has no free address for this node: {used} of "
-        f"{capacity} were used when nodes last told, and all {blocks.total} blocks of {size} "
+        f"{capacity} were used when nodes last reported, and all {blocks.total} blocks of {size} "
         f"that {want.range} may use are leased (IPv{family(want.range.first)})"
         f"{_held_too(pool)}{_most_free(holder, others)}: nothing was reserved; delete "
         "pods that no longer need one, or widen the range",

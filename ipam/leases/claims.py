@@ -72,7 +72,7 @@ class Claimant:
             blocks = require_usable(pool)
             if pool.spec.range != str(want.pool[1]):
                 raise Unusable(
-                    f"AddressPool {pool.metadata.name} is of {pool.spec.range}, and not of "
+                    f"AddressPool {pool.metadata.name} has the range {pool.spec.range}, and not "
                     f'{want.pool[1]}: give the network another "network_name"'
                 )
             mine = self._store.serve(pool.status.space, want.range.domain)

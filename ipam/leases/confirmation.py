@@ -23,7 +23,7 @@ from ipam.leases.objects import AddressBlock, BlockSpec, BlockStatus
 from ipam.leases.pool_cache import Unusable, max_offline, require_usable
 from ipam.leases.sticky import holes, is_let_go, of_row, row_of
 from ipam.store.block_rows import LeasedBlock, State
-from kube.events import PendingEvents
+from kube.client import PendingEvents
 from kube.resources import AlreadyExists, Conflict, Meta, NotFound, Refused
 
 _MOST_NAMED = 8  # addresses of a block in an event
@@ -244,7 +244,9 @@ class Confirmation:
                 return True
             when = at
         except Refused as error:  # as in `_asserted`
-            _log.warning("leases: %s is gone, and not leased again: %s", row.name, error)
+            _log.warning(
+                "leases: object %s is missing and cannot be created again: %s", row.name, error
+            )
             return False
         again = replace(row, uid=stored.metadata.uid)
         self._store.put(self._confirmed(when)(again))
@@ -257,7 +259,7 @@ class Confirmation:
             return
         addresses = ", ".join(text(address) for address in sorted(held)[:_MOST_NAMED]) or "none"
         message = (
-            f"AddressBlock {block} is not this node's any more: {why}. Pods of node "
+            f"AddressBlock {block} no longer belongs to this node: {why}. Pods of node "
             f"{self._holder.node} hold {addresses} of it: delete them, since others may get the "
             "same ones"
         )

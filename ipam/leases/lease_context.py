@@ -35,7 +35,7 @@ def identified(api: ClusterApi, store: BlockStore, name: str, boot: str) -> Hold
     known = store.instance()
     if known and known.machine != machine and not (ids.machine_id or ids.system_uuid):
         # A new Node object: the kubelet has not written its status yet.
-        raise Unusable(f"Node object {node.name} does not say yet which machine it is")
+        raise Unusable(f"Node object {node.name} has no machine id yet")
     return Holder(
         instance=store.identify(machine).id,
         node=node.name,

@@ -168,7 +168,7 @@ def _passed_over(wants: Sequence[Want]) -> CNIError:
     return CNIError(
         Code.NO_FREE_ADDRESS,
         f"the blocks that this node leases have no address of {listed} that is free on this link, "
-        "or not enough for all that the network asks for: other networks use the others: nothing "
+        "or too few for this network: other networks use the rest: nothing "
         "was reserved; delete pods that no longer need one, or widen the range",
     )
 

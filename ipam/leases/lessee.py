@@ -34,8 +34,7 @@ from ipam.leases.upkeep import Upkeep
 from ipam.ranges import size_of
 from ipam.store.reservations import AddressInUse, AddressUnprobed, Owner
 from ipam.store.store_files import StoreFiles
-from kube.client import ClusterApi
-from kube.events import PendingEvents
+from kube.client import ClusterApi, PendingEvents
 from kube.resources import ApiError, Refused
 
 CONFIRM_EVERY = 450.0  # seconds at most; less where a pool's maxOffline is below 30 min
@@ -232,7 +231,7 @@ class Lessee(StepThread):
             self._failures.api_errors += 1
             # The next confirmation finds a claim that succeeded anyway.
             self._confirm_at = min(self._confirm_at, self._clock() + self._backoff.next)
-            what = "refuses" if isinstance(error, Refused) else "is away"
+            what = "refuses" if isinstance(error, Refused) else "does not answer"
             raise _no_address(want, f"the API server {what}: {error}") from None
 
     def _confirm(self) -> None:

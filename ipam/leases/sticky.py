@@ -264,15 +264,15 @@ class StickyClaims:
                 Code.TRY_AGAIN,
                 f"{address} is reserved for pod {spec.sticky.pod}, and node {node} still "
                 f"has it (AddressBlock {found.metadata.name}): nothing was reserved; the runtime "
-                "tries again. It is free when the pod is gone there, or that node is proved dead: "
-                f"if its machine is off, `podfabric ipam reclaim --node {node} --powered-off` says "
-                "so",
+                "tries again. It is free when the pod is deleted there, or the node is proved "
+                f"dead: if its machine is off, run `podfabric ipam reclaim --node {node} "
+                "--powered-off`",
             )
         taken = taken_over(self._api, self._clock, self._holder, found, pool)
         if taken is None:
             raise CNIError(
                 Code.TRY_AGAIN,
-                f"{address} changes hands: nothing was reserved; the runtime tries again",
+                f"another node takes {address}: nothing was reserved; the runtime tries again",
             )
         stored, at = taken
         return stored, row_of(stored, pool, want.range.domain, self._holder.boot, at)

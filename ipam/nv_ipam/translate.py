@@ -251,7 +251,7 @@ def translate(
         raise CNIError(
             Code.TRY_AGAIN,
             f'{why}: nothing was reserved; see that the agent runs with "ipam.nv_ipam": true in '
-            "config.yaml (ipam.nv_ipam of the chart), and what its log says",
+            "config.yaml (ipam.nv_ipam of the chart), and its log",
         )
     asked = read_options(config, arguments)
     pools = [_pool(key, known) for key in asked.pools]
@@ -285,7 +285,7 @@ def _pool(key: str, known: NodePools) -> NodePool:
             Code.TRY_AGAIN,
             f"{key} has no addresses for this node: nothing was reserved; see that nv-ipam has "
             "this pool, that its nodeSelector selects the node, and that its spec is valid (the "
-            "log of the node's agent says what is not)",
+            "log of the node's agent has the reason)",
         )
     return pool
 

@@ -117,7 +117,7 @@ def check(directory: Path, say: Say, facts: NodeFacts = _NO_FACTS) -> bool:
     for living in free:
         say(
             f"{living.address} on {living.ifname} in {living.namespace} is in a range and not "
-            "reserved: if it is on the same link, exclude it, or have it given to nobody with "
+            "reserved: if it is on the same link, exclude it, or keep it from pods with "
             "`podfabric ipam fsck --rebuild`"
         )
     return not missing

@@ -97,9 +97,9 @@ class AddressInUse(CNIError):
         listed = ", ".join(f"{address} ({who})" for address, who in answers.items())
         super().__init__(
             Code.TRY_AGAIN,
-            f"another machine on the link already has {listed}: no pod gets that: the next try "
-            "takes another address; find that machine by its hardware address: its node may be "
-            "lost and still run, or it is none of the cluster's: then exclude the address",
+            f"another machine on the link already has {listed}: the next try uses another "
+            "address; find that machine by its hardware address: it may be a lost node that still "
+            "runs; if it is not of the cluster, exclude the address",
         )
 
 

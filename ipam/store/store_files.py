@@ -239,7 +239,7 @@ class StoreFiles:
             self._lost_at = time.time()
             self._report(
                 f"address store: changes were lost: no address is handed out for {SETTLE:g} s, "
-                "until what pods have shows"
+                "until the addresses of pods are visible"
             )
         self._compare(tables, self._facts(), lost=lost)
 
@@ -262,7 +262,7 @@ class StoreFiles:
             why = "an ADD that began before that is not over"
             for unseen in facts.unseen[:1]:  # it may name another tenant's attachment
                 self._report(f"address store: not looked at: {unseen}")
-                why = "not all of the node could be looked at (the agent's log says what)"
+                why = "not all of the node could be looked at (see the agent's log)"
         raise CNIError(
             Code.TRY_AGAIN,
             f"the address store in {self.directory} lost changes and was built again: {why}: no "

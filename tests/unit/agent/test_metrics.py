@@ -22,7 +22,7 @@ from deviceplugin.kubelet.registration import PoolState
 from ipam.leases.lessee import Lessee
 from ipam.store.reservations import RangeUsage
 from ipam.store.store_files import StoreFiles
-from kube.object_reader import unreadable_family
+from kube.encoding import unreadable_family
 from kube.resources import Meta, Unreadable
 from policy.rules import Policy
 from tests.fake_api import FakeApi

@@ -9,8 +9,7 @@ from ipam.addresses import parse, text
 from ipam.ranges import RangeSet
 from ipam.store import tables
 from ipam.store.reservations import RangeUsage, Reservation
-from ipam.store.sqlite_store import SqliteStore
-from ipam.store.usage import MOST, SeenRanges
+from ipam.store.sqlite_store import MOST, SeenRanges, SqliteStore
 from tests.unit.ipam.calls import BOOT, Calls, range_of, request, reservation
 
 POOL = {"range": "10.0.0.0/24", "gateway": "10.0.0.1"}
