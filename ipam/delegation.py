@@ -27,9 +27,9 @@ from policy.allowance import Allowance, of_anyone, of_pod
 OURS, *TAKEN_OVER = SERVED
 """Our type, and types that our plugin serves if no other plugin is installed for them."""
 _NONE = IpamConfig()
-_MOST_ANSWERED = 32  # addresses of other machines that one ADD passes over
+_MOST_ANSWERED = 32  # addresses of other machines that one ADD skips
 _MARK = b"podfabric"
-_MARK_WITHIN = 1 << 20  # bytes of an executable that are searched for it
+_MARK_WITHIN = 1 << 20  # bytes of an executable in which the mark is searched
 
 
 class InProcess:
@@ -284,4 +284,4 @@ def _is_own(path: Path) -> bool:
         with path.open("rb") as file:
             return _MARK in file.read(_MARK_WITHIN)
     except OSError:
-        return False  # we would have made it readable
+        return False  # our own executables are readable

@@ -47,7 +47,7 @@ from kube.resources import (
     WatchExpired,
 )
 
-WATCH = (300, 600)  # seconds: a server ends a watch after a time at random between these
+WATCH = (300, 600)  # seconds: a watch ends after a random time between these
 _LONGEST_MESSAGE = 1024  # characters of an event's message
 _LONGEST_EVENT = 231  # characters of its object's name in an event's: with a suffix at most 253
 
@@ -270,7 +270,7 @@ class ClusterApi:
             if event.type == "ERROR":
                 status = decoded(what, event.object, encoding.Status)
                 raise error_of(what, status.code, status)
-            if event.type == "BOOKMARK":  # it shows that the watch lives
+            if event.type == "BOOKMARK":  # the watch is alive
                 continue
             found, mistake = self._reader.read(kind, event.object)
             meta = encoding.server_meta(event.object) if found is None else found.metadata

@@ -140,7 +140,7 @@ def bounded(document: msgspec.Raw, most: int) -> msgspec.Raw:
     result is then another object than `document`. Raises msgspec.MsgspecError."""
     if memoryview(document).nbytes <= most:
         return document
-    whole = decode(document, msgspec.Raw)  # nowhere too deep
+    whole = decode(document, msgspec.Raw)  # without deeply nested values
     metadata = decode(whole, _Weighed).metadata
     managed = decode(metadata, _Managed).managed_fields
     if memoryview(metadata).nbytes - memoryview(managed).nbytes <= most:

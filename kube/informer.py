@@ -18,8 +18,8 @@ from kube.resources import AnyResource, ApiError, Node, NotFound, Resource, Unre
 LIST_EVERY = 600.0  # seconds: it finds lost events
 LEAST_PAUSE = 0.1  # seconds between two watches
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0  # the same, after a failure
-KIND_EVERY = 10.0  # seconds between two looks for a kind that is not installed
-POLL_EVERY = 5.0  # seconds at least between two polls of the Nodes, and less often of many:
+KIND_EVERY = 10.0  # seconds between two lists of a kind that is not installed
+POLL_EVERY = 5.0  # seconds at least between two polls; more with many Nodes:
 NODES_PER_SECOND = 100
 SLOW_AFTER = 10.0  # seconds of a poll that is logged as slow
 

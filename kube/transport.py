@@ -24,7 +24,7 @@ from kube.resources import Refused, Unavailable
 CONNECT, READ = 2.0, 5.0  # seconds of one request, for each wait
 SILENCE = 90.0  # seconds without a line after which a watch is dead; it has a bookmark each minute
 CONNECTIONS = 8  # that are kept open
-_LOOK_AT_TOKEN = 10.0  # seconds; the client itself reads a file of it every minute
+_LOOK_AT_TOKEN = 10.0  # seconds between two reads of the token
 
 _log = logging.getLogger(__name__)
 

@@ -52,7 +52,7 @@ class Device(msgspec.Struct, frozen=True):
     """The device of an attachment for rules: an HCA, and the resources that have it."""
 
     hca: HCA
-    resources: frozenset[str] = frozenset()  # by which the pod holds it
+    resources: frozenset[str] = frozenset()  # the pod's resources with this HCA
 
 
 class Allowance(msgspec.Struct, frozen=True):

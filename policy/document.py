@@ -148,8 +148,8 @@ FIXABLE: Mapping[str, Kind] = {
 
 _HOST_PATHS = "hostPaths"
 USE: Mapping[str, Kind] = {
-    "pools": "name",  # resources by which the pod holds the device: an alternative to devices
-    "pkeys": "pkey",  # 16 bits: with the bit of a full member
+    "pools": "name",  # resources of the pod's device: an alternative to devices
+    "pkeys": "pkey",  # 16 bits, with the full-member bit
     "vlans": "vlan",
     "guids": "guid",
     "macs": "mac",

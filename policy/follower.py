@@ -24,7 +24,7 @@ from policy.document import unknown
 from policy.stored_policies import ClusterPolicies, StoredPolicy
 
 UNREADABLE = "PolicyUnreadable"
-LOOK_EVERY = 30.0  # seconds, for a file that could not be written
+LOOK_EVERY = 30.0  # seconds between two attempts to write the file
 
 _log = logging.getLogger(__name__)
 

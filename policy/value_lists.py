@@ -81,7 +81,7 @@ def one(item: object, kind: Kind, where: str) -> Span | str:
         return (int(item), int(item))
     if isinstance(item, bool) or not isinstance(item, int | str) or kind == "switch":
         raise DocumentError(f"{where}: {documents.shown(item)}: {_EXPECTED[kind]}")
-    # A P_Key of four digits may be meant as hexadecimal where it is a text.
+    # A P_Key as text with four digits may be hexadecimal.
     text = f"{item:#x}" if kind == "pkey" and isinstance(item, int) else str(item)
     if not 0 < len(text) <= LONGEST:
         raise DocumentError(f"{where}: {documents.shown(item)}: expected 1 to {LONGEST} characters")

@@ -43,7 +43,7 @@ class Machines:
             ids = node.machine
             if ids.machine_id and ids.system_uuid:
                 self._of_machine[ids.machine_id, ids.system_uuid].append(node)
-        # The stores that were seen in the boot that each machine is in.
+        # The stores of each machine and boot.
         self._living: defaultdict[tuple[str, str, str], set[str]] = defaultdict(set)
         for holder in {lease.holder for lease in leases}:
             self._living[holder.machine_id, holder.system_uuid, holder.boot].add(holder.instance)
@@ -86,7 +86,7 @@ def _surely_same(node: Node, holder: Holder) -> bool:
 def _may_be_same(node: Node, holder: Holder) -> bool:
     if _surely_same(node, holder):
         return node.machine.machine_id in ("", holder.machine_id) or not holder.machine_id
-    return not holder.node_uid  # written by somebody who did not know it
+    return not holder.node_uid  # the writer did not know the uid
 
 
 def _surely_another(node: Node, holder: Holder) -> bool:

@@ -19,10 +19,10 @@ from kube.leadership import RENEW_EVERY, Leadership
 from kube.resources import NetworkDefinition, NotLeading, Unreadable
 
 SETTLE = 0.3  # seconds at least between two rounds: a pod waits for the pool of its definition
-SHARE = 4  # of the last round's CPU time: so rounds take a fifth of a CPU in the largest clusters
+SHARE = 4  # times the last round's CPU time: rounds take at most a fifth of a CPU
 ROUND_EVERY = 5.0  # seconds at most
 REQUESTS_PER_SECOND = 100.0  # all nodes wait for this one client; each of them sends 20
-REQUESTS_AT_ONCE = 400  # two for each of 200 pods that begin at once on nodes without an address
+REQUESTS_AT_ONCE = 400  # two for each of 200 pods that start at once
 STUCK_AFTER = 300.0  # seconds without a step of the loop
 
 Others = Callable[[ClusterApi, Callable[[], None]], OtherPools]

@@ -15,7 +15,7 @@ from ipam.leases.sticky import is_let_go
 from ipam.ranges import merged, size_of, written
 
 MOST = 2**63 - 1  # the largest number of the API server
-MOST_RUNS = 8192  # of addresses, in one field of a status
+MOST_RUNS = 8192  # runs of addresses in one field of a status
 
 
 class Told(msgspec.Struct, frozen=True, kw_only=True):

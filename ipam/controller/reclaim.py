@@ -29,7 +29,7 @@ from kube.resources import Conflict, NotFound
 TAINTED_FOR = 60.0  # seconds
 REBOOTED_FOR = 600.0  # seconds: the agent on the machine may adopt the blocks meanwhile
 MARGIN = 300.0  # seconds beyond maxOffline: 1 % between two clocks, and a request under way
-FRESH = 10.0  # seconds after a poll of the nodes that a decision may rest on it
+FRESH = 10.0  # seconds: a decision needs a newer poll of the Nodes
 MOST_STEPS = 200  # fences and deletions of a round, so that a round ends soon
 
 
@@ -180,7 +180,9 @@ class Reclaim:
             if self._has_pods(block, machines):
                 return 1
             pool = pools.get(block.spec.pool)
-            is_wrong = pool is not None and bool(why_wrong(block, pool))  # nobody leases by it
+            is_wrong = pool is not None and bool(
+                why_wrong(block, pool)
+            )  # no node uses such a block
             give_to_others(self._api, block, probe=standing not in POWERED_OFF and not is_wrong)
             self._counts.freed += 1
             _log.warning("%s: freed: the node %s %s", meta.name, block.holder.node, standing.value)
@@ -237,5 +239,5 @@ def free_powered_off(api: ClusterApi, block: AddressBlock) -> bool:
 def _gone_after(reclaim: ReclaimSpec) -> float:
     try:
         return seconds(reclaim.node_gone_after)
-    except ValueError:  # a CRD without its rules lets it pass
+    except ValueError:  # a CRD without rules accepts it
         return seconds(ReclaimSpec().node_gone_after)

@@ -98,7 +98,7 @@ class Rounds:
         self._sharing = Sharing(api, whereabouts, clock)
         self._other_pools = other_pools
         self._reclaim = reclaim or Reclaim(api, clock, ReclaimCounts())
-        self._written: dict[str, float] = {}  # when a status was, by the pool's uid
+        self._written: dict[str, float] = {}  # times, by the pool's uid
 
     def round(self, world: World) -> Seen:
         """Do everything once. Failed steps are left for the next round: see `steps`."""

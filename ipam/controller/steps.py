@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from kube.resources import ApiError, Conflict, NotFound, NotLeading, Refused
 
-MOST_FAILURES = 3  # of alike steps of a round: each may take as long as a request
+MOST_FAILURES = 3  # of one kind of steps in a round: each may take long
 T = TypeVar("T")
 
 

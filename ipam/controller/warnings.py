@@ -6,7 +6,7 @@ from collections.abc import Callable
 from kube.client import ClusterApi
 from kube.resources import NetworkDefinition, Resource, ServerMeta, Unreadable
 
-MOST_EVENTS = 1000  # remembered, so that each is reported once; and the most in EVENTS_IN
+MOST_EVENTS = 1000  # remembered events, and the most events in EVENTS_IN
 MOST_OF_NAMESPACE = 100  # the same for one namespace: its tenants cannot silence other events
 EVENTS_IN = 3600.0  # seconds
 

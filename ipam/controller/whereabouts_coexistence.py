@@ -59,8 +59,8 @@ LOOK_SOON = 1.0  # the same, while a pool offers too few blocks
 PODS_EVERY = 120.0  # seconds between two looks for pods that have ended
 SPARE = 2  # blocks that are offered and not leased, and one more for every
 NODES_PER_SPARE = 4
-_MOST_AT_ONCE = 2000  # entries of a patch: an API server takes 10,000 operations, we need up to 4
-_MOST_LOOKED_AT = 65_536  # blocks of a pool that a look goes through for free ones
+_MOST_AT_ONCE = 2000  # entries of a patch: it may have 10,000 operations, up to 4 for each entry
+_MOST_LOOKED_AT = 65_536  # blocks of a pool that are searched for free ones
 _ATTEMPTS = 5
 _PAUSE = 0.05  # seconds
 
@@ -91,7 +91,7 @@ class Sharing:
         self._pods_at: float | None = None
         self._ended: frozenset[tuple[str, int]] = frozenset()  # podref and address
         self._shares: dict[str, PoolShare] = {}
-        self._used_up: set[str] = set()  # pools of which nothing more can be offered
+        self._used_up: set[str] = set()  # pools without further blocks to offer
 
     def look(
         self, pools: Mapping[str, AddressPool], index: BlockIndex, nodes: int, steps: Steps
@@ -147,8 +147,6 @@ class Sharing:
         is_soon = now >= self._look_soon_at
         return now >= self._look_at or (is_soon and any(starmap(lacks_blocks, pools.items())))
 
-    # --- Read --------------------------------------------------------------------------------
-
     def _read(
         self, pools: Mapping[str, AddressPool], index: BlockIndex, nodes: int, steps: Steps
     ) -> None:
@@ -196,8 +194,6 @@ class Sharing:
         changes = iter(changes)
         while some := list(islice(changes, _MOST_AT_ONCE)):
             self._api.patch(ippool, list(chain.from_iterable(some)))
-
-    # --- Coexist -----------------------------------------------------------------------------
 
     def _coexist(
         self, pools: Mapping[str, AddressPool], index: BlockIndex, nodes: int, steps: Steps

@@ -110,7 +110,7 @@ def holes_of(spec: PoolSpec, range_: Network) -> tuple[Interval, ...]:
     nothing."""
     try:
         first, last = of_network(range_)
-    except ValueError:  # a /31 or /32: only networks with use_all_addresses have addresses there
+    except ValueError:  # a /31 or /32, for use_all_addresses only
         first, last = range_.address, range_.last
     holes = [*never_usable(range_)]
     if first > range_.address:

@@ -106,8 +106,8 @@ def of_agent(claims: Claims | None) -> Claims:
 
 
 RECENT = 30.0  # seconds
-MOST_KNOWN = 256  # ranges and pools: tenants name as many as they like
-_LOOK_AT_POOL = 0.4  # seconds between two looks at a pool that is not ready, however many ask
+MOST_KNOWN = 256  # refusals: tenants may name any number of ranges and pools
+_LOOK_AT_POOL = 0.4  # seconds between two reads of a pool that is not ready
 
 WantKey = tuple[str, object, object, bool, object]
 Lease = Callable[[Want, Callable[[], bool]], None]

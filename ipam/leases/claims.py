@@ -38,11 +38,11 @@ from kube.client import ClusterApi
 from kube.resources import AlreadyExists, Conflict, Meta, NotFound, Unavailable
 
 _LOSSES = 8  # claims that other nodes won, before the pool is read again
-_FEW_BLOCKS = 256  # of a pool: to list them costs the API server as much as the claims of one node
+_FEW_BLOCKS = 256  # blocks of a small pool, which are cheap to list
 _LOSSES_OF_FEW = 2  # the same for such a pool; then its blocks are listed
 _MOST_LISTED = 4096  # blocks of a pool that are listed if its map shows no free block
 _MOST_DRAWN = 32  # blocks of a pool without a map that are tried before it is read again
-_ATTEMPTS = 3  # of one POST whose answers are lost
+_ATTEMPTS = 3  # attempts of one POST whose answers are lost
 
 
 class Late(Exception):
@@ -317,7 +317,7 @@ class Candidates:
             return
         bits = b""
         if use_map and pool.status.free_map:
-            with suppress(ValueError):  # it is a hint
+            with suppress(ValueError):  # the map is a hint
                 bits = read_map(pool.status.free_map, blocks.total)
         yield from (index for index in self._same(stretches) if not is_leased(bits, index))
         indexes = {index for each in stretches for index in each if not is_leased(bits, index)}

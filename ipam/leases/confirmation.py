@@ -146,7 +146,7 @@ class Confirmation:
         try:
             return self._written(found, spec), when
         except (Conflict, NotFound):
-            return None  # the next confirmation sees why
+            return None  # the next confirmation finds the reason
         except Refused as error:  # the other blocks are still confirmed
             _log.warning("leases: %s is not confirmed: %s", found.metadata.name, error)
             return None

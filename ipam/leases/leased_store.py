@@ -29,7 +29,7 @@ from ipam.store.sqlite_store import SqliteStore
 from ipam.store.store_files import StoreFiles
 
 _AGAIN, _LONGEST_AGAIN = 0.2, 1.0  # seconds between two attempts of an ADD to get a block
-_POOL_AGAIN = 0.5  # seconds between two looks at a pool
+_POOL_AGAIN = 0.5  # seconds between two reads of a pool
 _MOST_WAITS = 32  # successful waits for blocks, before a late ADD gives up
 _MOST_USELESS = 3  # blocks that are leased for an ADD although the last one did not help
 

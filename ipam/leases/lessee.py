@@ -38,11 +38,11 @@ from kube.client import ClusterApi, PendingEvents
 from kube.resources import ApiError, Refused
 
 CONFIRM_EVERY = 450.0  # seconds at most; less where a pool's maxOffline is below 30 min
-LOOK_EVERY = 1.0  # seconds between two looks at what has changed in the store
+LOOK_EVERY = 1.0  # seconds between two surveys of the store
 _FIRST_RETRY, _LAST_RETRY = 1.0, 20.0  # seconds from a failure to the next attempt
 _AHEAD = 3.0  # seconds to lease blocks ahead, while ADDs wait
-_RETURN_RETRY = 5.0  # seconds after something could not be given back
-_QUIET = 120.0  # seconds without a claim after the API server has forgotten blocks
+_RETURN_RETRY = 5.0  # seconds after a failed return
+_QUIET = 120.0  # seconds without claims after the API server lost blocks
 
 _REASONS: Mapping[type[CNIError], str] = {
     AddressInUse: "AddressInUse",
@@ -94,7 +94,7 @@ class Lessee(StepThread):
         self._holder: Holder | None = None
         self._claimant: Claimant | None = None
         self._objects: dict[str, AddressBlock] = {}
-        self.leaving = False  # the node keeps no empty block, since podfabric leaves it
+        self.leaving = False  # podfabric leaves the node: it returns every empty block
         self._upkeep = Upkeep(
             api, self._store, self._pools, self._objects, boot, clock, lambda: self.leaving
         )
@@ -102,7 +102,7 @@ class Lessee(StepThread):
         self._attempts = attempts(self._lease)
         self._confirmed: float | None = None
         self._confirm_at = self._look_at = self._return_at = clock()
-        self._in_touch = False  # whether the last confirmation went well
+        self._in_touch = False  # whether the last confirmation succeeded
         self._backoff = Backoff(_FIRST_RETRY, _LAST_RETRY)
         self._quiet_until = 0.0
         self._failures = LoggedFailures()
@@ -165,7 +165,7 @@ class Lessee(StepThread):
         """See Claims.claim. ADDs with the same want wait for one claim."""
         until = deadline if self._thread is not None else math.inf
         attempts = [self._attempts.add(want, until) for want in wants]
-        if self._ended.is_set():  # else the thread ends the attempts
+        if self._ended.is_set():  # otherwise the thread ends the attempts
             raise LeasesNothing(_no_address(wants[0], "this agent is being replaced").message)
         if self._thread is None:
             with self._working:

@@ -12,7 +12,7 @@ from ipam.ranges import merged, outside
 from kube.client import ClusterApi
 from kube.resources import NotFound
 
-SHORTEST_OFFLINE = 1.0  # seconds: a lease is confirmed once a second at most
+SHORTEST_OFFLINE = 1.0  # seconds: a lease is confirmed at most once a second
 AT_ONCE = 64  # pools in the answer to one LIST; in a larger cluster each pool is read alone
 ENOUGH = 0.75  # of the blocks of a pool: if more are leased, no idle block is kept
 
@@ -54,7 +54,7 @@ def max_offline(pool: AddressPool) -> float:
         limit = seconds(pool.spec.reclaim.max_offline)
     except ValueError as error:
         raise Unusable(f"{where}: {error}") from None
-    if limit < SHORTEST_OFFLINE:  # a block would be over before its first address is used
+    if limit < SHORTEST_OFFLINE:  # a block would expire before its first use
         raise Unusable(f"{where}: {limit:g} s is shorter than {SHORTEST_OFFLINE:g} s")
     return limit
 
@@ -99,7 +99,7 @@ class Pools:
         self._api = api
         self._known: dict[str, AddressPool] = {}  # as they are on the API server
         self._lists = True  # whether one LIST has all pools of this cluster
-        self._missing = ""  # the last one that was not there
+        self._missing = ""  # the last pool that did not exist
 
     def read(self, name: str) -> AddressPool:
         """The pool, read now. Raises ApiError, and NotReadyYet if it does not exist."""

@@ -138,7 +138,7 @@ class Upkeep:
         }
         status = BlockStatus(
             used=len(holders),
-            # A sticky block has none for any pod but its own.
+            # A sticky block has no free address for other pods.
             free=0 if block.sticky else max(0, size_of(block.parts) - len(holders)),
             seq=self.survey.seq,
             confirmed=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
@@ -162,7 +162,7 @@ class Upkeep:
         now, pool = self._clock(), self._pools.known(name)
         if self._pool_seen.get(name, -math.inf) < max(since, now - _look_every(pool)):
             self._pool_seen[name] = now
-            with suppress(Unusable, ApiError):  # it is gone, or counts as it was read last
+            with suppress(Unusable, ApiError):  # it is deleted, or its last state counts
                 self._pools.read(name)
             pool = self._pools.known(name)
         return pool is not None and pool.spec.state == "Active" and not is_scarce(pool)
@@ -246,7 +246,7 @@ class Empties:
                 if not block.sticky
             )
             kept = list(islice(usable, 1))
-            for block in kept[:]:  # one that was just claimed stays in any case
+            for block in kept[:]:  # a block that was just claimed stays
                 since = self._since[block.name, block.uid]
                 if self._age(block, now) >= _GRACE and not spare(pool, since):
                     kept.remove(block)

@@ -34,7 +34,7 @@ T = TypeVar("T")
 LABEL = f"{GROUP}/nv-ipam"
 """The label of an AddressPool that was made from a pool: "ippool" or "cidrpool"."""
 
-MOST_RUNS = 16_384  # in which exclusions by index are worked out
+MOST_RUNS = 16_384  # runs of exclusions by index
 
 _log = logging.getLogger(__name__)
 

@@ -56,8 +56,8 @@ FAILURES = (*UNREADABLE, OSError, MemoryError)
 UNCHANGED = "nothing was changed"
 UNCERTAIN = "it is not certain whether the change was made: call DEL, or this again"
 
-_BUSY_TIMEOUT = 100  # milliseconds; only programs that are not ours use no lock of ours
-_MOST_PAGES = 2048  # of the WAL, before a commit writes it back: 8 MiB, some 300 transactions
+_BUSY_TIMEOUT = 100  # milliseconds; only foreign programs ignore our lock
+_MOST_PAGES = 2048  # pages of the WAL before it is written back: 8 MiB, some 300 transactions
 _SEEN_LIMIT = 200  # characters
 _REMEDY = (
     "see that the file system is mounted, writable and not full, and that the process may open "

@@ -167,7 +167,7 @@ def build(database: Path, meta: StoreMeta, lessee: Instance | None = None) -> No
             database.with_name(f"{database.name}{suffix}").unlink(missing_ok=True)
         temporary.replace(database)
     except BaseException:
-        with suppress(OSError):  # it would take the room that is lacking
+        with suppress(OSError):  # it takes room on a full disk
             remove(temporary)
         raise
     sync_directory(database.parent)
@@ -223,7 +223,7 @@ def _identity(path: Path) -> tuple[StoreMeta | None, Instance | None]:
         meta = _row(connection, "SELECT store, seq FROM meta", StoreMeta)
         return meta, _row(connection, "SELECT instance, machine FROM lessee", Instance)
     finally:
-        connection.interrupt()  # the close is not to write the WAL back
+        connection.interrupt()  # or the close would write the WAL back
         connection.close()
 
 

@@ -37,7 +37,7 @@ from ipam.store.repair import AddressesInUse, FactsOf, NodeFacts, Say
 from ipam.store.snapshot import LOCK_TIMEOUT, Noted, StoreLock, locked, require_all, take
 from ipam.store.tables import Tables
 
-SETTLE = 5.0  # seconds from a loss until what pods were given just before it can be seen on them
+SETTLE = 5.0  # seconds from a loss until all pods show their addresses
 _CLOSE_TIME = 2.0  # seconds
 
 
@@ -68,7 +68,7 @@ class StoreFiles:
         self._tables: Tables | None = None
         self._files: _Versions = ((), ())
         self._closed = not kept
-        self._seq = 0  # how many transactions this process knows of
+        self._seq = 0  # the last transaction that this process saw
         self._unchecked = True
         self._has_looked = False
         self._in_use = AddressesInUse()
@@ -95,7 +95,7 @@ class StoreFiles:
                     self._count(tables)
                 except BaseException as error:
                     self._settle()
-                    self._close(error)  # this writes the WAL back: on a full disk it takes room
+                    self._close(error)  # this writes the WAL back, which takes room
                     raise
                 if self._closed or not tables.is_shared:
                     self._close()
@@ -170,7 +170,7 @@ class StoreFiles:
         if self._tables is not None:
             now = self._versions()
             if now != self._files:
-                # Another process of ours adds to the WAL. It may also write it back: rarely.
+                # Another process of ours adds to the WAL, and rarely writes it back.
                 self._unchecked = self._files[0] != now[0] or _is_another(self._files, now)
                 self._has_looked &= not self._unchecked
                 self._close()
